@@ -1,0 +1,40 @@
+# Flags that every target shares. Portable by intent: no -march=native, no -Ofast, no -ffast-math; kernels for
+# newer instruction sets set their flags per file and are chosen at run time.
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release or RelWithDebInfo" FORCE)
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_SCAN_FOR_MODULES OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+find_package(Threads REQUIRED)
+
+if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  find_program(HYBRIDPS_CCACHE ccache)
+  mark_as_advanced(HYBRIDPS_CCACHE)
+  if(HYBRIDPS_CCACHE)
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${HYBRIDPS_CCACHE}")
+  endif()
+endif()
+
+add_library(hybridps_flags INTERFACE)
+target_compile_options(hybridps_flags INTERFACE
+  -ffp-contract=off # the same bits whatever the compiler would like to fuse
+  -fno-math-errno
+  -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough -Wvla
+  # gcc 12 sees overlapping copies in "literal" + std::string: https://gcc.gnu.org/bugzilla/show_bug.cgi?id=105651
+  $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>
+  $<$<BOOL:${HYBRIDPS_WERROR}>:-Werror>)
+target_link_libraries(hybridps_flags INTERFACE Threads::Threads)
+
+if(HYBRIDPS_SANITIZE)
+  add_compile_options("-fsanitize=${HYBRIDPS_SANITIZE}" -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options("-fsanitize=${HYBRIDPS_SANITIZE}")
+endif()

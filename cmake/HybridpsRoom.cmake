@@ -1,0 +1,118 @@
+# hybridps_room(NAME [GLOB] [OBJECT] [SOURCES file...] [DEPENDS room...] [LINK target...])
+#   One static library per room: hybridps_<name>, slashes as underscores (transport/ucx: hybridps_transport_ucx).
+#   GLOB     every *.cpp of the calling folder (not of its subfolders, which are rooms of their own).
+#   OBJECT   an object library, for the room whose symbols must all reach the extension.
+#   DEPENDS  rooms it may link; checked against csrc/rooms.toml, so a forbidden arrow stops the configuration.
+#   LINK     targets of the outside world (hybridps::ucp, hybridps::torch).
+# A room without a .cpp is an interface library. Headers are a verified file set: the target
+# all_verify_interface_header_sets (alias: headers) compiles each of them alone.
+
+set(HYBRIDPS_CSRC_DIR "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${HYBRIDPS_CSRC_DIR}/rooms.toml")
+
+# rooms.toml -> HYBRIDPS_ROOMS (in dependency order) and HYBRIDPS_EDGES_<room>.
+file(STRINGS "${HYBRIDPS_CSRC_DIR}/rooms.toml" hybridps_room_lines)
+set(HYBRIDPS_ROOMS "")
+set(hybridps_in_rooms FALSE)
+foreach(line IN LISTS hybridps_room_lines)
+  if(line MATCHES "^\\[(.*)\\]$")
+    if(CMAKE_MATCH_1 STREQUAL "rooms")
+      set(hybridps_in_rooms TRUE)
+    else()
+      set(hybridps_in_rooms FALSE)
+    endif()
+  elseif(hybridps_in_rooms AND line MATCHES "^\"([a-z_/]+)\" = \\[(.*)\\]$")
+    set(hybridps_room_name "${CMAKE_MATCH_1}")
+    string(REGEX MATCHALL "[a-z_/]+" hybridps_room_edges "${CMAKE_MATCH_2}")
+    list(APPEND HYBRIDPS_ROOMS "${hybridps_room_name}")
+    set("HYBRIDPS_EDGES_${hybridps_room_name}" "${hybridps_room_edges}")
+  endif()
+endforeach()
+
+function(hybridps_room_target out room)
+  string(REPLACE "/" "_" name "${room}")
+  set(${out} "hybridps_${name}" PARENT_SCOPE)
+endfunction()
+
+function(hybridps_room name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "GLOB;OBJECT" "" "SOURCES;DEPENDS;LINK")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "hybridps_room(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+  if(NOT name IN_LIST HYBRIDPS_ROOMS)
+    message(FATAL_ERROR "hybridps_room(${name}): no such room in csrc/rooms.toml")
+  endif()
+
+  hybridps_room_target(target "${name}")
+  set(sources ${arg_SOURCES})
+  if(arg_GLOB)
+    file(GLOB found CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/*.cpp")
+    list(APPEND sources ${found})
+  endif()
+  file(GLOB headers CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/*.h")
+
+  set(links "")
+  foreach(room IN LISTS arg_DEPENDS)
+    if(NOT room IN_LIST "HYBRIDPS_EDGES_${name}")
+      message(FATAL_ERROR "room ${name} may not depend on ${room}: csrc/rooms.toml allows ${HYBRIDPS_EDGES_${name}}")
+    endif()
+    hybridps_room_target(room_target "${room}")
+    if(NOT TARGET "${room_target}")
+      message(WARNING "room ${name} depends on ${room}, which is not part of this build")
+    else()
+      list(APPEND links "${room_target}")
+    endif()
+  endforeach()
+
+  if(sources)
+    if(arg_OBJECT)
+      add_library(${target} OBJECT ${sources})
+    else()
+      add_library(${target} STATIC ${sources})
+    endif()
+    set(scope PUBLIC)
+    target_link_libraries(${target} PRIVATE hybridps_flags)
+  else()
+    add_library(${target} INTERFACE)
+    set(scope INTERFACE)
+  endif()
+  target_compile_features(${target} ${scope} cxx_std_20)
+  target_include_directories(${target} ${scope} "${HYBRIDPS_CSRC_DIR}")
+  target_link_libraries(${target} ${scope} ${arg_LINK} hybridps_build_info Threads::Threads ${links})
+  if(headers)
+    target_sources(${target} ${scope}
+      FILE_SET HEADERS BASE_DIRS "${HYBRIDPS_CSRC_DIR}" FILES ${headers})
+    set_target_properties(${target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
+  endif()
+endfunction()
+
+# Adds each room of rooms.toml that has a CMakeLists.txt, in order. Rooms above a missing UCX or torch are left out.
+function(hybridps_add_rooms dir)
+  set(built "")
+  foreach(room IN LISTS HYBRIDPS_ROOMS)
+    set(why "")
+    if(NOT EXISTS "${dir}/hybridps/${room}/CMakeLists.txt")
+      set(why "no CMakeLists.txt")
+    elseif(room STREQUAL "transport/ucx" AND NOT TARGET hybridps::ucp)
+      set(why "needs UCX")
+    elseif(room MATCHES "^(pg|bindings)$" AND NOT HYBRIDPS_WITH_PYTHON)
+      set(why "needs torch")
+    elseif(room STREQUAL "engine" AND NOT TARGET hybridps_transport_ucx)
+      set(why "needs transport/ucx")
+    endif()
+    if(why)
+      message(STATUS "room ${room}: left out (${why})")
+    else()
+      add_subdirectory("${dir}/hybridps/${room}")
+      list(APPEND built "${room}")
+    endif()
+  endforeach()
+  set(HYBRIDPS_ROOMS_BUILT "${built}" PARENT_SCOPE)
+
+  # CMake itself makes all_verify_interface_header_sets when generating, so it is named, not depended upon.
+  if(NOT TARGET headers)
+    add_custom_target(headers
+      COMMAND "${CMAKE_COMMAND}" --build "${CMAKE_BINARY_DIR}" --target all_verify_interface_header_sets
+      COMMENT "Compiling every header alone" USES_TERMINAL VERBATIM)
+  endif()
+endfunction()

@@ -1,0 +1,33 @@
+#include "hybridps/bootstrap/incarnation.h"
+
+#include <cstdlib>
+
+namespace hybridps::bootstrap {
+namespace {
+
+std::string_view variable(const char* name, std::string_view otherwise) {
+  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): read only
+  return value == nullptr || *value == '\0' ? otherwise : std::string_view(value);
+}
+
+}  // namespace
+
+std::string IncarnationCounter::next(std::string_view group_name) {
+  return next(group_name, variable("TORCHELASTIC_RUN_ID", "none"), variable("TORCHELASTIC_RESTART_COUNT", "0"));
+}
+
+std::string IncarnationCounter::next(std::string_view group_name, std::string_view run_id,
+                                     std::string_view restart_count) {
+  std::uint64_t count = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    count = counts_[std::string(group_name)]++;
+  }
+  return std::string(run_id) + "." + std::string(restart_count) + "." + std::to_string(count);
+}
+
+std::string group_key_prefix(std::string_view group_name, std::string_view incarnation) {
+  return "hybridps/" + std::string(group_name) + "/" + std::string(incarnation);
+}
+
+}  // namespace hybridps::bootstrap

@@ -1,0 +1,35 @@
+// hybridps/bootstrap/incarnation.h: names one life of one group, so that keys of an earlier life are never read.
+//
+// torchrun restarts workers on the same store with the same keys, and destroy_process_group() followed by
+// init_process_group() reuses the group's name: hence run id, restart count and a counter per name.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "hybridps/core/pinned.h"
+
+namespace hybridps::bootstrap {
+
+/// Counts the groups of each name that this process has made. One per process (a new engine must not start again
+/// at zero): whoever makes engines owns it. Every member makes groups of one name equally often, so counts agree.
+class IncarnationCounter : core::Pinned {
+ public:
+  /// "<run id>.<restart count>.<count of this name>", from TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT
+  /// ("none" and "0" where not set). Thread-safe.
+  std::string next(std::string_view group_name);
+  /// The same with a given run id and restart count.
+  std::string next(std::string_view group_name, std::string_view run_id, std::string_view restart_count);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::uint64_t, std::less<>> counts_;
+};
+
+/// "hybridps/<group name>/<incarnation>": the prefix of all keys of one rendezvous.
+std::string group_key_prefix(std::string_view group_name, std::string_view incarnation);
+
+}  // namespace hybridps::bootstrap

@@ -1,0 +1,237 @@
+#include "hybridps/bootstrap/record.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "hybridps/bootstrap/bytes.h"
+
+namespace hybridps::bootstrap {
+namespace {
+
+using core::Code;
+using core::Status;
+
+constexpr std::uint32_t kRecordMagic = 0x6d535048;  // "HPSm"
+constexpr std::uint32_t kRosterMagic = 0x72535048;  // "HPSr"
+constexpr std::uint16_t kHeadFormat = 1;
+
+// The least a record takes: head, five texts, three addresses, numbers. Bounds what a count may claim.
+constexpr std::size_t kRecordBytesMin = 12 + 6 + 8 + 12 + 12 + 24;
+constexpr std::size_t kRecordBytesMax = 5 * kTextBytesMax + 3 * kAddressBytesMax + 256;
+
+void write_head(ByteWriter& out, std::uint32_t magic, std::uint32_t protocol_version, std::string_view build) {
+  out.u32(magic);
+  out.u16(kHeadFormat);
+  out.u32(protocol_version);
+  out.text(build);
+}
+
+struct Head {
+  std::uint32_t magic = 0;
+  std::uint16_t format = 0;
+  BlobVersion version;
+};
+
+Head read_head(ByteReader& in) {
+  Head head;
+  head.magic = in.u32();
+  head.format = in.u16();
+  head.version.protocol_version = in.u32();
+  head.version.build = in.text(kTextBytesMax);
+  return head;
+}
+
+Status check_head(const ByteReader& in, const Head& head, std::uint32_t magic, std::string_view what) {
+  if (!in.ok() || head.magic != magic || head.format != kHeadFormat) {
+    return {Code::kMismatch, "not a " + std::string(what)};
+  }
+  if (head.version.protocol_version != kProtocolVersion) {
+    return {Code::kMismatch, "a " + std::string(what) + " of protocol " +
+                                 std::to_string(head.version.protocol_version) + ", this is protocol " +
+                                 std::to_string(kProtocolVersion)};
+  }
+  return Status::ok();
+}
+
+/// Empty when valid.
+std::string_view fault_of(const MemberRecord& record) {
+  if (record.engine.value == 0) return "engine id 0";
+  if (record.group_size < 1 || static_cast<std::size_t>(record.group_size) > kMembersMax) return "group size";
+  if (record.group_rank < 0 || record.group_rank >= record.group_size) return "group rank";
+  if (!std::isfinite(record.nic_gbps) || record.nic_gbps < 0) return "network rate";
+  if (record.node_identity.empty()) return "empty node identity";
+  return {};
+}
+
+std::string_view oversize_of(const MemberRecord& record) {
+  if (record.build.size() > kTextBytesMax) return "build";
+  if (record.incarnation.size() > kTextBytesMax) return "incarnation";
+  if (record.node_identity.size() > kIdentityBytesMax) return "node identity";
+  if (record.host_name.size() > kTextBytesMax) return "host name";
+  if (record.shm_address.size() > kAddressBytesMax) return "shared memory address";
+  if (record.data_address.size() > kAddressBytesMax) return "data address";
+  if (record.control_address.size() > kAddressBytesMax) return "control address";
+  return {};
+}
+
+/// Empty when valid.
+std::string fault_of(const Roster& roster) {
+  const std::size_t size = roster.members.size();
+  if (size < 1 || size > kMembersMax) return "member count";
+  if (roster.node_of.size() != size) return "node count";
+  if (roster.nonce == 0) return "nonce 0";
+  std::unordered_set<core::EngineId> engines;
+  int nodes = 0;
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    const MemberRecord& member = roster.members[rank];
+    if (static_cast<std::size_t>(member.group_rank) != rank) return "members out of order";
+    if (static_cast<std::size_t>(member.group_size) != size) return "member of a group of another size";
+    if (!engines.insert(member.engine).second) return "engine id twice";
+    const int node = roster.node_of[rank];
+    if (node < 0 || node > nodes) return "node numbers not dense";
+    nodes = std::max(nodes, node + 1);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string describe(const MemberRecord& member) {
+  return "rank " + std::to_string(member.group_rank) + " on " + member.host_name + " (pid " +
+         std::to_string(member.pid) + ")";
+}
+
+int Roster::node_count() const noexcept {
+  return node_of.empty() ? 0 : *std::max_element(node_of.begin(), node_of.end()) + 1;
+}
+
+std::vector<int> Roster::ranks_of_node(int node) const {
+  std::vector<int> ranks;
+  for (std::size_t rank = 0; rank < node_of.size(); ++rank) {
+    if (node_of[rank] == node) ranks.push_back(static_cast<int>(rank));
+  }
+  return ranks;
+}
+
+core::Result<Bytes> encode(const MemberRecord& record) {
+  if (const auto field = oversize_of(record); !field.empty()) {
+    return Status(Code::kInvalidArgument, "member record: " + std::string(field) + " is too long");
+  }
+  if (const auto fault = fault_of(record); !fault.empty()) {
+    return Status(Code::kInvalidArgument, "member record: bad " + std::string(fault));
+  }
+  ByteWriter out;
+  write_head(out, kRecordMagic, record.protocol_version, record.build);
+  out.text(record.incarnation);
+  out.u64(record.engine.value);
+  out.text(record.node_identity);
+  out.text(record.host_name);
+  out.u32(record.pid);
+  out.u32(static_cast<std::uint32_t>(record.group_rank));
+  out.u32(static_cast<std::uint32_t>(record.group_size));
+  out.address(record.shm_address);
+  out.address(record.data_address);
+  out.address(record.control_address);
+  out.u64(record.eager_bytes);
+  out.u64(record.chunk_bytes);
+  out.f64(record.nic_gbps);
+  return std::move(out).take();
+}
+
+core::Result<MemberRecord> decode_record(std::span<const std::uint8_t> bytes) {
+  ByteReader in(bytes);
+  Head head = read_head(in);
+  if (Status status = check_head(in, head, kRecordMagic, "member record"); !status.is_ok()) return status;
+  MemberRecord record;
+  record.protocol_version = head.version.protocol_version;
+  record.build = std::move(head.version.build);
+  record.incarnation = in.text(kTextBytesMax);
+  record.engine.value = in.u64();
+  record.node_identity = in.text(kIdentityBytesMax);
+  record.host_name = in.text(kTextBytesMax);
+  record.pid = in.u32();
+  const std::uint32_t rank = in.u32();
+  const std::uint32_t size = in.u32();
+  record.shm_address = in.address(kAddressBytesMax);
+  record.data_address = in.address(kAddressBytesMax);
+  record.control_address = in.address(kAddressBytesMax);
+  record.eager_bytes = in.u64();
+  record.chunk_bytes = in.u64();
+  record.nic_gbps = in.f64();
+  if (!in.finished()) return Status(Code::kMismatch, "member record: wrong length");
+  if (size > kMembersMax || rank >= size) return Status(Code::kMismatch, "member record: bad rank or size");
+  record.group_rank = static_cast<int>(rank);
+  record.group_size = static_cast<int>(size);
+  if (const auto fault = fault_of(record); !fault.empty()) {
+    return Status(Code::kMismatch, "member record: bad " + std::string(fault));
+  }
+  return record;
+}
+
+core::Result<Bytes> encode(const Roster& roster) {
+  if (const std::string fault = fault_of(roster); !fault.empty()) {
+    return Status(Code::kInvalidArgument, "roster: bad " + fault);
+  }
+  ByteWriter out;
+  write_head(out, kRosterMagic, kProtocolVersion, roster.members.front().build);
+  out.u64(roster.nonce);
+  out.u64(roster.uid.high);
+  out.u64(roster.uid.low);
+  out.u32(static_cast<std::uint32_t>(roster.members.size()));
+  for (const MemberRecord& member : roster.members) {
+    auto bytes = encode(member);
+    if (!bytes.is_ok()) return bytes.status();
+    out.address(bytes.value());
+  }
+  for (const int node : roster.node_of) out.u32(static_cast<std::uint32_t>(node));
+  return std::move(out).take();
+}
+
+core::Result<Roster> decode_roster(std::span<const std::uint8_t> bytes) {
+  ByteReader in(bytes);
+  const Head head = read_head(in);
+  if (Status status = check_head(in, head, kRosterMagic, "roster"); !status.is_ok()) return status;
+  Roster roster;
+  roster.nonce = in.u64();
+  roster.uid.high = in.u64();
+  roster.uid.low = in.u64();
+  const std::size_t count = in.u32();
+  if (!in.ok() || count < 1 || count > kMembersMax || count > in.remaining() / kRecordBytesMin) {
+    return Status(Code::kMismatch, "roster: bad member count");
+  }
+  roster.members.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t length = in.u32();
+    if (length > kRecordBytesMax) return Status(Code::kMismatch, "roster: member record too long");
+    const auto record_bytes = in.raw(length);
+    if (!in.ok()) return Status(Code::kMismatch, "roster: wrong length");
+    auto record = decode_record(record_bytes);
+    if (!record.is_ok()) return Status(Code::kMismatch, "roster: " + std::string(record.status().message()));
+    roster.members.push_back(std::move(record).value());
+  }
+  roster.node_of.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t node = in.u32();
+    if (node >= count) return Status(Code::kMismatch, "roster: bad node number");
+    roster.node_of.push_back(static_cast<int>(node));
+  }
+  if (!in.finished()) return Status(Code::kMismatch, "roster: wrong length");
+  if (const std::string fault = fault_of(roster); !fault.empty()) {
+    return Status(Code::kMismatch, "roster: bad " + fault);
+  }
+  return roster;
+}
+
+core::Result<BlobVersion> decode_version(std::span<const std::uint8_t> bytes) {
+  ByteReader in(bytes);
+  Head head = read_head(in);
+  if (!in.ok() || (head.magic != kRecordMagic && head.magic != kRosterMagic) || head.format != kHeadFormat) {
+    return Status(Code::kMismatch, "neither a member record nor a roster");
+  }
+  return std::move(head.version);
+}
+
+}  // namespace hybridps::bootstrap

@@ -1,0 +1,89 @@
+// hybridps/bootstrap/record.h: what a member says about itself, and the roster that group rank 0 makes of it.
+//
+// Both travel through the store. Decoders take bytes of foreign origin: every length is capped and checked before
+// anything is allocated, every field is validated, trailing bytes are an error. Little-endian.
+//
+//   blob    := magic u32 | format u16 | protocol_version u32 | build text | body      (head: same in every version)
+//   text    := length u16 | bytes          address := length u32 | bytes
+//   record  := blob("HPSm", incarnation text | engine u64 | node_identity text | host_name text | pid u32
+//              | group_rank u32 | group_size u32 | shm address | data address | control address
+//              | eager_bytes u64 | chunk_bytes u64 | nic_gbps f64)
+//   roster  := blob("HPSr", nonce u64 | uid u64 u64 | count u32 | count x (length u32 | record) | count x node u32)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "hybridps/bootstrap/key_value.h"
+#include "hybridps/core/ids.h"
+#include "hybridps/core/status.h"
+
+namespace hybridps::bootstrap {
+
+/// Raise when anything that two ranks exchange changes its meaning: store values, wire headers, plans.
+inline constexpr std::uint32_t kProtocolVersion = 1;
+
+inline constexpr std::size_t kTextBytesMax = 512;
+inline constexpr std::size_t kIdentityBytesMax = 256;
+inline constexpr std::size_t kAddressBytesMax = std::size_t{32} << 10;
+inline constexpr std::size_t kMembersMax = 65536;
+
+/// The versions a blob was made by; readable whatever they are.
+struct BlobVersion {
+  std::uint32_t protocol_version = 0;
+  std::string build;
+  bool operator==(const BlobVersion&) const = default;
+};
+
+struct MemberRecord {
+  std::uint32_t protocol_version = kProtocolVersion;
+  std::string build;          // hybridps' version and what else must be equal on all ranks
+  std::string incarnation;    // see incarnation.h
+  core::EngineId engine;      // never 0
+  std::string node_identity;  // see node_identity.h
+  std::string host_name;      // for messages
+  std::uint32_t pid = 0;      // for messages
+  int group_rank = 0;
+  int group_size = 1;
+  Bytes shm_address;      // opaque to this room, each at most kAddressBytesMax; may be empty
+  Bytes data_address;
+  Bytes control_address;
+  std::uint64_t eager_bytes = 0;
+  std::uint64_t chunk_bytes = 0;
+  double nic_gbps = 0;  // 0: not known; never negative, infinite or NaN
+
+  bool operator==(const MemberRecord&) const = default;
+};
+
+/// "rank 3 on host-b (pid 812)".
+std::string describe(const MemberRecord& member);
+
+struct Roster {
+  std::uint64_t nonce = 0;  // names this roster among all attempts; never 0
+  core::GroupUid uid;       // drawn anew for each roster
+  std::vector<MemberRecord> members;  // by group rank
+  std::vector<int> node_of;           // by group rank; dense, numbered in order of each node's first rank
+
+  bool operator==(const Roster&) const = default;
+
+  int size() const noexcept { return static_cast<int>(members.size()); }
+  int node_count() const noexcept;
+  /// Ascending.
+  std::vector<int> ranks_of_node(int node) const;
+};
+
+/// kInvalidArgument: a field is over its cap or not valid.
+core::Result<Bytes> encode(const MemberRecord& record);
+core::Result<Bytes> encode(const Roster& roster);
+
+/// kMismatch: not such a blob, damaged, or made by another protocol version.
+core::Result<MemberRecord> decode_record(std::span<const std::uint8_t> bytes);
+/// Beyond the grammar: rank i's record is for rank i of this size, engine ids are distinct, node numbers are dense.
+core::Result<Roster> decode_roster(std::span<const std::uint8_t> bytes);
+/// The head alone, of a record or roster of any version. kMismatch: neither.
+core::Result<BlobVersion> decode_version(std::span<const std::uint8_t> bytes);
+
+}  // namespace hybridps::bootstrap

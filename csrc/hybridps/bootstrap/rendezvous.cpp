@@ -1,0 +1,610 @@
+#include "hybridps/bootstrap/rendezvous.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include "hybridps/bootstrap/bytes.h"
+#include "hybridps/core/text.h"
+
+namespace hybridps::bootstrap {
+namespace {
+
+using core::Code;
+using core::Duration;
+using core::Status;
+using core::TimePoint;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr Duration kPaceMin = milliseconds(1);
+constexpr Duration kPaceMax = milliseconds(20);
+constexpr Duration kPaceMaxLate = milliseconds(50);
+constexpr Duration kLateAfter = seconds(5);
+constexpr Duration kProofPace = milliseconds(1);
+constexpr Duration kProgressInterval = seconds(10);
+constexpr Duration kProposePaceMin = milliseconds(20);
+constexpr Duration kProposePaceMax = seconds(1);
+constexpr std::uint64_t kPollsPerFailedLook = 4;
+
+// head := magic u32 | nonce u64 | state u8
+constexpr std::uint32_t kHeadMagic = 0x68535048;  // "HPSh"
+enum class HeadState : std::uint8_t { kProposed = 0, kValid = 1 };
+struct Head {
+  std::uint64_t nonce = 0;
+  HeadState state = HeadState::kProposed;
+};
+
+Bytes encode_head(const Head& head) {
+  ByteWriter out;
+  out.u32(kHeadMagic);
+  out.u64(head.nonce);
+  out.u8(static_cast<std::uint8_t>(head.state));
+  return std::move(out).take();
+}
+
+std::optional<Head> decode_head(std::span<const std::uint8_t> bytes) {
+  ByteReader in(bytes);
+  const std::uint32_t magic = in.u32();
+  Head head;
+  head.nonce = in.u64();
+  const std::uint8_t state = in.u8();
+  if (!in.finished() || magic != kHeadMagic || state > 1 || head.nonce == 0) return std::nullopt;
+  head.state = static_cast<HeadState>(state);
+  return head;
+}
+
+// ack := magic u32 | kind u8 | engine u64 | count u32 | count x rank u32
+constexpr std::uint32_t kAckMagic = 0x61535048;  // "HPSa"
+constexpr std::uint8_t kAckKindMax = 3;
+struct AckBlob {
+  std::uint8_t kind = 0;
+  core::EngineId engine;
+  std::vector<int> ranks;
+};
+
+Bytes encode_ack(const AckBlob& ack) {
+  ByteWriter out;
+  out.u32(kAckMagic);
+  out.u8(ack.kind);
+  out.u64(ack.engine.value);
+  out.u32(static_cast<std::uint32_t>(ack.ranks.size()));
+  for (const int rank : ack.ranks) out.u32(static_cast<std::uint32_t>(rank));
+  return std::move(out).take();
+}
+
+std::optional<AckBlob> decode_ack(std::span<const std::uint8_t> bytes) {
+  ByteReader in(bytes);
+  const std::uint32_t magic = in.u32();
+  AckBlob ack;
+  ack.kind = in.u8();
+  ack.engine.value = in.u64();
+  const std::size_t count = in.u32();
+  if (magic != kAckMagic || ack.kind < 1 || ack.kind > kAckKindMax || count != in.remaining() / 4) return std::nullopt;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t rank = in.u32();
+    if (rank >= kMembersMax) return std::nullopt;
+    ack.ranks.push_back(static_cast<int>(rank));
+  }
+  if (!in.finished()) return std::nullopt;
+  return ack;
+}
+
+// failed := magic u32 | code u8 | text address | count u32 | count x engine u64      (engines known to the writer)
+constexpr std::uint32_t kFailedMagic = 0x66535048;  // "HPSf"
+constexpr std::size_t kFailedTextBytesMax = 4096;
+struct FailedBlob {
+  Status status;
+  std::vector<core::EngineId> engines;
+};
+
+Bytes encode_failed(const FailedBlob& failed) {
+  ByteWriter out;
+  out.u32(kFailedMagic);
+  out.u8(static_cast<std::uint8_t>(failed.status.code()));
+  const std::string text(failed.status.message().substr(0, kFailedTextBytesMax));
+  out.address(Bytes(text.begin(), text.end()));
+  out.u32(static_cast<std::uint32_t>(failed.engines.size()));
+  for (const core::EngineId engine : failed.engines) out.u64(engine.value);
+  return std::move(out).take();
+}
+
+std::optional<FailedBlob> decode_failed(std::span<const std::uint8_t> bytes) {
+  ByteReader in(bytes);
+  const std::uint32_t magic = in.u32();
+  const std::uint8_t code = in.u8();
+  const Bytes text = in.address(kFailedTextBytesMax);
+  const std::size_t count = in.u32();
+  if (magic != kFailedMagic || code == 0 || code > static_cast<std::uint8_t>(Code::kInternal) ||
+      count != in.remaining() / 8) {
+    return std::nullopt;
+  }
+  FailedBlob failed;
+  failed.status = Status(static_cast<Code>(code), std::string(text.begin(), text.end()));
+  for (std::size_t i = 0; i < count; ++i) failed.engines.push_back(core::EngineId{in.u64()});
+  if (!in.finished()) return std::nullopt;
+  return failed;
+}
+
+std::string hex(std::uint64_t value) { return core::to_string(core::EngineId{value}); }
+
+std::string version_text(const BlobVersion& version) {
+  return "protocol " + std::to_string(version.protocol_version) + " build " + core::quoted(version.build);
+}
+
+std::string absent_text(const std::vector<int>& absent) {
+  return "waiting for ranks " + core::format_ranks(absent) + " (none of " + std::to_string(absent.size()) +
+         " published a record)";
+}
+
+/// Ordered, so that (a, b) and (b, a) are one pair.
+std::pair<std::uint64_t, std::uint64_t> pair_of(core::EngineId a, core::EngineId b) {
+  return std::minmax(a.value, b.value);
+}
+
+}  // namespace
+
+Rendezvous::Rendezvous(std::shared_ptr<KeyValueStore> store, RendezvousOptions options)
+    : store_(std::move(store)), options_(std::move(options)) {
+  if (is_leader() && size() > 1) {
+    const auto count = static_cast<std::size_t>(size());
+    records_.resize(count);
+    rejected_.resize(count);
+    acks_.resize(count);
+  }
+}
+
+Rendezvous::Phase Rendezvous::step(TimePoint now) {
+  if (phase_ != Phase::kPending) return phase_;
+  if (!started_) start(now);
+  last_step_ = now;
+  if (phase_ == Phase::kPending && proving_ && ask_proof()) next_poll_ = now;
+  const bool is_late = options_.deadline.has_passed(now);
+  if (phase_ == Phase::kPending && (now >= next_poll_ || is_late)) {
+    const Duration pace_max = now - started_at_ >= kLateAfter ? kPaceMaxLate : kPaceMax;
+    pace_ = poll(now) ? kPaceMin : std::min(pace_ * 3 / 2, pace_max);
+    next_poll_ = now + pace_;
+  }
+  if (phase_ == Phase::kPending && is_late) time_out(now);
+  if (phase_ == Phase::kPending && now >= next_progress_) report_progress(now);
+  return phase_;
+}
+
+TimePoint Rendezvous::next_step() const noexcept {
+  return proving_ ? std::min(next_poll_, last_step_ + kProofPace) : next_poll_;
+}
+
+void Rendezvous::fail(Status status) {
+  if (phase_ == Phase::kPending) end(std::move(status), true);
+}
+
+std::string Rendezvous::waiting_for() const {
+  std::string text;
+  if (is_leader() && size() > 1) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < size(); ++rank) {
+      const auto at = static_cast<std::size_t>(rank);
+      if (gathering_ ? acks_[at] == Ack::kNone : !records_[at].has_value()) ranks.push_back(rank);
+    }
+    if (ranks.empty()) {
+      text = "about to propose a roster";
+    } else if (!gathering_) {
+      text = absent_text(ranks);
+    } else {
+      text = "waiting for ranks " + core::format_ranks(ranks) + " to confirm the roster (the first: " +
+             describe(roster_.members[static_cast<std::size_t>(ranks.front())]) + ")";
+    }
+  } else if (proving_) {
+    std::vector<int> ranks =
+        roster_.ranks_of_node(roster_.node_of[static_cast<std::size_t>(self_rank())]);
+    text = "proving shared memory with ranks " + core::format_ranks(ranks);
+  } else if (own_ack_ == Ack::kOk || own_ack_ == Ack::kUnproven) {
+    text = "waiting for all ranks to confirm the roster";
+  } else if (own_ack_ == Ack::kStale) {
+    text = "waiting for rank 0 to make a roster with this process in it";
+  } else {
+    text = "waiting for rank 0 to make a roster";
+  }
+  return note_.empty() ? text : text + "; " + note_;
+}
+
+std::string Rendezvous::key(std::string_view suffix) const { return options_.key_prefix + "/" + std::string(suffix); }
+std::string Rendezvous::record_key(int rank) const { return key("rec/" + std::to_string(rank)); }
+std::string Rendezvous::roster_key(std::uint64_t nonce) const { return key("roster/" + hex(nonce)); }
+std::string Rendezvous::ack_key(std::uint64_t nonce, int rank) const {
+  return key("ack/" + hex(nonce) + "/" + std::to_string(rank));
+}
+
+void Rendezvous::start(TimePoint now) {
+  started_ = true;
+  started_at_ = now;
+  next_poll_ = now;
+  next_progress_ = now + kProgressInterval;
+  pace_ = kPaceMin;
+  const core::Result<Bytes> own = encode(options_.self);
+  if (!own.is_ok()) return end(own.status(), size() > 1);
+  if (size() > 1) return put(record_key(self_rank()), own.value());
+  records_.assign(1, options_.self);  // alone: no store, but the same proof as everyone
+  roster_ = make_roster();
+  proving_ = true;
+}
+
+bool Rendezvous::poll(TimePoint now) {
+  if (size() == 1) {
+    if (own_ack_ == Ack::kOk) phase_ = Phase::kReady;
+    return false;
+  }
+  bool moved = false;
+  if (polls_++ % kPollsPerFailedLook == 0) moved = watch_failed(now);
+  if (phase_ == Phase::kPending && (is_leader() ? lead(now) : follow())) moved = true;
+  return moved;
+}
+
+std::optional<Status> Rendezvous::believed_failure(const std::optional<Bytes>& bytes, bool grace_is_over) const {
+  if (!bytes) return std::nullopt;
+  const std::optional<FailedBlob> failed = decode_failed(*bytes);
+  if (!failed) return std::nullopt;
+  const bool names_us = std::find(failed->engines.begin(), failed->engines.end(), options_.self.engine) !=
+                        failed->engines.end();
+  const bool is_of_this_life = names_us || (failed_looked_ && bytes != failed_first_);
+  if (!is_of_this_life && !grace_is_over) return std::nullopt;
+  return failed->status;
+}
+
+bool Rendezvous::watch_failed(TimePoint now) {
+  const std::optional<Bytes> bytes = get(key("failed"));
+  if (phase_ != Phase::kPending) return false;
+  if (auto failure = believed_failure(bytes, now - started_at_ >= kForeignGrace)) {
+    end(*std::move(failure), false);
+    return true;
+  }
+  if (!failed_looked_) {
+    failed_looked_ = true;
+    failed_first_ = bytes;
+    if (is_leader() && bytes && !bytes->empty()) {
+      put(key("failed"), {});
+      failed_first_ = Bytes();
+    }
+  }
+  return false;
+}
+
+// ---- group rank 0
+
+bool Rendezvous::lead(TimePoint now) {
+  bool moved = false;
+  if (!gathering_) {
+    moved = collect();
+    const bool all = std::all_of(records_.begin(), records_.end(), [](const auto& record) { return record.has_value(); });
+    if (phase_ == Phase::kPending && all && now >= propose_not_before_) moved = propose(now);
+  }
+  if (phase_ == Phase::kPending && gathering_ && gather(now)) moved = true;
+  return moved;
+}
+
+bool Rendezvous::collect() {
+  records_[0] = options_.self;
+  note_.clear();  // set again below while it holds
+  bool moved = false;
+  int looked = 0;
+  for (int i = 0; i < size() && phase_ == Phase::kPending; ++i) {
+    const int rank = (cursor_ + i) % size();
+    if (records_[static_cast<std::size_t>(rank)]) continue;
+    if (looked++ == kBatch) {
+      cursor_ = rank;
+      break;
+    }
+    if (const auto bytes = get(record_key(rank)); bytes && take_record(rank, *bytes)) moved = true;
+  }
+  return moved;
+}
+
+bool Rendezvous::take_record(int rank, const Bytes& bytes) {
+  const std::string who = "rank " + std::to_string(rank);
+  const BlobVersion ours{options_.self.protocol_version, options_.self.build};
+  if (const auto theirs = decode_version(bytes); theirs.is_ok() && theirs.value() != ours) {
+    end(Status(Code::kMismatch, "hybridps refuses group " + core::quoted(options_.group_name) + ": rank 0 runs " +
+                                    version_text(ours) + ", " + who + " runs " + version_text(theirs.value()) +
+                                    "; install the same version on all ranks"),
+        true);
+    return false;
+  }
+  core::Result<MemberRecord> decoded = decode_record(bytes);
+  if (!decoded.is_ok()) {
+    note_ = who + " published what cannot be read: " + std::string(decoded.status().message());
+    return false;
+  }
+  MemberRecord record = std::move(decoded).value();
+  if (record.group_rank != rank || record.group_size != size()) {
+    note_ = who + " published a record for rank " + std::to_string(record.group_rank) + " of " +
+            std::to_string(record.group_size) + ", this group has " + std::to_string(size()) + " ranks";
+    return false;
+  }
+  if (record.incarnation != options_.self.incarnation) {
+    note_ = who + " published a record of incarnation " + core::quoted(record.incarnation) + ", this is " +
+            core::quoted(options_.self.incarnation);
+    return false;
+  }
+  const auto at = static_cast<std::size_t>(rank);
+  if (record.engine == rejected_[at]) return false;  // the stale one still
+  for (const auto& other : records_) {
+    if (other && other->engine == record.engine) {
+      note_ = describe(*other) + " and " + describe(record) + " have the same engine id";
+      return false;
+    }
+  }
+  records_[at] = std::move(record);
+  return true;
+}
+
+std::vector<int> Rendezvous::map_nodes() const {
+  std::vector<int> node_of;
+  std::vector<std::vector<core::EngineId>> nodes;
+  std::map<std::string_view, std::vector<std::size_t>> nodes_of_identity;
+  for (const auto& record : records_) {
+    auto& candidates = nodes_of_identity[record->node_identity];
+    const auto at = std::find_if(candidates.begin(), candidates.end(), [&](std::size_t node) {
+      return std::none_of(nodes[node].begin(), nodes[node].end(), [&](core::EngineId other) {
+        return unproven_.contains(pair_of(other, record->engine));
+      });
+    });
+    std::size_t node = nodes.size();
+    if (at != candidates.end()) {
+      node = *at;
+    } else {
+      nodes.emplace_back();
+      candidates.push_back(node);
+    }
+    nodes[node].push_back(record->engine);
+    node_of.push_back(static_cast<int>(node));
+  }
+  return node_of;
+}
+
+Roster Rendezvous::make_roster() const {
+  Roster roster;
+  while (roster.nonce == 0) roster.nonce = core::random_u64();
+  roster.uid = core::make_group_uid();
+  for (const auto& record : records_) roster.members.push_back(*record);
+  roster.node_of = map_nodes();
+  return roster;
+}
+
+bool Rendezvous::propose(TimePoint now) {
+  roster_ = make_roster();
+  nonce_ = roster_.nonce;
+  const core::Result<Bytes> bytes = encode(roster_);
+  if (!bytes.is_ok()) {
+    end(bytes.status(), true);
+    return false;
+  }
+  put(roster_key(nonce_), bytes.value());  // before the head that names it
+  if (phase_ == Phase::kPending) put(key("head"), encode_head({nonce_, HeadState::kProposed}));
+  std::fill(acks_.begin(), acks_.end(), Ack::kNone);
+  own_ack_ = Ack::kNone;
+  gathering_ = true;
+  proving_ = phase_ == Phase::kPending;
+  cursor_ = 0;
+  propose_pace_ = std::clamp(propose_pace_ * 2, kProposePaceMin, kProposePaceMax);
+  propose_not_before_ = now + propose_pace_;
+  return true;
+}
+
+bool Rendezvous::gather(TimePoint now) {
+  bool moved = false;
+  int looked = 0;
+  for (int i = 0; i < size() && phase_ == Phase::kPending; ++i) {
+    const int rank = (cursor_ + i) % size();
+    if (rank == 0 || acks_[static_cast<std::size_t>(rank)] != Ack::kNone) continue;
+    if (looked++ == kBatch) {
+      cursor_ = rank;
+      break;
+    }
+    if (const auto bytes = get(ack_key(nonce_, rank)); bytes && take_ack(rank, *bytes)) moved = true;
+  }
+  acks_[0] = own_ack_;
+  if (phase_ != Phase::kPending) return moved;
+
+  if (std::find(acks_.begin(), acks_.end(), Ack::kStale) != acks_.end()) {
+    // Read again what nobody has vouched for; of the stale ones, another record than before.
+    for (std::size_t rank = 1; rank < acks_.size(); ++rank) {
+      if (acks_[rank] == Ack::kStale) rejected_[rank] = roster_.members[rank].engine;
+      if (acks_[rank] == Ack::kStale || acks_[rank] == Ack::kNone) records_[rank].reset();
+    }
+    gathering_ = false;
+    proving_ = false;
+    cursor_ = 0;
+    return true;
+  }
+  if (std::find(acks_.begin(), acks_.end(), Ack::kNone) != acks_.end()) return moved;
+  if (std::find(acks_.begin(), acks_.end(), Ack::kUnproven) != acks_.end()) {
+    return now >= propose_not_before_ ? propose(now) : moved;
+  }
+  put(key("head"), encode_head({nonce_, HeadState::kValid}));
+  if (phase_ == Phase::kPending) phase_ = Phase::kReady;
+  return true;
+}
+
+bool Rendezvous::take_ack(int rank, const Bytes& bytes) {
+  const auto at = static_cast<std::size_t>(rank);
+  const std::optional<AckBlob> ack = decode_ack(bytes);
+  const auto kind = ack ? static_cast<Ack>(ack->kind) : Ack::kNone;
+  if (kind == Ack::kNone || (kind != Ack::kStale && ack->engine != roster_.members[at].engine)) {
+    note_ = "rank " + std::to_string(rank) + " confirmed with what cannot be read";
+    return false;
+  }
+  if (kind == Ack::kUnproven) add_unproven(rank, ack->ranks);
+  acks_[at] = kind;
+  return true;
+}
+
+void Rendezvous::add_unproven(int rank, const std::vector<int>& others) {
+  const core::EngineId engine = roster_.members[static_cast<std::size_t>(rank)].engine;
+  for (const int other : others) {
+    if (other < 0 || other >= size() || other == rank) continue;
+    unproven_.insert(pair_of(engine, roster_.members[static_cast<std::size_t>(other)].engine));
+  }
+}
+
+// ---- every member
+
+bool Rendezvous::follow() {
+  const std::optional<Bytes> bytes = get(key("head"));
+  if (!bytes) return false;
+  const std::optional<Head> head = decode_head(*bytes);
+  if (!head) {
+    note_ = "the store holds a roster head that cannot be read";
+    return false;
+  }
+  bool moved = false;
+  if (head->nonce != nonce_) {
+    const std::optional<Bytes> roster = get(roster_key(head->nonce));
+    if (!roster) return false;
+    moved = take_roster(head->nonce, *roster);
+    if (phase_ == Phase::kPending && proving_) ask_proof();
+  }
+  if (phase_ == Phase::kPending && head->state == HeadState::kValid && own_ack_ == Ack::kOk) phase_ = Phase::kReady;
+  return moved;
+}
+
+bool Rendezvous::take_roster(std::uint64_t nonce, const Bytes& bytes) {
+  nonce_ = nonce;
+  proving_ = false;
+  own_ack_ = Ack::kNone;
+  core::Result<Roster> decoded = decode_roster(bytes);
+  if (!decoded.is_ok() || decoded.value().nonce != nonce) {
+    // Perhaps of an earlier life and another version: rank 0 tells if our versions differ.
+    note_ = "the store holds a roster that cannot be read: " + std::string(decoded.status().message());
+    return false;
+  }
+  Roster roster = std::move(decoded).value();
+  const MemberRecord& self = options_.self;
+  const MemberRecord* entry =
+      self_rank() < roster.size() ? &roster.members[static_cast<std::size_t>(self_rank())] : nullptr;
+  if (roster.size() != size() || entry->engine != self.engine || entry->incarnation != self.incarnation) {
+    note_ = entry == nullptr || roster.size() != size()
+                ? "the last roster is for " + std::to_string(roster.size()) + " ranks"
+                : "the last roster has another process in this place, " + describe(*entry) +
+                      " (a stale record, or two processes with the same rank)";
+    acknowledge(Ack::kStale, {});
+    return true;
+  }
+  roster_ = std::move(roster);
+  proving_ = true;
+  note_.clear();
+  return true;
+}
+
+bool Rendezvous::ask_proof() {
+  Proof proof = options_.prove ? options_.prove(roster_) : Proof::ok();
+  if (proof.state == Proof::State::kPending) return false;
+  proving_ = false;
+  if (proof.state == Proof::State::kFailed) {
+    end(Status(proof.status.code(), describe(options_.self) + " in group " + core::quoted(options_.group_name) + ": " +
+                                        std::string(proof.status.message())),
+        true);
+    return true;
+  }
+  std::vector<int> unproven;
+  if (proof.state == Proof::State::kUnproven) {
+    const auto node = [&](int rank) { return roster_.node_of[static_cast<std::size_t>(rank)]; };
+    for (const int rank : proof.unproven) {
+      if (rank < 0 || rank >= size() || rank == self_rank() || node(rank) != node(self_rank())) continue;
+      unproven.push_back(rank);
+    }
+    std::sort(unproven.begin(), unproven.end());
+    unproven.erase(std::unique(unproven.begin(), unproven.end()), unproven.end());
+  }
+  acknowledge(unproven.empty() ? Ack::kOk : Ack::kUnproven, unproven);
+  return true;
+}
+
+void Rendezvous::acknowledge(Ack ack, const std::vector<int>& unproven) {
+  own_ack_ = ack;
+  if (size() == 1) return;
+  if (is_leader()) return add_unproven(0, unproven);
+  put(ack_key(nonce_, self_rank()), encode_ack({static_cast<std::uint8_t>(ack), options_.self.engine, unproven}));
+}
+
+// ---- store, time and ends
+
+void Rendezvous::put(const std::string& name, std::span<const std::uint8_t> value) {
+  const Status status = store_->set(name, value);
+  if (!status.is_ok()) {
+    end(Status(status.code(), "the store refused " + core::quoted(name) + ": " + std::string(status.message()) +
+                                  "; see whether the process that hosts the store (often rank 0) is alive"),
+        false);
+  }
+}
+
+std::optional<Bytes> Rendezvous::get(const std::string& name) {
+  core::Result<std::optional<Bytes>> value = store_->try_get(name);
+  if (value.is_ok()) return std::move(value).value();
+  end(Status(value.status().code(), "the store refused " + core::quoted(name) + ": " +
+                                        std::string(value.status().message()) +
+                                        "; see whether the process that hosts the store (often rank 0) is alive"),
+      false);
+  return std::nullopt;
+}
+
+void Rendezvous::report_progress(TimePoint now) {
+  next_progress_ = now + kProgressInterval;
+  if (!options_.progress) return;
+  std::string text = waiting_for();
+  if (!is_leader() && nonce_ == 0 && !get(record_key(0)) && phase_ == Phase::kPending) text = absent_text({0});
+  if (phase_ != Phase::kPending) return;
+  options_.progress("rank " + std::to_string(self_rank()) + " has been in the rendezvous of group " +
+                    core::quoted(options_.group_name) + " for " +
+                    std::to_string(std::chrono::duration_cast<seconds>(now - started_at_).count()) + " s: " + text);
+}
+
+void Rendezvous::time_out(TimePoint now) {
+  std::string text = waiting_for();
+  if (!is_leader() && own_ack_ == Ack::kNone && !proving_) {
+    // Rank 0 cannot tell us who is absent: look for ourselves.
+    std::vector<int> absent;
+    for (int rank = 0; rank < std::min(size(), kBatch) && phase_ == Phase::kPending; ++rank) {
+      if (rank != self_rank() && !get(record_key(rank))) absent.push_back(rank);
+    }
+    if (phase_ != Phase::kPending) return;
+    if (!absent.empty()) {
+      text = absent_text(absent);
+      if (size() > kBatch) text += " among the first " + std::to_string(kBatch);
+      if (!note_.empty()) text += "; " + note_;
+    }
+  }
+  end(Status(Code::kTimeout, "rank " + std::to_string(self_rank()) + " timed out after " +
+                                 core::format_double(static_cast<double>(
+                                     std::chrono::duration_cast<milliseconds>(now - started_at_).count()) / 1000) +
+                                 " s in the rendezvous of group " + core::quoted(options_.group_name) + ": " + text +
+                                 "; see whether these ranks are alive and make the same group, or pass a longer "
+                                 "timeout to init_process_group"),
+      true);
+}
+
+void Rendezvous::end(Status status, bool tell_others) {
+  if (phase_ == Phase::kFailed) return;
+  phase_ = Phase::kFailed;
+  proving_ = false;
+  status_ = std::move(status);
+  if (!tell_others || size() <= 1) return;
+
+  // Another rank may have been first: then all raise its text.
+  const auto present = store_->try_get(key("failed"));
+  if (!present.is_ok()) return;
+  if (auto first = believed_failure(present.value(), false)) {
+    status_ = *std::move(first);
+    return;
+  }
+  FailedBlob failed{status_, {options_.self.engine}};
+  for (const auto& record : records_) {
+    if (record) failed.engines.push_back(record->engine);
+  }
+  if (!is_leader() && own_ack_ != Ack::kStale) {
+    for (const MemberRecord& member : roster_.members) failed.engines.push_back(member.engine);
+  }
+  // The store may be what failed: nothing better to do than to raise our own text.
+  static_cast<void>(store_->set(key("failed"), encode_failed(failed)).is_ok());
+}
+
+}  // namespace hybridps::bootstrap

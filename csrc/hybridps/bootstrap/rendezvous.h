@@ -1,0 +1,165 @@
+// hybridps/bootstrap/rendezvous.h: the members of a group find each other, agree on one roster, and prove nodes.
+//
+//   member r                        store                         group rank 0
+//   publish rec/<r> ---------------> rec/<r> --------------------> collect all, map nodes
+//   read, find itself <------------- roster/<nonce>, head <------- propose
+//   prove shared memory, confirm --> ack/<nonce>/<r> ------------> all ok: head says valid; else propose again
+//   ready <------------------------- head (valid)
+//
+// A roster is proposed again, under a new nonce, when a member finds a record of an earlier life in its place
+// ("stale": the leader reads that record again) or could not prove shared memory with members of its candidate
+// node ("unproven": these pairs never share a node again). Nobody is ready before all have confirmed one roster.
+//
+// Threads  one thread at a time calls step(); hooks run inside it. No thread of its own, no waiting, no clock.
+// Cost     a member: 5 store calls and its polls (one small key each); rank 0: n records, n acks and its polls, in
+//          batches of at most kBatch per step.
+// Failure  whoever finds an error writes `failed`; all raise its text. One that was there before we first looked and
+//          does not name our engine may be of an earlier life: rank 0 clears it, others believe it after kForeignGrace.
+// Trust    what does not decode, or is of another incarnation, is skipped, and named if we time out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "hybridps/bootstrap/key_value.h"
+#include "hybridps/bootstrap/record.h"
+#include "hybridps/core/clock.h"
+#include "hybridps/core/ids.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
+
+namespace hybridps::bootstrap {
+
+/// What a member's prove hook found out about its candidate node.
+struct Proof {
+  enum class State { kPending, kOk, kUnproven, kFailed };
+  State state = State::kPending;
+  std::vector<int> unproven;  // kUnproven: group ranks of this member's node in the roster, never itself
+  core::Status status;        // kFailed: ends the rendezvous for all members
+
+  static Proof pending() { return {}; }
+  static Proof ok() { return {State::kOk, {}, {}}; }
+  static Proof unproven_with(std::vector<int> ranks) { return {State::kUnproven, std::move(ranks), {}}; }
+  static Proof failed(core::Status status) { return {State::kFailed, {}, std::move(status)}; }
+};
+
+struct RendezvousOptions {
+  std::string group_name;  // for messages
+  std::string key_prefix;  // group_key_prefix()
+  MemberRecord self;       // group_rank and group_size say who we are
+  core::Deadline deadline;
+  /// Called on each step until it is not pending, then not again for this roster. A roster of another nonce
+  /// supersedes: what was set up for the former one is to be dropped. Unset: every candidate node is believed.
+  std::function<Proof(const Roster&)> prove;
+  /// A line about what is being waited for: after 10 s, then every 10 s.
+  std::function<void(std::string_view)> progress;
+};
+
+class Rendezvous : core::Pinned {
+ public:
+  enum class Phase { kPending, kReady, kFailed };
+
+  Rendezvous(std::shared_ptr<KeyValueStore> store, RendezvousOptions options);
+
+  /// Does what can be done now. Calls before next_step() cost nothing, except that a pending proof is asked again.
+  Phase step(core::TimePoint now);
+  /// When to call step() again: for the store, or for a pending proof.
+  core::TimePoint next_step() const noexcept;
+  Phase phase() const noexcept { return phase_; }
+
+  /// Once ready: the roster that every member has confirmed.
+  const Roster& roster() const noexcept { return roster_; }
+  /// Once failed: the same text on every member that could be told.
+  const core::Status& status() const noexcept { return status_; }
+
+  /// Ends it for all members (abort, a transport that cannot open). No effect once ready or failed.
+  void fail(core::Status status);
+
+  /// "waiting for ranks [2, 3] (none of 2 published a record)".
+  std::string waiting_for() const;
+
+  static constexpr int kBatch = 64;
+  static constexpr core::Duration kForeignGrace = std::chrono::seconds(60);
+
+ private:
+  enum class Ack : std::uint8_t { kNone = 0, kOk = 1, kStale = 2, kUnproven = 3 };
+  using EnginePair = std::pair<std::uint64_t, std::uint64_t>;  // ordered
+
+  bool is_leader() const noexcept { return self_rank() == 0; }
+  int self_rank() const noexcept { return options_.self.group_rank; }
+  int size() const noexcept { return options_.self.group_size; }
+  std::string key(std::string_view suffix) const;
+  std::string record_key(int rank) const;
+  std::string roster_key(std::uint64_t nonce) const;
+  std::string ack_key(std::uint64_t nonce, int rank) const;
+
+  // Those that return bool say whether anything moved. All end the rendezvous on errors.
+  void start(core::TimePoint now);
+  bool poll(core::TimePoint now);
+  bool watch_failed(core::TimePoint now);
+  bool lead(core::TimePoint now);
+  bool collect();
+  bool take_record(int rank, const Bytes& bytes);
+  bool propose(core::TimePoint now);
+  bool gather(core::TimePoint now);
+  bool take_ack(int rank, const Bytes& bytes);
+  bool follow();
+  bool take_roster(std::uint64_t nonce, const Bytes& bytes);
+  bool ask_proof();
+  void acknowledge(Ack ack, const std::vector<int>& unproven);
+  void add_unproven(int rank, const std::vector<int>& others);
+  Roster make_roster() const;
+  std::vector<int> map_nodes() const;
+
+  void put(const std::string& name, std::span<const std::uint8_t> value);
+  std::optional<Bytes> get(const std::string& name);
+  std::optional<core::Status> believed_failure(const std::optional<Bytes>& bytes, bool grace_is_over) const;
+  void report_progress(core::TimePoint now);
+  void time_out(core::TimePoint now);
+  void end(core::Status status, bool tell_others);
+
+  const std::shared_ptr<KeyValueStore> store_;
+  const RendezvousOptions options_;
+  Phase phase_ = Phase::kPending;
+  core::Status status_;
+
+  // Pace.
+  bool started_ = false;
+  core::TimePoint started_at_{};
+  core::TimePoint last_step_{};
+  core::TimePoint next_poll_{};
+  core::TimePoint next_progress_{};
+  core::Duration pace_{};
+  std::uint64_t polls_ = 0;
+
+  // The roster in hand: proposed by us (leader) or read (member).
+  Roster roster_;
+  std::uint64_t nonce_ = 0;  // of the last roster looked at, ours or not
+  bool proving_ = false;
+  Ack own_ack_ = Ack::kNone;
+  std::string note_;  // an oddity worth telling if we time out
+
+  // `failed` as first seen.
+  bool failed_looked_ = false;
+  std::optional<Bytes> failed_first_;
+
+  // Leader only, by rank.
+  bool gathering_ = false;
+  std::vector<std::optional<MemberRecord>> records_;
+  std::vector<core::EngineId> rejected_;  // stale: a record of this engine is not taken again
+  std::vector<Ack> acks_;
+  std::set<EnginePair> unproven_;
+  int cursor_ = 0;  // where the next batch starts
+  core::TimePoint propose_not_before_{};
+  core::Duration propose_pace_{};
+};
+
+}  // namespace hybridps::bootstrap

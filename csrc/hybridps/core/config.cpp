@@ -1,0 +1,256 @@
+#include "hybridps/core/config.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <limits>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "hybridps/core/text.h"
+
+namespace hybridps::core {
+namespace {
+
+constexpr std::string_view kPrefix = "HYBRIDPS_";
+constexpr std::string_view kUcxPrefix = "HYBRIDPS_UCX_";
+
+enum class Kind { kText, kBool, kNumber, kCount, kCountOrAuto, kBytes, kLevel };
+
+using Field = std::variant<std::string Config::*, bool Config::*, double Config::*, std::int64_t Config::*,
+                           std::uint64_t Config::*, LogLevel Config::*>;
+
+struct Setting {
+  std::string_view name;  // without the prefix
+  Kind kind;
+  Field field;
+  std::string_view unit;
+  double value_min;
+  double value_max;
+  std::string_view doc;
+};
+
+constexpr double kKiB = 1024;
+constexpr double kMiB = 1024 * kKiB;
+constexpr double kGiB = 1024 * kMiB;
+constexpr double kDay = 86400;
+
+// The table. Order: identity and network, failure detection, memory and flow, logs.
+const auto& settings() {
+  static const std::array kSettings = {
+      Setting{"NODE", Kind::kText, &Config::node, "", 0, 0,
+              "Node identity of this rank: ranks with the same one share memory. Unset: derived from the host's boot "
+              "id and namespaces. Also the way to emulate several nodes on one machine."},
+      Setting{"SERVERS", Kind::kText, &Config::servers, "", 0, 0,
+              "Reserved for dedicated servers, host:port separated by commas; not used yet."},
+      Setting{"INTERFACE", Kind::kText, &Config::interface, "", 0, 0,
+              "Network interface for control traffic. Unset: the one that routes to MASTER_ADDR."},
+      Setting{"DATA_INTERFACES", Kind::kText, &Config::data_interfaces, "", 0, 0,
+              "Network interfaces for data, separated by commas. Unset: the control interface, or RDMA ports where "
+              "UCX has them."},
+      Setting{"NIC_GBPS", Kind::kNumber, &Config::nic_gbps, "Gbit/s", 0, 1e6,
+              "Rate of this machine's network, as a weight between unequal machines. 0: not set."},
+      Setting{"SHM", Kind::kBool, &Config::shm, "", 0, 0,
+              "Whether ranks on one node share memory. Off: every rank is a node of its own."},
+      Setting{"HEARTBEAT_SECONDS", Kind::kNumber, &Config::heartbeat_seconds, "seconds", 0.01, kDay,
+              "Pause between two heartbeats to a watched peer."},
+      Setting{"DEAD_SECONDS", Kind::kNumber, &Config::dead_seconds, "seconds", 0.05, kDay,
+              "Silence after which a peer is declared dead; more than HYBRIDPS_HEARTBEAT_SECONDS."},
+      Setting{"LINGER_SECONDS", Kind::kNumber, &Config::linger_seconds, "seconds", 0, kDay,
+              "How long shutdown keeps serving peers that have not said goodbye."},
+      Setting{"WARN_SECONDS", Kind::kNumber, &Config::warn_seconds, "seconds", 0, kDay,
+              "Waiting time after which an operation is reported as slow; 0: never."},
+      Setting{"POOL_BYTES", Kind::kBytes, &Config::pool_bytes, "bytes", kMiB, 1024 * kGiB,
+              "Memory for network buffers per process; K, M and G are powers of 1024."},
+      Setting{"EAGER_BYTES", Kind::kBytes, &Config::eager_bytes, "bytes", 0, kGiB,
+              "What a peer may send before it is granted memory."},
+      Setting{"CHUNK_BYTES", Kind::kBytes, &Config::chunk_bytes, "bytes", kKiB, 64 * kMiB,
+              "Payload of one network message, at most."},
+      Setting{"GRANT_CHUNKS", Kind::kCount, &Config::grant_chunks, "chunks", 1, 65536,
+              "Chunks in flight per peer once its eager allowance is spent."},
+      Setting{"SPIN_MICROSECONDS", Kind::kCountOrAuto, &Config::spin_microseconds, "microseconds", 0, 1e6,
+              "How long a progress thread polls before it sleeps; auto: by the number of free cores."},
+      Setting{"LOG_LEVEL", Kind::kLevel, &Config::log_level, "", 0, 0, "error, warn, info or debug; lines go to stderr."},
+      Setting{"STATS_FILE", Kind::kText, &Config::stats_file, "", 0, 0,
+              "File for this process's counters, written at shutdown; %p becomes the process id."},
+  };
+  return kSettings;
+}
+
+std::string full_name(const Setting& setting) { return std::string(kPrefix) + std::string(setting.name); }
+
+std::string format_bound(const Setting& setting, double bound) {
+  return setting.kind == Kind::kBytes ? format_byte_setting(static_cast<std::uint64_t>(bound)) : format_double(bound);
+}
+
+std::string expected(const Setting& setting) {
+  const std::string range =
+      " from " + format_bound(setting, setting.value_min) + " to " + format_bound(setting, setting.value_max);
+  switch (setting.kind) {
+    case Kind::kText: return "text";
+    case Kind::kBool: return "1 or 0 (also on, off, true, false, yes, no)";
+    case Kind::kNumber: return "a number" + range;
+    case Kind::kCount: return "a whole number" + range;
+    case Kind::kCountOrAuto: return "'auto' or a whole number" + range;
+    case Kind::kBytes: return "a number of bytes" + range + ", such as 65536, 64K, 1.5M, 2G";
+    case Kind::kLevel: return "error, warn, info or debug";
+  }
+  return {};
+}
+
+bool in_range(const Setting& setting, double value) {
+  return value >= setting.value_min && value <= setting.value_max;
+}
+
+/// False when `text` is not what the setting expects; `config` is unchanged then.
+bool assign(Config& config, const Setting& setting, std::string_view text) {
+  text = trim(text);
+  switch (setting.kind) {
+    case Kind::kText: config.*std::get<std::string Config::*>(setting.field) = std::string(text); return true;
+    case Kind::kBool: {
+      const auto value = parse_bool(text);
+      if (value) config.*std::get<bool Config::*>(setting.field) = *value;
+      return value.has_value();
+    }
+    case Kind::kNumber: {
+      const auto value = parse_double(text);
+      if (!value || !in_range(setting, *value)) return false;
+      config.*std::get<double Config::*>(setting.field) = *value;
+      return true;
+    }
+    case Kind::kCountOrAuto:
+      if (text == "auto" || text == "-1") {
+        config.*std::get<std::int64_t Config::*>(setting.field) = -1;
+        return true;
+      }
+      [[fallthrough]];
+    case Kind::kCount: {
+      const auto value = parse_int(text);
+      if (!value || !in_range(setting, static_cast<double>(*value))) return false;
+      config.*std::get<std::int64_t Config::*>(setting.field) = *value;
+      return true;
+    }
+    case Kind::kBytes: {
+      const auto value = parse_bytes(text);
+      if (!value || !in_range(setting, static_cast<double>(*value))) return false;
+      config.*std::get<std::uint64_t Config::*>(setting.field) = *value;
+      return true;
+    }
+    case Kind::kLevel: {
+      const auto value = parse_log_level(text);
+      if (value) config.*std::get<LogLevel Config::*>(setting.field) = *value;
+      return value.has_value();
+    }
+  }
+  return false;
+}
+
+std::string value_text(const Config& config, const Setting& setting) {
+  switch (setting.kind) {
+    case Kind::kText: return config.*std::get<std::string Config::*>(setting.field);
+    case Kind::kBool: return config.*std::get<bool Config::*>(setting.field) ? "1" : "0";
+    case Kind::kNumber: return format_double(config.*std::get<double Config::*>(setting.field));
+    case Kind::kCount: return std::to_string(config.*std::get<std::int64_t Config::*>(setting.field));
+    case Kind::kCountOrAuto: {
+      const std::int64_t value = config.*std::get<std::int64_t Config::*>(setting.field);
+      return value < 0 ? "auto" : std::to_string(value);
+    }
+    case Kind::kBytes: return format_byte_setting(config.*std::get<std::uint64_t Config::*>(setting.field));
+    case Kind::kLevel: return std::string(name_of(config.*std::get<LogLevel Config::*>(setting.field)));
+  }
+  return {};
+}
+
+const Setting* find(std::string_view full) {
+  for (const Setting& setting : settings()) {
+    if (full.substr(kPrefix.size()) == setting.name) return &setting;
+  }
+  return nullptr;
+}
+
+/// Names the nearest known setting when it is near enough to be a slip.
+std::string unknown_name_warning(const std::string& name) {
+  std::string nearest;
+  std::size_t distance_min = std::numeric_limits<std::size_t>::max();
+  for (const Setting& setting : settings()) {
+    const std::size_t distance = edit_distance(name.substr(kPrefix.size()), setting.name);
+    if (distance < distance_min) {
+      distance_min = distance;
+      nearest = full_name(setting);
+    }
+  }
+  return "unknown setting " + name + " is ignored; did you mean " + nearest + "? `hybridps env` lists all settings";
+}
+
+}  // namespace
+
+Result<Config> Config::from(const Environment& environment) {
+  Config config;
+  for (auto at = environment.lower_bound(std::string(kPrefix)); at != environment.end(); ++at) {
+    const auto& [name, value] = *at;
+    if (!name.starts_with(kPrefix)) break;
+    if (name.starts_with(kUcxPrefix)) continue;
+    const Setting* setting = find(name);
+    if (setting == nullptr) {
+      config.warnings.push_back(unknown_name_warning(name));
+      continue;
+    }
+    if (trim(value).empty()) continue;  // set but empty means unset, as is usual in job scripts
+    if (!assign(config, *setting, value)) {
+      return Status(Code::kInvalidArgument, name + "=" + quoted(value) + " is not valid: expected " + expected(*setting));
+    }
+    config.given.insert(name);
+  }
+  if (config.dead_seconds <= config.heartbeat_seconds) {
+    return Status(Code::kInvalidArgument, "HYBRIDPS_DEAD_SECONDS=" + format_double(config.dead_seconds) +
+                                              " is not valid: expected more than HYBRIDPS_HEARTBEAT_SECONDS, which is " +
+                                              format_double(config.heartbeat_seconds));
+  }
+  return config;
+}
+
+Result<Config> Config::from_environment() {
+  Environment environment;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::size_t equals = text.find('=');
+    if (equals == std::string_view::npos || !text.starts_with(kPrefix)) continue;
+    environment.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  Result<Config> config = from(environment);
+  static std::atomic<bool> warned{false};
+  if (config.is_ok() && !warned.exchange(true)) {
+    for (const std::string& warning : config.value().warnings) log_warn(warning);
+  }
+  return config;
+}
+
+std::vector<SettingRow> Config::table() const {
+  const Config defaults;
+  std::vector<SettingRow> rows;
+  for (const Setting& setting : settings()) {
+    SettingRow row;
+    row.name = full_name(setting);
+    row.value = value_text(*this, setting);
+    row.default_value = value_text(defaults, setting);
+    row.source = given.contains(row.name) ? "env" : "default";
+    row.unit = setting.unit;
+    row.doc = setting.doc;
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+std::string Config::stats_path() const {
+  std::string path = stats_file;
+  const std::string pid = std::to_string(getpid());
+  for (std::size_t at = path.find("%p"); at != std::string::npos; at = path.find("%p", at + pid.size())) {
+    path.replace(at, 2, pid);
+  }
+  return path;
+}
+
+}  // namespace hybridps::core

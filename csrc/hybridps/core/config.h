@@ -1,0 +1,68 @@
+// hybridps/core/config.h: every setting, in one table; read from the environment once per engine.
+//
+// A setting HYBRIDPS_X is the field x; its default is the initialiser below, its meaning the `doc` in config.cpp,
+// and `hybridps env` prints both. To add one: a field here, a row in config.cpp.
+// Only what the code reads belongs here. Names that begin with HYBRIDPS_UCX_ are not settings: they are handed to UCX.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hybridps/core/log.h"
+#include "hybridps/core/status.h"
+
+namespace hybridps::core {
+
+/// One line of `hybridps env`.
+struct SettingRow {
+  std::string name;           // "HYBRIDPS_POOL_BYTES"
+  std::string value;          // as it would be written in the environment
+  std::string default_value;  // likewise; empty text where the default is "not set"
+  std::string source;         // "env" or "default"
+  std::string unit;           // "bytes", "seconds", "Gbit/s", ... or empty
+  std::string doc;            // a sentence or two
+};
+
+struct Config {
+  std::string node;
+  std::string servers;
+  std::string interface;
+  std::string data_interfaces;
+  double nic_gbps = 0;
+  double heartbeat_seconds = 1;
+  double dead_seconds = 5;
+  double linger_seconds = 5;
+  std::uint64_t pool_bytes = std::uint64_t{64} << 20;
+  std::uint64_t eager_bytes = std::uint64_t{512} << 10;
+  std::uint64_t chunk_bytes = std::uint64_t{64} << 10;
+  std::int64_t grant_chunks = 4;
+  std::int64_t spin_microseconds = -1;  // "auto"
+  LogLevel log_level = LogLevel::kWarn;
+  std::string stats_file;  // as written, %p included: see stats_path()
+  double warn_seconds = 10;
+  bool shm = true;
+
+  /// Names found in the environment, e.g. "HYBRIDPS_NODE".
+  std::set<std::string> given;
+  /// Complaints that are not errors (unknown names), for the log.
+  std::vector<std::string> warnings;
+
+  using Environment = std::map<std::string, std::string>;
+
+  /// Reads this process's environment. Warnings are logged by the first call in a process only; the log level is
+  /// not touched. kInvalidArgument names the variable, its value and what is expected.
+  static Result<Config> from_environment();
+  /// The same from given variables, and without logging: for tests and tools.
+  static Result<Config> from(const Environment& environment);
+
+  /// All settings, in the order of the documentation.
+  std::vector<SettingRow> table() const;
+  /// stats_file with each %p replaced by the process id; empty when not set.
+  std::string stats_path() const;
+};
+
+}  // namespace hybridps::core

@@ -1,0 +1,13 @@
+// hybridps/core/pinned.h: base of objects whose address is their identity.
+#pragma once
+
+namespace hybridps::core {
+
+/// Neither copyable nor movable.
+struct Pinned {
+  Pinned() = default;
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+};
+
+}  // namespace hybridps::core

@@ -1,0 +1,841 @@
+#include "hybridps/engine/engine.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "hybridps/bootstrap/incarnation.h"
+#include "hybridps/bootstrap/node_identity.h"
+#include "hybridps/bootstrap/record.h"
+#include "hybridps/bootstrap/rendezvous.h"
+#include "hybridps/build_info.h"
+#include "hybridps/core/clock.h"
+#include "hybridps/core/log.h"
+#include "hybridps/engine/interface.h"
+#include "hybridps/engine/runtime.h"
+#include "hybridps/intranode/shm/shm_transport.h"
+#include "hybridps/transport/ucx/ucx_transport.h"
+
+namespace hybridps::engine {
+namespace {
+
+using core::Code;
+using core::Status;
+
+constexpr int kSleepMillisecondsMax = 100;
+constexpr auto kProofTimeout = std::chrono::seconds(10);
+
+template <typename To, typename From>
+To bytes_as(const From& from) {
+  static_assert(sizeof(typename To::value_type) == 1 && sizeof(typename From::value_type) == 1);
+  const auto* begin = reinterpret_cast<const typename To::value_type*>(from.data());
+  return To(begin, begin + from.size());
+}
+
+void block_signals() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+}
+
+std::size_t expected_local_peers() {
+  if (const char* text = std::getenv("LOCAL_WORLD_SIZE"); text != nullptr) {
+    const long size = std::strtol(text, nullptr, 10);
+    if (size > 0 && size < 4096) return static_cast<std::size_t>(size);
+  }
+  return 7;
+}
+
+// One group as the engine's threads see it. It never holds the engine.
+struct GroupCore : core::Pinned {
+  GroupOptions options;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool ready = false;
+  Status status;              // first failure
+  bool left = false;          // no more submissions
+  std::uint64_t submitted = 0;
+  std::vector<int> node_of;
+  std::atomic<std::uint64_t> completed{0};
+
+  // Progress thread only.
+  struct Queued {
+    worker::Operation operation;
+    std::uint64_t sequence;
+    worker::Completion done;
+  };
+  worker::GroupState* state = nullptr;
+  core::GroupUid uid;
+  std::deque<Queued> queued;
+  bool goodbye_wanted = false;
+  bool goodbye_sent = false;
+  bool goodbye_done = false;
+  bool closed = false;
+};
+
+// Shared-memory proofs asked for by the bootstrap thread, answered by the progress thread.
+struct ProofRequest {
+  std::uint64_t nonce = 0;
+  core::TimePoint since;
+  std::vector<bootstrap::MemberRecord> members;  // of the candidate node, without us
+  std::mutex mutex;
+  std::map<int, bool> answers;  // group rank -> proven
+  bool abandoned = false;
+};
+
+class EngineImpl;
+
+class GroupImpl final : public Group {
+ public:
+  GroupImpl(std::shared_ptr<EngineImpl> engine, std::shared_ptr<GroupCore> core)
+      : engine_(std::move(engine)), core_(std::move(core)) {}
+  ~GroupImpl() override;
+
+  int rank() const noexcept override { return core_->options.rank; }
+  int size() const noexcept override { return core_->options.size; }
+  const std::string& name() const noexcept override { return core_->options.name; }
+  std::shared_ptr<Engine> engine() const noexcept override;
+  std::uint64_t submit(worker::Operation operation, worker::Completion done) override;
+  Status wait_ready() override;
+  Status status() const override {
+    const std::lock_guard lock(core_->mutex);
+    return core_->status;
+  }
+  void abort(const std::string& reason) override;
+  void leave() override;
+  std::uint64_t sequence_submitted() const noexcept override {
+    const std::lock_guard lock(core_->mutex);
+    return core_->submitted;
+  }
+  std::uint64_t sequence_completed() const noexcept override { return core_->completed.load(); }
+  std::vector<int> node_of() const override {
+    const std::lock_guard lock(core_->mutex);
+    return core_->node_of;
+  }
+
+ private:
+  const std::shared_ptr<EngineImpl> engine_;
+  const std::shared_ptr<GroupCore> core_;
+};
+
+class EngineImpl final : public Engine {
+ public:
+  static core::Result<std::shared_ptr<EngineImpl>> create();
+  ~EngineImpl() override;
+
+  core::EngineId id() const noexcept override { return id_; }
+  core::Result<std::shared_ptr<Group>> open_group(GroupOptions options) override;
+  void linger() override;
+  EngineStats stats() const override;
+  std::string describe() const override { return description_; }
+
+  bool in_forked_child() const noexcept { return getpid() != pid_; }
+  /// Runs on the progress thread, in order. Thread-safe.
+  void post(core::OnceFn<void()> command);
+  void run_submit(const std::shared_ptr<GroupCore>& group, worker::Operation operation, std::uint64_t sequence,
+                  worker::Completion done);
+  void want_goodbye(const std::shared_ptr<GroupCore>& group);
+  void fail(GroupCore& group, const Status& status);
+  worker::Worker& worker() { return runtime_->worker(); }
+
+ private:
+  struct Joining {
+    std::shared_ptr<GroupCore> group;
+    std::unique_ptr<bootstrap::Rendezvous> rendezvous;
+    std::shared_ptr<ProofRequest> proof;
+  };
+
+  EngineImpl() : pid_(getpid()), id_(core::make_engine_id()) {}
+  Status start(core::Config config);
+  void run();
+  std::size_t drain();
+  void sleep();
+  void run_bootstrap();
+  bootstrap::Proof prove(Joining& joining, const bootstrap::Roster& roster);
+  std::size_t answer_proofs();
+  void open(const std::shared_ptr<GroupCore>& group, const bootstrap::Roster& roster);
+  void send_goodbye(const std::shared_ptr<GroupCore>& group);
+  std::size_t close_finished();
+  void close(GroupCore& group);
+  void write_stats() const;
+
+  const pid_t pid_;
+  const core::EngineId id_;
+  core::Config config_;
+  std::string description_;
+  std::string identity_;
+  bootstrap::Bytes data_address_;
+  bootstrap::Bytes control_address_;
+  bootstrap::Bytes shm_address_;
+  std::unique_ptr<Runtime> runtime_;  // progress thread only, once that runs
+  intranode::shm::ShmTransport* shm_ = nullptr;
+  int epoll_fd_ = -1;
+  int wake_fd_ = -1;
+
+  std::mutex command_mutex_;
+  std::deque<core::OnceFn<void()>> commands_;
+  std::atomic<bool> has_commands_{false};
+  std::atomic<bool> sleeping_{false};
+  std::atomic<bool> stop_{false};
+
+  // Progress thread only.
+  std::vector<std::shared_ptr<GroupCore>> groups_;
+  std::vector<std::shared_ptr<ProofRequest>> proofs_;
+
+  std::mutex linger_mutex_;
+  std::condition_variable linger_changed_;
+  std::size_t groups_open_ = 0;     // not closed
+  std::size_t groups_staying_ = 0;  // not left
+
+  std::mutex bootstrap_mutex_;
+  std::condition_variable bootstrap_changed_;
+  std::vector<std::unique_ptr<Joining>> joining_;
+  bool bootstrap_stop_ = false;
+
+  // Leaked in a forked child, where the threads do not exist.
+  std::thread* progress_thread_ = nullptr;
+  std::thread* bootstrap_thread_ = nullptr;
+};
+
+// --- GroupImpl -------------------------------------------------------------------------------------------------------
+
+GroupImpl::~GroupImpl() {
+  if (!engine_->in_forked_child()) leave();
+}
+
+std::shared_ptr<Engine> GroupImpl::engine() const noexcept { return engine_; }
+
+std::uint64_t GroupImpl::submit(worker::Operation operation, worker::Completion done) {
+  if (engine_->in_forked_child()) {
+    done(worker::Outcome{Status(Code::kUnsupported,
+                                "hybridps cannot be used in a forked child process; start it with the \"spawn\" or "
+                                "\"forkserver\" method, or communicate in the parent only"),
+                         -1});
+    return 0;
+  }
+  Status refused;
+  std::uint64_t sequence = 0;
+  {
+    const std::lock_guard lock(core_->mutex);
+    if (core_->left)
+      refused = Status(Code::kClosed, "process group \"" + name() + "\" was destroyed; no further operation is possible");
+    else if (!core_->status.is_ok())
+      refused = core_->status;
+    // Counted even when refused, as the caller did call.
+    if (operation.kind != schedule::Kind::kPointToPoint) sequence = core_->submitted++;
+    if (refused.is_ok()) {
+      // Under the lock: commands of one group are in the order of their sequence numbers.
+      engine_->post([engine = engine_.get(), core = core_, o = std::move(operation), sequence,
+                     d = std::move(done)]() mutable { engine->run_submit(core, std::move(o), sequence, std::move(d)); });
+      return sequence;
+    }
+  }
+  done(worker::Outcome{std::move(refused), -1});
+  return sequence;
+}
+
+Status GroupImpl::wait_ready() {
+  std::unique_lock lock(core_->mutex);
+  core_->changed.wait(lock, [&] { return core_->ready || !core_->status.is_ok(); });
+  return core_->status;
+}
+
+void GroupImpl::abort(const std::string& reason) {
+  if (engine_->in_forked_child()) return;
+  engine_->post([engine = engine_.get(), core = core_, reason] {
+    const Status status(Code::kAborted, reason);
+    if (core->state != nullptr) engine->worker().fail_group(*core->state, status, /*tell=*/true);
+    engine->fail(*core, status);
+  });
+}
+
+void GroupImpl::leave() {
+  if (engine_->in_forked_child()) return;
+  {
+    const std::lock_guard lock(core_->mutex);
+    if (std::exchange(core_->left, true)) return;
+  }
+  engine_->post([engine = engine_.get(), core = core_] { engine->want_goodbye(core); });
+}
+
+// --- EngineImpl: life ------------------------------------------------------------------------------------------------
+
+core::Result<std::shared_ptr<EngineImpl>> EngineImpl::create() {
+  core::Result<core::Config> config = core::Config::from_environment();
+  if (!config.is_ok()) return config.status();
+  core::set_log_level(config.value().log_level);
+  std::shared_ptr<EngineImpl> engine(new EngineImpl());
+  if (Status status = engine->start(std::move(config).value()); !status.is_ok()) return status;
+  return engine;
+}
+
+Status EngineImpl::start(core::Config config) {
+  config_ = std::move(config);
+  core::Result<Interfaces> interfaces = choose_interfaces(config_);
+  if (!interfaces.is_ok()) return interfaces.status();
+  if (!config_.interface.empty())
+    if (Status status = transport::validate_device(config_.interface); !status.is_ok()) return status;
+  if (!config_.data_interfaces.empty())
+    if (Status status = transport::validate_device(config_.data_interfaces); !status.is_ok()) return status;
+
+  RuntimeOptions options;
+  options.self = id_;
+  options.eager_bytes = config_.eager_bytes;
+  options.chunk_bytes = config_.chunk_bytes;
+  options.grant_chunks = static_cast<std::uint32_t>(config_.grant_chunks);
+  options.local_peers = expected_local_peers();
+  options.warn_seconds = config_.warn_seconds;
+  options.heartbeat_seconds = config_.heartbeat_seconds;
+  options.dead_seconds = config_.dead_seconds;
+  const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  std::size_t pool_bytes =
+      std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(options, 0)), config_.pool_bytes);
+  pool_bytes = (pool_bytes + page - 1) / page * page;
+
+  Transports transports;
+  std::span<std::byte> memory;
+  std::shared_ptr<void> keep;
+  if (config_.shm) {
+    intranode::shm::ShmOptions shm_options;
+    shm_options.self = id_;
+    shm_options.pool_bytes = pool_bytes;
+    core::Result<std::unique_ptr<intranode::shm::ShmTransport>> shm =
+        intranode::shm::ShmTransport::create(shm_options);
+    if (!shm.is_ok()) return shm.status();
+    shm_ = shm.value().get();
+    memory = shm_->pool_memory();
+    keep = shm_->keep_pool_memory();
+    shm_address_ = bytes_as<bootstrap::Bytes>(shm_->address());
+    transports.shm = std::move(shm).value();
+  } else {
+    void* mapped = mmap(nullptr, pool_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED)
+      return Status(Code::kOutOfResources, "cannot map " + std::to_string(pool_bytes) +
+                                               " bytes for the send pool; lower HYBRIDPS_POOL_BYTES");
+    memory = {static_cast<std::byte*>(mapped), pool_bytes};
+    keep = std::shared_ptr<void>(mapped, [pool_bytes](void* at) { munmap(at, pool_bytes); });
+  }
+  transport::UcxOptions data;
+  data.net_device = interfaces.value().data;
+  data.label = "data";
+  core::Result<std::unique_ptr<transport::UcxTransport>> data_transport = transport::UcxTransport::create(data);
+  if (!data_transport.is_ok()) return data_transport.status();
+  transport::UcxOptions control;
+  control.net_device = interfaces.value().control;
+  control.tcp_only = true;
+  control.label = "control";
+  core::Result<std::unique_ptr<transport::UcxTransport>> control_transport = transport::UcxTransport::create(control);
+  if (!control_transport.is_ok()) return control_transport.status();
+  data_address_ = bytes_as<bootstrap::Bytes>(data_transport.value()->address());
+  control_address_ = bytes_as<bootstrap::Bytes>(control_transport.value()->address());
+  transports.data = std::move(data_transport).value();
+  transports.control = std::move(control_transport).value();
+
+  core::Result<std::unique_ptr<Runtime>> runtime =
+      Runtime::create(options, memory, std::move(keep), std::move(transports));
+  if (!runtime.is_ok()) return runtime.status();
+  runtime_ = std::move(runtime).value();
+  runtime_->set_group_failed_hook([this](core::GroupUid uid, const Status& status) {
+    for (const auto& group : groups_)
+      if (group->state != nullptr && group->uid == uid) fail(*group, status);
+  });
+  identity_ = bootstrap::node_identity(config_, id_);
+  description_ = "data=" + data.net_device + " control=" + control.net_device + (config_.shm ? " shm" : "");
+  core::log_info("engine ", core::to_string(id_), " ", description_, " ucx ", transport::ucx_version());
+
+  epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
+  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (epoll_fd_ < 0 || wake_fd_ < 0)
+    return Status(Code::kOutOfResources, "cannot make an epoll and an event descriptor; raise `ulimit -n`");
+  std::vector<int> fds = runtime_->event_fds();
+  fds.push_back(wake_fd_);
+  for (const int fd : fds) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0)
+      return Status(Code::kInternal, "cannot watch a transport's event descriptor");
+  }
+  progress_thread_ = new std::thread([this] { run(); });
+  return Status::ok();
+}
+
+EngineImpl::~EngineImpl() {
+  if (in_forked_child()) {
+    (void)runtime_.release();  // NOLINT: its transports belong to the parent
+    return;
+  }
+  if (bootstrap_thread_ != nullptr) {
+    {
+      const std::lock_guard lock(bootstrap_mutex_);
+      bootstrap_stop_ = true;
+    }
+    bootstrap_changed_.notify_all();
+    bootstrap_thread_->join();
+    delete bootstrap_thread_;
+  }
+  if (progress_thread_ != nullptr) {
+    stop_.store(true);
+    post([] {});
+    progress_thread_->join();
+    delete progress_thread_;
+    write_stats();
+  }
+  runtime_.reset();
+  if (epoll_fd_ >= 0) ::close(epoll_fd_);
+  if (wake_fd_ >= 0) ::close(wake_fd_);
+}
+
+void EngineImpl::write_stats() const {
+  const std::string path = config_.stats_path();
+  if (path.empty()) return;
+  std::FILE* file = std::fopen(path.c_str(), "we");
+  if (file == nullptr) {
+    core::log_warn("cannot write HYBRIDPS_STATS_FILE ", path);
+    return;
+  }
+  const EngineStats s = stats();
+  const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
+  std::fprintf(file,
+               "{\"net_tx_payload_bytes\": %llu, \"net_rx_payload_bytes\": %llu, \"net_tx_header_bytes\": %llu, "
+               "\"net_rx_header_bytes\": %llu, \"shm_tx_payload_bytes\": %llu, \"shm_rx_payload_bytes\": %llu, "
+               "\"ops\": %llu, \"node\": \"%s\"}\n",
+               number(s.net_tx_payload_bytes), number(s.net_rx_payload_bytes), number(s.net_tx_header_bytes),
+               number(s.net_rx_header_bytes), number(s.shm_tx_payload_bytes), number(s.shm_rx_payload_bytes),
+               number(s.operations), identity_.c_str());
+  std::fclose(file);
+}
+
+EngineStats EngineImpl::stats() const {
+  EngineStats s;
+  if (!runtime_) return s;
+  const observe::EngineCounters& c = runtime_->counters();
+  s.net_tx_payload_bytes = c.net_tx_payload_bytes.load();
+  s.net_rx_payload_bytes = c.net_rx_payload_bytes.load();
+  s.net_tx_header_bytes = c.net_tx_header_bytes.load();
+  s.net_rx_header_bytes = c.net_rx_header_bytes.load();
+  s.shm_tx_payload_bytes = c.shm_tx_payload_bytes.load();
+  s.shm_rx_payload_bytes = c.shm_rx_payload_bytes.load();
+  s.operations = c.operations.load();
+  s.groups = c.groups.load();
+  s.endpoints = c.endpoints.load();
+  return s;
+}
+
+// --- EngineImpl: the progress thread ---------------------------------------------------------------------------------
+
+void EngineImpl::post(core::OnceFn<void()> command) {
+  {
+    const std::lock_guard lock(command_mutex_);
+    commands_.push_back(std::move(command));
+    has_commands_.store(true, std::memory_order_relaxed);
+  }
+  // With the store to sleeping_ in sleep() this is Dekker's pattern: one of the two sides sees the other.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (sleeping_.load(std::memory_order_relaxed)) {
+    const std::uint64_t one = 1;
+    (void)!write(wake_fd_, &one, sizeof one);
+  }
+}
+
+std::size_t EngineImpl::drain() {
+  if (!has_commands_.load(std::memory_order_relaxed)) return 0;
+  std::deque<core::OnceFn<void()>> commands;
+  {
+    const std::lock_guard lock(command_mutex_);
+    commands.swap(commands_);
+    has_commands_.store(false, std::memory_order_relaxed);
+  }
+  for (auto& command : commands) command();
+  return commands.size();
+}
+
+void EngineImpl::run() {
+  block_signals();
+  pthread_setname_np(pthread_self(), "hybridps");
+  const auto spin = std::chrono::microseconds(std::max<std::int64_t>(0, config_.spin_microseconds));
+  core::TimePoint idle_since = core::TimePoint::max();
+  for (;;) {
+    std::size_t work = drain();
+    work += runtime_->progress();
+    if (!proofs_.empty()) work += answer_proofs();
+    work += close_finished();
+    if (work > 0) {
+      idle_since = core::TimePoint::max();
+      continue;
+    }
+    if (stop_.load() && !has_commands_.load()) break;
+    if (spin.count() > 0) {
+      const core::TimePoint now = core::Clock::now();
+      if (idle_since == core::TimePoint::max()) idle_since = now;
+      if (now - idle_since < spin) continue;
+    }
+    sleep();
+  }
+  for (const auto& group : groups_) close(*group);
+  groups_.clear();
+}
+
+void EngineImpl::sleep() {
+  sleeping_.store(true, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!has_commands_.load(std::memory_order_relaxed) && !stop_.load() && runtime_->arm()) {
+    const core::Duration left = runtime_->next_due() - core::Clock::now();
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
+    int timeout = left <= core::Duration::zero() ? 0 : static_cast<int>(std::min<std::int64_t>(ms + 1, kSleepMillisecondsMax));
+    if (!proofs_.empty()) timeout = std::min(timeout, 5);
+    epoll_event events[8];
+    const int got = epoll_wait(epoll_fd_, events, 8, timeout);
+    for (int i = 0; i < got; ++i) {
+      if (events[i].data.fd != wake_fd_) continue;
+      std::uint64_t count = 0;
+      (void)!read(wake_fd_, &count, sizeof count);
+    }
+  }
+  sleeping_.store(false, std::memory_order_relaxed);
+}
+
+void EngineImpl::run_submit(const std::shared_ptr<GroupCore>& group, worker::Operation operation,
+                            std::uint64_t sequence, worker::Completion done) {
+  if (group->state == nullptr) {
+    Status status;
+    {
+      const std::lock_guard lock(group->mutex);
+      status = group->status;
+    }
+    if (status.is_ok() && !group->closed)
+      group->queued.push_back({std::move(operation), sequence, std::move(done)});
+    else
+      done(worker::Outcome{status.is_ok() ? Status(Code::kClosed, "the group was destroyed") : status, -1});
+    return;
+  }
+  const bool counted = operation.kind != schedule::Kind::kPointToPoint;
+  runtime_->worker().submit(*group->state, std::move(operation), sequence,
+                            [group, counted, d = std::move(done)](const worker::Outcome& outcome) mutable {
+                              if (counted) group->completed.fetch_add(1);
+                              d(outcome);
+                            });
+}
+
+void EngineImpl::fail(GroupCore& group, const Status& status) {
+  {
+    const std::lock_guard lock(group.mutex);
+    if (!group.status.is_ok()) return;
+    group.status = status;
+  }
+  group.changed.notify_all();
+  for (auto queued = std::exchange(group.queued, {}); auto& item : queued)
+    item.done(worker::Outcome{status, -1});
+  if (group.state == nullptr && group.goodbye_wanted) group.goodbye_done = true;
+}
+
+void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::Roster& roster) {
+  if (group->closed) return;
+  const int me = group->options.rank;
+  const int my_node = roster.node_of[static_cast<std::size_t>(me)];
+  worker::GroupInfo info{roster.uid, group->options.name, {}, {}, schedule::Topology(roster.node_of, me), {}, 0};
+  std::uint64_t chunk_bytes = config_.chunk_bytes;
+  for (int rank = 0; rank < roster.size(); ++rank) {
+    const bootstrap::MemberRecord& member = roster.members[static_cast<std::size_t>(rank)];
+    info.engines.push_back(member.engine);
+    info.hosts.push_back(member.host_name + " pid " + std::to_string(member.pid));
+    chunk_bytes = std::min(chunk_bytes, member.chunk_bytes);
+    if (rank == me) continue;
+    PeerRecord peer;
+    peer.engine = member.engine;
+    peer.local = roster.node_of[static_cast<std::size_t>(rank)] == my_node;
+    peer.data_address = bytes_as<std::vector<std::byte>>(member.data_address);
+    peer.control_address = bytes_as<std::vector<std::byte>>(member.control_address);
+    peer.shm_address = bytes_as<std::vector<std::byte>>(member.shm_address);
+    peer.where = info.hosts.back();
+    peer.eager_bytes = member.eager_bytes;
+    runtime_->add_peer(std::move(peer));
+  }
+  info.limits.chunk_bytes = static_cast<std::uint32_t>(chunk_bytes);
+  group->uid = roster.uid;
+  group->state = &runtime_->open_group(std::move(info));
+  {
+    const std::lock_guard lock(group->mutex);
+    group->ready = true;
+    group->node_of = roster.node_of;
+  }
+  group->changed.notify_all();
+  for (auto queued = std::exchange(group->queued, {}); auto& item : queued)
+    run_submit(group, std::move(item.operation), item.sequence, std::move(item.done));
+  if (group->goodbye_wanted) send_goodbye(group);
+}
+
+void EngineImpl::want_goodbye(const std::shared_ptr<GroupCore>& group) {
+  {
+    const std::lock_guard lock(linger_mutex_);
+    --groups_staying_;
+  }
+  group->goodbye_wanted = true;
+  if (group->state != nullptr) {
+    send_goodbye(group);
+  } else {
+    const std::lock_guard lock(group->mutex);
+    if (!group->status.is_ok()) group->goodbye_done = true;
+  }
+}
+
+void EngineImpl::send_goodbye(const std::shared_ptr<GroupCore>& group) {
+  if (std::exchange(group->goodbye_sent, true)) return;
+  worker::Operation goodbye;
+  goodbye.kind = schedule::Kind::kGoodbye;
+  std::uint64_t sequence = 0;
+  {
+    const std::lock_guard lock(group->mutex);
+    sequence = group->submitted++;
+  }
+  runtime_->worker().submit(*group->state, std::move(goodbye), sequence,
+                            [group](const worker::Outcome&) { group->goodbye_done = true; });
+}
+
+void EngineImpl::close(GroupCore& group) {
+  if (std::exchange(group.closed, true)) return;
+  if (group.state != nullptr) {
+    group.state = nullptr;
+    runtime_->close_group(group.uid);
+  }
+  fail(group, Status(Code::kClosed, "the group was destroyed"));
+  {
+    const std::lock_guard lock(linger_mutex_);
+    --groups_open_;
+  }
+  linger_changed_.notify_all();
+}
+
+std::size_t EngineImpl::close_finished() {
+  std::size_t work = 0;
+  for (std::size_t i = 0; i < groups_.size();) {
+    GroupCore& group = *groups_[i];
+    const bool waits = group.state != nullptr && group.state->status.is_ok() && group.state->p2p->has_unacknowledged();
+    if (!group.closed && !(group.goodbye_done && !waits)) {
+      ++i;
+      continue;
+    }
+    close(group);
+    groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(i));
+    ++work;
+  }
+  return work;
+}
+
+void EngineImpl::linger() {
+  if (in_forked_child()) return;
+  std::unique_lock lock(linger_mutex_);
+  if (groups_staying_ > 0) return;
+  const auto deadline = core::Clock::now() + core::from_seconds(config_.linger_seconds);
+  if (linger_changed_.wait_until(lock, deadline, [&] { return groups_open_ == 0; })) return;
+  core::log_info("leaving after ", config_.linger_seconds, " s although not all members have said goodbye");
+  lock.unlock();
+  post([this] {
+    for (const auto& group : groups_)
+      if (group->goodbye_wanted) close(*group);
+  });
+  lock.lock();
+  linger_changed_.wait_for(lock, std::chrono::seconds(2), [&] { return groups_open_ == 0 || groups_staying_ > 0; });
+}
+
+// --- EngineImpl: bootstrap -------------------------------------------------------------------------------------------
+
+core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options) {
+  if (in_forked_child())
+    return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
+  auto group = std::make_shared<GroupCore>();
+  group->options = std::move(options);
+  const GroupOptions& o = group->options;
+
+  auto joining = std::make_unique<Joining>();
+  joining->group = group;
+  bootstrap::RendezvousOptions r;
+  r.group_name = o.name;
+  r.key_prefix = bootstrap::group_key_prefix(o.name, o.incarnation);
+  r.self.build = std::string("hybridps ") + build_info::kVersion;
+  r.self.incarnation = o.incarnation;
+  r.self.engine = id_;
+  r.self.node_identity = identity_;
+  r.self.host_name = bootstrap::host_name();
+  r.self.pid = static_cast<std::uint32_t>(pid_);
+  r.self.group_rank = o.rank;
+  r.self.group_size = o.size;
+  r.self.shm_address = shm_address_;
+  r.self.data_address = data_address_;
+  r.self.control_address = control_address_;
+  r.self.eager_bytes = config_.eager_bytes;
+  r.self.chunk_bytes = config_.chunk_bytes;
+  r.self.nic_gbps = config_.nic_gbps;
+  r.deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout) : core::Deadline::never();
+  r.prove = [this, j = joining.get()](const bootstrap::Roster& roster) { return prove(*j, roster); };
+  r.progress = [](std::string_view text) { core::log_warn(text); };
+  joining->rendezvous = std::make_unique<bootstrap::Rendezvous>(o.store, std::move(r));
+  {
+    const std::lock_guard lock(linger_mutex_);
+    ++groups_open_;
+    ++groups_staying_;
+  }
+  post([this, group] { groups_.push_back(group); });
+  {
+    const std::lock_guard lock(bootstrap_mutex_);
+    joining_.push_back(std::move(joining));
+    if (bootstrap_thread_ == nullptr) bootstrap_thread_ = new std::thread([this] { run_bootstrap(); });
+  }
+  bootstrap_changed_.notify_all();
+  return std::shared_ptr<Group>(std::make_shared<GroupImpl>(
+      std::static_pointer_cast<EngineImpl>(shared_from_this()), group));
+}
+
+void EngineImpl::run_bootstrap() {
+  block_signals();
+  pthread_setname_np(pthread_self(), "hybridps-boot");
+  std::vector<std::unique_ptr<Joining>> active;
+  for (;;) {
+    {
+      std::unique_lock lock(bootstrap_mutex_);
+      core::TimePoint next = core::Clock::now() + std::chrono::milliseconds(50);
+      for (const auto& joining : active) next = std::min(next, joining->rendezvous->next_step());
+      const auto awake = [&] { return bootstrap_stop_ || !joining_.empty(); };
+      if (active.empty())
+        bootstrap_changed_.wait(lock, awake);
+      else
+        bootstrap_changed_.wait_until(lock, next, awake);
+      if (bootstrap_stop_) break;
+      for (auto& joining : joining_) active.push_back(std::move(joining));
+      joining_.clear();
+    }
+    for (std::size_t i = 0; i < active.size();) {
+      Joining& joining = *active[i];
+      const bootstrap::Rendezvous::Phase phase = joining.rendezvous->step(core::Clock::now());
+      if (phase == bootstrap::Rendezvous::Phase::kPending) {
+        ++i;
+        continue;
+      }
+      if (phase == bootstrap::Rendezvous::Phase::kReady) {
+        post([this, group = joining.group, roster = joining.rendezvous->roster()] { open(group, roster); });
+      } else {
+        post([this, group = joining.group, status = joining.rendezvous->status()] { fail(*group, status); });
+      }
+      if (joining.proof) {
+        const std::lock_guard lock(joining.proof->mutex);
+        joining.proof->abandoned = true;
+      }
+      active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+}
+
+bootstrap::Proof EngineImpl::prove(Joining& joining, const bootstrap::Roster& roster) {
+  const int me = joining.group->options.rank;
+  if (!joining.proof || joining.proof->nonce != roster.nonce) {
+    if (joining.proof) {
+      const std::lock_guard lock(joining.proof->mutex);
+      joining.proof->abandoned = true;
+    }
+    auto request = std::make_shared<ProofRequest>();
+    request->nonce = roster.nonce;
+    request->since = core::Clock::now();
+    for (const int rank : roster.ranks_of_node(roster.node_of[static_cast<std::size_t>(me)]))
+      if (rank != me) request->members.push_back(roster.members[static_cast<std::size_t>(rank)]);
+    joining.proof = request;
+    if (!request->members.empty()) post([this, request] { proofs_.push_back(request); });
+  }
+  ProofRequest& request = *joining.proof;
+  const std::lock_guard lock(request.mutex);
+  if (request.answers.size() < request.members.size()) {
+    if (core::Clock::now() - request.since < kProofTimeout) return bootstrap::Proof::pending();
+    for (const auto& member : request.members) request.answers.emplace(member.group_rank, false);
+  }
+  std::vector<int> unproven;
+  for (const auto& [rank, proven] : request.answers)
+    if (!proven) unproven.push_back(rank);
+  return unproven.empty() ? bootstrap::Proof::ok() : bootstrap::Proof::unproven_with(std::move(unproven));
+}
+
+std::size_t EngineImpl::answer_proofs() {
+  std::size_t work = 0;
+  for (std::size_t i = 0; i < proofs_.size();) {
+    const std::shared_ptr<ProofRequest> kept = proofs_[i];  // beyond the lock
+    ProofRequest& request = *kept;
+    const std::lock_guard lock(request.mutex);
+    for (const bootstrap::MemberRecord& member : request.members) {
+      if (request.abandoned || request.answers.count(member.group_rank) > 0) continue;
+      const auto address = bytes_as<std::vector<std::byte>>(member.shm_address);
+      const core::Result<transport::Endpoint*> endpoint =
+          shm_ != nullptr ? shm_->connect(member.engine, address)
+                          : core::Result<transport::Endpoint*>(Status(Code::kUnsupported, "shared memory is off"));
+      const intranode::shm::Proof proof =
+          endpoint.is_ok() ? shm_->proof(member.engine)
+                           : intranode::shm::Proof{intranode::shm::ProofState::kFailed, endpoint.status()};
+      if (proof.state == intranode::shm::ProofState::kPending) continue;
+      const bool proven = proof.state == intranode::shm::ProofState::kProven;
+      if (!proven)
+        core::log_warn("rank ", member.group_rank, " (", member.host_name, " pid ", member.pid,
+                       ") gives the same node identity but does not share memory with this process: ",
+                       proof.reason.message(), "; they are treated as different nodes");
+      request.answers[member.group_rank] = proven;
+      ++work;
+    }
+    if (request.abandoned || request.answers.size() >= request.members.size()) {
+      proofs_.erase(proofs_.begin() + static_cast<std::ptrdiff_t>(i));
+      bootstrap_changed_.notify_all();
+      return work + 1;
+    }
+    ++i;
+  }
+  return work;
+}
+
+// --- The engine of this process --------------------------------------------------------------------------------------
+
+struct Current {
+  std::mutex mutex;
+  std::weak_ptr<EngineImpl> engine;
+  pid_t pid = 0;
+};
+
+Current& process_engine() {
+  static Current* current = new Current();  // never destroyed: groups may outlive static destructors
+  return *current;
+}
+
+}  // namespace
+
+core::Result<std::shared_ptr<Engine>> Engine::acquire() {
+  Current& current = process_engine();
+  if (current.pid != 0 && current.pid != getpid())
+    return Status(Code::kUnsupported,
+                  "hybridps cannot be used in a forked child of a process that uses it; start the child with the "
+                  "\"spawn\" or \"forkserver\" method");
+  const std::lock_guard lock(current.mutex);
+  if (std::shared_ptr<EngineImpl> engine = current.engine.lock()) return std::shared_ptr<Engine>(engine);
+  core::Result<std::shared_ptr<EngineImpl>> engine = EngineImpl::create();
+  if (!engine.is_ok()) return engine.status();
+  current.engine = engine.value();
+  current.pid = getpid();
+  return std::shared_ptr<Engine>(std::move(engine).value());
+}
+
+std::shared_ptr<Engine> Engine::current() {
+  Current& current = process_engine();
+  if (current.pid != getpid()) return nullptr;
+  const std::lock_guard lock(current.mutex);
+  return current.engine.lock();
+}
+
+}  // namespace hybridps::engine

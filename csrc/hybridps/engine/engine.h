@@ -1,0 +1,64 @@
+// hybridps/engine/engine.h: the per-process runtime under all process groups.
+//
+// Owner    groups hold it by shared_ptr; when the last group is gone it says goodbye, joins its threads and is
+//          destroyed; a new one can be made in the same process.
+// Threads  every method from any thread. Its own: one progress thread; one bootstrap thread while rosters are made.
+//          Progress code holds no lock of the caller's and never takes the GIL.
+// Fork     in a forked child every method returns an error and every destructor does nothing.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "hybridps/bootstrap/key_value.h"
+#include "hybridps/core/config.h"
+#include "hybridps/core/ids.h"
+#include "hybridps/core/status.h"
+#include "hybridps/engine/group.h"
+
+namespace hybridps::engine {
+
+struct GroupOptions {
+  std::string name;         // as torch names it
+  std::string incarnation;  // run id + restart count: the same on all members, new after a restart
+  int rank = 0;
+  int size = 1;
+  std::shared_ptr<bootstrap::KeyValueStore> store;  // used from the bootstrap thread only
+  std::chrono::milliseconds timeout{30 * 60 * 1000};
+};
+
+struct EngineStats {
+  std::uint64_t net_tx_payload_bytes = 0;  // between nodes, exact
+  std::uint64_t net_rx_payload_bytes = 0;
+  std::uint64_t net_tx_header_bytes = 0;
+  std::uint64_t net_rx_header_bytes = 0;
+  std::uint64_t shm_tx_payload_bytes = 0;
+  std::uint64_t shm_rx_payload_bytes = 0;
+  std::uint64_t operations = 0;
+  std::uint64_t groups = 0;
+  std::uint64_t endpoints = 0;
+};
+
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  virtual ~Engine() = default;
+
+  /// The engine of this process, made on first use from the environment (core/config.h).
+  static core::Result<std::shared_ptr<Engine>> acquire();
+  /// The engine of this process if there is one.
+  static std::shared_ptr<Engine> current();
+
+  virtual core::EngineId id() const noexcept = 0;
+  /// Publishes this member's record and returns; see Group::wait_ready().
+  virtual core::Result<std::shared_ptr<Group>> open_group(GroupOptions options) = 0;
+  /// After Group::leave() of the last group: waits until all goodbyes are answered or the linger time passed. Must be
+  /// called without the GIL.
+  virtual void linger() = 0;
+  virtual EngineStats stats() const = 0;
+  /// Threads of this engine and its peers' connections, for messages and tests: "data=ucx:lo control=ucx:lo shm".
+  virtual std::string describe() const = 0;
+};
+
+}  // namespace hybridps::engine

@@ -1,0 +1,60 @@
+// hybridps/engine/group.h: one process group's view of the engine: submit operations, leave.
+//
+// Owner    shared by pg's ProcessGroupHybrid and the engine; it keeps the engine alive.
+// Threads  every method from any thread; none waits for the network except wait_ready() and Engine::linger().
+// Errors   an operation's outcome reaches its Completion; submit() itself never fails or blocks.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hybridps/core/dtype.h"
+#include "hybridps/core/once_fn.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
+#include "hybridps/schedule/plan.h"
+#include "hybridps/worker/operation.h"
+
+namespace hybridps::engine {
+
+class Engine;
+
+class Group : core::Pinned {
+ public:
+  virtual ~Group() = default;
+
+  virtual int rank() const noexcept = 0;
+  virtual int size() const noexcept = 0;
+  virtual const std::string& name() const noexcept = 0;
+  virtual std::shared_ptr<Engine> engine() const noexcept = 0;
+
+  /// Starts an operation and returns at once with its sequence number (collectives and point to point are counted
+  /// apart). The memory named in it must stay valid until `done` ran.
+  ///   done   runs exactly once on the engine's progress thread, or on this thread when the group is already closed;
+  ///          it must be short, must not wait, and must not call back into the engine except submit().
+  /// While the roster is not valid the operation queues.
+  virtual std::uint64_t submit(worker::Operation operation, worker::Completion done) = 0;
+
+  /// Waits until the roster is valid; a failure names who is absent. Used by the world's constructor.
+  virtual core::Status wait_ready() = 0;
+  /// kOk while the group works, else the first verdict on it.
+  virtual core::Status status() const = 0;
+
+  /// All pending and later operations fail with kAborted and this reason (idempotent; returns at once).
+  virtual void abort(const std::string& reason) = 0;
+  /// Says goodbye: returns at once; operations still pending go on, later ones are refused. The engine goes on serving
+  /// the group until every member said goodbye or the linger time passed. Idempotent.
+  virtual void leave() = 0;
+
+  /// Last collective sequence number handed out / completed here.
+  virtual std::uint64_t sequence_submitted() const noexcept = 0;
+  virtual std::uint64_t sequence_completed() const noexcept = 0;
+  /// Group ranks by node, as in the roster; empty while it is not valid.
+  virtual std::vector<int> node_of() const = 0;
+};
+
+}  // namespace hybridps::engine

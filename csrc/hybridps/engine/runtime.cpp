@@ -1,0 +1,366 @@
+#include "hybridps/engine/runtime.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "hybridps/core/log.h"
+
+namespace hybridps::engine {
+namespace {
+
+// Size classes below the chunk: what tiny operations and control texts need, and one in between.
+constexpr std::size_t kSmallBytes = 1024;
+constexpr std::size_t kMiddleBytes = 8 * 1024;
+// Slots per class for messages between nodes, at least.
+constexpr std::size_t kNetSlotsMin = 4;
+
+// What local peers may hold of each class at the worst: their allowance, and the chunks granted by them as agents and
+// as owners.
+std::size_t local_slots(const RuntimeOptions& o, std::size_t class_bytes) {
+  return o.local_peers * ((o.eager_bytes + class_bytes - 1) / class_bytes + 2 * std::size_t{o.grant_chunks} + 2);
+}
+
+}  // namespace
+
+std::vector<transport::BufferPool::SizeClass> Runtime::pool_classes(const RuntimeOptions& options,
+                                                                    std::size_t bytes_max) {
+  std::vector<std::size_t> sizes;
+  for (const std::size_t bytes : {kSmallBytes, kMiddleBytes})
+    if (bytes < options.chunk_bytes) sizes.push_back(bytes);
+  sizes.push_back(options.chunk_bytes);
+  std::vector<transport::BufferPool::SizeClass> classes;
+  std::size_t used = 0;
+  for (const std::size_t bytes : sizes) {
+    classes.push_back({bytes, local_slots(options, bytes) + kNetSlotsMin});
+    used += bytes * classes.back().slot_count;
+  }
+  // The rest goes to messages between nodes, most of it as chunks.
+  if (bytes_max > used) {
+    const std::size_t rest = bytes_max - used;
+    for (std::size_t c = 0; c + 1 < classes.size(); ++c) classes[c].slot_count += rest / 16 / classes[c].slot_bytes;
+    classes.back().slot_count += (rest - (classes.size() - 1) * (rest / 16)) / classes.back().slot_bytes;
+  }
+  return classes;
+}
+
+std::size_t Runtime::pool_bytes(const std::vector<transport::BufferPool::SizeClass>& classes) {
+  std::size_t bytes = 0;
+  for (const auto& size_class : classes) bytes += size_class.slot_bytes * size_class.slot_count;
+  return bytes;
+}
+
+core::Result<std::unique_ptr<Runtime>> Runtime::create(RuntimeOptions options, std::span<std::byte> memory,
+                                                       std::shared_ptr<void> keep, Transports transports) {
+  std::unique_ptr<Runtime> runtime(new Runtime(options, memory, std::move(keep), std::move(transports)));
+  if (core::Status status = runtime->attach(); !status.is_ok()) return status;
+  return runtime;
+}
+
+Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep,
+                 Transports transports)
+    : options_(options), keep_(std::move(keep)), transports_(std::move(transports)) {
+  const auto classes = pool_classes(options_, memory.size());
+  pool_ = std::make_unique<transport::BufferPool>(memory, classes);
+  flow::OutboxOptions flow_options;
+  flow_options.self = options_.self;
+  flow_options.credit_batch_bytes = std::max<std::int64_t>(1, static_cast<std::int64_t>(options_.eager_bytes) / 4);
+  flow_options.granted_bytes_max = static_cast<std::int64_t>(2 * options_.chunk_bytes);
+  for (const auto& size_class : classes) {
+    flow_options.class_bytes.push_back(size_class.slot_bytes);
+    flow_options.net_slots.push_back(size_class.slot_count - local_slots(options_, size_class.slot_bytes));
+  }
+  outbox_ = std::make_unique<flow::Outbox>(flow_options, *pool_, *this);
+
+  // The server reports to the worker, which needs the server: it is made second, behind a forwarder.
+  struct Forward final : server::Listener {
+    worker::Worker* worker = nullptr;
+    void on_mismatch(const server::OperationKey& key, const wire::Signature& ours, int our_rank,
+                     const wire::Signature& theirs, int sender_rank) override {
+      worker->on_mismatch(key, ours, our_rank, theirs, sender_rank);
+    }
+    void on_bad_message(const server::OperationKey& key, std::string what) override {
+      worker->on_bad_message(key, std::move(what));
+    }
+  };
+  auto forward = std::make_shared<Forward>();
+  server_ = std::make_unique<server::Server>(*outbox_, *forward, options_.grant_chunks);
+  worker_ = std::make_unique<worker::Worker>(
+      *outbox_, *server_, *this, worker::WorkerOptions{options_.grant_chunks, options_.warn_seconds});
+  forward->worker = worker_.get();
+  keep_ = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(keep_, forward);
+
+  for (transport::Transport* transport : {transports_.data.get(), transports_.control.get(), transports_.shm.get()}) {
+    if (transport == nullptr) continue;
+    inlets_.push_back(std::make_unique<Inlet>(*this));
+    transport->set_receiver(inlets_.back().get());
+  }
+}
+
+core::Status Runtime::attach() {
+  for (transport::Transport* transport : {transports_.data.get(), transports_.control.get(), transports_.shm.get()}) {
+    if (transport == nullptr) continue;
+    if (core::Status status = transport->attach(pool_->memory()); !status.is_ok()) return status;
+  }
+  return core::Status::ok();
+}
+
+Runtime::~Runtime() {
+  // Payloads of peers go back to their transports first, then the transports let go of our own buffers.
+  worker_.reset();
+  early_.clear();
+  server_.reset();
+  transports_.shm.reset();
+  transports_.data.reset();
+  transports_.control.reset();
+  outbox_.reset();
+  pool_.reset();
+}
+
+void Runtime::add_peer(PeerRecord peer) {
+  const core::EngineId id = peer.engine;
+  const auto found = peers_.find(id);
+  if (found != peers_.end()) return;
+  peers_[id].record = std::move(peer);
+}
+
+worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
+  const core::GroupUid uid = info.uid;
+  group_engines_[uid] = info.engines;
+  worker::GroupState& group = worker_->open_group(std::move(info));
+  for (const core::EngineId engine : group_engines_[uid]) {
+    const auto found = peers_.find(engine);
+    if (found == peers_.end()) continue;
+    ++found->second.groups;
+    if (found->second.dead)
+      worker_->fail_group(group, core::Status(core::Code::kPeerDead, found->second.record.where + " is gone"),
+                          /*tell=*/false);
+  }
+  choose_watched();
+  if (auto early = early_.find(uid); early != early_.end()) {
+    auto messages = std::move(early->second);
+    early_.erase(early);
+    for (auto& [header, payload] : messages) deliver(group, header, std::move(payload));
+  }
+  return group;
+}
+
+void Runtime::close_group(core::GroupUid uid) {
+  const auto engines = group_engines_.find(uid);
+  if (engines != group_engines_.end()) {
+    for (const core::EngineId engine : engines->second)
+      if (auto found = peers_.find(engine); found != peers_.end() && found->second.groups > 0) --found->second.groups;
+    group_engines_.erase(engines);
+  }
+  worker_->close_group(uid);
+  early_.erase(uid);
+  closed_.insert(uid);
+  choose_watched();
+}
+
+flow::Peer Runtime::describe(core::EngineId peer) {
+  const auto found = peers_.find(peer);
+  if (found == peers_.end()) return {};
+  const PeerRecord& record = found->second.record;
+  // A local peer holds slots of our own pool: it may hold no more than we have set aside for it.
+  const std::uint64_t limit =
+      record.local ? std::min<std::uint64_t>(record.eager_bytes, options_.eager_bytes) : record.eager_bytes;
+  return flow::Peer{record.local, static_cast<std::int64_t>(limit)};
+}
+
+core::Result<transport::Endpoint*> Runtime::connect(core::EngineId peer) {
+  const auto found = peers_.find(peer);
+  if (found == peers_.end())
+    return core::Status(core::Code::kInternal, "no address is known for engine " + core::to_string(peer));
+  if (found->second.dead) return core::Status(core::Code::kPeerDead, found->second.record.where + " is gone");
+  const PeerRecord& record = found->second.record;
+  if (record.local) return transports_.shm->connect(peer, record.shm_address);
+  return transports_.data->connect(peer, record.data_address);
+}
+
+void Runtime::on_unreachable(core::EngineId peer, core::Status cause) { failed_.emplace_back(peer, std::move(cause)); }
+
+void Runtime::peer_failed(core::EngineId id, core::Status cause) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end() || found->second.dead) return;
+  Peer& peer = found->second;
+  if (peer.groups == 0) return;  // it has said goodbye everywhere
+  peer.dead = true;
+  core::log_info("peer ", peer.record.where, " is gone: ", cause.message());
+  worker_->on_peer_dead(id, cause);
+}
+
+void Runtime::on_group_failed(core::GroupUid uid, const core::Status& status) {
+  if (group_failed_hook_) group_failed_hook_(uid, status);
+}
+
+void Runtime::send_control(core::EngineId to, const wire::Header& header, std::string_view text) {
+  const auto found = peers_.find(to);
+  if (found == peers_.end() || found->second.dead) return;
+  if (found->second.record.local) {
+    if (text.empty())
+      outbox_->send(to, header);
+    else
+      outbox_->send_text(to, header, text);
+    return;
+  }
+  transport::Transport& transport = transports_.control ? *transports_.control : *transports_.data;
+  const PeerRecord& record = found->second.record;
+  core::Result<transport::Endpoint*> endpoint =
+      transport.connect(to, transports_.control ? record.control_address : record.data_address);
+  if (!endpoint.is_ok()) {
+    failed_.emplace_back(to, endpoint.status());
+    return;
+  }
+  wire::Header h = header;
+  h.source = options_.self;
+  h.flags |= wire::kFlagGranted;
+  transport::Buffer buffer;
+  const std::size_t bytes = std::min(text.size(), pool_->slot_bytes_max());
+  if (bytes > 0) buffer = pool_->allocate(bytes);
+  if (buffer) std::memcpy(buffer.data(), text.data(), bytes);
+  h.payload_bytes = buffer ? static_cast<std::uint32_t>(bytes) : 0;
+  const wire::HeaderBytes encoded = wire::encode(h);
+  if (core::Status status = endpoint.value()->send(encoded, buffer, h.payload_bytes, {}); !status.is_ok())
+    failed_.emplace_back(to, std::move(status));
+}
+
+void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload payload) noexcept {
+  core::Result<wire::Header> decoded = wire::decode(bytes);
+  if (!decoded.is_ok() || decoded.value().payload_bytes != payload.bytes()) {
+    counters_.bad_messages.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  const wire::Header& header = decoded.value();
+  if (const auto peer = peers_.find(header.source); peer != peers_.end()) {
+    peer->second.last_answer = core::Clock::now();
+    switch (header.type) {
+      case wire::Type::kCredit: outbox_->on_credit(header.source, header.aux); return;
+      case wire::Type::kPing: {
+        wire::Header pong;
+        pong.type = wire::Type::kPong;
+        pong.aux = header.aux;
+        send_control(header.source, pong, {});
+        return;
+      }
+      case wire::Type::kPong: return;
+      default: break;
+    }
+  }
+  if (worker::GroupState* group = worker_->find(header.uid)) {
+    deliver(*group, header, std::move(payload));
+    return;
+  }
+  if (header.type > wire::Type::kProbeReply || closed_.count(header.uid) > 0) return;
+  // Its roster is valid there and not yet here. What waits is bounded by the senders' allowances.
+  early_[header.uid].emplace_back(header, std::move(payload));
+}
+
+void Runtime::deliver(worker::GroupState& group, const wire::Header& header, transport::RxPayload payload) {
+  std::int64_t cost = 0;
+  if (header.type == wire::Type::kData && (header.flags & wire::kFlagGranted) == 0 && payload.bytes() > 0)
+    cost = static_cast<std::int64_t>(std::min<std::uint64_t>(header.aux, options_.chunk_bytes));
+  worker_->on_message(group, header, flow::Delivery(std::move(payload), outbox_.get(), header.source, cost));
+}
+
+void Runtime::choose_watched() {
+  // In every group each engine watches its successor: together the members cover everyone.
+  for (auto& [id, peer] : peers_) peer.watched = false;
+  for (const auto& [uid, engines] : group_engines_) {
+    const auto self = std::find(engines.begin(), engines.end(), options_.self);
+    if (self == engines.end() || engines.size() < 2) continue;
+    const std::size_t next = (static_cast<std::size_t>(self - engines.begin()) + 1) % engines.size();
+    if (auto found = peers_.find(engines[next]); found != peers_.end()) {
+      if (!found->second.watched) found->second.last_answer = core::Clock::now();
+      found->second.watched = true;
+    }
+  }
+}
+
+void Runtime::heartbeat(core::TimePoint now) {
+  if (now < next_heartbeat_) return;
+  const core::Duration interval = core::from_seconds(options_.heartbeat_seconds);
+  // If this thread itself stood still (a stopped process), silence proves nothing: start counting again.
+  const bool stood_still = last_heartbeat_ != core::TimePoint{} && now - last_heartbeat_ > 2 * interval;
+  last_heartbeat_ = now;
+  next_heartbeat_ = now + interval;
+  for (auto& [id, peer] : peers_) {
+    if (!peer.watched || peer.dead) continue;
+    if (stood_still) peer.last_answer = now;
+    if (now - peer.last_answer >= core::from_seconds(options_.dead_seconds)) {
+      failed_.emplace_back(id, core::Status(core::Code::kPeerDead,
+                                            "it has not answered heartbeats for " +
+                                                std::to_string(static_cast<int>(core::to_seconds(now - peer.last_answer))) +
+                                                " s (stopped, or cut off from the network)"));
+      continue;
+    }
+    wire::Header ping;
+    ping.type = wire::Type::kPing;
+    send_control(id, ping, {});
+  }
+}
+
+std::size_t Runtime::progress() {
+  std::size_t work = 0;
+  for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get()})
+    if (transport != nullptr) work += transport->progress();
+  // Control traffic is rare: it is looked at every few rounds, and before every sleep by arm().
+  if (transports_.control && (work == 0 || ++progress_calls_ % 16 == 0)) work += transports_.control->progress();
+  const core::TimePoint now = core::Clock::now();
+  work += outbox_->progress(now);
+  work += worker_->tick(now);
+  heartbeat(now);
+  for (auto failed = std::exchange(failed_, {}); auto& [peer, cause] : failed) {
+    peer_failed(peer, std::move(cause));
+    ++work;
+  }
+  update_counters();
+  return work;
+}
+
+bool Runtime::arm() {
+  for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
+    if (transport != nullptr && !transport->arm()) return false;
+  return failed_.empty();
+}
+
+core::TimePoint Runtime::next_due() const {
+  const core::TimePoint now = core::Clock::now();
+  return std::min({outbox_->next_due(), worker_->next_due(now), next_heartbeat_});
+}
+
+std::vector<int> Runtime::event_fds() const {
+  std::vector<int> fds;
+  for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
+    if (transport != nullptr && transport->event_fd() >= 0) fds.push_back(transport->event_fd());
+  return fds;
+}
+
+void Runtime::update_counters() {
+  const auto store = [](std::atomic<std::uint64_t>& to, std::uint64_t value) {
+    to.store(value, std::memory_order_relaxed);
+  };
+  transport::TransportStats net = transports_.data->stats();
+  std::uint64_t endpoints = net.endpoints_open;
+  if (transports_.control) {
+    const transport::TransportStats control = transports_.control->stats();
+    net.tx_header_bytes += control.tx_header_bytes + control.tx_payload_bytes;
+    net.rx_header_bytes += control.rx_header_bytes + control.rx_payload_bytes;
+    endpoints += control.endpoints_open;
+  }
+  store(counters_.net_tx_payload_bytes, net.tx_payload_bytes);
+  store(counters_.net_rx_payload_bytes, net.rx_payload_bytes);
+  store(counters_.net_tx_header_bytes, net.tx_header_bytes);
+  store(counters_.net_rx_header_bytes, net.rx_header_bytes);
+  if (transports_.shm) {
+    const transport::TransportStats shm = transports_.shm->stats();
+    store(counters_.shm_tx_payload_bytes, shm.tx_payload_bytes);
+    store(counters_.shm_rx_payload_bytes, shm.rx_payload_bytes);
+    endpoints += shm.endpoints_open;
+  }
+  store(counters_.operations, worker_->operations_finished());
+  store(counters_.groups, group_engines_.size());
+  store(counters_.endpoints, endpoints);
+}
+
+}  // namespace hybridps::engine

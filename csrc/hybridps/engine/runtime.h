@@ -1,0 +1,154 @@
+// hybridps/engine/runtime.h: the engine without its threads: transports, flow, server and worker put together.
+//
+// Model    One object, driven by one thread that calls progress() in a loop and sleeps when every transport is armed.
+//          Tests drive several of them in one thread over loopback transports; engine.cpp puts one on a thread.
+// Threads  none of its own; one thread at a time. counters() may be read from any thread.
+// Errors   a dead peer fails the groups that it belongs to (worker/worker.h).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "hybridps/core/clock.h"
+#include "hybridps/core/ids.h"
+#include "hybridps/core/status.h"
+#include "hybridps/flow/outbox.h"
+#include "hybridps/observe/counters.h"
+#include "hybridps/server/server.h"
+#include "hybridps/transport/buffer_pool.h"
+#include "hybridps/transport/transport.h"
+#include "hybridps/worker/worker.h"
+
+namespace hybridps::engine {
+
+struct RuntimeOptions {
+  core::EngineId self;
+  std::size_t eager_bytes = 512 * 1024;  // what we allow each peer
+  std::size_t chunk_bytes = 64 * 1024;   // largest chunk of any group
+  std::uint32_t grant_chunks = 4;
+  std::size_t local_peers = 7;           // for which the pool has room to be generous
+  double warn_seconds = 10;
+  double heartbeat_seconds = 1;
+  double dead_seconds = 5;
+};
+
+struct PeerRecord {
+  core::EngineId engine;
+  bool local = false;  // memory proven to be shared
+  std::vector<std::byte> data_address;
+  std::vector<std::byte> control_address;
+  std::vector<std::byte> shm_address;
+  std::string where;               // "host7 pid 4121", for messages
+  std::uint64_t eager_bytes = 0;   // what it allows us
+};
+
+/// The transports of one engine. shm may be absent; control may be absent (data is used then).
+struct Transports {
+  std::unique_ptr<transport::Transport> data;
+  std::unique_ptr<transport::Transport> control;
+  std::unique_ptr<transport::Transport> shm;
+};
+
+class Runtime final : public flow::Router, public worker::Host, core::Pinned {
+ public:
+  /// Classes of the send pool for these options, and the bytes they need.
+  static std::vector<transport::BufferPool::SizeClass> pool_classes(const RuntimeOptions& options,
+                                                                    std::size_t bytes_max);
+  static std::size_t pool_bytes(const std::vector<transport::BufferPool::SizeClass>& classes);
+
+  /// `memory`: for the pool, at least pool_bytes(); `keep` holds it for as long as this lives.
+  static core::Result<std::unique_ptr<Runtime>> create(RuntimeOptions options, std::span<std::byte> memory,
+                                                       std::shared_ptr<void> keep, Transports transports);
+  ~Runtime() override;
+
+  void add_peer(PeerRecord peer);
+  /// All engines in `info` must have been added.
+  worker::GroupState& open_group(worker::GroupInfo info);
+  /// Fails what is pending; later messages of the group are dropped.
+  void close_group(core::GroupUid uid);
+  worker::Worker& worker() noexcept { return *worker_; }
+
+  std::size_t progress();
+  /// Called when a group gets its first verdict.
+  void set_group_failed_hook(std::function<void(core::GroupUid, const core::Status&)> hook) {
+    group_failed_hook_ = std::move(hook);
+  }
+  /// True: every transport is armed, nothing to do before next_due() or an event.
+  bool arm();
+  core::TimePoint next_due() const;
+  /// File descriptors to sleep on, constant.
+  std::vector<int> event_fds() const;
+
+  transport::Transport* shm() noexcept { return transports_.shm.get(); }
+  const observe::EngineCounters& counters() const noexcept { return counters_; }
+  transport::BufferPool& pool() noexcept { return *pool_; }
+  const flow::Outbox& outbox() const noexcept { return *outbox_; }
+
+  // flow::Router
+  core::Result<transport::Endpoint*> connect(core::EngineId peer) override;
+  flow::Peer describe(core::EngineId peer) override;
+  void on_unreachable(core::EngineId peer, core::Status cause) override;
+  // worker::Host
+  void send_control(core::EngineId to, const wire::Header& header, std::string_view text) override;
+  void on_group_failed(core::GroupUid uid, const core::Status& status) override;
+
+ private:
+  class Inlet final : public transport::Receiver {
+   public:
+    explicit Inlet(Runtime& runtime) : runtime_(runtime) {}
+    void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept override {
+      runtime_.on_message(header, std::move(payload));
+    }
+    void on_peer_failed(core::EngineId peer, core::Status cause) noexcept override {
+      runtime_.failed_.emplace_back(peer, std::move(cause));
+    }
+
+   private:
+    Runtime& runtime_;
+  };
+  struct Peer {
+    PeerRecord record;
+    bool dead = false;
+    // Heartbeats, when this engine watches the peer.
+    bool watched = false;
+    core::TimePoint last_answer{};
+    std::uint64_t groups = 0;
+  };
+
+  Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep, Transports transports);
+  core::Status attach();
+  void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept;
+  void deliver(worker::GroupState& group, const wire::Header& header, transport::RxPayload payload);
+  void peer_failed(core::EngineId peer, core::Status cause);
+  void heartbeat(core::TimePoint now);
+  void choose_watched();
+  void update_counters();
+
+  const RuntimeOptions options_;
+  std::shared_ptr<void> keep_;
+  std::unique_ptr<transport::BufferPool> pool_;
+  Transports transports_;
+  std::vector<std::unique_ptr<Inlet>> inlets_;
+  std::unique_ptr<flow::Outbox> outbox_;
+  std::unique_ptr<server::Server> server_;
+  std::unique_ptr<worker::Worker> worker_;
+  std::unordered_map<core::EngineId, Peer> peers_;
+  std::map<core::GroupUid, std::vector<core::EngineId>> group_engines_;
+  std::unordered_set<core::GroupUid> closed_;
+  std::unordered_map<core::GroupUid, std::vector<std::pair<wire::Header, transport::RxPayload>>> early_;
+  std::vector<std::pair<core::EngineId, core::Status>> failed_;
+  core::TimePoint next_heartbeat_{};
+  core::TimePoint last_heartbeat_{};
+  std::uint64_t progress_calls_ = 0;
+  observe::EngineCounters counters_;
+  std::function<void(core::GroupUid, const core::Status&)> group_failed_hook_;
+};
+
+}  // namespace hybridps::engine

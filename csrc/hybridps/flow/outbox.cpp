@@ -1,0 +1,445 @@
+#include "hybridps/flow/outbox.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace hybridps::flow {
+namespace {
+
+constexpr std::uint8_t kOffered = 1;
+constexpr std::uint8_t kByAllowance = 2;  // holds a permit paid from the allowance
+constexpr std::uint8_t kByGrant = 4;      // holds a permit given by the peer
+constexpr std::uint8_t kSent = 8;
+
+}  // namespace
+
+std::size_t Stream::bytes_of(std::uint32_t chunk) const noexcept {
+  const std::uint64_t begin = std::uint64_t{chunk} * chunk_bytes;
+  return begin >= bytes ? 0 : static_cast<std::size_t>(std::min<std::uint64_t>(chunk_bytes, bytes - begin));
+}
+
+bool Stream::is_sent(std::uint32_t chunk) const noexcept { return !marks_.empty() && (marks_[chunk] & kSent) != 0; }
+
+bool Stream::is_permitted(std::uint32_t chunk) const noexcept {
+  return granted_all_ || (!marks_.empty() && (marks_[chunk] & (kByAllowance | kByGrant)) != 0);
+}
+
+Delivery& Delivery::operator=(Delivery&& other) noexcept {
+  if (this != &other) {
+    reset();
+    payload_ = std::move(other.payload_);
+    outbox_ = std::exchange(other.outbox_, nullptr);
+    source_ = other.source_;
+    cost_ = std::exchange(other.cost_, 0);
+  }
+  return *this;
+}
+
+void Delivery::reset() noexcept {
+  payload_.reset();
+  if (Outbox* outbox = std::exchange(outbox_, nullptr); outbox != nullptr && cost_ > 0)
+    outbox->consumed(source_, cost_);
+}
+
+Outbox::Outbox(OutboxOptions options, transport::BufferPool& pool, Router& router)
+    : options_(std::move(options)), pool_(pool), router_(router), net_in_use_(options_.class_bytes.size(), 0) {
+  pool_.set_release_hook([this] { slot_released_ = true; });
+}
+
+Outbox::~Outbox() {
+  *alive_ = false;
+  pool_.set_release_hook({});
+}
+
+Outbox::Lane& Outbox::lane(core::EngineId peer) {
+  std::unique_ptr<Lane>& slot = lanes_[peer];
+  if (!slot) {
+    slot = std::make_unique<Lane>();
+    slot->id = peer;
+    const Peer info = router_.describe(peer);
+    slot->local = info.local;
+    slot->allowance = info.eager_bytes;
+  }
+  return *slot;
+}
+
+std::size_t Outbox::class_of(std::size_t bytes) const noexcept {
+  for (std::size_t c = 0; c < options_.class_bytes.size(); ++c)
+    if (bytes <= options_.class_bytes[c]) return c;
+  return options_.class_bytes.size() - 1;
+}
+
+bool Outbox::take_allowance(Lane& lane, std::int64_t cost) {
+  // One message may always be under way, so that an allowance below one chunk is still an allowance.
+  if (cost > lane.allowance && lane.outstanding > 0) return false;
+  lane.allowance -= cost;
+  lane.outstanding += cost;
+  return true;
+}
+
+void Outbox::prepare(Stream& stream) {
+  if (stream.marks_.empty()) stream.marks_.resize(stream.chunks, 0);
+}
+
+core::Status Outbox::transmit(Lane& lane, const wire::Header& header, const transport::Buffer& buffer,
+                              std::size_t bytes, transport::SendDone done) {
+  if (lane.broken) return core::Status(core::Code::kPeerDead, "peer is gone");
+  core::Status status;
+  if (lane.endpoint == nullptr) {
+    core::Result<transport::Endpoint*> endpoint = router_.connect(lane.id);
+    if (endpoint.is_ok())
+      lane.endpoint = endpoint.value();
+    else
+      status = endpoint.status();
+  }
+  if (lane.endpoint != nullptr) {
+    const wire::HeaderBytes bytes_of_header = wire::encode(header);
+    status = lane.endpoint->send(bytes_of_header, buffer, bytes, std::move(done));
+  }
+  if (!status.is_ok()) {
+    lane.broken = true;
+    broken_.emplace_back(lane.id, status);
+  }
+  return status;
+}
+
+Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk) {
+  const std::size_t bytes = stream.bytes_of(chunk);
+  std::uint8_t& marks = stream.marks_[chunk];
+  wire::Header header = stream.header;
+  header.type = wire::Type::kData;
+  header.source = options_.self;
+  header.chunk = chunk;
+  header.payload_bytes = static_cast<std::uint32_t>(bytes);
+  if (bytes == 0) {
+    if (!transmit(lane, header, {}, 0, {}).is_ok()) return Step::kBroken;
+    marks |= kSent;
+    ++stream.sent_;
+    return Step::kSent;
+  }
+  const std::size_t size_class = class_of(bytes);
+  const auto cost = static_cast<std::int64_t>(options_.class_bytes[size_class]);
+  bool by_all = false;
+  if ((marks & (kByAllowance | kByGrant)) == 0) {
+    if (take_allowance(lane, cost)) {
+      marks |= kByAllowance;
+      ++stream.permits_;
+    } else if (stream.granted_all_ &&
+               (lane.granted_bytes == 0 || lane.granted_bytes + cost <= options_.granted_bytes_max)) {
+      by_all = true;
+    } else {
+      return Step::kNoPermit;
+    }
+  }
+  if (!lane.local && net_in_use_[size_class] >= options_.net_slots[size_class]) return Step::kNoSlot;
+  transport::Buffer buffer = stream.source->payload(stream, chunk, bytes);
+  if (!buffer) return Step::kNoSlot;
+
+  if ((marks & kByAllowance) != 0) {
+    header.aux = static_cast<std::uint64_t>(cost);
+  } else {
+    header.flags |= wire::kFlagGranted;
+  }
+  transport::SendDone done;
+  if (!lane.local || by_all) {
+    if (!lane.local) ++net_in_use_[size_class];
+    if (by_all) lane.granted_bytes += cost;
+    done = [this, alive = alive_, id = lane.id, size_class, net = !lane.local, by_all, cost](core::Status) {
+      if (!*alive) return;
+      if (net) {
+        --net_in_use_[size_class];
+        slot_released_ = true;
+      }
+      if (by_all) {
+        if (auto found = lanes_.find(id); found != lanes_.end()) {
+          found->second->granted_bytes -= cost;
+          resume_.push_back(id);
+        }
+      }
+    };
+  }
+  if (!transmit(lane, header, buffer, bytes, std::move(done)).is_ok()) return Step::kBroken;
+  if ((marks & (kByAllowance | kByGrant)) != 0) --stream.permits_;
+  marks |= kSent;
+  ++stream.sent_;
+  return Step::kSent;
+}
+
+void Outbox::serve_wanted(Lane& lane, Stream& stream) {
+  while (!stream.wanted_.empty()) {
+    const std::uint32_t chunk = stream.wanted_.front();
+    std::uint8_t& marks = stream.marks_[chunk];
+    if ((marks & (kSent | kByAllowance | kByGrant)) == 0 && !stream.granted_all_) {
+      const std::size_t bytes = stream.bytes_of(chunk);
+      if (bytes > 0 && !take_allowance(lane, static_cast<std::int64_t>(options_.class_bytes[class_of(bytes)]))) return;
+      marks |= kByAllowance;
+      ++stream.permits_;
+    }
+    stream.wanted_.erase(stream.wanted_.begin());
+    if ((marks & kSent) == 0) stream.source->on_permitted(stream, chunk);
+  }
+}
+
+void Outbox::wait(Lane& lane, Stream& stream) {
+  if (lane.blocked_since == core::TimePoint::max()) lane.blocked_since = core::Clock::now();
+  if (!stream.announced_) lane.unannounced = true;
+  if (stream.waiting_) return;
+  stream.waiting_ = true;
+  (stream.urgent ? lane.urgent : lane.bulk).push_back(&stream);
+}
+
+void Outbox::starve(Stream& stream) {
+  if (stream.starved_) return;
+  stream.starved_ = true;
+  starved_.push_back(&stream);
+}
+
+void Outbox::pump(Stream& stream) {
+  Lane& peer = lane(stream.peer);
+  if (peer.broken) return;
+  serve_wanted(peer, stream);
+  bool blocked = !stream.wanted_.empty();
+  // Chunks that hold a permit first: they are what the peer waits for.
+  for (std::size_t i = 0; i < stream.ready_.size();) {
+    const std::uint32_t chunk = stream.ready_[i];
+    const bool permitted = (stream.marks_[chunk] & (kByAllowance | kByGrant)) != 0;
+    if (blocked && stream.permits_ == 0) break;
+    if (blocked && !permitted) {
+      ++i;
+      continue;
+    }
+    switch (send_chunk(peer, stream, chunk)) {
+      case Step::kSent:
+        stream.ready_.erase(stream.ready_.begin() + static_cast<std::ptrdiff_t>(i));
+        stream.source->on_sent(stream, chunk);
+        break;
+      case Step::kNoPermit:
+        blocked = true;
+        ++i;
+        break;
+      case Step::kNoSlot: starve(stream); return;
+      case Step::kBroken: return;
+    }
+  }
+  if (blocked) wait(peer, stream);
+}
+
+void Outbox::pump_lane(Lane& peer) {
+  for (std::deque<Stream*>* queue : {&peer.urgent, &peer.bulk}) {
+    while (!queue->empty()) {
+      Stream& stream = *queue->front();
+      queue->pop_front();
+      stream.waiting_ = false;
+      pump(stream);
+      if (stream.waiting_) {
+        // Still without a permit: it keeps its place at the head.
+        queue->erase(std::find(queue->begin(), queue->end(), &stream));
+        queue->push_front(&stream);
+        return;
+      }
+    }
+  }
+  peer.blocked_since = core::TimePoint::max();
+}
+
+void Outbox::offer(Stream& stream, std::uint32_t chunk) {
+  prepare(stream);
+  assert((stream.marks_[chunk] & kOffered) == 0);
+  stream.marks_[chunk] |= kOffered;
+  stream.ready_.push_back(chunk);
+  if (stream.starved_) return;
+  if (stream.waiting_ && (stream.marks_[chunk] & (kByAllowance | kByGrant)) == 0) return;
+  Lane& peer = lane(stream.peer);
+  // Others of the same class wait for this peer's allowance: take a place behind them.
+  const bool behind = !stream.urgent && !peer.bulk.empty() && stream.bytes > 0 &&
+                      (stream.marks_[chunk] & (kByAllowance | kByGrant)) == 0;
+  if (behind)
+    wait(peer, stream);
+  else
+    pump(stream);
+}
+
+void Outbox::want(Stream& stream, std::uint32_t chunk) {
+  prepare(stream);
+  if ((stream.marks_[chunk] & kSent) != 0) return;
+  stream.wanted_.push_back(chunk);
+  pump(stream);
+}
+
+void Outbox::granted(Stream& stream, std::uint32_t chunk) {
+  prepare(stream);
+  if (chunk == wire::kAllChunks) {
+    stream.granted_all_ = true;
+  } else {
+    if (chunk >= stream.chunks || (stream.marks_[chunk] & kSent) != 0) return;
+    if ((stream.marks_[chunk] & (kByAllowance | kByGrant)) == 0) {
+      stream.marks_[chunk] |= kByGrant;
+      ++stream.permits_;
+    }
+    // The peer waits for this chunk: even where nobody here asked for it, its data must now be fetched.
+    if ((stream.marks_[chunk] & kOffered) == 0) {
+      std::erase(stream.wanted_, chunk);
+      stream.source->on_permitted(stream, chunk);
+    }
+  }
+  if (!stream.starved_) pump(stream);
+}
+
+void Outbox::cancel(Stream& stream) {
+  if (stream.waiting_) {
+    Lane& peer = lane(stream.peer);
+    std::erase(peer.urgent, &stream);
+    std::erase(peer.bulk, &stream);
+    stream.waiting_ = false;
+  }
+  if (stream.starved_) {
+    std::erase(starved_, &stream);
+    stream.starved_ = false;
+  }
+  // Permits that were paid for and not used go back.
+  if (!stream.marks_.empty()) {
+    for (std::uint32_t chunk = 0; chunk < stream.chunks; ++chunk) {
+      if ((stream.marks_[chunk] & (kByAllowance | kSent)) != kByAllowance) continue;
+      const std::size_t bytes = stream.bytes_of(chunk);
+      if (bytes == 0) continue;
+      Lane& peer = lane(stream.peer);
+      const auto cost = static_cast<std::int64_t>(options_.class_bytes[class_of(bytes)]);
+      peer.allowance += cost;
+      peer.outstanding -= cost;
+      stream.marks_[chunk] |= kSent;
+      resume_.push_back(stream.peer);
+    }
+  }
+  stream.ready_.clear();
+  stream.wanted_.clear();
+}
+
+void Outbox::on_credit(core::EngineId peer, std::uint64_t bytes) {
+  Lane& to = lane(peer);
+  const std::int64_t back = std::min<std::int64_t>(static_cast<std::int64_t>(bytes), to.outstanding);
+  to.allowance += back;
+  to.outstanding -= back;
+  pump_lane(to);
+}
+
+void Outbox::send(core::EngineId peer, wire::Header header) {
+  header.source = options_.self;
+  (void)transmit(lane(peer), header, {}, 0, {});
+}
+
+void Outbox::send_text(core::EngineId peer, wire::Header header, std::string_view text) {
+  const std::size_t bytes = std::min(text.size(), options_.class_bytes.empty() ? 0 : options_.class_bytes.back());
+  transport::Buffer buffer = bytes > 0 ? pool_.allocate(bytes) : transport::Buffer();
+  header.source = options_.self;
+  header.flags |= wire::kFlagGranted;
+  header.payload_bytes = buffer ? static_cast<std::uint32_t>(bytes) : 0;
+  if (buffer) std::memcpy(buffer.data(), text.data(), bytes);
+  (void)transmit(lane(peer), header, buffer, header.payload_bytes, {});
+}
+
+void Outbox::announce(Lane& peer, Stream& stream) {
+  stream.announced_ = true;
+  wire::Header header = stream.header;
+  header.type = wire::Type::kAnnounce;
+  header.source = options_.self;
+  header.chunk = stream.ready_.empty() ? 0 : stream.ready_.front();
+  header.payload_bytes = 0;
+  (void)transmit(peer, header, {}, 0, {});
+}
+
+std::size_t Outbox::progress(core::TimePoint now) {
+  std::size_t work = 0;
+  if (slot_released_ && !starved_.empty()) {
+    slot_released_ = false;
+    std::deque<Stream*> again;
+    again.swap(starved_);
+    for (Stream* stream : again) stream->starved_ = false;
+    while (!again.empty()) {
+      Stream* stream = again.front();
+      again.pop_front();
+      pump(*stream);
+      ++work;
+      if (stream->starved_) {
+        // No slot again: the rest keep their order behind it.
+        for (Stream* rest : again) starve(*rest);
+        break;
+      }
+    }
+  }
+  for (std::vector<core::EngineId> resume = std::exchange(resume_, {}); const core::EngineId id : resume) {
+    if (auto found = lanes_.find(id); found != lanes_.end()) pump_lane(*found->second);
+    ++work;
+  }
+  for (auto& [id, peer] : lanes_) {
+    if (!peer->unannounced || peer->blocked_since == core::TimePoint::max() ||
+        now - peer->blocked_since < options_.announce_after)
+      continue;
+    peer->unannounced = false;
+    for (std::deque<Stream*>* queue : {&peer->urgent, &peer->bulk}) {
+      // Indexed: announcing never changes the queues, but the vector of streams may be long.
+      for (std::size_t i = 0; i < queue->size(); ++i) {
+        Stream& stream = *(*queue)[i];
+        if (stream.announced_) continue;
+        announce(*peer, stream);
+        ++work;
+      }
+    }
+  }
+  for (auto broken = std::exchange(broken_, {}); auto& [id, status] : broken) {
+    router_.on_unreachable(id, std::move(status));
+    ++work;
+  }
+  return work;
+}
+
+core::TimePoint Outbox::next_due() const noexcept {
+  core::TimePoint due = core::TimePoint::max();
+  for (const auto& [id, peer] : lanes_)
+    if (peer->unannounced && peer->blocked_since != core::TimePoint::max())
+      due = std::min(due, peer->blocked_since + options_.announce_after);
+  return due;
+}
+
+std::string Outbox::describe() const {
+  std::string text;
+  const auto stream_text = [](const Stream& s) {
+    return "  stage " + std::to_string(static_cast<int>(s.header.stage)) + " seq " + std::to_string(s.header.sequence) +
+           " span " + std::to_string(s.header.span) + " sent " + std::to_string(s.sent_) + "/" +
+           std::to_string(s.chunks) + " ready " + std::to_string(s.ready_.size()) + " wanted " +
+           std::to_string(s.wanted_.size()) + " permits " + std::to_string(s.permits_) +
+           (s.announced_ ? " announced" : "") + (s.granted_all_ ? " granted" : "") + "\n";
+  };
+  for (const auto& [id, peer] : lanes_) {
+    text += "to " + core::to_string(id) + (peer->local ? " local" : " net") + " allowance " +
+            std::to_string(peer->allowance) + " outstanding " + std::to_string(peer->outstanding) + " granted bytes " +
+            std::to_string(peer->granted_bytes) + " to return " + std::to_string(peer->to_return) +
+            (peer->broken ? " broken" : "") + "\n";
+    for (const auto* queue : {&peer->urgent, &peer->bulk})
+      for (const Stream* s : *queue) text += stream_text(*s);
+  }
+  for (const Stream* s : starved_) text += "starved" + stream_text(*s);
+  for (std::size_t c = 0; c < net_in_use_.size(); ++c)
+    text += "class " + std::to_string(options_.class_bytes[c]) + ": " + std::to_string(net_in_use_[c]) + " of " +
+            std::to_string(options_.net_slots[c]) + " between nodes\n";
+  return text;
+}
+
+void Outbox::forget(core::EngineId peer) {
+  lanes_.erase(peer);
+  std::erase(resume_, peer);
+}
+
+void Outbox::consumed(core::EngineId source, std::int64_t cost) noexcept {
+  Lane& from = lane(source);
+  from.to_return += cost;
+  if (from.to_return < options_.credit_batch_bytes || from.broken) return;
+  wire::Header header;
+  header.type = wire::Type::kCredit;
+  header.aux = static_cast<std::uint64_t>(std::exchange(from.to_return, 0));
+  send(source, header);
+}
+
+}  // namespace hybridps::flow

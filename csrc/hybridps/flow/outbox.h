@@ -1,0 +1,207 @@
+// hybridps/flow/outbox.h: who may send what to whom, and when: eager allowance, announce, grant.
+//
+// Model    A Stream is one span's chunks on their way to one peer. Its owner (worker or server) offers chunks as their
+//          data becomes available; the Outbox sends each as soon as it has a permit:
+//            eager    each peer allows a fixed number of bytes that nobody has asked for ("allowance"); it comes back
+//                     with the peer's Credit messages once it has consumed them;
+//            granted  when the allowance is spent the stream announces itself (one header); the peer grants chunks once
+//                     it knows that they can be used up in bounded time.
+//          No staging memory is held while waiting for a permit: a chunk's bytes are produced (Source::payload) only
+//          when it may go. That, and grants that are given only to work that can finish, is why operations of different
+//          groups may be issued in different orders on different ranks (design decision 7).
+// Order    Urgent streams (tiny operations) go first, then streams in order of their first offer, per peer. Peers do
+//          not wait for each other: a bulk operation walks its owners as their allowances come back.
+// Threads  the engine's progress thread.
+// Errors   a peer that cannot be sent to is reported to the Router, once, from progress().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "hybridps/core/clock.h"
+#include "hybridps/core/ids.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
+#include "hybridps/transport/endpoint.h"
+#include "hybridps/transport/transport.h"
+#include "hybridps/wire/header.h"
+
+namespace hybridps::flow {
+
+class Outbox;
+struct Stream;
+
+/// Produces the chunks of streams. Calls come from inside Outbox::offer(), granted(), on_credit() or progress().
+class Source {
+ public:
+  virtual ~Source() = default;
+  /// A buffer whose first `bytes` bytes are the chunk (bytes > 0); may be shared between streams. Empty: no slot is
+  /// free; asked again later.
+  virtual transport::Buffer payload(Stream& stream, std::uint32_t chunk, std::size_t bytes) = 0;
+  /// The chunk was sent; the stream does not need its data any more.
+  virtual void on_sent(Stream& stream, std::uint32_t chunk) = 0;
+  /// The answer to want(): the chunk may be sent as soon as it is offered.
+  virtual void on_permitted(Stream& stream, std::uint32_t chunk) = 0;
+};
+
+struct Stream : core::Pinned {
+  wire::Header header;  // of every message: type, chunk, flags, payload_bytes and aux are filled in
+  core::EngineId peer;
+  Source* source = nullptr;
+  std::uint64_t bytes = 0;
+  std::uint32_t chunk_bytes = 1;
+  std::uint32_t chunks = 1;
+  bool urgent = false;
+  std::uint32_t index = 0;  // free for the owner
+
+  std::size_t bytes_of(std::uint32_t chunk) const noexcept;
+  bool is_sent(std::uint32_t chunk) const noexcept;
+  bool is_permitted(std::uint32_t chunk) const noexcept;
+  bool all_sent() const noexcept { return sent_ == chunks; }
+
+ private:
+  friend class Outbox;
+  std::vector<std::uint8_t> marks_;   // per chunk, made on first use
+  std::deque<std::uint32_t> ready_;   // offered and not sent
+  std::vector<std::uint32_t> wanted_;  // want()ed and not permitted
+  std::uint32_t sent_ = 0;
+  std::uint32_t permits_ = 0;  // chunks that hold a permit and are not sent
+  bool announced_ = false;
+  bool granted_all_ = false;
+  bool waiting_ = false;  // in its peer's queue
+  bool starved_ = false;  // in the list of those that found no slot
+};
+
+struct Peer {
+  bool local = false;             // reached through shared memory
+  std::int64_t eager_bytes = 0;   // its allowance for us
+};
+
+class Router {
+ public:
+  virtual ~Router() = default;
+  virtual core::Result<transport::Endpoint*> connect(core::EngineId peer) = 0;
+  virtual Peer describe(core::EngineId peer) = 0;
+  virtual void on_unreachable(core::EngineId peer, core::Status cause) = 0;
+};
+
+struct OutboxOptions {
+  core::EngineId self;
+  /// Allowance that we return in one Credit message: a fraction of what we allow others.
+  std::int64_t credit_batch_bytes = 128 * 1024;
+  /// Slots per size class of the pool that messages between nodes may hold together; the rest is kept for local peers,
+  /// who may hold what they were sent until others deliver.
+  std::vector<std::size_t> net_slots;
+  std::vector<std::size_t> class_bytes;  // of the pool, rising
+  /// Bytes in flight to one peer under "all chunks" grants.
+  std::int64_t granted_bytes_max = 256 * 1024;
+  /// A stream without a permit announces itself after this long.
+  core::Duration announce_after = std::chrono::microseconds(500);
+};
+
+/// A received payload that gives the sender's allowance back when it is consumed. Move-only.
+class Delivery {
+ public:
+  Delivery() = default;
+  Delivery(transport::RxPayload payload, Outbox* outbox, core::EngineId source, std::int64_t cost) noexcept
+      : payload_(std::move(payload)), outbox_(outbox), source_(source), cost_(cost) {}
+  Delivery(Delivery&& other) noexcept { *this = std::move(other); }
+  Delivery& operator=(Delivery&& other) noexcept;
+  ~Delivery() { reset(); }
+
+  const std::byte* data() const noexcept { return payload_.data(); }
+  std::size_t bytes() const noexcept { return payload_.bytes(); }
+  void reset() noexcept;
+
+ private:
+  transport::RxPayload payload_;
+  Outbox* outbox_ = nullptr;
+  core::EngineId source_;
+  std::int64_t cost_ = 0;
+};
+
+class Outbox : core::Pinned {
+ public:
+  Outbox(OutboxOptions options, transport::BufferPool& pool, Router& router);
+  ~Outbox();
+
+  /// The chunk's data is available: send it now or when permitted. Each chunk at most once.
+  void offer(Stream& stream, std::uint32_t chunk);
+  /// Asks for a permit for a chunk whose data is not available yet; Source::on_permitted answers (perhaps at once).
+  void want(Stream& stream, std::uint32_t chunk);
+  /// Forgets a stream that will send no more. Required before destroying one that is not all_sent().
+  void cancel(Stream& stream);
+  /// A Grant for the stream arrived.
+  void granted(Stream& stream, std::uint32_t chunk);
+  /// A Credit message arrived.
+  void on_credit(core::EngineId peer, std::uint64_t bytes);
+
+  /// A message without payload, at once.
+  void send(core::EngineId peer, wire::Header header);
+  /// A message with a short text as payload (cut to the middle size class); dropped when no slot is free.
+  void send_text(core::EngineId peer, wire::Header header, std::string_view text);
+
+  /// Streams that waited for slots, announcements that are due, peers that broke. Returns what it did.
+  std::size_t progress(core::TimePoint now);
+  /// When progress() wants to be called next at the latest (announcements).
+  core::TimePoint next_due() const noexcept;
+  /// Drops all state about a peer; its streams must have been cancelled.
+  void forget(core::EngineId peer);
+
+  /// Called by Delivery.
+  void consumed(core::EngineId source, std::int64_t cost) noexcept;
+
+  transport::BufferPool& pool() noexcept { return pool_; }
+  /// One line per peer and waiting stream, for debugging a stall.
+  std::string describe() const;
+
+ private:
+  struct Lane {  // one peer
+    core::EngineId id;
+    transport::Endpoint* endpoint = nullptr;
+    bool local = false;
+    bool broken = false;
+    std::int64_t allowance = 0;   // eager bytes that we may still send
+    std::int64_t outstanding = 0;  // eager bytes sent and not returned
+    std::int64_t granted_bytes = 0;  // in flight under "all chunks" grants
+    std::int64_t to_return = 0;   // eager bytes of theirs consumed here and not returned
+    std::deque<Stream*> urgent;
+    std::deque<Stream*> bulk;
+    core::TimePoint blocked_since = core::TimePoint::max();
+    bool unannounced = false;  // a waiting stream has not announced itself
+  };
+  enum class Step { kSent, kNoPermit, kNoSlot, kBroken };
+
+  Lane& lane(core::EngineId peer);
+  bool take_allowance(Lane& lane, std::int64_t cost);
+  void prepare(Stream& stream);
+  void pump(Stream& stream);
+  void pump_lane(Lane& lane);
+  Step send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk);
+  void serve_wanted(Lane& lane, Stream& stream);
+  void wait(Lane& lane, Stream& stream);
+  void starve(Stream& stream);
+  void announce(Lane& lane, Stream& stream);
+  core::Status transmit(Lane& lane, const wire::Header& header, const transport::Buffer& buffer, std::size_t bytes,
+                        transport::SendDone done);
+  std::size_t class_of(std::size_t bytes) const noexcept;
+
+  OutboxOptions options_;
+  transport::BufferPool& pool_;
+  Router& router_;
+  std::unordered_map<core::EngineId, std::unique_ptr<Lane>> lanes_;
+  std::deque<Stream*> starved_;
+  std::vector<std::size_t> net_in_use_;
+  std::vector<std::pair<core::EngineId, core::Status>> broken_;
+  bool slot_released_ = false;
+  std::vector<core::EngineId> resume_;  // lanes whose granted bytes went down
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace hybridps::flow

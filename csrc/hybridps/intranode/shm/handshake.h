@@ -1,0 +1,72 @@
+// hybridps/intranode/shm/handshake.h: what two engines say over their Unix socket, and with which descriptors.
+//
+// Model    fixed-size packets over SOCK_SEQPACKET; hello carries three descriptors (control area, pool, eventfd). The
+//          sequence of packets is in ../README.md.
+// Trust    packets come from any process of this host: receive() checks size, magic and version, the caller the rest.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hybridps/core/ids.h"
+#include "hybridps/intranode/shm/fork_guard.h"
+
+namespace hybridps::intranode::shm {
+
+enum class PacketKind : std::uint32_t {
+  kHello = 1,    // who I am and what I share
+  kProof = 2,    // `nonce` is what I read in your control area
+  kYield = 3,    // both of us connected: use mine
+  kRefuse = 4,   // no slot free for you
+  kGoodbye = 5,  // I send no more messages; payloads of yours that I hold come back before my end of file
+};
+
+/// As on the wire: native byte order, both ends are on one host.
+struct Packet {
+  std::array<char, 8> magic{};
+  std::uint32_t version = 0;
+  PacketKind kind{};
+  std::uint64_t from = 0;
+  std::uint64_t to = 0;
+  std::array<std::uint64_t, 2> nonce{};  // hello: the session's; proof: read from memory
+  std::array<std::uint64_t, 2> echo{};   // the other side's session nonce; zero in the first hello
+  std::uint64_t slot_offset_bytes = 0;   // hello: in my control area, the slot that is yours to write
+  std::uint64_t pool_bytes = 0;          // hello
+  std::uint32_t ring_entries = 0;        // hello
+  std::uint32_t release_entries = 0;     // hello
+};
+static_assert(sizeof(Packet) == 88);
+
+Packet make_packet(PacketKind kind, core::EngineId from, core::EngineId to) noexcept;
+
+enum class Received { kPacket, kNothing, kEndOfFile, kJunk };
+inline constexpr std::size_t kDescriptorsMax = 3;
+
+/// False when the packet could not be queued: the peer is gone or does not read.
+bool send_packet(int socket, const Packet& packet, std::span<const int> descriptors = {}) noexcept;
+/// Never waits.
+Received receive_packet(int socket, Packet& packet, std::array<Descriptor, kDescriptorsMax>& descriptors);
+
+/// Abstract-namespace sockets: nothing in the file system, gone with the process.
+Descriptor listen_on(std::string_view name, int backlog, int& error);
+Descriptor connect_to(std::string_view name, int& error);
+Descriptor accept_from(int listener, int& error);
+/// Whether the process at the other end runs as our user; `pid` is set when it is visible from here, else 0.
+bool is_same_user(int socket, int& pid) noexcept;
+
+/// What Transport::address() returns. Grammar: "HPSM" version:u8 engine:u64le name_bytes:u8 name checksum:u64le,
+/// the checksum being FNV-1a of all bytes before it.
+struct Address {
+  core::EngineId engine;
+  std::string socket_name;
+};
+std::vector<std::byte> encode(const Address& address);
+std::optional<Address> decode(std::span<const std::byte> bytes);
+
+}  // namespace hybridps::intranode::shm

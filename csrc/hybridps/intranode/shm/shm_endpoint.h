@@ -1,0 +1,147 @@
+// hybridps/intranode/shm/shm_endpoint.h: one peer of a ShmTransport: its socket, its views of memory, its rings.
+//
+// Internal to this folder. The life of an endpoint:
+//
+//   kConnecting -> kHelloSent -> kProving -> kOpen -> kEnded      we connect
+//                      |  \-> kYielded -^                         both connected, the smaller engine id's socket is used
+//                  (accepted) ----------^                         the peer connects
+//
+// kEnded keeps socket, rings and views until both sides hold no payload of the other or the peer is gone.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hybridps/core/ids.h"
+#include "hybridps/core/status.h"
+#include "hybridps/intranode/shm/fork_guard.h"
+#include "hybridps/intranode/shm/handshake.h"
+#include "hybridps/intranode/shm/ring.h"
+#include "hybridps/intranode/shm/segment.h"
+#include "hybridps/transport/endpoint.h"
+#include "hybridps/transport/transport.h"
+
+namespace hybridps::intranode::shm {
+
+class ShmTransport;
+
+class ShmEndpoint final : public transport::Endpoint {
+ public:
+  ShmEndpoint(ShmTransport& owner, core::EngineId peer, std::uint32_t index) noexcept
+      : owner_(owner), peer_(peer), index_(index) {}
+
+  core::Status send(std::span<const std::byte> header, const transport::Buffer& payload, std::size_t payload_bytes,
+                    transport::SendDone done) override;
+  core::EngineId peer() const noexcept override { return peer_; }
+  void close(core::Status cause) noexcept override;
+
+ private:
+  friend class ShmTransport;
+  enum class State { kConnecting, kHelloSent, kYielded, kProving, kOpen, kEnded };
+  using Nonce = std::array<std::uint64_t, 2>;
+
+  struct Queued {
+    std::array<std::byte, transport::kHeaderBytesMax> header;
+    std::size_t header_bytes;
+    transport::Buffer payload;
+    std::size_t payload_bytes;
+    transport::SendDone done;
+  };
+  /// A payload that the peer may be reading.
+  struct Lent {
+    transport::Buffer payload;
+    transport::SendDone done;
+    std::uint16_t life = 0;  // told apart from earlier uses of the same place
+    bool in_use = false;
+  };
+
+  // Handshake, called by the transport.
+  void open_slot(std::uint32_t slot);
+  void dial();
+  void retry(std::chrono::steady_clock::time_point now);
+  void accept(Descriptor socket, const Packet& hello, std::array<Descriptor, kDescriptorsMax>& descriptors);
+  void on_socket();
+  void on_packet(const Packet& packet, std::array<Descriptor, kDescriptorsMax>& descriptors);
+  core::Status map_peer(const Packet& hello, std::array<Descriptor, kDescriptorsMax>& descriptors);
+  bool say_hello(const Nonce& echo);
+  void say_proof();
+  void check_proof(const Packet& packet);
+  void watch_socket(Descriptor socket);
+
+  // Messages.
+  bool is_usable() const noexcept { return state_ != State::kEnded && !closing_; }
+  bool is_inline(std::size_t payload_bytes) const noexcept { return payload_bytes <= kInlineBytesMax; }
+  /// False: no room now, or the endpoint has just ended.
+  bool try_post(std::span<const std::byte> header, const transport::Buffer& payload, std::size_t payload_bytes,
+                transport::SendDone& done);
+  std::size_t step();
+  std::size_t take_releases();
+  std::size_t take_messages(std::size_t messages_max);
+  std::size_t flush_queue();
+  bool may_lend() const noexcept;
+  bool nothing_queued() const noexcept { return queue_.empty() && parked_.empty(); }
+  bool post_front(std::deque<Queued>& queue);
+  bool has_work();
+  void wake() noexcept;
+  static void release_held(void* context, void* token, std::uint64_t extra) noexcept;
+
+  // End.
+  /// `gone`: the peer reads our memory no more, or is not trusted to say so. `report`: tell the receiver.
+  void end(core::Status cause, bool gone, bool report);
+  void on_peer_gone();
+  void let_go_all();
+  /// Delivers what the peer wrote before its end, then ends.
+  void drain_and_end(core::Status cause);
+  /// Gives up socket, views and slot when neither side needs them; safe to repeat.
+  bool finish();
+  bool can_finish_more() const noexcept;
+  std::string who() const;
+  core::Status corrupt(const char* what) const;
+
+  ShmTransport& owner_;
+  const core::EngineId peer_;
+  const std::uint32_t index_;
+  State state_ = State::kConnecting;
+  bool requested_ = false;  // connect() was called
+  bool was_open_ = false;
+  bool closing_ = false;       // close(kClosed): what was accepted goes out first
+  bool peer_gone_ = false;     // end of file seen
+  bool write_shut_ = false;
+  bool finished_ = false;
+  core::Status cause_;
+  std::string socket_name_;  // the peer's, when we connected
+  std::chrono::steady_clock::time_point deadline_{};  // kConnecting: next try; kYielded: the peer must have connected
+  int pid_ = 0;
+
+  Descriptor socket_;
+  Descriptor wake_;  // the peer's eventfd
+  std::unique_ptr<Segment> peer_front_;
+  std::unique_ptr<Segment> peer_slot_;
+  std::unique_ptr<Segment> peer_pool_;
+  bool has_slot_ = false;
+  std::uint32_t slot_ = 0;
+  Nonce session_nonce_{};
+  Nonce peer_session_nonce_{};
+  Nonce memory_nonce_{};
+
+  MessageReader messages_in_;
+  ReleaseReader releases_in_;
+  MessageWriter messages_out_;
+  ReleaseWriter releases_out_;
+  std::deque<Queued> queue_;   // in order; the connection or room in the ring is missing
+  std::deque<Queued> parked_;  // payloads by reference beyond release_entries, until the peer gives some back
+  std::vector<Lent> lent_;     // grows to release_entries
+  std::vector<std::uint32_t> lent_free_;
+  std::size_t lent_count_ = 0;
+  std::size_t held_ = 0;  // payloads of the peer that our engine has not given back
+};
+
+}  // namespace hybridps::intranode::shm

@@ -1,0 +1,414 @@
+#include "hybridps/intranode/shm/shm_transport.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <optional>
+#include <utility>
+
+#include "hybridps/intranode/shm/shm_endpoint.h"
+
+namespace hybridps::intranode::shm {
+namespace {
+
+using core::Code;
+using core::Status;
+using std::chrono::steady_clock;
+
+constexpr auto kAcceptAgainAfter = std::chrono::milliseconds(100);
+constexpr std::size_t kStrangersMax = 128;
+
+// epoll tags: what (32) | which (32).
+enum class Source : std::uint32_t { kListener = 1, kWakeUp = 2, kTimer = 3, kStranger = 4, kEndpoint = 5 };
+constexpr std::uint64_t tag_of(Source source, std::uint32_t which = 0) noexcept {
+  return (static_cast<std::uint64_t>(source) << 32) | which;
+}
+
+Status system_error(const char* what, int error) {
+  return {Code::kOutOfResources, std::string("shared memory transport: cannot make ") + what + ": " +
+                                     std::strerror(error) + (error == EMFILE ? "; raise ulimit -n" : "")};
+}
+
+}  // namespace
+
+core::Result<std::unique_ptr<ShmTransport>> ShmTransport::create(const ShmOptions& options) {
+  if (options.self.value == 0 || options.peers_max == 0 || options.peers_max > 4096 ||
+      !SlotLayout{options.ring_entries, options.release_entries}.is_valid()) {
+    return Status(Code::kInvalidArgument,
+                  "ShmOptions: self is an engine id, peers_max 1 to 4096, ring_entries and release_entries powers of "
+                  "two from 2 to 65536");
+  }
+  std::unique_ptr<ShmTransport> made(new ShmTransport(options));
+  if (Status started = made->start(); !started.is_ok()) return started;
+  return made;
+}
+
+ShmTransport::ShmTransport(const ShmOptions& options)
+    : options_(options), layout_{options.ring_entries, options.release_entries}, born_(fork_count()) {}
+
+Status ShmTransport::start() {
+  const std::size_t control_bytes =
+      page_ceil(sizeof(EngineControl)) + options_.peers_max * page_ceil(layout_.slot_bytes());
+  auto control = Segment::create("message rings", control_bytes);
+  if (!control.is_ok()) return control.status();
+  control_ = std::move(control).value();
+  sleep_ = reinterpret_cast<EngineControl*>(control_->memory().data());
+  if (options_.pool_bytes > 0) {
+    auto pool = Segment::create("message pool", options_.pool_bytes);
+    if (!pool.is_ok()) return pool.status();
+    pool_ = std::move(pool).value();
+    pool_->seal_against_writers();
+  }
+  slots_used_before_.resize(options_.peers_max);
+  for (std::uint32_t i = options_.peers_max; i > 0; --i) slots_free_.push_back(i - 1);
+
+  socket_name_ = "hybridps-" + core::to_string(options_.self) + "-" + core::to_string(core::make_engine_id());
+  int error = 0;
+  constexpr int kBacklog = 512;  // cut by the kernel to net.core.somaxconn
+  listener_ = listen_on(socket_name_, kBacklog, error);
+  if (!listener_) return system_error("a listening socket", error);
+  const ForkLock lock;
+  event_ = Descriptor(lock, ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!event_) return system_error("an eventfd", errno);
+  timer_ = Descriptor(lock, ::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+  if (!timer_) return system_error("a timer", errno);
+  poller_ = Descriptor(lock, ::epoll_create1(EPOLL_CLOEXEC));
+  if (!poller_) return system_error("an epoll descriptor", errno);
+  watch(listener_.get(), EPOLLIN, tag_of(Source::kListener));
+  watch(event_.get(), EPOLLIN | EPOLLET, tag_of(Source::kWakeUp));
+  watch(timer_.get(), EPOLLIN, tag_of(Source::kTimer));
+  return Status::ok();
+}
+
+ShmTransport::~ShmTransport() {
+  if (in_forked_child()) return;
+  receiver_ = nullptr;
+  for (auto& endpoint : endpoints_) {
+    endpoint->end({Code::kClosed, "this engine closed its transport"}, true, false);
+  }
+  while (!completions_.empty()) run_completions();
+}
+
+std::span<std::byte> ShmTransport::pool_memory() const noexcept {
+  return pool_ ? pool_->memory() : std::span<std::byte>();
+}
+
+Proof ShmTransport::proof(core::EngineId peer) const {
+  const ShmEndpoint* const endpoint = look_up(peer);
+  if (endpoint == nullptr) return {};
+  switch (endpoint->state_) {
+    case ShmEndpoint::State::kOpen: return {ProofState::kProven, {}};
+    case ShmEndpoint::State::kEnded: return {ProofState::kFailed, endpoint->cause_};
+    default: return {};
+  }
+}
+
+Status ShmTransport::attach(std::span<std::byte> memory) {
+  const std::span<std::byte> mine = pool_memory();
+  if (memory.data() != mine.data() || memory.size() != mine.size() || mine.empty()) {
+    return {Code::kInvalidArgument, "shared memory transport: only its own pool_memory() can be attached"};
+  }
+  attached_ = true;
+  return Status::ok();
+}
+
+std::vector<std::byte> ShmTransport::address() const { return encode({options_.self, socket_name_}); }
+
+core::Result<transport::Endpoint*> ShmTransport::connect(core::EngineId peer, std::span<const std::byte> address) {
+  if (in_forked_child()) return Status(Code::kClosed, "a forked child cannot connect");
+  const std::optional<Address> decoded = decode(address);
+  if (!decoded || decoded->engine != peer || peer == options_.self) {
+    return Status(Code::kInvalidArgument, "not a shared memory address of engine " + core::to_string(peer) +
+                                              " (other than this one)");
+  }
+  ShmEndpoint* endpoint = look_up(peer);
+  if (endpoint != nullptr) {
+    if (!endpoint->is_usable()) return endpoint->cause_;
+    if (!std::exchange(endpoint->requested_, true)) ++stats_.endpoints_open;
+    return static_cast<transport::Endpoint*>(endpoint);
+  }
+  std::uint32_t slot = 0;
+  if (!take_slot(slot)) {
+    return Status(Code::kOutOfResources, "more than " + std::to_string(options_.peers_max) +
+                                             " engines on this host; raise peers_max");
+  }
+  endpoint = &add_endpoint(peer);
+  endpoint->open_slot(slot);
+  endpoint->requested_ = true;
+  ++stats_.endpoints_open;
+  endpoint->socket_name_ = decoded->socket_name;
+  endpoint->dial();
+  return static_cast<transport::Endpoint*>(endpoint);
+}
+
+transport::Endpoint* ShmTransport::find(core::EngineId peer) noexcept {
+  ShmEndpoint* const endpoint = look_up(peer);
+  return endpoint != nullptr && endpoint->requested_ && endpoint->is_usable() ? endpoint : nullptr;
+}
+
+transport::TransportStats ShmTransport::stats() const noexcept { return stats_; }
+
+// ---- Progress
+
+std::size_t ShmTransport::progress() {
+  if (in_forked_child()) return 0;
+  std::size_t count = poll_is_due() ? poll() : 0;
+  bool any_finished = false;
+  for (std::size_t i = 0; i < live_.size(); ++i) {  // by index: callbacks may connect
+    count += live_[i]->step();
+    any_finished |= live_[i]->finished_;
+  }
+  if (any_finished) std::erase_if(live_, [](const ShmEndpoint* endpoint) { return endpoint->finished_; });
+  count += run_completions();
+  count += report_failures();
+  return count;
+}
+
+bool ShmTransport::arm() {
+  if (in_forked_child()) return false;
+  if (!completions_.empty() || (receiver_ != nullptr && !failures_.empty())) return false;
+  sleep_->sleeping.store(1, std::memory_order_seq_cst);
+  for (ShmEndpoint* endpoint : live_) {
+    if (!endpoint->has_work()) continue;
+    sleep_->sleeping.store(0, std::memory_order_relaxed);
+    return false;
+  }
+  armed_ = true;
+  return true;
+}
+
+bool ShmTransport::poll_is_due() noexcept {
+  if (armed_) {
+    armed_ = false;
+    sleep_->sleeping.store(0, std::memory_order_relaxed);
+    return true;
+  }
+  // A busy loop: look at the sockets once per tick of the coarse clock (1 to 10 ms), which costs no system call.
+  constexpr std::uint32_t kCallsPerClock = 8;
+  if (++calls_since_clock_ < kCallsPerClock) return false;
+  calls_since_clock_ = 0;
+  if (handshakes_ > 0) return true;
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec * 1'000'000'000 + now.tv_nsec != tick_ns_;
+}
+
+std::size_t ShmTransport::poll() {
+  constexpr int kEventsMax = 32;
+  std::size_t count = 0;
+  std::array<epoll_event, kEventsMax> events;
+  int ready = 0;
+  do {
+    ++counters_.polls;
+    ready = ::epoll_wait(poller_.get(), events.data(), kEventsMax, 0);
+    for (int i = 0; i < ready; ++i) {
+      const auto which = static_cast<std::uint32_t>(events[i].data.u64);
+      switch (static_cast<Source>(events[i].data.u64 >> 32)) {
+        case Source::kListener: accept_strangers(); break;
+        case Source::kWakeUp: continue;
+        case Source::kTimer: run_timers(); break;
+        case Source::kStranger: serve_stranger(which); break;
+        case Source::kEndpoint: endpoints_[which]->on_socket(); break;
+      }
+      ++count;
+    }
+  } while (ready == kEventsMax);
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  tick_ns_ = now.tv_sec * 1'000'000'000 + now.tv_nsec;
+  return count;
+}
+
+std::size_t ShmTransport::run_completions() {
+  if (completions_.empty()) return 0;
+  completions_running_.swap(completions_);  // what they add runs next time
+  const std::size_t count = completions_running_.size();
+  for (Completion& completion : completions_running_) {
+    completion.payload = {};
+    completion.done(completion.status);
+  }
+  completions_running_.clear();
+  return count;
+}
+
+std::size_t ShmTransport::report_failures() {
+  if (receiver_ == nullptr || failures_.empty()) return 0;
+  const std::vector<ShmEndpoint*> failures = std::exchange(failures_, {});
+  for (ShmEndpoint* endpoint : failures) {
+    if (receiver_ != nullptr) receiver_->on_peer_failed(endpoint->peer(), endpoint->cause_);
+  }
+  return failures.size();
+}
+
+transport::RxPayload ShmTransport::copy_inline(std::span<const std::byte> payload) {
+  std::unique_ptr<InlinePayload> copy;
+  if (inline_free_.empty()) {
+    copy = std::make_unique_for_overwrite<InlinePayload>();
+  } else {
+    copy = std::move(inline_free_.back());
+    inline_free_.pop_back();
+  }
+  std::memcpy(copy->bytes.data(), payload.data(), payload.size());
+  InlinePayload* const lent = copy.release();
+  return {lent->bytes.data(), payload.size(), &release_inline, this, lent};
+}
+
+void ShmTransport::release_inline(void* context, void* token, std::uint64_t /*extra*/) noexcept {
+  static_cast<ShmTransport*>(context)->inline_free_.emplace_back(static_cast<InlinePayload*>(token));
+}
+
+// ---- Connections
+
+std::uint64_t ShmTransport::endpoint_tag(std::uint32_t index) noexcept { return tag_of(Source::kEndpoint, index); }
+
+void ShmTransport::watch(int fd, std::uint32_t events, std::uint64_t tag) noexcept {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = tag;
+  ::epoll_ctl(poller_.get(), EPOLL_CTL_ADD, fd, &event);
+}
+
+void ShmTransport::unwatch(int fd) noexcept { ::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, fd, nullptr); }
+
+ShmEndpoint& ShmTransport::add_endpoint(core::EngineId peer) {
+  const auto index = static_cast<std::uint32_t>(endpoints_.size());
+  ShmEndpoint& endpoint = *endpoints_.emplace_back(std::make_unique<ShmEndpoint>(*this, peer, index));
+  live_.push_back(&endpoint);
+  by_peer_.emplace(peer, &endpoint);
+  ++handshakes_;
+  return endpoint;
+}
+
+ShmEndpoint* ShmTransport::look_up(core::EngineId peer) const noexcept {
+  const auto found = by_peer_.find(peer);
+  return found == by_peer_.end() ? nullptr : found->second;
+}
+
+bool ShmTransport::take_slot(std::uint32_t& slot) {
+  if (slots_free_.empty()) return false;
+  slot = slots_free_.back();
+  slots_free_.pop_back();
+  if (slots_used_before_[slot]) clear_slot(slot_memory(slot), layout_);
+  slots_used_before_[slot] = true;
+  return true;
+}
+
+std::size_t ShmTransport::slot_offset_bytes(std::uint32_t slot) const noexcept {
+  return page_ceil(sizeof(EngineControl)) + slot * page_ceil(layout_.slot_bytes());
+}
+
+std::byte* ShmTransport::slot_memory(std::uint32_t slot) const noexcept {
+  return control_->memory().data() + slot_offset_bytes(slot);
+}
+
+void ShmTransport::accept_strangers() {
+  constexpr int kAcceptsPerVisit = 64;
+  for (int i = 0; i < kAcceptsPerVisit; ++i) {
+    int error = 0;
+    Descriptor socket = accept_from(listener_.get(), error);
+    if (!socket) {
+      if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS) {
+        unwatch(listener_.get());  // or it would wake us all the time
+        accepting_ = false;
+        set_timer();
+      }
+      return;
+    }
+    int pid = 0;
+    if (!is_same_user(socket.get(), pid) || strangers_.size() >= kStrangersMax) {
+      ++counters_.strangers_dropped;
+      continue;
+    }
+    const std::uint32_t serial = strangers_seen_++;
+    watch(socket.get(), EPOLLIN | EPOLLRDHUP, tag_of(Source::kStranger, serial));
+    strangers_.emplace(serial, Stranger{std::move(socket), steady_clock::now() + options_.hello_deadline});
+    set_timer();
+    serve_stranger(serial);  // its hello is usually there already
+  }
+}
+
+void ShmTransport::serve_stranger(std::uint32_t serial) {
+  const auto found = strangers_.find(serial);
+  if (found == strangers_.end()) return;
+  Packet hello;
+  std::array<Descriptor, kDescriptorsMax> descriptors;
+  const Received received = receive_packet(found->second.socket.get(), hello, descriptors);
+  if (received == Received::kNothing) return;
+  Descriptor socket = std::move(found->second.socket);
+  strangers_.erase(found);
+  unwatch(socket.get());
+  const core::EngineId from{hello.from};
+  if (received != Received::kPacket || hello.kind != PacketKind::kHello || hello.to != options_.self.value ||
+      from.value == 0 || from == options_.self) {
+    ++counters_.strangers_dropped;
+    return;
+  }
+  using State = ShmEndpoint::State;
+  ShmEndpoint* endpoint = look_up(from);
+  if (endpoint == nullptr) {
+    std::uint32_t slot = 0;
+    if (!take_slot(slot)) {
+      send_packet(socket.get(), make_packet(PacketKind::kRefuse, options_.self, from));
+      return;
+    }
+    endpoint = &add_endpoint(from);
+    endpoint->open_slot(slot);
+  } else if (endpoint->state_ == State::kConnecting || endpoint->state_ == State::kHelloSent) {
+    if (options_.self < from) {  // both connected: the smaller id's socket is used
+      send_packet(socket.get(), make_packet(PacketKind::kYield, options_.self, from));
+      return;
+    }
+  } else if (endpoint->state_ != State::kYielded) {
+    ++counters_.strangers_dropped;
+    return;
+  }
+  endpoint->accept(std::move(socket), hello, descriptors);
+}
+
+void ShmTransport::run_timers() {
+  std::uint64_t expirations = 0;
+  static_cast<void>(!::read(timer_.get(), &expirations, sizeof expirations));
+  const auto now = steady_clock::now();
+  for (auto stranger = strangers_.begin(); stranger != strangers_.end();) {
+    if (now < stranger->second.deadline) {
+      ++stranger;
+      continue;
+    }
+    unwatch(stranger->second.socket.get());
+    stranger = strangers_.erase(stranger);
+    ++counters_.strangers_dropped;
+  }
+  for (std::size_t i = 0; i < live_.size(); ++i) live_[i]->retry(now);
+  if (!accepting_) {
+    accepting_ = true;
+    watch(listener_.get(), EPOLLIN, tag_of(Source::kListener));
+  }
+  set_timer();
+}
+
+void ShmTransport::set_timer() noexcept {
+  auto next = steady_clock::time_point::max();
+  for (const auto& [serial, stranger] : strangers_) next = std::min(next, stranger.deadline);
+  for (const ShmEndpoint* endpoint : live_) {
+    using State = ShmEndpoint::State;
+    const bool waits = endpoint->state_ == State::kConnecting || endpoint->state_ == State::kYielded;
+    if (waits) next = std::min(next, endpoint->deadline_);
+  }
+  const auto now = steady_clock::now();
+  if (!accepting_) next = std::min(next, now + kAcceptAgainAfter);
+  itimerspec when{};  // zero: off
+  if (next != steady_clock::time_point::max()) {
+    const auto wait_ns = std::max<std::int64_t>(1, std::chrono::nanoseconds(next - now).count());
+    when.it_value.tv_sec = wait_ns / 1'000'000'000;
+    when.it_value.tv_nsec = wait_ns % 1'000'000'000;
+  }
+  ::timerfd_settime(timer_.get(), 0, &when, nullptr);
+}
+
+}  // namespace hybridps::intranode::shm

@@ -1,0 +1,43 @@
+#include "hybridps/pg/errors.h"
+
+#include <c10/util/Exception.h>
+
+namespace hybridps::pg {
+namespace {
+
+std::string text(const core::Status& status, const std::string& what) {
+  std::string result = "hybridps: " + what + ": ";
+  switch (status.code()) {
+    case core::Code::kTimeout: result += "Timed out : "; break;  // people and torch's tests look for " Timed out "
+    case core::Code::kClosed: result += "the group is closed : "; break;
+    case core::Code::kInvalidArgument:
+    case core::Code::kUnsupported: break;
+    default: result += std::string(core::code_name(status.code())) + ": ";
+  }
+  return result + std::string(status.message());
+}
+
+}  // namespace
+
+void throw_status(const core::Status& status, const std::string& what) {
+  switch (status.code()) {
+    case core::Code::kPeerDead: C10_THROW_ERROR(DistNetworkError, text(status, what));
+    case core::Code::kInvalidArgument: C10_THROW_ERROR(ValueError, text(status, what));
+    case core::Code::kUnsupported: C10_THROW_ERROR(NotImplementedError, text(status, what));
+    default: C10_THROW_ERROR(DistBackendError, text(status, what));
+  }
+}
+
+std::exception_ptr to_exception(const core::Status& status, const std::string& what) {
+  try {
+    throw_status(status, what);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+void check_status(const core::Status& status, const std::string& what) {
+  if (!status.is_ok()) throw_status(status, what);
+}
+
+}  // namespace hybridps::pg

@@ -1,0 +1,116 @@
+#include <algorithm>
+#include <tuple>
+
+#include <ATen/record_function.h>
+#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
+
+#include "hybridps/pg/process_group_hybrid.h"
+
+// Newer torch also records whether the caller waits at once. The macros open a scope that ends with the function.
+#ifdef RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP
+#define HYBRIDPS_RECORD(...) RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(__VA_ARGS__)
+#else
+#define HYBRIDPS_RECORD(seq, group, in, out, rank, name, n_in, n_out, type, in_splits, out_splits, start, stride, size, \
+                        async)                                                                                         \
+  RECORD_PARAM_COMMS_DATA(seq, group, in, out, rank, name, n_in, n_out, type, in_splits, out_splits, start, stride,    \
+                          size)
+#endif
+
+namespace hybridps::pg {
+
+std::chrono::milliseconds ProcessGroupHybrid::timeout_of(std::chrono::milliseconds asked) const {
+  if (asked.count() >= 0) return asked;
+  return std::chrono::milliseconds(timeout_ms_.load(std::memory_order_relaxed));
+}
+
+/// Adds the running extensions to `timeout`; returns those that end with this work.
+std::vector<std::shared_ptr<TimeExtension>> ProcessGroupHybrid::take_extensions(std::chrono::milliseconds& timeout) {
+  std::vector<std::shared_ptr<TimeExtension>> carried;
+  const std::lock_guard lock(extensions_mutex_);
+  std::erase_if(extensions_, [](const auto& extension) { return extension->expired.load(std::memory_order_acquire); });
+  for (const auto& extension : extensions_) {
+    if (timeout.count() > 0) timeout += extension->extra;
+    if (!extension->used.exchange(true)) carried.push_back(extension);
+  }
+  return carried;
+}
+
+std::shared_ptr<InOrder> ProcessGroupHybrid::order_of_this_lane() {
+  const auto lane = static_cast<std::size_t>(Lanes::current());
+  if (orders_.size() <= lane) orders_.resize(lane + 1);
+  auto& order = orders_[lane];
+  if (!order) order = std::make_shared<InOrder>(context_->lanes, static_cast<int>(lane) + 1);
+  return order;
+}
+
+WorkHybrid::Ptr ProcessGroupHybrid::issue(Call call) {
+  const auto group = group_or_throw(call.name);
+  const bool observed = at::hasCallbacks();
+
+  std::chrono::milliseconds timeout = timeout_of(call.timeout);
+  WorkHybrid::Init init;
+  init.context = context_;
+  init.type = call.type;
+  init.name = call.name;
+  if (observed) {
+    init.title = call.title;
+    init.inputs = call.inputs;
+  }
+  init.outputs = call.outputs;
+  init.buffers = std::move(call.buffers);
+  init.finish = std::move(call.finish);
+  init.parts = call.operations.size();
+  init.extensions = take_extensions(timeout);
+  init.timeout = timeout;
+  for (auto& operation : call.operations) operation.timeout = timeout;
+  auto work = c10::make_intrusive<WorkHybrid>(std::move(init));
+
+  if (observed) {
+    submit_recorded(group, work, call);
+  } else {
+    submit(group, work, std::move(call.operations));
+  }
+  if (coalescing_threads_.load(std::memory_order_acquire) > 0) {
+    const std::lock_guard lock(coalescing_mutex_);
+    const auto at = coalescing_.find(std::this_thread::get_id());
+    if (at != coalescing_.end()) at->second.push_back(work);
+  }
+  return work;
+}
+
+void ProcessGroupHybrid::submit(const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work,
+                                std::vector<worker::Operation> operations) {
+  const bool collective = operations.front().kind != schedule::Kind::kPointToPoint;
+  std::unique_lock lock(issue_mutex_, std::defer_lock);
+  if (collective) {
+    lock.lock();
+    work->set_order(order_of_this_lane());
+  }
+  for (auto& operation : operations) {
+    const auto sequence = group->submit(std::move(operation), [part = work](const worker::Outcome& outcome) mutable {
+      WorkHybrid::part_done(std::move(part), outcome);
+    });
+    work->set_sequence(sequence);
+  }
+}
+
+void ProcessGroupHybrid::submit_recorded(const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work,
+                                         Call& call) {
+  const auto elements = [](const std::vector<at::Tensor>& tensors) {
+    std::int64_t sum = 0;
+    for (const auto& tensor : tensors) sum += tensor.is_sparse() ? tensor._nnz() : tensor.numel();
+    return sum;
+  };
+  const bool point_to_point = call.operations.front().kind == schedule::Kind::kPointToPoint;
+  const auto sequence = static_cast<std::int64_t>(group->sequence_submitted()) + (point_to_point ? 0 : 1);
+  const at::ScalarType type = !call.inputs.empty()    ? call.inputs.front().scalar_type()
+                              : !call.outputs.empty() ? call.outputs.front().scalar_type()
+                                                      : at::kByte;
+  HYBRIDPS_RECORD(std::make_tuple(sequence, point_to_point), std::make_tuple(pg_uid_, pg_desc_), call.inputs,
+                  call.outputs, rank_, call.name, elements(call.inputs), elements(call.outputs), type,
+                  call.input_splits, call.output_splits, global_rank_start_, global_rank_stride_, size_,
+                  call.asynchronous);
+  submit(group, work, std::move(call.operations));
+}
+
+}  // namespace hybridps::pg

@@ -1,0 +1,77 @@
+// hybridps/pg/lanes.h: the threads on which futures complete, so that a callback may wait for further operations.
+//
+// Model    Lane d completes the futures of operations that were issued from lane d-1; every other thread is lane 0.
+//          A callback on lane 1 that issues an operation and waits for its future waits for lane 2, which is free.
+//          Within one group and lane, futures complete in the order in which the collectives were issued (InOrder).
+// Threads  every method from any thread. A lane is a thread made when first needed; tasks of a lane run one by one.
+//          Tasks run without locks of ours and without the interpreter's lock; they may take both.
+// Why not the engine's progress thread: a callback, or the last reference of a tensor that Python has seen, takes the
+//          interpreter's lock, and its holder may be waiting for progress.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "hybridps/core/once_fn.h"
+#include "hybridps/core/pinned.h"
+
+namespace hybridps::pg {
+
+class Lanes : core::Pinned {
+ public:
+  using Task = core::OnceFn<void()>;
+
+  Lanes() = default;
+  /// Does not wait for a lane that is stuck in a user's callback.
+  ~Lanes();
+
+  /// The lane whose thread is calling; 0 on all other threads.
+  static int current() noexcept;
+
+  /// Runs `task` on lane `lane` (>= 1), after what was posted there before.
+  void post(int lane, Task task);
+
+  /// Runs what is queued, then ends the threads; those still busy after `patience` are left to themselves, and so is
+  /// the lane that calls. A later post() makes new ones. Never with the interpreter's lock held.
+  void stop(std::chrono::milliseconds patience);
+
+  std::size_t thread_count() const;
+
+ private:
+  struct Lane;
+  static void run(const std::shared_ptr<Lane>& lane, int index);
+
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<Lane>> lanes_;  // [0] is lane 1; null when not made
+};
+
+/// The order of one group's collectives on one lane.
+class InOrder : core::Pinned {
+ public:
+  InOrder(std::shared_ptr<Lanes> lanes, int lane) : lanes_(std::move(lanes)), lane_(lane) {}
+
+  /// In the order of issue.
+  std::uint64_t enter();
+  /// The operation of this ticket is complete: its task (may be empty) is posted once all earlier ones are.
+  void leave(std::uint64_t ticket, Lanes::Task task);
+
+  int lane() const noexcept { return lane_; }
+
+ private:
+  struct Slot {
+    bool done = false;
+    Lanes::Task task;
+  };
+  const std::shared_ptr<Lanes> lanes_;
+  const int lane_;
+  std::mutex mutex_;
+  std::uint64_t first_ = 0;  // ticket of slots_.front()
+  std::deque<Slot> slots_;
+};
+
+}  // namespace hybridps::pg

@@ -1,0 +1,111 @@
+#include "hybridps/pg/process.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <utility>
+
+#include "hybridps/engine/engine.h"
+
+namespace hybridps::pg {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::atomic<Process*> the_process{nullptr};    // NOLINT: see process.h
+std::atomic<std::uint32_t> fork_count{0};      // forks that lie between the first process and this one
+constexpr std::chrono::milliseconds kLanePatience = 2s;
+
+}  // namespace
+
+Membership::Membership(std::shared_ptr<engine::Group> group)
+    : group_(std::move(group)), fork_count_(fork_count.load(std::memory_order_relaxed)) {}
+
+Membership::~Membership() {
+  // The engine's threads do not exist in the child, and its locks may be held by them for ever.
+  if (is_forked() && group_) new std::shared_ptr<engine::Group>(std::move(group_));
+}
+
+bool Membership::is_forked() const noexcept { return fork_count_ != fork_count.load(std::memory_order_relaxed); }
+
+std::shared_ptr<engine::Group> Membership::group() const {
+  if (is_forked()) return nullptr;
+  const std::lock_guard lock(mutex_);
+  return group_;
+}
+
+std::shared_ptr<engine::Group> Membership::take() {
+  if (is_forked()) return nullptr;
+  const std::lock_guard lock(mutex_);
+  return std::move(group_);
+}
+
+Process& Process::instance() {
+  static std::mutex making;
+  if (Process* process = the_process.load(std::memory_order_acquire)) return *process;
+  const std::lock_guard lock(making);
+  if (Process* process = the_process.load(std::memory_order_acquire)) return *process;
+  static const int registered = pthread_atfork(nullptr, nullptr, &Process::after_fork_in_child);
+  static_cast<void>(registered);
+  auto* process = new Process();  // never destroyed, on purpose
+  the_process.store(process, std::memory_order_release);
+  return *process;
+}
+
+void Process::after_fork_in_child() {
+  fork_count.fetch_add(1, std::memory_order_relaxed);
+  the_process.store(new Process(), std::memory_order_release);
+}
+
+std::shared_ptr<Membership> Process::join(std::shared_ptr<engine::Group> group) {
+  auto membership = std::make_shared<Membership>(std::move(group));
+  const std::lock_guard lock(mutex_);
+  std::erase_if(members_, [](const auto& member) { return member.expired(); });
+  members_.push_back(membership);
+  return membership;
+}
+
+void Process::leave(Membership& membership) {
+  std::shared_ptr<engine::Group> group = membership.take();
+  if (!group) return;
+  group->leave();
+  bool last = false;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(members_, [&](const auto& member) {
+      const auto alive = member.lock();
+      return !alive || alive.get() == &membership;
+    });
+    last = members_.empty();
+  }
+  const std::shared_ptr<engine::Engine> engine = last ? group->engine() : nullptr;
+  if (engine) engine->linger();
+  group.reset();
+  if (!engine) return;
+  // With the engine's end (it joins its threads) no further task reaches the lanes.
+  lanes_->stop(kLanePatience);
+}
+
+void Process::at_exit() {
+  std::vector<std::shared_ptr<engine::Group>> groups;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& member : members_) {
+      const auto alive = member.lock();
+      auto group = alive ? alive->take() : nullptr;
+      if (group) groups.push_back(std::move(group));
+    }
+    members_.clear();
+  }
+  for (const auto& group : groups) group->leave();
+  if (!groups.empty()) {
+    if (const auto engine = groups.front()->engine()) engine->linger();
+    for (const auto& group : groups) group->abort("the process is exiting");
+    groups.clear();
+  }
+  lanes_->stop(kLanePatience);
+}
+
+}  // namespace hybridps::pg

@@ -1,0 +1,65 @@
+// hybridps/pg/process.h: what the process groups of one process share: lanes, incarnation counts, who is still in.
+//
+// Owner    one per process, made on first use and never destroyed (at exit, destructors run in no useful order).
+//          The engine is not here: memberships hold it, and it ends with the last of them.
+// Fork     a forked child gets an empty one; a Membership made before the fork is not usable in it.
+// Threads  every method from any thread. leave() and at_exit() wait: never with the interpreter's lock held.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "hybridps/bootstrap/incarnation.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/engine/group.h"
+#include "hybridps/pg/lanes.h"
+
+namespace hybridps::pg {
+
+/// One process group's hold on its engine group: taken away by leave() or at exit, whichever is first.
+class Membership : core::Pinned {
+ public:
+  explicit Membership(std::shared_ptr<engine::Group> group);
+  ~Membership();  // in a forked child: lets go of nothing
+
+  /// Null once left, and in a forked child.
+  std::shared_ptr<engine::Group> group() const;
+  bool is_forked() const noexcept;
+
+ private:
+  friend class Process;
+  std::shared_ptr<engine::Group> take();
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<engine::Group> group_;
+  const std::uint32_t fork_count_;
+};
+
+class Process : core::Pinned {
+ public:
+  static Process& instance();
+
+  const std::shared_ptr<Lanes>& lanes() const noexcept { return lanes_; }
+  bootstrap::IncarnationCounter& incarnations() noexcept { return incarnations_; }
+
+  std::shared_ptr<Membership> join(std::shared_ptr<engine::Group> group);
+  /// Says goodbye. The last one to leave waits until all peers did, or the linger time passed, and ends the lanes.
+  /// Idempotent.
+  void leave(Membership& membership);
+  /// The same for all that are left, when the program ends without destroy_process_group().
+  void at_exit();
+
+ private:
+  Process() = default;
+  static void after_fork_in_child();
+
+  const std::shared_ptr<Lanes> lanes_ = std::make_shared<Lanes>();
+  bootstrap::IncarnationCounter incarnations_;
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Membership>> members_;
+};
+
+}  // namespace hybridps::pg

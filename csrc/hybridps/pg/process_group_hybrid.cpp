@@ -1,0 +1,254 @@
+#include "hybridps/pg/process_group_hybrid.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <string_view>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/Utils.hpp>
+
+#include "hybridps/core/log.h"
+#include "hybridps/engine/engine.h"
+#include "hybridps/pg/errors.h"
+#include "hybridps/pg/gil.h"
+#include "hybridps/pg/store_adapter.h"
+
+namespace hybridps::pg {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::chrono::milliseconds kPollPeriod = 100ms;
+
+std::shared_ptr<WorkContext> make_context(const std::string& name, int rank, int size) {
+  TORCH_CHECK_VALUE(size >= 1 && rank >= 0 && rank < size, "hybridps: rank ", rank, " of ", size, " in group ", name,
+                    " makes no sense");
+  auto context = std::make_shared<WorkContext>();
+  context->group_name = name;
+  context->rank = rank;
+  context->size = size;
+  context->lanes = Process::instance().lanes();
+  return context;
+}
+
+std::string group_text(const WorkContext& context) {
+  return "group " + context.group_name + " (rank " + std::to_string(context.rank) + " of " +
+         std::to_string(context.size) + ")";
+}
+
+}  // namespace
+
+ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                       c10::intrusive_ptr<Options> options)
+    : c10d::Backend(rank, size),
+      options_(options ? std::move(options) : c10::make_intrusive<Options>()),
+      context_(make_context(options_->group_name, rank, size)),
+      timeout_ms_(options_->timeout.count()) {
+  // torch's setGroupUid() comes later, or not at all under TORCH_DISTRIBUTED_DEBUG=DETAIL.
+  pg_uid_ = options_->group_name;
+  if (!options_->global_ranks_in_group.empty())
+    c10d::getGlobalRankStartAndStride(options_->global_ranks_in_group, global_rank_start_, global_rank_stride_);
+  init();
+
+  TORCH_CHECK_VALUE(store, "hybridps: ", group_text(*context_), ": no Store was given");
+  Process& process = Process::instance();
+  auto engine = engine::Engine::acquire();
+  check_status(engine.status(), "starting the engine for " + group_text(*context_));
+  engine::GroupOptions group_options;
+  group_options.name = options_->group_name;
+  group_options.incarnation = process.incarnations().next(options_->group_name);
+  group_options.rank = rank;
+  group_options.size = size;
+  group_options.store = adapt_store(store);
+  group_options.timeout = options_->timeout;
+  auto group = engine.value()->open_group(std::move(group_options));
+  check_status(group.status(), "opening " + group_text(*context_));
+  context_->group = group.value();
+  membership_ = process.join(std::move(group).value());
+}
+
+ProcessGroupHybrid::~ProcessGroupHybrid() {
+  if (!membership_ || membership_->is_forked()) return;
+  // The engine's threads and the lanes may be about to drop tensors, for which they need the interpreter's lock.
+  const InterpreterReleased released;
+  try {
+    Process::instance().leave(*membership_);
+  } catch (const std::exception& error) {
+    core::log_error("leaving ", group_text(*context_), ": ", error.what());
+  }
+}
+
+void ProcessGroupHybrid::wait_ready(const std::function<void()>& poll) {
+  const auto group = group_or_throw("init_process_group");
+  struct Answer {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool there = false;
+    core::Status status;
+  };
+  Answer answer;
+  // wait_ready() cannot be interrupted, Ctrl-C must be possible: it waits on a thread of its own.
+  std::thread waiter([&] {
+    core::Status status = group->wait_ready();
+    const std::lock_guard lock(answer.mutex);
+    answer.status = std::move(status);
+    answer.there = true;
+    answer.changed.notify_one();
+  });
+  try {
+    std::unique_lock lock(answer.mutex);
+    while (!answer.changed.wait_for(lock, kPollPeriod, [&] { return answer.there; })) {
+      lock.unlock();
+      poll();
+      lock.lock();
+    }
+  } catch (...) {
+    group->abort("interrupted while waiting for the other ranks");
+    waiter.join();
+    throw;
+  }
+  waiter.join();
+  check_status(answer.status, "waiting for the ranks of " + group_text(*context_));
+}
+
+std::vector<int> ProcessGroupHybrid::node_of() const {
+  const auto group = membership_->group();
+  return group ? group->node_of() : std::vector<int>();
+}
+
+c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupHybrid::getBackendOptions() {
+  return c10::static_intrusive_pointer_cast<c10d::Backend::Options>(options_);
+}
+
+std::shared_ptr<engine::Group> ProcessGroupHybrid::group_or_throw(const char* name) const {
+  if (auto group = membership_->group()) return group;
+  TORCH_CHECK(!membership_->is_forked(), "hybridps: ", name, " of ", group_text(*context_),
+              ": this process was forked after init_process_group; a forked child (a DataLoader worker) has no part in "
+              "its parent's groups");
+  C10_THROW_ERROR(DistBackendError, "hybridps: " + std::string(name) + " of " + group_text(*context_) +
+                                        ": the group is closed : it was shut down or destroyed");
+}
+
+// Splitting -----------------------------------------------------------------------------------------------------------
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                            const std::vector<int>& ranks,
+                                                            const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  group_or_throw("split_group");
+  for (const int rank : ranks)
+    TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "hybridps: split_group: rank ", rank, " is not in ",
+                      group_text(*context_));
+  auto child_options = c10::make_intrusive<Options>(opts ? opts->timeout : options_->timeout);
+  if (opts) {
+    child_options->group_name = opts->group_name;
+    child_options->group_desc = opts->group_desc;
+  }
+  const std::lock_guard lock(children_mutex_);
+  const bool named = !child_options->group_name.empty();
+  if (!named) child_options->group_name = options_->group_name + ":split:" + std::to_string(unnamed_children_++);
+  const auto at = std::find(ranks.begin(), ranks.end(), rank_);
+  if (at == ranks.end()) return nullptr;
+
+  const auto key = std::make_pair(child_options->group_name, ranks);
+  if (const auto known = children_.find(key); named && known != children_.end()) {
+    auto child = known->second.lock();
+    if (child && child->membership_->group()) return child;
+  }
+  for (const int rank : ranks) {
+    const auto index = static_cast<std::size_t>(rank);
+    child_options->global_ranks_in_group.push_back(
+        index < options_->global_ranks_in_group.size() ? options_->global_ranks_in_group[index] : index);
+  }
+  auto child = c10::make_intrusive<ProcessGroupHybrid>(store, static_cast<int>(at - ranks.begin()),
+                                                       static_cast<int>(ranks.size()), std::move(child_options));
+  std::erase_if(children_, [](const auto& entry) { return entry.second.expired(); });
+  children_.insert_or_assign(key, c10::weak_intrusive_ptr<ProcessGroupHybrid>(child));
+  return child;
+}
+
+// Coalescing ----------------------------------------------------------------------------------------------------------
+
+void ProcessGroupHybrid::startCoalescing() {
+  const std::lock_guard lock(coalescing_mutex_);
+  coalescing_.insert_or_assign(std::this_thread::get_id(), std::vector<WorkHybrid::Ptr>());
+  coalescing_threads_.store(static_cast<int>(coalescing_.size()), std::memory_order_release);
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::endCoalescing() {
+  std::vector<WorkHybrid::Ptr> works;
+  {
+    const std::lock_guard lock(coalescing_mutex_);
+    const auto at = coalescing_.find(std::this_thread::get_id());
+    TORCH_CHECK(at != coalescing_.end(), "hybridps: endCoalescing without startCoalescing on this thread");
+    works = std::move(at->second);
+    coalescing_.erase(at);
+    coalescing_threads_.store(static_cast<int>(coalescing_.size()), std::memory_order_release);
+  }
+  return combine(context_, std::move(works));
+}
+
+// State ---------------------------------------------------------------------------------------------------------------
+
+void ProcessGroupHybrid::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+  timeout_ms_.store(timeout.count(), std::memory_order_relaxed);
+}
+
+c10d::ErrorType ProcessGroupHybrid::getError() {
+  const auto group = membership_->group();
+  if (!group) return c10d::ErrorType::SUCCESS;
+  switch (group->status().code()) {
+    case core::Code::kOk: return c10d::ErrorType::SUCCESS;
+    case core::Code::kTimeout: return c10d::ErrorType::TIMEOUT;
+    case core::Code::kPeerDead: return c10d::ErrorType::REMOTE_ERROR;
+    default: return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+uint64_t ProcessGroupHybrid::getSequenceNumberForGroup() {
+  const auto group = membership_->group();
+  return group ? group->sequence_submitted() : 0;
+}
+
+void ProcessGroupHybrid::abort() {
+  const auto group = membership_->group();
+  if (!group) return;
+  const InterpreterReleased released;
+  context_->hooks.abort.run();
+  group->abort("aborted by the program (abort_process_group) on rank " + std::to_string(rank_));
+}
+
+void ProcessGroupHybrid::shutdown() {
+  if (membership_->is_forked()) return;
+  const InterpreterReleased released;
+  Process::instance().leave(*membership_);
+}
+
+#if HYBRIDPS_TORCH_AT_LEAST(14)
+void ProcessGroupHybrid::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
+  const std::lock_guard lock(extensions_mutex_);
+  extensions_.push_back(std::make_shared<TimeExtension>(timeout));
+}
+
+void ProcessGroupHybrid::registerAbortHook(int64_t hook_id, c10d::AbortHook hook) {
+  context_->hooks.abort.add(hook_id, std::move(hook));
+}
+
+void ProcessGroupHybrid::unregisterAbortHook(int64_t hook_id) { context_->hooks.abort.remove(hook_id); }
+#endif
+
+#if HYBRIDPS_TORCH_AT_LEAST(15)
+void ProcessGroupHybrid::registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) {
+  context_->hooks.completion.add(hook_id, [hook = std::move(hook)](std::uint64_t key, std::optional<float> duration_ms) {
+    c10d::CompletionHookArgs args;
+    args.completionKey = key;
+    args.duration_ms = duration_ms;
+    hook(args);
+  });
+}
+
+void ProcessGroupHybrid::unregisterCompletionHook(int64_t hook_id) { context_->hooks.completion.remove(hook_id); }
+#endif
+
+}  // namespace hybridps::pg

@@ -1,0 +1,210 @@
+// hybridps/pg/process_group_hybrid.h: torch's view of one group.
+//
+// Model    Each collective becomes one or several worker::Operations that name the tensors' memory, submitted to the
+//          engine's group; the call returns a Work at once. Nothing here moves bytes.
+// Threads  every method from any thread, without the interpreter's lock except where torch holds it (supports*, getters,
+//          the destructor). Those that wait for the network: wait_ready(), shutdown(), monitoredBarrier(), allreduce of
+//          sparse tensors (their sizes), the destructor when shutdown() was not called.
+// Errors   bad arguments throw in the call; everything else surfaces in the Work (errors.h).
+// Fork     in a forked child every operation throws and the destructor does nothing.
+// Versions overrides carry the names that torch 2.11 to 2.15 share; newer ones are guarded.
+// Files    process_group_hybrid.cpp life and options; issue.cpp the way into the engine; aggregate.cpp reductions;
+//          deliver.cpp the rest.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include "hybridps/engine/group.h"
+#include "hybridps/pg/lanes.h"
+#include "hybridps/pg/process.h"
+#include "hybridps/pg/tensors.h"
+#include "hybridps/pg/work.h"
+#include "hybridps/worker/operation.h"
+
+namespace hybridps::pg {
+
+inline constexpr char kBackendName[] = "hybridps";
+
+class ProcessGroupHybrid final : public c10d::Backend {
+ public:
+  struct Options final : c10d::Backend::Options {
+    explicit Options(std::chrono::milliseconds timeout_of_operations = kBackendDefaultTimeout)
+        : c10d::Backend::Options(kBackendName, timeout_of_operations) {}
+#if HYBRIDPS_TORCH_AT_LEAST(14)
+    c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
+#endif
+  };
+
+  /// Publishes this member and returns; operations queue until all members have come. options->group_name names the
+  /// group; its global_ranks_in_group is empty for the world. Connects to the Store: not with the interpreter's lock.
+  ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                     c10::intrusive_ptr<Options> options);
+  ~ProcessGroupHybrid() override;
+
+  /// Waits until all members have come, or throws, naming those that have not. `poll` is called every 100 ms or so, and
+  /// may throw to give up (Ctrl-C), which aborts the group.
+  void wait_ready(const std::function<void()>& poll);
+  /// Group ranks by node; empty until all members have come.
+  std::vector<int> node_of() const;
+
+  const std::string getBackendName() const override { return kBackendName; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
+  const c10::intrusive_ptr<Options>& options() const noexcept { return options_; }
+
+  // Reductions (aggregate.cpp) --------------------------------------------------------------------------------------
+  c10::intrusive_ptr<c10d::Work> allreduce(
+      std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts = c10d::AllreduceOptions()) override;
+  c10::intrusive_ptr<c10d::Work> allreduce_sparse(
+      std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts = c10d::AllreduceOptions()) override;
+  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
+      std::vector<at::Tensor>& tensors,
+      const c10d::AllreduceCoalescedOptions& opts = c10d::AllreduceCoalescedOptions()) override;
+  c10::intrusive_ptr<c10d::Work> reduce(std::vector<at::Tensor>& tensors,
+                                        const c10d::ReduceOptions& opts = c10d::ReduceOptions()) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter(
+      std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+      const c10d::ReduceScatterOptions& opts = c10d::ReduceScatterOptions()) override;
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input,
+      const c10d::ReduceScatterOptions& opts = c10d::ReduceScatterOptions()) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::ReduceScatterOptions& opts = c10d::ReduceScatterOptions()) override;
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts = c10d::BarrierOptions()) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts = c10d::BarrierOptions(),
+                        bool wait_all_ranks = false) override;
+
+  // Movement (deliver.cpp) ------------------------------------------------------------------------------------------
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& opts = c10d::BroadcastOptions()) override;
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                           std::vector<at::Tensor>& inputs,
+                                           const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) override;
+  c10::intrusive_ptr<c10d::Work> _allgather_base(
+      at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) override;
+  c10::intrusive_ptr<c10d::Work> allgather_coalesced(
+      std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) override;
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& opts = c10d::AllgatherOptions()) override;
+  c10::intrusive_ptr<c10d::Work> gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                                        const c10d::GatherOptions& opts = c10d::GatherOptions()) override;
+#if HYBRIDPS_TORCH_AT_LEAST(14)
+  c10::intrusive_ptr<c10d::Work> gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                                                    const c10d::GatherOptions& opts = c10d::GatherOptions()) override;
+#endif
+  c10::intrusive_ptr<c10d::Work> scatter(std::vector<at::Tensor>& outputs,
+                                         std::vector<std::vector<at::Tensor>>& inputs,
+                                         const c10d::ScatterOptions& opts = c10d::ScatterOptions()) override;
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<int64_t>& output_splits,
+                                               std::vector<int64_t>& input_splits,
+                                               const c10d::AllToAllOptions& opts = c10d::AllToAllOptions()) override;
+  c10::intrusive_ptr<c10d::Work> alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                                          const c10d::AllToAllOptions& opts = c10d::AllToAllOptions()) override;
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int destination, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int source, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
+
+  // Coalescing: operations start at once, endCoalescing() returns one Work for all that this thread issued since.
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  c10::intrusive_ptr<c10d::Work> endCoalescing() override;
+
+  // Groups, life ----------------------------------------------------------------------------------------------------
+  bool supportsSplitting() const override { return true; }
+  /// Null on ranks that are not in `ranks`. Called again with the same name and ranks: the same child.
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+  void eagerConnectSingleDevice(at::Device /*device*/) override {}
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  c10d::ErrorType getError() override;
+  uint64_t getSequenceNumberForGroup() override;
+  void setSequenceNumberForGroup() override {}
+  void abort() override;
+  void shutdown() override;
+#if HYBRIDPS_TORCH_AT_LEAST(14)
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
+  void registerAbortHook(int64_t hook_id, c10d::AbortHook hook) override;
+  void unregisterAbortHook(int64_t hook_id) override;
+#endif
+#if HYBRIDPS_TORCH_AT_LEAST(15)
+  bool isInitialized() override { return true; }
+  bool supportsAbortHooks() const override { return true; }
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) override;
+  void unregisterCompletionHook(int64_t hook_id) override;
+#endif
+
+ private:
+  /// One call on its way into the engine (issue.cpp).
+  struct Call {
+    c10d::OpType type = c10d::OpType::UNKNOWN;
+    const char* name = "";   // in messages and in torch's record_param_comms: "all_reduce"
+    const char* title = "";  // in torch's profiler: "hybridps:all_reduce"
+    std::chrono::milliseconds timeout{-1};  // negative: the group's
+    bool asynchronous = true;
+    std::vector<worker::Operation> operations;  // one Work completes when all have
+    std::vector<at::Tensor> inputs;   // for the profiler
+    std::vector<at::Tensor> outputs;  // Work::result(), the future's value
+    Buffers buffers;
+    std::function<void()> finish;  // before the Work counts as complete, not on the engine's thread
+    std::vector<int64_t> input_splits;   // for the profiler
+    std::vector<int64_t> output_splits;
+  };
+  WorkHybrid::Ptr issue(Call call);
+  void submit(const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work,
+              std::vector<worker::Operation> operations);
+  void submit_recorded(const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work, Call& call);
+  std::shared_ptr<engine::Group> group_or_throw(const char* name) const;
+  std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked) const;
+  std::vector<std::shared_ptr<TimeExtension>> take_extensions(std::chrono::milliseconds& timeout);
+  std::shared_ptr<InOrder> order_of_this_lane();  // issue_mutex_ held
+
+  WorkHybrid::Ptr sparse_allreduce(const at::Tensor& tensor, const c10d::AllreduceOptions& opts);
+  WorkHybrid::Ptr point_to_point(c10d::OpType type, const char* name, const char* title,
+                                 std::vector<at::Tensor>& tensors, int peer, int tag);
+  WorkHybrid::Ptr point_to_point(c10d::OpType type, const char* name, const char* title, const at::Tensor& tensor,
+                                 int peer, std::uint32_t tag, std::chrono::milliseconds timeout);
+
+  const c10::intrusive_ptr<Options> options_;
+  const std::shared_ptr<WorkContext> context_;
+  std::shared_ptr<Membership> membership_;
+  std::atomic<std::int64_t> timeout_ms_;
+  int global_rank_start_ = 0;
+  int global_rank_stride_ = 1;
+
+  // Collectives take their sequence number and their place on the lane together.
+  std::mutex issue_mutex_;
+  std::vector<std::shared_ptr<InOrder>> orders_;  // by the lane they are issued from
+
+  std::mutex coalescing_mutex_;
+  std::map<std::thread::id, std::vector<WorkHybrid::Ptr>> coalescing_;
+  std::atomic<int> coalescing_threads_{0};
+
+  std::mutex extensions_mutex_;
+  std::vector<std::shared_ptr<TimeExtension>> extensions_;
+
+  std::mutex children_mutex_;
+  std::map<std::pair<std::string, std::vector<int>>, c10::weak_intrusive_ptr<ProcessGroupHybrid>> children_;
+  std::uint64_t unnamed_children_ = 0;
+  std::atomic<std::uint32_t> monitored_barriers_{0};
+};
+
+}  // namespace hybridps::pg

@@ -1,0 +1,111 @@
+#include "hybridps/pg/store_adapter.h"
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "hybridps/core/log.h"
+
+namespace hybridps::pg {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+/// How a PrefixStore joins its prefix and a key is not public, but a class derived from it may ask.
+struct PrefixPeek : c10d::PrefixStore {
+  static std::string join(c10d::PrefixStore& store, const std::string& key) {
+    return (store.*&PrefixPeek::joinKey)(key);
+  }
+};
+
+struct Unwrapped {
+  StorePtr base;
+  std::string prefix;  // key in the wrapped store == prefix + key, in base
+};
+
+Unwrapped unwrap(StorePtr store) {
+  Unwrapped result{std::move(store), ""};
+  while (auto* layer = dynamic_cast<c10d::PrefixStore*>(result.base.get())) {
+    result.prefix = PrefixPeek::join(*layer, result.prefix);
+    result.base = layer->getUnderlyingStore();
+  }
+  return result;
+}
+
+/// One clone per base store, as long as somebody holds it.
+StorePtr shared_clone(const StorePtr& base) {
+  struct Entry {
+    c10::weak_intrusive_ptr<c10d::Store> base;
+    c10::weak_intrusive_ptr<c10d::Store> clone;
+  };
+  static auto& mutex = *new std::mutex;
+  static auto& clones = *new std::map<c10d::Store*, Entry>;
+  {
+    const std::lock_guard lock(mutex);
+    const auto at = clones.find(base.get());
+    // The entry's weak reference keeps the address from being used again while it is there.
+    if (at != clones.end())
+      if (StorePtr clone = at->second.clone.lock()) return clone;
+  }
+  StorePtr clone;
+  try {
+    clone = base->clone();
+  } catch (const std::exception& error) {
+    // A Store written in Python may have none.
+    core::log_debug("the Store cannot be cloned and is used as it is: ", error.what());
+    return base;
+  }
+  const std::lock_guard lock(mutex);
+  std::erase_if(clones, [](const auto& entry) { return entry.second.clone.expired(); });
+  clones.insert_or_assign(base.get(), Entry{c10::weak_intrusive_ptr<c10d::Store>(base),
+                                            c10::weak_intrusive_ptr<c10d::Store>(clone)});
+  return clone;
+}
+
+core::Status failed(const char* call, const std::string& key, const std::exception& error) {
+  return {core::Code::kPeerDead, std::string("the c10d Store failed in ") + call + "(\"" + key + "\"): " +
+                                     error.what() + "; see whether the process that hosts it (rank 0, or torchrun's "
+                                     "agent) is alive"};
+}
+
+class StoreAdapter final : public bootstrap::KeyValueStore {
+ public:
+  StoreAdapter(StorePtr store, std::string prefix) : store_(std::move(store)), prefix_(std::move(prefix)) {}
+
+  core::Status set(std::string_view key, std::span<const std::uint8_t> value) override {
+    const std::string name = prefix_ + std::string(key);
+    try {
+      store_->set(name, std::vector<std::uint8_t>(value.begin(), value.end()));
+      return core::Status::ok();
+    } catch (const std::exception& error) {
+      return failed("set", name, error);
+    }
+  }
+
+  core::Result<std::optional<bootstrap::Bytes>> try_get(std::string_view key) override {
+    const std::string name = prefix_ + std::string(key);
+    try {
+      if (!store_->check({name})) return std::optional<bootstrap::Bytes>();
+      return std::optional<bootstrap::Bytes>(store_->get(name));
+    } catch (const std::exception& error) {
+      return failed("get", name, error);
+    }
+  }
+
+ private:
+  const StorePtr store_;
+  const std::string prefix_;
+};
+
+}  // namespace
+
+std::shared_ptr<bootstrap::KeyValueStore> adapt_store(const c10::intrusive_ptr<c10d::Store>& store) {
+  Unwrapped unwrapped = unwrap(store);
+  return std::make_shared<StoreAdapter>(shared_clone(unwrapped.base), std::move(unwrapped.prefix));
+}
+
+}  // namespace hybridps::pg

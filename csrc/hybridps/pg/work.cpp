@@ -1,0 +1,332 @@
+#include "hybridps/pg/work.h"
+
+#include <utility>
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <c10/util/Exception.h>
+
+#include "hybridps/core/log.h"
+#include "hybridps/pg/errors.h"
+
+namespace hybridps::pg {
+namespace {
+
+std::uint64_t next_completion_key() {
+  static std::atomic<std::uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+std::optional<std::vector<at::Tensor>> span_inputs(WorkHybrid::Init& init) {
+  if (init.title == nullptr) return std::nullopt;
+  return std::move(init.inputs);
+}
+
+/// A peer's fault or a late one, not the caller's own doing: what abort hooks are there to explain.
+bool is_verdict(const core::Status& status) {
+  switch (status.code()) {
+    case core::Code::kTimeout:
+    case core::Code::kPeerDead:
+    case core::Code::kMismatch:
+    case core::Code::kInternal: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+WorkHybrid::WorkHybrid(Init init)
+    : c10d::Work(init.context->rank, init.type, init.title, span_inputs(init)),
+      context_(std::move(init.context)),
+      name_(init.name),
+      outputs_(std::move(init.outputs)),
+      timeout_(init.timeout),
+      started_(std::chrono::steady_clock::now()),
+      completion_key_(next_completion_key()),
+      lane_(Lanes::current() + 1),
+      buffers_(std::move(init.buffers)),
+      finish_(std::move(init.finish)),
+      extensions_(std::move(init.extensions)),
+      parts_left_(init.parts) {}
+
+void WorkHybrid::set_order(std::shared_ptr<InOrder> order) {
+  order_ = std::move(order);
+  ticket_ = order_->enter();
+}
+
+std::string WorkHybrid::describe() const {
+  std::string text = name_;
+  if (const auto sequence = sequence_.load(std::memory_order_relaxed)) text += " " + std::to_string(sequence);
+  return text + " of group " + context_->group_name + " (rank " + std::to_string(context_->rank) + " of " +
+         std::to_string(context_->size) + ")";
+}
+
+// The way to completion ---------------------------------------------------------------------------------------------
+
+void WorkHybrid::part_done(Ptr work, const worker::Outcome& outcome) {
+  {
+    const std::lock_guard lock(work->mutex_);
+    if (work->status_.is_ok() && !outcome.status.is_ok()) work->status_ = outcome.status;
+    if (outcome.source_rank >= 0) work->source_rank_ = outcome.source_rank;
+    if (--work->parts_left_ > 0) return;  // the other parts hold references of their own
+  }
+  arrived(std::move(work));
+}
+
+void WorkHybrid::arrived(Ptr work) {
+  // Until stage_ moves on, no other thread touches these.
+  const bool to_finish = work->status_.is_ok() ? work->buffers_.needs_finish() || work->finish_ != nullptr
+                                               : is_verdict(work->status_) && !work->context_->hooks.abort.empty();
+  if (!to_finish) {
+    complete(std::move(work));
+    return;
+  }
+  Lanes& lanes = *work->context_->lanes;
+  const int lane = work->lane_;
+  {
+    const std::lock_guard lock(work->mutex_);
+    work->stage_ = Stage::kArrived;
+    if (work->waiters_ > 0) work->cv_.notify_all();
+  }
+  // Both may get there first: the lane can be busy with a callback that waits for this very work.
+  lanes.post(lane, [work = std::move(work)]() mutable {
+    if (work->claim_finish()) finish_and_complete(std::move(work));
+    work.reset();
+  });
+}
+
+bool WorkHybrid::claim_finish() {
+  const std::lock_guard lock(mutex_);
+  if (stage_ != Stage::kArrived) return false;
+  stage_ = Stage::kFinishing;
+  return true;
+}
+
+void WorkHybrid::finish_and_complete(Ptr work) {
+  if (!work->status_.is_ok()) {
+    work->context_->hooks.abort.run();
+  } else {
+    try {
+      work->buffers_.finish();
+      if (work->finish_) work->finish_();
+      work->finish_ = nullptr;
+    } catch (const std::exception& error) {
+      const std::lock_guard lock(work->mutex_);
+      work->status_ = core::Status(core::Code::kInternal, std::string("cannot deliver the result: ") + error.what());
+    }
+  }
+  complete(std::move(work));
+}
+
+void WorkHybrid::complete(Ptr work) {
+  const float duration_ms =
+      std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - work->started_).count();
+  for (const auto& extension : work->extensions_) extension->expired.store(true, std::memory_order_release);
+  if (work->status_.is_ok()) work->context_->hooks.completion.run(work->completion_key_, duration_ms);
+
+  const std::shared_ptr<Lanes> lanes = work->context_->lanes;
+  const std::shared_ptr<InOrder> order = work->order_;
+  const std::uint64_t ticket = work->ticket_;
+  const int lane = work->lane_;
+  const worker::Outcome outcome{work->status_, work->source_rank_};
+  std::vector<Ptr> parents;
+  FuturePtr future;
+  FuturePtr future_result;
+  {
+    const std::lock_guard lock(work->mutex_);
+    work->stage_ = Stage::kComplete;
+    work->completed_ = true;
+    work->duration_ms_ = duration_ms;
+    parents.swap(work->parents_);
+    future = work->future_;  // one that is asked for later is complete at once
+    future_result = work->future_result_;
+    if (work->waiters_ > 0) {
+      work->cv_.notify_all();
+      // Nobody but the waiter is interested: it drops the reference, and no lane wakes for it. The waiter may destroy
+      // the work as soon as this lock is released.
+      if (!future && !future_result) {
+        WorkHybrid& target = *work;
+        target.kept_ = std::move(work);
+      }
+    }
+  }
+  for (Ptr& parent : parents) part_done(std::move(parent), outcome);
+  Lanes::Task task;
+  if (work) {
+    task = [work = std::move(work), future = std::move(future), future_result = std::move(future_result)]() mutable {
+      settle(*work, future, future_result);
+    };
+  }
+  if (order) {
+    order->leave(ticket, std::move(task));
+  } else if (task) {
+    lanes->post(lane, std::move(task));
+  }
+}
+
+void WorkHybrid::settle(WorkHybrid& work, const FuturePtr& future, const FuturePtr& future_result) {
+  Buffers buffers;  // dropped last
+  {
+    const std::lock_guard lock(work.mutex_);
+    std::swap(buffers, work.buffers_);
+  }
+  work.end_span();
+  if (future) work.mark(future);
+  if (future_result) work.mark_result(future_result);
+}
+
+void WorkHybrid::mark(const FuturePtr& future) const {
+  if (status_.is_ok()) {
+    future->markCompleted(c10::IValue(outputs_));
+  } else {
+    future->setError(to_exception(status_, describe()));
+  }
+}
+
+void WorkHybrid::mark_result(const FuturePtr& future) const {
+  future->markCompleted(c10::IValue(static_cast<std::int64_t>(work_result())));
+}
+
+c10d::WorkResult WorkHybrid::work_result() const {
+  switch (status_.code()) {
+    case core::Code::kOk: return c10d::WorkResult::SUCCESS;
+    case core::Code::kTimeout: return c10d::WorkResult::TIMEOUT;
+    case core::Code::kPeerDead: return c10d::WorkResult::COMM_ERROR;
+    default: return c10d::WorkResult::UNKNOWN;
+  }
+}
+
+void WorkHybrid::end_span() {
+  const std::lock_guard lock(span_mutex_);
+  if (!recordFunctionEndCallback_) return;
+  recordFunctionEndCallback_();
+  recordFunctionEndCallback_ = nullptr;
+}
+
+void WorkHybrid::add_parent(const Ptr& work, Ptr parent) {
+  worker::Outcome outcome;
+  {
+    const std::lock_guard lock(work->mutex_);
+    if (work->stage_ != Stage::kComplete) {
+      work->parents_.push_back(std::move(parent));
+      return;
+    }
+    outcome = {work->status_, work->source_rank_};
+  }
+  part_done(std::move(parent), outcome);
+}
+
+// What the caller sees ----------------------------------------------------------------------------------------------
+
+bool WorkHybrid::wait(std::chrono::milliseconds timeout) {
+  const bool limited = timeout.count() > 0;
+  const auto deadline = std::chrono::steady_clock::now() + (limited ? timeout : std::chrono::milliseconds(0));
+  Ptr kept;
+  std::unique_lock lock(mutex_);
+  while (stage_ != Stage::kComplete) {
+    if (stage_ == Stage::kArrived) {
+      stage_ = Stage::kFinishing;
+      lock.unlock();
+      finish_and_complete(Ptr::reclaim_copy(this));
+      lock.lock();
+      continue;
+    }
+    ++waiters_;
+    const bool expired = limited ? cv_.wait_until(lock, deadline) == std::cv_status::timeout : (cv_.wait(lock), false);
+    --waiters_;
+    if (!expired || stage_ == Stage::kComplete || stage_ == Stage::kArrived) continue;
+    lock.unlock();
+    TORCH_CHECK(false, "Operation timed out! hybridps: ", describe(), " was not complete within ", timeout.count(),
+                " ms of waiting; it goes on");
+  }
+  kept = std::move(kept_);
+  Buffers buffers;
+  if (kept) std::swap(buffers, buffers_);
+  lock.unlock();
+  kept.reset();  // the caller holds another reference
+  end_span();
+  if (!status_.is_ok()) throw_status(status_, describe());
+  return true;
+}
+
+bool WorkHybrid::isCompleted() {
+  const std::lock_guard lock(mutex_);
+  return stage_ == Stage::kComplete;
+}
+
+bool WorkHybrid::isSuccess() const {
+  const std::lock_guard lock(mutex_);
+  return stage_ == Stage::kComplete && status_.is_ok();
+}
+
+std::exception_ptr WorkHybrid::exception() const {
+  const std::lock_guard lock(mutex_);
+  if (stage_ != Stage::kComplete || status_.is_ok()) return nullptr;
+  return to_exception(status_, describe());
+}
+
+int WorkHybrid::sourceRank() const {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(source_rank_ >= 0, "sourceRank() may only be called on the work of a receive that is complete (",
+              describe(), ")");
+  return source_rank_;
+}
+
+std::vector<at::Tensor> WorkHybrid::result() {
+  TORCH_CHECK(isCompleted(),
+              "Work needs to be completed before calling result(). Should call wait() before result().");
+  return outputs_;
+}
+
+void WorkHybrid::abort() {
+  if (const auto group = context_->group.lock()) group->abort(describe() + " was aborted through its Work");
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkHybrid::getFuture() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (future_) return future_;
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    if (stage_ != Stage::kComplete) return future_;
+  }
+  // Nobody else knows it yet, and no lane will complete it.
+  mark(future_);
+  return future_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkHybrid::getFutureResult() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (future_result_) return future_result_;
+    future_result_ = c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get());
+    if (stage_ != Stage::kComplete) return future_result_;
+  }
+  mark_result(future_result_);
+  return future_result_;
+}
+
+uint64_t WorkHybrid::getSequencenumber() const { return sequence_.load(std::memory_order_relaxed); }
+
+float WorkHybrid::getDuration() const {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(stage_ == Stage::kComplete, "getDuration() may only be called once the work is complete (", describe(), ")");
+  return duration_ms_;
+}
+
+c10::intrusive_ptr<c10d::Work> combine(const std::shared_ptr<WorkContext>& context,
+                                       std::vector<WorkHybrid::Ptr> works) {
+  std::erase_if(works, [](const WorkHybrid::Ptr& work) { return !work; });
+  WorkHybrid::Init init;
+  init.context = context;
+  init.type = c10d::OpType::COALESCED;
+  init.name = "coalesced";
+  init.parts = works.size() + 1;
+  for (const auto& work : works)
+    init.outputs.insert(init.outputs.end(), work->outputs().begin(), work->outputs().end());
+  auto parent = c10::make_intrusive<WorkHybrid>(std::move(init));
+  for (const auto& work : works) WorkHybrid::add_parent(work, parent);
+  WorkHybrid::part_done(parent, {});
+  return parent;
+}
+
+}  // namespace hybridps::pg

@@ -1,0 +1,159 @@
+// hybridps/pg/work.h: the handle of one operation of a process group.
+//
+// Life     pending -> (arrived -> finishing ->) complete. The engine's completion moves it on. `arrived` is for what
+//          must still be done before anybody may look: copying temporaries back, summing sparse parts, abort hooks;
+//          the first waiter does it, or a lane, never the engine's thread. Then waiters go on, and a lane completes
+//          the future, in the group's order.
+// Owner    the caller, who may drop it at once, and the engine's completion, which hands its reference to a waiter or
+//          a lane: dropping a tensor may take the interpreter's lock.
+// Threads  every method from any thread; wait() blocks, so without the interpreter's lock (torch's binding releases it).
+// Errors   every wait() throws the same error; the message names the operation.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/version.h>
+
+#include "hybridps/core/status.h"
+#include "hybridps/engine/group.h"
+#include "hybridps/pg/hooks.h"
+#include "hybridps/pg/lanes.h"
+#include "hybridps/pg/tensors.h"
+#include "hybridps/worker/operation.h"
+
+#define HYBRIDPS_TORCH_AT_LEAST(minor) (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= (minor))
+
+namespace hybridps::pg {
+
+/// What the Works of one process group share. It does not keep the engine alive.
+struct WorkContext {
+  std::string group_name;
+  int rank = 0;
+  int size = 1;
+  std::shared_ptr<Lanes> lanes;
+  std::weak_ptr<engine::Group> group;
+  Hooks hooks;
+};
+
+/// Time that addEphemeralTimeout() grants to all works until the first one made after it is complete.
+struct TimeExtension {
+  explicit TimeExtension(std::chrono::milliseconds by) : extra(by) {}
+  const std::chrono::milliseconds extra;
+  std::atomic<bool> used{false};  // a work carries it; process group's lock
+  std::atomic<bool> expired{false};
+};
+
+class WorkHybrid final : public c10d::Work {
+ public:
+  struct Init {
+    std::shared_ptr<WorkContext> context;
+    c10d::OpType type = c10d::OpType::UNKNOWN;
+    const char* name = "";           // "all_reduce": in messages
+    const char* title = nullptr;     // "hybridps:all_reduce": span for torch's profiler; null when it is off
+    std::vector<at::Tensor> inputs;  // for the profiler only
+    std::vector<at::Tensor> outputs;
+    Buffers buffers;
+    /// Runs before the operation counts as complete, if it succeeded.
+    std::function<void()> finish;
+    std::size_t parts = 1;
+    std::chrono::milliseconds timeout{0};
+    std::vector<std::shared_ptr<TimeExtension>> extensions;
+  };
+  using Ptr = c10::intrusive_ptr<WorkHybrid>;
+
+  explicit WorkHybrid(Init init);
+  ~WorkHybrid() override = default;
+
+  // For the process group -------------------------------------------------------------------------------------------
+  /// Before the first part is submitted. `order` null: the future completes as soon as the operation does.
+  void set_order(std::shared_ptr<InOrder> order);
+  /// For messages; the last part's.
+  void set_sequence(std::uint64_t sequence) noexcept { sequence_.store(sequence, std::memory_order_relaxed); }
+  /// One of `parts` completions.
+  static void part_done(Ptr work, const worker::Outcome& outcome);
+  /// Makes `parent` count this work as one of its parts.
+  static void add_parent(const Ptr& work, Ptr parent);
+  const std::vector<at::Tensor>& outputs() const noexcept { return outputs_; }
+  /// "all_reduce 17 of group 0 (rank 1 of 4)".
+  std::string describe() const;
+
+  // c10d::Work ------------------------------------------------------------------------------------------------------
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override {}
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  uint64_t getSequencenumber() const override;
+  float getDuration() const override;
+#if HYBRIDPS_TORCH_AT_LEAST(14)
+  std::chrono::milliseconds getTimeout() const override { return timeout_; }
+#endif
+#if HYBRIDPS_TORCH_AT_LEAST(15)
+  uint64_t getCompletionKey() const override { return completion_key_; }
+#endif
+
+ private:
+  enum class Stage { kPending, kArrived, kFinishing, kComplete };
+  using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+
+  static void arrived(Ptr work);
+  static void finish_and_complete(Ptr work);  // whoever claimed kFinishing
+  static void complete(Ptr work);
+  /// On a lane: the futures that somebody has asked for, the span, the references.
+  static void settle(WorkHybrid& work, const FuturePtr& future, const FuturePtr& future_result);
+  bool claim_finish();
+  void mark(const FuturePtr& future) const;
+  void mark_result(const FuturePtr& future) const;
+  void end_span();
+  c10d::WorkResult work_result() const;
+
+  const std::shared_ptr<WorkContext> context_;
+  const char* const name_;
+  const std::vector<at::Tensor> outputs_;
+  const std::chrono::milliseconds timeout_;
+  const std::chrono::steady_clock::time_point started_;
+  const std::uint64_t completion_key_;
+  const int lane_;
+  std::atomic<std::uint64_t> sequence_{0};
+
+  // Touched by one thread at a time: the issuing one, then whoever finishes, then whoever drops.
+  Buffers buffers_;
+  std::function<void()> finish_;
+  std::vector<std::shared_ptr<TimeExtension>> extensions_;
+  std::shared_ptr<InOrder> order_;
+  std::uint64_t ticket_ = 0;
+
+  // Under mutex_ (of the base class, as is cv_).
+  Stage stage_ = Stage::kPending;
+  std::size_t parts_left_;
+  core::Status status_;
+  int source_rank_ = -1;
+  int waiters_ = 0;
+  float duration_ms_ = 0;
+  FuturePtr future_;
+  FuturePtr future_result_;
+  std::vector<Ptr> parents_;
+  Ptr kept_;  // the completion's reference, for the waiter to drop
+
+  std::mutex span_mutex_;  // recordFunctionEndCallback_
+};
+
+/// One Work that completes when all of `works` have, with the first error among them; null works count as complete.
+c10::intrusive_ptr<c10d::Work> combine(const std::shared_ptr<WorkContext>& context,
+                                       std::vector<WorkHybrid::Ptr> works);
+
+}  // namespace hybridps::pg

@@ -1,0 +1,41 @@
+// hybridps/reduce/dispatch.h: the kernel tables, one per instruction set. Private to the room and its tests.
+//
+// Threads  any; the tables are constants.
+// Rule     a file compiled with instruction-set flags defines one table and nothing else with external
+//          linkage, and calls no inline function of the standard library: the linker keeps one copy of those
+//          for the whole program and might keep the one that this CPU cannot run.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "hybridps/core/dtype.h"
+#include "hybridps/reduce/sum.h"
+
+namespace hybridps::reduce {
+
+/// combine() for one dtype and operation; n >= 1. Reads every input once and writes `out` once.
+using Kernel = void (*)(const Input* inputs, std::size_t n, std::byte* out, std::size_t count,
+                        const Finish& finish);
+
+struct KernelTable {
+  const char* name = nullptr;  // what instruction_set() says
+  // By dtype and operation. nullptr where core::is_reducible() is false, and for the complex sums, which
+  // combine() runs as sums of twice as many real numbers.
+  Kernel kernels[core::kDTypeCount][core::kReduceOpCount] = {};
+};
+
+extern const KernelTable kBaselineTable;  // "scalar", or "neon" on aarch64, whose baseline has it
+#if defined(__x86_64__)
+extern const KernelTable kAvx2Table;
+extern const KernelTable kAvx512Table;
+#endif
+
+/// What this CPU and its operating system can run, slowest first. Never empty.
+std::span<const KernelTable* const> available_tables() noexcept;
+
+/// combine() by the kernels of one table.
+void combine_with(const KernelTable& table, std::span<const Input> inputs, std::byte* out, std::size_t count,
+                  core::DType dtype, core::ReduceOp op, Finish finish);
+
+}  // namespace hybridps::reduce

@@ -1,0 +1,226 @@
+// hybridps/reduce/kernels.h: the loops, and the table made of them. Included by one file per instruction set.
+//
+// Two loops do everything:
+//   block   any element type. Each block of inputs is folded into an accumulator array that stays in L1; the
+//           compiler vectorises the inner loops with whatever the file's flags allow.
+//   lanes   the hot types. Accumulators stay in registers; lanes_*.h supplies the vector operations.
+// Both read an input once and write the output once, after every input of that position has been read: `out`
+// may be one of the inputs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "hybridps/core/dtype.h"
+#include "hybridps/reduce/dispatch.h"
+#include "hybridps/reduce/elements.h"
+#include "hybridps/reduce/sum.h"
+
+namespace hybridps::reduce {
+namespace {  // NOLINT(google-build-namespaces): compiled once per instruction set, see convert.h
+
+/// The vector counterpart of an element, where this instruction set has one (lanes_*.h specialise it). It has
+///   Reg, kWidth (elements per register), load, store (finished and rounded), fold<Fold>, kFolds<Fold> (is it
+///   there), and for floating types Factor, splat, scale.
+template <class Element>
+struct LanesOf {
+  using Type = void;
+};
+
+/// What lanes support: the rest is rare, and left to the block loop.
+template <Fold kFold>
+inline constexpr bool kIsRealFold = kFold == Fold::kAdd || kFold == Fold::kPremulAdd || kFold == Fold::kMul ||
+                                    kFold == Fold::kMin || kFold == Fold::kMax;
+template <Fold kFold>
+inline constexpr bool kIsIntFold = kFold == Fold::kAdd || kFold == Fold::kMin || kFold == Fold::kMax;
+
+template <class Element>
+inline constexpr std::size_t kBlockElements = 4096 / sizeof(typename Element::Acc);
+
+/// Elements [begin, count).
+template <class E, Fold kFold>
+void block_loop(const Input* inputs, std::size_t n, std::byte* out, std::size_t begin, std::size_t count,
+                const Finish& finish) {
+  typename E::Acc acc[kBlockElements<E>];
+  for (std::size_t start = begin; start < count; start += kBlockElements<E>) {
+    const std::size_t left = count - start;
+    const std::size_t m = left < kBlockElements<E> ? left : kBlockElements<E>;
+    const std::byte* x0 = inputs[0].data + start * E::kBytes;
+    std::size_t k = 1;
+    if constexpr (kFold == Fold::kPremulAdd) {
+      const auto factor = static_cast<typename E::Factor>(inputs[0].premul);
+      for (std::size_t j = 0; j < m; ++j) acc[j] = E::scale(E::load(x0 + j * E::kBytes), factor);
+    } else if (n > 1) {
+      const std::byte* x1 = inputs[1].data + start * E::kBytes;
+      for (std::size_t j = 0; j < m; ++j) {
+        acc[j] = E::template fold<kFold>(E::load(x0 + j * E::kBytes), E::load(x1 + j * E::kBytes));
+      }
+      k = 2;
+    } else {
+      for (std::size_t j = 0; j < m; ++j) acc[j] = E::load(x0 + j * E::kBytes);
+    }
+    for (; k < n; ++k) {
+      const std::byte* x = inputs[k].data + start * E::kBytes;
+      if constexpr (kFold == Fold::kPremulAdd) {
+        const auto factor = static_cast<typename E::Factor>(inputs[k].premul);
+        for (std::size_t j = 0; j < m; ++j) {
+          acc[j] = E::template fold<Fold::kAdd>(acc[j], E::scale(E::load(x + j * E::kBytes), factor));
+        }
+      } else {
+        for (std::size_t j = 0; j < m; ++j)
+          acc[j] = E::template fold<kFold>(acc[j], E::load(x + j * E::kBytes));
+      }
+    }
+    if constexpr (E::kFloating) {
+      if (finish.kind == Finish::Kind::kMultiply) {
+        const auto factor = static_cast<typename E::Factor>(finish.factor);
+        for (std::size_t j = 0; j < m; ++j) acc[j] = E::scale(acc[j], factor);
+      }
+    } else if constexpr (E::kDivides) {
+      if (finish.kind == Finish::Kind::kDivideTruncate) {
+        for (std::size_t j = 0; j < m; ++j) acc[j] = E::divide(acc[j], finish.divisor);
+      }
+    }
+    std::byte* y = out + start * E::kBytes;
+    for (std::size_t j = 0; j < m; ++j) E::store(y + j * E::kBytes, acc[j]);
+  }
+}
+
+/// kRegisters registers' worth of elements from `begin` on, as often as they fit below `count`. Returns where
+/// it stopped.
+template <class L, Fold kFold, bool kScaled, std::size_t kRegisters>
+std::size_t lanes_steps(const Input* inputs, std::size_t n, std::byte* out, std::size_t begin,
+                        std::size_t count, const Finish& finish) {
+  constexpr std::size_t kStep = kRegisters * L::kWidth;
+  using Reg = typename L::Reg;
+  std::size_t i = begin;
+  for (; count - i >= kStep; i += kStep) {
+    Reg acc[kRegisters];
+    const std::byte* x = inputs[0].data + i * L::kBytes;
+    for (std::size_t r = 0; r < kRegisters; ++r) acc[r] = L::load(x + r * L::kWidth * L::kBytes);
+    if constexpr (kFold == Fold::kPremulAdd) {
+      const Reg factor = L::splat(static_cast<typename L::Factor>(inputs[0].premul));
+      for (std::size_t r = 0; r < kRegisters; ++r) acc[r] = L::scale(acc[r], factor);
+    }
+    for (std::size_t k = 1; k < n; ++k) {
+      x = inputs[k].data + i * L::kBytes;
+      if constexpr (kFold == Fold::kPremulAdd) {
+        const Reg factor = L::splat(static_cast<typename L::Factor>(inputs[k].premul));
+        for (std::size_t r = 0; r < kRegisters; ++r) {
+          acc[r] =
+              L::template fold<Fold::kAdd>(acc[r], L::scale(L::load(x + r * L::kWidth * L::kBytes), factor));
+        }
+      } else {
+        for (std::size_t r = 0; r < kRegisters; ++r) {
+          acc[r] = L::template fold<kFold>(acc[r], L::load(x + r * L::kWidth * L::kBytes));
+        }
+      }
+    }
+    if constexpr (kScaled) {
+      const Reg factor = L::splat(static_cast<typename L::Factor>(finish.factor));
+      for (std::size_t r = 0; r < kRegisters; ++r) acc[r] = L::scale(acc[r], factor);
+    }
+    for (std::size_t r = 0; r < kRegisters; ++r) L::store(out + (i + r * L::kWidth) * L::kBytes, acc[r]);
+  }
+  return i;
+}
+
+template <class E, Fold kFold>
+void block_kernel(const Input* inputs, std::size_t n, std::byte* out, std::size_t count,
+                  const Finish& finish) {
+  block_loop<E, kFold>(inputs, n, out, 0, count, finish);
+}
+
+template <class E, Fold kFold>
+void lanes_kernel(const Input* inputs, std::size_t n, std::byte* out, std::size_t count,
+                  const Finish& finish) {
+  using L = typename LanesOf<E>::Type;
+  constexpr std::size_t kRegisters = 4;  // enough independent additions to hide their latency
+  std::size_t done = 0;
+  if constexpr (E::kFloating) {
+    if (finish.kind == Finish::Kind::kMultiply) {
+      done = lanes_steps<L, kFold, true, kRegisters>(inputs, n, out, done, count, finish);
+      done = lanes_steps<L, kFold, true, 1>(inputs, n, out, done, count, finish);
+    } else {
+      done = lanes_steps<L, kFold, false, kRegisters>(inputs, n, out, done, count, finish);
+      done = lanes_steps<L, kFold, false, 1>(inputs, n, out, done, count, finish);
+    }
+  } else if (finish.kind == Finish::Kind::kNone) {  // no vector instruction divides integers
+    done = lanes_steps<L, kFold, false, kRegisters>(inputs, n, out, done, count, finish);
+    done = lanes_steps<L, kFold, false, 1>(inputs, n, out, done, count, finish);
+  }
+  block_loop<E, kFold>(inputs, n, out, done, count, finish);
+}
+
+template <class E, Fold kFold>
+constexpr Kernel kernel_of() {
+  using L = typename LanesOf<E>::Type;
+  if constexpr (std::is_void_v<L>) {
+    return &block_kernel<E, kFold>;
+  } else if constexpr (L::template kFolds<kFold>) {
+    return &lanes_kernel<E, kFold>;
+  } else {
+    return &block_kernel<E, kFold>;
+  }
+}
+
+constexpr Kernel& slot(KernelTable& table, core::DType dtype, core::ReduceOp op) {
+  return table.kernels[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
+}
+
+template <class E>
+constexpr void add_ordered(KernelTable& table, core::DType dtype) {
+  using core::ReduceOp;
+  slot(table, dtype, ReduceOp::kSum) = kernel_of<E, Fold::kAdd>();
+  slot(table, dtype, ReduceOp::kAvg) = kernel_of<E, Fold::kAdd>();
+  slot(table, dtype, ReduceOp::kProduct) = kernel_of<E, Fold::kMul>();
+  slot(table, dtype, ReduceOp::kMin) = kernel_of<E, Fold::kMin>();
+  slot(table, dtype, ReduceOp::kMax) = kernel_of<E, Fold::kMax>();
+}
+
+template <class E>
+constexpr void add_integer(KernelTable& table, core::DType dtype) {
+  using core::ReduceOp;
+  add_ordered<E>(table, dtype);
+  slot(table, dtype, ReduceOp::kBand) = kernel_of<E, Fold::kAnd>();
+  slot(table, dtype, ReduceOp::kBor) = kernel_of<E, Fold::kOr>();
+  slot(table, dtype, ReduceOp::kBxor) = kernel_of<E, Fold::kXor>();
+}
+
+template <class E>
+constexpr void add_floating(KernelTable& table, core::DType dtype) {
+  add_ordered<E>(table, dtype);
+  slot(table, dtype, core::ReduceOp::kPremulSum) = kernel_of<E, Fold::kPremulAdd>();
+}
+
+/// Every kernel, as this file's flags compile it. Evaluated by the compiler, so that no code of a newer
+/// instruction set runs before the choice.
+constexpr KernelTable make_table(const char* name) {
+  using core::DType;
+  KernelTable table;
+  table.name = name;
+  add_integer<IntElement<std::uint8_t>>(table, DType::kUint8);
+  add_integer<IntElement<std::int8_t>>(table, DType::kInt8);
+  add_integer<IntElement<std::uint16_t>>(table, DType::kUint16);
+  add_integer<IntElement<std::int16_t>>(table, DType::kInt16);
+  add_integer<IntElement<std::uint32_t>>(table, DType::kUint32);
+  add_integer<IntElement<std::int32_t>>(table, DType::kInt32);
+  add_integer<IntElement<std::uint64_t>>(table, DType::kUint64);
+  add_integer<IntElement<std::int64_t>>(table, DType::kInt64);
+  add_integer<BoolElement>(table, DType::kBool);
+  add_floating<Fp16Element>(table, DType::kFloat16);
+  add_floating<Bf16Element>(table, DType::kBfloat16);
+  add_floating<Fp32Element>(table, DType::kFloat32);
+  add_floating<Fp64Element>(table, DType::kFloat64);
+  add_floating<Fp8Element<kE4M3fnFormat>>(table, DType::kFloat8E4M3fn);
+  add_floating<Fp8Element<kE5M2Format>>(table, DType::kFloat8E5M2);
+  add_floating<Fp8Element<kE4M3fnuzFormat>>(table, DType::kFloat8E4M3fnuz);
+  add_floating<Fp8Element<kE5M2fnuzFormat>>(table, DType::kFloat8E5M2fnuz);
+  slot(table, DType::kComplex64, core::ReduceOp::kProduct) = kernel_of<ComplexElement<float>, Fold::kMul>();
+  slot(table, DType::kComplex128, core::ReduceOp::kProduct) = kernel_of<ComplexElement<double>, Fold::kMul>();
+  return table;
+}
+
+}  // namespace
+}  // namespace hybridps::reduce

@@ -1,0 +1,88 @@
+#include "hybridps/reduce/sum.h"
+
+#include <cassert>
+#include <cstddef>
+#include <cstring>
+#include <span>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "hybridps/core/dtype.h"
+#include "hybridps/reduce/dispatch.h"
+
+namespace hybridps::reduce {
+namespace {
+
+using core::DType;
+using core::ReduceOp;
+
+struct AvailableTables {
+  const KernelTable* tables[3] = {&kBaselineTable};
+  std::size_t count = 1;
+
+  AvailableTables() noexcept {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    // F16C by hand: not every compiler's __builtin_cpu_supports knows the name.
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+    if (f16c && __builtin_cpu_supports("avx2")) {
+      tables[count++] = &kAvx2Table;
+      if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+        tables[count++] = &kAvx512Table;
+      }
+    }
+#endif
+  }
+};
+
+const AvailableTables& available() noexcept {
+  static const AvailableTables instance;
+  return instance;
+}
+
+}  // namespace
+
+std::span<const KernelTable* const> available_tables() noexcept {
+  return {available().tables, available().count};
+}
+
+const char* instruction_set() noexcept { return available_tables().back()->name; }
+
+void combine_with(const KernelTable& table, std::span<const Input> inputs, std::byte* out, std::size_t count,
+                  DType dtype, ReduceOp op, Finish finish) {
+  assert(core::is_reducible(dtype, op));
+  assert(!inputs.empty());
+  assert(finish.kind != Finish::Kind::kMultiply || core::is_floating(dtype));
+  assert(finish.kind != Finish::Kind::kDivideTruncate || (!core::is_floating(dtype) && finish.divisor >= 1));
+  if (count == 0) return;
+
+  // One input, nothing to do: its bytes, so that not even a NaN's payload changes. Not for bool, which is
+  // normalised.
+  if (inputs.size() == 1 && finish.kind == Finish::Kind::kNone && dtype != DType::kBool &&
+      (op != ReduceOp::kPremulSum || inputs[0].premul == 1.0)) {
+    if (out != inputs[0].data) std::memcpy(out, inputs[0].data, count * core::size_of(dtype));
+    return;
+  }
+
+  // Sums of complex numbers, and their product with a real one, are those of twice as many real numbers.
+  if (op != ReduceOp::kProduct) {
+    if (dtype == DType::kComplex64 || dtype == DType::kComplex128) {
+      dtype = dtype == DType::kComplex64 ? DType::kFloat32 : DType::kFloat64;
+      count *= 2;
+    }
+  }
+  const Kernel kernel = table.kernels[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
+  assert(kernel != nullptr);
+  kernel(inputs.data(), inputs.size(), out, count, finish);
+}
+
+void combine(std::span<const Input> inputs, std::byte* out, std::size_t count, DType dtype, ReduceOp op,
+             Finish finish) {
+  combine_with(*available_tables().back(), inputs, out, count, dtype, op, finish);
+}
+
+}  // namespace hybridps::reduce

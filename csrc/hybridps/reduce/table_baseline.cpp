@@ -1,0 +1,13 @@
+// The kernels for every CPU of the architecture, and the reference that the other tables are compared with.
+#include "hybridps/reduce/dispatch.h"
+#include "hybridps/reduce/kernels.h"
+
+namespace hybridps::reduce {
+
+#if defined(__aarch64__)
+constinit const KernelTable kBaselineTable = make_table("neon");
+#else
+constinit const KernelTable kBaselineTable = make_table("scalar");
+#endif
+
+}  // namespace hybridps::reduce

@@ -1,0 +1,232 @@
+#include "hybridps/schedule/plan.h"
+
+#include <algorithm>
+#include <cassert>
+#include <numeric>
+#include <utility>
+
+namespace hybridps::schedule {
+namespace {
+
+// Spans end on cache lines, so that no two owners write one line of a result.
+constexpr std::uint64_t kGranuleBytes = 64;
+// Where an aggregate is cut for all owners, a span is not cut finer than this.
+constexpr std::uint64_t kSmallestSpanBytes = 1024;
+
+std::uint32_t chunk_count(std::uint64_t bytes, std::uint32_t chunk_bytes) {
+  return bytes == 0 ? 1 : static_cast<std::uint32_t>((bytes + chunk_bytes - 1) / chunk_bytes);
+}
+
+struct Builder {
+  const Limits& limits;
+  std::vector<Span> spans{};
+
+  void add(std::uint32_t id, int owner, int source, int sink, std::uint64_t bytes, std::uint64_t input_offset,
+           std::uint64_t output_offset) {
+    Span span;
+    span.id = id;
+    span.owner = owner;
+    span.source = source;
+    span.sink = sink;
+    span.bytes = bytes;
+    span.input_offset = input_offset;
+    span.output_offset = output_offset;
+    span.chunk_bytes = limits.chunk_bytes;
+    span.chunks = chunk_count(bytes, limits.chunk_bytes);
+    spans.push_back(span);
+  }
+};
+
+// The owners that share a tensor of `bytes`, with their weights: every rank's server, a node's weight divided among
+// its ranks. `excluded_node` owns nothing (a broadcast's root node); tiny tensors have one owner.
+std::vector<std::pair<int, std::uint64_t>> owner_cut(std::uint64_t bytes, const Topology& topology,
+                                                     std::uint64_t sequence, int excluded_node, const Limits& limits) {
+  std::vector<int> owners;
+  std::vector<double> weights;
+  for (int rank = 0; rank < topology.size(); ++rank) {
+    const int node = topology.node_of(rank);
+    if (node == excluded_node) continue;
+    owners.push_back(rank);
+    weights.push_back(topology.weight(node) / static_cast<double>(topology.ranks_of(node).size()));
+  }
+  if (bytes <= limits.tiny_bytes || owners.size() == 1)
+    return {{owners[static_cast<std::size_t>(sequence % owners.size())], bytes}};
+  const std::uint64_t granule =
+      bytes / owners.size() >= kSmallestSpanBytes ? kGranuleBytes : kSmallestSpanBytes;
+  const std::vector<std::uint64_t> cut = cut_by_weight(bytes, weights, granule);
+  std::vector<std::pair<int, std::uint64_t>> result;
+  for (std::size_t i = 0; i < owners.size(); ++i) result.emplace_back(owners[i], cut[i]);
+  return result;
+}
+
+std::uint64_t at(const std::vector<std::uint64_t>& bytes, int rank) {
+  return static_cast<std::size_t>(rank) < bytes.size() ? bytes[static_cast<std::size_t>(rank)] : 0;
+}
+
+std::uint64_t before(const std::vector<std::uint64_t>& bytes, int rank) {
+  std::uint64_t sum = 0;
+  for (int r = 0; r < rank; ++r) sum += at(bytes, r);
+  return sum;
+}
+
+}  // namespace
+
+std::string_view name_of(Kind kind) noexcept {
+  switch (kind) {
+    case Kind::kAllReduce: return "allreduce";
+    case Kind::kReduce: return "reduce";
+    case Kind::kReduceScatter: return "reduce_scatter";
+    case Kind::kBarrier: return "barrier";
+    case Kind::kBroadcast: return "broadcast";
+    case Kind::kAllGather: return "all_gather";
+    case Kind::kGather: return "gather";
+    case Kind::kScatter: return "scatter";
+    case Kind::kAllToAll: return "all_to_all";
+    case Kind::kPointToPoint: return "send/recv";
+    case Kind::kGoodbye: return "goodbye";
+  }
+  return "unknown";
+}
+
+Topology::Topology(std::vector<int> node_of, int rank, std::vector<double> weights)
+    : node_of_(std::move(node_of)), rank_(rank), weights_(std::move(weights)) {
+  int nodes = 0;
+  for (const int node : node_of_) nodes = std::max(nodes, node + 1);
+  ranks_of_.resize(static_cast<std::size_t>(nodes));
+  for (std::size_t r = 0; r < node_of_.size(); ++r) {
+    auto& ranks = ranks_of_[static_cast<std::size_t>(node_of_[r])];
+    local_index_.push_back(static_cast<int>(ranks.size()));
+    ranks.push_back(static_cast<int>(r));
+  }
+  if (weights_.empty()) weights_.assign(static_cast<std::size_t>(nodes), 1.0);
+  assert(weights_.size() == static_cast<std::size_t>(nodes));
+}
+
+int Topology::agent(int node, int owner) const noexcept {
+  const std::vector<int>& ranks = ranks_of(node);
+  return ranks[static_cast<std::size_t>(local_index(owner)) % ranks.size()];
+}
+
+std::vector<std::uint64_t> cut_by_weight(std::uint64_t bytes, const std::vector<double>& weights,
+                                         std::uint64_t granule) {
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::vector<std::uint64_t> parts;
+  double running = 0.0;
+  std::uint64_t done = 0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    running += weights[i];
+    std::uint64_t end = bytes;
+    if (i + 1 < weights.size()) {
+      const double exact = static_cast<double>(bytes) * (running / total);
+      end = static_cast<std::uint64_t>(exact / static_cast<double>(granule) + 0.5) * granule;
+      end = std::clamp(end, done, bytes);
+    }
+    parts.push_back(end - done);
+    done = end;
+  }
+  return parts;
+}
+
+std::vector<Span> make_plan(const Request& request, const Topology& topology, const Limits& limits) {
+  Builder plan{limits};
+  const int me = topology.rank();
+  const int size = topology.size();
+  switch (request.kind) {
+    case Kind::kAllReduce:
+    case Kind::kReduce: {
+      const int sink = request.kind == Kind::kReduce ? request.root : kAll;
+      std::uint64_t offset = 0;
+      for (const auto& [owner, bytes] :
+           owner_cut(request.total_bytes, topology, request.sequence, /*excluded_node=*/-1, limits)) {
+        if (bytes > 0 || request.total_bytes == 0)
+          plan.add(static_cast<std::uint32_t>(owner), owner, kAll, sink, bytes, offset, offset);
+        offset += bytes;
+      }
+      break;
+    }
+    case Kind::kBarrier:
+    case Kind::kGoodbye: {
+      const int owner = static_cast<int>(request.sequence % static_cast<std::uint64_t>(size));
+      plan.add(static_cast<std::uint32_t>(owner), owner, kAll, kAll, 0, 0, 0);
+      break;
+    }
+    case Kind::kReduceScatter: {
+      std::uint64_t offset = 0;
+      for (int rank = 0; rank < size; ++rank) {
+        plan.add(static_cast<std::uint32_t>(rank), rank, kAll, rank, at(request.input_bytes, rank), offset, 0);
+        offset += at(request.input_bytes, rank);
+      }
+      break;
+    }
+    case Kind::kBroadcast: {
+      const int root_node = topology.node_of(request.root);
+      // One hop for what is small, two for what is large: then each card carries the tensor once.
+      if (topology.nodes() <= 2 || request.total_bytes <= limits.chunk_bytes) {
+        plan.add(static_cast<std::uint32_t>(request.root), request.root, request.root, kAll, request.total_bytes, 0, 0);
+        break;
+      }
+      std::uint64_t offset = 0;
+      for (const auto& [owner, bytes] :
+           owner_cut(request.total_bytes, topology, request.sequence, root_node, limits)) {
+        if (bytes > 0) plan.add(static_cast<std::uint32_t>(owner), owner, request.root, kAll, bytes, offset, offset);
+        offset += bytes;
+      }
+      break;
+    }
+    case Kind::kAllGather: {
+      std::uint64_t offset = 0;
+      for (int rank = 0; rank < size; ++rank) {
+        plan.add(static_cast<std::uint32_t>(rank), rank, rank, kAll, at(request.output_bytes, rank), 0, offset);
+        offset += at(request.output_bytes, rank);
+      }
+      break;
+    }
+    case Kind::kGather: {
+      if (me == request.root) {
+        std::uint64_t offset = 0;
+        for (int rank = 0; rank < size; ++rank) {
+          plan.add(static_cast<std::uint32_t>(rank), rank, rank, me, at(request.output_bytes, rank), 0, offset);
+          offset += at(request.output_bytes, rank);
+        }
+      } else {
+        plan.add(static_cast<std::uint32_t>(me), me, me, request.root, at(request.input_bytes, me), 0, 0);
+      }
+      break;
+    }
+    case Kind::kScatter: {
+      if (me == request.root) {
+        std::uint64_t offset = 0;
+        for (int rank = 0; rank < size; ++rank) {
+          plan.add(static_cast<std::uint32_t>(rank), me, me, rank, at(request.input_bytes, rank), offset, 0);
+          offset += at(request.input_bytes, rank);
+        }
+      } else {
+        plan.add(static_cast<std::uint32_t>(me), request.root, request.root, me, at(request.output_bytes, me), 0, 0);
+      }
+      break;
+    }
+    case Kind::kAllToAll: {
+      const auto id = [size](int from, int to) { return static_cast<std::uint32_t>(from * size + to); };
+      // Destinations are walked from the own rank on, so that not all ranks send to rank 0 first.
+      for (int step = 0; step < size; ++step) {
+        const int to = (me + step) % size;
+        plan.add(id(me, to), me, me, to, at(request.input_bytes, to), before(request.input_bytes, to),
+                 before(request.output_bytes, me));
+      }
+      for (int step = 1; step < size; ++step) {
+        const int from = (me + size - step) % size;
+        plan.add(id(from, me), from, from, me, at(request.output_bytes, from), 0, before(request.output_bytes, from));
+      }
+      break;
+    }
+    case Kind::kPointToPoint: {
+      const int source = request.sending ? me : request.root;
+      const int sink = request.sending ? request.root : me;
+      plan.add(0, source, source, sink, request.total_bytes, 0, 0);
+      break;
+    }
+  }
+  return std::move(plan.spans);
+}
+
+}  // namespace hybridps::schedule

@@ -1,0 +1,115 @@
+// hybridps/schedule/plan.h: the pure function that maps one operation to spans, owners and roles.
+//
+// Both ends of every transfer derive the same plan from the same request and topology: nothing is negotiated per
+// operation. No threads, no I/O, no clock; any thread may call it.
+//
+// Every collective is a list of spans, and every span takes the same way (design: "Two primitives carry every
+// collective"):
+//
+//   contributors --local push--> agent of their node --push--> owner --result--> agents --local result--> consumers
+//
+//   aggregate   contributors: all ranks       (allreduce, reduce, reduce_scatter, barrier)
+//   deliver     contributor: one source rank  (broadcast, all_gather, gather, scatter, all_to_all, send)
+//
+// The agent of a node for a span is the local rank with the owner's local index modulo the node's ranks, and the owner
+// itself on the owner's node ("rail-aligned"). Bytes cross the network once per node.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "hybridps/core/dtype.h"
+
+namespace hybridps::schedule {
+
+/// Values travel on the wire: append only.
+enum class Kind : std::uint8_t {
+  kAllReduce = 0,
+  kReduce = 1,
+  kReduceScatter = 2,
+  kBarrier = 3,
+  kBroadcast = 4,
+  kAllGather = 5,
+  kGather = 6,
+  kScatter = 7,
+  kAllToAll = 8,
+  kPointToPoint = 9,
+  kGoodbye = 10,  // a barrier that says that a group is being left
+};
+inline constexpr std::uint8_t kKindCount = 11;
+std::string_view name_of(Kind kind) noexcept;
+
+/// Which ranks share which node. Ranks and nodes are group-relative.
+class Topology {
+ public:
+  /// node_of[rank] in [0, nodes), every node with at least one rank. weights: one per node, > 0; empty: equal.
+  Topology(std::vector<int> node_of, int rank, std::vector<double> weights = {});
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return static_cast<int>(node_of_.size()); }
+  int nodes() const noexcept { return static_cast<int>(ranks_of_.size()); }
+  int node_of(int rank) const noexcept { return node_of_[static_cast<std::size_t>(rank)]; }
+  int my_node() const noexcept { return node_of(rank_); }
+  int local_index(int rank) const noexcept { return local_index_[static_cast<std::size_t>(rank)]; }
+  /// Ranks of a node in ascending order; local_index is a rank's place in it.
+  const std::vector<int>& ranks_of(int node) const noexcept { return ranks_of_[static_cast<std::size_t>(node)]; }
+  double weight(int node) const noexcept { return weights_[static_cast<std::size_t>(node)]; }
+  /// The rank that acts for `node` in spans owned by `owner`.
+  int agent(int node, int owner) const noexcept;
+
+ private:
+  std::vector<int> node_of_;
+  int rank_;
+  std::vector<std::vector<int>> ranks_of_;
+  std::vector<int> local_index_;
+  std::vector<double> weights_;
+};
+
+inline constexpr int kAll = -1;
+
+struct Span {
+  std::uint32_t id = 0;
+  int owner = 0;             // group rank whose engine sums or forwards it
+  int source = kAll;         // contributing rank, or kAll
+  int sink = kAll;           // consuming rank, or kAll
+  std::uint64_t bytes = 0;
+  std::uint64_t input_offset = 0;   // in a contributor's input, bytes
+  std::uint64_t output_offset = 0;  // in a consumer's output, bytes
+  std::uint32_t chunk_bytes = 1;    // all chunks but the last have this many bytes
+  std::uint32_t chunks = 1;         // at least 1: a span of 0 bytes is one empty chunk
+};
+
+struct Request {
+  Kind kind = Kind::kBarrier;
+  core::DType dtype = core::DType::kBytes;
+  int root = -1;                  // reduce, broadcast, gather, scatter; the peer of point to point
+  std::uint64_t sequence = 0;     // rotates the owner of tiny operations
+  std::uint64_t total_bytes = 0;  // allreduce, reduce, broadcast; bytes of point to point
+  /// Bytes per rank, size() entries each where used, this rank's own view:
+  ///   reduce_scatter  input_bytes: bytes of the piece for each rank (all ranks know them)
+  ///   all_gather      output_bytes: bytes from each rank (all ranks know them)
+  ///   gather          output_bytes at the root; input_bytes[rank()] elsewhere
+  ///   scatter         input_bytes at the root; output_bytes[rank()] elsewhere
+  ///   all_to_all      input_bytes: to each rank; output_bytes: from each rank
+  std::vector<std::uint64_t> input_bytes;
+  std::vector<std::uint64_t> output_bytes;
+  bool sending = false;           // point to point: this rank sends to root, else receives from it
+};
+
+struct Limits {
+  std::uint32_t chunk_bytes = 64 * 1024;  // largest chunk; the same on all ranks of a group
+  std::uint64_t tiny_bytes = 4 * 1024;    // up to here an aggregate has one owner
+  bool operator==(const Limits&) const = default;
+};
+
+/// The spans in which topology.rank() has a part, ids being the same on all ranks.
+std::vector<Span> make_plan(const Request& request, const Topology& topology, const Limits& limits);
+
+/// Cuts `bytes` into weights.size() contiguous parts in proportion to the weights, each but the last a multiple of
+/// `granule` bytes (rounded so that the running total is always nearest to the exact one). Sum of result == bytes.
+std::vector<std::uint64_t> cut_by_weight(std::uint64_t bytes, const std::vector<double>& weights,
+                                         std::uint64_t granule);
+
+}  // namespace hybridps::schedule

@@ -1,0 +1,265 @@
+#include "hybridps/server/server.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+namespace hybridps::server {
+
+Server::Server(flow::Outbox& outbox, Listener& listener, std::uint32_t grant_chunks)
+    : outbox_(outbox), listener_(listener), grant_chunks_(std::max(1U, grant_chunks)) {}
+
+Server::~Server() = default;
+
+Server::SpanState& Server::state_of(const SpanKey& key) {
+  std::unique_ptr<SpanState>& slot = spans_[key];
+  if (!slot) {
+    slot = std::make_unique<SpanState>();
+    slot->key = key;
+  }
+  return *slot;
+}
+
+void Server::see(SpanState& span, std::uint32_t node, core::EngineId engine, int rank) {
+  if (node >= span.nodes.size()) span.nodes.resize(node + 1);
+  Node& n = span.nodes[node];
+  if (n.seen) return;
+  n = Node{engine, true, rank};
+  ++span.seen;
+  if (span.wanted) want_grants(span);
+}
+
+bool Server::check(SpanState& span, const wire::Header& header) {
+  if (span.opened) {
+    if (header.signature != span.opening.signature || header.span_bytes != span.opening.bytes) {
+      listener_.on_mismatch(span.key.operation, span.opening.signature, span.opening.own_rank, header.signature,
+                            static_cast<int>(header.sender_rank));
+      return false;
+    }
+    if (header.contributor >= span.opening.nodes || header.chunk >= span.opening.chunks ||
+        header.contributor == span.opening.own_node) {
+      listener_.on_bad_message(span.key.operation, "a contribution for chunk " + std::to_string(header.chunk) +
+                                                       " from node " + std::to_string(header.contributor) +
+                                                       " that the plan does not have");
+      return false;
+    }
+    return true;
+  }
+  if (!span.has_first) {
+    span.first = header;
+    span.has_first = true;
+    return true;
+  }
+  if (header.signature != span.first.signature || header.span_bytes != span.first.span_bytes) {
+    listener_.on_mismatch(span.key.operation, span.first.signature, static_cast<int>(span.first.sender_rank),
+                          header.signature, static_cast<int>(header.sender_rank));
+    return false;
+  }
+  return true;
+}
+
+bool Server::open(const SpanKey& key, const Opening& opening) {
+  SpanState& span = state_of(key);
+  assert(!span.opened);
+  span.opening = opening;
+  span.opened = true;
+  span.done.assign(opening.chunks, 0);
+  span.nodes.resize(std::max<std::size_t>(span.nodes.size(), opening.nodes));
+  if (span.has_first) {
+    if (!check(span, span.first)) return false;
+    if (span.nodes.size() > opening.nodes) {
+      listener_.on_bad_message(key.operation, "a contribution from a node that the group does not have");
+      return false;
+    }
+    for (const auto& [index, chunk] : span.chunks) {
+      if (index >= opening.chunks || chunk.present.size() > opening.nodes) {
+        listener_.on_bad_message(key.operation, "a contribution that the plan does not have");
+        return false;
+      }
+    }
+  }
+  if (span.wanted) want_grants(span);
+  return true;
+}
+
+void Server::local_seen(const SpanKey& key) {
+  SpanState& span = state_of(key);
+  see(span, span.opening.own_node, {}, span.opening.own_rank);
+}
+
+void Server::local_announce(const SpanKey& key) { want_grants(state_of(key)); }
+
+void Server::contribute(const SpanKey& key, std::uint32_t index, const std::byte* data, std::byte* out) {
+  SpanState& span = state_of(key);
+  Chunk& chunk = span.chunks[index];
+  chunk.local = data;
+  chunk.out = out;
+  const std::uint32_t own = span.opening.own_node;
+  if (chunk.present.size() <= own) chunk.present.resize(own + 1, 0);
+  assert(!chunk.present[own]);
+  chunk.present[own] = 1;
+  ++chunk.count;
+  see(span, own, {}, span.opening.own_rank);
+  finish_if_complete(span, index);
+}
+
+void Server::on_push(const wire::Header& header, flow::Delivery payload) {
+  const SpanKey key{OperationKey{header.uid, header.sequence}, header.span};
+  SpanState& span = state_of(key);
+  if (!check(span, header)) return;
+  if (span.opened && span.done[header.chunk]) return;
+  if (header.contributor >= 4096 || (!span.opened && header.span_bytes > 0 && payload.bytes() > header.span_bytes)) {
+    listener_.on_bad_message(key.operation, "a contribution from an impossible node or of an impossible size");
+    return;
+  }
+  see(span, header.contributor, header.source, static_cast<int>(header.sender_rank));
+  Chunk& chunk = span.chunks[header.chunk];
+  const std::size_t node = header.contributor;
+  if (chunk.present.size() <= node) chunk.present.resize(node + 1, 0);
+  if (chunk.present[node]) return;  // doubled on the way
+  if (chunk.payloads.size() <= node) chunk.payloads.resize(node + 1);
+  chunk.payloads[node] = std::move(payload);
+  chunk.present[node] = 1;
+  ++chunk.count;
+  finish_if_complete(span, header.chunk);
+}
+
+void Server::on_announce(const wire::Header& header) {
+  const SpanKey key{OperationKey{header.uid, header.sequence}, header.span};
+  SpanState& span = state_of(key);
+  wire::Header as_chunk = header;
+  if (!check(span, as_chunk)) return;
+  if (header.contributor >= 4096) return;
+  see(span, header.contributor, header.source, static_cast<int>(header.sender_rank));
+  want_grants(span);
+}
+
+void Server::finish_if_complete(SpanState& span, std::uint32_t index) {
+  if (!span.opened) return;
+  const auto found = span.chunks.find(index);
+  Chunk& chunk = found->second;
+  const Opening& o = span.opening;
+  if (chunk.count < o.nodes) return;
+
+  const std::uint64_t begin = std::uint64_t{index} * o.chunk_bytes;
+  const std::size_t bytes =
+      begin >= o.bytes ? 0 : static_cast<std::size_t>(std::min<std::uint64_t>(o.chunk_bytes, o.bytes - begin));
+  std::vector<reduce::Input> inputs(o.nodes);
+  for (std::uint32_t node = 0; node < o.nodes; ++node) {
+    if (node == o.own_node) {
+      inputs[node].data = chunk.local;
+      continue;
+    }
+    const flow::Delivery& payload = chunk.payloads[node];
+    if (payload.bytes() != bytes) {
+      listener_.on_bad_message(span.key.operation, "a contribution of " + std::to_string(payload.bytes()) +
+                                                       " bytes where the plan has " + std::to_string(bytes));
+      return;
+    }
+    inputs[node].data = payload.data();
+  }
+  const bool nothing_to_do = bytes == 0 || (o.nodes == 1 && o.finish.kind == reduce::Finish::Kind::kNone &&
+                                            chunk.local == chunk.out);
+  // Premultiplication happened at the nodes: here it is a plain sum.
+  const core::ReduceOp op = o.signature.op == core::ReduceOp::kPremulSum ? core::ReduceOp::kSum : o.signature.op;
+  if (!nothing_to_do)
+    reduce::combine(inputs, chunk.out, bytes / core::size_of(o.signature.dtype), o.signature.dtype, op, o.finish);
+  const bool granted = chunk.granted;
+  span.chunks.erase(found);  // gives the payloads back
+  span.done[index] = 1;
+  ++span.finished;
+  if (granted) --granted_;
+  LocalOwner* owner = o.owner;
+  const std::uint32_t id = span.key.span;
+  if (owner != nullptr) owner->on_sum(id, index);
+  if (granted) give_grants();
+}
+
+void Server::want_grants(SpanState& span) {
+  span.wanted = true;
+  if (span.queued || !span.opened || span.seen < span.opening.nodes) return;
+  span.queued = true;
+  grant_queue_.push_back(span.key);
+  give_grants();
+}
+
+void Server::give_grants() {
+  if (giving_) return;  // a grant may complete a chunk, which gives grants
+  giving_ = true;
+  while (granted_ < grant_chunks_ && !grant_queue_.empty()) {
+    const SpanKey key = grant_queue_.front();
+    const auto found = spans_.find(key);
+    if (found == spans_.end()) {
+      grant_queue_.pop_front();
+      continue;
+    }
+    SpanState& span = *found->second;
+    while (span.next_grant < span.opening.chunks && span.done[span.next_grant]) ++span.next_grant;
+    if (span.next_grant == span.opening.chunks) {
+      grant_queue_.pop_front();
+      continue;
+    }
+    const std::uint32_t index = span.next_grant++;
+    Chunk& chunk = span.chunks[index];
+    chunk.granted = true;
+    ++granted_;
+    wire::Header grant;
+    grant.type = wire::Type::kGrant;
+    grant.stage = wire::Stage::kPush;
+    grant.signature = span.opening.signature;
+    grant.uid = key.operation.uid;
+    grant.sequence = key.operation.sequence;
+    grant.span = key.span;
+    grant.chunk = index;
+    grant.sender_rank = static_cast<std::uint32_t>(span.opening.own_rank);
+    const std::uint32_t own = span.opening.own_node;
+    for (std::uint32_t node = 0; node < span.opening.nodes; ++node)
+      if (node != own && (chunk.present.size() <= node || !chunk.present[node]))
+        outbox_.send(span.nodes[node].engine, grant);
+    // Last, since it may finish the chunk.
+    if (chunk.present.size() <= own || !chunk.present[own]) span.opening.owner->on_granted(key.span, index);
+  }
+  giving_ = false;
+}
+
+void Server::close(const OperationKey& key) {
+  auto at = spans_.lower_bound(SpanKey{key, 0});
+  bool freed = false;
+  while (at != spans_.end() && at->first.operation == key) {
+    for (const auto& [index, chunk] : at->second->chunks) {
+      if (!chunk.granted) continue;
+      --granted_;
+      freed = true;
+    }
+    at = spans_.erase(at);
+  }
+  if (freed) give_grants();
+}
+
+void Server::close_group(core::GroupUid uid) {
+  std::vector<OperationKey> keys;
+  for (auto at = spans_.lower_bound(SpanKey{OperationKey{uid, 0}, 0}); at != spans_.end() && at->first.operation.uid == uid;
+       ++at)
+    if (keys.empty() || keys.back() != at->first.operation) keys.push_back(at->first.operation);
+  for (const OperationKey& key : keys) close(key);
+}
+
+std::string Server::progress_of(const OperationKey& key) const {
+  for (auto at = spans_.lower_bound(SpanKey{key, 0}); at != spans_.end() && at->first.operation == key; ++at) {
+    const SpanState& span = *at->second;
+    if (!span.opened || span.finished == span.opening.chunks) continue;
+    std::string text = "owner of span " + std::to_string(at->first.span) + " has summed " +
+                       std::to_string(span.finished) + "/" + std::to_string(span.opening.chunks) +
+                       " chunks, heard from nodes [";
+    bool first = true;
+    for (std::size_t node = 0; node < span.nodes.size(); ++node) {
+      if (!span.nodes[node].seen) continue;
+      text += (first ? "" : ", ") + std::to_string(node);
+      first = false;
+    }
+    return text + "] of " + std::to_string(span.opening.nodes);
+  }
+  return {};
+}
+
+}  // namespace hybridps::server

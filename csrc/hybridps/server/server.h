@@ -1,0 +1,147 @@
+// hybridps/server/server.h: the summing state machine of an owner: contributions in, results out.
+//
+// Model    For every chunk of every span that this engine owns, the Server collects one contribution per node and, when
+//          all are there, adds them in node order in one pass (reduce/sum.h) into the place that the owner's worker
+//          named. It works from message headers, so contributions may come before the owner's own rank has started the
+//          operation.
+// Memory   Contributions sent under the eager allowance are bounded by it. Beyond it nodes announce; once every node is
+//          known to take part, chunks are granted in order, at most `grant_chunks` unfinished ones at a time: each of
+//          those can finish whatever else is waiting (design decision 7).
+// Threads  the engine's progress thread.
+// Errors   a contribution that disagrees with the others is reported to the Listener, with both signatures.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "hybridps/core/ids.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/flow/outbox.h"
+#include "hybridps/reduce/sum.h"
+#include "hybridps/wire/header.h"
+
+namespace hybridps::server {
+
+/// One operation of one group.
+struct OperationKey {
+  core::GroupUid uid;
+  std::uint64_t sequence = 0;
+  auto operator<=>(const OperationKey&) const = default;
+};
+
+struct SpanKey {
+  OperationKey operation;
+  std::uint32_t span = 0;
+  auto operator<=>(const SpanKey&) const = default;
+};
+
+/// The own node's side of a span that this engine owns; implemented by the worker's operation.
+class LocalOwner {
+ public:
+  virtual ~LocalOwner() = default;
+  /// The chunk's sum is complete, in the place given to contribute().
+  virtual void on_sum(std::uint32_t span, std::uint32_t chunk) = 0;
+  /// The chunk may be fetched from the own node's ranks whatever their allowance (the answer to local_announce()).
+  virtual void on_granted(std::uint32_t span, std::uint32_t chunk) = 0;
+};
+
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  /// Two contributions disagree. `theirs` came from group rank `sender_rank`.
+  virtual void on_mismatch(const OperationKey& key, const wire::Signature& ours, int our_rank,
+                           const wire::Signature& theirs, int sender_rank) = 0;
+  virtual void on_bad_message(const OperationKey& key, std::string what) = 0;
+};
+
+struct Opening {
+  wire::Signature signature;
+  std::uint64_t bytes = 0;
+  std::uint32_t chunk_bytes = 1;
+  std::uint32_t chunks = 1;
+  std::uint32_t nodes = 1;     // contributions per chunk
+  std::uint32_t own_node = 0;  // which of them is local
+  int own_rank = 0;
+  reduce::Finish finish;
+  LocalOwner* owner = nullptr;
+};
+
+class Server : core::Pinned {
+ public:
+  Server(flow::Outbox& outbox, Listener& listener, std::uint32_t grant_chunks);
+  ~Server();
+
+  /// The own rank has started the operation. Returns false when contributions that came before disagree (the Listener
+  /// was told).
+  bool open(const SpanKey& key, const Opening& opening);
+  /// All ranks of the own node are known to take part.
+  void local_seen(const SpanKey& key);
+  /// A rank of the own node waits for a permit.
+  void local_announce(const SpanKey& key);
+  /// The own node's contribution; `data` stays valid until on_sum. The sum goes to `out` (may equal `data`).
+  void contribute(const SpanKey& key, std::uint32_t chunk, const std::byte* data, std::byte* out);
+  /// A node's contribution (stage kPush of an aggregate) from a peer.
+  void on_push(const wire::Header& header, flow::Delivery payload);
+  void on_announce(const wire::Header& header);
+  /// Drops the operation's state: it is finished here, or has failed.
+  void close(const OperationKey& key);
+  /// Drops everything of a group.
+  void close_group(core::GroupUid uid);
+
+  std::size_t spans_open() const noexcept { return spans_.size(); }
+  /// Contributions that have arrived for one operation, e.g. "nodes [0, 2] of 4": for error messages.
+  std::string progress_of(const OperationKey& key) const;
+
+ private:
+  struct Chunk {
+    std::vector<flow::Delivery> payloads;  // per node; empty ones have not come (or are local)
+    std::vector<std::uint8_t> present;
+    std::uint32_t count = 0;
+    const std::byte* local = nullptr;
+    std::byte* out = nullptr;
+    bool granted = false;
+  };
+  struct Node {
+    core::EngineId engine;
+    bool seen = false;
+    int rank = -1;
+  };
+  struct SpanState {
+    SpanKey key;
+    Opening opening;
+    bool opened = false;
+    bool wanted = false;  // somebody waits for grants
+    bool queued = false;
+    std::uint32_t seen = 0;
+    std::uint32_t finished = 0;
+    std::uint32_t next_grant = 0;
+    wire::Header first;  // of the first message, until opened
+    bool has_first = false;
+    std::vector<Node> nodes;
+    std::unordered_map<std::uint32_t, Chunk> chunks;
+    std::vector<std::uint8_t> done;
+  };
+
+  SpanState& state_of(const SpanKey& key);
+  bool check(SpanState& span, const wire::Header& header);
+  void see(SpanState& span, std::uint32_t node, core::EngineId engine, int rank);
+  void finish_if_complete(SpanState& span, std::uint32_t chunk);
+  void want_grants(SpanState& span);
+  void give_grants();
+
+  flow::Outbox& outbox_;
+  Listener& listener_;
+  const std::uint32_t grant_chunks_;
+  std::map<SpanKey, std::unique_ptr<SpanState>> spans_;
+  std::deque<SpanKey> grant_queue_;
+  std::uint32_t granted_ = 0;
+  bool giving_ = false;
+};
+
+}  // namespace hybridps::server

@@ -1,0 +1,47 @@
+// hybridps/transport/endpoint.h: one reliable, unordered message path to one peer.
+//
+// Owner    the Transport that opened it; no Endpoint outlives its Transport.
+// Threads  progress thread only, for calls and completions; no locks inside.
+// Units    lengths in bytes. Deadlines belong to the engine: a late peer is its verdict.
+// Errors   returned as Status, never thrown.
+// Source   completion rules, and no promise of order: ucp_am_send_nbx in UCX's ucp.h.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "hybridps/core/ids.h"
+#include "hybridps/core/once_fn.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
+#include "hybridps/transport/buffer_pool.h"
+
+namespace hybridps::transport {
+
+/// Largest header of a message, bytes.
+inline constexpr std::size_t kHeaderBytesMax = 192;
+
+/// Runs exactly once per accepted send: on the progress thread, never inside send(). kOk means that the transport
+/// has let go of the payload, not that the peer has read it (over shared memory the two are the same).
+using SendDone = core::OnceFn<void(core::Status)>;
+
+class Endpoint : core::Pinned {
+ public:
+  virtual ~Endpoint() = default;
+
+  /// Queue one message; how many may be queued is bounded by the caller's credits.
+  ///   header         shape [1..kHeaderBytesMax], bytes; copied before return.
+  ///   payload        the first payload_bytes of it are sent; empty when payload_bytes is 0. Kept alive and read in
+  ///                  place until `done` runs. Its pool's memory must have been attached to this Transport.
+  ///   done           may be empty.
+  /// kOk: accepted. kClosed or kPeerDead: not accepted, carries the first cause, done dropped unrun.
+  virtual core::Status send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,
+                            SendDone done) = 0;
+
+  virtual core::EngineId peer() const noexcept = 0;
+
+  /// Idempotent; returns at once. Each pending `done` gets `cause` once its payload is let go.
+  virtual void close(core::Status cause) noexcept = 0;
+};
+
+}  // namespace hybridps::transport

@@ -1,0 +1,61 @@
+// hybridps/worker/operation.h: one collective or point-to-point operation, as submitted by pg/.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "hybridps/core/dtype.h"
+#include "hybridps/core/once_fn.h"
+#include "hybridps/core/status.h"
+#include "hybridps/schedule/plan.h"
+
+namespace hybridps::worker {
+
+/// Contiguous memory of the caller; whole elements.
+struct Piece {
+  std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+inline constexpr int kAnySource = -1;
+
+struct Operation {
+  schedule::Kind kind = schedule::Kind::kBarrier;
+  core::DType dtype = core::DType::kBytes;
+  core::ReduceOp op = core::ReduceOp::kNone;
+  double premul = 1.0;                 // this rank's PREMUL_SUM factor
+  int root = -1;                       // group rank: reduce, broadcast, gather, scatter
+  /// The logical concatenation of the pieces is the input (output). Which are used:
+  ///   allreduce       output only: it is input and output (in place)
+  ///   broadcast       output only: the root's is read
+  ///   reduce          input everywhere, output at the root (may be the same memory)
+  ///   reduce_scatter  input (all ranks' pieces, rank order), output (own piece)
+  ///   all_gather      input (own), output (all ranks', rank order)
+  ///   gather          input, output at the root    scatter   input at the root, output
+  ///   all_to_all      input (to each rank, in order), output (from each rank, in order); must not overlap
+  ///   send            input                        receive   output
+  std::vector<Piece> input;
+  std::vector<Piece> output;
+  /// Bytes per rank as in schedule::Request: all_gather output_bytes; reduce_scatter input_bytes; gather output_bytes
+  /// at the root; scatter input_bytes at the root; all_to_all both. size() entries each, else empty.
+  std::vector<std::uint64_t> input_bytes;
+  std::vector<std::uint64_t> output_bytes;
+  /// Point to point: kind kPointToPoint, sending or receiving; peer is a group rank (kAnySource for a receive from
+  /// any). Matched by sender, group and tag in order of issue; both sides must give the same number of bytes.
+  bool sending = false;
+  int peer = kAnySource;
+  std::uint32_t tag = 0;
+  std::chrono::milliseconds timeout{0};  // 0: none
+};
+
+struct Outcome {
+  core::Status status;
+  int source_rank = -1;  // point-to-point receive: the group rank that sent
+};
+
+using Completion = core::OnceFn<void(const Outcome&)>;
+
+}  // namespace hybridps::worker

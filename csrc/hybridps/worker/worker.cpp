@@ -1,0 +1,594 @@
+#include "hybridps/worker/worker.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cstdio>
+#include <utility>
+
+#include "hybridps/core/log.h"
+
+namespace hybridps::worker {
+namespace {
+
+// An operation that has not finished by then asks the others what they are doing: the answer names mismatches and
+// absent ranks. Nothing is sent for operations that finish sooner.
+constexpr auto kProbeAfter = std::chrono::milliseconds(250);
+constexpr auto kProbeAgainAfter = std::chrono::seconds(5);
+constexpr auto kWatchEvery = std::chrono::milliseconds(100);
+
+std::string seconds_text(core::Duration duration) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", core::to_seconds(duration));
+  return text;
+}
+
+std::string list(const std::vector<int>& ranks) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  return text + "]";
+}
+
+bool is_barrier(schedule::Kind kind) { return kind == schedule::Kind::kBarrier || kind == schedule::Kind::kGoodbye; }
+
+std::uint64_t sum(const std::vector<std::uint64_t>& values) {
+  std::uint64_t total = 0;
+  for (const std::uint64_t value : values) total += value;
+  return total;
+}
+
+wire::Signature signature_of(const Operation& operation, const Pieces& input, const Pieces& output) {
+  wire::Signature s;
+  s.kind = operation.kind;
+  s.dtype = operation.dtype;
+  s.op = operation.op;
+  s.root = operation.root;
+  switch (operation.kind) {
+    case schedule::Kind::kAllReduce:
+    case schedule::Kind::kBroadcast: s.total_bytes = output.bytes(); break;
+    case schedule::Kind::kReduce: s.total_bytes = input.bytes(); break;
+    case schedule::Kind::kAllGather: s.total_bytes = sum(operation.output_bytes); break;
+    case schedule::Kind::kReduceScatter: s.total_bytes = sum(operation.input_bytes); break;
+    default: break;
+  }
+  return s;
+}
+
+}  // namespace
+
+void SequenceWindow::add(std::uint64_t sequence) {
+  if (sequence < floor_) return;
+  above_.insert(sequence);
+  while (above_.erase(floor_) > 0) ++floor_;
+}
+
+SpanRun* OperationRun::find(std::uint32_t span) {
+  for (const auto& run : spans)
+    if (run->plan().id == span) return run.get();
+  return nullptr;
+}
+
+void OperationRun::on_sum(std::uint32_t span, std::uint32_t chunk) {
+  if (SpanRun* run = over ? nullptr : find(span)) run->on_sum(chunk);
+}
+
+void OperationRun::on_granted(std::uint32_t span, std::uint32_t chunk) {
+  if (SpanRun* run = over ? nullptr : find(span)) run->on_node_permit(chunk, /*budgeted=*/true);
+}
+
+Worker::Worker(flow::Outbox& outbox, server::Server& server, Host& host, WorkerOptions options)
+    : outbox_(outbox), server_(server), host_(host), options_(options) {}
+
+Worker::~Worker() {
+  while (!groups_.empty()) close_group(groups_.begin()->first);
+  graveyard_.clear();
+}
+
+GroupState& Worker::open_group(GroupInfo info) {
+  const core::GroupUid uid = info.uid;
+  auto state = std::make_unique<GroupState>(std::move(info));
+  state->p2p = std::make_unique<PointToPoint>(*this, *state);
+  return *(groups_[uid] = std::move(state));
+}
+
+GroupState* Worker::find(core::GroupUid uid) {
+  const auto found = groups_.find(uid);
+  return found == groups_.end() ? nullptr : found->second.get();
+}
+
+void Worker::close_group(core::GroupUid uid) {
+  const auto found = groups_.find(uid);
+  if (found == groups_.end()) return;
+  GroupState& group = *found->second;
+  fail_group(group, core::Status(core::Code::kAborted, "the group was destroyed while the operation was pending"),
+             /*tell=*/false);
+  server_.close_group(uid);
+  graveyard_.clear();  // runs refer to their group
+  groups_.erase(found);
+}
+
+std::string Worker::describe(const OperationRun& run) const {
+  const GroupInfo& info = run.group.info;
+  const int me = info.topology.rank();
+  std::string text = "hybridps[rank " + std::to_string(me) + "/" + std::to_string(info.topology.size()) + " " +
+                     info.hosts[static_cast<std::size_t>(me)] + " group \"" + info.name + "\"]: ";
+  if (run.operation.kind == schedule::Kind::kPointToPoint) {
+    text += run.operation.sending ? "send of " : "recv of ";
+    text += std::to_string(run.operation.sending ? run.input.bytes() : run.output.bytes()) + " bytes ";
+    text += run.operation.sending ? "to rank " : "from ";
+    text += run.operation.peer < 0 ? "any rank"
+                                   : (run.operation.sending ? "" : "rank ") + std::to_string(run.operation.peer);
+    text += ", tag " + std::to_string(run.operation.tag);
+  } else {
+    text += std::string(schedule::name_of(run.operation.kind)) + " seq " + std::to_string(run.sequence) + " (" +
+            wire::describe(run.signature) + ")";
+  }
+  return text;
+}
+
+void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequence, Completion done) {
+  auto run = std::make_unique<OperationRun>(group, std::move(operation), sequence, std::move(done));
+  Operation& o = run->operation;
+  run->output = Pieces(std::move(o.output));
+  if (o.kind == schedule::Kind::kAllReduce)
+    run->input = run->output;
+  else
+    run->input = Pieces(std::move(o.input));
+  run->submitted_at = run->probed_at = run->warned_at = core::Clock::now();
+  run->deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout, run->submitted_at) : core::Deadline::never();
+  ++active_;
+
+  if (o.kind == schedule::Kind::kPointToPoint) {
+    if (!group.status.is_ok()) {
+      OperationRun& failed = *run;
+      graveyard_.push_back(std::move(run));
+      finish(failed, group.status);
+      return;
+    }
+    track(*run);
+    group.p2p->submit(std::move(run));
+    return;
+  }
+  run->signature = signature_of(o, run->input, run->output);
+  group.submitted = sequence + 1;
+  OperationRun& r = *run;
+  group.running[sequence] = std::move(run);
+  track(r);
+  if (!group.status.is_ok()) {
+    finish(r, group.status);
+    return;
+  }
+  if (const auto verdict = group.verdicts.find(sequence); verdict != group.verdicts.end()) {
+    const core::Status status = verdict->second;
+    group.verdicts.erase(verdict);
+    finish(r, status);
+    return;
+  }
+  // A barrier speaks for all that its rank did before it.
+  if (is_barrier(o.kind) && group.running.begin()->first != sequence)
+    group.held.push_back(sequence);
+  else
+    start(r);
+}
+
+void Worker::track(OperationRun& run) {
+  tracked_.insert(&run);
+  if (!run.deadline.is_never()) deadlines_.emplace(run.deadline.point(), &run);
+}
+
+void Worker::start(OperationRun& run) {
+  GroupState& group = run.group;
+  const Operation& o = run.operation;
+  schedule::Request request;
+  request.kind = o.kind;
+  request.dtype = o.dtype;
+  request.root = o.root;
+  request.sequence = run.sequence;
+  request.total_bytes = run.signature.total_bytes;
+  request.input_bytes = o.input_bytes;
+  request.output_bytes = o.output_bytes;
+  const auto me = static_cast<std::size_t>(group.info.topology.rank());
+  if (request.input_bytes.empty()) {
+    request.input_bytes.resize(static_cast<std::size_t>(group.info.topology.size()), 0);
+    request.input_bytes[me] = run.input.bytes();
+  }
+  if (request.output_bytes.empty()) {
+    request.output_bytes.resize(static_cast<std::size_t>(group.info.topology.size()), 0);
+    request.output_bytes[me] = run.output.bytes();
+  }
+  launch(run, schedule::make_plan(request, group.info.topology, group.info.limits));
+  if (run.over) return;
+  if (auto early = group.early.find(run.sequence); early != group.early.end()) {
+    auto messages = std::move(early->second);
+    group.early.erase(early);
+    for (auto& [header, payload] : messages) {
+      if (run.over) break;
+      dispatch(run, header, std::move(payload));
+    }
+  }
+}
+
+void Worker::launch(OperationRun& run, const std::vector<schedule::Span>& plan) {
+  const schedule::Topology& topology = run.group.info.topology;
+  run.started = true;
+  run.local_seen.assign(topology.ranks_of(topology.my_node()).size(), 0);
+  for (const schedule::Span& span : plan) run.spans.push_back(std::make_unique<SpanRun>(*this, run, span));
+  ++run.pending;  // so that the first span cannot finish the operation
+  for (std::size_t i = 0; i < run.spans.size(); ++i)
+    if (!run.spans[i]->start()) break;
+  part_done(run);
+}
+
+void Worker::part_done(OperationRun& run) {
+  assert(run.pending > 0 || run.over);
+  if (run.over || --run.pending > 0) return;
+  finish(run, core::Status::ok(),
+         run.operation.kind == schedule::Kind::kPointToPoint && !run.operation.sending ? run.operation.peer : -1);
+}
+
+void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
+  if (run.over) return;
+  run.over = true;
+  GroupState& group = run.group;
+  const bool p2p = run.operation.kind == schedule::Kind::kPointToPoint;
+  for (const auto& span : run.spans) span->cancel();
+  tracked_.erase(&run);
+  if (!run.deadline.is_never()) deadlines_.erase({run.deadline.point(), &run});
+  if (!p2p) {
+    server_.close(server::OperationKey{group.info.uid, run.sequence});
+    group.over.add(run.sequence);
+    group.early.erase(run.sequence);
+    std::erase(group.held, run.sequence);
+  }
+  if (!status.is_ok())
+    status = core::Status(status.code(), describe(run) + " failed after " +
+                                             seconds_text(core::Clock::now() - run.submitted_at) + ": " +
+                                             std::string(status.message()));
+  ++finished_count_;
+  --active_;
+  Outcome outcome{std::move(status), source_rank};
+  if (run.done) run.done(outcome);
+  if (p2p) {
+    if (auto owned = group.p2p->remove(run)) graveyard_.push_back(std::move(owned));
+  } else if (auto found = group.running.find(run.sequence); found != group.running.end()) {
+    graveyard_.push_back(std::move(found->second));
+    group.running.erase(found);
+  }
+}
+
+void Worker::start_held(GroupState& group) {
+  while (!group.held.empty() && group.status.is_ok() && group.running.begin()->first == group.held.front()) {
+    OperationRun& run = *group.running.begin()->second;
+    group.held.pop_front();
+    start(run);
+  }
+}
+
+void Worker::on_early(GroupState& group, const wire::Header& header, flow::Delivery payload) {
+  if (header.type == wire::Type::kGrant) return;  // for an operation that never started here: nothing to send
+  group.early[header.sequence].emplace_back(header, std::move(payload));
+}
+
+void Worker::see_local(OperationRun& run, const wire::Header& header) {
+  if (header.stage != wire::Stage::kLocalPush || header.contributor >= run.local_seen.size()) return;
+  if (std::exchange(run.local_seen[header.contributor], 1) != 0) return;
+  if (++run.local_seen_count + 1 < run.local_seen.size()) return;
+  for (const auto& span : run.spans) {
+    span->on_local_seen();
+    if (run.over) return;
+  }
+}
+
+void Worker::on_message(GroupState& group, const wire::Header& header, flow::Delivery payload) {
+  if (header.sender_rank >= static_cast<std::uint32_t>(group.info.topology.size()) ||
+      group.info.engines[header.sender_rank] != header.source) {
+    core::log_warn("dropped a message that claims to be from rank ", header.sender_rank, " of group \"",
+                   group.info.name, "\" but is not");
+    return;
+  }
+  if ((header.flags & wire::kFlagP2p) != 0) {
+    if (group.status.is_ok()) group.p2p->on_message(header, std::move(payload));
+  } else {
+    switch (header.type) {
+      case wire::Type::kVerdict: on_verdict(group, header, payload); break;
+      case wire::Type::kProbe: on_probe(group, header); break;
+      case wire::Type::kProbeReply: {
+        const auto found = group.running.find(header.sequence);
+        if (found != group.running.end()) found->second->replies[static_cast<int>(header.sender_rank)] = header.aux;
+        break;
+      }
+      case wire::Type::kData:
+      case wire::Type::kAnnounce:
+      case wire::Type::kGrant: {
+        if (!group.status.is_ok() || group.over.contains(header.sequence)) break;
+        const auto found = group.running.find(header.sequence);
+        const bool known = found != group.running.end();
+        if (known && header.signature != found->second->signature) {
+          mismatch(group, *found->second, header);
+          break;
+        }
+        const schedule::Kind kind = header.signature.kind;
+        const bool to_server = header.stage == wire::Stage::kPush && header.type != wire::Type::kGrant &&
+                               kind != schedule::Kind::kBroadcast;
+        if (to_server) {
+          if (header.type == wire::Type::kData)
+            server_.on_push(header, std::move(payload));
+          else
+            server_.on_announce(header);
+        } else if (known && found->second->started) {
+          dispatch(*found->second, header, std::move(payload));
+        } else {
+          on_early(group, header, std::move(payload));
+        }
+        break;
+      }
+      default: break;
+    }
+  }
+}
+
+void Worker::dispatch(OperationRun& run, const wire::Header& header, flow::Delivery payload) {
+  if (header.signature != run.signature) {
+    mismatch(run.group, run, header);
+    return;
+  }
+  SpanRun* span = run.find(header.span);
+  if (span == nullptr) {
+    on_bad_message(server::OperationKey{run.group.info.uid, run.sequence},
+                   "a message of rank " + std::to_string(header.sender_rank) + " for span " +
+                       std::to_string(header.span) + " that this rank has no part in");
+    return;
+  }
+  see_local(run, header);
+  if (run.over) return;
+  switch (header.type) {
+    case wire::Type::kData: span->on_data(header, std::move(payload)); break;
+    case wire::Type::kAnnounce: span->on_announce(header); break;
+    case wire::Type::kGrant: span->on_grant(header); break;
+    default: break;
+  }
+}
+
+void Worker::tell_members(GroupState& group, wire::Header header, std::string_view text) {
+  header.uid = group.info.uid;
+  header.incarnation = group.info.incarnation;
+  header.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
+  for (int rank = 0; rank < group.info.topology.size(); ++rank)
+    if (rank != group.info.topology.rank())
+      host_.send_control(group.info.engines[static_cast<std::size_t>(rank)], header, text);
+}
+
+void Worker::fail(OperationRun& run, core::Status cause) {
+  if (run.over) return;
+  GroupState& group = run.group;
+  if (run.operation.kind != schedule::Kind::kPointToPoint && run.operation.kind != schedule::Kind::kGoodbye) {
+    wire::Header header;
+    header.type = wire::Type::kVerdict;
+    header.sequence = run.sequence;
+    header.signature = run.signature;
+    header.aux = static_cast<std::uint64_t>(cause.code());
+    tell_members(group, header,
+                 std::string(cause.message()) + " (found by rank " +
+                     std::to_string(group.info.topology.rank()) + ")");
+  }
+  finish(run, std::move(cause));
+}
+
+void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell) {
+  if (!group.status.is_ok()) return;
+  group.status = cause;
+  if (tell) {
+    wire::Header header;
+    header.type = wire::Type::kVerdict;
+    header.flags = wire::kFlagGroup;
+    header.aux = static_cast<std::uint64_t>(cause.code());
+    tell_members(group, header, cause.message());
+  }
+  while (!group.running.empty()) finish(*group.running.begin()->second, cause);
+  for (OperationRun* run : group.p2p->active()) finish(*run, cause);
+  group.early.clear();
+  server_.close_group(group.info.uid);
+  host_.on_group_failed(group.info.uid, cause);
+}
+
+void Worker::mismatch(GroupState& group, OperationRun& run, const wire::Header& theirs) {
+  on_mismatch(server::OperationKey{group.info.uid, run.sequence}, run.signature, group.info.topology.rank(),
+              theirs.signature, static_cast<int>(theirs.sender_rank));
+}
+
+void Worker::on_mismatch(const server::OperationKey& key, const wire::Signature& ours, int our_rank,
+                         const wire::Signature& theirs, int sender_rank) {
+  std::string what;
+  if (theirs.kind == schedule::Kind::kGoodbye || ours.kind == schedule::Kind::kGoodbye) {
+    const bool they = theirs.kind == schedule::Kind::kGoodbye;
+    const int gone = they ? sender_rank : our_rank;
+    const int waiting = they ? our_rank : sender_rank;
+    what = "rank " + std::to_string(gone) + " has destroyed the group after " + std::to_string(key.sequence) +
+           " operations while rank " + std::to_string(waiting) + " is in operation " + std::to_string(key.sequence) +
+           ", " + wire::describe(they ? ours : theirs) + "; every rank must issue the same operations";
+  } else {
+    what = "ranks disagree about operation " + std::to_string(key.sequence) + ": rank " + std::to_string(our_rank) +
+           " called " + wire::describe(ours) + ", rank " + std::to_string(sender_rank) + " called " +
+           wire::describe(theirs);
+    if (ours == theirs) what += " with other sizes per rank";
+    what += "; every rank must issue the same operations of a group in the same order with the same sizes";
+  }
+  // Not at once: this is called from inside the server's and the runs' own loops.
+  failing_.emplace_back(key.uid, core::Status(core::Code::kMismatch, std::move(what)));
+}
+
+void Worker::on_bad_message(const server::OperationKey& key, std::string what) {
+  failing_.emplace_back(key.uid, core::Status(core::Code::kMismatch,
+                                              "operation " + std::to_string(key.sequence) + " received " + what +
+                                                  "; do all ranks use the same sizes?"));
+}
+
+void Worker::on_verdict(GroupState& group, const wire::Header& header, const flow::Delivery& payload) {
+  std::string text(reinterpret_cast<const char*>(payload.data()), payload.bytes());
+  if (text.empty()) text = "rank " + std::to_string(header.sender_rank) + " reported a failure";
+  const auto code = header.aux > 0 && header.aux <= static_cast<std::uint64_t>(core::Code::kInternal)
+                        ? static_cast<core::Code>(header.aux)
+                        : core::Code::kInternal;
+  const core::Status status(code, std::move(text));
+  if ((header.flags & wire::kFlagGroup) != 0) {
+    fail_group(group, status, /*tell=*/false);
+    return;
+  }
+  if (group.over.contains(header.sequence)) return;
+  if (const auto found = group.running.find(header.sequence); found != group.running.end())
+    finish(*found->second, status);
+  else
+    group.verdicts.emplace(header.sequence, status);
+}
+
+void Worker::probe(OperationRun& run, core::TimePoint now) {
+  run.probed_at = now;
+  wire::Header header;
+  header.type = wire::Type::kProbe;
+  header.sequence = run.sequence;
+  header.signature = run.signature;
+  header.aux = run.group.submitted;
+  tell_members(run.group, header, {});
+}
+
+void Worker::on_probe(GroupState& group, const wire::Header& header) {
+  if (const auto found = group.running.find(header.sequence);
+      found != group.running.end() && found->second->signature != header.signature) {
+    mismatch(group, *found->second, header);
+    return;
+  }
+  wire::Header reply;
+  reply.type = wire::Type::kProbeReply;
+  reply.uid = group.info.uid;
+  reply.incarnation = group.info.incarnation;
+  reply.sequence = header.sequence;
+  reply.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
+  reply.aux = group.submitted;
+  host_.send_control(header.source, reply, {});
+}
+
+std::vector<int> Worker::missing_ranks(const OperationRun& run) const {
+  std::vector<int> ranks;
+  if (run.operation.kind == schedule::Kind::kPointToPoint) {
+    if (run.operation.peer >= 0) ranks.push_back(run.operation.peer);
+    return ranks;
+  }
+  // Ranks that have not submitted the operation are the cause; who merely waits for them is not.
+  for (int rank = 0; rank < run.group.info.topology.size(); ++rank) {
+    if (rank == run.group.info.topology.rank()) continue;
+    const auto reply = run.replies.find(rank);
+    if (reply == run.replies.end() || reply->second <= run.sequence) ranks.push_back(rank);
+  }
+  if (!ranks.empty()) return ranks;
+  for (const auto& span : run.spans) span->missing(ranks);
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+std::size_t Worker::tick(core::TimePoint now) {
+  std::size_t work = 0;
+  for (auto failing = std::exchange(failing_, {}); auto& [uid, status] : failing) {
+    ++work;
+    if (GroupState* group = find(uid)) fail_group(*group, status, /*tell=*/true);
+  }
+  for (const auto& [uid, group] : groups_)
+    if (!group->held.empty()) start_held(*group);
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    ++work;
+    OperationRun& run = *deadlines_.begin()->second;
+    std::string why = "timed out after " + seconds_text(run.operation.timeout);
+    const std::vector<int> missing = missing_ranks(run);
+    if (!missing.empty()) {
+      why += "; waiting for rank" + std::string(missing.size() > 1 ? "s " : " ") + list(missing);
+      for (const int rank : missing) {
+        const auto reply = run.replies.find(rank);
+        const std::string& host = run.group.info.hosts[static_cast<std::size_t>(rank)];
+        why += ", rank " + std::to_string(rank) + " (" + host + ")";
+        if (reply != run.replies.end())
+          why += " has issued " + std::to_string(reply->second) + " operations of this group";
+        else if (run.operation.kind != schedule::Kind::kPointToPoint)
+          why += " did not answer";
+      }
+    }
+    if (const std::string progress = server_.progress_of(server::OperationKey{run.group.info.uid, run.sequence});
+        !progress.empty() && run.operation.kind != schedule::Kind::kPointToPoint)
+      why += "; the " + progress;
+    why += "; see whether these ranks are alive and issue the same operations, or pass a longer timeout";
+    if (run.operation.kind == schedule::Kind::kGoodbye)
+      finish(run, core::Status(core::Code::kTimeout, std::move(why)));
+    else
+      fail(run, core::Status(core::Code::kTimeout, std::move(why)));
+  }
+  if (now >= next_watch_ && !tracked_.empty()) {
+    next_watch_ = now + kWatchEvery;
+    for (OperationRun* run : tracked_) {
+      if (run->operation.kind == schedule::Kind::kPointToPoint || !run->started) continue;
+      const bool first = run->probed_at == run->submitted_at;
+      if (now - run->probed_at >= (first ? core::Duration(kProbeAfter) : core::Duration(kProbeAgainAfter)))
+        probe(*run, now);
+      if (run->operation.kind != schedule::Kind::kGoodbye &&
+          now - run->warned_at >= core::from_seconds(options_.warn_seconds)) {
+        run->warned_at = now;
+        core::log_warn(describe(*run), " has waited ", seconds_text(now - run->submitted_at), " for ranks ",
+                       list(missing_ranks(*run)));
+      }
+    }
+  }
+  if (!graveyard_.empty()) {
+    graveyard_.clear();
+    ++work;
+  }
+  return work;
+}
+
+core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
+  if (!failing_.empty() || !graveyard_.empty()) return now;
+  core::TimePoint due = core::TimePoint::max();
+  if (!deadlines_.empty()) due = deadlines_.begin()->first;
+  if (!tracked_.empty()) due = std::min(due, std::max(next_watch_, now + kWatchEvery));
+  return due;
+}
+
+void Worker::on_peer_dead(core::EngineId peer, const core::Status& cause) {
+  std::vector<core::GroupUid> affected;
+  for (const auto& [uid, group] : groups_)
+    if (std::find(group->info.engines.begin(), group->info.engines.end(), peer) != group->info.engines.end())
+      affected.push_back(uid);
+  for (const core::GroupUid uid : affected) {
+    GroupState& group = *groups_[uid];
+    const auto at = std::find(group.info.engines.begin(), group.info.engines.end(), peer);
+    const auto rank = static_cast<std::size_t>(at - group.info.engines.begin());
+    fail_group(group,
+               core::Status(core::Code::kPeerDead,
+                            "rank " + std::to_string(rank) + " (" + group.info.hosts[rank] + ") is gone: " +
+                                std::string(cause.message()) + "; see that process's own log for why it ended"),
+               /*tell=*/true);
+  }
+}
+
+void Worker::grant_local_when_possible(SpanRun& span, std::uint32_t chunk) {
+  if (local_grants_ >= std::max(1U, options_.grant_chunks)) {
+    local_grants_waiting_.emplace_back(&span, chunk);
+    return;
+  }
+  ++local_grants_;
+  span.grant_local(chunk);
+}
+
+void Worker::local_grant_done() {
+  assert(local_grants_ > 0);
+  --local_grants_;
+  if (local_grants_waiting_.empty()) return;
+  const auto [span, chunk] = local_grants_waiting_.front();
+  local_grants_waiting_.pop_front();
+  ++local_grants_;
+  span->grant_local(chunk);
+}
+
+void Worker::forget_local_grants(SpanRun& span) {
+  std::erase_if(local_grants_waiting_, [&](const auto& waiting) { return waiting.first == &span; });
+}
+
+}  // namespace hybridps::worker

@@ -1,0 +1,194 @@
+// hybridps/worker/worker.h: runs operations of all groups on this rank.
+//
+// Owner    the engine's runtime. One Worker per engine; groups and operations are plain state inside it.
+// Threads  the engine's progress thread.
+// Life     an operation's memory may be read and written until its Completion ran. An operation completes when this
+//          rank's own part is done in every role (contributor, agent, owner, forwarder, consumer).
+// Errors   Completion gets the Status, its message in the form
+//          `hybridps[rank R/N HOST pid P group "G"]: KIND seq S (WHAT) failed after T s: WHY`.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "hybridps/core/clock.h"
+#include "hybridps/core/ids.h"
+#include "hybridps/flow/outbox.h"
+#include "hybridps/schedule/plan.h"
+#include "hybridps/server/server.h"
+#include "hybridps/worker/operation.h"
+#include "hybridps/worker/pieces.h"
+#include "hybridps/worker/point_to_point.h"
+#include "hybridps/worker/span_run.h"
+
+namespace hybridps::worker {
+
+struct GroupInfo {
+  core::GroupUid uid;
+  std::string name;
+  std::vector<core::EngineId> engines;  // by group rank
+  std::vector<std::string> hosts;       // by group rank, for messages: "host7 pid 4121"
+  schedule::Topology topology;
+  schedule::Limits limits;
+  std::uint32_t incarnation = 0;
+};
+
+/// Remembers which sequence numbers are over.
+class SequenceWindow {
+ public:
+  bool contains(std::uint64_t sequence) const { return sequence < floor_ || above_.count(sequence) > 0; }
+  void add(std::uint64_t sequence);
+  std::uint64_t floor() const noexcept { return floor_; }
+
+ private:
+  std::uint64_t floor_ = 0;  // all below are over
+  std::unordered_set<std::uint64_t> above_;
+};
+
+struct GroupState;
+
+struct OperationRun final : server::LocalOwner, core::Pinned {
+  OperationRun(GroupState& g, Operation o, std::uint64_t s, Completion d)
+      : group(g), operation(std::move(o)), sequence(s), done(std::move(d)) {}
+
+  // server::LocalOwner
+  void on_sum(std::uint32_t span, std::uint32_t chunk) override;
+  void on_granted(std::uint32_t span, std::uint32_t chunk) override;
+
+  SpanRun* find(std::uint32_t span);
+
+  GroupState& group;
+  Operation operation;
+  std::uint64_t sequence;  // of the group; for point to point of (sender, tag)
+  Completion done;
+  wire::Signature signature;
+  Pieces input;
+  Pieces output;
+  std::vector<std::unique_ptr<SpanRun>> spans;
+  std::vector<std::uint8_t> local_seen;  // by local index
+  std::uint32_t local_seen_count = 0;
+  std::uint64_t pending = 0;  // parts of this rank that are not done
+  bool started = false;
+  bool over = false;
+  core::TimePoint submitted_at;
+  core::TimePoint probed_at;
+  core::TimePoint warned_at;
+  core::Deadline deadline;
+  std::map<int, std::uint64_t> replies;  // rank -> operations it has submitted, from probe replies
+};
+
+struct GroupState : core::Pinned {
+  explicit GroupState(GroupInfo i) : info(std::move(i)) {}
+  GroupInfo info;
+  core::Status status;  // first verdict on the group
+  std::uint64_t submitted = 0;  // collectives handed to start()
+  SequenceWindow over;
+  std::map<std::uint64_t, std::unique_ptr<OperationRun>> running;
+  std::deque<std::uint64_t> held;  // barriers that wait for earlier operations
+  std::unordered_map<std::uint64_t, std::vector<std::pair<wire::Header, flow::Delivery>>> early;
+  std::unordered_map<std::uint64_t, core::Status> verdicts;  // on operations not yet submitted here
+  std::unique_ptr<PointToPoint> p2p;
+};
+
+/// What the worker needs from the engine.
+class Host {
+ public:
+  virtual ~Host() = default;
+  /// Sends a small message with a text by the control path.
+  virtual void send_control(core::EngineId to, const wire::Header& header, std::string_view text) = 0;
+  /// A group got its first verdict (already told to the members).
+  virtual void on_group_failed(core::GroupUid uid, const core::Status& status) = 0;
+};
+
+struct WorkerOptions {
+  std::uint32_t grant_chunks = 4;
+  double warn_seconds = 10;
+};
+
+class Worker final : public server::Listener, core::Pinned {
+ public:
+  Worker(flow::Outbox& outbox, server::Server& server, Host& host, WorkerOptions options);
+  ~Worker() override;
+
+  /// The group is known and its roster valid.
+  GroupState& open_group(GroupInfo info);
+  GroupState* find(core::GroupUid uid);
+  /// Fails what is pending and forgets the group.
+  void close_group(core::GroupUid uid);
+
+  /// Collectives: `sequence` rises by one per group. Point to point: ignored.
+  void submit(GroupState& group, Operation operation, std::uint64_t sequence, Completion done);
+  /// Any message of a group that is open here. The caller has decoded the header.
+  void on_message(GroupState& group, const wire::Header& header, flow::Delivery payload);
+  /// A verdict of ours: pending and later operations fail; members are told when `tell`.
+  void fail_group(GroupState& group, const core::Status& cause, bool tell);
+  /// A peer died: every group with it fails.
+  void on_peer_dead(core::EngineId peer, const core::Status& cause);
+
+  /// Deadlines, probes, warnings; frees finished operations. Returns what it did.
+  std::size_t tick(core::TimePoint now);
+  core::TimePoint next_due(core::TimePoint now) const noexcept;
+  bool is_idle() const noexcept { return active_ == 0; }
+  std::uint64_t operations_finished() const noexcept { return finished_count_; }
+
+  // server::Listener
+  void on_mismatch(const server::OperationKey& key, const wire::Signature& ours, int our_rank,
+                   const wire::Signature& theirs, int sender_rank) override;
+  void on_bad_message(const server::OperationKey& key, std::string what) override;
+
+  // For SpanRun and PointToPoint.
+  flow::Outbox& outbox() noexcept { return outbox_; }
+  server::Server& server() noexcept { return server_; }
+  Host& host() noexcept { return host_; }
+  void part_done(OperationRun& run);
+  void finish(OperationRun& run, core::Status status, int source_rank = -1);
+  /// `run` failed here first: tells the members, then fails it.
+  void fail(OperationRun& run, core::Status cause);
+  void mismatch(GroupState& group, OperationRun& run, const wire::Header& theirs);
+  /// Registers and starts a run whose spans are made by `plan`.
+  void launch(OperationRun& run, const std::vector<schedule::Span>& plan);
+  void track(OperationRun& run);
+  /// The budget of chunks that local ranks were granted by this engine as an agent.
+  void grant_local_when_possible(SpanRun& span, std::uint32_t chunk);
+  void local_grant_done();
+  void forget_local_grants(SpanRun& span);
+  void bury(std::unique_ptr<OperationRun> run) { graveyard_.push_back(std::move(run)); }
+  std::string describe(const OperationRun& run) const;
+
+ private:
+  void start(OperationRun& run);
+  void start_held(GroupState& group);
+  void on_early(GroupState& group, const wire::Header& header, flow::Delivery payload);
+  void dispatch(OperationRun& run, const wire::Header& header, flow::Delivery payload);
+  void on_verdict(GroupState& group, const wire::Header& header, const flow::Delivery& payload);
+  void probe(OperationRun& run, core::TimePoint now);
+  void on_probe(GroupState& group, const wire::Header& header);
+  void see_local(OperationRun& run, const wire::Header& header);
+  std::vector<int> missing_ranks(const OperationRun& run) const;
+  void tell_members(GroupState& group, wire::Header header, std::string_view text);
+
+  flow::Outbox& outbox_;
+  server::Server& server_;
+  Host& host_;
+  const WorkerOptions options_;
+  std::unordered_map<core::GroupUid, std::unique_ptr<GroupState>> groups_;
+  std::set<std::pair<core::TimePoint, OperationRun*>> deadlines_;
+  std::set<OperationRun*> tracked_;
+  std::vector<std::unique_ptr<OperationRun>> graveyard_;
+  std::vector<std::pair<core::GroupUid, core::Status>> failing_;  // verdicts found inside callbacks
+  std::deque<std::pair<SpanRun*, std::uint32_t>> local_grants_waiting_;
+  std::uint32_t local_grants_ = 0;
+  core::TimePoint next_watch_;
+  std::size_t active_ = 0;
+  std::uint64_t finished_count_ = 0;
+};
+
+}  // namespace hybridps::worker

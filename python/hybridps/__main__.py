@@ -1,0 +1,5 @@
+import sys
+
+from hybridps.cli import main
+
+sys.exit(main())

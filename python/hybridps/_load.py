@@ -1,0 +1,134 @@
+"""Loads hybridps._C in the one order that works: torch, then UCX exactly once, then the extension."""
+
+import ctypes
+import importlib
+import os
+import re
+import threading
+
+_UCX_MAPPED = re.compile(r"/libucp\.so(\.\d+)*$")
+_UCX_SONAME = "libucp.so.0"
+
+# UCX reads these while it is being loaded: without them it takes signal handlers that belong to the launcher.
+_UCX_ENVIRONMENT = {"UCX_HANDLE_ERRORS": "none", "UCX_ERROR_SIGNALS": "", "UCX_DEBUG_SIGNO": "0"}
+
+_lock = threading.Lock()
+_extension = None
+
+
+def build_info():
+    """What the extension was built for, read without loading it."""
+    try:
+        return importlib.import_module("hybridps._build_info")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "hybridps is here as source only, its extension was never built; "
+            "run scripts/setup in the checkout, or: pip install --no-build-isolation ."
+        ) from error
+
+
+def check_torch(built_for: str, torch_version: str) -> None:
+    """Raise unless the running torch has the minor version that the extension was built for."""
+    running = ".".join(torch_version.split(".")[:2])
+    if running != built_for:
+        raise ImportError(
+            f"this build of hybridps is for torch {built_for}, but torch {torch_version} is running. "
+            f"Install a hybridps built for torch {running} (in this environment: "
+            f"pip install --no-build-isolation --force-reinstall --no-deps hybridps), or torch {built_for}.*"
+        )
+
+
+def mapped_ucx() -> list[str]:
+    """Paths of every libucp.so that this process has mapped."""
+    paths = []
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            path = line.rstrip("\n").split(maxsplit=5)[5:]
+            if path and _UCX_MAPPED.search(path[0]) and path[0] not in paths:
+                paths.append(path[0])
+    return paths
+
+
+def ucx_version(path: str) -> tuple[int, int, int]:
+    """The version that a libucp reports of itself."""
+    major, minor, release = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
+    library = ctypes.CDLL(path, ctypes.RTLD_LOCAL)
+    library.ucp_get_version(ctypes.byref(major), ctypes.byref(minor), ctypes.byref(release))
+    return major.value, minor.value, release.value
+
+
+def _from_wheel() -> bool:
+    try:
+        import libucx
+    except ModuleNotFoundError:
+        return False
+    return all(library is not None for library in libucx.load_library())
+
+
+def _from_system(folder: str = "") -> bool:
+    try:
+        ctypes.CDLL(os.path.join(folder, _UCX_SONAME), ctypes.RTLD_LOCAL)
+    except OSError:
+        return False
+    return True
+
+
+def load_ucx(info) -> str:
+    """Make one libucp.so.0 available to the extension and return its path.
+
+    A libucp that something else has mapped (MPI, NIXL) is used, for two copies in one process would mix. Else the
+    kind that the extension was built with comes first; RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY asks for the system's.
+    """
+    for name, value in _UCX_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+    already = mapped_ucx()
+    if not already:
+        wish = os.environ.get("RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY", "false").lower()
+        if info.UCX_ORIGIN.startswith("path"):
+            loaded = _from_system(info.UCX_LIB_DIR) or _from_system() or _from_wheel()
+        elif info.UCX_ORIGIN.startswith("system") or wish not in ("false", "0", ""):
+            loaded = _from_system() or _from_wheel()
+        else:
+            loaded = _from_wheel() or _from_system()
+        if not loaded:
+            raise ImportError(
+                f"UCX was not found: hybridps needs {_UCX_SONAME} {info.UCX_VERSION} or newer; "
+                "pip install libucx-cu13, or install the system's libucx-dev"
+            )
+
+    mapped = mapped_ucx()
+    if len(mapped) != 1:
+        raise ImportError(f"two copies of UCX in one process would corrupt each other: {', '.join(mapped)}")
+    version = ucx_version(mapped[0])
+    needed = tuple(int(part) for part in info.UCX_VERSION.split(".")[:2])
+    if version[:2] < needed:
+        found = ".".join(map(str, version))
+        origin = "was already loaded by something else in this process" if already else "was found"
+        raise ImportError(
+            f"UCX {found} ({mapped[0]}) {origin}, but hybridps was built with UCX {info.UCX_VERSION} "
+            f"from {info.UCX_ORIGIN}. Load that one first, or build hybridps against the older one "
+            "(-DHYBRIDPS_UCX_ROOT=PREFIX)"
+        )
+    return mapped[0]
+
+
+def load_extension():
+    """Return hybridps._C, loading it (and UCX) on the first call."""
+    global _extension
+    with _lock:
+        if _extension is None:
+            import torch
+            import torch.distributed  # binds the base classes that the extension derives from
+
+            info = build_info()
+            check_torch(info.TORCH_MINOR, torch.__version__)
+            load_ucx(info)
+            extension = importlib.import_module("hybridps._C")
+
+            # Without destroy_process_group neither shutdown nor a destructor runs at exit.
+            import atexit
+
+            atexit.register(extension.at_exit)
+            _extension = extension
+        return _extension

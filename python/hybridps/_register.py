@@ -1,0 +1,15 @@
+"""Tells torch how to make the backend. Loads neither the extension nor UCX: the first process group does."""
+
+
+def _create(dist_backend_opts, pg_options):
+    from hybridps._load import load_extension
+
+    return load_extension().create_backend(dist_backend_opts, pg_options)
+
+
+def register() -> None:
+    """Register "hybridps" with torch.distributed; harmless when done twice."""
+    from torch.distributed.distributed_c10d import Backend
+
+    if "HYBRIDPS" not in Backend._plugins:
+        Backend.register_backend("hybridps", _create, extended_api=True, devices=["cpu"])

@@ -1,0 +1,126 @@
+"""The command `hybridps`: `env` prints the settings, `doctor` checks this machine."""
+
+import argparse
+import os
+import platform
+import socket
+import struct
+import sys
+
+
+def _table(rows: list[list[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
+        lines.append("  ".join([*cells, row[-1]]).rstrip())
+    return "\n".join(lines)
+
+
+def env(_arguments) -> int:
+    """Print every setting with its value, default and origin."""
+    from hybridps._load import load_extension
+
+    rows = [["NAME", "VALUE", "DEFAULT", "FROM", "MEANING"]]
+    for entry in load_extension().config_table():
+        rows.append([str(entry[key]) for key in ("name", "value", "default", "source", "doc")])
+    print(_table(rows))
+    return 0
+
+
+def _interfaces() -> list[tuple[str, str, str, str]]:
+    """Name, state, IPv4 address and MTU of each network interface."""
+    import fcntl
+
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                request = struct.pack("256s", name.encode()[:15])
+                address = socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24])  # SIOCGIFADDR
+            except OSError:
+                address = "-"
+            values = []
+            for item in ("operstate", "mtu"):
+                try:
+                    with open(f"/sys/class/net/{name}/{item}") as file:
+                        values.append(file.read().strip())
+                except OSError:
+                    values.append("?")
+            found.append((name, values[0], address, values[1]))
+    return found
+
+
+def doctor(_arguments) -> int:
+    """Check this machine and print what a bug report needs; 1 when the backend cannot work here."""
+    problems = []
+    rows = []
+
+    def show(what: str, value: object) -> None:
+        rows.append([what, str(value)])
+
+    show("python", f"{platform.python_version()} ({sys.executable})")
+    show("kernel", platform.release())
+    show("cores", len(os.sched_getaffinity(0)))
+    shm = os.statvfs("/dev/shm")
+    show("/dev/shm free", f"{shm.f_bavail * shm.f_frsize / 2**20:.0f} MiB")
+    try:
+        import torch
+
+        show("torch", torch.__version__)
+    except ImportError as error:
+        problems.append(f"torch: {error}")
+    else:
+        from importlib.metadata import PackageNotFoundError, version
+
+        from hybridps import _load
+
+        try:
+            show("hybridps", version("hybridps"))
+        except PackageNotFoundError:
+            problems.append("hybridps is not installed in this environment: torch cannot find it by name")
+        try:
+            info = _load.build_info()
+            show("built for torch", info.TORCH_VERSION)
+            show("built with UCX", f"{info.UCX_VERSION} from {info.UCX_ORIGIN}")
+            show("built with CUDA headers", "yes" if info.CUDA_HEADERS else "no")
+            show("built by", f"{info.COMPILER}, {info.BUILD_TYPE}")
+            extension = _load.load_extension()
+            path = _load.mapped_ucx()[0]
+            show("UCX in use", f"{'.'.join(map(str, _load.ucx_version(path)))} ({path})")
+            show("extension", extension.__file__)
+        except ImportError as error:
+            problems.append(str(error))
+        else:
+            import torch.distributed
+
+            if not torch.distributed.is_backend_available("hybridps"):
+                problems.append('torch.distributed.is_backend_available("hybridps") is false')
+    print(_table(rows))
+    print()
+    print(_table([["INTERFACE", "STATE", "IPV4", "MTU"], *(list(item) for item in _interfaces())]))
+    print()
+    for problem in problems:
+        print(f"problem: {problem}")
+    print("not usable here" if problems else "ok")
+    return 1 if problems else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="hybridps", description=__doc__)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for function in (env, doctor):
+        command = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
+        command.set_defaults(function=function)
+    arguments = parser.parse_args(argv)
+    try:
+        return arguments.function(arguments)
+    except ImportError as error:
+        print(f"hybridps: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,683 @@
+"""Works, futures and order: everything that may be in flight at once, in whatever order a legal program issues it.
+
+HYBRIDPS_TEST_RANDOM_OPS   operations per seed of the random test (default 400)
+HYBRIDPS_TEST_RANDOM_SEEDS number of seeds (default 2)
+"""
+
+import os
+import random
+import threading
+import time
+from datetime import timedelta
+
+import harness
+import pytest
+import reference
+import torch
+import torch.distributed as dist
+from harness import lacks, run_ranks
+from reference import Checker
+
+RANDOM_OPS = int(os.environ.get("HYBRIDPS_TEST_RANDOM_OPS", "400"))
+RANDOM_SEEDS = int(os.environ.get("HYBRIDPS_TEST_RANDOM_SEEDS", "2"))
+
+# Every pool as small as the settings allow: 1 is below the minimum of each and is raised to it.
+SMALLEST_POOLS = {
+    "HYBRIDPS_POOL_BYTES": "1",
+    "HYBRIDPS_EAGER_BYTES": "1",
+    "HYBRIDPS_GRANT_CHUNKS": "1",
+}
+
+
+def total(world):
+    return float(world * (world + 1) // 2)
+
+
+# ------------------------------------------------------------------------------------------------------ Works
+
+
+def works_all(rank, world):
+    check = Checker(rank)
+
+    # Waited on twice, and asked all it can be asked.
+    tensor = torch.full((1000,), rank + 1.0)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    work.wait()
+    check.that("completed after wait", work.is_completed())
+    check.equal("waited twice", tensor, torch.full((1000,), total(world)))
+    future = work.get_future()
+    future.wait()
+    value = future.value()
+    value = value[0] if isinstance(value, list) else value
+    check.equal("the future holds the tensor", value, tensor)
+    check.that("the future is done", future.done())
+
+    # Polled until done.
+    work = dist.all_reduce(torch.ones(100_000), async_op=True)
+    end = time.monotonic() + 30
+    while not work.is_completed() and time.monotonic() < end:
+        time.sleep(0.001)
+    check.that("polled", work.is_completed())
+    work.wait()
+
+    # Waited on from another thread, and from several at once.
+    tensor = torch.full((100_000,), rank + 1.0)
+    work = dist.all_reduce(tensor, async_op=True)
+    seen = []
+    threads = [threading.Thread(target=lambda: (work.wait(), seen.append(tensor[0].item()))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    check.that("waited from other threads", seen == [total(world)] * 4, seen)
+
+    # Never waited on, the Work dropped at once: later operations still work, and the barrier comes after them.
+    tensors = [torch.full((1 + 1000 * i,), rank + 1.0) for i in range(20)]
+    for dropped in tensors:
+        dist.all_reduce(dropped, async_op=True)
+    dist.barrier()
+    if not lacks("barrier_after_dropped"):
+        for i, dropped in enumerate(tensors):
+            check.equal(f"dropped {i}", dropped, torch.full_like(dropped, total(world)))
+
+    # The Work dropped, its future kept: as DDP does it.
+    tensors = [torch.full((1 + 1000 * i,), rank + 1.0) for i in range(20)]
+    futures = [dist.all_reduce(kept, async_op=True).get_future() for kept in tensors]
+    for future, kept in zip(futures, tensors):
+        future.wait()
+        check.equal("future of a dropped Work", kept, torch.full_like(kept, total(world)))
+    torch.futures.wait_all([dist.all_reduce(torch.ones(5), async_op=True).get_future() for _ in range(10)])
+
+    # Thousands outstanding, waited on in the opposite order.
+    count = 3000
+    tensors = [torch.full((1 + i % 7,), float(rank + i)) for i in range(count)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    wrong = [i for i, t in enumerate(tensors) if t[0].item() != sum(peer + i for peer in range(world))]
+    check.that("thousands outstanding", not wrong, wrong[:5])
+
+    # All kinds in flight at once; then waited on in another order on each rank.
+    for turn in range(5):
+        n = 777
+        summed = torch.full((n,), rank + 1.0)
+        sent = torch.arange(float(n)) if rank == turn % world else torch.zeros(n)
+        gathered = [torch.zeros(n) for _ in range(world)]
+        exchanged = torch.zeros(world * 3)
+        scattered = torch.zeros(5)
+        lists = [torch.full((5,), float(peer)) for peer in range(world)] if rank == 0 else None
+        works = [
+            dist.all_reduce(summed, async_op=True),
+            dist.broadcast(sent, turn % world, async_op=True),
+            dist.all_gather(gathered, torch.full((n,), float(rank)), async_op=True),
+            dist.all_to_all_single(exchanged, torch.full((world * 3,), float(rank)), async_op=True),
+            dist.scatter(scattered, lists, 0, async_op=True),
+            dist.barrier(async_op=True),
+        ]
+        random.Random(rank * 100 + turn).shuffle(works)
+        for work in works:
+            work.wait()
+        check.equal("mixed all_reduce", summed, torch.full((n,), total(world)))
+        check.equal("mixed broadcast", sent, torch.arange(float(n)))
+        for peer in range(world):
+            check.equal("mixed all_gather", gathered[peer], torch.full((n,), float(peer)))
+        check.equal("mixed all_to_all", exchanged, torch.arange(float(world)).repeat_interleave(3))
+        check.equal("mixed scatter", scattered, torch.full((5,), float(rank)))
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2+2", "1+1", "4", "1"])
+def test_works(nodes):
+    run_ranks(works_all, nodes)
+
+
+def inputs_may_die(rank, world):
+    """The backend owns what it needs: tensors the caller forgets at once stay valid until the operation is done."""
+    check = Checker(rank)
+    outputs = []
+    for i in range(200):
+        output = torch.empty(world * 5000)
+        work = dist.all_gather_into_tensor(output, torch.full((5000,), float(rank * 1000 + i)), async_op=True)
+        outputs.append((output, work))
+        torch.full((5000,), -1.0)  # likely to get the memory that a forgotten input had
+    for i, (output, work) in enumerate(outputs):
+        work.wait()
+        want = torch.tensor([float(peer * 1000 + i) for peer in range(world)]).repeat_interleave(5000)
+        check.equal(f"forgotten input {i}", output, want)
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2+2", "1+1"])
+def test_inputs_the_caller_forgets(nodes):
+    run_ranks(inputs_may_die, nodes)
+
+
+def timeouts_all(rank, world):
+    check = Checker(rank)
+    store = dist.distributed_c10d._get_default_store()
+    tensor = torch.ones(10)
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        start = time.monotonic()
+        error = check.raises("wait(timeout) expires", RuntimeError, lambda: work.wait(timedelta(milliseconds=300)))
+        waited = time.monotonic() - start
+        check.that("after its time", 0.25 < waited < 5, f"{waited:.2f} s")
+        check.that("and says so", error is not None and "timed out" in str(error).lower(), str(error))
+        check.that("the operation goes on", not work.is_completed())
+        store.set("late ranks may come", "1")
+        work.wait()
+    else:
+        store.wait(["late ranks may come"], timedelta(seconds=60))
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait(timedelta(seconds=60))
+    check.equal("and ends well", tensor, torch.full((10,), float(world)))
+    dist.barrier()
+
+    # A receive that nobody serves for a while.
+    if rank == 0:
+        got = torch.zeros(3)
+        work = dist.irecv(got, 1)
+        check.raises("irecv wait(timeout)", RuntimeError, lambda: work.wait(timedelta(milliseconds=200)))
+        store.set("the sender may come", "1")
+        work.wait()
+        check.equal("irecv ends well", got, torch.full((3,), 5.0))
+    elif rank == 1:
+        store.wait(["the sender may come"], timedelta(seconds=60))
+        dist.send(torch.full((3,), 5.0), 0)
+    dist.barrier()
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["1+1", "2+2"])
+def test_wait_with_a_timeout(nodes):
+    if lacks("wait_timeout"):
+        pytest.skip(harness.GLOO_LACKS["wait_timeout"])
+    run_ranks(timeouts_all, nodes)
+
+
+# ---------------------------------------------------------------------------------------------------- futures
+
+
+def futures_all(rank, world):
+    check = Checker(rank)
+
+    # A chain on one operation.
+    tensor = torch.full((100,), rank + 1.0)
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+    chained = future.then(lambda f: f.value()[0] / world).then(lambda f: f.value() + 1)
+    check.equal("then", chained.wait(), torch.full((100,), total(world) / world + 1))
+
+    # Callbacks of many operations.
+    results = []
+    futures = []
+    for i in range(50):
+        future = dist.all_reduce(torch.full((10,), float(i)), async_op=True).get_future()
+        futures.append(future.then(lambda f, i=i: results.append((i, f.value()[0][0].item()))))
+    torch.futures.wait_all(futures)
+    check.that("callbacks", sorted(results) == [(i, float(i * world)) for i in range(50)], results[:5])
+
+    # add_done_callback, and a callback that raises.
+    done = threading.Event()
+    dist.all_reduce(torch.ones(5), async_op=True).get_future().add_done_callback(lambda f: done.set())
+    check.that("add_done_callback", done.wait(30))
+
+    def fail(future):
+        raise ValueError("in the callback")
+
+    broken = dist.all_reduce(torch.ones(5), async_op=True).get_future().then(fail)
+    check.raises("a callback raises", (RuntimeError, ValueError), broken.wait)
+    dist.barrier()
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2+2", "1+1", "1"])
+def test_futures(nodes):
+    run_ranks(futures_all, nodes)
+
+
+def callbacks_communicate(rank, world):
+    """Callbacks that issue collectives, wait on them, and nest: PowerSGD and ZeRO's overlap do this."""
+    check = Checker(rank)
+
+    def second(future):
+        tensor = future.value()[0] * 2
+        dist.all_reduce(tensor)  # waits inside the callback
+        return tensor
+
+    def third(future):
+        tensor = future.value() + 1
+        return dist.all_reduce(tensor, async_op=True).get_future().wait()[0]
+
+    for turn in range(10):
+        first = dist.all_reduce(torch.full((100,), rank + 1.0), async_op=True).get_future()
+        got = first.then(second).then(third).wait()
+        want = (total(world) * 2 * world + 1) * world
+        check.equal(f"nested {turn}", got, torch.full((100,), want))
+
+    # One callback at a time, but the main thread goes on issuing on another group meanwhile.
+    other = dist.new_group(list(range(world)))
+    for turn in range(10):
+        first = dist.all_reduce(torch.full((100,), 1.0), async_op=True).get_future()
+        chained = first.then(second)
+        beside = torch.full((50,), float(turn))
+        dist.all_reduce(beside, group=other)
+        check.equal("beside", beside, torch.full((50,), float(turn * world)))
+        check.equal("callback", chained.wait(), torch.full((100,), 2.0 * world * world))
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2+2", "1+1"])
+def test_callbacks_that_communicate(nodes):
+    if lacks("communicating_callbacks"):
+        pytest.skip(harness.GLOO_LACKS["communicating_callbacks"])
+    run_ranks(callbacks_communicate, nodes)
+
+
+# ------------------------------------------------------------------------------------------- groups and threads
+
+
+def groups_interleaved(rank, world):
+    check = Checker(rank)
+    subsets = [list(range(world)), [0, 1], [world - 2, world - 1], list(range(0, world, 2)), [0, world - 1]]
+    groups = [(members, dist.new_group(members)) for members in subsets]
+    mine = [(members, group) for members, group in groups if rank in members]
+    for turn in range(20):
+        pending = []
+        for members, group in mine:
+            tensor = torch.full((100 * (turn + 1),), rank + 1.0)
+            pending.append((members, tensor, dist.all_reduce(tensor, group=group, async_op=True)))
+        for members, tensor, work in pending if turn % 2 else reversed(pending):
+            work.wait()
+            check.equal(f"group {members}", tensor, torch.full_like(tensor, float(sum(r + 1 for r in members))))
+    for members, group in mine:
+        gathered = [None] * len(members)
+        dist.all_gather_object(gathered, rank, group=group)
+        check.that(f"objects of {members}", gathered == members, gathered)
+        root = members[-1]
+        tensor = torch.full((3,), float(rank))
+        dist.broadcast(tensor, root, group=group)
+        check.equal(f"root is a global rank {members}", tensor, torch.full((3,), float(root)))
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2+2", "2+1+1", "ABAB"])
+def test_interleaved_groups(nodes):
+    run_ranks(groups_interleaved, nodes)
+
+
+def threads_all(rank, world):
+    """Several Python threads, each with a group of its own, besides the main thread and p2p in both directions."""
+    check = Checker(rank)
+    count = 6
+    groups = [dist.new_group(list(range(world))) for _ in range(count)]
+    errors = []
+
+    def work(index):
+        try:
+            generator = random.Random(rank * 31 + index)
+            for turn in range(60):
+                tensor = torch.full((1 + (turn * 37) % 3000,), float(rank + index + turn))
+                dist.all_reduce(tensor, group=groups[index])
+                want = float(sum(peer + index + turn for peer in range(world)))
+                if tensor[0] != want or tensor[-1] != want:
+                    errors.append(f"thread {index} turn {turn}: {tensor[0]}, expected {want}")
+                if generator.random() < 0.2:
+                    time.sleep(0.001)
+        except Exception as error:
+            errors.append(f"thread {index}: {error}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    after, before = (rank + 1) % world, (rank - 1) % world
+    for turn in range(60):
+        got = torch.zeros(500)
+        works = [dist.isend(torch.full((500,), float(rank + turn)), after), dist.irecv(got, before)]
+        for item in works:
+            item.wait()
+        check.equal("p2p besides threads", got, torch.full((500,), float(before + turn)))
+    for thread in threads:
+        thread.join()
+    check.that("threads", not errors, errors[:3])
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2+2", "1+1"])
+def test_several_python_threads(nodes):
+    run_ranks(threads_all, nodes)
+
+
+def p2p_both_ways(rank, world):
+    """Large messages in both directions between all pairs at once, receives posted late on purpose."""
+    check = Checker(rank)
+    n = 400_000
+    sends, receives = [], []
+    for turn in range(3):
+        for peer in range(world):
+            if peer != rank:
+                sends.append(dist.isend(torch.full((n,), float(rank * 10 + turn)), peer, tag=turn))
+    for turn in range(3):
+        for peer in range(world):
+            if peer != rank:
+                got = torch.zeros(n)
+                receives.append((got, peer * 10 + turn, dist.irecv(got, peer, tag=turn)))
+    for got, want, work in receives:
+        work.wait()
+        check.equal("both ways", got, torch.full((n,), float(want)))
+    for work in sends:
+        work.wait()
+    # Small messages by the thousand, one way only.
+    count = 2000
+    if rank == 0:
+        works = [dist.isend(torch.tensor([float(i)]), 1) for i in range(count)]
+        for work in works:
+            work.wait()
+    elif rank == 1:
+        gots = [torch.zeros(1) for _ in range(count)]
+        works = [dist.irecv(got, 0) for got in gots]
+        for work in works:
+            work.wait()
+        check.that("a flood of small ones", [got.item() for got in gots] == [float(i) for i in range(count)])
+    dist.barrier()
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2+2", "1+1", "2"])
+def test_point_to_point_both_ways(nodes):
+    run_ranks(p2p_both_ways, nodes)
+
+
+# ------------------------------------------------------------------------------------------------ the deadlock test
+
+
+def different_orders(rank, world, group_count, operations, seed):
+    """Design decision 7: groups issued in a different order on each rank cannot deadlock on each other's memory.
+
+    Operations of one group come in the same order everywhere; how groups interleave is each rank's own choice.
+    """
+    check = Checker(rank)
+    plan_random = random.Random(seed)
+    groups = []
+    for index in range(group_count):
+        size = world if index % 3 == 0 else plan_random.randint(2, world)
+        members = sorted(plan_random.sample(range(world), size))
+        groups.append((members, dist.new_group(members)))
+    plans = [[] for _ in groups]
+    for number in range(operations):
+        index = plan_random.randrange(group_count)
+        kind = plan_random.choice(["all_reduce", "all_reduce", "broadcast", "all_gather", "all_to_all", "barrier"])
+        size = plan_random.choice([1, 17, 300, 4096, 20_000])
+        plans[index].append((number, kind, size))
+
+    own = random.Random(seed * 1000 + rank)
+    queues = [(groups[i], list(reversed(plans[i]))) for i in range(group_count) if rank in groups[i][0] and plans[i]]
+    pending = []
+    while queues:
+        position = own.randrange(len(queues))
+        (members, group), queue = queues[position]
+        for _ in range(own.randint(1, 6)):  # runs of one group as well as single steps
+            if queue:
+                pending.append(_issue(rank, members, group, *queue.pop()))
+        if not queue:
+            queues.pop(position)
+    own.shuffle(pending)
+    for number, work, verify in pending:
+        work.wait()
+        problem = verify()
+        check.that(f"operation {number}", not problem, problem)
+    return check.result()
+
+
+def _issue(rank, members, group, number, kind, size):
+    value = float(rank + number % 100)
+    world = len(members)
+    values = [float(member + number % 100) for member in members]
+    if kind == "all_reduce":
+        tensor = torch.full((size,), value)
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        want = torch.full((size,), sum(values))
+        outputs, wants = [tensor], [want]
+    elif kind == "broadcast":
+        root = number % world
+        tensor = torch.full((size,), value)
+        work = dist.broadcast(tensor, members[root], group=group, async_op=True)
+        outputs, wants = [tensor], [torch.full((size,), values[root])]
+    elif kind == "all_gather":
+        outputs = [torch.zeros(size) for _ in members]
+        work = dist.all_gather(outputs, torch.full((size,), value), group=group, async_op=True)
+        wants = [torch.full((size,), v) for v in values]
+    elif kind == "all_to_all":
+        output = torch.zeros(world * size)
+        work = dist.all_to_all_single(output, torch.full((world * size,), value), group=group, async_op=True)
+        outputs, wants = [output], [torch.tensor(values).repeat_interleave(size)]
+    else:
+        work = dist.barrier(group=group, async_op=True)
+        outputs, wants = [], []
+
+    def verify():
+        for output, want in zip(outputs, wants):
+            if not torch.equal(output, want):
+                return f"{kind} of {size} on {members}: {output[:3]}, expected {want[:3]}"
+        return ""
+
+    return number, work, verify
+
+
+@pytest.mark.parametrize("nodes", ["1+1", "2+2", "2+1+1"])
+@pytest.mark.timeout_s(300)
+def test_groups_in_different_orders_do_not_deadlock(nodes):
+    if lacks("different_orders"):
+        pytest.skip(harness.GLOO_LACKS["different_orders"])
+    results = run_ranks(different_orders, nodes, args=(64, 2000, 7), env=SMALLEST_POOLS, timeout=240)
+    print(f"{sum(result['cases'] for result in results)} comparisons in {results.seconds:.1f} s")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.timeout_s(400)
+def test_groups_in_different_orders_do_not_deadlock_thoroughly(seed):
+    env = SMALLEST_POOLS if seed % 2 else {}
+    run_ranks(different_orders, ["2+2", "1+1+1+1", "3+1", "4", "ABAB"][seed], args=(64, 4000, seed), env=env, timeout=360)
+
+
+# --------------------------------------------------------------------------------------------- random sequences
+
+KINDS = [
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "p2p",
+    "barrier",
+    "all_reduce_coalesced",
+]
+
+
+def random_sequence(rank, world, nodes, seed, count):
+    """All ranks draw the same sequence over random groups, dtypes, sizes, operations and async flags; each checks
+    every result. Asynchronous operations stay open for a random while."""
+    check = Checker(rank)
+    draw = random.Random(seed)
+    node_of = harness.parse_nodes(nodes)
+    groups = [(list(range(world)), dist.group.WORLD)]
+    for _ in range(5):
+        members = sorted(draw.sample(range(world), draw.randint(1 if harness.IS_HYBRIDPS else 2, world)))
+        groups.append((members, dist.new_group(members)))
+    dtypes = [d for d in reference.REDUCED if not (d in (torch.bool, torch.int16) and harness.IS_GLOO)]
+    pending = []
+
+    def finish(most):
+        while len(pending) > most:
+            work, verify = pending.pop(draw_own.randrange(len(pending)))
+            work.wait()
+            verify()
+
+    draw_own = random.Random(seed * 7 + rank)
+    for number in range(count):
+        members, group = draw.choice(groups)
+        kind, dtype = draw.choice(KINDS), draw.choice(dtypes)
+        op = draw.choice(reference.ops_for(dtype))
+        size = draw.choice([0, 1, 3, 64, 999, draw.randrange(5000), draw.randrange(70_000)])
+        root, asynchronous = draw.randrange(len(members)), draw.random() < 0.6
+        peer = draw.randrange(len(members))
+        if harness.IS_GLOO and (op == "PREMUL_SUM" or (op == "AVG" and not dtype.is_floating_point)):
+            op = "SUM"
+        if harness.IS_GLOO and ((kind == "all_reduce_coalesced" and size == 0) or (kind == "gather" and dtype.is_complex)):
+            size, dtype, op = 1, torch.float32, "SUM"
+        if rank not in members:
+            continue
+        name = f"seed {seed} operation {number}: {kind} {reference.name_of(dtype)} {op} {size} on {members}"
+        ours = [node_of[member] for member in members]
+        ours = [sorted(set(ours), key=ours.index).index(node) for node in ours]
+        operation = _Random(check, rank, members, group, ours, kind, dtype, op, size, root, peer, number, name)
+        work = operation.issue(asynchronous)
+        if asynchronous and work is not None:
+            pending.append((work, operation.verify))
+            if draw_own.random() < 0.3:
+                finish(draw_own.randrange(20))
+        else:
+            operation.verify()
+    finish(0)
+    return check.result()
+
+
+class _Random:
+    def __init__(self, check, rank, members, group, node_of, kind, dtype, op, size, root, peer, number, name):
+        self.__dict__.update(locals())
+        self.me = members.index(rank)
+        self.world = len(members)
+        self.verify = lambda: None
+
+    def inputs(self, count):
+        kind = reference.kind_for(self.dtype, self.op)
+        return [reference.values(self.dtype, count, member, kind, self.number % 5) for member in self.members]
+
+    def want(self, inputs):
+        return reference.reduced(inputs, self.node_of, self.op)
+
+    def issue(self, a):
+        return getattr(self, self.kind)(a)
+
+    def all_reduce(self, a):
+        inputs = self.inputs(self.size)
+        got = inputs[self.me].clone()
+        self.verify = lambda: self.check.reduced(self.name, got, self.want(inputs), same=False)
+        return dist.all_reduce(got, reference.torch_op(self.op, self.rank), self.group, async_op=a)
+
+    def all_reduce_coalesced(self, a):
+        inputs = [self.inputs(self.size), self.inputs(5)]
+        gots = [many[self.me].clone() for many in inputs]
+
+        def verify():
+            for got, many in zip(gots, inputs):
+                self.check.reduced(self.name, got, self.want(many), same=False)
+
+        self.verify = verify
+        return dist.all_reduce_coalesced(gots, reference.torch_op(self.op, self.rank), self.group, async_op=a)
+
+    def reduce(self, a):
+        inputs = self.inputs(self.size)
+        got = inputs[self.me].clone()
+        if self.me == self.root:
+            self.verify = lambda: self.check.reduced(self.name, got, self.want(inputs), same=False)
+        op = reference.torch_op(self.op, self.rank)
+        return dist.reduce(got, self.members[self.root], op, self.group, async_op=a)
+
+    def reduce_scatter(self, a):
+        inputs = self.inputs(self.size * self.world)
+        got = torch.empty(self.size, dtype=self.dtype)
+        mine = slice(self.me * self.size, (self.me + 1) * self.size)
+        self.verify = lambda: self.check.reduced(self.name, got, self.want(inputs)[mine], same=False)
+        op = reference.torch_op(self.op, self.rank)
+        return dist.reduce_scatter_tensor(got, inputs[self.me].clone(), op, self.group, async_op=a)
+
+    def _equal(self, gots, wants):
+        def verify():
+            for got, want in zip(gots, wants):
+                self.check.equal(self.name, got, want)
+
+        self.verify = verify
+
+    def broadcast(self, a):
+        inputs = self.inputs(self.size)
+        got = inputs[self.me].clone()
+        self._equal([got], [inputs[self.root]])
+        return dist.broadcast(got, self.members[self.root], self.group, async_op=a)
+
+    def all_gather(self, a):
+        inputs = self.inputs(self.size)
+        gots = [torch.empty(self.size, dtype=self.dtype) for _ in inputs]
+        self._equal(gots, inputs)
+        return dist.all_gather(gots, inputs[self.me].clone(), self.group, async_op=a)
+
+    def gather(self, a):
+        inputs = self.inputs(self.size)
+        gots = [torch.empty(self.size, dtype=self.dtype) for _ in inputs] if self.me == self.root else None
+        self._equal(gots or [], inputs)
+        return dist.gather(inputs[self.me].clone(), gots, self.members[self.root], self.group, async_op=a)
+
+    def scatter(self, a):
+        inputs = self.inputs(self.size)
+        got = torch.empty(self.size, dtype=self.dtype)
+        self._equal([got], [inputs[self.me]])
+        source = [tensor.clone() for tensor in inputs] if self.me == self.root else None
+        return dist.scatter(got, source, self.members[self.root], self.group, async_op=a)
+
+    def all_to_all(self, a):
+        """Uneven: rank i sends (size + i * j) % 4096 elements to rank j."""
+
+        def split(i, j):
+            return (self.size + i * j) % 4096
+
+        send = [split(self.me, j) for j in range(self.world)]
+        receive = [split(i, self.me) for i in range(self.world)]
+        source = reference.values(self.dtype, sum(send), self.rank, salt=self.number % 5)
+        got = torch.empty(sum(receive), dtype=self.dtype)
+        wants = []
+        for i, member in enumerate(self.members):
+            splits = [split(i, j) for j in range(self.world)]
+            theirs = reference.values(self.dtype, sum(splits), member, salt=self.number % 5)
+            wants.append(theirs[sum(splits[: self.me]) :][: splits[self.me]])
+        self._equal([got], [torch.cat(wants)])
+        return dist.all_to_all_single(got, source.clone(), receive, send, self.group, async_op=a)
+
+    def p2p(self, a):
+        """root sends to peer; the others look on."""
+        if self.root == self.peer or self.me not in (self.root, self.peer):
+            return None
+        inputs = self.inputs(self.size)
+        if self.me == self.root:
+            return dist.isend(inputs[self.me].clone(), self.members[self.peer], self.group, tag=self.number % 3)
+        got = torch.empty(self.size, dtype=self.dtype)
+        self._equal([got], [inputs[self.root]])
+        work = dist.irecv(got, self.members[self.root], self.group, tag=self.number % 3)
+        if not a:
+            work.wait()
+        return work
+
+    def barrier(self, a):
+        return dist.barrier(self.group, async_op=a)
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_SEEDS))
+@pytest.mark.parametrize("nodes", ["2+2", "2+1+1"])
+@pytest.mark.timeout_s(120 + RANDOM_OPS)
+def test_random_sequences(nodes, seed):
+    results = run_ranks(random_sequence, nodes, args=(nodes, seed, RANDOM_OPS), timeout=90 + RANDOM_OPS)
+    print(f"seed {seed} on {nodes}: {RANDOM_OPS} operations, {reference.total_cases(results)} comparisons")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.timeout_s(1200)
+def test_random_sequences_at_length(seed):
+    nodes = harness.LAYOUTS[seed % len(harness.LAYOUTS)]
+    if nodes == "1":
+        nodes = "1+1+1"
+    env = SMALLEST_POOLS if seed % 2 else {}
+    run_ranks(random_sequence, nodes, args=(nodes, seed, 5000), env=env, timeout=1100)

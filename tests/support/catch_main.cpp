@@ -1,0 +1,5 @@
+// tests/support/catch_main.cpp: the one main() of the unit tests, compiled once.
+#define CATCH_CONFIG_RUNNER
+#include "tests/support/catch.h"
+
+int main(int argc, char* argv[]) { return Catch::Session().run(argc, argv); }

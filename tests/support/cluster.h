@@ -1,0 +1,131 @@
+// tests/support/cluster.h: several engines' runtimes in one thread, over loopback transports, driven in a seeded order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "hybridps/engine/runtime.h"
+#include "hybridps/transport/loopback/loopback_transport.h"
+
+namespace hybridps::test {
+
+struct ClusterOptions {
+  std::vector<int> node_of;
+  std::uint64_t seed = 1;
+  std::size_t chunk_bytes = 1024;
+  std::size_t eager_bytes = 4096;
+  std::uint32_t grant_chunks = 2;
+  std::uint64_t tiny_bytes = 256;
+  /// Extra bytes of pool beyond the minimum.
+  std::size_t pool_extra_bytes = 0;
+  /// Wraps each transport (e.g. with injected faults); identity by default.
+  std::function<std::unique_ptr<transport::Transport>(std::unique_ptr<transport::Transport>, int rank)> wrap;
+};
+
+/// Rank r of every group made here lives on runtime r.
+class Cluster {
+ public:
+  explicit Cluster(ClusterOptions options) : options_(std::move(options)), random_(options_.seed) {
+    const std::size_t n = options_.node_of.size();
+    for (std::size_t r = 0; r < n; ++r) ids_.push_back(core::EngineId{1000 + r});
+    for (std::size_t r = 0; r < n; ++r) {
+      engine::RuntimeOptions o;
+      o.self = ids_[r];
+      o.chunk_bytes = options_.chunk_bytes;
+      o.eager_bytes = options_.eager_bytes;
+      o.grant_chunks = options_.grant_chunks;
+      o.local_peers = n;
+      o.heartbeat_seconds = 1000;
+      const auto classes = engine::Runtime::pool_classes(o, options_.pool_extra_bytes);
+      const std::size_t bytes = std::max(engine::Runtime::pool_bytes(classes), options_.pool_extra_bytes);
+      memories_.push_back(std::make_unique<std::byte[]>(bytes + 64));
+      auto* start = reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(memories_.back().get()) + 63) & ~std::uintptr_t{63});
+      engine::Transports t;
+      t.data = data_.make_transport(ids_[r]);
+      t.shm = shm_.make_transport(ids_[r]);
+      if (options_.wrap) {
+        t.data = options_.wrap(std::move(t.data), static_cast<int>(r));
+        t.shm = options_.wrap(std::move(t.shm), static_cast<int>(r));
+      }
+      data_addresses_.push_back(t.data->address());
+      shm_addresses_.push_back(t.shm->address());
+      runtimes_.push_back(engine::Runtime::create(o, {start, bytes}, nullptr, std::move(t)).value());
+    }
+    for (std::size_t r = 0; r < n; ++r) {
+      for (std::size_t p = 0; p < n; ++p) {
+        if (p == r) continue;
+        engine::PeerRecord peer;
+        peer.engine = ids_[p];
+        peer.local = options_.node_of[p] == options_.node_of[r];
+        peer.data_address = data_addresses_[p];
+        peer.shm_address = shm_addresses_[p];
+        peer.where = "rank " + std::to_string(p);
+        peer.eager_bytes = options_.eager_bytes;
+        runtimes_[r]->add_peer(peer);
+      }
+    }
+  }
+
+  int size() const { return static_cast<int>(runtimes_.size()); }
+  engine::Runtime& at(int rank) { return *runtimes_[static_cast<std::size_t>(rank)]; }
+  std::mt19937_64& random() { return random_; }
+  transport::LoopbackHub& network() { return data_; }
+  core::EngineId id(int rank) const { return ids_[static_cast<std::size_t>(rank)]; }
+
+  /// A group of all ranks, opened on every runtime.
+  core::GroupUid open_group() {
+    const core::GroupUid uid{7, ++groups_};
+    for (int r = 0; r < size(); ++r) open_group_on(uid, r);
+    return uid;
+  }
+  core::GroupUid new_uid() { return core::GroupUid{7, ++groups_}; }
+  void open_group_on(core::GroupUid uid, int rank) {
+    std::vector<std::string> hosts;
+    for (int p = 0; p < size(); ++p) hosts.push_back("host" + std::to_string(p));
+    at(rank).open_group(worker::GroupInfo{uid, "test", ids_, hosts, schedule::Topology(options_.node_of, rank),
+                                          schedule::Limits{static_cast<std::uint32_t>(options_.chunk_bytes), options_.tiny_bytes},
+                                          0});
+  }
+
+  void submit(core::GroupUid uid, int rank, worker::Operation operation, std::uint64_t sequence,
+              worker::Completion done) {
+    at(rank).worker().submit(*at(rank).worker().find(uid), std::move(operation), sequence, std::move(done));
+  }
+
+  /// Drives all runtimes in random order until `done()`, or until nothing has happened for a while: then false.
+  bool run_until(const std::function<bool()>& done, int idle_rounds_max = 20000) {
+    for (int idle = 0; idle < idle_rounds_max; ++idle) {
+      for (int i = 0; i < size(); ++i) {
+        const auto r = static_cast<std::size_t>(random_() % runtimes_.size());
+        if (runtimes_[r] && runtimes_[r]->progress() > 0) idle = 0;
+      }
+      if (done()) return true;
+    }
+    return false;
+  }
+  /// As if the process had died.
+  void kill(int rank) {
+    data_.kill(id(rank));
+    shm_.kill(id(rank));
+    runtimes_[static_cast<std::size_t>(rank)].reset();
+  }
+
+ private:
+  ClusterOptions options_;
+  std::mt19937_64 random_;
+  transport::LoopbackHub data_{transport::LoopbackHub::Done::kDelivered};
+  transport::LoopbackHub shm_;
+  std::vector<core::EngineId> ids_;
+  std::vector<std::unique_ptr<std::byte[]>> memories_;
+  std::vector<std::vector<std::byte>> data_addresses_;
+  std::vector<std::vector<std::byte>> shm_addresses_;
+  std::vector<std::unique_ptr<engine::Runtime>> runtimes_;
+  std::uint64_t groups_ = 0;
+};
+
+}  // namespace hybridps::test

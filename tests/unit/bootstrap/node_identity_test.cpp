@@ -1,0 +1,39 @@
+#include "hybridps/bootstrap/node_identity.h"
+
+#include "hybridps/bootstrap/record.h"
+#include "tests/support/catch.h"
+
+using namespace hybridps;
+using bootstrap::node_identity;
+
+TEST_CASE("bootstrap/node_identity: engines of one host have the same identity", "[bootstrap][fast]") {
+  const core::Config config;
+  const std::string identity = node_identity(config, core::EngineId{1});
+  CHECK(identity == node_identity(config, core::EngineId{2}));
+  CHECK(identity.starts_with("host:"));
+  CHECK(identity.find("net:[") != std::string::npos);
+}
+
+TEST_CASE("bootstrap/node_identity: HYBRIDPS_NODE replaces the host's identity", "[bootstrap][fast]") {
+  core::Config config;
+  config.node = "left";
+  CHECK(node_identity(config, core::EngineId{1}) == "node:left");
+}
+
+TEST_CASE("bootstrap/node_identity: without shared memory every engine is a node of its own", "[bootstrap][fast]") {
+  core::Config config;
+  config.shm = false;
+  CHECK(node_identity(config, core::EngineId{1}) != node_identity(config, core::EngineId{2}));
+  config.node = "left";
+  CHECK(node_identity(config, core::EngineId{1}) != node_identity(config, core::EngineId{2}));
+}
+
+TEST_CASE("bootstrap/node_identity: long names are cut and still told apart", "[bootstrap][fast]") {
+  core::Config config;
+  config.node = std::string(1000, 'x') + "1";
+  const std::string first = node_identity(config, core::EngineId{1});
+  config.node = std::string(1000, 'x') + "2";
+  const std::string second = node_identity(config, core::EngineId{1});
+  CHECK(first.size() == bootstrap::kIdentityBytesMax);
+  CHECK(first != second);
+}

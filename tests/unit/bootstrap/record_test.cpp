@@ -1,0 +1,130 @@
+#include "hybridps/bootstrap/record.h"
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "sample.h"
+#include "tests/support/catch.h"
+
+using namespace hybridps;
+using namespace hybridps::bootstrap;
+using bootstrap::testing::sample_member;
+using bootstrap::testing::sample_roster;
+
+TEST_CASE("bootstrap/record: a member record survives encode and decode", "[bootstrap][fast]") {
+  MemberRecord member = sample_member(3, 8, 42);
+  member.data_address.assign(kAddressBytesMax, 0xab);
+  const auto bytes = encode(member);
+  REQUIRE(bytes.is_ok());
+  const auto decoded = decode_record(bytes.value());
+  REQUIRE(decoded.is_ok());
+  CHECK(decoded.value() == member);
+  CHECK(decode_version(bytes.value()).value() == BlobVersion{kProtocolVersion, "0.1.0"});
+}
+
+TEST_CASE("bootstrap/record: a roster survives encode and decode", "[bootstrap][fast]") {
+  for (const int size : {1, 2, 5, 16}) {
+    const Roster roster = sample_roster(size);
+    const auto bytes = encode(roster);
+    REQUIRE(bytes.is_ok());
+    const auto decoded = decode_roster(bytes.value());
+    REQUIRE(decoded.is_ok());
+    CHECK(decoded.value() == roster);
+    CHECK(roster.node_count() == (size + 1) / 2);
+    CHECK(roster.ranks_of_node(0) == (size == 1 ? std::vector<int>{0} : std::vector<int>{0, 1}));
+  }
+}
+
+TEST_CASE("bootstrap/record: encode refuses what is over its cap or not valid", "[bootstrap][fast]") {
+  const MemberRecord good = sample_member(0, 2, 1);
+  const auto refuses = [](const MemberRecord& member) {
+    return encode(member).status().code() == core::Code::kInvalidArgument;
+  };
+  MemberRecord bad = good;
+  bad.control_address.resize(kAddressBytesMax + 1);
+  CHECK(refuses(bad));
+  bad = good;
+  bad.host_name.assign(kTextBytesMax + 1, 'h');
+  CHECK(refuses(bad));
+  bad = good;
+  bad.engine.value = 0;
+  CHECK(refuses(bad));
+  bad = good;
+  bad.nic_gbps = std::numeric_limits<double>::quiet_NaN();
+  CHECK(refuses(bad));
+  bad = good;
+  bad.group_rank = 2;
+  CHECK(refuses(bad));
+  bad = good;
+  bad.group_size = 0;
+  CHECK(refuses(bad));
+}
+
+TEST_CASE("bootstrap/record: every truncation and every extension is refused", "[bootstrap][fast]") {
+  const Bytes record = encode(sample_member(1, 4, 9)).value();
+  const Bytes roster = encode(sample_roster(3)).value();
+  for (std::size_t length = 0; length < record.size(); ++length) {
+    CHECK_FALSE(decode_record(std::span(record).first(length)).is_ok());
+  }
+  for (std::size_t length = 0; length < roster.size(); ++length) {
+    CHECK_FALSE(decode_roster(std::span(roster).first(length)).is_ok());
+  }
+  Bytes longer = record;
+  longer.push_back(0);
+  CHECK_FALSE(decode_record(longer).is_ok());
+  longer = roster;
+  longer.push_back(0);
+  CHECK_FALSE(decode_roster(longer).is_ok());
+  CHECK_FALSE(decode_record(roster).is_ok());
+  CHECK_FALSE(decode_roster(record).is_ok());
+}
+
+TEST_CASE("bootstrap/record: damaged bytes are refused or decode to something valid", "[bootstrap][fast]") {
+  std::mt19937 random(5);
+  const Bytes good = encode(sample_roster(4)).value();
+  for (int attempt = 0; attempt < 20000; ++attempt) {
+    Bytes bytes = good;
+    const int flips = 1 + static_cast<int>(random() % 4);
+    for (int flip = 0; flip < flips; ++flip) bytes[random() % bytes.size()] = static_cast<std::uint8_t>(random());
+    const auto decoded = decode_roster(bytes);
+    if (decoded.is_ok()) CHECK(encode(decoded.value()).value().size() == bytes.size());
+  }
+  for (int attempt = 0; attempt < 20000; ++attempt) {
+    Bytes bytes(random() % 300);
+    for (auto& byte : bytes) byte = static_cast<std::uint8_t>(random());
+    CHECK_FALSE(decode_roster(bytes).is_ok());
+    CHECK_FALSE(decode_record(bytes).is_ok());
+  }
+}
+
+TEST_CASE("bootstrap/record: a roster that contradicts itself is refused", "[bootstrap][fast]") {
+  const auto refused = [](Roster roster) { return !encode(roster).is_ok(); };
+  Roster roster = sample_roster(4);
+  roster.members[2].engine = roster.members[1].engine;
+  CHECK(refused(roster));
+  roster = sample_roster(4);
+  std::swap(roster.members[2], roster.members[1]);
+  CHECK(refused(roster));
+  roster = sample_roster(4);
+  roster.node_of[0] = 1;
+  CHECK(refused(roster));
+  roster = sample_roster(4);
+  roster.node_of.pop_back();
+  CHECK(refused(roster));
+  roster = sample_roster(4);
+  roster.nonce = 0;
+  CHECK(refused(roster));
+  roster = sample_roster(4);
+  roster.members[3].group_size = 5;
+  CHECK(refused(roster));
+}
+
+TEST_CASE("bootstrap/record: another protocol is refused but its version can be read", "[bootstrap][fast]") {
+  MemberRecord member = sample_member(0, 1, 1);
+  member.protocol_version = kProtocolVersion + 1;
+  member.build = "9.9";
+  const Bytes bytes = encode(member).value();
+  CHECK(decode_record(bytes).status().code() == core::Code::kMismatch);
+  CHECK(decode_version(bytes).value() == BlobVersion{kProtocolVersion + 1, "9.9"});
+}

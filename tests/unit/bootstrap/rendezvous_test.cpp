@@ -1,0 +1,626 @@
+#include "hybridps/bootstrap/rendezvous.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "hybridps/bootstrap/incarnation.h"
+#include "sample.h"
+#include "tests/support/catch.h"
+
+using namespace hybridps;
+using namespace hybridps::bootstrap;
+using bootstrap::testing::sample_member;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Phase = Rendezvous::Phase;
+
+namespace {
+
+/// The members of one group in one thread, on a clock of its own, stepped in a random order.
+class World {
+ public:
+  explicit World(int size, std::shared_ptr<KeyValueStore> store = std::make_shared<MemoryStore>(), unsigned seed = 1)
+      : store_(std::move(store)), random_(seed), size_(size), members_(static_cast<std::size_t>(size)) {
+    for (int rank = 0; rank < size; ++rank) {
+      RendezvousOptions& options = options_.emplace_back();
+      options.group_name = "g";
+      options.key_prefix = "hybridps/g/run.0.0";
+      options.self = sample_member(rank, size, next_engine(), "node:" + std::to_string(rank / 4));
+      options.deadline = core::Deadline::at(now + seconds(60));
+    }
+  }
+
+  static std::uint64_t next_engine() {
+    static std::atomic<std::uint64_t> next{1};
+    return next++;
+  }
+
+  RendezvousOptions& options(int rank) { return options_[static_cast<std::size_t>(rank)]; }
+  void start(int rank) {
+    members_[static_cast<std::size_t>(rank)] = std::make_unique<Rendezvous>(store_, options(rank));
+  }
+  void start_all() {
+    for (int rank = 0; rank < size_; ++rank) start(rank);
+  }
+  Rendezvous& member(int rank) { return *members_[static_cast<std::size_t>(rank)]; }
+
+  void step_all() {
+    std::vector<Rendezvous*> order;
+    for (const auto& member : members_) {
+      if (member) order.push_back(member.get());
+    }
+    std::shuffle(order.begin(), order.end(), random_);
+    for (Rendezvous* member : order) {
+      if (random_() % 4 != 0) member->step(now);
+    }
+    now += milliseconds(random_() % 3);
+  }
+  /// Until every started member is in `phase` or `limit` has passed.
+  bool run(Phase phase, core::Duration limit = seconds(30)) {
+    const auto end = now + limit;
+    const auto done = [&] {
+      return std::all_of(members_.begin(), members_.end(),
+                         [&](const auto& member) { return !member || member->phase() == phase; });
+    };
+    while (now < end && !done()) step_all();
+    return done();
+  }
+  void run_for(core::Duration duration) {
+    const auto end = now + duration;
+    while (now < end) step_all();
+  }
+  void check_agreement() {
+    for (int rank = 0; rank < size_; ++rank) {
+      CHECK(member(rank).roster() == member(0).roster());
+      CHECK(member(rank).roster().members[static_cast<std::size_t>(rank)] == options(rank).self);
+    }
+  }
+
+  core::TimePoint now{std::chrono::hours(1)};
+
+ private:
+  std::shared_ptr<KeyValueStore> store_;
+  std::mt19937 random_;
+  int size_;
+  std::vector<RendezvousOptions> options_;
+  std::vector<std::unique_ptr<Rendezvous>> members_;
+};
+
+std::string message(const Rendezvous& member) { return std::string(member.status().message()); }
+
+bool contains(const std::string& text, const std::string& part) {
+  UNSCOPED_INFO("text: " << text << "\npart: " << part);
+  return text.find(part) != std::string::npos;
+}
+
+/// Ranks of one node that cannot see each other, as (rank, those it reports).
+auto prover(int rank, std::map<int, std::vector<int>> blind, int* calls = nullptr) {
+  return [=](const Roster& roster) {
+    if (calls != nullptr) ++*calls;
+    std::vector<int> unproven;
+    const auto at = blind.find(rank);
+    if (at != blind.end()) {
+      for (const int other : at->second) {
+        if (roster.node_of[static_cast<std::size_t>(other)] == roster.node_of[static_cast<std::size_t>(rank)]) {
+          unproven.push_back(other);
+        }
+      }
+    }
+    return unproven.empty() ? Proof::ok() : Proof::unproven_with(unproven);
+  };
+}
+
+/// Fails from a given call on.
+class BrokenStore final : public KeyValueStore {
+ public:
+  explicit BrokenStore(int good_calls) : left_(good_calls) {}
+  core::Status set(std::string_view key, std::span<const std::uint8_t> value) override {
+    if (left_-- <= 0) return {core::Code::kPeerDead, "connection reset"};
+    return store_.set(key, value);
+  }
+  core::Result<std::optional<Bytes>> try_get(std::string_view key) override {
+    if (left_-- <= 0) return core::Status(core::Code::kPeerDead, "connection reset");
+    return store_.try_get(key);
+  }
+
+ private:
+  int left_;
+  MemoryStore store_;
+};
+
+}  // namespace
+
+TEST_CASE("bootstrap/rendezvous: members stepped in any order agree on one roster", "[bootstrap][fast]") {
+  for (int size = 1; size <= 16; ++size) {
+    for (unsigned seed = 0; seed < 8; ++seed) {
+      World world(size, std::make_shared<MemoryStore>(), seed);
+      world.start_all();
+      REQUIRE(world.run(Phase::kReady));
+      world.check_agreement();
+      const Roster& roster = world.member(0).roster();
+      CHECK(roster.node_count() == (size + 3) / 4);
+      CHECK(roster.uid != core::GroupUid{});
+    }
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: a group of one is ready at once without the store", "[bootstrap][fast]") {
+  auto store = std::make_shared<MemoryStore>();
+  World world(1, store);
+  int calls = 0;
+  world.options(0).prove = prover(0, {}, &calls);
+  world.start(0);
+  CHECK(world.member(0).step(world.now) == Phase::kReady);
+  CHECK(store->operation_count() == 0);
+  CHECK(calls == 1);
+  CHECK(world.member(0).roster().node_of == std::vector<int>{0});
+}
+
+TEST_CASE("bootstrap/rendezvous: more members than a batch agree", "[bootstrap][fast]") {
+  World world(3 * Rendezvous::kBatch);
+  world.start_all();
+  REQUIRE(world.run(Phase::kReady));
+  world.check_agreement();
+}
+
+TEST_CASE("bootstrap/rendezvous: nodes are numbered by their first rank", "[bootstrap][fast]") {
+  World world(5);
+  const char* nodes[] = {"node:z", "node:a", "node:z", "node:m", "node:a"};
+  for (int rank = 0; rank < 5; ++rank) world.options(rank).self.node_identity = nodes[rank];
+  world.start_all();
+  REQUIRE(world.run(Phase::kReady));
+  CHECK(world.member(3).roster().node_of == std::vector<int>{0, 1, 0, 2, 1});
+}
+
+TEST_CASE("bootstrap/rendezvous: store calls of a member do not grow with the group", "[bootstrap][fast]") {
+  auto store = std::make_shared<MemoryStore>();
+  World world(16, store);
+  world.start_all();
+  for (int rank = 0; rank < 16; ++rank) world.member(rank).step(world.now);  // all publish
+  std::size_t before = store->operation_count();
+  world.now += milliseconds(10);
+  world.member(0).step(world.now);  // collects, proposes
+  CHECK(store->operation_count() - before <= 15 + 2 + 15);
+  before = store->operation_count();
+  world.now += milliseconds(10);
+  world.member(5).step(world.now);
+  CHECK(store->operation_count() - before <= 4);  // head, roster, ack, failed
+}
+
+TEST_CASE("bootstrap/rendezvous: polls grow from 1 ms to 20 ms and to 50 ms after 5 s", "[bootstrap][fast]") {
+  World world(2);
+  world.start(1);
+  auto gap = [&] {
+    world.member(1).step(world.now);
+    const auto pause = world.member(1).next_step() - world.now;
+    world.now = world.member(1).next_step();
+    return pause;
+  };
+  CHECK(gap() <= milliseconds(2));
+  const auto begin = world.now;
+  while (world.now < begin + seconds(1)) CHECK(gap() <= milliseconds(20));
+  CHECK(gap() == milliseconds(20));
+  while (world.now < begin + seconds(7)) CHECK(gap() <= milliseconds(50));
+  CHECK(gap() == milliseconds(50));
+}
+
+TEST_CASE("bootstrap/rendezvous: calls before next_step do not touch the store", "[bootstrap][fast]") {
+  auto store = std::make_shared<MemoryStore>();
+  World world(2, store);
+  world.start(1);
+  world.member(1).step(world.now);
+  const std::size_t before = store->operation_count();
+  for (int i = 0; i < 100; ++i) world.member(1).step(world.now);
+  CHECK(store->operation_count() == before);
+}
+
+TEST_CASE("bootstrap/rendezvous: a leader that comes late finds everyone", "[bootstrap][fast]") {
+  World world(6);
+  for (int rank = 1; rank < 6; ++rank) world.start(rank);
+  world.run_for(seconds(20));
+  world.start(0);
+  REQUIRE(world.run(Phase::kReady));
+  world.check_agreement();
+}
+
+TEST_CASE("bootstrap/rendezvous: everyone's timeout names the absent ranks", "[bootstrap][fast]") {
+  World world(4);
+  world.start(0);
+  world.start(1);
+  REQUIRE(world.run(Phase::kFailed, seconds(70)));
+  for (const int rank : {0, 1}) {
+    CHECK(world.member(rank).status().code() == core::Code::kTimeout);
+    CHECK(contains(message(world.member(rank)), "waiting for ranks [2, 3] (none of 2 published a record)"));
+    CHECK(contains(message(world.member(rank)), "after 60"));
+  }
+  CHECK(message(world.member(0)) == message(world.member(1)));
+}
+
+TEST_CASE("bootstrap/rendezvous: without a leader members name it and the other absent ranks", "[bootstrap][fast]") {
+  World world(4);
+  world.start(1);
+  world.start(3);
+  REQUIRE(world.run(Phase::kFailed, seconds(70)));
+  CHECK(contains(message(world.member(1)), "waiting for ranks [0, 2] (none of 2 published a record)"));
+  CHECK(message(world.member(1)) == message(world.member(3)));
+}
+
+TEST_CASE("bootstrap/rendezvous: progress is told after 10 s and then every 10 s", "[bootstrap][fast]") {
+  World world(3);
+  std::vector<std::string> leader;
+  std::vector<std::string> member;
+  world.options(0).progress = [&](std::string_view line) { leader.emplace_back(line); };
+  world.options(1).progress = [&](std::string_view line) { member.emplace_back(line); };
+  world.start(1);
+  world.run_for(seconds(9));
+  CHECK(member.empty());
+  world.run_for(seconds(6));
+  REQUIRE(member.size() == 1);
+  CHECK(contains(member[0], "rank 1 has been in the rendezvous of group 'g' for 10 s: waiting for ranks [0]"));
+  world.start(0);
+  world.run_for(seconds(35));
+  REQUIRE(leader.size() == 3);
+  CHECK(contains(leader[2], "for 30 s: waiting for ranks [2] (none of 1 published a record)"));
+}
+
+TEST_CASE("bootstrap/rendezvous: a rank that does not confirm is named", "[bootstrap][fast]") {
+  World world(3);
+  world.options(2).prove = [](const Roster&) { return Proof::pending(); };
+  world.start_all();
+  REQUIRE(world.run(Phase::kFailed, seconds(70)));
+  CHECK(world.member(0).status().code() == core::Code::kTimeout);
+  const std::string text = message(world.member(0));
+  const bool by_leader = contains(text, "waiting for ranks [2] to confirm the roster");
+  const bool by_member = contains(text, "proving shared memory") || contains(text, "waiting for all ranks to confirm");
+  CHECK((by_leader || by_member));
+  CHECK(message(world.member(1)) == text);
+}
+
+TEST_CASE("bootstrap/rendezvous: stale records of an earlier life are replaced", "[bootstrap][fast]") {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    auto store = std::make_shared<MemoryStore>();
+    World first(4, store, seed);
+    first.start_all();
+    REQUIRE(first.run(Phase::kReady));
+
+    World second(4, store, seed);  // same keys, other engines
+    std::mt19937 random(seed);
+    std::vector<int> order = {0, 1, 2, 3};
+    std::shuffle(order.begin(), order.end(), random);
+    for (const int rank : order) {  // one after another, so that the leader may read stale records
+      second.start(rank);
+      second.run_for(milliseconds(random() % 100));
+    }
+    REQUIRE(second.run(Phase::kReady));
+    second.check_agreement();
+    CHECK(second.member(0).roster().uid != first.member(0).roster().uid);
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: nobody is ready while a stale record is in the roster", "[bootstrap][fast]") {
+  auto store = std::make_shared<MemoryStore>();
+  World first(3, store);
+  first.start_all();
+  REQUIRE(first.run(Phase::kReady));
+  World second(3, store);
+  second.start(0);
+  second.start(1);
+  second.run_for(seconds(20));  // rank 2's record of the first life is there
+  CHECK(second.member(0).phase() == Phase::kPending);
+  CHECK(second.member(1).phase() == Phase::kPending);
+  CHECK(contains(second.member(0).waiting_for(), "waiting for ranks [2] to confirm the roster"));
+  second.start(2);
+  REQUIRE(second.run(Phase::kReady));
+  second.check_agreement();
+}
+
+TEST_CASE("bootstrap/rendezvous: a record of another incarnation under our keys is waited out", "[bootstrap][fast]") {
+  auto store = std::make_shared<MemoryStore>();
+  World world(2, store);
+  MemberRecord old = world.options(1).self;
+  old.incarnation = "run.9.9";
+  old.engine.value = World::next_engine();
+  REQUIRE(store->set("hybridps/g/run.0.0/rec/1", encode(old).value()).is_ok());
+  world.start(0);
+  world.run_for(seconds(1));
+  CHECK(world.member(0).phase() == Phase::kPending);
+  CHECK(contains(world.member(0).waiting_for(), "incarnation 'run.9.9'"));
+  world.start(1);
+  REQUIRE(world.run(Phase::kReady));
+  world.check_agreement();
+}
+
+TEST_CASE("bootstrap/rendezvous: an earlier life of another size does not matter", "[bootstrap][fast]") {
+  auto store = std::make_shared<MemoryStore>();
+  World first(4, store);
+  first.start_all();
+  REQUIRE(first.run(Phase::kReady));
+  for (const int size : {2, 6}) {
+    World second(size, store);
+    for (int rank = size - 1; rank >= 0; --rank) {
+      second.start(rank);
+      second.run_for(milliseconds(50));
+    }
+    REQUIRE(second.run(Phase::kReady));
+    second.check_agreement();
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: a failure of an earlier life is not believed", "[bootstrap][fast]") {
+  for (const bool leader_first : {true, false}) {
+    auto store = std::make_shared<MemoryStore>();
+    World first(3, store);
+    first.start_all();
+    first.run_for(milliseconds(3));
+    first.member(1).step(first.now);
+    first.member(1).fail(core::Status(core::Code::kAborted, "rank 1 was aborted"));
+    REQUIRE(first.run(Phase::kFailed));
+
+    World second(3, store);
+    second.start(leader_first ? 0 : 1);
+    second.run_for(seconds(20));
+    CHECK(second.member(leader_first ? 0 : 1).phase() == Phase::kPending);
+    second.start(leader_first ? 1 : 0);
+    second.start(2);
+    REQUIRE(second.run(Phase::kReady));
+    second.check_agreement();
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: two groups of one name after another do not meet", "[bootstrap][fast]") {
+  auto store = std::make_shared<MemoryStore>();
+  std::vector<core::GroupUid> uids;
+  std::vector<std::unique_ptr<IncarnationCounter>> counters;  // one per process
+  for (int rank = 0; rank < 3; ++rank) counters.push_back(std::make_unique<IncarnationCounter>());
+  for (int life = 0; life < 3; ++life) {
+    World world(3, store);
+    for (int rank = 0; rank < 3; ++rank) {
+      const std::string incarnation = counters[static_cast<std::size_t>(rank)]->next("g", "job", "0");
+      world.options(rank).self.incarnation = incarnation;
+      world.options(rank).key_prefix = group_key_prefix("g", incarnation);
+    }
+    world.start(1);
+    world.run_for(milliseconds(200));
+    CHECK(store->try_get(world.options(0).key_prefix + "/head").value() == std::nullopt);
+    world.start(0);
+    world.start(2);
+    REQUIRE(world.run(Phase::kReady));
+    uids.push_back(world.member(2).roster().uid);
+  }
+  CHECK(uids[0] != uids[1]);
+  CHECK(uids[1] != uids[2]);
+}
+
+TEST_CASE("bootstrap/rendezvous: another protocol or build is refused at once with both named", "[bootstrap][fast]") {
+  for (const bool protocol : {true, false}) {
+    World world(4);
+    if (protocol) world.options(2).self.protocol_version = kProtocolVersion + 1;
+    world.options(2).self.build = "0.2.0";
+    world.start(0);
+    world.start(1);
+    world.start(2);  // rank 3 has not even come
+    const auto begin = world.now;
+    REQUIRE(world.run(Phase::kFailed));
+    CHECK(world.now - begin < seconds(1));
+    const std::string text = message(world.member(0));
+    CHECK(world.member(1).status().code() == core::Code::kMismatch);
+    CHECK(contains(text, "rank 0 runs protocol 1 build '0.1.0'"));
+    CHECK(contains(text, protocol ? "rank 2 runs protocol 2 build '0.2.0'" : "rank 2 runs protocol 1 build '0.2.0'"));
+    CHECK(message(world.member(1)) == text);
+    CHECK(message(world.member(2)) == text);
+    world.start(3);  // later than the refusal: told in the end
+    REQUIRE(world.run(Phase::kFailed, seconds(100)));
+    CHECK(contains(message(world.member(3)), protocol ? "protocol" : "build"));
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: ranks without proven shared memory get nodes of their own", "[bootstrap][fast]") {
+  struct Example {
+    std::map<int, std::vector<int>> blind;
+    std::vector<int> node_of;
+  };
+  const Example examples[] = {
+      {{{2, {0, 1, 3}}, {0, {2}}, {1, {2}}, {3, {2}}}, {0, 0, 1, 0}},  // rank 2 sees nobody
+      {{{2, {0, 1, 3}}}, {0, 0, 1, 0}},                                // and only it says so
+      {{{0, {2, 3}}, {1, {2, 3}}}, {0, 0, 1, 1}},                      // two halves
+      {{{0, {1, 2, 3}}, {1, {0, 2, 3}}, {2, {3}}}, {0, 1, 2, 3}},      // nobody sees anybody
+      {{{1, {0}}}, {0, 1, 0, 0}},                                      // one pair
+  };
+  for (const Example& example : examples) {
+    for (unsigned seed = 0; seed < 5; ++seed) {
+      World world(4, std::make_shared<MemoryStore>(), seed);
+      std::vector<int> calls(4);
+      for (int rank = 0; rank < 4; ++rank) {
+        world.options(rank).self.node_identity = "node:same";
+        world.options(rank).prove = prover(rank, example.blind, &calls[static_cast<std::size_t>(rank)]);
+      }
+      world.start_all();
+      REQUIRE(world.run(Phase::kReady));
+      world.check_agreement();
+      CHECK(world.member(0).roster().node_of == example.node_of);
+      for (const int count : calls) CHECK(count == 2);  // once per roster
+    }
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: stale records and unproven pairs together settle", "[bootstrap][fast]") {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    auto store = std::make_shared<MemoryStore>();
+    World first(6, store, seed);
+    first.start_all();
+    REQUIRE(first.run(Phase::kReady));
+    World second(6, store, seed);
+    for (int rank = 0; rank < 6; ++rank) {
+      second.options(rank).self.node_identity = "node:same";
+      second.options(rank).prove = prover(rank, {{1, {0}}, {4, {2, 3}}});
+    }
+    for (int rank = 0; rank < 6; ++rank) {
+      second.start(rank);
+      second.run_for(milliseconds(30));
+    }
+    REQUIRE(second.run(Phase::kReady));
+    second.check_agreement();
+    CHECK(second.member(0).roster().node_of == std::vector<int>{0, 1, 0, 0, 1, 0});
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: a pending proof is asked again until it is decided", "[bootstrap][fast]") {
+  World world(3);
+  int asked = 0;
+  world.options(1).prove = [&](const Roster&) { return ++asked < 50 ? Proof::pending() : Proof::ok(); };
+  world.start_all();
+  world.run_for(milliseconds(20));
+  CHECK(world.member(1).next_step() <= world.now + milliseconds(1));
+  REQUIRE(world.run(Phase::kReady));
+  CHECK(asked == 50);
+  world.check_agreement();
+}
+
+TEST_CASE("bootstrap/rendezvous: a proof that reports nonsense is taken for what it proves", "[bootstrap][fast]") {
+  World world(5);
+  world.options(1).prove = [](const Roster&) { return Proof::unproven_with({1, 4, -3, 99}); };  // itself, other node
+  world.start_all();
+  REQUIRE(world.run(Phase::kReady));
+  CHECK(world.member(0).roster().node_of == std::vector<int>{0, 0, 0, 0, 1});
+}
+
+TEST_CASE("bootstrap/rendezvous: a proof that fails ends it for all with one text", "[bootstrap][fast]") {
+  for (const int culprit : {0, 2}) {
+    World world(3);
+    world.options(culprit).prove = [](const Roster&) {
+      return Proof::failed(core::Status(core::Code::kOutOfResources, "no memory for the arena"));
+    };
+    world.start_all();
+    const auto begin = world.now;
+    REQUIRE(world.run(Phase::kFailed));
+    CHECK(world.now - begin < seconds(1));
+    for (int rank = 0; rank < 3; ++rank) {
+      CHECK(world.member(rank).status().code() == core::Code::kOutOfResources);
+      CHECK(contains(message(world.member(rank)), "rank " + std::to_string(culprit) + " on host-0"));
+      CHECK(message(world.member(rank)) == message(world.member(0)));
+    }
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: an abort of one member ends it for all", "[bootstrap][fast]") {
+  World world(4);
+  world.start(0);
+  world.start(1);
+  world.start(2);
+  world.run_for(seconds(1));
+  world.member(2).fail(core::Status(core::Code::kAborted, "rank 2 was aborted"));
+  const auto begin = world.now;
+  REQUIRE(world.run(Phase::kFailed));
+  CHECK(world.now - begin < seconds(1));
+  CHECK(message(world.member(0)) == "rank 2 was aborted");
+  CHECK(message(world.member(1)) == "rank 2 was aborted");
+}
+
+TEST_CASE("bootstrap/rendezvous: a store that breaks is an error of this rank", "[bootstrap][fast]") {
+  for (int calls = 0; calls < 40; ++calls) {
+    World world(3, std::make_shared<BrokenStore>(calls));
+    world.start_all();
+    REQUIRE(world.run(Phase::kFailed, seconds(2)) == (world.member(0).phase() == Phase::kFailed));
+    for (int rank = 0; rank < 3; ++rank) {
+      if (world.member(rank).phase() != Phase::kFailed) continue;
+      CHECK(world.member(rank).status().code() == core::Code::kPeerDead);
+      CHECK(contains(message(world.member(rank)), "connection reset"));
+    }
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: garbage under every key does not crash and is waited out", "[bootstrap][fast]") {
+  auto store = std::make_shared<MemoryStore>();
+  const std::string prefix = "hybridps/g/run.0.0/";
+  std::mt19937 random(3);
+  for (const char* name : {"rec/1", "rec/2", "head", "failed"}) {
+    Bytes bytes(random() % 64);
+    for (auto& byte : bytes) byte = static_cast<std::uint8_t>(random());
+    REQUIRE(store->set(prefix + name, bytes).is_ok());
+  }
+  World world(3, store);
+  world.start(0);
+  world.start(1);
+  world.run_for(seconds(1));
+  CHECK(world.member(0).phase() == Phase::kPending);
+  CHECK(contains(world.member(0).waiting_for(), "rank 2 published what cannot be read"));
+  world.start(2);
+  REQUIRE(world.run(Phase::kReady));
+  world.check_agreement();
+}
+
+TEST_CASE("bootstrap/rendezvous: damaged values never crash nor make anyone ready alone", "[bootstrap][fast]") {
+  // A store that flips bytes now and then, and then stops doing so.
+  class FlippingStore final : public KeyValueStore {
+   public:
+    explicit FlippingStore(unsigned seed) : random_(seed) {}
+    core::Status set(std::string_view key, std::span<const std::uint8_t> value) override {
+      return store_.set(key, value);
+    }
+    core::Result<std::optional<Bytes>> try_get(std::string_view key) override {
+      auto value = store_.try_get(key);
+      if (auto& bytes = value.value(); bytes && !bytes->empty() && random_() % 8 == 0) {
+        (*bytes)[random_() % bytes->size()] ^= static_cast<std::uint8_t>(1 + random_() % 255);
+      }
+      return value;
+    }
+
+   private:
+    std::mt19937 random_;
+    MemoryStore store_;
+  };
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    World world(4, std::make_shared<FlippingStore>(seed), seed);
+    world.start_all();
+    world.run_for(seconds(5));
+    SUCCEED();
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: two processes with one rank are told apart in the error", "[bootstrap][fast]") {
+  World world(2);
+  World twin(2);
+  auto store = std::make_shared<MemoryStore>();
+  RendezvousOptions leader = world.options(0);
+  RendezvousOptions one = world.options(1);
+  RendezvousOptions two = twin.options(1);
+  one.self.pid = 77;
+  leader.deadline = one.deadline = two.deadline = core::Deadline::at(world.now + seconds(5));
+  Rendezvous second(store, two);
+  Rendezvous first(store, one);
+  Rendezvous zero(store, leader);
+  for (auto now = world.now; now < world.now + seconds(6); now += milliseconds(1)) {
+    second.step(now);
+    first.step(now);
+    zero.step(now);
+  }
+  CHECK(first.phase() == Phase::kReady);
+  REQUIRE(second.phase() == Phase::kFailed);
+  CHECK(contains(message(second), "two processes with the same rank"));
+  CHECK(contains(message(second), "(pid 77)"));
+}
+
+TEST_CASE("bootstrap/rendezvous: members in threads of their own agree", "[bootstrap][threads]") {
+  constexpr int kSize = 8;
+  auto store = std::make_shared<MemoryStore>();
+  World world(kSize, store);
+  std::vector<std::unique_ptr<Rendezvous>> members;
+  for (int rank = 0; rank < kSize; ++rank) {
+    world.options(rank).deadline = core::Deadline::after(seconds(60));
+    members.push_back(std::make_unique<Rendezvous>(store, world.options(rank)));
+  }
+  std::vector<std::thread> threads;
+  for (auto& member : members) {
+    threads.emplace_back([&member] {
+      while (member->step(core::Clock::now()) == Phase::kPending) std::this_thread::sleep_until(member->next_step());
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (auto& member : members) {
+    REQUIRE(member->phase() == Phase::kReady);
+    CHECK(member->roster() == members[0]->roster());
+  }
+}

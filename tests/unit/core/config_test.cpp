@@ -1,0 +1,110 @@
+#include "hybridps/core/config.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <set>
+
+#include "tests/support/catch.h"
+
+using namespace hybridps::core;
+
+TEST_CASE("core/config: an empty environment gives the defaults", "[core][fast]") {
+  const auto config = Config::from({});
+  REQUIRE(config.is_ok());
+  CHECK(config.value().pool_bytes == 64u << 20);
+  CHECK(config.value().chunk_bytes == 64u << 10);
+  CHECK(config.value().spin_microseconds == -1);
+  CHECK(config.value().shm);
+  CHECK(config.value().warnings.empty());
+  for (const SettingRow& row : config.value().table()) {
+    CHECK(row.source == "default");
+    CHECK(row.value == row.default_value);
+    CHECK_FALSE(row.doc.empty());
+  }
+}
+
+TEST_CASE("core/config: values are read and shown with their source", "[core][fast]") {
+  const auto read = Config::from({{"HYBRIDPS_NODE", " left "},
+                                  {"HYBRIDPS_POOL_BYTES", "128m"},
+                                  {"HYBRIDPS_NIC_GBPS", "12.5"},
+                                  {"HYBRIDPS_SHM", "off"},
+                                  {"HYBRIDPS_SPIN_MICROSECONDS", "50"},
+                                  {"HYBRIDPS_LOG_LEVEL", "Debug"},
+                                  {"HYBRIDPS_INTERFACE", ""},
+                                  {"PATH", "/bin"}});
+  REQUIRE(read.is_ok());
+  const Config& config = read.value();
+  CHECK(config.node == "left");
+  CHECK(config.pool_bytes == 128u << 20);
+  CHECK(config.nic_gbps == 12.5);
+  CHECK_FALSE(config.shm);
+  CHECK(config.spin_microseconds == 50);
+  CHECK(config.log_level == LogLevel::kDebug);
+  CHECK_FALSE(config.given.contains("HYBRIDPS_INTERFACE"));  // empty is unset
+  for (const SettingRow& row : config.table()) {
+    CHECK(row.source == (config.given.contains(row.name) ? "env" : "default"));
+    if (row.name == "HYBRIDPS_POOL_BYTES") CHECK(row.value == "128M");
+    if (row.name == "HYBRIDPS_POOL_BYTES") CHECK(row.default_value == "64M");
+  }
+}
+
+TEST_CASE("core/config: what the table shows can be set again", "[core][fast]") {
+  Config::Environment environment;
+  for (const SettingRow& row : Config().table()) environment[row.name] = row.value;
+  const auto again = Config::from(environment);
+  REQUIRE(again.is_ok());
+  for (const SettingRow& row : again.value().table()) CHECK(row.value == row.default_value);
+}
+
+TEST_CASE("core/config: names in the table are distinct", "[core][fast]") {
+  std::set<std::string> names;
+  for (const SettingRow& row : Config().table()) CHECK(names.insert(row.name).second);
+}
+
+TEST_CASE("core/config: an unknown name is warned about with the nearest known one", "[core][fast]") {
+  const auto config = Config::from({{"HYBRIDPS_HEARTBEAT_SECOND", "2"}, {"HYBRIDPS_UCX_TLS", "tcp"}});
+  REQUIRE(config.is_ok());
+  REQUIRE(config.value().warnings.size() == 1);
+  CHECK(config.value().warnings[0].find("HYBRIDPS_HEARTBEAT_SECOND is ignored") != std::string::npos);
+  CHECK(config.value().warnings[0].find("mean HYBRIDPS_HEARTBEAT_SECONDS?") != std::string::npos);
+}
+
+TEST_CASE("core/config: a bad value is an error that names variable and value and expectation", "[core][fast]") {
+  const std::pair<const char*, const char*> examples[] = {
+      {"HYBRIDPS_POOL_BYTES", "lots"},    {"HYBRIDPS_POOL_BYTES", "1"},      {"HYBRIDPS_POOL_BYTES", "-4K"},
+      {"HYBRIDPS_GRANT_CHUNKS", "0"},     {"HYBRIDPS_GRANT_CHUNKS", "1.5"},  {"HYBRIDPS_SHM", "maybe"},
+      {"HYBRIDPS_HEARTBEAT_SECONDS", ""}, {"HYBRIDPS_NIC_GBPS", "nan"},      {"HYBRIDPS_LOG_LEVEL", "loud"},
+      {"HYBRIDPS_SPIN_MICROSECONDS", "-2"}, {"HYBRIDPS_DEAD_SECONDS", "0.5"},
+  };
+  for (const auto& [name, value] : examples) {
+    INFO(name << "=" << value);
+    const auto config = Config::from({{name, value}});
+    if (*value == '\0') {
+      CHECK(config.is_ok());
+      continue;
+    }
+    REQUIRE_FALSE(config.is_ok());
+    CHECK(config.status().code() == Code::kInvalidArgument);
+    const std::string text(config.status().message());
+    CHECK(text.find(name) != std::string::npos);
+    CHECK(text.find(value) != std::string::npos);
+    CHECK(text.find("expected") != std::string::npos);
+  }
+}
+
+TEST_CASE("core/config: the process environment is read", "[core][fast]") {
+  REQUIRE(setenv("HYBRIDPS_GRANT_CHUNKS", "9", 1) == 0);
+  const auto config = Config::from_environment();
+  REQUIRE(unsetenv("HYBRIDPS_GRANT_CHUNKS") == 0);
+  REQUIRE(config.is_ok());
+  CHECK(config.value().grant_chunks == 9);
+}
+
+TEST_CASE("core/config: each %p in the name of the stats file becomes the process id", "[core][fast]") {
+  Config config;
+  CHECK(config.stats_path().empty());
+  config.stats_file = "/tmp/%p/stats.%p.json";
+  const std::string pid = std::to_string(getpid());
+  CHECK(config.stats_path() == "/tmp/" + pid + "/stats." + pid + ".json");
+}

@@ -1,0 +1,512 @@
+#include <cstring>
+#include <numeric>
+
+#include "tests/support/catch.h"
+#include "tests/support/cluster.h"
+
+namespace {
+
+using namespace hybridps;
+using test::Cluster;
+using test::ClusterOptions;
+
+const std::vector<std::vector<int>> kLayouts = {
+    {0}, {0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 2, 3}, {0, 0, 0, 0}, {0, 0, 0, 1}, {0, 0, 1, 2}, {0, 1, 0, 1, 2},
+};
+
+std::string name(const std::vector<int>& layout) {
+  std::string text;
+  for (const int node : layout) text += std::to_string(node);
+  return text;
+}
+
+template <typename T>
+worker::Piece piece(std::vector<T>& values) {
+  return worker::Piece{reinterpret_cast<std::byte*>(values.data()), values.size() * sizeof(T)};
+}
+
+std::int32_t value(int rank, std::size_t i) { return static_cast<std::int32_t>(rank * 1000003 + static_cast<int>(i) * 17 + 1); }
+
+std::vector<std::int32_t> values(int rank, std::size_t count) {
+  std::vector<std::int32_t> v(count);
+  for (std::size_t i = 0; i < count; ++i) v[i] = value(rank, i);
+  return v;
+}
+
+ClusterOptions nodes(std::vector<int> node_of) {
+  ClusterOptions options;
+  options.node_of = std::move(node_of);
+  return options;
+}
+
+struct Tally {
+  int done = 0;
+  int failed = 0;
+  std::string first_error;
+  worker::Completion completion() {
+    return [this](const worker::Outcome& outcome) {
+      ++done;
+      if (!outcome.status.is_ok()) {
+        ++failed;
+        if (first_error.empty()) first_error = outcome.status.to_string();
+      }
+    };
+  }
+};
+
+worker::Operation reduction(schedule::Kind kind, core::ReduceOp op = core::ReduceOp::kSum) {
+  worker::Operation o;
+  o.kind = kind;
+  o.dtype = core::DType::kInt32;
+  o.op = op;
+  return o;
+}
+
+worker::Operation movement(schedule::Kind kind) {
+  worker::Operation o;
+  o.kind = kind;
+  o.dtype = core::DType::kInt32;
+  return o;
+}
+
+}  // namespace
+
+TEST_CASE("engine/runtime: allreduce adds all ranks for every layout and size", "[engine][fast]") {
+  for (const auto& layout : kLayouts) {
+    Cluster cluster(nodes(layout));
+    const auto uid = cluster.open_group();
+    std::uint64_t sequence = 0;
+    for (const std::size_t count : {0, 1, 7, 64, 255, 257, 1000, 4099, 20011}) {
+      INFO("layout " << name(layout) << " count " << count);
+      std::vector<std::vector<std::int32_t>> data;
+      for (int r = 0; r < cluster.size(); ++r) data.push_back(values(r, count));
+      Tally tally;
+      for (int r = 0; r < cluster.size(); ++r) {
+        auto o = reduction(schedule::Kind::kAllReduce);
+        o.output = {piece(data[static_cast<std::size_t>(r)])};
+        cluster.submit(uid, r, o, sequence, tally.completion());
+      }
+      ++sequence;
+      REQUIRE(cluster.run_until([&] { return tally.done == cluster.size(); }));
+      REQUIRE(tally.first_error == "");
+      for (std::size_t i = 0; i < count; ++i) {
+        std::int32_t expected = 0;
+        for (int r = 0; r < cluster.size(); ++r) expected += value(r, i);
+        for (int r = 0; r < cluster.size(); ++r) REQUIRE(data[static_cast<std::size_t>(r)][i] == expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("engine/runtime: an allreduce over many pieces equals one over contiguous memory", "[engine][fast]") {
+  for (const auto& layout : kLayouts) {
+    Cluster cluster(nodes(layout));
+    const auto uid = cluster.open_group();
+    const std::vector<std::size_t> counts = {3, 1000, 0, 17, 513, 2, 300};
+    std::vector<std::vector<std::vector<std::int32_t>>> data;
+    Tally tally;
+    for (int r = 0; r < cluster.size(); ++r) {
+      data.emplace_back();
+      for (const std::size_t count : counts) data.back().push_back(values(r, count));
+      auto o = reduction(schedule::Kind::kAllReduce);
+      for (auto& part : data.back()) o.output.push_back(piece(part));
+      cluster.submit(uid, r, o, 0, tally.completion());
+    }
+    INFO("layout " << name(layout));
+    REQUIRE(cluster.run_until([&] { return tally.done == cluster.size(); }));
+    for (int r = 0; r < cluster.size(); ++r)
+      for (const auto& part : data[static_cast<std::size_t>(r)])
+        for (std::size_t i = 0; i < part.size(); ++i) {
+          std::int32_t expected = 0;
+          for (int q = 0; q < cluster.size(); ++q) expected += value(q, i);
+          REQUIRE(part[i] == expected);
+        }
+  }
+}
+
+TEST_CASE("engine/runtime: every other collective moves the right bytes for every layout", "[engine][fast]") {
+  for (const auto& layout : kLayouts) {
+    Cluster cluster(nodes(layout));
+    const auto uid = cluster.open_group();
+    const int n = cluster.size();
+    std::uint64_t sequence = 0;
+    for (const std::size_t count : {0, 1, 5, 300, 3001}) {
+      const std::uint64_t bytes = count * 4;
+      for (int root = 0; root < n; ++root) {
+        INFO("layout " << name(layout) << " count " << count << " root " << root);
+        const auto un = static_cast<std::size_t>(n);
+        std::vector<std::vector<std::int32_t>> in;
+        std::vector<std::vector<std::int32_t>> out;
+        const auto all = [&](const std::function<void(int, worker::Operation&)>& fill, schedule::Kind kind,
+                             core::ReduceOp op = core::ReduceOp::kNone) {
+          Tally tally;
+          for (int r = 0; r < n; ++r) {
+            worker::Operation o = movement(kind);
+            o.op = op;
+            fill(r, o);
+            cluster.submit(uid, r, o, sequence, tally.completion());
+          }
+          ++sequence;
+          REQUIRE(cluster.run_until([&] { return tally.done == n; }));
+          REQUIRE(tally.first_error == "");
+        };
+        const auto ur = [](int r) { return static_cast<std::size_t>(r); };
+        const auto sum_at = [&](std::size_t i) {
+          std::int32_t s = 0;
+          for (int r = 0; r < n; ++r) s += value(r, i);
+          return s;
+        };
+
+        // broadcast
+        in.clear();
+        for (int r = 0; r < n; ++r) in.push_back(values(r, count));
+        all([&](int r, worker::Operation& o) { o.root = root; o.output = {piece(in[ur(r)])}; }, schedule::Kind::kBroadcast);
+        for (int r = 0; r < n; ++r) REQUIRE(in[ur(r)] == values(root, count));
+
+        // reduce: only the root's output changes
+        in.clear();
+        out.assign(un, std::vector<std::int32_t>(count, -1));
+        for (int r = 0; r < n; ++r) in.push_back(values(r, count));
+        all([&](int r, worker::Operation& o) {
+              o.root = root;
+              o.input = {piece(in[ur(r)])};
+              if (r == root) o.output = {piece(out[ur(r)])};
+            }, schedule::Kind::kReduce, core::ReduceOp::kSum);
+        for (int r = 0; r < n; ++r) REQUIRE(in[ur(r)] == values(r, count));
+        for (std::size_t i = 0; i < count; ++i) REQUIRE(out[ur(root)][i] == sum_at(i));
+
+        // all_gather with uneven sizes
+        std::vector<std::uint64_t> sizes;
+        for (int r = 0; r < n; ++r) sizes.push_back((count + ur(r)) * 4);
+        const std::uint64_t total = std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0}) / 4;
+        in.clear();
+        out.assign(un, std::vector<std::int32_t>(total, -1));
+        for (int r = 0; r < n; ++r) in.push_back(values(r, sizes[ur(r)] / 4));
+        all([&](int r, worker::Operation& o) {
+              o.input = {piece(in[ur(r)])};
+              o.output = {piece(out[ur(r)])};
+              o.output_bytes = sizes;
+            }, schedule::Kind::kAllGather);
+        for (int r = 0; r < n; ++r) {
+          std::size_t at = 0;
+          for (int q = 0; q < n; ++q)
+            for (const std::int32_t v : values(q, sizes[ur(q)] / 4)) REQUIRE(out[ur(r)][at++] == v);
+        }
+
+        // reduce_scatter with uneven sizes
+        in.clear();
+        out.clear();
+        for (int r = 0; r < n; ++r) {
+          in.push_back(values(r, total));
+          out.emplace_back(sizes[ur(r)] / 4, -1);
+        }
+        all([&](int r, worker::Operation& o) {
+              o.input = {piece(in[ur(r)])};
+              o.output = {piece(out[ur(r)])};
+              o.input_bytes = sizes;
+            }, schedule::Kind::kReduceScatter, core::ReduceOp::kSum);
+        std::size_t at = 0;
+        for (int r = 0; r < n; ++r) {
+          REQUIRE(in[ur(r)] == values(r, total));
+          for (const std::int32_t v : out[ur(r)]) REQUIRE(v == sum_at(at++));
+        }
+
+        // gather and scatter
+        in.clear();
+        out.assign(un, std::vector<std::int32_t>(count * un, -1));
+        for (int r = 0; r < n; ++r) in.push_back(values(r, count));
+        all([&](int r, worker::Operation& o) {
+              o.root = root;
+              o.input = {piece(in[ur(r)])};
+              if (r == root) {
+                o.output = {piece(out[ur(r)])};
+                o.output_bytes.assign(un, bytes);
+              }
+            }, schedule::Kind::kGather);
+        for (int q = 0; q < n; ++q)
+          for (std::size_t i = 0; i < count; ++i) REQUIRE(out[ur(root)][ur(q) * count + i] == value(q, i));
+        in.assign(un, values(root, count * un));
+        out.assign(un, std::vector<std::int32_t>(count, -1));
+        all([&](int r, worker::Operation& o) {
+              o.root = root;
+              o.output = {piece(out[ur(r)])};
+              if (r == root) {
+                o.input = {piece(in[ur(r)])};
+                o.input_bytes.assign(un, bytes);
+              }
+            }, schedule::Kind::kScatter);
+        for (int q = 0; q < n; ++q)
+          for (std::size_t i = 0; i < count; ++i) REQUIRE(out[ur(q)][i] == value(root, ur(q) * count + i));
+
+        // all_to_all: rank r sends count + (r + q) % 3 elements to rank q
+        const auto part = [&](int from, int to) { return count + ur((from + 2 * to) % 3); };
+        in.clear();
+        out.clear();
+        for (int r = 0; r < n; ++r) {
+          std::size_t sends = 0;
+          std::size_t receives = 0;
+          for (int q = 0; q < n; ++q) {
+            sends += part(r, q);
+            receives += part(q, r);
+          }
+          in.push_back(values(r, sends));
+          out.emplace_back(receives, -1);
+        }
+        all([&](int r, worker::Operation& o) {
+              o.input = {piece(in[ur(r)])};
+              o.output = {piece(out[ur(r)])};
+              for (int q = 0; q < n; ++q) {
+                o.input_bytes.push_back(part(r, q) * 4);
+                o.output_bytes.push_back(part(q, r) * 4);
+              }
+            }, schedule::Kind::kAllToAll);
+        for (int r = 0; r < n; ++r) {
+          std::size_t place = 0;
+          for (int q = 0; q < n; ++q) {
+            std::size_t before = 0;
+            for (int t = 0; t < r; ++t) before += part(q, t);
+            for (std::size_t i = 0; i < part(q, r); ++i) REQUIRE(out[ur(r)][place++] == value(q, before + i));
+          }
+        }
+
+        all([&](int, worker::Operation& o) { o.dtype = core::DType::kBytes; }, schedule::Kind::kBarrier);
+      }
+    }
+  }
+}
+
+TEST_CASE("engine/runtime: sends match receives by sender and tag in order of issue", "[engine][fast]") {
+  for (const auto& layout : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1}}) {
+    Cluster cluster(nodes(layout));
+    const auto uid = cluster.open_group();
+    Tally tally;
+    int expected = 0;
+    std::vector<std::vector<std::int32_t>> in(12);
+    std::vector<std::vector<std::int32_t>> out(12);
+    const auto p2p = [&](int rank, int peer, bool sending, std::uint32_t tag, std::vector<std::int32_t>& data) {
+      worker::Operation o;
+      o.kind = schedule::Kind::kPointToPoint;
+      o.sending = sending;
+      o.peer = peer;
+      o.tag = tag;
+      (sending ? o.input : o.output) = {piece(data)};
+      cluster.submit(uid, rank, o, 0, tally.completion());
+      ++expected;
+    };
+    for (std::size_t i = 0; i < 12; ++i) {
+      in[i] = values(static_cast<int>(i), 1 + i * 500);
+      out[i].assign(in[i].size(), -1);
+    }
+    for (std::size_t i = 0; i < 6; ++i) p2p(0, 1, true, 5, in[i]);
+    for (std::size_t i = 6; i < 12; ++i) p2p(0, 1, true, 9, in[i]);
+    for (std::size_t i = 6; i < 12; ++i) p2p(1, 0, false, 9, out[i]);
+    for (std::size_t i = 0; i < 6; ++i) p2p(1, i % 2 == 0 ? worker::kAnySource : 0, false, 5, out[i]);
+    REQUIRE(cluster.run_until([&] { return tally.done == expected; }));
+    REQUIRE(tally.first_error == "");
+    for (std::size_t i = 0; i < 12; ++i) REQUIRE(out[i] == in[i]);
+  }
+}
+
+TEST_CASE("engine/runtime: a receive of another size than the send fails on both sides", "[engine][fast]") {
+  Cluster cluster(nodes({0, 1}));
+  const auto uid = cluster.open_group();
+  std::vector<std::int32_t> in(10);
+  std::vector<std::int32_t> out(11);
+  Tally tally;
+  worker::Operation o;
+  o.kind = schedule::Kind::kPointToPoint;
+  o.sending = true;
+  o.peer = 1;
+  o.input = {piece(in)};
+  cluster.submit(uid, 0, o, 0, tally.completion());
+  o.sending = false;
+  o.peer = 0;
+  o.input = {};
+  o.output = {piece(out)};
+  cluster.submit(uid, 1, o, 0, tally.completion());
+  // The send may have been acknowledged before the receive was posted; here both are pending.
+  REQUIRE(cluster.run_until([&] { return tally.failed >= 1; }));
+  REQUIRE(tally.first_error.find("40 bytes") != std::string::npos);
+  REQUIRE(tally.first_error.find("44") != std::string::npos);
+}
+
+TEST_CASE("engine/runtime: many groups in different orders finish with the smallest pools", "[engine][fast]") {
+  for (const auto& layout : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 2, 3}, {0, 0, 0, 1}}) {
+    for (const std::uint64_t seed : {1, 2, 3}) {
+      ClusterOptions options = nodes(layout);
+      options.seed = seed;
+      options.eager_bytes = 1024;
+      options.grant_chunks = 1;
+      Cluster cluster(options);
+      const int n = cluster.size();
+      constexpr int kGroups = 24;
+      constexpr int kOperations = 8;
+      std::vector<core::GroupUid> groups;
+      for (int g = 0; g < kGroups; ++g) groups.push_back(cluster.open_group());
+      struct Item {
+        int group;
+        int sequence;
+      };
+      std::vector<std::vector<std::int32_t>> memory;
+      memory.reserve(static_cast<std::size_t>(n * kGroups * kOperations * 2));
+      Tally tally;
+      int expected = 0;
+      for (int r = 0; r < n; ++r) {
+        // Each rank walks the groups in its own order; inside a group the order is kept.
+        std::vector<int> next(kGroups, 0);
+        std::vector<int> order;
+        for (int g = 0; g < kGroups; ++g)
+          for (int k = 0; k < kOperations; ++k) order.push_back(g);
+        std::shuffle(order.begin(), order.end(), cluster.random());
+        for (const int g : order) {
+          const int k = next[static_cast<std::size_t>(g)]++;
+          const std::size_t count = 100 + static_cast<std::size_t>((g * 7 + k * 131) % 1200);
+          worker::Operation o;
+          switch ((g + k) % 3) {
+            case 0:
+              o = reduction(schedule::Kind::kAllReduce);
+              memory.push_back(values(r, count));
+              o.output = {piece(memory.back())};
+              break;
+            case 1:
+              o = movement(schedule::Kind::kBroadcast);
+              o.root = (g + k) % n;
+              memory.push_back(values(r, count));
+              o.output = {piece(memory.back())};
+              break;
+            default:
+              o = movement(schedule::Kind::kAllGather);
+              memory.push_back(values(r, count));
+              o.input = {piece(memory.back())};
+              memory.emplace_back(count * static_cast<std::size_t>(n), -1);
+              o.output = {piece(memory.back())};
+              o.output_bytes.assign(static_cast<std::size_t>(n), count * 4);
+          }
+          cluster.submit(groups[static_cast<std::size_t>(g)], r, o, static_cast<std::uint64_t>(k), tally.completion());
+          ++expected;
+        }
+        // The others have not started yet: let what can move, move.
+        cluster.run_until([] { return false; }, 50);
+      }
+      INFO("layout " << name(layout) << " seed " << seed << " done " << tally.done << " of " << expected);
+      REQUIRE(cluster.run_until([&] { return tally.done == expected; }));
+      REQUIRE(tally.first_error == "");
+    }
+  }
+}
+
+TEST_CASE("engine/runtime: ranks that disagree all fail with both signatures", "[engine][fast]") {
+  for (const auto& layout : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 2}}) {
+    Cluster cluster(nodes(layout));
+    const auto uid = cluster.open_group();
+    Tally tally;
+    std::vector<std::vector<std::int32_t>> data;
+    for (int r = 0; r < cluster.size(); ++r) data.push_back(values(r, r == 1 ? 1001 : 1000));
+    for (int r = 0; r < cluster.size(); ++r) {
+      auto o = reduction(schedule::Kind::kAllReduce);
+      o.output = {piece(data[static_cast<std::size_t>(r)])};
+      cluster.submit(uid, r, o, 0, tally.completion());
+    }
+    INFO("layout " << name(layout));
+    REQUIRE(cluster.run_until([&] { return tally.done == cluster.size(); }));
+    REQUIRE(tally.failed == cluster.size());
+    REQUIRE(tally.first_error.find("fp") == std::string::npos);
+    REQUIRE(tally.first_error.find("int32[1000]") != std::string::npos);
+    REQUIRE(tally.first_error.find("int32[1001]") != std::string::npos);
+  }
+}
+
+TEST_CASE("engine/runtime: a dead peer fails pending and later operations and is named", "[engine][fast]") {
+  for (const auto& layout : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1, 1}}) {
+    Cluster cluster(nodes(layout));
+    const auto uid = cluster.open_group();
+    const int n = cluster.size();
+    Tally tally;
+    std::vector<std::vector<std::int32_t>> data;
+    for (int r = 0; r < n; ++r) data.push_back(values(r, 3000));
+    for (int round = 0; round < 2; ++round) {
+      for (int r = 0; r < n; ++r) {
+        if (round == 1 && r == n - 1) continue;  // the victim takes part in the first round only
+        auto o = reduction(schedule::Kind::kAllReduce);
+        o.output = {piece(data[static_cast<std::size_t>(r)])};
+        cluster.submit(uid, r, o, static_cast<std::uint64_t>(round), tally.completion());
+      }
+      if (round == 0) {
+        REQUIRE(cluster.run_until([&] { return tally.done == n; }));
+        REQUIRE(tally.failed == 0);
+        tally = {};
+      }
+    }
+    cluster.run_until([] { return false; }, 20);
+    cluster.kill(n - 1);
+    INFO("layout " << name(layout));
+    REQUIRE(cluster.run_until([&] { return tally.done == n - 1; }));
+    REQUIRE(tally.failed == n - 1);
+    REQUIRE(tally.first_error.find("rank " + std::to_string(n - 1) + " ") != std::string::npos);
+    Tally later;
+    auto o = reduction(schedule::Kind::kAllReduce);
+    o.output = {piece(data[0])};
+    cluster.submit(uid, 0, o, 2, later.completion());
+    REQUIRE(later.failed == 1);
+  }
+}
+
+TEST_CASE("engine/runtime: messages for a group that opens later are kept", "[engine][fast]") {
+  Cluster cluster(nodes({0, 1}));
+  const auto uid = cluster.new_uid();
+  cluster.open_group_on(uid, 0);
+  auto a = values(0, 5000);
+  auto b = values(1, 5000);
+  Tally tally;
+  auto o = reduction(schedule::Kind::kAllReduce);
+  o.output = {piece(a)};
+  cluster.submit(uid, 0, o, 0, tally.completion());
+  cluster.run_until([] { return false; }, 100);
+  cluster.open_group_on(uid, 1);
+  o.output = {piece(b)};
+  cluster.submit(uid, 1, o, 0, tally.completion());
+  REQUIRE(cluster.run_until([&] { return tally.done == 2; }));
+  REQUIRE(tally.first_error == "");
+  REQUIRE(a == b);
+}
+
+TEST_CASE("engine/runtime: an operation past its deadline names the ranks that are missing", "[engine][fast]") {
+  Cluster cluster(nodes({0, 1, 1}));
+  const auto uid = cluster.open_group();
+  Tally tally;
+  auto a = values(0, 100);
+  auto b = values(1, 100);
+  auto o = reduction(schedule::Kind::kAllReduce);
+  o.timeout = std::chrono::milliseconds(50);
+  o.output = {piece(a)};
+  cluster.submit(uid, 0, o, 0, tally.completion());
+  o.timeout = std::chrono::seconds(60);
+  o.output = {piece(b)};
+  cluster.submit(uid, 1, o, 0, tally.completion());
+  REQUIRE(cluster.run_until([&] { return tally.done == 2; }, 100000000));
+  REQUIRE(tally.failed == 2);
+  REQUIRE(tally.first_error.find("timed out after") != std::string::npos);
+}
+
+TEST_CASE("engine/runtime: an average is exact in fp32 and truncates for integers", "[engine][fast]") {
+  Cluster cluster(nodes({0, 0, 1}));
+  const auto uid = cluster.open_group();
+  Tally tally;
+  std::vector<std::vector<std::int32_t>> ints = {{7, -7}, {1, -1}, {0, 0}};
+  std::vector<std::vector<float>> floats = {{1.0F, 2.0F}, {2.0F, 3.0F}, {4.5F, 10.0F}};
+  for (int r = 0; r < 3; ++r) {
+    auto o = reduction(schedule::Kind::kAllReduce, core::ReduceOp::kAvg);
+    o.output = {piece(ints[static_cast<std::size_t>(r)])};
+    cluster.submit(uid, r, o, 0, tally.completion());
+    o.dtype = core::DType::kFloat32;
+    o.output = {piece(floats[static_cast<std::size_t>(r)])};
+    cluster.submit(uid, r, o, 1, tally.completion());
+  }
+  REQUIRE(cluster.run_until([&] { return tally.done == 6; }));
+  const float third = static_cast<float>(1.0 / 3.0);
+  for (int r = 0; r < 3; ++r) {
+    REQUIRE(ints[static_cast<std::size_t>(r)] == std::vector<std::int32_t>{2, -2});
+    REQUIRE(floats[static_cast<std::size_t>(r)][0] == (1.0F + 2.0F) * third + 4.5F * third);
+    REQUIRE(floats[static_cast<std::size_t>(r)][1] == (2.0F + 3.0F) * third + 10.0F * third);
+  }
+}

@@ -573,6 +573,12 @@ void Rendezvous::time_out(TimePoint now) {
       if (!note_.empty()) text += "; " + note_;
     }
   }
+  if (const auto bytes = get(key("failed")); phase_ != Phase::kPending) {
+    return;
+  } else if (const auto failure = believed_failure(bytes, true)) {
+    if (believed_failure(bytes, false)) return end(*failure, false);
+    text += "; the store holds a failure, perhaps of an earlier attempt: " + std::string(failure->message());
+  }
   end(Status(Code::kTimeout, "rank " + std::to_string(self_rank()) + " timed out after " +
                                  core::format_double(static_cast<double>(
                                      std::chrono::duration_cast<milliseconds>(now - started_at_).count()) / 1000) +

@@ -151,6 +151,11 @@ class EngineImpl final : public Engine {
                   worker::Completion done);
   void want_goodbye(const std::shared_ptr<GroupCore>& group);
   void fail(GroupCore& group, const Status& status);
+  /// A group was left; its goodbye is on the way.
+  void count_left() {
+    const std::lock_guard lock(linger_mutex_);
+    --groups_staying_;
+  }
   worker::Worker& worker() { return runtime_->worker(); }
 
  private:
@@ -270,6 +275,7 @@ void GroupImpl::leave() {
     const std::lock_guard lock(core_->mutex);
     if (std::exchange(core_->left, true)) return;
   }
+  engine_->count_left();
   engine_->post([engine = engine_.get(), core = core_] { engine->want_goodbye(core); });
 }
 
@@ -424,6 +430,23 @@ void EngineImpl::write_stats() const {
 EngineStats EngineImpl::stats() const {
   EngineStats s;
   if (!runtime_) return s;
+  if (!in_forked_child() && !stop_.load()) {
+    // Ask the progress thread, so that an operation that is over is counted in full.
+    struct Answer {
+      std::mutex mutex;
+      std::condition_variable changed;
+      bool done = false;
+    };
+    auto answer = std::make_shared<Answer>();
+    const_cast<EngineImpl*>(this)->post([this, answer] {
+      runtime_->update_counters();
+      const std::lock_guard lock(answer->mutex);
+      answer->done = true;
+      answer->changed.notify_all();
+    });
+    std::unique_lock lock(answer->mutex);
+    answer->changed.wait_for(lock, std::chrono::seconds(1), [&] { return answer->done; });
+  }
   const observe::EngineCounters& c = runtime_->counters();
   s.net_tx_payload_bytes = c.net_tx_payload_bytes.load();
   s.net_rx_payload_bytes = c.net_rx_payload_bytes.load();
@@ -581,10 +604,6 @@ void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::
 }
 
 void EngineImpl::want_goodbye(const std::shared_ptr<GroupCore>& group) {
-  {
-    const std::lock_guard lock(linger_mutex_);
-    --groups_staying_;
-  }
   group->goodbye_wanted = true;
   if (group->state != nullptr) {
     send_goodbye(group);
@@ -625,7 +644,8 @@ std::size_t EngineImpl::close_finished() {
   std::size_t work = 0;
   for (std::size_t i = 0; i < groups_.size();) {
     GroupCore& group = *groups_[i];
-    const bool waits = group.state != nullptr && group.state->status.is_ok() && group.state->p2p->has_unacknowledged();
+    const bool waits = group.state != nullptr && (group.state->status.is_ok() ? group.state->p2p->has_unacknowledged()
+                                                                               : runtime_->has_unanswered_verdicts());
     if (!group.closed && !(group.goodbye_done && !waits)) {
       ++i;
       continue;

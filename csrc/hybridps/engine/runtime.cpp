@@ -12,6 +12,11 @@ namespace {
 // Size classes below the chunk: what tiny operations and control texts need, and one in between.
 constexpr std::size_t kSmallBytes = 1024;
 constexpr std::size_t kMiddleBytes = 8 * 1024;
+// A broken connection becomes a verdict this much later: one who leaves because of somebody else's failure has told us
+// by then, and one who left in good order has answered our goodbye.
+constexpr auto kSuspectFor = std::chrono::milliseconds(50);
+// How long an answer to a verdict is waited for.
+constexpr auto kVerdictAnswerWithin = std::chrono::milliseconds(500);
 // Slots per class for messages between nodes, at least.
 constexpr std::size_t kNetSlotsMin = 4;
 
@@ -186,8 +191,22 @@ void Runtime::peer_failed(core::EngineId id, core::Status cause) {
   Peer& peer = found->second;
   if (peer.groups == 0) return;  // it has said goodbye everywhere
   peer.dead = true;
+  unanswered_verdicts_.erase(id);
   core::log_info("peer ", peer.record.where, " is gone: ", cause.message());
   worker_->on_peer_dead(id, cause);
+}
+
+std::size_t Runtime::judge_suspects(core::TimePoint now) {
+  for (auto failed = std::exchange(failed_, {}); auto& [peer, cause] : failed)
+    suspects_.push_back(Suspect{peer, std::move(cause), now + kSuspectFor});
+  std::erase_if(unanswered_verdicts_, [now](const auto& entry) { return entry.second <= now; });
+  if (suspects_.empty() || suspects_.front().due > now) return 0;
+  std::size_t judged = 0;
+  while (judged < suspects_.size() && suspects_[judged].due <= now) ++judged;
+  const std::vector<Suspect> due(suspects_.begin(), suspects_.begin() + static_cast<std::ptrdiff_t>(judged));
+  suspects_.erase(suspects_.begin(), suspects_.begin() + static_cast<std::ptrdiff_t>(judged));
+  for (const Suspect& suspect : due) peer_failed(suspect.peer, suspect.cause);
+  return judged;
 }
 
 void Runtime::on_group_failed(core::GroupUid uid, const core::Status& status) {
@@ -197,6 +216,7 @@ void Runtime::on_group_failed(core::GroupUid uid, const core::Status& status) {
 void Runtime::send_control(core::EngineId to, const wire::Header& header, std::string_view text) {
   const auto found = peers_.find(to);
   if (found == peers_.end() || found->second.dead) return;
+  if (header.type == wire::Type::kVerdict) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
   if (found->second.record.local) {
     if (text.empty())
       outbox_->send(to, header);
@@ -243,7 +263,13 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
         send_control(header.source, pong, {});
         return;
       }
-      case wire::Type::kPong: return;
+      case wire::Type::kPong: unanswered_verdicts_.erase(header.source); return;
+      case wire::Type::kVerdict: {
+        wire::Header answer;
+        answer.type = wire::Type::kPong;
+        send_control(header.source, answer, {});
+        break;
+      }
       default: break;
     }
   }
@@ -310,10 +336,7 @@ std::size_t Runtime::progress() {
   work += outbox_->progress(now);
   work += worker_->tick(now);
   heartbeat(now);
-  for (auto failed = std::exchange(failed_, {}); auto& [peer, cause] : failed) {
-    peer_failed(peer, std::move(cause));
-    ++work;
-  }
+  work += judge_suspects(now);
   update_counters();
   return work;
 }
@@ -326,7 +349,10 @@ bool Runtime::arm() {
 
 core::TimePoint Runtime::next_due() const {
   const core::TimePoint now = core::Clock::now();
-  return std::min({outbox_->next_due(), worker_->next_due(now), next_heartbeat_});
+  core::TimePoint due = std::min({outbox_->next_due(), worker_->next_due(now), next_heartbeat_});
+  if (!suspects_.empty()) due = std::min(due, suspects_.front().due);
+  for (const auto& [peer, until] : unanswered_verdicts_) due = std::min(due, until);
+  return due;
 }
 
 std::vector<int> Runtime::event_fds() const {

@@ -83,6 +83,11 @@ class Runtime final : public flow::Router, public worker::Host, core::Pinned {
   /// True: every transport is armed, nothing to do before next_due() or an event.
   bool arm();
   core::TimePoint next_due() const;
+  /// A verdict that was sent has not been answered yet (bounded in time): leaving now could make this engine look like
+  /// the cause of what it reported.
+  bool has_unanswered_verdicts() const noexcept { return !unanswered_verdicts_.empty(); }
+  /// Brings counters() up to date; progress thread.
+  void update_counters();
   /// File descriptors to sleep on, constant.
   std::vector<int> event_fds() const;
 
@@ -126,10 +131,10 @@ class Runtime final : public flow::Router, public worker::Host, core::Pinned {
   core::Status attach();
   void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept;
   void deliver(worker::GroupState& group, const wire::Header& header, transport::RxPayload payload);
+  std::size_t judge_suspects(core::TimePoint now);
   void peer_failed(core::EngineId peer, core::Status cause);
   void heartbeat(core::TimePoint now);
   void choose_watched();
-  void update_counters();
 
   const RuntimeOptions options_;
   std::shared_ptr<void> keep_;
@@ -143,7 +148,14 @@ class Runtime final : public flow::Router, public worker::Host, core::Pinned {
   std::map<core::GroupUid, std::vector<core::EngineId>> group_engines_;
   std::unordered_set<core::GroupUid> closed_;
   std::unordered_map<core::GroupUid, std::vector<std::pair<wire::Header, transport::RxPayload>>> early_;
-  std::vector<std::pair<core::EngineId, core::Status>> failed_;
+  std::vector<std::pair<core::EngineId, core::Status>> failed_;  // reported since the last round
+  struct Suspect {
+    core::EngineId peer;
+    core::Status cause;
+    core::TimePoint due;
+  };
+  std::vector<Suspect> suspects_;
+  std::unordered_map<core::EngineId, core::TimePoint> unanswered_verdicts_;  // peer -> waited for until
   core::TimePoint next_heartbeat_{};
   core::TimePoint last_heartbeat_{};
   std::uint64_t progress_calls_ = 0;

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include "hybridps/core/log.h"
 #include "hybridps/pg/process_group_hybrid.h"

@@ -98,8 +98,8 @@ struct RealAcc {
   static Acc fold(Acc acc, Acc x) noexcept {
     if constexpr (kFold == Fold::kAdd) return acc + x;
     if constexpr (kFold == Fold::kMul) return acc * x;
-    if constexpr (kFold == Fold::kMin) return (x < acc) | (x != x) ? x : acc;
-    if constexpr (kFold == Fold::kMax) return (x > acc) | (x != x) ? x : acc;
+    if constexpr (kFold == Fold::kMin) return ((x < acc) | (x != x)) ? x : acc;
+    if constexpr (kFold == Fold::kMax) return ((x > acc) | (x != x)) ? x : acc;
   }
   static Acc scale(Acc acc, Factor factor) noexcept { return acc * factor; }
 

@@ -20,11 +20,11 @@
 namespace hybridps::reduce {
 namespace {  // NOLINT(google-build-namespaces): compiled once per instruction set, see convert.h
 
-/// The vector counterpart of an element, where this instruction set has one (lanes_*.h specialise it). It has
+/// A LanesOf<Element>::Type is the vector counterpart of an element, or void where there is none. It has
 ///   Reg, kWidth (elements per register), load, store (finished and rounded), fold<Fold>, kFolds<Fold> (is it
 ///   there), and for floating types Factor, splat, scale.
 template <class Element>
-struct LanesOf {
+struct NoLanes {
   using Type = void;
 };
 
@@ -132,10 +132,9 @@ void block_kernel(const Input* inputs, std::size_t n, std::byte* out, std::size_
   block_loop<E, kFold>(inputs, n, out, 0, count, finish);
 }
 
-template <class E, Fold kFold>
+template <class E, class L, Fold kFold>
 void lanes_kernel(const Input* inputs, std::size_t n, std::byte* out, std::size_t count,
                   const Finish& finish) {
-  using L = typename LanesOf<E>::Type;
   constexpr std::size_t kRegisters = 4;  // enough independent additions to hide their latency
   std::size_t done = 0;
   if constexpr (E::kFloating) {
@@ -153,13 +152,12 @@ void lanes_kernel(const Input* inputs, std::size_t n, std::byte* out, std::size_
   block_loop<E, kFold>(inputs, n, out, done, count, finish);
 }
 
-template <class E, Fold kFold>
+template <class E, class L, Fold kFold>
 constexpr Kernel kernel_of() {
-  using L = typename LanesOf<E>::Type;
   if constexpr (std::is_void_v<L>) {
     return &block_kernel<E, kFold>;
   } else if constexpr (L::template kFolds<kFold>) {
-    return &lanes_kernel<E, kFold>;
+    return &lanes_kernel<E, L, kFold>;
   } else {
     return &block_kernel<E, kFold>;
   }
@@ -169,57 +167,68 @@ constexpr Kernel& slot(KernelTable& table, core::DType dtype, core::ReduceOp op)
   return table.kernels[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
 }
 
-template <class E>
-constexpr void add_ordered(KernelTable& table, core::DType dtype) {
-  using core::ReduceOp;
-  slot(table, dtype, ReduceOp::kSum) = kernel_of<E, Fold::kAdd>();
-  slot(table, dtype, ReduceOp::kAvg) = kernel_of<E, Fold::kAdd>();
-  slot(table, dtype, ReduceOp::kProduct) = kernel_of<E, Fold::kMul>();
-  slot(table, dtype, ReduceOp::kMin) = kernel_of<E, Fold::kMin>();
-  slot(table, dtype, ReduceOp::kMax) = kernel_of<E, Fold::kMax>();
-}
-
-template <class E>
-constexpr void add_integer(KernelTable& table, core::DType dtype) {
-  using core::ReduceOp;
-  add_ordered<E>(table, dtype);
-  slot(table, dtype, ReduceOp::kBand) = kernel_of<E, Fold::kAnd>();
-  slot(table, dtype, ReduceOp::kBor) = kernel_of<E, Fold::kOr>();
-  slot(table, dtype, ReduceOp::kBxor) = kernel_of<E, Fold::kXor>();
-}
-
-template <class E>
-constexpr void add_floating(KernelTable& table, core::DType dtype) {
-  add_ordered<E>(table, dtype);
-  slot(table, dtype, core::ReduceOp::kPremulSum) = kernel_of<E, Fold::kPremulAdd>();
-}
-
-/// Every kernel, as this file's flags compile it. Evaluated by the compiler, so that no code of a newer
-/// instruction set runs before the choice.
-constexpr KernelTable make_table(const char* name) {
-  using core::DType;
+/// Every kernel, as this file's flags compile it, in registers where LanesOf says how. Evaluated by the
+/// compiler, so that no code of a newer instruction set runs before the choice.
+template <template <class Element> class LanesOf>
+struct TableMaker {
   KernelTable table;
-  table.name = name;
-  add_integer<IntElement<std::uint8_t>>(table, DType::kUint8);
-  add_integer<IntElement<std::int8_t>>(table, DType::kInt8);
-  add_integer<IntElement<std::uint16_t>>(table, DType::kUint16);
-  add_integer<IntElement<std::int16_t>>(table, DType::kInt16);
-  add_integer<IntElement<std::uint32_t>>(table, DType::kUint32);
-  add_integer<IntElement<std::int32_t>>(table, DType::kInt32);
-  add_integer<IntElement<std::uint64_t>>(table, DType::kUint64);
-  add_integer<IntElement<std::int64_t>>(table, DType::kInt64);
-  add_integer<BoolElement>(table, DType::kBool);
-  add_floating<Fp16Element>(table, DType::kFloat16);
-  add_floating<Bf16Element>(table, DType::kBfloat16);
-  add_floating<Fp32Element>(table, DType::kFloat32);
-  add_floating<Fp64Element>(table, DType::kFloat64);
-  add_floating<Fp8Element<kE4M3fnFormat>>(table, DType::kFloat8E4M3fn);
-  add_floating<Fp8Element<kE5M2Format>>(table, DType::kFloat8E5M2);
-  add_floating<Fp8Element<kE4M3fnuzFormat>>(table, DType::kFloat8E4M3fnuz);
-  add_floating<Fp8Element<kE5M2fnuzFormat>>(table, DType::kFloat8E5M2fnuz);
-  slot(table, DType::kComplex64, core::ReduceOp::kProduct) = kernel_of<ComplexElement<float>, Fold::kMul>();
-  slot(table, DType::kComplex128, core::ReduceOp::kProduct) = kernel_of<ComplexElement<double>, Fold::kMul>();
-  return table;
+
+  template <class E, Fold kFold>
+  constexpr void add(core::DType dtype, core::ReduceOp op) {
+    slot(table, dtype, op) = kernel_of<E, typename LanesOf<E>::Type, kFold>();
+  }
+
+  template <class E>
+  constexpr void add_ordered(core::DType dtype) {
+    add<E, Fold::kAdd>(dtype, core::ReduceOp::kSum);
+    add<E, Fold::kAdd>(dtype, core::ReduceOp::kAvg);
+    add<E, Fold::kMul>(dtype, core::ReduceOp::kProduct);
+    add<E, Fold::kMin>(dtype, core::ReduceOp::kMin);
+    add<E, Fold::kMax>(dtype, core::ReduceOp::kMax);
+  }
+
+  template <class E>
+  constexpr void add_integer(core::DType dtype) {
+    add_ordered<E>(dtype);
+    add<E, Fold::kAnd>(dtype, core::ReduceOp::kBand);
+    add<E, Fold::kOr>(dtype, core::ReduceOp::kBor);
+    add<E, Fold::kXor>(dtype, core::ReduceOp::kBxor);
+  }
+
+  template <class E>
+  constexpr void add_floating(core::DType dtype) {
+    add_ordered<E>(dtype);
+    add<E, Fold::kPremulAdd>(dtype, core::ReduceOp::kPremulSum);
+  }
+
+  constexpr explicit TableMaker(const char* name) {
+    using core::DType;
+    table.name = name;
+    add_integer<IntElement<std::uint8_t>>(DType::kUint8);
+    add_integer<IntElement<std::int8_t>>(DType::kInt8);
+    add_integer<IntElement<std::uint16_t>>(DType::kUint16);
+    add_integer<IntElement<std::int16_t>>(DType::kInt16);
+    add_integer<IntElement<std::uint32_t>>(DType::kUint32);
+    add_integer<IntElement<std::int32_t>>(DType::kInt32);
+    add_integer<IntElement<std::uint64_t>>(DType::kUint64);
+    add_integer<IntElement<std::int64_t>>(DType::kInt64);
+    add_integer<BoolElement>(DType::kBool);
+    add_floating<Fp16Element>(DType::kFloat16);
+    add_floating<Bf16Element>(DType::kBfloat16);
+    add_floating<Fp32Element>(DType::kFloat32);
+    add_floating<Fp64Element>(DType::kFloat64);
+    add_floating<Fp8Element<kE4M3fnFormat>>(DType::kFloat8E4M3fn);
+    add_floating<Fp8Element<kE5M2Format>>(DType::kFloat8E5M2);
+    add_floating<Fp8Element<kE4M3fnuzFormat>>(DType::kFloat8E4M3fnuz);
+    add_floating<Fp8Element<kE5M2fnuzFormat>>(DType::kFloat8E5M2fnuz);
+    add<ComplexElement<float>, Fold::kMul>(DType::kComplex64, core::ReduceOp::kProduct);
+    add<ComplexElement<double>, Fold::kMul>(DType::kComplex128, core::ReduceOp::kProduct);
+  }
+};
+
+template <template <class Element> class LanesOf>
+constexpr KernelTable make_table(const char* name) {
+  return TableMaker<LanesOf>(name).table;
 }
 
 }  // namespace

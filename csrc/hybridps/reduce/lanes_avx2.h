@@ -142,13 +142,17 @@ struct Avx2Int64 : Avx2Int {
   }
 };
 
+template <class Element>
+struct Avx2Lanes {
+  using Type = void;
+};
 // clang-format off
-template <> struct LanesOf<Fp32Element> { using Type = Avx2Fp32; };
-template <> struct LanesOf<Fp64Element> { using Type = Avx2Fp64; };
-template <> struct LanesOf<Fp16Element> { using Type = Avx2Fp16; };
-template <> struct LanesOf<Bf16Element> { using Type = Avx2Bf16; };
-template <> struct LanesOf<IntElement<std::int32_t>> { using Type = Avx2Int32; };
-template <> struct LanesOf<IntElement<std::int64_t>> { using Type = Avx2Int64; };
+template <> struct Avx2Lanes<Fp32Element> { using Type = Avx2Fp32; };
+template <> struct Avx2Lanes<Fp64Element> { using Type = Avx2Fp64; };
+template <> struct Avx2Lanes<Fp16Element> { using Type = Avx2Fp16; };
+template <> struct Avx2Lanes<Bf16Element> { using Type = Avx2Bf16; };
+template <> struct Avx2Lanes<IntElement<std::int32_t>> { using Type = Avx2Int32; };
+template <> struct Avx2Lanes<IntElement<std::int64_t>> { using Type = Avx2Int64; };
 // clang-format on
 
 }  // namespace

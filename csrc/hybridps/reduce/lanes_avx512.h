@@ -138,13 +138,17 @@ struct Avx512Int64 : Avx512Int {
   }
 };
 
+template <class Element>
+struct Avx512Lanes {
+  using Type = void;
+};
 // clang-format off
-template <> struct LanesOf<Fp32Element> { using Type = Avx512Fp32; };
-template <> struct LanesOf<Fp64Element> { using Type = Avx512Fp64; };
-template <> struct LanesOf<Fp16Element> { using Type = Avx512Fp16; };
-template <> struct LanesOf<Bf16Element> { using Type = Avx512Bf16; };
-template <> struct LanesOf<IntElement<std::int32_t>> { using Type = Avx512Int32; };
-template <> struct LanesOf<IntElement<std::int64_t>> { using Type = Avx512Int64; };
+template <> struct Avx512Lanes<Fp32Element> { using Type = Avx512Fp32; };
+template <> struct Avx512Lanes<Fp64Element> { using Type = Avx512Fp64; };
+template <> struct Avx512Lanes<Fp16Element> { using Type = Avx512Fp16; };
+template <> struct Avx512Lanes<Bf16Element> { using Type = Avx512Bf16; };
+template <> struct Avx512Lanes<IntElement<std::int32_t>> { using Type = Avx512Int32; };
+template <> struct Avx512Lanes<IntElement<std::int64_t>> { using Type = Avx512Int64; };
 // clang-format on
 
 }  // namespace

@@ -5,9 +5,9 @@
 namespace hybridps::reduce {
 
 #if defined(__aarch64__)
-constinit const KernelTable kBaselineTable = make_table("neon");
+constinit const KernelTable kBaselineTable = make_table<NoLanes>("neon");
 #else
-constinit const KernelTable kBaselineTable = make_table("scalar");
+constinit const KernelTable kBaselineTable = make_table<NoLanes>("scalar");
 #endif
 
 }  // namespace hybridps::reduce

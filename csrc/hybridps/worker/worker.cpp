@@ -151,6 +151,7 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
     return;
   }
   run->signature = signature_of(o, run->input, run->output);
+  if (o.kind == schedule::Kind::kGoodbye) group.leaving = true;
   group.submitted = sequence + 1;
   OperationRun& r = *run;
   group.running[sequence] = std::move(run);
@@ -560,11 +561,14 @@ void Worker::on_peer_dead(core::EngineId peer, const core::Status& cause) {
     GroupState& group = *groups_[uid];
     const auto at = std::find(group.info.engines.begin(), group.info.engines.end(), peer);
     const auto rank = static_cast<std::size_t>(at - group.info.engines.begin());
+    // Who has the answer to its goodbye may go before we have ours: that is no failure to tell anyone about.
+    const bool only_goodbye =
+        group.leaving && (group.running.empty() || group.running.begin()->second->operation.kind == schedule::Kind::kGoodbye);
     fail_group(group,
                core::Status(core::Code::kPeerDead,
                             "rank " + std::to_string(rank) + " (" + group.info.hosts[rank] + ") is gone: " +
                                 std::string(cause.message()) + "; see that process's own log for why it ended"),
-               /*tell=*/true);
+               /*tell=*/!only_goodbye);
   }
 }
 

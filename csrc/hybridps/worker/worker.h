@@ -89,6 +89,7 @@ struct GroupState : core::Pinned {
   explicit GroupState(GroupInfo i) : info(std::move(i)) {}
   GroupInfo info;
   core::Status status;  // first verdict on the group
+  bool leaving = false;  // this rank has said goodbye
   std::uint64_t submitted = 0;  // collectives handed to start()
   SequenceWindow over;
   std::map<std::uint64_t, std::unique_ptr<OperationRun>> running;

@@ -234,7 +234,7 @@ TEST_CASE("bootstrap/rendezvous: everyone's timeout names the absent ranks", "[b
   for (const int rank : {0, 1}) {
     CHECK(world.member(rank).status().code() == core::Code::kTimeout);
     CHECK(contains(message(world.member(rank)), "waiting for ranks [2, 3] (none of 2 published a record)"));
-    CHECK(contains(message(world.member(rank)), "after 60"));
+    CHECK(contains(message(world.member(rank)), " s in the rendezvous of group 'g'"));
   }
   CHECK(message(world.member(0)) == message(world.member(1)));
 }
@@ -353,9 +353,9 @@ TEST_CASE("bootstrap/rendezvous: a failure of an earlier life is not believed", 
   for (const bool leader_first : {true, false}) {
     auto store = std::make_shared<MemoryStore>();
     World first(3, store);
+    first.options(2).prove = [](const Roster&) { return Proof::pending(); };
     first.start_all();
-    first.run_for(milliseconds(3));
-    first.member(1).step(first.now);
+    first.run_for(seconds(1));
     first.member(1).fail(core::Status(core::Code::kAborted, "rank 1 was aborted"));
     REQUIRE(first.run(Phase::kFailed));
 
@@ -411,7 +411,7 @@ TEST_CASE("bootstrap/rendezvous: another protocol or build is refused at once wi
     CHECK(contains(text, protocol ? "rank 2 runs protocol 2 build '0.2.0'" : "rank 2 runs protocol 1 build '0.2.0'"));
     CHECK(message(world.member(1)) == text);
     CHECK(message(world.member(2)) == text);
-    world.start(3);  // later than the refusal: told in the end
+    world.start(3);  // later than the refusal: cannot tell it from an earlier life's, but reports it
     REQUIRE(world.run(Phase::kFailed, seconds(100)));
     CHECK(contains(message(world.member(3)), protocol ? "protocol" : "build"));
   }
@@ -523,9 +523,10 @@ TEST_CASE("bootstrap/rendezvous: a store that breaks is an error of this rank", 
   for (int calls = 0; calls < 40; ++calls) {
     World world(3, std::make_shared<BrokenStore>(calls));
     world.start_all();
-    REQUIRE(world.run(Phase::kFailed, seconds(2)) == (world.member(0).phase() == Phase::kFailed));
+    world.run_for(seconds(1));
+    CHECK((calls < 10) <= (world.member(0).phase() == Phase::kFailed));
     for (int rank = 0; rank < 3; ++rank) {
-      if (world.member(rank).phase() != Phase::kFailed) continue;
+      if (calls >= 10 && world.member(rank).phase() != Phase::kFailed) continue;  // ready before it broke
       CHECK(world.member(rank).status().code() == core::Code::kPeerDead);
       CHECK(contains(message(world.member(rank)), "connection reset"));
     }

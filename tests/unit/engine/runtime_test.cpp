@@ -440,7 +440,7 @@ TEST_CASE("engine/runtime: a dead peer fails pending and later operations and is
     cluster.run_until([] { return false; }, 20);
     cluster.kill(n - 1);
     INFO("layout " << name(layout));
-    REQUIRE(cluster.run_until([&] { return tally.done == n - 1; }));
+    REQUIRE(cluster.run_until([&] { return tally.done == n - 1; }, 100000000));
     REQUIRE(tally.failed == n - 1);
     REQUIRE(tally.first_error.find("rank " + std::to_string(n - 1) + " ") != std::string::npos);
     Tally later;

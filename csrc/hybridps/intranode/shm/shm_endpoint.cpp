@@ -257,7 +257,7 @@ bool ShmEndpoint::try_post(std::span<const std::byte> header, const transport::B
   if (is_inline(payload_bytes)) {
     const std::byte* const data = payload_bytes > 0 ? payload.data() : nullptr;
     messages_out_.put_inline(header, {data, payload_bytes});
-    if (done) owner_.completions_.push_back({std::move(done), Status::ok(), {}});
+    if (done) owner_.completions_.push_back({std::move(done), Status::ok(), payload});
   } else {
     if (!may_lend()) return false;
     if (lent_free_.empty()) {

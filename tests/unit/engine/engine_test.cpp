@@ -1,0 +1,260 @@
+#include "hybridps/engine/engine.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/directory_store.h"
+
+// Ranks are forked processes, each with an engine of its own over UCX on the loopback interface and shared memory.
+namespace {
+
+using namespace hybridps;
+
+struct Rank {
+  int rank = 0;
+  int size = 1;
+  std::filesystem::path folder;
+  std::shared_ptr<engine::Group> open(const std::string& name) const {
+    auto engine = engine::Engine::acquire();
+    if (!engine.is_ok()) throw std::runtime_error(engine.status().to_string());
+    engine::GroupOptions options;
+    options.name = name;
+    options.incarnation = "test.0.0";
+    options.rank = rank;
+    options.size = size;
+    options.store = std::make_shared<test::DirectoryStore>(folder);
+    options.timeout = std::chrono::seconds(30);
+    auto group = engine.value()->open_group(options);
+    if (!group.is_ok()) throw std::runtime_error(group.status().to_string());
+    return group.value();
+  }
+};
+
+/// Blocks until one operation is over.
+core::Status run(engine::Group& group, worker::Operation operation) {
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = false;
+    core::Status status;
+  };
+  auto state = std::make_shared<State>();
+  operation.timeout = std::chrono::seconds(20);
+  group.submit(std::move(operation), [state](const worker::Outcome& outcome) {
+    const std::lock_guard lock(state->mutex);
+    state->done = true;
+    state->status = outcome.status;
+    state->changed.notify_all();
+  });
+  std::unique_lock lock(state->mutex);
+  state->changed.wait(lock, [&] { return state->done; });
+  return state->status;
+}
+
+core::Status allreduce(engine::Group& group, std::vector<float>& data) {
+  worker::Operation o;
+  o.kind = schedule::Kind::kAllReduce;
+  o.dtype = core::DType::kFloat32;
+  o.op = core::ReduceOp::kSum;
+  o.output = {{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)}};
+  return run(group, std::move(o));
+}
+
+void check(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+/// Forks one process per entry of `nodes` (its HYBRIDPS_NODE), runs `body` in each, returns the exit codes
+/// (negative: the signal that ended it).
+std::vector<int> run_ranks(const std::vector<std::string>& nodes, const std::function<void(const Rank&)>& body) {
+  char folder[] = "/tmp/hybridps-engine-XXXXXX";
+  REQUIRE(mkdtemp(folder) != nullptr);
+  std::vector<pid_t> pids;
+  for (std::size_t r = 0; r < nodes.size(); ++r) {
+    std::fflush(nullptr);
+    const pid_t pid = fork();
+    REQUIRE(pid >= 0);
+    if (pid == 0) {
+      setenv("HYBRIDPS_NODE", nodes[r].c_str(), 1);
+      setenv("HYBRIDPS_INTERFACE", "lo", 1);
+      alarm(60);  // a hang ends as a failure
+      int code = 0;
+      try {
+        body(Rank{static_cast<int>(r), static_cast<int>(nodes.size()), folder});
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "rank %zu: %s\n", r, error.what());
+        code = 1;
+      }
+      std::fflush(nullptr);
+      _exit(code);
+    }
+    pids.push_back(pid);
+  }
+  std::vector<int> codes;
+  for (const pid_t pid : pids) {
+    int status = 0;
+    REQUIRE(waitpid(pid, &status, 0) == pid);
+    codes.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status));
+  }
+  std::filesystem::remove_all(folder);
+  return codes;
+}
+
+void leave(std::shared_ptr<engine::Group> group) {
+  const std::shared_ptr<engine::Engine> engine = group->engine();
+  group->leave();
+  engine->linger();
+}
+
+}  // namespace
+
+TEST_CASE("engine/engine: processes on one and on several nodes agree on an allreduce", "[engine]") {
+  for (const auto& nodes : std::vector<std::vector<std::string>>{
+           {"a"}, {"a", "a"}, {"a", "b"}, {"a", "a", "b", "b"}, {"a", "a", "b"}}) {
+    const auto codes = run_ranks(nodes, [](const Rank& me) {
+      auto group = me.open("world");
+      const core::Status ready = group->wait_ready();
+      check(ready.is_ok(), ready.to_string());
+      for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1000}, std::size_t{300007}}) {
+        for (int round = 0; round < 3; ++round) {
+          std::vector<float> data(count);
+          for (std::size_t i = 0; i < count; ++i) data[i] = static_cast<float>(me.rank + 1) * static_cast<float>(i % 100);
+          const core::Status status = allreduce(*group, data);
+          check(status.is_ok(), status.to_string());
+          const float ranks = static_cast<float>(me.size * (me.size + 1) / 2);
+          for (std::size_t i = 0; i < count; ++i) check(data[i] == ranks * static_cast<float>(i % 100), "wrong sum");
+        }
+      }
+      leave(group);
+    });
+    REQUIRE(codes == std::vector<int>(nodes.size(), 0));
+  }
+}
+
+TEST_CASE("engine/engine: bytes between nodes are the formula's", "[engine]") {
+  // 2(n-1)/n of the tensor leaves each node, and as much comes in.
+  const auto codes = run_ranks({"a", "a", "b", "c"}, [](const Rank& me) {
+    auto group = me.open("world");
+    check(group->wait_ready().is_ok(), "not ready");
+    std::vector<float> data(3 * 64 * 1024, 1.0F);
+    const auto before = group->engine()->stats();
+    check(allreduce(*group, data).is_ok(), "failed");
+    const auto after = group->engine()->stats();
+    std::vector<float> sent(4, 0.0F);
+    sent[static_cast<std::size_t>(me.rank)] =
+        static_cast<float>(after.net_tx_payload_bytes - before.net_tx_payload_bytes);
+    check(allreduce(*group, sent).is_ok(), "failed");
+    const float expected = 2.0F * 2.0F / 3.0F * static_cast<float>(data.size() * sizeof(float));
+    check(sent[0] + sent[1] == expected, "node a sent " + std::to_string(sent[0] + sent[1]) + " bytes, not " +
+                                             std::to_string(expected));
+    check(sent[2] == expected && sent[3] == expected, "node b or c sent something else");
+    leave(group);
+  });
+  REQUIRE(codes == std::vector<int>(4, 0));
+}
+
+TEST_CASE("engine/engine: a killed rank is named by all survivors", "[engine]") {
+  for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "a", "a"}, {"a", "b", "c"}, {"a", "a", "b", "b"}}) {
+    const auto codes = run_ranks(nodes, [](const Rank& me) {
+      auto group = me.open("world");
+      check(group->wait_ready().is_ok(), "not ready");
+      std::vector<float> data(1000, 1.0F);
+      check(allreduce(*group, data).is_ok(), "the first one fails");
+      if (me.rank == 1) kill(getpid(), SIGKILL);
+      const core::Status status = allreduce(*group, data);
+      check(status.code() == core::Code::kPeerDead, "not dead: " + status.to_string());
+      check(status.message().find("rank 1 (") != std::string::npos, "not named: " + status.to_string());
+      leave(group);
+    });
+    std::vector<int> expected(nodes.size(), 0);
+    expected[1] = -SIGKILL;
+    REQUIRE(codes == expected);
+  }
+}
+
+TEST_CASE("engine/engine: a rank may leave while others are late", "[engine]") {
+  const auto codes = run_ranks({"a", "b", "b"}, [](const Rank& me) {
+    auto group = me.open("world");
+    check(group->wait_ready().is_ok(), "not ready");
+    std::vector<float> data(2000, static_cast<float>(me.rank));
+    worker::Operation o;
+    o.kind = schedule::Kind::kBroadcast;
+    o.dtype = core::DType::kFloat32;
+    o.root = 0;
+    o.output = {{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)}};
+    if (me.rank != 0) usleep(1000000);
+    const core::Status status = run(*group, std::move(o));
+    check(status.is_ok(), status.to_string());
+    check(data.back() == 0.0F, "wrong data");
+    leave(group);
+  });
+  REQUIRE(codes == std::vector<int>(3, 0));
+}
+
+TEST_CASE("engine/engine: an engine can be made again in the same process", "[engine]") {
+  const auto codes = run_ranks({"a", "b"}, [](const Rank& me) {
+    for (int life = 0; life < 5; ++life) {
+      auto group = me.open("world" + std::to_string(life));
+      check(group->wait_ready().is_ok(), "not ready");
+      std::vector<float> data(100, 1.0F);
+      check(allreduce(*group, data).is_ok(), "failed");
+      check(data[0] == 2.0F, "wrong sum");
+      leave(group);
+      group.reset();
+      check(engine::Engine::current() == nullptr, "the engine outlives its last group");
+    }
+  });
+  REQUIRE(codes == std::vector<int>(2, 0));
+}
+
+TEST_CASE("engine/engine: a member that never comes is named at the deadline", "[engine]") {
+  const auto codes = run_ranks({"a", "b"}, [](const Rank& me) {
+    if (me.rank == 1) return;
+    auto engine = engine::Engine::acquire();
+    check(engine.is_ok(), engine.status().to_string());
+    engine::GroupOptions options;
+    options.name = "world";
+    options.incarnation = "test.0.0";
+    options.rank = 0;
+    options.size = 2;
+    options.store = std::make_shared<test::DirectoryStore>(me.folder);
+    options.timeout = std::chrono::milliseconds(500);
+    auto group = engine.value()->open_group(options).value();
+    const core::Status status = group->wait_ready();
+    check(!status.is_ok() && status.message().find("[1]") != std::string::npos, status.to_string());
+    leave(group);
+  });
+  REQUIRE(codes == std::vector<int>(2, 0));
+}
+
+TEST_CASE("engine/engine: a collective in a forked child is refused and the parent goes on", "[engine]") {
+  const auto codes = run_ranks({"a", "b"}, [](const Rank& me) {
+    auto group = me.open("world");
+    check(group->wait_ready().is_ok(), "not ready");
+    std::vector<float> data(10, 1.0F);
+    check(allreduce(*group, data).is_ok(), "failed");
+    const pid_t child = fork();
+    if (child == 0) {
+      const core::Status status = allreduce(*group, data);
+      _exit(status.code() == core::Code::kUnsupported ? 7 : 8);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    check(WIFEXITED(status) && WEXITSTATUS(status) == 7, "the child was not refused");
+    check(allreduce(*group, data).is_ok(), "the parent cannot go on");
+    leave(group);
+  });
+  REQUIRE(codes == std::vector<int>(2, 0));
+}

@@ -2,11 +2,11 @@
 //
 //   transport_bench [device] [seconds per line]        default: lo 0.5
 //
-// Two processes, forked before UCX starts. Two ways to wait: "event" sleeps on the event descriptor as an engine does,
-// "spin" polls. Ping-pong: half a round trip, median and 99th percentile. Streaming: one way, 16 messages in flight;
-// the rate counts what the receiver got. CPU: seconds of both processes per GB streamed.
-// Numbers on `lo` mislead about networks (UCX guesses its speed): compare versions with them, nothing else. On fewer
-// free cores than two, spinning measures the scheduler.
+// Two processes, forked before UCX starts. Two ways to wait: "event" sleeps on the event descriptor as an
+// engine does, "spin" polls. Ping-pong: half a round trip, median and 99th percentile. Streaming: one way, 16
+// messages in flight; the rate counts what the receiver got. CPU: seconds of both processes per GB streamed.
+// Numbers on `lo` mislead about networks (UCX guesses its speed): compare versions with them, nothing else.
+// On fewer free cores than two, spinning measures the scheduler.
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -39,7 +39,9 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kInFlight = 16;
 constexpr std::size_t kSizes[] = {0, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20};
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 double cpu_seconds() {
   rusage usage{};
@@ -53,8 +55,8 @@ double cpu_seconds() {
   std::_Exit(1);
 }
 
-/// The first byte of a header: 'P' asks for an answer of the same size, 'S' for none, 'B' and 'E' begin and end a stream,
-/// 'e' and 's' choose how to wait, 'Q' ends the run.
+/// The first byte of a header: 'P' asks for an answer of the same size, 'S' for none, 'B' and 'E' begin and
+/// end a stream, 'e' and 's' choose how to wait, 'Q' ends the run.
 struct Node final : transport::Receiver {
   core::EngineId id = core::make_engine_id();
   std::unique_ptr<std::byte[], void (*)(std::byte*)> memory{
@@ -75,7 +77,8 @@ struct Node final : transport::Receiver {
   void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept override {
     ++received;
     const char kind = static_cast<char>(header[0]);
-    if (header.size() == 1 + sizeof peer_cpu_us) std::memcpy(&peer_cpu_us, header.data() + 1, sizeof peer_cpu_us);
+    if (header.size() == 1 + sizeof peer_cpu_us)
+      std::memcpy(&peer_cpu_us, header.data() + 1, sizeof peer_cpu_us);
     const std::size_t bytes = payload.bytes();
     payload.reset();
     if (hook) hook(kind, bytes);
@@ -174,7 +177,8 @@ void measure(Node& node, double seconds) {
       const double p50 = rounds[rounds.size() / 2];
       const double p99 = rounds[rounds.size() * 99 / 100];
       if (bytes == 0) {
-        std::printf("%-6s %10zu %12.1f %12.1f %12s %12s\n", spin ? "spin" : "event", bytes, p50, p99, "-", "-");
+        std::printf("%-6s %10zu %12.1f %12.1f %12s %12s\n", spin ? "spin" : "event", bytes, p50, p99, "-",
+                    "-");
         continue;
       }
       // The end is confirmed by the receiver, so what is counted has arrived.

@@ -57,6 +57,8 @@ else()
     hybridps_ucx_is_wheel(hybridps_ucx_wheel "${hybridps_ucx_prefix}")
     if(NOT hybridps_ucx_wheel)
       hybridps_ucx_try("${hybridps_ucx_prefix}" "system (cmake)")
+      get_filename_component(hybridps_ucx_prefix "${hybridps_ucx_prefix}" DIRECTORY) # Debian: lib/<triplet>/cmake/ucx
+      hybridps_ucx_try("${hybridps_ucx_prefix}" "system (cmake)")
     endif()
   endif()
   if(NOT HYBRIDPS_UCX_ORIGIN)

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--backend", default="hybridps")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=32, help="per rank")
-    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--lr", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", metavar="FILE", help="rank 0 writes its results here")
     args = parser.parse_args()

@@ -21,10 +21,10 @@ from reference import Checker
 RANDOM_OPS = int(os.environ.get("HYBRIDPS_TEST_RANDOM_OPS", "400"))
 RANDOM_SEEDS = int(os.environ.get("HYBRIDPS_TEST_RANDOM_SEEDS", "2"))
 
-# Every pool as small as the settings allow: 1 is below the minimum of each and is raised to it.
+# Every pool at the minimum that core/config allows.
 SMALLEST_POOLS = {
-    "HYBRIDPS_POOL_BYTES": "1",
-    "HYBRIDPS_EAGER_BYTES": "1",
+    "HYBRIDPS_POOL_BYTES": "1M",
+    "HYBRIDPS_EAGER_BYTES": "0",
     "HYBRIDPS_GRANT_CHUNKS": "1",
 }
 
@@ -77,9 +77,8 @@ def works_all(rank, world):
     for dropped in tensors:
         dist.all_reduce(dropped, async_op=True)
     dist.barrier()
-    if not lacks("barrier_after_dropped"):
-        for i, dropped in enumerate(tensors):
-            check.equal(f"dropped {i}", dropped, torch.full_like(dropped, total(world)))
+    for i, dropped in enumerate(tensors):
+        check.equal(f"dropped {i}", dropped, torch.full_like(dropped, total(world)))
 
     # The Work dropped, its future kept: as DDP does it.
     tensors = [torch.full((1 + 1000 * i,), rank + 1.0) for i in range(20)]
@@ -269,8 +268,6 @@ def callbacks_communicate(rank, world):
 
 @pytest.mark.parametrize("nodes", ["2+2", "1+1"])
 def test_callbacks_that_communicate(nodes):
-    if lacks("communicating_callbacks"):
-        pytest.skip(harness.GLOO_LACKS["communicating_callbacks"])
     run_ranks(callbacks_communicate, nodes)
 
 
@@ -467,8 +464,6 @@ def _issue(rank, members, group, number, kind, size):
 @pytest.mark.parametrize("nodes", ["1+1", "2+2", "2+1+1"])
 @pytest.mark.timeout_s(300)
 def test_groups_in_different_orders_do_not_deadlock(nodes):
-    if lacks("different_orders"):
-        pytest.skip(harness.GLOO_LACKS["different_orders"])
     results = run_ranks(different_orders, nodes, args=(64, 2000, 7), env=SMALLEST_POOLS, timeout=240)
     print(f"{sum(result['cases'] for result in results)} comparisons in {results.seconds:.1f} s")
 
@@ -652,10 +647,11 @@ class _Random:
             return None
         inputs = self.inputs(self.size)
         if self.me == self.root:
-            return dist.isend(inputs[self.me].clone(), self.members[self.peer], self.group, tag=self.number % 3)
-        got = torch.empty(self.size, dtype=self.dtype)
-        self._equal([got], [inputs[self.root]])
-        work = dist.irecv(got, self.members[self.root], self.group, tag=self.number % 3)
+            work = dist.isend(inputs[self.me].clone(), self.members[self.peer], self.group, tag=self.number % 3)
+        else:
+            got = torch.empty(self.size, dtype=self.dtype)
+            self._equal([got], [inputs[self.root]])
+            work = dist.irecv(got, self.members[self.root], self.group, tag=self.number % 3)
         if not a:
             work.wait()
         return work

@@ -1,12 +1,17 @@
 // tests/support/faulty_transport.h: wraps any Transport and breaks it, from a seed.
 //
-// Model    Faults are applied where messages are sent. Each message draws, in this order: drop, duplicate, delay. A
-//          delayed message waits for 1..delay_max calls of progress(); different delays reorder. A dropped message
-//          completes as kOk: the transport let go of it, nobody reads it. Of a duplicate only the first copy completes.
-// Killing  kill(peer) is a cut cable: the inner endpoint is closed by force, sends are refused, what waits is lost, and
-//          on_peer_failed comes with the next progress(). kill_after(n) does it at the nth message to any peer.
+// Model    Faults are applied where messages are sent. Each message draws, in this order: drop, duplicate,
+// delay. A
+//          delayed message waits for 1..delay_max calls of progress(); different delays reorder. A dropped
+//          message completes as kOk: the transport let go of it, nobody reads it. Of a duplicate only the
+//          first copy completes.
+// Killing  kill(peer) is a cut cable: the inner endpoint is closed by force, sends are refused, what waits is
+// lost, and
+//          on_peer_failed comes with the next progress(). kill_after(n) does it at the nth message to any
+//          peer.
 // Threads  as the wrapped transport. The same seed and the same calls give the same faults.
-// A real transport neither drops nor duplicates: use those to prove that deadlines fire and signatures are checked.
+// A real transport neither drops nor duplicates: use those to prove that deadlines fire and signatures are
+// checked.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +34,7 @@
 namespace hybridps::test_support {
 
 struct Faults {
-  double drop = 0;       // probabilities, 0..1
+  double drop = 0;  // probabilities, 0..1
   double duplicate = 0;
   double delay = 0;
   std::uint32_t delay_max = 8;   // calls of progress()
@@ -74,7 +79,8 @@ class FaultyTransport final : public transport::Transport, private transport::Re
   core::Status attach(std::span<std::byte> pool_memory) override { return inner_->attach(pool_memory); }
   std::vector<std::byte> address() const override { return inner_->address(); }
 
-  core::Result<transport::Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override {
+  core::Result<transport::Endpoint*> connect(core::EngineId peer,
+                                             std::span<const std::byte> address) override {
     if (const auto found = endpoints_.find(peer); found != endpoints_.end() && found->second->dead)
       return found->second->cause;
     auto inner = inner_->connect(peer, address);
@@ -85,8 +91,9 @@ class FaultyTransport final : public transport::Transport, private transport::Re
   }
   transport::Endpoint* find(core::EngineId peer) noexcept override {
     const auto found = endpoints_.find(peer);
-    return found != endpoints_.end() && !found->second->dead && inner_->find(peer) != nullptr ? found->second.get()
-                                                                                               : nullptr;
+    return found != endpoints_.end() && !found->second->dead && inner_->find(peer) != nullptr
+               ? found->second.get()
+               : nullptr;
   }
 
   std::size_t progress() override {
@@ -115,7 +122,8 @@ class FaultyTransport final : public transport::Transport, private transport::Re
       due.push_back(std::move(*entry));
       entry = held_.erase(entry);
     }
-    std::stable_sort(due.begin(), due.end(), [](const Message& a, const Message& b) { return a.due < b.due; });
+    std::stable_sort(due.begin(), due.end(),
+                     [](const Message& a, const Message& b) { return a.due < b.due; });
     for (auto& message : due) {
       forward(std::move(message));
       ++did;
@@ -144,8 +152,8 @@ class FaultyTransport final : public transport::Transport, private transport::Re
   struct FaultyEndpoint final : transport::Endpoint {
     FaultyEndpoint(FaultyTransport& owner, transport::Endpoint& inner_endpoint)
         : transport(owner), inner(inner_endpoint), id(inner_endpoint.peer()) {}
-    core::Status send(std::span<const std::byte> header, const transport::Buffer& payload, std::size_t payload_bytes,
-                      transport::SendDone done) override {
+    core::Status send(std::span<const std::byte> header, const transport::Buffer& payload,
+                      std::size_t payload_bytes, transport::SendDone done) override {
       return transport.send(*this, header, payload, payload_bytes, std::move(done));
     }
     core::EngineId peer() const noexcept override { return id; }
@@ -163,8 +171,8 @@ class FaultyTransport final : public transport::Transport, private transport::Re
     return std::uniform_real_distribution<double>(0, 1)(random_) < probability;
   }
 
-  core::Status send(FaultyEndpoint& endpoint, std::span<const std::byte> header, const transport::Buffer& payload,
-                    std::size_t payload_bytes, transport::SendDone done) {
+  core::Status send(FaultyEndpoint& endpoint, std::span<const std::byte> header,
+                    const transport::Buffer& payload, std::size_t payload_bytes, transport::SendDone done) {
     if (endpoint.dead) return endpoint.cause;
     const bool valid = !header.empty() && header.size() <= transport::kHeaderBytesMax &&
                        (payload_bytes == 0 || (payload && payload_bytes <= payload.capacity_bytes()));

@@ -93,6 +93,7 @@ std::optional<AckBlob> decode_ack(std::span<const std::uint8_t> bytes) {
 // failed := magic u32 | code u8 | text address | count u32 | count x engine u64      (engines known to the writer)
 constexpr std::uint32_t kFailedMagic = 0x66535048;  // "HPSf"
 constexpr std::size_t kFailedTextBytesMax = 4096;
+Bytes cleared() { return {0}; }  // not empty: some stores make a difference between empty and absent
 struct FailedBlob {
   Status status;
   std::vector<core::EngineId> engines;
@@ -261,9 +262,9 @@ bool Rendezvous::watch_failed(TimePoint now) {
   if (!failed_looked_) {
     failed_looked_ = true;
     failed_first_ = bytes;
-    if (is_leader() && bytes && !bytes->empty()) {
-      put(key("failed"), {});
-      failed_first_ = Bytes();
+    if (is_leader() && bytes && *bytes != cleared()) {
+      put(key("failed"), cleared());
+      failed_first_ = cleared();
     }
   }
   return false;
@@ -275,7 +276,8 @@ bool Rendezvous::lead(TimePoint now) {
   bool moved = false;
   if (!gathering_) {
     moved = collect();
-    const bool all = std::all_of(records_.begin(), records_.end(), [](const auto& record) { return record.has_value(); });
+    const bool all =
+        std::all_of(records_.begin(), records_.end(), [](const auto& record) { return record.has_value(); });
     if (phase_ == Phase::kPending && all && now >= propose_not_before_) moved = propose(now);
   }
   if (phase_ == Phase::kPending && gathering_ && gather(now)) moved = true;

@@ -73,7 +73,8 @@ const auto& settings() {
               "Chunks in flight per peer once its eager allowance is spent."},
       Setting{"SPIN_MICROSECONDS", Kind::kCountOrAuto, &Config::spin_microseconds, "microseconds", 0, 1e6,
               "How long a progress thread polls before it sleeps; auto: by the number of free cores."},
-      Setting{"LOG_LEVEL", Kind::kLevel, &Config::log_level, "", 0, 0, "error, warn, info or debug; lines go to stderr."},
+      Setting{"LOG_LEVEL", Kind::kLevel, &Config::log_level, "", 0, 0,
+              "error, warn, info or debug; lines go to stderr."},
       Setting{"STATS_FILE", Kind::kText, &Config::stats_file, "", 0, 0,
               "File for this process's counters, written at shutdown; %p becomes the process id."},
   };
@@ -200,7 +201,8 @@ Result<Config> Config::from(const Environment& environment) {
     }
     if (trim(value).empty()) continue;  // set but empty means unset, as is usual in job scripts
     if (!assign(config, *setting, value)) {
-      return Status(Code::kInvalidArgument, name + "=" + quoted(value) + " is not valid: expected " + expected(*setting));
+      return Status(Code::kInvalidArgument,
+                    name + "=" + quoted(value) + " is not valid: expected " + expected(*setting));
     }
     config.given.insert(name);
   }

@@ -6,7 +6,9 @@ namespace hybridps::pg {
 namespace {
 
 std::string text(const core::Status& status, const std::string& what) {
-  std::string result = "hybridps: " + what + ": ";
+  // The engine's own messages begin by saying who, which group and which operation.
+  const bool complete = status.message().starts_with("hybridps[");
+  std::string result = complete ? "hybridps: " : "hybridps: " + what + ": ";
   switch (status.code()) {
     case core::Code::kTimeout: result += "Timed out : "; break;  // people and torch's tests look for " Timed out "
     case core::Code::kClosed: result += "the group is closed : "; break;

@@ -22,6 +22,9 @@ std::optional<std::vector<at::Tensor>> span_inputs(WorkHybrid::Init& init) {
   return std::move(init.inputs);
 }
 
+/// Far above the lanes of nested callbacks.
+constexpr int kHookLane = 64;
+
 /// A peer's fault or a late one, not the caller's own doing: what abort hooks are there to explain.
 bool is_verdict(const core::Status& status) {
   switch (status.code()) {
@@ -75,8 +78,7 @@ void WorkHybrid::part_done(Ptr work, const worker::Outcome& outcome) {
 
 void WorkHybrid::arrived(Ptr work) {
   // Until stage_ moves on, no other thread touches these.
-  const bool to_finish = work->status_.is_ok() ? work->buffers_.needs_finish() || work->finish_ != nullptr
-                                               : is_verdict(work->status_) && !work->context_->hooks.abort.empty();
+  const bool to_finish = work->status_.is_ok() && (work->buffers_.needs_finish() || work->finish_ != nullptr);
   if (!to_finish) {
     complete(std::move(work));
     return;
@@ -103,17 +105,13 @@ bool WorkHybrid::claim_finish() {
 }
 
 void WorkHybrid::finish_and_complete(Ptr work) {
-  if (!work->status_.is_ok()) {
-    work->context_->hooks.abort.run();
-  } else {
-    try {
-      work->buffers_.finish();
-      if (work->finish_) work->finish_();
-      work->finish_ = nullptr;
-    } catch (const std::exception& error) {
-      const std::lock_guard lock(work->mutex_);
-      work->status_ = core::Status(core::Code::kInternal, std::string("cannot deliver the result: ") + error.what());
-    }
+  try {
+    work->buffers_.finish();
+    if (work->finish_) work->finish_();
+    work->finish_ = nullptr;
+  } catch (const std::exception& error) {
+    const std::lock_guard lock(work->mutex_);
+    work->status_ = core::Status(core::Code::kInternal, std::string("cannot deliver the result: ") + error.what());
   }
   complete(std::move(work));
 }
@@ -122,7 +120,13 @@ void WorkHybrid::complete(Ptr work) {
   const float duration_ms =
       std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - work->started_).count();
   for (const auto& extension : work->extensions_) extension->expired.store(true, std::memory_order_release);
-  if (work->status_.is_ok()) work->context_->hooks.completion.run(work->completion_key_, duration_ms);
+  if (work->status_.is_ok()) {
+    work->context_->hooks.completion.run(work->completion_key_, duration_ms);
+  } else if (is_verdict(work->status_) && !work->context_->hooks.abort.empty() &&
+             !work->context_->failure_told.exchange(true)) {
+    // A lane of their own: torch's flight recorder may take many seconds to write, and the error must not wait for it.
+    work->context_->lanes->post(kHookLane, [context = work->context_] { context->hooks.abort.run(); });
+  }
 
   const std::shared_ptr<Lanes> lanes = work->context_->lanes;
   const std::shared_ptr<InOrder> order = work->order_;

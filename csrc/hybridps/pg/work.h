@@ -1,7 +1,7 @@
 // hybridps/pg/work.h: the handle of one operation of a process group.
 //
 // Life     pending -> (arrived -> finishing ->) complete. The engine's completion moves it on. `arrived` is for what
-//          must still be done before anybody may look: copying temporaries back, summing sparse parts, abort hooks;
+//          must still be done before anybody may look: copying temporaries back, summing sparse parts;
 //          the first waiter does it, or a lane, never the engine's thread. Then waiters go on, and a lane completes
 //          the future, in the group's order.
 // Owner    the caller, who may drop it at once, and the engine's completion, which hands its reference to a waiter or
@@ -42,6 +42,7 @@ struct WorkContext {
   std::shared_ptr<Lanes> lanes;
   std::weak_ptr<engine::Group> group;
   Hooks hooks;
+  std::atomic<bool> failure_told{false};  // abort hooks run once, for the first verdict
 };
 
 /// Time that addEphemeralTimeout() grants to all works until the first one made after it is complete.

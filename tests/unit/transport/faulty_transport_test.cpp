@@ -38,19 +38,22 @@ Outcome send_hundred(const Faults& faults, std::uint64_t seed) {
   auto pair = make_faulty_pair(faults, seed);
   contract::Side::Done done;
   for (std::uint64_t i = 0; i < 100; ++i)
-    REQUIRE(pair->a.peer->send(contract::numbered(i), i % 2 ? pair->a.filled(100, i) : Buffer(), i % 2 ? 100 : 0,
-                               pair->a.record(done))
+    REQUIRE(pair->a.peer
+                ->send(contract::numbered(i), i % 2 ? pair->a.filled(100, i) : Buffer(), i % 2 ? 100 : 0,
+                       pair->a.record(done))
                 .is_ok());
   Outcome outcome;
-  pair->run_until([&] {
-    for (const auto& message : pair->b.receiver.messages) {
-      const std::uint64_t number = contract::number_of(message.header);
-      CHECK(contract::matches(message.payload.data(), message.payload.bytes(), number));
-      outcome.arrived.push_back(number);
-    }
-    pair->release_all();
-    return false;
-  }, 0);
+  pair->run_until(
+      [&] {
+        for (const auto& message : pair->b.receiver.messages) {
+          const std::uint64_t number = contract::number_of(message.header);
+          CHECK(contract::matches(message.payload.data(), message.payload.bytes(), number));
+          outcome.arrived.push_back(number);
+        }
+        pair->release_all();
+        return false;
+      },
+      0);
   pair->settle();
   CHECK(pair->a.pool->slots_in_use() == 0);
   outcome.done = done.count;
@@ -105,7 +108,8 @@ TEST_CASE("transport/faulty: kill_after cuts the path once and tells both sides"
   contract::Side::Done done;
   std::size_t accepted = 0;
   for (std::uint64_t i = 0; i < 20; ++i)
-    if (pair->a.peer->send(contract::numbered(i), pair->a.filled(50, i), 50, pair->a.record(done)).is_ok()) ++accepted;
+    if (pair->a.peer->send(contract::numbered(i), pair->a.filled(50, i), 50, pair->a.record(done)).is_ok())
+      ++accepted;
   CHECK(accepted == 10);
   pair->settle();
   CHECK(done.count == 10);
@@ -123,7 +127,8 @@ TEST_CASE("transport/faulty: destruction ends what is held back", "[transport][f
   auto pair = make_faulty_pair(faults, 5);
   contract::Side::Done done;
   for (std::uint64_t i = 0; i < 5; ++i)
-    REQUIRE(pair->a.peer->send(contract::numbered(i), pair->a.filled(50, i), 50, pair->a.record(done)).is_ok());
+    REQUIRE(
+        pair->a.peer->send(contract::numbered(i), pair->a.filled(50, i), 50, pair->a.record(done)).is_ok());
   pair->a.transport.reset();
   CHECK(done.count == 5);
   CHECK(pair->a.pool->slots_in_use() == 0);

@@ -1,12 +1,15 @@
 // hybridps/transport/loopback/loopback_transport.h: a Transport between engines of one process, for tests.
 //
-// Model    A LoopbackHub connects LoopbackTransports by EngineId. send() queues at the receiver; its progress()
-//          copies the payload to the heap and delivers; `done` runs in the sender's progress() after the receiver
-//          gave the copy back. So late use shows under ASan, and a payload that was changed before its `done` is
-//          counted by the hub.
-// Threads  each transport from one thread; transports of one hub may live on different threads. With one thread the
+// Model    A LoopbackHub connects LoopbackTransports by EngineId. send() queues at the receiver; its
+// progress()
+//          copies the payload to the heap and delivers; `done` runs in the sender's progress() after the
+//          receiver gave the copy back. So late use shows under ASan, and a payload that was changed before
+//          its `done` is counted by the hub.
+// Threads  each transport from one thread; transports of one hub may live on different threads. With one
+// thread the
 //          run is deterministic: first in, first out.
-// Failure  destroying a transport, Endpoint::close() and LoopbackHub::kill() look like a reset to the other side,
+// Failure  destroying a transport, Endpoint::close() and LoopbackHub::kill() look like a reset to the other
+// side,
 //          behind the messages that were queued before.
 #pragma once
 
@@ -26,8 +29,8 @@ class LoopbackHub : core::Pinned {
  public:
   struct State;
 
-  /// When a sender's `done` runs: like shared memory's, when the receiver gave the payload back, or like a network's,
-  /// when it has arrived.
+  /// When a sender's `done` runs: like shared memory's, when the receiver gave the payload back, or like a
+  /// network's, when it has arrived.
   enum class Done { kReleased, kDelivered };
 
   explicit LoopbackHub(Done done = Done::kReleased);
@@ -36,8 +39,8 @@ class LoopbackHub : core::Pinned {
   /// A transport known to the others as `self`, which must be new to this hub.
   std::unique_ptr<Transport> make_transport(core::EngineId self);
 
-  /// As if the process of `victim` died: what it queued and what was queued for it is lost, its transport does nothing
-  /// any more, and every endpoint to it fails at the owner's next progress().
+  /// As if the process of `victim` died: what it queued and what was queued for it is lost, its transport
+  /// does nothing any more, and every endpoint to it fails at the owner's next progress().
   void kill(core::EngineId victim);
 
   /// Payloads that their sender changed before `done` ran: a bug of the sender.

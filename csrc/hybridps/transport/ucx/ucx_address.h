@@ -6,7 +6,8 @@
 //   bytes 12..15  FNV-1a of the worker address, little endian
 //   bytes 16..    the worker address, as UCX packed it
 //
-// Why      ucp_ep_create() takes no length and trusts what it unpacks: cut or damaged bytes must not reach it. The sum
+// Why      ucp_ep_create() takes no length and trusts what it unpacks: cut or damaged bytes must not reach
+// it. The sum
 //          is no signature: a peer that forges it must be kept out by other means.
 #pragma once
 

@@ -97,7 +97,8 @@ std::vector<NetDevice> list_net_devices() {
                                 [&](const NetDevice& device) { return device.name == entry->ifa_name; });
       if (found == devices.end()) {
         const unsigned flags = entry->ifa_flags;
-        devices.push_back({entry->ifa_name, false, (flags & IFF_UP) != 0 && (flags & IFF_RUNNING) != 0, false});
+        devices.push_back(
+            {entry->ifa_name, false, (flags & IFF_UP) != 0 && (flags & IFF_RUNNING) != 0, false});
         found = devices.end() - 1;
       }
       if (entry->ifa_addr != nullptr &&
@@ -111,7 +112,8 @@ std::vector<NetDevice> list_net_devices() {
     std::error_code no_ports;
     for (const auto& port : std::filesystem::directory_iterator(device.path() / "ports", no_ports)) {
       const bool active = first_line(port.path() / "state").find("ACTIVE") != std::string::npos;
-      devices.push_back({device.path().filename().string() + ":" + port.path().filename().string(), true, active, true});
+      devices.push_back(
+          {device.path().filename().string() + ":" + port.path().filename().string(), true, active, true});
     }
   }
   return devices;
@@ -125,8 +127,10 @@ core::Status validate_device(std::string_view names, const std::vector<NetDevice
   for (const NetDevice& device : devices) {
     if (!there.empty()) there += ", ";
     there += device.name;
-    if (!device.up) there += device.rdma ? " (port not active)" : " (down or without carrier)";
-    else if (!device.address) there += " (without address)";
+    if (!device.up)
+      there += device.rdma ? " (port not active)" : " (down or without carrier)";
+    else if (!device.address)
+      there += " (without address)";
   }
   const auto bad = [&](const std::string& what) {
     return core::Status(core::Code::kInvalidArgument,
@@ -139,7 +143,8 @@ core::Status validate_device(std::string_view names, const std::vector<NetDevice
     });
     if (found == devices.end()) return bad("there is no network device '" + name + "'");
     if (!found->up)
-      return bad("network device '" + name + (found->rdma ? "' has no active port" : "' is down or has no carrier"));
+      return bad("network device '" + name +
+                 (found->rdma ? "' has no active port" : "' is down or has no carrier"));
     if (!found->address) return bad("network device '" + name + "' has no IP address");
   }
   return core::Status::ok();
@@ -149,7 +154,8 @@ std::string ucx_version() { return ucp_get_version_string(); }
 
 std::string ucx_library_path() {
   Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&ucp_get_version), &info) == 0 || info.dli_fname == nullptr) return {};
+  if (dladdr(reinterpret_cast<const void*>(&ucp_get_version), &info) == 0 || info.dli_fname == nullptr)
+    return {};
   std::error_code error;
   const auto path = std::filesystem::canonical(info.dli_fname, error);
   return error ? std::string(info.dli_fname) : path.string();

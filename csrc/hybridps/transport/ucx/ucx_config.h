@@ -1,6 +1,7 @@
 // hybridps/transport/ucx/ucx_config.h: what we ask of UCX, and what this machine and this library offer.
 //
-// Policy   a user's UCX_X or HYBRIDPS_UCX_X wins over our choice of X. One exception: the control worker (tcp_only)
+// Policy   a user's UCX_X or HYBRIDPS_UCX_X wins over our choice of X. One exception: the control worker
+// (tcp_only)
 //          speaks TCP whatever UCX_TLS says, and ignores a UCX_NET_DEVICES that names no IP interface.
 // Threads  any, but they read the environment: not while another thread changes it.
 #pragma once
@@ -50,15 +51,15 @@ std::vector<UcxSetting> ucx_settings(const UcxOptions& options, std::pair<unsign
 
 /// One device that UCX may be told to use.
 struct NetDevice {
-  std::string name;     // "eth0", "mlx5_0:1"
+  std::string name;  // "eth0", "mlx5_0:1"
   bool rdma = false;
   bool up = false;      // and has carrier, or its port is active
   bool address = true;  // has an IP address
 };
 std::vector<NetDevice> list_net_devices();
 
-/// Every device of a comma-separated list exists, is up, has carrier and an address. The error lists what there is:
-/// UCX itself would only warn and fail later with "Destination is unreachable".
+/// Every device of a comma-separated list exists, is up, has carrier and an address. The error lists what
+/// there is: UCX itself would only warn and fail later with "Destination is unreachable".
 core::Status validate_device(std::string_view names);
 core::Status validate_device(std::string_view names, const std::vector<NetDevice>& devices);
 

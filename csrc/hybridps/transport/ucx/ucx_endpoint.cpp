@@ -7,8 +7,8 @@
 
 namespace hybridps::transport {
 
-core::Status UcxEndpoint::send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,
-                               SendDone done) {
+core::Status UcxEndpoint::send(std::span<const std::byte> header, const Buffer& payload,
+                               std::size_t payload_bytes, SendDone done) {
   return transport_.send(*this, header, payload, payload_bytes, std::move(done));
 }
 
@@ -16,9 +16,9 @@ void UcxEndpoint::close(core::Status cause) noexcept { transport_.close(*this, s
 
 void UcxEndpoint::on_error(void* endpoint, ucp_ep_h /*ep*/, ucs_status_t status) {
   auto* self = static_cast<UcxEndpoint*>(endpoint);
-  self->fail(core::Status(core::Code::kPeerDead,
-                          "the connection (" + std::string(self->transport_.name()) + ") to engine " +
-                              core::to_string(self->peer_) + " broke: " + ucs_status_string(status)));
+  self->fail(core::Status(core::Code::kPeerDead, "the connection (" + std::string(self->transport_.name()) +
+                                                     ") to engine " + core::to_string(self->peer_) +
+                                                     " broke: " + ucs_status_string(status)));
 }
 
 void UcxEndpoint::fail(core::Status cause) {
@@ -28,9 +28,11 @@ void UcxEndpoint::fail(core::Status cause) {
       report_ = true;
       break;
     case State::kDraining:
-    case State::kFlushing: break;  // we were leaving anyway: now at once
+    case State::kFlushing:
+      break;  // we were leaving anyway: now at once
     case State::kDoomed:
-    case State::kGone: return;
+    case State::kGone:
+      return;
   }
   state_ = State::kDoomed;
   transport_.needs_attention(*this);

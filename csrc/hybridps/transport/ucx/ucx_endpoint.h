@@ -4,8 +4,8 @@
 //     │                                                                                              v
 //     └──error of UCX, close(any other code)──> kDoomed ──next progress()───────────────────────> kGone
 //
-// The ucp_ep is always let go of by a forced close: UCX allows one close per endpoint, so a friendly one that hangs
-// could not be hurried.
+// The ucp_ep is always let go of by a forced close: UCX allows one close per endpoint, so a friendly one that
+// hangs could not be hurried.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -58,9 +58,9 @@ class UcxEndpoint final : public Endpoint {
   const core::EngineId peer_;
   ucp_ep_h ep_ = nullptr;
   State state_ = State::kOpen;
-  bool report_ = false;      // on_peer_failed is due
-  bool used_ = false;        // something was sent
-  bool flush_done_ = false;  // or failed
+  bool report_ = false;        // on_peer_failed is due
+  bool used_ = false;          // something was sent
+  bool flush_done_ = false;    // or failed
   std::size_t in_flight_ = 0;  // sends that UCX holds
   core::Status cause_;         // of the first failure or close
   core::Deadline close_deadline_;

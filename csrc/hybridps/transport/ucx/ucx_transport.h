@@ -2,11 +2,15 @@
 //
 // Owner    the engine, which makes two: "data", and "control" with tcp_only.
 // Threads  one thread for everything, destructor included; UCX's own thread only opens connections.
-// Memory   attach() maps pools once; every send names its handle. Incoming payloads land in registered memory that the
+// Memory   attach() maps pools once; every send names its handle. Incoming payloads land in registered memory
+// that the
 //          transport owns, or stay where UCX received them; 64-byte aligned.
-// Failure  a broken connection fails the endpoint at once and is reported from progress(); `done` of a pending send
-//          runs when UCX has let go of its payload. An endpoint that failed or was closed is never opened again.
-// Fork     in a forked child every method does nothing or returns kClosed, and destruction leaks on purpose: touching
+// Failure  a broken connection fails the endpoint at once and is reported from progress(); `done` of a
+// pending send
+//          runs when UCX has let go of its payload. An endpoint that failed or was closed is never opened
+//          again.
+// Fork     in a forked child every method does nothing or returns kClosed, and destruction leaks on purpose:
+// touching
 //          UCX there would break the parent.
 #pragma once
 
@@ -35,8 +39,9 @@ struct UcxCounters {
 
 class UcxTransport : public Transport {
  public:
-  /// kInvalidArgument: no such device (see validate_device()), or UCX found no transport on it. kUnsupported: the
-  /// libucp in this process is older than the one compiled against, or this process was forked off an engine's.
+  /// kInvalidArgument: no such device (see validate_device()), or UCX found no transport on it. kUnsupported:
+  /// the libucp in this process is older than the one compiled against, or this process was forked off an
+  /// engine's.
   static core::Result<std::unique_ptr<UcxTransport>> create(const UcxOptions& options);
   /// The same with another libucp, for tests; `api` outlives the transport.
   static core::Result<std::unique_ptr<UcxTransport>> create(const UcxOptions& options, UcpApi& api);

@@ -1,4 +1,5 @@
-// tests/unit/transport/ucx/fake_ucp.h: a libucp of memory and scripts, for outcomes that real networks rarely show.
+// tests/unit/transport/ucx/fake_ucp.h: a libucp of memory and scripts, for outcomes that real networks rarely
+// show.
 #pragma once
 
 #include <sys/eventfd.h>
@@ -55,8 +56,8 @@ class FakeUcp final : public UcpApi {
     ucp_request_param_t param;
     bool never = false;
   };
-  std::deque<Pending> sends;       // in flight
-  std::deque<Pending> receives;    // in flight
+  std::deque<Pending> sends;     // in flight
+  std::deque<Pending> receives;  // in flight
   std::deque<ucp_request_param_t> pending_flushes;
   std::deque<std::function<void()>> queue;  // run by worker_progress()
 
@@ -64,7 +65,8 @@ class FakeUcp final : public UcpApi {
   ~FakeUcp() override { ::close(event_fd_); }
 
   void break_connection(ucs_status_t status) {
-    queue.emplace_back([this, status] { ep_params.err_handler.cb(ep_params.err_handler.arg, nullptr, status); });
+    queue.emplace_back(
+        [this, status] { ep_params.err_handler.cb(ep_params.err_handler.arg, nullptr, status); });
   }
   void complete_sends(ucs_status_t status) {
     auto all = std::exchange(sends, {});
@@ -73,8 +75,9 @@ class FakeUcp final : public UcpApi {
         sends.push_back(send);
         continue;
       }
-      queue.emplace_back(
-          [this, send, status] { send.param.cb.send(new_request(), status, const_cast<void*>(send.param.user_data)); });
+      queue.emplace_back([this, send, status] {
+        send.param.cb.send(new_request(), status, const_cast<void*>(send.param.user_data));
+      });
     }
   }
   void complete_receive(ucs_status_t status, std::size_t bytes) {
@@ -116,7 +119,8 @@ class FakeUcp final : public UcpApi {
     --maps;
     return UCS_OK;
   }
-  ucs_status_t worker_create(ucp_context_h, const ucp_worker_params_t* params, ucp_worker_h* worker) override {
+  ucs_status_t worker_create(ucp_context_h, const ucp_worker_params_t* params,
+                             ucp_worker_h* worker) override {
     worker_params = *params;
     if (worker_status == UCS_OK) *worker = fake<ucp_worker_h>(3), ++workers;
     return worker_status;
@@ -154,7 +158,8 @@ class FakeUcp final : public UcpApi {
   ucs_status_ptr_t ep_close(ucp_ep_h, const ucp_request_param_t* param) override {
     ++closes;
     --endpoints;
-    forced = (param->op_attr_mask & UCP_OP_ATTR_FIELD_FLAGS) != 0 && (param->flags & UCP_EP_CLOSE_FLAG_FORCE) != 0;
+    forced =
+        (param->op_attr_mask & UCP_OP_ATTR_FIELD_FLAGS) != 0 && (param->flags & UCP_EP_CLOSE_FLAG_FORCE) != 0;
     complete_sends(UCS_ERR_CANCELED);
     for (auto& flush : std::exchange(pending_flushes, {}))
       queue.emplace_back([this, flush] {
@@ -170,7 +175,8 @@ class FakeUcp final : public UcpApi {
     sends.push_back({*param, send_mode == Send::kNever});
     return fake<void*>(6);
   }
-  ucs_status_ptr_t am_receive(ucp_worker_h, void*, void*, std::size_t, const ucp_request_param_t* param) override {
+  ucs_status_ptr_t am_receive(ucp_worker_h, void*, void*, std::size_t,
+                              const ucp_request_param_t* param) override {
     last_receive = *param;
     if (receive_status != UCS_OK) return UCS_STATUS_PTR(receive_status);
     receives.push_back({*param, false});

@@ -1,0 +1,219 @@
+"""torch finds the backend by name; importing torch neither loads nor needs it."""
+
+import os
+import subprocess
+import sys
+import types
+from importlib.metadata import PackageNotFoundError, distribution, entry_points
+
+import pytest
+
+pytest.importorskip("torch")
+import torch  # noqa: E402
+
+try:
+    distribution("hybridps")
+except PackageNotFoundError:
+    pytest.skip("hybridps is not installed in this environment (scripts/setup)", allow_module_level=True)
+
+from hybridps import _load  # noqa: E402
+
+
+def torch_minor() -> tuple[int, int]:
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, timeout=240, env={**os.environ, **environment},
+    )
+
+
+def info(**changes) -> types.SimpleNamespace:
+    values = {"TORCH_MINOR": "2.15", "UCX_VERSION": "1.22", "UCX_ORIGIN": "wheel (libucx-cu13)", "UCX_LIB_DIR": ""}
+    return types.SimpleNamespace(**{**values, **changes})
+
+
+def test_entry_points_exist_and_load():
+    for group, attribute in (("torch.distributed.backends", "register"), ("torch.backends", "autoload")):
+        (found,) = [point for point in entry_points(group=group) if point.name == "hybridps"]
+        assert found.load().__name__ == attribute
+    (command,) = [point for point in entry_points(group="console_scripts") if point.name == "hybridps"]
+    assert callable(command.load())
+
+
+def test_wheel_metadata_names_licences_and_dependencies():
+    metadata = distribution("hybridps").metadata
+    assert set(metadata.get_all("License-File")) >= {"LICENSE", "NOTICE"}
+    required = " ".join(metadata.get_all("Requires-Dist"))
+    assert "torch" in required
+    assert "libucx" in required
+
+
+def test_backend_is_available_by_name_alone():
+    done = python(
+        "import sys, torch.distributed as dist\n"
+        "assert dist.is_backend_available('hybridps')\n"
+        "assert not dist.is_backend_available('hybridps_with_a_typo')\n"
+        "assert 'hybridps._C' not in sys.modules, 'asking for the name loaded the extension'"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_torch_loads_neither_the_extension_nor_ucx():
+    done = python(
+        "import sys, torch\n"
+        "assert 'hybridps._C' not in sys.modules\n"
+        "assert 'hybridps._load' not in sys.modules\n"
+        "assert 'libucp' not in open('/proc/self/maps').read()"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_autoload_is_a_no_op_where_torch_finds_backends_by_name():
+    if torch_minor() < (2, 14):
+        pytest.skip(f"torch {torch.__version__} has no entry points for backends: autoload registers")
+    done = python(
+        "import sys, torch\n"
+        "from hybridps._autoload import autoload\n"
+        "autoload()\n"
+        "from torch.distributed.distributed_c10d import Backend\n"
+        "assert 'HYBRIDPS' not in Backend._plugins and 'hybridps._register' not in sys.modules"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("version", ["2.13.1", "2.11.0+cu130"])
+def test_autoload_registers_on_older_torch(version):
+    done = python(
+        "import sys, torch\n"
+        f"torch.__version__ = {version!r}\n"
+        "from hybridps._autoload import autoload\n"
+        "autoload(), autoload()\n"
+        "from torch.distributed.distributed_c10d import Backend\n"
+        "assert 'HYBRIDPS' in Backend._plugins and 'hybridps._C' not in sys.modules"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("version", ["", "nonsense", "2"])
+def test_autoload_never_raises(version, monkeypatch):
+    from hybridps._autoload import autoload
+
+    monkeypatch.setattr(torch, "__version__", version)
+    autoload()
+
+
+def test_another_torch_minor_is_refused_with_the_build_to_install():
+    with pytest.raises(ImportError, match=r"for torch 2\.14, but torch 2\.15\.0.* is running.*built for torch 2\.15"):
+        _load.check_torch("2.14", "2.15.0+cu132")
+    _load.check_torch("2.15", "2.15.3")
+
+
+def test_another_torch_minor_is_refused_at_init_process_group():
+    done = python(
+        "import hybridps._build_info as info\n"
+        "info.TORCH_MINOR = '2.9'\n"
+        "import sys, torch.distributed as dist\n"
+        "try:\n"
+        "    dist.init_process_group('hybridps', rank=0, world_size=1, store=dist.HashStore())\n"
+        "except ImportError as error:\n"
+        "    assert 'hybridps._C' not in sys.modules\n"
+        "    print(error)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "this build of hybridps is for torch 2.9" in done.stdout
+
+
+def test_a_checkout_without_the_extension_says_how_to_build_it(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(_load.importlib, "import_module", missing)
+    with pytest.raises(ImportError, match="scripts/setup"):
+        _load.build_info()
+
+
+def test_an_older_ucx_is_refused_with_both_versions(monkeypatch):
+    monkeypatch.setattr(_load, "mapped_ucx", lambda: ["/usr/lib/libucp.so.0.0.0"])
+    monkeypatch.setattr(_load, "ucx_version", lambda path: (1, 13, 1))
+    with pytest.raises(ImportError, match=r"UCX 1\.13\.1 \(/usr/lib/libucp.*already loaded.*UCX 1\.22"):
+        _load.load_ucx(info())
+
+
+def test_a_newer_ucx_that_is_already_mapped_is_used(monkeypatch):
+    monkeypatch.setattr(_load, "mapped_ucx", lambda: ["/usr/lib/libucp.so.0.0.0"])
+    monkeypatch.setattr(_load, "ucx_version", lambda path: (1, 23, 0))
+    assert _load.load_ucx(info()) == "/usr/lib/libucp.so.0.0.0"
+
+
+def test_two_copies_of_ucx_are_refused_with_both_paths(monkeypatch):
+    monkeypatch.setattr(_load, "mapped_ucx", lambda: ["/a/libucp.so.0", "/b/libucp.so.0"])
+    with pytest.raises(ImportError, match=r"two copies of UCX.*/a/libucp\.so\.0, /b/libucp\.so\.0"):
+        _load.load_ucx(info())
+
+
+def test_a_missing_ucx_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(_load, "mapped_ucx", list)
+    monkeypatch.setattr(_load, "_from_wheel", lambda: False)
+    monkeypatch.setattr(_load, "_from_system", lambda folder="": False)
+    with pytest.raises(ImportError, match="pip install libucx-cu13"):
+        _load.load_ucx(info())
+
+
+def test_ucx_is_loaded_once_without_taking_signal_handlers():
+    done = python(
+        "import ctypes, os, signal\n"
+        "from hybridps import _load\n"
+        "path = _load.load_ucx(_load.build_info())\n"
+        "assert _load.load_ucx(_load.build_info()) == path and len(_load.mapped_ucx()) == 1\n"
+        "status = open('/proc/self/status').read()\n"
+        "caught = int([l for l in status.splitlines() if l.startswith('SigCgt')][0].split()[1], 16)\n"
+        "for name in ('SIGHUP', 'SIGSEGV', 'SIGBUS', 'SIGFPE', 'SIGILL'):\n"
+        "    assert not caught >> (getattr(signal, name) - 1) & 1, name\n"
+        "assert os.environ['UCX_DEBUG_SIGNO'] == '0'"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_users_ucx_setting_wins():
+    done = python(
+        "import os\n"
+        "from hybridps import _load\n"
+        "_load.load_ucx(_load.build_info())\n"
+        "assert os.environ['UCX_HANDLE_ERRORS'] == 'bt'",
+        UCX_HANDLE_ERRORS="bt",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_extension_loads_in_a_fresh_process_and_reports_its_build():
+    done = python(
+        "from hybridps import _load\n"
+        "extension, info = _load.load_extension(), _load.build_info()\n"
+        "assert extension is _load.load_extension()\n"
+        "assert isinstance(extension.build_info(), dict) and len(_load.mapped_ucx()) == 1"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], []])
+def test_unknown_command_prints_the_usage(arguments):
+    done = subprocess.run([sys.executable, "-m", "hybridps", *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "usage: hybridps" in done.stderr
+
+
+def test_env_prints_the_table_of_settings():
+    done = subprocess.run([sys.executable, "-m", "hybridps", "env"], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("NAME")
+    assert "HYBRIDPS_NODE" in done.stdout
+
+
+def test_doctor_finds_nothing_wrong_here():
+    done = subprocess.run([sys.executable, "-m", "hybridps", "doctor"], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "UCX in use" in done.stdout
+    assert done.stdout.rstrip().endswith("ok")

@@ -1,0 +1,100 @@
+"""The arrows between the rooms of csrc/hybridps are those of csrc/rooms.toml, in #includes and in symbols."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from repo import CSRC, ROOT, rooms_table
+
+TABLE = rooms_table()
+ROOMS, OUTSIDE = TABLE["rooms"], TABLE["outside"]
+GENERATED = {"hybridps/build_info.h"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+SOURCES = sorted(path for kind in ("*.h", "*.cpp") for path in (CSRC / "hybridps").rglob(kind))
+
+
+def room_of(path: str) -> str | None:
+    """The innermost room that holds a path below csrc/hybridps."""
+    parts = path.split("/")[:-1]
+    while parts:
+        if "/".join(parts) in ROOMS:
+            return "/".join(parts)
+        parts.pop()
+    return None
+
+
+def includes(path) -> list[tuple[str, str]]:
+    return INCLUDE.findall(path.read_text())
+
+
+def test_the_table_has_no_cycle_and_lists_a_room_after_what_it_uses():
+    seen = set()
+    for room, uses in ROOMS.items():
+        assert set(uses) <= seen, f"{room} uses {sorted(set(uses) - seen)}, listed below it or nowhere"
+        seen.add(room)
+
+
+def test_every_source_file_is_in_a_room():
+    assert SOURCES
+    homeless = [str(path.relative_to(CSRC)) for path in SOURCES if not room_of(str(path.relative_to(CSRC / "hybridps")))]
+    assert not homeless
+
+
+def test_every_include_follows_an_allowed_arrow():
+    wrong = []
+    for path in SOURCES:
+        room = room_of(str(path.relative_to(CSRC / "hybridps")))
+        for _, target in includes(path):
+            if not target.startswith("hybridps/") or target in GENERATED:
+                continue
+            other = room_of(target.removeprefix("hybridps/"))
+            if other is None or (other != room and other not in ROOMS[room]):
+                wrong.append(f"{path.relative_to(ROOT)} ({room}) includes {target} ({other})")
+    assert not wrong, "csrc/rooms.toml does not allow:\n" + "\n".join(wrong)
+
+
+def test_every_include_of_our_own_names_a_file_by_its_full_path():
+    wrong = []
+    for path in SOURCES:
+        for quote, target in includes(path):
+            if quote == '"' and target not in GENERATED and not (CSRC / target).is_file():
+                wrong.append(f'{path.relative_to(ROOT)}: #include "{target}"')
+    assert not wrong
+
+
+@pytest.mark.parametrize("prefix", OUTSIDE)
+def test_only_the_rooms_at_the_seam_include_the_outside(prefix):
+    wrong = []
+    for path in SOURCES:
+        room = room_of(str(path.relative_to(CSRC / "hybridps")))
+        if room not in OUTSIDE[prefix] and any(target.startswith(prefix) for _, target in includes(path)):
+            wrong.append(f"{path.relative_to(ROOT)} ({room})")
+    assert not wrong, f"only {OUTSIDE[prefix]} may include <{prefix}...>"
+
+
+def static_libraries():
+    found = {}
+    for room in ROOMS:
+        name = f"libhybridps_{room.replace('/', '_')}.a"
+        built = sorted(ROOT.glob(f"build/*/csrc/hybridps/{room}/{name}"), key=lambda path: path.stat().st_mtime)
+        if built:
+            found[room] = built[-1]
+    return found
+
+
+def test_only_pg_and_bindings_reference_symbols_of_torch():
+    libraries = static_libraries()
+    if not libraries:
+        pytest.skip("no static library under build/: nothing was compiled in this checkout")
+    if not shutil.which("nm"):
+        pytest.skip("nm is not installed")
+    torch_names = re.compile(r"\b(c10d?|at|torch|pybind11)::")
+    wrong = []
+    for room, library in libraries.items():
+        if room in ("pg", "bindings"):
+            continue
+        undefined = subprocess.run(["nm", "-C", "-u", library], capture_output=True, text=True, check=True).stdout
+        named = [line.strip() for line in undefined.splitlines() if torch_names.search(line)]
+        wrong += [f"{library.relative_to(ROOT)}: {line}" for line in named[:3]]
+    assert not wrong

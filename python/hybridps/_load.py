@@ -9,8 +9,14 @@ import threading
 _UCX_MAPPED = re.compile(r"/libucp\.so(\.\d+)*$")
 _UCX_SONAME = "libucp.so.0"
 
-# UCX reads these while it is being loaded: without them it takes signal handlers that belong to the launcher.
-_UCX_ENVIRONMENT = {"UCX_HANDLE_ERRORS": "none", "UCX_ERROR_SIGNALS": "", "UCX_DEBUG_SIGNO": "0"}
+# UCX reads these while it is being loaded: without them it takes signal handlers that belong to the launcher, and logs
+# every connection that a peer's end breaks, which the engine judges and reports itself. The user's own settings win.
+_UCX_ENVIRONMENT = {
+    "UCX_HANDLE_ERRORS": "none",
+    "UCX_ERROR_SIGNALS": "",
+    "UCX_DEBUG_SIGNO": "0",
+    "UCX_LOG_LEVEL": "fatal",
+}
 
 _lock = threading.Lock()
 _extension = None

@@ -37,6 +37,7 @@ using core::Code;
 using core::Status;
 
 constexpr int kSleepMillisecondsMax = 100;
+constexpr std::int64_t kSpinMicroseconds = 50;
 constexpr auto kProofTimeout = std::chrono::seconds(10);
 
 template <typename To, typename From>
@@ -491,7 +492,10 @@ std::size_t EngineImpl::drain() {
 void EngineImpl::run() {
   block_signals();
   pthread_setname_np(pthread_self(), "hybridps");
-  const auto spin = std::chrono::microseconds(std::max<std::int64_t>(0, config_.spin_microseconds));
+  // By default only where every local rank has two cores: otherwise spinning takes the time of those it waits for.
+  const bool cores_to_spare = 2 * expected_local_peers() <= std::thread::hardware_concurrency();
+  const auto spin = std::chrono::microseconds(
+      config_.spin_microseconds >= 0 ? config_.spin_microseconds : (cores_to_spare ? kSpinMicroseconds : 0));
   core::TimePoint idle_since = core::TimePoint::max();
   for (;;) {
     std::size_t work = drain();

@@ -524,16 +524,18 @@ std::size_t Worker::tick(core::TimePoint now) {
   }
   if (now >= next_watch_ && !tracked_.empty()) {
     next_watch_ = now + kWatchEvery;
-    for (OperationRun* run : tracked_) {
-      if (run->operation.kind == schedule::Kind::kPointToPoint || !run->started) continue;
-      const bool first = run->probed_at == run->submitted_at;
-      if (now - run->probed_at >= (first ? core::Duration(kProbeAfter) : core::Duration(kProbeAgainAfter)))
-        probe(*run, now);
-      if (run->operation.kind != schedule::Kind::kGoodbye &&
-          now - run->warned_at >= core::from_seconds(options_.warn_seconds)) {
-        run->warned_at = now;
-        core::log_warn(describe(*run), " has waited ", seconds_text(now - run->submitted_at), " for ranks ",
-                       list(missing_ranks(*run)));
+    for (const auto& [uid, group] : groups_) {
+      if (group->running.empty() || !group->running.begin()->second->started) continue;
+      // The oldest operation alone: what the others wait for is behind it.
+      OperationRun& run = *group->running.begin()->second;
+      const bool first = run.probed_at == run.submitted_at;
+      if (now - run.probed_at >= (first ? core::Duration(kProbeAfter) : core::Duration(kProbeAgainAfter)))
+        probe(run, now);
+      if (options_.warn_seconds > 0 && run.operation.kind != schedule::Kind::kGoodbye &&
+          now - run.warned_at >= core::from_seconds(options_.warn_seconds)) {
+        run.warned_at = now;
+        core::log_warn(describe(run), " has waited ", seconds_text(now - run.submitted_at), " for ranks ",
+                       list(missing_ranks(run)));
       }
     }
   }

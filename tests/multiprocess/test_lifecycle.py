@@ -317,11 +317,10 @@ def subsets(rank, world):
         if rank in members:
             try_group(f"new_group {members}", dist.get_process_group_ranks(group), group)
 
-    # Local synchronisation: only the members call.
-    if rank in (1, 3):
-        try_group("local sync", [1, 3], dist.new_group([1, 3], use_local_synchronization=True))
-    if rank in (0, 1):
-        try_group("local sync again", [0, 1], dist.new_group([0, 1], use_local_synchronization=True))
+    # Local synchronisation: only the members call. (Each rank makes as many groups, or torch's names part ways.)
+    for pairs in [[[0, 2], [1, 3]], [[0, 1], [2, 3]]]:
+        members = next(pair for pair in pairs if rank in pair)
+        try_group(f"local sync {members}", members, dist.new_group(members, use_local_synchronization=True))
 
     subgroup, _ = dist.new_subgroups(2)
     try_group("new_subgroups", [rank // 2 * 2, rank // 2 * 2 + 1], subgroup)

@@ -385,8 +385,8 @@ def _main(fd, preload):
     if threads != 1:
         client.send_bytes(f"the zygote has {threads} threads after its imports: {_tasks(os.getpid())}".encode())
         return 1
-    if "hybridps" in sys.modules:
-        client.send_bytes(b"importing torch imported hybridps: ranks would share what must be theirs")
+    if "hybridps._C" in sys.modules:
+        client.send_bytes(b"importing torch loaded hybridps._C: ranks would share what must be theirs")
         return 1
     gc.collect()
     gc.freeze()

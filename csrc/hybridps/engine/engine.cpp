@@ -28,6 +28,7 @@
 #include "hybridps/engine/interface.h"
 #include "hybridps/engine/runtime.h"
 #include "hybridps/intranode/shm/shm_transport.h"
+#include "hybridps/schedule/shares.h"
 #include "hybridps/transport/ucx/ucx_transport.h"
 
 namespace hybridps::engine {
@@ -59,6 +60,18 @@ std::size_t expected_local_peers() {
     if (size > 0 && size < 4096) return static_cast<std::size_t>(size);
   }
   return 7;
+}
+
+// The share of each node, when every node has a member that knows its card's rate (HYBRIDPS_NIC_GBPS); else equal.
+std::vector<double> node_weights(const bootstrap::Roster& roster) {
+  std::vector<double> rates(static_cast<std::size_t>(roster.node_count()), 0.0);
+  for (std::size_t rank = 0; rank < roster.members.size(); ++rank) {
+    double& rate = rates[static_cast<std::size_t>(roster.node_of[rank])];
+    rate = std::max(rate, roster.members[rank].nic_gbps);
+  }
+  for (const double rate : rates)
+    if (rate <= 0.0) return {};
+  return schedule::optimal_shares(rates).worker;
 }
 
 // One group as the engine's threads see it. It never holds the engine.
@@ -575,7 +588,8 @@ void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::
   if (group->closed) return;
   const int me = group->options.rank;
   const int my_node = roster.node_of[static_cast<std::size_t>(me)];
-  worker::GroupInfo info{roster.uid, group->options.name, {}, {}, schedule::Topology(roster.node_of, me), {}, 0};
+  worker::GroupInfo info{roster.uid, group->options.name, {}, {},
+                         schedule::Topology(roster.node_of, me, node_weights(roster)), {}, 0};
   std::uint64_t chunk_bytes = config_.chunk_bytes;
   for (int rank = 0; rank < roster.size(); ++rank) {
     const bootstrap::MemberRecord& member = roster.members[static_cast<std::size_t>(rank)];

@@ -265,6 +265,7 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
       }
       case wire::Type::kPong: unanswered_verdicts_.erase(header.source); return;
       case wire::Type::kVerdict: {
+        if ((header.flags & wire::kFlagForwarded) != 0) break;
         wire::Header answer;
         answer.type = wire::Type::kPong;
         send_control(header.source, answer, {});

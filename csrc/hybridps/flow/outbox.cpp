@@ -340,6 +340,11 @@ void Outbox::send_text(core::EngineId peer, wire::Header header, std::string_vie
   (void)transmit(lane(peer), header, buffer, header.payload_bytes, {});
 }
 
+bool Outbox::is_open(core::EngineId peer) const {
+  const auto found = lanes_.find(peer);
+  return found != lanes_.end() && found->second->endpoint != nullptr && !found->second->broken;
+}
+
 void Outbox::announce(Lane& peer, Stream& stream) {
   stream.announced_ = true;
   wire::Header header = stream.header;

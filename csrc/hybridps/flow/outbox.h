@@ -147,6 +147,9 @@ class Outbox : core::Pinned {
   /// A message with a short text as payload (cut to the middle size class); dropped when no slot is free.
   void send_text(core::EngineId peer, wire::Header header, std::string_view text);
 
+  /// Whether a connection to the peer was opened and has not failed.
+  bool is_open(core::EngineId peer) const;
+
   /// Streams that waited for slots, announcements that are due, peers that broke. Returns what it did.
   std::size_t progress(core::TimePoint now);
   /// When progress() wants to be called next at the latest (announcements).

@@ -44,7 +44,7 @@ std::string_view name_of(Kind kind) noexcept;
 /// Which ranks share which node. Ranks and nodes are group-relative.
 class Topology {
  public:
-  /// node_of[rank] in [0, nodes), every node with at least one rank. weights: one per node, > 0; empty: equal.
+  /// node_of[rank] in [0, nodes), every node with at least one rank. weights: one per node, >= 0, not all 0; empty: equal.
   Topology(std::vector<int> node_of, int rank, std::vector<double> weights = {});
 
   int rank() const noexcept { return rank_; }

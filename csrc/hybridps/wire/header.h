@@ -53,6 +53,7 @@ inline constexpr std::uint8_t kStageCount = 4;
 
 inline constexpr std::uint8_t kFlagGranted = 1;  // data: sent under a grant, costs no allowance
 inline constexpr std::uint8_t kFlagGroup = 2;    // verdict: on the whole group
+inline constexpr std::uint8_t kFlagForwarded = 8;  // verdict: passed on by one who was told; needs no answer
 inline constexpr std::uint8_t kFlagP2p = 4;      // sequence counts messages of (sender, tag)
 inline constexpr std::uint32_t kAllChunks = 0xffffffffU;
 

@@ -101,6 +101,7 @@ void Worker::close_group(core::GroupUid uid) {
   const auto found = groups_.find(uid);
   if (found == groups_.end()) return;
   GroupState& group = *found->second;
+  group.leaving = true;  // nobody else's business
   fail_group(group, core::Status(core::Code::kAborted, "the group was destroyed while the operation was pending"),
              /*tell=*/false);
   server_.close_group(uid);
@@ -379,13 +380,19 @@ void Worker::fail(OperationRun& run, core::Status cause) {
 void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell) {
   if (!group.status.is_ok()) return;
   group.status = cause;
-  if (tell) {
-    wire::Header header;
-    header.type = wire::Type::kVerdict;
-    header.flags = wire::kFlagGroup;
-    header.aux = static_cast<std::uint64_t>(cause.code());
-    tell_members(group, header, cause.message());
-  }
+  wire::Header header;
+  header.type = wire::Type::kVerdict;
+  header.flags = wire::kFlagGroup;
+  header.aux = static_cast<std::uint64_t>(cause.code());
+  if (tell) tell_members(group, header, cause.message());
+  // Once more on the connections that carry data: there it comes before the end of this process, if that is next, so
+  // that nobody takes us for the cause.
+  header.uid = group.info.uid;
+  header.flags |= wire::kFlagForwarded;
+  header.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
+  if (cause.code() != core::Code::kClosed && !group.leaving)
+    for (const core::EngineId engine : group.info.engines)
+      if (outbox_.is_open(engine)) outbox_.send_text(engine, header, cause.message());
   while (!group.running.empty()) finish(*group.running.begin()->second, cause);
   for (OperationRun* run : group.p2p->active()) finish(*run, cause);
   group.early.clear();

@@ -38,6 +38,11 @@ std::exception_ptr to_exception(const core::Status& status, const std::string& w
   }
 }
 
+std::string message_of(const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  return of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
+}
+
 void check_status(const core::Status& status, const std::string& what) {
   if (!status.is_ok()) throw_status(status, what);
 }

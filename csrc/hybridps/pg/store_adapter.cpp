@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "hybridps/core/log.h"
+#include "hybridps/pg/errors.h"
 
 namespace hybridps::pg {
 namespace {
@@ -36,39 +37,42 @@ Unwrapped unwrap(StorePtr store) {
   return result;
 }
 
-/// One clone per base store, as long as somebody holds it.
+/// One clone per base store, for as long as that lives: connecting is dear (TCPStore looks up the peer's name on the
+/// server's only thread, and a slow name service then holds up every rank), so groups must not each connect anew.
 StorePtr shared_clone(const StorePtr& base) {
   struct Entry {
     c10::weak_intrusive_ptr<c10d::Store> base;
-    c10::weak_intrusive_ptr<c10d::Store> clone;
+    StorePtr clone;
   };
   static auto& mutex = *new std::mutex;
   static auto& clones = *new std::map<c10d::Store*, Entry>;
-  {
-    const std::lock_guard lock(mutex);
-    const auto at = clones.find(base.get());
-    // The entry's weak reference keeps the address from being used again while it is there.
-    if (at != clones.end())
-      if (StorePtr clone = at->second.clone.lock()) return clone;
+  std::vector<StorePtr> unused;  // closed after the lock is released
+  const std::lock_guard lock(mutex);
+  for (auto at = clones.begin(); at != clones.end();) {
+    if (at->second.base.expired()) {
+      unused.push_back(std::move(at->second.clone));
+      at = clones.erase(at);
+    } else {
+      ++at;
+    }
   }
+  // An entry's weak reference keeps the address from being used again while it is there.
+  if (const auto at = clones.find(base.get()); at != clones.end()) return at->second.clone;
   StorePtr clone;
   try {
     clone = base->clone();
   } catch (const std::exception& error) {
     // A Store written in Python may have none.
-    core::log_debug("the Store cannot be cloned and is used as it is: ", error.what());
+    core::log_debug("the Store cannot be cloned and is used as it is: ", message_of(error));
     return base;
   }
-  const std::lock_guard lock(mutex);
-  std::erase_if(clones, [](const auto& entry) { return entry.second.clone.expired(); });
-  clones.insert_or_assign(base.get(), Entry{c10::weak_intrusive_ptr<c10d::Store>(base),
-                                            c10::weak_intrusive_ptr<c10d::Store>(clone)});
+  clones.insert_or_assign(base.get(), Entry{c10::weak_intrusive_ptr<c10d::Store>(base), clone});
   return clone;
 }
 
 core::Status failed(const char* call, const std::string& key, const std::exception& error) {
   return {core::Code::kPeerDead, std::string("the c10d Store failed in ") + call + "(\"" + key + "\"): " +
-                                     error.what() + "; see whether the process that hosts it (rank 0, or torchrun's "
+                                     message_of(error) + "; see whether the process that hosts it (rank 0, or torchrun's "
                                      "agent) is alive"};
 }
 

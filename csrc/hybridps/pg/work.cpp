@@ -111,7 +111,7 @@ void WorkHybrid::finish_and_complete(Ptr work) {
     work->finish_ = nullptr;
   } catch (const std::exception& error) {
     const std::lock_guard lock(work->mutex_);
-    work->status_ = core::Status(core::Code::kInternal, std::string("cannot deliver the result: ") + error.what());
+    work->status_ = core::Status(core::Code::kInternal, "cannot deliver the result: " + message_of(error));
   }
   complete(std::move(work));
 }

@@ -169,11 +169,13 @@ TEST_CASE("intranode/shm: an engine that ends in an orderly way is not called de
     Side side;
     open_side(side);
     meet(side, channel);
+    await_step(channel);  // or the other would find a proof that has come and gone
     return side.peer->send(numbered(7), {}, 0, {}).is_ok() ? 0 : 1;
   });
   Side side;
   open_side(side);
   meet(side, child.channel());
+  signal_step(child.channel());
   CHECK(child.wait() == 0);
   REQUIRE(sleep_until(side, [&] { return side.receiver.failures.size() == 1; }, 10));
   CHECK(side.receiver.failures[0].second.code() == core::Code::kClosed);

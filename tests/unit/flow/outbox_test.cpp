@@ -1,0 +1,732 @@
+#include "hybridps/flow/outbox.h"
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <random>
+
+#include "tests/support/catch.h"
+#include "tests/support/fake_router.h"
+
+namespace {
+
+using namespace hybridps;
+using flow::Stream;
+using wire::Type;
+using Chunks = std::vector<std::uint32_t>;
+
+constexpr std::size_t kSlot = 1024;
+constexpr core::EngineId kSelf{1};
+constexpr core::EngineId kPeer{2};
+constexpr core::EngineId kOther{3};
+constexpr core::EngineId kLocal{4};
+
+/// A stream's owner: chunk c of stream s is filled with the byte s + c.
+struct Owner final : flow::Source {
+  explicit Owner(transport::BufferPool& p) : pool(p) {}
+  transport::Buffer payload(Stream& stream, std::uint32_t chunk, std::size_t bytes) override {
+    ++asked;
+    transport::Buffer buffer = pool.allocate(bytes);
+    if (buffer) std::memset(buffer.data(), static_cast<int>(stream.index + chunk), bytes);
+    return buffer;
+  }
+  void on_sent(Stream& stream, std::uint32_t chunk) override {
+    sent.emplace_back(stream.index, chunk);
+    if (when_sent) when_sent(stream, chunk);
+  }
+  void on_permitted(Stream& stream, std::uint32_t chunk) override {
+    permitted.push_back(chunk);
+    if (when_permitted) when_permitted(stream, chunk);
+  }
+  transport::BufferPool& pool;
+  int asked = 0;
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> sent;
+  Chunks permitted;
+  std::function<void(Stream&, std::uint32_t)> when_sent;
+  std::function<void(Stream&, std::uint32_t)> when_permitted;
+};
+
+struct Setup {
+  std::int64_t eager_bytes = 2 * kSlot;
+  std::size_t slots = 32;
+  std::size_t net_slots = 32;
+  std::int64_t granted_bytes_max = 1 << 20;
+  std::int64_t credit_batch_bytes = 2 * kSlot;
+};
+
+struct Rig {
+  explicit Rig(const Setup& setup = {}) : pool({{kSlot, setup.slots}}), owner(*pool) {
+    router.eager_bytes = setup.eager_bytes;
+    router.peers[kLocal] = flow::Peer{true, setup.eager_bytes};
+    flow::OutboxOptions options;
+    options.self = kSelf;
+    options.class_bytes = {kSlot};
+    options.net_slots = {setup.net_slots};
+    options.granted_bytes_max = setup.granted_bytes_max;
+    options.credit_batch_bytes = setup.credit_batch_bytes;
+    options.announce_after = std::chrono::seconds(100);  // of the time that progress() is told
+    outbox = std::make_unique<flow::Outbox>(options, *pool, router);
+  }
+  ~Rig() {
+    for (auto& stream : streams) outbox->cancel(*stream);
+    streams.clear();
+    router.endpoints.clear();
+    outbox.reset();
+  }
+  Stream& stream(std::uint32_t chunks, core::EngineId peer = kPeer, bool urgent = false) {
+    streams.push_back(std::make_unique<Stream>());
+    Stream& s = *streams.back();
+    s.peer = peer;
+    s.source = &owner;
+    s.chunks = chunks;
+    s.chunk_bytes = kSlot;
+    s.bytes = std::uint64_t{chunks} * kSlot;
+    s.urgent = urgent;
+    s.index = 100 * static_cast<std::uint32_t>(streams.size());
+    s.header.span = s.index;
+    s.header.sequence = 17;
+    return s;
+  }
+  void destroy(Stream& stream) {
+    std::erase_if(streams, [&](const auto& s) { return s.get() == &stream; });
+  }
+  void offer_all(Stream& s) {
+    for (std::uint32_t c = 0; c < s.chunks; ++c) outbox->offer(s, c);
+  }
+  void progress(double seconds = 0) { outbox->progress(core::Clock::now() + core::from_seconds(seconds)); }
+  test::FakeEndpoint& to(core::EngineId peer = kPeer) { return router.to(peer); }
+  /// How many chunks a fresh stream may send now: what is left of the allowance.
+  std::size_t probe(std::uint32_t chunks = 20) {
+    Stream& s = stream(chunks);
+    const std::size_t before = owner.sent.size();
+    offer_all(s);
+    const std::size_t count = owner.sent.size() - before;
+    outbox->cancel(s);
+    destroy(s);
+    return count;
+  }
+
+  test::FakePool pool;
+  test::FakeRouter router;
+  Owner owner;
+  std::unique_ptr<flow::Outbox> outbox;
+  std::vector<std::unique_ptr<Stream>> streams;
+};
+
+}  // namespace
+
+TEST_CASE("flow/outbox: chunks go until the allowance is spent and again with every credit", "[flow][fast]") {
+  Rig rig;
+  Stream& s = rig.stream(7);
+  rig.offer_all(s);
+  CHECK(rig.to().chunks() == Chunks{0, 1});
+  CHECK(rig.owner.asked == 2);  // what waits holds no memory
+  rig.outbox->on_credit(kPeer, kSlot);
+  CHECK(rig.to().chunks() == Chunks{0, 1, 2});
+  rig.outbox->on_credit(kPeer, 100 * kSlot);  // only what is outstanding counts
+  CHECK(rig.to().chunks() == Chunks{0, 1, 2, 3, 4});
+  rig.outbox->on_credit(kPeer, 2 * kSlot);
+  CHECK(s.all_sent());
+  for (const auto& message : rig.to().sent) {
+    const wire::Header& h = message.header;
+    CHECK(h.type == Type::kData);
+    CHECK(h.flags == 0);
+    CHECK(h.aux == kSlot);
+    CHECK(h.source == kSelf);
+    CHECK(h.payload_bytes == kSlot);
+    CHECK(h.sequence == 17);
+    CHECK(message.payload == std::vector<std::byte>(kSlot, static_cast<std::byte>(s.index + h.chunk)));
+  }
+}
+
+TEST_CASE("flow/outbox: a short chunk costs its whole slot", "[flow][fast]") {
+  Rig rig;
+  Stream& s = rig.stream(3);
+  s.bytes = 2 * kSlot + 10;
+  rig.outbox->offer(s, 2);
+  rig.outbox->offer(s, 0);
+  rig.outbox->offer(s, 1);
+  CHECK(rig.to().chunks() == Chunks{2, 0});
+  CHECK(rig.to().sent[0].header.payload_bytes == 10);
+  CHECK(rig.to().sent[0].header.aux == kSlot);
+}
+
+TEST_CASE("flow/outbox: one message may be under way however small the allowance", "[flow][fast]") {
+  Setup setup;
+  setup.eager_bytes = 10;
+  Rig rig(setup);
+  Stream& s = rig.stream(3);
+  rig.offer_all(s);
+  CHECK(rig.to().chunks() == Chunks{0});
+  rig.outbox->on_credit(kPeer, kSlot);
+  CHECK(rig.to().chunks() == Chunks{0, 1});
+  rig.outbox->on_credit(kPeer, kSlot);
+  CHECK(rig.to().chunks() == Chunks{0, 1, 2});
+}
+
+TEST_CASE("flow/outbox: peers have allowances of their own", "[flow][fast]") {
+  Rig rig;
+  rig.offer_all(rig.stream(5, kPeer));
+  rig.offer_all(rig.stream(5, kOther));
+  CHECK(rig.to(kPeer).chunks() == Chunks{0, 1});
+  CHECK(rig.to(kOther).chunks() == Chunks{0, 1});
+  rig.outbox->on_credit(kOther, kSlot);
+  CHECK(rig.to(kPeer).chunks() == Chunks{0, 1});
+  CHECK(rig.to(kOther).chunks() == Chunks{0, 1, 2});
+}
+
+TEST_CASE("flow/outbox: empty chunks cost nothing and never wait", "[flow][fast]") {
+  Rig rig;
+  rig.offer_all(rig.stream(5));
+  Stream& s = rig.stream(1);
+  s.bytes = 0;
+  rig.outbox->offer(s, 0);
+  CHECK(s.all_sent());
+  CHECK(rig.to().sent.back().header.payload_bytes == 0);
+}
+
+TEST_CASE("flow/outbox: a waiting stream announces itself once and after the delay", "[flow][fast]") {
+  Rig rig;
+  Stream& s = rig.stream(6);
+  CHECK(rig.outbox->next_due() == core::TimePoint::max());
+  rig.offer_all(s);
+  CHECK(rig.outbox->next_due() < core::TimePoint::max());
+  rig.progress(50);
+  CHECK(rig.to().of(Type::kAnnounce).empty());
+  rig.progress(101);
+  REQUIRE(rig.to().of(Type::kAnnounce).size() == 1);
+  const wire::Header& h = rig.to().of(Type::kAnnounce)[0]->header;
+  CHECK(h.chunk == 2);
+  CHECK(h.span == s.index);
+  CHECK(h.payload_bytes == 0);
+  CHECK(h.source == kSelf);
+  CHECK(rig.outbox->next_due() == core::TimePoint::max());
+  rig.progress(1000);
+  rig.outbox->on_credit(kPeer, kSlot);  // it moves on and waits again
+  rig.progress(2000);
+  CHECK(rig.to().of(Type::kAnnounce).size() == 1);
+  // Another one that waits says so too.
+  rig.offer_all(rig.stream(1));
+  rig.progress(3000);
+  CHECK(rig.to().of(Type::kAnnounce).size() == 2);
+}
+
+TEST_CASE("flow/outbox: a stream that gets its credits in time never announces itself", "[flow][fast]") {
+  Rig rig;
+  rig.offer_all(rig.stream(4));
+  rig.outbox->on_credit(kPeer, 2 * kSlot);
+  rig.progress(1000);
+  CHECK(rig.to().of(Type::kAnnounce).empty());
+}
+
+TEST_CASE("flow/outbox: a granted chunk goes at once and costs no allowance", "[flow][fast]") {
+  Rig rig;
+  Stream& s = rig.stream(6);
+  rig.offer_all(s);
+  rig.outbox->granted(s, 4);
+  CHECK(rig.to().chunks() == Chunks{0, 1, 4});
+  CHECK(rig.to().sent.back().header.flags == wire::kFlagGranted);
+  CHECK(rig.to().sent.back().header.aux == 0);
+  rig.outbox->granted(s, 4);    // twice
+  rig.outbox->granted(s, 0);    // sent long ago
+  rig.outbox->granted(s, 999);  // not there
+  CHECK(rig.to().chunks() == Chunks{0, 1, 4});
+  rig.outbox->on_credit(kPeer, 100 * kSlot);
+  CHECK(rig.to().chunks() == Chunks{0, 1, 4, 2, 3});
+}
+
+TEST_CASE("flow/outbox: flags of the stream stay on granted chunks", "[flow][fast]") {
+  Rig rig;
+  Stream& s = rig.stream(3);
+  s.header.flags = wire::kFlagP2p;
+  rig.offer_all(s);
+  rig.outbox->granted(s, 2);
+  CHECK(rig.to().sent[0].header.flags == wire::kFlagP2p);
+  CHECK(rig.to().sent[2].header.flags == (wire::kFlagP2p | wire::kFlagGranted));
+}
+
+TEST_CASE("flow/outbox: a grant of all chunks lets them go within the bytes in flight", "[flow][fast]") {
+  Setup setup;
+  setup.granted_bytes_max = 3 * kSlot;
+  Rig rig(setup);
+  Stream& s = rig.stream(10);
+  rig.offer_all(s);
+  rig.outbox->granted(s, wire::kAllChunks);
+  CHECK(rig.to().chunks() == Chunks{0, 1, 2, 3, 4});  // two by the allowance
+  rig.to().complete(0);                               // an eager one: no room for granted ones
+  rig.progress();
+  CHECK(rig.to().chunks().size() == 5);
+  rig.to().complete(2);
+  rig.progress();
+  CHECK(rig.to().chunks().size() == 6);
+  for (std::size_t i = 0; i < rig.to().sent.size(); ++i) {
+    rig.to().complete(i);
+    rig.progress();
+  }
+  CHECK(s.all_sent());
+  CHECK(rig.probe() == 0);  // the allowance is as it was
+}
+
+TEST_CASE("flow/outbox: a chunk larger than the bytes in flight goes alone", "[flow][fast]") {
+  Setup setup;
+  setup.granted_bytes_max = 1;
+  Rig rig(setup);
+  Stream& s = rig.stream(5);
+  rig.offer_all(s);
+  rig.outbox->granted(s, wire::kAllChunks);
+  CHECK(rig.to().chunks().size() == 3);
+  rig.to().complete(2);
+  rig.progress();
+  CHECK(rig.to().chunks().size() == 4);
+}
+
+TEST_CASE("flow/outbox: a stream granted as a whole is not held up by one without a permit", "[flow][fast]") {
+  // The first may wait until the second one's operation is over: its credits come when its peer has started it.
+  Setup setup;
+  setup.granted_bytes_max = 2 * kSlot;
+  for (const bool urgent : {false, true}) {
+    Rig rig(setup);
+    Stream& first = rig.stream(5, kPeer, urgent);
+    rig.offer_all(first);
+    Stream& second = rig.stream(9);
+    rig.offer_all(second);
+    rig.outbox->granted(second, wire::kAllChunks);
+    for (std::size_t i = 2; i < 11; ++i) {
+      INFO("urgent " << urgent << " message " << i);
+      REQUIRE(rig.to().sent.size() > i);
+      rig.to().complete(i);
+      rig.progress();
+    }
+    CHECK(second.all_sent());
+    CHECK_FALSE(first.all_sent());
+    rig.outbox->on_credit(kPeer, 2 * kSlot);
+    CHECK(rig.to().chunks().size() == 13);
+  }
+}
+
+TEST_CASE("flow/outbox: want takes a permit from the allowance and the offer then goes for free", "[flow][fast]") {
+  Rig rig;
+  Stream& s = rig.stream(4);
+  rig.outbox->want(s, 2);
+  CHECK(rig.owner.permitted == Chunks{2});
+  CHECK(s.is_permitted(2));
+  CHECK_FALSE(s.is_permitted(1));
+  CHECK(rig.probe() == 1);
+  rig.outbox->on_credit(kPeer, kSlot);
+  CHECK(rig.probe() == 1);
+  rig.outbox->offer(s, 2);
+  CHECK(s.is_sent(2));
+  CHECK(rig.to().sent.back().header.aux == kSlot);
+}
+
+TEST_CASE("flow/outbox: want without allowance is answered by a credit or a grant", "[flow][fast]") {
+  for (const int answer : {0, 1, 2}) {
+    Rig rig;
+    rig.offer_all(rig.stream(2));  // spends it
+    Stream& s = rig.stream(4);
+    rig.outbox->want(s, 1);
+    CHECK(rig.owner.permitted.empty());
+    rig.progress(1000);
+    REQUIRE(rig.to().of(Type::kAnnounce).size() == 1);
+    CHECK(rig.to().of(Type::kAnnounce)[0]->header.span == s.index);
+    switch (answer) {
+      case 0: rig.outbox->on_credit(kPeer, kSlot); break;
+      case 1: rig.outbox->granted(s, 1); break;
+      default: rig.outbox->granted(s, wire::kAllChunks);
+    }
+    INFO("answer " << answer);
+    CHECK(rig.owner.permitted == Chunks{1});
+    rig.outbox->offer(s, 1);
+    CHECK(s.is_sent(1));
+    CHECK(rig.to().sent.back().header.flags == (answer == 0 ? 0 : wire::kFlagGranted));
+  }
+}
+
+TEST_CASE("flow/outbox: a grant for a chunk that is not there asks its owner to fetch it", "[flow][fast]") {
+  Rig rig;
+  rig.offer_all(rig.stream(2));
+  Stream& s = rig.stream(3);
+  rig.outbox->granted(s, 1);
+  CHECK(rig.owner.permitted == Chunks{1});
+  rig.outbox->offer(s, 1);
+  CHECK(s.is_sent(1));
+}
+
+TEST_CASE("flow/outbox: an answer to want may offer the chunk at once", "[flow][fast]") {
+  Rig rig;
+  Stream& s = rig.stream(2);
+  rig.owner.when_permitted = [&](Stream& stream, std::uint32_t chunk) { rig.outbox->offer(stream, chunk); };
+  rig.outbox->want(s, 0);
+  rig.outbox->want(s, 1);
+  CHECK(s.all_sent());
+}
+
+TEST_CASE("flow/outbox: without a free slot a stream waits with its permit and goes on after a release", "[flow][fast]") {
+  Setup setup;
+  setup.slots = 1;
+  setup.eager_bytes = 8 * kSlot;
+  Rig rig(setup);
+  Stream& a = rig.stream(2);
+  Stream& b = rig.stream(2, kOther);
+  rig.offer_all(a);
+  rig.offer_all(b);
+  CHECK(rig.owner.sent == std::vector<std::pair<std::uint32_t, std::uint32_t>>{{100, 0}});
+  rig.progress(1000);
+  CHECK(rig.to().of(Type::kAnnounce).empty());  // it has a permit
+  rig.to().complete(0);
+  rig.progress();
+  rig.to().complete(1);
+  rig.progress();
+  rig.to(kOther).complete(0);
+  rig.progress();
+  CHECK(rig.owner.sent ==
+        std::vector<std::pair<std::uint32_t, std::uint32_t>>{{100, 0}, {100, 1}, {200, 0}, {200, 1}});
+  CHECK(a.all_sent());
+  CHECK(b.all_sent());
+}
+
+TEST_CASE("flow/outbox: messages between nodes leave the slots set aside for local peers", "[flow][fast]") {
+  Setup setup;
+  setup.slots = 4;
+  setup.net_slots = 1;
+  setup.eager_bytes = 8 * kSlot;
+  Rig rig(setup);
+  rig.offer_all(rig.stream(3));
+  CHECK(rig.to().chunks() == Chunks{0});
+  rig.offer_all(rig.stream(3, kLocal));
+  CHECK(rig.to(kLocal).chunks() == Chunks{0, 1, 2});
+  rig.to().complete(0);
+  rig.progress();
+  CHECK(rig.to().chunks() == Chunks{0, 1});
+  rig.to().complete(1);
+  rig.progress();
+  CHECK(rig.to().chunks() == Chunks{0, 1, 2});
+}
+
+TEST_CASE("flow/outbox: urgent streams overtake bulk ones and each class keeps its order", "[flow][fast]") {
+  Rig rig;
+  rig.offer_all(rig.stream(2));  // spends the allowance
+  rig.owner.sent.clear();
+  Stream& bulk = rig.stream(2);
+  Stream& later = rig.stream(1);
+  Stream& urgent = rig.stream(1, kPeer, true);
+  Stream& urgent_later = rig.stream(1, kPeer, true);
+  rig.offer_all(bulk);
+  rig.offer_all(later);
+  rig.offer_all(urgent);
+  rig.offer_all(urgent_later);
+  CHECK(rig.owner.sent.empty());
+  for (int i = 0; i < 5; ++i) rig.outbox->on_credit(kPeer, kSlot);
+  CHECK(rig.owner.sent == std::vector<std::pair<std::uint32_t, std::uint32_t>>{{urgent.index, 0},
+                                                                               {urgent_later.index, 0},
+                                                                               {bulk.index, 0},
+                                                                               {bulk.index, 1},
+                                                                               {later.index, 0}});
+}
+
+TEST_CASE("flow/outbox: a new bulk stream takes its place behind those that wait", "[flow][fast]") {
+  Rig rig;
+  Stream& first = rig.stream(3);
+  rig.offer_all(first);
+  Stream& second = rig.stream(1);
+  rig.offer_all(second);
+  rig.outbox->on_credit(kPeer, kSlot);
+  CHECK(first.all_sent());
+  CHECK_FALSE(second.all_sent());
+  rig.outbox->on_credit(kPeer, kSlot);
+  CHECK(second.all_sent());
+}
+
+TEST_CASE("flow/outbox: cancel in every state gives permits back and nothing is called afterwards", "[flow][fast]") {
+  for (const char* state : {"fresh", "waiting", "wanted", "permitted", "starved", "granted", "granted all", "announced"}) {
+    INFO(state);
+    Setup setup;
+    setup.slots = 2;
+    Rig rig(setup);
+    const std::string is(state);
+    const bool spent = is != "permitted" && is != "starved";
+    if (spent) rig.offer_all(rig.stream(2, kPeer));
+    std::vector<transport::Buffer> hogs;
+    Stream& s = rig.stream(4);
+    if (is == "waiting" || is == "announced") rig.offer_all(s);
+    if (is == "announced") rig.progress(1000);
+    if (is == "wanted" || is == "permitted") {
+      rig.outbox->want(s, 0);
+      rig.outbox->want(s, 1);
+    }
+    if (is == "starved") {
+      hogs.push_back((*rig.pool).allocate(kSlot));
+      hogs.push_back((*rig.pool).allocate(kSlot));
+      rig.offer_all(s);
+    }
+    if (is == "granted") rig.outbox->granted(s, 3);
+    if (is == "granted all") {
+      rig.offer_all(s);  // both slots are in use: it starves with the grant
+      rig.outbox->granted(s, wire::kAllChunks);
+    }
+    const std::size_t sent = rig.owner.sent.size();
+    const std::size_t permitted = rig.owner.permitted.size();
+    rig.outbox->cancel(s);
+    rig.outbox->cancel(s);  // idempotent
+    rig.destroy(s);
+    hogs.clear();
+    // Everything that could wake a stream.
+    rig.to().complete_all();
+    rig.progress(2000);
+    rig.outbox->on_credit(kPeer, 100 * kSlot);
+    rig.progress(3000);
+    CHECK(rig.owner.sent.size() == sent);
+    CHECK(rig.owner.permitted.size() == permitted);
+    // The whole allowance is there again.
+    rig.to().sent.clear();
+    CHECK(rig.probe() == 2);
+  }
+}
+
+TEST_CASE("flow/outbox: cancelling a stream that holds permits lets the next one go", "[flow][fast]") {
+  Rig rig;
+  Stream& hoarder = rig.stream(2);
+  rig.outbox->want(hoarder, 0);
+  rig.outbox->want(hoarder, 1);
+  Stream& next = rig.stream(2);
+  rig.offer_all(next);
+  CHECK_FALSE(next.all_sent());
+  rig.outbox->cancel(hoarder);
+  rig.progress();
+  CHECK(next.all_sent());
+}
+
+TEST_CASE("flow/outbox: a stream cancelled from inside its own callbacks is forgotten", "[flow][fast]") {
+  for (const bool when_sent : {true, false}) {
+    Rig rig;
+    rig.offer_all(rig.stream(2));
+    Stream& s = rig.stream(3);
+    const auto cancel = [&](Stream& stream, std::uint32_t) {
+      if (&stream == &s) rig.outbox->cancel(stream);
+    };
+    if (when_sent) {
+      rig.owner.when_sent = cancel;
+      rig.offer_all(s);
+      rig.outbox->granted(s, 2);  // goes past chunks 0 and 1, which wait
+      CHECK(s.is_sent(2));
+    } else {
+      rig.owner.when_permitted = cancel;
+      rig.outbox->want(s, 0);
+      rig.outbox->want(s, 1);
+      rig.outbox->on_credit(kPeer, 2 * kSlot);
+      CHECK(rig.owner.permitted == Chunks{0});
+    }
+    rig.destroy(s);
+    const std::size_t sent = rig.to().sent.size();
+    rig.progress(1000);
+    rig.outbox->on_credit(kPeer, 2 * kSlot);
+    rig.progress(2000);
+    CHECK(rig.to().sent.size() == sent);
+    CHECK(rig.probe() == 2);
+  }
+}
+
+TEST_CASE("flow/outbox: chunks in flight may outlive their stream", "[flow][fast]") {
+  Rig rig;
+  Stream& s = rig.stream(4);
+  rig.offer_all(s);
+  rig.outbox->granted(s, wire::kAllChunks);
+  CHECK(s.all_sent());
+  rig.destroy(s);
+  rig.to().complete_all();
+  rig.progress(1000);
+  rig.to().sent.clear();
+  CHECK(rig.pool->slots_in_use() == 0);
+}
+
+TEST_CASE("flow/delivery: the allowance goes back in batches when data is consumed", "[flow][fast]") {
+  Setup setup;
+  setup.credit_batch_bytes = 3 * kSlot;
+  Rig rig(setup);
+  test::Lender lender;
+  std::vector<flow::Delivery> held;
+  for (int i = 0; i < 5; ++i) held.push_back(lender.lend("x", 1, rig.outbox.get(), kPeer, kSlot));
+  held.push_back(lender.lend("x", 1, rig.outbox.get(), kPeer, 0));  // granted
+  CHECK(lender.lent() == 6);
+  flow::Delivery moved = std::move(held[0]);
+  held[0].reset();  // holds nothing any more
+  moved.reset();
+  held[1].reset();
+  held[1].reset();
+  held[5].reset();
+  CHECK(rig.to().of(Type::kCredit).empty());
+  held[2] = flow::Delivery();
+  REQUIRE(rig.to().of(Type::kCredit).size() == 1);
+  CHECK(rig.to().of(Type::kCredit)[0]->header.aux == 3 * kSlot);
+  CHECK(rig.to().of(Type::kCredit)[0]->header.source == kSelf);
+  held.clear();
+  CHECK(lender.lent() == 0);
+  CHECK(rig.to().of(Type::kCredit).size() == 1);
+}
+
+TEST_CASE("flow/outbox: a peer without a route is reported once", "[flow][fast]") {
+  Rig rig;
+  rig.router.no_route = core::Status(core::Code::kPeerDead, "no such host");
+  Stream& s = rig.stream(3);
+  rig.offer_all(s);
+  rig.outbox->send(kPeer, {});
+  CHECK(rig.router.unreachable.empty());  // from progress() only
+  rig.progress();
+  rig.outbox->granted(s, wire::kAllChunks);
+  rig.outbox->on_credit(kPeer, kSlot);
+  rig.progress(1000);
+  REQUIRE(rig.router.unreachable.size() == 1);
+  CHECK(rig.router.unreachable[0].first == kPeer);
+  CHECK(rig.router.unreachable[0].second.message() == "no such host");
+}
+
+TEST_CASE("flow/outbox: a peer that refuses keeps no slots from the others", "[flow][fast]") {
+  for (const bool granted : {false, true}) {
+    Setup setup;
+    setup.net_slots = 1;
+    setup.slots = 4;
+    Rig rig(setup);
+    Stream& s = rig.stream(4);
+    if (granted) {
+      rig.offer_all(s);
+      rig.to().complete_all();
+    }
+    rig.to().refusal = core::Status(core::Code::kPeerDead, "gone");
+    if (granted)
+      rig.outbox->granted(s, wire::kAllChunks);
+    else
+      rig.offer_all(s);
+    rig.progress();
+    CHECK(rig.router.unreachable.size() == 1);
+    CHECK_FALSE(s.all_sent());
+    Stream& other = rig.stream(1, kOther);
+    rig.offer_all(other);
+    CHECK(other.all_sent());
+  }
+}
+
+TEST_CASE("flow/outbox: a forgotten peer starts afresh", "[flow][fast]") {
+  Rig rig;
+  rig.to().refusal = core::Status(core::Code::kPeerDead, "gone");
+  Stream& s = rig.stream(1);
+  rig.offer_all(s);
+  rig.outbox->cancel(s);
+  rig.progress();
+  rig.outbox->forget(kPeer);
+  rig.to().refusal = {};
+  CHECK(rig.probe() == 2);
+}
+
+TEST_CASE("flow/outbox: a text without a free slot goes as a bare header", "[flow][fast]") {
+  Setup setup;
+  setup.slots = 1;
+  Rig rig(setup);
+  wire::Header header;
+  header.type = Type::kVerdict;
+  rig.outbox->send_text(kPeer, header, "why");
+  rig.outbox->send_text(kPeer, header, "no slot");
+  rig.outbox->send_text(kPeer, header, "");
+  REQUIRE(rig.to().sent.size() == 3);
+  CHECK(rig.to().sent[0].payload.size() == 3);
+  CHECK(rig.to().sent[0].header.payload_bytes == 3);
+  CHECK(rig.to().sent[0].header.flags == wire::kFlagGranted);
+  CHECK(rig.to().sent[1].header.payload_bytes == 0);
+  CHECK(rig.to().sent[2].header.payload_bytes == 0);
+}
+
+TEST_CASE("flow/outbox: a stall can be described", "[flow][fast]") {
+  Rig rig;
+  rig.offer_all(rig.stream(5));
+  const std::string text = rig.outbox->describe();
+  CHECK(text.find("sent 2/5") != std::string::npos);
+  CHECK(text.find("outstanding 2048") != std::string::npos);
+}
+
+TEST_CASE("flow/outbox: random traffic never exceeds an allowance and never stalls", "[flow][fast]") {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    std::mt19937_64 random(seed);
+    Setup setup;
+    setup.eager_bytes = static_cast<std::int64_t>(kSlot * (1 + random() % 4));
+    setup.slots = 3 + random() % 6;
+    setup.net_slots = 1 + random() % setup.slots;
+    setup.granted_bytes_max = static_cast<std::int64_t>(kSlot * (1 + random() % 3));
+    Rig rig(setup);
+    const core::EngineId peers[] = {kPeer, kOther, kLocal};
+    // What each peer has received eagerly and not returned, and what it has seen.
+    std::map<core::EngineId, std::int64_t> held;
+    std::map<core::EngineId, std::size_t> looked;
+    std::map<std::uint32_t, std::vector<int>> received;
+    const auto look = [&] {
+      for (const core::EngineId peer : peers) {
+        auto& sent = rig.to(peer).sent;
+        for (std::size_t& i = looked[peer]; i < sent.size(); ++i) {
+          if (sent[i].header.type != Type::kData) continue;
+          ++received[sent[i].header.span][sent[i].header.chunk];
+          if ((sent[i].header.flags & wire::kFlagGranted) == 0) held[peer] += static_cast<std::int64_t>(sent[i].header.aux);
+        }
+        REQUIRE(held[peer] <= setup.eager_bytes);
+      }
+    };
+    std::vector<std::pair<Stream*, std::uint32_t>> to_offer;
+    std::vector<Stream*> live;
+    for (int i = 0; i < 6; ++i) {
+      Stream& s = rig.stream(1 + static_cast<std::uint32_t>(random() % 9), peers[random() % 3], random() % 3 == 0);
+      received[s.index].assign(s.chunks, 0);
+      live.push_back(&s);
+      for (std::uint32_t c = 0; c < s.chunks; ++c) to_offer.emplace_back(&s, c);
+    }
+    std::shuffle(to_offer.begin(), to_offer.end(), random);
+    Stream* cancelled = nullptr;
+    double time = 0;
+    const auto return_some = [&](core::EngineId peer, bool all) {
+      const std::int64_t back = all ? held[peer] : held[peer] / static_cast<std::int64_t>(kSlot) / 2 * static_cast<std::int64_t>(kSlot);
+      if (back == 0) return;
+      held[peer] -= back;
+      rig.outbox->on_credit(peer, static_cast<std::uint64_t>(back));
+    };
+    for (int step = 0; step < 300; ++step) {
+      Stream& s = *live[random() % live.size()];
+      switch (random() % 7) {
+        case 0:
+        case 1:
+          if (!to_offer.empty()) {
+            const auto [stream, chunk] = to_offer.back();
+            to_offer.pop_back();
+            if (stream != cancelled) rig.outbox->offer(*stream, chunk);
+          }
+          break;
+        case 2: return_some(peers[random() % 3], random() % 2 == 0); break;
+        case 3: {
+          auto& sent = rig.to(peers[random() % 3]).sent;
+          if (!sent.empty()) sent[random() % sent.size()].buffer = transport::Buffer();
+          break;
+        }
+        case 4:
+          if (&s != cancelled) rig.outbox->granted(s, random() % 4 == 0 ? wire::kAllChunks : static_cast<std::uint32_t>(random() % 10));
+          break;
+        case 5:
+          if (cancelled == nullptr && random() % 20 == 0) rig.outbox->cancel(*(cancelled = &s));
+          break;
+        default: rig.progress(time += 60);
+      }
+      look();
+    }
+    // Everybody becomes generous: all that was offered must go.
+    for (const auto& [stream, chunk] : to_offer)
+      if (stream != cancelled) rig.outbox->offer(*stream, chunk);
+    for (int round = 0; round < 200; ++round) {
+      look();
+      for (const core::EngineId peer : peers) {
+        for (std::size_t i = 0; i < rig.to(peer).sent.size(); ++i) rig.to(peer).complete(i);
+        return_some(peer, true);
+      }
+      rig.progress();
+    }
+    INFO("seed " << seed << "\n" << rig.outbox->describe());
+    for (Stream* s : live) {
+      if (s == cancelled) continue;
+      REQUIRE(s->all_sent());
+      for (const int times : received[s->index]) REQUIRE(times == 1);
+    }
+  }
+}

@@ -1,0 +1,503 @@
+#include "hybridps/schedule/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <random>
+#include <set>
+#include <string>
+
+#include "tests/support/catch.h"
+
+namespace {
+
+using namespace hybridps::schedule;
+using hybridps::core::DType;
+
+using Random = std::mt19937_64;
+constexpr std::uint64_t kGranule = 64;
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+/// 1..9 ranks on nodes that each have at least one, in any order.
+std::vector<int> random_nodes(Random& random, int ranks_min = 1) {
+  const int size = ranks_min + static_cast<int>(random() % static_cast<std::uint64_t>(10 - ranks_min));
+  const int nodes = 1 + static_cast<int>(random() % static_cast<std::uint64_t>(size));
+  std::vector<int> node_of;
+  for (int r = 0; r < size; ++r)
+    node_of.push_back(r < nodes ? r : static_cast<int>(random() % static_cast<std::uint64_t>(nodes)));
+  std::shuffle(node_of.begin(), node_of.end(), random);
+  return node_of;
+}
+
+int node_count(const std::vector<int>& node_of) { return 1 + *std::max_element(node_of.begin(), node_of.end()); }
+
+std::vector<double> random_weights(Random& random, int nodes) {
+  std::vector<double> weights;
+  for (int n = 0; n < nodes; ++n) weights.push_back(std::uniform_real_distribution<double>(0.2, 5)(random));
+  return weights;
+}
+
+std::string text(const std::vector<int>& node_of) {
+  std::string result = "nodes ";
+  for (const int node : node_of) result += std::to_string(node);
+  return result;
+}
+
+std::vector<std::uint64_t> random_sizes(Random& random, std::size_t count) {
+  std::vector<std::uint64_t> sizes;
+  for (std::size_t i = 0; i < count; ++i) sizes.push_back(random() % 5 == 0 ? 0 : 4 * (random() % 50000));
+  return sizes;
+}
+
+bool same(const Span& a, const Span& b) {
+  return a.id == b.id && a.owner == b.owner && a.source == b.source && a.sink == b.sink && a.bytes == b.bytes &&
+         a.input_offset == b.input_offset && a.output_offset == b.output_offset && a.chunk_bytes == b.chunk_bytes &&
+         a.chunks == b.chunks;
+}
+
+bool same(const std::vector<Span>& a, const std::vector<Span>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Span& x, const Span& y) { return same(x, y); });
+}
+
+void require_chunks(const Span& span, const Limits& limits) {
+  REQUIRE(span.chunks >= 1);
+  REQUIRE(span.chunk_bytes == limits.chunk_bytes);
+  REQUIRE(std::uint64_t{span.chunks} * span.chunk_bytes >= span.bytes);
+  REQUIRE((span.bytes == 0 ? span.chunks == 1 : std::uint64_t{span.chunks - 1} * span.chunk_bytes < span.bytes));
+}
+
+/// One tensor, cut: in order, without gaps, on granules.
+void require_tensor_cover(const std::vector<Span>& plan, std::uint64_t bytes, const Limits& limits) {
+  std::uint64_t at = 0;
+  std::set<std::uint32_t> ids;
+  for (const Span& span : plan) {
+    REQUIRE(span.input_offset == at);
+    REQUIRE(span.output_offset == at);
+    at += span.bytes;
+    if (at < bytes) REQUIRE(at % kGranule == 0);
+    REQUIRE(ids.insert(span.id).second);
+    require_chunks(span, limits);
+  }
+  REQUIRE(at == bytes);
+  REQUIRE_FALSE(plan.empty());
+}
+
+struct NodeLoad {
+  std::uint64_t sent = 0;
+  std::uint64_t received = 0;
+};
+
+/// What each node sends and receives over the network when spans take the way drawn in plan.h.
+std::vector<NodeLoad> loads(const std::vector<Span>& plan, const Topology& topology) {
+  std::vector<NodeLoad> load(index(topology.nodes()));
+  const auto move = [&](int from, int to, std::uint64_t bytes) {
+    const int a = topology.node_of(from);
+    const int b = topology.node_of(to);
+    if (a == b) return;
+    load[index(a)].sent += bytes;
+    load[index(b)].received += bytes;
+  };
+  for (const Span& span : plan) {
+    if (span.source == kAll) {
+      for (int node = 0; node < topology.nodes(); ++node) move(topology.agent(node, span.owner), span.owner, span.bytes);
+    } else {
+      move(span.source, span.owner, span.bytes);
+    }
+    if (span.sink != kAll) {
+      move(span.owner, span.sink, span.bytes);
+      continue;
+    }
+    for (int node = 0; node < topology.nodes(); ++node)
+      if (span.source == kAll || span.source == span.owner || node != topology.node_of(span.source))
+        move(span.owner, topology.agent(node, span.owner), span.bytes);
+  }
+  return load;
+}
+
+Request tensor(Kind kind, std::uint64_t bytes, int root = -1, std::uint64_t sequence = 0) {
+  Request request;
+  request.kind = kind;
+  request.dtype = DType::kFloat32;
+  request.root = root;
+  request.total_bytes = bytes;
+  request.sequence = sequence;
+  return request;
+}
+
+}  // namespace
+
+TEST_CASE("schedule/topology: ranks have places on their nodes and agents act for them", "[schedule][fast]") {
+  Random random(1);
+  for (int round = 0; round < 200; ++round) {
+    const std::vector<int> node_of = random_nodes(random);
+    const int me = static_cast<int>(random() % node_of.size());
+    const Topology topology(node_of, me);
+    INFO(text(node_of));
+    REQUIRE(topology.size() == static_cast<int>(node_of.size()));
+    REQUIRE(topology.nodes() == node_count(node_of));
+    REQUIRE(topology.rank() == me);
+    REQUIRE(topology.my_node() == node_of[index(me)]);
+    std::size_t seen = 0;
+    for (int node = 0; node < topology.nodes(); ++node) {
+      const std::vector<int>& ranks = topology.ranks_of(node);
+      REQUIRE(std::is_sorted(ranks.begin(), ranks.end()));
+      seen += ranks.size();
+      for (std::size_t i = 0; i < ranks.size(); ++i) {
+        REQUIRE(topology.node_of(ranks[i]) == node);
+        REQUIRE(topology.local_index(ranks[i]) == static_cast<int>(i));
+      }
+      for (int owner = 0; owner < topology.size(); ++owner) {
+        const int agent = topology.agent(node, owner);
+        REQUIRE(topology.node_of(agent) == node);
+        if (topology.node_of(owner) == node) REQUIRE(agent == owner);
+        if (index(topology.local_index(owner)) < ranks.size())
+          REQUIRE(topology.local_index(agent) == topology.local_index(owner));
+      }
+    }
+    REQUIRE(seen == node_of.size());
+  }
+}
+
+TEST_CASE("schedule/plan: a tensor is covered once by the same spans on every rank", "[schedule][fast]") {
+  Random random(2);
+  for (int round = 0; round < 400; ++round) {
+    const std::vector<int> node_of = random_nodes(random);
+    const std::vector<double> weights =
+        random() % 2 == 0 ? std::vector<double>{} : random_weights(random, node_count(node_of));
+    const Limits limits{static_cast<std::uint32_t>(64U << random() % 12), 256U << random() % 6};
+    const std::uint64_t bytes = random() % 6 == 0 ? random() % 3 : (random() % 300000) << random() % 6;
+    const int root = static_cast<int>(random() % node_of.size());
+    for (const Kind kind : {Kind::kAllReduce, Kind::kReduce, Kind::kBroadcast, Kind::kBarrier, Kind::kGoodbye}) {
+      const bool empty = kind == Kind::kBarrier || kind == Kind::kGoodbye;
+      const Request request = tensor(kind, empty ? 0 : bytes, root, random() % 100);
+      INFO(text(node_of) << " " << name_of(kind) << " bytes " << bytes << " root " << root);
+      const std::vector<Span> plan = make_plan(request, Topology(node_of, 0, weights), limits);
+      require_tensor_cover(plan, request.total_bytes, limits);
+      for (std::size_t rank = 1; rank < node_of.size(); ++rank)
+        REQUIRE(same(plan, make_plan(request, Topology(node_of, static_cast<int>(rank), weights), limits)));
+      for (const Span& span : plan) {
+        REQUIRE(span.source == (kind == Kind::kBroadcast ? root : kAll));
+        REQUIRE(span.sink == (kind == Kind::kReduce ? root : kAll));
+        REQUIRE(span.owner >= 0);
+        REQUIRE(span.owner < static_cast<int>(node_of.size()));
+      }
+    }
+  }
+}
+
+TEST_CASE("schedule/plan: reduce_scatter and all_gather give each rank the piece with its size", "[schedule][fast]") {
+  Random random(3);
+  for (int round = 0; round < 200; ++round) {
+    const std::vector<int> node_of = random_nodes(random);
+    const std::vector<std::uint64_t> sizes = random_sizes(random, node_of.size());
+    const Limits limits{4096, 256};
+    for (const Kind kind : {Kind::kReduceScatter, Kind::kAllGather}) {
+      INFO(text(node_of) << " " << name_of(kind));
+      Request request;
+      request.kind = kind;
+      (kind == Kind::kAllGather ? request.output_bytes : request.input_bytes) = sizes;
+      const std::vector<Span> plan = make_plan(request, Topology(node_of, 0), limits);
+      REQUIRE(plan.size() == node_of.size());
+      std::uint64_t at = 0;
+      for (std::size_t r = 0; r < plan.size(); ++r) {
+        const Span& span = plan[r];
+        const int rank = static_cast<int>(r);
+        require_chunks(span, limits);
+        REQUIRE(span.bytes == sizes[r]);
+        REQUIRE(span.owner == rank);
+        REQUIRE(span.source == (kind == Kind::kAllGather ? rank : kAll));
+        REQUIRE(span.sink == (kind == Kind::kAllGather ? kAll : rank));
+        REQUIRE(span.input_offset == (kind == Kind::kAllGather ? 0 : at));
+        REQUIRE(span.output_offset == (kind == Kind::kAllGather ? at : 0));
+        at += sizes[r];
+        REQUIRE(same(plan, make_plan(request, Topology(node_of, rank), limits)));
+      }
+    }
+  }
+}
+
+TEST_CASE("schedule/plan: both ends of a transfer between two ranks derive the same span", "[schedule][fast]") {
+  Random random(4);
+  for (int round = 0; round < 150; ++round) {
+    const std::vector<int> node_of = random_nodes(random);
+    const std::size_t n = node_of.size();
+    const int root = static_cast<int>(random() % n);
+    const Limits limits{1024, 256};
+    std::vector<std::vector<std::uint64_t>> sizes;  // [from][to]
+    for (std::size_t r = 0; r < n; ++r) sizes.push_back(random_sizes(random, n));
+    for (const Kind kind : {Kind::kGather, Kind::kScatter, Kind::kAllToAll}) {
+      INFO(text(node_of) << " " << name_of(kind) << " root " << root);
+      std::map<std::pair<int, int>, Span> sending;
+      std::map<std::pair<int, int>, Span> receiving;
+      for (std::size_t r = 0; r < n; ++r) {
+        const int me = static_cast<int>(r);
+        Request request;
+        request.kind = kind;
+        request.root = root;
+        request.input_bytes.assign(n, 0);
+        request.output_bytes.assign(n, 0);
+        for (std::size_t q = 0; q < n; ++q) {
+          if (kind == Kind::kAllToAll || (kind == Kind::kScatter && me == root)) request.input_bytes[q] = sizes[r][q];
+          if (kind == Kind::kAllToAll) request.output_bytes[q] = sizes[q][r];
+          if (kind == Kind::kGather && me == root) request.output_bytes[q] = sizes[q][r];
+        }
+        if (kind == Kind::kGather) request.input_bytes[r] = sizes[r][index(root)];
+        if (kind == Kind::kScatter) request.output_bytes[r] = sizes[index(root)][r];
+        std::set<std::uint32_t> ids;
+        std::uint64_t sent = 0;
+        std::uint64_t received = 0;
+        for (const Span& span : make_plan(request, Topology(node_of, me), limits)) {
+          require_chunks(span, limits);
+          REQUIRE(ids.insert(span.id).second);
+          REQUIRE(span.owner == span.source);  // one hop
+          REQUIRE((span.source == me || span.sink == me));
+          REQUIRE(span.bytes == sizes[index(span.source)][index(span.sink)]);
+          if (span.source == me) {
+            sending[{span.source, span.sink}] = span;
+            sent += span.bytes;
+            std::uint64_t before = 0;
+            if (kind != Kind::kGather)
+              for (int q = 0; q < span.sink; ++q) before += sizes[r][index(q)];
+            REQUIRE(span.input_offset == before);
+          }
+          if (span.sink == me) {
+            receiving[{span.source, span.sink}] = span;
+            received += span.bytes;
+            std::uint64_t before = 0;
+            if (kind != Kind::kScatter)
+              for (int q = 0; q < span.source; ++q) before += sizes[index(q)][r];
+            REQUIRE(span.output_offset == before);
+          }
+        }
+        REQUIRE(sent == std::accumulate(request.input_bytes.begin(), request.input_bytes.end(), std::uint64_t{0}));
+        REQUIRE(received == std::accumulate(request.output_bytes.begin(), request.output_bytes.end(), std::uint64_t{0}));
+      }
+      REQUIRE(sending.size() == (kind == Kind::kAllToAll ? n * n : n));
+      REQUIRE(receiving.size() == sending.size());
+      for (const auto& [pair, span] : sending) {
+        const auto other = receiving.find(pair);
+        REQUIRE(other != receiving.end());
+        REQUIRE(other->second.id == span.id);
+        REQUIRE(other->second.bytes == span.bytes);
+        REQUIRE(other->second.chunks == span.chunks);
+        REQUIRE(other->second.owner == span.owner);
+      }
+    }
+  }
+}
+
+TEST_CASE("schedule/plan: a send and its receive have the same span", "[schedule][fast]") {
+  Request request = tensor(Kind::kPointToPoint, 10000, /*root=*/2);
+  request.sending = true;
+  const auto send = make_plan(request, Topology({0, 0, 1}, 0), Limits{1024, 256});
+  request.sending = false;
+  request.root = 0;
+  const auto receive = make_plan(request, Topology({0, 0, 1}, 2), Limits{1024, 256});
+  REQUIRE(same(send, receive));
+  REQUIRE(send.size() == 1);
+  CHECK(send[0].source == 0);
+  CHECK(send[0].sink == 2);
+  CHECK(send[0].chunks == 10);
+}
+
+TEST_CASE("schedule/plan: an allreduce loads every node with 2(n-1)/n of the tensor each way", "[schedule][fast]") {
+  Random random(5);
+  for (int round = 0; round < 200; ++round) {
+    const std::vector<int> node_of = random_nodes(random);
+    const Topology topology(node_of, 0);
+    const std::uint64_t bytes = 100000 + random() % 50000000;
+    INFO(text(node_of) << " bytes " << bytes);
+    const auto plan = make_plan(tensor(Kind::kAllReduce, bytes, -1, random() % 50), topology, Limits{65536, 4096});
+    const double n = topology.nodes();
+    const double expected = 2 * (n - 1) / n * static_cast<double>(bytes);
+    for (int node = 0; node < topology.nodes(); ++node) {
+      const NodeLoad load = loads(plan, topology)[index(node)];
+      const double rounding = (n - 1) * static_cast<double>(kGranule * topology.ranks_of(node).size());
+      REQUIRE(std::abs(static_cast<double>(load.sent) - expected) <= rounding);
+      REQUIRE(std::abs(static_cast<double>(load.received) - expected) <= rounding);
+    }
+  }
+}
+
+TEST_CASE("schedule/plan: weighted nodes own shares in proportion divided among their ranks", "[schedule][fast]") {
+  Random random(6);
+  for (int round = 0; round < 200; ++round) {
+    const std::vector<int> node_of = random_nodes(random);
+    const std::vector<double> weights = random_weights(random, node_count(node_of));
+    const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+    const Topology topology(node_of, 0, weights);
+    const std::uint64_t bytes = 1000000 + random() % 50000000;
+    INFO(text(node_of) << " bytes " << bytes);
+    std::vector<double> owned(node_of.size(), 0);
+    for (const Span& span : make_plan(tensor(Kind::kAllReduce, bytes), topology, Limits{65536, 4096}))
+      owned[index(span.owner)] += static_cast<double>(span.bytes);
+    for (int rank = 0; rank < topology.size(); ++rank) {
+      const int node = topology.node_of(rank);
+      const double exact = static_cast<double>(bytes) * weights[index(node)] / total /
+                           static_cast<double>(topology.ranks_of(node).size());
+      REQUIRE(std::abs(owned[index(rank)] - exact) <= static_cast<double>(kGranule));
+    }
+  }
+}
+
+TEST_CASE("schedule/plan: a reduce_scatter or all_gather carries (n-1)/n per node when pieces are equal",
+          "[schedule][fast]") {
+  // Nodes with the same number of ranks: 2 x 3, 3 x 2, 4 x 1.
+  for (const std::vector<int>& node_of : std::vector<std::vector<int>>{{0, 0, 0, 1, 1, 1}, {0, 1, 2, 0, 1, 2}, {3, 1, 0, 2}}) {
+    const Topology topology(node_of, 0);
+    const std::uint64_t piece = 40000;
+    const auto n = static_cast<std::uint64_t>(topology.nodes());
+    for (const Kind kind : {Kind::kReduceScatter, Kind::kAllGather}) {
+      Request request;
+      request.kind = kind;
+      request.input_bytes.assign(node_of.size(), piece);
+      request.output_bytes.assign(node_of.size(), piece);
+      for (const NodeLoad& load : loads(make_plan(request, topology, Limits{}), topology)) {
+        REQUIRE(load.sent == (n - 1) * piece * node_of.size() / n);
+        REQUIRE(load.received == (n - 1) * piece * node_of.size() / n);
+      }
+    }
+  }
+}
+
+TEST_CASE("schedule/plan: a large broadcast among three nodes and more leaves out the root's node", "[schedule][fast]") {
+  Random random(7);
+  for (int round = 0; round < 300; ++round) {
+    const std::vector<int> node_of = random_nodes(random);
+    const Topology topology(node_of, 0);
+    const Limits limits{4096, 1024};
+    const std::uint64_t bytes = 1 + random() % 200000;
+    const int root = static_cast<int>(random() % node_of.size());
+    INFO(text(node_of) << " bytes " << bytes << " root " << root);
+    const auto plan = make_plan(tensor(Kind::kBroadcast, bytes, root), topology, limits);
+    const auto load = loads(plan, topology);
+    const int root_node = topology.node_of(root);
+    if (topology.nodes() <= 2 || bytes <= limits.chunk_bytes) {
+      REQUIRE(plan.size() == 1);
+      REQUIRE(plan[0].owner == root);
+      REQUIRE(load[index(root_node)].sent == static_cast<std::uint64_t>(topology.nodes() - 1) * bytes);
+      continue;
+    }
+    for (const Span& span : plan) REQUIRE(topology.node_of(span.owner) != root_node);
+    for (int node = 0; node < topology.nodes(); ++node) {
+      // Every card carries the tensor once, in or out; the others pass on what they own.
+      if (node == root_node) {
+        REQUIRE(load[index(node)].sent == bytes);
+        REQUIRE(load[index(node)].received == 0);
+      } else {
+        REQUIRE(load[index(node)].received == bytes);
+        REQUIRE(load[index(node)].sent <= bytes);
+      }
+    }
+  }
+}
+
+TEST_CASE("schedule/plan: tiny aggregates have one owner that rotates with the sequence number", "[schedule][fast]") {
+  Random random(8);
+  for (int round = 0; round < 50; ++round) {
+    const std::vector<int> node_of = random_nodes(random);
+    const Topology topology(node_of, 0);
+    const Limits limits{65536, 4096};
+    for (const Kind kind : {Kind::kAllReduce, Kind::kReduce, Kind::kBarrier, Kind::kGoodbye}) {
+      std::vector<int> turns(node_of.size(), 0);
+      for (std::uint64_t sequence = 0; sequence < 3 * node_of.size(); ++sequence) {
+        const std::uint64_t bytes = kind == Kind::kAllReduce || kind == Kind::kReduce ? random() % 4097 : 0;
+        const auto plan = make_plan(tensor(kind, bytes, 0, sequence), topology, limits);
+        REQUIRE(plan.size() == 1);
+        REQUIRE(plan[0].bytes == bytes);
+        ++turns[index(plan[0].owner)];
+      }
+      REQUIRE(std::all_of(turns.begin(), turns.end(), [](int count) { return count == 3; }));
+    }
+    // One byte more and all owners have a part, as far as the smallest span allows.
+    const auto plan = make_plan(tensor(Kind::kAllReduce, 4096 + 64, 0, 1), topology, limits);
+    REQUIRE((plan.size() > 1 || node_of.size() == 1));
+  }
+}
+
+TEST_CASE("schedule/plan: middle sizes are cut on whole KiB rather than finer", "[schedule][fast]") {
+  for (int size = 2; size <= 9; ++size) {
+    std::vector<int> node_of;
+    for (int r = 0; r < size; ++r) node_of.push_back(r);
+    for (std::uint64_t bytes = 4097; bytes < 9 * 1024; bytes += 61) {
+      const auto plan = make_plan(tensor(Kind::kAllReduce, bytes), Topology(node_of, 0), Limits{65536, 4096});
+      std::uint64_t at = 0;
+      for (const Span& span : plan) {
+        REQUIRE(span.bytes > 0);
+        at += span.bytes;
+        if (at < bytes && bytes < 1024 * static_cast<std::uint64_t>(size)) REQUIRE(at % 1024 == 0);
+      }
+      REQUIRE(at == bytes);
+    }
+  }
+}
+
+TEST_CASE("schedule/plan: a barrier and an empty tensor are one empty chunk", "[schedule][fast]") {
+  for (const Kind kind : {Kind::kBarrier, Kind::kAllReduce, Kind::kReduce, Kind::kBroadcast}) {
+    const auto plan = make_plan(tensor(kind, 0, 0, 5), Topology({0, 1, 2}, 1), Limits{});
+    REQUIRE(plan.size() == 1);
+    CHECK(plan[0].bytes == 0);
+    CHECK(plan[0].chunks == 1);
+  }
+}
+
+TEST_CASE("schedule/plan: all_to_all starts behind the own rank so that ranks do not all send to the first",
+          "[schedule][fast]") {
+  std::set<int> second;
+  for (int me = 0; me < 4; ++me) {
+    Request request;
+    request.kind = Kind::kAllToAll;
+    request.input_bytes.assign(4, 100);
+    request.output_bytes.assign(4, 100);
+    const auto plan = make_plan(request, Topology({0, 1, 2, 3}, me), Limits{});
+    REQUIRE(plan[0].sink == me);
+    second.insert(plan[1].sink);
+  }
+  CHECK(second.size() == 4);
+}
+
+TEST_CASE("schedule/cut: parts add up and end at the granule nearest to the exact share", "[schedule][fast]") {
+  Random random(9);
+  for (int round = 0; round < 3000; ++round) {
+    const std::vector<double> weights = random_weights(random, 1 + static_cast<int>(random() % 12));
+    const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+    const std::uint64_t granule = std::uint64_t{1} << random() % 11;
+    const std::uint64_t bytes = random() % 7 == 0 ? random() % 5 : random() % (1ULL << (1 + random() % 38));
+    const auto parts = cut_by_weight(bytes, weights, granule);
+    INFO("bytes " << bytes << " granule " << granule << " parts " << parts.size());
+    REQUIRE(parts.size() == weights.size());
+    std::uint64_t end = 0;
+    double running = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      end += parts[i];
+      running += weights[i];
+      REQUIRE(end <= bytes);
+      if (end < bytes) REQUIRE(end % granule == 0);
+      if (i + 1 < parts.size())
+        REQUIRE(std::abs(static_cast<double>(end) - static_cast<double>(bytes) * running / total) <=
+                static_cast<double>(granule) / 2 + 1e-3);
+    }
+    REQUIRE(end == bytes);
+  }
+}
+
+TEST_CASE("schedule/cut: equal weights differ by at most a granule and one weight takes all", "[schedule][fast]") {
+  CHECK(cut_by_weight(1000, {3}, 64) == std::vector<std::uint64_t>{1000});
+  CHECK(cut_by_weight(0, {1, 2}, 64) == std::vector<std::uint64_t>{0, 0});
+  CHECK(cut_by_weight(300, {1, 1, 1}, 1) == std::vector<std::uint64_t>{100, 100, 100});
+  CHECK(cut_by_weight(400, {3, 1}, 4) == std::vector<std::uint64_t>{300, 100});
+  for (std::size_t n = 1; n < 9; ++n) {
+    const auto parts = cut_by_weight(1'000'003, std::vector<double>(n, 2.5), 64);
+    const auto [least, most] = std::minmax_element(parts.begin(), parts.end() - 1);
+    if (n > 1) CHECK(*most - *least <= 64);
+  }
+}
+
+TEST_CASE("schedule/plan: every kind has its own name", "[schedule][fast]") {
+  std::set<std::string> names;
+  for (std::uint8_t kind = 0; kind < kKindCount; ++kind) names.insert(std::string(name_of(static_cast<Kind>(kind))));
+  CHECK(names.size() == kKindCount);
+  CHECK(names.count("unknown") == 0);
+}

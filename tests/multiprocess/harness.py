@@ -136,10 +136,26 @@ class Zygote:
 
 default_zygote = Zygote(["pytest", "numpy"])
 
+# Frameworks pull in torch._dynamo and sympy: seconds per rank, unless the fork server has them already.
+framework_zygote = Zygote(
+    [
+        "pytest",
+        "numpy",
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel",
+        "torch.distributed.pipelining",
+        "torch.distributed.optim",
+        "torch.distributed.checkpoint",
+        "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
+    ]
+)
+
 
 @atexit.register
-def _stop_default_zygote():
+def _stop_zygotes():
     default_zygote.stop()
+    framework_zygote.stop()
 
 
 def run_ranks(
@@ -286,6 +302,7 @@ GLOO_LACKS = {
     "restart": "a restart on the same store: connects to dead addresses",
     "cheap_groups": "each group has threads and sockets of its own",
     "forked_child": "a collective in a forked child: hangs",
+    "copied_options": "backend options cannot be copied: 'cannot pickle'",
     "strided": "strided views: works on the first numel() elements of the storage, in silence",
     "nan_propagation": "MIN and MAX of NaN: depends on the order",
     "half_overflow": "sums of halves round at every step, so they overflow earlier",

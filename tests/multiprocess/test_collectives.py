@@ -719,7 +719,7 @@ def functional_all(rank, world, nodes):
 
 @pytest.mark.parametrize("nodes", FEW_MAPS)
 def test_functional(nodes):
-    run_checked(functional_all, nodes)
+    run_checked(functional_all, nodes, fork_server=harness.framework_zygote)
 
 
 # ------------------------------------------------------------------------------------------------ memory layouts

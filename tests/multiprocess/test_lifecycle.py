@@ -395,7 +395,7 @@ def meshes(rank, world, shape):
 
 @pytest.mark.parametrize(("nodes", "shape"), [("2+2", (2, 2)), ("2+1+1", (4,)), ("4+4", (2, 2, 2)), ("1+1+1+1", (1, 4))])
 def test_device_meshes(nodes, shape):
-    run_ranks(meshes, nodes, args=(shape,))
+    run_ranks(meshes, nodes, args=(shape,), fork_server=harness.framework_zygote)
 
 
 def many_groups(rank, world, count):
@@ -420,6 +420,8 @@ def many_groups(rank, world, count):
         use(dist.group.WORLD)  # every connection of the engine exists by then
     first = dist.new_group(list(range(world)))
     use(first)
+    # The lane on which futures complete is made when a future first needs it.
+    dist.all_reduce(torch.ones(1), async_op=True).get_future().then(lambda future: future.value()).wait()
     dist.barrier()
     before = thread_count(), descriptor_count(), endpoints()
     groups = []

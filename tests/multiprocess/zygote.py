@@ -351,7 +351,7 @@ def _loop(client):
         try:
             launch = pickle.loads(client.recv_bytes())
         except EOFError:
-            return 0
+            os._exit(0)  # nothing to clean up, and finalising heavy libraries is slow and loud
         reports = _run_launch(launch, client)
         try:
             data = pickle.dumps(reports)
@@ -396,6 +396,6 @@ def _main(fd, preload):
     except _InChild as child:
         run = child.main
     except (EOFError, BrokenPipeError):
-        return 0
+        os._exit(0)  # nothing to clean up here, and some libraries complain loudly about leaks of theirs
     return run()
 

@@ -39,6 +39,7 @@ using core::Status;
 
 constexpr int kSleepMillisecondsMax = 100;
 constexpr std::int64_t kSpinMicroseconds = 50;
+constexpr auto kStayAfterFailure = std::chrono::milliseconds(200);
 constexpr auto kProofTimeout = std::chrono::seconds(10);
 
 template <typename To, typename From>
@@ -539,6 +540,8 @@ void EngineImpl::sleep() {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
     int timeout = left <= core::Duration::zero() ? 0 : static_cast<int>(std::min<std::int64_t>(ms + 1, kSleepMillisecondsMax));
     if (!proofs_.empty()) timeout = std::min(timeout, 5);
+    for (const auto& group : groups_)
+      if (group->goodbye_done) timeout = std::min(timeout, 20);
     epoll_event events[8];
     const int got = epoll_wait(epoll_fd_, events, 8, timeout);
     for (int i = 0; i < got; ++i) {
@@ -662,8 +665,13 @@ std::size_t EngineImpl::close_finished() {
   std::size_t work = 0;
   for (std::size_t i = 0; i < groups_.size();) {
     GroupCore& group = *groups_[i];
-    const bool waits = group.state != nullptr && (group.state->status.is_ok() ? group.state->p2p->has_unacknowledged()
-                                                                               : runtime_->has_unanswered_verdicts());
+    bool waits = false;
+    if (group.state != nullptr) {
+      // After a failure others may just be opening a connection to tell us: stay for them.
+      waits = group.state->status.is_ok() ? group.state->p2p->has_unacknowledged()
+                                          : runtime_->has_unanswered_verdicts() ||
+                                                core::Clock::now() - group.state->failed_at < kStayAfterFailure;
+    }
     if (!group.closed && !(group.goodbye_done && !waits)) {
       ++i;
       continue;

@@ -217,7 +217,8 @@ void Runtime::send_control(core::EngineId to, const wire::Header& header, std::s
   const auto found = peers_.find(to);
   if (found == peers_.end() || found->second.dead) return;
   if (header.type == wire::Type::kVerdict) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
-  if (found->second.record.local) {
+  // A verdict takes a connection that stands already, if there is one: opening one to a peer that may be leaving fails.
+  if (found->second.record.local || (header.type == wire::Type::kVerdict && outbox_->is_open(to))) {
     if (text.empty())
       outbox_->send(to, header);
     else

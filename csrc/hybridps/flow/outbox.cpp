@@ -161,7 +161,15 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
       }
     };
   }
-  if (!transmit(lane, header, buffer, bytes, std::move(done)).is_ok()) return Step::kBroken;
+  if (!transmit(lane, header, buffer, bytes, std::move(done)).is_ok()) {
+    // `done` was dropped unrun.
+    if (!lane.local) {
+      --net_in_use_[size_class];
+      slot_released_ = true;
+    }
+    if (by_all) lane.granted_bytes -= cost;
+    return Step::kBroken;
+  }
   if ((marks & (kByAllowance | kByGrant)) != 0) --stream.permits_;
   marks |= kSent;
   ++stream.sent_;
@@ -224,25 +232,35 @@ void Outbox::pump(Stream& stream) {
       case Step::kBroken: return;
     }
   }
-  if (blocked) wait(peer, stream);
+  // A callback may have cancelled the stream: then it has nothing to wait for.
+  if (blocked && !(stream.ready_.empty() && stream.wanted_.empty())) wait(peer, stream);
 }
 
 void Outbox::pump_lane(Lane& peer) {
+  // Who waits for the allowance holds up all behind it, except those that the peer has granted: what they wait for has
+  // nothing to do with it, and its own turn may come only after they are done.
+  bool blocked = false;
   for (std::deque<Stream*>* queue : {&peer.urgent, &peer.bulk}) {
-    while (!queue->empty()) {
-      Stream& stream = *queue->front();
-      queue->pop_front();
+    for (std::size_t i = 0; i < queue->size();) {
+      Stream& stream = *(*queue)[i];
+      if (blocked && !stream.granted_all_ && stream.permits_ == 0) {
+        ++i;
+        continue;
+      }
+      queue->erase(queue->begin() + static_cast<std::ptrdiff_t>(i));
       stream.waiting_ = false;
       pump(stream);
       if (stream.waiting_) {
-        // Still without a permit: it keeps its place at the head.
+        // Still without a permit: it keeps its place.
         queue->erase(std::find(queue->begin(), queue->end(), &stream));
-        queue->push_front(&stream);
-        return;
+        i = std::min(i, queue->size());
+        queue->insert(queue->begin() + static_cast<std::ptrdiff_t>(i), &stream);
+        ++i;
+        blocked = true;
       }
     }
   }
-  peer.blocked_since = core::TimePoint::max();
+  if (!blocked) peer.blocked_since = core::TimePoint::max();
 }
 
 void Outbox::offer(Stream& stream, std::uint32_t chunk) {
@@ -251,11 +269,10 @@ void Outbox::offer(Stream& stream, std::uint32_t chunk) {
   stream.marks_[chunk] |= kOffered;
   stream.ready_.push_back(chunk);
   if (stream.starved_) return;
-  if (stream.waiting_ && (stream.marks_[chunk] & (kByAllowance | kByGrant)) == 0) return;
+  if (stream.waiting_ && !stream.is_permitted(chunk)) return;
   Lane& peer = lane(stream.peer);
   // Others of the same class wait for this peer's allowance: take a place behind them.
-  const bool behind = !stream.urgent && !peer.bulk.empty() && stream.bytes > 0 &&
-                      (stream.marks_[chunk] & (kByAllowance | kByGrant)) == 0;
+  const bool behind = !stream.urgent && !peer.bulk.empty() && stream.bytes > 0 && !stream.is_permitted(chunk);
   if (behind)
     wait(peer, stream);
   else

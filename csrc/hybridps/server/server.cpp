@@ -67,8 +67,8 @@ bool Server::open(const SpanKey& key, const Opening& opening) {
   span.nodes.resize(std::max<std::size_t>(span.nodes.size(), opening.nodes));
   if (span.has_first) {
     if (!check(span, span.first)) return false;
-    if (span.nodes.size() > opening.nodes) {
-      listener_.on_bad_message(key.operation, "a contribution from a node that the group does not have");
+    if (span.nodes.size() > opening.nodes || span.nodes[opening.own_node].seen) {
+      listener_.on_bad_message(key.operation, "a contribution from a node that the plan does not have");
       return false;
     }
     for (const auto& [index, chunk] : span.chunks) {

@@ -16,6 +16,7 @@ namespace {
 // absent ranks. Nothing is sent for operations that finish sooner.
 constexpr auto kProbeAfter = std::chrono::milliseconds(250);
 constexpr auto kProbeAgainAfter = std::chrono::seconds(5);
+constexpr std::size_t kSignaturesKept = 256;
 constexpr auto kWatchEvery = std::chrono::milliseconds(100);
 
 std::string seconds_text(core::Duration duration) {
@@ -240,6 +241,8 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   if (!p2p) {
     server_.close(server::OperationKey{group.info.uid, run.sequence});
     group.over.add(run.sequence);
+    if (group.signatures_over.empty()) group.signatures_over.resize(kSignaturesKept, {~std::uint64_t{0}, {}});
+    group.signatures_over[run.sequence % kSignaturesKept] = {run.sequence, run.signature};
     group.early.erase(run.sequence);
     std::erase(group.held, run.sequence);
   }
@@ -303,7 +306,11 @@ void Worker::on_message(GroupState& group, const wire::Header& header, flow::Del
       case wire::Type::kData:
       case wire::Type::kAnnounce:
       case wire::Type::kGrant: {
-        if (!group.status.is_ok() || group.over.contains(header.sequence)) break;
+        if (!group.status.is_ok()) break;
+        if (group.over.contains(header.sequence)) {
+          contradicts_finished(group, header);
+          break;
+        }
         const auto found = group.running.find(header.sequence);
         const bool known = found != group.running.end();
         if (known && header.signature != found->second->signature) {
@@ -380,6 +387,7 @@ void Worker::fail(OperationRun& run, core::Status cause) {
 void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell) {
   if (!group.status.is_ok()) return;
   group.status = cause;
+  group.failed_at = core::Clock::now();
   wire::Header header;
   header.type = wire::Type::kVerdict;
   header.flags = wire::kFlagGroup;
@@ -390,7 +398,7 @@ void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell)
   header.uid = group.info.uid;
   header.flags |= wire::kFlagForwarded;
   header.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
-  if (cause.code() != core::Code::kClosed && !group.leaving)
+  if (!tell && cause.code() != core::Code::kClosed && !group.leaving)
     for (const core::EngineId engine : group.info.engines)
       if (outbox_.is_open(engine)) outbox_.send_text(engine, header, cause.message());
   while (!group.running.empty()) finish(*group.running.begin()->second, cause);
@@ -460,7 +468,17 @@ void Worker::probe(OperationRun& run, core::TimePoint now) {
   tell_members(run.group, header, {});
 }
 
+bool Worker::contradicts_finished(GroupState& group, const wire::Header& header) {
+  if (group.signatures_over.empty()) return false;
+  const auto& [sequence, signature] = group.signatures_over[header.sequence % kSignaturesKept];
+  if (sequence != header.sequence || signature == header.signature) return false;
+  on_mismatch(server::OperationKey{group.info.uid, header.sequence}, signature, group.info.topology.rank(),
+              header.signature, static_cast<int>(header.sender_rank));
+  return true;
+}
+
 void Worker::on_probe(GroupState& group, const wire::Header& header) {
+  if (contradicts_finished(group, header)) return;
   if (const auto found = group.running.find(header.sequence);
       found != group.running.end() && found->second->signature != header.signature) {
     mismatch(group, *found->second, header);

@@ -89,10 +89,14 @@ struct GroupState : core::Pinned {
   explicit GroupState(GroupInfo i) : info(std::move(i)) {}
   GroupInfo info;
   core::Status status;  // first verdict on the group
+  core::TimePoint failed_at{};
   bool leaving = false;  // this rank has said goodbye
   std::uint64_t submitted = 0;  // collectives handed to start()
   SequenceWindow over;
   std::map<std::uint64_t, std::unique_ptr<OperationRun>> running;
+  /// Signatures of operations that are over, by sequence modulo its length: a late message that contradicts one of them
+  /// is a mismatch that nobody else may notice (two roots that both only send).
+  std::vector<std::pair<std::uint64_t, wire::Signature>> signatures_over;
   std::deque<std::uint64_t> held;  // barriers that wait for earlier operations
   std::unordered_map<std::uint64_t, std::vector<std::pair<wire::Header, flow::Delivery>>> early;
   std::unordered_map<std::uint64_t, core::Status> verdicts;  // on operations not yet submitted here
@@ -172,6 +176,7 @@ class Worker final : public server::Listener, core::Pinned {
   void on_verdict(GroupState& group, const wire::Header& header, const flow::Delivery& payload);
   void probe(OperationRun& run, core::TimePoint now);
   void on_probe(GroupState& group, const wire::Header& header);
+  bool contradicts_finished(GroupState& group, const wire::Header& header);
   void see_local(OperationRun& run, const wire::Header& header);
   std::vector<int> missing_ranks(const OperationRun& run) const;
   void tell_members(GroupState& group, wire::Header header, std::string_view text);

@@ -10,6 +10,7 @@
 
 #include "hybridps/core/log.h"
 #include "hybridps/pg/errors.h"
+#include "hybridps/pg/gil.h"
 
 namespace hybridps::pg {
 namespace {
@@ -108,6 +109,7 @@ class StoreAdapter final : public bootstrap::KeyValueStore {
 }  // namespace
 
 std::shared_ptr<bootstrap::KeyValueStore> adapt_store(const c10::intrusive_ptr<c10d::Store>& store) {
+  const InterpreterReleased released;  // whoever holds the lock below may need the interpreter, for a Store in Python
   Unwrapped unwrapped = unwrap(store);
   return std::make_shared<StoreAdapter>(shared_clone(unwrapped.base), std::move(unwrapped.prefix));
 }

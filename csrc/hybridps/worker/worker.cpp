@@ -286,6 +286,20 @@ void Worker::see_local(OperationRun& run, const wire::Header& header) {
 }
 
 void Worker::on_message(GroupState& group, const wire::Header& header, flow::Delivery payload) {
+  handle(group, header, std::move(payload));
+  judge();  // at once: the next message may complete what must not
+}
+
+std::size_t Worker::judge() {
+  std::size_t work = 0;
+  for (auto failing = std::exchange(failing_, {}); auto& [uid, status] : failing) {
+    ++work;
+    if (GroupState* group = find(uid)) fail_group(*group, status, /*tell=*/true);
+  }
+  return work;
+}
+
+void Worker::handle(GroupState& group, const wire::Header& header, flow::Delivery payload) {
   if (header.sender_rank >= static_cast<std::uint32_t>(group.info.topology.size()) ||
       group.info.engines[header.sender_rank] != header.source) {
     core::log_warn("dropped a message that claims to be from rank ", header.sender_rank, " of group \"",
@@ -514,11 +528,7 @@ std::vector<int> Worker::missing_ranks(const OperationRun& run) const {
 }
 
 std::size_t Worker::tick(core::TimePoint now) {
-  std::size_t work = 0;
-  for (auto failing = std::exchange(failing_, {}); auto& [uid, status] : failing) {
-    ++work;
-    if (GroupState* group = find(uid)) fail_group(*group, status, /*tell=*/true);
-  }
+  std::size_t work = judge();
   for (const auto& [uid, group] : groups_)
     if (!group->held.empty()) start_held(*group);
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {

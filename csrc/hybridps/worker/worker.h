@@ -170,6 +170,9 @@ class Worker final : public server::Listener, core::Pinned {
 
  private:
   void start(OperationRun& run);
+  void handle(GroupState& group, const wire::Header& header, flow::Delivery payload);
+  /// Turns mismatches found inside callbacks into verdicts; returns how many.
+  std::size_t judge();
   void start_held(GroupState& group);
   void on_early(GroupState& group, const wire::Header& header, flow::Delivery payload);
   void dispatch(OperationRun& run, const wire::Header& header, flow::Delivery payload);

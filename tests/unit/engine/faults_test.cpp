@@ -59,10 +59,17 @@ struct FaultyCluster {
     return sum;
   }
   /// Until done(), for at most this long on the clock.
-  bool run(const std::function<bool()>& done, double seconds = 60) {
+  bool run(const std::function<bool()>& done, double seconds = 30) {
     const auto limit = core::Clock::now() + core::from_seconds(seconds);
     cluster->run_until([&] { return done() || core::Clock::now() > limit; }, INT_MAX);
-    return done();
+    if (done()) return true;
+    std::string stall;
+    for (int rank = 0; rank < cluster->size(); ++rank)
+      if (!links[index(rank)].empty())  // alive
+        stall += "rank " + std::to_string(rank) + "\n" + cluster->at(rank).outbox().describe();
+    WARN(stall);
+    cluster.reset();  // while the memory of its operations is still there
+    return false;
   }
 
   std::vector<std::vector<FaultyTransport*>> links;

@@ -16,7 +16,11 @@
 namespace hybridps::transport {
 namespace {
 
-constexpr std::string_view kSharedMemory = "^posix,sysv,cma,xpmem,knem";
+/// UCX's name for posix, sysv, xpmem, cma and knem; naming them one by one warns about those that are not
+/// there.
+constexpr std::string_view kAllButSharedMemory = "^shm";
+/// From here on ucp_config_modify() takes the settings of transports.
+constexpr std::pair<unsigned, unsigned> kTransportSettingsSince = {1, 17};
 
 std::vector<std::string> split(std::string_view text) {
   std::vector<std::string> parts;
@@ -74,11 +78,13 @@ std::vector<UcxSetting> ucx_settings(const UcxOptions& options, std::pair<unsign
     else if (!given && !options.net_device.empty())
       settings.push_back({"NET_DEVICES", options.net_device, true});
   } else {
-    set_unless_given("TLS", std::string(kSharedMemory));
+    set_unless_given("TLS", std::string(kAllButSharedMemory));
     if (!options.net_device.empty()) set_unless_given("NET_DEVICES", options.net_device);
-    // UCX's 8 KiB cost 1.7 times the CPU per byte.
-    set_unless_given("TCP_TX_SEG_SIZE", "256k", false);
-    set_unless_given("TCP_RX_SEG_SIZE", "256k", false);
+    if (version >= kTransportSettingsSince) {
+      // UCX's 8 KiB cost 1.7 times the CPU per byte.
+      set_unless_given("TCP_TX_SEG_SIZE", "256k", false);
+      set_unless_given("TCP_RX_SEG_SIZE", "256k", false);
+    }
   }
   const double user_timeout_s = core::to_seconds(options.tcp_user_timeout);
   if (user_timeout_s > 0 && version >= std::pair<unsigned, unsigned>{1, 22})

@@ -31,7 +31,7 @@ TEST_CASE("transport/ucx: our settings keep data off shared memory", "[transport
   options.net_device = "eth0";
   options.tcp_user_timeout = core::from_seconds(7.5);
   const auto set = settings(options, {});
-  CHECK(set.at("TLS") == "^posix,sysv,cma,xpmem,knem");
+  CHECK(set.at("TLS") == "^shm");
   CHECK(set.at("NET_DEVICES") == "eth0");
   CHECK(set.at("TCP_TX_SEG_SIZE") == "256k");
   CHECK(set.at("TCP_RX_SEG_SIZE") == "256k");
@@ -45,6 +45,13 @@ TEST_CASE("transport/ucx: the user timeout is asked for from UCX 1.22 only", "[t
   UcxOptions off;
   off.tcp_user_timeout = {};
   CHECK(settings(off, {}).count("TCP_USER_TIMEOUT") == 0);
+}
+
+TEST_CASE("transport/ucx: settings of transports are left to UCX where it cannot take them",
+          "[transport][fast]") {
+  CHECK(settings({}, {}, {1, 13}).size() == 1);
+  CHECK(settings({}, {}, {1, 16}).count("TCP_RX_SEG_SIZE") == 0);
+  CHECK(settings({}, {}, {1, 17}).count("TCP_RX_SEG_SIZE") == 1);
 }
 
 TEST_CASE("transport/ucx: settings of the user win", "[transport][fast]") {

@@ -7,11 +7,14 @@
 //   build/shm_bench [seconds per figure]           default: 1
 // (the second command is one line)
 //
-// Latency  half of a round trip; best and median of many batches of 200. "spin": both sides call progress() without
+// Latency  half of a round trip; best and median of many batches of 200. "spin": both sides call progress()
+// without
 //          pause; "event": both sleep in poll() on event_fd() between messages.
-// Stream   8 messages in flight. "carry": the sender copies in, the receiver copies out, as a job does. "lend": the
-//          sender sends a full buffer again, the receiver looks at its first byte, which is the cost of the transport.
-//          GB/s counts each payload byte once. memcpy: one process, one thread, between the same sizes of buffers.
+// Stream   8 messages in flight. "carry": the sender copies in, the receiver copies out, as a job does.
+// "lend": the
+//          sender sends a full buffer again, the receiver looks at its first byte, which is the cost of the
+//          transport. GB/s counts each payload byte once. memcpy: one process, one thread, between the same
+//          sizes of buffers.
 // The two processes are bound to the first and the last core they may use. 1 GB = 1e9 B.
 #include <poll.h>
 #include <sched.h>
@@ -114,7 +117,8 @@ struct End final : hybridps::transport::Receiver {
     while (shm->proof(other).state != ProofState::kProven) shm->progress();
   }
 
-  void say(Command command, const Buffer& payload = {}, std::size_t bytes = 0, hybridps::transport::SendDone done = {}) {
+  void say(Command command, const Buffer& payload = {}, std::size_t bytes = 0,
+           hybridps::transport::SendDone done = {}) {
     std::byte header[kHeaderBytes] = {};
     header[0] = static_cast<std::byte>(command);
     header[1] = static_cast<std::byte>(sleeps);
@@ -126,8 +130,12 @@ struct End final : hybridps::transport::Receiver {
       case Command::kPing:
         sleeps = header[1] != std::byte{0};
         return say(Command::kAnswer);
-      case Command::kAnswer: ++answers; return;
-      case Command::kStop: stop = true; return;
+      case Command::kAnswer:
+        ++answers;
+        return;
+      case Command::kStop:
+        stop = true;
+        return;
       case Command::kCarry:
         sleeps = header[1] != std::byte{0};
         place = place + payload.bytes() > outside.size() - kLargestBytes ? 0 : place + payload.bytes();
@@ -166,8 +174,8 @@ void latency(End& end, const char* name, bool sleeps, double seconds) {
     batches.push_back(seconds_since(batch) / kBatch / 2 * 1e6);
   }
   std::sort(batches.begin(), batches.end());
-  std::printf("latency 64 B, %-5s  best %7.2f us   median %7.2f us   wake-ups per message %.2f\n", name, batches.front(),
-              batches[batches.size() / 2],
+  std::printf("latency 64 B, %-5s  best %7.2f us   median %7.2f us   wake-ups per message %.2f\n", name,
+              batches.front(), batches[batches.size() / 2],
               double(end.shm->counters().wakeups_sent - wakeups) / double(end.answers - answers));
   end.sleeps = false;
   const std::uint64_t target = end.answers + 1;
@@ -266,8 +274,8 @@ int main(int argc, char* argv[]) {
 
   latency(end, "spin", false, seconds);
   latency(end, "event", true, seconds);
-  std::printf("\n%10s %10s %12s %12s %12s %12s\n", "bytes", "memcpy", "carry spin", "carry event", "lend spin",
-              "of memcpy");
+  std::printf("\n%10s %10s %12s %12s %12s %12s\n", "bytes", "memcpy", "carry spin", "carry event",
+              "lend spin", "of memcpy");
   for (const std::size_t bytes : {std::size_t{64} << 10, std::size_t{256} << 10, std::size_t{1} << 20}) {
     const double copy = copy_rate(end, bytes, seconds);
     const double spin = stream(end, Command::kCarry, false, bytes, seconds);

@@ -336,7 +336,7 @@ def draw(results: dict[str, dict], formula: float, folder: Path) -> list[Path]:
     right.axhline(formula / 2**20, color="black", linestyle=":", label="2(n-1)/n S")
     right.set_xticks(range(len(NODES)), [f"node {n}" for n in NODES])
     right.set(title="Sent to the other node", ylabel="MiB")
-    right.legend(loc="lower right")
+    right.legend(loc="lower center", framealpha=0.9)
     if not drawn:
         right.text(0.5, 0.5, "not counted on loopback", transform=right.transAxes, ha="center")
     path = folder / "demo.png"

@@ -562,7 +562,7 @@ class _Random:
         inputs = self.inputs(self.size)
         got = inputs[self.me].clone()
         self.verify = lambda: self.check.reduced(self.name, got, self.want(inputs), same=False)
-        return dist.all_reduce(got, reference.torch_op(self.op, self.rank), self.group, async_op=a)
+        return dist.all_reduce(got, reference.torch_op(self.op, self.me), self.group, async_op=a)
 
     def all_reduce_coalesced(self, a):
         inputs = [self.inputs(self.size), self.inputs(5)]
@@ -573,14 +573,14 @@ class _Random:
                 self.check.reduced(self.name, got, self.want(many), same=False)
 
         self.verify = verify
-        return dist.all_reduce_coalesced(gots, reference.torch_op(self.op, self.rank), self.group, async_op=a)
+        return dist.all_reduce_coalesced(gots, reference.torch_op(self.op, self.me), self.group, async_op=a)
 
     def reduce(self, a):
         inputs = self.inputs(self.size)
         got = inputs[self.me].clone()
         if self.me == self.root:
             self.verify = lambda: self.check.reduced(self.name, got, self.want(inputs), same=False)
-        op = reference.torch_op(self.op, self.rank)
+        op = reference.torch_op(self.op, self.me)
         return dist.reduce(got, self.members[self.root], op, self.group, async_op=a)
 
     def reduce_scatter(self, a):
@@ -588,7 +588,7 @@ class _Random:
         got = torch.empty(self.size, dtype=self.dtype)
         mine = slice(self.me * self.size, (self.me + 1) * self.size)
         self.verify = lambda: self.check.reduced(self.name, got, self.want(inputs)[mine], same=False)
-        op = reference.torch_op(self.op, self.rank)
+        op = reference.torch_op(self.op, self.me)
         return dist.reduce_scatter_tensor(got, inputs[self.me].clone(), op, self.group, async_op=a)
 
     def _equal(self, gots, wants):

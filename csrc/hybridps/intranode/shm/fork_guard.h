@@ -1,10 +1,13 @@
 // hybridps/intranode/shm/fork_guard.h: file descriptors that a forked child does not keep.
 //
-// Problem  A socket is closed only with its last copy. DataLoader children inherit copies, so a killed parent would look
+// Problem  A socket is closed only with its last copy. DataLoader children inherit copies, so a killed parent
+// would look
 //          alive to its peers for as long as a child lives.
-// Model    A process-wide table of descriptors; a pthread_atfork handler closes all of them in every forked child and
+// Model    A process-wide table of descriptors; a pthread_atfork handler closes all of them in every forked
+// child and
 //          counts the fork, so that objects copied into the child know that they own nothing there.
-// Threads  any. Descriptors are made under the table's lock, which fork() takes too: none slips into a child untracked.
+// Threads  any. Descriptors are made under the table's lock, which fork() takes too: none slips into a child
+// untracked.
 #pragma once
 
 #include <cstdint>

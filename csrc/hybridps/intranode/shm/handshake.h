@@ -1,8 +1,11 @@
-// hybridps/intranode/shm/handshake.h: what two engines say over their Unix socket, and with which descriptors.
+// hybridps/intranode/shm/handshake.h: what two engines say over their Unix socket, and with which
+// descriptors.
 //
-// Model    fixed-size packets over SOCK_SEQPACKET; hello carries three descriptors (control area, pool, eventfd). The
+// Model    fixed-size packets over SOCK_SEQPACKET; hello carries three descriptors (control area, pool,
+// eventfd). The
 //          sequence of packets is in ../README.md.
-// Trust    packets come from any process of this host: receive() checks size, magic and version, the caller the rest.
+// Trust    packets come from any process of this host: receive() checks size, magic and version, the caller
+// the rest.
 #pragma once
 
 #include <array>
@@ -60,8 +63,8 @@ Descriptor accept_from(int listener, int& error);
 /// Whether the process at the other end runs as our user; `pid` is set when it is visible from here, else 0.
 bool is_same_user(int socket, int& pid) noexcept;
 
-/// What Transport::address() returns. Grammar: "HPSM" version:u8 engine:u64le name_bytes:u8 name checksum:u64le,
-/// the checksum being FNV-1a of all bytes before it.
+/// What Transport::address() returns. Grammar: "HPSM" version:u8 engine:u64le name_bytes:u8 name
+/// checksum:u64le, the checksum being FNV-1a of all bytes before it.
 struct Address {
   core::EngineId engine;
   std::string socket_name;

@@ -1,11 +1,14 @@
 // hybridps/intranode/shm/ring.h: the control area of an engine and the two rings of each local peer in it.
 //
-// Model    An engine's control area is one page of EngineControl, then one PeerSlot per local peer. A slot holds what
-//          its peer writes and its owner reads: messages to the owner, and releases of payloads that the owner sent.
-//          The grammar of the bytes is in ../README.md.
+// Model    An engine's control area is one page of EngineControl, then one PeerSlot per local peer. A slot
+// holds what
+//          its peer writes and its owner reads: messages to the owner, and releases of payloads that the
+//          owner sent. The grammar of the bytes is in ../README.md.
 // Threads  single producer, single consumer per ring. Publishing stores and the loads that precede sleep are
-//          sequentially consistent: either the sender sees `sleeping`, or the sleeper sees the entry (Dekker).
-// Trust    a reader believes nothing: each word is loaded once and checked, and header and inline payload are copied
+//          sequentially consistent: either the sender sees `sleeping`, or the sleeper sees the entry
+//          (Dekker).
+// Trust    a reader believes nothing: each word is loaded once and checked, and header and inline payload are
+// copied
 //          out before use. Errors are kCorrupt, never undefined behaviour.
 #pragma once
 
@@ -34,19 +37,21 @@ struct alignas(kCacheLineBytes) MessageEntry {
   std::atomic<std::uint64_t> turn;  // index + 1 once written, counted from 0 through all laps
   std::atomic<std::uint64_t> offset_bytes;
   std::atomic<std::uint64_t> payload_bytes;
-  std::atomic<std::uint64_t> shape;  // token (32) | header bytes (16) | 1: inline
+  std::atomic<std::uint64_t> shape;             // token (32) | header bytes (16) | 1: inline
   std::array<std::byte, kEntryDataBytes> data;  // header, then the inline payload
 };
 static_assert(sizeof(MessageEntry) == kEntryBytes);
 static_assert(transport::kHeaderBytesMax + kInlineBytesMax <= kEntryDataBytes);
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
 
 /// Start of a slot; the rings follow it.
 struct PeerSlot {
   alignas(kCacheLineBytes) std::array<std::atomic<std::uint64_t>, 2> nonce;  // by the owner
   std::array<std::atomic<std::uint64_t>, 2> echo;                            // by the peer
   alignas(kCacheLineBytes) std::atomic<std::uint64_t> consumed;              // by the owner: entries read
-  alignas(kCacheLineBytes) std::atomic<std::uint32_t> producer_waits;        // by the peer: tell me when `consumed` moves
+  alignas(kCacheLineBytes)
+      std::atomic<std::uint32_t> producer_waits;  // by the peer: tell me when `consumed` moves
 };
 
 /// Sizes of a slot; exchanged in the handshake, since each engine chooses its own.
@@ -87,12 +92,13 @@ class MessageWriter {
   MessageWriter(std::byte* slot, const SlotLayout& layout) noexcept
       : slot_(&slot_of(slot)), ring_(ring_of(slot, layout)), entries_(layout.ring_entries) {}
 
-  /// kNothing: full. kEntry: there is room for one. kCorrupt: the consumer claims to have read what was not written.
+  /// kNothing: full. kEntry: there is room for one. kCorrupt: the consumer claims to have read what was not
+  /// written.
   Taken room() noexcept;
   /// Call only after room() said kEntry. `inline_payload` may be empty.
   void put_inline(std::span<const std::byte> header, std::span<const std::byte> inline_payload) noexcept;
-  void put_reference(std::span<const std::byte> header, std::uint64_t offset_bytes, std::uint64_t payload_bytes,
-                     std::uint32_t token) noexcept;
+  void put_reference(std::span<const std::byte> header, std::uint64_t offset_bytes,
+                     std::uint64_t payload_bytes, std::uint32_t token) noexcept;
   /// Whether the consumer shall wake this producer whenever it has read something.
   void set_waiting(bool waiting) noexcept;
 
@@ -126,7 +132,8 @@ class MessageReader {
   bool has_more() const noexcept;
   Taken peek(Message& message) noexcept;
   void advance() noexcept { ++read_; }
-  /// Tells the producer how far the reader is; true: the producer waits for it, wake it. Cheap when nothing changed.
+  /// Tells the producer how far the reader is; true: the producer waits for it, wake it. Cheap when nothing
+  /// changed.
   bool publish() noexcept;
   bool publish_is_due() const noexcept { return read_ - published_ >= entries_ / 4; }
 

@@ -67,12 +67,14 @@ void ShmEndpoint::dial() {
     return;
   }
   if (error == ECONNREFUSED) {
-    return end({Code::kPeerDead, who() + " has no socket on this host: it has ended, or runs on another host or in "
-                                         "another network namespace"},
-               true, true);
+    return end(
+        {Code::kPeerDead, who() + " has no socket on this host: it has ended, or runs on another host or in "
+                                  "another network namespace"},
+        true, true);
   }
   if (error != 0) {
-    const Code code = error == EMFILE || error == ENFILE || error == ENOMEM ? Code::kOutOfResources : Code::kPeerDead;
+    const Code code =
+        error == EMFILE || error == ENFILE || error == ENOMEM ? Code::kOutOfResources : Code::kPeerDead;
     return end({code, "cannot connect to " + who() + ": " + std::strerror(error)}, true, true);
   }
   if (!is_same_user(socket.get(), pid_)) {
@@ -119,7 +121,8 @@ void ShmEndpoint::say_proof() {
 Status ShmEndpoint::map_peer(const Packet& hello, std::array<Descriptor, kDescriptorsMax>& descriptors) {
   const SlotLayout layout{hello.ring_entries, hello.release_entries};
   auto& [control, wake, pool] = descriptors;
-  if (!layout.is_valid() || !control || !wake || !is_safe_to_write(wake.get()) || (hello.pool_bytes > 0) != bool(pool)) {
+  if (!layout.is_valid() || !control || !wake || !is_safe_to_write(wake.get()) ||
+      (hello.pool_bytes > 0) != bool(pool)) {
     return {Code::kPeerDead, who() + " said hello with nonsense in it"};
   }
   auto front = Segment::map(control.get(), 0, page_ceil(sizeof(EngineControl)), Segment::Access::kReadWrite);
@@ -144,11 +147,13 @@ Status ShmEndpoint::map_peer(const Packet& hello, std::array<Descriptor, kDescri
   return Status::ok();
 }
 
-void ShmEndpoint::accept(Descriptor socket, const Packet& hello, std::array<Descriptor, kDescriptorsMax>& descriptors) {
+void ShmEndpoint::accept(Descriptor socket, const Packet& hello,
+                         std::array<Descriptor, kDescriptorsMax>& descriptors) {
   is_same_user(socket.get(), pid_);
   watch_socket(std::move(socket));
   state_ = State::kProving;
-  if (Status mapped = map_peer(hello, descriptors); !mapped.is_ok()) return end(std::move(mapped), true, true);
+  if (Status mapped = map_peer(hello, descriptors); !mapped.is_ok())
+    return end(std::move(mapped), true, true);
   say_hello(hello.nonce);
   say_proof();
 }
@@ -171,9 +176,13 @@ void ShmEndpoint::on_socket() {
     Packet packet;
     std::array<Descriptor, kDescriptorsMax> descriptors;
     switch (receive_packet(socket_.get(), packet, descriptors)) {
-      case Received::kNothing: return;
-      case Received::kEndOfFile: return on_peer_gone();
-      case Received::kJunk: end(corrupt("nonsense on its socket"), true, true); break;
+      case Received::kNothing:
+        return;
+      case Received::kEndOfFile:
+        return on_peer_gone();
+      case Received::kJunk:
+        end(corrupt("nonsense on its socket"), true, true);
+        break;
       case Received::kPacket:
         if (state_ == State::kEnded) break;
         if (packet.from == peer_.value && packet.to == owner_.options_.self.value) {
@@ -191,7 +200,8 @@ void ShmEndpoint::on_packet(const Packet& packet, std::array<Descriptor, kDescri
     case PacketKind::kHello:
       if (state_ != State::kHelloSent || packet.echo != session_nonce_) break;
       state_ = State::kProving;
-      if (Status mapped = map_peer(packet, descriptors); !mapped.is_ok()) return end(std::move(mapped), true, true);
+      if (Status mapped = map_peer(packet, descriptors); !mapped.is_ok())
+        return end(std::move(mapped), true, true);
       return say_proof();
     case PacketKind::kProof:
       if (state_ != State::kProving) break;
@@ -207,7 +217,8 @@ void ShmEndpoint::on_packet(const Packet& packet, std::array<Descriptor, kDescri
       return end({Code::kOutOfResources,
                   who() + " has no room for another engine of this host; raise its peers_max"},
                  true, true);
-    case PacketKind::kGoodbye: return drain_and_end({Code::kClosed, who() + " closed the connection"});
+    case PacketKind::kGoodbye:
+      return drain_and_end({Code::kClosed, who() + " closed the connection"});
   }
   end(corrupt("a handshake out of order"), true, true);
 }
@@ -219,8 +230,8 @@ Status ShmEndpoint::send(std::span<const std::byte> header, const transport::Buf
   if (owner_.in_forked_child()) return {Code::kClosed, "a forked child cannot send"};
   if (!is_usable()) return cause_;
   if (header.empty() || header.size() > transport::kHeaderBytesMax) {
-    return {Code::kInvalidArgument, "a header has 1 to " + std::to_string(transport::kHeaderBytesMax) + " bytes, got " +
-                                        std::to_string(header.size())};
+    return {Code::kInvalidArgument, "a header has 1 to " + std::to_string(transport::kHeaderBytesMax) +
+                                        " bytes, got " + std::to_string(header.size())};
   }
   if (payload_bytes > 0) {
     const std::span<std::byte> pool = owner_.pool_memory();
@@ -233,7 +244,8 @@ Status ShmEndpoint::send(std::span<const std::byte> header, const transport::Buf
     }
   }
   const bool must_park = !is_inline(payload_bytes) && (!may_lend() || !parked_.empty());
-  if (state_ == State::kOpen && queue_.empty() && !must_park && try_post(header, payload, payload_bytes, done)) {
+  if (state_ == State::kOpen && queue_.empty() && !must_park &&
+      try_post(header, payload, payload_bytes, done)) {
     return Status::ok();
   }
   if (state_ == State::kEnded) return cause_;
@@ -250,9 +262,13 @@ Status ShmEndpoint::send(std::span<const std::byte> header, const transport::Buf
 bool ShmEndpoint::try_post(std::span<const std::byte> header, const transport::Buffer& payload,
                            std::size_t payload_bytes, transport::SendDone& done) {
   switch (messages_out_.room()) {
-    case Taken::kNothing: return false;
-    case Taken::kCorrupt: end(corrupt("an impossible place in the message ring"), true, true); return false;
-    case Taken::kEntry: break;
+    case Taken::kNothing:
+      return false;
+    case Taken::kCorrupt:
+      end(corrupt("an impossible place in the message ring"), true, true);
+      return false;
+    case Taken::kEntry:
+      break;
   }
   if (is_inline(payload_bytes)) {
     const std::byte* const data = payload_bytes > 0 ? payload.data() : nullptr;
@@ -283,7 +299,8 @@ bool ShmEndpoint::try_post(std::span<const std::byte> header, const transport::B
 
 void ShmEndpoint::wake() noexcept {
   auto& sleeping = reinterpret_cast<EngineControl*>(peer_front_->memory().data())->sleeping;
-  if (sleeping.load(std::memory_order_seq_cst) == 0 || sleeping.exchange(0, std::memory_order_seq_cst) == 0) return;
+  if (sleeping.load(std::memory_order_seq_cst) == 0 || sleeping.exchange(0, std::memory_order_seq_cst) == 0)
+    return;
   const std::uint64_t one = 1;
   static_cast<void>(!::write(wake_.get(), &one, sizeof one));  // full: it is readable anyway
   ++owner_.counters_.wakeups_sent;
@@ -310,7 +327,8 @@ std::size_t ShmEndpoint::take_releases() {
     const Taken taken = releases_in_.take(token);
     if (taken == Taken::kNothing) return count;
     const std::uint32_t place = token & 0xffff;
-    if (taken == Taken::kCorrupt || place >= lent_.size() || !lent_[place].in_use || lent_[place].life != token >> 16) {
+    if (taken == Taken::kCorrupt || place >= lent_.size() || !lent_[place].in_use ||
+        lent_[place].life != token >> 16) {
       if (state_ == State::kEnded) {
         let_go_all();
       } else {
@@ -341,7 +359,8 @@ std::size_t ShmEndpoint::take_messages(std::size_t messages_max) {
     }
     transport::RxPayload payload;
     if (message.is_inline) {
-      if (message.payload_bytes > 0) payload = owner_.copy_inline({message.inline_payload, message.payload_bytes});
+      if (message.payload_bytes > 0)
+        payload = owner_.copy_inline({message.inline_payload, message.payload_bytes});
     } else {
       const std::size_t pool_bytes = peer_pool_ ? peer_pool_->memory().size() : 0;
       if (message.offset_bytes > pool_bytes || message.payload_bytes > pool_bytes - message.offset_bytes) {
@@ -349,8 +368,8 @@ std::size_t ShmEndpoint::take_messages(std::size_t messages_max) {
         break;
       }
       ++held_;
-      payload = transport::RxPayload(peer_pool_->memory().data() + message.offset_bytes, message.payload_bytes,
-                                     &release_held, this, nullptr, message.token);
+      payload = transport::RxPayload(peer_pool_->memory().data() + message.offset_bytes,
+                                     message.payload_bytes, &release_held, this, nullptr, message.token);
     }
     messages_in_.advance();
     ++count;
@@ -370,7 +389,8 @@ bool ShmEndpoint::may_lend() const noexcept { return lent_count_ < owner_.layout
 
 bool ShmEndpoint::post_front(std::deque<Queued>& queue) {
   Queued& next = queue.front();
-  if (!try_post(std::span(next.header).first(next.header_bytes), next.payload, next.payload_bytes, next.done)) {
+  if (!try_post(std::span(next.header).first(next.header_bytes), next.payload, next.payload_bytes,
+                next.done)) {
     return false;  // `next` may be gone
   }
   // Not dropped here: the pool's hook may send, and must find the queues in order.
@@ -445,7 +465,8 @@ void ShmEndpoint::end(Status cause, bool gone, bool report) {
   if (std::exchange(requested_, false)) --owner_.stats_.endpoints_open;
   state_ = State::kEnded;
   if (!closing_) cause_ = std::move(cause);
-  if (socket_ && !peer_gone_) send_packet(socket_.get(), make_packet(PacketKind::kGoodbye, owner_.options_.self, peer_));
+  if (socket_ && !peer_gone_)
+    send_packet(socket_.get(), make_packet(PacketKind::kGoodbye, owner_.options_.self, peer_));
   for (auto* queue : {&parked_, &queue_}) {
     for (Queued& queued : *queue) {
       owner_.completions_.push_back({std::move(queued.done), cause_, std::move(queued.payload)});

@@ -1,9 +1,11 @@
-// hybridps/intranode/shm/shm_endpoint.h: one peer of a ShmTransport: its socket, its views of memory, its rings.
+// hybridps/intranode/shm/shm_endpoint.h: one peer of a ShmTransport: its socket, its views of memory, its
+// rings.
 //
 // Internal to this folder. The life of an endpoint:
 //
 //   kConnecting -> kHelloSent -> kProving -> kOpen -> kEnded      we connect
-//                      |  \-> kYielded -^                         both connected, the smaller engine id's socket is used
+//                      |  \-> kYielded -^                         both connected, the smaller engine id's
+//                      socket is used
 //                  (accepted) ----------^                         the peer connects
 //
 // kEnded keeps socket, rings and views until both sides hold no payload of the other or the peer is gone.
@@ -38,8 +40,8 @@ class ShmEndpoint final : public transport::Endpoint {
   ShmEndpoint(ShmTransport& owner, core::EngineId peer, std::uint32_t index) noexcept
       : owner_(owner), peer_(peer), index_(index) {}
 
-  core::Status send(std::span<const std::byte> header, const transport::Buffer& payload, std::size_t payload_bytes,
-                    transport::SendDone done) override;
+  core::Status send(std::span<const std::byte> header, const transport::Buffer& payload,
+                    std::size_t payload_bytes, transport::SendDone done) override;
   core::EngineId peer() const noexcept override { return peer_; }
   void close(core::Status cause) noexcept override;
 
@@ -80,8 +82,8 @@ class ShmEndpoint final : public transport::Endpoint {
   bool is_usable() const noexcept { return state_ != State::kEnded && !closing_; }
   bool is_inline(std::size_t payload_bytes) const noexcept { return payload_bytes <= kInlineBytesMax; }
   /// False: no room now, or the endpoint has just ended.
-  bool try_post(std::span<const std::byte> header, const transport::Buffer& payload, std::size_t payload_bytes,
-                transport::SendDone& done);
+  bool try_post(std::span<const std::byte> header, const transport::Buffer& payload,
+                std::size_t payload_bytes, transport::SendDone& done);
   std::size_t step();
   std::size_t take_releases();
   std::size_t take_messages(std::size_t messages_max);
@@ -112,13 +114,14 @@ class ShmEndpoint final : public transport::Endpoint {
   State state_ = State::kConnecting;
   bool requested_ = false;  // connect() was called
   bool was_open_ = false;
-  bool closing_ = false;       // close(kClosed): what was accepted goes out first
-  bool peer_gone_ = false;     // end of file seen
+  bool closing_ = false;    // close(kClosed): what was accepted goes out first
+  bool peer_gone_ = false;  // end of file seen
   bool write_shut_ = false;
   bool finished_ = false;
   core::Status cause_;
   std::string socket_name_;  // the peer's, when we connected
-  std::chrono::steady_clock::time_point deadline_{};  // kConnecting: next try; kYielded: the peer must have connected
+  std::chrono::steady_clock::time_point
+      deadline_{};  // kConnecting: next try; kYielded: the peer must have connected
   int pid_ = 0;
 
   Descriptor socket_;

@@ -1,13 +1,16 @@
 // hybridps/intranode/shm/shm_transport.h: the transport between engines of one host, without copies.
 //
-// Model    The engine fills Buffers of a pool in this transport's shared segment; a message carries the place of its
-//          payload, the receiver reads it where it lies and gives it back. Small payloads travel inside the ring entry.
-//          Connecting proves that both processes share a host: see proof().
+// Model    The engine fills Buffers of a pool in this transport's shared segment; a message carries the place
+// of its
+//          payload, the receiver reads it where it lies and gives it back. Small payloads travel inside the
+//          ring entry. Connecting proves that both processes share a host: see proof().
 // Owner    the engine. The pool's memory outlives the transport for as long as keep_pool_memory() is held.
 // Threads  as Transport: one thread; event_fd() is constant. In a forked child every call does nothing.
-// Failures a peer whose process ends is reported at once, however it ends, with kPeerDead; one that closed its
-//          transport or its endpoint with kClosed; one whose rings hold nonsense with kPeerDead. Payloads received from
-//          it stay readable until given back; payloads it still reads are let go when it is gone.
+// Failures a peer whose process ends is reported at once, however it ends, with kPeerDead; one that closed
+// its
+//          transport or its endpoint with kClosed; one whose rings hold nonsense with kPeerDead. Payloads
+//          received from it stay readable until given back; payloads it still reads are let go when it is
+//          gone.
 #pragma once
 
 #include <array>
@@ -41,8 +44,8 @@ struct ShmOptions {
   std::uint32_t peers_max = 64;
   /// Messages to this engine that wait in one peer's ring; more wait in the sender's heap. Power of two.
   std::uint32_t ring_entries = 256;
-  /// Payloads that one peer may hold by reference; more wait in the sender's heap, and small messages overtake them.
-  /// Power of two.
+  /// Payloads that one peer may hold by reference; more wait in the sender's heap, and small messages
+  /// overtake them. Power of two.
   std::uint32_t release_entries = 4096;
   /// How long a stranger may stay connected to the socket without a valid hello.
   std::chrono::milliseconds hello_deadline{5000};
@@ -60,9 +63,10 @@ struct Proof {
 
 /// Exact, since creation.
 struct ShmCounters {
-  std::uint64_t wakeups_sent = 0;     // eventfd writes: the peer slept
-  std::uint64_t polls = 0;            // epoll_wait calls: the only system call of a progress() that finds no failure
-  std::uint64_t messages_queued = 0;  // went through the heap: not connected yet, ring full, too many payloads out
+  std::uint64_t wakeups_sent = 0;  // eventfd writes: the peer slept
+  std::uint64_t polls = 0;  // epoll_wait calls: the only system call of a progress() that finds no failure
+  std::uint64_t messages_queued =
+      0;  // went through the heap: not connected yet, ring full, too many payloads out
   std::uint64_t strangers_dropped = 0;
 };
 
@@ -83,7 +87,8 @@ class ShmTransport final : public transport::Transport {
   std::string_view name() const noexcept override { return "shm"; }
   core::Status attach(std::span<std::byte> pool_memory) override;
   std::vector<std::byte> address() const override;
-  core::Result<transport::Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override;
+  core::Result<transport::Endpoint*> connect(core::EngineId peer,
+                                             std::span<const std::byte> address) override;
   transport::Endpoint* find(core::EngineId peer) noexcept override;
   std::size_t progress() override;
   int event_fd() const noexcept override { return poller_.get(); }
@@ -93,7 +98,8 @@ class ShmTransport final : public transport::Transport {
 
  private:
   friend class ShmEndpoint;
-  /// User code runs from progress() only, at one place: buffers are dropped there too, as their pool has a hook.
+  /// User code runs from progress() only, at one place: buffers are dropped there too, as their pool has a
+  /// hook.
   struct Completion {
     transport::SendDone done;
     core::Status status;
@@ -142,7 +148,7 @@ class ShmTransport final : public transport::Transport {
   bool attached_ = false;
   EngineControl* sleep_ = nullptr;
   Descriptor listener_;
-  Descriptor event_;   // peers write it when we sleep; edge-triggered, never read
+  Descriptor event_;  // peers write it when we sleep; edge-triggered, never read
   Descriptor timer_;
   Descriptor poller_;  // epoll over all of them and each peer's socket
 

@@ -64,7 +64,8 @@ TEST_CASE("intranode/shm: pages of a segment are taken at first touch", "[intran
   CHECK(file.st_blocks * 512 < (4 << 20));
 }
 
-TEST_CASE("intranode/shm: a segment that cannot be had says what is needed and available", "[intranode][fast]") {
+TEST_CASE("intranode/shm: a segment that cannot be had says what is needed and available",
+          "[intranode][fast]") {
   const auto absurd = Segment::create("message pool", std::size_t{1} << 60);
   REQUIRE_FALSE(absurd.is_ok());
   CHECK(absurd.status().code() == core::Code::kOutOfResources);

@@ -57,7 +57,8 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
 }
 
 /// Progress of all sides until the condition holds.
-inline bool run_until(std::initializer_list<Side*> sides, const std::function<bool()>& condition, double seconds = 20) {
+inline bool run_until(std::initializer_list<Side*> sides, const std::function<bool()>& condition,
+                      double seconds = 20) {
   const auto start = std::chrono::steady_clock::now();
   while (!condition()) {
     for (Side* side : sides) side->progress();
@@ -88,7 +89,8 @@ inline std::size_t entries_of(const char* folder) {
 }
 inline std::size_t open_descriptors() { return entries_of("/proc/self/fd"); }
 
-/// A forked process that runs `body` and ends with its result; `channel` reaches it. Fork before making transports.
+/// A forked process that runs `body` and ends with its result; `channel` reaches it. Fork before making
+/// transports.
 class Process {
  public:
   explicit Process(const std::function<int(int channel)>& body) {

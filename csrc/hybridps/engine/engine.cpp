@@ -160,6 +160,11 @@ class EngineImpl final : public Engine {
   std::string describe() const override { return description_; }
 
   bool in_forked_child() const noexcept { return getpid() != pid_; }
+  bool on_own_thread() const noexcept {
+    const auto id = std::this_thread::get_id();
+    return (progress_thread_ != nullptr && progress_thread_->get_id() == id) ||
+           (bootstrap_thread_ != nullptr && bootstrap_thread_->get_id() == id);
+  }
   /// Runs on the progress thread, in order. Thread-safe.
   void post(core::OnceFn<void()> command);
   void run_submit(const std::shared_ptr<GroupCore>& group, worker::Operation operation, std::uint64_t sequence,
@@ -300,7 +305,13 @@ core::Result<std::shared_ptr<EngineImpl>> EngineImpl::create() {
   core::Result<core::Config> config = core::Config::from_environment();
   if (!config.is_ok()) return config.status();
   core::set_log_level(config.value().log_level);
-  std::shared_ptr<EngineImpl> engine(new EngineImpl());
+  // The last reference may be dropped inside a completion, on a thread that the destructor must join.
+  std::shared_ptr<EngineImpl> engine(new EngineImpl(), [](EngineImpl* e) {
+    if (e->on_own_thread())
+      std::thread([e] { delete e; }).detach();
+    else
+      delete e;
+  });
   if (Status status = engine->start(std::move(config).value()); !status.is_ok()) return status;
   return engine;
 }

@@ -371,7 +371,9 @@ def demo(arguments) -> int:
         losses = "".join(f"{result['losses'][epoch]:18.8f}" for result in results.values())
         say(f"  {epoch + 1:5d} {losses}   {ours['accuracies'][epoch]:.2%}")
     say()
-    formula = check_bytes(ours, check if arguments.backend == "hybridps" else lambda good, text: say(f"[demo]      {text}"))
+    formula = check_bytes(
+        ours, check if arguments.backend == "hybridps" else lambda good, text: say(f"[demo]      {text}")
+    )
     if arguments.backend == "hybridps" and not (ours["payload_bytes"] or ours["wire_bytes"]):
         check(False, "nothing counted the bytes between the nodes")
     if peer is not ours and peer["wire_bytes"]:

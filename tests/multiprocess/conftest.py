@@ -74,3 +74,16 @@ def pytest_runtest_call(item):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How many of PyTorch's own tests passed, for the README's table."""
+    counts = {}
+    for outcome in ["passed", "failed", "skipped"]:
+        reports = terminalreporter.stats.get(outcome, [])
+        counts[outcome] = sum("test_conformance.py::test_of_pytorch" in report.nodeid for report in reports)
+    if sum(counts.values()):
+        terminalreporter.write_line(
+            f"PyTorch's DistributedTest on {harness.BACKEND}: {counts['passed']} passed, {counts['failed']} failed, "
+            f"{counts['skipped']} skipped"
+        )

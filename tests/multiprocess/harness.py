@@ -180,6 +180,7 @@ def run_ranks(
 ):
     """Runs function(rank, world, *args, **kwargs) once per rank; see the module's text.
 
+    function        importable from its file, or "module:name" relative to this folder
     nodes           node map: "2+2", "3+1", "ABAB", ...; ranks of a node share memory, HYBRIDPS_NODE says so
     env, rank_env   environment for all ranks; for single ones {rank: {...}}
     timeout         seconds for the launch; what runs longer is a hang, and its stacks are shown
@@ -194,7 +195,12 @@ def run_ranks(
     node_of = parse_nodes(nodes)
     world = len(node_of)
     run_dir = tempfile.mkdtemp(prefix="hybridps-test-")
-    module = sys.modules[function.__module__]
+    if isinstance(function, str):
+        module, function_name = function.split(":")
+        folder = HERE
+    else:
+        module, function_name = function.__module__, function.__qualname__
+        folder = os.path.dirname(os.path.abspath(sys.modules[module].__file__))
     environments = []
     for rank in range(world):
         environment = {"HYBRIDPS_NODE": f"node{node_of[rank]}", "LOCAL_RANK": str(node_of[:rank].count(node_of[rank]))}
@@ -202,8 +208,8 @@ def run_ranks(
         environment.update((rank_env or {}).get(rank, {}))
         environments.append(environment)
     launch = zygote.Launch(
-        module=function.__module__,
-        function=function.__qualname__,
+        module=module,
+        function=function_name,
         args=tuple(args),
         kwargs=dict(kwargs or {}),
         world=world,
@@ -218,7 +224,7 @@ def run_ranks(
         grace_s=grace * TIME_SCALE,
         run_dir=run_dir,
         expected_exits=dict(expected_exits or {}),
-        sys_path=[os.path.dirname(os.path.abspath(module.__file__)), HERE],
+        sys_path=[folder, HERE],
     )
     start = time.monotonic()
     try:
@@ -243,7 +249,7 @@ def _without_rank(report):
 
 
 def _judge(launch, reports, nodes, seconds):
-    """"" when every rank ended as expected, else the report that a person reads."""
+    """ "" when every rank ended as expected, else the report that a person reads."""
     bad = []
     for report in reports:
         expected = launch.expected_exits.get(report.rank, 0)

@@ -164,7 +164,7 @@ def _fold(tensors, op, factors=None, scale=None):
     real = torch.float64 if accumulator in (torch.float64, torch.complex128) else torch.float32
     terms = [tensor.to(accumulator) for tensor in tensors]
     if factors is not None:
-        terms = [term * torch.tensor(factor, dtype=real) for term, factor in zip(terms, factors)]
+        terms = [term * torch.tensor(factor, dtype=real) for term, factor in zip(terms, factors, strict=True)]
     total = functools.reduce(_TORCH_FOLD[op], terms)
     if scale is not None:
         total = total * torch.tensor(scale, dtype=real)

@@ -83,7 +83,7 @@ def works_all(rank, world):
     # The Work dropped, its future kept: as DDP does it.
     tensors = [torch.full((1 + 1000 * i,), rank + 1.0) for i in range(20)]
     futures = [dist.all_reduce(kept, async_op=True).get_future() for kept in tensors]
-    for future, kept in zip(futures, tensors):
+    for future, kept in zip(futures, tensors, strict=True):
         future.wait()
         check.equal("future of a dropped Work", kept, torch.full_like(kept, total(world)))
     torch.futures.wait_all([dist.all_reduce(torch.ones(5), async_op=True).get_future() for _ in range(10)])
@@ -453,7 +453,7 @@ def _issue(rank, members, group, number, kind, size):
         outputs, wants = [], []
 
     def verify():
-        for output, want in zip(outputs, wants):
+        for output, want in zip(outputs, wants, strict=True):
             if not torch.equal(output, want):
                 return f"{kind} of {size} on {members}: {output[:3]}, expected {want[:3]}"
         return ""
@@ -473,7 +473,9 @@ def test_groups_in_different_orders_do_not_deadlock(nodes):
 @pytest.mark.timeout_s(400)
 def test_groups_in_different_orders_do_not_deadlock_thoroughly(seed):
     env = SMALLEST_POOLS if seed % 2 else {}
-    run_ranks(different_orders, ["2+2", "1+1+1+1", "3+1", "4", "ABAB"][seed], args=(64, 4000, seed), env=env, timeout=360)
+    run_ranks(
+        different_orders, ["2+2", "1+1+1+1", "3+1", "4", "ABAB"][seed], args=(64, 4000, seed), env=env, timeout=360
+    )
 
 
 # --------------------------------------------------------------------------------------------- random sequences
@@ -522,7 +524,9 @@ def random_sequence(rank, world, nodes, seed, count):
         peer = draw.randrange(len(members))
         if harness.IS_GLOO and (op == "PREMUL_SUM" or (op == "AVG" and not dtype.is_floating_point)):
             op = "SUM"
-        if harness.IS_GLOO and ((kind == "all_reduce_coalesced" and size == 0) or (kind == "gather" and dtype.is_complex)):
+        if harness.IS_GLOO and (
+            (kind == "all_reduce_coalesced" and size == 0) or (kind == "gather" and dtype.is_complex)
+        ):
             size, dtype, op = 1, torch.float32, "SUM"
         if rank not in members:
             continue
@@ -569,7 +573,7 @@ class _Random:
         gots = [many[self.me].clone() for many in inputs]
 
         def verify():
-            for got, many in zip(gots, inputs):
+            for got, many in zip(gots, inputs, strict=True):
                 self.check.reduced(self.name, got, self.want(many), same=False)
 
         self.verify = verify
@@ -593,7 +597,7 @@ class _Random:
 
     def _equal(self, gots, wants):
         def verify():
-            for got, want in zip(gots, wants):
+            for got, want in zip(gots, wants, strict=True):
                 self.check.equal(self.name, got, want)
 
         self.verify = verify

@@ -208,7 +208,7 @@ def reduce_scatter_all(rank, world, nodes):
         for dtype in [torch.int32, torch.float32, torch.bfloat16]:
             starts = [sum(sizes[:peer]) for peer in range(world)]
             whole = reference.values(dtype, sum(sizes), rank)
-            inputs = [whole[start : start + size].clone() for start, size in zip(starts, sizes)]
+            inputs = [whole[start : start + size].clone() for start, size in zip(starts, sizes, strict=True)]
             output = torch.empty(sizes[rank], dtype=dtype)
             dist.reduce_scatter(output, inputs)
             want = reference.reduced_values(dtype, sum(sizes), nodes, "SUM")[starts[rank] :][: sizes[rank]]
@@ -241,11 +241,10 @@ def broadcast_all(rank, world, nodes):
         root = index % world
         want = reference.pattern(dtype, size, root)
         tensor = want.clone() if rank == root else reference.pattern(dtype, size, 99).clone()
+        name = f"broadcast from {root} {name_of(dtype)} {size}"
         batch.add(
             lambda async_op, tensor=tensor, root=root: dist.broadcast(tensor, root, async_op=async_op),
-            lambda name=f"broadcast from {root} {name_of(dtype)} {size}", tensor=tensor, want=want: check.equal(
-                name, tensor, want
-            ),
+            lambda name=name, tensor=tensor, want=want: check.equal(name, tensor, want),
         )
     batch.flush()
     return check.result()
@@ -304,6 +303,7 @@ def gather_scatter_all(rank, world, nodes):
         root = index % world
         name = f"root {root} {name_of(dtype)} {size}"
         patterns = [reference.pattern(dtype, size, peer) for peer in range(world)]
+        mine = patterns[rank].clone()
         outputs = [torch.empty(size, dtype=dtype) for _ in range(world)] if rank == root else None
 
         def compare_gather(name=name, outputs=outputs, patterns=patterns):
@@ -311,12 +311,12 @@ def gather_scatter_all(rank, world, nodes):
                 check.equal(f"gather of {peer} {name}", output, patterns[peer])
 
         if not (dtype.is_complex and lacks("gather_complex")):
-          batch.add(
-            lambda async_op, mine=patterns[rank].clone(), outputs=outputs, root=root: dist.gather(
-                mine, outputs, root, async_op=async_op
-            ),
-            compare_gather,
-        )
+            batch.add(
+                lambda async_op, mine=mine, outputs=outputs, root=root: dist.gather(
+                    mine, outputs, root, async_op=async_op
+                ),
+                compare_gather,
+            )
         inputs = [pattern.clone() for pattern in patterns] if rank == root else None
         received = torch.empty(size, dtype=dtype)
         batch.add(
@@ -334,8 +334,8 @@ def gather_scatter_all(rank, world, nodes):
                     check.equal(f"gather_single {name}", whole, torch.cat([p.clone() for p in patterns]))
 
             batch.add(
-                lambda async_op, whole=whole, mine=patterns[rank].clone(), root=root, call=call: call(
-                    whole, mine, dst=root, async_op=async_op
+                lambda async_op, whole=whole, mine=mine, root=root, call=call: call(
+                    mine, whole, dst=root, async_op=async_op
                 ),
                 compare_single,
             )
@@ -554,14 +554,14 @@ def coalesced_all(rank, world, nodes):
     for dtype in [torch.float32, torch.bfloat16, torch.int32]:
         tensors = inputs(dtype)
         dist.all_reduce_coalesced(tensors)
-        for n, tensor in zip(shapes, tensors):
+        for n, tensor in zip(shapes, tensors, strict=True):
             want = reference.reduced_values(dtype, n, nodes, "SUM")
             check.reduced(f"all_reduce_coalesced {name_of(dtype)} {n}", tensor, want)
 
     outputs = [[torch.empty(n) for n in shapes] for _ in range(world)]
     dist.all_gather_coalesced(outputs, inputs())
     for peer in range(world):
-        for n, output in zip(shapes, outputs[peer]):
+        for n, output in zip(shapes, outputs[peer], strict=True):
             check.equal(f"all_gather_coalesced {peer} {n}", output, reference.values(torch.float32, n, peer))
 
     for device in [None] if lacks("coalescing_by_device") else [None, torch.device("cpu")]:
@@ -573,28 +573,28 @@ def coalesced_all(rank, world, nodes):
                     dist.all_reduce(tensor)
             if async_ops:
                 manager.wait()
-            for n, tensor in zip(shapes, tensors):
+            for n, tensor in zip(shapes, tensors, strict=True):
                 want = reference.reduced_values(torch.float32, n, nodes, "SUM")
                 check.reduced(f"{name} all_reduce {n}", tensor, want)
 
             outputs = [torch.empty(world * n) for n in shapes]
             with dist._coalescing_manager(device=device, async_ops=async_ops) as manager:
-                for output, tensor in zip(outputs, inputs()):
+                for output, tensor in zip(outputs, inputs(), strict=True):
                     dist.all_gather_into_tensor(output, tensor)
             if async_ops:
                 manager.wait()
-            for n, output in zip(shapes, outputs):
+            for n, output in zip(shapes, outputs, strict=True):
                 want = torch.cat([reference.values(torch.float32, n, peer) for peer in range(world)])
                 check.equal(f"{name} all_gather {n}", output, want)
 
             outputs = [torch.empty(n) for n in shapes]
             sources = [reference.values(torch.float32, world * n, rank).clone() for n in shapes]
             with dist._coalescing_manager(device=device, async_ops=async_ops) as manager:
-                for output, source in zip(outputs, sources):
+                for output, source in zip(outputs, sources, strict=True):
                     dist.reduce_scatter_tensor(output, source)
             if async_ops:
                 manager.wait()
-            for n, output in zip(shapes, outputs):
+            for n, output in zip(shapes, outputs, strict=True):
                 want = reference.reduced_values(torch.float32, world * n, nodes, "SUM")[rank * n :][:n]
                 check.reduced(f"{name} reduce_scatter {n}", output, want, same=False)
     return check.result()
@@ -664,7 +664,8 @@ def functional_all(rank, world, nodes):
         check.reduced(f"funcol.all_reduce {name_of(dtype)}", got, whole(n, dtype))
         check.equal(f"funcol.all_reduce keeps its input {name_of(dtype)}", mine, reference.values(dtype, n, rank))
         if not missing(dtype, "AVG"):
-            got = funcol.all_reduce(mine, "avg", group)  # an AsyncCollectiveTensor waits on use
+            small = reference.values(dtype, n, rank, reference.kind_for(dtype, "AVG"))
+            got = funcol.all_reduce(small, "avg", group)  # an AsyncCollectiveTensor waits on use
             check.reduced(
                 f"funcol avg {name_of(dtype)}", got + 0, reference.reduced_values(dtype, n, nodes, "AVG"), same=True
             )
@@ -682,19 +683,23 @@ def functional_all(rank, world, nodes):
 
     send, receive = [rank + target for target in range(world)], [source + rank for source in range(world)]
     got = funcol.wait_tensor(funcol.all_to_all_single(torch.full((sum(send),), float(rank)), receive, send, group))
-    check.equal("funcol.all_to_all_single", got, torch.cat([torch.full((source + rank,), float(source)) for source in range(world)]))
+    check.equal(
+        "funcol.all_to_all_single",
+        got,
+        torch.cat([torch.full((source + rank,), float(source)) for source in range(world)]),
+    )
     got = funcol.wait_tensor(funcol.all_to_all_single(torch.full((world * 2,), float(rank)), None, None, group))
     check.equal("funcol.all_to_all_single even", got, torch.arange(float(world)).repeat_interleave(2))
 
     tensors = [reference.values(torch.float32, count, rank).clone() for count in [7, 1000]]
-    for count, got in zip([7, 1000], funcol.all_reduce_coalesced(tensors, "sum", group)):
+    for count, got in zip([7, 1000], funcol.all_reduce_coalesced(tensors, "sum", group), strict=True):
         check.reduced(f"funcol.all_reduce_coalesced {count}", funcol.wait_tensor(got), whole(count))
-    for count, got in zip([7, 1000], funcol.all_gather_into_tensor_coalesced(tensors, group)):
+    for count, got in zip([7, 1000], funcol.all_gather_into_tensor_coalesced(tensors, group), strict=True):
         want = torch.cat([reference.values(torch.float32, count, peer) for peer in range(world)])
         check.equal(f"funcol.all_gather_into_tensor_coalesced {count}", funcol.wait_tensor(got), want)
     wides = [reference.values(torch.float32, world * count, rank).clone() for count in [7, 1000]]
     results = funcol.reduce_scatter_tensor_coalesced(wides, "sum", [0, 0], group)
-    for count, got in zip([7, 1000], results):
+    for count, got in zip([7, 1000], results, strict=True):
         want = whole(world * count)[rank * count :][:count]
         check.reduced(f"funcol.reduce_scatter_tensor_coalesced {count}", funcol.wait_tensor(got), want, same=False)
 
@@ -795,6 +800,7 @@ def layouts_all(rank, world, nodes):
 
     # Strided with gaps: the right result in the view, nothing in the gaps, or a clear refusal.
     if not lacks("strided"):
+
         def attempt(name, call, compare):
             try:
                 call()
@@ -848,9 +854,7 @@ def float8_reduced(rank, world, nodes):
     check = Checker(rank)
     for dtype in [torch.float8_e4m3fn, torch.float8_e5m2]:
         for n in [1, 13, 1023, 4099]:
-            inputs = [
-                (reference.values(torch.float32, n, peer).clamp(-20, 20)).to(dtype) for peer in range(world)
-            ]
+            inputs = [(reference.values(torch.float32, n, peer).clamp(-20, 20)).to(dtype) for peer in range(world)]
             got = inputs[rank].clone()
             dist.all_reduce(got)
             want = reference.reduced(inputs, harness.parse_nodes(nodes), "SUM")
@@ -912,6 +916,6 @@ def test_bits_do_not_depend_on_run_or_chunk_size(nodes):
     settings = [{}, {"HYBRIDPS_CHUNK_BYTES": "16384"}, {"HYBRIDPS_CHUNK_BYTES": "262144"}]
     for setting in settings:
         runs.append(run_checked(digests_of_a_run, nodes, env=setting)[0]["digests"])
-    for setting, digests in zip(settings, runs[1:]):
+    for setting, digests in zip(settings, runs[1:], strict=True):
         differing = [name for name in digests if digests[name] != runs[0][name]]
         assert not differing, f"with {setting}: {differing}"

@@ -1,5 +1,5 @@
-"""Frameworks on top of c10d: the same training with the backend under test and with gloo (or in one process) ends in the
-same parameters. Models are tiny; what matters is which collectives they issue, when and from where.
+"""Frameworks on top of c10d: the same training with the backend under test and with gloo (or in one process) ends in
+the same parameters. Models are tiny; what matters is which collectives they issue, when and from where.
 """
 
 import copy
@@ -63,11 +63,13 @@ def compare(function, nodes="2+2", rtol=1e-5, atol=1e-6, against_gloo=True, **op
     """Runs on the backend under test and on gloo; results are {scenario: numbers}, compared rank by rank."""
     ours = run(function, nodes, **options)
     theirs = run(function, nodes, backend="gloo", **options) if against_gloo and not harness.IS_GLOO else ours
-    for rank, (mine, other) in enumerate(zip(ours, theirs)):
+    for rank, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         for name, numbers in mine.items():
             if name in other:
                 got, want = torch.tensor(numbers, dtype=torch.float64), torch.tensor(other[name], dtype=torch.float64)
-                torch.testing.assert_close(got, want, rtol=rtol, atol=atol, msg=lambda m, n=name: f"rank {rank}, {n}: {m}")
+                torch.testing.assert_close(
+                    got, want, rtol=rtol, atol=atol, msg=lambda m, r=rank, n=name: f"rank {r}, {n}: {m}"
+                )
             if name.startswith("same"):
                 assert numbers == ours[0][name], f"{name}: ranks 0 and {rank} differ"
     print(f"{function.__name__} on {nodes}: {len(ours[0])} scenarios, {ours.seconds:.1f} s, cpu {ours.cpu_s:.1f} s")
@@ -160,7 +162,9 @@ def ddp_all(rank, world):
         return future.then(lambda f: f.value()[0] * 1.0)
 
     scenario("own hook", prepare=lambda m: m.register_comm_hook(None, own_hook), bucket_cap_mb=0.001)
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1)
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1
+    )
     scenario("powerSGD", prepare=lambda m: m.register_comm_hook(state, powerSGD_hook.powerSGD_hook))
     return results
 
@@ -232,7 +236,7 @@ def test_post_local_sgd():
 
 def fsdp2(rank, world):
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import fully_shard
 
     results = {}
 
@@ -384,7 +388,7 @@ def tensor_parallel(rank, world):
         out = model(x)
         out.square().sum().backward()
         assert torch.allclose(out.detach(), reference(x).detach(), atol=1e-5)
-        for (label, got), want in zip(model.named_parameters(), reference.parameters()):
+        for (label, got), want in zip(model.named_parameters(), reference.parameters(), strict=True):
             gradient = got.grad.full_tensor() if hasattr(got.grad, "full_tensor") else got.grad
             assert torch.allclose(gradient, want.grad, atol=1e-4), f"{name} {label}"
         results[name] = out.detach().reshape(-1).tolist()
@@ -433,7 +437,7 @@ def pipelines(rank, world):
             schedule.step(*arguments)
         whole = reference(count)
         for index, module in modules.items():
-            for got, want in zip(module.parameters(), whole[index].parameters()):
+            for got, want in zip(module.parameters(), whole[index].parameters(), strict=True):
                 assert torch.allclose(got.grad, want.grad, atol=1e-5), f"{name} stage {index}"
         results[name] = [float(loss) for loss in losses]
     return results

@@ -28,7 +28,7 @@ def descriptor_count():
 
 
 def settled(measure, most, seconds=10.0):
-    """The smallest value seen until it is at most `most` or the time is up: what is being torn down may need a moment."""
+    """The smallest value seen until it is at most `most` or the time is up: tearing down may need a moment."""
     end = time.monotonic() + seconds
     lowest = measure()
     while lowest > most and time.monotonic() < end:
@@ -393,7 +393,9 @@ def meshes(rank, world, shape):
     return check.result()
 
 
-@pytest.mark.parametrize(("nodes", "shape"), [("2+2", (2, 2)), ("2+1+1", (4,)), ("4+4", (2, 2, 2)), ("1+1+1+1", (1, 4))])
+@pytest.mark.parametrize(
+    ("nodes", "shape"), [("2+2", (2, 2)), ("2+1+1", (4,)), ("4+4", (2, 2, 2)), ("1+1+1+1", (1, 4))]
+)
 def test_device_meshes(nodes, shape):
     run_ranks(meshes, nodes, args=(shape,), fork_server=harness.framework_zygote)
 
@@ -434,7 +436,7 @@ def many_groups(rank, world, count):
     dist.barrier()
     after = thread_count(), descriptor_count(), endpoints()
     if not lacks("cheap_groups"):
-        for name, was, now in zip(["threads", "descriptors", "endpoints"], before, after):
+        for name, was, now in zip(["threads", "descriptors", "endpoints"], before, after, strict=True):
             check.that(f"{name} of {count} groups", now <= was, f"{was} before, {now} after")
     for members, group in groups:
         if rank in members:

@@ -96,6 +96,6 @@ def test_bytes_of_the_halves(operation):
 @pytest.mark.parametrize("nodes", ["4", "1", "2"])
 def test_a_single_node_uses_no_network(nodes):
     results = run_ranks(counted, nodes, args=(SIZES, "all_reduce"))
-    for growth, quiet in results:
+    for growth, _quiet in results:
         for step in growth:
             assert step["net_tx_payload_bytes"] == 0 and step["net_rx_payload_bytes"] == 0

@@ -323,7 +323,7 @@ def _run_launch(launch, client):
 
 
 def _reap_leftovers():
-    """Processes that a rank forked and left behind have become ours. A moment's grace, then they are named and killed."""
+    """What a rank forked and left behind has become ours. A moment's grace, then it is named and killed."""
     end = time.monotonic() + 2.0
     while True:
         while True:
@@ -398,4 +398,3 @@ def _main(fd, preload):
     except (EOFError, BrokenPipeError):
         os._exit(0)  # nothing to clean up here, and some libraries complain loudly about leaks of theirs
     return run()
-

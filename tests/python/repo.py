@@ -30,7 +30,9 @@ def tracked_files() -> list[Path]:
     try:
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=ROOT, capture_output=True, check=True,
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
         ).stdout.decode()
         files = [ROOT / name for name in listed.split("\0") if name]
     except (OSError, subprocess.CalledProcessError):

@@ -26,7 +26,10 @@ def torch_minor() -> tuple[int, int]:
 def python(code: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", code],
-        capture_output=True, text=True, timeout=240, env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, **environment},
     )
 
 

@@ -37,7 +37,9 @@ def test_the_table_has_no_cycle_and_lists_a_room_after_what_it_uses():
 
 def test_every_source_file_is_in_a_room():
     assert SOURCES
-    homeless = [str(path.relative_to(CSRC)) for path in SOURCES if not room_of(str(path.relative_to(CSRC / "hybridps")))]
+    homeless = [
+        str(path.relative_to(CSRC)) for path in SOURCES if not room_of(str(path.relative_to(CSRC / "hybridps")))
+    ]
     assert not homeless
 
 

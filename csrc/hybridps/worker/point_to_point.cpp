@@ -8,6 +8,8 @@
 
 namespace hybridps::worker {
 
+PointToPoint::PointToPoint(Worker& worker, GroupState& group) : worker_(worker), group_(group) {}
+
 PointToPoint::~PointToPoint() = default;
 
 void PointToPoint::submit(std::unique_ptr<OperationRun> run) {

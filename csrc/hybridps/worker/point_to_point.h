@@ -26,7 +26,7 @@ struct OperationRun;
 
 class PointToPoint : core::Pinned {
  public:
-  PointToPoint(Worker& worker, GroupState& group) : worker_(worker), group_(group) {}
+  PointToPoint(Worker& worker, GroupState& group);
   ~PointToPoint();
 
   void submit(std::unique_ptr<OperationRun> run);

@@ -80,7 +80,7 @@ def _redirect_backend(backend):
     from torch.distributed import distributed_c10d
 
     def translated(name):
-        return backend if isinstance(name, str) and name.lower() in ("gloo", "mpi") else name
+        return backend if isinstance(name, str) and name.lower() in ("gloo", "mpi", "nccl") else name
 
     init, new_group = dist.init_process_group, dist.new_group
 
@@ -148,6 +148,49 @@ class AllReduceCheck:
         self.compared += 1
 
 
+class _CudaIsCpu(torch.overrides.TorchFunctionMode):
+    """Tensors that tests put on "their GPU" stay where they are."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if function is torch.Tensor.cuda:
+            return args[0]
+        if function is torch.Tensor.to:
+            args = (args[0], *map(_on_cpu, args[1:]))
+        if "device" in kwargs:
+            kwargs["device"] = _on_cpu(kwargs["device"])
+        return function(*args, **kwargs)
+
+
+def _on_cpu(value):
+    """A device in any spelling becomes the CPU; anything else stays."""
+    if isinstance(value, bool) or not isinstance(value, int | str | torch.device):
+        return value
+    return torch.device("cpu")
+
+
+def _pretend_that_cuda_is_cpu(module):
+    """What it takes to run tests that are written for one GPU per rank, and test nothing of CUDA's, on the CPU."""
+    ddp = torch.nn.parallel.DistributedDataParallel
+    original = ddp.__init__
+
+    @functools.wraps(original)
+    def on_cpu(self, model, device_ids=None, output_device=None, *args, **kwargs):
+        original(self, model, None, None, *args, **kwargs)
+
+    ddp.__init__ = on_cpu
+    torch.nn.Module.cuda = lambda self, device=None: self
+    to = torch.nn.Module.to
+    torch.nn.Module.to = lambda self, *args, **kwargs: to(
+        self, *map(_on_cpu, args), **{name: _on_cpu(value) for name, value in kwargs.items()}
+    )
+    for name in ["set_device", "synchronize", "manual_seed", "manual_seed_all", "empty_cache"]:
+        setattr(torch.cuda, name, lambda *args, **kwargs: None)
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    module.init_multigpu_helper = lambda world_size, backend: {rank: [rank] for rank in range(world_size)}
+    _CudaIsCpu().__enter__()  # for the rest of this process
+
+
 def run_test(rank, world, variant, name, folder):
     """Returns "passed", or "skipped: why"."""
     backend = zygote.context.launch.backend
@@ -158,6 +201,8 @@ def run_test(rank, world, variant, name, folder):
     if name in NEEDS_TRUE_NAME:
         module.BACKEND = backend
     _redirect_backend(backend)
+    if variant == "cpu":
+        _pretend_that_cuda_is_cpu(module)
     check = None
     if "all_reduce" in name and "sparse" not in name:
         check = dist.all_reduce = AllReduceCheck(zygote.context.store)

@@ -1,0 +1,90 @@
+"""PyTorch's own DistributedTest (torch.testing._internal.distributed.distributed_test) against our backend.
+
+tests.txt lists the tests that gloo passes on CPU at world size 4, with the variant of the suite (torch_suite.py) that
+has them; all must pass. A dozen run by default, all with -m conformance. Needs expecttest, as the suite does.
+
+HYBRIDPS_TEST_CONFORMANCE_WORLD   number of ranks, default 4; tests that want more skip themselves
+"""
+
+import importlib.util
+import os
+import tempfile
+
+import harness
+import pytest
+from harness import run_ranks
+
+WORLD = int(os.environ.get("HYBRIDPS_TEST_CONFORMANCE_WORLD", "4"))
+NODES = {2: "1+1", 3: "2+1", 4: "2+2"}[WORLD]
+
+# Beyond name and reach: what no backend but gloo or nccl can pass.
+ONLY_BUILT_IN = {"test_ddp_logging_data_cpu": "DDP's log fills in the field that it wants only for gloo and nccl"}
+# What passes only where lists of tensors may differ in size.
+UNEVEN = {"test_all_to_all", "test_all_to_all_complex", "test_all_to_all_full_group", "test_all_to_all_group"}
+
+DEFAULT = {
+    "test_all_gather",
+    "test_all_reduce_coalesced_sum",
+    "test_all_reduce_sum",
+    "test_all_to_all_single_unequal_split",
+    "test_barrier_timeout_global",
+    "test_batch_isend_irecv_gloo",
+    "test_ddp_join_model_equivalence",
+    "test_monitored_barrier_gloo",
+    "test_gather_object",
+    "test_isend",
+    "test_ddp_hook_parity_powerSGD",
+    "test_scatter_object_list",
+    "test_send_recv_any_source",
+    "test_send_recv_with_tag",
+    "test_sparse_all_reduce_sum",
+    "test_DistributedDataParallelCPU",
+}
+
+fork_server = harness.Zygote(
+    ["pytest", "numpy", "conformance.torch_suite"],
+    env={"WORLD_SIZE": str(WORLD), "TEMP_DIR": "/nonexistent", "INIT_METHOD": "file:///nonexistent"},
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _stop_the_fork_server():
+    yield
+    fork_server.stop()
+
+
+def listed():
+    with open(os.path.join(os.path.dirname(__file__), "tests.txt")) as file:
+        rows = [line.split() for line in file if line.strip() and not line.startswith("#")]
+    for variant, name in rows:
+        marks = [] if name in DEFAULT else [pytest.mark.conformance]
+        yield pytest.param(variant, name, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("variant", "name"), listed())
+def test_of_pytorch(variant, name):
+    if importlib.util.find_spec("expecttest") is None:
+        pytest.fail("PyTorch's test suite needs the package expecttest: pip install expecttest", pytrace=False)
+    if name in ONLY_BUILT_IN and not harness.IS_GLOO:
+        pytest.skip(ONLY_BUILT_IN[name])
+    if name in UNEVEN and harness.lacks("uneven_lists"):
+        pytest.skip(harness.GLOO_LACKS["uneven_lists"])
+    with tempfile.TemporaryDirectory(prefix="hybridps-conformance-") as folder:
+        for inner in ["barrier", "test_dir", "init_dir"]:
+            os.mkdir(os.path.join(folder, inner))
+        results = run_ranks(
+            "conformance.torch_suite:run_test",
+            NODES,
+            args=(variant, name, folder),
+            init=False,
+            destroy=False,
+            grace=15,
+            fork_server=fork_server,
+        )
+    outcomes = sorted(set(results))
+    print(f"{name}: {outcomes}")
+    skipped = [outcome for outcome in outcomes if outcome.startswith("skipped")]
+    if skipped and WORLD == 4:
+        pytest.fail(f"listed as applicable, but {skipped[0]}", pytrace=False)
+    if skipped:
+        pytest.skip(skipped[0])

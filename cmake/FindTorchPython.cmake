@@ -35,6 +35,9 @@ if(NOT HYBRIDPS_BUILD_PYTHON STREQUAL "OFF")
       "${HYBRIDPS_TORCH_DIR}/include" "${HYBRIDPS_TORCH_DIR}/include/torch/csrc/api/include")
     target_include_directories(hybridps_torch SYSTEM INTERFACE ${Python_INCLUDE_DIRS})
     target_compile_definitions(hybridps_torch INTERFACE _GLIBCXX_USE_CXX11_ABI=1) # every torch >= 2.11 on Linux
+    # __FILE__ in messages: relative, so that a wheel names nothing of the machine that built it.
+    target_compile_options(hybridps_torch INTERFACE
+      "-fmacro-prefix-map=${HYBRIDPS_TORCH_DIR}/include/=" "-fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=")
     foreach(lib IN ITEMS c10 torch_cpu torch torch_python)
       if(NOT EXISTS "${HYBRIDPS_TORCH_DIR}/lib/lib${lib}.so")
         message(FATAL_ERROR "torch: ${HYBRIDPS_TORCH_DIR}/lib/lib${lib}.so is missing")

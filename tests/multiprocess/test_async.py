@@ -617,7 +617,7 @@ class _Random:
     def gather(self, a):
         inputs = self.inputs(self.size)
         gots = [torch.empty(self.size, dtype=self.dtype) for _ in inputs] if self.me == self.root else None
-        self._equal(gots or [], inputs)
+        self._equal(gots or [], inputs if gots else [])
         return dist.gather(inputs[self.me].clone(), gots, self.members[self.root], self.group, async_op=a)
 
     def scatter(self, a):

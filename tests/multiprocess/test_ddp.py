@@ -59,10 +59,12 @@ def single_process(world, steps=4):
     return flat(model.parameters())
 
 
-def compare(function, nodes="2+2", rtol=1e-5, atol=1e-6, against_gloo=True, **options):
+def compare(function, nodes="2+2", rtol=1e-5, atol=1e-6, **options):
     """Runs on the backend under test and on gloo; results are {scenario: numbers}, compared rank by rank."""
-    ours = run(function, nodes, **options)
-    theirs = run(function, nodes, backend="gloo", **options) if against_gloo and not harness.IS_GLOO else ours
+    ours = run(function, nodes, destroy=not lacks("exit_in_callback"), **options)
+    theirs = ours
+    if harness.IS_HYBRIDPS:
+        theirs = run(function, nodes, backend="gloo", destroy=False, **options)
     for rank, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         for name, numbers in mine.items():
             if name in other:

@@ -374,19 +374,19 @@ void Outbox::announce(Lane& peer, Stream& stream) {
 
 std::size_t Outbox::progress(core::TimePoint now) {
   std::size_t work = 0;
-  if (slot_released_ && !starved_.empty()) {
+  if (slot_released_) {
     slot_released_ = false;
-    std::deque<Stream*> again;
-    again.swap(starved_);
-    for (Stream* stream : again) stream->starved_ = false;
-    while (!again.empty()) {
-      Stream* stream = again.front();
-      again.pop_front();
+    // One by one: pumping a stream may finish operations and cancel streams further back in this list.
+    for (std::size_t left = starved_.size(); left > 0 && !starved_.empty(); --left) {
+      Stream* stream = starved_.front();
+      starved_.pop_front();
+      stream->starved_ = false;
       pump(*stream);
       ++work;
       if (stream->starved_) {
-        // No slot again: the rest keep their order behind it.
-        for (Stream* rest : again) starve(*rest);
+        // No slot again: it keeps its place at the head.
+        std::erase(starved_, stream);
+        starved_.push_front(stream);
         break;
       }
     }

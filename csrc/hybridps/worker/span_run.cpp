@@ -305,11 +305,16 @@ void SpanRun::local_chunk_complete(std::uint32_t chunk) {
     combine_node(chunk, out);
     data = out;
   }
-  if (auto found = local_.find(chunk); found != local_.end()) {
-    if (found->second.counted) worker_.local_grant_done();
-    local_.erase(found);
-  }
+  drop_local_chunk(chunk);
   worker_.server().contribute(key(), chunk, data, out);
+}
+
+void SpanRun::drop_local_chunk(std::uint32_t chunk) {
+  const auto found = local_.find(chunk);
+  if (found == local_.end()) return;
+  const bool counted = found->second.counted;
+  local_.erase(found);  // first: the next grant may be for another chunk of this span
+  if (counted) worker_.local_grant_done();
 }
 
 void SpanRun::on_sum(std::uint32_t chunk) {
@@ -356,12 +361,7 @@ transport::Buffer SpanRun::payload(flow::Stream& stream, std::uint32_t chunk, st
 }
 
 void SpanRun::on_sent(flow::Stream& stream, std::uint32_t chunk) {
-  if (&stream == push_ && agent_) {
-    if (auto found = local_.find(chunk); found != local_.end()) {
-      if (found->second.counted) worker_.local_grant_done();
-      local_.erase(found);
-    }
-  }
+  if (&stream == push_ && agent_) drop_local_chunk(chunk);
   if (stream.all_sent()) worker_.part_done(run_);
 }
 

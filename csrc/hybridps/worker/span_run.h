@@ -82,6 +82,7 @@ class SpanRun final : public flow::Source, core::Pinned {
   void want_permits();
   void combine_node(std::uint32_t chunk, std::byte* out);
   LocalChunk& local_chunk(std::uint32_t chunk);
+  void drop_local_chunk(std::uint32_t chunk);
   std::size_t bytes_of(std::uint32_t chunk) const noexcept;
   std::uint64_t begin_of(std::uint32_t chunk) const noexcept;
   std::byte* bounce(std::uint32_t chunk);

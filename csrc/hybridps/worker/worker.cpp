@@ -276,7 +276,10 @@ void Worker::on_early(GroupState& group, const wire::Header& header, flow::Deliv
 }
 
 void Worker::see_local(OperationRun& run, const wire::Header& header) {
-  if (header.stage != wire::Stage::kLocalPush || header.contributor >= run.local_seen.size()) return;
+  // A grant is of this stage too, but goes the other way: its contributor names nobody.
+  if (header.type == wire::Type::kGrant || header.stage != wire::Stage::kLocalPush ||
+      header.contributor >= run.local_seen.size())
+    return;
   if (std::exchange(run.local_seen[header.contributor], 1) != 0) return;
   if (++run.local_seen_count + 1 < run.local_seen.size()) return;
   for (const auto& span : run.spans) {

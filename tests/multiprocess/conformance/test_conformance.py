@@ -56,9 +56,8 @@ def _stop_the_fork_server():
 def listed():
     with open(os.path.join(os.path.dirname(__file__), "tests.txt")) as file:
         rows = [line.split() for line in file if line.strip() and not line.startswith("#")]
-    for variant, name in rows:
-        marks = [] if name in DEFAULT else [pytest.mark.conformance]
-        yield pytest.param(variant, name, id=name, marks=marks)
+    slow = [pytest.mark.conformance]
+    return [pytest.param(variant, name, id=name, marks=[] if name in DEFAULT else slow) for variant, name in rows]
 
 
 @pytest.mark.parametrize(("variant", "name"), listed())

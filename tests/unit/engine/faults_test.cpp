@@ -286,7 +286,7 @@ TEST_CASE("engine/faults: point to point survives reordering and duplicates", "[
         o.peer = 1 - rank;
         o.tag = static_cast<std::uint32_t>(i % 2);
         Ints& data = sending ? in[i] : out[i];
-        (sending ? o.input : o.output) = {worker::Piece{reinterpret_cast<std::byte*>(data.data()), data.size() * 4}};
+        (sending ? o.input : o.output).push_back({reinterpret_cast<std::byte*>(data.data()), data.size() * 4});
         cluster.submit(uid, rank, o, 0, [&](const worker::Outcome& outcome) {
           ++done;
           if (!outcome.status.is_ok()) error = outcome.status.to_string();

@@ -67,7 +67,7 @@ DISAGREEMENTS = {
     ),
     "kinds": (lambda w: _broadcast(0), lambda w: _all_reduce(), ["broadcast", "all_?reduce"]),
     "barrier": (lambda w: dist.barrier(), lambda w: _all_reduce(), ["barrier", "all_?reduce"]),
-    "all_gather sizes": (lambda w: _all_gather(10, w), lambda w: _all_gather(11, w), [r"4\d|\b1[01]\b"]),
+    "all_gather sizes": (lambda w: _all_gather(10, w), lambda w: _all_gather(11, w), [r"4\d|\b1[01]\b|\b2[02]\b"]),
     "reduce_scatter sizes": (
         lambda w: dist.reduce_scatter_tensor(torch.ones(10), torch.ones(10 * w)),
         lambda w: dist.reduce_scatter_tensor(torch.ones(12), torch.ones(12 * w)),

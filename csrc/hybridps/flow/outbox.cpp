@@ -234,6 +234,7 @@ void Outbox::pump(Stream& stream) {
   }
   // A callback may have cancelled the stream: then it has nothing to wait for.
   if (blocked && !(stream.ready_.empty() && stream.wanted_.empty())) wait(peer, stream);
+  if (stream.all_sent()) leave_queues(stream);
 }
 
 void Outbox::pump_lane(Lane& peer) {
@@ -305,7 +306,7 @@ void Outbox::granted(Stream& stream, std::uint32_t chunk) {
   if (!stream.starved_) pump(stream);
 }
 
-void Outbox::cancel(Stream& stream) {
+void Outbox::leave_queues(Stream& stream) {
   if (stream.waiting_) {
     Lane& peer = lane(stream.peer);
     std::erase(peer.urgent, &stream);
@@ -316,6 +317,10 @@ void Outbox::cancel(Stream& stream) {
     std::erase(starved_, &stream);
     stream.starved_ = false;
   }
+}
+
+void Outbox::cancel(Stream& stream) {
+  leave_queues(stream);
   // Permits that were paid for and not used go back.
   if (!stream.marks_.empty()) {
     for (std::uint32_t chunk = 0; chunk < stream.chunks; ++chunk) {

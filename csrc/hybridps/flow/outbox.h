@@ -190,6 +190,7 @@ class Outbox : core::Pinned {
   void serve_wanted(Lane& lane, Stream& stream);
   void wait(Lane& lane, Stream& stream);
   void starve(Stream& stream);
+  void leave_queues(Stream& stream);
   void announce(Lane& lane, Stream& stream);
   core::Status transmit(Lane& lane, const wire::Header& header, const transport::Buffer& buffer, std::size_t bytes,
                         transport::SendDone done);

@@ -65,7 +65,7 @@ void PointToPoint::on_message(const wire::Header& header, flow::Delivery payload
   }
   Arrival& arrival = found->second;
   if (header.type == wire::Type::kData) {
-    arrival.bytes += payload.bytes();
+    if (arrival.chunks.insert(header.chunk).second) arrival.bytes += payload.bytes();
     if (arrival.bytes >= header.span_bytes && !std::exchange(arrival.acknowledged, true)) acknowledge(header);
   }
   if (arrival.run != nullptr) {

@@ -11,6 +11,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -47,7 +48,8 @@ class PointToPoint : core::Pinned {
   };
   struct Arrival {
     std::vector<std::pair<wire::Header, flow::Delivery>> messages;  // until matched
-    std::uint64_t bytes = 0;     // that have come
+    std::unordered_set<std::uint32_t> chunks;  // that have come, with
+    std::uint64_t bytes = 0;                   // so many bytes
     std::uint64_t stamp = 0;     // order of first sight
     OperationRun* run = nullptr;  // once matched
     bool acknowledged = false;

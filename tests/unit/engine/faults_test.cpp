@@ -31,8 +31,13 @@ std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
 /// A cluster over faulty transports: [rank][0] between nodes, [rank][1] inside them.
 struct FaultyCluster {
-  FaultyCluster(const std::vector<int>& layout, const Faults& faults, std::uint64_t seed) : links(layout.size()) {
+  FaultyCluster(const std::vector<int>& layout, const Faults& faults, std::uint64_t seed, bool scarce = false)
+      : links(layout.size()) {
     ClusterOptions options;
+    if (scarce) {
+      options.eager_bytes = 1024;
+      options.grant_chunks = 1;
+    }
     options.node_of = layout;
     options.seed = seed;
     options.wrap = [this, &faults, seed](std::unique_ptr<transport::Transport> inner, int rank) {
@@ -230,11 +235,11 @@ int failures(const std::vector<std::unique_ptr<Collective>>& list) {
 
 TEST_CASE("engine/faults: delayed and reordered messages change no result", "[engine][fast]") {
   for (const auto& layout : kLayouts) {
-    for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+    for (std::uint64_t seed = 1; seed <= 6; ++seed) {
       Faults faults;
       faults.delay = seed % 2 == 0 ? 0.9 : 0.3;
       faults.delay_max = seed % 2 == 0 ? 40 : 200;
-      FaultyCluster faulty(layout, faults, seed);
+      FaultyCluster faulty(layout, faults, seed, /*scarce=*/seed > 2);
       const auto uid = faulty.cluster->open_group();
       const auto list = issue(faulty, uid, 25);
       INFO("layout " << name(layout) << " seed " << seed);

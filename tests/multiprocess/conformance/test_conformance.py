@@ -23,22 +23,14 @@ ONLY_BUILT_IN = {"test_ddp_logging_data_cpu": "DDP's log fills in the field that
 UNEVEN = {"test_all_to_all", "test_all_to_all_complex", "test_all_to_all_full_group", "test_all_to_all_group"}
 
 DEFAULT = {
+    "test_DistributedDataParallelCPU",
     "test_all_gather",
     "test_all_reduce_coalesced_sum",
     "test_all_reduce_sum",
-    "test_all_to_all_single_unequal_split",
     "test_barrier_timeout_global",
     "test_batch_isend_irecv_gloo",
-    "test_ddp_join_model_equivalence",
-    "test_monitored_barrier_gloo",
     "test_gather_object",
     "test_isend",
-    "test_ddp_hook_parity_powerSGD",
-    "test_scatter_object_list",
-    "test_send_recv_any_source",
-    "test_send_recv_with_tag",
-    "test_sparse_all_reduce_sum",
-    "test_DistributedDataParallelCPU",
 }
 
 fork_server = harness.Zygote(

@@ -362,7 +362,7 @@ TEST_CASE("engine/runtime: many groups in different orders finish with the small
           const int k = next[static_cast<std::size_t>(g)]++;
           const std::size_t count = 100 + static_cast<std::size_t>((g * 7 + k * 131) % 1200);
           worker::Operation o;
-          switch ((g + k) % 3) {
+          switch ((g + k) % 5) {
             case 0:
               o = reduction(schedule::Kind::kAllReduce);
               memory.push_back(values(r, count));
@@ -373,6 +373,19 @@ TEST_CASE("engine/runtime: many groups in different orders finish with the small
               o.root = (g + k) % n;
               memory.push_back(values(r, count));
               o.output = {piece(memory.back())};
+              break;
+            case 3:
+              o = movement(schedule::Kind::kBarrier);
+              o.dtype = core::DType::kBytes;
+              break;
+            case 4:
+              o = movement(schedule::Kind::kAllToAll);
+              memory.push_back(values(r, count * static_cast<std::size_t>(n)));
+              o.input = {piece(memory.back())};
+              memory.emplace_back(count * static_cast<std::size_t>(n), -1);
+              o.output = {piece(memory.back())};
+              o.input_bytes.assign(static_cast<std::size_t>(n), count * 4);
+              o.output_bytes = o.input_bytes;
               break;
             default:
               o = movement(schedule::Kind::kAllGather);

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import time
+from datetime import timedelta
 
 import harness
 import pytest
@@ -343,3 +344,32 @@ def deadline(rank, world):
 @pytest.mark.parametrize("nodes", ["2+2", "1+1+1+1", "2"])
 def test_the_deadline_of_an_operation(nodes):
     run_ranks(deadline, nodes, init=False, destroy=False)
+
+
+def monitored(rank, world):
+    """Rank 0 names who did not come; the others hear of it from rank 0 long before their own timeout."""
+    check = Checker(rank)
+    seconds = timedelta(seconds=2)
+    dist.monitored_barrier(timeout=seconds)
+    if rank == 1:
+        zygote.context.store.wait(["the others gave up"])
+    else:
+        start = time.monotonic()
+        error = check.raises("the barrier", RuntimeError, lambda: dist.monitored_barrier(timeout=seconds))
+        check.that("in time", time.monotonic() - start < SECONDS_MAX, f"{time.monotonic() - start:.1f} s")
+        check.that("names it", re.search("[Rr]ank 1 failed to pass", str(error)) is not None, str(error))
+        if zygote.context.store.add("gave up", 1) == world - 1:
+            zygote.context.store.set("the others gave up", "1")
+    if rank == 1:  # too late: it hears the same, and all can go on
+        check.raises("the late one", RuntimeError, lambda: dist.monitored_barrier(timeout=seconds))
+    dist.monitored_barrier(timeout=timedelta(seconds=20), wait_all_ranks=True)
+    tensor = torch.ones(5)
+    dist.all_reduce(tensor)
+    check.equal("afterwards", tensor, torch.full((5,), float(world)))
+    return check.result()
+
+
+@needs_hybridps
+@pytest.mark.parametrize("nodes", ["2+2", "1+1+1"])
+def test_a_monitored_barrier_without_one_rank(nodes):
+    run_ranks(monitored, nodes)

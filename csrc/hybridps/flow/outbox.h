@@ -144,7 +144,7 @@ class Outbox : core::Pinned {
 
   /// A message without payload, at once.
   void send(core::EngineId peer, wire::Header header);
-  /// A message with a short text as payload (cut to the middle size class); dropped when no slot is free.
+  /// A message with a short text as payload (cut to the largest size class); dropped when no slot is free.
   void send_text(core::EngineId peer, wire::Header header, std::string_view text);
 
   /// Whether a connection to the peer was opened and has not failed.

@@ -311,7 +311,8 @@ WorkPtr ProcessGroupHybrid::barrier(const c10d::BarrierOptions& opts) {
 }
 
 // Rank 0 hears from all, then answers all, so that either every rank passes or none, and rank 0 can name who is missing.
-// Only rank 0 is held to the timeout: the others would give up first and hide the name.
+// Only rank 0 is held to the timeout: the others would give up first and hide the name. Its answer is 0, or 1 + the rank
+// that failed, so that they need not wait for their own timeout.
 void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   constexpr const char* kName = "monitored_barrier";
   constexpr const char* kTitle = "hybridps:monitored_barrier";
@@ -322,48 +323,68 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
   const std::uint32_t arrive = kReserved + 2 * turn;
   const std::uint32_t depart = arrive + 1;
 
+  // torch's meaning of 0 here, and only here: no time at all.
+  TORCH_CHECK(rank_ != 0 || opts.timeout.count() != 0,
+              "[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms. No ranks successfully processed in "
+              "monitoredBarrier.");
+
   if (rank_ != 0) {
     const auto patience = timeout.count() == 0 || group_timeout.count() == 0 ? std::chrono::milliseconds(0)
                                                                              : std::max(timeout, group_timeout);
-    const auto sent = point_to_point(c10d::OpType::SEND, kName, kTitle, at::full({1}, rank_, at::kLong), 0, arrive, patience);
-    const auto answer = point_to_point(c10d::OpType::RECV, kName, kTitle, at::zeros({1}, at::kLong), 0, depart, patience);
+    const at::Tensor answer = at::zeros({1}, at::kLong);
+    std::string why;
     try {
+      const auto sent = point_to_point(c10d::OpType::SEND, kName, kTitle, at::full({1}, rank_, at::kLong), 0, arrive, patience);
+      const auto received = point_to_point(c10d::OpType::RECV, kName, kTitle, answer, 0, depart, patience);
       sent->wait();
-      answer->wait();
+      received->wait();
+      if (const auto value = answer.item<std::int64_t>(); value != 0)
+        why = c10::str("rank ", value - 1, " failed to pass monitoredBarrier, says rank 0");
     } catch (const c10::Error& error) {
-      TORCH_CHECK(false, "Rank ", rank_,
-                  " successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. "
-                  "Please check rank 0 logs for faulty rank.\n Original exception: \n",
-                  error.what_without_backtrace());
+      why = error.what_without_backtrace();
     }
+    TORCH_CHECK(why.empty(), "Rank ", rank_,
+                " successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. "
+                "Please check rank 0 logs for faulty rank.\n Original exception: \n",
+                why);
     return;
   }
 
-  const auto collect = [&](const std::vector<WorkHybrid::Ptr>& works) {
+  const auto answer_all = [&](std::int64_t value) {
+    std::vector<WorkHybrid::Ptr> works;
+    for (int r = 1; r < size_; ++r)
+      works.push_back(point_to_point(c10d::OpType::SEND, kName, kTitle, at::full({1}, value, at::kLong), r, depart, timeout));
+    return works;
+  };
+  // Throws with the first rank that failed, or with all of them.
+  const auto collect = [&](const std::vector<WorkHybrid::Ptr>& works, bool tell) {
     std::vector<int> failed;
-    for (std::size_t i = 0; i < works.size(); ++i) {
+    std::string first;
+    for (std::size_t i = 0; i < works.size() && (failed.empty() || wait_all_ranks); ++i) {
       const int rank = static_cast<int>(i) + 1;
       try {
         works[i]->wait();
       } catch (const c10::Error& error) {
-        const std::string text = c10::str("[Rank 0]: Rank ", rank, " failed to pass monitoredBarrier in ",
-                                          timeout.count(), " ms");
+        std::string text = c10::str("[Rank 0]: Rank ", rank, " failed to pass monitoredBarrier in ", timeout.count(), " ms");
         core::log_error(text);
-        TORCH_CHECK(wait_all_ranks, text, "\n Original exception: \n", error.what_without_backtrace());
+        if (failed.empty()) first = text + "\n Original exception: \n" + error.what_without_backtrace();
         failed.push_back(rank);
       }
     }
-    TORCH_CHECK(failed.empty(), "[Rank 0]: Ranks ", c10::Join(", ", failed), " failed to pass monitoredBarrier in ",
+    if (failed.empty()) return;
+    try {
+      if (tell) answer_all(1 + failed.front());  // not waited for: some of them may be gone
+    } catch (const c10::Error&) {  // the group has failed: the others know
+    }
+    TORCH_CHECK(wait_all_ranks, first);
+    TORCH_CHECK(false, "[Rank 0]: Ranks ", c10::Join(", ", failed), " failed to pass monitoredBarrier in ",
                 timeout.count(), " ms");
   };
-  std::vector<WorkHybrid::Ptr> works;
+  std::vector<WorkHybrid::Ptr> arrivals;
   for (int r = 1; r < size_; ++r)
-    works.push_back(point_to_point(c10d::OpType::RECV, kName, kTitle, at::zeros({1}, at::kLong), r, arrive, timeout));
-  collect(works);
-  works.clear();
-  for (int r = 1; r < size_; ++r)
-    works.push_back(point_to_point(c10d::OpType::SEND, kName, kTitle, at::zeros({1}, at::kLong), r, depart, timeout));
-  collect(works);
+    arrivals.push_back(point_to_point(c10d::OpType::RECV, kName, kTitle, at::zeros({1}, at::kLong), r, arrive, timeout));
+  collect(arrivals, /*tell=*/true);
+  collect(answer_all(0), /*tell=*/false);
 }
 
 }  // namespace hybridps::pg

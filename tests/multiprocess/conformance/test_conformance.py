@@ -31,6 +31,14 @@ DEFAULT = {
     "test_batch_isend_irecv_gloo",
     "test_gather_object",
     "test_isend",
+    "test_monitored_barrier_gloo",
+    "test_scatter_object_list",
+    "test_send_recv_any_source",
+    "test_send_recv_with_tag",
+    "test_sparse_all_reduce_sum",
+    "test_all_to_all_single_unequal_split",
+    "test_ddp_hook_parity_powerSGD",
+    "test_ddp_join_model_equivalence",
 }
 
 fork_server = harness.Zygote(

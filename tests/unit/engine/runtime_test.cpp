@@ -289,7 +289,7 @@ TEST_CASE("engine/runtime: sends match receives by sender and tag in order of is
       o.sending = sending;
       o.peer = peer;
       o.tag = tag;
-      (sending ? o.input : o.output) = {piece(data)};
+      (sending ? o.input : o.output).push_back(piece(data));
       cluster.submit(uid, rank, o, 0, tally.completion());
       ++expected;
     };

@@ -202,7 +202,7 @@ Result<Config> Config::from(const Environment& environment) {
     if (trim(value).empty()) continue;  // set but empty means unset, as is usual in job scripts
     if (!assign(config, *setting, value)) {
       return Status(Code::kInvalidArgument,
-                    name + "=" + quoted(value) + " is not valid: expected " + expected(*setting));
+                    name + "=" + core::quoted(value) + " is not valid: expected " + expected(*setting));
     }
     config.given.insert(name);
   }

@@ -350,7 +350,7 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
     dedicated_->on_message(header, with_cost(header, std::move(payload)));
     return;
   }
-  if (header.type > wire::Type::kProbeReply || closed_.count(header.uid) > 0) return;
+  if (!options_.keep_early || header.type > wire::Type::kProbeReply || closed_.count(header.uid) > 0) return;
   // Its roster is valid there and not yet here. What waits is bounded by the senders' allowances.
   early_[header.uid].emplace_back(header, std::move(payload));
 }

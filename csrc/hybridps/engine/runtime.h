@@ -36,6 +36,7 @@ struct RuntimeOptions {
   std::size_t chunk_bytes = 64 * 1024;   // largest chunk of any group
   std::uint32_t grant_chunks = 4;
   std::size_t local_peers = 7;           // for which the pool has room to be generous
+  bool keep_early = true;                // messages of groups that are not open yet; a dedicated server needs none
   double warn_seconds = 10;
   double heartbeat_seconds = 1;
   double dead_seconds = 5;

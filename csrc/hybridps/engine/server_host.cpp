@@ -51,6 +51,7 @@ class Shard : core::Pinned {
     o.chunk_bytes = config.chunk_bytes;
     o.eager_bytes = config.eager_bytes;
     o.local_peers = 0;
+    o.keep_early = false;
     o.heartbeat_seconds = config.heartbeat_seconds;
     o.dead_seconds = config.dead_seconds;
     const std::uint64_t memory = options.memory_bytes / static_cast<std::uint64_t>(options.threads);

@@ -16,6 +16,8 @@ namespace hybridps::test {
 
 struct ClusterOptions {
   std::vector<int> node_of;
+  /// Shares of dedicated servers, beside a share of 1 per node: as many more runtimes, at(size() + d).
+  std::vector<double> servers;
   std::uint64_t seed = 1;
   std::size_t chunk_bytes = 1024;
   std::size_t eager_bytes = 4096;
@@ -31,7 +33,7 @@ struct ClusterOptions {
 class Cluster {
  public:
   explicit Cluster(ClusterOptions options) : options_(std::move(options)), random_(options_.seed) {
-    const std::size_t n = options_.node_of.size();
+    const std::size_t n = options_.node_of.size() + options_.servers.size();
     for (std::size_t r = 0; r < n; ++r) ids_.push_back(core::EngineId{1000 + r});
     for (std::size_t r = 0; r < n; ++r) {
       engine::RuntimeOptions o;
@@ -61,7 +63,8 @@ class Cluster {
         if (p == r) continue;
         engine::PeerRecord peer;
         peer.engine = ids_[p];
-        peer.local = options_.node_of[p] == options_.node_of[r];
+        const std::size_t ranks = options_.node_of.size();
+        peer.local = p < ranks && r < ranks && options_.node_of[p] == options_.node_of[r];
         peer.data_address = data_addresses_[p];
         peer.shm_address = shm_addresses_[p];
         peer.where = "rank " + std::to_string(p);
@@ -71,7 +74,9 @@ class Cluster {
     }
   }
 
-  int size() const { return static_cast<int>(runtimes_.size()); }
+  /// Ranks, without the dedicated servers.
+  int size() const { return static_cast<int>(options_.node_of.size()); }
+  int runtimes() const { return static_cast<int>(runtimes_.size()); }
   engine::Runtime& at(int rank) { return *runtimes_[static_cast<std::size_t>(rank)]; }
   std::mt19937_64& random() { return random_; }
   transport::LoopbackHub& network() { return data_; }
@@ -80,16 +85,20 @@ class Cluster {
   /// A group of all ranks, opened on every runtime.
   core::GroupUid open_group() {
     const core::GroupUid uid{7, ++groups_};
-    for (int r = 0; r < size(); ++r) open_group_on(uid, r);
+    for (std::size_t r = 0; r < runtimes_.size(); ++r) open_group_on(uid, static_cast<int>(r));
     return uid;
   }
   core::GroupUid new_uid() { return core::GroupUid{7, ++groups_}; }
   void open_group_on(core::GroupUid uid, int rank) {
     std::vector<std::string> hosts;
-    for (int p = 0; p < size(); ++p) hosts.push_back("host" + std::to_string(p));
-    at(rank).open_group(worker::GroupInfo{uid, "test", ids_, hosts, schedule::Topology(options_.node_of, rank),
-                                          schedule::Limits{static_cast<std::uint32_t>(options_.chunk_bytes), options_.tiny_bytes},
-                                          0});
+    for (std::size_t p = 0; p < ids_.size(); ++p) hosts.push_back("host" + std::to_string(p));
+    schedule::Topology topology(options_.node_of, rank, {}, options_.servers);
+    const auto chunk_bytes = static_cast<std::uint32_t>(options_.chunk_bytes);
+    if (topology.is_dedicated(rank))
+      at(rank).open_served_group(server::ServedGroup{uid, "test", ids_, std::move(topology), chunk_bytes, 0});
+    else
+      at(rank).open_group(worker::GroupInfo{uid, "test", ids_, hosts, std::move(topology),
+                                            schedule::Limits{chunk_bytes, options_.tiny_bytes}, 0});
   }
 
   void submit(core::GroupUid uid, int rank, worker::Operation operation, std::uint64_t sequence,
@@ -100,7 +109,7 @@ class Cluster {
   /// Drives all runtimes in random order until `done()`, or until nothing has happened for a while: then false.
   bool run_until(const std::function<bool()>& done, int idle_rounds_max = 20000) {
     for (int idle = 0; idle < idle_rounds_max; ++idle) {
-      for (int i = 0; i < size(); ++i) {
+      for (std::size_t i = 0; i < runtimes_.size(); ++i) {
         const auto r = static_cast<std::size_t>(random_() % runtimes_.size());
         if (runtimes_[r] && runtimes_[r]->progress() > 0) idle = 0;
       }

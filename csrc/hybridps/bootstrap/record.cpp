@@ -94,6 +94,14 @@ std::string fault_of(const Roster& roster) {
     if (node < 0 || node > nodes) return "node numbers not dense";
     nodes = std::max(nodes, node + 1);
   }
+  if (roster.servers.size() > kServersMax) return "server count";
+  for (std::size_t i = 0; i < roster.servers.size(); ++i) {
+    const MemberRecord& server = roster.servers[i];
+    if (static_cast<std::size_t>(server.group_rank) != i ||
+        static_cast<std::size_t>(server.group_size) != roster.servers.size())
+      return "servers out of order";
+    if (!engines.insert(server.engine).second) return "engine id twice";
+  }
   return {};
 }
 
@@ -180,13 +188,18 @@ core::Result<Bytes> encode(const Roster& roster) {
   out.u64(roster.nonce);
   out.u64(roster.uid.high);
   out.u64(roster.uid.low);
-  out.u32(static_cast<std::uint32_t>(roster.members.size()));
-  for (const MemberRecord& member : roster.members) {
-    auto bytes = encode(member);
-    if (!bytes.is_ok()) return bytes.status();
-    out.address(bytes.value());
-  }
+  const auto write = [&out](const std::vector<MemberRecord>& records) {
+    out.u32(static_cast<std::uint32_t>(records.size()));
+    for (const MemberRecord& record : records) {
+      auto bytes = encode(record);
+      if (!bytes.is_ok()) return bytes.status();
+      out.address(bytes.value());
+    }
+    return Status::ok();
+  };
+  if (Status status = write(roster.members); !status.is_ok()) return status;
   for (const int node : roster.node_of) out.u32(static_cast<std::uint32_t>(node));
+  if (Status status = write(roster.servers); !status.is_ok()) return status;
   return std::move(out).take();
 }
 
@@ -198,26 +211,30 @@ core::Result<Roster> decode_roster(std::span<const std::uint8_t> bytes) {
   roster.nonce = in.u64();
   roster.uid.high = in.u64();
   roster.uid.low = in.u64();
-  const std::size_t count = in.u32();
-  if (!in.ok() || count < 1 || count > kMembersMax || count > in.remaining() / kRecordBytesMin) {
-    return Status(Code::kMismatch, "roster: bad member count");
-  }
-  roster.members.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t length = in.u32();
-    if (length > kRecordBytesMax) return Status(Code::kMismatch, "roster: member record too long");
-    const auto record_bytes = in.raw(length);
-    if (!in.ok()) return Status(Code::kMismatch, "roster: wrong length");
-    auto record = decode_record(record_bytes);
-    if (!record.is_ok()) return Status(Code::kMismatch, "roster: " + std::string(record.status().message()));
-    roster.members.push_back(std::move(record).value());
-  }
-  roster.node_of.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) {
+  const auto read = [&in](std::vector<MemberRecord>& records, std::size_t count_min, std::size_t count_max) -> Status {
+    const std::size_t count = in.u32();
+    if (!in.ok() || count < count_min || count > count_max || count > in.remaining() / kRecordBytesMin)
+      return Status(Code::kMismatch, "roster: bad member count");
+    records.reserve(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t length = in.u32();
+      if (length > kRecordBytesMax) return Status(Code::kMismatch, "roster: member record too long");
+      const auto record_bytes = in.raw(length);
+      if (!in.ok()) return Status(Code::kMismatch, "roster: wrong length");
+      auto record = decode_record(record_bytes);
+      if (!record.is_ok()) return Status(Code::kMismatch, "roster: " + std::string(record.status().message()));
+      records.push_back(std::move(record).value());
+    }
+    return Status::ok();
+  };
+  if (Status status = read(roster.members, 1, kMembersMax); !status.is_ok()) return status;
+  roster.node_of.reserve(roster.members.size());
+  for (std::size_t i = 0; i < roster.members.size(); ++i) {
     const std::uint32_t node = in.u32();
-    if (node >= count) return Status(Code::kMismatch, "roster: bad node number");
+    if (node >= roster.members.size()) return Status(Code::kMismatch, "roster: bad node number");
     roster.node_of.push_back(static_cast<int>(node));
   }
+  if (Status status = read(roster.servers, 0, kServersMax); !status.is_ok()) return status;
   if (!in.finished()) return Status(Code::kMismatch, "roster: wrong length");
   if (const std::string fault = fault_of(roster); !fault.empty()) {
     return Status(Code::kMismatch, "roster: bad " + fault);

@@ -8,7 +8,8 @@
 //   record  := blob("HPSm", incarnation text | engine u64 | node_identity text | host_name text | pid u32
 //              | group_rank u32 | group_size u32 | shm address | data address | control address
 //              | eager_bytes u64 | chunk_bytes u64 | nic_gbps f64)
-//   roster  := blob("HPSr", nonce u64 | uid u64 u64 | count u32 | count x (length u32 | record) | count x node u32)
+//   roster  := blob("HPSr", nonce u64 | uid u64 u64 | count u32 | count x (length u32 | record) | count x node u32
+//              | servers u32 | servers x (length u32 | record))
 #pragma once
 
 #include <cstddef>
@@ -24,12 +25,13 @@
 namespace hybridps::bootstrap {
 
 /// Raise when anything that two ranks exchange changes its meaning: store values, wire headers, plans.
-inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::uint32_t kProtocolVersion = 2;
 
 inline constexpr std::size_t kTextBytesMax = 512;
 inline constexpr std::size_t kIdentityBytesMax = 256;
 inline constexpr std::size_t kAddressBytesMax = std::size_t{32} << 10;
 inline constexpr std::size_t kMembersMax = 65536;
+inline constexpr std::size_t kServersMax = 1024;
 
 /// The versions a blob was made by; readable whatever they are.
 struct BlobVersion {
@@ -66,6 +68,8 @@ struct Roster {
   core::GroupUid uid;       // drawn anew for each roster
   std::vector<MemberRecord> members;  // by group rank
   std::vector<int> node_of;           // by group rank; dense, numbered in order of each node's first rank
+  /// Dedicated servers that have opened the group, as records whose rank and size count the servers.
+  std::vector<MemberRecord> servers;
 
   bool operator==(const Roster&) const = default;
 

@@ -373,7 +373,13 @@ Roster Rendezvous::make_roster() const {
 }
 
 bool Rendezvous::propose(TimePoint now) {
-  roster_ = make_roster();
+  Roster roster = make_roster();
+  if (options_.servers) {
+    auto servers = options_.servers(roster);
+    if (!servers) return false;
+    roster.servers = *std::move(servers);
+  }
+  roster_ = std::move(roster);
   nonce_ = roster_.nonce;
   const core::Result<Bytes> bytes = encode(roster_);
   if (!bytes.is_ok()) {
@@ -421,6 +427,17 @@ bool Rendezvous::gather(TimePoint now) {
   if (std::find(acks_.begin(), acks_.end(), Ack::kNone) != acks_.end()) return moved;
   if (std::find(acks_.begin(), acks_.end(), Ack::kUnproven) != acks_.end()) {
     return now >= propose_not_before_ ? propose(now) : moved;
+  }
+  return commit(now) || moved;
+}
+
+bool Rendezvous::commit(TimePoint now) {
+  const Proof proof = options_.commit ? options_.commit(roster_) : Proof::ok();
+  switch (proof.state) {
+    case Proof::State::kPending: return false;
+    case Proof::State::kUnproven: return propose(now);
+    case Proof::State::kFailed: end(proof.status, true); return true;
+    case Proof::State::kOk: break;
   }
   put(key("head"), encode_head({nonce_, HeadState::kValid}));
   if (phase_ == Phase::kPending) phase_ = Phase::kReady;

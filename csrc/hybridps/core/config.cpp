@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kPrefix = "HYBRIDPS_";
 constexpr std::string_view kUcxPrefix = "HYBRIDPS_UCX_";
 
-enum class Kind { kText, kBool, kNumber, kCount, kCountOrAuto, kBytes, kLevel };
+enum class Kind { kText, kSecret, kBool, kNumber, kCount, kCountOrAuto, kBytes, kLevel };
 
 using Field = std::variant<std::string Config::*, bool Config::*, double Config::*, std::int64_t Config::*,
                            std::uint64_t Config::*, LogLevel Config::*>;
@@ -45,7 +45,13 @@ const auto& settings() {
               "Node identity of this rank: ranks with the same one share memory. Unset: derived from the host's boot "
               "id and namespaces. Also the way to emulate several nodes on one machine."},
       Setting{"SERVERS", Kind::kText, &Config::servers, "", 0, 0,
-              "Reserved for dedicated servers, host:port separated by commas; not used yet."},
+              "Dedicated servers to use, host:port separated by commas; asked by rank 0 of each group of 3 nodes or more."},
+      Setting{"SERVERS_REQUIRED", Kind::kBool, &Config::servers_required, "", 0, 0,
+              "Whether a dedicated server that cannot be used ends the job. Off: it is reported and left out."},
+      Setting{"TOKEN", Kind::kSecret, &Config::token, "", 0, 0,
+              "Secret that a job and its dedicated servers share; visible to whoever may see the environment."},
+      Setting{"TOKEN_FILE", Kind::kText, &Config::token_file, "", 0, 0,
+              "File whose first line is the token, readable by its owner alone; HYBRIDPS_TOKEN wins."},
       Setting{"INTERFACE", Kind::kText, &Config::interface, "", 0, 0,
               "Network interface for control traffic. Unset: the one that routes to MASTER_ADDR."},
       Setting{"DATA_INTERFACES", Kind::kText, &Config::data_interfaces, "", 0, 0,
@@ -91,7 +97,8 @@ std::string expected(const Setting& setting) {
   const std::string range =
       " from " + format_bound(setting, setting.value_min) + " to " + format_bound(setting, setting.value_max);
   switch (setting.kind) {
-    case Kind::kText: return "text";
+    case Kind::kText:
+    case Kind::kSecret: return "text";
     case Kind::kBool: return "1 or 0 (also on, off, true, false, yes, no)";
     case Kind::kNumber: return "a number" + range;
     case Kind::kCount: return "a whole number" + range;
@@ -110,7 +117,8 @@ bool in_range(const Setting& setting, double value) {
 bool assign(Config& config, const Setting& setting, std::string_view text) {
   text = trim(text);
   switch (setting.kind) {
-    case Kind::kText: config.*std::get<std::string Config::*>(setting.field) = std::string(text); return true;
+    case Kind::kText:
+    case Kind::kSecret: config.*std::get<std::string Config::*>(setting.field) = std::string(text); return true;
     case Kind::kBool: {
       const auto value = parse_bool(text);
       if (value) config.*std::get<bool Config::*>(setting.field) = *value;
@@ -152,6 +160,7 @@ bool assign(Config& config, const Setting& setting, std::string_view text) {
 std::string value_text(const Config& config, const Setting& setting) {
   switch (setting.kind) {
     case Kind::kText: return config.*std::get<std::string Config::*>(setting.field);
+    case Kind::kSecret: return (config.*std::get<std::string Config::*>(setting.field)).empty() ? "" : "(given)";
     case Kind::kBool: return config.*std::get<bool Config::*>(setting.field) ? "1" : "0";
     case Kind::kNumber: return format_double(config.*std::get<double Config::*>(setting.field));
     case Kind::kCount: return std::to_string(config.*std::get<std::int64_t Config::*>(setting.field));

@@ -30,6 +30,9 @@ struct SettingRow {
 struct Config {
   std::string node;
   std::string servers;
+  bool servers_required = false;
+  std::string token;
+  std::string token_file;
   std::string interface;
   std::string data_interfaces;
   double nic_gbps = 0;

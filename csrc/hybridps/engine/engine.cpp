@@ -25,6 +25,8 @@
 #include "hybridps/build_info.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/core/log.h"
+#include "hybridps/door/door.h"
+#include "hybridps/engine/dedicated_client.h"
 #include "hybridps/engine/interface.h"
 #include "hybridps/engine/runtime.h"
 #include "hybridps/intranode/shm/shm_transport.h"
@@ -63,16 +65,30 @@ std::size_t expected_local_peers() {
   return 7;
 }
 
-// The share of each node, when every node has a member that knows its card's rate (HYBRIDPS_NIC_GBPS); else equal.
-std::vector<double> node_weights(const bootstrap::Roster& roster) {
+// What each node and each dedicated server owns of a tensor. Rates count when every node has a member that knows its
+// card's (HYBRIDPS_NIC_GBPS); else all cards are taken to be alike.
+schedule::Shares shares_of(const bootstrap::Roster& roster) {
   std::vector<double> rates(static_cast<std::size_t>(roster.node_count()), 0.0);
   for (std::size_t rank = 0; rank < roster.members.size(); ++rank) {
     double& rate = rates[static_cast<std::size_t>(roster.node_of[rank])];
     rate = std::max(rate, roster.members[rank].nic_gbps);
   }
-  for (const double rate : rates)
-    if (rate <= 0.0) return {};
-  return schedule::optimal_shares(rates).worker;
+  const bool known = std::all_of(rates.begin(), rates.end(), [](double rate) { return rate > 0.0; });
+  if (!known) std::fill(rates.begin(), rates.end(), 1.0);
+  const double usual = *std::max_element(rates.begin(), rates.end());
+  // The shards of one server program share its card.
+  std::map<std::pair<std::string, std::uint32_t>, int> shards;
+  for (const auto& server : roster.servers) ++shards[{server.host_name, server.pid}];
+  std::vector<double> dedicated;
+  for (const auto& server : roster.servers)
+    dedicated.push_back(known && server.nic_gbps > 0.0 ? server.nic_gbps
+                                                       : usual / shards[{server.host_name, server.pid}]);
+  schedule::Shares shares = schedule::optimal_shares(rates, dedicated);
+  if (rates.size() < 3) {  // nothing to gain, so nothing goes there
+    shares = schedule::optimal_shares(rates);
+    shares.dedicated.assign(dedicated.size(), 0.0);
+  }
+  return shares;
 }
 
 // One group as the engine's threads see it. It never holds the engine.
@@ -181,6 +197,7 @@ class EngineImpl final : public Engine {
  private:
   struct Joining {
     std::shared_ptr<GroupCore> group;
+    std::unique_ptr<DedicatedClient> dedicated;  // rank 0's, when there are servers; the rendezvous calls it
     std::unique_ptr<bootstrap::Rendezvous> rendezvous;
     std::shared_ptr<ProofRequest> proof;
   };
@@ -204,6 +221,8 @@ class EngineImpl final : public Engine {
   core::Config config_;
   std::string description_;
   std::string identity_;
+  std::vector<door::Address> servers_;
+  std::string token_;
   bootstrap::Bytes data_address_;
   bootstrap::Bytes control_address_;
   bootstrap::Bytes shm_address_;
@@ -318,6 +337,13 @@ core::Result<std::shared_ptr<EngineImpl>> EngineImpl::create() {
 
 Status EngineImpl::start(core::Config config) {
   config_ = std::move(config);
+  core::Result<std::vector<door::Address>> servers = door::parse_addresses(config_.servers);
+  if (!servers.is_ok())
+    return Status(Code::kInvalidArgument, "HYBRIDPS_SERVERS: " + std::string(servers.status().message()));
+  servers_ = std::move(servers).value();
+  core::Result<std::string> token = door::read_token(config_.token, config_.token_file);
+  if (!token.is_ok()) return token.status();
+  token_ = std::move(token).value();
   core::Result<Interfaces> interfaces = choose_interfaces(config_);
   if (!interfaces.is_ok()) return interfaces.status();
   if (!config_.interface.empty())
@@ -602,25 +628,28 @@ void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::
   if (group->closed) return;
   const int me = group->options.rank;
   const int my_node = roster.node_of[static_cast<std::size_t>(me)];
+  const schedule::Shares shares = shares_of(roster);
   worker::GroupInfo info{roster.uid, group->options.name, {}, {},
-                         schedule::Topology(roster.node_of, me, node_weights(roster)), {}, 0};
+                         schedule::Topology(roster.node_of, me, shares.worker, shares.dedicated), {}, 0};
   std::uint64_t chunk_bytes = config_.chunk_bytes;
-  for (int rank = 0; rank < roster.size(); ++rank) {
-    const bootstrap::MemberRecord& member = roster.members[static_cast<std::size_t>(rank)];
+  const auto add = [&](const bootstrap::MemberRecord& member, bool local) {
     info.engines.push_back(member.engine);
     info.hosts.push_back(member.host_name + " pid " + std::to_string(member.pid));
     chunk_bytes = std::min(chunk_bytes, member.chunk_bytes);
-    if (rank == me) continue;
+    if (member.engine == id_) return;
     PeerRecord peer;
     peer.engine = member.engine;
-    peer.local = roster.node_of[static_cast<std::size_t>(rank)] == my_node;
+    peer.local = local;
     peer.data_address = bytes_as<std::vector<std::byte>>(member.data_address);
     peer.control_address = bytes_as<std::vector<std::byte>>(member.control_address);
     peer.shm_address = bytes_as<std::vector<std::byte>>(member.shm_address);
     peer.where = info.hosts.back();
     peer.eager_bytes = member.eager_bytes;
     runtime_->add_peer(std::move(peer));
-  }
+  };
+  for (int rank = 0; rank < roster.size(); ++rank)
+    add(roster.members[static_cast<std::size_t>(rank)], roster.node_of[static_cast<std::size_t>(rank)] == my_node);
+  for (const bootstrap::MemberRecord& server : roster.servers) add(server, false);
   info.limits.chunk_bytes = static_cast<std::uint32_t>(chunk_bytes);
   group->uid = roster.uid;
   group->state = &runtime_->open_group(std::move(info));
@@ -741,6 +770,16 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout) : core::Deadline::never();
   r.prove = [this, j = joining.get()](const bootstrap::Roster& roster) { return prove(*j, roster); };
   r.progress = [](std::string_view text) { core::log_warn(text); };
+  if (o.rank == 0 && o.size > 1 && !servers_.empty()) {
+    DedicatedClientOptions d;
+    d.addresses = servers_;
+    d.token = token_;
+    d.required = config_.servers_required;
+    d.group_name = o.name;
+    joining->dedicated = std::make_unique<DedicatedClient>(std::move(d));
+    r.servers = [client = joining->dedicated.get()](const bootstrap::Roster& roster) { return client->servers(roster); };
+    r.commit = [client = joining->dedicated.get()](const bootstrap::Roster& roster) { return client->commit(roster); };
+  }
   joining->rendezvous = std::make_unique<bootstrap::Rendezvous>(o.store, std::move(r));
   {
     const std::lock_guard lock(linger_mutex_);

@@ -17,6 +17,10 @@ constexpr std::size_t kMiddleBytes = 8 * 1024;
 constexpr auto kSuspectFor = std::chrono::milliseconds(50);
 // How long an answer to a verdict is waited for.
 constexpr auto kVerdictAnswerWithin = std::chrono::milliseconds(500);
+// A peer without a group and without a connection is known this long.
+constexpr auto kKeepUnused = std::chrono::seconds(60);
+// Groups that are over and whose late messages are known as such.
+constexpr std::size_t kClosedKept = 65536;
 // Slots per class for messages between nodes, at least.
 constexpr std::size_t kNetSlotsMin = 4;
 
@@ -93,6 +97,7 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
   worker_ = std::make_unique<worker::Worker>(
       *outbox_, *server_, *this, worker::WorkerOptions{options_.grant_chunks, options_.warn_seconds});
   forward->worker = worker_.get();
+  dedicated_ = std::make_unique<server::Dedicated>(*outbox_, *this, options_.grant_chunks);
   keep_ = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(keep_, forward);
 
   for (transport::Transport* transport : {transports_.data.get(), transports_.control.get(), transports_.shm.get()}) {
@@ -113,6 +118,7 @@ core::Status Runtime::attach() {
 Runtime::~Runtime() {
   // Payloads of peers go back to their transports first, then the transports let go of our own buffers.
   worker_.reset();
+  dedicated_.reset();
   early_.clear();
   server_.reset();
   transports_.shm.reset();
@@ -129,19 +135,39 @@ void Runtime::add_peer(PeerRecord peer) {
   peers_[id].record = std::move(peer);
 }
 
-worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
-  const core::GroupUid uid = info.uid;
-  group_engines_[uid] = info.engines;
-  worker::GroupState& group = worker_->open_group(std::move(info));
-  for (const core::EngineId engine : group_engines_[uid]) {
-    const auto found = peers_.find(engine);
-    if (found == peers_.end()) continue;
-    ++found->second.groups;
-    if (found->second.dead)
-      worker_->fail_group(group, core::Status(core::Code::kPeerDead, found->second.record.where + " is gone"),
-                          /*tell=*/false);
+void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines) {
+  for (const core::EngineId engine : engines)
+    if (const auto found = peers_.find(engine); found != peers_.end()) ++found->second.groups;
+  group_engines_[uid] = std::move(engines);
+  choose_watched();
+}
+
+void Runtime::leave(core::GroupUid uid) {
+  if (const auto engines = group_engines_.find(uid); engines != group_engines_.end()) {
+    for (const core::EngineId engine : engines->second) {
+      const auto found = peers_.find(engine);
+      if (found != peers_.end() && found->second.groups > 0 && --found->second.groups == 0)
+        found->second.unused_since = core::Clock::now();
+    }
+    group_engines_.erase(engines);
+  }
+  early_.erase(uid);
+  if (closed_.insert(uid).second) closed_order_.push_back(uid);
+  if (closed_order_.size() > kClosedKept) {
+    closed_.erase(closed_order_.front());
+    closed_order_.pop_front();
   }
   choose_watched();
+}
+
+worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
+  const core::GroupUid uid = info.uid;
+  join(uid, info.engines);
+  worker::GroupState& group = worker_->open_group(std::move(info));
+  for (const core::EngineId engine : group_engines_[uid])
+    if (const auto found = peers_.find(engine); found != peers_.end() && found->second.dead)
+      worker_->fail_group(group, core::Status(core::Code::kPeerDead, found->second.record.where + " is gone"),
+                          /*tell=*/false);
   if (auto early = early_.find(uid); early != early_.end()) {
     auto messages = std::move(early->second);
     early_.erase(early);
@@ -151,16 +177,53 @@ worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
 }
 
 void Runtime::close_group(core::GroupUid uid) {
-  const auto engines = group_engines_.find(uid);
-  if (engines != group_engines_.end()) {
-    for (const core::EngineId engine : engines->second)
-      if (auto found = peers_.find(engine); found != peers_.end() && found->second.groups > 0) --found->second.groups;
-    group_engines_.erase(engines);
+  if (const worker::GroupState* group = worker_->find(uid); group != nullptr && group->status.is_ok()) {
+    // Everyone is done with it: the dedicated servers may forget it. Were this lost, they would find out when this
+    // process ends.
+    wire::Header left;
+    left.type = wire::Type::kVerdict;
+    left.flags = wire::kFlagGroup | wire::kFlagForwarded;
+    left.aux = static_cast<std::uint64_t>(core::Code::kClosed);
+    left.uid = uid;
+    left.sender_rank = static_cast<std::uint32_t>(group->info.topology.rank());
+    const auto ranks = static_cast<std::size_t>(group->info.topology.size());
+    for (std::size_t server = ranks; server < group->info.engines.size(); ++server)
+      send_control(group->info.engines[server], left, {});
   }
   worker_->close_group(uid);
-  early_.erase(uid);
-  closed_.insert(uid);
-  choose_watched();
+  leave(uid);
+}
+
+void Runtime::open_served_group(server::ServedGroup group) {
+  const core::GroupUid uid = group.uid;
+  if (dedicated_->has(uid)) return;
+  join(uid, group.engines);
+  dedicated_->open_group(std::move(group));
+}
+
+void Runtime::on_served_group_closed(core::GroupUid uid, const core::Status& why) {
+  if (!why.is_ok()) core::log_info("a served group is over: ", why.message());
+  leave(uid);
+}
+
+// Only on dedicated servers: a training process knows its peers for as long as it lives. A connection is never closed
+// from here, since the other side could not tell that from our death; it ends with the other process.
+void Runtime::forget_unused(core::TimePoint now) {
+  if (now < next_forgetting_) return;
+  next_forgetting_ = now + std::chrono::seconds(10);
+  if (dedicated_->stats().groups_total == 0) return;
+  for (auto at = peers_.begin(); at != peers_.end();) {
+    const Peer& peer = at->second;
+    const bool connected = transports_.data->find(at->first) != nullptr ||
+                           (transports_.control && transports_.control->find(at->first) != nullptr);
+    if (peer.groups > 0 || connected || now - peer.unused_since < kKeepUnused) {
+      ++at;
+      continue;
+    }
+    outbox_->forget(at->first);
+    unanswered_verdicts_.erase(at->first);
+    at = peers_.erase(at);
+  }
 }
 
 flow::Peer Runtime::describe(core::EngineId peer) {
@@ -189,11 +252,15 @@ void Runtime::peer_failed(core::EngineId id, core::Status cause) {
   const auto found = peers_.find(id);
   if (found == peers_.end() || found->second.dead) return;
   Peer& peer = found->second;
-  if (peer.groups == 0) return;  // it has said goodbye everywhere
+  if (peer.groups == 0) {  // it has said goodbye everywhere; a later group would connect again
+    outbox_->forget(id);
+    return;
+  }
   peer.dead = true;
   unanswered_verdicts_.erase(id);
   core::log_info("peer ", peer.record.where, " is gone: ", cause.message());
   worker_->on_peer_dead(id, cause);
+  dedicated_->on_peer_dead(id, cause);
 }
 
 std::size_t Runtime::judge_suspects(core::TimePoint now) {
@@ -279,16 +346,24 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
     deliver(*group, header, std::move(payload));
     return;
   }
-  if (header.type > wire::Type::kProbeReply || closed_.count(header.uid) > 0) return;
+  if (dedicated_->has(header.uid)) {
+    dedicated_->on_message(header, with_cost(header, std::move(payload)));
+    return;
+  }
+  if (!options_.keep_early || header.type > wire::Type::kProbeReply || closed_.count(header.uid) > 0) return;
   // Its roster is valid there and not yet here. What waits is bounded by the senders' allowances.
   early_[header.uid].emplace_back(header, std::move(payload));
 }
 
-void Runtime::deliver(worker::GroupState& group, const wire::Header& header, transport::RxPayload payload) {
+flow::Delivery Runtime::with_cost(const wire::Header& header, transport::RxPayload payload) {
   std::int64_t cost = 0;
   if (header.type == wire::Type::kData && (header.flags & wire::kFlagGranted) == 0 && payload.bytes() > 0)
     cost = static_cast<std::int64_t>(std::min<std::uint64_t>(header.aux, options_.chunk_bytes));
-  worker_->on_message(group, header, flow::Delivery(std::move(payload), outbox_.get(), header.source, cost));
+  return flow::Delivery(std::move(payload), outbox_.get(), header.source, cost);
+}
+
+void Runtime::deliver(worker::GroupState& group, const wire::Header& header, transport::RxPayload payload) {
+  worker_->on_message(group, header, with_cost(header, std::move(payload)));
 }
 
 void Runtime::choose_watched() {
@@ -337,7 +412,9 @@ std::size_t Runtime::progress() {
   const core::TimePoint now = core::Clock::now();
   work += outbox_->progress(now);
   work += worker_->tick(now);
+  work += dedicated_->tick();
   heartbeat(now);
+  forget_unused(now);
   work += judge_suspects(now);
   update_counters();
   return work;
@@ -346,7 +423,7 @@ std::size_t Runtime::progress() {
 bool Runtime::arm() {
   for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
     if (transport != nullptr && !transport->arm()) return false;
-  return failed_.empty();
+  return failed_.empty() && !dedicated_->has_work();
 }
 
 core::TimePoint Runtime::next_due() const {

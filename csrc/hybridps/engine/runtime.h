@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -21,6 +22,7 @@
 #include "hybridps/core/status.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/observe/counters.h"
+#include "hybridps/server/dedicated.h"
 #include "hybridps/server/server.h"
 #include "hybridps/transport/buffer_pool.h"
 #include "hybridps/transport/transport.h"
@@ -34,6 +36,7 @@ struct RuntimeOptions {
   std::size_t chunk_bytes = 64 * 1024;   // largest chunk of any group
   std::uint32_t grant_chunks = 4;
   std::size_t local_peers = 7;           // for which the pool has room to be generous
+  bool keep_early = true;                // messages of groups that are not open yet; a dedicated server needs none
   double warn_seconds = 10;
   double heartbeat_seconds = 1;
   double dead_seconds = 5;
@@ -56,7 +59,7 @@ struct Transports {
   std::unique_ptr<transport::Transport> shm;
 };
 
-class Runtime final : public flow::Router, public worker::Host, core::Pinned {
+class Runtime final : public flow::Router, public worker::Host, public server::DedicatedHost, core::Pinned {
  public:
   /// Classes of the send pool for these options, and the bytes they need.
   static std::vector<transport::BufferPool::SizeClass> pool_classes(const RuntimeOptions& options,
@@ -74,6 +77,13 @@ class Runtime final : public flow::Router, public worker::Host, core::Pinned {
   /// Fails what is pending; later messages of the group are dropped.
   void close_group(core::GroupUid uid);
   worker::Worker& worker() noexcept { return *worker_; }
+  /// A group for which this engine is a dedicated server. Its engines must have been added. It closes itself when its
+  /// members have left or failed.
+  void open_served_group(server::ServedGroup group);
+  server::Dedicated& dedicated() noexcept { return *dedicated_; }
+  const server::DedicatedStats& dedicated_stats() const noexcept { return dedicated_->stats(); }
+  bool knows(core::EngineId peer) const { return peers_.count(peer) > 0; }
+  std::size_t peers_known() const noexcept { return peers_.size(); }
 
   std::size_t progress();
   /// Called when a group gets its first verdict.
@@ -103,6 +113,8 @@ class Runtime final : public flow::Router, public worker::Host, core::Pinned {
   // worker::Host
   void send_control(core::EngineId to, const wire::Header& header, std::string_view text) override;
   void on_group_failed(core::GroupUid uid, const core::Status& status) override;
+  // server::DedicatedHost
+  void on_served_group_closed(core::GroupUid uid, const core::Status& why) override;
 
  private:
   class Inlet final : public transport::Receiver {
@@ -125,16 +137,21 @@ class Runtime final : public flow::Router, public worker::Host, core::Pinned {
     bool watched = false;
     core::TimePoint last_answer{};
     std::uint64_t groups = 0;
+    core::TimePoint unused_since{};  // groups became 0
   };
 
   Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep, Transports transports);
   core::Status attach();
   void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept;
+  flow::Delivery with_cost(const wire::Header& header, transport::RxPayload payload);
   void deliver(worker::GroupState& group, const wire::Header& header, transport::RxPayload payload);
   std::size_t judge_suspects(core::TimePoint now);
   void peer_failed(core::EngineId peer, core::Status cause);
   void heartbeat(core::TimePoint now);
   void choose_watched();
+  void join(core::GroupUid uid, std::vector<core::EngineId> engines);
+  void leave(core::GroupUid uid);
+  void forget_unused(core::TimePoint now);
 
   const RuntimeOptions options_;
   std::shared_ptr<void> keep_;
@@ -144,9 +161,11 @@ class Runtime final : public flow::Router, public worker::Host, core::Pinned {
   std::unique_ptr<flow::Outbox> outbox_;
   std::unique_ptr<server::Server> server_;
   std::unique_ptr<worker::Worker> worker_;
+  std::unique_ptr<server::Dedicated> dedicated_;
   std::unordered_map<core::EngineId, Peer> peers_;
   std::map<core::GroupUid, std::vector<core::EngineId>> group_engines_;
   std::unordered_set<core::GroupUid> closed_;
+  std::deque<core::GroupUid> closed_order_;
   std::unordered_map<core::GroupUid, std::vector<std::pair<wire::Header, transport::RxPayload>>> early_;
   std::vector<std::pair<core::EngineId, core::Status>> failed_;  // reported since the last round
   struct Suspect {
@@ -158,6 +177,7 @@ class Runtime final : public flow::Router, public worker::Host, core::Pinned {
   std::unordered_map<core::EngineId, core::TimePoint> unanswered_verdicts_;  // peer -> waited for until
   core::TimePoint next_heartbeat_{};
   core::TimePoint last_heartbeat_{};
+  core::TimePoint next_forgetting_{};
   std::uint64_t progress_calls_ = 0;
   observe::EngineCounters counters_;
   std::function<void(core::GroupUid, const core::Status&)> group_failed_hook_;

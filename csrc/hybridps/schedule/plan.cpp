@@ -37,10 +37,14 @@ struct Builder {
   }
 };
 
+enum class Dedicated { kTakePart, kStayOut };
+
 // The owners that share a tensor of `bytes`, with their weights: every rank's server, a node's weight divided among
-// its ranks. `excluded_node` owns nothing (a broadcast's root node); tiny tensors have one owner.
+// its ranks, and the dedicated ones. `excluded_node` owns nothing (a broadcast's root node); tiny tensors have one
+// owner, among the ranks.
 std::vector<std::pair<int, std::uint64_t>> owner_cut(std::uint64_t bytes, const Topology& topology,
-                                                     std::uint64_t sequence, int excluded_node, const Limits& limits) {
+                                                     std::uint64_t sequence, int excluded_node, const Limits& limits,
+                                                     Dedicated dedicated) {
   std::vector<int> owners;
   std::vector<double> weights;
   for (int rank = 0; rank < topology.size(); ++rank) {
@@ -49,8 +53,16 @@ std::vector<std::pair<int, std::uint64_t>> owner_cut(std::uint64_t bytes, const 
     owners.push_back(rank);
     weights.push_back(topology.weight(node) / static_cast<double>(topology.ranks_of(node).size()));
   }
+  const std::size_t ranks = owners.size();
+  if (dedicated == Dedicated::kTakePart) {
+    for (int server = 0; server < topology.servers(); ++server) {
+      if (topology.server_weight(server) <= 0.0) continue;
+      owners.push_back(topology.size() + server);
+      weights.push_back(topology.server_weight(server));
+    }
+  }
   if (bytes <= limits.tiny_bytes || owners.size() == 1)
-    return {{owners[static_cast<std::size_t>(sequence % owners.size())], bytes}};
+    return {{owners[static_cast<std::size_t>(sequence % ranks)], bytes}};
   const std::uint64_t granule =
       bytes / owners.size() >= kSmallestSpanBytes ? kGranuleBytes : kSmallestSpanBytes;
   const std::vector<std::uint64_t> cut = cut_by_weight(bytes, weights, granule);
@@ -88,8 +100,11 @@ std::string_view name_of(Kind kind) noexcept {
   return "unknown";
 }
 
-Topology::Topology(std::vector<int> node_of, int rank, std::vector<double> weights)
-    : node_of_(std::move(node_of)), rank_(rank), weights_(std::move(weights)) {
+Topology::Topology(std::vector<int> node_of, int rank, std::vector<double> weights, std::vector<double> server_weights)
+    : node_of_(std::move(node_of)),
+      rank_(rank),
+      weights_(std::move(weights)),
+      server_weights_(std::move(server_weights)) {
   int nodes = 0;
   for (const int node : node_of_) nodes = std::max(nodes, node + 1);
   ranks_of_.resize(static_cast<std::size_t>(nodes));
@@ -104,7 +119,8 @@ Topology::Topology(std::vector<int> node_of, int rank, std::vector<double> weigh
 
 int Topology::agent(int node, int owner) const noexcept {
   const std::vector<int>& ranks = ranks_of(node);
-  return ranks[static_cast<std::size_t>(local_index(owner)) % ranks.size()];
+  const int index = is_dedicated(owner) ? owner - size() : local_index(owner);
+  return ranks[static_cast<std::size_t>(index) % ranks.size()];
 }
 
 std::vector<std::uint64_t> cut_by_weight(std::uint64_t bytes, const std::vector<double>& weights,
@@ -137,7 +153,8 @@ std::vector<Span> make_plan(const Request& request, const Topology& topology, co
       const int sink = request.kind == Kind::kReduce ? request.root : kAll;
       std::uint64_t offset = 0;
       for (const auto& [owner, bytes] :
-           owner_cut(request.total_bytes, topology, request.sequence, /*excluded_node=*/-1, limits)) {
+           owner_cut(request.total_bytes, topology, request.sequence, /*excluded_node=*/-1, limits,
+                     Dedicated::kTakePart)) {
         if (bytes > 0 || request.total_bytes == 0)
           plan.add(static_cast<std::uint32_t>(owner), owner, kAll, sink, bytes, offset, offset);
         offset += bytes;
@@ -167,7 +184,7 @@ std::vector<Span> make_plan(const Request& request, const Topology& topology, co
       }
       std::uint64_t offset = 0;
       for (const auto& [owner, bytes] :
-           owner_cut(request.total_bytes, topology, request.sequence, root_node, limits)) {
+           owner_cut(request.total_bytes, topology, request.sequence, root_node, limits, Dedicated::kStayOut)) {
         if (bytes > 0) plan.add(static_cast<std::uint32_t>(owner), owner, request.root, kAll, bytes, offset, offset);
         offset += bytes;
       }

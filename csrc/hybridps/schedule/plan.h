@@ -12,7 +12,8 @@
 //   deliver     contributor: one source rank  (broadcast, all_gather, gather, scatter, all_to_all, send)
 //
 // The agent of a node for a span is the local rank with the owner's local index modulo the node's ranks, and the owner
-// itself on the owner's node ("rail-aligned"). Bytes cross the network once per node.
+// itself on the owner's node ("rail-aligned"). Bytes cross the network once per node. A dedicated server owns spans of
+// allreduce and reduce; it is on no node, and its number stands for a local index.
 #pragma once
 
 #include <cstddef>
@@ -41,21 +42,28 @@ enum class Kind : std::uint8_t {
 inline constexpr std::uint8_t kKindCount = 11;
 std::string_view name_of(Kind kind) noexcept;
 
-/// Which ranks share which node. Ranks and nodes are group-relative.
+/// Which ranks share which node, and which dedicated servers help. Ranks and nodes are group-relative; dedicated server
+/// d is the owner numbered size() + d.
 class Topology {
  public:
-  /// node_of[rank] in [0, nodes), every node with at least one rank. weights: one per node, >= 0, not all 0; empty: equal.
-  Topology(std::vector<int> node_of, int rank, std::vector<double> weights = {});
+  /// node_of[rank] in [0, nodes), every node with at least one rank. weights: the share of a tensor that each node's
+  /// ranks own together, one per node, >= 0, not all 0; empty: equal. server_weights: likewise per dedicated server.
+  /// rank: this process, size() + d on dedicated server d.
+  Topology(std::vector<int> node_of, int rank, std::vector<double> weights = {}, std::vector<double> server_weights = {});
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(node_of_.size()); }
   int nodes() const noexcept { return static_cast<int>(ranks_of_.size()); }
-  int node_of(int rank) const noexcept { return node_of_[static_cast<std::size_t>(rank)]; }
+  int servers() const noexcept { return static_cast<int>(server_weights_.size()); }
+  bool is_dedicated(int owner) const noexcept { return owner >= size(); }
+  /// -1 for a dedicated server: it shares memory with nobody.
+  int node_of(int rank) const noexcept { return is_dedicated(rank) ? -1 : node_of_[static_cast<std::size_t>(rank)]; }
   int my_node() const noexcept { return node_of(rank_); }
   int local_index(int rank) const noexcept { return local_index_[static_cast<std::size_t>(rank)]; }
   /// Ranks of a node in ascending order; local_index is a rank's place in it.
   const std::vector<int>& ranks_of(int node) const noexcept { return ranks_of_[static_cast<std::size_t>(node)]; }
   double weight(int node) const noexcept { return weights_[static_cast<std::size_t>(node)]; }
+  double server_weight(int server) const noexcept { return server_weights_[static_cast<std::size_t>(server)]; }
   /// The rank that acts for `node` in spans owned by `owner`.
   int agent(int node, int owner) const noexcept;
 
@@ -65,13 +73,14 @@ class Topology {
   std::vector<std::vector<int>> ranks_of_;
   std::vector<int> local_index_;
   std::vector<double> weights_;
+  std::vector<double> server_weights_;
 };
 
 inline constexpr int kAll = -1;
 
 struct Span {
   std::uint32_t id = 0;
-  int owner = 0;             // group rank whose engine sums or forwards it
+  int owner = 0;             // group rank whose engine sums or forwards it, or a dedicated server
   int source = kAll;         // contributing rank, or kAll
   int sink = kAll;           // consuming rank, or kAll
   std::uint64_t bytes = 0;

@@ -67,7 +67,8 @@ bool Server::open(const SpanKey& key, const Opening& opening) {
   span.nodes.resize(std::max<std::size_t>(span.nodes.size(), opening.nodes));
   if (span.has_first) {
     if (!check(span, span.first)) return false;
-    if (span.nodes.size() > opening.nodes || span.nodes[opening.own_node].seen) {
+    if (span.nodes.size() > opening.nodes ||
+        (opening.own_node != kNoNode && span.nodes[opening.own_node].seen)) {
       listener_.on_bad_message(key.operation, "a contribution from a node that the plan does not have");
       return false;
     }
@@ -134,43 +135,65 @@ void Server::on_announce(const wire::Header& header) {
   want_grants(span);
 }
 
+std::size_t Server::bytes_of(const SpanState& span, std::uint32_t index) const noexcept {
+  const Opening& o = span.opening;
+  const std::uint64_t begin = std::uint64_t{index} * o.chunk_bytes;
+  return begin >= o.bytes ? 0 : static_cast<std::size_t>(std::min<std::uint64_t>(o.chunk_bytes, o.bytes - begin));
+}
+
+void Server::combine(const SpanState& span, const Chunk& chunk, std::size_t bytes, std::byte* out) {
+  const Opening& o = span.opening;
+  std::vector<reduce::Input> inputs(o.nodes);
+  for (std::uint32_t node = 0; node < o.nodes; ++node)
+    inputs[node].data = node == o.own_node ? chunk.local : chunk.payloads[node].data();
+  // Premultiplication happened at the nodes: here it is a plain sum.
+  const core::ReduceOp op = o.signature.op == core::ReduceOp::kPremulSum ? core::ReduceOp::kSum : o.signature.op;
+  reduce::combine(inputs, out, bytes / core::size_of(o.signature.dtype), o.signature.dtype, op, o.finish);
+}
+
+void Server::forget(SpanState& span, std::uint32_t index) {
+  const auto found = span.chunks.find(index);
+  if (found->second.granted) --granted_;
+  span.chunks.erase(found);  // gives the payloads back
+}
+
+void Server::sum_into(const SpanKey& key, std::uint32_t index, std::byte* out) {
+  SpanState& span = *spans_.at(key);
+  const Chunk& chunk = span.chunks.at(index);
+  const bool granted = chunk.granted;
+  combine(span, chunk, bytes_of(span, index), out);
+  forget(span, index);
+  if (granted) give_grants();
+}
+
 void Server::finish_if_complete(SpanState& span, std::uint32_t index) {
   if (!span.opened) return;
-  const auto found = span.chunks.find(index);
-  Chunk& chunk = found->second;
+  const Chunk& chunk = span.chunks.at(index);
   const Opening& o = span.opening;
   if (chunk.count < o.nodes) return;
 
-  const std::uint64_t begin = std::uint64_t{index} * o.chunk_bytes;
-  const std::size_t bytes =
-      begin >= o.bytes ? 0 : static_cast<std::size_t>(std::min<std::uint64_t>(o.chunk_bytes, o.bytes - begin));
-  std::vector<reduce::Input> inputs(o.nodes);
+  const std::size_t bytes = bytes_of(span, index);
   for (std::uint32_t node = 0; node < o.nodes; ++node) {
-    if (node == o.own_node) {
-      inputs[node].data = chunk.local;
-      continue;
-    }
-    const flow::Delivery& payload = chunk.payloads[node];
-    if (payload.bytes() != bytes) {
-      listener_.on_bad_message(span.key.operation, "a contribution of " + std::to_string(payload.bytes()) +
+    if (node == o.own_node) continue;
+    if (const std::size_t came = chunk.payloads[node].bytes(); came != bytes) {
+      listener_.on_bad_message(span.key.operation, "a contribution of " + std::to_string(came) +
                                                        " bytes where the plan has " + std::to_string(bytes));
       return;
     }
-    inputs[node].data = payload.data();
+  }
+  span.done[index] = 1;
+  ++span.finished;
+  LocalOwner* owner = o.owner;
+  const std::uint32_t id = span.key.span;
+  if (o.own_node == kNoNode) {
+    owner->on_sum(id, index);
+    return;
   }
   const bool nothing_to_do = bytes == 0 || (o.nodes == 1 && o.finish.kind == reduce::Finish::Kind::kNone &&
                                             chunk.local == chunk.out);
-  // Premultiplication happened at the nodes: here it is a plain sum.
-  const core::ReduceOp op = o.signature.op == core::ReduceOp::kPremulSum ? core::ReduceOp::kSum : o.signature.op;
-  if (!nothing_to_do)
-    reduce::combine(inputs, chunk.out, bytes / core::size_of(o.signature.dtype), o.signature.dtype, op, o.finish);
+  if (!nothing_to_do) combine(span, chunk, bytes, chunk.out);
   const bool granted = chunk.granted;
-  span.chunks.erase(found);  // gives the payloads back
-  span.done[index] = 1;
-  ++span.finished;
-  if (granted) --granted_;
-  LocalOwner* owner = o.owner;
-  const std::uint32_t id = span.key.span;
+  forget(span, index);
   if (owner != nullptr) owner->on_sum(id, index);
   if (granted) give_grants();
 }

@@ -41,11 +41,12 @@ struct SpanKey {
   auto operator<=>(const SpanKey&) const = default;
 };
 
-/// The own node's side of a span that this engine owns; implemented by the worker's operation.
+/// The own side of a span that this engine owns: the worker's operation, or a dedicated server's span.
 class LocalOwner {
  public:
   virtual ~LocalOwner() = default;
-  /// The chunk's sum is complete, in the place given to contribute().
+  /// The chunk's sum is complete, in the place given to contribute(). On a dedicated server: all contributions are here,
+  /// and sum_into() makes the sum.
   virtual void on_sum(std::uint32_t span, std::uint32_t chunk) = 0;
   /// The chunk may be fetched from the own node's ranks whatever their allowance (the answer to local_announce()).
   virtual void on_granted(std::uint32_t span, std::uint32_t chunk) = 0;
@@ -60,13 +61,15 @@ class Listener {
   virtual void on_bad_message(const OperationKey& key, std::string what) = 0;
 };
 
+inline constexpr std::uint32_t kNoNode = 0xffffffffU;
+
 struct Opening {
   wire::Signature signature;
   std::uint64_t bytes = 0;
   std::uint32_t chunk_bytes = 1;
   std::uint32_t chunks = 1;
   std::uint32_t nodes = 1;     // contributions per chunk
-  std::uint32_t own_node = 0;  // which of them is local
+  std::uint32_t own_node = 0;  // which of them is local; kNoNode on a dedicated server
   int own_rank = 0;
   reduce::Finish finish;
   LocalOwner* owner = nullptr;
@@ -86,6 +89,8 @@ class Server : core::Pinned {
   void local_announce(const SpanKey& key);
   /// The own node's contribution; `data` stays valid until on_sum. The sum goes to `out` (may equal `data`).
   void contribute(const SpanKey& key, std::uint32_t chunk, const std::byte* data, std::byte* out);
+  /// On a dedicated server, after on_sum(): writes the chunk's sum and gives the contributions' memory back. Once.
+  void sum_into(const SpanKey& key, std::uint32_t chunk, std::byte* out);
   /// A node's contribution (stage kPush of an aggregate) from a peer.
   void on_push(const wire::Header& header, flow::Delivery payload);
   void on_announce(const wire::Header& header);
@@ -132,6 +137,9 @@ class Server : core::Pinned {
   bool check(SpanState& span, const wire::Header& header);
   void see(SpanState& span, std::uint32_t node, core::EngineId engine, int rank);
   void finish_if_complete(SpanState& span, std::uint32_t chunk);
+  void combine(const SpanState& span, const Chunk& chunk, std::size_t bytes, std::byte* out);
+  void forget(SpanState& span, std::uint32_t chunk);
+  std::size_t bytes_of(const SpanState& span, std::uint32_t chunk) const noexcept;
   void want_grants(SpanState& span);
   void give_grants();
 

@@ -58,6 +58,12 @@ wire::Signature signature_of(const Operation& operation, const Pieces& input, co
 
 }  // namespace
 
+std::string GroupInfo::member_text(int member) const {
+  const std::string& host = hosts[static_cast<std::size_t>(member)];
+  return topology.is_dedicated(member) ? "the dedicated server " + host
+                                       : "rank " + std::to_string(member) + " (" + host + ")";
+}
+
 void SequenceWindow::add(std::uint64_t sequence) {
   if (sequence < floor_) return;
   above_.insert(sequence);
@@ -303,7 +309,7 @@ std::size_t Worker::judge() {
 }
 
 void Worker::handle(GroupState& group, const wire::Header& header, flow::Delivery payload) {
-  if (header.sender_rank >= static_cast<std::uint32_t>(group.info.topology.size()) ||
+  if (header.sender_rank >= group.info.engines.size() ||
       group.info.engines[header.sender_rank] != header.source) {
     core::log_warn("dropped a message that claims to be from rank ", header.sender_rank, " of group \"",
                    group.info.name, "\" but is not");
@@ -380,9 +386,12 @@ void Worker::tell_members(GroupState& group, wire::Header header, std::string_vi
   header.uid = group.info.uid;
   header.incarnation = group.info.incarnation;
   header.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
-  for (int rank = 0; rank < group.info.topology.size(); ++rank)
-    if (rank != group.info.topology.rank())
-      host_.send_control(group.info.engines[static_cast<std::size_t>(rank)], header, text);
+  // Dedicated servers hear of failures only: they have no calls of their own to compare.
+  const auto members = header.type == wire::Type::kVerdict ? group.info.engines.size()
+                                                           : static_cast<std::size_t>(group.info.topology.size());
+  for (std::size_t member = 0; member < members; ++member)
+    if (member != static_cast<std::size_t>(group.info.topology.rank()))
+      host_.send_control(group.info.engines[member], header, text);
 }
 
 void Worker::fail(OperationRun& run, core::Status cause) {
@@ -543,11 +552,10 @@ std::size_t Worker::tick(core::TimePoint now) {
       why += "; waiting for rank" + std::string(missing.size() > 1 ? "s " : " ") + list(missing);
       for (const int rank : missing) {
         const auto reply = run.replies.find(rank);
-        const std::string& host = run.group.info.hosts[static_cast<std::size_t>(rank)];
-        why += ", rank " + std::to_string(rank) + " (" + host + ")";
+        why += ", " + run.group.info.member_text(rank);
         if (reply != run.replies.end())
           why += " has issued " + std::to_string(reply->second) + " operations of this group";
-        else if (run.operation.kind != schedule::Kind::kPointToPoint)
+        else if (run.operation.kind != schedule::Kind::kPointToPoint && !run.group.info.topology.is_dedicated(rank))
           why += " did not answer";
       }
     }
@@ -606,7 +614,7 @@ void Worker::on_peer_dead(core::EngineId peer, const core::Status& cause) {
         group.leaving && (group.running.empty() || group.running.begin()->second->operation.kind == schedule::Kind::kGoodbye);
     fail_group(group,
                core::Status(core::Code::kPeerDead,
-                            "rank " + std::to_string(rank) + " (" + group.info.hosts[rank] + ") is gone: " +
+                            group.info.member_text(static_cast<int>(rank)) + " is gone: " +
                                 std::string(cause.message()) + "; see that process's own log for why it ended"),
                /*tell=*/!only_goodbye);
   }

@@ -34,11 +34,14 @@ namespace hybridps::worker {
 struct GroupInfo {
   core::GroupUid uid;
   std::string name;
-  std::vector<core::EngineId> engines;  // by group rank
-  std::vector<std::string> hosts;       // by group rank, for messages: "host7 pid 4121"
+  std::vector<core::EngineId> engines;  // by group rank, then the dedicated servers
+  std::vector<std::string> hosts;       // likewise, for messages: "host7 pid 4121"
   schedule::Topology topology;
   schedule::Limits limits;
   std::uint32_t incarnation = 0;
+
+  /// "rank 3 (host7 pid 4121)" or "the dedicated server host9 pid 77".
+  std::string member_text(int member) const;
 };
 
 /// Remembers which sequence numbers are over.

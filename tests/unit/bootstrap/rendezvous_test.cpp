@@ -394,6 +394,45 @@ TEST_CASE("bootstrap/rendezvous: two groups of one name after another do not mee
   CHECK(uids[1] != uids[2]);
 }
 
+TEST_CASE("bootstrap/rendezvous: dedicated servers are in the roster once they have opened the group", "[bootstrap][fast]") {
+  World world(3);
+  int finds = 0;
+  int commits = 0;
+  const auto server = [](int index, int count) {
+    return sample_member(index, count, 900 + static_cast<std::uint64_t>(index));
+  };
+  // Two are found; the second cannot open the group at first, so the roster is made again without it.
+  world.options(0).servers = [&](const Roster& roster) -> std::optional<std::vector<MemberRecord>> {
+    CHECK(roster.size() == 3);
+    if (finds++ == 0) return std::nullopt;
+    if (commits == 0) return std::vector<MemberRecord>{server(0, 2), server(1, 2)};
+    return std::vector<MemberRecord>{server(0, 1)};
+  };
+  world.options(0).commit = [&](const Roster& roster) {
+    if (++commits == 1) return Proof::pending();
+    return roster.servers.size() == 2 ? Proof::unproven_with({}) : Proof::ok();
+  };
+  for (int r = 0; r < 3; ++r) world.start(r);
+  REQUIRE(world.run(Phase::kReady));
+  CHECK(commits >= 3);
+  for (int r = 0; r < 3; ++r) {
+    REQUIRE(world.member(r).roster().servers.size() == 1);
+    CHECK(world.member(r).roster().servers.front().engine == core::EngineId{900});
+    CHECK(world.member(r).roster().uid == world.member(0).roster().uid);
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: a required server that is missing ends the group for all", "[bootstrap][fast]") {
+  World world(3);
+  world.options(0).servers = [](const Roster&) { return std::optional(std::vector<MemberRecord>()); };
+  world.options(0).commit = [](const Roster&) {
+    return Proof::failed(core::Status(core::Code::kPeerDead, "the dedicated server x:1 cannot be reached"));
+  };
+  for (int r = 0; r < 3; ++r) world.start(r);
+  REQUIRE(world.run(Phase::kFailed));
+  for (int r = 0; r < 3; ++r) CHECK(contains(message(world.member(r)), "x:1 cannot be reached"));
+}
+
 TEST_CASE("bootstrap/rendezvous: another protocol or build is refused at once with both named", "[bootstrap][fast]") {
   for (const bool protocol : {true, false}) {
     World world(4);
@@ -407,8 +446,8 @@ TEST_CASE("bootstrap/rendezvous: another protocol or build is refused at once wi
     CHECK(world.now - begin < seconds(1));
     const std::string text = message(world.member(0));
     CHECK(world.member(1).status().code() == core::Code::kMismatch);
-    CHECK(contains(text, "rank 0 runs protocol 1 build '0.1.0'"));
-    CHECK(contains(text, protocol ? "rank 2 runs protocol 2 build '0.2.0'" : "rank 2 runs protocol 1 build '0.2.0'"));
+    CHECK(contains(text, "rank 0 runs protocol " + std::to_string(kProtocolVersion) + " build '0.1.0'"));
+    CHECK(contains(text, "rank 2 runs protocol " + std::to_string(kProtocolVersion + (protocol ? 1 : 0)) + " build '0.2.0'"));
     CHECK(message(world.member(1)) == text);
     CHECK(message(world.member(2)) == text);
     world.start(3);  // later than the refusal: cannot tell it from an earlier life's, but reports it

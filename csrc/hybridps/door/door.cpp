@@ -1,0 +1,472 @@
+#include "hybridps/door/door.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <openssl/rand.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <list>
+#include <memory>
+#include <utility>
+
+#include "hybridps/core/log.h"
+#include "hybridps/core/text.h"
+
+namespace hybridps::door {
+namespace {
+
+using core::Code;
+using core::Status;
+
+constexpr std::uint32_t kMagic = 0x64535048;  // "HPSd"
+constexpr std::size_t kNonceBytes = 36;
+constexpr std::size_t kHelloBytes = 8 + kNonceBytes;
+constexpr std::size_t kMacBytes = 32;
+constexpr std::size_t kGuestsMax = 64;
+constexpr auto kStrangerPatience = std::chrono::seconds(5);
+constexpr auto kAnswerPatience = std::chrono::seconds(30);
+
+using Mac = std::array<std::uint8_t, kMacBytes>;
+
+Mac mac_of(const std::string& token, std::string_view role, const std::uint8_t* job_nonce,
+           const std::uint8_t* server_nonce, const Bytes& body = {}) {
+  Bytes text(role.begin(), role.end());
+  text.insert(text.end(), job_nonce, job_nonce + kNonceBytes);
+  text.insert(text.end(), server_nonce, server_nonce + kNonceBytes);
+  text.insert(text.end(), body.begin(), body.end());
+  Mac mac{};
+  unsigned int bytes = 0;
+  HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), text.data(), text.size(), mac.data(), &bytes);
+  return mac;
+}
+
+bool equal(const Mac& mac, const std::uint8_t* other) { return CRYPTO_memcmp(mac.data(), other, kMacBytes) == 0; }
+
+void put_u32(Bytes& out, std::uint32_t value) {
+  for (int i = 0; i < 4; ++i) out.push_back(static_cast<std::uint8_t>(value >> (8 * i)));
+}
+
+std::uint32_t get_u32(const std::uint8_t* at) {
+  return static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8 |
+         static_cast<std::uint32_t>(at[2]) << 16 | static_cast<std::uint32_t>(at[3]) << 24;
+}
+
+core::Result<Bytes> hello() {
+  Bytes out(kHelloBytes);
+  for (std::size_t i = 0; i < 4; ++i) {
+    out[i] = static_cast<std::uint8_t>(kMagic >> (8 * i));
+    out[4 + i] = static_cast<std::uint8_t>(kVersion >> (8 * i));
+  }
+  if (RAND_bytes(out.data() + 8, static_cast<int>(kNonceBytes)) != 1)
+    return Status(Code::kInternal, "the system has no random numbers");
+  return out;
+}
+
+struct Socket : core::Pinned {
+  explicit Socket(int f) : fd(f) {}
+  ~Socket() {
+    if (fd >= 0) ::close(fd);
+  }
+  int fd;
+};
+
+struct Addresses {
+  explicit Addresses(addrinfo* f) : first(f) {}
+  Addresses(const Addresses&) = delete;
+  Addresses& operator=(const Addresses&) = delete;
+  ~Addresses() {
+    if (first != nullptr) freeaddrinfo(first);
+  }
+  addrinfo* first;
+};
+
+int milliseconds_left(const core::Deadline& deadline) {
+  if (deadline.is_never()) return 1000;
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.point() - core::Clock::now()).count();
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
+}
+
+Status wait_for(int fd, short events, const core::Deadline& deadline, const std::string& where) {
+  for (;;) {
+    pollfd event{fd, events, 0};
+    const int got = ::poll(&event, 1, milliseconds_left(deadline));
+    if (got > 0) return Status::ok();
+    if (got < 0 && errno == EINTR) continue;
+    if (deadline.has_passed())
+      return Status(Code::kTimeout, where + " did not answer in time; see whether it is a hybridps-server and alive");
+  }
+}
+
+Status write_all(int fd, const Bytes& bytes, const core::Deadline& deadline, const std::string& where) {
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t got = ::send(fd, bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (got > 0) {
+      done += static_cast<std::size_t>(got);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (Status status = wait_for(fd, POLLOUT, deadline, where); !status.is_ok()) return status;
+    } else if (errno != EINTR) {
+      return Status(Code::kPeerDead, where + " ended the conversation: " + std::strerror(errno));
+    }
+  }
+  return Status::ok();
+}
+
+Status read_all(int fd, std::uint8_t* out, std::size_t bytes, const core::Deadline& deadline, const std::string& where,
+                std::string_view when_it_ends) {
+  std::size_t done = 0;
+  while (done < bytes) {
+    const ssize_t got = ::recv(fd, out + done, bytes - done, MSG_DONTWAIT);
+    if (got > 0) {
+      done += static_cast<std::size_t>(got);
+    } else if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      if (Status status = wait_for(fd, POLLIN, deadline, where); !status.is_ok()) return status;
+    } else if (got == 0 || errno != EINTR) {
+      return Status(Code::kPeerDead, where + " ended the conversation: " + std::string(when_it_ends));
+    }
+  }
+  return Status::ok();
+}
+
+core::Result<int> connect_to(const Address& address, const core::Deadline& deadline, const std::string& where) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (const int code = getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found); code != 0)
+    return Status(Code::kInvalidArgument, where + ": no such host: " + gai_strerror(code));
+  const Addresses addresses(found);
+  std::string why = "no address";
+  for (const addrinfo* at = addresses.first; at != nullptr; at = at->ai_next) {
+    const int fd = ::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) continue;
+    if (::connect(fd, at->ai_addr, at->ai_addrlen) != 0 && errno != EINPROGRESS) {
+      why = std::strerror(errno);
+      ::close(fd);
+      continue;
+    }
+    if (Status status = wait_for(fd, POLLOUT, deadline, where); !status.is_ok()) {
+      ::close(fd);
+      return status;
+    }
+    int error = 0;
+    socklen_t length = sizeof error;
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error == 0) return fd;
+    why = std::strerror(error);
+    ::close(fd);
+  }
+  return Status(Code::kPeerDead, where + " cannot be reached: " + why + "; is hybridps-server running there?");
+}
+
+}  // namespace
+
+core::Result<Address> parse_address(const std::string& text) {
+  const auto bad = [&](const std::string& why) {
+    return Status(Code::kInvalidArgument, core::quoted(text) + " is not HOST:PORT: " + why);
+  };
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string::npos) return bad("no colon");
+  Address address;
+  address.host = text.substr(0, colon);
+  if (address.host.size() > 2 && address.host.front() == '[' && address.host.back() == ']')
+    address.host = address.host.substr(1, address.host.size() - 2);
+  else if (address.host.find(':') != std::string::npos)
+    return bad("an IPv6 address is written [address]:port");
+  if (address.host.empty() || address.host.find_first_of("[]") != std::string::npos) return bad("no host");
+  const auto port = core::parse_int(text.substr(colon + 1));
+  if (!port || *port < 0 || *port > 65535) return bad("the port is a number from 0 to 65535");
+  address.port = static_cast<int>(*port);
+  return address;
+}
+
+core::Result<std::vector<Address>> parse_addresses(const std::string& text) {
+  std::vector<Address> addresses;
+  std::size_t begin = 0;
+  while (begin <= text.size()) {
+    const std::size_t comma = std::min(text.find(',', begin), text.size());
+    const std::string one(core::trim(std::string_view(text).substr(begin, comma - begin)));
+    begin = comma + 1;
+    if (one.empty()) continue;
+    core::Result<Address> address = parse_address(one);
+    if (!address.is_ok()) return address.status();
+    for (const Address& other : addresses)
+      if (other.text() == address.value().text())
+        return Status(Code::kInvalidArgument, address.value().text() + " is named twice");
+    addresses.push_back(std::move(address).value());
+  }
+  return addresses;
+}
+
+core::Result<std::string> read_token(const std::string& token, const std::string& path) {
+  if (!token.empty() || path.empty()) return token;
+  const auto bad = [&](const std::string& why) { return Status(Code::kInvalidArgument, "HYBRIDPS_TOKEN_FILE " + path + why); };
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return bad(std::string(": ") + std::strerror(errno));
+  if ((info.st_mode & (S_IRWXG | S_IRWXO)) != 0) return bad(" may be read by others; use chmod 600");
+  std::ifstream file(path);
+  std::string line;
+  if (!std::getline(file, line) || core::trim(line).empty()) return bad(" has no token in its first line");
+  return std::string(core::trim(line));
+}
+
+core::Result<Bytes> ask(const Address& address, const std::string& token, const Bytes& body, core::Deadline deadline) {
+  const std::string where = "the dedicated server " + address.text();
+  const Status no_server(Code::kMismatch, address.text() + " does not speak as a hybridps-server of this version does");
+  if (body.size() > kBodyBytesMax) return Status(Code::kInvalidArgument, "a request of more than 64 MiB");
+  core::Result<int> connected = connect_to(address, deadline, where);
+  if (!connected.is_ok()) return connected.status();
+  const Socket socket(connected.value());
+  const int on = 1;
+  setsockopt(socket.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  const core::Result<Bytes> mine = hello();
+  if (!mine.is_ok()) return mine.status();
+  if (Status status = write_all(socket.fd, mine.value(), deadline, where); !status.is_ok()) return status;
+  std::array<std::uint8_t, kHelloBytes + kMacBytes> theirs{};
+  if (Status status = read_all(socket.fd, theirs.data(), theirs.size(), deadline, where, "it does not know this protocol");
+      !status.is_ok())
+    return status;
+  if (get_u32(theirs.data()) != kMagic || get_u32(theirs.data() + 4) != kVersion) return no_server;
+  const std::uint8_t* job = mine.value().data() + 8;
+  const std::uint8_t* server = theirs.data() + 8;
+  if (!equal(mac_of(token, "server", job, server), theirs.data() + kHelloBytes))
+    return Status(Code::kInvalidArgument,
+                  where + " has another token; give both sides the same HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE");
+  Bytes request;
+  const Mac proof = mac_of(token, "job", job, server);
+  const Mac seal = mac_of(token, "request", job, server, body);
+  request.insert(request.end(), proof.begin(), proof.end());
+  request.insert(request.end(), seal.begin(), seal.end());
+  put_u32(request, static_cast<std::uint32_t>(body.size()));
+  request.insert(request.end(), body.begin(), body.end());
+  if (Status status = write_all(socket.fd, request, deadline, where); !status.is_ok()) return status;
+  std::array<std::uint8_t, kMacBytes + 4> head{};
+  if (Status status = read_all(socket.fd, head.data(), head.size(), deadline, where, "it refused the request");
+      !status.is_ok())
+    return status;
+  const std::uint32_t length = get_u32(head.data() + kMacBytes);
+  if (length < 1 || length > kBodyBytesMax) return no_server;
+  Bytes answer(length);
+  if (Status status = read_all(socket.fd, answer.data(), answer.size(), deadline, where, "in the middle of its answer");
+      !status.is_ok())
+    return status;
+  if (!equal(mac_of(token, "answer", job, server, answer), head.data())) return no_server;
+  const std::uint8_t code = answer.front();
+  answer.erase(answer.begin());
+  if (code == 0) return answer;
+  if (code > static_cast<std::uint8_t>(Code::kInternal)) return no_server;
+  return Status(static_cast<Code>(code), where + ": " + std::string(answer.begin(), answer.end()));
+}
+
+// --- Door ------------------------------------------------------------------------------------------------------------
+
+struct Door::Guest : core::Pinned {
+  enum class State { kHello, kProof, kBody, kAnswering };
+  explicit Guest(int f) : socket(f), deadline(core::Deadline::after(kStrangerPatience)) {}
+  Socket socket;
+  State state = State::kHello;
+  core::Deadline deadline;
+  Bytes in;
+  std::size_t wanted = kHelloBytes;
+  Bytes out;
+  std::size_t written = 0;
+  Bytes job_nonce;
+  Bytes server_nonce;
+  Mac seal{};
+};
+
+core::Result<std::unique_ptr<Door>> Door::open(const Address& listen, std::string token, Handler handler) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  if (const int code = getaddrinfo(listen.host.c_str(), std::to_string(listen.port).c_str(), &hints, &found); code != 0)
+    return Status(Code::kInvalidArgument, "cannot listen on " + listen.text() + ": " + gai_strerror(code));
+  const Addresses addresses(found);
+  std::unique_ptr<Door> door(new Door(std::move(token), std::move(handler)));
+  std::string why = "no address";
+  for (const addrinfo* at = addresses.first; at != nullptr && door->listen_fd_ < 0; at = at->ai_next) {
+    const int fd = ::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) continue;
+    const int on = 1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (::bind(fd, at->ai_addr, at->ai_addrlen) == 0 && ::listen(fd, 128) == 0) {
+      door->listen_fd_ = fd;
+    } else {
+      why = std::strerror(errno);
+      ::close(fd);
+    }
+  }
+  if (door->listen_fd_ < 0)
+    return Status(Code::kInvalidArgument, "cannot listen on " + listen.text() + ": " + why +
+                                              "; choose a free port and an address of this machine");
+  sockaddr_storage bound{};
+  socklen_t length = sizeof bound;
+  getsockname(door->listen_fd_, reinterpret_cast<sockaddr*>(&bound), &length);
+  door->port_ = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
+                                                  : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
+  door->wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (door->wake_fd_ < 0) return Status(Code::kOutOfResources, "cannot make an event descriptor; raise `ulimit -n`");
+  door->thread_ = std::thread([d = door.get()] { d->run(); });
+  return door;
+}
+
+Door::~Door() {
+  if (thread_.joinable()) {
+    const std::uint64_t one = 1;
+    (void)!::write(wake_fd_, &one, sizeof one);
+    thread_.join();
+  }
+  if (listen_fd_ >= 0) ::close(listen_fd_);
+  if (wake_fd_ >= 0) ::close(wake_fd_);
+}
+
+void Door::run() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  pthread_setname_np(pthread_self(), "hybridps-door");
+  std::list<Guest> guests;
+  std::vector<pollfd> events;
+  for (;;) {
+    events.assign({{wake_fd_, POLLIN, 0}, {listen_fd_, POLLIN, 0}});
+    for (const Guest& guest : guests)
+      events.push_back({guest.socket.fd, static_cast<short>(guest.state == Guest::State::kAnswering ? POLLOUT : POLLIN), 0});
+    if (::poll(events.data(), events.size(), guests.empty() ? 1000 : 50) < 0 && errno != EINTR) {
+      core::log_error("the door's poll failed: ", std::strerror(errno));
+      return;
+    }
+    if ((events[0].revents & POLLIN) != 0) return;
+    std::size_t i = 2;
+    for (auto at = guests.begin(); at != guests.end(); ++i) {
+      const bool goes_on = (events[i].revents == 0 || serve(*at)) && !at->deadline.has_passed();
+      if (goes_on) {
+        ++at;
+        continue;
+      }
+      if (at->state != Guest::State::kAnswering) stats_.refused.fetch_add(1, std::memory_order_relaxed);
+      at = guests.erase(at);
+    }
+    if ((events[1].revents & POLLIN) == 0) continue;
+    for (int accepted = 0; accepted < 16; ++accepted) {
+      const int fd = ::accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+      if (fd < 0) break;
+      stats_.accepted.fetch_add(1, std::memory_order_relaxed);
+      if (guests.size() >= kGuestsMax) {
+        // Strangers first; who holds the token is not pushed out by those who do not.
+        auto victim = std::find_if(guests.begin(), guests.end(), [](const Guest& guest) {
+          return guest.state == Guest::State::kHello || guest.state == Guest::State::kProof;
+        });
+        if (victim == guests.end()) victim = guests.begin();
+        stats_.refused.fetch_add(1, std::memory_order_relaxed);
+        guests.erase(victim);
+      }
+      guests.emplace_back(fd);
+    }
+  }
+}
+
+bool Door::serve(Guest& guest) {
+  if (guest.state == Guest::State::kAnswering) {
+    while (guest.written < guest.out.size()) {
+      const ssize_t got =
+          ::send(guest.socket.fd, guest.out.data() + guest.written, guest.out.size() - guest.written, MSG_NOSIGNAL);
+      if (got > 0)
+        guest.written += static_cast<std::size_t>(got);
+      else
+        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+    }
+    stats_.answered.fetch_add(1, std::memory_order_relaxed);
+    return false;
+  }
+  for (;;) {
+    std::array<std::uint8_t, 16384> part;
+    const std::size_t room = std::min(part.size(), guest.wanted - guest.in.size());
+    const ssize_t got = ::recv(guest.socket.fd, part.data(), room, 0);
+    if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+    if (got == 0) return false;
+    guest.in.insert(guest.in.end(), part.begin(), part.begin() + got);
+    if (guest.in.size() < guest.wanted) continue;
+    if (!understand(guest)) return false;
+    if (guest.state == Guest::State::kAnswering) return serve(guest);
+  }
+}
+
+bool Door::understand(Guest& guest) {
+  switch (guest.state) {
+    case Guest::State::kHello: {
+      if (get_u32(guest.in.data()) != kMagic) return false;
+      core::Result<Bytes> mine = hello();
+      if (!mine.is_ok()) return false;
+      guest.job_nonce.assign(guest.in.begin() + 8, guest.in.end());
+      guest.server_nonce.assign(mine.value().begin() + 8, mine.value().end());
+      const Mac mac = mac_of(token_, "server", guest.job_nonce.data(), guest.server_nonce.data());
+      Bytes answer = std::move(mine).value();
+      answer.insert(answer.end(), mac.begin(), mac.end());
+      // 76 bytes into an empty socket: they fit.
+      if (::send(guest.socket.fd, answer.data(), answer.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(answer.size()))
+        return false;
+      if (get_u32(guest.in.data() + 4) != kVersion) return false;
+      guest.state = Guest::State::kProof;
+      guest.wanted = 2 * kMacBytes + 4;
+      break;
+    }
+    case Guest::State::kProof: {
+      if (!equal(mac_of(token_, "job", guest.job_nonce.data(), guest.server_nonce.data()), guest.in.data())) {
+        static core::LogRate rate(core::from_seconds(10));
+        if (rate.permit()) core::log_warn("a job with another token was refused");
+        return false;
+      }
+      std::copy_n(guest.in.begin() + kMacBytes, kMacBytes, guest.seal.begin());
+      const std::uint32_t length = get_u32(guest.in.data() + 2 * kMacBytes);
+      if (length < 1 || length > kBodyBytesMax) return false;
+      guest.state = Guest::State::kBody;
+      guest.deadline = core::Deadline::after(kAnswerPatience);
+      guest.wanted = length;
+      break;
+    }
+    case Guest::State::kBody: {
+      if (!equal(mac_of(token_, "request", guest.job_nonce.data(), guest.server_nonce.data(), guest.in), guest.seal.data()))
+        return false;
+      core::Result<Bytes> result = handler_(guest.in);
+      Bytes answer;
+      if (result.is_ok()) {
+        answer.push_back(0);
+        answer.insert(answer.end(), result.value().begin(), result.value().end());
+      } else {
+        const std::string text(result.status().message());
+        answer.push_back(static_cast<std::uint8_t>(result.status().code()));
+        answer.insert(answer.end(), text.begin(), text.end());
+      }
+      const Mac mac = mac_of(token_, "answer", guest.job_nonce.data(), guest.server_nonce.data(), answer);
+      guest.out.assign(mac.begin(), mac.end());
+      put_u32(guest.out, static_cast<std::uint32_t>(answer.size()));
+      guest.out.insert(guest.out.end(), answer.begin(), answer.end());
+      guest.state = Guest::State::kAnswering;
+      guest.wanted = 0;
+      break;
+    }
+    case Guest::State::kAnswering: return true;
+  }
+  guest.in.clear();
+  return true;
+}
+
+}  // namespace hybridps::door

@@ -1,0 +1,88 @@
+// hybridps/door/door.h: the TCP conversation between a job and a dedicated server.
+//
+//   job                                   server
+//   magic | version | nonce -----------------> (44 bytes)
+//   <---------------- magic | version | nonce | mac("server", nonces)
+//   mac("job", nonces) | mac(body) | length | body -->
+//   <------------------------------- mac(body) | length | body
+//
+//   magic u32, version u32, nonce 36 bytes, mac 32 bytes (HMAC-SHA256 with the token), length u32; little-endian.
+//   A request's body is opaque here, an answer's is status u8 (0: ok) and bytes.
+//
+// Source   challenge and response with HMAC: RFC 2104 and its use in RFC 2195; the roles in the text keep an answer
+//          from being reflected.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hybridps/bootstrap/key_value.h"
+#include "hybridps/core/clock.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
+
+namespace hybridps::door {
+
+using bootstrap::Bytes;
+
+inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::size_t kBodyBytesMax = std::size_t{64} << 20;
+
+struct Address {
+  std::string host;
+  int port = 0;
+  std::string text() const { return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port); }
+};
+
+/// "host:port" or "[v6]:port"; kInvalidArgument says what is wrong.
+core::Result<Address> parse_address(const std::string& text);
+/// Several, separated by commas; each once.
+core::Result<std::vector<Address>> parse_addresses(const std::string& text);
+
+/// `token`, or the first line of the file at `path`; empty when neither is given. A file that others may read is refused.
+core::Result<std::string> read_token(const std::string& token, const std::string& path);
+
+/// One request and its answer. Waits until the deadline at most. Errors name the address:
+/// kPeerDead (refused, unreachable, ended), kTimeout, kMismatch (no hybridps server, another version),
+/// kInvalidArgument (wrong token), or what the server answered.
+core::Result<Bytes> ask(const Address& address, const std::string& token, const Bytes& body, core::Deadline deadline);
+
+struct DoorStats {
+  std::atomic<std::uint64_t> accepted{0};
+  std::atomic<std::uint64_t> answered{0};
+  std::atomic<std::uint64_t> refused{0};  // strangers, wrong tokens, too slow
+};
+
+class Door : core::Pinned {
+ public:
+  /// Answers a request of somebody who holds the token; runs on the door's thread.
+  using Handler = std::function<core::Result<Bytes>(const Bytes& body)>;
+
+  /// Listens at once; port 0: the kernel chooses. kInvalidArgument or kOutOfResources with what to do.
+  static core::Result<std::unique_ptr<Door>> open(const Address& listen, std::string token, Handler handler);
+  ~Door();
+
+  int port() const noexcept { return port_; }
+  const DoorStats& stats() const noexcept { return stats_; }
+
+ private:
+  struct Guest;
+  Door(std::string token, Handler handler) : token_(std::move(token)), handler_(std::move(handler)) {}
+  void run();
+  bool serve(Guest& guest);
+  bool understand(Guest& guest);
+
+  const std::string token_;
+  const Handler handler_;
+  int listen_fd_ = -1;
+  int wake_fd_ = -1;
+  int port_ = 0;
+  DoorStats stats_;
+  std::thread thread_;
+};
+
+}  // namespace hybridps::door

@@ -1,0 +1,240 @@
+#include "hybridps/engine/dedicated_client.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "hybridps/bootstrap/bytes.h"
+#include "hybridps/core/clock.h"
+#include "hybridps/core/log.h"
+
+namespace hybridps::engine {
+namespace {
+
+using bootstrap::Bytes;
+using bootstrap::MemberRecord;
+using bootstrap::Proof;
+using bootstrap::Roster;
+using core::Code;
+using core::Status;
+
+constexpr auto kPatience = std::chrono::seconds(10);
+constexpr int kNodesMin = 3;
+
+// One thread per address: all wait at the same time.
+template <typename Task>
+void on_helper_thread(Task task) {
+  std::thread([task = std::move(task)]() mutable {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+    pthread_setname_np(pthread_self(), "hybridps-ask");
+    task();
+  }).detach();
+}
+
+}  // namespace
+
+Bytes encode(const ServerRequest& request) {
+  bootstrap::ByteWriter out;
+  out.u8(static_cast<std::uint8_t>(request.kind));
+  if (request.kind == ServerRequest::Kind::kOpen) {
+    out.text(std::string_view(request.group_name).substr(0, bootstrap::kTextBytesMax));
+    const core::Result<Bytes> roster = bootstrap::encode(*request.roster);
+    out.address(roster.is_ok() ? roster.value() : Bytes());
+  }
+  if (request.kind == ServerRequest::Kind::kClose) {
+    out.u64(request.uid.high);
+    out.u64(request.uid.low);
+  }
+  return std::move(out).take();
+}
+
+core::Result<ServerRequest> decode_request(const Bytes& bytes) {
+  const Status bad(Code::kMismatch, "a request that this version does not know");
+  bootstrap::ByteReader in(bytes);
+  ServerRequest request;
+  request.kind = static_cast<ServerRequest::Kind>(in.u8());
+  if (request.kind == ServerRequest::Kind::kOpen) {
+    request.group_name = in.text(bootstrap::kTextBytesMax);
+    const Bytes body = in.address(door::kBodyBytesMax);
+    if (!in.finished()) return bad;
+    core::Result<Roster> roster = bootstrap::decode_roster(body);
+    if (!roster.is_ok()) return roster.status();
+    request.roster = std::move(roster).value();
+    return request;
+  }
+  if (request.kind == ServerRequest::Kind::kClose) {
+    request.uid.high = in.u64();
+    request.uid.low = in.u64();
+  } else if (request.kind != ServerRequest::Kind::kFind) {
+    return bad;
+  }
+  if (!in.finished()) return bad;
+  return request;
+}
+
+Bytes encode_records(const std::vector<MemberRecord>& records) {
+  bootstrap::ByteWriter out;
+  out.u32(static_cast<std::uint32_t>(records.size()));
+  for (const MemberRecord& record : records) {
+    const core::Result<Bytes> bytes = bootstrap::encode(record);
+    out.address(bytes.is_ok() ? bytes.value() : Bytes());
+  }
+  return std::move(out).take();
+}
+
+core::Result<std::vector<MemberRecord>> decode_records(const Bytes& bytes) {
+  bootstrap::ByteReader in(bytes);
+  const std::size_t count = in.u32();
+  std::vector<MemberRecord> records;
+  for (std::size_t i = 0; i < count && in.ok() && count <= bootstrap::kServersMax; ++i) {
+    const Bytes body = in.address(std::size_t{1} << 20);
+    core::Result<MemberRecord> record = bootstrap::decode_record(body);
+    if (!record.is_ok()) return record.status();
+    records.push_back(std::move(record).value());
+  }
+  if (!in.finished() || records.empty()) return Status(Code::kMismatch, "an answer that cannot be read");
+  return records;
+}
+
+struct DedicatedClient::Finding {
+  std::mutex mutex;
+  std::size_t left = 0;
+  std::vector<core::Result<std::vector<MemberRecord>>> answers;  // by address
+};
+
+struct DedicatedClient::Opening {
+  std::mutex mutex;
+  std::uint64_t nonce = 0;
+  std::size_t left = 0;
+  std::vector<std::pair<std::size_t, Status>> failed;  // addresses
+};
+
+DedicatedClient::DedicatedClient(DedicatedClientOptions options)
+    : options_(std::move(options)), excluded_(options_.addresses.size(), false) {}
+
+DedicatedClient::~DedicatedClient() = default;
+
+void DedicatedClient::complain(const Status& why) {
+  if (options_.required && refused_.is_ok())
+    refused_ = Status(why.code(), std::string(why.message()) + " (HYBRIDPS_SERVERS_REQUIRED is on)");
+  else if (!options_.required)
+    core::log_warn("group \"", options_.group_name, "\" goes without a dedicated server: ", why.message());
+}
+
+std::optional<std::vector<MemberRecord>> DedicatedClient::servers(const Roster& roster) {
+  if (roster.node_count() < kNodesMin) return std::vector<MemberRecord>();
+  if (!finding_) {
+    auto finding = std::make_shared<Finding>();
+    finding->left = options_.addresses.size();
+    finding->answers.resize(options_.addresses.size(), Status(Code::kTimeout, "no answer"));
+    finding_ = finding;
+    for (std::size_t i = 0; i < options_.addresses.size(); ++i) {
+      on_helper_thread([finding, i, address = options_.addresses[i], token = options_.token] {
+        const core::Result<Bytes> answer =
+            door::ask(address, token, encode(ServerRequest{}), core::Deadline::after(kPatience));
+        core::Result<std::vector<MemberRecord>> records = Status(Code::kInternal, "");
+        if (!answer.is_ok())
+          records = answer.status();
+        else
+          records = decode_records(answer.value());
+        if (answer.is_ok() && !records.is_ok())
+          records = Status(records.status().code(),
+                           "the dedicated server " + address.text() + ": " + std::string(records.status().message()));
+        const std::lock_guard lock(finding->mutex);
+        finding->answers[i] = std::move(records);
+        --finding->left;
+      });
+    }
+  }
+  const std::lock_guard lock(finding_->mutex);
+  if (finding_->left > 0) return std::nullopt;
+  std::vector<MemberRecord> servers;
+  for (std::size_t i = 0; i < options_.addresses.size(); ++i) {
+    if (excluded_[i]) continue;
+    const auto& answer = finding_->answers[i];
+    const std::string name = "the dedicated server " + options_.addresses[i].text();
+    if (!answer.is_ok()) {
+      excluded_[i] = true;
+      complain(answer.status());
+      continue;
+    }
+    const auto on_host_of = [&](const MemberRecord& member) {
+      return member.node_identity == answer.value().front().node_identity;
+    };
+    const auto neighbour = std::find_if(roster.members.begin(), roster.members.end(), on_host_of);
+    const bool twice = std::any_of(servers.begin(), servers.end(), [&](const MemberRecord& other) {
+      return other.engine == answer.value().front().engine;
+    });
+    if (neighbour != roster.members.end() || twice) {
+      excluded_[i] = true;
+      complain(Status(Code::kInvalidArgument,
+                      name + (twice ? " is named twice under different addresses"
+                                    : " runs on the host of " + bootstrap::describe(*neighbour) +
+                                          " and would share its network card; start it on a machine without ranks")));
+      continue;
+    }
+    for (const MemberRecord& record : answer.value()) servers.push_back(record);
+  }
+  for (std::size_t i = 0; i < servers.size(); ++i) {
+    servers[i].group_rank = static_cast<int>(i);
+    servers[i].group_size = static_cast<int>(servers.size());
+  }
+  return servers;
+}
+
+Proof DedicatedClient::commit(const Roster& roster) {
+  if (!refused_.is_ok()) return Proof::failed(refused_);
+  if (roster.servers.empty()) return Proof::ok();
+  if (!opening_ || opening_->nonce != roster.nonce) {
+    auto opening = std::make_shared<Opening>();
+    opening->nonce = roster.nonce;
+    ServerRequest request;
+    request.kind = ServerRequest::Kind::kOpen;
+    request.group_name = options_.group_name;
+    request.roster = roster;
+    const auto body = std::make_shared<const Bytes>(encode(request));
+    opening_ = opening;
+    std::vector<std::size_t> used;
+    for (std::size_t i = 0; i < options_.addresses.size(); ++i)
+      if (!excluded_[i]) used.push_back(i);
+    opening->left = used.size();
+    for (const std::size_t i : used) {
+      on_helper_thread([opening, i, body, address = options_.addresses[i], token = options_.token] {
+        const core::Result<Bytes> answer = door::ask(address, token, *body, core::Deadline::after(kPatience));
+        const std::lock_guard lock(opening->mutex);
+        if (!answer.is_ok()) opening->failed.emplace_back(i, answer.status());
+        --opening->left;
+      });
+    }
+  }
+  const std::shared_ptr<Opening> opening_now = opening_;
+  const std::lock_guard lock(opening_now->mutex);
+  if (opening_->left > 0) return Proof::pending();
+  if (opening_->failed.empty()) return Proof::ok();
+  std::vector<bool> opened = excluded_;
+  opened.flip();
+  for (const auto& [address, status] : opening_->failed) {
+    if (!excluded_[address]) complain(status);
+    excluded_[address] = true;
+    opened[address] = false;
+  }
+  // The next roster has another uid: what the others opened is not used.
+  ServerRequest close;
+  close.kind = ServerRequest::Kind::kClose;
+  close.uid = roster.uid;
+  for (std::size_t i = 0; i < opened.size(); ++i)
+    if (opened[i])
+      on_helper_thread([address = options_.addresses[i], token = options_.token, body = encode(close)] {
+        (void)door::ask(address, token, body, core::Deadline::after(kPatience));
+      });
+  opening_.reset();
+  return refused_.is_ok() ? Proof::unproven_with({}) : Proof::failed(refused_);
+}
+
+}  // namespace hybridps::engine

@@ -1,0 +1,67 @@
+// hybridps/engine/dedicated_client.h: how a group's rank 0 brings dedicated servers into its roster.
+//
+// Model    servers() asks every address for its engines, commit() opens the group at those in the roster. Both start a
+//          helper thread and answer "pending" until it is done, so that one slow server holds up no other group.
+//          A server that cannot be used is reported once and left out, or ends the group when servers are required.
+// Threads  one at a time (the bootstrap thread). A helper thread holds nothing of the caller's.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hybridps/bootstrap/record.h"
+#include "hybridps/bootstrap/rendezvous.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
+#include "hybridps/door/door.h"
+
+namespace hybridps::engine {
+
+/// A request to a dedicated server, behind the door's own framing.
+///   find := kind u8 1                                   answer: count u32 | count x (length u32 | record)
+///   open := kind u8 2 | name text | length u32 | roster  answer: empty
+//   close := kind u8 3 | uid u64 u64                     answer: empty (a roster that will not be used after all)
+struct ServerRequest {
+  enum class Kind : std::uint8_t { kFind = 1, kOpen = 2, kClose = 3 };
+  Kind kind = Kind::kFind;
+  std::string group_name;
+  std::optional<bootstrap::Roster> roster;
+  core::GroupUid uid;
+};
+bootstrap::Bytes encode(const ServerRequest& request);
+core::Result<ServerRequest> decode_request(const bootstrap::Bytes& bytes);
+bootstrap::Bytes encode_records(const std::vector<bootstrap::MemberRecord>& records);
+core::Result<std::vector<bootstrap::MemberRecord>> decode_records(const bootstrap::Bytes& bytes);
+
+struct DedicatedClientOptions {
+  std::vector<door::Address> addresses;
+  std::string token;
+  bool required = false;  // a missing server ends the group
+  std::string group_name;
+};
+
+class DedicatedClient : core::Pinned {
+ public:
+  explicit DedicatedClient(DedicatedClientOptions options);
+  ~DedicatedClient();
+
+  /// For RendezvousOptions::servers. Groups of fewer than 3 nodes get none: servers cannot help there.
+  std::optional<std::vector<bootstrap::MemberRecord>> servers(const bootstrap::Roster& roster);
+  /// For RendezvousOptions::commit.
+  bootstrap::Proof commit(const bootstrap::Roster& roster);
+
+ private:
+  struct Finding;
+  struct Opening;
+  void complain(const core::Status& why);
+
+  const DedicatedClientOptions options_;
+  std::vector<bool> excluded_;  // by address
+  std::shared_ptr<Finding> finding_;
+  std::shared_ptr<Opening> opening_;
+  core::Status refused_;  // required, and missing
+};
+
+}  // namespace hybridps::engine

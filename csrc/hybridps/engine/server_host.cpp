@@ -1,0 +1,359 @@
+#include "hybridps/engine/server_host.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "hybridps/bootstrap/node_identity.h"
+#include "hybridps/build_info.h"
+#include "hybridps/core/log.h"
+#include "hybridps/core/once_fn.h"
+#include "hybridps/core/text.h"
+#include "hybridps/engine/dedicated_client.h"
+#include "hybridps/engine/interface.h"
+#include "hybridps/engine/runtime.h"
+#include "hybridps/transport/ucx/ucx_transport.h"
+
+namespace hybridps::engine {
+namespace {
+
+using core::Code;
+using core::Status;
+
+constexpr auto kCommandPatience = std::chrono::seconds(10);
+constexpr int kSleepMillisecondsMax = 100;
+// Nodes per granted chunk, for the memory that grants may take.
+constexpr std::uint64_t kNodesAssumed = 16;
+
+template <typename To, typename From>
+To bytes_as(const From& from) {
+  const auto* begin = reinterpret_cast<const typename To::value_type*>(from.data());
+  return To(begin, begin + from.size());
+}
+
+class Shard : core::Pinned {
+ public:
+  Status start(const ServerHostOptions& options, const core::Config& config, const Interfaces& interfaces, int index) {
+    RuntimeOptions o;
+    o.self = id_ = core::make_engine_id();
+    o.chunk_bytes = config.chunk_bytes;
+    o.eager_bytes = config.eager_bytes;
+    o.local_peers = 0;
+    o.keep_early = false;
+    o.heartbeat_seconds = config.heartbeat_seconds;
+    o.dead_seconds = config.dead_seconds;
+    const std::uint64_t memory = options.memory_bytes / static_cast<std::uint64_t>(options.threads);
+    o.grant_chunks = static_cast<std::uint32_t>(
+        std::clamp<std::uint64_t>(memory / 4 / (o.chunk_bytes * kNodesAssumed), 4, 1024));
+    engines_max_ = std::max<std::uint64_t>(1, memory / 2 / std::max<std::uint64_t>(1, o.eager_bytes));
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    std::size_t pool = std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(o, 0)), memory / 4);
+    pool = (pool + page - 1) / page * page;
+    void* mapped = mmap(nullptr, pool, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED)
+      return Status(Code::kOutOfResources, "cannot map " + std::to_string(pool) + " bytes; give a smaller --memory");
+    std::shared_ptr<void> keep(mapped, [pool](void* at) { munmap(at, pool); });
+
+    Transports transports;
+    transport::UcxOptions data;
+    data.net_device = interfaces.data;
+    data.label = "data";
+    auto made = transport::UcxTransport::create(data);
+    if (!made.is_ok()) return made.status();
+    transport::UcxOptions control;
+    control.net_device = interfaces.control;
+    control.tcp_only = true;
+    control.label = "control";
+    auto second = transport::UcxTransport::create(control);
+    if (!second.is_ok()) return second.status();
+    record_.build = std::string("hybridps ") + build_info::kVersion;
+    record_.incarnation = "server";
+    record_.engine = id_;
+    record_.node_identity = bootstrap::node_identity(config, id_);
+    record_.host_name = bootstrap::host_name();
+    record_.pid = static_cast<std::uint32_t>(getpid());
+    record_.group_rank = index;
+    record_.group_size = options.threads;
+    record_.data_address = bytes_as<bootstrap::Bytes>(made.value()->address());
+    record_.control_address = bytes_as<bootstrap::Bytes>(second.value()->address());
+    record_.eager_bytes = o.eager_bytes;
+    record_.chunk_bytes = o.chunk_bytes;
+    record_.nic_gbps = config.nic_gbps / options.threads;
+    transports.data = std::move(made).value();
+    transports.control = std::move(second).value();
+    auto runtime = Runtime::create(o, {static_cast<std::byte*>(mapped), pool}, std::move(keep), std::move(transports));
+    if (!runtime.is_ok()) return runtime.status();
+    runtime_ = std::move(runtime).value();
+
+    epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
+    wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    std::vector<int> fds = runtime_->event_fds();
+    fds.push_back(wake_fd_);
+    for (const int fd : fds) {
+      epoll_event event{};
+      event.events = EPOLLIN;
+      event.data.fd = fd;
+      if (epoll_fd_ < 0 || epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0)
+        return Status(Code::kOutOfResources, "cannot watch descriptors; raise `ulimit -n`");
+    }
+    thread_ = std::thread([this] { run(); });
+    return Status::ok();
+  }
+
+  ~Shard() {
+    if (thread_.joinable()) {
+      stop_.store(true);
+      post([] {});
+      thread_.join();
+    }
+    runtime_.reset();
+    if (epoll_fd_ >= 0) ::close(epoll_fd_);
+    if (wake_fd_ >= 0) ::close(wake_fd_);
+  }
+
+  const bootstrap::MemberRecord& record() const noexcept { return record_; }
+
+  /// Runs on the shard's thread; waits for the answer. On a timeout the command may still run: it must own what it uses.
+  Status call(core::OnceFn<void(Status&)> command) {
+    struct Answer {
+      std::mutex mutex;
+      std::condition_variable changed;
+      bool done = false;
+      Status status;
+    };
+    auto answer = std::make_shared<Answer>();
+    post([answer, c = std::move(command)]() mutable {
+      Status status;
+      c(status);
+      const std::lock_guard lock(answer->mutex);
+      answer->status = std::move(status);
+      answer->done = true;
+      answer->changed.notify_all();
+    });
+    std::unique_lock lock(answer->mutex);
+    if (!answer->changed.wait_for(lock, kCommandPatience, [&] { return answer->done; }))
+      return Status(Code::kTimeout, "the server is too busy to answer");
+    return answer->status;
+  }
+
+  Status open(const bootstrap::Roster& roster, const std::string& name, int index) {
+    const int size = roster.size();
+    std::uint64_t strangers = 0;
+    for (const auto& member : roster.members) strangers += runtime_->knows(member.engine) ? 0 : 1;
+    if (runtime_->peers_known() + strangers > engines_max_)
+      return Status(Code::kOutOfResources, "its memory is enough for " + std::to_string(engines_max_) +
+                                               " ranks, and " + std::to_string(runtime_->peers_known()) +
+                                               " are served already; start it with more --memory");
+    server::ServedGroup group{roster.uid, name, {}, schedule::Topology(roster.node_of, size + index), 1, 0};
+    std::uint64_t chunk_bytes = record_.chunk_bytes;
+    const auto add = [&](const bootstrap::MemberRecord& member, const std::string& where) {
+      group.engines.push_back(member.engine);
+      chunk_bytes = std::min(chunk_bytes, member.chunk_bytes);
+      if (member.engine == id_) return;
+      PeerRecord peer;
+      peer.engine = member.engine;
+      peer.data_address = bytes_as<std::vector<std::byte>>(member.data_address);
+      peer.control_address = bytes_as<std::vector<std::byte>>(member.control_address);
+      peer.where = where;
+      peer.eager_bytes = member.eager_bytes;
+      runtime_->add_peer(std::move(peer));
+    };
+    for (const auto& member : roster.members) add(member, bootstrap::describe(member));
+    for (const auto& server : roster.servers) add(server, "a dedicated server on " + server.host_name);
+    group.chunk_bytes = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, chunk_bytes));
+    runtime_->open_served_group(std::move(group));
+    return Status::ok();
+  }
+  Runtime& runtime() noexcept { return *runtime_; }
+
+  void add_to(ServerHostStats& s) const {
+    s.groups += groups_.load();
+    s.groups_total += groups_total_.load();
+    s.engines += engines_.load();
+    s.chunks += chunks_.load();
+    s.bytes_summed += bytes_.load();
+    s.refused_messages += refused_.load() + runtime_->counters().bad_messages.load();
+    s.rx_payload_bytes += runtime_->counters().net_rx_payload_bytes.load();
+    s.tx_payload_bytes += runtime_->counters().net_tx_payload_bytes.load();
+  }
+
+ private:
+  void post(core::OnceFn<void()> command) {
+    {
+      const std::lock_guard lock(mutex_);
+      commands_.push_back(std::move(command));
+    }
+    const std::uint64_t one = 1;
+    (void)!::write(wake_fd_, &one, sizeof one);
+  }
+
+  void run() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+    pthread_setname_np(pthread_self(), "hybridps-sum");
+    while (!stop_.load()) {
+      std::size_t work = 0;
+      std::deque<core::OnceFn<void()>> commands;
+      {
+        const std::lock_guard lock(mutex_);
+        commands.swap(commands_);
+      }
+      for (auto& command : commands) {
+        command();
+        ++work;
+      }
+      work += runtime_->progress();
+      if (work > 0) continue;
+      publish();
+      if (!runtime_->arm()) continue;
+      const core::Duration left = runtime_->next_due() - core::Clock::now();
+      const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
+      const int timeout =
+          left <= core::Duration::zero() ? 0 : static_cast<int>(std::min<std::int64_t>(ms + 1, kSleepMillisecondsMax));
+      epoll_event events[8];
+      const int got = epoll_wait(epoll_fd_, events, 8, timeout);
+      for (int i = 0; i < got; ++i) {
+        if (events[i].data.fd != wake_fd_) continue;
+        std::uint64_t count = 0;
+        (void)!::read(wake_fd_, &count, sizeof count);
+      }
+    }
+  }
+
+  void publish() {
+    const server::DedicatedStats& s = runtime_->dedicated_stats();
+    groups_.store(s.groups);
+    groups_total_.store(s.groups_total);
+    chunks_.store(s.chunks);
+    bytes_.store(s.bytes);
+    refused_.store(s.refused);
+    engines_.store(runtime_->peers_known());
+  }
+
+  core::EngineId id_;
+  bootstrap::MemberRecord record_;
+  std::uint64_t engines_max_ = 1;
+  std::unique_ptr<Runtime> runtime_;
+  int epoll_fd_ = -1;
+  int wake_fd_ = -1;
+  std::thread thread_;
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::deque<core::OnceFn<void()>> commands_;
+  std::atomic<std::uint64_t> groups_{0}, groups_total_{0}, chunks_{0}, bytes_{0}, refused_{0}, engines_{0};
+};
+
+class ServerHostImpl final : public ServerHost {
+ public:
+  Status start(ServerHostOptions options, const core::Config& config) {
+    core::Result<Interfaces> interfaces = choose_interfaces(config);
+    if (!interfaces.is_ok()) return interfaces.status();
+    // Unless told otherwise, the interface that has the address it listens on.
+    if (config.interface.empty()) {
+      if (const std::string name = interface_to(options.listen.host);
+          !name.empty() && options.listen.host != "0.0.0.0" && options.listen.host != "::") {
+        if (config.data_interfaces.empty()) interfaces.value().data = name;
+        interfaces.value().control = name;
+      }
+    }
+    for (const std::string& name : {interfaces.value().control, interfaces.value().data})
+      if (Status status = transport::validate_device(name); !status.is_ok()) return status;
+    for (int i = 0; i < options.threads; ++i) {
+      shards_.push_back(std::make_unique<Shard>());
+      if (Status status = shards_.back()->start(options, config, interfaces.value(), i); !status.is_ok()) return status;
+    }
+    auto door = door::Door::open(options.listen, options.token, [this](const door::Bytes& body) { return answer(body); });
+    if (!door.is_ok()) return door.status();
+    door_ = std::move(door).value();
+    return Status::ok();
+  }
+  ~ServerHostImpl() override { door_.reset(); }
+
+  int port() const override { return door_->port(); }
+  void drain() override { draining_.store(true); }
+  ServerHostStats stats() const override {
+    ServerHostStats s;
+    for (const auto& shard : shards_) shard->add_to(s);
+    s.door_accepted = door_->stats().accepted.load();
+    s.door_refused = door_->stats().refused.load();
+    return s;
+  }
+  void dismiss(const std::string& why) override {
+    for (const auto& shard : shards_)
+      (void)shard->call([s = shard.get(), why](Status&) {
+        s->runtime().dedicated().fail_all(Status(Code::kAborted, why));
+      });
+    const core::Deadline deadline = core::Deadline::after(std::chrono::seconds(2));
+    while (!deadline.has_passed() && stats().groups > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // for the messages to leave
+  }
+
+ private:
+  core::Result<door::Bytes> answer(const door::Bytes& body) {
+    core::Result<ServerRequest> request = decode_request(body);
+    if (!request.is_ok()) return request.status();
+    switch (request.value().kind) {
+      case ServerRequest::Kind::kFind: {
+        if (draining_.load()) return Status(Code::kClosed, "it is about to stop and takes no new job");
+        std::vector<bootstrap::MemberRecord> records;
+        for (const auto& shard : shards_) records.push_back(shard->record());
+        return encode_records(records);
+      }
+      case ServerRequest::Kind::kOpen: {
+        if (draining_.load()) return Status(Code::kClosed, "it is about to stop and takes no new job");
+        const auto kept = std::make_shared<const ServerRequest>(std::move(request).value());
+        const bootstrap::Roster& roster = *kept->roster;
+        const std::string& name = kept->group_name;
+        int opened = 0;
+        for (const auto& server : roster.servers) {
+          for (const auto& shard : shards_) {
+            if (shard->record().engine != server.engine) continue;
+            ++opened;
+            if (Status status = shard->call([s = shard.get(), kept, i = server.group_rank](Status& out) {
+                  out = s->open(*kept->roster, kept->group_name, i);
+                });
+                !status.is_ok())
+              return status;
+          }
+        }
+        if (opened == 0) return Status(Code::kMismatch, "it has been restarted since it was asked");
+        core::log_info("group \"", name, "\" of ", roster.size(), " ranks on ", roster.node_count(), " nodes opened");
+        return door::Bytes();
+      }
+      case ServerRequest::Kind::kClose:
+        for (const auto& shard : shards_)
+          (void)shard->call([s = shard.get(), uid = request.value().uid](Status&) {
+            s->runtime().dedicated().drop(uid);
+          });
+        return door::Bytes();
+    }
+    return Status(Code::kMismatch, "unknown request");
+  }
+
+  std::vector<std::unique_ptr<Shard>> shards_;
+  std::unique_ptr<door::Door> door_;  // after the shards: its thread uses them
+  std::atomic<bool> draining_{false};
+};
+
+}  // namespace
+
+core::Result<std::unique_ptr<ServerHost>> ServerHost::start(ServerHostOptions options, const core::Config& config) {
+  auto host = std::make_unique<ServerHostImpl>();
+  if (Status status = host->start(std::move(options), config); !status.is_ok()) return status;
+  return std::unique_ptr<ServerHost>(std::move(host));
+}
+
+}  // namespace hybridps::engine

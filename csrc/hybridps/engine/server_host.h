@@ -1,0 +1,56 @@
+// hybridps/engine/server_host.h: a dedicated server: a door, and engines that sum for whoever comes through it.
+//
+// Model    Each of `threads` shards is an engine of its own (its own UCX workers, pool and thread); a job sees them as
+//          so many servers behind one card. Jobs share nothing but memory and the card.
+// Memory   half of memory_bytes is what engines may send unasked, divided by what each is allowed: a job that would go
+//          beyond is refused. A quarter is the send pool, the rest what is granted.
+// Threads  any thread may call; one thread per shard, one for the door.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hybridps/core/config.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
+#include "hybridps/door/door.h"
+
+namespace hybridps::engine {
+
+struct ServerHostOptions {
+  door::Address listen;
+  std::string token;
+  int threads = 1;
+  std::uint64_t memory_bytes = std::uint64_t{1} << 30;
+};
+
+struct ServerHostStats {
+  std::uint64_t groups = 0;
+  std::uint64_t groups_total = 0;
+  std::uint64_t engines = 0;  // that are known
+  std::uint64_t chunks = 0;
+  std::uint64_t bytes_summed = 0;
+  std::uint64_t rx_payload_bytes = 0;
+  std::uint64_t tx_payload_bytes = 0;
+  std::uint64_t refused_messages = 0;
+  std::uint64_t door_accepted = 0;
+  std::uint64_t door_refused = 0;
+};
+
+class ServerHost : core::Pinned {
+ public:
+  /// Listens when it returns. The environment's HYBRIDPS_* settings hold where they mean something for a server.
+  static core::Result<std::unique_ptr<ServerHost>> start(ServerHostOptions options, const core::Config& config);
+  virtual ~ServerHost() = default;
+
+  virtual int port() const = 0;
+  /// Refuses new groups from now on.
+  virtual void drain() = 0;
+  virtual ServerHostStats stats() const = 0;
+  /// Tells the members of all groups that this server goes, and waits a moment for it to reach them.
+  virtual void dismiss(const std::string& why) = 0;
+};
+
+}  // namespace hybridps::engine

@@ -1,0 +1,306 @@
+#include "hybridps/server/dedicated.h"
+
+#include <algorithm>
+#include <map>
+
+#include "hybridps/core/log.h"
+
+namespace hybridps::server {
+namespace {
+
+// A duplicate of an operation that is over may come this many operations later, at most.
+constexpr std::size_t kOverKept = 1024;
+// More chunks than any tensor has: 16 TiB in chunks of 1 MiB.
+constexpr std::uint64_t kChunksMax = std::uint64_t{1} << 24;
+
+}  // namespace
+
+struct Dedicated::Group : core::Pinned {
+  explicit Group(ServedGroup i) : info(std::move(i)) {}
+  ServedGroup info;
+  std::map<std::uint64_t, std::unique_ptr<Span>> spans;  // by sequence: a server owns one span of an operation
+  std::unordered_set<std::uint64_t> over;
+  std::deque<std::uint64_t> over_order;
+  bool closing = false;
+};
+
+class Dedicated::Span final : public LocalOwner, public flow::Source, core::Pinned {
+ public:
+  Span(Dedicated& dedicated, SpanKey key, std::uint64_t bytes) : dedicated_(dedicated), key_(key), bytes_(bytes) {}
+  ~Span() override {
+    for (const auto& stream : streams_) dedicated_.outbox_.cancel(*stream);
+  }
+
+  void add_stream(std::unique_ptr<flow::Stream> stream) {
+    stream->source = this;
+    streams_.push_back(std::move(stream));
+  }
+  void granted(core::EngineId peer, std::uint32_t chunk) {
+    for (const auto& stream : streams_) {
+      if (stream->peer != peer) continue;
+      dedicated_.outbox_.granted(*stream, chunk);
+      return;
+    }
+  }
+  std::uint64_t bytes() const noexcept { return bytes_; }
+
+  // LocalOwner
+  void on_sum(std::uint32_t, std::uint32_t chunk) override {
+    for (const auto& stream : streams_) dedicated_.outbox_.offer(*stream, chunk);
+  }
+  void on_granted(std::uint32_t, std::uint32_t) override {}  // nobody here contributes
+
+  // flow::Source
+  transport::Buffer payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) override {
+    Sum& sum = sums_[chunk];
+    if (!sum.buffer) {
+      sum.buffer = dedicated_.outbox_.pool().allocate(bytes);
+      if (!sum.buffer) {
+        sums_.erase(chunk);
+        return {};
+      }
+      sum.unsent = streams_.size();
+      const transport::Buffer buffer = sum.buffer;
+      dedicated_.server_.sum_into(key_, chunk, buffer.data());
+      ++dedicated_.stats_.chunks;
+      dedicated_.stats_.bytes += bytes;
+      return buffer;
+    }
+    return sum.buffer;
+  }
+  void on_sent(flow::Stream& stream, std::uint32_t chunk) override {
+    if (const auto found = sums_.find(chunk); found != sums_.end() && --found->second.unsent == 0) sums_.erase(found);
+    if (!stream.all_sent()) return;
+    for (const auto& other : streams_)
+      if (!other->all_sent()) return;
+    dedicated_.finished_.push_back(key_);
+  }
+  void on_permitted(flow::Stream&, std::uint32_t) override {}
+
+ private:
+  struct Sum {
+    transport::Buffer buffer;  // kept until every stream has sent it
+    std::size_t unsent = 0;
+  };
+  Dedicated& dedicated_;
+  const SpanKey key_;
+  const std::uint64_t bytes_;
+  std::vector<std::unique_ptr<flow::Stream>> streams_;
+  std::unordered_map<std::uint32_t, Sum> sums_;
+};
+
+Dedicated::Dedicated(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t grant_chunks)
+    : outbox_(outbox), host_(host), server_(outbox, *this, grant_chunks) {}
+
+Dedicated::~Dedicated() = default;
+
+void Dedicated::open_group(ServedGroup info) {
+  const core::GroupUid uid = info.uid;
+  if (groups_.count(uid) > 0) return;
+  groups_[uid] = std::make_unique<Group>(std::move(info));
+  ++stats_.groups;
+  ++stats_.groups_total;
+}
+
+Dedicated::Group* Dedicated::find(core::GroupUid uid) {
+  const auto found = groups_.find(uid);
+  return found == groups_.end() || found->second->closing ? nullptr : found->second.get();
+}
+
+std::string Dedicated::refuse(const Group& group, const wire::Header& header) const {
+  const schedule::Topology& topology = group.info.topology;
+  const bool sums = header.signature.kind == schedule::Kind::kAllReduce || header.signature.kind == schedule::Kind::kReduce;
+  if (header.stage != wire::Stage::kPush || !sums) return "a message that is not for a dedicated server";
+  const int sender = static_cast<int>(header.sender_rank);
+  if (static_cast<int>(header.contributor) != topology.node_of(sender) ||
+      topology.agent(topology.node_of(sender), topology.rank()) != sender)
+    return "a contribution from a rank that does not act for node " + std::to_string(header.contributor);
+  if (header.span != static_cast<std::uint32_t>(topology.rank()) || header.span_bytes == 0 ||
+      header.span_bytes > header.signature.total_bytes ||
+      header.span_bytes / group.info.chunk_bytes >= kChunksMax ||
+      header.span_bytes % core::size_of(header.signature.dtype) != 0)
+    return "a contribution to a span that the plan cannot have";
+  if (header.signature.kind == schedule::Kind::kReduce &&
+      (header.signature.root < 0 || header.signature.root >= topology.size()))
+    return "a reduce to rank " + std::to_string(header.signature.root);
+  return {};
+}
+
+Dedicated::Span* Dedicated::open_span(Group& group, const wire::Header& header) {
+  const schedule::Topology& topology = group.info.topology;
+  const SpanKey key{OperationKey{header.uid, header.sequence}, header.span};
+  Opening opening;
+  opening.signature = header.signature;
+  opening.bytes = header.span_bytes;
+  opening.chunk_bytes = group.info.chunk_bytes;
+  opening.chunks = static_cast<std::uint32_t>((header.span_bytes + opening.chunk_bytes - 1) / opening.chunk_bytes);
+  opening.nodes = static_cast<std::uint32_t>(topology.nodes());
+  opening.own_node = kNoNode;
+  opening.own_rank = topology.rank();
+  if (header.signature.op == core::ReduceOp::kAvg && !core::is_floating(header.signature.dtype))
+    opening.finish = {reduce::Finish::Kind::kDivideTruncate, 1.0, topology.size()};
+
+  auto made = std::make_unique<Span>(*this, key, header.span_bytes);
+  Span* span = made.get();
+  opening.owner = span;
+  const auto add = [&](int rank) {
+    auto stream = std::make_unique<flow::Stream>();
+    wire::Header& h = stream->header;
+    h.stage = wire::Stage::kResult;
+    h.signature = header.signature;
+    h.uid = header.uid;
+    h.incarnation = group.info.incarnation;
+    h.sequence = header.sequence;
+    h.span = header.span;
+    h.sender_rank = static_cast<std::uint32_t>(topology.rank());
+    h.span_bytes = header.span_bytes;
+    stream->peer = group.info.engines[static_cast<std::size_t>(rank)];
+    stream->bytes = opening.bytes;
+    stream->chunk_bytes = opening.chunk_bytes;
+    stream->chunks = opening.chunks;
+    span->add_stream(std::move(stream));
+  };
+  if (header.signature.kind == schedule::Kind::kReduce) {
+    add(header.signature.root);
+  } else {
+    // Rotated, so that not all servers send to node 0 first.
+    const int first = topology.rank() % topology.nodes();
+    for (int step = 0; step < topology.nodes(); ++step)
+      add(topology.agent((first + step) % topology.nodes(), topology.rank()));
+  }
+  group.spans[header.sequence] = std::move(made);
+  return server_.open(key, opening) ? span : nullptr;
+}
+
+void Dedicated::on_message(const wire::Header& header, flow::Delivery payload) {
+  Group* group = find(header.uid);
+  if (group == nullptr) return;
+  if (header.sender_rank >= static_cast<std::uint32_t>(group->info.topology.size()) ||
+      group->info.engines[header.sender_rank] != header.source) {
+    ++stats_.refused;
+    return;
+  }
+  switch (header.type) {
+    case wire::Type::kVerdict:
+      if ((header.flags & wire::kFlagGroup) != 0) {
+        const std::string text(reinterpret_cast<const char*>(payload.data()), payload.bytes());
+        const bool left = header.aux == static_cast<std::uint64_t>(core::Code::kClosed);
+        close_later(header.uid, left ? core::Status::ok() : core::Status(core::Code::kAborted, text), /*tell=*/false);
+      } else {
+        end_operation(*group, header.sequence);
+      }
+      return;
+    case wire::Type::kGrant:
+      if (const auto found = group->spans.find(header.sequence); found != group->spans.end())
+        found->second->granted(header.source, header.chunk);
+      return;
+    case wire::Type::kData:
+    case wire::Type::kAnnounce: {
+      if (group->over.count(header.sequence) > 0) return;
+      if (std::string why = refuse(*group, header); !why.empty()) {
+        ++stats_.refused;
+        on_bad_message(OperationKey{header.uid, header.sequence},
+                       why + ", from rank " + std::to_string(header.sender_rank));
+        return;
+      }
+      if (group->spans.count(header.sequence) == 0 && open_span(*group, header) == nullptr) return;
+      if (header.type == wire::Type::kData)
+        server_.on_push(header, std::move(payload));
+      else
+        server_.on_announce(header);
+      return;
+    }
+    default: return;
+  }
+}
+
+void Dedicated::end_operation(Group& group, std::uint64_t sequence) {
+  server_.close(OperationKey{group.info.uid, sequence});
+  group.spans.erase(sequence);
+  if (!group.over.insert(sequence).second) return;
+  group.over_order.push_back(sequence);
+  if (group.over_order.size() > kOverKept) {
+    group.over.erase(group.over_order.front());
+    group.over_order.pop_front();
+  }
+}
+
+void Dedicated::close_later(core::GroupUid uid, core::Status why, bool tell) {
+  Group* group = find(uid);
+  if (group == nullptr) return;
+  group->closing = true;
+  closing_.push_back(Closing{uid, std::move(why), tell});
+}
+
+void Dedicated::close(core::GroupUid uid, const core::Status& why, bool tell) {
+  const auto found = groups_.find(uid);
+  if (found == groups_.end()) return;
+  Group& group = *found->second;
+  if (tell) {
+    wire::Header verdict;
+    verdict.type = wire::Type::kVerdict;
+    verdict.flags = wire::kFlagGroup;
+    verdict.aux = static_cast<std::uint64_t>(why.code());
+    verdict.uid = uid;
+    verdict.incarnation = group.info.incarnation;
+    verdict.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
+    for (int rank = 0; rank < group.info.topology.size(); ++rank)
+      host_.send_control(group.info.engines[static_cast<std::size_t>(rank)], verdict, why.message());
+  }
+  server_.close_group(uid);
+  groups_.erase(found);
+  --stats_.groups;
+  host_.on_served_group_closed(uid, why);
+}
+
+std::size_t Dedicated::tick() {
+  std::size_t work = 0;
+  for (auto finished = std::exchange(finished_, {}); const SpanKey& key : finished) {
+    ++work;
+    if (Group* group = find(key.operation.uid)) end_operation(*group, key.operation.sequence);
+  }
+  for (auto closing = std::exchange(closing_, {}); const Closing& c : closing) {
+    ++work;
+    close(c.uid, c.why, c.tell);
+  }
+  return work;
+}
+
+void Dedicated::on_peer_dead(core::EngineId peer, const core::Status& cause) {
+  for (const auto& [uid, group] : groups_)
+    if (std::find(group->info.engines.begin(), group->info.engines.end(), peer) != group->info.engines.end())
+      close_later(uid, core::Status(core::Code::kPeerDead, "a member is gone: " + std::string(cause.message())),
+                  /*tell=*/false);
+}
+
+void Dedicated::fail_all(const core::Status& cause) {
+  std::vector<core::GroupUid> uids;
+  for (const auto& [uid, group] : groups_) uids.push_back(uid);
+  for (const core::GroupUid uid : uids) close_later(uid, cause, /*tell=*/true);
+}
+
+void Dedicated::on_mismatch(const OperationKey& key, const wire::Signature& ours, int our_rank,
+                            const wire::Signature& theirs, int sender_rank) {
+  const Group* group = find(key.uid);
+  if (group == nullptr) return;
+  std::string what = "ranks disagree about operation " + std::to_string(key.sequence) + ": rank " +
+                     std::to_string(sender_rank) + " called " + wire::describe(theirs) + ", ";
+  // Its own "rank" is this server: another rank's call was the first to come.
+  what += (our_rank == group->info.topology.rank() ? "another" : "rank " + std::to_string(our_rank)) +
+          std::string(" called ") + wire::describe(ours);
+  close_later(key.uid,
+              core::Status(core::Code::kMismatch,
+                           what + "; every rank must issue the same operations of a group in the same order with the "
+                                  "same sizes (found by a dedicated server)"),
+              /*tell=*/true);
+}
+
+void Dedicated::on_bad_message(const OperationKey& key, std::string what) {
+  close_later(key.uid,
+              core::Status(core::Code::kMismatch, "operation " + std::to_string(key.sequence) +
+                                                      ": a dedicated server received " + what +
+                                                      "; do all ranks use the same sizes?"),
+              /*tell=*/true);
+}
+
+}  // namespace hybridps::server

@@ -1,0 +1,109 @@
+// hybridps/server/dedicated.h: the spans that a dedicated server sums for groups of which it is no member.
+//
+// Model    A group is opened with its roster before its first message. A span is opened by its first contribution: the
+//          header and the roster say all that the plan would. When all nodes have contributed a chunk, it is offered to
+//          the agents (allreduce) or to the root (reduce); the sum is made in the buffer it is sent from, at the moment
+//          when it may go, so memory is held for what can leave.
+// Memory   contributions: what each engine may send unasked, and grant_chunks more; sums: slots of the send pool.
+// Isolation  messages count only from engines of the group's roster; what contradicts it fails that group alone.
+// Owner    the engine's runtime.   Threads  its progress thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "hybridps/core/ids.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
+#include "hybridps/flow/outbox.h"
+#include "hybridps/schedule/plan.h"
+#include "hybridps/server/server.h"
+#include "hybridps/wire/header.h"
+
+namespace hybridps::server {
+
+struct ServedGroup {
+  core::GroupUid uid;
+  std::string name;                     // for the log
+  std::vector<core::EngineId> engines;  // by group rank, then the dedicated servers
+  schedule::Topology topology;          // rank() is this server's owner number
+  std::uint32_t chunk_bytes = 1;        // largest chunk, as all members have it
+  std::uint32_t incarnation = 0;
+};
+
+/// What it needs from the engine.
+class DedicatedHost {
+ public:
+  virtual ~DedicatedHost() = default;
+  virtual void send_control(core::EngineId to, const wire::Header& header, std::string_view text) = 0;
+  /// The group is over here (its members left it, or it failed): forget its peers. Called from tick() only.
+  virtual void on_served_group_closed(core::GroupUid uid, const core::Status& why) = 0;
+};
+
+struct DedicatedStats {
+  std::uint64_t groups = 0;
+  std::uint64_t groups_total = 0;
+  std::uint64_t chunks = 0;        // summed
+  std::uint64_t bytes = 0;         // summed, of results
+  std::uint64_t refused = 0;       // messages that did not fit their group's roster
+};
+
+class Dedicated final : public Listener, core::Pinned {
+ public:
+  Dedicated(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t grant_chunks);
+  ~Dedicated() override;
+
+  void open_group(ServedGroup group);
+  bool has(core::GroupUid uid) const { return groups_.count(uid) > 0; }
+  /// Any message of a group that is open here.
+  void on_message(const wire::Header& header, flow::Delivery payload);
+  /// A peer died: its groups are dropped. The members find out for themselves.
+  void on_peer_dead(core::EngineId peer, const core::Status& cause);
+  /// Forgets a group that will not be used. Its peers are told nothing.
+  void drop(core::GroupUid uid) { close_later(uid, core::Status::ok(), /*tell=*/false); }
+  /// Fails every group, telling its members why (a server that is shut down).
+  void fail_all(const core::Status& cause);
+  /// Frees what is finished and closes what was left. Returns what it did.
+  std::size_t tick();
+  bool has_work() const noexcept { return !finished_.empty() || !closing_.empty(); }
+  const DedicatedStats& stats() const noexcept { return stats_; }
+
+  // Listener
+  void on_mismatch(const OperationKey& key, const wire::Signature& ours, int our_rank, const wire::Signature& theirs,
+                   int sender_rank) override;
+  void on_bad_message(const OperationKey& key, std::string what) override;
+
+ private:
+  struct Group;
+  class Span;
+
+  Group* find(core::GroupUid uid);
+  Span* open_span(Group& group, const wire::Header& header);
+  void close_later(core::GroupUid uid, core::Status why, bool tell);
+  void close(core::GroupUid uid, const core::Status& why, bool tell);
+  void end_operation(Group& group, std::uint64_t sequence);
+  std::string refuse(const Group& group, const wire::Header& header) const;
+
+  flow::Outbox& outbox_;
+  DedicatedHost& host_;
+  Server server_;
+  std::unordered_map<core::GroupUid, std::unique_ptr<Group>> groups_;
+  std::vector<SpanKey> finished_;  // all is sent
+  struct Closing {
+    core::GroupUid uid;
+    core::Status why;
+    bool tell = false;
+  };
+  std::vector<Closing> closing_;
+  DedicatedStats stats_;
+};
+
+}  // namespace hybridps::server

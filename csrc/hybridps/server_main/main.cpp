@@ -1,0 +1,198 @@
+// hybridps-server: sums for training jobs on a machine that has no rank of theirs.
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hybridps/build_info.h"
+#include "hybridps/core/config.h"
+#include "hybridps/core/log.h"
+#include "hybridps/core/text.h"
+#include "hybridps/door/door.h"
+#include "hybridps/engine/server_host.h"
+
+namespace {
+
+using hybridps::core::Result;
+using hybridps::engine::ServerHost;
+using hybridps::engine::ServerHostOptions;
+using hybridps::engine::ServerHostStats;
+
+constexpr const char* kUsage =
+    R"(usage: hybridps-server --listen HOST:PORT [--threads N] [--memory SIZE] [--metrics FILE]
+                       [--status-seconds S] [--drain-seconds S]
+
+A dedicated server for hybridps jobs (HYBRIDPS_SERVERS=HOST:PORT there). Run it on machines without ranks.
+
+  --listen HOST:PORT    where jobs ask for it; port 0 lets the kernel choose (the line "listening on" says which)
+  --threads N           engines that sum, each with a core of its own (default 1)
+  --memory SIZE         most memory for data, as 512M or 4G (default 1G); jobs beyond it are refused
+  --metrics FILE        counters in Prometheus' text format, replaced every second
+  --status-seconds S    a status line this often, 0: never (default 60)
+  --drain-seconds S     after SIGTERM, how long jobs may go on (default 3600)
+
+Settings: HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE (the jobs' token), HYBRIDPS_INTERFACE, HYBRIDPS_DATA_INTERFACES,
+HYBRIDPS_NIC_GBPS, HYBRIDPS_LOG_LEVEL.
+)";
+
+volatile sig_atomic_t signals_seen = 0;
+
+void on_signal(int) { signals_seen = signals_seen + 1; }
+
+int wrong(const std::string& why) {
+  std::fprintf(stderr, "hybridps-server: %s\n%s", why.c_str(), kUsage);
+  return 2;
+}
+
+struct Arguments {
+  ServerHostOptions options;
+  std::string metrics;
+  double status_seconds = 60;
+  double drain_seconds = 3600;
+};
+
+/// Empty: fine.
+std::string parse(const std::vector<std::string_view>& words, Arguments& out) {
+  bool listens = false;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    std::string_view name = words[i];
+    std::string_view value;
+    if (const std::size_t equals = name.find('='); equals != std::string_view::npos) {
+      value = name.substr(equals + 1);
+      name = name.substr(0, equals);
+    } else if (i + 1 < words.size()) {
+      value = words[++i];
+    } else {
+      return std::string(name) + " needs a value, or is not known";
+    }
+    if (name == "--listen") {
+      Result<hybridps::door::Address> address = hybridps::door::parse_address(std::string(value));
+      if (!address.is_ok()) return "--listen: " + std::string(address.status().message());
+      out.options.listen = std::move(address).value();
+      listens = true;
+    } else if (name == "--threads") {
+      const auto number = hybridps::core::parse_int(value);
+      if (!number || *number < 1 || *number > 256) return "--threads is a number from 1 to 256";
+      out.options.threads = static_cast<int>(*number);
+    } else if (name == "--memory") {
+      const auto bytes = hybridps::core::parse_bytes(value);
+      if (!bytes || *bytes < (16 << 20)) return "--memory is a size of at least 16M, such as 512M or 4G";
+      out.options.memory_bytes = *bytes;
+    } else if (name == "--metrics") {
+      out.metrics = std::string(value);
+    } else if (name == "--status-seconds" || name == "--drain-seconds") {
+      const auto number = hybridps::core::parse_double(value);
+      if (!number || *number < 0) return std::string(name) + " is a number of seconds";
+      (name == "--status-seconds" ? out.status_seconds : out.drain_seconds) = *number;
+    } else {
+      return "unknown argument " + std::string(name);
+    }
+  }
+  return listens ? "" : "--listen HOST:PORT is needed";
+}
+
+void write_metrics(const std::string& path, const ServerHostStats& s) {
+  const std::string part = path + ".part";
+  std::FILE* file = std::fopen(part.c_str(), "we");
+  if (file == nullptr) {
+    static hybridps::core::LogRate rate(hybridps::core::from_seconds(60));
+    if (rate.permit()) hybridps::core::log_warn("cannot write ", part, ": ", std::strerror(errno));
+    return;
+  }
+  const auto line = [file](const char* name, const char* type, const char* help, std::uint64_t value) {
+    std::fprintf(file, "# HELP hybridps_server_%s %s\n# TYPE hybridps_server_%s %s\nhybridps_server_%s %" PRIu64 "\n", name,
+                 help, name, type, name, value);
+  };
+  line("groups", "gauge", "Process groups that are open.", s.groups);
+  line("groups_total", "counter", "Process groups opened since the start.", s.groups_total);
+  line("engines", "gauge", "Processes known.", s.engines);
+  line("chunks_total", "counter", "Chunks summed.", s.chunks);
+  line("summed_bytes_total", "counter", "Bytes of sums.", s.bytes_summed);
+  line("received_bytes_total", "counter", "Payload received.", s.rx_payload_bytes);
+  line("sent_bytes_total", "counter", "Payload sent.", s.tx_payload_bytes);
+  line("refused_messages_total", "counter", "Messages that fit no open group.", s.refused_messages);
+  line("door_accepted_total", "counter", "Connections to the listening port.", s.door_accepted);
+  line("door_refused_total", "counter", "Of these, refused: strangers and wrong tokens.", s.door_refused);
+  std::fclose(file);
+  (void)std::rename(part.c_str(), path.c_str());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string_view> words(argv + 1, argv + argc);
+  for (const std::string_view word : words) {
+    if (word == "--help" || word == "-h") return std::fputs(kUsage, stdout) < 0;
+    if (word == "--version") return std::printf("hybridps-server %s\n", hybridps::build_info::kVersion) < 0;
+  }
+  Arguments arguments;
+  if (const std::string why = parse(words, arguments); !why.empty()) return wrong(why);
+
+  Result<hybridps::core::Config> config = hybridps::core::Config::from_environment();
+  if (!config.is_ok()) return wrong(std::string(config.status().message()));
+  hybridps::core::set_log_level(config.value().log_level);
+  Result<std::string> token = hybridps::door::read_token(config.value().token, config.value().token_file);
+  if (!token.is_ok()) return wrong(std::string(token.status().message()));
+  arguments.options.token = std::move(token).value();
+  if (arguments.options.token.empty())
+    std::fprintf(stderr, "hybridps-server: no HYBRIDPS_TOKEN: whoever reaches %s may use this server\n",
+                 arguments.options.listen.text().c_str());
+
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+
+  Result<std::unique_ptr<ServerHost>> started = ServerHost::start(arguments.options, config.value());
+  if (!started.is_ok()) {
+    std::fprintf(stderr, "hybridps-server: %s\n", std::string(started.status().message()).c_str());
+    return 1;
+  }
+  ServerHost& host = *started.value();
+  std::printf("hybridps-server %s listening on %s:%d, %d threads, %" PRIu64 " MiB, pid %d\n", hybridps::build_info::kVersion,
+              arguments.options.listen.host.c_str(), host.port(), arguments.options.threads,
+              arguments.options.memory_bytes >> 20, static_cast<int>(getpid()));
+  std::fflush(stdout);
+
+  using Clock = std::chrono::steady_clock;
+  const auto seconds_since = [](Clock::time_point then) { return std::chrono::duration<double>(Clock::now() - then).count(); };
+  Clock::time_point status_at = Clock::now();
+  Clock::time_point metrics_at{};
+  Clock::time_point drained_at{};
+  std::uint64_t summed = 0;
+  for (;;) {
+    usleep(20'000);
+    const ServerHostStats s = host.stats();
+    if (!arguments.metrics.empty() && seconds_since(metrics_at) >= 1) {
+      metrics_at = Clock::now();
+      write_metrics(arguments.metrics, s);
+    }
+    if (arguments.status_seconds > 0 && seconds_since(status_at) >= arguments.status_seconds) {
+      const double mb = static_cast<double>(s.bytes_summed - summed) / 1e6 / seconds_since(status_at);
+      std::printf("%" PRIu64 " groups of %" PRIu64 " processes, %.1f MB/s summed, %" PRIu64 " MB in all\n", s.groups, s.engines, mb,
+                  s.bytes_summed / 1'000'000);
+      std::fflush(stdout);
+      summed = s.bytes_summed;
+      status_at = Clock::now();
+    }
+    if (signals_seen == 0) continue;
+    if (drained_at == Clock::time_point{}) {
+      drained_at = Clock::now();
+      host.drain();
+      std::printf("stopping: %" PRIu64 " groups are open; a second signal ends them\n", s.groups);
+      std::fflush(stdout);
+    }
+    if (s.groups == 0 || signals_seen > 1 || seconds_since(drained_at) > arguments.drain_seconds) break;
+  }
+  host.dismiss("the dedicated server was stopped");
+  if (!arguments.metrics.empty()) write_metrics(arguments.metrics, host.stats());
+  std::printf("stopped\n");
+  return 0;
+}

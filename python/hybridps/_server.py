@@ -1,0 +1,39 @@
+"""The command `hybridps-server`: starts the program of that name with UCX's folder on the loader's path."""
+
+import importlib.util
+import os
+import sys
+
+from hybridps import _load
+
+
+def program() -> str:
+    """Path of the compiled program; ImportError when this installation has none."""
+    spec = importlib.util.find_spec("hybridps._build_info")
+    folders = [os.path.dirname(os.path.abspath(__file__))]
+    if spec is not None and spec.origin:
+        folders.insert(0, os.path.dirname(spec.origin))  # an editable install keeps what is built elsewhere
+    for folder in folders:
+        path = os.path.join(folder, "bin", "hybridps-server")
+        if os.access(path, os.X_OK):
+            return path
+    raise ImportError("this installation of hybridps has no hybridps-server; build it again with UCX (scripts/setup)")
+
+
+def environment() -> dict[str, str]:
+    """What the program needs beyond this process's environment; UCX's own settings of the user win."""
+    path = _load.load_ucx(_load.build_info())  # also sets UCX's defaults in os.environ
+    folder = os.path.dirname(path)
+    before = os.environ.get("LD_LIBRARY_PATH")
+    return {**os.environ, "LD_LIBRARY_PATH": folder + (os.pathsep + before if before else "")}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Replace this process by the server: signals and the exit code are its own."""
+    try:
+        path, variables = program(), environment()
+    except ImportError as error:
+        print(f"hybridps-server: {error}", file=sys.stderr)
+        return 1
+    sys.stdout.flush()
+    os.execve(path, [path, *(sys.argv[1:] if arguments is None else arguments)], variables)

@@ -1,0 +1,390 @@
+"""Dedicated servers: `hybridps-server` beside ranks that are a node each, on loopback."""
+
+import contextlib
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import harness
+import pytest
+import torch
+import torch.distributed as dist
+import zygote
+from harness import run_ranks
+from reference import Checker
+
+pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="only hybridps has dedicated servers")
+
+COMMAND = [sys.executable, "-c", "from hybridps._server import main; raise SystemExit(main())"]
+TOKEN = "a token of these tests"
+
+
+class Server:
+    def __init__(self, *arguments, token=TOKEN, listen="127.0.0.1:0", env=None):
+        environment = {**os.environ, "HYBRIDPS_INTERFACE": "lo", "HYBRIDPS_TOKEN": token, **(env or {})}
+        self.process = subprocess.Popen(
+            [*COMMAND, "--listen", listen, *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        ready, _, _ = select.select([self.process.stdout], [], [], 60)
+        line = self.process.stdout.readline() if ready else ""
+        found = re.search(r"listening on (\S+:\d+)", line)
+        if not found:
+            self.process.kill()
+            pytest.fail(f"the server did not start: {line} {self.process.communicate()[1]}")
+        self.address = found[1]
+
+    def stop(self):
+        """Its whole output, after SIGTERM."""
+        self.process.terminate()
+        try:
+            return "".join(self.process.communicate(timeout=20))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"SIGTERM did not end the server: {self.process.communicate()}") from None
+
+
+
+@contextlib.contextmanager
+def servers(count, *arguments, **options):
+    running = []
+    try:
+        for _ in range(count):
+            running.append(Server(*arguments, **options))
+        yield running
+    finally:
+        for server in running:
+            if server.process.poll() is None:
+                server.stop()
+
+
+def settings(running, **more):
+    names = ",".join(server.address for server in running)
+    return {"HYBRIDPS_SERVERS": names, "HYBRIDPS_TOKEN": TOKEN, **more}
+
+
+def reductions(rank, world):
+    """Every reduction that a server may take part in, of several types and sizes, against exact integers in floats."""
+    check = Checker(rank)
+    ops = [dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG]
+    for dtype in [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8]:
+        for count in [1, 1000, 70_001, 600_000]:
+            for op in ops:
+                base = torch.arange(count) % 7
+                tensor = (base + rank * 2).to(dtype)
+                dist.all_reduce(tensor, op)
+                total = base * world + world * (world - 1)
+                want = {ops[0]: total, ops[1]: base + 2 * (world - 1), ops[2]: total // world}[op]
+                name = f"all_reduce {dtype} {count} {op}"
+                if op == ops[2] and dtype.is_floating_point:  # a third rounds once
+                    rtol = 2e-2 if dtype == torch.bfloat16 else 1e-6
+                    check.that(name, torch.allclose(tensor.double(), total.double() / world, rtol=rtol))
+                else:
+                    check.equal(name, tensor, want.to(dtype))
+    for root in range(world):
+        tensor = torch.full((300_000,), float(rank + 1))
+        dist.reduce(tensor, root)
+        if rank == root:
+            check.equal(f"reduce to {root}", tensor, torch.full((300_000,), world * (world + 1) / 2))
+    works = []
+    tensors = [torch.full((100_000 + i,), float(rank + i)) for i in range(20)]
+    for tensor in tensors:
+        works.append(dist.all_reduce(tensor, async_op=True))
+    for work in works:
+        work.wait()
+    for i, tensor in enumerate(tensors):
+        check.that(f"asynchronous {i}", bool((tensor == world * (world - 1) / 2 + world * i).all()))
+    from hybridps import _C
+
+    return check.result(), _C.stats()["net_tx_payload_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "count", "arguments"),
+    [("1+1+1", 1, []), ("1+1+1+1", 2, ["--threads", "2"]), ("2+1+1", 2, ["--memory", "64M"])],
+)
+def test_reductions(nodes, count, arguments):
+    with servers(count, *arguments) as running:
+        run_ranks(reductions, nodes, env=settings(running))
+        for server in running:
+            assert re.search("stopping: 0 groups are open", server.stop())
+
+
+def deterministic(rank, world):
+    torch.manual_seed(rank)
+    results = []
+    for count in [5_000, 100_003, 1_000_000]:
+        tensor = torch.randn(count) * torch.logspace(-6, 6, count)
+        dist.all_reduce(tensor)
+        results.append(tensor.numpy().tobytes())
+    import hashlib
+
+    return hashlib.sha256(b"".join(results)).hexdigest()
+
+
+def test_the_bits_are_those_without_servers():
+    """Whatever the shares: no server, one, two, and unequal cards."""
+    digests = set(run_ranks(deterministic, "2+1+1"))
+    with servers(2) as running:
+        digests |= set(run_ranks(deterministic, "2+1+1", env=settings(running[:1])))
+        digests |= set(run_ranks(deterministic, "2+1+1", env=settings(running)))
+        uneven = {rank: {"HYBRIDPS_NIC_GBPS": rate} for rank, rate in enumerate(["10", "10", "1", "25"])}
+        digests |= set(run_ranks(deterministic, "2+1+1", env=settings(running), rank_env=uneven))
+    assert len(digests) == 1
+
+
+def counted(rank, world, size):
+    from hybridps import _C
+
+    tensor = torch.ones(size // 4)
+    dist.all_reduce(tensor)
+    dist.barrier()
+    before = _C.stats()
+    dist.barrier()
+    dist.all_reduce(tensor)
+    dist.barrier()
+    after = _C.stats()
+    dist.barrier()
+    return {name: after[name] - before[name] for name in ["net_tx_payload_bytes", "net_rx_payload_bytes"]}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4])
+def test_bytes_of_an_allreduce(count):
+    """n nodes and k servers behind equal cards: each node moves (1 + (n - 2) x) S each way, where x is the share of each
+    of the n nodes when all cards finish together: n (1 - n x) / k = 1 + (n - 2) x."""
+    n, size = 4, 8 << 20
+    x = 1 / n if count == 0 else max(0.0, (n - count) / (n * n + count * (n - 2)))
+    want = (1 + (n - 2) * x) * size
+    with servers(count) as running:
+        results = run_ranks(counted, "1+1+1+1", args=(size,), env=settings(running) if running else None)
+    for stats in results:
+        for name, value in stats.items():
+            assert abs(value - want) <= 0.03 * want, f"{name}: {value}, expected {want:.0f}"
+
+
+def two_groups(rank, world):
+    """Sub-groups have spans of their own at the same servers; groups of two nodes have none."""
+    check = Checker(rank)
+    first = dist.new_group([0, 1, 2])
+    second = dist.new_group([1, 2, 3])
+    pair = dist.new_group([0, 3])
+    for turn in range(6):
+        tensors = {name: torch.full((200_000,), float(rank + turn)) for name in ["world", "first", "second", "pair"]}
+        works = [dist.all_reduce(tensors["world"], async_op=True)]
+        if rank in (0, 1, 2):
+            works.append(dist.all_reduce(tensors["first"], group=first, async_op=True))
+        if rank in (1, 2, 3):
+            works.append(dist.all_reduce(tensors["second"], group=second, async_op=True))
+        if rank in (0, 3):
+            works.append(dist.all_reduce(tensors["pair"], group=pair, async_op=True))
+        for work in works:
+            work.wait()
+        members = {"world": [0, 1, 2, 3], "first": [0, 1, 2], "second": [1, 2, 3], "pair": [0, 3]}
+        for name, ranks in members.items():
+            if rank in ranks:
+                want = sum(ranks) + turn * len(ranks)
+                check.that(f"{name} {turn}", bool((tensors[name] == want).all()), str(tensors[name][:3]))
+    return check.result()
+
+
+def test_groups_and_jobs_one_after_another(tmp_path):
+    metrics = tmp_path / "metrics"
+    with servers(2, "--metrics", str(metrics)) as running:
+        for _ in range(2):
+            run_ranks(two_groups, "1+1+1+1", env=settings(running))
+        deadline = time.monotonic() + 20
+        while True:
+            text = metrics.read_text() if metrics.exists() else ""
+            values = dict(re.findall(r"^hybridps_server_(\w+) (\d+)$", text, re.MULTILINE))
+            # Both jobs' world, first and second: three groups on each server, and nothing left.
+            if values.get("groups_total") == "6" and values.get("groups") == "0":
+                break
+            assert time.monotonic() < deadline, text
+            time.sleep(0.1)
+        assert int(values["summed_bytes_total"]) > 0
+        assert values["refused_messages_total"] == "0"
+
+
+def plain(rank, world):
+    tensor = torch.full((100_000,), float(rank))
+    dist.all_reduce(tensor)
+    assert bool((tensor == world * (world - 1) / 2).all())
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_an_absent_server_is_left_out():
+    with servers(1) as running:
+        absent = f"127.0.0.1:{free_port()}"
+        env = settings(running)
+        env["HYBRIDPS_SERVERS"] += f",{absent}"
+        run_ranks(plain, "1+1+1", env=env)
+
+
+def refused(rank, world, pattern):
+    check = Checker(rank)
+    error = check.raises("init", Exception, lambda: zygote.context.init(timeout_s=60))
+    check.that("says why", re.search(pattern, str(error)) is not None, str(error))
+    return check.result()
+
+
+@pytest.mark.parametrize(
+    ("what", "pattern"),
+    [("absent", r"127\.0\.0\.1:\d+ cannot be reached"), ("token", "another token"), ("address", "not HOST:PORT")],
+)
+def test_a_required_server_that_cannot_be_used_ends_the_job_on_every_rank(what, pattern):
+    with servers(1) as running:
+        env = settings(running, HYBRIDPS_SERVERS_REQUIRED="1")
+        if what == "absent":
+            env["HYBRIDPS_SERVERS"] = f"127.0.0.1:{free_port()}"
+        elif what == "token":
+            env["HYBRIDPS_TOKEN"] = "wrong"
+        else:
+            env["HYBRIDPS_SERVERS"] = "nonsense"
+        run_ranks(refused, "1+1+1", args=(pattern,), env=env, init=False, destroy=False)
+
+
+def test_a_server_on_the_host_of_a_rank_is_left_out_or_refused():
+    """Its card is the rank's card: nothing to win. HYBRIDPS_NODE makes both say that they are one host."""
+    with servers(1, env={"HYBRIDPS_NODE": "node0"}) as running:
+        env = settings(running, HYBRIDPS_SERVERS_REQUIRED="1")
+        pattern = "runs on the host of rank 0"
+        run_ranks(refused, "1+1+1", args=(pattern,), env=env, init=False, destroy=False)
+        run_ranks(plain, "1+1+1", env=settings(running))
+
+
+def until_it_fails(rank, world, names):
+    check = Checker(rank)
+    tensor = torch.ones(2_000_000)
+    dist.all_reduce(tensor)
+    if zygote.context.store.add("ready", 1) == world:
+        zygote.context.store.set("all are ready", "1")
+    zygote.context.store.wait(["all are ready"])
+
+    def many():
+        for _ in range(10_000):
+            dist.all_reduce(tensor)
+
+    error = check.raises("a lost server", Exception, many)
+    check.that("names it", re.search(names, str(error)) is not None, str(error))
+    dist.destroy_process_group()
+    return check.result()
+
+
+@pytest.mark.parametrize(("end", "names"), [(signal.SIGKILL, "dedicated server .* is gone"), ("twice", "was stopped")])
+def test_a_server_that_goes_is_named_by_every_rank(end, names):
+    import threading
+
+    with servers(2) as running:
+        victim = running[1].process
+
+        def strike():
+            time.sleep(4)
+            if end == "twice":
+                victim.send_signal(signal.SIGTERM)
+                time.sleep(0.5)
+                victim.send_signal(signal.SIGTERM)
+            else:
+                victim.send_signal(end)
+
+        striker = threading.Thread(target=strike)
+        striker.start()
+        try:
+            run_ranks(until_it_fails, "1+1+1", args=(names,), env=settings(running), destroy=False)
+        finally:
+            striker.join()
+            victim.wait(20)
+
+
+def test_a_server_that_drains_takes_no_new_job_and_ends_with_its_last_one():
+    with servers(1, "--drain-seconds", "30") as running:
+        run_ranks(plain, "1+1+1", env=settings(running))
+        assert "stopped" in running[0].stop()
+        assert running[0].process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        ([], "--listen HOST:PORT is needed"),
+        (["--listen", "here"], "not HOST:PORT"),
+        (["--listen", "127.0.0.1:0", "--threads", "0"], "--threads is a number"),
+        (["--listen", "127.0.0.1:0", "--memory", "1K"], "--memory is a size"),
+        (["--listen", "127.0.0.1:0", "--frobnicate", "1"], "unknown argument"),
+        (["--listen", "192.0.2.77:1"], "cannot listen on 192.0.2.77:1"),
+    ],
+)
+def test_wrong_arguments(arguments, pattern):
+    environment = {**os.environ, "HYBRIDPS_INTERFACE": "lo"}
+    done = subprocess.run([*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (1, 2)
+    assert re.search(pattern, done.stderr), done.stderr
+
+
+def test_an_interface_that_does_not_exist_and_a_port_in_use():
+    environment = {**os.environ, "HYBRIDPS_INTERFACE": "nothere0"}
+    done = subprocess.run(
+        [*COMMAND, "--listen", "127.0.0.1:0"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "nothere0" in done.stderr
+    with servers(1) as running:
+        environment["HYBRIDPS_INTERFACE"] = "lo"
+        done = subprocess.run(
+            [*COMMAND, "--listen", running[0].address], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 1
+        assert f"cannot listen on {running[0].address}" in done.stderr
+
+
+def under_junk(rank, world, seconds):
+    tensor = torch.ones(300_000)
+    end = time.monotonic() + seconds
+    rounds = torch.zeros(1)
+    while True:
+        dist.all_reduce(tensor.fill_(1))
+        assert bool((tensor == world).all())
+        rounds.fill_(float(rank == 0 and time.monotonic() > end))
+        dist.all_reduce(rounds, dist.ReduceOp.MAX)
+        if rounds.item() > 0:
+            return
+
+
+def test_junk_at_the_door_disturbs_no_job():
+    import threading
+
+    with servers(1) as running:
+        host, port = running[0].address.split(":")
+        stop = threading.Event()
+
+        def junk():
+            kept = []
+            while not stop.wait(0.005):
+                with contextlib.suppress(OSError):
+                    stranger = socket.create_connection((host, int(port)), timeout=1)
+                    stranger.send(os.urandom(60))
+                    kept.append(stranger)
+                if len(kept) > 100:
+                    kept.pop(0).close()
+            for stranger in kept:
+                stranger.close()
+
+        thread = threading.Thread(target=junk)
+        thread.start()
+        try:
+            run_ranks(under_junk, "1+1+1", args=(3,), env=settings(running))
+        finally:
+            stop.set()
+            thread.join()

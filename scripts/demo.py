@@ -8,7 +8,6 @@ The namespaces have no names: they belong to two sleeping processes, and are gon
 """
 
 import argparse
-import ctypes
 import json
 import os
 import shutil
@@ -20,12 +19,12 @@ import threading
 import time
 from pathlib import Path
 
+import hosts
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "examples" / "train_digits.py"
 NODES = ("a", "b")
 RANKS_PER_NODE = 2
-ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2"}
-INTERFACE = "net0"  # the veth's name inside each node
 
 LOSS_TOLERANCE = 1e-5  # relative
 ACCURACY_MIN = 0.97
@@ -33,100 +32,24 @@ PAYLOAD_TOLERANCE = 0.02  # of the backend's own count
 WIRE_TOLERANCE = 0.10  # of the interface's count, which holds packet headers and acknowledgements too
 RUN_LIMIT_S = 600
 
-PR_SET_PDEATHSIG = 1
-
-
-class Failed(Exception):
-    pass
-
-
-def die_with_parent() -> None:
-    """In a child: end when the demo does, even if that is killed."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
 
 def say(text: str = "") -> None:
     print(text, flush=True)
 
 
-class Namespaces:
+class Namespaces(hosts.Hosts):
     """Two nodes with namespaces of their own and a veth pair between them."""
 
     kind = "two network namespaces, joined by a veth pair"
 
-    def __init__(self, folder: Path):
-        self.holders = {}
-        try:
-            for node in NODES:
-                self._hold(node, folder)
-            a, b = (self.holders[node].pid for node in NODES)
-            self._enter("a", "ip", "link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE, "netns", str(b))
-            for node in NODES:
-                self._enter(node, "ip", "address", "add", f"{ADDRESSES[node]}/24", "dev", INTERFACE)
-                self._enter(node, "ip", "link", "set", "lo", "up")
-                self._enter(node, "ip", "link", "set", INTERFACE, "up")
-            self._wait_for_carrier()
-        except BaseException:
-            self.close()
-            raise
-
-    def _hold(self, node: str, folder: Path) -> None:
-        hosts = folder / "hosts"
-        hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{ADDRESSES[n]} node-{n}\n" for n in NODES))
-        prepare = (
-            f"hostname node-{node} && mount -t tmpfs -o mode=1777 tmpfs /dev/shm && "
-            f"mount --bind '{hosts}' /etc/hosts && "
-            "{ umount -l /sys; mount -t sysfs sysfs /sys; } && echo ready && exec sleep infinity"
-        )
-        command = ["unshare", "--net", "--ipc", "--uts", "--mount", "--propagation", "private", "sh", "-c", prepare]
-        holder = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-        self.holders[node] = holder
-        if holder.stdout.readline().strip() != "ready":
-            holder.kill()
-            complaint = holder.communicate()[1].strip().splitlines()
-            raise Failed(complaint[-1] if complaint else "no namespaces")
-
-    def command(self, node: str, command: list[str]) -> list[str]:
-        return ["nsenter", "-t", str(self.holders[node].pid), "--net", "--ipc", "--uts", "--mount", *command]
-
-    def _enter(self, node: str, *command: str) -> str:
-        done = subprocess.run(self.command(node, list(command)), capture_output=True, text=True, timeout=30)
-        if done.returncode != 0:
-            raise Failed(f"{' '.join(command)}: {done.stderr.strip()}")
-        return done.stdout
-
-    def _wait_for_carrier(self) -> None:
-        for node in NODES:
-            for _ in range(100):
-                if self._enter(node, "cat", f"/sys/class/net/{INTERFACE}/operstate").strip() == "up":
-                    break
-                time.sleep(0.05)
-            else:
-                raise Failed(f"{INTERFACE} of node {node} did not come up")
+    def __init__(self):
+        super().__init__(NODES, prefix="node-")
 
     def environment(self, node: str) -> dict[str, str]:
-        return {"GLOO_SOCKET_IFNAME": INTERFACE, "HYBRIDPS_INTERFACE": INTERFACE}
+        return {"GLOO_SOCKET_IFNAME": hosts.INTERFACE, "HYBRIDPS_INTERFACE": hosts.INTERFACE}
 
     def master(self) -> tuple[str, int]:
-        return ADDRESSES["a"], 29500
-
-    def sent(self) -> dict[str, int] | None:
-        """Bytes that each node has put on the wire so far."""
-        path = f"/sys/class/net/{INTERFACE}/statistics/tx_bytes"
-        return {node: int(self._enter(node, "cat", path)) for node in NODES}
-
-    def close(self) -> None:
-        for holder in self.holders.values():
-            holder.kill()
-            holder.wait()
+        return self.address[NODES[0]], 29500
 
 
 class Loopback:
@@ -160,17 +83,13 @@ def may_use_user_namespace() -> bool:
         return False
 
 
-def make_network(arguments, folder: Path):
+def make_network(arguments):
     if arguments.loopback:
         return Loopback()
-    missing = [tool for tool in ("ip", "unshare", "nsenter", "mount") if not shutil.which(tool)]
-    why = f"{', '.join(missing)} not found" if missing else ""
-    if not why:
-        try:
-            return Namespaces(folder)
-        except (Failed, OSError, subprocess.TimeoutExpired) as error:
-            why = str(error)
-    say(f"[demo] no network namespaces here ({why}): using loopback, where bytes are the backend's own count")
+    try:
+        return Namespaces()
+    except (hosts.Failed, OSError, subprocess.TimeoutExpired) as error:
+        say(f"[demo] no network namespaces here ({error}): using loopback, where bytes are the backend's own count")
     return Loopback()
 
 
@@ -225,7 +144,7 @@ class Training:
                 env=environment,
                 cwd=ROOT,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=hosts.die_with_parent,
             )
         self.reader = threading.Thread(target=self._read_progress, args=(self.processes["a"].stdout,), daemon=True)
         self.reader.start()
@@ -244,9 +163,9 @@ class Training:
                     continue
                 open_nodes.discard(node)
                 if status != 0:
-                    raise Failed(f"{self.backend}: node {node} ended with status {status}\n{self._tails()}")
+                    raise hosts.Failed(f"{self.backend}: node {node} ended with status {status}\n{self._tails()}")
             if time.monotonic() > deadline:
-                raise Failed(f"{self.backend}: not finished after {RUN_LIMIT_S} s\n{self._tails()}")
+                raise hosts.Failed(f"{self.backend}: not finished after {RUN_LIMIT_S} s\n{self._tails()}")
             time.sleep(0.05)
         self.reader.join(timeout=5)
 
@@ -354,7 +273,7 @@ def demo(arguments) -> int:
         passed = passed and good
         say(f"[demo] {'ok  ' if good else 'FAIL'} {text}")
 
-    network = make_network(arguments, folder)
+    network = make_network(arguments)
     say(f"[demo] 2 nodes x {RANKS_PER_NODE} ranks over {network.kind}")
     results = {}
     try:
@@ -412,7 +331,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return demo(arguments)
-    except Failed as error:
+    except hosts.Failed as error:
         say(f"[demo] {error}")
         say("[demo] FAIL")
         return 1

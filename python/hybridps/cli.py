@@ -1,4 +1,4 @@
-"""The command `hybridps`: `env` prints the settings, `doctor` checks this machine."""
+"""The command `hybridps`: `env` prints the settings, `doctor` checks this machine, `bench` measures collectives."""
 
 import argparse
 import os
@@ -107,11 +107,22 @@ def doctor(_arguments) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
+    from hybridps import bench
+
+    argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="hybridps", description=__doc__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for function in (env, doctor):
         command = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
         command.set_defaults(function=function)
+    command = commands.add_parser(
+        "bench",
+        help="Measure collectives: times, bandwidth, errors, the network's limit.",
+        description=bench.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    bench.add_arguments(command)
+    command.set_defaults(function=lambda arguments: bench.run(arguments, argv[argv.index("bench") + 1 :]))
     arguments = parser.parse_args(argv)
     try:
         return arguments.function(arguments)

@@ -1,0 +1,163 @@
+"""The table: what is measured, on which hosts, and the bar for each row. Times are compared with gloo's of the same run."""
+
+from dataclasses import dataclass, field
+
+KIB, MIB = 2**10, 2**20
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Rows with the same setup are measured by the same processes."""
+
+    hosts: int = 4
+    mbit: float = 500
+    servers: int = 0  # dedicated, one per further host
+    slow: float = 1  # the last worker host's rate, as a part of the others'
+    declared: bool = False  # whether HYBRIDPS_NIC_GBPS says so
+
+    @property
+    def text(self) -> str:
+        text = f"n = {self.hosts}, {self.mbit:g} Mbit/s"
+        if self.servers:
+            text += f", {self.servers} dedicated"
+        if self.slow != 1:
+            text += f", one host at {self.slow:g} of it, {'declared' if self.declared else 'not declared'}"
+        return text
+
+
+@dataclass(frozen=True)
+class Bar:
+    """`figure` (see lab.figures_of) must be at least or at most `value`."""
+
+    figure: str
+    value: float
+    at_least: bool = True
+
+    def is_met(self, figures: dict) -> bool | None:
+        got = figures.get(self.figure)
+        return None if got is None else (got >= self.value if self.at_least else got <= self.value)
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    setup: Setup
+    job: dict
+    bars: tuple[Bar, ...] = ()
+    tags: tuple[str, ...] = field(default=())
+
+
+def job(collective: str, size: int, iterations: int, **more) -> dict:
+    return {"do": "collective", "collective": collective, "bytes": size, "iterations": iterations, **more}
+
+
+def at_least(figure: str, value: float) -> Bar:
+    return Bar(figure, value)
+
+
+def at_most(figure: str, value: float) -> Bar:
+    return Bar(figure, value, at_least=False)
+
+
+def tiny(limit_ms: float) -> tuple[Bar, ...]:
+    return (at_most("ms", limit_ms), at_least("ratio", 15), at_most("p99_to_peer", 1))
+
+
+N4, N8 = Setup(), Setup(hosts=8, mbit=200)
+WIRE = at_most("wire_error", 0.03)
+
+ROWS = (
+    Row("n4-64B", N4, job("allreduce", 64, 400), tiny(0.25), ("small",)),
+    Row("n4-barrier", N4, job("barrier", 0, 400), tiny(0.25), ("small",)),
+    Row("n4-64K", N4, job("allreduce", 64 * KIB, 100), (at_least("ratio", 2.5), WIRE), ("small",)),
+    Row("n4-1M", N4, job("allreduce", MIB, 40), (at_least("ratio", 0.85), WIRE), ("large",)),
+    Row("n4-4M", N4, job("allreduce", 4 * MIB, 20), (at_least("ratio", 0.85), WIRE), ("large",)),
+    Row(
+        "n4-16M",
+        N4,
+        job("allreduce", 16 * MIB, 12),
+        (at_least("of_limit", 0.95), at_least("ratio", 0.95), WIRE),
+        ("large",),
+    ),
+    Row(
+        "n4-64M",
+        N4,
+        job("allreduce", 64 * MIB, 10),
+        (at_least("of_limit", 0.95), at_least("ratio", 0.95), WIRE),
+        ("large",),
+    ),
+    *(
+        Row(
+            f"n4-k{servers}-64M",
+            Setup(servers=servers),
+            job("allreduce", 64 * MIB, 10),
+            (at_least("of_limit", 0.93), at_least("ratio", ratio), WIRE),
+            ("dedicated",),
+        )
+        for servers, ratio in ((1, 1.07), (2, 1.18), (4, 1.40))
+    ),
+    Row(
+        "n8-k4-64M",
+        Setup(hosts=8, mbit=200, servers=4),
+        job("allreduce", 64 * MIB, 8, warmup=2, check=False),
+        (at_least("ratio", 1.25), WIRE),
+        ("dedicated",),
+    ),
+    Row(
+        "n4-slow-declared-64M",
+        Setup(slow=0.5, declared=True),
+        job("allreduce", 64 * MIB, 8, warmup=2),
+        (at_least("ratio", 1.35), WIRE),
+        ("slow",),
+    ),
+    Row(
+        "n4-slow-found-64M",
+        Setup(slow=0.5),
+        # From the 20th operation on: the earlier ones are warm-up, and need no partner.
+        job("allreduce", 64 * MIB, 6, warmup=1, warmup_of={"hybridps": 19}, check=False),
+        (at_least("ratio", 1.3),),
+        ("slow",),
+    ),
+    Row("n8-64B", N8, job("allreduce", 64, 200), tiny(0.5), ("small",)),
+    Row("n8-barrier", N8, job("barrier", 0, 200), tiny(0.5), ("small",)),
+    Row("n8-64K", N8, job("allreduce", 64 * KIB, 60), (at_least("ratio", 2.5), WIRE), ("small",)),
+    Row(
+        "n4-64B-under-load",
+        N4,
+        {"do": "loaded", "bytes": 64, "bulk_bytes": 64 * MIB, "bulks": 2, "iterations": 100, "pause": 0.02},
+        (at_most("ms", 10),),
+        ("latency",),
+    ),
+    *(
+        Row(
+            f"n4-{collective}-16M",
+            N4,
+            job(collective, 16 * MIB, 12),
+            (at_least("of_limit", 0.90), at_least("ratio", 1), WIRE),
+            ("others",),
+        )
+        for collective in ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
+    ),
+    *(
+        Row(
+            name,
+            Setup(servers=servers),
+            {
+                "do": "ddp",
+                "bytes": 32 * MIB,
+                "layers": 32,
+                "bucket_bytes": 4 * MIB,
+                "backward_seconds": seconds,
+                "warmup": 3,
+                "iterations": 10,
+            },
+            bars,
+            ("ddp",),
+        )
+        # T_backward is the time that the communication takes: t(4,0) and t(4,2) of 32 MiB at 500 Mbit/s.
+        for name, servers, seconds, bars in (
+            ("n4-ddp", 0, 0.84, (at_least("of_limit", 1 / 1.07),)),
+            ("n4-k2-ddp", 2, 0.67, (at_least("of_limit", 1 / 1.07), at_least("ratio", 1.2))),
+        )
+    ),
+)

@@ -1,0 +1,170 @@
+"""One rank on one host of the lab: runs the jobs that it is given, in order; rank 0 prints a line for each result.
+
+    worker.py '{"backends": ["hybridps", "gloo"], "interface": "net0", "jobs": [{"do": "collective", ...}]}'
+"""
+
+import json
+import os
+import sys
+import time
+
+from hybridps import bench, bounds
+
+MARK = "RESULT "
+
+
+def collective(session, job, context):
+    row = session.measure(
+        job["collective"],
+        job.get("bytes", 0),
+        iterations=job["iterations"],
+        warmup=job.get("warmup", 3),
+        warmup_of=job.get("warmup_of"),
+        check=job.get("check", True),
+        interface=context["interface"],
+    )
+    bench.add_limits(row, session.node_of, context["goodput"], context["servers_goodput"])
+    return row
+
+
+def loaded(session, job, context):
+    """Small allreduces alone, then while large ones run in another group; for each backend."""
+    import torch
+    import torch.distributed as dist
+
+    small, large = torch.zeros(job["bytes"] // 4), torch.zeros(job["bulk_bytes"] // 4)
+    result = {"bytes": job["bytes"], "bulk_bytes": job["bulk_bytes"], "backends": {}}
+    for name, group in session.groups.items():
+        other = dist.new_group(backend=name)
+        for _ in range(10):
+            dist.all_reduce(small, group=group)
+        dist.all_reduce(large[: 1 << 18], group=other)
+
+        def once(group=group):
+            begin = time.perf_counter()
+            dist.all_reduce(small, group=group)
+            return time.perf_counter() - begin
+
+        session.align()
+        alone = [once() for _ in range(job["iterations"])]
+        session.align()
+        # Paced, so that small ones do not slow the load down, and as many as are sure to fall inside it.
+        under, begin = [], time.perf_counter()
+        works = [dist.all_reduce(large, group=other, async_op=True) for _ in range(job["bulks"])]
+        for _ in range(job["iterations"]):
+            time.sleep(job["pause"])
+            took = once()
+            under.append((took, works[-1].is_completed()))
+        small_seconds = time.perf_counter() - begin
+        for work in works:
+            work.wait()
+        bulk_seconds = time.perf_counter() - begin
+        everyones = session._everyones((alone, under))
+        alone = [max(times) for times in zip(*(ranks[0] for ranks in everyones), strict=True)]
+        inside = [
+            max(took for took, _ in times)
+            for times in zip(*(ranks[1] for ranks in everyones), strict=True)
+            if not any(over for _, over in times)
+        ]
+        result["backends"][name] = {
+            "alone": bench.summarise([alone]),
+            "loaded": bench.summarise([inside]) if inside else None,
+            "inside": len(inside),
+            "small_seconds": small_seconds,
+            "bulk_seconds": bulk_seconds,
+            "bulk_ops": job["bulks"],
+        }
+    return result
+
+
+def ddp(session, job, context):
+    """Steps of DistributedDataParallel whose backward sleeps instead of computing; for each backend in turn."""
+    import torch
+
+    layers, layer_bytes = job["layers"], job["bytes"] // job["layers"]
+    nap = job["backward_seconds"] / layers
+
+    class Sleep(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x, weight):
+            context.save_for_backward(weight)
+            return x + weight[0]
+
+        @staticmethod
+        def backward(context, gradient):
+            time.sleep(nap)
+            (weight,) = context.saved_tensors
+            return gradient, torch.ones_like(weight)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = torch.nn.ParameterList(torch.zeros(layer_bytes // 4) for _ in range(layers))
+
+        def forward(self, x):
+            for weight in self.weights:
+                x = Sleep.apply(x, weight)
+            return x
+
+    # The limit: gradients become ready at an even pace; buckets go in order, none before it is full.
+    models, steps, buckets = {}, {name: [] for name in session.groups}, None
+    cpu_s = dict.fromkeys(session.groups, 0.0)
+    for name, group in session.groups.items():
+        options = {"process_group": group, "bucket_cap_mb": job["bucket_bytes"] / 2**20}
+        models[name] = torch.nn.parallel.DistributedDataParallel(Model(), **options)
+    for index in range(job["warmup"] + job["iterations"]):
+        for name, model in models.items():
+            model.zero_grad(set_to_none=True)
+            session.align()
+            cpu, begin = time.process_time(), time.perf_counter()
+            model(torch.zeros(1, requires_grad=True)).sum().backward()
+            if index >= job["warmup"]:
+                steps[name].append(time.perf_counter() - begin)
+                cpu_s[name] += time.process_time() - cpu
+    wrong = sum(int((w.grad != 1).sum()) for model in models.values() for w in model.parameters())
+    text = next(iter(models.values()))._get_ddp_logging_data().get("rebuilt_bucket_sizes") or str(job["bytes"])
+    buckets = [int(part) for part in text.split(",")]
+    rates, servers = context["goodput"], context["servers_goodput"]
+
+    def seconds(size):
+        return bounds.limit_seconds("allreduce", size, session.node_of, rates, servers)
+
+    backward, total = nap * layers, sum(buckets)
+    ready, done = 0, 0.0
+    for size in buckets:
+        ready += size
+        done = max(done, ready / total * backward) + seconds(size)
+    formula = max(backward + seconds(buckets[-1]), buckets[0] / total * backward + seconds(total))
+    everyones = session._everyones((steps, wrong, cpu_s))
+    result = {"bytes": total, "buckets": buckets, "backward_seconds": backward, "communication_seconds": seconds(total)}
+    result |= {"limit_seconds": formula, "pipeline_seconds": done, "wrong": sum(ranks[1] for ranks in everyones)}
+    result["backends"] = {}
+    for name in session.groups:
+        figures = bench.summarise([ranks[0][name] for ranks in everyones])
+        figures["cpu_seconds"] = sum(ranks[2][name] for ranks in everyones) / job["iterations"]
+        figures["of_limit"] = formula / figures["seconds"]
+        result["backends"][name] = figures
+    ours, *others = session.groups
+    for other in others:
+        pair = [[ranks[0][name] for ranks in everyones] for name in (ours, other)]
+        result["backends"][other]["ours_is_faster_by"] = bench.paired_ratio(*pair, 1)
+    return result
+
+
+def main() -> None:
+    context = json.loads(sys.argv[1])
+    session = bench.Session(context["backends"], context["timeout"])
+    for job in context["jobs"]:
+        before = bench.load_of_machine()
+        result = {"collective": collective, "loaded": loaded, "ddp": ddp}[job["do"]](session, job, context)
+        result |= {"name": job["name"], "load_before": before, "load_after": bench.load_of_machine()}
+        if session.rank == 0:
+            print(MARK + json.dumps(result), flush=True)
+    session.close()
+    # Interpreters that take their time to end would be measured by the next job of the lab.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

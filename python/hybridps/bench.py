@@ -1,0 +1,687 @@
+"""Collectives of rising sizes: times, bandwidth, errors, and what the network would allow. Habits of nccl-tests.
+
+    hybridps bench                                        allreduce, two ranks on this machine, sharing memory
+    hybridps bench --nodes 4 --against gloo               four nodes, emulated over loopback, beside another backend
+    hybridps bench all_gather broadcast -b 1K -e 16M -f 4
+    torchrun ... -m hybridps.bench --nic-gbps 10          real machines; with the limit and the part of it reached
+
+size    bytes as nccl-tests counts them: the whole vector; for all_to_all what one rank sends in all
+time    median; of each operation the slowest rank counts. p99 likewise. With fewer than 100 operations it is the worst
+algbw   size / time; busbw: algbw times what must cross a rank's card per byte of size (nccl-tests, doc/PERFORMANCE.md)
+#wrong  elements that differ from the right result, over all ranks, in one more operation than the timed ones
+limit   the least time that the cards allow (hybridps.bounds), from --nic-gbps; %limit is limit / time
+sent    bytes that the busiest node sent to others per operation, by the backend's own count, and in % of the plan
+nic     the same by the interface's count (--interface), which holds headers and acknowledgements
+
+Backends take turns, block by block, in the same processes. Large operations start from a barrier; small ones run in
+blocks back to back, and the first of a block does not count.
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+
+from hybridps import bounds
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
+REDUCTIONS = ("sum", "avg", "min", "max")
+REDUCING = ("allreduce", "reduce", "reduce_scatter")
+BLOCK_SECONDS = 0.02  # operations quicker than this run in blocks of about this long
+BLOCK_MAX = 20
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def parse_size(text: str) -> int:
+    number, unit = text.strip().upper(), ""
+    for ending in ("IB", "B"):
+        number = number.removesuffix(ending)
+    if number[-1:] in ("K", "M", "G"):
+        number, unit = number[:-1], number[-1]
+    try:
+        value = float(number) * UNITS[unit]
+    except ValueError:
+        value = -1
+    if not 0 <= value < 2**60:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; examples: 64, 64K, 1.5M, 1G")
+    return int(value)
+
+
+def size_text(size: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def sizes_between(begin: int, end: int, factor: float, step: int = 0) -> list[int]:
+    """nccl-tests' -b -e -f -i: times `factor`, or plus `step` where that is given."""
+    if end < begin:
+        raise ValueError(f"the last size, {end}, is less than the first, {begin}")
+    if not step and factor <= 1:
+        raise ValueError(f"the factor between sizes must be more than 1, not {factor:g}")
+    sizes, size = [], begin
+    while size <= end:
+        sizes.append(size)
+        following = size + step if step else int(size * factor)
+        if following <= size:  # from 0, or a factor so small that it is lost
+            following = size + 1
+        size = following
+    return sizes
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """The nearest rank: the least value that `percent` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+
+def per_node(text: str, nodes: int, what: str) -> list[float]:
+    """"10" or "10,10,5": one number for each node."""
+    values = [float(part) for part in text.split(",")]
+    if len(values) == 1:
+        values *= nodes
+    if len(values) != nodes or min(values) <= 0:
+        raise ValueError(f"{what} {text}: give one positive number, or one for each of the {nodes} nodes")
+    return values
+
+
+def interface_bytes(name: str) -> tuple[int, int]:
+    """(sent, received) of a network interface since it was made."""
+    counts = []
+    for direction in ("tx", "rx"):
+        with open(f"/sys/class/net/{name}/statistics/{direction}_bytes") as file:
+            counts.append(int(file.read()))
+    return counts[0], counts[1]
+
+
+def summarise(per_rank: list[list[float]]) -> dict:
+    """Times of the same operations on every rank -> the figures of a row, in seconds."""
+    slowest = [max(times) for times in zip(*per_rank, strict=True)]
+    half = len(slowest) // 2
+    first, second = slowest[:half] or slowest, slowest[half:]
+    return {
+        "seconds": statistics.median(slowest),
+        "mean_seconds": statistics.fmean(slowest),
+        "min_seconds": min(slowest),
+        "p99_seconds": percentile(slowest, 99),
+        "operations": len(slowest),
+        "drift": statistics.median(second) / statistics.median(first) - 1,
+    }
+
+
+def paired_ratio(ours: list[list[float]], peers: list[list[float]], block: int) -> float:
+    """How many times faster we are: median over the pairs of blocks that followed each other."""
+    mine, theirs = ([max(times) for times in zip(*per_rank, strict=True)] for per_rank in (ours, peers))
+    ratios = []
+    for begin in range(0, len(mine), block):
+        ratios.append(statistics.median(theirs[begin : begin + block]) / statistics.median(mine[begin : begin + block]))
+    return statistics.median(ratios)
+
+
+class Case:
+    """One collective of one size on this rank: its tensors, how to call it, what has to come out."""
+
+    def __init__(self, session: "Session", collective: str, size: int, dtype: str, reduction: str, root: int):
+        import torch
+        import torch.distributed as dist
+
+        self.dist, self.torch = dist, torch
+        self.collective, self.root = collective, root
+        self.rank, self.world = session.rank, session.world
+        self.dtype = getattr(torch, dtype)
+        self.reduction = reduction
+        self.op = getattr(dist.ReduceOp, reduction.upper())
+        element = torch.empty(0, dtype=self.dtype).element_size()
+        count = max(1, size // element) if size else 0
+        if collective in ("all_gather", "reduce_scatter", "all_to_all"):
+            count = max(1, count // self.world) * self.world
+        self.count = 0 if collective == "barrier" else count
+        self.bytes = self.count * element
+        part = self.count // self.world
+        sent = part if collective == "all_gather" else self.count
+        received = {"all_gather": self.count, "reduce_scatter": part, "all_to_all": self.count}
+        received["sendrecv"] = self.count
+        # Written once, so that the pages are there and not all the same one.
+        self.input = torch.zeros(sent, dtype=self.dtype).fill_(0)
+        self.output = torch.zeros(received.get(collective, 0), dtype=self.dtype).fill_(0)
+
+    def call(self, group) -> None:
+        dist = self.dist
+        if self.collective == "allreduce":
+            dist.all_reduce(self.input, self.op, group=group)
+        elif self.collective == "reduce":
+            dist.reduce(self.input, self.root, self.op, group=group)
+        elif self.collective == "broadcast":
+            dist.broadcast(self.input, self.root, group=group)
+        elif self.collective == "all_gather":
+            dist.all_gather_into_tensor(self.output, self.input, group=group)
+        elif self.collective == "reduce_scatter":
+            dist.reduce_scatter_tensor(self.output, self.input, self.op, group=group)
+        elif self.collective == "all_to_all":
+            dist.all_to_all_single(self.output, self.input, group=group)
+        elif self.collective == "sendrecv":
+            following, previous = (self.rank + 1) % self.world, (self.rank - 1) % self.world
+            works = [dist.isend(self.input, following, group=group), dist.irecv(self.output, previous, group=group)]
+            for work in works:
+                work.wait()
+        else:
+            dist.barrier(group=group)
+
+    def _pattern(self, rank: int, count: int, begin: int = 0):
+        """Small whole numbers: their sums are exact in every type, up to 60 ranks in bfloat16."""
+        cycle = (self.torch.arange(5) + begin) % 5 + rank % 3
+        return cycle.to(self.dtype).repeat(count // 5 + 1)[:count]
+
+    def _reduced(self, count: int, begin: int = 0):
+        adds = [rank % 3 for rank in range(self.world)]
+        base = self._pattern(0, count, begin)
+        if self.reduction == "sum":
+            return base * self.world + sum(adds)
+        if self.reduction == "avg":
+            exact = base.to(self.torch.float64) + sum(adds) / self.world
+            return exact if self.dtype.is_floating_point else exact.to(self.dtype)
+        return base + (min(adds) if self.reduction == "min" else max(adds))
+
+    def wrong(self, group) -> int:
+        """Runs the operation once on known values; the number of elements on this rank that came out wrong."""
+        if self.count == 0:
+            self.call(group)
+            return 0
+        torch, part = self.torch, self.count // self.world
+        self.input.copy_(self._pattern(self.rank, self.input.numel(), 0))
+        if self.collective == "all_gather":
+            self.input.copy_(self._pattern(self.rank, part))
+        self.output.fill_(77)
+        self.call(group)
+        if self.collective == "allreduce" or (self.collective == "reduce" and self.rank == self.root):
+            got, want = self.input, self._reduced(self.count)
+        elif self.collective == "reduce":
+            got = want = self.input  # undefined elsewhere
+        elif self.collective == "broadcast":
+            got, want = self.input, self._pattern(self.root, self.count)
+        elif self.collective == "all_gather":
+            got, want = self.output, torch.cat([self._pattern(rank, part) for rank in range(self.world)])
+        elif self.collective == "reduce_scatter":
+            got, want = self.output, self._reduced(part, self.rank * part)
+        elif self.collective == "all_to_all":
+            parts = [self._pattern(rank, part, self.rank * part) for rank in range(self.world)]
+            got, want = self.output, torch.cat(parts)
+        else:
+            got, want = self.output, self._pattern((self.rank - 1) % self.world, self.count)
+        if self.dtype.is_floating_point and (self.reduction == "avg" or want.abs().max() > 256):
+            tolerance = 2 * torch.finfo(self.dtype).eps
+            wrong = ~torch.isclose(got.to(torch.float64), want.to(torch.float64), rtol=tolerance, atol=0)
+        else:
+            wrong = got != want.to(got.dtype)
+        self.input.fill_(0)
+        return int(wrong.sum())
+
+
+class Session:
+    """The process groups of a measurement, one per backend over the same ranks. The first is the one under test."""
+
+    def __init__(self, backends: list[str], timeout_s: float = 120, **init):
+        import torch
+        import torch.distributed as dist
+
+        self.dist, self.torch = dist, torch
+        torch.set_num_threads(1)
+        timeout = timedelta(seconds=timeout_s)
+        dist.init_process_group(backends[0], timeout=timeout, **init)
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.groups = {backends[0]: dist.group.WORLD}
+        for backend in backends[1:]:
+            self.groups[backend] = dist.new_group(backend=backend, timeout=timeout)
+        self.main = dist.group.WORLD
+        self.nodes = self._everyones(self._node_name())
+        names = list(dict.fromkeys(self.nodes))
+        self.node_of = [names.index(node) for node in self.nodes]
+        self.node_count = len(names)
+        self._counters = self._find_counters() if "hybridps" in backends else None
+
+    def close(self) -> None:
+        self.dist.destroy_process_group()
+
+    @staticmethod
+    def _node_name() -> str:
+        if name := os.environ.get("HYBRIDPS_NODE"):
+            return name
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/ipc')} {socket.gethostname()}"
+
+    @staticmethod
+    def _find_counters():
+        from hybridps import _C
+
+        return lambda: (_C.stats()["net_tx_payload_bytes"], _C.stats()["net_rx_payload_bytes"])
+
+    def _everyones(self, value) -> list:
+        values = [None] * self.world
+        self.dist.all_gather_object(values, value, group=self.main)
+        return values
+
+    def align(self) -> None:
+        self.dist.barrier(group=self.main)
+
+    def _per_node(self, per_rank: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        sums = [[0.0, 0.0] for _ in range(self.node_count)]
+        for node, (sent, received) in zip(self.node_of, per_rank, strict=True):
+            sums[node][0] += sent
+            sums[node][1] += received
+        return [(sent, received) for sent, received in sums]
+
+    def measure(
+        self,
+        collective: str,
+        size: int,
+        *,
+        iterations: int = 20,
+        warmup: int = 5,
+        warmup_of: dict[str, int] | None = None,
+        dtype: str = "float32",
+        reduction: str = "sum",
+        root: int = 0,
+        check: bool = True,
+        interface: str | None = None,
+        backends: list[str] | None = None,
+    ) -> dict:
+        """One row; the same on every rank. Seconds and bytes."""
+        case = Case(self, collective, size, dtype, reduction, root)
+        groups = {name: self.groups[name] for name in backends or self.groups}
+        for name, group in groups.items():
+            for _ in range((warmup_of or {}).get(name, warmup)):
+                case.call(group)
+        # One more says how long one takes. The block must be the same on every rank.
+        self.align()
+        quick = []
+        for group in groups.values():
+            begin = time.perf_counter()
+            case.call(group)
+            quick.append(time.perf_counter() - begin)
+        slowest = max(max(times) for times in self._everyones(quick))
+        block = 1 if slowest >= BLOCK_SECONDS else max(1, min(BLOCK_MAX, iterations, int(BLOCK_SECONDS / slowest) + 1))
+        blocks = max(1, round(iterations / block))
+
+        times = {name: [] for name in groups}
+        cpu_s = dict.fromkeys(groups, 0.0)
+        busy_s = dict.fromkeys(groups, 0.0)
+        marks = []  # (backend of the block that follows, counters, interface)
+        first_of_node = self.rank == self.node_of.index(self.node_of[self.rank])
+
+        def mark(name: str) -> None:
+            counted = self._counters() if self._counters else (0, 0)
+            seen = interface_bytes(interface) if interface and first_of_node else (0, 0)
+            marks.append((name, *counted, *seen))
+
+        order = list(groups.items())
+        dropped = 1 if block > 1 else 0
+        for _ in range(blocks):
+            for name, group in order:
+                self.align()
+                mark(name)
+                self.align()  # nobody sends before all have read their counters
+                cpu = time.process_time()
+                begin = start = time.perf_counter()
+                for index in range(block + dropped):
+                    case.call(group)
+                    end = time.perf_counter()
+                    if index >= dropped:
+                        times[name].append(end - start)
+                    start = end
+                cpu_s[name] += time.process_time() - cpu
+                busy_s[name] += end - begin
+        self.align()
+        mark("")
+        calls = blocks * (block + dropped)
+        moved = {name: [0] * 4 for name in groups}
+        for (name, *before), (_, *after) in zip(marks, marks[1:], strict=False):
+            for index in range(4):
+                moved[name][index] += after[index] - before[index]
+
+        wrong = {name: case.wrong(group) if check else None for name, group in groups.items()}
+        mine = {
+            name: (times[name], [part / calls for part in moved[name]], wrong[name], cpu_s[name], busy_s[name])
+            for name in groups
+        }
+        everyones = self._everyones(mine)
+        row = {
+            "collective": collective,
+            "bytes": case.bytes,
+            "count": case.count,
+            "dtype": dtype,
+            "reduction": reduction if collective in REDUCING else None,
+            "root": root if collective in ("reduce", "broadcast") else None,
+            "block": block,
+            "backends": {},
+        }
+        for name in groups:
+            figures = summarise([ranks[name][0] for ranks in everyones])
+            t = figures["seconds"]
+            figures["algbw"] = case.bytes / t
+            figures["busbw"] = case.bytes / t * bounds.busbw_factor(collective, self.world)
+            figures["wrong"] = sum(ranks[name][2] for ranks in everyones) if check else None
+            figures["cpu_seconds"] = sum(ranks[name][3] for ranks in everyones) / calls
+            wall = max(ranks[name][4] for ranks in everyones)
+            figures["cpu_load"] = sum(ranks[name][3] for ranks in everyones) / wall
+            if name == "hybridps":
+                figures["payload"] = self._per_node([ranks[name][1][:2] for ranks in everyones])
+            if interface:
+                figures["interface"] = self._per_node([ranks[name][1][2:] for ranks in everyones])
+            row["backends"][name] = figures
+        ours, *others = groups
+        for other in others:
+            pair = [[ranks[name][0] for ranks in everyones] for name in (ours, other)]
+            row["backends"][other]["ours_is_faster_by"] = paired_ratio(*pair, block)
+        return row
+
+
+def add_limits(row: dict, node_of: list[int], rates: list[float] | None, servers: list[float]) -> None:
+    """Puts the bound and the plan beside what was measured; `rates` are goodputs in bytes/s, None if not known."""
+    size, collective, root = row["bytes"], row["collective"], row["root"] or 0
+    if rates:
+        row["limit_seconds"] = bounds.limit_seconds(collective, size, node_of, rates, servers, root)
+    plan = bounds.planned_bytes(collective, size, node_of, rates or (), servers, root)
+    row["planned"] = plan
+    for figures in row["backends"].values():
+        if rates and row["limit_seconds"] > 0:
+            figures["of_limit"] = row["limit_seconds"] / figures["seconds"]
+        for what in ("payload", "interface"):
+            if plan and what in figures and max(map(max, plan)) > 0:
+                # The largest deviation of any node and direction, as a factor.
+                factors = [
+                    got / want
+                    for node, wanted in zip(figures[what], plan, strict=True)
+                    for got, want in zip(node, wanted, strict=True)
+                    if want > 0
+                ]
+                figures[what + "_to_plan"] = max(factors, key=lambda factor: abs(math.log(max(factor, 1e-9))))
+
+
+COLUMNS = "{:>12} {:>12} {:>9} {:>5} {:>9} {:>10} {:>8} {:>8} {:>7} {:>10} {:>10} {:>7} {:>12} {:>6} {:>12} {:>6} {:>7}"
+
+
+def heading() -> str:
+    first = "size count type redop backend time algbw busbw #wrong p99 limit %limit sent %plan nic %plan ratio".split()
+    second = ["(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)", "", "(B)", "", "(B)", "", ""]
+    return "\n".join("#" + COLUMNS.format(*line)[1:] for line in (first, second))
+
+
+def lines_of(row: dict) -> list[str]:
+    lines = []
+    ours = next(iter(row["backends"]))
+    for name, figures in row["backends"].items():
+        limit, percent = "-", "-"
+        if row.get("limit_seconds"):
+            limit, percent = f"{row['limit_seconds'] * 1e6:.0f}", f"{figures['of_limit']:.1%}"
+        cells = [row["bytes"], row["count"], row["dtype"], row["reduction"] or "-", name]
+        cells += [f"{figures['seconds'] * 1e6:.1f}", f"{figures['algbw'] / 1e9:.3f}", f"{figures['busbw'] / 1e9:.3f}"]
+        cells += ["-" if figures["wrong"] is None else figures["wrong"], f"{figures['p99_seconds'] * 1e6:.1f}"]
+        cells += [limit, percent]
+        for what in ("payload", "interface"):
+            if what in figures:
+                cells.append(f"{max(sent for sent, _ in figures[what]):.0f}")
+                factor = figures.get(what + "_to_plan")
+                cells.append(f"{factor:.1%}" if factor else "-")
+            else:
+                cells += ["-", "-"]
+        # How many times faster the backend under test is than this one.
+        cells.append("1" if name == ours else f"{figures['ours_is_faster_by']:.2f}")
+        lines.append(COLUMNS.format(*cells))
+    return lines
+
+
+def load_of_machine() -> str:
+    with open("/proc/loadavg") as file:
+        return " ".join(file.read().split()[:3])
+
+
+def plot_complaint() -> str:
+    import importlib.util
+
+    if importlib.util.find_spec("matplotlib") is None:
+        return "--plot needs matplotlib, which is not installed here: pip install matplotlib, or leave --plot out"
+    return ""
+
+
+def plot(result: dict, path: str) -> None:
+    """Two panels: times with the limit, and bus bandwidth; one line per collective and backend."""
+    os.environ.setdefault("MPLCONFIGDIR", os.path.join(tempfile.gettempdir(), f"matplotlib-{os.getuid()}"))
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.6), constrained_layout=True)
+    collectives = list(dict.fromkeys(row["collective"] for row in result["rows"]))
+    for index, collective in enumerate(collectives):
+        rows = [row for row in result["rows"] if row["collective"] == collective and row["bytes"] > 0]
+        if not rows:
+            continue
+        sizes = [row["bytes"] for row in rows]
+        colour = f"C{index % 10}"
+        for name, style in zip(rows[0]["backends"], ("-o", "--s", ":^"), strict=False):
+            label = f"{collective}, {name}"
+            figures = [row["backends"][name] for row in rows]
+            left.plot(sizes, [f["seconds"] * 1e3 for f in figures], style, color=colour, label=label, markersize=4)
+            right.plot(sizes, [f["busbw"] / 1e9 for f in figures], style, color=colour, label=label, markersize=4)
+        if rows[0].get("limit_seconds"):
+            limits = [row["limit_seconds"] * 1e3 for row in rows]
+            left.plot(sizes, limits, color=colour, alpha=0.3, linewidth=5, label=f"{collective}, limit")
+    left.set(title="Time, median", ylabel="ms", yscale="log")
+    right.set(title="Bus bandwidth", ylabel="GB/s")
+    for axes in (left, right):
+        axes.set(xlabel="bytes", xscale="log")
+        axes.set_xscale("log", base=2)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.suptitle(result["title"])
+    figure.savefig(path, dpi=110)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("collective", nargs="*", help=f"any of {', '.join(bounds.COLLECTIVES)}; all: each of them (default allreduce)")
+    add("-b", "--minbytes", type=parse_size, default="64", help="first size (default %(default)s)")
+    add("-e", "--maxbytes", type=parse_size, default="16M", help="last size (default %(default)s)")
+    add("-f", "--stepfactor", type=float, default=4, help="factor between sizes (default %(default)s)")
+    add("-i", "--stepbytes", type=parse_size, default=0, help="bytes between sizes, instead of a factor")
+    add("-n", "--iters", type=int, default=20, help="timed operations per size and backend (default %(default)s)")
+    add("-w", "--warmup_iters", type=int, default=5, help="operations before them (default %(default)s)")
+    add("-d", "--datatype", choices=DTYPES, default="float32", metavar="TYPE", help=", ".join(DTYPES))
+    add("-o", "--op", choices=REDUCTIONS, default="sum", metavar="OP", help=", ".join(REDUCTIONS))
+    add("-r", "--root", type=int, default=0, help="of broadcast and reduce (default %(default)s)")
+    add("-c", "--check", type=int, choices=(0, 1), default=1, help="0: do not check results")
+    add("--backend", default="hybridps", help="under test (default %(default)s)")
+    add("--against", default="", metavar="NAMES", help="other backends, e.g. gloo; they take turns with the first")
+    add("--nic-gbps", metavar="RATE", help="of the cards, or one for each node with commas: gives limit and %%limit")
+    add("--mtu", type=int, help="for the goodput (default: the interface's, else 1500)")
+    add("--servers-gbps", metavar="RATES", default="", help="of dedicated servers, with commas: they lower the limit")
+    add("--interface", metavar="NAME", help="count the bytes of this network interface")
+    add("--ranks", type=int, default=0, help="local ranks to start, per node; not under torchrun (default 2, with --nodes 1)")
+    add("--nodes", type=int, default=1, help="nodes to emulate with local ranks, over loopback (default %(default)s)")
+    add("--json", metavar="FILE", help="write everything measured")
+    add("--plot", metavar="FILE", help="draw a picture (PNG); needs matplotlib")
+    add("--store", help=argparse.SUPPRESS)  # where the ranks that this program started meet
+    add("--timeout", type=float, default=120, metavar="SECONDS", help="of one operation (default %(default)s)")
+
+
+def _complaint(arguments) -> str:
+    """What is wrong with the arguments, before anything is started."""
+    unknown = [name for name in arguments.collective if name not in (*bounds.COLLECTIVES, "all")]
+    if unknown:
+        return f"unknown collective {unknown[0]!r}; there are {', '.join(bounds.COLLECTIVES)}"
+    if arguments.iters < 1 or arguments.warmup_iters < 0:
+        return "-n must be at least 1, and -w at least 0"
+    if arguments.ranks < 0 or arguments.nodes < 1:
+        return "--ranks and --nodes count from 1"
+    try:
+        sizes_between(arguments.minbytes, arguments.maxbytes, arguments.stepfactor, arguments.stepbytes)
+        for text, what in ((arguments.nic_gbps, "--nic-gbps"), (arguments.servers_gbps, "--servers-gbps")):
+            if text:
+                per_node(text, len(text.split(",")), what)
+    except ValueError as error:
+        return str(error)
+    if arguments.servers_gbps and not arguments.nic_gbps:
+        return "--servers-gbps needs --nic-gbps"
+    if arguments.interface and not os.path.isdir(f"/sys/class/net/{arguments.interface}"):
+        return f"no network interface {arguments.interface!r}; there are {', '.join(sorted(os.listdir('/sys/class/net')))}"
+    return plot_complaint() if arguments.plot else ""
+
+
+def launch(argv: list[str], ranks: int, nodes: int) -> int:
+    """Starts local ranks of this program and waits for them; 0 when all went well."""
+    world = ranks * nodes
+    processes = []
+
+    def stop(*_) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    with tempfile.TemporaryDirectory(prefix="hybridps-bench-") as folder:
+        try:
+            for rank in range(world):
+                environment = dict(os.environ)
+                environment.setdefault("OMP_NUM_THREADS", "1")
+                environment.setdefault("HYBRIDPS_INTERFACE", "lo")
+                environment.setdefault("GLOO_SOCKET_IFNAME", environment["HYBRIDPS_INTERFACE"])
+                environment |= {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(world),
+                    "LOCAL_RANK": str(rank % ranks),
+                    "LOCAL_WORLD_SIZE": str(ranks),
+                }
+                if nodes > 1:
+                    environment["HYBRIDPS_NODE"] = f"node{rank // ranks}"
+                store = ["--store", os.path.join(folder, "store")]
+                command = [sys.executable, "-m", "hybridps.bench", *argv, *store]
+                processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
+            waiting = list(processes)
+            while waiting:
+                for process in list(waiting):
+                    status = process.poll()
+                    if status is None:
+                        continue
+                    waiting.remove(process)
+                    if status != 0:
+                        time.sleep(0.5)  # the others have a word to say, too
+                        print(f"hybridps bench: a rank ended with status {status}", file=sys.stderr)
+                        return 1
+                time.sleep(0.02)
+            return 0
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+            for process in processes:
+                if process.poll() is None:
+                    process.terminate()
+            for process in processes:
+                try:
+                    process.wait(5)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def measure_all(arguments) -> int:
+    names = list(dict.fromkeys([arguments.backend, *filter(None, arguments.against.split(","))]))
+    init = {}
+    if arguments.store:
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        init = {"init_method": f"file://{arguments.store}", "rank": rank, "world_size": world}
+    session = Session(names, arguments.timeout, **init)
+    quiet = session.rank != 0
+    rates, servers = None, []
+    if arguments.nic_gbps:
+        mtu = arguments.mtu or 1500
+        if not arguments.mtu and arguments.interface:
+            with open(f"/sys/class/net/{arguments.interface}/mtu") as file:
+                mtu = int(file.read())
+        nodes = session.node_count
+        rates = [bounds.goodput(rate, mtu) for rate in per_node(arguments.nic_gbps, nodes, "--nic-gbps")]
+        servers = [bounds.goodput(float(rate), mtu) for rate in filter(None, arguments.servers_gbps.split(","))]
+    title = f"{session.world} ranks on {session.node_count} nodes"
+    if rates:
+        title += f", {arguments.nic_gbps} Gbit/s" + (f", {len(servers)} dedicated servers" if servers else "")
+    result = {
+        "title": title,
+        "ranks": session.world,
+        "node_of": session.node_of,
+        "goodput": rates,
+        "servers_goodput": servers,
+        "command": sys.argv,
+        "torch": session.torch.__version__,
+        "kernel": platform.release(),
+        "cores": len(os.sched_getaffinity(0)),
+        "settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("HYBRIDPS_", "UCX_", "GLOO_"))},
+        "load_before": load_of_machine(),
+        "rows": [],
+    }
+    if not quiet:
+        print(f"# hybridps bench: {title}; load {result['load_before']}; {result['cores']} cores")
+    asked = arguments.collective or ["allreduce"]
+    wrong = 0
+    for collective in bounds.COLLECTIVES if "all" in asked else asked:
+        sizes = sizes_between(arguments.minbytes, arguments.maxbytes, arguments.stepfactor, arguments.stepbytes)
+        if not quiet:
+            print(f"# {collective}\n{heading()}", flush=True)
+        for size in [0] if collective == "barrier" else sizes:
+            row = session.measure(
+                collective,
+                size,
+                iterations=arguments.iters,
+                warmup=arguments.warmup_iters,
+                dtype=arguments.datatype,
+                reduction=arguments.op,
+                root=arguments.root,
+                check=bool(arguments.check),
+                interface=arguments.interface,
+            )
+            add_limits(row, session.node_of, rates, servers)
+            result["rows"].append(row)
+            wrong += sum(figures["wrong"] or 0 for figures in row["backends"].values())
+            if not quiet:
+                print("\n".join(lines_of(row)), flush=True)
+    result["load_after"] = load_of_machine()
+    session.close()
+    if not quiet:
+        print(f"# wrong elements: {wrong}")
+        if arguments.json:
+            with open(arguments.json, "w") as file:
+                json.dump(result, file, indent=1)
+        if arguments.plot:
+            plot(result, arguments.plot)
+    return 1 if wrong else 0
+
+
+def run(arguments, argv: list[str]) -> int:
+    if complaint := _complaint(arguments):
+        print(f"hybridps bench: {complaint}", file=sys.stderr)
+        return 2
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return measure_all(arguments)
+    try:
+        return launch(argv, arguments.ranks or (2 if arguments.nodes == 1 else 1), arguments.nodes)
+    except KeyboardInterrupt:
+        return 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(
+        prog="python -m hybridps.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
+    return run(parser.parse_args(argv), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""What a network allows: the least time of a collective, and the bytes that the plan puts through each network card.
+
+A node has one full-duplex card; a rate is goodput in bytes/s per direction, the same each way. Sums cost nothing, and
+push and pull overlap. The allreduce with equal rates is Theorem 1 of BytePS (Jiang et al., "A Unified Architecture for
+Accelerating Distributed DNN Training in Heterogeneous GPU/CPU Clusters", OSDI 2020); the rest is counting, below.
+
+Allreduce of S bytes, n worker nodes. A worker that owns the share y sends and receives (1 - y) S as a client and
+(n - 1) y S as an owner: (1 + (n - 2) y) S. A dedicated server that owns x sends and receives n x S. Within the time t a
+worker with the rate B can therefore own (t B / S - 1) / (n - 2), a server t B / (n S); the least t for which these reach 1
+is the bound, and no worker can be done before S / B.
+
+The other collectives move what they must: nobody can receive less than the bytes that it lacks, nor send less than
+those that only it has. busbw is nccl-tests' (its doc/PERFORMANCE.md): algbw times the bytes that must cross one rank's
+card, in units of the size.
+"""
+
+from collections.abc import Sequence
+
+COLLECTIVES = (
+    "allreduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "sendrecv",
+    "barrier",
+)
+
+ETHERNET_HEADER_BYTES = 14  # what Linux counts of a frame; preamble, gap and checksum are 24 more on a real wire
+IP_TCP_HEADER_BYTES = 52  # IPv4, TCP, timestamps
+
+
+def goodput(gbps: float, mtu: int = 1500, framing_bytes: int = ETHERNET_HEADER_BYTES) -> float:
+    """Bytes/s that TCP delivers through a card of `gbps` Gbit/s."""
+    return gbps * 1e9 / 8 * (mtu - IP_TCP_HEADER_BYTES) / (mtu + framing_bytes)
+
+
+def _capacity(seconds: float, size: float, workers: Sequence[float], servers: Sequence[float]) -> list[float]:
+    """The largest share of the tensor that each card can serve in the time; workers first."""
+    n = len(workers)
+    shares = []
+    for rate in workers:
+        spare = seconds * rate / size - 1
+        shares.append(1.0 if n <= 2 else min(1.0, max(0.0, spare / (n - 2))))
+    return shares + [min(1.0, seconds * rate / (n * size)) for rate in servers]
+
+
+def allreduce_shares(size: float, workers: Sequence[float], servers: Sequence[float] = ()) -> tuple[float, list[float]]:
+    """(least seconds, shares that reach it; they sum to 1)."""
+    n = len(workers)
+    if n < 2 or size <= 0:
+        return 0.0, [1.0 / max(1, n)] * n + [0.0] * len(servers)
+    floor = size / min(workers)
+    low, high = floor, floor * max(1, n - 1)  # at the latter the slowest worker could own everything
+    if sum(_capacity(low, size, workers, servers)) >= 1:
+        high = low
+    for _ in range(200):
+        if high - low <= 1e-13 * high:
+            break
+        middle = (low + high) / 2
+        if sum(_capacity(middle, size, workers, servers)) >= 1:
+            high = middle
+        else:
+            low = middle
+    capacity = _capacity(high, size, workers, servers)
+    total = sum(capacity)
+    return high, [share / total for share in capacity]
+
+
+def allreduce_loads(size: float, shares: Sequence[float], workers: int) -> list[float]:
+    """Bytes through each card, each way, for given shares: workers first, then dedicated servers."""
+    clients = [(1 + (workers - 2) * share) * size for share in shares[:workers]]
+    return clients + [workers * share * size for share in shares[workers:]]
+
+
+def ring_time(size: float, workers: Sequence[float]) -> float:
+    """A ring over nodes that reduce inside first; the slowest card paces every step."""
+    n = len(workers)
+    return 0.0 if n < 2 else 2 * (n - 1) / n * size / min(workers)
+
+
+def busbw_factor(collective: str, ranks: int) -> float:
+    if ranks < 2 or collective == "barrier":
+        return 0.0
+    if collective == "allreduce":
+        return 2 * (ranks - 1) / ranks
+    if collective in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+def node_bytes(collective: str, size: float, node_of: Sequence[int], root: int = 0) -> list[tuple[float, float]] | None:
+    """Per node (bytes that it must send, bytes that it must receive); None for an allreduce, where shares decide.
+
+    `size` as in nccl-tests: the whole vector, of which a rank has or gets 1/ranks in reduce_scatter and all_gather; what
+    one rank sends in all in all_to_all. sendrecv: each rank to the next one, in a circle.
+    """
+    ranks = len(node_of)
+    nodes = max(node_of) + 1
+    if collective == "allreduce":
+        return None
+    if nodes == 1 or collective == "barrier":
+        return [(0.0, 0.0)] * nodes
+    local = [list(node_of).count(node) for node in range(nodes)]
+    result = []
+    for node in range(nodes):
+        mine = size * local[node] / ranks
+        if collective == "all_gather":
+            result.append((mine, size - mine))
+        elif collective == "reduce_scatter":
+            result.append((size - mine, mine))
+        elif collective == "all_to_all":
+            moved = local[node] * size * (ranks - local[node]) / ranks
+            result.append((moved, moved))
+        elif collective == "broadcast":
+            result.append((size, 0.0) if node == node_of[root] else (0.0, size))
+        elif collective == "reduce":
+            result.append((0.0, size) if node == node_of[root] else (size, 0.0))
+        elif collective == "sendrecv":
+            out = sum(node_of[r] == node != node_of[(r + 1) % ranks] for r in range(ranks))
+            come = sum(node_of[(r + 1) % ranks] == node != node_of[r] for r in range(ranks))
+            result.append((out * size, come * size))
+        else:
+            raise ValueError(f"unknown collective {collective!r}")
+    return result
+
+
+def limit_seconds(
+    collective: str,
+    size: float,
+    node_of: Sequence[int],
+    rates: Sequence[float],
+    servers: Sequence[float] = (),
+    root: int = 0,
+) -> float:
+    """The least time of a collective on nodes with these goodputs; 0 where no byte has to cross."""
+    if collective == "allreduce":
+        return allreduce_shares(size, rates, servers)[0]
+    moved = node_bytes(collective, size, node_of, root)
+    return max(max(out, come) / rate for (out, come), rate in zip(moved, rates, strict=True))
+
+
+def planned_bytes(
+    collective: str,
+    size: float,
+    node_of: Sequence[int],
+    rates: Sequence[float] = (),
+    servers: Sequence[float] = (),
+    root: int = 0,
+) -> list[tuple[float, float]] | None:
+    """Per worker node (sent, received) payload if hybridps's plan is followed; None for a reduce, which has no such
+    closed form worth keeping.
+
+    A broadcast goes by way of owners: the root's node sends each byte once, the others own equal parts and pass them on.
+    """
+    nodes = max(node_of) + 1
+    if nodes == 1:
+        return [(0.0, 0.0)] * nodes
+    if collective == "reduce":
+        return None
+    if collective == "allreduce":
+        shares = allreduce_shares(size, rates or [1.0] * nodes, servers)[1]
+        return [(load, load) for load in allreduce_loads(size, shares, nodes)[:nodes]]
+    moved = node_bytes(collective, size, node_of, root)
+    if collective == "broadcast":
+        passed_on = size * (nodes - 2) / (nodes - 1)
+        return [(out or passed_on, come) for out, come in moved]
+    if collective == "all_gather":  # each part goes to every other node, from the one that has it
+        return [(out * (nodes - 1), come) for out, come in moved]
+    if collective == "reduce_scatter":  # each node sends one sum per foreign part; its owner gets all of them
+        return [(out, come * (nodes - 1)) for out, come in moved]
+    return moved

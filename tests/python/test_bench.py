@@ -1,0 +1,127 @@
+"""The parts of `hybridps bench` that need no processes."""
+
+import argparse
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hybridps import bench, cli
+
+
+def test_sizes_are_read_and_written():
+    for text, size in (("64", 64), ("1K", 1024), ("1.5M", 3 << 19), ("2g", 2 << 30), ("16MiB", 16 << 20), ("8B", 8)):
+        assert bench.parse_size(text) == size
+    for text in ("", "K", "-1", "1T", "nan", "inf"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            bench.parse_size(text)
+    assert [bench.size_text(size) for size in (64, 2048, 3 << 20)] == ["64 B", "2 KiB", "3 MiB"]
+
+
+def test_sizes_go_from_first_to_last():
+    assert bench.sizes_between(64, 1024, 4) == [64, 256, 1024]
+    assert bench.sizes_between(0, 3, 2) == [0, 1, 2]
+    assert bench.sizes_between(1, 4, 1.1) == [1, 2, 3, 4]
+    assert bench.sizes_between(10, 30, 0, step=10) == [10, 20, 30]
+    for wrong in ((8, 4, 2), (4, 8, 1)):
+        with pytest.raises(ValueError):
+            bench.sizes_between(*wrong)
+
+
+def test_percentiles_are_of_the_nearest_rank():
+    values = list(range(100, 0, -1))
+    assert [bench.percentile(values, p) for p in (1, 50, 99, 100)] == [1, 50, 99, 100]
+    assert bench.percentile([3.0], 99) == 3.0
+
+
+def test_the_slowest_rank_counts():
+    figures = bench.summarise([[1.0, 2.0, 1.0, 5.0], [2.0, 1.0, 3.0, 1.0]])  # slowest: 2 2 3 5
+    assert figures["seconds"] == 2.5 and figures["p99_seconds"] == 5 and figures["mean_seconds"] == 3
+    assert figures["drift"] == pytest.approx(1.0)  # 2 in the first half, 4 in the second
+    assert bench.summarise([[1.0]])["drift"] == 0
+
+
+def test_the_ratio_is_of_neighbouring_blocks():
+    # The machine slows down threefold in the middle: the ratio of medians would be off, that of pairs is not.
+    ours = [[1.0, 1.0, 3.0, 3.0, 3.0, 3.0]]
+    peers = [[2.0, 2.0, 6.0, 6.0, 6.0, 6.0]]
+    assert bench.paired_ratio(ours, peers, 2) == 2
+
+
+def test_limits_are_put_beside_what_was_measured():
+    figures = {"seconds": 3.0, "payload": [(9.0, 9.0)] * 3 + [(9.0, 10.0)]}
+    row = {"bytes": 6, "collective": "allreduce", "root": None, "backends": {"hybridps": figures}}
+    bench.add_limits(row, [0, 1, 2, 3], [4.5] * 4, [])
+    assert row["limit_seconds"] == pytest.approx(2) and figures["of_limit"] == pytest.approx(2 / 3)
+    assert figures["payload_to_plan"] == pytest.approx(10 / 9)  # the worst card
+
+
+def test_lines_have_the_columns_of_the_heading():
+    figures = {"seconds": 3e-3, "p99_seconds": 4e-3, "algbw": 2e9, "busbw": 3e9, "wrong": 0, "of_limit": 0.5}
+    peer = dict(figures, ours_is_faster_by=1.25)
+    row = {"bytes": 6, "count": 3, "dtype": "int8", "reduction": "sum", "limit_seconds": 1.5e-3}
+    row["backends"] = {"hybridps": figures, "gloo": peer}
+    lines = bench.lines_of(row)
+    assert [len(line.split()) for line in lines] == [17, 17]
+    assert lines[0].split()[4:9] == ["hybridps", "3000.0", "2.000", "3.000", "0"]
+    assert lines[1].split()[-1] == "1.25"
+    assert len(bench.heading().splitlines()[0].lstrip("#").split()) == 17
+
+
+def complaint_of(*argv):
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return bench._complaint(parser.parse_args(argv))
+
+
+def test_wrong_arguments_are_complained_about():
+    assert complaint_of() == ""
+    assert "allreduc" in complaint_of("allreduc")
+    assert "less than the first" in complaint_of("-b", "2K", "-e", "1K")
+    assert "-n" in complaint_of("-n", "0")
+    assert "--nic-gbps" in complaint_of("--nic-gbps", "0")
+    assert "needs --nic-gbps" in complaint_of("--servers-gbps", "1")
+    assert "lo" in complaint_of("--interface", "nowhere0")
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_runs(monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install matplotlib" in complaint_of("--plot", "x.png")
+
+
+def test_a_picture_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = []
+    for size in (64, 1024):
+        figures = {"seconds": size / 1e6, "busbw": 1e6}
+        rows.append({"collective": "allreduce", "bytes": size, "limit_seconds": size / 2e6})
+        rows[-1]["backends"] = {"hybridps": figures, "gloo": figures}
+    bench.plot({"title": "four ranks", "rows": rows}, str(tmp_path / "x.png"))
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_help_does_not_import_torch():
+    code = (
+        "import sys; from hybridps import cli\n"
+        "try: cli.main(['bench', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules, 'numpy' in sys.modules, 'matplotlib' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "busbw" in done.stdout and done.stdout.endswith("False False False\n")
+
+
+def test_the_command_hands_its_arguments_on(monkeypatch):
+    seen = []
+    monkeypatch.setattr(bench, "launch", lambda argv, ranks, nodes: seen.append((argv, ranks, nodes)) or 0)
+    monkeypatch.delenv("RANK", raising=False)
+    assert cli.main(["bench", "barrier", "-n", "3", "--nodes", "4"]) == 0
+    assert seen == [(["barrier", "-n", "3", "--nodes", "4"], 1, 4)]
+    assert cli.main(["bench", "unknown"]) == 2
+
+
+def test_rows_are_plain_data():
+    json.dumps(bench.summarise([[1.0, 2.0]]))

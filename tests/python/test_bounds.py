@@ -1,0 +1,101 @@
+"""The network's limits: against the closed forms, worked examples, and shares that a search finds."""
+
+import itertools
+import random
+
+import pytest
+
+from hybridps import bounds
+
+
+def slowest_load(shares, workers, servers=()):
+    loads = bounds.allreduce_loads(1.0, shares, len(workers))
+    return max(load / rate for load, rate in zip(loads, [*workers, *servers], strict=True))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8, 16])
+def test_equal_rates_reach_the_closed_form(n):
+    for k in sorted({0, 1, 2, n // 2, n}):
+        seconds, shares = bounds.allreduce_shares(1.0, [1.0] * n, [1.0] * k)
+        assert seconds == pytest.approx(2 * n * (n - 1) / (n * n + k * n - 2 * k), rel=1e-9)
+        assert sum(shares) == pytest.approx(1)
+        assert slowest_load(shares, [1.0] * n, [1.0] * k) == pytest.approx(seconds, rel=1e-9)
+
+
+def test_no_servers_and_equal_rates_tie_with_a_ring():
+    assert bounds.allreduce_shares(8.0, [2.0] * 5)[0] == pytest.approx(bounds.ring_time(8.0, [2.0] * 5))
+
+
+def test_one_fast_and_one_slow_host():
+    assert bounds.allreduce_shares(1.0, [1, 1, 1, 2.5])[0] == pytest.approx(12 / 11)
+    seconds, shares = bounds.allreduce_shares(1.0, [1, 1, 1, 0.5])
+    assert seconds == pytest.approx(2) and shares[3] == pytest.approx(0, abs=1e-9)
+    assert bounds.ring_time(1.0, [1, 1, 1, 0.5]) == pytest.approx(3)
+
+
+def test_no_nearby_shares_are_faster():
+    draw = random.Random(5)
+    for _ in range(50):
+        workers = [draw.uniform(0.2, 4) for _ in range(draw.randint(2, 6))]
+        servers = [draw.uniform(0.2, 4) for _ in range(draw.randint(0, 4))]
+        seconds, shares = bounds.allreduce_shares(1.0, workers, servers)
+        assert sum(shares) == pytest.approx(1) and min(shares) >= 0
+        assert slowest_load(shares, workers, servers) <= seconds * (1 + 1e-9)
+        for i, j in itertools.permutations(range(len(shares)), 2):
+            moved = list(shares)
+            moved[i] -= 1e-3
+            moved[j] += 1e-3
+            assert moved[i] < 0 or slowest_load(moved, workers, servers) >= seconds * (1 - 1e-9)
+
+
+def test_one_node_needs_no_network():
+    for collective in bounds.COLLECTIVES:
+        assert bounds.limit_seconds(collective, 1e6, [0, 0, 0], [1e9]) == 0
+        assert bounds.planned_bytes(collective, 1e6, [0, 0, 0]) == [(0, 0)]
+
+
+def test_limits_of_four_equal_nodes():
+    limit = {c: bounds.limit_seconds(c, 12.0, [0, 1, 2, 3], [1.0] * 4) for c in bounds.COLLECTIVES}
+    assert limit == pytest.approx(
+        {
+            "allreduce": 18,
+            "reduce": 12,
+            "broadcast": 12,
+            "all_gather": 9,
+            "reduce_scatter": 9,
+            "all_to_all": 9,
+            "sendrecv": 12,
+            "barrier": 0,
+        }
+    )
+
+
+def test_ranks_of_a_node_share_its_card():
+    # Two nodes of two: an allreduce is as if each node were one rank; all_to_all is not.
+    node_of = [0, 0, 1, 1]
+    assert bounds.limit_seconds("allreduce", 8.0, node_of, [1.0, 1.0]) == pytest.approx(8)
+    assert bounds.node_bytes("all_to_all", 8.0, node_of) == [(8, 8), (8, 8)]
+    assert bounds.node_bytes("reduce_scatter", 8.0, node_of) == [(4, 4), (4, 4)]
+    assert bounds.node_bytes("sendrecv", 8.0, node_of) == [(8, 8), (8, 8)]
+    assert bounds.node_bytes("sendrecv", 8.0, [0, 1, 0, 1]) == [(16, 16), (16, 16)]
+
+
+@pytest.mark.parametrize("collective", [c for c in bounds.COLLECTIVES if c not in ("reduce", "barrier")])
+def test_plans_send_what_they_receive_and_are_no_better_than_the_limit(collective):
+    node_of = [0, 1, 1, 2, 3]
+    plan = bounds.planned_bytes(collective, 60.0, node_of)
+    assert sum(sent for sent, _ in plan) == pytest.approx(sum(received for _, received in plan))
+    limit = bounds.limit_seconds(collective, 60.0, node_of, [1.0] * 4)
+    assert max(map(max, plan)) >= limit * (1 - 1e-9)
+
+
+def test_bus_bandwidth_factors():
+    assert bounds.busbw_factor("allreduce", 4) == 1.5
+    assert bounds.busbw_factor("all_gather", 4) == 0.75
+    assert bounds.busbw_factor("broadcast", 4) == 1
+    assert bounds.busbw_factor("allreduce", 1) == 0
+
+
+def test_goodput_of_ethernet():
+    assert bounds.goodput(0.5) * 8 / 1e6 == pytest.approx(478.2, abs=0.1)
+    assert bounds.goodput(1, 9000) * 8 / 1e9 == pytest.approx(0.9927, abs=0.001)

@@ -1,0 +1,187 @@
+"""The network lab: what it asks for, its arithmetic, and that nothing of it is left, however it ends."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from repo import ROOT
+
+sys.path[:0] = [str(ROOT / "benchmarks" / "lab"), str(ROOT / "scripts")]
+
+import hosts  # noqa: E402
+import lab  # noqa: E402
+import rows  # noqa: E402
+
+
+def why_not() -> str:
+    if os.geteuid() != 0:
+        return "needs root"
+    if missing := hosts.missing_tools(shaped=True):
+        return f"{', '.join(missing)} not found"
+    try:
+        hosts.Hosts(["a", "b"], {"a": 100, "b": 100}).close()
+    except (hosts.Failed, OSError, subprocess.TimeoutExpired) as error:
+        return f"no namespaces or no shaper here: {error}"
+    return ""
+
+
+@pytest.fixture(scope="module")
+def namespaces():
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+def users_of(inodes):
+    """Processes that are in one of these network namespaces."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink(f"/proc/{pid}/ns/net") in inodes:
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def test_row_names_are_unique_and_rows_can_be_chosen():
+    names = [row.name for row in rows.ROWS]
+    assert len(set(names)) == len(names)
+    assert [row.name for row in lab.chosen("n4-16M,n8-64*")] == ["n4-16M", "n8-64B", "n8-64K"]
+    assert {row.setup.servers for row in lab.chosen("dedicated")} == {1, 2, 4}
+    assert lab.chosen("") == list(rows.ROWS)
+    with pytest.raises(hosts.Failed):
+        lab.chosen("n5-16M")
+
+
+def test_bars_are_met_or_missed():
+    bar = rows.at_least("ratio", 0.95)
+    assert bar.is_met({"ratio": 0.95}) and not bar.is_met({"ratio": 0.9}) and bar.is_met({}) is None
+    assert rows.at_most("ms", 10).is_met({"ms": 9}) and not rows.at_most("ms", 10).is_met({"ms": 11})
+    for row in rows.ROWS:
+        for bar in row.bars:
+            assert lab.bar_text(bar)
+
+
+def result_of(**more):
+    ours = {"seconds": 0.4, "p99_seconds": 0.5, "of_limit": 0.9, "wrong": 0, "cpu_seconds": 0.1, "cpu_load": 0.2}
+    peer = {"seconds": 0.5, "of_limit": 0.8, "ours_is_faster_by": 1.25, "drift": 0.0, "cpu_seconds": 0.1}
+    ours |= {"payload_to_plan": 1.01, "interface_to_plan": 1.05} | more
+    return {"bytes": 16 << 20, "backends": {"hybridps": ours, "gloo": peer}}
+
+
+def test_doubtful_figures_are_marked():
+    def doubts(**more):
+        result = result_of(**more)
+        return lab.doubts(result, lab.figures_of(result))
+
+    assert doubts() == []
+    assert "wrong elements" in doubts(wrong=3)[0]
+    assert "crossed the interface" in doubts(interface_to_plan=0.2)[0]  # shared memory was used
+    assert "wire bytes" in doubts(interface_to_plan=1.3)[0]
+    assert "CPU" in doubts(cpu_load=os.cpu_count())[0]
+
+
+def test_the_table_has_a_line_for_each_row():
+    row = rows.ROWS[0]
+    result = result_of()
+    result |= {"figures": lab.figures_of(result), "doubts": []}
+    text = lab.table([(row, result), (rows.ROWS[1], {"unavailable": "no hybridps-server"})])
+    assert text.count("\n") == 4 and "not available" in text and "1.25" in text
+    assert len({line.count("|") for line in text.splitlines()}) == 1
+
+
+def test_hosts_reach_each_other_and_count_bytes(namespaces):
+    network = hosts.Hosts(["a", "b", "c"], dict.fromkeys("abc", 100))
+    try:
+        code = "import socket; s = socket.create_connection(('c', 5000), 10); s.sendall(bytes(1 << 20)); s.close()"
+        listen = (
+            "import socket; l = socket.create_server(('', 5000)); print('ready', flush=True); c = l.accept()[0]\n"
+            "n = 0\nwhile d := c.recv(1 << 16): n += len(d)\nprint(n)"
+        )
+        server = network.popen("c", [sys.executable, "-c", listen], stdout=subprocess.PIPE, text=True)
+        assert server.stdout.readline() == "ready\n"
+        before = network.sent()
+        network.enter("a", sys.executable, "-c", code)
+        assert server.communicate(timeout=30)[0] == f"{1 << 20}\n"
+        sent = network.sent()["a"] - before["a"]
+        assert 1.04 < sent / 2**20 < 1.10  # frames of 1514 bytes carry 1448
+    finally:
+        network.close()
+
+
+LAB = """
+import os, sys, time
+sys.path.insert(0, {scripts!r})
+import hosts
+network = hosts.Hosts(["a", "b", "c"], dict.fromkeys("abc", 100))
+try:
+    network.popen("a", ["sleep", "600"])
+    print(*(os.readlink(f"/proc/{{holder.pid}}/ns/net") for holder in network.holders.values()), flush=True)
+    {then}
+finally:
+    network.close()
+"""
+
+
+@pytest.mark.parametrize("end", ["interrupt", "terminate", "kill", "exception"])
+def test_nothing_is_left(namespaces, end):
+    then = "raise RuntimeError" if end == "exception" else "time.sleep(600)"
+    code = LAB.format(scripts=str(ROOT / "scripts"), then=then)
+    # Two at once: they must not collide.
+    labs = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for _ in range(2)
+    ]
+    try:
+        inodes = [process.stdout.readline().split() for process in labs]
+        assert all(len(found) == 4 for found in inodes)
+        assert not set(inodes[0]) & set(inodes[1])
+        for process in labs:
+            if end != "exception":
+                process.send_signal({"interrupt": signal.SIGINT, "terminate": signal.SIGTERM, "kill": signal.SIGKILL}[end])
+            process.wait(20)
+        for _ in range(50):
+            left = users_of(set(sum(inodes, [])))
+            if not left:
+                break
+            time.sleep(0.1)
+        assert not left
+    finally:
+        for process in labs:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def test_an_interrupted_run_says_so_and_leaves_nothing(namespaces, tmp_path):
+    pytest.importorskip("torch")
+    command = [sys.executable, str(ROOT / "benchmarks/lab/lab.py"), "--only", "n4-64B", "--output", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    inodes: set[str] = set()
+    deadline = time.monotonic() + 60
+    while not inodes and time.monotonic() < deadline:
+        time.sleep(0.2)
+        with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
+            children = file.read().split()
+        ours = os.readlink("/proc/self/ns/net")
+        found = {os.readlink(f"/proc/{child}/ns/net") for child in children if os.path.exists(f"/proc/{child}/ns/net")}
+        inodes = found - {ours} if len(children) >= 9 else set()  # four hosts, a switch, four workers
+    assert inodes
+    process.send_signal(signal.SIGINT)
+    assert "interrupted" in process.communicate(timeout=30)[0]
+    assert process.returncode == 130
+    for _ in range(50):
+        if not users_of(inodes):
+            break
+        time.sleep(0.1)
+    assert not users_of(inodes)
+
+
+def test_the_command_lists_its_rows():
+    assert shutil.which("bash")
+    done = subprocess.run([str(ROOT / "benchmarks/lab/run"), "--list"], capture_output=True, text=True, check=True)
+    assert "n4-k4-64M" in done.stdout and "≥ 1.4x gloo" in done.stdout

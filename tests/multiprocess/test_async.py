@@ -1,7 +1,9 @@
 """Works, futures and order: everything that may be in flight at once, in whatever order a legal program issues it.
 
-HYBRIDPS_TEST_RANDOM_OPS   operations per seed of the random test (default 400)
-HYBRIDPS_TEST_RANDOM_SEEDS number of seeds (default 2)
+HYBRIDPS_TEST_RANDOM_OPS         operations per seed of the random test (default 400)
+HYBRIDPS_TEST_RANDOM_SEEDS       number of seeds (default 2)
+HYBRIDPS_TEST_RANDOM_LONG_OPS    the same for the long one, which is marked slow (default 5000)
+HYBRIDPS_TEST_RANDOM_LONG_SEEDS  (default 10)
 """
 
 import os
@@ -20,6 +22,8 @@ from reference import Checker
 
 RANDOM_OPS = int(os.environ.get("HYBRIDPS_TEST_RANDOM_OPS", "400"))
 RANDOM_SEEDS = int(os.environ.get("HYBRIDPS_TEST_RANDOM_SEEDS", "2"))
+LONG_OPS = int(os.environ.get("HYBRIDPS_TEST_RANDOM_LONG_OPS", "5000"))
+LONG_SEEDS = int(os.environ.get("HYBRIDPS_TEST_RANDOM_LONG_SEEDS", "10"))
 
 # Every pool at the minimum that core/config allows.
 SMALLEST_POOLS = {
@@ -492,7 +496,10 @@ KINDS = [
     "p2p",
     "barrier",
     "all_reduce_coalesced",
+    "exchange",
+    "objects",
 ]
+REGROUP_EVERY = 100  # operations after which one group goes and another comes
 
 
 def random_sequence(rank, world, nodes, seed, count):
@@ -502,9 +509,13 @@ def random_sequence(rank, world, nodes, seed, count):
     draw = random.Random(seed)
     node_of = harness.parse_nodes(nodes)
     groups = [(list(range(world)), dist.group.WORLD)]
-    for _ in range(5):
+
+    def another_group():
         members = sorted(draw.sample(range(world), draw.randint(1 if harness.IS_HYBRIDPS else 2, world)))
-        groups.append((members, dist.new_group(members)))
+        return members, dist.new_group(members)
+
+    for _ in range(5):
+        groups.append(another_group())
     dtypes = [d for d in reference.REDUCED if not (d in (torch.bool, torch.int16) and harness.IS_GLOO)]
     pending = []
 
@@ -516,6 +527,13 @@ def random_sequence(rank, world, nodes, seed, count):
 
     draw_own = random.Random(seed * 7 + rank)
     for number in range(count):
+        if harness.IS_HYBRIDPS and number % REGROUP_EVERY == REGROUP_EVERY - 1:
+            index = draw.randrange(1, len(groups))
+            members, group = groups[index]
+            if rank in members:
+                finish(0)
+                dist.destroy_process_group(group)
+            groups[index] = another_group()
         members, group = draw.choice(groups)
         kind, dtype = draw.choice(KINDS), draw.choice(dtypes)
         op = draw.choice(reference.ops_for(dtype))
@@ -660,6 +678,34 @@ class _Random:
             work.wait()
         return work
 
+    def exchange(self, a):
+        """Both neighbours at once, in one batch, each message with the length that its sender's place gives it."""
+        if self.world == 1:
+            return None
+        before, after = (self.me - 1) % self.world, (self.me + 1) % self.world
+        inputs = self.inputs(self.size + self.world)
+        mine = inputs[self.me][: self.size + self.me].clone()
+        gots = [torch.empty(self.size + peer, dtype=self.dtype) for peer in (before, after)]
+        self._equal(gots, [inputs[peer][: self.size + peer] for peer in (before, after)])
+
+        # With two ranks both neighbours are the same one: tags keep what goes forward apart from what goes back.
+        batch = [
+            dist.P2POp(dist.irecv, gots[0], self.members[before], self.group, 1),
+            dist.P2POp(dist.isend, mine, self.members[after], self.group, 1),
+            dist.P2POp(dist.isend, mine, self.members[before], self.group, 2),
+            dist.P2POp(dist.irecv, gots[1], self.members[after], self.group, 2),
+        ]
+        works = dist.batch_isend_irecv(batch)
+        for work in works[1:] if a else works:
+            work.wait()
+        return works[0]
+
+    def objects(self, a):
+        gots = [None] * self.world
+        dist.all_gather_object(gots, (self.number, self.rank, "x" * (self.size % 3000)), self.group)
+        wants = [(self.number, member, "x" * (self.size % 3000)) for member in self.members]
+        self.verify = lambda: self.check.that(self.name, gots == wants, [got[:2] for got in gots])
+
     def barrier(self, a):
         return dist.barrier(self.group, async_op=a)
 
@@ -673,11 +719,14 @@ def test_random_sequences(nodes, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 110))
-@pytest.mark.timeout_s(1200)
+@pytest.mark.parametrize("seed", range(100, 100 + LONG_SEEDS))
+@pytest.mark.timeout_s(200 + LONG_OPS // 4)
 def test_random_sequences_at_length(seed):
     nodes = harness.LAYOUTS[seed % len(harness.LAYOUTS)]
     if nodes == "1":
         nodes = "1+1+1"
     env = SMALLEST_POOLS if seed % 2 else {}
-    run_ranks(random_sequence, nodes, args=(nodes, seed, 5000), env=env, timeout=1100)
+    results = run_ranks(
+        random_sequence, nodes, args=(nodes, seed, LONG_OPS), env=env, timeout=100 + LONG_OPS // 4
+    )
+    print(f"seed {seed} on {nodes}: {LONG_OPS} operations, {reference.total_cases(results)} comparisons")

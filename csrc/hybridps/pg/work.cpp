@@ -8,6 +8,7 @@
 
 #include "hybridps/core/log.h"
 #include "hybridps/pg/errors.h"
+#include "hybridps/pg/process.h"
 
 namespace hybridps::pg {
 namespace {
@@ -21,9 +22,6 @@ std::optional<std::vector<at::Tensor>> span_inputs(WorkHybrid::Init& init) {
   if (init.title == nullptr) return std::nullopt;
   return std::move(init.inputs);
 }
-
-/// Far above the lanes of nested callbacks.
-constexpr int kHookLane = 64;
 
 /// A peer's fault or a late one, not the caller's own doing: what abort hooks are there to explain.
 bool is_verdict(const core::Status& status) {
@@ -124,8 +122,8 @@ void WorkHybrid::complete(Ptr work) {
     work->context_->hooks.completion.run(work->completion_key_, duration_ms);
   } else if (is_verdict(work->status_) && !work->context_->hooks.abort.empty() &&
              !work->context_->failure_told.exchange(true)) {
-    // A lane of their own: torch's flight recorder may take many seconds to write, and the error must not wait for it.
-    work->context_->lanes->post(kHookLane, [context = work->context_] { context->hooks.abort.run(); });
+    // A thread of their own: torch's flight recorder takes seconds to write, and the error must not wait for it.
+    Process::instance().abort_hooks()->post(1, [context = work->context_] { context->hooks.abort.run(); });
   }
 
   const std::shared_ptr<Lanes> lanes = work->context_->lanes;

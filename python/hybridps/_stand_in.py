@@ -12,6 +12,7 @@ default backend of the CPU has asked for "gloo" too.
 import os
 import sys
 
+_C10D = "torch.distributed.distributed_c10d"
 _TRUE = ("1", "on", "true", "yes")
 _told = False
 
@@ -33,7 +34,7 @@ def _named_by_the_caller() -> bool:
     """
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "new_group" and frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d":
+        if frame.f_code.co_name == "new_group" and frame.f_globals.get("__name__") == _C10D:
             return bool(frame.f_locals.get("backend"))
         frame = frame.f_back
     return False

@@ -275,6 +275,67 @@ def test_callbacks_that_communicate(nodes):
     run_ranks(callbacks_communicate, nodes)
 
 
+def callbacks_without_order(rank, world):
+    """The program goes on issuing while a callback is about to: nothing says which comes first, on which rank."""
+    check = Checker(rank)
+    store = dist.distributed_c10d._get_default_store()
+    went_on = threading.Event()
+
+    def late(future):
+        if threading.current_thread() is not threading.main_thread():
+            went_on.wait(30)
+        tensor = future.value()[0] * 2
+        dist.all_reduce(tensor)
+        return tensor
+
+    if rank == world - 1:
+        store.wait(["the others have their callbacks"], timedelta(seconds=30))
+    future = dist.all_reduce(torch.ones(10), async_op=True).get_future().then(late)
+    if store.add("callbacks", 1) == world - 1:
+        store.set("the others have their callbacks", "1")
+    dist.all_reduce(torch.full((10,), 5.0), async_op=True)  # looks like the callback's
+    went_on.set()
+    error = check.raises("refused", RuntimeError, future.wait)
+    check.that("and says why", "no place among the group's operations" in str(error), str(error))
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2+2", "1+1"])
+def test_callbacks_without_an_order_are_refused(nodes):
+    if harness.IS_GLOO:
+        pytest.skip("gloo sums what comes first")
+    run_ranks(callbacks_without_order, nodes, destroy=False)
+
+
+def callbacks_behind_callbacks(rank, world):
+    """Futures asked for when their operation is long complete: callbacks still come after those of earlier ones."""
+    check = Checker(rank)
+    other = dist.new_group(list(range(world)))
+    for turn in range(20):
+        works = [dist.all_reduce(torch.full((10,), float(i)), async_op=True) for i in range(4)]
+        if turn % 2:
+            works[-1].wait()
+            if rank % 2:
+                time.sleep(0.002)
+
+        def communicate(future, i, turn=turn):
+            tensor = future.value()[0] + turn
+            dist.all_reduce(tensor, group=other)  # each looks like the others
+            return tensor
+
+        futures = [work.get_future().then(lambda f, i=i: communicate(f, i)) for i, work in enumerate(works)]
+        for i, future in enumerate(futures):
+            check.equal(f"{turn} {i}", future.wait(), torch.full((10,), (i * float(world) + turn) * world))
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2+2", "1+1"])
+def test_callbacks_keep_the_order_of_their_operations(nodes):
+    if harness.IS_GLOO:
+        pytest.skip("gloo runs callbacks on several threads")
+    run_ranks(callbacks_behind_callbacks, nodes)
+
+
 # ------------------------------------------------------------------------------------------- groups and threads
 
 
@@ -726,7 +787,5 @@ def test_random_sequences_at_length(seed):
     if nodes == "1":
         nodes = "1+1+1"
     env = SMALLEST_POOLS if seed % 2 else {}
-    results = run_ranks(
-        random_sequence, nodes, args=(nodes, seed, LONG_OPS), env=env, timeout=100 + LONG_OPS // 4
-    )
+    results = run_ranks(random_sequence, nodes, args=(nodes, seed, LONG_OPS), env=env, timeout=100 + LONG_OPS // 4)
     print(f"seed {seed} on {nodes}: {LONG_OPS} operations, {reference.total_cases(results)} comparisons")

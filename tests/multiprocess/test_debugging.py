@@ -40,7 +40,7 @@ def profiled(rank, world, folder):
         events = json.load(file)["traceEvents"]
     records = [event["args"] for event in events if event.get("name") == "record_param_comms"]
     by_name = {record.get("Collective name"): record for record in records}
-    wanted = {"all_reduce", "broadcast", "all_to_all_single", "barrier"} | ({["send", "recv"][rank]} if rank < 2 else set())
+    wanted = {"all_reduce", "broadcast", "all_to_all_single", "barrier", *["send", "recv"][rank : rank + 1]}
     check.that("names", wanted <= set(by_name), sorted(map(str, by_name)))
     if wanted <= set(by_name):
         all_reduce, broadcast = by_name["all_reduce"], by_name["broadcast"]

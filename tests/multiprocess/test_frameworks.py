@@ -299,6 +299,39 @@ def test_power_sgd_in_one_bucket():
     compare(power_sgd)
 
 
+def power_sgd_in_many_buckets(rank, world):
+    """Rank 1 of the approximation: factors and biases of a bucket have equal sizes, and cannot be told apart."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    torch.manual_seed(0)
+    layers = [layer for _ in range(10) for layer in (nn.Linear(32, 32), nn.ReLU())]
+    model = DDP(nn.Sequential(*layers), bucket_cap_mb=0.001)
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1
+    )
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(rank)
+    try:
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.randn(6, 32, generator=generator)).square().mean().backward()
+            optimizer.step()
+    except RuntimeError as error:
+        return str(error)
+    return flat(model.parameters())
+
+
+@pytest.mark.skipif(IS_GLOO, reason="gloo deadlocks")
+def test_power_sgd_in_many_buckets_never_sums_different_things_in_silence():
+    for result in (results := run(power_sgd_in_many_buckets, "2+2", destroy=False)):
+        if isinstance(results[0], list):
+            assert result == results[0]
+        else:
+            assert "hybridps" in result
+
+
 def joined(rank, world):
     """Join around DDP and ZeRO at once: ranks with fewer inputs shadow the collectives of both."""
     from torch.distributed.algorithms.join import Join

@@ -27,7 +27,7 @@ def hybridps(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 def test_a_program_that_says_gloo_gets_hybridps_and_one_line_of_log():
     code = (
-        "assert 'hybridps._C' not in sys.modules and 'hybridps._load' not in sys.modules, 'import torch is to stay fast'\n"
+        "assert not {'hybridps._C', 'hybridps._load'} & set(sys.modules), 'import torch is to stay fast'\n"
         + KIND
         + ALONE.format(name="'gloo'")
         + "assert kind() == 'hybridps', kind()\n"
@@ -53,9 +53,7 @@ def test_a_program_that_says_gloo_gets_hybridps_and_one_line_of_log():
 
 def test_side_groups_are_left_alone_when_asked():
     code = (
-        KIND
-        + ALONE.format(name="'gloo'")
-        + "assert kind() == 'hybridps'\n"
+        KIND + ALONE.format(name="'gloo'") + "assert kind() == 'hybridps'\n"
         "assert kind(dist.new_group()) == 'hybridps', 'no name given: as the parent'\n"
         "assert kind(dist.new_group(backend='gloo')) == 'gloo'\n"
         "assert kind(dist.new_subgroups(1, backend='gloo')[0]) == 'gloo'\n"

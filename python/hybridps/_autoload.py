@@ -1,7 +1,10 @@
-"""Entry point of torch 2.11 to 2.13, run by every `import torch`: tiny, and it never raises.
+"""Entry point that every `import torch` runs: tiny, and it never raises.
 
-From 2.14 on torch finds the backend by name (entry-point group torch.distributed.backends), and this does nothing.
+From 2.14 on torch finds the backend by name (entry-point group torch.distributed.backends), and there is work here
+only when HYBRIDPS_AS asks hybridps to stand in for another backend. torch 2.11 to 2.13 learn the name here.
 """
+
+import os
 
 
 def autoload() -> None:
@@ -15,3 +18,13 @@ def autoload() -> None:
             register()
     except Exception:  # a failure here would make `import torch` fail
         pass
+    if os.environ.get("HYBRIDPS_AS"):
+        try:
+            from hybridps._stand_in import install
+
+            install()
+        except Exception as error:
+            # Said, since the job would run, and on another backend than it was told to.
+            import sys
+
+            print(f"hybridps[{os.getpid()}] error: cannot stand in as HYBRIDPS_AS asks: {error}", file=sys.stderr)

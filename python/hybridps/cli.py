@@ -1,4 +1,5 @@
-"""The command `hybridps`: `env` prints the settings, `doctor` checks this machine, `bench` measures collectives."""
+"""The command `hybridps`: `env` prints the settings, `doctor` checks this machine, `bench` measures collectives, `run`
+gives hybridps to a program that asks for another backend."""
 
 import argparse
 import os
@@ -106,15 +107,57 @@ def doctor(_arguments) -> int:
     return 1 if problems else 0
 
 
+def run(arguments) -> int:
+    """Run a program in which hybridps takes the place of another backend."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    names = [name.strip().lower() for name in arguments.names.split(",") if name.strip()]
+    problem = ""
+    if not command:
+        problem = "no program given: hybridps run --as gloo -- torchrun train.py"
+    elif not names:
+        problem = "--as needs the name that the program asks for, such as gloo"
+    elif os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+        problem = "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading what hybridps needs for this; unset it"
+    else:
+        try:
+            torch_version = version("torch")
+        except PackageNotFoundError:
+            problem = "torch is not installed in this environment"
+        else:
+            if tuple(int(part) for part in torch_version.split(".")[:2]) < (2, 14):
+                problem = f"standing in for a backend needs torch 2.14 or newer, and this is {torch_version}"
+    if problem:
+        print(f"hybridps: {problem}", file=sys.stderr)
+        return 2
+    os.environ["HYBRIDPS_AS"] = ",".join(names)
+    if arguments.leave_side_groups:
+        os.environ["HYBRIDPS_LEAVE_SIDE_GROUPS"] = "1"
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"hybridps: cannot run {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127 if isinstance(error, FileNotFoundError) else 126
+
+
 def main(argv: list[str] | None = None) -> int:
     from hybridps import bench
 
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="hybridps", description=__doc__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for function in (env, doctor):
+    for function in (env, doctor, run):
         command = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
         command.set_defaults(function=function)
+    command.usage = "hybridps run --as NAME[,NAME] [--leave-side-groups] [--] PROGRAM [ARGUMENTS]"
+    command.add_argument("--as", dest="names", required=True, metavar="NAME", help="what the program asks for: gloo")
+    command.add_argument(
+        "--leave-side-groups",
+        action="store_true",
+        help="groups that the program makes with new_group(backend=NAME) stay with torch's own",
+    )
+    command.add_argument("command", nargs=argparse.REMAINDER, metavar="PROGRAM", help="torchrun, python, ...")
     command = commands.add_parser(
         "bench",
         help="Measure collectives: times, bandwidth, errors, the network's limit.",

@@ -147,6 +147,8 @@ framework_zygote = Zygote(
         "torch.distributed.pipelining",
         "torch.distributed.optim",
         "torch.distributed.checkpoint",
+        "torch.distributed.tensor.experimental._context_parallel._attention",
+        "torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook",
         "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
     ]
 )

@@ -1,7 +1,9 @@
 """Works, futures and order: everything that may be in flight at once, in whatever order a legal program issues it.
 
-HYBRIDPS_TEST_RANDOM_OPS   operations per seed of the random test (default 400)
-HYBRIDPS_TEST_RANDOM_SEEDS number of seeds (default 2)
+HYBRIDPS_TEST_RANDOM_OPS         operations per seed of the random test (default 400)
+HYBRIDPS_TEST_RANDOM_SEEDS       number of seeds (default 2)
+HYBRIDPS_TEST_RANDOM_LONG_OPS    the same for the long one, which is marked slow (default 5000)
+HYBRIDPS_TEST_RANDOM_LONG_SEEDS  (default 10)
 """
 
 import os
@@ -20,6 +22,8 @@ from reference import Checker
 
 RANDOM_OPS = int(os.environ.get("HYBRIDPS_TEST_RANDOM_OPS", "400"))
 RANDOM_SEEDS = int(os.environ.get("HYBRIDPS_TEST_RANDOM_SEEDS", "2"))
+LONG_OPS = int(os.environ.get("HYBRIDPS_TEST_RANDOM_LONG_OPS", "5000"))
+LONG_SEEDS = int(os.environ.get("HYBRIDPS_TEST_RANDOM_LONG_SEEDS", "10"))
 
 # Every pool at the minimum that core/config allows.
 SMALLEST_POOLS = {
@@ -271,6 +275,67 @@ def test_callbacks_that_communicate(nodes):
     run_ranks(callbacks_communicate, nodes)
 
 
+def callbacks_without_order(rank, world):
+    """The program goes on issuing while a callback is about to: nothing says which comes first, on which rank."""
+    check = Checker(rank)
+    store = dist.distributed_c10d._get_default_store()
+    went_on = threading.Event()
+
+    def late(future):
+        if threading.current_thread() is not threading.main_thread():
+            went_on.wait(30)
+        tensor = future.value()[0] * 2
+        dist.all_reduce(tensor)
+        return tensor
+
+    if rank == world - 1:
+        store.wait(["the others have their callbacks"], timedelta(seconds=30))
+    future = dist.all_reduce(torch.ones(10), async_op=True).get_future().then(late)
+    if store.add("callbacks", 1) == world - 1:
+        store.set("the others have their callbacks", "1")
+    dist.all_reduce(torch.full((10,), 5.0), async_op=True)  # looks like the callback's
+    went_on.set()
+    error = check.raises("refused", RuntimeError, future.wait)
+    check.that("and says why", "no place among the group's operations" in str(error), str(error))
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2+2", "1+1"])
+def test_callbacks_without_an_order_are_refused(nodes):
+    if harness.IS_GLOO:
+        pytest.skip("gloo sums what comes first")
+    run_ranks(callbacks_without_order, nodes, destroy=False)
+
+
+def callbacks_behind_callbacks(rank, world):
+    """Futures asked for when their operation is long complete: callbacks still come after those of earlier ones."""
+    check = Checker(rank)
+    other = dist.new_group(list(range(world)))
+    for turn in range(20):
+        works = [dist.all_reduce(torch.full((10,), float(i)), async_op=True) for i in range(4)]
+        if turn % 2:
+            works[-1].wait()
+            if rank % 2:
+                time.sleep(0.002)
+
+        def communicate(future, i, turn=turn):
+            tensor = future.value()[0] + turn
+            dist.all_reduce(tensor, group=other)  # each looks like the others
+            return tensor
+
+        futures = [work.get_future().then(lambda f, i=i: communicate(f, i)) for i, work in enumerate(works)]
+        for i, future in enumerate(futures):
+            check.equal(f"{turn} {i}", future.wait(), torch.full((10,), (i * float(world) + turn) * world))
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2+2", "1+1"])
+def test_callbacks_keep_the_order_of_their_operations(nodes):
+    if harness.IS_GLOO:
+        pytest.skip("gloo runs callbacks on several threads")
+    run_ranks(callbacks_behind_callbacks, nodes)
+
+
 # ------------------------------------------------------------------------------------------- groups and threads
 
 
@@ -492,7 +557,10 @@ KINDS = [
     "p2p",
     "barrier",
     "all_reduce_coalesced",
+    "exchange",
+    "objects",
 ]
+REGROUP_EVERY = 100  # operations after which one group goes and another comes
 
 
 def random_sequence(rank, world, nodes, seed, count):
@@ -502,9 +570,13 @@ def random_sequence(rank, world, nodes, seed, count):
     draw = random.Random(seed)
     node_of = harness.parse_nodes(nodes)
     groups = [(list(range(world)), dist.group.WORLD)]
-    for _ in range(5):
+
+    def another_group():
         members = sorted(draw.sample(range(world), draw.randint(1 if harness.IS_HYBRIDPS else 2, world)))
-        groups.append((members, dist.new_group(members)))
+        return members, dist.new_group(members)
+
+    for _ in range(5):
+        groups.append(another_group())
     dtypes = [d for d in reference.REDUCED if not (d in (torch.bool, torch.int16) and harness.IS_GLOO)]
     pending = []
 
@@ -516,6 +588,13 @@ def random_sequence(rank, world, nodes, seed, count):
 
     draw_own = random.Random(seed * 7 + rank)
     for number in range(count):
+        if harness.IS_HYBRIDPS and number % REGROUP_EVERY == REGROUP_EVERY - 1:
+            index = draw.randrange(1, len(groups))
+            members, group = groups[index]
+            if rank in members:
+                finish(0)
+                dist.destroy_process_group(group)
+            groups[index] = another_group()
         members, group = draw.choice(groups)
         kind, dtype = draw.choice(KINDS), draw.choice(dtypes)
         op = draw.choice(reference.ops_for(dtype))
@@ -660,6 +739,34 @@ class _Random:
             work.wait()
         return work
 
+    def exchange(self, a):
+        """Both neighbours at once, in one batch, each message with the length that its sender's place gives it."""
+        if self.world == 1:
+            return None
+        before, after = (self.me - 1) % self.world, (self.me + 1) % self.world
+        inputs = self.inputs(self.size + self.world)
+        mine = inputs[self.me][: self.size + self.me].clone()
+        gots = [torch.empty(self.size + peer, dtype=self.dtype) for peer in (before, after)]
+        self._equal(gots, [inputs[peer][: self.size + peer] for peer in (before, after)])
+
+        # With two ranks both neighbours are the same one: tags keep what goes forward apart from what goes back.
+        batch = [
+            dist.P2POp(dist.irecv, gots[0], self.members[before], self.group, 1),
+            dist.P2POp(dist.isend, mine, self.members[after], self.group, 1),
+            dist.P2POp(dist.isend, mine, self.members[before], self.group, 2),
+            dist.P2POp(dist.irecv, gots[1], self.members[after], self.group, 2),
+        ]
+        works = dist.batch_isend_irecv(batch)
+        for work in works[1:] if a else works:
+            work.wait()
+        return works[0]
+
+    def objects(self, a):
+        gots = [None] * self.world
+        dist.all_gather_object(gots, (self.number, self.rank, "x" * (self.size % 3000)), self.group)
+        wants = [(self.number, member, "x" * (self.size % 3000)) for member in self.members]
+        self.verify = lambda: self.check.that(self.name, gots == wants, [got[:2] for got in gots])
+
     def barrier(self, a):
         return dist.barrier(self.group, async_op=a)
 
@@ -673,11 +780,12 @@ def test_random_sequences(nodes, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 110))
-@pytest.mark.timeout_s(1200)
+@pytest.mark.parametrize("seed", range(100, 100 + LONG_SEEDS))
+@pytest.mark.timeout_s(200 + LONG_OPS // 4)
 def test_random_sequences_at_length(seed):
     nodes = harness.LAYOUTS[seed % len(harness.LAYOUTS)]
     if nodes == "1":
         nodes = "1+1+1"
     env = SMALLEST_POOLS if seed % 2 else {}
-    run_ranks(random_sequence, nodes, args=(nodes, seed, 5000), env=env, timeout=1100)
+    results = run_ranks(random_sequence, nodes, args=(nodes, seed, LONG_OPS), env=env, timeout=100 + LONG_OPS // 4)
+    print(f"seed {seed} on {nodes}: {LONG_OPS} operations, {reference.total_cases(results)} comparisons")

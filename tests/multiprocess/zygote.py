@@ -155,6 +155,7 @@ def _rank_main(launch, rank, start, port, listen_fd):
         context.store = _open_store(launch, rank, port, listen_fd)
         import torch.distributed as dist
 
+        dist.set_debug_level_from_env()  # TORCH_DISTRIBUTED_DEBUG is read at import, which was the zygote's
         if launch.init:
             context.init()
         value = function(rank, launch.world, *launch.args, **launch.kwargs)

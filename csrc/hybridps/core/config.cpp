@@ -38,7 +38,7 @@ constexpr double kMiB = 1024 * kKiB;
 constexpr double kGiB = 1024 * kMiB;
 constexpr double kDay = 86400;
 
-// The table. Order: identity and network, failure detection, memory and flow, logs.
+// The table. Order: identity and network, failure detection, memory and flow, logs, standing in.
 const auto& settings() {
   static const std::array kSettings = {
       Setting{"NODE", Kind::kText, &Config::node, "", 0, 0,
@@ -83,6 +83,11 @@ const auto& settings() {
               "error, warn, info or debug; lines go to stderr."},
       Setting{"STATS_FILE", Kind::kText, &Config::stats_file, "", 0, 0,
               "File for this process's counters, written at shutdown; %p becomes the process id."},
+      Setting{"AS", Kind::kText, &Config::as, "", 0, 0,
+              "Backends whose place hybridps takes, separated by commas: a program that asks torch for one of these "
+              "names gets hybridps. Read at import torch; `hybridps run --as` sets it."},
+      Setting{"LEAVE_SIDE_GROUPS", Kind::kBool, &Config::leave_side_groups, "", 0, 0,
+              "With HYBRIDPS_AS: groups that name their backend in new_group() get the one they name."},
   };
   return kSettings;
 }

@@ -48,6 +48,8 @@ struct Config {
   std::string stats_file;  // as written, %p included: see stats_path()
   double warn_seconds = 10;
   bool shm = true;
+  std::string as;                  // read by python/hybridps/_stand_in.py, as the next one
+  bool leave_side_groups = false;  // here so that they are documented, and not taken for slips
 
   /// Names found in the environment, e.g. "HYBRIDPS_NODE".
   std::set<std::string> given;

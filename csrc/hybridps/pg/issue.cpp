@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <string>
 #include <tuple>
 
 #include <ATen/record_function.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 #include "hybridps/pg/process_group_hybrid.h"
@@ -78,12 +80,28 @@ WorkHybrid::Ptr ProcessGroupHybrid::issue(Call call) {
   return work;
 }
 
+void ProcessGroupHybrid::refuse_without_order(const std::shared_ptr<engine::Group>& group, const WorkHybrid& work,
+                                              const WorkHybrid& parent) const {
+  const std::string message =
+      "hybridps: " + work.describe() + ": refused, it has no place among the group's operations: it was issued in a "
+      "callback of " + parent.describe() + ", and the program has issued further operations of the group since then; "
+      "whether they come first would differ from rank to rank. Let callbacks that communicate finish before more is "
+      "issued (with DDP's hooks: one bucket, bucket_cap_mb larger than the model), or give them a group of their own";
+  group->abort(message);
+  C10_THROW_ERROR(DistBackendError, message);
+}
+
 void ProcessGroupHybrid::submit(const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work,
                                 std::vector<worker::Operation> operations) {
   const bool collective = operations.front().kind != schedule::Kind::kPointToPoint;
   std::unique_lock lock(issue_mutex_, std::defer_lock);
   if (collective) {
     lock.lock();
+    const WorkHybrid* const parent = WorkHybrid::of_running_callback();
+    if (parent != nullptr && parent->overtaken(orders_)) {
+      lock.unlock();
+      refuse_without_order(group, *work, *parent);
+    }
     work->set_order(order_of_this_lane());
   }
   for (auto& operation : operations) {

@@ -21,6 +21,7 @@ struct Lanes::Lane {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Task> tasks;
+  bool busy = false;
   bool stopping = false;
   bool finished = false;
   std::thread thread;
@@ -39,6 +40,7 @@ void Lanes::run(const std::shared_ptr<Lane>& lane, int index) {
     if (lane->tasks.empty()) break;
     Task task = std::move(lane->tasks.front());
     lane->tasks.pop_front();
+    lane->busy = true;
     lock.unlock();
     try {
       task();
@@ -49,6 +51,7 @@ void Lanes::run(const std::shared_ptr<Lane>& lane, int index) {
       core::log_error("a callback of a future raised an unknown exception");
     }
     lock.lock();
+    lane->busy = false;
   }
   lane->finished = true;
   lane->changed.notify_all();
@@ -93,6 +96,18 @@ void Lanes::stop(std::chrono::milliseconds patience) {
   }
 }
 
+bool Lanes::idle(int lane) const {
+  std::shared_ptr<Lane> at;
+  {
+    const auto slot = static_cast<std::size_t>(lane - 1);
+    const std::lock_guard lock(mutex_);
+    if (slot < lanes_.size()) at = lanes_[slot];
+  }
+  if (!at) return true;
+  const std::lock_guard lock(at->mutex);
+  return at->tasks.empty() && !at->busy;
+}
+
 std::size_t Lanes::thread_count() const {
   const std::lock_guard lock(mutex_);
   std::size_t count = 0;
@@ -106,17 +121,33 @@ std::uint64_t InOrder::enter() {
   return first_ + slots_.size() - 1;
 }
 
+std::uint64_t InOrder::next() const {
+  const std::lock_guard lock(mutex_);
+  return first_ + slots_.size();
+}
+
 void InOrder::leave(std::uint64_t ticket, Lanes::Task task) {
   const std::lock_guard lock(mutex_);
   Slot& slot = slots_[static_cast<std::size_t>(ticket - first_)];
   slot.done = true;
-  slot.task = std::move(task);
+  if (task) slot.tasks.insert(slot.tasks.begin(), std::move(task));  // before what was appended
   while (!slots_.empty() && slots_.front().done) {
-    Lanes::Task ready = std::move(slots_.front().task);
+    std::vector<Lanes::Task> ready = std::move(slots_.front().tasks);
     slots_.pop_front();
     ++first_;
-    if (ready) lanes_->post(lane_, std::move(ready));
+    for (Lanes::Task& next : ready) lanes_->post(lane_, std::move(next));
   }
+}
+
+bool InOrder::append(std::uint64_t ticket, Lanes::Task& task) {
+  const std::lock_guard lock(mutex_);
+  if (ticket >= first_) {
+    slots_[static_cast<std::size_t>(ticket - first_)].tasks.push_back(std::move(task));
+    return true;
+  }
+  if (lanes_->idle(lane_)) return false;
+  lanes_->post(lane_, std::move(task));
+  return true;
 }
 
 }  // namespace hybridps::pg

@@ -40,6 +40,9 @@ class Lanes : core::Pinned {
   /// the lane that calls. A later post() makes new ones. Never with the interpreter's lock held.
   void stop(std::chrono::milliseconds patience);
 
+  /// Nothing queued on the lane and nothing running.
+  bool idle(int lane) const;
+
   std::size_t thread_count() const;
 
  private:
@@ -59,17 +62,22 @@ class InOrder : core::Pinned {
   std::uint64_t enter();
   /// The operation of this ticket is complete: its task (may be empty) is posted once all earlier ones are.
   void leave(std::uint64_t ticket, Lanes::Task task);
+  /// Before or after leave(): `task` runs on the lane, after all tasks of this ticket and of earlier ones. False, and not
+  /// taken, when those have all been run: the caller may do at once what it wants to be done.
+  bool append(std::uint64_t ticket, Lanes::Task& task);
 
   int lane() const noexcept { return lane_; }
+  /// The ticket that the next enter() will give.
+  std::uint64_t next() const;
 
  private:
   struct Slot {
     bool done = false;
-    Lanes::Task task;
+    std::vector<Lanes::Task> tasks;
   };
   const std::shared_ptr<Lanes> lanes_;
   const int lane_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::uint64_t first_ = 0;  // ticket of slots_.front()
   std::deque<Slot> slots_;
 };

@@ -43,6 +43,9 @@ class Process : core::Pinned {
   static Process& instance();
 
   const std::shared_ptr<Lanes>& lanes() const noexcept { return lanes_; }
+  /// Where abort hooks run; apart from the lanes, since a program that fails often ends at once, and at_exit() gives
+  /// what they write more time than it gives callbacks.
+  const std::shared_ptr<Lanes>& abort_hooks() const noexcept { return abort_hooks_; }
   bootstrap::IncarnationCounter& incarnations() noexcept { return incarnations_; }
 
   std::shared_ptr<Membership> join(std::shared_ptr<engine::Group> group);
@@ -57,6 +60,7 @@ class Process : core::Pinned {
   static void after_fork_in_child();
 
   const std::shared_ptr<Lanes> lanes_ = std::make_shared<Lanes>();
+  const std::shared_ptr<Lanes> abort_hooks_ = std::make_shared<Lanes>();
   bootstrap::IncarnationCounter incarnations_;
   std::mutex mutex_;
   std::vector<std::weak_ptr<Membership>> members_;

@@ -171,6 +171,9 @@ class ProcessGroupHybrid final : public c10d::Backend {
   WorkHybrid::Ptr issue(Call call);
   void submit(const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work,
               std::vector<worker::Operation> operations);
+  /// Fails the group, so that no peer waits for it, and throws.
+  [[noreturn]] void refuse_without_order(const std::shared_ptr<engine::Group>& group, const WorkHybrid& work,
+                                         const WorkHybrid& parent) const;
   void submit_recorded(const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work, Call& call);
   std::shared_ptr<engine::Group> group_or_throw(const char* name) const;
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked) const;

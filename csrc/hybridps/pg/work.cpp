@@ -1,5 +1,6 @@
 #include "hybridps/pg/work.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/ivalue.h>
@@ -8,9 +9,12 @@
 
 #include "hybridps/core/log.h"
 #include "hybridps/pg/errors.h"
+#include "hybridps/pg/process.h"
 
 namespace hybridps::pg {
 namespace {
+
+thread_local const WorkHybrid* running_callback = nullptr;  // NOLINT: see of_running_callback()
 
 std::uint64_t next_completion_key() {
   static std::atomic<std::uint64_t> next{1};
@@ -21,9 +25,6 @@ std::optional<std::vector<at::Tensor>> span_inputs(WorkHybrid::Init& init) {
   if (init.title == nullptr) return std::nullopt;
   return std::move(init.inputs);
 }
-
-/// Far above the lanes of nested callbacks.
-constexpr int kHookLane = 64;
 
 /// A peer's fault or a late one, not the caller's own doing: what abort hooks are there to explain.
 bool is_verdict(const core::Status& status) {
@@ -55,6 +56,20 @@ WorkHybrid::WorkHybrid(Init init)
 void WorkHybrid::set_order(std::shared_ptr<InOrder> order) {
   order_ = std::move(order);
   ticket_ = order_->enter();
+  if (const WorkHybrid* parent = of_running_callback()) {
+    ancestors_ = parent->ancestors_;
+    if (parent->order_) ancestors_.emplace_back(parent->order_, parent->ticket_);
+  }
+}
+
+const WorkHybrid* WorkHybrid::of_running_callback() noexcept { return running_callback; }
+
+bool WorkHybrid::overtaken(const std::vector<std::shared_ptr<InOrder>>& orders) const {
+  const auto newer = [&](const std::shared_ptr<InOrder>& order, std::uint64_t ticket) {
+    return order && std::find(orders.begin(), orders.end(), order) != orders.end() && order->next() > ticket + 1;
+  };
+  return newer(order_, ticket_) ||
+         std::any_of(ancestors_.begin(), ancestors_.end(), [&](const auto& at) { return newer(at.first, at.second); });
 }
 
 std::string WorkHybrid::describe() const {
@@ -124,8 +139,8 @@ void WorkHybrid::complete(Ptr work) {
     work->context_->hooks.completion.run(work->completion_key_, duration_ms);
   } else if (is_verdict(work->status_) && !work->context_->hooks.abort.empty() &&
              !work->context_->failure_told.exchange(true)) {
-    // A lane of their own: torch's flight recorder may take many seconds to write, and the error must not wait for it.
-    work->context_->lanes->post(kHookLane, [context = work->context_] { context->hooks.abort.run(); });
+    // A thread of their own: torch's flight recorder takes seconds to write, and the error must not wait for it.
+    Process::instance().abort_hooks()->post(1, [context = work->context_] { context->hooks.abort.run(); });
   }
 
   const std::shared_ptr<Lanes> lanes = work->context_->lanes;
@@ -175,8 +190,15 @@ void WorkHybrid::settle(WorkHybrid& work, const FuturePtr& future, const FutureP
     std::swap(buffers, work.buffers_);
   }
   work.end_span();
-  if (future) work.mark(future);
-  if (future_result) work.mark_result(future_result);
+  const WorkHybrid* const outer = std::exchange(running_callback, &work);
+  try {
+    if (future) work.mark(future);
+    if (future_result) work.mark_result(future_result);
+  } catch (...) {
+    running_callback = outer;
+    throw;
+  }
+  running_callback = outer;
 }
 
 void WorkHybrid::mark(const FuturePtr& future) const {
@@ -293,7 +315,12 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHybrid::getFuture() {
     future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     if (stage_ != Stage::kComplete) return future_;
   }
-  // Nobody else knows it yet, and no lane will complete it.
+  // Nobody else knows it yet, and no lane will complete it. Callbacks of earlier works go first, even where this one
+  // was complete before them: a callback that is added to a finished future runs in the caller.
+  if (order_ && Lanes::current() < lane_) {
+    Lanes::Task task = [work = Ptr::reclaim_copy(this), future = future_]() mutable { settle(*work, future, nullptr); };
+    if (order_->append(ticket_, task)) return future_;
+  }
   mark(future_);
   return future_;
 }

@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -77,6 +78,11 @@ class WorkHybrid final : public c10d::Work {
   // For the process group -------------------------------------------------------------------------------------------
   /// Before the first part is submitted. `order` null: the future completes as soon as the operation does.
   void set_order(std::shared_ptr<InOrder> order);
+  /// The work whose future's callbacks this thread is running, on a lane; else null.
+  static const WorkHybrid* of_running_callback() noexcept;
+  /// Whether a group with these orders has issued collectives since this work, or since one whose callback led to it.
+  /// What a callback of this work issues now has no place among them: on another rank it may have come before.
+  bool overtaken(const std::vector<std::shared_ptr<InOrder>>& orders) const;
   /// For messages; the last part's.
   void set_sequence(std::uint64_t sequence) noexcept { sequence_.store(sequence, std::memory_order_relaxed); }
   /// One of `parts` completions.
@@ -137,6 +143,7 @@ class WorkHybrid final : public c10d::Work {
   std::vector<std::shared_ptr<TimeExtension>> extensions_;
   std::shared_ptr<InOrder> order_;
   std::uint64_t ticket_ = 0;
+  std::vector<std::pair<std::shared_ptr<InOrder>, std::uint64_t>> ancestors_;  // works whose callbacks led here
 
   // Under mutex_ (of the base class, as is cv_).
   Stage stage_ = Stage::kPending;

@@ -1,0 +1,75 @@
+"""Lets hybridps answer to the name of another backend, for programs that hard-code one.
+
+Environment, read at `import torch` (`hybridps run` sets both):
+    HYBRIDPS_AS                  names, separated by commas: whoever asks torch for one of them gets hybridps
+    HYBRIDPS_LEAVE_SIDE_GROUPS   1: groups that name their backend in new_group() get torch's own all the same
+
+torch looks a backend up by its name when a group is made, so it is enough to replace what the name stands for. The
+name itself, its devices and its type stay as they were: get_backend() says "gloo", and a program that takes the
+default backend of the CPU has asked for "gloo" too.
+"""
+
+import os
+import sys
+
+_C10D = "torch.distributed.distributed_c10d"
+_TRUE = ("1", "on", "true", "yes")
+_told = False
+
+
+def asked_for() -> list[str]:
+    names = [name.strip().lower() for name in os.environ.get("HYBRIDPS_AS", "").split(",")]
+    return [name for name in names if name and name != "hybridps"]
+
+
+def say(level: str, text: str) -> None:
+    """One line in the form of the extension's log, which may not be loaded here."""
+    print(f"hybridps[{os.getpid()}] {level}: {text}", file=sys.stderr, flush=True)
+
+
+def _named_by_the_caller() -> bool:
+    """Whether the group in the making is one that new_group() was given a backend for.
+
+    The creator cannot see that: new_group fills in the parent's name where the caller gave none. Its frame can.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "new_group" and frame.f_globals.get("__name__") == _C10D:
+            return bool(frame.f_locals.get("backend"))
+        frame = frame.f_back
+    return False
+
+
+def _creator(name: str, own, leave_side_groups: bool):
+    def create(dist_backend_opts, pg_options):
+        global _told
+        if leave_side_groups and _named_by_the_caller():
+            return own.creator_fn(dist_backend_opts, pg_options)
+        from hybridps._register import _create
+
+        if not _told:
+            _told = True
+            if dist_backend_opts.group_rank == 0 and os.environ.get("HYBRIDPS_LOG_LEVEL", "").lower() != "error":
+                left = f"; groups that name {name} in new_group are left to torch's" if leave_side_groups else ""
+                say("info", f"stands in for {name} ({dist_backend_opts.group_size} ranks, HYBRIDPS_AS){left}")
+        return _create(dist_backend_opts, pg_options)
+
+    return create
+
+
+def install() -> None:
+    """Puts hybridps behind the names of HYBRIDPS_AS. Loads neither the extension nor UCX."""
+    from torch.distributed import distributed_c10d as c10d
+
+    backend = c10d.Backend
+    if not hasattr(backend, "_ensure_backend_registered"):
+        raise RuntimeError("torch 2.14 or newer is needed")
+    leave_side_groups = os.environ.get("HYBRIDPS_LEAVE_SIDE_GROUPS", "").strip().lower() in _TRUE
+    for name in asked_for():
+        backend._ensure_backend_registered(name)  # torch's own goes first, or it would replace ours later
+        own = backend._plugins.get(name.upper())
+        if own is None:
+            raise RuntimeError(f"torch knows no backend {name!r}")
+        backend._plugins[name.upper()] = backend._BackendPlugin(_creator(name, own, leave_side_groups), True)
+        # Without this the flight recorder trusts the backend of that name to record itself.
+        getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()).discard(name)

@@ -1,0 +1,108 @@
+"""HYBRIDPS_AS: hybridps behind another backend's name. What real ranks see of it is in tests/multiprocess."""
+
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("hybridps")
+
+ALONE = "dist.init_process_group({name}, rank=0, world_size=1, store=dist.HashStore())\n"
+KIND = "kind = lambda group=None: (group or dist.group.WORLD)._get_backend(torch.device('cpu')).name()\n"
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    clean = {name: value for name, value in os.environ.items() if name not in ("HYBRIDPS_AS", "HYBRIDPS_NODE")}
+    command = [sys.executable, "-c", "import sys, torch, torch.distributed as dist\n" + code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env={**clean, **environment})
+
+
+def hybridps(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "hybridps", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, **environment})
+
+
+def test_a_program_that_says_gloo_gets_hybridps_and_one_line_of_log():
+    code = (
+        "assert not {'hybridps._C', 'hybridps._load'} & set(sys.modules), 'import torch is to stay fast'\n"
+        + KIND
+        + ALONE.format(name="'gloo'")
+        + "assert kind() == 'hybridps', kind()\n"
+        "assert dist.get_backend() == 'gloo'\n"
+        "one, other = dist.new_group(), dist.new_group(backend='gloo')\n"
+        "assert kind(one) == kind(other) == 'hybridps'\n"
+        "dist.all_reduce(torch.ones(3), group=other)\n"
+        "dist.destroy_process_group()\n"
+        + ALONE.format(name="'cpu:gloo,cuda:gloo'")
+        + "assert kind() == 'hybridps', 'a name for each device'\n"
+        "dist.destroy_process_group()\n"
+        "if torch.accelerator.is_available():\n"
+        "    sys.exit()\n"
+        + ALONE.format(name="None")
+        + "assert kind() == 'hybridps', 'the default backend of the CPU'\n"
+    )
+    done = python(code, HYBRIDPS_AS="gloo")
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if "stands in for gloo" in line]
+    assert len(told) == 1, done.stderr
+    assert "unknown setting" not in done.stderr
+
+
+def test_side_groups_are_left_alone_when_asked():
+    code = (
+        KIND + ALONE.format(name="'gloo'") + "assert kind() == 'hybridps'\n"
+        "assert kind(dist.new_group()) == 'hybridps', 'no name given: as the parent'\n"
+        "assert kind(dist.new_group(backend='gloo')) == 'gloo'\n"
+        "assert kind(dist.new_subgroups(1, backend='gloo')[0]) == 'gloo'\n"
+        "assert kind(dist.new_subgroups(1)[0]) == 'hybridps'\n"
+        "assert kind(dist.new_group(backend='hybridps')) == 'hybridps'\n"
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "assert kind(init_device_mesh('cpu', (1, 1), mesh_dim_names=('a', 'b')).get_group('a')) == 'hybridps'\n"
+    )
+    done = python(code, HYBRIDPS_AS="gloo", HYBRIDPS_LEAVE_SIDE_GROUPS="1")
+    assert done.returncode == 0, done.stderr
+    assert "left to torch's" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "broken"), [("glooo", False), ("gloo", True)])
+def test_autoload_never_raises_but_says_that_it_cannot(name, broken, monkeypatch, capsys):
+    from hybridps._autoload import autoload
+
+    monkeypatch.setenv("HYBRIDPS_AS", name)
+    if broken:
+        monkeypatch.setitem(sys.modules, "hybridps._stand_in", types.ModuleType("broken"))
+    autoload()
+    said = capsys.readouterr().err
+    assert "cannot stand in as HYBRIDPS_AS asks" in said
+    assert broken or "'glooo'" in said
+
+
+def test_run_sets_the_environment_and_becomes_the_program():
+    show = "import os; print(os.getpid(), os.environ['HYBRIDPS_AS'], os.environ.get('HYBRIDPS_LEAVE_SIDE_GROUPS'))"
+    for arguments, want in [
+        (["--as", "gloo", "--"], "gloo None"),
+        (["--as=gloo, MPI", "--leave-side-groups"], "gloo,mpi 1"),
+    ]:
+        done = hybridps("run", *arguments, sys.executable, "-c", show)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split(maxsplit=1)[1].strip() == want
+    assert hybridps("run", "--as", "gloo", "--", sys.executable, "-c", "raise SystemExit(7)").returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "status", "words"),
+    [
+        (["run", "--as", "gloo"], {}, 2, "no program given"),
+        (["run", "--as", ",", "--", "true"], {}, 2, "--as needs the name"),
+        (["run", "--", "true"], {}, 2, "--as"),
+        (["run", "--as", "gloo", "--", "/nowhere/at-all"], {}, 127, "cannot run /nowhere/at-all"),
+        (["run", "--as", "gloo", "--", "true"], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, 2, "unset it"),
+    ],
+)
+def test_run_refuses_what_cannot_work(arguments, environment, status, words):
+    done = hybridps(*arguments, **environment)
+    assert done.returncode == status
+    assert words in done.stderr

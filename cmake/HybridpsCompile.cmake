@@ -30,7 +30,9 @@ target_compile_options(hybridps_flags INTERFACE
   -fno-math-errno
   -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough -Wvla
   # gcc 12 sees overlapping copies in "literal" + std::string: https://gcc.gnu.org/bugzilla/show_bug.cgi?id=105651
+  # and writes beyond empty vectors in insert(): https://gcc.gnu.org/bugzilla/show_bug.cgi?id=105329
   $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>
+  $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-stringop-overflow>
   $<$<BOOL:${HYBRIDPS_WERROR}>:-Werror>)
 target_link_libraries(hybridps_flags INTERFACE Threads::Threads)
 

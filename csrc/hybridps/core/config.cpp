@@ -73,8 +73,11 @@ const auto& settings() {
               "Memory for network buffers per process; K, M and G are powers of 1024."},
       Setting{"EAGER_BYTES", Kind::kBytes, &Config::eager_bytes, "bytes", 0, kGiB,
               "What a peer may send before it is granted memory."},
+      Setting{"WINDOW_BYTES", Kind::kBytes, &Config::window_bytes, "bytes", kKiB, kGiB,
+              "What all peers together may have under way unasked to one network card; each uses its part, at least 32K. More "
+              "suits networks of 25 Gbit/s and up, or deep queues."},
       Setting{"CHUNK_BYTES", Kind::kBytes, &Config::chunk_bytes, "bytes", kKiB, 64 * kMiB,
-              "Payload of one network message, at most."},
+              "Payload of one network message, at most; groups of many nodes use less, 16K at the least."},
       Setting{"GRANT_CHUNKS", Kind::kCount, &Config::grant_chunks, "chunks", 1, 65536,
               "Chunks in flight per peer once its eager allowance is spent."},
       Setting{"SPIN_MICROSECONDS", Kind::kCountOrAuto, &Config::spin_microseconds, "microseconds", 0, 1e6,

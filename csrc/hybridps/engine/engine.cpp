@@ -355,6 +355,7 @@ Status EngineImpl::start(core::Config config) {
   options.self = id_;
   options.eager_bytes = config_.eager_bytes;
   options.chunk_bytes = config_.chunk_bytes;
+  options.window_bytes = config_.window_bytes;
   options.grant_chunks = static_cast<std::uint32_t>(config_.grant_chunks);
   options.local_peers = expected_local_peers();
   options.warn_seconds = config_.warn_seconds;
@@ -650,7 +651,7 @@ void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::
   for (int rank = 0; rank < roster.size(); ++rank)
     add(roster.members[static_cast<std::size_t>(rank)], roster.node_of[static_cast<std::size_t>(rank)] == my_node);
   for (const bootstrap::MemberRecord& server : roster.servers) add(server, false);
-  info.limits.chunk_bytes = static_cast<std::uint32_t>(chunk_bytes);
+  info.limits.chunk_bytes = schedule::chunk_bytes_for(info.topology, chunk_bytes);
   group->uid = roster.uid;
   group->state = &runtime_->open_group(std::move(info));
   {

@@ -37,6 +37,7 @@ struct RuntimeOptions {
   std::uint32_t grant_chunks = 4;
   std::size_t local_peers = 7;           // for which the pool has room to be generous
   bool keep_early = true;                // messages of groups that are not open yet; a dedicated server needs none
+  std::size_t window_bytes = 384 * 1024;  // see Runtime::choose_windows()
   double warn_seconds = 10;
   double heartbeat_seconds = 1;
   double dead_seconds = 5;
@@ -149,9 +150,10 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void peer_failed(core::EngineId peer, core::Status cause);
   void heartbeat(core::TimePoint now);
   void choose_watched();
-  void join(core::GroupUid uid, std::vector<core::EngineId> engines);
+  void join(core::GroupUid uid, std::vector<core::EngineId> engines, std::uint64_t fan);
   void leave(core::GroupUid uid);
   void forget_unused(core::TimePoint now);
+  void choose_windows();
 
   const RuntimeOptions options_;
   std::shared_ptr<void> keep_;
@@ -164,6 +166,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::unique_ptr<server::Dedicated> dedicated_;
   std::unordered_map<core::EngineId, Peer> peers_;
   std::map<core::GroupUid, std::vector<core::EngineId>> group_engines_;
+  std::map<core::GroupUid, std::uint64_t> group_fan_;  // streams that may meet at one card
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;
   std::unordered_map<core::GroupUid, std::vector<std::pair<wire::Header, transport::RxPayload>>> early_;

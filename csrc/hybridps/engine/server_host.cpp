@@ -34,8 +34,6 @@ using core::Status;
 
 constexpr auto kCommandPatience = std::chrono::seconds(10);
 constexpr int kSleepMillisecondsMax = 100;
-// Nodes per granted chunk, for the memory that grants may take.
-constexpr std::uint64_t kNodesAssumed = 16;
 
 template <typename To, typename From>
 To bytes_as(const From& from) {
@@ -50,13 +48,13 @@ class Shard : core::Pinned {
     o.self = id_ = core::make_engine_id();
     o.chunk_bytes = config.chunk_bytes;
     o.eager_bytes = config.eager_bytes;
+    o.window_bytes = config.window_bytes;
     o.local_peers = 0;
     o.keep_early = false;
     o.heartbeat_seconds = config.heartbeat_seconds;
     o.dead_seconds = config.dead_seconds;
     const std::uint64_t memory = options.memory_bytes / static_cast<std::uint64_t>(options.threads);
-    o.grant_chunks = static_cast<std::uint32_t>(
-        std::clamp<std::uint64_t>(memory / 4 / (o.chunk_bytes * kNodesAssumed), 4, 1024));
+    o.grant_chunks = static_cast<std::uint32_t>(config.grant_chunks);
     engines_max_ = std::max<std::uint64_t>(1, memory / 2 / std::max<std::uint64_t>(1, o.eager_bytes));
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     std::size_t pool = std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(o, 0)), memory / 4);
@@ -156,7 +154,7 @@ class Shard : core::Pinned {
       return Status(Code::kOutOfResources, "its memory is enough for " + std::to_string(engines_max_) +
                                                " ranks, and " + std::to_string(runtime_->peers_known()) +
                                                " are served already; start it with more --memory");
-    server::ServedGroup group{roster.uid, name, {}, schedule::Topology(roster.node_of, size + index), 1, 0};
+    server::ServedGroup group{roster.uid, name, {}, schedule::Topology(roster.node_of, size + index, {}, std::vector<double>(roster.servers.size(), 1.0)), 1, 0};
     std::uint64_t chunk_bytes = record_.chunk_bytes;
     const auto add = [&](const bootstrap::MemberRecord& member, const std::string& where) {
       group.engines.push_back(member.engine);
@@ -172,7 +170,7 @@ class Shard : core::Pinned {
     };
     for (const auto& member : roster.members) add(member, bootstrap::describe(member));
     for (const auto& server : roster.servers) add(server, "a dedicated server on " + server.host_name);
-    group.chunk_bytes = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, chunk_bytes));
+    group.chunk_bytes = schedule::chunk_bytes_for(group.topology, std::max<std::uint64_t>(1, chunk_bytes));
     runtime_->open_served_group(std::move(group));
     return Status::ok();
   }

@@ -61,7 +61,8 @@ Outbox::Lane& Outbox::lane(core::EngineId peer) {
     slot->id = peer;
     const Peer info = router_.describe(peer);
     slot->local = info.local;
-    slot->allowance = info.eager_bytes;
+    slot->window = slot->allowance = info.eager_bytes;
+    slot->credit_batch = options_.credit_batch_bytes;
   }
   return *slot;
 }
@@ -70,6 +71,35 @@ std::size_t Outbox::class_of(std::size_t bytes) const noexcept {
   for (std::size_t c = 0; c < options_.class_bytes.size(); ++c)
     if (bytes <= options_.class_bytes[c]) return c;
   return options_.class_bytes.size() - 1;
+}
+
+// A local peer holds a whole slot of ours; one across the network holds the bytes, or a small buffer of its own.
+std::int64_t Outbox::cost_of(const Lane& lane, std::size_t bytes) const noexcept {
+  return static_cast<std::int64_t>(lane.local ? options_.class_bytes[class_of(bytes)]
+                                              : std::max(bytes, options_.class_bytes.front()));
+}
+
+void Outbox::set_window(core::EngineId peer, std::int64_t bytes) {
+  Lane& to = lane(peer);
+  const std::int64_t change = bytes - to.window;
+  if (change == 0) return;
+  to.window = bytes;
+  to.allowance += change;
+  if (change > 0) resume_.push_back(peer);
+}
+
+void Outbox::note_window(core::EngineId peer, std::int64_t bytes) {
+  // A quarter at a time: the sender still has most of it while the credit is on its way.
+  lane(peer).credit_batch = std::clamp<std::int64_t>(bytes / 4, 1, options_.credit_batch_bytes);
+}
+
+void Outbox::return_credit(core::EngineId peer) {
+  Lane& to = lane(peer);
+  if (to.to_return <= 0 || to.broken) return;
+  wire::Header header;
+  header.type = wire::Type::kCredit;
+  header.aux = static_cast<std::uint64_t>(std::exchange(to.to_return, 0));
+  send(peer, header);
 }
 
 bool Outbox::take_allowance(Lane& lane, std::int64_t cost) {
@@ -121,7 +151,7 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
     return Step::kSent;
   }
   const std::size_t size_class = class_of(bytes);
-  const auto cost = static_cast<std::int64_t>(options_.class_bytes[size_class]);
+  const std::int64_t cost = cost_of(lane, bytes);
   bool by_all = false;
   if ((marks & (kByAllowance | kByGrant)) == 0) {
     if (take_allowance(lane, cost)) {
@@ -139,7 +169,7 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
   if (!buffer) return Step::kNoSlot;
 
   if ((marks & kByAllowance) != 0) {
-    header.aux = static_cast<std::uint64_t>(cost);
+    header.aux = wire::pack_cost(static_cast<std::uint64_t>(cost), static_cast<std::uint64_t>(lane.window));
   } else {
     header.flags |= wire::kFlagGranted;
   }
@@ -182,7 +212,7 @@ void Outbox::serve_wanted(Lane& lane, Stream& stream) {
     std::uint8_t& marks = stream.marks_[chunk];
     if ((marks & (kSent | kByAllowance | kByGrant)) == 0 && !stream.granted_all_) {
       const std::size_t bytes = stream.bytes_of(chunk);
-      if (bytes > 0 && !take_allowance(lane, static_cast<std::int64_t>(options_.class_bytes[class_of(bytes)]))) return;
+      if (bytes > 0 && !take_allowance(lane, cost_of(lane, bytes))) return;
       marks |= kByAllowance;
       ++stream.permits_;
     }
@@ -328,7 +358,7 @@ void Outbox::cancel(Stream& stream) {
       const std::size_t bytes = stream.bytes_of(chunk);
       if (bytes == 0) continue;
       Lane& peer = lane(stream.peer);
-      const auto cost = static_cast<std::int64_t>(options_.class_bytes[class_of(bytes)]);
+      const std::int64_t cost = cost_of(peer, bytes);
       peer.allowance += cost;
       peer.outstanding -= cost;
       stream.marks_[chunk] |= kSent;
@@ -374,6 +404,7 @@ void Outbox::announce(Lane& peer, Stream& stream) {
   header.source = options_.self;
   header.chunk = stream.ready_.empty() ? 0 : stream.ready_.front();
   header.payload_bytes = 0;
+  header.aux = wire::pack_cost(0, static_cast<std::uint64_t>(peer.window));
   (void)transmit(peer, header, {}, 0, {});
 }
 
@@ -440,7 +471,7 @@ std::string Outbox::describe() const {
            (s.announced_ ? " announced" : "") + (s.granted_all_ ? " granted" : "") + "\n";
   };
   for (const auto& [id, peer] : lanes_) {
-    text += "to " + core::to_string(id) + (peer->local ? " local" : " net") + " allowance " +
+    text += "to " + core::to_string(id) + (peer->local ? " local" : " net") + " window " + std::to_string(peer->window) + " allowance " +
             std::to_string(peer->allowance) + " outstanding " + std::to_string(peer->outstanding) + " granted bytes " +
             std::to_string(peer->granted_bytes) + " to return " + std::to_string(peer->to_return) +
             (peer->broken ? " broken" : "") + "\n";
@@ -462,11 +493,7 @@ void Outbox::forget(core::EngineId peer) {
 void Outbox::consumed(core::EngineId source, std::int64_t cost) noexcept {
   Lane& from = lane(source);
   from.to_return += cost;
-  if (from.to_return < options_.credit_batch_bytes || from.broken) return;
-  wire::Header header;
-  header.type = wire::Type::kCredit;
-  header.aux = static_cast<std::uint64_t>(std::exchange(from.to_return, 0));
-  send(source, header);
+  if (from.to_return >= from.credit_batch) return_credit(source);
 }
 
 }  // namespace hybridps::flow

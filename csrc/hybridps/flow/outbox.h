@@ -2,8 +2,10 @@
 //
 // Model    A Stream is one span's chunks on their way to one peer. Its owner (worker or server) offers chunks as their
 //          data becomes available; the Outbox sends each as soon as it has a permit:
-//            eager    each peer allows a fixed number of bytes that nobody has asked for ("allowance"); it comes back
-//                     with the peer's Credit messages once it has consumed them;
+//            eager    each peer allows a number of bytes that nobody has asked for ("allowance"); it comes back with the
+//                     peer's Credit messages once it has consumed them. We may use less of it than we are allowed
+//                     (set_window()), so that many peers together do not flood one receiver; every message says how
+//                     much, since the peer returns credit in parts of that;
 //            granted  when the allowance is spent the stream announces itself (one header); the peer grants chunks once
 //                     it knows that they can be used up in bounded time.
 //          No staging memory is held while waiting for a permit: a chunk's bytes are produced (Source::payload) only
@@ -157,6 +159,13 @@ class Outbox : core::Pinned {
   /// Drops all state about a peer; its streams must have been cancelled.
   void forget(core::EngineId peer);
 
+  /// Use at most so many bytes of the peer's allowance from now on (at least one message in any case).
+  void set_window(core::EngineId peer, std::int64_t bytes);
+  /// A peer's message says how much of our allowance it uses.
+  void note_window(core::EngineId peer, std::int64_t bytes);
+  /// A peer announces a stream: it is short of allowance, so it gets back what is due.
+  void return_credit(core::EngineId peer);
+
   /// Called by Delivery.
   void consumed(core::EngineId source, std::int64_t cost) noexcept;
 
@@ -170,10 +179,12 @@ class Outbox : core::Pinned {
     transport::Endpoint* endpoint = nullptr;
     bool local = false;
     bool broken = false;
+    std::int64_t window = 0;      // of its allowance, what we use
     std::int64_t allowance = 0;   // eager bytes that we may still send
     std::int64_t outstanding = 0;  // eager bytes sent and not returned
     std::int64_t granted_bytes = 0;  // in flight under "all chunks" grants
     std::int64_t to_return = 0;   // eager bytes of theirs consumed here and not returned
+    std::int64_t credit_batch = 0;  // returned in such parts
     std::deque<Stream*> urgent;
     std::deque<Stream*> bulk;
     core::TimePoint blocked_since = core::TimePoint::max();
@@ -183,6 +194,7 @@ class Outbox : core::Pinned {
 
   Lane& lane(core::EngineId peer);
   bool take_allowance(Lane& lane, std::int64_t cost);
+  std::int64_t cost_of(const Lane& lane, std::size_t bytes) const noexcept;
   void prepare(Stream& stream);
   void pump(Stream& stream);
   void pump_lane(Lane& lane);

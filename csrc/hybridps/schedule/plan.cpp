@@ -12,6 +12,9 @@ namespace {
 constexpr std::uint64_t kGranuleBytes = 64;
 // Where an aggregate is cut for all owners, a span is not cut finer than this.
 constexpr std::uint64_t kSmallestSpanBytes = 1024;
+constexpr std::uint64_t kSmallestChunkBytes = 16 * 1024;
+constexpr std::uint64_t kLargestChunkBytes = 64 * 1024;
+constexpr std::uint64_t kDefaultWindowBytes = 384 * 1024;
 
 std::uint32_t chunk_count(std::uint64_t bytes, std::uint32_t chunk_bytes) {
   return bytes == 0 ? 1 : static_cast<std::uint32_t>((bytes + chunk_bytes - 1) / chunk_bytes);
@@ -121,6 +124,22 @@ int Topology::agent(int node, int owner) const noexcept {
   const std::vector<int>& ranks = ranks_of(node);
   const int index = is_dedicated(owner) ? owner - size() : local_index(owner);
   return ranks[static_cast<std::size_t>(index) % ranks.size()];
+}
+
+std::uint64_t Topology::fan() const noexcept {
+  std::size_t ranks = 1;
+  for (const auto& node : ranks_of_) ranks = std::max(ranks, node.size());
+  return ranks * static_cast<std::uint64_t>(std::max(1, nodes() - 1 + servers()));
+}
+
+std::uint64_t window_bytes(std::uint64_t card_bytes, std::uint64_t fan) noexcept {
+  return std::max<std::uint64_t>(card_bytes / std::max<std::uint64_t>(1, fan), 2 * kSmallestChunkBytes);
+}
+
+std::uint32_t chunk_bytes_for(const Topology& topology, std::uint64_t chunk_bytes_max) noexcept {
+  std::uint64_t bytes = kSmallestChunkBytes;
+  while (bytes * 2 * 3 <= window_bytes(kDefaultWindowBytes, topology.fan()) && bytes * 2 <= kLargestChunkBytes) bytes *= 2;
+  return static_cast<std::uint32_t>(std::min(bytes, chunk_bytes_max));
 }
 
 std::vector<std::uint64_t> cut_by_weight(std::uint64_t bytes, const std::vector<double>& weights,

@@ -64,6 +64,8 @@ class Topology {
   const std::vector<int>& ranks_of(int node) const noexcept { return ranks_of_[static_cast<std::size_t>(node)]; }
   double weight(int node) const noexcept { return weights_[static_cast<std::size_t>(node)]; }
   double server_weight(int server) const noexcept { return server_weights_[static_cast<std::size_t>(server)]; }
+  /// How many streams may come to one card at the same time: from each other node and each server to each of its ranks.
+  std::uint64_t fan() const noexcept;
   /// The rank that acts for `node` in spans owned by `owner`.
   int agent(int node, int owner) const noexcept;
 
@@ -106,6 +108,11 @@ struct Request {
   std::vector<std::uint64_t> output_bytes;
   bool sending = false;           // point to point: this rank sends to root, else receives from it
 };
+
+/// What each of `fan` senders may have under way unasked, of what one card takes: never below two of the smallest chunks.
+std::uint64_t window_bytes(std::uint64_t card_bytes, std::uint64_t fan) noexcept;
+/// Chunk size for a group, the same on all ranks: several chunks fit into each sender's part of the default window.
+std::uint32_t chunk_bytes_for(const Topology& topology, std::uint64_t chunk_bytes_max) noexcept;
 
 struct Limits {
   std::uint32_t chunk_bytes = 64 * 1024;  // largest chunk; the same on all ranks of a group

@@ -89,8 +89,8 @@ class Dedicated::Span final : public LocalOwner, public flow::Source, core::Pinn
   std::unordered_map<std::uint32_t, Sum> sums_;
 };
 
-Dedicated::Dedicated(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t grant_chunks)
-    : outbox_(outbox), host_(host), server_(outbox, *this, grant_chunks) {}
+Dedicated::Dedicated(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t grant_chunks, std::uint64_t grant_bytes)
+    : outbox_(outbox), host_(host), server_(outbox, *this, grant_chunks, grant_bytes) {}
 
 Dedicated::~Dedicated() = default;
 

@@ -58,7 +58,7 @@ struct DedicatedStats {
 
 class Dedicated final : public Listener, core::Pinned {
  public:
-  Dedicated(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t grant_chunks);
+  Dedicated(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t grant_chunks, std::uint64_t grant_bytes);
   ~Dedicated() override;
 
   void open_group(ServedGroup group);

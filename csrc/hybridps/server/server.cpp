@@ -6,8 +6,8 @@
 
 namespace hybridps::server {
 
-Server::Server(flow::Outbox& outbox, Listener& listener, std::uint32_t grant_chunks)
-    : outbox_(outbox), listener_(listener), grant_chunks_(std::max(1U, grant_chunks)) {}
+Server::Server(flow::Outbox& outbox, Listener& listener, std::uint32_t grant_chunks, std::uint64_t grant_bytes)
+    : outbox_(outbox), listener_(listener), grant_chunks_(std::max(1U, grant_chunks)), grant_bytes_(grant_bytes) {}
 
 Server::~Server() = default;
 
@@ -151,9 +151,20 @@ void Server::combine(const SpanState& span, const Chunk& chunk, std::size_t byte
   reduce::combine(inputs, out, bytes / core::size_of(o.signature.dtype), o.signature.dtype, op, o.finish);
 }
 
+// Of a granted chunk: every other node may send it at the same time.
+std::uint64_t Server::cost_of(const SpanState& span) const noexcept {
+  const Opening& o = span.opening;
+  return std::min<std::uint64_t>(o.chunk_bytes, o.bytes) * (o.own_node == kNoNode ? o.nodes : o.nodes - 1);
+}
+
+void Server::ungrant(const SpanState& span) noexcept {
+  --granted_;
+  granted_bytes_ -= cost_of(span);
+}
+
 void Server::forget(SpanState& span, std::uint32_t index) {
   const auto found = span.chunks.find(index);
-  if (found->second.granted) --granted_;
+  if (found->second.granted) ungrant(span);
   span.chunks.erase(found);  // gives the payloads back
 }
 
@@ -222,10 +233,12 @@ void Server::give_grants() {
       grant_queue_.pop_front();
       continue;
     }
+    if (granted_ > 0 && granted_bytes_ + cost_of(span) > grant_bytes_) break;
     const std::uint32_t index = span.next_grant++;
     Chunk& chunk = span.chunks[index];
     chunk.granted = true;
     ++granted_;
+    granted_bytes_ += cost_of(span);
     wire::Header grant;
     grant.type = wire::Type::kGrant;
     grant.stage = wire::Stage::kPush;
@@ -251,7 +264,7 @@ void Server::close(const OperationKey& key) {
   while (at != spans_.end() && at->first.operation == key) {
     for (const auto& [index, chunk] : at->second->chunks) {
       if (!chunk.granted) continue;
-      --granted_;
+      ungrant(*at->second);
       freed = true;
     }
     at = spans_.erase(at);

@@ -77,7 +77,10 @@ struct Opening {
 
 class Server : core::Pinned {
  public:
-  Server(flow::Outbox& outbox, Listener& listener, std::uint32_t grant_chunks);
+  /// At most grant_chunks chunks are granted and unfinished, and no second one where all contributions to them together
+  /// would be more than grant_bytes: they all come at once.
+  Server(flow::Outbox& outbox, Listener& listener, std::uint32_t grant_chunks,
+         std::uint64_t grant_bytes = ~std::uint64_t{0});
   ~Server();
 
   /// The own rank has started the operation. Returns false when contributions that came before disagree (the Listener
@@ -140,15 +143,19 @@ class Server : core::Pinned {
   void combine(const SpanState& span, const Chunk& chunk, std::size_t bytes, std::byte* out);
   void forget(SpanState& span, std::uint32_t chunk);
   std::size_t bytes_of(const SpanState& span, std::uint32_t chunk) const noexcept;
+  std::uint64_t cost_of(const SpanState& span) const noexcept;
+  void ungrant(const SpanState& span) noexcept;
   void want_grants(SpanState& span);
   void give_grants();
 
   flow::Outbox& outbox_;
   Listener& listener_;
   const std::uint32_t grant_chunks_;
+  const std::uint64_t grant_bytes_;
   std::map<SpanKey, std::unique_ptr<SpanState>> spans_;
   std::deque<SpanKey> grant_queue_;
   std::uint32_t granted_ = 0;
+  std::uint64_t granted_bytes_ = 0;
   bool giving_ = false;
 };
 

@@ -93,6 +93,13 @@ struct Header {
   bool operator==(const Header&) const = default;
 };
 
+/// aux of data that costs allowance, and of announcements: what it costs, and how much of the allowance the sender uses.
+constexpr std::uint64_t pack_cost(std::uint64_t cost, std::uint64_t window) noexcept {
+  return (cost & 0xffffffffU) | (window > 0xffffffffU ? 0xffffffffU : window) << 32;
+}
+constexpr std::uint64_t cost_of(std::uint64_t aux) noexcept { return aux & 0xffffffffU; }
+constexpr std::uint64_t window_of(std::uint64_t aux) noexcept { return aux >> 32; }
+
 using HeaderBytes = std::array<std::byte, kHeaderBytes>;
 
 HeaderBytes encode(const Header& header);

@@ -132,7 +132,7 @@ TEST_CASE("engine/dedicated: the same bits as without servers, for every layout,
           REQUIRE(b.first_error == "");
           REQUIRE(mine.size() == reference.size());
           for (std::size_t r = 0; r < mine.size(); ++r)
-            REQUIRE(std::memcmp(mine[r].data(), reference[r].data(), count * sizeof(float)) == 0);
+            REQUIRE((count == 0 || std::memcmp(mine[r].data(), reference[r].data(), count * sizeof(float)) == 0));
         }
       }
     }

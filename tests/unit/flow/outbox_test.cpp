@@ -131,7 +131,7 @@ TEST_CASE("flow/outbox: chunks go until the allowance is spent and again with ev
     const wire::Header& h = message.header;
     CHECK(h.type == Type::kData);
     CHECK(h.flags == 0);
-    CHECK(h.aux == kSlot);
+    CHECK(wire::cost_of(h.aux) == kSlot);
     CHECK(h.source == kSelf);
     CHECK(h.payload_bytes == kSlot);
     CHECK(h.sequence == 17);
@@ -139,7 +139,7 @@ TEST_CASE("flow/outbox: chunks go until the allowance is spent and again with ev
   }
 }
 
-TEST_CASE("flow/outbox: a short chunk costs its whole slot", "[flow][fast]") {
+TEST_CASE("flow/outbox: a short chunk costs the smallest slot at least", "[flow][fast]") {
   Rig rig;
   Stream& s = rig.stream(3);
   s.bytes = 2 * kSlot + 10;
@@ -148,7 +148,7 @@ TEST_CASE("flow/outbox: a short chunk costs its whole slot", "[flow][fast]") {
   rig.outbox->offer(s, 1);
   CHECK(rig.to().chunks() == Chunks{2, 0});
   CHECK(rig.to().sent[0].header.payload_bytes == 10);
-  CHECK(rig.to().sent[0].header.aux == kSlot);
+  CHECK(wire::cost_of(rig.to().sent[0].header.aux) == kSlot);
 }
 
 TEST_CASE("flow/outbox: one message may be under way however small the allowance", "[flow][fast]") {
@@ -316,7 +316,7 @@ TEST_CASE("flow/outbox: want takes a permit from the allowance and the offer the
   CHECK(rig.probe() == 1);
   rig.outbox->offer(s, 2);
   CHECK(s.is_sent(2));
-  CHECK(rig.to().sent.back().header.aux == kSlot);
+  CHECK(wire::cost_of(rig.to().sent.back().header.aux) == kSlot);
 }
 
 TEST_CASE("flow/outbox: want without allowance is answered by a credit or a grant", "[flow][fast]") {
@@ -662,7 +662,7 @@ TEST_CASE("flow/outbox: random traffic never exceeds an allowance and never stal
         for (std::size_t& i = looked[peer]; i < sent.size(); ++i) {
           if (sent[i].header.type != Type::kData) continue;
           ++received[sent[i].header.span][sent[i].header.chunk];
-          if ((sent[i].header.flags & wire::kFlagGranted) == 0) held[peer] += static_cast<std::int64_t>(sent[i].header.aux);
+          if ((sent[i].header.flags & wire::kFlagGranted) == 0) held[peer] += static_cast<std::int64_t>(wire::cost_of(sent[i].header.aux));
         }
         REQUIRE(held[peer] <= setup.eager_bytes);
       }
@@ -729,4 +729,50 @@ TEST_CASE("flow/outbox: random traffic never exceeds an allowance and never stal
       for (const int times : received[s->index]) REQUIRE(times == 1);
     }
   }
+}
+
+TEST_CASE("flow/outbox: a window below the allowance holds, and may be widened again", "[flow][fast]") {
+  Setup setup;
+  setup.eager_bytes = 8 * static_cast<std::int64_t>(kSlot);
+  Rig rig(setup);
+  rig.outbox->set_window(kPeer, 3 * static_cast<std::int64_t>(kSlot));
+  Stream& s = rig.stream(12);
+  rig.offer_all(s);
+  CHECK(rig.to().chunks().size() == 3);
+  CHECK(wire::window_of(rig.to().sent[0].header.aux) == 3 * kSlot);
+  // Narrower than what is under way: nothing goes until enough has come back.
+  rig.outbox->set_window(kPeer, static_cast<std::int64_t>(kSlot));
+  rig.outbox->on_credit(kPeer, 2 * kSlot);
+  CHECK(rig.to().chunks().size() == 3);
+  rig.outbox->on_credit(kPeer, kSlot);
+  CHECK(rig.to().chunks().size() == 4);
+  rig.outbox->set_window(kPeer, 4 * static_cast<std::int64_t>(kSlot));
+  rig.progress();
+  CHECK(rig.to().chunks().size() == 7);
+  CHECK(wire::window_of(rig.to().sent.back().header.aux) == 4 * kSlot);
+}
+
+TEST_CASE("flow/outbox: credit comes in quarters of what the sender says that it uses", "[flow][fast]") {
+  Setup setup;
+  setup.credit_batch_bytes = 8 * static_cast<std::int64_t>(kSlot);
+  Rig rig(setup);
+  test::Lender lender;
+  const auto consume = [&] { lender.lend("x", 1, rig.outbox.get(), kPeer, kSlot).reset(); };
+  consume();
+  consume();
+  CHECK(rig.to().of(Type::kCredit).empty());
+  rig.outbox->return_credit(kPeer);  // it announced a stream
+  REQUIRE(rig.to().of(Type::kCredit).size() == 1);
+  CHECK(rig.to().of(Type::kCredit)[0]->header.aux == 2 * kSlot);
+  rig.outbox->return_credit(kPeer);  // nothing is due
+  CHECK(rig.to().of(Type::kCredit).size() == 1);
+  rig.outbox->note_window(kPeer, 12 * static_cast<std::int64_t>(kSlot));
+  consume();
+  consume();
+  CHECK(rig.to().of(Type::kCredit).size() == 1);
+  consume();
+  CHECK(rig.to().of(Type::kCredit).size() == 2);
+  rig.outbox->note_window(kPeer, 1000 * static_cast<std::int64_t>(kSlot));  // never more than a part of what we allow
+  for (int i = 0; i < 8; ++i) consume();
+  CHECK(rig.to().of(Type::kCredit).size() == 3);
 }

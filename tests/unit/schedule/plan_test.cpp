@@ -503,3 +503,63 @@ TEST_CASE("schedule/plan: every kind has its own name", "[schedule][fast]") {
   CHECK(names.size() == kKindCount);
   CHECK(names.count("unknown") == 0);
 }
+
+TEST_CASE("schedule/plan: dedicated servers own parts of reductions, and of nothing else", "[schedule][fast]") {
+  const std::vector<int> nodes = {0, 0, 1, 2, 2, 2};
+  const Topology topology(nodes, 0, {1, 1, 1}, {2, 0, 1});
+  CHECK(topology.servers() == 3);
+  CHECK(topology.node_of(6) == -1);
+  // The agents of a server are spread over the node's ranks by the server's number.
+  CHECK(topology.agent(0, 6) == 0);
+  CHECK(topology.agent(0, 7) == 1);
+  CHECK(topology.agent(2, 8) == 5);
+  Request request;
+  request.dtype = core::DType::kFloat32;
+  request.total_bytes = 6 << 20;
+  for (const Kind kind : {Kind::kAllReduce, Kind::kReduce}) {
+    request.kind = kind;
+    request.root = kind == Kind::kReduce ? 2 : -1;
+    std::map<int, std::uint64_t> owned;
+    std::uint64_t sum = 0;
+    for (const Span& span : make_plan(request, topology, Limits{})) {
+      owned[span.owner] += span.bytes;
+      sum += span.bytes;
+    }
+    CHECK(sum == request.total_bytes);
+    CHECK(owned.count(7) == 0);  // a weight of 0
+    CHECK(std::abs(static_cast<double>(owned[6]) - 2 * (1 << 20)) < 128);
+    CHECK(std::abs(static_cast<double>(owned[8]) - (1 << 20)) < 128);
+  }
+  request.kind = Kind::kBroadcast;
+  request.root = 0;
+  for (const Span& span : make_plan(request, topology, Limits{})) CHECK(span.owner < 6);
+  request.kind = Kind::kAllReduce;
+  request.total_bytes = 64;
+  for (std::uint64_t sequence = 0; sequence < 12; ++sequence) {
+    request.sequence = sequence;
+    for (const Span& span : make_plan(request, topology, Limits{})) CHECK(span.owner < 6);
+  }
+}
+
+TEST_CASE("schedule/plan: the more senders one card has, the less each may send unasked, in smaller chunks", "[schedule][fast]") {
+  constexpr std::uint64_t kKiB = 1024;
+  const auto nodes = [](int count, std::size_t servers = 0) {
+    std::vector<int> node_of;
+    for (int node = 0; node < count; ++node) node_of.push_back(node);
+    return Topology(node_of, 0, {}, std::vector<double>(servers, 1.0));
+  };
+  CHECK(nodes(1).fan() == 1);
+  CHECK(nodes(2).fan() == 1);
+  CHECK(nodes(8, 4).fan() == 11);
+  CHECK(Topology({0, 0, 1, 1}, 0).fan() == 2);
+  CHECK(window_bytes(384 * kKiB, 1) == 384 * kKiB);
+  CHECK(window_bytes(384 * kKiB, 3) == 128 * kKiB);
+  CHECK(window_bytes(384 * kKiB, 1000) == 32 * kKiB);
+  CHECK(chunk_bytes_for(nodes(2), 64 * kKiB) == 64 * kKiB);
+  CHECK(chunk_bytes_for(nodes(4), 64 * kKiB) == 32 * kKiB);
+  CHECK(chunk_bytes_for(nodes(8, 4), 64 * kKiB) == 16 * kKiB);
+  CHECK(chunk_bytes_for(nodes(64), 64 * kKiB) == 16 * kKiB);
+  CHECK(chunk_bytes_for(nodes(2), 1 * kKiB) == 1 * kKiB);
+  for (int count = 1; count < 40; ++count)  // at least two chunks fit
+    CHECK(2 * chunk_bytes_for(nodes(count), 64 * kKiB) <= window_bytes(384 * kKiB, nodes(count).fan()));
+}

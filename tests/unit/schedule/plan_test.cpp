@@ -514,7 +514,7 @@ TEST_CASE("schedule/plan: dedicated servers own parts of reductions, and of noth
   CHECK(topology.agent(0, 7) == 1);
   CHECK(topology.agent(2, 8) == 5);
   Request request;
-  request.dtype = core::DType::kFloat32;
+  request.dtype = hybridps::core::DType::kFloat32;
   request.total_bytes = 6 << 20;
   for (const Kind kind : {Kind::kAllReduce, Kind::kReduce}) {
     request.kind = kind;

@@ -3,6 +3,7 @@ same program on gloo. None is a dependency: a test is skipped where its package 
 """
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import tempfile
@@ -313,6 +314,8 @@ def titans_llama(rank, world):
 
 
 def test_torchtitan():
+    if importlib.util.find_spec("torchtitan") and not importlib.metadata.version("torchtitan").startswith("0.2."):
+        pytest.skip("written for torchtitan 0.2: 0.3 makes its models another way")
     # torchtitan itself asks for the device when it is imported, so the ranks do that.
     same_as_gloo(titans_llama, ["1+1"], "torchtitan", ["datasets", "tyro", "torch.distributed.fsdp"])
 

@@ -2,7 +2,6 @@
 test_ddp.py has the common cases; here are the ones that combine layers or wait in unusual places.
 """
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -408,39 +407,7 @@ def test_pipelines_of_several_stages():
     compare(more_pipelines, "1+1")
 
 
-# ------------------------------------------------------------------------------------------- accelerate and torchrun
-
-
-def accelerated(rank, world):
-    """On CPU accelerate knows two names only, but takes the group that is there."""
-    from accelerate import Accelerator
-    from torch.utils.data import DataLoader, TensorDataset
-
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    assert accelerator.num_processes == world and accelerator.process_index == rank
-    generator = torch.Generator().manual_seed(4)
-    data = TensorDataset(torch.randn(48, 8, generator=generator), torch.randn(48, 4, generator=generator))
-    model = model_of()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=3))
-    losses = []
-    for x, y in loader:
-        with accelerator.accumulate(model):
-            loss = nn.functional.mse_loss(model(x), y)
-            accelerator.backward(loss)
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.extend(accelerator.gather_for_metrics(loss.detach().reshape(1)).tolist())
-    total = accelerator.reduce(torch.tensor([rank + 1.0]), "sum").item()
-    assert total == world * (world + 1) / 2
-    accelerator.wait_for_everyone()
-    return {"same losses": losses, "same accelerate": flat(model.parameters())}
-
-
-@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed")
-def test_accelerate():
-    compare(accelerated)
+# --------------------------------------------------------------------------------------------------------- torchrun
 
 
 PROGRAM = """

@@ -351,7 +351,7 @@ def _loop(client):
     while True:
         try:
             launch = pickle.loads(client.recv_bytes())
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # the latter when the client has never asked whether we are ready
             os._exit(0)  # nothing to clean up, and finalising heavy libraries is slow and loud
         reports = _run_launch(launch, client)
         try:

@@ -62,10 +62,10 @@ void bench(std::size_t bytes) {
   }
   std::vector<std::byte> out(bytes);
 
-  const double copy = 2e-9 * static_cast<double>(bytes) /
-                      best_seconds([&] { std::memcpy(out.data(), tensors[0].data(), bytes); });
-  std::printf("\n%zu bytes per tensor (%s)\n%-34s%9.1f GB/s\n", bytes, hybridps::reduce::instruction_set(),
-              "memcpy", copy);
+  const double copy =
+      2e-9 * static_cast<double>(bytes) / best_seconds([&] { std::memcpy(out.data(), tensors[0].data(), bytes); });
+  std::printf("\n%zu bytes per tensor (%s)\n%-34s%9.1f GB/s\n", bytes, hybridps::reduce::instruction_set(), "memcpy",
+              copy);
 
   const Case cases[] = {
       {DType::kFloat32, ReduceOp::kSum, 2},       {DType::kFloat32, ReduceOp::kSum, 4},
@@ -83,8 +83,8 @@ void bench(std::size_t bytes) {
     Finish finish;
     if (c.scaled) finish = {Finish::Kind::kMultiply, 0.5, 1};
     const std::size_t count = bytes / hybridps::core::size_of(c.dtype);
-    std::printf("%-13s%-11s n=%zu     ", hybridps::core::name_of(c.dtype).data(),
-                hybridps::core::name_of(c.op).data(), c.inputs);
+    std::printf("%-13s%-11s n=%zu     ", hybridps::core::name_of(c.dtype).data(), hybridps::core::name_of(c.op).data(),
+                c.inputs);
     for (const auto* table : hybridps::reduce::available_tables()) {
       const double seconds = best_seconds(
           [&] { hybridps::reduce::combine_with(*table, inputs, out.data(), count, c.dtype, c.op, finish); });

@@ -57,9 +57,7 @@ constexpr std::size_t kInFlightMax = 8;
 
 enum class Command : std::uint8_t { kPing, kCarry, kLend, kAnswer, kStop };
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "shm_bench: %s\n", what);
@@ -127,15 +125,9 @@ struct End final : hybridps::transport::Receiver {
   void on_message(std::span<const std::byte> header, RxPayload payload) noexcept override {
     const auto command = static_cast<Command>(header[0]);
     switch (command) {
-      case Command::kPing:
-        sleeps = header[1] != std::byte{0};
-        return say(Command::kAnswer);
-      case Command::kAnswer:
-        ++answers;
-        return;
-      case Command::kStop:
-        stop = true;
-        return;
+      case Command::kPing: sleeps = header[1] != std::byte{0}; return say(Command::kAnswer);
+      case Command::kAnswer: ++answers; return;
+      case Command::kStop: stop = true; return;
       case Command::kCarry:
         sleeps = header[1] != std::byte{0};
         place = place + payload.bytes() > outside.size() - kLargestBytes ? 0 : place + payload.bytes();
@@ -274,8 +266,8 @@ int main(int argc, char* argv[]) {
 
   latency(end, "spin", false, seconds);
   latency(end, "event", true, seconds);
-  std::printf("\n%10s %10s %12s %12s %12s %12s\n", "bytes", "memcpy", "carry spin", "carry event",
-              "lend spin", "of memcpy");
+  std::printf("\n%10s %10s %12s %12s %12s %12s\n", "bytes", "memcpy", "carry spin", "carry event", "lend spin",
+              "of memcpy");
   for (const std::size_t bytes : {std::size_t{64} << 10, std::size_t{256} << 10, std::size_t{1} << 20}) {
     const double copy = copy_rate(end, bytes, seconds);
     const double spin = stream(end, Command::kCarry, false, bytes, seconds);

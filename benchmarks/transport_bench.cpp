@@ -42,9 +42,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kInFlight = 16;
 constexpr std::size_t kSizes[] = {0, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20};
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 double cpu_seconds() {
   rusage usage{};
@@ -80,8 +78,7 @@ struct Node final : transport::Receiver {
   void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept override {
     ++received;
     const char kind = static_cast<char>(header[0]);
-    if (header.size() == 1 + sizeof peer_cpu_us)
-      std::memcpy(&peer_cpu_us, header.data() + 1, sizeof peer_cpu_us);
+    if (header.size() == 1 + sizeof peer_cpu_us) std::memcpy(&peer_cpu_us, header.data() + 1, sizeof peer_cpu_us);
     const std::size_t bytes = payload.bytes();
     payload.reset();
     if (hook) hook(kind, bytes);
@@ -180,8 +177,7 @@ void measure(Node& node, double seconds) {
       const double p50 = rounds[rounds.size() / 2];
       const double p99 = rounds[rounds.size() * 99 / 100];
       if (bytes == 0) {
-        std::printf("%-6s %10zu %12.1f %12.1f %12s %12s\n", spin ? "spin" : "event", bytes, p50, p99, "-",
-                    "-");
+        std::printf("%-6s %10zu %12.1f %12.1f %12s %12s\n", spin ? "spin" : "event", bytes, p50, p99, "-", "-");
         continue;
       }
       // The end is confirmed by the receiver, so what is counted has arrived.

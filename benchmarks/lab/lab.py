@@ -30,7 +30,6 @@ sys.path[:0] = [str(HERE), str(ROOT / "scripts")]
 
 import hosts  # noqa: E402
 import rows  # noqa: E402
-
 from hybridps import bench, bounds  # noqa: E402
 
 PEER = "gloo"
@@ -248,7 +247,8 @@ def bar_text(bar: rows.Bar) -> str:
 
 def table(done: list[tuple[rows.Row, dict]]) -> str:
     lines = [
-        "| row | hosts | hybridps ms | p99 ms | gloo ms | × gloo | % of limit | gloo's % | bytes/plan | CPU ms | gloo's | bars |",
+        "| row | hosts | hybridps ms | p99 ms | gloo ms | × gloo | % of limit | gloo's % | bytes/plan | CPU ms | gloo's"
+        " | bars |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
 
@@ -311,7 +311,11 @@ def draw(done: list[tuple[rows.Row, dict]], path: Path) -> None:
     left.margins(x=0.15)
     height = 0.38
     for offset, name, label in ((height / 2, "of_limit", "hybridps"), (-height / 2, "peer_of_limit", PEER)):
-        shown = [(p + offset, f[name] * 100) for p, (r, f) in enumerate(measured) if f.get(name) and r.job["bytes"] >= rows.MIB]
+        shown = [
+            (p + offset, f[name] * 100)
+            for p, (r, f) in enumerate(measured)
+            if f.get(name) and r.job["bytes"] >= rows.MIB
+        ]
         if shown:
             right.barh([p for p, _ in shown], [v for _, v in shown], height, label=label)
     right.axvline(100, color="black", linewidth=1)

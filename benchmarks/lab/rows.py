@@ -1,4 +1,4 @@
-"""The table: what is measured, on which hosts, and the bar for each row. Times are compared with gloo's of the same run."""
+"""The table: what is measured, on which hosts, and the bar for each row. Times are compared with gloo's, same run."""
 
 from dataclasses import dataclass, field
 

@@ -1,6 +1,6 @@
 """One rank on one host of the lab: runs the jobs that it is given, in order; rank 0 prints a line for each result.
 
-    worker.py '{"backends": ["hybridps", "gloo"], "interface": "net0", "jobs": [{"do": "collective", ...}]}'
+worker.py '{"backends": ["hybridps", "gloo"], "interface": "net0", "jobs": [{"do": "collective", ...}]}'
 """
 
 import json

@@ -86,7 +86,7 @@ def percentile(values: list[float], percent: float) -> float:
 
 
 def per_node(text: str, nodes: int, what: str) -> list[float]:
-    """"10" or "10,10,5": one number for each node."""
+    """ "10" or "10,10,5": one number for each node."""
     values = [float(part) for part in text.split(",")]
     if len(values) == 1:
         values *= nodes
@@ -412,7 +412,25 @@ COLUMNS = "{:>12} {:>12} {:>9} {:>5} {:>9} {:>10} {:>8} {:>8} {:>7} {:>10} {:>10
 
 def heading() -> str:
     first = "size count type redop backend time algbw busbw #wrong p99 limit %limit sent %plan nic %plan ratio".split()
-    second = ["(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)", "", "(B)", "", "(B)", "", ""]
+    second = [
+        "(B)",
+        "(elements)",
+        "",
+        "",
+        "",
+        "(us)",
+        "(GB/s)",
+        "(GB/s)",
+        "",
+        "(us)",
+        "(us)",
+        "",
+        "(B)",
+        "",
+        "(B)",
+        "",
+        "",
+    ]
     return "\n".join("#" + COLUMNS.format(*line)[1:] for line in (first, second))
 
 
@@ -507,7 +525,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mtu", type=int, help="for the goodput (default: the interface's, else 1500)")
     add("--servers-gbps", metavar="RATES", default="", help="of dedicated servers, with commas: they lower the limit")
     add("--interface", metavar="NAME", help="count the bytes of this network interface")
-    add("--ranks", type=int, default=0, help="local ranks to start, per node; not under torchrun (default 2, with --nodes 1)")
+    add(
+        "--ranks",
+        type=int,
+        default=0,
+        help="local ranks to start, per node; not under torchrun (default 2, with --nodes 1)",
+    )
     add("--nodes", type=int, default=1, help="nodes to emulate with local ranks, over loopback (default %(default)s)")
     add("--json", metavar="FILE", help="write everything measured")
     add("--plot", metavar="FILE", help="draw a picture (PNG); needs matplotlib")
@@ -534,7 +557,9 @@ def _complaint(arguments) -> str:
     if arguments.servers_gbps and not arguments.nic_gbps:
         return "--servers-gbps needs --nic-gbps"
     if arguments.interface and not os.path.isdir(f"/sys/class/net/{arguments.interface}"):
-        return f"no network interface {arguments.interface!r}; there are {', '.join(sorted(os.listdir('/sys/class/net')))}"
+        return (
+            f"no network interface {arguments.interface!r}; there are {', '.join(sorted(os.listdir('/sys/class/net')))}"
+        )
     return plot_complaint() if arguments.plot else ""
 
 

@@ -6,7 +6,7 @@ Accelerating Distributed DNN Training in Heterogeneous GPU/CPU Clusters", OSDI 2
 
 Allreduce of S bytes, n worker nodes. A worker that owns the share y sends and receives (1 - y) S as a client and
 (n - 1) y S as an owner: (1 + (n - 2) y) S. A dedicated server that owns x sends and receives n x S. Within the time t a
-worker with the rate B can therefore own (t B / S - 1) / (n - 2), a server t B / (n S); the least t for which these reach 1
+worker with the rate B can therefore own (t B / S - 1) / (n - 2), a server t B / (n S); the least t where these reach 1
 is the bound, and no worker can be done before S / B.
 
 The other collectives move what they must: nobody can receive less than the bytes that it lacks, nor send less than
@@ -93,7 +93,7 @@ def busbw_factor(collective: str, ranks: int) -> float:
 def node_bytes(collective: str, size: float, node_of: Sequence[int], root: int = 0) -> list[tuple[float, float]] | None:
     """Per node (bytes that it must send, bytes that it must receive); None for an allreduce, where shares decide.
 
-    `size` as in nccl-tests: the whole vector, of which a rank has or gets 1/ranks in reduce_scatter and all_gather; what
+    `size` as in nccl-tests: the whole vector, of which a rank has or gets 1/ranks in reduce_scatter, all_gather; what
     one rank sends in all in all_to_all. sendrecv: each rank to the next one, in a circle.
     """
     ranks = len(node_of)
@@ -152,7 +152,7 @@ def planned_bytes(
     """Per worker node (sent, received) payload if hybridps's plan is followed; None for a reduce, which has no such
     closed form worth keeping.
 
-    A broadcast goes by way of owners: the root's node sends each byte once, the others own equal parts and pass them on.
+    A broadcast goes by way of owners: the root's node sends each byte once, the others own equal parts and pass on.
     """
     nodes = max(node_of) + 1
     if nodes == 1:

@@ -6,7 +6,6 @@ import sys
 
 import harness
 import pytest
-
 from hybridps import bounds
 
 pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="compares with gloo by itself")
@@ -19,8 +18,8 @@ def bench(*arguments, timeout=120):
 
 def test_every_collective_beside_gloo(tmp_path):
     path = tmp_path / "result.json"
-    done = bench("all", "--nodes", "2", "--against", "gloo", "-b", "256", "-e", "64K", "-f", "256", "-n", "4", "-w", "1",
-                 "--nic-gbps", "1", "--interface", "lo", "--json", str(path))  # fmt: skip
+    done = bench("all", "--nodes", "2", "--against", "gloo", "-b", "256", "-e", "64K", "-f", "256", "-n", "4", "-w",
+                 "1", "--nic-gbps", "1", "--interface", "lo", "--json", str(path))  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(path.read_text())
     assert result["ranks"] == 2 and result["node_of"] == [0, 1]
@@ -37,7 +36,9 @@ def test_every_collective_beside_gloo(tmp_path):
 
 def test_types_and_operations_are_checked():
     for kind, operation in (("bfloat16", "sum"), ("float16", "avg"), ("int8", "max"), ("int64", "min")):
-        done = bench("allreduce", "reduce_scatter", "-b", "4K", "-e", "4K", "-n", "1", "-w", "0", "-d", kind, "-o", operation)
+        done = bench(
+            "allreduce", "reduce_scatter", "-b", "4K", "-e", "4K", "-n", "1", "-w", "0", "-d", kind, "-o", operation
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"{kind}   {operation}" in done.stdout
 

@@ -52,7 +52,6 @@ class Server:
             raise AssertionError(f"SIGTERM did not end the server: {self.process.communicate()}") from None
 
 
-
 @contextlib.contextmanager
 def servers(count, *arguments, **options):
     running = []
@@ -158,8 +157,8 @@ def counted(rank, world, size):
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4])
 def test_bytes_of_an_allreduce(count):
-    """n nodes and k servers behind equal cards: each node moves (1 + (n - 2) x) S each way, where x is the share of each
-    of the n nodes when all cards finish together: n (1 - n x) / k = 1 + (n - 2) x."""
+    """n nodes and k servers behind equal cards: each node moves (1 + (n - 2) x) S each way, where x is the share of
+    each of the n nodes when all cards finish together: n (1 - n x) / k = 1 + (n - 2) x."""
     n, size = 4, 8 << 20
     x = 1 / n if count == 0 else max(0.0, (n - count) / (n * n + count * (n - 2)))
     want = (1 + (n - 2) * x) * size

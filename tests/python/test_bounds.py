@@ -4,7 +4,6 @@ import itertools
 import random
 
 import pytest
-
 from hybridps import bounds
 
 

@@ -142,7 +142,9 @@ def test_nothing_is_left(namespaces, end):
         assert not set(inodes[0]) & set(inodes[1])
         for process in labs:
             if end != "exception":
-                process.send_signal({"interrupt": signal.SIGINT, "terminate": signal.SIGTERM, "kill": signal.SIGKILL}[end])
+                process.send_signal(
+                    {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM, "kill": signal.SIGKILL}[end]
+                )
             process.wait(20)
         for _ in range(50):
             left = users_of(set(sum(inodes, [])))

@@ -46,7 +46,8 @@ class Cluster {
       const auto classes = engine::Runtime::pool_classes(o, options_.pool_extra_bytes);
       const std::size_t bytes = std::max(engine::Runtime::pool_bytes(classes), options_.pool_extra_bytes);
       memories_.push_back(std::make_unique<std::byte[]>(bytes + 64));
-      auto* start = reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(memories_.back().get()) + 63) & ~std::uintptr_t{63});
+      auto* start = reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(memories_.back().get()) + 63) &
+                                                 ~std::uintptr_t{63});
       engine::Transports t;
       t.data = data_.make_transport(ids_[r]);
       t.shm = shm_.make_transport(ids_[r]);

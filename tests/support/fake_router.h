@@ -107,7 +107,8 @@ class FakePool {
     std::size_t bytes = 0;
     for (const auto& c : classes_) bytes += c.slot_bytes * c.slot_count;
     memory_.resize(bytes + 64);
-    auto* start = reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(memory_.data()) + 63) & ~std::uintptr_t{63});
+    auto* start =
+        reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(memory_.data()) + 63) & ~std::uintptr_t{63});
     pool_ = std::make_unique<transport::BufferPool>(std::span<std::byte>(start, bytes), classes_);
   }
   transport::BufferPool& operator*() { return *pool_; }
@@ -125,9 +126,11 @@ class Lender {
  public:
   flow::Delivery lend(const void* data, std::size_t bytes, flow::Outbox* outbox = nullptr, core::EngineId source = {},
                       std::int64_t cost = 0) {
-    auto* copy = new std::vector<std::byte>(static_cast<const std::byte*>(data), static_cast<const std::byte*>(data) + bytes);
+    auto* copy =
+        new std::vector<std::byte>(static_cast<const std::byte*>(data), static_cast<const std::byte*>(data) + bytes);
     ++lent_;
-    return flow::Delivery(transport::RxPayload(copy->data(), bytes, &Lender::release, this, copy), outbox, source, cost);
+    return flow::Delivery(transport::RxPayload(copy->data(), bytes, &Lender::release, this, copy), outbox, source,
+                          cost);
   }
   int lent() const { return lent_; }
 

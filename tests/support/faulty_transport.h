@@ -79,8 +79,7 @@ class FaultyTransport final : public transport::Transport, private transport::Re
   core::Status attach(std::span<std::byte> pool_memory) override { return inner_->attach(pool_memory); }
   std::vector<std::byte> address() const override { return inner_->address(); }
 
-  core::Result<transport::Endpoint*> connect(core::EngineId peer,
-                                             std::span<const std::byte> address) override {
+  core::Result<transport::Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override {
     if (const auto found = endpoints_.find(peer); found != endpoints_.end() && found->second->dead)
       return found->second->cause;
     auto inner = inner_->connect(peer, address);
@@ -91,9 +90,8 @@ class FaultyTransport final : public transport::Transport, private transport::Re
   }
   transport::Endpoint* find(core::EngineId peer) noexcept override {
     const auto found = endpoints_.find(peer);
-    return found != endpoints_.end() && !found->second->dead && inner_->find(peer) != nullptr
-               ? found->second.get()
-               : nullptr;
+    return found != endpoints_.end() && !found->second->dead && inner_->find(peer) != nullptr ? found->second.get()
+                                                                                              : nullptr;
   }
 
   std::size_t progress() override {
@@ -122,8 +120,7 @@ class FaultyTransport final : public transport::Transport, private transport::Re
       due.push_back(std::move(*entry));
       entry = held_.erase(entry);
     }
-    std::stable_sort(due.begin(), due.end(),
-                     [](const Message& a, const Message& b) { return a.due < b.due; });
+    std::stable_sort(due.begin(), due.end(), [](const Message& a, const Message& b) { return a.due < b.due; });
     for (auto& message : due) {
       forward(std::move(message));
       ++did;
@@ -152,8 +149,8 @@ class FaultyTransport final : public transport::Transport, private transport::Re
   struct FaultyEndpoint final : transport::Endpoint {
     FaultyEndpoint(FaultyTransport& owner, transport::Endpoint& inner_endpoint)
         : transport(owner), inner(inner_endpoint), id(inner_endpoint.peer()) {}
-    core::Status send(std::span<const std::byte> header, const transport::Buffer& payload,
-                      std::size_t payload_bytes, transport::SendDone done) override {
+    core::Status send(std::span<const std::byte> header, const transport::Buffer& payload, std::size_t payload_bytes,
+                      transport::SendDone done) override {
       return transport.send(*this, header, payload, payload_bytes, std::move(done));
     }
     core::EngineId peer() const noexcept override { return id; }
@@ -171,8 +168,8 @@ class FaultyTransport final : public transport::Transport, private transport::Re
     return std::uniform_real_distribution<double>(0, 1)(random_) < probability;
   }
 
-  core::Status send(FaultyEndpoint& endpoint, std::span<const std::byte> header,
-                    const transport::Buffer& payload, std::size_t payload_bytes, transport::SendDone done) {
+  core::Status send(FaultyEndpoint& endpoint, std::span<const std::byte> header, const transport::Buffer& payload,
+                    std::size_t payload_bytes, transport::SendDone done) {
     if (endpoint.dead) return endpoint.cause;
     const bool valid = !header.empty() && header.size() <= transport::kHeaderBytesMax &&
                        (payload_bytes == 0 || (payload && payload_bytes <= payload.capacity_bytes()));
@@ -219,9 +216,8 @@ class FaultyTransport final : public transport::Transport, private transport::Re
     FaultyEndpoint& endpoint = *message.endpoint;
     // The user was told kOk, so a refusal must reach its `done`.
     auto done = std::make_shared<transport::SendDone>(std::move(message.done));
-    const core::Status status =
-        endpoint.inner.send(message.header, message.payload, message.payload_bytes,
-                            [done](core::Status result) { (*done)(std::move(result)); });
+    const core::Status status = endpoint.inner.send(message.header, message.payload, message.payload_bytes,
+                                                    [done](core::Status result) { (*done)(std::move(result)); });
     if (!status.is_ok()) {
       message.payload = transport::Buffer();
       (*done)(status);

@@ -54,8 +54,8 @@ GroupPtr create_backend(const py::object& dist_options, const py::object& pg_opt
   const int rank = dist_options.attr("group_rank").cast<int>();
   const int size = dist_options.attr("group_size").cast<int>();
   const auto timeout = dist_options.attr("timeout").cast<std::chrono::duration<float>>();
-  OptionsPtr options = py::isinstance<Options>(pg_options) ? copy_of(*pg_options.cast<OptionsPtr>())
-                                                           : c10::make_intrusive<Options>();
+  OptionsPtr options =
+      py::isinstance<Options>(pg_options) ? copy_of(*pg_options.cast<OptionsPtr>()) : c10::make_intrusive<Options>();
   options->timeout = std::chrono::duration_cast<std::chrono::milliseconds>(timeout);
   options->group_name = dist_options.attr("group_id").cast<std::string>();
   const auto global_ranks = dist_options.attr("global_ranks_in_group").cast<std::vector<std::int64_t>>();
@@ -103,17 +103,20 @@ std::map<std::string, std::uint64_t> stats() {
   if (!engine) return {};
   const engine::EngineStats now = engine->stats();
   return {
-      {"net_tx_payload_bytes", now.net_tx_payload_bytes}, {"net_rx_payload_bytes", now.net_rx_payload_bytes},
-      {"net_tx_header_bytes", now.net_tx_header_bytes},   {"net_rx_header_bytes", now.net_rx_header_bytes},
-      {"shm_tx_payload_bytes", now.shm_tx_payload_bytes}, {"shm_rx_payload_bytes", now.shm_rx_payload_bytes},
-      {"operations", now.operations},                     {"groups", now.groups},
+      {"net_tx_payload_bytes", now.net_tx_payload_bytes},
+      {"net_rx_payload_bytes", now.net_rx_payload_bytes},
+      {"net_tx_header_bytes", now.net_tx_header_bytes},
+      {"net_rx_header_bytes", now.net_rx_header_bytes},
+      {"shm_tx_payload_bytes", now.shm_tx_payload_bytes},
+      {"shm_rx_payload_bytes", now.shm_rx_payload_bytes},
+      {"operations", now.operations},
+      {"groups", now.groups},
       {"endpoints", now.endpoints},
   };
 }
 
 py::tuple options_state(const Options& options) {
-  return py::make_tuple(options.timeout.count(), options.group_name, options.group_desc,
-                        options.global_ranks_in_group);
+  return py::make_tuple(options.timeout.count(), options.group_name, options.group_desc, options.global_ranks_in_group);
 }
 
 OptionsPtr options_from(const py::tuple& state) {
@@ -138,8 +141,9 @@ void bind(py::module_& module) {
   group
       .def("node_of", &ProcessGroupHybrid::node_of, py::call_guard<py::gil_scoped_release>(),
            "Group ranks by node; empty until all members have come.")
-      .def("wait_ready", [](ProcessGroupHybrid& self) { self.wait_ready(poll_signals); },
-           py::call_guard<py::gil_scoped_release>(), "Waits until all members have come.")
+      .def(
+          "wait_ready", [](ProcessGroupHybrid& self) { self.wait_ready(poll_signals); },
+          py::call_guard<py::gil_scoped_release>(), "Waits until all members have come.")
       // Called on ranks that are not in a group split from this one: nothing of ours is collective there.
       .def("perform_nocolor_split", [](ProcessGroupHybrid&, const py::object&) {}, py::arg("device") = py::none());
 
@@ -147,10 +151,12 @@ void bind(py::module_& module) {
   module.def("config_table", &config_table);
   module.def("build_info", &build_info);
   module.def("stats", &stats, py::call_guard<py::gil_scoped_release>());
-  module.def("lane_threads", [] { return pg::Process::instance().lanes()->thread_count(); },
-             "Threads on which futures complete.");
-  module.def("at_exit", [] { pg::Process::instance().at_exit(); }, py::call_guard<py::gil_scoped_release>(),
-             "Leaves all groups that are still open; for atexit.");
+  module.def(
+      "lane_threads", [] { return pg::Process::instance().lanes()->thread_count(); },
+      "Threads on which futures complete.");
+  module.def(
+      "at_exit", [] { pg::Process::instance().at_exit(); }, py::call_guard<py::gil_scoped_release>(),
+      "Leaves all groups that are still open; for atexit.");
 }
 
 }  // namespace

@@ -44,10 +44,9 @@ std::string host_name() {
 }
 
 std::string node_identity(const core::Config& config, core::EngineId engine) {
-  std::string identity = config.node.empty()
-                             ? "host:" + boot_id() + "/" + name_space("/proc/self/ns/ipc") + "/" +
-                                   name_space("/proc/self/ns/net")
-                             : "node:" + config.node;
+  std::string identity = config.node.empty() ? "host:" + boot_id() + "/" + name_space("/proc/self/ns/ipc") + "/" +
+                                                   name_space("/proc/self/ns/net")
+                                             : "node:" + config.node;
   if (!config.shm) identity += "/engine:" + core::to_string(engine);
   if (identity.size() > kIdentityBytesMax) {
     char digits[18];

@@ -50,7 +50,7 @@ struct MemberRecord {
   std::uint32_t pid = 0;      // for messages
   int group_rank = 0;
   int group_size = 1;
-  Bytes shm_address;      // opaque to this room, each at most kAddressBytesMax; may be empty
+  Bytes shm_address;  // opaque to this room, each at most kAddressBytesMax; may be empty
   Bytes data_address;
   Bytes control_address;
   std::uint64_t eager_bytes = 0;
@@ -64,8 +64,8 @@ struct MemberRecord {
 std::string describe(const MemberRecord& member);
 
 struct Roster {
-  std::uint64_t nonce = 0;  // names this roster among all attempts; never 0
-  core::GroupUid uid;       // drawn anew for each roster
+  std::uint64_t nonce = 0;            // names this roster among all attempts; never 0
+  core::GroupUid uid;                 // drawn anew for each roster
   std::vector<MemberRecord> members;  // by group rank
   std::vector<int> node_of;           // by group rank; dense, numbered in order of each node's first rank
   /// Dedicated servers that have opened the group, as records whose rank and size count the servers.

@@ -196,8 +196,7 @@ std::string Rendezvous::waiting_for() const {
              describe(roster_.members[static_cast<std::size_t>(ranks.front())]) + ")";
     }
   } else if (proving_) {
-    std::vector<int> ranks =
-        roster_.ranks_of_node(roster_.node_of[static_cast<std::size_t>(self_rank())]);
+    std::vector<int> ranks = roster_.ranks_of_node(roster_.node_of[static_cast<std::size_t>(self_rank())]);
     text = "proving shared memory with ranks " + core::format_ranks(ranks);
   } else if (own_ack_ == Ack::kOk || own_ack_ == Ack::kUnproven) {
     text = "waiting for all ranks to confirm the roster";
@@ -245,8 +244,8 @@ std::optional<Status> Rendezvous::believed_failure(const std::optional<Bytes>& b
   if (!bytes) return std::nullopt;
   const std::optional<FailedBlob> failed = decode_failed(*bytes);
   if (!failed) return std::nullopt;
-  const bool names_us = std::find(failed->engines.begin(), failed->engines.end(), options_.self.engine) !=
-                        failed->engines.end();
+  const bool names_us =
+      std::find(failed->engines.begin(), failed->engines.end(), options_.self.engine) != failed->engines.end();
   const bool is_of_this_life = names_us || (failed_looked_ && bytes != failed_first_);
   if (!is_of_this_life && !grace_is_over) return std::nullopt;
   return failed->status;
@@ -346,9 +345,8 @@ std::vector<int> Rendezvous::map_nodes() const {
   for (const auto& record : records_) {
     auto& candidates = nodes_of_identity[record->node_identity];
     const auto at = std::find_if(candidates.begin(), candidates.end(), [&](std::size_t node) {
-      return std::none_of(nodes[node].begin(), nodes[node].end(), [&](core::EngineId other) {
-        return unproven_.contains(pair_of(other, record->engine));
-      });
+      return std::none_of(nodes[node].begin(), nodes[node].end(),
+                          [&](core::EngineId other) { return unproven_.contains(pair_of(other, record->engine)); });
     });
     std::size_t node = nodes.size();
     if (at != candidates.end()) {
@@ -598,12 +596,13 @@ void Rendezvous::time_out(TimePoint now) {
     if (believed_failure(bytes, false)) return end(*failure, false);
     text += "; the store holds a failure, perhaps of an earlier attempt: " + std::string(failure->message());
   }
-  end(Status(Code::kTimeout, "rank " + std::to_string(self_rank()) + " timed out after " +
-                                 core::format_double(static_cast<double>(
-                                     std::chrono::duration_cast<milliseconds>(now - started_at_).count()) / 1000) +
-                                 " s in the rendezvous of group " + core::quoted(options_.group_name) + ": " + text +
-                                 "; see whether these ranks are alive and make the same group, or pass a longer "
-                                 "timeout to init_process_group"),
+  end(Status(Code::kTimeout,
+             "rank " + std::to_string(self_rank()) + " timed out after " +
+                 core::format_double(
+                     static_cast<double>(std::chrono::duration_cast<milliseconds>(now - started_at_).count()) / 1000) +
+                 " s in the rendezvous of group " + core::quoted(options_.group_name) + ": " + text +
+                 "; see whether these ranks are alive and make the same group, or pass a longer "
+                 "timeout to init_process_group"),
       true);
 }
 

@@ -44,8 +44,9 @@ const auto& settings() {
       Setting{"NODE", Kind::kText, &Config::node, "", 0, 0,
               "Node identity of this rank: ranks with the same one share memory. Unset: derived from the host's boot "
               "id and namespaces. Also the way to emulate several nodes on one machine."},
-      Setting{"SERVERS", Kind::kText, &Config::servers, "", 0, 0,
-              "Dedicated servers to use, host:port separated by commas; asked by rank 0 of each group of 3 nodes or more."},
+      Setting{
+          "SERVERS", Kind::kText, &Config::servers, "", 0, 0,
+          "Dedicated servers to use, host:port separated by commas; asked by rank 0 of each group of 3 nodes or more."},
       Setting{"SERVERS_REQUIRED", Kind::kBool, &Config::servers_required, "", 0, 0,
               "Whether a dedicated server that cannot be used ends the job. Off: it is reported and left out."},
       Setting{"TOKEN", Kind::kSecret, &Config::token, "", 0, 0,
@@ -74,7 +75,8 @@ const auto& settings() {
       Setting{"EAGER_BYTES", Kind::kBytes, &Config::eager_bytes, "bytes", 0, kGiB,
               "What a peer may send before it is granted memory."},
       Setting{"WINDOW_BYTES", Kind::kBytes, &Config::window_bytes, "bytes", kKiB, kGiB,
-              "What all peers together may have under way unasked to one network card; each uses its part, at least 32K. More "
+              "What all peers together may have under way unasked to one network card; each uses its part, at least "
+              "32K. More "
               "suits networks of 25 Gbit/s and up, or deep queues."},
       Setting{"CHUNK_BYTES", Kind::kBytes, &Config::chunk_bytes, "bytes", kKiB, 64 * kMiB,
               "Payload of one network message, at most; groups of many nodes use less, 16K at the least."},
@@ -117,9 +119,7 @@ std::string expected(const Setting& setting) {
   return {};
 }
 
-bool in_range(const Setting& setting, double value) {
-  return value >= setting.value_min && value <= setting.value_max;
-}
+bool in_range(const Setting& setting, double value) { return value >= setting.value_min && value <= setting.value_max; }
 
 /// False when `text` is not what the setting expects; `config` is unchanged then.
 bool assign(Config& config, const Setting& setting, std::string_view text) {
@@ -224,9 +224,10 @@ Result<Config> Config::from(const Environment& environment) {
     config.given.insert(name);
   }
   if (config.dead_seconds <= config.heartbeat_seconds) {
-    return Status(Code::kInvalidArgument, "HYBRIDPS_DEAD_SECONDS=" + format_double(config.dead_seconds) +
-                                              " is not valid: expected more than HYBRIDPS_HEARTBEAT_SECONDS, which is " +
-                                              format_double(config.heartbeat_seconds));
+    return Status(Code::kInvalidArgument,
+                  "HYBRIDPS_DEAD_SECONDS=" + format_double(config.dead_seconds) +
+                      " is not valid: expected more than HYBRIDPS_HEARTBEAT_SECONDS, which is " +
+                      format_double(config.heartbeat_seconds));
   }
   return config;
 }

@@ -19,8 +19,8 @@ class OnceFn<R(Args...)> {
  public:
   OnceFn() = default;
 
-  template <typename F, typename = std::enable_if_t<!std::is_same_v<std::decay_t<F>, OnceFn> &&
-                                                    std::is_invocable_v<F&, Args...>>>
+  template <typename F,
+            typename = std::enable_if_t<!std::is_same_v<std::decay_t<F>, OnceFn> && std::is_invocable_v<F&, Args...>>>
   OnceFn(F&& callable)  // NOLINT(google-explicit-constructor): lambdas are passed as they stand
       : callable_(std::make_unique<Holder<std::decay_t<F>>>(std::forward<F>(callable))) {}
 

@@ -41,9 +41,7 @@ class [[nodiscard]] Status {
 
   bool is_ok() const noexcept { return code_ == Code::kOk; }
   Code code() const noexcept { return code_; }
-  std::string_view message() const noexcept {
-    return message_ ? std::string_view(*message_) : std::string_view();
-  }
+  std::string_view message() const noexcept { return message_ ? std::string_view(*message_) : std::string_view(); }
   /// "timeout: push timed out ..." or "ok".
   std::string to_string() const;
 
@@ -56,7 +54,7 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}          // NOLINT(google-explicit-constructor)
   Result(Status status) : status_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
 
   bool is_ok() const noexcept { return value_.has_value(); }

@@ -100,7 +100,8 @@ struct Addresses {
 
 int milliseconds_left(const core::Deadline& deadline) {
   if (deadline.is_never()) return 1000;
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.point() - core::Clock::now()).count();
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(deadline.point() - core::Clock::now()).count();
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
 }
 
@@ -150,7 +151,8 @@ core::Result<int> connect_to(const Address& address, const core::Deadline& deadl
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (const int code = getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found); code != 0)
+  if (const int code = getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
+      code != 0)
     return Status(Code::kInvalidArgument, where + ": no such host: " + gai_strerror(code));
   const Addresses addresses(found);
   std::string why = "no address";
@@ -217,8 +219,10 @@ core::Result<std::vector<Address>> parse_addresses(const std::string& text) {
 
 core::Result<std::string> read_token(const std::string& token, const std::string& path) {
   if (!token.empty() || path.empty()) return token;
-  const auto bad = [&](const std::string& why) { return Status(Code::kInvalidArgument, "HYBRIDPS_TOKEN_FILE " + path + why); };
-  struct stat info {};
+  const auto bad = [&](const std::string& why) {
+    return Status(Code::kInvalidArgument, "HYBRIDPS_TOKEN_FILE " + path + why);
+  };
+  struct stat info{};
   if (::stat(path.c_str(), &info) != 0) return bad(std::string(": ") + std::strerror(errno));
   if ((info.st_mode & (S_IRWXG | S_IRWXO)) != 0) return bad(" may be read by others; use chmod 600");
   std::ifstream file(path);
@@ -240,7 +244,8 @@ core::Result<Bytes> ask(const Address& address, const std::string& token, const 
   if (!mine.is_ok()) return mine.status();
   if (Status status = write_all(socket.fd, mine.value(), deadline, where); !status.is_ok()) return status;
   std::array<std::uint8_t, kHelloBytes + kMacBytes> theirs{};
-  if (Status status = read_all(socket.fd, theirs.data(), theirs.size(), deadline, where, "it does not know this protocol");
+  if (Status status =
+          read_all(socket.fd, theirs.data(), theirs.size(), deadline, where, "it does not know this protocol");
       !status.is_ok())
     return status;
   if (get_u32(theirs.data()) != kMagic || get_u32(theirs.data() + 4) != kVersion) return no_server;
@@ -348,7 +353,8 @@ void Door::run() {
   for (;;) {
     events.assign({{wake_fd_, POLLIN, 0}, {listen_fd_, POLLIN, 0}});
     for (const Guest& guest : guests)
-      events.push_back({guest.socket.fd, static_cast<short>(guest.state == Guest::State::kAnswering ? POLLOUT : POLLIN), 0});
+      events.push_back(
+          {guest.socket.fd, static_cast<short>(guest.state == Guest::State::kAnswering ? POLLOUT : POLLIN), 0});
     if (::poll(events.data(), events.size(), guests.empty() ? 1000 : 50) < 0 && errno != EINTR) {
       core::log_error("the door's poll failed: ", std::strerror(errno));
       return;
@@ -443,7 +449,8 @@ bool Door::understand(Guest& guest) {
       break;
     }
     case Guest::State::kBody: {
-      if (!equal(mac_of(token_, "request", guest.job_nonce.data(), guest.server_nonce.data(), guest.in), guest.seal.data()))
+      if (!equal(mac_of(token_, "request", guest.job_nonce.data(), guest.server_nonce.data(), guest.in),
+                 guest.seal.data()))
         return false;
       core::Result<Bytes> result = handler_(guest.in);
       Bytes answer;

@@ -35,7 +35,9 @@ inline constexpr std::size_t kBodyBytesMax = std::size_t{64} << 20;
 struct Address {
   std::string host;
   int port = 0;
-  std::string text() const { return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port); }
+  std::string text() const {
+    return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port);
+  }
 };
 
 /// "host:port" or "[v6]:port"; kInvalidArgument says what is wrong.

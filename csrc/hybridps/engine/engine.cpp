@@ -98,8 +98,8 @@ struct GroupCore : core::Pinned {
   std::mutex mutex;
   std::condition_variable changed;
   bool ready = false;
-  Status status;              // first failure
-  bool left = false;          // no more submissions
+  Status status;      // first failure
+  bool left = false;  // no more submissions
   std::uint64_t submitted = 0;
   std::vector<int> node_of;
   std::atomic<std::uint64_t> completed{0};
@@ -277,15 +277,18 @@ std::uint64_t GroupImpl::submit(worker::Operation operation, worker::Completion 
   {
     const std::lock_guard lock(core_->mutex);
     if (core_->left)
-      refused = Status(Code::kClosed, "process group \"" + name() + "\" was destroyed; no further operation is possible");
+      refused =
+          Status(Code::kClosed, "process group \"" + name() + "\" was destroyed; no further operation is possible");
     else if (!core_->status.is_ok())
       refused = core_->status;
     // Counted even when refused, as the caller did call.
     if (operation.kind != schedule::Kind::kPointToPoint) sequence = core_->submitted++;
     if (refused.is_ok()) {
       // Under the lock: commands of one group are in the order of their sequence numbers.
-      engine_->post([engine = engine_.get(), core = core_, o = std::move(operation), sequence,
-                     d = std::move(done)]() mutable { engine->run_submit(core, std::move(o), sequence, std::move(d)); });
+      engine_->post(
+          [engine = engine_.get(), core = core_, o = std::move(operation), sequence, d = std::move(done)]() mutable {
+            engine->run_submit(core, std::move(o), sequence, std::move(d));
+          });
       return sequence;
     }
   }
@@ -373,8 +376,7 @@ Status EngineImpl::start(core::Config config) {
     intranode::shm::ShmOptions shm_options;
     shm_options.self = id_;
     shm_options.pool_bytes = pool_bytes;
-    core::Result<std::unique_ptr<intranode::shm::ShmTransport>> shm =
-        intranode::shm::ShmTransport::create(shm_options);
+    core::Result<std::unique_ptr<intranode::shm::ShmTransport>> shm = intranode::shm::ShmTransport::create(shm_options);
     if (!shm.is_ok()) return shm.status();
     shm_ = shm.value().get();
     memory = shm_->pool_memory();
@@ -382,10 +384,11 @@ Status EngineImpl::start(core::Config config) {
     shm_address_ = bytes_as<bootstrap::Bytes>(shm_->address());
     transports.shm = std::move(shm).value();
   } else {
-    void* mapped = mmap(nullptr, pool_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* mapped =
+        mmap(nullptr, pool_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED)
-      return Status(Code::kOutOfResources, "cannot map " + std::to_string(pool_bytes) +
-                                               " bytes for the send pool; lower HYBRIDPS_POOL_BYTES");
+      return Status(Code::kOutOfResources,
+                    "cannot map " + std::to_string(pool_bytes) + " bytes for the send pool; lower HYBRIDPS_POOL_BYTES");
     memory = {static_cast<std::byte*>(mapped), pool_bytes};
     keep = std::shared_ptr<void>(mapped, [pool_bytes](void* at) { munmap(at, pool_bytes); });
   }
@@ -576,7 +579,8 @@ void EngineImpl::sleep() {
   if (!has_commands_.load(std::memory_order_relaxed) && !stop_.load() && runtime_->arm()) {
     const core::Duration left = runtime_->next_due() - core::Clock::now();
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
-    int timeout = left <= core::Duration::zero() ? 0 : static_cast<int>(std::min<std::int64_t>(ms + 1, kSleepMillisecondsMax));
+    int timeout =
+        left <= core::Duration::zero() ? 0 : static_cast<int>(std::min<std::int64_t>(ms + 1, kSleepMillisecondsMax));
     if (!proofs_.empty()) timeout = std::min(timeout, 5);
     for (const auto& group : groups_)
       if (group->goodbye_done) timeout = std::min(timeout, 20);
@@ -620,8 +624,7 @@ void EngineImpl::fail(GroupCore& group, const Status& status) {
     group.status = status;
   }
   group.changed.notify_all();
-  for (auto queued = std::exchange(group.queued, {}); auto& item : queued)
-    item.done(worker::Outcome{status, -1});
+  for (auto queued = std::exchange(group.queued, {}); auto& item : queued) item.done(worker::Outcome{status, -1});
   if (group.state == nullptr && group.goodbye_wanted) group.goodbye_done = true;
 }
 
@@ -630,8 +633,13 @@ void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::
   const int me = group->options.rank;
   const int my_node = roster.node_of[static_cast<std::size_t>(me)];
   const schedule::Shares shares = shares_of(roster);
-  worker::GroupInfo info{roster.uid, group->options.name, {}, {},
-                         schedule::Topology(roster.node_of, me, shares.worker, shares.dedicated), {}, 0};
+  worker::GroupInfo info{roster.uid,
+                         group->options.name,
+                         {},
+                         {},
+                         schedule::Topology(roster.node_of, me, shares.worker, shares.dedicated),
+                         {},
+                         0};
   std::uint64_t chunk_bytes = config_.chunk_bytes;
   const auto add = [&](const bootstrap::MemberRecord& member, bool local) {
     info.engines.push_back(member.engine);
@@ -778,7 +786,9 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
     d.required = config_.servers_required;
     d.group_name = o.name;
     joining->dedicated = std::make_unique<DedicatedClient>(std::move(d));
-    r.servers = [client = joining->dedicated.get()](const bootstrap::Roster& roster) { return client->servers(roster); };
+    r.servers = [client = joining->dedicated.get()](const bootstrap::Roster& roster) {
+      return client->servers(roster);
+    };
     r.commit = [client = joining->dedicated.get()](const bootstrap::Roster& roster) { return client->commit(roster); };
   }
   joining->rendezvous = std::make_unique<bootstrap::Rendezvous>(o.store, std::move(r));
@@ -794,8 +804,8 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
     if (bootstrap_thread_ == nullptr) bootstrap_thread_ = new std::thread([this] { run_bootstrap(); });
   }
   bootstrap_changed_.notify_all();
-  return std::shared_ptr<Group>(std::make_shared<GroupImpl>(
-      std::static_pointer_cast<EngineImpl>(shared_from_this()), group));
+  return std::shared_ptr<Group>(
+      std::make_shared<GroupImpl>(std::static_pointer_cast<EngineImpl>(shared_from_this()), group));
 }
 
 void EngineImpl::run_bootstrap() {

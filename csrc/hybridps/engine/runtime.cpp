@@ -66,8 +66,7 @@ core::Result<std::unique_ptr<Runtime>> Runtime::create(RuntimeOptions options, s
   return runtime;
 }
 
-Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep,
-                 Transports transports)
+Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep, Transports transports)
     : options_(options), keep_(std::move(keep)), transports_(std::move(transports)) {
   const auto classes = pool_classes(options_, memory.size());
   pool_ = std::make_unique<transport::BufferPool>(memory, classes);
@@ -94,10 +93,11 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
   };
   auto forward = std::make_shared<Forward>();
   server_ = std::make_unique<server::Server>(*outbox_, *forward, options_.grant_chunks, options_.window_bytes * 2 / 3);
-  worker_ = std::make_unique<worker::Worker>(
-      *outbox_, *server_, *this, worker::WorkerOptions{options_.grant_chunks, options_.warn_seconds});
+  worker_ = std::make_unique<worker::Worker>(*outbox_, *server_, *this,
+                                             worker::WorkerOptions{options_.grant_chunks, options_.warn_seconds});
   forward->worker = worker_.get();
-  dedicated_ = std::make_unique<server::Dedicated>(*outbox_, *this, options_.grant_chunks, options_.window_bytes * 2 / 3);
+  dedicated_ =
+      std::make_unique<server::Dedicated>(*outbox_, *this, options_.grant_chunks, options_.window_bytes * 2 / 3);
   keep_ = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(keep_, forward);
 
   for (transport::Transport* transport : {transports_.data.get(), transports_.control.get(), transports_.shm.get()}) {
@@ -158,7 +158,8 @@ void Runtime::choose_windows() {
     const auto found = peers_.find(engine);
     if (found == peers_.end() || found->second.record.local) continue;
     const std::uint64_t window = schedule::window_bytes(options_.window_bytes, fan);
-    outbox_->set_window(engine, static_cast<std::int64_t>(std::min<std::uint64_t>(window, found->second.record.eager_bytes)));
+    outbox_->set_window(engine,
+                        static_cast<std::int64_t>(std::min<std::uint64_t>(window, found->second.record.eager_bytes)));
   }
 }
 
@@ -418,10 +419,11 @@ void Runtime::heartbeat(core::TimePoint now) {
     if (!peer.watched || peer.dead) continue;
     if (stood_still) peer.last_answer = now;
     if (now - peer.last_answer >= core::from_seconds(options_.dead_seconds)) {
-      failed_.emplace_back(id, core::Status(core::Code::kPeerDead,
-                                            "it has not answered heartbeats for " +
-                                                std::to_string(static_cast<int>(core::to_seconds(now - peer.last_answer))) +
-                                                " s (stopped, or cut off from the network)"));
+      failed_.emplace_back(id,
+                           core::Status(core::Code::kPeerDead,
+                                        "it has not answered heartbeats for " +
+                                            std::to_string(static_cast<int>(core::to_seconds(now - peer.last_answer))) +
+                                            " s (stopped, or cut off from the network)"));
       continue;
     }
     wire::Header ping;

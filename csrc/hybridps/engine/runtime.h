@@ -35,8 +35,8 @@ struct RuntimeOptions {
   std::size_t eager_bytes = 512 * 1024;  // what we allow each peer
   std::size_t chunk_bytes = 64 * 1024;   // largest chunk of any group
   std::uint32_t grant_chunks = 4;
-  std::size_t local_peers = 7;           // for which the pool has room to be generous
-  bool keep_early = true;                // messages of groups that are not open yet; a dedicated server needs none
+  std::size_t local_peers = 7;            // for which the pool has room to be generous
+  bool keep_early = true;                 // messages of groups that are not open yet; a dedicated server needs none
   std::size_t window_bytes = 384 * 1024;  // see Runtime::choose_windows()
   double warn_seconds = 10;
   double heartbeat_seconds = 1;
@@ -49,8 +49,8 @@ struct PeerRecord {
   std::vector<std::byte> data_address;
   std::vector<std::byte> control_address;
   std::vector<std::byte> shm_address;
-  std::string where;               // "host7 pid 4121", for messages
-  std::uint64_t eager_bytes = 0;   // what it allows us
+  std::string where;              // "host7 pid 4121", for messages
+  std::uint64_t eager_bytes = 0;  // what it allows us
 };
 
 /// The transports of one engine. shm may be absent; control may be absent (data is used then).

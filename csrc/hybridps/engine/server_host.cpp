@@ -151,10 +151,16 @@ class Shard : core::Pinned {
     std::uint64_t strangers = 0;
     for (const auto& member : roster.members) strangers += runtime_->knows(member.engine) ? 0 : 1;
     if (runtime_->peers_known() + strangers > engines_max_)
-      return Status(Code::kOutOfResources, "its memory is enough for " + std::to_string(engines_max_) +
-                                               " ranks, and " + std::to_string(runtime_->peers_known()) +
+      return Status(Code::kOutOfResources, "its memory is enough for " + std::to_string(engines_max_) + " ranks, and " +
+                                               std::to_string(runtime_->peers_known()) +
                                                " are served already; start it with more --memory");
-    server::ServedGroup group{roster.uid, name, {}, schedule::Topology(roster.node_of, size + index, {}, std::vector<double>(roster.servers.size(), 1.0)), 1, 0};
+    server::ServedGroup group{
+        roster.uid,
+        name,
+        {},
+        schedule::Topology(roster.node_of, size + index, {}, std::vector<double>(roster.servers.size(), 1.0)),
+        1,
+        0};
     std::uint64_t chunk_bytes = record_.chunk_bytes;
     const auto add = [&](const bootstrap::MemberRecord& member, const std::string& where) {
       group.engines.push_back(member.engine);
@@ -273,7 +279,8 @@ class ServerHostImpl final : public ServerHost {
       shards_.push_back(std::make_unique<Shard>());
       if (Status status = shards_.back()->start(options, config, interfaces.value(), i); !status.is_ok()) return status;
     }
-    auto door = door::Door::open(options.listen, options.token, [this](const door::Bytes& body) { return answer(body); });
+    auto door =
+        door::Door::open(options.listen, options.token, [this](const door::Bytes& body) { return answer(body); });
     if (!door.is_ok()) return door.status();
     door_ = std::move(door).value();
     return Status::ok();
@@ -291,9 +298,8 @@ class ServerHostImpl final : public ServerHost {
   }
   void dismiss(const std::string& why) override {
     for (const auto& shard : shards_)
-      (void)shard->call([s = shard.get(), why](Status&) {
-        s->runtime().dedicated().fail_all(Status(Code::kAborted, why));
-      });
+      (void)shard->call(
+          [s = shard.get(), why](Status&) { s->runtime().dedicated().fail_all(Status(Code::kAborted, why)); });
     const core::Deadline deadline = core::Deadline::after(std::chrono::seconds(2));
     while (!deadline.has_passed() && stats().groups > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     std::this_thread::sleep_for(std::chrono::milliseconds(300));  // for the messages to leave
@@ -333,9 +339,8 @@ class ServerHostImpl final : public ServerHost {
       }
       case ServerRequest::Kind::kClose:
         for (const auto& shard : shards_)
-          (void)shard->call([s = shard.get(), uid = request.value().uid](Status&) {
-            s->runtime().dedicated().drop(uid);
-          });
+          (void)shard->call(
+              [s = shard.get(), uid = request.value().uid](Status&) { s->runtime().dedicated().drop(uid); });
         return door::Bytes();
     }
     return Status(Code::kMismatch, "unknown request");

@@ -471,10 +471,10 @@ std::string Outbox::describe() const {
            (s.announced_ ? " announced" : "") + (s.granted_all_ ? " granted" : "") + "\n";
   };
   for (const auto& [id, peer] : lanes_) {
-    text += "to " + core::to_string(id) + (peer->local ? " local" : " net") + " window " + std::to_string(peer->window) + " allowance " +
-            std::to_string(peer->allowance) + " outstanding " + std::to_string(peer->outstanding) + " granted bytes " +
-            std::to_string(peer->granted_bytes) + " to return " + std::to_string(peer->to_return) +
-            (peer->broken ? " broken" : "") + "\n";
+    text += "to " + core::to_string(id) + (peer->local ? " local" : " net") + " window " +
+            std::to_string(peer->window) + " allowance " + std::to_string(peer->allowance) + " outstanding " +
+            std::to_string(peer->outstanding) + " granted bytes " + std::to_string(peer->granted_bytes) +
+            " to return " + std::to_string(peer->to_return) + (peer->broken ? " broken" : "") + "\n";
     for (const auto* queue : {&peer->urgent, &peer->bulk})
       for (const Stream* s : *queue) text += stream_text(*s);
   }

@@ -69,8 +69,8 @@ struct Stream : core::Pinned {
 
  private:
   friend class Outbox;
-  std::vector<std::uint8_t> marks_;   // per chunk, made on first use
-  std::deque<std::uint32_t> ready_;   // offered and not sent
+  std::vector<std::uint8_t> marks_;    // per chunk, made on first use
+  std::deque<std::uint32_t> ready_;    // offered and not sent
   std::vector<std::uint32_t> wanted_;  // want()ed and not permitted
   std::uint32_t sent_ = 0;
   std::uint32_t permits_ = 0;  // chunks that hold a permit and are not sent
@@ -81,8 +81,8 @@ struct Stream : core::Pinned {
 };
 
 struct Peer {
-  bool local = false;             // reached through shared memory
-  std::int64_t eager_bytes = 0;   // its allowance for us
+  bool local = false;            // reached through shared memory
+  std::int64_t eager_bytes = 0;  // its allowance for us
 };
 
 class Router {
@@ -179,12 +179,12 @@ class Outbox : core::Pinned {
     transport::Endpoint* endpoint = nullptr;
     bool local = false;
     bool broken = false;
-    std::int64_t window = 0;      // of its allowance, what we use
-    std::int64_t allowance = 0;   // eager bytes that we may still send
-    std::int64_t outstanding = 0;  // eager bytes sent and not returned
+    std::int64_t window = 0;         // of its allowance, what we use
+    std::int64_t allowance = 0;      // eager bytes that we may still send
+    std::int64_t outstanding = 0;    // eager bytes sent and not returned
     std::int64_t granted_bytes = 0;  // in flight under "all chunks" grants
-    std::int64_t to_return = 0;   // eager bytes of theirs consumed here and not returned
-    std::int64_t credit_batch = 0;  // returned in such parts
+    std::int64_t to_return = 0;      // eager bytes of theirs consumed here and not returned
+    std::int64_t credit_batch = 0;   // returned in such parts
     std::deque<Stream*> urgent;
     std::deque<Stream*> bulk;
     core::TimePoint blocked_since = core::TimePoint::max();

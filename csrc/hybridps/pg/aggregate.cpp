@@ -36,8 +36,8 @@ void check_reduce_scatter(const char* call, const at::Tensor& output, const at::
   TORCH_CHECK(output.scalar_type() == input.scalar_type(), "hybridps::", call, ": output tensor of type ",
               output.scalar_type(), " and input tensor of type ", input.scalar_type(), " must have the same type");
   TORCH_CHECK(input.numel() == output.numel() * size, "hybridps::", call,
-              ": input tensor must be the same size as output size times world size (", input.numel(), " elements, not ",
-              output.numel(), " x ", size, ")");
+              ": input tensor must be the same size as output size times world size (", input.numel(),
+              " elements, not ", output.numel(), " x ", size, ")");
 }
 
 // What ranks tell each other about a sparse tensor: sparse_dim, dense_dim, nnz, type, then the sizes.
@@ -64,8 +64,7 @@ WorkPtr ProcessGroupHybrid::allreduce(std::vector<at::Tensor>& tensors, const c1
     return sparse_allreduce(tensors.front(), opts);
   const at::Tensor& tensor = single_tensor("all_reduce", tensors);
   Call call;
-  call.operations.push_back(
-      reduction(schedule::Kind::kAllReduce, reduction_of("all_reduce", tensor, opts.reduceOp)));
+  call.operations.push_back(reduction(schedule::Kind::kAllReduce, reduction_of("all_reduce", tensor, opts.reduceOp)));
   call.operations.front().output = {call.buffers.output(tensor, true)};
   call.type = c10d::OpType::ALLREDUCE;
   call.name = "all_reduce";
@@ -91,8 +90,7 @@ WorkPtr ProcessGroupHybrid::allreduce_coalesced(std::vector<at::Tensor>& tensors
                 ": tensors must all have the same type, got ", tensors.front().scalar_type(), " and ",
                 tensor.scalar_type());
   Call call;
-  call.operations.push_back(
-      reduction(schedule::Kind::kAllReduce, reduction_of(kName, tensors.front(), opts.reduceOp)));
+  call.operations.push_back(reduction(schedule::Kind::kAllReduce, reduction_of(kName, tensors.front(), opts.reduceOp)));
   for (const auto& tensor : tensors) call.operations.front().output.push_back(call.buffers.output(tensor, true));
   call.type = c10d::OpType::ALLREDUCE_COALESCED;
   call.name = kName;
@@ -334,7 +332,8 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
     const at::Tensor answer = at::zeros({1}, at::kLong);
     std::string why;
     try {
-      const auto sent = point_to_point(c10d::OpType::SEND, kName, kTitle, at::full({1}, rank_, at::kLong), 0, arrive, patience);
+      const auto sent =
+          point_to_point(c10d::OpType::SEND, kName, kTitle, at::full({1}, rank_, at::kLong), 0, arrive, patience);
       const auto received = point_to_point(c10d::OpType::RECV, kName, kTitle, answer, 0, depart, patience);
       sent->wait();
       received->wait();
@@ -353,7 +352,8 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
   const auto answer_all = [&](std::int64_t value) {
     std::vector<WorkHybrid::Ptr> works;
     for (int r = 1; r < size_; ++r)
-      works.push_back(point_to_point(c10d::OpType::SEND, kName, kTitle, at::full({1}, value, at::kLong), r, depart, timeout));
+      works.push_back(
+          point_to_point(c10d::OpType::SEND, kName, kTitle, at::full({1}, value, at::kLong), r, depart, timeout));
     return works;
   };
   // Throws with the first rank that failed, or with all of them.
@@ -365,7 +365,8 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
       try {
         works[i]->wait();
       } catch (const c10::Error& error) {
-        std::string text = c10::str("[Rank 0]: Rank ", rank, " failed to pass monitoredBarrier in ", timeout.count(), " ms");
+        std::string text =
+            c10::str("[Rank 0]: Rank ", rank, " failed to pass monitoredBarrier in ", timeout.count(), " ms");
         core::log_error(text);
         if (failed.empty()) first = text + "\n Original exception: \n" + error.what_without_backtrace();
         failed.push_back(rank);
@@ -374,7 +375,7 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
     if (failed.empty()) return;
     try {
       if (tell) answer_all(1 + failed.front());  // not waited for: some of them may be gone
-    } catch (const c10::Error&) {  // the group has failed: the others know
+    } catch (const c10::Error&) {                // the group has failed: the others know
     }
     TORCH_CHECK(wait_all_ranks, first);
     TORCH_CHECK(false, "[Rank 0]: Ranks ", c10::Join(", ", failed), " failed to pass monitoredBarrier in ",
@@ -382,7 +383,8 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
   };
   std::vector<WorkHybrid::Ptr> arrivals;
   for (int r = 1; r < size_; ++r)
-    arrivals.push_back(point_to_point(c10d::OpType::RECV, kName, kTitle, at::zeros({1}, at::kLong), r, arrive, timeout));
+    arrivals.push_back(
+        point_to_point(c10d::OpType::RECV, kName, kTitle, at::zeros({1}, at::kLong), r, arrive, timeout));
   collect(arrivals, /*tell=*/true);
   collect(answer_all(0), /*tell=*/false);
 }

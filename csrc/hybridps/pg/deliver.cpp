@@ -81,7 +81,8 @@ WorkPtr ProcessGroupHybrid::allgather(std::vector<std::vector<at::Tensor>>& outp
               ": requires input/output tensor lists to have the same length");
   const at::Tensor& input = single_tensor(kName, inputs);
   TORCH_CHECK(outputs.front().size() == static_cast<std::size_t>(size_), "hybridps::", kName,
-              ": invalid output tensor list at index 0 (expected length ", size_, ", got ", outputs.front().size(), ")");
+              ": invalid output tensor list at index 0 (expected length ", size_, ", got ", outputs.front().size(),
+              ")");
   check_tensors(kName, outputs.front());
   check_same_type(kName, input, outputs.front());
   const at::Tensor& own = outputs.front()[static_cast<std::size_t>(rank_)];
@@ -106,8 +107,7 @@ WorkPtr ProcessGroupHybrid::allgather(std::vector<std::vector<at::Tensor>>& outp
   return issue(std::move(call));
 }
 
-WorkPtr ProcessGroupHybrid::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                            const c10d::AllgatherOptions& opts) {
+WorkPtr ProcessGroupHybrid::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   std::vector<at::Tensor> outputs = {output};
   std::vector<at::Tensor> inputs = {input};
   return allgather_into_tensor_coalesced(outputs, inputs, opts);
@@ -211,8 +211,8 @@ WorkPtr ProcessGroupHybrid::gather(std::vector<std::vector<at::Tensor>>& outputs
   call.operations.push_back(movement(schedule::Kind::kGather, movable_dtype(input), root));
   worker::Operation& operation = call.operations.front();
   if (rank_ == root) {
-    TORCH_CHECK(outputs.size() == 1, "hybridps::", kName, ": requires a single-element output list containing a list with ",
-                size_, " tensors.");
+    TORCH_CHECK(outputs.size() == 1, "hybridps::", kName,
+                ": requires a single-element output list containing a list with ", size_, " tensors.");
     TORCH_CHECK(outputs.front().size() == static_cast<std::size_t>(size_), "hybridps::", kName,
                 ": Incorrect output list size ", outputs.front().size(), ". Output list size should be ", size_,
                 ", same as size of the process group.");
@@ -239,8 +239,7 @@ WorkPtr ProcessGroupHybrid::gather(std::vector<std::vector<at::Tensor>>& outputs
 }
 
 #if HYBRIDPS_TORCH_AT_LEAST(14)
-WorkPtr ProcessGroupHybrid::gather_into_tensor(at::Tensor& output, at::Tensor& input,
-                                               const c10d::GatherOptions& opts) {
+WorkPtr ProcessGroupHybrid::gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
   constexpr const char* kName = "gather_into_tensor";
   check_tensor(kName, input);
   check_root(kName, opts.rootRank, size_);
@@ -280,8 +279,8 @@ WorkPtr ProcessGroupHybrid::scatter(std::vector<at::Tensor>& outputs, std::vecto
   worker::Operation& operation = call.operations.front();
   operation.output = {call.buffers.output(output, false)};
   if (rank_ == root) {
-    TORCH_CHECK(inputs.size() == 1, "hybridps::", kName, ": requires a single-element input list containing a list with ",
-                size_, " tensors.");
+    TORCH_CHECK(inputs.size() == 1, "hybridps::", kName,
+                ": requires a single-element input list containing a list with ", size_, " tensors.");
     TORCH_CHECK(inputs.front().size() == static_cast<std::size_t>(size_), "hybridps::", kName,
                 ": Incorrect input list size ", inputs.front().size(), ". Input list size should be ", size_,
                 ", same as size of the process group.");

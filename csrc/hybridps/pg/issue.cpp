@@ -12,9 +12,9 @@
 #ifdef RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP
 #define HYBRIDPS_RECORD(...) RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(__VA_ARGS__)
 #else
-#define HYBRIDPS_RECORD(seq, group, in, out, rank, name, n_in, n_out, type, in_splits, out_splits, start, stride, size, \
-                        async)                                                                                         \
-  RECORD_PARAM_COMMS_DATA(seq, group, in, out, rank, name, n_in, n_out, type, in_splits, out_splits, start, stride,    \
+#define HYBRIDPS_RECORD(seq, group, in, out, rank, name, n_in, n_out, type, in_splits, out_splits, start, stride,   \
+                        size, async)                                                                                \
+  RECORD_PARAM_COMMS_DATA(seq, group, in, out, rank, name, n_in, n_out, type, in_splits, out_splits, start, stride, \
                           size)
 #endif
 
@@ -83,8 +83,11 @@ WorkHybrid::Ptr ProcessGroupHybrid::issue(Call call) {
 void ProcessGroupHybrid::refuse_without_order(const std::shared_ptr<engine::Group>& group, const WorkHybrid& work,
                                               const WorkHybrid& parent) const {
   const std::string message =
-      "hybridps: " + work.describe() + ": refused, it has no place among the group's operations: it was issued in a "
-      "callback of " + parent.describe() + ", and the program has issued further operations of the group since then; "
+      "hybridps: " + work.describe() +
+      ": refused, it has no place among the group's operations: it was issued in a "
+      "callback of " +
+      parent.describe() +
+      ", and the program has issued further operations of the group since then; "
       "whether they come first would differ from rank to rank. Let callbacks that communicate finish before more is "
       "issued (with DDP's hooks: one bucket, bucket_cap_mb larger than the model), or give them a group of their own";
   group->abort(message);

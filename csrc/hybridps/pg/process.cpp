@@ -14,10 +14,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::atomic<Process*> the_process{nullptr};    // NOLINT: see process.h
-std::atomic<std::uint32_t> fork_count{0};      // forks that lie between the first process and this one
+std::atomic<Process*> the_process{nullptr};  // NOLINT: see process.h
+std::atomic<std::uint32_t> fork_count{0};    // forks that lie between the first process and this one
 constexpr std::chrono::milliseconds kLanePatience = 2s;
-constexpr std::chrono::milliseconds kAbortHookPatience = 20s;  // the flight recorder resolves symbols: 3 s, more under load
+constexpr std::chrono::milliseconds kAbortHookPatience =
+    20s;  // the flight recorder resolves symbols: 3 s, more under load
 
 }  // namespace
 

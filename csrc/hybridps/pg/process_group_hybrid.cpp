@@ -240,12 +240,13 @@ void ProcessGroupHybrid::unregisterAbortHook(int64_t hook_id) { context_->hooks.
 
 #if HYBRIDPS_TORCH_AT_LEAST(15)
 void ProcessGroupHybrid::registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) {
-  context_->hooks.completion.add(hook_id, [hook = std::move(hook)](std::uint64_t key, std::optional<float> duration_ms) {
-    c10d::CompletionHookArgs args;
-    args.completionKey = key;
-    args.duration_ms = duration_ms;
-    hook(args);
-  });
+  context_->hooks.completion.add(hook_id,
+                                 [hook = std::move(hook)](std::uint64_t key, std::optional<float> duration_ms) {
+                                   c10d::CompletionHookArgs args;
+                                   args.completionKey = key;
+                                   args.duration_ms = duration_ms;
+                                   hook(args);
+                                 });
 }
 
 void ProcessGroupHybrid::unregisterCompletionHook(int64_t hook_id) { context_->hooks.completion.remove(hook_id); }

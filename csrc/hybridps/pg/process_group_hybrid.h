@@ -67,8 +67,8 @@ class ProcessGroupHybrid final : public c10d::Backend {
   const c10::intrusive_ptr<Options>& options() const noexcept { return options_; }
 
   // Reductions (aggregate.cpp) --------------------------------------------------------------------------------------
-  c10::intrusive_ptr<c10d::Work> allreduce(
-      std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts = c10d::AllreduceOptions()) override;
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& opts = c10d::AllreduceOptions()) override;
   c10::intrusive_ptr<c10d::Work> allreduce_sparse(
       std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts = c10d::AllreduceOptions()) override;
   c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
@@ -109,12 +109,10 @@ class ProcessGroupHybrid final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> gather_into_tensor(at::Tensor& output, at::Tensor& input,
                                                     const c10d::GatherOptions& opts = c10d::GatherOptions()) override;
 #endif
-  c10::intrusive_ptr<c10d::Work> scatter(std::vector<at::Tensor>& outputs,
-                                         std::vector<std::vector<at::Tensor>>& inputs,
+  c10::intrusive_ptr<c10d::Work> scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                                          const c10d::ScatterOptions& opts = c10d::ScatterOptions()) override;
   c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
-                                               std::vector<int64_t>& output_splits,
-                                               std::vector<int64_t>& input_splits,
+                                               std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
                                                const c10d::AllToAllOptions& opts = c10d::AllToAllOptions()) override;
   c10::intrusive_ptr<c10d::Work> alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                                           const c10d::AllToAllOptions& opts = c10d::AllToAllOptions()) override;
@@ -156,16 +154,16 @@ class ProcessGroupHybrid final : public c10d::Backend {
   /// One call on its way into the engine (issue.cpp).
   struct Call {
     c10d::OpType type = c10d::OpType::UNKNOWN;
-    const char* name = "";   // in messages and in torch's record_param_comms: "all_reduce"
-    const char* title = "";  // in torch's profiler: "hybridps:all_reduce"
+    const char* name = "";                  // in messages and in torch's record_param_comms: "all_reduce"
+    const char* title = "";                 // in torch's profiler: "hybridps:all_reduce"
     std::chrono::milliseconds timeout{-1};  // negative: the group's
     bool asynchronous = true;
     std::vector<worker::Operation> operations;  // one Work completes when all have
-    std::vector<at::Tensor> inputs;   // for the profiler
-    std::vector<at::Tensor> outputs;  // Work::result(), the future's value
+    std::vector<at::Tensor> inputs;             // for the profiler
+    std::vector<at::Tensor> outputs;            // Work::result(), the future's value
     Buffers buffers;
-    std::function<void()> finish;  // before the Work counts as complete, not on the engine's thread
-    std::vector<int64_t> input_splits;   // for the profiler
+    std::function<void()> finish;       // before the Work counts as complete, not on the engine's thread
+    std::vector<int64_t> input_splits;  // for the profiler
     std::vector<int64_t> output_splits;
   };
   WorkHybrid::Ptr issue(Call call);

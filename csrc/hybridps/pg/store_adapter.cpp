@@ -72,8 +72,9 @@ StorePtr shared_clone(const StorePtr& base) {
 }
 
 core::Status failed(const char* call, const std::string& key, const std::exception& error) {
-  return {core::Code::kPeerDead, std::string("the c10d Store failed in ") + call + "(\"" + key + "\"): " +
-                                     message_of(error) + "; see whether the process that hosts it (rank 0, or torchrun's "
+  return {core::Code::kPeerDead, std::string("the c10d Store failed in ") + call + "(\"" + key +
+                                     "\"): " + message_of(error) +
+                                     "; see whether the process that hosts it (rank 0, or torchrun's "
                                      "agent) is alive"};
 }
 

@@ -108,15 +108,15 @@ Reduction reduction_of(const char* call, const at::Tensor& tensor, const c10d::R
       case core::ReduceOp::kBand:
       case core::ReduceOp::kBor:
       case core::ReduceOp::kBxor:
-        TORCH_CHECK(false, "Cannot use ReduceOp.", torch_name_of(result.op), " with non-integral dtype (hybridps::", call, " of ",
-                    tensor.scalar_type(), ")");
+        TORCH_CHECK(false, "Cannot use ReduceOp.", torch_name_of(result.op),
+                    " with non-integral dtype (hybridps::", call, " of ", tensor.scalar_type(), ")");
       case core::ReduceOp::kMin:
       case core::ReduceOp::kMax:
-        TORCH_CHECK(false, call, " does not support ReduceOp.", torch_name_of(result.op), " on complex tensors (hybridps, ",
-                    tensor.scalar_type(), ")");
+        TORCH_CHECK(false, call, " does not support ReduceOp.", torch_name_of(result.op),
+                    " on complex tensors (hybridps, ", tensor.scalar_type(), ")");
       default:
-        TORCH_CHECK(false, "hybridps::", call, ": ReduceOp.", torch_name_of(result.op), " is not defined for tensors of type ",
-                    tensor.scalar_type());
+        TORCH_CHECK(false, "hybridps::", call, ": ReduceOp.", torch_name_of(result.op),
+                    " is not defined for tensors of type ", tensor.scalar_type());
     }
   }
   if (result.op == core::ReduceOp::kPremulSum) result.premul = premul_factor(call, op);
@@ -127,7 +127,8 @@ void check_tensor(const char* call, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.defined(), "hybridps::", call, ": undefined tensor");
   TORCH_CHECK(!tensor.is_cuda(), "hybridps::", call,
               ": CUDA tensors are not supported yet by this build; use backend \"cpu:hybridps,cuda:nccl\"");
-  TORCH_CHECK(tensor.device().is_cpu(), "hybridps::", call, ": only supports CPU tensors, got one on ", tensor.device());
+  TORCH_CHECK(tensor.device().is_cpu(), "hybridps::", call, ": only supports CPU tensors, got one on ",
+              tensor.device());
   TORCH_CHECK(tensor.layout() == at::kStrided, "hybridps::", call, ": only supports dense tensors, got layout ",
               tensor.layout());
 }
@@ -146,8 +147,8 @@ const at::Tensor& single_tensor(const char* call, const std::vector<at::Tensor>&
 
 void check_same_type(const char* call, const at::Tensor& like, const std::vector<at::Tensor>& tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    TORCH_CHECK(tensors[i].scalar_type() == like.scalar_type(), "hybridps::", call, ": invalid tensor type at index ", i,
-                " (expected ", like.scalar_type(), ", got ", tensors[i].scalar_type(), ")");
+    TORCH_CHECK(tensors[i].scalar_type() == like.scalar_type(), "hybridps::", call, ": invalid tensor type at index ",
+                i, " (expected ", like.scalar_type(), ", got ", tensors[i].scalar_type(), ")");
   }
 }
 

@@ -299,8 +299,7 @@ int WorkHybrid::sourceRank() const {
 }
 
 std::vector<at::Tensor> WorkHybrid::result() {
-  TORCH_CHECK(isCompleted(),
-              "Work needs to be completed before calling result(). Should call wait() before result().");
+  TORCH_CHECK(isCompleted(), "Work needs to be completed before calling result(). Should call wait() before result().");
   return outputs_;
 }
 
@@ -340,7 +339,8 @@ uint64_t WorkHybrid::getSequencenumber() const { return sequence_.load(std::memo
 
 float WorkHybrid::getDuration() const {
   const std::lock_guard lock(mutex_);
-  TORCH_CHECK(stage_ == Stage::kComplete, "getDuration() may only be called once the work is complete (", describe(), ")");
+  TORCH_CHECK(stage_ == Stage::kComplete, "getDuration() may only be called once the work is complete (", describe(),
+              ")");
   return duration_ms_;
 }
 

@@ -161,7 +161,6 @@ class WorkHybrid final : public c10d::Work {
 };
 
 /// One Work that completes when all of `works` have, with the first error among them; null works count as complete.
-c10::intrusive_ptr<c10d::Work> combine(const std::shared_ptr<WorkContext>& context,
-                                       std::vector<WorkHybrid::Ptr> works);
+c10::intrusive_ptr<c10d::Work> combine(const std::shared_ptr<WorkContext>& context, std::vector<WorkHybrid::Ptr> works);
 
 }  // namespace hybridps::pg

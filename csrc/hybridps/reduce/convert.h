@@ -29,9 +29,7 @@ inline constexpr std::uint32_t kFp32SignBit = 0x80000000u;
 inline constexpr std::uint32_t kFp32Infinity = 0x7f800000u;
 inline constexpr std::uint32_t kFp32QuietNan = 0x7fc00000u;
 
-inline float widen_bf16(std::uint16_t bits) noexcept {
-  return float_of_bits(static_cast<std::uint32_t>(bits) << 16);
-}
+inline float widen_bf16(std::uint16_t bits) noexcept { return float_of_bits(static_cast<std::uint32_t>(bits) << 16); }
 
 inline std::uint16_t narrow_bf16(float value) noexcept {
   const std::uint32_t bits = bits_of_float(value);
@@ -55,9 +53,7 @@ struct NarrowFormat {
   constexpr int width() const { return 1 + exponent_bits + mantissa_bits; }
   constexpr std::uint32_t sign_bit() const { return 1u << (width() - 1); }
   /// fp32 bits of 2^exponent.
-  static constexpr std::uint32_t power(int exponent) {
-    return static_cast<std::uint32_t>(exponent + 127) << 23;
-  }
+  static constexpr std::uint32_t power(int exponent) { return static_cast<std::uint32_t>(exponent + 127) << 23; }
 };
 
 inline constexpr NarrowFormat kFp16Format{5, 10, 15, NarrowFormat::Specials::kIeee};

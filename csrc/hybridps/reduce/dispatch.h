@@ -15,8 +15,7 @@
 namespace hybridps::reduce {
 
 /// combine() for one dtype and operation; n >= 1. Reads every input once and writes `out` once.
-using Kernel = void (*)(const Input* inputs, std::size_t n, std::byte* out, std::size_t count,
-                        const Finish& finish);
+using Kernel = void (*)(const Input* inputs, std::size_t n, std::byte* out, std::size_t count, const Finish& finish);
 
 struct KernelTable {
   const char* name = nullptr;  // what instruction_set() says

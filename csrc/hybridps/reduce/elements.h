@@ -122,9 +122,7 @@ struct Fp64Element : RealAcc<double> {
 struct Bf16Element : RealAcc<float> {
   static constexpr std::size_t kBytes = 2;
   static Acc load(const std::byte* from) noexcept { return widen_bf16(load_as<std::uint16_t>(from)); }
-  static void store(std::byte* to, Acc acc) noexcept {
-    store_as<std::uint16_t>(to, narrow_bf16(canonical(acc)));
-  }
+  static void store(std::byte* to, Acc acc) noexcept { store_as<std::uint16_t>(to, narrow_bf16(canonical(acc))); }
 };
 
 struct Fp16Element : RealAcc<float> {

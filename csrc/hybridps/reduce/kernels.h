@@ -68,8 +68,7 @@ void block_loop(const Input* inputs, std::size_t n, std::byte* out, std::size_t 
           acc[j] = E::template fold<Fold::kAdd>(acc[j], E::scale(E::load(x + j * E::kBytes), factor));
         }
       } else {
-        for (std::size_t j = 0; j < m; ++j)
-          acc[j] = E::template fold<kFold>(acc[j], E::load(x + j * E::kBytes));
+        for (std::size_t j = 0; j < m; ++j) acc[j] = E::template fold<kFold>(acc[j], E::load(x + j * E::kBytes));
       }
     }
     if constexpr (E::kFloating) {
@@ -90,8 +89,8 @@ void block_loop(const Input* inputs, std::size_t n, std::byte* out, std::size_t 
 /// kRegisters registers' worth of elements from `begin` on, as often as they fit below `count`. Returns where
 /// it stopped.
 template <class L, Fold kFold, bool kScaled, std::size_t kRegisters>
-std::size_t lanes_steps(const Input* inputs, std::size_t n, std::byte* out, std::size_t begin,
-                        std::size_t count, const Finish& finish) {
+std::size_t lanes_steps(const Input* inputs, std::size_t n, std::byte* out, std::size_t begin, std::size_t count,
+                        const Finish& finish) {
   constexpr std::size_t kStep = kRegisters * L::kWidth;
   using Reg = typename L::Reg;
   std::size_t i = begin;
@@ -108,8 +107,7 @@ std::size_t lanes_steps(const Input* inputs, std::size_t n, std::byte* out, std:
       if constexpr (kFold == Fold::kPremulAdd) {
         const Reg factor = L::splat(static_cast<typename L::Factor>(inputs[k].premul));
         for (std::size_t r = 0; r < kRegisters; ++r) {
-          acc[r] =
-              L::template fold<Fold::kAdd>(acc[r], L::scale(L::load(x + r * L::kWidth * L::kBytes), factor));
+          acc[r] = L::template fold<Fold::kAdd>(acc[r], L::scale(L::load(x + r * L::kWidth * L::kBytes), factor));
         }
       } else {
         for (std::size_t r = 0; r < kRegisters; ++r) {
@@ -127,14 +125,12 @@ std::size_t lanes_steps(const Input* inputs, std::size_t n, std::byte* out, std:
 }
 
 template <class E, Fold kFold>
-void block_kernel(const Input* inputs, std::size_t n, std::byte* out, std::size_t count,
-                  const Finish& finish) {
+void block_kernel(const Input* inputs, std::size_t n, std::byte* out, std::size_t count, const Finish& finish) {
   block_loop<E, kFold>(inputs, n, out, 0, count, finish);
 }
 
 template <class E, class L, Fold kFold>
-void lanes_kernel(const Input* inputs, std::size_t n, std::byte* out, std::size_t count,
-                  const Finish& finish) {
+void lanes_kernel(const Input* inputs, std::size_t n, std::byte* out, std::size_t count, const Finish& finish) {
   constexpr std::size_t kRegisters = 4;  // enough independent additions to hide their latency
   std::size_t done = 0;
   if constexpr (E::kFloating) {

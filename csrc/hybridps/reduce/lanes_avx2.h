@@ -45,9 +45,7 @@ struct Avx2Real32 {
 struct Avx2Fp32 : Avx2Real32 {
   static constexpr std::size_t kBytes = 4;
   static Reg load(const std::byte* from) { return _mm256_loadu_ps(reinterpret_cast<const float*>(from)); }
-  static void store(std::byte* to, Reg acc) {
-    _mm256_storeu_ps(reinterpret_cast<float*>(to), canonical(acc));
-  }
+  static void store(std::byte* to, Reg acc) { _mm256_storeu_ps(reinterpret_cast<float*>(to), canonical(acc)); }
 };
 
 struct Avx2Fp16 : Avx2Real32 {
@@ -73,8 +71,7 @@ struct Avx2Bf16 : Avx2Real32 {
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i rounding = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
     const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, rounding), 16);
-    const __m128i halves =
-        _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+    const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), halves);
   }
 };
@@ -92,8 +89,7 @@ struct Avx2Fp64 {
   static Reg load(const std::byte* from) { return _mm256_loadu_pd(reinterpret_cast<const double*>(from)); }
   static void store(std::byte* to, Reg acc) {
     const Reg nan = _mm256_cmp_pd(acc, acc, _CMP_UNORD_Q);
-    _mm256_storeu_pd(reinterpret_cast<double*>(to),
-                     _mm256_blendv_pd(acc, _mm256_set1_pd(__builtin_nan("")), nan));
+    _mm256_storeu_pd(reinterpret_cast<double*>(to), _mm256_blendv_pd(acc, _mm256_set1_pd(__builtin_nan("")), nan));
   }
 
   template <Fold kFold>
@@ -114,9 +110,7 @@ struct Avx2Int {
   using Reg = __m256i;
   template <Fold kFold>
   static constexpr bool kFolds = kIsIntFold<kFold>;
-  static Reg load(const std::byte* from) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  }
+  static Reg load(const std::byte* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
   static void store(std::byte* to, Reg acc) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), acc); }
 };
 

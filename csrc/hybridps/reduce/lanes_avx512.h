@@ -33,14 +33,12 @@ struct Avx512Real32 {
 
  protected:
   static Reg canonical(Reg acc) {
-    return _mm512_mask_mov_ps(acc, _mm512_cmp_ps_mask(acc, acc, _CMP_UNORD_Q),
-                              _mm512_set1_ps(__builtin_nanf("")));
+    return _mm512_mask_mov_ps(acc, _mm512_cmp_ps_mask(acc, acc, _CMP_UNORD_Q), _mm512_set1_ps(__builtin_nanf("")));
   }
 
  private:
   static Reg take(Reg acc, Reg x, __mmask16 better) {
-    return _mm512_mask_mov_ps(acc, static_cast<__mmask16>(better | _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q)),
-                              x);
+    return _mm512_mask_mov_ps(acc, static_cast<__mmask16>(better | _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q)), x);
   }
 };
 

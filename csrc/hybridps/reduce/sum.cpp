@@ -46,9 +46,7 @@ const AvailableTables& available() noexcept {
 
 }  // namespace
 
-std::span<const KernelTable* const> available_tables() noexcept {
-  return {available().tables, available().count};
-}
+std::span<const KernelTable* const> available_tables() noexcept { return {available().tables, available().count}; }
 
 const char* instruction_set() noexcept { return available_tables().back()->name; }
 

@@ -23,8 +23,8 @@ struct Input {
 /// What happens to the accumulator before it is rounded into the output.
 struct Finish {
   enum class Kind { kNone, kMultiply, kDivideTruncate } kind = Kind::kNone;
-  double factor = 1.0;       // kMultiply: floating types only, e.g. AVG's 1/world at the node stage
-  long long divisor = 1;     // kDivideTruncate: integer types only, e.g. AVG's world at the owner stage
+  double factor = 1.0;    // kMultiply: floating types only, e.g. AVG's 1/world at the node stage
+  long long divisor = 1;  // kDivideTruncate: integer types only, e.g. AVG's world at the owner stage
 };
 
 /// out[i] = finish(inputs[0][i] op inputs[1][i] op ...). `out` may be one of the inputs' data exactly, and may not

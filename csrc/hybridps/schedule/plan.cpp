@@ -66,8 +66,7 @@ std::vector<std::pair<int, std::uint64_t>> owner_cut(std::uint64_t bytes, const 
   }
   if (bytes <= limits.tiny_bytes || owners.size() == 1)
     return {{owners[static_cast<std::size_t>(sequence % ranks)], bytes}};
-  const std::uint64_t granule =
-      bytes / owners.size() >= kSmallestSpanBytes ? kGranuleBytes : kSmallestSpanBytes;
+  const std::uint64_t granule = bytes / owners.size() >= kSmallestSpanBytes ? kGranuleBytes : kSmallestSpanBytes;
   const std::vector<std::uint64_t> cut = cut_by_weight(bytes, weights, granule);
   std::vector<std::pair<int, std::uint64_t>> result;
   for (std::size_t i = 0; i < owners.size(); ++i) result.emplace_back(owners[i], cut[i]);
@@ -138,7 +137,8 @@ std::uint64_t window_bytes(std::uint64_t card_bytes, std::uint64_t fan) noexcept
 
 std::uint32_t chunk_bytes_for(const Topology& topology, std::uint64_t chunk_bytes_max) noexcept {
   std::uint64_t bytes = kSmallestChunkBytes;
-  while (bytes * 2 * 3 <= window_bytes(kDefaultWindowBytes, topology.fan()) && bytes * 2 <= kLargestChunkBytes) bytes *= 2;
+  while (bytes * 2 * 3 <= window_bytes(kDefaultWindowBytes, topology.fan()) && bytes * 2 <= kLargestChunkBytes)
+    bytes *= 2;
   return static_cast<std::uint32_t>(std::min(bytes, chunk_bytes_max));
 }
 
@@ -171,9 +171,8 @@ std::vector<Span> make_plan(const Request& request, const Topology& topology, co
     case Kind::kReduce: {
       const int sink = request.kind == Kind::kReduce ? request.root : kAll;
       std::uint64_t offset = 0;
-      for (const auto& [owner, bytes] :
-           owner_cut(request.total_bytes, topology, request.sequence, /*excluded_node=*/-1, limits,
-                     Dedicated::kTakePart)) {
+      for (const auto& [owner, bytes] : owner_cut(request.total_bytes, topology, request.sequence, /*excluded_node=*/-1,
+                                                  limits, Dedicated::kTakePart)) {
         if (bytes > 0 || request.total_bytes == 0)
           plan.add(static_cast<std::uint32_t>(owner), owner, kAll, sink, bytes, offset, offset);
         offset += bytes;

@@ -49,7 +49,8 @@ class Topology {
   /// node_of[rank] in [0, nodes), every node with at least one rank. weights: the share of a tensor that each node's
   /// ranks own together, one per node, >= 0, not all 0; empty: equal. server_weights: likewise per dedicated server.
   /// rank: this process, size() + d on dedicated server d.
-  Topology(std::vector<int> node_of, int rank, std::vector<double> weights = {}, std::vector<double> server_weights = {});
+  Topology(std::vector<int> node_of, int rank, std::vector<double> weights = {},
+           std::vector<double> server_weights = {});
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(node_of_.size()); }
@@ -82,9 +83,9 @@ inline constexpr int kAll = -1;
 
 struct Span {
   std::uint32_t id = 0;
-  int owner = 0;             // group rank whose engine sums or forwards it, or a dedicated server
-  int source = kAll;         // contributing rank, or kAll
-  int sink = kAll;           // consuming rank, or kAll
+  int owner = 0;      // group rank whose engine sums or forwards it, or a dedicated server
+  int source = kAll;  // contributing rank, or kAll
+  int sink = kAll;    // consuming rank, or kAll
   std::uint64_t bytes = 0;
   std::uint64_t input_offset = 0;   // in a contributor's input, bytes
   std::uint64_t output_offset = 0;  // in a consumer's output, bytes
@@ -106,7 +107,7 @@ struct Request {
   ///   all_to_all      input_bytes: to each rank; output_bytes: from each rank
   std::vector<std::uint64_t> input_bytes;
   std::vector<std::uint64_t> output_bytes;
-  bool sending = false;           // point to point: this rank sends to root, else receives from it
+  bool sending = false;  // point to point: this rank sends to root, else receives from it
 };
 
 /// What each of `fan` senders may have under way unasked, of what one card takes: never below two of the smallest chunks.

@@ -32,8 +32,9 @@ Shares optimal_shares(const std::vector<double>& worker_rates, const std::vector
     result.dedicated.assign(dedicated_rates.size(), 0.0);
     return result;
   }
-  double low = 1.0 / *std::min_element(worker_rates.begin(), worker_rates.end());  // the floor: send and receive it once
-  double high = low * std::max(1.0, static_cast<double>(n) - 1.0);                 // the slowest could own everything
+  double low =
+      1.0 / *std::min_element(worker_rates.begin(), worker_rates.end());  // the floor: send and receive it once
+  double high = low * std::max(1.0, static_cast<double>(n) - 1.0);        // the slowest could own everything
   if (total(served_within(low, worker_rates, dedicated_rates)) >= 1.0) high = low;
   for (int i = 0; i < 200 && high - low > 1e-13 * high; ++i) {
     const double middle = (low + high) / 2;

@@ -12,8 +12,8 @@
 namespace hybridps::schedule {
 
 struct Shares {
-  double time = 0.0;            // of one allreduce, in units of tensor bytes / rate
-  std::vector<double> worker;   // per worker node, 0..1
+  double time = 0.0;              // of one allreduce, in units of tensor bytes / rate
+  std::vector<double> worker;     // per worker node, 0..1
   std::vector<double> dedicated;  // per dedicated server; all shares add up to 1
 };
 

@@ -109,15 +109,15 @@ Dedicated::Group* Dedicated::find(core::GroupUid uid) {
 
 std::string Dedicated::refuse(const Group& group, const wire::Header& header) const {
   const schedule::Topology& topology = group.info.topology;
-  const bool sums = header.signature.kind == schedule::Kind::kAllReduce || header.signature.kind == schedule::Kind::kReduce;
+  const bool sums =
+      header.signature.kind == schedule::Kind::kAllReduce || header.signature.kind == schedule::Kind::kReduce;
   if (header.stage != wire::Stage::kPush || !sums) return "a message that is not for a dedicated server";
   const int sender = static_cast<int>(header.sender_rank);
   if (static_cast<int>(header.contributor) != topology.node_of(sender) ||
       topology.agent(topology.node_of(sender), topology.rank()) != sender)
     return "a contribution from a rank that does not act for node " + std::to_string(header.contributor);
   if (header.span != static_cast<std::uint32_t>(topology.rank()) || header.span_bytes == 0 ||
-      header.span_bytes > header.signature.total_bytes ||
-      header.span_bytes / group.info.chunk_bytes >= kChunksMax ||
+      header.span_bytes > header.signature.total_bytes || header.span_bytes / group.info.chunk_bytes >= kChunksMax ||
       header.span_bytes % core::size_of(header.signature.dtype) != 0)
     return "a contribution to a span that the plan cannot have";
   if (header.signature.kind == schedule::Kind::kReduce &&

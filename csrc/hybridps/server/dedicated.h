@@ -51,9 +51,9 @@ class DedicatedHost {
 struct DedicatedStats {
   std::uint64_t groups = 0;
   std::uint64_t groups_total = 0;
-  std::uint64_t chunks = 0;        // summed
-  std::uint64_t bytes = 0;         // summed, of results
-  std::uint64_t refused = 0;       // messages that did not fit their group's roster
+  std::uint64_t chunks = 0;   // summed
+  std::uint64_t bytes = 0;    // summed, of results
+  std::uint64_t refused = 0;  // messages that did not fit their group's roster
 };
 
 class Dedicated final : public Listener, core::Pinned {

@@ -67,8 +67,7 @@ bool Server::open(const SpanKey& key, const Opening& opening) {
   span.nodes.resize(std::max<std::size_t>(span.nodes.size(), opening.nodes));
   if (span.has_first) {
     if (!check(span, span.first)) return false;
-    if (span.nodes.size() > opening.nodes ||
-        (opening.own_node != kNoNode && span.nodes[opening.own_node].seen)) {
+    if (span.nodes.size() > opening.nodes || (opening.own_node != kNoNode && span.nodes[opening.own_node].seen)) {
       listener_.on_bad_message(key.operation, "a contribution from a node that the plan does not have");
       return false;
     }
@@ -200,8 +199,8 @@ void Server::finish_if_complete(SpanState& span, std::uint32_t index) {
     owner->on_sum(id, index);
     return;
   }
-  const bool nothing_to_do = bytes == 0 || (o.nodes == 1 && o.finish.kind == reduce::Finish::Kind::kNone &&
-                                            chunk.local == chunk.out);
+  const bool nothing_to_do =
+      bytes == 0 || (o.nodes == 1 && o.finish.kind == reduce::Finish::Kind::kNone && chunk.local == chunk.out);
   if (!nothing_to_do) combine(span, chunk, bytes, chunk.out);
   const bool granted = chunk.granted;
   forget(span, index);
@@ -274,8 +273,8 @@ void Server::close(const OperationKey& key) {
 
 void Server::close_group(core::GroupUid uid) {
   std::vector<OperationKey> keys;
-  for (auto at = spans_.lower_bound(SpanKey{OperationKey{uid, 0}, 0}); at != spans_.end() && at->first.operation.uid == uid;
-       ++at)
+  for (auto at = spans_.lower_bound(SpanKey{OperationKey{uid, 0}, 0});
+       at != spans_.end() && at->first.operation.uid == uid; ++at)
     if (keys.empty() || keys.back() != at->first.operation) keys.push_back(at->first.operation);
   for (const OperationKey& key : keys) close(key);
 }

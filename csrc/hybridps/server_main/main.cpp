@@ -106,8 +106,8 @@ void write_metrics(const std::string& path, const ServerHostStats& s) {
     return;
   }
   const auto line = [file](const char* name, const char* type, const char* help, std::uint64_t value) {
-    std::fprintf(file, "# HELP hybridps_server_%s %s\n# TYPE hybridps_server_%s %s\nhybridps_server_%s %" PRIu64 "\n", name,
-                 help, name, type, name, value);
+    std::fprintf(file, "# HELP hybridps_server_%s %s\n# TYPE hybridps_server_%s %s\nhybridps_server_%s %" PRIu64 "\n",
+                 name, help, name, type, name, value);
   };
   line("groups", "gauge", "Process groups that are open.", s.groups);
   line("groups_total", "counter", "Process groups opened since the start.", s.groups_total);
@@ -144,7 +144,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "hybridps-server: no HYBRIDPS_TOKEN: whoever reaches %s may use this server\n",
                  arguments.options.listen.text().c_str());
 
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = on_signal;
   sigaction(SIGTERM, &action, nullptr);
   sigaction(SIGINT, &action, nullptr);
@@ -156,13 +156,15 @@ int main(int argc, char** argv) {
     return 1;
   }
   ServerHost& host = *started.value();
-  std::printf("hybridps-server %s listening on %s:%d, %d threads, %" PRIu64 " MiB, pid %d\n", hybridps::build_info::kVersion,
-              arguments.options.listen.host.c_str(), host.port(), arguments.options.threads,
-              arguments.options.memory_bytes >> 20, static_cast<int>(getpid()));
+  std::printf("hybridps-server %s listening on %s:%d, %d threads, %" PRIu64 " MiB, pid %d\n",
+              hybridps::build_info::kVersion, arguments.options.listen.host.c_str(), host.port(),
+              arguments.options.threads, arguments.options.memory_bytes >> 20, static_cast<int>(getpid()));
   std::fflush(stdout);
 
   using Clock = std::chrono::steady_clock;
-  const auto seconds_since = [](Clock::time_point then) { return std::chrono::duration<double>(Clock::now() - then).count(); };
+  const auto seconds_since = [](Clock::time_point then) {
+    return std::chrono::duration<double>(Clock::now() - then).count();
+  };
   Clock::time_point status_at = Clock::now();
   Clock::time_point metrics_at{};
   Clock::time_point drained_at{};
@@ -176,8 +178,8 @@ int main(int argc, char** argv) {
     }
     if (arguments.status_seconds > 0 && seconds_since(status_at) >= arguments.status_seconds) {
       const double mb = static_cast<double>(s.bytes_summed - summed) / 1e6 / seconds_since(status_at);
-      std::printf("%" PRIu64 " groups of %" PRIu64 " processes, %.1f MB/s summed, %" PRIu64 " MB in all\n", s.groups, s.engines, mb,
-                  s.bytes_summed / 1'000'000);
+      std::printf("%" PRIu64 " groups of %" PRIu64 " processes, %.1f MB/s summed, %" PRIu64 " MB in all\n", s.groups,
+                  s.engines, mb, s.bytes_summed / 1'000'000);
       std::fflush(stdout);
       summed = s.bytes_summed;
       status_at = Clock::now();

@@ -27,9 +27,7 @@ std::size_t Buffer::capacity_bytes() const noexcept {
   return pool_->classes_[pool_->slots_[slot_].size_class].slot_bytes;
 }
 
-std::size_t Buffer::offset_bytes() const noexcept {
-  return static_cast<std::size_t>(data() - pool_->memory_.data());
-}
+std::size_t Buffer::offset_bytes() const noexcept { return static_cast<std::size_t>(data() - pool_->memory_.data()); }
 
 std::uint64_t Buffer::life() const noexcept { return pool_->slots_[slot_].life; }
 

@@ -57,9 +57,8 @@ HeaderBytes encode(const Header& header) {
 
 core::Result<Header> decode(std::span<const std::byte> bytes) {
   if (bytes.size() != kHeaderBytes)
-    return core::Status(core::Code::kInvalidArgument,
-                        "message header of " + std::to_string(bytes.size()) + " bytes, expected " +
-                            std::to_string(kHeaderBytes));
+    return core::Status(core::Code::kInvalidArgument, "message header of " + std::to_string(bytes.size()) +
+                                                          " bytes, expected " + std::to_string(kHeaderBytes));
   // Enumerations are read as bytes first: an out-of-range value must never sit in an enum.
   const auto byte_at = [&](std::size_t at) { return std::to_integer<unsigned>(bytes[at]); };
   if (byte_at(5) >= kTypeCount || byte_at(6) >= kStageCount || byte_at(9) >= schedule::kKindCount ||

@@ -36,7 +36,7 @@ enum class Type : std::uint8_t {
   kVerdict = 5,   // an operation (sequence) or, with kFlagGroup, the group has failed; payload: why
   kProbe = 6,     // "I wait in this operation": signature; aux: last sequence submitted
   kProbeReply = 7,
-  kPing = 8,      // heartbeat; aux: counter
+  kPing = 8,  // heartbeat; aux: counter
   kPong = 9,
   kPeerDead = 10,  // aux: engine id of the dead peer; payload: why
 };
@@ -51,10 +51,10 @@ enum class Stage : std::uint8_t {
 };
 inline constexpr std::uint8_t kStageCount = 4;
 
-inline constexpr std::uint8_t kFlagGranted = 1;  // data: sent under a grant, costs no allowance
-inline constexpr std::uint8_t kFlagGroup = 2;    // verdict: on the whole group
+inline constexpr std::uint8_t kFlagGranted = 1;    // data: sent under a grant, costs no allowance
+inline constexpr std::uint8_t kFlagGroup = 2;      // verdict: on the whole group
 inline constexpr std::uint8_t kFlagForwarded = 8;  // verdict: passed on by one who was told; needs no answer
-inline constexpr std::uint8_t kFlagP2p = 4;      // sequence counts messages of (sender, tag)
+inline constexpr std::uint8_t kFlagP2p = 4;        // sequence counts messages of (sender, tag)
 inline constexpr std::uint32_t kAllChunks = 0xffffffffU;
 
 /// What ranks must agree on.

@@ -26,8 +26,8 @@ struct Operation {
   schedule::Kind kind = schedule::Kind::kBarrier;
   core::DType dtype = core::DType::kBytes;
   core::ReduceOp op = core::ReduceOp::kNone;
-  double premul = 1.0;                 // this rank's PREMUL_SUM factor
-  int root = -1;                       // group rank: reduce, broadcast, gather, scatter
+  double premul = 1.0;  // this rank's PREMUL_SUM factor
+  int root = -1;        // group rank: reduce, broadcast, gather, scatter
   /// The logical concatenation of the pieces is the input (output). Which are used:
   ///   allreduce       output only: it is input and output (in place)
   ///   broadcast       output only: the root's is read

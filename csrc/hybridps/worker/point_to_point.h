@@ -48,10 +48,10 @@ class PointToPoint : core::Pinned {
   };
   struct Arrival {
     std::vector<std::pair<wire::Header, flow::Delivery>> messages;  // until matched
-    std::unordered_set<std::uint32_t> chunks;  // that have come, with
-    std::uint64_t bytes = 0;                   // so many bytes
-    std::uint64_t stamp = 0;     // order of first sight
-    OperationRun* run = nullptr;  // once matched
+    std::unordered_set<std::uint32_t> chunks;                       // that have come, with
+    std::uint64_t bytes = 0;                                        // so many bytes
+    std::uint64_t stamp = 0;                                        // order of first sight
+    OperationRun* run = nullptr;                                    // once matched
     bool acknowledged = false;
   };
 

@@ -53,12 +53,16 @@ SpanRun::~SpanRun() { cancel(); }
 
 std::size_t SpanRun::bytes_of(std::uint32_t chunk) const noexcept {
   const std::uint64_t begin = begin_of(chunk);
-  return begin >= plan_.bytes ? 0 : static_cast<std::size_t>(std::min<std::uint64_t>(plan_.chunk_bytes, plan_.bytes - begin));
+  return begin >= plan_.bytes
+             ? 0
+             : static_cast<std::size_t>(std::min<std::uint64_t>(plan_.chunk_bytes, plan_.bytes - begin));
 }
 
 std::uint64_t SpanRun::begin_of(std::uint32_t chunk) const noexcept { return std::uint64_t{chunk} * plan_.chunk_bytes; }
 
-const Pieces& SpanRun::pieces_at(Place place) const noexcept { return place == Place::kInput ? run_.input : run_.output; }
+const Pieces& SpanRun::pieces_at(Place place) const noexcept {
+  return place == Place::kInput ? run_.input : run_.output;
+}
 
 server::SpanKey SpanRun::key() const noexcept {
   return server::SpanKey{server::OperationKey{run_.group.info.uid, run_.sequence}, plan_.id};
@@ -236,8 +240,8 @@ void SpanRun::on_data(const wire::Header& header, flow::Delivery payload) {
   }
 
   if (!consumer_) {
-    worker_.on_bad_message(key().operation, "a result that the plan does not have, from rank " +
-                                                std::to_string(header.sender_rank));
+    worker_.on_bad_message(key().operation,
+                           "a result that the plan does not have, from rank " + std::to_string(header.sender_rank));
     return;
   }
   if (got_[header.chunk]) return;  // doubled on the way
@@ -264,8 +268,8 @@ void SpanRun::combine_node(std::uint32_t chunk, std::byte* out) {
   if (locals_ > 1) {
     LocalChunk& local = local_chunk(chunk);
     for (std::uint32_t l = 0; l < locals_; ++l)
-      inputs[l] = l == own ? reduce::Input{mine, operation.premul}
-                           : reduce::Input{local.payloads[l].data(), local.premul[l]};
+      inputs[l] =
+          l == own ? reduce::Input{mine, operation.premul} : reduce::Input{local.payloads[l].data(), local.premul[l]};
   } else {
     inputs[0] = reduce::Input{mine, operation.premul};
   }

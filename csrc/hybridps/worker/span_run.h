@@ -107,7 +107,7 @@ class SpanRun final : public flow::Source, core::Pinned {
   std::vector<std::uint8_t> local_got_;  // per chunk: all local contributions have come
   std::vector<std::uint8_t> permits_;    // per chunk: local grants were asked for
   bool wants_ = false;                   // permits for all chunks were asked for
-  std::vector<Shared> shared_;  // per chunk: the buffer that other result streams may share while it lives
+  std::vector<Shared> shared_;           // per chunk: the buffer that other result streams may share while it lives
   std::unordered_map<std::uint32_t, std::vector<std::byte>> bounces_;  // chunks that have no contiguous place
   std::vector<std::byte> scratch_;
   std::uint32_t chunks_done_ = 0;

@@ -309,8 +309,7 @@ std::size_t Worker::judge() {
 }
 
 void Worker::handle(GroupState& group, const wire::Header& header, flow::Delivery payload) {
-  if (header.sender_rank >= group.info.engines.size() ||
-      group.info.engines[header.sender_rank] != header.source) {
+  if (header.sender_rank >= group.info.engines.size() || group.info.engines[header.sender_rank] != header.source) {
     core::log_warn("dropped a message that claims to be from rank ", header.sender_rank, " of group \"",
                    group.info.name, "\" but is not");
     return;
@@ -404,8 +403,7 @@ void Worker::fail(OperationRun& run, core::Status cause) {
     header.signature = run.signature;
     header.aux = static_cast<std::uint64_t>(cause.code());
     tell_members(group, header,
-                 std::string(cause.message()) + " (found by rank " +
-                     std::to_string(group.info.topology.rank()) + ")");
+                 std::string(cause.message()) + " (found by rank " + std::to_string(group.info.topology.rank()) + ")");
   }
   finish(run, std::move(cause));
 }
@@ -461,9 +459,9 @@ void Worker::on_mismatch(const server::OperationKey& key, const wire::Signature&
 }
 
 void Worker::on_bad_message(const server::OperationKey& key, std::string what) {
-  failing_.emplace_back(key.uid, core::Status(core::Code::kMismatch,
-                                              "operation " + std::to_string(key.sequence) + " received " + what +
-                                                  "; do all ranks use the same sizes?"));
+  failing_.emplace_back(
+      key.uid, core::Status(core::Code::kMismatch, "operation " + std::to_string(key.sequence) + " received " + what +
+                                                       "; do all ranks use the same sizes?"));
 }
 
 void Worker::on_verdict(GroupState& group, const wire::Header& header, const flow::Delivery& payload) {
@@ -611,11 +609,12 @@ void Worker::on_peer_dead(core::EngineId peer, const core::Status& cause) {
     const auto rank = static_cast<std::size_t>(at - group.info.engines.begin());
     // Who has the answer to its goodbye may go before we have ours: that is no failure to tell anyone about.
     const bool only_goodbye =
-        group.leaving && (group.running.empty() || group.running.begin()->second->operation.kind == schedule::Kind::kGoodbye);
+        group.leaving &&
+        (group.running.empty() || group.running.begin()->second->operation.kind == schedule::Kind::kGoodbye);
     fail_group(group,
-               core::Status(core::Code::kPeerDead,
-                            group.info.member_text(static_cast<int>(rank)) + " is gone: " +
-                                std::string(cause.message()) + "; see that process's own log for why it ended"),
+               core::Status(core::Code::kPeerDead, group.info.member_text(static_cast<int>(rank)) +
+                                                       " is gone: " + std::string(cause.message()) +
+                                                       "; see that process's own log for why it ended"),
                /*tell=*/!only_goodbye);
   }
 }

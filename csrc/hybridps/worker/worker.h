@@ -93,7 +93,7 @@ struct GroupState : core::Pinned {
   GroupInfo info;
   core::Status status;  // first verdict on the group
   core::TimePoint failed_at{};
-  bool leaving = false;  // this rank has said goodbye
+  bool leaving = false;         // this rank has said goodbye
   std::uint64_t submitted = 0;  // collectives handed to start()
   SequenceWindow over;
   std::map<std::uint64_t, std::unique_ptr<OperationRun>> running;

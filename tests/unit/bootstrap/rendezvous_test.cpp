@@ -394,7 +394,8 @@ TEST_CASE("bootstrap/rendezvous: two groups of one name after another do not mee
   CHECK(uids[1] != uids[2]);
 }
 
-TEST_CASE("bootstrap/rendezvous: dedicated servers are in the roster once they have opened the group", "[bootstrap][fast]") {
+TEST_CASE("bootstrap/rendezvous: dedicated servers are in the roster once they have opened the group",
+          "[bootstrap][fast]") {
   World world(3);
   int finds = 0;
   int commits = 0;
@@ -447,7 +448,8 @@ TEST_CASE("bootstrap/rendezvous: another protocol or build is refused at once wi
     const std::string text = message(world.member(0));
     CHECK(world.member(1).status().code() == core::Code::kMismatch);
     CHECK(contains(text, "rank 0 runs protocol " + std::to_string(kProtocolVersion) + " build '0.1.0'"));
-    CHECK(contains(text, "rank 2 runs protocol " + std::to_string(kProtocolVersion + (protocol ? 1 : 0)) + " build '0.2.0'"));
+    CHECK(contains(text,
+                   "rank 2 runs protocol " + std::to_string(kProtocolVersion + (protocol ? 1 : 0)) + " build '0.2.0'"));
     CHECK(message(world.member(1)) == text);
     CHECK(message(world.member(2)) == text);
     world.start(3);  // later than the refusal: cannot tell it from an earlier life's, but reports it

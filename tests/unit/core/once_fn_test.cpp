@@ -31,7 +31,9 @@ TEST_CASE("core/once_fn: owns what a lambda moved in and lets go after the call"
 TEST_CASE("core/once_fn: dropped without a call it still lets go", "[core][fast]") {
   auto owned = std::make_shared<int>(5);
   const std::weak_ptr<int> watch = owned;
-  { const OnceFn<void()> never = [owned = std::move(owned)] { static_cast<void>(owned); }; }
+  {
+    const OnceFn<void()> never = [owned = std::move(owned)] { static_cast<void>(owned); };
+  }
   CHECK(watch.expired());
 }
 

@@ -19,7 +19,7 @@ struct Layout {
 };
 
 const std::vector<Layout> kLayouts = {
-    {{0, 1, 2}, {1}},          {{0, 1, 2, 3}, {1, 1}},     {{0, 1}, {3}},
+    {{0, 1, 2}, {1}},          {{0, 1, 2, 3}, {1, 1}},      {{0, 1}, {3}},
     {{0, 0, 1, 1, 2}, {2, 1}}, {{0, 1, 2}, {1, 0, 0.5, 4}}, {{0, 0, 0, 1, 2}, {1, 1, 1}},
 };
 
@@ -69,13 +69,14 @@ worker::Operation reduction(schedule::Kind kind, core::DType dtype, core::Reduce
 std::vector<float> floats(int rank, std::size_t count) {
   std::vector<float> v(count);
   for (std::size_t i = 0; i < count; ++i)
-    v[i] = std::ldexp(static_cast<float>((rank + 1) * 37 + static_cast<int>(i % 101)), static_cast<int>((i * 7 + static_cast<std::size_t>(rank) * 13) % 40) - 20);
+    v[i] = std::ldexp(static_cast<float>((rank + 1) * 37 + static_cast<int>(i % 101)),
+                      static_cast<int>((i * 7 + static_cast<std::size_t>(rank) * 13) % 40) - 20);
   return v;
 }
 
 /// One allreduce (root < 0) or reduce; the results of all ranks (of the root alone).
-std::vector<std::vector<float>> reduce_once(Cluster& cluster, core::GroupUid uid, std::uint64_t sequence, std::size_t count,
-                                            core::ReduceOp op, int root, Tally& tally) {
+std::vector<std::vector<float>> reduce_once(Cluster& cluster, core::GroupUid uid, std::uint64_t sequence,
+                                            std::size_t count, core::ReduceOp op, int root, Tally& tally) {
   const int n = cluster.size();
   std::vector<std::vector<float>> in;
   for (int r = 0; r < n; ++r) in.push_back(floats(r, count));
@@ -109,7 +110,8 @@ std::uint64_t summed(Cluster& cluster) {
 
 }  // namespace
 
-TEST_CASE("engine/dedicated: the same bits as without servers, for every layout, operation and size", "[engine][fast]") {
+TEST_CASE("engine/dedicated: the same bits as without servers, for every layout, operation and size",
+          "[engine][fast]") {
   for (const Layout& layout : kLayouts) {
     Cluster with(options_of(layout));
     Layout bare = layout;
@@ -195,7 +197,8 @@ TEST_CASE("engine/dedicated: many groups in different orders finish with the sma
           const int k = next[static_cast<std::size_t>(g)]++;
           const std::size_t count = 200 + static_cast<std::size_t>((g * 7 + k * 531) % 5000);
           memory.emplace_back(count, r + g + k);
-          auto o = reduction((g + k) % 3 == 0 ? schedule::Kind::kReduce : schedule::Kind::kAllReduce, core::DType::kInt32);
+          auto o =
+              reduction((g + k) % 3 == 0 ? schedule::Kind::kReduce : schedule::Kind::kAllReduce, core::DType::kInt32);
           o.root = (g + k) % 3 == 0 ? (g + k) % n : -1;
           o.output = {piece(memory.back())};
           o.input = o.output;
@@ -207,7 +210,8 @@ TEST_CASE("engine/dedicated: many groups in different orders finish with the sma
       INFO("layout " << name(layout) << " seed " << seed << " done " << tally.done << " of " << expected);
       REQUIRE(cluster.run_until([&] { return tally.done == expected; }));
       REQUIRE(tally.first_error == "");
-      for (int at = n; at < cluster.runtimes(); ++at) CHECK(cluster.run_until([&] { return cluster.at(at).pool().slots_in_use() == 0; }));
+      for (int at = n; at < cluster.runtimes(); ++at)
+        CHECK(cluster.run_until([&] { return cluster.at(at).pool().slots_in_use() == 0; }));
     }
   }
 }
@@ -221,7 +225,8 @@ TEST_CASE("engine/dedicated: messages delayed, reordered and doubled change noth
       test_support::Faults faults;
       faults.duplicate = 0.05;
       faults.delay = 0.3;
-      return std::make_unique<test_support::FaultyTransport>(std::move(inner), faults, seed * 100 + static_cast<std::uint64_t>(rank));
+      return std::make_unique<test_support::FaultyTransport>(std::move(inner), faults,
+                                                             seed * 100 + static_cast<std::uint64_t>(rank));
     };
     Cluster cluster(options);
     const auto uid = cluster.open_group();
@@ -283,7 +288,8 @@ TEST_CASE("engine/dedicated: a server that dies is named by every rank", "[engin
   cluster.kill(4);
   REQUIRE(cluster.run_until([&] { return tally.done == 3; }, 100000000));
   REQUIRE(tally.failed == 3);
-  for (const std::string& error : tally.errors) CHECK(error.find("the dedicated server host4 is gone") != std::string::npos);
+  for (const std::string& error : tally.errors)
+    CHECK(error.find("the dedicated server host4 is gone") != std::string::npos);
 }
 
 TEST_CASE("engine/dedicated: a group that its members leave is forgotten", "[engine][fast]") {

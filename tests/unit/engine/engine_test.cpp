@@ -121,8 +121,8 @@ void leave(std::shared_ptr<engine::Group> group) {
 }  // namespace
 
 TEST_CASE("engine/engine: processes on one and on several nodes agree on an allreduce", "[engine]") {
-  for (const auto& nodes : std::vector<std::vector<std::string>>{
-           {"a"}, {"a", "a"}, {"a", "b"}, {"a", "a", "b", "b"}, {"a", "a", "b"}}) {
+  for (const auto& nodes :
+       std::vector<std::vector<std::string>>{{"a"}, {"a", "a"}, {"a", "b"}, {"a", "a", "b", "b"}, {"a", "a", "b"}}) {
     const auto codes = run_ranks(nodes, [](const Rank& me) {
       auto group = me.open("world");
       const core::Status ready = group->wait_ready();
@@ -130,7 +130,8 @@ TEST_CASE("engine/engine: processes on one and on several nodes agree on an allr
       for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1000}, std::size_t{300007}}) {
         for (int round = 0; round < 3; ++round) {
           std::vector<float> data(count);
-          for (std::size_t i = 0; i < count; ++i) data[i] = static_cast<float>(me.rank + 1) * static_cast<float>(i % 100);
+          for (std::size_t i = 0; i < count; ++i)
+            data[i] = static_cast<float>(me.rank + 1) * static_cast<float>(i % 100);
           const core::Status status = allreduce(*group, data);
           check(status.is_ok(), status.to_string());
           const float ranks = static_cast<float>(me.size * (me.size + 1) / 2);
@@ -157,8 +158,8 @@ TEST_CASE("engine/engine: bytes between nodes are the formula's", "[engine]") {
         static_cast<float>(after.net_tx_payload_bytes - before.net_tx_payload_bytes);
     check(allreduce(*group, sent).is_ok(), "failed");
     const float expected = 2.0F * 2.0F / 3.0F * static_cast<float>(data.size() * sizeof(float));
-    check(sent[0] + sent[1] == expected, "node a sent " + std::to_string(sent[0] + sent[1]) + " bytes, not " +
-                                             std::to_string(expected));
+    check(sent[0] + sent[1] == expected,
+          "node a sent " + std::to_string(sent[0] + sent[1]) + " bytes, not " + std::to_string(expected));
     check(sent[2] == expected && sent[3] == expected, "node b or c sent something else");
     leave(group);
   });
@@ -166,7 +167,8 @@ TEST_CASE("engine/engine: bytes between nodes are the formula's", "[engine]") {
 }
 
 TEST_CASE("engine/engine: a killed rank is named by all survivors", "[engine]") {
-  for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "a", "a"}, {"a", "b", "c"}, {"a", "a", "b", "b"}}) {
+  for (const auto& nodes :
+       std::vector<std::vector<std::string>>{{"a", "a", "a"}, {"a", "b", "c"}, {"a", "a", "b", "b"}}) {
     const auto codes = run_ranks(nodes, [](const Rank& me) {
       auto group = me.open("world");
       check(group->wait_ready().is_ok(), "not ready");

@@ -194,7 +194,7 @@ struct Collective {
   int done_count = 0;
 };
 
-constexpr Kind kKinds[] = {Kind::kAllReduce,     Kind::kBroadcast, Kind::kReduce,  Kind::kAllGather,
+constexpr Kind kKinds[] = {Kind::kAllReduce,     Kind::kBroadcast, Kind::kReduce, Kind::kAllGather,
                            Kind::kReduceScatter, Kind::kAllToAll,  Kind::kBarrier};
 
 /// Issues `count` random collectives on all ranks, each rank in order but at its own pace.

@@ -25,7 +25,9 @@ worker::Piece piece(std::vector<T>& values) {
   return worker::Piece{reinterpret_cast<std::byte*>(values.data()), values.size() * sizeof(T)};
 }
 
-std::int32_t value(int rank, std::size_t i) { return static_cast<std::int32_t>(rank * 1000003 + static_cast<int>(i) * 17 + 1); }
+std::int32_t value(int rank, std::size_t i) {
+  return static_cast<std::int32_t>(rank * 1000003 + static_cast<int>(i) * 17 + 1);
+}
 
 std::vector<std::int32_t> values(int rank, std::size_t count) {
   std::vector<std::int32_t> v(count);
@@ -160,18 +162,25 @@ TEST_CASE("engine/runtime: every other collective moves the right bytes for ever
         // broadcast
         in.clear();
         for (int r = 0; r < n; ++r) in.push_back(values(r, count));
-        all([&](int r, worker::Operation& o) { o.root = root; o.output = {piece(in[ur(r)])}; }, schedule::Kind::kBroadcast);
+        all(
+            [&](int r, worker::Operation& o) {
+              o.root = root;
+              o.output = {piece(in[ur(r)])};
+            },
+            schedule::Kind::kBroadcast);
         for (int r = 0; r < n; ++r) REQUIRE(in[ur(r)] == values(root, count));
 
         // reduce: only the root's output changes
         in.clear();
         out.assign(un, std::vector<std::int32_t>(count, -1));
         for (int r = 0; r < n; ++r) in.push_back(values(r, count));
-        all([&](int r, worker::Operation& o) {
+        all(
+            [&](int r, worker::Operation& o) {
               o.root = root;
               o.input = {piece(in[ur(r)])};
               if (r == root) o.output = {piece(out[ur(r)])};
-            }, schedule::Kind::kReduce, core::ReduceOp::kSum);
+            },
+            schedule::Kind::kReduce, core::ReduceOp::kSum);
         for (int r = 0; r < n; ++r) REQUIRE(in[ur(r)] == values(r, count));
         for (std::size_t i = 0; i < count; ++i) REQUIRE(out[ur(root)][i] == sum_at(i));
 
@@ -182,11 +191,13 @@ TEST_CASE("engine/runtime: every other collective moves the right bytes for ever
         in.clear();
         out.assign(un, std::vector<std::int32_t>(total, -1));
         for (int r = 0; r < n; ++r) in.push_back(values(r, sizes[ur(r)] / 4));
-        all([&](int r, worker::Operation& o) {
+        all(
+            [&](int r, worker::Operation& o) {
               o.input = {piece(in[ur(r)])};
               o.output = {piece(out[ur(r)])};
               o.output_bytes = sizes;
-            }, schedule::Kind::kAllGather);
+            },
+            schedule::Kind::kAllGather);
         for (int r = 0; r < n; ++r) {
           std::size_t at = 0;
           for (int q = 0; q < n; ++q)
@@ -200,11 +211,13 @@ TEST_CASE("engine/runtime: every other collective moves the right bytes for ever
           in.push_back(values(r, total));
           out.emplace_back(sizes[ur(r)] / 4, -1);
         }
-        all([&](int r, worker::Operation& o) {
+        all(
+            [&](int r, worker::Operation& o) {
               o.input = {piece(in[ur(r)])};
               o.output = {piece(out[ur(r)])};
               o.input_bytes = sizes;
-            }, schedule::Kind::kReduceScatter, core::ReduceOp::kSum);
+            },
+            schedule::Kind::kReduceScatter, core::ReduceOp::kSum);
         std::size_t at = 0;
         for (int r = 0; r < n; ++r) {
           REQUIRE(in[ur(r)] == values(r, total));
@@ -215,26 +228,30 @@ TEST_CASE("engine/runtime: every other collective moves the right bytes for ever
         in.clear();
         out.assign(un, std::vector<std::int32_t>(count * un, -1));
         for (int r = 0; r < n; ++r) in.push_back(values(r, count));
-        all([&](int r, worker::Operation& o) {
+        all(
+            [&](int r, worker::Operation& o) {
               o.root = root;
               o.input = {piece(in[ur(r)])};
               if (r == root) {
                 o.output = {piece(out[ur(r)])};
                 o.output_bytes.assign(un, bytes);
               }
-            }, schedule::Kind::kGather);
+            },
+            schedule::Kind::kGather);
         for (int q = 0; q < n; ++q)
           for (std::size_t i = 0; i < count; ++i) REQUIRE(out[ur(root)][ur(q) * count + i] == value(q, i));
         in.assign(un, values(root, count * un));
         out.assign(un, std::vector<std::int32_t>(count, -1));
-        all([&](int r, worker::Operation& o) {
+        all(
+            [&](int r, worker::Operation& o) {
               o.root = root;
               o.output = {piece(out[ur(r)])};
               if (r == root) {
                 o.input = {piece(in[ur(r)])};
                 o.input_bytes.assign(un, bytes);
               }
-            }, schedule::Kind::kScatter);
+            },
+            schedule::Kind::kScatter);
         for (int q = 0; q < n; ++q)
           for (std::size_t i = 0; i < count; ++i) REQUIRE(out[ur(q)][i] == value(root, ur(q) * count + i));
 
@@ -252,14 +269,16 @@ TEST_CASE("engine/runtime: every other collective moves the right bytes for ever
           in.push_back(values(r, sends));
           out.emplace_back(receives, -1);
         }
-        all([&](int r, worker::Operation& o) {
+        all(
+            [&](int r, worker::Operation& o) {
               o.input = {piece(in[ur(r)])};
               o.output = {piece(out[ur(r)])};
               for (int q = 0; q < n; ++q) {
                 o.input_bytes.push_back(part(r, q) * 4);
                 o.output_bytes.push_back(part(q, r) * 4);
               }
-            }, schedule::Kind::kAllToAll);
+            },
+            schedule::Kind::kAllToAll);
         for (int r = 0; r < n; ++r) {
           std::size_t place = 0;
           for (int q = 0; q < n; ++q) {

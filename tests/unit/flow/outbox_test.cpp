@@ -361,7 +361,8 @@ TEST_CASE("flow/outbox: an answer to want may offer the chunk at once", "[flow][
   CHECK(s.all_sent());
 }
 
-TEST_CASE("flow/outbox: without a free slot a stream waits with its permit and goes on after a release", "[flow][fast]") {
+TEST_CASE("flow/outbox: without a free slot a stream waits with its permit and goes on after a release",
+          "[flow][fast]") {
   Setup setup;
   setup.slots = 1;
   setup.eager_bytes = 8 * kSlot;
@@ -379,8 +380,7 @@ TEST_CASE("flow/outbox: without a free slot a stream waits with its permit and g
   rig.progress();
   rig.to(kOther).complete(0);
   rig.progress();
-  CHECK(rig.owner.sent ==
-        std::vector<std::pair<std::uint32_t, std::uint32_t>>{{100, 0}, {100, 1}, {200, 0}, {200, 1}});
+  CHECK(rig.owner.sent == std::vector<std::pair<std::uint32_t, std::uint32_t>>{{100, 0}, {100, 1}, {200, 0}, {200, 1}});
   CHECK(a.all_sent());
   CHECK(b.all_sent());
 }
@@ -417,11 +417,9 @@ TEST_CASE("flow/outbox: urgent streams overtake bulk ones and each class keeps i
   rig.offer_all(urgent_later);
   CHECK(rig.owner.sent.empty());
   for (int i = 0; i < 5; ++i) rig.outbox->on_credit(kPeer, kSlot);
-  CHECK(rig.owner.sent == std::vector<std::pair<std::uint32_t, std::uint32_t>>{{urgent.index, 0},
-                                                                               {urgent_later.index, 0},
-                                                                               {bulk.index, 0},
-                                                                               {bulk.index, 1},
-                                                                               {later.index, 0}});
+  CHECK(rig.owner.sent ==
+        std::vector<std::pair<std::uint32_t, std::uint32_t>>{
+            {urgent.index, 0}, {urgent_later.index, 0}, {bulk.index, 0}, {bulk.index, 1}, {later.index, 0}});
 }
 
 TEST_CASE("flow/outbox: a new bulk stream takes its place behind those that wait", "[flow][fast]") {
@@ -438,7 +436,8 @@ TEST_CASE("flow/outbox: a new bulk stream takes its place behind those that wait
 }
 
 TEST_CASE("flow/outbox: cancel in every state gives permits back and nothing is called afterwards", "[flow][fast]") {
-  for (const char* state : {"fresh", "waiting", "wanted", "permitted", "starved", "granted", "granted all", "announced"}) {
+  for (const char* state :
+       {"fresh", "waiting", "wanted", "permitted", "starved", "granted", "granted all", "announced"}) {
     INFO(state);
     Setup setup;
     setup.slots = 2;
@@ -662,7 +661,8 @@ TEST_CASE("flow/outbox: random traffic never exceeds an allowance and never stal
         for (std::size_t& i = looked[peer]; i < sent.size(); ++i) {
           if (sent[i].header.type != Type::kData) continue;
           ++received[sent[i].header.span][sent[i].header.chunk];
-          if ((sent[i].header.flags & wire::kFlagGranted) == 0) held[peer] += static_cast<std::int64_t>(wire::cost_of(sent[i].header.aux));
+          if ((sent[i].header.flags & wire::kFlagGranted) == 0)
+            held[peer] += static_cast<std::int64_t>(wire::cost_of(sent[i].header.aux));
         }
         REQUIRE(held[peer] <= setup.eager_bytes);
       }
@@ -679,7 +679,8 @@ TEST_CASE("flow/outbox: random traffic never exceeds an allowance and never stal
     Stream* cancelled = nullptr;
     double time = 0;
     const auto return_some = [&](core::EngineId peer, bool all) {
-      const std::int64_t back = all ? held[peer] : held[peer] / static_cast<std::int64_t>(kSlot) / 2 * static_cast<std::int64_t>(kSlot);
+      const std::int64_t back =
+          all ? held[peer] : held[peer] / static_cast<std::int64_t>(kSlot) / 2 * static_cast<std::int64_t>(kSlot);
       if (back == 0) return;
       held[peer] -= back;
       rig.outbox->on_credit(peer, static_cast<std::uint64_t>(back));
@@ -702,7 +703,8 @@ TEST_CASE("flow/outbox: random traffic never exceeds an allowance and never stal
           break;
         }
         case 4:
-          if (&s != cancelled) rig.outbox->granted(s, random() % 4 == 0 ? wire::kAllChunks : static_cast<std::uint32_t>(random() % 10));
+          if (&s != cancelled)
+            rig.outbox->granted(s, random() % 4 == 0 ? wire::kAllChunks : static_cast<std::uint32_t>(random() % 10));
           break;
         case 5:
           if (cancelled == nullptr && random() % 20 == 0) rig.outbox->cancel(*(cancelled = &s));

@@ -55,33 +55,28 @@ TEST_CASE("reduce/convert: every code widens exactly and narrows back to itself"
   }
 }
 
-TEST_CASE("reduce/convert: midpoints and their neighbours narrow to the nearest even code",
-          "[reduce][fast]") {
+TEST_CASE("reduce/convert: midpoints and their neighbours narrow to the nearest even code", "[reduce][fast]") {
   for (const Narrow& type : kNarrowTypes) {
     for (std::uint64_t code = 0; code < code_count(type.dtype); ++code) {
       const double here = testing::decode(type.dtype, code);
       const double next = testing::decode(type.dtype, (code + 1) % code_count(type.dtype));
       if (!std::isfinite(here)) continue;
       const auto middle = static_cast<float>(std::isfinite(next) ? (here + next) / 2 : here * 1.0625);
-      for (const float value :
-           {middle, std::nextafter(middle, INFINITY), std::nextafter(middle, -INFINITY)}) {
+      for (const float value : {middle, std::nextafter(middle, INFINITY), std::nextafter(middle, -INFINITY)}) {
         const std::uint64_t want = testing::encode(type.dtype, value);
         if (type.narrow(value) != want) {
-          FAIL(core::name_of(type.dtype)
-               << " narrows " << value << " to " << type.narrow(value) << ", not " << want);
+          FAIL(core::name_of(type.dtype) << " narrows " << value << " to " << type.narrow(value) << ", not " << want);
         }
       }
     }
-    for (const float value :
-         {INFINITY, -INFINITY, 0.0f, -0.0f, 1e-45f, -1e-45f, 3.4e38f, 480.0f, 464.0f, 448.1f}) {
+    for (const float value : {INFINITY, -INFINITY, 0.0f, -0.0f, 1e-45f, -1e-45f, 3.4e38f, 480.0f, 464.0f, 448.1f}) {
       INFO(core::name_of(type.dtype) << " " << value);
       CHECK(type.narrow(value) == testing::encode(type.dtype, value));
     }
   }
 }
 
-TEST_CASE("reduce/convert: every table rounds every half times a factor as the reference does",
-          "[reduce][fast]") {
+TEST_CASE("reduce/convert: every table rounds every half times a factor as the reference does", "[reduce][fast]") {
   // The factors move each code to a value between two codes, to a tie (1 + 2^-n, 1.5), and into the
   // subnormals.
   const double factors[] = {0.333333, 1.5, 1.0 + 0x1p-11, 1.0 + 0x1p-8, 0x1p-10, 0x1.8p-12, 0x1.004p-20};
@@ -101,8 +96,7 @@ TEST_CASE("reduce/convert: every table rounds every half times a factor as the r
   }
 }
 
-TEST_CASE("reduce/convert: every pair of float8 numbers adds and multiplies as the reference does",
-          "[reduce][fast]") {
+TEST_CASE("reduce/convert: every pair of float8 numbers adds and multiplies as the reference does", "[reduce][fast]") {
   constexpr std::size_t kCount = 256 * 256;
   std::vector<std::byte> left(kCount), right(kCount), want(kCount), out(kCount);
   for (std::size_t i = 0; i < kCount; ++i) {
@@ -110,8 +104,7 @@ TEST_CASE("reduce/convert: every pair of float8 numbers adds and multiplies as t
     right[i] = static_cast<std::byte>(i % 256);
   }
   const std::vector<Input> inputs = {{left.data(), 1.0}, {right.data(), 1.0}};
-  for (const DType dtype :
-       {DType::kFloat8E4M3fn, DType::kFloat8E5M2, DType::kFloat8E4M3fnuz, DType::kFloat8E5M2fnuz}) {
+  for (const DType dtype : {DType::kFloat8E4M3fn, DType::kFloat8E5M2, DType::kFloat8E4M3fnuz, DType::kFloat8E5M2fnuz}) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax}) {
       testing::reference_combine(inputs, want.data(), kCount, dtype, op);
       for (const KernelTable* table : available_tables()) {

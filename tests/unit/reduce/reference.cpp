@@ -22,12 +22,9 @@ struct Format {
 
 const Format* format_of(DType dtype) {
   static const std::map<DType, Format> formats = {
-      {DType::kFloat16, {5, 10, 15, true, false, 0x7e00}},
-      {DType::kBfloat16, {8, 7, 127, true, false, 0x7fc0}},
-      {DType::kFloat8E4M3fn, {4, 3, 7, false, false, 0x7f}},
-      {DType::kFloat8E5M2, {5, 2, 15, true, false, 0x7f}},
-      {DType::kFloat8E4M3fnuz, {4, 3, 8, false, true, 0x80}},
-      {DType::kFloat8E5M2fnuz, {5, 2, 16, false, true, 0x80}},
+      {DType::kFloat16, {5, 10, 15, true, false, 0x7e00}},    {DType::kBfloat16, {8, 7, 127, true, false, 0x7fc0}},
+      {DType::kFloat8E4M3fn, {4, 3, 7, false, false, 0x7f}},  {DType::kFloat8E5M2, {5, 2, 15, true, false, 0x7f}},
+      {DType::kFloat8E4M3fnuz, {4, 3, 8, false, true, 0x80}}, {DType::kFloat8E5M2fnuz, {5, 2, 16, false, true, 0x80}},
   };
   const auto found = formats.find(dtype);
   return found == formats.end() ? nullptr : &found->second;
@@ -99,15 +96,12 @@ bool is_signed_int(DType d) {
 }
 
 /// To fp32, or not at all when the accumulator is a double.
-double rounded(double value, bool wide) {
-  return wide ? value : static_cast<double>(static_cast<float>(value));
-}
+double rounded(double value, bool wide) { return wide ? value : static_cast<double>(static_cast<float>(value)); }
 
 double fold_real(ReduceOp op, double acc, double x, double premul, bool wide) {
   switch (op) {
     case ReduceOp::kPremulSum: {
-      volatile double product =
-          rounded(x * premul, wide);  // volatile: or a double's product and sum may be fused
+      volatile double product = rounded(x * premul, wide);  // volatile: or a double's product and sum may be fused
       return rounded(acc + product, wide);
     }
     case ReduceOp::kProduct: return rounded(acc * x, wide);
@@ -117,8 +111,8 @@ double fold_real(ReduceOp op, double acc, double x, double premul, bool wide) {
   }
 }
 
-std::uint64_t combine_real(const std::vector<std::uint64_t>& codes, const std::vector<Input>& inputs,
-                           DType dtype, ReduceOp op, Finish finish) {
+std::uint64_t combine_real(const std::vector<std::uint64_t>& codes, const std::vector<Input>& inputs, DType dtype,
+                           ReduceOp op, Finish finish) {
   const bool wide = dtype == DType::kFloat64;
   double acc = decode(dtype, codes[0]);
   if (op == ReduceOp::kPremulSum) acc = rounded(acc * rounded(inputs[0].premul, wide), wide);
@@ -129,8 +123,7 @@ std::uint64_t combine_real(const std::vector<std::uint64_t>& codes, const std::v
   return encode(dtype, acc);
 }
 
-std::uint64_t combine_integer(const std::vector<std::uint64_t>& codes, DType dtype, ReduceOp op,
-                              Finish finish) {
+std::uint64_t combine_integer(const std::vector<std::uint64_t>& codes, DType dtype, ReduceOp op, Finish finish) {
   const int unused = 64 - 8 * static_cast<int>(core::size_of(dtype));
   const bool is_signed = is_signed_int(dtype);
   // Extended to 64 bits, by its sign or by zeros.
@@ -205,8 +198,7 @@ std::uint64_t encode(DType dtype, double value) {
 
 std::uint64_t load_code(DType dtype, const std::byte* from) {
   std::uint64_t code = 0;
-  for (std::size_t b = 0; b < core::size_of(dtype); ++b)
-    code |= static_cast<std::uint64_t>(from[b]) << (8 * b);
+  for (std::size_t b = 0; b < core::size_of(dtype); ++b) code |= static_cast<std::uint64_t>(from[b]) << (8 * b);
   return code;
 }
 
@@ -214,8 +206,8 @@ void store_code(DType dtype, std::byte* to, std::uint64_t code) {
   for (std::size_t b = 0; b < core::size_of(dtype); ++b) to[b] = static_cast<std::byte>(code >> (8 * b));
 }
 
-void reference_combine(const std::vector<Input>& inputs, std::byte* out, std::size_t count, DType dtype,
-                       ReduceOp op, Finish finish) {
+void reference_combine(const std::vector<Input>& inputs, std::byte* out, std::size_t count, DType dtype, ReduceOp op,
+                       Finish finish) {
   const std::size_t bytes = core::size_of(dtype);
   if (inputs.size() == 1 && finish.kind == Finish::Kind::kNone && dtype != DType::kBool &&
       (op != ReduceOp::kPremulSum || inputs[0].premul == 1.0)) {
@@ -231,9 +223,7 @@ void reference_combine(const std::vector<Input>& inputs, std::byte* out, std::si
     std::byte* to = out + i * bytes;
     if (complex) {
       const bool wide = part == DType::kFloat64;
-      const auto real_part = [&](const Input& in) {
-        return decode(part, load_code(part, in.data + i * bytes));
-      };
+      const auto real_part = [&](const Input& in) { return decode(part, load_code(part, in.data + i * bytes)); };
       const auto imag_part = [&](const Input& in) {
         return decode(part, load_code(part, in.data + i * bytes + bytes / 2));
       };

@@ -18,18 +18,15 @@
 namespace hybridps::reduce::testing {
 
 inline constexpr core::DType kAllDTypes[] = {
-    core::DType::kUint8,         core::DType::kInt8,       core::DType::kInt16,
-    core::DType::kInt32,         core::DType::kInt64,      core::DType::kFloat16,
-    core::DType::kBfloat16,      core::DType::kFloat32,    core::DType::kFloat64,
-    core::DType::kComplex64,     core::DType::kComplex128, core::DType::kBool,
-    core::DType::kUint16,        core::DType::kUint32,     core::DType::kUint64,
-    core::DType::kFloat8E4M3fn,  core::DType::kFloat8E5M2, core::DType::kFloat8E4M3fnuz,
-    core::DType::kFloat8E5M2fnuz};
+    core::DType::kUint8,      core::DType::kInt8,           core::DType::kInt16,         core::DType::kInt32,
+    core::DType::kInt64,      core::DType::kFloat16,        core::DType::kBfloat16,      core::DType::kFloat32,
+    core::DType::kFloat64,    core::DType::kComplex64,      core::DType::kComplex128,    core::DType::kBool,
+    core::DType::kUint16,     core::DType::kUint32,         core::DType::kUint64,        core::DType::kFloat8E4M3fn,
+    core::DType::kFloat8E5M2, core::DType::kFloat8E4M3fnuz, core::DType::kFloat8E5M2fnuz};
 
-inline constexpr core::ReduceOp kAllOps[] = {
-    core::ReduceOp::kSum, core::ReduceOp::kAvg,  core::ReduceOp::kProduct,
-    core::ReduceOp::kMin, core::ReduceOp::kMax,  core::ReduceOp::kBand,
-    core::ReduceOp::kBor, core::ReduceOp::kBxor, core::ReduceOp::kPremulSum};
+inline constexpr core::ReduceOp kAllOps[] = {core::ReduceOp::kSum, core::ReduceOp::kAvg,  core::ReduceOp::kProduct,
+                                             core::ReduceOp::kMin, core::ReduceOp::kMax,  core::ReduceOp::kBand,
+                                             core::ReduceOp::kBor, core::ReduceOp::kBxor, core::ReduceOp::kPremulSum};
 
 /// What reduce/sum.h says, element by element. One input with nothing to do is copied.
 void reference_combine(const std::vector<Input>& inputs, std::byte* out, std::size_t count, core::DType dtype,
@@ -48,8 +45,7 @@ enum class Data {
   kOrdinary,  // of similar size, so that sums and products round but rarely overflow
   kAnyBits,   // every bit pattern: NaNs, infinities, subnormals, extremes; bools other than 0 and 1
 };
-std::vector<std::byte> random_elements(std::mt19937_64& random, core::DType dtype, std::size_t count,
-                                       Data data);
+std::vector<std::byte> random_elements(std::mt19937_64& random, core::DType dtype, std::size_t count, Data data);
 
 /// "bf16 sum n=3", for messages.
 std::string describe(core::DType dtype, core::ReduceOp op, std::size_t n);

@@ -31,8 +31,7 @@ void for_each_pair(Body body) {
 
 /// Copies of each input, `skew` bytes (plus its index) off any alignment, and Inputs that point at them.
 struct Skewed {
-  Skewed(const std::vector<std::vector<std::byte>>& tensors, const std::vector<Input>& like,
-         std::size_t skew) {
+  Skewed(const std::vector<std::vector<std::byte>>& tensors, const std::vector<Input>& like, std::size_t skew) {
     for (std::size_t k = 0; k < tensors.size(); ++k) {
       const std::size_t offset = skew + k;
       buffers.emplace_back(offset + tensors[k].size());
@@ -163,15 +162,14 @@ TEST_CASE("reduce/sum: an input may appear twice", "[reduce][fast]") {
   const std::vector<float> x = {1.5f, -2.0f, 3.0f};
   const auto* data = reinterpret_cast<const std::byte*>(x.data());
   std::vector<float> out(3);
-  combine(std::vector<Input>{{data, 1.0}, {data, 1.0}}, reinterpret_cast<std::byte*>(out.data()), 3,
-          DType::kFloat32, ReduceOp::kSum);
+  combine(std::vector<Input>{{data, 1.0}, {data, 1.0}}, reinterpret_cast<std::byte*>(out.data()), 3, DType::kFloat32,
+          ReduceOp::kSum);
   REQUIRE(out == std::vector<float>{3.0f, -4.0f, 6.0f});
 }
 
 TEST_CASE("reduce/sum: a kernel exists for every reducible pair in every table", "[reduce][fast]") {
   for_each_pair([&](DType dtype, ReduceOp op) {
-    const bool complex_sum =
-        (dtype == DType::kComplex64 || dtype == DType::kComplex128) && op != ReduceOp::kProduct;
+    const bool complex_sum = (dtype == DType::kComplex64 || dtype == DType::kComplex128) && op != ReduceOp::kProduct;
     for (const KernelTable* table : available_tables()) {
       INFO(table->name << " " << testing::describe(dtype, op, 1));
       const Kernel kernel = table->kernels[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];

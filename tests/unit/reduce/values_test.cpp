@@ -21,16 +21,15 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 /// The codes of the result of combining one column of codes, which every table must agree on in every lane.
-std::uint64_t combine_codes(DType dtype, ReduceOp op, const std::vector<std::uint64_t>& codes,
-                            Finish finish = {}, const std::vector<double>& premul = {}) {
+std::uint64_t combine_codes(DType dtype, ReduceOp op, const std::vector<std::uint64_t>& codes, Finish finish = {},
+                            const std::vector<double>& premul = {}) {
   constexpr std::size_t kCount = 37;  // registers and a tail
   const std::size_t bytes = core::size_of(dtype);
   std::vector<std::vector<std::byte>> tensors;
   std::vector<Input> inputs;
   for (const std::uint64_t code : codes) {
     tensors.emplace_back(kCount * bytes);
-    for (std::size_t i = 0; i < kCount; ++i)
-      testing::store_code(dtype, tensors.back().data() + i * bytes, code);
+    for (std::size_t i = 0; i < kCount; ++i) testing::store_code(dtype, tensors.back().data() + i * bytes, code);
   }
   for (std::size_t k = 0; k < codes.size(); ++k) {
     inputs.push_back({tensors[k].data(), premul.empty() ? 1.0 : premul[k]});
@@ -103,8 +102,7 @@ TEST_CASE("reduce/sum: one input with nothing to do is copied byte for byte", "[
 TEST_CASE("reduce/sum: halves accumulate in fp32 and round once", "[reduce][fast]") {
   // 2048 + 1 is a tie in fp16 that rounds back to 2048; in fp32 the ones add up.
   const std::uint64_t one = 0x3c00, n2048 = 0x6800;
-  CHECK(combine_codes(DType::kFloat16, ReduceOp::kSum, {n2048, one, one}) ==
-        testing::encode(DType::kFloat16, 2050));
+  CHECK(combine_codes(DType::kFloat16, ReduceOp::kSum, {n2048, one, one}) == testing::encode(DType::kFloat16, 2050));
   // 256 + 1 in bf16, likewise.
   CHECK(combine_codes(DType::kBfloat16, ReduceOp::kSum, {0x4380, 0x3f80, 0x3f80}) ==
         testing::encode(DType::kBfloat16, 258));
@@ -123,8 +121,7 @@ TEST_CASE("reduce/sum: ties round to even", "[reduce][fast]") {
   const auto bf16 = [](double v) { return testing::encode(DType::kBfloat16, v); };
   CHECK(combine_codes(DType::kBfloat16, ReduceOp::kSum, {bf16(256), bf16(1)}) == bf16(256));
   CHECK(combine_codes(DType::kBfloat16, ReduceOp::kSum, {bf16(258), bf16(1)}) == bf16(260));
-  CHECK(combine_codes(DType::kBfloat16, ReduceOp::kSum, {0x7f7f, 0x7b00}) ==
-        0x7f80);  // the largest and half an ulp
+  CHECK(combine_codes(DType::kBfloat16, ReduceOp::kSum, {0x7f7f, 0x7b00}) == 0x7f80);  // the largest and half an ulp
   CHECK(sum32({16777216.0f, 1.0f}) == fp32(16777216.0f));
   CHECK(sum32({16777218.0f, 1.0f}) == fp32(16777220.0f));
 }
@@ -162,19 +159,16 @@ TEST_CASE("reduce/sum: premul multiplies each input by its own factor and only t
   // x * x - rounded(x * x) would be left over.
   const float x = 1.0f + 0x1p-12f;
   const volatile float square = x * x;
-  CHECK(combine_codes(DType::kFloat32, ReduceOp::kPremulSum, {fp32(-square), fp32(x)}, {}, {1.0, x}) ==
-        fp32(0));
+  CHECK(combine_codes(DType::kFloat32, ReduceOp::kPremulSum, {fp32(-square), fp32(x)}, {}, {1.0, x}) == fp32(0));
   // fp16 beyond its own range inside the sum.
   CHECK(combine_codes(DType::kFloat16, ReduceOp::kPremulSum, {0x7bff, 0x7bff}, {}, {3, -2}) == 0x7bff);
 }
 
 TEST_CASE("reduce/sum: the divisor truncates towards zero and may exceed the type", "[reduce][fast]") {
   const auto divide = [](long long d) { return Finish{Finish::Kind::kDivideTruncate, 1.0, d}; };
-  CHECK(combine_codes(DType::kInt32, ReduceOp::kAvg, {0xfffffffdu, 0xfffffffcu}, divide(2)) ==
-        0xfffffffdu);                                                             // -7/2
-  CHECK(combine_codes(DType::kInt8, ReduceOp::kAvg, {0xff, 0}, divide(2)) == 0);  // -1/2
-  CHECK(combine_codes(DType::kInt64, ReduceOp::kAvg, {~0ull, ~0ull, ~0ull - 4}, divide(3)) ==
-        ~0ull - 1);  // -7/3
+  CHECK(combine_codes(DType::kInt32, ReduceOp::kAvg, {0xfffffffdu, 0xfffffffcu}, divide(2)) == 0xfffffffdu);  // -7/2
+  CHECK(combine_codes(DType::kInt8, ReduceOp::kAvg, {0xff, 0}, divide(2)) == 0);                              // -1/2
+  CHECK(combine_codes(DType::kInt64, ReduceOp::kAvg, {~0ull, ~0ull, ~0ull - 4}, divide(3)) == ~0ull - 1);     // -7/3
   CHECK(combine_codes(DType::kUint8, ReduceOp::kAvg, {200, 50}, divide(300)) == 0);
   CHECK(combine_codes(DType::kUint8, ReduceOp::kAvg, {250, 5}, divide(3)) == 85);
   CHECK(combine_codes(DType::kUint64, ReduceOp::kAvg, {~0ull - 1, 0}, divide(2)) == ~0ull >> 1);

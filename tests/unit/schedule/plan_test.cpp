@@ -101,7 +101,8 @@ std::vector<NodeLoad> loads(const std::vector<Span>& plan, const Topology& topol
   };
   for (const Span& span : plan) {
     if (span.source == kAll) {
-      for (int node = 0; node < topology.nodes(); ++node) move(topology.agent(node, span.owner), span.owner, span.bytes);
+      for (int node = 0; node < topology.nodes(); ++node)
+        move(topology.agent(node, span.owner), span.owner, span.bytes);
     } else {
       move(span.source, span.owner, span.bytes);
     }
@@ -272,7 +273,8 @@ TEST_CASE("schedule/plan: both ends of a transfer between two ranks derive the s
           }
         }
         REQUIRE(sent == std::accumulate(request.input_bytes.begin(), request.input_bytes.end(), std::uint64_t{0}));
-        REQUIRE(received == std::accumulate(request.output_bytes.begin(), request.output_bytes.end(), std::uint64_t{0}));
+        REQUIRE(received ==
+                std::accumulate(request.output_bytes.begin(), request.output_bytes.end(), std::uint64_t{0}));
       }
       REQUIRE(sending.size() == (kind == Kind::kAllToAll ? n * n : n));
       REQUIRE(receiving.size() == sending.size());
@@ -345,7 +347,8 @@ TEST_CASE("schedule/plan: weighted nodes own shares in proportion divided among 
 TEST_CASE("schedule/plan: a reduce_scatter or all_gather carries (n-1)/n per node when pieces are equal",
           "[schedule][fast]") {
   // Nodes with the same number of ranks: 2 x 3, 3 x 2, 4 x 1.
-  for (const std::vector<int>& node_of : std::vector<std::vector<int>>{{0, 0, 0, 1, 1, 1}, {0, 1, 2, 0, 1, 2}, {3, 1, 0, 2}}) {
+  for (const std::vector<int>& node_of :
+       std::vector<std::vector<int>>{{0, 0, 0, 1, 1, 1}, {0, 1, 2, 0, 1, 2}, {3, 1, 0, 2}}) {
     const Topology topology(node_of, 0);
     const std::uint64_t piece = 40000;
     const auto n = static_cast<std::uint64_t>(topology.nodes());
@@ -362,7 +365,8 @@ TEST_CASE("schedule/plan: a reduce_scatter or all_gather carries (n-1)/n per nod
   }
 }
 
-TEST_CASE("schedule/plan: a large broadcast among three nodes and more leaves out the root's node", "[schedule][fast]") {
+TEST_CASE("schedule/plan: a large broadcast among three nodes and more leaves out the root's node",
+          "[schedule][fast]") {
   Random random(7);
   for (int round = 0; round < 300; ++round) {
     const std::vector<int> node_of = random_nodes(random);
@@ -541,7 +545,8 @@ TEST_CASE("schedule/plan: dedicated servers own parts of reductions, and of noth
   }
 }
 
-TEST_CASE("schedule/plan: the more senders one card has, the less each may send unasked, in smaller chunks", "[schedule][fast]") {
+TEST_CASE("schedule/plan: the more senders one card has, the less each may send unasked, in smaller chunks",
+          "[schedule][fast]") {
   constexpr std::uint64_t kKiB = 1024;
   const auto nodes = [](int count, std::size_t servers = 0) {
     std::vector<int> node_of;

@@ -223,8 +223,9 @@ TEST_CASE("server/server: many chunks of many operations in random order sum rig
       const std::size_t end = std::min(kCount, begin + kChunkBytes / 4);
       auto& data = in[step.operation][step.node];
       if (step.node != rig.own) {
-        rig.push(key, step.node, step.chunk, kBytes, std::vector<std::int32_t>(data.begin() + static_cast<std::ptrdiff_t>(begin),
-                                                                               data.begin() + static_cast<std::ptrdiff_t>(end)));
+        rig.push(key, step.node, step.chunk, kBytes,
+                 std::vector<std::int32_t>(data.begin() + static_cast<std::ptrdiff_t>(begin),
+                                           data.begin() + static_cast<std::ptrdiff_t>(end)));
         continue;
       }
       if (!opened[step.operation]) REQUIRE(rig.server->open(key, rig.opening(kBytes)));
@@ -307,12 +308,14 @@ TEST_CASE("server/server: a contribution of another size than the plan's is refu
     CHECK(rig.owner.summed.empty());
     REQUIRE(rig.listener.bad.size() == 1);
     CHECK(rig.listener.bad[0].first == rig.key().operation);
-    CHECK(rig.listener.bad[0].second.find(std::to_string(4 * count) + " bytes where the plan has 8") != std::string::npos);
+    CHECK(rig.listener.bad[0].second.find(std::to_string(4 * count) + " bytes where the plan has 8") !=
+          std::string::npos);
     CHECK(data == Floats{1, 2});
   }
 }
 
-TEST_CASE("server/server: a contribution larger than its span is refused before the operation is known", "[server][fast]") {
+TEST_CASE("server/server: a contribution larger than its span is refused before the operation is known",
+          "[server][fast]") {
   Rig rig;
   rig.push(rig.key(), 0, 0, 8, Floats(3, 1.0F));
   CHECK(rig.listener.bad.size() == 1);
@@ -403,7 +406,9 @@ TEST_CASE("server/server: chunks are granted only when every node is known to ta
     INFO("order " << order);
     Rig rig;
     const SpanKey key = rig.key();
-    const auto quiet = [&] { return rig.granted_to(0).empty() && rig.granted_to(2).empty() && rig.owner.granted.empty(); };
+    const auto quiet = [&] {
+      return rig.granted_to(0).empty() && rig.granted_to(2).empty() && rig.owner.granted.empty();
+    };
     const std::uint64_t bytes = 5 * kChunkBytes;
     // Announcements may come before or after open; a node that delivers is seen too.
     if (order < 2) REQUIRE(rig.server->open(key, rig.opening(bytes)));
@@ -464,7 +469,7 @@ TEST_CASE("server/server: a chunk that is finished makes room for the next grant
   CHECK(rig.granted_to(1) == Chunks{0, 1, 2, 3});
   rig.push(key, 1, 5, bytes, data);  // half of it
   finish(2);
-  CHECK(rig.granted_to(1) == Chunks{0, 1, 2, 3});      // chunk 4 is done; 5 has come
+  CHECK(rig.granted_to(1) == Chunks{0, 1, 2, 3});             // chunk 4 is done; 5 has come
   CHECK(rig.owner.granted.back() == std::make_pair(5U, 5U));  // but not from the own node
   finish(3);
   rig.contribute(key, 5, data, out);
@@ -481,7 +486,8 @@ TEST_CASE("server/server: grants are bounded over all operations and go to the f
   }
   const auto grants = [&] {
     std::vector<std::uint64_t> sequences;
-    for (const test::Sent* message : rig.router.to(engine(1)).of(Type::kGrant)) sequences.push_back(message->header.sequence);
+    for (const test::Sent* message : rig.router.to(engine(1)).of(Type::kGrant))
+      sequences.push_back(message->header.sequence);
     return sequences;
   };
   CHECK(grants() == std::vector<std::uint64_t>{0, 0, 1});

@@ -36,9 +36,8 @@
 namespace hybridps::transport::contract {
 
 inline constexpr std::size_t kLargeBytes = std::size_t{1} << 20;
-inline constexpr std::array<BufferPool::SizeClass, 3> kClasses = {BufferPool::SizeClass{256, 64},
-                                                                  BufferPool::SizeClass{64 << 10, 16},
-                                                                  BufferPool::SizeClass{kLargeBytes, 4}};
+inline constexpr std::array<BufferPool::SizeClass, 3> kClasses = {
+    BufferPool::SizeClass{256, 64}, BufferPool::SizeClass{64 << 10, 16}, BufferPool::SizeClass{kLargeBytes, 4}};
 inline constexpr std::size_t kPoolBytes = 256 * 64 + (std::size_t{64} << 10) * 16 + kLargeBytes * 4;
 
 /// A byte that depends on its place and on the message.
@@ -216,11 +215,10 @@ TEMPLATE_TEST_CASE("transport/endpoint: a message arrives whole whatever its siz
   auto pair = TestType::make_pair();
   pair->connect();
   std::uint64_t seed = 0;
-  for (const std::size_t header_bytes :
-       {std::size_t{1}, std::size_t{64}, std::size_t{128}, kHeaderBytesMax}) {
+  for (const std::size_t header_bytes : {std::size_t{1}, std::size_t{64}, std::size_t{128}, kHeaderBytesMax}) {
     for (const std::size_t payload_bytes :
-         {std::size_t{0}, std::size_t{1}, std::size_t{255}, std::size_t{4096}, std::size_t{65535},
-          std::size_t{65536}, std::size_t{65537}, std::size_t{300001}, kLargeBytes}) {
+         {std::size_t{0}, std::size_t{1}, std::size_t{255}, std::size_t{4096}, std::size_t{65535}, std::size_t{65536},
+          std::size_t{65537}, std::size_t{300001}, kLargeBytes}) {
       ++seed;
       INFO("header " << header_bytes << " B, payload " << payload_bytes << " B");
       Side::Done done;
@@ -259,8 +257,8 @@ TEMPLATE_TEST_CASE("transport/endpoint: the header is copied before send returns
   }
 }
 
-TEMPLATE_TEST_CASE("transport/endpoint: done runs once and in progress and never inside send",
-                   "[transport][fast]", HYBRIDPS_ENDPOINT_BACKENDS) {
+TEMPLATE_TEST_CASE("transport/endpoint: done runs once and in progress and never inside send", "[transport][fast]",
+                   HYBRIDPS_ENDPOINT_BACKENDS) {
   auto pair = TestType::make_pair();
   pair->connect();
   std::vector<Side::Done> done(64);
@@ -332,8 +330,7 @@ TEMPLATE_TEST_CASE("transport/endpoint: traffic both ways arrives once each and 
       }
       // Kept for a while, then given back out of order.
       auto& messages = way.to->receiver.messages;
-      while (messages.size() > 3)
-        messages.erase(messages.begin() + static_cast<std::ptrdiff_t>(random() % 3));
+      while (messages.size() > 3) messages.erase(messages.begin() + static_cast<std::ptrdiff_t>(random() % 3));
       if (way.sent == kCount) messages.clear();
       all = all && way.finished == kCount && way.received >= kCount;
     }
@@ -348,8 +345,8 @@ TEMPLATE_TEST_CASE("transport/endpoint: traffic both ways arrives once each and 
   CHECK(pair->b.pool->slots_in_use() == 0);
 }
 
-TEMPLATE_TEST_CASE("transport/endpoint: a payload stays as it is until its holder lets go",
-                   "[transport][fast]", HYBRIDPS_ENDPOINT_BACKENDS) {
+TEMPLATE_TEST_CASE("transport/endpoint: a payload stays as it is until its holder lets go", "[transport][fast]",
+                   HYBRIDPS_ENDPOINT_BACKENDS) {
   auto pair = TestType::make_pair();
   pair->connect();
   const std::size_t sizes[] = {100, 50000, 65536, 1000000};
@@ -381,8 +378,7 @@ TEMPLATE_TEST_CASE("transport/endpoint: one buffer may be in flight several time
   pair->connect();
   Buffer payload = pair->a.filled(60000, 5);
   Side::Done done;
-  for (int i = 0; i < 5; ++i)
-    REQUIRE(pair->a.peer->send(numbered(5), payload, 60000, pair->a.record(done)).is_ok());
+  for (int i = 0; i < 5; ++i) REQUIRE(pair->a.peer->send(numbered(5), payload, 60000, pair->a.record(done)).is_ok());
   payload = Buffer();
   REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 5; }));
   for (const auto& message : pair->b.receiver.messages) CHECK(matches(message.payload.data(), 60000, 5));
@@ -391,8 +387,7 @@ TEMPLATE_TEST_CASE("transport/endpoint: one buffer may be in flight several time
   CHECK(pair->a.pool->slots_in_use() == 0);
 }
 
-TEMPLATE_TEST_CASE("transport/endpoint: a handler may send", "[transport][fast]",
-                   HYBRIDPS_ENDPOINT_BACKENDS) {
+TEMPLATE_TEST_CASE("transport/endpoint: a handler may send", "[transport][fast]", HYBRIDPS_ENDPOINT_BACKENDS) {
   auto pair = TestType::make_pair();
   pair->connect();
   constexpr std::uint64_t kHops = 200;
@@ -415,16 +410,14 @@ TEMPLATE_TEST_CASE("transport/endpoint: a handler may send", "[transport][fast]"
   }));
 }
 
-TEMPLATE_TEST_CASE("transport/endpoint: done may send again", "[transport][fast]",
-                   HYBRIDPS_ENDPOINT_BACKENDS) {
+TEMPLATE_TEST_CASE("transport/endpoint: done may send again", "[transport][fast]", HYBRIDPS_ENDPOINT_BACKENDS) {
   auto pair = TestType::make_pair();
   pair->connect();
   std::uint64_t sent = 0;
   std::function<void()> send_next = [&] {
     if (sent == 50) return;
     const std::uint64_t number = sent++;
-    CHECK(pair->a.peer
-              ->send(numbered(number), pair->a.filled(200, number), 200, [&](core::Status) { send_next(); })
+    CHECK(pair->a.peer->send(numbered(number), pair->a.filled(200, number), 200, [&](core::Status) { send_next(); })
               .is_ok());
   };
   send_next();
@@ -465,8 +458,8 @@ TEMPLATE_TEST_CASE("transport/endpoint: a bad request is refused and changes not
   REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
 }
 
-TEMPLATE_TEST_CASE("transport/endpoint: statistics count accepted and delivered bytes exactly",
-                   "[transport][fast]", HYBRIDPS_ENDPOINT_BACKENDS) {
+TEMPLATE_TEST_CASE("transport/endpoint: statistics count accepted and delivered bytes exactly", "[transport][fast]",
+                   HYBRIDPS_ENDPOINT_BACKENDS) {
   auto pair = TestType::make_pair();
   pair->connect();
   CHECK(pair->a.transport->stats().endpoints_open == 1);
@@ -492,8 +485,8 @@ TEMPLATE_TEST_CASE("transport/endpoint: statistics count accepted and delivered 
   CHECK(rx.tx_messages == 0);
 }
 
-TEMPLATE_TEST_CASE("transport/transport: connect gives one endpoint per peer and find knows it",
-                   "[transport][fast]", HYBRIDPS_ENDPOINT_BACKENDS) {
+TEMPLATE_TEST_CASE("transport/transport: connect gives one endpoint per peer and find knows it", "[transport][fast]",
+                   HYBRIDPS_ENDPOINT_BACKENDS) {
   auto pair = TestType::make_pair();
   CHECK(pair->a.transport->find(pair->b.id) == nullptr);
   pair->connect();
@@ -596,8 +589,8 @@ TEMPLATE_TEST_CASE("transport/endpoint: close gives every pending done its cause
   CHECK(pair->a.done_outside_progress == 0);
 }
 
-TEMPLATE_TEST_CASE("transport/endpoint: messages accepted before a friendly close arrive",
-                   "[transport][fast]", HYBRIDPS_ENDPOINT_BACKENDS) {
+TEMPLATE_TEST_CASE("transport/endpoint: messages accepted before a friendly close arrive", "[transport][fast]",
+                   HYBRIDPS_ENDPOINT_BACKENDS) {
   auto pair = TestType::make_pair();
   pair->connect();
   REQUIRE(pair->a.peer->send(numbered(0), {}, 0, {}).is_ok());
@@ -613,21 +606,20 @@ TEMPLATE_TEST_CASE("transport/endpoint: messages accepted before a friendly clos
   CHECK(pair->run_until([&] { return pair->a.pool->slots_in_use() == 0; }));
 }
 
-TEMPLATE_TEST_CASE("transport/transport: a peer that goes away is reported once and its sends end",
-                   "[transport][fast]", HYBRIDPS_ENDPOINT_BACKENDS) {
+TEMPLATE_TEST_CASE("transport/transport: a peer that goes away is reported once and its sends end", "[transport][fast]",
+                   HYBRIDPS_ENDPOINT_BACKENDS) {
   if (!TestType::kReportsPeerGone) return;
   auto pair = TestType::make_pair();
   pair->connect();
   REQUIRE(pair->a.peer->send(numbered(0), {}, 0, {}).is_ok());
   REQUIRE(pair->b.peer->send(numbered(0), {}, 0, {}).is_ok());
-  REQUIRE(pair->run_until(
-      [&] { return pair->a.receiver.messages.size() == 1 && pair->b.receiver.messages.size() == 1; }));
+  REQUIRE(
+      pair->run_until([&] { return pair->a.receiver.messages.size() == 1 && pair->b.receiver.messages.size() == 1; }));
   pair->release_all();
   std::vector<Side::Done> done(4);
   for (std::size_t i = 0; i < done.size(); ++i)
     REQUIRE(
-        pair->a.peer->send(numbered(i), pair->a.filled(kLargeBytes, i), kLargeBytes, pair->a.record(done[i]))
-            .is_ok());
+        pair->a.peer->send(numbered(i), pair->a.filled(kLargeBytes, i), kLargeBytes, pair->a.record(done[i])).is_ok());
   pair->b.transport.reset();
   REQUIRE(pair->run_until([&] {
     for (const auto& each : done)
@@ -655,8 +647,7 @@ TEMPLATE_TEST_CASE("transport/transport: destruction ends pending sends once and
   std::vector<Side::Done> done(3);
   for (std::size_t i = 0; i < done.size(); ++i)
     REQUIRE(
-        pair->a.peer->send(numbered(i), pair->a.filled(kLargeBytes, i), kLargeBytes, pair->a.record(done[i]))
-            .is_ok());
+        pair->a.peer->send(numbered(i), pair->a.filled(kLargeBytes, i), kLargeBytes, pair->a.record(done[i])).is_ok());
   REQUIRE(pair->b.peer->send(numbered(9), {}, 0, {}).is_ok());
   pair->a.transport.reset();
   for (const auto& each : done) CHECK(each.count == 1);
@@ -666,8 +657,8 @@ TEMPLATE_TEST_CASE("transport/transport: destruction ends pending sends once and
   pair->settle();
 }
 
-TEMPLATE_TEST_CASE("transport/transport: the event tells of a message and of a completion",
-                   "[transport][fast]", HYBRIDPS_ENDPOINT_BACKENDS) {
+TEMPLATE_TEST_CASE("transport/transport: the event tells of a message and of a completion", "[transport][fast]",
+                   HYBRIDPS_ENDPOINT_BACKENDS) {
   auto pair = TestType::make_pair();
   pair->connect();
   REQUIRE(pair->a.peer->send(numbered(0), {}, 0, {}).is_ok());
@@ -692,8 +683,7 @@ TEMPLATE_TEST_CASE("transport/transport: the event tells of a message and of a c
       if (!pair->b.receiver.messages.empty()) pair->release_all(), pair->b.receiver.messages.emplace_back();
       if (!pair->a.transport->arm() || !pair->b.transport->arm()) continue;
       if (!pair->b.receiver.messages.empty() && done.count > 0) break;
-      pollfd events[2] = {{pair->a.transport->event_fd(), POLLIN, 0},
-                          {pair->b.transport->event_fd(), POLLIN, 0}};
+      pollfd events[2] = {{pair->a.transport->event_fd(), POLLIN, 0}, {pair->b.transport->event_fd(), POLLIN, 0}};
       REQUIRE(::poll(events, 2, 5000) > 0);
     }
     pair->release_all();

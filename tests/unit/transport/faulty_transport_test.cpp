@@ -108,8 +108,7 @@ TEST_CASE("transport/faulty: kill_after cuts the path once and tells both sides"
   contract::Side::Done done;
   std::size_t accepted = 0;
   for (std::uint64_t i = 0; i < 20; ++i)
-    if (pair->a.peer->send(contract::numbered(i), pair->a.filled(50, i), 50, pair->a.record(done)).is_ok())
-      ++accepted;
+    if (pair->a.peer->send(contract::numbered(i), pair->a.filled(50, i), 50, pair->a.record(done)).is_ok()) ++accepted;
   CHECK(accepted == 10);
   pair->settle();
   CHECK(done.count == 10);
@@ -127,8 +126,7 @@ TEST_CASE("transport/faulty: destruction ends what is held back", "[transport][f
   auto pair = make_faulty_pair(faults, 5);
   contract::Side::Done done;
   for (std::uint64_t i = 0; i < 5; ++i)
-    REQUIRE(
-        pair->a.peer->send(contract::numbered(i), pair->a.filled(50, i), 50, pair->a.record(done)).is_ok());
+    REQUIRE(pair->a.peer->send(contract::numbered(i), pair->a.filled(50, i), 50, pair->a.record(done)).is_ok());
   pair->a.transport.reset();
   CHECK(done.count == 5);
   CHECK(pair->a.pool->slots_in_use() == 0);

@@ -74,8 +74,7 @@ TEST_CASE("transport/loopback: messages arrive in the order of sending", "[trans
   Fixture f;
   for (std::uint64_t i = 0; i < 20; ++i) REQUIRE(f.pair.a.peer->send(numbered(i), {}, 0, {}).is_ok());
   CHECK(f.pair.b.progress() == 20);
-  for (std::uint64_t i = 0; i < 20; ++i)
-    CHECK(contract::number_of(f.pair.b.receiver.messages[i].header) == i);
+  for (std::uint64_t i = 0; i < 20; ++i) CHECK(contract::number_of(f.pair.b.receiver.messages[i].header) == i);
 }
 
 TEST_CASE("transport/loopback: a killed engine falls silent and its peers hear of it", "[transport][fast]") {
@@ -121,8 +120,7 @@ TEST_CASE("transport/loopback: transports of one hub may run on different thread
       while (sent < kCount) {
         Buffer payload = side.filled(200, sent);
         if (!payload) break;
-        if (!side.peer->send(numbered(sent), payload, 200, [&](core::Status) { ++completed; }).is_ok())
-          ++wrong;
+        if (!side.peer->send(numbered(sent), payload, 200, [&](core::Status) { ++completed; }).is_ok()) ++wrong;
         ++sent;
       }
       if (side.progress() == 0 && side.transport->arm()) {

@@ -121,12 +121,10 @@ Received receive_packet(int socket, Packet& packet, std::array<Descriptor, kDesc
       }
     }
   }
-  if (received < 0)
-    return errno == EAGAIN || errno == EWOULDBLOCK ? Received::kNothing : Received::kEndOfFile;
+  if (received < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? Received::kNothing : Received::kEndOfFile;
   if (received == 0) return Received::kEndOfFile;
-  if (received != static_cast<ssize_t>(sizeof packet) ||
-      (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || packet.magic != kMagic ||
-      packet.version != kVersion) {
+  if (received != static_cast<ssize_t>(sizeof packet) || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
+      packet.magic != kMagic || packet.version != kVersion) {
     return Received::kJunk;
   }
   return Received::kPacket;
@@ -147,8 +145,7 @@ Descriptor listen_on(std::string_view name, int backlog, int& error) {
 Descriptor connect_to(std::string_view name, int& error) {
   Descriptor socket = make_socket();
   const SocketAddress where = abstract_address(name);
-  if (!socket ||
-      ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&where.address), where.bytes) != 0) {
+  if (!socket || ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&where.address), where.bytes) != 0) {
     error = errno;
     return {};
   }
@@ -198,8 +195,7 @@ std::optional<Address> decode(std::span<const std::byte> bytes) {
   Address address;
   address.engine.value = get_u64(bytes.subspan(5, 8));
   const auto name_bytes = static_cast<std::size_t>(bytes[13]);
-  if (name_bytes == 0 || name_bytes > kNameBytesMax || bytes.size() != kFixedBytes + name_bytes)
-    return std::nullopt;
+  if (name_bytes == 0 || name_bytes > kNameBytesMax || bytes.size() != kFixedBytes + name_bytes) return std::nullopt;
   for (std::byte b : bytes.subspan(kFixedBytes)) address.socket_name.push_back(static_cast<char>(b));
   return address;
 }

@@ -42,8 +42,7 @@ Taken MessageWriter::room() noexcept {
   return written_ - consumed_seen_ < entries_ ? Taken::kEntry : Taken::kNothing;
 }
 
-void MessageWriter::put_inline(std::span<const std::byte> header,
-                               std::span<const std::byte> inline_payload) noexcept {
+void MessageWriter::put_inline(std::span<const std::byte> header, std::span<const std::byte> inline_payload) noexcept {
   MessageEntry& entry = next();
   entry.offset_bytes.store(0, std::memory_order_relaxed);
   entry.payload_bytes.store(inline_payload.size(), std::memory_order_relaxed);
@@ -93,8 +92,7 @@ Taken MessageReader::peek(Message& message) noexcept {
   message.is_inline = (shape & kInlineBit) != 0;
   if ((shape & 0xffff & ~kInlineBit) != 0) return Taken::kCorrupt;
   if (message.header_bytes == 0 || message.header_bytes > transport::kHeaderBytesMax) return Taken::kCorrupt;
-  if (message.is_inline ? message.payload_bytes > kInlineBytesMax : message.payload_bytes == 0)
-    return Taken::kCorrupt;
+  if (message.is_inline ? message.payload_bytes > kInlineBytesMax : message.payload_bytes == 0) return Taken::kCorrupt;
   std::memcpy(message.header.data(), entry.data.data(), message.header_bytes);
   message.inline_payload = entry.data.data() + message.header_bytes;
   return Taken::kEntry;

@@ -42,16 +42,14 @@ struct alignas(kCacheLineBytes) MessageEntry {
 };
 static_assert(sizeof(MessageEntry) == kEntryBytes);
 static_assert(transport::kHeaderBytesMax + kInlineBytesMax <= kEntryDataBytes);
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
-              std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 
 /// Start of a slot; the rings follow it.
 struct PeerSlot {
   alignas(kCacheLineBytes) std::array<std::atomic<std::uint64_t>, 2> nonce;  // by the owner
   std::array<std::atomic<std::uint64_t>, 2> echo;                            // by the peer
   alignas(kCacheLineBytes) std::atomic<std::uint64_t> consumed;              // by the owner: entries read
-  alignas(kCacheLineBytes)
-      std::atomic<std::uint32_t> producer_waits;  // by the peer: tell me when `consumed` moves
+  alignas(kCacheLineBytes) std::atomic<std::uint32_t> producer_waits;  // by the peer: tell me when `consumed` moves
 };
 
 /// Sizes of a slot; exchanged in the handshake, since each engine chooses its own.
@@ -97,8 +95,8 @@ class MessageWriter {
   Taken room() noexcept;
   /// Call only after room() said kEntry. `inline_payload` may be empty.
   void put_inline(std::span<const std::byte> header, std::span<const std::byte> inline_payload) noexcept;
-  void put_reference(std::span<const std::byte> header, std::uint64_t offset_bytes,
-                     std::uint64_t payload_bytes, std::uint32_t token) noexcept;
+  void put_reference(std::span<const std::byte> header, std::uint64_t offset_bytes, std::uint64_t payload_bytes,
+                     std::uint32_t token) noexcept;
   /// Whether the consumer shall wake this producer whenever it has read something.
   void set_waiting(bool waiting) noexcept;
 

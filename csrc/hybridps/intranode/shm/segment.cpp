@@ -46,8 +46,7 @@ double physical_bytes() noexcept {
 }
 
 double available_bytes() noexcept {
-  double kilobytes =
-      static_cast<double>(::sysconf(_SC_AVPHYS_PAGES)) * static_cast<double>(page_bytes()) / 1024;
+  double kilobytes = static_cast<double>(::sysconf(_SC_AVPHYS_PAGES)) * static_cast<double>(page_bytes()) / 1024;
   if (std::FILE* file = std::fopen("/proc/meminfo", "re")) {
     char line[128];
     while (std::fgets(line, sizeof line, file) != nullptr) {
@@ -60,8 +59,8 @@ double available_bytes() noexcept {
 
 core::Status no_memory(std::string_view purpose, std::size_t bytes, std::string_view step, int error) {
   std::string text = "cannot make " + gigabytes(static_cast<double>(bytes)) + " of shared memory for the " +
-                     std::string(purpose) + ": " + std::string(step) + ": " + std::strerror(error) +
-                     "; available " + gigabytes(available_bytes()) + " of " + gigabytes(physical_bytes());
+                     std::string(purpose) + ": " + std::string(step) + ": " + std::strerror(error) + "; available " +
+                     gigabytes(available_bytes()) + " of " + gigabytes(physical_bytes());
   rlimit limit{};
   if (::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
     text += ", address space limited to " + gigabytes(static_cast<double>(limit.rlim_cur)) + " (ulimit -v)";
@@ -75,8 +74,7 @@ core::Status no_memory(std::string_view purpose, std::size_t bytes, std::string_
 int make_memfd() noexcept {
   constexpr const char* kName = "hybridps";  // seen in /proc/PID/maps only, need not be unique
   int fd = ::memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-  if (fd < 0 && errno == EINVAL)
-    fd = ::memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING);  // before Linux 6.3
+  if (fd < 0 && errno == EINVAL) fd = ::memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING);  // before Linux 6.3
   return fd;
 }
 
@@ -97,9 +95,7 @@ bool file_size_allowed(std::size_t bytes) noexcept {
 
 }  // namespace
 
-std::size_t page_ceil(std::size_t bytes) noexcept {
-  return (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
-}
+std::size_t page_ceil(std::size_t bytes) noexcept { return (bytes + page_bytes() - 1) / page_bytes() * page_bytes(); }
 
 Segment::Segment(std::byte* data, std::size_t bytes, Descriptor fd) noexcept
     : data_(data), bytes_(bytes), fd_(std::move(fd)), born_(fork_count()) {}
@@ -108,8 +104,7 @@ Segment::~Segment() {
   if (born_ == fork_count()) ::munmap(data_, bytes_);
 }
 
-core::Result<std::unique_ptr<Segment>> Segment::create(std::string_view purpose, std::size_t bytes,
-                                                       Backing backing) {
+core::Result<std::unique_ptr<Segment>> Segment::create(std::string_view purpose, std::size_t bytes, Backing backing) {
   if (bytes == 0 || static_cast<double>(bytes) > physical_bytes()) {
     return no_memory(purpose, bytes, "checking the size", bytes == 0 ? EINVAL : ENOMEM);
   }
@@ -126,18 +121,16 @@ core::Result<std::unique_ptr<Segment>> Segment::create(std::string_view purpose,
     if (!fd) return no_memory(purpose, bytes, "opening a file in /dev/shm", errno);
   }
   if (!file_size_allowed(bytes)) return no_memory(purpose, bytes, "ftruncate", EFBIG);
-  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
-    return no_memory(purpose, bytes, "ftruncate", errno);
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return no_memory(purpose, bytes, "ftruncate", errno);
   if (memfd) {
     if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
       return no_memory(purpose, bytes, "sealing", errno);
     }
   } else if (const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes)); error != 0) {
-    struct statvfs room {};
+    struct statvfs room{};
     std::string step = "filling /dev/shm";
     if (::statvfs("/dev/shm", &room) == 0) {
-      step += ", which has " +
-              gigabytes(static_cast<double>(room.f_bavail) * static_cast<double>(room.f_frsize)) +
+      step += ", which has " + gigabytes(static_cast<double>(room.f_bavail) * static_cast<double>(room.f_frsize)) +
               " free (containers: raise --shm-size)";
     }
     return no_memory(purpose, bytes, step, error);
@@ -151,10 +144,9 @@ core::Result<std::unique_ptr<Segment>> Segment::create(std::string_view purpose,
 core::Result<std::unique_ptr<Segment>> Segment::map(int fd, std::size_t offset_bytes, std::size_t bytes,
                                                     Access access) {
   const auto refused = [](const char* why) {
-    return core::Status(core::Code::kPeerDead,
-                        std::string("the peer's shared memory cannot be used: ") + why);
+    return core::Status(core::Code::kPeerDead, std::string("the peer's shared memory cannot be used: ") + why);
   };
-  struct stat file {};
+  struct stat file{};
   if (::fstat(fd, &file) != 0 || !S_ISREG(file.st_mode)) return refused("not a memory file");
   const auto file_bytes = static_cast<std::size_t>(file.st_size);
   if (bytes == 0 || offset_bytes % page_bytes() != 0 || offset_bytes > file_bytes ||
@@ -162,8 +154,7 @@ core::Result<std::unique_ptr<Segment>> Segment::map(int fd, std::size_t offset_b
     return refused("it is smaller than announced");
   }
   const int seals = ::fcntl(fd, F_GET_SEALS);
-  const bool sealable =
-      seals >= 0 && seals != F_SEAL_SEAL;  // not so the files of /dev/shm that create() falls back to
+  const bool sealable = seals >= 0 && seals != F_SEAL_SEAL;  // not so the files of /dev/shm that create() falls back to
   if (sealable && (seals & F_SEAL_SHRINK) == 0) return refused("it could shrink");
   const int protection = access == Access::kReadWrite ? PROT_READ | PROT_WRITE : PROT_READ;
   void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, static_cast<off_t>(offset_bytes));

@@ -33,8 +33,7 @@ class Segment : core::Pinned {
                                                        Backing backing = Backing::kMemfd);
   /// Maps [offset_bytes, offset_bytes + bytes) of a peer's segment. Bytes from a peer: everything is checked,
   /// the descriptor stays the caller's.
-  static core::Result<std::unique_ptr<Segment>> map(int fd, std::size_t offset_bytes, std::size_t bytes,
-                                                    Access access);
+  static core::Result<std::unique_ptr<Segment>> map(int fd, std::size_t offset_bytes, std::size_t bytes, Access access);
   ~Segment();
 
   /// From now on peers can map it for reading only; this mapping stays writable. Without effect before

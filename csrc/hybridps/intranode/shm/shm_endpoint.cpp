@@ -30,7 +30,7 @@ std::array<std::uint64_t, 2> draw_nonce() {
 
 /// An eventfd that cannot block us: the peer could pass anything.
 bool is_safe_to_write(int fd) noexcept {
-  struct stat file {};
+  struct stat file{};
   if (::fstat(fd, &file) != 0) return false;
   const auto type = file.st_mode & S_IFMT;
   const int flags = ::fcntl(fd, F_GETFL);
@@ -67,14 +67,12 @@ void ShmEndpoint::dial() {
     return;
   }
   if (error == ECONNREFUSED) {
-    return end(
-        {Code::kPeerDead, who() + " has no socket on this host: it has ended, or runs on another host or in "
-                                  "another network namespace"},
-        true, true);
+    return end({Code::kPeerDead, who() + " has no socket on this host: it has ended, or runs on another host or in "
+                                         "another network namespace"},
+               true, true);
   }
   if (error != 0) {
-    const Code code =
-        error == EMFILE || error == ENFILE || error == ENOMEM ? Code::kOutOfResources : Code::kPeerDead;
+    const Code code = error == EMFILE || error == ENFILE || error == ENOMEM ? Code::kOutOfResources : Code::kPeerDead;
     return end({code, "cannot connect to " + who() + ": " + std::strerror(error)}, true, true);
   }
   if (!is_same_user(socket.get(), pid_)) {
@@ -130,8 +128,8 @@ Status ShmEndpoint::map_peer(const Packet& hello, std::array<Descriptor, kDescri
   if (hello.slot_offset_bytes < front.value()->memory().size()) {
     return {Code::kPeerDead, who() + " said hello with nonsense in it"};
   }
-  auto slot = Segment::map(control.get(), hello.slot_offset_bytes, page_ceil(layout.slot_bytes()),
-                           Segment::Access::kReadWrite);
+  auto slot =
+      Segment::map(control.get(), hello.slot_offset_bytes, page_ceil(layout.slot_bytes()), Segment::Access::kReadWrite);
   if (!slot.is_ok()) return slot.status();
   if (pool) {
     auto view = Segment::map(pool.get(), 0, hello.pool_bytes, Segment::Access::kReadOnly);
@@ -147,13 +145,11 @@ Status ShmEndpoint::map_peer(const Packet& hello, std::array<Descriptor, kDescri
   return Status::ok();
 }
 
-void ShmEndpoint::accept(Descriptor socket, const Packet& hello,
-                         std::array<Descriptor, kDescriptorsMax>& descriptors) {
+void ShmEndpoint::accept(Descriptor socket, const Packet& hello, std::array<Descriptor, kDescriptorsMax>& descriptors) {
   is_same_user(socket.get(), pid_);
   watch_socket(std::move(socket));
   state_ = State::kProving;
-  if (Status mapped = map_peer(hello, descriptors); !mapped.is_ok())
-    return end(std::move(mapped), true, true);
+  if (Status mapped = map_peer(hello, descriptors); !mapped.is_ok()) return end(std::move(mapped), true, true);
   say_hello(hello.nonce);
   say_proof();
 }
@@ -176,13 +172,9 @@ void ShmEndpoint::on_socket() {
     Packet packet;
     std::array<Descriptor, kDescriptorsMax> descriptors;
     switch (receive_packet(socket_.get(), packet, descriptors)) {
-      case Received::kNothing:
-        return;
-      case Received::kEndOfFile:
-        return on_peer_gone();
-      case Received::kJunk:
-        end(corrupt("nonsense on its socket"), true, true);
-        break;
+      case Received::kNothing: return;
+      case Received::kEndOfFile: return on_peer_gone();
+      case Received::kJunk: end(corrupt("nonsense on its socket"), true, true); break;
       case Received::kPacket:
         if (state_ == State::kEnded) break;
         if (packet.from == peer_.value && packet.to == owner_.options_.self.value) {
@@ -200,8 +192,7 @@ void ShmEndpoint::on_packet(const Packet& packet, std::array<Descriptor, kDescri
     case PacketKind::kHello:
       if (state_ != State::kHelloSent || packet.echo != session_nonce_) break;
       state_ = State::kProving;
-      if (Status mapped = map_peer(packet, descriptors); !mapped.is_ok())
-        return end(std::move(mapped), true, true);
+      if (Status mapped = map_peer(packet, descriptors); !mapped.is_ok()) return end(std::move(mapped), true, true);
       return say_proof();
     case PacketKind::kProof:
       if (state_ != State::kProving) break;
@@ -214,24 +205,22 @@ void ShmEndpoint::on_packet(const Packet& packet, std::array<Descriptor, kDescri
       deadline_ = steady_clock::now() + owner_.options_.hello_deadline;
       return owner_.set_timer();
     case PacketKind::kRefuse:
-      return end({Code::kOutOfResources,
-                  who() + " has no room for another engine of this host; raise its peers_max"},
+      return end({Code::kOutOfResources, who() + " has no room for another engine of this host; raise its peers_max"},
                  true, true);
-    case PacketKind::kGoodbye:
-      return drain_and_end({Code::kClosed, who() + " closed the connection"});
+    case PacketKind::kGoodbye: return drain_and_end({Code::kClosed, who() + " closed the connection"});
   }
   end(corrupt("a handshake out of order"), true, true);
 }
 
 // ---- Messages
 
-Status ShmEndpoint::send(std::span<const std::byte> header, const transport::Buffer& payload,
-                         std::size_t payload_bytes, transport::SendDone done) {
+Status ShmEndpoint::send(std::span<const std::byte> header, const transport::Buffer& payload, std::size_t payload_bytes,
+                         transport::SendDone done) {
   if (owner_.in_forked_child()) return {Code::kClosed, "a forked child cannot send"};
   if (!is_usable()) return cause_;
   if (header.empty() || header.size() > transport::kHeaderBytesMax) {
-    return {Code::kInvalidArgument, "a header has 1 to " + std::to_string(transport::kHeaderBytesMax) +
-                                        " bytes, got " + std::to_string(header.size())};
+    return {Code::kInvalidArgument, "a header has 1 to " + std::to_string(transport::kHeaderBytesMax) + " bytes, got " +
+                                        std::to_string(header.size())};
   }
   if (payload_bytes > 0) {
     const std::span<std::byte> pool = owner_.pool_memory();
@@ -244,8 +233,7 @@ Status ShmEndpoint::send(std::span<const std::byte> header, const transport::Buf
     }
   }
   const bool must_park = !is_inline(payload_bytes) && (!may_lend() || !parked_.empty());
-  if (state_ == State::kOpen && queue_.empty() && !must_park &&
-      try_post(header, payload, payload_bytes, done)) {
+  if (state_ == State::kOpen && queue_.empty() && !must_park && try_post(header, payload, payload_bytes, done)) {
     return Status::ok();
   }
   if (state_ == State::kEnded) return cause_;
@@ -262,13 +250,9 @@ Status ShmEndpoint::send(std::span<const std::byte> header, const transport::Buf
 bool ShmEndpoint::try_post(std::span<const std::byte> header, const transport::Buffer& payload,
                            std::size_t payload_bytes, transport::SendDone& done) {
   switch (messages_out_.room()) {
-    case Taken::kNothing:
-      return false;
-    case Taken::kCorrupt:
-      end(corrupt("an impossible place in the message ring"), true, true);
-      return false;
-    case Taken::kEntry:
-      break;
+    case Taken::kNothing: return false;
+    case Taken::kCorrupt: end(corrupt("an impossible place in the message ring"), true, true); return false;
+    case Taken::kEntry: break;
   }
   if (is_inline(payload_bytes)) {
     const std::byte* const data = payload_bytes > 0 ? payload.data() : nullptr;
@@ -299,8 +283,7 @@ bool ShmEndpoint::try_post(std::span<const std::byte> header, const transport::B
 
 void ShmEndpoint::wake() noexcept {
   auto& sleeping = reinterpret_cast<EngineControl*>(peer_front_->memory().data())->sleeping;
-  if (sleeping.load(std::memory_order_seq_cst) == 0 || sleeping.exchange(0, std::memory_order_seq_cst) == 0)
-    return;
+  if (sleeping.load(std::memory_order_seq_cst) == 0 || sleeping.exchange(0, std::memory_order_seq_cst) == 0) return;
   const std::uint64_t one = 1;
   static_cast<void>(!::write(wake_.get(), &one, sizeof one));  // full: it is readable anyway
   ++owner_.counters_.wakeups_sent;
@@ -327,8 +310,7 @@ std::size_t ShmEndpoint::take_releases() {
     const Taken taken = releases_in_.take(token);
     if (taken == Taken::kNothing) return count;
     const std::uint32_t place = token & 0xffff;
-    if (taken == Taken::kCorrupt || place >= lent_.size() || !lent_[place].in_use ||
-        lent_[place].life != token >> 16) {
+    if (taken == Taken::kCorrupt || place >= lent_.size() || !lent_[place].in_use || lent_[place].life != token >> 16) {
       if (state_ == State::kEnded) {
         let_go_all();
       } else {
@@ -359,8 +341,7 @@ std::size_t ShmEndpoint::take_messages(std::size_t messages_max) {
     }
     transport::RxPayload payload;
     if (message.is_inline) {
-      if (message.payload_bytes > 0)
-        payload = owner_.copy_inline({message.inline_payload, message.payload_bytes});
+      if (message.payload_bytes > 0) payload = owner_.copy_inline({message.inline_payload, message.payload_bytes});
     } else {
       const std::size_t pool_bytes = peer_pool_ ? peer_pool_->memory().size() : 0;
       if (message.offset_bytes > pool_bytes || message.payload_bytes > pool_bytes - message.offset_bytes) {
@@ -368,8 +349,8 @@ std::size_t ShmEndpoint::take_messages(std::size_t messages_max) {
         break;
       }
       ++held_;
-      payload = transport::RxPayload(peer_pool_->memory().data() + message.offset_bytes,
-                                     message.payload_bytes, &release_held, this, nullptr, message.token);
+      payload = transport::RxPayload(peer_pool_->memory().data() + message.offset_bytes, message.payload_bytes,
+                                     &release_held, this, nullptr, message.token);
     }
     messages_in_.advance();
     ++count;
@@ -389,8 +370,7 @@ bool ShmEndpoint::may_lend() const noexcept { return lent_count_ < owner_.layout
 
 bool ShmEndpoint::post_front(std::deque<Queued>& queue) {
   Queued& next = queue.front();
-  if (!try_post(std::span(next.header).first(next.header_bytes), next.payload, next.payload_bytes,
-                next.done)) {
+  if (!try_post(std::span(next.header).first(next.header_bytes), next.payload, next.payload_bytes, next.done)) {
     return false;  // `next` may be gone
   }
   // Not dropped here: the pool's hook may send, and must find the queues in order.

@@ -40,8 +40,8 @@ class ShmEndpoint final : public transport::Endpoint {
   ShmEndpoint(ShmTransport& owner, core::EngineId peer, std::uint32_t index) noexcept
       : owner_(owner), peer_(peer), index_(index) {}
 
-  core::Status send(std::span<const std::byte> header, const transport::Buffer& payload,
-                    std::size_t payload_bytes, transport::SendDone done) override;
+  core::Status send(std::span<const std::byte> header, const transport::Buffer& payload, std::size_t payload_bytes,
+                    transport::SendDone done) override;
   core::EngineId peer() const noexcept override { return peer_; }
   void close(core::Status cause) noexcept override;
 
@@ -82,8 +82,8 @@ class ShmEndpoint final : public transport::Endpoint {
   bool is_usable() const noexcept { return state_ != State::kEnded && !closing_; }
   bool is_inline(std::size_t payload_bytes) const noexcept { return payload_bytes <= kInlineBytesMax; }
   /// False: no room now, or the endpoint has just ended.
-  bool try_post(std::span<const std::byte> header, const transport::Buffer& payload,
-                std::size_t payload_bytes, transport::SendDone& done);
+  bool try_post(std::span<const std::byte> header, const transport::Buffer& payload, std::size_t payload_bytes,
+                transport::SendDone& done);
   std::size_t step();
   std::size_t take_releases();
   std::size_t take_messages(std::size_t messages_max);
@@ -119,9 +119,8 @@ class ShmEndpoint final : public transport::Endpoint {
   bool write_shut_ = false;
   bool finished_ = false;
   core::Status cause_;
-  std::string socket_name_;  // the peer's, when we connected
-  std::chrono::steady_clock::time_point
-      deadline_{};  // kConnecting: next try; kYielded: the peer must have connected
+  std::string socket_name_;                           // the peer's, when we connected
+  std::chrono::steady_clock::time_point deadline_{};  // kConnecting: next try; kYielded: the peer must have connected
   int pid_ = 0;
 
   Descriptor socket_;

@@ -40,10 +40,9 @@ Status system_error(const char* what, int error) {
 core::Result<std::unique_ptr<ShmTransport>> ShmTransport::create(const ShmOptions& options) {
   if (options.self.value == 0 || options.peers_max == 0 || options.peers_max > 4096 ||
       !SlotLayout{options.ring_entries, options.release_entries}.is_valid()) {
-    return Status(
-        Code::kInvalidArgument,
-        "ShmOptions: self is an engine id, peers_max 1 to 4096, ring_entries and release_entries powers of "
-        "two from 2 to 65536");
+    return Status(Code::kInvalidArgument,
+                  "ShmOptions: self is an engine id, peers_max 1 to 4096, ring_entries and release_entries powers of "
+                  "two from 2 to 65536");
   }
   std::unique_ptr<ShmTransport> made(new ShmTransport(options));
   if (Status started = made->start(); !started.is_ok()) return started;
@@ -104,12 +103,9 @@ Proof ShmTransport::proof(core::EngineId peer) const {
   const ShmEndpoint* const endpoint = look_up(peer);
   if (endpoint == nullptr) return {};
   switch (endpoint->state_) {
-    case ShmEndpoint::State::kOpen:
-      return {ProofState::kProven, {}};
-    case ShmEndpoint::State::kEnded:
-      return {ProofState::kFailed, endpoint->cause_};
-    default:
-      return {};
+    case ShmEndpoint::State::kOpen: return {ProofState::kProven, {}};
+    case ShmEndpoint::State::kEnded: return {ProofState::kFailed, endpoint->cause_};
+    default: return {};
   }
 }
 
@@ -124,13 +120,12 @@ Status ShmTransport::attach(std::span<std::byte> memory) {
 
 std::vector<std::byte> ShmTransport::address() const { return encode({options_.self, socket_name_}); }
 
-core::Result<transport::Endpoint*> ShmTransport::connect(core::EngineId peer,
-                                                         std::span<const std::byte> address) {
+core::Result<transport::Endpoint*> ShmTransport::connect(core::EngineId peer, std::span<const std::byte> address) {
   if (in_forked_child()) return Status(Code::kClosed, "a forked child cannot connect");
   const std::optional<Address> decoded = decode(address);
   if (!decoded || decoded->engine != peer || peer == options_.self) {
-    return Status(Code::kInvalidArgument, "not a shared memory address of engine " + core::to_string(peer) +
-                                              " (other than this one)");
+    return Status(Code::kInvalidArgument,
+                  "not a shared memory address of engine " + core::to_string(peer) + " (other than this one)");
   }
   ShmEndpoint* endpoint = look_up(peer);
   if (endpoint != nullptr) {
@@ -140,8 +135,8 @@ core::Result<transport::Endpoint*> ShmTransport::connect(core::EngineId peer,
   }
   std::uint32_t slot = 0;
   if (!take_slot(slot)) {
-    return Status(Code::kOutOfResources, "more than " + std::to_string(options_.peers_max) +
-                                             " engines on this host; raise peers_max");
+    return Status(Code::kOutOfResources,
+                  "more than " + std::to_string(options_.peers_max) + " engines on this host; raise peers_max");
   }
   endpoint = &add_endpoint(peer);
   endpoint->open_slot(slot);
@@ -216,20 +211,11 @@ std::size_t ShmTransport::poll() {
     for (int i = 0; i < ready; ++i) {
       const auto which = static_cast<std::uint32_t>(events[i].data.u64);
       switch (static_cast<Source>(events[i].data.u64 >> 32)) {
-        case Source::kListener:
-          accept_strangers();
-          break;
-        case Source::kWakeUp:
-          continue;
-        case Source::kTimer:
-          run_timers();
-          break;
-        case Source::kStranger:
-          serve_stranger(which);
-          break;
-        case Source::kEndpoint:
-          endpoints_[which]->on_socket();
-          break;
+        case Source::kListener: accept_strangers(); break;
+        case Source::kWakeUp: continue;
+        case Source::kTimer: run_timers(); break;
+        case Source::kStranger: serve_stranger(which); break;
+        case Source::kEndpoint: endpoints_[which]->on_socket(); break;
       }
       ++count;
     }
@@ -280,9 +266,7 @@ void ShmTransport::release_inline(void* context, void* token, std::uint64_t /*ex
 
 // ---- Connections
 
-std::uint64_t ShmTransport::endpoint_tag(std::uint32_t index) noexcept {
-  return tag_of(Source::kEndpoint, index);
-}
+std::uint64_t ShmTransport::endpoint_tag(std::uint32_t index) noexcept { return tag_of(Source::kEndpoint, index); }
 
 void ShmTransport::watch(int fd, std::uint32_t events, std::uint64_t tag) noexcept {
   epoll_event event{};

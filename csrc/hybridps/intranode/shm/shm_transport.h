@@ -63,10 +63,9 @@ struct Proof {
 
 /// Exact, since creation.
 struct ShmCounters {
-  std::uint64_t wakeups_sent = 0;  // eventfd writes: the peer slept
-  std::uint64_t polls = 0;  // epoll_wait calls: the only system call of a progress() that finds no failure
-  std::uint64_t messages_queued =
-      0;  // went through the heap: not connected yet, ring full, too many payloads out
+  std::uint64_t wakeups_sent = 0;     // eventfd writes: the peer slept
+  std::uint64_t polls = 0;            // epoll_wait calls: the only system call of a progress() that finds no failure
+  std::uint64_t messages_queued = 0;  // went through the heap: not connected yet, ring full, too many payloads out
   std::uint64_t strangers_dropped = 0;
 };
 
@@ -87,8 +86,7 @@ class ShmTransport final : public transport::Transport {
   std::string_view name() const noexcept override { return "shm"; }
   core::Status attach(std::span<std::byte> pool_memory) override;
   std::vector<std::byte> address() const override;
-  core::Result<transport::Endpoint*> connect(core::EngineId peer,
-                                             std::span<const std::byte> address) override;
+  core::Result<transport::Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override;
   transport::Endpoint* find(core::EngineId peer) noexcept override;
   std::size_t progress() override;
   int event_fd() const noexcept override { return poller_.get(); }

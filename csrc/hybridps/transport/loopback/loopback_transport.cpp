@@ -161,15 +161,13 @@ class LoopbackTransport final : public Transport {
       if (!found->second->open_) return found->second->cause_;
       return static_cast<Endpoint*>(found->second.get());
     }
-    if (address.size() != kAddressBytes ||
-        std::memcmp(address.data(), kAddressMagic.data(), kAddressMagic.size()) != 0)
+    if (address.size() != kAddressBytes || std::memcmp(address.data(), kAddressMagic.data(), kAddressMagic.size()) != 0)
       return core::Status(core::Code::kInvalidArgument, "not a loopback address");
     core::EngineId named;
     std::memcpy(&named.value, address.data() + kAddressMagic.size(), sizeof named.value);
     if (named != peer)
-      return core::Status(
-          core::Code::kInvalidArgument,
-          "the address is that of engine " + core::to_string(named) + ", not of " + core::to_string(peer));
+      return core::Status(core::Code::kInvalidArgument, "the address is that of engine " + core::to_string(named) +
+                                                            ", not of " + core::to_string(peer));
     {
       const std::lock_guard lock(state_->mutex);
       if (inbox_->gone) return core::Status(core::Code::kClosed, "this transport was killed");
@@ -208,16 +206,12 @@ class LoopbackTransport final : public Transport {
       events.pop_front();
       ++count;
       switch (event.kind) {
-        case Event::Kind::kMessage:
-          deliver(std::move(event.message));
-          break;
-        case Event::Kind::kReleased:
-          finish(event.id, core::Status::ok());
-          break;
+        case Event::Kind::kMessage: deliver(std::move(event.message)); break;
+        case Event::Kind::kReleased: finish(event.id, core::Status::ok()); break;
         case Event::Kind::kPeerGone:
           if (const auto found = endpoints_.find(event.peer); found != endpoints_.end())
-            fail(*found->second, core::Status(core::Code::kPeerDead, "engine " + core::to_string(event.peer) +
-                                                                         " is gone: " + event.reason));
+            fail(*found->second, core::Status(core::Code::kPeerDead,
+                                              "engine " + core::to_string(event.peer) + " is gone: " + event.reason));
           break;
       }
     }
@@ -246,14 +240,12 @@ class LoopbackTransport final : public Transport {
                     std::size_t payload_bytes, SendDone done) {
     if (!endpoint.open_) return endpoint.cause_;
     if (header.empty() || header.size() > kHeaderBytesMax)
-      return core::Status(core::Code::kInvalidArgument,
-                          "a header of " + std::to_string(header.size()) + " bytes");
+      return core::Status(core::Code::kInvalidArgument, "a header of " + std::to_string(header.size()) + " bytes");
     if (payload_bytes > 0) {
       if (!payload || payload_bytes > payload.capacity_bytes())
         return core::Status(core::Code::kInvalidArgument, "more payload than its buffer holds");
       if (!is_attached(payload.data(), payload_bytes))
-        return core::Status(core::Code::kInvalidArgument,
-                            "the payload's memory was not attached to this transport");
+        return core::Status(core::Code::kInvalidArgument, "the payload's memory was not attached to this transport");
     }
     auto message = std::make_shared<Message>();
     message->from = self_;
@@ -262,8 +254,7 @@ class LoopbackTransport final : public Transport {
     message->header.assign(header.begin(), header.end());
     message->source = payload_bytes > 0 ? payload.data() : nullptr;
     message->payload_bytes = payload_bytes;
-    pending_.emplace(message->id,
-                     Pending{&endpoint, payload_bytes > 0 ? payload : Buffer(), std::move(done), message});
+    pending_.emplace(message->id, Pending{&endpoint, payload_bytes > 0 ? payload : Buffer(), std::move(done), message});
     ++stats_.tx_messages;
     stats_.tx_header_bytes += header.size();
     stats_.tx_payload_bytes += payload_bytes;
@@ -336,8 +327,7 @@ class LoopbackTransport final : public Transport {
     } else {
       const std::byte* data = message->copy.get();
       const std::size_t bytes = message->payload_bytes;
-      payload =
-          RxPayload(data, bytes, &LoopbackTransport::release, new Loan{state_, std::move(message)}, nullptr);
+      payload = RxPayload(data, bytes, &LoopbackTransport::release, new Loan{state_, std::move(message)}, nullptr);
     }
     if (receiver_ != nullptr) receiver_->on_message(header, std::move(payload));
   }
@@ -348,8 +338,7 @@ class LoopbackTransport final : public Transport {
     {
       const std::lock_guard lock(loan->state->mutex);
       --loan->state->payloads_lent;
-      if (message.source != nullptr &&
-          std::memcmp(message.source, message.copy.get(), message.payload_bytes) != 0)
+      if (message.source != nullptr && std::memcmp(message.source, message.copy.get(), message.payload_bytes) != 0)
         ++loan->state->payloads_changed_early;
       message.copy.reset();  // now, so that a late reader meets freed memory
     }
@@ -390,8 +379,7 @@ class LoopbackTransport final : public Transport {
         continue;
       }
       let_go(*entry->second.message, keep_copy);
-      finished_.push_back(
-          Finished{std::move(entry->second.payload), std::move(entry->second.done), endpoint.cause_});
+      finished_.push_back(Finished{std::move(entry->second.payload), std::move(entry->second.done), endpoint.cause_});
       entry = pending_.erase(entry);
     }
     if (!finished_.empty()) inbox_->signal();
@@ -420,8 +408,8 @@ class LoopbackTransport final : public Transport {
   TransportStats stats_;
 };
 
-core::Status LoopbackEndpoint::send(std::span<const std::byte> header, const Buffer& payload,
-                                    std::size_t payload_bytes, SendDone done) {
+core::Status LoopbackEndpoint::send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,
+                                    SendDone done) {
   return transport_.send(*this, header, payload, payload_bytes, std::move(done));
 }
 

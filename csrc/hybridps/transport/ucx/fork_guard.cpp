@@ -46,7 +46,7 @@ struct ForkHandlers {
     ForkHandlers& self = get();
     for (const ForkGuard* guard : self.guards) {
       for (const ForkGuard::Socket& socket : guard->at_fork_) {
-        struct stat status {};
+        struct stat status{};
         if (fstat(socket.fd, &status) == 0 && S_ISSOCK(status.st_mode) && status.st_ino == socket.inode)
           ::close(socket.fd);
       }
@@ -62,7 +62,7 @@ struct ForkHandlers {
 namespace {
 
 bool socket_inode(int fd, ino_t* inode) {
-  struct stat status {};
+  struct stat status{};
   if (fstat(fd, &status) != 0 || !S_ISSOCK(status.st_mode)) return false;
   *inode = status.st_ino;
   return true;
@@ -113,13 +113,9 @@ std::uint16_t port_of_listener(int fd) {
 
 }  // namespace
 
-std::uint64_t fork_generation() noexcept {
-  return ForkHandlers::get().generation.load(std::memory_order_relaxed);
-}
+std::uint64_t fork_generation() noexcept { return ForkHandlers::get().generation.load(std::memory_order_relaxed); }
 
-bool ucx_inherited_by_fork() noexcept {
-  return ForkHandlers::get().inherited.load(std::memory_order_relaxed);
-}
+bool ucx_inherited_by_fork() noexcept { return ForkHandlers::get().inherited.load(std::memory_order_relaxed); }
 
 std::vector<int> open_descriptors() {
   std::vector<int> descriptors;
@@ -146,8 +142,7 @@ std::vector<int> listening_sockets_since(std::span<const int> before, std::span<
     if (port == 0) continue;
     std::array<std::byte, sizeof port> packed;
     std::memcpy(packed.data(), &port, sizeof port);
-    if (std::search(address.begin(), address.end(), packed.begin(), packed.end()) != address.end())
-      found.push_back(fd);
+    if (std::search(address.begin(), address.end(), packed.begin(), packed.end()) != address.end()) found.push_back(fd);
   }
   return found;
 }

@@ -37,8 +37,7 @@ bool RxPool::grow(std::uint32_t size_class, bool past_cap) {
   const std::size_t slot_bytes = kSlotBytesMin << size_class;
   const std::size_t block_bytes = std::max(kBlockBytes, slot_bytes);
   if (!past_cap && bytes_mapped_ > 0 && bytes_mapped_ + block_bytes > bytes_max_) return false;
-  auto* data =
-      static_cast<std::byte*>(::operator new[](block_bytes, std::align_val_t{kAlignment}, std::nothrow));
+  auto* data = static_cast<std::byte*>(::operator new[](block_bytes, std::align_val_t{kAlignment}, std::nothrow));
   if (data == nullptr) return false;
   ucp_mem_map_params_t params{};
   params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;

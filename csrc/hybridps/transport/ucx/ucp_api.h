@@ -39,12 +39,9 @@ class UcpApi {
   virtual ucs_status_t mem_map(ucp_context_h context, const ucp_mem_map_params_t* params, ucp_mem_h* memh) {
     return ucp_mem_map(context, params, memh);
   }
-  virtual ucs_status_t mem_unmap(ucp_context_h context, ucp_mem_h memh) {
-    return ucp_mem_unmap(context, memh);
-  }
+  virtual ucs_status_t mem_unmap(ucp_context_h context, ucp_mem_h memh) { return ucp_mem_unmap(context, memh); }
 
-  virtual ucs_status_t worker_create(ucp_context_h context, const ucp_worker_params_t* params,
-                                     ucp_worker_h* worker) {
+  virtual ucs_status_t worker_create(ucp_context_h context, const ucp_worker_params_t* params, ucp_worker_h* worker) {
     return ucp_worker_create(context, params, worker);
   }
   virtual void worker_destroy(ucp_worker_h worker) { ucp_worker_destroy(worker); }
@@ -58,8 +55,8 @@ class UcpApi {
     attributes.address_flags = UCP_WORKER_ADDRESS_FLAG_NET_ONLY;
     const ucs_status_t status = ucp_worker_query(worker, &attributes);
     if (status != UCS_OK) return status;
-    const auto bytes = std::as_bytes(
-        std::span(reinterpret_cast<const unsigned char*>(attributes.address), attributes.address_length));
+    const auto bytes =
+        std::as_bytes(std::span(reinterpret_cast<const unsigned char*>(attributes.address), attributes.address_length));
     address->assign(bytes.begin(), bytes.end());
     ucp_worker_release_address(worker, attributes.address);
     return UCS_OK;
@@ -79,8 +76,7 @@ class UcpApi {
   }
 
   virtual ucs_status_ptr_t am_send(ucp_ep_h ep, unsigned id, const void* header, std::size_t header_bytes,
-                                   const void* payload, std::size_t payload_bytes,
-                                   const ucp_request_param_t* param) {
+                                   const void* payload, std::size_t payload_bytes, const ucp_request_param_t* param) {
     return ucp_am_send_nbx(ep, id, header, header_bytes, payload, payload_bytes, param);
   }
   virtual ucs_status_ptr_t am_receive(ucp_worker_h worker, void* descriptor, void* buffer, std::size_t bytes,

@@ -34,8 +34,7 @@ std::vector<std::byte> wrap_ucx_address(std::span<const std::byte> worker_addres
   std::memcpy(bytes.data(), kMagic.data(), kMagic.size());
   put_u32(bytes.data() + kMagic.size(), static_cast<std::uint32_t>(worker_address.size()));
   put_u32(bytes.data() + kMagic.size() + 4, fnv1a(worker_address));
-  if (!worker_address.empty())
-    std::memcpy(bytes.data() + kEnvelopeBytes, worker_address.data(), worker_address.size());
+  if (!worker_address.empty()) std::memcpy(bytes.data() + kEnvelopeBytes, worker_address.data(), worker_address.size());
   return bytes;
 }
 
@@ -45,16 +44,14 @@ core::Result<std::span<const std::byte>> unwrap_ucx_address(std::span<const std:
                         "a UCX address of " + std::to_string(bytes.size()) + " bytes is malformed: " + what);
   };
   if (bytes.size() < kEnvelopeBytes) return malformed("too short");
-  if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size() - 1) != 0)
-    return malformed("it begins otherwise");
+  if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size() - 1) != 0) return malformed("it begins otherwise");
   if (bytes[kMagic.size() - 1] != static_cast<std::byte>(kMagic.back()))
     return malformed("its version differs: do all ranks run the same hybridps?");
   const auto inner = bytes.subspan(kEnvelopeBytes);
   if (inner.size() < kUcxAddressBytesMin || inner.size() > kUcxAddressBytesMax ||
       get_u32(bytes.data() + kMagic.size()) != inner.size())
     return malformed("wrong length");
-  if (get_u32(bytes.data() + kMagic.size() + 4) != fnv1a(inner))
-    return malformed("its bytes were changed on the way");
+  if (get_u32(bytes.data() + kMagic.size() + 4) != fnv1a(inner)) return malformed("its bytes were changed on the way");
   return inner;
 }
 

@@ -88,8 +88,8 @@ std::vector<UcxSetting> ucx_settings(const UcxOptions& options, std::pair<unsign
   }
   const double user_timeout_s = core::to_seconds(options.tcp_user_timeout);
   if (user_timeout_s > 0 && version >= std::pair<unsigned, unsigned>{1, 22})
-    set_unless_given("TCP_USER_TIMEOUT",
-                     std::to_string(static_cast<long>(std::ceil(user_timeout_s * 1000))) + "ms", false);
+    set_unless_given("TCP_USER_TIMEOUT", std::to_string(static_cast<long>(std::ceil(user_timeout_s * 1000))) + "ms",
+                     false);
   return settings;
 }
 
@@ -103,8 +103,7 @@ std::vector<NetDevice> list_net_devices() {
                                 [&](const NetDevice& device) { return device.name == entry->ifa_name; });
       if (found == devices.end()) {
         const unsigned flags = entry->ifa_flags;
-        devices.push_back(
-            {entry->ifa_name, false, (flags & IFF_UP) != 0 && (flags & IFF_RUNNING) != 0, false});
+        devices.push_back({entry->ifa_name, false, (flags & IFF_UP) != 0 && (flags & IFF_RUNNING) != 0, false});
         found = devices.end() - 1;
       }
       if (entry->ifa_addr != nullptr &&
@@ -149,8 +148,7 @@ core::Status validate_device(std::string_view names, const std::vector<NetDevice
     });
     if (found == devices.end()) return bad("there is no network device '" + name + "'");
     if (!found->up)
-      return bad("network device '" + name +
-                 (found->rdma ? "' has no active port" : "' is down or has no carrier"));
+      return bad("network device '" + name + (found->rdma ? "' has no active port" : "' is down or has no carrier"));
     if (!found->address) return bad("network device '" + name + "' has no IP address");
   }
   return core::Status::ok();
@@ -160,8 +158,7 @@ std::string ucx_version() { return ucp_get_version_string(); }
 
 std::string ucx_library_path() {
   Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&ucp_get_version), &info) == 0 || info.dli_fname == nullptr)
-    return {};
+  if (dladdr(reinterpret_cast<const void*>(&ucp_get_version), &info) == 0 || info.dli_fname == nullptr) return {};
   std::error_code error;
   const auto path = std::filesystem::canonical(info.dli_fname, error);
   return error ? std::string(info.dli_fname) : path.string();

@@ -7,8 +7,8 @@
 
 namespace hybridps::transport {
 
-core::Status UcxEndpoint::send(std::span<const std::byte> header, const Buffer& payload,
-                               std::size_t payload_bytes, SendDone done) {
+core::Status UcxEndpoint::send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,
+                               SendDone done) {
   return transport_.send(*this, header, payload, payload_bytes, std::move(done));
 }
 
@@ -28,11 +28,9 @@ void UcxEndpoint::fail(core::Status cause) {
       report_ = true;
       break;
     case State::kDraining:
-    case State::kFlushing:
-      break;  // we were leaving anyway: now at once
+    case State::kFlushing: break;  // we were leaving anyway: now at once
     case State::kDoomed:
-    case State::kGone:
-      return;
+    case State::kGone: return;
   }
   state_ = State::kDoomed;
   transport_.needs_attention(*this);

@@ -47,22 +47,20 @@ UcxTransportImpl::UcxTransportImpl(const UcxOptions& options, UcpApi& api)
 
 core::Status UcxTransportImpl::start() {
   if (ucx_inherited_by_fork())
-    return {core::Code::kUnsupported,
-            "this process was forked off one that uses UCX; start it with spawn instead"};
+    return {core::Code::kUnsupported, "this process was forked off one that uses UCX; start it with spawn instead"};
   unsigned major = 0;
   unsigned minor = 0;
   unsigned release = 0;
   api_.get_version(&major, &minor, &release);
   if (std::pair(major, minor) < std::pair<unsigned, unsigned>(UCP_API_MAJOR, UCP_API_MINOR))
-    return {core::Code::kUnsupported,
-            "UCX " + std::to_string(major) + "." + std::to_string(minor) + " (" + ucx_library_path() +
-                ") is older than the " + std::to_string(UCP_API_MAJOR) + "." + std::to_string(UCP_API_MINOR) +
-                " that hybridps was built with; load that one first or rebuild"};
+    return {core::Code::kUnsupported, "UCX " + std::to_string(major) + "." + std::to_string(minor) + " (" +
+                                          ucx_library_path() + ") is older than the " + std::to_string(UCP_API_MAJOR) +
+                                          "." + std::to_string(UCP_API_MINOR) +
+                                          " that hybridps was built with; load that one first or rebuild"};
 
   ucp_config_t* config = nullptr;
   if (const ucs_status_t status = api_.config_read("HYBRIDPS", &config); status != UCS_OK)
-    return ucs_error(core::Code::kInvalidArgument, "UCX does not accept its settings (UCX_*, HYBRIDPS_UCX_*)",
-                     status);
+    return ucs_error(core::Code::kInvalidArgument, "UCX does not accept its settings (UCX_*, HYBRIDPS_UCX_*)", status);
   for (const UcxSetting& setting : ucx_settings(options_, {major, minor}, process_environment())) {
     core::Status bad;
     if (setting.name == "NET_DEVICES" && setting.value != "all") bad = validate_device(setting.value);
@@ -86,8 +84,7 @@ core::Status UcxTransportImpl::start() {
   const std::string where = options_.net_device.empty() ? std::string() : " on '" + options_.net_device + "'";
   if (status != UCS_OK) {
     context_ = nullptr;
-    return ucs_error(core::Code::kInvalidArgument, "UCX finds no transport" + where + " (" + name_ + ")",
-                     status);
+    return ucs_error(core::Code::kInvalidArgument, "UCX finds no transport" + where + " (" + name_ + ")", status);
   }
 
   const std::vector<int> before = open_descriptors();
@@ -103,8 +100,7 @@ core::Status UcxTransportImpl::start() {
     return ucs_error(core::Code::kInternal, "UCX made no worker" + where, status);
   }
   ucp_am_handler_param_t handler{};
-  handler.field_mask =
-      UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
   handler.id = kActiveMessageId;
   handler.cb = &UcxTransportImpl::on_active_message;
   handler.arg = this;
@@ -189,8 +185,7 @@ core::Status UcxTransportImpl::attach(std::span<std::byte> pool_memory) {
   const ucs_status_t status = api_.mem_map(context_, &params, &region.memh);
   if (status != UCS_OK)
     return ucs_error(core::Code::kOutOfResources,
-                     "UCX cannot register " + std::to_string(pool_memory.size()) + " bytes (see ulimit -l)",
-                     status);
+                     "UCX cannot register " + std::to_string(pool_memory.size()) + " bytes (see ulimit -l)", status);
   regions_.push_back(region);
   return core::Status::ok();
 }
@@ -205,8 +200,8 @@ core::Result<Endpoint*> UcxTransportImpl::connect(core::EngineId peer, std::span
   if (!worker_address.is_ok()) return worker_address.status();
   auto endpoint = std::make_unique<UcxEndpoint>(*this, peer);
   ucp_ep_params_t params{};
-  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
   // UCX reads structures out of it: align them.
   std::vector<std::uint64_t> aligned((worker_address.value().size() + 7) / 8);
   std::memcpy(aligned.data(), worker_address.value().data(), worker_address.value().size());
@@ -270,16 +265,14 @@ UcxCounters UcxTransportImpl::counters() const noexcept {
 
 // Sending
 
-const UcxTransportImpl::Region* UcxTransportImpl::region_of(const std::byte* data,
-                                                            std::size_t bytes) const noexcept {
+const UcxTransportImpl::Region* UcxTransportImpl::region_of(const std::byte* data, std::size_t bytes) const noexcept {
   for (const Region& region : regions_)
-    if (data >= region.memory.data() && data + bytes <= region.memory.data() + region.memory.size())
-      return &region;
+    if (data >= region.memory.data() && data + bytes <= region.memory.data() + region.memory.size()) return &region;
   return nullptr;
 }
 
-core::Status UcxTransportImpl::send(UcxEndpoint& endpoint, std::span<const std::byte> header,
-                                    const Buffer& payload, std::size_t payload_bytes, SendDone done) {
+core::Status UcxTransportImpl::send(UcxEndpoint& endpoint, std::span<const std::byte> header, const Buffer& payload,
+                                    std::size_t payload_bytes, SendDone done) {
   if (in_child()) return child_error();
   if (!endpoint.is_open()) return endpoint.cause_;
   if (header.empty() || header.size() > kHeaderBytesMax)
@@ -309,8 +302,8 @@ core::Status UcxTransportImpl::send(UcxEndpoint& endpoint, std::span<const std::
   }
   request->done = std::move(done);
   hold(request);
-  const ucs_status_ptr_t posted = api_.am_send(endpoint.ep_, kActiveMessageId, request->header.data(),
-                                               header.size(), data, payload_bytes, &param);
+  const ucs_status_ptr_t posted =
+      api_.am_send(endpoint.ep_, kActiveMessageId, request->header.data(), header.size(), data, payload_bytes, &param);
   if (UCS_PTR_IS_ERR(posted)) {
     const ucs_status_t status = UCS_PTR_STATUS(posted);
     unhold(request);
@@ -386,9 +379,8 @@ std::size_t UcxTransportImpl::run_completions() {
 
 // Receiving
 
-ucs_status_t UcxTransportImpl::on_active_message(void* transport, const void* header,
-                                                 std::size_t header_bytes, void* data, std::size_t bytes,
-                                                 const ucp_am_recv_param_t* param) {
+ucs_status_t UcxTransportImpl::on_active_message(void* transport, const void* header, std::size_t header_bytes,
+                                                 void* data, std::size_t bytes, const ucp_am_recv_param_t* param) {
   auto& self = *static_cast<UcxTransportImpl*>(transport);
   if (self.receiver_ == nullptr) return UCS_OK;
   if (header_bytes == 0 || header_bytes > kHeaderBytesMax || bytes > self.options_.payload_bytes_max) {
@@ -396,8 +388,7 @@ ucs_status_t UcxTransportImpl::on_active_message(void* transport, const void* he
     return UCS_OK;
   }
   const std::span<const std::byte> header_view(static_cast<const std::byte*>(header), header_bytes);
-  if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0)
-    return self.receive_rendezvous(header_view, data, bytes);
+  if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return self.receive_rendezvous(header_view, data, bytes);
   return self.receive_eager(header_view, data, bytes, (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0);
 }
 
@@ -458,8 +449,8 @@ ucs_status_t UcxTransportImpl::receive_rendezvous(std::span<const std::byte> hea
 
 void UcxTransportImpl::start_receive(Receive* receive) {
   ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH |
-                       UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.cb.recv_am = &UcxTransportImpl::on_received;
   param.user_data = receive;
   param.memh = receive->slot->memh;
@@ -471,8 +462,7 @@ void UcxTransportImpl::start_receive(Receive* receive) {
   if (!UCS_PTR_IS_PTR(posted)) finish_receive(receive, UCS_PTR_STATUS(posted));
 }
 
-void UcxTransportImpl::on_received(void* ucp_request, ucs_status_t status, std::size_t /*bytes*/,
-                                   void* user_data) {
+void UcxTransportImpl::on_received(void* ucp_request, ucs_status_t status, std::size_t /*bytes*/, void* user_data) {
   auto* receive = static_cast<Receive*>(user_data);
   UcxTransportImpl& self = *receive->transport;
   self.api_.request_free(ucp_request);
@@ -532,8 +522,7 @@ void UcxTransportImpl::release_slot(void* transport, void* slot, std::uint64_t) 
 void UcxTransportImpl::close(UcxEndpoint& endpoint, core::Status cause) {
   if (in_child() || !endpoint.is_open()) return;
   const bool friendly = cause.is_ok() || cause.code() == core::Code::kClosed;
-  endpoint.cause_ =
-      cause.is_ok() ? core::Status(core::Code::kClosed, "the endpoint was closed") : std::move(cause);
+  endpoint.cause_ = cause.is_ok() ? core::Status(core::Code::kClosed, "the endpoint was closed") : std::move(cause);
   endpoint.state_ = friendly ? UcxEndpoint::State::kDraining : UcxEndpoint::State::kDoomed;
   endpoint.close_deadline_ = core::Deadline::after(options_.close_timeout);
   needs_attention(endpoint);
@@ -581,11 +570,9 @@ bool UcxTransportImpl::step(UcxEndpoint& endpoint, core::TimePoint now) {
       if (!endpoint.flush_done_ && !late) return true;
       break;
     case State::kDraining:
-    case State::kDoomed:
-      break;
+    case State::kDoomed: break;
     case State::kOpen:
-    case State::kGone:
-      return false;
+    case State::kGone: return false;
   }
   force_close(endpoint);
   return false;

@@ -84,8 +84,8 @@ class UcxTransportImpl final : public UcxTransport {
   static void on_sent(void* ucp_request, ucs_status_t status, void* request);
 
   // Receiving
-  static ucs_status_t on_active_message(void* transport, const void* header, std::size_t header_bytes,
-                                        void* data, std::size_t bytes, const ucp_am_recv_param_t* param);
+  static ucs_status_t on_active_message(void* transport, const void* header, std::size_t header_bytes, void* data,
+                                        std::size_t bytes, const ucp_am_recv_param_t* param);
   ucs_status_t receive_eager(std::span<const std::byte> header, void* data, std::size_t bytes, bool may_keep);
   ucs_status_t receive_rendezvous(std::span<const std::byte> header, void* descriptor, std::size_t bytes);
   void start_receive(Receive* receive);

@@ -9,8 +9,7 @@ struct Pair;
 namespace hybridps::intranode::shm {
 struct ShmBackend {
   static std::unique_ptr<transport::contract::Pair> make_pair();
-  static constexpr bool kReportsPeerGone =
-      false;  // it does, but tells a clean end (kClosed): peer_end_test.cpp
+  static constexpr bool kReportsPeerGone = false;  // it does, but tells a clean end (kClosed): peer_end_test.cpp
 };
 /// Everything beyond two messages waits in the heap.
 struct TinyShmBackend {
@@ -19,8 +18,7 @@ struct TinyShmBackend {
 };
 }  // namespace hybridps::intranode::shm
 
-#define HYBRIDPS_ENDPOINT_BACKENDS \
-  ::hybridps::intranode::shm::ShmBackend, ::hybridps::intranode::shm::TinyShmBackend
+#define HYBRIDPS_ENDPOINT_BACKENDS ::hybridps::intranode::shm::ShmBackend, ::hybridps::intranode::shm::TinyShmBackend
 #include "tests/unit/intranode/shm/shm_sides.h"
 #include "tests/unit/transport/endpoint_contract.h"
 

@@ -30,8 +30,7 @@ struct Ends {
     a.peer = link(a, b.id, b.transport->address());
     b.peer = link(b, a.id, a.transport->address());
     REQUIRE(run_until({&a, &b}, [&] {
-      return shm_of(a).proof(b.id).state == ProofState::kProven &&
-             shm_of(b).proof(a.id).state == ProofState::kProven;
+      return shm_of(a).proof(b.id).state == ProofState::kProven && shm_of(b).proof(a.id).state == ProofState::kProven;
     }));
   }
   ~Ends() {
@@ -44,12 +43,10 @@ TEST_CASE("intranode/shm: an engine that closes is told apart from one that dies
   Ends ends;
   std::vector<Side::Done> done(4);
   for (std::size_t i = 0; i < 4; ++i) {
-    REQUIRE(ends.a.peer->send(numbered(i), ends.a.filled(kLargeBytes, i), kLargeBytes, ends.a.record(done[i]))
-                .is_ok());
+    REQUIRE(ends.a.peer->send(numbered(i), ends.a.filled(kLargeBytes, i), kLargeBytes, ends.a.record(done[i])).is_ok());
   }
   for (std::uint64_t i = 0; i < 20; ++i) {  // its last words are heard
-    REQUIRE(ends.b.peer->send(numbered(i), i < 3 ? ends.b.filled(5000, i) : Buffer(), i < 3 ? 5000 : 0, {})
-                .is_ok());
+    REQUIRE(ends.b.peer->send(numbered(i), i < 3 ? ends.b.filled(5000, i) : Buffer(), i < 3 ? 5000 : 0, {}).is_ok());
   }
   ends.b.transport.reset();
   REQUIRE(run_until({&ends.a}, [&] { return ends.a.receiver.failures.size() == 1 && done[3].count == 1; }));
@@ -101,15 +98,13 @@ TEST_CASE("intranode/shm: a closed endpoint waits for what its peer still reads"
   // Told by event, as both may sleep.
   while (ends.b.progress() > 0 || !ends.b.transport->arm()) {
   }
-  REQUIRE(sleep_until(
-      ends.a, [&] { return done.count == 1; }, 5));
+  REQUIRE(sleep_until(ends.a, [&] { return done.count == 1; }, 5));
   CHECK(done.last.message() == "verdict");
   REQUIRE(run_until({&ends.a, &ends.b}, [&] { return open_descriptors() == descriptors - 4; }));
   CHECK(ends.a.receiver.failures.empty());
 }
 
-TEST_CASE("intranode/shm: a friendly close sends what waits for the connection and for room",
-          "[intranode][fast]") {
+TEST_CASE("intranode/shm: a friendly close sends what waits for the connection and for room", "[intranode][fast]") {
   ShmOptions options;
   options.ring_entries = 4;
   options.release_entries = 4;
@@ -121,10 +116,9 @@ TEST_CASE("intranode/shm: a friendly close sends what waits for the connection a
   std::size_t finished = 0;
   for (std::uint64_t i = 0; i < 40; ++i) {
     const std::size_t bytes = i % 4 == 0 ? 5000 : 0;
-    REQUIRE(a.peer
-                ->send(numbered(i), bytes > 0 ? a.filled(bytes, i) : Buffer(), bytes,
-                       [&](core::Status) { ++finished; })
-                .is_ok());
+    REQUIRE(
+        a.peer->send(numbered(i), bytes > 0 ? a.filled(bytes, i) : Buffer(), bytes, [&](core::Status) { ++finished; })
+            .is_ok());
   }
   a.peer->close({core::Code::kClosed, "goodbye"});
   CHECK(a.peer->send(numbered(1), {}, 0, {}).code() == core::Code::kClosed);
@@ -183,8 +177,7 @@ TEST_CASE("intranode/shm: an engine without room refuses and slots are used agai
     REQUIRE(run_until({&one, &two, &hub}, [&] { return two.receiver.failures.size() == 1; }));
     CHECK(two.receiver.failures[0].second.code() == core::Code::kOutOfResources);
     CHECK(two.receiver.failures[0].second.message().find("peers_max") != std::string_view::npos);
-    CHECK(hub.transport->connect(two.id, two.transport->address()).status().code() ==
-          core::Code::kOutOfResources);
+    CHECK(hub.transport->connect(two.id, two.transport->address()).status().code() == core::Code::kOutOfResources);
 
     one.transport.reset();
     REQUIRE(run_until({&hub}, [&] { return hub.receiver.failures.size() == std::size_t(round) + 1; }));
@@ -226,8 +219,7 @@ struct ForgedPeer {
   }
   bool say(const Packet& packet) {
     const int descriptors[] = {control->fd(), event, pool->fd()};
-    return send_packet(socket.get(), packet,
-                       packet.kind == PacketKind::kHello ? descriptors : std::span<const int>());
+    return send_packet(socket.get(), packet, packet.kind == PacketKind::kHello ? descriptors : std::span<const int>());
   }
   bool next(Side& to, Packet& packet, std::array<Descriptor, kDescriptorsMax>& descriptors) {
     for (int i = 0; i < 2000; ++i) {
@@ -247,8 +239,8 @@ struct ForgedPeer {
     REQUIRE(theirs.kind == PacketKind::kHello);
     CHECK(theirs.echo == std::array<std::uint64_t, 2>{1, 2});
     const SlotLayout their_layout{theirs.ring_entries, theirs.release_entries};
-    slot = std::move(Segment::map(descriptors[0].get(), theirs.slot_offset_bytes,
-                                  page_ceil(their_layout.slot_bytes()), Segment::Access::kReadWrite)
+    slot = std::move(Segment::map(descriptors[0].get(), theirs.slot_offset_bytes, page_ceil(their_layout.slot_bytes()),
+                                  Segment::Access::kReadWrite)
                          .value());
     writer = MessageWriter(slot->memory().data(), their_layout);
     releases = ReleaseWriter(slot->memory().data(), their_layout);
@@ -290,37 +282,20 @@ TEST_CASE("intranode/shm: a corrupt peer is cut off with a reason", "[intranode]
   MessageEntry* const ring = ring_of(peer.slot->memory().data(), layout);
   REQUIRE(peer.writer.room() == Taken::kEntry);
   switch (kind) {
-    case 0:
-      peer.writer.put_reference(header, pool_bytes, 1, 0);
-      break;
-    case 1:
-      peer.writer.put_reference(header, 4096, pool_bytes - 4095, 0);
-      break;
-    case 2:
-      peer.writer.put_reference(header, ~std::uint64_t{0} - 10, 1000, 0);
-      break;
-    case 3:
-      peer.writer.put_reference(header, 1, ~std::uint64_t{0}, 0);
-      break;
+    case 0: peer.writer.put_reference(header, pool_bytes, 1, 0); break;
+    case 1: peer.writer.put_reference(header, 4096, pool_bytes - 4095, 0); break;
+    case 2: peer.writer.put_reference(header, ~std::uint64_t{0} - 10, 1000, 0); break;
+    case 3: peer.writer.put_reference(header, 1, ~std::uint64_t{0}, 0); break;
     case 4:
       ring[0].shape = ~std::uint64_t{0};
       ring[0].turn = 1;
       break;
-    case 5:
-      ring[0].turn = 77;
-      break;
-    case 6:
-      peer.releases.put(12345);
-      break;
-    case 7:
-      REQUIRE(peer.say(make_packet(PacketKind::kProof, core::make_engine_id(), a.id)));
-      break;
-    case 8:
-      REQUIRE(::send(peer.socket.get(), "junk", 4, MSG_NOSIGNAL) == 4);
-      break;
+    case 5: ring[0].turn = 77; break;
+    case 6: peer.releases.put(12345); break;
+    case 7: REQUIRE(peer.say(make_packet(PacketKind::kProof, core::make_engine_id(), a.id))); break;
+    case 8: REQUIRE(::send(peer.socket.get(), "junk", 4, MSG_NOSIGNAL) == 4); break;
   }
-  REQUIRE(run_until(
-      {&a}, [&] { return a.receiver.failures.size() == 1 && done.count == 1; }, 5));
+  REQUIRE(run_until({&a}, [&] { return a.receiver.failures.size() == 1 && done.count == 1; }, 5));
   INFO(a.receiver.failures[0].second.to_string());
   CHECK(a.receiver.failures[0].first == peer.id);
   CHECK(a.receiver.failures[0].second.code() == core::Code::kPeerDead);
@@ -355,8 +330,7 @@ TEST_CASE("intranode/shm: a ring full of noise never goes out of bounds", "[intr
       a.progress();
       unsigned sum = 0;
       for (const auto& message : a.receiver.messages) {
-        for (std::size_t k = 0; k < message.payload.bytes(); k += 512)
-          sum += unsigned(message.payload.data()[k]);
+        for (std::size_t k = 0; k < message.payload.bytes(); k += 512) sum += unsigned(message.payload.data()[k]);
       }
       static_cast<void>(sum);
       a.receiver.messages.clear();
@@ -424,8 +398,7 @@ TEST_CASE("intranode/shm: strangers at the socket are dropped and harm nobody", 
   gone.reset();
 
   const auto start = std::chrono::steady_clock::now();
-  REQUIRE(sleep_until(
-      a, [&] { return shm_of(a).counters().strangers_dropped == 5; }, 5));
+  REQUIRE(sleep_until(a, [&] { return shm_of(a).counters().strangers_dropped == 5; }, 5));
   CHECK(seconds_since(start) > 0.09);  // the silent one had its time
   CHECK(seconds_since(start) < 2);
   Packet answer;
@@ -442,8 +415,7 @@ TEST_CASE("intranode/shm: strangers at the socket are dropped and harm nobody", 
   CHECK(a.receiver.failures.empty());
 }
 
-TEST_CASE("intranode/shm: a crowd of silent strangers does not lock engines out for ever",
-          "[intranode][fast]") {
+TEST_CASE("intranode/shm: a crowd of silent strangers does not lock engines out for ever", "[intranode][fast]") {
   ShmOptions options;
   options.hello_deadline = std::chrono::milliseconds(200);
   Side a;
@@ -459,8 +431,7 @@ TEST_CASE("intranode/shm: a crowd of silent strangers does not lock engines out 
   }
   Side b;
   open_side(b);
-  REQUIRE(sleep_until(
-      a, [&] { return shm_of(a).counters().strangers_dropped >= crowd.size(); }, 5));
+  REQUIRE(sleep_until(a, [&] { return shm_of(a).counters().strangers_dropped >= crowd.size(); }, 5));
   b.peer = link(b, a.id, a.transport->address());
   REQUIRE(b.peer->send(numbered(3), {}, 0, {}).is_ok());
   REQUIRE(run_until({&a, &b}, [&] { return a.receiver.messages.size() == 1; }));

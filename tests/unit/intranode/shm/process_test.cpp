@@ -25,8 +25,7 @@ void meet(Side& side, int channel) {
   const auto [id, address] = hear(channel);
   REQUIRE(id.value != 0);
   side.peer = link(side, id, address);
-  REQUIRE(sleep_until(
-      side, [&, peer = id] { return shm_of(side).proof(peer).state == ProofState::kProven; }, 20));
+  REQUIRE(sleep_until(side, [&, peer = id] { return shm_of(side).proof(peer).state == ProofState::kProven; }, 20));
 }
 
 /// An engine of a child process that receives until it is killed.
@@ -36,8 +35,7 @@ int live_until_killed(int channel) {
   meet(side, channel);
   REQUIRE(side.peer->send(numbered(1), side.filled(60000, 1), 60000, {}).is_ok());
   signal_step(channel);
-  sleep_until(
-      side, [] { return false; }, 60);
+  sleep_until(side, [] { return false; }, 60);
   return 1;
 }
 
@@ -59,9 +57,7 @@ TEST_CASE("intranode/shm: two processes exchange 100000 messages and check each"
         Buffer payload = bytes > 0 ? side.filled(bytes, sent) : Buffer();
         if (bytes > 0 && !payload) break;
         wrong +=
-            !side.peer
-                 ->send(numbered(sent++), payload, bytes, [&](core::Status s) { completed += s.is_ok(); })
-                 .is_ok();
+            !side.peer->send(numbered(sent++), payload, bytes, [&](core::Status s) { completed += s.is_ok(); }).is_ok();
       }
       auto& messages = side.receiver.messages;
       const bool last = completed == kCount || sent == kCount;
@@ -96,16 +92,13 @@ TEST_CASE("intranode/shm: a killed peer is noticed at once and leaves nothing be
     const std::size_t alone = open_descriptors();
     meet(side, child.channel());
     REQUIRE(await_step(child.channel()));
-    REQUIRE(sleep_until(
-        side, [&] { return side.receiver.messages.size() == 1; }, 10));
+    REQUIRE(sleep_until(side, [&] { return side.receiver.messages.size() == 1; }, 10));
     child.kill(SIGSTOP);  // it reads nothing more: all of this is in flight when it dies
     std::vector<Side::Done> done(300);
     for (std::size_t i = 0; i < done.size(); ++i) {
       const std::size_t bytes = i < 10 ? 60000 : 0;
-      REQUIRE(
-          side.peer
-              ->send(numbered(i), bytes > 0 ? side.filled(bytes, i) : Buffer(), bytes, side.record(done[i]))
-              .is_ok());
+      REQUIRE(side.peer->send(numbered(i), bytes > 0 ? side.filled(bytes, i) : Buffer(), bytes, side.record(done[i]))
+                  .is_ok());
     }
     for (int i = 0; i < 100; ++i) side.progress();
     CHECK(done[0].count == 0);
@@ -113,8 +106,7 @@ TEST_CASE("intranode/shm: a killed peer is noticed at once and leaves nothing be
     const core::EngineId peer = side.peer->peer();
     const auto start = std::chrono::steady_clock::now();
     child.kill(SIGKILL);
-    REQUIRE(sleep_until(
-        side, [&] { return side.receiver.failures.size() == 1; }, 10));
+    REQUIRE(sleep_until(side, [&] { return side.receiver.failures.size() == 1; }, 10));
     CHECK(seconds_since(start) < 1);
     CHECK(side.receiver.failures[0].first == peer);
     CHECK(side.receiver.failures[0].second.code() == core::Code::kPeerDead);
@@ -151,8 +143,7 @@ TEST_CASE("intranode/shm: a killed parent is noticed while its forked child live
       ::_exit(0);
     }
     signal_step(channel);
-    sleep_until(
-        side, [] { return false; }, 60);
+    sleep_until(side, [] { return false; }, 60);
     return 1;
   });
   ::close(alive[1]);
@@ -160,12 +151,10 @@ TEST_CASE("intranode/shm: a killed parent is noticed while its forked child live
   open_side(side);
   meet(side, child.channel());
   REQUIRE(await_step(child.channel()));
-  CHECK_FALSE(sleep_until(
-      side, [&] { return !side.receiver.failures.empty(); }, 0.3));
+  CHECK_FALSE(sleep_until(side, [&] { return !side.receiver.failures.empty(); }, 0.3));
   const auto start = std::chrono::steady_clock::now();
   child.kill(SIGKILL);
-  CHECK(sleep_until(
-      side, [&] { return side.receiver.failures.size() == 1; }, 10));
+  CHECK(sleep_until(side, [&] { return side.receiver.failures.size() == 1; }, 10));
   CHECK(seconds_since(start) < 1);
   pollfd event{alive[0], POLLIN, 0};
   CHECK(::poll(&event, 1, 0) == 0);  // the grandchild was alive all the time
@@ -188,8 +177,7 @@ TEST_CASE("intranode/shm: an engine that ends in an orderly way is not called de
   meet(side, child.channel());
   signal_step(child.channel());
   CHECK(child.wait() == 0);
-  REQUIRE(sleep_until(
-      side, [&] { return side.receiver.failures.size() == 1; }, 10));
+  REQUIRE(sleep_until(side, [&] { return side.receiver.failures.size() == 1; }, 10));
   CHECK(side.receiver.failures[0].second.code() == core::Code::kClosed);
   REQUIRE(side.receiver.messages.size() == 1);  // said before it went
 }
@@ -200,8 +188,7 @@ TEST_CASE("intranode/shm: in a forked child every call does nothing", "[intranod
   open_side(side);
   meet(side, peer.channel());
   REQUIRE(await_step(peer.channel()));
-  REQUIRE(sleep_until(
-      side, [&] { return side.receiver.messages.size() == 1; }, 10));
+  REQUIRE(sleep_until(side, [&] { return side.receiver.messages.size() == 1; }, 10));
   const auto address = side.transport->address();
   Process fork_child([&](int) {
     const auto before = side.transport->stats().tx_messages;
@@ -222,13 +209,11 @@ TEST_CASE("intranode/shm: in a forked child every call does nothing", "[intranod
   });
   CHECK(fork_child.wait() == 0);
   // The parent has noticed nothing.
-  CHECK_FALSE(sleep_until(
-      side, [&] { return !side.receiver.failures.empty(); }, 0.2));
+  CHECK_FALSE(sleep_until(side, [&] { return !side.receiver.failures.empty(); }, 0.2));
   CHECK(matches(side.receiver.messages[0].payload.data(), 60000, 1));
   Side::Done done;
   REQUIRE(side.peer->send(numbered(2), side.filled(100, 2), 100, side.record(done)).is_ok());
-  CHECK(sleep_until(
-      side, [&] { return done.count == 1; }, 5));
+  CHECK(sleep_until(side, [&] { return done.count == 1; }, 5));
   side.receiver.messages.clear();
 }
 
@@ -241,8 +226,8 @@ TEST_CASE("intranode/shm: another user's process is dropped unheard", "[intranod
     open_side(side);
     side.peer = link(side, id, address);
     // It notices that the socket is not its own user's, or is hung up on.
-    const bool failed = sleep_until(
-        side, [&, peer = id] { return shm_of(side).proof(peer).state == ProofState::kFailed; }, 10);
+    const bool failed =
+        sleep_until(side, [&, peer = id] { return shm_of(side).proof(peer).state == ProofState::kFailed; }, 10);
     int error = 0;
     Descriptor forced = connect_to(decode(address)->socket_name, error);
     signal_step(channel);
@@ -258,8 +243,7 @@ TEST_CASE("intranode/shm: another user's process is dropped unheard", "[intranod
   open_side(side);
   REQUIRE(tell(other.channel(), side.id, side.transport->address()));
   REQUIRE(await_step(other.channel()));
-  CHECK(sleep_until(
-      side, [&] { return shm_of(side).counters().strangers_dropped >= 1; }, 10));
+  CHECK(sleep_until(side, [&] { return shm_of(side).counters().strangers_dropped >= 1; }, 10));
   CHECK(other.wait() == 0);
   CHECK(side.receiver.failures.empty());
 }
@@ -286,9 +270,7 @@ TEST_CASE("intranode/shm: four processes in a full mesh", "[intranode][fast]") {
         Buffer payload = side.filled(bytes, sent);
         if (!payload) break;
         for (auto* peer : peers) {  // one buffer to all
-          wrong +=
-              !peer->send(numbered(sent), payload, bytes, [&](core::Status s) { completed += s.is_ok(); })
-                   .is_ok();
+          wrong += !peer->send(numbered(sent), payload, bytes, [&](core::Status s) { completed += s.is_ok(); }).is_ok();
         }
         ++sent;
       }

@@ -128,9 +128,8 @@ TEST_CASE("intranode/shm: nonsense in a ring is seen and not believed", "[intran
   CHECK(corrupt([](MessageEntry& entry) { entry.shape = std::uint64_t{193} << 16; }));  // long header
   CHECK(corrupt([](MessageEntry& entry) { entry.shape = std::uint64_t{0xffff} << 16; }));
   CHECK(corrupt([](MessageEntry& entry) { entry.shape = (std::uint64_t{4} << 16) | 2; }));  // unknown flag
-  CHECK(corrupt([](MessageEntry& entry) { entry.payload_bytes = 0; }));  // reference to nothing
-  CHECK(
-      corrupt([](MessageEntry& entry) { entry.shape = (std::uint64_t{4} << 16) | 1; }));  // 1000 bytes inline
+  CHECK(corrupt([](MessageEntry& entry) { entry.payload_bytes = 0; }));                     // reference to nothing
+  CHECK(corrupt([](MessageEntry& entry) { entry.shape = (std::uint64_t{4} << 16) | 1; }));  // 1000 bytes inline
   std::mt19937_64 random(7);
   for (int i = 0; i < 20000; ++i) {  // whatever it is, the header stays inside the message
     Slot slot(2);

@@ -56,7 +56,7 @@ TEST_CASE("intranode/shm: a sealed segment is written by its owner alone", "[int
 TEST_CASE("intranode/shm: pages of a segment are taken at first touch", "[intranode][fast]") {
   auto made = Segment::create("test", std::size_t{1} << 30);
   REQUIRE(made.is_ok());
-  struct stat file {};
+  struct stat file{};
   REQUIRE(::fstat(made.value()->fd(), &file) == 0);
   CHECK(file.st_blocks == 0);
   made.value()->memory()[12345] = std::byte{1};
@@ -64,8 +64,7 @@ TEST_CASE("intranode/shm: pages of a segment are taken at first touch", "[intran
   CHECK(file.st_blocks * 512 < (4 << 20));
 }
 
-TEST_CASE("intranode/shm: a segment that cannot be had says what is needed and available",
-          "[intranode][fast]") {
+TEST_CASE("intranode/shm: a segment that cannot be had says what is needed and available", "[intranode][fast]") {
   const auto absurd = Segment::create("message pool", std::size_t{1} << 60);
   REQUIRE_FALSE(absurd.is_ok());
   CHECK(absurd.status().code() == core::Code::kOutOfResources);

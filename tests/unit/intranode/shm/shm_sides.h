@@ -57,8 +57,7 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
 }
 
 /// Progress of all sides until the condition holds.
-inline bool run_until(std::initializer_list<Side*> sides, const std::function<bool()>& condition,
-                      double seconds = 20) {
+inline bool run_until(std::initializer_list<Side*> sides, const std::function<bool()>& condition, double seconds = 20) {
   const auto start = std::chrono::steady_clock::now();
   while (!condition()) {
     for (Side* side : sides) side->progress();

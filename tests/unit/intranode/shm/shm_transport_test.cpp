@@ -57,14 +57,12 @@ TEST_CASE("intranode/shm: a payload is read where it was written", "[intranode][
   CHECK(done.last.is_ok());
 }
 
-TEST_CASE("intranode/shm: messages before the connection stands are queued and arrive in order",
-          "[intranode][fast]") {
+TEST_CASE("intranode/shm: messages before the connection stands are queued and arrive in order", "[intranode][fast]") {
   Ends ends;
   ends.a.peer = link(ends.a, ends.b.id, ends.b.transport->address());
   for (std::uint64_t i = 0; i < 600; ++i) {
     const std::size_t bytes = i % 20 == 0 ? 1000 : 0;
-    REQUIRE(
-        ends.a.peer->send(numbered(i), bytes > 0 ? ends.a.filled(bytes, i) : Buffer(), bytes, {}).is_ok());
+    REQUIRE(ends.a.peer->send(numbered(i), bytes > 0 ? ends.a.filled(bytes, i) : Buffer(), bytes, {}).is_ok());
     if (i == 10) CHECK(shm_of(ends.a).proof(ends.b.id).state == ProofState::kPending);
     if (bytes > 0 && ends.a.pool->slots_in_use() == 16) {
       REQUIRE(run_until({&ends.a, &ends.b}, [&] {
@@ -82,8 +80,7 @@ TEST_CASE("intranode/shm: only one side needs to connect", "[intranode][fast]") 
   Ends ends;
   ends.a.peer = link(ends.a, ends.b.id, ends.b.transport->address());
   REQUIRE(ends.a.peer->send(numbered(5), {}, 0, {}).is_ok());
-  REQUIRE(
-      run_until({&ends.a, &ends.b}, [&] { return ends.b.receiver.messages.size() == 1 && ends.proven(); }));
+  REQUIRE(run_until({&ends.a, &ends.b}, [&] { return ends.b.receiver.messages.size() == 1 && ends.proven(); }));
   CHECK(ends.b.transport->find(ends.a.id) == nullptr);
   CHECK(ends.b.transport->stats().endpoints_open == 0);
   ends.b.peer = link(ends.b, ends.a.id, ends.a.transport->address());  // takes the connection that stands
@@ -127,13 +124,11 @@ TEST_CASE("intranode/shm: more messages than the ring holds wait and arrive in o
     REQUIRE(ends.a.peer->send(numbered(i), {}, 0, [&](core::Status) { ++completed; }).is_ok());
   }
   CHECK(shm_of(ends.a).counters().messages_queued == 996);
-  REQUIRE(run_until({&ends.a, &ends.b},
-                    [&] { return ends.b.receiver.messages.size() == 1000 && completed == 1000; }));
+  REQUIRE(run_until({&ends.a, &ends.b}, [&] { return ends.b.receiver.messages.size() == 1000 && completed == 1000; }));
   for (std::uint64_t i = 0; i < 1000; ++i) CHECK(number_of(ends.b.receiver.messages[i].header) == i);
 }
 
-TEST_CASE("intranode/shm: small messages overtake payloads that wait for others to come back",
-          "[intranode][fast]") {
+TEST_CASE("intranode/shm: small messages overtake payloads that wait for others to come back", "[intranode][fast]") {
   ShmOptions options;
   options.release_entries = 2;
   Ends ends(options);
@@ -146,8 +141,7 @@ TEST_CASE("intranode/shm: small messages overtake payloads that wait for others 
   CHECK(number_of(ends.b.receiver.messages[2].header) == 100);
   REQUIRE(run_until({&ends.a, &ends.b}, [&] {
     for (const auto& message : ends.b.receiver.messages) {
-      if (message.payload.bytes() > 0)
-        CHECK(matches(message.payload.data(), 5000, number_of(message.header)));
+      if (message.payload.bytes() > 0) CHECK(matches(message.payload.data(), 5000, number_of(message.header)));
     }
     ends.b.receiver.messages.clear();
     return ends.a.pool->slots_in_use() == 0;
@@ -161,8 +155,7 @@ TEST_CASE("intranode/shm: payloads come back in any order", "[intranode][fast]")
   std::vector<std::uint64_t> finished;
   for (std::uint64_t i = 0; i < 10; ++i) {
     REQUIRE(
-        ends.a.peer
-            ->send(numbered(i), ends.a.filled(5000, i), 5000, [&, i](core::Status) { finished.push_back(i); })
+        ends.a.peer->send(numbered(i), ends.a.filled(5000, i), 5000, [&, i](core::Status) { finished.push_back(i); })
             .is_ok());
   }
   REQUIRE(run_until({&ends.a, &ends.b}, [&] { return ends.b.receiver.messages.size() == 10; }));
@@ -211,8 +204,7 @@ TEST_CASE("intranode/shm: three engines talk at random", "[intranode][fast]") {
     for (Side& side : sides) {
       side.progress();
       auto& messages = side.receiver.messages;
-      while (messages.size() > 5)
-        messages.erase(messages.begin() + static_cast<std::ptrdiff_t>(random() % 5));
+      while (messages.size() > 5) messages.erase(messages.begin() + static_cast<std::ptrdiff_t>(random() % 5));
     }
   };
   for (std::uint64_t i = 0; i < kCount; ++i) {
@@ -271,8 +263,7 @@ TEST_CASE("intranode/shm: engines on two threads sleep and wake each other", "[i
         Buffer payload = bytes > 0 ? side.filled(bytes, sent) : Buffer();
         if (bytes > 0 && !payload) break;
         wrong +=
-            !side.peer->send(numbered(sent), payload, bytes, [&](core::Status s) { completed += s.is_ok(); })
-                 .is_ok();
+            !side.peer->send(numbered(sent), payload, bytes, [&](core::Status s) { completed += s.is_ok(); }).is_ok();
         ++sent;
       }
       const std::size_t did = side.progress();
@@ -307,8 +298,7 @@ TEST_CASE("intranode/shm: engines on two threads sleep and wake each other", "[i
   CHECK(ends.a.pool->slots_in_use() == 0);
 }
 
-TEST_CASE("intranode/shm: wake-ups are sent to sleepers only and polls are rare in a busy loop",
-          "[intranode][fast]") {
+TEST_CASE("intranode/shm: wake-ups are sent to sleepers only and polls are rare in a busy loop", "[intranode][fast]") {
   Ends ends;
   ends.connect();
   for (int i = 0; i < 100; ++i) ends.a.progress(), ends.b.progress();
@@ -361,8 +351,7 @@ TEST_CASE("intranode/shm: only its own pool memory can be attached", "[intranode
   CHECK(made.value()->connect(side.id, own).status().code() == core::Code::kInvalidArgument);
 }
 
-TEST_CASE("intranode/shm: a transport without a pool sends headers and receives payloads",
-          "[intranode][fast]") {
+TEST_CASE("intranode/shm: a transport without a pool sends headers and receives payloads", "[intranode][fast]") {
   Side a;
   Side b;
   ShmOptions without;
@@ -374,8 +363,7 @@ TEST_CASE("intranode/shm: a transport without a pool sends headers and receives 
   REQUIRE(a.peer->send(numbered(1), {}, 0, {}).is_ok());
   CHECK(a.peer->send(numbered(1), b.filled(10, 1), 10, {}).code() == core::Code::kInvalidArgument);
   REQUIRE(b.peer->send(numbered(2), b.filled(5000, 2), 5000, {}).is_ok());
-  REQUIRE(run_until({&a, &b},
-                    [&] { return a.receiver.messages.size() == 1 && b.receiver.messages.size() == 1; }));
+  REQUIRE(run_until({&a, &b}, [&] { return a.receiver.messages.size() == 1 && b.receiver.messages.size() == 1; }));
   CHECK(matches(a.receiver.messages[0].payload.data(), 5000, 2));
   a.receiver.messages.clear();
 }

@@ -65,8 +65,7 @@ class FakeUcp final : public UcpApi {
   ~FakeUcp() override { ::close(event_fd_); }
 
   void break_connection(ucs_status_t status) {
-    queue.emplace_back(
-        [this, status] { ep_params.err_handler.cb(ep_params.err_handler.arg, nullptr, status); });
+    queue.emplace_back([this, status] { ep_params.err_handler.cb(ep_params.err_handler.arg, nullptr, status); });
   }
   void complete_sends(ucs_status_t status) {
     auto all = std::exchange(sends, {});
@@ -75,9 +74,8 @@ class FakeUcp final : public UcpApi {
         sends.push_back(send);
         continue;
       }
-      queue.emplace_back([this, send, status] {
-        send.param.cb.send(new_request(), status, const_cast<void*>(send.param.user_data));
-      });
+      queue.emplace_back(
+          [this, send, status] { send.param.cb.send(new_request(), status, const_cast<void*>(send.param.user_data)); });
     }
   }
   void complete_receive(ucs_status_t status, std::size_t bytes) {
@@ -119,8 +117,7 @@ class FakeUcp final : public UcpApi {
     --maps;
     return UCS_OK;
   }
-  ucs_status_t worker_create(ucp_context_h, const ucp_worker_params_t* params,
-                             ucp_worker_h* worker) override {
+  ucs_status_t worker_create(ucp_context_h, const ucp_worker_params_t* params, ucp_worker_h* worker) override {
     worker_params = *params;
     if (worker_status == UCS_OK) *worker = fake<ucp_worker_h>(3), ++workers;
     return worker_status;
@@ -158,13 +155,11 @@ class FakeUcp final : public UcpApi {
   ucs_status_ptr_t ep_close(ucp_ep_h, const ucp_request_param_t* param) override {
     ++closes;
     --endpoints;
-    forced =
-        (param->op_attr_mask & UCP_OP_ATTR_FIELD_FLAGS) != 0 && (param->flags & UCP_EP_CLOSE_FLAG_FORCE) != 0;
+    forced = (param->op_attr_mask & UCP_OP_ATTR_FIELD_FLAGS) != 0 && (param->flags & UCP_EP_CLOSE_FLAG_FORCE) != 0;
     complete_sends(UCS_ERR_CANCELED);
     for (auto& flush : std::exchange(pending_flushes, {}))
-      queue.emplace_back([this, flush] {
-        flush.cb.send(new_request(), UCS_ERR_CANCELED, const_cast<void*>(flush.user_data));
-      });
+      queue.emplace_back(
+          [this, flush] { flush.cb.send(new_request(), UCS_ERR_CANCELED, const_cast<void*>(flush.user_data)); });
     return nullptr;
   }
   ucs_status_ptr_t am_send(ucp_ep_h, unsigned, const void*, std::size_t, const void*, std::size_t,
@@ -175,8 +170,7 @@ class FakeUcp final : public UcpApi {
     sends.push_back({*param, send_mode == Send::kNever});
     return fake<void*>(6);
   }
-  ucs_status_ptr_t am_receive(ucp_worker_h, void*, void*, std::size_t,
-                              const ucp_request_param_t* param) override {
+  ucs_status_ptr_t am_receive(ucp_worker_h, void*, void*, std::size_t, const ucp_request_param_t* param) override {
     last_receive = *param;
     if (receive_status != UCS_OK) return UCS_STATUS_PTR(receive_status);
     receives.push_back({*param, false});

@@ -14,8 +14,7 @@ namespace {
 
 using Version = std::pair<unsigned, unsigned>;
 
-std::map<std::string, std::string> settings(const UcxOptions& options,
-                                            const std::map<std::string, std::string>& users,
+std::map<std::string, std::string> settings(const UcxOptions& options, const std::map<std::string, std::string>& users,
                                             Version version = {1, 22}) {
   std::map<std::string, std::string> result;
   for (const UcxSetting& setting : ucx_settings(options, version, [&](const std::string& name) {
@@ -47,8 +46,7 @@ TEST_CASE("transport/ucx: the user timeout is asked for from UCX 1.22 only", "[t
   CHECK(settings(off, {}).count("TCP_USER_TIMEOUT") == 0);
 }
 
-TEST_CASE("transport/ucx: settings of transports are left to UCX where it cannot take them",
-          "[transport][fast]") {
+TEST_CASE("transport/ucx: settings of transports are left to UCX where it cannot take them", "[transport][fast]") {
   CHECK(settings({}, {}, {1, 13}).size() == 1);
   CHECK(settings({}, {}, {1, 16}).count("TCP_RX_SEG_SIZE") == 0);
   CHECK(settings({}, {}, {1, 17}).count("TCP_RX_SEG_SIZE") == 1);
@@ -68,8 +66,7 @@ TEST_CASE("transport/ucx: settings of the user win", "[transport][fast]") {
   CHECK(set.at("TCP_TX_SEG_SIZE") == "256k");
 }
 
-TEST_CASE("transport/ucx: the control worker speaks TCP whatever the user set for data",
-          "[transport][fast]") {
+TEST_CASE("transport/ucx: the control worker speaks TCP whatever the user set for data", "[transport][fast]") {
   UcxOptions options;
   options.net_device = "eth0";
   options.tcp_only = true;
@@ -83,8 +80,7 @@ TEST_CASE("transport/ucx: the control worker speaks TCP whatever the user set fo
   CHECK(settings(options, {}).count("NET_DEVICES") == 0);
 }
 
-TEST_CASE("transport/ucx: validate_device accepts what can carry traffic and lists the rest",
-          "[transport][fast]") {
+TEST_CASE("transport/ucx: validate_device accepts what can carry traffic and lists the rest", "[transport][fast]") {
   const std::vector<NetDevice> devices = {{"lo", false, true, true},      {"eth0", false, true, true},
                                           {"eth1", false, false, true},   {"eth2", false, true, false},
                                           {"mlx5_0:1", true, true, true}, {"mlx5_1:1", true, false, true}};
@@ -92,8 +88,7 @@ TEST_CASE("transport/ucx: validate_device accepts what can carry traffic and lis
   CHECK(validate_device("lo, eth0", devices).is_ok());
   CHECK(validate_device("mlx5_0:1", devices).is_ok());
   CHECK(validate_device("mlx5_0", devices).is_ok());
-  for (const char* bad :
-       {"", " , ", "typo0", "eth1", "eth2", "mlx5_1:1", "mlx5_1", "eth0,typo0", "mlx5_0:2", "ETH0"}) {
+  for (const char* bad : {"", " , ", "typo0", "eth1", "eth2", "mlx5_1:1", "mlx5_1", "eth0,typo0", "mlx5_0:2", "ETH0"}) {
     INFO("'" << bad << "'");
     const core::Status status = validate_device(bad, devices);
     CHECK(status.code() == core::Code::kInvalidArgument);
@@ -104,8 +99,7 @@ TEST_CASE("transport/ucx: validate_device accepts what can carry traffic and lis
   CHECK(validate_device("x", {}).message().find("none") != std::string::npos);
 }
 
-TEST_CASE("transport/ucx: this machine's loopback interface is valid and a typo is not",
-          "[transport][fast]") {
+TEST_CASE("transport/ucx: this machine's loopback interface is valid and a typo is not", "[transport][fast]") {
   CHECK(validate_device("lo").is_ok());
   CHECK_FALSE(validate_device("typo0").is_ok());
 }

@@ -43,9 +43,7 @@ struct Fixture {
     CHECK(ucp.requests == 0);
     CHECK(side.pool->slots_in_use() == 0);
   }
-  static std::vector<std::byte> peer_address() {
-    return wrap_ucx_address(std::vector<std::byte>(48, std::byte{0x5a}));
-  }
+  static std::vector<std::byte> peer_address() { return wrap_ucx_address(std::vector<std::byte>(48, std::byte{0x5a})); }
   UcxCounters counters() { return ucx(side).counters(); }
   core::Status send(contract::Side::Done& done, std::size_t bytes = 100) {
     return side.peer->send(numbered(1), side.filled(bytes, 1), bytes, side.record(done));
@@ -87,8 +85,7 @@ TEST_CASE("transport/ucx: a device that does not exist is refused before UCX is 
   CHECK(ucp.configs == 0);
 }
 
-TEST_CASE("transport/ucx: sends carry the memory handle and endpoints the peer error mode",
-          "[transport][fast]") {
+TEST_CASE("transport/ucx: sends carry the memory handle and endpoints the peer error mode", "[transport][fast]") {
   Fixture f;
   CHECK(f.ucp.ep_params.err_mode == UCP_ERR_HANDLING_MODE_PEER);
   contract::Side::Done done;
@@ -150,8 +147,7 @@ TEST_CASE("transport/ucx: a send without memory leaves the endpoint open", "[tra
   CHECK(f.ucp.closes == 0);
 }
 
-TEST_CASE("transport/ucx: a broken connection is reported once and pending sends wait for UCX",
-          "[transport][fast]") {
+TEST_CASE("transport/ucx: a broken connection is reported once and pending sends wait for UCX", "[transport][fast]") {
   Fixture f;
   f.ucp.send_mode = FakeUcp::Send::kNever;  // UCX keeps the payload
   contract::Side::Done kept;
@@ -240,16 +236,14 @@ TEST_CASE("transport/ucx: a friendly close that hangs is forced in time", "[tran
   if (drained) f.ucp.complete_sends(UCS_OK);
   f.side.peer->close(core::Status(core::Code::kClosed, "goodbye"));
   const auto started = std::chrono::steady_clock::now();
-  while (f.ucp.closes == 0 && std::chrono::steady_clock::now() - started < std::chrono::seconds(5))
-    f.side.progress();
+  while (f.ucp.closes == 0 && std::chrono::steady_clock::now() - started < std::chrono::seconds(5)) f.side.progress();
   CHECK(f.ucp.closes == 1);
   for (int i = 0; i < 3; ++i) f.side.progress();
   CHECK(done.count == 1);
   CHECK(f.ucp.closes == 1);
 }
 
-TEST_CASE("transport/ucx: a connection that breaks during a friendly close is closed at once",
-          "[transport][fast]") {
+TEST_CASE("transport/ucx: a connection that breaks during a friendly close is closed at once", "[transport][fast]") {
   Fixture f;
   contract::Side::Done done;
   REQUIRE(f.send(done).is_ok());
@@ -268,8 +262,8 @@ TEST_CASE("transport/ucx: malformed messages are dropped and counted", "[transpo
   Fixture f(options);
   std::array<std::byte, 300> header{};
   std::array<std::byte, 2000> data{};
-  for (const std::uint64_t attributes : {std::uint64_t{0}, std::uint64_t{UCP_AM_RECV_ATTR_FLAG_DATA},
-                                         std::uint64_t{UCP_AM_RECV_ATTR_FLAG_RNDV}}) {
+  for (const std::uint64_t attributes :
+       {std::uint64_t{0}, std::uint64_t{UCP_AM_RECV_ATTR_FLAG_DATA}, std::uint64_t{UCP_AM_RECV_ATTR_FLAG_RNDV}}) {
     CHECK(f.ucp.arrive(nullptr, 0, data.data(), 10, attributes) == UCS_OK);
     CHECK(f.ucp.arrive(header.data(), kHeaderBytesMax + 1, data.data(), 10, attributes) == UCS_OK);
     CHECK(f.ucp.arrive(header.data(), 8, data.data(), 1001, attributes) == UCS_OK);
@@ -323,8 +317,8 @@ TEST_CASE("transport/ucx: large messages wait for receive memory in turn", "[tra
   constexpr std::size_t kBytes = 1 << 20;
   for (std::uint64_t i = 0; i < 6; ++i) {
     const auto header = numbered(i);
-    CHECK(f.ucp.arrive(header.data(), header.size(), descriptors[i].data(), kBytes,
-                       UCP_AM_RECV_ATTR_FLAG_RNDV) == UCS_INPROGRESS);
+    CHECK(f.ucp.arrive(header.data(), header.size(), descriptors[i].data(), kBytes, UCP_AM_RECV_ATTR_FLAG_RNDV) ==
+          UCS_INPROGRESS);
   }
   CHECK(f.ucp.receives.size() == 4);
   CHECK((f.ucp.last_receive.op_attr_mask & UCP_OP_ATTR_FIELD_MEMH) != 0);

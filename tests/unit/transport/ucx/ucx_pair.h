@@ -13,8 +13,7 @@ inline UcxOptions test_options(const char* label = "data") {
   UcxOptions options;
   options.net_device = "lo";
   options.label = label;
-  options.close_timeout =
-      core::from_seconds(0.1);  // one thread runs both sides: the other cannot answer a flush
+  options.close_timeout = core::from_seconds(0.1);  // one thread runs both sides: the other cannot answer a flush
   return options;
 }
 
@@ -24,8 +23,8 @@ inline std::unique_ptr<contract::Pair> make_ucx_pair(const UcxOptions& options =
   auto pair = std::make_unique<contract::Pair>();
   for (contract::Side* side : {&pair->a, &pair->b}) {
     side->use_heap();
-    auto made = api_a != nullptr && side == &pair->a ? UcxTransport::create(options, *api_a)
-                                                     : UcxTransport::create(options);
+    auto made =
+        api_a != nullptr && side == &pair->a ? UcxTransport::create(options, *api_a) : UcxTransport::create(options);
     INFO(made.status().to_string());
     REQUIRE(made.is_ok());
     side->transport = std::move(made).value();

@@ -156,10 +156,10 @@ TEST_CASE("transport/ucx: a forked child keeps no socket and cannot harm its par
   pair->connect();
   warm_up(*pair);
   contract::Side::Done pending;
-  REQUIRE(pair->a.peer
-              ->send(numbered(1), pair->a.filled(contract::kLargeBytes, 1), contract::kLargeBytes,
-                     pair->a.record(pending))
-              .is_ok());
+  REQUIRE(
+      pair->a.peer
+          ->send(numbered(1), pair->a.filled(contract::kLargeBytes, 1), contract::kLargeBytes, pair->a.record(pending))
+          .is_ok());
   const pid_t child = fork();
   REQUIRE(child >= 0);
   if (child == 0) _exit(check_child(*pair, before));
@@ -271,12 +271,9 @@ TEST_CASE("transport/ucx: a killed process is noticed though its forked child li
   side.receiver.messages.clear();
   contract::Side::Done done;
   kill(victim, SIGKILL);
-  CHECK(
-      side.peer
-          ->send(numbered(2), side.filled(contract::kLargeBytes, 2), contract::kLargeBytes, side.record(done))
-          .is_ok());
-  CHECK(
-      wait_until([&] { return !side.receiver.failures.empty() && done.count == 1; }, 20));  // it still lives
+  CHECK(side.peer->send(numbered(2), side.filled(contract::kLargeBytes, 2), contract::kLargeBytes, side.record(done))
+            .is_ok());
+  CHECK(wait_until([&] { return !side.receiver.failures.empty() && done.count == 1; }, 20));  // it still lives
   int status = 0;
   waitpid(victim, &status, 0);
   for (const int fd : {down[0], down[1], up[0], up[1]}) ::close(fd);

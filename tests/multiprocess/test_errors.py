@@ -7,6 +7,7 @@ their cores with whatever else runs.
 import os
 import re
 import signal
+import subprocess
 import time
 from datetime import timedelta
 
@@ -373,3 +374,51 @@ def monitored(rank, world):
 @pytest.mark.parametrize("nodes", ["2+2", "1+1+1"])
 def test_a_monitored_barrier_without_one_rank(nodes):
     run_ranks(monitored, nodes)
+
+
+def stop_oneself(seconds):
+    """SIGSTOP, and SIGCONT by a child after so long. Returns when both are over."""
+    pid = os.getpid()
+    subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {pid}"])
+    os.kill(pid, signal.SIGSTOP)
+
+
+def stopped_for_long(rank, world, victim):
+    """No connection breaks when a process is stopped: heartbeats find it, and everyone names it, itself included."""
+    check = Checker(rank)
+    dist.barrier()
+    if rank == victim:
+        stop_oneself(9)
+    start = time.monotonic()
+    error = check.raises("the operation", Exception, lambda: [dist.all_reduce(torch.ones(10)) for _ in range(1000)])
+    seconds = time.monotonic() - start
+    if rank != victim:
+        check.that("in time", seconds < SECONDS_MAX, f"{seconds:.1f} s")
+        check.that("names it", f"rank {victim}" in str(error) and "heartbeats" in str(error), str(error))
+    return {**check.result(), "seconds": seconds, "text": str(error)}
+
+
+@needs_hybridps
+@pytest.mark.parametrize(("nodes", "victim"), [("2+2", 3), ("1+1+1", 0)])
+def test_a_rank_stopped_for_long(nodes, victim):
+    env = {"HYBRIDPS_HEARTBEAT_SECONDS": "0.5", "HYBRIDPS_DEAD_SECONDS": "3"}
+    results = run_ranks(stopped_for_long, nodes, args=(victim,), env=env, destroy=False)
+    print(f"nodes {nodes}: error after {results[1]['seconds']:.2f} s: {results[1]['text']}")
+
+
+def stopped_for_a_moment(rank, world):
+    check = Checker(rank)
+    dist.barrier()
+    if rank == 1:
+        stop_oneself(1.5)
+    for turn in range(20):
+        tensor = torch.full((1000,), float(turn))
+        dist.all_reduce(tensor)
+        check.that(f"turn {turn}", bool((tensor == turn * world).all()))
+    return check.result()
+
+
+@needs_hybridps
+@pytest.mark.parametrize("nodes", ["2+2", "1+1+1"])
+def test_a_rank_stopped_for_a_moment_is_no_error(nodes):
+    run_ranks(stopped_for_a_moment, nodes, env={"HYBRIDPS_HEARTBEAT_SECONDS": "0.5", "HYBRIDPS_DEAD_SECONDS": "4"})

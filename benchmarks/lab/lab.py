@@ -287,6 +287,13 @@ def table(done: list[tuple[rows.Row, dict]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def label_of(row: rows.Row) -> str:
+    size = row.job["bytes"]
+    unit, factor = ("MiB", rows.MIB) if size >= rows.MIB else ("KiB", rows.KIB) if size >= rows.KIB else ("B", 1)
+    what = row.job.get("collective", row.job["do"])
+    return f"{what} {size // factor} {unit}, {row.setup.text}" if size else f"{what}, {row.setup.text}"
+
+
 def draw(done: list[tuple[rows.Row, dict]], path: Path) -> None:
     import matplotlib
 
@@ -306,8 +313,12 @@ def draw(done: list[tuple[rows.Row, dict]], path: Path) -> None:
     bars = left.barh(places, [ratio - 1 for ratio in ratios], left=1, color=colours)
     left.bar_label(bars, [f"{ratio:.2f}" for ratio in ratios], padding=3, fontsize=8)
     left.axvline(1, color="black", linewidth=1)
-    left.set(title=f"How many times faster than {PEER}", xscale="log", yticks=list(places))
-    left.set_yticklabels([row.name for row, _ in measured], fontsize=8)
+    wide = max(ratios) > 4
+    left.set(title=f"How many times faster than {PEER}", xscale="log" if wide else "linear", yticks=list(places))
+    if wide:
+        left.set_xticks([0.5, 1, 2, 5, 10, 20], ["0.5", "1", "2", "5", "10", "20"])
+        left.minorticks_off()
+    left.set_yticklabels([label_of(row) for row, _ in measured], fontsize=8)
     left.margins(x=0.15)
     height = 0.38
     for offset, name, label in ((height / 2, "of_limit", "hybridps"), (-height / 2, "peer_of_limit", PEER)):
@@ -321,7 +332,7 @@ def draw(done: list[tuple[rows.Row, dict]], path: Path) -> None:
     right.axvline(100, color="black", linewidth=1)
     right.set(title="% of what the links allow (1 MiB and more)")
     if right.containers:
-        right.legend(fontsize=8, loc="lower left")
+        figure.legend(*right.get_legend_handles_labels(), fontsize=8, ncols=2, loc="outside lower right")
     figure.savefig(path, dpi=110)
 
 

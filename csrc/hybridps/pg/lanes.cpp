@@ -139,6 +139,11 @@ void InOrder::leave(std::uint64_t ticket, Lanes::Task task) {
   }
 }
 
+bool InOrder::is_idle_after(std::uint64_t ticket) const {
+  const std::lock_guard lock(mutex_);
+  return ticket < first_ && lanes_->idle(lane_);
+}
+
 bool InOrder::append(std::uint64_t ticket, Lanes::Task& task) {
   const std::lock_guard lock(mutex_);
   if (ticket >= first_) {

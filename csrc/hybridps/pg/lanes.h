@@ -66,6 +66,9 @@ class InOrder : core::Pinned {
   /// taken, when those have all been run: the caller may do at once what it wants to be done.
   bool append(std::uint64_t ticket, Lanes::Task& task);
 
+  /// append() would return false.
+  bool is_idle_after(std::uint64_t ticket) const;
+
   int lane() const noexcept { return lane_; }
   /// The ticket that the next enter() will give.
   std::uint64_t next() const;

@@ -1,6 +1,8 @@
 #include "hybridps/pg/work.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include <ATen/core/ivalue.h>
@@ -315,9 +317,13 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHybrid::getFuture() {
     if (stage_ != Stage::kComplete) return future_;
   }
   // Nobody else knows it yet, and no lane will complete it. Callbacks of earlier works go first, even where this one
-  // was complete before them: a callback that is added to a finished future runs in the caller.
+  // was complete before them: a callback that is added to a finished future runs in the caller. But who has waited for the
+  // work may ask for the value at once (DDP's join does): a lane that is merely about to finish is given its moment.
   if (order_ && Lanes::current() < lane_) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
     Lanes::Task task = [work = Ptr::reclaim_copy(this), future = future_]() mutable { settle(*work, future, nullptr); };
+    while (!order_->is_idle_after(ticket_) && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
     if (order_->append(ticket_, task)) return future_;
   }
   mark(future_);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -25,16 +26,21 @@ using core::Status;
 constexpr auto kPatience = std::chrono::seconds(10);
 constexpr int kNodesMin = 3;
 
-// One thread per address: all wait at the same time.
+// One thread per address: all wait at the same time. Where no thread can be had, here and now: that holds up other
+// groups for kPatience at most.
 template <typename Task>
-void on_helper_thread(Task task) {
-  std::thread([task = std::move(task)]() mutable {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, nullptr);
-    pthread_setname_np(pthread_self(), "hybridps-ask");
+void on_helper_thread(const Task& task) {
+  try {
+    std::thread([task] {
+      sigset_t all;
+      sigfillset(&all);
+      pthread_sigmask(SIG_BLOCK, &all, nullptr);
+      pthread_setname_np(pthread_self(), "hybridps-ask");
+      task();
+    }).detach();
+  } catch (const std::system_error&) {
     task();
-  }).detach();
+  }
 }
 
 }  // namespace

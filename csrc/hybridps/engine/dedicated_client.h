@@ -3,7 +3,8 @@
 // Model    servers() asks every address for its engines, commit() opens the group at those in the roster. Both start a
 //          helper thread and answer "pending" until it is done, so that one slow server holds up no other group.
 //          A server that cannot be used is reported once and left out, or ends the group when servers are required.
-// Threads  one at a time (the bootstrap thread). A helper thread holds nothing of the caller's.
+// Threads  one at a time (the bootstrap thread). A helper thread holds nothing of the caller's and may outlive it: by 10 s,
+//          and by what the resolver takes for a name.
 #pragma once
 
 #include <memory>
@@ -22,7 +23,7 @@ namespace hybridps::engine {
 /// A request to a dedicated server, behind the door's own framing.
 ///   find := kind u8 1                                   answer: count u32 | count x (length u32 | record)
 ///   open := kind u8 2 | name text | length u32 | roster  answer: empty
-//   close := kind u8 3 | uid u64 u64                     answer: empty (a roster that will not be used after all)
+///   close := kind u8 3 | uid u64 u64                     answer: empty (a roster that will not be used after all)
 struct ServerRequest {
   enum class Kind : std::uint8_t { kFind = 1, kOpen = 2, kClose = 3 };
   Kind kind = Kind::kFind;

@@ -1,7 +1,7 @@
 """PyTorch's own DistributedTest (torch.testing._internal.distributed.distributed_test) against our backend.
 
 tests.txt lists the tests that gloo passes on CPU at world size 4, with the variant of the suite (torch_suite.py) that
-has them; all must pass. A dozen run by default, all with -m conformance. Needs expecttest, as the suite does.
+has them; all must pass. Sixteen run by default, all with -m conformance. Needs expecttest, as the suite does.
 
 HYBRIDPS_TEST_CONFORMANCE_WORLD   number of ranks, default 4; tests that want more skip themselves
 """

@@ -1,9 +1,9 @@
 """PyTorch's own DistributedTest (torch.testing._internal.distributed.distributed_test) against our backend.
 
 tests.txt lists the tests that gloo passes on CPU at world size 4, with the variant of the suite (torch_suite.py) that
-has them; all must pass. Sixteen run by default, all with -m conformance. Needs expecttest, as the suite does.
+has them, and the least world size where gloo needs more than two ranks; all must pass. Sixteen run by default, all with -m conformance. Needs expecttest, as the suite does.
 
-HYBRIDPS_TEST_CONFORMANCE_WORLD   number of ranks, default 4; tests that want more skip themselves
+HYBRIDPS_TEST_CONFORMANCE_WORLD   number of ranks: 2, 3 or 4 (default)
 """
 
 import importlib.util
@@ -57,13 +57,18 @@ def listed():
     with open(os.path.join(os.path.dirname(__file__), "tests.txt")) as file:
         rows = [line.split() for line in file if line.strip() and not line.startswith("#")]
     slow = [pytest.mark.conformance]
-    return [pytest.param(variant, name, id=name, marks=[] if name in DEFAULT else slow) for variant, name in rows]
+    return [
+        pytest.param(variant, name, int(*least or "2"), id=name, marks=[] if name in DEFAULT else slow)
+        for variant, name, *least in rows
+    ]
 
 
-@pytest.mark.parametrize(("variant", "name"), listed())
-def test_of_pytorch(variant, name):
+@pytest.mark.parametrize(("variant", "name", "least_world"), listed())
+def test_of_pytorch(variant, name, least_world):
     if importlib.util.find_spec("expecttest") is None:
         pytest.fail("PyTorch's test suite needs the package expecttest: pip install expecttest", pytrace=False)
+    if least_world > WORLD:
+        pytest.skip(f"with {WORLD} ranks gloo fails it too: it needs {least_world}")
     if name in ONLY_BUILT_IN and not harness.IS_GLOO:
         pytest.skip(ONLY_BUILT_IN[name])
     if name in UNEVEN and harness.lacks("uneven_lists"):

@@ -2,9 +2,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -28,6 +25,8 @@
 #include "hybridps/door/door.h"
 #include "hybridps/engine/dedicated_client.h"
 #include "hybridps/engine/interface.h"
+#include "hybridps/engine/loop.h"
+#include "hybridps/engine/records.h"
 #include "hybridps/engine/runtime.h"
 #include "hybridps/intranode/shm/shm_transport.h"
 #include "hybridps/schedule/shares.h"
@@ -39,17 +38,9 @@ namespace {
 using core::Code;
 using core::Status;
 
-constexpr int kSleepMillisecondsMax = 100;
 constexpr std::int64_t kSpinMicroseconds = 50;
 constexpr auto kStayAfterFailure = std::chrono::milliseconds(200);
 constexpr auto kProofTimeout = std::chrono::seconds(10);
-
-template <typename To, typename From>
-To bytes_as(const From& from) {
-  static_assert(sizeof(typename To::value_type) == 1 && sizeof(typename From::value_type) == 1);
-  const auto* begin = reinterpret_cast<const typename To::value_type*>(from.data());
-  return To(begin, begin + from.size());
-}
 
 void block_signals() {
   sigset_t all;
@@ -104,7 +95,7 @@ struct GroupCore : core::Pinned {
   std::vector<int> node_of;
   std::atomic<std::uint64_t> completed{0};
 
-  // Progress thread only.
+  // In the loop only.
   struct Queued {
     worker::Operation operation;
     std::uint64_t sequence;
@@ -119,7 +110,7 @@ struct GroupCore : core::Pinned {
   bool closed = false;
 };
 
-// Shared-memory proofs asked for by the bootstrap thread, answered by the progress thread.
+// Shared-memory proofs asked for by the bootstrap thread, answered in the loop.
 struct ProofRequest {
   std::uint64_t nonce = 0;
   core::TimePoint since;
@@ -141,7 +132,8 @@ class GroupImpl final : public Group {
   int size() const noexcept override { return core_->options.size; }
   const std::string& name() const noexcept override { return core_->options.name; }
   std::shared_ptr<Engine> engine() const noexcept override;
-  std::uint64_t submit(worker::Operation operation, worker::Completion done) override;
+  std::uint64_t submit(worker::Operation operation, worker::Completion done, bool will_drive) override;
+  void drive(const std::function<bool()>& done, core::TimePoint until) override;
   Status wait_ready() override;
   Status status() const override {
     const std::lock_guard lock(core_->mutex);
@@ -164,7 +156,7 @@ class GroupImpl final : public Group {
   const std::shared_ptr<GroupCore> core_;
 };
 
-class EngineImpl final : public Engine {
+class EngineImpl final : public Engine, public LoopClient {
  public:
   static core::Result<std::shared_ptr<EngineImpl>> create();
   ~EngineImpl() override;
@@ -177,12 +169,11 @@ class EngineImpl final : public Engine {
 
   bool in_forked_child() const noexcept { return getpid() != pid_; }
   bool on_own_thread() const noexcept {
-    const auto id = std::this_thread::get_id();
-    return (progress_thread_ != nullptr && progress_thread_->get_id() == id) ||
-           (bootstrap_thread_ != nullptr && bootstrap_thread_->get_id() == id);
+    return (loop_ != nullptr && loop_->in_round()) ||
+           (bootstrap_thread_ != nullptr && bootstrap_thread_->get_id() == std::this_thread::get_id());
   }
-  /// Runs on the progress thread, in order. Thread-safe.
-  void post(core::OnceFn<void()> command);
+  Loop& loop() noexcept { return *loop_; }
+  void post(core::OnceFn<void()> command) { loop_->post(std::move(command)); }
   void run_submit(const std::shared_ptr<GroupCore>& group, worker::Operation operation, std::uint64_t sequence,
                   worker::Completion done);
   void want_goodbye(const std::shared_ptr<GroupCore>& group);
@@ -204,9 +195,11 @@ class EngineImpl final : public Engine {
 
   EngineImpl() : pid_(getpid()), id_(core::make_engine_id()) {}
   Status start(core::Config config);
-  void run();
-  std::size_t drain();
-  void sleep();
+  // LoopClient
+  std::size_t round() override;
+  std::chrono::milliseconds sleep_at_most() const override;
+  void finish() override;
+
   void run_bootstrap();
   bootstrap::Proof prove(Joining& joining, const bootstrap::Roster& roster);
   std::size_t answer_proofs();
@@ -226,18 +219,12 @@ class EngineImpl final : public Engine {
   bootstrap::Bytes data_address_;
   bootstrap::Bytes control_address_;
   bootstrap::Bytes shm_address_;
-  std::unique_ptr<Runtime> runtime_;  // progress thread only, once that runs
+  std::unique_ptr<Runtime> runtime_;  // in the loop only, once that runs
   intranode::shm::ShmTransport* shm_ = nullptr;
-  int epoll_fd_ = -1;
-  int wake_fd_ = -1;
+  std::unique_ptr<Loop> loop_;
+  std::atomic<bool> stopped_{false};
 
-  std::mutex command_mutex_;
-  std::deque<core::OnceFn<void()>> commands_;
-  std::atomic<bool> has_commands_{false};
-  std::atomic<bool> sleeping_{false};
-  std::atomic<bool> stop_{false};
-
-  // Progress thread only.
+  // In the loop only.
   std::vector<std::shared_ptr<GroupCore>> groups_;
   std::vector<std::shared_ptr<ProofRequest>> proofs_;
 
@@ -251,9 +238,7 @@ class EngineImpl final : public Engine {
   std::vector<std::unique_ptr<Joining>> joining_;
   bool bootstrap_stop_ = false;
 
-  // Leaked in a forked child, where the threads do not exist.
-  std::thread* progress_thread_ = nullptr;
-  std::thread* bootstrap_thread_ = nullptr;
+  std::thread* bootstrap_thread_ = nullptr;  // leaked in a forked child, where it does not exist
 };
 
 // --- GroupImpl -------------------------------------------------------------------------------------------------------
@@ -264,7 +249,7 @@ GroupImpl::~GroupImpl() {
 
 std::shared_ptr<Engine> GroupImpl::engine() const noexcept { return engine_; }
 
-std::uint64_t GroupImpl::submit(worker::Operation operation, worker::Completion done) {
+std::uint64_t GroupImpl::submit(worker::Operation operation, worker::Completion done, bool will_drive) {
   if (engine_->in_forked_child()) {
     done(worker::Outcome{Status(Code::kUnsupported,
                                 "hybridps cannot be used in a forked child process; start it with the \"spawn\" or "
@@ -285,15 +270,20 @@ std::uint64_t GroupImpl::submit(worker::Operation operation, worker::Completion 
     if (operation.kind != schedule::Kind::kPointToPoint) sequence = core_->submitted++;
     if (refused.is_ok()) {
       // Under the lock: commands of one group are in the order of their sequence numbers.
-      engine_->post(
+      engine_->loop().post(
           [engine = engine_.get(), core = core_, o = std::move(operation), sequence, d = std::move(done)]() mutable {
             engine->run_submit(core, std::move(o), sequence, std::move(d));
-          });
+          },
+          will_drive);
       return sequence;
     }
   }
   done(worker::Outcome{std::move(refused), -1});
   return sequence;
+}
+
+void GroupImpl::drive(const std::function<bool()>& done, core::TimePoint until) {
+  if (!engine_->in_forked_child()) engine_->loop().drive(done, until);
 }
 
 Status GroupImpl::wait_ready() {
@@ -364,10 +354,8 @@ Status EngineImpl::start(core::Config config) {
   options.warn_seconds = config_.warn_seconds;
   options.heartbeat_seconds = config_.heartbeat_seconds;
   options.dead_seconds = config_.dead_seconds;
-  const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  std::size_t pool_bytes =
-      std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(options, 0)), config_.pool_bytes);
-  pool_bytes = (pool_bytes + page - 1) / page * page;
+  const std::size_t pool_bytes = whole_pages(
+      std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(options, 0)), config_.pool_bytes));
 
   Transports transports;
   std::span<std::byte> memory;
@@ -381,16 +369,13 @@ Status EngineImpl::start(core::Config config) {
     shm_ = shm.value().get();
     memory = shm_->pool_memory();
     keep = shm_->keep_pool_memory();
-    shm_address_ = bytes_as<bootstrap::Bytes>(shm_->address());
+    shm_address_ = to_record(shm_->address());
     transports.shm = std::move(shm).value();
   } else {
-    void* mapped =
-        mmap(nullptr, pool_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped == MAP_FAILED)
-      return Status(Code::kOutOfResources,
-                    "cannot map " + std::to_string(pool_bytes) + " bytes for the send pool; lower HYBRIDPS_POOL_BYTES");
-    memory = {static_cast<std::byte*>(mapped), pool_bytes};
-    keep = std::shared_ptr<void>(mapped, [pool_bytes](void* at) { munmap(at, pool_bytes); });
+    core::Result<PrivatePool> pool = map_pool(pool_bytes);
+    if (!pool.is_ok()) return Status(pool.status().code(), std::string(pool.status().message()) + "; lower HYBRIDPS_POOL_BYTES");
+    memory = pool.value().memory;
+    keep = std::move(pool.value().keep);
   }
   transport::UcxOptions data;
   data.net_device = interfaces.value().data;
@@ -403,8 +388,8 @@ Status EngineImpl::start(core::Config config) {
   control.label = "control";
   core::Result<std::unique_ptr<transport::UcxTransport>> control_transport = transport::UcxTransport::create(control);
   if (!control_transport.is_ok()) return control_transport.status();
-  data_address_ = bytes_as<bootstrap::Bytes>(data_transport.value()->address());
-  control_address_ = bytes_as<bootstrap::Bytes>(control_transport.value()->address());
+  data_address_ = to_record(data_transport.value()->address());
+  control_address_ = to_record(control_transport.value()->address());
   transports.data = std::move(data_transport).value();
   transports.control = std::move(control_transport).value();
 
@@ -420,25 +405,24 @@ Status EngineImpl::start(core::Config config) {
   description_ = "data=" + data.net_device + " control=" + control.net_device + (config_.shm ? " shm" : "");
   core::log_info("engine ", core::to_string(id_), " ", description_, " ucx ", transport::ucx_version());
 
-  epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
-  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (epoll_fd_ < 0 || wake_fd_ < 0)
-    return Status(Code::kOutOfResources, "cannot make an epoll and an event descriptor; raise `ulimit -n`");
-  std::vector<int> fds = runtime_->event_fds();
-  fds.push_back(wake_fd_);
-  for (const int fd : fds) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.fd = fd;
-    if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0)
-      return Status(Code::kInternal, "cannot watch a transport's event descriptor");
-  }
-  progress_thread_ = new std::thread([this] { run(); });
-  return Status::ok();
+  // Spinning where ranks have no core to themselves takes the time of those it waits for. A caller that drives is the
+  // only thread of its rank that works; the loop's own thread has the program beside it.
+  const std::size_t cores = std::thread::hardware_concurrency();
+  const auto spin = [&](std::size_t threads) {
+    if (config_.spin_microseconds >= 0) return std::chrono::microseconds(config_.spin_microseconds);
+    return std::chrono::microseconds(threads <= cores ? kSpinMicroseconds : 0);
+  };
+  LoopOptions loop;
+  loop.thread_name = "hybridps";
+  loop.spin = spin(2 * expected_local_peers());
+  loop.drive_spin = spin(expected_local_peers());
+  loop_ = std::make_unique<Loop>(*runtime_, *this, loop);
+  return loop_->start();
 }
 
 EngineImpl::~EngineImpl() {
   if (in_forked_child()) {
+    (void)loop_.release();     // NOLINT: its thread does not exist here
     (void)runtime_.release();  // NOLINT: its transports belong to the parent
     return;
   }
@@ -451,16 +435,13 @@ EngineImpl::~EngineImpl() {
     bootstrap_thread_->join();
     delete bootstrap_thread_;
   }
-  if (progress_thread_ != nullptr) {
-    stop_.store(true);
-    post([] {});
-    progress_thread_->join();
-    delete progress_thread_;
+  if (loop_) {
+    loop_->stop();
+    stopped_.store(true);
     write_stats();
+    loop_.reset();
   }
   runtime_.reset();
-  if (epoll_fd_ >= 0) ::close(epoll_fd_);
-  if (wake_fd_ >= 0) ::close(wake_fd_);
 }
 
 void EngineImpl::write_stats() const {
@@ -486,8 +467,8 @@ void EngineImpl::write_stats() const {
 EngineStats EngineImpl::stats() const {
   EngineStats s;
   if (!runtime_) return s;
-  if (!in_forked_child() && !stop_.load()) {
-    // Ask the progress thread, so that an operation that is over is counted in full.
+  if (!in_forked_child() && !stopped_.load()) {
+    // Ask the loop, so that an operation that is over is counted in full.
     struct Answer {
       std::mutex mutex;
       std::condition_variable changed;
@@ -516,83 +497,24 @@ EngineStats EngineImpl::stats() const {
   return s;
 }
 
-// --- EngineImpl: the progress thread ---------------------------------------------------------------------------------
+// --- EngineImpl: in the loop -----------------------------------------------------------------------------------------
 
-void EngineImpl::post(core::OnceFn<void()> command) {
-  {
-    const std::lock_guard lock(command_mutex_);
-    commands_.push_back(std::move(command));
-    has_commands_.store(true, std::memory_order_relaxed);
-  }
-  // With the store to sleeping_ in sleep() this is Dekker's pattern: one of the two sides sees the other.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (sleeping_.load(std::memory_order_relaxed)) {
-    const std::uint64_t one = 1;
-    (void)!write(wake_fd_, &one, sizeof one);
-  }
+std::size_t EngineImpl::round() {
+  std::size_t work = close_finished();
+  if (!proofs_.empty()) work += answer_proofs();
+  return work;
 }
 
-std::size_t EngineImpl::drain() {
-  if (!has_commands_.load(std::memory_order_relaxed)) return 0;
-  std::deque<core::OnceFn<void()>> commands;
-  {
-    const std::lock_guard lock(command_mutex_);
-    commands.swap(commands_);
-    has_commands_.store(false, std::memory_order_relaxed);
-  }
-  for (auto& command : commands) command();
-  return commands.size();
+std::chrono::milliseconds EngineImpl::sleep_at_most() const {
+  if (!proofs_.empty()) return std::chrono::milliseconds(5);
+  for (const auto& group : groups_)
+    if (group->goodbye_done) return std::chrono::milliseconds(20);
+  return std::chrono::milliseconds(100);
 }
 
-void EngineImpl::run() {
-  block_signals();
-  pthread_setname_np(pthread_self(), "hybridps");
-  // By default only where every local rank has two cores: otherwise spinning takes the time of those it waits for.
-  const bool cores_to_spare = 2 * expected_local_peers() <= std::thread::hardware_concurrency();
-  const auto spin = std::chrono::microseconds(
-      config_.spin_microseconds >= 0 ? config_.spin_microseconds : (cores_to_spare ? kSpinMicroseconds : 0));
-  core::TimePoint idle_since = core::TimePoint::max();
-  for (;;) {
-    std::size_t work = drain();
-    work += runtime_->progress();
-    if (!proofs_.empty()) work += answer_proofs();
-    work += close_finished();
-    if (work > 0) {
-      idle_since = core::TimePoint::max();
-      continue;
-    }
-    if (stop_.load() && !has_commands_.load()) break;
-    if (spin.count() > 0) {
-      const core::TimePoint now = core::Clock::now();
-      if (idle_since == core::TimePoint::max()) idle_since = now;
-      if (now - idle_since < spin) continue;
-    }
-    sleep();
-  }
+void EngineImpl::finish() {
   for (const auto& group : groups_) close(*group);
   groups_.clear();
-}
-
-void EngineImpl::sleep() {
-  sleeping_.store(true, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (!has_commands_.load(std::memory_order_relaxed) && !stop_.load() && runtime_->arm()) {
-    const core::Duration left = runtime_->next_due() - core::Clock::now();
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
-    int timeout =
-        left <= core::Duration::zero() ? 0 : static_cast<int>(std::min<std::int64_t>(ms + 1, kSleepMillisecondsMax));
-    if (!proofs_.empty()) timeout = std::min(timeout, 5);
-    for (const auto& group : groups_)
-      if (group->goodbye_done) timeout = std::min(timeout, 20);
-    epoll_event events[8];
-    const int got = epoll_wait(epoll_fd_, events, 8, timeout);
-    for (int i = 0; i < got; ++i) {
-      if (events[i].data.fd != wake_fd_) continue;
-      std::uint64_t count = 0;
-      (void)!read(wake_fd_, &count, sizeof count);
-    }
-  }
-  sleeping_.store(false, std::memory_order_relaxed);
 }
 
 void EngineImpl::run_submit(const std::shared_ptr<GroupCore>& group, worker::Operation operation,
@@ -646,15 +568,7 @@ void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::
     info.hosts.push_back(member.host_name + " pid " + std::to_string(member.pid));
     chunk_bytes = std::min(chunk_bytes, member.chunk_bytes);
     if (member.engine == id_) return;
-    PeerRecord peer;
-    peer.engine = member.engine;
-    peer.local = local;
-    peer.data_address = bytes_as<std::vector<std::byte>>(member.data_address);
-    peer.control_address = bytes_as<std::vector<std::byte>>(member.control_address);
-    peer.shm_address = bytes_as<std::vector<std::byte>>(member.shm_address);
-    peer.where = info.hosts.back();
-    peer.eager_bytes = member.eager_bytes;
-    runtime_->add_peer(std::move(peer));
+    runtime_->add_peer(peer_record(member, info.hosts.back(), local));
   };
   for (int rank = 0; rank < roster.size(); ++rank)
     add(roster.members[static_cast<std::size_t>(rank)], roster.node_of[static_cast<std::size_t>(rank)] == my_node);
@@ -882,7 +796,7 @@ std::size_t EngineImpl::answer_proofs() {
     const std::lock_guard lock(request.mutex);
     for (const bootstrap::MemberRecord& member : request.members) {
       if (request.abandoned || request.answers.count(member.group_rank) > 0) continue;
-      const auto address = bytes_as<std::vector<std::byte>>(member.shm_address);
+      const auto address = to_transport(member.shm_address);
       const core::Result<transport::Endpoint*> endpoint =
           shm_ != nullptr ? shm_->connect(member.engine, address)
                           : core::Result<transport::Endpoint*>(Status(Code::kUnsupported, "shared memory is off"));

@@ -8,10 +8,12 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "hybridps/core/clock.h"
 #include "hybridps/core/dtype.h"
 #include "hybridps/core/once_fn.h"
 #include "hybridps/core/pinned.h"
@@ -34,10 +36,16 @@ class Group : core::Pinned {
 
   /// Starts an operation and returns at once with its sequence number (collectives and point to point are counted
   /// apart). The memory named in it must stay valid until `done` ran.
-  ///   done   runs exactly once on the engine's progress thread, or on this thread when the group is already closed;
-  ///          it must be short, must not wait, and must not call back into the engine except submit().
+  ///   done        runs exactly once in the engine's loop (its own thread, or one that drives), or on this thread when
+  ///               the group is already closed; it must be short, must not wait, and must not call back into the engine
+  ///               except submit().
+  ///   will_drive  this thread calls drive() at once; nobody is woken for the operation before that (1 ms at most).
   /// While the roster is not valid the operation queues.
-  virtual std::uint64_t submit(worker::Operation operation, worker::Completion done) = 0;
+  virtual std::uint64_t submit(worker::Operation operation, worker::Completion done, bool will_drive = false) = 0;
+  /// Runs the engine's loop on this thread until done() or `until`, and sleeps in it when there is nothing to do: saves
+  /// the hand-over to the engine's thread and back. May return early (another thread drives already): wait as usual then.
+  /// Without the GIL; not from a completion.
+  virtual void drive(const std::function<bool()>& done, core::TimePoint until) = 0;
 
   /// Waits until the roster is valid; a failure names who is absent. Used by the world's constructor.
   virtual core::Status wait_ready() = 0;

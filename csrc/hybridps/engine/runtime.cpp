@@ -464,6 +464,12 @@ core::TimePoint Runtime::next_due() const {
   return due;
 }
 
+bool Runtime::is_quiet() const {
+  for (const transport::Transport* transport : {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
+    if (transport != nullptr && transport->has_unsent()) return false;
+  return worker_->is_idle() && failed_.empty();
+}
+
 std::vector<int> Runtime::event_fds() const {
   std::vector<int> fds;
   for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get(), transports_.control.get()})

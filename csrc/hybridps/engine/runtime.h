@@ -94,6 +94,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   /// True: every transport is armed, nothing to do before next_due() or an event.
   bool arm();
   core::TimePoint next_due() const;
+  /// No operation of this rank is under way and no message waits to leave: nobody waits for this engine's progress.
+  bool is_quiet() const;
   /// A verdict that was sent has not been answered yet (bounded in time): leaving now could make this engine look like
   /// the cause of what it reported.
   bool has_unanswered_verdicts() const noexcept { return !unanswered_verdicts_.empty(); }

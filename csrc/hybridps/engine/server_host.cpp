@@ -1,16 +1,10 @@
 #include "hybridps/engine/server_host.h"
 
-#include <pthread.h>
-#include <signal.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
@@ -23,6 +17,8 @@
 #include "hybridps/core/text.h"
 #include "hybridps/engine/dedicated_client.h"
 #include "hybridps/engine/interface.h"
+#include "hybridps/engine/loop.h"
+#include "hybridps/engine/records.h"
 #include "hybridps/engine/runtime.h"
 #include "hybridps/transport/ucx/ucx_transport.h"
 
@@ -33,15 +29,9 @@ using core::Code;
 using core::Status;
 
 constexpr auto kCommandPatience = std::chrono::seconds(10);
-constexpr int kSleepMillisecondsMax = 100;
+constexpr auto kPublishEvery = std::chrono::milliseconds(100);
 
-template <typename To, typename From>
-To bytes_as(const From& from) {
-  const auto* begin = reinterpret_cast<const typename To::value_type*>(from.data());
-  return To(begin, begin + from.size());
-}
-
-class Shard : core::Pinned {
+class Shard final : public LoopClient, core::Pinned {
  public:
   Status start(const ServerHostOptions& options, const core::Config& config, const Interfaces& interfaces, int index) {
     RuntimeOptions o;
@@ -56,13 +46,9 @@ class Shard : core::Pinned {
     const std::uint64_t memory = options.memory_bytes / static_cast<std::uint64_t>(options.threads);
     o.grant_chunks = static_cast<std::uint32_t>(config.grant_chunks);
     engines_max_ = std::max<std::uint64_t>(1, memory / 2 / std::max<std::uint64_t>(1, o.eager_bytes));
-    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    std::size_t pool = std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(o, 0)), memory / 4);
-    pool = (pool + page - 1) / page * page;
-    void* mapped = mmap(nullptr, pool, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped == MAP_FAILED)
-      return Status(Code::kOutOfResources, "cannot map " + std::to_string(pool) + " bytes; give a smaller --memory");
-    std::shared_ptr<void> keep(mapped, [pool](void* at) { munmap(at, pool); });
+    core::Result<PrivatePool> pool = map_pool(
+        whole_pages(std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(o, 0)), memory / 4)));
+    if (!pool.is_ok()) return Status(pool.status().code(), std::string(pool.status().message()) + "; give a smaller --memory");
 
     Transports transports;
     transport::UcxOptions data;
@@ -84,41 +70,26 @@ class Shard : core::Pinned {
     record_.pid = static_cast<std::uint32_t>(getpid());
     record_.group_rank = index;
     record_.group_size = options.threads;
-    record_.data_address = bytes_as<bootstrap::Bytes>(made.value()->address());
-    record_.control_address = bytes_as<bootstrap::Bytes>(second.value()->address());
+    record_.data_address = to_record(made.value()->address());
+    record_.control_address = to_record(second.value()->address());
     record_.eager_bytes = o.eager_bytes;
     record_.chunk_bytes = o.chunk_bytes;
     record_.nic_gbps = config.nic_gbps / options.threads;
     transports.data = std::move(made).value();
     transports.control = std::move(second).value();
-    auto runtime = Runtime::create(o, {static_cast<std::byte*>(mapped), pool}, std::move(keep), std::move(transports));
+    auto runtime = Runtime::create(o, pool.value().memory, std::move(pool.value().keep), std::move(transports));
     if (!runtime.is_ok()) return runtime.status();
     runtime_ = std::move(runtime).value();
 
-    epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
-    wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    std::vector<int> fds = runtime_->event_fds();
-    fds.push_back(wake_fd_);
-    for (const int fd : fds) {
-      epoll_event event{};
-      event.events = EPOLLIN;
-      event.data.fd = fd;
-      if (epoll_fd_ < 0 || epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0)
-        return Status(Code::kOutOfResources, "cannot watch descriptors; raise `ulimit -n`");
-    }
-    thread_ = std::thread([this] { run(); });
-    return Status::ok();
+    LoopOptions loop;
+    loop.thread_name = "hybridps-sum";
+    loop_ = std::make_unique<Loop>(*runtime_, *this, loop);
+    return loop_->start();
   }
 
-  ~Shard() {
-    if (thread_.joinable()) {
-      stop_.store(true);
-      post([] {});
-      thread_.join();
-    }
-    runtime_.reset();
-    if (epoll_fd_ >= 0) ::close(epoll_fd_);
-    if (wake_fd_ >= 0) ::close(wake_fd_);
+  ~Shard() override {
+    if (loop_) loop_->stop();
+    loop_.reset();
   }
 
   const bootstrap::MemberRecord& record() const noexcept { return record_; }
@@ -132,7 +103,7 @@ class Shard : core::Pinned {
       Status status;
     };
     auto answer = std::make_shared<Answer>();
-    post([answer, c = std::move(command)]() mutable {
+    loop_->post([answer, c = std::move(command)]() mutable {
       Status status;
       c(status);
       const std::lock_guard lock(answer->mutex);
@@ -166,13 +137,7 @@ class Shard : core::Pinned {
       group.engines.push_back(member.engine);
       chunk_bytes = std::min(chunk_bytes, member.chunk_bytes);
       if (member.engine == id_) return;
-      PeerRecord peer;
-      peer.engine = member.engine;
-      peer.data_address = bytes_as<std::vector<std::byte>>(member.data_address);
-      peer.control_address = bytes_as<std::vector<std::byte>>(member.control_address);
-      peer.where = where;
-      peer.eager_bytes = member.eager_bytes;
-      runtime_->add_peer(std::move(peer));
+      runtime_->add_peer(peer_record(member, where, /*local=*/false));
     };
     for (const auto& member : roster.members) add(member, bootstrap::describe(member));
     for (const auto& server : roster.servers) add(server, "a dedicated server on " + server.host_name);
@@ -194,47 +159,13 @@ class Shard : core::Pinned {
   }
 
  private:
-  void post(core::OnceFn<void()> command) {
-    {
-      const std::lock_guard lock(mutex_);
-      commands_.push_back(std::move(command));
-    }
-    const std::uint64_t one = 1;
-    (void)!::write(wake_fd_, &one, sizeof one);
-  }
-
-  void run() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, nullptr);
-    pthread_setname_np(pthread_self(), "hybridps-sum");
-    while (!stop_.load()) {
-      std::size_t work = 0;
-      std::deque<core::OnceFn<void()>> commands;
-      {
-        const std::lock_guard lock(mutex_);
-        commands.swap(commands_);
-      }
-      for (auto& command : commands) {
-        command();
-        ++work;
-      }
-      work += runtime_->progress();
-      if (work > 0) continue;
+  // LoopClient
+  std::size_t round() override {
+    if (const core::TimePoint now = core::Clock::now(); now >= next_publish_) {
+      next_publish_ = now + kPublishEvery;
       publish();
-      if (!runtime_->arm()) continue;
-      const core::Duration left = runtime_->next_due() - core::Clock::now();
-      const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
-      const int timeout =
-          left <= core::Duration::zero() ? 0 : static_cast<int>(std::min<std::int64_t>(ms + 1, kSleepMillisecondsMax));
-      epoll_event events[8];
-      const int got = epoll_wait(epoll_fd_, events, 8, timeout);
-      for (int i = 0; i < got; ++i) {
-        if (events[i].data.fd != wake_fd_) continue;
-        std::uint64_t count = 0;
-        (void)!::read(wake_fd_, &count, sizeof count);
-      }
     }
+    return 0;
   }
 
   void publish() {
@@ -251,12 +182,8 @@ class Shard : core::Pinned {
   bootstrap::MemberRecord record_;
   std::uint64_t engines_max_ = 1;
   std::unique_ptr<Runtime> runtime_;
-  int epoll_fd_ = -1;
-  int wake_fd_ = -1;
-  std::thread thread_;
-  std::atomic<bool> stop_{false};
-  std::mutex mutex_;
-  std::deque<core::OnceFn<void()>> commands_;
+  std::unique_ptr<Loop> loop_;
+  core::TimePoint next_publish_{};
   std::atomic<std::uint64_t> groups_{0}, groups_total_{0}, chunks_{0}, bytes_{0}, refused_{0}, engines_{0};
 };
 

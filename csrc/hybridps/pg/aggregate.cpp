@@ -305,6 +305,7 @@ WorkPtr ProcessGroupHybrid::barrier(const c10d::BarrierOptions& opts) {
   call.name = "barrier";
   call.title = "hybridps:barrier";
   call.timeout = opts.timeout;
+  call.asynchronous = opts.asyncOp;
   return issue(std::move(call));
 }
 

@@ -62,6 +62,7 @@ WorkHybrid::Ptr ProcessGroupHybrid::issue(Call call) {
   init.buffers = std::move(call.buffers);
   init.finish = std::move(call.finish);
   init.parts = call.operations.size();
+  init.waited_for = !call.asynchronous;
   init.extensions = take_extensions(timeout);
   init.timeout = timeout;
   for (auto& operation : call.operations) operation.timeout = timeout;
@@ -108,9 +109,10 @@ void ProcessGroupHybrid::submit(const std::shared_ptr<engine::Group>& group, con
     work->set_order(order_of_this_lane());
   }
   for (auto& operation : operations) {
-    const auto sequence = group->submit(std::move(operation), [part = work](const worker::Outcome& outcome) mutable {
-      WorkHybrid::part_done(std::move(part), outcome);
-    });
+    const auto sequence = group->submit(
+        std::move(operation),
+        [part = work](const worker::Outcome& outcome) mutable { WorkHybrid::part_done(std::move(part), outcome); },
+        work->waited_for());
     work->set_sequence(sequence);
   }
 }

@@ -48,6 +48,7 @@ WorkHybrid::WorkHybrid(Init init)
       outputs_(std::move(init.outputs)),
       timeout_(init.timeout),
       started_(std::chrono::steady_clock::now()),
+      waited_for_(init.waited_for),
       completion_key_(next_completion_key()),
       lane_(Lanes::current() + 1),
       buffers_(std::move(init.buffers)),
@@ -250,6 +251,15 @@ bool WorkHybrid::wait(std::chrono::milliseconds timeout) {
   const bool limited = timeout.count() > 0;
   const auto deadline = std::chrono::steady_clock::now() + (limited ? timeout : std::chrono::milliseconds(0));
   Ptr kept;
+  if (waited_for_) {
+    if (const auto group = context_->group.lock()) {
+      const auto moved_on = [this] {
+        const std::lock_guard lock(mutex_);
+        return stage_ != Stage::kPending;
+      };
+      group->drive(moved_on, limited ? deadline : core::TimePoint::max());
+    }
+  }
   std::unique_lock lock(mutex_);
   while (stage_ != Stage::kComplete) {
     if (stage_ == Stage::kArrived) {

@@ -67,6 +67,7 @@ class WorkHybrid final : public c10d::Work {
     /// Runs before the operation counts as complete, if it succeeded.
     std::function<void()> finish;
     std::size_t parts = 1;
+    bool waited_for = false;  // the caller waits at once: wait() drives the engine
     std::chrono::milliseconds timeout{0};
     std::vector<std::shared_ptr<TimeExtension>> extensions;
   };
@@ -90,6 +91,7 @@ class WorkHybrid final : public c10d::Work {
   /// Makes `parent` count this work as one of its parts.
   static void add_parent(const Ptr& work, Ptr parent);
   const std::vector<at::Tensor>& outputs() const noexcept { return outputs_; }
+  bool waited_for() const noexcept { return waited_for_; }
   /// "all_reduce 17 of group 0 (rank 1 of 4)".
   std::string describe() const;
 
@@ -133,6 +135,7 @@ class WorkHybrid final : public c10d::Work {
   const std::vector<at::Tensor> outputs_;
   const std::chrono::milliseconds timeout_;
   const std::chrono::steady_clock::time_point started_;
+  const bool waited_for_;
   const std::uint64_t completion_key_;
   const int lane_;
   std::atomic<std::uint64_t> sequence_{0};

@@ -104,6 +104,8 @@ class Transport : core::Pinned {
   virtual int event_fd() const noexcept = 0;
   /// True: nothing to do now and event_fd() will tell. False: call progress() again.
   virtual bool arm() = 0;
+  /// Messages that leave only if progress() is called again.
+  virtual bool has_unsent() const noexcept = 0;
   virtual void set_receiver(Receiver* receiver) noexcept = 0;
   virtual TransportStats stats() const noexcept = 0;
 };

@@ -183,6 +183,10 @@ bool ShmTransport::arm() {
   return true;
 }
 
+bool ShmTransport::has_unsent() const noexcept {
+  return std::any_of(live_.begin(), live_.end(), [](const ShmEndpoint* endpoint) { return !endpoint->nothing_queued(); });
+}
+
 bool ShmTransport::poll_is_due() noexcept {
   if (armed_) {
     armed_ = false;

@@ -91,6 +91,7 @@ class ShmTransport final : public transport::Transport {
   std::size_t progress() override;
   int event_fd() const noexcept override { return poller_.get(); }
   bool arm() override;
+  bool has_unsent() const noexcept override;
   void set_receiver(transport::Receiver* receiver) noexcept override { receiver_ = receiver; }
   transport::TransportStats stats() const noexcept override;
 

@@ -228,6 +228,7 @@ class LoopbackTransport final : public Transport {
     return inbox_->events.empty() || inbox_->gone;
   }
 
+  bool has_unsent() const noexcept override { return false; }
   void set_receiver(Receiver* receiver) noexcept override { receiver_ = receiver; }
 
   TransportStats stats() const noexcept override {

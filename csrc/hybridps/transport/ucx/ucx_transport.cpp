@@ -91,7 +91,7 @@ core::Status UcxTransportImpl::start() {
   ucp_worker_params_t worker_params{};
   worker_params.field_mask =
       UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_NAME | UCP_WORKER_PARAM_FIELD_AM_ALIGNMENT;
-  worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
+  worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   worker_params.name = name_.c_str();
   worker_params.am_alignment = 64;
   status = api_.worker_create(context_, &worker_params, &worker_);

@@ -43,6 +43,7 @@ class UcxTransportImpl final : public UcxTransport {
   std::size_t progress() override;
   int event_fd() const noexcept override { return event_fd_; }
   bool arm() override;
+  bool has_unsent() const noexcept override { return held_.next != &held_; }
   void set_receiver(Receiver* receiver) noexcept override { receiver_ = receiver; }
   TransportStats stats() const noexcept override;
   UcxCounters counters() const noexcept override;

@@ -6,7 +6,8 @@
     torchrun ... -m hybridps.bench --nic-gbps 10          real machines; with the limit and the part of it reached
 
 size    bytes as nccl-tests counts them: the whole vector; for all_to_all what one rank sends in all
-time    median; of each operation the slowest rank counts. p99 likewise. With fewer than 100 operations it is the worst
+time    median; of an operation that starts from a barrier the slowest rank counts, of those that run back to back the
+        average rank (as nccl-tests does). p99 is of the slowest rank; with fewer than 100 operations it is the worst
 algbw   size / time; busbw: algbw times what must cross a rank's card per byte of size (nccl-tests, doc/PERFORMANCE.md)
 #wrong  elements that differ from the right result, over all ranks, in one more operation than the timed ones
 limit   the least time that the cards allow (hybridps.bounds), from --nic-gbps; %limit is limit / time
@@ -36,7 +37,7 @@ from hybridps import bounds
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 REDUCTIONS = ("sum", "avg", "min", "max")
 REDUCING = ("allreduce", "reduce", "reduce_scatter")
-BLOCK_SECONDS = 0.02  # operations quicker than this run in blocks of about this long
+SMALL_BYTES = 64 * 2**10  # operations up to this size run in blocks, back to back
 BLOCK_MAX = 20
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -104,24 +105,32 @@ def interface_bytes(name: str) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def summarise(per_rank: list[list[float]]) -> dict:
+def of_operations(per_rank: list[list[float]], block: int) -> list[float]:
+    """Times of the same operations on every rank -> one time for each operation."""
+    # Back to back, a rank's time for one operation begins where it finished the last: who was early waits for the others
+    # in the next, and the slowest rank of each would count that twice.
+    of_one = max if block == 1 else statistics.fmean
+    return [of_one(times) for times in zip(*per_rank, strict=True)]
+
+
+def summarise(per_rank: list[list[float]], block: int = 1) -> dict:
     """Times of the same operations on every rank -> the figures of a row, in seconds."""
-    slowest = [max(times) for times in zip(*per_rank, strict=True)]
-    half = len(slowest) // 2
-    first, second = slowest[:half] or slowest, slowest[half:]
+    times = of_operations(per_rank, block)
+    half = len(times) // 2
+    first, second = times[:half] or times, times[half:]
     return {
-        "seconds": statistics.median(slowest),
-        "mean_seconds": statistics.fmean(slowest),
-        "min_seconds": min(slowest),
-        "p99_seconds": percentile(slowest, 99),
-        "operations": len(slowest),
+        "seconds": statistics.median(times),
+        "mean_seconds": statistics.fmean(times),
+        "min_seconds": min(times),
+        "p99_seconds": percentile(of_operations(per_rank, 1), 99),
+        "operations": len(times),
         "drift": statistics.median(second) / statistics.median(first) - 1,
     }
 
 
 def paired_ratio(ours: list[list[float]], peers: list[list[float]], block: int) -> float:
     """How many times faster we are: median over the pairs of blocks that followed each other."""
-    mine, theirs = ([max(times) for times in zip(*per_rank, strict=True)] for per_rank in (ours, peers))
+    mine, theirs = (of_operations(per_rank, block) for per_rank in (ours, peers))
     ratios = []
     for begin in range(0, len(mine), block):
         ratios.append(statistics.median(theirs[begin : begin + block]) / statistics.median(mine[begin : begin + block]))
@@ -301,15 +310,7 @@ class Session:
         for name, group in groups.items():
             for _ in range((warmup_of or {}).get(name, warmup)):
                 case.call(group)
-        # One more says how long one takes. The block must be the same on every rank.
-        self.align()
-        quick = []
-        for group in groups.values():
-            begin = time.perf_counter()
-            case.call(group)
-            quick.append(time.perf_counter() - begin)
-        slowest = max(max(times) for times in self._everyones(quick))
-        block = 1 if slowest >= BLOCK_SECONDS else max(1, min(BLOCK_MAX, iterations, int(BLOCK_SECONDS / slowest) + 1))
+        block = 1 if case.bytes > SMALL_BYTES else max(1, min(BLOCK_MAX, iterations))
         blocks = max(1, round(iterations / block))
 
         times = {name: [] for name in groups}
@@ -365,7 +366,7 @@ class Session:
             "backends": {},
         }
         for name in groups:
-            figures = summarise([ranks[name][0] for ranks in everyones])
+            figures = summarise([ranks[name][0] for ranks in everyones], block)
             t = figures["seconds"]
             figures["algbw"] = case.bytes / t
             figures["busbw"] = case.bytes / t * bounds.busbw_factor(collective, self.world)

@@ -41,6 +41,11 @@ def test_the_slowest_rank_counts():
     assert bench.summarise([[1.0]])["drift"] == 0
 
 
+def test_back_to_back_the_average_rank_counts():
+    figures = bench.summarise([[1.0, 2.0, 1.0, 5.0], [2.0, 1.0, 3.0, 1.0]], block=4)  # averages: 1.5 1.5 2 3
+    assert figures["seconds"] == 1.75 and figures["p99_seconds"] == 5 and figures["mean_seconds"] == 2
+
+
 def test_the_ratio_is_of_neighbouring_blocks():
     # The machine slows down threefold in the middle: the ratio of medians would be off, that of pairs is not.
     ours = [[1.0, 1.0, 3.0, 3.0, 3.0, 3.0]]

@@ -251,16 +251,20 @@ bool WorkHybrid::wait(std::chrono::milliseconds timeout) {
   const bool limited = timeout.count() > 0;
   const auto deadline = std::chrono::steady_clock::now() + (limited ? timeout : std::chrono::milliseconds(0));
   Ptr kept;
-  if (waited_for_) {
+  std::unique_lock lock(mutex_);
+  if (waited_for_ && stage_ == Stage::kPending) {
     if (const auto group = context_->group.lock()) {
+      ++waiters_;  // so that no lane wakes for it
+      lock.unlock();
       const auto moved_on = [this] {
-        const std::lock_guard lock(mutex_);
+        const std::lock_guard inner(mutex_);
         return stage_ != Stage::kPending;
       };
       group->drive(moved_on, limited ? deadline : core::TimePoint::max());
+      lock.lock();
+      --waiters_;
     }
   }
-  std::unique_lock lock(mutex_);
   while (stage_ != Stage::kComplete) {
     if (stage_ == Stage::kArrived) {
       stage_ = Stage::kFinishing;

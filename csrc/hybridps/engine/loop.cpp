@@ -1,0 +1,236 @@
+#include "hybridps/engine/loop.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace hybridps::engine {
+
+using core::Code;
+using core::Status;
+
+Loop::Loop(Runtime& runtime, LoopClient& client, LoopOptions options)
+    : runtime_(runtime), client_(client), options_(std::move(options)) {}
+
+Loop::~Loop() {
+  stop();
+  for (Bed* bed : {&own_, &driver_}) {
+    if (bed->epoll_fd >= 0) ::close(bed->epoll_fd);
+    if (bed->wake_fd >= 0) ::close(bed->wake_fd);
+  }
+}
+
+Status Loop::make(Bed& bed) {
+  bed.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+  bed.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (bed.epoll_fd < 0 || bed.wake_fd < 0)
+    return Status(Code::kOutOfResources, "cannot make an epoll and an event descriptor; raise `ulimit -n`");
+  std::vector<int> fds = runtime_.event_fds();
+  fds.push_back(bed.wake_fd);
+  for (const int fd : fds) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    if (epoll_ctl(bed.epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0)
+      return Status(Code::kInternal, "cannot watch a transport's event descriptor");
+  }
+  return Status::ok();
+}
+
+Status Loop::start() {
+  for (Bed* bed : {&own_, &driver_})
+    if (Status status = make(*bed); !status.is_ok()) return status;
+  thread_ = std::thread([this] { run(); });
+  return Status::ok();
+}
+
+void Loop::stop() {
+  if (!thread_.joinable()) return;
+  stop_.store(true);
+  post([] {});
+  thread_.join();
+}
+
+void Loop::wake(Bed& bed) noexcept {
+  const std::uint64_t one = 1;
+  (void)!::write(bed.wake_fd, &one, sizeof one);
+}
+
+void Loop::post(core::OnceFn<void()> command, bool will_drive) {
+  {
+    const std::lock_guard lock(command_mutex_);
+    commands_.push_back(std::move(command));
+    has_commands_.store(true, std::memory_order_relaxed);
+  }
+  // With the store to `sleeping` in sleep() this is Dekker's pattern: one of the two sides sees the other.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (driver_.sleeping.load(std::memory_order_relaxed)) {
+    wake(driver_);
+    return;
+  }
+  if (will_drive) {
+    const std::lock_guard lock(park_mutex_);
+    claimed_until_ = core::Clock::now() + kClaim;
+    claim_seen_.store(true, std::memory_order_relaxed);
+  } else if (claim_seen_.load(std::memory_order_relaxed)) {
+    {
+      const std::lock_guard lock(park_mutex_);
+      claimed_until_ = {};
+    }
+    unpark_.notify_one();
+  }
+  if (own_.sleeping.load(std::memory_order_relaxed)) wake(own_);  // it parks if there is a claim
+}
+
+std::size_t Loop::drain() {
+  if (!has_commands_.load(std::memory_order_relaxed)) return 0;
+  std::deque<core::OnceFn<void()>> commands;
+  {
+    const std::lock_guard lock(command_mutex_);
+    commands.swap(commands_);
+    has_commands_.store(false, std::memory_order_relaxed);
+  }
+  for (auto& command : commands) command();
+  return commands.size();
+}
+
+std::size_t Loop::round() {
+  std::size_t work = drain();
+  work += runtime_.progress();
+  work += client_.round();
+  return work;
+}
+
+void Loop::sleep(Bed& bed, core::TimePoint due, std::chrono::milliseconds at_most) {
+  const core::Duration left = due - core::Clock::now();
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
+  const int timeout =
+      left <= core::Duration::zero() ? 0 : static_cast<int>(std::min<std::int64_t>(ms + 1, at_most.count()));
+  epoll_event events[8];
+  const int got = epoll_wait(bed.epoll_fd, events, 8, timeout);
+  for (int i = 0; i < got; ++i) {
+    if (events[i].data.fd != bed.wake_fd) continue;
+    std::uint64_t count = 0;
+    (void)!::read(bed.wake_fd, &count, sizeof count);
+  }
+}
+
+bool Loop::is_claimed() {
+  if (!claim_seen_.load(std::memory_order_relaxed)) return false;
+  const std::lock_guard lock(park_mutex_);
+  if (driving_ || core::Clock::now() < claimed_until_) return true;
+  claim_seen_.store(false, std::memory_order_relaxed);
+  return false;
+}
+
+void Loop::park() {
+  std::unique_lock lock(park_mutex_);
+  while (!stop_.load()) {
+    const core::TimePoint now = core::Clock::now();
+    if (!driving_ && now >= claimed_until_) return;
+    // A caller that has driven for long says when it leaves; one that drives for moments, again and again, does not.
+    if (driving_ && now - driving_since_ > kClaim)
+      unpark_.wait_for(lock, std::chrono::milliseconds(100));
+    else
+      unpark_.wait_until(lock, std::max(driving_ ? now + kClaim : claimed_until_, now + kClaim / 4));
+  }
+}
+
+void Loop::run() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  pthread_setname_np(pthread_self(), options_.thread_name.c_str());
+  core::TimePoint idle_since = core::TimePoint::max();
+  std::unique_lock baton(baton_);
+  for (;;) {
+    if (is_claimed()) {
+      baton.unlock();
+      park();
+      baton.lock();
+      idle_since = core::TimePoint::max();
+    }
+    round_of_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    const std::size_t work = round();
+    round_of_.store(std::thread::id(), std::memory_order_relaxed);
+    if (work > 0) {
+      idle_since = core::TimePoint::max();
+      continue;
+    }
+    if (stop_.load() && !has_commands_.load()) break;
+    if (options_.spin.count() > 0) {
+      const core::TimePoint now = core::Clock::now();
+      if (idle_since == core::TimePoint::max()) idle_since = now;
+      if (now - idle_since < options_.spin) continue;
+    }
+    own_.sleeping.store(true, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!has_commands_.load(std::memory_order_relaxed) && !stop_.load() && runtime_.arm()) {
+      const core::TimePoint due = runtime_.next_due();
+      const auto at_most = client_.sleep_at_most();
+      baton.unlock();
+      sleep(own_, due, at_most);
+      own_.sleeping.store(false, std::memory_order_relaxed);
+      if (is_claimed()) park();  // without having stood in the caller's way
+      baton.lock();
+    }
+    own_.sleeping.store(false, std::memory_order_relaxed);
+  }
+  round_of_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  client_.finish();
+}
+
+void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
+  {
+    const std::lock_guard lock(park_mutex_);
+    if (driving_ || stop_.load()) return;
+    driving_ = true;
+    driving_since_ = core::Clock::now();
+    claim_seen_.store(true, std::memory_order_relaxed);
+  }
+  std::unique_lock baton(baton_);  // the thread lets go after its round
+  round_of_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  core::TimePoint idle_since = core::TimePoint::max();
+  for (;;) {
+    const std::size_t work = round();
+    if (done()) break;
+    if (work > 0) {
+      idle_since = core::TimePoint::max();
+      continue;
+    }
+    const core::TimePoint now = core::Clock::now();
+    if (now >= until) break;
+    if (idle_since == core::TimePoint::max()) idle_since = now;
+    if (now - idle_since < options_.drive_spin) continue;
+    driver_.sleeping.store(true, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!has_commands_.load(std::memory_order_relaxed) && runtime_.arm())
+      sleep(driver_, std::min(runtime_.next_due(), until), client_.sleep_at_most());
+    driver_.sleeping.store(false, std::memory_order_relaxed);
+  }
+  const bool quiet = runtime_.is_quiet();
+  round_of_.store(std::thread::id(), std::memory_order_relaxed);
+  baton.unlock();
+  {
+    const std::lock_guard lock(park_mutex_);
+    const core::TimePoint now = core::Clock::now();
+    driving_ = false;
+    // Under the lock: who posts now finds the claim and takes it back.
+    claimed_until_ = quiet && !has_commands_.load() ? now + kClaim : core::TimePoint{};
+    if (now < claimed_until_ && now - driving_since_ <= kClaim) {
+      if (!own_.sleeping.load(std::memory_order_relaxed)) return;
+    }
+  }
+  unpark_.notify_one();
+  // Nobody has armed what it sleeps on: it must look again, after the claim.
+  if (own_.sleeping.load(std::memory_order_relaxed)) wake(own_);
+}
+
+}  // namespace hybridps::engine

@@ -29,7 +29,6 @@
 #include "hybridps/engine/records.h"
 #include "hybridps/engine/runtime.h"
 #include "hybridps/intranode/shm/shm_transport.h"
-#include "hybridps/schedule/shares.h"
 #include "hybridps/transport/ucx/ucx_transport.h"
 
 namespace hybridps::engine {
@@ -54,32 +53,6 @@ std::size_t expected_local_peers() {
     if (size > 0 && size < 4096) return static_cast<std::size_t>(size);
   }
   return 7;
-}
-
-// What each node and each dedicated server owns of a tensor. Rates count when every node has a member that knows its
-// card's (HYBRIDPS_NIC_GBPS); else all cards are taken to be alike.
-schedule::Shares shares_of(const bootstrap::Roster& roster) {
-  std::vector<double> rates(static_cast<std::size_t>(roster.node_count()), 0.0);
-  for (std::size_t rank = 0; rank < roster.members.size(); ++rank) {
-    double& rate = rates[static_cast<std::size_t>(roster.node_of[rank])];
-    rate = std::max(rate, roster.members[rank].nic_gbps);
-  }
-  const bool known = std::all_of(rates.begin(), rates.end(), [](double rate) { return rate > 0.0; });
-  if (!known) std::fill(rates.begin(), rates.end(), 1.0);
-  const double usual = *std::max_element(rates.begin(), rates.end());
-  // The shards of one server program share its card.
-  std::map<std::pair<std::string, std::uint32_t>, int> shards;
-  for (const auto& server : roster.servers) ++shards[{server.host_name, server.pid}];
-  std::vector<double> dedicated;
-  for (const auto& server : roster.servers)
-    dedicated.push_back(known && server.nic_gbps > 0.0 ? server.nic_gbps
-                                                       : usual / shards[{server.host_name, server.pid}]);
-  schedule::Shares shares = schedule::optimal_shares(rates, dedicated);
-  if (rates.size() < 3) {  // nothing to gain, so nothing goes there
-    shares = schedule::optimal_shares(rates);
-    shares.dedicated.assign(dedicated.size(), 0.0);
-  }
-  return shares;
 }
 
 // One group as the engine's threads see it. It never holds the engine.

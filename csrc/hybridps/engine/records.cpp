@@ -3,6 +3,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <map>
 #include <utility>
 
 namespace hybridps::engine {
@@ -33,6 +36,30 @@ PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where,
   peer.where = std::move(where);
   peer.eager_bytes = member.eager_bytes;
   return peer;
+}
+
+schedule::Shares shares_of(const bootstrap::Roster& roster) {
+  std::vector<double> rates(static_cast<std::size_t>(roster.node_count()), 0.0);
+  for (std::size_t rank = 0; rank < roster.members.size(); ++rank) {
+    double& rate = rates[static_cast<std::size_t>(roster.node_of[rank])];
+    rate = std::max(rate, roster.members[rank].nic_gbps);
+  }
+  const bool known = std::all_of(rates.begin(), rates.end(), [](double rate) { return rate > 0.0; });
+  if (!known) std::fill(rates.begin(), rates.end(), 1.0);
+  const double usual = *std::max_element(rates.begin(), rates.end());
+  // The shards of one server program share its card.
+  std::map<std::pair<std::string, std::uint32_t>, int> shards;
+  for (const auto& server : roster.servers) ++shards[{server.host_name, server.pid}];
+  std::vector<double> dedicated;
+  for (const auto& server : roster.servers)
+    dedicated.push_back(known && server.nic_gbps > 0.0 ? server.nic_gbps
+                                                       : usual / shards[{server.host_name, server.pid}]);
+  schedule::Shares shares = schedule::optimal_shares(rates, dedicated);
+  if (rates.size() < 3) {  // nothing to gain, so nothing goes there
+    shares = schedule::optimal_shares(rates);
+    shares.dedicated.assign(dedicated.size(), 0.0);
+  }
+  return shares;
 }
 
 std::size_t whole_pages(std::size_t bytes) {

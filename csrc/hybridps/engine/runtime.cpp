@@ -135,8 +135,8 @@ void Runtime::add_peer(PeerRecord peer) {
   peers_[id].record = std::move(peer);
 }
 
-void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, std::uint64_t fan) {
-  group_fan_[uid] = fan;
+void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology) {
+  group_windows_[uid] = schedule::windows_bytes(options_.window_bytes, topology);
   for (const core::EngineId engine : engines)
     if (const auto found = peers_.find(engine); found != peers_.end()) ++found->second.groups;
   group_engines_[uid] = std::move(engines);
@@ -148,16 +148,19 @@ void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, std:
 // Measured (500 and 200 Mbit/s, queues of 5 ms, 3 to 11 senders): up to three times the queue is well; five times costs a
 // fifth of the speed, eight times nearly three quarters. The largest group that is shared with a peer counts. What is granted comes on top.
 void Runtime::choose_windows() {
-  std::unordered_map<core::EngineId, std::uint64_t> fans;
-  for (const auto& [uid, engines] : group_engines_)
-    for (const core::EngineId engine : engines) {
-      std::uint64_t& fan = fans[engine];
-      fan = std::max(fan, group_fan_[uid]);
+  // In several groups with one peer: the least, since operations of all may meet at one card.
+  std::unordered_map<core::EngineId, std::uint64_t> windows;
+  for (const auto& [uid, engines] : group_engines_) {
+    const std::vector<std::uint64_t>& of_group = group_windows_[uid];
+    for (std::size_t i = 0; i < engines.size(); ++i) {
+      if (of_group[i] == 0) continue;
+      std::uint64_t& window = windows.emplace(engines[i], of_group[i]).first->second;
+      window = std::min(window, of_group[i]);
     }
-  for (const auto& [engine, fan] : fans) {
+  }
+  for (const auto& [engine, window] : windows) {
     const auto found = peers_.find(engine);
     if (found == peers_.end() || found->second.record.local) continue;
-    const std::uint64_t window = schedule::window_bytes(options_.window_bytes, fan);
     outbox_->set_window(engine,
                         static_cast<std::int64_t>(std::min<std::uint64_t>(window, found->second.record.eager_bytes)));
   }
@@ -171,7 +174,7 @@ void Runtime::leave(core::GroupUid uid) {
         found->second.unused_since = core::Clock::now();
     }
     group_engines_.erase(engines);
-    group_fan_.erase(uid);
+    group_windows_.erase(uid);
   }
   early_.erase(uid);
   if (closed_.insert(uid).second) closed_order_.push_back(uid);
@@ -185,7 +188,7 @@ void Runtime::leave(core::GroupUid uid) {
 
 worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
   const core::GroupUid uid = info.uid;
-  join(uid, info.engines, info.topology.fan());
+  join(uid, info.engines, info.topology);
   worker::GroupState& group = worker_->open_group(std::move(info));
   for (const core::EngineId engine : group_engines_[uid])
     if (const auto found = peers_.find(engine); found != peers_.end() && found->second.dead)
@@ -220,7 +223,7 @@ void Runtime::close_group(core::GroupUid uid) {
 void Runtime::open_served_group(server::ServedGroup group) {
   const core::GroupUid uid = group.uid;
   if (dedicated_->has(uid)) return;
-  join(uid, group.engines, group.topology.fan());
+  join(uid, group.engines, group.topology);
   dedicated_->open_group(std::move(group));
 }
 

@@ -152,7 +152,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void peer_failed(core::EngineId peer, core::Status cause);
   void heartbeat(core::TimePoint now);
   void choose_watched();
-  void join(core::GroupUid uid, std::vector<core::EngineId> engines, std::uint64_t fan);
+  void join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology);
   void leave(core::GroupUid uid);
   void forget_unused(core::TimePoint now);
   void choose_windows();
@@ -168,7 +168,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::unique_ptr<server::Dedicated> dedicated_;
   std::unordered_map<core::EngineId, Peer> peers_;
   std::map<core::GroupUid, std::vector<core::EngineId>> group_engines_;
-  std::map<core::GroupUid, std::uint64_t> group_fan_;  // streams that may meet at one card
+  std::map<core::GroupUid, std::vector<std::uint64_t>> group_windows_;  // per engine of the group
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;
   std::unordered_map<core::GroupUid, std::vector<std::pair<wire::Header, transport::RxPayload>>> early_;

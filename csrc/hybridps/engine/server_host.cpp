@@ -125,11 +125,12 @@ class Shard final : public LoopClient, core::Pinned {
       return Status(Code::kOutOfResources, "its memory is enough for " + std::to_string(engines_max_) + " ranks, and " +
                                                std::to_string(runtime_->peers_known()) +
                                                " are served already; start it with more --memory");
+    const schedule::Shares shares = shares_of(roster);
     server::ServedGroup group{
         roster.uid,
         name,
         {},
-        schedule::Topology(roster.node_of, size + index, {}, std::vector<double>(roster.servers.size(), 1.0)),
+        schedule::Topology(roster.node_of, size + index, shares.worker, shares.dedicated),
         1,
         0};
     std::uint64_t chunk_bytes = record_.chunk_bytes;

@@ -21,6 +21,10 @@ std::size_t Stream::bytes_of(std::uint32_t chunk) const noexcept {
   return begin >= bytes ? 0 : static_cast<std::size_t>(std::min<std::uint64_t>(chunk_bytes, bytes - begin));
 }
 
+bool Stream::is_offered(std::uint32_t chunk) const noexcept {
+  return !marks_.empty() && (marks_[chunk] & kOffered) != 0;
+}
+
 bool Stream::is_sent(std::uint32_t chunk) const noexcept { return !marks_.empty() && (marks_[chunk] & kSent) != 0; }
 
 bool Stream::is_permitted(std::uint32_t chunk) const noexcept {

@@ -63,7 +63,9 @@ struct Stream : core::Pinned {
   std::uint32_t index = 0;  // free for the owner
 
   std::size_t bytes_of(std::uint32_t chunk) const noexcept;
+  bool is_offered(std::uint32_t chunk) const noexcept;
   bool is_sent(std::uint32_t chunk) const noexcept;
+  std::uint32_t sent() const noexcept { return sent_; }
   bool is_permitted(std::uint32_t chunk) const noexcept;
   bool all_sent() const noexcept { return sent_ == chunks; }
 

@@ -135,6 +135,39 @@ std::uint64_t window_bytes(std::uint64_t card_bytes, std::uint64_t fan) noexcept
   return std::max<std::uint64_t>(card_bytes / std::max<std::uint64_t>(1, fan), 2 * kSmallestChunkBytes);
 }
 
+std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topology& topology) {
+  const int me = topology.rank();
+  const int ranks = topology.size();
+  const int members = ranks + topology.servers();
+  double total = 0.0;
+  for (int node = 0; node < topology.nodes(); ++node) total += topology.weight(node);
+  for (int server = 0; server < topology.servers(); ++server) total += topology.server_weight(server);
+  if (total <= 0.0) total = 1.0;
+  const auto share = [&](int owner) {
+    if (topology.is_dedicated(owner)) return topology.server_weight(owner - ranks) / total;
+    const int node = topology.node_of(owner);
+    return topology.weight(node) / total / static_cast<double>(topology.ranks_of(node).size());
+  };
+  // Bytes of the busiest card, in tensors (schedule/shares.h).
+  double busiest = 0.0;
+  for (int node = 0; node < topology.nodes(); ++node)
+    busiest = std::max(busiest, 1.0 + (topology.nodes() - 2) * topology.weight(node) / total);
+  for (int server = 0; server < topology.servers(); ++server)
+    busiest = std::max(busiest, topology.nodes() * topology.server_weight(server) / total);
+
+  const std::uint64_t equal = window_bytes(card_bytes, topology.fan());
+  std::vector<std::uint64_t> windows(static_cast<std::size_t>(members), 0);
+  for (int member = 0; member < members; ++member) {
+    if (member == me || (topology.node_of(member) >= 0 && topology.node_of(member) == topology.my_node())) continue;
+    double flow = 0.0;
+    if (!topology.is_dedicated(me) && topology.agent(topology.my_node(), member) == me) flow += share(member);
+    if (!topology.is_dedicated(member) && topology.agent(topology.node_of(member), me) == member) flow += share(me);
+    const auto part = static_cast<std::uint64_t>(static_cast<double>(card_bytes) * flow / busiest);
+    windows[static_cast<std::size_t>(member)] = flow > 0.0 ? std::max(part, 2 * kSmallestChunkBytes) : equal;
+  }
+  return windows;
+}
+
 std::uint32_t chunk_bytes_for(const Topology& topology, std::uint64_t chunk_bytes_max) noexcept {
   std::uint64_t bytes = kSmallestChunkBytes;
   while (bytes * 2 * 3 <= window_bytes(kDefaultWindowBytes, topology.fan()) && bytes * 2 <= kLargestChunkBytes)

@@ -112,6 +112,10 @@ struct Request {
 
 /// What each of `fan` senders may have under way unasked, of what one card takes: never below two of the smallest chunks.
 std::uint64_t window_bytes(std::uint64_t card_bytes, std::uint64_t fan) noexcept;
+/// The same for each member of the group (its ranks, then its servers) as seen from topology.rank(): in proportion to
+/// what an allreduce sends there, since the flow with the least room for its bytes sets the pace of all; never below an
+/// equal part. 0 for members on the own node.
+std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topology& topology);
 /// Chunk size for a group, the same on all ranks: several chunks fit into each sender's part of the default window.
 std::uint32_t chunk_bytes_for(const Topology& topology, std::uint64_t chunk_bytes_max) noexcept;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -167,7 +168,7 @@ bool SpanRun::start() {
     } else {
       push_ = &open_stream(plan_.owner, wire::Stage::kPush, my_node);
     }
-    if (locals_ == 1)
+    if (locals_ == 1 && owner_)
       for (std::uint32_t chunk = 0; chunk < plan_.chunks; ++chunk) local_chunk_complete(chunk);
     return true;
   }
@@ -197,6 +198,16 @@ bool SpanRun::start() {
     for (std::uint32_t chunk = 0; chunk < plan_.chunks; ++chunk) result_ready(chunk);
   }
   return true;
+}
+
+double SpanRun::part_pushed() const noexcept { return static_cast<double>(push_->sent()) / plan_.chunks; }
+
+void SpanRun::push_up_to(double part) {
+  const auto end = static_cast<std::uint32_t>(std::min<double>(plan_.chunks, std::ceil(part * plan_.chunks)));
+  while (offered_ < end && !cancelled_) {
+    const std::uint32_t chunk = offered_++;
+    if (!push_->is_offered(chunk)) worker_.outbox().offer(*push_, chunk);
+  }
 }
 
 SpanRun::LocalChunk& SpanRun::local_chunk(std::uint32_t chunk) {
@@ -366,11 +377,16 @@ transport::Buffer SpanRun::payload(flow::Stream& stream, std::uint32_t chunk, st
 
 void SpanRun::on_sent(flow::Stream& stream, std::uint32_t chunk) {
   if (&stream == push_ && agent_) drop_local_chunk(chunk);
+  if (&stream == push_ && is_paced()) worker_.pace_soon(run_);
   if (stream.all_sent()) worker_.part_done(run_);
 }
 
 void SpanRun::on_permitted(flow::Stream& stream, std::uint32_t chunk) {
-  if (&stream == push_ && agent_ && locals_ > 1) on_node_permit(chunk, /*budgeted=*/false);
+  if (&stream != push_ || !agent_) return;
+  if (locals_ > 1)
+    on_node_permit(chunk, /*budgeted=*/false);
+  else if (!stream.is_offered(chunk))
+    worker_.outbox().offer(stream, chunk);  // its owner waits for it: that goes before an even pace
 }
 
 void SpanRun::on_node_permit(std::uint32_t chunk, bool budgeted) {

@@ -48,6 +48,12 @@ class SpanRun final : public flow::Source, core::Pinned {
   void on_node_permit(std::uint32_t chunk, bool budgeted);
   /// Sends this chunk's Grants to the local ranks that have not delivered it.
   void grant_local(std::uint32_t chunk);
+  /// Its contributions are this rank's own, and go to another engine: Worker::pace() says how far they may run ahead.
+  bool is_paced() const noexcept { return aggregate_ && agent_ && !owner_ && locals_ == 1; }
+  /// The part of the own contributions that has left, 0..1.
+  double part_pushed() const noexcept;
+  /// Offers what lies within this part of the span.
+  void push_up_to(double part);
   /// Drops streams and payloads; nothing is called back afterwards.
   void cancel();
 
@@ -100,6 +106,7 @@ class SpanRun final : public flow::Source, core::Pinned {
   Place result_place_ = Place::kOutput;
   std::uint64_t result_offset_ = 0;
   flow::Stream* push_ = nullptr;
+  std::uint32_t offered_ = 0;  // paced: chunks before it were offered
   std::vector<std::unique_ptr<flow::Stream>> streams_;
   std::vector<flow::Stream*> results_;
   std::unordered_map<std::uint32_t, LocalChunk> local_;

@@ -17,6 +17,8 @@ namespace {
 constexpr auto kProbeAfter = std::chrono::milliseconds(250);
 constexpr auto kProbeAgainAfter = std::chrono::seconds(5);
 constexpr std::size_t kSignaturesKept = 256;
+// Chunks of the largest span that may be on the way beyond the pace of the slowest.
+constexpr std::uint32_t kPaceChunks = 8;
 constexpr auto kWatchEvery = std::chrono::milliseconds(100);
 
 std::string seconds_text(core::Duration duration) {
@@ -224,9 +226,33 @@ void Worker::launch(OperationRun& run, const std::vector<schedule::Span>& plan) 
   run.local_seen.assign(topology.ranks_of(topology.my_node()).size(), 0);
   for (const schedule::Span& span : plan) run.spans.push_back(std::make_unique<SpanRun>(*this, run, span));
   ++run.pending;  // so that the first span cannot finish the operation
-  for (std::size_t i = 0; i < run.spans.size(); ++i)
-    if (!run.spans[i]->start()) break;
+  std::size_t paced = 0;
+  std::uint32_t chunks = 1;
+  for (const auto& span : run.spans) {
+    if (!span->is_paced()) continue;
+    ++paced;
+    chunks = std::max(chunks, span->plan().chunks);
+  }
+  if (paced > 1) run.pace_ahead = std::min(1.0, static_cast<double>(kPaceChunks) / chunks);
+  bool started = true;
+  for (std::size_t i = 0; i < run.spans.size() && started; ++i) started = run.spans[i]->start();
+  if (started) pace(run);
   part_done(run);
+}
+
+// Owners of large and of small shares should all get their last chunk at the same time: then every card is busy to the
+// end. Left alone, connections share a card by the connection, and small shares are through early.
+void Worker::pace(OperationRun& run) {
+  double slowest = 1.0;
+  for (const auto& span : run.spans)
+    if (span->is_paced()) slowest = std::min(slowest, span->part_pushed());
+  for (std::size_t i = 0; i < run.spans.size() && !run.over; ++i)
+    if (run.spans[i]->is_paced()) run.spans[i]->push_up_to(slowest + run.pace_ahead);
+}
+
+void Worker::pace_soon(OperationRun& run) {
+  if (run.pace_ahead >= 1.0 || std::exchange(run.pace_due, true)) return;
+  pacing_.push_back(&run);
 }
 
 void Worker::part_done(OperationRun& run) {
@@ -243,6 +269,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   const bool p2p = run.operation.kind == schedule::Kind::kPointToPoint;
   for (const auto& span : run.spans) span->cancel();
   tracked_.erase(&run);
+  if (run.pace_due) std::erase(pacing_, &run);
   if (!run.deadline.is_never()) deadlines_.erase({run.deadline.point(), &run});
   if (!p2p) {
     server_.close(server::OperationKey{group.info.uid, run.sequence});
@@ -539,6 +566,13 @@ std::vector<int> Worker::missing_ranks(const OperationRun& run) const {
 
 std::size_t Worker::tick(core::TimePoint now) {
   std::size_t work = judge();
+  while (!pacing_.empty()) {
+    OperationRun& run = *pacing_.back();
+    pacing_.pop_back();
+    run.pace_due = false;
+    pace(run);
+    ++work;
+  }
   for (const auto& [uid, group] : groups_)
     if (!group->held.empty()) start_held(*group);
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {

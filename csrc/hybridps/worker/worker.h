@@ -81,6 +81,8 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   std::uint64_t pending = 0;  // parts of this rank that are not done
   bool started = false;
   bool over = false;
+  bool pace_due = false;
+  double pace_ahead = 1.0;  // how far the contributions to one owner may run ahead of those to another, 0..1
   core::TimePoint submitted_at;
   core::TimePoint probed_at;
   core::TimePoint warned_at;
@@ -164,6 +166,8 @@ class Worker final : public server::Listener, core::Pinned {
   /// Registers and starts a run whose spans are made by `plan`.
   void launch(OperationRun& run, const std::vector<schedule::Span>& plan);
   void track(OperationRun& run);
+  /// A contribution has left: others of the operation may follow, in the next tick().
+  void pace_soon(OperationRun& run);
   /// The budget of chunks that local ranks were granted by this engine as an agent.
   void grant_local_when_possible(SpanRun& span, std::uint32_t chunk);
   void local_grant_done();
@@ -173,6 +177,7 @@ class Worker final : public server::Listener, core::Pinned {
 
  private:
   void start(OperationRun& run);
+  void pace(OperationRun& run);
   void handle(GroupState& group, const wire::Header& header, flow::Delivery payload);
   /// Turns mismatches found inside callbacks into verdicts; returns how many.
   std::size_t judge();
@@ -195,6 +200,7 @@ class Worker final : public server::Listener, core::Pinned {
   std::set<std::pair<core::TimePoint, OperationRun*>> deadlines_;
   std::set<OperationRun*> tracked_;
   std::vector<std::unique_ptr<OperationRun>> graveyard_;
+  std::vector<OperationRun*> pacing_;  // those with pace_due
   std::vector<std::pair<core::GroupUid, core::Status>> failing_;  // verdicts found inside callbacks
   std::deque<std::pair<SpanRun*, std::uint32_t>> local_grants_waiting_;
   std::uint32_t local_grants_ = 0;

@@ -25,7 +25,7 @@
 namespace hybridps::bootstrap {
 
 /// Raise when anything that two ranks exchange changes its meaning: store values, wire headers, plans.
-inline constexpr std::uint32_t kProtocolVersion = 2;
+inline constexpr std::uint32_t kProtocolVersion = 3;
 
 inline constexpr std::size_t kTextBytesMax = 512;
 inline constexpr std::size_t kIdentityBytesMax = 256;

@@ -349,7 +349,9 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
   if (const auto peer = peers_.find(header.source); peer != peers_.end()) {
     peer->second.last_answer = core::Clock::now();
     switch (header.type) {
-      case wire::Type::kCredit: outbox_->on_credit(header.source, header.aux); return;
+      case wire::Type::kCredit: 
+        outbox_->on_credit(header.source, header.aux, (header.flags & wire::kFlagGranted) != 0);
+        return;
       case wire::Type::kPing: {
         wire::Header pong;
         pong.type = wire::Type::kPong;
@@ -376,22 +378,26 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
     dedicated_->on_message(header, with_cost(header, std::move(payload)));
     return;
   }
-  if (!options_.keep_early || header.type > wire::Type::kProbeReply || closed_.count(header.uid) > 0) return;
+  if (!options_.keep_early || header.type > wire::Type::kProbeReply || closed_.count(header.uid) > 0) {
+    if (peers_.count(header.source) > 0) with_cost(header, std::move(payload)).reset();  // its credit goes back
+    return;
+  }
   // Its roster is valid there and not yet here. What waits is bounded by the senders' allowances.
   early_[header.uid].emplace_back(header, std::move(payload));
 }
 
 flow::Delivery Runtime::with_cost(const wire::Header& header, transport::RxPayload payload) {
   const bool announced = header.type == wire::Type::kAnnounce;
-  if ((announced || header.type == wire::Type::kData) && (header.flags & wire::kFlagGranted) == 0 &&
-      wire::window_of(header.aux) > 0 && peers_.count(header.source) > 0) {
+  const bool data = header.type == wire::Type::kData;
+  if ((announced || data) && wire::window_of(header.aux) > 0 && peers_.count(header.source) > 0) {
     outbox_->note_window(header.source, static_cast<std::int64_t>(wire::window_of(header.aux)));
     if (announced) outbox_->return_credit(header.source);
   }
   std::int64_t cost = 0;
-  if (header.type == wire::Type::kData && (header.flags & wire::kFlagGranted) == 0 && payload.bytes() > 0)
+  if (data && payload.bytes() > 0)
     cost = static_cast<std::int64_t>(std::min<std::uint64_t>(wire::cost_of(header.aux), options_.chunk_bytes));
-  return flow::Delivery(std::move(payload), outbox_.get(), header.source, cost);
+  return flow::Delivery(std::move(payload), outbox_.get(), header.source, cost,
+                        (header.flags & wire::kFlagGranted) != 0);
 }
 
 void Runtime::deliver(worker::GroupState& group, const wire::Header& header, transport::RxPayload payload) {

@@ -38,6 +38,7 @@ Delivery& Delivery::operator=(Delivery&& other) noexcept {
     outbox_ = std::exchange(other.outbox_, nullptr);
     source_ = other.source_;
     cost_ = std::exchange(other.cost_, 0);
+    granted_ = other.granted_;
   }
   return *this;
 }
@@ -45,7 +46,7 @@ Delivery& Delivery::operator=(Delivery&& other) noexcept {
 void Delivery::reset() noexcept {
   payload_.reset();
   if (Outbox* outbox = std::exchange(outbox_, nullptr); outbox != nullptr && cost_ > 0)
-    outbox->consumed(source_, cost_);
+    outbox->consumed(source_, cost_, granted_);
 }
 
 Outbox::Outbox(OutboxOptions options, transport::BufferPool& pool, Router& router)
@@ -114,6 +115,13 @@ bool Outbox::take_allowance(Lane& lane, std::int64_t cost) {
   return true;
 }
 
+bool Outbox::may_send_granted(const Lane& lane, std::int64_t cost) const noexcept {
+  if (lane.local) return lane.granted_bytes == 0 || lane.granted_bytes + cost <= options_.granted_bytes_max;
+  // The last part of a batch of credit stays with the peer: what is out may be above zero for ever, and a window smaller
+  // than a chunk must do.
+  return lane.granted_bytes + cost <= lane.window || lane.granted_bytes < std::min(lane.window, cost);
+}
+
 void Outbox::prepare(Stream& stream) {
   if (stream.marks_.empty()) stream.marks_.resize(stream.chunks, 0);
 }
@@ -161,8 +169,7 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
     if (take_allowance(lane, cost)) {
       marks |= kByAllowance;
       ++stream.permits_;
-    } else if (stream.granted_all_ &&
-               (lane.granted_bytes == 0 || lane.granted_bytes + cost <= options_.granted_bytes_max)) {
+    } else if (stream.granted_all_ && may_send_granted(lane, cost)) {
       by_all = true;
     } else {
       return Step::kNoPermit;
@@ -176,18 +183,19 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
     header.aux = wire::pack_cost(static_cast<std::uint64_t>(cost), static_cast<std::uint64_t>(lane.window));
   } else {
     header.flags |= wire::kFlagGranted;
+    if (by_all && !lane.local)
+      header.aux = wire::pack_cost(static_cast<std::uint64_t>(cost), static_cast<std::uint64_t>(lane.window));
   }
   transport::SendDone done;
   if (!lane.local || by_all) {
     if (!lane.local) ++net_in_use_[size_class];
     if (by_all) lane.granted_bytes += cost;
-    done = [this, alive = alive_, id = lane.id, size_class, net = !lane.local, by_all, cost](core::Status) {
+    done = [this, alive = alive_, id = lane.id, size_class, net = !lane.local, cost](core::Status) {
       if (!*alive) return;
       if (net) {
         --net_in_use_[size_class];
         slot_released_ = true;
-      }
-      if (by_all) {
+      } else {
         if (auto found = lanes_.find(id); found != lanes_.end()) {
           found->second->granted_bytes -= cost;
           resume_.push_back(id);
@@ -373,8 +381,13 @@ void Outbox::cancel(Stream& stream) {
   stream.wanted_.clear();
 }
 
-void Outbox::on_credit(core::EngineId peer, std::uint64_t bytes) {
+void Outbox::on_credit(core::EngineId peer, std::uint64_t bytes, bool granted) {
   Lane& to = lane(peer);
+  if (granted) {
+    to.granted_bytes -= std::min<std::int64_t>(static_cast<std::int64_t>(bytes), to.granted_bytes);
+    pump_lane(to);
+    return;
+  }
   const std::int64_t back = std::min<std::int64_t>(static_cast<std::int64_t>(bytes), to.outstanding);
   to.allowance += back;
   to.outstanding -= back;
@@ -494,8 +507,18 @@ void Outbox::forget(core::EngineId peer) {
   std::erase(resume_, peer);
 }
 
-void Outbox::consumed(core::EngineId source, std::int64_t cost) noexcept {
+void Outbox::consumed(core::EngineId source, std::int64_t cost, bool granted) noexcept {
   Lane& from = lane(source);
+  if (granted) {
+    from.granted_to_return += cost;
+    if (from.granted_to_return < from.credit_batch || from.broken) return;
+    wire::Header header;
+    header.type = wire::Type::kCredit;
+    header.flags = wire::kFlagGranted;
+    header.aux = static_cast<std::uint64_t>(std::exchange(from.granted_to_return, 0));
+    send(source, header);
+    return;
+  }
   from.to_return += cost;
   if (from.to_return >= from.credit_batch) return_credit(source);
 }

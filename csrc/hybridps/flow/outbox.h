@@ -7,7 +7,8 @@
 //                     (set_window()), so that many peers together do not flood one receiver; every message says how
 //                     much, since the peer returns credit in parts of that;
 //            granted  when the allowance is spent the stream announces itself (one header); the peer grants chunks once
-//                     it knows that they can be used up in bounded time.
+//                     it knows that they can be used up in bounded time. "All chunks" is granted by who uses them up as
+//                     they come; across the network their sender keeps to the window here too, by credit of its own.
 //          No staging memory is held while waiting for a permit: a chunk's bytes are produced (Source::payload) only
 //          when it may go. That, and grants that are given only to work that can finish, is why operations of different
 //          groups may be issued in different orders on different ranks (design decision 7).
@@ -103,7 +104,7 @@ struct OutboxOptions {
   /// who may hold what they were sent until others deliver.
   std::vector<std::size_t> net_slots;
   std::vector<std::size_t> class_bytes;  // of the pool, rising
-  /// Bytes in flight to one peer under "all chunks" grants.
+  /// Bytes in flight to one local peer under "all chunks" grants.
   std::int64_t granted_bytes_max = 256 * 1024;
   /// A stream without a permit announces itself after this long.
   core::Duration announce_after = std::chrono::microseconds(500);
@@ -113,8 +114,10 @@ struct OutboxOptions {
 class Delivery {
  public:
   Delivery() = default;
-  Delivery(transport::RxPayload payload, Outbox* outbox, core::EngineId source, std::int64_t cost) noexcept
-      : payload_(std::move(payload)), outbox_(outbox), source_(source), cost_(cost) {}
+  /// `granted`: it was sent under an "all chunks" grant.
+  Delivery(transport::RxPayload payload, Outbox* outbox, core::EngineId source, std::int64_t cost,
+           bool granted = false) noexcept
+      : payload_(std::move(payload)), outbox_(outbox), source_(source), cost_(cost), granted_(granted) {}
   Delivery(Delivery&& other) noexcept { *this = std::move(other); }
   Delivery& operator=(Delivery&& other) noexcept;
   ~Delivery() { reset(); }
@@ -128,6 +131,7 @@ class Delivery {
   Outbox* outbox_ = nullptr;
   core::EngineId source_;
   std::int64_t cost_ = 0;
+  bool granted_ = false;
 };
 
 class Outbox : core::Pinned {
@@ -143,8 +147,8 @@ class Outbox : core::Pinned {
   void cancel(Stream& stream);
   /// A Grant for the stream arrived.
   void granted(Stream& stream, std::uint32_t chunk);
-  /// A Credit message arrived.
-  void on_credit(core::EngineId peer, std::uint64_t bytes);
+  /// A Credit message arrived. `granted`: for what was sent under "all chunks" grants.
+  void on_credit(core::EngineId peer, std::uint64_t bytes, bool granted = false);
 
   /// A message without payload, at once.
   void send(core::EngineId peer, wire::Header header);
@@ -169,7 +173,7 @@ class Outbox : core::Pinned {
   void return_credit(core::EngineId peer);
 
   /// Called by Delivery.
-  void consumed(core::EngineId source, std::int64_t cost) noexcept;
+  void consumed(core::EngineId source, std::int64_t cost, bool granted) noexcept;
 
   transport::BufferPool& pool() noexcept { return pool_; }
   /// One line per peer and waiting stream, for debugging a stall.
@@ -186,7 +190,8 @@ class Outbox : core::Pinned {
     std::int64_t outstanding = 0;    // eager bytes sent and not returned
     std::int64_t granted_bytes = 0;  // in flight under "all chunks" grants
     std::int64_t to_return = 0;      // eager bytes of theirs consumed here and not returned
-    std::int64_t credit_batch = 0;   // returned in such parts
+    std::int64_t granted_to_return = 0;  // likewise, of what they sent under "all chunks" grants
+    std::int64_t credit_batch = 0;       // returned in such parts
     std::deque<Stream*> urgent;
     std::deque<Stream*> bulk;
     core::TimePoint blocked_since = core::TimePoint::max();
@@ -195,6 +200,7 @@ class Outbox : core::Pinned {
   enum class Step { kSent, kNoPermit, kNoSlot, kBroken };
 
   Lane& lane(core::EngineId peer);
+  bool may_send_granted(const Lane& lane, std::int64_t cost) const noexcept;
   bool take_allowance(Lane& lane, std::int64_t cost);
   std::int64_t cost_of(const Lane& lane, std::size_t bytes) const noexcept;
   void prepare(Stream& stream);

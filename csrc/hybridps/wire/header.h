@@ -24,14 +24,14 @@
 namespace hybridps::wire {
 
 inline constexpr std::uint32_t kMagic = 0x31535048;  // "HPS1"
-inline constexpr std::uint8_t kProtocolVersion = 1;
+inline constexpr std::uint8_t kProtocolVersion = 2;
 inline constexpr std::size_t kHeaderBytes = 112;
 
 enum class Type : std::uint8_t {
   kData = 0,      // one chunk
   kAnnounce = 1,  // "this span's chunks are ready here, but my eager allowance with you is spent"
   kGrant = 2,     // "send this chunk (kAllChunks: all of them), whatever your allowance"
-  kCredit = 3,    // aux bytes of the allowance are free again
+  kCredit = 3,    // aux bytes of the allowance are free again; with kFlagGranted: of "all chunks" grants
   kAck = 4,       // point to point: the whole message has arrived
   kVerdict = 5,   // an operation (sequence) or, with kFlagGroup, the group has failed; payload: why
   kProbe = 6,     // "I wait in this operation": signature; aux: last sequence submitted
@@ -51,7 +51,7 @@ enum class Stage : std::uint8_t {
 };
 inline constexpr std::uint8_t kStageCount = 4;
 
-inline constexpr std::uint8_t kFlagGranted = 1;    // data: sent under a grant, costs no allowance
+inline constexpr std::uint8_t kFlagGranted = 1;    // data: sent under a grant, costs no allowance; see kCredit
 inline constexpr std::uint8_t kFlagGroup = 2;      // verdict: on the whole group
 inline constexpr std::uint8_t kFlagForwarded = 8;  // verdict: passed on by one who was told; needs no answer
 inline constexpr std::uint8_t kFlagP2p = 4;        // sequence counts messages of (sender, tag)

@@ -245,45 +245,86 @@ TEST_CASE("flow/outbox: flags of the stream stay on granted chunks", "[flow][fas
   CHECK(rig.to().sent[2].header.flags == (wire::kFlagP2p | wire::kFlagGranted));
 }
 
-TEST_CASE("flow/outbox: a grant of all chunks lets them go within the bytes in flight", "[flow][fast]") {
+TEST_CASE("flow/outbox: to a local peer a grant of all chunks lets them go within the bytes in flight", "[flow][fast]") {
   Setup setup;
   setup.granted_bytes_max = 3 * kSlot;
   Rig rig(setup);
-  Stream& s = rig.stream(10);
+  Stream& s = rig.stream(10, kLocal);
   rig.offer_all(s);
   rig.outbox->granted(s, wire::kAllChunks);
-  CHECK(rig.to().chunks() == Chunks{0, 1, 2, 3, 4});  // two by the allowance
-  rig.to().complete(0);                               // an eager one: no room for granted ones
+  CHECK(rig.to(kLocal).chunks() == Chunks{0, 1, 2, 3, 4});  // two by the allowance
+  rig.to(kLocal).complete(0);                               // an eager one: no room for granted ones
   rig.progress();
-  CHECK(rig.to().chunks().size() == 5);
-  rig.to().complete(2);
+  CHECK(rig.to(kLocal).chunks().size() == 5);
+  rig.to(kLocal).complete(2);
   rig.progress();
-  CHECK(rig.to().chunks().size() == 6);
-  for (std::size_t i = 0; i < rig.to().sent.size(); ++i) {
-    rig.to().complete(i);
+  CHECK(rig.to(kLocal).chunks().size() == 6);
+  for (std::size_t i = 0; i < rig.to(kLocal).sent.size(); ++i) {
+    rig.to(kLocal).complete(i);
     rig.progress();
   }
   CHECK(s.all_sent());
-  CHECK(rig.probe() == 0);  // the allowance is as it was
 }
 
-TEST_CASE("flow/outbox: a chunk larger than the bytes in flight goes alone", "[flow][fast]") {
+TEST_CASE("flow/outbox: across the network a grant of all chunks lets them go within the window", "[flow][fast]") {
   Setup setup;
-  setup.granted_bytes_max = 1;
+  setup.eager_bytes = 4 * kSlot;
+  Rig rig(setup);
+  rig.outbox->set_window(kPeer, 3 * kSlot);
+  Stream& s = rig.stream(12);
+  rig.offer_all(s);
+  CHECK(rig.to().chunks().size() == 3);
+  rig.outbox->granted(s, wire::kAllChunks);
+  CHECK(rig.to().chunks() == Chunks{0, 1, 2, 3, 4, 5});
+  for (std::size_t i = 0; i < 6; ++i) {
+    const wire::Header& header = rig.to().sent[i].header;
+    CHECK(((header.flags & wire::kFlagGranted) != 0) == (i >= 3));
+    CHECK(wire::cost_of(header.aux) == kSlot);
+    CHECK(wire::window_of(header.aux) == 3 * kSlot);
+  }
+  for (std::size_t i = 0; i < 6; ++i) rig.to().complete(i);  // on the wire, but not used up
+  rig.progress();
+  CHECK(rig.to().chunks().size() == 6);
+  rig.outbox->on_credit(kPeer, 2 * kSlot, /*granted=*/true);
+  CHECK(rig.to().chunks().size() == 8);
+  rig.outbox->on_credit(kPeer, kSlot);  // of the allowance
+  CHECK(rig.to().chunks().size() == 9);
+  rig.outbox->on_credit(kPeer, 100 * kSlot, /*granted=*/true);  // more than is out: no more than the window
+  CHECK(rig.to().chunks().size() == 12);
+  CHECK(s.all_sent());
+  CHECK(rig.probe() == 0);
+}
+
+TEST_CASE("flow/outbox: a chunk larger than the window goes alone", "[flow][fast]") {
+  Setup setup;
+  setup.eager_bytes = 1;
   Rig rig(setup);
   Stream& s = rig.stream(5);
   rig.offer_all(s);
+  CHECK(rig.to().chunks().size() == 1);
   rig.outbox->granted(s, wire::kAllChunks);
+  CHECK(rig.to().chunks().size() == 2);
+  rig.outbox->on_credit(kPeer, kSlot, /*granted=*/true);
   CHECK(rig.to().chunks().size() == 3);
-  rig.to().complete(2);
-  rig.progress();
-  CHECK(rig.to().chunks().size() == 4);
+}
+
+TEST_CASE("flow/outbox: what was granted as a whole gives credit of its own back", "[flow][fast]") {
+  Rig rig;
+  rig.outbox->note_window(kPeer, 8 * kSlot);  // returned by two slots
+  for (int i = 0; i < 3; ++i) {
+    flow::Delivery granted({}, rig.outbox.get(), kPeer, kSlot, /*granted=*/true);
+    flow::Delivery eager({}, rig.outbox.get(), kPeer, kSlot);
+  }
+  const auto credits = rig.to().of(Type::kCredit);
+  REQUIRE(credits.size() == 2);
+  CHECK((credits[0]->header.flags ^ credits[1]->header.flags) == wire::kFlagGranted);
+  CHECK(credits[0]->header.aux == 2 * kSlot);
+  CHECK(credits[1]->header.aux == 2 * kSlot);
 }
 
 TEST_CASE("flow/outbox: a stream granted as a whole is not held up by one without a permit", "[flow][fast]") {
   // The first may wait until the second one's operation is over: its credits come when its peer has started it.
   Setup setup;
-  setup.granted_bytes_max = 2 * kSlot;
   for (const bool urgent : {false, true}) {
     Rig rig(setup);
     Stream& first = rig.stream(5, kPeer, urgent);
@@ -295,7 +336,7 @@ TEST_CASE("flow/outbox: a stream granted as a whole is not held up by one withou
       INFO("urgent " << urgent << " message " << i);
       REQUIRE(rig.to().sent.size() > i);
       rig.to().complete(i);
-      rig.progress();
+      rig.outbox->on_credit(kPeer, kSlot, /*granted=*/true);
     }
     CHECK(second.all_sent());
     CHECK_FALSE(first.all_sent());

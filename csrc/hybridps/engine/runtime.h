@@ -37,7 +37,7 @@ struct RuntimeOptions {
   std::uint32_t grant_chunks = 4;
   std::size_t local_peers = 7;            // for which the pool has room to be generous
   bool keep_early = true;                 // messages of groups that are not open yet; a dedicated server needs none
-  std::size_t window_bytes = 384 * 1024;  // see Runtime::choose_windows()
+  std::size_t window_bytes = 128 * 1024;  // see Runtime::choose_windows()
   double warn_seconds = 10;
   double heartbeat_seconds = 1;
   double dead_seconds = 5;

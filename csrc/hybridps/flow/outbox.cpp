@@ -66,7 +66,8 @@ Outbox::Lane& Outbox::lane(core::EngineId peer) {
     slot->id = peer;
     const Peer info = router_.describe(peer);
     slot->local = info.local;
-    slot->window = slot->allowance = info.eager_bytes;
+    slot->limit = slot->base = slot->window = slot->allowance = info.eager_bytes;
+    slot->tuner.reset(slot->base, slot->limit);
     slot->credit_batch = options_.credit_batch_bytes;
   }
   return *slot;
@@ -86,11 +87,17 @@ std::int64_t Outbox::cost_of(const Lane& lane, std::size_t bytes) const noexcept
 
 void Outbox::set_window(core::EngineId peer, std::int64_t bytes) {
   Lane& to = lane(peer);
-  const std::int64_t change = bytes - to.window;
-  if (change == 0) return;
-  to.window = bytes;
-  to.allowance += change;
-  if (change > 0) resume_.push_back(peer);
+  if (bytes == to.base) return;
+  const bool wider = bytes > to.window;
+  to.base = bytes;
+  to.tuner.reset(bytes, to.limit);
+  use_window(to, bytes);
+  if (wider) resume_.push_back(peer);
+}
+
+void Outbox::use_window(Lane& lane, std::int64_t bytes) noexcept {
+  lane.allowance += bytes - lane.window;
+  lane.window = bytes;
 }
 
 void Outbox::note_window(core::EngineId peer, std::int64_t bytes) {
@@ -112,6 +119,9 @@ bool Outbox::take_allowance(Lane& lane, std::int64_t cost) {
   if (cost > lane.allowance && lane.outstanding > 0) return false;
   lane.allowance -= cost;
   lane.outstanding += cost;
+  lane.sent_bytes += static_cast<std::uint64_t>(cost);
+  if (const bool spent = lane.allowance < cost; spent && !lane.local)
+    lane.tuner.on_sent(lane.sent_bytes, spent, core::Clock::now().time_since_epoch());
   return true;
 }
 
@@ -119,7 +129,8 @@ bool Outbox::may_send_granted(const Lane& lane, std::int64_t cost) const noexcep
   if (lane.local) return lane.granted_bytes == 0 || lane.granted_bytes + cost <= options_.granted_bytes_max;
   // The last part of a batch of credit stays with the peer: what is out may be above zero for ever, and a window smaller
   // than a chunk must do.
-  return lane.granted_bytes + cost <= lane.window || lane.granted_bytes < std::min(lane.window, cost);
+  const std::int64_t window = std::max<std::int64_t>(1, lane.window);
+  return lane.granted_bytes + cost <= window || lane.granted_bytes < std::min(window, cost);
 }
 
 void Outbox::prepare(Stream& stream) {
@@ -184,7 +195,8 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
   } else {
     header.flags |= wire::kFlagGranted;
     if (by_all && !lane.local)
-      header.aux = wire::pack_cost(static_cast<std::uint64_t>(cost), static_cast<std::uint64_t>(lane.window));
+      header.aux = wire::pack_cost(static_cast<std::uint64_t>(cost),
+                                   static_cast<std::uint64_t>(std::max<std::int64_t>(1, lane.window)));
   }
   transport::SendDone done;
   if (!lane.local || by_all) {
@@ -373,6 +385,7 @@ void Outbox::cancel(Stream& stream) {
       const std::int64_t cost = cost_of(peer, bytes);
       peer.allowance += cost;
       peer.outstanding -= cost;
+      peer.returned_bytes += static_cast<std::uint64_t>(cost);
       stream.marks_[chunk] |= kSent;
       resume_.push_back(stream.peer);
     }
@@ -391,6 +404,9 @@ void Outbox::on_credit(core::EngineId peer, std::uint64_t bytes, bool granted) {
   const std::int64_t back = std::min<std::int64_t>(static_cast<std::int64_t>(bytes), to.outstanding);
   to.allowance += back;
   to.outstanding -= back;
+  to.returned_bytes += static_cast<std::uint64_t>(back);
+  if (!to.local && to.tuner.on_returned(to.returned_bytes, core::Clock::now().time_since_epoch()))
+    use_window(to, to.tuner.window());
   pump_lane(to);
 }
 

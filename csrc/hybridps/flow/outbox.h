@@ -31,6 +31,7 @@
 #include "hybridps/core/ids.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
+#include "hybridps/schedule/window_tuner.h"
 #include "hybridps/transport/endpoint.h"
 #include "hybridps/transport/transport.h"
 #include "hybridps/wire/header.h"
@@ -165,7 +166,8 @@ class Outbox : core::Pinned {
   /// Drops all state about a peer; its streams must have been cancelled.
   void forget(core::EngineId peer);
 
-  /// Use at most so many bytes of the peer's allowance from now on (at least one message in any case).
+  /// Use so many bytes of the peer's allowance from now on (at least one message in any case), and more where credit
+  /// comes back quickly (schedule/window_tuner.h).
   void set_window(core::EngineId peer, std::int64_t bytes);
   /// A peer's message says how much of our allowance it uses.
   void note_window(core::EngineId peer, std::int64_t bytes);
@@ -185,7 +187,12 @@ class Outbox : core::Pinned {
     transport::Endpoint* endpoint = nullptr;
     bool local = false;
     bool broken = false;
-    std::int64_t window = 0;         // of its allowance, what we use
+    std::int64_t limit = 0;          // its allowance
+    std::int64_t base = 0;           // as set by set_window()
+    std::int64_t window = 0;         // of its allowance, what we use now
+    schedule::WindowTuner tuner;     // of `window`
+    std::uint64_t sent_bytes = 0;    // eager ones, since the beginning
+    std::uint64_t returned_bytes = 0;
     std::int64_t allowance = 0;      // eager bytes that we may still send
     std::int64_t outstanding = 0;    // eager bytes sent and not returned
     std::int64_t granted_bytes = 0;  // in flight under "all chunks" grants
@@ -202,6 +209,7 @@ class Outbox : core::Pinned {
   Lane& lane(core::EngineId peer);
   bool may_send_granted(const Lane& lane, std::int64_t cost) const noexcept;
   bool take_allowance(Lane& lane, std::int64_t cost);
+  static void use_window(Lane& lane, std::int64_t bytes) noexcept;
   std::int64_t cost_of(const Lane& lane, std::size_t bytes) const noexcept;
   void prepare(Stream& stream);
   void pump(Stream& stream);

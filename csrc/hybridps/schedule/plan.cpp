@@ -14,7 +14,9 @@ constexpr std::uint64_t kGranuleBytes = 64;
 constexpr std::uint64_t kSmallestSpanBytes = 1024;
 constexpr std::uint64_t kSmallestChunkBytes = 16 * 1024;
 constexpr std::uint64_t kLargestChunkBytes = 64 * 1024;
-constexpr std::uint64_t kDefaultWindowBytes = 384 * 1024;
+// What the chunks of all senders to one card are cut for. Larger than the window to begin with: fewer, larger chunks
+// cost less, and one or two of each sender are enough where the network is slow.
+constexpr std::uint64_t kChunkWindowBytes = 384 * 1024;
 
 std::uint32_t chunk_count(std::uint64_t bytes, std::uint32_t chunk_bytes) {
   return bytes == 0 ? 1 : static_cast<std::uint32_t>((bytes + chunk_bytes - 1) / chunk_bytes);
@@ -170,7 +172,7 @@ std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topolog
 
 std::uint32_t chunk_bytes_for(const Topology& topology, std::uint64_t chunk_bytes_max) noexcept {
   std::uint64_t bytes = kSmallestChunkBytes;
-  while (bytes * 2 * 3 <= window_bytes(kDefaultWindowBytes, topology.fan()) && bytes * 2 <= kLargestChunkBytes)
+  while (bytes * 2 * 3 <= window_bytes(kChunkWindowBytes, topology.fan()) && bytes * 2 <= kLargestChunkBytes)
     bytes *= 2;
   return static_cast<std::uint32_t>(std::min(bytes, chunk_bytes_max));
 }

@@ -1,0 +1,184 @@
+#include "hybridps/engine/loop.h"
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/cluster.h"
+
+// A Loop over one runtime on loopback transports. Nothing here asserts a time, but that things happen within seconds.
+namespace {
+
+using namespace hybridps;
+using namespace std::chrono_literals;
+using core::Clock;
+using core::TimePoint;
+
+struct Client final : engine::LoopClient {
+  std::size_t round() override {
+    ++rounds;
+    return 0;
+  }
+  void finish() override { finished_on = std::this_thread::get_id(); }
+  std::atomic<std::size_t> rounds{0};
+  std::thread::id finished_on;
+};
+
+test::ClusterOptions two_nodes() {
+  test::ClusterOptions options;
+  options.node_of = {0, 1};
+  return options;
+}
+
+struct Rig {
+  Rig() : cluster(two_nodes()), loop(cluster.at(0), client, {"test-loop", 0us, 20us}) {
+    REQUIRE(loop.start().is_ok());
+  }
+  test::Cluster cluster;
+  Client client;
+  engine::Loop loop;
+};
+
+template <typename Condition>
+bool within_seconds(Condition condition) {
+  const TimePoint limit = Clock::now() + 20s;
+  while (!condition()) {
+    if (Clock::now() > limit) return false;
+    std::this_thread::sleep_for(100us);
+  }
+  return true;
+}
+
+TEST_CASE("engine/loop: what is posted runs on the loop's thread, in order", "[engine][fast]") {
+  Rig rig;
+  std::vector<int> order;
+  std::atomic<int> done{0};
+  std::thread::id where;
+  bool inside = false;
+  for (int i = 0; i < 100; ++i) {
+    rig.loop.post([&, i] {
+      order.push_back(i);
+      where = std::this_thread::get_id();
+      inside = rig.loop.in_round();
+      ++done;
+    });
+  }
+  REQUIRE(within_seconds([&] { return done == 100; }));
+  for (int i = 0; i < 100; ++i) CHECK(order[static_cast<std::size_t>(i)] == i);
+  CHECK(where != std::this_thread::get_id());
+  CHECK(inside);
+  CHECK_FALSE(rig.loop.in_round());
+  rig.loop.stop();
+  CHECK(rig.client.finished_on == where);
+}
+
+TEST_CASE("engine/loop: a caller that drives runs its command itself", "[engine][fast]") {
+  Rig rig;
+  int here = 0;
+  for (int i = 0; i < 200; ++i) {
+    std::atomic<bool> done{false};
+    std::thread::id where;
+    rig.loop.post(
+        [&] {
+          where = std::this_thread::get_id();
+          done = true;
+        },
+        /*will_drive=*/true);
+    rig.loop.drive([&] { return done.load(); }, TimePoint::max());
+    REQUIRE(done);
+    here += where == std::this_thread::get_id();
+  }
+  CHECK(here > 0);  // the thread may be quicker, on a busy machine
+}
+
+TEST_CASE("engine/loop: a promise that is not kept costs no more than a moment", "[engine][fast]") {
+  Rig rig;
+  for (int i = 0; i < 20; ++i) {
+    std::atomic<bool> done{false};
+    rig.loop.post([&] { done = true; }, /*will_drive=*/true);
+    REQUIRE(within_seconds([&] { return done.load(); }));
+  }
+}
+
+TEST_CASE("engine/loop: one caller drives at a time, until its deadline, and sees what others post", "[engine][fast]") {
+  Rig rig;
+  std::atomic<bool> stop{false};
+  std::atomic<bool> driving{false};
+  std::thread driver([&] {
+    rig.loop.drive(
+        [&] {
+          driving = true;
+          return stop.load();
+        },
+        TimePoint::max());
+  });
+  REQUIRE(within_seconds([&] { return driving.load(); }));
+  rig.loop.drive([] { return false; }, TimePoint::max());  // returns, since another one drives
+  std::atomic<int> done{0};
+  std::thread::id where;
+  for (int i = 0; i < 50; ++i) {
+    std::this_thread::sleep_for(i % 10 == 0 ? 2ms : 0ms);
+    rig.loop.post([&] {
+      where = std::this_thread::get_id();
+      ++done;
+    });
+  }
+  REQUIRE(within_seconds([&] { return done == 50; }));
+  CHECK(where == driver.get_id());
+  rig.loop.post([&] { stop = true; });
+  driver.join();
+  // It left after a long time: the thread has taken over.
+  rig.loop.post([&] { ++done; });
+  REQUIRE(within_seconds([&] { return done == 51; }));
+  rig.loop.drive([] { return false; }, Clock::now() + 5ms);
+  rig.loop.drive([] { return false; }, Clock::now() - 1ms);
+  SUCCEED("deadlines end it");
+}
+
+TEST_CASE("engine/loop: commands of many threads run once each, whoever drives", "[engine][slow]") {
+  Rig rig;
+  constexpr int kThreads = 4;
+  constexpr int kCommands = 2000;
+  std::vector<std::atomic<int>> runs(kThreads * kCommands);
+  std::atomic<int> inside{0};
+  std::atomic<bool> overlapped{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kCommands; ++i) {
+        auto done = std::make_shared<std::atomic<bool>>(false);
+        const bool drives = (i + t) % 3 != 0;
+        rig.loop.post(
+            [&, done, at = static_cast<std::size_t>(t * kCommands + i)] {
+              if (inside.fetch_add(1) != 0) overlapped = true;
+              ++runs[at];
+              inside.fetch_sub(1);
+              done->store(true);
+            },
+            drives);
+        if (drives) rig.loop.drive([&] { return done->load(); }, TimePoint::max());
+        if (i % 100 == 0) std::this_thread::sleep_for(std::chrono::microseconds(i));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  rig.loop.stop();
+  CHECK_FALSE(overlapped);
+  for (const auto& count : runs) REQUIRE(count == 1);
+}
+
+TEST_CASE("engine/loop: stop runs what was posted, parked or not", "[engine][fast]") {
+  for (const bool will_drive : {false, true}) {
+    Rig rig;
+    int done = 0;
+    for (int i = 0; i < 10; ++i) rig.loop.post([&] { ++done; }, will_drive);
+    rig.loop.stop();
+    CHECK(done == 10);
+    rig.loop.stop();
+  }
+}
+
+}  // namespace

@@ -568,3 +568,41 @@ TEST_CASE("schedule/plan: the more senders one card has, the less each may send 
   for (int count = 1; count < 40; ++count)  // at least two chunks fit
     CHECK(2 * chunk_bytes_for(nodes(count), 64 * kKiB) <= window_bytes(384 * kKiB, nodes(count).fan()));
 }
+
+TEST_CASE("schedule: windows follow what an allreduce sends", "[schedule][fast]") {
+  constexpr std::uint64_t kKiB = 1024;
+  constexpr std::uint64_t kCard = 1200 * kKiB;
+  const auto near = [](std::uint64_t a, double b) { return std::abs(static_cast<double>(a) - b) <= 1.0; };
+  // Four nodes alike: a third each, and no window to oneself.
+  const auto alike = hybridps::schedule::windows_bytes(kCard, Topology({0, 1, 2, 3}, 1));
+  REQUIRE(alike.size() == 4);
+  CHECK(alike[1] == 0);
+  for (const std::size_t member : {0, 2, 3}) CHECK(near(alike[member], kCard / 3.0));
+  // Two servers with 0.3 each, nodes with 0.1: a card carries 1.2 tensors, of which 0.3 go to a server and 0.2 to a node.
+  const std::vector<double> nodes(4, 0.1);
+  const std::vector<double> servers(2, 0.3);
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto mixed = hybridps::schedule::windows_bytes(kCard, Topology({0, 1, 2, 3}, rank, nodes, servers));
+    REQUIRE(mixed.size() == 6);
+    std::uint64_t sum = 0;
+    for (int member = 0; member < 6; ++member) {
+      const std::uint64_t window = mixed[static_cast<std::size_t>(member)];
+      sum += window;
+      if (member == rank)
+        CHECK(window == 0);
+      else
+        CHECK(near(window, static_cast<double>(kCard) * (member < 4 ? 0.2 : 0.3) / 1.2));
+    }
+    CHECK(sum <= kCard);
+  }
+  // The server's own view: results to each node.
+  const auto of_server = hybridps::schedule::windows_bytes(kCard, Topology({0, 1, 2, 3}, 4, nodes, servers));
+  for (std::size_t member = 0; member < 4; ++member) CHECK(near(of_server[member], kCard * 0.3 / 1.2));
+  // Two ranks on each of two nodes: only aligned ranks exchange an allreduce; others keep an equal part. Never below 32 KiB.
+  const auto local = hybridps::schedule::windows_bytes(kCard, Topology({0, 0, 1, 1}, 0));
+  CHECK(local[1] == 0);
+  CHECK(near(local[2], kCard * 0.5));
+  CHECK(local[3] == hybridps::schedule::window_bytes(kCard, 2));
+  for (const std::uint64_t window : hybridps::schedule::windows_bytes(1, Topology({0, 1, 2, 3}, 0)))
+    CHECK((window == 0 || window == 32 * kKiB));
+}

@@ -14,6 +14,9 @@ constexpr std::uint8_t kByAllowance = 2;  // holds a permit paid from the allowa
 constexpr std::uint8_t kByGrant = 4;      // holds a permit given by the peer
 constexpr std::uint8_t kSent = 8;
 
+// Credit for what was sent under "all chunks" grants is returned by so much: a constant, since both sides must know it.
+constexpr std::int64_t kGrantedBatchBytes = 8 * 1024;
+
 }  // namespace
 
 std::size_t Stream::bytes_of(std::uint32_t chunk) const noexcept {
@@ -127,10 +130,9 @@ bool Outbox::take_allowance(Lane& lane, std::int64_t cost) {
 
 bool Outbox::may_send_granted(const Lane& lane, std::int64_t cost) const noexcept {
   if (lane.local) return lane.granted_bytes == 0 || lane.granted_bytes + cost <= options_.granted_bytes_max;
-  // The last part of a batch of credit stays with the peer: what is out may be above zero for ever, and a window smaller
-  // than a chunk must do.
-  const std::int64_t window = std::max<std::int64_t>(1, lane.window);
-  return lane.granted_bytes + cost <= window || lane.granted_bytes < std::min(window, cost);
+  // What a peer has used up and not yet returned is less than a batch. Below that nothing may hold us up, however small
+  // the window is or has become: no credit would come.
+  return lane.granted_bytes + cost <= lane.window || lane.granted_bytes < kGrantedBatchBytes;
 }
 
 void Outbox::prepare(Stream& stream) {
@@ -195,8 +197,7 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
   } else {
     header.flags |= wire::kFlagGranted;
     if (by_all && !lane.local)
-      header.aux = wire::pack_cost(static_cast<std::uint64_t>(cost),
-                                   static_cast<std::uint64_t>(std::max<std::int64_t>(1, lane.window)));
+      header.aux = wire::pack_cost(static_cast<std::uint64_t>(cost), static_cast<std::uint64_t>(lane.window));
   }
   transport::SendDone done;
   if (!lane.local || by_all) {
@@ -527,7 +528,7 @@ void Outbox::consumed(core::EngineId source, std::int64_t cost, bool granted) no
   Lane& from = lane(source);
   if (granted) {
     from.granted_to_return += cost;
-    if (from.granted_to_return < from.credit_batch || from.broken) return;
+    if (from.granted_to_return < kGrantedBatchBytes || from.broken) return;
     wire::Header header;
     header.type = wire::Type::kCredit;
     header.flags = wire::kFlagGranted;

@@ -162,7 +162,8 @@ class Shard final : public LoopClient, core::Pinned {
  private:
   // LoopClient
   std::size_t round() override {
-    if (const core::TimePoint now = core::Clock::now(); now >= next_publish_) {
+    const core::TimePoint now = core::Clock::now();
+    if (now >= next_publish_ || runtime_->dedicated_stats().groups != groups_.load(std::memory_order_relaxed)) {
       next_publish_ = now + kPublishEvery;
       publish();
     }

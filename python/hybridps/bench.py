@@ -107,8 +107,8 @@ def interface_bytes(name: str) -> tuple[int, int]:
 
 def of_operations(per_rank: list[list[float]], block: int) -> list[float]:
     """Times of the same operations on every rank -> one time for each operation."""
-    # Back to back, a rank's time for one operation begins where it finished the last: who was early waits for the others
-    # in the next, and the slowest rank of each would count that twice.
+    # Back to back, a rank's time for one operation begins where it finished the last: who was early waits for others in
+    # the next, and the slowest rank of each would count that twice.
     of_one = max if block == 1 else statistics.fmean
     return [of_one(times) for times in zip(*per_rank, strict=True)]
 

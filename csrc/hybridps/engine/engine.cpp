@@ -327,8 +327,8 @@ Status EngineImpl::start(core::Config config) {
   options.warn_seconds = config_.warn_seconds;
   options.heartbeat_seconds = config_.heartbeat_seconds;
   options.dead_seconds = config_.dead_seconds;
-  const std::size_t pool_bytes = whole_pages(
-      std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(options, 0)), config_.pool_bytes));
+  const std::size_t pool_bytes =
+      whole_pages(std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(options, 0)), config_.pool_bytes));
 
   Transports transports;
   std::span<std::byte> memory;
@@ -346,7 +346,8 @@ Status EngineImpl::start(core::Config config) {
     transports.shm = std::move(shm).value();
   } else {
     core::Result<PrivatePool> pool = map_pool(pool_bytes);
-    if (!pool.is_ok()) return Status(pool.status().code(), std::string(pool.status().message()) + "; lower HYBRIDPS_POOL_BYTES");
+    if (!pool.is_ok())
+      return Status(pool.status().code(), std::string(pool.status().message()) + "; lower HYBRIDPS_POOL_BYTES");
     memory = pool.value().memory;
     keep = std::move(pool.value().keep);
   }

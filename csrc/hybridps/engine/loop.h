@@ -40,7 +40,7 @@ class LoopClient {
 };
 
 struct LoopOptions {
-  std::string thread_name;              // at most 15 characters
+  std::string thread_name;                  // at most 15 characters
   std::chrono::microseconds spin{0};        // the thread looks for events so long before it sleeps
   std::chrono::microseconds drive_spin{0};  // so does a caller that drives
 };

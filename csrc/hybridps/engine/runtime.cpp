@@ -349,7 +349,7 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
   if (const auto peer = peers_.find(header.source); peer != peers_.end()) {
     peer->second.last_answer = core::Clock::now();
     switch (header.type) {
-      case wire::Type::kCredit: 
+      case wire::Type::kCredit:
         outbox_->on_credit(header.source, header.aux, (header.flags & wire::kFlagGranted) != 0);
         return;
       case wire::Type::kPing: {
@@ -474,7 +474,8 @@ core::TimePoint Runtime::next_due() const {
 }
 
 bool Runtime::is_quiet() const {
-  for (const transport::Transport* transport : {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
+  for (const transport::Transport* transport :
+       {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
     if (transport != nullptr && transport->has_unsent()) return false;
   return worker_->is_idle() && failed_.empty();
 }

@@ -46,9 +46,10 @@ class Shard final : public LoopClient, core::Pinned {
     const std::uint64_t memory = options.memory_bytes / static_cast<std::uint64_t>(options.threads);
     o.grant_chunks = static_cast<std::uint32_t>(config.grant_chunks);
     engines_max_ = std::max<std::uint64_t>(1, memory / 2 / std::max<std::uint64_t>(1, o.eager_bytes));
-    core::Result<PrivatePool> pool = map_pool(
-        whole_pages(std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(o, 0)), memory / 4)));
-    if (!pool.is_ok()) return Status(pool.status().code(), std::string(pool.status().message()) + "; give a smaller --memory");
+    core::Result<PrivatePool> pool =
+        map_pool(whole_pages(std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(o, 0)), memory / 4)));
+    if (!pool.is_ok())
+      return Status(pool.status().code(), std::string(pool.status().message()) + "; give a smaller --memory");
 
     Transports transports;
     transport::UcxOptions data;
@@ -127,12 +128,7 @@ class Shard final : public LoopClient, core::Pinned {
                                                " are served already; start it with more --memory");
     const schedule::Shares shares = shares_of(roster);
     server::ServedGroup group{
-        roster.uid,
-        name,
-        {},
-        schedule::Topology(roster.node_of, size + index, shares.worker, shares.dedicated),
-        1,
-        0};
+        roster.uid, name, {}, schedule::Topology(roster.node_of, size + index, shares.worker, shares.dedicated), 1, 0};
     std::uint64_t chunk_bytes = record_.chunk_bytes;
     const auto add = [&](const bootstrap::MemberRecord& member, const std::string& where) {
       group.engines.push_back(member.engine);

@@ -187,16 +187,16 @@ class Outbox : core::Pinned {
     transport::Endpoint* endpoint = nullptr;
     bool local = false;
     bool broken = false;
-    std::int64_t limit = 0;          // its allowance
-    std::int64_t base = 0;           // as set by set_window()
-    std::int64_t window = 0;         // of its allowance, what we use now
-    schedule::WindowTuner tuner;     // of `window`
-    std::uint64_t sent_bytes = 0;    // eager ones, since the beginning
+    std::int64_t limit = 0;        // its allowance
+    std::int64_t base = 0;         // as set by set_window()
+    std::int64_t window = 0;       // of its allowance, what we use now
+    schedule::WindowTuner tuner;   // of `window`
+    std::uint64_t sent_bytes = 0;  // eager ones, since the beginning
     std::uint64_t returned_bytes = 0;
-    std::int64_t allowance = 0;      // eager bytes that we may still send
-    std::int64_t outstanding = 0;    // eager bytes sent and not returned
-    std::int64_t granted_bytes = 0;  // in flight under "all chunks" grants
-    std::int64_t to_return = 0;      // eager bytes of theirs consumed here and not returned
+    std::int64_t allowance = 0;          // eager bytes that we may still send
+    std::int64_t outstanding = 0;        // eager bytes sent and not returned
+    std::int64_t granted_bytes = 0;      // in flight under "all chunks" grants
+    std::int64_t to_return = 0;          // eager bytes of theirs consumed here and not returned
     std::int64_t granted_to_return = 0;  // likewise, of what they sent under "all chunks" grants
     std::int64_t credit_batch = 0;       // returned in such parts
     std::deque<Stream*> urgent;

@@ -200,7 +200,7 @@ class Worker final : public server::Listener, core::Pinned {
   std::set<std::pair<core::TimePoint, OperationRun*>> deadlines_;
   std::set<OperationRun*> tracked_;
   std::vector<std::unique_ptr<OperationRun>> graveyard_;
-  std::vector<OperationRun*> pacing_;  // those with pace_due
+  std::vector<OperationRun*> pacing_;                             // those with pace_due
   std::vector<std::pair<core::GroupUid, core::Status>> failing_;  // verdicts found inside callbacks
   std::deque<std::pair<SpanRun*, std::uint32_t>> local_grants_waiting_;
   std::uint32_t local_grants_ = 0;

@@ -1,7 +1,8 @@
 """PyTorch's own DistributedTest (torch.testing._internal.distributed.distributed_test) against our backend.
 
 tests.txt lists the tests that gloo passes on CPU at world size 4, with the variant of the suite (torch_suite.py) that
-has them, and the least world size where gloo needs more than two ranks; all must pass. Sixteen run by default, all with -m conformance. Needs expecttest, as the suite does.
+has them, and the least world size where gloo needs more than two ranks; all must pass. Sixteen run by default, all
+with -m conformance. Needs expecttest, as the suite does.
 
 HYBRIDPS_TEST_CONFORMANCE_WORLD   number of ranks: 2, 3 or 4 (default)
 """

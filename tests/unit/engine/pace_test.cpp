@@ -88,7 +88,8 @@ TEST_CASE("engine/pace: contributions to large and small owners leave together",
     });
   }
   REQUIRE(cluster.run_until([&] { return done == 3; }));
-  for (const auto& tensor : tensors) CHECK(std::all_of(tensor.begin(), tensor.end(), [](float x) { return x == 3.0F; }));
+  for (const auto& tensor : tensors)
+    CHECK(std::all_of(tensor.begin(), tensor.end(), [](float x) { return x == 3.0F; }));
 
   const std::map<std::uint32_t, double> chunks = {{1, 13}, {2, 13}, {3, 39}};
   REQUIRE(pushes.size() == 65);

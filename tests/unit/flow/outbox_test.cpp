@@ -245,7 +245,8 @@ TEST_CASE("flow/outbox: flags of the stream stay on granted chunks", "[flow][fas
   CHECK(rig.to().sent[2].header.flags == (wire::kFlagP2p | wire::kFlagGranted));
 }
 
-TEST_CASE("flow/outbox: to a local peer a grant of all chunks lets them go within the bytes in flight", "[flow][fast]") {
+TEST_CASE("flow/outbox: to a local peer a grant of all chunks lets them go within the bytes in flight",
+          "[flow][fast]") {
   Setup setup;
   setup.granted_bytes_max = 3 * kSlot;
   Rig rig(setup);
@@ -298,7 +299,8 @@ TEST_CASE("flow/outbox: across the network a grant of all chunks lets them go wi
   CHECK(rig.to().chunks().size() == 3 * kWindow + 3);
 }
 
-TEST_CASE("flow/outbox: what a peer may hold back of its credit stops nobody, however small the window", "[flow][fast]") {
+TEST_CASE("flow/outbox: what a peer may hold back of its credit stops nobody, however small the window",
+          "[flow][fast]") {
   for (const std::int64_t window : {std::int64_t{0}, std::int64_t{1}, std::int64_t{kSlot}}) {
     Setup setup;
     setup.slots = setup.net_slots = 20 * kBatchSlots;

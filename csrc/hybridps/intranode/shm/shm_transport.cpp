@@ -184,7 +184,8 @@ bool ShmTransport::arm() {
 }
 
 bool ShmTransport::has_unsent() const noexcept {
-  return std::any_of(live_.begin(), live_.end(), [](const ShmEndpoint* endpoint) { return !endpoint->nothing_queued(); });
+  return std::any_of(live_.begin(), live_.end(),
+                     [](const ShmEndpoint* endpoint) { return !endpoint->nothing_queued(); });
 }
 
 bool ShmTransport::poll_is_due() noexcept {

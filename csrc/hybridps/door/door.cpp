@@ -27,6 +27,7 @@
 #include <memory>
 #include <utility>
 
+#include "hybridps/core/thread.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
 
@@ -344,10 +345,7 @@ Door::~Door() {
 }
 
 void Door::run() {
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  pthread_setname_np(pthread_self(), "hybridps-door");
+  core::begin_thread("hybridps-door");
   std::list<Guest> guests;
   std::vector<pollfd> events;
   for (;;) {

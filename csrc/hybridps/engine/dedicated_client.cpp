@@ -1,8 +1,5 @@
 #include "hybridps/engine/dedicated_client.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <mutex>
 #include <system_error>
@@ -12,6 +9,7 @@
 #include "hybridps/bootstrap/bytes.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/core/log.h"
+#include "hybridps/core/thread.h"
 
 namespace hybridps::engine {
 namespace {
@@ -32,10 +30,7 @@ template <typename Task>
 void on_helper_thread(const Task& task) {
   try {
     std::thread([task] {
-      sigset_t all;
-      sigfillset(&all);
-      pthread_sigmask(SIG_BLOCK, &all, nullptr);
-      pthread_setname_np(pthread_self(), "hybridps-ask");
+      core::begin_thread("hybridps-ask");
       task();
     }).detach();
   } catch (const std::system_error&) {

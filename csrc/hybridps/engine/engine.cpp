@@ -1,7 +1,5 @@
 #include "hybridps/engine/engine.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -22,6 +20,7 @@
 #include "hybridps/build_info.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/core/log.h"
+#include "hybridps/core/thread.h"
 #include "hybridps/door/door.h"
 #include "hybridps/engine/dedicated_client.h"
 #include "hybridps/engine/interface.h"
@@ -40,12 +39,6 @@ using core::Status;
 constexpr std::int64_t kSpinMicroseconds = 50;
 constexpr auto kStayAfterFailure = std::chrono::milliseconds(200);
 constexpr auto kProofTimeout = std::chrono::seconds(10);
-
-void block_signals() {
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
-}
 
 std::size_t expected_local_peers() {
   if (const char* text = std::getenv("LOCAL_WORLD_SIZE"); text != nullptr) {
@@ -697,8 +690,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
 }
 
 void EngineImpl::run_bootstrap() {
-  block_signals();
-  pthread_setname_np(pthread_self(), "hybridps-boot");
+  core::begin_thread("hybridps-boot");
   std::vector<std::unique_ptr<Joining>> active;
   for (;;) {
     {

@@ -1,15 +1,16 @@
 #include "hybridps/engine/loop.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <system_error>
 #include <utility>
 #include <vector>
+
+#include "hybridps/core/thread.h"
 
 namespace hybridps::engine {
 
@@ -47,7 +48,12 @@ Status Loop::make(Bed& bed) {
 Status Loop::start() {
   for (Bed* bed : {&own_, &driver_})
     if (Status status = make(*bed); !status.is_ok()) return status;
-  thread_ = std::thread([this] { run(); });
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    return Status(Code::kOutOfResources, "cannot start the thread " + options_.thread_name + " (" + error.what() +
+                                             "); see `ulimit -u` and the limit of the container");
+  }
   return Status::ok();
 }
 
@@ -139,15 +145,12 @@ void Loop::park() {
     if (driving_ && now - driving_since_ > kClaim)
       unpark_.wait_for(lock, std::chrono::milliseconds(100));
     else
-      unpark_.wait_until(lock, std::max(driving_ ? now + kClaim : claimed_until_, now + kClaim / 4));
+      unpark_.wait_until(lock, driving_ ? now + kClaim : claimed_until_);
   }
 }
 
 void Loop::run() {
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  pthread_setname_np(pthread_self(), options_.thread_name.c_str());
+  core::begin_thread(options_.thread_name.c_str());
   core::TimePoint idle_since = core::TimePoint::max();
   std::unique_lock baton(baton_);
   for (;;) {
@@ -177,8 +180,10 @@ void Loop::run() {
       const auto at_most = client_.sleep_at_most();
       baton.unlock();
       sleep(own_, due, at_most);
-      own_.sleeping.store(false, std::memory_order_relaxed);
-      if (is_claimed()) park();  // without having stood in the caller's way
+      if (is_claimed()) {  // before it takes the baton, so as not to stand in the caller's way
+        own_.sleeping.store(false, std::memory_order_relaxed);
+        park();
+      }
       baton.lock();
     }
     own_.sleeping.store(false, std::memory_order_relaxed);

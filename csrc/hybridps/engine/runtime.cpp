@@ -145,8 +145,7 @@ void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, cons
 }
 
 // All who send to one card at a time share window_bytes: beyond what its queue holds, more only makes the switch drop.
-// Measured (500 and 200 Mbit/s, queues of 5 ms, 3 to 11 senders): up to three times the queue is well; five times costs a
-// fifth of the speed, eight times nearly three quarters. The largest group that is shared with a peer counts. What is granted comes on top.
+// What owners grant chunk by chunk comes on top. Figures: docs/decisions/0007 and 0008.
 void Runtime::choose_windows() {
   // In several groups with one peer: the least, since operations of all may meet at one card.
   std::unordered_map<core::EngineId, std::uint64_t> windows;

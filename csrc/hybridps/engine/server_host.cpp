@@ -88,10 +88,7 @@ class Shard final : public LoopClient, core::Pinned {
     return loop_->start();
   }
 
-  ~Shard() override {
-    if (loop_) loop_->stop();
-    loop_.reset();
-  }
+  ~Shard() override { loop_.reset(); }  // before what it reads
 
   const bootstrap::MemberRecord& record() const noexcept { return record_; }
 

@@ -123,8 +123,7 @@ bool Outbox::take_allowance(Lane& lane, std::int64_t cost) {
   lane.allowance -= cost;
   lane.outstanding += cost;
   lane.sent_bytes += static_cast<std::uint64_t>(cost);
-  if (const bool spent = lane.allowance < cost; spent && !lane.local)
-    lane.tuner.on_sent(lane.sent_bytes, spent, core::Clock::now().time_since_epoch());
+  if (!lane.local && lane.allowance < cost) lane.tuner.on_spent(lane.sent_bytes, core::Clock::now().time_since_epoch());
   return true;
 }
 

@@ -253,7 +253,7 @@ bool WorkHybrid::wait(std::chrono::milliseconds timeout) {
   Ptr kept;
   std::unique_lock lock(mutex_);
   if (waited_for_ && stage_ == Stage::kPending) {
-    if (const auto group = context_->group.lock()) {
+    if (auto group = context_->group.lock()) {
       ++waiters_;  // so that no lane wakes for it
       lock.unlock();
       const auto moved_on = [this] {
@@ -261,6 +261,7 @@ bool WorkHybrid::wait(std::chrono::milliseconds timeout) {
         return stage_ != Stage::kPending;
       };
       group->drive(moved_on, limited ? deadline : core::TimePoint::max());
+      group.reset();  // may be the last reference: not under the lock
       lock.lock();
       --waiters_;
     }

@@ -28,9 +28,9 @@ class WindowTuner {
   }
   std::int64_t window() const noexcept { return window_; }
 
-  /// A message left: `total` bytes since the beginning. `spent`: no further one fits into the window.
-  void on_sent(std::uint64_t total, bool spent, Duration now) noexcept {
-    if (measuring_ || !spent) return;
+  /// The window is spent: `total` bytes have left since the beginning, and no further message fits.
+  void on_spent(std::uint64_t total, Duration now) noexcept {
+    if (measuring_) return;
     measuring_ = true;
     // Credit comes back in batches of a quarter of the window; the last one stays away while nothing more is sent.
     mark_ = total - std::min<std::uint64_t>(total, static_cast<std::uint64_t>(window_ / 4));

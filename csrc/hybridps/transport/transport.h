@@ -1,7 +1,7 @@
 // hybridps/transport/transport.h: opens endpoints to engines, receives their messages, runs progress.
 //
 // Owner    the engine. Destroying a Transport closes its endpoints; nothing is called back after that.
-// Threads  everything from one thread (the engine's progress thread), except event_fd(), which is constant.
+// Threads  one at a time, whichever drives the engine's loop ("the progress thread"); event_fd() is constant.
 // Headers  are opaque bytes to every transport.
 #pragma once
 

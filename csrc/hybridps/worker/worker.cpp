@@ -236,7 +236,10 @@ void Worker::launch(OperationRun& run, const std::vector<schedule::Span>& plan) 
   if (paced > 1) run.pace_ahead = std::min(1.0, static_cast<double>(kPaceChunks) / chunks);
   bool started = true;
   for (std::size_t i = 0; i < run.spans.size() && started; ++i) started = run.spans[i]->start();
-  if (started) pace(run);
+  if (started)
+    pace(run);
+  else
+    run.pace_ahead = 1.0;  // it is about to fail; not all spans have streams
   part_done(run);
 }
 

@@ -28,7 +28,7 @@ std::int64_t settled(double rate, Duration trip, std::int64_t base, std::int64_t
       free_at = std::max(now, free_at) + static_cast<double>(chunk) / rate * 1e9;
       under_way.emplace_back(free_at + static_cast<double>(trip.count()) + held_up_ms * 1e6, sent);
       const bool spent = static_cast<std::int64_t>(sent - returned) + chunk > tuner.window();
-      tuner.on_sent(sent, spent, Duration(static_cast<std::int64_t>(now)));
+      if (spent) tuner.on_spent(sent, Duration(static_cast<std::int64_t>(now)));
     }
     now = under_way.front().first;
     returned = under_way.front().second;
@@ -66,7 +66,7 @@ TEST_CASE("schedule/window_tuner: falls back when the network becomes slow, and 
   Duration now{};
   const auto round = [&](Duration took) {
     total += 100;
-    tuner.on_sent(total, /*spent=*/true, now);
+    tuner.on_spent(total, now);
     now += took;
     return tuner.on_returned(total, now);
   };
@@ -75,8 +75,7 @@ TEST_CASE("schedule/window_tuner: falls back when the network becomes slow, and 
   CHECK_FALSE(round(std::chrono::microseconds(1500)));  // neither short nor long
   while (tuner.window() > 100) REQUIRE(round(std::chrono::milliseconds(5)));
   CHECK_FALSE(round(std::chrono::milliseconds(5)));
-  tuner.on_sent(total += 100, /*spent=*/false, now);
-  CHECK_FALSE(tuner.on_returned(total, now));  // the window was not what limited it
+  CHECK_FALSE(tuner.on_returned(total + 100, now));  // it was never spent, so it is not what limits
   tuner.reset(300, 200);
   CHECK(tuner.window() == 300);
 }

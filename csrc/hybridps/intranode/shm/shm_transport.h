@@ -5,7 +5,7 @@
 //          payload, the receiver reads it where it lies and gives it back. Small payloads travel inside the
 //          ring entry. Connecting proves that both processes share a host: see proof().
 // Owner    the engine. The pool's memory outlives the transport for as long as keep_pool_memory() is held.
-// Threads  as Transport: one thread; event_fd() is constant. In a forked child every call does nothing.
+// Threads  as Transport: one at a time; event_fd() is constant. In a forked child every call does nothing.
 // Failures a peer whose process ends is reported at once, however it ends, with kPeerDead; one that closed
 // its
 //          transport or its endpoint with kClosed; one whose rings hold nonsense with kPeerDead. Payloads

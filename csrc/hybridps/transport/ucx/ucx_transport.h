@@ -1,7 +1,7 @@
 // hybridps/transport/ucx/ucx_transport.h: the Transport between machines, one UCX context and one worker.
 //
 // Owner    the engine, which makes two: "data", and "control" with tcp_only.
-// Threads  one thread for everything, destructor included; UCX's own thread only opens connections.
+// Threads  one thread at a time for everything, destructor included; UCX's own thread only opens connections.
 // Memory   attach() maps pools once; every send names its handle. Incoming payloads land in registered memory
 // that the
 //          transport owns, or stay where UCX received them; 64-byte aligned.

@@ -1,11 +1,7 @@
 // reduce_bench: how fast reduce::combine() is, beside memcpy, which reads and writes memory once.
 //
-//   cmake --build --preset release --target hybridps_reduce
-//   g++ -std=c++20 -O2 -Icsrc benchmarks/reduce_bench.cpp
-//       $(find build/release -name libhybridps_reduce.a -o -name libhybridps_core.a | sort -r)
-//       -o build/reduce_bench
-//   build/reduce_bench [bytes per tensor ...]      default: 64 KiB, 1 MiB and 64 MiB
-// (the second command is one line)
+//   cmake --build --preset release --target benchmarks
+//   build/release/benchmarks/reduce_bench [bytes per tensor ...]      default: 64 KiB, 1 MiB and 64 MiB
 //
 // GB/s counts every byte once that is read or written: (n + 1) tensors for n inputs, 2 for memcpy. 1 GB = 1e9
 // B. Each figure is the best of several runs, one thread.
@@ -72,10 +68,11 @@ void bench(std::size_t bytes) {
       {DType::kFloat32, ReduceOp::kSum, 8},       {DType::kFloat32, ReduceOp::kAvg, 2, true},
       {DType::kFloat32, ReduceOp::kPremulSum, 2}, {DType::kFloat32, ReduceOp::kMax, 2},
       {DType::kBfloat16, ReduceOp::kSum, 2},      {DType::kBfloat16, ReduceOp::kSum, 4},
-      {DType::kFloat16, ReduceOp::kSum, 2},       {DType::kFloat16, ReduceOp::kSum, 4},
-      {DType::kFloat64, ReduceOp::kSum, 2},       {DType::kInt64, ReduceOp::kSum, 2},
-      {DType::kUint8, ReduceOp::kSum, 2},         {DType::kFloat8E4M3fn, ReduceOp::kSum, 2},
-      {DType::kFloat8E5M2, ReduceOp::kSum, 2},    {DType::kComplex64, ReduceOp::kProduct, 2},
+      {DType::kBfloat16, ReduceOp::kSum, 8},      {DType::kFloat16, ReduceOp::kSum, 2},
+      {DType::kFloat16, ReduceOp::kSum, 4},       {DType::kFloat64, ReduceOp::kSum, 2},
+      {DType::kInt64, ReduceOp::kSum, 2},         {DType::kUint8, ReduceOp::kSum, 2},
+      {DType::kFloat8E4M3fn, ReduceOp::kSum, 2},  {DType::kFloat8E5M2, ReduceOp::kSum, 2},
+      {DType::kComplex64, ReduceOp::kProduct, 2},
   };
   for (const Case& c : cases) {
     std::vector<Input> inputs(c.inputs);

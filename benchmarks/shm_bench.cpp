@@ -1,11 +1,7 @@
 // shm_bench: the shared memory transport between two processes, beside memcpy in the same run.
 //
-//   cmake --build --preset release --target hybridps_intranode_shm
-//   g++ -std=c++20 -O2 -Icsrc benchmarks/shm_bench.cpp
-//       $(find build/release -name libhybridps_intranode_shm.a -o -name libhybridps_transport.a
-//         -o -name libhybridps_core.a | sort -r) -o build/shm_bench
-//   build/shm_bench [seconds per figure]           default: 1
-// (the second command is one line)
+//   cmake --build --preset release --target benchmarks
+//   build/release/benchmarks/shm_bench [seconds per figure]           default: 1
 //
 // Latency  half of a round trip; best and median of many batches of 200. "spin": both sides call progress()
 // without

@@ -1,9 +1,7 @@
 // benchmarks/transport_bench.cpp: latency and bandwidth of one UCX connection between two processes.
 //
-//   g++ -std=c++20 -O2 -Icsrc -I$UCX/include benchmarks/transport_bench.cpp
-//       csrc/hybridps/transport/buffer_pool.cpp csrc/hybridps/transport/ucx/*.cpp
-//       csrc/hybridps/core/{ids,status,log,text}.cpp -L$UCX/lib -lucp -lucs -pthread -o build/transport_bench
-//   build/transport_bench [device] [seconds per line]        default: lo 0.5
+//   cmake --build --preset release --target benchmarks
+//   build/release/benchmarks/transport_bench [device] [seconds per line]        default: lo 0.5
 //
 // Two processes, forked before UCX starts. Two ways to wait: "event" sleeps on the event descriptor as an
 // engine does, "spin" polls. Ping-pong: half a round trip, median and 99th percentile. Streaming: one way, 16

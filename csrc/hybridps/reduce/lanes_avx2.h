@@ -31,7 +31,6 @@ struct Avx2Real32 {
     if constexpr (kFold == Fold::kMax) return take(acc, x, _mm256_cmp_ps(x, acc, _CMP_GT_OQ));
   }
 
- protected:
   static Reg canonical(Reg acc) {
     return _mm256_blendv_ps(acc, _mm256_set1_ps(__builtin_nanf("")), _mm256_cmp_ps(acc, acc, _CMP_UNORD_Q));
   }
@@ -59,20 +58,44 @@ struct Avx2Fp16 : Avx2Real32 {
   }
 };
 
-struct Avx2Bf16 : Avx2Real32 {
+/// 16 elements, the even ones apart from the odd ones: widening and narrowing are shifts then, nothing changes its place.
+struct Avx2Bf16 {
+  using Half = Avx2Real32;
+  struct Reg {
+    __m256 even, odd;
+  };
+  using Factor = float;
   static constexpr std::size_t kBytes = 2;
+  static constexpr std::size_t kWidth = 16;
+  template <Fold kFold>
+  static constexpr bool kFolds = Half::kFolds<kFold>;
+
+  static Reg splat(float x) { return {Half::splat(x), Half::splat(x)}; }
+  static Reg scale(Reg acc, Reg factor) {
+    return {Half::scale(acc.even, factor.even), Half::scale(acc.odd, factor.odd)};
+  }
+  template <Fold kFold>
+  static Reg fold(Reg acc, Reg x) {
+    return {Half::fold<kFold>(acc.even, x.even), Half::fold<kFold>(acc.odd, x.odd)};
+  }
+
   static Reg load(const std::byte* from) {
-    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)),
+            _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
   }
   static void store(std::byte* to, Reg acc) {
-    // The canonical NaN survives the rounding's carry, so narrow_bf16's select is not needed.
-    const __m256i bits = _mm256_castps_si256(canonical(acc));
+    const __m256i even = _mm256_srli_epi32(rounded(acc.even), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_blend_epi16(even, rounded(acc.odd), 0xaa));
+  }
+
+ private:
+  /// The result in the upper half of each element, the rest is of no account. The canonical NaN survives the rounding's
+  /// carry, so narrow_bf16's select is not needed.
+  static __m256i rounded(__m256 acc) {
+    const __m256i bits = _mm256_castps_si256(Half::canonical(acc));
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i rounding = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
-    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, rounding), 16);
-    const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), halves);
+    return _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
   }
 };
 

@@ -31,7 +31,6 @@ struct Avx512Real32 {
     if constexpr (kFold == Fold::kMax) return take(acc, x, _mm512_cmp_ps_mask(x, acc, _CMP_GT_OQ));
   }
 
- protected:
   static Reg canonical(Reg acc) {
     return _mm512_mask_mov_ps(acc, _mm512_cmp_ps_mask(acc, acc, _CMP_UNORD_Q), _mm512_set1_ps(__builtin_nanf("")));
   }
@@ -59,20 +58,44 @@ struct Avx512Fp16 : Avx512Real32 {
   }
 };
 
-struct Avx512Bf16 : Avx512Real32 {
+/// 32 elements, the even ones apart from the odd ones: widening and narrowing are shifts then, nothing changes its place.
+struct Avx512Bf16 {
+  using Half = Avx512Real32;
+  struct Reg {
+    __m512 even, odd;
+  };
+  using Factor = float;
   static constexpr std::size_t kBytes = 2;
+  static constexpr std::size_t kWidth = 32;
+  template <Fold kFold>
+  static constexpr bool kFolds = Half::kFolds<kFold>;
+
+  static Reg splat(float x) { return {Half::splat(x), Half::splat(x)}; }
+  static Reg scale(Reg acc, Reg factor) {
+    return {Half::scale(acc.even, factor.even), Half::scale(acc.odd, factor.odd)};
+  }
+  template <Fold kFold>
+  static Reg fold(Reg acc, Reg x) {
+    return {Half::fold<kFold>(acc.even, x.even), Half::fold<kFold>(acc.odd, x.odd)};
+  }
+
   static Reg load(const std::byte* from) {
-    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+    const __m512i pairs = _mm512_loadu_si512(from);
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
+            _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
   }
   static void store(std::byte* to, Reg acc) {
-    // Not vcvtneps2bf16 of AVX512_BF16: it flushes subnormals. The canonical NaN survives the rounding's
-    // carry.
-    const __m512i bits = _mm512_castps_si512(canonical(acc));
+    const __m512i even = _mm512_srli_epi32(rounded(acc.even), 16);
+    _mm512_storeu_si512(to, _mm512_mask_blend_epi16(0xaaaaaaaau, even, rounded(acc.odd)));
+  }
+
+ private:
+  /// The result in the upper half of each element, the rest is of no account. Not vcvtneps2bf16 of AVX512_BF16: it
+  /// flushes subnormals. The canonical NaN survives the rounding's carry.
+  static __m512i rounded(__m512 acc) {
+    const __m512i bits = _mm512_castps_si512(Half::canonical(acc));
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i rounding = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, rounding), 16);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(rounded));
+    return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   }
 };
 

@@ -4,8 +4,8 @@
     benchmarks/lab/run --only n4-16M,small      rows by name, tag or pattern (n8-*)
     benchmarks/lab/run --list
 
-Writes NAME.json for each row, table.md and table.png to the output folder. Everything that it makes in the system
-belongs to its own processes and goes with them.
+Writes NAME.json for each row, table.md, table.png and table-one-host.png to the output folder. Everything that it makes
+in the system belongs to its own processes and goes with them.
 
 A row is marked invalid when the wire bytes contradict the plan, when the processes used more than 80 % of the cores
 (then the CPU is measured, not the network), or when gloo drifted by more than 10 % between the halves.
@@ -62,7 +62,7 @@ def server_program() -> str | None:
 
 
 class Run:
-    """One setup: hosts, servers, one worker process per host."""
+    """One setup: hosts, servers, the worker processes of each host."""
 
     def __init__(self, setup: rows.Setup, options):
         self.setup, self.options = setup, options
@@ -93,8 +93,9 @@ class Run:
         unwanted = ("HYBRIDPS_", "UCX_", "GLOO_", "MASTER_", "TORCHELASTIC_")
         base = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
         base |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        # Each rank believes to have the cores for itself, and would spin for its data at the others' expense.
-        base |= {"HYBRIDPS_SPIN_MICROSECONDS": "0"}
+        if len(self.workers) > 1:
+            # Each host believes to have the cores for itself, and would spin for its data at the others' expense.
+            base |= {"HYBRIDPS_SPIN_MICROSECONDS": "0"}
         base |= dict(pair.split("=", 1) for pair in self.options.env)
         for name in self.servers:
             command = [server_program(), "--listen", f"{network.address[name]}:{SERVER_PORT}"]
@@ -109,12 +110,14 @@ class Run:
             "jobs": [{"name": row.name, **self._job(row)} for row in chosen_rows],
         }
         self.results: queue.Queue = queue.Queue()
-        for rank, name in enumerate(self.workers):
+        ranks = self.setup.ranks
+        for rank in range(len(self.workers) * ranks):
+            name = self.workers[rank // ranks]
             environment = base | {
                 "RANK": str(rank),
-                "WORLD_SIZE": str(len(self.workers)),
-                "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1",
+                "WORLD_SIZE": str(len(self.workers) * ranks),
+                "LOCAL_RANK": str(rank % ranks),
+                "LOCAL_WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": network.address[self.workers[0]],
                 "MASTER_PORT": str(PORT),
                 "HYBRIDPS_NODE": name,
@@ -128,7 +131,7 @@ class Run:
                 environment["HYBRIDPS_SERVERS"] = listed
             command = [sys.executable, str(HERE / "worker.py"), json.dumps(context)]
             process = network.popen(name, command, env=environment, cwd=ROOT, **self._pipes())
-            self._follow(name, process, self.results if rank == 0 else None)
+            self._follow(name if ranks == 1 else f"{name}.{rank % ranks}", process, self.results if rank == 0 else None)
 
     def _job(self, row: rows.Row) -> dict:
         job = dict(row.job)
@@ -215,12 +218,13 @@ def figures_of(result: dict) -> dict:
     return figures
 
 
-def doubts(result: dict, figures: dict) -> list[str]:
+def doubts(setup: rows.Setup, result: dict, figures: dict) -> list[str]:
     """Why the figures should not be believed."""
     reasons = []
     if figures.get("wrong"):
         reasons.append(f"{figures['wrong']} wrong elements")
-    large = result.get("bytes", 0) >= rows.MIB
+    # On one host the cores and the memory are what is measured.
+    large = result.get("bytes", 0) >= rows.MIB and setup.hosts > 1
     if large and figures.get("cpu_load", 0) > CPU_LOAD_MAX:
         reasons.append(f"CPU {figures['cpu_load']:.0%}")
     if abs(figures.get("peer_drift", 0)) > DRIFT_MAX:
@@ -294,7 +298,7 @@ def label_of(row: rows.Row) -> str:
     return f"{what} {size // factor} {unit}, {row.setup.text}" if size else f"{what}, {row.setup.text}"
 
 
-def draw(done: list[tuple[rows.Row, dict]], path: Path) -> None:
+def draw(done: list[tuple[rows.Row, dict]], path: Path, limit: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -330,7 +334,7 @@ def draw(done: list[tuple[rows.Row, dict]], path: Path) -> None:
         if shown:
             right.barh([p for p, _ in shown], [v for _, v in shown], height, label=label)
     right.axvline(100, color="black", linewidth=1)
-    right.set(title="% of what the links allow (1 MiB and more)")
+    right.set(title=f"% of what {limit} (1 MiB and more)")
     if right.containers:
         figure.legend(*right.get_legend_handles_labels(), fontsize=8, ncols=2, loc="outside lower right")
     figure.savefig(path, dpi=110)
@@ -376,7 +380,7 @@ def measure(selected: list[rows.Row], options) -> int:
 
     def keep(row: rows.Row, result: dict) -> None:
         figures = result["figures"] = figures_of(result)
-        result["doubts"] = doubts(result, figures)
+        result["doubts"] = doubts(row.setup, result, figures)
         result["setup"] = vars(row.setup) | {"text": row.setup.text, "queue_ms": options.queue_ms, "env": options.env}
         done.append((row, result))
         (folder / f"{row.name}.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -402,7 +406,8 @@ def measure(selected: list[rows.Row], options) -> int:
     text = table(done)
     (folder / "table.md").write_text(text)
     if not bench.plot_complaint():
-        draw(done, folder / "table.png")
+        draw([pair for pair in done if pair[0].setup.hosts > 1], folder / "table.png", "the links allow")
+        draw([pair for pair in done if pair[0].setup.hosts == 1], folder / "table-one-host.png", "memory allows")
     say("\n" + text)
     return 1 if failed else 0
 

@@ -11,13 +11,18 @@ class Setup:
 
     hosts: int = 4
     mbit: float = 500
+    ranks: int = 1  # on each host
     servers: int = 0  # dedicated, one per further host
     slow: float = 1  # the last worker host's rate, as a part of the others'
     declared: bool = False  # whether HYBRIDPS_NIC_GBPS says so
 
     @property
     def text(self) -> str:
+        if self.hosts == 1:
+            return f"one host, {self.ranks} ranks"
         text = f"n = {self.hosts}, {self.mbit:g} Mbit/s"
+        if self.ranks > 1:
+            text += f", {self.ranks} ranks each"
         if self.servers:
             text += f", {self.servers} dedicated"
         if self.slow != 1:
@@ -64,6 +69,7 @@ def tiny(limit_ms: float) -> tuple[Bar, ...]:
 
 
 N4, N8 = Setup(), Setup(hosts=8, mbit=200)
+ONE, ONE4 = Setup(hosts=1, ranks=2), Setup(hosts=1, ranks=4)
 WIRE = at_most("wire_error", 0.03)
 
 ROWS = (
@@ -160,4 +166,45 @@ ROWS = (
             ("n4-k2-ddp", 2, 0.67, (at_least("of_limit", 1 / 1.07), at_least("ratio", 1.2))),
         )
     ),
+    *(
+        Row(
+            f"n2r{ranks}-32M",
+            Setup(hosts=2, mbit=1000, ranks=ranks),
+            job("allreduce", 32 * MIB, 12),
+            (at_least("ratio", ratio), at_most("wire_error", 0.02)),
+            ("nodes",),
+        )
+        for ranks, ratio in ((2, 1.35), (4, 1.6))
+    ),
+    Row("one-64B", ONE, job("allreduce", 64, 2000), (at_most("ms", 0.040),), ("one",)),
+    Row("one-64K", ONE, job("allreduce", 64 * KIB, 1000), (at_most("ms", 0.070),), ("one",)),
+    Row("one-1M", ONE, job("allreduce", MIB, 400), (), ("one",)),
+    Row(
+        "one-32M",
+        ONE,
+        job("allreduce", 32 * MIB, 60),
+        (at_least("of_limit", 1 / 1.35), at_least("ratio", 2.1)),
+        ("one",),
+    ),
+    *(
+        Row(f"one-{collective}-16M", ONE, job(collective, 16 * MIB, 60), (at_least("ratio", 2),), ("one",))
+        for collective in ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
+    ),
+    Row(
+        "one-ddp",
+        ONE,
+        {
+            "do": "train",
+            "bytes": 4 * 25_690_112,
+            "layers": 8,
+            "width": 1792,
+            "batch": 64,
+            "warmup": 3,
+            "iterations": 12,
+        },
+        (at_least("ratio", 1.15),),
+        ("one",),
+    ),
+    Row("one-r4-64B", ONE4, job("allreduce", 64, 600), (at_least("ratio", 5),), ("one",)),
+    Row("one-r4-1M", ONE4, job("allreduce", MIB, 200), (at_least("ratio", 1.5),), ("one",)),
 )

@@ -151,12 +151,60 @@ def ddp(session, job, context):
     return result
 
 
+def train(session, job, context):
+    """Steps of DistributedDataParallel that compute: a perceptron, its backward beside the communication on the cores
+    that there are; for each backend in turn."""
+    import torch
+
+    def model():
+        torch.manual_seed(0)
+        width = job["width"]
+        layers = [
+            part for _ in range(job["layers"]) for part in (torch.nn.Linear(width, width, bias=False), torch.nn.ReLU())
+        ]
+        return torch.nn.Sequential(*layers)
+
+    models = {
+        name: torch.nn.parallel.DistributedDataParallel(model(), process_group=group)
+        for name, group in session.groups.items()
+    }
+    optimizers = {name: torch.optim.SGD(m.parameters(), lr=1e-3) for name, m in models.items()}
+    torch.manual_seed(session.rank)
+    inputs = torch.randn(job["batch"], job["width"])
+    steps, cpu_s = {name: [] for name in models}, dict.fromkeys(models, 0.0)
+    for index in range(job["warmup"] + job["iterations"]):
+        for name, model_of in models.items():
+            session.align()
+            cpu, begin = time.process_time(), time.perf_counter()
+            optimizers[name].zero_grad()
+            model_of(inputs).square().mean().backward()
+            optimizers[name].step()
+            if index >= job["warmup"]:
+                steps[name].append(time.perf_counter() - begin)
+                cpu_s[name] += time.process_time() - cpu
+    first, *others = [torch.cat([p.detach().flatten() for p in m.parameters()]) for m in models.values()]
+    apart = max([float((other - first).abs().max()) for other in others], default=0.0)
+    everyones = session._everyones((steps, cpu_s, apart))
+    result = {"bytes": first.numel() * 4, "wrong": int(max(ranks[2] for ranks in everyones) > 1e-5), "backends": {}}
+    for name in models:
+        figures = bench.summarise([ranks[0][name] for ranks in everyones])
+        figures["cpu_seconds"] = sum(ranks[1][name] for ranks in everyones) / job["iterations"]
+        result["backends"][name] = figures
+    ours, *others = models
+    for other in others:
+        pair = [[ranks[0][name] for ranks in everyones] for name in (ours, other)]
+        result["backends"][other]["ours_is_faster_by"] = bench.paired_ratio(*pair, 1)
+    return result
+
+
 def main() -> None:
     context = json.loads(sys.argv[1])
     session = bench.Session(context["backends"], context["timeout"])
     for job in context["jobs"]:
         before = bench.load_of_machine()
-        result = {"collective": collective, "loaded": loaded, "ddp": ddp}[job["do"]](session, job, context)
+        result = {"collective": collective, "loaded": loaded, "ddp": ddp, "train": train}[job["do"]](
+            session, job, context
+        )
         result |= {"name": job["name"], "load_before": before, "load_after": bench.load_of_machine()}
         if session.rank == 0:
             print(MARK + json.dumps(result), flush=True)

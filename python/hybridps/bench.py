@@ -10,7 +10,8 @@ time    median; of an operation that starts from a barrier the slowest rank coun
         average rank (as nccl-tests does). p99 is of the slowest rank; with fewer than 100 operations it is the worst
 algbw   size / time; busbw: algbw times what must cross a rank's card per byte of size (nccl-tests, doc/PERFORMANCE.md)
 #wrong  elements that differ from the right result, over all ranks, in one more operation than the timed ones
-limit   the least time that the cards allow (hybridps.bounds), from --nic-gbps; %limit is limit / time
+limit   the least time that the cards allow (hybridps.bounds), from --nic-gbps; on one host, from 64 KiB on, what memory
+        allows, from rates of copying and adding measured beside each row (in --json); %limit is limit / time
 sent    bytes that the busiest node sent to others per operation, by the backend's own count, and in % of the plan
 nic     the same by the interface's count (--interface), which holds headers and acknowledgements
 
@@ -282,6 +283,22 @@ class Session:
     def align(self) -> None:
         self.dist.barrier(group=self.main)
 
+    def memory_rates(self, size: int, seconds: float = 0.1) -> tuple[float, float]:
+        """(copied, summed from two tensors) bytes/s of one rank while all of them do the same, in tensors of `size`."""
+        torch = self.torch
+        a, b, c = (torch.ones(max(1, size // 4)) for _ in range(3))
+        rates = []
+        for work in (lambda: b.copy_(a), lambda: torch.add(a, b, out=c)):
+            work()
+            self.align()
+            times, end = [], time.perf_counter() + seconds
+            while not times or time.perf_counter() < end:
+                begin = time.perf_counter()
+                work()
+                times.append(time.perf_counter() - begin)
+            rates.append(a.numel() * 4 / statistics.median(times))
+        return tuple(statistics.fmean(of_all) for of_all in zip(*self._everyones(rates), strict=True))
+
     def _per_node(self, per_rank: list[tuple[float, float]]) -> list[tuple[float, float]]:
         sums = [[0.0, 0.0] for _ in range(self.node_count)]
         for node, (sent, received) in zip(self.node_of, per_rank, strict=True):
@@ -383,18 +400,22 @@ class Session:
         for other in others:
             pair = [[ranks[name][0] for ranks in everyones] for name in (ours, other)]
             row["backends"][other]["ours_is_faster_by"] = paired_ratio(*pair, block)
+        if self.node_count == 1 and case.bytes >= SMALL_BYTES:
+            row["memory_rates"] = self.memory_rates(case.bytes)
         return row
 
 
 def add_limits(row: dict, node_of: list[int], rates: list[float] | None, servers: list[float]) -> None:
     """Puts the bound and the plan beside what was measured; `rates` are goodputs in bytes/s, None if not known."""
     size, collective, root = row["bytes"], row["collective"], row["root"] or 0
-    if rates:
+    if "memory_rates" in row:
+        row["limit_seconds"] = bounds.memory_seconds(collective, size, len(node_of), *row["memory_rates"])
+    elif rates:
         row["limit_seconds"] = bounds.limit_seconds(collective, size, node_of, rates, servers, root)
     plan = bounds.planned_bytes(collective, size, node_of, rates or (), servers, root)
     row["planned"] = plan
     for figures in row["backends"].values():
-        if rates and row["limit_seconds"] > 0:
+        if row.get("limit_seconds", 0) > 0:
             figures["of_limit"] = row["limit_seconds"] / figures["seconds"]
         for what in ("payload", "interface"):
             if plan and what in figures and max(map(max, plan)) > 0:

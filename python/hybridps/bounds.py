@@ -9,6 +9,8 @@ Allreduce of S bytes, n worker nodes. A worker that owns the share y sends and r
 worker with the rate B can therefore own (t B / S - 1) / (n - 2), a server t B / (n S); the least t where these reach 1
 is the bound, and no worker can be done before S / B.
 
+Inside one host the limit is that of memory, `memory_seconds()`.
+
 The other collectives move what they must: nobody can receive less than the bytes that it lacks, nor send less than
 those that only it has. busbw is nccl-tests' (its doc/PERFORMANCE.md): algbw times the bytes that must cross one rank's
 card, in units of the size.
@@ -139,6 +141,32 @@ def limit_seconds(
         return allreduce_shares(size, rates, servers)[0]
     moved = node_bytes(collective, size, node_of, root)
     return max(max(out, come) / rate for (out, come), rate in zip(moved, rates, strict=True))
+
+
+def memory_seconds(collective: str, size: float, ranks: int, copy_rate: float, add_rate: float) -> float:
+    """The least time of a collective on one host by way of shared memory: what a rank has for others is copied in, each
+    rank sums its part, what others have for it is copied out. Memory that several ranks can use to begin with, as
+    tensors of one process, would need less.
+
+    Rates in bytes/s of one rank while all of them work: copied, and written by a sum of two tensors, which reads twice
+    what it writes; a sum of n moves n + 1 tensors.
+    """
+    if ranks < 2 or collective == "barrier":
+        return 0.0
+    part = size / ranks
+    others = size - part
+    add = part * (ranks + 1) / 3 / add_rate
+    if collective in ("allreduce", "reduce"):  # the root of a reduce has all three to do
+        return 2 * others / copy_rate + add
+    if collective == "reduce_scatter":
+        return others / copy_rate + add
+    copied = {
+        "broadcast": size,  # in and out go on at the same time, on different ranks
+        "all_gather": part + size,
+        "all_to_all": others + size,
+        "sendrecv": 2 * size,
+    }[collective]
+    return copied / copy_rate
 
 
 def planned_bytes(

@@ -74,15 +74,16 @@ def result_of(**more):
 
 
 def test_doubtful_figures_are_marked():
-    def doubts(**more):
+    def doubts(on_hosts=4, **more):
         result = result_of(**more)
-        return lab.doubts(result, lab.figures_of(result))
+        return lab.doubts(rows.Setup(hosts=on_hosts), result, lab.figures_of(result))
 
     assert doubts() == []
     assert "wrong elements" in doubts(wrong=3)[0]
     assert "crossed the interface" in doubts(interface_to_plan=0.2)[0]  # shared memory was used
     assert "wire bytes" in doubts(interface_to_plan=1.3)[0]
     assert "CPU" in doubts(cpu_load=os.cpu_count())[0]
+    assert doubts(on_hosts=1, cpu_load=os.cpu_count()) == []  # there the cores are what is measured
 
 
 def test_the_table_has_a_line_for_each_row():

@@ -102,7 +102,7 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
 
   for (transport::Transport* transport : {transports_.data.get(), transports_.control.get(), transports_.shm.get()}) {
     if (transport == nullptr) continue;
-    inlets_.push_back(std::make_unique<Inlet>(*this));
+    inlets_.push_back(std::make_unique<Inlet>(*this, transport == transports_.shm.get()));
     transport->set_receiver(inlets_.back().get());
   }
 }
@@ -271,7 +271,9 @@ core::Result<transport::Endpoint*> Runtime::connect(core::EngineId peer) {
   return transports_.data->connect(peer, record.data_address);
 }
 
-void Runtime::on_unreachable(core::EngineId peer, core::Status cause) { failed_.emplace_back(peer, std::move(cause)); }
+void Runtime::on_unreachable(core::EngineId peer, core::Status cause) {
+  failed_.push_back(Failure{peer, std::move(cause)});
+}
 
 void Runtime::peer_failed(core::EngineId id, core::Status cause) {
   const auto found = peers_.find(id);
@@ -289,15 +291,20 @@ void Runtime::peer_failed(core::EngineId id, core::Status cause) {
 }
 
 std::size_t Runtime::judge_suspects(core::TimePoint now) {
-  for (auto failed = std::exchange(failed_, {}); auto& [peer, cause] : failed)
-    suspects_.push_back(Suspect{peer, std::move(cause), now + kSuspectFor});
+  for (auto failed = std::exchange(failed_, {}); Failure & failure : failed)
+    suspects_.push_back(Suspect{failure.peer, std::move(failure.cause), now + kSuspectFor, failure.memory});
   std::erase_if(unanswered_verdicts_, [now](const auto& entry) { return entry.second <= now; });
   if (suspects_.empty() || suspects_.front().due > now) return 0;
   std::size_t judged = 0;
   while (judged < suspects_.size() && suspects_[judged].due <= now) ++judged;
   const std::vector<Suspect> due(suspects_.begin(), suspects_.begin() + static_cast<std::ptrdiff_t>(judged));
   suspects_.erase(suspects_.begin(), suspects_.begin() + static_cast<std::ptrdiff_t>(judged));
-  for (const Suspect& suspect : due) peer_failed(suspect.peer, suspect.cause);
+  for (const Suspect& suspect : due) {
+    // A proof of shared memory that failed, with one who claimed to be of this node.
+    const auto found = peers_.find(suspect.peer);
+    if (suspect.memory && found != peers_.end() && !found->second.record.local) continue;
+    peer_failed(suspect.peer, suspect.cause);
+  }
   return judged;
 }
 
@@ -322,7 +329,7 @@ void Runtime::send_control(core::EngineId to, const wire::Header& header, std::s
   core::Result<transport::Endpoint*> endpoint =
       transport.connect(to, transports_.control ? record.control_address : record.data_address);
   if (!endpoint.is_ok()) {
-    failed_.emplace_back(to, endpoint.status());
+    failed_.push_back(Failure{to, endpoint.status()});
     return;
   }
   wire::Header h = header;
@@ -335,7 +342,7 @@ void Runtime::send_control(core::EngineId to, const wire::Header& header, std::s
   h.payload_bytes = buffer ? static_cast<std::uint32_t>(bytes) : 0;
   const wire::HeaderBytes encoded = wire::encode(h);
   if (core::Status status = endpoint.value()->send(encoded, buffer, h.payload_bytes, {}); !status.is_ok())
-    failed_.emplace_back(to, std::move(status));
+    failed_.push_back(Failure{to, std::move(status)});
 }
 
 void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload payload) noexcept {
@@ -428,11 +435,11 @@ void Runtime::heartbeat(core::TimePoint now) {
     if (!peer.watched || peer.dead) continue;
     if (stood_still) peer.last_answer = now;
     if (now - peer.last_answer >= core::from_seconds(options_.dead_seconds)) {
-      failed_.emplace_back(id,
-                           core::Status(core::Code::kPeerDead,
-                                        "it has not answered heartbeats for " +
-                                            std::to_string(static_cast<int>(core::to_seconds(now - peer.last_answer))) +
-                                            " s (stopped, or cut off from the network)"));
+      failed_.push_back(
+          Failure{id, core::Status(core::Code::kPeerDead,
+                                   "it has not answered heartbeats for " +
+                                       std::to_string(static_cast<int>(core::to_seconds(now - peer.last_answer))) +
+                                       " s (stopped, or cut off from the network)")});
       continue;
     }
     wire::Header ping;

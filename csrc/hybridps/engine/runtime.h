@@ -122,16 +122,17 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
  private:
   class Inlet final : public transport::Receiver {
    public:
-    explicit Inlet(Runtime& runtime) : runtime_(runtime) {}
+    Inlet(Runtime& runtime, bool memory) : runtime_(runtime), memory_(memory) {}
     void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept override {
       runtime_.on_message(header, std::move(payload));
     }
     void on_peer_failed(core::EngineId peer, core::Status cause) noexcept override {
-      runtime_.failed_.emplace_back(peer, std::move(cause));
+      runtime_.failed_.push_back(Failure{peer, std::move(cause), memory_});
     }
 
    private:
     Runtime& runtime_;
+    const bool memory_;
   };
   struct Peer {
     PeerRecord record;
@@ -172,11 +173,17 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;
   std::unordered_map<core::GroupUid, std::vector<std::pair<wire::Header, transport::RxPayload>>> early_;
-  std::vector<std::pair<core::EngineId, core::Status>> failed_;  // reported since the last round
+  struct Failure {
+    core::EngineId peer;
+    core::Status cause;
+    bool memory = false;  // found by the transport over shared memory: says nothing of a peer on another node
+  };
+  std::vector<Failure> failed_;  // reported since the last round
   struct Suspect {
     core::EngineId peer;
     core::Status cause;
     core::TimePoint due;
+    bool memory = false;
   };
   std::vector<Suspect> suspects_;
   std::unordered_map<core::EngineId, core::TimePoint> unanswered_verdicts_;  // peer -> waited for until

@@ -60,6 +60,10 @@ const auto& settings() {
               "UCX has them."},
       Setting{"NIC_GBPS", Kind::kNumber, &Config::nic_gbps, "Gbit/s", 0, 1e6,
               "Rate of this machine's network, as a weight between unequal machines. 0: not set."},
+      Setting{
+          "FIND_RATES", Kind::kBool, &Config::find_rates, "", 0, 0,
+          "Whether shares follow what the network is found to carry, beyond what HYBRIDPS_NIC_GBPS says; groups of 3 "
+          "nodes or more, without dedicated servers."},
       Setting{"SHM", Kind::kBool, &Config::shm, "", 0, 0,
               "Whether ranks on one node share memory. Off: every rank is a node of its own."},
       Setting{"HEARTBEAT_SECONDS", Kind::kNumber, &Config::heartbeat_seconds, "seconds", 0.01, kDay,

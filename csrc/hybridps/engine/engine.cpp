@@ -20,6 +20,7 @@
 #include "hybridps/build_info.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/core/log.h"
+#include "hybridps/core/text.h"
 #include "hybridps/core/thread.h"
 #include "hybridps/door/door.h"
 #include "hybridps/engine/dedicated_client.h"
@@ -179,6 +180,7 @@ class EngineImpl final : public Engine, public LoopClient {
   const core::EngineId id_;
   core::Config config_;
   std::string description_;
+  double nic_gbps_ = 0.0;  // 0: not known
   std::string identity_;
   std::vector<door::Address> servers_;
   std::string token_;
@@ -318,6 +320,7 @@ Status EngineImpl::start(core::Config config) {
   options.grant_chunks = static_cast<std::uint32_t>(config_.grant_chunks);
   options.local_peers = expected_local_peers();
   options.warn_seconds = config_.warn_seconds;
+  options.find_rates = config_.find_rates;
   options.heartbeat_seconds = config_.heartbeat_seconds;
   options.dead_seconds = config_.dead_seconds;
   const std::size_t pool_bytes =
@@ -369,7 +372,11 @@ Status EngineImpl::start(core::Config config) {
       if (group->state != nullptr && group->uid == uid) fail(*group, status);
   });
   identity_ = bootstrap::node_identity(config_, id_);
+  nic_gbps_ = config_.nic_gbps > 0.0 ? config_.nic_gbps : link_gbps(data.net_device);
   description_ = "data=" + data.net_device + " control=" + control.net_device + (config_.shm ? " shm" : "");
+  if (nic_gbps_ > 0.0)
+    description_ += " rate=" + core::format_double(nic_gbps_) + "Gbit/s(" +
+                    (config_.nic_gbps > 0.0 ? "HYBRIDPS_NIC_GBPS" : "link") + ")";
   core::log_info("engine ", core::to_string(id_), " ", description_, " ucx ", transport::ucx_version());
 
   // Spinning where ranks have no core to themselves takes the time of those it waits for. A caller that drives is the
@@ -656,7 +663,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.self.control_address = control_address_;
   r.self.eager_bytes = config_.eager_bytes;
   r.self.chunk_bytes = config_.chunk_bytes;
-  r.self.nic_gbps = config_.nic_gbps;
+  r.self.nic_gbps = nic_gbps_;
   r.deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout) : core::Deadline::never();
   r.prove = [this, j = joining.get()](const bootstrap::Roster& roster) { return prove(*j, roster); };
   r.progress = [](std::string_view text) { core::log_warn(text); };

@@ -9,6 +9,8 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <sstream>
 
 namespace hybridps::engine {
 namespace {
@@ -67,6 +69,19 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config) {
   if (chosen.control.empty()) chosen.control = "lo";
   chosen.data = config.data_interfaces.empty() ? chosen.control : config.data_interfaces;
   return chosen;
+}
+
+double link_gbps(const std::string& interfaces, const std::string& root) {
+  double total = 0.0;
+  std::istringstream names(interfaces);
+  for (std::string name; std::getline(names, name, ',');) {
+    const std::string folder = root + "/" + name;
+    double mbit = 0.0;
+    std::ifstream speed(folder + "/speed");  // Mbit/s, or -1
+    if (access((folder + "/device").c_str(), F_OK) != 0 || !(speed >> mbit) || mbit <= 0.0) return 0.0;
+    total += mbit / 1000.0;
+  }
+  return total;
 }
 
 }  // namespace hybridps::engine

@@ -22,4 +22,8 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config);
 /// The interface whose address the kernel would use to reach `host` (a name or an address); empty if there is none.
 std::string interface_to(const std::string& host);
 
+/// Gbit/s of the interfaces (with commas) together, as the kernel reports their links; 0 where one does not know, or is
+/// virtual: what those report says nothing about the network below. `root`: for tests.
+double link_gbps(const std::string& interfaces, const std::string& root = "/sys/class/net");
+
 }  // namespace hybridps::engine

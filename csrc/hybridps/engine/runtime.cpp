@@ -93,8 +93,9 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
   };
   auto forward = std::make_shared<Forward>();
   server_ = std::make_unique<server::Server>(*outbox_, *forward, options_.grant_chunks, options_.window_bytes * 2 / 3);
-  worker_ = std::make_unique<worker::Worker>(*outbox_, *server_, *this,
-                                             worker::WorkerOptions{options_.grant_chunks, options_.warn_seconds});
+  worker_ = std::make_unique<worker::Worker>(
+      *outbox_, *server_, *this,
+      worker::WorkerOptions{options_.grant_chunks, options_.warn_seconds, options_.find_rates});
   forward->worker = worker_.get();
   dedicated_ =
       std::make_unique<server::Dedicated>(*outbox_, *this, options_.grant_chunks, options_.window_bytes * 2 / 3);
@@ -310,6 +311,16 @@ std::size_t Runtime::judge_suspects(core::TimePoint now) {
 
 void Runtime::on_group_failed(core::GroupUid uid, const core::Status& status) {
   if (group_failed_hook_) group_failed_hook_(uid, status);
+}
+
+std::uint64_t Runtime::bytes_through_card() const {
+  const transport::TransportStats net = transports_.data->stats();
+  return std::max(net.tx_payload_bytes, net.rx_payload_bytes);
+}
+
+void Runtime::on_shares(core::GroupUid uid, const schedule::Topology& topology) {
+  group_windows_[uid] = schedule::windows_bytes(options_.window_bytes, topology);
+  choose_windows();
 }
 
 void Runtime::send_control(core::EngineId to, const wire::Header& header, std::string_view text) {

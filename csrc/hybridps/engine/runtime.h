@@ -39,6 +39,7 @@ struct RuntimeOptions {
   bool keep_early = true;                 // messages of groups that are not open yet; a dedicated server needs none
   std::size_t window_bytes = 128 * 1024;  // see Runtime::choose_windows()
   double warn_seconds = 10;
+  bool find_rates = true;  // shares follow what the network is found to carry
   double heartbeat_seconds = 1;
   double dead_seconds = 5;
 };
@@ -116,6 +117,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   // worker::Host
   void send_control(core::EngineId to, const wire::Header& header, std::string_view text) override;
   void on_group_failed(core::GroupUid uid, const core::Status& status) override;
+  std::uint64_t bytes_through_card() const override;
+  void on_shares(core::GroupUid uid, const schedule::Topology& topology) override;
   // server::DedicatedHost
   void on_served_group_closed(core::GroupUid uid, const core::Status& why) override;
 

@@ -24,7 +24,7 @@
 namespace hybridps::wire {
 
 inline constexpr std::uint32_t kMagic = 0x31535048;  // "HPS1"
-inline constexpr std::uint8_t kProtocolVersion = 2;
+inline constexpr std::uint8_t kProtocolVersion = 3;
 inline constexpr std::size_t kHeaderBytes = 112;
 
 enum class Type : std::uint8_t {
@@ -39,8 +39,15 @@ enum class Type : std::uint8_t {
   kPing = 8,  // heartbeat; aux: counter
   kPong = 9,
   kPeerDead = 10,  // aux: engine id of the dead peer; payload: why
+  // Finding rates and changing shares (worker/plan_changes.h).
+  kEcho = 11,  // sequence: of the measured operation; chunk, aux: come back as they are
+  kEchoBack = 12,
+  kRates = 13,       // sequence; aux: least round trip, ns; span_bytes: bytes/s through the sender's card
+  kPlanAsk = 14,     // plan_version: the next one; payload: a weight per node, f64
+  kPlanAnswer = 15,  // plan_version; aux: first sequence number that is not bound
+  kPlanSwitch = 16,  // plan_version; aux: its first sequence number
 };
-inline constexpr std::uint8_t kTypeCount = 11;
+inline constexpr std::uint8_t kTypeCount = 17;
 
 /// Which of a span's streams a data, announce or grant message belongs to.
 enum class Stage : std::uint8_t {

@@ -83,6 +83,7 @@ flow::Stream& SpanRun::open_stream(int to_rank, wire::Stage stage, std::uint32_t
   h.signature = run_.signature;
   h.uid = group.info.uid;
   h.incarnation = group.info.incarnation;
+  h.plan_version = run_.plan_version;
   h.sequence = run_.sequence;
   h.span = plan_.id;
   h.contributor = contributor;
@@ -414,6 +415,7 @@ void SpanRun::grant_local(std::uint32_t chunk) {
   grant.signature = run_.signature;
   grant.uid = run_.group.info.uid;
   grant.incarnation = run_.group.info.incarnation;
+  grant.plan_version = run_.plan_version;
   grant.sequence = run_.sequence;
   grant.span = plan_.id;
   grant.chunk = chunk;

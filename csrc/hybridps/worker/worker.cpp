@@ -98,6 +98,7 @@ GroupState& Worker::open_group(GroupInfo info) {
   const core::GroupUid uid = info.uid;
   auto state = std::make_unique<GroupState>(std::move(info));
   state->p2p = std::make_unique<PointToPoint>(*this, *state);
+  state->plans = std::make_unique<PlanChanges>(*this, *state, options_.find_rates);
   return *(groups_[uid] = std::move(state));
 }
 
@@ -179,8 +180,14 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
   // A barrier speaks for all that its rank did before it.
   if (is_barrier(o.kind) && group.running.begin()->first != sequence)
     group.held.push_back(sequence);
+  else if (group.plans->is_frozen() && !is_barrier(o.kind))
+    group.plans->hold(sequence);
   else
     start(r);
+}
+
+void Worker::start_unfrozen(GroupState& group, std::uint64_t sequence) {
+  if (const auto found = group.running.find(sequence); found != group.running.end()) start(*found->second);
 }
 
 void Worker::track(OperationRun& run) {
@@ -208,7 +215,14 @@ void Worker::start(OperationRun& run) {
     request.output_bytes.resize(static_cast<std::size_t>(group.info.topology.size()), 0);
     request.output_bytes[me] = run.output.bytes();
   }
-  launch(run, schedule::make_plan(request, group.info.topology, group.info.limits));
+  // A barrier has no shares, and may start much later than it was submitted: it belongs to no version.
+  const Binding* binding = is_barrier(o.kind) ? nullptr : &group.plans->binding_of(run.sequence);
+  if (binding != nullptr) {
+    run.plan_version = binding->version;
+    group.plans->on_started(run, core::Clock::now());
+  }
+  launch(run,
+         schedule::make_plan(request, binding != nullptr ? binding->topology : group.info.topology, group.info.limits));
   if (run.over) return;
   if (auto early = group.early.find(run.sequence); early != group.early.end()) {
     auto messages = std::move(early->second);
@@ -275,6 +289,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   if (run.pace_due) std::erase(pacing_, &run);
   if (!run.deadline.is_never()) deadlines_.erase({run.deadline.point(), &run});
   if (!p2p) {
+    group.plans->on_finished(run, core::Clock::now());
     server_.close(server::OperationKey{group.info.uid, run.sequence});
     group.over.add(run.sequence);
     if (group.signatures_over.empty()) group.signatures_over.resize(kSignaturesKept, {~std::uint64_t{0}, {}});
@@ -384,6 +399,14 @@ void Worker::handle(GroupState& group, const wire::Header& header, flow::Deliver
         }
         break;
       }
+      case wire::Type::kEcho:
+      case wire::Type::kEchoBack:
+      case wire::Type::kRates:
+      case wire::Type::kPlanAsk:
+      case wire::Type::kPlanAnswer:
+      case wire::Type::kPlanSwitch:
+        if (group.status.is_ok()) group.plans->on_message(header, payload);
+        break;
       default: break;
     }
   }
@@ -395,6 +418,12 @@ void Worker::dispatch(OperationRun& run, const wire::Header& header, flow::Deliv
     return;
   }
   SpanRun* span = run.find(header.span);
+  if (header.plan_version != run.plan_version && header.type != wire::Type::kGrant) {
+    on_bad_message(server::OperationKey{run.group.info.uid, run.sequence},
+                   "a message of rank " + std::to_string(header.sender_rank) + " under plan version " +
+                       std::to_string(header.plan_version) + " instead of " + std::to_string(run.plan_version));
+    return;
+  }
   if (span == nullptr) {
     on_bad_message(server::OperationKey{run.group.info.uid, run.sequence},
                    "a message of rank " + std::to_string(header.sender_rank) + " for span " +
@@ -576,8 +605,10 @@ std::size_t Worker::tick(core::TimePoint now) {
     pace(run);
     ++work;
   }
-  for (const auto& [uid, group] : groups_)
+  for (const auto& [uid, group] : groups_) {
     if (!group->held.empty()) start_held(*group);
+    work += group->plans->tick(now);
+  }
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     ++work;
     OperationRun& run = *deadlines_.begin()->second;
@@ -631,7 +662,10 @@ core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
   if (!failing_.empty() || !graveyard_.empty()) return now;
   core::TimePoint due = core::TimePoint::max();
   if (!deadlines_.empty()) due = deadlines_.begin()->first;
-  if (!tracked_.empty()) due = std::min(due, std::max(next_watch_, now + kWatchEvery));
+  if (!tracked_.empty()) {
+    due = std::min(due, std::max(next_watch_, now + kWatchEvery));
+    for (const auto& [uid, group] : groups_) due = std::min(due, group->plans->next_due());
+  }
   return due;
 }
 

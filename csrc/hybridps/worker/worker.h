@@ -26,6 +26,7 @@
 #include "hybridps/server/server.h"
 #include "hybridps/worker/operation.h"
 #include "hybridps/worker/pieces.h"
+#include "hybridps/worker/plan_changes.h"
 #include "hybridps/worker/point_to_point.h"
 #include "hybridps/worker/span_run.h"
 
@@ -71,6 +72,7 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   GroupState& group;
   Operation operation;
   std::uint64_t sequence;  // of the group; for point to point of (sender, tag)
+  std::uint32_t plan_version = 0;
   Completion done;
   wire::Signature signature;
   Pieces input;
@@ -106,6 +108,7 @@ struct GroupState : core::Pinned {
   std::unordered_map<std::uint64_t, std::vector<std::pair<wire::Header, flow::Delivery>>> early;
   std::unordered_map<std::uint64_t, core::Status> verdicts;  // on operations not yet submitted here
   std::unique_ptr<PointToPoint> p2p;
+  std::unique_ptr<PlanChanges> plans;
 };
 
 /// What the worker needs from the engine.
@@ -116,11 +119,16 @@ class Host {
   virtual void send_control(core::EngineId to, const wire::Header& header, std::string_view text) = 0;
   /// A group got its first verdict (already told to the members).
   virtual void on_group_failed(core::GroupUid uid, const core::Status& status) = 0;
+  /// Payload that has crossed this process's network card, in the direction that has more.
+  virtual std::uint64_t bytes_through_card() const = 0;
+  /// From now on the group's nodes own other shares.
+  virtual void on_shares(core::GroupUid uid, const schedule::Topology& topology) = 0;
 };
 
 struct WorkerOptions {
   std::uint32_t grant_chunks = 4;
   double warn_seconds = 10;
+  bool find_rates = true;
 };
 
 class Worker final : public server::Listener, core::Pinned {
@@ -166,6 +174,8 @@ class Worker final : public server::Listener, core::Pinned {
   /// Registers and starts a run whose spans are made by `plan`.
   void launch(OperationRun& run, const std::vector<schedule::Span>& plan);
   void track(OperationRun& run);
+  /// A collective that had to wait for a plan version.
+  void start_unfrozen(GroupState& group, std::uint64_t sequence);
   /// A contribution has left: others of the operation may follow, in the next tick().
   void pace_soon(OperationRun& run);
   /// The budget of chunks that local ranks were granted by this engine as an agent.

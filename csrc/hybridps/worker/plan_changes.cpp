@@ -1,0 +1,278 @@
+#include "hybridps/worker/plan_changes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "hybridps/core/log.h"
+#include "hybridps/worker/worker.h"
+
+namespace hybridps::worker {
+namespace {
+
+// Shorter operations are not worth it, and their beginning says little: a rank may come late.
+constexpr auto kMeasureAfter = std::chrono::milliseconds(10);
+constexpr auto kEchoEvery = std::chrono::milliseconds(5);
+// A node asks its neighbours at distances 1, 2, 4, ...: with the least of the answers one quick partner is enough.
+constexpr std::size_t kPartnersMax = 6;
+constexpr std::size_t kEchoesMin = 3;
+constexpr std::size_t kReportsKept = 4;
+
+std::uint64_t nanoseconds(core::TimePoint at) {
+  return static_cast<std::uint64_t>(std::chrono::nanoseconds(at.time_since_epoch()).count());
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+schedule::Topology with_weights(const schedule::Topology& old, std::vector<double> weights) {
+  std::vector<int> node_of;
+  for (int rank = 0; rank < old.size(); ++rank) node_of.push_back(old.node_of(rank));
+  std::vector<double> servers;
+  for (int server = 0; server < old.servers(); ++server) servers.push_back(old.server_weight(server));
+  return schedule::Topology(std::move(node_of), old.rank(), std::move(weights), std::move(servers));
+}
+
+std::string percent_list(const std::vector<double>& weights) {
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::string text;
+  for (const double weight : weights) {
+    char one[16];
+    std::snprintf(one, sizeof one, "%s%.1f", text.empty() ? "" : ", ", 100.0 * weight / total);
+    text += one;
+  }
+  return text + " %";
+}
+
+}  // namespace
+
+PlanChanges::PlanChanges(Worker& worker, GroupState& group, bool measures) : worker_(worker), group_(group) {
+  const schedule::Topology& topology = group.info.topology;
+  bindings_.emplace(0, Binding{0, topology});
+  measures_ = measures && topology.nodes() >= 3 && topology.servers() == 0;
+  if (!measures_) return;
+  for (int step = 1; step < topology.nodes() && partners_.size() < kPartnersMax; step *= 2)
+    partners_.push_back((topology.my_node() + step) % topology.nodes());
+  if (topology.rank() == 0)
+    finder_ = std::make_unique<schedule::RateFinder>(static_cast<std::size_t>(topology.nodes()));
+}
+
+const Binding& PlanChanges::binding_of(std::uint64_t sequence) const {
+  return std::prev(bindings_.upper_bound(sequence))->second;
+}
+
+wire::Header PlanChanges::header(wire::Type type) const {
+  wire::Header h;
+  h.type = type;
+  h.uid = group_.info.uid;
+  h.incarnation = group_.info.incarnation;
+  h.sender_rank = static_cast<std::uint32_t>(group_.info.topology.rank());
+  return h;
+}
+
+int PlanChanges::leader_of(int node) const { return group_.info.topology.ranks_of(node).front(); }
+
+// --- finding ---------------------------------------------------------------------------------------------------------
+
+void PlanChanges::on_started(OperationRun& run, core::TimePoint now) {
+  if (!measures_ || measured_ || run.sequence % kMeasureEvery != kMeasureEvery - 1) return;
+  if (run.signature.kind != schedule::Kind::kAllReduce || run.signature.total_bytes < kMeasureBytesMin) return;
+  measured_ = std::make_unique<Measured>();
+  measured_->sequence = run.sequence;
+  measured_->round_trips.resize(partners_.size());
+  next_echo_ = now + kMeasureAfter;
+}
+
+std::size_t PlanChanges::tick(core::TimePoint now) {
+  if (!measured_ || now < next_echo_) return 0;
+  next_echo_ = now + kEchoEvery;
+  if (measured_->since == core::TimePoint{}) {
+    measured_->since = now;
+    measured_->bytes_before = worker_.host().bytes_through_card();
+  }
+  const schedule::Topology& topology = group_.info.topology;
+  if (topology.local_index(topology.rank()) != 0) return 1;
+  for (std::size_t partner = 0; partner < partners_.size(); ++partner) {
+    wire::Header echo = header(wire::Type::kEcho);
+    echo.sequence = measured_->sequence;
+    echo.chunk = static_cast<std::uint32_t>(partner);
+    echo.aux = nanoseconds(core::Clock::now());
+    worker_.outbox().send(group_.info.engines[static_cast<std::size_t>(leader_of(partners_[partner]))], echo);
+  }
+  return 1;
+}
+
+void PlanChanges::on_finished(const OperationRun& run, core::TimePoint now) {
+  std::erase(held_, run.sequence);
+  if (!measured_ || measured_->sequence != run.sequence) return;
+  const std::unique_ptr<Measured> measured = std::move(measured_);
+  if (measured->since == core::TimePoint{} || now <= measured->since || !group_.status.is_ok()) return;
+  const schedule::Topology& topology = group_.info.topology;
+  Report report;
+  report.bytes_per_second = static_cast<double>(worker_.host().bytes_through_card() - measured->bytes_before) /
+                            core::to_seconds(now - measured->since);
+  if (topology.local_index(topology.rank()) == 0) {
+    for (const auto& times : measured->round_trips) {
+      if (times.size() < kEchoesMin) continue;
+      const double typical = median(times);
+      report.delay_seconds = report.delay_seconds == 0.0 ? typical : std::min(report.delay_seconds, typical);
+    }
+    if (report.delay_seconds == 0.0) return;
+  }
+  if (topology.rank() == 0) {
+    on_report(0, run.sequence, report);
+    return;
+  }
+  wire::Header message = header(wire::Type::kRates);
+  message.sequence = run.sequence;
+  message.aux = static_cast<std::uint64_t>(report.delay_seconds * 1e9);
+  message.span_bytes = static_cast<std::uint64_t>(report.bytes_per_second);
+  worker_.host().send_control(group_.info.engines.front(), message, {});
+}
+
+void PlanChanges::on_report(int rank, std::uint64_t sequence, Report report) {
+  if (!finder_ || group_.leaving) return;
+  reports_[sequence][rank] = report;
+  while (reports_.size() > kReportsKept) reports_.erase(reports_.begin());
+  const auto found = reports_.find(sequence);
+  const schedule::Topology& topology = group_.info.topology;
+  if (found == reports_.end() || found->second.size() < static_cast<std::size_t>(topology.size())) return;
+  std::vector<schedule::NodeReport> nodes(static_cast<std::size_t>(topology.nodes()));
+  for (const auto& [from, seen] : found->second) {
+    schedule::NodeReport& node = nodes[static_cast<std::size_t>(topology.node_of(from))];
+    node.bytes_per_second += seen.bytes_per_second;
+    node.delay_seconds = std::max(node.delay_seconds, seen.delay_seconds);
+  }
+  reports_.erase(found);
+  const Binding& binding = binding_of(sequence);
+  if (is_frozen() || binding.version != newest()) return;
+  std::vector<double> shares;
+  for (int node = 0; node < topology.nodes(); ++node) shares.push_back(binding.topology.weight(node));
+  const double total = std::accumulate(shares.begin(), shares.end(), 0.0);
+  for (double& share : shares) share /= total;
+  const auto better = finder_->learn(nodes, shares);
+  if (!better) return;
+  std::string rates;
+  for (const double rate : finder_->rates()) {
+    char one[32];
+    std::snprintf(one, sizeof one, "%s%.3g", rates.empty() ? "" : ", ", rate * 8e-9);
+    rates += one;
+  }
+  core::log_info("group \"", group_.info.name, "\": the nodes' networks carry ", rates, " Gbit/s, by operation ",
+                 sequence, "; shares change to ", percent_list(*better));
+  propose(*better);
+}
+
+// --- changing --------------------------------------------------------------------------------------------------------
+
+void PlanChanges::propose(const std::vector<double>& weights) {
+  wire::Header ask = header(wire::Type::kPlanAsk);
+  ask.plan_version = newest() + 1;
+  const std::string_view text(reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(double));
+  for (int rank = 1; rank < group_.info.topology.size(); ++rank)
+    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)], ask, text);
+  on_ask(ask.plan_version, weights);
+}
+
+void PlanChanges::on_ask(std::uint32_t version, std::vector<double> weights) {
+  asked_ = version;
+  asked_weights_ = std::move(weights);
+  unbound_ = group_.submitted;
+  if (group_.info.topology.rank() == 0) {
+    answers_.clear();
+    on_answer(0, unbound_);
+    return;
+  }
+  wire::Header answer = header(wire::Type::kPlanAnswer);
+  answer.plan_version = version;
+  answer.aux = unbound_;
+  worker_.host().send_control(group_.info.engines.front(), answer, {});
+}
+
+void PlanChanges::on_answer(int rank, std::uint64_t first_unbound) {
+  answers_[rank] = first_unbound;
+  const int size = group_.info.topology.size();
+  if (answers_.size() < static_cast<std::size_t>(size)) return;
+  std::uint64_t first = 0;
+  for (const auto& [from, unbound] : answers_) first = std::max(first, unbound);
+  wire::Header message = header(wire::Type::kPlanSwitch);
+  message.plan_version = asked_;
+  message.aux = first;
+  for (int other = 1; other < size; ++other)
+    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(other)], message, {});
+  on_switch(first);
+}
+
+void PlanChanges::on_switch(std::uint64_t first) {
+  schedule::Topology topology = with_weights(group_.info.topology, std::move(asked_weights_));
+  core::log_info("group \"", group_.info.name, "\": plan version ", asked_, " from operation ", first, " on");
+  // Whatever was before the last version is bound: every member has begun an operation of the last one.
+  while (bindings_.size() > 1) bindings_.erase(bindings_.begin());
+  if (bindings_.begin()->first != 0) {
+    auto last = bindings_.extract(bindings_.begin());
+    last.key() = 0;
+    bindings_.insert(std::move(last));
+  }
+  worker_.host().on_shares(group_.info.uid, topology);
+  bindings_.insert_or_assign(first, Binding{std::exchange(asked_, 0), std::move(topology)});
+  for (std::deque<std::uint64_t> held = std::exchange(held_, {}); const std::uint64_t sequence : held)
+    worker_.start_unfrozen(group_, sequence);
+}
+
+void PlanChanges::on_message(const wire::Header& header_in, const flow::Delivery& payload) {
+  const schedule::Topology& topology = group_.info.topology;
+  const auto rank = static_cast<int>(header_in.sender_rank);
+  const bool from_leader = rank == 0 && topology.rank() != 0;
+  switch (header_in.type) {
+    case wire::Type::kEcho: {
+      wire::Header back = header(wire::Type::kEchoBack);
+      back.sequence = header_in.sequence;
+      back.chunk = header_in.chunk;
+      back.aux = header_in.aux;
+      worker_.outbox().send(header_in.source, back);
+      break;
+    }
+    case wire::Type::kEchoBack: {
+      if (!measured_ || header_in.sequence != measured_->sequence || header_in.chunk >= partners_.size()) break;
+      const std::uint64_t now = nanoseconds(core::Clock::now());
+      if (header_in.aux < now)
+        measured_->round_trips[header_in.chunk].push_back(static_cast<double>(now - header_in.aux) * 1e-9);
+      break;
+    }
+    case wire::Type::kRates:
+      if (topology.rank() == 0)
+        on_report(rank, header_in.sequence,
+                  Report{static_cast<double>(header_in.aux) * 1e-9, static_cast<double>(header_in.span_bytes)});
+      break;
+    case wire::Type::kPlanAsk: {
+      std::vector<double> weights(payload.bytes() / sizeof(double));
+      if (payload.bytes() == weights.size() * sizeof(double) && !weights.empty())
+        std::memcpy(weights.data(), payload.data(), payload.bytes());
+      const bool sane =
+          weights.size() == static_cast<std::size_t>(topology.nodes()) &&
+          std::all_of(weights.begin(), weights.end(), [](double w) { return std::isfinite(w) && w >= 0.0; }) &&
+          std::accumulate(weights.begin(), weights.end(), 0.0) > 0.0;
+      if (from_leader && sane && !is_frozen() && header_in.plan_version == newest() + 1)
+        on_ask(header_in.plan_version, std::move(weights));
+      break;
+    }
+    case wire::Type::kPlanAnswer:
+      if (topology.rank() == 0 && rank != 0 && is_frozen() && header_in.plan_version == asked_)
+        on_answer(rank, header_in.aux);
+      break;
+    case wire::Type::kPlanSwitch:
+      if (from_leader && is_frozen() && header_in.plan_version == asked_ && header_in.aux >= unbound_)
+        on_switch(header_in.aux);
+      break;
+    default: break;
+  }
+}
+
+}  // namespace hybridps::worker

@@ -1,0 +1,105 @@
+// hybridps/worker/plan_changes.h: one group's shares over time: which plan version an operation is bound to, what the
+// network is found to carry, and how all members change to other shares.
+//
+// Binding  an operation is bound to the newest version whose first sequence number is not above its own. Versions differ
+//          in shares only: never in who is whose agent, never in the bits of a result.
+// Change   rank 0 asks; each member stops starting collectives (calls still return, operations queue) and answers with
+//          the first sequence number that it has not bound; rank 0 makes the largest of these the switch point and tells
+//          all, who go on: below it with the old shares, from it on with the new ones. Two messages each way, no round
+//          trip for operations otherwise.
+// Finding  every kMeasureEvery-th collective that sums and takes long is measured by all members: round trips of small
+//          messages on the connections that carry data, and bytes through the card. They report to rank 0, where a
+//          schedule::RateFinder decides. Groups of fewer than 3 nodes have nothing to gain; where dedicated servers take
+//          part nothing is measured.
+// Threads  the engine's progress thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "hybridps/core/clock.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/flow/outbox.h"
+#include "hybridps/schedule/plan.h"
+#include "hybridps/schedule/rate_finder.h"
+#include "hybridps/wire/header.h"
+
+namespace hybridps::worker {
+
+struct GroupState;
+struct OperationRun;
+class Worker;
+
+struct Binding {
+  std::uint32_t version = 0;
+  schedule::Topology topology;
+};
+
+class PlanChanges : core::Pinned {
+ public:
+  static constexpr std::uint64_t kMeasureEvery = 5;
+  static constexpr std::uint64_t kMeasureBytesMin = 1 << 20;
+
+  PlanChanges(Worker& worker, GroupState& group, bool measures);
+
+  const Binding& binding_of(std::uint64_t sequence) const;
+  std::uint32_t newest() const noexcept { return bindings_.rbegin()->second.version; }
+  /// No operation may be bound now: give it to hold(), it starts with the answer.
+  bool is_frozen() const noexcept { return asked_ != 0; }
+  void hold(std::uint64_t sequence) { held_.push_back(sequence); }
+
+  void on_started(OperationRun& run, core::TimePoint now);
+  void on_finished(const OperationRun& run, core::TimePoint now);
+  /// kEcho and later types.
+  void on_message(const wire::Header& header, const flow::Delivery& payload);
+  std::size_t tick(core::TimePoint now);
+  core::TimePoint next_due() const noexcept { return measured_ ? next_echo_ : core::TimePoint::max(); }
+
+  /// Rank 0 only, with no other change under way and an operation of the newest version begun by all members: new
+  /// shares of the nodes, as weights.
+  void propose(const std::vector<double>& weights);
+
+ private:
+  struct Measured {
+    std::uint64_t sequence = 0;
+    std::uint64_t bytes_before = 0;
+    core::TimePoint since{};
+    std::vector<std::vector<double>> round_trips;  // seconds, per partner
+  };
+  struct Report {
+    double delay_seconds = 0.0;
+    double bytes_per_second = 0.0;
+  };
+
+  wire::Header header(wire::Type type) const;
+  int leader_of(int node) const;
+  void on_report(int rank, std::uint64_t sequence, Report report);
+  void on_ask(std::uint32_t version, std::vector<double> weights);
+  void on_answer(int rank, std::uint64_t first_unbound);
+  void on_switch(std::uint64_t first);
+
+  Worker& worker_;
+  GroupState& group_;
+  std::map<std::uint64_t, Binding> bindings_;  // by first sequence number; two at the most are in use
+
+  bool measures_ = false;
+  std::vector<int> partners_;  // nodes
+  std::unique_ptr<Measured> measured_;
+  core::TimePoint next_echo_{};
+
+  // A change, as a member sees it.
+  std::uint32_t asked_ = 0;  // the version, 0: none
+  std::vector<double> asked_weights_;
+  std::uint64_t unbound_ = 0;  // as answered
+  std::deque<std::uint64_t> held_;
+
+  // Rank 0.
+  std::unique_ptr<schedule::RateFinder> finder_;
+  std::map<std::uint64_t, std::map<int, Report>> reports_;  // by sequence, then rank
+  std::map<int, std::uint64_t> answers_;
+};
+
+}  // namespace hybridps::worker

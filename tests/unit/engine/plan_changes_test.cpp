@@ -1,0 +1,162 @@
+#include "hybridps/worker/plan_changes.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/cluster.h"
+
+// Shares that change while operations are under way, over loopback, driven in random orders.
+namespace {
+
+using namespace hybridps;
+using test::Cluster;
+using test::ClusterOptions;
+
+constexpr std::size_t kCount = 3000;
+
+struct Job {
+  std::vector<std::vector<std::int32_t>> data;  // per rank
+  int done = 0;
+  std::string error;
+};
+
+worker::Operation operation(schedule::Kind kind, std::vector<std::int32_t>& data) {
+  worker::Operation o;
+  o.kind = kind;
+  if (kind == schedule::Kind::kBarrier) return o;
+  o.dtype = core::DType::kInt32;
+  if (kind == schedule::Kind::kAllReduce) o.op = core::ReduceOp::kSum;
+  if (kind == schedule::Kind::kBroadcast) o.root = 0;
+  o.output = {{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(std::int32_t)}};
+  return o;
+}
+
+schedule::Kind kind_of(std::uint64_t sequence) {
+  if (sequence % 7 == 3) return schedule::Kind::kBarrier;
+  return sequence % 5 == 2 ? schedule::Kind::kBroadcast : schedule::Kind::kAllReduce;
+}
+
+}  // namespace
+
+TEST_CASE("worker/plan_changes: results are right while shares change under running operations", "[engine][fast]") {
+  for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
+    for (const std::vector<int>& layout : {std::vector<int>{0, 1, 2}, {0, 0, 1, 1, 2}, {0, 1, 2, 3}}) {
+      ClusterOptions options;
+      options.node_of = layout;
+      options.seed = seed;
+      Cluster cluster(options);
+      const auto uid = cluster.open_group();
+      const int ranks = cluster.size();
+      const int nodes = layout.back() + 1;
+      constexpr std::uint64_t kOperations = 60;
+      std::vector<Job> jobs(kOperations);
+      for (std::uint64_t s = 0; s < kOperations; ++s)
+        for (int r = 0; r < ranks; ++r) jobs[s].data.emplace_back(kCount, static_cast<std::int32_t>(s) * 100 + r + 1);
+
+      std::vector<std::uint64_t> next(static_cast<std::size_t>(ranks), 0);
+      std::mt19937_64 random(seed);
+      std::uint32_t proposed = 0;
+      const auto plans = [&](int rank) -> worker::PlanChanges& { return *cluster.at(rank).worker().find(uid)->plans; };
+      const auto submit_some = [&] {
+        const auto r = static_cast<std::size_t>(random() % static_cast<std::uint64_t>(ranks));
+        const std::uint64_t s = next[r];
+        if (s == kOperations) return;
+        ++next[r];
+        cluster.submit(uid, static_cast<int>(r), operation(kind_of(s), jobs[s].data[r]), s,
+                       [&jobs, s](const worker::Outcome& outcome) {
+                         ++jobs[s].done;
+                         if (!outcome.status.is_ok()) jobs[s].error = outcome.status.to_string();
+                       });
+      };
+      const auto all_bound_newest = [&] {
+        for (int r = 0; r < ranks; ++r) {
+          if (plans(r).newest() != proposed || plans(r).is_frozen()) return false;
+          const std::uint64_t begun = next[static_cast<std::size_t>(r)];
+          if (proposed > 0 && (begun == 0 || plans(r).binding_of(begun - 1).version != proposed)) return false;
+        }
+        return true;
+      };
+      const bool finished = cluster.run_until([&] {
+        if (random() % 3 == 0) submit_some();
+        if (proposed < 8 && random() % 50 == 0 && all_bound_newest()) {
+          std::vector<double> weights;
+          for (int n = 0; n < nodes; ++n) weights.push_back(static_cast<double>(random() % 4));
+          weights[random() % weights.size()] += 1.0;
+          ++proposed;
+          plans(0).propose(weights);
+        }
+        for (const Job& job : jobs)
+          if (job.done < ranks) return false;
+        return true;
+      });
+      INFO("seed " << seed << ", " << ranks << " ranks, " << proposed << " changes");
+      REQUIRE(finished);
+      CHECK(proposed >= 2);
+      for (std::uint64_t s = 0; s < kOperations; ++s) {
+        REQUIRE(jobs[s].error == "");
+        std::int32_t sum = 0;
+        for (int r = 0; r < ranks; ++r) sum += static_cast<std::int32_t>(s) * 100 + r + 1;
+        for (int r = 0; r < ranks; ++r) {
+          const std::int32_t own = static_cast<std::int32_t>(s) * 100 + r + 1;
+          const std::int32_t want = kind_of(s) == schedule::Kind::kAllReduce   ? sum
+                                    : kind_of(s) == schedule::Kind::kBroadcast ? static_cast<std::int32_t>(s) * 100 + 1
+                                                                               : own;
+          const auto& got = jobs[s].data[static_cast<std::size_t>(r)];
+          REQUIRE(std::count(got.begin(), got.end(), want) == static_cast<std::ptrdiff_t>(kCount));
+        }
+      }
+      // The same version on all ranks for each operation that was bound late enough to be remembered.
+      for (int r = 0; r < ranks; ++r)
+        CHECK(plans(r).binding_of(kOperations - 1).version == plans(0).binding_of(kOperations - 1).version);
+    }
+  }
+}
+
+TEST_CASE("worker/plan_changes: a change in a group that fails ends with it", "[engine][fast]") {
+  ClusterOptions options;
+  options.node_of = {0, 1, 2};
+  Cluster cluster(options);
+  const auto uid = cluster.open_group();
+  std::vector<std::vector<std::int32_t>> data(3, std::vector<std::int32_t>(kCount, 1));
+  int failed = 0;
+  cluster.at(0).worker().find(uid)->plans->propose({1.0, 0.0, 1.0});
+  for (int r = 0; r < 2; ++r)
+    cluster.submit(uid, r, operation(schedule::Kind::kAllReduce, data[static_cast<std::size_t>(r)]), 0,
+                   [&failed](const worker::Outcome& outcome) { failed += outcome.status.is_ok() ? 0 : 1; });
+  for (int r = 0; r < 2; ++r)
+    cluster.at(r).worker().fail_group(*cluster.at(r).worker().find(uid),
+                                      core::Status(core::Code::kAborted, "for the test"), /*tell=*/false);
+  CHECK(failed == 2);
+  for (int r = 0; r < 3; ++r) cluster.at(r).close_group(uid);
+}
+
+TEST_CASE("worker/plan_changes: nonsense from members is not believed", "[engine][fast]") {
+  ClusterOptions options;
+  options.node_of = {0, 1, 2};
+  Cluster cluster(options);
+  const auto uid = cluster.open_group();
+  worker::GroupState& group = *cluster.at(1).worker().find(uid);
+  const auto deliver = [&](wire::Type type, std::uint32_t sender, std::uint32_t version, std::uint64_t aux) {
+    wire::Header h;
+    h.type = type;
+    h.uid = uid;
+    h.source = cluster.id(static_cast<int>(sender));
+    h.sender_rank = sender;
+    h.plan_version = version;
+    h.chunk = 1000;
+    h.aux = aux;
+    cluster.at(1).worker().on_message(group, h, {});
+  };
+  deliver(wire::Type::kPlanAsk, 0, 1, 0);     // no weights
+  deliver(wire::Type::kPlanSwitch, 0, 1, 0);  // nobody has asked
+  deliver(wire::Type::kPlanAnswer, 2, 1, 0);  // not to us
+  deliver(wire::Type::kRates, 2, 0, 5);       // likewise
+  deliver(wire::Type::kEchoBack, 2, 0, 5);    // of no measurement
+  CHECK_FALSE(group.plans->is_frozen());
+  CHECK(group.plans->newest() == 0);
+  CHECK(group.status.is_ok());
+}

@@ -79,6 +79,12 @@ class FakeRouter final : public flow::Router {
     if (!no_route.is_ok()) return no_route;
     return static_cast<transport::Endpoint*>(&to(peer));
   }
+  core::Result<transport::Endpoint*> connect_urgent(core::EngineId peer) override {
+    if (!has_urgent) return static_cast<transport::Endpoint*>(nullptr);
+    auto& endpoint = urgent_endpoints[peer];
+    if (!endpoint) endpoint = std::make_unique<FakeEndpoint>(peer);
+    return static_cast<transport::Endpoint*>(endpoint.get());
+  }
   flow::Peer describe(core::EngineId peer) override {
     const auto found = peers.find(peer);
     return found == peers.end() ? flow::Peer{false, eager_bytes} : found->second;
@@ -96,6 +102,8 @@ class FakeRouter final : public flow::Router {
   std::map<core::EngineId, flow::Peer> peers;  // others: between nodes, with eager_bytes
   std::map<core::EngineId, std::unique_ptr<FakeEndpoint>> endpoints;
   std::vector<std::pair<core::EngineId, core::Status>> unreachable;
+  bool has_urgent = false;
+  std::map<core::EngineId, std::unique_ptr<FakeEndpoint>> urgent_endpoints;
   core::Status no_route;
   int connects = 0;
 };

@@ -363,6 +363,7 @@ Status EngineImpl::start(core::Config config) {
   transports.data = std::move(data_transport).value();
   transports.control = std::move(control_transport).value();
 
+  options.urgent_by_control = data.net_device == control.net_device;  // not where data has a better network
   core::Result<std::unique_ptr<Runtime>> runtime =
       Runtime::create(options, memory, std::move(keep), std::move(transports));
   if (!runtime.is_ok()) return runtime.status();

@@ -272,6 +272,14 @@ core::Result<transport::Endpoint*> Runtime::connect(core::EngineId peer) {
   return transports_.data->connect(peer, record.data_address);
 }
 
+core::Result<transport::Endpoint*> Runtime::connect_urgent(core::EngineId peer) {
+  const auto found = peers_.find(peer);
+  if (!options_.urgent_by_control || !transports_.control || found == peers_.end() || found->second.dead ||
+      found->second.record.local)
+    return static_cast<transport::Endpoint*>(nullptr);
+  return transports_.control->connect(peer, found->second.record.control_address);
+}
+
 void Runtime::on_unreachable(core::EngineId peer, core::Status cause) {
   failed_.push_back(Failure{peer, std::move(cause)});
 }
@@ -463,8 +471,8 @@ std::size_t Runtime::progress() {
   std::size_t work = 0;
   for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get()})
     if (transport != nullptr) work += transport->progress();
-  // Control traffic is rare: it is looked at every few rounds, and before every sleep by arm().
-  if (transports_.control && (work == 0 || ++progress_calls_ % 16 == 0)) work += transports_.control->progress();
+  // Control traffic is rare and small: it is looked at every few rounds, and before every sleep by arm().
+  if (transports_.control && (work == 0 || ++progress_calls_ % 8 == 0)) work += transports_.control->progress();
   const core::TimePoint now = core::Clock::now();
   work += outbox_->progress(now);
   work += worker_->tick(now);
@@ -512,8 +520,10 @@ void Runtime::update_counters() {
   std::uint64_t endpoints = net.endpoints_open;
   if (transports_.control) {
     const transport::TransportStats control = transports_.control->stats();
-    net.tx_header_bytes += control.tx_header_bytes + control.tx_payload_bytes;
-    net.rx_header_bytes += control.rx_header_bytes + control.rx_payload_bytes;
+    net.tx_header_bytes += control.tx_header_bytes;
+    net.rx_header_bytes += control.rx_header_bytes;
+    net.tx_payload_bytes += control.tx_payload_bytes;
+    net.rx_payload_bytes += control.rx_payload_bytes;
     endpoints += control.endpoints_open;
   }
   store(counters_.net_tx_payload_bytes, net.tx_payload_bytes);

@@ -39,7 +39,8 @@ struct RuntimeOptions {
   bool keep_early = true;                 // messages of groups that are not open yet; a dedicated server needs none
   std::size_t window_bytes = 128 * 1024;  // see Runtime::choose_windows()
   double warn_seconds = 10;
-  bool find_rates = true;  // shares follow what the network is found to carry
+  bool urgent_by_control = false;  // small operations take the control transport, where they wait behind no bulk
+  bool find_rates = true;          // shares follow what the network is found to carry
   double heartbeat_seconds = 1;
   double dead_seconds = 5;
 };
@@ -112,6 +113,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
 
   // flow::Router
   core::Result<transport::Endpoint*> connect(core::EngineId peer) override;
+  core::Result<transport::Endpoint*> connect_urgent(core::EngineId peer) override;
   flow::Peer describe(core::EngineId peer) override;
   void on_unreachable(core::EngineId peer, core::Status cause) override;
   // worker::Host

@@ -117,9 +117,11 @@ void Outbox::return_credit(core::EngineId peer) {
   send(peer, header);
 }
 
-bool Outbox::take_allowance(Lane& lane, std::int64_t cost) {
-  // One message may always be under way, so that an allowance below one chunk is still an allowance.
-  if (cost > lane.allowance && lane.outstanding > 0) return false;
+bool Outbox::take_allowance(Lane& lane, std::int64_t cost, bool urgent) {
+  // The window is for bulk: what is urgent may use all that the peer allows. One message may always be under way, so
+  // that an allowance below one chunk is still an allowance.
+  const std::int64_t room = urgent ? lane.limit - lane.outstanding : lane.allowance;
+  if (cost > room && lane.outstanding > 0) return false;
   lane.allowance -= cost;
   lane.outstanding += cost;
   lane.sent_bytes += static_cast<std::uint64_t>(cost);
@@ -138,21 +140,32 @@ void Outbox::prepare(Stream& stream) {
   if (stream.marks_.empty()) stream.marks_.resize(stream.chunks, 0);
 }
 
-core::Status Outbox::transmit(Lane& lane, const wire::Header& header, const transport::Buffer& buffer,
-                              std::size_t bytes, transport::SendDone done) {
-  if (lane.broken) return core::Status(core::Code::kPeerDead, "peer is gone");
-  core::Status status;
-  if (lane.endpoint == nullptr) {
+// What has left and not come back as credit may still wait in front of the card; credit comes in parts of a quarter.
+bool Outbox::has_backlog(const Lane& lane) noexcept {
+  return !lane.local && lane.outstanding + lane.granted_bytes > lane.window / 4 + kGrantedBatchBytes;
+}
+
+core::Result<transport::Endpoint*> Outbox::open(Lane& lane, bool urgent) {
+  if (urgent && lane.urgent_endpoint == nullptr) {
+    core::Result<transport::Endpoint*> endpoint = router_.connect_urgent(lane.id);
+    if (!endpoint.is_ok()) return endpoint.status();
+    lane.urgent_endpoint = endpoint.value();
+  }
+  if (lane.endpoint == nullptr && (!urgent || lane.urgent_endpoint == nullptr)) {
     core::Result<transport::Endpoint*> endpoint = router_.connect(lane.id);
-    if (endpoint.is_ok())
-      lane.endpoint = endpoint.value();
-    else
-      status = endpoint.status();
+    if (!endpoint.is_ok()) return endpoint.status();
+    lane.endpoint = endpoint.value();
   }
-  if (lane.endpoint != nullptr) {
-    const wire::HeaderBytes bytes_of_header = wire::encode(header);
-    status = lane.endpoint->send(bytes_of_header, buffer, bytes, std::move(done));
-  }
+  if (urgent && lane.urgent_endpoint == nullptr) lane.urgent_endpoint = lane.endpoint;
+  return urgent ? lane.urgent_endpoint : lane.endpoint;
+}
+
+core::Status Outbox::transmit(Lane& lane, const wire::Header& header, const transport::Buffer& buffer,
+                              std::size_t bytes, transport::SendDone done, bool urgent) {
+  if (lane.broken) return core::Status(core::Code::kPeerDead, "peer is gone");
+  core::Result<transport::Endpoint*> endpoint = open(lane, urgent && has_backlog(lane));
+  core::Status status = endpoint.status();
+  if (status.is_ok()) status = endpoint.value()->send(wire::encode(header), buffer, bytes, std::move(done));
   if (!status.is_ok()) {
     lane.broken = true;
     broken_.emplace_back(lane.id, status);
@@ -169,7 +182,7 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
   header.chunk = chunk;
   header.payload_bytes = static_cast<std::uint32_t>(bytes);
   if (bytes == 0) {
-    if (!transmit(lane, header, {}, 0, {}).is_ok()) return Step::kBroken;
+    if (!transmit(lane, header, {}, 0, {}, stream.urgent).is_ok()) return Step::kBroken;
     marks |= kSent;
     ++stream.sent_;
     return Step::kSent;
@@ -178,7 +191,7 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
   const std::int64_t cost = cost_of(lane, bytes);
   bool by_all = false;
   if ((marks & (kByAllowance | kByGrant)) == 0) {
-    if (take_allowance(lane, cost)) {
+    if (take_allowance(lane, cost, stream.urgent)) {
       marks |= kByAllowance;
       ++stream.permits_;
     } else if (stream.granted_all_ && may_send_granted(lane, cost)) {
@@ -215,7 +228,7 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
       }
     };
   }
-  if (!transmit(lane, header, buffer, bytes, std::move(done)).is_ok()) {
+  if (!transmit(lane, header, buffer, bytes, std::move(done), stream.urgent).is_ok()) {
     // `done` was dropped unrun.
     if (!lane.local) {
       --net_in_use_[size_class];
@@ -236,7 +249,7 @@ void Outbox::serve_wanted(Lane& lane, Stream& stream) {
     std::uint8_t& marks = stream.marks_[chunk];
     if ((marks & (kSent | kByAllowance | kByGrant)) == 0 && !stream.granted_all_) {
       const std::size_t bytes = stream.bytes_of(chunk);
-      if (bytes > 0 && !take_allowance(lane, cost_of(lane, bytes))) return;
+      if (bytes > 0 && !take_allowance(lane, cost_of(lane, bytes), stream.urgent)) return;
       marks |= kByAllowance;
       ++stream.permits_;
     }
@@ -438,7 +451,7 @@ void Outbox::announce(Lane& peer, Stream& stream) {
   header.chunk = stream.ready_.empty() ? 0 : stream.ready_.front();
   header.payload_bytes = 0;
   header.aux = wire::pack_cost(0, static_cast<std::uint64_t>(peer.window));
-  (void)transmit(peer, header, {}, 0, {});
+  (void)transmit(peer, header, {}, 0, {}, stream.urgent);
 }
 
 std::size_t Outbox::progress(core::TimePoint now) {

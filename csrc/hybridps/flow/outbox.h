@@ -13,7 +13,8 @@
 //          when it may go. That, and grants that are given only to work that can finish, is why operations of different
 //          groups may be issued in different orders on different ranks (design decision 7).
 // Order    Urgent streams (tiny operations) go first, then streams in order of their first offer, per peer. Peers do
-//          not wait for each other: a bulk operation walks its owners as their allowances come back.
+//          not wait for each other: a bulk operation walks its owners as their allowances come back. Urgent messages take
+//          a connection of their own while bulk is under way on the other.
 // Threads  the engine's progress thread.
 // Errors   a peer that cannot be sent to is reported to the Router, once, from progress().
 #pragma once
@@ -93,6 +94,10 @@ class Router {
  public:
   virtual ~Router() = default;
   virtual core::Result<transport::Endpoint*> connect(core::EngineId peer) = 0;
+  /// A connection that carries no bulk; nullptr: there is none.
+  virtual core::Result<transport::Endpoint*> connect_urgent(core::EngineId) {
+    return static_cast<transport::Endpoint*>(nullptr);
+  }
   virtual Peer describe(core::EngineId peer) = 0;
   virtual void on_unreachable(core::EngineId peer, core::Status cause) = 0;
 };
@@ -185,6 +190,7 @@ class Outbox : core::Pinned {
   struct Lane {  // one peer
     core::EngineId id;
     transport::Endpoint* endpoint = nullptr;
+    transport::Endpoint* urgent_endpoint = nullptr;  // the same where there is no other
     bool local = false;
     bool broken = false;
     std::int64_t limit = 0;        // its allowance
@@ -208,7 +214,7 @@ class Outbox : core::Pinned {
 
   Lane& lane(core::EngineId peer);
   bool may_send_granted(const Lane& lane, std::int64_t cost) const noexcept;
-  bool take_allowance(Lane& lane, std::int64_t cost);
+  bool take_allowance(Lane& lane, std::int64_t cost, bool urgent);
   static void use_window(Lane& lane, std::int64_t bytes) noexcept;
   std::int64_t cost_of(const Lane& lane, std::size_t bytes) const noexcept;
   void prepare(Stream& stream);
@@ -221,7 +227,9 @@ class Outbox : core::Pinned {
   void leave_queues(Stream& stream);
   void announce(Lane& lane, Stream& stream);
   core::Status transmit(Lane& lane, const wire::Header& header, const transport::Buffer& buffer, std::size_t bytes,
-                        transport::SendDone done);
+                        transport::SendDone done, bool urgent = false);
+  core::Result<transport::Endpoint*> open(Lane& lane, bool urgent);
+  static bool has_backlog(const Lane& lane) noexcept;
   std::size_t class_of(std::size_t bytes) const noexcept;
 
   OutboxOptions options_;

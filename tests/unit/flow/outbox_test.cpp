@@ -71,6 +71,7 @@ struct Rig {
     for (auto& stream : streams) outbox->cancel(*stream);
     streams.clear();
     router.endpoints.clear();
+    router.urgent_endpoints.clear();
     outbox.reset();
   }
   Stream& stream(std::uint32_t chunks, core::EngineId peer = kPeer, bool urgent = false) {
@@ -808,6 +809,32 @@ TEST_CASE("flow/outbox: a window below the allowance holds, and may be widened a
   rig.progress();
   CHECK(rig.to().chunks().size() == 7);
   CHECK(wire::window_of(rig.to().sent.back().header.aux) == 4 * kSlot);
+}
+
+TEST_CASE("flow/outbox: what is urgent passes a spent window, and bulk that is under way", "[flow][fast]") {
+  constexpr std::size_t kWindow = kBatchSlots + 4;
+  for (const bool has_urgent : {false, true}) {
+    Setup setup;
+    setup.slots = setup.net_slots = 4 * kWindow;
+    setup.eager_bytes = static_cast<std::int64_t>(2 * kWindow * kSlot);
+    Rig rig(setup);
+    rig.router.has_urgent = has_urgent;
+    rig.outbox->set_window(kPeer, static_cast<std::int64_t>(kWindow * kSlot));
+    Stream& idle = rig.stream(1, kPeer, /*urgent=*/true);
+    rig.offer_all(idle);
+    CHECK(rig.to().chunks().size() == 1);  // nothing is under way: the connection that there is
+    Stream& bulk = rig.stream(2 * kWindow);
+    rig.offer_all(bulk);
+    CHECK(rig.to().chunks().size() == kWindow);
+    Stream& urgent = rig.stream(kWindow + 1, kPeer, /*urgent=*/true);
+    rig.offer_all(urgent);
+    CHECK(urgent.sent() == kWindow);  // all that the peer allows, and no more
+    CHECK(rig.to().chunks().size() == (has_urgent ? kWindow : 2 * kWindow));
+    if (has_urgent) CHECK(rig.router.urgent_endpoints[kPeer]->chunks().size() == kWindow);
+    rig.outbox->on_credit(kPeer, kSlot);
+    CHECK(urgent.all_sent());
+    CHECK(bulk.sent() == kWindow - 1);
+  }
 }
 
 TEST_CASE("flow/outbox: credit comes in quarters of what the sender says that it uses", "[flow][fast]") {

@@ -70,7 +70,7 @@ else()
       endif()
     endif()
   endif()
-  if(NOT HYBRIDPS_UCX_ORIGIN)
+  if(NOT HYBRIDPS_UCX_ORIGIN AND NOT CMAKE_CROSSCOMPILING) # the wheel there is the build machine's
     hybridps_ask_python(hybridps_ucx_prefix
       "import importlib.util as u; s = u.find_spec('libucx'); print(s.submodule_search_locations[0] if s else '')")
     if(hybridps_ucx_prefix)

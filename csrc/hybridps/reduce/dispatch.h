@@ -24,10 +24,12 @@ struct KernelTable {
   Kernel kernels[core::kDTypeCount][core::kReduceOpCount] = {};
 };
 
-extern const KernelTable kBaselineTable;  // "scalar", or "neon" on aarch64, whose baseline has it
+extern const KernelTable kBaselineTable;  // "scalar": vector instructions only where the compiler sees them
 #if defined(__x86_64__)
 extern const KernelTable kAvx2Table;
 extern const KernelTable kAvx512Table;
+#elif defined(__aarch64__)
+extern const KernelTable kNeonTable;
 #endif
 
 /// What this CPU and its operating system can run, slowest first. Never empty.

@@ -35,6 +35,8 @@ struct AvailableTables {
         tables[count++] = &kAvx512Table;
       }
     }
+#elif defined(__aarch64__)
+    tables[count++] = &kNeonTable;  // part of the architecture's baseline: nothing to ask
 #endif
   }
 };

@@ -4,10 +4,6 @@
 
 namespace hybridps::reduce {
 
-#if defined(__aarch64__)
-constinit const KernelTable kBaselineTable = make_table<NoLanes>("neon");
-#else
 constinit const KernelTable kBaselineTable = make_table<NoLanes>("scalar");
-#endif
 
 }  // namespace hybridps::reduce

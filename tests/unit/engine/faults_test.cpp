@@ -1,5 +1,6 @@
 // Clusters whose transports misbehave, from a seed. A real transport neither drops nor duplicates: here they stand for
 // bugs of peers, and prove that nothing waits for ever.
+#include <algorithm>
 #include <chrono>
 #include <climits>
 #include <cstring>
@@ -380,7 +381,9 @@ TEST_CASE("engine/faults: a cut cable fails everything that is under way and not
         for (const core::Status& status : c->outcomes)
           if (!status.is_ok()) REQUIRE(status.code() == core::Code::kPeerDead);
       }
-      REQUIRE_FALSE(list.back()->outcomes[index(victim)].is_ok());
+      // Not of the last operation: a broadcast that needs neither end of the cable may be done before the cut.
+      REQUIRE(
+          std::any_of(list.begin(), list.end(), [&](const auto& c) { return !c->outcomes[index(victim)].is_ok(); }));
       const auto later = issue(faulty, uid, 2, 20);
       REQUIRE(all_done(later));
       REQUIRE(failures(later) == 2 * cluster.size());

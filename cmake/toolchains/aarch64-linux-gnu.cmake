@@ -1,0 +1,7 @@
+# Cross build for aarch64 with Debian's compiler, libraries by multiarch; ctest then runs the tests in QEMU's user mode.
+# See CONTRIBUTING.md.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
+set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
+set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -L /usr/aarch64-linux-gnu)

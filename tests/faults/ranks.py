@@ -147,7 +147,8 @@ def struck(rank, world, how, victim, timeout_s, seconds=0.0, children=False, hos
         "rounds": rounds,
         "destroyed": destroyed,
         "destroy_error": destroy_error,
-        "threads": settled(threads, before[0]) - before[0],
+        # torch's flight recorder writes its dump meanwhile, and resolves symbols for seconds.
+        "threads": settled(threads, before[0], 15) - before[0],
         "descriptors": settled(descriptors, before[1]) - before[1],
     }
     if how == "kill":

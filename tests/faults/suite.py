@@ -631,7 +631,7 @@ FAULTS = {
     "SIGSTOP for 8 s, across": Fault(stop, {"nodes": "1+1+1", "victim": 2}, in_default_tests=True),
     "SIGSTOP for 8 s, inside": Fault(stop, {"nodes": "3", "victim": 0}),
     "link down": Fault(link, {"how": "link down"}),
-    "link cut, carrier stays": Fault(link, {"how": "link cut"}, in_default_tests=True),
+    "link cut, carrier stays": Fault(link, {"how": "link cut"}),
     "1 % of packets lost": Fault(loss, {"percent": 1, "seconds": 5}, {"seconds": 120}, long_runs=1),
     "5 % of packets lost": Fault(loss, {"percent": 5, "seconds": 5}, {"seconds": 60}, long_runs=1),
     "another shape": Fault(mismatch, {"what": "shape"}),

@@ -7,7 +7,6 @@ their cores with whatever else runs.
 import os
 import re
 import signal
-import subprocess
 import time
 from datetime import timedelta
 
@@ -254,52 +253,6 @@ def test_point_to_point_sizes_that_differ():
 # --------------------------------------------------------------------------------------------------- ranks that die
 
 
-def killed_in_the_middle(rank, world, victim):
-    check = Checker(rank)
-    context = zygote.context
-    context.init(timeout_s=60 if harness.IS_HYBRIDPS else 10, prefix="first")
-    dist.barrier()
-    big = torch.ones(20_000_000)  # far from done when the victim dies
-    work = dist.all_reduce(big, async_op=True)
-    if rank == victim:
-        time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGKILL)
-    start = time.monotonic()
-
-    def until_it_fails():
-        work.wait()
-        for _ in range(100):
-            dist.all_reduce(big)
-
-    error = check.raises("the others", Exception, until_it_fails)
-    seconds = time.monotonic() - start
-    if harness.IS_HYBRIDPS:
-        check.that("name it", f"rank {victim}" in str(error), str(error))
-    check.that("in time", seconds < 30, f"{seconds:.1f} s")
-    try:
-        dist.destroy_process_group()
-    except RuntimeError as destroyed:
-        check.that("destroy after a death", not harness.IS_HYBRIDPS, str(destroyed))
-    # The survivors can make a group of their own.
-    survivors = [r for r in range(world) if r != victim]
-    store = dist.PrefixStore("survivors", context.store)
-    zygote.init_group(survivors.index(rank), len(survivors), store, context.launch.backend, 60)
-    tensor = torch.ones(10)
-    dist.all_reduce(tensor)
-    check.equal("the survivors", tensor, torch.full((10,), float(len(survivors))))
-    dist.destroy_process_group()
-    return {**check.result(), "seconds": seconds, "text": str(error)}
-
-
-@pytest.mark.parametrize(("nodes", "victim"), [("2+2", 3), ("1+1+1+1", 0), ("4", 2), ("1+1", 1)])
-def test_a_rank_killed_in_the_middle(nodes, victim):
-    results = run_ranks(
-        killed_in_the_middle, nodes, args=(victim,), init=False, destroy=False, expected_exits={victim: -9}, timeout=120
-    )
-    alive = [result for result in results if result]
-    print(f"nodes {nodes}: error after {max(result['seconds'] for result in alive):.2f} s: {alive[0]['text']}")
-
-
 def killed_while_idle(rank, world):
     """The death of a rank that nobody waits for at the time surfaces with the next operation."""
     check = Checker(rank)
@@ -318,33 +271,6 @@ def killed_while_idle(rank, world):
 @pytest.mark.parametrize("nodes", ["2+2", "1+1+1+1"])
 def test_a_rank_killed_while_idle(nodes):
     run_ranks(killed_while_idle, nodes, destroy=False, expected_exits={1: -9})
-
-
-def deadline(rank, world):
-    """A rank that lives but does not take part: its absence is an error at the deadline, naming it."""
-    check = Checker(rank)
-    context = zygote.context
-    context.init(timeout_s=3, prefix="first")
-    dist.barrier()
-    if rank == world - 1:
-        context.store.wait(["the others are done"])
-    else:
-        start = time.monotonic()
-        error = check.raises("the deadline", Exception, lambda: dist.all_reduce(torch.ones(10)))
-        seconds = time.monotonic() - start
-        check.that("in time", 2.0 < seconds < 15, f"{seconds:.1f} s")
-        if harness.IS_HYBRIDPS:
-            check.that("says so", "imed out" in str(error), str(error))
-            check.that("names it", f"{world - 1}" in str(error), str(error))
-        if context.store.add("done", 1) == world - 1:
-            context.store.set("the others are done", "1")
-    dist.destroy_process_group()
-    return check.result()
-
-
-@pytest.mark.parametrize("nodes", ["2+2", "1+1+1+1", "2"])
-def test_the_deadline_of_an_operation(nodes):
-    run_ranks(deadline, nodes, init=False, destroy=False)
 
 
 def monitored(rank, world):
@@ -374,51 +300,3 @@ def monitored(rank, world):
 @pytest.mark.parametrize("nodes", ["2+2", "1+1+1"])
 def test_a_monitored_barrier_without_one_rank(nodes):
     run_ranks(monitored, nodes)
-
-
-def stop_oneself(seconds):
-    """SIGSTOP, and SIGCONT by a child after so long. Returns when both are over."""
-    pid = os.getpid()
-    subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {pid}"])
-    os.kill(pid, signal.SIGSTOP)
-
-
-def stopped_for_long(rank, world, victim):
-    """No connection breaks when a process is stopped: heartbeats find it, and everyone names it, itself included."""
-    check = Checker(rank)
-    dist.barrier()
-    if rank == victim:
-        stop_oneself(9)
-    start = time.monotonic()
-    error = check.raises("the operation", Exception, lambda: [dist.all_reduce(torch.ones(10)) for _ in range(1000)])
-    seconds = time.monotonic() - start
-    if rank != victim:
-        check.that("in time", seconds < SECONDS_MAX, f"{seconds:.1f} s")
-        check.that("names it", f"rank {victim}" in str(error) and "heartbeats" in str(error), str(error))
-    return {**check.result(), "seconds": seconds, "text": str(error)}
-
-
-@needs_hybridps
-@pytest.mark.parametrize(("nodes", "victim"), [("2+2", 3), ("1+1+1", 0)])
-def test_a_rank_stopped_for_long(nodes, victim):
-    env = {"HYBRIDPS_HEARTBEAT_SECONDS": "0.5", "HYBRIDPS_DEAD_SECONDS": "3"}
-    results = run_ranks(stopped_for_long, nodes, args=(victim,), env=env, destroy=False)
-    print(f"nodes {nodes}: error after {results[1]['seconds']:.2f} s: {results[1]['text']}")
-
-
-def stopped_for_a_moment(rank, world):
-    check = Checker(rank)
-    dist.barrier()
-    if rank == 1:
-        stop_oneself(1.5)
-    for turn in range(20):
-        tensor = torch.full((1000,), float(turn))
-        dist.all_reduce(tensor)
-        check.that(f"turn {turn}", bool((tensor == turn * world).all()))
-    return check.result()
-
-
-@needs_hybridps
-@pytest.mark.parametrize("nodes", ["2+2", "1+1+1"])
-def test_a_rank_stopped_for_a_moment_is_no_error(nodes):
-    run_ranks(stopped_for_a_moment, nodes, env={"HYBRIDPS_HEARTBEAT_SECONDS": "0.5", "HYBRIDPS_DEAD_SECONDS": "4"})

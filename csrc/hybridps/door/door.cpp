@@ -5,10 +5,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
-#include <openssl/rand.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -30,6 +26,7 @@
 #include "hybridps/core/thread.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
+#include "hybridps/door/messages.h"
 
 namespace hybridps::door {
 namespace {
@@ -37,49 +34,11 @@ namespace {
 using core::Code;
 using core::Status;
 
-constexpr std::uint32_t kMagic = 0x64535048;  // "HPSd"
-constexpr std::size_t kNonceBytes = 36;
-constexpr std::size_t kHelloBytes = 8 + kNonceBytes;
-constexpr std::size_t kMacBytes = 32;
 constexpr std::size_t kGuestsMax = 64;
 constexpr auto kStrangerPatience = std::chrono::seconds(5);
 constexpr auto kAnswerPatience = std::chrono::seconds(30);
-
-using Mac = std::array<std::uint8_t, kMacBytes>;
-
-Mac mac_of(const std::string& token, std::string_view role, const std::uint8_t* job_nonce,
-           const std::uint8_t* server_nonce, const Bytes& body = {}) {
-  Bytes text(role.begin(), role.end());
-  text.insert(text.end(), job_nonce, job_nonce + kNonceBytes);
-  text.insert(text.end(), server_nonce, server_nonce + kNonceBytes);
-  text.insert(text.end(), body.begin(), body.end());
-  Mac mac{};
-  unsigned int bytes = 0;
-  HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), text.data(), text.size(), mac.data(), &bytes);
-  return mac;
-}
-
-bool equal(const Mac& mac, const std::uint8_t* other) { return CRYPTO_memcmp(mac.data(), other, kMacBytes) == 0; }
-
-void put_u32(Bytes& out, std::uint32_t value) {
-  for (int i = 0; i < 4; ++i) out.push_back(static_cast<std::uint8_t>(value >> (8 * i)));
-}
-
-std::uint32_t get_u32(const std::uint8_t* at) {
-  return static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8 |
-         static_cast<std::uint32_t>(at[2]) << 16 | static_cast<std::uint32_t>(at[3]) << 24;
-}
-
-core::Result<Bytes> hello() {
-  Bytes out(kHelloBytes);
-  for (std::size_t i = 0; i < 4; ++i) {
-    out[i] = static_cast<std::uint8_t>(kMagic >> (8 * i));
-    out[4 + i] = static_cast<std::uint8_t>(kVersion >> (8 * i));
-  }
-  if (RAND_bytes(out.data() + 8, static_cast<int>(kNonceBytes)) != 1)
-    return Status(Code::kInternal, "the system has no random numbers");
-  return out;
-}
+// How long the door leaves the queue of connections alone when there is no descriptor for the next one.
+constexpr auto kNoDescriptorPause = std::chrono::milliseconds(100);
 
 struct Socket : core::Pinned {
   explicit Socket(int f) : fd(f) {}
@@ -284,18 +243,12 @@ core::Result<Bytes> ask(const Address& address, const std::string& token, const 
 // --- Door ------------------------------------------------------------------------------------------------------------
 
 struct Door::Guest : core::Pinned {
-  enum class State { kHello, kProof, kBody, kAnswering };
-  explicit Guest(int f) : socket(f), deadline(core::Deadline::after(kStrangerPatience)) {}
+  Guest(int f, const std::string& token, const Handler& handler)
+      : socket(f), visit(token, handler), deadline(core::Deadline::after(kStrangerPatience)) {}
   Socket socket;
-  State state = State::kHello;
+  Visit visit;
   core::Deadline deadline;
-  Bytes in;
-  std::size_t wanted = kHelloBytes;
-  Bytes out;
   std::size_t written = 0;
-  Bytes job_nonce;
-  Bytes server_nonce;
-  Mac seal{};
 };
 
 core::Result<std::unique_ptr<Door>> Door::open(const Address& listen, std::string token, Handler handler) {
@@ -348,12 +301,14 @@ void Door::run() {
   core::begin_thread("hybridps-door");
   std::list<Guest> guests;
   std::vector<pollfd> events;
+  core::TimePoint accept_again{};
   for (;;) {
-    events.assign({{wake_fd_, POLLIN, 0}, {listen_fd_, POLLIN, 0}});
+    const bool pausing = core::Clock::now() < accept_again;
+    events.assign({{wake_fd_, POLLIN, 0}, {pausing ? -1 : listen_fd_, POLLIN, 0}});
     for (const Guest& guest : guests)
       events.push_back(
-          {guest.socket.fd, static_cast<short>(guest.state == Guest::State::kAnswering ? POLLOUT : POLLIN), 0});
-    if (::poll(events.data(), events.size(), guests.empty() ? 1000 : 50) < 0 && errno != EINTR) {
+          {guest.socket.fd, static_cast<short>(guest.written < guest.visit.output().size() ? POLLOUT : POLLIN), 0});
+    if (::poll(events.data(), events.size(), guests.empty() && !pausing ? 1000 : 50) < 0 && errno != EINTR) {
       core::log_error("the door's poll failed: ", std::strerror(errno));
       return;
     }
@@ -365,113 +320,55 @@ void Door::run() {
         ++at;
         continue;
       }
-      if (at->state != Guest::State::kAnswering) stats_.refused.fetch_add(1, std::memory_order_relaxed);
+      if (!at->visit.is_answered()) stats_.refused.fetch_add(1, std::memory_order_relaxed);
       at = guests.erase(at);
     }
     if ((events[1].revents & POLLIN) == 0) continue;
     for (int accepted = 0; accepted < 16; ++accepted) {
       const int fd = ::accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-      if (fd < 0) break;
+      if (fd < 0) {
+        // The connection stays in the queue, and poll() would report it again at once.
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+          static core::LogRate rate(core::from_seconds(10));
+          if (rate.permit()) core::log_warn("a connection has to wait: ", std::strerror(errno), "; raise `ulimit -n`");
+          accept_again = core::Clock::now() + kNoDescriptorPause;
+        }
+        break;
+      }
       stats_.accepted.fetch_add(1, std::memory_order_relaxed);
       if (guests.size() >= kGuestsMax) {
         // Strangers first; who holds the token is not pushed out by those who do not.
-        auto victim = std::find_if(guests.begin(), guests.end(), [](const Guest& guest) {
-          return guest.state == Guest::State::kHello || guest.state == Guest::State::kProof;
-        });
+        auto victim =
+            std::find_if(guests.begin(), guests.end(), [](const Guest& guest) { return !guest.visit.is_proven(); });
         if (victim == guests.end()) victim = guests.begin();
         stats_.refused.fetch_add(1, std::memory_order_relaxed);
         guests.erase(victim);
       }
-      guests.emplace_back(fd);
+      guests.emplace_back(fd, token_, handler_);
     }
   }
 }
 
 bool Door::serve(Guest& guest) {
-  if (guest.state == Guest::State::kAnswering) {
-    while (guest.written < guest.out.size()) {
-      const ssize_t got =
-          ::send(guest.socket.fd, guest.out.data() + guest.written, guest.out.size() - guest.written, MSG_NOSIGNAL);
-      if (got > 0)
-        guest.written += static_cast<std::size_t>(got);
-      else
-        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-    }
-    stats_.answered.fetch_add(1, std::memory_order_relaxed);
-    return false;
-  }
   for (;;) {
+    const Bytes& out = guest.visit.output();
+    while (guest.written < out.size()) {
+      const ssize_t got = ::send(guest.socket.fd, out.data() + guest.written, out.size() - guest.written, MSG_NOSIGNAL);
+      if (got <= 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+      guest.written += static_cast<std::size_t>(got);
+    }
+    if (guest.visit.is_answered()) {
+      stats_.answered.fetch_add(1, std::memory_order_relaxed);
+      return false;
+    }
     std::array<std::uint8_t, 16384> part;
-    const std::size_t room = std::min(part.size(), guest.wanted - guest.in.size());
-    const ssize_t got = ::recv(guest.socket.fd, part.data(), room, 0);
+    const ssize_t got = ::recv(guest.socket.fd, part.data(), std::min(part.size(), guest.visit.wanted()), 0);
     if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
     if (got == 0) return false;
-    guest.in.insert(guest.in.end(), part.begin(), part.begin() + got);
-    if (guest.in.size() < guest.wanted) continue;
-    if (!understand(guest)) return false;
-    if (guest.state == Guest::State::kAnswering) return serve(guest);
+    const bool was_proven = guest.visit.is_proven();
+    if (!guest.visit.input({part.data(), static_cast<std::size_t>(got)})) return false;
+    if (guest.visit.is_proven() && !was_proven) guest.deadline = core::Deadline::after(kAnswerPatience);
   }
-}
-
-bool Door::understand(Guest& guest) {
-  switch (guest.state) {
-    case Guest::State::kHello: {
-      if (get_u32(guest.in.data()) != kMagic) return false;
-      core::Result<Bytes> mine = hello();
-      if (!mine.is_ok()) return false;
-      guest.job_nonce.assign(guest.in.begin() + 8, guest.in.end());
-      guest.server_nonce.assign(mine.value().begin() + 8, mine.value().end());
-      const Mac mac = mac_of(token_, "server", guest.job_nonce.data(), guest.server_nonce.data());
-      Bytes answer = std::move(mine).value();
-      answer.insert(answer.end(), mac.begin(), mac.end());
-      // 76 bytes into an empty socket: they fit.
-      if (::send(guest.socket.fd, answer.data(), answer.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(answer.size()))
-        return false;
-      if (get_u32(guest.in.data() + 4) != kVersion) return false;
-      guest.state = Guest::State::kProof;
-      guest.wanted = 2 * kMacBytes + 4;
-      break;
-    }
-    case Guest::State::kProof: {
-      if (!equal(mac_of(token_, "job", guest.job_nonce.data(), guest.server_nonce.data()), guest.in.data())) {
-        static core::LogRate rate(core::from_seconds(10));
-        if (rate.permit()) core::log_warn("a job with another token was refused");
-        return false;
-      }
-      std::copy_n(guest.in.begin() + kMacBytes, kMacBytes, guest.seal.begin());
-      const std::uint32_t length = get_u32(guest.in.data() + 2 * kMacBytes);
-      if (length < 1 || length > kBodyBytesMax) return false;
-      guest.state = Guest::State::kBody;
-      guest.deadline = core::Deadline::after(kAnswerPatience);
-      guest.wanted = length;
-      break;
-    }
-    case Guest::State::kBody: {
-      if (!equal(mac_of(token_, "request", guest.job_nonce.data(), guest.server_nonce.data(), guest.in),
-                 guest.seal.data()))
-        return false;
-      core::Result<Bytes> result = handler_(guest.in);
-      Bytes answer;
-      if (result.is_ok()) {
-        answer.push_back(0);
-        answer.insert(answer.end(), result.value().begin(), result.value().end());
-      } else {
-        const std::string text(result.status().message());
-        answer.push_back(static_cast<std::uint8_t>(result.status().code()));
-        answer.insert(answer.end(), text.begin(), text.end());
-      }
-      const Mac mac = mac_of(token_, "answer", guest.job_nonce.data(), guest.server_nonce.data(), answer);
-      guest.out.assign(mac.begin(), mac.end());
-      put_u32(guest.out, static_cast<std::uint32_t>(answer.size()));
-      guest.out.insert(guest.out.end(), answer.begin(), answer.end());
-      guest.state = Guest::State::kAnswering;
-      guest.wanted = 0;
-      break;
-    }
-    case Guest::State::kAnswering: return true;
-  }
-  guest.in.clear();
-  return true;
 }
 
 }  // namespace hybridps::door

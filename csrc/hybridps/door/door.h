@@ -1,16 +1,6 @@
 // hybridps/door/door.h: the TCP conversation between a job and a dedicated server.
 //
-//   job                                   server
-//   magic | version | nonce -----------------> (44 bytes)
-//   <---------------- magic | version | nonce | mac("server", nonces)
-//   mac("job", nonces) | mac(body) | length | body -->
-//   <------------------------------- mac(body) | length | body
-//
-//   magic u32, version u32, nonce 36 bytes, mac 32 bytes (HMAC-SHA256 with the token), length u32; little-endian.
-//   A request's body is opaque here, an answer's is status u8 (0: ok) and bytes.
-//
-// Source   challenge and response with HMAC: RFC 2104 and its use in RFC 2195; the roles in the text keep an answer
-//          from being reflected.
+// What they say: messages.h.
 #pragma once
 
 #include <atomic>
@@ -20,17 +10,12 @@
 #include <thread>
 #include <vector>
 
-#include "hybridps/bootstrap/key_value.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
+#include "hybridps/door/messages.h"
 
 namespace hybridps::door {
-
-using bootstrap::Bytes;
-
-inline constexpr std::uint32_t kVersion = 1;
-inline constexpr std::size_t kBodyBytesMax = std::size_t{64} << 20;
 
 struct Address {
   std::string host;
@@ -61,8 +46,8 @@ struct DoorStats {
 
 class Door : core::Pinned {
  public:
-  /// Answers a request of somebody who holds the token; runs on the door's thread.
-  using Handler = std::function<core::Result<Bytes>(const Bytes& body)>;
+  /// Runs on the door's thread.
+  using Handler = door::Handler;
 
   /// Listens at once; port 0: the kernel chooses. kInvalidArgument or kOutOfResources with what to do.
   static core::Result<std::unique_ptr<Door>> open(const Address& listen, std::string token, Handler handler);
@@ -76,7 +61,6 @@ class Door : core::Pinned {
   Door(std::string token, Handler handler) : token_(std::move(token)), handler_(std::move(handler)) {}
   void run();
   bool serve(Guest& guest);
-  bool understand(Guest& guest);
 
   const std::string token_;
   const Handler handler_;

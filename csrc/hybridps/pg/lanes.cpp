@@ -62,15 +62,30 @@ void Lanes::post(int lane, Task task) {
   const std::lock_guard lock(mutex_);
   if (lanes_.size() <= slot) lanes_.resize(slot + 1);
   auto& at = lanes_[slot];
-  if (!at) {
-    at = std::make_shared<Lane>();
-    at->thread = std::thread([shared = at, lane] { run(shared, lane); });
+  if (at) {
+    std::unique_lock lane_lock(at->mutex);
+    if (!at->finished) {
+      at->stopping = false;
+      at->tasks.push_back(std::move(task));
+      at->changed.notify_one();
+      return;
+    }
+    lane_lock.unlock();
+    at->thread.join();  // over since end_when_idle()
   }
-  {
-    const std::lock_guard lane_lock(at->mutex);
-    at->tasks.push_back(std::move(task));
+  at = std::make_shared<Lane>();
+  at->tasks.push_back(std::move(task));
+  at->thread = std::thread([shared = at, lane] { run(shared, lane); });
+}
+
+void Lanes::end_when_idle() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& lane : lanes_) {
+    if (!lane) continue;
+    const std::lock_guard lane_lock(lane->mutex);
+    lane->stopping = true;
+    lane->changed.notify_all();
   }
-  at->changed.notify_one();
 }
 
 void Lanes::stop(std::chrono::milliseconds patience) {

@@ -40,6 +40,9 @@ class Lanes : core::Pinned {
   /// the lane that calls. A later post() makes new ones. Never with the interpreter's lock held.
   void stop(std::chrono::milliseconds patience);
 
+  /// The threads end once they have run what is queued; nobody waits for that. A later post() makes new ones.
+  void end_when_idle();
+
   /// Nothing queued on the lane and nothing running.
   bool idle(int lane) const;
 

@@ -82,12 +82,14 @@ void Process::leave(Membership& membership) {
     });
     last = members_.empty();
   }
-  const std::shared_ptr<engine::Engine> engine = last ? group->engine() : nullptr;
+  std::shared_ptr<engine::Engine> engine = last ? group->engine() : nullptr;
   if (engine) engine->linger();
   group.reset();
   if (!engine) return;
   // With the engine's end (it joins its threads) no further task reaches the lanes.
+  engine.reset();
   lanes_->stop(kLanePatience);
+  abort_hooks_->end_when_idle();  // the flight recorder may still be writing
 }
 
 void Process::at_exit() {

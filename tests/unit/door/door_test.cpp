@@ -2,12 +2,14 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 
 #include "tests/support/catch.h"
@@ -184,4 +186,31 @@ TEST_CASE("door: tokens from files", "[door][fast]") {
   ::chmod(path, 0644);
   CHECK(door::read_token("", path).status().message().find("chmod 600") != std::string::npos);
   ::unlink(path);
+}
+
+TEST_CASE("door: without a free descriptor it waits and goes on later", "[door][fast]") {
+  const auto door = echo("token");
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  REQUIRE(fd >= 0);
+  rlimit none = before;
+  none.rlim_cur = static_cast<rlim_t>(fd) + 1;  // the next descriptor is refused
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<std::uint16_t>(door->port()));
+  inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+  const bool connected = ::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0;
+  const auto cpu = std::clock();
+  usleep(500'000);
+  const double seconds = static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC;
+  const bool accepted = door->stats().accepted > 0;
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  ::close(fd);
+  REQUIRE(connected);
+  CHECK_FALSE(accepted);
+  CHECK(seconds < 0.25);  // it does not spin
+  const auto answer = door::ask({"127.0.0.1", door->port()}, "token", bytes("x"), soon());
+  REQUIRE(answer.is_ok());
 }

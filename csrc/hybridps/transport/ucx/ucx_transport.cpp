@@ -1,6 +1,7 @@
 #include "hybridps/transport/ucx/ucx_transport.h"
 
 #include <poll.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -87,6 +88,7 @@ core::Status UcxTransportImpl::start() {
     return ucs_error(core::Code::kInvalidArgument, "UCX finds no transport" + where + " (" + name_ + ")", status);
   }
 
+  constexpr std::size_t kDescriptorsOfAWorker = 32;  // about 10, and as many while it looks around
   const std::vector<int> before = open_descriptors();
   ucp_worker_params_t worker_params{};
   worker_params.field_mask =
@@ -97,6 +99,12 @@ core::Status UcxTransportImpl::start() {
   status = api_.worker_create(context_, &worker_params, &worker_);
   if (status != UCS_OK) {
     worker_ = nullptr;
+    // UCX gives back what it had, so errno tells nothing any more.
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && before.size() + kDescriptorsOfAWorker > limit.rlim_cur)
+      return {core::Code::kOutOfResources, "too few file descriptors for UCX" + where + ": " +
+                                               std::to_string(before.size()) + " of " + std::to_string(limit.rlim_cur) +
+                                               " are in use; raise `ulimit -n`"};
     return ucs_error(core::Code::kInternal, "UCX made no worker" + where, status);
   }
   ucp_am_handler_param_t handler{};

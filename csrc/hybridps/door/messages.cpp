@@ -1,0 +1,112 @@
+#include "hybridps/door/messages.h"
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <openssl/rand.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "hybridps/core/log.h"
+
+namespace hybridps::door {
+
+using core::Code;
+using core::Status;
+
+Mac mac_of(const std::string& token, std::string_view role, const std::uint8_t* job_nonce,
+           const std::uint8_t* server_nonce, const Bytes& body) {
+  Bytes text(role.begin(), role.end());
+  text.insert(text.end(), job_nonce, job_nonce + kNonceBytes);
+  text.insert(text.end(), server_nonce, server_nonce + kNonceBytes);
+  text.insert(text.end(), body.begin(), body.end());
+  Mac mac{};
+  unsigned int bytes = 0;
+  HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), text.data(), text.size(), mac.data(), &bytes);
+  return mac;
+}
+
+bool equal(const Mac& mac, const std::uint8_t* other) { return CRYPTO_memcmp(mac.data(), other, kMacBytes) == 0; }
+
+void put_u32(Bytes& out, std::uint32_t value) {
+  for (int i = 0; i < 4; ++i) out.push_back(static_cast<std::uint8_t>(value >> (8 * i)));
+}
+
+std::uint32_t get_u32(const std::uint8_t* at) {
+  return static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8 |
+         static_cast<std::uint32_t>(at[2]) << 16 | static_cast<std::uint32_t>(at[3]) << 24;
+}
+
+core::Result<Bytes> hello() {
+  Bytes out;
+  put_u32(out, kMagic);
+  put_u32(out, kVersion);
+  out.resize(kHelloBytes);
+  if (RAND_bytes(out.data() + 8, static_cast<int>(kNonceBytes)) != 1)
+    return Status(Code::kInternal, "the system has no random numbers");
+  return out;
+}
+
+bool Visit::input(std::span<const std::uint8_t> bytes) {
+  if (bytes.size() > wanted()) return false;
+  in_.insert(in_.end(), bytes.begin(), bytes.end());
+  return wanted() > 0 || understand();
+}
+
+bool Visit::understand() {
+  switch (state_) {
+    case State::kHello: {
+      if (get_u32(in_.data()) != kMagic) return false;
+      core::Result<Bytes> mine = hello();
+      if (!mine.is_ok()) return false;
+      job_nonce_.assign(in_.begin() + 8, in_.end());
+      server_nonce_.assign(mine.value().begin() + 8, mine.value().end());
+      const Mac mac = mac_of(token_, "server", job_nonce_.data(), server_nonce_.data());
+      out_ = std::move(mine).value();
+      out_.insert(out_.end(), mac.begin(), mac.end());
+      // Whoever speaks another version is told ours, and can say so.
+      state_ = State::kProof;
+      wanted_ = get_u32(in_.data() + 4) == kVersion ? 2 * kMacBytes + 4 : 0;
+      break;
+    }
+    case State::kProof: {
+      if (!equal(mac_of(token_, "job", job_nonce_.data(), server_nonce_.data()), in_.data())) {
+        static core::LogRate rate(core::from_seconds(10));
+        if (rate.permit()) core::log_warn("a job with another token was refused");
+        return false;
+      }
+      std::copy_n(in_.begin() + kMacBytes, kMacBytes, seal_.begin());
+      const std::uint32_t length = get_u32(in_.data() + 2 * kMacBytes);
+      if (length < 1 || length > kBodyBytesMax) return false;
+      state_ = State::kBody;
+      wanted_ = length;
+      break;
+    }
+    case State::kBody: {
+      if (!equal(mac_of(token_, "request", job_nonce_.data(), server_nonce_.data(), in_), seal_.data())) return false;
+      core::Result<Bytes> result = handler_(in_);
+      Bytes answer;
+      if (result.is_ok()) {
+        answer.push_back(0);
+        answer.insert(answer.end(), result.value().begin(), result.value().end());
+      } else {
+        const std::string text(result.status().message());
+        answer.push_back(static_cast<std::uint8_t>(result.status().code()));
+        answer.insert(answer.end(), text.begin(), text.end());
+      }
+      const Mac mac = mac_of(token_, "answer", job_nonce_.data(), server_nonce_.data(), answer);
+      out_.insert(out_.end(), mac.begin(), mac.end());
+      put_u32(out_, static_cast<std::uint32_t>(answer.size()));
+      out_.insert(out_.end(), answer.begin(), answer.end());
+      state_ = State::kAnswered;
+      wanted_ = 0;
+      break;
+    }
+    case State::kAnswered: return false;
+  }
+  in_.clear();
+  return true;
+}
+
+}  // namespace hybridps::door

@@ -1,0 +1,482 @@
+"""What runs in the ranks of the fault suite. Each function returns a dict for suite.py; times are of the common clock
+(time.monotonic(), the same in all processes of one machine)."""
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+import zygote
+
+CLONE_NEWNS = 0x00020000
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def settled(measure, most, seconds=5.0):
+    end = time.monotonic() + seconds
+    while measure() > most and time.monotonic() < end:
+        time.sleep(0.05)
+    return measure()
+
+
+def enter(pid):
+    """Moves this process to the host that `pid` holds (scripts/hosts.py): all that it opens from now on is there."""
+    for name in ["net", "ipc", "uts", "mnt"]:
+        fd = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY)
+        if libc.setns(fd, 0) != 0:
+            raise OSError(ctypes.get_errno(), f"setns {name}")
+        os.close(fd)
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        return torch.full((8,), float(index))
+
+
+def live_loader():
+    """Two forked DataLoader workers that stay, and their pids."""
+    loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    batches = iter(loader)
+    next(batches)
+    return batches, [worker.pid for worker in batches._workers]
+
+
+def gone(pid):
+    """A zombie counts: its parent was killed, and whoever inherits it has not looked yet."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(") ", 1)[1][0] == "Z"
+    except OSError:
+        return True
+
+
+def stop_oneself(seconds):
+    """SIGSTOP, and SIGCONT by a child after so long."""
+    pid = os.getpid()
+    child = subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {pid}"])
+    os.kill(pid, signal.SIGSTOP)
+    child.wait()
+
+
+def strike(how, seconds, others):
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "stop":
+        stop_oneself(seconds)
+    elif how == "link down":
+        subprocess.run(["ip", "link", "set", "net0", "down"], check=True)
+    elif how == "link cut":  # frames go to nobody; the carrier stays
+        for address in others:
+            wrong = ["lladdr", "02:00:00:00:00:01", "nud", "permanent", "dev", "net0"]
+            subprocess.run(["ip", "neigh", "replace", address, *wrong], check=True)
+
+
+def struck(rank, world, how, victim, timeout_s, seconds=0.0, children=False, hosts=None, elements=4_000_000):
+    """All ranks reduce in a loop; then the victim is struck. Returns what this rank saw and what was left of it.
+
+    hosts   {rank: (pid that holds its host, its address)}
+    """
+    context = zygote.context
+    if hosts:
+        enter(hosts[rank][0])
+    # Once round, so that what libraries make once and keep is there.
+    context.init(timeout_s=timeout_s, prefix="warm")
+    dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(lambda future: future.value()).wait()
+    dist.destroy_process_group()
+    before = threads(), descriptors()
+
+    context.init(timeout_s=timeout_s, prefix="first")
+    dist.barrier()
+    batches, pids = live_loader() if children else (None, [])
+    dist.barrier()
+    if rank == victim:
+        context.store.set("children", " ".join(map(str, pids)))
+        context.store.set("when", repr(time.monotonic() + 0.4))
+    when = float(context.store.get("when"))
+    if rank == victim or how == "link cut":
+        others = [hosts[r][1] for r in range(world) if r != rank and victim in (r, rank)] if hosts else []
+        delay = max(0.0, when - time.monotonic())
+        threading.Timer(delay, strike, [how, seconds, others]).start()
+    if batches is not None and rank != victim:  # only the dead one's children matter
+        batches._shutdown_workers()
+        batches = None
+
+    tensor = torch.ones(elements)
+    rounds, error = 0, None
+    try:
+        while time.monotonic() < when + 90:
+            dist.all_reduce(tensor.fill_(1))
+            rounds += 1
+            if not bool((tensor == world).all()):
+                error = "a wrong sum"
+                break
+    except Exception as caught:
+        error = str(caught)
+    detected = time.monotonic() - when
+    start = time.monotonic()
+    destroy_error = ""
+    try:
+        dist.destroy_process_group()
+    except Exception as caught:
+        destroy_error = str(caught)
+    destroyed = time.monotonic() - start
+    result = {
+        "text": error,
+        "detected": detected,
+        "rounds": rounds,
+        "destroyed": destroyed,
+        "destroy_error": destroy_error,
+        # torch's flight recorder writes its dump meanwhile, and resolves symbols for seconds.
+        "threads": settled(threads, before[0], 15) - before[0],
+        "descriptors": settled(descriptors, before[1]) - before[1],
+    }
+    if how == "kill":
+        # The survivors can make a group of their own, in the same processes.
+        survivors = [r for r in range(world) if r != victim]
+        store = dist.PrefixStore("survivors", context.store)
+        zygote.init_group(survivors.index(rank), len(survivors), store, context.launch.backend, 30)
+        tensor = torch.ones(10)
+        dist.all_reduce(tensor)
+        result["again"] = bool((tensor == len(survivors)).all())
+        dist.destroy_process_group()
+        end = time.monotonic() + 12
+        while not all(gone(int(pid)) for pid in context.store.get("children").split()) and time.monotonic() < end:
+            time.sleep(0.05)
+    return result
+
+
+def stopped_for_a_moment(rank, world, seconds):
+    """No error, and right results."""
+    dist.barrier()
+    if rank == world - 1:
+        threading.Timer(0.2, stop_oneself, [seconds]).start()
+    slowest = 0.0
+    end = time.monotonic() + seconds + 1.5
+    go_on = torch.ones(1)
+    while go_on.item() > 0:
+        start = time.monotonic()
+        tensor = torch.full((100_000,), 1.0)
+        dist.all_reduce(tensor)
+        slowest = max(slowest, time.monotonic() - start)
+        assert bool((tensor == world).all())
+        go_on.fill_(float(rank == 0 and time.monotonic() < end))
+        dist.all_reduce(go_on, dist.ReduceOp.MAX)
+    return {"slowest": slowest}
+
+
+def lossy(rank, world, seconds, hosts, elements=1_000_000):
+    enter(hosts[rank][0])
+    zygote.context.init(timeout_s=120)
+    dist.barrier()
+    start, rounds = time.monotonic(), 0
+    go_on = torch.ones(1)
+    while go_on.item() > 0:
+        tensor = torch.full((elements,), float(rounds % 7))
+        dist.all_reduce(tensor)
+        assert bool((tensor == world * (rounds % 7)).all())
+        rounds += 1
+        go_on.fill_(float(rank == 0 and time.monotonic() < start + seconds))
+        dist.all_reduce(go_on, dist.ReduceOp.MAX)
+    took = time.monotonic() - start
+    dist.destroy_process_group()
+    return {"rounds": rounds, "seconds": took, "mbit": rounds * elements * 32 / took / 1e6}
+
+
+def disagree(rank, world, what):
+    """The last rank calls something else. Groups are new each time: a mismatch fails the group."""
+    context = zygote.context
+    context.init(timeout_s=15, prefix=what)
+    dist.barrier()
+    odd = rank == world - 1
+    calls = {
+        "shape": lambda: dist.all_reduce(torch.ones(1001 if odd else 1000)),
+        "dtype": lambda: dist.all_reduce(torch.ones(1000, dtype=torch.int32 if odd else torch.float32)),
+        "operation": lambda: dist.all_reduce(torch.ones(1000), dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM),
+        "root": lambda: (dist.broadcast(torch.ones(1000), 0 if odd else 1), dist.barrier()),
+        "order": lambda: [
+            dist.all_gather_into_tensor(torch.ones(4 * world), torch.ones(4))
+            if (turn == 1) != odd
+            else dist.all_reduce(torch.ones(1000))
+            for turn in range(2)
+        ],
+    }
+    # On a common instant, so that nobody's way here counts.
+    if rank == 0:
+        context.store.set(f"when {what}", repr(time.monotonic() + 0.2))
+    when = float(context.store.get(f"when {what}"))
+    time.sleep(max(0.0, when - time.monotonic()))
+    try:
+        calls[what]()
+        text = None
+    except Exception as error:
+        text = str(error)
+    seconds = time.monotonic() - when
+    dist.destroy_process_group()
+    return {"text": text, "detected": seconds}
+
+
+def deadline(rank, world, timeout_s):
+    """A rank that lives but skips a call."""
+    context = zygote.context
+    context.init(timeout_s=timeout_s, prefix="first")
+    dist.barrier()
+    result = {}
+    if rank == world - 1:
+        context.store.wait(["the others are done"])
+    else:
+        start = time.monotonic()
+        try:
+            dist.all_reduce(torch.ones(10))
+            result["text"] = None
+        except Exception as error:
+            result["text"] = str(error)
+        result["detected"] = time.monotonic() - start
+        if context.store.add("done", 1) == world - 1:
+            context.store.set("the others are done", "1")
+    try:
+        dist.destroy_process_group()
+    except Exception:
+        pass  # gloo, after a failure
+    return result
+
+
+def absent(rank, world, missing, timeout_s, late_s=0.0):
+    """init_process_group while a rank never comes, or comes late."""
+    context = zygote.context
+    if rank == missing and late_s == 0:
+        context.store.wait(["the others are done"])
+        return {}
+    if rank == missing:
+        time.sleep(late_s)
+    start = time.monotonic()
+    try:
+        context.init(timeout_s=timeout_s)
+        dist.all_reduce(torch.ones(1))  # gloo's init does not wait for everyone
+        text = None
+    except Exception as error:
+        text = str(error)
+    seconds = time.monotonic() - start
+    if late_s == 0 and context.store.add("done", 1) == world - 1:
+        context.store.set("the others are done", "1")
+    return {"text": text, "detected": seconds}
+
+
+def other_version(rank, world):
+    """Rank 1 publishes what a build of another protocol would: its record of an earlier group, but for the number."""
+    context = zygote.context
+    context.init(timeout_s=30, prefix="one")
+    dist.barrier()
+    keys = [key for key in context.store.list_keys() if key.endswith("/rec/1")]
+    assert len(keys) == 1, keys
+    dist.destroy_process_group()
+    if rank == 1:
+        record = bytearray(context.store.get(keys[0]))
+        version = int.from_bytes(record[6:10], "little")
+        record[6:10] = (version + 1).to_bytes(4, "little")
+        theirs = []
+        while not theirs:
+            time.sleep(0.01)
+            theirs = [key for key in context.store.list_keys() if key.startswith("two") and key.endswith("/rec/0")]
+        context.store.set(theirs[0][:-1] + "1", bytes(record))
+        context.store.wait(["seen"])
+        return {}
+    start = time.monotonic()
+    try:
+        context.init(timeout_s=20, prefix="two")
+        text = None
+    except Exception as error:
+        text = str(error)
+    seconds = time.monotonic() - start
+    context.store.set("seen", "1")
+    return {"text": text, "detected": seconds}
+
+
+def listening_ports():
+    """Of this process: [(address, port)]."""
+    inodes = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = []
+    with open("/proc/self/net/tcp") as table:
+        for line in list(table)[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                address, port = fields[1].split(":")
+                found.append((".".join(str(b) for b in bytes.fromhex(address)[::-1]), int(port, 16)))
+    return found
+
+
+def under_junk(rank, world, seconds, folder):
+    """Works for `seconds` while strangers knock at this process's ports, and counts what they cost it."""
+    tensor = torch.ones(50_000)
+    go_on = torch.ones(1)
+    for _ in range(50):
+        dist.all_reduce(tensor.fill_(1))
+    with open(os.path.join(folder, f"{rank}.part"), "w") as file:
+        file.write("\n".join(f"{address} {port}" for address, port in listening_ports()))
+    os.rename(os.path.join(folder, f"{rank}.part"), os.path.join(folder, f"{rank}.ports"))
+    before = descriptors(), resident()
+    most, rounds, slowest, start = before[0], 0, 0.0, time.monotonic()
+    while go_on.item() > 0:
+        begin = time.monotonic()
+        dist.all_reduce(tensor.fill_(1))
+        assert bool((tensor == world).all())
+        slowest = max(slowest, time.monotonic() - begin)
+        rounds += 1
+        if rounds % 50 == 0:
+            most = max(most, descriptors())
+        go_on.fill_(float(rank == 0 and time.monotonic() < start + seconds))
+        dist.all_reduce(go_on, dist.ReduceOp.MAX)
+    for _ in range(100):  # the strangers have been told to stop when the first rank returns
+        dist.all_reduce(tensor.fill_(1))
+    return {
+        "rounds": rounds,
+        "slowest": slowest,
+        "descriptors_most": most - before[0],
+        "descriptors": settled(descriptors, before[0], 0.2) - before[0],
+        "memory": resident() - before[1],
+        "ports": listening_ports(),
+    }
+
+
+def limited(rank, world, what):
+    """A collective of 16 MiB under a limit: it works, or it says what is missing."""
+    if what.startswith("shm"):
+        if libc.unshare(CLONE_NEWNS) != 0:
+            return {"skip": "no mount namespace"}
+        size = what.split()[1]
+        subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", "/dev/shm"], check=True)
+    elif what == "memlock":
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+    elif what == "nofile":
+        few = descriptors() + 6
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))
+    start = time.monotonic()
+    try:
+        zygote.context.init(timeout_s=10)
+        tensor = torch.ones(4 << 20)
+        dist.all_reduce(tensor)
+        assert bool((tensor == world).all())
+        dist.destroy_process_group()
+        text = None
+    except Exception as error:
+        text = str(error)
+    return {"text": text, "detected": time.monotonic() - start}
+
+
+def again_and_again(rank, world, times):
+    context = zygote.context
+    counts = []
+    for turn in range(times):
+        context.init(prefix=f"turn{turn}")
+        tensor = torch.full((1000 + turn,), 1.0)
+        dist.all_reduce(tensor)
+        assert bool((tensor == world).all())
+        dist.destroy_process_group()
+        counts.append((threads(), descriptors(), resident()))
+    first = counts[min(9, times // 2)]
+    return {
+        "threads": settled(threads, first[0]) - first[0],
+        "descriptors": settled(descriptors, first[1]) - first[1],
+        "memory": resident() - first[2],
+    }
+
+
+def soak(rank, world, operations):
+    """Mixed operations of mixed sizes, the same on all ranks; memory after the first quarter and at the end."""
+    import random
+
+    choice = random.Random(1)
+    group = dist.new_group(list(range(world)))
+    works, first, wrong = [], 0, 0
+    for turn in range(operations):
+        if turn == operations // 4:
+            first = resident()
+        count = choice.choice([1, 7, 100, 5000, 60_000]) + choice.randrange(8)
+        kind = choice.randrange(6)
+        where = group if choice.randrange(3) == 0 else dist.group.WORLD
+        asynchronous = choice.randrange(3) == 0
+        tensor = torch.full((count,), rank + 1.0)
+        if kind == 0:
+            root = choice.randrange(world)
+            work = dist.broadcast(tensor, root, group=where, async_op=asynchronous)
+            want = root + 1.0
+        elif kind == 1:
+            out = torch.empty(count * world)
+            work = dist.all_gather_into_tensor(out, tensor, group=where, async_op=asynchronous)
+            tensor, want = out[-count:], float(world)
+        elif kind == 2:
+            out = torch.empty(count)
+            source = torch.full((count * world,), rank + 1.0)
+            work = dist.reduce_scatter_tensor(out, source, group=where, async_op=asynchronous)
+            tensor, want = out, world * (world + 1) / 2
+        elif kind == 3:
+            out = torch.empty(count * world)
+            source = torch.full((count * world,), rank + 1.0)
+            work = dist.all_to_all_single(out, source, group=where, async_op=asynchronous)
+            tensor, want = out[:count], 1.0
+        else:
+            work = dist.all_reduce(tensor, group=where, async_op=asynchronous)
+            want = world * (world + 1) / 2
+        works.append((work if asynchronous else None, tensor, want))
+        if len(works) >= 8:
+            for waiting, result, value in works:
+                if waiting is not None:
+                    waiting.wait()
+                wrong += int(not bool((result == value).all()))
+            works.clear()
+    for waiting, result, value in works:
+        if waiting is not None:
+            waiting.wait()
+        wrong += int(not bool((result == value).all()))
+    return {"memory": resident() - first, "wrong": wrong}
+
+
+def until_the_server_is_lost(rank, world):
+    context = zygote.context
+    context.init(timeout_s=30)
+    tensor = torch.ones(2_000_000)
+    dist.all_reduce(tensor)
+    if context.store.add("ready", 1) == world:
+        context.store.set("all are ready", "1")
+    context.store.wait(["all are ready"])
+    if rank == 0:
+        with open(os.environ["FAULTS_READY"] + ".part", "w") as file:
+            file.write("ready")
+        os.rename(os.environ["FAULTS_READY"] + ".part", os.environ["FAULTS_READY"])
+    try:
+        for _ in range(10_000):
+            dist.all_reduce(tensor.fill_(1))
+        text = None
+    except Exception as error:
+        text = str(error)
+    at = time.monotonic()
+    dist.destroy_process_group()
+    return {"text": text, "at": at}

@@ -1,0 +1,737 @@
+"""The fault suite: each fault on real processes, what happened as a table.
+
+    scripts/faults                         every fault once or a few times, and gloo beside it
+    scripts/faults --only "kill*" --runs 10
+    scripts/faults --long                  100 kills, 100 re-inits, minutes of packet loss
+    scripts/faults --list
+
+Writes faults.json and faults.md into --out (default build/faults), prints the table, and ends with 1 when a bar is
+missed. tests/faults/test_faults.py runs the same functions.
+"""
+
+import argparse
+import contextlib
+import fnmatch
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+for folder in [HERE, os.path.join(ROOT, "tests", "multiprocess"), os.path.join(ROOT, "scripts")]:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+import harness  # noqa: E402
+import hosts as lab  # noqa: E402
+import ranks  # noqa: E402
+
+# The machine that runs the tests has other work too: beyond this much over its bar a time is wrong.
+SLACK_S = 2.0 * harness.TIME_SCALE
+
+
+class Skip(Exception):
+    pass
+
+
+@dataclass
+class Row:
+    fault: str
+    backend: str
+    runs: int = 0
+    detected_s: list = field(default_factory=list)  # one per rank that noticed and run
+    culprit: str = "-"
+    left: str = "-"
+    note: str = ""
+    bad: list = field(default_factory=list)  # bars that were missed, as sentences
+    skipped: str = ""
+
+    def expect(self, condition, sentence):
+        if not condition:
+            self.bad.append(sentence)
+
+    @property
+    def detection(self):
+        if not self.detected_s:
+            return "-"
+        median, worst = statistics.median(self.detected_s), max(self.detected_s)
+        return f"{median:.2f} s" if worst - median < 0.005 else f"{median:.2f} s, at most {worst:.2f} s"
+
+
+def named(text):
+    """The ranks that a message blames: the first that it names after its own sender and operation, and missing ones."""
+    if not text:
+        return []
+    body = re.sub(r"hybridps\[rank \d+/\d+[^\]]*\]:", "", text)
+    body = body.split("failed after", 1)[-1]
+    missing = re.search(r"missing:? (?:ranks? )?\[([\d, ]+)\]", body)
+    if missing:
+        return [int(rank) for rank in missing[1].split(",")]
+    first = re.search(r"\branks? \[?(\d+)", body)
+    return [int(first[1])] if first else []
+
+
+def names_count(results, culprit):
+    """How many of these messages blame `culprit`, out of how many."""
+    texts = [result["text"] for result in results]
+    return sum(named(text) == [culprit] for text in texts), len(texts)
+
+
+def leftovers(results):
+    threads = max((result.get("threads", 0) for result in results), default=0)
+    descriptors = max((result.get("descriptors", 0) for result in results), default=0)
+    parts = [f"{n} {what}" for n, what in [(threads, "threads"), (descriptors, "descriptors")] if n > 0]
+    return ", ".join(parts) or "nothing"
+
+
+def launch(function, nodes, backend, **options):
+    options.setdefault("init", False)
+    options.setdefault("destroy", False)
+    env = dict(options.pop("env", None) or {})
+    return harness.run_ranks(function, nodes, backend=backend, env=env, **options)
+
+
+def gloo_timeout(backend, seconds):
+    """gloo notices many faults by its timeout alone: ten seconds, so that its rows end."""
+    return seconds if backend == "hybridps" else 10
+
+
+# ------------------------------------------------------------------------------------------------ hosts of their own
+
+
+@contextlib.contextmanager
+def namespaces(count):
+    try:
+        made = lab.Hosts([f"h{index}" for index in range(count)])
+    except (lab.Failed, OSError, subprocess.SubprocessError) as error:
+        raise Skip(f"no network namespaces here: {error}") from None
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def host_map(made):
+    return {index: (made.holders[name].pid, made.address[name]) for index, name in enumerate(made.names)}
+
+
+def on_hosts(made, function, backend, args, **options):
+    env = {"HYBRIDPS_INTERFACE": lab.INTERFACE, "GLOO_SOCKET_IFNAME": lab.INTERFACE}
+    nodes = "+".join("1" for _ in made.names)
+    # The Store is a file: what happens to the links does not happen to it.
+    return launch(function, nodes, backend, args=args, env=env, store="file", **options)
+
+
+# ----------------------------------------------------------------------------------------------------------- faults
+
+
+def judge_strikes(row, launches, victim, limit_s, reason=None):
+    hits = total = 0
+    seen = []
+    for results in launches:
+        survivors = [result for rank, result in enumerate(results) if rank != victim and result]
+        hit, count = names_count(survivors, victim)
+        hits, total = hits + hit, total + count
+        seen += survivors
+        for result in survivors:
+            row.detected_s.append(result["detected"])
+            if row.backend == "hybridps" and named(result["text"]) != [victim]:
+                row.bad.append(f"rank {victim} is to blame, but a rank said: {result['text']}")
+    row.runs += len(launches)
+    row.culprit = f"{hits} of {total}"
+    row.left = leftovers(seen)
+    if row.backend == "hybridps":
+        row.expect(max(row.detected_s, default=99) <= limit_s + SLACK_S, f"seen within {limit_s} s: {row.detection}")
+        row.expect(all(not result["destroy_error"] for result in seen), "destroy_process_group after it")
+        row.expect(
+            all(result["destroyed"] <= 2 + SLACK_S for result in seen),
+            f"destroy_process_group within 2 s: {max(result['destroyed'] for result in seen):.1f} s",
+        )
+        row.expect(all(result.get("again", True) for result in seen), "the survivors work on in a group of their own")
+        row.expect(row.left == "nothing", f"nothing left behind: {row.left}")
+    return row
+
+
+def kill(backend, runs, nodes, victim, children=False):
+    row = Row("", backend)
+    launches = []
+    for _ in range(runs):
+        results = launch(
+            ranks.struck,
+            nodes,
+            backend,
+            args=("kill", victim, gloo_timeout(backend, 60)),
+            kwargs={"children": children},
+            expected_exits={victim: -9},
+            timeout=120,
+            check=backend == "hybridps",
+        )
+        launches.append(results)
+    judge_strikes(row, launches, victim, limit_s=1.0)
+    return row
+
+
+def stop(backend, runs, nodes, victim):
+    row = Row("", backend)
+    seconds = 8 if backend == "hybridps" else 15
+    launches = [
+        launch(
+            ranks.struck,
+            nodes,
+            backend,
+            args=("stop", victim, gloo_timeout(backend, 60), seconds),
+            timeout=120,
+            check=backend == "hybridps",
+        )
+        for _ in range(runs)
+    ]
+    return judge_strikes(row, launches, victim, limit_s=6.0)
+
+
+def stop_briefly(backend, runs):
+    row = Row("", backend, runs=runs, culprit="no error")
+    for _ in range(runs):
+        results = launch(ranks.stopped_for_a_moment, "2+2", backend, args=(3.0,), init=True, destroy=True)
+        row.note = f"the longest operation took {max(result['slowest'] for result in results):.1f} s"
+    return row
+
+
+def link(backend, runs, how):
+    row = Row("", backend)
+    victim, launches = 2, []
+    for _ in range(runs):
+        with namespaces(3) as made:
+            args = (how, victim, gloo_timeout(backend, 60), 0.0, False, host_map(made))
+            launches.append(on_hosts(made, ranks.struck, backend, args, timeout=120, check=backend == "hybridps"))
+    judge_strikes(row, launches, victim, limit_s=6.0)
+    if backend == "hybridps":
+        for results in launches:
+            alone = results[victim]
+            row.expect(
+                alone["text"] is not None and named(alone["text"]) not in ([], [victim]),
+                f"the one cut off names another: {alone['text']}",
+            )
+            row.expect(alone["detected"] <= 6 + SLACK_S, f"the one cut off sees it in {alone['detected']:.1f} s")
+        row.note = f"the rank cut off: {max(results[victim]['detected'] for results in launches):.2f} s"
+    return row
+
+
+def loss(backend, runs, percent, seconds):
+    row = Row("", backend, runs=runs, culprit="no error")
+    if not shutil.which("nft"):
+        raise Skip("nft (package nftables) is not installed")
+    rates = []
+    for _ in range(runs):
+        with namespaces(3) as made:
+            for name in made.names:
+                try:
+                    made.enter(name, "nft", "add table ip faults")
+                    made.enter(name, "nft", "add chain ip faults in { type filter hook input priority 0; }")
+                    rule = f'add rule ip faults in iifname "{lab.INTERFACE}" numgen random mod 100 < {percent} drop'
+                    made.enter(name, "nft", rule)
+                except lab.Failed as error:
+                    raise Skip(f"this kernel cannot drop packets by chance: {error}") from None
+            results = on_hosts(made, ranks.lossy, backend, (seconds, host_map(made)), timeout=180 + seconds)
+            rates.append(statistics.median(result["mbit"] for result in results))
+    row.note = f"{statistics.median(rates):.0f} Mbit/s of fp32 reduced, every result right"
+    return row
+
+
+def mismatch(backend, runs, what):
+    row = Row("", backend, runs=runs)
+    told = 0
+    for _ in range(runs):
+        results = launch(ranks.disagree, "2+1", backend, args=(what,), timeout=60, check=backend == "hybridps")
+        for result in results:
+            if not result:
+                continue
+            told += result["text"] is not None
+            row.detected_s.append(result["detected"])
+            if backend != "hybridps":
+                continue
+            row.expect(result["text"] is not None, f"{what}: a rank saw no error")
+            text = result["text"] or ""
+            row.expect(text.count("rank") >= 2 and "called" in text, f"{what}: both calls are in it: {text}")
+    row.culprit = f"{told} of {3 * runs} ranks are told"
+    if backend == "hybridps":
+        row.expect(max(row.detected_s) <= 1 + SLACK_S, f"within 1 s: {row.detection}")
+    return row
+
+
+def timeouts(backend, runs, timeout_s):
+    row = Row("", backend, runs=runs)
+    hits = total = 0
+    for _ in range(runs):
+        results = launch(ranks.deadline, "2+1", backend, args=(timeout_s,), check=backend == "hybridps")
+        noticed = [result for result in results[:-1] if result]
+        row.detected_s += [result["detected"] for result in noticed]
+        hit, count = names_count(noticed, 2)
+        hits, total = hits + hit, total + count
+    row.culprit = f"{hits} of {total}"
+    if backend == "hybridps":
+        row.expect(hits == total, f"rank 2 is named: {[result['text'] for result in noticed]}")
+        row.expect(min(row.detected_s) >= timeout_s - 0.001, f"not before {timeout_s} s: {min(row.detected_s):.3f}")
+        late = max(0.1, timeout_s / 100) + SLACK_S
+        row.expect(max(row.detected_s) <= timeout_s + late, f"soon after {timeout_s} s: {row.detection}")
+        row.note = (
+            f"{1e3 * (min(row.detected_s) - timeout_s):.0f} to {1e3 * (max(row.detected_s) - timeout_s):.0f} ms late"
+        )
+    return row
+
+
+def missing_rank(backend, runs, missing):
+    row = Row("", backend, runs=runs)
+    hits = total = 0
+    for _ in range(runs):
+        results = launch(ranks.absent, "2+1", backend, args=(missing, 3.0), check=backend == "hybridps")
+        noticed = [result for rank, result in enumerate(results) if rank != missing and result]
+        row.detected_s += [result["detected"] for result in noticed]
+        hits += sum(f"rank {missing}" in (r["text"] or "") or f"[{missing}]" in (r["text"] or "") for r in noticed)
+        total += len(noticed)
+    row.culprit = f"{hits} of {total}"
+    row.note = "timeout 3 s"
+    if backend == "hybridps":
+        row.expect(hits == total, f"rank {missing} is named: {[result['text'] for result in noticed]}")
+        row.expect(max(row.detected_s) <= 3.1 + SLACK_S, f"at the timeout: {row.detection}")
+    return row
+
+
+def late_rank(backend, runs):
+    row = Row("", backend, runs=runs, culprit="no error")
+    for _ in range(runs):
+        results = launch(ranks.absent, "2+1", backend, args=(2, 20.0, 3.0), destroy=True)
+        row.expect(all(result["text"] is None for result in results), f"no error: {[r['text'] for r in results]}")
+    return row
+
+
+def version(backend, runs):
+    if backend != "hybridps":
+        raise Skip("gloo's addresses carry no version")
+    row = Row("", backend, runs=runs)
+    for _ in range(runs):
+        result = launch(ranks.other_version, "1+1", backend, timeout=60)[0]
+        row.detected_s.append(result["detected"])
+        text = result["text"] or ""
+        row.expect("rank 1" in text and "protocol" in text, f"says which rank speaks what: {text}")
+    row.culprit = "rank 1, its version and ours"
+    row.expect(max(row.detected_s) <= 2 + SLACK_S, f"at once: {row.detection}")
+    return row
+
+
+def wrong_token(backend, runs):
+    import test_dedicated
+
+    if backend != "hybridps":
+        raise Skip("gloo has no tokens")
+    row = Row("", backend, runs=runs, culprit="the server, and its token")
+    for _ in range(runs):
+        with test_dedicated.servers(1) as running:
+            env = test_dedicated.settings(running, HYBRIDPS_SERVERS_REQUIRED="1", HYBRIDPS_TOKEN="wrong")
+            results = launch(test_dedicated.refused, "1+1+1", backend, args=("another token",), env=env)
+            row.detected_s.append(max(report.returned_at_s for report in results.reports))
+            log = running[0].stop()
+            row.expect(test_dedicated.TOKEN not in log and "wrong" not in log, f"the log shows no token: {log}")
+    row.note = "from the start of the ranks"
+    row.left = "nothing"
+    return row
+
+
+def kill_server(backend, runs):
+    import test_dedicated
+
+    if backend != "hybridps":
+        raise Skip("gloo has no servers")
+    row = Row("", backend, runs=runs)
+    hits = total = 0
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as folder, test_dedicated.servers(2) as running:
+            ready = os.path.join(folder, "ready")
+            victim, struck = running[1].process, []
+
+            def strike(path=ready, process=victim, at=struck):
+                end = time.monotonic() + 60
+                while not os.path.exists(path) and time.monotonic() < end:
+                    time.sleep(0.01)
+                time.sleep(0.3)
+                at.append(time.monotonic())
+                process.send_signal(signal.SIGKILL)
+
+            striker = threading.Thread(target=strike)
+            striker.start()
+            try:
+                env = test_dedicated.settings(running, FAULTS_READY=ready)
+                results = launch(ranks.until_the_server_is_lost, "1+1+1", backend, env=env)
+            finally:
+                striker.join()
+                victim.wait(20)
+            for result in results:
+                row.detected_s.append(result["at"] - struck[0])
+                total += 1
+                hits += "server" in (result["text"] or "")
+                row.expect("server" in (result["text"] or ""), f"the server is named: {result['text']}")
+    row.culprit = f"{hits} of {total}"
+    row.left = "nothing"
+    row.expect(max(row.detected_s) <= 1 + SLACK_S, f"within 1 s: {row.detection}")
+    return row
+
+
+class Strangers:
+    """Opens `rate` connections a second to `targets`, says something random, hangs up, or stays among the last 50."""
+
+    def __init__(self, rate=1000):
+        self.rate, self.opened, self.refused = rate, 0, 0
+        self.targets = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self):
+        self._thread.start()
+
+    def _run(self):
+        kept, begin = [], None
+        while not self._stop.is_set():
+            if not self.targets:
+                time.sleep(0.01)
+                continue
+            begin = begin or time.monotonic()
+            if self.opened + self.refused >= (time.monotonic() - begin) * self.rate:
+                time.sleep(0.001)
+                continue
+            try:
+                stranger = socket.create_connection(self.targets[self.opened % len(self.targets)], timeout=0.5)
+                with contextlib.suppress(OSError):
+                    stranger.send(os.urandom(1 + self.opened % 80))
+                self.opened += 1
+                kept.append(stranger)
+            except OSError:
+                self.refused += 1
+            if len(kept) > 50:
+                kept.pop(self.opened % 50).close()
+        for stranger in kept:
+            stranger.close()
+
+    def stop(self):
+        self._stop.set()
+        self._thread.join()
+
+
+def junk_at_ranks(backend, runs, seconds):
+    """At the ports that the ranks' own libraries have open: UCX's, or gloo's."""
+    row = Row("", backend, runs=runs, culprit="no error")
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as folder:
+            strangers = Strangers()
+
+            def find(path=folder, who=strangers):
+                end = time.monotonic() + 60
+                names = [os.path.join(path, f"{rank}.ports") for rank in range(3)]
+                while not all(os.path.exists(name) for name in names):
+                    if time.monotonic() > end:
+                        return
+                    time.sleep(0.02)
+                found = []
+                for name in names:
+                    with open(name) as file:
+                        found += [(line.split()[0], int(line.split()[1])) for line in file.read().splitlines()]
+                who.targets = found
+
+            finder = threading.Thread(target=find)
+            finder.start()
+            strangers.start()
+            try:
+                results = launch(
+                    ranks.under_junk,
+                    "1+1+1",
+                    backend,
+                    args=(seconds, folder),
+                    init=True,
+                    destroy=True,
+                    timeout=60 + seconds,
+                    check=backend == "hybridps",
+                )
+            finally:
+                finder.join()
+                strangers.stop()
+        survived = [result for result in results if result]
+        if len(survived) < 3:
+            row.culprit = "the job fails: " + " ".join((results.failure or "").split())[-160:]
+            continue
+        most = max(result["descriptors_most"] for result in survived)
+        memory = max(result["memory"] for result in survived)
+        row.note = (
+            f"{strangers.opened} connections, {strangers.refused} refused; {survived[0]['rounds']} operations, all "
+            f"right, the longest {max(result['slowest'] for result in survived) * 1e3:.0f} ms; "
+            f"a rank held at most {most} descriptors and {memory / 2**20:.1f} MiB more"
+        )
+        row.left = leftovers(survived)
+        if backend == "hybridps":
+            row.expect(strangers.opened > 100 * seconds, f"strangers came: {strangers.opened}")
+            bound = {address for result in survived for address, _ in result["ports"]}
+            row.expect(bound <= {"127.0.0.1"}, f"only the chosen interface is bound: {bound}")
+    return row
+
+
+def junk_at_the_door(backend, runs, seconds):
+    import test_dedicated
+
+    if backend != "hybridps":
+        raise Skip("gloo has no servers")
+    row = Row("", backend, runs=runs, culprit="no error")
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as folder, test_dedicated.servers(1) as running:
+            pid = running[0].process.pid
+
+            def usage(of=pid):
+                with open(f"/proc/{of}/statm") as file:
+                    return int(file.read().split()[1]) * 4096, len(os.listdir(f"/proc/{of}/fd"))
+
+            address, port = running[0].address.split(":")
+            strangers = Strangers()
+            seen = []
+            watch = threading.Event()
+
+            def knock(path=folder, who=strangers, at=(address, int(port)), samples=seen, until=watch, ask=usage):
+                end = time.monotonic() + 60
+                while not os.path.exists(os.path.join(path, "0.ports")) and time.monotonic() < end:
+                    time.sleep(0.02)
+                samples.append(ask())
+                who.targets = [at]
+                while not until.wait(0.05):
+                    samples.append(ask())
+
+            watcher = threading.Thread(target=knock)
+            watcher.start()
+            strangers.start()
+            try:
+                env = test_dedicated.settings(running)
+                results = launch(
+                    ranks.under_junk, "1+1+1", backend, args=(seconds, folder), env=env, init=True, destroy=True
+                )
+            finally:
+                watch.set()
+                watcher.join()
+                strangers.stop()
+            # A job of its own finds the door open while strangers are still in it.
+            launch(test_dedicated.plain, "1+1+1", backend, env=env, init=True, destroy=True)
+            memory, descriptors = (max(sample[i] - seen[0][i] for sample in seen) for i in (0, 1))
+            row.note = (
+                f"{strangers.opened} connections, {strangers.refused} refused; {results[0]['rounds']} operations, all "
+                f"right; the server held at most {descriptors} descriptors and {memory / 1024:.0f} KiB more"
+            )
+            row.expect(strangers.opened > 100 * seconds, f"strangers came: {strangers.opened}")
+            row.expect(descriptors <= 64 + 8, f"at most 64 strangers at a time: {descriptors} descriptors more")
+            # The job's own messages are in it too.
+            row.expect(memory <= 4 << 20, f"memory of the server grew by {memory >> 10} KiB")
+            row.left = "nothing"
+            running[0].stop()
+    return row
+
+
+def limit(backend, runs, what):
+    if what.startswith("shm") and os.geteuid() != 0:
+        raise Skip("mounting another /dev/shm needs root")
+    row = Row("", backend, runs=runs, culprit="no error")
+    for _ in range(runs):
+        results = launch(ranks.limited, "2+1", backend, args=(what,), timeout=60, check=backend == "hybridps")
+        texts = {result["text"] for result in results if result}
+        failed = [text for text in texts if text]
+        if failed:
+            row.culprit = "; ".join(" ".join(text.split())[:100] for text in failed)
+        if backend != "hybridps":
+            continue
+        for result in results:
+            row.expect(result["detected"] <= 10 + SLACK_S, f"soon: {result['detected']:.1f} s")
+        if what == "nofile":
+            row.expect(
+                all("descriptor" in text or "open files" in text for text in failed), f"says what is missing: {failed}"
+            )
+        else:
+            row.expect(not failed, f"works all the same: {failed}")
+    return row
+
+
+def fork(backend, runs):
+    import test_lifecycle
+
+    row = Row("", backend, runs=runs, culprit="the call says so")
+    if backend != "hybridps":
+        raise Skip(harness.GLOO_LACKS["forked_child"])
+    for _ in range(runs):
+        launch(test_lifecycle.forked_child, "2+1", backend, init=True, destroy=True)
+    row.left = "nothing"
+    row.note = "a collective in a forked child is an error at once, the parent goes on"
+    return row
+
+
+def reinit(backend, runs, times):
+    row = Row("", backend, runs=runs, culprit="no error")
+    for _ in range(runs):
+        results = launch(ranks.again_and_again, "2+1", backend, args=(times,), timeout=60 + 2 * times)
+        memory = max(result["memory"] for result in results)
+        row.left = leftovers(results)
+        row.note = f"{times} times; memory {memory / 2**20:+.1f} MiB after the first {min(10, times // 2)}"
+        if backend == "hybridps":
+            row.expect(row.left == "nothing", f"nothing left behind: {row.left}")
+            row.expect(memory <= (2 << 20) + times * 20_000, f"memory is flat: {memory >> 10} KiB")
+    return row
+
+
+def soak(backend, runs, operations):
+    row = Row("", backend, runs=runs, culprit="no error")
+    for _ in range(runs):
+        results = launch(
+            ranks.soak, "2+1", backend, args=(operations,), init=True, destroy=True, timeout=120 + operations / 50
+        )
+        memory = max(result["memory"] for result in results)
+        wrong = sum(result["wrong"] for result in results)
+        row.note = (
+            f"{operations} operations, {wrong} wrong results; memory {memory / 2**20:+.1f} MiB after the first quarter"
+        )
+        if backend == "hybridps":
+            row.expect(wrong == 0, f"{wrong} wrong results")
+            row.expect(memory <= 4 << 20, f"memory grew by {memory / 2**20:.1f} MiB")
+    return row
+
+
+@dataclass
+class Fault:
+    run: object
+    options: dict = field(default_factory=dict)
+    long_options: dict = field(default_factory=dict)
+    long_runs: int = 5
+    in_default_tests: bool = False
+    gloo: bool = True
+
+
+FAULTS = {
+    "kill -9 of a rank, four nodes": Fault(
+        kill, {"nodes": "1+1+1+1", "victim": 0}, long_runs=100, in_default_tests=True
+    ),
+    "kill -9 of a rank, one node": Fault(kill, {"nodes": "4", "victim": 2}, long_runs=100, in_default_tests=True),
+    "kill -9 of a rank, 2+2": Fault(kill, {"nodes": "2+2", "victim": 3}, long_runs=20, in_default_tests=True),
+    "kill -9 of a rank with DataLoader children, across": Fault(
+        kill, {"nodes": "1+1+1", "victim": 1, "children": True}, long_runs=10, in_default_tests=True
+    ),
+    "kill -9 of a rank with DataLoader children, inside": Fault(
+        kill, {"nodes": "3", "victim": 1, "children": True}, long_runs=10
+    ),
+    "kill -9 of a dedicated server": Fault(kill_server, long_runs=10, in_default_tests=True, gloo=False),
+    "SIGSTOP for 3 s": Fault(stop_briefly, in_default_tests=True),
+    "SIGSTOP for 8 s, across": Fault(stop, {"nodes": "1+1+1", "victim": 2}, in_default_tests=True),
+    "SIGSTOP for 8 s, inside": Fault(stop, {"nodes": "3", "victim": 0}),
+    "link down": Fault(link, {"how": "link down"}),
+    "link cut, carrier stays": Fault(link, {"how": "link cut"}),
+    "1 % of packets lost": Fault(loss, {"percent": 1, "seconds": 5}, {"seconds": 120}, long_runs=1),
+    "5 % of packets lost": Fault(loss, {"percent": 5, "seconds": 5}, {"seconds": 60}, long_runs=1),
+    "another shape": Fault(mismatch, {"what": "shape"}),
+    "another dtype": Fault(mismatch, {"what": "dtype"}),
+    "another reduction": Fault(mismatch, {"what": "operation"}),
+    "another root": Fault(mismatch, {"what": "root"}),
+    "another order": Fault(mismatch, {"what": "order"}, in_default_tests=True),
+    "a call skipped, timeout 1 s": Fault(timeouts, {"timeout_s": 1}, in_default_tests=True),
+    "a call skipped, timeout 5 s": Fault(timeouts, {"timeout_s": 5}),
+    "a call skipped, timeout 30 s": Fault(timeouts, {"timeout_s": 30}, long_runs=1, gloo=False),
+    "a rank never starts": Fault(missing_rank, {"missing": 2}),
+    "rank 0 never starts": Fault(missing_rank, {"missing": 0}),
+    "a rank starts 3 s late": Fault(late_rank),
+    "another protocol version": Fault(version, in_default_tests=True, gloo=False),
+    "a wrong token": Fault(wrong_token, gloo=False),
+    "junk at a server's door, 1,000/s": Fault(
+        junk_at_the_door, {"seconds": 3}, {"seconds": 60}, long_runs=1, in_default_tests=True, gloo=False
+    ),
+    "junk at the ranks' ports, 1,000/s": Fault(
+        junk_at_ranks, {"seconds": 3}, {"seconds": 60}, long_runs=1, in_default_tests=True
+    ),
+    "/dev/shm of 1 MiB": Fault(limit, {"what": "shm 1m"}),
+    "/dev/shm of 64 MiB": Fault(limit, {"what": "shm 64m"}),
+    "RLIMIT_MEMLOCK of 64 KiB": Fault(limit, {"what": "memlock"}),
+    "RLIMIT_NOFILE: 6 free": Fault(limit, {"what": "nofile"}, in_default_tests=True),
+    "a collective in a forked child": Fault(fork, gloo=False),
+    "destroy and init again": Fault(reinit, {"times": 30}, {"times": 100}, long_runs=1),
+    "soak": Fault(soak, {"operations": 10_000}, long_runs=5),
+}
+
+
+def run(name, backend, runs=1, long=False):
+    """One row. A launch that fails in a way that the fault does not excuse is a bar missed, too."""
+    fault = FAULTS[name]
+    options = {**fault.options, **(fault.long_options if long else {})}
+    try:
+        row = fault.run(backend, runs, **options)
+    except Skip as skip:
+        row = Row("", backend, skipped=str(skip))
+    except harness.RanksFailed as failed:
+        row = Row("", backend, runs=runs, bad=[str(failed)])
+    row.fault = name
+    return row
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+
+def markdown(rows):
+    lines = ["| fault | backend | runs | seen after | culprit named | left behind | |", "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        if row.skipped:
+            lines.append(f"| {row.fault} | {row.backend} | 0 | | | | skipped: {row.skipped} |")
+            continue
+        note = row.note + ("; " if row.note and row.bad else "") + ("**bar missed**" if row.bad else "")
+        lines.append(
+            f"| {row.fault} | {row.backend} | {row.runs} | {row.detection} | {row.culprit} | {row.left} | {note} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        prog="scripts/faults", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", action="append", help="names or patterns; may be repeated")
+    parser.add_argument("--runs", type=int, help="how often each fault happens")
+    parser.add_argument("--long", action="store_true", help="the numbers of the long mode (an hour)")
+    parser.add_argument("--no-gloo", action="store_true", help="hybridps alone")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--out", default=os.path.join(ROOT, "build", "faults"))
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(FAULTS))
+        return 0
+    chosen = [name for name in FAULTS if not arguments.only or any(fnmatch.fnmatch(name, p) for p in arguments.only)]
+    if not chosen:
+        parser.error("no fault has such a name; see --list")
+    rows = []
+    for name in chosen:
+        for backend in ["hybridps"] + (["gloo"] if FAULTS[name].gloo and not arguments.no_gloo else []):
+            runs = arguments.runs or (FAULTS[name].long_runs if arguments.long else 1)
+            start = time.monotonic()
+            row = run(name, backend, runs if backend == "hybridps" else 1, arguments.long)
+            rows.append(row)
+            said = (
+                f"skipped: {row.skipped}" if row.skipped else f"{row.detection}; {row.culprit}; {row.left}; {row.note}"
+            )
+            print(f"{name} [{backend}, {time.monotonic() - start:.0f} s]: {said}", flush=True)
+            for sentence in row.bad:
+                print("    bar missed: " + sentence.replace("\n", "\n    "), flush=True)
+    os.makedirs(arguments.out, exist_ok=True)
+    with open(os.path.join(arguments.out, "faults.json"), "w") as file:
+        machine = {"cores": os.cpu_count(), "kernel": platform.release()}
+        json.dump({"machine": machine, "rows": [asdict(row) for row in rows]}, file, indent=1)
+    with open(os.path.join(arguments.out, "faults.md"), "w") as file:
+        file.write(markdown(rows))
+    print("\n" + markdown(rows))
+    return 1 if any(row.bad for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

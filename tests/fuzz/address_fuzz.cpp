@@ -1,0 +1,29 @@
+// The addresses in records, of UCX and of shared memory: only what was packed comes out.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+
+#include "hybridps/intranode/shm/handshake.h"
+#include "hybridps/transport/ucx/ucx_address.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace hybridps::transport;
+  const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(data), size);
+  if (const auto inside = unwrap_ucx_address(bytes); inside.is_ok()) {
+    const auto again = wrap_ucx_address(inside.value());
+    if (!std::equal(again.begin(), again.end(), bytes.begin(), bytes.end())) std::abort();
+  }
+  if (size >= kUcxAddressBytesMin && size <= kUcxAddressBytesMax) {
+    const auto wrapped = wrap_ucx_address(bytes);
+    const auto inside = unwrap_ucx_address(wrapped);
+    if (!inside.is_ok() || !std::equal(inside.value().begin(), inside.value().end(), bytes.begin(), bytes.end()))
+      std::abort();
+  }
+  if (const auto shm = hybridps::intranode::shm::decode(bytes); shm.has_value()) {
+    const auto again = hybridps::intranode::shm::encode(*shm);
+    if (!std::equal(again.begin(), again.end(), bytes.begin(), bytes.end())) std::abort();
+  }
+  return 0;
+}

@@ -1,0 +1,22 @@
+// What a job asks of a dedicated server and what it answers: what decodes must encode and decode to the same again.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+#include "hybridps/engine/dedicated_client.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace hybridps;
+  const bootstrap::Bytes bytes(data, data + size);
+  if (const auto request = engine::decode_request(bytes); request.is_ok()) {
+    const auto again = engine::decode_request(engine::encode(request.value()));
+    if (!again.is_ok() || again.value().kind != request.value().kind || again.value().uid != request.value().uid ||
+        again.value().group_name != request.value().group_name || !(again.value().roster == request.value().roster))
+      std::abort();
+  }
+  if (const auto records = engine::decode_records(bytes); records.is_ok()) {
+    const auto again = engine::decode_records(engine::encode_records(records.value()));
+    if (!again.is_ok() || !(again.value() == records.value())) std::abort();
+  }
+  return 0;
+}

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@ struct ClusterOptions {
   std::size_t eager_bytes = 4096;
   std::uint32_t grant_chunks = 2;
   std::uint64_t tiny_bytes = 256;
+  double heartbeat_seconds = 1000;
+  double dead_seconds = 5000;
   /// Extra bytes of pool beyond the minimum.
   std::size_t pool_extra_bytes = 0;
   /// Wraps each transport (e.g. with injected faults); identity by default.
@@ -42,7 +45,8 @@ class Cluster {
       o.eager_bytes = options_.eager_bytes;
       o.grant_chunks = options_.grant_chunks;
       o.local_peers = n;
-      o.heartbeat_seconds = 1000;
+      o.heartbeat_seconds = options_.heartbeat_seconds;
+      o.dead_seconds = options_.dead_seconds;
       const auto classes = engine::Runtime::pool_classes(o, options_.pool_extra_bytes);
       const std::size_t bytes = std::max(engine::Runtime::pool_bytes(classes), options_.pool_extra_bytes);
       memories_.push_back(std::make_unique<std::byte[]>(bytes + 64));
@@ -112,12 +116,15 @@ class Cluster {
     for (int idle = 0; idle < idle_rounds_max; ++idle) {
       for (std::size_t i = 0; i < runtimes_.size(); ++i) {
         const auto r = static_cast<std::size_t>(random_() % runtimes_.size());
-        if (runtimes_[r] && runtimes_[r]->progress() > 0) idle = 0;
+        if (runtimes_[r] && stopped_.count(r) == 0 && runtimes_[r]->progress() > 0) idle = 0;
       }
       if (done()) return true;
     }
     return false;
   }
+  /// As if the process had got SIGSTOP, and SIGCONT.
+  void stop(int rank) { stopped_.insert(static_cast<std::size_t>(rank)); }
+  void go_on(int rank) { stopped_.erase(static_cast<std::size_t>(rank)); }
   /// As if the process had died.
   void kill(int rank) {
     data_.kill(id(rank));
@@ -135,6 +142,7 @@ class Cluster {
   std::vector<std::vector<std::byte>> data_addresses_;
   std::vector<std::vector<std::byte>> shm_addresses_;
   std::vector<std::unique_ptr<engine::Runtime>> runtimes_;
+  std::set<std::size_t> stopped_;
   std::uint64_t groups_ = 0;
 };
 

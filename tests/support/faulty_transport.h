@@ -39,6 +39,7 @@ struct Faults {
   double delay = 0;
   std::uint32_t delay_max = 8;   // calls of progress()
   std::uint64_t kill_after = 0;  // messages; 0: never
+  core::EngineId silent_to{};    // what is sent to this peer is dropped
 };
 
 class FaultyTransport final : public transport::Transport, private transport::Receiver {
@@ -176,7 +177,8 @@ class FaultyTransport final : public transport::Transport, private transport::Re
                        (payload_bytes == 0 || (payload && payload_bytes <= payload.capacity_bytes()));
     if (!valid) return endpoint.inner.send(header, payload, payload_bytes, std::move(done));
     ++counts_.sent;
-    const bool drop = chance(faults_.drop);
+    const core::EngineId to = endpoint.inner.peer();
+    const bool drop = chance(faults_.drop) || (to == faults_.silent_to && to != core::EngineId{});
     const bool duplicate = chance(faults_.duplicate);
     const bool delay = chance(faults_.delay);
     const std::uint64_t wait = 1 + random_() % std::max<std::uint64_t>(faults_.delay_max, 1);

@@ -32,18 +32,19 @@ using Options = ProcessGroupHybrid::Options;
 using OptionsPtr = c10::intrusive_ptr<Options>;
 using GroupPtr = c10::intrusive_ptr<ProcessGroupHybrid>;
 
+/// Ctrl-C while waiting for other ranks.
+void poll_signals() {
+  const py::gil_scoped_acquire lock;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 void install_interpreter_lock() {
   pg::install_interpreter_lock({
       .held = [] { return Py_IsInitialized() != 0 && PyGILState_Check() == 1; },
       .release = []() -> void* { return PyEval_SaveThread(); },
       .acquire = [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); },
+      .check_signals = &poll_signals,
   });
-}
-
-/// Ctrl-C while waiting for other ranks.
-void poll_signals() {
-  const py::gil_scoped_acquire lock;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
 OptionsPtr copy_of(const Options& options) { return c10::make_intrusive<Options>(options); }

@@ -575,21 +575,26 @@ void Rendezvous::report_progress(TimePoint now) {
                     std::to_string(std::chrono::duration_cast<seconds>(now - started_at_).count()) + " s: " + text);
 }
 
-void Rendezvous::time_out(TimePoint now) {
+std::string Rendezvous::find_missing() {
   std::string text = waiting_for();
-  if (!is_leader() && own_ack_ == Ack::kNone && !proving_) {
+  if (phase_ == Phase::kPending && !is_leader() && own_ack_ == Ack::kNone && !proving_) {
     // Rank 0 cannot tell us who is absent: look for ourselves.
     std::vector<int> absent;
     for (int rank = 0; rank < std::min(size(), kBatch) && phase_ == Phase::kPending; ++rank) {
       if (rank != self_rank() && !get(record_key(rank))) absent.push_back(rank);
     }
-    if (phase_ != Phase::kPending) return;
-    if (!absent.empty()) {
+    if (phase_ == Phase::kPending && !absent.empty()) {
       text = absent_text(absent);
       if (size() > kBatch) text += " among the first " + std::to_string(kBatch);
       if (!note_.empty()) text += "; " + note_;
     }
   }
+  return text;
+}
+
+void Rendezvous::time_out(TimePoint now) {
+  std::string text = find_missing();
+  if (phase_ != Phase::kPending) return;
   if (const auto bytes = get(key("failed")); phase_ != Phase::kPending) {
     return;
   } else if (const auto failure = believed_failure(bytes, true)) {

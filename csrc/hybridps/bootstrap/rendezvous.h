@@ -91,6 +91,8 @@ class Rendezvous : core::Pinned {
 
   /// "waiting for ranks [2, 3] (none of 2 published a record)".
   std::string waiting_for() const;
+  /// The same, after a look into the store where this member cannot know; may end the rendezvous, if the store fails.
+  std::string find_missing();
 
   static constexpr int kBatch = 64;
   static constexpr core::Duration kForeignGrace = std::chrono::seconds(60);

@@ -95,6 +95,12 @@ std::optional<bool> parse_bool(std::string_view text) {
   return std::nullopt;
 }
 
+std::string format_seconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", seconds);
+  return text;
+}
+
 std::string format_double(double value) {
   char text[40];
   std::snprintf(text, sizeof text, "%.10g", value);

@@ -22,6 +22,8 @@ std::optional<double> parse_double(std::string_view text);
 std::optional<std::int64_t> parse_int(std::string_view text);
 /// 1, 0, true, false, yes, no, on, off, in any case.
 std::optional<bool> parse_bool(std::string_view text);
+/// "5.2 s".
+std::string format_seconds(double seconds);
 /// "1.5", "10", "0.001": no trailing zeros.
 std::string format_double(double value);
 /// "[2, 3]"; at most `count_max` entries, then ", ... 12 more]".

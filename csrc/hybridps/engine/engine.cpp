@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
@@ -40,6 +41,10 @@ using core::Status;
 constexpr std::int64_t kSpinMicroseconds = 50;
 constexpr auto kStayAfterFailure = std::chrono::milliseconds(200);
 constexpr auto kProofTimeout = std::chrono::seconds(10);
+// How long an operation past its deadline waits for the bootstrap thread to look up who is missing.
+constexpr auto kLookFor = std::chrono::milliseconds(80);
+// How long goodbyes are waited for where the last operation of a group has failed: somebody may not be there to say one.
+constexpr auto kLingerAfterFailure = std::chrono::milliseconds(1500);
 
 std::size_t expected_local_peers() {
   if (const char* text = std::getenv("LOCAL_WORLD_SIZE"); text != nullptr) {
@@ -60,13 +65,15 @@ struct GroupCore : core::Pinned {
   bool left = false;  // no more submissions
   std::uint64_t submitted = 0;
   std::vector<int> node_of;
+  std::string waiting_for;  // what the bootstrap thread found when look_wanted was set
+  std::atomic<bool> look_wanted{false};
   std::atomic<std::uint64_t> completed{0};
 
   // In the loop only.
   struct Queued {
     worker::Operation operation;
     std::uint64_t sequence;
-    worker::Completion done;
+    worker::Completion done;  // empty: it ran, the deadline has passed
   };
   worker::GroupState* state = nullptr;
   core::GroupUid uid;
@@ -75,6 +82,7 @@ struct GroupCore : core::Pinned {
   bool goodbye_sent = false;
   bool goodbye_done = false;
   bool closed = false;
+  bool last_failed = false;  // the last operation that is over
 };
 
 // Shared-memory proofs asked for by the bootstrap thread, answered in the loop.
@@ -173,6 +181,7 @@ class EngineImpl final : public Engine, public LoopClient {
   void open(const std::shared_ptr<GroupCore>& group, const bootstrap::Roster& roster);
   void send_goodbye(const std::shared_ptr<GroupCore>& group);
   std::size_t close_finished();
+  std::size_t expire_queued(core::TimePoint now);
   void close(GroupCore& group);
   void write_stats() const;
 
@@ -195,11 +204,13 @@ class EngineImpl final : public Engine, public LoopClient {
   // In the loop only.
   std::vector<std::shared_ptr<GroupCore>> groups_;
   std::vector<std::shared_ptr<ProofRequest>> proofs_;
+  core::TimePoint queued_due_ = core::TimePoint::max();  // the first deadline among queued operations
 
   std::mutex linger_mutex_;
   std::condition_variable linger_changed_;
   std::size_t groups_open_ = 0;     // not closed
   std::size_t groups_staying_ = 0;  // not left
+  bool hurry_ = false;              // a group that waits for goodbyes has failed before
 
   std::mutex bootstrap_mutex_;
   std::condition_variable bootstrap_changed_;
@@ -227,6 +238,7 @@ std::uint64_t GroupImpl::submit(worker::Operation operation, worker::Completion 
   }
   Status refused;
   std::uint64_t sequence = 0;
+  operation.issued_at = core::Clock::now();
   {
     const std::lock_guard lock(core_->mutex);
     if (core_->left)
@@ -476,6 +488,7 @@ EngineStats EngineImpl::stats() const {
 
 std::size_t EngineImpl::round() {
   std::size_t work = close_finished();
+  if (queued_due_ != core::TimePoint::max()) work += expire_queued(core::Clock::now());
   if (!proofs_.empty()) work += answer_proofs();
   return work;
 }
@@ -484,7 +497,10 @@ std::chrono::milliseconds EngineImpl::sleep_at_most() const {
   if (!proofs_.empty()) return std::chrono::milliseconds(5);
   for (const auto& group : groups_)
     if (group->goodbye_done) return std::chrono::milliseconds(20);
-  return std::chrono::milliseconds(100);
+  constexpr std::chrono::milliseconds kUsual(100);
+  if (queued_due_ == core::TimePoint::max()) return kUsual;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(queued_due_ - core::Clock::now());
+  return std::clamp(left, std::chrono::milliseconds(0), kUsual);
 }
 
 void EngineImpl::finish() {
@@ -500,16 +516,20 @@ void EngineImpl::run_submit(const std::shared_ptr<GroupCore>& group, worker::Ope
       const std::lock_guard lock(group->mutex);
       status = group->status;
     }
-    if (status.is_ok() && !group->closed)
+    if (status.is_ok() && !group->closed) {
+      if (operation.timeout.count() > 0)
+        queued_due_ = std::min(queued_due_, core::Deadline::after(operation.timeout, operation.issued_at).point());
       group->queued.push_back({std::move(operation), sequence, std::move(done)});
-    else
+    } else {
       done(worker::Outcome{status.is_ok() ? Status(Code::kClosed, "the group was destroyed") : status, -1});
+    }
     return;
   }
   const bool counted = operation.kind != schedule::Kind::kPointToPoint;
   runtime_->worker().submit(*group->state, std::move(operation), sequence,
                             [group, counted, d = std::move(done)](const worker::Outcome& outcome) mutable {
                               if (counted) group->completed.fetch_add(1);
+                              group->last_failed = !outcome.status.is_ok();
                               d(outcome);
                             });
 }
@@ -521,7 +541,8 @@ void EngineImpl::fail(GroupCore& group, const Status& status) {
     group.status = status;
   }
   group.changed.notify_all();
-  for (auto queued = std::exchange(group.queued, {}); auto& item : queued) item.done(worker::Outcome{status, -1});
+  for (auto queued = std::exchange(group.queued, {}); auto& item : queued)
+    if (item.done) item.done(worker::Outcome{status, -1});
   if (group.state == nullptr && group.goodbye_wanted) group.goodbye_done = true;
 }
 
@@ -557,8 +578,16 @@ void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::
     group->node_of = roster.node_of;
   }
   group->changed.notify_all();
-  for (auto queued = std::exchange(group->queued, {}); auto& item : queued)
-    run_submit(group, std::move(item.operation), item.sequence, std::move(item.done));
+  for (auto queued = std::exchange(group->queued, {}); auto& item : queued) {
+    if (item.done) {
+      run_submit(group, std::move(item.operation), item.sequence, std::move(item.done));
+    } else if (item.operation.kind != schedule::Kind::kPointToPoint) {
+      runtime_->worker().submit_failed(
+          *group->state, std::move(item.operation), item.sequence,
+          Status(Code::kTimeout, "rank " + std::to_string(me) + " gave it up before the group was complete"));
+      group->completed.fetch_add(1);
+    }
+  }
   if (group->goodbye_wanted) send_goodbye(group);
 }
 
@@ -599,6 +628,46 @@ void EngineImpl::close(GroupCore& group) {
   linger_changed_.notify_all();
 }
 
+std::size_t EngineImpl::expire_queued(core::TimePoint now) {
+  if (now < queued_due_) return 0;
+  std::size_t work = 0;
+  queued_due_ = core::TimePoint::max();
+  for (const auto& group : groups_) {
+    bool expired = false;
+    for (auto& item : group->queued) {
+      if (!item.done || item.operation.timeout.count() <= 0) continue;
+      const core::Deadline deadline = core::Deadline::after(item.operation.timeout, item.operation.issued_at);
+      if (!deadline.has_passed(now)) {
+        queued_due_ = std::min(queued_due_, deadline.point());
+        continue;
+      }
+      std::string missing;
+      {
+        const std::lock_guard lock(group->mutex);
+        missing = group->waiting_for;
+      }
+      if (missing.empty() && now < deadline.point() + kLookFor) {
+        group->look_wanted.store(true);
+        queued_due_ = std::min(queued_due_, deadline.point() + kLookFor);
+        continue;
+      }
+      std::string text = "timed out after " + core::format_seconds(core::to_seconds(item.operation.timeout)) +
+                         ", before the group was complete";
+      if (!missing.empty()) text += ": " + missing;
+      expired = true;
+      text += ". What to do: see whether these ranks are alive and make the same group, or pass a longer timeout";
+      ++work;
+      group->last_failed = true;
+      std::exchange(item.done, {})(worker::Outcome{Status(Code::kTimeout, std::move(text)), -1});
+    }
+    if (expired) {  // the next one asks anew
+      const std::lock_guard lock(group->mutex);
+      group->waiting_for.clear();
+    }
+  }
+  return work;
+}
+
 std::size_t EngineImpl::close_finished() {
   std::size_t work = 0;
   for (std::size_t i = 0; i < groups_.size();) {
@@ -625,9 +694,24 @@ void EngineImpl::linger() {
   if (in_forked_child()) return;
   std::unique_lock lock(linger_mutex_);
   if (groups_staying_ > 0) return;
-  const auto deadline = core::Clock::now() + core::from_seconds(config_.linger_seconds);
-  if (linger_changed_.wait_until(lock, deadline, [&] { return groups_open_ == 0; })) return;
-  core::log_info("leaving after ", config_.linger_seconds, " s although not all members have said goodbye");
+  hurry_ = false;
+  lock.unlock();
+  post([this] {
+    const bool failed = std::any_of(groups_.begin(), groups_.end(),
+                                    [](const auto& group) { return group->goodbye_wanted && group->last_failed; });
+    const std::lock_guard inner(linger_mutex_);
+    hurry_ = failed;
+    linger_changed_.notify_all();
+  });
+  lock.lock();
+  const auto start = core::Clock::now();
+  const auto deadline = start + core::from_seconds(config_.linger_seconds);
+  const auto closed = [&] { return groups_open_ == 0; };
+  linger_changed_.wait_until(lock, std::min(deadline, start + kLingerAfterFailure), closed);
+  linger_changed_.wait_until(lock, deadline, [&] { return closed() || hurry_; });
+  if (closed()) return;
+  core::log_info("leaving after ", core::to_seconds(core::Clock::now() - start),
+                 " s although not all members have said goodbye");
   lock.unlock();
   post([this] {
     for (const auto& group : groups_)
@@ -665,7 +749,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.self.eager_bytes = config_.eager_bytes;
   r.self.chunk_bytes = config_.chunk_bytes;
   r.self.nic_gbps = nic_gbps_;
-  r.deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout) : core::Deadline::never();
+  r.deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout, o.since) : core::Deadline::never();
   r.prove = [this, j = joining.get()](const bootstrap::Roster& roster) { return prove(*j, roster); };
   r.progress = [](std::string_view text) { core::log_warn(text); };
   if (o.rank == 0 && o.size > 1 && !servers_.empty()) {
@@ -718,6 +802,14 @@ void EngineImpl::run_bootstrap() {
       Joining& joining = *active[i];
       const bootstrap::Rendezvous::Phase phase = joining.rendezvous->step(core::Clock::now());
       if (phase == bootstrap::Rendezvous::Phase::kPending) {
+        if (joining.group->look_wanted.exchange(false)) {
+          std::string waiting_for = joining.rendezvous->find_missing();
+          {
+            const std::lock_guard lock(joining.group->mutex);
+            joining.group->waiting_for = std::move(waiting_for);
+          }
+          post([this] { queued_due_ = core::Clock::now(); });
+        }
         ++i;
         continue;
       }

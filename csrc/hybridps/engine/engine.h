@@ -13,6 +13,7 @@
 #include <string>
 
 #include "hybridps/bootstrap/key_value.h"
+#include "hybridps/core/clock.h"
 #include "hybridps/core/config.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/status.h"
@@ -27,6 +28,7 @@ struct GroupOptions {
   int size = 1;
   std::shared_ptr<bootstrap::KeyValueStore> store;  // used from the bootstrap thread only
   std::chrono::milliseconds timeout{30 * 60 * 1000};
+  core::TimePoint since = core::Clock::now();  // from which the timeout of the roster counts
 };
 
 struct EngineStats {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "hybridps/core/log.h"
+#include "hybridps/core/text.h"
 
 namespace hybridps::engine {
 namespace {
@@ -21,6 +22,10 @@ constexpr auto kVerdictAnswerWithin = std::chrono::milliseconds(500);
 constexpr auto kKeepUnused = std::chrono::seconds(60);
 // Groups that are over and whose late messages are known as such.
 constexpr std::size_t kClosedKept = 65536;
+constexpr core::TimePoint kNotAsked{};
+// Messages of groups that are not open here yet. Honest peers stay far below it, by their allowances.
+constexpr std::size_t kEarlyMessagesMax = 65536;
+constexpr std::size_t kEarlyBytesMax = std::size_t{256} << 20;
 // Slots per class for messages between nodes, at least.
 constexpr std::size_t kNetSlotsMin = 4;
 
@@ -176,7 +181,7 @@ void Runtime::leave(core::GroupUid uid) {
     group_engines_.erase(engines);
     group_windows_.erase(uid);
   }
-  early_.erase(uid);
+  take_early(uid);
   if (closed_.insert(uid).second) closed_order_.push_back(uid);
   if (closed_order_.size() > kClosedKept) {
     closed_.erase(closed_order_.front());
@@ -194,11 +199,7 @@ worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
     if (const auto found = peers_.find(engine); found != peers_.end() && found->second.dead)
       worker_->fail_group(group, core::Status(core::Code::kPeerDead, found->second.record.where + " is gone"),
                           /*tell=*/false);
-  if (auto early = early_.find(uid); early != early_.end()) {
-    auto messages = std::move(early->second);
-    early_.erase(early);
-    for (auto& [header, payload] : messages) deliver(group, header, std::move(payload));
-  }
+  for (auto messages = take_early(uid); auto& [header, payload] : messages) deliver(group, header, std::move(payload));
   return group;
 }
 
@@ -284,7 +285,7 @@ void Runtime::on_unreachable(core::EngineId peer, core::Status cause) {
   failed_.push_back(Failure{peer, std::move(cause)});
 }
 
-void Runtime::peer_failed(core::EngineId id, core::Status cause) {
+void Runtime::peer_failed(core::EngineId id, core::Status cause, bool silent) {
   const auto found = peers_.find(id);
   if (found == peers_.end() || found->second.dead) return;
   Peer& peer = found->second;
@@ -292,11 +293,22 @@ void Runtime::peer_failed(core::EngineId id, core::Status cause) {
     outbox_->forget(id);
     return;
   }
+  core::log_info("peer ", peer.record.where, " is gone: ", cause.message());
+  // Who stood still for so long was given up: it was the others who broke what breaks now.
+  std::string own_fault;
+  if (stood_still_for_ >= core::from_seconds(options_.dead_seconds) &&
+      core::Clock::now() - stood_still_until_ < core::from_seconds(options_.dead_seconds))
+    own_fault = "stood still for " + core::format_seconds(core::to_seconds(stood_still_for_)) +
+                " (stopped, or without a core to run on)";
+  peer.dead = !silent;  // one that is stopped may live to read why it was given up
+  worker_->on_peer_dead(id, cause, own_fault);
+  dedicated_->on_peer_dead(id, cause);
   peer.dead = true;
   unanswered_verdicts_.erase(id);
-  core::log_info("peer ", peer.record.where, " is gone: ", cause.message());
-  worker_->on_peer_dead(id, cause);
-  dedicated_->on_peer_dead(id, cause);
+  // Nothing waits for what such a peer does not take.
+  for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
+    if (transport::Endpoint* endpoint = transport != nullptr ? transport->find(id) : nullptr; endpoint != nullptr)
+      endpoint->close(cause);
 }
 
 std::size_t Runtime::judge_suspects(core::TimePoint now) {
@@ -312,7 +324,7 @@ std::size_t Runtime::judge_suspects(core::TimePoint now) {
     // A proof of shared memory that failed, with one who claimed to be of this node.
     const auto found = peers_.find(suspect.peer);
     if (suspect.memory && found != peers_.end() && !found->second.record.local) continue;
-    peer_failed(suspect.peer, suspect.cause);
+    peer_failed(suspect.peer, suspect.cause, /*silent=*/false);
   }
   return judged;
 }
@@ -335,6 +347,10 @@ void Runtime::send_control(core::EngineId to, const wire::Header& header, std::s
   const auto found = peers_.find(to);
   if (found == peers_.end() || found->second.dead) return;
   if (header.type == wire::Type::kVerdict) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
+  if ((header.type == wire::Type::kPing || header.type == wire::Type::kProbe) && found->second.asked_at == kNotAsked) {
+    found->second.asked_at = core::Clock::now();
+    next_heartbeat_ = std::min(next_heartbeat_, found->second.asked_at + core::from_seconds(options_.dead_seconds));
+  }
   // A verdict takes a connection that stands already, if there is one: opening one to a peer that may be leaving fails.
   if (found->second.record.local || (header.type == wire::Type::kVerdict && outbox_->is_open(to))) {
     if (text.empty())
@@ -372,7 +388,7 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
   }
   const wire::Header& header = decoded.value();
   if (const auto peer = peers_.find(header.source); peer != peers_.end()) {
-    peer->second.last_answer = core::Clock::now();
+    peer->second.asked_at = kNotAsked;
     switch (header.type) {
       case wire::Type::kCredit:
         outbox_->on_credit(header.source, header.aux, (header.flags & wire::kFlagGranted) != 0);
@@ -385,6 +401,15 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
         return;
       }
       case wire::Type::kPong: unanswered_verdicts_.erase(header.source); return;
+      case wire::Type::kProbe: {
+        // The worker answers for groups that work; that this process lives is an answer in any case.
+        const worker::GroupState* group = worker_->find(header.uid);
+        if (group != nullptr && group->status.is_ok()) break;
+        wire::Header pong;
+        pong.type = wire::Type::kPong;
+        send_control(header.source, pong, {});
+        break;
+      }
       case wire::Type::kVerdict: {
         if ((header.flags & wire::kFlagForwarded) != 0) break;
         wire::Header answer;
@@ -407,8 +432,29 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
     if (peers_.count(header.source) > 0) with_cost(header, std::move(payload)).reset();  // its credit goes back
     return;
   }
-  // Its roster is valid there and not yet here. What waits is bounded by the senders' allowances.
+  keep_early(header, std::move(payload));
+}
+
+// Its roster is valid there and not yet here.
+void Runtime::keep_early(const wire::Header& header, transport::RxPayload payload) {
+  if (early_messages_ >= kEarlyMessagesMax || early_bytes_ + payload.bytes() > kEarlyBytesMax) {
+    if (counters_.bad_messages.fetch_add(1, std::memory_order_relaxed) == 0)
+      core::log_warn("too many messages of groups that this process does not know: they are dropped");
+    return;
+  }
+  ++early_messages_;
+  early_bytes_ += payload.bytes();
   early_[header.uid].emplace_back(header, std::move(payload));
+}
+
+std::vector<std::pair<wire::Header, transport::RxPayload>> Runtime::take_early(core::GroupUid uid) {
+  const auto found = early_.find(uid);
+  if (found == early_.end()) return {};
+  auto messages = std::move(found->second);
+  early_.erase(found);
+  early_messages_ -= messages.size();
+  for (const auto& [header, payload] : messages) early_bytes_ -= payload.bytes();
+  return messages;
 }
 
 flow::Delivery Runtime::with_cost(const wire::Header& header, transport::RxPayload payload) {
@@ -430,40 +476,59 @@ void Runtime::deliver(worker::GroupState& group, const wire::Header& header, tra
 }
 
 void Runtime::choose_watched() {
-  // In every group each engine watches its successor: together the members cover everyone.
+  // In every group each engine watches its successor: of ranks that fall silent one at least has a watcher that has
+  // not. Beyond these, probe() asks whoever an operation waits for.
   for (auto& [id, peer] : peers_) peer.watched = false;
   for (const auto& [uid, engines] : group_engines_) {
     const auto self = std::find(engines.begin(), engines.end(), options_.self);
     if (self == engines.end() || engines.size() < 2) continue;
     const std::size_t next = (static_cast<std::size_t>(self - engines.begin()) + 1) % engines.size();
-    if (auto found = peers_.find(engines[next]); found != peers_.end()) {
-      if (!found->second.watched) found->second.last_answer = core::Clock::now();
-      found->second.watched = true;
-    }
+    if (auto found = peers_.find(engines[next]); found != peers_.end()) found->second.watched = true;
   }
 }
 
 void Runtime::heartbeat(core::TimePoint now) {
   if (now < next_heartbeat_) return;
-  const core::Duration interval = core::from_seconds(options_.heartbeat_seconds);
-  // If this thread itself stood still (a stopped process), silence proves nothing: start counting again.
-  const bool stood_still = last_heartbeat_ != core::TimePoint{} && now - last_heartbeat_ > 2 * interval;
-  last_heartbeat_ = now;
-  next_heartbeat_ = now + interval;
+  // Twice an interval: who stops right after an answer is found within dead_seconds and half an interval.
+  const core::Duration pause = core::from_seconds(options_.heartbeat_seconds / 2);
+  const core::Duration dead_after = core::from_seconds(options_.dead_seconds);
+  // If this thread itself stood still (a stopped process), silence proves nothing: the answers may lie in our sockets.
+  const core::Duration late = next_ping_ == core::TimePoint{} ? core::Duration::zero() : now - next_heartbeat_;
+  const bool stood_still = late > dead_after / 4;
+  if (stood_still) {
+    stood_still_for_ = late + pause;
+    stood_still_until_ = now;
+  }
+  const bool pinging = now >= next_ping_;
+  if (pinging) next_ping_ = now + pause;
+  next_heartbeat_ = next_ping_;
+  std::unordered_set<core::EngineId> silent;
   for (auto& [id, peer] : peers_) {
-    if (!peer.watched || peer.dead) continue;
-    if (stood_still) peer.last_answer = now;
-    if (now - peer.last_answer >= core::from_seconds(options_.dead_seconds)) {
-      failed_.push_back(
-          Failure{id, core::Status(core::Code::kPeerDead,
-                                   "it has not answered heartbeats for " +
-                                       std::to_string(static_cast<int>(core::to_seconds(now - peer.last_answer))) +
-                                       " s (stopped, or cut off from the network)")});
-      continue;
+    if (peer.dead) continue;
+    if (peer.groups == 0) peer.asked_at = kNotAsked;
+    if (stood_still && peer.asked_at != kNotAsked) peer.asked_at = now;
+    if (pinging && peer.watched) {
+      wire::Header ping;
+      ping.type = wire::Type::kPing;
+      send_control(id, ping, {});
     }
-    wire::Header ping;
-    ping.type = wire::Type::kPing;
-    send_control(id, ping, {});
+    if (peer.asked_at == kNotAsked) continue;
+    next_heartbeat_ = std::min(next_heartbeat_, std::max(now, peer.asked_at + dead_after));
+    if (now - peer.asked_at >= dead_after) silent.insert(id);
+  }
+  if (silent.empty()) return;
+  // By rank: all who lose several at once name the same one.
+  std::vector<core::EngineId> in_order;
+  for (const auto& [uid, engines] : group_engines_)
+    for (const core::EngineId engine : engines)
+      if (silent.erase(engine) > 0) in_order.push_back(engine);
+  for (const core::EngineId engine : in_order) {
+    const core::Duration silence = now - peers_[engine].asked_at;
+    peer_failed(engine,
+                core::Status(core::Code::kPeerDead, "it sent no heartbeat for " +
+                                                        core::format_seconds(core::to_seconds(silence)) +
+                                                        " (stopped, or cut off from the network)"),
+                /*silent=*/true);
   }
 }
 

@@ -142,9 +142,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   struct Peer {
     PeerRecord record;
     bool dead = false;
-    // Heartbeats, when this engine watches the peer.
-    bool watched = false;
-    core::TimePoint last_answer{};
+    bool watched = false;        // this engine sends it heartbeats
+    core::TimePoint asked_at{};  // the first heartbeat or probe since it was last heard; kNotAsked: it owes no answer
     std::uint64_t groups = 0;
     core::TimePoint unused_since{};  // groups became 0
   };
@@ -155,8 +154,10 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   flow::Delivery with_cost(const wire::Header& header, transport::RxPayload payload);
   void deliver(worker::GroupState& group, const wire::Header& header, transport::RxPayload payload);
   std::size_t judge_suspects(core::TimePoint now);
-  void peer_failed(core::EngineId peer, core::Status cause);
+  void peer_failed(core::EngineId peer, core::Status cause, bool silent);
   void heartbeat(core::TimePoint now);
+  void keep_early(const wire::Header& header, transport::RxPayload payload);
+  std::vector<std::pair<wire::Header, transport::RxPayload>> take_early(core::GroupUid uid);
   void choose_watched();
   void join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology);
   void leave(core::GroupUid uid);
@@ -178,6 +179,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;
   std::unordered_map<core::GroupUid, std::vector<std::pair<wire::Header, transport::RxPayload>>> early_;
+  std::size_t early_messages_ = 0;
+  std::size_t early_bytes_ = 0;
   struct Failure {
     core::EngineId peer;
     core::Status cause;
@@ -192,8 +195,10 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   };
   std::vector<Suspect> suspects_;
   std::unordered_map<core::EngineId, core::TimePoint> unanswered_verdicts_;  // peer -> waited for until
-  core::TimePoint next_heartbeat_{};
-  core::TimePoint last_heartbeat_{};
+  core::TimePoint next_ping_{};
+  core::TimePoint next_heartbeat_{};  // the next ping, or the moment when a peer has been silent for too long
+  core::Duration stood_still_for_{};  // this process itself, when that last happened
+  core::TimePoint stood_still_until_{};
   core::TimePoint next_forgetting_{};
   std::uint64_t progress_calls_ = 0;
   observe::EngineCounters counters_;

@@ -1,11 +1,17 @@
 #include "hybridps/pg/gil.h"
 
+#include <unistd.h>
+
 namespace hybridps::pg {
 namespace {
 InterpreterLock installed;  // NOLINT: written once, before any thread of ours exists
 }
 
 void install_interpreter_lock(InterpreterLock lock) noexcept { installed = lock; }
+
+void check_signals() {
+  if (installed.check_signals != nullptr && gettid() == getpid()) installed.check_signals();
+}
 
 InterpreterReleased::InterpreterReleased() {
   if (installed.held == nullptr || !installed.held()) return;

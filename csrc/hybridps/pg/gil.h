@@ -1,19 +1,25 @@
-// hybridps/pg/gil.h: letting go of the interpreter's lock without knowing the interpreter; bindings installs how.
+// hybridps/pg/gil.h: letting go of the interpreter's lock, and hearing of Ctrl-C, without knowing the interpreter;
+// bindings installs how.
 #pragma once
 
 #include "hybridps/core/pinned.h"
 
 namespace hybridps::pg {
 
-/// CPython's three calls. Without an interpreter (C++ programs, tests) all stay null and nothing is done.
+/// CPython's calls. Without an interpreter (C++ programs, tests) all stay null and nothing is done.
 struct InterpreterLock {
   bool (*held)() = nullptr;
   void* (*release)() = nullptr;
   void (*acquire)(void*) = nullptr;
+  void (*check_signals)() = nullptr;  // throws what a signal handler of the program has raised
 };
 
 /// Once, when the module is loaded.
 void install_interpreter_lock(InterpreterLock lock) noexcept;
+
+/// For whoever waits long, now and then, without the interpreter's lock: throws KeyboardInterrupt after Ctrl-C. Does
+/// nothing on other threads than the main one, which alone runs signal handlers.
+void check_signals();
 
 /// While alive, this thread does not hold the interpreter's lock, whether it did before or not. For whatever waits
 /// for a thread that may drop a tensor: ~Backend runs with the lock held.

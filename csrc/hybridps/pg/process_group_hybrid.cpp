@@ -53,9 +53,9 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
 
   TORCH_CHECK_VALUE(store, "hybridps: ", group_text(*context_), ": no Store was given");
   Process& process = Process::instance();
+  engine::GroupOptions group_options;  // before the engine, whose start counts towards the timeout
   auto engine = engine::Engine::acquire();
   check_status(engine.status(), "starting the engine for " + group_text(*context_));
-  engine::GroupOptions group_options;
   group_options.name = options_->group_name;
   group_options.incarnation = process.incarnations().next(options_->group_name);
   group_options.rank = rank;

@@ -11,10 +11,14 @@
 
 #include "hybridps/core/log.h"
 #include "hybridps/pg/errors.h"
+#include "hybridps/pg/gil.h"
 #include "hybridps/pg/process.h"
 
 namespace hybridps::pg {
 namespace {
+
+// How often a waiting thread looks whether Ctrl-C was pressed.
+constexpr std::chrono::milliseconds kSignalPeriod(100);
 
 thread_local const WorkHybrid* running_callback = nullptr;  // NOLINT: see of_running_callback()
 
@@ -248,23 +252,26 @@ void WorkHybrid::add_parent(const Ptr& work, Ptr parent) {
 // What the caller sees ----------------------------------------------------------------------------------------------
 
 bool WorkHybrid::wait(std::chrono::milliseconds timeout) {
-  const bool limited = timeout.count() > 0;
-  const auto deadline = std::chrono::steady_clock::now() + (limited ? timeout : std::chrono::milliseconds(0));
+  const auto deadline = timeout.count() > 0 ? core::Deadline::after(timeout) : core::Deadline::never();
+  std::shared_ptr<engine::Group> group;  // maybe the last reference: goes after the lock
   Ptr kept;
   std::unique_lock lock(mutex_);
-  if (waited_for_ && stage_ == Stage::kPending) {
-    if (auto group = context_->group.lock()) {
-      ++waiters_;  // so that no lane wakes for it
-      lock.unlock();
-      const auto moved_on = [this] {
-        const std::lock_guard inner(mutex_);
-        return stage_ != Stage::kPending;
-      };
-      group->drive(moved_on, limited ? deadline : core::TimePoint::max());
-      group.reset();  // may be the last reference: not under the lock
-      lock.lock();
-      --waiters_;
-    }
+  if (waited_for_ && stage_ == Stage::kPending) group = context_->group.lock();
+  while (group != nullptr) {
+    ++waiters_;  // so that no lane wakes for it
+    lock.unlock();
+    const auto moved_on = [this] {
+      const std::lock_guard inner(mutex_);
+      return stage_ != Stage::kPending;
+    };
+    const auto until = std::min(deadline.point(), core::Clock::now() + kSignalPeriod);
+    group->drive(moved_on, until);
+    lock.lock();
+    --waiters_;
+    if (stage_ != Stage::kPending || core::Clock::now() < until || deadline.has_passed()) break;
+    lock.unlock();
+    check_signals();
+    lock.lock();
   }
   while (stage_ != Stage::kComplete) {
     if (stage_ == Stage::kArrived) {
@@ -275,10 +282,16 @@ bool WorkHybrid::wait(std::chrono::milliseconds timeout) {
       continue;
     }
     ++waiters_;
-    const bool expired = limited ? cv_.wait_until(lock, deadline) == std::cv_status::timeout : (cv_.wait(lock), false);
+    const auto until = std::min(deadline.point(), core::Clock::now() + kSignalPeriod);
+    const bool woken = cv_.wait_until(lock, until) == std::cv_status::no_timeout;
     --waiters_;
-    if (!expired || stage_ == Stage::kComplete || stage_ == Stage::kArrived) continue;
+    if (woken || stage_ == Stage::kComplete || stage_ == Stage::kArrived) continue;
     lock.unlock();
+    if (!deadline.has_passed()) {
+      check_signals();
+      lock.lock();
+      continue;
+    }
     TORCH_CHECK(false, "Operation timed out! hybridps: ", describe(), " was not complete within ", timeout.count(),
                 " ms of waiting; it goes on");
   }

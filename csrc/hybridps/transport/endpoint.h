@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string_view>
 
 #include "hybridps/core/ids.h"
 #include "hybridps/core/once_fn.h"
@@ -20,6 +21,10 @@ namespace hybridps::transport {
 
 /// Largest header of a message, bytes.
 inline constexpr std::size_t kHeaderBytesMax = 192;
+
+/// Cause of a kPeerDead where the kernel reports the end of the other process: the same words from every transport, for
+/// some ranks see one and some another.
+inline constexpr std::string_view kEndedWithoutClosing = "it ended without goodbye (killed or crashed)";
 
 /// Runs exactly once per accepted send: on the progress thread, never inside send(). kOk means that the transport
 /// has let go of the payload, not that the peer has read it (over shared memory the two are the same).

@@ -81,7 +81,7 @@ std::string describe(const Signature& s) {
   if (s.op != core::ReduceOp::kNone) text += " " + std::string(core::name_of(s.op));
   if (s.total_bytes > 0 || s.kind == schedule::Kind::kAllReduce || s.kind == schedule::Kind::kBroadcast)
     text += " of " + std::string(core::name_of(s.dtype)) + "[" +
-            std::to_string(s.total_bytes / core::size_of(s.dtype)) + "] (" + std::to_string(s.total_bytes) + " bytes)";
+            std::to_string(s.total_bytes / core::size_of(s.dtype)) + "], " + std::to_string(s.total_bytes) + " bytes";
   else if (s.dtype != core::DType::kBytes)
     text += " of " + std::string(core::name_of(s.dtype));
   if (s.root >= 0) text += ", root " + std::to_string(s.root);

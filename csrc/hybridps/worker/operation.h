@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "hybridps/core/clock.h"
 #include "hybridps/core/dtype.h"
 #include "hybridps/core/once_fn.h"
 #include "hybridps/core/status.h"
@@ -49,6 +50,7 @@ struct Operation {
   int peer = kAnySource;
   std::uint32_t tag = 0;
   std::chrono::milliseconds timeout{0};  // 0: none
+  core::TimePoint issued_at{};           // from which the timeout counts; none: from submit()
 };
 
 struct Outcome {

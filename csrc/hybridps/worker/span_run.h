@@ -60,6 +60,8 @@ class SpanRun final : public flow::Source, core::Pinned {
   const schedule::Span& plan() const noexcept { return plan_; }
   /// Ranks from which something is still expected, appended (for messages to the user).
   void missing(std::vector<int>& ranks) const;
+  /// Results that this rank waits for, and those that have come.
+  std::uint32_t chunks_wanted() const noexcept { return consumer_ || (aggregate_ && owner_) ? plan_.chunks : 0; }
   std::uint32_t chunks_done() const noexcept { return chunks_done_; }
 
   // flow::Source

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cstdio>
 #include <utility>
 
 #include "hybridps/core/log.h"
+#include "hybridps/core/text.h"
 
 namespace hybridps::worker {
 namespace {
@@ -15,22 +15,44 @@ namespace {
 // An operation that has not finished by then asks the others what they are doing: the answer names mismatches and
 // absent ranks. Nothing is sent for operations that finish sooner.
 constexpr auto kProbeAfter = std::chrono::milliseconds(250);
+constexpr auto kAnswerWithin = std::chrono::milliseconds(100);
 constexpr auto kProbeAgainAfter = std::chrono::seconds(5);
 constexpr std::size_t kSignaturesKept = 256;
 // Chunks of the largest span that may be on the way beyond the pace of the slowest.
 constexpr std::uint32_t kPaceChunks = 8;
 constexpr auto kWatchEvery = std::chrono::milliseconds(100);
 
-std::string seconds_text(core::Duration duration) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", core::to_seconds(duration));
+// Ranks that are described in full in one message.
+constexpr std::size_t kDescribedMax = 3;
+
+std::string seconds_text(core::Duration duration) { return core::format_seconds(core::to_seconds(duration)); }
+
+// Without the name of the operation: "sum of fp32[1024], 4096 bytes".
+std::string arguments_text(const wire::Signature& signature) {
+  std::string text = wire::describe(signature).substr(schedule::name_of(signature.kind).size());
+  for (const std::string_view lead : {",", " ", "of "})
+    if (text.starts_with(lead)) text.erase(0, lead.size());
   return text;
 }
 
-std::string list(const std::vector<int>& ranks) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
-  return text + "]";
+std::string_view what_to_do(core::Code code) {
+  switch (code) {
+    case core::Code::kPeerDead:
+      return "see that process's own log for why it ended; if it still runs, whether it is stopped or its network cut";
+    case core::Code::kTimeout:
+      return "see whether the missing ranks are alive and issue the same operations, or pass a longer timeout";
+    case core::Code::kMismatch:
+      return "every rank must issue the same operations of a group in the same order with the same sizes";
+    default: return {};
+  }
+}
+
+// Where it matters how far the operation had come, and who is missing.
+bool has_culprit(core::Code code) { return code == core::Code::kPeerDead || code == core::Code::kTimeout; }
+
+std::string with_advice(std::string text, core::Code code) {
+  if (const std::string_view advice = what_to_do(code); !advice.empty()) text += ". What to do: " + std::string(advice);
+  return text;
 }
 
 bool is_barrier(schedule::Kind kind) { return kind == schedule::Kind::kBarrier || kind == schedule::Kind::kGoodbye; }
@@ -99,6 +121,7 @@ GroupState& Worker::open_group(GroupInfo info) {
   auto state = std::make_unique<GroupState>(std::move(info));
   state->p2p = std::make_unique<PointToPoint>(*this, *state);
   state->plans = std::make_unique<PlanChanges>(*this, *state, options_.find_rates);
+  state->heard.assign(state->info.engines.size(), 0);
   return *(groups_[uid] = std::move(state));
 }
 
@@ -132,8 +155,8 @@ std::string Worker::describe(const OperationRun& run) const {
                                    : (run.operation.sending ? "" : "rank ") + std::to_string(run.operation.peer);
     text += ", tag " + std::to_string(run.operation.tag);
   } else {
-    text += std::string(schedule::name_of(run.operation.kind)) + " seq " + std::to_string(run.sequence) + " (" +
-            wire::describe(run.signature) + ")";
+    text += std::string(schedule::name_of(run.operation.kind)) + " seq " + std::to_string(run.sequence);
+    if (const std::string arguments = arguments_text(run.signature); !arguments.empty()) text += " (" + arguments + ")";
   }
   return text;
 }
@@ -146,7 +169,8 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
     run->input = run->output;
   else
     run->input = Pieces(std::move(o.input));
-  run->submitted_at = run->probed_at = run->warned_at = core::Clock::now();
+  run->submitted_at = o.issued_at != core::TimePoint{} ? o.issued_at : core::Clock::now();
+  run->probed_at = run->warned_at = run->submitted_at;
   run->deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout, run->submitted_at) : core::Deadline::never();
   ++active_;
 
@@ -188,6 +212,18 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
 
 void Worker::start_unfrozen(GroupState& group, std::uint64_t sequence) {
   if (const auto found = group.running.find(sequence); found != group.running.end()) start(*found->second);
+}
+
+void Worker::submit_failed(GroupState& group, Operation operation, std::uint64_t sequence, const core::Status& cause) {
+  if (group.status.is_ok()) {
+    wire::Header header;
+    header.type = wire::Type::kVerdict;
+    header.sequence = sequence;
+    header.aux = static_cast<std::uint64_t>(cause.code());
+    tell_members(group, header, cause.message());
+    group.verdicts.emplace(sequence, cause);
+  }
+  submit(group, std::move(operation), sequence, {});
 }
 
 void Worker::track(OperationRun& run) {
@@ -284,6 +320,12 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   run.over = true;
   GroupState& group = run.group;
   const bool p2p = run.operation.kind == schedule::Kind::kPointToPoint;
+  if (!status.is_ok())
+    status = core::Status(
+        status.code(),
+        with_advice(describe(run) + " failed after " + seconds_text(core::Clock::now() - run.submitted_at) + ": " +
+                        std::string(status.message()) + (has_culprit(status.code()) ? standing(run) : std::string()),
+                    status.code()));
   for (const auto& span : run.spans) span->cancel();
   tracked_.erase(&run);
   if (run.pace_due) std::erase(pacing_, &run);
@@ -297,10 +339,6 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
     group.early.erase(run.sequence);
     std::erase(group.held, run.sequence);
   }
-  if (!status.is_ok())
-    status = core::Status(status.code(), describe(run) + " failed after " +
-                                             seconds_text(core::Clock::now() - run.submitted_at) + ": " +
-                                             std::string(status.message()));
   ++finished_count_;
   --active_;
   Outcome outcome{std::move(status), source_rank};
@@ -359,6 +397,7 @@ void Worker::handle(GroupState& group, const wire::Header& header, flow::Deliver
                    group.info.name, "\" but is not");
     return;
   }
+  std::uint64_t& heard = group.heard[header.sender_rank];
   if ((header.flags & wire::kFlagP2p) != 0) {
     if (group.status.is_ok()) group.p2p->on_message(header, std::move(payload));
   } else {
@@ -367,13 +406,16 @@ void Worker::handle(GroupState& group, const wire::Header& header, flow::Deliver
       case wire::Type::kProbe: on_probe(group, header); break;
       case wire::Type::kProbeReply: {
         const auto found = group.running.find(header.sequence);
-        if (found != group.running.end()) found->second->replies[static_cast<int>(header.sender_rank)] = header.aux;
+        if (found != group.running.end())
+          found->second->replies[static_cast<int>(header.sender_rank)] = {header.aux, header.span_bytes,
+                                                                          header.signature};
         break;
       }
       case wire::Type::kData:
       case wire::Type::kAnnounce:
       case wire::Type::kGrant: {
         if (!group.status.is_ok()) break;
+        if (header.sequence >= heard) heard = header.sequence + 1;
         if (group.over.contains(header.sequence)) {
           contradicts_finished(group, header);
           break;
@@ -456,13 +498,14 @@ void Worker::fail(OperationRun& run, core::Status cause) {
   if (run.over) return;
   GroupState& group = run.group;
   if (run.operation.kind != schedule::Kind::kPointToPoint && run.operation.kind != schedule::Kind::kGoodbye) {
+    cause = core::Status(cause.code(), std::string(cause.message()) + " (found by rank " +
+                                           std::to_string(group.info.topology.rank()) + ")");
     wire::Header header;
     header.type = wire::Type::kVerdict;
     header.sequence = run.sequence;
     header.signature = run.signature;
     header.aux = static_cast<std::uint64_t>(cause.code());
-    tell_members(group, header,
-                 std::string(cause.message()) + " (found by rank " + std::to_string(group.info.topology.rank()) + ")");
+    tell_members(group, header, cause.message());
   }
   finish(run, std::move(cause));
 }
@@ -488,7 +531,9 @@ void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell)
   for (OperationRun* run : group.p2p->active()) finish(*run, cause);
   group.early.clear();
   server_.close_group(group.info.uid);
-  host_.on_group_failed(group.info.uid, cause);
+  host_.on_group_failed(
+      group.info.uid,
+      core::Status(cause.code(), with_advice("the group has failed: " + std::string(cause.message()), cause.code())));
 }
 
 void Worker::mismatch(GroupState& group, OperationRun& run, const wire::Header& theirs) {
@@ -498,20 +543,22 @@ void Worker::mismatch(GroupState& group, OperationRun& run, const wire::Header& 
 
 void Worker::on_mismatch(const server::OperationKey& key, const wire::Signature& ours, int our_rank,
                          const wire::Signature& theirs, int sender_rank) {
+  const GroupState* group = find(key.uid);
+  if (group == nullptr) return;
+  const GroupInfo& info = group->info;
   std::string what;
   if (theirs.kind == schedule::Kind::kGoodbye || ours.kind == schedule::Kind::kGoodbye) {
     const bool they = theirs.kind == schedule::Kind::kGoodbye;
     const int gone = they ? sender_rank : our_rank;
     const int waiting = they ? our_rank : sender_rank;
-    what = "rank " + std::to_string(gone) + " has destroyed the group after " + std::to_string(key.sequence) +
-           " operations while rank " + std::to_string(waiting) + " is in operation " + std::to_string(key.sequence) +
-           ", " + wire::describe(they ? ours : theirs) + "; every rank must issue the same operations";
+    what = info.member_text(gone) + " has destroyed the group after " + std::to_string(key.sequence) +
+           " operations while " + info.member_text(waiting) + " is in operation " + std::to_string(key.sequence) +
+           ", " + wire::describe(they ? ours : theirs);
   } else {
-    what = "ranks disagree about operation " + std::to_string(key.sequence) + ": rank " + std::to_string(our_rank) +
-           " called " + wire::describe(ours) + ", rank " + std::to_string(sender_rank) + " called " +
+    what = "ranks disagree about operation " + std::to_string(key.sequence) + ": " + info.member_text(our_rank) +
+           " called " + wire::describe(ours) + ", " + info.member_text(sender_rank) + " called " +
            wire::describe(theirs);
     if (ours == theirs) what += " with other sizes per rank";
-    what += "; every rank must issue the same operations of a group in the same order with the same sizes";
   }
   // Not at once: this is called from inside the server's and the runs' own loops.
   failing_.emplace_back(key.uid, core::Status(core::Code::kMismatch, std::move(what)));
@@ -519,8 +566,7 @@ void Worker::on_mismatch(const server::OperationKey& key, const wire::Signature&
 
 void Worker::on_bad_message(const server::OperationKey& key, std::string what) {
   failing_.emplace_back(
-      key.uid, core::Status(core::Code::kMismatch, "operation " + std::to_string(key.sequence) + " received " + what +
-                                                       "; do all ranks use the same sizes?"));
+      key.uid, core::Status(core::Code::kMismatch, "operation " + std::to_string(key.sequence) + " received " + what));
 }
 
 void Worker::on_verdict(GroupState& group, const wire::Header& header, const flow::Delivery& payload) {
@@ -574,6 +620,11 @@ void Worker::on_probe(GroupState& group, const wire::Header& header) {
   reply.sequence = header.sequence;
   reply.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
   reply.aux = group.submitted;
+  reply.span_bytes = group.over.floor();
+  if (!group.running.empty())
+    reply.signature = group.running.begin()->second->signature;
+  else if (!group.signatures_over.empty() && group.over.floor() > 0)
+    reply.signature = group.signatures_over[(group.over.floor() - 1) % kSignaturesKept].second;
   host_.send_control(header.source, reply, {});
 }
 
@@ -583,17 +634,103 @@ std::vector<int> Worker::missing_ranks(const OperationRun& run) const {
     if (run.operation.peer >= 0) ranks.push_back(run.operation.peer);
     return ranks;
   }
+  const bool asked = run.probed_at != run.submitted_at;
+  if (!asked || (run.replies.empty() && core::Clock::now() - run.probed_at < kAnswerWithin)) return ranks;
   // Ranks that have not submitted the operation are the cause; who merely waits for them is not.
   for (int rank = 0; rank < run.group.info.topology.size(); ++rank) {
     if (rank == run.group.info.topology.rank()) continue;
     const auto reply = run.replies.find(rank);
-    if (reply == run.replies.end() || reply->second <= run.sequence) ranks.push_back(rank);
+    if (reply == run.replies.end() || reply->second.submitted <= run.sequence) ranks.push_back(rank);
   }
   if (!ranks.empty()) return ranks;
   for (const auto& span : run.spans) span->missing(ranks);
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   return ranks;
+}
+
+// "rank 2 (host5 pid 880) was last seen finishing seq 16, barrier".
+std::string Worker::last_known(const OperationRun& run, int rank) const {
+  const GroupState& group = run.group;
+  std::string text = group.info.member_text(rank);
+  if (group.info.topology.is_dedicated(rank)) return text;
+  const auto found = run.replies.find(rank);
+  if (found == run.replies.end()) {
+    const std::uint64_t heard = group.heard[static_cast<std::size_t>(rank)];
+    return text + (heard > 0 ? " was last heard in seq " + std::to_string(heard - 1) : " was not heard yet");
+  }
+  const OperationRun::Reply& reply = found->second;
+  if (reply.submitted == 0) return text + " has not issued an operation of this group";
+  if (reply.finished >= reply.submitted)
+    return text + " was last seen finishing seq " + std::to_string(reply.submitted - 1) + ", " +
+           wire::describe(reply.last);
+  return text + " is in seq " + std::to_string(reply.finished) + ", " + wire::describe(reply.last);
+}
+
+// Where a failed operation stood, as far as this rank knows.
+std::string Worker::standing(const OperationRun& run) const {
+  if (!run.started || run.operation.kind == schedule::Kind::kPointToPoint) return {};
+  std::vector<int> waiting{run.group.info.topology.rank()};
+  for (const auto& [rank, reply] : run.replies)
+    if (reply.submitted > run.sequence && reply.finished <= run.sequence) waiting.push_back(rank);
+  std::sort(waiting.begin(), waiting.end());
+  std::string text;
+  if (const std::vector<int> missing = missing_ranks(run); !missing.empty()) {
+    text += "; waiting " + core::format_ranks(waiting) + ", missing " + core::format_ranks(missing);
+    for (std::size_t i = 0; i < std::min(missing.size(), kDescribedMax); ++i)
+      text += (i == 0 ? ": " : ", ") + last_known(run, missing[i]);
+  }
+  std::uint64_t wanted = 0;
+  std::uint64_t done = 0;
+  for (const auto& span : run.spans) {
+    wanted += span->chunks_wanted();
+    done += span->chunks_done();
+  }
+  if (wanted > 0) text += "; " + std::to_string(done) + "/" + std::to_string(wanted) + " chunks done";
+  if (const std::string progress = server_.progress_of(server::OperationKey{run.group.info.uid, run.sequence});
+      !progress.empty())
+    text += ", the " + progress;
+  return text;
+}
+
+void Worker::expire(OperationRun& run) {
+  std::string why = "timed out after " + seconds_text(run.operation.timeout);
+  const std::vector<int> missing = missing_ranks(run);
+  for (std::size_t i = 0; i < std::min(missing.size(), kDescribedMax); ++i)
+    why += (i == 0 ? " without " : ", ") + run.group.info.member_text(missing[i]);
+  if (missing.size() > kDescribedMax) why += " and " + std::to_string(missing.size() - kDescribedMax) + " more";
+  core::Status status(core::Code::kTimeout, std::move(why));
+  if (run.operation.kind == schedule::Kind::kGoodbye)
+    finish(run, std::move(status));
+  else
+    fail(run, std::move(status));
+}
+
+void Worker::watch(core::TimePoint now) {
+  next_watch_ = now + kWatchEvery;
+  const auto is_due = [now](const OperationRun& run) {
+    const bool first = run.probed_at == run.submitted_at;
+    return now - run.probed_at >= (first ? core::Duration(kProbeAfter) : core::Duration(kProbeAgainAfter));
+  };
+  for (const auto& [uid, group] : groups_) {
+    if (group->running.empty() || !group->running.begin()->second->started) continue;
+    // The oldest operation alone: what the others wait for is behind it.
+    OperationRun& run = *group->running.begin()->second;
+    if (is_due(run)) probe(run, now);
+    if (options_.warn_seconds > 0 && run.operation.kind != schedule::Kind::kGoodbye &&
+        now - run.warned_at >= core::from_seconds(options_.warn_seconds)) {
+      run.warned_at = now;
+      core::log_warn(describe(run), " is not done after ", seconds_text(now - run.submitted_at), standing(run));
+    }
+  }
+  // Does the peer of a send or receive live? It need not have issued its part, so there is nothing else to ask.
+  for (OperationRun* run : tracked_) {
+    if (run->operation.kind != schedule::Kind::kPointToPoint || run->operation.peer < 0 || !is_due(*run)) continue;
+    run->probed_at = now;
+    wire::Header ping;
+    ping.type = wire::Type::kPing;
+    host_.send_control(run->group.info.engines[static_cast<std::size_t>(run->operation.peer)], ping, {});
+  }
 }
 
 std::size_t Worker::tick(core::TimePoint now) {
@@ -611,46 +748,9 @@ std::size_t Worker::tick(core::TimePoint now) {
   }
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     ++work;
-    OperationRun& run = *deadlines_.begin()->second;
-    std::string why = "timed out after " + seconds_text(run.operation.timeout);
-    const std::vector<int> missing = missing_ranks(run);
-    if (!missing.empty()) {
-      why += "; waiting for rank" + std::string(missing.size() > 1 ? "s " : " ") + list(missing);
-      for (const int rank : missing) {
-        const auto reply = run.replies.find(rank);
-        why += ", " + run.group.info.member_text(rank);
-        if (reply != run.replies.end())
-          why += " has issued " + std::to_string(reply->second) + " operations of this group";
-        else if (run.operation.kind != schedule::Kind::kPointToPoint && !run.group.info.topology.is_dedicated(rank))
-          why += " did not answer";
-      }
-    }
-    if (const std::string progress = server_.progress_of(server::OperationKey{run.group.info.uid, run.sequence});
-        !progress.empty() && run.operation.kind != schedule::Kind::kPointToPoint)
-      why += "; the " + progress;
-    why += "; see whether these ranks are alive and issue the same operations, or pass a longer timeout";
-    if (run.operation.kind == schedule::Kind::kGoodbye)
-      finish(run, core::Status(core::Code::kTimeout, std::move(why)));
-    else
-      fail(run, core::Status(core::Code::kTimeout, std::move(why)));
+    expire(*deadlines_.begin()->second);
   }
-  if (now >= next_watch_ && !tracked_.empty()) {
-    next_watch_ = now + kWatchEvery;
-    for (const auto& [uid, group] : groups_) {
-      if (group->running.empty() || !group->running.begin()->second->started) continue;
-      // The oldest operation alone: what the others wait for is behind it.
-      OperationRun& run = *group->running.begin()->second;
-      const bool first = run.probed_at == run.submitted_at;
-      if (now - run.probed_at >= (first ? core::Duration(kProbeAfter) : core::Duration(kProbeAgainAfter)))
-        probe(run, now);
-      if (options_.warn_seconds > 0 && run.operation.kind != schedule::Kind::kGoodbye &&
-          now - run.warned_at >= core::from_seconds(options_.warn_seconds)) {
-        run.warned_at = now;
-        core::log_warn(describe(run), " has waited ", seconds_text(now - run.submitted_at), " for ranks ",
-                       list(missing_ranks(run)));
-      }
-    }
-  }
+  if (now >= next_watch_ && !tracked_.empty()) watch(now);
   if (!graveyard_.empty()) {
     graveyard_.clear();
     ++work;
@@ -669,7 +769,7 @@ core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
   return due;
 }
 
-void Worker::on_peer_dead(core::EngineId peer, const core::Status& cause) {
+void Worker::on_peer_dead(core::EngineId peer, const core::Status& cause, const std::string& own_fault) {
   std::vector<core::GroupUid> affected;
   for (const auto& [uid, group] : groups_)
     if (std::find(group->info.engines.begin(), group->info.engines.end(), peer) != group->info.engines.end())
@@ -677,16 +777,15 @@ void Worker::on_peer_dead(core::EngineId peer, const core::Status& cause) {
   for (const core::GroupUid uid : affected) {
     GroupState& group = *groups_[uid];
     const auto at = std::find(group.info.engines.begin(), group.info.engines.end(), peer);
-    const auto rank = static_cast<std::size_t>(at - group.info.engines.begin());
+    const auto rank = static_cast<int>(at - group.info.engines.begin());
     // Who has the answer to its goodbye may go before we have ours: that is no failure to tell anyone about.
     const bool only_goodbye =
         group.leaving &&
         (group.running.empty() || group.running.begin()->second->operation.kind == schedule::Kind::kGoodbye);
-    fail_group(group,
-               core::Status(core::Code::kPeerDead, group.info.member_text(static_cast<int>(rank)) +
-                                                       " is gone: " + std::string(cause.message()) +
-                                                       "; see that process's own log for why it ended"),
-               /*tell=*/!only_goodbye);
+    const std::string text = own_fault.empty()
+                                 ? group.info.member_text(rank) + " is gone: " + std::string(cause.message())
+                                 : group.info.member_text(group.info.topology.rank()) + " " + own_fault;
+    fail_group(group, core::Status(core::Code::kPeerDead, text), /*tell=*/!only_goodbye);
   }
 }
 

@@ -89,7 +89,13 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   core::TimePoint probed_at;
   core::TimePoint warned_at;
   core::Deadline deadline;
-  std::map<int, std::uint64_t> replies;  // rank -> operations it has submitted, from probe replies
+  /// What a rank has answered to a probe.
+  struct Reply {
+    std::uint64_t submitted = 0;  // operations of this group
+    std::uint64_t finished = 0;
+    wire::Signature last;  // the one it is in; if it is in none, the last one it finished
+  };
+  std::map<int, Reply> replies;  // by rank
 };
 
 struct GroupState : core::Pinned {
@@ -104,7 +110,8 @@ struct GroupState : core::Pinned {
   /// Signatures of operations that are over, by sequence modulo its length: a late message that contradicts one of them
   /// is a mismatch that nobody else may notice (two roots that both only send).
   std::vector<std::pair<std::uint64_t, wire::Signature>> signatures_over;
-  std::deque<std::uint64_t> held;  // barriers that wait for earlier operations
+  std::deque<std::uint64_t> held;    // barriers that wait for earlier operations
+  std::vector<std::uint64_t> heard;  // by member: 1 + the greatest collective that a message of it was of
   std::unordered_map<std::uint64_t, std::vector<std::pair<wire::Header, flow::Delivery>>> early;
   std::unordered_map<std::uint64_t, core::Status> verdicts;  // on operations not yet submitted here
   std::unique_ptr<PointToPoint> p2p;
@@ -148,8 +155,10 @@ class Worker final : public server::Listener, core::Pinned {
   void on_message(GroupState& group, const wire::Header& header, flow::Delivery payload);
   /// A verdict of ours: pending and later operations fail; members are told when `tell`.
   void fail_group(GroupState& group, const core::Status& cause, bool tell);
-  /// A peer died: every group with it fails.
-  void on_peer_dead(core::EngineId peer, const core::Status& cause);
+  /// A peer died: every group with it fails. `own_fault`: it is this rank that is to blame, and why.
+  void on_peer_dead(core::EngineId peer, const core::Status& cause, const std::string& own_fault = {});
+  /// A collective whose deadline passed before the group was open here: the members are told.
+  void submit_failed(GroupState& group, Operation operation, std::uint64_t sequence, const core::Status& cause);
 
   /// Deadlines, probes, warnings; frees finished operations. Returns what it did.
   std::size_t tick(core::TimePoint now);
@@ -199,7 +208,12 @@ class Worker final : public server::Listener, core::Pinned {
   void on_probe(GroupState& group, const wire::Header& header);
   bool contradicts_finished(GroupState& group, const wire::Header& header);
   void see_local(OperationRun& run, const wire::Header& header);
+  /// Empty while nobody knows: before the others had time to answer a probe, none of them is to be named.
   std::vector<int> missing_ranks(const OperationRun& run) const;
+  std::string last_known(const OperationRun& run, int rank) const;
+  std::string standing(const OperationRun& run) const;
+  void watch(core::TimePoint now);
+  void expire(OperationRun& run);
   void tell_members(GroupState& group, wire::Header header, std::string_view text);
 
   flow::Outbox& outbox_;

@@ -181,13 +181,13 @@ TEST_CASE("wire/header: signatures are described as people would say them", "[wi
   using core::ReduceOp;
   using schedule::Kind;
   CHECK(wire::describe({Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, -1, 4096}) ==
-        "allreduce sum of fp32[1024] (4096 bytes)");
+        "allreduce sum of fp32[1024], 4096 bytes");
   CHECK(wire::describe({Kind::kAllReduce, DType::kBfloat16, ReduceOp::kAvg, -1, 0}) ==
-        "allreduce avg of bf16[0] (0 bytes)");
+        "allreduce avg of bf16[0], 0 bytes");
   CHECK(wire::describe({Kind::kReduce, DType::kInt64, ReduceOp::kMax, 3, 80}) ==
-        "reduce max of int64[10] (80 bytes), root 3");
+        "reduce max of int64[10], 80 bytes, root 3");
   CHECK(wire::describe({Kind::kBroadcast, DType::kFloat64, ReduceOp::kNone, 0, 16}) ==
-        "broadcast of fp64[2] (16 bytes), root 0");
+        "broadcast of fp64[2], 16 bytes, root 0");
   CHECK(wire::describe({Kind::kBarrier, DType::kBytes, ReduceOp::kNone, -1, 0}) == "barrier");
   CHECK(wire::describe({Kind::kGather, DType::kInt32, ReduceOp::kNone, 2, 0}) == "gather of int32, root 2");
 }

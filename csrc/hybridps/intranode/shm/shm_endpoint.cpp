@@ -471,7 +471,7 @@ void ShmEndpoint::on_peer_gone() {
   owner_.unwatch(socket_.get());
   peer_gone_ = true;
   if (state_ == State::kOpen) {
-    drain_and_end({Code::kPeerDead, who() + " ended without closing: it was killed or crashed"});
+    drain_and_end({Code::kPeerDead, std::string(transport::kEndedWithoutClosing)});
   } else {
     end({Code::kPeerDead, who() + " ended or hung up before the connection stood"}, true, true);
   }

@@ -16,9 +16,11 @@ void UcxEndpoint::close(core::Status cause) noexcept { transport_.close(*this, s
 
 void UcxEndpoint::on_error(void* endpoint, ucp_ep_h /*ep*/, ucs_status_t status) {
   auto* self = static_cast<UcxEndpoint*>(endpoint);
-  self->fail(core::Status(core::Code::kPeerDead, "the connection (" + std::string(self->transport_.name()) +
-                                                     ") to engine " + core::to_string(self->peer_) +
-                                                     " broke: " + ucs_status_string(status)));
+  std::string what = status == UCS_ERR_CONNECTION_RESET
+                         ? std::string(kEndedWithoutClosing)
+                         : "the connection (" + std::string(self->transport_.name()) + ") to engine " +
+                               core::to_string(self->peer_) + " broke: " + ucs_status_string(status);
+  self->fail(core::Status(core::Code::kPeerDead, std::move(what)));
 }
 
 void UcxEndpoint::fail(core::Status cause) {

@@ -1,0 +1,261 @@
+// Who is named when a rank falls silent, and what the message says. Runtimes in one thread; a stopped one is not driven.
+#include <climits>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/cluster.h"
+#include "tests/support/faulty_transport.h"
+
+namespace {
+
+using namespace hybridps;
+using core::Clock;
+using core::to_seconds;
+using schedule::Kind;
+using test::Cluster;
+using test::ClusterOptions;
+using test_support::Faults;
+using test_support::FaultyTransport;
+
+constexpr double kHeartbeat = 0.1;
+constexpr double kDead = 0.4;
+constexpr double kSlack = 5;  // for a busy machine; the bars are measured elsewhere
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+ClusterOptions options_of(const std::vector<int>& node_of) {
+  ClusterOptions options;
+  options.node_of = node_of;
+  options.heartbeat_seconds = kHeartbeat;
+  options.dead_seconds = kDead;
+  return options;
+}
+
+/// All-reduces of one group, one after another, on the ranks that take part.
+struct Job {
+  explicit Job(Cluster& c, std::size_t n = 50)
+      : cluster(c), elements(n), uid(c.open_group()), data(index(c.size())), outcomes(index(c.size())) {}
+
+  void submit(int rank, std::uint64_t sequence, std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) {
+    auto& tensor = data[index(rank)];
+    tensor.assign(elements, 1);
+    outcomes[index(rank)].reset();
+    worker::Operation o;
+    o.kind = Kind::kAllReduce;
+    o.dtype = core::DType::kInt32;
+    o.op = core::ReduceOp::kSum;
+    o.timeout = timeout;
+    o.output = {worker::Piece{reinterpret_cast<std::byte*>(tensor.data()), tensor.size() * 4}};
+    cluster.submit(uid, rank, o, sequence,
+                   [this, rank](const worker::Outcome& outcome) { outcomes[index(rank)] = outcome.status; });
+  }
+  bool run(const std::function<bool()>& done, double seconds = 20) {
+    const auto limit = Clock::now() + core::from_seconds(seconds);
+    cluster.run_until([&] { return done() || Clock::now() > limit; }, INT_MAX);
+    return done();
+  }
+  void sleep(double seconds) {
+    run([] { return false; }, seconds);
+  }
+  bool over(const std::vector<int>& ranks) const {
+    return std::all_of(ranks.begin(), ranks.end(), [this](int rank) { return outcomes[index(rank)].has_value(); });
+  }
+  std::string text(int rank) const { return std::string(outcomes[index(rank)]->message()); }
+  /// What comes after "failed after 1.2 s: ", up to where this rank's own view begins.
+  std::string cause(int rank) const {
+    const std::string all = text(rank);
+    const auto begin = all.find(" s: ", all.find("failed after"));
+    return all.substr(begin + 4, all.find("; ", all.find("failed after")) - begin - 4);
+  }
+
+  Cluster& cluster;
+  const std::size_t elements;
+  core::GroupUid uid;
+  std::vector<std::vector<std::int32_t>> data;
+  std::vector<std::optional<core::Status>> outcomes;
+};
+
+std::vector<int> all_but(int size, const std::vector<int>& some) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size; ++rank)
+    if (std::find(some.begin(), some.end(), rank) == some.end()) ranks.push_back(rank);
+  return ranks;
+}
+
+void warm_up(Job& job) {
+  const std::vector<int> all = all_but(job.cluster.size(), {});
+  for (const int rank : all) job.submit(rank, 0);
+  REQUIRE(job.run([&] { return job.over(all); }));
+  for (const int rank : all) REQUIRE(job.outcomes[index(rank)]->is_ok());
+}
+
+}  // namespace
+
+TEST_CASE("engine/verdict: ranks that stand still are named by all others and by themselves", "[engine][slow]") {
+  struct Case {
+    std::vector<int> node_of;
+    std::vector<int> victims;
+  };
+  const std::vector<Case> cases = {{{0, 0, 1}, {2}}, {{0, 0}, {0}}, {{0, 1, 2, 3}, {1, 2}}, {{0, 0, 1, 1}, {3, 0}}};
+  for (const Case& c : cases) {
+    Cluster cluster(options_of(c.node_of));
+    Job job(cluster);
+    warm_up(job);
+    const std::vector<int> others = all_but(cluster.size(), c.victims);
+    for (const int victim : c.victims) cluster.stop(victim);
+    const auto start = Clock::now();
+    for (const int rank : others) job.submit(rank, 1);
+    REQUIRE(job.run([&] { return job.over(others); }));
+    const double seconds = to_seconds(Clock::now() - start);
+    CHECK(seconds > kDead * 0.9);
+    CHECK(seconds < kDead + kSlack);
+    for (const int rank : others) {
+      INFO(job.text(rank));
+      CHECK(job.outcomes[index(rank)]->code() == core::Code::kPeerDead);
+      CHECK(job.cause(rank) == job.cause(others.front()));
+      bool named = false;
+      for (const int victim : c.victims)
+        named = named || job.cause(rank).starts_with("rank " + std::to_string(victim) + " (host" +
+                                                     std::to_string(victim) + ") is gone: it sent no heartbeat for 0.");
+      CHECK(named);
+      CHECK(job.text(rank).find("What to do: see that process's own log") != std::string::npos);
+    }
+    // A victim that goes on after all hears it, or concludes it from its own clock: it blames nobody else.
+    for (const int victim : c.victims) cluster.go_on(victim);
+    for (const int victim : c.victims) job.submit(victim, 1);
+    REQUIRE(job.run([&] { return job.over(c.victims); }));
+    for (const int victim : c.victims) {
+      INFO(job.text(victim));
+      bool named = false;
+      for (const int other : c.victims)
+        named = named || job.cause(victim).starts_with("rank " + std::to_string(other) + " (");
+      CHECK(named);
+    }
+  }
+}
+
+TEST_CASE("engine/verdict: a rank that stands still for less than the limit causes no error", "[engine][fast]") {
+  for (const std::vector<int>& layout : {std::vector<int>{0, 0, 1}, std::vector<int>{0, 1, 2}}) {
+    Cluster cluster(options_of(layout));
+    Job job(cluster);
+    warm_up(job);
+    cluster.stop(1);
+    for (const int rank : {0, 2}) job.submit(rank, 1);
+    job.sleep(kDead * 0.6);
+    cluster.go_on(1);
+    job.submit(1, 1);
+    REQUIRE(job.run([&] { return job.over({0, 1, 2}); }));
+    for (const int rank : {0, 1, 2}) {
+      INFO(job.outcomes[index(rank)]->message());
+      CHECK(job.outcomes[index(rank)]->is_ok());
+    }
+  }
+}
+
+TEST_CASE("engine/verdict: a cut between two ranks that do not watch each other is found by who waits",
+          "[engine][fast]") {
+  std::vector<FaultyTransport*> links;
+  ClusterOptions options = options_of({0, 1, 2, 3});
+  options.wrap = [&](std::unique_ptr<transport::Transport> inner, int) {
+    auto wrapped = std::make_unique<FaultyTransport>(std::move(inner), Faults{}, 1);
+    links.push_back(wrapped.get());
+    return wrapped;
+  };
+  Cluster cluster(options);
+  Job job(cluster, 3000);  // every rank owns a part of it
+  warm_up(job);
+  for (const int rank : {0, 2}) {
+    Faults cut;
+    cut.silent_to = cluster.id(2 - rank);
+    links[2 * index(rank)]->set_faults(cut);
+  }
+  for (int rank = 0; rank < 4; ++rank) job.submit(rank, 1);
+  REQUIRE(job.run([&] { return job.over({0, 1, 2, 3}); }));
+  for (int rank = 0; rank < 4; ++rank) {
+    INFO(job.text(rank));
+    CHECK(job.outcomes[index(rank)]->code() == core::Code::kPeerDead);
+    const bool of_the_two = job.cause(rank).starts_with("rank 0 (") || job.cause(rank).starts_with("rank 2 (");
+    CHECK(of_the_two);
+  }
+}
+
+TEST_CASE("engine/verdict: a deadline says who waits, who is missing, and what those did last", "[engine][fast]") {
+  ClusterOptions options = options_of({0, 0, 1});
+  options.dead_seconds = 1000;
+  Cluster cluster(options);
+  Job job(cluster);
+  warm_up(job);
+  for (const int rank : {0, 1}) job.submit(rank, 1, std::chrono::milliseconds(600));
+  REQUIRE(job.run([&] { return job.over({0, 1}); }));
+  for (const int rank : {0, 1}) {
+    INFO(job.text(rank));
+    CHECK(job.outcomes[index(rank)]->code() == core::Code::kTimeout);
+    const std::string me = std::to_string(rank);
+    CHECK(
+        job.text(rank).starts_with("hybridps[rank " + me + "/3 host" + me +
+                                   " group \"test\"]: allreduce seq 1 (sum of int32[50], 200 bytes) failed after 0."));
+    CHECK(job.cause(rank) == job.cause(0));
+    CHECK(job.cause(rank).starts_with("timed out after 0.6 s without rank 2 (host2) (found by rank "));
+    CHECK(job.text(rank).find("; waiting [0, 1], missing [2]: rank 2 (host2) was last seen finishing seq 0, allreduce "
+                              "sum of int32[50], 200 bytes; 0/1 chunks done") != std::string::npos);
+    CHECK(job.text(rank).find("pass a longer timeout") != std::string::npos);
+  }
+  // The verdict was on the operation: the group goes on.
+  job.submit(2, 1);
+  for (int rank = 0; rank < 3; ++rank) job.submit(rank, 2);
+  REQUIRE(job.run([&] { return job.over({0, 1, 2}); }));
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK(job.outcomes[index(rank)]->is_ok());
+    CHECK(job.data[index(rank)] == std::vector<std::int32_t>(50, 3));
+  }
+}
+
+TEST_CASE("engine/verdict: a deadline counts from the call and not from when the engine hears of it",
+          "[engine][fast]") {
+  Cluster cluster(options_of({0, 1}));
+  Job job(cluster);
+  warm_up(job);
+  worker::Operation o;
+  o.kind = Kind::kBarrier;
+  o.timeout = std::chrono::milliseconds(200);
+  o.issued_at = Clock::now() - std::chrono::milliseconds(150);
+  const auto start = Clock::now();
+  bool done = false;
+  cluster.submit(job.uid, 0, o, 1, [&](const worker::Outcome& outcome) { done = !outcome.status.is_ok(); });
+  REQUIRE(job.run([&] { return done; }));
+  CHECK(Clock::now() - o.issued_at >= o.timeout);
+  CHECK(to_seconds(Clock::now() - start) < 0.05 + kSlack);
+}
+
+TEST_CASE("engine/verdict: who gave an operation up before the group was open tells the others", "[engine][fast]") {
+  Cluster cluster(options_of({0, 1, 2}));
+  Job job(cluster);
+  worker::Operation o;
+  o.kind = Kind::kBarrier;
+  for (const int rank : {0, 1})
+    cluster.submit(job.uid, rank, o, 0,
+                   [&job, rank](const worker::Outcome& outcome) { job.outcomes[index(rank)] = outcome.status; });
+  worker::Worker& late = cluster.at(2).worker();
+  late.submit_failed(*late.find(job.uid), o, 0, core::Status(core::Code::kTimeout, "rank 2 gave it up"));
+  REQUIRE(job.run([&] { return job.over({0, 1}); }));
+  for (const int rank : {0, 1}) CHECK(job.text(rank).find("rank 2 gave it up") != std::string::npos);
+  for (int rank = 0; rank < 3; ++rank) job.submit(rank, 1);
+  REQUIRE(job.run([&] { return job.over({0, 1, 2}); }));
+  for (int rank = 0; rank < 3; ++rank) CHECK(job.outcomes[index(rank)]->is_ok());
+}
+
+TEST_CASE("engine/verdict: messages of unknown groups are kept up to a limit", "[engine][fast]") {
+  Cluster cluster(options_of({0, 1}));
+  const auto uid = cluster.open_group();
+  wire::Header stray;
+  stray.type = wire::Type::kAnnounce;
+  stray.uid = cluster.new_uid();
+  for (int i = 0; i < 66000; ++i) {
+    cluster.at(0).send_control(cluster.id(1), stray, {});
+    if (i % 100 == 0) cluster.run_until([] { return false; }, 5);
+  }
+  cluster.run_until([] { return false; }, 100);
+  CHECK(cluster.at(1).counters().bad_messages.load() == 66000 - 65536);
+  CHECK(cluster.at(1).worker().find(uid) != nullptr);
+}

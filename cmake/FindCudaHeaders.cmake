@@ -1,5 +1,5 @@
-# HYBRIDPS_CUDA=AUTO|ON|OFF. Looks for the CUDA headers in a toolkit, then in the wheels that torch brings. No room
-# uses CUDA yet: the answer is recorded in build_info.h, and OFF never looks at a CUDA header.
+# HYBRIDPS_CUDA=AUTO|ON|OFF. Looks for the CUDA headers in a toolkit, then in the wheels that torch brings. No library is
+# needed: device/cuda opens the driver at run time. Where torch is one for the CPU, CUDA is left out as well.
 
 set(HYBRIDPS_WITH_CUDA OFF)
 set(HYBRIDPS_CUDA_INCLUDE_DIR "")
@@ -11,15 +11,23 @@ if(NOT HYBRIDPS_CUDA STREQUAL "OFF")
     list(APPEND hybridps_cuda_dirs "${dir}/cu13/include" "${dir}/cuda_runtime/include")
   endforeach()
   unset(hybridps_cuda_include CACHE)
-  find_path(hybridps_cuda_include cuda_runtime_api.h
+  find_path(hybridps_cuda_include cudaTypedefs.h
     HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda ${hybridps_cuda_dirs} PATH_SUFFIXES include)
   mark_as_advanced(hybridps_cuda_include)
-  if(hybridps_cuda_include)
+  if(hybridps_cuda_include AND NOT EXISTS "${hybridps_cuda_include}/cuda_runtime_api.h")
+    set(hybridps_cuda_include "")
+  endif()
+  if(HYBRIDPS_WITH_PYTHON AND NOT EXISTS "${HYBRIDPS_TORCH_DIR}/lib/libc10_cuda.so")
+    message(STATUS "CUDA headers: not looked at, this torch is for the CPU")
+    if(HYBRIDPS_CUDA STREQUAL "ON")
+      message(FATAL_ERROR "HYBRIDPS_CUDA=ON, but the torch in ${HYBRIDPS_TORCH_DIR} is for the CPU only")
+    endif()
+  elseif(hybridps_cuda_include)
     set(HYBRIDPS_WITH_CUDA ON)
     set(HYBRIDPS_CUDA_INCLUDE_DIR "${hybridps_cuda_include}")
-    message(STATUS "CUDA headers: ${hybridps_cuda_include} (no room uses them yet)")
+    message(STATUS "CUDA headers: ${hybridps_cuda_include}")
   elseif(HYBRIDPS_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "HYBRIDPS_CUDA=ON, but cuda_runtime_api.h was found neither in a toolkit (CUDA_HOME) nor in "
+    message(FATAL_ERROR "HYBRIDPS_CUDA=ON, but cuda_runtime_api.h and cudaTypedefs.h were found neither in a toolkit (CUDA_HOME) nor in "
       "the nvidia-cuda-runtime wheel of ${Python_EXECUTABLE}")
   else()
     message(STATUS "CUDA headers: none")

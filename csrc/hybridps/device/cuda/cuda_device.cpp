@@ -1,0 +1,192 @@
+#include "hybridps/device/cuda/cuda_device.h"
+
+#include <array>
+#include <cstring>
+#include <utility>
+
+namespace hybridps::device {
+namespace {
+
+using core::Code;
+using core::Status;
+
+CUstream stream_of(Stream stream) { return static_cast<CUstream>(stream.native); }
+CUevent event_of(Event event) { return static_cast<CUevent>(event.native); }
+CUdeviceptr address_of(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+
+std::string device_name(const Driver& driver, CUdevice device) {
+  std::array<char, 256> name{};
+  if (driver.device_name(name.data(), static_cast<int>(name.size()) - 1, device) != CUDA_SUCCESS) return "unknown";
+  return name.data();
+}
+
+}  // namespace
+
+core::Result<std::unique_ptr<CudaDevice>> CudaDevice::open(const Driver& driver, int index) {
+  int count = 0;
+  if (Status status = driver.status(driver.device_count(&count), "cuDeviceGetCount"); !status.is_ok()) return status;
+  if (index < 0 || index >= count)
+    return Status(Code::kInvalidArgument, "there is no CUDA device " + std::to_string(index) + ": this process sees " +
+                                              std::to_string(count) + " (CUDA_VISIBLE_DEVICES)");
+  CUdevice device = 0;
+  if (Status status = driver.status(driver.device_get(&device, index), "cuDeviceGet"); !status.is_ok()) return status;
+  CUcontext context = nullptr;
+  if (Status status =
+          driver.status(driver.primary_context_retain(&context, device), "cuDevicePrimaryCtxRetain");
+      !status.is_ok())
+    return status;
+  return std::unique_ptr<CudaDevice>(new CudaDevice(driver, index, device, context, device_name(driver, device)));
+}
+
+CudaDevice::~CudaDevice() { driver_.primary_context_release(device_); }
+
+std::string CudaDevice::describe() const { return "CUDA device " + std::to_string(index_) + " (" + name_ + ")"; }
+
+template <typename Call>
+core::Status CudaDevice::in_context(const char* what, const Call& call) const {
+  if (Status status = driver_.status(driver_.context_push(context_), "cuCtxPushCurrent"); !status.is_ok())
+    return status;
+  const CUresult result = call();
+  CUcontext popped = nullptr;
+  driver_.context_pop(&popped);
+  return driver_.status(result, what);
+}
+
+core::Result<Stream> CudaDevice::make_stream() {
+  CUstream stream = nullptr;
+  Status status = in_context("cuStreamCreateWithPriority", [&] {
+    int least = 0;
+    int greatest = 0;
+    if (const CUresult result = driver_.priority_range(&least, &greatest); result != CUDA_SUCCESS) return result;
+    return driver_.stream_create(&stream, CU_STREAM_NON_BLOCKING, greatest);
+  });
+  if (!status.is_ok()) return status;
+  return Stream{stream};
+}
+
+void CudaDevice::destroy(Stream stream) noexcept {
+  const Status ignored =
+      in_context("cuStreamDestroy", [&] { return driver_.stream_destroy(stream_of(stream)); });
+  static_cast<void>(ignored);
+}
+
+core::Result<Event> CudaDevice::make_event() {
+  CUevent event = nullptr;
+  Status status =
+      in_context("cuEventCreate", [&] { return driver_.event_create(&event, CU_EVENT_DISABLE_TIMING); });
+  if (!status.is_ok()) return status;
+  return Event{event};
+}
+
+void CudaDevice::destroy(Event event) noexcept {
+  const Status ignored = in_context("cuEventDestroy", [&] { return driver_.event_destroy(event_of(event)); });
+  static_cast<void>(ignored);
+}
+
+core::Status CudaDevice::record(Event event, Stream stream) {
+  return in_context("cuEventRecord", [&] { return driver_.event_record(event_of(event), stream_of(stream)); });
+}
+
+core::Status CudaDevice::wait(Stream stream, Event event) {
+  return in_context("cuStreamWaitEvent",
+                    [&] { return driver_.stream_wait_event(stream_of(stream), event_of(event), 0); });
+}
+
+core::Result<bool> CudaDevice::is_done(Event event) {
+  bool done = false;
+  Status status = in_context("cuEventQuery", [&] {
+    const CUresult result = driver_.event_query(event_of(event));
+    done = result == CUDA_SUCCESS;
+    return result == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : result;
+  });
+  if (!status.is_ok()) return status;
+  return done;
+}
+
+core::Status CudaDevice::copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+  if (bytes == 0) return {};
+  return in_context("cuMemcpyDtoHAsync",
+                    [&] { return driver_.copy_to_host(to, address_of(from), bytes, stream_of(stream)); });
+}
+
+core::Status CudaDevice::copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+  if (bytes == 0) return {};
+  return in_context("cuMemcpyHtoDAsync",
+                    [&] { return driver_.copy_to_device(address_of(to), from, bytes, stream_of(stream)); });
+}
+
+core::Status CudaDevice::write_flag(Stream stream, Flag flag, std::uint32_t value) {
+  // The default puts a memory barrier before the write: the copies are in host memory by then.
+  return in_context("cuStreamWriteValue32", [&] {
+    return driver_.stream_write_value(stream_of(stream), flag.device_address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
+  });
+}
+
+core::Status CudaDevice::wait_flag(Stream stream, Flag flag, std::uint32_t value) {
+  return in_context("cuStreamWaitValue32", [&] {
+    return driver_.stream_wait_value(stream_of(stream), flag.device_address, value, CU_STREAM_WAIT_VALUE_GEQ);
+  });
+}
+
+core::Result<bool> CudaDevice::is_capturing(Stream stream) {
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  Status status =
+      in_context("cuStreamIsCapturing", [&] { return driver_.stream_is_capturing(stream_of(stream), &capture); });
+  if (!status.is_ok()) return status;
+  return capture != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+void CudaDevice::begin_helper_thread() noexcept {
+  // Else a query of ours would spoil a graph that another thread records.
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  driver_.exchange_capture_mode(&mode);
+}
+
+core::Result<HostMemory> CudaDevice::allocate_host(std::uint64_t bytes) {
+  HostMemory memory;
+  memory.bytes = bytes;
+  void* data = nullptr;
+  CUdeviceptr address = 0;
+  Status status = in_context("cuMemHostAlloc", [&] {
+    // Recording a graph on this thread must not forbid it.
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    driver_.exchange_capture_mode(&mode);
+    CUresult result = driver_.host_allocate(&data, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+    if (result == CUDA_SUCCESS) result = driver_.host_device_pointer(&address, data, 0);
+    driver_.exchange_capture_mode(&mode);
+    return result;
+  });
+  if (!status.is_ok()) {
+    memory.data = static_cast<std::byte*>(data);
+    if (data != nullptr) free_host(memory);
+    return Status(Code::kOutOfResources, "cannot pin " + std::to_string(bytes) + " bytes of host memory: " +
+                                             std::string(status.message()));
+  }
+  std::memset(data, 0, bytes);
+  memory.data = static_cast<std::byte*>(data);
+  memory.device_address = address;
+  memory.pinned = true;
+  return memory;
+}
+
+void CudaDevice::free_host(HostMemory memory) noexcept {
+  const Status ignored = in_context("cuMemFreeHost", [&] { return driver_.host_free(memory.data); });
+  static_cast<void>(ignored);
+}
+
+std::string describe_cuda() {
+  const core::Result<Driver>& driver = load_driver();
+  if (!driver.is_ok()) return "no device: " + std::string(driver.status().message());
+  int count = 0;
+  if (const CUresult result = driver.value().device_count(&count); result != CUDA_SUCCESS || count == 0)
+    return "no device: the driver shows none to this process (CUDA_VISIBLE_DEVICES)";
+  std::string text = std::to_string(count) + (count == 1 ? " device: " : " devices: ");
+  for (int i = 0; i < count; ++i) {
+    CUdevice device = 0;
+    if (driver.value().device_get(&device, i) != CUDA_SUCCESS) continue;
+    text += (i > 0 ? ", " : "") + device_name(driver.value(), device);
+  }
+  return text;
+}
+
+}  // namespace hybridps::device

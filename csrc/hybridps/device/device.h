@@ -1,0 +1,97 @@
+// hybridps/device/device.h: one accelerator, as far as moving bytes between it and the engine needs it.
+//
+// Model    Work is put on streams, which run it in order, each on its own. Streams meet through events and through
+//          flags: words of host memory that a stream can write, and for which it can wait. A stream that waits for a
+//          flag holds up nothing but itself, unless the device has fewer hardware queues than streams: then also what was
+//          put on other streams of its queue later.
+// Owner    the caller of everything that make_...() and allocate_...() return; free it before the Device.
+// Threads  every method from any thread.
+// Blocking none waits for the device, but allocate_host() and free_host() (a driver may), and copies to or from memory
+//          that is not pinned.
+// Errors   returned as Status; a device that has failed (a kernel's bad access) says so in every later call.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
+
+namespace hybridps::device {
+
+/// CUDA's stream; null is its default stream.
+struct Stream {
+  void* native = nullptr;
+};
+
+struct Event {
+  void* native = nullptr;
+};
+
+/// A word that host and device both see. Values compare in a circle, so a counter may wrap.
+struct Flag {
+  std::atomic<std::uint32_t>* word = nullptr;
+  std::uint64_t device_address = 0;
+};
+
+/// A run of host memory.
+struct HostMemory {
+  std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+  std::uint64_t device_address = 0;  // 0: not mapped
+  bool pinned = false;
+
+  /// The word at `offset` (a multiple of 4) of mapped memory.
+  Flag flag_at(std::uint64_t offset) const {
+    return {reinterpret_cast<std::atomic<std::uint32_t>*>(data + offset), device_address + offset};
+  }
+};
+static_assert(sizeof(std::atomic<std::uint32_t>) == 4 && std::atomic<std::uint32_t>::is_always_lock_free);
+
+/// Whether a counter has reached `target`.
+inline bool has_reached(std::uint32_t counter, std::uint32_t target) noexcept {
+  return static_cast<std::int32_t>(counter - target) >= 0;
+}
+
+class Device : core::Pinned {
+ public:
+  virtual ~Device() = default;
+
+  virtual int index() const noexcept = 0;
+  /// "CUDA device 0 (NVIDIA H200)".
+  virtual std::string describe() const = 0;
+
+  virtual core::Result<Stream> make_stream() = 0;
+  /// What was put on it goes on.
+  virtual void destroy(Stream stream) noexcept = 0;
+  virtual core::Result<Event> make_event() = 0;
+  virtual void destroy(Event event) noexcept = 0;
+
+  /// The event then stands for what is on the stream now, and no longer for what it stood for.
+  virtual core::Status record(Event event, Stream stream) = 0;
+  /// What comes later on `stream` waits for what the event stands for now: nothing, when it was never recorded.
+  virtual core::Status wait(Stream stream, Event event) = 0;
+  virtual core::Result<bool> is_done(Event event) = 0;
+
+  virtual core::Status copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) = 0;
+  virtual core::Status copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) = 0;
+
+  /// The stream sets the word when it gets there; what it did before is visible to who has read the value (acquire).
+  virtual core::Status write_flag(Stream stream, Flag flag, std::uint32_t value) = 0;
+  /// The stream waits until has_reached(word, value); what was written before the word was set (release) is visible.
+  virtual core::Status wait_flag(Stream stream, Flag flag, std::uint32_t value) = 0;
+
+  /// Whether the stream records a graph instead of running.
+  virtual core::Result<bool> is_capturing(Stream stream) = 0;
+  /// For a thread of ours that makes calls while the program may be recording a graph.
+  virtual void begin_helper_thread() noexcept {}
+
+  /// Pinned and mapped memory, zeroed. kOutOfResources when the system has no more of it.
+  virtual core::Result<HostMemory> allocate_host(std::uint64_t bytes) = 0;
+  /// Nothing on a stream may use it any more.
+  virtual void free_host(HostMemory memory) noexcept = 0;
+};
+
+}  // namespace hybridps::device

@@ -1,0 +1,282 @@
+#include "hybridps/device/fake/fake_device.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <utility>
+
+namespace hybridps::device {
+namespace {
+
+using core::Code;
+using core::Status;
+
+constexpr std::uint64_t kPage = 4096;
+
+struct EventState {
+  std::atomic<std::uint64_t> recorded{0};  // put on streams so often
+  std::atomic<std::uint64_t> reached{0};
+};
+using EventPtr = std::shared_ptr<EventState>;
+
+struct Queue {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> tasks;
+  std::mt19937_64 random;
+  std::thread thread;
+};
+
+struct StreamState {
+  Queue* queue = nullptr;
+  std::atomic<bool> capturing{false};
+};
+
+}  // namespace
+
+struct FakeDevice::Impl {
+  explicit Impl(FakeOptions o) : options(o), random(o.seed) {
+    for (int i = 0; i < std::max(1, options.hardware_queues); ++i) {
+      queues.push_back(std::make_unique<Queue>());
+      Queue& queue = *queues.back();
+      queue.random.seed(random());
+      queue.thread = std::thread([this, &queue] { run(queue); });
+    }
+  }
+  ~Impl() {
+    stop.store(true);
+    for (const auto& queue : queues) {
+      const std::lock_guard lock(queue->mutex);
+      queue->changed.notify_all();
+    }
+    for (const auto& queue : queues) queue->thread.join();
+    for (auto& [data, bytes] : pinned) std::free(data);
+  }
+
+  void run(Queue& queue) {
+    std::unique_lock lock(queue.mutex);
+    for (;;) {
+      queue.changed.wait(lock, [&] { return stop.load() || !queue.tasks.empty(); });
+      if (queue.tasks.empty()) return;
+      auto task = std::move(queue.tasks.front());
+      queue.tasks.pop_front();
+      const auto pause = pause_of(queue);
+      lock.unlock();
+      if (pause.count() > 0 && !stop.load()) std::this_thread::sleep_for(pause);
+      task();
+      task = nullptr;
+      lock.lock();
+    }
+  }
+
+  std::chrono::microseconds pause_of(Queue& queue) const {
+    if (options.pause_us_max <= 0) return std::chrono::microseconds(0);
+    const auto drawn = queue.random();
+    const auto pause = static_cast<int>((drawn >> 8) % static_cast<std::uint64_t>(options.pause_us_max + 1));
+    // Most tasks follow at once, or everything would be in step with the pauses.
+    if (drawn % 4 != 0) return std::chrono::microseconds(0);
+    return std::chrono::microseconds((drawn >> 4) % 16 == 0 ? 10 * pause : pause);
+  }
+
+  Status check() const {
+    const std::lock_guard lock(mutex);
+    return broken;
+  }
+
+  Status put(Stream stream, std::function<void()> task) {
+    if (Status status = check(); !status.is_ok()) return status;
+    Queue& queue = *static_cast<StreamState*>(stream.native)->queue;
+    const std::lock_guard lock(queue.mutex);
+    queue.tasks.push_back(std::move(task));
+    queue.changed.notify_one();
+    return {};
+  }
+
+  template <typename Ready>
+  void wait_until(const Ready& ready) const {
+    while (!ready() && !stop.load()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+
+  bool is_pinned(const void* address) const {
+    const std::lock_guard lock(mutex);
+    const auto* at = static_cast<const std::byte*>(address);
+    const auto next = pinned.upper_bound(const_cast<std::byte*>(at));
+    if (next == pinned.begin()) return false;
+    const auto& [data, bytes] = *std::prev(next);
+    return at < data + bytes;
+  }
+
+  const FakeOptions options;
+  std::atomic<bool> stop{false};
+  mutable std::mutex mutex;
+  std::mt19937_64 random;
+  Status broken;
+  std::map<std::byte*, std::uint64_t> pinned;
+  std::uint64_t pinned_bytes = 0;
+  std::size_t streams = 0;
+  std::size_t events = 0;
+  std::vector<std::unique_ptr<Queue>> queues;
+};
+
+FakeDevice::FakeDevice(FakeOptions options) : impl_(std::make_unique<Impl>(options)) {}
+FakeDevice::~FakeDevice() = default;
+
+std::string FakeDevice::describe() const {
+  return "fake device with " + std::to_string(impl_->queues.size()) + " hardware queues";
+}
+
+core::Result<Stream> FakeDevice::make_stream() {
+  if (Status status = impl_->check(); !status.is_ok()) return status;
+  const std::lock_guard lock(impl_->mutex);
+  auto* state = new StreamState();
+  state->queue = impl_->queues[impl_->streams++ % impl_->queues.size()].get();
+  return Stream{state};
+}
+
+void FakeDevice::destroy(Stream stream) noexcept {
+  const std::lock_guard lock(impl_->mutex);
+  --impl_->streams;
+  delete static_cast<StreamState*>(stream.native);
+}
+
+core::Result<Event> FakeDevice::make_event() {
+  if (Status status = impl_->check(); !status.is_ok()) return status;
+  const std::lock_guard lock(impl_->mutex);
+  ++impl_->events;
+  return Event{new EventPtr(std::make_shared<EventState>())};
+}
+
+void FakeDevice::destroy(Event event) noexcept {
+  const std::lock_guard lock(impl_->mutex);
+  --impl_->events;
+  delete static_cast<EventPtr*>(event.native);
+}
+
+core::Status FakeDevice::record(Event event, Stream stream) {
+  const EventPtr state = *static_cast<EventPtr*>(event.native);
+  const std::uint64_t turn = state->recorded.fetch_add(1) + 1;
+  return impl_->put(stream, [state, turn] {
+    std::uint64_t reached = state->reached.load();
+    while (reached < turn && !state->reached.compare_exchange_weak(reached, turn)) {
+    }
+  });
+}
+
+core::Status FakeDevice::wait(Stream stream, Event event) {
+  const EventPtr state = *static_cast<EventPtr*>(event.native);
+  const std::uint64_t turn = state->recorded.load();
+  return impl_->put(stream, [this, state, turn] {
+    impl_->wait_until([&] { return state->reached.load() >= turn; });
+  });
+}
+
+core::Result<bool> FakeDevice::is_done(Event event) {
+  if (Status status = impl_->check(); !status.is_ok()) return status;
+  const EventPtr& state = *static_cast<EventPtr*>(event.native);
+  return state->reached.load() >= state->recorded.load();
+}
+
+core::Status FakeDevice::copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+  const bool blocks = !impl_->is_pinned(to);
+  Status status = impl_->put(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
+  if (blocks && status.is_ok()) synchronize(stream);
+  return status;
+}
+
+core::Status FakeDevice::copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+  const bool blocks = !impl_->is_pinned(from);
+  Status status = impl_->put(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
+  if (blocks && status.is_ok()) synchronize(stream);
+  return status;
+}
+
+core::Status FakeDevice::write_flag(Stream stream, Flag flag, std::uint32_t value) {
+  return impl_->put(stream, [flag, value] { flag.word->store(value, std::memory_order_release); });
+}
+
+core::Status FakeDevice::wait_flag(Stream stream, Flag flag, std::uint32_t value) {
+  return impl_->put(stream, [this, flag, value] {
+    impl_->wait_until([&] { return has_reached(flag.word->load(std::memory_order_acquire), value); });
+  });
+}
+
+core::Result<bool> FakeDevice::is_capturing(Stream stream) {
+  if (Status status = impl_->check(); !status.is_ok()) return status;
+  return static_cast<StreamState*>(stream.native)->capturing.load();
+}
+
+core::Result<HostMemory> FakeDevice::allocate_host(std::uint64_t bytes) {
+  if (Status status = impl_->check(); !status.is_ok()) return status;
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->pinned_bytes + bytes > impl_->options.pinned_bytes_max)
+    return Status(Code::kOutOfResources, "the fake device has no more pinned memory");
+  const std::uint64_t whole = (bytes + kPage - 1) / kPage * kPage;
+  auto* data = static_cast<std::byte*>(std::aligned_alloc(kPage, std::max(whole, kPage)));
+  if (data == nullptr) return Status(Code::kOutOfResources, "no memory");
+  std::memset(data, 0, bytes);
+  impl_->pinned[data] = bytes;
+  impl_->pinned_bytes += bytes;
+  return HostMemory{data, bytes, reinterpret_cast<std::uint64_t>(data), true};
+}
+
+void FakeDevice::free_host(HostMemory memory) noexcept {
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->pinned.erase(memory.data) == 0) return;
+  impl_->pinned_bytes -= memory.bytes;
+  std::free(memory.data);
+}
+
+void FakeDevice::launch(Stream stream, std::function<void()> kernel) {
+  const Status ignored = impl_->put(stream, std::move(kernel));
+  static_cast<void>(ignored);
+}
+
+void FakeDevice::set_capturing(Stream stream, bool capturing) {
+  static_cast<StreamState*>(stream.native)->capturing.store(capturing);
+}
+
+void FakeDevice::break_down(const std::string& why) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->broken = Status(Code::kInternal, why);
+}
+
+void FakeDevice::synchronize(Stream stream) {
+  struct Done {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool there = false;
+  };
+  const auto done = std::make_shared<Done>();
+  const Status status = impl_->put(stream, [done] {
+    const std::lock_guard lock(done->mutex);
+    done->there = true;
+    done->changed.notify_all();
+  });
+  if (!status.is_ok()) return;
+  std::unique_lock lock(done->mutex);
+  done->changed.wait(lock, [&] { return done->there; });
+}
+
+std::uint64_t FakeDevice::pinned_bytes() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->pinned_bytes;
+}
+
+std::size_t FakeDevice::streams() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->streams;
+}
+
+std::size_t FakeDevice::events() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->events;
+}
+
+}  // namespace hybridps::device

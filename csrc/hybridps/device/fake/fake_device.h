@@ -1,0 +1,68 @@
+// hybridps/device/fake/fake_device.h: a device made of threads, for tests.
+//
+// Model    Hardware queues are threads, each with a list of tasks that it runs in order. Streams are spread over them;
+//          two streams of one queue hold each other up, as on a GPU with CUDA_DEVICE_MAX_CONNECTIONS=1. Each task is
+//          preceded by a pause drawn from the seed, so that streams overtake each other in ever new ways.
+//          Device memory is ordinary memory: copies are made by the queue's thread, and TSan sees every race.
+// Threads  as Device; one thread per hardware queue.
+// Life     the destructor gives up waits that are still under way and joins.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hybridps/device/device.h"
+
+namespace hybridps::device {
+
+struct FakeOptions {
+  std::uint64_t seed = 1;
+  int hardware_queues = 8;
+  int pause_us_max = 50;                           // before a task; one in sixteen is ten times as long
+  std::uint64_t pinned_bytes_max = ~std::uint64_t{0};  // then allocate_host() fails
+};
+
+class FakeDevice final : public Device {
+ public:
+  explicit FakeDevice(FakeOptions options);
+  ~FakeDevice() override;
+
+  int index() const noexcept override { return 0; }
+  std::string describe() const override;
+
+  core::Result<Stream> make_stream() override;
+  void destroy(Stream stream) noexcept override;
+  core::Result<Event> make_event() override;
+  void destroy(Event event) noexcept override;
+  core::Status record(Event event, Stream stream) override;
+  core::Status wait(Stream stream, Event event) override;
+  core::Result<bool> is_done(Event event) override;
+  core::Status copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
+  core::Status copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
+  core::Status write_flag(Stream stream, Flag flag, std::uint32_t value) override;
+  core::Status wait_flag(Stream stream, Flag flag, std::uint32_t value) override;
+  core::Result<bool> is_capturing(Stream stream) override;
+  core::Result<HostMemory> allocate_host(std::uint64_t bytes) override;
+  void free_host(HostMemory memory) noexcept override;
+
+  /// A kernel.
+  void launch(Stream stream, std::function<void()> kernel);
+  void set_capturing(Stream stream, bool capturing);
+  /// Every call from now on fails, as after a kernel's bad access; what is on the streams goes on.
+  void break_down(const std::string& why);
+  /// Blocks until all that was put on the stream is done.
+  void synchronize(Stream stream);
+
+  std::uint64_t pinned_bytes() const;
+  std::size_t streams() const;  // that exist
+  std::size_t events() const;
+
+ private:
+  struct Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace hybridps::device

@@ -1,0 +1,171 @@
+#include "hybridps/device/cuda/cuda_device.h"
+
+namespace {
+struct Cuda {
+  static std::unique_ptr<hybridps::device::Device> make() {
+    const auto& driver = hybridps::device::load_driver();
+    if (!driver.is_ok()) return nullptr;
+    auto device = hybridps::device::CudaDevice::open(driver.value(), 0);
+    if (!device.is_ok()) return nullptr;
+    return std::move(device).value();
+  }
+  static std::string why() { return hybridps::device::describe_cuda(); }
+};
+}  // namespace
+
+#define HYBRIDPS_DEVICE_BACKENDS Cuda
+#include "tests/unit/device/device_contract.h"
+
+// Without a GPU: the calls, on a driver that only takes notes. ----------------------------------------------------------
+
+namespace {
+
+using namespace hybridps;
+using device::CudaDevice;
+using device::Driver;
+
+struct Notes {
+  std::vector<std::string> calls;
+  int contexts = 0;  // pushed and not popped
+  int outside = 0;   // calls without our context
+  bool retained = false;
+  CUresult next = CUDA_SUCCESS;  // of the next call that takes notes
+  std::uint32_t wait_flags = 99;
+  std::uint32_t write_flags = 99;
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  std::vector<std::byte> host = std::vector<std::byte>(4096, std::byte{1});
+};
+Notes* notes = nullptr;
+
+CUresult note(const char* call) {
+  notes->calls.emplace_back(call);
+  if (notes->contexts == 0) ++notes->outside;
+  return std::exchange(notes->next, CUDA_SUCCESS);
+}
+
+Driver scripted() {
+  Driver d;
+  d.error_name = [](CUresult, const char** text) { return *text = "CUDA_ERROR_X", CUDA_SUCCESS; };
+  d.error_string = [](CUresult, const char** text) { return *text = "of the test", CUDA_SUCCESS; };
+  d.device_count = [](int* count) { return *count = 2, CUDA_SUCCESS; };
+  d.device_get = [](CUdevice* device, int index) { return *device = index, CUDA_SUCCESS; };
+  d.device_name = [](char* text, int, CUdevice) { return std::strcpy(text, "Scripted"), CUDA_SUCCESS; };
+  d.primary_context_retain = [](CUcontext* context, CUdevice) {
+    notes->retained = true;
+    *context = reinterpret_cast<CUcontext>(0x10);
+    return CUDA_SUCCESS;
+  };
+  d.primary_context_release = [](CUdevice) { return notes->retained = false, CUDA_SUCCESS; };
+  d.context_push = [](CUcontext) { return ++notes->contexts, CUDA_SUCCESS; };
+  d.context_pop = [](CUcontext*) { return --notes->contexts, CUDA_SUCCESS; };
+  d.priority_range = [](int* least, int* greatest) { return *least = 0, *greatest = -5, CUDA_SUCCESS; };
+  d.stream_create = [](CUstream* stream, unsigned flags, int priority) {
+    *stream = reinterpret_cast<CUstream>(0x20);
+    return flags == CU_STREAM_NON_BLOCKING && priority == -5 ? note("stream_create") : CUDA_ERROR_INVALID_VALUE;
+  };
+  d.stream_destroy = [](CUstream) { return note("stream_destroy"); };
+  d.event_create = [](CUevent* event, unsigned flags) {
+    *event = reinterpret_cast<CUevent>(0x30);
+    return flags == CU_EVENT_DISABLE_TIMING ? note("event_create") : CUDA_ERROR_INVALID_VALUE;
+  };
+  d.event_destroy = [](CUevent) { return note("event_destroy"); };
+  d.event_record = [](CUevent, CUstream) { return note("event_record"); };
+  d.event_query = [](CUevent) { return note("event_query"); };
+  d.stream_wait_event = [](CUstream, CUevent, unsigned) { return note("stream_wait_event"); };
+  d.stream_wait_value = [](CUstream, CUdeviceptr, cuuint32_t, unsigned flags) {
+    notes->wait_flags = flags;
+    return note("stream_wait_value");
+  };
+  d.stream_write_value = [](CUstream, CUdeviceptr, cuuint32_t, unsigned flags) {
+    notes->write_flags = flags;
+    return note("stream_write_value");
+  };
+  d.stream_is_capturing = [](CUstream, CUstreamCaptureStatus* status) {
+    *status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    return note("stream_is_capturing");
+  };
+  d.exchange_capture_mode = [](CUstreamCaptureMode* mode) { return std::swap(*mode, notes->mode), CUDA_SUCCESS; };
+  d.copy_to_host = [](void*, CUdeviceptr, std::size_t, CUstream) { return note("copy_to_host"); };
+  d.copy_to_device = [](CUdeviceptr, const void*, std::size_t, CUstream) { return note("copy_to_device"); };
+  d.host_allocate = [](void** data, std::size_t, unsigned flags) {
+    *data = notes->host.data();
+    const bool relaxed = notes->mode == CU_STREAM_CAPTURE_MODE_RELAXED;
+    return relaxed && flags == (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) ? note("host_allocate")
+                                                                                       : CUDA_ERROR_INVALID_VALUE;
+  };
+  d.host_device_pointer = [](CUdeviceptr* address, void*, unsigned) {
+    *address = 0x4000;
+    return note("host_device_pointer");
+  };
+  d.host_free = [](void*) { return note("host_free"); };
+  return d;
+}
+
+TEST_CASE("device/cuda: every call is made in the device's context and puts back what was", "[device][fast]") {
+  Notes book;
+  notes = &book;
+  const Driver driver = scripted();
+  {
+    const auto opened = CudaDevice::open(driver, 1);
+    REQUIRE(opened.is_ok());
+    CudaDevice& cuda = *opened.value();
+    CHECK(cuda.describe() == "CUDA device 1 (Scripted)");
+    const auto stream = cuda.make_stream().value();
+    const auto event = cuda.make_event().value();
+    const auto memory = cuda.allocate_host(4096).value();
+    CHECK(memory.device_address == 0x4000);
+    CHECK(memory.data[4095] == std::byte{0});
+    CHECK(book.mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
+    CHECK(cuda.record(event, stream).is_ok());
+    CHECK(cuda.wait(stream, event).is_ok());
+    CHECK(cuda.copy_to_host(stream, memory.data, memory.data, 8).is_ok());
+    CHECK(cuda.copy_to_device(stream, memory.data, memory.data, 8).is_ok());
+    CHECK(cuda.write_flag(stream, memory.flag_at(8), 1).is_ok());
+    CHECK(cuda.wait_flag(stream, memory.flag_at(8), 1).is_ok());
+    CHECK(book.wait_flags == CU_STREAM_WAIT_VALUE_GEQ);
+    CHECK(book.write_flags == CU_STREAM_WRITE_VALUE_DEFAULT);
+    CHECK(cuda.is_capturing(stream).value());
+    book.next = CUDA_ERROR_NOT_READY;
+    CHECK_FALSE(cuda.is_done(event).value());
+    CHECK(cuda.is_done(event).value());
+    const auto before = book.calls.size();
+    CHECK(cuda.copy_to_host(stream, nullptr, nullptr, 0).is_ok());
+    CHECK(book.calls.size() == before);
+    cuda.destroy(event);
+    cuda.destroy(stream);
+    cuda.free_host(memory);
+  }
+  CHECK(book.contexts == 0);
+  CHECK(book.outside == 0);
+  CHECK_FALSE(book.retained);
+  CHECK(book.calls.size() == 16);
+}
+
+TEST_CASE("device/cuda: what the driver refuses comes back with the call and CUDA's words", "[device][fast]") {
+  Notes book;
+  notes = &book;
+  const Driver driver = scripted();
+  CHECK(CudaDevice::open(driver, 2).status().code() == core::Code::kInvalidArgument);
+  const auto opened = CudaDevice::open(driver, 0);
+  REQUIRE(opened.is_ok());
+  CudaDevice& cuda = *opened.value();
+  book.next = CUDA_ERROR_ILLEGAL_ADDRESS;
+  CHECK(cuda.record({}, {}).to_string() == "internal error: CUDA: cuEventRecord failed: CUDA_ERROR_X (of the test)");
+  book.next = CUDA_ERROR_OUT_OF_MEMORY;
+  CHECK(cuda.allocate_host(1 << 20).status().code() == core::Code::kOutOfResources);
+  CHECK(book.calls.back() == "host_free");
+  CHECK(book.contexts == 0);
+}
+
+TEST_CASE("device/cuda: a machine without a driver or a device is told so", "[device][fast]") {
+  const std::string text = device::describe_cuda();
+  const auto& driver = device::load_driver();
+  if (driver.is_ok()) {
+    CHECK(text.find("device") != std::string::npos);
+  } else {
+    CHECK(driver.status().code() == core::Code::kUnsupported);
+    CHECK(text == "no device: " + std::string(driver.status().message()));
+  }
+}
+
+}  // namespace

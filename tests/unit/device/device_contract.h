@@ -1,0 +1,199 @@
+// tests/unit/device/device_contract.h: what every Device promises.
+//
+// Before including it, define HYBRIDPS_DEVICE_BACKENDS: types with
+//   static std::unique_ptr<device::Device> make();   null: not on this machine; `why` then says so
+//   static std::string why;
+// Device memory is what allocate_host() gives: a GPU reaches it at the same addresses.
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hybridps/device/device.h"
+#include "tests/support/catch.h"
+
+namespace device_contract {
+
+using namespace hybridps;
+
+template <typename Backend>
+struct Fixture {
+  Fixture() : device(Backend::make()) {
+    if (!device) WARN("skipped: " << Backend::why());
+  }
+  ~Fixture() {
+    if (!device) return;
+    for (const auto event : events) device->destroy(event);
+    for (const auto stream : streams) device->destroy(stream);
+    for (const auto& memory : memories) device->free_host(memory);
+  }
+  device::Stream stream() {
+    auto made = device->make_stream();
+    REQUIRE(made.is_ok());
+    streams.push_back(made.value());
+    return made.value();
+  }
+  device::Event event() {
+    auto made = device->make_event();
+    REQUIRE(made.is_ok());
+    events.push_back(made.value());
+    return made.value();
+  }
+  device::HostMemory memory(std::uint64_t bytes) {
+    auto made = device->allocate_host(bytes);
+    REQUIRE(made.is_ok());
+    memories.push_back(made.value());
+    return made.value();
+  }
+  bool becomes_done(device::Event of) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (std::chrono::steady_clock::now() < until) {
+      const auto done = device->is_done(of);
+      REQUIRE(done.is_ok());
+      if (done.value()) return true;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    return false;
+  }
+
+  std::unique_ptr<device::Device> device;
+  std::vector<device::Stream> streams;
+  std::vector<device::Event> events;
+  std::vector<device::HostMemory> memories;
+};
+
+inline constexpr auto kAWhile = std::chrono::milliseconds(20);
+
+TEMPLATE_TEST_CASE("device: memory is pinned and mapped and zero", "[device][fast]", HYBRIDPS_DEVICE_BACKENDS) {
+  Fixture<TestType> f;
+  if (!f.device) return;
+  const auto memory = f.memory(10000);
+  CHECK(memory.pinned);
+  CHECK(memory.bytes == 10000);
+  CHECK(memory.device_address != 0);
+  for (std::size_t i = 0; i < memory.bytes; ++i) REQUIRE(memory.data[i] == std::byte{0});
+  CHECK(f.device->describe() != "");
+}
+
+TEMPLATE_TEST_CASE("device: a stream runs copies and flags in order", "[device][fast]", HYBRIDPS_DEVICE_BACKENDS) {
+  Fixture<TestType> f;
+  if (!f.device) return;
+  const auto stream = f.stream();
+  const auto there = f.memory(1 << 16);
+  const auto here = f.memory(1 << 16);
+  const auto flags = f.memory(64);
+  const auto flag = flags.flag_at(4);
+  for (std::uint32_t round = 1; round <= 20; ++round) {
+    std::memset(there.data, static_cast<int>(round), there.bytes);
+    REQUIRE(f.device->copy_to_host(stream, here.data, there.data, here.bytes).is_ok());
+    REQUIRE(f.device->write_flag(stream, flag, round).is_ok());
+    while (!device::has_reached(flag.word->load(std::memory_order_acquire), round))
+      std::this_thread::sleep_for(std::chrono::microseconds(10));
+    for (std::size_t i = 0; i < here.bytes; i += 997) REQUIRE(here.data[i] == static_cast<std::byte>(round));
+  }
+}
+
+TEMPLATE_TEST_CASE("device: a stream waits for a flag and the host goes on", "[device][fast]",
+                   HYBRIDPS_DEVICE_BACKENDS) {
+  Fixture<TestType> f;
+  if (!f.device) return;
+  const auto stream = f.stream();
+  const auto end = f.event();
+  const auto from = f.memory(4096);
+  const auto to = f.memory(4096);
+  const auto flag = f.memory(64).flag_at(0);
+  REQUIRE(f.device->wait_flag(stream, flag, 3).is_ok());
+  REQUIRE(f.device->copy_to_device(stream, to.data, from.data, to.bytes).is_ok());
+  REQUIRE(f.device->record(end, stream).is_ok());
+  std::memset(from.data, 7, from.bytes);  // after the call: the copy is made when the stream gets there
+  flag.word->store(2, std::memory_order_release);
+  std::this_thread::sleep_for(kAWhile);
+  CHECK_FALSE(f.device->is_done(end).value());
+  flag.word->store(3, std::memory_order_release);
+  REQUIRE(f.becomes_done(end));
+  CHECK(to.data[4095] == std::byte{7});
+}
+
+TEMPLATE_TEST_CASE("device: flags compare in a circle", "[device][fast]", HYBRIDPS_DEVICE_BACKENDS) {
+  Fixture<TestType> f;
+  if (!f.device) return;
+  const auto stream = f.stream();
+  const auto end = f.event();
+  const auto flag = f.memory(64).flag_at(0);
+  flag.word->store(0xffffffffU);
+  REQUIRE(f.device->wait_flag(stream, flag, 1).is_ok());
+  REQUIRE(f.device->record(end, stream).is_ok());
+  std::this_thread::sleep_for(kAWhile);
+  CHECK_FALSE(f.device->is_done(end).value());
+  flag.word->store(2);
+  CHECK(f.becomes_done(end));
+}
+
+TEMPLATE_TEST_CASE("device: events order streams", "[device][fast]", HYBRIDPS_DEVICE_BACKENDS) {
+  Fixture<TestType> f;
+  if (!f.device) return;
+  const auto first = f.stream();
+  const auto second = f.stream();
+  const auto between = f.event();
+  const auto end = f.event();
+  const auto gate = f.memory(64).flag_at(0);
+  const auto from = f.memory(1 << 16);
+  const auto middle = f.memory(1 << 16);
+  const auto to = f.memory(1 << 16);
+  REQUIRE(f.device->wait_flag(first, gate, 1).is_ok());
+  REQUIRE(f.device->copy_to_host(first, middle.data, from.data, from.bytes).is_ok());
+  REQUIRE(f.device->record(between, first).is_ok());
+  REQUIRE(f.device->wait(second, between).is_ok());
+  REQUIRE(f.device->copy_to_device(second, to.data, middle.data, to.bytes).is_ok());
+  REQUIRE(f.device->record(end, second).is_ok());
+  std::memset(from.data, 9, from.bytes);
+  std::this_thread::sleep_for(kAWhile);
+  CHECK_FALSE(f.device->is_done(end).value());
+  gate.word->store(1, std::memory_order_release);
+  REQUIRE(f.becomes_done(end));
+  CHECK(to.data[to.bytes - 1] == std::byte{9});
+}
+
+TEMPLATE_TEST_CASE("device: an event that was never recorded counts as done", "[device][fast]",
+                   HYBRIDPS_DEVICE_BACKENDS) {
+  Fixture<TestType> f;
+  if (!f.device) return;
+  const auto stream = f.stream();
+  const auto never = f.event();
+  const auto end = f.event();
+  CHECK(f.device->is_done(never).value());
+  REQUIRE(f.device->wait(stream, never).is_ok());
+  REQUIRE(f.device->record(end, stream).is_ok());
+  CHECK(f.becomes_done(end));
+}
+
+TEMPLATE_TEST_CASE("device: an event stands for what it was recorded for last", "[device][fast]",
+                   HYBRIDPS_DEVICE_BACKENDS) {
+  Fixture<TestType> f;
+  if (!f.device) return;
+  const auto busy = f.stream();
+  const auto free = f.stream();
+  const auto event = f.event();
+  const auto end = f.event();
+  const auto gate = f.memory(64).flag_at(0);
+  REQUIRE(f.device->record(event, busy).is_ok());
+  REQUIRE(f.becomes_done(event));
+  REQUIRE(f.device->wait_flag(busy, gate, 1).is_ok());
+  REQUIRE(f.device->wait(free, event).is_ok());  // the recording that is done
+  REQUIRE(f.device->record(event, busy).is_ok());
+  REQUIRE(f.device->record(end, free).is_ok());
+  CHECK(f.becomes_done(end));
+  CHECK_FALSE(f.device->is_done(event).value());
+  gate.word->store(1);
+  CHECK(f.becomes_done(event));
+}
+
+TEMPLATE_TEST_CASE("device: a stream that runs does not capture", "[device][fast]", HYBRIDPS_DEVICE_BACKENDS) {
+  Fixture<TestType> f;
+  if (!f.device) return;
+  CHECK_FALSE(f.device->is_capturing(f.stream()).value());
+}
+
+}  // namespace device_contract

@@ -1,0 +1,76 @@
+#include "hybridps/device/fake/fake_device.h"
+
+namespace {
+struct Fake {
+  static std::unique_ptr<hybridps::device::Device> make() {
+    return std::make_unique<hybridps::device::FakeDevice>(hybridps::device::FakeOptions{});
+  }
+  static std::string why() { return {}; }
+};
+}  // namespace
+
+#define HYBRIDPS_DEVICE_BACKENDS Fake
+#include "tests/unit/device/device_contract.h"
+
+namespace {
+
+using namespace hybridps;
+using device::FakeDevice;
+using device::FakeOptions;
+
+TEST_CASE("device/fake: streams of one hardware queue hold each other up and others do not", "[device][fast]") {
+  for (const int queues : {1, 2}) {
+    FakeOptions options;
+    options.hardware_queues = queues;
+    FakeDevice fake(options);
+    const auto first = fake.make_stream().value();
+    const auto second = fake.make_stream().value();
+    const auto memory = fake.allocate_host(64).value();
+    const auto end = fake.make_event().value();
+    REQUIRE(fake.wait_flag(first, memory.flag_at(0), 1).is_ok());
+    REQUIRE(fake.record(end, second).is_ok());
+    if (queues == 2) fake.synchronize(second);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(fake.is_done(end).value() == (queues == 2));
+    memory.flag_at(0).word->store(1);
+    fake.synchronize(second);
+    CHECK(fake.is_done(end).value());
+    fake.destroy(end);
+    fake.destroy(first);
+    fake.destroy(second);
+    fake.free_host(memory);
+    CHECK(fake.streams() == 0);
+    CHECK(fake.events() == 0);
+    CHECK(fake.pinned_bytes() == 0);
+  }
+}
+
+TEST_CASE("device/fake: it is destroyed although a stream waits for ever", "[device][fast]") {
+  FakeDevice fake({});
+  const auto memory = fake.allocate_host(64).value();
+  const auto stream = fake.make_stream().value();
+  REQUIRE(fake.wait_flag(stream, memory.flag_at(0), 1).is_ok());
+  fake.destroy(stream);
+}
+
+TEST_CASE("device/fake: memory runs out and devices break where a test says so", "[device][fast]") {
+  FakeOptions options;
+  options.pinned_bytes_max = 1000;
+  FakeDevice fake(options);
+  const auto memory = fake.allocate_host(900);
+  REQUIRE(memory.is_ok());
+  CHECK(fake.allocate_host(900).status().code() == core::Code::kOutOfResources);
+  const auto stream = fake.make_stream().value();
+  // Copies with memory that is not pinned block, as CUDA's do.
+  int from = 5;
+  int to = 0;
+  REQUIRE(fake.copy_to_host(stream, &to, &from, sizeof to).is_ok());
+  CHECK(to == 5);
+  fake.break_down("an illegal memory access was encountered");
+  CHECK(fake.make_stream().status().message() == "an illegal memory access was encountered");
+  CHECK_FALSE(fake.write_flag(stream, memory.value().flag_at(0), 1).is_ok());
+  fake.destroy(stream);
+  fake.free_host(memory.value());
+}
+
+}  // namespace

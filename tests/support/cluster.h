@@ -111,6 +111,17 @@ class Cluster {
     at(rank).worker().submit(*at(rank).worker().find(uid), std::move(operation), sequence, std::move(done));
   }
 
+  bool is_alive(int rank) const { return runtimes_[static_cast<std::size_t>(rank)] != nullptr; }
+  /// One round, in random order.
+  std::size_t progress() {
+    std::size_t work = 0;
+    for (std::size_t i = 0; i < runtimes_.size(); ++i) {
+      const auto r = static_cast<std::size_t>(random_() % runtimes_.size());
+      if (runtimes_[r]) work += runtimes_[r]->progress();
+    }
+    return work;
+  }
+
   /// Drives all runtimes in random order until `done()`, or until nothing has happened for a while: then false.
   bool run_until(const std::function<bool()>& done, int idle_rounds_max = 20000) {
     for (int idle = 0; idle < idle_rounds_max; ++idle) {

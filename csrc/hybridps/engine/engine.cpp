@@ -78,12 +78,16 @@ struct GroupCore : core::Pinned {
   worker::GroupState* state = nullptr;
   core::GroupUid uid;
   std::deque<Queued> queued;
+  std::vector<std::uint64_t> reserved_early;  // before the roster was valid
   bool goodbye_wanted = false;
   bool goodbye_sent = false;
   bool goodbye_done = false;
   bool closed = false;
   bool last_failed = false;  // the last operation that is over
 };
+
+// What reserve() gives when the group has been left.
+constexpr std::uint64_t kNotReserved = ~std::uint64_t{0};
 
 // Shared-memory proofs asked for by the bootstrap thread, answered in the loop.
 struct ProofRequest {
@@ -108,6 +112,8 @@ class GroupImpl final : public Group {
   const std::string& name() const noexcept override { return core_->options.name; }
   std::shared_ptr<Engine> engine() const noexcept override;
   std::uint64_t submit(worker::Operation operation, worker::Completion done, bool will_drive) override;
+  std::uint64_t reserve() override;
+  void submit_reserved(std::uint64_t sequence, worker::Operation operation, worker::Completion done) override;
   void drive(const std::function<bool()>& done, core::TimePoint until) override;
   Status wait_ready() override;
   Status status() const override {
@@ -151,6 +157,7 @@ class EngineImpl final : public Engine, public LoopClient {
   void post(core::OnceFn<void()> command) { loop_->post(std::move(command)); }
   void run_submit(const std::shared_ptr<GroupCore>& group, worker::Operation operation, std::uint64_t sequence,
                   worker::Completion done);
+  void run_reserve(GroupCore& group, std::uint64_t sequence);
   void want_goodbye(const std::shared_ptr<GroupCore>& group);
   void fail(GroupCore& group, const Status& status);
   /// A group was left; its goodbye is on the way.
@@ -260,6 +267,24 @@ std::uint64_t GroupImpl::submit(worker::Operation operation, worker::Completion 
   }
   done(worker::Outcome{std::move(refused), -1});
   return sequence;
+}
+
+std::uint64_t GroupImpl::reserve() {
+  const std::lock_guard lock(core_->mutex);
+  if (core_->left || engine_->in_forked_child()) return kNotReserved;
+  const std::uint64_t sequence = core_->submitted++;
+  engine_->post([engine = engine_.get(), core = core_, sequence] { engine->run_reserve(*core, sequence); });
+  return sequence;
+}
+
+void GroupImpl::submit_reserved(std::uint64_t sequence, worker::Operation operation, worker::Completion done) {
+  if (engine_->in_forked_child() || sequence == kNotReserved) {
+    done(worker::Outcome{
+        Status(Code::kClosed, "process group \"" + name() + "\" was destroyed; no further operation is possible"), -1});
+    return;
+  }
+  engine_->post([engine = engine_.get(), core = core_, o = std::move(operation), sequence,
+                 d = std::move(done)]() mutable { engine->run_submit(core, std::move(o), sequence, std::move(d)); });
 }
 
 void GroupImpl::drive(const std::function<bool()>& done, core::TimePoint until) {
@@ -534,6 +559,13 @@ void EngineImpl::run_submit(const std::shared_ptr<GroupCore>& group, worker::Ope
                             });
 }
 
+void EngineImpl::run_reserve(GroupCore& group, std::uint64_t sequence) {
+  if (group.state != nullptr)
+    runtime_->worker().reserve(*group.state, sequence);
+  else
+    group.reserved_early.push_back(sequence);
+}
+
 void EngineImpl::fail(GroupCore& group, const Status& status) {
   {
     const std::lock_guard lock(group.mutex);
@@ -578,6 +610,8 @@ void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::
     group->node_of = roster.node_of;
   }
   group->changed.notify_all();
+  for (const std::uint64_t sequence : std::exchange(group->reserved_early, {}))
+    runtime_->worker().reserve(*group->state, sequence);
   for (auto queued = std::exchange(group->queued, {}); auto& item : queued) {
     if (item.done) {
       run_submit(group, std::move(item.operation), item.sequence, std::move(item.done));

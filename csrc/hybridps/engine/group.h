@@ -42,6 +42,12 @@ class Group : core::Pinned {
   ///   will_drive  this thread calls drive() at once; nobody is woken for the operation before that (1 ms at most).
   /// While the roster is not valid the operation queues.
   virtual std::uint64_t submit(worker::Operation operation, worker::Completion done, bool will_drive = false) = 0;
+  /// Takes the place of a collective whose memory is not ready yet, because a device's stream has not come to it. The
+  /// operation follows with submit_reserved(), in any order among those reserved; barriers and the goodbye that come
+  /// after it wait for it. Its timeout counts from then.
+  virtual std::uint64_t reserve() = 0;
+  /// As submit(); `sequence` is from reserve(), and used once. It may come after leave().
+  virtual void submit_reserved(std::uint64_t sequence, worker::Operation operation, worker::Completion done) = 0;
   /// Runs the engine's loop on this thread until done() or `until`, and sleeps in it when there is nothing to do: saves
   /// the hand-over to the engine's thread and back. May return early (another thread drives already): wait as usual then.
   /// Without the GIL; not from a completion.

@@ -161,6 +161,15 @@ std::string Worker::describe(const OperationRun& run) const {
   return text;
 }
 
+void Worker::reserve(GroupState& group, std::uint64_t sequence) {
+  group.submitted = std::max(group.submitted, sequence + 1);
+  group.reserved.insert(sequence);
+}
+
+bool Worker::is_oldest(const GroupState& group, std::uint64_t sequence) const {
+  return group.running.begin()->first == sequence && (group.reserved.empty() || *group.reserved.begin() > sequence);
+}
+
 void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequence, Completion done) {
   auto run = std::make_unique<OperationRun>(group, std::move(operation), sequence, std::move(done));
   Operation& o = run->operation;
@@ -187,7 +196,8 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
   }
   run->signature = signature_of(o, run->input, run->output);
   if (o.kind == schedule::Kind::kGoodbye) group.leaving = true;
-  group.submitted = sequence + 1;
+  group.submitted = std::max(group.submitted, sequence + 1);
+  group.reserved.erase(sequence);
   OperationRun& r = *run;
   group.running[sequence] = std::move(run);
   track(r);
@@ -202,8 +212,8 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
     return;
   }
   // A barrier speaks for all that its rank did before it.
-  if (is_barrier(o.kind) && group.running.begin()->first != sequence)
-    group.held.push_back(sequence);
+  if (is_barrier(o.kind) && !is_oldest(group, sequence))
+    group.held.insert(sequence);
   else if (group.plans->is_frozen() && !is_barrier(o.kind))
     group.plans->hold(sequence);
   else
@@ -337,7 +347,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
     if (group.signatures_over.empty()) group.signatures_over.resize(kSignaturesKept, {~std::uint64_t{0}, {}});
     group.signatures_over[run.sequence % kSignaturesKept] = {run.sequence, run.signature};
     group.early.erase(run.sequence);
-    std::erase(group.held, run.sequence);
+    group.held.erase(run.sequence);
   }
   ++finished_count_;
   --active_;
@@ -352,9 +362,9 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
 }
 
 void Worker::start_held(GroupState& group) {
-  while (!group.held.empty() && group.status.is_ok() && group.running.begin()->first == group.held.front()) {
+  while (!group.held.empty() && group.status.is_ok() && is_oldest(group, *group.held.begin())) {
     OperationRun& run = *group.running.begin()->second;
-    group.held.pop_front();
+    group.held.erase(group.held.begin());
     start(run);
   }
 }

@@ -104,13 +104,14 @@ struct GroupState : core::Pinned {
   core::Status status;  // first verdict on the group
   core::TimePoint failed_at{};
   bool leaving = false;         // this rank has said goodbye
-  std::uint64_t submitted = 0;  // collectives handed to start()
+  std::uint64_t submitted = 0;  // collectives issued, by number
   SequenceWindow over;
   std::map<std::uint64_t, std::unique_ptr<OperationRun>> running;
   /// Signatures of operations that are over, by sequence modulo its length: a late message that contradicts one of them
   /// is a mismatch that nobody else may notice (two roots that both only send).
   std::vector<std::pair<std::uint64_t, wire::Signature>> signatures_over;
-  std::deque<std::uint64_t> held;    // barriers that wait for earlier operations
+  std::set<std::uint64_t> reserved;  // issued, and not submitted yet
+  std::set<std::uint64_t> held;      // barriers that wait for earlier operations
   std::vector<std::uint64_t> heard;  // by member: 1 + the greatest collective that a message of it was of
   std::unordered_map<std::uint64_t, std::vector<std::pair<wire::Header, flow::Delivery>>> early;
   std::unordered_map<std::uint64_t, core::Status> verdicts;  // on operations not yet submitted here
@@ -149,7 +150,9 @@ class Worker final : public server::Listener, core::Pinned {
   /// Fails what is pending and forgets the group.
   void close_group(core::GroupUid uid);
 
-  /// Collectives: `sequence` rises by one per group. Point to point: ignored.
+  /// A collective of this number will be submitted later, when its memory is ready.
+  void reserve(GroupState& group, std::uint64_t sequence);
+  /// Collectives: `sequence` rises by one per group, but for those reserved. Point to point: ignored.
   void submit(GroupState& group, Operation operation, std::uint64_t sequence, Completion done);
   /// Any message of a group that is open here. The caller has decoded the header.
   void on_message(GroupState& group, const wire::Header& header, flow::Delivery payload);
@@ -201,6 +204,7 @@ class Worker final : public server::Listener, core::Pinned {
   /// Turns mismatches found inside callbacks into verdicts; returns how many.
   std::size_t judge();
   void start_held(GroupState& group);
+  bool is_oldest(const GroupState& group, std::uint64_t sequence) const;
   void on_early(GroupState& group, const wire::Header& header, flow::Delivery payload);
   void dispatch(OperationRun& run, const wire::Header& header, flow::Delivery payload);
   void on_verdict(GroupState& group, const wire::Header& header, const flow::Delivery& payload);

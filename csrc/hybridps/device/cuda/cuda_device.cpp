@@ -31,8 +31,7 @@ core::Result<std::unique_ptr<CudaDevice>> CudaDevice::open(const Driver& driver,
   CUdevice device = 0;
   if (Status status = driver.status(driver.device_get(&device, index), "cuDeviceGet"); !status.is_ok()) return status;
   CUcontext context = nullptr;
-  if (Status status =
-          driver.status(driver.primary_context_retain(&context, device), "cuDevicePrimaryCtxRetain");
+  if (Status status = driver.status(driver.primary_context_retain(&context, device), "cuDevicePrimaryCtxRetain");
       !status.is_ok())
     return status;
   return std::unique_ptr<CudaDevice>(new CudaDevice(driver, index, device, context, device_name(driver, device)));
@@ -65,15 +64,13 @@ core::Result<Stream> CudaDevice::make_stream() {
 }
 
 void CudaDevice::destroy(Stream stream) noexcept {
-  const Status ignored =
-      in_context("cuStreamDestroy", [&] { return driver_.stream_destroy(stream_of(stream)); });
+  const Status ignored = in_context("cuStreamDestroy", [&] { return driver_.stream_destroy(stream_of(stream)); });
   static_cast<void>(ignored);
 }
 
 core::Result<Event> CudaDevice::make_event() {
   CUevent event = nullptr;
-  Status status =
-      in_context("cuEventCreate", [&] { return driver_.event_create(&event, CU_EVENT_DISABLE_TIMING); });
+  Status status = in_context("cuEventCreate", [&] { return driver_.event_create(&event, CU_EVENT_DISABLE_TIMING); });
   if (!status.is_ok()) return status;
   return Event{event};
 }
@@ -159,8 +156,8 @@ core::Result<HostMemory> CudaDevice::allocate_host(std::uint64_t bytes) {
   if (!status.is_ok()) {
     memory.data = static_cast<std::byte*>(data);
     if (data != nullptr) free_host(memory);
-    return Status(Code::kOutOfResources, "cannot pin " + std::to_string(bytes) + " bytes of host memory: " +
-                                             std::string(status.message()));
+    return Status(Code::kOutOfResources,
+                  "cannot pin " + std::to_string(bytes) + " bytes of host memory: " + std::string(status.message()));
   }
   std::memset(data, 0, bytes);
   memory.data = static_cast<std::byte*>(data);

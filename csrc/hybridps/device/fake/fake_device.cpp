@@ -30,6 +30,7 @@ struct Queue {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> tasks;
+  bool busy = false;
   std::mt19937_64 random;
   std::thread thread;
 };
@@ -67,12 +68,15 @@ struct FakeDevice::Impl {
       if (queue.tasks.empty()) return;
       auto task = std::move(queue.tasks.front());
       queue.tasks.pop_front();
+      queue.busy = true;
       const auto pause = pause_of(queue);
       lock.unlock();
       if (pause.count() > 0 && !stop.load()) std::this_thread::sleep_for(pause);
-      task();
+      if (!dead.load()) task();
       task = nullptr;
       lock.lock();
+      queue.busy = false;
+      queue.changed.notify_all();
     }
   }
 
@@ -101,7 +105,7 @@ struct FakeDevice::Impl {
 
   template <typename Ready>
   void wait_until(const Ready& ready) const {
-    while (!ready() && !stop.load()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    while (!ready() && !stop.load() && !dead.load()) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 
   bool is_pinned(const void* address) const {
@@ -115,6 +119,7 @@ struct FakeDevice::Impl {
 
   const FakeOptions options;
   std::atomic<bool> stop{false};
+  std::atomic<bool> dead{false};
   mutable std::mutex mutex;
   std::mt19937_64 random;
   Status broken;
@@ -172,9 +177,7 @@ core::Status FakeDevice::record(Event event, Stream stream) {
 core::Status FakeDevice::wait(Stream stream, Event event) {
   const EventPtr state = *static_cast<EventPtr*>(event.native);
   const std::uint64_t turn = state->recorded.load();
-  return impl_->put(stream, [this, state, turn] {
-    impl_->wait_until([&] { return state->reached.load() >= turn; });
-  });
+  return impl_->put(stream, [this, state, turn] { impl_->wait_until([&] { return state->reached.load() >= turn; }); });
 }
 
 core::Result<bool> FakeDevice::is_done(Event event) {
@@ -243,8 +246,15 @@ void FakeDevice::set_capturing(Stream stream, bool capturing) {
 }
 
 void FakeDevice::break_down(const std::string& why) {
-  const std::lock_guard lock(impl_->mutex);
-  impl_->broken = Status(Code::kInternal, why);
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->broken = Status(Code::kInternal, why);
+  }
+  impl_->dead.store(true);
+  for (const auto& queue : impl_->queues) {
+    std::unique_lock lock(queue->mutex);
+    queue->changed.wait(lock, [&] { return !queue->busy; });
+  }
 }
 
 void FakeDevice::synchronize(Stream stream) {

@@ -21,7 +21,7 @@ namespace hybridps::device {
 struct FakeOptions {
   std::uint64_t seed = 1;
   int hardware_queues = 8;
-  int pause_us_max = 50;                           // before a task; one in sixteen is ten times as long
+  int pause_us_max = 50;                               // before a task; one in sixteen is ten times as long
   std::uint64_t pinned_bytes_max = ~std::uint64_t{0};  // then allocate_host() fails
 };
 
@@ -51,7 +51,7 @@ class FakeDevice final : public Device {
   /// A kernel.
   void launch(Stream stream, std::function<void()> kernel);
   void set_capturing(Stream stream, bool capturing);
-  /// Every call from now on fails, as after a kernel's bad access; what is on the streams goes on.
+  /// Every call from now on fails, as after a kernel's bad access, and nothing that is on the streams is done any more.
   void break_down(const std::string& why);
   /// Blocks until all that was put on the stream is done.
   void synchronize(Stream stream);

@@ -91,7 +91,7 @@ Driver scripted() {
     *data = notes->host.data();
     const bool relaxed = notes->mode == CU_STREAM_CAPTURE_MODE_RELAXED;
     return relaxed && flags == (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) ? note("host_allocate")
-                                                                                       : CUDA_ERROR_INVALID_VALUE;
+                                                                                      : CUDA_ERROR_INVALID_VALUE;
   };
   d.host_device_pointer = [](CUdeviceptr* address, void*, unsigned) {
     *address = 0x4000;

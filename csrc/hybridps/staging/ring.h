@@ -1,0 +1,57 @@
+// hybridps/staging/ring.h: places in one run of staging memory, given out in turn and used again in the same order.
+//
+// Model    take() never fails and never waits: it says which earlier places the new one covers, and the caller makes its
+//          stream wait until those are over. Nothing is given back.
+// Threads  one at a time.
+#pragma once
+
+#include <algorithm>
+#include <cassert>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+namespace hybridps::staging {
+
+class Ring {
+ public:
+  static constexpr std::uint64_t kAlignment = 256;
+
+  struct Place {
+    std::uint64_t offset = 0;
+    std::vector<std::uint64_t> displaced;  // turns of earlier places that it covers, oldest first
+  };
+
+  explicit Ring(std::uint64_t bytes = 0) : bytes_(bytes) {}
+  std::uint64_t bytes() const noexcept { return bytes_; }
+
+  /// A place of `bytes` (at most bytes()) for `turn`, which rises from call to call.
+  Place take(std::uint64_t bytes, std::uint64_t turn) {
+    assert(bytes <= bytes_);
+    Place place;
+    if (bytes == 0) return place;
+    if (next_ + bytes > bytes_) next_ = 0;
+    place.offset = next_;
+    const std::uint64_t end = next_ + bytes;
+    for (const Use& use : uses_)
+      if (use.begin < end && place.offset < use.end) place.displaced.push_back(use.turn);
+    std::erase_if(uses_, [&](const Use& use) { return use.begin < end && place.offset < use.end; });
+    uses_.push_back({place.offset, end, turn});
+    next_ = (end + kAlignment - 1) / kAlignment * kAlignment;
+    return place;
+  }
+  /// Turns that have a place which nobody has covered yet.
+  std::size_t uses() const noexcept { return uses_.size(); }
+
+ private:
+  struct Use {
+    std::uint64_t begin;
+    std::uint64_t end;
+    std::uint64_t turn;
+  };
+  std::uint64_t bytes_;
+  std::uint64_t next_ = 0;
+  std::deque<Use> uses_;
+};
+
+}  // namespace hybridps::staging

@@ -1,0 +1,42 @@
+// hybridps/staging/slices.h: how an operation on device memory becomes operations on host memory.
+//
+// Model    Pure: an Operation whose pieces name device memory is cut into slices. Each is an Operation of its own on
+//          one run of staging memory, with the copies that fill it before and empty it after. Slices of one operation go
+//          through the network while others are copied.
+// Agreement all ranks must cut alike: it depends on the operation's total and on Limits only. What ranks see differently
+//          (gather, scatter, all_to_all, point to point) is one slice.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "hybridps/worker/operation.h"
+
+namespace hybridps::staging {
+
+struct Limits {
+  std::uint64_t slice_bytes = std::uint64_t{4} << 20;  // less is not cut
+  std::uint64_t slices_max = 8;
+};
+
+struct Copy {
+  std::byte* device = nullptr;
+  std::uint64_t offset = 0;  // in the slice's staging
+  std::uint64_t bytes = 0;
+};
+
+struct Slice {
+  worker::Operation operation;      // until bound, pieces count from null
+  std::uint64_t staging_bytes = 0;  // one run
+  std::vector<Copy> in;             // from the device, before the operation
+  std::vector<Copy> out;            // to the device, after it
+
+  /// Its staging is at `base`.
+  void bind(std::byte* base);
+};
+
+/// `rank` of `size` in the operation's group.
+std::vector<Slice> cut(const worker::Operation& operation, int rank, int size, const Limits& limits);
+
+}  // namespace hybridps::staging

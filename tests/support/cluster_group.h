@@ -1,0 +1,151 @@
+// tests/support/cluster_group.h: a Cluster on a thread of its own, and its ranks as engine::Groups.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "hybridps/engine/group.h"
+#include "tests/support/cluster.h"
+
+namespace hybridps::test {
+
+class ClusterThread {
+ public:
+  explicit ClusterThread(ClusterOptions options) : cluster_(std::move(options)), thread_([this] { run(); }) {}
+  ~ClusterThread() {
+    stop_.store(true);
+    thread_.join();
+  }
+  int size() const { return cluster_.size(); }
+  void post(std::function<void(Cluster&)> command) {
+    const std::lock_guard lock(mutex_);
+    commands_.push_back(std::move(command));
+  }
+  /// Waits for it.
+  void run(const std::function<void(Cluster&)>& command) {
+    std::atomic<bool> done{false};
+    post([&](Cluster& cluster) {
+      command(cluster);
+      done.store(true);
+    });
+    while (!done.load()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+
+ private:
+  void run() {
+    while (!stop_.load()) {
+      std::deque<std::function<void(Cluster&)>> commands;
+      {
+        const std::lock_guard lock(mutex_);
+        commands.swap(commands_);
+      }
+      bool did = !commands.empty();
+      for (const auto& command : commands) command(cluster_);
+      did |= cluster_.progress() > 0;
+      if (!did) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+
+  Cluster cluster_;
+  std::mutex mutex_;
+  std::deque<std::function<void(Cluster&)>> commands_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+/// One rank's view of one group of a ClusterThread, which outlives it.
+class ClusterGroup final : public engine::Group {
+ public:
+  /// All ranks' views of a new group.
+  static std::vector<std::shared_ptr<ClusterGroup>> open(ClusterThread& cluster) {
+    core::GroupUid uid;
+    cluster.run([&](Cluster& c) { uid = c.open_group(); });
+    std::vector<std::shared_ptr<ClusterGroup>> groups;
+    for (int r = 0; r < cluster.size(); ++r) {
+      groups.push_back(std::make_shared<ClusterGroup>(cluster, uid, r));
+      cluster.run([&](Cluster& c) {
+        c.at(r).set_group_failed_hook([failed = groups.back()->failed_](core::GroupUid, const core::Status& status) {
+          const std::lock_guard lock(failed->mutex);
+          if (failed->status.is_ok()) failed->status = status;
+        });
+      });
+    }
+    return groups;
+  }
+  ClusterGroup(ClusterThread& cluster, core::GroupUid uid, int rank) : cluster_(cluster), uid_(uid), rank_(rank) {}
+
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return cluster_.size(); }
+  const std::string& name() const noexcept override { return name_; }
+  std::shared_ptr<engine::Engine> engine() const noexcept override { return nullptr; }
+  std::uint64_t submit(worker::Operation operation, worker::Completion done, bool) override {
+    const std::lock_guard lock(mutex_);
+    const bool counted = operation.kind != schedule::Kind::kPointToPoint;
+    const std::uint64_t sequence = counted ? submitted_++ : 0;
+    post(std::move(operation), sequence, std::move(done));
+    return sequence;
+  }
+  std::uint64_t reserve() override {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t sequence = submitted_++;
+    cluster_.post([uid = uid_, rank = rank_, sequence](Cluster& c) {
+      if (c.is_alive(rank)) c.at(rank).worker().reserve(*c.at(rank).worker().find(uid), sequence);
+    });
+    return sequence;
+  }
+  void submit_reserved(std::uint64_t sequence, worker::Operation operation, worker::Completion done) override {
+    post(std::move(operation), sequence, std::move(done));
+  }
+  void drive(const std::function<bool()>&, core::TimePoint) override {}
+  core::Status wait_ready() override { return {}; }
+  core::Status status() const override {
+    const std::lock_guard lock(failed_->mutex);
+    return failed_->status;
+  }
+  void abort(const std::string& reason) override {
+    cluster_.post([uid = uid_, rank = rank_, reason](Cluster& c) {
+      if (!c.is_alive(rank)) return;
+      c.at(rank).worker().fail_group(*c.at(rank).worker().find(uid), core::Status(core::Code::kAborted, reason), true);
+    });
+  }
+  void leave() override {}
+  std::uint64_t sequence_submitted() const noexcept override { return submitted_; }
+  std::uint64_t sequence_completed() const noexcept override { return 0; }
+  std::vector<int> node_of() const override { return {}; }
+
+ private:
+  struct Failed {
+    std::mutex mutex;
+    core::Status status;
+  };
+  void post(worker::Operation operation, std::uint64_t sequence, worker::Completion done) {
+    // std::function wants to be copied.
+    auto carried =
+        std::make_shared<std::pair<worker::Operation, worker::Completion>>(std::move(operation), std::move(done));
+    cluster_.post([uid = uid_, rank = rank_, sequence, carried](Cluster& c) {
+      if (c.is_alive(rank))
+        c.submit(uid, rank, std::move(carried->first), sequence, std::move(carried->second));
+      else
+        carried->second(worker::Outcome{core::Status(core::Code::kClosed, "this rank was killed"), -1});
+    });
+  }
+
+  ClusterThread& cluster_;
+  const core::GroupUid uid_;
+  const int rank_;
+  const std::string name_ = "test";
+  const std::shared_ptr<Failed> failed_ = std::make_shared<Failed>();
+  std::mutex mutex_;
+  std::uint64_t submitted_ = 0;
+};
+
+}  // namespace hybridps::test

@@ -11,5 +11,8 @@ def register() -> None:
     """Register "hybridps" with torch.distributed; harmless when done twice."""
     from torch.distributed.distributed_c10d import Backend
 
+    # A build without CUDA leaves the device out, so that torch says that nothing is there for it.
+    from hybridps._build_info import CUDA
+
     if "HYBRIDPS" not in Backend._plugins:
-        Backend.register_backend("hybridps", _create, extended_api=True, devices=["cpu"])
+        Backend.register_backend("hybridps", _create, extended_api=True, devices=["cpu", "cuda"] if CUDA else ["cpu"])

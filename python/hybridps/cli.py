@@ -84,11 +84,12 @@ def doctor(_arguments) -> int:
             info = _load.build_info()
             show("built for torch", info.TORCH_VERSION)
             show("built with UCX", f"{info.UCX_VERSION} from {info.UCX_ORIGIN}")
-            show("built with CUDA headers", "yes" if info.CUDA_HEADERS else "no")
+            show("built with CUDA", "yes" if info.CUDA else "no")
             show("built by", f"{info.COMPILER}, {info.BUILD_TYPE}")
             extension = _load.load_extension()
             path = _load.mapped_ucx()[0]
             show("UCX in use", f"{'.'.join(map(str, _load.ucx_version(path)))} ({path})")
+            show("CUDA path", extension.cuda())
             show("extension", extension.__file__)
         except ImportError as error:
             problems.append(str(error))

@@ -17,6 +17,7 @@
 #include "hybridps/build_info.h"
 #include "hybridps/core/config.h"
 #include "hybridps/engine/engine.h"
+#include "hybridps/pg/accelerator.h"
 #include "hybridps/pg/errors.h"
 #include "hybridps/pg/gil.h"
 #include "hybridps/pg/process.h"
@@ -94,7 +95,7 @@ py::dict build_info() {
   info["torch_version"] = build_info::kTorchVersion;
   info["compiler"] = build_info::kCompiler;
   info["build_type"] = build_info::kBuildType;
-  info["cuda_headers"] = build_info::kCudaHeaders;
+  info["cuda"] = build_info::kCuda;
   return info;
 }
 
@@ -151,6 +152,7 @@ void bind(py::module_& module) {
   module.def("create_backend", &create_backend, py::arg("dist_backend_opts"), py::arg("pg_options") = py::none());
   module.def("config_table", &config_table);
   module.def("build_info", &build_info);
+  module.def("cuda", &pg::describe_cuda_support, "The GPUs of this process, or why it has none.");
   module.def("stats", &stats, py::call_guard<py::gil_scoped_release>());
   module.def(
       "lane_threads", [] { return pg::Process::instance().lanes()->thread_count(); },

@@ -45,6 +45,9 @@ struct Config {
   std::uint64_t window_bytes = std::uint64_t{128} << 10;
   std::uint64_t chunk_bytes = std::uint64_t{64} << 10;
   std::int64_t grant_chunks = 4;
+  std::uint64_t slice_bytes = std::uint64_t{4} << 20;
+  std::uint64_t staging_bytes = std::uint64_t{256} << 20;
+  bool blocking_wait = false;
   std::int64_t spin_microseconds = -1;  // "auto"
   LogLevel log_level = LogLevel::kWarn;
   std::string stats_file;  // as written, %p included: see stats_path()

@@ -229,7 +229,7 @@ WorkPtr ProcessGroupHybrid::reduce_scatter_tensor_coalesced(std::vector<at::Tens
 
 // As gloo does it: every rank gets all indices and values, and adds the parts in rank order. The sizes are exchanged in
 // the call itself: a second round issued from a completion would have no fixed place among the program's collectives.
-WorkHybrid::Ptr ProcessGroupHybrid::sparse_allreduce(const at::Tensor& tensor, const c10d::AllreduceOptions& opts) {
+WorkPtr ProcessGroupHybrid::sparse_allreduce(const at::Tensor& tensor, const c10d::AllreduceOptions& opts) {
   TORCH_CHECK(opts.reduceOp == c10d::ReduceOp::SUM,
               "hybridps::all_reduce: unsupported reduction operation (allreduce of sparse tensors only works with "
               "ReduceOp.SUM)");
@@ -306,6 +306,8 @@ WorkPtr ProcessGroupHybrid::barrier(const c10d::BarrierOptions& opts) {
   call.title = "hybridps:barrier";
   call.timeout = opts.timeout;
   call.asynchronous = opts.asyncOp;
+  // In a group that works on a GPU it also comes after what is on the current stream. Other ranks see one and the same.
+  if (const auto device = last_device()) return issue_on_stream(std::move(call), *device);
   return issue(std::move(call));
 }
 
@@ -351,14 +353,14 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
   }
 
   const auto answer_all = [&](std::int64_t value) {
-    std::vector<WorkHybrid::Ptr> works;
+    std::vector<WorkPtr> works;
     for (int r = 1; r < size_; ++r)
       works.push_back(
           point_to_point(c10d::OpType::SEND, kName, kTitle, at::full({1}, value, at::kLong), r, depart, timeout));
     return works;
   };
   // Throws with the first rank that failed, or with all of them.
-  const auto collect = [&](const std::vector<WorkHybrid::Ptr>& works, bool tell) {
+  const auto collect = [&](const std::vector<WorkPtr>& works, bool tell) {
     std::vector<int> failed;
     std::string first;
     for (std::size_t i = 0; i < works.size() && (failed.empty() || wait_all_ranks); ++i) {
@@ -382,7 +384,7 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
     TORCH_CHECK(false, "[Rank 0]: Ranks ", c10::Join(", ", failed), " failed to pass monitoredBarrier in ",
                 timeout.count(), " ms");
   };
-  std::vector<WorkHybrid::Ptr> arrivals;
+  std::vector<WorkPtr> arrivals;
   for (int r = 1; r < size_; ++r)
     arrivals.push_back(
         point_to_point(c10d::OpType::RECV, kName, kTitle, at::zeros({1}, at::kLong), r, arrive, timeout));

@@ -392,8 +392,8 @@ WorkPtr ProcessGroupHybrid::recvAnysource(std::vector<at::Tensor>& tensors, int 
                         worker::kAnySource, tag);
 }
 
-WorkHybrid::Ptr ProcessGroupHybrid::point_to_point(c10d::OpType type, const char* name, const char* title,
-                                                   std::vector<at::Tensor>& tensors, int peer, int tag) {
+WorkPtr ProcessGroupHybrid::point_to_point(c10d::OpType type, const char* name, const char* title,
+                                           std::vector<at::Tensor>& tensors, int peer, int tag) {
   const at::Tensor& tensor = single_tensor(name, tensors);
   TORCH_CHECK(tag >= 0, "hybridps::", name, ": Tag must be nonnegative, got ", tag);
   if (type != c10d::OpType::RECVANYSOURCE) {
@@ -404,9 +404,9 @@ WorkHybrid::Ptr ProcessGroupHybrid::point_to_point(c10d::OpType type, const char
                         timeout_of(c10d::kUnsetTimeout));
 }
 
-WorkHybrid::Ptr ProcessGroupHybrid::point_to_point(c10d::OpType type, const char* name, const char* title,
-                                                   const at::Tensor& tensor, int peer, std::uint32_t tag,
-                                                   std::chrono::milliseconds timeout) {
+WorkPtr ProcessGroupHybrid::point_to_point(c10d::OpType type, const char* name, const char* title,
+                                           const at::Tensor& tensor, int peer, std::uint32_t tag,
+                                           std::chrono::milliseconds timeout) {
   Call call;
   worker::Operation operation;
   operation.kind = schedule::Kind::kPointToPoint;

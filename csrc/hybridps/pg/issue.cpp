@@ -45,7 +45,10 @@ std::shared_ptr<InOrder> ProcessGroupHybrid::order_of_this_lane() {
   return order;
 }
 
-WorkHybrid::Ptr ProcessGroupHybrid::issue(Call call) {
+c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue(Call call) {
+  for (const auto* tensors : {&call.inputs, &call.outputs})
+    for (const at::Tensor& tensor : *tensors)
+      if (tensor.is_cuda()) return issue_on_stream(std::move(call), tensor.device());
   const auto group = group_or_throw(call.name);
   const bool observed = at::hasCallbacks();
 
@@ -69,22 +72,31 @@ WorkHybrid::Ptr ProcessGroupHybrid::issue(Call call) {
   auto work = c10::make_intrusive<WorkHybrid>(std::move(init));
 
   if (observed) {
-    submit_recorded(group, work, call);
+    recorded(*group, call, [&] { submit(group, work, std::move(call.operations)); });
   } else {
     submit(group, work, std::move(call.operations));
   }
-  if (coalescing_threads_.load(std::memory_order_acquire) > 0) {
-    const std::lock_guard lock(coalescing_mutex_);
-    const auto at = coalescing_.find(std::this_thread::get_id());
-    if (at != coalescing_.end()) at->second.push_back(work);
-  }
+  coalesce(work);
   return work;
 }
 
-void ProcessGroupHybrid::refuse_without_order(const std::shared_ptr<engine::Group>& group, const WorkHybrid& work,
+bool ProcessGroupHybrid::is_coalescing() const {
+  if (coalescing_threads_.load(std::memory_order_acquire) == 0) return false;
+  const std::lock_guard lock(coalescing_mutex_);
+  return coalescing_.count(std::this_thread::get_id()) > 0;
+}
+
+void ProcessGroupHybrid::coalesce(const WorkPtr& work) {
+  if (coalescing_threads_.load(std::memory_order_acquire) == 0) return;
+  const std::lock_guard lock(coalescing_mutex_);
+  const auto at = coalescing_.find(std::this_thread::get_id());
+  if (at != coalescing_.end()) at->second.push_back(work);
+}
+
+void ProcessGroupHybrid::refuse_without_order(const std::shared_ptr<engine::Group>& group, const std::string& work,
                                               const WorkHybrid& parent) const {
   const std::string message =
-      "hybridps: " + work.describe() +
+      "hybridps: " + work +
       ": refused, it has no place among the group's operations: it was issued in a "
       "callback of " +
       parent.describe() +
@@ -104,7 +116,7 @@ void ProcessGroupHybrid::submit(const std::shared_ptr<engine::Group>& group, con
     const WorkHybrid* const parent = WorkHybrid::of_running_callback();
     if (parent != nullptr && parent->overtaken(orders_)) {
       lock.unlock();
-      refuse_without_order(group, *work, *parent);
+      refuse_without_order(group, work->describe(), *parent);
     }
     work->set_order(order_of_this_lane());
   }
@@ -117,15 +129,14 @@ void ProcessGroupHybrid::submit(const std::shared_ptr<engine::Group>& group, con
   }
 }
 
-void ProcessGroupHybrid::submit_recorded(const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work,
-                                         Call& call) {
+void ProcessGroupHybrid::recorded(const engine::Group& group, const Call& call, const std::function<void()>& submit) {
   const auto elements = [](const std::vector<at::Tensor>& tensors) {
     std::int64_t sum = 0;
     for (const auto& tensor : tensors) sum += tensor.is_sparse() ? tensor._nnz() : tensor.numel();
     return sum;
   };
   const bool point_to_point = call.operations.front().kind == schedule::Kind::kPointToPoint;
-  const auto sequence = static_cast<std::int64_t>(group->sequence_submitted()) + (point_to_point ? 0 : 1);
+  const auto sequence = static_cast<std::int64_t>(group.sequence_submitted()) + (point_to_point ? 0 : 1);
   const at::ScalarType type = !call.inputs.empty()    ? call.inputs.front().scalar_type()
                               : !call.outputs.empty() ? call.outputs.front().scalar_type()
                                                       : at::kByte;
@@ -133,7 +144,7 @@ void ProcessGroupHybrid::submit_recorded(const std::shared_ptr<engine::Group>& g
                   call.outputs, rank_, call.name, elements(call.inputs), elements(call.outputs), type,
                   call.input_splits, call.output_splits, global_rank_start_, global_rank_stride_, size_,
                   call.asynchronous);
-  submit(group, work, std::move(call.operations));
+  submit();
 }
 
 }  // namespace hybridps::pg

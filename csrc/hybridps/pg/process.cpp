@@ -17,6 +17,7 @@ using namespace std::chrono_literals;
 std::atomic<Process*> the_process{nullptr};  // NOLINT: see process.h
 std::atomic<std::uint32_t> fork_count{0};    // forks that lie between the first process and this one
 constexpr std::chrono::milliseconds kLanePatience = 2s;
+constexpr std::chrono::milliseconds kStagerPatience = 2s;
 constexpr std::chrono::milliseconds kAbortHookPatience =
     20s;  // the flight recorder resolves symbols: 3 s, more under load
 
@@ -86,6 +87,7 @@ void Process::leave(Membership& membership) {
   if (engine) engine->linger();
   group.reset();
   if (!engine) return;
+  stager_->stop(kStagerPatience);
   // With the engine's end (it joins its threads) no further task reaches the lanes.
   engine.reset();
   lanes_->stop(kLanePatience);
@@ -109,6 +111,7 @@ void Process::at_exit() {
     for (const auto& group : groups) group->abort("the process is exiting");
     groups.clear();
   }
+  stager_->stop(kStagerPatience);  // no stream waits for a flag after this
   lanes_->stop(kLanePatience);
   abort_hooks_->stop(kAbortHookPatience);
 }

@@ -16,6 +16,7 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/engine/group.h"
 #include "hybridps/pg/lanes.h"
+#include "hybridps/staging/stager.h"
 
 namespace hybridps::pg {
 
@@ -46,6 +47,8 @@ class Process : core::Pinned {
   /// Where abort hooks run; apart from the lanes, since a program that fails often ends at once, and at_exit() gives
   /// what they write more time than it gives callbacks.
   const std::shared_ptr<Lanes>& abort_hooks() const noexcept { return abort_hooks_; }
+  /// Carries operations on CUDA tensors.
+  const std::shared_ptr<staging::Stager>& stager() const noexcept { return stager_; }
   bootstrap::IncarnationCounter& incarnations() noexcept { return incarnations_; }
 
   std::shared_ptr<Membership> join(std::shared_ptr<engine::Group> group);
@@ -61,6 +64,7 @@ class Process : core::Pinned {
 
   const std::shared_ptr<Lanes> lanes_ = std::make_shared<Lanes>();
   const std::shared_ptr<Lanes> abort_hooks_ = std::make_shared<Lanes>();
+  const std::shared_ptr<staging::Stager> stager_ = std::make_shared<staging::Stager>();
   bootstrap::IncarnationCounter incarnations_;
   std::mutex mutex_;
   std::vector<std::weak_ptr<Membership>> members_;

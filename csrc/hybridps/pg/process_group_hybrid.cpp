@@ -69,7 +69,11 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
 }
 
 ProcessGroupHybrid::~ProcessGroupHybrid() {
-  if (!membership_ || membership_->is_forked()) return;
+  if (!membership_) return;
+  if (membership_->is_forked()) {
+    new std::map(std::move(channels_));  // the device and its threads are the parent's
+    return;
+  }
   // The engine's threads and the lanes may be about to drop tensors, for which they need the interpreter's lock.
   const InterpreterReleased released;
   try {
@@ -171,12 +175,12 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::split(const c10::intrusive
 
 void ProcessGroupHybrid::startCoalescing() {
   const std::lock_guard lock(coalescing_mutex_);
-  coalescing_.insert_or_assign(std::this_thread::get_id(), std::vector<WorkHybrid::Ptr>());
+  coalescing_.insert_or_assign(std::this_thread::get_id(), std::vector<WorkPtr>());
   coalescing_threads_.store(static_cast<int>(coalescing_.size()), std::memory_order_release);
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::endCoalescing() {
-  std::vector<WorkHybrid::Ptr> works;
+  std::vector<WorkPtr> works;
   {
     const std::lock_guard lock(coalescing_mutex_);
     const auto at = coalescing_.find(std::this_thread::get_id());
@@ -185,7 +189,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::endCoalescing() {
     coalescing_.erase(at);
     coalescing_threads_.store(static_cast<int>(coalescing_.size()), std::memory_order_release);
   }
-  return combine(context_, std::move(works));
+  return combine_all(std::move(works));
 }
 
 // State ---------------------------------------------------------------------------------------------------------------
@@ -222,6 +226,11 @@ void ProcessGroupHybrid::abort() {
 void ProcessGroupHybrid::shutdown() {
   if (membership_->is_forked()) return;
   const InterpreterReleased released;
+  std::map<ChannelKey, std::shared_ptr<staging::Channel>> channels;  // what is under way keeps its own
+  {
+    const std::lock_guard lock(channels_mutex_);
+    channels.swap(channels_);
+  }
   Process::instance().leave(*membership_);
 }
 

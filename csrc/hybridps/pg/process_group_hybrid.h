@@ -8,8 +8,8 @@
 // Errors   bad arguments throw in the call; everything else surfaces in the Work (errors.h).
 // Fork     in a forked child every operation throws and the destructor does nothing.
 // Versions overrides carry the names that torch 2.11 to 2.15 share; newer ones are guarded.
-// Files    process_group_hybrid.cpp life and options; issue.cpp the way into the engine; aggregate.cpp reductions;
-//          deliver.cpp the rest.
+// Files    process_group_hybrid.cpp life and options; issue.cpp the way into the engine, issue_on_stream.cpp for CUDA
+//          tensors; aggregate.cpp reductions; deliver.cpp the rest.
 #pragma once
 
 #include <atomic>
@@ -34,6 +34,7 @@
 #include "hybridps/pg/process.h"
 #include "hybridps/pg/tensors.h"
 #include "hybridps/pg/work.h"
+#include "hybridps/staging/stager.h"
 #include "hybridps/worker/operation.h"
 
 namespace hybridps::pg {
@@ -166,23 +167,34 @@ class ProcessGroupHybrid final : public c10d::Backend {
     std::vector<int64_t> input_splits;  // for the profiler
     std::vector<int64_t> output_splits;
   };
-  WorkHybrid::Ptr issue(Call call);
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  WorkPtr issue(Call call);
+  /// The same for CUDA tensors (issue_on_stream.cpp).
+  WorkPtr issue_on_stream(Call call, c10::Device device);
+  core::Result<std::shared_ptr<staging::Channel>> channel_for(const worker::Operation& operation, c10::Device device,
+                                                              const std::shared_ptr<engine::Group>& group);
+  /// Where CUDA tensors were last used in this group.
+  std::optional<c10::Device> last_device() const;
+  WorkPtr combine_all(std::vector<WorkPtr> works);
   void submit(const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work,
               std::vector<worker::Operation> operations);
   /// Fails the group, so that no peer waits for it, and throws.
-  [[noreturn]] void refuse_without_order(const std::shared_ptr<engine::Group>& group, const WorkHybrid& work,
+  [[noreturn]] void refuse_without_order(const std::shared_ptr<engine::Group>& group, const std::string& work,
                                          const WorkHybrid& parent) const;
-  void submit_recorded(const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work, Call& call);
+  /// Runs `submit` in the scope of torch's record of the call.
+  void recorded(const engine::Group& group, const Call& call, const std::function<void()>& submit);
+  bool is_coalescing() const;  // on this thread
+  void coalesce(const WorkPtr& work);
   std::shared_ptr<engine::Group> group_or_throw(const char* name) const;
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked) const;
   std::vector<std::shared_ptr<TimeExtension>> take_extensions(std::chrono::milliseconds& timeout);
   std::shared_ptr<InOrder> order_of_this_lane();  // issue_mutex_ held
 
-  WorkHybrid::Ptr sparse_allreduce(const at::Tensor& tensor, const c10d::AllreduceOptions& opts);
-  WorkHybrid::Ptr point_to_point(c10d::OpType type, const char* name, const char* title,
-                                 std::vector<at::Tensor>& tensors, int peer, int tag);
-  WorkHybrid::Ptr point_to_point(c10d::OpType type, const char* name, const char* title, const at::Tensor& tensor,
-                                 int peer, std::uint32_t tag, std::chrono::milliseconds timeout);
+  WorkPtr sparse_allreduce(const at::Tensor& tensor, const c10d::AllreduceOptions& opts);
+  WorkPtr point_to_point(c10d::OpType type, const char* name, const char* title, std::vector<at::Tensor>& tensors,
+                         int peer, int tag);
+  WorkPtr point_to_point(c10d::OpType type, const char* name, const char* title, const at::Tensor& tensor, int peer,
+                         std::uint32_t tag, std::chrono::milliseconds timeout);
 
   const c10::intrusive_ptr<Options> options_;
   const std::shared_ptr<WorkContext> context_;
@@ -195,8 +207,8 @@ class ProcessGroupHybrid final : public c10d::Backend {
   std::mutex issue_mutex_;
   std::vector<std::shared_ptr<InOrder>> orders_;  // by the lane they are issued from
 
-  std::mutex coalescing_mutex_;
-  std::map<std::thread::id, std::vector<WorkHybrid::Ptr>> coalescing_;
+  mutable std::mutex coalescing_mutex_;
+  std::map<std::thread::id, std::vector<WorkPtr>> coalescing_;
   std::atomic<int> coalescing_threads_{0};
 
   std::mutex extensions_mutex_;
@@ -206,6 +218,19 @@ class ProcessGroupHybrid final : public c10d::Backend {
   std::map<std::pair<std::string, std::vector<int>>, c10::weak_intrusive_ptr<ProcessGroupHybrid>> children_;
   std::uint64_t unnamed_children_ = 0;
   std::atomic<std::uint32_t> monitored_barriers_{0};
+
+  // Device, and for messages peer and direction; collectives share one channel of a device.
+  struct ChannelKey {
+    int device = 0;
+    int peer = -1;
+    int direction = 0;  // 0 collectives, 1 sends, 2 receives
+    auto operator<=>(const ChannelKey&) const = default;
+  };
+  mutable std::mutex channels_mutex_;
+  std::map<ChannelKey, std::shared_ptr<staging::Channel>> channels_;
+  std::optional<staging::ChannelOptions> channel_options_;
+  bool blocking_wait_ = false;
+  std::optional<c10::Device> last_device_;
 };
 
 }  // namespace hybridps::pg

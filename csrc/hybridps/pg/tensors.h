@@ -31,7 +31,7 @@ struct Reduction {
 /// Throws, as gloo does, for pairs that are not defined. `call` is for messages: "all_reduce".
 Reduction reduction_of(const char* call, const at::Tensor& tensor, const c10d::ReduceOp& op);
 
-/// Throws unless the tensor is one that we carry: defined, dense, on the CPU.
+/// Throws unless the tensor is one that we carry: defined, dense, on the CPU or, in a build with CUDA, on a GPU.
 void check_tensor(const char* call, const at::Tensor& tensor);
 /// The same for each; the list must not be empty.
 void check_tensors(const char* call, const std::vector<at::Tensor>& tensors);

@@ -22,11 +22,6 @@ constexpr std::chrono::milliseconds kSignalPeriod(100);
 
 thread_local const WorkHybrid* running_callback = nullptr;  // NOLINT: see of_running_callback()
 
-std::uint64_t next_completion_key() {
-  static std::atomic<std::uint64_t> next{1};
-  return next.fetch_add(1, std::memory_order_relaxed);
-}
-
 std::optional<std::vector<at::Tensor>> span_inputs(WorkHybrid::Init& init) {
   if (init.title == nullptr) return std::nullopt;
   return std::move(init.inputs);
@@ -44,6 +39,20 @@ bool is_verdict(const core::Status& status) {
 }
 
 }  // namespace
+
+std::uint64_t next_completion_key() {
+  static std::atomic<std::uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+void report(WorkContext& context, const core::Status& status, std::uint64_t completion_key, float duration_ms) {
+  if (status.is_ok()) {
+    context.hooks.completion.run(completion_key, duration_ms);
+  } else if (is_verdict(status) && !context.hooks.abort.empty() && !context.failure_told.exchange(true)) {
+    // A thread of their own: torch's flight recorder takes seconds to write, and the error must not wait for it.
+    Process::instance().abort_hooks()->post(1, [context = context.shared_from_this()] { context->hooks.abort.run(); });
+  }
+}
 
 WorkHybrid::WorkHybrid(Init init)
     : c10d::Work(init.context->rank, init.type, init.title, span_inputs(init)),
@@ -142,13 +151,7 @@ void WorkHybrid::complete(Ptr work) {
   const float duration_ms =
       std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - work->started_).count();
   for (const auto& extension : work->extensions_) extension->expired.store(true, std::memory_order_release);
-  if (work->status_.is_ok()) {
-    work->context_->hooks.completion.run(work->completion_key_, duration_ms);
-  } else if (is_verdict(work->status_) && !work->context_->hooks.abort.empty() &&
-             !work->context_->failure_told.exchange(true)) {
-    // A thread of their own: torch's flight recorder takes seconds to write, and the error must not wait for it.
-    Process::instance().abort_hooks()->post(1, [context = work->context_] { context->hooks.abort.run(); });
-  }
+  report(*work->context_, work->status_, work->completion_key_, duration_ms);
 
   const std::shared_ptr<Lanes> lanes = work->context_->lanes;
   const std::shared_ptr<InOrder> order = work->order_;

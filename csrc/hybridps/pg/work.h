@@ -36,7 +36,7 @@
 namespace hybridps::pg {
 
 /// What the Works of one process group share. It does not keep the engine alive.
-struct WorkContext {
+struct WorkContext : std::enable_shared_from_this<WorkContext> {
   std::string group_name;
   int rank = 0;
   int size = 1;
@@ -162,6 +162,11 @@ class WorkHybrid final : public c10d::Work {
 
   std::mutex span_mutex_;  // recordFunctionEndCallback_
 };
+
+/// Never the same twice.
+std::uint64_t next_completion_key();
+/// Tells the group's hooks how a work ended: completion hooks of a success, abort hooks of the first verdict.
+void report(WorkContext& context, const core::Status& status, std::uint64_t completion_key, float duration_ms);
 
 /// One Work that completes when all of `works` have, with the first error among them; null works count as complete.
 c10::intrusive_ptr<c10d::Work> combine(const std::shared_ptr<WorkContext>& context, std::vector<WorkHybrid::Ptr> works);

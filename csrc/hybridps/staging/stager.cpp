@@ -188,6 +188,7 @@ Channel::~Channel() {
     events_->give_back(retired.over);
   }
   for (const auto& [number, event] : over_) events_->give_back(event);
+  for (const Way& way : open_ways_) events_->give_back(way.arrived);
   stager_->bury([device = device_, in = in_, out = out_, memories = std::move(memories)] {
     if (in.native != nullptr) device->destroy(in);
     if (out.native != nullptr && out.native != in.native) device->destroy(out);
@@ -260,8 +261,6 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, Request& reques
 
   if (Status status = device_->record(staged->start_, request.caller); !status.is_ok()) return status;
   if (Status status = device_->wait(in_, staged->start_); !status.is_ok()) return status;
-  if (out_.native != in_.native)
-    if (Status status = device_->wait(out_, staged->start_); !status.is_ok()) return status;
   staged->last_number_ = numbers_ + slices.size();
   {
     const std::lock_guard progress(progress_mutex_);
@@ -300,8 +299,11 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
     waiting_.push_back(std::move(waiting));
     slices_done_.push_back(false);
   }
-  open_ways_.push_back({number, std::move(slice.out), base});
   if (Status status = device_->write_flag(in_, ready_, word_of(number)); !status.is_ok()) return status;
+  auto arrived = events_->take();
+  if (!arrived.is_ok()) return arrived.status();
+  open_ways_.push_back({number, std::move(slice.out), base, arrived.value()});
+  if (Status status = device_->record(arrived.value(), in_); !status.is_ok()) return status;
   // Memory that is not pinned makes the copies back wait in the call: the slice must be on its way by then.
   if (!memory_.pinned) stager_->activate(shared_from_this());
   return {};
@@ -311,6 +313,10 @@ core::Status Channel::put_out(const Way& way) {
   auto over = events_->take();
   if (!over.is_ok()) return over.status();
   over_.emplace(way.number, over.value());
+  // A slice that failed is done although the in stream has not come to it: what is over must come after both.
+  if (out_.native != in_.native)
+    if (Status status = device_->wait(out_, way.arrived); !status.is_ok()) return status;
+  events_->give_back(way.arrived);
   if (Status status = device_->wait_flag(out_, done_, word_of(way.number)); !status.is_ok()) return status;
   for (const Copy& copy : way.copies)
     if (Status status = device_->copy_to_device(out_, copy.device, way.base + copy.offset, copy.bytes); !status.is_ok())

@@ -150,6 +150,7 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
     std::uint64_t number = 0;
     std::vector<Copy> copies;
     std::byte* base = nullptr;
+    device::Event arrived;  // the way in is done
   };
   struct Waiting {  // for the in stream
     std::uint64_t number = 0;

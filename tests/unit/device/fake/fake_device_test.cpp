@@ -33,6 +33,7 @@ TEST_CASE("device/fake: streams of one hardware queue hold each other up and oth
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     CHECK(fake.is_done(end).value() == (queues == 2));
     memory.flag_at(0).word->store(1);
+    fake.synchronize(first);
     fake.synchronize(second);
     CHECK(fake.is_done(end).value());
     fake.destroy(end);

@@ -1,0 +1,75 @@
+#include "hybridps/pg/accelerator.h"
+
+#include <c10/util/Exception.h>
+
+#if HYBRIDPS_WITH_CUDA
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "hybridps/device/cuda/cuda_device.h"
+#endif
+
+namespace hybridps::pg {
+
+#if HYBRIDPS_WITH_CUDA
+
+bool has_cuda_support() noexcept { return true; }
+
+std::string describe_cuda_support() { return device::describe_cuda(); }
+
+core::Result<std::shared_ptr<device::Device>> open_cuda_device(int index) {
+  // Never destroyed: at exit the driver may be gone before we are.
+  static auto& mutex = *new std::mutex();
+  static auto& devices = *new std::map<int, std::shared_ptr<device::Device>>();
+  const core::Result<device::Driver>& driver = device::load_driver();
+  if (!driver.is_ok()) return driver.status();
+  const std::lock_guard lock(mutex);
+  if (const auto known = devices.find(index); known != devices.end()) return known->second;
+  auto opened = device::CudaDevice::open(driver.value(), index);
+  if (!opened.is_ok()) return opened.status();
+  std::shared_ptr<device::Device> device = std::move(opened).value();
+  devices.emplace(index, device);
+  return device;
+}
+
+device::Stream current_cuda_stream(c10::Device device) {
+  return {c10::cuda::getCurrentCUDAStream(device.index()).stream()};
+}
+
+c10::Stream as_torch_stream(device::Stream stream, c10::Device device) {
+  return c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream.native), device.index()).unwrap();
+}
+
+c10::Device current_cuda_device() { return {c10::DeviceType::CUDA, c10::cuda::current_device()}; }
+
+#else
+
+namespace {
+constexpr char kNotBuilt[] =
+    "this build of hybridps carries CPU tensors only: it was built without CUDA's headers or for a torch without CUDA; "
+    "build it again with both, or use backend \"cpu:hybridps,cuda:nccl\"";
+}  // namespace
+
+bool has_cuda_support() noexcept { return false; }
+
+std::string describe_cuda_support() { return "not built"; }
+
+core::Result<std::shared_ptr<device::Device>> open_cuda_device(int /*index*/) {
+  return core::Status(core::Code::kUnsupported, kNotBuilt);
+}
+
+device::Stream current_cuda_stream(c10::Device /*device*/) { TORCH_CHECK(false, "hybridps: ", kNotBuilt); }
+
+c10::Stream as_torch_stream(device::Stream /*stream*/, c10::Device /*device*/) {
+  TORCH_CHECK(false, "hybridps: ", kNotBuilt);
+}
+
+c10::Device current_cuda_device() { TORCH_CHECK(false, "hybridps: ", kNotBuilt); }
+
+#endif
+
+}  // namespace hybridps::pg

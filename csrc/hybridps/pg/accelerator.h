@@ -1,0 +1,31 @@
+// hybridps/pg/accelerator.h: what pg needs of torch about CUDA: its streams, and the device/ objects of this process.
+// The only file of pg that differs between builds with and without CUDA.
+//
+// Threads  any. A device is opened on first use and kept until the process ends.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include "hybridps/core/status.h"
+#include "hybridps/device/device.h"
+
+namespace hybridps::pg {
+
+/// Whether this build can carry CUDA tensors; without a GPU it still can, and never gets to.
+bool has_cuda_support() noexcept;
+/// For `hybridps doctor`: "1 device: NVIDIA H200", "no device: ..." or "not built".
+std::string describe_cuda_support();
+
+/// kUnsupported, kInvalidArgument: says what is missing.
+core::Result<std::shared_ptr<device::Device>> open_cuda_device(int index);
+/// torch's current stream of this thread.
+device::Stream current_cuda_stream(c10::Device device);
+/// Ours, as torch's guards take it.
+c10::Stream as_torch_stream(device::Stream stream, c10::Device device);
+c10::Device current_cuda_device();
+
+}  // namespace hybridps::pg

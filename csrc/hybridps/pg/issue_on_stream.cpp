@@ -1,0 +1,157 @@
+// The way of operations on CUDA tensors into the engine: through the channels of staging/.
+#include <algorithm>
+#include <string>
+
+#include <ATen/record_function.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/util/Exception.h>
+
+#include "hybridps/core/config.h"
+#include "hybridps/pg/accelerator.h"
+#include "hybridps/pg/errors.h"
+#include "hybridps/pg/process_group_hybrid.h"
+#include "hybridps/pg/stream_work.h"
+
+namespace hybridps::pg {
+
+std::optional<c10::Device> ProcessGroupHybrid::last_device() const {
+  const std::lock_guard lock(channels_mutex_);
+  return last_device_;
+}
+
+core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
+    const worker::Operation& operation, c10::Device device, const std::shared_ptr<engine::Group>& group) {
+  ChannelKey key;
+  key.device = device.index();
+  if (operation.kind == schedule::Kind::kPointToPoint) {
+    key.peer = operation.peer;
+    key.direction = operation.sending ? 1 : 2;
+  }
+  const std::lock_guard lock(channels_mutex_);
+  last_device_ = device;
+  if (const auto known = channels_.find(key); known != channels_.end()) return known->second;
+  if (!channel_options_) {
+    const auto config = core::Config::from_environment();
+    if (!config.is_ok()) return config.status();
+    staging::ChannelOptions options;
+    options.limits.slice_bytes = config.value().slice_bytes;
+    options.staging_bytes_max = config.value().staging_bytes;
+    blocking_wait_ = config.value().blocking_wait;
+    channel_options_ = options;
+  }
+  staging::ChannelOptions options = *channel_options_;
+  options.one_stream = key.direction == 2;
+  auto opened = open_cuda_device(key.device);
+  if (!opened.is_ok()) return opened.status();
+  auto channel = Process::instance().stager()->open(opened.value(), group, options);
+  if (channel.is_ok()) channels_.emplace(key, channel.value());
+  return channel;
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c10::Device device) {
+  const auto group = group_or_throw(call.name);
+  for (const auto* tensors : {&call.inputs, &call.outputs})
+    for (const at::Tensor& tensor : *tensors)
+      TORCH_CHECK(tensor.device() == device, "hybridps::", call.name,
+                  ": all tensors of a call must be on one device, got ", device, " and ", tensor.device());
+  const std::string what = std::string(call.name) + " of group " + context_->group_name + " (rank " +
+                           std::to_string(rank_) + " of " + std::to_string(size_) + ")";
+  const c10::DeviceGuard on_device(device);
+  const bool observed = at::hasCallbacks();
+  const bool collective = call.operations.front().kind != schedule::Kind::kPointToPoint;
+
+  std::chrono::milliseconds timeout = timeout_of(call.timeout);
+  auto held = std::make_shared<StreamWork::Held>(context_, call.operations.size());
+  held->set_extensions(take_extensions(timeout));
+  std::vector<std::shared_ptr<staging::Channel>> channels;
+  for (auto& operation : call.operations) {
+    operation.timeout = timeout;
+    auto channel = channel_for(operation, device, group);
+    check_status(channel.status(), what);
+    channels.push_back(channel.value());
+  }
+  StreamWork::Init init{context_,
+                        call.type,
+                        call.name,
+                        observed ? call.title : nullptr,
+                        {},
+                        call.outputs,
+                        device,
+                        timeout,
+                        call.type == c10d::OpType::BARRIER || blocking_wait_,
+                        held};
+  if (observed) init.inputs = call.inputs;
+  auto work = c10::make_intrusive<StreamWork>(std::move(init));
+
+  // What comes after the last copy back, on the out stream: into strided tensors.
+  std::function<void()> finish;
+  const bool open = !collective && is_coalescing();
+  if (call.buffers.needs_finish() || call.finish) {
+    finish = [held, device, stream = channels.back()->out_stream(), more = std::move(call.finish)] {
+      const c10::StreamGuard guard(as_torch_stream(stream, device));
+      held->buffers().finish();
+      if (more) more();
+    };
+  }
+  held->buffers() = std::move(call.buffers);
+
+  const auto enqueue = [&] {
+    // Collectives take their places in the order in which they are put on the streams.
+    std::unique_lock lock(issue_mutex_, std::defer_lock);
+    if (collective) {
+      lock.lock();
+      const WorkHybrid* const parent = WorkHybrid::of_running_callback();
+      if (parent != nullptr && parent->overtaken(orders_)) {
+        lock.unlock();
+        refuse_without_order(group, what, *parent);
+      }
+    }
+    for (std::size_t i = 0; i < call.operations.size(); ++i) {
+      staging::Request request;
+      request.operation = std::move(call.operations[i]);
+      request.caller = current_cuda_stream(device);
+      request.what = what;
+      if (i + 1 == call.operations.size()) request.finish = std::move(finish);
+      request.done = [held](const core::Status& status) { StreamWork::Held::part_over(held, status); };
+      request.leave_open = open;
+      auto staged = channels[i]->enqueue(std::move(request));
+      check_status(staged.status(), what);
+      work->add(std::move(staged).value(), channels[i]);
+    }
+  };
+  if (observed) {
+    recorded(*group, call, enqueue);
+  } else {
+    enqueue();
+  }
+  work->enqueued();
+  coalesce(work);
+  return work;
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::combine_all(std::vector<WorkPtr> works) {
+  c10::intrusive_ptr<StreamWork> first;
+  for (const auto& work : works)
+    if (!first) first = c10::dynamic_intrusive_pointer_cast<StreamWork>(work);
+  if (!first) {
+    std::vector<WorkHybrid::Ptr> on_host;
+    for (const auto& work : works) on_host.push_back(c10::dynamic_intrusive_pointer_cast<WorkHybrid>(work));
+    return combine(context_, std::move(on_host));
+  }
+  StreamWork::Init init{context_,
+                        c10d::OpType::COALESCED,
+                        "coalesced",
+                        nullptr,
+                        {},
+                        {},
+                        first->device(),
+                        std::chrono::milliseconds(0),
+                        false,
+                        std::make_shared<StreamWork::Held>(context_, 1)};
+  auto combined = c10::make_intrusive<StreamWork>(std::move(init));
+  combined->join(works);
+  combined->complete_enqueue();
+  return combined;
+}
+
+}  // namespace hybridps::pg

@@ -1,0 +1,134 @@
+// hybridps/pg/stream_work.h: the handle of an operation on CUDA tensors.
+//
+// Model    As NCCL's: everything is on the streams when the call returns. wait() makes the current stream wait for the
+//          operation's end and blocks the host only for a barrier, with a timeout, or with HYBRIDPS_BLOCKING_WAIT. The future is
+//          completed at once, on the channel's out stream: whoever takes its value waits on the device.
+// Owner    the caller, who may drop it at once. What the operation reads and writes is held by Held until the caller's
+//          stream waits for the end, or the end is over: then a lane drops it, since a tensor may want the interpreter's
+//          lock.
+// Threads  every method from any thread; those that block, without the interpreter's lock.
+// Errors   known at wait(): thrown there. Known later: thrown by the next call on the group, once.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "hybridps/core/status.h"
+#include "hybridps/pg/tensors.h"
+#include "hybridps/pg/work.h"
+#include "hybridps/staging/stager.h"
+
+namespace hybridps::pg {
+
+class StreamWork final : public c10d::Work {
+ public:
+  using Ptr = c10::intrusive_ptr<StreamWork>;
+  using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+
+  /// What outlives the handle until the device is through.
+  class Held {
+   public:
+    Held(std::shared_ptr<WorkContext> context, std::size_t parts) : context_(std::move(context)), parts_left_(parts) {}
+    Buffers& buffers() noexcept { return buffers_; }
+    void set_extensions(std::vector<std::shared_ptr<TimeExtension>> extensions) { extensions_ = std::move(extensions); }
+    std::uint64_t completion_key() const noexcept { return completion_key_; }
+    /// Drops the tensors.
+    void let_go();
+    /// One of `parts` is over: on the Stager's thread.
+    static void part_over(const std::shared_ptr<Held>& held, const core::Status& status);
+    /// Completed when all parts are over.
+    FuturePtr future_result();
+    float duration_ms() const;
+
+   private:
+    void complete();  // on a lane
+
+    const std::shared_ptr<WorkContext> context_;
+    const std::uint64_t completion_key_ = next_completion_key();
+    const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+    std::vector<std::shared_ptr<TimeExtension>> extensions_;
+    mutable std::mutex mutex_;
+    Buffers buffers_;
+    std::size_t parts_left_;
+    core::Status status_;
+    float duration_ms_ = -1;
+    FuturePtr future_result_;
+  };
+
+  struct Init {
+    std::shared_ptr<WorkContext> context;
+    c10d::OpType type = c10d::OpType::UNKNOWN;
+    const char* name = "";
+    const char* title = nullptr;  // for torch's profiler; null when it is off
+    std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> outputs;
+    c10::Device device;
+    std::chrono::milliseconds timeout{0};
+    bool blocks_host = false;
+    std::shared_ptr<Held> held;
+  };
+  explicit StreamWork(Init init);
+
+  // For the process group -------------------------------------------------------------------------------------------
+  /// Before anybody else has it.
+  void add(std::shared_ptr<staging::Staged> staged, std::shared_ptr<staging::Channel> channel);
+  /// Everything was enqueued: the profiler's span ends.
+  void enqueued();
+  /// Makes this one stand for `works` too, of either kind.
+  void join(const std::vector<c10::intrusive_ptr<c10d::Work>>& works);
+  /// Puts the ways back on the streams, if they were left open.
+  void complete_enqueue();
+  const std::vector<at::Tensor>& outputs() const noexcept { return outputs_; }
+  c10::Device device() const noexcept { return device_; }
+  std::string describe() const;
+
+  // c10d::Work ------------------------------------------------------------------------------------------------------
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  void synchronize() override;
+  void blockCurrentStream() override { synchronize(); }
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  FuturePtr getFuture() override;
+  FuturePtr getFutureResult() override;
+  uint64_t getSequencenumber() const override { return held_->completion_key(); }
+  float getDuration() const override;
+#if HYBRIDPS_TORCH_AT_LEAST(14)
+  std::chrono::milliseconds getTimeout() const override { return timeout_; }
+#endif
+#if HYBRIDPS_TORCH_AT_LEAST(15)
+  uint64_t getCompletionKey() const override { return held_->completion_key(); }
+#endif
+
+ private:
+  core::Status failure() const;
+  void throw_failure() const;
+
+  const std::shared_ptr<WorkContext> context_;
+  const char* const name_;
+  std::vector<at::Tensor> outputs_;
+  const c10::Device device_;
+  const device::Stream issued_on_;
+  const std::chrono::milliseconds timeout_;
+  const bool blocks_host_;
+  const std::shared_ptr<Held> held_;
+  std::vector<std::shared_ptr<staging::Staged>> staged_;
+  std::vector<std::shared_ptr<staging::Channel>> channels_;  // of staged_
+  std::vector<Ptr> joined_;
+  std::vector<c10::intrusive_ptr<c10d::Work>> on_host_;
+  std::mutex future_mutex_;
+  FuturePtr future_;
+};
+
+}  // namespace hybridps::pg

@@ -1,0 +1,327 @@
+"""What each rank does in the tests of this folder. Every body takes its device, so that those without streams of their
+own can be run on CPU tensors too: that proves the bodies, not the GPU.
+
+Values are small whole numbers: sums are exact in every type and order.
+"""
+
+import contextlib
+import datetime
+import gc
+import time
+
+import torch
+import torch.distributed as dist
+
+DTYPES = [torch.float32, torch.bfloat16, torch.int64]
+SIZES = [1, 1023, 300_007]
+SLICED = 5_000_000  # 20 MB: five slices
+
+
+def numbers(count, rank, turn, dtype, device):
+    values = (torch.arange(count, dtype=torch.int64) * 7 + 3 * rank + turn) % 13
+    return values.to(dtype).to(device)
+
+
+def equal(what, got, expected):
+    got, expected = got.cpu(), expected.cpu()
+    assert got.shape == expected.shape, f"{what}: {got.shape} instead of {expected.shape}"
+    if not torch.equal(got, expected):
+        at = (got != expected).flatten().nonzero()[0].item()
+        wrong = (got != expected).sum().item()
+        raise AssertionError(
+            f"{what}: {wrong} of {got.numel()} wrong, first at {at}: "
+            f"{got.flatten()[at].item()} instead of {expected.flatten()[at].item()}"
+        )
+
+
+def total(count, world, turn, dtype, device="cpu"):
+    return sum(numbers(count, r, turn, torch.int64, device) for r in range(world)).to(dtype)
+
+
+def collectives(rank, world, device, dtype, count, turn=0):
+    """All of them once; returns how many comparisons were made."""
+    root = turn % world
+    done = 0
+
+    def mine(many=count):
+        return numbers(many, rank, turn, dtype, device)
+
+    def check(what, got, expected):
+        nonlocal done
+        done += 1
+        equal(f"{what} of {count} {dtype}", got, expected)
+
+    t = mine()
+    dist.all_reduce(t)
+    check("all_reduce", t, total(count, world, turn, dtype))
+    t = mine()
+    work = dist.all_reduce(t, op=dist.ReduceOp.MAX, async_op=True)
+    work.wait()
+    check("all_reduce max", t, torch.stack([numbers(count, r, turn, dtype, "cpu") for r in range(world)]).amax(0))
+    t = mine()
+    dist.reduce(t, root)
+    if rank == root:
+        check("reduce", t, total(count, world, turn, dtype))
+    t = mine()
+    dist.broadcast(t, root)
+    check("broadcast", t, numbers(count, root, turn, dtype, "cpu"))
+
+    everyone = [numbers(count, r, turn, dtype, "cpu") for r in range(world)]
+    out = [torch.empty_like(t) for _ in range(world)]
+    dist.all_gather(out, mine())
+    check("all_gather", torch.stack(out), torch.stack(everyone))
+    out = torch.empty(world * count, dtype=dtype, device=device)
+    dist.all_gather_into_tensor(out, mine())
+    check("all_gather_into_tensor", out, torch.cat(everyone))
+    out[rank * count : (rank + 1) * count] = mine()
+    dist.all_gather_into_tensor(out, out[rank * count : (rank + 1) * count])
+    check("all_gather_into_tensor in place", out, torch.cat(everyone))
+
+    whole = total(count * world, world, turn, dtype)
+    out = torch.empty(count, dtype=dtype, device=device)
+    dist.reduce_scatter_tensor(out, mine(count * world))
+    check("reduce_scatter_tensor", out, whole[rank * count : (rank + 1) * count])
+    dist.reduce_scatter(out, list(mine(count * world).chunk(world)))
+    check("reduce_scatter", out, whole[rank * count : (rank + 1) * count])
+
+    out = [torch.empty_like(t) for _ in range(world)] if rank == root else None
+    dist.gather(mine(), out, dst=root)
+    if rank == root:
+        check("gather", torch.stack(out), torch.stack(everyone))
+    out = torch.empty(count, dtype=dtype, device=device)
+    parts = list(numbers(count * world, root, turn, dtype, device).chunk(world)) if rank == root else None
+    dist.scatter(out, parts, src=root)
+    check("scatter", out, numbers(count * world, root, turn, dtype, "cpu")[rank * count : (rank + 1) * count])
+
+    splits = [count + r for r in range(world)]  # what rank r gets from each
+    given = [numbers(sum(splits), r, turn, dtype, "cpu") for r in range(world)]
+    begin = sum(splits[:rank])
+    expected = torch.cat([values[begin : begin + splits[rank]] for values in given])
+    out = torch.empty(world * splits[rank], dtype=dtype, device=device)
+    dist.all_to_all_single(out, given[rank].to(device), [splits[rank]] * world, splits)
+    check("all_to_all_single", out, expected)
+    out = [torch.empty(splits[rank], dtype=dtype, device=device) for _ in range(world)]
+    dist.all_to_all(out, [part.to(device) for part in given[rank].split(splits)])
+    check("all_to_all", torch.cat(out), expected)
+
+    after, before = (rank + 1) % world, (rank - 1) % world
+    got = torch.empty_like(t)
+    ops = [dist.P2POp(dist.irecv, got, before), dist.P2POp(dist.isend, mine(), after)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    check("batch_isend_irecv", got, everyone[before])
+    if rank == 0:
+        dist.send(mine(), 1, tag=5)
+    elif rank == 1:
+        got = torch.empty_like(t)
+        assert dist.recv(got, tag=5) == 0
+        check("recv from any source", got, everyone[0])
+
+    strided = torch.zeros(count, 2, dtype=dtype, device=device)[:, 0]
+    strided.copy_(mine())
+    dist.all_reduce(strided)
+    check("all_reduce of a strided tensor", strided, total(count, world, turn, dtype))
+    several = [mine(), mine(count // 2 + 1)]
+    with dist._coalescing_manager():
+        for tensor in several:
+            dist.all_reduce(tensor)
+    for tensor in several:
+        check("coalesced all_reduce", tensor, total(tensor.numel(), world, turn, dtype))
+    dist.barrier()
+    return done
+
+
+def every_collective(rank, world, device, dtypes, sizes):
+    done = 0
+    for turn, count in enumerate(sizes):
+        for dtype in dtypes:
+            done += collectives(rank, world, device, dtype, count, turn)
+    return done
+
+
+def mixed_group(rank, world, device):
+    """Operations on CPU and on GPU tensors of one group keep one order."""
+    for turn in range(20):
+        there = numbers(70_000, rank, turn, torch.float32, device)
+        here = numbers(5_000, rank, turn, torch.float32, "cpu")
+        first = dist.all_reduce(there, async_op=True)
+        second = dist.all_reduce(here, async_op=True)
+        objects = [None] * world
+        dist.all_gather_object(objects, (rank, turn))
+        dist.barrier()
+        second.wait()
+        first.wait()
+        assert objects == [(r, turn) for r in range(world)]
+        equal("on the device", there, total(70_000, world, turn, torch.float32))
+        equal("on the host", here, total(5_000, world, turn, torch.float32))
+
+
+def busy(device, milliseconds):
+    if torch.device(device).type == "cuda":
+        torch.cuda._sleep(int(milliseconds * 1_500_000))  # about 1.5 GHz
+
+
+def stream_for(device):
+    if torch.device(device).type == "cuda":
+        return torch.cuda.stream(torch.cuda.Stream(device))
+    return contextlib.nullcontext()
+
+
+def stream_order(rank, world, device, rounds):
+    """Inputs that are still being computed, results that are used at once, memory that is given up after the call."""
+    random = __import__("random").Random(rank)
+    for turn in range(rounds):
+        with stream_for(device):
+            if random.random() < 0.3:
+                busy(device, random.random() * 3)
+            t = numbers(100_003, rank, turn, torch.float32, device)
+            work = dist.all_reduce(t, async_op=True)
+            alive = torch.empty_like(t)  # may not take what the operation still uses
+            alive.fill_(-1)
+            if turn % 3 == 0:
+                doubled = work.get_future().then(lambda f: f.value()[0] * 2).wait()
+                equal("through the future", doubled, 2 * total(100_003, world, turn, torch.float32))
+            work.wait()
+            result = t + 0
+            t.fill_(-9)
+            equal("after wait", result, total(100_003, world, turn, torch.float32))
+            dropped = numbers(50_000, rank, turn, torch.float32, device)
+            dist.all_reduce(dropped, async_op=True)
+            del dropped, alive
+    dist.barrier()
+
+
+def host_does_not_wait(rank, world, device):
+    """GPU only: the call returns while the input is still far from being ready."""
+    t = torch.ones(1 << 20, device=device)
+    dist.all_reduce(t)  # streams and staging exist now
+    torch.cuda.synchronize()
+    dist.barrier()
+    begin = time.perf_counter()
+    busy(device, 500)
+    ready = torch.cuda.Event()
+    ready.record()
+    works = [dist.all_reduce(t, async_op=True) for _ in range(8)]
+    for work in works:
+        work.wait()
+    enqueued = time.perf_counter() - begin
+    still_computing = not ready.query()
+    torch.cuda.synchronize()
+    assert still_computing, f"enqueueing took {enqueued:.3f} s, until the stream had come to it"
+    return enqueued
+
+
+def capture_is_refused(rank, world, device):
+    """GPU only."""
+    t = torch.ones(100, device=device)
+    dist.all_reduce(t)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    said = ""
+    try:
+        with torch.cuda.graph(graph):
+            try:
+                dist.all_reduce(t)
+            except NotImplementedError as error:
+                said = str(error)
+    except RuntimeError:
+        pass  # torch's own, for what the graph has become
+    assert "CUDA graph" in said, said
+    dist.barrier()
+
+
+def absent_rank(rank, world, device):
+    """A timeout is raised, no stream hangs, and the group goes on."""
+    dist.all_reduce(torch.ones(10, device=device))
+    if rank == 0:
+        group = dist.distributed_c10d._get_default_group()
+        group._get_backend(torch.device(device)).options  # noqa: B018  it exists
+        said = ""
+        options = dist.AllreduceOptions()
+        options.timeout = datetime.timedelta(seconds=1)
+        try:
+            work = group.allreduce([torch.ones(10, device=device)], options)
+            work.wait(datetime.timedelta(seconds=60))
+        except RuntimeError as error:
+            said = str(error)
+        assert "imed out" in said, said
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize()
+    else:
+        time.sleep(3)
+        try:
+            dist.all_reduce(torch.ones(10, device=device))
+            if torch.device(device).type == "cuda":
+                torch.cuda.synchronize()
+                dist.all_reduce(torch.ones(1, device=device))  # told here, at the latest
+        except RuntimeError:
+            pass
+
+
+def model(device):
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64)).to(device)
+
+
+def train(module, device, samples, steps):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    losses = []
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(100 + step)
+        inputs = torch.randn(16, 64, generator=generator)[samples].to(device)
+        loss = (module(inputs) - inputs).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def ddp_equals_one_process(rank, world, device):
+    alone = model(device)
+    train(alone, device, slice(0, 16), 5)
+    each = 16 // world
+    module = torch.nn.parallel.DistributedDataParallel(model(device), bucket_cap_mb=0.02)
+    train(module, device, slice(rank * each, (rank + 1) * each), 5)
+    for ours, theirs in zip(module.module.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def fsdp2_equals_one_process(rank, world, device):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    alone = model(device)
+    train(alone, device, slice(0, 16), 5)
+    each = 16 // world
+    module = model(device)
+    mesh = init_device_mesh(torch.device(device).type, (world,))
+    for layer in (module[0], module[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    train(module, device, slice(rank * each, (rank + 1) * each), 5)
+    for ours, theirs in zip(module.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.full_tensor(), theirs, rtol=1e-4, atol=1e-5)
+
+
+def soak(rank, world, device, rounds):
+    """Memory stays flat."""
+
+    def resident():
+        gc.collect()
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    tensors = [torch.ones(count, device=device) for count in (10, 10_000, 3_000_000)]
+    after_warm_up = 0
+    for turn in range(rounds):
+        dist.all_reduce(tensors[turn % 3], op=dist.ReduceOp.MAX, async_op=True)
+        if turn % 50 == 49:
+            dist.barrier()
+        if turn == rounds // 5:
+            after_warm_up = resident()
+    dist.barrier()
+    grown = resident() - after_warm_up
+    assert grown < 64 << 20, f"{grown / 2**20:.0f} MiB more after {rounds} operations"
+    for tensor in tensors:
+        equal("soak", tensor, torch.ones(tensor.numel()))

@@ -1,0 +1,46 @@
+"""Puts the harness of tests/multiprocess within reach; says why there is nothing to run where there is no GPU."""
+
+import importlib.util
+import os
+import sys
+
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(os.path.dirname(HERE), "multiprocess"))
+if importlib.util.find_spec("torch") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: long-running; run with -m slow")
+
+
+def pytest_collection_modifyitems(config, items):
+    asked = config.getoption("-m") or ""
+    named = any("::" in argument for argument in config.args)
+    dropped = [
+        item
+        for item in items
+        if str(item.path).startswith(HERE + os.sep)
+        and item.get_closest_marker("slow")
+        and "slow" not in asked
+        and not named
+    ]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in dropped]
+
+
+@pytest.fixture
+def on_gpu():
+    """Skips unless a test's processes can use a GPU."""
+    from hybridps import _load
+
+    extension = _load.load_extension()
+    if not _load.build_info().CUDA:
+        pytest.skip("no GPU test: this build carries CPU tensors only")
+    found = extension.cuda()
+    if found.startswith("no device"):
+        pytest.skip(f"no GPU test: {found}")
+    return "cuda:0"

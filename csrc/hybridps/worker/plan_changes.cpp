@@ -213,8 +213,11 @@ void PlanChanges::on_answer(int rank, std::uint64_t first_unbound) {
 void PlanChanges::on_switch(std::uint64_t first) {
   schedule::Topology topology = with_weights(group_.info.topology, std::move(asked_weights_));
   core::log_info("group \"", group_.info.name, "\": plan version ", asked_, " from operation ", first, " on");
-  // Whatever was before the last version is bound: every member has begun an operation of the last one.
-  while (bindings_.size() > 1) bindings_.erase(bindings_.begin());
+  // Whatever was before the last version is bound, since every member has begun an operation of the last one; but for
+  // what is reserved and will come late.
+  std::uint64_t oldest = group_.reserved.empty() ? first : *group_.reserved.begin();
+  for (const std::uint64_t sequence : held_) oldest = std::min(oldest, sequence);
+  while (bindings_.size() > 1 && std::next(bindings_.begin())->first <= oldest) bindings_.erase(bindings_.begin());
   if (bindings_.begin()->first != 0) {
     auto last = bindings_.extract(bindings_.begin());
     last.key() = 0;

@@ -83,7 +83,7 @@ class PlanChanges : core::Pinned {
 
   Worker& worker_;
   GroupState& group_;
-  std::map<std::uint64_t, Binding> bindings_;  // by first sequence number; two at the most are in use
+  std::map<std::uint64_t, Binding> bindings_;  // by first sequence number; two in use, more only for what is reserved
 
   bool measures_ = false;
   std::vector<int> partners_;  // nodes

@@ -190,6 +190,28 @@ TEMPLATE_TEST_CASE("device: an event stands for what it was recorded for last", 
   CHECK(f.becomes_done(event));
 }
 
+TEMPLATE_TEST_CASE("device: who waits for an event is not let go by its next recording", "[device][fast]",
+                   HYBRIDPS_DEVICE_BACKENDS) {
+  Fixture<TestType> f;
+  if (!f.device) return;
+  const auto busy = f.stream();
+  const auto idle = f.stream();
+  const auto waits = f.stream();
+  const auto event = f.event();
+  const auto end = f.event();
+  const auto gate = f.memory(64).flag_at(0);
+  REQUIRE(f.device->wait_flag(busy, gate, 1).is_ok());
+  REQUIRE(f.device->record(event, busy).is_ok());
+  REQUIRE(f.device->wait(waits, event).is_ok());
+  REQUIRE(f.device->record(end, waits).is_ok());
+  REQUIRE(f.device->record(event, idle).is_ok());
+  REQUIRE(f.becomes_done(event));
+  std::this_thread::sleep_for(kAWhile);
+  CHECK_FALSE(f.device->is_done(end).value());
+  gate.word->store(1);
+  CHECK(f.becomes_done(end));
+}
+
 TEMPLATE_TEST_CASE("device: a stream that runs does not capture", "[device][fast]", HYBRIDPS_DEVICE_BACKENDS) {
   Fixture<TestType> f;
   if (!f.device) return;

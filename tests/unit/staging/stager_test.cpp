@@ -283,7 +283,7 @@ void run_program(const std::vector<int>& layout, int queues, std::uint64_t seed,
   for (const Seen& s : seen) {
     INFO(schedule::name_of(s.part.operation.kind));
     REQUIRE(s.staged->status().to_string() == "ok");
-    REQUIRE(*s.output == s.part.expected);
+    REQUIRE((*s.output == s.part.expected));
   }
 }
 
@@ -319,7 +319,7 @@ TEST_CASE("staging/stager: slices larger than the reserve share it and memory st
     CHECK(rank.channel->staging_bytes() == 1 << 20);
     CHECK(rank.gpu->pinned_bytes() <= (1 << 20) + 4096);
   }
-  for (const Part& part : parts) REQUIRE(*part.output == part.expected);
+  for (const Part& part : parts) REQUIRE((*part.output == part.expected));
 }
 
 TEST_CASE("staging/stager: memory that cannot be pinned is replaced", "[staging][fast]") {
@@ -342,7 +342,7 @@ TEST_CASE("staging/stager: memory that cannot be pinned is replaced", "[staging]
   for (auto& thread : threads) thread.join();
   for (std::size_t r = 0; r < 2; ++r) {
     REQUIRE(eventually([&] { return all[r].over->load() == 1; }));
-    CHECK(*parts[r].output == parts[r].expected);
+    CHECK((*parts[r].output == parts[r].expected));
   }
 }
 
@@ -386,8 +386,8 @@ TEST_CASE("staging/stager: operations on host memory keep their place among thos
   CHECK(done.load() < 10);  // the barrier waits for what is only reserved
   REQUIRE(eventually([&] { return done.load() == 22; }));
   for (Rank& rank : all) REQUIRE(eventually([&] { return rank.over->load() == 1; }));
-  for (const Part& part : parts) CHECK(*part.output == part.expected);
-  for (const Part& part : hosts) CHECK(*part.output == part.expected);
+  for (const Part& part : parts) CHECK((*part.output == part.expected));
+  for (const Part& part : hosts) CHECK((*part.output == part.expected));
 }
 
 worker::Operation message(bool sending, int peer, Values& values) {
@@ -424,7 +424,7 @@ TEST_CASE("staging/stager: messages both ways pass each other", "[staging][fast]
     }
     for (int r = 0; r < 2; ++r) {
       REQUIRE(eventually([&] { return all[static_cast<std::size_t>(r)].over->load() == 2; }));
-      CHECK(in[static_cast<std::size_t>(r)] == out[static_cast<std::size_t>(1 - r)]);
+      CHECK((in[static_cast<std::size_t>(r)] == out[static_cast<std::size_t>(1 - r)]));
     }
   }
 }
@@ -483,7 +483,7 @@ TEST_CASE("staging/stager: a rank that never comes fails the operation and no st
     REQUIRE(r.enqueue(parts.back().operation));
   }
   REQUIRE(eventually([&] { return all[0].over->load() == 2 && all[1].over->load() == 2; }));
-  for (const Part& p : parts) CHECK(*p.output == p.expected);
+  for (const Part& p : parts) CHECK((*p.output == p.expected));
 }
 
 TEST_CASE("staging/stager: a failure that nobody asked about is told by the next call", "[staging][fast]") {

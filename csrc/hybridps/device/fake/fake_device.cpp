@@ -20,9 +20,14 @@ using core::Status;
 
 constexpr std::uint64_t kPage = 4096;
 
+// Each recording has a word of its own: who waits for one is not let go by a later one on another stream.
 struct EventState {
-  std::atomic<std::uint64_t> recorded{0};  // put on streams so often
-  std::atomic<std::uint64_t> reached{0};
+  std::mutex mutex;
+  std::shared_ptr<std::atomic<bool>> reached;  // of the last recording; null: never recorded
+  std::shared_ptr<std::atomic<bool>> last() {
+    const std::lock_guard lock(mutex);
+    return reached;
+  }
 };
 using EventPtr = std::shared_ptr<EventState>;
 
@@ -165,25 +170,25 @@ void FakeDevice::destroy(Event event) noexcept {
 }
 
 core::Status FakeDevice::record(Event event, Stream stream) {
-  const EventPtr state = *static_cast<EventPtr*>(event.native);
-  const std::uint64_t turn = state->recorded.fetch_add(1) + 1;
-  return impl_->put(stream, [state, turn] {
-    std::uint64_t reached = state->reached.load();
-    while (reached < turn && !state->reached.compare_exchange_weak(reached, turn)) {
-    }
-  });
+  EventState& state = **static_cast<EventPtr*>(event.native);
+  auto reached = std::make_shared<std::atomic<bool>>(false);
+  {
+    const std::lock_guard lock(state.mutex);
+    state.reached = reached;
+  }
+  return impl_->put(stream, [reached] { reached->store(true); });
 }
 
 core::Status FakeDevice::wait(Stream stream, Event event) {
-  const EventPtr state = *static_cast<EventPtr*>(event.native);
-  const std::uint64_t turn = state->recorded.load();
-  return impl_->put(stream, [this, state, turn] { impl_->wait_until([&] { return state->reached.load() >= turn; }); });
+  const auto reached = (*static_cast<EventPtr*>(event.native))->last();
+  if (!reached) return impl_->check();
+  return impl_->put(stream, [this, reached] { impl_->wait_until([&] { return reached->load(); }); });
 }
 
 core::Result<bool> FakeDevice::is_done(Event event) {
   if (Status status = impl_->check(); !status.is_ok()) return status;
-  const EventPtr& state = *static_cast<EventPtr*>(event.native);
-  return state->reached.load() >= state->recorded.load();
+  const auto reached = (*static_cast<EventPtr*>(event.native))->last();
+  return !reached || reached->load();
 }
 
 core::Status FakeDevice::copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) {

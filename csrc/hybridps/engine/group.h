@@ -44,7 +44,7 @@ class Group : core::Pinned {
   virtual std::uint64_t submit(worker::Operation operation, worker::Completion done, bool will_drive = false) = 0;
   /// Takes the place of a collective whose memory is not ready yet, because a device's stream has not come to it. The
   /// operation follows with submit_reserved(), in any order among those reserved; barriers and the goodbye that come
-  /// after it wait for it. Its timeout counts from then.
+  /// after it wait for it.
   virtual std::uint64_t reserve() = 0;
   /// As submit(); `sequence` is from reserve(), and used once. It may come after leave().
   virtual void submit_reserved(std::uint64_t sequence, worker::Operation operation, worker::Completion done) = 0;

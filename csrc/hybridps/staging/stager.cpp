@@ -246,7 +246,9 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, Request& reques
   }
   const auto timeout = request.operation.timeout;
   staged->timeout_ = timeout;
-  staged->deadline_ = timeout.count() > 0 ? core::Deadline::after(timeout) : core::Deadline::never();
+  request.operation.issued_at = core::Clock::now();
+  staged->deadline_ =
+      timeout.count() > 0 ? core::Deadline::after(timeout, request.operation.issued_at) : core::Deadline::never();
   staged->what_ = request.what;
   staged->finish_ = std::move(request.finish);
 

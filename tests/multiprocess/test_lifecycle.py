@@ -403,7 +403,8 @@ def test_device_meshes(nodes, shape):
 
 
 def many_groups(rank, world, count):
-    """64 overlapping groups cost no thread, descriptor or endpoint beyond the first."""
+    """64 overlapping groups cost no thread, descriptor or endpoint beyond the first; but a small operation that passes bulk
+    may open the second connection that two engines have at most."""
     check = Checker(rank)
 
     def endpoints():
@@ -438,8 +439,11 @@ def many_groups(rank, world, count):
     dist.barrier()
     after = thread_count(), descriptor_count(), endpoints()
     if not lacks("cheap_groups"):
-        for name, was, now in zip(["threads", "descriptors", "endpoints"], before, after, strict=True):
-            check.that(f"{name} of {count} groups", now <= was, f"{was} before, {now} after")
+        second = world - 1  # a descriptor each way
+        for name, more, was, now in zip(
+            ["threads", "descriptors", "endpoints"], [0, 2 * second, second], before, after, strict=True
+        ):
+            check.that(f"{name} of {count} groups", now <= was + more, f"{was} before, {now} after")
     for members, group in groups:
         if rank in members:
             dist.destroy_process_group(group)

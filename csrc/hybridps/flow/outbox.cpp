@@ -140,9 +140,10 @@ void Outbox::prepare(Stream& stream) {
   if (stream.marks_.empty()) stream.marks_.resize(stream.chunks, 0);
 }
 
-// What has left and not come back as credit may still wait in front of the card; credit comes in parts of a quarter.
+// What has left and not come back as credit may still wait in front of the card. A quarter of the window, and a batch, may
+// be missing for good: credit comes in such parts.
 bool Outbox::has_backlog(const Lane& lane) noexcept {
-  return !lane.local && lane.outstanding + lane.granted_bytes > lane.window / 4 + kGrantedBatchBytes;
+  return !lane.local && lane.outstanding + lane.granted_bytes > lane.window / 2 + kGrantedBatchBytes;
 }
 
 core::Result<transport::Endpoint*> Outbox::open(Lane& lane, bool urgent) {

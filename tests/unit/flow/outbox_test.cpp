@@ -812,7 +812,7 @@ TEST_CASE("flow/outbox: a window below the allowance holds, and may be widened a
 }
 
 TEST_CASE("flow/outbox: what is urgent passes a spent window, and bulk that is under way", "[flow][fast]") {
-  constexpr std::size_t kWindow = kBatchSlots + 4;
+  constexpr std::size_t kWindow = 4 * kBatchSlots;
   for (const bool has_urgent : {false, true}) {
     Setup setup;
     setup.slots = setup.net_slots = 4 * kWindow;

@@ -403,8 +403,8 @@ def test_device_meshes(nodes, shape):
 
 
 def many_groups(rank, world, count):
-    """64 overlapping groups cost no thread, descriptor or endpoint beyond the first; but a small operation that passes bulk
-    may open the second connection that two engines have at most."""
+    """64 overlapping groups cost no thread, descriptor or endpoint beyond the first; but a small operation that passes
+    bulk may open the second connection that two engines have at most."""
     check = Checker(rank)
 
     def endpoints():

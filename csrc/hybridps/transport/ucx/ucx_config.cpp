@@ -86,6 +86,9 @@ std::vector<UcxSetting> ucx_settings(const UcxOptions& options, std::pair<unsign
       set_unless_given("TCP_RX_SEG_SIZE", "256k", false);
     }
   }
+  // A blocking connect() to a host that does not answer would hold up the engine for as long as the kernel tries: heartbeats
+  // would stop, and others would take this process for dead.
+  set_unless_given("TCP_CONN_NB", "y", false);
   const double user_timeout_s = core::to_seconds(options.tcp_user_timeout);
   if (user_timeout_s > 0 && version >= std::pair<unsigned, unsigned>{1, 22})
     set_unless_given("TCP_USER_TIMEOUT", std::to_string(static_cast<long>(std::ceil(user_timeout_s * 1000))) + "ms",

@@ -44,8 +44,8 @@ enum class Type : std::uint8_t {
   kEchoBack = 12,
   kRates = 13,       // sequence; aux: least round trip, ns; span_bytes: bytes/s through the sender's card
   kPlanAsk = 14,     // plan_version: the next one; payload: a weight per node, f64
-  kPlanAnswer = 15,  // plan_version; aux: first sequence number that is not bound
-  kPlanSwitch = 16,  // plan_version; aux: its first sequence number
+  kPlanAnswer = 15,  // plan_version; aux: first sequence number that is not bound, all ones: refused
+  kPlanSwitch = 16,  // plan_version; aux: its first sequence number, all ones: no change
 };
 inline constexpr std::uint8_t kTypeCount = 17;
 

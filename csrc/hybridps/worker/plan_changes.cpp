@@ -21,6 +21,8 @@ constexpr auto kEchoEvery = std::chrono::milliseconds(5);
 constexpr std::size_t kPartnersMax = 6;
 constexpr std::size_t kEchoesMin = 3;
 constexpr std::size_t kReportsKept = 4;
+// An answer: the question made no sense here, as when its text was lost for want of a slot. As the switch point: no change.
+constexpr std::uint64_t kRefused = ~std::uint64_t{0};
 
 std::uint64_t nanoseconds(core::TimePoint at) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(at.time_since_epoch()).count());
@@ -81,13 +83,13 @@ int PlanChanges::leader_of(int node) const { return group_.info.topology.ranks_o
 
 // --- finding ---------------------------------------------------------------------------------------------------------
 
-void PlanChanges::on_started(OperationRun& run, core::TimePoint now) {
+void PlanChanges::on_started(const OperationRun& run) {
   if (!measures_ || measured_ || run.sequence % kMeasureEvery != kMeasureEvery - 1) return;
   if (run.signature.kind != schedule::Kind::kAllReduce || run.signature.total_bytes < kMeasureBytesMin) return;
   measured_ = std::make_unique<Measured>();
   measured_->sequence = run.sequence;
   measured_->round_trips.resize(partners_.size());
-  next_echo_ = now + kMeasureAfter;
+  next_echo_ = core::Clock::now() + kMeasureAfter;
 }
 
 std::size_t PlanChanges::tick(core::TimePoint now) {
@@ -109,10 +111,11 @@ std::size_t PlanChanges::tick(core::TimePoint now) {
   return 1;
 }
 
-void PlanChanges::on_finished(const OperationRun& run, core::TimePoint now) {
+void PlanChanges::on_finished(const OperationRun& run) {
   std::erase(held_, run.sequence);
   if (!measured_ || measured_->sequence != run.sequence) return;
   const std::unique_ptr<Measured> measured = std::move(measured_);
+  const core::TimePoint now = core::Clock::now();
   if (measured->since == core::TimePoint{} || now <= measured->since || !group_.status.is_ok()) return;
   const schedule::Topology& topology = group_.info.topology;
   Report report;
@@ -190,10 +193,14 @@ void PlanChanges::on_ask(std::uint32_t version, std::vector<double> weights) {
     on_answer(0, unbound_);
     return;
   }
-  wire::Header answer = header(wire::Type::kPlanAnswer);
-  answer.plan_version = version;
-  answer.aux = unbound_;
-  worker_.host().send_control(group_.info.engines.front(), answer, {});
+  answer(version, unbound_);
+}
+
+void PlanChanges::answer(std::uint32_t version, std::uint64_t first_unbound) {
+  wire::Header message = header(wire::Type::kPlanAnswer);
+  message.plan_version = version;
+  message.aux = first_unbound;
+  worker_.host().send_control(group_.info.engines.front(), message, {});
 }
 
 void PlanChanges::on_answer(int rank, std::uint64_t first_unbound) {
@@ -211,6 +218,11 @@ void PlanChanges::on_answer(int rank, std::uint64_t first_unbound) {
 }
 
 void PlanChanges::on_switch(std::uint64_t first) {
+  if (first == kRefused) {
+    asked_ = 0;
+    start_held();
+    return;
+  }
   schedule::Topology topology = with_weights(group_.info.topology, std::move(asked_weights_));
   core::log_info("group \"", group_.info.name, "\": plan version ", asked_, " from operation ", first, " on");
   // Whatever was before the last version is bound, since every member has begun an operation of the last one; but for
@@ -225,6 +237,10 @@ void PlanChanges::on_switch(std::uint64_t first) {
   }
   worker_.host().on_shares(group_.info.uid, topology);
   bindings_.insert_or_assign(first, Binding{std::exchange(asked_, 0), std::move(topology)});
+  start_held();
+}
+
+void PlanChanges::start_held() {
   for (std::deque<std::uint64_t> held = std::exchange(held_, {}); const std::uint64_t sequence : held)
     worker_.start_unfrozen(group_, sequence);
 }
@@ -262,8 +278,11 @@ void PlanChanges::on_message(const wire::Header& header_in, const flow::Delivery
           weights.size() == static_cast<std::size_t>(topology.nodes()) &&
           std::all_of(weights.begin(), weights.end(), [](double w) { return std::isfinite(w) && w >= 0.0; }) &&
           std::accumulate(weights.begin(), weights.end(), 0.0) > 0.0;
-      if (from_leader && sane && !is_frozen() && header_in.plan_version == newest() + 1)
+      if (!from_leader || is_frozen() || header_in.plan_version != newest() + 1) break;
+      if (sane)
         on_ask(header_in.plan_version, std::move(weights));
+      else
+        answer(header_in.plan_version, kRefused);
       break;
     }
     case wire::Type::kPlanAnswer:

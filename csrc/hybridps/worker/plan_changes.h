@@ -51,8 +51,8 @@ class PlanChanges : core::Pinned {
   bool is_frozen() const noexcept { return asked_ != 0; }
   void hold(std::uint64_t sequence) { held_.push_back(sequence); }
 
-  void on_started(OperationRun& run, core::TimePoint now);
-  void on_finished(const OperationRun& run, core::TimePoint now);
+  void on_started(const OperationRun& run);
+  void on_finished(const OperationRun& run);
   /// kEcho and later types.
   void on_message(const wire::Header& header, const flow::Delivery& payload);
   std::size_t tick(core::TimePoint now);
@@ -78,6 +78,8 @@ class PlanChanges : core::Pinned {
   int leader_of(int node) const;
   void on_report(int rank, std::uint64_t sequence, Report report);
   void on_ask(std::uint32_t version, std::vector<double> weights);
+  void answer(std::uint32_t version, std::uint64_t first_unbound);
+  void start_held();
   void on_answer(int rank, std::uint64_t first_unbound);
   void on_switch(std::uint64_t first);
 

@@ -265,7 +265,7 @@ void Worker::start(OperationRun& run) {
   const Binding* binding = is_barrier(o.kind) ? nullptr : &group.plans->binding_of(run.sequence);
   if (binding != nullptr) {
     run.plan_version = binding->version;
-    group.plans->on_started(run, core::Clock::now());
+    group.plans->on_started(run);
   }
   launch(run,
          schedule::make_plan(request, binding != nullptr ? binding->topology : group.info.topology, group.info.limits));
@@ -341,7 +341,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   if (run.pace_due) std::erase(pacing_, &run);
   if (!run.deadline.is_never()) deadlines_.erase({run.deadline.point(), &run});
   if (!p2p) {
-    group.plans->on_finished(run, core::Clock::now());
+    group.plans->on_finished(run);
     server_.close(server::OperationKey{group.info.uid, run.sequence});
     group.over.add(run.sequence);
     if (group.signatures_over.empty()) group.signatures_over.resize(kSignaturesKept, {~std::uint64_t{0}, {}});

@@ -116,6 +116,26 @@ TEST_CASE("worker/plan_changes: results are right while shares change under runn
   }
 }
 
+TEST_CASE("worker/plan_changes: a question that arrives without its weights changes nothing", "[engine][fast]") {
+  ClusterOptions options;
+  options.node_of = {0, 1, 2};
+  Cluster cluster(options);
+  const auto uid = cluster.open_group();
+  std::vector<std::vector<std::int32_t>> data(3, std::vector<std::int32_t>(kCount, 1));
+  int done = 0;
+  cluster.at(0).worker().find(uid)->plans->propose({1.0});  // for three nodes: what is left of a text that was cut
+  for (int r = 0; r < 3; ++r)
+    cluster.submit(uid, r, operation(schedule::Kind::kAllReduce, data[static_cast<std::size_t>(r)]), 0,
+                   [&done](const worker::Outcome& outcome) { done += outcome.status.is_ok() ? 1 : 0; });
+  REQUIRE(cluster.run_until([&] { return done == 3; }));
+  for (int r = 0; r < 3; ++r) {
+    const worker::PlanChanges& plans = *cluster.at(r).worker().find(uid)->plans;
+    CHECK(plans.newest() == 0);
+    CHECK_FALSE(plans.is_frozen());
+    CHECK(data[static_cast<std::size_t>(r)].back() == 3);
+  }
+}
+
 TEST_CASE("worker/plan_changes: a change in a group that fails ends with it", "[engine][fast]") {
   ClusterOptions options;
   options.node_of = {0, 1, 2};

@@ -1,10 +1,13 @@
 """Tells torch how to make the backend. Loads neither the extension nor UCX: the first process group does."""
 
+import time
+
 
 def _create(dist_backend_opts, pg_options):
+    called_at = time.monotonic()  # the timeout counts from here: loading UCX takes about half a second
     from hybridps._load import load_extension
 
-    return load_extension().create_backend(dist_backend_opts, pg_options)
+    return load_extension().create_backend(dist_backend_opts, pg_options, called_at)
 
 
 def register() -> None:

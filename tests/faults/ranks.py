@@ -2,6 +2,7 @@
 (time.monotonic(), the same in all processes of one machine)."""
 
 import ctypes
+import datetime
 import os
 import resource
 import signal
@@ -236,18 +237,20 @@ def disagree(rank, world, what):
     return {"text": text, "detected": seconds}
 
 
-def deadline(rank, world, timeout_s):
-    """A rank that lives but skips a call."""
+def deadline(rank, world, timeout_s, elements=10, skipped=True):
+    """A rank that lives but skips a call; or an operation that is longer than its timeout."""
     context = zygote.context
-    context.init(timeout_s=timeout_s, prefix="first")
+    context.init(timeout_s=60, prefix="first")
+    tensor = torch.ones(elements)
     dist.barrier()
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout_s))
     result = {}
-    if rank == world - 1:
+    if skipped and rank == world - 1:
         context.store.wait(["the others are done"])
     else:
         start = time.monotonic()
         try:
-            dist.all_reduce(torch.ones(10))
+            dist.all_reduce(tensor)
             result["text"] = None
         except Exception as error:
             result["text"] = str(error)

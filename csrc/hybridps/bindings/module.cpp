@@ -51,7 +51,8 @@ void install_interpreter_lock() {
 OptionsPtr copy_of(const Options& options) { return c10::make_intrusive<Options>(options); }
 
 /// The creator that python/hybridps registers: c10d's _DistributedBackendOptions, and None or any backend's options.
-GroupPtr create_backend(const py::object& dist_options, const py::object& pg_options) {
+/// `called_at`: when, on time.monotonic(), which is core::Clock; the timeout counts from there.
+GroupPtr create_backend(const py::object& dist_options, const py::object& pg_options, double called_at) {
   const auto store = dist_options.attr("store").cast<c10::intrusive_ptr<c10d::Store>>();
   const int rank = dist_options.attr("group_rank").cast<int>();
   const int size = dist_options.attr("group_size").cast<int>();
@@ -64,7 +65,8 @@ GroupPtr create_backend(const py::object& dist_options, const py::object& pg_opt
   options->global_ranks_in_group.assign(global_ranks.begin(), global_ranks.end());
 
   const py::gil_scoped_release released;
-  auto group = c10::make_intrusive<ProcessGroupHybrid>(store, rank, size, std::move(options));
+  auto group = c10::make_intrusive<ProcessGroupHybrid>(store, rank, size, std::move(options),
+                                                       core::TimePoint(core::from_seconds(called_at)));
   // The world waits for all; a sub-group's operations queue, since its members may make their groups in any order.
   if (global_ranks.empty()) group->wait_ready(poll_signals);
   return group;
@@ -149,7 +151,8 @@ void bind(py::module_& module) {
       // Called on ranks that are not in a group split from this one: nothing of ours is collective there.
       .def("perform_nocolor_split", [](ProcessGroupHybrid&, const py::object&) {}, py::arg("device") = py::none());
 
-  module.def("create_backend", &create_backend, py::arg("dist_backend_opts"), py::arg("pg_options") = py::none());
+  module.def("create_backend", &create_backend, py::arg("dist_backend_opts"), py::arg("pg_options"),
+             py::arg("called_at"));
   module.def("config_table", &config_table);
   module.def("build_info", &build_info);
   module.def("cuda", &pg::describe_cuda_support, "The GPUs of this process, or why it has none.");

@@ -40,7 +40,7 @@ std::string group_text(const WorkContext& context) {
 }  // namespace
 
 ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                       c10::intrusive_ptr<Options> options)
+                                       c10::intrusive_ptr<Options> options, core::TimePoint called_at)
     : c10d::Backend(rank, size),
       options_(options ? std::move(options) : c10::make_intrusive<Options>()),
       context_(make_context(options_->group_name, rank, size)),
@@ -53,9 +53,10 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
 
   TORCH_CHECK_VALUE(store, "hybridps: ", group_text(*context_), ": no Store was given");
   Process& process = Process::instance();
-  engine::GroupOptions group_options;  // before the engine, whose start counts towards the timeout
   auto engine = engine::Engine::acquire();
   check_status(engine.status(), "starting the engine for " + group_text(*context_));
+  engine::GroupOptions group_options;
+  group_options.since = called_at;
   group_options.name = options_->group_name;
   group_options.incarnation = process.incarnations().next(options_->group_name);
   group_options.rank = rank;

@@ -29,6 +29,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
+#include "hybridps/core/clock.h"
 #include "hybridps/engine/group.h"
 #include "hybridps/pg/lanes.h"
 #include "hybridps/pg/process.h"
@@ -52,9 +53,10 @@ class ProcessGroupHybrid final : public c10d::Backend {
   };
 
   /// Publishes this member and returns; operations queue until all members have come. options->group_name names the
-  /// group; its global_ranks_in_group is empty for the world. Connects to the Store: not with the interpreter's lock.
+  /// group; its global_ranks_in_group is empty for the world. The timeout counts from `called_at`. Connects to the Store:
+  /// not with the interpreter's lock.
   ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                     c10::intrusive_ptr<Options> options);
+                     c10::intrusive_ptr<Options> options, core::TimePoint called_at = core::Clock::now());
   ~ProcessGroupHybrid() override;
 
   /// Waits until all members have come, or throws, naming those that have not. `poll` is called every 100 ms or so, and

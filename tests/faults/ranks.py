@@ -15,6 +15,9 @@ import torch.distributed as dist
 import zygote
 
 CLONE_NEWNS = 0x00020000
+PR_SET_THP_DISABLE = 41
+M_MMAP_THRESHOLD = -3
+M_ARENA_MAX = -8
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -26,7 +29,16 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
+def give_back_at_once():
+    """Freed blocks leave resident memory: no huge pages, one arena, and a threshold for mmap() that does not adapt."""
+    libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    libc.mallopt(M_ARENA_MAX, 1)
+    libc.mallopt(M_MMAP_THRESHOLD, 128 << 10)
+
+
 def resident():
+    """Bytes; with give_back_at_once(), of what is in use."""
+    libc.malloc_trim(0)
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
@@ -396,6 +408,7 @@ def limited(rank, world, what):
 
 def again_and_again(rank, world, times):
     context = zygote.context
+    give_back_at_once()
     counts = []
     for turn in range(times):
         context.init(prefix=f"turn{turn}")
@@ -416,11 +429,24 @@ def soak(rank, world, operations):
     """Mixed operations of mixed sizes, the same on all ranks; memory after the first quarter and at the end."""
     import random
 
+    give_back_at_once()
     choice = random.Random(1)
     group = dist.new_group(list(range(world)))
     works, first, wrong = [], 0, 0
+
+    def check():
+        nonlocal wrong
+        for waiting, result, value in works:
+            if waiting is not None:
+                waiting.wait()
+            wrong += int(not bool((result == value).all()))
+        works.clear()
+        waiting = result = None
+
     for turn in range(operations):
         if turn == operations // 4:
+            check()
+            tensor = out = source = None  # what this function holds itself is no growth
             first = resident()
         count = choice.choice([1, 7, 100, 5000, 60_000]) + choice.randrange(8)
         kind = choice.randrange(6)
@@ -450,15 +476,9 @@ def soak(rank, world, operations):
             want = world * (world + 1) / 2
         works.append((work if asynchronous else None, tensor, want))
         if len(works) >= 8:
-            for waiting, result, value in works:
-                if waiting is not None:
-                    waiting.wait()
-                wrong += int(not bool((result == value).all()))
-            works.clear()
-    for waiting, result, value in works:
-        if waiting is not None:
-            waiting.wait()
-        wrong += int(not bool((result == value).all()))
+            check()
+    check()
+    tensor = out = source = None
     return {"memory": resident() - first, "wrong": wrong}
 
 

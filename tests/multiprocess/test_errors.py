@@ -337,6 +337,32 @@ def test_a_deadline_before_the_group_is_complete():
     run_ranks(deadline_before_the_group, "1+1+1")
 
 
+def told_by_the_store(rank, world):
+    """Rank 1 stands for one whose control messages are lost: its verdict is in the Store alone."""
+    context = zygote.context
+    context.init(timeout_s=60)
+    dist.barrier()
+    start = time.monotonic()
+    if rank == 1:
+        keys = [key for key in context.store.list_keys() if key.endswith("/rec/1")]
+        assert len(keys) == 1, keys
+        code_peer_dead = 4
+        context.store.set(keys[0][: -len("rec/1")] + "verdict", bytes([0x76, code_peer_dead]) + b"rank 7 is gone")
+        context.store.wait(["told"])
+    else:
+        with pytest.raises(RuntimeError, match="rank 7 is gone"):
+            dist.all_reduce(torch.ones(10))
+        context.store.set("told", "1")
+    return time.monotonic() - start
+
+
+@needs_hybridps
+def test_a_verdict_in_the_store_alone():
+    results = run_ranks(told_by_the_store, "1+1", init=False, destroy=True)
+    print(f"told after {results[0]:.1f} s")
+    assert max(results) < 40
+
+
 def interrupted(rank, world, driving):
     """Ctrl-C ends a wait; the operation goes on."""
     check = Checker(rank)

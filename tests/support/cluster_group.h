@@ -73,10 +73,13 @@ class ClusterGroup final : public engine::Group {
     for (int r = 0; r < cluster.size(); ++r) {
       groups.push_back(std::make_shared<ClusterGroup>(cluster, uid, r));
       cluster.run([&](Cluster& c) {
-        c.at(r).set_group_failed_hook([failed = groups.back()->failed_](core::GroupUid, const core::Status& status) {
+        engine::Runtime::Hooks hooks;
+        hooks.group_failed = [failed = groups.back()->failed_](core::GroupUid, const core::Status& status,
+                                                               const core::Status&, bool) {
           const std::lock_guard lock(failed->mutex);
           if (failed->status.is_ok()) failed->status = status;
-        });
+        };
+        c.at(r).set_hooks(std::move(hooks));
       });
     }
     return groups;

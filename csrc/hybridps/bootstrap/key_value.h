@@ -1,6 +1,6 @@
 // hybridps/bootstrap/key_value.h: what bootstrap needs of a key-value store: torch's Store, a socket, or memory.
 //
-// Threads  an implementation is used by one rendezvous thread; MemoryStore by any number.
+// Threads  every method from any thread.
 // Waiting  neither call waits for another rank: c10d's Store is asked with check(), then get(), never wait().
 // Order    a set() that returned is seen by every later try_get(), of any rank, together with all sets before it.
 // Trust    values are bytes of foreign origin: decoders validate them.

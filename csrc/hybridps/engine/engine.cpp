@@ -29,6 +29,7 @@
 #include "hybridps/engine/loop.h"
 #include "hybridps/engine/records.h"
 #include "hybridps/engine/runtime.h"
+#include "hybridps/engine/verdict_board.h"
 #include "hybridps/intranode/shm/shm_transport.h"
 #include "hybridps/transport/ucx/ucx_transport.h"
 
@@ -57,6 +58,7 @@ std::size_t expected_local_peers() {
 // One group as the engine's threads see it. It never holds the engine.
 struct GroupCore : core::Pinned {
   GroupOptions options;
+  std::string prefix;  // of its keys in the Store
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -190,6 +192,11 @@ class EngineImpl final : public Engine, public LoopClient {
   std::size_t close_finished();
   std::size_t expire_queued(core::TimePoint now);
   void close(GroupCore& group);
+  /// A group whose roster is valid, or nothing.
+  std::shared_ptr<GroupCore> find(core::GroupUid uid) const;
+  VerdictBoard::Place place_of(const GroupCore& group) const {
+    return {group.options.store, group.prefix + "/verdict", group.uid};
+  }
   void write_stats() const;
 
   const pid_t pid_;
@@ -206,6 +213,7 @@ class EngineImpl final : public Engine, public LoopClient {
   std::unique_ptr<Runtime> runtime_;  // in the loop only, once that runs
   intranode::shm::ShmTransport* shm_ = nullptr;
   std::unique_ptr<Loop> loop_;
+  std::unique_ptr<VerdictBoard> board_;  // in the loop only, while that runs
   std::atomic<bool> stopped_{false};
 
   // In the loop only.
@@ -405,9 +413,23 @@ Status EngineImpl::start(core::Config config) {
       Runtime::create(options, memory, std::move(keep), std::move(transports));
   if (!runtime.is_ok()) return runtime.status();
   runtime_ = std::move(runtime).value();
-  runtime_->set_group_failed_hook([this](core::GroupUid uid, const Status& status) {
-    for (const auto& group : groups_)
-      if (group->state != nullptr && group->uid == uid) fail(*group, status);
+  Runtime::Hooks hooks;
+  hooks.group_failed = [this](core::GroupUid uid, const Status& status, const Status& cause, bool found_here) {
+    const std::shared_ptr<GroupCore> group = find(uid);
+    if (!group) return;
+    if (found_here && group->options.size > 1) board_->post(place_of(*group), cause);
+    fail(*group, status);
+  };
+  hooks.group_waits = [this](core::GroupUid uid) {
+    if (const std::shared_ptr<GroupCore> group = find(uid); group && group->options.size > 1)
+      board_->look(place_of(*group));
+  };
+  runtime_->set_hooks(std::move(hooks));
+  board_ = std::make_unique<VerdictBoard>([this](core::GroupUid uid, const Status& verdict) {
+    post([this, uid, verdict] {
+      if (const std::shared_ptr<GroupCore> group = find(uid))
+        runtime_->worker().fail_group(*group->state, verdict, /*tell=*/false);
+    });
   });
   identity_ = bootstrap::node_identity(config_, id_);
   nic_gbps_ = config_.nic_gbps > 0.0 ? config_.nic_gbps : link_gbps(data.net_device);
@@ -436,6 +458,7 @@ EngineImpl::~EngineImpl() {
   if (in_forked_child()) {
     (void)loop_.release();     // NOLINT: its thread does not exist here
     (void)runtime_.release();  // NOLINT: its transports belong to the parent
+    (void)board_.release();    // NOLINT: its thread does not exist here
     return;
   }
   if (bootstrap_thread_ != nullptr) {
@@ -449,6 +472,7 @@ EngineImpl::~EngineImpl() {
   }
   if (loop_) {
     loop_->stop();
+    board_.reset();  // it posts to the loop what it finds
     stopped_.store(true);
     write_stats();
     loop_.reset();
@@ -510,6 +534,12 @@ EngineStats EngineImpl::stats() const {
 }
 
 // --- EngineImpl: in the loop -----------------------------------------------------------------------------------------
+
+std::shared_ptr<GroupCore> EngineImpl::find(core::GroupUid uid) const {
+  for (const auto& group : groups_)
+    if (group->state != nullptr && group->uid == uid) return group;
+  return nullptr;
+}
 
 std::size_t EngineImpl::round() {
   std::size_t work = close_finished();
@@ -768,7 +798,8 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   joining->group = group;
   bootstrap::RendezvousOptions r;
   r.group_name = o.name;
-  r.key_prefix = bootstrap::group_key_prefix(o.name, o.incarnation);
+  group->prefix = bootstrap::group_key_prefix(o.name, o.incarnation);
+  r.key_prefix = group->prefix;
   r.self.build = std::string("hybridps ") + build_info::kVersion;
   r.self.incarnation = o.incarnation;
   r.self.engine = id_;

@@ -329,8 +329,13 @@ std::size_t Runtime::judge_suspects(core::TimePoint now) {
   return judged;
 }
 
-void Runtime::on_group_failed(core::GroupUid uid, const core::Status& status) {
-  if (group_failed_hook_) group_failed_hook_(uid, status);
+void Runtime::on_group_failed(core::GroupUid uid, const core::Status& status, const core::Status& cause,
+                              bool found_here) {
+  if (hooks_.group_failed) hooks_.group_failed(uid, status, cause, found_here);
+}
+
+void Runtime::on_group_waits(core::GroupUid uid) {
+  if (hooks_.group_waits) hooks_.group_waits(uid);
 }
 
 std::uint64_t Runtime::bytes_through_card() const {
@@ -405,6 +410,7 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
         // The worker answers for groups that work; that this process lives is an answer in any case.
         const worker::GroupState* group = worker_->find(header.uid);
         if (group != nullptr && group->status.is_ok()) break;
+        if (group != nullptr && peers_.count(header.source) > 0) worker_->repeat_verdict(*group, header.source);
         wire::Header pong;
         pong.type = wire::Type::kPong;
         send_control(header.source, pong, {});

@@ -89,10 +89,13 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::size_t peers_known() const noexcept { return peers_.size(); }
 
   std::size_t progress();
-  /// Called when a group gets its first verdict.
-  void set_group_failed_hook(std::function<void(core::GroupUid, const core::Status&)> hook) {
-    group_failed_hook_ = std::move(hook);
-  }
+  /// As worker::Host's calls of these names.
+  struct Hooks {
+    std::function<void(core::GroupUid, const core::Status& status, const core::Status& cause, bool found_here)>
+        group_failed;
+    std::function<void(core::GroupUid)> group_waits;
+  };
+  void set_hooks(Hooks hooks) { hooks_ = std::move(hooks); }
   /// True: every transport is armed, nothing to do before next_due() or an event.
   bool arm();
   core::TimePoint next_due() const;
@@ -118,7 +121,9 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void on_unreachable(core::EngineId peer, core::Status cause) override;
   // worker::Host
   void send_control(core::EngineId to, const wire::Header& header, std::string_view text) override;
-  void on_group_failed(core::GroupUid uid, const core::Status& status) override;
+  void on_group_failed(core::GroupUid uid, const core::Status& status, const core::Status& cause,
+                       bool found_here) override;
+  void on_group_waits(core::GroupUid uid) override;
   std::uint64_t bytes_through_card() const override;
   void on_shares(core::GroupUid uid, const schedule::Topology& topology) override;
   // server::DedicatedHost
@@ -202,7 +207,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   core::TimePoint next_forgetting_{};
   std::uint64_t progress_calls_ = 0;
   observe::EngineCounters counters_;
-  std::function<void(core::GroupUid, const core::Status&)> group_failed_hook_;
+  Hooks hooks_;
 };
 
 }  // namespace hybridps::engine

@@ -543,7 +543,19 @@ void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell)
   server_.close_group(group.info.uid);
   host_.on_group_failed(
       group.info.uid,
-      core::Status(cause.code(), with_advice("the group has failed: " + std::string(cause.message()), cause.code())));
+      core::Status(cause.code(), with_advice("the group has failed: " + std::string(cause.message()), cause.code())),
+      cause, /*found_here=*/tell);
+}
+
+void Worker::repeat_verdict(const GroupState& group, core::EngineId to) {
+  wire::Header header;
+  header.type = wire::Type::kVerdict;
+  header.flags = wire::kFlagGroup;
+  header.aux = static_cast<std::uint64_t>(group.status.code());
+  header.uid = group.info.uid;
+  header.incarnation = group.info.incarnation;
+  header.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
+  host_.send_control(to, header, group.status.message());
 }
 
 void Worker::mismatch(GroupState& group, OperationRun& run, const wire::Header& theirs) {
@@ -722,11 +734,15 @@ void Worker::watch(core::TimePoint now) {
     const bool first = run.probed_at == run.submitted_at;
     return now - run.probed_at >= (first ? core::Duration(kProbeAfter) : core::Duration(kProbeAgainAfter));
   };
+  std::vector<core::GroupUid> waiting;
   for (const auto& [uid, group] : groups_) {
     if (group->running.empty() || !group->running.begin()->second->started) continue;
     // The oldest operation alone: what the others wait for is behind it.
     OperationRun& run = *group->running.begin()->second;
-    if (is_due(run)) probe(run, now);
+    if (is_due(run)) {
+      if (run.probed_at != run.submitted_at) waiting.push_back(uid);
+      probe(run, now);
+    }
     if (options_.warn_seconds > 0 && run.operation.kind != schedule::Kind::kGoodbye &&
         now - run.warned_at >= core::from_seconds(options_.warn_seconds)) {
       run.warned_at = now;
@@ -736,11 +752,13 @@ void Worker::watch(core::TimePoint now) {
   // Does the peer of a send or receive live? It need not have issued its part, so there is nothing else to ask.
   for (OperationRun* run : tracked_) {
     if (run->operation.kind != schedule::Kind::kPointToPoint || run->operation.peer < 0 || !is_due(*run)) continue;
+    if (run->probed_at != run->submitted_at) waiting.push_back(run->group.info.uid);
     run->probed_at = now;
     wire::Header ping;
     ping.type = wire::Type::kPing;
     host_.send_control(run->group.info.engines[static_cast<std::size_t>(run->operation.peer)], ping, {});
   }
+  for (const core::GroupUid uid : waiting) host_.on_group_waits(uid);
 }
 
 std::size_t Worker::tick(core::TimePoint now) {

@@ -125,8 +125,12 @@ class Host {
   virtual ~Host() = default;
   /// Sends a small message with a text by the control path.
   virtual void send_control(core::EngineId to, const wire::Header& header, std::string_view text) = 0;
-  /// A group got its first verdict (already told to the members).
-  virtual void on_group_failed(core::GroupUid uid, const core::Status& status) = 0;
+  /// A group got its first verdict (already told to the members). `status` is what operations end with, `cause` the
+  /// verdict itself; `found_here`: this rank told it, else it was told.
+  virtual void on_group_failed(core::GroupUid uid, const core::Status& status, const core::Status& cause,
+                               bool found_here) = 0;
+  /// An operation of the group has waited for kProbeAgainAfter (5 s), once more.
+  virtual void on_group_waits(core::GroupUid uid) = 0;
   /// Payload that has crossed this process's network card, in the direction that has more.
   virtual std::uint64_t bytes_through_card() const = 0;
   /// From now on the group's nodes own other shares.
@@ -158,6 +162,8 @@ class Worker final : public server::Listener, core::Pinned {
   void on_message(GroupState& group, const wire::Header& header, flow::Delivery payload);
   /// A verdict of ours: pending and later operations fail; members are told when `tell`.
   void fail_group(GroupState& group, const core::Status& cause, bool tell);
+  /// Tells a member once more that the group has failed: it waits, so it has not heard.
+  void repeat_verdict(const GroupState& group, core::EngineId to);
   /// A peer died: every group with it fails. `own_fault`: it is this rank that is to blame, and why.
   void on_peer_dead(core::EngineId peer, const core::Status& cause, const std::string& own_fault = {});
   /// A collective whose deadline passed before the group was open here: the members are told.

@@ -1,0 +1,117 @@
+#include "hybridps/engine/verdict_board.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "hybridps/core/thread.h"
+
+namespace hybridps::engine {
+namespace {
+
+using bootstrap::Bytes;
+using core::Code;
+using core::Status;
+
+constexpr std::uint8_t kMagic = 0x76;  // 'v'
+constexpr std::size_t kTextMax = 4096;
+// More than one question a group at a time is not needed, and a Store that hangs must not gather them.
+constexpr std::size_t kTasksMax = 256;
+
+}  // namespace
+
+Bytes encode_verdict(const Status& verdict) {
+  const std::string_view text = std::string_view(verdict.message()).substr(0, kTextMax);
+  Bytes bytes;
+  bytes.reserve(text.size() + 2);
+  bytes.push_back(kMagic);
+  bytes.push_back(static_cast<std::uint8_t>(verdict.code()));
+  bytes.insert(bytes.end(), text.begin(), text.end());
+  return bytes;
+}
+
+std::optional<Status> decode_verdict(std::span<const std::uint8_t> bytes) {
+  if (bytes.size() < 3 || bytes.size() > kTextMax + 2 || bytes[0] != kMagic) return std::nullopt;
+  if (bytes[1] == 0 || bytes[1] > static_cast<std::uint8_t>(Code::kInternal)) return std::nullopt;
+  return Status(static_cast<Code>(bytes[1]), std::string(bytes.begin() + 2, bytes.end()));
+}
+
+struct VerdictBoard::State {
+  struct Task {
+    Place place;
+    std::optional<Status> verdict;  // to write; else look
+  };
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Task> tasks;
+  bool running = false;
+  bool stopped = false;
+  std::function<void(core::GroupUid, const Status&)> found;
+
+  void run() {
+    core::begin_thread("hybridps-board");
+    std::unique_lock lock(mutex);
+    while (!stopped) {
+      if (tasks.empty()) {
+        // An idle engine keeps no thread for this.
+        if (!changed.wait_for(lock, std::chrono::seconds(1), [&] { return stopped || !tasks.empty(); })) break;
+        continue;
+      }
+      const Task task = std::move(tasks.front());
+      tasks.pop_front();
+      lock.unlock();
+      const core::Result<std::optional<Bytes>> there = task.place.store->try_get(task.place.key);
+      std::optional<Status> verdict;
+      if (there.is_ok() && there.value()) verdict = decode_verdict(*there.value());
+      if (there.is_ok() && !there.value() && task.verdict)
+        (void)task.place.store->set(task.place.key, encode_verdict(*task.verdict));
+      lock.lock();
+      if (verdict && !task.verdict && !stopped) found(task.place.uid, *verdict);
+    }
+    running = false;
+    changed.notify_all();
+  }
+};
+
+VerdictBoard::VerdictBoard(std::function<void(core::GroupUid, const Status&)> found)
+    : state_(std::make_shared<State>()) {
+  state_->found = std::move(found);
+}
+
+VerdictBoard::~VerdictBoard() {
+  std::unique_lock lock(state_->mutex);
+  state_->stopped = true;
+  state_->changed.notify_all();
+  // What is being written or read usually ends at once.
+  state_->changed.wait_for(lock, std::chrono::milliseconds(200), [&] { return !state_->running; });
+}
+
+void VerdictBoard::post(Place place, const Status& verdict) { ask(std::move(place), verdict); }
+
+void VerdictBoard::look(Place place) { ask(std::move(place), std::nullopt); }
+
+void VerdictBoard::ask(Place place, std::optional<Status> verdict) {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->stopped || state_->tasks.size() >= kTasksMax || !place.store) return;
+  const auto same = [&](const State::Task& task) {
+    return task.place.uid == place.uid && task.verdict.has_value() == verdict.has_value();
+  };
+  if (std::any_of(state_->tasks.begin(), state_->tasks.end(), same)) return;
+  state_->tasks.push_back({std::move(place), std::move(verdict)});
+  state_->changed.notify_all();
+  if (std::exchange(state_->running, true)) return;
+  try {
+    std::thread([state = state_] { state->run(); }).detach();
+  } catch (const std::system_error&) {  // no thread to be had: then without the Store
+    state_->running = false;
+    state_->tasks.clear();
+  }
+}
+
+}  // namespace hybridps::engine

@@ -1,0 +1,123 @@
+// Verdicts in the Store: what is written, read and believed, and a Store that hangs.
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hybridps/core/clock.h"
+#include "hybridps/engine/verdict_board.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+using namespace hybridps;
+using bootstrap::Bytes;
+using core::Code;
+using core::Status;
+using engine::VerdictBoard;
+
+const core::GroupUid kUid{1, 2};
+
+/// What a board found.
+struct Found {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<Status> verdicts;
+  bool wait(std::size_t count, double seconds = 20) {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, core::from_seconds(seconds), [&] { return verdicts.size() >= count; });
+  }
+};
+
+VerdictBoard board_for(Found& found) {
+  return VerdictBoard([&found](core::GroupUid uid, const Status& verdict) {
+    const std::lock_guard lock(found.mutex);
+    if (uid == kUid) found.verdicts.push_back(verdict);
+    found.changed.notify_all();
+  });
+}
+
+/// A Store whose host does not answer until it is let go.
+class Hanging final : public bootstrap::KeyValueStore {
+ public:
+  ~Hanging() override { gone = true; }
+  Status set(std::string_view, std::span<const std::uint8_t>) override { return Status::ok(); }
+  core::Result<std::optional<Bytes>> try_get(std::string_view) override {
+    asked = true;
+    while (!let_go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return std::optional<Bytes>(engine::encode_verdict(Status(Code::kPeerDead, "too late")));
+  }
+  static inline std::atomic<bool> asked{false};
+  static inline std::atomic<bool> let_go{false};
+  static inline std::atomic<bool> gone{false};
+};
+
+bool until(const std::function<bool()>& done) {
+  const auto limit = core::Clock::now() + std::chrono::seconds(20);
+  while (!done() && core::Clock::now() < limit) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return done();
+}
+
+TEST_CASE("verdict board: the first verdict stays, and others read it") {
+  const auto store = std::make_shared<bootstrap::MemoryStore>();
+  Found first_found;
+  Found other_found;
+  VerdictBoard first = board_for(first_found);
+  VerdictBoard other = board_for(other_found);
+  const VerdictBoard::Place place{store, "group/verdict", kUid};
+
+  other.look(place);
+  first.post(place, Status(Code::kPeerDead, "rank 3 is gone"));
+  REQUIRE(until([&] { return store->contents().count("group/verdict") == 1; }));
+  other.post(place, Status(Code::kTimeout, "a second opinion"));
+  other.look(place);
+  REQUIRE(other_found.wait(1));
+  CHECK(other_found.verdicts[0].code() == Code::kPeerDead);
+  CHECK(other_found.verdicts[0].message() == "rank 3 is gone");
+  CHECK(first_found.verdicts.empty());
+}
+
+TEST_CASE("verdict board: a Store that hangs holds up nobody, and is left alone afterwards") {
+  Hanging::asked = Hanging::let_go = Hanging::gone = false;
+  Found found;
+  {
+    VerdictBoard board = board_for(found);
+    board.look({std::make_shared<Hanging>(), "key", kUid});
+    REQUIRE(until([] { return Hanging::asked.load(); }));
+    const auto begin = core::Clock::now();
+    for (int i = 0; i < 1000; ++i) board.look({nullptr, "key", kUid});
+    board.post({std::make_shared<bootstrap::MemoryStore>(), "key", kUid}, Status(Code::kPeerDead, "x"));
+    CHECK(core::to_seconds(core::Clock::now() - begin) < 5);
+  }
+  Hanging::let_go = true;
+  CHECK(until([] { return Hanging::gone.load(); }));
+  CHECK(found.verdicts.empty());
+}
+
+TEST_CASE("verdict board: only what a board wrote is believed") {
+  const Status verdict(Code::kMismatch, "ranks disagree");
+  const Bytes good = engine::encode_verdict(verdict);
+  REQUIRE(engine::decode_verdict(good));
+  CHECK(engine::decode_verdict(good)->code() == Code::kMismatch);
+  CHECK(engine::decode_verdict(good)->message() == "ranks disagree");
+  CHECK(engine::decode_verdict(engine::encode_verdict(Status(Code::kPeerDead, std::string(10000, 'x')))));
+  CHECK_FALSE(engine::decode_verdict(Bytes()));
+  CHECK_FALSE(engine::decode_verdict(Bytes{good[0], good[1]}));
+  Bytes bad = good;
+  bad[0] ^= 1;
+  CHECK_FALSE(engine::decode_verdict(bad));
+  bad = good;
+  bad[1] = 0;  // no failure at all
+  CHECK_FALSE(engine::decode_verdict(bad));
+  bad[1] = 200;
+  CHECK_FALSE(engine::decode_verdict(bad));
+  bad = good;
+  bad.resize(1 << 20, 'x');
+  CHECK_FALSE(engine::decode_verdict(bad));
+}
+
+}  // namespace

@@ -7,8 +7,6 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
-#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -22,10 +20,11 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
-#include "hybridps/core/thread.h"
 #include "hybridps/door/door.h"
 #include "hybridps/engine/dedicated_client.h"
+#include "hybridps/engine/group_core.h"
 #include "hybridps/engine/interface.h"
+#include "hybridps/engine/joiner.h"
 #include "hybridps/engine/loop.h"
 #include "hybridps/engine/records.h"
 #include "hybridps/engine/runtime.h"
@@ -41,7 +40,6 @@ using core::Status;
 
 constexpr std::int64_t kSpinMicroseconds = 50;
 constexpr auto kStayAfterFailure = std::chrono::milliseconds(200);
-constexpr auto kProofTimeout = std::chrono::seconds(10);
 // How long an operation past its deadline waits for the bootstrap thread to look up who is missing.
 constexpr auto kLookFor = std::chrono::milliseconds(80);
 // How long goodbyes are waited for where the last operation of a group has failed: somebody may not be there to say one.
@@ -55,51 +53,8 @@ std::size_t expected_local_peers() {
   return 7;
 }
 
-// One group as the engine's threads see it. It never holds the engine.
-struct GroupCore : core::Pinned {
-  GroupOptions options;
-  std::string prefix;  // of its keys in the Store
-
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool ready = false;
-  Status status;      // first failure
-  bool left = false;  // no more submissions
-  std::uint64_t submitted = 0;
-  std::vector<int> node_of;
-  std::string waiting_for;  // what the bootstrap thread found when look_wanted was set
-  std::atomic<bool> look_wanted{false};
-  std::atomic<std::uint64_t> completed{0};
-
-  // In the loop only.
-  struct Queued {
-    worker::Operation operation;
-    std::uint64_t sequence;
-    worker::Completion done;  // empty: it ran, the deadline has passed
-  };
-  worker::GroupState* state = nullptr;
-  core::GroupUid uid;
-  std::deque<Queued> queued;
-  std::vector<std::uint64_t> reserved_early;  // before the roster was valid
-  bool goodbye_wanted = false;
-  bool goodbye_sent = false;
-  bool goodbye_done = false;
-  bool closed = false;
-  bool last_failed = false;  // the last operation that is over
-};
-
 // What reserve() gives when the group has been left.
 constexpr std::uint64_t kNotReserved = ~std::uint64_t{0};
-
-// Shared-memory proofs asked for by the bootstrap thread, answered in the loop.
-struct ProofRequest {
-  std::uint64_t nonce = 0;
-  core::TimePoint since;
-  std::vector<bootstrap::MemberRecord> members;  // of the candidate node, without us
-  std::mutex mutex;
-  std::map<int, bool> answers;  // group rank -> proven
-  bool abandoned = false;
-};
 
 class EngineImpl;
 
@@ -152,8 +107,7 @@ class EngineImpl final : public Engine, public LoopClient {
 
   bool in_forked_child() const noexcept { return getpid() != pid_; }
   bool on_own_thread() const noexcept {
-    return (loop_ != nullptr && loop_->in_round()) ||
-           (bootstrap_thread_ != nullptr && bootstrap_thread_->get_id() == std::this_thread::get_id());
+    return (loop_ != nullptr && loop_->in_round()) || (joiner_ != nullptr && joiner_->on_its_thread());
   }
   Loop& loop() noexcept { return *loop_; }
   void post(core::OnceFn<void()> command) { loop_->post(std::move(command)); }
@@ -170,13 +124,6 @@ class EngineImpl final : public Engine, public LoopClient {
   worker::Worker& worker() { return runtime_->worker(); }
 
  private:
-  struct Joining {
-    std::shared_ptr<GroupCore> group;
-    std::unique_ptr<DedicatedClient> dedicated;  // rank 0's, when there are servers; the rendezvous calls it
-    std::unique_ptr<bootstrap::Rendezvous> rendezvous;
-    std::shared_ptr<ProofRequest> proof;
-  };
-
   EngineImpl() : pid_(getpid()), id_(core::make_engine_id()) {}
   Status start(core::Config config);
   // LoopClient
@@ -184,9 +131,6 @@ class EngineImpl final : public Engine, public LoopClient {
   std::chrono::milliseconds sleep_at_most() const override;
   void finish() override;
 
-  void run_bootstrap();
-  bootstrap::Proof prove(Joining& joining, const bootstrap::Roster& roster);
-  std::size_t answer_proofs();
   void open(const std::shared_ptr<GroupCore>& group, const bootstrap::Roster& roster);
   void send_goodbye(const std::shared_ptr<GroupCore>& group);
   std::size_t close_finished();
@@ -211,14 +155,13 @@ class EngineImpl final : public Engine, public LoopClient {
   bootstrap::Bytes control_address_;
   bootstrap::Bytes shm_address_;
   std::unique_ptr<Runtime> runtime_;  // in the loop only, once that runs
-  intranode::shm::ShmTransport* shm_ = nullptr;
   std::unique_ptr<Loop> loop_;
   std::unique_ptr<VerdictBoard> board_;  // in the loop only, while that runs
+  std::unique_ptr<Joiner> joiner_;
   std::atomic<bool> stopped_{false};
 
   // In the loop only.
   std::vector<std::shared_ptr<GroupCore>> groups_;
-  std::vector<std::shared_ptr<ProofRequest>> proofs_;
   core::TimePoint queued_due_ = core::TimePoint::max();  // the first deadline among queued operations
 
   std::mutex linger_mutex_;
@@ -226,13 +169,6 @@ class EngineImpl final : public Engine, public LoopClient {
   std::size_t groups_open_ = 0;     // not closed
   std::size_t groups_staying_ = 0;  // not left
   bool hurry_ = false;              // a group that waits for goodbyes has failed before
-
-  std::mutex bootstrap_mutex_;
-  std::condition_variable bootstrap_changed_;
-  std::vector<std::unique_ptr<Joining>> joining_;
-  bool bootstrap_stop_ = false;
-
-  std::thread* bootstrap_thread_ = nullptr;  // leaked in a forked child, where it does not exist
 };
 
 // --- GroupImpl -------------------------------------------------------------------------------------------------------
@@ -374,16 +310,17 @@ Status EngineImpl::start(core::Config config) {
   Transports transports;
   std::span<std::byte> memory;
   std::shared_ptr<void> keep;
+  intranode::shm::ShmTransport* proving = nullptr;
   if (config_.shm) {
     intranode::shm::ShmOptions shm_options;
     shm_options.self = id_;
     shm_options.pool_bytes = pool_bytes;
     core::Result<std::unique_ptr<intranode::shm::ShmTransport>> shm = intranode::shm::ShmTransport::create(shm_options);
     if (!shm.is_ok()) return shm.status();
-    shm_ = shm.value().get();
-    memory = shm_->pool_memory();
-    keep = shm_->keep_pool_memory();
-    shm_address_ = to_record(shm_->address());
+    memory = shm.value()->pool_memory();
+    keep = shm.value()->keep_pool_memory();
+    shm_address_ = to_record(shm.value()->address());
+    proving = shm.value().get();
     transports.shm = std::move(shm).value();
   } else {
     core::Result<PrivatePool> pool = map_pool(pool_bytes);
@@ -425,6 +362,12 @@ Status EngineImpl::start(core::Config config) {
       board_->look(place_of(*group));
   };
   runtime_->set_hooks(std::move(hooks));
+  Joiner::Hooks joined;
+  joined.post = [this](core::OnceFn<void()> command) { post(std::move(command)); };
+  joined.open = [this](const auto& group, const bootstrap::Roster& roster) { open(group, roster); };
+  joined.fail = [this](GroupCore& group, const Status& status) { fail(group, status); };
+  joined.looked = [this] { queued_due_ = core::Clock::now(); };
+  joiner_ = std::make_unique<Joiner>(std::move(joined), proving);
   board_ = std::make_unique<VerdictBoard>([this](core::GroupUid uid, const Status& verdict) {
     post([this, uid, verdict] {
       if (const std::shared_ptr<GroupCore> group = find(uid))
@@ -459,17 +402,10 @@ EngineImpl::~EngineImpl() {
     (void)loop_.release();     // NOLINT: its thread does not exist here
     (void)runtime_.release();  // NOLINT: its transports belong to the parent
     (void)board_.release();    // NOLINT: its thread does not exist here
+    (void)joiner_.release();   // NOLINT: the same
     return;
   }
-  if (bootstrap_thread_ != nullptr) {
-    {
-      const std::lock_guard lock(bootstrap_mutex_);
-      bootstrap_stop_ = true;
-    }
-    bootstrap_changed_.notify_all();
-    bootstrap_thread_->join();
-    delete bootstrap_thread_;
-  }
+  if (joiner_) joiner_->stop();
   if (loop_) {
     loop_->stop();
     board_.reset();  // it posts to the loop what it finds
@@ -544,12 +480,12 @@ std::shared_ptr<GroupCore> EngineImpl::find(core::GroupUid uid) const {
 std::size_t EngineImpl::round() {
   std::size_t work = close_finished();
   if (queued_due_ != core::TimePoint::max()) work += expire_queued(core::Clock::now());
-  if (!proofs_.empty()) work += answer_proofs();
+  work += joiner_->answer_proofs();
   return work;
 }
 
 std::chrono::milliseconds EngineImpl::sleep_at_most() const {
-  if (!proofs_.empty()) return std::chrono::milliseconds(5);
+  if (joiner_->has_proofs()) return std::chrono::milliseconds(5);
   for (const auto& group : groups_)
     if (group->goodbye_done) return std::chrono::milliseconds(20);
   constexpr std::chrono::milliseconds kUsual(100);
@@ -794,8 +730,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   group->options = std::move(options);
   const GroupOptions& o = group->options;
 
-  auto joining = std::make_unique<Joining>();
-  joining->group = group;
+  std::unique_ptr<DedicatedClient> dedicated;
   bootstrap::RendezvousOptions r;
   r.group_name = o.name;
   group->prefix = bootstrap::group_key_prefix(o.name, o.incarnation);
@@ -815,7 +750,6 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.self.chunk_bytes = config_.chunk_bytes;
   r.self.nic_gbps = nic_gbps_;
   r.deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout, o.since) : core::Deadline::never();
-  r.prove = [this, j = joining.get()](const bootstrap::Roster& roster) { return prove(*j, roster); };
   r.progress = [](std::string_view text) { core::log_warn(text); };
   if (o.rank == 0 && o.size > 1 && !servers_.empty()) {
     DedicatedClientOptions d;
@@ -823,134 +757,19 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
     d.token = token_;
     d.required = config_.servers_required;
     d.group_name = o.name;
-    joining->dedicated = std::make_unique<DedicatedClient>(std::move(d));
-    r.servers = [client = joining->dedicated.get()](const bootstrap::Roster& roster) {
-      return client->servers(roster);
-    };
-    r.commit = [client = joining->dedicated.get()](const bootstrap::Roster& roster) { return client->commit(roster); };
+    dedicated = std::make_unique<DedicatedClient>(std::move(d));
+    r.servers = [client = dedicated.get()](const bootstrap::Roster& roster) { return client->servers(roster); };
+    r.commit = [client = dedicated.get()](const bootstrap::Roster& roster) { return client->commit(roster); };
   }
-  joining->rendezvous = std::make_unique<bootstrap::Rendezvous>(o.store, std::move(r));
   {
     const std::lock_guard lock(linger_mutex_);
     ++groups_open_;
     ++groups_staying_;
   }
   post([this, group] { groups_.push_back(group); });
-  {
-    const std::lock_guard lock(bootstrap_mutex_);
-    joining_.push_back(std::move(joining));
-    if (bootstrap_thread_ == nullptr) bootstrap_thread_ = new std::thread([this] { run_bootstrap(); });
-  }
-  bootstrap_changed_.notify_all();
+  joiner_->join(group, std::move(r), std::move(dedicated));
   return std::shared_ptr<Group>(
       std::make_shared<GroupImpl>(std::static_pointer_cast<EngineImpl>(shared_from_this()), group));
-}
-
-void EngineImpl::run_bootstrap() {
-  core::begin_thread("hybridps-boot");
-  std::vector<std::unique_ptr<Joining>> active;
-  for (;;) {
-    {
-      std::unique_lock lock(bootstrap_mutex_);
-      core::TimePoint next = core::Clock::now() + std::chrono::milliseconds(50);
-      for (const auto& joining : active) next = std::min(next, joining->rendezvous->next_step());
-      const auto awake = [&] { return bootstrap_stop_ || !joining_.empty(); };
-      if (active.empty())
-        bootstrap_changed_.wait(lock, awake);
-      else
-        bootstrap_changed_.wait_until(lock, next, awake);
-      if (bootstrap_stop_) break;
-      for (auto& joining : joining_) active.push_back(std::move(joining));
-      joining_.clear();
-    }
-    for (std::size_t i = 0; i < active.size();) {
-      Joining& joining = *active[i];
-      const bootstrap::Rendezvous::Phase phase = joining.rendezvous->step(core::Clock::now());
-      if (phase == bootstrap::Rendezvous::Phase::kPending) {
-        if (joining.group->look_wanted.exchange(false)) {
-          std::string waiting_for = joining.rendezvous->find_missing();
-          {
-            const std::lock_guard lock(joining.group->mutex);
-            joining.group->waiting_for = std::move(waiting_for);
-          }
-          post([this] { queued_due_ = core::Clock::now(); });
-        }
-        ++i;
-        continue;
-      }
-      if (phase == bootstrap::Rendezvous::Phase::kReady) {
-        post([this, group = joining.group, roster = joining.rendezvous->roster()] { open(group, roster); });
-      } else {
-        post([this, group = joining.group, status = joining.rendezvous->status()] { fail(*group, status); });
-      }
-      if (joining.proof) {
-        const std::lock_guard lock(joining.proof->mutex);
-        joining.proof->abandoned = true;
-      }
-      active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
-    }
-  }
-}
-
-bootstrap::Proof EngineImpl::prove(Joining& joining, const bootstrap::Roster& roster) {
-  const int me = joining.group->options.rank;
-  if (!joining.proof || joining.proof->nonce != roster.nonce) {
-    if (joining.proof) {
-      const std::lock_guard lock(joining.proof->mutex);
-      joining.proof->abandoned = true;
-    }
-    auto request = std::make_shared<ProofRequest>();
-    request->nonce = roster.nonce;
-    request->since = core::Clock::now();
-    for (const int rank : roster.ranks_of_node(roster.node_of[static_cast<std::size_t>(me)]))
-      if (rank != me) request->members.push_back(roster.members[static_cast<std::size_t>(rank)]);
-    joining.proof = request;
-    if (!request->members.empty()) post([this, request] { proofs_.push_back(request); });
-  }
-  ProofRequest& request = *joining.proof;
-  const std::lock_guard lock(request.mutex);
-  if (request.answers.size() < request.members.size()) {
-    if (core::Clock::now() - request.since < kProofTimeout) return bootstrap::Proof::pending();
-    for (const auto& member : request.members) request.answers.emplace(member.group_rank, false);
-  }
-  std::vector<int> unproven;
-  for (const auto& [rank, proven] : request.answers)
-    if (!proven) unproven.push_back(rank);
-  return unproven.empty() ? bootstrap::Proof::ok() : bootstrap::Proof::unproven_with(std::move(unproven));
-}
-
-std::size_t EngineImpl::answer_proofs() {
-  std::size_t work = 0;
-  for (std::size_t i = 0; i < proofs_.size();) {
-    const std::shared_ptr<ProofRequest> kept = proofs_[i];  // beyond the lock
-    ProofRequest& request = *kept;
-    const std::lock_guard lock(request.mutex);
-    for (const bootstrap::MemberRecord& member : request.members) {
-      if (request.abandoned || request.answers.count(member.group_rank) > 0) continue;
-      const auto address = to_transport(member.shm_address);
-      const core::Result<transport::Endpoint*> endpoint =
-          shm_ != nullptr ? shm_->connect(member.engine, address)
-                          : core::Result<transport::Endpoint*>(Status(Code::kUnsupported, "shared memory is off"));
-      const intranode::shm::Proof proof =
-          endpoint.is_ok() ? shm_->proof(member.engine)
-                           : intranode::shm::Proof{intranode::shm::ProofState::kFailed, endpoint.status()};
-      if (proof.state == intranode::shm::ProofState::kPending) continue;
-      const bool proven = proof.state == intranode::shm::ProofState::kProven;
-      if (!proven)
-        core::log_warn("rank ", member.group_rank, " (", member.host_name, " pid ", member.pid,
-                       ") gives the same node identity but does not share memory with this process: ",
-                       proof.reason.message(), "; they are treated as different nodes");
-      request.answers[member.group_rank] = proven;
-      ++work;
-    }
-    if (request.abandoned || request.answers.size() >= request.members.size()) {
-      proofs_.erase(proofs_.begin() + static_cast<std::ptrdiff_t>(i));
-      bootstrap_changed_.notify_all();
-      return work + 1;
-    }
-    ++i;
-  }
-  return work;
 }
 
 // --- The engine of this process --------------------------------------------------------------------------------------

@@ -1,0 +1,53 @@
+// hybridps/engine/group_core.h: one group as the engine's threads see it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "hybridps/core/ids.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
+#include "hybridps/engine/engine.h"
+#include "hybridps/worker/worker.h"
+
+namespace hybridps::engine {
+
+/// It never holds the engine.
+struct GroupCore : core::Pinned {
+  GroupOptions options;
+  std::string prefix;  // of its keys in the Store
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool ready = false;
+  core::Status status;  // first failure
+  bool left = false;    // no more submissions
+  std::uint64_t submitted = 0;
+  std::vector<int> node_of;
+  std::string waiting_for;  // what the bootstrap thread found when look_wanted was set
+  std::atomic<bool> look_wanted{false};
+  std::atomic<std::uint64_t> completed{0};
+
+  // In the loop only.
+  struct Queued {
+    worker::Operation operation;
+    std::uint64_t sequence;
+    worker::Completion done;  // empty: it ran, the deadline has passed
+  };
+  worker::GroupState* state = nullptr;
+  core::GroupUid uid;
+  std::deque<Queued> queued;
+  std::vector<std::uint64_t> reserved_early;  // before the roster was valid
+  bool goodbye_wanted = false;
+  bool goodbye_sent = false;
+  bool goodbye_done = false;
+  bool closed = false;
+  bool last_failed = false;  // the last operation that is over
+};
+
+}  // namespace hybridps::engine

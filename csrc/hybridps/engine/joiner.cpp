@@ -1,0 +1,179 @@
+#include "hybridps/engine/joiner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "hybridps/core/clock.h"
+#include "hybridps/core/log.h"
+#include "hybridps/core/thread.h"
+#include "hybridps/engine/records.h"
+
+namespace hybridps::engine {
+namespace {
+
+using core::Code;
+using core::Status;
+
+constexpr auto kProofTimeout = std::chrono::seconds(10);
+
+}  // namespace
+
+// Asked for by the rendezvous, answered in the loop.
+struct Joiner::ProofRequest {
+  std::uint64_t nonce = 0;
+  core::TimePoint since;
+  std::vector<bootstrap::MemberRecord> members;  // of the candidate node, without us
+  std::mutex mutex;
+  std::map<int, bool> answers;  // group rank -> proven
+  bool abandoned = false;
+};
+
+struct Joiner::Joining {
+  std::shared_ptr<GroupCore> group;
+  std::unique_ptr<DedicatedClient> dedicated;  // rank 0's, when there are servers; the rendezvous calls it
+  std::unique_ptr<bootstrap::Rendezvous> rendezvous;
+  std::shared_ptr<ProofRequest> proof;
+};
+
+Joiner::Joiner(Hooks hooks, intranode::shm::ShmTransport* shm) : hooks_(std::move(hooks)), shm_(shm) {}
+
+Joiner::~Joiner() { stop(); }
+
+void Joiner::join(std::shared_ptr<GroupCore> group, bootstrap::RendezvousOptions options,
+                  std::unique_ptr<DedicatedClient> dedicated) {
+  auto joining = std::make_unique<Joining>();
+  options.prove = [this, j = joining.get()](const bootstrap::Roster& roster) { return prove(*j, roster); };
+  joining->rendezvous = std::make_unique<bootstrap::Rendezvous>(group->options.store, std::move(options));
+  joining->group = std::move(group);
+  joining->dedicated = std::move(dedicated);
+  {
+    const std::lock_guard lock(mutex_);
+    joining_.push_back(std::move(joining));
+    if (!thread_) thread_ = std::make_unique<std::thread>([this] { run(); });
+  }
+  changed_.notify_all();
+}
+
+void Joiner::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (thread_ && thread_->joinable()) thread_->join();
+}
+
+void Joiner::run() {
+  core::begin_thread("hybridps-boot");
+  std::vector<std::unique_ptr<Joining>> active;
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      core::TimePoint next = core::Clock::now() + std::chrono::milliseconds(50);
+      for (const auto& joining : active) next = std::min(next, joining->rendezvous->next_step());
+      const auto awake = [&] { return stop_ || !joining_.empty(); };
+      if (active.empty())
+        changed_.wait(lock, awake);
+      else
+        changed_.wait_until(lock, next, awake);
+      if (stop_) break;
+      for (auto& joining : joining_) active.push_back(std::move(joining));
+      joining_.clear();
+    }
+    for (std::size_t i = 0; i < active.size();) {
+      Joining& joining = *active[i];
+      const bootstrap::Rendezvous::Phase phase = joining.rendezvous->step(core::Clock::now());
+      if (phase == bootstrap::Rendezvous::Phase::kPending) {
+        if (joining.group->look_wanted.exchange(false)) {
+          std::string waiting_for = joining.rendezvous->find_missing();
+          {
+            const std::lock_guard lock(joining.group->mutex);
+            joining.group->waiting_for = std::move(waiting_for);
+          }
+          hooks_.post([this] { hooks_.looked(); });
+        }
+        ++i;
+        continue;
+      }
+      if (phase == bootstrap::Rendezvous::Phase::kReady) {
+        hooks_.post(
+            [this, group = joining.group, roster = joining.rendezvous->roster()] { hooks_.open(group, roster); });
+      } else {
+        hooks_.post(
+            [this, group = joining.group, status = joining.rendezvous->status()] { hooks_.fail(*group, status); });
+      }
+      if (joining.proof) {
+        const std::lock_guard lock(joining.proof->mutex);
+        joining.proof->abandoned = true;
+      }
+      active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+}
+
+bootstrap::Proof Joiner::prove(Joining& joining, const bootstrap::Roster& roster) {
+  const int me = joining.group->options.rank;
+  if (!joining.proof || joining.proof->nonce != roster.nonce) {
+    if (joining.proof) {
+      const std::lock_guard lock(joining.proof->mutex);
+      joining.proof->abandoned = true;
+    }
+    auto request = std::make_shared<ProofRequest>();
+    request->nonce = roster.nonce;
+    request->since = core::Clock::now();
+    for (const int rank : roster.ranks_of_node(roster.node_of[static_cast<std::size_t>(me)]))
+      if (rank != me) request->members.push_back(roster.members[static_cast<std::size_t>(rank)]);
+    joining.proof = request;
+    if (!request->members.empty()) hooks_.post([this, request] { proofs_.push_back(request); });
+  }
+  ProofRequest& request = *joining.proof;
+  const std::lock_guard lock(request.mutex);
+  if (request.answers.size() < request.members.size()) {
+    if (core::Clock::now() - request.since < kProofTimeout) return bootstrap::Proof::pending();
+    for (const auto& member : request.members) request.answers.emplace(member.group_rank, false);
+  }
+  std::vector<int> unproven;
+  for (const auto& [rank, proven] : request.answers)
+    if (!proven) unproven.push_back(rank);
+  return unproven.empty() ? bootstrap::Proof::ok() : bootstrap::Proof::unproven_with(std::move(unproven));
+}
+
+std::size_t Joiner::answer_proofs() {
+  std::size_t work = 0;
+  for (std::size_t i = 0; i < proofs_.size();) {
+    const std::shared_ptr<ProofRequest> kept = proofs_[i];  // beyond the lock
+    ProofRequest& request = *kept;
+    const std::lock_guard lock(request.mutex);
+    for (const bootstrap::MemberRecord& member : request.members) {
+      if (request.abandoned || request.answers.count(member.group_rank) > 0) continue;
+      const auto address = to_transport(member.shm_address);
+      const core::Result<transport::Endpoint*> endpoint =
+          shm_ != nullptr ? shm_->connect(member.engine, address)
+                          : core::Result<transport::Endpoint*>(Status(Code::kUnsupported, "shared memory is off"));
+      const intranode::shm::Proof proof =
+          endpoint.is_ok() ? shm_->proof(member.engine)
+                           : intranode::shm::Proof{intranode::shm::ProofState::kFailed, endpoint.status()};
+      if (proof.state == intranode::shm::ProofState::kPending) continue;
+      const bool proven = proof.state == intranode::shm::ProofState::kProven;
+      if (!proven)
+        core::log_warn("rank ", member.group_rank, " (", member.host_name, " pid ", member.pid,
+                       ") gives the same node identity but does not share memory with this process: ",
+                       proof.reason.message(), "; they are treated as different nodes");
+      request.answers[member.group_rank] = proven;
+      ++work;
+    }
+    if (request.abandoned || request.answers.size() >= request.members.size()) {
+      proofs_.erase(proofs_.begin() + static_cast<std::ptrdiff_t>(i));
+      changed_.notify_all();
+      return work + 1;
+    }
+    ++i;
+  }
+  return work;
+}
+
+}  // namespace hybridps::engine

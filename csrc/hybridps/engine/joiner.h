@@ -1,0 +1,68 @@
+// hybridps/engine/joiner.h: groups on their way to a valid roster: one rendezvous each, and proofs of shared memory.
+//
+// Owner    the engine, one for all groups.
+// Threads  join() and stop() from any thread; answer_proofs() and has_proofs() in the loop. Rendezvous run on a thread of
+//          the joiner's own, the only one that talks to the groups' Stores here; it never waits for the loop.
+// Fork     in a forked child the joiner is leaked: its thread does not exist there.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "hybridps/bootstrap/rendezvous.h"
+#include "hybridps/core/once_fn.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
+#include "hybridps/engine/dedicated_client.h"
+#include "hybridps/engine/group_core.h"
+#include "hybridps/intranode/shm/shm_transport.h"
+
+namespace hybridps::engine {
+
+class Joiner : core::Pinned {
+ public:
+  struct Hooks {
+    std::function<void(core::OnceFn<void()>)> post;  // runs it in the loop; any thread
+    // In the loop:
+    std::function<void(const std::shared_ptr<GroupCore>&, const bootstrap::Roster&)> open;
+    std::function<void(GroupCore&, const core::Status&)> fail;
+    std::function<void()> looked;  // GroupCore::waiting_for is there
+  };
+  /// `shm` null: ranks of a node share no memory.
+  Joiner(Hooks hooks, intranode::shm::ShmTransport* shm);
+  ~Joiner();
+
+  /// `dedicated` is what `options` calls, if anything; options.prove is set here.
+  void join(std::shared_ptr<GroupCore> group, bootstrap::RendezvousOptions options,
+            std::unique_ptr<DedicatedClient> dedicated);
+  /// Groups still on their way stay as they are.
+  void stop();
+  bool on_its_thread() const noexcept { return thread_ && thread_->get_id() == std::this_thread::get_id(); }
+
+  /// Asks the transport for proofs that rendezvous want; returns how many there were.
+  std::size_t answer_proofs();
+  bool has_proofs() const noexcept { return !proofs_.empty(); }
+
+ private:
+  struct ProofRequest;
+  struct Joining;
+  void run();
+  bootstrap::Proof prove(Joining& joining, const bootstrap::Roster& roster);
+
+  const Hooks hooks_;
+  intranode::shm::ShmTransport* const shm_;
+  std::vector<std::shared_ptr<ProofRequest>> proofs_;  // in the loop only
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::unique_ptr<Joining>> joining_;
+  bool stop_ = false;
+  std::unique_ptr<std::thread> thread_;  // since the first join()
+};
+
+}  // namespace hybridps::engine

@@ -464,6 +464,7 @@ def groups_come_and_go(rank, world, count):
     rss = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096  # noqa: E731
     for turn in range(count):
         if turn == count // 4:
+            time.sleep(1.5)  # the first heartbeats, after 1 s, open the control connections
             before = thread_count(), descriptor_count(), rss()
         group = dist.new_group(list(range(world)))
         tensor = torch.ones(100)

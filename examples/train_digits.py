@@ -2,7 +2,10 @@
 
     torchrun --nproc-per-node 2 examples/train_digits.py --backend hybridps
 
-An ordinary script: the backend is only a name, and nothing of hybridps is imported.
+An ordinary script: the backend is only a name, and nothing of hybridps is imported. With --checkpoint it goes on where
+it was when a rank dies and torchrun starts all of them again:
+
+    torchrun --nproc-per-node 2 --max-restarts 3 examples/train_digits.py --checkpoint digits.pt
 """
 
 import argparse
@@ -49,6 +52,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="per rank")
     parser.add_argument("--lr", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--checkpoint", metavar="FILE", help="written after each epoch, and read at the start if it is there"
+    )
     parser.add_argument("--json", metavar="FILE", help="rank 0 writes its results here")
     args = parser.parse_args()
 
@@ -68,8 +74,17 @@ def main() -> None:
     criterion = nn.CrossEntropyLoss()
 
     losses, accuracies, steps = [], [], 0
+    if args.checkpoint and os.path.exists(args.checkpoint):
+        saved = torch.load(args.checkpoint)
+        model.module.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        scheduler.load_state_dict(saved["scheduler"])
+        losses, accuracies, steps = saved["losses"], saved["accuracies"], saved["steps"]
+        if rank == 0:
+            print(f"goes on after epoch {len(losses)} of {args.checkpoint}", flush=True)
+    dist.barrier()  # all have read it before anyone writes
     started = time.perf_counter()
-    for epoch in range(args.epochs):
+    for epoch in range(len(losses), args.epochs):
         sampler.set_epoch(epoch)
         model.train()
         totals = torch.zeros(2)  # sum of losses, number of images
@@ -89,6 +104,12 @@ def main() -> None:
         losses.append((totals[0] / totals[1]).item())
         accuracies.append(accuracy)
         if rank == 0:
+            if args.checkpoint:
+                state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+                state |= {"scheduler": scheduler.state_dict(), "steps": steps}
+                state |= {"losses": losses, "accuracies": accuracies}
+                torch.save(state, args.checkpoint + ".part")
+                os.replace(args.checkpoint + ".part", args.checkpoint)  # never half a file
             print(f"epoch {epoch + 1:2d}  loss {losses[-1]:.6f}  held-out accuracy {accuracy:.2%}", flush=True)
     seconds = time.perf_counter() - started
 

@@ -183,6 +183,62 @@ def kill(backend, runs, nodes, victim, children=False):
     return row
 
 
+def torchrun(backend, runs):
+    """kill -9 of a rank of the example; torchrun starts all again, and training ends as if nothing had happened."""
+    row = Row("", backend, runs=runs, culprit="-")
+    example = os.path.join(ROOT, "examples", "train_digits.py")
+
+    def train(folder, name, kill_after):
+        out = os.path.join(folder, name)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command += ["--max-restarts", "1", "--monitor-interval", "0.1", example, "--backend", backend]
+        command += ["--epochs", "4", "--checkpoint", out + ".pt", "--json", out + ".json"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        killed = 0.0
+        try:
+            lines = []
+            for line in job.stdout:
+                lines.append(line)
+                if "goes on after" in line and killed:
+                    row.detected_s.append(time.monotonic() - killed)
+                if line.startswith(f"epoch {kill_after:2d} ") and not killed:
+                    victims = [pid for pid in children(job.pid) if example in command_line(pid)]
+                    row.expect(len(victims) == 2, f"two ranks run: {victims}")
+                    os.kill(victims[-1], signal.SIGKILL)
+                    killed = time.monotonic()
+            errors = job.communicate(timeout=120 * harness.TIME_SCALE)[1]
+        finally:
+            if job.poll() is None:
+                job.kill()
+                job.wait()
+        row.expect(job.returncode == 0, f"torchrun ends well: {errors[-2000:]}")
+        row.expect(bool(killed) == bool(kill_after), f"a rank was killed: {lines}")
+        with open(out + ".json") as file:
+            return json.load(file)
+
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as folder:
+            plain, disturbed = train(folder, "plain", 0), train(folder, "disturbed", 2)
+        row.expect(
+            plain["losses"] == disturbed["losses"] and plain["steps"] == disturbed["steps"],
+            f"the same losses, bit by bit: {plain['losses']} and {disturbed['losses']}",
+        )
+    row.note = "from the kill to training again; losses as without it, bit by bit"
+    return row
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        found = [int(child) for child in file.read().split()]
+    return found + [below for child in found for below in children(child)]
+
+
+def command_line(pid):
+    with open(f"/proc/{pid}/cmdline") as file:
+        return file.read()
+
+
 def stop(backend, runs, nodes, victim):
     row = Row("", backend)
     seconds = 8 if backend == "hybridps" else 15
@@ -644,6 +700,7 @@ FAULTS = {
         kill, {"nodes": "3", "victim": 1, "children": True}, long_runs=10
     ),
     "kill -9 of a dedicated server": Fault(kill_server, long_runs=10, in_default_tests=True, gloo=False),
+    "kill -9 of a rank under torchrun": Fault(torchrun),
     "SIGSTOP for 3 s": Fault(stop_briefly, in_default_tests=True),
     "SIGSTOP for 8 s, across": Fault(stop, {"nodes": "1+1+1", "victim": 2}, in_default_tests=True),
     "SIGSTOP for 8 s, inside": Fault(stop, {"nodes": "3", "victim": 0}),

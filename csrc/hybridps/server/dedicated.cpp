@@ -10,8 +10,10 @@ namespace {
 
 // A duplicate of an operation that is over may come this many operations later, at most.
 constexpr std::size_t kOverKept = 1024;
-// More chunks than any tensor has: 16 TiB in chunks of 1 MiB.
+// What a group's members may have under way at a time: a span costs about a kilobyte, a chunk at least a byte, and a
+// header alone opens them. 16 TiB in chunks of 1 MiB.
 constexpr std::uint64_t kChunksMax = std::uint64_t{1} << 24;
+constexpr std::size_t kSpansMax = std::size_t{1} << 17;
 
 }  // namespace
 
@@ -19,6 +21,7 @@ struct Dedicated::Group : core::Pinned {
   explicit Group(ServedGroup i) : info(std::move(i)) {}
   ServedGroup info;
   std::map<std::uint64_t, std::unique_ptr<Span>> spans;  // by sequence: a server owns one span of an operation
+  std::uint64_t chunks = 0;                              // of all spans
   std::unordered_set<std::uint64_t> over;
   std::deque<std::uint64_t> over_order;
   bool closing = false;
@@ -26,7 +29,7 @@ struct Dedicated::Group : core::Pinned {
 
 class Dedicated::Span final : public LocalOwner, public flow::Source, core::Pinned {
  public:
-  Span(Dedicated& dedicated, SpanKey key, std::uint64_t bytes) : dedicated_(dedicated), key_(key), bytes_(bytes) {}
+  Span(Dedicated& dedicated, SpanKey key, std::uint32_t chunks) : dedicated_(dedicated), key_(key), chunks_(chunks) {}
   ~Span() override {
     for (const auto& stream : streams_) dedicated_.outbox_.cancel(*stream);
   }
@@ -42,7 +45,7 @@ class Dedicated::Span final : public LocalOwner, public flow::Source, core::Pinn
       return;
     }
   }
-  std::uint64_t bytes() const noexcept { return bytes_; }
+  std::uint32_t chunks() const noexcept { return chunks_; }
 
   // LocalOwner
   void on_sum(std::uint32_t, std::uint32_t chunk) override {
@@ -84,7 +87,7 @@ class Dedicated::Span final : public LocalOwner, public flow::Source, core::Pinn
   };
   Dedicated& dedicated_;
   const SpanKey key_;
-  const std::uint64_t bytes_;
+  const std::uint32_t chunks_;
   std::vector<std::unique_ptr<flow::Stream>> streams_;
   std::unordered_map<std::uint32_t, Sum> sums_;
 };
@@ -117,12 +120,16 @@ std::string Dedicated::refuse(const Group& group, const wire::Header& header) co
       topology.agent(topology.node_of(sender), topology.rank()) != sender)
     return "a contribution from a rank that does not act for node " + std::to_string(header.contributor);
   if (header.span != static_cast<std::uint32_t>(topology.rank()) || header.span_bytes == 0 ||
-      header.span_bytes > header.signature.total_bytes || header.span_bytes / group.info.chunk_bytes >= kChunksMax ||
+      header.span_bytes > header.signature.total_bytes ||
       header.span_bytes % core::size_of(header.signature.dtype) != 0)
     return "a contribution to a span that the plan cannot have";
   if (header.signature.kind == schedule::Kind::kReduce &&
       (header.signature.root < 0 || header.signature.root >= topology.size()))
     return "a reduce to rank " + std::to_string(header.signature.root);
+  if (group.spans.count(header.sequence) == 0 &&
+      (group.spans.size() >= kSpansMax || header.span_bytes / group.info.chunk_bytes >= kChunksMax - group.chunks))
+    return "more than " + std::to_string(kSpansMax) + " operations or " + std::to_string(kChunksMax) +
+           " chunks that are not over: wait for some before issuing more";
   return {};
 }
 
@@ -140,7 +147,7 @@ Dedicated::Span* Dedicated::open_span(Group& group, const wire::Header& header) 
   if (header.signature.op == core::ReduceOp::kAvg && !core::is_floating(header.signature.dtype))
     opening.finish = {reduce::Finish::Kind::kDivideTruncate, 1.0, topology.size()};
 
-  auto made = std::make_unique<Span>(*this, key, header.span_bytes);
+  auto made = std::make_unique<Span>(*this, key, opening.chunks);
   Span* span = made.get();
   opening.owner = span;
   const auto add = [&](int rank) {
@@ -168,6 +175,7 @@ Dedicated::Span* Dedicated::open_span(Group& group, const wire::Header& header) 
     for (int step = 0; step < topology.nodes(); ++step)
       add(topology.agent((first + step) % topology.nodes(), topology.rank()));
   }
+  group.chunks += opening.chunks;
   group.spans[header.sequence] = std::move(made);
   return server_.open(key, opening) ? span : nullptr;
 }
@@ -216,7 +224,10 @@ void Dedicated::on_message(const wire::Header& header, flow::Delivery payload) {
 
 void Dedicated::end_operation(Group& group, std::uint64_t sequence) {
   server_.close(OperationKey{group.info.uid, sequence});
-  group.spans.erase(sequence);
+  if (const auto span = group.spans.find(sequence); span != group.spans.end()) {
+    group.chunks -= span->second->chunks();
+    group.spans.erase(span);
+  }
   if (!group.over.insert(sequence).second) return;
   group.over_order.push_back(sequence);
   if (group.over_order.size() > kOverKept) {

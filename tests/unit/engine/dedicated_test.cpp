@@ -334,3 +334,28 @@ TEST_CASE("engine/dedicated: what does not fit the roster fails that group alone
   reduce_once(cluster, b, 0, 5000, core::ReduceOp::kSum, -1, other);
   REQUIRE(other.first_error == "");
 }
+
+TEST_CASE("engine/dedicated: what a member opens is bounded, and too much fails its group alone", "[engine][fast]") {
+  Cluster cluster(options_of({{0, 1, 2}, {1}}));
+  const auto a = cluster.open_group();
+  const auto b = cluster.open_group();
+  // Half of all chunks that a group may have under way, by a header alone; then more than the other half.
+  wire::Header header;
+  header.type = wire::Type::kAnnounce;
+  header.stage = wire::Stage::kPush;
+  header.uid = a;
+  header.span = 3;
+  header.span_bytes = (std::uint64_t{1} << 23) * cluster.at(0).worker().find(a)->info.limits.chunk_bytes;
+  header.signature = {schedule::Kind::kAllReduce, core::DType::kInt32, core::ReduceOp::kSum, -1, header.span_bytes};
+  cluster.at(0).send_control(cluster.id(3), header, "");
+  cluster.run_until([] { return false; }, 1000);
+  REQUIRE(cluster.at(3).dedicated_stats().refused == 0);
+  ++header.sequence;
+  cluster.at(0).send_control(cluster.id(3), header, "");
+  REQUIRE(cluster.run_until([&] { return cluster.at(3).dedicated_stats().refused == 1; }));
+  REQUIRE(cluster.run_until([&] { return !cluster.at(1).worker().find(a)->status.is_ok(); }));
+  REQUIRE(std::string(cluster.at(1).worker().find(a)->status.message()).find("wait for some") != std::string::npos);
+  Tally tally;
+  reduce_once(cluster, b, 0, 5000, core::ReduceOp::kSum, -1, tally);
+  REQUIRE(tally.first_error == "");
+}

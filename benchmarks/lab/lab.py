@@ -126,6 +126,8 @@ class Run:
             }
             if self.setup.declared:
                 environment["HYBRIDPS_NIC_GBPS"] = f"{self.mbit[name] / 1000:g}"
+            if not self.setup.small_first:
+                environment["HYBRIDPS_SMALL_FIRST"] = "0"
             if self.servers:
                 listed = ",".join(f"{network.address[server]}:{SERVER_PORT}" for server in self.servers)
                 environment["HYBRIDPS_SERVERS"] = listed

@@ -15,6 +15,7 @@ class Setup:
     servers: int = 0  # dedicated, one per further host
     slow: float = 1  # the last worker host's rate, as a part of the others'
     declared: bool = False  # whether HYBRIDPS_NIC_GBPS says so
+    small_first: bool = True  # HYBRIDPS_SMALL_FIRST
 
     @property
     def text(self) -> str:
@@ -27,6 +28,8 @@ class Setup:
             text += f", {self.servers} dedicated"
         if self.slow != 1:
             text += f", one host at {self.slow:g} of it, {'declared' if self.declared else 'not declared'}"
+        if not self.small_first:
+            text += ", HYBRIDPS_SMALL_FIRST=0"
         return text
 
 
@@ -132,6 +135,14 @@ ROWS = (
         N4,
         {"do": "loaded", "bytes": 64, "bulk_bytes": 64 * MIB, "bulks": 2, "iterations": 100, "pause": 0.02},
         (at_most("ms", 10),),
+        ("latency",),
+    ),
+    # The same without the latency class, to compare.
+    Row(
+        "n4-64B-under-load-plain",
+        Setup(small_first=False),
+        {"do": "loaded", "bytes": 64, "bulk_bytes": 64 * MIB, "bulks": 2, "iterations": 100, "pause": 0.02},
+        (),
         ("latency",),
     ),
     *(

@@ -1,5 +1,6 @@
 """torch finds the backend by name; importing torch neither loads nor needs it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -213,6 +214,19 @@ def test_env_prints_the_table_of_settings():
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("NAME")
     assert "HYBRIDPS_NODE" in done.stdout
+
+
+def test_the_page_of_settings_is_the_table():
+    code = "from hybridps._load import load_extension; import json; print(json.dumps(load_extension().config_table()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    wanted = []
+    for entry in json.loads(done.stdout):
+        default = f"`{entry['default']}`" if entry["default"] else "not set"
+        wanted.append(f"| `{entry['name']}` | {default} | {entry['unit']} | {entry['doc']} |")
+    with open(os.path.join(os.path.dirname(__file__), "..", "..", "docs", "settings.md")) as page:
+        rows = [line.rstrip("\n") for line in page if line.startswith("| `HYBRIDPS_")]
+    assert rows == wanted, "docs/settings.md should have:\n" + "\n".join(wanted)
 
 
 def test_doctor_finds_nothing_wrong_here():

@@ -64,6 +64,8 @@ const auto& settings() {
           "FIND_RATES", Kind::kBool, &Config::find_rates, "", 0, 0,
           "Whether shares follow what the network is found to carry, beyond what HYBRIDPS_NIC_GBPS says; groups of 3 "
           "nodes or more, without dedicated servers."},
+      Setting{"SMALL_FIRST", Kind::kBool, &Config::small_first, "", 0, 0,
+              "Whether operations of 4 KiB at most pass larger ones. Off: they wait behind them, to compare."},
       Setting{"SHM", Kind::kBool, &Config::shm, "", 0, 0,
               "Whether ranks on one node share memory. Off: every rank is a node of its own."},
       Setting{"HEARTBEAT_SECONDS", Kind::kNumber, &Config::heartbeat_seconds, "seconds", 0.01, kDay,
@@ -80,8 +82,8 @@ const auto& settings() {
               "What a peer may send before it is granted memory."},
       Setting{"WINDOW_BYTES", Kind::kBytes, &Config::window_bytes, "bytes", kKiB, kGiB,
               "What all peers together may have under way unasked to one network card; each uses its part, at least "
-              "32K. More "
-              "suits networks of 25 Gbit/s and up, or deep queues."},
+              "32K, and "
+              "more where credit comes back within 1 ms."},
       Setting{"CHUNK_BYTES", Kind::kBytes, &Config::chunk_bytes, "bytes", kKiB, 64 * kMiB,
               "Payload of one network message, at most; groups of many nodes use less, 16K at the least."},
       Setting{"GRANT_CHUNKS", Kind::kCount, &Config::grant_chunks, "chunks", 1, 65536,

@@ -37,6 +37,7 @@ struct Config {
   std::string data_interfaces;
   double nic_gbps = 0;
   bool find_rates = true;
+  bool small_first = true;
   double heartbeat_seconds = 1;
   double dead_seconds = 5;
   double linger_seconds = 5;

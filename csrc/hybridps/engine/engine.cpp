@@ -567,6 +567,7 @@ void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::
   for (int rank = 0; rank < roster.size(); ++rank)
     add(roster.members[static_cast<std::size_t>(rank)], roster.node_of[static_cast<std::size_t>(rank)] == my_node);
   for (const bootstrap::MemberRecord& server : roster.servers) add(server, false);
+  if (!config_.small_first) info.limits.urgent_below = 0;
   info.limits.chunk_bytes = schedule::chunk_bytes_for(info.topology, chunk_bytes);
   group->uid = roster.uid;
   group->state = &runtime_->open_group(std::move(info));

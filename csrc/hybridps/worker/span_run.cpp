@@ -99,7 +99,7 @@ flow::Stream& SpanRun::open_stream(int to_rank, wire::Stage stage, std::uint32_t
   stream->bytes = plan_.bytes;
   stream->chunk_bytes = plan_.chunk_bytes;
   stream->chunks = plan_.chunks;
-  stream->urgent = plan_.bytes <= group.info.limits.tiny_bytes;
+  stream->urgent = plan_.bytes < group.info.limits.urgent_below;
   ++run_.pending;  // until all is sent
   streams_.push_back(std::move(stream));
   return *streams_.back();

@@ -450,6 +450,25 @@ def test_point_to_point_both_ways(nodes):
     run_ranks(p2p_both_ways, nodes)
 
 
+def references_of_a_batch(rank, world):
+    mine, got = torch.full((1000,), float(rank)), torch.zeros(1000)
+    before = mine._use_count(), got._use_count()
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, 1 - rank), dist.P2POp(dist.irecv, got, 1 - rank)])
+    for work in works:
+        work.wait()
+    del work, works
+    deadline = time.monotonic() + 20  # a lane drops them, a moment later
+    while (mine._use_count(), got._use_count()) != before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return before, (mine._use_count(), got._use_count())
+
+
+def test_a_batch_keeps_no_tensor():
+    """Its works were never freed, and what they had received neither."""
+    for before, after in run_ranks(references_of_a_batch, "1+1"):
+        assert after == before
+
+
 # ------------------------------------------------------------------------------------------------ the deadlock test
 
 

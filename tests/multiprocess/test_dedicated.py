@@ -27,6 +27,9 @@ TOKEN = "a token of these tests"
 class Server:
     def __init__(self, *arguments, token=TOKEN, listen="127.0.0.1:0", env=None):
         environment = {**os.environ, "HYBRIDPS_INTERFACE": "lo", "HYBRIDPS_TOKEN": token, **(env or {})}
+        # Under the address sanitizer (test_sanitized.py) it is off for Python's sake, of which a server has none.
+        if "ASAN_OPTIONS" in environment:
+            environment["ASAN_OPTIONS"] += ":leak_check_at_exit=1"
         self.process = subprocess.Popen(
             [*COMMAND, "--listen", listen, *arguments],
             env=environment,

@@ -11,6 +11,7 @@
 #include "hybridps/pg/errors.h"
 #include "hybridps/pg/process_group_hybrid.h"
 #include "hybridps/pg/stream_work.h"
+#include "hybridps/pg/work_cast.h"
 
 namespace hybridps::pg {
 
@@ -132,10 +133,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
 c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::combine_all(std::vector<WorkPtr> works) {
   c10::intrusive_ptr<StreamWork> first;
   for (const auto& work : works)
-    if (!first) first = c10::dynamic_intrusive_pointer_cast<StreamWork>(work);
+    if (!first) first = work_cast<StreamWork>(work);
   if (!first) {
     std::vector<WorkHybrid::Ptr> on_host;
-    for (const auto& work : works) on_host.push_back(c10::dynamic_intrusive_pointer_cast<WorkHybrid>(work));
+    for (const auto& work : works) on_host.push_back(work_cast<WorkHybrid>(work));
     return combine(context_, std::move(on_host));
   }
   StreamWork::Init init{context_,

@@ -10,6 +10,7 @@
 
 #include "hybridps/pg/accelerator.h"
 #include "hybridps/pg/errors.h"
+#include "hybridps/pg/work_cast.h"
 
 namespace hybridps::pg {
 namespace {
@@ -102,7 +103,7 @@ void StreamWork::enqueued() {
 
 void StreamWork::join(const std::vector<c10::intrusive_ptr<c10d::Work>>& works) {
   for (const auto& work : works) {
-    if (auto on_stream = c10::dynamic_intrusive_pointer_cast<StreamWork>(work)) {
+    if (auto on_stream = work_cast<StreamWork>(work)) {
       outputs_.insert(outputs_.end(), on_stream->outputs_.begin(), on_stream->outputs_.end());
       joined_.push_back(std::move(on_stream));
     } else if (work) {

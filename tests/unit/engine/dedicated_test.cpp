@@ -284,7 +284,9 @@ TEST_CASE("engine/dedicated: a server that dies is named by every rank", "[engin
     o.output = {piece(data[static_cast<std::size_t>(r)])};
     cluster.submit(uid, r, o, 1, tally.completion());
   }
-  cluster.run_until([] { return false; }, 3);
+  const std::uint64_t before = cluster.at(4).dedicated_stats().bytes;
+  REQUIRE(cluster.run_until([&] { return cluster.at(4).dedicated_stats().bytes > before; }));
+  REQUIRE(tally.done == 0);
   cluster.kill(4);
   REQUIRE(cluster.run_until([&] { return tally.done == 3; }, 100000000));
   REQUIRE(tally.failed == 3);

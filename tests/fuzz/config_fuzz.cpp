@@ -1,4 +1,5 @@
 // Settings, sizes and addresses as people write them. What is accepted must be printed so that it is read as the same.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -21,9 +22,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (!again.is_ok() || again.value().host != address.host || again.value().port != address.port) std::abort();
     }
 
-  // Lines of NAME=VALUE as an environment.
+  // Lines of NAME=VALUE as an environment; for each that is unknown the nearest known one is looked for.
   core::Config::Environment environment;
-  for (std::size_t begin = 0; begin < text.size();) {
+  for (std::size_t begin = 0; begin < text.size() && environment.size() < 4;) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
     const std::string_view line = text.substr(begin, end - begin);
     if (const std::size_t equals = line.find('='); equals != std::string_view::npos)

@@ -1,9 +1,11 @@
-// What a job asks of a dedicated server and what it answers: what decodes must encode and decode to the same again.
+// What a job asks of a dedicated server and what it answers, and verdicts in the Store: what decodes must encode and
+// decode to the same again.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 
 #include "hybridps/engine/dedicated_client.h"
+#include "hybridps/engine/verdict_board.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace hybridps;
@@ -18,5 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto again = engine::decode_records(engine::encode_records(records.value()));
     if (!again.is_ok() || !(again.value() == records.value())) std::abort();
   }
+  if (const auto verdict = engine::decode_verdict(bytes); verdict.has_value())
+    if (verdict->is_ok() || engine::encode_verdict(*verdict) != bytes) std::abort();
   return 0;
 }

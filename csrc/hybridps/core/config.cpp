@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -205,8 +206,12 @@ const Setting* find(std::string_view full) {
 std::string unknown_name_warning(const std::string& name) {
   std::string nearest;
   std::size_t distance_min = std::numeric_limits<std::size_t>::max();
+  const std::string_view own = std::string_view(name).substr(kPrefix.size());
   for (const Setting& setting : settings()) {
-    const std::size_t distance = edit_distance(name.substr(kPrefix.size()), setting.name);
+    // Lengths that differ by so much are so far apart at least.
+    const std::size_t longer = std::max(own.size(), setting.name.size()) - std::min(own.size(), setting.name.size());
+    if (longer >= distance_min) continue;
+    const std::size_t distance = edit_distance(own, setting.name);
     if (distance < distance_min) {
       distance_min = distance;
       nearest = full_name(setting);

@@ -135,7 +135,7 @@ std::size_t edit_distance(std::string_view left, std::string_view right) {
     row[0] = i + 1;
     for (std::size_t j = 0; j < right.size(); ++j) {
       const std::size_t above = row[j + 1];
-      row[j + 1] = std::min({above + 1, row[j] + 1, diagonal + (left[i] == right[j] ? 0 : 1)});
+      row[j + 1] = std::min(std::min(above, row[j]) + 1, diagonal + (left[i] == right[j] ? 0 : 1));
       diagonal = above;
     }
   }

@@ -180,6 +180,8 @@ std::uint32_t chunk_bytes_for(const Topology& topology, std::uint64_t chunk_byte
 std::vector<std::uint64_t> cut_by_weight(std::uint64_t bytes, const std::vector<double>& weights,
                                          std::uint64_t granule) {
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  // As when the only node with a share is the source's, and the others are to forward.
+  if (total <= 0.0) return cut_by_weight(bytes, std::vector<double>(weights.size(), 1.0), granule);
   std::vector<std::uint64_t> parts;
   double running = 0.0;
   std::uint64_t done = 0;

@@ -65,20 +65,29 @@ bool Server::open(const SpanKey& key, const Opening& opening) {
   span.opened = true;
   span.done.assign(opening.chunks, 0);
   span.nodes.resize(std::max<std::size_t>(span.nodes.size(), opening.nodes));
-  if (span.has_first) {
-    if (!check(span, span.first)) return false;
-    if (span.nodes.size() > opening.nodes || (opening.own_node != kNoNode && span.nodes[opening.own_node].seen)) {
-      listener_.on_bad_message(key.operation, "a contribution from a node that the plan does not have");
-      return false;
-    }
-    for (const auto& [index, chunk] : span.chunks) {
-      if (index >= opening.chunks || chunk.present.size() > opening.nodes) {
-        listener_.on_bad_message(key.operation, "a contribution that the plan does not have");
-        return false;
-      }
-    }
+  if (!fits(span)) {
+    span.opened = false;  // more may come before the operation fails: none of it may complete a chunk
+    return false;
   }
   if (span.wanted) want_grants(span);
+  return true;
+}
+
+// What came before the span was opened.
+bool Server::fits(SpanState& span) {
+  if (!span.has_first) return true;
+  const Opening& o = span.opening;
+  if (!check(span, span.first)) return false;
+  if (span.nodes.size() > o.nodes || (o.own_node != kNoNode && span.nodes[o.own_node].seen)) {
+    listener_.on_bad_message(span.key.operation, "a contribution from a node that the plan does not have");
+    return false;
+  }
+  for (const auto& [index, chunk] : span.chunks) {
+    if (index >= o.chunks || chunk.present.size() > o.nodes) {
+      listener_.on_bad_message(span.key.operation, "a contribution that the plan does not have");
+      return false;
+    }
+  }
   return true;
 }
 

@@ -138,6 +138,7 @@ class Server : core::Pinned {
 
   SpanState& state_of(const SpanKey& key);
   bool check(SpanState& span, const wire::Header& header);
+  bool fits(SpanState& span);
   void see(SpanState& span, std::uint32_t node, core::EngineId engine, int rank);
   void finish_if_complete(SpanState& span, std::uint32_t chunk);
   void combine(const SpanState& span, const Chunk& chunk, std::size_t bytes, std::byte* out);

@@ -34,7 +34,11 @@ std::uint64_t Buffer::life() const noexcept { return pool_->slots_[slot_].life; 
 BufferPool::BufferPool(std::span<std::byte> memory, std::span<const SizeClass> classes)
     : memory_(memory), classes_(classes.begin(), classes.end()), free_(classes.size()) {
   std::byte* next = memory.data();
+  std::size_t count = 0;
+  for (const SizeClass& size_class : classes_) count += size_class.slot_count;
+  slots_.reserve(count);
   for (std::size_t c = 0; c < classes_.size(); ++c) {
+    free_[c].reserve(classes_[c].slot_count);
     for (std::size_t i = 0; i < classes_[c].slot_count; ++i) {
       slots_.push_back(Slot{next, 0, 0, static_cast<std::uint8_t>(c)});
       next += classes_[c].slot_bytes;

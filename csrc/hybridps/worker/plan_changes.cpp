@@ -274,10 +274,11 @@ void PlanChanges::on_message(const wire::Header& header_in, const flow::Delivery
       std::vector<double> weights(payload.bytes() / sizeof(double));
       if (payload.bytes() == weights.size() * sizeof(double) && !weights.empty())
         std::memcpy(weights.data(), payload.data(), payload.bytes());
+      const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
       const bool sane =
           weights.size() == static_cast<std::size_t>(topology.nodes()) &&
           std::all_of(weights.begin(), weights.end(), [](double w) { return std::isfinite(w) && w >= 0.0; }) &&
-          std::accumulate(weights.begin(), weights.end(), 0.0) > 0.0;
+          std::isfinite(total) && total > 0.0;
       if (!from_leader || is_frozen() || header_in.plan_version != newest() + 1) break;
       if (sane)
         on_ask(header_in.plan_version, std::move(weights));

@@ -269,7 +269,7 @@ void Worker::start(OperationRun& run) {
   }
   launch(run,
          schedule::make_plan(request, binding != nullptr ? binding->topology : group.info.topology, group.info.limits));
-  if (run.over) return;
+  if (run.over || !run.started) return;
   if (auto early = group.early.find(run.sequence); early != group.early.end()) {
     auto messages = std::move(early->second);
     group.early.erase(early);
@@ -296,10 +296,13 @@ void Worker::launch(OperationRun& run, const std::vector<schedule::Span>& plan) 
   if (paced > 1) run.pace_ahead = std::min(1.0, static_cast<double>(kPaceChunks) / chunks);
   bool started = true;
   for (std::size_t i = 0; i < run.spans.size() && started; ++i) started = run.spans[i]->start();
-  if (started)
+  if (started) {
     pace(run);
-  else
-    run.pace_ahead = 1.0;  // it is about to fail; not all spans have streams
+  } else {
+    // It is about to fail, with the next judge(). Not all spans have streams: no message may reach them.
+    run.started = false;
+    run.pace_ahead = 1.0;
+  }
   part_done(run);
 }
 

@@ -448,6 +448,29 @@ TEST_CASE("engine/runtime: ranks that disagree all fail with both signatures", "
   }
 }
 
+// What the others sent lies here already when this rank calls: its first span is refused before its others have begun.
+TEST_CASE("engine/runtime: a rank that comes last to ranks that disagree fails as they do", "[engine][fast]") {
+  Cluster cluster(nodes({0, 0, 1}));
+  const auto uid = cluster.open_group();
+  Tally tally;
+  std::vector<std::vector<std::int32_t>> data = {values(0, 1000), values(1, 1000), values(2, 1001)};
+  const auto submit = [&](int rank) {
+    auto o = reduction(schedule::Kind::kAllReduce);
+    o.output = {piece(data[static_cast<std::size_t>(rank)])};
+    cluster.submit(uid, rank, o, 0, tally.completion());
+  };
+  submit(1);
+  cluster.stop(1);  // or it would find out, and tell
+  submit(2);
+  CHECK_FALSE(cluster.run_until([] { return false; }, 50));
+  submit(0);
+  cluster.go_on(1);
+  REQUIRE(cluster.run_until([&] { return tally.done == cluster.size(); }));
+  REQUIRE(tally.failed == cluster.size());
+  REQUIRE(tally.first_error.find("int32[1000]") != std::string::npos);
+  REQUIRE(tally.first_error.find("int32[1001]") != std::string::npos);
+}
+
 TEST_CASE("engine/runtime: a dead peer fails pending and later operations and is named", "[engine][fast]") {
   for (const auto& layout : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1, 1}}) {
     Cluster cluster(nodes(layout));

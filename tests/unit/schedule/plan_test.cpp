@@ -494,6 +494,7 @@ TEST_CASE("schedule/cut: equal weights differ by at most a granule and one weigh
   CHECK(cut_by_weight(0, {1, 2}, 64) == std::vector<std::uint64_t>{0, 0});
   CHECK(cut_by_weight(300, {1, 1, 1}, 1) == std::vector<std::uint64_t>{100, 100, 100});
   CHECK(cut_by_weight(400, {3, 1}, 4) == std::vector<std::uint64_t>{300, 100});
+  CHECK(cut_by_weight(400, {0, 0}, 4) == std::vector<std::uint64_t>{200, 200});  // all shares are elsewhere
   for (std::size_t n = 1; n < 9; ++n) {
     const auto parts = cut_by_weight(1'000'003, std::vector<double>(n, 2.5), 64);
     const auto [least, most] = std::minmax_element(parts.begin(), parts.end() - 1);

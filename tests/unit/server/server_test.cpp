@@ -393,6 +393,15 @@ TEST_CASE("server/server: nodes and chunks that the plan does not have are refus
   }
 }
 
+TEST_CASE("server/server: a span that was refused when it was opened sums nothing that comes later", "[server][fast]") {
+  Rig rig(2, 1);
+  rig.push(rig.key(), 1, 0, 8, Floats{1, 1});  // in the name of the own node
+  REQUIRE_FALSE(rig.server->open(rig.key(), rig.opening(8)));
+  CHECK(rig.listener.bad.size() == 1);
+  rig.push(rig.key(), 0, 0, 8, Floats{1, 1});  // with it all nodes have contributed, it seems
+  CHECK(rig.owner.summed.empty());
+}
+
 TEST_CASE("server/server: an absurd node is refused without memory for it", "[server][fast]") {
   Rig rig;
   rig.push(rig.key(), 0xffffffffU, 0, 8, Floats{1, 1});

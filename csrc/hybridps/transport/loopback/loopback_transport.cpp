@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
@@ -42,7 +41,7 @@ struct Event {
 
 /// What others put down for one transport.
 struct Inbox {
-  Inbox() : event_fd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+  Inbox() = default;
   ~Inbox() {
     if (event_fd >= 0) ::close(event_fd);
   }
@@ -54,12 +53,13 @@ struct Inbox {
     signal();
   }
   void signal() const {
+    if (event_fd < 0) return;
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written = ::write(event_fd, &one, sizeof one);
   }
 
-  int event_fd;
-  std::deque<Event> events;
+  int event_fd = -1;  // made when somebody wants to sleep on it
+  std::vector<Event> events;
   bool gone = false;  // destroyed or killed
 };
 
@@ -195,15 +195,13 @@ class LoopbackTransport final : public Transport {
       entry.done(entry.status);
       ++count;
     }
-    std::deque<Event> events;
+    std::vector<Event> events;
     {
       const std::lock_guard lock(state_->mutex);
       if (inbox_->gone) return count;
-      std::swap(events, inbox_->events);
+      events.swap(inbox_->events);
     }
-    while (!events.empty()) {
-      Event event = std::move(events.front());
-      events.pop_front();
+    for (Event& event : events) {
       ++count;
       switch (event.kind) {
         case Event::Kind::kMessage: deliver(std::move(event.message)); break;
@@ -218,13 +216,21 @@ class LoopbackTransport final : public Transport {
     return count;
   }
 
-  int event_fd() const noexcept override { return inbox_->event_fd; }
+  int event_fd() const noexcept override {
+    const std::lock_guard lock(state_->mutex);
+    if (inbox_->event_fd < 0) {
+      inbox_->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+      if (!inbox_->events.empty() || !finished_.empty()) inbox_->signal();
+    }
+    return inbox_->event_fd;
+  }
 
   bool arm() override {
-    std::uint64_t drained = 0;
-    [[maybe_unused]] const auto read_bytes = ::read(inbox_->event_fd, &drained, sizeof drained);
-    if (!finished_.empty()) return false;
     const std::lock_guard lock(state_->mutex);
+    std::uint64_t drained = 0;
+    if (inbox_->event_fd >= 0) [[maybe_unused]]
+      const auto read_bytes = ::read(inbox_->event_fd, &drained, sizeof drained);
+    if (!finished_.empty()) return false;
     return inbox_->events.empty() || inbox_->gone;
   }
 

@@ -62,6 +62,7 @@ class Process:
             "PATH": os.environ["PATH"],
             "HYBRIDPS_INTERFACE": INTERFACE,
             "HYBRIDPS_POOL_BYTES": "16M",
+            "HYBRIDPS_DEAD_SECONDS": "60",  # several ranks share two emulated cores
             "HYBRIDPS_LOG_LEVEL": "info",
             "UCX_LOG_LEVEL": "info",
             "UCX_HANDLE_ERRORS": "none",
@@ -135,7 +136,9 @@ class Job:
         results = []
         for number, rank in enumerate(self.ranks):
             code = rank.end()
-            check(code == 0, f"rank {number} ended with {code}:\n{rank.tail()}")
+            if code != 0:
+                others = "".join(f"\n  rank {n}:\n{other.tail(6)}" for n, other in enumerate(self.ranks) if n != number)
+                raise Wrong(f"rank {number} ended with {code}:\n{rank.tail()}{others}")
             check("DONE" in rank.text(), f"rank {number} did not finish:\n{rank.tail()}")
             results.append([" ".join(words) for words in rank.lines("OP")])
             check(len(results[-1]) > 0, f"rank {number} has no results")
@@ -250,7 +253,7 @@ def lossy_link(lab: Lab) -> None:
     """1 % of the packets lost: the same bits all the same"""
     lab.hosts.enter("h1", *f"tc qdisc add dev {INTERFACE} root netem loss 1% seed 7".split())
     try:
-        with Job(lab, "sums", ["h0", "h1"], {**RDMA, "HYBRIDPS_DEAD_SECONDS": "60"}) as job:
+        with Job(lab, "sums", ["h0", "h1"], RDMA) as job:
             lossy = job.finish()
             job.check_lanes()
         shown = lab.hosts.enter("h1", *f"tc -s qdisc show dev {INTERFACE}".split())
@@ -285,10 +288,10 @@ def cut_link(lab: Lab) -> None:
             lab.hosts.enter("h1", *f"tc qdisc del dev {INTERFACE} root".split())
 
 
-def as_user(locked_kib) -> list[str]:
+def as_user(locked_kib: int) -> list[str]:
     """A command line's front: another user than root, who may lock this much."""
-    return ["setpriv", "--reuid=1234", "--regid=1234", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all",
-            "sh", "-c", f'ulimit -l {locked_kib}; exec "$@"', "sh"]  # fmt: skip
+    user = "setpriv --reuid=1234 --regid=1234 --clear-groups --inh-caps=-all --bounding-set=-all"
+    return ["prlimit", f"--memlock={locked_kib * 1024}", *user.split()]
 
 
 def locked_memory(lab: Lab) -> None:
@@ -307,11 +310,19 @@ def locked_memory(lab: Lab) -> None:
         expected = f"{limit_kib} KiB" if limit_kib < 1024 else f"{limit_kib // 1024} MiB"
         check(found[3] == expected, f"available: {found[3]}, not {expected}")
         note(f"limit {expected}, {took:.1f} s: {found[1][:110]}")
+    pinned_kib = 0
     with Job(lab, "sums", ["h0", "h1"], RDMA, as_user(int(found[2]) * 1024)) as job:
+        while job.ranks[0].process.poll() is None:
+            status = Path(f"/proc/{job.ranks[0].process.pid}/status").read_text()
+            pinned = re.search(r"VmPin:\s*(\d+) kB", status)
+            pinned_kib = max(pinned_kib, int(pinned[1]) if pinned else 0)
+            time.sleep(0.1)
         enough = job.finish()
         job.check_lanes()
     with Job(lab, "sums", ["h0", "h1"], TCP) as job:
         same(job.finish(), enough)
+    note(f"asked for {found[2]} MiB, pinned {pinned_kib / 1024:.1f} MiB")
+    check(pinned_kib <= int(found[2]) * 1024, "more is pinned than was asked for")
 
 
 CHECKS = [tcp_runs, bit_equal, four_ranks, dedicated_server, killed_peer, lossy_link, cut_link, locked_memory]

@@ -23,7 +23,6 @@ PACKAGES = (
     "autoconf automake busybox-static cmake g++ ibverbs-providers iproute2 kmod libibverbs-dev libssl-dev libtool make "
     "ninja-build pkgconf procps python3 rdma-core util-linux xz-utils"
 ).split()
-TORCH_PACKAGES = ["python3-torch", "libtorch-dev", "python3-dev", "pybind11-dev"]
 MODULES = "virtio_pci virtio_blk ext4 9pnet_virtio 9p ib_uverbs rdma_rxe veth sch_netem".split()
 BOOT_TRIES = 3  # an emulated kernel sometimes dies while it starts
 
@@ -128,20 +127,17 @@ class Machine:
             raise Failed(f"UCX {version[0]}.{version[1]} in {ucx}: over rxe only 1.22 and newer are known to work")
         self.ucx_version = f"{version[0]}.{version[1]}"
 
-    def prepare(self, torch: bool) -> None:
+    def prepare(self) -> None:
         for folder in (self.folder / "stamps", self.share / "build"):
             folder.mkdir(parents=True, exist_ok=True)
         self._step("root", f"{SUITE} {self.mirror}", self._debootstrap)
-        packages = PACKAGES + (TORCH_PACKAGES if torch or self._has("torch-packages") else [])
-        self._step("packages", " ".join(packages), lambda: self._install(packages))
-        if torch:
-            (self.folder / "stamps" / "torch-packages").write_text("yes")
+        self._step("packages", " ".join(PACKAGES), self._install)
         self._step("kernel", SUITE, self._install_kernel)
         self.kernel = self._newest_kernel()
         tree = hashlib.sha256(str((str(self.ucx), (self.ucx / "configure.ac").stat().st_mtime_ns)).encode()).hexdigest()
         self._step("ucx", tree, self._build_ucx)
-        self._build_project(torch)
-        self._step("disk", " ".join(packages) + self.kernel + tree, self._make_disk)
+        self._build_project()
+        self._step("disk", " ".join(PACKAGES) + self.kernel + tree, self._make_disk)
 
     def boot(self, command: str, limit_s: float, memory_mib: int = 4096) -> int:
         """Runs a command line in the machine and gives its exit status. /share is `share` here, /src the checkout."""
@@ -167,9 +163,6 @@ class Machine:
         raise Failed(f"the machine died {BOOT_TRIES} times: {self.folder}/console.log")
 
     # Steps
-
-    def _has(self, name: str) -> bool:
-        return (self.folder / "stamps" / name).exists()
 
     def _step(self, name: str, key: str, work: Callable[[], None]) -> None:
         stamp = self.folder / "stamps" / name
@@ -211,11 +204,11 @@ class Machine:
         # A mirror that is a snapshot is older than its expiry date.
         (self.root / "etc/apt/apt.conf.d/90snapshot").write_text('Acquire::Check-Valid-Until "false";\n')
 
-    def _install(self, packages: list[str]) -> None:
+    def _install(self) -> None:
         shutil.copyfile("/etc/resolv.conf", self.root / "etc/resolv.conf")
         self._in_root(
             "packages",
-            f"apt-get update && apt-get install -y --no-install-recommends {' '.join(packages)} && apt-get clean",
+            f"apt-get update && apt-get install -y --no-install-recommends {' '.join(PACKAGES)} && apt-get clean",
         )
 
     def _install_kernel(self) -> None:
@@ -267,7 +260,7 @@ class Machine:
         for name in ("ucx", "ucx-build"):
             shutil.rmtree(self.root / "usr/src" / name)
 
-    def _build_project(self, torch: bool) -> None:
+    def _build_project(self) -> None:
         self.say("hybridps, torch-free part ...")
         begin = time.monotonic()
         self._in_root(

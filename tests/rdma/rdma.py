@@ -2,7 +2,6 @@
 
     tests/rdma/run --ucx PATH                    makes the machine, runs all checks, removes the machine
     tests/rdma/run --ucx PATH --machine DIR      keeps the machine in DIR, and uses what is there already
-    tests/rdma/run --ucx PATH --torch            also a small DDP run: minutes more, and 2 GB more on the disk
 
 PATH is a source tree of UCX 1.22 or newer. The last line is "N passed, N failed"; the exit status is 0 when nothing
 failed, 1 when something did, 2 when the checks could not run, and then the last line says why.
@@ -35,7 +34,6 @@ def main() -> int:
     option("--jobs", type=int, default=os.cpu_count(), metavar="N", help="compile jobs")
     option("--only", action="append", default=[], metavar="NAME", help="a check of guest.py; may be repeated")
     option("--limit", type=float, default=3000, metavar="S", help="most seconds for the checks")
-    option("--torch", action="store_true", help="also run DDP in the machine")
     arguments = parser.parse_args()
 
     begin = time.monotonic()
@@ -56,17 +54,12 @@ def main() -> int:
             print(f"cannot run: {DISK_GIB_MIN} GiB are needed in {folder}, {free} are free (--machine DIR elsewhere)")
             return 2
         host = machine.Machine(folder, arguments.ucx, arguments.mirror, arguments.jobs, say)
-        host.prepare(arguments.torch)
+        host.prepare()
         say(f"the machine is there: kernel {host.kernel}, UCX {host.ucx_version}")
         result = host.share / "result.txt"
         result.unlink(missing_ok=True)
-        names = [*arguments.only, *(["ddp"] if arguments.torch and arguments.only else [])]
-        if arguments.torch:
-            names = names or ["all", "ddp"]
-        command = (
-            f"python3 -u /src/tests/rdma/guest.py {' '.join(map(shlex.quote, names))} 2>&1 | tee /share/result.txt"
-        )
-        code = host.boot(f"set -o pipefail\n{command}", arguments.limit, MEMORY_MIB)
+        guest = f"python3 -u /src/tests/rdma/guest.py {' '.join(map(shlex.quote, arguments.only))}"
+        code = host.boot(f"set -o pipefail; {guest} 2>&1 | tee /share/result.txt", arguments.limit, MEMORY_MIB)
         print(result.read_text(errors="replace"), end="")
         say(f"exit status {code}")
         lines = result.read_text(errors="replace").splitlines()

@@ -1,9 +1,12 @@
 """Loads hybridps._C in the one order that works: torch, then UCX exactly once, then the extension."""
 
 import ctypes
+import glob
 import importlib
 import os
 import re
+import subprocess
+import sys
 import threading
 
 _UCX_MAPPED = re.compile(r"/libucp\.so(\.\d+)*$")
@@ -79,24 +82,87 @@ def _from_system(folder: str = "") -> bool:
     return True
 
 
+def rdma_is_wanted(sysfs: str = "/sys") -> bool:
+    """Whether this machine has an active RDMA port and the settings let data use it."""
+    if os.environ.get("HYBRIDPS_DATA_TRANSPORT", "").strip() == "tcp":
+        return False
+    for path in glob.glob(f"{sysfs}/class/infiniband/*/ports/*/state"):
+        try:
+            with open(path) as file:
+                if "ACTIVE" in file.read():
+                    return True
+        except OSError:
+            pass
+    return False
+
+
+def has_verbs(libucp: str) -> bool:
+    """Whether this UCX has its module for RDMA, which the wheels lack."""
+    folder = os.environ.get("UCX_MODULE_DIR") or os.path.join(os.path.dirname(os.path.realpath(libucp)), "ucx")
+    return bool(glob.glob(os.path.join(glob.escape(folder), "libuct_ib.so*")))
+
+
+def system_ucx() -> list[str]:
+    """Every libucp.so.0 that the loader would find, in its order."""
+    paths = [os.path.join(folder, _UCX_SONAME) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    for program in ("ldconfig", "/sbin/ldconfig"):
+        try:
+            cache = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=30).stdout
+        except (OSError, subprocess.SubprocessError):
+            continue
+        paths += re.findall(rf"^\s*{re.escape(_UCX_SONAME)} .*=> (\S+)$", cache, re.MULTILINE)
+        break
+    return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
+
+
+def _version_apart(path: str) -> tuple[int, int, int]:
+    """ucx_version() in a process of its own, so that looking at a copy does not load it here; (0, 0, 0): unusable."""
+    code = (
+        "import ctypes, sys\nn = [ctypes.c_uint() for _ in range(3)]\n"
+        "ctypes.CDLL(sys.argv[1]).ucp_get_version(*map(ctypes.byref, n))\nprint(*(i.value for i in n))"
+    )
+    try:
+        done = subprocess.run([sys.executable, "-I", "-c", code, path], capture_output=True, text=True, timeout=60)
+        major, minor, release = map(int, done.stdout.split())
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return 0, 0, 0
+    return major, minor, release
+
+
+def ucx_for_rdma(needed: tuple[int, ...]) -> str:
+    """The first UCX of the system that has verbs and is new enough; empty where RDMA is not wanted or there is none."""
+    if not rdma_is_wanted():
+        return ""
+    for path in system_ucx():
+        if has_verbs(path) and _version_apart(path)[:2] >= needed:
+            return path
+    return ""
+
+
 def load_ucx(info) -> str:
     """Make one libucp.so.0 available to the extension and return its path.
 
-    A libucp that something else has mapped (MPI, NIXL) is used, for two copies in one process would mix. Else the
-    kind that the extension was built with comes first; RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY asks for the system's.
+    A libucp that something else has mapped (MPI, NIXL) is used, for two copies in one process would mix. Else, where
+    there is an RDMA device, the system's if it has verbs; else the kind that the extension was built with comes first.
+    RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY asks for the system's.
     """
     for name, value in _UCX_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
+    needed = tuple(int(part) for part in info.UCX_VERSION.split(".")[:2])
     already = mapped_ucx()
     if not already:
         wish = os.environ.get("RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY", "false").lower()
-        if info.UCX_ORIGIN.startswith("path"):
+        wheel_first = not info.UCX_ORIGIN.startswith(("path", "system")) and wish in ("false", "0", "")
+        rdma = ucx_for_rdma(needed) if wheel_first else ""
+        if rdma:
+            loaded = _from_system(os.path.dirname(rdma))
+        elif info.UCX_ORIGIN.startswith("path"):
             loaded = _from_system(info.UCX_LIB_DIR) or _from_system() or _from_wheel()
-        elif info.UCX_ORIGIN.startswith("system") or wish not in ("false", "0", ""):
-            loaded = _from_system() or _from_wheel()
-        else:
+        elif wheel_first:
             loaded = _from_wheel() or _from_system()
+        else:
+            loaded = _from_system() or _from_wheel()
         if not loaded:
             raise ImportError(
                 f"UCX was not found: hybridps needs {_UCX_SONAME} {info.UCX_VERSION} or newer; "
@@ -107,7 +173,6 @@ def load_ucx(info) -> str:
     if len(mapped) != 1:
         raise ImportError(f"two copies of UCX in one process would corrupt each other: {', '.join(mapped)}")
     version = ucx_version(mapped[0])
-    needed = tuple(int(part) for part in info.UCX_VERSION.split(".")[:2])
     if version[:2] < needed:
         found = ".".join(map(str, version))
         origin = "was already loaded by something else in this process" if already else "was found"

@@ -89,6 +89,7 @@ def doctor(_arguments) -> int:
             extension = _load.load_extension()
             path = _load.mapped_ucx()[0]
             show("UCX in use", f"{'.'.join(map(str, _load.ucx_version(path)))} ({path})")
+            show("UCX has verbs", "yes" if _load.has_verbs(path) else "no")
             show("CUDA path", extension.cuda())
             show("extension", extension.__file__)
         except ImportError as error:

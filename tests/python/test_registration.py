@@ -158,6 +158,59 @@ def test_two_copies_of_ucx_are_refused_with_both_paths(monkeypatch):
         _load.load_ucx(info())
 
 
+def rdma_port(sysfs, state: str) -> None:
+    port = sysfs / "class/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True, exist_ok=True)
+    (port / "state").write_text(state + "\n")
+
+
+def test_rdma_is_wanted_where_a_port_is_active_unless_told_otherwise(monkeypatch, tmp_path):
+    monkeypatch.delenv("HYBRIDPS_DATA_TRANSPORT", raising=False)
+    assert not _load.rdma_is_wanted(str(tmp_path))
+    rdma_port(tmp_path, "1: DOWN")
+    assert not _load.rdma_is_wanted(str(tmp_path))
+    rdma_port(tmp_path, "4: ACTIVE")
+    assert _load.rdma_is_wanted(str(tmp_path))
+    monkeypatch.setenv("HYBRIDPS_DATA_TRANSPORT", "tcp")
+    assert not _load.rdma_is_wanted(str(tmp_path))
+
+
+def test_verbs_are_seen_beside_the_library(monkeypatch, tmp_path):
+    monkeypatch.delenv("UCX_MODULE_DIR", raising=False)
+    library = tmp_path / "libucp.so.0"
+    assert not _load.has_verbs(str(library))
+    (tmp_path / "ucx").mkdir()
+    (tmp_path / "ucx" / "libuct_ib.so.0").touch()
+    assert _load.has_verbs(str(library))
+
+
+def test_with_rdma_the_first_ucx_of_the_system_that_can_use_it_is_taken(monkeypatch):
+    versions = {"/old/libucp.so.0": (1, 18, 1), "/no-verbs/libucp.so.0": (1, 23, 0), "/good/libucp.so.0": (1, 22, 0)}
+    loaded = []
+    monkeypatch.delenv("RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY", raising=False)
+    monkeypatch.setattr(_load, "rdma_is_wanted", lambda: True)
+    monkeypatch.setattr(_load, "system_ucx", lambda: list(versions))
+    monkeypatch.setattr(_load, "has_verbs", lambda path: "no-verbs" not in path)
+    monkeypatch.setattr(_load, "_version_apart", versions.get)
+    monkeypatch.setattr(_load, "ucx_version", versions.get)
+    monkeypatch.setattr(_load, "mapped_ucx", lambda: loaded)
+    monkeypatch.setattr(_load, "_from_wheel", lambda: loaded.append("/wheel/libucp.so.0") or True)
+    monkeypatch.setattr(_load, "_from_system", lambda folder="": loaded.append(folder + "/libucp.so.0") or True)
+    assert _load.load_ucx(info()) == "/good/libucp.so.0"
+
+    loaded.clear()
+    versions["/wheel/libucp.so.0"] = (1, 22, 0)
+    monkeypatch.setattr(_load, "rdma_is_wanted", lambda: False)
+    assert _load.load_ucx(info()) == "/wheel/libucp.so.0"
+
+
+def test_the_systems_copies_of_ucx_are_those_of_the_loader(monkeypatch, tmp_path):
+    (tmp_path / "libucp.so.0").touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{tmp_path}")
+    assert _load.system_ucx()[0] == str(tmp_path / "libucp.so.0")
+    assert _load._version_apart(str(tmp_path / "libucp.so.0")) == (0, 0, 0)
+
+
 def test_a_missing_ucx_says_what_to_install(monkeypatch):
     monkeypatch.setattr(_load, "mapped_ucx", list)
     monkeypatch.setattr(_load, "_from_wheel", lambda: False)

@@ -19,10 +19,10 @@ namespace {
 constexpr std::string_view kPrefix = "HYBRIDPS_";
 constexpr std::string_view kUcxPrefix = "HYBRIDPS_UCX_";
 
-enum class Kind { kText, kSecret, kBool, kNumber, kCount, kCountOrAuto, kBytes, kLevel };
+enum class Kind { kText, kSecret, kBool, kNumber, kCount, kCountOrAuto, kBytes, kLevel, kTransport };
 
 using Field = std::variant<std::string Config::*, bool Config::*, double Config::*, std::int64_t Config::*,
-                           std::uint64_t Config::*, LogLevel Config::*>;
+                           std::uint64_t Config::*, LogLevel Config::*, DataTransport Config::*>;
 
 struct Setting {
   std::string_view name;  // without the prefix
@@ -33,6 +33,8 @@ struct Setting {
   double value_max;
   std::string_view doc;
 };
+
+constexpr std::array<std::string_view, 3> kTransportNames = {"auto", "rdma", "tcp"};  // as in DataTransport
 
 constexpr double kKiB = 1024;
 constexpr double kMiB = 1024 * kKiB;
@@ -57,8 +59,12 @@ const auto& settings() {
       Setting{"INTERFACE", Kind::kText, &Config::interface, "", 0, 0,
               "Network interface for control traffic. Unset: the one that routes to MASTER_ADDR."},
       Setting{"DATA_INTERFACES", Kind::kText, &Config::data_interfaces, "", 0, 0,
-              "Network interfaces for data, separated by commas. Unset: the control interface, or RDMA ports where "
-              "UCX has them."},
+              "Network interfaces or RDMA ports (mlx5_0:1) for data, separated by commas. Unset: see "
+              "HYBRIDPS_DATA_TRANSPORT."},
+      Setting{"DATA_TRANSPORT", Kind::kTransport, &Config::data_transport, "", 0, 0,
+              "auto: RDMA where this machine has an active port and UCX has verbs, else TCP on the control interface; "
+              "rdma: "
+              "an error where that is not so; tcp: no RDMA. The same on all ranks."},
       Setting{"NIC_GBPS", Kind::kNumber, &Config::nic_gbps, "Gbit/s", 0, 1e6,
               "Rate of this machine's network, as a weight between unequal machines. 0: not set."},
       Setting{
@@ -128,6 +134,7 @@ std::string expected(const Setting& setting) {
     case Kind::kCountOrAuto: return "'auto' or a whole number" + range;
     case Kind::kBytes: return "a number of bytes" + range + ", such as 65536, 64K, 1.5M, 2G";
     case Kind::kLevel: return "error, warn, info or debug";
+    case Kind::kTransport: return "auto, rdma or tcp";
   }
   return {};
 }
@@ -174,6 +181,14 @@ bool assign(Config& config, const Setting& setting, std::string_view text) {
       if (value) config.*std::get<LogLevel Config::*>(setting.field) = *value;
       return value.has_value();
     }
+    case Kind::kTransport: {
+      for (std::size_t i = 0; i < kTransportNames.size(); ++i)
+        if (text == kTransportNames[i]) {
+          config.*std::get<DataTransport Config::*>(setting.field) = static_cast<DataTransport>(i);
+          return true;
+        }
+      return false;
+    }
   }
   return false;
 }
@@ -191,6 +206,9 @@ std::string value_text(const Config& config, const Setting& setting) {
     }
     case Kind::kBytes: return format_byte_setting(config.*std::get<std::uint64_t Config::*>(setting.field));
     case Kind::kLevel: return std::string(name_of(config.*std::get<LogLevel Config::*>(setting.field)));
+    case Kind::kTransport:
+      return std::string(
+          kTransportNames[static_cast<std::size_t>(config.*std::get<DataTransport Config::*>(setting.field))]);
   }
   return {};
 }

@@ -27,6 +27,9 @@ struct SettingRow {
   std::string doc;            // a sentence or two
 };
 
+/// HYBRIDPS_DATA_TRANSPORT.
+enum class DataTransport : std::uint8_t { kAuto = 0, kRdma = 1, kTcp = 2 };
+
 struct Config {
   std::string node;
   std::string servers;
@@ -35,6 +38,7 @@ struct Config {
   std::string token_file;
   std::string interface;
   std::string data_interfaces;
+  DataTransport data_transport = DataTransport::kAuto;
   double nic_gbps = 0;
   bool find_rates = true;
   bool small_first = true;

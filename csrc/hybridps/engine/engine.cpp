@@ -307,6 +307,12 @@ Status EngineImpl::start(core::Config config) {
   const std::size_t pool_bytes =
       whole_pages(std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(options, 0)), config_.pool_bytes));
 
+  if (interfaces.value().rdma)
+    if (Status status = transport::check_locked_memory(transport::locked_memory_needed(pool_bytes),
+                                                       transport::locked_memory_limit());
+        !status.is_ok())
+      return status;
+
   Transports transports;
   std::span<std::byte> memory;
   std::shared_ptr<void> keep;
@@ -376,7 +382,8 @@ Status EngineImpl::start(core::Config config) {
   });
   identity_ = bootstrap::node_identity(config_, id_);
   nic_gbps_ = config_.nic_gbps > 0.0 ? config_.nic_gbps : link_gbps(data.net_device);
-  description_ = "data=" + data.net_device + " control=" + control.net_device + (config_.shm ? " shm" : "");
+  description_ = "data=" + data.net_device + (interfaces.value().rdma ? "(rdma)" : "") +
+                 " control=" + control.net_device + (config_.shm ? " shm" : "");
   if (nic_gbps_ > 0.0)
     description_ += " rate=" + core::format_double(nic_gbps_) + "Gbit/s(" +
                     (config_.nic_gbps > 0.0 ? "HYBRIDPS_NIC_GBPS" : "link") + ")";

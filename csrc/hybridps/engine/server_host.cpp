@@ -46,8 +46,15 @@ class Shard final : public LoopClient, core::Pinned {
     const std::uint64_t memory = options.memory_bytes / static_cast<std::uint64_t>(options.threads);
     o.grant_chunks = static_cast<std::uint32_t>(config.grant_chunks);
     engines_max_ = std::max<std::uint64_t>(1, memory / 2 / std::max<std::uint64_t>(1, o.eager_bytes));
-    core::Result<PrivatePool> pool =
-        map_pool(whole_pages(std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(o, 0)), memory / 4)));
+    const std::size_t pool_bytes =
+        whole_pages(std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(o, 0)), memory / 4));
+    if (interfaces.rdma)
+      if (Status status = transport::check_locked_memory(
+              transport::locked_memory_needed(pool_bytes) * static_cast<std::uint64_t>(options.threads),
+              transport::locked_memory_limit());
+          !status.is_ok())
+        return status;
+    core::Result<PrivatePool> pool = map_pool(pool_bytes);
     if (!pool.is_ok())
       return Status(pool.status().code(), std::string(pool.status().message()) + "; give a smaller --memory");
 
@@ -185,16 +192,11 @@ class Shard final : public LoopClient, core::Pinned {
 class ServerHostImpl final : public ServerHost {
  public:
   Status start(ServerHostOptions options, const core::Config& config) {
-    core::Result<Interfaces> interfaces = choose_interfaces(config);
-    if (!interfaces.is_ok()) return interfaces.status();
     // Unless told otherwise, the interface that has the address it listens on.
-    if (config.interface.empty()) {
-      if (const std::string name = interface_to(options.listen.host);
-          !name.empty() && options.listen.host != "0.0.0.0" && options.listen.host != "::") {
-        if (config.data_interfaces.empty()) interfaces.value().data = name;
-        interfaces.value().control = name;
-      }
-    }
+    const bool any = options.listen.host == "0.0.0.0" || options.listen.host == "::";
+    core::Result<Interfaces> interfaces =
+        choose_interfaces(config, any ? std::string() : interface_to(options.listen.host));
+    if (!interfaces.is_ok()) return interfaces.status();
     for (const std::string& name : {interfaces.value().control, interfaces.value().data})
       if (Status status = transport::validate_device(name); !status.is_ok()) return status;
     for (int i = 0; i < options.threads; ++i) {

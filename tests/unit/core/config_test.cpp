@@ -31,6 +31,7 @@ TEST_CASE("core/config: values are read and shown with their source", "[core][fa
                                   {"HYBRIDPS_SHM", "off"},
                                   {"HYBRIDPS_SPIN_MICROSECONDS", "50"},
                                   {"HYBRIDPS_LOG_LEVEL", "Debug"},
+                                  {"HYBRIDPS_DATA_TRANSPORT", "rdma"},
                                   {"HYBRIDPS_INTERFACE", ""},
                                   {"PATH", "/bin"}});
   REQUIRE(read.is_ok());
@@ -41,6 +42,7 @@ TEST_CASE("core/config: values are read and shown with their source", "[core][fa
   CHECK_FALSE(config.shm);
   CHECK(config.spin_microseconds == 50);
   CHECK(config.log_level == LogLevel::kDebug);
+  CHECK(config.data_transport == DataTransport::kRdma);
   CHECK_FALSE(config.given.contains("HYBRIDPS_INTERFACE"));  // empty is unset
   for (const SettingRow& row : config.table()) {
     CHECK(row.source == (config.given.contains(row.name) ? "env" : "default"));
@@ -75,7 +77,7 @@ TEST_CASE("core/config: a bad value is an error that names variable and value an
       {"HYBRIDPS_POOL_BYTES", "lots"},      {"HYBRIDPS_POOL_BYTES", "1"},     {"HYBRIDPS_POOL_BYTES", "-4K"},
       {"HYBRIDPS_GRANT_CHUNKS", "0"},       {"HYBRIDPS_GRANT_CHUNKS", "1.5"}, {"HYBRIDPS_SHM", "maybe"},
       {"HYBRIDPS_HEARTBEAT_SECONDS", ""},   {"HYBRIDPS_NIC_GBPS", "nan"},     {"HYBRIDPS_LOG_LEVEL", "loud"},
-      {"HYBRIDPS_SPIN_MICROSECONDS", "-2"}, {"HYBRIDPS_DEAD_SECONDS", "0.5"},
+      {"HYBRIDPS_SPIN_MICROSECONDS", "-2"}, {"HYBRIDPS_DEAD_SECONDS", "0.5"}, {"HYBRIDPS_DATA_TRANSPORT", "ib"},
   };
   for (const auto& [name, value] : examples) {
     INFO(name << "=" << value);

@@ -13,6 +13,8 @@
 #include <fstream>
 #include <system_error>
 
+#include "hybridps/transport/ucx/rdma.h"
+
 namespace hybridps::transport {
 namespace {
 
@@ -84,6 +86,9 @@ std::vector<UcxSetting> ucx_settings(const UcxOptions& options, std::pair<unsign
       // UCX's 8 KiB cost 1.7 times the CPU per byte.
       set_unless_given("TCP_TX_SEG_SIZE", "256k", false);
       set_unless_given("TCP_RX_SEG_SIZE", "256k", false);
+      // Of a closed connection UCX 1.22 frees what it keeps at the event "last work request reached", and crashes when a
+      // device raises that twice, as Soft-RoCE does. Without events it is freed with the worker.
+      if (names_rdma(options.net_device)) set_unless_given("IB_ASYNC_EVENTS", "n", false);
     }
   }
   // A blocking connect() to a host that does not answer would hold up the engine for as long as the kernel tries: heartbeats

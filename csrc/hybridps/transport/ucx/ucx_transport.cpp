@@ -221,7 +221,7 @@ core::Result<Endpoint*> UcxTransportImpl::connect(core::EngineId peer, std::span
   if (status != UCS_OK)
     return ucs_error(core::Code::kPeerDead,
                      "engine " + core::to_string(peer) + " cannot be reached (" + name_ +
-                         "); see whether both machines use the same network",
+                         "); see whether both machines use the same network and the same HYBRIDPS_DATA_TRANSPORT",
                      status);
   Endpoint* result = endpoint.get();
   endpoints_.emplace(peer, std::move(endpoint));

@@ -37,6 +37,15 @@ TEST_CASE("transport/ucx: our settings keep data off shared memory", "[transport
   CHECK(set.at("TCP_USER_TIMEOUT") == "7500ms");
 }
 
+TEST_CASE("transport/ucx: over RDMA connections are cleaned up without events of the device", "[transport][fast]") {
+  UcxOptions options;
+  options.net_device = "mlx5_0:1";
+  CHECK(settings(options, {}).at("IB_ASYNC_EVENTS") == "n");
+  CHECK(settings(options, {{"UCX_IB_ASYNC_EVENTS", "y"}}).count("IB_ASYNC_EVENTS") == 0);
+  options.net_device = "eth0";
+  CHECK(settings(options, {}).count("IB_ASYNC_EVENTS") == 0);
+}
+
 TEST_CASE("transport/ucx: the user timeout is asked for from UCX 1.22 only", "[transport][fast]") {
   CHECK(settings({}, {}, {1, 21}).count("TCP_USER_TIMEOUT") == 0);
   CHECK(settings({}, {}, {1, 22}).count("TCP_USER_TIMEOUT") == 1);

@@ -1,0 +1,224 @@
+#include "hybridps/transport/ucx/rdma.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+#include <system_error>
+
+namespace hybridps::transport {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kGidsRead = 64;  // the tables have up to 1024 rows, filled from the front
+constexpr std::string_view kNoGid = "0000:0000:0000:0000:0000:0000:0000:0000";
+constexpr std::string_view kIpv4Gid = "0000:0000:0000:0000:0000:ffff:";
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+/// Measured by tests/rdma ("what it asks for is enough"): UCX's queues take 20 to 30 MiB, receive slots come 4 MiB at a time.
+constexpr std::uint64_t kLockedBesidePool = 64 * kMiB;
+constexpr int kCapIpcLock = 14;
+
+std::string line_of(const fs::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string gid_text(const std::array<unsigned char, 16>& bytes) {
+  constexpr const char* kDigits = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    if (i > 0 && i % 2 == 0) text += ':';
+    text += kDigits[bytes[i] >> 4];
+    text += kDigits[bytes[i] & 15];
+  }
+  return text;
+}
+
+/// As people write it: "::ffff:10.0.0.1", "fe80::1".
+std::string short_gid(const std::string& gid) {
+  in6_addr address{};
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (inet_pton(AF_INET6, gid.c_str(), &address) != 1) return gid;
+  return inet_ntop(AF_INET6, &address, text.data(), text.size()) != nullptr ? std::string(text.data()) : gid;
+}
+
+/// "0-3,8" as numbers.
+std::vector<int> cpu_list(const std::string& text) {
+  std::vector<int> cpus;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    int first = 0;
+    int last = 0;
+    const int read = std::sscanf(part.c_str(), "%d-%d", &first, &last);
+    if (read < 1) continue;
+    for (int cpu = first; cpu <= (read == 2 ? last : first); ++cpu) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+/// NUMA nodes whose CPUs this process may use.
+std::vector<int> own_nodes(const fs::path& sysfs) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return {};
+  std::vector<int> nodes;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(sysfs / "devices/system/node", error)) {
+    int node = 0;
+    if (std::sscanf(entry.path().filename().c_str(), "node%d", &node) != 1) continue;
+    const std::vector<int> cpus = cpu_list(line_of(entry.path() / "cpulist"));
+    if (std::any_of(cpus.begin(), cpus.end(), [&](int cpu) { return cpu < CPU_SETSIZE && CPU_ISSET(cpu, &set); }))
+      nodes.push_back(node);
+  }
+  return nodes;
+}
+
+int distance_to(const fs::path& sysfs, int node, const std::vector<int>& own) {
+  int best = -1;
+  std::istringstream row(line_of(sysfs / "devices/system/node" / ("node" + std::to_string(node)) / "distance"));
+  int distance = 0;
+  for (int other = 0; row >> distance; ++other)
+    if (std::find(own.begin(), own.end(), other) != own.end() && (best < 0 || distance < best)) best = distance;
+  return best;
+}
+
+std::string gid_of(const fs::path& port, bool ethernet, const std::vector<std::string>& own) {
+  std::string found;
+  for (int i = 0; i < kGidsRead; ++i) {
+    const std::string gid = line_of(port / "gids" / std::to_string(i));
+    if (gid.empty() || gid == kNoGid) continue;
+    if (!ethernet) return gid;
+    if (std::find(own.begin(), own.end(), gid) == own.end()) continue;
+    if (std::string_view(gid).substr(0, kIpv4Gid.size()) == kIpv4Gid) return gid;
+    if (found.empty()) found = gid;
+  }
+  return found;
+}
+
+bool may_lock_anything() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.compare(0, 7, "CapEff:") == 0)
+      return (std::strtoull(line.c_str() + 7, nullptr, 16) >> kCapIpcLock & 1) != 0;
+  return false;
+}
+
+std::string mebibytes(std::uint64_t bytes) {
+  return bytes < kMiB ? std::to_string(bytes >> 10) + " KiB" : std::to_string((bytes + kMiB - 1) / kMiB) + " MiB";
+}
+
+}  // namespace
+
+std::string RdmaPort::describe() const {
+  std::string text = name + " (" + link_layer;
+  if (!active) text += ", not active";
+  text += gid.empty() ? ", no address of this host" : ", GID " + short_gid(gid);
+  if (distance >= 0) text += ", distance " + std::to_string(distance);
+  return text + ")";
+}
+
+std::vector<std::string> own_gids() {
+  std::vector<std::string> gids;
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return gids;
+  for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
+    if (at->ifa_addr == nullptr) continue;
+    std::array<unsigned char, 16> bytes{};
+    if (at->ifa_addr->sa_family == AF_INET6) {
+      std::memcpy(bytes.data(), &reinterpret_cast<const sockaddr_in6*>(at->ifa_addr)->sin6_addr, 16);
+    } else if (at->ifa_addr->sa_family == AF_INET) {
+      bytes[10] = bytes[11] = 0xff;
+      std::memcpy(bytes.data() + 12, &reinterpret_cast<const sockaddr_in*>(at->ifa_addr)->sin_addr, 4);
+    } else {
+      continue;
+    }
+    gids.push_back(gid_text(bytes));
+  }
+  freeifaddrs(list);
+  return gids;
+}
+
+std::vector<RdmaPort> list_rdma_ports(const std::vector<std::string>& own, const fs::path& sysfs) {
+  std::vector<RdmaPort> ports;
+  const std::vector<int> nodes = own_nodes(sysfs);
+  std::error_code error;
+  for (const auto& device : fs::directory_iterator(sysfs / "class/infiniband", error)) {
+    const std::string node = line_of(device.path() / "device/numa_node");
+    std::error_code no_ports;
+    for (const auto& port : fs::directory_iterator(device.path() / "ports", no_ports)) {
+      RdmaPort found;
+      found.name = device.path().filename().string() + ":" + port.path().filename().string();
+      found.link_layer = line_of(port.path() / "link_layer");
+      found.active = line_of(port.path() / "state").find("ACTIVE") != std::string::npos;
+      found.gid = gid_of(port.path(), found.link_layer == "Ethernet", own);
+      if (!node.empty() && node[0] != '-') found.distance = distance_to(sysfs, std::atoi(node.c_str()), nodes);
+      ports.push_back(std::move(found));
+    }
+  }
+  std::sort(ports.begin(), ports.end(), [](const RdmaPort& a, const RdmaPort& b) { return a.name < b.name; });
+  return ports;
+}
+
+std::string nearest_ports(const std::vector<RdmaPort>& ports, int local_rank, int local_size) {
+  std::vector<const RdmaPort*> nearest;
+  for (const RdmaPort& port : ports) {
+    if (!port.usable()) continue;
+    // Not known is the farthest.
+    const auto key = [](const RdmaPort& p) { return static_cast<unsigned>(p.distance); };
+    if (!nearest.empty() && key(port) > key(*nearest.front())) continue;
+    if (!nearest.empty() && key(port) < key(*nearest.front())) nearest.clear();
+    nearest.push_back(&port);
+  }
+  if (local_size > 1 && nearest.size() > 1)
+    nearest = {nearest[static_cast<std::size_t>(std::max(local_rank, 0)) % nearest.size()]};
+  std::string names;
+  for (const RdmaPort* port : nearest) names += (names.empty() ? "" : ",") + port->name;
+  return names;
+}
+
+bool names_rdma(const std::string& devices) { return devices.find(':') != std::string::npos; }
+
+bool ucx_has_verbs(const fs::path& libucp) {
+  const char* given = std::getenv("UCX_MODULE_DIR");
+  const fs::path modules = given != nullptr && *given != '\0' ? fs::path(given) : libucp.parent_path() / "ucx";
+  std::error_code error;
+  for (const auto& file : fs::directory_iterator(modules, error))
+    if (file.path().filename().string().compare(0, 13, "libuct_ib.so.") == 0 ||
+        file.path().filename() == "libuct_ib.so")
+      return true;
+  return false;
+}
+
+std::optional<std::uint64_t> locked_memory_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || may_lock_anything())
+    return std::nullopt;
+  return limit.rlim_cur;
+}
+
+std::uint64_t locked_memory_needed(std::uint64_t pool_bytes) { return pool_bytes + kLockedBesidePool; }
+
+core::Status check_locked_memory(std::uint64_t needed, std::optional<std::uint64_t> limit) {
+  if (!limit || *limit >= needed) return core::Status::ok();
+  return {
+      core::Code::kOutOfResources,
+      "RDMA needs " + mebibytes(needed) +
+          " of locked memory (HYBRIDPS_POOL_BYTES and UCX's queues), but `ulimit -l` allows " + mebibytes(*limit) +
+          "; raise it (`ulimit -l unlimited`, memlock in limits.conf, LimitMEMLOCK= in systemd, --ulimit memlock=-1 in "
+          "Docker), lower HYBRIDPS_POOL_BYTES, or set HYBRIDPS_DATA_TRANSPORT=tcp"};
+}
+
+}  // namespace hybridps::transport

@@ -1,0 +1,54 @@
+// hybridps/transport/ucx/rdma.h: the RDMA ports of this machine, which of them data should use, and what they need.
+//
+// Threads  any; reads sysfs, the environment and this process's limits.
+// Errors   what cannot be read counts as not there.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hybridps/core/status.h"
+
+namespace hybridps::transport {
+
+struct RdmaPort {
+  std::string name;        // "mlx5_0:1", as UCX wants it
+  std::string link_layer;  // "InfiniBand", "Ethernet"
+  /// The address that peers reach it by: the first one; on Ethernet the first that is an IP address of this network
+  /// namespace, IPv4 before others. Empty: none, and the port is of no use here.
+  std::string gid;
+  bool active = false;
+  /// Of the card to the CPUs that this process may use, as the kernel counts it: 10 is next to them. -1: not known.
+  int distance = -1;
+
+  bool usable() const noexcept { return active && !gid.empty(); }
+  std::string describe() const;  // "mlx5_0:1 (Ethernet, GID ::ffff:10.0.0.1, distance 10)"
+};
+
+/// Sorted by name. `own` are the addresses of this host as in a GID (own_gids()).
+std::vector<RdmaPort> list_rdma_ports(const std::vector<std::string>& own, const std::filesystem::path& sysfs = "/sys");
+/// IP addresses of this network namespace, in sysfs's notation of a GID.
+std::vector<std::string> own_gids();
+
+/// Those of the usable ports that are nearest, joined by commas: all of them where a process is alone on its node, else
+/// one, in turn. Empty: none.
+std::string nearest_ports(const std::vector<RdmaPort>& ports, int local_rank, int local_size);
+
+/// Whether a list of devices names RDMA ports.
+bool names_rdma(const std::string& devices);
+
+/// Whether the UCX whose libucp lies at `libucp` has verbs, that is, its module libuct_ib.so. Most packages have, wheels
+/// have not.
+bool ucx_has_verbs(const std::filesystem::path& libucp);
+
+/// What `ulimit -l` says of this process; nothing where it does not count (unlimited, or CAP_IPC_LOCK as root has).
+std::optional<std::uint64_t> locked_memory_limit();
+/// Bytes that a data transport over RDMA locks in memory: the send pool, receive slots, and UCX's own queues.
+std::uint64_t locked_memory_needed(std::uint64_t pool_bytes);
+/// kOutOfResources when the limit is below what is needed. Ask before UCX is: below 64 KiB it never comes back.
+core::Status check_locked_memory(std::uint64_t needed, std::optional<std::uint64_t> limit);
+
+}  // namespace hybridps::transport

@@ -1,8 +1,8 @@
-"""Under `scripts/test --sanitize` only: the ranks have loaded the extension that is compiled with sanitizers, and what it
-allocates is not lost.
+"""Under `scripts/test --sanitize` only: the ranks have loaded the extension that is compiled with sanitizers, and what
+it allocates is not lost.
 
-At the exit of a Python process nearly everything looks lost, so the leak check at exit is off in these runs. Here each rank asks
-for a check by itself once its group is gone, and only what was allocated from the extension's code counts.
+At the exit of a Python process nearly everything looks lost, so the leak check at exit is off in these runs. Here each
+rank asks for a check by itself once its group is gone, and only what was allocated from the extension's code counts.
 """
 
 import ctypes

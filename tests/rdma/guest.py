@@ -20,6 +20,7 @@ sys.path.insert(0, "/src/scripts")
 import hosts  # noqa: E402
 
 BUILD = Path("/share/build")
+EXTENSION = Path("/share/build-py/python")  # there with --torch
 RANKS, SERVER = BUILD / "tests/rdma/rdma_ranks", BUILD / "bin/hybridps-server"
 LIMIT_S = 400
 KILL_SEEN_S = 1.0
@@ -107,9 +108,9 @@ class Process:
 
 
 class Job:
-    """Ranks of rdma_ranks; `nodes` has a host for each."""
+    """Ranks of rdma_ranks, or of another program that takes the same arguments; `nodes` has a host for each."""
 
-    def __init__(self, lab: Lab, what: str, nodes: list[str], environment=None, wrap=(), each=None):
+    def __init__(self, lab: Lab, what: str, nodes: list[str], environment=None, wrap=(), each=None, program=(RANKS,)):
         self.folder = tempfile.mkdtemp(prefix="store-", dir="/tmp")
         os.chmod(self.folder, 0o777)
         self.sent_before = {host: lab.bytes_sent(host) for host in lab.hosts.names}
@@ -117,7 +118,7 @@ class Job:
         self.ranks = []
         for rank, host in enumerate(nodes):
             variables = {"HYBRIDPS_NODE": f"{host}-{nodes[:rank].count(host)}" if each else host, **(environment or {})}
-            command = [RANKS, what, rank, len(nodes), self.folder]
+            command = [*program, what, rank, len(nodes), self.folder]
             self.ranks.append(lab.start(host, command, variables, wrap))
 
     def __enter__(self):
@@ -325,7 +326,22 @@ def locked_memory(lab: Lab) -> None:
     check(pinned_kib <= int(found[2]) * 1024, "more is pinned than was asked for")
 
 
+def ddp(lab: Lab) -> None:
+    """DistributedDataParallel through torch, two hosts: losses and parameters bit-equal to TCP; lane rc_verbs"""
+    program = ("python3", "-u", "/src/tests/rdma/ddp.py")
+    python = {"PYTHONPATH": str(EXTENSION), "OMP_NUM_THREADS": "1"}
+    with Job(lab, "ddp", ["h0", "h1"], TCP | python, program=program) as job:
+        expected = job.finish()
+    with Job(lab, "ddp", ["h0", "h1"], RDMA | python, program=program) as job:
+        same(expected, job.finish())
+        job.check_lanes()
+    check(expected[0] == expected[1], f"the ranks differ: {expected}")
+    note(f"{len(expected[0]) - 1} steps, torch {(EXTENSION / 'torch').read_text().strip()}")
+
+
 CHECKS = [tcp_runs, bit_equal, four_ranks, dedicated_server, killed_peer, lossy_link, cut_link, locked_memory]
+if EXTENSION.exists():
+    CHECKS.append(ddp)
 
 
 def main() -> int:

@@ -23,6 +23,7 @@ PACKAGES = (
     "autoconf automake busybox-static cmake g++ ibverbs-providers iproute2 kmod libibverbs-dev libssl-dev libtool make "
     "ninja-build pkgconf procps python3 rdma-core util-linux xz-utils"
 ).split()
+TORCH_PACKAGES = ["python3-torch", "libtorch-dev", "python3-dev"]
 MODULES = "virtio_pci virtio_blk ext4 9pnet_virtio 9p ib_uverbs rdma_rxe veth sch_netem".split()
 BOOT_TRIES = 3  # an emulated kernel sometimes dies while it starts
 
@@ -118,7 +119,11 @@ def write_cpio(tree: Path, archive: Path) -> None:
 
 
 class Machine:
-    def __init__(self, folder: Path, ucx: Path, mirror: str, jobs: int, say: Callable[[str], None]):
+    def __init__(
+        self, folder: Path, ucx: Path, mirror: str, jobs: int, say: Callable[[str], None], torch: bool = False
+    ):
+        self.torch = torch
+        self.packages = PACKAGES + (TORCH_PACKAGES if torch else [])
         self.folder, self.ucx, self.mirror, self.jobs, self.say = folder.resolve(), ucx.resolve(), mirror, jobs, say
         self.root, self.share = self.folder / "root", self.folder / "share"
         self.kernel = ""
@@ -131,13 +136,16 @@ class Machine:
         for folder in (self.folder / "stamps", self.share / "build"):
             folder.mkdir(parents=True, exist_ok=True)
         self._step("root", f"{SUITE} {self.mirror}", self._debootstrap)
-        self._step("packages", " ".join(PACKAGES), self._install)
+        self._step("packages", " ".join(self.packages), self._install)
         self._step("kernel", SUITE, self._install_kernel)
         self.kernel = self._newest_kernel()
         tree = hashlib.sha256(str((str(self.ucx), (self.ucx / "configure.ac").stat().st_mtime_ns)).encode()).hexdigest()
         self._step("ucx", tree, self._build_ucx)
         self._build_project()
-        self._step("disk", " ".join(PACKAGES) + self.kernel + tree, self._make_disk)
+        shutil.rmtree(self.share / "build-py/python", ignore_errors=True)
+        if self.torch:
+            self._build_extension()
+        self._step("disk", " ".join(self.packages) + self.kernel + tree, self._make_disk)
 
     def boot(self, command: str, limit_s: float, memory_mib: int = 4096) -> int:
         """Runs a command line in the machine and gives its exit status. /share is `share` here, /src the checkout."""
@@ -208,7 +216,7 @@ class Machine:
         shutil.copyfile("/etc/resolv.conf", self.root / "etc/resolv.conf")
         self._in_root(
             "packages",
-            f"apt-get update && apt-get install -y --no-install-recommends {' '.join(PACKAGES)} && apt-get clean",
+            f"apt-get update && apt-get install -y --no-install-recommends {' '.join(self.packages)} && apt-get clean",
         )
 
     def _install_kernel(self) -> None:
@@ -272,6 +280,22 @@ class Machine:
             """,
         )
         self.say(f"hybridps: {time.monotonic() - begin:.0f} s")
+
+    def _build_extension(self) -> None:
+        self.say("hybridps, extension of torch ...")
+        begin = time.monotonic()
+        self._in_root(
+            "extension",
+            f"""
+            cmake -S /src -B /share/build-py -G Ninja -DCMAKE_BUILD_TYPE=Release -DHYBRIDPS_BUILD_TESTS=OFF \\
+              -DHYBRIDPS_BUILD_PYTHON=ON -DPython_EXECUTABLE=/usr/bin/python3 -DHYBRIDPS_UCX_ROOT=/usr/local
+            cmake --build /share/build-py -j{self.jobs} --target _C
+            cd /share/build-py/python/hybridps
+            cp /share/build-py/generated/python/_build_info.py /src/python/hybridps/*.py .
+            python3 -c "import torch; print(torch.__version__)" > ../torch
+            """,
+        )
+        self.say(f"extension: {time.monotonic() - begin:.0f} s")
 
     def _make_disk(self) -> None:
         disk = self.folder / "root.ext4"

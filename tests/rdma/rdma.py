@@ -31,6 +31,7 @@ def main() -> int:
     option("--ucx", type=Path, required=True, metavar="PATH", help="UCX's source tree")
     option("--machine", type=Path, metavar="DIR", help="where the machine is, and stays")
     option("--mirror", default=machine.debian_mirror(), metavar="URL", help="of Debian (default: %(default)s)")
+    option("--torch", action="store_true", help="also a DDP run: 1.2 GiB more, and minutes to build the extension")
     option("--jobs", type=int, default=os.cpu_count(), metavar="N", help="compile jobs")
     option("--only", action="append", default=[], metavar="NAME", help="a check of guest.py; may be repeated")
     option("--limit", type=float, default=3000, metavar="S", help="most seconds for the checks")
@@ -53,7 +54,7 @@ def main() -> int:
         if not (folder / "root.ext4").exists() and free < DISK_GIB_MIN:
             print(f"cannot run: {DISK_GIB_MIN} GiB are needed in {folder}, {free} are free (--machine DIR elsewhere)")
             return 2
-        host = machine.Machine(folder, arguments.ucx, arguments.mirror, arguments.jobs, say)
+        host = machine.Machine(folder, arguments.ucx, arguments.mirror, arguments.jobs, say, arguments.torch)
         host.prepare()
         say(f"the machine is there: kernel {host.kernel}, UCX {host.ucx_version}")
         result = host.share / "result.txt"

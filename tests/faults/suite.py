@@ -358,7 +358,8 @@ def too_long(backend, runs, timeout_s, elements):
         if backend == "hybridps":
             texts = [result["text"] or "no error" for result in noticed]
             row.expect(all(f"timed out after {timeout_s}" in text for text in texts), f"says what happened: {texts}")
-            row.expect(min(row.detected_s) >= timeout_s - 0.01, f"not before {timeout_s} s: {min(row.detected_s):.3f}")
+            # The first to reach its deadline tells the others, which may have called a little later.
+            row.expect(min(row.detected_s) >= timeout_s - 0.05, f"not before {timeout_s} s: {min(row.detected_s):.3f}")
             row.expect(max(row.detected_s) <= timeout_s + 0.1 + SLACK_S, f"soon after {timeout_s} s: {row.detection}")
     return row
 

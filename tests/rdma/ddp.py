@@ -7,11 +7,12 @@ import hashlib
 import sys
 from datetime import timedelta
 
-import hybridps  # noqa: F401 - registers the backend: this copy has no entry point
 import torch
 import torch.distributed as dist
+from hybridps._register import register
 
 rank, world, folder = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+register()  # this copy has no entry point by which torch would
 torch.set_num_threads(1)
 torch.manual_seed(0)
 store = dist.FileStore(f"{folder}/torch", world)

@@ -43,7 +43,10 @@ constexpr auto kStayAfterFailure = std::chrono::milliseconds(200);
 // How long an operation past its deadline waits for the bootstrap thread to look up who is missing.
 constexpr auto kLookFor = std::chrono::milliseconds(80);
 // How long goodbyes are waited for where the last operation of a group has failed: somebody may not be there to say one.
-constexpr auto kLingerAfterFailure = std::chrono::milliseconds(1500);
+constexpr auto kLingerAfterFailure = std::chrono::milliseconds(1000);
+// How long each network transport waits at the end for what is on its way. A peer that another rank found dead takes all of
+// it, twice, and leaving a failed group should take less than 2 s.
+constexpr auto kCloseWithin = std::chrono::milliseconds(600);
 
 std::size_t expected_local_peers() {
   if (const char* text = std::getenv("LOCAL_WORLD_SIZE"); text != nullptr) {
@@ -338,12 +341,14 @@ Status EngineImpl::start(core::Config config) {
   transport::UcxOptions data;
   data.net_device = interfaces.value().data;
   data.label = "data";
+  data.close_timeout = kCloseWithin;
   core::Result<std::unique_ptr<transport::UcxTransport>> data_transport = transport::UcxTransport::create(data);
   if (!data_transport.is_ok()) return data_transport.status();
   transport::UcxOptions control;
   control.net_device = interfaces.value().control;
   control.tcp_only = true;
   control.label = "control";
+  control.close_timeout = kCloseWithin;
   core::Result<std::unique_ptr<transport::UcxTransport>> control_transport = transport::UcxTransport::create(control);
   if (!control_transport.is_ok()) return control_transport.status();
   data_address_ = to_record(data_transport.value()->address());

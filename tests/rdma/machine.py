@@ -269,33 +269,29 @@ class Machine:
             shutil.rmtree(self.root / "usr/src" / name)
 
     def _build_project(self) -> None:
-        self.say("hybridps, torch-free part ...")
-        begin = time.monotonic()
-        self._in_root(
-            "build",
-            f"""
-            cmake -S /src -B /share/build -G Ninja -DCMAKE_BUILD_TYPE=Release -DHYBRIDPS_BUILD_TESTS=OFF \\
-              -DHYBRIDPS_BUILD_PYTHON=OFF -DHYBRIDPS_UCX_ROOT=/usr/local
-            cmake --build /share/build -j{self.jobs} --target rdma_ranks hybridps_server_program
-            """,
-        )
-        self.say(f"hybridps: {time.monotonic() - begin:.0f} s")
+        self._build("hybridps", "/share/build", "OFF", "rdma_ranks hybridps_server_program")
 
     def _build_extension(self) -> None:
-        self.say("hybridps, extension of torch ...")
-        begin = time.monotonic()
-        self._in_root(
-            "extension",
-            f"""
-            cmake -S /src -B /share/build-py -G Ninja -DCMAKE_BUILD_TYPE=Release -DHYBRIDPS_BUILD_TESTS=OFF \\
-              -DHYBRIDPS_BUILD_PYTHON=ON -DPython_EXECUTABLE=/usr/bin/python3 -DHYBRIDPS_UCX_ROOT=/usr/local
-            cmake --build /share/build-py -j{self.jobs} --target _C
+        after = """
             cd /share/build-py/python/hybridps
             cp /share/build-py/generated/python/_build_info.py /src/python/hybridps/*.py .
             python3 -c "import torch; print(torch.__version__)" > ../torch
+            """
+        self._build("extension", "/share/build-py", "ON", "_C", after)
+
+    def _build(self, name: str, folder: str, python: str, targets: str, after: str = "") -> None:
+        self.say(f"{name} ...")
+        begin = time.monotonic()
+        self._in_root(
+            name,
+            f"""
+            cmake -S /src -B {folder} -G Ninja -DCMAKE_BUILD_TYPE=Release -DHYBRIDPS_BUILD_TESTS=OFF \\
+              -DHYBRIDPS_BUILD_PYTHON={python} -DPython_EXECUTABLE=/usr/bin/python3 -DHYBRIDPS_UCX_ROOT=/usr/local
+            cmake --build {folder} -j{self.jobs} --target {targets}
+            {after}
             """,
         )
-        self.say(f"extension: {time.monotonic() - begin:.0f} s")
+        self.say(f"{name}: {time.monotonic() - begin:.0f} s")
 
     def _make_disk(self) -> None:
         disk = self.folder / "root.ext4"

@@ -63,8 +63,7 @@ const auto& settings() {
               "HYBRIDPS_DATA_TRANSPORT."},
       Setting{"DATA_TRANSPORT", Kind::kTransport, &Config::data_transport, "", 0, 0,
               "auto: RDMA where this machine has an active port and UCX has verbs, else TCP on the control interface; "
-              "rdma: "
-              "an error where that is not so; tcp: no RDMA. The same on all ranks."},
+              "rdma: an error where that is not so; tcp: no RDMA. The same on all ranks."},
       Setting{"NIC_GBPS", Kind::kNumber, &Config::nic_gbps, "Gbit/s", 0, 1e6,
               "Rate of this machine's network, as a weight between unequal machines. 0: not set."},
       Setting{
@@ -89,8 +88,7 @@ const auto& settings() {
               "What a peer may send before it is granted memory."},
       Setting{"WINDOW_BYTES", Kind::kBytes, &Config::window_bytes, "bytes", kKiB, kGiB,
               "What all peers together may have under way unasked to one network card; each uses its part, at least "
-              "32K, and "
-              "more where credit comes back within 1 ms."},
+              "32K, and more where credit comes back within 1 ms."},
       Setting{"CHUNK_BYTES", Kind::kBytes, &Config::chunk_bytes, "bytes", kKiB, 64 * kMiB,
               "Payload of one network message, at most; groups of many nodes use less, 16K at the least."},
       Setting{"GRANT_CHUNKS", Kind::kCount, &Config::grant_chunks, "chunks", 1, 65536,

@@ -51,19 +51,21 @@ struct VerdictBoard::State {
   std::condition_variable changed;
   std::deque<Task> tasks;
   bool running = false;
-  bool stopped = false;
+  bool stopped = false;    // what is to be written still is, nothing else
+  bool abandoned = false;  // nothing is
   std::function<void(core::GroupUid, const Status&)> found;
 
   void run() {
     core::begin_thread("hybridps-board");
     std::unique_lock lock(mutex);
-    while (!stopped) {
+    while (!abandoned) {
       if (tasks.empty()) {
+        if (stopped) break;
         // An idle engine keeps no thread for this.
         if (!changed.wait_for(lock, std::chrono::seconds(1), [&] { return stopped || !tasks.empty(); })) break;
         continue;
       }
-      const Task task = std::move(tasks.front());
+      Task task = std::move(tasks.front());
       tasks.pop_front();
       lock.unlock();
       const core::Result<std::optional<Bytes>> there = task.place.store->try_get(task.place.key);
@@ -71,6 +73,7 @@ struct VerdictBoard::State {
       if (there.is_ok() && there.value()) verdict = decode_verdict(*there.value());
       if (there.is_ok() && !there.value() && task.verdict)
         (void)task.place.store->set(task.place.key, encode_verdict(*task.verdict));
+      task.place.store.reset();  // perhaps the last reference: not under the lock
       lock.lock();
       if (verdict && !task.verdict && !stopped) found(task.place.uid, *verdict);
     }
@@ -87,9 +90,11 @@ VerdictBoard::VerdictBoard(std::function<void(core::GroupUid, const Status&)> fo
 VerdictBoard::~VerdictBoard() {
   std::unique_lock lock(state_->mutex);
   state_->stopped = true;
+  std::erase_if(state_->tasks, [](const State::Task& task) { return !task.verdict; });
   state_->changed.notify_all();
-  // What is being written or read usually ends at once.
+  // A Store that answers does so at once.
   state_->changed.wait_for(lock, std::chrono::milliseconds(200), [&] { return !state_->running; });
+  state_->abandoned = true;
 }
 
 void VerdictBoard::post(Place place, const Status& verdict) { ask(std::move(place), verdict); }

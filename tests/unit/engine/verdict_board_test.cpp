@@ -81,6 +81,19 @@ TEST_CASE("verdict board: the first verdict stays, and others read it") {
   CHECK(first_found.verdicts.empty());
 }
 
+TEST_CASE("verdict board: what was posted is written although the board goes at once") {
+  for (int i = 0; i < 100; ++i) {
+    const auto store = std::make_shared<bootstrap::MemoryStore>();
+    Found found;
+    {
+      VerdictBoard board = board_for(found);
+      for (int key = 0; key < 5; ++key)
+        board.post({store, std::to_string(key), {1, static_cast<std::uint64_t>(key)}}, Status(Code::kPeerDead, "x"));
+    }
+    REQUIRE(store->contents().size() == 5);
+  }
+}
+
 TEST_CASE("verdict board: a Store that hangs holds up nobody, and is left alone afterwards") {
   Hanging::asked = Hanging::let_go = Hanging::gone = false;
   Found found;

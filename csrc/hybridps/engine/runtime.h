@@ -39,6 +39,7 @@ struct RuntimeOptions {
   bool keep_early = true;                 // messages of groups that are not open yet; a dedicated server needs none
   std::size_t window_bytes = 128 * 1024;  // see Runtime::choose_windows()
   double warn_seconds = 10;
+  std::size_t early_messages_max = std::size_t{1} << 20;  // worker::WorkerOptions
   bool urgent_by_control = false;  // small operations take the control transport, where they wait behind no bulk
   bool find_rates = true;          // shares follow what the network is found to carry
   double heartbeat_seconds = 1;

@@ -76,6 +76,8 @@ void PointToPoint::on_message(const wire::Header& header, flow::Delivery payload
       span.on_announce(header);
     return;
   }
+  if (!worker_.can_keep(group_, kept_, header)) return;
+  ++kept_;
   arrival.messages.emplace_back(header, std::move(payload));
   match(header.tag);
 }
@@ -146,8 +148,8 @@ void PointToPoint::bind(OperationRun& run, const Key& key, Arrival& arrival) {
   request.sending = false;
   request.total_bytes = run.output.bytes();
   run.signature.total_bytes = run.output.bytes();
-  auto messages = std::move(arrival.messages);
-  arrival.messages.clear();
+  auto messages = std::exchange(arrival.messages, {});
+  kept_ -= messages.size();
   worker_.launch(run, schedule::make_plan(request, group_.info.topology, group_.info.limits));
   for (auto& [header, payload] : messages) {
     if (run.over) return;
@@ -171,7 +173,10 @@ std::unique_ptr<OperationRun> PointToPoint::remove(OperationRun& run) {
   if (const auto found = bound_.find(&run); found != bound_.end()) {
     auto owned = std::move(found->second);
     bound_.erase(found);
-    arrivals_.erase(Key{o.peer, o.tag, run.sequence});
+    if (const auto arrival = arrivals_.find(Key{o.peer, o.tag, run.sequence}); arrival != arrivals_.end()) {
+      kept_ -= arrival->second.messages.size();
+      arrivals_.erase(arrival);
+    }
     return owned;
   }
   if (const auto posted = posted_.find(o.tag); posted != posted_.end()) {

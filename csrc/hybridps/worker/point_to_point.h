@@ -68,6 +68,7 @@ class PointToPoint : core::Pinned {
   std::map<Key, Arrival> arrivals_;
   std::map<std::pair<int, std::uint32_t>, std::uint64_t> next_match_;  // (sender, tag)
   std::uint64_t stamps_ = 0;
+  std::size_t kept_ = 0;  // messages of arrivals that no receive has taken
 };
 
 }  // namespace hybridps::worker

@@ -98,7 +98,26 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   std::map<int, Reply> replies;  // by rank
 };
 
+/// Messages for operations that have not started here, by sequence number.
+class EarlyMessages {
+ public:
+  using Messages = std::vector<std::pair<wire::Header, flow::Delivery>>;
+
+  std::size_t size() const noexcept { return size_; }
+  void add(const wire::Header& header, flow::Delivery payload);
+  Messages take(std::uint64_t sequence);
+  void drop(std::uint64_t sequence) { take(sequence); }
+  void clear();
+
+ private:
+  std::unordered_map<std::uint64_t, Messages> by_sequence_;
+  std::size_t size_ = 0;
+};
+
 struct GroupState : core::Pinned {
+  static constexpr std::size_t kSignaturesKept = 256;
+  static constexpr std::size_t kVerdictsKept = 1024;
+
   explicit GroupState(GroupInfo i) : info(std::move(i)) {}
   GroupInfo info;
   core::Status status;  // first verdict on the group
@@ -113,7 +132,7 @@ struct GroupState : core::Pinned {
   std::set<std::uint64_t> reserved;  // issued, and not submitted yet
   std::set<std::uint64_t> held;      // barriers that wait for earlier operations
   std::vector<std::uint64_t> heard;  // by member: 1 + the greatest collective that a message of it was of
-  std::unordered_map<std::uint64_t, std::vector<std::pair<wire::Header, flow::Delivery>>> early;
+  EarlyMessages early;
   std::unordered_map<std::uint64_t, core::Status> verdicts;  // on operations not yet submitted here
   std::unique_ptr<PointToPoint> p2p;
   std::unique_ptr<PlanChanges> plans;
@@ -140,6 +159,9 @@ class Host {
 struct WorkerOptions {
   std::uint32_t grant_chunks = 4;
   double warn_seconds = 10;
+  /// Per group. A header and its keep are some 300 bytes, so what members that run ahead of this rank may claim is
+  /// bounded; the data itself is by the allowances.
+  std::size_t early_messages_max = std::size_t{1} << 20;
   bool find_rates = true;
 };
 
@@ -200,6 +222,8 @@ class Worker final : public server::Listener, core::Pinned {
   void grant_local_when_possible(SpanRun& span, std::uint32_t chunk);
   void local_grant_done();
   void forget_local_grants(SpanRun& span);
+  /// Whether one more message that nothing here waits for yet may be kept; else the group is about to fail.
+  bool can_keep(GroupState& group, std::size_t kept, const wire::Header& header);
   void bury(std::unique_ptr<OperationRun> run) { graveyard_.push_back(std::move(run)); }
   std::string describe(const OperationRun& run) const;
 
@@ -222,9 +246,13 @@ class Worker final : public server::Listener, core::Pinned {
   std::vector<int> missing_ranks(const OperationRun& run) const;
   std::string last_known(const OperationRun& run, int rank) const;
   std::string standing(const OperationRun& run) const;
+  /// The status that the caller gets: who, which operation, how it stood, what to do.
+  core::Status in_full(const OperationRun& run, const core::Status& status) const;
   void watch(core::TimePoint now);
   void expire(OperationRun& run);
   void tell_members(GroupState& group, wire::Header header, std::string_view text);
+
+  static constexpr auto kWatchEvery = std::chrono::milliseconds(100);
 
   flow::Outbox& outbox_;
   server::Server& server_;

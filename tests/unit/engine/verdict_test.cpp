@@ -259,3 +259,36 @@ TEST_CASE("engine/verdict: messages of unknown groups are kept up to a limit", "
   CHECK(cluster.at(1).counters().bad_messages.load() == 66000 - 65536);
   CHECK(cluster.at(1).worker().find(uid) != nullptr);
 }
+
+TEST_CASE("engine/verdict: messages that nothing waits for yet are kept up to a limit", "[engine][fast]") {
+  ClusterOptions options = options_of({0, 1, 2});
+  options.early_messages_max = 50;
+  Cluster cluster(options);
+  Job job(cluster);
+  std::vector<std::byte> byte(1);
+  const bool p2p = GENERATE(false, true);
+  for (std::uint64_t i = 0; i < 60; ++i) {
+    worker::Operation o;
+    o.kind = p2p ? Kind::kPointToPoint : Kind::kBroadcast;
+    o.root = 0;
+    o.peer = 1;
+    o.sending = true;
+    (p2p ? o.input : o.output) = {worker::Piece{byte.data(), 1}};
+    cluster.submit(job.uid, 0, o, i, {});
+    if (i == 40) {
+      cluster.run_until([] { return false; }, 2000);
+      CHECK(cluster.at(0).worker().find(job.uid)->status.is_ok());
+    }
+  }
+  job.run([&] { return !cluster.at(0).worker().find(job.uid)->status.is_ok(); });
+  for (int rank = 0; rank < 3; ++rank) {
+    job.submit(rank, 60);
+    REQUIRE(job.run([&] { return job.over({rank}); }));
+    CHECK(job.outcomes[index(rank)]->code() == core::Code::kOutOfResources);
+    const std::string text = job.text(rank);
+    INFO(text);
+    CHECK((text.find("rank 1 (host1) keeps 50 messages") != std::string::npos ||
+           (!p2p && text.find("rank 2 (host2) keeps 50 messages") != std::string::npos)));
+    CHECK(text.find("rank 0 (host0) sends its ") != std::string::npos);
+  }
+}

@@ -14,7 +14,8 @@
 #include <fstream>
 #include <sstream>
 #include <string_view>
-#include <system_error>
+
+#include "hybridps/core/files.h"
 
 namespace hybridps::transport {
 namespace {
@@ -28,13 +29,6 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 /// Over what tests/rdma measures ("pinned"): UCX's queues and bounce buffers, and receive slots of 4 MiB at a time.
 constexpr std::uint64_t kLockedBesidePool = 128 * kMiB;
 constexpr int kCapIpcLock = 14;
-
-std::string line_of(const fs::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
 
 std::string gid_text(const std::array<unsigned char, 16>& bytes) {
   constexpr const char* kDigits = "0123456789abcdef";
@@ -75,11 +69,10 @@ std::vector<int> own_nodes(const fs::path& sysfs) {
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) != 0) return {};
   std::vector<int> nodes;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(sysfs / "devices/system/node", error)) {
+  for (const fs::path& entry : core::entries_of(sysfs / "devices/system/node")) {
     int node = 0;
-    if (std::sscanf(entry.path().filename().c_str(), "node%d", &node) != 1) continue;
-    const std::vector<int> cpus = cpu_list(line_of(entry.path() / "cpulist"));
+    if (std::sscanf(entry.filename().c_str(), "node%d", &node) != 1) continue;
+    const std::vector<int> cpus = cpu_list(core::first_line_of(entry / "cpulist"));
     if (std::any_of(cpus.begin(), cpus.end(), [&](int cpu) { return cpu < CPU_SETSIZE && CPU_ISSET(cpu, &set); }))
       nodes.push_back(node);
   }
@@ -88,7 +81,8 @@ std::vector<int> own_nodes(const fs::path& sysfs) {
 
 int distance_to(const fs::path& sysfs, int node, const std::vector<int>& own) {
   int best = -1;
-  std::istringstream row(line_of(sysfs / "devices/system/node" / ("node" + std::to_string(node)) / "distance"));
+  std::istringstream row(
+      core::first_line_of(sysfs / "devices/system/node" / ("node" + std::to_string(node)) / "distance"));
   int distance = 0;
   for (int other = 0; row >> distance; ++other)
     if (std::find(own.begin(), own.end(), other) != own.end() && (best < 0 || distance < best)) best = distance;
@@ -98,7 +92,7 @@ int distance_to(const fs::path& sysfs, int node, const std::vector<int>& own) {
 std::string gid_of(const fs::path& port, bool ethernet, const std::vector<std::string>& own) {
   std::string found;
   for (int i = 0; i < kGidsRead; ++i) {
-    const std::string gid = line_of(port / "gids" / std::to_string(i));
+    const std::string gid = core::first_line_of(port / "gids" / std::to_string(i));
     if (gid.empty() || gid == kNoGid) continue;
     if (!ethernet) return gid;
     if (std::find(own.begin(), own.end(), gid) == own.end()) continue;
@@ -154,16 +148,14 @@ std::vector<std::string> own_gids() {
 std::vector<RdmaPort> list_rdma_ports(const std::vector<std::string>& own, const fs::path& sysfs) {
   std::vector<RdmaPort> ports;
   const std::vector<int> nodes = own_nodes(sysfs);
-  std::error_code error;
-  for (const auto& device : fs::directory_iterator(sysfs / "class/infiniband", error)) {
-    const std::string node = line_of(device.path() / "device/numa_node");
-    std::error_code no_ports;
-    for (const auto& port : fs::directory_iterator(device.path() / "ports", no_ports)) {
+  for (const fs::path& device : core::entries_of(sysfs / "class/infiniband")) {
+    const std::string node = core::first_line_of(device / "device/numa_node");
+    for (const fs::path& port : core::entries_of(device / "ports")) {
       RdmaPort found;
-      found.name = device.path().filename().string() + ":" + port.path().filename().string();
-      found.link_layer = line_of(port.path() / "link_layer");
-      found.active = line_of(port.path() / "state").find("ACTIVE") != std::string::npos;
-      found.gid = gid_of(port.path(), found.link_layer == "Ethernet", own);
+      found.name = device.filename().string() + ":" + port.filename().string();
+      found.link_layer = core::first_line_of(port / "link_layer");
+      found.active = core::first_line_of(port / "state").find("ACTIVE") != std::string::npos;
+      found.gid = gid_of(port, found.link_layer == "Ethernet", own);
       if (!node.empty() && node[0] != '-') found.distance = distance_to(sysfs, std::atoi(node.c_str()), nodes);
       ports.push_back(std::move(found));
     }
@@ -194,12 +186,10 @@ bool names_rdma(const std::string& devices) { return devices.find(':') != std::s
 bool ucx_has_verbs(const fs::path& libucp) {
   const char* given = std::getenv("UCX_MODULE_DIR");
   const fs::path modules = given != nullptr && *given != '\0' ? fs::path(given) : libucp.parent_path() / "ucx";
-  std::error_code error;
-  for (const auto& file : fs::directory_iterator(modules, error))
-    if (file.path().filename().string().compare(0, 13, "libuct_ib.so.") == 0 ||
-        file.path().filename() == "libuct_ib.so")
-      return true;
-  return false;
+  const std::vector<fs::path> files = core::entries_of(modules);
+  return std::any_of(files.begin(), files.end(), [](const fs::path& file) {
+    return file.filename().string().starts_with("libuct_ib.so.") || file.filename() == "libuct_ib.so";
+  });
 }
 
 std::optional<std::uint64_t> locked_memory_limit() {

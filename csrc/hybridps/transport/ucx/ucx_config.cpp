@@ -9,10 +9,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <system_error>
 
+#include "hybridps/core/files.h"
 #include "hybridps/transport/ucx/rdma.h"
 
 namespace hybridps::transport {
@@ -47,13 +45,6 @@ bool may_name_interfaces(const std::string& devices) {
   for (const std::string& name : split(devices))
     if (name.find(':') == std::string::npos) return true;
   return false;
-}
-
-std::string first_line(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
 }
 
 }  // namespace
@@ -120,15 +111,11 @@ std::vector<NetDevice> list_net_devices() {
     }
     freeifaddrs(list);
   }
-  std::error_code error;
-  for (const auto& device : std::filesystem::directory_iterator("/sys/class/infiniband", error)) {
-    std::error_code no_ports;
-    for (const auto& port : std::filesystem::directory_iterator(device.path() / "ports", no_ports)) {
-      const bool active = first_line(port.path() / "state").find("ACTIVE") != std::string::npos;
-      devices.push_back(
-          {device.path().filename().string() + ":" + port.path().filename().string(), true, active, true});
+  for (const auto& device : core::entries_of("/sys/class/infiniband"))
+    for (const auto& port : core::entries_of(device / "ports")) {
+      const bool active = core::first_line_of(port / "state").find("ACTIVE") != std::string::npos;
+      devices.push_back({device.filename().string() + ":" + port.filename().string(), true, active, true});
     }
-  }
   return devices;
 }
 

@@ -1,0 +1,25 @@
+#include "hybridps/core/files.h"
+
+#include <algorithm>
+#include <fstream>
+#include <system_error>
+
+namespace hybridps::core {
+
+std::string first_line_of(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> entries;
+  std::error_code error;  // a range-for would throw where reading on fails
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
+    entries.push_back(at->path());
+  std::sort(entries.begin(), entries.end());
+  return entries;
+}
+
+}  // namespace hybridps::core

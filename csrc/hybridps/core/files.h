@@ -1,0 +1,17 @@
+// hybridps/core/files.h: small files and folders of the kernel (/sys, /proc), which may go while they are read.
+//
+// Threads  any. Nothing here throws but std::bad_alloc.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace hybridps::core {
+
+/// The first line without its end; empty if there is no such file or it cannot be read.
+std::string first_line_of(const std::filesystem::path& file);
+/// What is in a folder, sorted, without "." and ".."; empty if there is no such folder, cut short if it cannot be read on.
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
+
+}  // namespace hybridps::core

@@ -1,0 +1,396 @@
+// The worker's verdicts: what fails, who is told, and what is said about operations that fail or wait.
+#include <algorithm>
+#include <utility>
+
+#include "hybridps/core/log.h"
+#include "hybridps/core/text.h"
+#include "hybridps/worker/worker.h"
+
+namespace hybridps::worker {
+namespace {
+
+// An operation that has not finished by then asks the others what they are doing: the answer names mismatches and
+// absent ranks. Nothing is sent for operations that finish sooner.
+constexpr auto kProbeAfter = std::chrono::milliseconds(250);
+constexpr auto kAnswerWithin = std::chrono::milliseconds(100);
+constexpr auto kProbeAgainAfter = std::chrono::seconds(5);
+
+// Ranks that are described in full in one message.
+constexpr std::size_t kDescribedMax = 3;
+
+std::string seconds_text(core::Duration duration) { return core::format_seconds(core::to_seconds(duration)); }
+
+// Without the name of the operation: "sum of fp32[1024], 4096 bytes".
+std::string arguments_text(const wire::Signature& signature) {
+  std::string text = wire::describe(signature).substr(schedule::name_of(signature.kind).size());
+  for (const std::string_view lead : {",", " ", "of "})
+    if (text.starts_with(lead)) text.erase(0, lead.size());
+  return text;
+}
+
+std::string_view what_to_do(core::Code code) {
+  switch (code) {
+    case core::Code::kPeerDead:
+      return "see that process's own log for why it ended; if it still runs, whether it is stopped or its network cut";
+    case core::Code::kTimeout:
+      return "see whether the missing ranks are alive and issue the same operations, or pass a longer timeout";
+    case core::Code::kMismatch:
+      return "every rank must issue the same operations of a group in the same order with the same sizes";
+    default: return {};
+  }
+}
+
+// Where it matters how far the operation had come, and who is missing.
+bool has_culprit(core::Code code) { return code == core::Code::kPeerDead || code == core::Code::kTimeout; }
+
+std::string with_advice(std::string text, core::Code code) {
+  if (const std::string_view advice = what_to_do(code); !advice.empty()) text += ". What to do: " + std::string(advice);
+  return text;
+}
+
+}  // namespace
+
+std::string Worker::describe(const OperationRun& run) const {
+  const GroupInfo& info = run.group.info;
+  const int me = info.topology.rank();
+  std::string text = "hybridps[rank " + std::to_string(me) + "/" + std::to_string(info.topology.size()) + " " +
+                     info.hosts[static_cast<std::size_t>(me)] + " group \"" + info.name + "\"]: ";
+  if (run.operation.kind == schedule::Kind::kPointToPoint) {
+    text += run.operation.sending ? "send of " : "recv of ";
+    text += std::to_string(run.operation.sending ? run.input.bytes() : run.output.bytes()) + " bytes ";
+    text += run.operation.sending ? "to rank " : "from ";
+    text += run.operation.peer < 0 ? "any rank"
+                                   : (run.operation.sending ? "" : "rank ") + std::to_string(run.operation.peer);
+    text += ", tag " + std::to_string(run.operation.tag);
+  } else {
+    text += std::string(schedule::name_of(run.operation.kind)) + " seq " + std::to_string(run.sequence);
+    if (const std::string arguments = arguments_text(run.signature); !arguments.empty()) text += " (" + arguments + ")";
+  }
+  return text;
+}
+
+core::Status Worker::in_full(const OperationRun& run, const core::Status& status) const {
+  return core::Status(
+      status.code(),
+      with_advice(describe(run) + " failed after " + seconds_text(core::Clock::now() - run.submitted_at) + ": " +
+                      std::string(status.message()) + (has_culprit(status.code()) ? standing(run) : std::string()),
+                  status.code()));
+}
+
+void Worker::submit_failed(GroupState& group, Operation operation, std::uint64_t sequence, const core::Status& cause) {
+  if (group.status.is_ok()) {
+    wire::Header header;
+    header.type = wire::Type::kVerdict;
+    header.sequence = sequence;
+    header.aux = static_cast<std::uint64_t>(cause.code());
+    tell_members(group, header, cause.message());
+    group.verdicts.emplace(sequence, cause);
+  }
+  submit(group, std::move(operation), sequence, {});
+}
+
+void Worker::tell_members(GroupState& group, wire::Header header, std::string_view text) {
+  header.uid = group.info.uid;
+  header.incarnation = group.info.incarnation;
+  header.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
+  // Dedicated servers hear of failures only: they have no calls of their own to compare.
+  const auto members = header.type == wire::Type::kVerdict ? group.info.engines.size()
+                                                           : static_cast<std::size_t>(group.info.topology.size());
+  for (std::size_t member = 0; member < members; ++member)
+    if (member != static_cast<std::size_t>(group.info.topology.rank()))
+      host_.send_control(group.info.engines[member], header, text);
+}
+
+void Worker::fail(OperationRun& run, core::Status cause) {
+  if (run.over) return;
+  GroupState& group = run.group;
+  if (run.operation.kind != schedule::Kind::kPointToPoint && run.operation.kind != schedule::Kind::kGoodbye) {
+    cause = core::Status(cause.code(), std::string(cause.message()) + " (found by rank " +
+                                           std::to_string(group.info.topology.rank()) + ")");
+    wire::Header header;
+    header.type = wire::Type::kVerdict;
+    header.sequence = run.sequence;
+    header.signature = run.signature;
+    header.aux = static_cast<std::uint64_t>(cause.code());
+    tell_members(group, header, cause.message());
+  }
+  finish(run, std::move(cause));
+}
+
+void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell) {
+  if (!group.status.is_ok()) return;
+  group.status = cause;
+  group.failed_at = core::Clock::now();
+  wire::Header header;
+  header.type = wire::Type::kVerdict;
+  header.flags = wire::kFlagGroup;
+  header.aux = static_cast<std::uint64_t>(cause.code());
+  if (tell) tell_members(group, header, cause.message());
+  // Once more on the connections that carry data: there it comes before the end of this process, if that is next, so
+  // that nobody takes us for the cause.
+  header.uid = group.info.uid;
+  header.flags |= wire::kFlagForwarded;
+  header.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
+  if (!tell && cause.code() != core::Code::kClosed && !group.leaving)
+    for (const core::EngineId engine : group.info.engines)
+      if (outbox_.is_open(engine)) outbox_.send_text(engine, header, cause.message());
+  while (!group.running.empty()) finish(*group.running.begin()->second, cause);
+  for (OperationRun* run : group.p2p->active()) finish(*run, cause);
+  group.early.clear();
+  server_.close_group(group.info.uid);
+  host_.on_group_failed(
+      group.info.uid,
+      core::Status(cause.code(), with_advice("the group has failed: " + std::string(cause.message()), cause.code())),
+      cause, /*found_here=*/tell);
+}
+
+void Worker::repeat_verdict(const GroupState& group, core::EngineId to) {
+  wire::Header header;
+  header.type = wire::Type::kVerdict;
+  header.flags = wire::kFlagGroup;
+  header.aux = static_cast<std::uint64_t>(group.status.code());
+  header.uid = group.info.uid;
+  header.incarnation = group.info.incarnation;
+  header.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
+  host_.send_control(to, header, group.status.message());
+}
+
+void Worker::mismatch(GroupState& group, OperationRun& run, const wire::Header& theirs) {
+  on_mismatch(server::OperationKey{group.info.uid, run.sequence}, run.signature, group.info.topology.rank(),
+              theirs.signature, static_cast<int>(theirs.sender_rank));
+}
+
+void Worker::on_mismatch(const server::OperationKey& key, const wire::Signature& ours, int our_rank,
+                         const wire::Signature& theirs, int sender_rank) {
+  const GroupState* group = find(key.uid);
+  if (group == nullptr) return;
+  const GroupInfo& info = group->info;
+  std::string what;
+  if (theirs.kind == schedule::Kind::kGoodbye || ours.kind == schedule::Kind::kGoodbye) {
+    const bool they = theirs.kind == schedule::Kind::kGoodbye;
+    const int gone = they ? sender_rank : our_rank;
+    const int waiting = they ? our_rank : sender_rank;
+    what = info.member_text(gone) + " has destroyed the group after " + std::to_string(key.sequence) +
+           " operations while " + info.member_text(waiting) + " is in operation " + std::to_string(key.sequence) +
+           ", " + wire::describe(they ? ours : theirs);
+  } else {
+    what = "ranks disagree about operation " + std::to_string(key.sequence) + ": " + info.member_text(our_rank) +
+           " called " + wire::describe(ours) + ", " + info.member_text(sender_rank) + " called " +
+           wire::describe(theirs);
+    if (ours == theirs) what += " with other sizes per rank";
+  }
+  // Not at once: this is called from inside the server's and the runs' own loops.
+  failing_.emplace_back(key.uid, core::Status(core::Code::kMismatch, std::move(what)));
+}
+
+void Worker::on_bad_message(const server::OperationKey& key, std::string what) {
+  failing_.emplace_back(
+      key.uid, core::Status(core::Code::kMismatch, "operation " + std::to_string(key.sequence) + " received " + what));
+}
+
+bool Worker::can_keep(GroupState& group, std::size_t kept, const wire::Header& header) {
+  if (kept < options_.early_messages_max) return true;
+  const GroupInfo& info = group.info;
+  std::string what =
+      info.member_text(info.topology.rank()) + " keeps " + std::to_string(kept) + " messages of " +
+      ((header.flags & wire::kFlagP2p) != 0 ? "sends that it has not asked for" : "operations that it has not issued") +
+      " and takes no more: it has issued " + std::to_string(group.submitted) + " collectives, " +
+      info.member_text(static_cast<int>(header.sender_rank)) + " sends its " + std::to_string(header.sequence) +
+      ". Let ranks that run ahead wait for the others";
+  failing_.emplace_back(info.uid, core::Status(core::Code::kOutOfResources, std::move(what)));
+  return false;
+}
+
+void Worker::on_verdict(GroupState& group, const wire::Header& header, const flow::Delivery& payload) {
+  std::string text(reinterpret_cast<const char*>(payload.data()), payload.bytes());
+  if (text.empty()) text = "rank " + std::to_string(header.sender_rank) + " reported a failure";
+  const auto code = header.aux > 0 && header.aux <= static_cast<std::uint64_t>(core::Code::kInternal)
+                        ? static_cast<core::Code>(header.aux)
+                        : core::Code::kInternal;
+  const core::Status status(code, std::move(text));
+  if ((header.flags & wire::kFlagGroup) != 0) {
+    fail_group(group, status, /*tell=*/false);
+    return;
+  }
+  if (group.over.contains(header.sequence)) return;
+  if (const auto found = group.running.find(header.sequence); found != group.running.end())
+    finish(*found->second, status);
+  else if (group.verdicts.size() < GroupState::kVerdictsKept)
+    group.verdicts.emplace(header.sequence, status);
+  else
+    fail_group(group, status, /*tell=*/false);
+}
+
+void Worker::probe(OperationRun& run, core::TimePoint now) {
+  run.probed_at = now;
+  wire::Header header;
+  header.type = wire::Type::kProbe;
+  header.sequence = run.sequence;
+  header.signature = run.signature;
+  header.aux = run.group.submitted;
+  tell_members(run.group, header, {});
+}
+
+bool Worker::contradicts_finished(GroupState& group, const wire::Header& header) {
+  if (group.signatures_over.empty()) return false;
+  const auto& [sequence, signature] = group.signatures_over[header.sequence % GroupState::kSignaturesKept];
+  if (sequence != header.sequence || signature == header.signature) return false;
+  on_mismatch(server::OperationKey{group.info.uid, header.sequence}, signature, group.info.topology.rank(),
+              header.signature, static_cast<int>(header.sender_rank));
+  return true;
+}
+
+void Worker::on_probe(GroupState& group, const wire::Header& header) {
+  if (contradicts_finished(group, header)) return;
+  if (const auto found = group.running.find(header.sequence);
+      found != group.running.end() && found->second->signature != header.signature) {
+    mismatch(group, *found->second, header);
+    return;
+  }
+  wire::Header reply;
+  reply.type = wire::Type::kProbeReply;
+  reply.uid = group.info.uid;
+  reply.incarnation = group.info.incarnation;
+  reply.sequence = header.sequence;
+  reply.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
+  reply.aux = group.submitted;
+  reply.span_bytes = group.over.floor();
+  if (!group.running.empty())
+    reply.signature = group.running.begin()->second->signature;
+  else if (!group.signatures_over.empty() && group.over.floor() > 0)
+    reply.signature = group.signatures_over[(group.over.floor() - 1) % GroupState::kSignaturesKept].second;
+  host_.send_control(header.source, reply, {});
+}
+
+std::vector<int> Worker::missing_ranks(const OperationRun& run) const {
+  std::vector<int> ranks;
+  if (run.operation.kind == schedule::Kind::kPointToPoint) {
+    if (run.operation.peer >= 0) ranks.push_back(run.operation.peer);
+    return ranks;
+  }
+  const bool asked = run.probed_at != run.submitted_at;
+  if (!asked || (run.replies.empty() && core::Clock::now() - run.probed_at < kAnswerWithin)) return ranks;
+  // Ranks that have not submitted the operation are the cause; who merely waits for them is not.
+  for (int rank = 0; rank < run.group.info.topology.size(); ++rank) {
+    if (rank == run.group.info.topology.rank()) continue;
+    const auto reply = run.replies.find(rank);
+    if (reply == run.replies.end() || reply->second.submitted <= run.sequence) ranks.push_back(rank);
+  }
+  if (!ranks.empty()) return ranks;
+  for (const auto& span : run.spans) span->missing(ranks);
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+// "rank 2 (host5 pid 880) was last seen finishing seq 16, barrier".
+std::string Worker::last_known(const OperationRun& run, int rank) const {
+  const GroupState& group = run.group;
+  std::string text = group.info.member_text(rank);
+  if (group.info.topology.is_dedicated(rank)) return text;
+  const auto found = run.replies.find(rank);
+  if (found == run.replies.end()) {
+    const std::uint64_t heard = group.heard[static_cast<std::size_t>(rank)];
+    return text + (heard > 0 ? " was last heard in seq " + std::to_string(heard - 1) : " was not heard yet");
+  }
+  const OperationRun::Reply& reply = found->second;
+  if (reply.submitted == 0) return text + " has not issued an operation of this group";
+  if (reply.finished >= reply.submitted)
+    return text + " was last seen finishing seq " + std::to_string(reply.submitted - 1) + ", " +
+           wire::describe(reply.last);
+  return text + " is in seq " + std::to_string(reply.finished) + ", " + wire::describe(reply.last);
+}
+
+// Where a failed operation stood, as far as this rank knows.
+std::string Worker::standing(const OperationRun& run) const {
+  if (!run.started || run.operation.kind == schedule::Kind::kPointToPoint) return {};
+  std::vector<int> waiting{run.group.info.topology.rank()};
+  for (const auto& [rank, reply] : run.replies)
+    if (reply.submitted > run.sequence && reply.finished <= run.sequence) waiting.push_back(rank);
+  std::sort(waiting.begin(), waiting.end());
+  std::string text;
+  if (const std::vector<int> missing = missing_ranks(run); !missing.empty()) {
+    text += "; waiting " + core::format_ranks(waiting) + ", missing " + core::format_ranks(missing);
+    for (std::size_t i = 0; i < std::min(missing.size(), kDescribedMax); ++i)
+      text += (i == 0 ? ": " : ", ") + last_known(run, missing[i]);
+  }
+  std::uint64_t wanted = 0;
+  std::uint64_t done = 0;
+  for (const auto& span : run.spans) {
+    wanted += span->chunks_wanted();
+    done += span->chunks_done();
+  }
+  if (wanted > 0) text += "; " + std::to_string(done) + "/" + std::to_string(wanted) + " chunks done";
+  if (const std::string progress = server_.progress_of(server::OperationKey{run.group.info.uid, run.sequence});
+      !progress.empty())
+    text += ", the " + progress;
+  return text;
+}
+
+void Worker::expire(OperationRun& run) {
+  std::string why = "timed out after " + seconds_text(run.operation.timeout);
+  const std::vector<int> missing = missing_ranks(run);
+  for (std::size_t i = 0; i < std::min(missing.size(), kDescribedMax); ++i)
+    why += (i == 0 ? " without " : ", ") + run.group.info.member_text(missing[i]);
+  if (missing.size() > kDescribedMax) why += " and " + std::to_string(missing.size() - kDescribedMax) + " more";
+  core::Status status(core::Code::kTimeout, std::move(why));
+  if (run.operation.kind == schedule::Kind::kGoodbye)
+    finish(run, std::move(status));
+  else
+    fail(run, std::move(status));
+}
+
+void Worker::watch(core::TimePoint now) {
+  next_watch_ = now + kWatchEvery;
+  const auto is_due = [now](const OperationRun& run) {
+    const bool first = run.probed_at == run.submitted_at;
+    return now - run.probed_at >= (first ? core::Duration(kProbeAfter) : core::Duration(kProbeAgainAfter));
+  };
+  std::vector<core::GroupUid> waiting;
+  for (const auto& [uid, group] : groups_) {
+    if (group->running.empty() || !group->running.begin()->second->started) continue;
+    // The oldest operation alone: what the others wait for is behind it.
+    OperationRun& run = *group->running.begin()->second;
+    if (is_due(run)) {
+      if (run.probed_at != run.submitted_at) waiting.push_back(uid);
+      probe(run, now);
+    }
+    if (options_.warn_seconds > 0 && run.operation.kind != schedule::Kind::kGoodbye &&
+        now - run.warned_at >= core::from_seconds(options_.warn_seconds)) {
+      run.warned_at = now;
+      core::log_warn(describe(run), " is not done after ", seconds_text(now - run.submitted_at), standing(run));
+    }
+  }
+  // Does the peer of a send or receive live? It need not have issued its part, so there is nothing else to ask.
+  for (OperationRun* run : tracked_) {
+    if (run->operation.kind != schedule::Kind::kPointToPoint || run->operation.peer < 0 || !is_due(*run)) continue;
+    if (run->probed_at != run->submitted_at) waiting.push_back(run->group.info.uid);
+    run->probed_at = now;
+    wire::Header ping;
+    ping.type = wire::Type::kPing;
+    host_.send_control(run->group.info.engines[static_cast<std::size_t>(run->operation.peer)], ping, {});
+  }
+  for (const core::GroupUid uid : waiting) host_.on_group_waits(uid);
+}
+
+void Worker::on_peer_dead(core::EngineId peer, const core::Status& cause, const std::string& own_fault) {
+  std::vector<core::GroupUid> affected;
+  for (const auto& [uid, group] : groups_)
+    if (std::find(group->info.engines.begin(), group->info.engines.end(), peer) != group->info.engines.end())
+      affected.push_back(uid);
+  for (const core::GroupUid uid : affected) {
+    GroupState& group = *groups_[uid];
+    const auto at = std::find(group.info.engines.begin(), group.info.engines.end(), peer);
+    const auto rank = static_cast<int>(at - group.info.engines.begin());
+    // Who has the answer to its goodbye may go before we have ours: that is no failure to tell anyone about.
+    const bool only_goodbye =
+        group.leaving &&
+        (group.running.empty() || group.running.begin()->second->operation.kind == schedule::Kind::kGoodbye);
+    const std::string text = own_fault.empty()
+                                 ? group.info.member_text(rank) + " is gone: " + std::string(cause.message())
+                                 : group.info.member_text(group.info.topology.rank()) + " " + own_fault;
+    fail_group(group, core::Status(core::Code::kPeerDead, text), /*tell=*/!only_goodbye);
+  }
+}
+
+}  // namespace hybridps::worker

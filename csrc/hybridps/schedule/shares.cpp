@@ -56,7 +56,7 @@ double push_pull_time(const Shares& shares, const std::vector<double>& worker_ra
   for (std::size_t i = 0; i < worker_rates.size(); ++i)
     time = std::max(time, (1.0 + (n - 2.0) * shares.worker[i]) / worker_rates[i]);
   for (std::size_t j = 0; j < dedicated_rates.size(); ++j)
-    time = std::max(time, n * shares.dedicated[j] / dedicated_rates[j]);
+    if (shares.dedicated[j] > 0.0) time = std::max(time, n * shares.dedicated[j] / dedicated_rates[j]);
   return time;
 }
 

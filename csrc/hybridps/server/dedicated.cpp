@@ -157,6 +157,7 @@ Dedicated::Span* Dedicated::open_span(Group& group, const wire::Header& header) 
     h.signature = header.signature;
     h.uid = header.uid;
     h.incarnation = group.info.incarnation;
+    h.plan_version = header.plan_version;
     h.sequence = header.sequence;
     h.span = header.span;
     h.sender_rank = static_cast<std::uint32_t>(topology.rank());
@@ -198,6 +199,13 @@ void Dedicated::on_message(const wire::Header& header, flow::Delivery payload) {
         end_operation(*group, header.sequence);
       }
       return;
+    case wire::Type::kEcho: {
+      wire::Header back = header;
+      back.type = wire::Type::kEchoBack;
+      back.sender_rank = static_cast<std::uint32_t>(group->info.topology.rank());
+      outbox_.send(header.source, back);
+      return;
+    }
     case wire::Type::kGrant:
       if (const auto found = group->spans.find(header.sequence); found != group->spans.end())
         found->second->granted(header.source, header.chunk);

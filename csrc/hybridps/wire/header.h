@@ -42,8 +42,10 @@ enum class Type : std::uint8_t {
   // Finding rates and changing shares (worker/plan_changes.h).
   kEcho = 11,  // sequence: of the measured operation; chunk, aux: come back as they are
   kEchoBack = 12,
-  kRates = 13,       // sequence; aux: least round trip, ns; span_bytes: bytes/s through the sender's card
-  kPlanAsk = 14,     // plan_version: the next one; payload: a weight per node, f64
+  kRates =
+      13,  // sequence; aux: least round trip, ns; span_bytes: bytes/s through the sender's card; payload: least round
+           // trip per dedicated server, seconds, f64, from leaders of nodes
+  kPlanAsk = 14,     // plan_version: the next one; payload: a weight per node, then per dedicated server, f64
   kPlanAnswer = 15,  // plan_version; aux: first sequence number that is not bound, all ones: refused
   kPlanSwitch = 16,  // plan_version; aux: its first sequence number, all ones: no change
 };

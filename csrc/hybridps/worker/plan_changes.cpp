@@ -17,7 +17,8 @@ namespace {
 // Shorter operations are not worth it, and their beginning says little: a rank may come late.
 constexpr auto kMeasureAfter = std::chrono::milliseconds(10);
 constexpr auto kEchoEvery = std::chrono::milliseconds(5);
-// A node asks its neighbours at distances 1, 2, 4, ...: with the least of the answers one quick partner is enough.
+// A node asks its neighbours at distances 1, 2, 4, ...: with the least of the answers one quick partner is enough. So with
+// the dedicated servers, from another one on at each node.
 constexpr std::size_t kPartnersMax = 6;
 constexpr std::size_t kEchoesMin = 3;
 constexpr std::size_t kReportsKept = 4;
@@ -34,12 +35,31 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-schedule::Topology with_weights(const schedule::Topology& old, std::vector<double> weights) {
+/// `weights`: of the nodes, then of the servers.
+schedule::Topology with_weights(const schedule::Topology& old, const std::vector<double>& weights) {
   std::vector<int> node_of;
   for (int rank = 0; rank < old.size(); ++rank) node_of.push_back(old.node_of(rank));
-  std::vector<double> servers;
-  for (int server = 0; server < old.servers(); ++server) servers.push_back(old.server_weight(server));
-  return schedule::Topology(std::move(node_of), old.rank(), std::move(weights), std::move(servers));
+  const auto servers = weights.begin() + old.nodes();
+  return schedule::Topology(std::move(node_of), old.rank(), {weights.begin(), servers}, {servers, weights.end()});
+}
+
+schedule::Shares shares_of(const schedule::Topology& topology) {
+  schedule::Shares shares;
+  double total = 0.0;
+  for (int node = 0; node < topology.nodes(); ++node) total += shares.worker.emplace_back(topology.weight(node));
+  for (int server = 0; server < topology.servers(); ++server)
+    total += shares.dedicated.emplace_back(topology.server_weight(server));
+  for (double& share : shares.worker) share /= total;
+  for (double& share : shares.dedicated) share /= total;
+  return shares;
+}
+
+/// Empty if they are no numbers.
+std::vector<double> numbers_in(const flow::Delivery& payload) {
+  std::vector<double> numbers(payload.bytes() / sizeof(double));
+  if (payload.bytes() != numbers.size() * sizeof(double)) return {};
+  if (!numbers.empty()) std::memcpy(numbers.data(), payload.data(), payload.bytes());
+  return numbers;
 }
 
 std::string percent_list(const std::vector<double>& weights) {
@@ -58,12 +78,22 @@ std::string percent_list(const std::vector<double>& weights) {
 PlanChanges::PlanChanges(Worker& worker, GroupState& group, bool measures) : worker_(worker), group_(group) {
   const schedule::Topology& topology = group.info.topology;
   bindings_.emplace(0, Binding{0, topology});
-  measures_ = measures && topology.nodes() >= 3 && topology.servers() == 0;
+  measures_ = measures && topology.nodes() >= 3;
   if (!measures_) return;
-  for (int step = 1; step < topology.nodes() && partners_.size() < kPartnersMax; step *= 2)
-    partners_.push_back((topology.my_node() + step) % topology.nodes());
+  choose_partners();
   if (topology.rank() == 0)
-    finder_ = std::make_unique<schedule::RateFinder>(static_cast<std::size_t>(topology.nodes()));
+    finder_ = std::make_unique<schedule::RateFinder>(static_cast<std::size_t>(topology.nodes()),
+                                                     static_cast<std::size_t>(topology.servers()));
+}
+
+void PlanChanges::choose_partners() {
+  const schedule::Topology& topology = group_.info.topology;
+  const int me = topology.my_node();
+  for (int step = 1; step < topology.nodes() && partners_.size() < kPartnersMax; step *= 2)
+    partners_.push_back(topology.ranks_of((me + step) % topology.nodes()).front());
+  const int servers = topology.servers();
+  for (int i = 0; i < std::min(servers, static_cast<int>(kPartnersMax)); ++i)
+    partners_.push_back(topology.size() + (me + i) % servers);
 }
 
 const Binding& PlanChanges::binding_of(std::uint64_t sequence) const {
@@ -78,8 +108,6 @@ wire::Header PlanChanges::header(wire::Type type) const {
   h.sender_rank = static_cast<std::uint32_t>(group_.info.topology.rank());
   return h;
 }
-
-int PlanChanges::leader_of(int node) const { return group_.info.topology.ranks_of(node).front(); }
 
 // --- finding ---------------------------------------------------------------------------------------------------------
 
@@ -106,7 +134,7 @@ std::size_t PlanChanges::tick(core::TimePoint now) {
     echo.sequence = measured_->sequence;
     echo.chunk = static_cast<std::uint32_t>(partner);
     echo.aux = nanoseconds(core::Clock::now());
-    worker_.outbox().send(group_.info.engines[static_cast<std::size_t>(leader_of(partners_[partner]))], echo);
+    worker_.outbox().send(group_.info.engines[static_cast<std::size_t>(partners_[partner])], echo);
   }
   return 1;
 }
@@ -122,55 +150,85 @@ void PlanChanges::on_finished(const OperationRun& run) {
   report.bytes_per_second = static_cast<double>(worker_.host().bytes_through_card() - measured->bytes_before) /
                             core::to_seconds(now - measured->since);
   if (topology.local_index(topology.rank()) == 0) {
-    for (const auto& times : measured->round_trips) {
+    report.server_delays.assign(static_cast<std::size_t>(topology.servers()), 0.0);
+    for (std::size_t partner = 0; partner < partners_.size(); ++partner) {
+      const std::vector<double>& times = measured->round_trips[partner];
       if (times.size() < kEchoesMin) continue;
       const double typical = median(times);
+      if (topology.is_dedicated(partners_[partner]))
+        report.server_delays[static_cast<std::size_t>(partners_[partner] - topology.size())] = typical;
       report.delay_seconds = report.delay_seconds == 0.0 ? typical : std::min(report.delay_seconds, typical);
     }
     if (report.delay_seconds == 0.0) return;
   }
   if (topology.rank() == 0) {
-    on_report(0, run.sequence, report);
+    on_report(0, run.sequence, std::move(report));
     return;
   }
   wire::Header message = header(wire::Type::kRates);
   message.sequence = run.sequence;
   message.aux = static_cast<std::uint64_t>(report.delay_seconds * 1e9);
   message.span_bytes = static_cast<std::uint64_t>(report.bytes_per_second);
-  worker_.host().send_control(group_.info.engines.front(), message, {});
+  worker_.host().send_control(
+      group_.info.engines.front(), message,
+      {reinterpret_cast<const char*>(report.server_delays.data()), report.server_delays.size() * sizeof(double)});
 }
 
 void PlanChanges::on_report(int rank, std::uint64_t sequence, Report report) {
   if (!finder_ || group_.leaving) return;
-  reports_[sequence][rank] = report;
+  reports_[sequence][rank] = std::move(report);
   while (reports_.size() > kReportsKept) reports_.erase(reports_.begin());
   const auto found = reports_.find(sequence);
   const schedule::Topology& topology = group_.info.topology;
   if (found == reports_.end() || found->second.size() < static_cast<std::size_t>(topology.size())) return;
-  std::vector<schedule::NodeReport> nodes(static_cast<std::size_t>(topology.nodes()));
-  for (const auto& [from, seen] : found->second) {
-    schedule::NodeReport& node = nodes[static_cast<std::size_t>(topology.node_of(from))];
-    node.bytes_per_second += seen.bytes_per_second;
-    node.delay_seconds = std::max(node.delay_seconds, seen.delay_seconds);
-  }
+  const std::map<int, Report> reports = std::move(found->second);
   reports_.erase(found);
   const Binding& binding = binding_of(sequence);
   if (is_frozen() || binding.version != newest()) return;
-  std::vector<double> shares;
-  for (int node = 0; node < topology.nodes(); ++node) shares.push_back(binding.topology.weight(node));
-  const double total = std::accumulate(shares.begin(), shares.end(), 0.0);
-  for (double& share : shares) share /= total;
-  const auto better = finder_->learn(nodes, shares);
+  const schedule::Shares shares = shares_of(binding.topology);
+  const std::vector<schedule::CardReport> cards = cards_of(reports, shares);
+  for (const schedule::CardReport& card : cards)
+    if (!(card.delay_seconds > 0.0)) return;  // nobody had an answer of this server
+  const auto better = finder_->learn(cards, shares);
   if (!better) return;
+  std::vector<double> weights = better->worker;
+  weights.insert(weights.end(), better->dedicated.begin(), better->dedicated.end());
   std::string rates;
   for (const double rate : finder_->rates()) {
     char one[32];
     std::snprintf(one, sizeof one, "%s%.3g", rates.empty() ? "" : ", ", rate * 8e-9);
     rates += one;
   }
-  core::log_info("group \"", group_.info.name, "\": the nodes' networks carry ", rates, " Gbit/s, by operation ",
-                 sequence, "; shares change to ", percent_list(*better));
-  propose(*better);
+  core::log_info("group \"", group_.info.name, "\": the networks of nodes",
+                 topology.servers() > 0 ? " and servers" : "", " carry ", rates, " Gbit/s, by operation ", sequence,
+                 "; shares change to ", percent_list(weights));
+  propose(weights);
+}
+
+std::vector<schedule::CardReport> PlanChanges::cards_of(const std::map<int, Report>& reports,
+                                                        const schedule::Shares& shares) const {
+  const schedule::Topology& topology = group_.info.topology;
+  const auto nodes = static_cast<std::size_t>(topology.nodes());
+  std::vector<schedule::CardReport> cards(nodes + static_cast<std::size_t>(topology.servers()));
+  for (const auto& [from, seen] : reports) {
+    schedule::CardReport& node = cards[static_cast<std::size_t>(topology.node_of(from))];
+    node.bytes_per_second += seen.bytes_per_second;
+    node.delay_seconds = std::max(node.delay_seconds, seen.delay_seconds);
+    for (std::size_t server = 0; server < seen.server_delays.size() && nodes + server < cards.size(); ++server) {
+      double& least = cards[nodes + server].delay_seconds;
+      const double delay = seen.server_delays[server];
+      if (delay > 0.0) least = least == 0.0 ? delay : std::min(least, delay);
+    }
+  }
+  // A node that owns share y carries 1 + (n - 2) y tensors, a server n times its share (schedule/shares.h).
+  std::vector<double> tensors_per_second;
+  const auto n = static_cast<double>(nodes);
+  for (std::size_t node = 0; node < nodes; ++node)
+    tensors_per_second.push_back(cards[node].bytes_per_second / (1.0 + (n - 2.0) * shares.worker[node]));
+  const double pace = median(std::move(tensors_per_second));
+  for (std::size_t server = 0; server < shares.dedicated.size(); ++server)
+    cards[nodes + server].bytes_per_second = n * shares.dedicated[server] * pace;
+  return cards;
 }
 
 // --- changing --------------------------------------------------------------------------------------------------------
@@ -223,7 +281,7 @@ void PlanChanges::on_switch(std::uint64_t first) {
     start_held();
     return;
   }
-  schedule::Topology topology = with_weights(group_.info.topology, std::move(asked_weights_));
+  schedule::Topology topology = with_weights(group_.info.topology, asked_weights_);
   core::log_info("group \"", group_.info.name, "\": plan version ", asked_, " from operation ", first, " on");
   // Whatever was before the last version is bound, since every member has begun an operation of the last one; but for
   // what is reserved and will come late.
@@ -266,17 +324,16 @@ void PlanChanges::on_message(const wire::Header& header_in, const flow::Delivery
       break;
     }
     case wire::Type::kRates:
-      if (topology.rank() == 0)
+      if (topology.rank() == 0 && rank < topology.size())
         on_report(rank, header_in.sequence,
-                  Report{static_cast<double>(header_in.aux) * 1e-9, static_cast<double>(header_in.span_bytes)});
+                  Report{static_cast<double>(header_in.aux) * 1e-9, static_cast<double>(header_in.span_bytes),
+                         numbers_in(payload)});
       break;
     case wire::Type::kPlanAsk: {
-      std::vector<double> weights(payload.bytes() / sizeof(double));
-      if (payload.bytes() == weights.size() * sizeof(double) && !weights.empty())
-        std::memcpy(weights.data(), payload.data(), payload.bytes());
+      std::vector<double> weights = numbers_in(payload);
       const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
       const bool sane =
-          weights.size() == static_cast<std::size_t>(topology.nodes()) &&
+          weights.size() == static_cast<std::size_t>(topology.nodes() + topology.servers()) &&
           std::all_of(weights.begin(), weights.end(), [](double w) { return std::isfinite(w) && w >= 0.0; }) &&
           std::isfinite(total) && total > 0.0;
       if (!from_leader || is_frozen() || header_in.plan_version != newest() + 1) break;
@@ -287,7 +344,8 @@ void PlanChanges::on_message(const wire::Header& header_in, const flow::Delivery
       break;
     }
     case wire::Type::kPlanAnswer:
-      if (topology.rank() == 0 && rank != 0 && is_frozen() && header_in.plan_version == asked_)
+      if (topology.rank() == 0 && rank != 0 && rank < topology.size() && is_frozen() &&
+          header_in.plan_version == asked_)
         on_answer(rank, header_in.aux);
       break;
     case wire::Type::kPlanSwitch:

@@ -7,10 +7,10 @@
 //          the first sequence number that it has not bound; rank 0 makes the largest of these the switch point and tells
 //          all, who go on: below it with the old shares, from it on with the new ones. Two messages each way, no round
 //          trip for operations otherwise.
-// Finding  every kMeasureEvery-th collective that sums and takes long is measured by all members: round trips of small
-//          messages on the connections that carry data, and bytes through the card. They report to rank 0, where a
-//          schedule::RateFinder decides. Groups of fewer than 3 nodes have nothing to gain; where dedicated servers take
-//          part nothing is measured.
+// Finding  every kMeasureEvery-th collective that sums and takes long is measured by all ranks: round trips of small
+//          messages on the connections that carry data, also to dedicated servers, and bytes through the card. They report
+//          to rank 0, where a schedule::RateFinder decides; what a server's card carried follows from its share. Groups of
+//          fewer than 3 nodes have nothing to gain.
 // Threads  the engine's progress thread.
 #pragma once
 
@@ -59,7 +59,7 @@ class PlanChanges : core::Pinned {
   core::TimePoint next_due() const noexcept { return measured_ ? next_echo_ : core::TimePoint::max(); }
 
   /// Rank 0 only, with no other change under way and an operation of the newest version begun by all members: new
-  /// shares of the nodes, as weights.
+  /// weights of the nodes and then of the dedicated servers.
   void propose(const std::vector<double>& weights);
 
  private:
@@ -72,11 +72,14 @@ class PlanChanges : core::Pinned {
   struct Report {
     double delay_seconds = 0.0;
     double bytes_per_second = 0.0;
+    std::vector<double> server_delays;  // seconds, per dedicated server; 0: not known. Empty but from leaders of nodes
   };
 
   wire::Header header(wire::Type type) const;
-  int leader_of(int node) const;
+  void choose_partners();
   void on_report(int rank, std::uint64_t sequence, Report report);
+  std::vector<schedule::CardReport> cards_of(const std::map<int, Report>& reports,
+                                             const schedule::Shares& shares) const;
   void on_ask(std::uint32_t version, std::vector<double> weights);
   void answer(std::uint32_t version, std::uint64_t first_unbound);
   void start_held();
@@ -88,7 +91,7 @@ class PlanChanges : core::Pinned {
   std::map<std::uint64_t, Binding> bindings_;  // by first sequence number; two in use, more only for what is reserved
 
   bool measures_ = false;
-  std::vector<int> partners_;  // nodes
+  std::vector<int> partners_;  // members
   std::unique_ptr<Measured> measured_;
   core::TimePoint next_echo_{};
 

@@ -43,10 +43,12 @@ schedule::Kind kind_of(std::uint64_t sequence) {
 }  // namespace
 
 TEST_CASE("worker/plan_changes: results are right while shares change under running operations", "[engine][fast]") {
+  const std::vector<double> servers = GENERATE(std::vector<double>{}, std::vector<double>{1.0, 0.5});
   for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
     for (const std::vector<int>& layout : {std::vector<int>{0, 1, 2}, {0, 0, 1, 1, 2}, {0, 1, 2, 3}}) {
       ClusterOptions options;
       options.node_of = layout;
+      options.servers = servers;
       options.seed = seed;
       Cluster cluster(options);
       const auto uid = cluster.open_group();
@@ -84,7 +86,8 @@ TEST_CASE("worker/plan_changes: results are right while shares change under runn
         if (random() % 3 == 0) submit_some();
         if (proposed < 8 && random() % 50 == 0 && all_bound_newest()) {
           std::vector<double> weights;
-          for (int n = 0; n < nodes; ++n) weights.push_back(static_cast<double>(random() % 4));
+          for (std::size_t n = 0; n < static_cast<std::size_t>(nodes) + servers.size(); ++n)
+            weights.push_back(static_cast<double>(random() % 4));
           weights[random() % weights.size()] += 1.0;
           ++proposed;
           plans(0).propose(weights);
@@ -93,7 +96,7 @@ TEST_CASE("worker/plan_changes: results are right while shares change under runn
           if (job.done < ranks) return false;
         return true;
       });
-      INFO("seed " << seed << ", " << ranks << " ranks, " << proposed << " changes");
+      INFO("seed " << seed << ", " << ranks << " ranks, " << servers.size() << " servers, " << proposed << " changes");
       REQUIRE(finished);
       CHECK(proposed >= 2);
       for (std::uint64_t s = 0; s < kOperations; ++s) {

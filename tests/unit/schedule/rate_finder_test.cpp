@@ -10,53 +10,58 @@
 
 namespace {
 
-using hybridps::schedule::NodeReport;
+using hybridps::schedule::CardReport;
 using hybridps::schedule::optimal_shares;
 using hybridps::schedule::push_pull_time;
 using hybridps::schedule::RateFinder;
 using hybridps::schedule::Shares;
 
-/// A network of cards: what its nodes would report of one allreduce.
+/// A network of cards: what would be seen of them in one allreduce.
 class Network {
  public:
-  explicit Network(std::vector<double> rates, double noise = 0.0) : rates_(std::move(rates)), noise_(noise) {}
+  explicit Network(std::vector<double> rates, double noise = 0.0, std::vector<double> servers = {})
+      : rates_(std::move(rates)), servers_(std::move(servers)), noise_(noise) {}
   void set_rate(std::size_t node, double rate) { rates_[node] = rate; }
 
-  double time(const std::vector<double>& shares) const {
-    Shares s;
-    s.worker = shares;
-    return push_pull_time(s, rates_);
+  double time(const Shares& shares) const { return push_pull_time(shares, rates_, servers_); }
+  double best() const { return optimal_shares(rates_, servers_).time; }
+  /// Shares of those who take all cards for equal.
+  Shares equal() const {
+    return optimal_shares(std::vector<double>(rates_.size(), 1.0), std::vector<double>(servers_.size(), 1.0));
   }
-  double best() const { return optimal_shares(rates_).time; }
+  RateFinder finder() const { return RateFinder(rates_.size(), servers_.size()); }
 
-  std::vector<NodeReport> run(const std::vector<double>& shares) {
+  std::vector<CardReport> run(const Shares& shares) {
     const double seconds = time(shares);
-    std::vector<NodeReport> reports;
-    for (std::size_t i = 0; i < rates_.size(); ++i) {
-      const double moved = 1.0 + (static_cast<double>(rates_.size()) - 2.0) * shares[i];
-      const double busy = moved / seconds / rates_[i];
+    std::vector<CardReport> reports;
+    const auto add = [&](double moved, double rate) {
+      const double busy = moved / seconds / rate;
       const double delay = busy > 0.97 ? 4e-3 : 2e-4;
       reports.push_back({delay * random(), moved / seconds * random()});
-    }
+    };
+    const auto n = static_cast<double>(rates_.size());
+    for (std::size_t i = 0; i < rates_.size(); ++i) add(1.0 + (n - 2.0) * shares.worker[i], rates_[i]);
+    for (std::size_t i = 0; i < servers_.size(); ++i) add(n * shares.dedicated[i], servers_[i]);
     return reports;
   }
 
  private:
   double random() { return 1.0 + noise_ * (std::uniform_real_distribution<double>(-1.0, 1.0)(engine_)); }
   std::vector<double> rates_;
+  std::vector<double> servers_;
   double noise_;
   std::mt19937_64 engine_{7};
 };
 
-std::vector<double> equal(std::size_t n) { return std::vector<double>(n, 1.0 / static_cast<double>(n)); }
-
 /// Operations until nothing changes any more for a while; the number of changes.
-int settle(Network& network, RateFinder& finder, std::vector<double>& shares, int operations) {
+int settle(Network& network, RateFinder& finder, Shares& shares, int operations) {
   int changes = 0;
   for (int i = 0; i < operations; ++i) {
     if (auto better = finder.learn(network.run(shares), shares)) {
-      CHECK(std::accumulate(better->begin(), better->end(), 0.0) == Approx(1.0));
-      CHECK(*std::min_element(better->begin(), better->end()) >= 0.0);
+      std::vector<double> all = better->worker;
+      all.insert(all.end(), better->dedicated.begin(), better->dedicated.end());
+      CHECK(std::accumulate(all.begin(), all.end(), 0.0) == Approx(1.0));
+      CHECK(*std::min_element(all.begin(), all.end()) >= 0.0);
       shares = *better;
       ++changes;
     }
@@ -70,7 +75,7 @@ TEST_CASE("schedule/rate_finder: equal cards keep their shares, whatever the noi
   for (const std::size_t n : {3, 4, 8, 32}) {
     Network network(std::vector<double>(n, 1e8), 0.03);
     RateFinder finder(n);
-    std::vector<double> shares = equal(n);
+    Shares shares = network.equal();
     CHECK(settle(network, finder, shares, 200) == 0);
   }
 }
@@ -81,7 +86,7 @@ TEST_CASE("schedule/rate_finder: one card at half the rate is found by the third
     rates[slow] = 3e7;
     Network network(rates, 0.02);
     RateFinder finder(4);
-    std::vector<double> shares = equal(4);
+    Shares shares = network.equal();
     const double before = network.time(shares);
     CHECK(settle(network, finder, shares, 3) >= 1);
     CHECK(before / network.time(shares) == Approx(1.5).epsilon(0.02));
@@ -97,18 +102,18 @@ TEST_CASE("schedule/rate_finder: any rates come within an eighth of the optimum 
     for (std::size_t i = 0; i < n; ++i) rates.push_back(std::uniform_real_distribution<double>(0.3, 1.0)(random) * 1e8);
     Network network(rates);
     RateFinder finder(n);
-    std::vector<double> shares = equal(n);
+    Shares shares = network.equal();
     settle(network, finder, shares, 16);
     INFO("round " << round);
     CHECK(network.time(shares) <= 1.125 * network.best());
-    CHECK(network.time(shares) <= 1.001 * network.time(equal(n)));
+    CHECK(network.time(shares) <= 1.001 * network.time(network.equal()));
   }
 }
 
 TEST_CASE("schedule/rate_finder: a card that becomes slow, and fast again, is noticed", "[schedule][fast]") {
   Network network(std::vector<double>(4, 1e8));
   RateFinder finder(4);
-  std::vector<double> shares = equal(4);
+  Shares shares = network.equal();
   CHECK(settle(network, finder, shares, 10) == 0);
   network.set_rate(1, 4e7);
   CHECK(settle(network, finder, shares, 10) >= 1);
@@ -121,9 +126,9 @@ TEST_CASE("schedule/rate_finder: a card that becomes slow, and fast again, is no
 TEST_CASE("schedule/rate_finder: one short delay in an equal network changes nothing", "[schedule][fast]") {
   Network network(std::vector<double>(4, 1e8));
   RateFinder finder(4);
-  const std::vector<double> shares = equal(4);
+  const Shares shares = network.equal();
   for (int i = 0; i < 20; ++i) {
-    std::vector<NodeReport> reports = network.run(shares);
+    std::vector<CardReport> reports = network.run(shares);
     if (i % 3 == 2) reports[static_cast<std::size_t>(i) % 4].delay_seconds = 1e-4;
     CHECK_FALSE(finder.learn(reports, shares));
   }
@@ -132,7 +137,55 @@ TEST_CASE("schedule/rate_finder: one short delay in an equal network changes not
 TEST_CASE("schedule/rate_finder: where no card has a queue nothing is learned", "[schedule][fast]") {
   RateFinder finder(4);
   for (int i = 0; i < 10; ++i)
-    CHECK_FALSE(finder.learn({{1e-4, 1e9}, {9e-4, 1e9}, {1e-4, 1e9}, {1e-4, 1e9}}, equal(4)));
-  CHECK_FALSE(finder.learn({{4e-3, 1e9}, {4e-3, 0.0}, {4e-3, 1e9}, {4e-3, 1e9}}, equal(4)));
-  CHECK_FALSE(finder.learn({{4e-3, 1e9}}, equal(4)));
+    CHECK_FALSE(finder.learn({{1e-4, 1e9}, {9e-4, 1e9}, {1e-4, 1e9}, {1e-4, 1e9}},
+                             optimal_shares(std::vector<double>(4, 1.0))));
+  CHECK_FALSE(
+      finder.learn({{4e-3, 1e9}, {4e-3, 0.0}, {4e-3, 1e9}, {4e-3, 1e9}}, optimal_shares(std::vector<double>(4, 1.0))));
+  CHECK_FALSE(finder.learn({{4e-3, 1e9}}, optimal_shares(std::vector<double>(4, 1.0))));
+}
+
+TEST_CASE("schedule/rate_finder: with servers, equal cards keep their shares", "[schedule][fast]") {
+  for (const std::size_t n : {3, 4, 8})
+    for (const std::size_t k : {std::size_t{1}, n / 2, n, n + 2}) {
+      INFO(n << " nodes, " << k << " servers");
+      Network network(std::vector<double>(n, 1e8), 0.02, std::vector<double>(k, 1e8));
+      RateFinder finder = network.finder();
+      Shares shares = network.equal();
+      CHECK(settle(network, finder, shares, 100) == 0);
+    }
+}
+
+TEST_CASE("schedule/rate_finder: a slow server and a slow node beside servers are found", "[schedule][fast]") {
+  for (const bool server : {false, true}) {
+    std::vector<double> rates(4, 6e7);
+    std::vector<double> servers(2, 6e7);
+    (server ? servers[1] : rates[1]) = 3e7;
+    Network network(rates, 0.02, servers);
+    RateFinder finder = network.finder();
+    Shares shares = network.equal();
+    const double before = network.time(shares);
+    CHECK(before > 1.15 * network.best());
+    CHECK(settle(network, finder, shares, 20) >= 1);
+    CHECK(network.time(shares) <= 1.1 * network.best());
+    CHECK(settle(network, finder, shares, 30) == 0);
+  }
+}
+
+TEST_CASE("schedule/rate_finder: any rates of nodes and servers come near the optimum", "[schedule][fast]") {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 200; ++round) {
+    const auto some = [&](std::size_t count) {
+      std::vector<double> rates;
+      for (std::size_t i = 0; i < count; ++i)
+        rates.push_back(std::uniform_real_distribution<double>(0.3, 1.0)(random) * 1e8);
+      return rates;
+    };
+    const std::vector<double> rates = some(3 + random() % 6);
+    Network network(rates, 0.0, some(1 + random() % 8));
+    RateFinder finder = network.finder();
+    Shares shares = network.equal();
+    settle(network, finder, shares, 24);
+    INFO("round " << round);
+    CHECK(network.time(shares) <= 1.125 * network.best());
+  }
 }

@@ -34,14 +34,6 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-schedule::Topology with_weights(const schedule::Topology& old, std::vector<double> weights) {
-  std::vector<int> node_of;
-  for (int rank = 0; rank < old.size(); ++rank) node_of.push_back(old.node_of(rank));
-  std::vector<double> servers;
-  for (int server = 0; server < old.servers(); ++server) servers.push_back(old.server_weight(server));
-  return schedule::Topology(std::move(node_of), old.rank(), std::move(weights), std::move(servers));
-}
-
 std::string percent_list(const std::vector<double>& weights) {
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   std::string text;
@@ -223,7 +215,7 @@ void PlanChanges::on_switch(std::uint64_t first) {
     start_held();
     return;
   }
-  schedule::Topology topology = with_weights(group_.info.topology, std::move(asked_weights_));
+  schedule::Topology topology = group_.info.topology.with_weights(std::move(asked_weights_));
   core::log_info("group \"", group_.info.name, "\": plan version ", asked_, " from operation ", first, " on");
   // Whatever was before the last version is bound, since every member has begun an operation of the last one; but for
   // what is reserved and will come late.

@@ -2,7 +2,9 @@
 
 With anything less a library that looks for shared memory finds it, and the network is not used. Two hosts without rates
 are joined by a veth pair; otherwise each has a veth to a bridge in one more namespace, and both ends of it are shaped,
-the host's for what it sends, the bridge's for what it receives. Needs root (in a user namespace at least).
+the host's for what it sends, the bridge's for what it receives. Hosts may have several cards (net0, net1, ...): card k
+of all hosts is on a bridge and in a subnet of its own, 10.77.k.0/24, with no way from one to another. Needs root (in a
+user namespace at least).
 
 Nothing here has a name that could collide or be left behind: namespaces belong to sleeping processes, which the kernel
 kills when their parent ends, however that ends, and devices go with their namespaces. So two labs do not meet.
@@ -42,12 +44,14 @@ class Hosts:
     def __init__(
         self,
         names: Sequence[str],
-        mbit: Mapping[str, float] | None = None,
+        mbit: Mapping[str, float | Sequence[float]] | None = None,
         queue_ms: float = 5,
         mtu: int = 1500,
         prefix: str = "",
+        nics: int | Mapping[str, int] = 1,
     ):
-        """`mbit`: rate of each host's link, both ways; `queue_ms`: how long a packet may wait in front of a link;
+        """`mbit`: rate of each host's link, both ways, or of each of its links; `nics`: how many each host has, or of
+        each; `queue_ms`: how long a packet may wait in front of a link;
         `prefix`: goes before a name to make the host name."""
         if len(names) > 250:
             raise Failed("at most 250 hosts")
@@ -56,19 +60,25 @@ class Hosts:
             raise Failed(f"{', '.join(missing)} not found")
         self.names, self.prefix = list(names), prefix
         self.address = {name: f"10.77.0.{index + 1}" for index, name in enumerate(names)}
-        self.mbit = dict(mbit or {})
+        self.nics = {name: nics if isinstance(nics, int) else nics[name] for name in self.names}
+        # Of each card; empty where a host is not shaped.
+        self.mbit = {
+            name: [float(rate)] * self.nics[name] if isinstance(rate, int | float) else [float(r) for r in rate]
+            for name, rate in dict(mbit or {}).items()
+        }
         self.holders: dict[str, subprocess.Popen] = {}
         try:
             for name in self.names:
                 self._hold(name, is_host=True)
-            if len(self.names) == 2 and not self.mbit:
+            if len(self.names) == 2 and not self.mbit and max(self.nics.values()) == 1:
                 self._pair(mtu)
             else:
                 self._star(mtu, queue_ms)
             for name in self.names:
-                self.enter(name, "ip", "address", "add", f"{self.address[name]}/24", "dev", INTERFACE)
                 self.enter(name, "ip", "link", "set", "lo", "up")
-                self.enter(name, "ip", "link", "set", INTERFACE, "up")
+                for card in range(self.nics[name]):
+                    self.enter(name, "ip", "address", "add", f"{self.address_of(name, card)}/24", "dev", f"net{card}")
+                    self.enter(name, "ip", "link", "set", f"net{card}", "up")
             self._wait_for_carrier()
         except BaseException:
             self.close()
@@ -104,20 +114,31 @@ class Hosts:
         end = [INTERFACE, "mtu", str(mtu)]
         self.enter(a, *"ip link add".split(), *end, *"type veth peer name".split(), *end, "netns", self._pid(b))
 
+    def address_of(self, name: str, card: int) -> str:
+        return f"10.77.{card}.{self.names.index(name) + 1}"
+
     def _star(self, mtu: int, queue_ms: float) -> None:
         self._hold("", is_host=False)  # no host can have this name
-        self.enter("", *"ip link add bridge type bridge forward_delay 0 stp_state 0".split())
-        self.enter("", *"ip link set bridge up".split())
-        for index, name in enumerate(self.names):
-            port = f"port{index}"
+        for card in range(max(self.nics.values())):
+            self.enter("", *f"ip link add bridge{card} type bridge forward_delay 0 stp_state 0".split())
+            self.enter("", *f"ip link set bridge{card} up".split())
+        for name, card in self._cards():
+            port, interface = self._port(name, card), f"net{card}"
             end = ["mtu", str(mtu)]
-            peer = [*"type veth peer name".split(), INTERFACE, *end, "netns", self._pid(name)]
+            peer = [*"type veth peer name".split(), interface, *end, "netns", self._pid(name)]
             self.enter("", *"ip link add".split(), port, *end, *peer)
-            self.enter("", *"ip link set".split(), port, "master", "bridge", "up")
+            self.enter("", *"ip link set".split(), port, "master", f"bridge{card}", "up")
             if name in self.mbit:
-                shape = f"root tbf rate {self.mbit[name]:g}mbit burst {BURST} latency {queue_ms:g}ms".split()
+                rate = self.mbit[name][card]
+                shape = f"root tbf rate {rate:g}mbit burst {BURST} latency {queue_ms:g}ms".split()
                 self.enter("", *"tc qdisc add dev".split(), port, *shape)
-                self.enter(name, *"tc qdisc add dev".split(), INTERFACE, *shape)
+                self.enter(name, *"tc qdisc add dev".split(), interface, *shape)
+
+    def _cards(self) -> list[tuple[str, int]]:
+        return [(name, card) for name in self.names for card in range(self.nics[name])]
+
+    def _port(self, name: str, card: int) -> str:
+        return f"port{self.names.index(name)}" + (f".{card}" if card else "")
 
     def _pid(self, name: str) -> str:
         return str(self.holders[name].pid)
@@ -134,13 +155,13 @@ class Hosts:
 
     def _wait_for_carrier(self) -> None:
         # UCX and gloo pass over interfaces that are not up yet.
-        for name in self.names:
+        for name, card in self._cards():
             for _ in range(100):
-                if self.enter(name, "cat", f"/sys/class/net/{INTERFACE}/operstate").strip() == "up":
+                if self.enter(name, "cat", f"/sys/class/net/net{card}/operstate").strip() == "up":
                     break
                 time.sleep(0.05)
             else:
-                raise Failed(f"{INTERFACE} of host {name} did not come up")
+                raise Failed(f"net{card} of host {name} did not come up")
 
     def popen(self, name: str, command: Sequence[str], **options) -> subprocess.Popen:
         """Starts a program on a host; it is killed when this process ends."""
@@ -148,28 +169,30 @@ class Hosts:
             self.command(name, command), start_new_session=True, preexec_fn=die_with_parent, **options
         )
 
-    def sent(self) -> dict[str, int]:
-        """Bytes that each host has sent so far, headers included: exact where a rate is set, for the shaper counts a
+    def sent_by_card(self) -> dict[str, list[int]]:
+        """Bytes that each card has sent so far, headers included: exact where a rate is set, for the shaper counts a
         large packet as the frames that it will be; the interface counts it with one header."""
-        result = {}
-        for name in self.names:
+        result: dict[str, list[int]] = {name: [] for name in self.names}
+        for name, card in self._cards():
             if name in self.mbit:
-                shown = json.loads(self.enter(name, *f"tc -s -j qdisc show dev {INTERFACE} root".split()))
-                result[name] = int(shown[0]["bytes"])
+                shown = json.loads(self.enter(name, *f"tc -s -j qdisc show dev net{card} root".split()))
+                result[name].append(int(shown[0]["bytes"]))
             else:
-                result[name] = int(self.enter(name, "cat", f"/sys/class/net/{INTERFACE}/statistics/tx_bytes"))
+                result[name].append(int(self.enter(name, "cat", f"/sys/class/net/net{card}/statistics/tx_bytes")))
         return result
 
+    def sent(self) -> dict[str, int]:
+        """The same for each host."""
+        return {name: sum(cards) for name, cards in self.sent_by_card().items()}
+
     def dropped(self) -> dict[str, int]:
-        """Packets that each host's link has dropped, both ways."""
-        result = {}
-        for index, name in enumerate(self.names):
-            total = 0
-            for place, device in ((name, INTERFACE), ("", f"port{index}")):
+        """Packets that each host's links have dropped, both ways."""
+        result = dict.fromkeys(self.names, 0)
+        for name, card in self._cards():
+            for place, device in ((name, f"net{card}"), ("", self._port(name, card))):
                 if name in self.mbit:
                     shown = json.loads(self.enter(place, *f"tc -s -j qdisc show dev {device} root".split()))
-                    total += int(shown[0]["drops"])
-            result[name] = total
+                    result[name] += int(shown[0]["drops"])
         return result
 
     def close(self) -> None:

@@ -68,20 +68,28 @@ class Run:
         self.setup, self.options = setup, options
         self.workers = [f"h{index}" for index in range(setup.hosts)]
         self.servers = [f"s{index}" for index in range(setup.servers)]
-        self.mbit = {name: setup.mbit for name in self.workers + self.servers}
+        self.mbit = {name: sum(setup.cards) or setup.mbit for name in self.workers + self.servers}
         self.mbit[self.workers[-1]] *= setup.slow
+        self.interfaces = [f"net{card}" for card in range(len(setup.cards) or 1)]
         self.processes: list[subprocess.Popen] = []
         self.tails: dict[str, list[str]] = {}
 
     def measure(self, chosen_rows: list[rows.Row], on_result) -> dict:
         """Calls on_result(row, result) for each; the wire bytes and drops of the whole run."""
-        network = hosts.Hosts(self.workers + self.servers, self.mbit, self.options.queue_ms)
+        rates = {name: self.setup.cards or rate for name, rate in self.mbit.items()}
+        network = hosts.Hosts(self.workers + self.servers, rates, self.options.queue_ms, nics=len(self.interfaces))
         try:
-            before = network.sent()
+            before, cards_before = network.sent(), network.sent_by_card()
             self._start(network, chosen_rows)
             self._collect(chosen_rows, on_result)
             after = network.sent()
-            return {"sent": {n: after[n] - before[n] for n in after}, "dropped": network.dropped()}
+            result = {"sent": {n: after[n] - before[n] for n in after}, "dropped": network.dropped()}
+            if self.setup.cards:
+                result["sent_by_card"] = {
+                    name: [b - a for a, b in zip(cards_before[name], cards, strict=True)]
+                    for name, cards in network.sent_by_card().items()
+                }
+            return result
         finally:
             for process in self.processes:
                 if process.poll() is None:
@@ -103,7 +111,7 @@ class Run:
         goodput = [bounds.goodput(self.mbit[name] / 1000) for name in self.workers]
         context = {
             "backends": [name for name in ("hybridps", PEER) if name],
-            "interface": hosts.INTERFACE,
+            "interface": ",".join(self.interfaces),
             "timeout": 120,
             "goodput": goodput,
             "servers_goodput": [bounds.goodput(self.mbit[name] / 1000) for name in self.servers],
@@ -124,8 +132,11 @@ class Run:
                 "HYBRIDPS_INTERFACE": hosts.INTERFACE,
                 "GLOO_SOCKET_IFNAME": hosts.INTERFACE,
             }
+            if self.setup.cards:
+                environment["HYBRIDPS_DATA_INTERFACES"] = ",".join(self.interfaces)
             if self.setup.declared:
-                environment["HYBRIDPS_NIC_GBPS"] = f"{self.mbit[name] / 1000:g}"
+                rates = self.setup.cards or (self.mbit[name],)
+                environment["HYBRIDPS_NIC_GBPS"] = ",".join(f"{rate / 1000:g}" for rate in rates)
             if not self.setup.small_first:
                 environment["HYBRIDPS_SMALL_FIRST"] = "0"
             if self.servers:
@@ -400,7 +411,8 @@ def measure(selected: list[rows.Row], options) -> int:
         say(f"[lab] {setup.text}: {', '.join(row.name for row in together)}; load {bench.load_of_machine()}")
         try:
             totals = Run(setup, options).measure(together, keep)
-            say(f"[lab] sent {totals['sent']}, dropped {totals['dropped']}")
+            by_card = f", by card {totals['sent_by_card']}" if "sent_by_card" in totals else ""
+            say(f"[lab] sent {totals['sent']}{by_card}, dropped {totals['dropped']}")
         except hosts.Failed as error:
             failed = str(error)
             say(f"[lab] {failed}")

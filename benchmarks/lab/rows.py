@@ -16,16 +16,21 @@ class Setup:
     slow: float = 1  # the last worker host's rate, as a part of the others'
     declared: bool = False  # whether HYBRIDPS_NIC_GBPS says so
     small_first: bool = True  # HYBRIDPS_SMALL_FIRST
+    cards: tuple[float, ...] = ()  # Mbit/s of each card of a host, where it has several; `mbit` is then not used
 
     @property
     def text(self) -> str:
         if self.hosts == 1:
             return f"one host, {self.ranks} ranks"
         text = f"n = {self.hosts}, {self.mbit:g} Mbit/s"
+        if self.cards:
+            text = f"n = {self.hosts}, cards of {' and '.join(f'{rate:g}' for rate in self.cards)} Mbit/s"
         if self.ranks > 1:
             text += f", {self.ranks} ranks each"
         if self.servers:
             text += f", {self.servers} dedicated"
+        if self.cards and self.declared:
+            text += ", declared"
         if self.slow != 1:
             text += f", one host at {self.slow:g} of it, {'declared' if self.declared else 'not declared'}"
         if not self.small_first:
@@ -186,6 +191,21 @@ ROWS = (
             ("nodes",),
         )
         for ranks, ratio in ((2, 1.35), (4, 1.6))
+    ),
+    # gloo uses one card, the first; the limit is that of all.
+    *(
+        Row(
+            name,
+            Setup(hosts=hosts, ranks=ranks, cards=cards, declared=cards[0] != cards[1]),
+            job("allreduce", 16 * MIB, 12),
+            (at_least("of_limit", 0.93), at_least("ratio", ratio), WIRE),
+            ("cards",),
+        )
+        for name, hosts, ranks, cards, ratio in (
+            ("n4-cards-16M", 4, 2, (250, 250), 1.8),
+            ("n4-cards-one-rank-16M", 4, 1, (250, 250), 1.8),
+            ("n4-cards-unequal-16M", 4, 2, (375, 125), 1.25),
+        )
     ),
     Row("one-64B", ONE, job("allreduce", 64, 2000), (at_most("ms", 0.040),), ("one",)),
     Row("one-64K", ONE, job("allreduce", 64 * KIB, 1000), (at_most("ms", 0.070),), ("one",)),

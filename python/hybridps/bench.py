@@ -99,12 +99,13 @@ def per_node(text: str, nodes: int, what: str) -> list[float]:
 
 
 def interface_bytes(name: str) -> tuple[int, int]:
-    """(sent, received) of a network interface since it was made."""
-    counts = []
-    for direction in ("tx", "rx"):
-        with open(f"/sys/class/net/{name}/statistics/{direction}_bytes") as file:
-            counts.append(int(file.read()))
-    return counts[0], counts[1]
+    """(sent, received) of a network interface, or several with commas, since they were made."""
+    counts = {"tx": 0, "rx": 0}
+    for one in name.split(","):
+        for direction in counts:
+            with open(f"/sys/class/net/{one}/statistics/{direction}_bytes") as file:
+                counts[direction] += int(file.read())
+    return counts["tx"], counts["rx"]
 
 
 def of_operations(per_rank: list[list[float]], block: int) -> list[float]:
@@ -547,7 +548,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--nic-gbps", metavar="RATE", help="of the cards, or one for each node with commas: gives limit and %%limit")
     add("--mtu", type=int, help="for the goodput (default: the interface's, else 1500)")
     add("--servers-gbps", metavar="RATES", default="", help="of dedicated servers, with commas: they lower the limit")
-    add("--interface", metavar="NAME", help="count the bytes of this network interface")
+    add("--interface", metavar="NAMES", help="count the bytes of this network interface, or these")
     add(
         "--ranks",
         type=int,
@@ -579,10 +580,9 @@ def _complaint(arguments) -> str:
         return str(error)
     if arguments.servers_gbps and not arguments.nic_gbps:
         return "--servers-gbps needs --nic-gbps"
-    if arguments.interface and not os.path.isdir(f"/sys/class/net/{arguments.interface}"):
-        return (
-            f"no network interface {arguments.interface!r}; there are {', '.join(sorted(os.listdir('/sys/class/net')))}"
-        )
+    for name in arguments.interface.split(",") if arguments.interface else ():
+        if not os.path.isdir(f"/sys/class/net/{name}"):
+            return f"no network interface {name!r}; there are {', '.join(sorted(os.listdir('/sys/class/net')))}"
     return plot_complaint() if arguments.plot else ""
 
 
@@ -651,7 +651,7 @@ def measure_all(arguments) -> int:
     if arguments.nic_gbps:
         mtu = arguments.mtu or 1500
         if not arguments.mtu and arguments.interface:
-            with open(f"/sys/class/net/{arguments.interface}/mtu") as file:
+            with open(f"/sys/class/net/{arguments.interface.split(',')[0]}/mtu") as file:
                 mtu = int(file.read())
         nodes = session.node_count
         rates = [bounds.goodput(rate, mtu) for rate in per_node(arguments.nic_gbps, nodes, "--nic-gbps")]

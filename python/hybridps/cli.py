@@ -52,10 +52,23 @@ def _interfaces() -> list[tuple[str, str, str, str]]:
     return found
 
 
-def doctor(_arguments) -> int:
+def _data_cards(extension, ranks: int) -> list[list[str]]:
+    """A line for each local rank: its network cards, their rates, why those."""
+    rows = [["LOCAL RANK", "DATA THROUGH", "GBIT/S", "WHY"]]
+    for rank in range(ranks):
+        found = extension.data_nics(rank, ranks)
+        cards = [f"{nic['name']} ({nic['address']})" if nic["address"] else nic["name"] for nic in found["nics"]]
+        rates = [f"{nic['gbps']:g}" if nic["gbps"] else "?" for nic in found["nics"]]
+        machine = f"{found['node_gbps']:g} in all" if found["node_gbps"] else ", ".join(rates)
+        rows.append([str(rank), ", ".join(cards), machine, found["why"]])
+    return rows
+
+
+def doctor(arguments) -> int:
     """Check this machine and print what a bug report needs; 1 when the backend cannot work here."""
     problems = []
     rows = []
+    cards = []
 
     def show(what: str, value: object) -> None:
         rows.append([what, str(value)])
@@ -92,6 +105,10 @@ def doctor(_arguments) -> int:
             show("UCX has verbs", "yes" if _load.has_verbs(path) else "no")
             show("CUDA path", extension.cuda())
             show("extension", extension.__file__)
+            try:
+                cards = _data_cards(extension, arguments.ranks or int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+            except (RuntimeError, ValueError) as error:
+                problems.append(str(error))
         except ImportError as error:
             problems.append(str(error))
         else:
@@ -103,6 +120,9 @@ def doctor(_arguments) -> int:
     print()
     print(_table([["INTERFACE", "STATE", "IPV4", "MTU"], *(list(item) for item in _interfaces())]))
     print()
+    if cards:
+        print(_table(cards))
+        print()
     for problem in problems:
         print(f"problem: {problem}")
     print("not usable here" if problems else "ok")
@@ -152,6 +172,10 @@ def main(argv: list[str] | None = None) -> int:
     for function in (env, doctor, run):
         command = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
         command.set_defaults(function=function)
+        if function is doctor:
+            command.add_argument(
+                "--ranks", type=int, default=0, help="ranks on this machine, for the table of network cards (default 1)"
+            )
     command.usage = "hybridps run --as NAME[,NAME] [--leave-side-groups] [--] PROGRAM [ARGUMENTS]"
     command.add_argument("--as", dest="names", required=True, metavar="NAME", help="what the program asks for: gloo")
     command.add_argument(

@@ -1,4 +1,4 @@
-// The addresses in records, of UCX and of shared memory: only what was packed comes out.
+// The addresses in records, of UCX, of several network cards and of shared memory: only what was packed comes out.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <span>
 
 #include "hybridps/intranode/shm/handshake.h"
+#include "hybridps/transport/rails.h"
 #include "hybridps/transport/ucx/ucx_address.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -20,6 +21,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto inside = unwrap_ucx_address(wrapped);
     if (!inside.is_ok() || !std::equal(inside.value().begin(), inside.value().end(), bytes.begin(), bytes.end()))
       std::abort();
+  }
+  if (const auto rails = decode_rails(bytes); rails.is_ok()) {
+    const auto again = encode_rails(rails.value());
+    if (!std::equal(again.begin(), again.end(), bytes.begin(), bytes.end())) std::abort();
   }
   if (const auto shm = hybridps::intranode::shm::decode(bytes); shm.has_value()) {
     const auto again = hybridps::intranode::shm::encode(*shm);

@@ -17,6 +17,7 @@
 #include "hybridps/build_info.h"
 #include "hybridps/core/config.h"
 #include "hybridps/engine/engine.h"
+#include "hybridps/engine/interface.h"
 #include "hybridps/pg/accelerator.h"
 #include "hybridps/pg/errors.h"
 #include "hybridps/pg/gil.h"
@@ -89,6 +90,30 @@ std::vector<py::dict> config_table() {
   return rows;
 }
 
+/// The network cards that a rank's data goes through on this machine, and why those.
+py::dict data_nics(int local_rank, int local_size) {
+  auto config = core::Config::from_environment();
+  pg::check_status(config.status(), "reading the environment");
+  auto interfaces = engine::choose_interfaces(config.value(), {}, {local_rank, local_size});
+  pg::check_status(interfaces.status(), "choosing network interfaces");
+  py::list nics;
+  for (const auto& nic : interfaces.value().nics) {
+    py::dict entry;
+    entry["name"] = nic.name;
+    entry["address"] = nic.address;
+    entry["network"] = nic.network;
+    entry["gbps"] = nic.gbps;
+    nics.append(std::move(entry));
+  }
+  py::dict found;
+  found["control"] = interfaces.value().control;
+  found["rdma"] = interfaces.value().rdma;
+  found["why"] = interfaces.value().why;
+  found["node_gbps"] = interfaces.value().node_gbps;
+  found["nics"] = std::move(nics);
+  return found;
+}
+
 py::dict build_info() {
   py::dict info;
   info["version"] = build_info::kVersion;
@@ -149,11 +174,13 @@ void bind(py::module_& module) {
           "wait_ready", [](ProcessGroupHybrid& self) { self.wait_ready(poll_signals); },
           py::call_guard<py::gil_scoped_release>(), "Waits until all members have come.")
       // Called on ranks that are not in a group split from this one: nothing of ours is collective there.
-      .def("perform_nocolor_split", [](ProcessGroupHybrid&, const py::object&) {}, py::arg("device") = py::none());
+      .def(
+          "perform_nocolor_split", [](ProcessGroupHybrid&, const py::object&) {}, py::arg("device") = py::none());
 
   module.def("create_backend", &create_backend, py::arg("dist_backend_opts"), py::arg("pg_options"),
              py::arg("called_at"));
   module.def("config_table", &config_table);
+  module.def("data_nics", &data_nics, py::arg("local_rank"), py::arg("local_size"));
   module.def("build_info", &build_info);
   module.def("cuda", &pg::describe_cuda_support, "The GPUs of this process, or why it has none.");
   module.def("stats", &stats, py::call_guard<py::gil_scoped_release>());

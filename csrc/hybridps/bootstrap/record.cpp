@@ -19,8 +19,9 @@ constexpr std::uint32_t kRosterMagic = 0x72535048;  // "HPSr"
 constexpr std::uint16_t kHeadFormat = 1;
 
 // The least a record takes: head, five texts, three addresses, numbers. Bounds what a count may claim.
-constexpr std::size_t kRecordBytesMin = 12 + 6 + 8 + 12 + 12 + 24;
-constexpr std::size_t kRecordBytesMax = 5 * kTextBytesMax + 3 * kAddressBytesMax + 256;
+constexpr std::size_t kRecordBytesMin = 12 + 6 + 8 + 12 + 12 + 25;
+constexpr std::size_t kRecordBytesMax =
+    5 * kTextBytesMax + 3 * kAddressBytesMax + kNicsMax * (2 * kTextBytesMax + 12) + 256;
 
 void write_head(ByteWriter& out, std::uint32_t magic, std::uint32_t protocol_version, std::string_view build) {
   out.u32(magic);
@@ -61,7 +62,12 @@ std::string_view fault_of(const MemberRecord& record) {
   if (record.engine.value == 0) return "engine id 0";
   if (record.group_size < 1 || static_cast<std::size_t>(record.group_size) > kMembersMax) return "group size";
   if (record.group_rank < 0 || record.group_rank >= record.group_size) return "group rank";
-  if (!std::isfinite(record.nic_gbps) || record.nic_gbps < 0) return "network rate";
+  if (!std::isfinite(record.node_gbps) || record.node_gbps < 0) return "network rate";
+  if (record.nics.size() > kNicsMax) return "number of network cards";
+  for (const Nic& nic : record.nics) {
+    if (nic.name.empty()) return "name of a network card";
+    if (!std::isfinite(nic.gbps) || nic.gbps < 0) return "network rate";
+  }
   if (record.node_identity.empty()) return "empty node identity";
   return {};
 }
@@ -74,6 +80,8 @@ std::string_view oversize_of(const MemberRecord& record) {
   if (record.shm_address.size() > kAddressBytesMax) return "shared memory address";
   if (record.data_address.size() > kAddressBytesMax) return "data address";
   if (record.control_address.size() > kAddressBytesMax) return "control address";
+  for (const Nic& nic : record.nics)
+    if (nic.name.size() > kTextBytesMax || nic.network.size() > kTextBytesMax) return "network card";
   return {};
 }
 
@@ -145,7 +153,13 @@ core::Result<Bytes> encode(const MemberRecord& record) {
   out.address(record.control_address);
   out.u64(record.eager_bytes);
   out.u64(record.chunk_bytes);
-  out.f64(record.nic_gbps);
+  out.f64(record.node_gbps);
+  out.u8(static_cast<std::uint8_t>(record.nics.size()));
+  for (const Nic& nic : record.nics) {
+    out.text(nic.name);
+    out.text(nic.network);
+    out.f64(nic.gbps);
+  }
   return std::move(out).take();
 }
 
@@ -168,7 +182,14 @@ core::Result<MemberRecord> decode_record(std::span<const std::uint8_t> bytes) {
   record.control_address = in.address(kAddressBytesMax);
   record.eager_bytes = in.u64();
   record.chunk_bytes = in.u64();
-  record.nic_gbps = in.f64();
+  record.node_gbps = in.f64();
+  const std::size_t nics = in.u8();
+  for (std::size_t i = 0; i < nics && i < kNicsMax && in.ok(); ++i) {
+    Nic& nic = record.nics.emplace_back();
+    nic.name = in.text(kTextBytesMax);
+    nic.network = in.text(kTextBytesMax);
+    nic.gbps = in.f64();
+  }
   if (!in.finished()) return Status(Code::kMismatch, "member record: wrong length");
   if (size > kMembersMax || rank >= size) return Status(Code::kMismatch, "member record: bad rank or size");
   record.group_rank = static_cast<int>(rank);

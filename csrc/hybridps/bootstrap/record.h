@@ -7,7 +7,8 @@
 //   text    := length u16 | bytes          address := length u32 | bytes
 //   record  := blob("HPSm", incarnation text | engine u64 | node_identity text | host_name text | pid u32
 //              | group_rank u32 | group_size u32 | shm address | data address | control address
-//              | eager_bytes u64 | chunk_bytes u64 | nic_gbps f64)
+//              | eager_bytes u64 | chunk_bytes u64 | node_gbps f64
+//              | count u8 | count x (name text | network text | gbps f64))
 //   roster  := blob("HPSr", nonce u64 | uid u64 u64 | count u32 | count x (length u32 | record) | count x node u32
 //              | servers u32 | servers x (length u32 | record))
 #pragma once
@@ -25,19 +26,29 @@
 namespace hybridps::bootstrap {
 
 /// Raise when anything that two ranks exchange changes its meaning: store values, wire headers, plans.
-inline constexpr std::uint32_t kProtocolVersion = 3;
+inline constexpr std::uint32_t kProtocolVersion = 4;
 
 inline constexpr std::size_t kTextBytesMax = 512;
 inline constexpr std::size_t kIdentityBytesMax = 256;
 inline constexpr std::size_t kAddressBytesMax = std::size_t{32} << 10;
 inline constexpr std::size_t kMembersMax = 65536;
 inline constexpr std::size_t kServersMax = 1024;
+inline constexpr std::size_t kNicsMax = 32;
 
 /// The versions a blob was made by; readable whatever they are.
 struct BlobVersion {
   std::uint32_t protocol_version = 0;
   std::string build;
   bool operator==(const BlobVersion&) const = default;
+};
+
+/// A network card; all members of a node give it the same name.
+struct Nic {
+  std::string name;     // "eth0", "mlx5_0:1"; never empty
+  std::string network;  // "10.1.0.0/24"; empty: not known, or not IP
+  double gbps = 0;      // 0: not known; never negative, infinite or NaN
+
+  bool operator==(const Nic&) const = default;
 };
 
 struct MemberRecord {
@@ -55,7 +66,8 @@ struct MemberRecord {
   Bytes control_address;
   std::uint64_t eager_bytes = 0;
   std::uint64_t chunk_bytes = 0;
-  double nic_gbps = 0;  // 0: not known; never negative, infinite or NaN
+  double node_gbps = 0;   // of all cards of its node together; 0: not known; never negative, infinite or NaN
+  std::vector<Nic> nics;  // that its data goes through; at most kNicsMax
 
   bool operator==(const MemberRecord&) const = default;
 };

@@ -19,10 +19,11 @@ namespace {
 constexpr std::string_view kPrefix = "HYBRIDPS_";
 constexpr std::string_view kUcxPrefix = "HYBRIDPS_UCX_";
 
-enum class Kind { kText, kSecret, kBool, kNumber, kCount, kCountOrAuto, kBytes, kLevel, kTransport };
+enum class Kind { kText, kSecret, kBool, kNumber, kNumbers, kCount, kCountOrAuto, kBytes, kLevel, kTransport };
 
-using Field = std::variant<std::string Config::*, bool Config::*, double Config::*, std::int64_t Config::*,
-                           std::uint64_t Config::*, LogLevel Config::*, DataTransport Config::*>;
+using Field =
+    std::variant<std::string Config::*, bool Config::*, double Config::*, std::vector<double> Config::*,
+                 std::int64_t Config::*, std::uint64_t Config::*, LogLevel Config::*, DataTransport Config::*>;
 
 struct Setting {
   std::string_view name;  // without the prefix
@@ -59,13 +60,14 @@ const auto& settings() {
       Setting{"INTERFACE", Kind::kText, &Config::interface, "", 0, 0,
               "Network interface for control traffic. Unset: the one that routes to MASTER_ADDR."},
       Setting{"DATA_INTERFACES", Kind::kText, &Config::data_interfaces, "", 0, 0,
-              "Network interfaces or RDMA ports (mlx5_0:1) for data, separated by commas. Unset: see "
-              "HYBRIDPS_DATA_TRANSPORT."},
+              "Network interfaces or RDMA ports (mlx5_0:1) for data, separated by commas; of several each local rank "
+              "takes the nearest. Unset: see HYBRIDPS_DATA_TRANSPORT."},
       Setting{"DATA_TRANSPORT", Kind::kTransport, &Config::data_transport, "", 0, 0,
               "auto: RDMA where this machine has an active port and UCX has verbs, else TCP on the control interface; "
               "rdma: an error where that is not so; tcp: no RDMA. The same on all ranks."},
-      Setting{"NIC_GBPS", Kind::kNumber, &Config::nic_gbps, "Gbit/s", 0, 1e6,
-              "Rate of this machine's network, as a weight between unequal machines. 0: not set."},
+      Setting{"NIC_GBPS", Kind::kNumbers, &Config::nic_gbps, "Gbit/s", 0, 1e6,
+              "Rate of this machine's network, as a weight between unequal machines; or one rate for each of "
+              "HYBRIDPS_DATA_INTERFACES, separated by commas. 0: not set."},
       Setting{
           "FIND_RATES", Kind::kBool, &Config::find_rates, "", 0, 0,
           "Whether shares follow what the network is found to carry, beyond what HYBRIDPS_NIC_GBPS says; groups of 3 "
@@ -128,6 +130,7 @@ std::string expected(const Setting& setting) {
     case Kind::kSecret: return "text";
     case Kind::kBool: return "1 or 0 (also on, off, true, false, yes, no)";
     case Kind::kNumber: return "a number" + range;
+    case Kind::kNumbers: return "numbers separated by commas, each" + range;
     case Kind::kCount: return "a whole number" + range;
     case Kind::kCountOrAuto: return "'auto' or a whole number" + range;
     case Kind::kBytes: return "a number of bytes" + range + ", such as 65536, 64K, 1.5M, 2G";
@@ -154,6 +157,20 @@ bool assign(Config& config, const Setting& setting, std::string_view text) {
       const auto value = parse_double(text);
       if (!value || !in_range(setting, *value)) return false;
       config.*std::get<double Config::*>(setting.field) = *value;
+      return true;
+    }
+    case Kind::kNumbers: {
+      std::vector<double> values;
+      for (std::string_view rest = text; !rest.empty() || values.empty();) {
+        const std::size_t comma = rest.find(',');
+        const auto value = parse_double(trim(rest.substr(0, comma)));
+        if (!value || !in_range(setting, *value)) return false;
+        values.push_back(*value);
+        if (comma == std::string_view::npos) break;
+        rest = rest.substr(comma + 1);
+        if (rest.empty()) return false;
+      }
+      config.*std::get<std::vector<double> Config::*>(setting.field) = std::move(values);
       return true;
     }
     case Kind::kCountOrAuto:
@@ -197,6 +214,12 @@ std::string value_text(const Config& config, const Setting& setting) {
     case Kind::kSecret: return (config.*std::get<std::string Config::*>(setting.field)).empty() ? "" : "(given)";
     case Kind::kBool: return config.*std::get<bool Config::*>(setting.field) ? "1" : "0";
     case Kind::kNumber: return format_double(config.*std::get<double Config::*>(setting.field));
+    case Kind::kNumbers: {
+      std::string text;
+      for (const double value : config.*std::get<std::vector<double> Config::*>(setting.field))
+        text += (text.empty() ? "" : ",") + format_double(value);
+      return text;
+    }
     case Kind::kCount: return std::to_string(config.*std::get<std::int64_t Config::*>(setting.field));
     case Kind::kCountOrAuto: {
       const std::int64_t value = config.*std::get<std::int64_t Config::*>(setting.field);

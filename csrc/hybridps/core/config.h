@@ -39,7 +39,7 @@ struct Config {
   std::string interface;
   std::string data_interfaces;
   DataTransport data_transport = DataTransport::kAuto;
-  double nic_gbps = 0;
+  std::vector<double> nic_gbps = {0};  // one: of the whole machine; else one for each data interface
   bool find_rates = true;
   bool small_first = true;
   double heartbeat_seconds = 1;

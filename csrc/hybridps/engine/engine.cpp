@@ -23,6 +23,7 @@
 #include "hybridps/door/door.h"
 #include "hybridps/engine/dedicated_client.h"
 #include "hybridps/engine/group_core.h"
+#include "hybridps/engine/data_transport.h"
 #include "hybridps/engine/interface.h"
 #include "hybridps/engine/joiner.h"
 #include "hybridps/engine/loop.h"
@@ -150,7 +151,8 @@ class EngineImpl final : public Engine, public LoopClient {
   const core::EngineId id_;
   core::Config config_;
   std::string description_;
-  double nic_gbps_ = 0.0;  // 0: not known
+  std::vector<bootstrap::Nic> nics_;
+  double node_gbps_ = 0.0;  // 0: not known
   std::string identity_;
   std::vector<door::Address> servers_;
   std::string token_;
@@ -293,8 +295,6 @@ Status EngineImpl::start(core::Config config) {
   if (!interfaces.is_ok()) return interfaces.status();
   if (!config_.interface.empty())
     if (Status status = transport::validate_device(config_.interface); !status.is_ok()) return status;
-  if (!config_.data_interfaces.empty())
-    if (Status status = transport::validate_device(config_.data_interfaces); !status.is_ok()) return status;
 
   RuntimeOptions options;
   options.self = id_;
@@ -339,10 +339,8 @@ Status EngineImpl::start(core::Config config) {
     keep = std::move(pool.value().keep);
   }
   transport::UcxOptions data;
-  data.net_device = interfaces.value().data;
-  data.label = "data";
   data.close_timeout = kCloseWithin;
-  core::Result<std::unique_ptr<transport::UcxTransport>> data_transport = transport::UcxTransport::create(data);
+  core::Result<std::unique_ptr<transport::Transport>> data_transport = make_data_transport(interfaces.value(), data);
   if (!data_transport.is_ok()) return data_transport.status();
   transport::UcxOptions control;
   control.net_device = interfaces.value().control;
@@ -356,7 +354,7 @@ Status EngineImpl::start(core::Config config) {
   transports.data = std::move(data_transport).value();
   transports.control = std::move(control_transport).value();
 
-  options.urgent_by_control = data.net_device == control.net_device;  // not where data has a better network
+  options.urgent_by_control = interfaces.value().with_control;  // not where data has a better network
   core::Result<std::unique_ptr<Runtime>> runtime =
       Runtime::create(options, memory, std::move(keep), std::move(transports));
   if (!runtime.is_ok()) return runtime.status();
@@ -386,12 +384,9 @@ Status EngineImpl::start(core::Config config) {
     });
   });
   identity_ = bootstrap::node_identity(config_, id_);
-  nic_gbps_ = config_.nic_gbps > 0.0 ? config_.nic_gbps : link_gbps(data.net_device);
-  description_ = "data=" + data.net_device + (interfaces.value().rdma ? "(rdma)" : "") +
-                 " control=" + control.net_device + (config_.shm ? " shm" : "");
-  if (nic_gbps_ > 0.0)
-    description_ += " rate=" + core::format_double(nic_gbps_) + "Gbit/s(" +
-                    (config_.nic_gbps > 0.0 ? "HYBRIDPS_NIC_GBPS" : "link") + ")";
+  nics_ = to_record(interfaces.value().nics);
+  node_gbps_ = interfaces.value().node_gbps;
+  description_ = text_of(interfaces.value()) + (config_.shm ? " shm" : "");
   core::log_info("engine ", core::to_string(id_), " ", description_, " ucx ", transport::ucx_version());
 
   // Spinning where ranks have no core to themselves takes the time of those it waits for. A caller that drives is the
@@ -560,14 +555,7 @@ void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::
   if (group->closed) return;
   const int me = group->options.rank;
   const int my_node = roster.node_of[static_cast<std::size_t>(me)];
-  const schedule::Shares shares = shares_of(roster);
-  worker::GroupInfo info{roster.uid,
-                         group->options.name,
-                         {},
-                         {},
-                         schedule::Topology(roster.node_of, me, shares.worker, shares.dedicated),
-                         {},
-                         0};
+  worker::GroupInfo info{roster.uid, group->options.name, {}, {}, topology_of(roster, me), {}, 0};
   std::uint64_t chunk_bytes = config_.chunk_bytes;
   const auto add = [&](const bootstrap::MemberRecord& member, bool local) {
     info.engines.push_back(member.engine);
@@ -761,7 +749,8 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.self.control_address = control_address_;
   r.self.eager_bytes = config_.eager_bytes;
   r.self.chunk_bytes = config_.chunk_bytes;
-  r.self.nic_gbps = nic_gbps_;
+  r.self.nics = nics_;
+  r.self.node_gbps = node_gbps_;
   r.deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout, o.since) : core::Deadline::never();
   r.progress = [](std::string_view text) { core::log_warn(text); };
   if (o.rank == 0 && o.size > 1 && !servers_.empty()) {

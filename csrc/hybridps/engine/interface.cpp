@@ -7,11 +7,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "hybridps/core/log.h"
@@ -46,6 +45,12 @@ std::string text_of(const char* name, std::string otherwise) {
   return value != nullptr && *value != '\0' ? std::string(value) : otherwise;
 }
 
+std::string joined(const std::vector<transport::Nic>& nics) {
+  std::string names;
+  for (const transport::Nic& nic : nics) names += (names.empty() ? "" : ",") + nic.name;
+  return names;
+}
+
 /// Whether the user's UCX_TLS leaves a transport that speaks verbs.
 bool allows_rdma(const std::string& tls) {
   if (tls.empty() || tls.front() == '^') return true;
@@ -77,19 +82,35 @@ std::string interface_to(const std::string& host) {
   return name;
 }
 
+LocalPlace local_place() {
+  return {std::atoi(text_of("LOCAL_RANK", "0").c_str()), std::atoi(text_of("LOCAL_WORLD_SIZE", "1").c_str())};
+}
+
+std::string Interfaces::data() const { return joined(nics); }
+std::string DataChoice::devices() const { return joined(nics); }
+
 core::Result<DataChoice> choose_data(const DataNetwork& network) {
   DataChoice choice;
-  choice.devices = network.control;
+  const auto known = [&](const std::string& name) {
+    for (const transport::Nic& nic : network.nics)
+      if (nic.name == name) return nic;
+    transport::Nic nic;
+    nic.name = name;
+    return nic;
+  };
+  choice.nics = {known(network.control)};
+  choice.why = "the control interface";
   std::string seen;
   for (const transport::RdmaPort& port : network.ports) seen += (seen.empty() ? "" : ", ") + port.describe();
-  const std::string nearest = transport::nearest_ports(network.ports, network.local_rank, network.local_size);
   const std::string no_verbs = network.ucx +
                                " has no verbs; install one that has (Debian, Ubuntu: libucx0 with ibverbs-providers, "
                                "docs/rdma.md)";
   const auto refuse = [](std::string why) { return core::Status(core::Code::kUnsupported, std::move(why)); };
 
   if (!network.named.empty()) {
-    choice.devices = network.named;
+    choice.nics.clear();
+    for (const std::string& name : transport::device_names(network.named)) choice.nics.push_back(known(name));
+    choice.why = network.users ? "UCX_NET_DEVICES" : "HYBRIDPS_DATA_INTERFACES";
     choice.rdma = transport::names_rdma(network.named);
     for (const transport::RdmaPort& port : network.ports)
       if (network.named == port.name.substr(0, port.name.rfind(':'))) choice.rdma = true;
@@ -100,9 +121,25 @@ core::Result<DataChoice> choose_data(const DataNetwork& network) {
                     network.named + "); here are: " + (seen.empty() ? "none" : seen));
     if (choice.rdma && !network.ucx_has_verbs)
       return refuse("data is to go over RDMA (" + network.named + "), but " + no_verbs + ", or name an IP interface");
+    if (network.users || choice.nics.size() < 2) return choice;
+    std::vector<int> distances;
+    std::string each;
+    for (const transport::Nic& nic : choice.nics) {
+      distances.push_back(nic.distance);
+      each += (each.empty() ? "" : ", ") + nic.name + (nic.distance < 0 ? "" : " " + std::to_string(nic.distance));
+    }
+    std::vector<transport::Nic> nearest;
+    for (const std::size_t at : transport::nearest_of(distances, network.place.rank, network.place.size, true))
+      nearest.push_back(choice.nics[at]);
+    const bool alike = std::all_of(distances.begin(), distances.end(), [&](int d) { return d == distances[0]; });
+    if (nearest.size() < choice.nics.size())
+      choice.why = (alike ? "local rank " + std::to_string(network.place.rank) + "'s of " + each + ", all as near"
+                          : "nearest to " + network.nearest_to + " (distances: " + each + ")");
+    choice.nics = std::move(nearest);
     return choice;
   }
   if (network.wanted == core::DataTransport::kTcp) return choice;
+  const std::string nearest = transport::nearest_ports(network.ports, network.place.rank, network.place.size);
   if (nearest.empty()) {
     if (network.wanted == core::DataTransport::kRdma)
       return refuse(
@@ -119,12 +156,14 @@ core::Result<DataChoice> choose_data(const DataNetwork& network) {
     return choice;
   }
   if (network.wanted == core::DataTransport::kAuto && !allows_rdma(network.ucx_tls)) return choice;
-  choice.devices = nearest;
+  choice.nics.clear();
+  for (const std::string& name : transport::device_names(nearest)) choice.nics.push_back(known(name));
+  choice.why = "nearest RDMA to " + network.nearest_to;
   choice.rdma = true;
   return choice;
 }
 
-core::Result<Interfaces> choose_interfaces(const core::Config& config, const std::string& hint) {
+core::Result<Interfaces> choose_interfaces(const core::Config& config, const std::string& hint, LocalPlace place) {
   Interfaces chosen;
   chosen.control = config.interface.empty() ? hint : config.interface;
   if (chosen.control.empty())
@@ -133,44 +172,62 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config, const std
   if (chosen.control.empty()) chosen.control = interface_to("192.0.2.1");  // TEST-NET: any address off this network
   if (chosen.control.empty()) chosen.control = "lo";
 
+  const transport::Locality here = transport::own_locality(place.rank, place.size);
   DataNetwork network;
   network.wanted = config.data_transport;
   network.control = chosen.control;
-  network.named = text_of("HYBRIDPS_UCX_NET_DEVICES", text_of("UCX_NET_DEVICES", config.data_interfaces));
+  const std::string users = text_of("HYBRIDPS_UCX_NET_DEVICES", text_of("UCX_NET_DEVICES", ""));
+  network.users = !users.empty();
+  network.named = network.users ? users : config.data_interfaces;
   if (network.named == "all") network.named.clear();
   network.ucx_tls = text_of("HYBRIDPS_UCX_TLS", text_of("UCX_TLS", ""));
-  network.ports = transport::list_rdma_ports(transport::own_gids());
+  network.ports = transport::list_rdma_ports(transport::own_gids(), here);
   network.ucx_has_verbs = transport::ucx_has_verbs(transport::ucx_library_path());
   network.ucx = "UCX " + transport::ucx_version() + " (" + transport::ucx_library_path() + ")";
-  network.local_rank = std::atoi(text_of("LOCAL_RANK", "0").c_str());
-  network.local_size = std::atoi(text_of("LOCAL_WORLD_SIZE", "1").c_str());
+  network.place = place;
+  network.nearest_to = here.text;
+  std::vector<std::string> names = transport::device_names(network.named);
+  if (!config.data_interfaces.empty()) {
+    core::Status status = transport::validate_device(config.data_interfaces);
+    if (status.is_ok() && !network.users) status = transport::check_together(transport::describe_nics(names, here));
+    if (!status.is_ok())
+      return core::Status(status.code(), "HYBRIDPS_DATA_INTERFACES: " + std::string(status.message()));
+  }
+  const std::size_t named = names.size();
+  names.push_back(network.control);
+  network.nics = transport::describe_nics(names, here);
+
+  const std::vector<double>& rates = config.nic_gbps;
+  if (rates.size() == 1) chosen.node_gbps = rates[0];
+  if (rates.size() > 1 && rates.size() != named)
+    return core::Status(core::Code::kInvalidArgument,
+                        "HYBRIDPS_NIC_GBPS has " + std::to_string(rates.size()) + " rates for " +
+                            std::to_string(named) +
+                            " data interfaces; give one for the whole machine, or one for each of "
+                            "HYBRIDPS_DATA_INTERFACES");
+  if (rates.size() > 1)
+    for (std::size_t i = 0; i < named; ++i) network.nics[i].gbps = rates[i];
+
   core::Result<DataChoice> data = choose_data(network);
   if (!data.is_ok()) return data.status();
-  chosen.data = data.value().devices;
+  chosen.nics = data.value().nics;
   chosen.rdma = data.value().rdma;
+  chosen.users = network.users;
+  chosen.why = data.value().why;
+  chosen.with_control = network.named.empty()
+                            ? !chosen.rdma
+                            : std::find(names.begin(), names.end() - 1, chosen.control) != names.end() - 1;
   static std::atomic<bool> warned{false};
-  if (!data.value().warning.empty() && network.local_rank == 0 && !warned.exchange(true))
+  if (!data.value().warning.empty() && network.place.rank == 0 && !warned.exchange(true))
     core::log_warn(data.value().warning);
+  if (named > 1) core::log_info("data through ", chosen.data(), ": ", chosen.why);
   if (chosen.rdma) {
     std::string ports;
     for (const transport::RdmaPort& port : network.ports)
-      if (("," + chosen.data + ",").find("," + port.name + ",") != std::string::npos) ports += " " + port.describe();
+      if (("," + chosen.data() + ",").find("," + port.name + ",") != std::string::npos) ports += " " + port.describe();
     core::log_info("data over RDMA:", ports, ", ", network.ucx);
   }
   return chosen;
-}
-
-double link_gbps(const std::string& interfaces, const std::string& root) {
-  double total = 0.0;
-  std::istringstream names(interfaces);
-  for (std::string name; std::getline(names, name, ',');) {
-    const std::string folder = root + "/" + name;
-    double mbit = 0.0;
-    std::ifstream speed(folder + "/speed");  // Mbit/s, or -1
-    if (access((folder + "/device").c_str(), F_OK) != 0 || !(speed >> mbit) || mbit <= 0.0) return 0.0;
-    total += mbit / 1000.0;
-  }
-  return total;
 }
 
 }  // namespace hybridps::engine

@@ -8,47 +8,65 @@
 
 #include "hybridps/core/config.h"
 #include "hybridps/core/status.h"
+#include "hybridps/transport/ucx/nics.h"
 #include "hybridps/transport/ucx/rdma.h"
 
 namespace hybridps::engine {
 
+/// Which of the ranks of its machine a process is.
+struct LocalPlace {
+  int rank = 0;
+  int size = 1;
+};
+/// LOCAL_RANK and LOCAL_WORLD_SIZE.
+LocalPlace local_place();
+
 struct Interfaces {
-  std::string control;  // "eth0"
-  std::string data;     // "eth0", "mlx5_0:1", or several with commas
-  bool rdma = false;    // data goes over RDMA
+  std::string control;               // "eth0"
+  std::vector<transport::Nic> nics;  // what this process's data goes through; their rates where they are known
+  double node_gbps = 0;              // of all the machine's cards for data together; 0: not known
+  bool rdma = false;                 // data goes over RDMA
+  bool users = false;                // the user's UCX_NET_DEVICES, not ours
+  bool with_control = false;         // data of this machine goes through the control interface, too
+  std::string why;                   // "nearest of eth0, eth1 to the CPUs of NUMA node 0", "HYBRIDPS_DATA_INTERFACES"
+
+  std::string data() const;  // "eth0,eth1"
 };
 
-/// HYBRIDPS_INTERFACE, else `hint`, else the interface that routes to MASTER_ADDR, else the one of the default route,
-/// else "lo". Data: choose_data() with what this machine has; where RDMA cannot be used though it is here, that is said
-/// once.
-core::Result<Interfaces> choose_interfaces(const core::Config& config, const std::string& hint = {});
+/// Control: HYBRIDPS_INTERFACE, else `hint`, else the interface that routes to MASTER_ADDR, else the one of the default
+/// route, else "lo". Data: choose_data() with what this machine has; where RDMA cannot be used though it is here, that is
+/// said once. kInvalidArgument: a data interface that is not there, down, without carrier or address, or does not go with
+/// the others, and which there are; rates that do not fit.
+core::Result<Interfaces> choose_interfaces(const core::Config& config, const std::string& hint = {},
+                                           LocalPlace place = local_place());
 
 /// What data can use.
 struct DataNetwork {
   core::DataTransport wanted = core::DataTransport::kAuto;
   std::string named;    // HYBRIDPS_DATA_INTERFACES, or UCX_NET_DEVICES
+  bool users = false;   // `named` is UCX_NET_DEVICES
   std::string control;  // the control interface
   std::string ucx_tls;  // the user's UCX_TLS
   std::vector<transport::RdmaPort> ports;
+  std::vector<transport::Nic> nics;  // what is known of those named and of the control interface
   bool ucx_has_verbs = false;
   std::string ucx;  // "UCX 1.22.0 (/usr/lib/libucp.so.0)"
-  int local_rank = 0;
-  int local_size = 1;
+  LocalPlace place;
+  std::string nearest_to = "this process";  // Locality::text
 };
 struct DataChoice {
-  std::string devices;
+  std::vector<transport::Nic> nics;
   bool rdma = false;
+  std::string why;
   std::string warning;  // empty: none
+
+  std::string devices() const;  // "eth0,eth1"
 };
-/// Named devices as they are; else the nearest usable RDMA ports where UCX has verbs; else the control interface.
-/// kUnsupported: RDMA is asked for and cannot be had, with the reason and what to install or set.
+/// Of named devices those nearest to this rank; all of the user's own; else of the usable RDMA ports where UCX has verbs;
+/// else the control interface. kUnsupported: RDMA is asked for and cannot be had, with the reason and what to do.
 core::Result<DataChoice> choose_data(const DataNetwork& network);
 
 /// The interface whose address the kernel would use to reach `host` (a name or an address); empty if there is none.
 std::string interface_to(const std::string& host);
-
-/// Gbit/s of the interfaces (with commas) together, as the kernel reports their links; 0 where one does not know, or is
-/// virtual: what those report says nothing about the network below. `root`: for tests.
-double link_gbps(const std::string& interfaces, const std::string& root = "/sys/class/net");
 
 }  // namespace hybridps::engine

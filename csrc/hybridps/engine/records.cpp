@@ -4,8 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <map>
+#include <set>
+#include <tuple>
 #include <utility>
 
 namespace hybridps::engine {
@@ -16,6 +19,26 @@ To bytes_as(const From& from) {
   static_assert(sizeof(typename To::value_type) == 1 && sizeof(typename From::value_type) == 1);
   const auto* begin = reinterpret_cast<const typename To::value_type*>(from.data());
   return To(begin, begin + from.size());
+}
+
+constexpr double kWeightMin = 1e-9;
+
+/// The part of its node that a rank has by its cards' rates.
+double card_part(const schedule::NicLayout& layout, std::size_t rank) {
+  std::vector<int> users(layout.rates.size(), 0);
+  for (const std::vector<int>& cards : layout.cards_of)
+    for (const int card : cards) ++users[static_cast<std::size_t>(card)];
+  double own = 0.0;
+  double all = 0.0;
+  for (std::size_t other = 0; other < layout.cards_of.size(); ++other) {
+    if (layout.node_of[other] != layout.node_of[rank]) continue;
+    for (const int card : layout.cards_of[other]) {
+      const double part = layout.rates[static_cast<std::size_t>(card)] / users[static_cast<std::size_t>(card)];
+      all += part;
+      if (other == rank) own += part;
+    }
+  }
+  return own / all;
 }
 
 }  // namespace
@@ -38,28 +61,128 @@ PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where,
   return peer;
 }
 
-schedule::Shares shares_of(const bootstrap::Roster& roster) {
-  std::vector<double> rates(static_cast<std::size_t>(roster.node_count()), 0.0);
-  for (std::size_t rank = 0; rank < roster.members.size(); ++rank) {
-    double& rate = rates[static_cast<std::size_t>(roster.node_of[rank])];
-    rate = std::max(rate, roster.members[rank].nic_gbps);
-  }
-  const bool known = std::all_of(rates.begin(), rates.end(), [](double rate) { return rate > 0.0; });
-  if (!known) std::fill(rates.begin(), rates.end(), 1.0);
-  const double usual = *std::max_element(rates.begin(), rates.end());
-  // The shards of one server program share its card.
-  std::map<std::pair<std::string, std::uint32_t>, int> shards;
-  for (const auto& server : roster.servers) ++shards[{server.host_name, server.pid}];
-  std::vector<double> dedicated;
+namespace {
+
+/// What a dedicated server's data goes through; the shards of one server program share its cards. 0: not known.
+std::vector<double> server_rates(const bootstrap::Roster& roster, bool known, double usual) {
+  using Card = std::tuple<std::string, std::uint32_t, std::string>;
+  const auto cards = [](const bootstrap::MemberRecord& server) {
+    std::vector<Card> of_server;
+    for (const bootstrap::Nic& nic : server.nics) of_server.emplace_back(server.host_name, server.pid, nic.name);
+    if (of_server.empty()) of_server.emplace_back(server.host_name, server.pid, "");
+    return of_server;
+  };
+  std::map<Card, int> shards;
   for (const auto& server : roster.servers)
-    dedicated.push_back(known && server.nic_gbps > 0.0 ? server.nic_gbps
-                                                       : usual / shards[{server.host_name, server.pid}]);
-  schedule::Shares shares = schedule::optimal_shares(rates, dedicated);
-  if (rates.size() < 3) {  // nothing to gain, so nothing goes there
-    shares = schedule::optimal_shares(rates);
-    shares.dedicated.assign(dedicated.size(), 0.0);
+    for (const Card& card : cards(server)) ++shards[card];
+  std::vector<double> rates;
+  for (const auto& server : roster.servers) {
+    double links = 0.0;
+    double parts = 0.0;  // of cards
+    for (const bootstrap::Nic& nic : server.nics) links += nic.gbps / shards[{server.host_name, server.pid, nic.name}];
+    for (const Card& card : cards(server)) parts += 1.0 / shards[card];
+    const bool has_links = !server.nics.empty() && std::all_of(server.nics.begin(), server.nics.end(),
+                                                               [](const auto& n) { return n.gbps > 0; });
+    if (known && server.node_gbps > 0.0)
+      rates.push_back(server.node_gbps);
+    else if (known && has_links)
+      rates.push_back(links);
+    else
+      rates.push_back(usual * parts);
   }
-  return shares;
+  return rates;
+}
+
+}  // namespace
+
+schedule::NicLayout nic_layout(const bootstrap::Roster& roster) {
+  std::map<std::string, std::set<int>> nodes_on;  // by network
+  for (std::size_t rank = 0; rank < roster.members.size(); ++rank)
+    for (const bootstrap::Nic& nic : roster.members[rank].nics) nodes_on[nic.network].insert(roster.node_of[rank]);
+  int other = -1;
+  for (const auto& server : roster.servers) {
+    for (const bootstrap::Nic& nic : server.nics) nodes_on[nic.network].insert(other);
+    --other;
+  }
+  const auto shared = [&](const bootstrap::Nic& nic) {
+    return !nic.network.empty() && nodes_on[nic.network].size() > 1;
+  };
+
+  schedule::NicLayout layout;
+  layout.node_of = roster.node_of;
+  std::map<std::pair<int, std::string>, int> numbers;
+  std::vector<int> node_of_card;
+  std::vector<double> node_gbps(static_cast<std::size_t>(roster.node_count()), 0.0);
+  for (std::size_t rank = 0; rank < roster.members.size(); ++rank) {
+    const bootstrap::MemberRecord& member = roster.members[rank];
+    const int node = roster.node_of[rank];
+    node_gbps[static_cast<std::size_t>(node)] = std::max(node_gbps[static_cast<std::size_t>(node)], member.node_gbps);
+    std::vector<bootstrap::Nic> nics = member.nics;
+    if (std::any_of(nics.begin(), nics.end(), shared))
+      std::erase_if(nics, [&](const auto& nic) { return !shared(nic); });
+    if (nics.empty()) nics.emplace_back();
+    std::vector<int>& cards = layout.cards_of.emplace_back();
+    for (const bootstrap::Nic& nic : nics) {
+      const auto [at, fresh] = numbers.emplace(std::pair(node, nic.name), static_cast<int>(layout.rates.size()));
+      if (fresh) {
+        layout.rates.push_back(0.0);
+        node_of_card.push_back(node);
+      }
+      double& rate = layout.rates[static_cast<std::size_t>(at->second)];
+      rate = std::max(rate, nic.gbps);
+      cards.push_back(at->second);
+    }
+    std::sort(cards.begin(), cards.end());
+    cards.erase(std::unique(cards.begin(), cards.end()), cards.end());
+  }
+  // A machine's rate, given as one number, is that of its cards together: by their links, where all are known.
+  for (std::size_t node = 0; node < node_gbps.size(); ++node) {
+    if (node_gbps[node] <= 0.0) continue;
+    double links = 0.0;
+    double count = 0.0;
+    bool all = true;
+    for (std::size_t card = 0; card < layout.rates.size(); ++card) {
+      if (node_of_card[card] != static_cast<int>(node)) continue;
+      links += layout.rates[card];
+      count += 1.0;
+      all = all && layout.rates[card] > 0.0;
+    }
+    for (std::size_t card = 0; card < layout.rates.size(); ++card)
+      if (node_of_card[card] == static_cast<int>(node))
+        layout.rates[card] = all ? node_gbps[node] * layout.rates[card] / links : node_gbps[node] / count;
+  }
+  const bool known = std::all_of(layout.rates.begin(), layout.rates.end(), [](double rate) { return rate > 0.0; });
+  if (!known) std::fill(layout.rates.begin(), layout.rates.end(), 1.0);
+  layout.dedicated = server_rates(roster, known, *std::max_element(layout.rates.begin(), layout.rates.end()));
+  return layout;
+}
+
+schedule::Topology topology_of(const bootstrap::Roster& roster, int rank) {
+  schedule::NicLayout layout = nic_layout(roster);
+  const auto nodes = static_cast<std::size_t>(roster.node_count());
+  const std::size_t servers = layout.dedicated.size();
+  if (nodes < 3) layout.dedicated.clear();  // nothing to gain, so nothing goes there
+  schedule::OwnerShares shares = schedule::optimal_owner_shares(layout);
+  shares.dedicated.resize(servers, 0.0);
+
+  std::vector<double> weights(nodes, 0.0);
+  std::vector<double> ranks(nodes, 0.0);
+  for (const int node : roster.node_of) ranks[static_cast<std::size_t>(node)] += 1.0;
+  for (std::size_t member = 0; member < shares.worker.size(); ++member)
+    weights[static_cast<std::size_t>(roster.node_of[member])] += shares.worker[member];
+  schedule::CardUse use;
+  use.ranks_per_card = schedule::ranks_per_card(layout);
+  bool equal = true;
+  for (std::size_t member = 0; member < shares.worker.size(); ++member) {
+    const auto node = static_cast<std::size_t>(roster.node_of[member]);
+    // A node that owns next to nothing may own more later: by its cards then.
+    double part = shares.worker[member] / weights[node];
+    if (weights[node] < kWeightMin) part = card_part(layout, member);
+    use.parts.push_back(part);
+    equal = equal && std::abs(part * ranks[node] - 1.0) < kWeightMin;
+  }
+  if (equal) use.parts.clear();
+  return schedule::Topology(roster.node_of, rank, std::move(weights), std::move(shares.dedicated), std::move(use));
 }
 
 std::size_t whole_pages(std::size_t bytes) {

@@ -12,7 +12,8 @@
 #include "hybridps/bootstrap/record.h"
 #include "hybridps/core/status.h"
 #include "hybridps/engine/runtime.h"
-#include "hybridps/schedule/shares.h"
+#include "hybridps/schedule/nic_shares.h"
+#include "hybridps/schedule/plan.h"
 
 namespace hybridps::engine {
 
@@ -21,9 +22,14 @@ std::vector<std::byte> to_transport(const bootstrap::Bytes& address);
 /// `local`: memory proven to be shared.
 PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where, bool local);
 
-/// What each node and each dedicated server owns of a tensor. Rates count when every node has a member that knows its
-/// card's (HYBRIDPS_NIC_GBPS); else all cards are taken to be alike.
-schedule::Shares shares_of(const bootstrap::Roster& roster);
+/// Which cards each rank's data goes through, and what they carry. A rank that has a card on a network with other nodes
+/// does not use one on a network of its own node alone. Rates count when those of every card of the nodes are known: of
+/// the card (its link, or HYBRIDPS_NIC_GBPS for each), or its part of its machine's (HYBRIDPS_NIC_GBPS as one number);
+/// else all cards are taken to be alike.
+schedule::NicLayout nic_layout(const bootstrap::Roster& roster);
+
+/// Who owns how much, as seen from `rank` (size() + d: dedicated server d).
+schedule::Topology topology_of(const bootstrap::Roster& roster, int rank);
 
 struct PrivatePool {
   std::span<std::byte> memory;

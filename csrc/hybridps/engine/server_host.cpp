@@ -15,6 +15,7 @@
 #include "hybridps/core/log.h"
 #include "hybridps/core/once_fn.h"
 #include "hybridps/core/text.h"
+#include "hybridps/engine/data_transport.h"
 #include "hybridps/engine/dedicated_client.h"
 #include "hybridps/engine/interface.h"
 #include "hybridps/engine/loop.h"
@@ -59,10 +60,7 @@ class Shard final : public LoopClient, core::Pinned {
       return Status(pool.status().code(), std::string(pool.status().message()) + "; give a smaller --memory");
 
     Transports transports;
-    transport::UcxOptions data;
-    data.net_device = interfaces.data;
-    data.label = "data";
-    auto made = transport::UcxTransport::create(data);
+    auto made = make_data_transport(interfaces, {});
     if (!made.is_ok()) return made.status();
     transport::UcxOptions control;
     control.net_device = interfaces.control;
@@ -82,7 +80,8 @@ class Shard final : public LoopClient, core::Pinned {
     record_.control_address = to_record(second.value()->address());
     record_.eager_bytes = o.eager_bytes;
     record_.chunk_bytes = o.chunk_bytes;
-    record_.nic_gbps = config.nic_gbps / options.threads;
+    record_.nics = to_record(interfaces.nics);
+    record_.node_gbps = interfaces.node_gbps / options.threads;
     transports.data = std::move(made).value();
     transports.control = std::move(second).value();
     auto runtime = Runtime::create(o, pool.value().memory, std::move(pool.value().keep), std::move(transports));
@@ -130,9 +129,7 @@ class Shard final : public LoopClient, core::Pinned {
       return Status(Code::kOutOfResources, "its memory is enough for " + std::to_string(engines_max_) + " ranks, and " +
                                                std::to_string(runtime_->peers_known()) +
                                                " are served already; start it with more --memory");
-    const schedule::Shares shares = shares_of(roster);
-    server::ServedGroup group{
-        roster.uid, name, {}, schedule::Topology(roster.node_of, size + index, shares.worker, shares.dedicated), 1, 0};
+    server::ServedGroup group{roster.uid, name, {}, topology_of(roster, size + index), 1, 0};
     std::uint64_t chunk_bytes = record_.chunk_bytes;
     const auto add = [&](const bootstrap::MemberRecord& member, const std::string& where) {
       group.engines.push_back(member.engine);
@@ -194,12 +191,12 @@ class ServerHostImpl final : public ServerHost {
   Status start(ServerHostOptions options, const core::Config& config) {
     // Unless told otherwise, the interface that has the address it listens on.
     const bool any = options.listen.host == "0.0.0.0" || options.listen.host == "::";
-    core::Result<Interfaces> interfaces =
-        choose_interfaces(config, any ? std::string() : interface_to(options.listen.host));
-    if (!interfaces.is_ok()) return interfaces.status();
-    for (const std::string& name : {interfaces.value().control, interfaces.value().data})
-      if (Status status = transport::validate_device(name); !status.is_ok()) return status;
+    const std::string hint = any ? std::string() : interface_to(options.listen.host);
     for (int i = 0; i < options.threads; ++i) {
+      core::Result<Interfaces> interfaces = choose_interfaces(config, hint, {i, options.threads});
+      if (!interfaces.is_ok()) return interfaces.status();
+      for (const std::string& name : {interfaces.value().control, interfaces.value().data()})
+        if (Status status = transport::validate_device(name); !status.is_ok()) return status;
       shards_.push_back(std::make_unique<Shard>());
       if (Status status = shards_.back()->start(options, config, interfaces.value(), i); !status.is_ok()) return status;
     }

@@ -410,12 +410,16 @@ void Outbox::cancel(Stream& stream) {
 
 void Outbox::on_credit(core::EngineId peer, std::uint64_t bytes, bool granted) {
   Lane& to = lane(peer);
+  // A peer that returns too much, or what is then taken back here, must not turn the sign of a count.
+  const auto at_most = [bytes](std::int64_t limit) {
+    return static_cast<std::int64_t>(std::min(bytes, static_cast<std::uint64_t>(std::max<std::int64_t>(limit, 0))));
+  };
   if (granted) {
-    to.granted_bytes -= std::min<std::int64_t>(static_cast<std::int64_t>(bytes), to.granted_bytes);
+    to.granted_bytes -= at_most(to.granted_bytes);
     pump_lane(to);
     return;
   }
-  const std::int64_t back = std::min<std::int64_t>(static_cast<std::int64_t>(bytes), to.outstanding);
+  const std::int64_t back = at_most(to.outstanding);
   to.allowance += back;
   to.outstanding -= back;
   to.returned_bytes += static_cast<std::uint64_t>(back);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -44,8 +45,7 @@ struct Builder {
 
 enum class Dedicated { kTakePart, kStayOut };
 
-// The owners that share a tensor of `bytes`, with their weights: every rank's server, a node's weight divided among
-// its ranks, and the dedicated ones. `excluded_node` owns nothing (a broadcast's root node); tiny tensors have one
+// The owners that share a tensor of `bytes`, with their weights: every rank's server and the dedicated ones. `excluded_node` owns nothing (a broadcast's root node); tiny tensors have one
 // owner, among the ranks.
 std::vector<std::pair<int, std::uint64_t>> owner_cut(std::uint64_t bytes, const Topology& topology,
                                                      std::uint64_t sequence, int excluded_node, const Limits& limits,
@@ -53,10 +53,9 @@ std::vector<std::pair<int, std::uint64_t>> owner_cut(std::uint64_t bytes, const 
   std::vector<int> owners;
   std::vector<double> weights;
   for (int rank = 0; rank < topology.size(); ++rank) {
-    const int node = topology.node_of(rank);
-    if (node == excluded_node) continue;
+    if (topology.node_of(rank) == excluded_node) continue;
     owners.push_back(rank);
-    weights.push_back(topology.weight(node) / static_cast<double>(topology.ranks_of(node).size()));
+    weights.push_back(topology.owner_weight(rank));
   }
   const std::size_t ranks = owners.size();
   if (dedicated == Dedicated::kTakePart) {
@@ -104,11 +103,13 @@ std::string_view name_of(Kind kind) noexcept {
   return "unknown";
 }
 
-Topology::Topology(std::vector<int> node_of, int rank, std::vector<double> weights, std::vector<double> server_weights)
+Topology::Topology(std::vector<int> node_of, int rank, std::vector<double> weights, std::vector<double> server_weights,
+                   CardUse cards)
     : node_of_(std::move(node_of)),
       rank_(rank),
       weights_(std::move(weights)),
-      server_weights_(std::move(server_weights)) {
+      server_weights_(std::move(server_weights)),
+      cards_(std::move(cards)) {
   int nodes = 0;
   for (const int node : node_of_) nodes = std::max(nodes, node + 1);
   ranks_of_.resize(static_cast<std::size_t>(nodes));
@@ -119,6 +120,11 @@ Topology::Topology(std::vector<int> node_of, int rank, std::vector<double> weigh
   }
   if (weights_.empty()) weights_.assign(static_cast<std::size_t>(nodes), 1.0);
   assert(weights_.size() == static_cast<std::size_t>(nodes));
+  assert(cards_.parts.empty() || cards_.parts.size() == node_of_.size());
+}
+
+Topology Topology::with_weights(std::vector<double> weights, std::vector<double> server_weights) const {
+  return Topology(node_of_, rank_, std::move(weights), std::move(server_weights), cards_);
 }
 
 int Topology::agent(int node, int owner) const noexcept {
@@ -127,10 +133,15 @@ int Topology::agent(int node, int owner) const noexcept {
   return ranks[static_cast<std::size_t>(index) % ranks.size()];
 }
 
-std::uint64_t Topology::fan() const noexcept {
+double Topology::ranks_per_card() const noexcept {
+  if (cards_.ranks_per_card > 0.0) return cards_.ranks_per_card;
   std::size_t ranks = 1;
   for (const auto& node : ranks_of_) ranks = std::max(ranks, node.size());
-  return ranks * static_cast<std::uint64_t>(std::max(1, nodes() - 1 + servers()));
+  return static_cast<double>(ranks);
+}
+
+std::uint64_t Topology::fan() const noexcept {
+  return static_cast<std::uint64_t>(std::ceil(ranks_per_card() * std::max(1, nodes() - 1 + servers())));
 }
 
 std::uint64_t window_bytes(std::uint64_t card_bytes, std::uint64_t fan) noexcept {
@@ -147,13 +158,16 @@ std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topolog
   if (total <= 0.0) total = 1.0;
   const auto share = [&](int owner) {
     if (topology.is_dedicated(owner)) return topology.server_weight(owner - ranks) / total;
-    const int node = topology.node_of(owner);
-    return topology.weight(node) / total / static_cast<double>(topology.ranks_of(node).size());
+    return topology.owner_weight(owner) / total;
   };
-  // Bytes of the busiest card, in tensors (schedule/shares.h).
+  // Bytes of the busiest card, in tensors (schedule/shares.h); where a node has several, each has its part of them.
   double busiest = 0.0;
-  for (int node = 0; node < topology.nodes(); ++node)
+  std::size_t ranks_max = 1;
+  for (int node = 0; node < topology.nodes(); ++node) {
     busiest = std::max(busiest, 1.0 + (topology.nodes() - 2) * topology.weight(node) / total);
+    ranks_max = std::max(ranks_max, topology.ranks_of(node).size());
+  }
+  busiest *= std::min(1.0, topology.ranks_per_card() / static_cast<double>(ranks_max));
   for (int server = 0; server < topology.servers(); ++server)
     busiest = std::max(busiest, topology.nodes() * topology.server_weight(server) / total);
 

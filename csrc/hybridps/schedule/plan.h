@@ -42,6 +42,14 @@ enum class Kind : std::uint8_t {
 inline constexpr std::uint8_t kKindCount = 11;
 std::string_view name_of(Kind kind) noexcept;
 
+/// How the ranks of a node share its network cards, where not all go through the same.
+struct CardUse {
+  /// The part of its node's weight that each rank's server owns; those of a node add up to 1. Empty: equal parts.
+  std::vector<double> parts;
+  /// Through the busiest card (nic_shares.h); 0: all ranks of a node go through one.
+  double ranks_per_card = 0.0;
+};
+
 /// Which ranks share which node, and which dedicated servers help. Ranks and nodes are group-relative; dedicated server
 /// d is the owner numbered size() + d.
 class Topology {
@@ -50,7 +58,9 @@ class Topology {
   /// ranks own together, one per node, >= 0, not all 0; empty: equal. server_weights: likewise per dedicated server.
   /// rank: this process, size() + d on dedicated server d.
   Topology(std::vector<int> node_of, int rank, std::vector<double> weights = {},
-           std::vector<double> server_weights = {});
+           std::vector<double> server_weights = {}, CardUse cards = {});
+  /// The same with other weights, of the nodes and of the dedicated servers.
+  Topology with_weights(std::vector<double> weights, std::vector<double> server_weights = {}) const;
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(node_of_.size()); }
@@ -64,7 +74,15 @@ class Topology {
   /// Ranks of a node in ascending order; local_index is a rank's place in it.
   const std::vector<int>& ranks_of(int node) const noexcept { return ranks_of_[static_cast<std::size_t>(node)]; }
   double weight(int node) const noexcept { return weights_[static_cast<std::size_t>(node)]; }
+  /// The weight of what a rank's own server owns.
+  double owner_weight(int rank) const noexcept {
+    const double of_node = weight(node_of(rank));
+    return cards_.parts.empty() ? of_node / static_cast<double>(ranks_of(node_of(rank)).size())
+                                : of_node * cards_.parts[static_cast<std::size_t>(rank)];
+  }
   double server_weight(int server) const noexcept { return server_weights_[static_cast<std::size_t>(server)]; }
+  /// Ranks of a node that go through one card, at most; below 1 where a rank has several.
+  double ranks_per_card() const noexcept;
   /// How many streams may come to one card at the same time: from each other node and each server to each of its ranks.
   std::uint64_t fan() const noexcept;
   /// The rank that acts for `node` in spans owned by `owner`.
@@ -77,6 +95,7 @@ class Topology {
   std::vector<int> local_index_;
   std::vector<double> weights_;
   std::vector<double> server_weights_;
+  CardUse cards_;
 };
 
 inline constexpr int kAll = -1;

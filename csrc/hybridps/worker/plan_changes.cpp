@@ -35,14 +35,6 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-/// `weights`: of the nodes, then of the servers.
-schedule::Topology with_weights(const schedule::Topology& old, const std::vector<double>& weights) {
-  std::vector<int> node_of;
-  for (int rank = 0; rank < old.size(); ++rank) node_of.push_back(old.node_of(rank));
-  const auto servers = weights.begin() + old.nodes();
-  return schedule::Topology(std::move(node_of), old.rank(), {weights.begin(), servers}, {servers, weights.end()});
-}
-
 schedule::Shares shares_of(const schedule::Topology& topology) {
   schedule::Shares shares;
   double total = 0.0;
@@ -281,7 +273,9 @@ void PlanChanges::on_switch(std::uint64_t first) {
     start_held();
     return;
   }
-  schedule::Topology topology = with_weights(group_.info.topology, asked_weights_);
+  const auto servers = asked_weights_.begin() + group_.info.topology.nodes();
+  schedule::Topology topology =
+      group_.info.topology.with_weights({asked_weights_.begin(), servers}, {servers, asked_weights_.end()});
   core::log_info("group \"", group_.info.name, "\": plan version ", asked_, " from operation ", first, " on");
   // Whatever was before the last version is bound, since every member has begun an operation of the last one; but for
   // what is reserved and will come late.

@@ -51,7 +51,16 @@ TEST_CASE("bootstrap/record: encode refuses what is over its cap or not valid", 
   bad.engine.value = 0;
   CHECK(refuses(bad));
   bad = good;
-  bad.nic_gbps = std::numeric_limits<double>::quiet_NaN();
+  bad.node_gbps = -1;
+  CHECK(refuses(bad));
+  bad = good;
+  bad.nics[1].gbps = std::numeric_limits<double>::quiet_NaN();
+  CHECK(refuses(bad));
+  bad = good;
+  bad.nics[0].name.clear();
+  CHECK(refuses(bad));
+  bad = good;
+  bad.nics.resize(kNicsMax + 1, bad.nics[0]);
   CHECK(refuses(bad));
   bad = good;
   bad.group_rank = 2;

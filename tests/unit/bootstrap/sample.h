@@ -22,7 +22,8 @@ inline MemberRecord sample_member(int rank, int size, std::uint64_t engine, cons
   member.control_address = {};
   member.eager_bytes = 512 << 10;
   member.chunk_bytes = 64 << 10;
-  member.nic_gbps = 12.5;
+  member.node_gbps = 25;
+  member.nics = {{"eth1", "10.1.0.0/24", 12.5}, {"eth2", "", 0}};
   return member;
 }
 

@@ -38,7 +38,7 @@ TEST_CASE("core/config: values are read and shown with their source", "[core][fa
   const Config& config = read.value();
   CHECK(config.node == "left");
   CHECK(config.pool_bytes == 128u << 20);
-  CHECK(config.nic_gbps == 12.5);
+  CHECK(config.nic_gbps == std::vector<double>{12.5});
   CHECK_FALSE(config.shm);
   CHECK(config.spin_microseconds == 50);
   CHECK(config.log_level == LogLevel::kDebug);
@@ -48,6 +48,14 @@ TEST_CASE("core/config: values are read and shown with their source", "[core][fa
     CHECK(row.source == (config.given.contains(row.name) ? "env" : "default"));
     if (row.name == "HYBRIDPS_POOL_BYTES") CHECK(row.value == "128M");
     if (row.name == "HYBRIDPS_POOL_BYTES") CHECK(row.default_value == "64M");
+  }
+}
+
+TEST_CASE("core/config: rates are one number or a list", "[core][fast]") {
+  CHECK(Config::from({{"HYBRIDPS_NIC_GBPS", "25, 10"}}).value().nic_gbps == std::vector<double>{25, 10});
+  for (const char* text : {"25,", ",25", "25,x", "25,-1", ","}) {
+    INFO(text);
+    CHECK_FALSE(Config::from({{"HYBRIDPS_NIC_GBPS", text}}).is_ok());
   }
 }
 

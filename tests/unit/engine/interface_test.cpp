@@ -1,34 +1,13 @@
 #include "hybridps/engine/interface.h"
 
-#include <filesystem>
-#include <fstream>
+#include <cmath>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
+#include "hybridps/engine/records.h"
 #include "tests/support/catch.h"
-
-TEST_CASE("engine/interface: a link's speed counts where the card is real and the kernel knows", "[engine][fast]") {
-  char root[] = "/tmp/hybridps-sysfs-XXXXXX";
-  REQUIRE(mkdtemp(root) != nullptr);
-  const auto card = [&](const std::string& name, const std::string& speed, bool real) {
-    const std::filesystem::path folder = std::filesystem::path(root) / name;
-    std::filesystem::create_directories(folder);
-    if (real) std::filesystem::create_directory(folder / "device");
-    std::ofstream(folder / "speed") << speed << "\n";
-  };
-  card("eth0", "25000", true);
-  card("eth1", "100000", true);
-  card("veth", "10000", false);
-  card("wifi", "-1", true);
-  using hybridps::engine::link_gbps;
-  CHECK(link_gbps("eth0", root) == 25.0);
-  CHECK(link_gbps("eth0,eth1", root) == 125.0);
-  CHECK(link_gbps("veth", root) == 0.0);
-  CHECK(link_gbps("eth0,veth", root) == 0.0);
-  CHECK(link_gbps("wifi", root) == 0.0);
-  CHECK(link_gbps("absent", root) == 0.0);
-  std::filesystem::remove_all(root);
-}
 
 namespace {
 
@@ -51,13 +30,13 @@ bool mentions(std::string_view text, std::string_view part) { return text.find(p
 TEST_CASE("engine/interface: data uses RDMA where the machine and UCX have it", "[engine][fast]") {
   const auto found = choose_data(machine(true, true));
   REQUIRE(found.is_ok());
-  CHECK(found.value().devices == "mlx5_0:1");
+  CHECK(found.value().devices() == "mlx5_0:1");
   CHECK(found.value().rdma);
   CHECK(found.value().warning.empty());
   for (const auto& network : {machine(false, true), machine(false, false)}) {
     const auto without = choose_data(network);
     REQUIRE(without.is_ok());
-    CHECK(without.value().devices == "eth0");
+    CHECK(without.value().devices() == "eth0");
     CHECK_FALSE(without.value().rdma);
     CHECK(without.value().warning.empty());
   }
@@ -66,7 +45,7 @@ TEST_CASE("engine/interface: data uses RDMA where the machine and UCX have it", 
 TEST_CASE("engine/interface: RDMA that UCX cannot use is a warning with package and setting", "[engine][fast]") {
   const auto found = choose_data(machine(true, false));
   REQUIRE(found.is_ok());
-  CHECK(found.value().devices == "eth0");
+  CHECK(found.value().devices() == "eth0");
   CHECK_FALSE(found.value().rdma);
   for (const char* part : {"mlx5_0:1", "/somewhere/libucp.so.0", "libucx0", "HYBRIDPS_DATA_TRANSPORT=tcp", "eth0"})
     CHECK(mentions(found.value().warning, part));
@@ -75,7 +54,7 @@ TEST_CASE("engine/interface: RDMA that UCX cannot use is a warning with package 
 TEST_CASE("engine/interface: what the user asks for is done or refused", "[engine][fast]") {
   auto network = machine(true, true);
   network.wanted = DataTransport::kTcp;
-  CHECK(choose_data(network).value().devices == "eth0");
+  CHECK(choose_data(network).value().devices() == "eth0");
   network.wanted = DataTransport::kRdma;
   CHECK(choose_data(network).value().rdma);
   network = machine(true, false);
@@ -87,7 +66,7 @@ TEST_CASE("engine/interface: what the user asks for is done or refused", "[engin
 
   network = machine(true, true);
   network.named = "eth1";
-  CHECK(choose_data(network).value().devices == "eth1");
+  CHECK(choose_data(network).value().devices() == "eth1");
   CHECK_FALSE(choose_data(network).value().rdma);
   network.wanted = DataTransport::kRdma;
   CHECK(mentions(choose_data(network).status().message(), "mlx5_0:1"));
@@ -106,4 +85,116 @@ TEST_CASE("engine/interface: what the user asks for is done or refused", "[engin
     network.ucx_tls = tls;
     CHECK(choose_data(network).value().rdma);
   }
+}
+
+namespace {
+
+hybridps::engine::DataNetwork with_nics(const std::vector<std::pair<std::string, int>>& distances, int rank, int size) {
+  auto network = machine(false, false);
+  for (const auto& [name, distance] : distances) {
+    hybridps::transport::Nic nic;
+    nic.name = name;
+    nic.distance = distance;
+    nic.address = "10.0.0.1";
+    network.nics.push_back(nic);
+    network.named += (network.named.empty() ? "" : ", ") + name;
+  }
+  network.place = {rank, size};
+  network.nearest_to = "GPU 0000:3b:00.0";
+  return network;
+}
+
+}  // namespace
+
+TEST_CASE("engine/interface: of several named interfaces a rank takes the nearest", "[engine][fast]") {
+  const auto two = choose_data(with_nics({{"eth0", 20}, {"eth1", 10}}, 0, 2)).value();
+  CHECK(two.devices() == "eth1");
+  CHECK(two.nics[0].address == "10.0.0.1");
+  CHECK(two.why == "nearest to GPU 0000:3b:00.0 (distances: eth0 20, eth1 10)");
+  const auto alike = choose_data(with_nics({{"eth0", -1}, {"eth1", -1}}, 3, 4)).value();
+  CHECK(alike.devices() == "eth1");
+  CHECK(alike.why == "local rank 3's of eth0, eth1, all as near");
+  // Alone on the machine: what is named is used.
+  CHECK(choose_data(with_nics({{"eth0", 20}, {"eth1", 10}}, 0, 1)).value().devices() == "eth0,eth1");
+  CHECK(choose_data(with_nics({{"e0", -1}, {"e1", -1}, {"e2", -1}, {"e3", -1}}, 1, 2)).value().devices() == "e2,e3");
+  // What the user tells UCX is not ours to divide.
+  auto users = with_nics({{"eth0", 20}, {"eth1", 10}}, 0, 2);
+  users.users = true;
+  CHECK(choose_data(users).value().devices() == "eth0,eth1");
+  CHECK(choose_data(users).value().why == "UCX_NET_DEVICES");
+}
+
+namespace {
+
+using hybridps::bootstrap::Nic;
+
+/// ranks[node][local rank]: their cards.
+hybridps::bootstrap::Roster roster_of(const std::vector<std::vector<std::vector<Nic>>>& ranks,
+                                      const std::vector<double>& node_gbps = {}) {
+  hybridps::bootstrap::Roster roster;
+  for (std::size_t node = 0; node < ranks.size(); ++node) {
+    for (const auto& nics : ranks[node]) {
+      hybridps::bootstrap::MemberRecord member;
+      member.nics = nics;
+      member.host_name = "host" + std::to_string(node);
+      if (!node_gbps.empty()) member.node_gbps = node_gbps[node];
+      roster.members.push_back(member);
+      roster.node_of.push_back(static_cast<int>(node));
+    }
+  }
+  return roster;
+}
+
+const Nic kA{"eth0", "10.0.0.0/24", 0};
+const Nic kB{"eth1", "10.0.1.0/24", 0};
+
+Nic at(Nic nic, double gbps) {
+  nic.gbps = gbps;
+  return nic;
+}
+
+}  // namespace
+
+TEST_CASE("engine/records: shares belong to cards", "[engine][fast]") {
+  using hybridps::engine::nic_layout;
+  using hybridps::engine::topology_of;
+  // Nothing known: cards are alike, and a node with two has twice the weight in the floor's distribution.
+  const auto uneven = roster_of({{{kA}, {kB}}, {{kA}, {kA}}, {{kB}, {kB}}});
+  CHECK(nic_layout(uneven).rates == std::vector<double>(4, 1.0));
+  CHECK(topology_of(uneven, 0).weight(0) > 0.98);
+  CHECK(topology_of(uneven, 0).ranks_per_card() == 2.0);
+
+  // Rails of 25 and 10: the part of each rank follows its card, on every node.
+  const std::vector<std::vector<Nic>> node = {{at(kA, 25)}, {at(kB, 10)}};
+  const auto rails = topology_of(roster_of({node, node, node}), 1);
+  for (int rank = 0; rank < 6; ++rank)
+    CHECK(std::abs(rails.owner_weight(rank) - (rank % 2 == 0 ? 25.0 : 10.0) / 35 / 3) < 1e-9);
+  CHECK(rails.with_weights({1, 1, 2}).owner_weight(4) == 2.0 * rails.with_weights({1, 1, 1}).owner_weight(4));
+
+  // One card's rate is not known: none counts. The machine's rate is divided among its cards.
+  CHECK(nic_layout(roster_of({node, {{kA}, {at(kB, 10)}}})).rates == std::vector<double>(4, 1.0));
+  CHECK(nic_layout(roster_of({node, {{kA}, {kB}}}, {0, 50})).rates == std::vector<double>{25, 10, 25, 25});
+  CHECK(nic_layout(roster_of({node}, {70})).rates == std::vector<double>{50, 20});
+
+  // A card that leads to no other node is not used where there is one that does.
+  const auto idle = nic_layout(roster_of({{{kA, kB}}, {{kA}}}));
+  CHECK(idle.cards_of == std::vector<std::vector<int>>{{0}, {1}});
+  const auto routed = nic_layout(roster_of({{{Nic{"e", "10.1.0.0/31", 0}, Nic{"f", "10.2.0.0/31", 0}}}, {{kA}}}));
+  CHECK(routed.cards_of[0].size() == 2);
+}
+
+TEST_CASE("engine/records: shards of a dedicated server share its cards", "[engine][fast]") {
+  auto roster = roster_of({{{at(kA, 10)}}, {{at(kA, 10)}}, {{at(kA, 10)}}});
+  hybridps::bootstrap::MemberRecord shard;
+  shard.host_name = "server";
+  shard.nics = {at(kA, 40)};
+  roster.servers = {shard, shard};
+  CHECK(hybridps::engine::nic_layout(roster).dedicated == std::vector<double>{20, 20});
+  roster.servers[1].nics = {at(kB, 10)};
+  CHECK(hybridps::engine::nic_layout(roster).dedicated == std::vector<double>{40, 10});
+  roster.servers[0].nics = {kA};
+  roster.servers[1].nics = {kA};
+  CHECK(hybridps::engine::nic_layout(roster).dedicated == std::vector<double>{5, 5});
+  roster.servers[0].node_gbps = 30;
+  CHECK(hybridps::engine::nic_layout(roster).dedicated == std::vector<double>{30, 5});
 }

@@ -128,6 +128,8 @@ TEST_CASE("flow/outbox: chunks go until the allowance is spent and again with ev
   CHECK(rig.to().chunks() == Chunks{0, 1, 2, 3, 4});
   rig.outbox->on_credit(kPeer, 2 * kSlot);
   CHECK(s.all_sent());
+  for (const bool granted : {false, true})
+    for (int i = 0; i < 3; ++i) rig.outbox->on_credit(kPeer, ~std::uint64_t{0} - 511, granted);
   for (const auto& message : rig.to().sent) {
     const wire::Header& h = message.header;
     CHECK(h.type == Type::kData);

@@ -607,3 +607,23 @@ TEST_CASE("schedule: windows follow what an allreduce sends", "[schedule][fast]"
   for (const std::uint64_t window : hybridps::schedule::windows_bytes(1, Topology({0, 1, 2, 3}, 0)))
     CHECK((window == 0 || window == 32 * kKiB));
 }
+
+TEST_CASE("schedule/plan: ranks of a node own by their cards", "[schedule][fast]") {
+  using namespace hybridps::schedule;
+  const Topology equal({0, 0, 1, 1}, 0);
+  CHECK(equal.ranks_per_card() == 2.0);
+  const Topology topology({0, 0, 1, 1}, 0, {1, 1}, {}, {{0.75, 0.25, 0.5, 0.5}, 1.0});
+  CHECK(topology.ranks_per_card() == 1.0);
+  CHECK(topology.fan() == 1);
+  CHECK(equal.fan() == 2);
+  Request request;
+  request.kind = Kind::kAllReduce;
+  request.total_bytes = 1 << 20;
+  std::vector<std::uint64_t> bytes;
+  for (const Span& span : make_plan(request, topology, {})) bytes.push_back(span.bytes);
+  CHECK(bytes == std::vector<std::uint64_t>{393216, 131072, 262144, 262144});
+  // Who has a card for itself may have more under way on it.
+  CHECK(windows_bytes(1 << 20, topology)[2] ==
+        2 * windows_bytes(1 << 20, Topology({0, 0, 1, 1}, 0, {1, 1}, {}, {{0.75, 0.25, 0.5, 0.5}, 2.0}))[2]);
+  CHECK(topology.with_weights({3, 1}).owner_weight(0) == 2.25);
+}

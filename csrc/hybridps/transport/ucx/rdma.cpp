@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <netinet/in.h>
-#include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -12,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <string_view>
 
@@ -47,46 +47,6 @@ std::string short_gid(const std::string& gid) {
   std::array<char, INET6_ADDRSTRLEN> text{};
   if (inet_pton(AF_INET6, gid.c_str(), &address) != 1) return gid;
   return inet_ntop(AF_INET6, &address, text.data(), text.size()) != nullptr ? std::string(text.data()) : gid;
-}
-
-/// "0-3,8" as numbers.
-std::vector<int> cpu_list(const std::string& text) {
-  std::vector<int> cpus;
-  std::istringstream parts(text);
-  for (std::string part; std::getline(parts, part, ',');) {
-    int first = 0;
-    int last = 0;
-    const int read = std::sscanf(part.c_str(), "%d-%d", &first, &last);
-    if (read < 1) continue;
-    for (int cpu = first; cpu <= (read == 2 ? last : first); ++cpu) cpus.push_back(cpu);
-  }
-  return cpus;
-}
-
-/// NUMA nodes whose CPUs this process may use.
-std::vector<int> own_nodes(const fs::path& sysfs) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return {};
-  std::vector<int> nodes;
-  for (const fs::path& entry : core::entries_of(sysfs / "devices/system/node")) {
-    int node = 0;
-    if (std::sscanf(entry.filename().c_str(), "node%d", &node) != 1) continue;
-    const std::vector<int> cpus = cpu_list(core::first_line_of(entry / "cpulist"));
-    if (std::any_of(cpus.begin(), cpus.end(), [&](int cpu) { return cpu < CPU_SETSIZE && CPU_ISSET(cpu, &set); }))
-      nodes.push_back(node);
-  }
-  return nodes;
-}
-
-int distance_to(const fs::path& sysfs, int node, const std::vector<int>& own) {
-  int best = -1;
-  std::istringstream row(
-      core::first_line_of(sysfs / "devices/system/node" / ("node" + std::to_string(node)) / "distance"));
-  int distance = 0;
-  for (int other = 0; row >> distance; ++other)
-    if (std::find(own.begin(), own.end(), other) != own.end() && (best < 0 || distance < best)) best = distance;
-  return best;
 }
 
 std::string gid_of(const fs::path& port, bool ethernet, const std::vector<std::string>& own) {
@@ -146,17 +106,21 @@ std::vector<std::string> own_gids() {
 }
 
 std::vector<RdmaPort> list_rdma_ports(const std::vector<std::string>& own, const fs::path& sysfs) {
+  return list_rdma_ports(own, own_locality(0, std::numeric_limits<int>::max(), sysfs), sysfs);
+}
+
+std::vector<RdmaPort> list_rdma_ports(const std::vector<std::string>& own, const Locality& from,
+                                      const fs::path& sysfs) {
   std::vector<RdmaPort> ports;
-  const std::vector<int> nodes = own_nodes(sysfs);
   for (const fs::path& device : core::entries_of(sysfs / "class/infiniband")) {
-    const std::string node = core::first_line_of(device / "device/numa_node");
+    const int distance = distance_to(from, device / "device", sysfs);
     for (const fs::path& port : core::entries_of(device / "ports")) {
       RdmaPort found;
       found.name = device.filename().string() + ":" + port.filename().string();
       found.link_layer = core::first_line_of(port / "link_layer");
       found.active = core::first_line_of(port / "state").find("ACTIVE") != std::string::npos;
       found.gid = gid_of(port, found.link_layer == "Ethernet", own);
-      if (!node.empty() && node[0] != '-') found.distance = distance_to(sysfs, std::atoi(node.c_str()), nodes);
+      found.distance = distance;
       ports.push_back(std::move(found));
     }
   }
@@ -165,19 +129,16 @@ std::vector<RdmaPort> list_rdma_ports(const std::vector<std::string>& own, const
 }
 
 std::string nearest_ports(const std::vector<RdmaPort>& ports, int local_rank, int local_size) {
-  std::vector<const RdmaPort*> nearest;
+  std::vector<const RdmaPort*> usable;
+  std::vector<int> distances;
   for (const RdmaPort& port : ports) {
     if (!port.usable()) continue;
-    // Not known is the farthest.
-    const auto key = [](const RdmaPort& p) { return static_cast<unsigned>(p.distance); };
-    if (!nearest.empty() && key(port) > key(*nearest.front())) continue;
-    if (!nearest.empty() && key(port) < key(*nearest.front())) nearest.clear();
-    nearest.push_back(&port);
+    usable.push_back(&port);
+    distances.push_back(port.distance);
   }
-  if (local_size > 1 && nearest.size() > 1)
-    nearest = {nearest[static_cast<std::size_t>(std::max(local_rank, 0)) % nearest.size()]};
   std::string names;
-  for (const RdmaPort* port : nearest) names += (names.empty() ? "" : ",") + port->name;
+  for (const std::size_t at : nearest_of(distances, local_rank, local_size))
+    names += (names.empty() ? "" : ",") + usable[at]->name;
   return names;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "hybridps/core/status.h"
+#include "hybridps/transport/ucx/locality.h"
 
 namespace hybridps::transport {
 
@@ -21,20 +22,21 @@ struct RdmaPort {
   /// namespace, IPv4 before others. Empty: none, and the port is of no use here.
   std::string gid;
   bool active = false;
-  /// Of the card to the CPUs that this process may use, as the kernel counts it: 10 is next to them. -1: not known.
-  int distance = -1;
+  int distance = -1;  // of the card (locality.h); -1: not known
 
   bool usable() const noexcept { return active && !gid.empty(); }
   std::string describe() const;  // "mlx5_0:1 (Ethernet, GID ::ffff:10.0.0.1, distance 10)"
 };
 
-/// Sorted by name. `own` are the addresses of this host as in a GID (own_gids()).
+/// Sorted by name. `own` are the addresses of this host as in a GID (own_gids()); distances are from `from`, or from the
+/// CPUs that this process may use.
+std::vector<RdmaPort> list_rdma_ports(const std::vector<std::string>& own, const Locality& from,
+                                      const std::filesystem::path& sysfs = "/sys");
 std::vector<RdmaPort> list_rdma_ports(const std::vector<std::string>& own, const std::filesystem::path& sysfs = "/sys");
 /// IP addresses of this network namespace, in sysfs's notation of a GID.
 std::vector<std::string> own_gids();
 
-/// Those of the usable ports that are nearest, joined by commas: all of them where a process is alone on its node, else
-/// one, in turn. Empty: none.
+/// Of the usable ports those that this rank takes (nearest_of()), joined by commas. Empty: none.
 std::string nearest_ports(const std::vector<RdmaPort>& ports, int local_rank, int local_size);
 
 /// Whether a list of devices names RDMA ports.

@@ -1,0 +1,389 @@
+#include "hybridps/transport/rails.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+#include <unordered_map>
+
+namespace hybridps::transport {
+namespace {
+
+constexpr std::array<char, 8> kMagic = {'H', 'P', 'S', 'R', 'A', 'I', 'L', 1};
+constexpr std::size_t kEnvelopeBytes = kMagic.size() + 2 * sizeof(std::uint32_t);
+constexpr std::size_t kTextBytesMax = 128;
+constexpr std::size_t kInnerBytesMax = 8192;
+/// What a message costs beside its payload: headers, ours and the network's.
+constexpr double kMessageBytes = 200;
+
+std::uint32_t fnv1a(std::span<const std::byte> bytes) {
+  std::uint32_t sum = 2166136261U;
+  for (const std::byte byte : bytes) sum = (sum ^ static_cast<std::uint32_t>(byte)) * 16777619U;
+  return sum;
+}
+
+void put(std::vector<std::byte>& out, std::uint64_t value, int bytes) {
+  for (int i = 0; i < bytes; ++i) out.push_back(static_cast<std::byte>(value >> (8 * i)));
+}
+
+template <typename Bytes>
+void put_all(std::vector<std::byte>& out, const Bytes& bytes) {
+  put(out, bytes.size(), 2);
+  for (const auto byte : bytes) out.push_back(static_cast<std::byte>(byte));
+}
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> rest) : rest_(rest) {}
+  std::uint64_t number(std::size_t bytes) {
+    std::uint64_t value = 0;
+    const auto read = raw(bytes);
+    for (std::size_t i = 0; i < read.size(); ++i) value |= static_cast<std::uint64_t>(read[i]) << (8 * i);
+    return value;
+  }
+  std::span<const std::byte> sized(std::size_t bytes_max) {
+    const std::size_t bytes = number(2);
+    if (bytes > bytes_max) ok_ = false;
+    return raw(bytes);
+  }
+  std::string text() {
+    std::string text;
+    for (const std::byte byte : sized(kTextBytesMax)) text += static_cast<char>(byte);
+    return text;
+  }
+  bool ok() const { return ok_; }
+  bool finished() const { return ok_ && rest_.empty(); }
+
+ private:
+  std::span<const std::byte> raw(std::size_t bytes) {
+    if (!ok_ || bytes > rest_.size()) {
+      ok_ = false;
+      return {};
+    }
+    const auto read = rest_.first(bytes);
+    rest_ = rest_.subspan(bytes);
+    return read;
+  }
+  std::span<const std::byte> rest_;
+  bool ok_ = true;
+};
+
+class RailsEndpoint final : public Endpoint {
+ public:
+  struct Way {
+    Endpoint* endpoint = nullptr;
+    double weight = 1;
+    double dealt = 0;  // bytes / weight
+  };
+
+  RailsEndpoint(core::EngineId peer, std::vector<Way> ways) : peer_(peer), ways_(std::move(ways)) {}
+
+  core::Status send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,
+                    SendDone done) override {
+    if (!cause_.is_ok()) return cause_;
+    // The one that would be through with it first.
+    const double bytes = static_cast<double>(payload_bytes) + kMessageBytes;
+    Way* first = &ways_.front();
+    for (Way& way : ways_)
+      if (way.dealt + bytes / way.weight < first->dealt + bytes / first->weight) first = &way;
+    core::Status status = first->endpoint->send(header, payload, payload_bytes, std::move(done));
+    if (status.is_ok()) first->dealt += bytes / first->weight;
+    return status;
+  }
+  core::EngineId peer() const noexcept override { return peer_; }
+  void close(core::Status cause) noexcept override {
+    if (!cause_.is_ok()) return;
+    cause_ = cause.is_ok() ? core::Status(core::Code::kClosed, "the endpoint was closed") : cause;
+    for (Way& way : ways_) way.endpoint->close(cause);
+  }
+  const core::Status& cause() const noexcept { return cause_; }
+
+ private:
+  const core::EngineId peer_;
+  std::vector<Way> ways_;
+  core::Status cause_;  // ok: open
+};
+
+class RailsTransport final : public Transport {
+ public:
+  explicit RailsTransport(std::vector<Rail> rails) {
+    for (Rail& rail : rails) {
+      rail.info.inner = rail.transport->address();
+      infos_.push_back(std::move(rail.info));
+      transports_.push_back(std::move(rail.transport));
+      inlets_.push_back(std::make_unique<Inlet>(*this));
+      if (!name_.empty()) name_ += " + ";
+      name_ += transports_.back()->name();
+    }
+    address_ = encode_rails(infos_);
+  }
+  ~RailsTransport() override {
+    transports_.clear();
+    if (event_fd_ >= 0 && infos_.size() > 1) close(event_fd_);
+  }
+
+  core::Status start() {
+    if (transports_.size() == 1) {
+      event_fd_ = transports_.front()->event_fd();
+      return core::Status::ok();
+    }
+    for (const auto& transport : transports_)
+      if (transport->event_fd() < 0) return core::Status::ok();  // one that is polled: so are all
+    event_fd_ = epoll_create1(EPOLL_CLOEXEC);
+    for (const auto& transport : transports_) {
+      epoll_event event{};
+      event.events = EPOLLIN;
+      if (event_fd_ < 0 || epoll_ctl(event_fd_, EPOLL_CTL_ADD, transport->event_fd(), &event) != 0)
+        return {core::Code::kOutOfResources, "no descriptor to wait on for several network cards"};
+    }
+    return core::Status::ok();
+  }
+
+  std::string_view name() const noexcept override { return name_; }
+  core::Status attach(std::span<std::byte> pool_memory) override {
+    for (const auto& transport : transports_)
+      if (core::Status status = transport->attach(pool_memory); !status.is_ok()) return status;
+    return core::Status::ok();
+  }
+  std::vector<std::byte> address() const override { return address_; }
+
+  core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override {
+    if (const auto found = peers_.find(peer); found != peers_.end()) return endpoint_of(found->first, found->second);
+    core::Result<std::vector<RailInfo>> theirs = decode_rails(address);
+    if (!theirs.is_ok()) return theirs.status();
+    Peer made;
+    std::vector<RailsEndpoint::Way> ways;
+    std::vector<std::size_t> used(transports_.size(), 0);
+    for (const Lane& lane : lanes_between(infos_, theirs.value())) {
+      const RailInfo& other = theirs.value()[lane.theirs];
+      Way way;
+      way.rail = lane.own;
+      // An inner transport has one endpoint for each engine id: further lanes from one card have ids of their own.
+      way.id = used[lane.own]++ == 0 ? peer : core::make_engine_id();
+      way.inner = other.inner;
+      way.text = infos_[lane.own].describe() + " -> " + other.describe();
+      core::Result<Endpoint*> opened = transports_[lane.own]->connect(way.id, other.inner);
+      if (!opened.is_ok()) {
+        const core::Status why(opened.status().code(), named(opened.status().message(), way.text));
+        for (const RailsEndpoint::Way& before : ways) before.endpoint->close(why);
+        if (why.code() != core::Code::kInvalidArgument) peers_[peer].cause = why;
+        return why;
+      }
+      ways.push_back({opened.value(), lane.weight, 0});
+      made.ways.push_back(std::move(way));
+    }
+    for (const Way& way : made.ways)
+      if (way.id != peer) aliases_.emplace(way.id, peer);
+    if (ways.size() > 1) made.endpoint = std::make_unique<RailsEndpoint>(peer, std::move(ways));
+    return endpoint_of(peer, peers_.emplace(peer, std::move(made)).first->second);
+  }
+
+  Endpoint* find(core::EngineId peer) noexcept override {
+    const auto found = peers_.find(peer);
+    return found != peers_.end() ? open_endpoint(*found) : nullptr;
+  }
+  std::size_t progress() override {
+    std::size_t did = 0;
+    for (const auto& transport : transports_) did += transport->progress();
+    return did;
+  }
+  int event_fd() const noexcept override { return event_fd_; }
+  bool arm() override {
+    return std::all_of(transports_.begin(), transports_.end(), [](const auto& transport) { return transport->arm(); });
+  }
+  bool has_unsent() const noexcept override {
+    return std::any_of(transports_.begin(), transports_.end(),
+                       [](const auto& transport) { return transport->has_unsent(); });
+  }
+  void set_receiver(Receiver* receiver) noexcept override {
+    receiver_ = receiver;
+    for (std::size_t rail = 0; rail < transports_.size(); ++rail)
+      transports_[rail]->set_receiver(receiver == nullptr ? nullptr : inlets_[rail].get());
+  }
+  TransportStats stats() const noexcept override {
+    TransportStats sum;
+    for (const auto& transport : transports_) {
+      const TransportStats one = transport->stats();
+      sum.tx_messages += one.tx_messages;
+      sum.tx_payload_bytes += one.tx_payload_bytes;
+      sum.tx_header_bytes += one.tx_header_bytes;
+      sum.rx_messages += one.rx_messages;
+      sum.rx_payload_bytes += one.rx_payload_bytes;
+      sum.rx_header_bytes += one.rx_header_bytes;
+    }
+    sum.endpoints_open = static_cast<std::uint64_t>(std::count_if(
+        peers_.begin(), peers_.end(), [this](const auto& peer) { return open_endpoint(peer) != nullptr; }));
+    return sum;
+  }
+
+ private:
+  struct Inlet final : Receiver {
+    explicit Inlet(RailsTransport& transport) : rails(transport) {}
+    void on_message(std::span<const std::byte> header, RxPayload payload) noexcept override {
+      rails.receiver_->on_message(header, std::move(payload));
+    }
+    void on_peer_failed(core::EngineId id, core::Status cause) noexcept override {
+      rails.lane_failed(*this, id, std::move(cause));
+    }
+    RailsTransport& rails;
+  };
+  struct Way {
+    std::size_t rail = 0;
+    core::EngineId id;  // as the inner transport knows the peer
+    std::vector<std::byte> inner;
+    std::string text;
+  };
+  struct Peer {
+    std::vector<Way> ways;
+    std::unique_ptr<RailsEndpoint> endpoint;  // null: one way, and the inner transport's own endpoint
+    core::Status cause;                       // why it could not be reached
+  };
+
+  /// The words for a process that has ended are the same from every transport.
+  static std::string named(std::string_view cause, const std::string& way) {
+    if (cause == kEndedWithoutClosing) return std::string(cause);
+    return std::string(cause) + " [" + way + ": the cards that data takes here, HYBRIDPS_DATA_INTERFACES]";
+  }
+
+  Endpoint* open_endpoint(const std::pair<const core::EngineId, Peer>& peer) const noexcept {
+    if (!peer.second.cause.is_ok()) return nullptr;
+    if (peer.second.endpoint) return peer.second.endpoint->cause().is_ok() ? peer.second.endpoint.get() : nullptr;
+    return transports_[peer.second.ways.front().rail]->find(peer.first);
+  }
+  core::Result<Endpoint*> endpoint_of(core::EngineId id, const Peer& peer) {
+    if (!peer.cause.is_ok()) return peer.cause;
+    if (!peer.endpoint) return transports_[peer.ways.front().rail]->connect(id, peer.ways.front().inner);
+    if (!peer.endpoint->cause().is_ok()) return peer.endpoint->cause();
+    return static_cast<Endpoint*>(peer.endpoint.get());
+  }
+
+  void lane_failed(const Inlet& inlet, core::EngineId id, core::Status cause) noexcept {
+    const auto alias = aliases_.find(id);
+    const core::EngineId peer = alias != aliases_.end() ? alias->second : id;
+    const auto found = peers_.find(peer);
+    if (found == peers_.end()) return;
+    std::size_t rail = 0;
+    while (inlets_[rail].get() != &inlet) ++rail;
+    for (const Way& way : found->second.ways)
+      if (way.rail == rail && way.id == id) cause = core::Status(cause.code(), named(cause.message(), way.text));
+    if (found->second.endpoint) {
+      if (!found->second.endpoint->cause().is_ok()) return;  // told already, or closed from here
+      found->second.endpoint->close(cause);
+    }
+    receiver_->on_peer_failed(peer, std::move(cause));
+  }
+
+  std::vector<RailInfo> infos_;
+  std::vector<std::unique_ptr<Inlet>> inlets_;  // outlive the transports
+  std::unordered_map<core::EngineId, Peer> peers_;
+  std::unordered_map<core::EngineId, core::EngineId> aliases_;
+  std::vector<std::unique_ptr<Transport>> transports_;
+  std::string name_;
+  std::vector<std::byte> address_;
+  int event_fd_ = -1;
+  Receiver* receiver_ = nullptr;
+};
+
+}  // namespace
+
+std::string RailInfo::describe() const { return address.empty() ? name : name + " (" + address + ")"; }
+
+std::vector<std::byte> encode_rails(const std::vector<RailInfo>& rails) {
+  std::vector<std::byte> body;
+  put(body, rails.size(), 1);
+  for (const RailInfo& rail : rails) {
+    for (const std::string* text : {&rail.name, &rail.address, &rail.network})
+      put_all(body, std::string_view(*text).substr(0, kTextBytesMax));
+    put(body, std::bit_cast<std::uint64_t>(rail.rate), 8);
+    put_all(body, rail.inner);
+  }
+  std::vector<std::byte> bytes;
+  for (const char letter : kMagic) bytes.push_back(static_cast<std::byte>(letter));
+  put(bytes, body.size(), 4);
+  put(bytes, fnv1a(body), 4);
+  bytes.insert(bytes.end(), body.begin(), body.end());
+  return bytes;
+}
+
+core::Result<std::vector<RailInfo>> decode_rails(std::span<const std::byte> bytes) {
+  const auto malformed = [&](const char* what) {
+    return core::Status(core::Code::kInvalidArgument,
+                        "a list of network cards of " + std::to_string(bytes.size()) + " bytes is malformed: " + what);
+  };
+  if (bytes.size() < kEnvelopeBytes) return malformed("too short");
+  if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0)
+    return malformed("it begins otherwise; do all ranks run the same hybridps?");
+  const auto body = bytes.subspan(kEnvelopeBytes);
+  Reader envelope(bytes.subspan(kMagic.size(), 8));
+  if (envelope.number(4) != body.size()) return malformed("wrong length");
+  if (envelope.number(4) != fnv1a(body)) return malformed("its bytes were changed on the way");
+  Reader in(body);
+  const std::size_t count = in.number(1);
+  if (count < 1 || count > kRailsMax) return malformed("wrong number of cards");
+  std::vector<RailInfo> rails;
+  for (std::size_t i = 0; i < count && in.ok(); ++i) {
+    RailInfo& rail = rails.emplace_back();
+    rail.name = in.text();
+    rail.address = in.text();
+    rail.network = in.text();
+    rail.rate = std::bit_cast<double>(in.number(8));
+    const auto inner = in.sized(kInnerBytesMax);
+    rail.inner.assign(inner.begin(), inner.end());
+    if (!std::isfinite(rail.rate) || rail.rate < 0) return malformed("a rate that is none");
+  }
+  if (!in.finished()) return malformed("wrong length");
+  return rails;
+}
+
+std::vector<Lane> lanes_between(const std::vector<RailInfo>& own, const std::vector<RailInfo>& theirs) {
+  std::vector<Lane> lanes;
+  const auto join = [&](const std::vector<std::size_t>& a, const std::vector<std::size_t>& b) {
+    if (a.empty() || b.empty()) return;
+    for (std::size_t i = 0; i < std::max(a.size(), b.size()); ++i) lanes.push_back({a[i % a.size()], b[i % b.size()]});
+  };
+  const auto on = [](const std::vector<RailInfo>& rails, const std::string& network) {
+    std::vector<std::size_t> found;
+    for (std::size_t i = 0; i < rails.size(); ++i)
+      if (rails[i].network == network) found.push_back(i);
+    return found;
+  };
+  std::vector<std::string> networks;
+  for (const RailInfo& rail : own)
+    if (!rail.network.empty() && std::find(networks.begin(), networks.end(), rail.network) == networks.end())
+      networks.push_back(rail.network);
+  for (const std::string& network : networks) join(on(own, network), on(theirs, network));
+  if (lanes.empty()) {
+    const auto all = [](std::size_t count) {
+      std::vector<std::size_t> numbers(count);
+      for (std::size_t i = 0; i < count; ++i) numbers[i] = i;
+      return numbers;
+    };
+    join(all(own.size()), all(theirs.size()));
+  }
+  const bool known = std::all_of(lanes.begin(), lanes.end(),
+                                 [&](const Lane& l) { return own[l.own].rate > 0 && theirs[l.theirs].rate > 0; });
+  for (Lane& lane : lanes) {
+    const auto sharing = [&](auto which) {
+      return static_cast<double>(std::count_if(lanes.begin(), lanes.end(), which));
+    };
+    if (known)
+      lane.weight =
+          std::min(own[lane.own].rate / sharing([&](const Lane& l) { return l.own == lane.own; }),
+                   theirs[lane.theirs].rate / sharing([&](const Lane& l) { return l.theirs == lane.theirs; }));
+  }
+  return lanes;
+}
+
+core::Result<std::unique_ptr<Transport>> make_rails(std::vector<Rail> rails) {
+  auto transport = std::make_unique<RailsTransport>(std::move(rails));
+  if (core::Status status = transport->start(); !status.is_ok()) return status;
+  return std::unique_ptr<Transport>(std::move(transport));
+}
+
+}  // namespace hybridps::transport

@@ -1,0 +1,60 @@
+// hybridps/transport/rails.h: one Transport over several, each confined to a network card of its own.
+//
+// Model    The rails of this engine and those of a peer are joined by lanes: cards of one network (subnet) with each
+//          other; where two engines have no network in common, all are taken to be routed, and cards are joined by their
+//          place in the list. Both ends find the same lanes. An endpoint deals its messages over its lanes by bytes, in
+//          proportion to what the lane's cards carry. A peer that one lane joins costs nothing: its endpoint is the
+//          inner transport's.
+// Why      UCX uses one rail over TCP where it is to report failed peers (docs/decisions/0012).
+// Owner    of the inner transports.
+// Threads  as every Transport.
+// Errors   as every Transport; where a lane cannot be made or breaks, so does the endpoint, and the text names both cards.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hybridps/core/status.h"
+#include "hybridps/transport/transport.h"
+
+namespace hybridps::transport {
+
+inline constexpr std::size_t kRailsMax = 32;
+
+/// What peers learn of a rail.
+struct RailInfo {
+  std::string name;              // "eth1", for messages
+  std::string address;           // "10.1.0.2", for messages; may be empty
+  std::string network;           // "10.1.0.0/24"; empty: not known
+  double rate = 0;               // any unit, the same on all engines; 0: not known
+  std::vector<std::byte> inner;  // address() of its transport
+
+  std::string describe() const;  // "eth1 (10.1.0.2)"
+  bool operator==(const RailInfo&) const = default;
+};
+
+/// All rails of an engine in an envelope with length and sum.
+std::vector<std::byte> encode_rails(const std::vector<RailInfo>& rails);
+/// kInvalidArgument for anything that encode_rails() did not make.
+core::Result<std::vector<RailInfo>> decode_rails(std::span<const std::byte> bytes);
+
+struct Lane {
+  std::size_t own = 0;
+  std::size_t theirs = 0;
+  double weight = 1;  // what it carries, against the other lanes of the pair
+};
+/// The lanes between two engines; seen from the other end the same, swapped. At least one where both have a rail.
+std::vector<Lane> lanes_between(const std::vector<RailInfo>& own, const std::vector<RailInfo>& theirs);
+
+struct Rail {
+  RailInfo info;  // `inner` is filled in
+  std::unique_ptr<Transport> transport;
+};
+/// At least one rail, at most kRailsMax. kOutOfResources: no descriptor for the common event.
+core::Result<std::unique_ptr<Transport>> make_rails(std::vector<Rail> rails);
+
+}  // namespace hybridps::transport

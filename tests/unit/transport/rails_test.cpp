@@ -1,0 +1,181 @@
+#include "hybridps/transport/rails.h"
+
+#include <atomic>
+
+#include "hybridps/transport/loopback/loopback_transport.h"
+
+namespace hybridps::transport {
+namespace contract {
+struct Pair;
+}
+struct TwoRailsBackend {
+  static std::unique_ptr<contract::Pair> make_pair();
+  static constexpr bool kReportsPeerGone = true;
+};
+struct OneRailBackend {
+  static std::unique_ptr<contract::Pair> make_pair();
+  static constexpr bool kReportsPeerGone = true;
+};
+}  // namespace hybridps::transport
+
+#define HYBRIDPS_ENDPOINT_BACKENDS ::hybridps::transport::TwoRailsBackend, ::hybridps::transport::OneRailBackend
+#include "tests/unit/transport/endpoint_contract.h"
+
+namespace hybridps::transport {
+namespace {
+
+using contract::numbered;
+
+struct Card {
+  const char* name;
+  const char* network;
+  double rate;
+};
+
+/// One hub per network: what is on none of the other's networks cannot reach it.
+struct Fixture {
+  std::vector<std::unique_ptr<LoopbackHub>> hubs;
+  std::vector<std::vector<Transport*>> inner;
+  contract::Pair pair;
+
+  Fixture(const std::vector<Card>& a, const std::vector<Card>& b) {
+    for (std::size_t i = 0; i < std::max(a.size(), b.size()); ++i) hubs.push_back(std::make_unique<LoopbackHub>());
+    inner.resize(2);
+    set_up(pair.a, a, inner[0]);
+    set_up(pair.b, b, inner[1]);
+    pair.finish_setup();
+  }
+  void set_up(contract::Side& side, const std::vector<Card>& cards, std::vector<Transport*>& kept) {
+    side.use_heap();
+    std::vector<Rail> rails;
+    for (std::size_t i = 0; i < cards.size(); ++i) {
+      rails.push_back(
+          {{cards[i].name, "10.0.0.1", cards[i].network, cards[i].rate, {}}, hubs[i]->make_transport(side.id)});
+      kept.push_back(rails.back().transport.get());
+    }
+    side.transport = make_rails(std::move(rails)).value();
+  }
+  std::vector<double> sent(std::size_t side) const {
+    std::vector<double> bytes;
+    for (const Transport* transport : inner[side])
+      bytes.push_back(static_cast<double>(transport->stats().tx_payload_bytes));
+    return bytes;
+  }
+};
+
+std::unique_ptr<contract::Pair> over_loopback(std::size_t count) {
+  auto pair = std::make_unique<contract::Pair>();
+  std::vector<std::unique_ptr<LoopbackHub>> hubs(count);
+  for (auto& hub : hubs) hub = std::make_unique<LoopbackHub>();
+  for (contract::Side* side : {&pair->a, &pair->b}) {
+    side->use_heap();
+    std::vector<Rail> rails;
+    for (auto& hub : hubs) rails.push_back({{"eth", "", "", 0, {}}, hub->make_transport(side->id)});
+    side->transport = make_rails(std::move(rails)).value();
+  }
+  pair->finish_setup();
+  return pair;
+}
+
+std::vector<RailInfo> rails(const std::vector<Card>& cards) {
+  std::vector<RailInfo> infos;
+  for (const Card& card : cards) infos.push_back({card.name, "", card.network, card.rate, {}});
+  return infos;
+}
+
+std::vector<std::pair<std::size_t, std::size_t>> ends(const std::vector<Lane>& lanes) {
+  std::vector<std::pair<std::size_t, std::size_t>> pairs;
+  for (const Lane& lane : lanes) pairs.emplace_back(lane.own, lane.theirs);
+  std::sort(pairs.begin(), pairs.end());
+  return pairs;
+}
+
+using Ends = std::vector<std::pair<std::size_t, std::size_t>>;
+
+}  // namespace
+
+std::unique_ptr<contract::Pair> TwoRailsBackend::make_pair() { return over_loopback(2); }
+std::unique_ptr<contract::Pair> OneRailBackend::make_pair() { return over_loopback(1); }
+
+TEST_CASE("transport/rails: lanes join cards of one network", "[transport][fast]") {
+  const auto two = rails({{"eth0", "10.0.0.0/24", 10}, {"eth1", "10.0.1.0/24", 10}});
+  const auto turned = rails({{"eth0", "10.0.1.0/24", 10}, {"eth1", "10.0.0.0/24", 10}});
+  const auto one = rails({{"eth0", "10.0.0.0/24", 10}});
+  CHECK(ends(lanes_between(two, two)) == Ends{{0, 0}, {1, 1}});
+  CHECK(ends(lanes_between(two, turned)) == Ends{{0, 1}, {1, 0}});
+  CHECK(ends(lanes_between(two, one)) == Ends{{0, 0}});  // eth1 may not be able to reach it
+  const auto flat = rails({{"eth0", "10.0.0.0/16", 10}, {"eth1", "10.0.0.0/16", 10}});
+  const auto flat_one = rails({{"eth0", "10.0.0.0/16", 10}});
+  CHECK(ends(lanes_between(flat, flat_one)) == Ends{{0, 0}, {1, 0}});
+  CHECK(ends(lanes_between(flat_one, flat)) == Ends{{0, 0}, {0, 1}});
+}
+
+TEST_CASE("transport/rails: without a common network cards are joined by their place", "[transport][fast]") {
+  const auto a = rails({{"eth0", "10.0.0.0/31", 0}, {"eth1", "10.0.0.2/31", 0}});
+  const auto b = rails({{"eth0", "10.0.0.4/31", 0}, {"eth1", "", 0}, {"eth2", "10.0.0.8/31", 0}});
+  CHECK(ends(lanes_between(a, b)) == Ends{{0, 0}, {0, 2}, {1, 1}});
+  CHECK(ends(lanes_between(b, a)) == Ends{{0, 0}, {1, 1}, {2, 0}});
+}
+
+TEST_CASE("transport/rails: bytes go by what the cards at both ends carry", "[transport][fast]") {
+  struct Case {
+    std::vector<Card> a, b;
+    double part;  // of the first card
+  };
+  const std::vector<Case> cases = {
+      {{{"e", "x", 0}, {"f", "y", 0}}, {{"e", "x", 0}, {"f", "y", 0}}, 0.5},
+      {{{"e", "x", 30}, {"f", "y", 10}}, {{"e", "x", 30}, {"f", "y", 10}}, 0.75},
+      {{{"e", "x", 30}, {"f", "y", 10}}, {{"e", "x", 20}, {"f", "y", 20}}, 20.0 / 30},
+      {{{"e", "x", 30}, {"f", "y", 10}}, {{"e", "x", 20}, {"f", "y", 0}}, 0.5},  // one is not known
+  };
+  for (const Case& c : cases) {
+    Fixture f(c.a, c.b);
+    f.pair.connect();
+    for (std::uint64_t i = 0; i < 400; ++i) {
+      const std::size_t bytes = i % 7 == 0 ? 100 : 20000;
+      REQUIRE(f.pair.a.peer->send(numbered(i), f.pair.a.filled(bytes, i), bytes, {}).is_ok());
+      f.pair.settle(1);
+      f.pair.release_all();
+    }
+    const std::vector<double> sent = f.sent(0);
+    INFO(sent[0] << " " << sent[1]);
+    CHECK(std::abs(sent[0] / (sent[0] + sent[1]) - c.part) < 0.01);
+    CHECK(f.pair.b.transport->stats().rx_messages == 400);
+    CHECK(f.pair.a.transport->stats().endpoints_open == 1);
+  }
+}
+
+TEST_CASE("transport/rails: one broken lane is the end of the peer and names its cards", "[transport][fast]") {
+  Fixture f({{"eth0", "x", 0}, {"eth1", "y", 0}}, {{"net0", "x", 0}, {"net1", "y", 0}});
+  f.pair.connect();
+  REQUIRE(f.pair.a.peer->send(numbered(1), f.pair.a.filled(50, 1), 50, {}).is_ok());
+  f.hubs[1]->kill(f.pair.b.id);
+  f.pair.settle(3);
+  f.pair.release_all();
+  REQUIRE(f.pair.a.receiver.failures.size() == 1);
+  CHECK(f.pair.a.receiver.failures[0].first == f.pair.b.id);
+  CHECK(f.pair.a.transport->find(f.pair.b.id) == nullptr);
+  contract::Side::Done done;
+  CHECK(f.pair.a.peer->send(numbered(2), {}, 0, f.pair.a.record(done)).code() == core::Code::kPeerDead);
+  CHECK(done.count == 0);
+
+  Fixture apart({{"eth0", "x", 0}}, {{"net0", "x", 0}});
+  apart.hubs[0]->kill(apart.pair.b.id);
+  const auto refused = apart.pair.a.transport->connect(apart.pair.b.id, apart.pair.b.transport->address());
+  REQUIRE_FALSE(refused.is_ok());
+  CHECK(refused.status().message().find("eth0 (10.0.0.1) -> net0 (10.0.0.1)") != std::string_view::npos);
+  const auto again = apart.pair.a.transport->connect(apart.pair.b.id, apart.pair.b.transport->address());
+  CHECK(again.status().message() == refused.status().message());
+}
+
+TEST_CASE("transport/rails: what is encoded is decoded", "[transport][fast]") {
+  std::vector<RailInfo> infos = rails({{"eth0", "10.0.0.0/24", 25}, {"eth1", "", 0}});
+  infos[1].inner = {std::byte{1}, std::byte{2}};
+  CHECK(decode_rails(encode_rails(infos)).value() == infos);
+  CHECK_FALSE(decode_rails(encode_rails({})).is_ok());
+  CHECK_FALSE(decode_rails(encode_rails(std::vector<RailInfo>(kRailsMax + 1))).is_ok());
+  infos[0].rate = -1;
+  CHECK_FALSE(decode_rails(encode_rails(infos)).is_ok());
+}
+
+}  // namespace hybridps::transport

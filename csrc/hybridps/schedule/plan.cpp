@@ -28,8 +28,9 @@ struct Builder {
   std::vector<Span> spans{};
 
   void add(std::uint32_t id, int owner, int source, int sink, std::uint64_t bytes, std::uint64_t input_offset,
-           std::uint64_t output_offset) {
+           std::uint64_t output_offset, int rail = kNoRail) {
     Span span;
+    span.rail = rail;
     span.id = id;
     span.owner = owner;
     span.source = source;
@@ -84,6 +85,129 @@ std::uint64_t before(const std::vector<std::uint64_t>& bytes, int rank) {
   return sum;
 }
 
+/// The rail whose ranks act for every node towards a dedicated server, which owns one span of an operation at most.
+int rail_of_server(int server, const Topology& topology) {
+  const int rails = topology.rails();
+  if (server < rails) return server;
+  const bool even = topology.size() == rails * topology.nodes();
+  return even ? server % rails : kNoRail;
+}
+
+// The owners that share one rail's part of an allreduce: the rail's rank of each node by the node's weight, and the
+// dedicated servers that are asked through this rail. Those take what is their share of the whole tensor, as far as the
+// rail has it.
+std::vector<std::pair<int, std::uint64_t>> rail_cut(std::uint64_t bytes, int rail, const Topology& topology,
+                                                    std::uint64_t sequence, const Limits& limits, Dedicated dedicated) {
+  const int nodes = topology.nodes();
+  if (bytes <= limits.tiny_bytes)
+    return {{topology.rail_rank(static_cast<int>(sequence % static_cast<std::uint64_t>(nodes)), rail), bytes}};
+  double of_nodes = 0.0;
+  double of_servers = 0.0;
+  double here = 0.0;
+  // As of the whole node, but for how its ranks share its cards.
+  const auto node_weight = [&](int node) {
+    return topology.owner_weight(topology.rail_rank(node, rail)) * static_cast<double>(topology.ranks_of(node).size());
+  };
+  for (int node = 0; node < nodes; ++node) of_nodes += node_weight(node);
+  if (dedicated == Dedicated::kTakePart) {
+    for (int server = 0; server < topology.servers(); ++server) {
+      of_servers += topology.server_weight(server);
+      if (rail_of_server(server, topology) == rail) here += topology.server_weight(server);
+    }
+  }
+  const double total = of_nodes + of_servers;
+  const double part = total > 0.0 ? std::min(1.0, here * topology.rails() / total) : 0.0;  // of the rail, for servers
+  std::vector<int> owners;
+  std::vector<double> weights;
+  for (int node = 0; node < nodes; ++node) {
+    owners.push_back(topology.rail_rank(node, rail));
+    weights.push_back(of_nodes > 0.0 ? (1.0 - part) * node_weight(node) / of_nodes : 0.0);
+  }
+  for (int server = 0; here > 0.0 && server < topology.servers(); ++server) {
+    if (rail_of_server(server, topology) != rail || topology.server_weight(server) <= 0.0) continue;
+    owners.push_back(topology.size() + server);
+    weights.push_back(part * topology.server_weight(server) / here);
+  }
+  const std::uint64_t granule = bytes / owners.size() >= kSmallestSpanBytes ? kGranuleBytes : kSmallestSpanBytes;
+  const std::vector<std::uint64_t> cut = cut_by_weight(bytes, weights, granule);
+  std::vector<std::pair<int, std::uint64_t>> result;
+  for (std::size_t i = 0; i < owners.size(); ++i) result.emplace_back(owners[i], cut[i]);
+  return result;
+}
+
+std::vector<Span> plan_between_nodes(const Request& request, const Topology& topology, const Limits& limits) {
+  Builder plan{limits};
+  const int me = topology.rank();
+  const int my_node = topology.my_node();
+  const auto members = static_cast<std::uint32_t>(topology.size() + topology.servers());
+  // A rank of a small node owns spans in several rails. A dedicated server knows its span by its own number.
+  const auto id = [&](int owner, int rail) {
+    return static_cast<std::uint32_t>(owner) +
+           (topology.is_dedicated(owner) ? 0 : members * static_cast<std::uint32_t>(rail + 1));
+  };
+  std::uint64_t offset = 0;  // in this rank's input or output
+  switch (request.kind) {
+    case Kind::kAllReduce:
+    case Kind::kReduce:
+    case Kind::kBroadcast:
+      for (int rail = 0; rail < topology.rails(); ++rail) {
+        const std::uint64_t bytes = at(request.rail_bytes, rail);
+        if (topology.rail_rank(my_node, rail) != me || bytes == 0) continue;
+        if (request.kind == Kind::kBroadcast) {
+          const int root_node = topology.node_of(request.root);
+          const int source = topology.rail_rank(root_node, rail);
+          if (topology.nodes() <= 2 || bytes <= limits.chunk_bytes) {
+            plan.add(id(source, rail), source, source, kAll, bytes, offset, offset, rail);
+            offset += bytes;
+            continue;
+          }
+          std::vector<double> weights;
+          for (int node = 0; node < topology.nodes(); ++node)
+            if (node != root_node) weights.push_back(topology.weight(node));
+          const std::vector<std::uint64_t> cut = cut_by_weight(bytes, weights, kGranuleBytes);
+          for (int node = 0, i = 0; node < topology.nodes(); ++node) {
+            if (node == root_node) continue;
+            const std::uint64_t part = cut[static_cast<std::size_t>(i++)];
+            const int owner = topology.rail_rank(node, rail);
+            if (part > 0) plan.add(id(owner, rail), owner, source, kAll, part, offset, offset, rail);
+            offset += part;
+          }
+          continue;
+        }
+        const bool reduce = request.kind == Kind::kReduce;
+        const int sink = reduce ? topology.rail_rank(topology.node_of(request.root), rail) : kAll;
+        // A dedicated server answers a reduce's root itself, which is not what is wanted here.
+        for (const auto& [owner, part] : rail_cut(bytes, rail, topology, request.sequence, limits,
+                                                  reduce ? Dedicated::kStayOut : Dedicated::kTakePart)) {
+          if (part > 0) plan.add(id(owner, rail), owner, kAll, sink, part, offset, offset, rail);
+          offset += part;
+        }
+      }
+      break;
+    case Kind::kReduceScatter:
+      for (int rank = 0; rank < topology.size(); ++rank) {
+        const int rail = topology.local_index(rank);
+        if (topology.rail_rank(my_node, rail) != me) continue;
+        const std::uint64_t bytes = at(request.input_bytes, rank);
+        plan.add(static_cast<std::uint32_t>(rank), rank, kAll, rank, bytes, offset, 0, rail);
+        offset += bytes;
+      }
+      break;
+    case Kind::kAllGather:
+      for (int rank = 0; rank < topology.size(); ++rank) {
+        const int rail = topology.local_index(rank);
+        const bool mine = rank == me;
+        if (!mine && (topology.node_of(rank) == my_node || topology.rail_rank(my_node, rail) != me)) continue;
+        const std::uint64_t bytes = at(request.output_bytes, rank);
+        plan.add(static_cast<std::uint32_t>(rank), rank, rank, kAll, bytes, 0, mine ? 0 : offset, rail);
+        if (!mine) offset += bytes;
+      }
+      break;
+    default: assert(false && "this kind has no scope between nodes"); break;
+  }
+  return std::move(plan.spans);
+}
+
 }  // namespace
 
 std::string_view name_of(Kind kind) noexcept {
@@ -134,10 +258,18 @@ int Topology::agent(int node, int owner) const noexcept {
 }
 
 double Topology::ranks_per_card() const noexcept {
-  if (cards_.ranks_per_card > 0.0) return cards_.ranks_per_card;
+  return cards_.ranks_per_card > 0.0 ? cards_.ranks_per_card : static_cast<double>(rails());
+}
+
+int Topology::rails() const noexcept {
   std::size_t ranks = 1;
   for (const auto& node : ranks_of_) ranks = std::max(ranks, node.size());
-  return static_cast<double>(ranks);
+  return static_cast<int>(ranks);
+}
+
+int Topology::rail_rank(int node, int rail) const noexcept {
+  const std::vector<int>& ranks = ranks_of(node);
+  return ranks[static_cast<std::size_t>(rail) % ranks.size()];
 }
 
 std::uint64_t Topology::fan() const noexcept {
@@ -214,7 +346,13 @@ std::vector<std::uint64_t> cut_by_weight(std::uint64_t bytes, const std::vector<
 }
 
 std::vector<Span> make_plan(const Request& request, const Topology& topology, const Limits& limits) {
+  if (request.scope == Scope::kNodes) return plan_between_nodes(request, topology, limits);
   Builder plan{limits};
+  if (request.scope == Scope::kWitness) {
+    const int owner = static_cast<int>(request.sequence % static_cast<std::uint64_t>(topology.size()));
+    plan.add(static_cast<std::uint32_t>(owner), owner, kAll, kAll, 0, 0, 0);
+    return std::move(plan.spans);
+  }
   const int me = topology.rank();
   const int size = topology.size();
   switch (request.kind) {

@@ -87,6 +87,10 @@ class Topology {
   std::uint64_t fan() const noexcept;
   /// The rank that acts for `node` in spans owned by `owner`.
   int agent(int node, int owner) const noexcept;
+  /// As many as the largest node has ranks: parts that are reduced inside the nodes before they come here (Scope).
+  int rails() const noexcept;
+  /// The rank of `node` that holds that part.
+  int rail_rank(int node, int rail) const noexcept;
 
  private:
   std::vector<int> node_of_;
@@ -99,6 +103,20 @@ class Topology {
 };
 
 inline constexpr int kAll = -1;
+inline constexpr int kNoRail = -1;
+
+/// How much of an operation goes through the engine. Values travel on the wire: append only.
+enum class Scope : std::uint8_t {
+  /// All of it.
+  kRanks = 0,
+  /// What goes between nodes: on each node one rank per rail holds what the node has to give, and takes what it gets.
+  /// The rest is done inside the nodes by other means (GPUs, with NCCL). For allreduce, reduce, reduce_scatter,
+  /// all_gather and broadcast.
+  kNodes = 1,
+  /// Nothing: ranks only find out that all of them have called the same operation.
+  kWitness = 2,
+};
+inline constexpr std::uint8_t kScopeCount = 3;
 
 struct Span {
   std::uint32_t id = 0;
@@ -110,6 +128,7 @@ struct Span {
   std::uint64_t output_offset = 0;  // in a consumer's output, bytes
   std::uint32_t chunk_bytes = 1;    // all chunks but the last have this many bytes
   std::uint32_t chunks = 1;         // at least 1: a span of 0 bytes is one empty chunk
+  int rail = kNoRail;               // Scope::kNodes: the ranks of this rail alone have a part in it
 };
 
 struct Request {
@@ -127,6 +146,12 @@ struct Request {
   std::vector<std::uint64_t> input_bytes;
   std::vector<std::uint64_t> output_bytes;
   bool sending = false;  // point to point: this rank sends to root, else receives from it
+  Scope scope = Scope::kRanks;
+  /// kNodes: allreduce, reduce and broadcast: bytes of each rail's part, rails() entries; their sum is total_bytes. A
+  /// rank's input and output are the parts of its own rails, one after the other. In a reduce_scatter its input, and in an
+  /// all_gather its output, are likewise the pieces of the ranks for which it acts (all_gather: on other nodes), in
+  /// rank order.
+  std::vector<std::uint64_t> rail_bytes;
 };
 
 /// What each of `fan` senders may have under way unasked, of what one card takes: never below two of the smallest chunks.

@@ -114,7 +114,11 @@ std::string Dedicated::refuse(const Group& group, const wire::Header& header) co
   const schedule::Topology& topology = group.info.topology;
   const bool sums =
       header.signature.kind == schedule::Kind::kAllReduce || header.signature.kind == schedule::Kind::kReduce;
-  if (header.stage != wire::Stage::kPush || !sums) return "a message that is not for a dedicated server";
+  const bool known_scope =
+      header.signature.scope == schedule::Scope::kRanks ||
+      (header.signature.scope == schedule::Scope::kNodes && header.signature.kind == schedule::Kind::kAllReduce);
+  if (header.stage != wire::Stage::kPush || !sums || !known_scope)
+    return "a message that is not for a dedicated server";
   const int sender = static_cast<int>(header.sender_rank);
   if (static_cast<int>(header.contributor) != topology.node_of(sender) ||
       topology.agent(topology.node_of(sender), topology.rank()) != sender)

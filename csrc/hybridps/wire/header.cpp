@@ -21,7 +21,7 @@ void walk(Bytes bytes, HeaderRef& h, std::uint32_t& magic, std::uint8_t& version
   field(h.type);
   field(h.stage);
   field(h.flags);
-  field(h.priority);
+  field(h.signature.scope);
   field(h.signature.kind);
   field(h.signature.dtype);
   field(h.signature.op);
@@ -61,8 +61,8 @@ core::Result<Header> decode(std::span<const std::byte> bytes) {
                                                           " bytes, expected " + std::to_string(kHeaderBytes));
   // Enumerations are read as bytes first: an out-of-range value must never sit in an enum.
   const auto byte_at = [&](std::size_t at) { return std::to_integer<unsigned>(bytes[at]); };
-  if (byte_at(5) >= kTypeCount || byte_at(6) >= kStageCount || byte_at(9) >= schedule::kKindCount ||
-      byte_at(10) >= core::kDTypeCount || byte_at(11) >= core::kReduceOpCount)
+  if (byte_at(5) >= kTypeCount || byte_at(6) >= kStageCount || byte_at(8) >= schedule::kScopeCount ||
+      byte_at(9) >= schedule::kKindCount || byte_at(10) >= core::kDTypeCount || byte_at(11) >= core::kReduceOpCount)
     return core::Status(core::Code::kInvalidArgument, "message header with an unknown type, stage or signature");
   Header header;
   std::uint32_t magic = 0;
@@ -85,6 +85,7 @@ std::string describe(const Signature& s) {
   else if (s.dtype != core::DType::kBytes)
     text += " of " + std::string(core::name_of(s.dtype));
   if (s.root >= 0) text += ", root " + std::to_string(s.root);
+  if (s.scope != schedule::Scope::kRanks) text += ", on GPUs";
   return text;
 }
 

@@ -1,7 +1,7 @@
 // hybridps/wire/header.h: the one header in front of every message between engines.
 //
 // Grammar (little-endian, kHeaderBytes in all; offsets in header.cpp):
-//   header := magic:u32 version:u8 type:u8 stage:u8 flags:u8 priority:u8 kind:u8 dtype:u8 op:u8 root:i32
+//   header := magic:u32 version:u8 type:u8 stage:u8 flags:u8 scope:u8 kind:u8 dtype:u8 op:u8 root:i32
 //             source:u64 uid:u128 incarnation:u32 plan_version:u32 sequence:u64 span:u32 chunk:u32
 //             contributor:u32 sender_rank:u32 total_bytes:u64 span_bytes:u64 payload_bytes:u32 tag:u32
 //             premul:f64 aux:u64
@@ -73,6 +73,7 @@ struct Signature {
   core::ReduceOp op = core::ReduceOp::kNone;
   std::int32_t root = -1;
   std::uint64_t total_bytes = 0;  // 0 where ranks may differ (gather, scatter, all_to_all)
+  schedule::Scope scope = schedule::Scope::kRanks;
   bool operator==(const Signature&) const = default;
 };
 
@@ -83,7 +84,6 @@ struct Header {
   Type type = Type::kData;
   Stage stage = Stage::kLocalPush;
   std::uint8_t flags = 0;
-  std::uint8_t priority = 0;
   Signature signature;
   core::EngineId source;
   core::GroupUid uid;

@@ -49,6 +49,11 @@ struct Operation {
   bool sending = false;
   int peer = kAnySource;
   std::uint32_t tag = 0;
+  /// What of it is the engine's. Other than kRanks: total_bytes is what ranks compare, and input_bytes and output_bytes
+  /// are of the whole operation; input and output, and rail_bytes, are as schedule::Request says (kWitness: none).
+  schedule::Scope scope = schedule::Scope::kRanks;
+  std::uint64_t total_bytes = 0;
+  std::vector<std::uint64_t> rail_bytes;
   std::chrono::milliseconds timeout{0};  // 0: none
   core::TimePoint issued_at{};           // from which the timeout counts; none: from submit()
 };

@@ -30,15 +30,16 @@ SpanRun::SpanRun(Worker& worker, OperationRun& run, const schedule::Span& plan)
   const schedule::Topology& topology = run.group.info.topology;
   const int me = topology.rank();
   const schedule::Kind kind = run.operation.kind;
-  aggregate_ = is_aggregate(kind);
+  aggregate_ = is_aggregate(kind) || run.operation.scope == schedule::Scope::kWitness;
   owner_ = plan.owner == me;
-  locals_ = static_cast<std::uint32_t>(topology.ranks_of(topology.my_node()).size());
-  agent_ = aggregate_ && topology.agent(topology.my_node(), plan.owner) == me;
+  locals_ =
+      plan.rail == schedule::kNoRail ? static_cast<std::uint32_t>(topology.ranks_of(topology.my_node()).size()) : 1;
+  agent_ = aggregate_ && agent_of(topology.my_node()) == me;
   consumer_ = (plan.sink == schedule::kAll || plan.sink == me) && plan.source != me && !(aggregate_ && owner_);
 
   if (aggregate_) {
     result_offset_ = plan.output_offset;
-    const bool has_place = kind != schedule::Kind::kReduce || run.operation.root == me;
+    const bool has_place = kind != schedule::Kind::kReduce || plan.sink == me;
     result_place_ = has_place ? Place::kOutput : Place::kScratch;
     if (!has_place) result_offset_ = 0;
   } else if (plan.source == me && kind != schedule::Kind::kBroadcast) {
@@ -51,6 +52,11 @@ SpanRun::SpanRun(Worker& worker, OperationRun& run, const schedule::Span& plan)
 }
 
 SpanRun::~SpanRun() { cancel(); }
+
+int SpanRun::agent_of(int node) const noexcept {
+  const schedule::Topology& topology = run_.group.info.topology;
+  return plan_.rail == schedule::kNoRail ? topology.agent(node, plan_.owner) : topology.rail_rank(node, plan_.rail);
+}
 
 std::size_t SpanRun::bytes_of(std::uint32_t chunk) const noexcept {
   const std::uint64_t begin = begin_of(chunk);
@@ -110,6 +116,7 @@ void SpanRun::open_result_streams() {
   const int me = topology.rank();
   const int my_node = topology.my_node();
   const auto to_locals = [&] {
+    if (plan_.rail != schedule::kNoRail) return;
     for (const int rank : topology.ranks_of(my_node))
       if (rank != me && rank != plan_.source) results_.push_back(&open_stream(rank, wire::Stage::kLocalResult, 0));
   };
@@ -124,14 +131,12 @@ void SpanRun::open_result_streams() {
     for (int step = 1; step < topology.nodes(); ++step) {
       // Rotated, so that not all owners send to node 0 first.
       const int node = (my_node + step) % topology.nodes();
-      if (node != served_by_source)
-        results_.push_back(&open_stream(topology.agent(node, plan_.owner), wire::Stage::kResult, 0));
+      if (node != served_by_source) results_.push_back(&open_stream(agent_of(node), wire::Stage::kResult, 0));
     }
     to_locals();
   } else if (plan_.source == me) {
     to_locals();
-  } else if (topology.agent(my_node, plan_.owner) == me && my_node != topology.node_of(plan_.owner) &&
-             my_node != served_by_source) {
+  } else if (agent_of(my_node) == me && my_node != topology.node_of(plan_.owner) && my_node != served_by_source) {
     to_locals();
   }
 }
@@ -145,7 +150,7 @@ bool SpanRun::start() {
 
   if (aggregate_) {
     if (!agent_) {
-      push_ = &open_stream(topology.agent(topology.my_node(), plan_.owner), wire::Stage::kLocalPush,
+      push_ = &open_stream(agent_of(topology.my_node()), wire::Stage::kLocalPush,
                            static_cast<std::uint32_t>(topology.local_index(me)));
       for (std::uint32_t chunk = 0; chunk < plan_.chunks; ++chunk) worker_.outbox().offer(*push_, chunk);
       return true;
@@ -175,7 +180,7 @@ bool SpanRun::start() {
   }
 
   if (plan_.source == me) {
-    if (plan_.sink == schedule::kAll || plan_.sink == me) {
+    if (plan_.rail == schedule::kNoRail && (plan_.sink == schedule::kAll || plan_.sink == me)) {
       // The own copy: all_gather's own piece, and what a rank scatters, gathers or exchanges with itself.
       if (result_place_ == Place::kInput && plan_.bytes > 0) {
         for (std::uint32_t chunk = 0; chunk < plan_.chunks; ++chunk) {
@@ -314,7 +319,7 @@ void SpanRun::local_chunk_complete(std::uint32_t chunk) {
   if (out == nullptr) out = bounce(chunk);
 
   const Operation& operation = run_.operation;
-  const bool as_it_stands = locals_ == 1 && operation.op != core::ReduceOp::kPremulSum &&
+  const bool as_it_stands = locals_ == 1 && (operation.op != core::ReduceOp::kPremulSum || operation.premul == 1.0) &&
                             !(operation.op == core::ReduceOp::kAvg && core::is_floating(operation.dtype));
   const std::byte* data = as_it_stands ? run_.input.contiguous(plan_.input_offset + begin_of(chunk), bytes) : nullptr;
   if (data == nullptr) {
@@ -409,6 +414,7 @@ void SpanRun::grant_local(std::uint32_t chunk) {
   const schedule::Topology& topology = run_.group.info.topology;
   LocalChunk& local = local_chunk(chunk);
   if (!owner_) local.counted = true;
+  if (locals_ == 1) return;  // nobody else contributes here
   wire::Header grant;
   grant.type = wire::Type::kGrant;
   grant.stage = wire::Stage::kLocalPush;

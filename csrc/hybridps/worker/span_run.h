@@ -83,6 +83,8 @@ class SpanRun final : public flow::Source, core::Pinned {
     std::uint64_t life = 0;
   };
 
+  /// The rank that acts for the node in this span.
+  int agent_of(int node) const noexcept;
   flow::Stream& open_stream(int to_rank, wire::Stage stage, std::uint32_t contributor);
   void open_result_streams();
   void result_ready(std::uint32_t chunk);

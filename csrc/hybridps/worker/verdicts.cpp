@@ -177,7 +177,7 @@ void Worker::on_mismatch(const server::OperationKey& key, const wire::Signature&
     what = "ranks disagree about operation " + std::to_string(key.sequence) + ": " + info.member_text(our_rank) +
            " called " + wire::describe(ours) + ", " + info.member_text(sender_rank) + " called " +
            wire::describe(theirs);
-    if (ours == theirs) what += " with other sizes per rank";
+    if (wire::describe(ours) == wire::describe(theirs)) what += " with other sizes per rank";
   }
   // Not at once: this is called from inside the server's and the runs' own loops.
   failing_.emplace_back(key.uid, core::Status(core::Code::kMismatch, std::move(what)));

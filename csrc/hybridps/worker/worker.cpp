@@ -17,6 +17,8 @@ constexpr std::uint32_t kPaceChunks = 8;
 
 bool is_barrier(schedule::Kind kind) { return kind == schedule::Kind::kBarrier || kind == schedule::Kind::kGoodbye; }
 
+bool has_shares(const Operation& o) { return !is_barrier(o.kind) && o.scope != schedule::Scope::kWitness; }
+
 std::uint64_t sum(const std::vector<std::uint64_t>& values) {
   std::uint64_t total = 0;
   for (const std::uint64_t value : values) total += value;
@@ -29,6 +31,7 @@ wire::Signature signature_of(const Operation& operation, const Pieces& input, co
   s.dtype = operation.dtype;
   s.op = operation.op;
   s.root = operation.root;
+  s.scope = operation.scope;
   switch (operation.kind) {
     case schedule::Kind::kAllReduce:
     case schedule::Kind::kBroadcast: s.total_bytes = output.bytes(); break;
@@ -37,6 +40,7 @@ wire::Signature signature_of(const Operation& operation, const Pieces& input, co
     case schedule::Kind::kReduceScatter: s.total_bytes = sum(operation.input_bytes); break;
     default: break;
   }
+  if (operation.scope != schedule::Scope::kRanks) s.total_bytes = operation.total_bytes;
   return s;
 }
 
@@ -174,7 +178,7 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
   // A barrier speaks for all that its rank did before it.
   if (is_barrier(o.kind) && !is_oldest(group, sequence))
     group.held.insert(sequence);
-  else if (group.plans->is_frozen() && !is_barrier(o.kind))
+  else if (group.plans->is_frozen() && has_shares(o))
     group.plans->hold(sequence);
   else
     start(r);
@@ -200,6 +204,8 @@ void Worker::start(OperationRun& run) {
   request.total_bytes = run.signature.total_bytes;
   request.input_bytes = o.input_bytes;
   request.output_bytes = o.output_bytes;
+  request.scope = o.scope;
+  request.rail_bytes = o.rail_bytes;
   const auto me = static_cast<std::size_t>(group.info.topology.rank());
   if (request.input_bytes.empty()) {
     request.input_bytes.resize(static_cast<std::size_t>(group.info.topology.size()), 0);
@@ -210,7 +216,7 @@ void Worker::start(OperationRun& run) {
     request.output_bytes[me] = run.output.bytes();
   }
   // A barrier has no shares, and may start much later than it was submitted: it belongs to no version.
-  const Binding* binding = is_barrier(o.kind) ? nullptr : &group.plans->binding_of(run.sequence);
+  const Binding* binding = !has_shares(o) ? nullptr : &group.plans->binding_of(run.sequence);
   if (binding != nullptr) {
     run.plan_version = binding->version;
     group.plans->on_started(run);
@@ -380,8 +386,9 @@ void Worker::handle(GroupState& group, const wire::Header& header, flow::Deliver
           break;
         }
         const schedule::Kind kind = header.signature.kind;
-        const bool to_server = header.stage == wire::Stage::kPush && header.type != wire::Type::kGrant &&
-                               kind != schedule::Kind::kBroadcast;
+        const bool to_server =
+            header.stage == wire::Stage::kPush && header.type != wire::Type::kGrant &&
+            (kind != schedule::Kind::kBroadcast || header.signature.scope == schedule::Scope::kWitness);
         if (to_server) {
           if (header.type == wire::Type::kData)
             server_.on_push(header, std::move(payload));

@@ -546,6 +546,97 @@ TEST_CASE("schedule/plan: dedicated servers own parts of reductions, and of noth
   }
 }
 
+TEST_CASE("schedule/plan: between nodes a span is the business of one rank per node", "[schedule][fast]") {
+  Random random(20);
+  for (int round = 0; round < 400; ++round) {
+    const std::vector<int> nodes = random_nodes(random);
+    const int size = static_cast<int>(nodes.size());
+    const std::vector<double> weights = random_weights(random, node_count(nodes));
+    const std::vector<double> servers(random() % 4, 0.7);
+    const Topology any(nodes, 0, weights, servers);
+    Request request;
+    constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kReduce, Kind::kBroadcast, Kind::kReduceScatter,
+                               Kind::kAllGather};
+    request.kind = kKinds[random() % std::size(kKinds)];
+    request.scope = Scope::kNodes;
+    request.sequence = random() % 100;
+    const bool rooted = request.kind == Kind::kReduce || request.kind == Kind::kBroadcast;
+    const bool pieces = request.kind == Kind::kReduceScatter || request.kind == Kind::kAllGather;
+    if (rooted) request.root = static_cast<int>(random() % static_cast<std::uint64_t>(size));
+    request.rail_bytes = random_sizes(random, index(any.rails()));
+    if (pieces) request.input_bytes = request.output_bytes = random_sizes(random, index(size));
+    INFO(text(nodes) << " " << name_of(request.kind) << " root " << request.root << " servers " << servers.size());
+
+    struct Seen {
+      Span span;
+      std::set<int> ranks;
+    };
+    std::map<std::uint32_t, Seen> seen;
+    for (int rank = 0; rank < size; ++rank) {
+      const Topology topology(nodes, rank, weights, servers);
+      std::uint64_t at = 0;
+      for (const Span& span : make_plan(request, topology, Limits{})) {
+        require_chunks(span, Limits{});
+        REQUIRE(span.rail >= 0);
+        REQUIRE(topology.rail_rank(topology.my_node(), span.rail) == rank);
+        auto [entry, is_new] = seen.try_emplace(span.id, Seen{span, {}});
+        const Span& other = entry->second.span;
+        REQUIRE(span.owner == other.owner);
+        REQUIRE(span.source == other.source);
+        REQUIRE(span.sink == other.sink);
+        REQUIRE(span.bytes == other.bytes);
+        REQUIRE(span.rail == other.rail);
+        REQUIRE(entry->second.ranks.insert(topology.my_node()).second);
+        if (!topology.is_dedicated(span.owner)) {
+          REQUIRE(topology.rail_rank(topology.node_of(span.owner), span.rail) == span.owner);
+        } else {
+          REQUIRE(span.id == static_cast<std::uint32_t>(span.owner));
+          REQUIRE(topology.agent(topology.my_node(), span.owner) == rank);  // as the server sees it
+        }
+        // What the rank has lies in a row.
+        if (request.kind == Kind::kAllGather) {
+          if (span.source == rank) continue;
+          REQUIRE(span.output_offset == at);
+        } else {
+          REQUIRE(span.input_offset == at);
+        }
+        at += span.bytes;
+      }
+      std::uint64_t mine = 0;
+      for (int rail = 0; !pieces && rail < topology.rails(); ++rail)
+        if (topology.rail_rank(topology.my_node(), rail) == rank) mine += request.rail_bytes[index(rail)];
+      for (int other = 0; pieces && other < size; ++other) {
+        const bool here = topology.node_of(other) == topology.my_node();
+        if (request.kind == Kind::kAllGather && here) continue;
+        if (topology.rail_rank(topology.my_node(), topology.local_index(other)) == rank)
+          mine += request.input_bytes[index(other)];
+      }
+      REQUIRE(at == mine);
+    }
+    for (const auto& [id, entry] : seen) REQUIRE(entry.ranks.size() == index(any.nodes()));
+  }
+}
+
+TEST_CASE("schedule/plan: between nodes shares are by node and server as they are between ranks", "[schedule][fast]") {
+  // A server's part comes from the rail that asks it, as far as that goes.
+  const std::vector<int> nodes = {0, 0, 1, 1, 2, 2};
+  Request request;
+  request.kind = Kind::kAllReduce;
+  request.scope = Scope::kNodes;
+  request.rail_bytes = {4 << 20, 4 << 20};
+  std::map<int, std::uint64_t> owned;  // by node, servers from 10 on
+  for (int rank = 0; rank < 2; ++rank) {
+    const Topology topology(nodes, rank, {1, 1, 2}, {1});
+    for (const Span& span : make_plan(request, topology, Limits{}))
+      owned[topology.is_dedicated(span.owner) ? 10 + span.owner - 6 : topology.node_of(span.owner)] += span.bytes;
+  }
+  const double whole = 8 << 20;
+  CHECK(std::abs(static_cast<double>(owned[0]) / whole - 0.2) < 0.001);
+  CHECK(std::abs(static_cast<double>(owned[1]) / whole - 0.2) < 0.001);
+  CHECK(std::abs(static_cast<double>(owned[2]) / whole - 0.4) < 0.001);
+  CHECK(std::abs(static_cast<double>(owned[10]) / whole - 0.2) < 0.001);
+}
+
 TEST_CASE("schedule/plan: the more senders one card has, the less each may send unasked, in smaller chunks",
           "[schedule][fast]") {
   constexpr std::uint64_t kKiB = 1024;

@@ -17,11 +17,9 @@ struct EnumByte {
   std::size_t at;
   unsigned count;
 };
-const EnumByte kEnumBytes[] = {{"type", 5, wire::kTypeCount},
-                               {"stage", 6, wire::kStageCount},
-                               {"kind", 9, schedule::kKindCount},
-                               {"dtype", 10, core::kDTypeCount},
-                               {"op", 11, core::kReduceOpCount}};
+const EnumByte kEnumBytes[] = {{"type", 5, wire::kTypeCount},       {"stage", 6, wire::kStageCount},
+                               {"scope", 8, schedule::kScopeCount}, {"kind", 9, schedule::kKindCount},
+                               {"dtype", 10, core::kDTypeCount},    {"op", 11, core::kReduceOpCount}};
 
 Header random_header(std::mt19937_64& random) {
   const auto u8 = [&] { return static_cast<std::uint8_t>(random()); };
@@ -30,7 +28,7 @@ Header random_header(std::mt19937_64& random) {
   h.type = static_cast<wire::Type>(random() % wire::kTypeCount);
   h.stage = static_cast<wire::Stage>(random() % wire::kStageCount);
   h.flags = u8();
-  h.priority = u8();
+  h.signature.scope = static_cast<schedule::Scope>(u8() % schedule::kScopeCount);
   h.signature.kind = static_cast<schedule::Kind>(random() % schedule::kKindCount);
   h.signature.dtype = static_cast<core::DType>(random() % core::kDTypeCount);
   h.signature.op = static_cast<core::ReduceOp>(random() % core::kReduceOpCount);
@@ -77,8 +75,8 @@ TEST_CASE("wire/header: fields lie where the documented layout puts them", "[wir
   h.type = wire::Type::kGrant;
   h.stage = wire::Stage::kResult;
   h.flags = 3;
-  h.priority = 4;
-  h.signature = {schedule::Kind::kBroadcast, core::DType::kBfloat16, core::ReduceOp::kNone, -2, 0x1111};
+  h.signature = {schedule::Kind::kBroadcast, core::DType::kBfloat16, core::ReduceOp::kNone, -2, 0x1111,
+                 schedule::Scope::kWitness};
   h.source.value = 0x2222;
   h.uid = {0x3333, 0x4444};
   h.incarnation = 5;
@@ -99,7 +97,7 @@ TEST_CASE("wire/header: fields lie where the documented layout puts them", "[wir
   CHECK(read<std::uint8_t>(bytes, 5) == 2);
   CHECK(read<std::uint8_t>(bytes, 6) == 2);
   CHECK(read<std::uint8_t>(bytes, 7) == 3);
-  CHECK(read<std::uint8_t>(bytes, 8) == 4);
+  CHECK(read<std::uint8_t>(bytes, 8) == 2);
   CHECK(read<std::uint8_t>(bytes, 9) == 4);
   CHECK(read<std::uint8_t>(bytes, 10) == 6);
   CHECK(read<std::uint8_t>(bytes, 11) == 9);

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "hybridps/core/pinned.h"
@@ -62,6 +63,10 @@ class Device : core::Pinned {
   virtual int index() const noexcept = 0;
   /// "CUDA device 0 (NVIDIA H200)".
   virtual std::string describe() const = 0;
+  /// The same for all processes of a machine that use this card, and for no other: its place on the bus.
+  virtual core::Result<std::string> physical_id() = 0;
+  /// Runs `call` with the device current on this thread, for libraries that look there.
+  virtual core::Status run_here(const std::function<core::Status()>& call) = 0;
 
   virtual core::Result<Stream> make_stream() = 0;
   /// What was put on it goes on.

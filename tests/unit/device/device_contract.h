@@ -75,6 +75,13 @@ TEMPLATE_TEST_CASE("device: memory is pinned and mapped and zero", "[device][fas
   CHECK(memory.device_address != 0);
   for (std::size_t i = 0; i < memory.bytes; ++i) REQUIRE(memory.data[i] == std::byte{0});
   CHECK(f.device->describe() != "");
+  const auto id = f.device->physical_id();
+  REQUIRE(id.is_ok());
+  CHECK(id.value() != "");
+  CHECK(f.device->physical_id().value() == id.value());
+  bool ran = false;
+  CHECK(f.device->run_here([&] { return ran = true, core::Status(); }).is_ok());
+  CHECK(ran);
 }
 
 TEMPLATE_TEST_CASE("device: a stream runs copies and flags in order", "[device][fast]", HYBRIDPS_DEVICE_BACKENDS) {

@@ -51,6 +51,24 @@ core::Status CudaDevice::in_context(const char* what, const Call& call) const {
   return driver_.status(result, what);
 }
 
+core::Result<std::string> CudaDevice::physical_id() {
+  std::array<char, 64> id{};
+  if (Status status = driver_.status(driver_.device_bus_id(id.data(), static_cast<int>(id.size()) - 1, device_),
+                                     "cuDeviceGetPCIBusId");
+      !status.is_ok())
+    return status;
+  return std::string(id.data());
+}
+
+core::Status CudaDevice::run_here(const std::function<core::Status()>& call) {
+  if (Status status = driver_.status(driver_.context_push(context_), "cuCtxPushCurrent"); !status.is_ok())
+    return status;
+  Status status = call();
+  CUcontext popped = nullptr;
+  driver_.context_pop(&popped);
+  return status;
+}
+
 core::Result<Stream> CudaDevice::make_stream() {
   CUstream stream = nullptr;
   Status status = in_context("cuStreamCreateWithPriority", [&] {

@@ -21,6 +21,9 @@ class CudaDevice final : public Device {
 
   int index() const noexcept override { return index_; }
   std::string describe() const override;
+  /// PCI bus id: what NCCL compares. Two MIG instances of one GPU have the same.
+  core::Result<std::string> physical_id() override;
+  core::Status run_here(const std::function<core::Status()>& call) override;
 
   core::Result<Stream> make_stream() override;
   void destroy(Stream stream) noexcept override;

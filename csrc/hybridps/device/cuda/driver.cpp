@@ -28,6 +28,7 @@ core::Result<Driver> open_driver() {
   find(driver.device_count, "cuDeviceGetCount");
   find(driver.device_get, "cuDeviceGet");
   find(driver.device_name, "cuDeviceGetName");
+  find(driver.device_bus_id, "cuDeviceGetPCIBusId");
   find(driver.primary_context_retain, "cuDevicePrimaryCtxRetain");
   find(driver.primary_context_release, "cuDevicePrimaryCtxRelease_v2");
   find(driver.context_push, "cuCtxPushCurrent_v2");

@@ -142,6 +142,12 @@ std::string FakeDevice::describe() const {
   return "fake device with " + std::to_string(impl_->queues.size()) + " hardware queues";
 }
 
+core::Result<std::string> FakeDevice::physical_id() {
+  if (Status status = impl_->check(); !status.is_ok()) return status;
+  if (!impl_->options.physical_id.empty()) return impl_->options.physical_id;
+  return "fake " + std::to_string(reinterpret_cast<std::uintptr_t>(this));
+}
+
 core::Result<Stream> FakeDevice::make_stream() {
   if (Status status = impl_->check(); !status.is_ok()) return status;
   const std::lock_guard lock(impl_->mutex);

@@ -23,6 +23,7 @@ struct FakeOptions {
   int hardware_queues = 8;
   int pause_us_max = 50;                               // before a task; one in sixteen is ten times as long
   std::uint64_t pinned_bytes_max = ~std::uint64_t{0};  // then allocate_host() fails
+  std::string physical_id;                             // empty: its own
 };
 
 class FakeDevice final : public Device {
@@ -32,6 +33,8 @@ class FakeDevice final : public Device {
 
   int index() const noexcept override { return 0; }
   std::string describe() const override;
+  core::Result<std::string> physical_id() override;
+  core::Status run_here(const std::function<core::Status()>& call) override { return call(); }
 
   core::Result<Stream> make_stream() override;
   void destroy(Stream stream) noexcept override;

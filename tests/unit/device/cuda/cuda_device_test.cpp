@@ -50,6 +50,9 @@ Driver scripted() {
   d.device_count = [](int* count) { return *count = 2, CUDA_SUCCESS; };
   d.device_get = [](CUdevice* device, int index) { return *device = index, CUDA_SUCCESS; };
   d.device_name = [](char* text, int, CUdevice) { return std::strcpy(text, "Scripted"), CUDA_SUCCESS; };
+  d.device_bus_id = [](char* text, int, CUdevice device) {
+    return std::strcpy(text, device == 1 ? "0000:41:00.0" : "0000:40:00.0"), CUDA_SUCCESS;
+  };
   d.primary_context_retain = [](CUcontext* context, CUdevice) {
     notes->retained = true;
     *context = reinterpret_cast<CUcontext>(0x10);
@@ -128,6 +131,12 @@ TEST_CASE("device/cuda: every call is made in the device's context and puts back
     book.next = CUDA_ERROR_NOT_READY;
     CHECK_FALSE(cuda.is_done(event).value());
     CHECK(cuda.is_done(event).value());
+    CHECK(cuda.physical_id().value() == "0000:41:00.0");
+    const auto inside = [&] {
+      CHECK(book.contexts == 1);
+      return core::Status(core::Code::kBusy, "as it came");
+    };
+    CHECK(cuda.run_here(inside).message() == "as it came");
     const auto before = book.calls.size();
     CHECK(cuda.copy_to_host(stream, nullptr, nullptr, 0).is_ok());
     CHECK(book.calls.size() == before);

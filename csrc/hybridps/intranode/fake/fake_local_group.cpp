@@ -1,0 +1,287 @@
+#include "hybridps/intranode/fake/fake_local_group.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "hybridps/device/fake/fake_device.h"
+#include "hybridps/reduce/sum.h"
+
+namespace hybridps::intranode {
+namespace {
+
+using core::Code;
+using core::Status;
+
+enum class Call { kAllReduce, kReduce, kSpread, kCollect };
+
+struct Work {
+  Call call = Call::kAllReduce;
+  std::vector<Part> parts;
+  Reduction reduction;
+  int root = -1;
+
+  bool is_like(const Work& other) const {
+    if (call != other.call || parts.size() != other.parts.size() || root != other.root ||
+        reduction.dtype != other.reduction.dtype || reduction.op != other.reduction.op)
+      return false;
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      if (parts[i].rank != other.parts[i].rank || parts[i].bytes != other.parts[i].bytes ||
+          parts[i].follows != other.parts[i].follows)
+        return false;
+    return true;
+  }
+  /// Whether what is said to follow does.
+  bool is_true() const {
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (!parts[i].follows) continue;
+      if (i == 0 || call == Call::kCollect) return false;
+      const Part& before = parts[i - 1];
+      if (call == Call::kSpread ? before.to + before.bytes != parts[i].to : before.from + before.bytes != parts[i].from)
+        return false;
+    }
+    return true;
+  }
+};
+
+/// One lane of one group: where the ranks' kernels meet.
+struct Meeting {
+  explicit Meeting(int n) : size(static_cast<std::size_t>(n)), aborted(size, 0) {}
+  struct Turn {
+    std::vector<Work> work;
+    std::size_t here = 0;
+    std::size_t readers = 0;  // of other ranks' memory, now
+    std::size_t computed = 0;
+    std::size_t written = 0;
+    bool counted = false;  // as a mismatch
+    bool dead = false;     // nobody will complete it
+  };
+  const std::size_t size;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::uint64_t, Turn> turns;
+  std::size_t joined = 0;
+  std::vector<std::uint8_t> aborted;  // by rank
+};
+
+}  // namespace
+
+class FakeLocalHub : core::Pinned {
+ public:
+  std::shared_ptr<Meeting> meeting(const std::string& id, int size) {
+    const std::lock_guard lock(mutex_);
+    auto& meeting = meetings_[id];
+    if (!meeting) meeting = std::make_shared<Meeting>(size);
+    return meeting;
+  }
+  std::string make_id() {
+    const std::lock_guard lock(mutex_);
+    return "group " + std::to_string(++ids_);
+  }
+  void log_call(const Meeting* group, int rank, Lane lane) {
+    calls.fetch_add(1);
+    const std::lock_guard lock(mutex_);
+    orders_[group][rank] += lane == Lane::kIn ? 'i' : 'o';
+  }
+  bool is_one_order() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [group, ranks] : orders_)
+      for (const auto& [rank, order] : ranks)
+        if (order != ranks.begin()->second) return false;
+    return true;
+  }
+  std::atomic<int> mismatches{0};
+  std::atomic<int> calls{0};
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Meeting>> meetings_;
+  std::map<const Meeting*, std::map<int, std::string>> orders_;  // by the group's out lane
+  int ids_ = 0;
+};
+
+namespace {
+
+/// What `me` writes at the end: one run of bytes per part that ends here.
+std::vector<std::pair<std::byte*, std::vector<std::byte>>> results_of(const std::vector<Work>& work, std::size_t me) {
+  const Work& mine = work[me];
+  std::vector<std::pair<std::byte*, std::vector<std::byte>>> results;
+  for (std::size_t i = 0; i < mine.parts.size(); ++i) {
+    const Part& part = mine.parts[i];
+    const auto holder = static_cast<std::size_t>(part.rank);
+    const bool sums = mine.call == Call::kAllReduce || mine.call == Call::kReduce;
+    const bool ends_here = mine.call == Call::kAllReduce || mine.call == Call::kSpread ||
+                           (mine.call == Call::kReduce && holder == me) ||
+                           (mine.call == Call::kCollect && mine.root == static_cast<int>(me) && holder != me);
+    if (part.bytes == 0 || !ends_here) continue;
+    std::vector<std::byte> out(part.bytes);
+    if (sums) {
+      std::vector<reduce::Input> inputs;
+      for (const Work& w : work) inputs.push_back({w.parts[i].from, w.reduction.factor});
+      reduce::Finish finish;
+      if (mine.reduction.op == core::ReduceOp::kAvg) {
+        if (core::is_floating(mine.reduction.dtype))
+          finish = {reduce::Finish::Kind::kMultiply, 1.0 / static_cast<double>(work.size()), 1};
+        else
+          finish = {reduce::Finish::Kind::kDivideTruncate, 1.0, static_cast<long long>(work.size())};
+      }
+      reduce::combine(inputs, out.data(), part.bytes / core::size_of(mine.reduction.dtype), mine.reduction.dtype,
+                      mine.reduction.op, finish);
+    } else {
+      std::memcpy(out.data(), work[holder].parts[i].from, part.bytes);
+    }
+    results.emplace_back(part.to, std::move(out));
+  }
+  return results;
+}
+
+/// The kernel.
+void meet(Meeting& meeting, FakeLocalHub& hub, std::uint64_t number, std::size_t me, Work mine) {
+  std::unique_lock lock(meeting.mutex);
+  Meeting::Turn& turn = meeting.turns[number];
+  turn.work.resize(meeting.size);
+  turn.work[me] = std::move(mine);
+  ++turn.here;
+  meeting.changed.notify_all();
+  // Whoever was aborted leaves, when nobody reads its memory any more. The others wait on: only their own abort() ends that.
+  const auto all = [&](const std::size_t& count) {
+    meeting.changed.wait(lock, [&] { return (count == meeting.size && !turn.dead) || meeting.aborted[me] != 0; });
+    if (count == meeting.size && !turn.dead) return true;
+    turn.dead = true;
+    meeting.changed.wait(lock, [&] { return turn.readers == 0; });
+    return false;
+  };
+  if (!all(turn.here)) return;
+  for (const Work& work : turn.work) {
+    if (work.is_like(turn.work.front()) && work.is_true()) continue;
+    if (!std::exchange(turn.counted, true)) hub.mismatches.fetch_add(1);
+    turn.dead = true;
+    all(turn.here);
+    return;
+  }
+  ++turn.readers;
+  lock.unlock();
+  const auto results = results_of(turn.work, me);
+  lock.lock();
+  --turn.readers;
+  ++turn.computed;  // from here on nobody reads another's memory
+  meeting.changed.notify_all();
+  if (!all(turn.computed)) return;
+  lock.unlock();
+  for (const auto& [to, bytes] : results) std::memcpy(to, bytes.data(), bytes.size());
+  lock.lock();
+  if (++turn.written == meeting.size) meeting.turns.erase(number);
+}
+
+class FakeLocalGroup final : public LocalGroup {
+ public:
+  FakeLocalGroup(std::shared_ptr<FakeLocalHub> hub, std::shared_ptr<device::FakeDevice> device, int rank, int size)
+      : hub_(std::move(hub)), device_(std::move(device)), rank_(rank), size_(size) {}
+  std::shared_ptr<Meeting>& meeting(Lane lane) { return meetings_[static_cast<std::size_t>(lane)]; }
+
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return size_; }
+
+  Status all_reduce(Lane lane, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+                    const Patience&) override {
+    return put(lane, stream, {Call::kAllReduce, {parts.begin(), parts.end()}, reduction, -1});
+  }
+  Status reduce(Lane lane, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+                const Patience&) override {
+    return put(lane, stream, {Call::kReduce, {parts.begin(), parts.end()}, reduction, -1});
+  }
+  Status spread(Lane lane, device::Stream stream, std::span<const Part> parts, const Patience&) override {
+    return put(lane, stream, {Call::kSpread, {parts.begin(), parts.end()}, {}, -1});
+  }
+  Status collect(Lane lane, device::Stream stream, std::span<const Part> parts, int root, const Patience&) override {
+    return put(lane, stream, {Call::kCollect, {parts.begin(), parts.end()}, {}, root});
+  }
+  Status poll() override {
+    for (const auto& meeting : meetings_) {
+      if (!meeting) continue;
+      const std::lock_guard lock(meeting->mutex);
+      if (meeting->aborted[static_cast<std::size_t>(rank_)] != 0)
+        return Status(Code::kAborted, "the local group was aborted");
+    }
+    return {};
+  }
+  void abort() noexcept override {
+    for (const auto& meeting : meetings_) {
+      if (!meeting) continue;
+      const std::lock_guard lock(meeting->mutex);
+      meeting->aborted[static_cast<std::size_t>(rank_)] = 1;
+      meeting->changed.notify_all();
+    }
+  }
+
+ private:
+  Status put(Lane lane, device::Stream stream, Work work) {
+    const auto& at = meeting(lane);
+    if (!at) return Status(Code::kInternal, "this lane was not connected");
+    if (Status status = poll(); !status.is_ok()) return status;
+    hub_->log_call(meeting(Lane::kOut).get(), rank_, lane);
+    device_->launch(stream, [at, hub = hub_, number = numbers_[static_cast<std::size_t>(lane)]++,
+                             me = static_cast<std::size_t>(rank_),
+                             work = std::move(work)]() mutable { meet(*at, *hub, number, me, std::move(work)); });
+    return {};
+  }
+
+  const std::shared_ptr<FakeLocalHub> hub_;
+  const std::shared_ptr<device::FakeDevice> device_;
+  const int rank_;
+  const int size_;
+  std::array<std::shared_ptr<Meeting>, kLanes> meetings_;
+  std::array<std::uint64_t, kLanes> numbers_{};
+};
+
+}  // namespace
+
+FakeLocalGroups::FakeLocalGroups(std::shared_ptr<FakeLocalHub> hub, FakeLocalOptions options)
+    : hub_(std::move(hub)), options_(std::move(options)) {}
+
+std::shared_ptr<FakeLocalHub> FakeLocalGroups::make_hub() { return std::make_shared<FakeLocalHub>(); }
+int FakeLocalGroups::mismatches(const FakeLocalHub& hub) { return hub.mismatches.load(); }
+int FakeLocalGroups::calls(const FakeLocalHub& hub) { return hub.calls.load(); }
+bool FakeLocalGroups::is_one_order(FakeLocalHub& hub) { return hub.is_one_order(); }
+
+bool FakeLocalGroups::can_reduce(core::DType dtype, core::ReduceOp op) const noexcept {
+  // As NCCL: no bit operations, no 16-bit integers, no bool.
+  switch (op) {
+    case core::ReduceOp::kBand:
+    case core::ReduceOp::kBor:
+    case core::ReduceOp::kBxor:
+    case core::ReduceOp::kNone: return false;
+    default: break;
+  }
+  return dtype != core::DType::kInt16 && dtype != core::DType::kUint16 && dtype != core::DType::kBool &&
+         core::is_reducible(dtype, op);
+}
+
+core::Result<std::string> FakeLocalGroups::make_id() { return hub_->make_id(); }
+
+core::Result<std::shared_ptr<LocalGroup>> FakeLocalGroups::connect(std::shared_ptr<device::Device> device, int rank,
+                                                                   int size, const std::vector<std::string>& ids,
+                                                                   const Patience& patience) {
+  if (options_.connect_fails) return Status(Code::kInternal, options_.name + ": out of shared memory");
+  auto fake = std::dynamic_pointer_cast<device::FakeDevice>(device);
+  if (!fake) return Status(Code::kInvalidArgument, "not a fake device");
+  auto group = std::make_shared<FakeLocalGroup>(hub_, std::move(fake), rank, size);
+  const std::size_t first = ids.size() == 1 ? 1 : 0;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    auto meeting = hub_->meeting(ids[i], size);
+    group->meeting(static_cast<Lane>(first + i)) = meeting;
+    std::unique_lock lock(meeting->mutex);
+    ++meeting->joined;
+    meeting->changed.notify_all();
+    while (meeting->joined < meeting->size) {
+      meeting->changed.wait_for(lock, std::chrono::milliseconds(1));
+      if (Status status = patience.check("fake connect"); !status.is_ok()) return status;
+    }
+  }
+  return std::shared_ptr<LocalGroup>(std::move(group));
+}
+
+}  // namespace hybridps::intranode

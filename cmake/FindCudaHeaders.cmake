@@ -1,8 +1,11 @@
 # HYBRIDPS_CUDA=AUTO|ON|OFF. Looks for the CUDA headers in a toolkit, then in the wheels that torch brings. No library is
 # needed: device/cuda opens the driver at run time. Where torch is one for the CPU, CUDA is left out as well.
+# NCCL's header likewise, in its wheel first: intranode/nccl opens the library that torch has loaded.
 
 set(HYBRIDPS_WITH_CUDA OFF)
 set(HYBRIDPS_CUDA_INCLUDE_DIR "")
+set(HYBRIDPS_WITH_NCCL OFF)
+set(HYBRIDPS_NCCL_INCLUDE_DIR "")
 if(NOT HYBRIDPS_CUDA STREQUAL "OFF")
   hybridps_ask_python(hybridps_cuda_wheels
     "import importlib.util as u; s = u.find_spec('nvidia'); print(';'.join(s.submodule_search_locations) if s else '')")
@@ -31,5 +34,22 @@ if(NOT HYBRIDPS_CUDA STREQUAL "OFF")
       "the nvidia-cuda-runtime wheel of ${Python_EXECUTABLE}")
   else()
     message(STATUS "CUDA headers: none")
+  endif()
+endif()
+if(HYBRIDPS_WITH_CUDA)
+  set(hybridps_nccl_dirs "")
+  foreach(dir IN LISTS hybridps_cuda_wheels)
+    list(APPEND hybridps_nccl_dirs "${dir}/nccl/include")
+  endforeach()
+  unset(hybridps_nccl_include CACHE)
+  find_path(hybridps_nccl_include nccl.h
+    HINTS ${hybridps_nccl_dirs} ENV NCCL_HOME PATHS /usr/local/cuda PATH_SUFFIXES include)
+  mark_as_advanced(hybridps_nccl_include)
+  if(hybridps_nccl_include)
+    set(HYBRIDPS_WITH_NCCL ON)
+    set(HYBRIDPS_NCCL_INCLUDE_DIR "${hybridps_nccl_include}")
+    message(STATUS "NCCL header: ${hybridps_nccl_include}")
+  else()
+    message(STATUS "NCCL header: none, ranks of a node reduce CUDA tensors through shared memory")
   endif()
 endif()

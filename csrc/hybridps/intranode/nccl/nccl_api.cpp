@@ -1,0 +1,82 @@
+#include "hybridps/intranode/nccl/nccl_api.h"
+
+#include <dlfcn.h>
+
+#include <type_traits>
+
+namespace hybridps::intranode {
+namespace {
+
+using core::Code;
+using core::Status;
+
+// Communicators that do not block, ncclCommFinalize and ncclCommInitRankConfig are of 2.14; 2.18 is the first in which torch
+// uses them, and CUDA 12's.
+constexpr int kVersionMin = NCCL_VERSION(2, 18, 0);
+constexpr int kVersionEnd = NCCL_VERSION(3, 0, 0);
+
+core::Result<NcclApi> open_nccl() {
+  // The one that torch has loaded, under whatever path. Without it, what the linker finds.
+  void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+  if (library == nullptr) library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr)
+    return Status(Code::kUnsupported, "libnccl.so.2 cannot be opened: this torch brings no NCCL, or has it built in");
+  NcclApi api;
+  std::string missing;
+  const auto find = [&](auto& function, const char* name) {
+    void* address = dlsym(library, name);
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
+    if (address == nullptr) missing += std::string(missing.empty() ? "" : ", ") + name;
+  };
+  find(api.get_version, "ncclGetVersion");
+  find(api.error_string, "ncclGetErrorString");
+  find(api.last_error, "ncclGetLastError");
+  find(api.unique_id, "ncclGetUniqueId");
+  find(api.comm_init, "ncclCommInitRankConfig");
+  find(api.comm_finalize, "ncclCommFinalize");
+  find(api.comm_destroy, "ncclCommDestroy");
+  find(api.comm_abort, "ncclCommAbort");
+  find(api.async_error, "ncclCommGetAsyncError");
+  find(api.group_start, "ncclGroupStart");
+  find(api.group_end, "ncclGroupEnd");
+  find(api.all_reduce, "ncclAllReduce");
+  find(api.reduce, "ncclReduce");
+  find(api.reduce_scatter, "ncclReduceScatter");
+  find(api.all_gather, "ncclAllGather");
+  find(api.broadcast, "ncclBroadcast");
+  find(api.send, "ncclSend");
+  find(api.recv, "ncclRecv");
+  find(api.create_premul_sum, "ncclRedOpCreatePreMulSum");
+  find(api.destroy_op, "ncclRedOpDestroy");
+  if (!missing.empty()) return Status(Code::kUnsupported, "libnccl.so.2 is too old: it lacks " + missing);
+  if (api.get_version(&api.version) != ncclSuccess) return Status(Code::kUnsupported, "libnccl.so.2 has no version");
+  if (api.version < kVersionMin || api.version >= kVersionEnd)
+    return Status(Code::kUnsupported,
+                  "NCCL " + api.version_text() + " is not one that this build can use: 2.18 or a later 2.x");
+  return api;
+}
+
+}  // namespace
+
+std::string NcclApi::version_text() const {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+core::Status NcclApi::status(ncclResult_t result, const char* call, ncclComm_t comm) const {
+  if (result == ncclSuccess || result == ncclInProgress) return {};
+  std::string message = std::string("NCCL: ") + call + " failed: " + error_string(result);
+  const char* reason = last_error(comm);
+  std::string last = reason != nullptr ? reason : "";
+  while (!last.empty() && last.back() == '\n') last.pop_back();
+  if (!last.empty()) message += " (" + last + ")";
+  return Status(result == ncclInvalidArgument || result == ncclInvalidUsage ? Code::kInvalidArgument : Code::kInternal,
+                std::move(message));
+}
+
+const core::Result<NcclApi>& load_nccl() {
+  static const core::Result<NcclApi> api = open_nccl();
+  return api;
+}
+
+}  // namespace hybridps::intranode

@@ -1,0 +1,450 @@
+#include "hybridps/intranode/nccl/nccl_group.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "hybridps/core/log.h"
+#include "hybridps/core/thread.h"
+#include "hybridps/reduce/sum.h"
+
+namespace hybridps::intranode {
+namespace {
+
+using core::Code;
+using core::Status;
+
+constexpr auto kSpin = std::chrono::microseconds(100);
+constexpr auto kNap = std::chrono::microseconds(50);
+constexpr auto kFinalizePatience = std::chrono::seconds(5);
+
+struct NativeType {
+  ncclDataType_t type = ncclInt8;
+  std::uint64_t bytes = 1;
+};
+
+/// Complex numbers are two of their parts.
+std::optional<NativeType> native_type(core::DType dtype) noexcept {
+  switch (dtype) {
+    case core::DType::kUint8: return NativeType{ncclUint8, 1};
+    case core::DType::kInt8: return NativeType{ncclInt8, 1};
+    case core::DType::kInt32: return NativeType{ncclInt32, 4};
+    case core::DType::kUint32: return NativeType{ncclUint32, 4};
+    case core::DType::kInt64: return NativeType{ncclInt64, 8};
+    case core::DType::kUint64: return NativeType{ncclUint64, 8};
+    case core::DType::kFloat16: return NativeType{ncclFloat16, 2};
+    case core::DType::kBfloat16: return NativeType{ncclBfloat16, 2};
+    case core::DType::kFloat32: return NativeType{ncclFloat32, 4};
+    case core::DType::kFloat64: return NativeType{ncclFloat64, 8};
+    case core::DType::kComplex64: return NativeType{ncclFloat32, 4};
+    case core::DType::kComplex128: return NativeType{ncclFloat64, 8};
+    default: return std::nullopt;
+  }
+}
+
+bool is_complex(core::DType dtype) noexcept {
+  return dtype == core::DType::kComplex64 || dtype == core::DType::kComplex128;
+}
+
+std::optional<ncclRedOp_t> native_op(core::ReduceOp op) noexcept {
+  switch (op) {
+    case core::ReduceOp::kSum: return ncclSum;
+    case core::ReduceOp::kProduct: return ncclProd;
+    case core::ReduceOp::kMin: return ncclMin;
+    case core::ReduceOp::kMax: return ncclMax;
+    case core::ReduceOp::kAvg: return ncclAvg;
+    default: return std::nullopt;
+  }
+}
+
+/// `factor` as an element of `type`.
+std::array<std::byte, 8> scalar_of(ncclDataType_t type, double factor) noexcept {
+  std::array<std::byte, 8> scalar{};
+  const auto narrow = [&](std::uint16_t one, core::DType dtype) {
+    const reduce::Input input{reinterpret_cast<const std::byte*>(&one), factor};
+    reduce::combine({&input, 1}, scalar.data(), 1, dtype, core::ReduceOp::kPremulSum);
+  };
+  if (type == ncclFloat64) {
+    std::memcpy(scalar.data(), &factor, sizeof factor);
+  } else if (type == ncclFloat32) {
+    const auto single = static_cast<float>(factor);
+    std::memcpy(scalar.data(), &single, sizeof single);
+  } else if (type == ncclFloat16) {
+    narrow(0x3c00, core::DType::kFloat16);
+  } else if (type == ncclBfloat16) {
+    narrow(0x3f80, core::DType::kBfloat16);
+  }
+  return scalar;
+}
+
+/// One thread that outlives every group: what it does may wait for the device.
+class Closer : core::Pinned {
+ public:
+  static Closer& instance() {
+    static auto& closer = *new Closer();  // never destroyed: its thread may still be waiting at exit
+    return closer;
+  }
+  void post(std::function<void()> work) {
+    const std::lock_guard lock(mutex_);
+    work_.push_back(std::move(work));
+    if (std::exchange(running_, true)) return;
+    std::thread([this] { run(); }).detach();
+  }
+  bool drain(std::chrono::milliseconds patience) {
+    if (getpid() != process_) return true;  // a forked child has no such thread
+    std::unique_lock lock(mutex_);
+    return idle_.wait_for(lock, patience, [&] { return !running_; });
+  }
+
+ private:
+  void run() {
+    core::begin_thread("hybridps-nccl");
+    std::unique_lock lock(mutex_);
+    while (!work_.empty()) {
+      auto work = std::move(work_.front());
+      work_.pop_front();
+      lock.unlock();
+      work();
+      work = nullptr;
+      lock.lock();
+    }
+    running_ = false;
+    idle_.notify_all();
+  }
+  const pid_t process_ = getpid();
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  std::deque<std::function<void()>> work_;
+  bool running_ = false;
+};
+
+/// The communicators of a group: shared with the Closer, which may have them longer than the group lives.
+struct Comms : core::Pinned {
+  Comms(const NcclApi& a, std::shared_ptr<device::Device> d) : api(a), device(std::move(d)) {}
+  const NcclApi& api;
+  const std::shared_ptr<device::Device> device;
+  std::atomic<bool> aborted{false};
+  std::mutex mutex;  // one NCCL call at a time; none blocks, or should
+  std::array<ncclComm_t, kLanes> comms{};
+
+  Status in_state(std::size_t lane, const char* call, bool& in_progress) {
+    in_progress = false;
+    const std::lock_guard lock(mutex);
+    ncclComm_t comm = comms[lane];
+    if (aborted.load() || comm == nullptr) return Status(Code::kAborted, std::string(call) + ": it was aborted");
+    ncclResult_t state = ncclSuccess;
+    if (Status status = api.status(api.async_error(comm, &state), "ncclCommGetAsyncError", comm); !status.is_ok())
+      return status;
+    in_progress = state == ncclInProgress;
+    return api.status(state, call, comm);
+  }
+
+  /// Until the last call is on the stream.
+  Status settle(std::size_t lane, const char* call, const Patience& patience) {
+    const auto spin_until = core::Clock::now() + kSpin;
+    for (bool in_progress = true;;) {
+      if (Status status = in_state(lane, call, in_progress); !status.is_ok() || !in_progress) return status;
+      if (core::Clock::now() < spin_until) {
+        std::this_thread::yield();
+        continue;
+      }
+      if (Status status = patience.check(call); !status.is_ok()) return status;
+      std::this_thread::sleep_for(kNap);
+    }
+  }
+
+  void abort_all() {
+    aborted.store(true);
+    std::array<ncclComm_t, kLanes> doomed{};
+    {
+      const std::lock_guard lock(mutex);  // nobody is in a call then, and nobody finds them later
+      doomed = std::exchange(comms, {});
+    }
+    for (ncclComm_t comm : doomed) {
+      if (comm == nullptr) continue;
+      if (Status status = api.status(api.comm_abort(comm), "ncclCommAbort"); !status.is_ok())
+        core::log_warn(status.message());
+    }
+  }
+
+  void finalize_all() {
+    const auto until = core::Deadline::after(kFinalizePatience, core::Clock::now());
+    for (std::size_t lane = 0; lane < comms.size(); ++lane) {
+      Status status;
+      {
+        const std::lock_guard lock(mutex);
+        if (aborted.load() || comms[lane] == nullptr) continue;
+        status = api.status(api.comm_finalize(comms[lane]), "ncclCommFinalize", comms[lane]);
+      }
+      if (status.is_ok()) status = settle(lane, "ncclCommFinalize", {until, {}});
+      const std::lock_guard lock(mutex);
+      if (comms[lane] == nullptr) continue;
+      ncclComm_t comm = std::exchange(comms[lane], nullptr);
+      status = status.is_ok() ? api.status(api.comm_destroy(comm), "ncclCommDestroy")
+                              : api.status(api.comm_abort(comm), "ncclCommAbort");
+      if (!status.is_ok()) core::log_warn(status.message());
+    }
+  }
+};
+
+class NcclGroup final : public LocalGroup {
+ public:
+  NcclGroup(const NcclApi& api, std::shared_ptr<device::Device> device, int rank, int size)
+      : api_(api), comms_(std::make_shared<Comms>(api, std::move(device))), rank_(rank), size_(size) {}
+  ~NcclGroup() override {
+    Closer::instance().post([comms = comms_] {
+      const Status ignored = comms->device->run_here([&] { return comms->finalize_all(), Status(); });
+      static_cast<void>(ignored);
+    });
+  }
+
+  Status connect(const std::vector<std::string>& ids, const Patience& patience) {
+    return comms_->device->run_here([&]() -> Status {
+      const std::size_t first = ids.size() == 1 ? static_cast<std::size_t>(Lane::kOut) : 0;
+      for (std::size_t i = 0; i < ids.size(); ++i) {
+        ncclUniqueId id{};
+        if (ids[i].size() != sizeof id.internal) return Status(Code::kInvalidArgument, "not an id of NCCL");
+        std::memcpy(id.internal, ids[i].data(), sizeof id.internal);
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        config.blocking = 0;
+        {
+          const std::lock_guard lock(comms_->mutex);
+          ncclComm_t& comm = comms_->comms[first + i];
+          if (Status status = api_.status(api_.comm_init(&comm, size_, id, rank_, &config), "ncclCommInitRankConfig");
+              !status.is_ok())
+            return status;
+        }
+        // One after the other: each needs all ranks.
+        if (Status status = comms_->settle(first + i, "ncclCommInitRankConfig", patience); !status.is_ok())
+          return status;
+      }
+      return {};
+    });
+  }
+
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return size_; }
+
+  Status all_reduce(Lane lane, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+                    const Patience& patience) override {
+    return launch(lane, "ncclAllReduce", &reduction, patience, [&](ncclComm_t comm, const Native& native) -> Status {
+      for (const Part& part : parts) {
+        if (part.bytes == 0) continue;
+        if (Status status = check(api_.all_reduce(part.from, part.to, part.bytes / native.bytes, native.type, native.op,
+                                                  comm, cuda(stream)),
+                                  "ncclAllReduce", comm);
+            !status.is_ok())
+          return status;
+      }
+      return {};
+    });
+  }
+
+  Status reduce(Lane lane, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+                const Patience& patience) override {
+    return launch(lane, "ncclReduceScatter", &reduction, patience,
+                  [&](ncclComm_t comm, const Native& native) -> Status {
+                    const auto n = static_cast<std::size_t>(size_);
+                    for (std::size_t i = 0; i < parts.size();) {
+                      const std::uint64_t count = parts[i].bytes / native.bytes;
+                      Status status;
+                      if (is_even(parts, i)) {
+                        status = check(api_.reduce_scatter(parts[i].from, parts[i + static_cast<std::size_t>(rank_)].to,
+                                                           count, native.type, native.op, comm, cuda(stream)),
+                                       "ncclReduceScatter", comm);
+                        i += n;
+                      } else {
+                        if (count > 0)
+                          status = check(api_.reduce(parts[i].from, parts[i].rank == rank_ ? parts[i].to : nullptr,
+                                                     count, native.type, native.op, parts[i].rank, comm, cuda(stream)),
+                                         "ncclReduce", comm);
+                        ++i;
+                      }
+                      if (!status.is_ok()) return status;
+                    }
+                    return {};
+                  });
+  }
+
+  Status spread(Lane lane, device::Stream stream, std::span<const Part> parts, const Patience& patience) override {
+    return launch(lane, "ncclAllGather", nullptr, patience, [&](ncclComm_t comm, const Native&) -> Status {
+      const auto n = static_cast<std::size_t>(size_);
+      for (std::size_t i = 0; i < parts.size();) {
+        const Part& part = parts[i];
+        Status status;
+        if (is_even(parts, i)) {
+          status = check(api_.all_gather(parts[i + static_cast<std::size_t>(rank_)].from, part.to, part.bytes, ncclInt8,
+                                         comm, cuda(stream)),
+                         "ncclAllGather", comm);
+          i += n;
+        } else {
+          // "sendbuff" is read on the root alone.
+          if (part.bytes > 0)
+            status = check(api_.broadcast(part.rank == rank_ ? part.from : part.to, part.to, part.bytes, ncclInt8,
+                                          part.rank, comm, cuda(stream)),
+                           "ncclBroadcast", comm);
+          ++i;
+        }
+        if (!status.is_ok()) return status;
+      }
+      return {};
+    });
+  }
+
+  Status collect(Lane lane, device::Stream stream, std::span<const Part> parts, int root,
+                 const Patience& patience) override {
+    return launch(lane, "ncclSend/ncclRecv", nullptr, patience, [&](ncclComm_t comm, const Native&) -> Status {
+      for (const Part& part : parts) {
+        if (part.bytes == 0 || part.rank == root) continue;
+        Status status;
+        if (rank_ == root)
+          status = check(api_.recv(part.to, part.bytes, ncclInt8, part.rank, comm, cuda(stream)), "ncclRecv", comm);
+        else if (rank_ == part.rank)
+          status = check(api_.send(part.from, part.bytes, ncclInt8, root, comm, cuda(stream)), "ncclSend", comm);
+        if (!status.is_ok()) return status;
+      }
+      return {};
+    });
+  }
+
+  Status poll() override {
+    if (comms_->aborted.load()) return Status(Code::kAborted, "NCCL: the communicator was aborted");
+    const std::unique_lock lock(comms_->mutex, std::try_to_lock);
+    if (!lock.owns_lock()) return {};  // who has it finds out
+    for (ncclComm_t comm : comms_->comms) {
+      if (comm == nullptr) continue;
+      ncclResult_t state = ncclSuccess;
+      Status status = api_.status(api_.async_error(comm, &state), "ncclCommGetAsyncError", comm);
+      if (status.is_ok()) status = api_.status(state, "a communicator", comm);
+      if (!status.is_ok()) return status;
+    }
+    return {};
+  }
+
+  void abort() noexcept override {
+    if (comms_->aborted.exchange(true)) return;
+    Closer::instance().post([comms = comms_] {
+      const Status ignored = comms->device->run_here([&] { return comms->abort_all(), Status(); });
+      static_cast<void>(ignored);
+    });
+  }
+
+ private:
+  struct Native {
+    ncclDataType_t type = ncclInt8;
+    std::uint64_t bytes = 1;
+    ncclRedOp_t op = ncclSum;
+  };
+  static cudaStream_t cuda(device::Stream stream) { return static_cast<cudaStream_t>(stream.native); }
+  Status check(ncclResult_t result, const char* call, ncclComm_t comm) const { return api_.status(result, call, comm); }
+
+  /// Whether `size` parts from `i` on are one ncclReduceScatter or ncclAllGather. The same answer on all ranks.
+  bool is_even(std::span<const Part> parts, std::size_t i) const noexcept {
+    if (parts[i].bytes == 0 || i + static_cast<std::size_t>(size_) > parts.size()) return false;
+    for (std::size_t k = 0; k < static_cast<std::size_t>(size_); ++k)
+      if (parts[i + k].rank != static_cast<int>(k) || parts[i + k].bytes != parts[i].bytes ||
+          (k > 0 && !parts[i + k].follows))
+        return false;
+    return true;
+  }
+
+  template <typename Body>
+  Status launch(Lane lane, const char* what, const Reduction* reduction, const Patience& patience, const Body& body) {
+    const auto index = static_cast<std::size_t>(lane);
+    return comms_->device->run_here([&]() -> Status {
+      std::optional<ncclRedOp_t> made;
+      Status status = put(index, what, reduction, made, body);
+      if (status.is_ok()) status = comms_->settle(index, what, patience);
+      if (made) {
+        // Not before: the work that names it is enqueued only now.
+        const std::lock_guard lock(comms_->mutex);
+        if (ncclComm_t comm = comms_->comms[index]; comm != nullptr && status.is_ok())
+          status = check(api_.destroy_op(*made, comm), "ncclRedOpDestroy", comm);
+      }
+      return status;
+    });
+  }
+
+  template <typename Body>
+  Status put(std::size_t lane, const char* what, const Reduction* reduction, std::optional<ncclRedOp_t>& made,
+             const Body& body) {
+    const std::lock_guard lock(comms_->mutex);
+    ncclComm_t comm = comms_->comms[lane];
+    if (comms_->aborted.load() || comm == nullptr)
+      return Status(Code::kAborted, std::string("NCCL: ") + what + ": the communicator was aborted");
+    Native native;
+    if (reduction != nullptr) {
+      const auto type = native_type(reduction->dtype);
+      if (!type)
+        return Status(Code::kUnsupported, "NCCL cannot reduce " + std::string(core::name_of(reduction->dtype)));
+      native.type = type->type;
+      native.bytes = type->bytes;
+      if (reduction->op == core::ReduceOp::kPremulSum) {
+        auto scalar = scalar_of(native.type, reduction->factor);
+        if (Status status =
+                check(api_.create_premul_sum(&native.op, scalar.data(), native.type, ncclScalarHostImmediate, comm),
+                      "ncclRedOpCreatePreMulSum", comm);
+            !status.is_ok())
+          return status;
+        made = native.op;
+      } else {
+        const auto op = native_op(reduction->op);
+        if (!op)
+          return Status(Code::kUnsupported, "NCCL cannot reduce by " + std::string(core::name_of(reduction->op)));
+        native.op = *op;
+      }
+    }
+    if (Status status = check(api_.group_start(), "ncclGroupStart", comm); !status.is_ok()) return status;
+    Status status = body(comm, native);
+    // A group that was started must be ended, whatever was in it.
+    const Status ended = check(api_.group_end(), "ncclGroupEnd", comm);
+    return status.is_ok() ? ended : status;
+  }
+
+  const NcclApi& api_;
+  const std::shared_ptr<Comms> comms_;
+  const int rank_;
+  const int size_;
+};
+
+}  // namespace
+
+bool NcclGroups::can_reduce(core::DType dtype, core::ReduceOp op) const noexcept {
+  if (!native_type(dtype) || !core::is_reducible(dtype, op)) return false;
+  if (op == core::ReduceOp::kPremulSum) return core::is_floating(dtype);
+  if (!native_op(op)) return false;
+  if (op == core::ReduceOp::kAvg) return core::is_floating(dtype);
+  return !is_complex(dtype) || op == core::ReduceOp::kSum;
+}
+
+core::Result<std::string> NcclGroups::make_id() {
+  ncclUniqueId id{};
+  static_assert(sizeof id.internal <= kIdBytesMax);
+  if (Status status = api_.status(api_.unique_id(&id), "ncclGetUniqueId"); !status.is_ok()) return status;
+  return std::string(id.internal, sizeof id.internal);
+}
+
+core::Result<std::shared_ptr<LocalGroup>> NcclGroups::connect(std::shared_ptr<device::Device> device, int rank,
+                                                              int size, const std::vector<std::string>& ids,
+                                                              const Patience& patience) {
+  if (ids.empty() || ids.size() > kLanes) return Status(Code::kInvalidArgument, "a communicator per lane");
+  auto group = std::make_shared<NcclGroup>(api_, std::move(device), rank, size);
+  if (Status status = group->connect(ids, patience); !status.is_ok()) {
+    group->abort();
+    return status;
+  }
+  return std::shared_ptr<LocalGroup>(std::move(group));
+}
+
+bool NcclGroups::drain(std::chrono::milliseconds patience) { return Closer::instance().drain(patience); }
+
+}  // namespace hybridps::intranode

@@ -20,12 +20,14 @@ namespace hybridps::test {
 
 class ClusterThread {
  public:
-  explicit ClusterThread(ClusterOptions options) : cluster_(std::move(options)), thread_([this] { run(); }) {}
+  explicit ClusterThread(ClusterOptions options)
+      : node_of_(options.node_of), cluster_(std::move(options)), thread_([this] { run(); }) {}
   ~ClusterThread() {
     stop_.store(true);
     thread_.join();
   }
   int size() const { return cluster_.size(); }
+  const std::vector<int>& node_of() const { return node_of_; }
   void post(std::function<void(Cluster&)> command) {
     const std::lock_guard lock(mutex_);
     commands_.push_back(std::move(command));
@@ -55,6 +57,7 @@ class ClusterThread {
     }
   }
 
+  const std::vector<int> node_of_;
   Cluster cluster_;
   std::mutex mutex_;
   std::deque<std::function<void(Cluster&)>> commands_;
@@ -123,7 +126,7 @@ class ClusterGroup final : public engine::Group {
   void leave() override {}
   std::uint64_t sequence_submitted() const noexcept override { return submitted_; }
   std::uint64_t sequence_completed() const noexcept override { return 0; }
-  std::vector<int> node_of() const override { return {}; }
+  std::vector<int> node_of() const override { return cluster_.node_of(); }
 
  private:
   struct Failed {

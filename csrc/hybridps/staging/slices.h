@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "hybridps/intranode/local_group.h"
 #include "hybridps/worker/operation.h"
 
 namespace hybridps::staging {
@@ -26,11 +27,23 @@ struct Copy {
   std::uint64_t bytes = 0;
 };
 
+/// Work of a LocalGroup (staging/rails.h).
+struct Step {
+  enum class Kind : std::uint8_t { kNone, kAllReduce, kReduce, kSpread, kCollect };
+  Kind kind = Kind::kNone;
+  std::vector<intranode::Part> parts;
+  intranode::Reduction reduction;
+  int root = -1;  // kCollect: local
+};
+
 struct Slice {
   worker::Operation operation;      // until bound, pieces count from null
   std::uint64_t staging_bytes = 0;  // one run
   std::vector<Copy> in;             // from the device, before the operation
   std::vector<Copy> out;            // to the device, after it
+  Step before = {};                 // on the way in, before the copies
+  Step after = {};                  // on the way out, after them
+  bool crosses = true;              // between nodes; else the step after is all there is
 
   /// Its staging is at `base`.
   void bind(std::byte* base);

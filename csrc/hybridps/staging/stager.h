@@ -5,12 +5,16 @@
 //            out  wait for flag "done", staging to device
 //          and takes the operation's place in the group (Group::reserve). The Stager's thread sees "ready" and submits
 //          the slice to the engine, whose completion sets "done". Both flags are counters of the channel's slices.
+//          Where the ranks of a node have a GPU each and a library for it (staging/local.h, staging/rails.h), slices have a
+//          step of that library before the one and after the other copy, and operations within one node are such a step
+//          and nothing else. The engine then has a witness of the operation besides, which compares what ranks called.
 //          Staging is used again without waiting on the host: the in stream waits for the event that ended the last use.
 //          One channel carries operations in their order; what may overtake each other (messages to and from different
 //          peers) has channels of its own.
 // Owner    the caller holds Channels and Staged; the Stager keeps a channel for as long as something is under way on it.
 // Threads  every method from any thread; calls to one channel go one after the other. Blocking: none waits for the
-//          device or the network but Staged::wait() and stop(), and enqueue() where memory could not be pinned.
+//          device or the network but Staged::wait() and stop(), enqueue() where memory could not be pinned, and the
+//          first collective of a channel that may have Local.
 // Failures an operation that fails (deadline, dead peer, abort) still moves its flags, so no stream hangs; what it
 //          leaves in the device's memory is undefined. It is reported by Staged::status(), and once by the channel's
 //          next enqueue() if nobody has asked. A device that has failed, or a caller's stream that does not get to
@@ -25,6 +29,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -36,6 +41,7 @@
 #include "hybridps/core/status.h"
 #include "hybridps/device/device.h"
 #include "hybridps/engine/group.h"
+#include "hybridps/staging/local.h"
 #include "hybridps/staging/ring.h"
 #include "hybridps/staging/slices.h"
 #include "hybridps/worker/operation.h"
@@ -109,9 +115,10 @@ class Staged : public std::enable_shared_from_this<Staged>, core::Pinned {
 };
 
 struct Request {
-  worker::Operation operation;  // its pieces are in the device's memory and stay valid until `done`
-  device::Stream caller;        // the operation comes after what is on this stream
-  std::string what;             // for messages: "all_reduce"
+  worker::Operation operation;   // its pieces are in the device's memory and stay valid until `done`
+  device::Stream caller;         // the operation comes after what is on this stream
+  std::byte* scratch = nullptr;  // device memory of Channel::scratch_bytes(), valid as the pieces are
+  std::string what;              // for messages: "all_reduce"
   /// Puts more on the channel's out stream, before the operation ends there.
   std::function<void()> finish;
   /// Once it is over, or has failed: on the Stager's thread, not under a lock. Not called when enqueue() fails.
@@ -125,6 +132,7 @@ struct ChannelOptions {
   Limits limits;
   std::uint64_t staging_bytes_max = std::uint64_t{256} << 20;  // more only where one slice needs it
   bool one_stream = false;                                     // for what only comes in: no way in to overtake
+  std::optional<LocalOptions> local;                           // the same ranks have it or none: for collectives
 };
 
 class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
@@ -137,6 +145,10 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   /// Everything is on the streams when it returns. Errors: the group or the device has failed, the stream is being
   /// captured, memory is short; then nothing of this operation will be done.
   core::Result<std::shared_ptr<Staged>> enqueue(Request request);
+  /// Device memory that enqueue() needs for it beside the tensors. The first call is a collective of the group (Local).
+  core::Result<std::uint64_t> scratch_bytes(const worker::Operation& operation);
+  /// Whether collectives go by way of a LocalGroup; false before the first.
+  bool has_local() const;
 
   device::Stream out_stream() const noexcept { return out_; }
   device::Device& device() noexcept { return *device_; }
@@ -151,6 +163,8 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
     std::vector<Copy> copies;
     std::byte* base = nullptr;
     device::Event arrived;  // the way in is done
+    Step after;
+    core::Deadline deadline;
   };
   struct Waiting {  // for the in stream
     std::uint64_t number = 0;
@@ -164,7 +178,11 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   };
 
   core::Status open();
+  core::Status agree(engine::Group& group, std::chrono::milliseconds timeout);  // mutex_ held
+  intranode::Patience patience_until(core::Deadline deadline) const;
+  core::Status witness(const std::shared_ptr<Staged>& staged, const worker::Operation& operation, engine::Group& group);
   core::Status put(const std::shared_ptr<Staged>& staged, Request& request, engine::Group& group);
+  core::Status put_within(const std::shared_ptr<Staged>& staged, const Slice& slice);
   core::Status put_in(const std::shared_ptr<Staged>& staged, Slice slice, engine::Group& group);
   core::Status put_out(const Way& way);
   core::Status end(Staged& staged);  // mutex_ held
@@ -179,6 +197,8 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
     bool waits_for_stream = false;
   };
   Progress progress(core::TimePoint now);
+  core::Status trouble(core::TimePoint now);
+  void fail_local(const core::Status& status);
   bool is_idle() const;
   void submit(Waiting waiting);
   void expire(const core::Status& status, engine::Group* group);
@@ -204,6 +224,8 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   std::map<std::uint64_t, device::Event> over_;  // slice -> its place in the ring is free
   std::deque<Way> open_ways_;                    // not on the out stream yet
   bool warned_ = false;
+  bool agreed_ = false;          // asked whether there is Local
+  std::uint64_t ways_open_ = 0;  // of the operation being put: ways in that may be ahead of the ways out
 
   // Held for moments only: the engine's loop takes it. After mutex_.
   mutable std::mutex progress_mutex_;
@@ -213,6 +235,11 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   std::deque<std::shared_ptr<Staged>> staged_;  // in order of their ends
   std::vector<Retired> retired_;
   std::shared_ptr<Staged> failed_;  // since the last enqueue()
+  std::shared_ptr<Local> local_;    // set once
+  core::Status local_failed_;
+  bool holds_ = false;  // "done" does not move, since local_ is to be aborted first
+  core::TimePoint release_at_ = core::TimePoint::max();
+  core::TimePoint next_look_{};
 };
 
 /// The thread that watches flags and events for all channels of a process. It ends with stop(), and only then can the

@@ -1,0 +1,558 @@
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "hybridps/core/log.h"
+#include "hybridps/staging/local.h"
+#include "hybridps/staging/rails.h"
+#include "hybridps/staging/stager.h"
+
+namespace hybridps::staging {
+namespace {
+
+using core::Code;
+using core::Status;
+
+constexpr std::uint64_t kFlagBytes = 4096;
+constexpr std::uint64_t kReadyAt = 0;
+constexpr std::uint64_t kDoneAt = 128;  // a cache line of its own
+constexpr std::uint64_t kStagingBytesMin = std::uint64_t{1} << 20;
+// After the deadline, so that the engine can name who is missing first.
+constexpr auto kGrace = std::chrono::milliseconds(500);
+constexpr auto kLookEvery = std::chrono::milliseconds(2);
+// A LocalGroup that was told to abort has told the device by then: what waits behind a flag will not begin.
+constexpr auto kAbortTime = std::chrono::milliseconds(100);
+
+std::uint32_t word_of(std::uint64_t number) { return static_cast<std::uint32_t>(number); }
+
+std::string seconds_text(core::Duration duration) {
+  const auto tenths = std::chrono::duration_cast<std::chrono::milliseconds>(duration).count() / 100;
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
+}
+
+void free_memory(device::Device& device, const device::HostMemory& memory) noexcept {
+  if (memory.pinned)
+    device.free_host(memory);
+  else
+    std::free(memory.data);
+}
+
+Status closed(const std::string& what) {
+  return Status(Code::kClosed, what + ": its process group was destroyed before it could begin");
+}
+
+}  // namespace
+
+// Channel: life -------------------------------------------------------------------------------------------------------
+
+Channel::Channel(std::shared_ptr<Stager> stager, std::shared_ptr<device::Device> device,
+                 std::weak_ptr<engine::Group> group, ChannelOptions options)
+    : stager_(std::move(stager)),
+      device_(std::move(device)),
+      group_(std::move(group)),
+      options_(options),
+      events_(std::make_shared<EventPool>(device_)) {
+  opened_ = open();
+}
+
+core::Status Channel::open() {
+  auto in = device_->make_stream();
+  if (!in.is_ok()) return in.status();
+  in_ = out_ = in.value();
+  if (!options_.one_stream) {
+    auto out = device_->make_stream();
+    if (!out.is_ok()) return out.status();
+    out_ = out.value();
+  }
+  auto flags = device_->allocate_host(kFlagBytes);
+  if (!flags.is_ok())
+    return Status(flags.status().code(),
+                  std::string(flags.status().message()) + "; CUDA tensors need a page of it at least: see `ulimit -l`");
+  flags_ = flags.value();
+  ready_ = flags_.flag_at(kReadyAt);
+  done_ = flags_.flag_at(kDoneAt);
+  return {};
+}
+
+// The last reference may be dropped by a completion in the engine's loop, which must not wait for a driver.
+Channel::~Channel() {
+  std::vector<device::HostMemory> memories = {memory_, flags_};
+  for (const Retired& retired : retired_) {
+    memories.push_back(retired.memory);
+    events_->give_back(retired.over);
+  }
+  for (const auto& [number, event] : over_) events_->give_back(event);
+  for (const Way& way : open_ways_) events_->give_back(way.arrived);
+  // First: what it has put on the streams ends with it.
+  local_.reset();
+  stager_->bury([device = device_, in = in_, out = out_, memories = std::move(memories)] {
+    if (in.native != nullptr) device->destroy(in);
+    if (out.native != nullptr && out.native != in.native) device->destroy(out);
+    for (const device::HostMemory& memory : memories) free_memory(*device, memory);
+  });
+}
+
+std::uint64_t Channel::staging_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return memory_.bytes;
+}
+
+// Channel: what the caller does ---------------------------------------------------------------------------------------
+
+core::Result<std::shared_ptr<Staged>> Channel::enqueue(Request request) {
+  if (!opened_.is_ok()) return opened_;
+  const auto group = group_.lock();
+  if (!group) return closed(request.what);
+  auto capturing = device_->is_capturing(request.caller);
+  if (!capturing.is_ok()) return capturing.status();
+  if (capturing.value())
+    return Status(Code::kUnsupported,
+                  request.what +
+                      ": the current stream is recording a CUDA graph, and an operation that crosses the "
+                      "network cannot be replayed by the GPU alone; take it out of the captured region");
+  const std::lock_guard lock(mutex_);
+  if (!broken_.is_ok()) return broken_;
+  if (Status status = group->status(); !status.is_ok()) return status;
+  {
+    const std::lock_guard progress(progress_mutex_);
+    if (const auto failed = std::exchange(failed_, nullptr); failed && !failed->is_told()) {
+      const Status why = failed->status();
+      return Status(why.code(), request.what +
+                                    " was not begun: an earlier operation of the group failed after its caller "
+                                    "had gone on: " +
+                                    std::string(why.message()));
+    }
+  }
+  // Others may be called on a part of the ranks' GPUs only: a barrier, say.
+  const bool asks = has_rails(request.operation.kind);
+  if (Status status = asks ? agree(*group, request.operation.timeout) : Status(); !status.is_ok()) {
+    break_down(status, group.get());
+    return status;
+  }
+  auto staged = std::make_shared<Staged>(shared_from_this(), events_);
+  Status status = put(staged, request, *group);
+  if (status.is_ok() && !request.leave_open) status = end(*staged);
+  if (!status.is_ok()) {
+    break_down(status, group.get());
+    return status;
+  }
+  stager_->activate(shared_from_this());
+  return staged;
+}
+
+core::Status Channel::agree(engine::Group& group, std::chrono::milliseconds timeout) {
+  if (!options_.local || std::exchange(agreed_, true)) return {};
+  auto local = Local::agree(group, device_, *options_.local, options_.limits, options_.staging_bytes_max, timeout);
+  if (!local.is_ok()) return local.status();
+  const std::lock_guard progress(progress_mutex_);
+  local_ = local.value();
+  return {};
+}
+
+core::Result<std::uint64_t> Channel::scratch_bytes(const worker::Operation& operation) {
+  if (!options_.local || !has_rails(operation.kind)) return std::uint64_t{0};
+  if (!opened_.is_ok()) return opened_;
+  const auto group = group_.lock();
+  if (!group) return closed("the operation");
+  const std::lock_guard lock(mutex_);
+  if (!broken_.is_ok()) return broken_;
+  if (Status status = agree(*group, operation.timeout); !status.is_ok()) {
+    break_down(status, group.get());
+    return status;
+  }
+  if (!local_ || !local_->takes(operation)) return std::uint64_t{0};
+  return staging::scratch_bytes(operation, local_->topology(), local_->limits());
+}
+
+bool Channel::has_local() const {
+  const std::lock_guard lock(progress_mutex_);
+  return local_ != nullptr;
+}
+
+intranode::Patience Channel::patience_until(core::Deadline deadline) const {
+  return {deadline, [group = group_] {
+            const auto alive = group.lock();
+            return alive ? alive->status() : Status(Code::kClosed, "the process group was destroyed");
+          }};
+}
+
+/// The ranks of a node check nothing when their GPUs meet, and two nodes see each other's sums only.
+core::Status Channel::witness(const std::shared_ptr<Staged>& staged, const worker::Operation& operation,
+                              engine::Group& group) {
+  group.submit(witness_of(operation), [channel = shared_from_this(), staged](const worker::Outcome& outcome) {
+    if (outcome.status.is_ok()) return;
+    staged->set_failed(outcome.status);
+    const std::lock_guard progress(channel->progress_mutex_);
+    channel->fail_local(outcome.status);
+  });
+  return {};
+}
+
+core::Status Channel::put(const std::shared_ptr<Staged>& staged, Request& request, engine::Group& group) {
+  for (device::Event* event : {&staged->start_, &staged->end_}) {
+    auto taken = events_->take();
+    if (!taken.is_ok()) return taken.status();
+    *event = taken.value();
+  }
+  const auto timeout = request.operation.timeout;
+  staged->timeout_ = timeout;
+  request.operation.issued_at = core::Clock::now();
+  staged->deadline_ =
+      timeout.count() > 0 ? core::Deadline::after(timeout, request.operation.issued_at) : core::Deadline::never();
+  staged->what_ = request.what;
+  staged->finish_ = std::move(request.finish);
+
+  const bool rails = local_ && local_->takes(request.operation);
+  const Limits& limits = local_ ? local_->limits() : options_.limits;
+  std::vector<Slice> slices = rails ? cut_for_rails(request.operation, local_->topology(), limits, request.scratch)
+                                    : cut(request.operation, group.rank(), group.size(), limits);
+  if (rails) {
+    if (request.scratch == nullptr && staging::scratch_bytes(request.operation, local_->topology(), limits) > 0)
+      return Status(Code::kInvalidArgument, request.what + ": no scratch memory was given");
+    if (Status status = witness(staged, request.operation, group); !status.is_ok()) return status;
+  }
+  std::uint64_t largest = 0;
+  std::uint64_t together = 0;
+  for (const Slice& slice : slices) {
+    largest = std::max(largest, slice.staging_bytes);
+    together += slice.staging_bytes;
+  }
+  if (Status status = make_room(largest, together); !status.is_ok()) return status;
+
+  if (Status status = device_->record(staged->start_, request.caller); !status.is_ok()) return status;
+  {
+    const std::lock_guard progress(progress_mutex_);
+    staged->done_ = std::move(request.done);
+  }
+  staged->last_number_ = numbers_;
+  if (rails && !slices.front().crosses) return put_within(staged, slices.front());
+  if (Status status = device_->wait(in_, staged->start_); !status.is_ok()) return status;
+  if (local_ && request.operation.kind == schedule::Kind::kBarrier) {
+    // It speaks for what was put before it, and the engine does not see all of that.
+    auto before = events_->take();
+    if (!before.is_ok()) return before.status();
+    Status status = device_->record(before.value(), out_);
+    if (status.is_ok()) status = device_->wait(in_, before.value());
+    events_->give_back(before.value());
+    if (!status.is_ok()) return status;
+  }
+  staged->last_number_ = numbers_ + slices.size();
+  // Steps on both streams wait for other ranks, and a device may have one queue for both: the order in which they are put
+  // must be the same on the ranks of a node, and not depend on what is left of the ring from earlier operations.
+  ways_open_ = slices.size();
+  if (rails && largest > 0) {
+    const std::uint64_t ring = std::max(largest, std::min(2 * together, local_->staging_bytes_max()));
+    ways_open_ = std::max<std::uint64_t>(ring / (largest + Ring::kAlignment), 2) - 1;
+  }
+  for (Slice& slice : slices)
+    if (Status status = put_in(staged, std::move(slice), group); !status.is_ok()) return status;
+  return {};
+}
+
+/// On one node: nothing to stage, no flags.
+core::Status Channel::put_within(const std::shared_ptr<Staged>& staged, const Slice& slice) {
+  if (Status status = device_->wait(out_, staged->start_); !status.is_ok()) return status;
+  return local_->run(slice.after, intranode::Lane::kOut, out_, patience_until(staged->deadline_));
+}
+
+core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice, engine::Group& group) {
+  const std::uint64_t number = ++numbers_;
+  while (!open_ways_.empty() && open_ways_.front().number + ways_open_ <= number) {
+    if (Status status = put_out(open_ways_.front()); !status.is_ok()) return status;
+    open_ways_.pop_front();
+  }
+  const Ring::Place place = ring_.take(slice.staging_bytes, number);
+  std::byte* const base = memory_.data + place.offset;
+  for (const std::uint64_t earlier : place.displaced) {
+    // Its end must be on the out stream by now: a stream that waits for an event that is not recorded yet does not wait.
+    while (!open_ways_.empty() && open_ways_.front().number <= earlier) {
+      if (Status status = put_out(open_ways_.front()); !status.is_ok()) return status;
+      open_ways_.pop_front();
+    }
+    const auto over = over_.find(earlier);
+    if (over == over_.end()) continue;
+    if (Status status = device_->wait(in_, over->second); !status.is_ok()) return status;
+    events_->give_back(over->second);
+    over_.erase(over);
+  }
+  if (slice.before.kind != Step::Kind::kNone)
+    if (Status status = local_->run(slice.before, intranode::Lane::kIn, in_, patience_until(staged->deadline_));
+        !status.is_ok())
+      return status;
+  for (const Copy& copy : slice.in)
+    if (Status status = device_->copy_to_host(in_, base + copy.offset, copy.device, copy.bytes); !status.is_ok())
+      return status;
+  const bool collective = slice.operation.kind != schedule::Kind::kPointToPoint;
+  Waiting waiting{number, collective ? group.reserve() : 0, {}, staged};
+  slice.bind(base);
+  waiting.operation = std::move(slice.operation);
+  {
+    const std::lock_guard progress(progress_mutex_);
+    waiting_.push_back(std::move(waiting));
+    slices_done_.push_back(false);
+  }
+  if (Status status = device_->write_flag(in_, ready_, word_of(number)); !status.is_ok()) return status;
+  auto arrived = events_->take();
+  if (!arrived.is_ok()) return arrived.status();
+  open_ways_.push_back(
+      {number, std::move(slice.out), base, arrived.value(), std::move(slice.after), staged->deadline_});
+  if (Status status = device_->record(arrived.value(), in_); !status.is_ok()) return status;
+  // Memory that is not pinned makes the copies back wait in the call: the slice must be on its way by then.
+  if (!memory_.pinned) stager_->activate(shared_from_this());
+  return {};
+}
+
+core::Status Channel::put_out(const Way& way) {
+  auto over = events_->take();
+  if (!over.is_ok()) return over.status();
+  over_.emplace(way.number, over.value());
+  // A slice that failed is done although the in stream has not come to it: what is over must come after both.
+  if (out_.native != in_.native)
+    if (Status status = device_->wait(out_, way.arrived); !status.is_ok()) return status;
+  events_->give_back(way.arrived);
+  if (Status status = device_->wait_flag(out_, done_, word_of(way.number)); !status.is_ok()) return status;
+  for (const Copy& copy : way.copies)
+    if (Status status = device_->copy_to_device(out_, copy.device, way.base + copy.offset, copy.bytes); !status.is_ok())
+      return status;
+  if (Status status = device_->record(over.value(), out_); !status.is_ok()) return status;
+  if (way.after.kind == Step::Kind::kNone) return {};
+  return local_->run(way.after, intranode::Lane::kOut, out_, patience_until(way.deadline));
+}
+
+core::Status Channel::end(Staged& staged) {
+  if (std::exchange(staged.ended_, true)) return {};
+  while (!open_ways_.empty() && open_ways_.front().number <= staged.last_number_) {
+    if (Status status = put_out(open_ways_.front()); !status.is_ok()) return status;
+    open_ways_.pop_front();
+  }
+  if (auto finish = std::exchange(staged.finish_, nullptr)) finish();
+  if (Status status = device_->record(staged.end_, out_); !status.is_ok()) return status;
+  const std::lock_guard progress(progress_mutex_);
+  staged_.push_back(staged.shared_from_this());
+  return {};
+}
+
+core::Status Channel::complete_enqueue(Staged& staged) {
+  const std::lock_guard lock(mutex_);
+  if (staged.ended_) return {};
+  if (!broken_.is_ok()) return broken_;
+  Status status = end(staged);
+  if (!status.is_ok()) break_down(status, group_.lock().get());
+  stager_->activate(shared_from_this());
+  return status;
+}
+
+core::Status Channel::make_room(std::uint64_t slice_bytes, std::uint64_t operation_bytes) {
+  // Twice the largest operation, so that one can be copied while another is on the network; bounded, but for what one
+  // slice needs.
+  const std::uint64_t wanted = std::max({slice_bytes, std::min(2 * operation_bytes, options_.staging_bytes_max),
+                                         std::min(kStagingBytesMin, operation_bytes)});
+  if (wanted <= ring_.bytes()) return {};
+  std::uint64_t bytes = kStagingBytesMin;
+  while (bytes < wanted) bytes *= 2;
+  if (wanted <= options_.staging_bytes_max) bytes = std::min(bytes, std::max(wanted, options_.staging_bytes_max));
+  const device::HostMemory larger = allocate(bytes);
+  if (larger.data == nullptr)
+    return Status(Code::kOutOfResources, "no memory for " + std::to_string(bytes) + " bytes of staging");
+
+  // What was in use goes when its last user is through.
+  while (!open_ways_.empty()) {
+    if (Status status = put_out(open_ways_.front()); !status.is_ok()) return status;
+    open_ways_.pop_front();
+  }
+  if (memory_.data != nullptr) {
+    auto over = events_->take();
+    if (!over.is_ok()) return over.status();
+    if (Status status = device_->record(over.value(), out_); !status.is_ok()) return status;
+    const std::lock_guard progress(progress_mutex_);
+    retired_.push_back({memory_, over.value()});
+  }
+  for (const auto& [number, event] : over_) events_->give_back(event);
+  over_.clear();
+  memory_ = larger;
+  ring_ = Ring(bytes);
+  return {};
+}
+
+device::HostMemory Channel::allocate(std::uint64_t bytes) {
+  auto pinned = device_->allocate_host(bytes);
+  if (pinned.is_ok()) return pinned.value();
+  if (!std::exchange(warned_, true))
+    core::log_warn("staging for ", device_->describe(), ": ", pinned.status().message(),
+                   "; ordinary memory is used, and calls will wait for the device. Raise `ulimit -l`, or lower "
+                   "HYBRIDPS_STAGING_BYTES");
+  device::HostMemory memory;
+  memory.data = static_cast<std::byte*>(std::aligned_alloc(kFlagBytes, bytes));
+  memory.bytes = bytes;
+  return memory;
+}
+
+/// mutex_ held. Ranks no longer agree on what was issued: the group ends here.
+void Channel::break_down(const Status& status, engine::Group* group) {
+  if (!broken_.is_ok()) return;
+  broken_ = status;
+  expire(status, group);
+}
+
+// Channel: on the Stager's thread -------------------------------------------------------------------------------------
+
+Channel::Progress Channel::progress(core::TimePoint now) {
+  Progress result;
+  std::vector<Waiting> ready;
+  std::vector<std::shared_ptr<Staged>> over;
+  std::vector<Retired> retired;
+  Status failure;
+  {
+    const std::lock_guard lock(progress_mutex_);
+    const std::uint32_t reached = ready_.word->load(std::memory_order_acquire);
+    while (!waiting_.empty() && device::has_reached(reached, word_of(waiting_.front().number))) {
+      ready.push_back(std::move(waiting_.front()));
+      waiting_.pop_front();
+    }
+    // Where there is a witness, it is to say first who is missing.
+    if (!waiting_.empty() && waiting_.front().staged->deadline_.has_passed(local_ ? now - kGrace : now)) {
+      const Staged& late = *waiting_.front().staged;
+      failure = Status(Code::kTimeout, late.what_ + " timed out after " + seconds_text(late.timeout_) + ": " +
+                                           device_->describe() +
+                                           " has not come to it; see what the program put on the stream before it, and "
+                                           "whether that can end, or pass a longer timeout");
+    }
+    result.waits_for_stream = !waiting_.empty();
+    retired = retired_;
+    if (holds_ && now >= release_at_) {
+      holds_ = false;
+      done_.word->store(word_of(done_until_), std::memory_order_release);
+    }
+  }
+  if (failure.is_ok()) failure = trouble(now);
+  for (Waiting& waiting : ready) submit(std::move(waiting));
+  // The driver is asked without the lock, which the engine's loop takes.
+  for (bool more = true; more;) {
+    std::shared_ptr<Staged> staged;
+    {
+      const std::lock_guard lock(progress_mutex_);
+      if (!staged_.empty()) staged = staged_.front();
+    }
+    if (!staged) break;
+    const auto done = device_->is_done(staged->end_);
+    if (!done.is_ok()) failure = done.status();
+    more = !done.is_ok() || done.value();
+    if (!more) break;  // later ones come later
+    over.push_back(std::move(staged));
+    const std::lock_guard lock(progress_mutex_);
+    staged_.pop_front();
+  }
+  for (const Retired& old : retired) {
+    const auto done = device_->is_done(old.over);
+    if (!done.is_ok() || !done.value()) continue;
+    free_memory(*device_, old.memory);
+    events_->give_back(old.over);
+    const std::lock_guard lock(progress_mutex_);
+    std::erase_if(retired_, [&](const Retired& other) { return other.memory.data == old.memory.data; });
+  }
+  result.did = !ready.empty() || !over.empty();
+  if (!failure.is_ok()) {
+    for (const auto& staged : over) staged->set_failed(failure);
+    expire(failure, group_.lock().get());
+  }
+  for (const auto& staged : over) {
+    staged->set_over();
+    if (!staged->has_failed()) continue;
+    const std::lock_guard lock(progress_mutex_);
+    if (!failed_) failed_ = staged;
+  }
+  return result;
+}
+
+/// What keeps a LocalGroup's work from ending: nothing on the streams says so.
+core::Status Channel::trouble(core::TimePoint now) {
+  std::shared_ptr<Local> local;
+  std::shared_ptr<Staged> oldest;
+  {
+    const std::lock_guard lock(progress_mutex_);
+    if (!local_ || now < next_look_ || (staged_.empty() && !holds_)) return {};
+    next_look_ = now + kLookEvery;
+    if (!local_failed_.is_ok()) return local_failed_;
+    local = local_;
+    if (!staged_.empty()) oldest = staged_.front();
+  }
+  if (const auto group = group_.lock())
+    if (Status status = group->status(); !status.is_ok()) return status;
+  if (Status status = local->poll(); !status.is_ok()) return status;
+  if (!oldest || oldest->deadline_.is_never() || now < oldest->deadline_.point() + kGrace) return {};
+  return Status(Code::kTimeout,
+                oldest->what_ + " timed out after " + seconds_text(oldest->timeout_) + ": " + device_->describe() +
+                    " has not come to its end; see whether the GPUs of this node's other ranks have come "
+                    "to it, or pass a longer timeout");
+}
+
+bool Channel::is_idle() const {
+  const std::lock_guard lock(progress_mutex_);
+  return waiting_.empty() && staged_.empty() && retired_.empty() && !holds_;
+}
+
+void Channel::submit(Waiting waiting) {
+  const auto group = group_.lock();
+  if (!group) {
+    slice_done(waiting.number, *waiting.staged, worker::Outcome{closed(waiting.staged->what_), -1});
+    return;
+  }
+  auto done = [channel = shared_from_this(), staged = std::move(waiting.staged), number = waiting.number](
+                  const worker::Outcome& outcome) { channel->slice_done(number, *staged, outcome); };
+  if (waiting.operation.kind == schedule::Kind::kPointToPoint)
+    group->submit(std::move(waiting.operation), std::move(done));
+  else
+    group->submit_reserved(waiting.sequence, std::move(waiting.operation), std::move(done));
+}
+
+/// What has not reached the engine never will.
+void Channel::expire(const Status& status, engine::Group* group) {
+  std::deque<Waiting> waiting;
+  std::shared_ptr<Local> local;
+  std::deque<std::shared_ptr<Staged>> under_way;
+  {
+    const std::lock_guard lock(progress_mutex_);
+    waiting.swap(waiting_);
+    local = local_;
+    if (local) under_way = staged_;
+  }
+  // Of operations within the node the engine has nothing to tell.
+  for (const auto& staged : under_way) staged->set_failed(status);
+  if (group != nullptr) group->abort(std::string(status.message()) + " (rank " + std::to_string(group->rank()) + ")");
+  for (const Waiting& slice : waiting) slice_done(slice.number, *slice.staged, worker::Outcome{status, -1});
+  if (!local) return;
+  local->abort();
+  {
+    const std::lock_guard lock(progress_mutex_);
+    if (group == nullptr) {  // nobody will come back to it
+      holds_ = false;
+      release_at_ = core::TimePoint::min();
+      done_.word->store(word_of(done_until_), std::memory_order_release);
+      return;
+    }
+    if (holds_ && release_at_ == core::TimePoint::max()) release_at_ = core::Clock::now() + kAbortTime;
+  }
+  stager_->activate(shared_from_this());
+}
+
+void Channel::slice_done(std::uint64_t number, Staged& staged, const worker::Outcome& outcome) {
+  staged.slice_done(outcome);  // first: who sees the flag sees the failure
+  const std::lock_guard lock(progress_mutex_);
+  if (!outcome.status.is_ok()) fail_local(outcome.status);
+  slices_done_[number - done_until_ - 1] = true;
+  const std::uint64_t before = done_until_;
+  while (!slices_done_.empty() && slices_done_.front()) {
+    slices_done_.pop_front();
+    ++done_until_;
+  }
+  if (done_until_ != before && !holds_) done_.word->store(word_of(done_until_), std::memory_order_release);
+}
+
+/// progress_mutex_ held. What comes back is not what the ranks of the node wait for: none of them may have it and go on.
+void Channel::fail_local(const Status& status) {
+  if (!local_) return;
+  if (local_failed_.is_ok()) local_failed_ = status;
+  if (core::Clock::now() < release_at_) holds_ = true;
+}
+
+}  // namespace hybridps::staging

@@ -1,0 +1,243 @@
+#include "hybridps/staging/local.h"
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "hybridps/core/log.h"
+#include "hybridps/staging/rails.h"
+
+namespace hybridps::staging {
+namespace {
+
+using core::Code;
+using core::Status;
+
+constexpr std::chrono::seconds kConnectTimeout{120};
+constexpr std::size_t kTextBytes = 160;
+
+std::size_t pair_index(core::DType dtype, core::ReduceOp op) {
+  return static_cast<std::size_t>(dtype) * core::kReduceOpCount + static_cast<std::size_t>(op);
+}
+
+template <std::size_t kBytes>
+void put_text(std::array<char, kBytes>& to, std::string_view text) {
+  std::memcpy(to.data(), text.data(), std::min(text.size(), kBytes - 1));
+}
+
+template <std::size_t kBytes>
+std::string text_of(const std::array<char, kBytes>& from) {
+  return {from.data(), strnlen(from.data(), kBytes)};
+}
+
+/// Every rank's `own`, in rank order.
+template <typename T>
+core::Result<std::vector<T>> exchange(engine::Group& group, const T& own, std::chrono::milliseconds timeout) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  struct Shared {
+    std::vector<T> all;
+    T own;
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = false;
+    Status status;
+  };
+  auto shared = std::make_shared<Shared>();  // the engine's until it is done
+  const auto size = static_cast<std::size_t>(group.size());
+  shared->all.resize(size);
+  shared->own = own;
+  worker::Operation gather;
+  gather.kind = schedule::Kind::kAllGather;
+  gather.input = {{reinterpret_cast<std::byte*>(&shared->own), sizeof(T)}};
+  gather.output = {{reinterpret_cast<std::byte*>(shared->all.data()), size * sizeof(T)}};
+  gather.output_bytes.assign(size, sizeof(T));
+  gather.timeout = timeout;
+  group.submit(std::move(gather), [shared](const worker::Outcome& outcome) {
+    const std::lock_guard lock(shared->mutex);
+    shared->done = true;
+    shared->status = outcome.status;
+    shared->changed.notify_all();
+  });
+  std::unique_lock lock(shared->mutex);
+  shared->changed.wait(lock, [&] { return shared->done; });
+  if (!shared->status.is_ok()) return shared->status;
+  return std::move(shared->all);
+}
+
+}  // namespace
+
+/// Sent as it is: the ranks of a group have one build (bootstrap compares versions).
+struct Local::Fact {
+  std::uint64_t slice_bytes = 0;
+  std::uint64_t slices_max = 0;
+  std::uint64_t staging_bytes_max = 0;
+  std::array<unsigned char, 64> pairs{};
+  std::array<std::array<char, intranode::LocalGroups::kIdBytesMax>, intranode::kLanes> ids{};
+  std::array<std::uint32_t, intranode::kLanes> id_bytes{};
+  std::array<char, 64> card{};
+  std::array<char, 64> library{};      // empty: none
+  std::array<char, kTextBytes> why{};  // it has none
+};
+
+Local::Pairs Local::pairs_of(const intranode::LocalGroups& library) {
+  Pairs pairs;
+  for (unsigned dtype = 0; dtype < core::kDTypeCount; ++dtype)
+    for (unsigned op = 0; op < core::kReduceOpCount; ++op)
+      pairs[pair_index(static_cast<core::DType>(dtype), static_cast<core::ReduceOp>(op))] =
+          library.can_reduce(static_cast<core::DType>(dtype), static_cast<core::ReduceOp>(op));
+  return pairs;
+}
+
+core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const std::shared_ptr<device::Device>& device,
+                                                  const LocalOptions& options, const Limits& limits,
+                                                  std::uint64_t staging_bytes_max, std::chrono::milliseconds timeout) {
+  const std::shared_ptr<Local> none;
+  if (Status status = group.wait_ready(); !status.is_ok()) return status;
+  schedule::Topology topology(group.node_of(), group.rank());
+  if (topology.rails() == 1) return none;
+  const std::vector<int>& mine = topology.ranks_of(topology.my_node());
+  const int local = topology.local_index(topology.rank());
+  const int lanes = topology.nodes() == 1 ? 1 : intranode::kLanes;
+
+  Fact fact;
+  fact.slice_bytes = limits.slice_bytes;
+  fact.slices_max = limits.slices_max;
+  fact.staging_bytes_max = staging_bytes_max;
+  std::string why = options.library ? "" : options.why_not;
+  if (mine.size() > 1 && options.library) {
+    if (auto card = device->physical_id(); card.is_ok())
+      put_text(fact.card, card.value());
+    else
+      why = card.status().message();
+    const Pairs pairs = pairs_of(*options.library);
+    static_assert(Pairs().size() <= sizeof fact.pairs * 8);
+    for (std::size_t i = 0; i < pairs.size(); ++i)
+      if (pairs[i]) fact.pairs[i / 8] = static_cast<unsigned char>(fact.pairs[i / 8] | (1U << (i % 8)));
+    for (int lane = 0; lane < lanes && local == 0 && why.empty(); ++lane) {
+      const auto i = static_cast<std::size_t>(lane);
+      const auto id = options.library->make_id();
+      if (!id.is_ok()) {
+        why = id.status().message();
+      } else {
+        std::memcpy(fact.ids[i].data(), id.value().data(), id.value().size());
+        fact.id_bytes[i] = static_cast<std::uint32_t>(id.value().size());
+      }
+    }
+    if (why.empty()) put_text(fact.library, options.library->describe());
+  }
+  put_text(fact.why, why);
+
+  auto facts = exchange(group, fact, timeout);
+  if (!facts.is_ok()) return facts.status();
+  Limits agreed = limits;
+  Pairs pairs;
+  pairs.set();
+  std::string obstacle;
+  for (int node = 0; node < topology.nodes(); ++node) {
+    const std::vector<int>& ranks = topology.ranks_of(node);
+    std::set<std::string> cards;
+    for (const int rank : ranks) {
+      const Fact& other = facts.value()[static_cast<std::size_t>(rank)];
+      agreed.slice_bytes = std::min(agreed.slice_bytes, other.slice_bytes);
+      agreed.slices_max = std::min(agreed.slices_max, other.slices_max);
+      staging_bytes_max = std::min(staging_bytes_max, other.staging_bytes_max);
+      if (ranks.size() == 1 || !obstacle.empty()) continue;
+      const Fact& first = facts.value()[static_cast<std::size_t>(ranks.front())];
+      const std::string who = "rank " + std::to_string(rank);
+      if (text_of(other.library).empty())
+        obstacle = who + ": " + text_of(other.why);
+      else if (text_of(other.library) != text_of(first.library))
+        obstacle = who + " has " + text_of(other.library) + ", rank " + std::to_string(ranks.front()) +
+                   " of the same node " + text_of(first.library);
+      else if (!cards.insert(text_of(other.card)).second)
+        obstacle = who + " shares its GPU (" + text_of(other.card) + ") with another rank";
+      for (std::size_t i = 0; i < pairs.size(); ++i)
+        if ((other.pairs[i / 8] >> (i % 8) & 1U) == 0) pairs.reset(i);
+    }
+  }
+  const auto give_up = [&](const std::string& what) {
+    if (group.rank() != 0) return;
+    const std::string text = "group \"" + group.name() + "\": CUDA tensors go through shared memory inside the nodes: ";
+    if (options.wanted)
+      core::log_warn(text, what);
+    else
+      core::log_info(text, what);
+  };
+  if (!obstacle.empty()) {
+    give_up(obstacle);
+    return none;
+  }
+
+  // Whether it works is known when it has been done. Those who fail say so; those who wait for them give up in time.
+  std::shared_ptr<intranode::LocalGroup> joined;
+  Status failure;
+  if (mine.size() > 1) {
+    const Fact& leader = facts.value()[static_cast<std::size_t>(mine.front())];
+    std::vector<std::string> ids;
+    for (int lane = 0; lane < lanes; ++lane) {
+      const auto i = static_cast<std::size_t>(lane);
+      ids.emplace_back(leader.ids[i].data(), std::min<std::size_t>(leader.id_bytes[i], leader.ids[i].size()));
+    }
+    intranode::Patience patience;
+    const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(kConnectTimeout);
+    patience.until =
+        core::Deadline::after(timeout.count() > 0 ? std::min(timeout / 2, limit) : limit, core::Clock::now());
+    patience.still_wanted = [&group] { return group.status(); };
+    auto connected = options.library->connect(device, local, static_cast<int>(mine.size()), ids, patience);
+    if (connected.is_ok())
+      joined = connected.value();
+    else
+      failure = connected.status();
+  }
+  std::array<char, kTextBytes> outcome{};
+  put_text(outcome, failure.message());
+  auto outcomes = exchange(group, outcome, timeout);
+  if (!outcomes.is_ok()) {
+    if (joined) joined->abort();
+    return outcomes.status();
+  }
+  for (std::size_t rank = 0; rank < outcomes.value().size(); ++rank) {
+    const std::string text = text_of(outcomes.value()[rank]);
+    if (text.empty()) continue;
+    if (joined) joined->abort();
+    give_up("rank " + std::to_string(rank) + ": " + text);
+    return none;
+  }
+  return std::shared_ptr<Local>(new Local(std::move(topology), agreed, staging_bytes_max, pairs, std::move(joined)));
+}
+
+bool Local::takes(const worker::Operation& operation) const noexcept {
+  if (!has_rails(operation.kind)) return false;
+  switch (operation.kind) {
+    case schedule::Kind::kAllGather:
+    case schedule::Kind::kBroadcast: return true;
+    default: break;
+  }
+  // An average between nodes is done in two steps (rails.cpp).
+  const auto has = [&](core::ReduceOp op) { return bool{pairs_[pair_index(operation.dtype, op)]}; };
+  if (operation.op == core::ReduceOp::kAvg)
+    return has(operation.op) &&
+           has(core::is_floating(operation.dtype) ? core::ReduceOp::kPremulSum : core::ReduceOp::kSum);
+  return has(operation.op);
+}
+
+core::Status Local::run(const Step& step, intranode::Lane lane, device::Stream stream,
+                        const intranode::Patience& patience) {
+  if (!group_) return {};
+  switch (step.kind) {
+    case Step::Kind::kNone: return {};
+    case Step::Kind::kAllReduce: return group_->all_reduce(lane, stream, step.parts, step.reduction, patience);
+    case Step::Kind::kReduce: return group_->reduce(lane, stream, step.parts, step.reduction, patience);
+    case Step::Kind::kSpread: return group_->spread(lane, stream, step.parts, patience);
+    case Step::Kind::kCollect: return group_->collect(lane, stream, step.parts, step.root, patience);
+  }
+  return {};
+}
+
+}  // namespace hybridps::staging

@@ -1,0 +1,340 @@
+#include "hybridps/staging/local.h"
+
+#include <cstring>
+
+#include "hybridps/reduce/sum.h"
+#include "tests/unit/staging/program.h"
+
+namespace {
+
+using namespace hybridps::test::program;
+using intranode::FakeLocalGroups;
+using intranode::FakeLocalOptions;
+
+TEST_CASE("staging/local: programs that never wait get every collective's result in stream order", "[staging][fast]") {
+  std::uint64_t seed = 50;
+  const std::vector<int> layouts[] = {{0, 0},       {0, 0, 0},       {0, 0, 1, 1},          {0, 0, 0, 1},
+                                      {0, 1, 0, 1}, {0, 0, 1, 1, 2}, {0, 0, 0, 0, 1, 1, 1}, {1, 0, 0, 0, 1}};
+  for (const auto& layout : layouts) {
+    for (const int queues : {1, 8, 32}) {
+      const Hub hub = FakeLocalGroups::make_hub();
+      run_program(layout, queues, seed++, 14, hub);
+      CHECK(FakeLocalGroups::mismatches(*hub) == 0);
+      CHECK(FakeLocalGroups::calls(*hub) > 0);
+      CHECK(FakeLocalGroups::is_one_order(*hub));
+    }
+  }
+}
+
+TEST_CASE("staging/local: slices larger than the reserve keep one order of calls on all ranks", "[staging][fast]") {
+  for (const int queues : {1, 8}) {
+    ClusterThread cluster(nodes({0, 0, 0, 1, 1}, 5));
+    const Hub hub = FakeLocalGroups::make_hub();
+    ChannelOptions options;
+    options.limits.slice_bytes = 64 << 10;
+    options.staging_bytes_max = std::uint64_t{1} << 20;
+    auto all = ranks(cluster, 5, queues, options, hub);
+    std::vector<Part> parts;
+    std::vector<std::shared_ptr<Staged>> staged;
+    constexpr Kind kTurns[] = {Kind::kAllReduce, Kind::kGather, Kind::kAllGather, Kind::kReduceScatter,
+                               Kind::kAllReduce};
+    for (std::uint32_t turn = 0; turn < std::size(kTurns); ++turn) {
+      for (Rank& rank : all) {
+        const std::size_t count = kTurns[turn] == Kind::kAllReduce ? 1000003 : 200000;
+        parts.push_back(make(kTurns[turn], rank.group->rank(), 5, count, turn));
+        *parts.back().output = parts.back().given_output;
+        *parts.back().input = parts.back().given_input;
+        staged.push_back(rank.enqueue(parts.back().operation));
+        REQUIRE(staged.back());
+      }
+    }
+    for (const auto& s : staged) REQUIRE(s->wait(core::Clock::now() + kLong));
+    for (Rank& rank : all)
+      REQUIRE(eventually([&] { return rank.over->load() == static_cast<int>(std::size(kTurns)); }));
+    for (const auto& s : staged) CHECK(s->status().to_string() == "ok");
+    for (const Part& part : parts) REQUIRE((*part.output == part.expected));
+    CHECK(FakeLocalGroups::is_one_order(*hub));
+    CHECK(FakeLocalGroups::mismatches(*hub) == 0);
+  }
+}
+
+/// Element `i` of rank `r`: small, so that sums are exact in every type.
+std::vector<std::byte> elements(core::DType dtype, int rank, std::size_t count) {
+  std::vector<std::byte> bytes(count * core::size_of(dtype));
+  // From int8 or float, by way of the kernels: a sum of one input, scaled.
+  for (std::size_t i = 0; i < count; ++i) {
+    const int value = 4 * (1 + (static_cast<int>(i) + rank) % 3);
+    std::byte* at = bytes.data() + i * core::size_of(dtype);
+    const auto put = [&](auto v) { std::memcpy(at, &v, sizeof v); };
+    switch (dtype) {
+      case core::DType::kUint8: put(static_cast<std::uint8_t>(value)); break;
+      case core::DType::kInt8: put(static_cast<std::int8_t>(value)); break;
+      case core::DType::kInt16:
+      case core::DType::kUint16: put(static_cast<std::int16_t>(value)); break;
+      case core::DType::kInt32:
+      case core::DType::kUint32: put(static_cast<std::int32_t>(value)); break;
+      case core::DType::kInt64:
+      case core::DType::kUint64: put(static_cast<std::int64_t>(value)); break;
+      case core::DType::kFloat16:
+        put(static_cast<std::uint16_t>(value == 4 ? 0x4400 : value == 8 ? 0x4800 : 0x4a00));
+        break;
+      case core::DType::kBfloat16:
+        put(static_cast<std::uint16_t>(value == 4 ? 0x4080 : value == 8 ? 0x4100 : 0x4140));
+        break;
+      case core::DType::kFloat32: put(static_cast<float>(value)); break;
+      case core::DType::kFloat64: put(static_cast<double>(value)); break;
+      case core::DType::kComplex64: put(static_cast<float>(value)); break;
+      case core::DType::kComplex128: put(static_cast<double>(value)); break;
+      case core::DType::kBool: put(static_cast<std::uint8_t>(value == 4)); break;
+      default: put(static_cast<std::uint8_t>(0x40)); break;  // float8: one value in each of its kinds
+    }
+  }
+  return bytes;
+}
+
+TEST_CASE("staging/local: every type and operation has the result that it has without", "[staging][fast]") {
+  ClusterThread cluster(nodes({0, 0, 0, 1}, 8));
+  const Hub hub = FakeLocalGroups::make_hub();
+  auto with = ranks(cluster, 8, 8, small(), hub);
+  ClusterThread other(nodes({0, 0, 0, 1}, 8));
+  auto without = ranks(other, 8, 8);
+  int by_library = 0;
+  for (unsigned d = 0; d < core::kDTypeCount; ++d) {
+    for (unsigned p = 0; p < core::kReduceOpCount; ++p) {
+      const auto dtype = static_cast<core::DType>(d);
+      const auto op = static_cast<core::ReduceOp>(p);
+      if (!core::is_reducible(dtype, op)) continue;
+      for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter, Kind::kReduce}) {
+        INFO(core::name_of(dtype) << " " << core::name_of(op) << " " << schedule::name_of(kind));
+        constexpr std::size_t kCount = 4 * 1100;
+        const int before = FakeLocalGroups::calls(*hub);
+        std::vector<std::vector<std::byte>> results;
+        for (auto* side : {&with, &without}) {
+          std::vector<std::vector<std::byte>> in;
+          std::vector<std::vector<std::byte>> out;
+          std::vector<std::shared_ptr<Staged>> staged;
+          for (Rank& rank : *side) {
+            in.push_back(elements(dtype, rank.group->rank(), kCount));
+            const std::size_t all = in.back().size();
+            out.push_back(kind == Kind::kAllReduce ? in.back()
+                                                   : std::vector<std::byte>(kind == Kind::kReduce ? all : all / 4));
+          }
+          for (Rank& rank : *side) {
+            const auto r = static_cast<std::size_t>(rank.group->rank());
+            worker::Operation o;
+            o.kind = kind;
+            o.dtype = dtype;
+            o.op = op;
+            o.premul = op == core::ReduceOp::kPremulSum ? 0.5 * static_cast<double>(1 + r % 2) : 1.0;
+            if (kind != Kind::kAllReduce) o.input = {{in[r].data(), in[r].size()}};
+            if (kind != Kind::kReduce || r == 1) o.output = {{out[r].data(), out[r].size()}};
+            if (kind == Kind::kReduceScatter) o.input_bytes.assign(4, in[r].size() / 4);
+            if (kind == Kind::kReduce) o.root = 1;
+            staged.push_back(rank.enqueue(o));
+            REQUIRE(staged.back());
+          }
+          for (const auto& s : staged) {
+            REQUIRE(eventually([&] { return s->is_over(); }));
+            REQUIRE(s->status().to_string() == "ok");
+          }
+          for (std::size_t r = 0; r < out.size(); ++r)
+            if (kind != Kind::kReduce || r == 1) results.push_back(out[r]);
+        }
+        const std::size_t half = results.size() / 2;
+        for (std::size_t r = 0; r < half; ++r) REQUIRE((results[r] == results[half + r]));
+        if (FakeLocalGroups::calls(*hub) != before) ++by_library;
+      }
+    }
+  }
+  CHECK(by_library > 100);
+}
+
+TEST_CASE("staging/local: ranks that cannot have it all go through shared memory", "[staging][fast]") {
+  struct Case {
+    const char* what;
+    std::function<void(int rank, ChannelOptions&, FakeOptions&, const Hub&)> change;
+  };
+  const Case cases[] = {
+      {"no library on rank 2",
+       [](int r, ChannelOptions& o, FakeOptions&, const Hub&) {
+         if (r == 2) o.local = staging::LocalOptions{nullptr, "switched off", false};
+       }},
+      {"a shared card", [](int, ChannelOptions&, FakeOptions& f, const Hub&) { f.physical_id = "0000:01:00.0"; }},
+      {"other libraries",
+       [](int r, ChannelOptions& o, FakeOptions&, const Hub& hub) {
+         o.local = local_of(hub, FakeLocalOptions{"fake " + std::to_string(r), false});
+       }},
+  };
+  for (const Case& c : cases) {
+    INFO(c.what);
+    ClusterThread cluster(nodes({0, 0, 1, 1}, 3));
+    const Hub hub = FakeLocalGroups::make_hub();
+    std::vector<Rank> all;
+    for (auto& group : ClusterGroup::open(cluster)) {
+      ChannelOptions options = small();
+      options.local = local_of(hub);
+      FakeOptions card = fake(static_cast<std::uint64_t>(group->rank()));
+      c.change(group->rank(), options, card, hub);
+      all.emplace_back(group, card, options);
+    }
+    agree(all);
+    std::vector<Part> parts;
+    for (Rank& rank : all) {
+      CHECK(rank.refused.to_string() == "ok");
+      CHECK_FALSE(rank.channel->has_local());
+      parts.push_back(make(Kind::kAllReduce, rank.group->rank(), 4, 5000, 1));
+      *parts.back().output = parts.back().given_output;
+      REQUIRE(rank.enqueue(parts.back().operation));
+    }
+    for (Rank& rank : all) REQUIRE(eventually([&] { return rank.over->load() == 1; }));
+    for (const Part& part : parts) CHECK((*part.output == part.expected));
+    CHECK(FakeLocalGroups::calls(*hub) == 0);
+  }
+}
+
+TEST_CASE("staging/local: a library that fails on one rank is left alone by all", "[staging][fast]") {
+  ClusterThread cluster(nodes({0, 0, 1, 1}, 3));
+  const Hub hub = FakeLocalGroups::make_hub();
+  std::vector<Rank> all;
+  for (auto& group : ClusterGroup::open(cluster)) {
+    ChannelOptions options = small();
+    options.local = local_of(hub, FakeLocalOptions{"fake library 1", group->rank() == 3});
+    all.emplace_back(group, fake(static_cast<std::uint64_t>(group->rank())), options);
+  }
+  // Its neighbour waits for it, for half of the operation's time.
+  std::vector<std::thread> threads;
+  for (Rank& rank : all)
+    threads.emplace_back([&rank] {
+      worker::Operation operation;
+      operation.kind = Kind::kAllReduce;
+      operation.timeout = 2s;
+      rank.refused = rank.channel->scratch_bytes(operation).status();
+    });
+  for (std::thread& thread : threads) thread.join();
+  std::vector<Part> parts;
+  for (Rank& rank : all) {
+    CHECK(rank.refused.to_string() == "ok");
+    CHECK_FALSE(rank.channel->has_local());
+    parts.push_back(make(Kind::kAllReduce, rank.group->rank(), 4, 5000, 1));
+    *parts.back().output = parts.back().given_output;
+    REQUIRE(rank.enqueue(parts.back().operation));
+  }
+  for (Rank& rank : all) REQUIRE(eventually([&] { return rank.over->load() == 1; }));
+  for (const Part& part : parts) CHECK((*part.output == part.expected));
+}
+
+/// Every rank's first failure.
+std::vector<std::string> failures(std::vector<Rank>& all, const std::vector<std::shared_ptr<Staged>>& staged) {
+  std::vector<std::string> texts;
+  for (const auto& s : staged) {
+    if (!s) continue;
+    REQUIRE(eventually([&] { return s->has_failed(); }));
+    REQUIRE(eventually([&] { return s->is_over(); }));  // no stream hangs
+    texts.push_back(s->status().to_string());
+  }
+  for (Rank& rank : all) CHECK(eventually([&] { return !rank.group->status().is_ok(); }));
+  return texts;
+}
+
+TEST_CASE("staging/local: ranks that call different operations are told", "[staging][fast]") {
+  for (const auto& layout : {std::vector<int>{0, 0}, std::vector<int>{0, 0, 1, 1}}) {
+    for (const bool sizes : {true, false}) {
+      ClusterThread cluster(nodes(layout, 3));
+      const Hub hub = FakeLocalGroups::make_hub();
+      auto all = ranks(cluster, 4, 8, small(), hub);
+      std::vector<Part> parts;
+      std::vector<std::shared_ptr<Staged>> staged;
+      for (Rank& rank : all) {
+        const bool odd = rank.group->rank() == 1;
+        parts.push_back(make(sizes || !odd ? Kind::kAllReduce : Kind::kBroadcast, rank.group->rank(), cluster.size(),
+                             sizes && odd ? 5001 : 5000, 1));
+        staged.push_back(rank.enqueue(parts.back().operation));
+        // Told that early, it may be refused.
+        if (!staged.back()) CHECK(rank.refused.to_string().find("ranks disagree") != std::string::npos);
+      }
+      for (const std::string& text : failures(all, staged)) {
+        INFO(text);
+        CHECK(text.find("ranks disagree") != std::string::npos);
+      }
+    }
+  }
+}
+
+TEST_CASE("staging/local: a rank that never calls is named after the timeout", "[staging][fast]") {
+  for (const auto& layout : {std::vector<int>{0, 0, 0}, std::vector<int>{0, 0, 1, 1}}) {
+    ClusterThread cluster(nodes(layout, 3));
+    const Hub hub = FakeLocalGroups::make_hub();
+    auto all = ranks(cluster, 4, 8, small(), hub);
+    std::vector<Part> parts;
+    std::vector<std::shared_ptr<Staged>> staged;
+    for (Rank& rank : all) {
+      if (rank.group->rank() == 1) continue;
+      parts.push_back(make(Kind::kAllReduce, rank.group->rank(), cluster.size(), 5000, 1));
+      parts.back().operation.timeout = 700ms;
+      staged.push_back(rank.enqueue(parts.back().operation));
+      REQUIRE(staged.back());
+    }
+    for (const std::string& text : failures(all, staged)) {
+      INFO(text);
+      CHECK(text.find("without rank 1 (host1)") != std::string::npos);
+    }
+    // The next call says so.
+    CHECK_FALSE(all.front().enqueue(parts.front().operation));
+  }
+}
+
+TEST_CASE("staging/local: a stream that does not come to the operation ends it on all ranks", "[staging][fast]") {
+  for (const auto& layout : {std::vector<int>{0, 0}, std::vector<int>{0, 0, 1, 1}}) {
+    ClusterThread cluster(nodes(layout, 3));
+    const Hub hub = FakeLocalGroups::make_hub();
+    auto all = ranks(cluster, 4, 8, small(), hub);
+    std::atomic<bool> go{false};
+    all[1].gpu->launch(all[1].caller, [&] {
+      while (!go.load()) std::this_thread::sleep_for(1ms);
+    });
+    std::vector<Part> parts;
+    std::vector<std::shared_ptr<Staged>> staged;
+    for (Rank& rank : all) {
+      parts.push_back(make(Kind::kAllReduce, rank.group->rank(), cluster.size(), 5000, 1));
+      parts.back().operation.timeout = 300ms;
+      staged.push_back(rank.enqueue(parts.back().operation));
+      REQUIRE(staged.back());
+    }
+    for (const auto& s : staged) {
+      INFO("rank " << &s - staged.data() << " of " << staged.size() << " " << s->status().to_string() << s->is_over());
+      REQUIRE(eventually([&] { return s->has_failed(); }));
+    }
+    CHECK(staged[0]->status().to_string().find("timed out after 0.3 s") != std::string::npos);
+    for (std::size_t r = 0; r < staged.size(); ++r)
+      if (r != 1) CHECK(eventually([&] { return staged[r]->is_over(); }));
+    go.store(true);
+    CHECK(eventually([&] { return staged[1]->is_over(); }));
+  }
+}
+
+TEST_CASE("staging/local: abort in the middle of many operations ends them all", "[staging][fast]") {
+  for (const auto& layout : {std::vector<int>{0, 0, 0}, std::vector<int>{0, 0, 1, 1}, std::vector<int>{0, 0, 0, 1}}) {
+    ClusterThread cluster(nodes(layout, 3));
+    const Hub hub = FakeLocalGroups::make_hub();
+    auto all = ranks(cluster, 4, 8, small(), hub);
+    std::vector<Part> parts;
+    std::vector<std::shared_ptr<Staged>> staged;
+    for (std::uint32_t turn = 0; turn < 12; ++turn) {
+      for (Rank& rank : all) {
+        if (turn >= 6 && rank.group->rank() == 0) continue;  // it does not come to the rest
+        parts.push_back(
+            make(turn % 2 == 0 ? Kind::kAllReduce : Kind::kAllGather, rank.group->rank(), cluster.size(), 20000, turn));
+        staged.push_back(rank.enqueue(parts.back().operation));
+        REQUIRE(staged.back());
+      }
+    }
+    all[1].group->abort("enough");
+    for (const auto& s : staged) REQUIRE(eventually([&] { return s->is_over(); }));
+    int aborted = 0;
+    for (const auto& s : staged)
+      if (const std::string text = s->status().to_string(); text.find("enough") != std::string::npos) ++aborted;
+    CHECK(aborted >= 6 * (cluster.size() - 1));
+  }
+}
+
+}  // namespace

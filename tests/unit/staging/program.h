@@ -1,0 +1,336 @@
+// tests/unit/staging/program.h: programs on fake devices over a Cluster, for the tests of staging.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hybridps/device/fake/fake_device.h"
+#include "hybridps/intranode/fake/fake_local_group.h"
+#include "hybridps/staging/stager.h"
+#include "tests/support/catch.h"
+#include "tests/support/cluster_group.h"
+
+namespace hybridps::test::program {
+
+using namespace hybridps;
+using namespace std::chrono_literals;
+using device::FakeDevice;
+using device::FakeOptions;
+using schedule::Kind;
+using staging::Channel;
+using staging::ChannelOptions;
+using staging::Request;
+using staging::Staged;
+using staging::Stager;
+using test::Cluster;
+using test::ClusterGroup;
+using test::ClusterOptions;
+using test::ClusterThread;
+
+using Values = std::vector<std::int32_t>;
+
+inline constexpr auto kLong = 60s;  // no test takes so long
+
+inline worker::Piece piece(Values& values, std::size_t from = 0, std::size_t count = ~std::size_t{0}) {
+  count = std::min(count, values.size() - from);
+  return {reinterpret_cast<std::byte*>(values.data() + from), count * sizeof(std::int32_t)};
+}
+
+inline std::int32_t value(int rank, std::size_t i, std::uint32_t turn) {
+  return static_cast<std::int32_t>(turn * 1000003U + static_cast<std::uint32_t>(rank) * 4001U +
+                                   static_cast<std::uint32_t>(i) * 17U);
+}
+
+/// One GPU and what a program has on it.
+struct Rank {
+  Rank(std::shared_ptr<ClusterGroup> g, FakeOptions fake, ChannelOptions options)
+      : group(std::move(g)), gpu(std::make_shared<FakeDevice>(fake)), stager(std::make_shared<Stager>()) {
+    caller = gpu->make_stream().value();
+    auto opened = stager->open(gpu, group, options);
+    REQUIRE(opened.is_ok());
+    channel = opened.value();
+  }
+  ~Rank() {
+    if (!gpu) return;
+    gpu->synchronize(caller);
+    channel.reset();
+    others.clear();
+    stager->stop(10s);
+    stager.reset();
+    gpu->destroy(caller);
+  }
+  Rank(Rank&&) = default;
+
+  std::shared_ptr<Channel> open(ChannelOptions options) {
+    others.push_back(stager->open(gpu, group, options).value());
+    return others.back();
+  }
+  std::shared_ptr<Staged> enqueue(worker::Operation operation, Channel* on = nullptr, bool leave_open = false) {
+    if (operation.dtype == core::DType::kBytes) operation.dtype = core::DType::kInt32;
+    Request request;
+    if (const auto bytes = channel->scratch_bytes(operation); bytes.is_ok() && bytes.value() > 0) {
+      auto scratch = std::make_shared<std::vector<std::byte>>(bytes.value());
+      request.scratch = scratch->data();
+      scratches.push_back(std::move(scratch));
+    }
+    request.operation = std::move(operation);
+    request.caller = caller;
+    request.what = "operation";
+    request.leave_open = leave_open;
+    request.done = [count = over](const core::Status&) { count->fetch_add(1); };
+    auto staged = (on != nullptr ? *on : *channel).enqueue(std::move(request));
+    if (!staged.is_ok()) refused = staged.status();
+    return staged.is_ok() ? staged.value() : nullptr;
+  }
+
+  std::shared_ptr<ClusterGroup> group;
+  std::shared_ptr<FakeDevice> gpu;
+  std::shared_ptr<Stager> stager;
+  std::shared_ptr<Channel> channel;
+  std::vector<std::shared_ptr<Channel>> others;
+  device::Stream caller;
+  std::shared_ptr<std::atomic<int>> over = std::make_shared<std::atomic<int>>(0);
+  core::Status refused;
+  std::vector<std::shared_ptr<std::vector<std::byte>>> scratches;
+};
+
+inline ClusterOptions nodes(std::vector<int> node_of, std::uint64_t seed) {
+  ClusterOptions options;
+  options.node_of = std::move(node_of);
+  options.seed = seed;
+  return options;
+}
+
+inline FakeOptions fake(std::uint64_t seed, int queues = 8) {
+  FakeOptions options;
+  options.seed = seed;
+  options.hardware_queues = queues;
+  return options;
+}
+
+inline ChannelOptions small() {
+  ChannelOptions options;
+  options.limits.slice_bytes = 4096;
+  options.staging_bytes_max = std::uint64_t{2} << 20;
+  return options;
+}
+
+using Hub = std::shared_ptr<intranode::FakeLocalHub>;
+
+inline staging::LocalOptions local_of(const Hub& hub, intranode::FakeLocalOptions options = {}) {
+  staging::LocalOptions local;
+  local.library = std::make_shared<intranode::FakeLocalGroups>(hub, options);
+  return local;
+}
+
+/// The first collective of channels with Local waits for the other ranks': done for all at once.
+inline void agree(std::vector<Rank>& all) {
+  std::vector<std::thread> threads;
+  for (Rank& rank : all)
+    threads.emplace_back([&rank] {
+      worker::Operation operation;
+      operation.kind = Kind::kAllReduce;
+      const auto bytes = rank.channel->scratch_bytes(operation);
+      rank.refused = bytes.status();
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+/// `hub`: ranks of a node work together by a fake library.
+inline std::vector<Rank> ranks(ClusterThread& cluster, std::uint64_t seed, int queues, ChannelOptions options = small(),
+                               const Hub& hub = nullptr) {
+  std::vector<Rank> made;
+  if (hub) options.local = local_of(hub);
+  for (auto& group : ClusterGroup::open(cluster)) {
+    made.emplace_back(group, fake(seed * 100 + static_cast<std::uint64_t>(group->rank()), queues), options);
+  }
+  if (!hub) return made;
+  agree(made);
+  for (const Rank& rank : made) REQUIRE(rank.refused.to_string() == "ok");
+  return made;
+}
+
+/// What one rank gives to an operation and must get.
+struct Part {
+  worker::Operation operation;
+  std::shared_ptr<Values> input = std::make_shared<Values>();
+  std::shared_ptr<Values> output = std::make_shared<Values>();
+  Values given_input;
+  Values given_output;
+  Values expected;  // of output
+};
+
+/// Operation `turn` of `kind` with `count` elements (per rank where ranks have parts).
+inline Part make(Kind kind, int me, int size, std::size_t count, std::uint32_t turn) {
+  Part part;
+  worker::Operation& o = part.operation;
+  o.kind = kind;
+  const auto n = static_cast<std::size_t>(size);
+  const auto r = static_cast<std::size_t>(me);
+  const int root = static_cast<int>(turn) % size;
+  const auto length = [&](std::size_t of) { return count + 3 * of; };  // parts differ
+  std::size_t all = 0;
+  std::vector<std::size_t> from;
+  std::vector<std::uint64_t> bytes;
+  for (std::size_t p = 0; p < n; ++p) {
+    from.push_back(all);
+    bytes.push_back(length(p) * sizeof(std::int32_t));
+    all += length(p);
+  }
+  const auto fill = [&](Values& values, std::size_t many, int rank) {
+    values.resize(many);
+    for (std::size_t i = 0; i < many; ++i) values[i] = value(rank, i, turn);
+  };
+  const auto total = [&](std::size_t i) {
+    std::uint32_t sum = 0;
+    for (int p = 0; p < size; ++p) sum += static_cast<std::uint32_t>(value(p, i, turn));
+    return static_cast<std::int32_t>(sum);
+  };
+  const Values untouched(all, -7);
+  switch (kind) {
+    case Kind::kAllReduce:
+      o.op = core::ReduceOp::kSum;
+      fill(part.given_output, count, me);
+      for (std::size_t i = 0; i < count; ++i) part.expected.push_back(total(i));
+      break;
+    case Kind::kReduce:
+      o.op = core::ReduceOp::kSum;
+      o.root = root;
+      fill(part.given_input, count, me);
+      if (me == root) part.given_output.assign(count, -7);
+      for (std::size_t i = 0; i < count && me == root; ++i) part.expected.push_back(total(i));
+      break;
+    case Kind::kBroadcast:
+      o.root = root;
+      if (me == root)
+        fill(part.given_output, count, me);
+      else
+        part.given_output.assign(count, -7);
+      fill(part.expected, count, root);
+      break;
+    case Kind::kAllGather:
+    case Kind::kGather:
+      if (kind == Kind::kGather) o.root = root;
+      fill(part.given_input, length(r), me);
+      if (kind == Kind::kAllGather || me == root) {
+        o.output_bytes = bytes;
+        part.given_output = untouched;
+        for (std::size_t p = 0; p < n; ++p)
+          for (std::size_t i = 0; i < length(p); ++i) part.expected.push_back(value(static_cast<int>(p), i, turn));
+      }
+      break;
+    case Kind::kReduceScatter:
+      o.op = core::ReduceOp::kSum;
+      o.input_bytes = bytes;
+      fill(part.given_input, all, me);
+      part.given_output.assign(length(r), -7);
+      for (std::size_t i = 0; i < length(r); ++i) part.expected.push_back(total(from[r] + i));
+      break;
+    case Kind::kScatter:
+      o.root = root;
+      if (me == root) {
+        o.input_bytes = bytes;
+        fill(part.given_input, all, me);
+      }
+      part.given_output.assign(length(r), -7);
+      for (std::size_t i = 0; i < length(r); ++i) part.expected.push_back(value(root, from[r] + i, turn));
+      break;
+    case Kind::kAllToAll:
+      // To rank p: length(p) elements.
+      o.input_bytes = bytes;
+      fill(part.given_input, all, me);
+      part.given_output.assign(length(r) * n, -7);
+      for (std::size_t p = 0; p < n; ++p) {
+        o.output_bytes.push_back(length(r) * sizeof(std::int32_t));
+        for (std::size_t i = 0; i < length(r); ++i)
+          part.expected.push_back(value(static_cast<int>(p), from[r] + i, turn));
+      }
+      break;
+    default: break;
+  }
+  part.input->assign(part.given_input.size(), -1);
+  part.output->assign(part.given_output.size(), -1);
+  if (!part.given_input.empty()) o.input = {piece(*part.input)};
+  // Two pieces, as coalesced calls have: of each rank's part, where ranks have parts.
+  const auto halves = [](Values& values, std::size_t at, std::size_t whole) {
+    return std::vector<worker::Piece>{piece(values, at, whole / 3), piece(values, at + whole / 3, whole - whole / 3)};
+  };
+  if (!part.given_output.empty()) o.output = halves(*part.output, 0, part.output->size());
+  if (kind == Kind::kReduce) o.input = halves(*part.input, 0, count);
+  if (kind == Kind::kReduceScatter) {
+    o.input.clear();
+    for (std::size_t p = 0; p < n; ++p)
+      for (const worker::Piece& half : halves(*part.input, from[p], length(p))) o.input.push_back(half);
+  }
+  return part;
+}
+
+inline constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter,
+                                  Kind::kBroadcast, Kind::kReduce,    Kind::kGather,
+                                  Kind::kScatter,   Kind::kAllToAll,  Kind::kBarrier};
+
+inline bool eventually(const std::function<bool()>& done) {
+  const auto until = std::chrono::steady_clock::now() + kLong;
+  while (!done()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(200us);
+  }
+  return true;
+}
+
+/// A program on every rank that never waits: kernels that make the inputs and keep the outputs, operations between them.
+inline void run_program(const std::vector<int>& layout, int queues, std::uint64_t seed, int rounds,
+                        const Hub& hub = nullptr) {
+  INFO("ranks " << layout.size() << " queues " << queues << " seed " << seed);
+  ClusterThread cluster(nodes(layout, seed));
+  auto all = ranks(cluster, seed, queues, small(), hub);
+  std::mt19937_64 random(seed);
+  struct Seen {
+    Part part;
+    std::shared_ptr<Values> output = std::make_shared<Values>();
+    std::shared_ptr<Staged> staged;
+  };
+  std::vector<Seen> seen;
+  int issued = 0;
+  for (int round = 0; round < rounds; ++round) {
+    const Kind kind = kKinds[random() % std::size(kKinds)];
+    constexpr std::size_t kCounts[] = {0, 1, 700, 5000, 40000};
+    const std::size_t count = kCounts[random() % std::size(kCounts)];
+    ++issued;
+    for (Rank& rank : all) {
+      Seen s;
+      s.part = make(kind, rank.group->rank(), cluster.size(), count, static_cast<std::uint32_t>(round));
+      rank.gpu->launch(rank.caller, [part = s.part] {
+        *part.input = part.given_input;
+        std::copy(part.given_output.begin(), part.given_output.end(), part.output->begin());
+      });
+      s.staged = rank.enqueue(s.part.operation);
+      REQUIRE(s.staged);
+      REQUIRE(s.staged->wait_on(rank.caller).is_ok());
+      rank.gpu->launch(rank.caller, [part = s.part, output = s.output] {
+        *output = *part.output;
+        std::fill(part.output->begin(), part.output->end(), -9);  // as if the memory were used again
+        std::fill(part.input->begin(), part.input->end(), -9);
+      });
+      seen.push_back(std::move(s));
+    }
+  }
+  for (Rank& rank : all) {
+    rank.gpu->synchronize(rank.caller);
+    CHECK(eventually([&] { return rank.over->load() == issued; }));
+  }
+  for (const Seen& s : seen) {
+    INFO(schedule::name_of(s.part.operation.kind));
+    REQUIRE(s.staged->status().to_string() == "ok");
+    REQUIRE((*s.output == s.part.expected));
+  }
+}
+
+}  // namespace hybridps::test::program

@@ -139,6 +139,29 @@ def every_collective(rank, world, device, dtypes, sizes):
     return done
 
 
+def on_own_gpu(rank, world, body, *args):
+    """A body of this file on the GPU with the rank's number."""
+    torch.cuda.set_device(rank)
+    return globals()[body](rank, world, f"cuda:{rank}", *args)
+
+
+def nothing_through_shared_memory(rank, world, device):
+    from hybridps import _load
+
+    def moved():
+        return _load.load_extension().stats()["shm_tx_payload_bytes"]
+
+    dist.all_reduce(torch.ones(10, device=device))  # the ranks agree
+    torch.cuda.synchronize()
+    dist.barrier()
+    before = moved()
+    for turn in range(5):
+        t = numbers(1_000_000, rank, turn, torch.float32, device)
+        dist.all_reduce(t)
+        equal("all_reduce", t, total(1_000_000, world, turn, torch.float32))
+    assert moved() == before
+
+
 def mixed_group(rank, world, device):
     """Operations on CPU and on GPU tensors of one group keep one order."""
     for turn in range(20):

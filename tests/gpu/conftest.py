@@ -44,3 +44,20 @@ def on_gpu():
     if found.startswith("no device"):
         pytest.skip(f"no GPU test: {found}")
     return "cuda:0"
+
+
+@pytest.fixture
+def on_gpus(on_gpu):
+    """A function of the layout ("2+1"): skips unless each rank can have a GPU of its own, and there is NCCL."""
+    import torch
+    from hybridps import _load
+
+    def check(nodes):
+        ranks = sum(int(count) for count in nodes.split("+"))
+        if torch.cuda.device_count() < ranks:
+            pytest.skip(f"no GPU test: {ranks} GPUs are needed, there are {torch.cuda.device_count()}")
+        found = _load.load_extension().cuda()
+        if not found.partition("ranks of one node: ")[2].startswith("NCCL"):
+            pytest.skip(f"no GPU test: {found}")
+
+    return check

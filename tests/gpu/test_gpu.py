@@ -62,6 +62,50 @@ def test_soak(on_gpu):
     run_ranks(bodies.soak, "1+1", args=(on_gpu, 10_000), timeout=600)
 
 
+# With a GPU for each rank of a node: NCCL inside it. ------------------------------------------------------------
+
+LOCAL = ["2", "2+1", "2+2"]
+
+
+@pytest.mark.parametrize("nodes", LOCAL)
+def test_every_collective_with_nccl_inside_the_nodes(on_gpus, nodes):
+    on_gpus(nodes)
+    args = ("every_collective", bodies.DTYPES, bodies.SIZES)
+    assert min(run_ranks(bodies.on_own_gpu, nodes, args=args, timeout=200)) > 100
+
+
+@pytest.mark.parametrize("nodes", LOCAL)
+@pytest.mark.parametrize("connections", ["1", "32"])
+def test_slices_with_nccl_inside_the_nodes(on_gpus, nodes, connections):
+    on_gpus(nodes)
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": connections, "HYBRIDPS_STAGING_BYTES": "16M"}
+    args = ("every_collective", [torch.float32, torch.bfloat16], [bodies.SLICED])
+    run_ranks(bodies.on_own_gpu, nodes, args=args, env=environment, timeout=200)
+
+
+@pytest.mark.parametrize("nodes", LOCAL)
+def test_nothing_goes_through_shared_memory_with_nccl_inside_the_nodes(on_gpus, nodes):
+    on_gpus(nodes)
+    run_ranks(bodies.on_own_gpu, nodes, args=("nothing_through_shared_memory",))
+
+
+@pytest.mark.parametrize("nodes", LOCAL)
+def test_stream_order_with_nccl_inside_the_nodes(on_gpus, nodes):
+    on_gpus(nodes)
+    run_ranks(bodies.on_own_gpu, nodes, args=("stream_order", 150), timeout=200)
+
+
+def test_a_rank_of_the_same_node_does_not_come(on_gpus):
+    on_gpus("2")
+    run_ranks(bodies.on_own_gpu, "2", args=("absent_rank",))
+
+
+def test_nccl_inside_the_nodes_can_be_switched_off(on_gpus):
+    on_gpus("2")
+    args = ("every_collective", [torch.float32], bodies.SIZES)
+    run_ranks(bodies.on_own_gpu, "2", args=args, env={"HYBRIDPS_LOCAL_NCCL": "0"})
+
+
 # On CPU tensors: the bodies themselves. ------------------------------------------------------------------------
 
 

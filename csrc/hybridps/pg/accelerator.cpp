@@ -12,14 +12,46 @@
 
 #include "hybridps/device/cuda/cuda_device.h"
 #endif
+#if HYBRIDPS_WITH_NCCL
+#include "hybridps/intranode/nccl/nccl_group.h"
+#endif
 
 namespace hybridps::pg {
 
+#if HYBRIDPS_WITH_NCCL
+
+core::Result<std::shared_ptr<intranode::LocalGroups>> open_local_library() {
+  const core::Result<intranode::NcclApi>& api = intranode::load_nccl();
+  if (!api.is_ok()) return api.status();
+  return std::shared_ptr<intranode::LocalGroups>(std::make_shared<intranode::NcclGroups>(api.value()));
+}
+
+void drain_local_library(std::chrono::milliseconds patience) { intranode::NcclGroups::drain(patience); }
+
+#else
+
+core::Result<std::shared_ptr<intranode::LocalGroups>> open_local_library() {
+  return core::Status(core::Code::kUnsupported, "this build of hybridps was made without NCCL's header");
+}
+
+void drain_local_library(std::chrono::milliseconds /*patience*/) {}
+
+#endif
+
 #if HYBRIDPS_WITH_CUDA
+
+namespace {
+std::string describe_local_library() {
+  const auto library = open_local_library();
+  return library.is_ok() ? library.value()->describe() : std::string(library.status().message());
+}
+}  // namespace
 
 bool has_cuda_support() noexcept { return true; }
 
-std::string describe_cuda_support() { return device::describe_cuda(); }
+std::string describe_cuda_support() {
+  return device::describe_cuda() + "; ranks of one node: " + describe_local_library();
+}
 
 core::Result<std::shared_ptr<device::Device>> open_cuda_device(int index) {
   // Never destroyed: at exit the driver may be gone before we are.

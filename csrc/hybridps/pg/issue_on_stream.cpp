@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <string>
 
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
@@ -38,10 +39,31 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
     options.limits.slice_bytes = config.value().slice_bytes;
     options.staging_bytes_max = config.value().staging_bytes;
     blocking_wait_ = config.value().blocking_wait;
+    staging::LocalOptions local;
+    local.wanted = config.value().local_nccl && config.value().given.count("HYBRIDPS_LOCAL_NCCL") > 0;
+    if (auto library = open_local_library(); !config.value().local_nccl)
+      local.why_not = "HYBRIDPS_LOCAL_NCCL is off";
+    else if (library.is_ok())
+      local.library = library.value();
+    else
+      local.why_not = library.status().message();
+    options.local = std::move(local);
     channel_options_ = options;
   }
   staging::ChannelOptions options = *channel_options_;
   options.one_stream = key.direction == 2;
+  if (key.direction != 0) {
+    options.local.reset();
+  } else {
+    // The ranks of a node agree once, about one GPU each.
+    for (const auto& [other, known] : channels_)
+      if (other.direction == 0 && known->has_local())
+        return core::Status(
+            core::Code::kUnsupported,
+            "this group works on " + known->device().describe() +
+                " with NCCL inside the node, and cannot take tensors on another GPU of this process; make "
+                "a group for them, or set HYBRIDPS_LOCAL_NCCL=0");
+  }
   auto opened = open_cuda_device(key.device);
   if (!opened.is_ok()) return opened.status();
   auto channel = Process::instance().stager()->open(opened.value(), group, options);
@@ -107,8 +129,22 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
         refuse_without_order(group, what, *parent);
       }
     }
+    std::vector<std::byte*> scratch;
+    for (std::size_t i = 0; i < call.operations.size(); ++i) {
+      const auto bytes = collective ? channels[i]->scratch_bytes(call.operations[i]) : std::uint64_t{0};
+      check_status(bytes.status(), what);
+      if (bytes.value() == 0) {
+        scratch.push_back(nullptr);
+        continue;
+      }
+      const at::Tensor memory =
+          at::empty({static_cast<std::int64_t>(bytes.value())}, at::device(device).dtype(at::kByte));
+      scratch.push_back(static_cast<std::byte*>(memory.mutable_data_ptr()));
+      held->buffers().hold(memory);
+    }
     for (std::size_t i = 0; i < call.operations.size(); ++i) {
       staging::Request request;
+      request.scratch = scratch[i];
       request.operation = std::move(call.operations[i]);
       request.caller = current_cuda_stream(device);
       request.what = what;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "hybridps/engine/engine.h"
+#include "hybridps/pg/accelerator.h"
 
 namespace hybridps::pg {
 namespace {
@@ -18,6 +19,7 @@ std::atomic<Process*> the_process{nullptr};  // NOLINT: see process.h
 std::atomic<std::uint32_t> fork_count{0};    // forks that lie between the first process and this one
 constexpr std::chrono::milliseconds kLanePatience = 2s;
 constexpr std::chrono::milliseconds kStagerPatience = 2s;
+constexpr std::chrono::milliseconds kDrainPatience = 2s;
 constexpr std::chrono::milliseconds kAbortHookPatience =
     20s;  // the flight recorder resolves symbols: 3 s, more under load
 
@@ -112,6 +114,7 @@ void Process::at_exit() {
     groups.clear();
   }
   stager_->stop(kStagerPatience);  // no stream waits for a flag after this
+  drain_local_library(kDrainPatience);
   lanes_->stop(kLanePatience);
   abort_hooks_->stop(kAbortHookPatience);
 }

@@ -10,6 +10,7 @@
 
 #include "hybridps/core/log.h"
 #include "hybridps/engine/engine.h"
+#include "hybridps/pg/accelerator.h"
 #include "hybridps/pg/errors.h"
 #include "hybridps/pg/gil.h"
 #include "hybridps/pg/store_adapter.h"
@@ -20,6 +21,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::chrono::milliseconds kPollPeriod = 100ms;
+constexpr std::chrono::milliseconds kDrainPatience = 6s;  // a library gives its peers 5
 
 std::shared_ptr<WorkContext> make_context(const std::string& name, int rank, int size) {
   TORCH_CHECK_VALUE(size >= 1 && rank >= 0 && rank < size, "hybridps: rank ", rank, " of ", size, " in group ", name,
@@ -233,6 +235,8 @@ void ProcessGroupHybrid::shutdown() {
     channels.swap(channels_);
   }
   Process::instance().leave(*membership_);
+  channels.clear();
+  drain_local_library(kDrainPatience);  // the program may end now
 }
 
 #if HYBRIDPS_TORCH_AT_LEAST(14)

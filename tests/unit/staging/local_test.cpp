@@ -28,7 +28,10 @@ TEST_CASE("staging/local: programs that never wait get every collective's result
 
 TEST_CASE("staging/local: slices larger than the reserve keep one order of calls on all ranks", "[staging][fast]") {
   for (const int queues : {1, 8}) {
-    ClusterThread cluster(nodes({0, 0, 0, 1, 1}, 5));
+    ClusterOptions large = nodes({0, 0, 0, 1, 1}, 5);
+    large.chunk_bytes = 16 << 10;
+    large.eager_bytes = 64 << 10;
+    ClusterThread cluster(large);
     const Hub hub = FakeLocalGroups::make_hub();
     ChannelOptions options;
     options.limits.slice_bytes = 64 << 10;
@@ -309,6 +312,41 @@ TEST_CASE("staging/local: a stream that does not come to the operation ends it o
       if (r != 1) CHECK(eventually([&] { return staged[r]->is_over(); }));
     go.store(true);
     CHECK(eventually([&] { return staged[1]->is_over(); }));
+  }
+}
+
+TEST_CASE("staging/local: a dead rank of the same node or another is named and every stream goes on",
+          "[staging][fast]") {
+  for (const auto& layout : {std::vector<int>{0, 0, 0}, std::vector<int>{0, 0, 1, 1}, std::vector<int>{0, 0, 0, 1}}) {
+    for (const int queues : {1, 8}) {
+      ClusterThread cluster(nodes(layout, 21));
+      const Hub hub = FakeLocalGroups::make_hub();
+      auto all = ranks(cluster, 22, queues, small(), hub);
+      std::vector<Part> parts;
+      std::vector<std::shared_ptr<Staged>> staged;
+      for (std::uint32_t turn = 0; turn < 10; ++turn) {
+        if (turn == 5) cluster.post([](Cluster& c) { c.kill(1); });
+        for (Rank& rank : all) {
+          const int r = rank.group->rank();
+          if (turn >= 5 && r == 1) continue;
+          parts.push_back(make(kKinds[turn % 4], r, cluster.size(), 30000, turn));
+          auto made = rank.enqueue(parts.back().operation);
+          if (!made) continue;  // the group has failed already
+          REQUIRE(made->wait_on(rank.caller).is_ok());
+          if (r != 1) staged.push_back(std::move(made));
+        }
+      }
+      for (Rank& rank : all) rank.gpu->synchronize(rank.caller);
+      for (const auto& s : staged) {
+        REQUIRE(s->wait(core::Clock::now() + kLong));
+        INFO(s->status().to_string());
+        if (!s->status().is_ok()) CHECK(s->status().to_string().find("rank 1 (host1) is gone") != std::string::npos);
+      }
+      for (Rank& rank : all)
+        if (rank.group->rank() != 1) CHECK(eventually([&] { return !rank.group->status().is_ok(); }));
+      Part after = make(Kind::kAllReduce, 0, cluster.size(), 100, 99);
+      CHECK_FALSE(all[0].enqueue(after.operation));
+    }
   }
 }
 

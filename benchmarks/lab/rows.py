@@ -132,6 +132,13 @@ ROWS = (
         (at_least("ratio", 1.3),),
         ("slow",),
     ),
+    Row(
+        "n4-k2-slow-found-64M",
+        Setup(slow=0.5, servers=2),
+        job("allreduce", 64 * MIB, 6, warmup=1, warmup_of={"hybridps": 19}, check=False),
+        (at_least("ratio", 1.4),),
+        ("slow", "dedicated"),
+    ),
     Row("n8-64B", N8, job("allreduce", 64, 200), tiny(0.5), ("small",)),
     Row("n8-barrier", N8, job("barrier", 0, 200), tiny(0.5), ("small",)),
     Row("n8-64K", N8, job("allreduce", 64 * KIB, 60), (at_least("ratio", 2.5), WIRE), ("small",)),

@@ -101,8 +101,7 @@ const auto& settings() {
               "Pinned memory per group and GPU for CUDA tensors, at most; more only where one slice needs it."},
       Setting{"LOCAL_NCCL", Kind::kBool, &Config::local_nccl, "", 0, 0,
               "Whether ranks of one node that have a GPU each work on CUDA tensors with NCCL among themselves. Off on "
-              "any rank "
-              "of a group: through shared memory, as where there is no NCCL or ranks share a GPU."},
+              "any rank of a group: through shared memory, as where there is no NCCL or ranks share a GPU."},
       Setting{"BLOCKING_WAIT", Kind::kBool, &Config::blocking_wait, "", 0, 0,
               "Whether wait() of an operation on CUDA tensors blocks the host until the operation is complete."},
       Setting{"SPIN_MICROSECONDS", Kind::kCountOrAuto, &Config::spin_microseconds, "microseconds", 0, 1e6,

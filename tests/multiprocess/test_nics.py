@@ -30,7 +30,10 @@ for _ in range({ROUNDS}):
     dist.all_reduce(tensor)
     right = right and bool((tensor == world * (world + 1) / 2).all())
 dist.barrier()
-print(json.dumps({{"right": right}}), flush=True)
+with open("/proc/net/tcp") as file:
+    connections = sum(line.split()[3] == "01" for line in file)  # established, in this network namespace
+dist.barrier()
+print(json.dumps({{"right": right, "connections": connections}}), flush=True)
 dist.destroy_process_group()
 """
 
@@ -146,6 +149,27 @@ def test_a_host_with_two_cards_of_one_network_serves_for_those_with_one(make_hos
 def test_a_card_that_leads_nowhere_else_is_not_used(make_hosts):
     network = make_hosts(["a", "b"], {"a": 2, "b": 1})
     check(tensors_sent(network, 1), {"a": [1.0, 0.0], "b": [1.0]})
+
+
+def test_several_connections_for_each_card(make_hosts):
+    network = make_hosts(["a", "b"], 2)
+    connections = {}
+    for sockets in ("1", "3"):
+        setting = {"HYBRIDPS_DATA_SOCKETS": sockets}
+        ended = finish(start(network, 1, a=setting, b=setting))
+        assert [code for code, _, _ in ended] == [0, 0], ended
+        answers = [json.loads(out.splitlines()[-1]) for _, out, _ in ended]
+        assert all(answer["right"] for answer in answers)
+        connections[sockets] = answers[0]["connections"]
+    # Two more through each of the two cards; UCX may open one from either side.
+    more = connections["3"] - connections["1"]
+    assert 4 <= more <= 8, connections
+
+
+def test_connections_carry_the_same_bytes(make_hosts):
+    network = make_hosts(["a", "b", "c"], 1)
+    several = {"HYBRIDPS_DATA_SOCKETS": "4"}
+    check(tensors_sent(network, 2, a=several, b=several, c={}), {name: [4 / 3] for name in network.names})
 
 
 @pytest.mark.parametrize(

@@ -65,13 +65,16 @@ const auto& settings() {
       Setting{"DATA_TRANSPORT", Kind::kTransport, &Config::data_transport, "", 0, 0,
               "auto: RDMA where this machine has an active port and UCX has verbs, else TCP on the control interface; "
               "rdma: an error where that is not so; tcp: no RDMA. The same on all ranks."},
+      Setting{"DATA_SOCKETS", Kind::kCount, &Config::data_sockets, "connections", 1, 16,
+              "TCP connections for data to each peer and network card: more than one where one alone does not fill the "
+              "card, as over long distances or where a cloud limits each."},
       Setting{"NIC_GBPS", Kind::kNumbers, &Config::nic_gbps, "Gbit/s", 0, 1e6,
               "Rate of this machine's network, as a weight between unequal machines; or one rate for each of "
               "HYBRIDPS_DATA_INTERFACES, separated by commas. 0: not set."},
       Setting{
           "FIND_RATES", Kind::kBool, &Config::find_rates, "", 0, 0,
           "Whether shares follow what the network is found to carry, beyond what HYBRIDPS_NIC_GBPS says; groups of 3 "
-          "nodes or more, without dedicated servers."},
+          "nodes or more."},
       Setting{"SMALL_FIRST", Kind::kBool, &Config::small_first, "", 0, 0,
               "Whether operations of 4 KiB at most pass larger ones. Off: they wait behind them, to compare."},
       Setting{"SHM", Kind::kBool, &Config::shm, "", 0, 0,

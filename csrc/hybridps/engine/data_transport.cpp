@@ -10,7 +10,8 @@
 namespace hybridps::engine {
 
 core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const Interfaces& interfaces,
-                                                                        transport::UcxOptions options) {
+                                                                        transport::UcxOptions options,
+                                                                        std::int64_t sockets) {
   std::vector<transport::Rail> rails;
   const auto add = [&](transport::RailInfo info, const std::string& device, std::string label) {
     options.net_device = device;
@@ -21,18 +22,25 @@ core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const In
     return core::Status::ok();
   };
   core::Status status;
-  if (interfaces.nics.size() == 1 || interfaces.rdma || interfaces.users) {
+  const bool together = interfaces.rdma || interfaces.users;
+  const auto nics = static_cast<std::int64_t>(interfaces.nics.size());
+  if (!together)
+    sockets = std::min(sockets, static_cast<std::int64_t>(transport::kRailsMax) / std::max<std::int64_t>(nics, 1));
+  if (together || (nics == 1 && sockets == 1)) {
     transport::RailInfo info;
     info.name = interfaces.data();
-    if (interfaces.nics.size() == 1) {
+    if (nics == 1) {
       info.address = interfaces.nics[0].address;
       info.network = interfaces.nics[0].network;
     }
     status = add(std::move(info), interfaces.data(), "data");
   } else {
-    for (const transport::Nic& nic : interfaces.nics)
-      if (status.is_ok())
-        status = add({nic.name, nic.address, nic.network, nic.gbps, {}}, nic.name, "data " + nic.name);
+    // In the order of cards, several times: what joins lanes by place finds the same card each time.
+    for (std::int64_t socket = 0; socket < sockets; ++socket)
+      for (const transport::Nic& nic : interfaces.nics)
+        if (status.is_ok())
+          status = add({nic.name, nic.address, nic.network, nic.gbps / static_cast<double>(sockets), {}}, nic.name,
+                       "data " + nic.name);
   }
   if (!status.is_ok()) return status;
   return transport::make_rails(std::move(rails));

@@ -16,10 +16,12 @@
 
 namespace hybridps::engine {
 
-/// UCX over TCP uses one card per worker, so each card has a transport of its own; RDMA ports share one, and so does what
-/// the user's UCX_NET_DEVICES names. `options` apart from net_device and label.
+/// UCX over TCP uses one card per worker, and one connection to each peer, so each card has `sockets` transports of its own
+/// (kRailsMax in all); RDMA ports share one, and so does what the user's UCX_NET_DEVICES names. `options` apart from
+/// net_device and label.
 core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const Interfaces& interfaces,
-                                                                        transport::UcxOptions options);
+                                                                        transport::UcxOptions options,
+                                                                        std::int64_t sockets);
 
 /// For a member's record.
 std::vector<bootstrap::Nic> to_record(const std::vector<transport::Nic>& nics);

@@ -340,7 +340,8 @@ Status EngineImpl::start(core::Config config) {
   }
   transport::UcxOptions data;
   data.close_timeout = kCloseWithin;
-  core::Result<std::unique_ptr<transport::Transport>> data_transport = make_data_transport(interfaces.value(), data);
+  core::Result<std::unique_ptr<transport::Transport>> data_transport =
+      make_data_transport(interfaces.value(), data, config_.data_sockets);
   if (!data_transport.is_ok()) return data_transport.status();
   transport::UcxOptions control;
   control.net_device = interfaces.value().control;

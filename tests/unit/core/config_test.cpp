@@ -82,10 +82,11 @@ TEST_CASE("core/config: an unknown name is warned about with the nearest known o
 
 TEST_CASE("core/config: a bad value is an error that names variable and value and expectation", "[core][fast]") {
   const std::pair<const char*, const char*> examples[] = {
-      {"HYBRIDPS_POOL_BYTES", "lots"},      {"HYBRIDPS_POOL_BYTES", "1"},     {"HYBRIDPS_POOL_BYTES", "-4K"},
-      {"HYBRIDPS_GRANT_CHUNKS", "0"},       {"HYBRIDPS_GRANT_CHUNKS", "1.5"}, {"HYBRIDPS_SHM", "maybe"},
-      {"HYBRIDPS_HEARTBEAT_SECONDS", ""},   {"HYBRIDPS_NIC_GBPS", "nan"},     {"HYBRIDPS_LOG_LEVEL", "loud"},
-      {"HYBRIDPS_SPIN_MICROSECONDS", "-2"}, {"HYBRIDPS_DEAD_SECONDS", "0.5"}, {"HYBRIDPS_DATA_TRANSPORT", "ib"},
+      {"HYBRIDPS_POOL_BYTES", "lots"},    {"HYBRIDPS_POOL_BYTES", "1"},      {"HYBRIDPS_POOL_BYTES", "-4K"},
+      {"HYBRIDPS_GRANT_CHUNKS", "0"},     {"HYBRIDPS_GRANT_CHUNKS", "1.5"},  {"HYBRIDPS_SHM", "maybe"},
+      {"HYBRIDPS_HEARTBEAT_SECONDS", ""}, {"HYBRIDPS_NIC_GBPS", "nan"},      {"HYBRIDPS_LOG_LEVEL", "loud"},
+      {"HYBRIDPS_DATA_SOCKETS", "0"},     {"HYBRIDPS_DATA_SOCKETS", "17"},   {"HYBRIDPS_SPIN_MICROSECONDS", "-2"},
+      {"HYBRIDPS_DEAD_SECONDS", "0.5"},   {"HYBRIDPS_DATA_TRANSPORT", "ib"},
   };
   for (const auto& [name, value] : examples) {
     INFO(name << "=" << value);

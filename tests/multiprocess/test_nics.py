@@ -113,13 +113,13 @@ def check(sent, planned):
             assert want - 0.03 <= got <= want * 1.03 + 0.03, (sent, planned)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_two_cards_carry_half_each(make_hosts, ranks):
     network = make_hosts(["a", "b"], 2)
     check(tensors_sent(network, ranks), {"a": [0.5, 0.5], "b": [0.5, 0.5]})
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_unequal_cards_carry_by_their_rates(make_hosts, ranks):
     network = make_hosts(["a", "b", "c"], 2)
     rates = {"HYBRIDPS_NIC_GBPS": "3,1"}

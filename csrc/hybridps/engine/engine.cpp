@@ -355,6 +355,7 @@ Status EngineImpl::start(core::Config config) {
   transports.data = std::move(data_transport).value();
   transports.control = std::move(control_transport).value();
 
+  options.cards = std::max<std::size_t>(interfaces.value().nics.size(), 1);
   options.urgent_by_control = interfaces.value().with_control;  // not where data has a better network
   core::Result<std::unique_ptr<Runtime>> runtime =
       Runtime::create(options, memory, std::move(keep), std::move(transports));

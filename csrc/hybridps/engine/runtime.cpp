@@ -97,13 +97,14 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
     }
   };
   auto forward = std::make_shared<Forward>();
-  server_ = std::make_unique<server::Server>(*outbox_, *forward, options_.grant_chunks, options_.window_bytes * 2 / 3);
+  server_ = std::make_unique<server::Server>(*outbox_, *forward, options_.grant_chunks,
+                                             options_.cards * options_.window_bytes * 2 / 3);
   worker_ = std::make_unique<worker::Worker>(*outbox_, *server_, *this,
                                              worker::WorkerOptions{options_.grant_chunks, options_.warn_seconds,
                                                                    options_.early_messages_max, options_.find_rates});
   forward->worker = worker_.get();
-  dedicated_ =
-      std::make_unique<server::Dedicated>(*outbox_, *this, options_.grant_chunks, options_.window_bytes * 2 / 3);
+  dedicated_ = std::make_unique<server::Dedicated>(*outbox_, *this, options_.grant_chunks,
+                                                   options_.cards * options_.window_bytes * 2 / 3);
   keep_ = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(keep_, forward);
 
   for (transport::Transport* transport : {transports_.data.get(), transports_.control.get(), transports_.shm.get()}) {

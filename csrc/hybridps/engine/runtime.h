@@ -38,6 +38,7 @@ struct RuntimeOptions {
   std::size_t local_peers = 7;            // for which the pool has room to be generous
   bool keep_early = true;                 // messages of groups that are not open yet; a dedicated server needs none
   std::size_t window_bytes = 128 * 1024;  // see Runtime::choose_windows()
+  std::size_t cards = 1;                  // that data comes through
   double warn_seconds = 10;
   std::size_t early_messages_max = std::size_t{1} << 20;  // worker::WorkerOptions
   bool urgent_by_control = false;  // small operations take the control transport, where they wait behind no bulk

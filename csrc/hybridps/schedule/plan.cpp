@@ -317,9 +317,13 @@ std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topolog
 }
 
 std::uint32_t chunk_bytes_for(const Topology& topology, std::uint64_t chunk_bytes_max) noexcept {
+  // A rank with several cards needs several chunks under way on each of them, for each peer.
+  const double streams =
+      std::max(1.0, topology.ranks_per_card()) * std::max(1, topology.nodes() - 1 + topology.servers());
+  const double cards_of_rank = std::max(1.0, 1.0 / topology.ranks_per_card());
+  const auto fan = static_cast<std::uint64_t>(std::ceil(streams * cards_of_rank));
   std::uint64_t bytes = kSmallestChunkBytes;
-  while (bytes * 2 * 3 <= window_bytes(kChunkWindowBytes, topology.fan()) && bytes * 2 <= kLargestChunkBytes)
-    bytes *= 2;
+  while (bytes * 2 * 3 <= window_bytes(kChunkWindowBytes, fan) && bytes * 2 <= kLargestChunkBytes) bytes *= 2;
   return static_cast<std::uint32_t>(std::min(bytes, chunk_bytes_max));
 }
 

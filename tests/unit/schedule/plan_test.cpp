@@ -657,6 +657,15 @@ TEST_CASE("schedule/plan: the more senders one card has, the less each may send 
   CHECK(chunk_bytes_for(nodes(8, 4), 64 * kKiB) == 16 * kKiB);
   CHECK(chunk_bytes_for(nodes(64), 64 * kKiB) == 16 * kKiB);
   CHECK(chunk_bytes_for(nodes(2), 1 * kKiB) == 1 * kKiB);
+  const auto two_cards = [](int count) {  // for the one rank of each node
+    std::vector<int> node_of;
+    for (int node = 0; node < count; ++node) node_of.push_back(node);
+    hybridps::schedule::CardUse use;
+    use.ranks_per_card = 0.5;
+    return Topology(node_of, 0, {}, {}, use);
+  };
+  CHECK(chunk_bytes_for(two_cards(2), 64 * kKiB) == 32 * kKiB);
+  CHECK(chunk_bytes_for(two_cards(4), 64 * kKiB) == 16 * kKiB);
   for (int count = 1; count < 40; ++count)  // at least two chunks fit
     CHECK(2 * chunk_bytes_for(nodes(count), 64 * kKiB) <= window_bytes(384 * kKiB, nodes(count).fan()));
 }

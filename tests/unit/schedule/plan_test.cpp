@@ -664,7 +664,7 @@ TEST_CASE("schedule/plan: the more senders one card has, the less each may send 
     use.ranks_per_card = 0.5;
     return Topology(node_of, 0, {}, {}, use);
   };
-  CHECK(chunk_bytes_for(two_cards(2), 64 * kKiB) == 32 * kKiB);
+  CHECK(chunk_bytes_for(two_cards(3), 64 * kKiB) == 32 * kKiB);
   CHECK(chunk_bytes_for(two_cards(4), 64 * kKiB) == 16 * kKiB);
   for (int count = 1; count < 40; ++count)  // at least two chunks fit
     CHECK(2 * chunk_bytes_for(nodes(count), 64 * kKiB) <= window_bytes(384 * kKiB, nodes(count).fan()));

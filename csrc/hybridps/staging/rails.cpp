@@ -4,6 +4,8 @@
 #include <cassert>
 #include <utility>
 
+#include "hybridps/staging/cuts.h"
+
 namespace hybridps::staging {
 namespace {
 
@@ -13,25 +15,8 @@ using schedule::Topology;
 using worker::Operation;
 using worker::Piece;
 
-constexpr std::uint64_t kAlignment = 256;  // of cuts: a multiple of every element
 // A rail is not cut finer: what is small takes one.
 constexpr std::uint64_t kSmallestRailBytes = 4096;
-
-std::uint64_t bytes_of(const std::vector<Piece>& pieces) {
-  std::uint64_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.bytes;
-  return bytes;
-}
-
-std::uint64_t sum(const std::vector<std::uint64_t>& values) {
-  std::uint64_t total = 0;
-  for (const std::uint64_t value : values) total += value;
-  return total;
-}
-
-std::uint64_t cut_at(std::uint64_t bytes, std::uint64_t i, std::uint64_t count) {
-  return i == count ? bytes : bytes / count * i / kAlignment * kAlignment;
-}
 
 Piece at(std::uint64_t offset, std::uint64_t bytes) { return {reinterpret_cast<std::byte*>(offset), bytes}; }
 
@@ -143,7 +128,7 @@ std::uint64_t total_of(const Operation& o) {
 
 std::uint64_t slice_count(const Operation& o, const Topology& topology, const Limits& limits) {
   const std::uint64_t slice_bytes =
-      std::max(limits.slice_bytes, kAlignment * static_cast<std::uint64_t>(topology.size()));
+      std::max(limits.slice_bytes, kCutAlignment * static_cast<std::uint64_t>(topology.size()));
   return std::clamp((total_of(o) + slice_bytes - 1) / slice_bytes, std::uint64_t{1},
                     std::max(limits.slices_max, std::uint64_t{1}));
 }
@@ -171,7 +156,7 @@ struct Place {
 std::vector<std::uint64_t> rails_of(std::uint64_t bytes, int rails) {
   const auto used = std::clamp(bytes / kSmallestRailBytes, std::uint64_t{1}, static_cast<std::uint64_t>(rails));
   std::vector<std::uint64_t> result(static_cast<std::size_t>(rails), 0);
-  const std::uint64_t each = used == 1 ? 0 : bytes / used / kAlignment * kAlignment;
+  const std::uint64_t each = used == 1 ? 0 : bytes / used / kCutAlignment * kCutAlignment;
   for (std::uint64_t rail = 0; rail + 1 < used; ++rail) result[rail] = each;
   result[used - 1] = bytes - each * (used - 1);
   return result;
@@ -222,13 +207,19 @@ void between(Operation& o, const Place& place) {
   }
 }
 
-Slice all_reduce(const Operation& o, const Place& place, std::uint64_t from, std::uint64_t to) {
+/// `bytes` of the operation, without its steps.
+Slice in_rails(const Operation& o, const Place& place, std::uint64_t bytes) {
   Slice slice;
   slice.operation = shell(o);
-  slice.operation.total_bytes = to - from;
-  slice.operation.rail_bytes = rails_of(to - from, place.topology.rails());
-  between(slice.operation, place);
+  slice.operation.total_bytes = bytes;
+  slice.operation.rail_bytes = rails_of(bytes, place.topology.rails());
   slice.staging_bytes = largest_of_node(slice.operation.rail_bytes, place);
+  return slice;
+}
+
+Slice all_reduce(const Operation& o, const Place& place, std::uint64_t from, std::uint64_t to) {
+  Slice slice = in_rails(o, place, to - from);
+  between(slice.operation, place);
   std::uint64_t mine = 0;
   StepBuilder parts(Step::Kind::kReduce);
   for_rails(slice.operation.rail_bytes, [&](int rail, std::uint64_t begin, std::uint64_t end) {
@@ -251,12 +242,8 @@ Slice all_reduce(const Operation& o, const Place& place, std::uint64_t from, std
 
 /// `scratch`: this rank's rails of the slice.
 Slice reduce(const Operation& o, const Place& place, std::uint64_t from, std::uint64_t to, std::byte* scratch) {
-  Slice slice;
-  slice.operation = shell(o);
-  slice.operation.total_bytes = to - from;
-  slice.operation.rail_bytes = rails_of(to - from, place.topology.rails());
+  Slice slice = in_rails(o, place, to - from);
   between(slice.operation, place);
-  slice.staging_bytes = largest_of_node(slice.operation.rail_bytes, place);
   const bool root = place.me == o.root;
   const bool root_node = place.topology.node_of(o.root) == place.node;
   std::uint64_t mine = 0;
@@ -297,11 +284,7 @@ Slice reduce(const Operation& o, const Place& place, std::uint64_t from, std::ui
 }
 
 Slice broadcast(const Operation& o, const Place& place, std::uint64_t from, std::uint64_t to) {
-  Slice slice;
-  slice.operation = shell(o);
-  slice.operation.total_bytes = to - from;
-  slice.operation.rail_bytes = rails_of(to - from, place.topology.rails());
-  slice.staging_bytes = largest_of_node(slice.operation.rail_bytes, place);
+  Slice slice = in_rails(o, place, to - from);
   const bool root_node = place.topology.node_of(o.root) == place.node;
   std::uint64_t mine = 0;
   StepBuilder spread(Step::Kind::kSpread);
@@ -373,7 +356,7 @@ Slice all_gather(const Operation& o, const Place& place, std::uint64_t i, std::u
   }
   const std::uint64_t mine = received[static_cast<std::size_t>(place.index)];
   const std::uint64_t own_at =
-      (*std::max_element(received.begin(), received.end()) + kAlignment - 1) / kAlignment * kAlignment;
+      (*std::max_element(received.begin(), received.end()) + kCutAlignment - 1) / kCutAlignment * kCutAlignment;
   slice.staging_bytes = own_at + own_max;
   add_copies(slice.in, own, own_at);
   slice.operation.output = {at(0, mine)};
@@ -485,7 +468,7 @@ std::uint64_t scratch_of(const Operation& o, const Place& place, std::uint64_t i
     for (int rank = 0; rank < place.topology.size(); ++rank)
       if (place.local_of(rank) == place.index) bytes += parts.bytes[static_cast<std::size_t>(rank)];
   }
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return (bytes + kCutAlignment - 1) / kCutAlignment * kCutAlignment;
 }
 
 bool needs_scratch(const Operation& o, const Place& place) {

@@ -3,31 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "hybridps/staging/cuts.h"
+
 namespace hybridps::staging {
 namespace {
 
 using schedule::Kind;
 using worker::Operation;
 using worker::Piece;
-
-constexpr std::uint64_t kAlignment = 256;  // of cuts: a multiple of every element
-
-std::uint64_t bytes_of(const std::vector<Piece>& pieces) {
-  std::uint64_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.bytes;
-  return bytes;
-}
-
-std::uint64_t sum(const std::vector<std::uint64_t>& parts) {
-  std::uint64_t bytes = 0;
-  for (const std::uint64_t part : parts) bytes += part;
-  return bytes;
-}
-
-/// Where slice `i` of `count` begins in `bytes`.
-std::uint64_t cut_at(std::uint64_t bytes, std::uint64_t i, std::uint64_t count) {
-  return i == count ? bytes : bytes / count * i / kAlignment * kAlignment;
-}
 
 /// Copies between [from, to) of the concatenation of `pieces` and staging from `offset` on.
 void add_copies(std::vector<Copy>& copies, const std::vector<Piece>& pieces, std::uint64_t from, std::uint64_t to,
@@ -144,7 +127,7 @@ Slice rooted(const Operation& o, std::size_t me) {
 Slice separate(const Operation& o) {
   const std::uint64_t input = bytes_of(o.input);
   const std::uint64_t output = bytes_of(o.output);
-  const std::uint64_t second = (input + kAlignment - 1) / kAlignment * kAlignment;
+  const std::uint64_t second = (input + kCutAlignment - 1) / kCutAlignment * kCutAlignment;
   Slice slice{shell(o), output > 0 ? second + output : input, {}, {}};
   add_copies(slice.in, o.input, 0, input, 0);
   add_copies(slice.out, o.output, 0, output, second);
@@ -172,7 +155,7 @@ std::vector<Slice> cut(const worker::Operation& o, int rank, int size, const Lim
     case Kind::kReduceScatter: total = sum(o.input_bytes); break;
     default: break;
   }
-  const std::uint64_t slice_bytes = std::max(limits.slice_bytes, kAlignment * static_cast<std::uint64_t>(size));
+  const std::uint64_t slice_bytes = std::max(limits.slice_bytes, kCutAlignment * static_cast<std::uint64_t>(size));
   const std::uint64_t count = std::clamp((total + slice_bytes - 1) / slice_bytes, std::uint64_t{1},
                                          std::max(limits.slices_max, std::uint64_t{1}));
   std::vector<Slice> slices;

@@ -161,9 +161,9 @@ def test_several_connections_for_each_card(make_hosts):
         answers = [json.loads(out.splitlines()[-1]) for _, out, _ in ended]
         assert all(answer["right"] for answer in answers)
         connections[sockets] = answers[0]["connections"]
-    # Two more through each of the two cards; UCX may open one from either side.
-    more = connections["3"] - connections["1"]
-    assert 4 <= more <= 8, connections
+    # Each through each of the two cards. UCX opens one from either side when both begin at once, and may keep both.
+    assert 2 <= connections["1"] <= 4, connections
+    assert 6 <= connections["3"] <= 12, connections
 
 
 def test_connections_carry_the_same_bytes(make_hosts):

@@ -74,7 +74,7 @@ class WorkHybrid final : public c10d::Work {
   using Ptr = c10::intrusive_ptr<WorkHybrid>;
 
   explicit WorkHybrid(Init init);
-  ~WorkHybrid() override = default;
+  ~WorkHybrid() override;
 
   // For the process group -------------------------------------------------------------------------------------------
   /// Before the first part is submitted. `order` null: the future completes as soon as the operation does.

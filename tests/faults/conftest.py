@@ -5,8 +5,9 @@ import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-MULTIPROCESS = os.path.join(os.path.dirname(HERE), "multiprocess")
-sys.path[:0] = [path for path in (HERE, MULTIPROCESS) if path not in sys.path]
+ROOT = os.path.dirname(os.path.dirname(HERE))
+MULTIPROCESS = os.path.join(ROOT, "tests", "multiprocess")
+sys.path[:0] = [path for path in (HERE, MULTIPROCESS, os.path.join(ROOT, "scripts")) if path not in sys.path]
 
 spec = importlib.util.spec_from_file_location(
     "hybridps_multiprocess_conftest", os.path.join(MULTIPROCESS, "conftest.py")

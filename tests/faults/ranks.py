@@ -1,4 +1,4 @@
-"""What runs in the ranks of the fault suite. Each function returns a dict for suite.py; times are of the common clock
+"""What runs in the ranks of the fault suite. Each function returns a dict for faults.py; times are of the common clock
 (time.monotonic(), the same in all processes of one machine)."""
 
 import ctypes

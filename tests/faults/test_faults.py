@@ -1,8 +1,8 @@
-"""The faults of suite.py as tests: a short selection by default, all of them with -m slow."""
+"""The faults of faults.py as tests: a short selection by default, all of them with -m slow."""
 
+import faults
 import harness
 import pytest
-import suite
 
 pytestmark = pytest.mark.skipif(
     not harness.IS_HYBRIDPS, reason="the bars are hybridps's; scripts/faults shows gloo's figures"
@@ -14,11 +14,11 @@ pytestmark = pytest.mark.skipif(
     "name",
     [
         name if fault.in_default_tests else pytest.param(name, marks=pytest.mark.slow)
-        for name, fault in suite.FAULTS.items()
+        for name, fault in faults.FAULTS.items()
     ],
 )
 def test_fault(name):
-    row = suite.run(name, "hybridps")
+    row = faults.run(name, "hybridps")
     if row.skipped:
         pytest.skip(row.skipped)
     print(f"{name}: {row.detection}; {row.culprit}; {row.left}; {row.note}")

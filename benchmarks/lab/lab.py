@@ -3,6 +3,7 @@
     benchmarks/lab/run                          everything; needs root
     benchmarks/lab/run --only n4-16M,small      rows by name, tag or pattern (n8-*)
     benchmarks/lab/run --list
+    benchmarks/lab/run --render                 measures nothing: table and pictures from the folder's NAME.json
 
 Writes NAME.json for each row, table.md, table.png and table-one-host.png to the output folder. Everything that it makes
 in the system belongs to its own processes and goes with them.
@@ -359,6 +360,7 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", metavar="ROWS", help="names, tags or patterns, with commas")
     parser.add_argument("--list", action="store_true", help="show the rows and end")
+    parser.add_argument("--render", action="store_true", help="only draw what the output folder holds")
     parser.add_argument("--quick", action="store_true", help="a fifth of the iterations: does it run at all?")
     parser.add_argument("--queue-ms", type=float, default=5, help="queue of each link, in time (default %(default)s)")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="setting for all processes")
@@ -375,6 +377,9 @@ def main() -> int:
         selected = chosen(options.only)
         if complaint := bench.plot_complaint():
             say(f"[lab] no picture: {complaint}")
+        if options.render:
+            render(stored(selected, Path(options.output)), Path(options.output))
+            return 0
         if os.geteuid() != 0:
             raise hosts.Failed("needs root, for network namespaces and their shapers")
         return measure(selected, options)
@@ -417,13 +422,32 @@ def measure(selected: list[rows.Row], options) -> int:
             failed = str(error)
             say(f"[lab] {failed}")
     done.sort(key=lambda pair: rows.ROWS.index(pair[0]))
+    render(done, folder)
+    return 1 if failed else 0
+
+
+def stored(selected: list[rows.Row], folder: Path) -> list[tuple[rows.Row, dict]]:
+    """What earlier runs wrote, of these rows as they are now."""
+    done = []
+    for row in selected:
+        try:
+            done.append((row, json.loads((folder / f"{row.name}.json").read_text())))
+        except FileNotFoundError:
+            say(f"[lab] {row.name}: not measured, {folder} has no {row.name}.json")
+    if not done:
+        raise hosts.Failed(f"{folder} has no results")
+    return done
+
+
+def render(done: list[tuple[rows.Row, dict]], folder: Path) -> None:
     text = table(done)
     (folder / "table.md").write_text(text)
     if not bench.plot_complaint():
-        draw([pair for pair in done if pair[0].setup.hosts > 1], folder / "table.png", "the links allow")
+        # Not what a setting costs when it is off.
+        between = [(row, result) for row, result in done if row.setup.hosts > 1 and row.setup.small_first]
+        draw(between, folder / "table.png", "the links allow")
         draw([pair for pair in done if pair[0].setup.hosts == 1], folder / "table-one-host.png", "memory allows")
     say("\n" + text)
-    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ std::size_t pair_index(core::DType dtype, core::ReduceOp op) {
 
 template <std::size_t kBytes>
 void put_text(std::array<char, kBytes>& to, std::string_view text) {
-  std::memcpy(to.data(), text.data(), std::min(text.size(), kBytes - 1));
+  std::copy_n(text.data(), std::min(text.size(), kBytes - 1), to.data());
 }
 
 template <std::size_t kBytes>

@@ -1,5 +1,7 @@
 #include "hybridps/intranode/fake/fake_local_group.h"
 
+#include <array>
+
 #include "hybridps/device/fake/fake_device.h"
 
 namespace {
@@ -40,8 +42,9 @@ TEST_CASE("intranode/fake: calls that differ between ranks are found and end by 
     });
   for (std::thread& thread : threads) thread.join();
   std::vector<std::byte> memory(800);
+  const std::array<device::Stream, 2> streams = {devices[0]->make_stream().value(), devices[1]->make_stream().value()};
   for (std::size_t r = 0; r < 2; ++r) {
-    const auto stream = devices[r]->make_stream().value();
+    const auto stream = streams[r];
     const Part part[] = {{0, r == 0 ? 400U : 396U, memory.data() + 400 * r, memory.data() + 400 * r, false}};
     REQUIRE(groups[r]->spread(Lane::kOut, stream, part, patience()).is_ok());
     if (r == 0) continue;
@@ -53,4 +56,5 @@ TEST_CASE("intranode/fake: calls that differ between ranks are found and end by 
     for (const auto& group : groups) group->abort();
     std::static_pointer_cast<device::FakeDevice>(devices[r])->synchronize(stream);
   }
+  for (std::size_t r = 0; r < 2; ++r) devices[r]->destroy(streams[r]);
 }

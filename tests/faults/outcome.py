@@ -43,11 +43,15 @@ class Row:
 
 
 def named(text):
-    """The ranks that a message blames: the first that it names after its own sender and operation, and missing ones."""
+    """The ranks that a message blames: the one that is gone, else those that are missing, else the first that it names
+    after its own sender and operation."""
     if not text:
         return []
     body = re.sub(r"hybridps\[rank \d+/\d+[^\]]*\]:", "", text)
     body = body.split("failed after", 1)[-1]
+    gone = re.search(r"\brank (\d+) [^;]* is gone", body)
+    if gone:
+        return [int(gone[1])]
     missing = re.search(r"missing:? (?:ranks? )?\[([\d, ]+)\]", body)
     if missing:
         return [int(rank) for rank in missing[1].split(",")]

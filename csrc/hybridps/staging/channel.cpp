@@ -257,18 +257,14 @@ core::Status Channel::put_within(const std::shared_ptr<Staged>& staged, const Sl
 
 core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice, engine::Group& group) {
   const std::uint64_t number = ++numbers_;
-  while (!open_ways_.empty() && open_ways_.front().number + ways_open_ <= number) {
-    if (Status status = put_out(open_ways_.front()); !status.is_ok()) return status;
-    open_ways_.pop_front();
-  }
+  while (!open_ways_.empty() && open_ways_.front().number + ways_open_ <= number)
+    if (Status status = put_next_out(); !status.is_ok()) return status;
   const Ring::Place place = ring_.take(slice.staging_bytes, number);
   std::byte* const base = memory_.data + place.offset;
   for (const std::uint64_t earlier : place.displaced) {
     // Its end must be on the out stream by now: a stream that waits for an event that is not recorded yet does not wait.
-    while (!open_ways_.empty() && open_ways_.front().number <= earlier) {
-      if (Status status = put_out(open_ways_.front()); !status.is_ok()) return status;
-      open_ways_.pop_front();
-    }
+    while (!open_ways_.empty() && open_ways_.front().number <= earlier)
+      if (Status status = put_next_out(); !status.is_ok()) return status;
     const auto over = over_.find(earlier);
     if (over == over_.end()) continue;
     if (Status status = device_->wait(in_, over->second); !status.is_ok()) return status;
@@ -302,14 +298,16 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
   return {};
 }
 
-core::Status Channel::put_out(const Way& way) {
+core::Status Channel::put_next_out() {
+  const Way way = std::move(open_ways_.front());
+  open_ways_.pop_front();
+  // A slice that failed is done although the in stream has not come to it: what is over must come after both.
+  Status met = out_.native != in_.native ? device_->wait(out_, way.arrived) : Status();
+  events_->give_back(way.arrived);
+  if (!met.is_ok()) return met;
   auto over = events_->take();
   if (!over.is_ok()) return over.status();
   over_.emplace(way.number, over.value());
-  // A slice that failed is done although the in stream has not come to it: what is over must come after both.
-  if (out_.native != in_.native)
-    if (Status status = device_->wait(out_, way.arrived); !status.is_ok()) return status;
-  events_->give_back(way.arrived);
   if (Status status = device_->wait_flag(out_, done_, word_of(way.number)); !status.is_ok()) return status;
   for (const Copy& copy : way.copies)
     if (Status status = device_->copy_to_device(out_, copy.device, way.base + copy.offset, copy.bytes); !status.is_ok())
@@ -321,10 +319,8 @@ core::Status Channel::put_out(const Way& way) {
 
 core::Status Channel::end(Staged& staged) {
   if (std::exchange(staged.ended_, true)) return {};
-  while (!open_ways_.empty() && open_ways_.front().number <= staged.last_number_) {
-    if (Status status = put_out(open_ways_.front()); !status.is_ok()) return status;
-    open_ways_.pop_front();
-  }
+  while (!open_ways_.empty() && open_ways_.front().number <= staged.last_number_)
+    if (Status status = put_next_out(); !status.is_ok()) return status;
   if (auto finish = std::exchange(staged.finish_, nullptr)) finish();
   if (Status status = device_->record(staged.end_, out_); !status.is_ok()) return status;
   const std::lock_guard progress(progress_mutex_);
@@ -356,10 +352,8 @@ core::Status Channel::make_room(std::uint64_t slice_bytes, std::uint64_t operati
     return Status(Code::kOutOfResources, "no memory for " + std::to_string(bytes) + " bytes of staging");
 
   // What was in use goes when its last user is through.
-  while (!open_ways_.empty()) {
-    if (Status status = put_out(open_ways_.front()); !status.is_ok()) return status;
-    open_ways_.pop_front();
-  }
+  while (!open_ways_.empty())
+    if (Status status = put_next_out(); !status.is_ok()) return status;
   if (memory_.data != nullptr) {
     auto over = events_->take();
     if (!over.is_ok()) return over.status();

@@ -184,7 +184,8 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   core::Status put(const std::shared_ptr<Staged>& staged, Request& request, engine::Group& group);
   core::Status put_within(const std::shared_ptr<Staged>& staged, const Slice& slice);
   core::Status put_in(const std::shared_ptr<Staged>& staged, Slice slice, engine::Group& group);
-  core::Status put_out(const Way& way);
+  /// The first of open_ways_, which is not among them any more even if it fails.
+  core::Status put_next_out();
   core::Status end(Staged& staged);  // mutex_ held
   core::Status complete_enqueue(Staged& staged);
   core::Status make_room(std::uint64_t slice_bytes, std::uint64_t operation_bytes);

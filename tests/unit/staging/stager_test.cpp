@@ -289,6 +289,34 @@ TEST_CASE("staging/stager: a device that fails ends the operation and the group"
   REQUIRE(eventually([&] { return all[0].over->load() == 1; }));
 }
 
+TEST_CASE("staging/stager: a device that fails before the way back is given everything back once", "[staging][fast]") {
+  ClusterThread cluster(nodes({0, 1}, 18));
+  std::shared_ptr<FakeDevice> gpu;
+  for (const bool one_stream : {true, false}) {
+    {
+      auto all = ranks(cluster, 18, 8);
+      gpu = all[0].gpu;
+      ChannelOptions options = small();
+      options.one_stream = one_stream;
+      const auto channel = all[0].open(options);
+      Values sent(20000, 7);
+      Values values(20000);
+      for (int turn = 0; turn < 2; ++turn) {
+        REQUIRE(all[1].enqueue(message(true, 0, sent)));
+        REQUIRE(all[0].enqueue(message(false, 1, values), channel.get()));
+      }
+      REQUIRE(eventually([&] { return all[0].over->load() == 2; }));  // their events are there to be used again
+      const auto staged = all[0].enqueue(message(false, 1, values), channel.get(), true);
+      REQUIRE(staged);
+      gpu->break_down("an illegal memory access was encountered");
+      CHECK_FALSE(staged->complete_enqueue().is_ok());
+      REQUIRE(staged->wait(core::Clock::now() + kLong));
+    }
+    CHECK(gpu->events() == 0);
+    CHECK(gpu->streams() == 0);
+  }
+}
+
 TEST_CASE("staging/stager: a stream that records a graph is refused before anything happens", "[staging][fast]") {
   ClusterThread cluster(nodes({0, 1}, 17));
   auto all = ranks(cluster, 17, 8);

@@ -285,5 +285,5 @@ def test_the_page_of_settings_is_the_table():
 def test_doctor_finds_nothing_wrong_here():
     done = subprocess.run([sys.executable, "-m", "hybridps", "doctor"], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "UCX in use" in done.stdout
+    assert "UCX in use" in done.stdout and "CUDA path" in done.stdout
     assert done.stdout.rstrip().endswith("ok")

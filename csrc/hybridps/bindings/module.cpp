@@ -141,6 +141,7 @@ std::map<std::string, std::uint64_t> stats() {
       {"operations", now.operations},
       {"groups", now.groups},
       {"endpoints", now.endpoints},
+      {"pinned_bytes", pg::pinned_bytes()},
   };
 }
 

@@ -41,6 +41,16 @@ void drain_local_library(std::chrono::milliseconds /*patience*/) {}
 #if HYBRIDPS_WITH_CUDA
 
 namespace {
+// Never destroyed: at exit the driver may be gone before we are.
+struct Devices {
+  std::mutex mutex;
+  std::map<int, std::shared_ptr<device::CudaDevice>> opened;
+};
+Devices& devices() {
+  static auto& kept = *new Devices();
+  return kept;
+}
+
 std::string describe_local_library() {
   const auto library = open_local_library();
   return library.is_ok() ? library.value()->describe() : std::string(library.status().message());
@@ -54,18 +64,25 @@ std::string describe_cuda_support() {
 }
 
 core::Result<std::shared_ptr<device::Device>> open_cuda_device(int index) {
-  // Never destroyed: at exit the driver may be gone before we are.
-  static auto& mutex = *new std::mutex();
-  static auto& devices = *new std::map<int, std::shared_ptr<device::Device>>();
   const core::Result<device::Driver>& driver = device::load_driver();
   if (!driver.is_ok()) return driver.status();
-  const std::lock_guard lock(mutex);
-  if (const auto known = devices.find(index); known != devices.end()) return known->second;
+  Devices& all = devices();
+  const std::lock_guard lock(all.mutex);
+  if (const auto known = all.opened.find(index); known != all.opened.end())
+    return std::shared_ptr<device::Device>(known->second);
   auto opened = device::CudaDevice::open(driver.value(), index);
   if (!opened.is_ok()) return opened.status();
-  std::shared_ptr<device::Device> device = std::move(opened).value();
-  devices.emplace(index, device);
-  return device;
+  std::shared_ptr<device::CudaDevice> device = std::move(opened).value();
+  all.opened.emplace(index, device);
+  return std::shared_ptr<device::Device>(std::move(device));
+}
+
+std::uint64_t pinned_bytes() {
+  Devices& all = devices();
+  const std::lock_guard lock(all.mutex);
+  std::uint64_t bytes = 0;
+  for (const auto& [index, device] : all.opened) bytes += device->pinned_bytes();
+  return bytes;
 }
 
 device::Stream current_cuda_stream(c10::Device device) {
@@ -93,6 +110,8 @@ std::string describe_cuda_support() { return "not built"; }
 core::Result<std::shared_ptr<device::Device>> open_cuda_device(int /*index*/) {
   return core::Status(core::Code::kUnsupported, kNotBuilt);
 }
+
+std::uint64_t pinned_bytes() { return 0; }
 
 device::Stream current_cuda_stream(c10::Device /*device*/) { TORCH_CHECK(false, "hybridps: ", kNotBuilt); }
 

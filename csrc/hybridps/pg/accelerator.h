@@ -5,6 +5,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -24,6 +25,8 @@ std::string describe_cuda_support();
 
 /// kUnsupported, kInvalidArgument: says what is missing.
 core::Result<std::shared_ptr<device::Device>> open_cuda_device(int index);
+/// Of host memory that is pinned for all devices of this process.
+std::uint64_t pinned_bytes();
 /// What the ranks of a node have for working together on their GPUs: kUnsupported says what is missing.
 core::Result<std::shared_ptr<intranode::LocalGroups>> open_local_library();
 /// Waits for what the library does after its groups are gone, `patience` at most.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
+#include <mutex>
 #include <string_view>
 
 #include <c10/util/Exception.h>
@@ -57,6 +58,10 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
   Process& process = Process::instance();
   auto engine = engine::Engine::acquire();
   check_status(engine.status(), "starting the engine for " + group_text(*context_));
+  // Only where it is read: asking loads the driver.
+  static std::once_flag said;
+  if (core::log_enabled(core::LogLevel::kInfo))
+    std::call_once(said, [] { core::log_info("CUDA path: ", describe_cuda_support()); });
   engine::GroupOptions group_options;
   group_options.since = called_at;
   group_options.name = options_->group_name;

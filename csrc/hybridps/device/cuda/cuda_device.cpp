@@ -181,12 +181,14 @@ core::Result<HostMemory> CudaDevice::allocate_host(std::uint64_t bytes) {
   memory.data = static_cast<std::byte*>(data);
   memory.device_address = address;
   memory.pinned = true;
+  pinned_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   return memory;
 }
 
 void CudaDevice::free_host(HostMemory memory) noexcept {
   const Status ignored = in_context("cuMemFreeHost", [&] { return driver_.host_free(memory.data); });
   static_cast<void>(ignored);
+  if (memory.pinned) pinned_bytes_.fetch_sub(memory.bytes, std::memory_order_relaxed);
 }
 
 std::string describe_cuda() {

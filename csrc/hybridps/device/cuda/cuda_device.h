@@ -5,6 +5,8 @@
 // Life     retains the primary context until destroyed.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -40,6 +42,8 @@ class CudaDevice final : public Device {
   void begin_helper_thread() noexcept override;
   core::Result<HostMemory> allocate_host(std::uint64_t bytes) override;
   void free_host(HostMemory memory) noexcept override;
+  /// Of host memory that allocate_host() has given and that is not free yet. Any thread.
+  std::uint64_t pinned_bytes() const noexcept { return pinned_bytes_.load(std::memory_order_relaxed); }
 
  private:
   CudaDevice(const Driver& driver, int index, CUdevice device, CUcontext context, std::string name)
@@ -54,6 +58,7 @@ class CudaDevice final : public Device {
   const CUdevice device_;
   const CUcontext context_;
   const std::string name_;
+  std::atomic<std::uint64_t> pinned_bytes_{0};
 };
 
 /// For `hybridps doctor`: "2 devices: NVIDIA H200, NVIDIA H200", or "no device: libcuda.so.1 cannot be opened ...".

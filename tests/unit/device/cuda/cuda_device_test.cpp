@@ -118,6 +118,7 @@ TEST_CASE("device/cuda: every call is made in the device's context and puts back
     const auto memory = cuda.allocate_host(4096).value();
     CHECK(memory.device_address == 0x4000);
     CHECK(memory.data[4095] == std::byte{0});
+    CHECK(cuda.pinned_bytes() == 4096);
     CHECK(book.mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
     CHECK(cuda.record(event, stream).is_ok());
     CHECK(cuda.wait(stream, event).is_ok());
@@ -143,6 +144,7 @@ TEST_CASE("device/cuda: every call is made in the device's context and puts back
     cuda.destroy(event);
     cuda.destroy(stream);
     cuda.free_host(memory);
+    CHECK(cuda.pinned_bytes() == 0);
   }
   CHECK(book.contexts == 0);
   CHECK(book.outside == 0);
@@ -162,6 +164,7 @@ TEST_CASE("device/cuda: what the driver refuses comes back with the call and CUD
   CHECK(cuda.record({}, {}).to_string() == "internal error: CUDA: cuEventRecord failed: CUDA_ERROR_X (of the test)");
   book.next = CUDA_ERROR_OUT_OF_MEMORY;
   CHECK(cuda.allocate_host(1 << 20).status().code() == core::Code::kOutOfResources);
+  CHECK(cuda.pinned_bytes() == 0);
   CHECK(book.calls.back() == "host_free");
   CHECK(book.contexts == 0);
 }

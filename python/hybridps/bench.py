@@ -16,7 +16,8 @@ sent    bytes that the busiest node sent to others per operation, by the backend
 nic     the same by the interface's count (--interface), which holds headers and acknowledgements
 
 Backends take turns, block by block, in the same processes. Large operations start from a barrier; small ones run in
-blocks back to back, and the first of a block does not count.
+blocks back to back, and the first of a block does not count. With --device cuda the host waits for the GPU after each
+operation, and that wait is part of the time.
 """
 
 import argparse
@@ -24,16 +25,14 @@ import json
 import math
 import os
 import platform
-import signal
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from datetime import timedelta
 
-from hybridps import bounds
+from hybridps import bounds, local_ranks
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 REDUCTIONS = ("sum", "avg", "min", "max")
@@ -143,7 +142,16 @@ def paired_ratio(ours: list[list[float]], peers: list[list[float]], block: int) 
 class Case:
     """One collective of one size on this rank: its tensors, how to call it, what has to come out."""
 
-    def __init__(self, session: "Session", collective: str, size: int, dtype: str, reduction: str, root: int):
+    def __init__(
+        self,
+        session: "Session",
+        collective: str,
+        size: int,
+        dtype: str,
+        reduction: str,
+        root: int,
+        device: str | None = None,
+    ):
         import torch
         import torch.distributed as dist
 
@@ -151,6 +159,7 @@ class Case:
         self.collective, self.root = collective, root
         self.rank, self.world = session.rank, session.world
         self.dtype = getattr(torch, dtype)
+        self.device = device or session.device
         self.reduction = reduction
         self.op = getattr(dist.ReduceOp, reduction.upper())
         element = torch.empty(0, dtype=self.dtype).element_size()
@@ -164,10 +173,16 @@ class Case:
         received = {"all_gather": self.count, "reduce_scatter": part, "all_to_all": self.count}
         received["sendrecv"] = self.count
         # Written once, so that the pages are there and not all the same one.
-        self.input = torch.zeros(sent, dtype=self.dtype).fill_(0)
-        self.output = torch.zeros(received.get(collective, 0), dtype=self.dtype).fill_(0)
+        self.input = torch.zeros(sent, dtype=self.dtype, device=self.device).fill_(0)
+        self.output = torch.zeros(received.get(collective, 0), dtype=self.dtype, device=self.device).fill_(0)
+        self.synchronize = torch.cuda.synchronize if torch.device(self.device).type == "cuda" else lambda: None
 
     def call(self, group) -> None:
+        """The operation is over when this returns, on a GPU too."""
+        self._issue(group)
+        self.synchronize()
+
+    def _issue(self, group) -> None:
         dist = self.dist
         if self.collective == "allreduce":
             dist.all_reduce(self.input, self.op, group=group)
@@ -218,7 +233,7 @@ class Case:
         if self.collective == "allreduce" or (self.collective == "reduce" and self.rank == self.root):
             got, want = self.input, self._reduced(self.count)
         elif self.collective == "reduce":
-            got = want = self.input  # undefined elsewhere
+            got = want = self.input.cpu()  # undefined elsewhere
         elif self.collective == "broadcast":
             got, want = self.input, self._pattern(self.root, self.count)
         elif self.collective == "all_gather":
@@ -230,6 +245,7 @@ class Case:
             got, want = self.output, torch.cat(parts)
         else:
             got, want = self.output, self._pattern((self.rank - 1) % self.world, self.count)
+        got = got.cpu()
         if self.dtype.is_floating_point and (self.reduction == "avg" or want.abs().max() > 256):
             tolerance = 2 * torch.finfo(self.dtype).eps
             wrong = ~torch.isclose(got.to(torch.float64), want.to(torch.float64), rtol=tolerance, atol=0)
@@ -240,14 +256,24 @@ class Case:
 
 
 class Session:
-    """The process groups of a measurement, one per backend over the same ranks. The first is the one under test."""
+    """The process groups of a measurement, one per backend over the same ranks. The first is the one under test.
 
-    def __init__(self, backends: list[str], timeout_s: float = 120, **init):
+    `device` holds the tensors; "cuda" is the GPU with the rank's local number, or the last one that there is.
+    """
+
+    def __init__(self, backends: list[str], timeout_s: float = 120, device: str = "cpu", **init):
         import torch
         import torch.distributed as dist
 
         self.dist, self.torch = dist, torch
         torch.set_num_threads(1)
+        self.device = device
+        if device == "cuda":
+            if not torch.cuda.is_available():
+                raise RuntimeError("there is no GPU for the tensors: torch.cuda.is_available() is false")
+            index = min(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count() - 1)
+            torch.cuda.set_device(index)
+            self.device = f"cuda:{index}"
         timeout = timedelta(seconds=timeout_s)
         dist.init_process_group(backends[0], timeout=timeout, **init)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -322,9 +348,10 @@ class Session:
         check: bool = True,
         interface: str | None = None,
         backends: list[str] | None = None,
+        device: str | None = None,
     ) -> dict:
-        """One row; the same on every rank. Seconds and bytes."""
-        case = Case(self, collective, size, dtype, reduction, root)
+        """One row; the same on every rank. Seconds and bytes. `device`: other than the session's."""
+        case = Case(self, collective, size, dtype, reduction, root, device)
         groups = {name: self.groups[name] for name in backends or self.groups}
         for name, group in groups.items():
             for _ in range((warmup_of or {}).get(name, warmup)):
@@ -379,6 +406,7 @@ class Session:
             "bytes": case.bytes,
             "count": case.count,
             "dtype": dtype,
+            "device": case.device,
             "reduction": reduction if collective in REDUCING else None,
             "root": root if collective in ("reduce", "broadcast") else None,
             "block": block,
@@ -402,7 +430,7 @@ class Session:
         for other in others:
             pair = [[ranks[name][0] for ranks in everyones] for name in (ours, other)]
             row["backends"][other]["ours_is_faster_by"] = paired_ratio(*pair, block)
-        if self.node_count == 1 and case.bytes >= SMALL_BYTES:
+        if self.node_count == 1 and case.bytes >= SMALL_BYTES and case.device == "cpu":
             row["memory_rates"] = self.memory_rates(case.bytes)
         return row
 
@@ -543,6 +571,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--op", choices=REDUCTIONS, default="sum", metavar="OP", help=", ".join(REDUCTIONS))
     add("-r", "--root", type=int, default=0, help="of broadcast and reduce (default %(default)s)")
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="0: do not check results")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="of the tensors (default %(default)s)")
     add("--backend", default="hybridps", help="under test (default %(default)s)")
     add("--against", default="", metavar="NAMES", help="other backends, e.g. gloo; they take turns with the first")
     add("--nic-gbps", metavar="RATE", help="of the cards, or one for each node with commas: gives limit and %%limit")
@@ -588,55 +617,7 @@ def _complaint(arguments) -> str:
 
 def launch(argv: list[str], ranks: int, nodes: int) -> int:
     """Starts local ranks of this program and waits for them; 0 when all went well."""
-    world = ranks * nodes
-    processes = []
-
-    def stop(*_) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    with tempfile.TemporaryDirectory(prefix="hybridps-bench-") as folder:
-        try:
-            for rank in range(world):
-                environment = dict(os.environ)
-                environment.setdefault("OMP_NUM_THREADS", "1")
-                environment.setdefault("HYBRIDPS_INTERFACE", "lo")
-                environment.setdefault("GLOO_SOCKET_IFNAME", environment["HYBRIDPS_INTERFACE"])
-                environment |= {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(world),
-                    "LOCAL_RANK": str(rank % ranks),
-                    "LOCAL_WORLD_SIZE": str(ranks),
-                }
-                if nodes > 1:
-                    environment["HYBRIDPS_NODE"] = f"node{rank // ranks}"
-                store = ["--store", os.path.join(folder, "store")]
-                command = [sys.executable, "-m", "hybridps.bench", *argv, *store]
-                processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
-            waiting = list(processes)
-            while waiting:
-                for process in list(waiting):
-                    status = process.poll()
-                    if status is None:
-                        continue
-                    waiting.remove(process)
-                    if status != 0:
-                        time.sleep(0.5)  # the others have a word to say, too
-                        print(f"hybridps bench: a rank ended with status {status}", file=sys.stderr)
-                        return 1
-                time.sleep(0.02)
-            return 0
-        finally:
-            signal.signal(signal.SIGTERM, previous)
-            for process in processes:
-                if process.poll() is None:
-                    process.terminate()
-            for process in processes:
-                try:
-                    process.wait(5)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+    return local_ranks.run([sys.executable, "-m", "hybridps.bench", *argv], ranks, nodes, "hybridps bench")
 
 
 def measure_all(arguments) -> int:
@@ -645,7 +626,7 @@ def measure_all(arguments) -> int:
     if arguments.store:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         init = {"init_method": f"file://{arguments.store}", "rank": rank, "world_size": world}
-    session = Session(names, arguments.timeout, **init)
+    session = Session(names, arguments.timeout, arguments.device, **init)
     quiet = session.rank != 0
     rates, servers = None, []
     if arguments.nic_gbps:

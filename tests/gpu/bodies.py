@@ -7,6 +7,7 @@ Values are small whole numbers: sums are exact in every type and order.
 import contextlib
 import datetime
 import gc
+import threading
 import time
 
 import torch
@@ -214,23 +215,128 @@ def stream_order(rank, world, device, rounds):
     dist.barrier()
 
 
+def freed_at_once(rank, world, device, rounds):
+    """Inputs are given up right after the call, and their memory is wanted again at once."""
+    for turn in range(rounds):
+        with stream_for(device):
+            if turn % 2:
+                busy(device, 2)
+            count = 30_011 + 1000 * (turn % 5)
+            gathered = torch.empty(world * count, device=device)
+            given = numbers(count, rank, turn, torch.float32, device)
+            first = dist.all_gather_into_tensor(gathered, given, async_op=True)
+            del given
+            part = torch.empty(count, device=device)
+            given = numbers(world * count, rank, turn, torch.float32, device)
+            second = dist.reduce_scatter_tensor(part, given, async_op=True)
+            del given
+            takers = [torch.full((size,), -1.0, device=device) for size in (count, world * count)]
+            second.wait()
+            first.wait()
+            everyone = [numbers(count, r, turn, torch.float32, "cpu") for r in range(world)]
+            equal("all_gather", gathered, torch.cat(everyone))
+            whole = total(world * count, world, turn, torch.float32)
+            equal("reduce_scatter", part, whole[rank * count : (rank + 1) * count])
+            del takers
+
+
+class SumOfGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+def from_other_threads(rank, world, device):
+    """Calls from autograd's thread; and from two threads of the program, with a group and a stream each."""
+    x = torch.ones(50_000, device=device, requires_grad=True)
+    (SumOfGradients.apply(x) * (rank + 1)).sum().backward()
+    equal("in backward", x.grad, torch.full((50_000,), world * (world + 1) / 2))
+
+    failed = []
+
+    def use(group, first):
+        try:
+            with stream_for(device):
+                for turn in range(first, first + 10):
+                    t = numbers(70_000, rank, turn, torch.float32, device)
+                    dist.all_reduce(t, group=group)
+                    equal("on a thread", t, total(70_000, world, turn, torch.float32))
+        except BaseException as error:
+            failed.append(error)
+
+    groups = [dist.new_group() for _ in range(2)]
+    threads = [threading.Thread(target=use, args=(group, 10 * index)) for index, group in enumerate(groups)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def several_devices(rank, world, devices):
+    """One group, tensors of one process on several devices, under way at the same time."""
+    for turn in range(10):
+        tensors = [numbers(60_000 + index, rank, turn, torch.float32, d) for index, d in enumerate(devices)]
+        works = [dist.all_reduce(t, async_op=True) for t in tensors]
+        for work in reversed(works):
+            work.wait()
+        for tensor in tensors:
+            equal(f"on {tensor.device}", tensor, total(tensor.numel(), world, turn, torch.float32))
+
+
 def host_does_not_wait(rank, world, device):
-    """GPU only: the call returns while the input is still far from being ready."""
-    t = torch.ones(1 << 20, device=device)
-    dist.all_reduce(t)  # streams and staging exist now
-    torch.cuda.synchronize()
+    """The calls return while the input is still far from being ready; on a GPU."""
+    on_gpu = torch.device(device).type == "cuda"
+    count = 1 << 20
+    after, before = (rank + 1) % world, (rank - 1) % world
+
+    def ones(many=count):
+        return torch.ones(many, device=device)
+
+    # Tensors of its own for each: several are under way at a time.
+    reduced, spread, sent, received, parts, taken = (ones() for _ in range(6))
+    gathered, whole, part, given = ones(world * count), ones(world * count), ones(), ones()
+
+    def every_kind():
+        yield dist.broadcast(spread, 0, async_op=True)
+        yield dist.all_gather_into_tensor(gathered, given, async_op=True)
+        yield dist.reduce_scatter_tensor(part, whole, async_op=True)
+        yield dist.all_to_all_single(parts, taken, async_op=True)
+        yield from dist.batch_isend_irecv(
+            [dist.P2POp(dist.irecv, received, before), dist.P2POp(dist.isend, sent, after)]
+        )
+        for _ in range(8):
+            yield dist.all_reduce(reduced, op=dist.ReduceOp.MAX, async_op=True)
+
+    def enqueue():
+        for work in list(every_kind()):
+            work.wait()
+
+    enqueue()  # streams and staging exist now
+    if on_gpu:
+        torch.cuda.synchronize()
     dist.barrier()
     begin = time.perf_counter()
-    busy(device, 500)
-    ready = torch.cuda.Event()
-    ready.record()
-    works = [dist.all_reduce(t, async_op=True) for _ in range(8)]
-    for work in works:
-        work.wait()
+    busy(device, 1000)
+    if on_gpu:
+        ready = torch.cuda.Event()
+        ready.record()
+    enqueue()
     enqueued = time.perf_counter() - begin
-    still_computing = not ready.query()
-    torch.cuda.synchronize()
-    assert still_computing, f"enqueueing took {enqueued:.3f} s, until the stream had come to it"
+    if on_gpu:
+        still_computing = not ready.query()
+        torch.cuda.synchronize()
+        assert still_computing, f"enqueueing took {enqueued:.3f} s, until the stream had come to it"
+    equal("reduce_scatter", part, torch.full((count,), float(world)))
+    for tensor in (reduced, spread, received, parts, gathered):
+        equal("ones", tensor, torch.ones(tensor.numel()))
     return enqueued
 
 
@@ -281,6 +387,16 @@ def absent_rank(rank, world, device):
             pass
 
 
+def goes_on_after_an_error(rank, world, device):
+    """After a failure the group is destroyed and another one works; see zygote.py for the context."""
+    from zygote import context
+
+    absent_rank(rank, world, device)
+    dist.destroy_process_group()
+    context.init(prefix="after the error")
+    return collectives(rank, world, device, torch.float32, 1023)
+
+
 def model(device):
     torch.manual_seed(3)
     return torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64)).to(device)
@@ -300,51 +416,69 @@ def train(module, device, samples, steps):
     return losses
 
 
-def ddp_equals_one_process(rank, world, device):
+def same_parameters(ours, theirs):
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.cpu(), other.cpu(), rtol=1e-4, atol=1e-5)
+
+
+def ddp_equals_gloo_and_one_process(rank, world, device):
     alone = model(device)
     train(alone, device, slice(0, 16), 5)
     each = 16 // world
-    module = torch.nn.parallel.DistributedDataParallel(model(device), bucket_cap_mb=0.02)
-    train(module, device, slice(rank * each, (rank + 1) * each), 5)
-    for ours, theirs in zip(module.module.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    mine = slice(rank * each, (rank + 1) * each)
+    # gloo on CPU tensors: what it can do on a GPU is its own matter.
+    for where, group in ((device, None), ("cpu", dist.new_group(backend="gloo"))):
+        module = torch.nn.parallel.DistributedDataParallel(model(where), process_group=group, bucket_cap_mb=0.02)
+        train(module, where, mine, 5)
+        same_parameters(module.module.parameters(), alone.parameters())
 
 
-def fsdp2_equals_one_process(rank, world, device):
-    from torch.distributed.device_mesh import init_device_mesh
+def fsdp2_equals_gloo_and_one_process(rank, world, device):
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     alone = model(device)
     train(alone, device, slice(0, 16), 5)
     each = 16 // world
-    module = model(device)
-    mesh = init_device_mesh(torch.device(device).type, (world,))
-    for layer in (module[0], module[2]):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(module, mesh=mesh)
-    train(module, device, slice(rank * each, (rank + 1) * each), 5)
-    for ours, theirs in zip(module.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours.full_tensor(), theirs, rtol=1e-4, atol=1e-5)
+    mine = slice(rank * each, (rank + 1) * each)
+    ours = init_device_mesh(torch.device(device).type, (world,))
+    gloos = DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu")
+    for where, mesh in ((device, ours), ("cpu", gloos)):
+        module = model(where)
+        for layer in (module[0], module[2]):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(module, mesh=mesh)
+        train(module, where, mine, 5)
+        same_parameters([p.full_tensor() for p in module.parameters()], alone.parameters())
 
 
 def soak(rank, world, device, rounds):
-    """Memory stays flat."""
+    """Memory stays flat: the process's, what it has pinned, and the device's."""
+    from hybridps import _load
 
-    def resident():
+    on_gpu = torch.device(device).type == "cuda"
+
+    def held():
+        if on_gpu:
+            torch.cuda.synchronize()
+        dist.barrier()
         gc.collect()
         with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * 4096
+            resident = int(file.read().split()[1]) * 4096
+        pinned = _load.load_extension().stats()["pinned_bytes"]
+        return resident, pinned, torch.cuda.memory_allocated() if on_gpu else 0
 
     tensors = [torch.ones(count, device=device) for count in (10, 10_000, 3_000_000)]
-    after_warm_up = 0
+    after_warm_up = None
     for turn in range(rounds):
         dist.all_reduce(tensors[turn % 3], op=dist.ReduceOp.MAX, async_op=True)
         if turn % 50 == 49:
             dist.barrier()
         if turn == rounds // 5:
-            after_warm_up = resident()
-    dist.barrier()
-    grown = resident() - after_warm_up
-    assert grown < 64 << 20, f"{grown / 2**20:.0f} MiB more after {rounds} operations"
+            after_warm_up = held()
+    resident, pinned, allocated = (now - then for now, then in zip(held(), after_warm_up, strict=True))
+    assert resident < 64 << 20, f"{resident / 2**20:.0f} MiB more after {rounds} operations"
+    assert pinned == 0, f"{pinned} bytes more are pinned after {rounds} operations"
+    assert allocated < 32 << 20, f"{allocated / 2**20:.0f} MiB more on the device after {rounds} operations"
     for tensor in tensors:
         equal("soak", tensor, torch.ones(tensor.numel()))

@@ -1,10 +1,15 @@
 """CUDA tensors on real GPUs: each process a node of its own, so that one GPU is enough. Without a GPU all of it is
 skipped, but for what proves the bodies on CPU tensors."""
 
+import os
+import shutil
+import sys
+
 import bodies
 import pytest
 import torch
 from harness import run_ranks
+from hybridps import local_ranks
 
 NODES = ["1+1", "1+1+1+1"]
 # Two ranks on a node share memory; the path of CUDA tensors is the same, without NCCL.
@@ -37,6 +42,27 @@ def test_stream_order(on_gpu, nodes):
     run_ranks(bodies.stream_order, nodes, args=(on_gpu, 150), timeout=200)
 
 
+def test_stream_order_with_one_hardware_queue(on_gpu):
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    run_ranks(bodies.stream_order, "1+1", args=(on_gpu, 60), env=environment, timeout=200)
+
+
+@pytest.mark.parametrize("connections", ["1", "8"])
+def test_tensors_that_are_freed_right_after_the_call(on_gpu, connections):
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": connections}
+    run_ranks(bodies.freed_at_once, "1+1", args=(on_gpu, 60), env=environment, timeout=200)
+
+
+def test_calls_from_other_threads(on_gpu):
+    run_ranks(bodies.from_other_threads, "1+1", args=(on_gpu,))
+
+
+def test_tensors_on_different_devices(on_gpu):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("no GPU test: two GPUs are needed, there is one")
+    run_ranks(bodies.several_devices, "1+1", args=(["cuda:0", "cuda:1", "cpu", "cuda:0"],))
+
+
 def test_the_host_does_not_wait(on_gpu):
     print(run_ranks(bodies.host_does_not_wait, "1+1", args=(on_gpu,)))
 
@@ -49,12 +75,32 @@ def test_a_rank_that_does_not_come(on_gpu):
     run_ranks(bodies.absent_rank, "1+1", args=(on_gpu,))
 
 
-def test_ddp(on_gpu):
-    run_ranks(bodies.ddp_equals_one_process, "1+1", args=(on_gpu,))
+def test_another_group_after_an_error(on_gpu):
+    run_ranks(bodies.goes_on_after_an_error, "1+1", args=(on_gpu,))
 
 
-def test_fsdp2(on_gpu):
-    run_ranks(bodies.fsdp2_equals_one_process, "1+1", args=(on_gpu,))
+@pytest.mark.parametrize("nodes", NODES)
+def test_ddp(on_gpu, nodes):
+    run_ranks(bodies.ddp_equals_gloo_and_one_process, nodes, args=(on_gpu,))
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_fsdp2(on_gpu, nodes):
+    run_ranks(bodies.fsdp2_equals_gloo_and_one_process, nodes, args=(on_gpu,))
+
+
+ONE_RANK = [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "one_rank.py")]
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_compute_sanitizer_finds_nothing(on_gpu, tool):
+    places = [os.path.join(os.environ.get(name, ""), "bin") for name in ("CUDA_HOME", "CUDA_PATH")]
+    path = os.pathsep.join([os.environ.get("PATH", ""), *places, "/usr/local/cuda/bin"])
+    program = shutil.which("compute-sanitizer", path=path)
+    if program is None:
+        pytest.skip("no GPU test: compute-sanitizer, of the CUDA toolkit, was not found")
+    command = [program, "--tool", tool, "--error-exitcode", "86", *ONE_RANK, on_gpu]
+    assert local_ranks.run(command, ranks=1, nodes=2, name=tool, limit_s=400) == 0
 
 
 @pytest.mark.slow
@@ -113,7 +159,15 @@ def test_bodies_are_right_on_cpu_tensors():
     results = run_ranks(bodies.every_collective, "1+1", args=("cpu", [torch.float32, torch.bfloat16], [1023]))
     assert min(results) > 30
     run_ranks(bodies.mixed_group, "1+1", args=("cpu",))
-    run_ranks(bodies.absent_rank, "1+1", args=("cpu",))
+    run_ranks(bodies.goes_on_after_an_error, "1+1", args=("cpu",))
+    run_ranks(bodies.freed_at_once, "1+1", args=("cpu", 4))
+    run_ranks(bodies.from_other_threads, "1+1", args=("cpu",))
+    run_ranks(bodies.several_devices, "1+1", args=(["cpu", "cpu"],))
+    run_ranks(bodies.host_does_not_wait, "1+1", args=("cpu",))
+
+
+def test_the_program_for_compute_sanitizer_runs_on_cpu_tensors():
+    assert local_ranks.run([*ONE_RANK, "cpu"], ranks=1, nodes=2, name="one_rank.py", limit_s=100) == 0
 
 
 @pytest.mark.slow
@@ -121,19 +175,22 @@ def test_bodies_are_right_on_cpu_tensors():
 def test_bodies_are_right_on_cpu_tensors_of_all_layouts(nodes):
     run_ranks(bodies.every_collective, nodes, args=("cpu", bodies.DTYPES, bodies.SIZES), timeout=200)
     run_ranks(bodies.stream_order, nodes, args=("cpu", 30))
-    run_ranks(bodies.ddp_equals_one_process, nodes.replace("2+1", "1+1"), args=("cpu",))
-    run_ranks(bodies.fsdp2_equals_one_process, nodes.replace("2+1", "1+1"), args=("cpu",))
+    run_ranks(bodies.ddp_equals_gloo_and_one_process, nodes.replace("2+1", "1+1"), args=("cpu",))
+    run_ranks(bodies.fsdp2_equals_gloo_and_one_process, nodes.replace("2+1", "1+1"), args=("cpu",))
     run_ranks(bodies.soak, nodes, args=("cpu", 200))
 
 
-def test_without_a_gpu_cuda_tensors_are_a_clear_matter():
-    """What is said where there is none; with one, the tests above say it all."""
+def test_what_there_is_for_cuda_tensors_is_said():
+    """In the log at the level info, once, as `hybridps doctor` says it; with a GPU, the tests above say it all."""
     from hybridps import _load
 
-    extension = _load.load_extension()
+    found = _load.load_extension().cuda()
     if not _load.build_info().CUDA:
-        assert extension.cuda() == "not built"
+        assert found == "not built"
     elif not torch.cuda.is_available():
-        assert extension.cuda().startswith("no device: ")
+        assert found.startswith("no device: ")
     else:
-        assert "device" in extension.cuda()
+        assert "device" in found
+    results = run_ranks(bodies.several_devices, "1+1", args=(["cpu"],), env={"HYBRIDPS_LOG_LEVEL": "info"})
+    for report in results.reports:
+        assert report.output.count(f"info: CUDA path: {found}\n") == 1, report.output

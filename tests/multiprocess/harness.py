@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from multiprocessing import connection
 
 import zygote
@@ -28,6 +29,9 @@ BACKEND = os.environ.get("HYBRIDPS_TEST_BACKEND", "hybridps")
 IS_HYBRIDPS = BACKEND == "hybridps"
 IS_GLOO = BACKEND == "gloo"
 TIME_SCALE = float(os.environ.get("HYBRIDPS_TEST_TIMEOUT_SCALE", "1"))
+
+# For what torch itself lacks: before 2.14 it has no gather_single(), say, and monitored_barrier() for gloo alone.
+TORCH = tuple(int(part) for part in version("torch").split(".")[:2])
 
 # Seconds: one launch, and the process group inside it. A hang costs at most the former.
 DEFAULT_TIMEOUT_S = 90.0

@@ -15,6 +15,8 @@ import torch.distributed._functional_collectives as funcol
 from harness import lacks, run_ranks
 from reference import BIG, FEW_SIZES, MOVED, REDUCED, SIZES, Checker, name_of
 
+NEW_NAMES = harness.TORCH >= (2, 14)  # all_gather_single and its like; gather_single is no other name of an old one
+
 # The thorough maps get all sizes of all dtypes, the others a few.
 THOROUGH = ["2+2", "2+1+1"]
 ALL_MAPS = harness.LAYOUTS
@@ -196,7 +198,7 @@ def reduce_scatter_all(rank, world, nodes):
 
         else:
             source = whole.reshape(world, size) if form == "stacked" else whole
-            call = dist.reduce_scatter_single if form == "single" else dist.reduce_scatter_tensor
+            call = dist.reduce_scatter_single if form == "single" and NEW_NAMES else dist.reduce_scatter_tensor
 
             def issue(async_op, output=output, source=source, torch_op=torch_op, call=call):
                 return call(output, source, torch_op, async_op=async_op)
@@ -272,7 +274,7 @@ def all_gather_all(rank, world, nodes):
         else:
             shape = (world, size) if form == "stacked" else (world * size,)
             outputs = [torch.empty(shape, dtype=dtype)]
-            call = dist.all_gather_single if form == "single" else dist.all_gather_into_tensor
+            call = dist.all_gather_single if form == "single" and NEW_NAMES else dist.all_gather_into_tensor
 
             def issue(async_op, outputs=outputs, mine=mine, call=call):
                 return call(outputs[0], mine, async_op=async_op)
@@ -327,7 +329,7 @@ def gather_scatter_all(rank, world, nodes):
             ),
             lambda name=f"scatter {name}", received=received, want=patterns[rank]: check.equal(name, received, want),
         )
-        if index % 3 == 0 and not lacks("gather_single"):
+        if index % 3 == 0 and NEW_NAMES and not lacks("gather_single"):
             whole = torch.empty(world * size, dtype=dtype) if rank == root else None
             call = [dist.gather_single, dist.gather_into_tensor][index // 3 % 2]
 
@@ -433,7 +435,8 @@ def barrier_all(rank, world, nodes):
         else:
             dist.barrier()
         check.that(f"barrier {turn}", zygote.context.store.add(f"arrived{turn}", 0) == world)
-    dist.monitored_barrier()
+    if harness.TORCH >= (2, 14):
+        dist.monitored_barrier()
     return check.result()
 
 

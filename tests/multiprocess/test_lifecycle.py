@@ -3,6 +3,7 @@
 HYBRIDPS_TEST_REINITS   how often destroy and init follow each other in one process (default 20)
 """
 
+import inspect
 import os
 import sys
 import threading
@@ -314,10 +315,16 @@ def subsets(rank, world):
         check.that(f"{name} rank", dist.get_rank(group) == members.index(rank))
         dist.barrier(group)
 
-    for members in [[0], [1, 2], [3, 1], [0, 1, 2, 3], [3, 2, 1, 0], [2]]:
-        group = dist.new_group(members)
-        if rank in members:
-            try_group(f"new_group {members}", dist.get_process_group_ranks(group), group)
+    def with_some_ranks():
+        for members in [[0], [1, 2], [3, 1], [0, 1, 2, 3], [3, 2, 1, 0], [2]]:
+            group = dist.new_group(members)
+            if rank in members:
+                try_group(f"new_group {members}", dist.get_process_group_ranks(group), group)
+
+    # Older torch counts the groups that a rank is in, for names that are hashes: after these they would differ.
+    names_stay_equal = "str(len(_world.pg_names))" not in inspect.getsource(dist.distributed_c10d._hash_ranks_to_str)
+    if names_stay_equal:
+        with_some_ranks()
 
     # Local synchronisation: only the members call. (Each rank makes as many groups, or torch's names part ways.)
     for pairs in [[[0, 2], [1, 3]], [[0, 1], [2, 3]]]:
@@ -329,13 +336,14 @@ def subsets(rank, world):
     mine, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])
     try_group("by enumeration", [0, 3] if rank in (0, 3) else [1, 2], mine)
 
-    split = dist.split_group(split_ranks=[[0, 2], [1, 3]])
-    try_group("split_group", [0, 2] if rank in (0, 2) else [1, 3], split)
-    deeper = dist.split_group(split, split_ranks=[[0], [1]])
-    try_group("split of a split", [rank], deeper)
-    parts = dist.split_group(split_ranks=[[1, 2, 3]])
-    if rank:
-        try_group("split of a part", [1, 2, 3], parts)
+    if harness.TORCH >= (2, 14):  # older torch splits only what is bound to a GPU
+        split = dist.split_group(split_ranks=[[0, 2], [1, 3]])
+        try_group("split_group", [0, 2] if rank in (0, 2) else [1, 3], split)
+        deeper = dist.split_group(split, split_ranks=[[0], [1]])
+        try_group("split of a split", [rank], deeper)
+        parts = dist.split_group(split_ranks=[[1, 2, 3]])
+        if rank:
+            try_group("split of a part", [1, 2, 3], parts)
 
     # A timeout of its own, and another backend beside ours.
     other = dist.new_group(backend="gloo")
@@ -344,6 +352,8 @@ def subsets(rank, world):
     if rank < 2:
         try_group("ours beside gloo", [0, 1], from_gloo)
         dist.destroy_process_group(from_gloo)
+    if not names_stay_equal:
+        with_some_ranks()
     dist.barrier()
     return check.result()
 

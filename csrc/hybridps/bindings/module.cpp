@@ -169,6 +169,8 @@ void bind(py::module_& module) {
       .def("__deepcopy__", [](const Options& self, const py::object&) { return copy_of(self); })
       .def(py::pickle(&options_state, &options_from));
   group
+      // torch 2.11 binds it for its own backends only, and copies it in split_group().
+      .def_property_readonly("options", [](const ProcessGroupHybrid& self) { return self.options(); })
       .def("node_of", &ProcessGroupHybrid::node_of, py::call_guard<py::gil_scoped_release>(),
            "Group ranks by node; empty until all members have come.")
       .def(

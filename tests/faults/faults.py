@@ -210,7 +210,8 @@ def timeouts(backend, runs, timeout_s, elements=10):
     row.culprit = f"{hits} of {total}"
     if backend == "hybridps":
         row.expect(hits == total, f"rank 2 is named: {[result['text'] for result in noticed]}")
-        row.expect(min(row.detected_s) >= timeout_s - 0.001, f"not before {timeout_s} s: {min(row.detected_s):.3f}")
+        # The first to reach its deadline tells the others, which may have called a little later.
+        row.expect(min(row.detected_s) >= timeout_s - 0.05, f"not before {timeout_s} s: {min(row.detected_s):.3f}")
         late = max(0.1, timeout_s / 100) + outcome.SLACK_S
         row.expect(max(row.detected_s) <= timeout_s + late, f"soon after {timeout_s} s: {row.detection}")
         row.note = (
@@ -230,7 +231,6 @@ def too_long(backend, runs, timeout_s, elements):
         if backend == "hybridps":
             texts = [result["text"] or "no error" for result in noticed]
             row.expect(all(f"timed out after {timeout_s}" in text for text in texts), f"says what happened: {texts}")
-            # The first to reach its deadline tells the others, which may have called a little later.
             row.expect(min(row.detected_s) >= timeout_s - 0.05, f"not before {timeout_s} s: {min(row.detected_s):.3f}")
             row.expect(
                 max(row.detected_s) <= timeout_s + 0.1 + outcome.SLACK_S, f"soon after {timeout_s} s: {row.detection}"

@@ -35,7 +35,7 @@ struct Builder {
     span.owner = owner;
     span.source = source;
     span.sink = sink;
-    span.bytes = bytes;
+    span.bytes = span.agreed_bytes = bytes;
     span.input_offset = input_offset;
     span.output_offset = output_offset;
     span.chunk_bytes = limits.chunk_bytes;
@@ -77,12 +77,6 @@ std::vector<std::pair<int, std::uint64_t>> owner_cut(std::uint64_t bytes, const 
 
 std::uint64_t at(const std::vector<std::uint64_t>& bytes, int rank) {
   return static_cast<std::size_t>(rank) < bytes.size() ? bytes[static_cast<std::size_t>(rank)] : 0;
-}
-
-std::uint64_t before(const std::vector<std::uint64_t>& bytes, int rank) {
-  std::uint64_t sum = 0;
-  for (int r = 0; r < rank; ++r) sum += at(bytes, r);
-  return sum;
 }
 
 /// The rail whose ranks act for every node towards a dedicated server, which owns one span of an operation at most.
@@ -133,6 +127,79 @@ std::vector<std::pair<int, std::uint64_t>> rail_cut(std::uint64_t bytes, int rai
   std::vector<std::pair<int, std::uint64_t>> result;
   for (std::size_t i = 0; i < owners.size(); ++i) result.emplace_back(owners[i], cut[i]);
   return result;
+}
+
+/// Gather, scatter and all_to_all: a span per pair of ranks in which this one is. Between nodes, those of two nodes. In a
+/// witness, those of two ranks of one node, which carry nothing but are of the size that either has in mind.
+void add_pairs(const Request& request, const Topology& topology, Builder& plan) {
+  const int me = topology.rank();
+  const int size = topology.size();
+  const auto takes_part = [&](int other) {
+    const bool here = topology.node_of(other) == topology.my_node();
+    switch (request.scope) {
+      case Scope::kRanks: return true;
+      case Scope::kNodes: return !here;
+      case Scope::kWitness: return here && other != me;
+    }
+    return false;
+  };
+  // Where each rank's part begins in this rank's input or output, which have no other ranks' parts.
+  const auto offsets = [&](const std::vector<std::uint64_t>& bytes) {
+    std::vector<std::uint64_t> result;
+    std::uint64_t sum = 0;
+    for (int rank = 0; rank < size; ++rank) {
+      result.push_back(sum);
+      if (takes_part(rank)) sum += at(bytes, rank);
+    }
+    return result;
+  };
+  const bool witness = request.scope == Scope::kWitness;
+  const auto add = [&](std::uint32_t id, int source, int sink, std::uint64_t bytes, std::uint64_t input_offset,
+                       std::uint64_t output_offset) {
+    // The first ids are those of the span of all ranks.
+    if (witness)
+      plan.add(static_cast<std::uint32_t>(size) + id, source, source, sink, 0, 0, 0);
+    else
+      plan.add(id, source, source, sink, bytes, input_offset, output_offset);
+    plan.spans.back().agreed_bytes = bytes;
+  };
+  const auto& input = request.input_bytes;
+  const auto& output = request.output_bytes;
+  const std::vector<std::uint64_t> input_at = offsets(input);
+  const std::vector<std::uint64_t> output_at = offsets(output);
+  const auto own = static_cast<std::uint32_t>(me);
+  switch (request.kind) {
+    case Kind::kGather:
+      if (me != request.root) {
+        if (takes_part(request.root)) add(own, me, request.root, at(input, me), 0, 0);
+        break;
+      }
+      for (int from = 0; from < size; ++from)
+        if (takes_part(from)) add(static_cast<std::uint32_t>(from), from, me, at(output, from), 0, at(output_at, from));
+      break;
+    case Kind::kScatter:
+      if (me != request.root) {
+        if (takes_part(request.root)) add(own, request.root, me, at(output, me), 0, 0);
+        break;
+      }
+      for (int to = 0; to < size; ++to)
+        if (takes_part(to)) add(static_cast<std::uint32_t>(to), me, to, at(input, to), at(input_at, to), 0);
+      break;
+    case Kind::kAllToAll: {
+      const auto id = [size](int from, int to) { return static_cast<std::uint32_t>(from * size + to); };
+      // Destinations are walked from the own rank on, so that not all ranks send to rank 0 first.
+      for (int step = 0; step < size; ++step) {
+        const int to = (me + step) % size;
+        if (takes_part(to)) add(id(me, to), me, to, at(input, to), at(input_at, to), to == me ? at(output_at, me) : 0);
+      }
+      for (int step = 1; step < size; ++step) {
+        const int from = (me + size - step) % size;
+        if (takes_part(from)) add(id(from, me), from, me, at(output, from), 0, at(output_at, from));
+      }
+      break;
+    }
+    default: break;
+  }
 }
 
 std::vector<Span> plan_between_nodes(const Request& request, const Topology& topology, const Limits& limits) {
@@ -203,6 +270,9 @@ std::vector<Span> plan_between_nodes(const Request& request, const Topology& top
         if (!mine) offset += bytes;
       }
       break;
+    case Kind::kGather:
+    case Kind::kScatter:
+    case Kind::kAllToAll: add_pairs(request, topology, plan); break;
     default: assert(false && "this kind has no scope between nodes"); break;
   }
   return std::move(plan.spans);
@@ -355,6 +425,7 @@ std::vector<Span> make_plan(const Request& request, const Topology& topology, co
   if (request.scope == Scope::kWitness) {
     const int owner = static_cast<int>(request.sequence % static_cast<std::uint64_t>(topology.size()));
     plan.add(static_cast<std::uint32_t>(owner), owner, kAll, kAll, 0, 0, 0);
+    add_pairs(request, topology, plan);
     return std::move(plan.spans);
   }
   const int me = topology.rank();
@@ -409,44 +480,9 @@ std::vector<Span> make_plan(const Request& request, const Topology& topology, co
       }
       break;
     }
-    case Kind::kGather: {
-      if (me == request.root) {
-        std::uint64_t offset = 0;
-        for (int rank = 0; rank < size; ++rank) {
-          plan.add(static_cast<std::uint32_t>(rank), rank, rank, me, at(request.output_bytes, rank), 0, offset);
-          offset += at(request.output_bytes, rank);
-        }
-      } else {
-        plan.add(static_cast<std::uint32_t>(me), me, me, request.root, at(request.input_bytes, me), 0, 0);
-      }
-      break;
-    }
-    case Kind::kScatter: {
-      if (me == request.root) {
-        std::uint64_t offset = 0;
-        for (int rank = 0; rank < size; ++rank) {
-          plan.add(static_cast<std::uint32_t>(rank), me, me, rank, at(request.input_bytes, rank), offset, 0);
-          offset += at(request.input_bytes, rank);
-        }
-      } else {
-        plan.add(static_cast<std::uint32_t>(me), request.root, request.root, me, at(request.output_bytes, me), 0, 0);
-      }
-      break;
-    }
-    case Kind::kAllToAll: {
-      const auto id = [size](int from, int to) { return static_cast<std::uint32_t>(from * size + to); };
-      // Destinations are walked from the own rank on, so that not all ranks send to rank 0 first.
-      for (int step = 0; step < size; ++step) {
-        const int to = (me + step) % size;
-        plan.add(id(me, to), me, me, to, at(request.input_bytes, to), before(request.input_bytes, to),
-                 before(request.output_bytes, me));
-      }
-      for (int step = 1; step < size; ++step) {
-        const int from = (me + size - step) % size;
-        plan.add(id(from, me), from, from, me, at(request.output_bytes, from), 0, before(request.output_bytes, from));
-      }
-      break;
-    }
+    case Kind::kGather:
+    case Kind::kScatter:
+    case Kind::kAllToAll: add_pairs(request, topology, plan); break;
     case Kind::kPointToPoint: {
       const int source = request.sending ? me : request.root;
       const int sink = request.sending ? request.root : me;

@@ -110,10 +110,11 @@ enum class Scope : std::uint8_t {
   /// All of it.
   kRanks = 0,
   /// What goes between nodes: on each node one rank per rail holds what the node has to give, and takes what it gets.
-  /// The rest is done inside the nodes by other means (GPUs, with NCCL). For allreduce, reduce, reduce_scatter,
-  /// all_gather and broadcast.
+  /// The rest is done inside the nodes by other means (GPUs, with NCCL). Gather, scatter and all_to_all have no rails:
+  /// each rank sends and takes its own parts, but for those of its node. Not for barriers and point to point.
   kNodes = 1,
-  /// Nothing: ranks only find out that all of them have called the same operation.
+  /// Nothing: ranks only find out that all of them have called the same operation, and two ranks of a node that they have
+  /// the same size in mind for what they exchange in a gather, a scatter or an all_to_all.
   kWitness = 2,
 };
 inline constexpr std::uint8_t kScopeCount = 3;
@@ -124,6 +125,7 @@ struct Span {
   int source = kAll;  // contributing rank, or kAll
   int sink = kAll;    // consuming rank, or kAll
   std::uint64_t bytes = 0;
+  std::uint64_t agreed_bytes = 0;   // on which source and sink must agree: bytes, but in a witness, which carries none
   std::uint64_t input_offset = 0;   // in a contributor's input, bytes
   std::uint64_t output_offset = 0;  // in a consumer's output, bytes
   std::uint32_t chunk_bytes = 1;    // all chunks but the last have this many bytes
@@ -150,7 +152,7 @@ struct Request {
   /// kNodes: allreduce, reduce and broadcast: bytes of each rail's part, rails() entries; their sum is total_bytes. A
   /// rank's input and output are the parts of its own rails, one after the other. In a reduce_scatter its input, and in an
   /// all_gather its output, are likewise the pieces of the ranks for which it acts (all_gather: on other nodes), in
-  /// rank order.
+  /// rank order. In a gather, scatter or all_to_all they are the parts of the ranks of other nodes, in rank order.
   std::vector<std::uint64_t> rail_bytes;
 };
 

@@ -10,27 +10,12 @@
 #include "hybridps/worker/worker.h"
 
 namespace hybridps::worker {
-namespace {
-
-bool is_aggregate(schedule::Kind kind) {
-  switch (kind) {
-    case schedule::Kind::kAllReduce:
-    case schedule::Kind::kReduce:
-    case schedule::Kind::kReduceScatter:
-    case schedule::Kind::kBarrier:
-    case schedule::Kind::kGoodbye: return true;
-    default: return false;
-  }
-}
-
-}  // namespace
-
 SpanRun::SpanRun(Worker& worker, OperationRun& run, const schedule::Span& plan)
     : worker_(worker), run_(run), plan_(plan) {
   const schedule::Topology& topology = run.group.info.topology;
   const int me = topology.rank();
   const schedule::Kind kind = run.operation.kind;
-  aggregate_ = is_aggregate(kind) || run.operation.scope == schedule::Scope::kWitness;
+  aggregate_ = plan.source == schedule::kAll;
   owner_ = plan.owner == me;
   locals_ =
       plan.rail == schedule::kNoRail ? static_cast<std::uint32_t>(topology.ranks_of(topology.my_node()).size()) : 1;
@@ -94,7 +79,7 @@ flow::Stream& SpanRun::open_stream(int to_rank, wire::Stage stage, std::uint32_t
   h.span = plan_.id;
   h.contributor = contributor;
   h.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
-  h.span_bytes = plan_.bytes;
+  h.span_bytes = plan_.agreed_bytes;
   h.premul = run_.operation.premul;
   if (run_.operation.kind == schedule::Kind::kPointToPoint) {
     h.flags = wire::kFlagP2p;
@@ -228,7 +213,8 @@ SpanRun::LocalChunk& SpanRun::local_chunk(std::uint32_t chunk) {
 
 void SpanRun::on_data(const wire::Header& header, flow::Delivery payload) {
   if (cancelled_) return;
-  if (header.chunk >= plan_.chunks || payload.bytes() != bytes_of(header.chunk) || header.span_bytes != plan_.bytes) {
+  if (header.chunk >= plan_.chunks || payload.bytes() != bytes_of(header.chunk) ||
+      header.span_bytes != plan_.agreed_bytes) {
     worker_.mismatch(run_.group, run_, header);
     return;
   }

@@ -617,6 +617,76 @@ TEST_CASE("schedule/plan: between nodes a span is the business of one rank per n
   }
 }
 
+TEST_CASE("schedule/plan: what pairs of ranks exchange is between nodes or compared inside one", "[schedule][fast]") {
+  Random random(21);
+  for (int round = 0; round < 300; ++round) {
+    const std::vector<int> nodes = random_nodes(random);
+    const int size = static_cast<int>(nodes.size());
+    constexpr Kind kKinds[] = {Kind::kGather, Kind::kScatter, Kind::kAllToAll};
+    const Kind kind = kKinds[random() % std::size(kKinds)];
+    const int root = kind == Kind::kAllToAll ? -1 : static_cast<int>(random() % static_cast<std::uint64_t>(size));
+    std::map<std::pair<int, int>, std::uint64_t> bytes;  // from, to
+    for (int from = 0; from < size; ++from)
+      for (int to = 0; to < size; ++to) bytes[{from, to}] = random() % 3 == 0 ? 0 : random() % 200000;
+    INFO(text(nodes) << " " << name_of(kind) << " root " << root);
+    for (const Scope scope : {Scope::kNodes, Scope::kWitness}) {
+      std::map<std::uint32_t, std::vector<std::pair<int, Span>>> seen;
+      for (int rank = 0; rank < size; ++rank) {
+        const Topology topology(nodes, rank);
+        Request request;
+        request.kind = kind;
+        request.root = root;
+        request.scope = scope;
+        request.sequence = 3;
+        for (int other = 0; other < size; ++other) {
+          request.input_bytes.push_back(kind == Kind::kGather && other != rank ? 0 : bytes[{rank, other}]);
+          request.output_bytes.push_back(kind == Kind::kScatter && other != rank ? 0 : bytes[{other, rank}]);
+        }
+        if (kind == Kind::kGather) request.input_bytes[index(rank)] = bytes[{rank, root}];
+        if (kind == Kind::kScatter) request.output_bytes[index(rank)] = bytes[{root, rank}];
+        if (kind == Kind::kScatter && rank == root)
+          for (int other = 0; other < size; ++other) request.input_bytes[index(other)] = bytes[{rank, other}];
+        std::map<int, const Span*> in;
+        const std::vector<Span> plan = make_plan(request, topology, Limits{});
+        for (const Span& span : plan) {
+          require_chunks(span, Limits{});
+          seen[span.id].emplace_back(rank, span);
+          if (span.source == kAll) continue;
+          REQUIRE(span.owner == span.source);
+          REQUIRE(span.source != span.sink);
+          REQUIRE((span.source == rank || span.sink == rank));
+          REQUIRE((topology.node_of(span.source) == topology.node_of(span.sink)) == (scope == Scope::kWitness));
+          REQUIRE(span.agreed_bytes == bytes[{span.source, span.sink}]);
+          REQUIRE(span.bytes == (scope == Scope::kWitness ? 0 : span.agreed_bytes));
+          if (span.sink == rank) in[span.source] = &span;
+        }
+        std::uint64_t at = 0;  // parts lie in rank order
+        for (const auto& [from, span] : in) {
+          REQUIRE(span->output_offset == at);
+          at += span->bytes;
+        }
+      }
+      std::size_t pairs = 0;
+      for (const auto& [id, ends] : seen) {
+        if (ends.front().second.source == kAll) {
+          REQUIRE(ends.size() == index(size));
+          continue;
+        }
+        ++pairs;
+        REQUIRE(ends.size() == 2);  // both ends, and nobody else has the number
+        REQUIRE(ends[0].second.source == ends[1].second.source);
+        REQUIRE(ends[0].second.sink == ends[1].second.sink);
+      }
+      std::size_t expected = 0;
+      for (int from = 0; from < size; ++from)
+        for (int to = 0; to < size; ++to)
+          expected += from != to && (nodes[index(from)] == nodes[index(to)]) == (scope == Scope::kWitness) &&
+                      (kind == Kind::kAllToAll || (kind == Kind::kGather ? to : from) == root);
+      REQUIRE(pairs == expected);
+    }
+  }
+}
+
 TEST_CASE("schedule/plan: between nodes shares are by node and server as they are between ranks", "[schedule][fast]") {
   // A server's part comes from the rail that asks it, as far as that goes.
   const std::vector<int> nodes = {0, 0, 1, 1, 2, 2};

@@ -82,6 +82,8 @@ class Device : core::Pinned {
 
   virtual core::Status copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) = 0;
   virtual core::Status copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) = 0;
+  /// Between two places of its own memory that do not overlap.
+  virtual core::Status copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) = 0;
 
   /// The stream sets the word when it gets there; what it did before is visible to who has read the value (acquire).
   virtual core::Status write_flag(Stream stream, Flag flag, std::uint32_t value) = 0;

@@ -123,6 +123,28 @@ TEMPLATE_TEST_CASE("device: a stream waits for a flag and the host goes on", "[d
   CHECK(to.data[4095] == std::byte{7});
 }
 
+TEMPLATE_TEST_CASE("device: a stream copies within the device when it gets there", "[device][fast]",
+                   HYBRIDPS_DEVICE_BACKENDS) {
+  Fixture<TestType> f;
+  if (!f.device) return;
+  const auto stream = f.stream();
+  const auto end = f.event();
+  const auto from = f.memory(1 << 16);
+  const auto to = f.memory(1 << 16);
+  const auto flag = f.memory(64).flag_at(0);
+  REQUIRE(f.device->wait_flag(stream, flag, 1).is_ok());
+  REQUIRE(f.device->copy_within(stream, to.data + 100, from.data, 1000).is_ok());
+  REQUIRE(f.device->copy_within(stream, to.data, from.data, 0).is_ok());
+  REQUIRE(f.device->record(end, stream).is_ok());
+  std::memset(from.data, 5, from.bytes);
+  flag.word->store(1, std::memory_order_release);
+  REQUIRE(f.becomes_done(end));
+  CHECK(to.data[99] == std::byte{0});
+  CHECK(to.data[100] == std::byte{5});
+  CHECK(to.data[1099] == std::byte{5});
+  CHECK(to.data[1100] == std::byte{0});
+}
+
 TEMPLATE_TEST_CASE("device: flags compare in a circle", "[device][fast]", HYBRIDPS_DEVICE_BACKENDS) {
   Fixture<TestType> f;
   if (!f.device) return;

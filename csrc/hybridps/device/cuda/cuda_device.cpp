@@ -130,6 +130,12 @@ core::Status CudaDevice::copy_to_device(Stream stream, void* to, const void* fro
                     [&] { return driver_.copy_to_device(address_of(to), from, bytes, stream_of(stream)); });
 }
 
+core::Status CudaDevice::copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+  if (bytes == 0) return {};
+  return in_context("cuMemcpyDtoDAsync",
+                    [&] { return driver_.copy_within(address_of(to), address_of(from), bytes, stream_of(stream)); });
+}
+
 core::Status CudaDevice::write_flag(Stream stream, Flag flag, std::uint32_t value) {
   // The default puts a memory barrier before the write: the copies are in host memory by then.
   return in_context("cuStreamWriteValue32", [&] {

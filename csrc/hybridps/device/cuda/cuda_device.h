@@ -36,6 +36,7 @@ class CudaDevice final : public Device {
   core::Result<bool> is_done(Event event) override;
   core::Status copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
+  core::Status copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status write_flag(Stream stream, Flag flag, std::uint32_t value) override;
   core::Status wait_flag(Stream stream, Flag flag, std::uint32_t value) override;
   core::Result<bool> is_capturing(Stream stream) override;

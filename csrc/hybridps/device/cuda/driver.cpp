@@ -48,6 +48,7 @@ core::Result<Driver> open_driver() {
   find(driver.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
   find(driver.copy_to_host, "cuMemcpyDtoHAsync_v2");
   find(driver.copy_to_device, "cuMemcpyHtoDAsync_v2");
+  find(driver.copy_within, "cuMemcpyDtoDAsync_v2");
   find(driver.host_allocate, "cuMemHostAlloc");
   find(driver.host_device_pointer, "cuMemHostGetDevicePointer_v2");
   find(driver.host_free, "cuMemFreeHost");

@@ -40,6 +40,7 @@ struct Driver {
   PFN_cuThreadExchangeStreamCaptureMode_v10010 exchange_capture_mode = nullptr;
   PFN_cuMemcpyDtoHAsync_v3020 copy_to_host = nullptr;
   PFN_cuMemcpyHtoDAsync_v3020 copy_to_device = nullptr;
+  PFN_cuMemcpyDtoDAsync_v3020 copy_within = nullptr;
   PFN_cuMemHostAlloc_v2020 host_allocate = nullptr;
   PFN_cuMemHostGetDevicePointer_v3020 host_device_pointer = nullptr;
   PFN_cuMemFreeHost_v2000 host_free = nullptr;

@@ -125,6 +125,9 @@ struct FakeDevice::Impl {
   const FakeOptions options;
   std::atomic<bool> stop{false};
   std::atomic<bool> dead{false};
+  std::atomic<std::uint64_t> to_host{0};
+  std::atomic<std::uint64_t> to_device{0};
+  std::atomic<std::uint64_t> within{0};
   mutable std::mutex mutex;
   std::mt19937_64 random;
   Status broken;
@@ -199,6 +202,7 @@ core::Result<bool> FakeDevice::is_done(Event event) {
 
 core::Status FakeDevice::copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) {
   const bool blocks = !impl_->is_pinned(to);
+  impl_->to_host.fetch_add(bytes);
   Status status = impl_->put(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
   if (blocks && status.is_ok()) synchronize(stream);
   return status;
@@ -206,9 +210,15 @@ core::Status FakeDevice::copy_to_host(Stream stream, void* to, const void* from,
 
 core::Status FakeDevice::copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) {
   const bool blocks = !impl_->is_pinned(from);
+  impl_->to_device.fetch_add(bytes);
   Status status = impl_->put(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
   if (blocks && status.is_ok()) synchronize(stream);
   return status;
+}
+
+core::Status FakeDevice::copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+  impl_->within.fetch_add(bytes);
+  return impl_->put(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
 }
 
 core::Status FakeDevice::write_flag(Stream stream, Flag flag, std::uint32_t value) {
@@ -283,6 +293,10 @@ void FakeDevice::synchronize(Stream stream) {
   if (!status.is_ok()) return;
   std::unique_lock lock(done->mutex);
   done->changed.wait(lock, [&] { return done->there; });
+}
+
+FakeDevice::Copied FakeDevice::copied_bytes() const {
+  return {impl_->to_host.load(), impl_->to_device.load(), impl_->within.load()};
 }
 
 std::uint64_t FakeDevice::pinned_bytes() const {

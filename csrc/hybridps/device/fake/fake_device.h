@@ -45,6 +45,7 @@ class FakeDevice final : public Device {
   core::Result<bool> is_done(Event event) override;
   core::Status copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
+  core::Status copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status write_flag(Stream stream, Flag flag, std::uint32_t value) override;
   core::Status wait_flag(Stream stream, Flag flag, std::uint32_t value) override;
   core::Result<bool> is_capturing(Stream stream) override;
@@ -60,6 +61,13 @@ class FakeDevice final : public Device {
   void synchronize(Stream stream);
 
   std::uint64_t pinned_bytes() const;
+  /// Asked for so far, by the direction.
+  struct Copied {
+    std::uint64_t to_host = 0;
+    std::uint64_t to_device = 0;
+    std::uint64_t within = 0;
+  };
+  Copied copied_bytes() const;
   std::size_t streams() const;  // that exist
   std::size_t events() const;
 

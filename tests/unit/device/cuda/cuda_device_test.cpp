@@ -90,6 +90,7 @@ Driver scripted() {
   d.exchange_capture_mode = [](CUstreamCaptureMode* mode) { return std::swap(*mode, notes->mode), CUDA_SUCCESS; };
   d.copy_to_host = [](void*, CUdeviceptr, std::size_t, CUstream) { return note("copy_to_host"); };
   d.copy_to_device = [](CUdeviceptr, const void*, std::size_t, CUstream) { return note("copy_to_device"); };
+  d.copy_within = [](CUdeviceptr, CUdeviceptr, std::size_t, CUstream) { return note("copy_within"); };
   d.host_allocate = [](void** data, std::size_t, unsigned flags) {
     *data = notes->host.data();
     const bool relaxed = notes->mode == CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -124,6 +125,7 @@ TEST_CASE("device/cuda: every call is made in the device's context and puts back
     CHECK(cuda.wait(stream, event).is_ok());
     CHECK(cuda.copy_to_host(stream, memory.data, memory.data, 8).is_ok());
     CHECK(cuda.copy_to_device(stream, memory.data, memory.data, 8).is_ok());
+    CHECK(cuda.copy_within(stream, memory.data, memory.data, 8).is_ok());
     CHECK(cuda.write_flag(stream, memory.flag_at(8), 1).is_ok());
     CHECK(cuda.wait_flag(stream, memory.flag_at(8), 1).is_ok());
     CHECK(book.wait_flags == CU_STREAM_WAIT_VALUE_GEQ);
@@ -149,7 +151,7 @@ TEST_CASE("device/cuda: every call is made in the device's context and puts back
   CHECK(book.contexts == 0);
   CHECK(book.outside == 0);
   CHECK_FALSE(book.retained);
-  CHECK(book.calls.size() == 16);
+  CHECK(book.calls.size() == 17);
 }
 
 TEST_CASE("device/cuda: what the driver refuses comes back with the call and CUDA's words", "[device][fast]") {

@@ -156,6 +156,7 @@ struct Here final : device::Device {
   core::Result<bool> is_done(device::Event) override { return true; }
   core::Status copy_to_host(device::Stream, void*, const void*, std::uint64_t) override { return {}; }
   core::Status copy_to_device(device::Stream, void*, const void*, std::uint64_t) override { return {}; }
+  core::Status copy_within(device::Stream, void*, const void*, std::uint64_t) override { return {}; }
   core::Status write_flag(device::Stream, device::Flag, std::uint32_t) override { return {}; }
   core::Status wait_flag(device::Stream, device::Flag, std::uint32_t) override { return {}; }
   core::Result<bool> is_capturing(device::Stream) override { return false; }

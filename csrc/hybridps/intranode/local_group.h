@@ -2,7 +2,8 @@
 //
 // Model    A LocalGroup is one rank's end. Its calls put work on a stream and return when it is there; the work waits for
 //          the same call of every other rank and then moves device memory. Two lanes, each with an order of its own:
-//          all ranks make the same calls on a lane in the same order, with the same parts (their pointers differ).
+//          all ranks make the same calls on a lane in the same order, with the same parts (their pointers differ)
+//          or, in exchange(), with parts that meet.
 //          Ranks also make the calls of both lanes in one common order: two kernels that wait for their counterparts may
 //          not fit on a GPU together.
 //          What is called differently on different ranks gives wrong results or hangs, as in NCCL: who calls has compared.
@@ -37,12 +38,20 @@ inline constexpr int kLanes = 2;
 
 /// A run of device memory; whole elements. A part of 0 bytes is nothing.
 struct Part {
-  int rank = 0;  // local: holds the sum after reduce(), the bytes before spread() and collect()
+  int rank = 0;  // local: holds the sum after reduce(), the bytes before spread()
   std::uint64_t bytes = 0;
-  const std::byte* from = nullptr;  // all_reduce, reduce: on every rank; spread, collect: on `rank` alone
-  std::byte* to = nullptr;          // all_reduce, spread: on every rank; reduce: on `rank` alone; collect: on the root
+  const std::byte* from = nullptr;  // all_reduce, reduce: on every rank; spread: on `rank` alone
+  std::byte* to = nullptr;          // all_reduce, spread: on every rank; reduce: on `rank` alone
   /// On every rank, the memory that every rank has (reduce: from, spread: to) begins where that of the part before ends.
   bool follows = false;
+};
+
+/// One end of what goes from one rank to another; whole elements, never 0 bytes.
+struct Message {
+  int peer = 0;  // local, another rank
+  std::uint64_t bytes = 0;
+  const std::byte* from = nullptr;  // set: to the peer
+  std::byte* to = nullptr;          // set: from the peer; one of both
 };
 
 struct Reduction {
@@ -83,9 +92,10 @@ class LocalGroup : core::Pinned {
   /// Each part from its rank to every rank.
   virtual core::Status spread(Lane lane, device::Stream stream, std::span<const Part> parts,
                               const Patience& patience) = 0;
-  /// Each part from its rank to `root`, for parts that are not the root's own.
-  virtual core::Status collect(Lane lane, device::Stream stream, std::span<const Part> parts, int root,
-                               const Patience& patience) = 0;
+  /// What each rank has for each other. The messages from one rank to another are the same, in the same order, to both;
+  /// else nothing is alike, and a rank may have none: it calls as well.
+  virtual core::Status exchange(Lane lane, device::Stream stream, std::span<const Message> messages,
+                                const Patience& patience) = 0;
 
   /// What has gone wrong by itself since. Returns at once.
   virtual core::Status poll() = 0;

@@ -4,6 +4,7 @@
 
 #include "hybridps/core/log.h"
 #include "hybridps/staging/local.h"
+#include "hybridps/staging/pairs.h"
 #include "hybridps/staging/rails.h"
 #include "hybridps/staging/stager.h"
 
@@ -149,17 +150,21 @@ core::Status Channel::agree(engine::Group& group, std::chrono::milliseconds time
   return {};
 }
 
-core::Result<std::uint64_t> Channel::scratch_bytes(const worker::Operation& operation) {
-  if (!options_.local || !has_rails(operation.kind)) return std::uint64_t{0};
+core::Status Channel::connect(std::chrono::milliseconds timeout) {
   if (!opened_.is_ok()) return opened_;
   const auto group = group_.lock();
-  if (!group) return closed("the operation");
+  if (!group) return closed("connecting the GPUs of a node");
   const std::lock_guard lock(mutex_);
   if (!broken_.is_ok()) return broken_;
-  if (Status status = agree(*group, operation.timeout); !status.is_ok()) {
-    break_down(status, group.get());
-    return status;
-  }
+  Status status = agree(*group, timeout);
+  if (!status.is_ok()) break_down(status, group.get());
+  return status;
+}
+
+core::Result<std::uint64_t> Channel::scratch_bytes(const worker::Operation& operation) {
+  if (!options_.local || !has_rails(operation.kind)) return std::uint64_t{0};
+  if (Status status = connect(operation.timeout); !status.is_ok()) return status;
+  const std::lock_guard lock(mutex_);
   if (!local_ || !local_->takes(operation)) return std::uint64_t{0};
   return staging::scratch_bytes(operation, local_->topology(), local_->limits());
 }
@@ -179,12 +184,13 @@ intranode::Patience Channel::patience_until(core::Deadline deadline) const {
 /// The ranks of a node check nothing when their GPUs meet, and two nodes see each other's sums only.
 core::Status Channel::witness(const std::shared_ptr<Staged>& staged, const worker::Operation& operation,
                               engine::Group& group) {
-  group.submit(witness_of(operation), [channel = shared_from_this(), staged](const worker::Outcome& outcome) {
-    if (outcome.status.is_ok()) return;
-    staged->set_failed(outcome.status);
-    const std::lock_guard progress(channel->progress_mutex_);
-    channel->fail_local(outcome.status);
-  });
+  group.submit(witness_of(operation, local_->topology()),
+               [channel = shared_from_this(), staged](const worker::Outcome& outcome) {
+                 if (outcome.status.is_ok()) return;
+                 staged->set_failed(outcome.status);
+                 const std::lock_guard progress(channel->progress_mutex_);
+                 channel->fail_local(outcome.status);
+               });
   return {};
 }
 
@@ -204,6 +210,9 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, Request& reques
 
   const bool rails = local_ && local_->takes(request.operation);
   const Limits& limits = local_ ? local_->limits() : options_.limits;
+  if (rails && is_pairwise(request.operation.kind))
+    if (const Status status = check_pairs(request.operation, local_->topology()); !status.is_ok())
+      return Status(status.code(), request.what + ": " + std::string(status.message()));
   std::vector<Slice> slices = rails ? cut_for_rails(request.operation, local_->topology(), limits, request.scratch)
                                     : cut(request.operation, group.rank(), group.size(), limits);
   if (rails) {
@@ -252,7 +261,14 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, Request& reques
 /// On one node: nothing to stage, no flags.
 core::Status Channel::put_within(const std::shared_ptr<Staged>& staged, const Slice& slice) {
   if (Status status = device_->wait(out_, staged->start_); !status.is_ok()) return status;
+  if (Status status = move(slice, out_); !status.is_ok()) return status;
   return local_->run(slice.after, intranode::Lane::kOut, out_, patience_until(staged->deadline_));
+}
+
+core::Status Channel::move(const Slice& slice, device::Stream stream) {
+  for (const Move& move : slice.moves)
+    if (Status status = device_->copy_within(stream, move.to, move.from, move.bytes); !status.is_ok()) return status;
+  return {};
 }
 
 core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice, engine::Group& group) {
@@ -288,6 +304,11 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
     slices_done_.push_back(false);
   }
   if (Status status = device_->write_flag(in_, ready_, word_of(number)); !status.is_ok()) return status;
+  if (Status status = move(slice, in_); !status.is_ok()) return status;
+  if (slice.beside.kind != Step::Kind::kNone)
+    if (Status status = local_->run(slice.beside, intranode::Lane::kIn, in_, patience_until(staged->deadline_));
+        !status.is_ok())
+      return status;
   auto arrived = events_->take();
   if (!arrived.is_ok()) return arrived.status();
   open_ways_.push_back(

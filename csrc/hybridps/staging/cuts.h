@@ -1,8 +1,9 @@
-// hybridps/staging/cuts.h: where slices and rails of an operation begin.
+// hybridps/staging/cuts.h: where slices and rails of an operation begin, and where they lie.
 //
 // Threads  pure functions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -22,6 +23,30 @@ inline std::uint64_t sum(const std::vector<std::uint64_t>& values) {
   std::uint64_t total = 0;
   for (const std::uint64_t value : values) total += value;
   return total;
+}
+
+/// A run of device memory.
+struct Run {
+  std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+  int piece = -1;            // of the tensors; none: scratch
+  std::uint64_t inside = 0;  // the piece
+};
+using Runs = std::vector<Run>;
+
+/// Where [from, to) of the concatenation of `pieces` lies: in order.
+inline Runs runs(const std::vector<worker::Piece>& pieces, std::uint64_t from, std::uint64_t to) {
+  Runs result;
+  std::uint64_t begin = 0;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const std::uint64_t end = begin + pieces[i].bytes;
+    const std::uint64_t first = from > begin ? from : begin;
+    const std::uint64_t last = to < end ? to : end;
+    if (first < last)
+      result.push_back({pieces[i].data + (first - begin), last - first, static_cast<int>(i), first - begin});
+    begin = end;
+  }
+  return result;
 }
 
 /// Where slice `i` of `count` begins in `bytes`.

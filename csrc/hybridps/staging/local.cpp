@@ -216,7 +216,10 @@ bool Local::takes(const worker::Operation& operation) const noexcept {
   if (!has_rails(operation.kind)) return false;
   switch (operation.kind) {
     case schedule::Kind::kAllGather:
-    case schedule::Kind::kBroadcast: return true;
+    case schedule::Kind::kBroadcast:
+    case schedule::Kind::kGather:
+    case schedule::Kind::kScatter:
+    case schedule::Kind::kAllToAll: return true;
     default: break;
   }
   // An average between nodes is done in two steps (rails.cpp).
@@ -235,7 +238,7 @@ core::Status Local::run(const Step& step, intranode::Lane lane, device::Stream s
     case Step::Kind::kAllReduce: return group_->all_reduce(lane, stream, step.parts, step.reduction, patience);
     case Step::Kind::kReduce: return group_->reduce(lane, stream, step.parts, step.reduction, patience);
     case Step::Kind::kSpread: return group_->spread(lane, stream, step.parts, patience);
-    case Step::Kind::kCollect: return group_->collect(lane, stream, step.parts, step.root, patience);
+    case Step::Kind::kExchange: return group_->exchange(lane, stream, step.messages, patience);
   }
   return {};
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "hybridps/staging/cuts.h"
+#include "hybridps/staging/pairs.h"
 
 namespace hybridps::staging {
 namespace {
@@ -19,29 +20,6 @@ using worker::Piece;
 constexpr std::uint64_t kSmallestRailBytes = 4096;
 
 Piece at(std::uint64_t offset, std::uint64_t bytes) { return {reinterpret_cast<std::byte*>(offset), bytes}; }
-
-struct Run {
-  std::byte* data = nullptr;
-  std::uint64_t bytes = 0;
-  int piece = -1;            // of the tensors; none: scratch
-  std::uint64_t inside = 0;  // the piece
-};
-using Runs = std::vector<Run>;
-
-/// Where [from, to) of the concatenation of `pieces` lies: in order.
-Runs runs(const std::vector<Piece>& pieces, std::uint64_t from, std::uint64_t to) {
-  Runs result;
-  std::uint64_t begin = 0;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const std::uint64_t end = begin + pieces[i].bytes;
-    const std::uint64_t first = std::max(from, begin);
-    const std::uint64_t last = std::min(to, end);
-    if (first < last)
-      result.push_back({pieces[i].data + (first - begin), last - first, static_cast<int>(i), first - begin});
-    begin = end;
-  }
-  return result;
-}
 
 Runs one(std::byte* data, std::uint64_t bytes) { return bytes > 0 ? Runs{{data, bytes}} : Runs{}; }
 
@@ -69,7 +47,7 @@ class StepBuilder {
       step_.parts.push_back(part);
       f.advance(run);
       t.advance(run);
-      assert(step_.kind == Step::Kind::kCollect || common.is_over() || common.done == 0);
+      assert(common.is_over() || common.done == 0);
     }
   }
   Step take() { return step_.parts.empty() ? Step{} : std::move(step_); }
@@ -248,7 +226,8 @@ Slice reduce(const Operation& o, const Place& place, std::uint64_t from, std::ui
   const bool root_node = place.topology.node_of(o.root) == place.node;
   std::uint64_t mine = 0;
   StepBuilder before(Step::Kind::kReduce);
-  StepBuilder after(Step::Kind::kCollect);
+  Step after;
+  if (root_node && place.locals > 1) after.kind = Step::Kind::kExchange;
   for_rails(slice.operation.rail_bytes, [&](int rail, std::uint64_t begin, std::uint64_t end) {
     const std::uint64_t bytes = end - begin;
     const int local = place.local_of_rail(rail);
@@ -261,12 +240,13 @@ Slice reduce(const Operation& o, const Place& place, std::uint64_t from, std::ui
       if (root_node) add_copies(slice.out, root ? output : sum_at, mine);
       mine += bytes;
     }
-    if (root_node && place.locals > 1 && local != place.topology.local_index(o.root)) {
+    const int to = place.topology.local_index(o.root);
+    if (root_node && local != to && (root || local == place.index)) {
       std::uint64_t done = 0;
       for (const Run& run : input) {  // cut as on every rank
-        const std::uint64_t at = from + begin + done;
-        after.add(local, sum_at.empty() ? sum_at : one(sum_at.front().data + done, run.bytes),
-                  root ? runs(o.output, at, at + run.bytes) : output, run.bytes);
+        for (const Run& here : runs(o.output, from + begin + done, from + begin + done + run.bytes))
+          if (root) after.messages.push_back({local, here.bytes, nullptr, here.data});
+        if (!root) after.messages.push_back({to, run.bytes, sum_at.front().data + done, nullptr});
         done += run.bytes;
       }
     }
@@ -276,10 +256,7 @@ Slice reduce(const Operation& o, const Place& place, std::uint64_t from, std::ui
   if (place.locals == 1) return slice;
   before.step().reduction = inside(o, place.topology);
   slice.before = before.take();
-  if (root_node) {
-    after.step().root = place.topology.local_index(o.root);
-    slice.after = after.take();
-  }
+  slice.after = std::move(after);
   return slice;
 }
 
@@ -484,7 +461,7 @@ bool has_rails(schedule::Kind kind) noexcept {
     case Kind::kReduceScatter:
     case Kind::kBroadcast:
     case Kind::kAllGather: return true;
-    default: return false;
+    default: return is_pairwise(kind);
   }
 }
 
@@ -501,6 +478,10 @@ std::vector<Slice> cut_for_rails(const Operation& o, const Topology& topology, c
                                  std::byte* scratch) {
   const Place place(topology);
   std::vector<Slice> slices;
+  if (is_pairwise(o.kind)) {
+    slices.push_back(cut_pairs(o, topology));
+    return slices;
+  }
   if (topology.nodes() == 1) {
     slices.push_back(within(o, place));
     return slices;
@@ -523,12 +504,19 @@ std::vector<Slice> cut_for_rails(const Operation& o, const Topology& topology, c
   return slices;
 }
 
-worker::Operation witness_of(const Operation& o) {
+worker::Operation witness_of(const Operation& o, const Topology& topology) {
   Operation witness = o;
   witness.input.clear();
   witness.output.clear();
   witness.input_bytes.clear();
   witness.output_bytes.clear();
+  if (is_pairwise(o.kind)) {
+    // Ranks have different sizes in mind: those of a node compare what they have for each other.
+    witness.scope = schedule::Scope::kWitness;
+    witness.input_bytes = sizes_for_engine(o, topology, o.input, o.input_bytes);
+    witness.output_bytes = sizes_for_engine(o, topology, o.output, o.output_bytes);
+    return witness;
+  }
   witness.scope = schedule::Scope::kWitness;
   witness.total_bytes = total_of(o);
   // The sizes per rank, where the operation has them, take the place of the root, which it then has not.

@@ -9,6 +9,7 @@
 //            out      back to the device
 //            after    inside the node: from each rail's rank to all
 //          On one node: one step, nothing else. A node of one rank has nothing to do before and after.
+//          What pairs of ranks exchange has no rails: pairs.h.
 // Agreement the ranks of a node make the same steps with the same parts: they depend on the operation's sizes, the topology
 //          and Limits, and on how the tensors are cut into pieces, which all ranks must do alike (torch: one per tensor).
 #pragma once
@@ -35,6 +36,6 @@ std::vector<Slice> cut_for_rails(const worker::Operation& operation, const sched
                                  const Limits& limits, std::byte* scratch);
 
 /// The operation as ranks compare it when the call is made.
-worker::Operation witness_of(const worker::Operation& operation);
+worker::Operation witness_of(const worker::Operation& operation, const schedule::Topology& topology);
 
 }  // namespace hybridps::staging

@@ -27,13 +27,20 @@ struct Copy {
   std::uint64_t bytes = 0;
 };
 
-/// Work of a LocalGroup (staging/rails.h).
+/// From one place of the device to another.
+struct Move {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+/// Work of a LocalGroup (staging/rails.h, staging/pairs.h).
 struct Step {
-  enum class Kind : std::uint8_t { kNone, kAllReduce, kReduce, kSpread, kCollect };
+  enum class Kind : std::uint8_t { kNone, kAllReduce, kReduce, kSpread, kExchange };
   Kind kind = Kind::kNone;
   std::vector<intranode::Part> parts;
   intranode::Reduction reduction;
-  int root = -1;  // kCollect: local
+  std::vector<intranode::Message> messages;  // kExchange
 };
 
 struct Slice {
@@ -43,7 +50,9 @@ struct Slice {
   std::vector<Copy> out;            // to the device, after it
   Step before = {};                 // on the way in, before the copies
   Step after = {};                  // on the way out, after them
-  bool crosses = true;              // between nodes; else the step after is all there is
+  Step beside = {};                 // while it is between nodes: on the way in, after the copies
+  std::vector<Move> moves = {};     // with the step beside it
+  bool crosses = true;              // between nodes; else the steps after and beside are all there is
 
   /// Its staging is at `base`.
   void bind(std::byte* base);

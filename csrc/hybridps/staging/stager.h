@@ -14,7 +14,7 @@
 // Owner    the caller holds Channels and Staged; the Stager keeps a channel for as long as something is under way on it.
 // Threads  every method from any thread; calls to one channel go one after the other. Blocking: none waits for the
 //          device or the network but Staged::wait() and stop(), enqueue() where memory could not be pinned, and the
-//          first collective of a channel that may have Local.
+//          first collective of a channel that may have Local (or connect() before it).
 // Failures an operation that fails (deadline, dead peer, abort) still moves its flags, so no stream hangs; what it
 //          leaves in the device's memory is undefined. It is reported by Staged::status(), and once by the channel's
 //          next enqueue() if nobody has asked. A device that has failed, or a caller's stream that does not get to
@@ -145,7 +145,10 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   /// Everything is on the streams when it returns. Errors: the group or the device has failed, the stream is being
   /// captured, memory is short; then nothing of this operation will be done.
   core::Result<std::shared_ptr<Staged>> enqueue(Request request);
-  /// Device memory that enqueue() needs for it beside the tensors. The first call is a collective of the group (Local).
+  /// What the first collective would do besides: the ranks agree about Local and make it. A collective of the group.
+  /// Does nothing when it has been done.
+  core::Status connect(std::chrono::milliseconds timeout);
+  /// Device memory that enqueue() needs for it beside the tensors. Connects.
   core::Result<std::uint64_t> scratch_bytes(const worker::Operation& operation);
   /// Whether collectives go by way of a LocalGroup; false before the first.
   bool has_local() const;
@@ -186,6 +189,7 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   core::Status put_in(const std::shared_ptr<Staged>& staged, Slice slice, engine::Group& group);
   /// The first of open_ways_, which is not among them any more even if it fails.
   core::Status put_next_out();
+  core::Status move(const Slice& slice, device::Stream stream);
   core::Status end(Staged& staged);  // mutex_ held
   core::Status complete_enqueue(Staged& staged);
   core::Status make_room(std::uint64_t slice_bytes, std::uint64_t operation_bytes);

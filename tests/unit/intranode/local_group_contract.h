@@ -22,6 +22,7 @@ using namespace hybridps;
 using namespace std::chrono_literals;
 using intranode::Lane;
 using intranode::LocalGroup;
+using intranode::Message;
 using intranode::Part;
 using intranode::Patience;
 using intranode::Reduction;
@@ -187,8 +188,7 @@ TEMPLATE_TEST_CASE("intranode/local_group: each part's sum comes to its rank and
   }
 }
 
-TEMPLATE_TEST_CASE("intranode/local_group: sums to all and parts to one", "[intranode][fast]",
-                   HYBRIDPS_LOCAL_BACKENDS) {
+TEMPLATE_TEST_CASE("intranode/local_group: sums to all", "[intranode][fast]", HYBRIDPS_LOCAL_BACKENDS) {
   using namespace local_group_contract;
   constexpr std::size_t kCount = 500;
   for (const int size : {2, 3}) {
@@ -206,13 +206,7 @@ TEMPLATE_TEST_CASE("intranode/local_group: sums to all and parts to one", "[intr
       const Reduction average{core::DType::kFloat32, core::ReduceOp::kAvg, 1.0};
       if (core::Status s = rank.group->all_reduce(Lane::kOut, rank.streams[1], whole, average, patience()); !s.is_ok())
         return s;
-      // Each rank's tenth to rank 1.
-      std::vector<Part> parts;
-      for (int from = 0; from < size; ++from)
-        parts.push_back({from, 50 * sizeof(float),
-                         from == r ? rank.bytes_at(50 * static_cast<std::size_t>(r)) : nullptr,
-                         r == 1 ? rank.bytes_at(2 * kOut + 50 * static_cast<std::size_t>(from)) : nullptr, false});
-      return rank.group->collect(Lane::kIn, rank.streams[0], parts, 1, patience());
+      return {};
     });
     bench.finish();
     for (std::size_t r = 0; r < bench.ranks.size(); ++r) {
@@ -223,11 +217,52 @@ TEMPLATE_TEST_CASE("intranode/local_group: sums to all and parts to one", "[intr
         REQUIRE(got[i] == Approx(expected));
       }
     }
-    for (int from = 0; from < size; ++from) {
-      if (from == 1) continue;  // the root's own is where it was
-      const auto at = 50 * static_cast<std::size_t>(from);
-      const Values got = bench.read(1, 2 * kOut + at, 50);
-      for (std::size_t i = 0; i < 50; ++i) REQUIRE(got[i] == value(from, at + i));
+  }
+}
+
+TEMPLATE_TEST_CASE("intranode/local_group: each rank has something for some others, or nothing", "[intranode][fast]",
+                   HYBRIDPS_LOCAL_BACKENDS) {
+  using namespace local_group_contract;
+  // From rank a to rank b: elements; rank 2 has nothing for anybody, rank 0 two messages for rank 1.
+  const auto length = [](int a, int b) { return a == 2 ? std::size_t{0} : std::size_t{50} * (1 + a + 2 * b); };
+  for (const int size : {2, 3}) {
+    Bench<TestType> bench(size);
+    if (!bench.is_here()) return;
+    bench.each([&](int r, auto& rank) -> core::Status {
+      for (std::size_t i = 0; i < kOut; ++i) *rank.at(i) = value(r, i);
+      for (int round = 0; round < 2; ++round) {
+        std::vector<Message> messages;
+        const auto add = [&](int peer, std::size_t count, std::size_t at, bool sends) {
+          if (count == 0) return;
+          std::byte* const data = rank.bytes_at(at);
+          messages.push_back({peer, count * sizeof(float), sends ? data : nullptr, sends ? nullptr : data});
+        };
+        for (int peer = 0; peer < size; ++peer) {
+          if (peer == r) continue;
+          const auto out = static_cast<std::size_t>(1000 * peer);
+          const auto in = kOut + static_cast<std::size_t>(1000 * peer);
+          add(peer, length(r, peer), out, true);
+          if (r == 0 && peer == 1) add(peer, 7, out + 600, true);
+          add(peer, length(peer, r), in, false);
+          if (r == 1 && peer == 0) add(peer, 7, in + 600, false);
+        }
+        if (core::Status s = rank.group->exchange(Lane::kOut, rank.streams[1], messages, patience()); !s.is_ok())
+          return s;
+      }
+      return {};
+    });
+    bench.finish();
+    for (int r = 0; r < size; ++r) {
+      for (int peer = 0; peer < size; ++peer) {
+        if (peer == r) continue;
+        const auto from = static_cast<std::size_t>(1000 * r);
+        const auto to = kOut + static_cast<std::size_t>(1000 * peer);
+        const Values got = bench.read(static_cast<std::size_t>(r), to, length(peer, r));
+        for (std::size_t i = 0; i < got.size(); ++i) REQUIRE(got[i] == value(peer, from + i));
+        if (r != 1 || peer != 0) continue;
+        const Values second = bench.read(1, to + 600, 7);
+        for (std::size_t i = 0; i < second.size(); ++i) REQUIRE(second[i] == value(0, from + 600 + i));
+      }
     }
   }
 }

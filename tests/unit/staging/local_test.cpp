@@ -180,7 +180,7 @@ TEST_CASE("staging/local: ranks that cannot have it all go through shared memory
       c.change(group->rank(), options, card, hub);
       all.emplace_back(group, card, options);
     }
-    agree(all);
+    connect(all);
     std::vector<Part> parts;
     for (Rank& rank : all) {
       CHECK(rank.refused.to_string() == "ok");
@@ -204,16 +204,7 @@ TEST_CASE("staging/local: a library that fails on one rank is left alone by all"
     options.local = local_of(hub, FakeLocalOptions{"fake library 1", group->rank() == 3});
     all.emplace_back(group, fake(static_cast<std::uint64_t>(group->rank())), options);
   }
-  // Its neighbour waits for it, for half of the operation's time.
-  std::vector<std::thread> threads;
-  for (Rank& rank : all)
-    threads.emplace_back([&rank] {
-      worker::Operation operation;
-      operation.kind = Kind::kAllReduce;
-      operation.timeout = 2s;
-      rank.refused = rank.channel->scratch_bytes(operation).status();
-    });
-  for (std::thread& thread : threads) thread.join();
+  connect(all, 2s);  // its neighbour waits for it, for half of that
   std::vector<Part> parts;
   for (Rank& rank : all) {
     CHECK(rank.refused.to_string() == "ok");
@@ -224,6 +215,70 @@ TEST_CASE("staging/local: a library that fails on one rank is left alone by all"
   }
   for (Rank& rank : all) REQUIRE(eventually([&] { return rank.over->load() == 1; }));
   for (const Part& part : parts) CHECK((*part.output == part.expected));
+}
+
+TEST_CASE("staging/local: channels connect before the first collective or with it", "[staging][fast]") {
+  for (const auto& layout : {std::vector<int>{0, 0, 0}, std::vector<int>{0, 0, 1}}) {
+    for (const bool before : {true, false}) {
+      ClusterThread cluster(nodes(layout, 3));
+      const Hub hub = FakeLocalGroups::make_hub();
+      std::vector<Rank> all;
+      for (auto& group : ClusterGroup::open(cluster)) {
+        ChannelOptions options = small();
+        options.local = local_of(hub);
+        all.emplace_back(group, fake(static_cast<std::uint64_t>(group->rank())), options);
+      }
+      for (const Rank& rank : all) CHECK_FALSE(rank.channel->has_local());
+      if (before) {
+        for (int twice = 0; twice < 2; ++twice) {
+          connect(all);
+          for (const Rank& rank : all) CHECK(rank.refused.to_string() == "ok");
+        }
+        for (const Rank& rank : all) CHECK(rank.channel->has_local());
+        CHECK(FakeLocalGroups::calls(*hub) == 0);
+      }
+      std::vector<Part> parts;
+      for (Rank& rank : all) {
+        parts.push_back(make(Kind::kAllToAll, rank.group->rank(), cluster.size(), 500, 1));
+        *parts.back().input = parts.back().given_input;
+      }
+      std::vector<std::shared_ptr<Staged>> staged(all.size());
+      if (before) {  // nobody waits in the call: one after the other
+        for (std::size_t r = 0; r < all.size(); ++r) staged[r] = all[r].enqueue(parts[r].operation);
+      } else {
+        std::vector<std::thread> threads;
+        for (std::size_t r = 0; r < all.size(); ++r)
+          threads.emplace_back([&, r] { staged[r] = all[r].enqueue(parts[r].operation); });
+        for (std::thread& thread : threads) thread.join();
+      }
+      for (std::size_t r = 0; r < all.size(); ++r) {
+        REQUIRE(staged[r]);
+        REQUIRE(eventually([&] { return staged[r]->is_over(); }));
+        CHECK((*parts[r].output == parts[r].expected));
+        CHECK(all[r].channel->has_local());
+      }
+    }
+  }
+}
+
+TEST_CASE("staging/local: a rank that does not connect is named", "[staging][fast]") {
+  ClusterThread cluster(nodes({0, 0, 1}, 3));
+  const Hub hub = FakeLocalGroups::make_hub();
+  std::vector<Rank> all;
+  for (auto& group : ClusterGroup::open(cluster)) {
+    ChannelOptions options = small();
+    options.local = local_of(hub);
+    all.emplace_back(group, fake(static_cast<std::uint64_t>(group->rank())), options);
+  }
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < 2; ++r)
+    threads.emplace_back([&rank = all[r]] { rank.refused = rank.channel->connect(500ms); });
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t r = 0; r < 2; ++r) {
+    INFO(all[r].refused.to_string());
+    CHECK(all[r].refused.to_string().find("rank 2 (host2)") != std::string::npos);
+    CHECK_FALSE(all[r].channel->connect(500ms).is_ok());
+  }
 }
 
 /// Every rank's first failure.
@@ -239,9 +294,41 @@ std::vector<std::string> failures(std::vector<Rank>& all, const std::vector<std:
   return texts;
 }
 
+TEST_CASE("staging/local: ranks of a node that mean to exchange different sizes are told", "[staging][fast]") {
+  for (const auto& layout : {std::vector<int>{0, 0, 0}, std::vector<int>{0, 0, 1, 1}}) {
+    for (const Kind kind : {Kind::kAllToAll, Kind::kGather, Kind::kScatter}) {
+      INFO(schedule::name_of(kind) << " of " << layout.size());
+      ClusterThread cluster(nodes(layout, 3));
+      const Hub hub = FakeLocalGroups::make_hub();
+      auto all = ranks(cluster, 4, 8, small(), hub);
+      std::vector<Part> parts;
+      std::vector<std::shared_ptr<Staged>> staged;
+      for (Rank& rank : all) {
+        const int r = rank.group->rank();
+        parts.push_back(make(kind, r, cluster.size(), 5000, 2 * static_cast<std::uint32_t>(cluster.size())));  // root 0
+        worker::Operation& o = parts.back().operation;
+        if (r == 1 && kind == Kind::kAllToAll) {  // 4 bytes for rank 2 go to rank 0
+          o.input_bytes[0] += 4;
+          o.input_bytes[2] -= 4;
+        } else if (r == 1) {
+          (kind == Kind::kGather ? o.input : o.output).front().bytes -= 4;
+        }
+        staged.push_back(rank.enqueue(o));
+        if (!staged.back()) CHECK(rank.refused.to_string().find("ranks disagree") != std::string::npos);
+      }
+      for (const std::string& text : failures(all, staged)) {
+        INFO(text);
+        CHECK(text.find("ranks disagree") != std::string::npos);
+        CHECK(text.find("with other sizes per rank") != std::string::npos);
+      }
+    }
+  }
+}
+
 TEST_CASE("staging/local: ranks that call different operations are told", "[staging][fast]") {
   for (const auto& layout : {std::vector<int>{0, 0}, std::vector<int>{0, 0, 1, 1}}) {
-    for (const bool sizes : {true, false}) {
+    for (const Kind others : {Kind::kAllReduce, Kind::kBroadcast, Kind::kAllToAll, Kind::kScatter}) {
+      const bool sizes = others == Kind::kAllReduce;
       ClusterThread cluster(nodes(layout, 3));
       const Hub hub = FakeLocalGroups::make_hub();
       auto all = ranks(cluster, 4, 8, small(), hub);
@@ -249,7 +336,7 @@ TEST_CASE("staging/local: ranks that call different operations are told", "[stag
       std::vector<std::shared_ptr<Staged>> staged;
       for (Rank& rank : all) {
         const bool odd = rank.group->rank() == 1;
-        parts.push_back(make(sizes || !odd ? Kind::kAllReduce : Kind::kBroadcast, rank.group->rank(), cluster.size(),
+        parts.push_back(make(sizes || !odd ? Kind::kAllReduce : others, rank.group->rank(), cluster.size(),
                              sizes && odd ? 5001 : 5000, 1));
         staged.push_back(rank.enqueue(parts.back().operation));
         // Told that early, it may be refused.
@@ -329,7 +416,9 @@ TEST_CASE("staging/local: a dead rank of the same node or another is named and e
         for (Rank& rank : all) {
           const int r = rank.group->rank();
           if (turn >= 5 && r == 1) continue;
-          parts.push_back(make(kKinds[turn % 4], r, cluster.size(), 30000, turn));
+          constexpr Kind kTurns[] = {Kind::kAllReduce, Kind::kAllToAll, Kind::kAllGather, Kind::kReduceScatter,
+                                     Kind::kGather,    Kind::kAllToAll, Kind::kScatter,   Kind::kBroadcast};
+          parts.push_back(make(kTurns[turn % std::size(kTurns)], r, cluster.size(), 30000, turn));
           auto made = rank.enqueue(parts.back().operation);
           if (!made) continue;  // the group has failed already
           REQUIRE(made->wait_on(rank.caller).is_ok());
@@ -360,8 +449,8 @@ TEST_CASE("staging/local: abort in the middle of many operations ends them all",
     for (std::uint32_t turn = 0; turn < 12; ++turn) {
       for (Rank& rank : all) {
         if (turn >= 6 && rank.group->rank() == 0) continue;  // it does not come to the rest
-        parts.push_back(
-            make(turn % 2 == 0 ? Kind::kAllReduce : Kind::kAllGather, rank.group->rank(), cluster.size(), 20000, turn));
+        constexpr Kind kTurns[] = {Kind::kAllReduce, Kind::kAllGather, Kind::kAllToAll};
+        parts.push_back(make(kTurns[turn % 3], rank.group->rank(), cluster.size(), 20000, turn));
         staged.push_back(rank.enqueue(parts.back().operation));
         REQUIRE(staged.back());
       }

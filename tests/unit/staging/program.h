@@ -130,16 +130,10 @@ inline staging::LocalOptions local_of(const Hub& hub, intranode::FakeLocalOption
   return local;
 }
 
-/// The first collective of channels with Local waits for the other ranks': done for all at once.
-inline void agree(std::vector<Rank>& all) {
+/// On a thread each, since every rank waits for the others. Collectives do not wait then.
+inline void connect(std::vector<Rank>& all, std::chrono::milliseconds timeout = 0ms) {
   std::vector<std::thread> threads;
-  for (Rank& rank : all)
-    threads.emplace_back([&rank] {
-      worker::Operation operation;
-      operation.kind = Kind::kAllReduce;
-      const auto bytes = rank.channel->scratch_bytes(operation);
-      rank.refused = bytes.status();
-    });
+  for (Rank& rank : all) threads.emplace_back([&rank, timeout] { rank.refused = rank.channel->connect(timeout); });
   for (std::thread& thread : threads) thread.join();
 }
 
@@ -152,7 +146,7 @@ inline std::vector<Rank> ranks(ClusterThread& cluster, std::uint64_t seed, int q
     made.emplace_back(group, fake(seed * 100 + static_cast<std::uint64_t>(group->rank()), queues), options);
   }
   if (!hub) return made;
-  agree(made);
+  connect(made);
   for (const Rank& rank : made) REQUIRE(rank.refused.to_string() == "ok");
   return made;
 }
@@ -258,11 +252,25 @@ inline Part make(Kind kind, int me, int size, std::size_t count, std::uint32_t t
   part.input->assign(part.given_input.size(), -1);
   part.output->assign(part.given_output.size(), -1);
   if (!part.given_input.empty()) o.input = {piece(*part.input)};
+  // A piece per rank, as lists of tensors have, or one.
+  const auto by_rank = [&](Values& values, const std::vector<std::uint64_t>& sizes) {
+    if (sizes.empty() || turn % 2 == 0) return std::vector<worker::Piece>{piece(values)};
+    std::vector<worker::Piece> pieces;
+    std::size_t at = 0;
+    for (const std::uint64_t size_of_part : sizes) {
+      pieces.push_back(piece(values, at, size_of_part / sizeof(std::int32_t)));
+      at += size_of_part / sizeof(std::int32_t);
+    }
+    return pieces;
+  };
   // Two pieces, as coalesced calls have: of each rank's part, where ranks have parts.
   const auto halves = [](Values& values, std::size_t at, std::size_t whole) {
     return std::vector<worker::Piece>{piece(values, at, whole / 3), piece(values, at + whole / 3, whole - whole / 3)};
   };
-  if (!part.given_output.empty()) o.output = halves(*part.output, 0, part.output->size());
+  const bool pairwise = kind == Kind::kGather || kind == Kind::kScatter || kind == Kind::kAllToAll;
+  if (pairwise && !part.given_input.empty()) o.input = by_rank(*part.input, o.input_bytes);
+  if (!part.given_output.empty())
+    o.output = pairwise ? by_rank(*part.output, o.output_bytes) : halves(*part.output, 0, part.output->size());
   if (kind == Kind::kReduce) o.input = halves(*part.input, 0, count);
   if (kind == Kind::kReduceScatter) {
     o.input.clear();

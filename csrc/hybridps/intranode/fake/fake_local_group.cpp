@@ -1,5 +1,6 @@
 #include "hybridps/intranode/fake/fake_local_group.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -16,17 +17,17 @@ namespace {
 using core::Code;
 using core::Status;
 
-enum class Call { kAllReduce, kReduce, kSpread, kCollect };
+enum class Call { kAllReduce, kReduce, kSpread, kExchange };
 
 struct Work {
   Call call = Call::kAllReduce;
   std::vector<Part> parts;
   Reduction reduction;
-  int root = -1;
+  std::vector<Message> messages;
 
   bool is_like(const Work& other) const {
-    if (call != other.call || parts.size() != other.parts.size() || root != other.root ||
-        reduction.dtype != other.reduction.dtype || reduction.op != other.reduction.op)
+    if (call != other.call || parts.size() != other.parts.size() || reduction.dtype != other.reduction.dtype ||
+        reduction.op != other.reduction.op)
       return false;
     for (std::size_t i = 0; i < parts.size(); ++i)
       if (parts[i].rank != other.parts[i].rank || parts[i].bytes != other.parts[i].bytes ||
@@ -38,14 +39,35 @@ struct Work {
   bool is_true() const {
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (!parts[i].follows) continue;
-      if (i == 0 || call == Call::kCollect) return false;
+      if (i == 0) return false;
       const Part& before = parts[i - 1];
       if (call == Call::kSpread ? before.to + before.bytes != parts[i].to : before.from + before.bytes != parts[i].from)
         return false;
     }
     return true;
   }
+  /// What it has for `peer`, or awaits from it.
+  std::vector<Message> with(std::size_t peer, bool sends) const {
+    std::vector<Message> result;
+    for (const Message& m : messages)
+      if (m.peer == static_cast<int>(peer) && (m.from != nullptr) == sends) result.push_back(m);
+    return result;
+  }
 };
+
+/// Whether what is sent is what is awaited.
+bool pair_up(const std::vector<Work>& work) {
+  for (std::size_t a = 0; a < work.size(); ++a) {
+    for (const Message& m : work[a].messages)
+      if (m.bytes == 0 || (m.from == nullptr) == (m.to == nullptr) || m.peer < 0 || m.peer == static_cast<int>(a) ||
+          static_cast<std::size_t>(m.peer) >= work.size())
+        return false;
+    for (std::size_t b = 0; b < work.size(); ++b)
+      if (!std::ranges::equal(work[a].with(b, true), work[b].with(a, false), {}, &Message::bytes, &Message::bytes))
+        return false;
+  }
+  return true;
+}
 
 /// One lane of one group: where the ranks' kernels meet.
 struct Meeting {
@@ -95,6 +117,7 @@ class FakeLocalHub : core::Pinned {
   }
   std::atomic<int> mismatches{0};
   std::atomic<int> calls{0};
+  std::atomic<std::uint64_t> exchanged_bytes{0};
 
  private:
   std::mutex mutex_;
@@ -113,9 +136,8 @@ std::vector<std::pair<std::byte*, std::vector<std::byte>>> results_of(const std:
     const Part& part = mine.parts[i];
     const auto holder = static_cast<std::size_t>(part.rank);
     const bool sums = mine.call == Call::kAllReduce || mine.call == Call::kReduce;
-    const bool ends_here = mine.call == Call::kAllReduce || mine.call == Call::kSpread ||
-                           (mine.call == Call::kReduce && holder == me) ||
-                           (mine.call == Call::kCollect && mine.root == static_cast<int>(me) && holder != me);
+    const bool ends_here =
+        mine.call == Call::kAllReduce || mine.call == Call::kSpread || (mine.call == Call::kReduce && holder == me);
     if (part.bytes == 0 || !ends_here) continue;
     std::vector<std::byte> out(part.bytes);
     if (sums) {
@@ -134,6 +156,12 @@ std::vector<std::pair<std::byte*, std::vector<std::byte>>> results_of(const std:
       std::memcpy(out.data(), work[holder].parts[i].from, part.bytes);
     }
     results.emplace_back(part.to, std::move(out));
+  }
+  for (std::size_t peer = 0; peer < work.size(); ++peer) {
+    const std::vector<Message> sent = work[peer].with(me, true);
+    const std::vector<Message> received = mine.with(peer, false);
+    for (std::size_t i = 0; i < sent.size(); ++i)
+      results.emplace_back(received[i].to, std::vector<std::byte>(sent[i].from, sent[i].from + sent[i].bytes));
   }
   return results;
 }
@@ -156,7 +184,7 @@ void meet(Meeting& meeting, FakeLocalHub& hub, std::uint64_t number, std::size_t
   };
   if (!all(turn.here)) return;
   for (const Work& work : turn.work) {
-    if (work.is_like(turn.work.front()) && work.is_true()) continue;
+    if (work.is_like(turn.work.front()) && work.is_true() && pair_up(turn.work)) continue;
     if (!std::exchange(turn.counted, true)) hub.mismatches.fetch_add(1);
     turn.dead = true;
     all(turn.here);
@@ -187,17 +215,19 @@ class FakeLocalGroup final : public LocalGroup {
 
   Status all_reduce(Lane lane, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
                     const Patience&) override {
-    return put(lane, stream, {Call::kAllReduce, {parts.begin(), parts.end()}, reduction, -1});
+    return put(lane, stream, {Call::kAllReduce, {parts.begin(), parts.end()}, reduction, {}});
   }
   Status reduce(Lane lane, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
                 const Patience&) override {
-    return put(lane, stream, {Call::kReduce, {parts.begin(), parts.end()}, reduction, -1});
+    return put(lane, stream, {Call::kReduce, {parts.begin(), parts.end()}, reduction, {}});
   }
   Status spread(Lane lane, device::Stream stream, std::span<const Part> parts, const Patience&) override {
-    return put(lane, stream, {Call::kSpread, {parts.begin(), parts.end()}, {}, -1});
+    return put(lane, stream, {Call::kSpread, {parts.begin(), parts.end()}, {}, {}});
   }
-  Status collect(Lane lane, device::Stream stream, std::span<const Part> parts, int root, const Patience&) override {
-    return put(lane, stream, {Call::kCollect, {parts.begin(), parts.end()}, {}, root});
+  Status exchange(Lane lane, device::Stream stream, std::span<const Message> messages, const Patience&) override {
+    for (const Message& m : messages)
+      if (m.from != nullptr) hub_->exchanged_bytes.fetch_add(m.bytes);
+    return put(lane, stream, {Call::kExchange, {}, {}, {messages.begin(), messages.end()}});
   }
   Status poll() override {
     for (const auto& meeting : meetings_) {
@@ -245,6 +275,7 @@ FakeLocalGroups::FakeLocalGroups(std::shared_ptr<FakeLocalHub> hub, FakeLocalOpt
 std::shared_ptr<FakeLocalHub> FakeLocalGroups::make_hub() { return std::make_shared<FakeLocalHub>(); }
 int FakeLocalGroups::mismatches(const FakeLocalHub& hub) { return hub.mismatches.load(); }
 int FakeLocalGroups::calls(const FakeLocalHub& hub) { return hub.calls.load(); }
+std::uint64_t FakeLocalGroups::exchanged_bytes(const FakeLocalHub& hub) { return hub.exchanged_bytes.load(); }
 bool FakeLocalGroups::is_one_order(FakeLocalHub& hub) { return hub.is_one_order(); }
 
 bool FakeLocalGroups::can_reduce(core::DType dtype, core::ReduceOp op) const noexcept {

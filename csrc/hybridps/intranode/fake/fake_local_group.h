@@ -33,6 +33,8 @@ class FakeLocalGroups final : public LocalGroups {
   static int mismatches(const FakeLocalHub& hub);
   /// Calls that were put on streams, over all groups of the hub and all ranks.
   static int calls(const FakeLocalHub& hub);
+  /// What was sent by exchange(), over all groups of the hub.
+  static std::uint64_t exchanged_bytes(const FakeLocalHub& hub);
   /// Whether the ranks of each group made their calls, of both lanes, in one order.
   static bool is_one_order(FakeLocalHub& hub);
 

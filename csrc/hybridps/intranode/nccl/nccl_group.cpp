@@ -300,16 +300,13 @@ class NcclGroup final : public LocalGroup {
     });
   }
 
-  Status collect(Lane lane, device::Stream stream, std::span<const Part> parts, int root,
-                 const Patience& patience) override {
+  Status exchange(Lane lane, device::Stream stream, std::span<const Message> messages,
+                  const Patience& patience) override {
     return launch(lane, "ncclSend/ncclRecv", nullptr, patience, [&](ncclComm_t comm, const Native&) -> Status {
-      for (const Part& part : parts) {
-        if (part.bytes == 0 || part.rank == root) continue;
-        Status status;
-        if (rank_ == root)
-          status = check(api_.recv(part.to, part.bytes, ncclInt8, part.rank, comm, cuda(stream)), "ncclRecv", comm);
-        else if (rank_ == part.rank)
-          status = check(api_.send(part.from, part.bytes, ncclInt8, root, comm, cuda(stream)), "ncclSend", comm);
+      for (const Message& m : messages) {
+        Status status = m.from != nullptr
+                            ? check(api_.send(m.from, m.bytes, ncclInt8, m.peer, comm, cuda(stream)), "ncclSend", comm)
+                            : check(api_.recv(m.to, m.bytes, ncclInt8, m.peer, comm, cuda(stream)), "ncclRecv", comm);
         if (!status.is_ok()) return status;
       }
       return {};

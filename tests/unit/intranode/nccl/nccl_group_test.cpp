@@ -227,12 +227,13 @@ TEST_CASE("intranode/nccl: equal parts in a row are one call and others one each
   REQUIRE(group->spread(Lane::kOut, {}, spreads, patience()).is_ok());
   CHECK(script.calls() ==
         Calls{"start", "all_gather 1040>1000 x40", "broadcast 500>1080 x8 r1", "broadcast 1088>1088 x12 r0", "end"});
-  const Part collected[] = {{0, 16, nullptr, nullptr, false}, {1, 24, at(600), nullptr, false}};
-  REQUIRE(group->collect(Lane::kOut, {}, collected, 0, patience()).is_ok());
-  CHECK(script.calls() == Calls{"start", "send 600 x24 to 0", "end"});
-  const Part received[] = {{0, 16, nullptr, at(700), false}, {1, 24, nullptr, at(716), false}};
-  REQUIRE(group->collect(Lane::kOut, {}, received, 1, patience()).is_ok());
-  CHECK(script.calls() == Calls{"start", "recv 700 x16 from 0", "end"});
+  const Message messages[] = {
+      {0, 24, at(600), nullptr}, {2, 8, nullptr, at(700)}, {0, 16, nullptr, at(708)}, {0, 4, at(624), nullptr}};
+  REQUIRE(group->exchange(Lane::kOut, {}, messages, patience()).is_ok());
+  CHECK(script.calls() ==
+        Calls{"start", "send 600 x24 to 0", "recv 700 x8 from 2", "recv 708 x16 from 0", "send 624 x4 to 0", "end"});
+  REQUIRE(group->exchange(Lane::kOut, {}, {}, patience()).is_ok());
+  CHECK(script.calls() == Calls{"start", "end"});
   CHECK(script.kept.touched_while_busy == 0);
   CHECK(script.kept.depth == 0);
   CHECK(script.kept.elsewhere == 0);

@@ -160,7 +160,38 @@ def nothing_through_shared_memory(rank, world, device):
         t = numbers(1_000_000, rank, turn, torch.float32, device)
         dist.all_reduce(t)
         equal("all_reduce", t, total(1_000_000, world, turn, torch.float32))
+        given = numbers(1000 * world, rank, turn, torch.float32, device)
+        got = torch.empty_like(given)
+        dist.all_to_all_single(got, given)
+        everyone = [numbers(1000 * world, r, turn, torch.float32, "cpu") for r in range(world)]
+        equal("all_to_all_single", got, torch.cat([v[1000 * rank : 1000 * (rank + 1)] for v in everyone]))
     assert moved() == before
+
+
+def connected_early(rank, world, device):
+    """As torch does with device_id: then collectives, also of a group that was split off."""
+    dist.group.WORLD._get_backend(torch.device("cpu")).eager_connect_single_device(torch.device(device))
+    done = every_collective(rank, world, device, [torch.float32], SIZES)
+    child = dist.split_group(split_ranks=[list(range(world))])
+    t = numbers(1000, rank, 1, torch.float32, device)
+    dist.all_reduce(t, group=child)
+    equal("all_reduce of a split group", t, total(1000, world, 1, torch.float32))
+    return done
+
+
+def connecting_early_needs_a_gpu(rank, world):
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    backend.eager_connect_single_device(torch.device("cpu"))  # nothing to do
+    try:
+        backend.eager_connect_single_device(torch.device("cuda", 0))
+    except RuntimeError as error:
+        text = str(error)
+    else:
+        raise AssertionError("there is a GPU")
+    t = torch.ones(5)
+    dist.all_reduce(t)
+    assert t.tolist() == [world] * 5
+    return text
 
 
 def mixed_group(rank, world, device):

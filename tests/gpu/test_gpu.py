@@ -152,6 +152,12 @@ def test_nccl_inside_the_nodes_can_be_switched_off(on_gpus):
     run_ranks(bodies.on_own_gpu, "2", args=args, env={"HYBRIDPS_LOCAL_NCCL": "0"})
 
 
+@pytest.mark.parametrize("nodes", ["1+1", *LOCAL])
+def test_connected_before_the_first_collective(on_gpus, nodes):
+    on_gpus(nodes)
+    run_ranks(bodies.on_own_gpu, nodes, args=("connected_early",), timeout=200)
+
+
 # On CPU tensors: the bodies themselves. ------------------------------------------------------------------------
 
 
@@ -159,6 +165,8 @@ def test_bodies_are_right_on_cpu_tensors():
     results = run_ranks(bodies.every_collective, "1+1", args=("cpu", [torch.float32, torch.bfloat16], [1023]))
     assert min(results) > 30
     run_ranks(bodies.mixed_group, "1+1", args=("cpu",))
+    run_ranks(bodies.absent_rank, "1+1", args=("cpu",))
+    run_ranks(bodies.connected_early, "1+1", args=("cpu",))
     run_ranks(bodies.goes_on_after_an_error, "1+1", args=("cpu",))
     run_ranks(bodies.freed_at_once, "1+1", args=("cpu", 4))
     run_ranks(bodies.from_other_threads, "1+1", args=("cpu",))
@@ -194,3 +202,12 @@ def test_what_there_is_for_cuda_tensors_is_said():
     results = run_ranks(bodies.several_devices, "1+1", args=(["cpu"],), env={"HYBRIDPS_LOG_LEVEL": "info"})
     for report in results.reports:
         assert report.output.count(f"info: CUDA path: {found}\n") == 1, report.output
+
+
+def test_without_a_gpu_connecting_early_says_what_is_missing():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    for text in run_ranks(bodies.connecting_early_needs_a_gpu, "2"):
+        what, _, why = text.partition(" on cuda:0: ")
+        assert "connecting group" in what
+        assert "driver" in why or "CPU tensors only" in why, text

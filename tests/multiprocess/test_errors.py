@@ -198,6 +198,9 @@ def bad_arguments(rank, world):
     bad("bits of floats", lambda: dist.all_reduce(ones, dist.ReduceOp.BAND))
     bad("max of complex", lambda: dist.all_reduce(torch.ones(4, dtype=torch.complex64), dist.ReduceOp.MAX))
     if harness.IS_HYBRIDPS:
+        expected = [1 + (r == rank) for r in range(world)]
+        itself = (torch.ones(world + 1), torch.ones(world), expected, [1] * world)
+        bad("more from itself than it sends itself", lambda: dist.all_to_all_single(*itself))
         bad("premul of integers", lambda: dist.all_reduce(ones.int(), dist._make_nccl_premul_sum(2.0)))
         bad("sparse broadcast", lambda: dist.broadcast(torch.eye(3).to_sparse(), 0))
     if torch.cuda.is_available():

@@ -328,6 +328,10 @@ WorkPtr ProcessGroupHybrid::alltoall_base(at::Tensor& output, at::Tensor& input,
   call.buffers.separate(operation.input.front(), input, operation.output, -1);
   operation.input_bytes = split_bytes(input_splits, input, size_);
   operation.output_bytes = split_bytes(output_splits, output, size_);
+  const auto own = static_cast<std::size_t>(rank_);
+  TORCH_CHECK(operation.input_bytes[own] == operation.output_bytes[own], "hybridps::", kName,
+              ": invalid split size at index ", own, ": this rank sends itself ", operation.input_bytes[own],
+              " bytes and expects ", operation.output_bytes[own]);
   call.type = c10d::OpType::ALLTOALL_BASE;
   call.name = kName;
   call.title = "hybridps:all_to_all";

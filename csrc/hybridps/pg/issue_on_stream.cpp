@@ -22,13 +22,7 @@ std::optional<c10::Device> ProcessGroupHybrid::last_device() const {
 }
 
 core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
-    const worker::Operation& operation, c10::Device device, const std::shared_ptr<engine::Group>& group) {
-  ChannelKey key;
-  key.device = device.index();
-  if (operation.kind == schedule::Kind::kPointToPoint) {
-    key.peer = operation.peer;
-    key.direction = operation.sending ? 1 : 2;
-  }
+    const ChannelKey& key, c10::Device device, const std::shared_ptr<engine::Group>& group) {
   const std::lock_guard lock(channels_mutex_);
   last_device_ = device;
   if (const auto known = channels_.find(key); known != channels_.end()) return known->second;
@@ -89,7 +83,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
   std::vector<std::shared_ptr<staging::Channel>> channels;
   for (auto& operation : call.operations) {
     operation.timeout = timeout;
-    auto channel = channel_for(operation, device, group);
+    ChannelKey key;
+    key.device = device.index();
+    if (!collective) {
+      key.peer = operation.peer;
+      key.direction = operation.sending ? 1 : 2;
+    }
+    auto channel = channel_for(key, device, group);
     check_status(channel.status(), what);
     channels.push_back(channel.value());
   }

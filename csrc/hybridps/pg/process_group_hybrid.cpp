@@ -91,8 +91,9 @@ ProcessGroupHybrid::~ProcessGroupHybrid() {
   }
 }
 
-void ProcessGroupHybrid::wait_ready(const std::function<void()>& poll) {
-  const auto group = group_or_throw("init_process_group");
+core::Status ProcessGroupHybrid::wait_for(const std::shared_ptr<engine::Group>& group,
+                                          const std::function<core::Status()>& call,
+                                          const std::function<void()>& poll) const {
   struct Answer {
     std::mutex mutex;
     std::condition_variable changed;
@@ -100,9 +101,9 @@ void ProcessGroupHybrid::wait_ready(const std::function<void()>& poll) {
     core::Status status;
   };
   Answer answer;
-  // wait_ready() cannot be interrupted, Ctrl-C must be possible: it waits on a thread of its own.
+  // It cannot be interrupted, Ctrl-C must be possible.
   std::thread waiter([&] {
-    core::Status status = group->wait_ready();
+    core::Status status = call();
     const std::lock_guard lock(answer.mutex);
     answer.status = std::move(status);
     answer.there = true;
@@ -121,7 +122,36 @@ void ProcessGroupHybrid::wait_ready(const std::function<void()>& poll) {
     throw;
   }
   waiter.join();
-  check_status(answer.status, "waiting for the ranks of " + group_text(*context_));
+  return answer.status;
+}
+
+void ProcessGroupHybrid::wait_ready(const std::function<void()>& poll) {
+  const auto group = group_or_throw("init_process_group");
+  const core::Status status = wait_for(
+      group, [&] { return group->wait_ready(); }, poll);
+  check_status(status, "waiting for the ranks of " + group_text(*context_));
+}
+
+void ProcessGroupHybrid::eagerConnectSingleDevice(at::Device device) {
+  if (!device.is_cuda()) return;
+  const InterpreterReleased released;
+  const auto group = group_or_throw("eager_connect_single_device");
+  const std::string what = "connecting " + group_text(*context_) + " on " + device.str();
+  ChannelKey key;
+  key.device = device.index();
+  const auto channel = channel_for(key, device, group);
+  check_status(channel.status(), what);
+  const std::chrono::milliseconds timeout = timeout_of(c10d::kUnsetTimeout);
+  const core::Status status = wait_for(
+      group,
+      [&] {
+        const std::lock_guard lock(issue_mutex_);  // its place among the program's collectives
+        return channel.value()->connect(timeout);
+      },
+      check_signals);
+  check_status(status, what);
+  const std::lock_guard lock(channels_mutex_);
+  eager_device_ = device;
 }
 
 std::vector<int> ProcessGroupHybrid::node_of() const {
@@ -156,6 +186,19 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::split(const c10::intrusive
     child_options->group_name = opts->group_name;
     child_options->group_desc = opts->group_desc;
   }
+  const auto child = make_child(store, ranks, std::move(child_options));
+  std::optional<c10::Device> device;
+  {
+    const std::lock_guard lock(channels_mutex_);
+    device = eager_device_;
+  }
+  if (child && device) child->eagerConnectSingleDevice(*device);
+  return child;
+}
+
+c10::intrusive_ptr<ProcessGroupHybrid> ProcessGroupHybrid::make_child(const c10::intrusive_ptr<c10d::Store>& store,
+                                                                      const std::vector<int>& ranks,
+                                                                      c10::intrusive_ptr<Options> child_options) {
   const std::lock_guard lock(children_mutex_);
   const bool named = !child_options->group_name.empty();
   if (!named) child_options->group_name = options_->group_name + ":split:" + std::to_string(unnamed_children_++);

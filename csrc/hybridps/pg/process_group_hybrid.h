@@ -133,7 +133,9 @@ class ProcessGroupHybrid final : public c10d::Backend {
   /// Null on ranks that are not in `ranks`. Called again with the same name and ranks: the same child.
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
-  void eagerConnectSingleDevice(at::Device /*device*/) override {}
+  /// Of a group that is to work on this GPU (`device_id`): makes its channel, and agrees with the other ranks about the
+  /// GPUs of their nodes, so that the first collective need not. Waits for all members. Groups split off do it, too.
+  void eagerConnectSingleDevice(at::Device device) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   c10d::ErrorType getError() override;
   uint64_t getSequenceNumberForGroup() override;
@@ -173,11 +175,17 @@ class ProcessGroupHybrid final : public c10d::Backend {
   WorkPtr issue(Call call);
   /// The same for CUDA tensors (issue_on_stream.cpp).
   WorkPtr issue_on_stream(Call call, c10::Device device);
-  core::Result<std::shared_ptr<staging::Channel>> channel_for(const worker::Operation& operation, c10::Device device,
+  struct ChannelKey;
+  core::Result<std::shared_ptr<staging::Channel>> channel_for(const ChannelKey& key, c10::Device device,
                                                               const std::shared_ptr<engine::Group>& group);
   /// Where CUDA tensors were last used in this group.
   std::optional<c10::Device> last_device() const;
   WorkPtr combine_all(std::vector<WorkPtr> works);
+  c10::intrusive_ptr<ProcessGroupHybrid> make_child(const c10::intrusive_ptr<c10d::Store>& store,
+                                                    const std::vector<int>& ranks, c10::intrusive_ptr<Options> options);
+  /// `call` on a thread of its own; `poll` may throw meanwhile: that aborts the group, which must end `call`.
+  core::Status wait_for(const std::shared_ptr<engine::Group>& group, const std::function<core::Status()>& call,
+                        const std::function<void()>& poll) const;
   void submit(const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work,
               std::vector<worker::Operation> operations);
   /// Fails the group, so that no peer waits for it, and throws.
@@ -233,6 +241,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   std::optional<staging::ChannelOptions> channel_options_;
   bool blocking_wait_ = false;
   std::optional<c10::Device> last_device_;
+  std::optional<c10::Device> eager_device_;
 };
 
 }  // namespace hybridps::pg

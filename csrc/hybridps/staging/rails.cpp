@@ -240,13 +240,13 @@ Slice reduce(const Operation& o, const Place& place, std::uint64_t from, std::ui
       if (root_node) add_copies(slice.out, root ? output : sum_at, mine);
       mine += bytes;
     }
-    const int to = place.topology.local_index(o.root);
-    if (root_node && local != to && (root || local == place.index)) {
+    const int root_index = place.topology.local_index(o.root);
+    if (root_node && local != root_index && (root || local == place.index)) {
       std::uint64_t done = 0;
       for (const Run& run : input) {  // cut as on every rank
         for (const Run& here : runs(o.output, from + begin + done, from + begin + done + run.bytes))
           if (root) after.messages.push_back({local, here.bytes, nullptr, here.data});
-        if (!root) after.messages.push_back({to, run.bytes, sum_at.front().data + done, nullptr});
+        if (!root) after.messages.push_back({root_index, run.bytes, sum_at.front().data + done, nullptr});
         done += run.bytes;
       }
     }

@@ -51,7 +51,7 @@ def run(command: list[str], ranks: int, nodes: int, name: str, limit_s: float = 
                     waiting.remove(process)
                     if status != 0:
                         time.sleep(0.5)  # the others have a word to say, too
-                        print(f"{name}: a rank ended with status {status}", file=sys.stderr)
+                        print(f"{name}: rank {processes.index(process)} ended with status {status}", file=sys.stderr)
                         return 1
                 if time.monotonic() > deadline:
                     print(f"{name}: not done after {limit_s:g} s", file=sys.stderr)

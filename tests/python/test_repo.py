@@ -76,3 +76,10 @@ def test_the_build_stays_portable():
                 if flags.search(line.split("#")[0]):
                     wrong.append(f"{path.relative_to(ROOT)}: {line.strip()}")
     assert not wrong
+
+
+def test_the_seeds_of_the_fuzzer_are_a_handful():
+    """libFuzzer writes what it finds to the first folder it is given."""
+    folders = [path.parent for path in tracked_files() if "seeds" in path.parent.parts]
+    assert folders
+    assert max(folders.count(folder) for folder in set(folders)) <= 10

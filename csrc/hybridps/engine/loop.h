@@ -3,8 +3,8 @@
 // Model    The Runtime is driven by whoever holds the baton: one thread at a time. Usually that is the loop's own
 //          thread, which sleeps in epoll between events. A caller that is about to wait for one operation may drive
 //          instead (drive()): its operation then needs no hand-over from thread to thread, which is most of what a tiny
-//          operation costs. While a caller drives, and for kClaim after it, the loop's thread is parked; it takes over
-//          at once if the caller leaves anything running.
+//          operation costs. While a caller drives, and for kClaim after it, the loop's thread is parked, after a row of
+//          operations for kLateAtMost longer; it takes over at once if the caller leaves anything running.
 // Threads  post(), drive(), in_round() from any thread; start() and stop() from the owner's, once each.
 // Fork     in a forked child the thread does not exist: do not destroy a Loop there.
 #pragma once
@@ -49,6 +49,7 @@ class Loop : core::Pinned {
  public:
   /// How long the thread stays parked after a caller has driven.
   static constexpr auto kClaim = std::chrono::milliseconds(1);
+  static constexpr auto kLateAtMost = std::chrono::milliseconds(3);
 
   Loop(Runtime& runtime, LoopClient& client, LoopOptions options);
   ~Loop();

@@ -552,7 +552,6 @@ std::size_t Runtime::progress() {
   heartbeat(now);
   forget_unused(now);
   work += judge_suspects(now);
-  update_counters();
   return work;
 }
 

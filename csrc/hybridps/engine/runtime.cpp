@@ -28,6 +28,8 @@ constexpr std::size_t kEarlyMessagesMax = 65536;
 constexpr std::size_t kEarlyBytesMax = std::size_t{256} << 20;
 // Slots per class for messages between nodes, at least.
 constexpr std::size_t kNetSlotsMin = 4;
+// Windows of this size, at most, are what grants follow.
+constexpr std::size_t kGrantWindowBytes = 128 * 1024;
 
 // What local peers may hold of each class at the worst: their allowance, and the chunks granted by them as agents and
 // as owners.
@@ -97,14 +99,14 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
     }
   };
   auto forward = std::make_shared<Forward>();
-  server_ = std::make_unique<server::Server>(*outbox_, *forward, options_.grant_chunks,
-                                             options_.cards * options_.window_bytes * 2 / 3);
+  // Wider windows are no reason for more: what is granted keeps to no pace between owners (docs/decisions/0008).
+  const std::uint64_t grant_bytes = options_.cards * std::min(options_.window_bytes, kGrantWindowBytes) * 2 / 3;
+  server_ = std::make_unique<server::Server>(*outbox_, *forward, options_.grant_chunks, grant_bytes);
   worker_ = std::make_unique<worker::Worker>(*outbox_, *server_, *this,
                                              worker::WorkerOptions{options_.grant_chunks, options_.warn_seconds,
                                                                    options_.early_messages_max, options_.find_rates});
   forward->worker = worker_.get();
-  dedicated_ = std::make_unique<server::Dedicated>(*outbox_, *this, options_.grant_chunks,
-                                                   options_.cards * options_.window_bytes * 2 / 3);
+  dedicated_ = std::make_unique<server::Dedicated>(*outbox_, *this, options_.grant_chunks, grant_bytes);
   keep_ = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(keep_, forward);
 
   for (transport::Transport* transport : {transports_.data.get(), transports_.control.get(), transports_.shm.get()}) {

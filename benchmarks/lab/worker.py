@@ -78,11 +78,16 @@ def loaded(session, job, context):
 
 
 def ddp(session, job, context):
-    """Steps of DistributedDataParallel whose backward sleeps instead of computing; for each backend in turn."""
+    """Steps of DistributedDataParallel whose backward sleeps instead of computing; for each backend in turn.
+
+    Gradients become ready at fixed times after the backward began, as from an accelerator: what allocating and copying
+    them takes on the cores that the network also needs is part of that time, unless it takes longer.
+    """
     import torch
 
     layers, layer_bytes = job["layers"], job["bytes"] // job["layers"]
     nap = job["backward_seconds"] / layers
+    due = 0.0  # of the next layer's gradient
 
     class Sleep(torch.autograd.Function):
         @staticmethod
@@ -92,7 +97,9 @@ def ddp(session, job, context):
 
         @staticmethod
         def backward(context, gradient):
-            time.sleep(nap)
+            nonlocal due
+            due += nap
+            time.sleep(max(0.0, due - time.perf_counter()))
             (weight,) = context.saved_tensors
             return gradient, torch.ones_like(weight)
 
@@ -117,7 +124,9 @@ def ddp(session, job, context):
             model.zero_grad(set_to_none=True)
             session.align()
             cpu, begin = time.process_time(), time.perf_counter()
-            model(torch.zeros(1, requires_grad=True)).sum().backward()
+            loss = model(torch.zeros(1, requires_grad=True)).sum()
+            due = time.perf_counter()
+            loss.backward()
             if index >= job["warmup"]:
                 steps[name].append(time.perf_counter() - begin)
                 cpu_s[name] += time.process_time() - cpu

@@ -1,5 +1,6 @@
 """Tells torch how to make the backend. Loads neither the extension nor UCX: the first process group does."""
 
+import ctypes
 import time
 
 
@@ -10,12 +11,23 @@ def _create(dist_backend_opts, pg_options):
     return load_extension().create_backend(dist_backend_opts, pg_options, called_at)
 
 
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def register() -> None:
     """Register "hybridps" with torch.distributed; harmless when done twice."""
     from torch.distributed.distributed_c10d import Backend
 
-    # A build without CUDA leaves the device out, so that torch says that nothing is there for it.
+    # A build without CUDA leaves the device out, so that torch says that nothing is there for it. So does a machine
+    # without a driver: in groups with such a device torch's flight recorder asks CUDA for a stream at each barrier, and
+    # the exception that it gets there takes longer than the barrier.
     from hybridps._build_info import CUDA
 
     if "HYBRIDPS" not in Backend._plugins:
-        Backend.register_backend("hybridps", _create, extended_api=True, devices=["cpu", "cuda"] if CUDA else ["cpu"])
+        devices = ["cpu", "cuda"] if CUDA and _has_driver() else ["cpu"]
+        Backend.register_backend("hybridps", _create, extended_api=True, devices=devices)

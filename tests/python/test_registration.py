@@ -65,6 +65,27 @@ def test_backend_is_available_by_name_alone():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("driver, devices", [(True, ["cpu", "cuda"]), (False, ["cpu"])])
+def test_cuda_is_served_where_there_is_a_driver(driver, devices, monkeypatch):
+    import torch.distributed as dist
+    from hybridps import _build_info, _register
+
+    asked, registered = [], []
+
+    def load(name):
+        asked.append(name)
+        if not driver:
+            raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(_build_info, "CUDA", "13.2")
+    monkeypatch.setattr(_register.ctypes, "CDLL", load)
+    monkeypatch.setattr(dist.Backend, "_plugins", {})
+    monkeypatch.setattr(dist.Backend, "register_backend", lambda *_, devices, **__: registered.append(devices))
+    _register.register()
+    assert asked == ["libcuda.so.1"]
+    assert registered == [devices]
+
+
 def test_importing_torch_loads_neither_the_extension_nor_ucx():
     done = python(
         "import sys, torch\n"

@@ -170,6 +170,7 @@ TEST_CASE("transport/rails: one broken lane is the end of the peer and names its
 
 TEST_CASE("transport/rails: memory of a device is attached to all rails or to none", "[transport][fast]") {
   for (const bool all : {true, false}) {
+    std::vector<std::byte> memory(1000);
     contract::Pair pair;
     LoopbackHub can(LoopbackHub::Done::kReleased, [](const std::byte* address) { return address; });
     LoopbackHub cannot;
@@ -183,7 +184,6 @@ TEST_CASE("transport/rails: memory of a device is attached to all rails or to no
       side->transport = make_rails(std::move(rails)).value();
     }
     pair.finish_setup();
-    std::vector<std::byte> memory(1000);
     const core::Status attached = pair.a.transport->attach_device({{memory.data(), memory.size()}, {}});
     CHECK(attached.is_ok() == all);
     if (!all) CHECK(attached.code() == core::Code::kUnsupported);

@@ -116,10 +116,10 @@ struct Gpu {
   FakeUcp& ucp;
   explicit Gpu(FakeUcp& u) : ucp(u) {}
   DeviceMemory lent() {
-    return {memory, [this](const std::function<void()>& call) {
-              const bool before = std::exchange(ucp.inside, true);
+    return {memory, [&fake = ucp](const std::function<void()>& call) {
+              const bool before = std::exchange(fake.inside, true);
               call();
-              ucp.inside = before;
+              fake.inside = before;
             }};
   }
 };

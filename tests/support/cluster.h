@@ -22,6 +22,7 @@ struct ClusterOptions {
   std::uint64_t seed = 1;
   std::size_t chunk_bytes = 1024;
   std::size_t eager_bytes = 4096;
+  std::size_t window_bytes = engine::RuntimeOptions().window_bytes;
   std::uint32_t grant_chunks = 2;
   std::uint64_t tiny_bytes = 256;
   double heartbeat_seconds = 1000;
@@ -31,6 +32,8 @@ struct ClusterOptions {
   std::size_t pool_extra_bytes = 0;
   /// Wraps each transport (e.g. with injected faults); identity by default.
   std::function<std::unique_ptr<transport::Transport>(std::unique_ptr<transport::Transport>, int rank)> wrap;
+  /// The network's transports then send from devices' memory; by default they cannot.
+  transport::LoopbackHub::DeviceView device_view = nullptr;
 };
 
 /// Rank r of every group made here lives on runtime r.
@@ -44,6 +47,7 @@ class Cluster {
       o.self = ids_[r];
       o.chunk_bytes = options_.chunk_bytes;
       o.eager_bytes = options_.eager_bytes;
+      o.window_bytes = options_.window_bytes;
       o.grant_chunks = options_.grant_chunks;
       o.local_peers = n;
       o.heartbeat_seconds = options_.heartbeat_seconds;
@@ -119,7 +123,7 @@ class Cluster {
     std::size_t work = 0;
     for (std::size_t i = 0; i < runtimes_.size(); ++i) {
       const auto r = static_cast<std::size_t>(random_() % runtimes_.size());
-      if (runtimes_[r]) work += runtimes_[r]->progress();
+      if (runtimes_[r] && stopped_.count(r) == 0) work += runtimes_[r]->progress();
     }
     return work;
   }
@@ -148,7 +152,7 @@ class Cluster {
  private:
   ClusterOptions options_;
   std::mt19937_64 random_;
-  transport::LoopbackHub data_{transport::LoopbackHub::Done::kDelivered};
+  transport::LoopbackHub data_{transport::LoopbackHub::Done::kDelivered, options_.device_view};
   transport::LoopbackHub shm_;
   std::vector<core::EngineId> ids_;
   std::vector<std::unique_ptr<std::byte[]>> memories_;

@@ -58,10 +58,10 @@ class ClusterThread {
   }
 
   const std::vector<int> node_of_;
-  Cluster cluster_;
   std::mutex mutex_;
   std::deque<std::function<void(Cluster&)>> commands_;
   std::atomic<bool> stop_{false};
+  Cluster cluster_;  // what ends with it may still post
   std::thread thread_;
 };
 
@@ -110,6 +110,20 @@ class ClusterGroup final : public engine::Group {
   }
   void submit_reserved(std::uint64_t sequence, worker::Operation operation, worker::Completion done) override {
     post(std::move(operation), sequence, std::move(done));
+  }
+  core::Result<std::shared_ptr<void>> attach_device(transport::DeviceMemory memory,
+                                                    std::shared_ptr<void> keep) override {
+    const std::span<std::byte> bytes = memory.bytes;
+    core::Status status(core::Code::kClosed, "this rank was killed");
+    cluster_.run([&](Cluster& c) {
+      if (c.is_alive(rank_)) status = c.at(rank_).attach_device(memory, std::move(keep));
+    });
+    if (!status.is_ok()) return status;
+    return std::shared_ptr<void>(bytes.data(), [cluster = &cluster_, rank = rank_, bytes](void*) {
+      cluster->post([rank, bytes](Cluster& c) {
+        if (c.is_alive(rank)) c.at(rank).detach_device(bytes);
+      });
+    });
   }
   void drive(const std::function<bool()>&, core::TimePoint) override {}
   core::Status wait_ready() override { return {}; }

@@ -78,6 +78,8 @@ class FaultyTransport final : public transport::Transport, private transport::Re
 
   std::string_view name() const noexcept override { return inner_->name(); }
   core::Status attach(std::span<std::byte> pool_memory) override { return inner_->attach(pool_memory); }
+  core::Status attach_device(const transport::DeviceMemory& memory) override { return inner_->attach_device(memory); }
+  void detach_device(std::span<std::byte> memory) noexcept override { inner_->detach_device(memory); }
   std::vector<std::byte> address() const override { return inner_->address(); }
 
   core::Result<transport::Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override {

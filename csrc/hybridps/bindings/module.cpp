@@ -133,6 +133,7 @@ std::map<std::string, std::uint64_t> stats() {
   const engine::EngineStats now = engine->stats();
   return {
       {"net_tx_payload_bytes", now.net_tx_payload_bytes},
+      {"net_tx_device_bytes", now.net_tx_device_bytes},
       {"net_rx_payload_bytes", now.net_rx_payload_bytes},
       {"net_tx_header_bytes", now.net_tx_header_bytes},
       {"net_rx_header_bytes", now.net_rx_header_bytes},

@@ -105,6 +105,9 @@ const auto& settings() {
       Setting{"LOCAL_NCCL", Kind::kBool, &Config::local_nccl, "", 0, 0,
               "Whether ranks of one node that have a GPU each work on CUDA tensors with NCCL among themselves. Off on "
               "any rank of a group: through shared memory, as where there is no NCCL or ranks share a GPU."},
+      Setting{"GPUDIRECT", Kind::kBool, &Config::gpudirect, "", 0, 0,
+              "Whether UCX sends CUDA tensors to other nodes from GPU memory, where it has CUDA support; not what is "
+              "summed. On, and not possible: a warning, and the way through pinned memory."},
       Setting{"BLOCKING_WAIT", Kind::kBool, &Config::blocking_wait, "", 0, 0,
               "Whether wait() of an operation on CUDA tensors blocks the host until the operation is complete."},
       Setting{"SPIN_MICROSECONDS", Kind::kCountOrAuto, &Config::spin_microseconds, "microseconds", 0, 1e6,

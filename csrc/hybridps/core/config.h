@@ -54,6 +54,7 @@ struct Config {
   std::uint64_t slice_bytes = std::uint64_t{4} << 20;
   std::uint64_t staging_bytes = std::uint64_t{256} << 20;
   bool local_nccl = true;
+  bool gpudirect = false;
   bool blocking_wait = false;
   std::int64_t spin_microseconds = -1;  // "auto"
   LogLevel log_level = LogLevel::kWarn;

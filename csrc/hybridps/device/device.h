@@ -6,7 +6,7 @@
 //          put on other streams of its queue later.
 // Owner    the caller of everything that make_...() and allocate_...() return; free it before the Device.
 // Threads  every method from any thread.
-// Blocking none waits for the device, but allocate_host() and free_host() (a driver may), and copies to or from memory
+// Blocking none waits for the device, but what allocates and frees memory (a driver may), and copies to or from memory
 //          that is not pinned.
 // Errors   returned as Status; a device that has failed (a kernel's bad access) says so in every later call.
 #pragma once
@@ -99,6 +99,11 @@ class Device : core::Pinned {
   virtual core::Result<HostMemory> allocate_host(std::uint64_t bytes) = 0;
   /// Nothing on a stream may use it any more.
   virtual void free_host(HostMemory memory) noexcept = 0;
+  /// Its own memory, of the kind that network cards can be given. Only copies on streams, and who can read a device's
+  /// memory, may use the address. kOutOfResources when it has no more.
+  virtual core::Result<std::byte*> allocate_device(std::uint64_t bytes) = 0;
+  /// Nothing on a stream, and no network card, may use it any more. A driver may wait for the whole device.
+  virtual void free_device(std::byte* memory) noexcept = 0;
 };
 
 }  // namespace hybridps::device

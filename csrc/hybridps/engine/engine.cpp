@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <future>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -75,6 +76,8 @@ class GroupImpl final : public Group {
   std::uint64_t submit(worker::Operation operation, worker::Completion done, bool will_drive) override;
   std::uint64_t reserve() override;
   void submit_reserved(std::uint64_t sequence, worker::Operation operation, worker::Completion done) override;
+  core::Result<std::shared_ptr<void>> attach_device(transport::DeviceMemory memory,
+                                                    std::shared_ptr<void> keep) override;
   void drive(const std::function<bool()>& done, core::TimePoint until) override;
   Status wait_ready() override;
   Status status() const override {
@@ -126,6 +129,7 @@ class EngineImpl final : public Engine, public LoopClient {
     --groups_staying_;
   }
   worker::Worker& worker() { return runtime_->worker(); }
+  Runtime& runtime() { return *runtime_; }
 
  private:
   EngineImpl() : pid_(getpid()), id_(core::make_engine_id()) {}
@@ -234,6 +238,23 @@ void GroupImpl::submit_reserved(std::uint64_t sequence, worker::Operation operat
   }
   engine_->post([engine = engine_.get(), core = core_, o = std::move(operation), sequence,
                  d = std::move(done)]() mutable { engine->run_submit(core, std::move(o), sequence, std::move(d)); });
+}
+
+core::Result<std::shared_ptr<void>> GroupImpl::attach_device(transport::DeviceMemory memory,
+                                                             std::shared_ptr<void> keep) {
+  if (engine_->in_forked_child())
+    return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
+  const std::span<std::byte> bytes = memory.bytes;
+  std::promise<Status> attached;
+  engine_->post([engine = engine_.get(), &attached, &memory, &keep] {
+    attached.set_value(engine->runtime().attach_device(memory, std::move(keep)));
+  });
+  if (Status status = attached.get_future().get(); !status.is_ok()) return status;
+  // An engine that is gone has let go of it: its Runtime dropped `keep`.
+  return std::shared_ptr<void>(bytes.data(), [bytes, weak = std::weak_ptr<EngineImpl>(engine_)](void*) {
+    if (const auto engine = weak.lock(); engine && !engine->in_forked_child())
+      engine->post([raw = engine.get(), bytes] { raw->runtime().detach_device(bytes); });
+  });
 }
 
 void GroupImpl::drive(const std::function<bool()>& done, core::TimePoint until) {
@@ -468,6 +489,7 @@ EngineStats EngineImpl::stats() const {
   const observe::EngineCounters& c = runtime_->counters();
   s.net_tx_payload_bytes = c.net_tx_payload_bytes.load();
   s.net_rx_payload_bytes = c.net_rx_payload_bytes.load();
+  s.net_tx_device_bytes = c.net_tx_device_bytes.load();
   s.net_tx_header_bytes = c.net_tx_header_bytes.load();
   s.net_rx_header_bytes = c.net_rx_header_bytes.load();
   s.shm_tx_payload_bytes = c.shm_tx_payload_bytes.load();

@@ -34,6 +34,7 @@ struct GroupOptions {
 struct EngineStats {
   std::uint64_t net_tx_payload_bytes = 0;  // between nodes, exact
   std::uint64_t net_rx_payload_bytes = 0;
+  std::uint64_t net_tx_device_bytes = 0;  // of those sent, what UCX took from a GPU's memory
   std::uint64_t net_tx_header_bytes = 0;
   std::uint64_t net_rx_header_bytes = 0;
   std::uint64_t shm_tx_payload_bytes = 0;

@@ -19,6 +19,7 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/schedule/plan.h"
+#include "hybridps/transport/transport.h"
 #include "hybridps/worker/operation.h"
 
 namespace hybridps::engine {
@@ -48,6 +49,12 @@ class Group : core::Pinned {
   virtual std::uint64_t reserve() = 0;
   /// As submit(); `sequence` is from reserve(), and used once. It may come after leave().
   virtual void submit_reserved(std::uint64_t sequence, worker::Operation operation, worker::Completion done) = 0;
+  /// Gives device memory to the transport between nodes, so that operations may name it (worker::Operation::
+  /// device_memory). Waits for the engine's loop, not for the network. What it returns ends it: to be dropped, on any
+  /// thread, when no operation names it any more; `keep` is dropped later, on a thread of the engine. Errors:
+  /// kUnsupported says why the transport cannot, kOutOfResources that it cannot register so much.
+  virtual core::Result<std::shared_ptr<void>> attach_device(transport::DeviceMemory memory,
+                                                            std::shared_ptr<void> keep) = 0;
   /// Runs the engine's loop on this thread until done() or `until`, and sleeps in it when there is nothing to do: saves
   /// the hand-over to the engine's thread and back. May return early (another thread drives already): wait as usual then.
   /// Without the GIL; not from a completion.

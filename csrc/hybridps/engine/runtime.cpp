@@ -124,6 +124,20 @@ core::Status Runtime::attach() {
   return core::Status::ok();
 }
 
+core::Status Runtime::attach_device(const transport::DeviceMemory& memory, std::shared_ptr<void> keep) {
+  core::Status status = transports_.data->attach_device(memory);
+  if (status.is_ok()) device_memory_.emplace_back(memory.bytes, std::move(keep));
+  return status;
+}
+
+void Runtime::detach_device(std::span<std::byte> memory) {
+  const auto is_it = [&](const auto& attached) { return attached.first.data() == memory.data(); };
+  const auto found = std::find_if(device_memory_.begin(), device_memory_.end(), is_it);
+  if (found == device_memory_.end()) return;
+  transports_.data->detach_device(memory);
+  device_memory_.erase(found);
+}
+
 Runtime::~Runtime() {
   // Payloads of peers go back to their transports first, then the transports let go of our own buffers.
   worker_.reset();
@@ -601,6 +615,7 @@ void Runtime::update_counters() {
   }
   store(counters_.net_tx_payload_bytes, net.tx_payload_bytes);
   store(counters_.net_rx_payload_bytes, net.rx_payload_bytes);
+  store(counters_.net_tx_device_bytes, net.tx_device_bytes);
   store(counters_.net_tx_header_bytes, net.tx_header_bytes);
   store(counters_.net_rx_header_bytes, net.rx_header_bytes);
   if (transports_.shm) {

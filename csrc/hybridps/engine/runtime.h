@@ -15,6 +15,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "hybridps/core/clock.h"
@@ -112,6 +113,12 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   /// File descriptors to sleep on, constant.
   std::vector<int> event_fds() const;
 
+  /// Operations may then name memory that lies in it as their device_memory (worker/operation.h). `keep` is held until
+  /// detach_device(), or the end of this. Errors: the data transport's.
+  core::Status attach_device(const transport::DeviceMemory& memory, std::shared_ptr<void> keep);
+  /// No operation and no transport has any of it left. Not from inside progress().
+  void detach_device(std::span<std::byte> memory);
+
   transport::Transport* shm() noexcept { return transports_.shm.get(); }
   const observe::EngineCounters& counters() const noexcept { return counters_; }
   transport::BufferPool& pool() noexcept { return *pool_; }
@@ -174,6 +181,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
 
   const RuntimeOptions options_;
   std::shared_ptr<void> keep_;
+  std::vector<std::pair<std::span<std::byte>, std::shared_ptr<void>>> device_memory_;  // outlives the transports
   std::unique_ptr<transport::BufferPool> pool_;
   Transports transports_;
   std::vector<std::unique_ptr<Inlet>> inlets_;

@@ -164,7 +164,9 @@ core::Result<transport::Endpoint*> Outbox::open(Lane& lane, bool urgent) {
 core::Status Outbox::transmit(Lane& lane, const wire::Header& header, const transport::Buffer& buffer,
                               std::size_t bytes, transport::SendDone done, bool urgent) {
   if (lane.broken) return core::Status(core::Code::kPeerDead, "peer is gone");
-  core::Result<transport::Endpoint*> endpoint = open(lane, urgent && has_backlog(lane));
+  // The other connection may be one that cannot read a device's memory.
+  const bool lent = buffer && buffer.is_lent();
+  core::Result<transport::Endpoint*> endpoint = open(lane, urgent && !lent && has_backlog(lane));
   core::Status status = endpoint.status();
   if (status.is_ok()) status = endpoint.value()->send(wire::encode(header), buffer, bytes, std::move(done));
   if (!status.is_ok()) {

@@ -47,7 +47,7 @@ class Source {
  public:
   virtual ~Source() = default;
   /// A buffer whose first `bytes` bytes are the chunk (bytes > 0); may be shared between streams. Empty: no slot is
-  /// free; asked again later.
+  /// free; asked again later. One that was lent (transport/buffer_pool.h) counts like a slot of its size.
   virtual transport::Buffer payload(Stream& stream, std::uint32_t chunk, std::size_t bytes) = 0;
   /// The chunk was sent; the stream does not need its data any more.
   virtual void on_sent(Stream& stream, std::uint32_t chunk) = 0;

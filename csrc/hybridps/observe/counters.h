@@ -10,6 +10,7 @@ namespace hybridps::observe {
 struct EngineCounters {
   std::atomic<std::uint64_t> net_tx_payload_bytes{0};  // between nodes, exact
   std::atomic<std::uint64_t> net_rx_payload_bytes{0};
+  std::atomic<std::uint64_t> net_tx_device_bytes{0};  // of those sent, what lay in a GPU's memory
   std::atomic<std::uint64_t> net_tx_header_bytes{0};
   std::atomic<std::uint64_t> net_rx_header_bytes{0};
   std::atomic<std::uint64_t> shm_tx_payload_bytes{0};

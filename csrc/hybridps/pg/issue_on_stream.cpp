@@ -32,6 +32,7 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
     staging::ChannelOptions options;
     options.limits.slice_bytes = config.value().slice_bytes;
     options.staging_bytes_max = config.value().staging_bytes;
+    options.direct = config.value().gpudirect;
     blocking_wait_ = config.value().blocking_wait;
     staging::LocalOptions local;
     local.wanted = config.value().local_nccl && config.value().given.count("HYBRIDPS_LOCAL_NCCL") > 0;

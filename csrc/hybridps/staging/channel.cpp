@@ -86,7 +86,9 @@ Channel::~Channel() {
   for (const Way& way : open_ways_) events_->give_back(way.arrived);
   // First: what it has put on the streams ends with it.
   local_.reset();
-  stager_->bury([device = device_, in = in_, out = out_, memories = std::move(memories)] {
+  std::vector<std::shared_ptr<DirectRing>> rings = std::move(smaller_direct_);
+  rings.push_back(std::move(direct_));
+  stager_->bury([device = device_, in = in_, out = out_, memories = std::move(memories), rings = std::move(rings)] {
     if (in.native != nullptr) device->destroy(in);
     if (out.native != nullptr && out.native != in.native) device->destroy(out);
     for (const device::HostMemory& memory : memories) free_memory(*device, memory);
@@ -96,6 +98,11 @@ Channel::~Channel() {
 std::uint64_t Channel::staging_bytes() const {
   const std::lock_guard lock(mutex_);
   return memory_.bytes;
+}
+
+bool Channel::is_direct() const {
+  const std::lock_guard lock(progress_mutex_);
+  return direct_ != nullptr;
 }
 
 // Channel: what the caller does ---------------------------------------------------------------------------------------
@@ -220,13 +227,18 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, Request& reques
       return Status(Code::kInvalidArgument, request.what + ": no scratch memory was given");
     if (Status status = witness(staged, request.operation, group); !status.is_ok()) return status;
   }
-  std::uint64_t largest = 0;
+  make_direct(slices, request.operation, group, rails);
+  std::uint64_t largest = 0;  // as on all ranks of the node
   std::uint64_t together = 0;
+  std::uint64_t largest_pinned = 0;
+  std::uint64_t together_pinned = 0;
   for (const Slice& slice : slices) {
     largest = std::max(largest, slice.staging_bytes);
     together += slice.staging_bytes;
+    largest_pinned = std::max(largest_pinned, slice.pinned_bytes());
+    together_pinned += slice.pinned_bytes();
   }
-  if (Status status = make_room(largest, together); !status.is_ok()) return status;
+  if (Status status = make_room(largest_pinned, together_pinned); !status.is_ok()) return status;
 
   if (Status status = device_->record(staged->start_, request.caller); !status.is_ok()) return status;
   {
@@ -275,7 +287,7 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
   const std::uint64_t number = ++numbers_;
   while (!open_ways_.empty() && open_ways_.front().number + ways_open_ <= number)
     if (Status status = put_next_out(); !status.is_ok()) return status;
-  const Ring::Place place = ring_.take(slice.staging_bytes, number);
+  const Ring::Place place = ring_.take(slice.pinned_bytes(), number);
   std::byte* const base = memory_.data + place.offset;
   for (const std::uint64_t earlier : place.displaced) {
     // Its end must be on the out stream by now: a stream that waits for an event that is not recorded yet does not wait.
@@ -287,16 +299,28 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
     events_->give_back(over->second);
     over_.erase(over);
   }
+  DirectRing::Place direct;
+  if (slice.is_direct()) {
+    direct = direct_->take(slice.device_bytes, number);
+    while (!open_ways_.empty() && open_ways_.front().number <= direct.displaced)  // as above
+      if (Status status = put_next_out(); !status.is_ok()) return status;
+    if (direct.displaced > 0)
+      if (Status status = device_->wait_flag(in_, direct_->released(), word_of(direct.displaced)); !status.is_ok())
+        return status;
+  }
   if (slice.before.kind != Step::Kind::kNone)
     if (Status status = local_->run(slice.before, intranode::Lane::kIn, in_, patience_until(staged->deadline_));
         !status.is_ok())
       return status;
-  for (const Copy& copy : slice.in)
-    if (Status status = device_->copy_to_host(in_, base + copy.offset, copy.device, copy.bytes); !status.is_ok())
-      return status;
+  for (const Copy& copy : slice.in) {
+    Status status = slice.is_direct() ? device_->copy_within(in_, direct.data + copy.offset, copy.device, copy.bytes)
+                                      : device_->copy_to_host(in_, base + copy.offset, copy.device, copy.bytes);
+    if (!status.is_ok()) return status;
+  }
   const bool collective = slice.operation.kind != schedule::Kind::kPointToPoint;
   Waiting waiting{number, collective ? group.reserve() : 0, {}, staged};
-  slice.bind(base);
+  slice.bind(base, direct.data);
+  slice.operation.device_memory = std::move(direct.held);
   waiting.operation = std::move(slice.operation);
   {
     const std::lock_guard progress(progress_mutex_);
@@ -359,15 +383,61 @@ core::Status Channel::complete_enqueue(Staged& staged) {
   return status;
 }
 
-core::Status Channel::make_room(std::uint64_t slice_bytes, std::uint64_t operation_bytes) {
+/// What a ring should have that has `have`.
+std::uint64_t Channel::ring_bytes(std::uint64_t slice_bytes, std::uint64_t operation_bytes, std::uint64_t have) const {
   // Twice the largest operation, so that one can be copied while another is on the network; bounded, but for what one
   // slice needs.
   const std::uint64_t wanted = std::max({slice_bytes, std::min(2 * operation_bytes, options_.staging_bytes_max),
                                          std::min(kStagingBytesMin, operation_bytes)});
-  if (wanted <= ring_.bytes()) return {};
+  if (wanted <= have) return have;
   std::uint64_t bytes = kStagingBytesMin;
   while (bytes < wanted) bytes *= 2;
   if (wanted <= options_.staging_bytes_max) bytes = std::min(bytes, std::max(wanted, options_.staging_bytes_max));
+  return bytes;
+}
+
+/// mutex_ held. Where it cannot be the slices stay as they are.
+void Channel::make_direct(std::vector<Slice>& slices, const worker::Operation& operation, engine::Group& group,
+                          bool rails) {
+  if (!options_.direct || no_direct_) return;
+  if (!topology_) {
+    std::vector<int> node_of = group.node_of();
+    if (node_of.empty()) return;  // the group is still being made
+    topology_.emplace(std::move(node_of), group.rank());
+  }
+  if (!can_go_direct(operation, *topology_, rails)) return;
+  std::uint64_t largest = 0;
+  std::uint64_t together = 0;
+  for (const Slice& slice : slices) {
+    largest = std::max(largest, bytes_in(slice));
+    together += bytes_in(slice);
+  }
+  const std::uint64_t have = direct_ ? direct_->bytes() : 0;
+  const std::uint64_t bytes = ring_bytes(largest, together, have);
+  if (bytes > have) {
+    auto made = DirectRing::make(
+        device_, group, bytes, [stager = stager_](std::function<void()> funeral) { stager->bury(std::move(funeral)); });
+    if (!made.is_ok()) {
+      no_direct_ = true;
+      static core::LogRate rate(core::from_seconds(10));  // every channel comes here
+      if (rate.permit())
+        core::log_warn("HYBRIDPS_GPUDIRECT is on, and group \"", group.name(), "\" (rank ", group.rank(),
+                       ") cannot send from the memory of ", device_->describe(), ": ", made.status().message(),
+                       "; what it sends goes through pinned memory");
+      return;
+    }
+    if (direct_) smaller_direct_.push_back(direct_);
+    core::log_info("group \"", group.name(), "\": CUDA tensors go to other nodes from the memory of ",
+                   device_->describe(), ", ", bytes, " bytes of it, but for sums (HYBRIDPS_GPUDIRECT)");
+    const std::lock_guard progress(progress_mutex_);
+    direct_ = std::move(made).value();
+  }
+  for (Slice& slice : slices) go_direct(slice, group.rank());
+}
+
+core::Status Channel::make_room(std::uint64_t slice_bytes, std::uint64_t operation_bytes) {
+  const std::uint64_t bytes = ring_bytes(slice_bytes, operation_bytes, ring_.bytes());
+  if (bytes <= ring_.bytes()) return {};
   const device::HostMemory larger = allocate(bytes);
   if (larger.data == nullptr)
     return Status(Code::kOutOfResources, "no memory for " + std::to_string(bytes) + " bytes of staging");
@@ -524,17 +594,20 @@ void Channel::submit(Waiting waiting) {
 void Channel::expire(const Status& status, engine::Group* group) {
   std::deque<Waiting> waiting;
   std::shared_ptr<Local> local;
+  std::shared_ptr<DirectRing> direct;
   std::deque<std::shared_ptr<Staged>> under_way;
   {
     const std::lock_guard lock(progress_mutex_);
     waiting.swap(waiting_);
     local = local_;
+    direct = direct_;
     if (local) under_way = staged_;
   }
   // Of operations within the node the engine has nothing to tell.
   for (const auto& staged : under_way) staged->set_failed(status);
   if (group != nullptr) group->abort(std::string(status.message()) + " (rank " + std::to_string(group->rank()) + ")");
   for (const Waiting& slice : waiting) slice_done(slice.number, *slice.staged, worker::Outcome{status, -1});
+  if (group == nullptr && direct) direct->give_up();
   if (!local) return;
   local->abort();
   {

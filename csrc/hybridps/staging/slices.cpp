@@ -138,9 +138,11 @@ Slice separate(const Operation& o) {
 
 }  // namespace
 
-void Slice::bind(std::byte* base) {
-  for (std::vector<Piece>* pieces : {&operation.input, &operation.output})
-    for (Piece& piece : *pieces) piece.data = base + reinterpret_cast<std::uintptr_t>(piece.data);
+void Slice::bind(std::byte* base, std::byte* device) {
+  for (std::vector<Piece>* pieces : {&operation.input, &operation.output}) {
+    std::byte* const at = is_direct() && pieces == &sent_pieces() ? device : base;
+    for (Piece& piece : *pieces) piece.data = at + reinterpret_cast<std::uintptr_t>(piece.data);
+  }
 }
 
 std::vector<Slice> cut(const worker::Operation& o, int rank, int size, const Limits& limits) {

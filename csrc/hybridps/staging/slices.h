@@ -53,9 +53,19 @@ struct Slice {
   Step beside = {};                 // while it is between nodes: on the way in, after the copies
   std::vector<Move> moves = {};     // with the step beside it
   bool crosses = true;              // between nodes; else the steps after and beside are all there is
+  // What it sends lies in device memory (staging/direct.h) if device_bytes > 0: `in` goes there, and host_bytes take the
+  // place of staging_bytes.
+  std::uint64_t device_bytes = 0;
+  std::uint64_t host_bytes = 0;
 
-  /// Its staging is at `base`.
-  void bind(std::byte* base);
+  bool is_direct() const noexcept { return device_bytes > 0; }
+  std::uint64_t pinned_bytes() const noexcept { return is_direct() ? host_bytes : staging_bytes; }
+  /// The pieces of what is delivered from this rank.
+  std::vector<worker::Piece>& sent_pieces() noexcept {
+    return operation.kind == schedule::Kind::kBroadcast ? operation.output : operation.input;
+  }
+  /// Its staging is at `base`, what lies in device memory at `device`.
+  void bind(std::byte* base, std::byte* device = nullptr);
 };
 
 /// `rank` of `size` in the operation's group.

@@ -8,6 +8,7 @@
 //          Where the ranks of a node have a GPU each and a library for it (staging/local.h, staging/rails.h), slices have a
 //          step of that library before the one and after the other copy, and operations within one node are such a step
 //          and nothing else. The engine then has a witness of the operation besides, which compares what ranks called.
+//          What is delivered to other nodes may go out from device memory instead (staging/direct.h).
 //          Staging is used again without waiting on the host: the in stream waits for the event that ended the last use.
 //          One channel carries operations in their order; what may overtake each other (messages to and from different
 //          peers) has channels of its own.
@@ -41,6 +42,7 @@
 #include "hybridps/core/status.h"
 #include "hybridps/device/device.h"
 #include "hybridps/engine/group.h"
+#include "hybridps/staging/direct.h"
 #include "hybridps/staging/local.h"
 #include "hybridps/staging/ring.h"
 #include "hybridps/staging/slices.h"
@@ -132,7 +134,8 @@ struct ChannelOptions {
   Limits limits;
   std::uint64_t staging_bytes_max = std::uint64_t{256} << 20;  // more only where one slice needs it
   bool one_stream = false;                                     // for what only comes in: no way in to overtake
-  std::optional<LocalOptions> local;                           // the same ranks have it or none: for collectives
+  bool direct = false;  // what is delivered to other nodes goes from device memory, where the transport can (direct.h)
+  std::optional<LocalOptions> local;  // the same ranks have it or none: for collectives
 };
 
 class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
@@ -157,6 +160,8 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   device::Device& device() noexcept { return *device_; }
   /// Bytes of staging, pinned or not.
   std::uint64_t staging_bytes() const;
+  /// Whether something has gone out from device memory, or will.
+  bool is_direct() const;
 
  private:
   friend class Stager;
@@ -192,7 +197,9 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   core::Status move(const Slice& slice, device::Stream stream);
   core::Status end(Staged& staged);  // mutex_ held
   core::Status complete_enqueue(Staged& staged);
+  std::uint64_t ring_bytes(std::uint64_t slice_bytes, std::uint64_t operation_bytes, std::uint64_t have) const;
   core::Status make_room(std::uint64_t slice_bytes, std::uint64_t operation_bytes);
+  void make_direct(std::vector<Slice>& slices, const worker::Operation& operation, engine::Group& group, bool rails);
   device::HostMemory allocate(std::uint64_t bytes);
   void break_down(const core::Status& status, engine::Group* group);
 
@@ -225,9 +232,12 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   core::Status broken_;
   device::HostMemory memory_;
   Ring ring_;
-  std::uint64_t numbers_ = 0;                    // slices so far; the first is 1
-  std::map<std::uint64_t, device::Event> over_;  // slice -> its place in the ring is free
-  std::deque<Way> open_ways_;                    // not on the out stream yet
+  std::uint64_t numbers_ = 0;                                // slices so far; the first is 1
+  std::map<std::uint64_t, device::Event> over_;              // slice -> its place in the ring is free
+  std::optional<schedule::Topology> topology_;               // for direct_
+  bool no_direct_ = false;                                   // it was tried
+  std::vector<std::shared_ptr<DirectRing>> smaller_direct_;  // kept: to free them now could wait for the device
+  std::deque<Way> open_ways_;                                // not on the out stream yet
   bool warned_ = false;
   bool agreed_ = false;          // asked whether there is Local
   std::uint64_t ways_open_ = 0;  // of the operation being put: ways in that may be ahead of the ways out
@@ -239,8 +249,9 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   std::uint64_t done_until_ = 0;
   std::deque<std::shared_ptr<Staged>> staged_;  // in order of their ends
   std::vector<Retired> retired_;
-  std::shared_ptr<Staged> failed_;  // since the last enqueue()
-  std::shared_ptr<Local> local_;    // set once
+  std::shared_ptr<Staged> failed_;      // since the last enqueue()
+  std::shared_ptr<Local> local_;        // set once
+  std::shared_ptr<DirectRing> direct_;  // set with mutex_ held, too
   core::Status local_failed_;
   bool holds_ = false;  // "done" does not move, since local_ is to be aborted first
   core::TimePoint release_at_ = core::TimePoint::max();

@@ -24,8 +24,11 @@ Buffer::~Buffer() {
 std::byte* Buffer::data() const noexcept { return pool_->slots_[slot_].data; }
 
 std::size_t Buffer::capacity_bytes() const noexcept {
-  return pool_->classes_[pool_->slots_[slot_].size_class].slot_bytes;
+  const BufferPool::Slot& slot = pool_->slots_[slot_];
+  return slot.size_class == BufferPool::kLent ? slot.lent_bytes : pool_->classes_[slot.size_class].slot_bytes;
 }
+
+bool Buffer::is_lent() const noexcept { return pool_->slots_[slot_].size_class == BufferPool::kLent; }
 
 std::size_t Buffer::offset_bytes() const noexcept { return static_cast<std::size_t>(data() - pool_->memory_.data()); }
 
@@ -40,16 +43,16 @@ BufferPool::BufferPool(std::span<std::byte> memory, std::span<const SizeClass> c
   for (std::size_t c = 0; c < classes_.size(); ++c) {
     free_[c].reserve(classes_[c].slot_count);
     for (std::size_t i = 0; i < classes_[c].slot_count; ++i) {
-      slots_.push_back(Slot{next, 0, 0, static_cast<std::uint8_t>(c)});
+      slots_.push_back(Slot{next, 0, 0, static_cast<std::uint8_t>(c), 0, nullptr});
       next += classes_[c].slot_bytes;
     }
   }
-  assert(next <= memory.data() + memory.size());
+  assert(next <= memory.data() + memory.size() && classes_.size() < kLent);
   // The lowest slots are handed out first, so that an idle engine touches few pages.
   for (std::size_t s = slots_.size(); s-- > 0;) free_[slots_[s].size_class].push_back(static_cast<std::uint32_t>(s));
 }
 
-BufferPool::~BufferPool() { assert(in_use_ == 0); }
+BufferPool::~BufferPool() { assert(in_use_ == 0 && lent_ == 0); }
 
 Buffer BufferPool::allocate(std::size_t bytes) {
   for (std::size_t c = 0; c < classes_.size(); ++c) {
@@ -63,6 +66,19 @@ Buffer BufferPool::allocate(std::size_t bytes) {
     return Buffer(this, slot);
   }
   return {};
+}
+
+Buffer BufferPool::lend(std::byte* data, std::size_t bytes, std::shared_ptr<const void> keep) {
+  if (free_lent_.empty()) {
+    slots_.push_back(Slot{nullptr, 0, 0, kLent, 0, nullptr});
+    free_lent_.reserve(slots_.size());
+    free_lent_.push_back(static_cast<std::uint32_t>(slots_.size() - 1));
+  }
+  const std::uint32_t slot = free_lent_.back();
+  free_lent_.pop_back();
+  slots_[slot] = Slot{data, slots_[slot].life + 1, 1, kLent, bytes, std::move(keep)};
+  ++lent_;
+  return Buffer(this, slot);
 }
 
 std::size_t BufferPool::slot_bytes_for(std::size_t bytes) const noexcept {
@@ -81,6 +97,13 @@ std::size_t BufferPool::slot_bytes_max() const noexcept { return classes_.empty(
 
 void BufferPool::release(std::uint32_t slot) noexcept {
   if (--slots_[slot].references > 0) return;
+  if (slots_[slot].size_class == kLent) {
+    --lent_;
+    free_lent_.push_back(slot);
+    // Last: whoever hears of it may lend again.
+    const std::shared_ptr<const void> kept = std::exchange(slots_[slot].keep, nullptr);
+    return;
+  }
   --in_use_;
   free_[slots_[slot].size_class].push_back(slot);
   if (release_hook_) release_hook_();

@@ -3,6 +3,7 @@
 // Model    Fixed slots of a few size classes over memory that the caller owns (a shared segment, or plain memory in
 //          tests). A Buffer is a counted reference to one slot: it is filled once, then sent on any number of
 //          endpoints of any transport that the memory was attached to, and returns to the pool with its last reference.
+//          lend() makes Buffers of memory elsewhere (a GPU's), which only transports may read that it was attached to.
 // Threads  the engine's progress thread only.
 // Errors   allocate() returns an empty Buffer when no slot is free: nothing is queued, try again after a release.
 #pragma once
@@ -31,9 +32,11 @@ class Buffer {
   ~Buffer();
 
   explicit operator bool() const noexcept { return pool_ != nullptr; }
+  /// Of one that was lent: not to be read here.
   std::byte* data() const noexcept;
   std::size_t capacity_bytes() const noexcept;
-  /// Distance of data() from the start of the pool's memory, bytes: what a peer that maps it needs.
+  bool is_lent() const noexcept;
+  /// Distance of data() from the start of the pool's memory, bytes: what a peer that maps it needs. Not of one lent.
   std::size_t offset_bytes() const noexcept;
   /// Changes with every allocation: with slot() it names one life of one slot, for weak look-ups.
   std::uint64_t life() const noexcept;
@@ -61,6 +64,8 @@ class BufferPool : core::Pinned {
   /// A slot of the smallest class that holds `bytes` and has one free; larger classes are not robbed for smaller
   /// requests. Empty when none is free or `bytes` exceeds the largest class.
   Buffer allocate(std::size_t bytes);
+  /// A Buffer of memory that is not the pool's. `keep` is dropped with the last reference.
+  Buffer lend(std::byte* data, std::size_t bytes, std::shared_ptr<const void> keep);
   /// What a message of `bytes` costs in credit: the size of its slot class.
   std::size_t slot_bytes_for(std::size_t bytes) const noexcept;
   /// The Buffer that (slot, life) named, if that life has not ended, else empty.
@@ -69,6 +74,7 @@ class BufferPool : core::Pinned {
   std::span<std::byte> memory() const noexcept { return memory_; }
   std::size_t slot_bytes_max() const noexcept;
   std::size_t slots_in_use() const noexcept { return in_use_; }
+  std::size_t lent() const noexcept { return lent_; }
   /// Called after a slot became free again (on the progress thread; may allocate).
   void set_release_hook(std::function<void()> hook) { release_hook_ = std::move(hook); }
 
@@ -78,8 +84,11 @@ class BufferPool : core::Pinned {
     std::byte* data = nullptr;
     std::uint64_t life = 0;
     std::uint32_t references = 0;
-    std::uint8_t size_class = 0;
+    std::uint8_t size_class = 0;       // kLent: it has no slot
+    std::size_t lent_bytes = 0;        // kLent
+    std::shared_ptr<const void> keep;  // kLent
   };
+  static constexpr std::uint8_t kLent = 255;
   void release(std::uint32_t slot) noexcept;
 
   std::span<std::byte> memory_;
@@ -87,6 +96,8 @@ class BufferPool : core::Pinned {
   std::vector<Slot> slots_;
   std::vector<std::vector<std::uint32_t>> free_;
   std::size_t in_use_ = 0;
+  std::vector<std::uint32_t> free_lent_;  // places in slots_, behind those that have one
+  std::size_t lent_ = 0;
   std::function<void()> release_hook_;
 };
 

@@ -37,7 +37,8 @@ class Endpoint : core::Pinned {
   /// Queue one message; how many may be queued is bounded by the caller's credits.
   ///   header         shape [1..kHeaderBytesMax], bytes; copied before return.
   ///   payload        the first payload_bytes of it are sent; empty when payload_bytes is 0. Kept alive and read in
-  ///                  place until `done` runs. Its pool's memory must have been attached to this Transport.
+  ///                  place until `done` runs. Its pool's memory, or the memory that was lent, must have been attached
+  ///                  to this Transport.
   ///   done           may be empty.
   /// kOk: accepted. kClosed or kPeerDead: not accepted, carries the first cause, done dropped unrun.
   virtual core::Status send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,

@@ -151,6 +151,18 @@ class RailsTransport final : public Transport {
       if (core::Status status = transport->attach(pool_memory); !status.is_ok()) return status;
     return core::Status::ok();
   }
+  core::Status attach_device(const DeviceMemory& memory) override {
+    for (std::size_t rail = 0; rail < transports_.size(); ++rail) {
+      const core::Status status = transports_[rail]->attach_device(memory);
+      if (status.is_ok()) continue;
+      while (rail-- > 0) transports_[rail]->detach_device(memory.bytes);
+      return status;
+    }
+    return core::Status::ok();
+  }
+  void detach_device(std::span<std::byte> memory) noexcept override {
+    for (const auto& transport : transports_) transport->detach_device(memory);
+  }
   std::vector<std::byte> address() const override { return address_; }
 
   core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override {
@@ -212,6 +224,7 @@ class RailsTransport final : public Transport {
       const TransportStats one = transport->stats();
       sum.tx_messages += one.tx_messages;
       sum.tx_payload_bytes += one.tx_payload_bytes;
+      sum.tx_device_bytes += one.tx_device_bytes;
       sum.tx_header_bytes += one.tx_header_bytes;
       sum.rx_messages += one.rx_messages;
       sum.rx_payload_bytes += one.rx_payload_bytes;

@@ -7,8 +7,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -77,11 +79,19 @@ class Receiver {
 struct TransportStats {
   std::uint64_t tx_messages = 0;
   std::uint64_t tx_payload_bytes = 0;
+  std::uint64_t tx_device_bytes = 0;  // of these, what lay in a device's memory
   std::uint64_t tx_header_bytes = 0;
   std::uint64_t rx_messages = 0;
   std::uint64_t rx_payload_bytes = 0;
   std::uint64_t rx_header_bytes = 0;
   std::uint64_t endpoints_open = 0;
+};
+
+/// A run of an accelerator's memory.
+struct DeviceMemory {
+  std::span<std::byte> bytes;
+  /// Runs the call with the device current on this thread, for libraries that look there. Empty: nothing is needed.
+  std::function<void(const std::function<void()>& call)> within;
 };
 
 class Transport : core::Pinned {
@@ -91,6 +101,12 @@ class Transport : core::Pinned {
   virtual std::string_view name() const noexcept = 0;
   /// Registers the pool's memory, once, before the first send with a payload. It must outlive the Transport.
   virtual core::Status attach(std::span<std::byte> pool_memory) = 0;
+  /// Registers memory of an accelerator: Buffers that lie in it may then be sent to any peer, and no byte of them is read
+  /// by this process's own code. It stays until detach_device(), or outlives the Transport. kUnsupported: this transport
+  /// cannot do that, and why; it stays as it was after any error.
+  virtual core::Status attach_device(const DeviceMemory& memory);
+  /// No Buffer lies in it any more. Not from inside progress().
+  virtual void detach_device(std::span<std::byte> memory) noexcept;
   /// What a peer passes to connect(). Opaque bytes, at most a few hundred.
   virtual std::vector<std::byte> address() const = 0;
   /// The endpoint to `peer`, opened on first use; the same object for the same peer. May return before the
@@ -109,5 +125,10 @@ class Transport : core::Pinned {
   virtual void set_receiver(Receiver* receiver) noexcept = 0;
   virtual TransportStats stats() const noexcept = 0;
 };
+
+inline core::Status Transport::attach_device(const DeviceMemory& /*memory*/) {
+  return {core::Code::kUnsupported, std::string(name()) + " sends from host memory only"};
+}
+inline void Transport::detach_device(std::span<std::byte> /*memory*/) noexcept {}
 
 }  // namespace hybridps::transport

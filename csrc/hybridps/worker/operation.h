@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,11 @@ struct Operation {
   schedule::Scope scope = schedule::Scope::kRanks;
   std::uint64_t total_bytes = 0;
   std::vector<std::uint64_t> rail_bytes;
+  /// Set: what this rank sends, its input or (root of a broadcast) its output, is one piece in a device's memory that the
+  /// data transport was given (Runtime::attach_device). No byte of it is read here, so the part that the rank has for
+  /// itself is not moved to its output. Dropped once the operation is over and transports have let go of the memory. For
+  /// what is delivered, not for sums, and only where no rank of this node is to get it from this one.
+  std::shared_ptr<const void> device_memory;
   std::chrono::milliseconds timeout{0};  // 0: none
   core::TimePoint issued_at{};           // from which the timeout counts; none: from submit()
 };

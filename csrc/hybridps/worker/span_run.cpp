@@ -21,6 +21,7 @@ SpanRun::SpanRun(Worker& worker, OperationRun& run, const schedule::Span& plan)
       plan.rail == schedule::kNoRail ? static_cast<std::uint32_t>(topology.ranks_of(topology.my_node()).size()) : 1;
   agent_ = aggregate_ && agent_of(topology.my_node()) == me;
   consumer_ = (plan.sink == schedule::kAll || plan.sink == me) && plan.source != me && !(aggregate_ && owner_);
+  device_ = !aggregate_ && plan.source == me && run.operation.device_memory != nullptr;
 
   if (aggregate_) {
     result_offset_ = plan.output_offset;
@@ -167,7 +168,7 @@ bool SpanRun::start() {
   if (plan_.source == me) {
     if (plan_.rail == schedule::kNoRail && (plan_.sink == schedule::kAll || plan_.sink == me)) {
       // The own copy: all_gather's own piece, and what a rank scatters, gathers or exchanges with itself.
-      if (result_place_ == Place::kInput && plan_.bytes > 0) {
+      if (result_place_ == Place::kInput && plan_.bytes > 0 && !device_) {
         for (std::uint32_t chunk = 0; chunk < plan_.chunks; ++chunk) {
           const std::uint64_t from = plan_.input_offset + begin_of(chunk);
           const std::uint64_t to = plan_.output_offset + begin_of(chunk);
@@ -342,6 +343,7 @@ void SpanRun::result_ready(std::uint32_t chunk) {
 transport::Buffer SpanRun::payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) {
   transport::BufferPool& pool = worker_.outbox().pool();
   if (&stream == push_) {
+    if (device_) return lend(chunk, bytes);
     transport::Buffer buffer = pool.allocate(bytes);
     if (!buffer) return buffer;
     if (aggregate_ && agent_)
@@ -357,14 +359,20 @@ transport::Buffer SpanRun::payload(flow::Stream& stream, std::uint32_t chunk, st
     if (shared_.empty()) shared_.resize(plan_.chunks);
     if (transport::Buffer buffer = pool.revive(shared_[chunk].slot, shared_[chunk].life)) return buffer;
   }
-  transport::Buffer buffer = pool.allocate(bytes);
+  transport::Buffer buffer = device_ ? lend(chunk, bytes) : pool.allocate(bytes);
   if (!buffer) return buffer;
   if (result_place_ == Place::kScratch)
     std::memcpy(buffer.data(), scratch_.data() + begin_of(chunk), bytes);
-  else
+  else if (!device_)
     pieces_at(result_place_).read(result_offset_ + begin_of(chunk), bytes, buffer.data());
   if (results_.size() > 1) shared_[chunk] = Shared{buffer.slot(), buffer.life()};
   return buffer;
+}
+
+transport::Buffer SpanRun::lend(std::uint32_t chunk, std::size_t bytes) {
+  std::byte* const data = pieces_at(result_place_).contiguous(result_offset_ + begin_of(chunk), bytes);
+  assert(data != nullptr);
+  return worker_.outbox().pool().lend(data, bytes, run_.operation.device_memory);
 }
 
 void SpanRun::on_sent(flow::Stream& stream, std::uint32_t chunk) {

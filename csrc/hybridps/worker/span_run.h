@@ -87,6 +87,8 @@ class SpanRun final : public flow::Source, core::Pinned {
   int agent_of(int node) const noexcept;
   flow::Stream& open_stream(int to_rank, wire::Stage stage, std::uint32_t contributor);
   void open_result_streams();
+  /// The chunk where it lies.
+  transport::Buffer lend(std::uint32_t chunk, std::size_t bytes);
   void result_ready(std::uint32_t chunk);
   void local_chunk_complete(std::uint32_t chunk);
   void want_permits();
@@ -106,6 +108,7 @@ class SpanRun final : public flow::Source, core::Pinned {
   bool owner_ = false;
   bool agent_ = false;
   bool consumer_ = false;
+  bool device_ = false;       // what it sends lies in a device's memory
   std::uint32_t locals_ = 1;  // ranks on this node
   Place result_place_ = Place::kOutput;
   std::uint64_t result_offset_ = 0;

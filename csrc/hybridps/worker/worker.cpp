@@ -285,6 +285,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   const bool p2p = run.operation.kind == schedule::Kind::kPointToPoint;
   if (!status.is_ok()) status = in_full(run, status);
   for (const auto& span : run.spans) span->cancel();
+  run.operation.device_memory.reset();
   tracked_.erase(&run);
   if (run.pace_due) std::erase(pacing_, &run);
   if (!run.deadline.is_never()) deadlines_.erase({run.deadline.point(), &run});

@@ -145,6 +145,28 @@ TEMPLATE_TEST_CASE("device: a stream copies within the device when it gets there
   CHECK(to.data[1100] == std::byte{0});
 }
 
+TEMPLATE_TEST_CASE("device: its own memory takes copies and gives them back", "[device][fast]",
+                   HYBRIDPS_DEVICE_BACKENDS) {
+  Fixture<TestType> f;
+  if (!f.device) return;
+  constexpr std::uint64_t kBytes = 1 << 16;
+  const auto stream = f.stream();
+  const auto end = f.event();
+  const auto from = f.memory(kBytes);
+  const auto to = f.memory(kBytes);
+  std::memset(from.data, 6, kBytes);
+  std::byte* const own = f.device->allocate_device(2 * kBytes).value();
+  REQUIRE(f.device->copy_to_device(stream, own + 100, from.data, kBytes - 100).is_ok());
+  REQUIRE(f.device->copy_within(stream, own + kBytes, own + 100, kBytes - 100).is_ok());
+  REQUIRE(f.device->copy_to_host(stream, to.data, own + kBytes, kBytes - 100).is_ok());
+  REQUIRE(f.device->record(end, stream).is_ok());
+  REQUIRE(f.becomes_done(end));
+  CHECK(to.data[0] == std::byte{6});
+  CHECK(to.data[kBytes - 101] == std::byte{6});
+  CHECK(to.data[kBytes - 100] == std::byte{0});
+  f.device->free_device(own);
+}
+
 TEMPLATE_TEST_CASE("device: flags compare in a circle", "[device][fast]", HYBRIDPS_DEVICE_BACKENDS) {
   Fixture<TestType> f;
   if (!f.device) return;

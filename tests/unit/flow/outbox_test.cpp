@@ -839,6 +839,38 @@ TEST_CASE("flow/outbox: what is urgent passes a spent window, and bulk that is u
   }
 }
 
+TEST_CASE("flow/outbox: what is urgent and lies in a device's memory takes the connection for data", "[flow][fast]") {
+  struct Lending final : flow::Source {
+    transport::Buffer payload(Stream&, std::uint32_t, std::size_t bytes) override {
+      return (*pool).lend(memory.data(), bytes, nullptr);
+    }
+    void on_sent(Stream&, std::uint32_t) override {}
+    void on_permitted(Stream&, std::uint32_t) override {}
+    transport::BufferPool* pool = nullptr;
+    std::vector<std::byte> memory = std::vector<std::byte>(kSlot);
+  };
+  constexpr std::size_t kWindow = 4 * kBatchSlots;
+  Setup setup;
+  setup.slots = setup.net_slots = 4 * kWindow;
+  setup.eager_bytes = static_cast<std::int64_t>(2 * kWindow * kSlot);
+  Rig rig(setup);
+  rig.router.has_urgent = true;
+  rig.outbox->set_window(kPeer, static_cast<std::int64_t>(kWindow * kSlot));
+  Stream& bulk = rig.stream(2 * kWindow);
+  rig.offer_all(bulk);
+  Lending lending;
+  lending.pool = &rig.outbox->pool();
+  Stream& urgent = rig.stream(3, kPeer, /*urgent=*/true);
+  urgent.source = &lending;
+  rig.offer_all(urgent);
+  CHECK(urgent.all_sent());
+  CHECK(rig.to().chunks().size() == kWindow + 3);
+  CHECK(rig.router.urgent_endpoints[kPeer] == nullptr);
+  CHECK((*rig.pool).lent() == 3);
+  rig.to().complete_all();
+  CHECK((*rig.pool).lent() == 0);
+}
+
 TEST_CASE("flow/outbox: credit comes in quarters of what the sender says that it uses", "[flow][fast]") {
   Setup setup;
   setup.credit_batch_bytes = 8 * static_cast<std::int64_t>(kSlot);

@@ -293,12 +293,27 @@ inline bool eventually(const std::function<bool()>& done) {
   return true;
 }
 
+/// Bytes that the rank's transport to other nodes has taken from its GPU's memory.
+inline std::uint64_t sent_from_device(ClusterThread& cluster, int rank) {
+  std::uint64_t bytes = 0;
+  cluster.run([&](Cluster& c) {
+    c.at(rank).update_counters();
+    bytes = c.at(rank).counters().net_tx_device_bytes.load();
+  });
+  return bytes;
+}
+
 /// A program on every rank that never waits: kernels that make the inputs and keep the outputs, operations between them.
-inline void run_program(const std::vector<int>& layout, int queues, std::uint64_t seed, int rounds,
-                        const Hub& hub = nullptr) {
+/// `direct`: what is delivered goes from device memory where it can. Bytes that did are returned, of all ranks.
+inline std::uint64_t run_program(const std::vector<int>& layout, int queues, std::uint64_t seed, int rounds,
+                                 const Hub& hub = nullptr, bool direct = false) {
   INFO("ranks " << layout.size() << " queues " << queues << " seed " << seed);
-  ClusterThread cluster(nodes(layout, seed));
-  auto all = ranks(cluster, seed, queues, small(), hub);
+  ClusterOptions cluster_options = nodes(layout, seed);
+  if (direct) cluster_options.device_view = &FakeDevice::host_view;
+  ClusterThread cluster(cluster_options);
+  ChannelOptions channel_options = small();
+  channel_options.direct = direct;
+  auto all = ranks(cluster, seed, queues, channel_options, hub);
   std::mt19937_64 random(seed);
   struct Seen {
     Part part;
@@ -339,6 +354,9 @@ inline void run_program(const std::vector<int>& layout, int queues, std::uint64_
     REQUIRE(s.staged->status().to_string() == "ok");
     REQUIRE((*s.output == s.part.expected));
   }
+  std::uint64_t bytes = 0;
+  for (int rank = 0; rank < cluster.size(); ++rank) bytes += sent_from_device(cluster, rank);
+  return bytes;
 }
 
 }  // namespace hybridps::test::program

@@ -640,6 +640,52 @@ TEMPLATE_TEST_CASE("transport/transport: a peer that goes away is reported once 
   CHECK_FALSE(pair->a.receiver.called_outside_progress);
 }
 
+TEMPLATE_TEST_CASE("transport/transport: memory of a device is sent from where it was attached and refused elsewhere",
+                   "[transport][fast]", HYBRIDPS_ENDPOINT_BACKENDS) {
+  auto pair = TestType::make_pair();
+  pair->connect();
+  std::vector<std::byte> memory(kLargeBytes);
+  fill(memory.data(), memory.size(), 3);
+  const auto kept = std::make_shared<int>(0);
+  const auto send = [&](std::size_t from, std::size_t bytes, Side::Done& done) {
+    const Buffer payload = pair->a.pool->lend(memory.data() + from, bytes, kept);
+    CHECK(payload.is_lent());
+    CHECK(payload.capacity_bytes() == bytes);
+    return pair->a.peer->send(numbered(1), payload, bytes, pair->a.record(done));
+  };
+  Side::Done refused;
+  CHECK(send(0, 1000, refused).code() == core::Code::kInvalidArgument);
+  CHECK(kept.use_count() == 1);
+  const core::Status attached = pair->a.transport->attach_device({{memory.data(), memory.size()}, {}});
+  if (attached.is_ok()) {
+    for (const std::size_t bytes : {std::size_t{1}, std::size_t{4096}, std::size_t{300001}}) {
+      Side::Done done;
+      const TransportStats before = pair->a.transport->stats();
+      REQUIRE(send(5, bytes, done).is_ok());
+      CHECK(kept.use_count() == 2);
+      REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+      const auto& payload = pair->b.receiver.messages.front().payload;
+      REQUIRE(payload.bytes() == bytes);
+      CHECK(std::memcmp(payload.data(), memory.data() + 5, bytes) == 0);
+      pair->release_all();
+      REQUIRE(pair->run_until([&] { return done.count == 1; }));
+      CHECK(kept.use_count() == 1);
+      CHECK(pair->a.transport->stats().tx_device_bytes == before.tx_device_bytes + bytes);
+      CHECK(pair->a.transport->stats().tx_payload_bytes == before.tx_payload_bytes + bytes);
+    }
+    pair->a.transport->detach_device({memory.data(), memory.size()});
+  } else {
+    const bool cannot = attached.code() == core::Code::kUnsupported || attached.code() == core::Code::kOutOfResources;
+    CHECK(cannot);
+    CHECK(attached.message() != "");
+  }
+  CHECK(send(0, 1000, refused).code() == core::Code::kInvalidArgument);
+  CHECK(kept.use_count() == 1);
+  CHECK(refused.count == 0);
+  CHECK(pair->a.pool->lent() == 0);
+  CHECK(pair->a.pool->slots_in_use() == 0);
+}
+
 TEMPLATE_TEST_CASE("transport/transport: destruction ends pending sends once and calls no receiver",
                    "[transport][fast]", HYBRIDPS_ENDPOINT_BACKENDS) {
   auto pair = TestType::make_pair();

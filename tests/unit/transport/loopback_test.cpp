@@ -20,7 +20,7 @@ namespace hybridps::transport {
 
 std::unique_ptr<contract::Pair> LoopbackBackend::make_pair() {
   auto pair = std::make_unique<contract::Pair>();
-  LoopbackHub hub;
+  LoopbackHub hub(LoopbackHub::Done::kReleased, [](const std::byte* address) { return address; });
   for (contract::Side* side : {&pair->a, &pair->b}) {
     side->use_heap();
     side->transport = hub.make_transport(side->id);
@@ -75,6 +75,34 @@ TEST_CASE("transport/loopback: messages arrive in the order of sending", "[trans
   for (std::uint64_t i = 0; i < 20; ++i) REQUIRE(f.pair.a.peer->send(numbered(i), {}, 0, {}).is_ok());
   CHECK(f.pair.b.progress() == 20);
   for (std::uint64_t i = 0; i < 20; ++i) CHECK(contract::number_of(f.pair.b.receiver.messages[i].header) == i);
+}
+
+TEST_CASE("transport/pool: what was lent has a life of its own and is let go once", "[transport][fast]") {
+  contract::Side side;
+  side.use_heap();
+  std::vector<std::byte> memory(300);
+  const auto kept = std::make_shared<int>(0);
+  Buffer first = side.pool->lend(memory.data(), 100, kept);
+  const Buffer slot = side.pool->allocate(10);
+  const Buffer second = side.pool->lend(memory.data() + 100, 200, kept);
+  CHECK(side.pool->lent() == 2);
+  CHECK(side.pool->slots_in_use() == 1);
+  CHECK_FALSE(slot.is_lent());
+  CHECK(first.data() == memory.data());
+  CHECK(second.capacity_bytes() == 200);
+  Buffer shared = side.pool->revive(first.slot(), first.life());
+  REQUIRE(shared);
+  CHECK(shared.data() == memory.data());
+  const std::uint32_t place = first.slot();
+  const std::uint64_t life = first.life();
+  first = Buffer();
+  CHECK(kept.use_count() == 3);
+  shared = Buffer();
+  CHECK(kept.use_count() == 2);
+  CHECK_FALSE(side.pool->revive(place, life));
+  const Buffer third = side.pool->lend(memory.data(), 50, nullptr);
+  CHECK(third.slot() == place);  // the place is used again, in another life
+  CHECK_FALSE(side.pool->revive(place, life));
 }
 
 TEST_CASE("transport/loopback: a killed engine falls silent and its peers hear of it", "[transport][fast]") {

@@ -168,6 +168,31 @@ TEST_CASE("transport/rails: one broken lane is the end of the peer and names its
   CHECK(again.status().message() == refused.status().message());
 }
 
+TEST_CASE("transport/rails: memory of a device is attached to all rails or to none", "[transport][fast]") {
+  for (const bool all : {true, false}) {
+    std::vector<std::byte> memory(1000);
+    contract::Pair pair;
+    LoopbackHub can(LoopbackHub::Done::kReleased, [](const std::byte* address) { return address; });
+    LoopbackHub cannot;
+    std::vector<Transport*> first;
+    for (contract::Side* side : {&pair.a, &pair.b}) {
+      side->use_heap();
+      std::vector<Rail> rails;
+      rails.push_back({{"eth0", "", "", 0, {}}, can.make_transport(side->id)});
+      first.push_back(rails[0].transport.get());
+      if (!all) rails.push_back({{"eth1", "", "", 0, {}}, cannot.make_transport(side->id)});
+      side->transport = make_rails(std::move(rails)).value();
+    }
+    pair.finish_setup();
+    const core::Status attached = pair.a.transport->attach_device({{memory.data(), memory.size()}, {}});
+    CHECK(attached.is_ok() == all);
+    if (!all) CHECK(attached.code() == core::Code::kUnsupported);
+    const Buffer payload = pair.a.pool->lend(memory.data(), 100, nullptr);
+    auto endpoint = first[0]->connect(pair.b.id, first[1]->address());
+    CHECK(endpoint.value()->send(numbered(1), payload, 100, {}).is_ok() == all);
+  }
+}
+
 TEST_CASE("transport/rails: what is encoded is decoded", "[transport][fast]") {
   std::vector<RailInfo> infos = rails({{"eth0", "10.0.0.0/24", 25}, {"eth1", "", 0}});
   infos[1].inner = {std::byte{1}, std::byte{2}};

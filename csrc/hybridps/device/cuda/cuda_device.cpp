@@ -197,6 +197,30 @@ void CudaDevice::free_host(HostMemory memory) noexcept {
   if (memory.pinned) pinned_bytes_.fetch_sub(memory.bytes, std::memory_order_relaxed);
 }
 
+core::Result<std::byte*> CudaDevice::allocate_device(std::uint64_t bytes) {
+  CUdeviceptr address = 0;
+  Status status = in_context("cuMemAlloc", [&] {
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    driver_.exchange_capture_mode(&mode);
+    const CUresult result = driver_.device_allocate(&address, bytes);
+    // As "GPUDirect RDMA" asks, or a copy that the driver calls synchronous may still be under way when a card reads it.
+    // We make none; a library beside us might.
+    const unsigned synchronize = 1;
+    if (result == CUDA_SUCCESS) driver_.pointer_set_attribute(&synchronize, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address);
+    driver_.exchange_capture_mode(&mode);
+    return result;
+  });
+  if (!status.is_ok())
+    return Status(Code::kOutOfResources, "cannot have " + std::to_string(bytes) + " bytes of " + describe() + ": " +
+                                             std::string(status.message()));
+  return reinterpret_cast<std::byte*>(address);
+}
+
+void CudaDevice::free_device(std::byte* memory) noexcept {
+  const Status ignored = in_context("cuMemFree", [&] { return driver_.device_free(address_of(memory)); });
+  static_cast<void>(ignored);
+}
+
 std::string describe_cuda() {
   const core::Result<Driver>& driver = load_driver();
   if (!driver.is_ok()) return "no device: " + std::string(driver.status().message());

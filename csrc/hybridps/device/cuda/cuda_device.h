@@ -43,6 +43,8 @@ class CudaDevice final : public Device {
   void begin_helper_thread() noexcept override;
   core::Result<HostMemory> allocate_host(std::uint64_t bytes) override;
   void free_host(HostMemory memory) noexcept override;
+  core::Result<std::byte*> allocate_device(std::uint64_t bytes) override;
+  void free_device(std::byte* memory) noexcept override;
   /// Of host memory that allocate_host() has given and that is not free yet. Any thread.
   std::uint64_t pinned_bytes() const noexcept { return pinned_bytes_.load(std::memory_order_relaxed); }
 

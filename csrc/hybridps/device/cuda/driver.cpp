@@ -52,6 +52,9 @@ core::Result<Driver> open_driver() {
   find(driver.host_allocate, "cuMemHostAlloc");
   find(driver.host_device_pointer, "cuMemHostGetDevicePointer_v2");
   find(driver.host_free, "cuMemFreeHost");
+  find(driver.device_allocate, "cuMemAlloc_v2");
+  find(driver.device_free, "cuMemFree_v2");
+  find(driver.pointer_set_attribute, "cuPointerSetAttribute");
   if (!missing.empty())
     return Status(Code::kUnsupported, "the NVIDIA driver is too old: it lacks " + missing + "; CUDA 12.0 is needed");
   if (Status status = driver.status(driver.init(0), "cuInit"); !status.is_ok())

@@ -44,6 +44,9 @@ struct Driver {
   PFN_cuMemHostAlloc_v2020 host_allocate = nullptr;
   PFN_cuMemHostGetDevicePointer_v3020 host_device_pointer = nullptr;
   PFN_cuMemFreeHost_v2000 host_free = nullptr;
+  PFN_cuMemAlloc_v3020 device_allocate = nullptr;
+  PFN_cuMemFree_v3020 device_free = nullptr;
+  PFN_cuPointerSetAttribute_v6000 pointer_set_attribute = nullptr;
 
   /// kOk, or "CUDA: cuStreamWaitEvent failed: CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access ...)".
   core::Status status(CUresult result, const char* call) const;

@@ -1,5 +1,8 @@
 #include "hybridps/device/fake/fake_device.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -39,6 +42,62 @@ struct Queue {
   std::mt19937_64 random;
   std::thread thread;
 };
+
+/// Memory of devices of this process: nothing may touch it at its address, and copies go by the view.
+class OwnMemory {
+ public:
+  core::Result<std::byte*> allocate(std::uint64_t bytes) {
+    const int fd = memfd_create("fake device", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+      if (fd >= 0) close(fd);
+      return Status(Code::kOutOfResources, "no memory");
+    }
+    void* const address = mmap(nullptr, bytes, PROT_NONE, MAP_SHARED, fd, 0);
+    void* const view = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (address == MAP_FAILED || view == MAP_FAILED) {
+      if (address != MAP_FAILED) munmap(address, bytes);
+      if (view != MAP_FAILED) munmap(view, bytes);
+      return Status(Code::kOutOfResources, "no memory");
+    }
+    const std::lock_guard lock(mutex_);
+    runs_[static_cast<std::byte*>(address)] = {bytes, static_cast<std::byte*>(view)};
+    return static_cast<std::byte*>(address);
+  }
+  /// The bytes it had.
+  std::uint64_t free(std::byte* address) {
+    const std::lock_guard lock(mutex_);
+    const auto found = runs_.find(address);
+    if (found == runs_.end()) return 0;
+    const auto [bytes, view] = found->second;
+    munmap(view, bytes);
+    munmap(address, bytes);
+    runs_.erase(found);
+    return bytes;
+  }
+  std::byte* view(std::byte* address) const {
+    const std::lock_guard lock(mutex_);
+    const auto next = runs_.upper_bound(address);
+    if (next == runs_.begin()) return address;
+    const auto& [begin, run] = *std::prev(next);
+    const auto inside = static_cast<std::uint64_t>(address - begin);
+    return inside < run.first ? run.second + inside : address;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::byte*, std::pair<std::uint64_t, std::byte*>> runs_;  // bytes, view
+};
+
+OwnMemory& own_memory() {
+  static OwnMemory memory;
+  return memory;
+}
+
+void copy(void* to, const void* from, std::uint64_t bytes) {
+  std::memcpy(own_memory().view(static_cast<std::byte*>(to)),
+              FakeDevice::host_view(static_cast<const std::byte*>(from)), bytes);
+}
 
 struct StreamState {
   Queue* queue = nullptr;
@@ -133,6 +192,7 @@ struct FakeDevice::Impl {
   Status broken;
   std::map<std::byte*, std::uint64_t> pinned;
   std::uint64_t pinned_bytes = 0;
+  std::uint64_t device_bytes = 0;
   std::size_t streams = 0;
   std::size_t events = 0;
   std::vector<std::unique_ptr<Queue>> queues;
@@ -203,7 +263,7 @@ core::Result<bool> FakeDevice::is_done(Event event) {
 core::Status FakeDevice::copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) {
   const bool blocks = !impl_->is_pinned(to);
   impl_->to_host.fetch_add(bytes);
-  Status status = impl_->put(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
+  Status status = impl_->put(stream, [to, from, bytes] { copy(to, from, bytes); });
   if (blocks && status.is_ok()) synchronize(stream);
   return status;
 }
@@ -211,14 +271,14 @@ core::Status FakeDevice::copy_to_host(Stream stream, void* to, const void* from,
 core::Status FakeDevice::copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) {
   const bool blocks = !impl_->is_pinned(from);
   impl_->to_device.fetch_add(bytes);
-  Status status = impl_->put(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
+  Status status = impl_->put(stream, [to, from, bytes] { copy(to, from, bytes); });
   if (blocks && status.is_ok()) synchronize(stream);
   return status;
 }
 
 core::Status FakeDevice::copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) {
   impl_->within.fetch_add(bytes);
-  return impl_->put(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
+  return impl_->put(stream, [to, from, bytes] { copy(to, from, bytes); });
 }
 
 core::Status FakeDevice::write_flag(Stream stream, Flag flag, std::uint32_t value) {
@@ -255,6 +315,25 @@ void FakeDevice::free_host(HostMemory memory) noexcept {
   if (impl_->pinned.erase(memory.data) == 0) return;
   impl_->pinned_bytes -= memory.bytes;
   std::free(memory.data);
+}
+
+core::Result<std::byte*> FakeDevice::allocate_device(std::uint64_t bytes) {
+  if (Status status = impl_->check(); !status.is_ok()) return status;
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->device_bytes + bytes > impl_->options.device_bytes_max)
+    return Status(Code::kOutOfResources, "the fake device has no more memory");
+  auto memory = own_memory().allocate(bytes);
+  if (memory.is_ok()) impl_->device_bytes += bytes;
+  return memory;
+}
+
+void FakeDevice::free_device(std::byte* memory) noexcept {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->device_bytes -= own_memory().free(memory);
+}
+
+const std::byte* FakeDevice::host_view(const std::byte* address) {
+  return own_memory().view(const_cast<std::byte*>(address));
 }
 
 void FakeDevice::launch(Stream stream, std::function<void()> kernel) {
@@ -302,6 +381,11 @@ FakeDevice::Copied FakeDevice::copied_bytes() const {
 std::uint64_t FakeDevice::pinned_bytes() const {
   const std::lock_guard lock(impl_->mutex);
   return impl_->pinned_bytes;
+}
+
+std::uint64_t FakeDevice::device_bytes() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->device_bytes;
 }
 
 std::size_t FakeDevice::streams() const {

@@ -3,7 +3,9 @@
 // Model    Hardware queues are threads, each with a list of tasks that it runs in order. Streams are spread over them;
 //          two streams of one queue hold each other up, as on a GPU with CUDA_DEVICE_MAX_CONNECTIONS=1. Each task is
 //          preceded by a pause drawn from the seed, so that streams overtake each other in ever new ways.
-//          Device memory is ordinary memory: copies are made by the queue's thread, and TSan sees every race.
+//          A program's device memory is ordinary memory: copies are made by the queue's thread, and TSan sees every race.
+//          What allocate_device() gives no thread can read or write: who tries to ends the process, as on a GPU. Copies, and
+//          tests, reach it by another mapping (host_view()).
 // Threads  as Device; one thread per hardware queue.
 // Life     the destructor gives up waits that are still under way and joins.
 #pragma once
@@ -23,6 +25,7 @@ struct FakeOptions {
   int hardware_queues = 8;
   int pause_us_max = 50;                               // before a task; one in sixteen is ten times as long
   std::uint64_t pinned_bytes_max = ~std::uint64_t{0};  // then allocate_host() fails
+  std::uint64_t device_bytes_max = ~std::uint64_t{0};  // then allocate_device() fails
   std::string physical_id;                             // empty: its own
 };
 
@@ -51,7 +54,11 @@ class FakeDevice final : public Device {
   core::Result<bool> is_capturing(Stream stream) override;
   core::Result<HostMemory> allocate_host(std::uint64_t bytes) override;
   void free_host(HostMemory memory) noexcept override;
+  core::Result<std::byte*> allocate_device(std::uint64_t bytes) override;
+  void free_device(std::byte* memory) noexcept override;
 
+  /// Where this process reads what lies at `address`, if that is memory of any FakeDevice; else `address`.
+  static const std::byte* host_view(const std::byte* address);
   /// A kernel.
   void launch(Stream stream, std::function<void()> kernel);
   void set_capturing(Stream stream, bool capturing);
@@ -61,6 +68,7 @@ class FakeDevice final : public Device {
   void synchronize(Stream stream);
 
   std::uint64_t pinned_bytes() const;
+  std::uint64_t device_bytes() const;
   /// Asked for so far, by the direction.
   struct Copied {
     std::uint64_t to_host = 0;

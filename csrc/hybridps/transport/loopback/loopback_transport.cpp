@@ -71,6 +71,7 @@ struct LoopbackHub::State {
   std::uint64_t payloads_changed_early = 0;
   std::uint64_t payloads_lent = 0;
   bool done_on_delivery = false;
+  DeviceView device_view = nullptr;
 
   // Callers hold the mutex.
   Inbox* live_inbox(core::EngineId id) {
@@ -147,6 +148,14 @@ class LoopbackTransport final : public Transport {
   core::Status attach(std::span<std::byte> pool_memory) override {
     attached_.push_back(pool_memory);
     return core::Status::ok();
+  }
+  core::Status attach_device(const DeviceMemory& memory) override {
+    if (state_->device_view == nullptr) return Transport::attach_device(memory);
+    devices_.push_back(memory.bytes);
+    return core::Status::ok();
+  }
+  void detach_device(std::span<std::byte> memory) noexcept override {
+    std::erase_if(devices_, [&](const auto& attached) { return attached.data() == memory.data(); });
   }
 
   std::vector<std::byte> address() const override {
@@ -251,7 +260,7 @@ class LoopbackTransport final : public Transport {
     if (payload_bytes > 0) {
       if (!payload || payload_bytes > payload.capacity_bytes())
         return core::Status(core::Code::kInvalidArgument, "more payload than its buffer holds");
-      if (!is_attached(payload.data(), payload_bytes))
+      if (!is_in(payload.is_lent() ? devices_ : attached_, payload.data(), payload_bytes))
         return core::Status(core::Code::kInvalidArgument, "the payload's memory was not attached to this transport");
     }
     auto message = std::make_shared<Message>();
@@ -259,12 +268,14 @@ class LoopbackTransport final : public Transport {
     message->to = endpoint.peer_;
     message->id = ++last_id_;
     message->header.assign(header.begin(), header.end());
-    message->source = payload_bytes > 0 ? payload.data() : nullptr;
+    const bool lent = payload_bytes > 0 && payload.is_lent();
+    if (payload_bytes > 0) message->source = lent ? state_->device_view(payload.data()) : payload.data();
     message->payload_bytes = payload_bytes;
     pending_.emplace(message->id, Pending{&endpoint, payload_bytes > 0 ? payload : Buffer(), std::move(done), message});
     ++stats_.tx_messages;
     stats_.tx_header_bytes += header.size();
     stats_.tx_payload_bytes += payload_bytes;
+    if (lent) stats_.tx_device_bytes += payload_bytes;
     const std::lock_guard lock(state_->mutex);
     // A peer that is gone takes nothing; its kPeerGone event is on the way to us and fails this message.
     if (Inbox* inbox = inbox_->gone ? nullptr : state_->live_inbox(endpoint.peer_)) {
@@ -306,8 +317,8 @@ class LoopbackTransport final : public Transport {
     std::shared_ptr<Message> message;
   };
 
-  bool is_attached(const std::byte* data, std::size_t bytes) const noexcept {
-    for (const auto& memory : attached_)
+  static bool is_in(const std::vector<std::span<std::byte>>& memories, const std::byte* data, std::size_t bytes) {
+    for (const auto& memory : memories)
       if (data >= memory.data() && data + bytes <= memory.data() + memory.size()) return true;
     return false;
   }
@@ -408,6 +419,7 @@ class LoopbackTransport final : public Transport {
   const core::EngineId self_;
   Receiver* receiver_ = nullptr;
   std::vector<std::span<std::byte>> attached_;
+  std::vector<std::span<std::byte>> devices_;
   std::unordered_map<core::EngineId, std::unique_ptr<LoopbackEndpoint>> endpoints_;
   std::map<std::uint64_t, Pending> pending_;  // in order of sending
   std::vector<Finished> finished_;
@@ -424,8 +436,9 @@ void LoopbackEndpoint::close(core::Status cause) noexcept { transport_.close(*th
 
 }  // namespace
 
-LoopbackHub::LoopbackHub(Done done) : state_(std::make_shared<State>()) {
+LoopbackHub::LoopbackHub(Done done, DeviceView view) : state_(std::make_shared<State>()) {
   state_->done_on_delivery = done == Done::kDelivered;
+  state_->device_view = view;
 }
 LoopbackHub::~LoopbackHub() = default;
 

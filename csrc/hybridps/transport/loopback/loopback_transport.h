@@ -5,6 +5,7 @@
 //          copies the payload to the heap and delivers; `done` runs in the sender's progress() after the
 //          receiver gave the copy back. So late use shows under ASan, and a payload that was changed before
 //          its `done` is counted by the hub.
+//          Device memory can be attached where the hub knows how to read it.
 // Threads  each transport from one thread; transports of one hub may live on different threads. With one
 // thread the
 //          run is deterministic: first in, first out.
@@ -33,7 +34,10 @@ class LoopbackHub : core::Pinned {
   /// network's, when it has arrived.
   enum class Done { kReleased, kDelivered };
 
-  explicit LoopbackHub(Done done = Done::kReleased);
+  /// Where this process reads what lies in a device's memory.
+  using DeviceView = const std::byte* (*)(const std::byte* address);
+
+  explicit LoopbackHub(Done done = Done::kReleased, DeviceView view = nullptr);
   ~LoopbackHub();
 
   /// A transport known to the others as `self`, which must be new to this hub.

@@ -36,6 +36,9 @@ class UcpApi {
     return ucp_init(params, config, context);
   }
   virtual void cleanup(ucp_context_h context) { ucp_cleanup(context); }
+  virtual ucs_status_t context_query(ucp_context_h context, ucp_context_attr_t* attributes) {
+    return ucp_context_query(context, attributes);
+  }
   virtual ucs_status_t mem_map(ucp_context_h context, const ucp_mem_map_params_t* params, ucp_mem_h* memh) {
     return ucp_mem_map(context, params, memh);
   }

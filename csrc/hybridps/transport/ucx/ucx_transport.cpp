@@ -140,7 +140,9 @@ UcxTransportImpl::~UcxTransportImpl() {
     fork_guard_.reset();
     api_.worker_destroy(worker_);
   }
-  for (const Region& region : regions_) (void)api_.mem_unmap(context_, region.memh);
+  within_device([&] {
+    for (const Region& region : regions_) (void)api_.mem_unmap(context_, region.memh);
+  });
   rx_pool_.reset();
   if (context_ != nullptr) api_.cleanup(context_);
   // UCX is gone, so every payload is let go.
@@ -167,7 +169,9 @@ void UcxTransportImpl::run_down() {
     close(*endpoint, core::Status(core::Code::kClosed, "the transport was destroyed"));
   const core::Deadline deadline = core::Deadline::after(options_.close_timeout + kCancelTimeout);
   while (!deadline.has_passed()) {
-    std::size_t did = api_.worker_progress(worker_) + attend();
+    std::size_t did = 0;
+    within_device([&] { did = api_.worker_progress(worker_); });
+    did += attend();
     if (attention_.empty() && closing_.empty() && held_.next == &held_ && receives_pending_ == 0 &&
         closes_pending_ == 0)
       return;
@@ -185,17 +189,66 @@ core::Status UcxTransportImpl::child_error() const {
 core::Status UcxTransportImpl::attach(std::span<std::byte> pool_memory) {
   if (in_child()) return child_error();
   if (pool_memory.empty()) return {core::Code::kInvalidArgument, "no memory to attach"};
+  return map({pool_memory, nullptr, UCS_MEMORY_TYPE_HOST});
+}
+
+core::Status UcxTransportImpl::map(Region region) {
   ucp_mem_map_params_t params{};
   params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
-  params.address = pool_memory.data();
-  params.length = pool_memory.size();
-  Region region{pool_memory, nullptr};
-  const ucs_status_t status = api_.mem_map(context_, &params, &region.memh);
+  params.address = region.memory.data();
+  params.length = region.memory.size();
+  const bool device = region.type != UCS_MEMORY_TYPE_HOST;
+  if (device) {
+    params.field_mask |= UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+    params.memory_type = region.type;
+  }
+  ucs_status_t status = UCS_OK;
+  within_device([&] { status = api_.mem_map(context_, &params, &region.memh); });
   if (status != UCS_OK)
-    return ucs_error(core::Code::kOutOfResources,
-                     "UCX cannot register " + std::to_string(pool_memory.size()) + " bytes (see ulimit -l)", status);
+    return ucs_error(
+        core::Code::kOutOfResources,
+        "UCX cannot register " + std::to_string(region.memory.size()) +
+            (device ? " bytes of GPU memory (see `lsmod | grep nvidia_peermem`)" : " bytes (see ulimit -l)"),
+        status);
   regions_.push_back(region);
   return core::Status::ok();
+}
+
+core::Status UcxTransportImpl::attach_device(const DeviceMemory& memory) {
+  if (in_child()) return child_error();
+  if (memory.bytes.empty()) return {core::Code::kInvalidArgument, "no memory to attach"};
+  ucp_context_attr_t attributes{};
+  attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
+  const ucs_status_t status = api_.context_query(context_, &attributes);
+  if (status != UCS_OK) return ucs_error(core::Code::kInternal, "UCX does not say what memory it knows", status);
+  if ((attributes.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) == 0)
+    return {core::Code::kUnsupported,
+            "UCX (" + ucx_library_path() +
+                ") has no CUDA support here; `ucx_info -d | grep cuda` shows what it has, and "
+                "UCX_TLS must not leave out cuda_copy"};
+  auto before = std::exchange(within_, memory.within);
+  core::Status mapped = map({memory.bytes, nullptr, UCS_MEMORY_TYPE_CUDA});
+  if (!mapped.is_ok()) within_ = std::move(before);
+  return mapped;
+}
+
+void UcxTransportImpl::detach_device(std::span<std::byte> memory) noexcept {
+  if (in_child()) return;
+  const auto is_it = [&](const Region& region) { return region.memory.data() == memory.data(); };
+  const auto found = std::find_if(regions_.begin(), regions_.end(), is_it);
+  if (found == regions_.end()) return;
+  within_device([&] { (void)api_.mem_unmap(context_, found->memh); });
+  regions_.erase(found);
+  const auto is_device = [](const Region& region) { return region.type != UCS_MEMORY_TYPE_HOST; };
+  if (std::none_of(regions_.begin(), regions_.end(), is_device)) within_ = nullptr;
+}
+
+template <typename Call>
+void UcxTransportImpl::within_device(const Call& call) {
+  if (within_)
+    within_([&] { call(); });
+  else
+    call();
 }
 
 core::Result<Endpoint*> UcxTransportImpl::connect(core::EngineId peer, std::span<const std::byte> address) {
@@ -236,7 +289,8 @@ Endpoint* UcxTransportImpl::find(core::EngineId peer) noexcept {
 
 std::size_t UcxTransportImpl::progress() {
   if (in_child()) return 0;
-  std::size_t did = api_.worker_progress(worker_);
+  std::size_t did = 0;
+  within_device([&] { did = api_.worker_progress(worker_); });
   did += run_completions();
   did += attend();
   did += start_waiting_receives();
@@ -304,14 +358,22 @@ core::Status UcxTransportImpl::send(UcxEndpoint& endpoint, std::span<const std::
   if (region != nullptr) {
     param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
     param.memh = region->memh;
-    param.memory_type = UCS_MEMORY_TYPE_HOST;
+    param.memory_type = region->type;
     data = payload.data();
     request->payload = payload;
   }
   request->done = std::move(done);
   hold(request);
-  const ucs_status_ptr_t posted =
-      api_.am_send(endpoint.ep_, kActiveMessageId, request->header.data(), header.size(), data, payload_bytes, &param);
+  const bool from_device = region != nullptr && region->type != UCS_MEMORY_TYPE_HOST;
+  ucs_status_ptr_t posted = nullptr;
+  const auto post = [&] {
+    posted = api_.am_send(endpoint.ep_, kActiveMessageId, request->header.data(), header.size(), data, payload_bytes,
+                          &param);
+  };
+  if (from_device)
+    within_device(post);
+  else
+    post();
   if (UCS_PTR_IS_ERR(posted)) {
     const ucs_status_t status = UCS_PTR_STATUS(posted);
     unhold(request);
@@ -327,6 +389,7 @@ core::Status UcxTransportImpl::send(UcxEndpoint& endpoint, std::span<const std::
   ++stats_.tx_messages;
   stats_.tx_header_bytes += header.size();
   stats_.tx_payload_bytes += payload_bytes;
+  if (from_device) stats_.tx_device_bytes += payload_bytes;
   if (posted == nullptr) {  // sent already; `done` never runs inside send()
     unhold(request);
     completions_.push_back({request, core::Status::ok()});

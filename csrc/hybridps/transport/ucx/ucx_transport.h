@@ -2,7 +2,8 @@
 //
 // Owner    the engine, which makes two: "data", and "control" with tcp_only.
 // Threads  one thread at a time for everything, destructor included; UCX's own thread only opens connections.
-// Memory   attach() maps pools once; every send names its handle. Incoming payloads land in registered memory
+// Memory   attach() maps pools once, attach_device() what is a GPU's, where UCX knows CUDA; every send names its
+//          handle and kind. Incoming payloads land in registered memory
 // that the
 //          transport owns, or stay where UCX received them; 64-byte aligned.
 // Failure  a broken connection fails the endpoint at once and is reported from progress(); `done` of a

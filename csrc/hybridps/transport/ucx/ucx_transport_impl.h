@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -37,6 +38,8 @@ class UcxTransportImpl final : public UcxTransport {
 
   std::string_view name() const noexcept override { return name_; }
   core::Status attach(std::span<std::byte> pool_memory) override;
+  core::Status attach_device(const DeviceMemory& memory) override;
+  void detach_device(std::span<std::byte> memory) noexcept override;
   std::vector<std::byte> address() const override { return address_; }
   core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override;
   Endpoint* find(core::EngineId peer) noexcept override;
@@ -54,6 +57,7 @@ class UcxTransportImpl final : public UcxTransport {
   struct Region {
     std::span<std::byte> memory;
     ucp_mem_h memh = nullptr;
+    ucs_memory_type_t type = UCS_MEMORY_TYPE_HOST;
   };
   struct Completion {
     SendRequest* request = nullptr;
@@ -73,6 +77,10 @@ class UcxTransportImpl final : public UcxTransport {
   bool in_child() const noexcept { return fork_generation() != generation_; }
   core::Status child_error() const;
   const Region* region_of(const std::byte* data, std::size_t bytes) const noexcept;
+  core::Status map(Region region);
+  /// Runs a call of UCX that may need the device whose memory was attached.
+  template <typename Call>
+  void within_device(const Call& call);
 
   // Sending
   core::Status send(UcxEndpoint& endpoint, std::span<const std::byte> header, const Buffer& payload,
@@ -121,6 +129,7 @@ class UcxTransportImpl final : public UcxTransport {
   core::TimePoint next_refresh_{};
   Receiver* receiver_ = nullptr;
   std::vector<Region> regions_;
+  std::function<void(const std::function<void()>&)> within_;  // set while a device's memory is attached
   std::unordered_map<core::EngineId, std::unique_ptr<UcxEndpoint>> endpoints_;
 
   std::vector<std::unique_ptr<SendRequest>> requests_;

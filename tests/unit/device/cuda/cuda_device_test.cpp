@@ -102,6 +102,17 @@ Driver scripted() {
     return note("host_device_pointer");
   };
   d.host_free = [](void*) { return note("host_free"); };
+  d.device_allocate = [](CUdeviceptr* address, std::size_t) {
+    *address = 0x5000;
+    return notes->mode == CU_STREAM_CAPTURE_MODE_RELAXED ? note("device_allocate") : CUDA_ERROR_INVALID_VALUE;
+  };
+  d.device_free = [](CUdeviceptr address) {
+    return address == 0x5000 ? note("device_free") : CUDA_ERROR_INVALID_VALUE;
+  };
+  d.pointer_set_attribute = [](const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+    const bool right = attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && address == 0x5000;
+    return right && *static_cast<const unsigned*>(value) == 1 ? note("sync_memops") : CUDA_ERROR_INVALID_VALUE;
+  };
   return d;
 }
 
@@ -140,6 +151,12 @@ TEST_CASE("device/cuda: every call is made in the device's context and puts back
       return core::Status(core::Code::kBusy, "as it came");
     };
     CHECK(cuda.run_here(inside).message() == "as it came");
+    std::byte* const own = cuda.allocate_device(1 << 20).value();
+    CHECK(reinterpret_cast<std::uintptr_t>(own) == 0x5000);
+    CHECK(book.calls.back() == "sync_memops");
+    CHECK(book.mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
+    cuda.free_device(own);
+    CHECK(book.calls.back() == "device_free");
     const auto before = book.calls.size();
     CHECK(cuda.copy_to_host(stream, nullptr, nullptr, 0).is_ok());
     CHECK(book.calls.size() == before);
@@ -151,7 +168,7 @@ TEST_CASE("device/cuda: every call is made in the device's context and puts back
   CHECK(book.contexts == 0);
   CHECK(book.outside == 0);
   CHECK_FALSE(book.retained);
-  CHECK(book.calls.size() == 17);
+  CHECK(book.calls.size() == 20);
 }
 
 TEST_CASE("device/cuda: what the driver refuses comes back with the call and CUDA's words", "[device][fast]") {
@@ -168,6 +185,11 @@ TEST_CASE("device/cuda: what the driver refuses comes back with the call and CUD
   CHECK(cuda.allocate_host(1 << 20).status().code() == core::Code::kOutOfResources);
   CHECK(cuda.pinned_bytes() == 0);
   CHECK(book.calls.back() == "host_free");
+  book.next = CUDA_ERROR_OUT_OF_MEMORY;
+  const auto none = cuda.allocate_device(1 << 20);
+  CHECK(none.status().code() == core::Code::kOutOfResources);
+  CHECK(std::string(none.status().message()).find("1048576 bytes of CUDA device 0") != std::string::npos);
+  CHECK(book.calls.back() == "device_allocate");
   CHECK(book.contexts == 0);
 }
 

@@ -74,4 +74,27 @@ TEST_CASE("device/fake: memory runs out and devices break where a test says so",
   fake.free_host(memory.value());
 }
 
+TEST_CASE("device/fake: its own memory is not the host's and is counted", "[device][fast]") {
+  FakeOptions options;
+  options.device_bytes_max = 10000;
+  FakeDevice fake(options);
+  const auto stream = fake.make_stream().value();
+  const auto host = fake.allocate_host(4096).value();
+  std::memset(host.data, 3, 4096);
+  std::byte* const own = fake.allocate_device(8192).value();
+  REQUIRE(fake.copy_to_device(stream, own + 4096, host.data, 4096).is_ok());
+  fake.synchronize(stream);
+  const std::byte* const view = FakeDevice::host_view(own + 4096);
+  CHECK(view != own + 4096);
+  CHECK(view[4095] == std::byte{3});
+  CHECK(FakeDevice::host_view(host.data) == host.data);
+  CHECK(fake.device_bytes() == 8192);
+  CHECK(fake.allocate_device(8192).status().code() == core::Code::kOutOfResources);
+  fake.free_device(own);
+  CHECK(fake.device_bytes() == 0);
+  CHECK(FakeDevice::host_view(own) == own);
+  fake.free_host(host);
+  fake.destroy(stream);
+}
+
 }  // namespace

@@ -29,6 +29,8 @@ class FakeUcp final : public UcpApi {
   ucs_status_t worker_status = UCS_OK;
   ucs_status_t handler_status = UCS_OK;
   ucs_status_t map_status = UCS_OK;
+  ucs_status_t query_status = UCS_OK;
+  std::uint64_t memory_types = UCS_BIT(UCS_MEMORY_TYPE_HOST);
   ucs_status_t ep_status = UCS_OK;
   ucs_status_t arm_status = UCS_OK;
   ucs_status_t send_status = UCS_OK;
@@ -47,6 +49,10 @@ class FakeUcp final : public UcpApi {
   int flushes = 0;
   int requests = 0;
   std::vector<void*> released_data;
+  ucp_mem_map_params_t last_map{};
+  std::vector<ucp_mem_h> unmapped;
+  bool inside = false;  // a device is current, says the test
+  int outside = 0;      // calls that want one, without
   ucp_ep_params_t ep_params{};
   ucp_worker_params_t worker_params{};
   ucp_request_param_t last_send{};
@@ -109,12 +115,19 @@ class FakeUcp final : public UcpApi {
     return init_status;
   }
   void cleanup(ucp_context_h) override { --contexts; }
-  ucs_status_t mem_map(ucp_context_h, const ucp_mem_map_params_t*, ucp_mem_h* memh) override {
+  ucs_status_t context_query(ucp_context_h, ucp_context_attr_t* attributes) override {
+    attributes->memory_types = memory_types;
+    return (attributes->field_mask & UCP_ATTR_FIELD_MEMORY_TYPES) != 0 ? query_status : UCS_ERR_INVALID_PARAM;
+  }
+  ucs_status_t mem_map(ucp_context_h, const ucp_mem_map_params_t* params, ucp_mem_h* memh) override {
+    last_map = *params;
+    if ((params->field_mask & UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE) != 0 && !inside) ++outside;
     if (map_status == UCS_OK) *memh = fake<ucp_mem_h>(100 + static_cast<std::uintptr_t>(++maps));
     return map_status;
   }
-  ucs_status_t mem_unmap(ucp_context_h, ucp_mem_h) override {
+  ucs_status_t mem_unmap(ucp_context_h, ucp_mem_h memh) override {
     --maps;
+    unmapped.push_back(memh);
     return UCS_OK;
   }
   ucs_status_t worker_create(ucp_context_h, const ucp_worker_params_t* params, ucp_worker_h* worker) override {
@@ -165,6 +178,7 @@ class FakeUcp final : public UcpApi {
   ucs_status_ptr_t am_send(ucp_ep_h, unsigned, const void*, std::size_t, const void*, std::size_t,
                            const ucp_request_param_t* param) override {
     last_send = *param;
+    if (param->memory_type == UCS_MEMORY_TYPE_CUDA && !inside) ++outside;
     if (send_status != UCS_OK) return UCS_STATUS_PTR(send_status);
     if (send_mode == Send::kAtOnce) return nullptr;
     sends.push_back({*param, send_mode == Send::kNever});

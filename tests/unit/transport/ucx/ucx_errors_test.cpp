@@ -111,6 +111,97 @@ TEST_CASE("transport/ucx: a send that completes at once calls done in progress",
   CHECK(f.side.transport->arm());
 }
 
+struct Gpu {
+  std::vector<std::byte> memory = std::vector<std::byte>(1 << 16);
+  FakeUcp& ucp;
+  explicit Gpu(FakeUcp& u) : ucp(u) {}
+  DeviceMemory lent() {
+    return {memory, [&fake = ucp](const std::function<void()>& call) {
+              const bool before = std::exchange(fake.inside, true);
+              call();
+              fake.inside = before;
+            }};
+  }
+};
+
+TEST_CASE("transport/ucx: a GPU's memory is registered and sent as such where UCX knows CUDA", "[transport][fast]") {
+  Fixture f;
+  Gpu gpu(f.ucp);
+  f.ucp.memory_types |= UCS_BIT(UCS_MEMORY_TYPE_CUDA);
+  REQUIRE(f.side.transport->attach_device(gpu.lent()).is_ok());
+  CHECK(f.ucp.last_map.memory_type == UCS_MEMORY_TYPE_CUDA);
+  CHECK(f.ucp.last_map.address == gpu.memory.data());
+  CHECK(f.ucp.last_map.length == gpu.memory.size());
+  CHECK(f.ucp.maps == 2);
+  contract::Side::Done host;
+  REQUIRE(f.send(host).is_ok());
+  const ucp_mem_h of_pool = f.ucp.last_send.memh;
+  CHECK(f.ucp.last_send.memory_type == UCS_MEMORY_TYPE_HOST);
+  const auto kept = std::make_shared<int>(0);
+  contract::Side::Done done;
+  REQUIRE(f.side.peer->send(numbered(1), f.side.pool->lend(gpu.memory.data() + 8, 100, kept), 100, f.side.record(done))
+              .is_ok());
+  CHECK((f.ucp.last_send.op_attr_mask & UCP_OP_ATTR_FIELD_MEMORY_TYPE) != 0);
+  CHECK(f.ucp.last_send.memory_type == UCS_MEMORY_TYPE_CUDA);
+  CHECK(f.ucp.last_send.memh != of_pool);
+  const ucp_mem_h of_gpu = f.ucp.last_send.memh;
+  CHECK(f.side.transport->stats().tx_device_bytes == 100);
+  CHECK(f.side.transport->stats().tx_payload_bytes == 200);
+  CHECK(kept.use_count() == 2);  // until UCX lets go
+  f.ucp.complete_sends(UCS_OK);
+  f.side.progress();
+  CHECK(done.count == 1);
+  CHECK(kept.use_count() == 1);
+  f.side.transport->detach_device(gpu.memory);
+  CHECK(f.ucp.maps == 1);
+  REQUIRE(f.ucp.unmapped.size() == 1);
+  CHECK(f.ucp.unmapped[0] == of_gpu);
+  CHECK(f.side.peer->send(numbered(1), f.side.pool->lend(gpu.memory.data(), 8, kept), 8, {}).code() ==
+        core::Code::kInvalidArgument);
+  CHECK(f.ucp.outside == 0);
+}
+
+TEST_CASE("transport/ucx: a UCX without CUDA or that cannot register a GPU's memory says so", "[transport][fast]") {
+  Fixture f;
+  Gpu gpu(f.ucp);
+  core::Status status = f.side.transport->attach_device(gpu.lent());
+  CHECK(status.code() == core::Code::kUnsupported);
+  CHECK(status.message().find("has no CUDA support") != std::string::npos);
+  f.ucp.query_status = UCS_ERR_INVALID_PARAM;
+  CHECK(f.side.transport->attach_device(gpu.lent()).code() == core::Code::kInternal);
+  f.ucp.query_status = UCS_OK;
+  f.ucp.memory_types |= UCS_BIT(UCS_MEMORY_TYPE_CUDA);
+  f.ucp.map_status = UCS_ERR_IO_ERROR;
+  status = f.side.transport->attach_device(gpu.lent());
+  CHECK(status.code() == core::Code::kOutOfResources);
+  CHECK(status.message().find("65536 bytes of GPU memory") != std::string::npos);
+  CHECK(f.ucp.maps == 1);
+  f.ucp.map_status = UCS_OK;
+  CHECK(f.side.transport->attach_device({}).code() == core::Code::kInvalidArgument);
+  REQUIRE(f.side.transport->attach_device(gpu.lent()).is_ok());  // unmapped with the transport
+}
+
+TEST_CASE("transport/ucx: a GPU's memory stays while UCX holds a send of a broken connection", "[transport][fast]") {
+  Fixture f;
+  Gpu gpu(f.ucp);
+  f.ucp.memory_types |= UCS_BIT(UCS_MEMORY_TYPE_CUDA);
+  REQUIRE(f.side.transport->attach_device(gpu.lent()).is_ok());
+  f.ucp.send_mode = FakeUcp::Send::kNever;
+  const auto kept = std::make_shared<int>(0);
+  contract::Side::Done done;
+  REQUIRE(f.side.peer->send(numbered(1), f.side.pool->lend(gpu.memory.data(), 100, kept), 100, f.side.record(done))
+              .is_ok());
+  f.ucp.break_connection(UCS_ERR_CONNECTION_RESET);
+  for (int i = 0; i < 5; ++i) f.side.progress();
+  CHECK(f.side.receiver.failures.size() == 1);
+  CHECK(kept.use_count() == 2);
+  f.ucp.sends.front().never = false;
+  f.ucp.complete_sends(UCS_ERR_CANCELED);
+  f.side.progress();
+  CHECK(kept.use_count() == 1);
+  CHECK(done.last.code() == core::Code::kPeerDead);
+}
+
 TEST_CASE("transport/ucx: an unreachable peer is an error of connect", "[transport][fast]") {
   Fixture f(test_options(), false);
   f.ucp.ep_status = UCS_ERR_UNREACHABLE;

@@ -164,7 +164,7 @@ core::Result<transport::Endpoint*> Outbox::open(Lane& lane, bool urgent) {
 core::Status Outbox::transmit(Lane& lane, const wire::Header& header, const transport::Buffer& buffer,
                               std::size_t bytes, transport::SendDone done, bool urgent) {
   if (lane.broken) return core::Status(core::Code::kPeerDead, "peer is gone");
-  core::Result<transport::Endpoint*> endpoint = open(lane, urgent && has_backlog(lane));
+  core::Result<transport::Endpoint*> endpoint = open(lane, urgent && (options_.urgent_always || has_backlog(lane)));
   core::Status status = endpoint.status();
   if (status.is_ok()) status = endpoint.value()->send(wire::encode(header), buffer, bytes, std::move(done));
   if (!status.is_ok()) {

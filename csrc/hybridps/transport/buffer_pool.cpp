@@ -23,9 +23,7 @@ Buffer::~Buffer() {
 
 std::byte* Buffer::data() const noexcept { return pool_->slots_[slot_].data; }
 
-std::size_t Buffer::capacity_bytes() const noexcept {
-  return pool_->classes_[pool_->slots_[slot_].size_class].slot_bytes;
-}
+std::size_t Buffer::capacity_bytes() const noexcept { return pool_->slots_[slot_].bytes; }
 
 std::size_t Buffer::offset_bytes() const noexcept { return static_cast<std::size_t>(data() - pool_->memory_.data()); }
 
@@ -40,7 +38,7 @@ BufferPool::BufferPool(std::span<std::byte> memory, std::span<const SizeClass> c
   for (std::size_t c = 0; c < classes_.size(); ++c) {
     free_[c].reserve(classes_[c].slot_count);
     for (std::size_t i = 0; i < classes_[c].slot_count; ++i) {
-      slots_.push_back(Slot{next, 0, 0, static_cast<std::uint8_t>(c)});
+      slots_.push_back(Slot{next, classes_[c].slot_bytes, 0, 0, static_cast<std::uint8_t>(c)});
       next += classes_[c].slot_bytes;
     }
   }
@@ -65,6 +63,18 @@ Buffer BufferPool::allocate(std::size_t bytes) {
   return {};
 }
 
+Buffer BufferPool::lend(std::span<std::byte> bytes) {
+  if (free_lent_.empty()) {
+    free_lent_.push_back(static_cast<std::uint32_t>(slots_.size()));
+    slots_.push_back(Slot{nullptr, 0, 0, 0, kLent});
+  }
+  const std::uint32_t slot = free_lent_.back();
+  free_lent_.pop_back();
+  slots_[slot] = Slot{bytes.data(), bytes.size(), slots_[slot].life + 1, 1, kLent};
+  ++in_use_;
+  return Buffer(this, slot);
+}
+
 std::size_t BufferPool::slot_bytes_for(std::size_t bytes) const noexcept {
   for (const SizeClass& size_class : classes_)
     if (size_class.slot_bytes >= bytes) return size_class.slot_bytes;
@@ -82,7 +92,7 @@ std::size_t BufferPool::slot_bytes_max() const noexcept { return classes_.empty(
 void BufferPool::release(std::uint32_t slot) noexcept {
   if (--slots_[slot].references > 0) return;
   --in_use_;
-  free_[slots_[slot].size_class].push_back(slot);
+  (slots_[slot].size_class == kLent ? free_lent_ : free_[slots_[slot].size_class]).push_back(slot);
   if (release_hook_) release_hook_();
 }
 

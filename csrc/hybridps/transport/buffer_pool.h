@@ -3,6 +3,7 @@
 // Model    Fixed slots of a few size classes over memory that the caller owns (a shared segment, or plain memory in
 //          tests). A Buffer is a counted reference to one slot: it is filled once, then sent on any number of
 //          endpoints of any transport that the memory was attached to, and returns to the pool with its last reference.
+//          lend() makes a Buffer of memory that is not the pool's: whose counts another thread keeps, for instance.
 // Threads  the engine's progress thread only.
 // Errors   allocate() returns an empty Buffer when no slot is free: nothing is queued, try again after a release.
 #pragma once
@@ -33,7 +34,7 @@ class Buffer {
   explicit operator bool() const noexcept { return pool_ != nullptr; }
   std::byte* data() const noexcept;
   std::size_t capacity_bytes() const noexcept;
-  /// Distance of data() from the start of the pool's memory, bytes: what a peer that maps it needs.
+  /// Distance of data() from the start of the pool's memory, bytes: what a peer that maps it needs. Not for lent memory.
   std::size_t offset_bytes() const noexcept;
   /// Changes with every allocation: with slot() it names one life of one slot, for weak look-ups.
   std::uint64_t life() const noexcept;
@@ -61,6 +62,8 @@ class BufferPool : core::Pinned {
   /// A slot of the smallest class that holds `bytes` and has one free; larger classes are not robbed for smaller
   /// requests. Empty when none is free or `bytes` exceeds the largest class.
   Buffer allocate(std::size_t bytes);
+  /// A Buffer over memory of somebody else, who keeps it as it is until the last reference is gone; capacity: its size.
+  Buffer lend(std::span<std::byte> bytes);
   /// What a message of `bytes` costs in credit: the size of its slot class.
   std::size_t slot_bytes_for(std::size_t bytes) const noexcept;
   /// The Buffer that (slot, life) named, if that life has not ended, else empty.
@@ -76,16 +79,19 @@ class BufferPool : core::Pinned {
   friend class Buffer;
   struct Slot {
     std::byte* data = nullptr;
+    std::size_t bytes = 0;
     std::uint64_t life = 0;
     std::uint32_t references = 0;
-    std::uint8_t size_class = 0;
+    std::uint8_t size_class = 0;  // kLent: none
   };
+  static constexpr std::uint8_t kLent = 0xff;
   void release(std::uint32_t slot) noexcept;
 
   std::span<std::byte> memory_;
   std::vector<SizeClass> classes_;
   std::vector<Slot> slots_;
   std::vector<std::vector<std::uint32_t>> free_;
+  std::vector<std::uint32_t> free_lent_;
   std::size_t in_use_ = 0;
   std::function<void()> release_hook_;
 };

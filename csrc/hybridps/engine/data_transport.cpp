@@ -23,8 +23,9 @@ core::Result<std::unique_ptr<transport::Transport>> DataThreads::drive(
 
 void DataThreads::warn_of_idle() const {
   if (static_cast<std::int64_t>(threads_.size()) < most_)
-    core::log_warn("HYBRIDPS_DATA_THREADS=", most_, ": there is work for ", threads_.size(),
-                   " only, one for each connection and network card; raise HYBRIDPS_DATA_SOCKETS to use more");
+    core::log_warn(
+        "HYBRIDPS_DATA_THREADS=", most_, ": there is work for ", threads_.size(),
+        " only, one for each connection and network card; lower it, or raise HYBRIDPS_DATA_SOCKETS (TCP only)");
 }
 
 core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const Interfaces& interfaces,

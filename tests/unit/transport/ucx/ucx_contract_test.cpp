@@ -14,6 +14,7 @@ struct UcxBackend {
 struct ThreadedUcxBackend {
   static std::unique_ptr<contract::Pair> make_pair();
   static constexpr bool kReportsPeerGone = true;
+  static constexpr bool kSendsByItself = true;
 };
 }  // namespace hybridps::transport
 

@@ -855,6 +855,16 @@ def test_memory_layouts(nodes):
     run_checked(layouts_all, nodes)
 
 
+@pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="a setting of hybridps")
+@pytest.mark.parametrize("nodes", ["1+1", "2+1+1"])
+@pytest.mark.parametrize(
+    "function", [allreduce_all, reduce_scatter_all, all_gather_all, all_to_all_all, p2p_all, objects_all]
+)
+def test_through_data_threads(function, nodes):
+    """What threads of their own carry between the nodes gives the same results."""
+    run_checked(function, nodes, env={"HYBRIDPS_DATA_SOCKETS": "2", "HYBRIDPS_DATA_THREADS": "2"})
+
+
 def float8_reduced(rank, world, nodes):
     check = Checker(rank)
     for dtype in [torch.float8_e4m3fn, torch.float8_e5m2]:

@@ -33,7 +33,7 @@ dist.barrier()
 with open("/proc/net/tcp") as file:
     connections = sum(line.split()[3] == "01" for line in file)  # established, in this network namespace
 dist.barrier()
-print(json.dumps({{"right": right, "connections": connections}}), flush=True)
+print(json.dumps({{"rank": rank, "right": right, "connections": connections}}), flush=True)
 dist.destroy_process_group()
 """
 
@@ -169,7 +169,19 @@ def test_several_connections_for_each_card(make_hosts):
 def test_connections_carry_the_same_bytes(make_hosts):
     network = make_hosts(["a", "b", "c"], 1)
     several = {"HYBRIDPS_DATA_SOCKETS": "4"}
-    check(tensors_sent(network, 2, a=several, b=several, c={}), {name: [4 / 3] for name in network.names})
+    threads = several | {"HYBRIDPS_DATA_THREADS": "2"}
+    check(tensors_sent(network, 2, a=several, b=threads, c={}), {name: [4 / 3] for name in network.names})
+
+
+def test_more_data_threads_than_connections_are_reported(make_hosts):
+    network = make_hosts(["a", "b"], 2)
+    setting = {"HYBRIDPS_DATA_THREADS": "3"}
+    for code, out, err in finish(start(network, 1, a=setting, b={})):
+        assert code == 0, err
+        answer = json.loads(out.splitlines()[-1])
+        assert answer["right"]
+        told = "HYBRIDPS_DATA_THREADS=3: there is work for 2 only" in err
+        assert told == (answer["rank"] == 0), err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,11 @@
 """What crosses between nodes, from the backend's own counters: an allreduce of S bytes over n nodes costs each node
 2(n-1)/n S each way, however many ranks the nodes have, within 2 % and the headers."""
 
+import os
+import socket
+import stat
+import struct
+
 import harness
 import pytest
 import torch
@@ -91,6 +96,62 @@ def test_bytes_of_the_halves(operation):
         got = sums["net_tx_payload_bytes"]
         print(f"{operation}: node {node} sent {got / size:.3f} S")
         assert abs(got / (size / 2) - 1) <= 0.02
+
+
+def sent_by_socket(rank, world, size):
+    """Per TCP socket of this process: what an allreduce has sent through it and the other side has acknowledged."""
+
+    def acknowledged():
+        sent = {}
+        for entry in os.listdir("/proc/self/fd"):
+            try:
+                if not stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
+                    continue
+                with socket.socket(fileno=os.dup(int(entry))) as one:
+                    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                sent[int(entry)] = struct.unpack_from("Q", info, 120)[0]  # tcpi_bytes_acked
+            except OSError:
+                pass  # closed meanwhile, or no TCP
+        return sent
+
+    tensor = torch.ones(size // 4)
+    dist.all_reduce(tensor)  # opens what there is to open
+    dist.barrier()
+    before = acknowledged()
+    dist.barrier()
+    dist.all_reduce(tensor)
+    dist.barrier()
+    after = acknowledged()
+    dist.barrier()
+    return [after[fd] - before.get(fd, 0) for fd in after]
+
+
+@pytest.mark.parametrize("sockets, threads", [(2, 0), (2, 2), (4, 2)])
+def test_sockets_carry_equal_parts(sockets, threads):
+    """Two nodes: each sends S; with k sockets S / k through each, within a chunk or two and the headers of messages."""
+    size = 24 << 20
+    env = {"HYBRIDPS_DATA_SOCKETS": str(sockets), "HYBRIDPS_DATA_THREADS": str(threads)}
+    for sent in run_ranks(sent_by_socket, "1+1", args=(size,), env=env):
+        large = sorted(bytes for bytes in sent if bytes > size / 16)
+        print(f"{sockets} sockets, {threads} threads: {large} of {size}")
+        assert len(large) == sockets, sent
+        for bytes in large:
+            assert abs(bytes - size / sockets) <= 2 * (64 << 10) + 0.01 * size / sockets, large
+        # All there is, with 112 bytes of header per 64 KiB and UCX's own: no message went twice or elsewhere.
+        assert size <= sum(sent) <= 1.01 * size + 65536
+
+
+@pytest.mark.parametrize("nodes", ["1+1", "2+1+1"])
+def test_bytes_through_data_threads(nodes):
+    """The backend's own count is as exact where other threads carry the messages."""
+    env = {"HYBRIDPS_DATA_SOCKETS": "2", "HYBRIDPS_DATA_THREADS": "2"}
+    results = run_ranks(counted, nodes, args=(SIZES, "all_reduce"), env=env)
+    count = max(harness.parse_nodes(nodes)) + 1
+    for index, size in enumerate(SIZES):
+        want = 2 * (count - 1) / count * size
+        for node, sums in enumerate(per_node(nodes, results, index)):
+            for name in ["net_tx_payload_bytes", "net_rx_payload_bytes"]:
+                assert abs(sums[name] / want - 1) <= 0.02, f"{nodes}, {size} B, node {node}: {name} is {sums[name]}"
 
 
 @pytest.mark.parametrize("nodes", ["4", "1", "2"])

@@ -68,6 +68,10 @@ const auto& settings() {
       Setting{"DATA_SOCKETS", Kind::kCount, &Config::data_sockets, "connections", 1, 16,
               "TCP connections for data to each peer and network card: more than one where one alone does not fill the "
               "card, as over long distances or where a cloud limits each."},
+      Setting{
+          "DATA_THREADS", Kind::kCount, &Config::data_threads, "threads", 0, 16,
+          "Threads of a process that move its data through the network, each with connections of its own; at most one "
+          "for each of HYBRIDPS_DATA_SOCKETS and network card. 0: the thread that sums does it."},
       Setting{"NIC_GBPS", Kind::kNumbers, &Config::nic_gbps, "Gbit/s", 0, 1e6,
               "Rate of this machine's network, as a weight between unequal machines; or one rate for each of "
               "HYBRIDPS_DATA_INTERFACES, separated by commas. 0: not set."},

@@ -51,6 +51,7 @@ struct Config {
   std::uint64_t chunk_bytes = std::uint64_t{64} << 10;
   std::int64_t grant_chunks = 4;
   std::int64_t data_sockets = 1;
+  std::int64_t data_threads = 0;
   std::uint64_t slice_bytes = std::uint64_t{4} << 20;
   std::uint64_t staging_bytes = std::uint64_t{256} << 20;
   bool local_nccl = true;

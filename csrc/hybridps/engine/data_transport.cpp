@@ -3,22 +3,43 @@
 #include <algorithm>
 #include <utility>
 
+#include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
 #include "hybridps/transport/rails.h"
 #include "hybridps/transport/ucx/ucx_transport.h"
 
 namespace hybridps::engine {
 
+core::Result<std::unique_ptr<transport::Transport>> DataThreads::drive(
+    std::unique_ptr<transport::Transport> transport) {
+  if (most_ == 0) return transport;
+  if (static_cast<std::int64_t>(threads_.size()) < most_) {
+    auto thread = transport::start_transport_thread({"hybridps-data" + std::to_string(threads_.size()), spin_});
+    if (!thread.is_ok()) return thread.status();
+    threads_.push_back(std::move(thread).value());
+  }
+  return transport::make_threaded(std::move(transport), threads_[next_++ % threads_.size()]);
+}
+
+void DataThreads::warn_of_idle() const {
+  if (static_cast<std::int64_t>(threads_.size()) < most_)
+    core::log_warn(
+        "HYBRIDPS_DATA_THREADS=", most_, ": there is work for ", threads_.size(),
+        " only, one for each connection and network card; lower it, or raise HYBRIDPS_DATA_SOCKETS (TCP only)");
+}
+
 core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const Interfaces& interfaces,
                                                                         transport::UcxOptions options,
-                                                                        std::int64_t sockets) {
+                                                                        std::int64_t sockets, DataThreads& threads) {
   std::vector<transport::Rail> rails;
   const auto add = [&](transport::RailInfo info, const std::string& device, std::string label) {
     options.net_device = device;
     options.label = std::move(label);
     core::Result<std::unique_ptr<transport::UcxTransport>> made = transport::UcxTransport::create(options);
     if (!made.is_ok()) return made.status();
-    rails.push_back({std::move(info), std::move(made).value()});
+    core::Result<std::unique_ptr<transport::Transport>> driven = threads.drive(std::move(made).value());
+    if (!driven.is_ok()) return driven.status();
+    rails.push_back({std::move(info), std::move(driven).value()});
     return core::Status::ok();
   };
   core::Status status;

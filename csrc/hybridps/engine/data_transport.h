@@ -1,9 +1,11 @@
 // hybridps/engine/data_transport.h: the data transport of a process, over all of its network cards.
 //
-// Threads  as UcxTransport.
-// Errors   those of UcxTransport::create() and make_rails().
+// Threads  as UcxTransport; with DataThreads as make_threaded().
+// Errors   those of UcxTransport::create(), make_rails() and start_transport_thread().
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,17 +13,35 @@
 #include "hybridps/bootstrap/record.h"
 #include "hybridps/core/status.h"
 #include "hybridps/engine/interface.h"
+#include "hybridps/transport/threaded.h"
 #include "hybridps/transport/transport.h"
 #include "hybridps/transport/ucx/ucx_config.h"
 
 namespace hybridps::engine {
+
+/// HYBRIDPS_DATA_THREADS: threads that are made when transports come to them, in turn, and end with these.
+class DataThreads {
+ public:
+  DataThreads(std::int64_t most, std::chrono::microseconds spin) : most_(most), spin_(spin) {}
+
+  /// Driven by one of the threads from now on; as it is where there are none.
+  core::Result<std::unique_ptr<transport::Transport>> drive(std::unique_ptr<transport::Transport> transport);
+  /// Says so where transports were too few for all threads.
+  void warn_of_idle() const;
+
+ private:
+  const std::int64_t most_;
+  const std::chrono::microseconds spin_;
+  std::vector<std::shared_ptr<transport::TransportThread>> threads_;
+  std::size_t next_ = 0;
+};
 
 /// UCX over TCP uses one card per worker, and one connection to each peer, so each card has `sockets` transports of its own
 /// (kRailsMax in all); RDMA ports share one, and so does what the user's UCX_NET_DEVICES names. `options` apart from
 /// net_device and label.
 core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const Interfaces& interfaces,
                                                                         transport::UcxOptions options,
-                                                                        std::int64_t sockets);
+                                                                        std::int64_t sockets, DataThreads& threads);
 
 /// For a member's record.
 std::vector<bootstrap::Nic> to_record(const std::vector<transport::Nic>& nics);

@@ -359,11 +359,21 @@ Status EngineImpl::start(core::Config config) {
     memory = pool.value().memory;
     keep = std::move(pool.value().keep);
   }
+  // Spinning where ranks have no core to themselves takes the time of those it waits for. A caller that drives is the
+  // only thread of its rank that works, but for those that move data; the loop's own thread has the program beside it.
+  const auto data_threads = static_cast<std::size_t>(config_.data_threads);
+  const std::size_t cores = std::thread::hardware_concurrency();
+  const auto spin = [&](std::size_t threads) {
+    if (config_.spin_microseconds >= 0) return std::chrono::microseconds(config_.spin_microseconds);
+    return std::chrono::microseconds(threads * expected_local_peers() <= cores ? kSpinMicroseconds : 0);
+  };
   transport::UcxOptions data;
   data.close_timeout = kCloseWithin;
+  DataThreads threads(config_.data_threads, spin(2 + data_threads));
   core::Result<std::unique_ptr<transport::Transport>> data_transport =
-      make_data_transport(interfaces.value(), data, config_.data_sockets);
+      make_data_transport(interfaces.value(), data, config_.data_sockets, threads);
   if (!data_transport.is_ok()) return data_transport.status();
+  threads.warn_of_idle();
   transport::UcxOptions control;
   control.net_device = interfaces.value().control;
   control.tcp_only = true;
@@ -378,6 +388,7 @@ Status EngineImpl::start(core::Config config) {
 
   options.cards = std::max<std::size_t>(interfaces.value().nics.size(), 1);
   options.urgent_by_control = interfaces.value().with_control;  // not where data has a better network
+  options.urgent_always = data_threads > 0;                     // two hand-overs less
   core::Result<std::unique_ptr<Runtime>> runtime =
       Runtime::create(options, memory, std::move(keep), std::move(transports));
   if (!runtime.is_ok()) return runtime.status();
@@ -412,17 +423,10 @@ Status EngineImpl::start(core::Config config) {
   description_ = text_of(interfaces.value()) + (config_.shm ? " shm" : "");
   core::log_info("engine ", core::to_string(id_), " ", description_, " ucx ", transport::ucx_version());
 
-  // Spinning where ranks have no core to themselves takes the time of those it waits for. A caller that drives is the
-  // only thread of its rank that works; the loop's own thread has the program beside it.
-  const std::size_t cores = std::thread::hardware_concurrency();
-  const auto spin = [&](std::size_t threads) {
-    if (config_.spin_microseconds >= 0) return std::chrono::microseconds(config_.spin_microseconds);
-    return std::chrono::microseconds(threads <= cores ? kSpinMicroseconds : 0);
-  };
   LoopOptions loop;
   loop.thread_name = "hybridps";
-  loop.spin = spin(2 * expected_local_peers());
-  loop.drive_spin = spin(expected_local_peers());
+  loop.spin = spin(2 + data_threads);
+  loop.drive_spin = spin(1 + data_threads);
   loop_ = std::make_unique<Loop>(*runtime_, *this, loop);
   return loop_->start();
 }

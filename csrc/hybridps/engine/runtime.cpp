@@ -81,6 +81,7 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
   flow_options.self = options_.self;
   flow_options.credit_batch_bytes = std::max<std::int64_t>(1, static_cast<std::int64_t>(options_.eager_bytes) / 4);
   flow_options.granted_bytes_max = static_cast<std::int64_t>(2 * options_.chunk_bytes);
+  flow_options.urgent_always = options_.urgent_always;
   for (const auto& size_class : classes) {
     flow_options.class_bytes.push_back(size_class.slot_bytes);
     flow_options.net_slots.push_back(size_class.slot_count - local_slots(options_, size_class.slot_bytes));

@@ -43,6 +43,7 @@ struct RuntimeOptions {
   double warn_seconds = 10;
   std::size_t early_messages_max = std::size_t{1} << 20;  // worker::WorkerOptions
   bool urgent_by_control = false;  // small operations take the control transport, where they wait behind no bulk
+  bool urgent_always = false;      // with it: also where no bulk is under way
   bool find_rates = true;          // shares follow what the network is found to carry
   double heartbeat_seconds = 1;
   double dead_seconds = 5;

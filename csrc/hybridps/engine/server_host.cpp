@@ -34,7 +34,8 @@ constexpr auto kPublishEvery = std::chrono::milliseconds(100);
 
 class Shard final : public LoopClient, core::Pinned {
  public:
-  Status start(const ServerHostOptions& options, const core::Config& config, const Interfaces& interfaces, int index) {
+  Status start(const ServerHostOptions& options, const core::Config& config, const Interfaces& interfaces, int index,
+               DataThreads& threads) {
     RuntimeOptions o;
     o.self = id_ = core::make_engine_id();
     o.chunk_bytes = config.chunk_bytes;
@@ -60,7 +61,7 @@ class Shard final : public LoopClient, core::Pinned {
       return Status(pool.status().code(), std::string(pool.status().message()) + "; give a smaller --memory");
 
     Transports transports;
-    auto made = make_data_transport(interfaces, {}, config.data_sockets);
+    auto made = make_data_transport(interfaces, {}, config.data_sockets, threads);
     if (!made.is_ok()) return made.status();
     transport::UcxOptions control;
     control.net_device = interfaces.control;
@@ -192,14 +193,17 @@ class ServerHostImpl final : public ServerHost {
     // Unless told otherwise, the interface that has the address it listens on.
     const bool any = options.listen.host == "0.0.0.0" || options.listen.host == "::";
     const std::string hint = any ? std::string() : interface_to(options.listen.host);
+    DataThreads threads(config.data_threads, std::chrono::microseconds(0));  // of all shards together
     for (int i = 0; i < options.threads; ++i) {
       core::Result<Interfaces> interfaces = choose_interfaces(config, hint, {i, options.threads});
       if (!interfaces.is_ok()) return interfaces.status();
       for (const std::string& name : {interfaces.value().control, interfaces.value().data()})
         if (Status status = transport::validate_device(name); !status.is_ok()) return status;
       shards_.push_back(std::make_unique<Shard>());
-      if (Status status = shards_.back()->start(options, config, interfaces.value(), i); !status.is_ok()) return status;
+      if (Status status = shards_.back()->start(options, config, interfaces.value(), i, threads); !status.is_ok())
+        return status;
     }
+    threads.warn_of_idle();
     auto door =
         door::Door::open(options.listen, options.token, [this](const door::Bytes& body) { return answer(body); });
     if (!door.is_ok()) return door.status();

@@ -166,7 +166,8 @@ core::Status Outbox::transmit(Lane& lane, const wire::Header& header, const tran
   if (lane.broken) return core::Status(core::Code::kPeerDead, "peer is gone");
   // The other connection may be one that cannot read a device's memory.
   const bool lent = buffer && buffer.is_lent();
-  core::Result<transport::Endpoint*> endpoint = open(lane, urgent && !lent && has_backlog(lane));
+  core::Result<transport::Endpoint*> endpoint =
+      open(lane, urgent && !lent && (options_.urgent_always || has_backlog(lane)));
   core::Status status = endpoint.status();
   if (status.is_ok()) status = endpoint.value()->send(wire::encode(header), buffer, bytes, std::move(done));
   if (!status.is_ok()) {

@@ -14,7 +14,7 @@
 //          groups may be issued in different orders on different ranks (design decision 7).
 // Order    Urgent streams (tiny operations) go first, then streams in order of their first offer, per peer. Peers do
 //          not wait for each other: a bulk operation walks its owners as their allowances come back. Urgent messages take
-//          a connection of their own while bulk is under way on the other.
+//          a connection of their own while bulk is under way on the other (or always: OutboxOptions::urgent_always).
 // Threads  the engine's progress thread.
 // Errors   a peer that cannot be sent to is reported to the Router, once, from progress().
 #pragma once
@@ -112,6 +112,8 @@ struct OutboxOptions {
   std::vector<std::size_t> class_bytes;  // of the pool, rising
   /// Bytes in flight to one local peer under "all chunks" grants.
   std::int64_t granted_bytes_max = 256 * 1024;
+  /// Urgent messages take the connection that carries no bulk even where none is under way: it is the quicker one.
+  bool urgent_always = false;
   /// A stream without a permit announces itself after this long.
   core::Duration announce_after = std::chrono::microseconds(500);
 };

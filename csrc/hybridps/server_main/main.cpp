@@ -38,7 +38,7 @@ A dedicated server for hybridps jobs (HYBRIDPS_SERVERS=HOST:PORT there). Run it 
   --drain-seconds S     after SIGTERM, how long jobs may go on (default 3600)
 
 Settings: HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE (the jobs' token), HYBRIDPS_INTERFACE, HYBRIDPS_DATA_INTERFACES,
-HYBRIDPS_NIC_GBPS, HYBRIDPS_LOG_LEVEL.
+HYBRIDPS_NIC_GBPS, HYBRIDPS_DATA_SOCKETS, HYBRIDPS_DATA_THREADS (of all engines together), HYBRIDPS_LOG_LEVEL.
 )";
 
 volatile sig_atomic_t signals_seen = 0;

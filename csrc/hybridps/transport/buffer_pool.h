@@ -3,7 +3,8 @@
 // Model    Fixed slots of a few size classes over memory that the caller owns (a shared segment, or plain memory in
 //          tests). A Buffer is a counted reference to one slot: it is filled once, then sent on any number of
 //          endpoints of any transport that the memory was attached to, and returns to the pool with its last reference.
-//          lend() makes Buffers of memory elsewhere (a GPU's), which only transports may read that it was attached to.
+//          lend() makes Buffers of memory elsewhere: a GPU's, which only transports may read that it was attached to, or
+//          that of a pool whose counts another thread keeps.
 // Threads  the engine's progress thread only.
 // Errors   allocate() returns an empty Buffer when no slot is free: nothing is queued, try again after a release.
 #pragma once

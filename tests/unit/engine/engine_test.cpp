@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -77,8 +78,9 @@ void check(bool condition, const std::string& what) {
 }
 
 /// Forks one process per entry of `nodes` (its HYBRIDPS_NODE), runs `body` in each, returns the exit codes
-/// (negative: the signal that ended it).
-std::vector<int> run_ranks(const std::vector<std::string>& nodes, const std::function<void(const Rank&)>& body) {
+/// (negative: the signal that ended it). Each has `data_threads`, and as many sockets for data.
+std::vector<int> run_ranks(const std::vector<std::string>& nodes, int data_threads,
+                           const std::function<void(const Rank&)>& body) {
   char folder[] = "/tmp/hybridps-engine-XXXXXX";
   REQUIRE(mkdtemp(folder) != nullptr);
   std::vector<pid_t> pids;
@@ -89,6 +91,8 @@ std::vector<int> run_ranks(const std::vector<std::string>& nodes, const std::fun
     if (pid == 0) {
       setenv("HYBRIDPS_NODE", nodes[r].c_str(), 1);
       setenv("HYBRIDPS_INTERFACE", "lo", 1);
+      setenv("HYBRIDPS_DATA_THREADS", std::to_string(data_threads).c_str(), 1);
+      setenv("HYBRIDPS_DATA_SOCKETS", std::to_string(std::max(data_threads, 1)).c_str(), 1);
       alarm(60);  // a hang ends as a failure
       int code = 0;
       try {
@@ -121,9 +125,10 @@ void leave(std::shared_ptr<engine::Group> group) {
 }  // namespace
 
 TEST_CASE("engine/engine: processes on one and on several nodes agree on an allreduce", "[engine]") {
+  const int data_threads = GENERATE(0, 2);
   for (const auto& nodes :
        std::vector<std::vector<std::string>>{{"a"}, {"a", "a"}, {"a", "b"}, {"a", "a", "b", "b"}, {"a", "a", "b"}}) {
-    const auto codes = run_ranks(nodes, [](const Rank& me) {
+    const auto codes = run_ranks(nodes, data_threads, [](const Rank& me) {
       auto group = me.open("world");
       const core::Status ready = group->wait_ready();
       check(ready.is_ok(), ready.to_string());
@@ -145,8 +150,9 @@ TEST_CASE("engine/engine: processes on one and on several nodes agree on an allr
 }
 
 TEST_CASE("engine/engine: bytes between nodes are the formula's", "[engine]") {
+  const int data_threads = GENERATE(0, 2);
   // 2(n-1)/n of the tensor leaves each node, and as much comes in.
-  const auto codes = run_ranks({"a", "a", "b", "c"}, [](const Rank& me) {
+  const auto codes = run_ranks({"a", "a", "b", "c"}, data_threads, [](const Rank& me) {
     auto group = me.open("world");
     check(group->wait_ready().is_ok(), "not ready");
     std::vector<float> data(3 * 64 * 1024, 1.0F);
@@ -167,9 +173,10 @@ TEST_CASE("engine/engine: bytes between nodes are the formula's", "[engine]") {
 }
 
 TEST_CASE("engine/engine: a killed rank is named by all survivors", "[engine]") {
+  const int data_threads = GENERATE(0, 2);
   for (const auto& nodes :
        std::vector<std::vector<std::string>>{{"a", "a", "a"}, {"a", "b", "c"}, {"a", "a", "b", "b"}}) {
-    const auto codes = run_ranks(nodes, [](const Rank& me) {
+    const auto codes = run_ranks(nodes, data_threads, [](const Rank& me) {
       auto group = me.open("world");
       check(group->wait_ready().is_ok(), "not ready");
       std::vector<float> data(1000, 1.0F);
@@ -187,7 +194,7 @@ TEST_CASE("engine/engine: a killed rank is named by all survivors", "[engine]") 
 }
 
 TEST_CASE("engine/engine: a rank may leave while others are late", "[engine]") {
-  const auto codes = run_ranks({"a", "b", "b"}, [](const Rank& me) {
+  const auto codes = run_ranks({"a", "b", "b"}, 0, [](const Rank& me) {
     auto group = me.open("world");
     check(group->wait_ready().is_ok(), "not ready");
     std::vector<float> data(2000, static_cast<float>(me.rank));
@@ -206,7 +213,8 @@ TEST_CASE("engine/engine: a rank may leave while others are late", "[engine]") {
 }
 
 TEST_CASE("engine/engine: an engine can be made again in the same process", "[engine]") {
-  const auto codes = run_ranks({"a", "b"}, [](const Rank& me) {
+  const int data_threads = GENERATE(0, 2);
+  const auto codes = run_ranks({"a", "b"}, data_threads, [](const Rank& me) {
     for (int life = 0; life < 5; ++life) {
       auto group = me.open("world" + std::to_string(life));
       check(group->wait_ready().is_ok(), "not ready");
@@ -222,7 +230,7 @@ TEST_CASE("engine/engine: an engine can be made again in the same process", "[en
 }
 
 TEST_CASE("engine/engine: a member that never comes is named at the deadline", "[engine]") {
-  const auto codes = run_ranks({"a", "b"}, [](const Rank& me) {
+  const auto codes = run_ranks({"a", "b"}, 0, [](const Rank& me) {
     if (me.rank == 1) return;
     auto engine = engine::Engine::acquire();
     check(engine.is_ok(), engine.status().to_string());
@@ -242,7 +250,8 @@ TEST_CASE("engine/engine: a member that never comes is named at the deadline", "
 }
 
 TEST_CASE("engine/engine: a collective in a forked child is refused and the parent goes on", "[engine]") {
-  const auto codes = run_ranks({"a", "b"}, [](const Rank& me) {
+  const int data_threads = GENERATE(0, 2);
+  const auto codes = run_ranks({"a", "b"}, data_threads, [](const Rank& me) {
     auto group = me.open("world");
     check(group->wait_ready().is_ok(), "not ready");
     std::vector<float> data(10, 1.0F);

@@ -52,6 +52,7 @@ struct Setup {
   std::size_t net_slots = 32;
   std::int64_t granted_bytes_max = 1 << 20;
   std::int64_t credit_batch_bytes = 2 * kSlot;
+  bool urgent_always = false;
 };
 
 struct Rig {
@@ -64,6 +65,7 @@ struct Rig {
     options.net_slots = {setup.net_slots};
     options.granted_bytes_max = setup.granted_bytes_max;
     options.credit_batch_bytes = setup.credit_batch_bytes;
+    options.urgent_always = setup.urgent_always;
     options.announce_after = std::chrono::seconds(100);  // of the time that progress() is told
     outbox = std::make_unique<flow::Outbox>(options, *pool, router);
   }
@@ -869,6 +871,23 @@ TEST_CASE("flow/outbox: what is urgent and lies in a device's memory takes the c
   CHECK((*rig.pool).lent() == 3);
   rig.to().complete_all();
   CHECK((*rig.pool).lent() == 0);
+}
+
+TEST_CASE("flow/outbox: what is urgent keeps off the bulk's connection where it is told to", "[flow][fast]") {
+  for (const bool has_urgent : {false, true}) {
+    Setup setup;
+    setup.urgent_always = true;
+    Rig rig(setup);
+    rig.router.has_urgent = has_urgent;
+    Stream& urgent = rig.stream(1, kPeer, /*urgent=*/true);
+    rig.offer_all(urgent);
+    Stream& bulk = rig.stream(1);
+    rig.offer_all(bulk);
+    CHECK(urgent.all_sent());
+    CHECK(bulk.all_sent());
+    CHECK(rig.to().chunks().size() == (has_urgent ? 1 : 2));
+    if (has_urgent) CHECK(rig.router.urgent_endpoints[kPeer]->chunks().size() == 1);
+  }
 }
 
 TEST_CASE("flow/outbox: credit comes in quarters of what the sender says that it uses", "[flow][fast]") {

@@ -4,6 +4,7 @@
 //   static std::unique_ptr<contract::Pair> make_pair();     two transports, memory attached, not connected
 //   yet static constexpr bool kReportsPeerGone;                 the path itself notices that the other side
 //   went away
+// (and kSendsByItself where messages leave, and `done` comes, without progress() of either side)
 // and, in one .cpp, `#define HYBRIDPS_ENDPOINT_BACKENDS MyBackend` before including this file.
 // Both ends run on the test's thread. Completion may wait for the receiver to give the payload back (shared
 // memory does), so the cases release what they received before they expect `done`.
@@ -584,7 +585,7 @@ TEMPLATE_TEST_CASE("transport/endpoint: close gives every pending done its cause
     // A send that had completed before close() may say so.
     if (!each.last.is_ok()) CHECK(each.last.message() == "told to");
   }
-  CHECK_FALSE(done[3].last.is_ok());
+  if constexpr (!requires { TestType::kSendsByItself; }) CHECK_FALSE(done[3].last.is_ok());
   CHECK(pair->a.pool->slots_in_use() == 0);
   CHECK(pair->a.done_outside_progress == 0);
 }

@@ -25,7 +25,6 @@ struct ForkHandlers {
   std::mutex mutex;
   std::vector<ForkGuard*> guards;
   bool ever_used = false;
-  std::atomic<std::uint64_t> generation{0};
   std::atomic<bool> inherited{false};
 
   static ForkHandlers& get() {
@@ -54,7 +53,6 @@ struct ForkHandlers {
     // The epoll sets still name the parent's descriptors, which mean nothing here: forget them.
     self.guards.clear();
     if (self.ever_used) self.inherited.store(true, std::memory_order_relaxed);
-    self.generation.fetch_add(1, std::memory_order_relaxed);
     self.mutex.unlock();
   }
 };
@@ -112,8 +110,6 @@ std::uint16_t port_of_listener(int fd) {
 }
 
 }  // namespace
-
-std::uint64_t fork_generation() noexcept { return ForkHandlers::get().generation.load(std::memory_order_relaxed); }
 
 bool ucx_inherited_by_fork() noexcept { return ForkHandlers::get().inherited.load(std::memory_order_relaxed); }
 

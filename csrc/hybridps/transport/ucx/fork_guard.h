@@ -21,9 +21,6 @@
 
 namespace hybridps::transport {
 
-/// How many times this process was forked off since its first ForkGuard: an object made at another count
-/// belongs to the parent. As good as comparing getpid(), without the system call.
-std::uint64_t fork_generation() noexcept;
 /// Whether this is a forked child of a process that had used UCX: UCX's own threads are missing here.
 bool ucx_inherited_by_fork() noexcept;
 

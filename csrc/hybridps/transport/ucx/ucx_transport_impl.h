@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "hybridps/core/clock.h"
+#include "hybridps/core/fork.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/status.h"
 #include "hybridps/transport/transport.h"
@@ -74,7 +75,7 @@ class UcxTransportImpl final : public UcxTransport {
     std::array<std::byte, kHeaderBytesMax> header;
   };
 
-  bool in_child() const noexcept { return fork_generation() != generation_; }
+  bool in_child() const noexcept { return core::fork_generation() != generation_; }
   core::Status child_error() const;
   const Region* region_of(const std::byte* data, std::size_t bytes) const noexcept;
   core::Status map(Region region);
@@ -120,7 +121,7 @@ class UcxTransportImpl final : public UcxTransport {
   UcpApi& api_;
   const UcxOptions options_;
   const std::string name_;
-  const std::uint64_t generation_ = fork_generation();
+  const std::uint64_t generation_ = core::fork_generation();
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   int event_fd_ = -1;

@@ -1,0 +1,631 @@
+#include "hybridps/transport/threaded.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "hybridps/core/clock.h"
+#include "hybridps/core/fork.h"
+#include "hybridps/core/thread.h"
+
+namespace hybridps::transport {
+namespace {
+
+constexpr int kSleepMs = 100;
+
+void signal(int event_fd) noexcept {
+  const std::uint64_t one = 1;
+  (void)!::write(event_fd, &one, sizeof one);
+}
+
+void drain(int event_fd) noexcept {
+  std::uint64_t count = 0;
+  (void)!::read(event_fd, &count, sizeof count);
+}
+
+/// One of the transports that a thread drives. Called by the thread.
+class Driven {
+ public:
+  /// Returns what it did.
+  virtual std::size_t round() = 0;
+  /// As Transport::arm() of the inner transport.
+  virtual bool arm_inner() = 0;
+  virtual int inner_fd() const noexcept = 0;
+
+ protected:
+  ~Driven() = default;
+};
+
+}  // namespace
+
+class TransportThread : core::Pinned {
+ public:
+  explicit TransportThread(TransportThreadOptions options) : options_(std::move(options)) {}
+  ~TransportThread() {
+    if (core::fork_generation() != generation_) {
+      (void)thread_.release();  // NOLINT: it does not exist here
+      return;
+    }
+    if (thread_) {
+      stop_.store(true);
+      wake();
+      thread_->join();
+    }
+    if (epoll_fd_ >= 0) ::close(epoll_fd_);
+    if (wake_fd_ >= 0) ::close(wake_fd_);
+  }
+
+  core::Status start() {
+    epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
+    wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (epoll_fd_ < 0 || wake_fd_ < 0 || !watch(wake_fd_))
+      return {core::Code::kOutOfResources, "no descriptors for the thread " + options_.name + "; raise `ulimit -n`"};
+    try {
+      thread_ = std::make_unique<std::thread>([this] { run(); });
+    } catch (const std::system_error& error) {
+      return {core::Code::kOutOfResources, "cannot start the thread " + options_.name + " (" + error.what() +
+                                               "); see `ulimit -u` and the limit of the container"};
+    }
+    return core::Status::ok();
+  }
+
+  core::Status add(Driven& driven) {
+    bool watched = false;
+    call([&] {
+      if ((watched = watch(driven.inner_fd()))) driven_.push_back(&driven);
+    });
+    if (watched) return core::Status::ok();
+    return {core::Code::kInternal, "the thread " + options_.name + " cannot watch a transport's event descriptor"};
+  }
+  /// From its return on the thread leaves it alone.
+  void remove(Driven& driven) {
+    call([&] {
+      if (std::erase(driven_, &driven) > 0) (void)epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, driven.inner_fd(), nullptr);
+    });
+  }
+
+  /// Runs `function` on the thread between two rounds, and returns when it has run.
+  void call(const std::function<void()>& function) {
+    Call mine{&function, false};
+    std::unique_lock lock(call_mutex_);
+    calls_.push_back(&mine);
+    has_calls_.store(true);
+    wake();
+    answered_.wait(lock, [&] { return mine.done; });
+  }
+
+  /// After something was put down for it. With what the thread does before it sleeps this is Dekker's pattern: one of the
+  /// two sides sees the other.
+  void wake() noexcept {
+    if (sleeping_.load() && sleeping_.exchange(false)) signal(wake_fd_);
+  }
+
+ private:
+  struct Call {
+    const std::function<void()>* function = nullptr;
+    bool done = false;
+  };
+
+  bool watch(int fd) const {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    return epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) == 0;
+  }
+
+  std::size_t run_calls() {
+    if (!has_calls_.load()) return 0;
+    const std::lock_guard lock(call_mutex_);
+    has_calls_.store(false);
+    for (Call* call : calls_) {
+      (*call->function)();
+      call->done = true;
+    }
+    const std::size_t ran = calls_.size();
+    calls_.clear();
+    answered_.notify_all();
+    return ran;
+  }
+
+  void sleep() const {
+    std::array<epoll_event, 16> events;
+    const int got = epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), kSleepMs);
+    for (int i = 0; i < got; ++i)
+      if (events[static_cast<std::size_t>(i)].data.fd == wake_fd_) drain(wake_fd_);
+  }
+
+  void run() {
+    core::begin_thread(options_.name.c_str());
+    core::TimePoint idle_since = core::TimePoint::max();
+    for (;;) {
+      std::size_t work = run_calls();
+      for (Driven* driven : driven_) work += driven->round();
+      if (work > 0) {
+        idle_since = core::TimePoint::max();
+        continue;
+      }
+      if (stop_.load()) return;
+      if (options_.spin.count() > 0) {
+        const core::TimePoint now = core::Clock::now();
+        if (idle_since == core::TimePoint::max()) idle_since = now;
+        if (now - idle_since < options_.spin) continue;
+      }
+      sleeping_.store(true);
+      if (!has_calls_.load() && !stop_.load() &&
+          std::all_of(driven_.begin(), driven_.end(), [](Driven* driven) { return driven->arm_inner(); }))
+        sleep();
+      sleeping_.store(false);
+    }
+  }
+
+  const TransportThreadOptions options_;
+  const std::uint64_t generation_ = core::fork_generation();
+  int epoll_fd_ = -1;
+  int wake_fd_ = -1;
+  std::vector<Driven*> driven_;  // the thread's
+  std::atomic<bool> sleeping_{false};
+  std::atomic<bool> stop_{false};
+  std::mutex call_mutex_;
+  std::condition_variable answered_;
+  std::vector<Call*> calls_;
+  std::atomic<bool> has_calls_{false};
+  std::unique_ptr<std::thread> thread_;
+};
+
+namespace {
+
+class ThreadedTransport;
+
+class ThreadedEndpoint final : public Endpoint {
+ public:
+  ThreadedEndpoint(ThreadedTransport& transport, Endpoint& inner, core::EngineId peer)
+      : transport_(transport), inner_(inner), peer_(peer) {}
+
+  core::Status send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,
+                    SendDone done) override;
+  core::EngineId peer() const noexcept override { return peer_; }
+  void close(core::Status cause) noexcept override;
+
+  ThreadedTransport& transport_;
+  Endpoint& inner_;  // the thread's
+  const core::EngineId peer_;
+  core::Status cause_;  // of the first failure or close
+};
+
+class ThreadedTransport final : public Transport, private Receiver, private Driven {
+ public:
+  ThreadedTransport(std::unique_ptr<Transport> inner, std::shared_ptr<TransportThread> thread)
+      : name_(inner->name()), address_(inner->address()), thread_(std::move(thread)), inner_(std::move(inner)) {}
+
+  core::Status start() {
+    if (inner_->event_fd() < 0)
+      return {core::Code::kInvalidArgument, name_ + " is polled: a thread cannot wait for it"};
+    event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (event_fd_ < 0) return {core::Code::kOutOfResources, "no event descriptor for " + name_ + "; raise `ulimit -n`"};
+    inner_->set_receiver(this);
+    core::Status status = thread_->add(*this);
+    is_driven_ = status.is_ok();
+    return status;
+  }
+
+  ~ThreadedTransport() override {
+    if (in_child()) {
+      for (auto& send : sends_) (void)send.release();           // NOLINT: their `done`s are the parent's
+      for (auto& arrival : arrivals_) (void)arrival.release();  // NOLINT: so are these payloads
+      (void)loans_.release();                               // NOLINT: the rest is in use by a thread that is not here
+      (void)inner_.release();                               // NOLINT
+      (void)new std::shared_ptr<TransportThread>(thread_);  // NOLINT
+      return;
+    }
+    const core::Status closed(core::Code::kClosed, "the transport was destroyed");
+    for (auto& [peer, endpoint] : endpoints_)
+      if (endpoint->cause_.is_ok()) endpoint->cause_ = closed;
+    receiver_ = nullptr;
+    if (is_driven_) thread_->remove(*this);
+    // All is this thread's now. What was accepted leaves as it would have; payloads go back before their transport goes.
+    inner_->set_receiver(nullptr);
+    flush();
+    run_commands();
+    publish();
+    for (const Event& event : events_)
+      if (event.arrival != nullptr) event.arrival->payload.reset();
+    inner_.reset();
+    publish();
+    (void)progress();
+    if (event_fd_ >= 0) ::close(event_fd_);
+  }
+
+  std::string_view name() const noexcept override { return name_; }
+  std::vector<std::byte> address() const override { return address_; }
+
+  core::Status attach(std::span<std::byte> pool_memory) override {
+    if (in_child()) return child_error();
+    core::Status status;
+    thread_->call([&] { status = inner_->attach(pool_memory); });
+    if (status.is_ok()) attached_.push_back(pool_memory);
+    return status;
+  }
+
+  core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override {
+    if (in_child()) return child_error();
+    if (const auto found = endpoints_.find(peer); found != endpoints_.end()) {
+      if (!found->second->cause_.is_ok()) return found->second->cause_;
+      return static_cast<Endpoint*>(found->second.get());
+    }
+    core::Result<Endpoint*> opened = child_error();
+    thread_->call([&] { opened = inner_->connect(peer, address); });
+    if (!opened.is_ok()) return opened.status();
+    auto endpoint = std::make_unique<ThreadedEndpoint>(*this, *opened.value(), peer);
+    Endpoint* result = endpoint.get();
+    endpoints_.emplace(peer, std::move(endpoint));
+    return result;
+  }
+
+  Endpoint* find(core::EngineId peer) noexcept override {
+    const auto found = endpoints_.find(peer);
+    return found != endpoints_.end() && found->second->cause_.is_ok() ? found->second.get() : nullptr;
+  }
+
+  std::size_t progress() override {
+    if (in_child()) return 0;
+    flush();
+    if (armed_.load(std::memory_order_relaxed)) armed_.store(false);
+    if (!has_events_.load()) return 0;
+    {
+      const std::lock_guard lock(event_mutex_);
+      has_events_.store(false);
+      running_.swap(events_);
+    }
+    for (Event& event : running_) {
+      if (event.send != nullptr)
+        finish(*event.send);
+      else if (event.arrival != nullptr)
+        deliver(*event.arrival);
+      else
+        fail(event.failed, std::move(event.cause));
+    }
+    const std::size_t did = running_.size();
+    running_.clear();
+    flush();
+    return did;
+  }
+
+  int event_fd() const noexcept override { return event_fd_; }
+  bool arm() override {
+    if (in_child()) return true;
+    flush();
+    drain(event_fd_);
+    armed_.store(true);
+    if (!has_events_.load()) return true;
+    armed_.store(false);
+    return false;
+  }
+  /// Messages leave by the thread. A peer may wait for a payload to be given back.
+  bool has_unsent() const noexcept override { return !given_back_.empty(); }
+  void set_receiver(Receiver* receiver) noexcept override { receiver_ = receiver; }
+  TransportStats stats() const noexcept override {
+    TransportStats stats = stats_;
+    for (const auto& [peer, endpoint] : endpoints_) stats.endpoints_open += endpoint->cause_.is_ok() ? 1 : 0;
+    return stats;
+  }
+
+  // For the endpoints
+
+  core::Status send(const ThreadedEndpoint& endpoint, std::span<const std::byte> header, const Buffer& payload,
+                    std::size_t payload_bytes, SendDone done) {
+    if (in_child()) return child_error();
+    if (!endpoint.cause_.is_ok()) return endpoint.cause_;
+    if (header.empty() || header.size() > kHeaderBytesMax)
+      return {core::Code::kInvalidArgument, "a header of " + std::to_string(header.size()) + " bytes"};
+    if (payload_bytes > 0) {
+      if (!payload || payload_bytes > payload.capacity_bytes())
+        return {core::Code::kInvalidArgument, "more payload than its buffer holds"};
+      if (!is_attached({payload.data(), payload_bytes}))
+        return {core::Code::kInvalidArgument, "the payload's memory was not attached to this transport"};
+    }
+    Send& send = acquire_send();
+    send.endpoint = &endpoint.inner_;
+    send.header_bytes = header.size();
+    std::memcpy(send.header.data(), header.data(), header.size());
+    send.data = payload_bytes > 0 ? std::span(payload.data(), payload_bytes) : std::span<std::byte>();
+    send.is_awaited = payload_bytes > 0 || done;
+    if (payload_bytes > 0) send.payload = payload;
+    send.done = std::move(done);
+    ++stats_.tx_messages;
+    stats_.tx_header_bytes += header.size();
+    stats_.tx_payload_bytes += payload_bytes;
+    Command command;
+    command.send = &send;
+    post(std::move(command));
+    return core::Status::ok();
+  }
+
+  void close(ThreadedEndpoint& endpoint, core::Status cause) {
+    if (in_child() || !endpoint.cause_.is_ok()) return;
+    endpoint.cause_ = cause.is_ok() ? core::Status(core::Code::kClosed, "the endpoint was closed") : std::move(cause);
+    Command command;
+    command.close = &endpoint.inner_;
+    command.cause = endpoint.cause_;
+    post(std::move(command));
+  }
+
+ private:
+  /// One message on its way out: made and let go of on the engine's side.
+  struct Send {
+    Buffer payload;  // the engine's side's, as `done`
+    SendDone done;
+    Endpoint* endpoint = nullptr;  // the inner one
+    std::span<std::byte> data;
+    std::size_t header_bytes = 0;
+    bool is_awaited = false;  // somebody waits for its end
+    core::Status status;      // how it ended
+    std::array<std::byte, kHeaderBytesMax> header;
+  };
+  /// One that came: made and let go of on the thread.
+  struct Arrival {
+    RxPayload payload;
+    std::size_t header_bytes = 0;
+    std::array<std::byte, kHeaderBytesMax> header;
+  };
+  /// One of these.
+  struct Command {
+    Send* send = nullptr;
+    Arrival* given_back = nullptr;
+    Endpoint* close = nullptr;
+    core::Status cause;  // of the close
+  };
+  /// An end, an arrival, or else the failure of a peer.
+  struct Event {
+    Send* send = nullptr;
+    Arrival* arrival = nullptr;
+    core::EngineId failed;
+    core::Status cause;
+  };
+
+  bool in_child() const noexcept { return core::fork_generation() != generation_; }
+  core::Status child_error() const { return {core::Code::kClosed, name_ + " belongs to the parent process"}; }
+  bool is_attached(std::span<const std::byte> bytes) const noexcept {
+    return std::any_of(attached_.begin(), attached_.end(), [&](const auto& memory) {
+      return bytes.data() >= memory.data() && bytes.data() + bytes.size() <= memory.data() + memory.size();
+    });
+  }
+
+  // The engine's side
+
+  Send& acquire_send() {
+    if (free_sends_.empty()) {
+      const std::lock_guard lock(event_mutex_);
+      free_sends_.swap(ended_);
+    }
+    if (free_sends_.empty()) {
+      sends_.push_back(std::make_unique<Send>());
+      return *sends_.back();
+    }
+    Send& send = *free_sends_.back();
+    free_sends_.pop_back();
+    return send;
+  }
+
+  void post(Command command) {
+    {
+      const std::lock_guard lock(command_mutex_);
+      commands_.push_back(std::move(command));
+      has_commands_.store(true);
+    }
+    thread_->wake();
+  }
+
+  /// Payloads that were given back, all at once: the thread need not hear of each.
+  void flush() {
+    if (given_back_.empty()) return;
+    bool is_awaited = false;
+    {
+      const std::lock_guard lock(command_mutex_);
+      for (Arrival* arrival : given_back_) {
+        is_awaited = is_awaited || arrival->payload.bytes() > 0;
+        commands_.emplace_back().given_back = arrival;
+      }
+      has_commands_.store(true);
+    }
+    given_back_.clear();
+    if (is_awaited) thread_->wake();
+  }
+
+  void finish(Send& send) {
+    send.payload = Buffer();  // first, so that `done` may use the slot
+    SendDone done = std::move(send.done);
+    core::Status status = std::move(send.status);
+    free_sends_.push_back(&send);
+    done(std::move(status));
+  }
+
+  void deliver(Arrival& arrival) {
+    const std::size_t bytes = arrival.payload.bytes();
+    if (receiver_ != nullptr) {
+      ++stats_.rx_messages;
+      stats_.rx_header_bytes += arrival.header_bytes;
+      stats_.rx_payload_bytes += bytes;
+      receiver_->on_message(
+          {arrival.header.data(), arrival.header_bytes},
+          bytes > 0 ? RxPayload(arrival.payload.data(), bytes, &give_back, this, &arrival) : RxPayload());
+      if (bytes > 0) return;
+    }
+    given_back_.push_back(&arrival);
+  }
+
+  static void give_back(void* transport, void* arrival, std::uint64_t) noexcept {
+    auto& self = *static_cast<ThreadedTransport*>(transport);
+    if (!self.in_child()) self.given_back_.push_back(static_cast<Arrival*>(arrival));
+  }
+
+  void fail(core::EngineId peer, core::Status cause) {
+    const auto found = endpoints_.find(peer);
+    if (found == endpoints_.end() || !found->second->cause_.is_ok()) return;  // closed from here, meanwhile
+    found->second->cause_ = cause;
+    if (receiver_ != nullptr) receiver_->on_peer_failed(peer, std::move(cause));
+  }
+
+  // The thread's side
+
+  std::size_t round() override {
+    std::size_t did = run_commands();
+    did += inner_->progress();
+    publish();
+    return did;
+  }
+  bool arm_inner() override { return !has_commands_.load() && inner_->arm(); }
+  int inner_fd() const noexcept override { return inner_->event_fd(); }
+
+  std::size_t run_commands() {
+    if (!has_commands_.load()) return 0;
+    {
+      const std::lock_guard lock(command_mutex_);
+      has_commands_.store(false);
+      running_commands_.swap(commands_);
+    }
+    for (Command& command : running_commands_) {
+      if (command.send != nullptr) {
+        transmit(*command.send);
+      } else if (command.given_back != nullptr) {
+        command.given_back->payload.reset();
+        free_arrivals_.push_back(command.given_back);
+      } else {
+        command.close->close(std::move(command.cause));
+      }
+    }
+    const std::size_t did = running_commands_.size();
+    running_commands_.clear();
+    return did;
+  }
+
+  void transmit(Send& send) {
+    SendDone done;
+    if (send.is_awaited) done = [this, &send](core::Status status) { end(send, std::move(status)); };
+    core::Status status =
+        send.endpoint->send({send.header.data(), send.header_bytes},
+                            send.data.empty() ? Buffer() : loans_->lend(send.data.data(), send.data.size(), nullptr),
+                            send.data.size(), std::move(done));
+    // The engine was told kOk: it hears of a refusal by `done`.
+    if (!send.is_awaited || !status.is_ok()) end(send, std::move(status));
+  }
+
+  void end(Send& send, core::Status status) {
+    if (!send.is_awaited) {
+      ended_here_.push_back(&send);
+      return;
+    }
+    send.status = std::move(status);
+    batch_.emplace_back().send = &send;
+  }
+
+  void on_message(std::span<const std::byte> header, RxPayload payload) noexcept override {
+    if (free_arrivals_.empty()) {
+      arrivals_.push_back(std::make_unique<Arrival>());
+      free_arrivals_.push_back(arrivals_.back().get());
+    }
+    Arrival& arrival = *free_arrivals_.back();
+    free_arrivals_.pop_back();
+    arrival.header_bytes = header.size();
+    std::memcpy(arrival.header.data(), header.data(), header.size());
+    arrival.payload = std::move(payload);
+    batch_.emplace_back().arrival = &arrival;
+  }
+
+  void on_peer_failed(core::EngineId peer, core::Status cause) noexcept override {
+    Event& event = batch_.emplace_back();
+    event.failed = peer;
+    event.cause = std::move(cause);
+  }
+
+  /// Once a round, for all that happened in it.
+  void publish() {
+    if (batch_.empty() && ended_here_.empty()) return;
+    const bool is_news = !batch_.empty();
+    {
+      const std::lock_guard lock(event_mutex_);
+      if (events_.empty())
+        events_.swap(batch_);
+      else
+        std::move(batch_.begin(), batch_.end(), std::back_inserter(events_));
+      ended_.insert(ended_.end(), ended_here_.begin(), ended_here_.end());
+      if (is_news) has_events_.store(true);
+    }
+    batch_.clear();
+    ended_here_.clear();
+    if (is_news && armed_.load() && armed_.exchange(false)) signal(event_fd_);
+  }
+
+  const std::string name_;
+  const std::vector<std::byte> address_;
+  const std::uint64_t generation_ = core::fork_generation();
+  const std::shared_ptr<TransportThread> thread_;
+  int event_fd_ = -1;
+  bool is_driven_ = false;
+
+  // The engine's side
+  Receiver* receiver_ = nullptr;
+  std::vector<std::span<std::byte>> attached_;
+  std::unordered_map<core::EngineId, std::unique_ptr<ThreadedEndpoint>> endpoints_;
+  std::vector<std::unique_ptr<Send>> sends_;
+  std::vector<Send*> free_sends_;
+  std::vector<Arrival*> given_back_;  // the thread has not been told
+  std::vector<Event> running_;
+  TransportStats stats_;
+
+  // Between the two
+  std::mutex command_mutex_;
+  std::vector<Command> commands_;
+  std::atomic<bool> has_commands_{false};
+  std::mutex event_mutex_;
+  std::vector<Event> events_;
+  std::vector<Send*> ended_;  // that nobody waits for
+  std::atomic<bool> has_events_{false};
+  std::atomic<bool> armed_{false};  // the engine may sleep
+
+  // The thread's side
+  std::unique_ptr<BufferPool> loans_ =
+      std::make_unique<BufferPool>(std::span<std::byte>(), std::span<BufferPool::SizeClass>());
+  std::vector<std::unique_ptr<Arrival>> arrivals_;
+  std::vector<Arrival*> free_arrivals_;
+  std::vector<Command> running_commands_;
+  std::vector<Event> batch_;
+  std::vector<Send*> ended_here_;
+  std::unique_ptr<Transport> inner_;  // goes before the loans
+};
+
+core::Status ThreadedEndpoint::send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,
+                                    SendDone done) {
+  return transport_.send(*this, header, payload, payload_bytes, std::move(done));
+}
+
+void ThreadedEndpoint::close(core::Status cause) noexcept { transport_.close(*this, std::move(cause)); }
+
+}  // namespace
+
+core::Result<std::shared_ptr<TransportThread>> start_transport_thread(TransportThreadOptions options) {
+  auto thread = std::make_shared<TransportThread>(std::move(options));
+  if (core::Status status = thread->start(); !status.is_ok()) return status;
+  return thread;
+}
+
+core::Result<std::unique_ptr<Transport>> make_threaded(std::unique_ptr<Transport> inner,
+                                                       std::shared_ptr<TransportThread> thread) {
+  auto transport = std::make_unique<ThreadedTransport>(std::move(inner), std::move(thread));
+  if (core::Status status = transport->start(); !status.is_ok()) return status;
+  return std::unique_ptr<Transport>(std::move(transport));
+}
+
+}  // namespace hybridps::transport

@@ -1,0 +1,44 @@
+// hybridps/transport/threaded.h: a Transport that a thread of its own drives, alone or with others.
+//
+// Why      Over TCP the system calls and copies of a fast card fill a core: the engine's thread has only one, and sums
+//          besides (docs/decisions/0015).
+// Model    send() and close() put down what is to be done for the TransportThread, which does it on the inner transport
+//          and puts down what came of it: messages, completions, failures. progress() hands these out. Nobody waits for
+//          the other side but in connect() and attach(), for one round of the thread. Each side wakes the other only
+//          where that one sleeps, or has armed: once, for however much lies there.
+//
+//            engine: send, close, payloads given back --commands--> thread: inner.send, close, progress, arm, epoll_wait
+//            engine: progress() -> Receiver, done     <--events---
+//
+// Memory   A Buffer's references are counted on the engine's side alone; the inner transport gets one that is lent
+//          (BufferPool::lend). A payload received stays where the inner transport has it, and goes back through the thread.
+// Threads  The Transport as every one. Its inner one belongs to the TransportThread until the destructor has taken it
+//          back, which then closes it in its caller's thread.
+// Counts   stats() are of this side: a message counts as sent when it was accepted here, as received when it is delivered.
+// Fork     in a forked child every method does nothing or returns kClosed, and destruction leaks on purpose.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "hybridps/core/status.h"
+#include "hybridps/transport/transport.h"
+
+namespace hybridps::transport {
+
+/// Drives the transports that were given to it. Ends with the last of them, and the last who holds it.
+class TransportThread;
+
+struct TransportThreadOptions {
+  std::string name;                   // at most 15 characters
+  std::chrono::microseconds spin{0};  // it looks for events so long before it sleeps
+};
+/// kOutOfResources: no thread or descriptor.
+core::Result<std::shared_ptr<TransportThread>> start_transport_thread(TransportThreadOptions options);
+
+/// `inner`: nobody has used it, and it can be waited for (kInvalidArgument otherwise).
+core::Result<std::unique_ptr<Transport>> make_threaded(std::unique_ptr<Transport> inner,
+                                                       std::shared_ptr<TransportThread> thread);
+
+}  // namespace hybridps::transport

@@ -1,0 +1,316 @@
+#include "hybridps/transport/threaded.h"
+
+#include <sys/eventfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "hybridps/transport/loopback/loopback_transport.h"
+#include "hybridps/transport/rails.h"
+#include "tests/support/faulty_transport.h"
+
+namespace hybridps::transport {
+namespace contract {
+struct Pair;
+}
+struct ThreadedBackend {
+  static std::unique_ptr<contract::Pair> make_pair();
+  static constexpr bool kReportsPeerGone = true;
+};
+/// Both sides on one thread.
+struct OneThreadBackend {
+  static std::unique_ptr<contract::Pair> make_pair();
+  static constexpr bool kReportsPeerGone = true;
+};
+struct ThreadedRailsBackend {
+  static std::unique_ptr<contract::Pair> make_pair();
+  static constexpr bool kReportsPeerGone = true;
+};
+}  // namespace hybridps::transport
+
+#define HYBRIDPS_ENDPOINT_BACKENDS                                                 \
+  ::hybridps::transport::ThreadedBackend, ::hybridps::transport::OneThreadBackend, \
+      ::hybridps::transport::ThreadedRailsBackend
+#include "tests/unit/transport/endpoint_contract.h"
+
+namespace hybridps::transport {
+namespace {
+
+using contract::kLargeBytes;
+using contract::numbered;
+using test_support::Faults;
+using test_support::FaultyTransport;
+
+std::shared_ptr<TransportThread> make_thread() { return start_transport_thread({"test-data", {}}).value(); }
+
+std::unique_ptr<Transport> threaded(std::unique_ptr<Transport> inner,
+                                    std::shared_ptr<TransportThread> thread = make_thread()) {
+  return make_threaded(std::move(inner), std::move(thread)).value();
+}
+
+std::unique_ptr<contract::Pair> make_pair(LoopbackHub& hub, bool one_thread = false) {
+  auto pair = std::make_unique<contract::Pair>();
+  const auto thread = make_thread();
+  for (contract::Side* side : {&pair->a, &pair->b}) {
+    side->use_heap();
+    side->transport = threaded(hub.make_transport(side->id), one_thread ? thread : make_thread());
+  }
+  pair->finish_setup();
+  return pair;
+}
+
+/// Side a's messages go through the faults.
+std::unique_ptr<contract::Pair> make_faulty_pair(const Faults& faults, std::uint64_t seed) {
+  auto pair = std::make_unique<contract::Pair>();
+  LoopbackHub hub;
+  for (contract::Side* side : {&pair->a, &pair->b}) {
+    side->use_heap();
+    std::unique_ptr<Transport> inner = hub.make_transport(side->id);
+    if (side == &pair->a) inner = std::make_unique<FaultyTransport>(std::move(inner), faults, seed);
+    side->transport = threaded(std::move(inner));
+  }
+  pair->finish_setup();
+  pair->connect();
+  return pair;
+}
+
+}  // namespace
+
+std::unique_ptr<contract::Pair> ThreadedBackend::make_pair() {
+  LoopbackHub hub;
+  return transport::make_pair(hub);
+}
+std::unique_ptr<contract::Pair> OneThreadBackend::make_pair() {
+  LoopbackHub hub;
+  return transport::make_pair(hub, /*one_thread=*/true);
+}
+std::unique_ptr<contract::Pair> ThreadedRailsBackend::make_pair() {
+  auto pair = std::make_unique<contract::Pair>();
+  LoopbackHub hubs[2];
+  for (contract::Side* side : {&pair->a, &pair->b}) {
+    side->use_heap();
+    std::vector<Rail> rails;
+    for (LoopbackHub& hub : hubs) {
+      std::unique_ptr<Transport> made = threaded(hub.make_transport(side->id));
+      rails.push_back({{"eth", "", "", 0, {}}, std::move(made)});
+    }
+    side->transport = make_rails(std::move(rails)).value();
+  }
+  pair->finish_setup();
+  return pair;
+}
+
+TEST_CASE("transport/threaded: many events wake the engine once, and it looks again by itself", "[transport][fast]") {
+  LoopbackHub hub;
+  auto pair = make_pair(hub);
+  pair->connect();
+  for (int round = 0; round < 5; ++round) {
+    while (!pair->b.transport->arm()) pair->b.progress();
+    for (std::uint64_t i = 0; i < 20; ++i) {
+      REQUIRE(pair->a.peer->send(numbered(i), pair->a.filled(200, i), 200, {}).is_ok());
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    while (hub.payloads_lent() < 20) std::this_thread::yield();
+    std::uint64_t wakes = 0;
+    REQUIRE(::read(pair->b.transport->event_fd(), &wakes, sizeof wakes) == sizeof wakes);
+    CHECK(wakes == 1);
+    REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 20; }));
+    pair->release_all();
+    // Given back outside of progress(): they must reach the inner transport before anyone sleeps.
+    while (!pair->b.transport->arm()) pair->b.progress();
+    CHECK_FALSE(pair->b.transport->has_unsent());
+    while (hub.payloads_lent() > 0) std::this_thread::yield();
+    REQUIRE(pair->run_until([&] { return pair->a.pool->slots_in_use() == 0; }));
+  }
+  CHECK(hub.payloads_changed_early() == 0);
+}
+
+TEST_CASE("transport/threaded: messages that nobody waits for end without waking the engine", "[transport][fast]") {
+  LoopbackHub hub;
+  auto pair = make_pair(hub);
+  pair->connect();
+  std::uint64_t got = 0;
+  for (int i = 0; i < 100; ++i) REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
+  while (!pair->a.transport->arm()) CHECK(pair->a.progress() == 0);
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 100; }));
+  CHECK(::read(pair->a.transport->event_fd(), &got, sizeof got) < 0);
+}
+
+TEST_CASE("transport/threaded: one of several transports of a thread can go", "[transport][fast]") {
+  LoopbackHub hub;
+  const auto thread = make_thread();
+  auto pair = make_pair(hub, /*one_thread=*/true);
+  pair->connect();
+  for (int i = 0; i < 20; ++i) {
+    const core::EngineId id = core::make_engine_id();
+    auto third = threaded(hub.make_transport(id), thread);
+    REQUIRE(third->attach(pair->a.memory).is_ok());
+    auto endpoint = third->connect(pair->b.id, pair->b.transport->address());
+    REQUIRE(endpoint.is_ok());
+    std::size_t done = 0;
+    REQUIRE(endpoint.value()
+                ->send(numbered(7), pair->a.filled(kLargeBytes, 7), kLargeBytes, [&](core::Status) { ++done; })
+                .is_ok());
+    third.reset();
+    CHECK(done == 1);
+    // What it had accepted arrives, and the others go on.
+    REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+    CHECK(contract::matches(pair->b.receiver.messages[0].payload.data(), kLargeBytes, 7));
+    pair->release_all();
+    REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
+    REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+    pair->release_all();
+  }
+}
+
+TEST_CASE("transport/threaded: delayed and reordered messages arrive once each", "[transport][fast]") {
+  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+    Faults faults;
+    faults.delay = 0.5;
+    auto pair = make_faulty_pair(faults, seed);
+    contract::Side::Done done;
+    std::vector<int> seen(300, 0);
+    std::uint64_t sent = 0;
+    REQUIRE(pair->run_until([&] {
+      for (; sent < seen.size(); ++sent) {
+        const std::size_t bytes = sent % 3 == 0 ? 0 : sent % 3 == 1 ? 200 : 60000;
+        Buffer payload = bytes > 0 ? pair->a.filled(bytes, sent) : Buffer();
+        if (bytes > 0 && !payload) break;
+        REQUIRE(pair->a.peer->send(numbered(sent), payload, bytes, pair->a.record(done)).is_ok());
+      }
+      for (const auto& message : pair->b.receiver.messages) {
+        const std::uint64_t number = contract::number_of(message.header);
+        CHECK(contract::matches(message.payload.data(), message.payload.bytes(), number));
+        ++seen[number];
+      }
+      pair->release_all();
+      return done.count == seen.size() && std::count(seen.begin(), seen.end(), 1) == 300;
+    }));
+    CHECK(pair->a.done_outside_progress == 0);
+    CHECK(pair->a.pool->slots_in_use() == 0);
+  }
+}
+
+TEST_CASE("transport/threaded: a path that breaks under way ends every send and is reported once",
+          "[transport][fast]") {
+  for (std::uint64_t after = 1; after <= 40; after += 3) {
+    Faults faults;
+    faults.delay = 0.3;
+    faults.kill_after = after;
+    auto pair = make_faulty_pair(faults, after);
+    contract::Side::Done done;
+    std::size_t accepted = 0;
+    core::Status refused;
+    REQUIRE(pair->run_until([&] {
+      if (refused.is_ok()) {
+        Buffer payload = pair->a.filled(60000, accepted);
+        if (payload) {
+          refused = pair->a.peer->send(numbered(accepted), payload, 60000, pair->a.record(done));
+          if (refused.is_ok()) ++accepted;
+        }
+      }
+      pair->release_all();
+      return !refused.is_ok() && done.count == accepted;
+    }));
+    pair->settle();
+    CHECK(refused.code() == core::Code::kPeerDead);
+    CHECK(refused.message() == "killed by FaultyTransport");
+    CHECK(done.count == accepted);
+    CHECK(accepted >= after);
+    REQUIRE(pair->a.receiver.failures.size() == 1);
+    CHECK(pair->a.receiver.failures[0].first == pair->b.id);
+    CHECK_FALSE(pair->a.receiver.called_outside_progress);
+    CHECK(pair->a.done_outside_progress == 0);
+    CHECK(pair->a.pool->slots_in_use() == 0);
+    CHECK(pair->a.transport->find(pair->b.id) == nullptr);
+    CHECK(pair->a.transport->connect(pair->b.id, pair->b.transport->address()).status().message() ==
+          "killed by FaultyTransport");
+  }
+}
+
+TEST_CASE("transport/threaded: destruction under traffic ends every send once", "[transport][fast]") {
+  for (int round = 0; round < 20; ++round) {
+    LoopbackHub hub;
+    auto pair = make_pair(hub, round % 2 == 0);
+    pair->connect();
+    contract::Side::Done done;
+    std::size_t accepted = 0;
+    for (int i = 0; i < 10 * round; ++i) {
+      if (Buffer payload = pair->a.filled(60000, 1)) {
+        REQUIRE(pair->a.peer->send(numbered(1), payload, 60000, pair->a.record(done)).is_ok());
+        ++accepted;
+      }
+      const Buffer answer = pair->b.filled(200, 2);
+      REQUIRE(pair->b.peer->send(numbered(2), answer, answer ? 200 : 0, {}).is_ok());
+      pair->a.progress();
+      pair->b.progress();
+      pair->release_all();
+    }
+    pair->a.transport.reset();
+    CHECK(done.count == accepted);
+    CHECK(pair->a.pool->slots_in_use() == 0);
+    pair->a.receiver.messages.clear();
+    REQUIRE(pair->run_until([&] {
+      pair->release_all();
+      return pair->b.receiver.failures.size() == 1 && pair->b.pool->slots_in_use() == 0;
+    }));
+  }
+}
+
+TEST_CASE("transport/threaded: a forked child does nothing and ends", "[transport][fast]") {
+  LoopbackHub hub;
+  auto pair = make_pair(hub);
+  pair->connect();
+  contract::Side::Done done;
+  REQUIRE(pair->a.peer->send(numbered(1), pair->a.filled(kLargeBytes, 1), kLargeBytes, pair->a.record(done)).is_ok());
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    alarm(20);
+    Transport& transport = *pair->a.transport;
+    int wrong = 0;
+    if (transport.progress() != 0 || !transport.arm()) wrong = 1;
+    if (pair->a.peer->send(numbered(2), {}, 0, {}).code() != core::Code::kClosed) wrong = 2;
+    if (transport.connect(core::make_engine_id(), transport.address()).status().code() != core::Code::kClosed)
+      wrong = 3;
+    pair->a.peer->close(core::Status(core::Code::kClosed, "child"));
+    pair->a.transport.reset();
+    if (done.count != 0) wrong = 4;
+    _exit(wrong);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  pair->release_all();
+  REQUIRE(pair->run_until([&] { return done.count == 1; }));
+  CHECK(done.last.is_ok());
+}
+
+TEST_CASE("transport/threaded: a transport that is polled is refused", "[transport][fast]") {
+  struct Polled final : Transport {
+    explicit Polled(std::unique_ptr<Transport> transport) : inner(std::move(transport)) {}
+    std::string_view name() const noexcept override { return "polled"; }
+    core::Status attach(std::span<std::byte> memory) override { return inner->attach(memory); }
+    std::vector<std::byte> address() const override { return inner->address(); }
+    core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> to) override {
+      return inner->connect(peer, to);
+    }
+    Endpoint* find(core::EngineId peer) noexcept override { return inner->find(peer); }
+    std::size_t progress() override { return inner->progress(); }
+    int event_fd() const noexcept override { return -1; }
+    bool arm() override { return false; }
+    bool has_unsent() const noexcept override { return false; }
+    void set_receiver(Receiver* receiver) noexcept override { inner->set_receiver(receiver); }
+    TransportStats stats() const noexcept override { return inner->stats(); }
+    std::unique_ptr<Transport> inner;
+  };
+  LoopbackHub hub;
+  const auto made = make_threaded(std::make_unique<Polled>(hub.make_transport(core::make_engine_id())), make_thread());
+  CHECK(made.status().code() == core::Code::kInvalidArgument);
+}
+
+}  // namespace hybridps::transport

@@ -164,6 +164,8 @@ struct Here final : device::Device {
     return core::Status(core::Code::kInternal, "");
   }
   void free_host(device::HostMemory) noexcept override {}
+  core::Result<std::byte*> allocate_device(std::uint64_t) override { return core::Status(core::Code::kInternal, ""); }
+  void free_device(std::byte*) noexcept override {}
 };
 
 struct Script {

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "hybridps/device/cuda/near_node.h"
+
 namespace hybridps::device {
 namespace {
 
@@ -168,6 +170,8 @@ core::Result<HostMemory> CudaDevice::allocate_host(std::uint64_t bytes) {
   memory.bytes = bytes;
   void* data = nullptr;
   CUdeviceptr address = 0;
+  const core::Result<std::string> bus_id = physical_id();
+  const NearNode near_gpu(bus_id.is_ok() ? numa_node_of(bus_id.value()) : -1);
   Status status = in_context("cuMemHostAlloc", [&] {
     // Recording a graph on this thread must not forbid it.
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;

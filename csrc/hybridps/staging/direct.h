@@ -54,8 +54,7 @@ class DirectRing : public std::enable_shared_from_this<DirectRing>, core::Pinned
 
   struct Place {
     std::byte* data = nullptr;
-    std::uint64_t displaced =
-        0;  // the last slice that had some of it; 0: none. Before a stream writes here: wait for it
+    std::uint64_t displaced = 0;       // the last slice that had some of it: streams wait for it first; 0: none
     std::shared_ptr<const void> held;  // the place is in use until this ends; keeps the ring
   };
   /// For slice `number`, which rises from call to call; at most bytes().

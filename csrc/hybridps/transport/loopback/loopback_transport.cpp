@@ -257,10 +257,12 @@ class LoopbackTransport final : public Transport {
     if (!endpoint.open_) return endpoint.cause_;
     if (header.empty() || header.size() > kHeaderBytesMax)
       return core::Status(core::Code::kInvalidArgument, "a header of " + std::to_string(header.size()) + " bytes");
+    bool from_device = false;
     if (payload_bytes > 0) {
       if (!payload || payload_bytes > payload.capacity_bytes())
         return core::Status(core::Code::kInvalidArgument, "more payload than its buffer holds");
-      if (!is_in(payload.is_lent() ? devices_ : attached_, payload.data(), payload_bytes))
+      from_device = is_in(devices_, payload.data(), payload_bytes);
+      if (!from_device && !is_in(attached_, payload.data(), payload_bytes))
         return core::Status(core::Code::kInvalidArgument, "the payload's memory was not attached to this transport");
     }
     auto message = std::make_shared<Message>();
@@ -268,14 +270,13 @@ class LoopbackTransport final : public Transport {
     message->to = endpoint.peer_;
     message->id = ++last_id_;
     message->header.assign(header.begin(), header.end());
-    const bool lent = payload_bytes > 0 && payload.is_lent();
-    if (payload_bytes > 0) message->source = lent ? state_->device_view(payload.data()) : payload.data();
+    if (payload_bytes > 0) message->source = from_device ? state_->device_view(payload.data()) : payload.data();
     message->payload_bytes = payload_bytes;
     pending_.emplace(message->id, Pending{&endpoint, payload_bytes > 0 ? payload : Buffer(), std::move(done), message});
     ++stats_.tx_messages;
     stats_.tx_header_bytes += header.size();
     stats_.tx_payload_bytes += payload_bytes;
-    if (lent) stats_.tx_device_bytes += payload_bytes;
+    if (from_device) stats_.tx_device_bytes += payload_bytes;
     const std::lock_guard lock(state_->mutex);
     // A peer that is gone takes nothing; its kPeerGone event is on the way to us and fails this message.
     if (Inbox* inbox = inbox_->gone ? nullptr : state_->live_inbox(endpoint.peer_)) {

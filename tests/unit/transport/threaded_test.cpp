@@ -18,15 +18,18 @@ struct Pair;
 struct ThreadedBackend {
   static std::unique_ptr<contract::Pair> make_pair();
   static constexpr bool kReportsPeerGone = true;
+  static constexpr bool kSendsByItself = true;
 };
 /// Both sides on one thread.
 struct OneThreadBackend {
   static std::unique_ptr<contract::Pair> make_pair();
   static constexpr bool kReportsPeerGone = true;
+  static constexpr bool kSendsByItself = true;
 };
 struct ThreadedRailsBackend {
   static std::unique_ptr<contract::Pair> make_pair();
   static constexpr bool kReportsPeerGone = true;
+  static constexpr bool kSendsByItself = true;
 };
 }  // namespace hybridps::transport
 

@@ -1,6 +1,7 @@
 #include "hybridps/core/files.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <system_error>
 
@@ -20,6 +21,11 @@ std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folde
     entries.push_back(at->path());
   std::sort(entries.begin(), entries.end());
   return entries;
+}
+
+int numa_node_of(const std::filesystem::path& device) {
+  const std::string text = first_line_of(device / "numa_node");
+  return text.empty() || text[0] == '-' ? -1 : std::atoi(text.c_str());
 }
 
 }  // namespace hybridps::core

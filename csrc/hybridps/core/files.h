@@ -14,4 +14,7 @@ std::string first_line_of(const std::filesystem::path& file);
 /// What is in a folder, sorted, without "." and ".."; empty if there is no such folder, cut short if it cannot be read on.
 std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
 
+/// NUMA node of a device's folder in /sys; -1: not known, as on machines without NUMA.
+int numa_node_of(const std::filesystem::path& device);
+
 }  // namespace hybridps::core

@@ -49,6 +49,8 @@ constexpr auto kLingerAfterFailure = std::chrono::milliseconds(1000);
 // How long each network transport waits at the end for what is on its way. A peer that another rank found dead takes all of
 // it, twice, and leaving a failed group should take less than 2 s.
 constexpr auto kCloseWithin = std::chrono::milliseconds(600);
+// Registering a GPU's memory takes milliseconds; a loop that hangs must not take its caller with it.
+constexpr auto kAttachWithin = std::chrono::seconds(10);
 
 std::size_t expected_local_peers() {
   if (const char* text = std::getenv("LOCAL_WORLD_SIZE"); text != nullptr) {
@@ -245,11 +247,19 @@ core::Result<std::shared_ptr<void>> GroupImpl::attach_device(transport::DeviceMe
   if (engine_->in_forked_child())
     return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
   const std::span<std::byte> bytes = memory.bytes;
-  std::promise<Status> attached;
-  engine_->post([engine = engine_.get(), &attached, &memory, &keep] {
-    attached.set_value(engine->runtime().attach_device(memory, std::move(keep)));
+  // Shared: the loop may come to it after this caller has gone.
+  const auto attached = std::make_shared<std::promise<Status>>();
+  std::future<Status> answer = attached->get_future();
+  engine_->post([engine = engine_.get(), attached, memory = std::move(memory), keep = std::move(keep)]() mutable {
+    attached->set_value(engine->runtime().attach_device(memory, std::move(keep)));
   });
-  if (Status status = attached.get_future().get(); !status.is_ok()) return status;
+  if (answer.wait_for(kAttachWithin) != std::future_status::ready) {
+    engine_->post([engine = engine_.get(), bytes] { engine->runtime().detach_device(bytes); });
+    return Status(Code::kTimeout, "the engine's thread has not registered " + std::to_string(bytes.size()) +
+                                      " bytes of device memory within " +
+                                      core::format_seconds(core::to_seconds(kAttachWithin)));
+  }
+  if (Status status = answer.get(); !status.is_ok()) return status;
   // An engine that is gone has let go of it: its Runtime dropped `keep`.
   return std::shared_ptr<void>(bytes.data(), [bytes, weak = std::weak_ptr<EngineImpl>(engine_)](void*) {
     if (const auto engine = weak.lock(); engine && !engine->in_forked_child())

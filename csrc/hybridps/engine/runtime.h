@@ -95,6 +95,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::size_t progress();
   /// Brings counters() up to date; to be called after rounds that did something.
   void update_counters();
+
   /// As worker::Host's calls of these names.
   struct Hooks {
     std::function<void(core::GroupUid, const core::Status& status, const core::Status& cause, bool found_here)>
@@ -110,7 +111,6 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   /// A verdict that was sent has not been answered yet (bounded in time): leaving now could make this engine look like
   /// the cause of what it reported.
   bool has_unanswered_verdicts() const noexcept { return !unanswered_verdicts_.empty(); }
-  /// Brings counters() up to date; progress thread.
   /// File descriptors to sleep on, constant.
   std::vector<int> event_fds() const;
 

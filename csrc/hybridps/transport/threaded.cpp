@@ -337,7 +337,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
         return {core::Code::kInvalidArgument, "the payload's memory was not attached to this transport"};
     }
     Send& send = acquire_send();
-    send.endpoint = &endpoint.inner_;
+    send.endpoint = &endpoint;
     send.header_bytes = header.size();
     std::memcpy(send.header.data(), header.data(), header.size());
     send.data = payload_bytes > 0 ? std::span(payload.data(), payload_bytes) : std::span<std::byte>();
@@ -367,7 +367,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   struct Send {
     Buffer payload;  // the engine's side's, as `done`
     SendDone done;
-    Endpoint* endpoint = nullptr;  // the inner one
+    const ThreadedEndpoint* endpoint = nullptr;
     std::span<std::byte> data;
     std::size_t header_bytes = 0;
     bool is_awaited = false;  // somebody waits for its end
@@ -448,6 +448,8 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     send.payload = Buffer();  // first, so that `done` may use the slot
     SendDone done = std::move(send.done);
     core::Status status = std::move(send.status);
+    // A close from here counts from its call on, also where the thread heard the peer's answer to it before it.
+    if (!status.is_ok() && !send.endpoint->cause_.is_ok()) status = send.endpoint->cause_;
     free_sends_.push_back(&send);
     done(std::move(status));
   }
@@ -514,10 +516,10 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   void transmit(Send& send) {
     SendDone done;
     if (send.is_awaited) done = [this, &send](core::Status status) { end(send, std::move(status)); };
-    core::Status status =
-        send.endpoint->send({send.header.data(), send.header_bytes},
-                            send.data.empty() ? Buffer() : loans_->lend(send.data.data(), send.data.size(), nullptr),
-                            send.data.size(), std::move(done));
+    core::Status status = send.endpoint->inner_.send(
+        {send.header.data(), send.header_bytes},
+        send.data.empty() ? Buffer() : loans_->lend(send.data.data(), send.data.size(), nullptr), send.data.size(),
+        std::move(done));
     // The engine was told kOk: it hears of a refusal by `done`.
     if (!send.is_awaited || !status.is_ok()) end(send, std::move(status));
   }

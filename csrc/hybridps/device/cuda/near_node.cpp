@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstddef>
-#include <cstdlib>
 
 #include "hybridps/core/files.h"
 
@@ -15,8 +14,7 @@ namespace hybridps::device {
 
 int numa_node_of(std::string bus_id, const std::filesystem::path& sysfs) {
   std::transform(bus_id.begin(), bus_id.end(), bus_id.begin(), [](unsigned char c) { return std::tolower(c); });
-  const std::string text = core::first_line_of(sysfs / "bus/pci/devices" / bus_id / "numa_node");
-  return text.empty() || text[0] == '-' ? -1 : std::atoi(text.c_str());
+  return core::numa_node_of(sysfs / "bus/pci/devices" / bus_id);
 }
 
 NearNode::NearNode(int node) noexcept {

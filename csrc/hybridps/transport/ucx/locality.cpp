@@ -48,12 +48,6 @@ std::vector<int> own_nodes(const fs::path& sysfs) {
   return nodes;
 }
 
-/// -1: not known, as on machines without NUMA.
-int numa_node(const fs::path& device) {
-  const std::string text = core::first_line_of(device / "numa_node");
-  return text.empty() || text[0] == '-' ? -1 : std::atoi(text.c_str());
-}
-
 std::string pci_root(const fs::path& device) {
   std::error_code error;
   const fs::path real = fs::canonical(device, error);
@@ -102,7 +96,7 @@ Locality own_locality(int local_rank, int local_size, const fs::path& sysfs) {
   if (one_each) local_size = 1;
   if (visible.size() >= static_cast<std::size_t>(std::max(1, local_size)) && rank < visible.size()) {
     const fs::path& gpu = gpus[visible[rank]];
-    if (const int node = numa_node(gpu); node >= 0) here.nodes = {node};
+    if (const int node = core::numa_node_of(gpu); node >= 0) here.nodes = {node};
     here.pci_root = pci_root(gpu);
     here.text = "GPU " + gpu.filename().string();
     if (!here.nodes.empty() || !here.pci_root.empty()) return here;
@@ -116,7 +110,7 @@ Locality own_locality(int local_rank, int local_size, const fs::path& sysfs) {
 
 int distance_to(const Locality& from, const fs::path& device, const fs::path& sysfs) {
   if (!from.pci_root.empty() && pci_root(device) == from.pci_root) return 0;
-  const int node = numa_node(device);
+  const int node = core::numa_node_of(device);
   if (node < 0) return -1;
   int best = -1;
   std::istringstream row(

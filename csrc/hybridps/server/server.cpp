@@ -266,6 +266,12 @@ void Server::give_grants() {
   giving_ = false;
 }
 
+const wire::Header* Server::contradiction(const OperationKey& key, const wire::Signature& ours) const noexcept {
+  for (auto at = spans_.lower_bound(SpanKey{key, 0}); at != spans_.end() && at->first.operation == key; ++at)
+    if (at->second->has_first && at->second->first.signature != ours) return &at->second->first;
+  return nullptr;
+}
+
 void Server::close(const OperationKey& key) {
   auto at = spans_.lower_bound(SpanKey{key, 0});
   bool freed = false;

@@ -97,6 +97,8 @@ class Server : core::Pinned {
   /// A node's contribution (stage kPush of an aggregate) from a peer.
   void on_push(const wire::Header& header, flow::Delivery payload);
   void on_announce(const wire::Header& header);
+  /// Of contributions that came to spans which are not open, one that is of another operation; null: none.
+  const wire::Header* contradiction(const OperationKey& key, const wire::Signature& ours) const noexcept;
   /// Drops the operation's state: it is finished here, or has failed.
   void close(const OperationKey& key);
   /// Drops everything of a group.

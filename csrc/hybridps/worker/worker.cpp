@@ -72,6 +72,14 @@ EarlyMessages::Messages EarlyMessages::take(std::uint64_t sequence) {
   return messages;
 }
 
+const wire::Header* EarlyMessages::contradiction(std::uint64_t sequence, const wire::Signature& ours) const noexcept {
+  const auto found = by_sequence_.find(sequence);
+  if (found == by_sequence_.end()) return nullptr;
+  for (const auto& [header, payload] : found->second)
+    if (header.signature != ours) return &header;
+  return nullptr;
+}
+
 void EarlyMessages::clear() {
   by_sequence_.clear();
   size_ = 0;
@@ -175,6 +183,13 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
     finish(r, status);
     return;
   }
+  // A root may be done as soon as it starts: what lies here already would go unread.
+  const wire::Header* theirs = group.early.contradiction(sequence, r.signature);
+  if (theirs == nullptr) theirs = server_.contradiction({group.info.uid, sequence}, r.signature);
+  if (theirs != nullptr) {
+    mismatch(group, r, *theirs);
+    return;
+  }
   // A barrier speaks for all that its rank did before it.
   if (is_barrier(o.kind) && !is_oldest(group, sequence))
     group.held.insert(sequence);
@@ -190,7 +205,7 @@ void Worker::start_unfrozen(GroupState& group, std::uint64_t sequence) {
 
 void Worker::track(OperationRun& run) {
   tracked_.insert(&run);
-  if (!run.deadline.is_never()) deadlines_.emplace(run.deadline.point(), &run);
+  if (!run.deadline.is_never()) deadlines_.insert(expiry_of(run));
 }
 
 void Worker::start(OperationRun& run) {
@@ -288,7 +303,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   run.operation.device_memory.reset();
   tracked_.erase(&run);
   if (run.pace_due) std::erase(pacing_, &run);
-  if (!run.deadline.is_never()) deadlines_.erase({run.deadline.point(), &run});
+  if (!run.deadline.is_never()) deadlines_.erase(expiry_of(run));
   if (!p2p) {
     group.plans->on_finished(run);
     server_.close(server::OperationKey{group.info.uid, run.sequence});
@@ -456,9 +471,9 @@ std::size_t Worker::tick(core::TimePoint now) {
     if (!group->held.empty()) start_held(*group);
     work += group->plans->tick(now);
   }
-  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+  while (!deadlines_.empty() && std::get<core::TimePoint>(*deadlines_.begin()) <= now) {
     ++work;
-    expire(*deadlines_.begin()->second);
+    expire(*std::get<OperationRun*>(*deadlines_.begin()));
   }
   if (now >= next_watch_ && !tracked_.empty()) watch(now);
   if (!graveyard_.empty()) {
@@ -471,7 +486,7 @@ std::size_t Worker::tick(core::TimePoint now) {
 core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
   if (!failing_.empty() || !graveyard_.empty()) return now;
   core::TimePoint due = core::TimePoint::max();
-  if (!deadlines_.empty()) due = deadlines_.begin()->first;
+  if (!deadlines_.empty()) due = std::get<core::TimePoint>(*deadlines_.begin());
   if (!tracked_.empty()) {
     due = std::min(due, std::max(next_watch_, now + kWatchEvery));
     for (const auto& [uid, group] : groups_) due = std::min(due, group->plans->next_due());

@@ -15,6 +15,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -107,6 +108,8 @@ class EarlyMessages {
   void add(const wire::Header& header, flow::Delivery payload);
   Messages take(std::uint64_t sequence);
   void drop(std::uint64_t sequence) { take(sequence); }
+  /// One that is of another operation; null: none.
+  const wire::Header* contradiction(std::uint64_t sequence, const wire::Signature& ours) const noexcept;
   void clear();
 
  private:
@@ -259,7 +262,10 @@ class Worker final : public server::Listener, core::Pinned {
   Host& host_;
   const WorkerOptions options_;
   std::unordered_map<core::GroupUid, std::unique_ptr<GroupState>> groups_;
-  std::set<std::pair<core::TimePoint, OperationRun*>> deadlines_;
+  /// Of operations with one deadline the oldest comes first: it alone has asked the others what they are doing.
+  using Expiry = std::tuple<core::TimePoint, std::uint64_t, OperationRun*>;
+  static Expiry expiry_of(OperationRun& run) { return {run.deadline.point(), run.sequence, &run}; }
+  std::set<Expiry> deadlines_;
   std::set<OperationRun*> tracked_;
   std::vector<std::unique_ptr<OperationRun>> graveyard_;
   std::vector<OperationRun*> pacing_;                             // those with pace_due

@@ -471,6 +471,35 @@ TEST_CASE("engine/runtime: a rank that comes last to ranks that disagree fails a
   REQUIRE(tally.first_error.find("int32[1001]") != std::string::npos);
 }
 
+// The second root has the first one's data before it calls; it need not hear from anybody to be done.
+TEST_CASE("engine/runtime: a root that finds the data of another root fails", "[engine][fast]") {
+  for (const auto& layout : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 2}}) {
+    for (const bool reduces : {false, true}) {
+      Cluster cluster(nodes(layout));
+      const auto uid = cluster.open_group();
+      Tally first;
+      Tally second;
+      std::vector<std::int32_t> theirs = values(1, 100000);
+      std::vector<std::int32_t> ours = values(0, 100000);
+      auto o = reduces ? reduction(schedule::Kind::kReduce) : movement(schedule::Kind::kBroadcast);
+      o.root = reduces ? 0 : 1;
+      (reduces ? o.input : o.output) = {piece(theirs)};
+      cluster.submit(uid, 1, o, 0, first.completion());
+      CHECK_FALSE(cluster.run_until([] { return false; }, 50));
+      cluster.stop(1);  // or it would find out, and tell
+      auto root = movement(schedule::Kind::kBroadcast);
+      root.root = 0;
+      root.output = {piece(ours)};
+      cluster.submit(uid, 0, root, 0, second.completion());
+      INFO("layout " << name(layout) << " reduces " << reduces);
+      REQUIRE(cluster.run_until([&] { return second.done == 1; }));
+      CHECK(second.failed == 1);
+      CHECK(second.first_error.find("ranks disagree") != std::string::npos);
+      cluster.go_on(1);
+    }
+  }
+}
+
 TEST_CASE("engine/runtime: a dead peer fails pending and later operations and is named", "[engine][fast]") {
   for (const auto& layout : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1, 1}}) {
     Cluster cluster(nodes(layout));

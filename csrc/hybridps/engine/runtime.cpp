@@ -160,7 +160,7 @@ void Runtime::add_peer(PeerRecord peer) {
 }
 
 void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology) {
-  group_windows_[uid] = schedule::windows_bytes(options_.window_bytes, topology);
+  group_windows_[uid] = {schedule::windows_bytes(options_.window_bytes, topology), topology.servers() > 0};
   for (const core::EngineId engine : engines)
     if (const auto found = peers_.find(engine); found != peers_.end()) ++found->second.groups;
   group_engines_[uid] = std::move(engines);
@@ -169,23 +169,26 @@ void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, cons
 }
 
 // All who send to one card at a time share window_bytes: beyond what its queue holds, more only makes the switch drop.
-// What owners grant chunk by chunk comes on top. Figures: docs/decisions/0007 and 0008.
+// What owners grant chunk by chunk comes on top. Figures: docs/decisions/0007, 0008 and 0016.
 void Runtime::choose_windows() {
   // In several groups with one peer: the least, since operations of all may meet at one card.
   std::unordered_map<core::EngineId, std::uint64_t> windows;
+  std::unordered_set<core::EngineId> patient;
   for (const auto& [uid, engines] : group_engines_) {
-    const std::vector<std::uint64_t>& of_group = group_windows_[uid];
+    const Windows& of_group = group_windows_[uid];
     for (std::size_t i = 0; i < engines.size(); ++i) {
-      if (of_group[i] == 0) continue;
-      std::uint64_t& window = windows.emplace(engines[i], of_group[i]).first->second;
-      window = std::min(window, of_group[i]);
+      if (of_group.bytes[i] == 0) continue;
+      std::uint64_t& window = windows.emplace(engines[i], of_group.bytes[i]).first->second;
+      window = std::min(window, of_group.bytes[i]);
+      if (of_group.has_servers) patient.insert(engines[i]);
     }
   }
   for (const auto& [engine, window] : windows) {
     const auto found = peers_.find(engine);
     if (found == peers_.end() || found->second.record.local) continue;
     outbox_->set_window(engine,
-                        static_cast<std::int64_t>(std::min<std::uint64_t>(window, found->second.record.eager_bytes)));
+                        static_cast<std::int64_t>(std::min<std::uint64_t>(window, found->second.record.eager_bytes)),
+                        patient.contains(engine) ? schedule::WindowTuner::kPatient : schedule::WindowTuner::kUsual);
   }
 }
 
@@ -362,7 +365,7 @@ std::uint64_t Runtime::bytes_through_card() const {
 }
 
 void Runtime::on_shares(core::GroupUid uid, const schedule::Topology& topology) {
-  group_windows_[uid] = schedule::windows_bytes(options_.window_bytes, topology);
+  group_windows_[uid] = {schedule::windows_bytes(options_.window_bytes, topology), topology.servers() > 0};
   choose_windows();
 }
 

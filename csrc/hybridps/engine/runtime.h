@@ -163,6 +163,11 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
     std::uint64_t groups = 0;
     core::TimePoint unused_since{};  // groups became 0
   };
+  /// Of a group.
+  struct Windows {
+    std::vector<std::uint64_t> bytes;  // per engine
+    bool has_servers = false;
+  };
 
   Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep, Transports transports);
   core::Status attach();
@@ -192,7 +197,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::unique_ptr<server::Dedicated> dedicated_;
   std::unordered_map<core::EngineId, Peer> peers_;
   std::map<core::GroupUid, std::vector<core::EngineId>> group_engines_;
-  std::map<core::GroupUid, std::vector<std::uint64_t>> group_windows_;  // per engine of the group
+  std::map<core::GroupUid, Windows> group_windows_;
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;
   std::unordered_map<core::GroupUid, std::vector<std::pair<wire::Header, transport::RxPayload>>> early_;

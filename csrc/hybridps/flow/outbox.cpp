@@ -88,12 +88,12 @@ std::int64_t Outbox::cost_of(const Lane& lane, std::size_t bytes) const noexcept
                                               : std::max(bytes, options_.class_bytes.front()));
 }
 
-void Outbox::set_window(core::EngineId peer, std::int64_t bytes) {
+void Outbox::set_window(core::EngineId peer, std::int64_t bytes, const schedule::WindowTuner::Rounds& rounds) {
   Lane& to = lane(peer);
-  if (bytes == to.base) return;
+  if (bytes == to.base && rounds == to.tuner.rounds()) return;
   const bool wider = bytes > to.window;
   to.base = bytes;
-  to.tuner.reset(bytes, to.limit);
+  to.tuner.reset(bytes, to.limit, rounds);
   use_window(to, bytes);
   if (wider) resume_.push_back(peer);
 }
@@ -121,11 +121,14 @@ bool Outbox::take_allowance(Lane& lane, std::int64_t cost, bool urgent) {
   // The window is for bulk: what is urgent may use all that the peer allows. One message may always be under way, so
   // that an allowance below one chunk is still an allowance.
   const std::int64_t room = urgent ? lane.limit - lane.outstanding : lane.allowance;
-  if (cost > room && lane.outstanding > 0) return false;
+  if (cost > room && lane.outstanding > 0) {
+    // Only where more waits to be sent: credit for the end of an operation may come back with the next one.
+    if (!lane.local && !urgent) lane.tuner.on_spent(lane.sent_bytes, core::Clock::now().time_since_epoch());
+    return false;
+  }
   lane.allowance -= cost;
   lane.outstanding += cost;
   lane.sent_bytes += static_cast<std::uint64_t>(cost);
-  if (!lane.local && lane.allowance < cost) lane.tuner.on_spent(lane.sent_bytes, core::Clock::now().time_since_epoch());
   return true;
 }
 

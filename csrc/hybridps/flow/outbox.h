@@ -175,7 +175,8 @@ class Outbox : core::Pinned {
 
   /// Use so many bytes of the peer's allowance from now on (at least one message in any case), and more where credit
   /// comes back quickly (schedule/window_tuner.h).
-  void set_window(core::EngineId peer, std::int64_t bytes);
+  void set_window(core::EngineId peer, std::int64_t bytes,
+                  const schedule::WindowTuner::Rounds& rounds = schedule::WindowTuner::kUsual);
   /// A peer's message says how much of our allowance it uses.
   void note_window(core::EngineId peer, std::int64_t bytes);
   /// A peer announces a stream: it is short of allowance, so it gets back what is due.

@@ -1,9 +1,9 @@
 // hybridps/schedule/window_tuner.h: how much may be under way to one peer, from the round trips that it takes.
 //
 // Model    The base window is right where the network is slow: what it holds keeps a card busy, and queues short. Where
-//          what is sent comes back as credit within kShort, the window itself is the limit, not the card: it grows, by a
-//          quarter a round, as long as that holds. Where a round takes longer than kLong, data waits in queues or for
-//          other nodes' contributions, and more of it would not help: the window falls back, never below its base.
+//          what is sent comes back as credit within a quick round, the window itself is the limit, not the card: it
+//          grows, by a quarter a round, as long as that holds. Where a round is slow, data waits in queues or for other
+//          nodes' contributions, and more of it would not help: the window falls back, never below its base.
 // Source   congestion avoidance by delay, as in TCP Vegas (Brakmo, Peterson 1995), between fixed bounds.
 // Threads  a plain value; pure functions of what it is told. No clock of its own.
 #pragma once
@@ -17,18 +17,27 @@ namespace hybridps::schedule {
 class WindowTuner {
  public:
   using Duration = std::chrono::nanoseconds;  // a point in time is the time since any fixed one
-  static constexpr Duration kShort = std::chrono::microseconds(1000);
-  static constexpr Duration kLong = std::chrono::microseconds(2000);
+  struct Rounds {
+    Duration quick;  // below: the window grows
+    Duration slow;   // above: it falls
+    bool operator==(const Rounds&) const = default;
+  };
+  static constexpr Rounds kUsual = {std::chrono::milliseconds(1), std::chrono::milliseconds(2)};
+  /// Where dedicated servers help: owners of unequal shares wait for each other, and what is under way meanwhile keeps the
+  /// cards busy (docs/decisions/0016).
+  static constexpr Rounds kPatient = {std::chrono::milliseconds(10), std::chrono::milliseconds(20)};
 
   /// Starts again. `base` <= `limit`, bytes; limit: what the peer allows.
-  void reset(std::int64_t base, std::int64_t limit) noexcept {
+  void reset(std::int64_t base, std::int64_t limit, const Rounds& rounds = kUsual) noexcept {
     base_ = window_ = base;
     limit_ = std::max(base, limit);
+    rounds_ = rounds;
     measuring_ = false;
   }
   std::int64_t window() const noexcept { return window_; }
+  const Rounds& rounds() const noexcept { return rounds_; }
 
-  /// The window is spent: `total` bytes have left since the beginning, and no further message fits.
+  /// The window is spent: `total` bytes have left since the beginning, and a further message waits.
   void on_spent(std::uint64_t total, Duration now) noexcept {
     if (measuring_) return;
     measuring_ = true;
@@ -42,14 +51,15 @@ class WindowTuner {
     measuring_ = false;
     const Duration round = now - since_;
     const std::int64_t before = window_;
-    if (round < kShort)
+    if (round < rounds_.quick)
       window_ = std::min(limit_, window_ + std::max<std::int64_t>(1, window_ / 4));
-    else if (round > kLong)
+    else if (round > rounds_.slow)
       window_ = std::max(base_, window_ - window_ / 4);
     return window_ != before;
   }
 
  private:
+  Rounds rounds_ = kUsual;
   std::int64_t base_ = 0;
   std::int64_t limit_ = 0;
   std::int64_t window_ = 0;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <functional>
 #include <random>
+#include <thread>
 
 #include "tests/support/catch.h"
 #include "tests/support/fake_router.h"
@@ -813,6 +814,39 @@ TEST_CASE("flow/outbox: a window below the allowance holds, and may be widened a
   rig.progress();
   CHECK(rig.to().chunks().size() == 7);
   CHECK(wire::window_of(rig.to().sent.back().header.aux) == 4 * kSlot);
+}
+
+TEST_CASE("flow/outbox: a window falls for slow rounds only where more waits to be sent", "[flow][fast]") {
+  using Tuner = schedule::WindowTuner;
+  constexpr Tuner::Rounds kRounds = {std::chrono::milliseconds(20), std::chrono::milliseconds(30)};
+  constexpr auto kSlow = std::chrono::milliseconds(40);
+  Setup setup;
+  setup.slots = setup.net_slots = 64;
+  setup.eager_bytes = 16 * static_cast<std::int64_t>(kSlot);
+  Rig rig(setup);
+  rig.outbox->set_window(kPeer, 4 * static_cast<std::int64_t>(kSlot), kRounds);
+  const auto window = [&] { return wire::window_of(rig.to().sent.back().header.aux); };
+  // Sends so many chunks, of which the window holds `fit`; the rest follows the credit.
+  const auto round = [&](std::size_t chunks, std::size_t fit, std::chrono::milliseconds after) {
+    rig.offer_all(rig.stream(chunks));
+    std::this_thread::sleep_for(after);
+    rig.outbox->on_credit(kPeer, fit * kSlot);
+    if (chunks > fit) rig.outbox->on_credit(kPeer, (chunks - fit) * kSlot);
+    rig.to().complete_all();
+  };
+  const auto used = [&] {
+    rig.offer_all(rig.stream(1));
+    rig.outbox->on_credit(kPeer, kSlot);
+    rig.to().complete_all();
+    return window();
+  };
+  for (int i = 0; i < 1000 && used() < 8 * kSlot; ++i) round(used() / kSlot + 1, used() / kSlot, {});
+  const std::size_t grown = used();
+  REQUIRE(grown >= 8 * kSlot);
+  round(grown / kSlot, grown / kSlot, kSlow);  // an operation's last chunks: their credit may come with the next one
+  CHECK(used() == grown);
+  round(grown / kSlot + 1, grown / kSlot, kSlow);
+  CHECK(used() < grown);
 }
 
 TEST_CASE("flow/outbox: what is urgent passes a spent window, and bulk that is under way", "[flow][fast]") {

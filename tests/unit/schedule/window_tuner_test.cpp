@@ -14,9 +14,10 @@ using Duration = WindowTuner::Duration;
 constexpr std::int64_t kKiB = 1024;
 
 // One sender over a link of `rate` bytes/s and a round trip of `trip`, always with more to send: its window after a while.
-std::int64_t settled(double rate, Duration trip, std::int64_t base, std::int64_t limit, double held_up_ms = 0) {
+std::int64_t settled(double rate, Duration trip, std::int64_t base, std::int64_t limit, double held_up_ms = 0,
+                     const WindowTuner::Rounds& rounds = WindowTuner::kUsual) {
   WindowTuner tuner;
-  tuner.reset(base, limit);
+  tuner.reset(base, limit, rounds);
   const std::int64_t chunk = 8 * kKiB;
   std::uint64_t sent = 0, returned = 0;
   double free_at = 0;  // the link, in ns
@@ -57,6 +58,22 @@ TEST_CASE("schedule/window_tuner: a fast card gets what its round trip holds", "
 
 TEST_CASE("schedule/window_tuner: who waits for others does not send more", "[schedule][fast]") {
   CHECK(settled(1.25e9, std::chrono::microseconds(100), 64 * kKiB, 512 * kKiB, /*held_up_ms=*/3) == 64 * kKiB);
+}
+
+TEST_CASE("schedule/window_tuner: where dedicated servers help it grows to milliseconds of the card's rate",
+          "[schedule][fast]") {
+  const auto with_servers = [](double rate, std::int64_t limit, double held_up_ms) {
+    return settled(rate, std::chrono::microseconds(200), 32 * kKiB, limit, held_up_ms, WindowTuner::kPatient);
+  };
+  // A quarter of 500 Mbit/s and of 200: between the quick round's bytes and the slow one's.
+  for (const double rate : {59.8e6 / 4, 23.9e6 / 4}) {
+    const auto window = static_cast<double>(with_servers(rate, 512 * kKiB, 0));
+    CHECK(window > rate * 9e-3);
+    CHECK(window < rate * 20e-3);
+  }
+  CHECK(with_servers(59.8e6, 512 * kKiB, /*held_up_ms=*/5) > 200 * kKiB);  // waiting for others does not stop it
+  CHECK(with_servers(59.8e6, 512 * kKiB, /*held_up_ms=*/25) == 32 * kKiB);
+  CHECK(with_servers(1.25e9, 512 * kKiB, 0) == 512 * kKiB);
 }
 
 TEST_CASE("schedule/window_tuner: falls back when the network becomes slow, and starts again", "[schedule][fast]") {

@@ -162,7 +162,8 @@ std::uint64_t window_bytes(std::uint64_t card_bytes, std::uint64_t fan) noexcept
 /// what an allreduce sends there, since the flow with the least room for its bytes sets the pace of all; never below an
 /// equal part. 0 for members on the own node.
 std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topology& topology);
-/// Chunk size for a group, the same on all ranks: several chunks fit into each sender's part of the default window.
+/// Chunk size for a group, the same on all ranks; a reduce_scatter uses smaller ones where two would not fit into a
+/// sender's part of the default window.
 std::uint32_t chunk_bytes_for(const Topology& topology, std::uint64_t chunk_bytes_max) noexcept;
 
 struct Limits {

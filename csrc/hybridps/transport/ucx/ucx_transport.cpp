@@ -140,9 +140,8 @@ UcxTransportImpl::~UcxTransportImpl() {
     fork_guard_.reset();
     api_.worker_destroy(worker_);
   }
-  within_device([&] {
-    for (const Region& region : regions_) (void)api_.mem_unmap(context_, region.memh);
-  });
+  for (const Region& region : regions_) within(region.within, [&] { (void)api_.mem_unmap(context_, region.memh); });
+  regions_.clear();
   rx_pool_.reset();
   if (context_ != nullptr) api_.cleanup(context_);
   // UCX is gone, so every payload is let go.
@@ -170,7 +169,7 @@ void UcxTransportImpl::run_down() {
   const core::Deadline deadline = core::Deadline::after(options_.close_timeout + kCancelTimeout);
   while (!deadline.has_passed()) {
     std::size_t did = 0;
-    within_device([&] { did = api_.worker_progress(worker_); });
+    within_first([&] { did = api_.worker_progress(worker_); });
     did += attend();
     if (attention_.empty() && closing_.empty() && held_.next == &held_ && receives_pending_ == 0 &&
         closes_pending_ == 0)
@@ -203,14 +202,14 @@ core::Status UcxTransportImpl::map(Region region) {
     params.memory_type = region.type;
   }
   ucs_status_t status = UCS_OK;
-  within_device([&] { status = api_.mem_map(context_, &params, &region.memh); });
+  within(region.within, [&] { status = api_.mem_map(context_, &params, &region.memh); });
   if (status != UCS_OK)
     return ucs_error(
         core::Code::kOutOfResources,
         "UCX cannot register " + std::to_string(region.memory.size()) +
             (device ? " bytes of GPU memory (see `lsmod | grep nvidia_peermem`)" : " bytes (see ulimit -l)"),
         status);
-  regions_.push_back(region);
+  regions_.push_back(std::move(region));
   return core::Status::ok();
 }
 
@@ -226,10 +225,7 @@ core::Status UcxTransportImpl::attach_device(const DeviceMemory& memory) {
             "UCX (" + ucx_library_path() +
                 ") has no CUDA support here; `ucx_info -d | grep cuda` shows what it has, and "
                 "UCX_TLS must not leave out cuda_copy"};
-  auto before = std::exchange(within_, memory.within);
-  core::Status mapped = map({memory.bytes, nullptr, UCS_MEMORY_TYPE_CUDA});
-  if (!mapped.is_ok()) within_ = std::move(before);
-  return mapped;
+  return map({memory.bytes, nullptr, UCS_MEMORY_TYPE_CUDA, memory.within});
 }
 
 void UcxTransportImpl::detach_device(std::span<std::byte> memory) noexcept {
@@ -237,18 +233,23 @@ void UcxTransportImpl::detach_device(std::span<std::byte> memory) noexcept {
   const auto is_it = [&](const Region& region) { return region.memory.data() == memory.data(); };
   const auto found = std::find_if(regions_.begin(), regions_.end(), is_it);
   if (found == regions_.end()) return;
-  within_device([&] { (void)api_.mem_unmap(context_, found->memh); });
+  within(found->within, [&] { (void)api_.mem_unmap(context_, found->memh); });
   regions_.erase(found);
-  const auto is_device = [](const Region& region) { return region.type != UCS_MEMORY_TYPE_HOST; };
-  if (std::none_of(regions_.begin(), regions_.end(), is_device)) within_ = nullptr;
 }
 
 template <typename Call>
-void UcxTransportImpl::within_device(const Call& call) {
-  if (within_)
-    within_([&] { call(); });
+void UcxTransportImpl::within(const Within& device, const Call& call) {
+  if (device)
+    device([&] { call(); });
   else
     call();
+}
+
+template <typename Call>
+void UcxTransportImpl::within_first(const Call& call) const {
+  for (const Region& region : regions_)
+    if (region.within) return within(region.within, call);
+  call();
 }
 
 core::Result<Endpoint*> UcxTransportImpl::connect(core::EngineId peer, std::span<const std::byte> address) {
@@ -290,7 +291,7 @@ Endpoint* UcxTransportImpl::find(core::EngineId peer) noexcept {
 std::size_t UcxTransportImpl::progress() {
   if (in_child()) return 0;
   std::size_t did = 0;
-  within_device([&] { did = api_.worker_progress(worker_); });
+  within_first([&] { did = api_.worker_progress(worker_); });
   did += run_completions();
   did += attend();
   did += start_waiting_receives();
@@ -370,10 +371,8 @@ core::Status UcxTransportImpl::send(UcxEndpoint& endpoint, std::span<const std::
     posted = api_.am_send(endpoint.ep_, kActiveMessageId, request->header.data(), header.size(), data, payload_bytes,
                           &param);
   };
-  if (from_device)
-    within_device(post);
-  else
-    post();
+  static const Within kNowhere;
+  within(region != nullptr ? region->within : kNowhere, post);
   if (UCS_PTR_IS_ERR(posted)) {
     const ucs_status_t status = UCS_PTR_STATUS(posted);
     unhold(request);

@@ -55,10 +55,12 @@ class UcxTransportImpl final : public UcxTransport {
  private:
   friend class UcxEndpoint;
 
+  using Within = decltype(DeviceMemory::within);
   struct Region {
     std::span<std::byte> memory;
     ucp_mem_h memh = nullptr;
     ucs_memory_type_t type = UCS_MEMORY_TYPE_HOST;
+    Within within{};  // of a device's memory
   };
   struct Completion {
     SendRequest* request = nullptr;
@@ -79,9 +81,12 @@ class UcxTransportImpl final : public UcxTransport {
   core::Status child_error() const;
   const Region* region_of(const std::byte* data, std::size_t bytes) const noexcept;
   core::Status map(Region region);
-  /// Runs a call of UCX that may need the device whose memory was attached.
+  /// Runs a call of UCX that may need the device whose memory was attached; what is in no one device's memory, in that
+  /// of the first (UCX finds the others by their addresses).
   template <typename Call>
-  void within_device(const Call& call);
+  static void within(const Within& device, const Call& call);
+  template <typename Call>
+  void within_first(const Call& call) const;
 
   // Sending
   core::Status send(UcxEndpoint& endpoint, std::span<const std::byte> header, const Buffer& payload,
@@ -130,7 +135,6 @@ class UcxTransportImpl final : public UcxTransport {
   core::TimePoint next_refresh_{};
   Receiver* receiver_ = nullptr;
   std::vector<Region> regions_;
-  std::function<void(const std::function<void()>&)> within_;  // set while a device's memory is attached
   std::unordered_map<core::EngineId, std::unique_ptr<UcxEndpoint>> endpoints_;
 
   std::vector<std::unique_ptr<SendRequest>> requests_;

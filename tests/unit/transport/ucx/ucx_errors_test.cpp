@@ -114,12 +114,14 @@ TEST_CASE("transport/ucx: a send that completes at once calls done in progress",
 struct Gpu {
   std::vector<std::byte> memory = std::vector<std::byte>(1 << 16);
   FakeUcp& ucp;
+  int entered = 0;
   explicit Gpu(FakeUcp& u) : ucp(u) {}
   DeviceMemory lent() {
-    return {memory, [&fake = ucp](const std::function<void()>& call) {
-              const bool before = std::exchange(fake.inside, true);
+    return {memory, [this](const std::function<void()>& call) {
+              ++entered;
+              const bool before = std::exchange(ucp.inside, true);
               call();
-              fake.inside = before;
+              ucp.inside = before;
             }};
   }
 };
@@ -158,6 +160,36 @@ TEST_CASE("transport/ucx: a GPU's memory is registered and sent as such where UC
   CHECK(f.ucp.unmapped[0] == of_gpu);
   CHECK(f.side.peer->send(numbered(1), f.side.pool->lend(gpu.memory.data(), 8, kept), 8, {}).code() ==
         core::Code::kInvalidArgument);
+  CHECK(f.ucp.outside == 0);
+}
+
+TEST_CASE("transport/ucx: with several GPUs each call enters the one whose memory it is about", "[transport][fast]") {
+  Fixture f;
+  Gpu one(f.ucp);
+  Gpu two(f.ucp);
+  f.ucp.memory_types |= UCS_BIT(UCS_MEMORY_TYPE_CUDA);
+  REQUIRE(f.side.transport->attach_device(one.lent()).is_ok());
+  CHECK(one.entered == 1);
+  REQUIRE(f.side.transport->attach_device(two.lent()).is_ok());
+  CHECK(one.entered == 1);
+  CHECK(two.entered == 1);
+  for (Gpu* gpu : {&one, &two, &one}) {
+    const int before = gpu->entered;
+    const int together = one.entered + two.entered;
+    REQUIRE(f.side.peer->send(numbered(1), f.side.pool->lend(gpu->memory.data(), 8, {}), 8, {}).is_ok());
+    CHECK(gpu->entered == before + 1);
+    CHECK(one.entered + two.entered == together + 1);
+  }
+  f.ucp.complete_sends(UCS_OK);
+  f.side.progress();
+  for (Gpu* gpu : {&one, &two}) {
+    const int before = gpu->entered;
+    f.side.transport->detach_device(gpu->memory);
+    CHECK(gpu->entered == before + 1);
+    const int others = two.entered;
+    f.side.progress();  // in whatever is left
+    CHECK(two.entered == (gpu == &one ? others + 1 : others));
+  }
   CHECK(f.ucp.outside == 0);
 }
 

@@ -385,25 +385,8 @@ TEST_CASE("staging/direct: a dead peer releases every stream and the memory", "[
     std::vector<std::shared_ptr<FakeDevice>> gpus;
     {
       auto all = ranks_of(cluster, seed, seed % 2 == 0 ? 1 : 8);
-      std::vector<Part> parts;
-      std::vector<std::shared_ptr<Staged>> staged;
-      for (std::uint32_t turn = 0; turn < 10; ++turn) {
-        if (turn == 5) cluster.post([](Cluster& c) { c.kill(2); });
-        for (std::size_t r = 0; r < 2; ++r) {
-          parts.push_back(make(kDelivered[turn % 5], static_cast<int>(r), 3, 30000, turn));
-          auto made = all[r].enqueue(parts.back().operation);
-          if (!made) continue;  // the group has failed already
-          REQUIRE(made->wait_on(all[r].caller).is_ok());
-          staged.push_back(std::move(made));
-        }
-      }
-      for (std::size_t r = 0; r < 2; ++r) all[r].gpu->synchronize(all[r].caller);
-      for (const auto& s : staged) {
-        REQUIRE(s->wait(core::Clock::now() + kLong));
-        if (!s->status().is_ok()) CHECK(s->status().code() == core::Code::kPeerDead);
-      }
+      outlive_rank_2(cluster, all, kDelivered);
       CHECK(all[0].channel->is_direct());
-      CHECK(eventually([&] { return all[0].group->status().code() == core::Code::kPeerDead; }));
       for (const Rank& rank : all) gpus.push_back(rank.gpu);
     }
     for (const auto& gpu : gpus)

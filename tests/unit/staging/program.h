@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -301,6 +302,29 @@ inline std::uint64_t sent_from_device(ClusterThread& cluster, int rank) {
     bytes = c.at(rank).counters().net_tx_device_bytes.load();
   });
   return bytes;
+}
+
+/// Ten turns of `kinds` on ranks 0 and 1 of three, which never wait; rank 2 dies in the middle. All streams come to their
+/// end, with the memory still there; what failed says why, and so does the group.
+inline void outlive_rank_2(ClusterThread& cluster, std::vector<Rank>& all, std::span<const Kind> kinds) {
+  std::vector<Part> parts;
+  std::vector<std::shared_ptr<Staged>> staged;
+  for (std::uint32_t turn = 0; turn < 10; ++turn) {
+    if (turn == 5) cluster.post([](Cluster& c) { c.kill(2); });
+    for (std::size_t r = 0; r < 2; ++r) {
+      parts.push_back(make(kinds[turn % kinds.size()], static_cast<int>(r), 3, 30000, turn));
+      auto made = all[r].enqueue(parts.back().operation);
+      if (!made) continue;  // the group has failed already
+      REQUIRE(made->wait_on(all[r].caller).is_ok());
+      staged.push_back(std::move(made));
+    }
+  }
+  for (std::size_t r = 0; r < 2; ++r) all[r].gpu->synchronize(all[r].caller);
+  for (const auto& s : staged) {
+    REQUIRE(s->wait(core::Clock::now() + kLong));
+    if (!s->status().is_ok()) CHECK(s->status().code() == core::Code::kPeerDead);
+  }
+  CHECK(eventually([&] { return all[0].group->status().code() == core::Code::kPeerDead; }));
 }
 
 /// A program on every rank that never waits: kernels that make the inputs and keep the outputs, operations between them.

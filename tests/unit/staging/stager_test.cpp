@@ -229,24 +229,7 @@ TEST_CASE("staging/stager: a dead peer releases every stream", "[staging][fast]"
   for (const std::uint64_t seed : {12, 13, 14}) {
     ClusterThread cluster(nodes({0, 1, 2}, seed));
     auto all = ranks(cluster, seed, seed % 2 == 0 ? 1 : 8);
-    std::vector<Part> parts;
-    std::vector<std::shared_ptr<Staged>> staged;
-    for (std::uint32_t turn = 0; turn < 10; ++turn) {
-      if (turn == 5) cluster.post([](Cluster& c) { c.kill(2); });
-      for (std::size_t r = 0; r < 2; ++r) {
-        parts.push_back(make(kKinds[turn % 4], static_cast<int>(r), 3, 30000, turn));
-        auto made = all[r].enqueue(parts.back().operation);
-        if (!made) continue;  // the group has failed already
-        REQUIRE(made->wait_on(all[r].caller).is_ok());
-        staged.push_back(std::move(made));
-      }
-    }
-    for (std::size_t r = 0; r < 2; ++r) all[r].gpu->synchronize(all[r].caller);
-    for (const auto& s : staged) {
-      REQUIRE(s->wait(core::Clock::now() + kLong));
-      if (!s->status().is_ok()) CHECK(s->status().code() == core::Code::kPeerDead);
-    }
-    CHECK(eventually([&] { return all[0].group->status().code() == core::Code::kPeerDead; }));
+    outlive_rank_2(cluster, all, std::span(kKinds).first(4));
     Part after = make(Kind::kAllReduce, 0, 3, 100, 99);
     CHECK_FALSE(all[0].enqueue(after.operation));
     CHECK(all[0].refused.code() == core::Code::kPeerDead);

@@ -6,11 +6,16 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
+
+#include "hybridps/core/clock.h"
 
 namespace hybridps::transport {
 namespace {
@@ -19,6 +24,9 @@ constexpr std::array<char, 8> kMagic = {'H', 'P', 'S', 'R', 'A', 'I', 'L', 1};
 constexpr std::size_t kEnvelopeBytes = kMagic.size() + 2 * sizeof(std::uint32_t);
 constexpr std::size_t kTextBytesMax = 128;
 constexpr std::size_t kInnerBytesMax = 8192;
+/// How long after the end of one way what comes on the others is waited for. A peer that goes, or dies, ends all within
+/// milliseconds; one whose card has failed does not.
+constexpr auto kEndWithin = std::chrono::milliseconds(250);
 /// What a message costs beside its payload: headers, ours and the network's.
 constexpr double kMessageBytes = 200;
 
@@ -98,16 +106,22 @@ class RailsEndpoint final : public Endpoint {
   }
   core::EngineId peer() const noexcept override { return peer_; }
   void close(core::Status cause) noexcept override {
-    if (!cause_.is_ok()) return;
-    cause_ = cause.is_ok() ? core::Status(core::Code::kClosed, "the endpoint was closed") : cause;
+    if (std::exchange(closed_, true)) return;
+    if (cause_.is_ok()) cause_ = cause.is_ok() ? core::Status(core::Code::kClosed, "the endpoint was closed") : cause;
     for (Way& way : ways_) way.endpoint->close(cause);
   }
+  /// Sends no more; the ways stay open for what comes.
+  void refuse(const core::Status& cause) noexcept {
+    if (cause_.is_ok()) cause_ = cause;
+  }
   const core::Status& cause() const noexcept { return cause_; }
+  bool is_closed() const noexcept { return closed_; }
 
  private:
   const core::EngineId peer_;
   std::vector<Way> ways_;
   core::Status cause_;  // ok: open
+  bool closed_ = false;
 };
 
 class RailsTransport final : public Transport {
@@ -203,6 +217,12 @@ class RailsTransport final : public Transport {
   std::size_t progress() override {
     std::size_t did = 0;
     for (const auto& transport : transports_) did += transport->progress();
+    while (!ending_.empty() && ending_.front().second.has_passed()) {
+      ++did;
+      const auto found = peers_.find(ending_.front().first);
+      ending_.pop_front();
+      if (!found->second.endpoint->is_closed()) report(*found, found->second.endpoint->cause());
+    }
     return did;
   }
   int event_fd() const noexcept override { return event_fd_; }
@@ -251,6 +271,7 @@ class RailsTransport final : public Transport {
     core::EngineId id;  // as the inner transport knows the peer
     std::vector<std::byte> inner;
     std::string text;
+    bool is_over = false;
   };
   struct Peer {
     std::vector<Way> ways;
@@ -283,19 +304,34 @@ class RailsTransport final : public Transport {
     if (found == peers_.end()) return;
     std::size_t rail = 0;
     while (inlets_[rail].get() != &inlet) ++rail;
-    for (const Way& way : found->second.ways)
-      if (way.rail == rail && way.id == id) cause = core::Status(cause.code(), named(cause.message(), way.text));
-    if (found->second.endpoint) {
-      if (!found->second.endpoint->cause().is_ok()) return;  // told already, or closed from here
-      found->second.endpoint->close(cause);
+    std::vector<Way>& ways = found->second.ways;
+    for (Way& way : ways) {
+      if (way.rail != rail || way.id != id) continue;
+      way.is_over = true;
+      cause = core::Status(cause.code(), named(cause.message(), way.text));
     }
-    receiver_->on_peer_failed(peer, std::move(cause));
+    if (RailsEndpoint* endpoint = found->second.endpoint.get()) {
+      if (endpoint->is_closed()) return;  // told already, or closed from here
+      const bool first = endpoint->cause().is_ok();
+      endpoint->refuse(cause);
+      // The end of each way comes behind what was sent on that one. Closing the others now would lose what comes there.
+      if (!std::all_of(ways.begin(), ways.end(), [](const Way& way) { return way.is_over; })) {
+        if (first) ending_.emplace_back(peer, core::Deadline::after(kEndWithin));
+        return;
+      }
+    }
+    report(*found, found->second.endpoint ? found->second.endpoint->cause() : cause);
+  }
+  void report(std::pair<const core::EngineId, Peer>& peer, core::Status cause) noexcept {
+    if (peer.second.endpoint) peer.second.endpoint->close(cause);
+    receiver_->on_peer_failed(peer.first, std::move(cause));
   }
 
   std::vector<RailInfo> infos_;
   std::vector<std::unique_ptr<Inlet>> inlets_;  // outlive the transports
   std::unordered_map<core::EngineId, Peer> peers_;
   std::unordered_map<core::EngineId, core::EngineId> aliases_;
+  std::deque<std::pair<core::EngineId, core::Deadline>> ending_;  // some of their ways have ended
   std::vector<std::unique_ptr<Transport>> transports_;
   std::string name_;
   std::vector<std::byte> address_;

@@ -600,7 +600,12 @@ TEMPLATE_TEST_CASE("transport/endpoint: messages accepted before a friendly clos
   for (std::uint64_t i = 0; i < 6; ++i)
     REQUIRE(pair->a.peer->send(numbered(i), pair->a.filled(60000, i), 60000, {}).is_ok());
   pair->a.peer->close(core::Status(core::Code::kClosed, "goodbye"));
-  REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 6; }));
+  const bool all_came = pair->run_until([&] { return pair->b.receiver.messages.size() == 6; });
+  std::string came;
+  for (const auto& message : pair->b.receiver.messages) came += std::to_string(number_of(message.header)) + " ";
+  for (const auto& [peer, cause] : pair->b.receiver.failures) came += cause.to_string();
+  INFO("came: " << came << "; slots in use " << pair->a.pool->slots_in_use());
+  REQUIRE(all_came);
   for (const auto& message : pair->b.receiver.messages)
     CHECK(matches(message.payload.data(), message.payload.bytes(), number_of(message.header)));
   pair->release_all();

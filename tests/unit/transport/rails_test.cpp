@@ -1,6 +1,8 @@
 #include "hybridps/transport/rails.h"
 
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "hybridps/transport/loopback/loopback_transport.h"
 
@@ -24,6 +26,7 @@ struct OneRailBackend {
 namespace hybridps::transport {
 namespace {
 
+using contract::number_of;
 using contract::numbered;
 
 struct Card {
@@ -150,9 +153,8 @@ TEST_CASE("transport/rails: one broken lane is the end of the peer and names its
   f.pair.connect();
   REQUIRE(f.pair.a.peer->send(numbered(1), f.pair.a.filled(50, 1), 50, {}).is_ok());
   f.hubs[1]->kill(f.pair.b.id);
-  f.pair.settle(3);
+  REQUIRE(f.pair.run_until([&] { return f.pair.a.receiver.failures.size() == 1; }));
   f.pair.release_all();
-  REQUIRE(f.pair.a.receiver.failures.size() == 1);
   CHECK(f.pair.a.receiver.failures[0].first == f.pair.b.id);
   CHECK(f.pair.a.transport->find(f.pair.b.id) == nullptr);
   contract::Side::Done done;
@@ -166,6 +168,33 @@ TEST_CASE("transport/rails: one broken lane is the end of the peer and names its
   CHECK(refused.status().message().find("eth0 (10.0.0.1) -> net0 (10.0.0.1)") != std::string_view::npos);
   const auto again = apart.pair.a.transport->connect(apart.pair.b.id, apart.pair.b.transport->address());
   CHECK(again.status().message() == refused.status().message());
+}
+
+// As when a peer leaves: its goodbye on one lane may come before what it has sent on another.
+TEST_CASE("transport/rails: what comes on a lane after the end of another one arrives", "[transport][fast]") {
+  Fixture f({{"eth0", "x", 0}, {"eth1", "y", 0}}, {{"net0", "x", 0}, {"net1", "y", 0}});
+  f.pair.connect();
+  f.hubs[1]->kill(f.pair.b.id);
+  for (int i = 0; i < 3; ++i) f.pair.a.progress(), f.pair.b.progress();
+  CHECK(f.pair.a.transport->find(f.pair.b.id) == nullptr);  // nothing more is sent
+  REQUIRE(f.pair.b.peer->send(numbered(7), f.pair.b.filled(50, 7), 50, {}).is_ok());
+  REQUIRE(f.pair.run_until([&] { return f.pair.a.receiver.messages.size() == 1; }));
+  CHECK(number_of(f.pair.a.receiver.messages[0].header) == 7);
+  f.pair.release_all();
+  REQUIRE(f.pair.run_until([&] { return f.pair.a.receiver.failures.size() == 1; }));
+  f.pair.settle();
+  CHECK(f.pair.a.receiver.failures.size() == 1);
+
+  // Closed from here meanwhile: all lanes are, and nothing is reported.
+  Fixture closed({{"eth0", "x", 0}, {"eth1", "y", 0}}, {{"net0", "x", 0}, {"net1", "y", 0}});
+  closed.pair.connect();
+  closed.hubs[1]->kill(closed.pair.b.id);
+  for (int i = 0; i < 3; ++i) closed.pair.a.progress();
+  closed.pair.a.peer->close(core::Status(core::Code::kPeerDead, "told to"));
+  REQUIRE(closed.pair.run_until([&] { return closed.pair.b.receiver.failures.size() == 1; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  closed.pair.settle();
+  CHECK(closed.pair.a.receiver.failures.empty());
 }
 
 TEST_CASE("transport/rails: memory of a device is attached to all rails or to none", "[transport][fast]") {

@@ -123,7 +123,8 @@ bool Outbox::take_allowance(Lane& lane, std::int64_t cost, bool urgent) {
   const std::int64_t room = urgent ? lane.limit - lane.outstanding : lane.allowance;
   if (cost > room && lane.outstanding > 0) {
     // Only where more waits to be sent: credit for the end of an operation may come back with the next one.
-    if (!lane.local && !urgent) lane.tuner.on_spent(lane.sent_bytes, core::Clock::now().time_since_epoch());
+    if (!lane.local && !urgent && !lane.tuner.is_measuring())
+      lane.tuner.on_spent(lane.sent_bytes, core::Clock::now().time_since_epoch());
     return false;
   }
   lane.allowance -= cost;

@@ -18,7 +18,7 @@ constexpr std::uint64_t kLargestChunkBytes = 64 * 1024;
 // What the chunks of all senders to one card are cut for. Larger than the window to begin with: fewer, larger chunks
 // cost less, and one or two of each sender are enough where the network is slow.
 constexpr std::uint64_t kChunkWindowBytes = 384 * 1024;
-// The window to begin with: HYBRIDPS_WINDOW_BYTES may differ from rank to rank, chunks must not.
+// The default of HYBRIDPS_WINDOW_BYTES, which may differ from rank to rank: chunks must not.
 constexpr std::uint64_t kFirstWindowBytes = 128 * 1024;
 constexpr std::uint64_t kChunkStepBytes = 4 * 1024;
 
@@ -50,7 +50,8 @@ struct Builder {
 // In a reduce_scatter nothing is under way but contributions, and the credit for each waits for those of all other nodes.
 // With one chunk from each sender the cards fall into step such that one always idles (4 hosts: 3/4 of the rate, in a
 // third of the operations); with two they do not.
-std::uint32_t chunk_bytes_of_contributions(const Topology& topology, const Limits& limits) {
+std::uint32_t chunk_bytes_of(Kind kind, const Topology& topology, const Limits& limits) {
+  if (kind != Kind::kReduceScatter) return limits.chunk_bytes;
   const std::uint64_t half = window_bytes(kFirstWindowBytes, topology.fan()) / 2;
   const std::uint64_t bytes = std::max(half / kChunkStepBytes * kChunkStepBytes, kSmallestChunkBytes);
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(bytes, limits.chunk_bytes));
@@ -215,8 +216,7 @@ void add_pairs(const Request& request, const Topology& topology, Builder& plan) 
 }
 
 std::vector<Span> plan_between_nodes(const Request& request, const Topology& topology, const Limits& limits) {
-  Builder plan{request.kind == Kind::kReduceScatter ? chunk_bytes_of_contributions(topology, limits)
-                                                    : limits.chunk_bytes};
+  Builder plan{chunk_bytes_of(request.kind, topology, limits)};
   const int me = topology.rank();
   const int my_node = topology.my_node();
   const auto members = static_cast<std::uint32_t>(topology.size() + topology.servers());
@@ -434,8 +434,7 @@ std::vector<std::uint64_t> cut_by_weight(std::uint64_t bytes, const std::vector<
 
 std::vector<Span> make_plan(const Request& request, const Topology& topology, const Limits& limits) {
   if (request.scope == Scope::kNodes) return plan_between_nodes(request, topology, limits);
-  Builder plan{request.kind == Kind::kReduceScatter ? chunk_bytes_of_contributions(topology, limits)
-                                                    : limits.chunk_bytes};
+  Builder plan{chunk_bytes_of(request.kind, topology, limits)};
   if (request.scope == Scope::kWitness) {
     const int owner = static_cast<int>(request.sequence % static_cast<std::uint64_t>(topology.size()));
     plan.add(static_cast<std::uint32_t>(owner), owner, kAll, kAll, 0, 0, 0);

@@ -37,6 +37,8 @@ class WindowTuner {
   std::int64_t window() const noexcept { return window_; }
   const Rounds& rounds() const noexcept { return rounds_; }
 
+  /// A round has begun and not ended: on_spent() would do nothing.
+  bool is_measuring() const noexcept { return measuring_; }
   /// The window is spent: `total` bytes have left since the beginning, and a further message waits.
   void on_spent(std::uint64_t total, Duration now) noexcept {
     if (measuring_) return;

@@ -324,7 +324,7 @@ class RailsTransport final : public Transport {
   }
   void report(std::pair<const core::EngineId, Peer>& peer, core::Status cause) noexcept {
     if (peer.second.endpoint) peer.second.endpoint->close(cause);
-    receiver_->on_peer_failed(peer.first, std::move(cause));
+    if (receiver_ != nullptr) receiver_->on_peer_failed(peer.first, std::move(cause));
   }
 
   std::vector<RailInfo> infos_;

@@ -9,6 +9,8 @@
 // Owner    of the inner transports.
 // Threads  as every Transport.
 // Errors   as every Transport; where a lane cannot be made or breaks, so does the endpoint, and the text names both cards.
+//          After a break nothing is sent any more; it is reported when the other lanes have ended too, or after 250 ms:
+//          what a peer that leaves has sent on them may still be under way.
 #pragma once
 
 #include <cstddef>

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "hybridps/core/config.h"
 #include "tests/support/catch.h"
 
 namespace {
@@ -61,11 +62,17 @@ bool same(const std::vector<Span>& a, const std::vector<Span>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Span& x, const Span& y) { return same(x, y); });
 }
 
-void require_chunks(const Span& span, const Limits& limits) {
+/// A reduce_scatter's chunks are cut for two in a sender's part of the default window, on whole 4 KiB.
+std::uint32_t chunk_bytes_of(Kind kind, const Topology& topology, const Limits& limits) {
+  if (kind != Kind::kReduceScatter) return limits.chunk_bytes;
+  const std::uint64_t part = hybridps::core::Config{}.window_bytes / topology.fan();
+  const std::uint64_t half = std::max<std::uint64_t>(part / 2 / 4096 * 4096, 16 * 1024);
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(half, limits.chunk_bytes));
+}
+
+void require_chunks(const Span& span, std::uint32_t chunk_bytes) {
   REQUIRE(span.chunks >= 1);
-  // A reduce_scatter's are cut for two in a window.
-  REQUIRE((span.chunk_bytes == limits.chunk_bytes ||
-           (span.source == kAll && span.chunk_bytes >= 16 * 1024 && span.chunk_bytes < limits.chunk_bytes)));
+  REQUIRE(span.chunk_bytes == chunk_bytes);
   REQUIRE(std::uint64_t{span.chunks} * span.chunk_bytes >= span.bytes);
   REQUIRE((span.bytes == 0 ? span.chunks == 1 : std::uint64_t{span.chunks - 1} * span.chunk_bytes < span.bytes));
 }
@@ -80,7 +87,7 @@ void require_tensor_cover(const std::vector<Span>& plan, std::uint64_t bytes, co
     at += span.bytes;
     if (at < bytes) REQUIRE(at % kGranule == 0);
     REQUIRE(ids.insert(span.id).second);
-    require_chunks(span, limits);
+    require_chunks(span, limits.chunk_bytes);
   }
   REQUIRE(at == bytes);
   REQUIRE_FALSE(plan.empty());
@@ -207,7 +214,7 @@ TEST_CASE("schedule/plan: reduce_scatter and all_gather give each rank the piece
       for (std::size_t r = 0; r < plan.size(); ++r) {
         const Span& span = plan[r];
         const int rank = static_cast<int>(r);
-        require_chunks(span, limits);
+        require_chunks(span, chunk_bytes_of(kind, Topology(node_of, 0), limits));
         REQUIRE(span.bytes == sizes[r]);
         REQUIRE(span.owner == rank);
         REQUIRE(span.source == (kind == Kind::kAllGather ? rank : kAll));
@@ -252,7 +259,7 @@ TEST_CASE("schedule/plan: both ends of a transfer between two ranks derive the s
         std::uint64_t sent = 0;
         std::uint64_t received = 0;
         for (const Span& span : make_plan(request, Topology(node_of, me), limits)) {
-          require_chunks(span, limits);
+          require_chunks(span, limits.chunk_bytes);
           REQUIRE(ids.insert(span.id).second);
           REQUIRE(span.owner == span.source);  // one hop
           REQUIRE((span.source == me || span.sink == me));
@@ -578,7 +585,7 @@ TEST_CASE("schedule/plan: between nodes a span is the business of one rank per n
       const Topology topology(nodes, rank, weights, servers);
       std::uint64_t at = 0;
       for (const Span& span : make_plan(request, topology, Limits{})) {
-        require_chunks(span, Limits{});
+        require_chunks(span, chunk_bytes_of(request.kind, topology, Limits{}));
         REQUIRE(span.rail >= 0);
         REQUIRE(topology.rail_rank(topology.my_node(), span.rail) == rank);
         auto [entry, is_new] = seen.try_emplace(span.id, Seen{span, {}});
@@ -651,7 +658,7 @@ TEST_CASE("schedule/plan: what pairs of ranks exchange is between nodes or compa
         std::map<int, const Span*> in;
         const std::vector<Span> plan = make_plan(request, topology, Limits{});
         for (const Span& span : plan) {
-          require_chunks(span, Limits{});
+          require_chunks(span, Limits{}.chunk_bytes);
           seen[span.id].emplace_back(rank, span);
           if (span.source == kAll) continue;
           REQUIRE(span.owner == span.source);
@@ -746,7 +753,7 @@ TEST_CASE("schedule/plan: the more senders one card has, the less each may send 
     request.kind = Kind::kReduceScatter;
     request.input_bytes.assign(static_cast<std::size_t>(count), 1000 * kKiB);
     for (const Span& span : make_plan(request, nodes(count), limits)) {
-      CHECK(2 * span.chunk_bytes <= window_bytes(128 * kKiB, nodes(count).fan()));
+      CHECK(2 * span.chunk_bytes <= window_bytes(hybridps::core::Config{}.window_bytes, nodes(count).fan()));
       CHECK(span.chunk_bytes >= 16 * kKiB);
       CHECK(span.chunk_bytes % (4 * kKiB) == 0);
       CHECK(std::uint64_t{span.chunks} * span.chunk_bytes >= span.bytes);

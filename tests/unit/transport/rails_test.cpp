@@ -195,6 +195,15 @@ TEST_CASE("transport/rails: what comes on a lane after the end of another one ar
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   closed.pair.settle();
   CHECK(closed.pair.a.receiver.failures.empty());
+
+  // Nobody is there any more to be told.
+  Fixture deaf({{"eth0", "x", 0}, {"eth1", "y", 0}}, {{"net0", "x", 0}, {"net1", "y", 0}});
+  deaf.pair.connect();
+  deaf.hubs[1]->kill(deaf.pair.b.id);
+  for (int i = 0; i < 3; ++i) deaf.pair.a.progress();
+  deaf.pair.a.transport->set_receiver(nullptr);
+  REQUIRE(deaf.pair.run_until([&] { return deaf.pair.b.receiver.failures.size() == 1; }));
+  CHECK(deaf.pair.a.receiver.failures.empty());
 }
 
 TEST_CASE("transport/rails: memory of a device is attached to all rails or to none", "[transport][fast]") {

@@ -141,7 +141,6 @@ UcxTransportImpl::~UcxTransportImpl() {
     api_.worker_destroy(worker_);
   }
   for (const Region& region : regions_) within(region.within, [&] { (void)api_.mem_unmap(context_, region.memh); });
-  regions_.clear();
   rx_pool_.reset();
   if (context_ != nullptr) api_.cleanup(context_);
   // UCX is gone, so every payload is let go.

@@ -81,10 +81,10 @@ class UcxTransportImpl final : public UcxTransport {
   core::Status child_error() const;
   const Region* region_of(const std::byte* data, std::size_t bytes) const noexcept;
   core::Status map(Region region);
-  /// Runs a call of UCX that may need the device whose memory was attached; what is in no one device's memory, in that
-  /// of the first (UCX finds the others by their addresses).
+  /// Runs a call of UCX that is about a region's memory; empty: of the host.
   template <typename Call>
   static void within(const Within& device, const Call& call);
+  /// One that may be about any: in the first device's (UCX finds the others by their addresses).
   template <typename Call>
   void within_first(const Call& call) const;
 

@@ -1,5 +1,6 @@
 # Finds UCX and defines hybridps::ucp. Order: HYBRIDPS_UCX_ROOT, the system (CMake config, then pkg-config), the
-# libucx-cu13 or libucx-cu12 wheel of the chosen interpreter. Sets HYBRIDPS_UCX_{INCLUDE_DIR,LIB_DIR,VERSION,ORIGIN}.
+# libucx-cu13 or libucx-cu12 wheel of the chosen interpreter, the wheel in pip's isolated build environment. Sets
+# HYBRIDPS_UCX_{INCLUDE_DIR,LIB_DIR,VERSION,ORIGIN}.
 # UCX is optional here: without it the room transport/ucx, and what needs it, is not built.
 
 set(HYBRIDPS_UCX_ROOT "" CACHE PATH "UCX installation prefix; empty: the system's, else the libucx wheel's")
@@ -51,11 +52,14 @@ if(HYBRIDPS_UCX_ROOT)
       "(include/ucp/api/ucp.h and lib/libucp.so)")
   endif()
 else()
+  set(hybridps_ucx_build_wheel "")
   find_package(ucx CONFIG QUIET)
   if(ucx_FOUND)
     get_filename_component(hybridps_ucx_prefix "${ucx_DIR}/../../.." ABSOLUTE)
     hybridps_ucx_is_wheel(hybridps_ucx_wheel "${hybridps_ucx_prefix}")
-    if(NOT hybridps_ucx_wheel)
+    if(hybridps_ucx_wheel)
+      set(hybridps_ucx_build_wheel "${hybridps_ucx_prefix}")
+    else()
       hybridps_ucx_try("${hybridps_ucx_prefix}" "system (cmake)")
       get_filename_component(hybridps_ucx_prefix "${hybridps_ucx_prefix}" DIRECTORY) # Debian: lib/<triplet>/cmake/ucx
       hybridps_ucx_try("${hybridps_ucx_prefix}" "system (cmake)")
@@ -73,6 +77,9 @@ else()
   if(NOT HYBRIDPS_UCX_ORIGIN AND NOT CMAKE_CROSSCOMPILING) # the wheel there is the build machine's
     hybridps_ask_python(hybridps_ucx_prefix
       "import importlib.util as u; s = u.find_spec('libucx'); print(s.submodule_search_locations[0] if s else '')")
+    if(NOT hybridps_ucx_prefix)
+      set(hybridps_ucx_prefix "${hybridps_ucx_build_wheel}")
+    endif()
     if(hybridps_ucx_prefix)
       file(GLOB hybridps_ucx_dist "${hybridps_ucx_prefix}/../libucx_cu*.dist-info")
       if("${hybridps_ucx_dist}" MATCHES "libucx_(cu[0-9]+)-")

@@ -2,11 +2,11 @@
 
     python scripts/headers.py BUILD_FOLDER...
 
-Each header that Ninja noted when it compiled (ninja -t deps) must be one that any machine has after scripts/setup: in the
-checkout, in the environment of this interpreter or its Python's, of the compiler, or of a Debian package that scripts/setup
-installs or that those need. Beside them what the build was told to use: HYBRIDPS_CUDA_ROOT, HYBRIDPS_UCX_ROOT, CMAKE_PREFIX_PATH,
-CMAKE_INCLUDE_PATH, OPENSSL_ROOT_DIR; and the system's UCX, which is taken before the wheel. Any other header is named with
-the file that includes it, and the exit status is 1.
+Each header that Ninja noted when it compiled (ninja -t deps) must be one that any machine has after scripts/setup: in
+the checkout, in the environment of this interpreter or its Python's, of the compiler, or of a Debian package that
+scripts/setup installs or that those need. Beside them what the build was told to use: HYBRIDPS_CUDA_ROOT,
+HYBRIDPS_UCX_ROOT, CMAKE_PREFIX_PATH, CMAKE_INCLUDE_PATH, OPENSSL_ROOT_DIR; and the system's UCX, which is taken before
+the wheel. Any other header is named with the file that includes it, and the exit status is 1.
 
 Where there is no dpkg all that the compiler searches by itself counts as installed on purpose.
 """
@@ -27,6 +27,7 @@ PACKAGES = ("g++", "libssl-dev", "catch2")
 # scripts/setup is content with these of a system without such packages.
 LOCAL = ("/usr/local/include/catch2", "/usr/local/include/openssl")
 OPTIONS = ("HYBRIDPS_CUDA_ROOT", "HYBRIDPS_UCX_ROOT", "CMAKE_PREFIX_PATH", "CMAKE_INCLUDE_PATH", "OPENSSL_ROOT_DIR")
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 SEARCHED_BY_VARIABLE = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 SHOWN_MAX = 20
 
@@ -173,7 +174,7 @@ def includer_of(header: Path, objects: Mapping[Path, list[Path]]) -> Path:
         for file in files:
             if file == header:
                 continue
-            for name in re.findall(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', file.read_text(errors="replace"), re.M):
+            for name in INCLUDE.findall(file.read_text(errors="replace")):
                 if str(header).endswith("/" + os.path.normpath(name).lstrip("./")):
                     return file
     return source
@@ -196,8 +197,9 @@ def main() -> int:
         print(f"error: and {len(wrong) - SHOWN_MAX} more headers")
     if wrong:
         print(
-            "Headers come from the checkout, .venv, the compiler and the packages that scripts/setup installs. If these are meant: "
-            "-DHYBRIDPS_CUDA_ROOT, -DHYBRIDPS_UCX_ROOT, -DCMAKE_PREFIX_PATH or -DOPENSSL_ROOT_DIR (in CMAKE_ARGS for scripts/setup)."
+            "Headers come from the checkout, .venv, the compiler and the packages that scripts/setup installs. If "
+            "these are meant, say so in CMAKE_ARGS: -DHYBRIDPS_CUDA_ROOT, -DHYBRIDPS_UCX_ROOT, -DCMAKE_PREFIX_PATH or "
+            "-DOPENSSL_ROOT_DIR."
         )
     return 1 if wrong else 0
 

@@ -26,6 +26,16 @@ if(NOT HYBRIDPS_BUILD_PYTHON STREQUAL "OFF")
     endif()
   endif()
 
+  # torch's headers include it. Its wheels bring their own, a distribution's package leaves it to another package.
+  if(NOT hybridps_torch_why)
+    unset(hybridps_pybind11_include CACHE)
+    find_path(hybridps_pybind11_include pybind11/pybind11.h HINTS "${HYBRIDPS_TORCH_DIR}/include" ${Python_INCLUDE_DIRS})
+    mark_as_advanced(hybridps_pybind11_include)
+    if(NOT hybridps_pybind11_include)
+      set(hybridps_torch_why "the torch in ${HYBRIDPS_TORCH_DIR} comes without pybind11; install pybind11-dev")
+    endif()
+  endif()
+
   if(NOT hybridps_torch_why)
     set(HYBRIDPS_WITH_PYTHON ON)
     message(STATUS "torch: ${HYBRIDPS_TORCH_VERSION} of ${Python_EXECUTABLE}, ${HYBRIDPS_TORCH_DIR}")
@@ -33,7 +43,7 @@ if(NOT HYBRIDPS_BUILD_PYTHON STREQUAL "OFF")
     # torch/include first: it carries torch's own pybind11, and an older one ahead of it breaks base-class lookup.
     target_include_directories(hybridps_torch SYSTEM BEFORE INTERFACE
       "${HYBRIDPS_TORCH_DIR}/include" "${HYBRIDPS_TORCH_DIR}/include/torch/csrc/api/include")
-    target_include_directories(hybridps_torch SYSTEM INTERFACE ${Python_INCLUDE_DIRS})
+    target_include_directories(hybridps_torch SYSTEM INTERFACE ${Python_INCLUDE_DIRS} "${hybridps_pybind11_include}")
     target_compile_definitions(hybridps_torch INTERFACE _GLIBCXX_USE_CXX11_ABI=1) # every torch >= 2.11 on Linux
     # __FILE__ in messages: relative, so that a wheel names nothing of the machine that built it.
     target_compile_options(hybridps_torch INTERFACE

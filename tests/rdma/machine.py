@@ -23,7 +23,7 @@ PACKAGES = (
     "autoconf automake busybox-static cmake g++ ibverbs-providers iproute2 kmod libibverbs-dev libssl-dev libtool make "
     "ninja-build pkgconf procps python3 rdma-core util-linux xz-utils"
 ).split()
-TORCH_PACKAGES = ["python3-torch", "libtorch-dev", "python3-dev"]
+TORCH_PACKAGES = ["python3-torch", "libtorch-dev", "pybind11-dev", "python3-dev"]
 MODULES = "virtio_pci virtio_blk ext4 9pnet_virtio 9p ib_uverbs rdma_rxe veth sch_netem".split()
 BOOT_TRIES = 3  # an emulated kernel sometimes dies while it starts
 

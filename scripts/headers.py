@@ -133,8 +133,9 @@ def below(file: Path, folders: Iterable[Path]) -> bool:
     return any(file.is_relative_to(folder) for folder in folders)
 
 
-def foreign_headers(build: Path, packages: Iterable[str] = PACKAGES) -> dict[Path, Path]:
-    """Headers of the build that a fresh machine would not have, each with a file that includes it."""
+def foreign_headers(build: Path, packages: Iterable[str] = PACKAGES) -> dict[Path, tuple[Path, Path]]:
+    """Headers of the build that a fresh machine would not have, each with a file that includes it and the source that
+    was compiled then."""
     objects = used_headers(build)
     cache = cache_of(build)
     compiler = cache.get("CMAKE_CXX_COMPILER") or "c++"
@@ -164,8 +165,8 @@ def foreign_headers(build: Path, packages: Iterable[str] = PACKAGES) -> dict[Pat
     return {file: includer_of(file, objects) for file in sorted(unknown)}
 
 
-def includer_of(header: Path, objects: Mapping[Path, list[Path]]) -> Path:
-    """A file that includes it by a line of its own; the source, where none is found (-include)."""
+def includer_of(header: Path, objects: Mapping[Path, list[Path]]) -> tuple[Path, Path]:
+    """A file that includes it by a line of its own, and the source; that twice, where none is found (-include)."""
     source = header
     for files in objects.values():
         if header not in files:
@@ -176,23 +177,27 @@ def includer_of(header: Path, objects: Mapping[Path, list[Path]]) -> Path:
                 continue
             for name in INCLUDE.findall(file.read_text(errors="replace")):
                 if str(header).endswith("/" + os.path.normpath(name).lstrip("./")):
-                    return file
-    return source
+                    return file, source
+    return source, source
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(CHECKOUT) if path.is_relative_to(CHECKOUT) else path)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("builds", nargs="+", type=Path, metavar="BUILD_FOLDER")
-    wrong: dict[Path, Path] = {}
+    wrong: dict[Path, tuple[Path, Path]] = {}
     try:
         for build in parser.parse_args().builds:
             wrong |= foreign_headers(build.resolve())
     except Failed as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for header, includer in list(wrong.items())[:SHOWN_MAX]:
-        shown = includer.relative_to(CHECKOUT) if includer.is_relative_to(CHECKOUT) else includer
-        print(f"error: {shown} includes {header}, which a fresh machine does not have")
+    for header, (includer, source) in list(wrong.items())[:SHOWN_MAX]:
+        also = "" if includer == source else f", compiled for {shown(source)}"
+        print(f"error: {shown(includer)} includes {header}, which a fresh machine does not have{also}")
     if len(wrong) > SHOWN_MAX:
         print(f"error: and {len(wrong) - SHOWN_MAX} more headers")
     if wrong:

@@ -58,7 +58,7 @@ if(NOT HYBRIDPS_BUILD_PYTHON STREQUAL "OFF")
   elseif(HYBRIDPS_BUILD_PYTHON STREQUAL "ON" OR SKBUILD)
     message(FATAL_ERROR "The Python extension cannot be built: ${hybridps_torch_why}.\n"
       "hybridps is compiled against the torch that will load it: install torch, then\n"
-      "  pip install --no-build-isolation .")
+      "  pip install .")
   else()
     message(STATUS "torch: extension left out (${hybridps_torch_why})")
   endif()

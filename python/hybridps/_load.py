@@ -32,7 +32,7 @@ def build_info():
     except ModuleNotFoundError as error:
         raise ImportError(
             "hybridps is here as source only, its extension was never built; "
-            "run scripts/setup in the checkout, or: pip install --no-build-isolation ."
+            "run scripts/setup in the checkout, or: pip install ."
         ) from error
 
 
@@ -42,8 +42,8 @@ def check_torch(built_for: str, torch_version: str) -> None:
     if running != built_for:
         raise ImportError(
             f"this build of hybridps is for torch {built_for}, but torch {torch_version} is running. "
-            f"Install a hybridps built for torch {running} (in this environment: "
-            f"pip install --no-build-isolation --force-reinstall --no-deps hybridps), or torch {built_for}.*"
+            f"Install a hybridps built for torch {running} (in its checkout, with this environment: "
+            f"pip install --force-reinstall --no-deps .), or torch {built_for}.*"
         )
 
 

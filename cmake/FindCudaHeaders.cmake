@@ -2,15 +2,14 @@
 # brings, which are those that torch was built with, else in a toolkit. No library is needed: device/cuda opens the driver at run
 # time. Where torch is one for the CPU, CUDA is left out as well. NCCL's header likewise: intranode/nccl opens the library that
 # torch has loaded.
-# The wheels lack the folder crt/. What our sources need of it is in the two folders named stand_in: whatever toolkit a machine has,
-# headers of two versions are never mixed.
+# The wheels lack the folder crt/. What nccl.h and c10/cuda need of it is in csrc/hybridps/device/cuda/stand_in, which comes first then:
+# whatever toolkit a machine has besides, headers of two versions are never mixed.
 
 set(HYBRIDPS_CUDA_ROOT "" CACHE PATH "CUDA toolkit whose headers are used; empty: those in torch's wheels, else a toolkit's")
 set(HYBRIDPS_WITH_CUDA OFF)
 set(HYBRIDPS_CUDA_INCLUDE_DIRS "")
 set(HYBRIDPS_WITH_NCCL OFF)
 set(HYBRIDPS_NCCL_INCLUDE_DIR "")
-set(HYBRIDPS_NCCL_STAND_IN_DIR "${CMAKE_SOURCE_DIR}/csrc/hybridps/intranode/nccl/stand_in")
 
 # Sets `out` to whether `source` compiles with these flags; `why` to the compiler's first error, where it does not.
 function(hybridps_try_headers out why flags source)
@@ -61,13 +60,19 @@ if(NOT HYBRIDPS_CUDA STREQUAL "OFF")
       "none (cudaTypedefs.h), neither in the nvidia-cuda-runtime wheel of ${Python_EXECUTABLE} nor in a toolkit (HYBRIDPS_CUDA_ROOT)")
   else()
     set(HYBRIDPS_CUDA_INCLUDE_DIRS "${hybridps_cuda_include}")
-    set(hybridps_cuda_flags "-isystem;${hybridps_cuda_include}")
-    if(NOT EXISTS "${hybridps_cuda_include}/crt/host_defines.h")
-      list(APPEND HYBRIDPS_CUDA_INCLUDE_DIRS "${CMAKE_SOURCE_DIR}/csrc/hybridps/device/cuda/stand_in")
-      list(APPEND hybridps_cuda_flags "-isystem;${CMAKE_SOURCE_DIR}/csrc/hybridps/device/cuda/stand_in")
+    if(NOT EXISTS "${hybridps_cuda_include}/crt/host_config.h")
+      list(PREPEND HYBRIDPS_CUDA_INCLUDE_DIRS "${CMAKE_SOURCE_DIR}/csrc/hybridps/device/cuda/stand_in")
     endif()
-    hybridps_try_headers(hybridps_cuda_compiles hybridps_cuda_why "${hybridps_cuda_flags}"
-      "#include <cuda_runtime_api.h>\n#include <cudaTypedefs.h>\ncudaStream_t stream;\nCUresult result;\n")
+    set(hybridps_cuda_includes "#include <cudaTypedefs.h>\n")
+    set(hybridps_cuda_flags "")
+    foreach(dir IN LISTS HYBRIDPS_CUDA_INCLUDE_DIRS)
+      list(APPEND hybridps_cuda_flags -isystem "${dir}")
+    endforeach()
+    if(HYBRIDPS_WITH_PYTHON)
+      string(APPEND hybridps_cuda_includes "#include <c10/cuda/CUDAFunctions.h>\n#include <c10/cuda/CUDAStream.h>\n")
+      list(APPEND hybridps_cuda_flags -isystem "${HYBRIDPS_TORCH_DIR}/include")
+    endif()
+    hybridps_try_headers(hybridps_cuda_compiles hybridps_cuda_why "${hybridps_cuda_flags}" "${hybridps_cuda_includes}")
     if(NOT hybridps_cuda_compiles)
       set(hybridps_cuda_why "those in ${hybridps_cuda_include} do not compile: ${hybridps_cuda_why}")
     endif()
@@ -85,7 +90,7 @@ if(HYBRIDPS_WITH_CUDA)
   set(hybridps_nccl_why "")
   if(hybridps_nccl_include)
     hybridps_try_headers(hybridps_nccl_compiles hybridps_nccl_why
-      "-I${HYBRIDPS_NCCL_STAND_IN_DIR};-isystem;${hybridps_nccl_include}" "#include <nccl.h>\nncclComm_t comm;\n")
+      "${hybridps_cuda_flags};-isystem;${hybridps_nccl_include}" "${hybridps_cuda_includes}#include <nccl.h>\n")
   else()
     set(hybridps_nccl_why "none (nccl.h)")
   endif()

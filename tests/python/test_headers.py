@@ -119,3 +119,17 @@ def test_the_command_names_both_files_and_the_way_out(make_build):
     assert f"source.cpp includes {make_build.toolkit}/runtime.h" in done.stdout
     assert f"runtime.h includes {make_build.toolkit}/crt/host_config.h, which a fresh machine" in done.stdout
     assert "HYBRIDPS_CUDA_ROOT" in done.stdout
+
+
+def test_an_extension_for_a_torch_with_cuda_was_built_with_cuda_and_nccl():
+    """Headers that do not compile leave them out, which nobody would notice on a machine without a GPU."""
+    torch = importlib.util.find_spec("torch").submodule_search_locations[0]
+    nvidia = importlib.util.find_spec("nvidia")
+    wheels = [Path(folder) for folder in nvidia.submodule_search_locations] if nvidia else []
+    if not Path(torch, "lib", "libc10_cuda.so").exists() or not any(
+        (w / "nccl/include/nccl.h").exists() for w in wheels
+    ):
+        pytest.skip("a torch without CUDA, or whose CUDA is not in wheels")
+    done = subprocess.run([sys.executable, "-m", "hybridps", "doctor"], capture_output=True, text=True, check=False)
+    assert re.search(r"^built with CUDA +yes$", done.stdout, re.M), done.stdout
+    assert "without NCCL's header" not in done.stdout

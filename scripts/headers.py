@@ -1,6 +1,6 @@
 """Where the headers come from that a build has used: a machine may hide what a fresh one lacks.
 
-    python scripts/headers.py BUILD_FOLDER...
+    python scripts/headers.py BUILD_FOLDER[:TARGET]...        (default: all)
 
 Each header that Ninja noted when it compiled (ninja -t deps) must be one that any machine has after scripts/setup: in
 the checkout, in the environment of this interpreter or its Python's, of the compiler, or of a Debian package that
@@ -8,6 +8,7 @@ scripts/setup installs or that those need. Beside them what the build was told t
 HYBRIDPS_UCX_ROOT, CMAKE_PREFIX_PATH, CMAKE_INCLUDE_PATH, OPENSSL_ROOT_DIR; and the system's UCX, which is taken before
 the wheel. Any other header is named with the file that includes it, and the exit status is 1.
 
+The target must be up to date: what else lies in the folder may be older than its options.
 Where there is no dpkg all that the compiler searches by itself counts as installed on purpose.
 """
 
@@ -43,20 +44,21 @@ def run(*command: str | Path, **options) -> str:
         raise Failed(f"{command[0]}: {getattr(error, 'stderr', '') or error}") from error
 
 
-def used_headers(build: Path) -> dict[Path, list[Path]]:
-    """Object files of a build, each with the source and then the headers that it was made of."""
+def used_headers(build: Path, target: str) -> dict[Path, list[Path]]:
+    """Object files that a target needs, each with the source and then the headers that it was made of."""
     objects: dict[Path, list[Path]] = {}
     ninja = shutil.which("ninja") or str(Path(sys.executable).parent / "ninja")
+    needed = set(re.findall(r" -o (\S+)", run(ninja, "-C", str(build), "-t", "commands", target)))
     files: list[Path] = []
     for line in run(ninja, "-C", str(build), "-t", "deps").splitlines():
         if match := re.fullmatch(r"(\S.*): #deps \d+, deps mtime \d+ \((VALID|STALE)\)", line):
             files = []
-            if match[2] == "VALID" and (build / match[1]).exists():  # else of a source that is gone or has changed
+            if match[1] in needed and match[2] == "VALID" and (build / match[1]).exists():
                 objects[build / match[1]] = files
         elif line.startswith("    "):
             files.append(Path(os.path.normpath(build / line.strip())))
     if not objects:
-        raise Failed(f"{build}: nothing was compiled there by Ninja")
+        raise Failed(f"{build}: nothing was compiled there by Ninja for {target}")
     return objects
 
 
@@ -133,10 +135,12 @@ def below(file: Path, folders: Iterable[Path]) -> bool:
     return any(file.is_relative_to(folder) for folder in folders)
 
 
-def foreign_headers(build: Path, packages: Iterable[str] = PACKAGES) -> dict[Path, tuple[Path, Path]]:
+def foreign_headers(
+    build: Path, packages: Iterable[str] = PACKAGES, target: str = "all"
+) -> dict[Path, tuple[Path, Path]]:
     """Headers of the build that a fresh machine would not have, each with a file that includes it and the source that
     was compiled then."""
-    objects = used_headers(build)
+    objects = used_headers(build, target)
     cache = cache_of(build)
     compiler = cache.get("CMAKE_CXX_COMPILER") or "c++"
     ours = [CHECKOUT, *environment(), *chosen(cache)]
@@ -187,11 +191,12 @@ def shown(path: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("builds", nargs="+", type=Path, metavar="BUILD_FOLDER")
+    parser.add_argument("builds", nargs="+", metavar="BUILD_FOLDER[:TARGET]")
     wrong: dict[Path, tuple[Path, Path]] = {}
     try:
         for build in parser.parse_args().builds:
-            wrong |= foreign_headers(build.resolve())
+            folder, _, target = build.partition(":")
+            wrong |= foreign_headers(Path(folder).resolve(), target=target or "all")
     except Failed as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

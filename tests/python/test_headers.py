@@ -1,7 +1,6 @@
 """scripts/headers.py: a build that uses what a fresh machine does not have is found out, on a machine that has it."""
 
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -30,7 +29,7 @@ def make_build(tmp_path):
     (toolkit / "runtime.h").write_text('#pragma once\n#include "crt/host_config.h"\n')
     (toolkit / "crt" / "host_config.h").write_text("#pragma once\n")
 
-    def make(source: str, flags: str = "", cache: str = "", variables=None) -> Path:
+    def make(source: str, flags: str = "", cache: str = "", old: str = "") -> Path:
         build = tmp_path / "build"
         build.mkdir()
         (build / "source.cpp").write_text(source)
@@ -41,9 +40,11 @@ def make_build(tmp_path):
             "  depfile = $out.d\n"
             "  deps = gcc\n"
             "build source.o: compile source.cpp\n"
+            "build old.o: compile old.cpp\n"
+            "build all: phony source.o\n"
         )
-        environment = {**os.environ, **(variables or {})}
-        done = subprocess.run([NINJA, "-C", build], env=environment, capture_output=True, text=True)
+        (build / "old.cpp").write_text(old)
+        done = subprocess.run([NINJA, "-C", build, "source.o", "old.o"], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
         # The source stands for one of the checkout.
         headers.CHECKOUT = build
@@ -82,6 +83,12 @@ def test_a_toolkit_that_an_option_names_is_meant(make_build, option):
     root = make_build.toolkit.parent
     build = make_build("#include <runtime.h>\n", f"-isystem {make_build.toolkit}", f"{option}:PATH={root}")
     assert headers.foreign_headers(build) == {}
+
+
+def test_what_the_target_does_not_need_may_be_older_than_the_options(make_build):
+    build = make_build("", f"-isystem {make_build.toolkit}", old="#include <runtime.h>\n")
+    assert headers.foreign_headers(build) == {}
+    assert headers.foreign_headers(build, target="old.o")
 
 
 def test_what_was_compiled_from_a_source_that_has_changed_since_counts_no_more(make_build):

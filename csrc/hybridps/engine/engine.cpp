@@ -592,12 +592,18 @@ void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::
   info.limits.chunk_bytes = schedule::chunk_bytes_for(info.topology, chunk_bytes);
   group->uid = roster.uid;
   group->state = &runtime_->open_group(std::move(info));
+  Status status;
   {
     const std::lock_guard lock(group->mutex);
     group->ready = true;
     group->node_of = roster.node_of;
+    status = group->status;
   }
   group->changed.notify_all();
+  // Failed here while it was still being made: the others have waited for this rank, and hear of it now.
+  if (!status.is_ok()) runtime_->worker().fail_group(*group->state, status, /*tell=*/true);
+  // A member of it is known to be dead.
+  if (const Status& verdict = group->state->status; !verdict.is_ok()) fail(*group, verdict);
   for (const std::uint64_t sequence : std::exchange(group->reserved_early, {}))
     runtime_->worker().reserve(*group->state, sequence);
   for (auto queued = std::exchange(group->queued, {}); auto& item : queued) {

@@ -13,6 +13,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/catch.h"
@@ -316,4 +317,25 @@ TEST_CASE("engine/engine: what waits for the engine's thread is refused on that 
     leave(group);
   });
   REQUIRE(codes == std::vector<int>(1, 0));
+}
+
+TEST_CASE("engine/engine: a group that was aborted while it was being made fails on all members", "[engine]") {
+  const auto codes = run_ranks({"a", "b"}, 0, [](const Rank& me) {
+    const std::filesystem::path aborted = me.folder / "aborted";
+    if (me.rank == 1)  // without it there is no roster yet
+      while (!std::filesystem::exists(aborted)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    auto group = me.open("world");
+    if (me.rank == 0) {
+      group->abort("told to");
+      check(!group->wait_ready().is_ok(), "the abort is lost");
+      std::filesystem::create_directory(aborted);
+    }
+    std::vector<float> data(10, 1.0F);
+    const core::Status status = allreduce(*group, data);
+    check(status.message().find("told to") != std::string::npos, status.to_string());
+    if (me.rank == 1) std::filesystem::create_directory(me.folder / "heard");
+    while (!std::filesystem::exists(me.folder / "heard")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    leave(group);
+  });
+  REQUIRE(codes == std::vector<int>(2, 0));
 }

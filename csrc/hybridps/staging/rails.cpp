@@ -222,14 +222,14 @@ Slice reduce(const Operation& o, const Place& place, std::uint64_t from, std::ui
   std::uint64_t mine = 0;
   StepBuilder before(Step::Kind::kReduce);
   Step after;
-  if (root_node && place.locals > 1) after.kind = Step::Kind::kExchange;
+  if (root_node) after.kind = Step::Kind::kExchange;
   for_rails(slice.operation.rail_bytes, [&](int rail, std::uint64_t begin, std::uint64_t end) {
     const std::uint64_t bytes = end - begin;
     const int local = place.local_of_rail(rail);
     const Runs input = runs(o.input, from + begin, from + end);
     const Runs output = root ? runs(o.output, from + begin, from + end) : Runs{};
-    const Runs sum_at = place.is_mine(rail) ? one(scratch + mine, bytes) : Runs{};
-    if (place.locals > 1) before.add(local, input, sum_at);
+    const Runs sum_at = place.is_mine(rail) && place.locals > 1 ? one(scratch + mine, bytes) : Runs{};
+    before.add(local, input, sum_at);
     if (place.is_mine(rail)) {
       add_copies(slice.in, place.locals > 1 ? sum_at : input, mine);
       if (root_node) add_copies(slice.out, root ? output : sum_at, mine);
@@ -262,7 +262,7 @@ Slice broadcast(const Operation& o, const Place& place, std::uint64_t from, std:
   StepBuilder spread(Step::Kind::kSpread);
   for_rails(slice.operation.rail_bytes, [&](int rail, std::uint64_t begin, std::uint64_t end) {
     const Runs here = runs(o.output, from + begin, from + end);
-    if (!root_node && place.locals > 1) spread.add(place.local_of_rail(rail), here, here);
+    if (!root_node) spread.add(place.local_of_rail(rail), here, here);
     if (!place.is_mine(rail)) return;
     add_copies(root_node ? slice.in : slice.out, here, mine);
     mine += end - begin;

@@ -176,7 +176,8 @@ class Play {
     const Topology& topology = topologies_[index(r)];
     rank.scratch_bytes = staging::scratch_bytes(o, topology, c_.limits);
     rank.scratch.assign(rank.scratch_bytes + kGap, kUntouched);
-    rank.slices = staging::cut_for_rails(o, topology, c_.limits, rank.scratch.data());
+    rank.slices =
+        staging::cut_for_rails(o, topology, c_.limits, rank.scratch_bytes > 0 ? rank.scratch.data() : nullptr);
     std::uint64_t staging = 0;
     for (const Slice& slice : rank.slices) staging = std::max(staging, slice.staging_bytes);
     rank.staging.assign(staging, kUntouched);
@@ -226,6 +227,8 @@ class Play {
       REQUIRE(o.total_bytes == total(sizes(o)));
       REQUIRE(s.staging_bytes == expected_staging(any().node_of(r), o));
       if (c_.parts.empty()) check_rails(o);
+      const bool has_root = c_.kind == Kind::kReduce && any().node_of(r) == any().node_of(c_.root);
+      REQUIRE((s.after.kind == Step::Kind::kExchange) == (has_root && locals(any().node_of(r)) > 1));
       if (locals(any().node_of(r)) == 1)
         REQUIRE((s.before.kind == Step::Kind::kNone && s.after.kind == Step::Kind::kNone));
     }
@@ -658,10 +661,12 @@ TEST_CASE("staging/rails: averages and factors are taken once", "[staging][fast]
       o.output = {{memory.data() + 8000, kind == Kind::kReduceScatter ? 1000U : 4000U}};
       if (kind == Kind::kReduceScatter) o.input_bytes = Sizes(4, 1000);
       INFO(name_of(kind) << " " << core::name_of(e.op) << " of " << core::name_of(e.dtype));
-      const auto many = staging::cut_for_rails(o, Topology({0, 0, 0, 1}, 0), {}, scratch.data());
-      CHECK(many.front().before.reduction == e.inside);
-      CHECK(many.front().operation.op == e.between);
-      CHECK(many.front().operation.premul == e.factor_of_many);
+      for (const std::vector<int>& layout : {std::vector<int>{0, 0, 0, 1}, std::vector<int>{0, 0, 1, 2}}) {
+        const auto many = staging::cut_for_rails(o, Topology(layout, 0), {}, scratch.data());
+        CHECK(many.front().before.reduction == e.inside);
+        CHECK(many.front().operation.op == e.between);
+        CHECK(many.front().operation.premul == e.factor_of_many);
+      }
       const auto one = staging::cut_for_rails(o, Topology({0, 0, 0, 1}, 3), {}, nullptr);
       CHECK(one.front().before.kind == Step::Kind::kNone);
       CHECK(one.front().operation.op == e.between);

@@ -7,7 +7,6 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
-#include <future>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -119,7 +118,7 @@ class EngineImpl final : public Engine, public LoopClient {
     return (loop_ != nullptr && loop_->in_round()) || (joiner_ != nullptr && joiner_->on_its_thread());
   }
   Loop& loop() noexcept { return *loop_; }
-  void post(core::OnceFn<void()> command) { loop_->post(std::move(command)); }
+  bool post(core::OnceFn<void()> command) { return loop_->post(std::move(command)); }
   void run_submit(const std::shared_ptr<GroupCore>& group, worker::Operation operation, std::uint64_t sequence,
                   worker::Completion done);
   void run_reserve(GroupCore& group, std::uint64_t sequence);
@@ -169,7 +168,6 @@ class EngineImpl final : public Engine, public LoopClient {
   std::unique_ptr<Loop> loop_;
   std::unique_ptr<VerdictBoard> board_;  // in the loop only, while that runs
   std::unique_ptr<Joiner> joiner_;
-  std::atomic<bool> stopped_{false};
 
   // In the loop only.
   std::vector<std::shared_ptr<GroupCore>> groups_;
@@ -247,19 +245,14 @@ core::Result<std::shared_ptr<void>> GroupImpl::attach_device(transport::DeviceMe
   if (engine_->in_forked_child())
     return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
   const std::span<std::byte> bytes = memory.bytes;
-  // Shared: the loop may come to it after this caller has gone.
-  const auto attached = std::make_shared<std::promise<Status>>();
-  std::future<Status> answer = attached->get_future();
-  engine_->post([engine = engine_.get(), attached, memory = std::move(memory), keep = std::move(keep)]() mutable {
-    attached->set_value(engine->runtime().attach_device(memory, std::move(keep)));
-  });
-  if (answer.wait_for(kAttachWithin) != std::future_status::ready) {
+  const Status status = engine_->loop().call(
+      [engine = engine_.get(), memory = std::move(memory), keep = std::move(keep)](Status& attached) mutable {
+        attached = engine->runtime().attach_device(memory, std::move(keep));
+      },
+      kAttachWithin);
+  if (status.code() == Code::kTimeout)  // the loop may still come to it
     engine_->post([engine = engine_.get(), bytes] { engine->runtime().detach_device(bytes); });
-    return Status(Code::kTimeout, "the engine's thread has not registered " + std::to_string(bytes.size()) +
-                                      " bytes of device memory within " +
-                                      core::format_seconds(core::to_seconds(kAttachWithin)));
-  }
-  if (Status status = answer.get(); !status.is_ok()) return status;
+  if (!status.is_ok()) return status;
   // An engine that is gone has let go of it: its Runtime dropped `keep`.
   return std::shared_ptr<void>(bytes.data(), [bytes, weak = std::weak_ptr<EngineImpl>(engine_)](void*) {
     if (const auto engine = weak.lock(); engine && !engine->in_forked_child())
@@ -272,7 +265,11 @@ void GroupImpl::drive(const std::function<bool()>& done, core::TimePoint until) 
 }
 
 Status GroupImpl::wait_ready() {
+  if (engine_->in_forked_child())
+    return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
   std::unique_lock lock(core_->mutex);
+  if (!core_->ready && engine_->on_own_thread())
+    return Status(Code::kUnsupported, "a completion cannot wait for process group \"" + name() + "\"");
   core_->changed.wait(lock, [&] { return core_->ready || !core_->status.is_ok(); });
   return core_->status;
 }
@@ -453,7 +450,6 @@ EngineImpl::~EngineImpl() {
   if (loop_) {
     loop_->stop();
     board_.reset();  // it posts to the loop what it finds
-    stopped_.store(true);
     write_stats();
     loop_.reset();
   }
@@ -483,22 +479,9 @@ void EngineImpl::write_stats() const {
 EngineStats EngineImpl::stats() const {
   EngineStats s;
   if (!runtime_) return s;
-  if (!in_forked_child() && !stopped_.load()) {
+  if (!in_forked_child()) {
     // Ask the loop, so that an operation that is over is counted in full.
-    struct Answer {
-      std::mutex mutex;
-      std::condition_variable changed;
-      bool done = false;
-    };
-    auto answer = std::make_shared<Answer>();
-    const_cast<EngineImpl*>(this)->post([this, answer] {
-      runtime_->update_counters();
-      const std::lock_guard lock(answer->mutex);
-      answer->done = true;
-      answer->changed.notify_all();
-    });
-    std::unique_lock lock(answer->mutex);
-    answer->changed.wait_for(lock, std::chrono::seconds(1), [&] { return answer->done; });
+    (void)loop_->call([runtime = runtime_.get()](Status&) { runtime->update_counters(); }, std::chrono::seconds(1));
   }
   const observe::EngineCounters& c = runtime_->counters();
   s.net_tx_payload_bytes = c.net_tx_payload_bytes.load();
@@ -609,12 +592,18 @@ void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::
   info.limits.chunk_bytes = schedule::chunk_bytes_for(info.topology, chunk_bytes);
   group->uid = roster.uid;
   group->state = &runtime_->open_group(std::move(info));
+  Status status;
   {
     const std::lock_guard lock(group->mutex);
     group->ready = true;
     group->node_of = roster.node_of;
+    status = group->status;
   }
   group->changed.notify_all();
+  // Failed here while it was still being made: the others have waited for this rank, and hear of it now.
+  if (!status.is_ok()) runtime_->worker().fail_group(*group->state, status, /*tell=*/true);
+  // A member of it is known to be dead.
+  if (const Status& verdict = group->state->status; !verdict.is_ok()) fail(*group, verdict);
   for (const std::uint64_t sequence : std::exchange(group->reserved_early, {}))
     runtime_->worker().reserve(*group->state, sequence);
   for (auto queued = std::exchange(group->queued, {}); auto& item : queued) {
@@ -730,7 +719,7 @@ std::size_t EngineImpl::close_finished() {
 }
 
 void EngineImpl::linger() {
-  if (in_forked_child()) return;
+  if (in_forked_child() || on_own_thread()) return;
   std::unique_lock lock(linger_mutex_);
   if (groups_staying_ > 0) return;
   hurry_ = false;

@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "hybridps/core/text.h"
 #include "hybridps/core/thread.h"
 
 namespace hybridps::engine {
@@ -69,9 +71,10 @@ void Loop::wake(Bed& bed) noexcept {
   (void)!::write(bed.wake_fd, &one, sizeof one);
 }
 
-void Loop::post(core::OnceFn<void()> command, bool will_drive) {
+bool Loop::post(core::OnceFn<void()> command, bool will_drive) {
   {
     const std::lock_guard lock(command_mutex_);
+    if (ended_) return false;
     commands_.push_back(std::move(command));
     has_commands_.store(true, std::memory_order_relaxed);
   }
@@ -79,7 +82,7 @@ void Loop::post(core::OnceFn<void()> command, bool will_drive) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (driver_.sleeping.load(std::memory_order_relaxed)) {
     wake(driver_);
-    return;
+    return true;
   }
   if (will_drive) {
     const std::lock_guard lock(park_mutex_);
@@ -93,6 +96,32 @@ void Loop::post(core::OnceFn<void()> command, bool will_drive) {
     unpark_.notify_one();
   }
   if (own_.sleeping.load(std::memory_order_relaxed)) wake(own_);  // it parks if there is a claim
+  return true;
+}
+
+Status Loop::call(core::OnceFn<void(Status&)> command, core::Duration patience) {
+  if (in_round()) return Status(Code::kUnsupported, "the thread " + options_.thread_name + " cannot wait for itself");
+  struct Answer {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = false;
+    Status status;
+  };
+  const auto answer = std::make_shared<Answer>();
+  const bool taken = post([answer, c = std::move(command)]() mutable {
+    Status status;
+    c(status);
+    const std::lock_guard lock(answer->mutex);
+    answer->status = std::move(status);
+    answer->done = true;
+    answer->changed.notify_all();
+  });
+  if (!taken) return Status(Code::kClosed, "the thread " + options_.thread_name + " has ended");
+  std::unique_lock lock(answer->mutex);
+  if (!answer->changed.wait_for(lock, patience, [&] { return answer->done; }))
+    return Status(Code::kTimeout, "the thread " + options_.thread_name + " has not answered within " +
+                                      core::format_seconds(core::to_seconds(patience)));
+  return answer->status;
 }
 
 std::size_t Loop::drain() {
@@ -172,7 +201,11 @@ void Loop::run() {
       idle_since = core::TimePoint::max();
       continue;
     }
-    if (stop_.load() && !has_commands_.load()) break;
+    if (stop_.load()) {
+      const std::lock_guard lock(command_mutex_);
+      if ((ended_ = commands_.empty())) break;
+      continue;
+    }
     if (options_.spin.count() > 0) {
       const core::TimePoint now = core::Clock::now();
       if (idle_since == core::TimePoint::max()) idle_since = now;

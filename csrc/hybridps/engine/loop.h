@@ -5,7 +5,7 @@
 //          instead (drive()): its operation then needs no hand-over from thread to thread, which is most of what a tiny
 //          operation costs. While a caller drives, and for kClaim after it, the loop's thread is parked, after a row of
 //          operations for kLateAtMost longer; it takes over at once if the caller leaves anything running.
-// Threads  post(), drive(), in_round() from any thread; start() and stop() from the owner's, once each.
+// Threads  post(), call(), drive(), in_round() from any thread; start() and stop() from the owner's, once each.
 // Fork     in a forked child the thread does not exist: do not destroy a Loop there.
 #pragma once
 
@@ -60,8 +60,11 @@ class Loop : core::Pinned {
   void stop();
 
   /// Runs with the baton, in order of posting. `will_drive`: this thread calls drive() next; the command may then wait
-  /// for it (kClaim at most).
-  void post(core::OnceFn<void()> command, bool will_drive = false);
+  /// for it (kClaim at most). False: the loop has ended, nobody will run it; it is dropped.
+  bool post(core::OnceFn<void()> command, bool will_drive = false);
+  /// As post(), and waits for the status that it gives. kTimeout: not within `patience`; it may still run, so it must own
+  /// what it uses. At once, and it will not run: kClosed where the loop has ended, kUnsupported inside the loop.
+  core::Status call(core::OnceFn<void(core::Status&)> command, core::Duration patience);
   /// Drives until done() (asked after every round) or `until`. Returns at once if another caller drives already.
   void drive(const std::function<bool()>& done, core::TimePoint until);
   /// This thread is inside the loop: it must not wait for it.
@@ -95,6 +98,7 @@ class Loop : core::Pinned {
 
   std::mutex command_mutex_;
   std::deque<core::OnceFn<void()>> commands_;
+  bool ended_ = false;  // no round comes any more
   std::atomic<bool> has_commands_{false};
   std::atomic<bool> stop_{false};
 

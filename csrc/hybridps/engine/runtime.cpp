@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "hybridps/core/check.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
 
@@ -196,7 +197,8 @@ void Runtime::leave(core::GroupUid uid) {
   if (const auto engines = group_engines_.find(uid); engines != group_engines_.end()) {
     for (const core::EngineId engine : engines->second) {
       const auto found = peers_.find(engine);
-      if (found != peers_.end() && found->second.groups > 0 && --found->second.groups == 0)
+      if (found != peers_.end() && core::check(found->second.groups > 0, "a peer leaves no group that it is not in") &&
+          --found->second.groups == 0)
         found->second.unused_since = core::Clock::now();
     }
     group_engines_.erase(engines);

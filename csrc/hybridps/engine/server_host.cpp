@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -101,25 +99,8 @@ class Shard final : public LoopClient, core::Pinned {
 
   /// Runs on the shard's thread; waits for the answer. On a timeout the command may still run: it must own what it uses.
   Status call(core::OnceFn<void(Status&)> command) {
-    struct Answer {
-      std::mutex mutex;
-      std::condition_variable changed;
-      bool done = false;
-      Status status;
-    };
-    auto answer = std::make_shared<Answer>();
-    loop_->post([answer, c = std::move(command)]() mutable {
-      Status status;
-      c(status);
-      const std::lock_guard lock(answer->mutex);
-      answer->status = std::move(status);
-      answer->done = true;
-      answer->changed.notify_all();
-    });
-    std::unique_lock lock(answer->mutex);
-    if (!answer->changed.wait_for(lock, kCommandPatience, [&] { return answer->done; }))
-      return Status(Code::kTimeout, "the server is too busy to answer");
-    return answer->status;
+    Status status = loop_->call(std::move(command), kCommandPatience);
+    return status.code() == Code::kTimeout ? Status(Code::kTimeout, "the server is too busy to answer") : status;
   }
 
   Status open(const bootstrap::Roster& roster, const std::string& name, int index) {

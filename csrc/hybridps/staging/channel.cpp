@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "hybridps/core/check.h"
 #include "hybridps/core/log.h"
 #include "hybridps/staging/local.h"
 #include "hybridps/staging/pairs.h"
@@ -335,8 +336,8 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
       return status;
   auto arrived = events_->take();
   if (!arrived.is_ok()) return arrived.status();
-  open_ways_.push_back(
-      {number, std::move(slice.out), base, arrived.value(), std::move(slice.after), staged->deadline_});
+  open_ways_.push_back({number, slice.pinned_bytes() > 0, std::move(slice.out), base, arrived.value(),
+                        std::move(slice.after), staged->deadline_});
   if (Status status = device_->record(arrived.value(), in_); !status.is_ok()) return status;
   // Memory that is not pinned makes the copies back wait in the call: the slice must be on its way by then.
   if (!memory_.pinned) stager_->activate(shared_from_this());
@@ -350,14 +351,19 @@ core::Status Channel::put_next_out() {
   Status met = out_.native != in_.native ? device_->wait(out_, way.arrived) : Status();
   events_->give_back(way.arrived);
   if (!met.is_ok()) return met;
-  auto over = events_->take();
-  if (!over.is_ok()) return over.status();
-  over_.emplace(way.number, over.value());
+  device::Event over;
+  if (way.has_place) {  // no other one will ever be displaced, and so given back
+    auto taken = events_->take();
+    if (!taken.is_ok()) return taken.status();
+    over = taken.value();
+    over_.emplace(way.number, over);
+  }
   if (Status status = device_->wait_flag(out_, done_, word_of(way.number)); !status.is_ok()) return status;
   for (const Copy& copy : way.copies)
     if (Status status = device_->copy_to_device(out_, copy.device, way.base + copy.offset, copy.bytes); !status.is_ok())
       return status;
-  if (Status status = device_->record(over.value(), out_); !status.is_ok()) return status;
+  if (way.has_place)
+    if (Status status = device_->record(over, out_); !status.is_ok()) return status;
   if (way.after.kind == Step::Kind::kNone) return {};
   return local_->run(way.after, intranode::Lane::kOut, out_, patience_until(way.deadline));
 }
@@ -530,10 +536,12 @@ Channel::Progress Channel::progress(core::TimePoint now) {
   for (const Retired& old : retired) {
     const auto done = device_->is_done(old.over);
     if (!done.is_ok() || !done.value()) continue;
+    {
+      const std::lock_guard lock(progress_mutex_);  // before another run can be where this one was
+      std::erase_if(retired_, [&](const Retired& other) { return other.memory.data == old.memory.data; });
+    }
     free_memory(*device_, old.memory);
     events_->give_back(old.over);
-    const std::lock_guard lock(progress_mutex_);
-    std::erase_if(retired_, [&](const Retired& other) { return other.memory.data == old.memory.data; });
   }
   result.did = !ready.empty() || !over.empty();
   if (!failure.is_ok()) {
@@ -627,6 +635,11 @@ void Channel::slice_done(std::uint64_t number, Staged& staged, const worker::Out
   staged.slice_done(outcome);  // first: who sees the flag sees the failure
   const std::lock_guard lock(progress_mutex_);
   if (!outcome.status.is_ok()) fail_local(outcome.status);
+  if (!core::check(number - done_until_ - 1 < slices_done_.size(), "a slice is done once")) {
+    if (const auto group = group_.lock())
+      group->abort("rank " + std::to_string(group->rank()) + " lost count of its slices");
+    return;
+  }
   slices_done_[number - done_until_ - 1] = true;
   const std::uint64_t before = done_until_;
   while (!slices_done_.empty() && slices_done_.front()) {

@@ -28,13 +28,8 @@ class StepBuilder {
  public:
   explicit StepBuilder(Step::Kind kind) { step_.kind = kind; }
 
-  /// Cut at the ends of what every rank has; the other side, where it is on this rank, ends nowhere else. `bytes` counts
-  /// where both are empty.
-  void add(int rank, const Runs& from, const Runs& to, std::uint64_t bytes) {
-    if (from.empty() && to.empty()) {
-      if (bytes > 0) step_.parts.push_back({rank, bytes, nullptr, nullptr, false});
-      return;
-    }
+  /// Cut at the ends of what every rank has; the other side, where it is on this rank, ends nowhere else.
+  void add(int rank, const Runs& from, const Runs& to) {
     Cursor f{from};
     Cursor t{to};
     while (!f.is_over() || !t.is_over()) {
@@ -134,7 +129,7 @@ struct Place {
 std::vector<std::uint64_t> rails_of(std::uint64_t bytes, int rails) {
   const auto used = std::clamp(bytes / kSmallestRailBytes, std::uint64_t{1}, static_cast<std::uint64_t>(rails));
   std::vector<std::uint64_t> result(static_cast<std::size_t>(rails), 0);
-  const std::uint64_t each = used == 1 ? 0 : bytes / used / kCutAlignment * kCutAlignment;
+  const std::uint64_t each = bytes / used / kCutAlignment * kCutAlignment;
   for (std::uint64_t rail = 0; rail + 1 < used; ++rail) result[rail] = each;
   result[used - 1] = bytes - each * (used - 1);
   return result;
@@ -202,7 +197,7 @@ Slice all_reduce(const Operation& o, const Place& place, std::uint64_t from, std
   StepBuilder parts(Step::Kind::kReduce);
   for_rails(slice.operation.rail_bytes, [&](int rail, std::uint64_t begin, std::uint64_t end) {
     const Runs here = runs(o.output, from + begin, from + end);
-    parts.add(place.local_of_rail(rail), here, here, end - begin);
+    parts.add(place.local_of_rail(rail), here, here);
     if (!place.is_mine(rail)) return;
     add_copies(slice.in, here, mine);
     mine += end - begin;
@@ -227,14 +222,14 @@ Slice reduce(const Operation& o, const Place& place, std::uint64_t from, std::ui
   std::uint64_t mine = 0;
   StepBuilder before(Step::Kind::kReduce);
   Step after;
-  if (root_node && place.locals > 1) after.kind = Step::Kind::kExchange;
+  if (root_node) after.kind = Step::Kind::kExchange;
   for_rails(slice.operation.rail_bytes, [&](int rail, std::uint64_t begin, std::uint64_t end) {
     const std::uint64_t bytes = end - begin;
     const int local = place.local_of_rail(rail);
     const Runs input = runs(o.input, from + begin, from + end);
     const Runs output = root ? runs(o.output, from + begin, from + end) : Runs{};
-    const Runs sum_at = place.is_mine(rail) ? one(scratch + mine, bytes) : Runs{};
-    if (place.locals > 1) before.add(local, input, sum_at, bytes);
+    const Runs sum_at = place.is_mine(rail) && place.locals > 1 ? one(scratch + mine, bytes) : Runs{};
+    before.add(local, input, sum_at);
     if (place.is_mine(rail)) {
       add_copies(slice.in, place.locals > 1 ? sum_at : input, mine);
       if (root_node) add_copies(slice.out, root ? output : sum_at, mine);
@@ -267,7 +262,7 @@ Slice broadcast(const Operation& o, const Place& place, std::uint64_t from, std:
   StepBuilder spread(Step::Kind::kSpread);
   for_rails(slice.operation.rail_bytes, [&](int rail, std::uint64_t begin, std::uint64_t end) {
     const Runs here = runs(o.output, from + begin, from + end);
-    if (!root_node && place.locals > 1) spread.add(place.local_of_rail(rail), here, here, end - begin);
+    if (!root_node) spread.add(place.local_of_rail(rail), here, here);
     if (!place.is_mine(rail)) return;
     add_copies(root_node ? slice.in : slice.out, here, mine);
     mine += end - begin;
@@ -277,7 +272,7 @@ Slice broadcast(const Operation& o, const Place& place, std::uint64_t from, std:
   if (root_node) {
     // Every rank of the node is to have it anyway; then each has its rails.
     const Runs here = runs(o.output, from, to);
-    spread.add(place.topology.local_index(o.root), here, here, to - from);
+    spread.add(place.topology.local_index(o.root), here, here);
     slice.before = spread.take();
   } else {
     slice.after = spread.take();
@@ -348,7 +343,7 @@ Slice all_gather(const Operation& o, const Place& place, std::uint64_t i, std::u
     const bool here = place.topology.node_of(rank) == place.node;
     const int local = here ? place.topology.local_index(rank) : place.local_of(rank);
     const Runs none;
-    spread.add(local, rank == place.me ? own : local == place.index ? to : none, to, parts.bytes[r]);
+    spread.add(local, rank == place.me ? own : local == place.index ? to : none, to);
   });
   slice.after = spread.take();
   return slice;
@@ -385,8 +380,7 @@ Slice reduce_scatter(const Operation& o, const Place& place, std::uint64_t i, st
   for_ranks(place.topology, [&](int rank, std::size_t r) {
     const int local = place.local_of(rank);
     const Runs none;
-    before.add(local, piece_of(r), local == place.index ? one(scratch + offset[r], parts.bytes[r]) : none,
-               parts.bytes[r]);
+    before.add(local, piece_of(r), local == place.index ? one(scratch + offset[r], parts.bytes[r]) : none);
   });
   before.step().reduction = inside(o, place.topology);
   slice.before = before.take();
@@ -406,22 +400,22 @@ Slice within(const Operation& o, const Place& place) {
     case Kind::kAllReduce:
     case Kind::kBroadcast: {
       const Runs here = runs(o.output, 0, total);
-      step.add(o.kind == Kind::kBroadcast ? local(o.root) : 0, here, here, total);
+      step.add(o.kind == Kind::kBroadcast ? local(o.root) : 0, here, here);
       break;
     }
     case Kind::kReduce:
-      step.add(local(o.root), runs(o.input, 0, total), place.me == o.root ? runs(o.output, 0, total) : Runs{}, total);
+      step.add(local(o.root), runs(o.input, 0, total), place.me == o.root ? runs(o.output, 0, total) : Runs{});
       break;
     case Kind::kReduceScatter:
       for_ranks(place.topology, [&](int rank, std::size_t r) {
         step.add(local(rank), runs(o.input, parts.from[r], parts.from[r] + parts.bytes[r]),
-                 rank == place.me ? runs(o.output, 0, parts.bytes[r]) : Runs{}, parts.bytes[r]);
+                 rank == place.me ? runs(o.output, 0, parts.bytes[r]) : Runs{});
       });
       break;
     case Kind::kAllGather:
       for_ranks(place.topology, [&](int rank, std::size_t r) {
         step.add(local(rank), rank == place.me ? runs(o.input, 0, parts.bytes[r]) : Runs{},
-                 runs(o.output, parts.from[r], parts.from[r] + parts.bytes[r]), parts.bytes[r]);
+                 runs(o.output, parts.from[r], parts.from[r] + parts.bytes[r]));
       });
       break;
     default: assert(false && "has_rails() is false for this kind"); break;

@@ -168,6 +168,7 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   friend class Staged;
   struct Way {  // of one slice, back to the device
     std::uint64_t number = 0;
+    bool has_place = false;  // in the ring
     std::vector<Copy> copies;
     std::byte* base = nullptr;
     device::Event arrived;  // the way in is done

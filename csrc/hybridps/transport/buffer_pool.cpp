@@ -3,6 +3,8 @@
 #include <cassert>
 #include <utility>
 
+#include "hybridps/core/check.h"
+
 namespace hybridps::transport {
 
 Buffer::Buffer(const Buffer& other) noexcept : pool_(other.pool_), slot_(other.slot_) {
@@ -52,7 +54,7 @@ BufferPool::BufferPool(std::span<std::byte> memory, std::span<const SizeClass> c
   for (std::size_t s = slots_.size(); s-- > 0;) free_[slots_[s].size_class].push_back(static_cast<std::uint32_t>(s));
 }
 
-BufferPool::~BufferPool() { assert(in_use_ == 0 && lent_ == 0); }
+BufferPool::~BufferPool() { (void)core::check(in_use_ == 0 && lent_ == 0, "no Buffer outlives its pool"); }
 
 Buffer BufferPool::allocate(std::size_t bytes) {
   for (std::size_t c = 0; c < classes_.size(); ++c) {

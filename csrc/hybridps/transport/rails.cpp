@@ -24,7 +24,7 @@ constexpr std::array<char, 8> kMagic = {'H', 'P', 'S', 'R', 'A', 'I', 'L', 1};
 constexpr std::size_t kEnvelopeBytes = kMagic.size() + 2 * sizeof(std::uint32_t);
 constexpr std::size_t kTextBytesMax = 128;
 constexpr std::size_t kInnerBytesMax = 8192;
-/// How long after the end of one way what comes on the others is waited for. A peer that goes, or dies, ends all within
+/// How long after the end of one way what comes on the others is taken. A peer that goes, or dies, ends all within
 /// milliseconds; one whose card has failed does not.
 constexpr auto kEndWithin = std::chrono::milliseconds(250);
 /// What a message costs beside its payload: headers, ours and the network's.
@@ -115,7 +115,6 @@ class RailsEndpoint final : public Endpoint {
     if (cause_.is_ok()) cause_ = cause;
   }
   const core::Status& cause() const noexcept { return cause_; }
-  bool is_closed() const noexcept { return closed_; }
 
  private:
   const core::EngineId peer_;
@@ -219,9 +218,9 @@ class RailsTransport final : public Transport {
     for (const auto& transport : transports_) did += transport->progress();
     while (!ending_.empty() && ending_.front().second.has_passed()) {
       ++did;
-      const auto found = peers_.find(ending_.front().first);
+      RailsEndpoint& endpoint = *peers_.find(ending_.front().first)->second.endpoint;
       ending_.pop_front();
-      if (!found->second.endpoint->is_closed()) report(*found, found->second.endpoint->cause());
+      endpoint.close(endpoint.cause());
     }
     return did;
   }
@@ -311,20 +310,16 @@ class RailsTransport final : public Transport {
       cause = core::Status(cause.code(), named(cause.message(), way.text));
     }
     if (RailsEndpoint* endpoint = found->second.endpoint.get()) {
-      if (endpoint->is_closed()) return;  // told already, or closed from here
-      const bool first = endpoint->cause().is_ok();
+      const bool first = endpoint->cause().is_ok();  // else it was told already, or closed from here
       endpoint->refuse(cause);
       // The end of each way comes behind what was sent on that one. Closing the others now would lose what comes there.
-      if (!std::all_of(ways.begin(), ways.end(), [](const Way& way) { return way.is_over; })) {
-        if (first) ending_.emplace_back(peer, core::Deadline::after(kEndWithin));
-        return;
-      }
+      if (std::all_of(ways.begin(), ways.end(), [](const Way& way) { return way.is_over; }))
+        endpoint->close(endpoint->cause());
+      else if (first)
+        ending_.emplace_back(peer, core::Deadline::after(kEndWithin));
+      if (!first) return;
     }
-    report(*found, found->second.endpoint ? found->second.endpoint->cause() : cause);
-  }
-  void report(std::pair<const core::EngineId, Peer>& peer, core::Status cause) noexcept {
-    if (peer.second.endpoint) peer.second.endpoint->close(cause);
-    if (receiver_ != nullptr) receiver_->on_peer_failed(peer.first, std::move(cause));
+    if (receiver_ != nullptr) receiver_->on_peer_failed(peer, std::move(cause));
   }
 
   std::vector<RailInfo> infos_;

@@ -9,8 +9,8 @@
 // Owner    of the inner transports.
 // Threads  as every Transport.
 // Errors   as every Transport; where a lane cannot be made or breaks, so does the endpoint, and the text names both cards.
-//          After a break nothing is sent any more; it is reported when the other lanes have ended too, or after 250 ms:
-//          what a peer that leaves has sent on them may still be under way.
+//          A break is reported at once, and nothing is sent any more. What a peer that leaves has sent on other lanes may
+//          still be under way: they stay open to it until they have ended too, 250 ms at most.
 #pragma once
 
 #include <cstddef>

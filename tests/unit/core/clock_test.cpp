@@ -1,6 +1,7 @@
 #include "hybridps/core/clock.h"
 
 #include "tests/support/catch.h"
+#include "tests/support/clock.h"
 
 using namespace hybridps::core;
 using std::chrono::milliseconds;
@@ -30,4 +31,30 @@ TEST_CASE("core/clock: long timeouts saturate", "[core][fast]") {
   CHECK(from_seconds(-1e300) < Duration::zero());
   CHECK(from_seconds(0.25) == milliseconds(250));
   CHECK(to_seconds(milliseconds(1500)) == Approx(1.5));
+}
+
+TEST_CASE("core/clock: a test can stop the time and let it pass", "[core][fast]") {
+  const TimePoint before = Clock::now();
+  {
+    hybridps::test::MovableClock clock;
+    const TimePoint now = Clock::now();
+    CHECK(now >= before);
+    const Deadline deadline = Deadline::after(seconds(1800));
+    clock.pass(seconds(1800) - milliseconds(1));
+    CHECK(deadline.remaining() == milliseconds(1));
+    CHECK_FALSE(deadline.has_passed());
+    clock.pass(milliseconds(1));
+    CHECK(deadline.has_passed());
+    CHECK(Clock::now() == now + seconds(1800));
+  }
+  {
+    hybridps::test::MovableClock clock(hybridps::test::MovableClock::Between::kGoesOn);
+    clock.pass(seconds(3600));
+    const TimePoint now = Clock::now();
+    CHECK(now >= before + seconds(3600));
+    while (Clock::now() == now) {  // goes on, or this test has no end
+    }
+  }
+  CHECK(Clock::now() >= before);
+  CHECK(Clock::now() < before + seconds(1800));
 }

@@ -13,6 +13,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/catch.h"
@@ -265,6 +266,75 @@ TEST_CASE("engine/engine: a collective in a forked child is refused and the pare
     waitpid(child, &status, 0);
     check(WIFEXITED(status) && WEXITSTATUS(status) == 7, "the child was not refused");
     check(allreduce(*group, data).is_ok(), "the parent cannot go on");
+    leave(group);
+  });
+  REQUIRE(codes == std::vector<int>(2, 0));
+}
+
+TEST_CASE("engine/engine: what waits for the engine's thread is refused on that thread and in a forked child",
+          "[engine]") {
+  const auto codes = run_ranks({"a"}, 0, [](const Rank& me) {
+    auto group = me.open("world");
+    check(group->wait_ready().is_ok(), "not ready");
+    auto late = me.open("late");  // may be ready or not
+    std::vector<std::byte> memory(4096);
+    const auto attach = [&] {
+      return group->attach_device({memory, {}}, nullptr).status().code() == core::Code::kUnsupported;
+    };
+    struct Answer {
+      std::mutex mutex;
+      std::condition_variable changed;
+      bool done = false;
+      bool refused = false;
+    } answer;
+    worker::Operation barrier;
+    barrier.kind = schedule::Kind::kBarrier;
+    group->submit(std::move(barrier), [&](const worker::Outcome&) {
+      const bool refused = attach();
+      group->engine()->linger();
+      (void)group->engine()->stats();
+      const std::lock_guard lock(answer.mutex);
+      answer.done = true;
+      answer.refused = refused;
+      answer.changed.notify_all();
+    });
+    {
+      std::unique_lock lock(answer.mutex);
+      answer.changed.wait(lock, [&] { return answer.done; });
+    }
+    check(answer.refused, "a completion waited for its own thread");
+    const pid_t child = fork();
+    if (child == 0) {
+      const bool refused = attach() && group->wait_ready().code() == core::Code::kUnsupported;
+      group->engine()->linger();
+      (void)group->engine()->stats();
+      _exit(refused ? 7 : 8);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    check(WIFEXITED(status) && WEXITSTATUS(status) == 7, "the child was not refused");
+    leave(late);
+    leave(group);
+  });
+  REQUIRE(codes == std::vector<int>(1, 0));
+}
+
+TEST_CASE("engine/engine: a group that was aborted while it was being made fails on all members", "[engine]") {
+  const auto codes = run_ranks({"a", "b"}, 0, [](const Rank& me) {
+    const std::filesystem::path aborted = me.folder / "aborted";
+    if (me.rank == 1)  // without it there is no roster yet
+      while (!std::filesystem::exists(aborted)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    auto group = me.open("world");
+    if (me.rank == 0) {
+      group->abort("told to");
+      check(!group->wait_ready().is_ok(), "the abort is lost");
+      std::filesystem::create_directory(aborted);
+    }
+    std::vector<float> data(10, 1.0F);
+    const core::Status status = allreduce(*group, data);
+    check(status.message().find("told to") != std::string::npos, status.to_string());
+    if (me.rank == 1) std::filesystem::create_directory(me.folder / "heard");
+    while (!std::filesystem::exists(me.folder / "heard")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     leave(group);
   });
   REQUIRE(codes == std::vector<int>(2, 0));

@@ -179,4 +179,37 @@ TEST_CASE("engine/loop: stop runs what was posted, parked or not", "[engine][fas
   }
 }
 
+TEST_CASE("engine/loop: a command for a loop that has ended is refused at once and dropped", "[engine][fast]") {
+  Rig rig;
+  rig.loop.stop();
+  const auto held = std::make_shared<int>(0);
+  for (const bool will_drive : {false, true}) CHECK_FALSE(rig.loop.post([held] { ++*held; }, will_drive));
+  CHECK(rig.loop.call([held](core::Status&) { ++*held; }, core::Duration::max()).code() == core::Code::kClosed);
+  CHECK(held.use_count() == 1);
+  CHECK(*held == 0);
+}
+
+TEST_CASE("engine/loop: a call waits for its answer but not for its own thread nor beyond its patience",
+          "[engine][fast]") {
+  Rig rig;
+  const auto fails = [](core::Status& status) { status = core::Status(core::Code::kMismatch, "as told"); };
+  CHECK(rig.loop.call(fails, 20s).message() == "as told");
+  CHECK(rig.loop.call([](core::Status&) {}, 20s).is_ok());
+  // The thread is in `outer`, and stays there until `inner` has come back and a third one was given up.
+  core::Status inner;
+  std::atomic<int> stage{0};
+  REQUIRE(rig.loop.post([&] {
+    inner = rig.loop.call([](core::Status&) {}, core::Duration::max());
+    stage = 1;
+    while (stage != 2) std::this_thread::sleep_for(100us);
+  }));
+  REQUIRE(within_seconds([&] { return stage == 1; }));
+  CHECK(inner.code() == core::Code::kUnsupported);
+  const auto ran = std::make_shared<std::atomic<bool>>(false);
+  CHECK(rig.loop.call([ran](core::Status&) { *ran = true; }, 1ms).code() == core::Code::kTimeout);
+  CHECK_FALSE(ran->load());
+  stage = 2;
+  REQUIRE(within_seconds([&] { return ran->load(); }));
+}
+
 }  // namespace

@@ -173,6 +173,26 @@ TEST_CASE("staging/stager: what nobody waits for is over by itself and everythin
   }
 }
 
+TEST_CASE("staging/stager: operations without bytes leave no events behind", "[staging][fast]") {
+  ClusterThread cluster(nodes({0, 1}, 10));
+  auto all = ranks(cluster, 10, 8);
+  int issued = 0;
+  const auto issue = [&](Kind kind) {
+    for (Rank& rank : all) {
+      worker::Operation o;
+      o.kind = kind;
+      if (kind == Kind::kAllReduce) o.op = core::ReduceOp::kSum;
+      rank.enqueue(std::move(o));
+    }
+    ++issued;
+    for (Rank& rank : all) REQUIRE(eventually([&] { return rank.over->load() == issued; }));
+  };
+  for (int turn = 0; turn < 10; ++turn) issue(Kind::kBarrier);
+  const std::size_t events = all[0].gpu->events();
+  for (int turn = 0; turn < 100; ++turn) issue(turn % 2 == 0 ? Kind::kBarrier : Kind::kAllReduce);
+  CHECK(all[0].gpu->events() < events + 10);  // one more or less is under way
+}
+
 // Failures --------------------------------------------------------------------------------------------------------------
 
 TEST_CASE("staging/stager: a rank that never comes fails the operation and no stream hangs", "[staging][fast]") {

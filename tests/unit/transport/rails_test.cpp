@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <thread>
 
 #include "hybridps/transport/loopback/loopback_transport.h"
 
@@ -21,6 +20,7 @@ struct OneRailBackend {
 }  // namespace hybridps::transport
 
 #define HYBRIDPS_ENDPOINT_BACKENDS ::hybridps::transport::TwoRailsBackend, ::hybridps::transport::OneRailBackend
+#include "tests/support/clock.h"
 #include "tests/unit/transport/endpoint_contract.h"
 
 namespace hybridps::transport {
@@ -170,39 +170,58 @@ TEST_CASE("transport/rails: one broken lane is the end of the peer and names its
   CHECK(again.status().message() == refused.status().message());
 }
 
-// As when a peer leaves: its goodbye on one lane may come before what it has sent on another.
-TEST_CASE("transport/rails: what comes on a lane after the end of another one arrives", "[transport][fast]") {
+TEST_CASE("transport/rails: a lane that breaks alone is reported at once and the others take what comes",
+          "[transport][fast]") {
+  test::MovableClock clock;  // stands still
   Fixture f({{"eth0", "x", 0}, {"eth1", "y", 0}}, {{"net0", "x", 0}, {"net1", "y", 0}});
   f.pair.connect();
   f.hubs[1]->kill(f.pair.b.id);
-  for (int i = 0; i < 3; ++i) f.pair.a.progress(), f.pair.b.progress();
+  f.pair.settle();
+  REQUIRE(f.pair.a.receiver.failures.size() == 1);
+  CHECK(f.pair.a.receiver.failures[0].first == f.pair.b.id);
   CHECK(f.pair.a.transport->find(f.pair.b.id) == nullptr);  // nothing more is sent
+  // As when a peer leaves: its goodbye on one lane may come before what it has sent on another.
   REQUIRE(f.pair.b.peer->send(numbered(7), f.pair.b.filled(50, 7), 50, {}).is_ok());
-  REQUIRE(f.pair.run_until([&] { return f.pair.a.receiver.messages.size() == 1; }));
+  f.pair.settle();
+  REQUIRE(f.pair.a.receiver.messages.size() == 1);
   CHECK(number_of(f.pair.a.receiver.messages[0].header) == 7);
   f.pair.release_all();
-  REQUIRE(f.pair.run_until([&] { return f.pair.a.receiver.failures.size() == 1; }));
+  CHECK(f.pair.b.receiver.failures.empty());
+  // Not for ever: then all lanes are closed from here.
+  clock.pass(std::chrono::milliseconds(250));
   f.pair.settle();
+  REQUIRE(f.pair.b.receiver.failures.size() == 1);
   CHECK(f.pair.a.receiver.failures.size() == 1);
 
-  // Closed from here meanwhile: all lanes are, and nothing is reported.
+  // All have ended: nothing is left to be closed, and nothing is reported again.
+  Fixture all({{"eth0", "x", 0}, {"eth1", "y", 0}}, {{"net0", "x", 0}, {"net1", "y", 0}});
+  all.pair.connect();
+  for (const auto& hub : all.hubs) hub->kill(all.pair.b.id);
+  all.pair.settle();
+  clock.pass(std::chrono::seconds(1));
+  all.pair.settle();
+  CHECK(all.pair.a.receiver.failures.size() == 1);
+
+  // Closed from here meanwhile: all lanes are.
   Fixture closed({{"eth0", "x", 0}, {"eth1", "y", 0}}, {{"net0", "x", 0}, {"net1", "y", 0}});
   closed.pair.connect();
   closed.hubs[1]->kill(closed.pair.b.id);
-  for (int i = 0; i < 3; ++i) closed.pair.a.progress();
-  closed.pair.a.peer->close(core::Status(core::Code::kPeerDead, "told to"));
-  REQUIRE(closed.pair.run_until([&] { return closed.pair.b.receiver.failures.size() == 1; }));
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
   closed.pair.settle();
-  CHECK(closed.pair.a.receiver.failures.empty());
+  closed.pair.a.peer->close(core::Status(core::Code::kPeerDead, "told to"));
+  closed.pair.settle();
+  CHECK(closed.pair.b.receiver.failures.size() == 1);
+  clock.pass(std::chrono::seconds(1));
+  closed.pair.settle();
+  CHECK(closed.pair.a.receiver.failures.size() == 1);
 
   // Nobody is there any more to be told.
   Fixture deaf({{"eth0", "x", 0}, {"eth1", "y", 0}}, {{"net0", "x", 0}, {"net1", "y", 0}});
   deaf.pair.connect();
   deaf.hubs[1]->kill(deaf.pair.b.id);
-  for (int i = 0; i < 3; ++i) deaf.pair.a.progress();
   deaf.pair.a.transport->set_receiver(nullptr);
-  REQUIRE(deaf.pair.run_until([&] { return deaf.pair.b.receiver.failures.size() == 1; }));
+  deaf.pair.settle();
+  clock.pass(std::chrono::seconds(1));
+  deaf.pair.settle();
   CHECK(deaf.pair.a.receiver.failures.empty());
 }
 

@@ -455,7 +455,8 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
     dedicated_->on_message(header, with_cost(header, std::move(payload)));
     return;
   }
-  if (!options_.keep_early || header.type > wire::Type::kProbeReply || closed_.count(header.uid) > 0) {
+  const bool concerns_operations = header.type <= wire::Type::kProbeReply || header.type == wire::Type::kCancel;
+  if (!options_.keep_early || !concerns_operations || closed_.count(header.uid) > 0) {
     if (peers_.count(header.source) > 0) with_cost(header, std::move(payload)).reset();  // its credit goes back
     return;
   }

@@ -28,6 +28,7 @@ struct ClusterOptions {
   double heartbeat_seconds = 1000;
   double dead_seconds = 5000;
   std::size_t early_messages_max = std::size_t{1} << 20;
+  engine::UnopenedGroups::Limits unopened;
   /// Extra bytes of pool beyond the minimum.
   std::size_t pool_extra_bytes = 0;
   /// Wraps each transport (e.g. with injected faults); identity by default.
@@ -53,6 +54,7 @@ class Cluster {
       o.heartbeat_seconds = options_.heartbeat_seconds;
       o.dead_seconds = options_.dead_seconds;
       o.early_messages_max = options_.early_messages_max;
+      o.unopened = options_.unopened;
       const auto classes = engine::Runtime::pool_classes(o, options_.pool_extra_bytes);
       const std::size_t bytes = std::max(engine::Runtime::pool_bytes(classes), options_.pool_extra_bytes);
       memories_.push_back(std::make_unique<std::byte[]>(bytes + 64));

@@ -26,7 +26,7 @@
 namespace hybridps::bootstrap {
 
 /// Raise when anything that two ranks exchange changes its meaning: store values, wire headers, plans.
-inline constexpr std::uint32_t kProtocolVersion = 4;
+inline constexpr std::uint32_t kProtocolVersion = 5;
 
 inline constexpr std::size_t kTextBytesMax = 512;
 inline constexpr std::size_t kIdentityBytesMax = 256;

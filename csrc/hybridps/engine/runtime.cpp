@@ -24,9 +24,6 @@ constexpr auto kKeepUnused = std::chrono::seconds(60);
 // Groups that are over and whose late messages are known as such.
 constexpr std::size_t kClosedKept = 65536;
 constexpr core::TimePoint kNotAsked{};
-// Messages of groups that are not open here yet. Honest peers stay far below it, by their allowances.
-constexpr std::size_t kEarlyMessagesMax = 65536;
-constexpr std::size_t kEarlyBytesMax = std::size_t{256} << 20;
 // Slots per class for messages between nodes, at least.
 constexpr std::size_t kNetSlotsMin = 4;
 // Windows of this size, at most, are what grants follow.
@@ -75,7 +72,7 @@ core::Result<std::unique_ptr<Runtime>> Runtime::create(RuntimeOptions options, s
 }
 
 Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep, Transports transports)
-    : options_(options), keep_(std::move(keep)), transports_(std::move(transports)) {
+    : options_(options), keep_(std::move(keep)), transports_(std::move(transports)), unopened_(options.unopened) {
   const auto classes = pool_classes(options_, memory.size());
   pool_ = std::make_unique<transport::BufferPool>(memory, classes);
   flow::OutboxOptions flow_options;
@@ -144,7 +141,7 @@ Runtime::~Runtime() {
   // Payloads of peers go back to their transports first, then the transports let go of our own buffers.
   worker_.reset();
   dedicated_.reset();
-  early_.clear();
+  unopened_.clear();
   server_.reset();
   transports_.shm.reset();
   transports_.data.reset();
@@ -204,7 +201,7 @@ void Runtime::leave(core::GroupUid uid) {
     group_engines_.erase(engines);
     group_windows_.erase(uid);
   }
-  take_early(uid);
+  let_go(unopened_.take(uid).messages);
   if (closed_.insert(uid).second) closed_order_.push_back(uid);
   if (closed_order_.size() > kClosedKept) {
     closed_.erase(closed_order_.front());
@@ -222,7 +219,14 @@ worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
     if (const auto found = peers_.find(engine); found != peers_.end() && found->second.dead)
       worker_->fail_group(group, core::Status(core::Code::kPeerDead, found->second.record.where + " is gone"),
                           /*tell=*/false);
-  for (auto messages = take_early(uid); auto& [header, payload] : messages) deliver(group, header, std::move(payload));
+  UnopenedGroups::Taken taken = unopened_.take(uid);
+  if (!taken.why_incomplete.empty())
+    worker_->fail_group(
+        group,
+        core::Status(core::Code::kOutOfResources, group.info.member_text(group.info.topology.rank()) +
+                                                      " had to drop messages of the group: " + taken.why_incomplete),
+        /*tell=*/true);
+  for (auto& [header, payload] : taken.messages) deliver(group, header, std::move(payload));
   return group;
 }
 
@@ -457,33 +461,20 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
     dedicated_->on_message(header, with_cost(header, std::move(payload)));
     return;
   }
-  if (!options_.keep_early || header.type > wire::Type::kProbeReply || closed_.count(header.uid) > 0) {
+  const bool concerns_operations = header.type <= wire::Type::kProbeReply || header.type == wire::Type::kCancel;
+  if (!options_.keep_early || !concerns_operations || closed_.count(header.uid) > 0) {
     if (peers_.count(header.source) > 0) with_cost(header, std::move(payload)).reset();  // its credit goes back
     return;
   }
-  keep_early(header, std::move(payload));
+  // Its roster is valid there and not yet here.
+  UnopenedGroups::Messages dropped = unopened_.keep(header, std::move(payload), core::Clock::now());
+  counters_.bad_messages.fetch_add(dropped.size(), std::memory_order_relaxed);
+  let_go(std::move(dropped));
 }
 
-// Its roster is valid there and not yet here.
-void Runtime::keep_early(const wire::Header& header, transport::RxPayload payload) {
-  if (early_messages_ >= kEarlyMessagesMax || early_bytes_ + payload.bytes() > kEarlyBytesMax) {
-    if (counters_.bad_messages.fetch_add(1, std::memory_order_relaxed) == 0)
-      core::log_warn("too many messages of groups that this process does not know: they are dropped");
-    return;
-  }
-  ++early_messages_;
-  early_bytes_ += payload.bytes();
-  early_[header.uid].emplace_back(header, std::move(payload));
-}
-
-std::vector<std::pair<wire::Header, transport::RxPayload>> Runtime::take_early(core::GroupUid uid) {
-  const auto found = early_.find(uid);
-  if (found == early_.end()) return {};
-  auto messages = std::move(found->second);
-  early_.erase(found);
-  early_messages_ -= messages.size();
-  for (const auto& [header, payload] : messages) early_bytes_ -= payload.bytes();
-  return messages;
+void Runtime::let_go(UnopenedGroups::Messages messages) {
+  for (auto& [header, payload] : messages)
+    if (peers_.count(header.source) > 0) with_cost(header, std::move(payload)).reset();
 }
 
 flow::Delivery Runtime::with_cost(const wire::Header& header, transport::RxPayload payload) {
@@ -573,6 +564,7 @@ std::size_t Runtime::progress() {
   work += dedicated_->tick();
   heartbeat(now);
   forget_unused(now);
+  let_go(unopened_.expire(now));
   work += judge_suspects(now);
   return work;
 }
@@ -585,7 +577,7 @@ bool Runtime::arm() {
 
 core::TimePoint Runtime::next_due() const {
   const core::TimePoint now = core::Clock::now();
-  core::TimePoint due = std::min({outbox_->next_due(), worker_->next_due(now), next_heartbeat_});
+  core::TimePoint due = std::min({outbox_->next_due(), worker_->next_due(now), next_heartbeat_, unopened_.next_due()});
   if (!suspects_.empty()) due = std::min(due, suspects_.front().due);
   for (const auto& [peer, until] : unanswered_verdicts_) due = std::min(due, until);
   return due;

@@ -21,6 +21,7 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/status.h"
+#include "hybridps/engine/unopened_groups.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/observe/counters.h"
 #include "hybridps/server/dedicated.h"
@@ -42,6 +43,7 @@ struct RuntimeOptions {
   std::size_t cards = 1;                  // that data comes through
   double warn_seconds = 10;
   std::size_t early_messages_max = std::size_t{1} << 20;  // worker::WorkerOptions
+  UnopenedGroups::Limits unopened;
   bool urgent_by_control = false;  // small operations take the control transport, where they wait behind no bulk
   bool urgent_always = false;      // with it: also where no bulk is under way
   bool find_rates = true;          // shares follow what the network is found to carry
@@ -177,8 +179,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::size_t judge_suspects(core::TimePoint now);
   void peer_failed(core::EngineId peer, core::Status cause, bool silent);
   void heartbeat(core::TimePoint now);
-  void keep_early(const wire::Header& header, transport::RxPayload payload);
-  std::vector<std::pair<wire::Header, transport::RxPayload>> take_early(core::GroupUid uid);
+  /// Messages that nobody here waits for: what their senders paid for them goes back.
+  void let_go(UnopenedGroups::Messages messages);
   void choose_watched();
   void join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology);
   void leave(core::GroupUid uid);
@@ -200,9 +202,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::map<core::GroupUid, Windows> group_windows_;
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;
-  std::unordered_map<core::GroupUid, std::vector<std::pair<wire::Header, transport::RxPayload>>> early_;
-  std::size_t early_messages_ = 0;
-  std::size_t early_bytes_ = 0;
+  UnopenedGroups unopened_;
   struct Failure {
     core::EngineId peer;
     core::Status cause;

@@ -24,7 +24,7 @@
 namespace hybridps::wire {
 
 inline constexpr std::uint32_t kMagic = 0x31535048;  // "HPS1"
-inline constexpr std::uint8_t kProtocolVersion = 3;
+inline constexpr std::uint8_t kProtocolVersion = 4;
 inline constexpr std::size_t kHeaderBytes = 112;
 
 enum class Type : std::uint8_t {
@@ -48,8 +48,9 @@ enum class Type : std::uint8_t {
   kPlanAsk = 14,     // plan_version: the next one; payload: a weight per node, then per dedicated server, f64
   kPlanAnswer = 15,  // plan_version; aux: first sequence number that is not bound, all ones: refused
   kPlanSwitch = 16,  // plan_version; aux: its first sequence number, all ones: no change
+  kCancel = 17,      // point to point: the sender gave this message up; it counts as one that was never sent
 };
-inline constexpr std::uint8_t kTypeCount = 17;
+inline constexpr std::uint8_t kTypeCount = 18;
 
 /// Which of a span's streams a data, announce or grant message belongs to.
 enum class Stage : std::uint8_t {
@@ -63,7 +64,9 @@ inline constexpr std::uint8_t kStageCount = 4;
 inline constexpr std::uint8_t kFlagGranted = 1;    // data: sent under a grant, costs no allowance; see kCredit
 inline constexpr std::uint8_t kFlagGroup = 2;      // verdict: on the whole group
 inline constexpr std::uint8_t kFlagForwarded = 8;  // verdict: passed on by one who was told; needs no answer
-inline constexpr std::uint8_t kFlagP2p = 4;        // sequence counts messages of (sender, tag)
+inline constexpr std::uint8_t kFlagP2p =
+    4;  // sequence numbers the messages of (sender, receiver), contributor says how
+        // many numbers ago is the one of this tag that must be matched before, 0: none
 inline constexpr std::uint32_t kAllChunks = 0xffffffffU;
 
 /// What ranks must agree on.

@@ -1,6 +1,8 @@
 #include "hybridps/worker/point_to_point.h"
 
 #include <algorithm>
+#include <cassert>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -8,21 +10,32 @@
 
 namespace hybridps::worker {
 
-PointToPoint::PointToPoint(Worker& worker, GroupState& group) : worker_(worker), group_(group) {}
+PointToPoint::PointToPoint(Worker& worker, GroupState& group)
+    : worker_(worker),
+      group_(group),
+      numbers_(static_cast<std::size_t>(group.info.topology.size()), 0),
+      over_(static_cast<std::size_t>(group.info.topology.size())) {}
 
 PointToPoint::~PointToPoint() = default;
 
 void PointToPoint::submit(std::unique_ptr<OperationRun> run) {
   OperationRun& r = *run;
-  Operation& o = r.operation;
+  const Operation& o = r.operation;
   r.signature.kind = schedule::Kind::kPointToPoint;
   if (!o.sending) {
-    posted_[o.tag].push_back(std::move(run));
-    match(o.tag);
+    r.issued = ++issued_;
+    post(std::move(run));
     return;
   }
-  const Key key{o.peer, o.tag, send_counts_[{o.peer, o.tag}]++};
-  r.sequence = key.count;
+  const Key key{o.peer, o.tag, numbers_[static_cast<std::size_t>(o.peer)]++};
+  // Of this receiver and tag, the last one that it has not acknowledged.
+  if (const auto next = sends_.lower_bound(key); next != sends_.begin()) {
+    const Key& last = std::prev(next)->first;
+    if (last.peer == key.peer && last.tag == key.tag)
+      r.follows = static_cast<std::uint32_t>(
+          std::min<std::uint64_t>(key.number - last.number, std::numeric_limits<std::uint32_t>::max()));
+  }
+  r.sequence = key.number;
   r.signature.total_bytes = r.input.bytes();
   sends_[key] = std::move(run);
   schedule::Request request;
@@ -34,110 +47,204 @@ void PointToPoint::submit(std::unique_ptr<OperationRun> run) {
   worker_.launch(r, schedule::make_plan(request, group_.info.topology, group_.info.limits));
 }
 
+void PointToPoint::post(std::unique_ptr<OperationRun> run) {
+  const int peer = run->operation.peer;
+  const std::uint32_t tag = run->operation.tag;
+  const std::uint64_t issued = run->issued;
+  posted_[{tag, peer, issued}] = std::move(run);
+  if (peer == kAnySource)
+    match_any(tag);
+  else
+    match(peer, tag);
+}
+
 void PointToPoint::on_message(const wire::Header& header, flow::Delivery payload) {
+  if (header.sender_rank >= over_.size()) return;  // a dedicated server has nothing to send here
   const Key key{static_cast<int>(header.sender_rank), header.tag, header.sequence};
   switch (header.type) {
     case wire::Type::kAck:
     case wire::Type::kGrant:
-    case wire::Type::kVerdict: {
-      const auto found = sends_.find(key);
-      if (found == sends_.end()) return;
-      OperationRun& run = *found->second;
-      if (header.type == wire::Type::kGrant)
-        run.spans.front()->on_grant(header);
-      else if (header.type == wire::Type::kAck)
-        worker_.part_done(run);
-      else
-        worker_.finish(run, core::Status(core::Code::kMismatch,
-                                         std::string(reinterpret_cast<const char*>(payload.data()), payload.bytes())));
-      return;
-    }
+    case wire::Type::kVerdict: on_answer(header, payload); return;
     case wire::Type::kData:
-    case wire::Type::kAnnounce: break;
+    case wire::Type::kAnnounce: on_part(key, header, std::move(payload)); return;
+    case wire::Type::kCancel: on_cancelled(key, header); return;
     default: return;
   }
-  auto found = arrivals_.find(key);
-  if (found == arrivals_.end()) {
-    const auto next = next_match_.find({key.peer, key.tag});
-    if (next != next_match_.end() && key.count < next->second) return;  // that message is over
-    found = arrivals_.emplace(key, Arrival{}).first;
-    found->second.stamp = ++stamps_;
+}
+
+// From the receiver of a message of ours.
+void PointToPoint::on_answer(const wire::Header& header, const flow::Delivery& payload) {
+  const auto found = sends_.find(Key{static_cast<int>(header.sender_rank), header.tag, header.sequence});
+  if (found == sends_.end()) return;
+  OperationRun& run = *found->second;
+  if (header.type == wire::Type::kGrant) {
+    run.spans.front()->on_grant(header);
+  } else if (header.type == wire::Type::kAck) {
+    if (!std::exchange(run.acknowledged, true)) worker_.part_done(run);
+  } else {
+    worker_.finish(run, verdict_in(header, payload));
   }
-  Arrival& arrival = found->second;
-  if (header.type == wire::Type::kData) {
-    if (arrival.chunks.insert(header.chunk).second) arrival.bytes += payload.bytes();
-    if (arrival.bytes >= header.span_bytes && !std::exchange(arrival.acknowledged, true)) acknowledge(header);
-  }
-  if (arrival.run != nullptr) {
-    SpanRun& span = *arrival.run->spans.front();
-    if (header.type == wire::Type::kData)
-      span.on_data(header, std::move(payload));
-    else
-      span.on_announce(header);
+}
+
+void PointToPoint::on_part(const Key& key, const wire::Header& header, flow::Delivery payload) {
+  if (const auto found = matched_.find(key); found != matched_.end()) {
+    OperationRun& run = *found->second.run;
+    note(found->second.message, header, payload.bytes());
+    deliver(run, header, std::move(payload));
     return;
   }
+  if (over_[header.sender_rank].contains(key.number)) return;
   if (!worker_.can_keep(group_, kept_, header)) return;
+  const auto [found, is_new] = unmatched_.try_emplace(key);
+  Message& message = found->second;
+  if (is_new) message.stamp = ++stamps_;
+  note(message, header, payload.bytes());
   ++kept_;
-  arrival.messages.emplace_back(header, std::move(payload));
-  match(header.tag);
+  message.parts.emplace_back(header, std::move(payload));
+  if (is_new) match(key.peer, key.tag);
 }
 
-void PointToPoint::acknowledge(const wire::Header& header) {
-  wire::Header ack = header;
-  ack.type = wire::Type::kAck;
-  ack.flags = wire::kFlagP2p;
-  ack.sender_rank = static_cast<std::uint32_t>(group_.info.topology.rank());
-  ack.payload_bytes = 0;
-  ack.aux = 0;
-  worker_.outbox().send(header.source, ack);
-}
-
-void PointToPoint::match(std::uint32_t tag) {
-  const auto posted = posted_.find(tag);
-  if (posted == posted_.end()) return;
-  // Receives in order of issue; each takes the next message, in order of its sender, that it accepts.
-  for (std::size_t i = 0; i < posted->second.size();) {
-    OperationRun& run = *posted->second[i];
-    auto best = arrivals_.end();
-    const auto consider = [&](int peer) {
-      const auto at = arrivals_.find(Key{peer, tag, next_match_[{peer, tag}]});
-      if (at == arrivals_.end() || at->second.run != nullptr) return;
-      if (best == arrivals_.end() || at->second.stamp < best->second.stamp) best = at;
-    };
-    if (run.operation.peer != kAnySource) {
-      consider(run.operation.peer);
-    } else {
-      for (int peer = 0; peer < group_.info.topology.size(); ++peer)
-        if (peer != group_.info.topology.rank()) consider(peer);
-    }
-    if (best == arrivals_.end()) {
-      ++i;
-      continue;
-    }
-    ++next_match_[{best->first.peer, tag}];
-    std::unique_ptr<OperationRun> owned = std::move(posted->second[i]);
-    posted->second.erase(posted->second.begin() + static_cast<std::ptrdiff_t>(i));
-    OperationRun& r = *owned;
-    bound_[&r] = std::move(owned);
-    bind(r, best->first, best->second);
+void PointToPoint::on_cancelled(const Key& key, const wire::Header& header) {
+  SequenceWindow& over = over_[header.sender_rank];
+  if (over.contains(key.number)) return;
+  // What is not next in line is remembered, as an early message is.
+  if (!worker_.can_keep(group_, kept_ + over.ranges(), header)) return;
+  over.add(key.number);
+  if (const auto found = matched_.find(key); found != matched_.end()) {
+    // Its receive waits for the next one, in its old place: nothing of this message has happened.
+    Matched matched = std::move(found->second);
+    matched_.erase(found);
+    OperationRun& run = *matched.run;
+    run.spans.clear();
+    run.started = false;
+    run.pending = 0;
+    run.sequence = 0;
+    if (matched.from_any) run.operation.peer = kAnySource;
+    post(std::move(matched.run));
+    return;
   }
-  if (posted->second.empty()) posted_.erase(posted);
+  if (const auto found = unmatched_.find(key); found != unmatched_.end()) {
+    kept_ -= found->second.parts.size();
+    unmatched_.erase(found);
+  }
+  match(key.peer, key.tag);
 }
 
-void PointToPoint::bind(OperationRun& run, const Key& key, Arrival& arrival) {
+void PointToPoint::give_up(const OperationRun& run, const core::Status& cause) {
+  const Operation& o = run.operation;
+  if (o.peer == kAnySource) return;
+  const Key key{o.peer, o.tag, run.sequence};
+  wire::Header header;
+  header.flags = wire::kFlagP2p;
+  header.uid = group_.info.uid;
+  header.incarnation = group_.info.incarnation;
+  header.sequence = key.number;
+  header.tag = key.tag;
+  header.sender_rank = static_cast<std::uint32_t>(group_.info.topology.rank());
+  const core::EngineId other = group_.info.engines[static_cast<std::size_t>(o.peer)];
+  if (o.sending) {
+    header.type = wire::Type::kCancel;
+    worker_.outbox().send(other, header);
+  } else if (const auto found = matched_.find(key); found != matched_.end() && found->second.run.get() == &run) {
+    header.type = wire::Type::kVerdict;
+    header.aux = static_cast<std::uint64_t>(cause.code());
+    worker_.host().send_control(
+        other, header,
+        group_.info.member_text(group_.info.topology.rank()) + " gave up its receive: " + std::string(cause.message()));
+  }
+}
+
+wire::Header PointToPoint::reply_to(const wire::Header& header, wire::Type type) const {
+  wire::Header reply = header;
+  reply.type = type;
+  reply.flags = wire::kFlagP2p;
+  reply.sender_rank = static_cast<std::uint32_t>(group_.info.topology.rank());
+  reply.payload_bytes = 0;
+  reply.aux = 0;
+  return reply;
+}
+
+void PointToPoint::note(Message& message, const wire::Header& header, std::size_t bytes) {
+  if (header.type != wire::Type::kData) return;
+  if (message.chunks.insert(header.chunk).second) message.bytes += bytes;
+  if (message.bytes >= header.span_bytes && !std::exchange(message.acknowledged, true))
+    worker_.outbox().send(header.source, reply_to(header, wire::Type::kAck));
+}
+
+void PointToPoint::deliver(OperationRun& run, const wire::Header& header, flow::Delivery payload) {
+  SpanRun& span = *run.spans.front();
+  if (header.type == wire::Type::kData)
+    span.on_data(header, std::move(payload));
+  else
+    span.on_announce(header);
+}
+
+PointToPoint::Unmatched::iterator PointToPoint::next_message(int peer, std::uint32_t tag) {
+  const auto first = unmatched_.lower_bound(Key{peer, tag, 0});
+  if (first == unmatched_.end() || first->first.peer != peer || first->first.tag != tag) return unmatched_.end();
+  const std::uint32_t follows = first->second.parts.front().first.contributor;
+  const std::uint64_t number = first->first.number;
+  if (follows == 0 || follows > number) return first;
+  const std::uint64_t before = number - follows;
+  return over_[static_cast<std::size_t>(peer)].contains(before) || matched_.count(Key{peer, tag, before}) > 0
+             ? first
+             : unmatched_.end();
+}
+
+PointToPoint::Posted::iterator PointToPoint::next_receive(int peer, std::uint32_t tag) {
+  auto best = posted_.end();
+  for (const int from : {peer, kAnySource}) {
+    const auto first = posted_.lower_bound({tag, from, 0});
+    if (first == posted_.end() || std::get<0>(first->first) != tag || std::get<1>(first->first) != from) continue;
+    if (best == posted_.end() || std::get<2>(first->first) < std::get<2>(best->first)) best = first;
+  }
+  return best;
+}
+
+void PointToPoint::match(int peer, std::uint32_t tag) {
+  for (;;) {
+    const auto message = next_message(peer, tag);
+    if (message == unmatched_.end()) return;
+    const auto receive = next_receive(peer, tag);
+    if (receive == posted_.end()) return;
+    bind(receive, message);
+  }
+}
+
+void PointToPoint::match_any(std::uint32_t tag) {
+  for (;;) {
+    auto best = unmatched_.end();
+    for (int peer = 0; peer < group_.info.topology.size(); ++peer) {
+      const auto message = next_message(peer, tag);
+      if (message == unmatched_.end() || next_receive(peer, tag) == posted_.end()) continue;
+      if (best == unmatched_.end() || message->second.stamp < best->second.stamp) best = message;
+    }
+    if (best == unmatched_.end()) return;
+    bind(next_receive(best->first.peer, tag), best);
+  }
+}
+
+void PointToPoint::bind(Posted::iterator receive, Unmatched::iterator message) {
+  const Key key = message->first;
+  Matched& matched = matched_[key];
+  matched.run = std::move(receive->second);
+  matched.message = std::move(message->second);
+  posted_.erase(receive);
+  unmatched_.erase(message);
+  OperationRun& run = *matched.run;
+  matched.from_any = run.operation.peer == kAnySource;
   run.operation.peer = key.peer;
-  run.sequence = key.count;
-  arrival.run = &run;
-  const wire::Header& first = arrival.messages.front().first;
+  run.sequence = key.number;
+  auto parts = std::exchange(matched.message.parts, {});
+  kept_ -= parts.size();
+  const wire::Header& first = parts.front().first;
   if (first.span_bytes != run.output.bytes()) {
     const std::string why = "rank " + std::to_string(key.peer) + " sent " + std::to_string(first.span_bytes) +
                             " bytes with tag " + std::to_string(key.tag) + ", rank " +
                             std::to_string(group_.info.topology.rank()) + " expects " +
                             std::to_string(run.output.bytes()) + "; both sides must give the same size";
-    wire::Header verdict = first;
-    verdict.type = wire::Type::kVerdict;
-    verdict.flags = wire::kFlagP2p;
-    verdict.sender_rank = static_cast<std::uint32_t>(group_.info.topology.rank());
+    wire::Header verdict = reply_to(first, wire::Type::kVerdict);
+    verdict.aux = static_cast<std::uint64_t>(core::Code::kMismatch);
     worker_.host().send_control(first.source, verdict, why);
     worker_.finish(run, core::Status(core::Code::kMismatch, why));
     return;
@@ -148,55 +255,33 @@ void PointToPoint::bind(OperationRun& run, const Key& key, Arrival& arrival) {
   request.sending = false;
   request.total_bytes = run.output.bytes();
   run.signature.total_bytes = run.output.bytes();
-  auto messages = std::exchange(arrival.messages, {});
-  kept_ -= messages.size();
   worker_.launch(run, schedule::make_plan(request, group_.info.topology, group_.info.limits));
-  for (auto& [header, payload] : messages) {
+  for (auto& [header, payload] : parts) {
     if (run.over) return;
-    SpanRun& span = *run.spans.front();
-    if (header.type == wire::Type::kData)
-      span.on_data(header, std::move(payload));
-    else
-      span.on_announce(header);
+    deliver(run, header, std::move(payload));
   }
 }
 
 std::unique_ptr<OperationRun> PointToPoint::remove(OperationRun& run) {
   const Operation& o = run.operation;
+  const Key key{o.peer, o.tag, run.sequence};
   if (o.sending) {
-    const auto found = sends_.find(Key{o.peer, o.tag, run.sequence});
-    if (found == sends_.end() || found->second.get() != &run) return nullptr;
-    auto owned = std::move(found->second);
-    sends_.erase(found);
-    return owned;
+    auto sent = sends_.extract(key);
+    assert(!sent.empty() && sent.mapped().get() == &run);
+    return std::move(sent.mapped());
   }
-  if (const auto found = bound_.find(&run); found != bound_.end()) {
-    auto owned = std::move(found->second);
-    bound_.erase(found);
-    if (const auto arrival = arrivals_.find(Key{o.peer, o.tag, run.sequence}); arrival != arrivals_.end()) {
-      kept_ -= arrival->second.messages.size();
-      arrivals_.erase(arrival);
-    }
-    return owned;
-  }
-  if (const auto posted = posted_.find(o.tag); posted != posted_.end()) {
-    for (auto at = posted->second.begin(); at != posted->second.end(); ++at) {
-      if (at->get() != &run) continue;
-      auto owned = std::move(*at);
-      posted->second.erase(at);
-      if (posted->second.empty()) posted_.erase(posted);
-      return owned;
-    }
-  }
-  return nullptr;
+  if (auto posted = posted_.extract({o.tag, o.peer, run.issued}); !posted.empty()) return std::move(posted.mapped());
+  auto matched = matched_.extract(key);
+  assert(!matched.empty() && matched.mapped().run.get() == &run);
+  over_[static_cast<std::size_t>(key.peer)].add(key.number);
+  return std::move(matched.mapped().run);
 }
 
 std::vector<OperationRun*> PointToPoint::active() const {
   std::vector<OperationRun*> runs;
   for (const auto& [key, run] : sends_) runs.push_back(run.get());
-  for (const auto& [tag, posted] : posted_)
-    for (const auto& run : posted) runs.push_back(run.get());
-  for (const auto& [pointer, run] : bound_) runs.push_back(pointer);
+  for (const auto& [key, run] : posted_) runs.push_back(run.get());
+  for (const auto& [key, matched] : matched_) runs.push_back(matched.run.get());
   return runs;
 }
 

@@ -1,23 +1,31 @@
 // hybridps/worker/point_to_point.h: matching of sends and receives of one group.
 //
 // Order    torch's: messages of one sender, group and tag match receives in order of issue; a receive from any source
-//          takes the message that came first. The sender counts messages per (receiver, tag); arrival order on the wire
-//          does not matter.
+//          takes the message that came first. The sender numbers its messages to a receiver, whatever their tags, and
+//          says in each which earlier one of the same tag it follows, if that has not been acknowledged: a message is
+//          matched once the one that it follows has been. So arrival order on the wire does not matter, and nothing is
+//          kept of tags without a message under way.
 // Done     a send completes when the receiver's engine has acknowledged the whole message (arrived, not yet matched).
+// Failed   either side may give up before that (its deadline). A sender then cancels the message: it was never sent, and
+//          a receive that had begun to take it waits for the next one. A receiver that gives up a message that it has
+//          begun to take tells the sender, whose send fails; one that has not begun leaves the message to the next receive.
+//          A send that times out while its acknowledgement is on the way may have been received nevertheless.
 // Threads  the engine's progress thread.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/wire/header.h"
+#include "hybridps/worker/sequence_window.h"
 
 namespace hybridps::worker {
 
@@ -33,6 +41,8 @@ class PointToPoint : core::Pinned {
   void submit(std::unique_ptr<OperationRun> run);
   /// Any message with kFlagP2p.
   void on_message(const wire::Header& header, flow::Delivery payload);
+  /// The run is about to fail here, for `cause`: the other side is told, if it knows of the message.
+  void give_up(const OperationRun& run, const core::Status& cause);
   /// The run is over: forget it. Returns its ownership.
   std::unique_ptr<OperationRun> remove(OperationRun& run);
   /// All runs that are not over.
@@ -43,32 +53,52 @@ class PointToPoint : core::Pinned {
   struct Key {
     int peer = 0;  // the other rank
     std::uint32_t tag = 0;
-    std::uint64_t count = 0;
+    std::uint64_t number = 0;
     auto operator<=>(const Key&) const = default;
   };
-  struct Arrival {
-    std::vector<std::pair<wire::Header, flow::Delivery>> messages;  // until matched
-    std::unordered_set<std::uint32_t> chunks;                       // that have come, with
-    std::uint64_t bytes = 0;                                        // so many bytes
-    std::uint64_t stamp = 0;                                        // order of first sight
-    OperationRun* run = nullptr;                                    // once matched
+  struct Message {
+    std::vector<std::pair<wire::Header, flow::Delivery>> parts;  // until matched
+    std::unordered_set<std::uint32_t> chunks;                    // that have come, with
+    std::uint64_t bytes = 0;                                     // so many bytes
+    std::uint64_t stamp = 0;                                     // order of first sight
     bool acknowledged = false;
   };
+  struct Matched {
+    std::unique_ptr<OperationRun> run;
+    bool from_any = false;  // it would take a message of any rank
+    Message message;
+  };
+  using Posted = std::map<std::tuple<std::uint32_t, int, std::uint64_t>, std::unique_ptr<OperationRun>>;
+  using Unmatched = std::map<Key, Message>;
 
-  void match(std::uint32_t tag);
-  void bind(OperationRun& run, const Key& key, Arrival& arrival);
-  void acknowledge(const wire::Header& header);
+  void on_answer(const wire::Header& header, const flow::Delivery& payload);
+  void on_part(const Key& key, const wire::Header& header, flow::Delivery payload);
+  void on_cancelled(const Key& key, const wire::Header& header);
+  void deliver(OperationRun& run, const wire::Header& header, flow::Delivery payload);
+  /// Counts a part that has come, and acknowledges the message if it was the last one.
+  void note(Message& message, const wire::Header& header, std::size_t bytes);
+  /// The next message of this sender and tag, if it may be matched.
+  Unmatched::iterator next_message(int peer, std::uint32_t tag);
+  /// The receive that takes it, if there is one.
+  Posted::iterator next_receive(int peer, std::uint32_t tag);
+  void match(int peer, std::uint32_t tag);
+  /// The same for messages of all ranks, in the order in which they came.
+  void match_any(std::uint32_t tag);
+  void bind(Posted::iterator receive, Unmatched::iterator message);
+  void post(std::unique_ptr<OperationRun> run);
+  wire::Header reply_to(const wire::Header& header, wire::Type type) const;
 
   Worker& worker_;
   GroupState& group_;
-  std::map<std::pair<int, std::uint32_t>, std::uint64_t> send_counts_;  // (receiver, tag)
+  std::vector<std::uint64_t> numbers_;  // of the next message, by receiver
   std::map<Key, std::unique_ptr<OperationRun>> sends_;
-  std::map<std::uint32_t, std::deque<std::unique_ptr<OperationRun>>> posted_;  // tag -> receives in order of issue
-  std::map<OperationRun*, std::unique_ptr<OperationRun>> bound_;
-  std::map<Key, Arrival> arrivals_;
-  std::map<std::pair<int, std::uint32_t>, std::uint64_t> next_match_;  // (sender, tag)
+  Posted posted_;  // by tag, peer (kAnySource) and order of issue
+  Unmatched unmatched_;
+  std::map<Key, Matched> matched_;    // receives that have begun to take a message
+  std::vector<SequenceWindow> over_;  // by sender: messages that were received or given up
+  std::uint64_t issued_ = 0;
   std::uint64_t stamps_ = 0;
-  std::size_t kept_ = 0;  // messages of arrivals that no receive has taken
+  std::size_t kept_ = 0;  // parts of messages that no receive has taken
 };
 
 }  // namespace hybridps::worker

@@ -85,6 +85,7 @@ flow::Stream& SpanRun::open_stream(int to_rank, wire::Stage stage, std::uint32_t
   if (run_.operation.kind == schedule::Kind::kPointToPoint) {
     h.flags = wire::kFlagP2p;
     h.tag = run_.operation.tag;
+    h.contributor = run_.follows;
   }
   stream->peer = group.info.engines[static_cast<std::size_t>(to_rank)];
   stream->source = this;

@@ -104,7 +104,9 @@ void Worker::tell_members(GroupState& group, wire::Header header, std::string_vi
 void Worker::fail(OperationRun& run, core::Status cause) {
   if (run.over) return;
   GroupState& group = run.group;
-  if (run.operation.kind != schedule::Kind::kPointToPoint && run.operation.kind != schedule::Kind::kGoodbye) {
+  if (run.operation.kind == schedule::Kind::kPointToPoint) {
+    group.p2p->give_up(run, cause);
+  } else if (run.operation.kind != schedule::Kind::kGoodbye) {
     cause = core::Status(cause.code(), std::string(cause.message()) + " (found by rank " +
                                            std::to_string(group.info.topology.rank()) + ")");
     wire::Header header;
@@ -201,13 +203,17 @@ bool Worker::can_keep(GroupState& group, std::size_t kept, const wire::Header& h
   return false;
 }
 
-void Worker::on_verdict(GroupState& group, const wire::Header& header, const flow::Delivery& payload) {
+core::Status verdict_in(const wire::Header& header, const flow::Delivery& payload) {
   std::string text(reinterpret_cast<const char*>(payload.data()), payload.bytes());
   if (text.empty()) text = "rank " + std::to_string(header.sender_rank) + " reported a failure";
   const auto code = header.aux > 0 && header.aux <= static_cast<std::uint64_t>(core::Code::kInternal)
                         ? static_cast<core::Code>(header.aux)
                         : core::Code::kInternal;
-  const core::Status status(code, std::move(text));
+  return core::Status(code, std::move(text));
+}
+
+void Worker::on_verdict(GroupState& group, const wire::Header& header, const flow::Delivery& payload) {
+  const core::Status status = verdict_in(header, payload);
   if ((header.flags & wire::kFlagGroup) != 0) {
     fail_group(group, status, /*tell=*/false);
     return;

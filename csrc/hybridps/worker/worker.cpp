@@ -52,12 +52,6 @@ std::string GroupInfo::member_text(int member) const {
                                        : "rank " + std::to_string(member) + " (" + host + ")";
 }
 
-void SequenceWindow::add(std::uint64_t sequence) {
-  if (sequence < floor_) return;
-  above_.insert(sequence);
-  while (above_.erase(floor_) > 0) ++floor_;
-}
-
 void EarlyMessages::add(const wire::Header& header, flow::Delivery payload) {
   by_sequence_[header.sequence].emplace_back(header, std::move(payload));
   ++size_;
@@ -157,9 +151,7 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
 
   if (o.kind == schedule::Kind::kPointToPoint) {
     if (!group.status.is_ok()) {
-      OperationRun& failed = *run;
-      graveyard_.push_back(std::move(run));
-      finish(failed, group.status);
+      refuse(*run, group.status);
       return;
     }
     track(*run);
@@ -205,7 +197,14 @@ void Worker::start_unfrozen(GroupState& group, std::uint64_t sequence) {
 
 void Worker::track(OperationRun& run) {
   tracked_.insert(&run);
-  if (!run.deadline.is_never()) deadlines_.insert(expiry_of(run));
+  if (!run.deadline.is_never()) run.expiry = deadlines_.emplace(std::pair(run.deadline.point(), run.sequence), &run);
+}
+
+void Worker::refuse(OperationRun& run, const core::Status& status) {
+  run.over = true;
+  ++finished_count_;
+  --active_;
+  if (run.done) run.done(Outcome{in_full(run, status), -1});
 }
 
 void Worker::start(OperationRun& run) {
@@ -301,9 +300,10 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   if (!status.is_ok()) status = in_full(run, status);
   for (const auto& span : run.spans) span->cancel();
   run.operation.device_memory.reset();
-  tracked_.erase(&run);
+  [[maybe_unused]] const std::size_t untracked = tracked_.erase(&run);
+  assert(untracked == 1);
   if (run.pace_due) std::erase(pacing_, &run);
-  if (!run.deadline.is_never()) deadlines_.erase(expiry_of(run));
+  if (run.expiry) deadlines_.erase(*std::exchange(run.expiry, {}));
   if (!p2p) {
     group.plans->on_finished(run);
     server_.close(server::OperationKey{group.info.uid, run.sequence});
@@ -319,10 +319,11 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   Outcome outcome{std::move(status), source_rank};
   if (run.done) run.done(outcome);
   if (p2p) {
-    if (auto owned = group.p2p->remove(run)) graveyard_.push_back(std::move(owned));
-  } else if (auto found = group.running.find(run.sequence); found != group.running.end()) {
-    graveyard_.push_back(std::move(found->second));
-    group.running.erase(found);
+    graveyard_.push_back(group.p2p->remove(run));
+  } else {
+    auto ended = group.running.extract(run.sequence);
+    assert(!ended.empty() && ended.mapped().get() == &run);
+    graveyard_.push_back(std::move(ended.mapped()));
   }
 }
 
@@ -471,9 +472,9 @@ std::size_t Worker::tick(core::TimePoint now) {
     if (!group->held.empty()) start_held(*group);
     work += group->plans->tick(now);
   }
-  while (!deadlines_.empty() && std::get<core::TimePoint>(*deadlines_.begin()) <= now) {
+  while (!deadlines_.empty() && deadlines_.begin()->first.first <= now) {
     ++work;
-    expire(*std::get<OperationRun*>(*deadlines_.begin()));
+    expire(*deadlines_.begin()->second);
   }
   if (now >= next_watch_ && !tracked_.empty()) watch(now);
   if (!graveyard_.empty()) {
@@ -486,7 +487,7 @@ std::size_t Worker::tick(core::TimePoint now) {
 core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
   if (!failing_.empty() || !graveyard_.empty()) return now;
   core::TimePoint due = core::TimePoint::max();
-  if (!deadlines_.empty()) due = std::get<core::TimePoint>(*deadlines_.begin());
+  if (!deadlines_.empty()) due = deadlines_.begin()->first.first;
   if (!tracked_.empty()) {
     due = std::min(due, std::max(next_watch_, now + kWatchEvery));
     for (const auto& [uid, group] : groups_) due = std::min(due, group->plans->next_due());

@@ -13,11 +13,11 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
-#include <tuple>
 #include <unordered_map>
-#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "hybridps/core/clock.h"
@@ -29,6 +29,7 @@
 #include "hybridps/worker/pieces.h"
 #include "hybridps/worker/plan_changes.h"
 #include "hybridps/worker/point_to_point.h"
+#include "hybridps/worker/sequence_window.h"
 #include "hybridps/worker/span_run.h"
 
 namespace hybridps::worker {
@@ -46,19 +47,12 @@ struct GroupInfo {
   std::string member_text(int member) const;
 };
 
-/// Remembers which sequence numbers are over.
-class SequenceWindow {
- public:
-  bool contains(std::uint64_t sequence) const { return sequence < floor_ || above_.count(sequence) > 0; }
-  void add(std::uint64_t sequence);
-  std::uint64_t floor() const noexcept { return floor_; }
-
- private:
-  std::uint64_t floor_ = 0;  // all below are over
-  std::unordered_set<std::uint64_t> above_;
-};
-
 struct GroupState;
+struct OperationRun;
+
+/// By deadline. Of operations with one deadline the oldest of its group comes first: it alone has asked the others what
+/// they are doing.
+using Expiries = std::multimap<std::pair<core::TimePoint, std::uint64_t>, OperationRun*>;
 
 struct OperationRun final : server::LocalOwner, core::Pinned {
   OperationRun(GroupState& g, Operation o, std::uint64_t s, Completion d)
@@ -72,7 +66,11 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
 
   GroupState& group;
   Operation operation;
-  std::uint64_t sequence;  // of the group; for point to point of (sender, tag)
+  /// Of the group. Point to point: the message's number, known once it is sent or matched; nothing is ordered by it here.
+  std::uint64_t sequence;
+  std::uint64_t issued = 0;   // receives: order of issue in the group
+  std::uint32_t follows = 0;  // sends: so many numbers ago is the message that this one must not overtake; 0: none
+  bool acknowledged = false;  // sends
   std::uint32_t plan_version = 0;
   Completion done;
   wire::Signature signature;
@@ -90,6 +88,7 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   core::TimePoint probed_at;
   core::TimePoint warned_at;
   core::Deadline deadline;
+  std::optional<Expiries::iterator> expiry;  // while it has a deadline ahead
   /// What a rank has answered to a probe.
   struct Reply {
     std::uint64_t submitted = 0;  // operations of this group
@@ -140,6 +139,9 @@ struct GroupState : core::Pinned {
   std::unique_ptr<PointToPoint> p2p;
   std::unique_ptr<PlanChanges> plans;
 };
+
+/// What a verdict says; a peer's bytes are checked.
+core::Status verdict_in(const wire::Header& header, const flow::Delivery& payload);
 
 /// What the worker needs from the engine.
 class Host {
@@ -232,6 +234,8 @@ class Worker final : public server::Listener, core::Pinned {
 
  private:
   void start(OperationRun& run);
+  /// Ends one that was never taken up.
+  void refuse(OperationRun& run, const core::Status& status);
   void pace(OperationRun& run);
   void handle(GroupState& group, const wire::Header& header, flow::Delivery payload);
   /// Turns mismatches found inside callbacks into verdicts; returns how many.
@@ -262,10 +266,7 @@ class Worker final : public server::Listener, core::Pinned {
   Host& host_;
   const WorkerOptions options_;
   std::unordered_map<core::GroupUid, std::unique_ptr<GroupState>> groups_;
-  /// Of operations with one deadline the oldest comes first: it alone has asked the others what they are doing.
-  using Expiry = std::tuple<core::TimePoint, std::uint64_t, OperationRun*>;
-  static Expiry expiry_of(OperationRun& run) { return {run.deadline.point(), run.sequence, &run}; }
-  std::set<Expiry> deadlines_;
+  Expiries deadlines_;
   std::set<OperationRun*> tracked_;
   std::vector<std::unique_ptr<OperationRun>> graveyard_;
   std::vector<OperationRun*> pacing_;                             // those with pace_due

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tests/support/catch.h"
+#include "tests/support/clock.h"
 #include "tests/support/cluster.h"
 #include "tests/support/faulty_transport.h"
 
@@ -245,19 +246,60 @@ TEST_CASE("engine/verdict: who gave an operation up before the group was open te
   for (int rank = 0; rank < 3; ++rank) CHECK(job.outcomes[index(rank)]->is_ok());
 }
 
-TEST_CASE("engine/verdict: messages of unknown groups are kept up to a limit", "[engine][fast]") {
-  Cluster cluster(options_of({0, 1}));
-  const auto uid = cluster.open_group();
-  wire::Header stray;
-  stray.type = wire::Type::kAnnounce;
-  stray.uid = cluster.new_uid();
-  for (int i = 0; i < 66000; ++i) {
-    cluster.at(0).send_control(cluster.id(1), stray, {});
-    if (i % 100 == 0) cluster.run_until([] { return false; }, 5);
+TEST_CASE("engine/verdict: a group whose messages were dropped before it was open fails when it opens", "[engine][fast]") {
+  const bool by_age = GENERATE(false, true);
+  test::MovableClock clock;
+  ClusterOptions options = options_of({0, 1, 2});
+  options.heartbeat_seconds = 1e6;
+  options.dead_seconds = 1e7;
+  if (!by_age) options.unopened.messages = 20;
+  Cluster cluster(options);
+  Job other(cluster);
+  const core::GroupUid uid = cluster.new_uid();
+  for (const int rank : {0, 1}) cluster.open_group_on(uid, rank);
+  std::vector<std::byte> byte(1);
+  std::vector<std::optional<core::Status>> outcomes(3);
+  const auto settle = [&] {
+    for (int i = 0; i < 300; ++i) {
+      cluster.progress();
+      clock.pass(std::chrono::milliseconds(1));
+    }
+  };
+  for (std::uint64_t i = 0; i < 30; ++i) {
+    worker::Operation o;
+    o.kind = Kind::kPointToPoint;
+    o.sending = true;
+    o.peer = 2;
+    o.input = {worker::Piece{byte.data(), 1}};
+    cluster.submit(uid, 0, o, i, {});
   }
-  cluster.run_until([] { return false; }, 100);
-  CHECK(cluster.at(1).counters().bad_messages.load() == 66000 - 65536);
-  CHECK(cluster.at(1).worker().find(uid) != nullptr);
+  worker::Operation barrier;
+  barrier.kind = Kind::kBarrier;
+  const auto join_in = [&](int rank) {
+    cluster.submit(uid, rank, barrier, 0,
+                   [&outcomes, rank](const worker::Outcome& outcome) { outcomes[index(rank)] = outcome.status; });
+  };
+  join_in(0);
+  join_in(1);
+  settle();
+  if (by_age) clock.pass(std::chrono::minutes(31));
+  settle();
+  CHECK(cluster.at(2).counters().bad_messages.load() >= 20);
+  // What the senders paid has come back: the other group, over the same connections, goes on.
+  for (int rank = 0; rank < 3; ++rank) other.submit(rank, 0);
+  settle();
+  REQUIRE(other.over({0, 1, 2}));
+  for (int rank = 0; rank < 3; ++rank) CHECK(other.outcomes[index(rank)]->is_ok());
+  cluster.open_group_on(uid, 2);
+  join_in(2);
+  settle();
+  for (const auto& outcome : outcomes) {
+    REQUIRE(outcome);
+    INFO(outcome->to_string());
+    CHECK(outcome->code() == core::Code::kOutOfResources);
+    CHECK(outcome->message().find("rank 2 (host2) had to drop messages of the group") != std::string_view::npos);
+  }
+  CHECK(cluster.at(2).worker().find(other.uid)->status.is_ok());
 }
 
 TEST_CASE("engine/verdict: messages that nothing waits for yet are kept up to a limit", "[engine][fast]") {

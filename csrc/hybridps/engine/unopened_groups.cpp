@@ -1,0 +1,100 @@
+#include "hybridps/engine/unopened_groups.h"
+
+#include <algorithm>
+
+#include "hybridps/core/log.h"
+#include "hybridps/core/text.h"
+
+namespace hybridps::engine {
+namespace {
+
+// Groups of which it is known that messages were dropped.
+constexpr std::size_t kDroppedKept = 65536;
+
+}  // namespace
+
+UnopenedGroups::Messages UnopenedGroups::keep(const wire::Header& header, transport::RxPayload payload,
+                                              core::TimePoint now) {
+  Messages dropped;
+  if (dropped_.count(header.uid) > 0) {
+    dropped.emplace_back(header, std::move(payload));
+    return dropped;
+  }
+  const auto [found, is_new] = groups_.try_emplace(header.uid);
+  Group& group = found->second;
+  if (is_new) {
+    group.since = now;
+    next_due_ = std::min(next_due_, now + limits_.keep_for);
+  }
+  ++messages_;
+  bytes_ += payload.bytes();
+  group.bytes += payload.bytes();
+  group.messages.emplace_back(header, std::move(payload));
+  if (messages_ <= limits_.messages && bytes_ <= limits_.bytes) return dropped;
+  const bool by_number = messages_ > limits_.messages;
+  const auto largest = std::max_element(groups_.begin(), groups_.end(), [by_number](const auto& a, const auto& b) {
+    return by_number ? a.second.messages.size() < b.second.messages.size() : a.second.bytes < b.second.bytes;
+  });
+  return drop(largest, "more than " + std::to_string(limits_.messages) + " messages or " +
+                           std::to_string(limits_.bytes) + " bytes had come for groups that were not open there yet");
+}
+
+UnopenedGroups::Taken UnopenedGroups::take(core::GroupUid uid) {
+  Taken taken;
+  if (const auto why = dropped_.find(uid); why != dropped_.end()) {
+    taken.why_incomplete = std::move(why->second);
+    dropped_.erase(why);
+    std::erase(dropped_order_, uid);
+  }
+  if (const auto found = groups_.find(uid); found != groups_.end()) {
+    count_out(found->second);
+    taken.messages = std::move(found->second.messages);
+    groups_.erase(found);
+  }
+  return taken;
+}
+
+UnopenedGroups::Messages UnopenedGroups::expire(core::TimePoint now) {
+  Messages dropped;
+  if (now < next_due_) return dropped;
+  next_due_ = core::TimePoint::max();
+  for (auto at = groups_.begin(); at != groups_.end();) {
+    const auto group = at++;
+    const core::TimePoint due = group->second.since + limits_.keep_for;
+    if (due > now) {
+      next_due_ = std::min(next_due_, due);
+      continue;
+    }
+    Messages old = drop(group, "they had waited for " + core::format_seconds(core::to_seconds(limits_.keep_for)) +
+                                   " for the group to open there");
+    std::move(old.begin(), old.end(), std::back_inserter(dropped));
+  }
+  return dropped;
+}
+
+UnopenedGroups::Messages UnopenedGroups::drop(Groups::iterator group, std::string why) {
+  core::log_warn("dropped ", group->second.messages.size(), " messages of group ", core::to_string(group->first),
+                 ", which is not open here: ", why, ". If it opens, it fails");
+  count_out(group->second);
+  Messages messages = std::move(group->second.messages);
+  if (dropped_.emplace(group->first, std::move(why)).second) dropped_order_.push_back(group->first);
+  if (dropped_order_.size() > kDroppedKept) {
+    dropped_.erase(dropped_order_.front());
+    dropped_order_.pop_front();
+  }
+  groups_.erase(group);
+  return messages;
+}
+
+void UnopenedGroups::clear() noexcept {
+  groups_.clear();
+  messages_ = bytes_ = 0;
+  next_due_ = core::TimePoint::max();
+}
+
+void UnopenedGroups::count_out(const Group& group) noexcept {
+  messages_ -= group.messages.size();
+  bytes_ -= group.bytes;
+}
+
+}  // namespace hybridps::engine

@@ -1,11 +1,11 @@
 #include "hybridps/worker/point_to_point.h"
 
 #include <algorithm>
-#include <cassert>
 #include <limits>
 #include <string>
 #include <utility>
 
+#include "hybridps/core/check.h"
 #include "hybridps/worker/worker.h"
 
 namespace hybridps::worker {
@@ -266,15 +266,17 @@ std::unique_ptr<OperationRun> PointToPoint::remove(OperationRun& run) {
   const Operation& o = run.operation;
   const Key key{o.peer, o.tag, run.sequence};
   if (o.sending) {
-    auto sent = sends_.extract(key);
-    assert(!sent.empty() && sent.mapped().get() == &run);
-    return std::move(sent.mapped());
+    const auto sent = sends_.find(key);
+    if (!core::check(sent != sends_.end() && sent->second.get() == &run, "a send that ends was under way"))
+      return nullptr;
+    return std::move(sends_.extract(sent).mapped());
   }
   if (auto posted = posted_.extract({o.tag, o.peer, run.issued}); !posted.empty()) return std::move(posted.mapped());
-  auto matched = matched_.extract(key);
-  assert(!matched.empty() && matched.mapped().run.get() == &run);
+  const auto matched = matched_.find(key);
+  if (!core::check(matched != matched_.end() && matched->second.run.get() == &run, "a receive that ends was posted"))
+    return nullptr;
   over_[static_cast<std::size_t>(key.peer)].add(key.number);
-  return std::move(matched.mapped().run);
+  return std::move(matched_.extract(matched).mapped().run);
 }
 
 std::vector<OperationRun*> PointToPoint::active() const {

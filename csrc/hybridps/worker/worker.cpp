@@ -6,6 +6,7 @@
 #include <cassert>
 #include <utility>
 
+#include "hybridps/core/check.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
 
@@ -300,8 +301,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   if (!status.is_ok()) status = in_full(run, status);
   for (const auto& span : run.spans) span->cancel();
   run.operation.device_memory.reset();
-  [[maybe_unused]] const std::size_t untracked = tracked_.erase(&run);
-  assert(untracked == 1);
+  (void)core::check(tracked_.erase(&run) == 1, "an operation that ends was tracked");
   if (run.pace_due) std::erase(pacing_, &run);
   if (run.expiry) deadlines_.erase(*std::exchange(run.expiry, {}));
   if (!p2p) {
@@ -319,11 +319,11 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   Outcome outcome{std::move(status), source_rank};
   if (run.done) run.done(outcome);
   if (p2p) {
-    graveyard_.push_back(group.p2p->remove(run));
-  } else {
-    auto ended = group.running.extract(run.sequence);
-    assert(!ended.empty() && ended.mapped().get() == &run);
-    graveyard_.push_back(std::move(ended.mapped()));
+    if (auto ended = group.p2p->remove(run)) graveyard_.push_back(std::move(ended));
+  } else if (const auto ended = group.running.find(run.sequence); core::check(
+                 ended != group.running.end() && ended->second.get() == &run, "a collective that ends was running")) {
+    graveyard_.push_back(std::move(ended->second));
+    group.running.erase(ended);
   }
 }
 

@@ -200,7 +200,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   std::vector<std::shared_ptr<TimeExtension>> take_extensions(std::chrono::milliseconds& timeout);
   std::shared_ptr<InOrder> order_of_this_lane();  // issue_mutex_ held
 
-  WorkPtr sparse_allreduce(const at::Tensor& tensor, const c10d::AllreduceOptions& opts);
+  WorkPtr sparse_allreduce(const std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts);
   WorkPtr point_to_point(c10d::OpType type, const char* name, const char* title, std::vector<at::Tensor>& tensors,
                          int peer, int tag);
   WorkPtr point_to_point(c10d::OpType type, const char* name, const char* title, const at::Tensor& tensor, int peer,

@@ -2,6 +2,10 @@
 // bindings installs how.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
+
+#include "hybridps/core/clock.h"
 #include "hybridps/core/pinned.h"
 
 namespace hybridps::pg {
@@ -20,6 +24,18 @@ void install_interpreter_lock(InterpreterLock lock) noexcept;
 /// For whoever waits long, now and then, without the interpreter's lock: throws KeyboardInterrupt after Ctrl-C. Does
 /// nothing on other threads than the main one, which alone runs signal handlers.
 void check_signals();
+
+/// How all waits of this room sleep: `sleep(t)` sleeps until t, or returns true because what it waits for is there. Comes
+/// back now and then for Ctrl-C, on the main thread. False when `until` has passed. Without the interpreter's lock.
+template <typename Sleep>
+bool wait_with_signals(core::TimePoint until, const Sleep& sleep) {
+  constexpr std::chrono::milliseconds kPeriod(100);
+  for (;;) {
+    if (sleep(std::min(until, core::Clock::now() + kPeriod))) return true;
+    if (core::Clock::now() >= until) return false;
+    check_signals();
+  }
+}
 
 /// While alive, this thread does not hold the interpreter's lock, whether it did before or not. For whatever waits
 /// for a thread that may drop a tensor: ~Backend runs with the lock held.

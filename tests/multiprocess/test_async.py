@@ -436,6 +436,55 @@ def test_a_future_behind_a_callback(nodes):
     run_ranks(futures_behind_a_callback, nodes)
 
 
+def exit_in_a_callback(rank, world):
+    """The program ends while callbacks run that do not end in time, or end while the interpreter does."""
+    store = dist.distributed_c10d._get_default_store()
+    never, started = threading.Event(), threading.Event()
+
+    def loops(future):
+        started.set()
+        while not never.is_set():
+            time.sleep(0.001)
+
+    def spins(future):
+        started.set()
+        while not never.is_set():
+            pass
+
+    def sleeps(future):
+        started.set()
+        time.sleep(2.1)
+
+    def blocks(future):
+        started.set()
+        never.wait()
+
+    # Each rank's first operation waits for the next rank, so that the callback runs on a lane.
+    futures = []
+    for turn, callback in enumerate([loops, spins, sleeps, blocks]):
+        if rank == turn:
+            futures.append(dist.all_reduce(torch.ones(10), async_op=True).get_future().then(callback))
+            store.set(f"its callback is there {turn}", "1")
+        else:
+            store.wait([f"its callback is there {turn}"])
+            dist.all_reduce(torch.ones(10))
+    futures += [dist.all_reduce(torch.ones(10), async_op=True).get_future().then(lambda f: None) for _ in range(10)]
+    assert started.wait(30)
+    zygote.context.kept = futures
+    raise SystemExit(40 + rank)
+
+
+def test_exit_in_a_callback():
+    """The status is the program's own, and nothing aborts."""
+    if lacks("exit_in_callback"):
+        pytest.skip(harness.GLOO_LACKS["exit_in_callback"])
+    codes = {rank: 40 + rank for rank in range(4)}
+    results = run_ranks(exit_in_a_callback, "2+2", destroy=False, full_exit=True, expected_exits=codes)
+    for report in results.reports:
+        for word in ["terminate called", "exception not rethrown", "Segmentation", "Fatal Python error"]:
+            assert word not in report.output + report.stacks, report.output
+
+
 # ------------------------------------------------------------------------------------------------------- Ctrl-C
 
 

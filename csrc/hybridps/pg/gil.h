@@ -2,6 +2,8 @@
 // bindings installs how.
 #pragma once
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -36,6 +38,21 @@ bool wait_with_signals(core::TimePoint until, const Sleep& sleep) {
     check_signals();
   }
 }
+
+[[noreturn]] void sleep_for_ever() noexcept;
+
+/// An interpreter that ends wants no thread back: whoever asks for its lock then is ended by pthread_exit() until Python 3.13,
+/// and sleeps for ever from 3.14 on. pthread_exit() unwinds the stack, through frames of torch and pybind11 whose destructors
+/// ask for the lock again or may not throw: the process aborts. A thread that runs callbacks therefore has one of these,
+/// and sleeps for ever instead, before anything is unwound. It lies on the heap, for as long as the thread runs.
+class UnwindsNever : core::Pinned {
+ public:
+  /// On the thread.
+  void begin() noexcept;
+
+ private:
+  _pthread_cleanup_buffer buffer_{};
+};
 
 /// While alive, this thread does not hold the interpreter's lock, whether it did before or not. For whatever waits
 /// for a thread that may drop a tensor: ~Backend runs with the lock held.

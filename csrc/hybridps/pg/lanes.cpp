@@ -1,5 +1,6 @@
 #include "hybridps/pg/lanes.h"
 
+#include <cxxabi.h>
 #include <pthread.h>
 
 #include <exception>
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "hybridps/core/log.h"
+#include "hybridps/pg/gil.h"
 
 namespace hybridps::pg {
 namespace {
@@ -22,6 +24,7 @@ struct Lanes::Lane {
   std::deque<Task> tasks;
   bool stopping = false;
   bool finished = false;
+  UnwindsNever unwinds_never;
   std::thread thread;
 };
 
@@ -31,6 +34,7 @@ Lanes::~Lanes() { stop(std::chrono::milliseconds(0)); }
 
 void Lanes::run(const std::shared_ptr<Lane>& lane, int index) {
   current_lane = index;
+  lane->unwinds_never.begin();
   pthread_setname_np(pthread_self(), ("hps-lane" + std::to_string(index)).c_str());
   std::unique_lock lock(lane->mutex);
   for (;;) {
@@ -41,6 +45,8 @@ void Lanes::run(const std::shared_ptr<Lane>& lane, int index) {
     lock.unlock();
     try {
       task();
+    } catch (const abi::__forced_unwind&) {
+      sleep_for_ever();
     } catch (const std::exception& error) {
       core::log_error("a callback of a future raised: ", error.what());
     } catch (...) {

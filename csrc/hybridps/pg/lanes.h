@@ -5,6 +5,7 @@
 //          Within one group and lane, futures complete in the order in which the collectives were issued (InOrder).
 // Threads  every method from any thread. A lane is a thread made when first needed; tasks of a lane run one by one.
 //          Tasks run without locks of ours and without the interpreter's lock; they may take both.
+// Exit     a lane that stop() has left in a user's callback stays there when the interpreter ends: UnwindsNever (gil.h).
 // Why not the engine's progress thread: a callback, or the last reference of a tensor that Python has seen, takes the
 //          interpreter's lock, and its holder may be waiting for progress.
 #pragma once

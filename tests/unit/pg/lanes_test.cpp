@@ -1,5 +1,7 @@
 #include "hybridps/pg/lanes.h"
 
+#include <pthread.h>
+
 #include <chrono>
 #include <future>
 #include <memory>
@@ -160,6 +162,26 @@ TEST_CASE("pg/lanes: stop() on a lane does not wait for itself", "[pg][fast]") {
     stopped.set_value();
   });
   CHECK(stopped.get_future().wait_for(kLong) == std::future_status::ready);
+}
+
+TEST_CASE("pg/lanes: a thread that an ending interpreter ends stays where it is, and nothing is unwound",
+          "[pg][fast]") {
+  // Lost on purpose: the thread holds them for ever.
+  static auto& lanes = *new Lanes();
+  static std::promise<void> in_task;
+  static std::atomic<bool> unwound{false};
+  lanes.post(1, [] {
+    struct NotToBeUnwound {
+      ~NotToBeUnwound() { unwound = true; }  // as pybind11's are, which would abort
+    };
+    const NotToBeUnwound frame;
+    in_task.set_value();
+    pthread_exit(nullptr);
+  });
+  in_task.get_future().wait();
+  lanes.stop(50ms);
+  CHECK_FALSE(unwound);
+  CHECK(lanes.thread_count() == 0);
 }
 
 // The order of one group's collectives -------------------------------------------------------------------------------

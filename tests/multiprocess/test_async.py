@@ -8,6 +8,8 @@ HYBRIDPS_TEST_RANDOM_LONG_SEEDS  (default 10)
 
 import os
 import random
+import signal
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -17,6 +19,7 @@ import pytest
 import reference
 import torch
 import torch.distributed as dist
+import zygote
 from harness import lacks, run_ranks
 from reference import Checker
 
@@ -334,6 +337,220 @@ def test_callbacks_keep_the_order_of_their_operations(nodes):
     if harness.IS_GLOO:
         pytest.skip("gloo runs callbacks on several threads")
     run_ranks(callbacks_behind_callbacks, nodes)
+
+
+def futures_behind_a_callback(rank, world):
+    """get_future() of a finished work, while the callback of an earlier one runs."""
+    check = Checker(rank)
+    store = dist.distributed_c10d._get_default_store()
+
+    def first_and_second(turn, callback):
+        """Two works, both complete; the first one's callback runs on a lane."""
+        if rank == 0:
+            first = dist.all_reduce(torch.ones(10), async_op=True)
+            future = first.get_future().then(callback)
+            store.set(f"rank 0 is there {turn}", "1")
+        else:
+            store.wait([f"rank 0 is there {turn}"])
+            future = dist.all_reduce(torch.ones(10), async_op=True).get_future()
+        second = dist.all_reduce(torch.full((10,), 5.0), async_op=True)
+        second.wait()
+        return future, second
+
+    # A short one needs the interpreter's lock to end, which nobody gives up by chance: get_future() has to.
+    turns, in_time, switch_interval = 20, 0, sys.getswitchinterval()
+    kept = []  # to drop one may give up the lock, too
+    for turn in range(turns):
+        started, go_on, ended = threading.Event(), threading.Event(), []
+
+        def short(future, started=started, go_on=go_on, ended=ended):
+            started.set()
+            go_on.wait(30)
+            ended.append(True)
+
+        future, second = first_and_second(turn, short)
+        if rank == 0:
+            check.that("the callback runs", started.wait(30))
+            sys.setswitchinterval(1000)
+            try:
+                go_on.set()
+                kept.append(second.get_future())
+                in_time += len(ended)
+            finally:
+                sys.setswitchinterval(switch_interval)
+            check.equal("its value", kept[-1].wait()[0], torch.full((10,), 5.0 * world))
+            future.wait()
+    if rank == 0:
+        check.that("short callbacks could end", in_time > 0, f"{in_time} of {turns}")
+
+    # What the program has not seen complete is not waited for: the callback gives up after hundreds of futures are there.
+    go_on, order = threading.Event(), []
+    future, _ = first_and_second("hundreds", lambda f: order.append(go_on.wait(6 * harness.TIME_SCALE)))
+    works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(600)]
+    dist.barrier()
+    if rank == 0:
+        last = [work.get_future().then(lambda f, i=i: order.append(i)) for i, work in enumerate(works)][-1]
+        go_on.set()
+        last.wait()
+        check.that("hundreds, in order", order == [True, *range(600)], order[:3])
+
+    # A callback of another group is in nobody's way.
+    other = dist.new_group(list(range(world)))
+    go_on = threading.Event()
+    future, _ = first_and_second("another group", lambda f: go_on.wait(30))
+    work = dist.all_reduce(torch.ones(3), group=other, async_op=True)
+    work.wait()
+    if rank == 0:
+        check.that("complete at once", work.get_future().done())
+        go_on.set()
+        check.that("let go", future.wait())
+
+    # One that ends only after get_future() has come back, with a work that is known to be complete or not.
+    for known in [True, False]:
+        order, started, go_on = [], threading.Event(), threading.Event()
+
+        def long(future, order=order, started=started, go_on=go_on):
+            started.set()
+            order.append(("first", go_on.wait(30)))
+
+        future, second = first_and_second(f"10{int(known)}", long)
+        if not known:
+            second = dist.all_reduce(torch.ones(3), async_op=True)
+            dist.barrier()  # complete, and the program has not asked
+        if rank == 0:
+            check.that("the callback runs", started.wait(30))
+            of_second = second.get_future()
+            check.that("kept in order", not of_second.done())
+            last = of_second.then(lambda f, order=order: order.append(("second", True)))
+            go_on.set()
+            last.wait()
+            check.that("in order", order == [("first", True), ("second", True)], order)
+    dist.barrier()
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["1+1", "2"])
+def test_a_future_behind_a_callback(nodes):
+    if harness.IS_GLOO:
+        pytest.skip("gloo runs callbacks on several threads")
+    run_ranks(futures_behind_a_callback, nodes)
+
+
+def exit_in_a_callback(rank, world):
+    """The program ends while callbacks run that do not end in time, or end while the interpreter does."""
+    store = dist.distributed_c10d._get_default_store()
+    never, started = threading.Event(), threading.Event()
+
+    def loops(future):
+        started.set()
+        while not never.is_set():
+            time.sleep(0.001)
+
+    def spins(future):
+        started.set()
+        while not never.is_set():
+            pass
+
+    def sleeps(future):
+        started.set()
+        time.sleep(2.1)
+
+    def blocks(future):
+        started.set()
+        never.wait()
+
+    # Each rank's first operation waits for the next rank, so that the callback runs on a lane.
+    futures = []
+    for turn, callback in enumerate([loops, spins, sleeps, blocks]):
+        if rank == turn:
+            futures.append(dist.all_reduce(torch.ones(10), async_op=True).get_future().then(callback))
+            store.set(f"its callback is there {turn}", "1")
+        else:
+            store.wait([f"its callback is there {turn}"])
+            dist.all_reduce(torch.ones(10))
+    futures += [dist.all_reduce(torch.ones(10), async_op=True).get_future().then(lambda f: None) for _ in range(10)]
+    assert started.wait(30)
+    zygote.context.kept = futures
+    raise SystemExit(40 + rank)
+
+
+def test_exit_in_a_callback():
+    """The status is the program's own, and nothing aborts."""
+    if lacks("exit_in_callback"):
+        pytest.skip(harness.GLOO_LACKS["exit_in_callback"])
+    codes = {rank: 40 + rank for rank in range(4)}
+    results = run_ranks(exit_in_a_callback, "2+2", destroy=False, full_exit=True, expected_exits=codes)
+    for report in results.reports:
+        for word in ["terminate called", "exception not rethrown", "Segmentation", "Fatal Python error"]:
+            assert word not in report.output + report.stacks, report.output
+
+
+# ------------------------------------------------------------------------------------------------------- Ctrl-C
+
+
+def interrupt_waits(rank, world):
+    """Ctrl-C ends whatever the main thread waits in, and the group goes on."""
+    check = Checker(rank)
+    store = dist.distributed_c10d._get_default_store()
+    group = dist.distributed_c10d._get_default_group()
+    long = timedelta(seconds=50)
+    got = torch.zeros(3)
+    sparse = torch.eye(3).to_sparse()
+    one, two = torch.ones(3), torch.ones(3)
+    waits = {
+        "work.wait(timeout)": (lambda: dist.all_reduce(one, async_op=True).wait(long), lambda: dist.all_reduce(one)),
+        "work.wait()": (lambda: dist.all_reduce(two, async_op=True).wait(), lambda: dist.all_reduce(two)),
+        "recv from anyone": (lambda: dist.recv(got), lambda: dist.send(torch.full((3,), 7.0), 0)),
+        "recv": (lambda: dist.recv(got, 1), lambda: dist.send(torch.full((3,), 7.0), 0)),
+        "barrier": (dist.barrier, dist.barrier),
+        "barrier with options": (lambda: group.barrier(dist.BarrierOptions()).wait(), dist.barrier),
+        "sizes of a sparse sum": (
+            lambda: dist.all_reduce(sparse),
+            lambda: dist.all_gather_into_tensor(torch.zeros(world * 32).long(), torch.zeros(32).long()),
+        ),
+    }
+    for name, (wait, answer) in waits.items():
+        if rank == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it
+            timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            check.raises(name, KeyboardInterrupt, wait)
+            timer.join()
+            store.set(f"interrupted: {name}", "1")
+        else:
+            store.wait([f"interrupted: {name}"], long)
+            answer()
+    dist.barrier()
+    return check.result()
+
+
+def test_waits_can_be_interrupted():
+    if harness.IS_GLOO:
+        pytest.skip("gloo's waits cannot be interrupted")
+    run_ranks(interrupt_waits, "1+1")
+
+
+def interrupt_init(rank, world):
+    """Ctrl-C while the other ranks have not come."""
+    check = Checker(rank)
+    if rank == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        store = zygote.context.store
+        timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        check.raises(
+            "init_process_group",
+            KeyboardInterrupt,
+            lambda: dist.init_process_group("hybridps", store=store, rank=0, world_size=world),
+        )
+        timer.join()
+    return check.result()
+
+
+def test_waiting_for_other_ranks_can_be_interrupted():
+    if harness.IS_GLOO:
+        pytest.skip("gloo's waits cannot be interrupted")
+    run_ranks(interrupt_init, "1+1", init=False, destroy=False)
 
 
 # ------------------------------------------------------------------------------------------- groups and threads

@@ -884,6 +884,163 @@ def test_float8_sums(nodes):
     run_checked(float8_reduced, nodes)
 
 
+# ------------------------------------------------------------------------------------- several tensors in one call
+
+
+def strided(tensor):
+    """The same values, every other place of the storage."""
+    return torch.stack([tensor, tensor], 1)[:, 0] if tensor.numel() > 1 else tensor
+
+
+def several_all(rank, world, nodes):
+    """ProcessGroup's methods with lists of several tensors of one rank, which gloo takes, too."""
+    check = Checker(rank)
+    group = dist.distributed_c10d._get_default_group()
+    beside = dist.new_group(backend="gloo")
+    node_of = harness.parse_nodes(nodes)
+
+    def all_reduce(group, tensors, op):
+        options = dist.AllreduceOptions()
+        options.reduceOp = reference.torch_op(op, rank)
+        group.allreduce(tensors, options).wait()
+
+    for dtype in REDUCED:
+        for op in reference.ops_for(dtype):
+            if missing(dtype, op) or (op == "AVG" and harness.IS_GLOO):  # it divides the first tensor only
+                continue
+            for size in [0, 1, 1023]:
+                # As many as one likes, on each rank.
+                kind = reference.kind_for(dtype, op)
+                inputs = [
+                    [reference.values(dtype, size, peer, kind, salt) for salt in range(2 + peer % 2)]
+                    for peer in range(world)
+                ]
+                local = "SUM" if op in ("AVG", "PREMUL_SUM") else op
+                want = reference.reduced([reference._fold(own, local) for own in inputs], node_of, op)
+                tensors = [tensor.clone() for tensor in inputs[rank]]
+                if not harness.IS_GLOO:
+                    tensors[1] = strided(tensors[1])
+                all_reduce(group, tensors, op)
+                for place, tensor in enumerate(tensors):
+                    name = f"allreduce of several {name_of(dtype)} {op} {size} {place}"
+                    check.reduced(name, tensor, want, same=place < 2)  # all ranks have two
+                whole = not (dtype.is_floating_point or dtype.is_complex or dtype in reference.WIDE_UNSIGNED)
+                if whole and dtype != torch.int16 and op != "AVG" and not (dtype == torch.bool and op == "SUM"):
+                    tensors = [tensor.clone() for tensor in inputs[rank]]
+                    all_reduce(beside, tensors, op)
+                    for place, tensor in enumerate(tensors):
+                        check.equal(f"gloo's {name_of(dtype)} {op} {size} {place}", tensor, want)
+
+    for dtype in [torch.uint8, torch.int64, torch.bfloat16, torch.float32]:
+        for size in [0, 1, 1023]:
+            for root in range(world):
+                for place in range(3):
+                    options = dist.BroadcastOptions()
+                    options.rootRank, options.rootTensor = root, place
+                    tensors = [reference.pattern(dtype, size, rank, salt).clone() for salt in range(3)]
+                    if not harness.IS_GLOO:
+                        tensors[0] = strided(tensors[0])
+                    group.broadcast(tensors, options).wait()
+                    for tensor in tensors:
+                        name = f"broadcast of tensor {place} of {root} {name_of(dtype)} {size}"
+                        check.equal(name, tensor, reference.pattern(dtype, size, root, place))
+
+            inputs = [reference.pattern(dtype, size, rank, salt).clone() for salt in range(2)]
+            outputs = [[torch.zeros(size, dtype=dtype) for _ in range(2 * world)] for _ in range(2)]
+            if not harness.IS_GLOO:
+                inputs[1], outputs[0][0], outputs[1][1] = map(strided, (inputs[1], outputs[0][0], outputs[1][1]))
+            group.allgather(outputs, inputs).wait()
+            for place in range(2):
+                for index, output in enumerate(outputs[place]):
+                    want = reference.pattern(dtype, size, index // 2, index % 2)
+                    check.equal(f"allgather of several {name_of(dtype)} {size} {place} {index}", output, want)
+
+    # In place, twice the same tensor, and the future's value.
+    tensor = torch.arange(5) + rank
+    group.allreduce([tensor, tensor]).wait()
+    check.equal("allreduce, twice the same", tensor, 2 * (world * torch.arange(5) + sum(range(world))))
+    tensors = [torch.ones(3), torch.ones(3)]
+    value = group.allreduce(tensors).get_future().wait()
+    check.that("the future has all", [t.data_ptr() for t in value] == [t.data_ptr() for t in tensors], value)
+    outputs = [[torch.zeros(4) for _ in range(2 * world)] for _ in range(2)]
+    group.allgather(outputs, [outputs[0][2 * rank], outputs[0][2 * rank + 1].fill_(7)]).wait()
+    check.equal("allgather in place", torch.stack(outputs[1]), torch.tensor([0.0, 7.0] * world).repeat(4, 1).t())
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2+1+1", "4", "1"])
+def test_several_tensors_in_one_call(nodes):
+    run_checked(several_all, nodes)
+
+
+def several_sparse(rank, world, nodes):
+    check = Checker(rank)
+    group = dist.distributed_c10d._get_default_group()
+    beside = dist.new_group(backend="gloo")
+
+    def mine(count, dense):
+        tensors = []
+        for place in range(count):
+            indices = torch.tensor([[rank, place, rank]])  # one index twice
+            values = torch.tensor([1 + place, 10 * (rank + 1), 3]).reshape(3, *[1] * dense).expand(3, *[2] * dense)
+            tensors.append(torch.sparse_coo_tensor(indices, values.contiguous(), (7, *[2] * dense)))
+        return tensors
+
+    for count in [1, 2, 3]:
+        for dense in [0, 1]:
+            tensors, like = mine(count, dense), mine(count, dense)
+            options = dist.AllreduceOptions()
+            group.allreduce(tensors, options).wait()
+            beside.allreduce(like, options).wait()
+            for tensor, want in zip(tensors, like, strict=True):
+                check.equal(f"sparse {count} {dense}", tensor.to_dense(), want.to_dense())
+                check.that(f"sparse {count} {dense} stays so", tensor.is_sparse and tensor.is_coalesced())
+            sums = [torch.arange(7.0).to_sparse() * (rank + 1) for _ in range(count)]
+            group.allreduce(sums).wait()
+            check.equal("sparse floats", sums[-1].to_dense(), torch.arange(7.0) * count * sum(range(1, world + 1)))
+    empty = [torch.sparse_coo_tensor(size=(4,)), torch.sparse_coo_tensor(size=(4,))]
+    group.allreduce(empty).wait()
+    check.equal("sparse, nothing there", empty[1].to_dense(), torch.zeros(4))
+    dist.barrier()
+
+    # What gloo refuses, in the call, in its words.
+    one, other = torch.ones(2), torch.ones(2)
+    broadcast = dist.BroadcastOptions()
+    broadcast.rootTensor = 2
+    maximum = dist.AllreduceOptions()
+    maximum.reduceOp = dist.ReduceOp.MAX
+    lists = [[torch.zeros(2) for _ in range(2 * world)] for _ in range(2)]
+    refused = [
+        ("layout", lambda g: g.allreduce([one, other.to_sparse()])),
+        ("layout", lambda g: g.allreduce([other.to_sparse(), one])),
+        ("type", lambda g: g.allreduce([one, other.int()])),
+        ("size", lambda g: g.allreduce([one, torch.ones(3)])),
+        ("size", lambda g: g.allreduce([torch.ones(2, 3), torch.ones(3, 2)])),
+        ("type", lambda g: g.allreduce([one.to_sparse(), other.int().to_sparse()])),
+        ("size", lambda g: g.allreduce([one.to_sparse(), torch.ones(3).to_sparse()])),
+        ("only works with ReduceOp.SUM", lambda g: g.allreduce([one.to_sparse(), other.to_sparse()], maximum)),
+        ("invalid root tensor: 2", lambda g: g.broadcast([one, other], broadcast)),
+        ("type", lambda g: g.broadcast([one, other.int()], dist.BroadcastOptions())),
+        ("size", lambda g: g.broadcast([one, torch.ones(3)], dist.BroadcastOptions())),
+        ("invalid output tensor list at index 0", lambda g: g.allgather([lists[0][:world]] * 2, [one, other])),
+        ("same length", lambda g: g.allgather(lists[:1], [one, other])),
+        ("size", lambda g: g.allgather(lists, [one, torch.ones(3)])),
+        ("type", lambda g: g.allgather(lists, [one, other.int()])),
+        ("single-element tensor list", lambda g: g.reduce([one, other], dist.ReduceOptions())),
+    ]
+    for index, (word, call) in enumerate(refused):
+        for name, which in [("ours", group), ("gloo's", beside)]:
+            error = check.raises(f"refused {index} {name}", RuntimeError, lambda: call(which))
+            check.that(f"refused {index} {name} says why", word in str(error), str(error))
+    dist.barrier()
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2+1+1", "1+1"])
+def test_several_sparse_tensors_and_what_is_refused(nodes):
+    run_ranks(several_sparse, nodes, args=(nodes,))
+
+
 def premul_tensor(rank, world, nodes):
     """A tensor factor; and the caller's input stays untouched where input and output differ."""
     check = Checker(rank)

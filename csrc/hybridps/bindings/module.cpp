@@ -69,7 +69,7 @@ GroupPtr create_backend(const py::object& dist_options, const py::object& pg_opt
   auto group = c10::make_intrusive<ProcessGroupHybrid>(store, rank, size, std::move(options),
                                                        core::TimePoint(core::from_seconds(called_at)));
   // The world waits for all; a sub-group's operations queue, since its members may make their groups in any order.
-  if (global_ranks.empty()) group->wait_ready(poll_signals);
+  if (global_ranks.empty()) group->wait_ready();
   return group;
 }
 
@@ -174,9 +174,8 @@ void bind(py::module_& module) {
       .def_property_readonly("options", [](const ProcessGroupHybrid& self) { return self.options(); })
       .def("node_of", &ProcessGroupHybrid::node_of, py::call_guard<py::gil_scoped_release>(),
            "Group ranks by node; empty until all members have come.")
-      .def(
-          "wait_ready", [](ProcessGroupHybrid& self) { self.wait_ready(poll_signals); },
-          py::call_guard<py::gil_scoped_release>(), "Waits until all members have come.")
+      .def("wait_ready", &ProcessGroupHybrid::wait_ready, py::call_guard<py::gil_scoped_release>(),
+           "Waits until all members have come.")
       // Called on ranks that are not in a group split from this one: nothing of ours is collective there.
       .def(
           "perform_nocolor_split", [](ProcessGroupHybrid&, const py::object&) {}, py::arg("device") = py::none());

@@ -60,12 +60,16 @@ at::Tensor sparse_record(const at::Tensor& coalesced) {
 }  // namespace
 
 WorkPtr ProcessGroupHybrid::allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) {
-  if (tensors.size() == 1 && tensors.front().defined() && tensors.front().is_sparse() && tensors.front().is_cpu())
-    return sparse_allreduce(tensors.front(), opts);
-  const at::Tensor& tensor = single_tensor("all_reduce", tensors);
+  check_alike("all_reduce", tensors);
+  const at::Tensor& tensor = tensors.front();
+  if (tensor.defined() && tensor.is_sparse() && tensor.is_cpu()) return sparse_allreduce(tensors, opts);
+  check_tensors("all_reduce", tensors);
+  const Reduction what = reduction_of("all_reduce", tensor, opts.reduceOp);
   Call call;
-  call.operations.push_back(reduction(schedule::Kind::kAllReduce, reduction_of("all_reduce", tensor, opts.reduceOp)));
-  call.operations.front().output = {call.buffers.output(tensor, true)};
+  call.operations.push_back(reduction(schedule::Kind::kAllReduce, what));
+  // Several tensors: the reduction is over all tensors of all ranks, and all of them get it, as in gloo.
+  call.operations.front().output = {tensors.size() == 1 ? call.buffers.output(tensor, true)
+                                                        : call.buffers.output_of_all(tensors, what)};
   call.type = c10d::OpType::ALLREDUCE;
   call.name = "all_reduce";
   call.title = "hybridps:all_reduce";
@@ -77,7 +81,6 @@ WorkPtr ProcessGroupHybrid::allreduce(std::vector<at::Tensor>& tensors, const c1
 }
 
 WorkPtr ProcessGroupHybrid::allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) {
-  TORCH_CHECK(tensors.size() == 1, "hybridps::all_reduce: requires a single-element tensor list");
   return allreduce(tensors, opts);
 }
 
@@ -229,12 +232,15 @@ WorkPtr ProcessGroupHybrid::reduce_scatter_tensor_coalesced(std::vector<at::Tens
 
 // As gloo does it: every rank gets all indices and values, and adds the parts in rank order. The sizes are exchanged in
 // the call itself: a second round issued from a completion would have no fixed place among the program's collectives.
-WorkPtr ProcessGroupHybrid::sparse_allreduce(const at::Tensor& tensor, const c10d::AllreduceOptions& opts) {
+WorkPtr ProcessGroupHybrid::sparse_allreduce(const std::vector<at::Tensor>& tensors,
+                                             const c10d::AllreduceOptions& opts) {
   TORCH_CHECK(opts.reduceOp == c10d::ReduceOp::SUM,
               "hybridps::all_reduce: unsupported reduction operation (allreduce of sparse tensors only works with "
               "ReduceOp.SUM)");
   const at::AutoDispatchBelowADInplaceOrView guard;
-  const at::Tensor coalesced = tensor.coalesce();
+  at::Tensor total = tensors.front();
+  for (std::size_t i = 1; i < tensors.size(); ++i) total = total + tensors[i];
+  const at::Tensor coalesced = total.coalesce();
   const at::Tensor indices = coalesced._indices().contiguous();
   const at::Tensor values = coalesced._values().contiguous();
   const auto dtype = movable_dtype(values);
@@ -277,21 +283,22 @@ WorkPtr ProcessGroupHybrid::sparse_allreduce(const at::Tensor& tensor, const c10
     gather_indices.output_bytes.push_back(gather_indices.output.back().bytes);
     gather_values.output_bytes.push_back(gather_values.output.back().bytes);
   }
-  call.finish = [tensor, all_indices = std::move(all_indices), all_values = std::move(all_values)] {
+  call.finish = [tensors, all_indices = std::move(all_indices), all_values = std::move(all_values)] {
     const at::AutoDispatchBelowADInplaceOrView below;
-    at::Tensor sum = at::sparse_coo_tensor(all_indices[0], all_values[0], tensor.sizes());
+    const auto sizes = tensors.front().sizes();
+    at::Tensor sum = at::sparse_coo_tensor(all_indices[0], all_values[0], sizes);
     for (std::size_t r = 1; r < all_indices.size(); ++r)
-      sum = sum + at::sparse_coo_tensor(all_indices[r], all_values[r], tensor.sizes());
-    at::Tensor target = tensor;
-    target.copy_(sum.coalesce());
+      sum = sum + at::sparse_coo_tensor(all_indices[r], all_values[r], sizes);
+    sum = sum.coalesce();
+    for (at::Tensor target : tensors) target.copy_(sum);
   };
   call.type = c10d::OpType::_ALLREDUCE_SPARSE;
   call.name = "all_reduce (sparse)";
   call.title = "hybridps:sparse_all_reduce";
   call.timeout = opts.timeout;
   call.asynchronous = opts.asyncOp;
-  call.inputs = {tensor};
-  call.outputs = {tensor};
+  call.inputs = tensors;
+  call.outputs = tensors;
   return issue(std::move(call));
 }
 

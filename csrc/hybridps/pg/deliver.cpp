@@ -56,13 +56,19 @@ std::vector<at::Tensor> flatten(const std::vector<std::vector<at::Tensor>>& list
 }  // namespace
 
 WorkPtr ProcessGroupHybrid::broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& opts) {
-  const at::Tensor& tensor = single_tensor("broadcast", tensors);
+  check_alike("broadcast", tensors);
+  check_tensors("broadcast", tensors);
   check_root("broadcast", opts.rootRank, size_);
-  TORCH_CHECK(opts.rootTensor == 0, "hybridps::broadcast: invalid root tensor: ", opts.rootTensor);
+  TORCH_CHECK(opts.rootTensor >= 0 && opts.rootTensor < static_cast<std::int64_t>(tensors.size()),
+              "hybridps::broadcast: invalid root tensor: ", opts.rootTensor);
+  // Several tensors: the root's rootTensor goes to all tensors of all ranks, as in gloo.
+  const at::Tensor& tensor = tensors[static_cast<std::size_t>(opts.rootTensor)];
   Call call;
   const int root = static_cast<int>(opts.rootRank);
   call.operations.push_back(movement(schedule::Kind::kBroadcast, movable_dtype(tensor), root));
   call.operations.front().output = {call.buffers.output(tensor, rank_ == root)};
+  for (const at::Tensor& other : tensors)
+    if (&other != &tensor) call.buffers.output_also(other);
   call.type = c10d::OpType::BROADCAST;
   call.name = "broadcast";
   call.title = "hybridps:broadcast";
@@ -79,31 +85,42 @@ WorkPtr ProcessGroupHybrid::allgather(std::vector<std::vector<at::Tensor>>& outp
   TORCH_CHECK(!inputs.empty(), "hybridps::", kName, ": requires non-empty input tensor list");
   TORCH_CHECK(inputs.size() == outputs.size(), "hybridps::", kName,
               ": requires input/output tensor lists to have the same length");
-  const at::Tensor& input = single_tensor(kName, inputs);
-  TORCH_CHECK(outputs.front().size() == static_cast<std::size_t>(size_), "hybridps::", kName,
-              ": invalid output tensor list at index 0 (expected length ", size_, ", got ", outputs.front().size(),
-              ")");
-  check_tensors(kName, outputs.front());
-  check_same_type(kName, input, outputs.front());
-  const at::Tensor& own = outputs.front()[static_cast<std::size_t>(rank_)];
-  TORCH_CHECK(own.numel() == input.numel(), "hybridps::", kName, ": invalid tensor size at index ", rank_,
-              ": this rank's input has ", input.numel(), " elements, its output ", own.numel());
-  Call call;
-  call.operations.push_back(movement(schedule::Kind::kAllGather, movable_dtype(input)));
-  worker::Operation& operation = call.operations.front();
-  for (const at::Tensor& output : outputs.front()) {
-    operation.output.push_back(call.buffers.output(output, false));
-    operation.output_bytes.push_back(operation.output.back().bytes);
+  check_alike(kName, inputs);
+  check_tensors(kName, inputs);
+  // Several inputs: every list of outputs gets all inputs of rank 0, then all of rank 1, ..., as in gloo.
+  const std::size_t expected = inputs.size() * static_cast<std::size_t>(size_);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    TORCH_CHECK(outputs[i].size() == expected, "hybridps::", kName, ": invalid output tensor list at index ", i,
+                " (expected length ", expected, ", got ", outputs[i].size(), ")");
+    check_tensors(kName, outputs[i]);
+    check_same_type(kName, inputs.front(), outputs[i]);
+    if (inputs.size() > 1) check_same_size(kName, inputs.front(), outputs[i]);
   }
-  operation.input = {call.buffers.input(input)};
-  call.buffers.separate(operation.input.front(), input, operation.output, rank_);
+  const at::Tensor& own = outputs.front()[static_cast<std::size_t>(rank_) * inputs.size()];
+  TORCH_CHECK(own.numel() == inputs.front().numel(), "hybridps::", kName, ": invalid tensor size at index ", rank_,
+              ": this rank's input has ", inputs.front().numel(), " elements, its output ", own.numel());
+  Call call;
+  call.operations.push_back(movement(schedule::Kind::kAllGather, movable_dtype(inputs)));
+  worker::Operation& operation = call.operations.front();
+  for (std::size_t j = 0; j < expected; ++j) {
+    operation.output.push_back(call.buffers.output(outputs.front()[j], false));
+    if (j % inputs.size() == 0) operation.output_bytes.push_back(0);
+    operation.output_bytes.back() += operation.output.back().bytes;
+    for (std::size_t i = 1; i < outputs.size(); ++i) call.buffers.output_also(outputs[i][j]);
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    worker::Piece piece = call.buffers.input(inputs[i]);
+    call.buffers.separate(piece, inputs[i], operation.output,
+                          static_cast<int>(static_cast<std::size_t>(rank_) * inputs.size() + i));
+    operation.input.push_back(piece);
+  }
   call.type = c10d::OpType::ALLGATHER;
   call.name = kName;
   call.title = "hybridps:all_gather";
   call.timeout = opts.timeout;
   call.asynchronous = opts.asyncOp;
   call.inputs = inputs;
-  call.outputs = outputs.front();
+  call.outputs = flatten(outputs);
   return issue(std::move(call));
 }
 

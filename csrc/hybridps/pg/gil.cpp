@@ -1,6 +1,10 @@
 #include "hybridps/pg/gil.h"
 
+#include <cxxabi.h>
 #include <unistd.h>
+
+// The header hides it from C++. Weak: it is old, and a C library may drop it.
+extern "C" [[gnu::weak]] void _pthread_cleanup_push(_pthread_cleanup_buffer* buffer, void (*routine)(void*), void* arg);
 
 namespace hybridps::pg {
 namespace {
@@ -13,6 +17,18 @@ void check_signals() {
   if (installed.check_signals != nullptr && gettid() == getpid()) installed.check_signals();
 }
 
+void sleep_for_ever() noexcept {
+  for (;;) pause();
+}
+
+// What is pushed here runs when the stack is unwound to the frame that the buffer lies in, before that frame's destructors.
+// One that lies in no frame runs first of all.
+void UnwindsNever::begin() noexcept {
+  if (&_pthread_cleanup_push != nullptr)
+    _pthread_cleanup_push(
+        &buffer_, [](void* /*arg*/) { sleep_for_ever(); }, nullptr);
+}
+
 InterpreterReleased::InterpreterReleased() {
   if (installed.held == nullptr || !installed.held()) return;
   state_ = installed.release();
@@ -20,7 +36,12 @@ InterpreterReleased::InterpreterReleased() {
 }
 
 InterpreterReleased::~InterpreterReleased() {
-  if (released_) installed.acquire(state_);
+  if (!released_) return;
+  try {
+    installed.acquire(state_);
+  } catch (const abi::__forced_unwind&) {
+    sleep_for_ever();
+  }
 }
 
 }  // namespace hybridps::pg

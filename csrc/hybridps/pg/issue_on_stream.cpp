@@ -132,8 +132,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
     }
     std::vector<std::byte*> scratch;
     for (std::size_t i = 0; i < call.operations.size(); ++i) {
-      const auto bytes = collective ? channels[i]->scratch_bytes(call.operations[i]) : std::uint64_t{0};
-      check_status(bytes.status(), what);
+      core::Result<std::uint64_t> bytes = std::uint64_t{0};
+      const auto ask = [&] {
+        bytes = channels[i]->scratch_bytes(call.operations[i]);
+        return bytes.status();
+      };
+      // The first one may have to wait for all members.
+      if (collective) check_status(channels[i]->is_connected() ? ask() : wait_for(group, ask), what);
       if (bytes.value() == 0) {
         scratch.push_back(nullptr);
         continue;

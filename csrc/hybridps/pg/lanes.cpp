@@ -1,14 +1,15 @@
 #include "hybridps/pg/lanes.h"
 
+#include <cxxabi.h>
 #include <pthread.h>
 
-#include <condition_variable>
 #include <exception>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "hybridps/core/log.h"
+#include "hybridps/pg/gil.h"
 
 namespace hybridps::pg {
 namespace {
@@ -21,9 +22,9 @@ struct Lanes::Lane {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Task> tasks;
-  bool busy = false;
   bool stopping = false;
   bool finished = false;
+  UnwindsNever unwinds_never;
   std::thread thread;
 };
 
@@ -33,6 +34,7 @@ Lanes::~Lanes() { stop(std::chrono::milliseconds(0)); }
 
 void Lanes::run(const std::shared_ptr<Lane>& lane, int index) {
   current_lane = index;
+  lane->unwinds_never.begin();
   pthread_setname_np(pthread_self(), ("hps-lane" + std::to_string(index)).c_str());
   std::unique_lock lock(lane->mutex);
   for (;;) {
@@ -40,18 +42,18 @@ void Lanes::run(const std::shared_ptr<Lane>& lane, int index) {
     if (lane->tasks.empty()) break;
     Task task = std::move(lane->tasks.front());
     lane->tasks.pop_front();
-    lane->busy = true;
     lock.unlock();
     try {
       task();
-      task = Task();  // what it held goes now, outside the lock
+    } catch (const abi::__forced_unwind&) {
+      sleep_for_ever();
     } catch (const std::exception& error) {
       core::log_error("a callback of a future raised: ", error.what());
     } catch (...) {
       core::log_error("a callback of a future raised an unknown exception");
     }
+    task = nullptr;  // what it held goes now, outside the lock
     lock.lock();
-    lane->busy = false;
   }
   lane->finished = true;
   lane->changed.notify_all();
@@ -111,18 +113,6 @@ void Lanes::stop(std::chrono::milliseconds patience) {
   }
 }
 
-bool Lanes::idle(int lane) const {
-  std::shared_ptr<Lane> at;
-  {
-    const auto slot = static_cast<std::size_t>(lane - 1);
-    const std::lock_guard lock(mutex_);
-    if (slot < lanes_.size()) at = lanes_[slot];
-  }
-  if (!at) return true;
-  const std::lock_guard lock(at->mutex);
-  return at->tasks.empty() && !at->busy;
-}
-
 std::size_t Lanes::thread_count() const {
   const std::lock_guard lock(mutex_);
   std::size_t count = 0;
@@ -141,32 +131,64 @@ std::uint64_t InOrder::next() const {
   return first_ + slots_.size();
 }
 
-void InOrder::leave(std::uint64_t ticket, Lanes::Task task) {
+void InOrder::leave(std::uint64_t ticket, Lanes::Task task, bool calls_back) {
   const std::lock_guard lock(mutex_);
-  Slot& slot = slots_[static_cast<std::size_t>(ticket - first_)];
-  slot.done = true;
-  if (task) slot.tasks.insert(slot.tasks.begin(), std::move(task));  // before what was appended
+  Slot& left = slots_[static_cast<std::size_t>(ticket - first_)];
+  left.done = true;
+  if (calls_back) {
+    left.callbacks.insert(left.callbacks.begin(), std::move(task));  // before what was appended
+  } else {
+    left.task = std::move(task);
+  }
   while (!slots_.empty() && slots_.front().done) {
-    std::vector<Lanes::Task> ready = std::move(slots_.front().tasks);
+    Slot ready = std::move(slots_.front());
     slots_.pop_front();
     ++first_;
-    for (Lanes::Task& next : ready) lanes_->post(lane_, std::move(next));
+    if (ready.task) lanes_->post(lane_, std::move(ready.task));
+    for (Lanes::Task& next : ready.callbacks) post_callbacks(std::move(next));
   }
+  changed_.notify_all();
 }
 
-bool InOrder::is_idle_after(std::uint64_t ticket) const {
+void InOrder::post_callbacks(Lanes::Task task) {
+  ++callbacks_left_;
+  lanes_->post(lane_, [self = shared_from_this(), task = std::move(task)] {
+    // Also when it throws. Not when the thread is unwound, which then is for ever.
+    try {
+      task();
+    } catch (const std::exception&) {
+      self->callbacks_over();
+      throw;
+    }
+    self->callbacks_over();
+  });
+}
+
+void InOrder::callbacks_over() {
   const std::lock_guard lock(mutex_);
-  return ticket < first_ && lanes_->idle(lane_);
+  if (--callbacks_left_ == 0) changed_.notify_all();
+}
+
+bool InOrder::is_first(std::uint64_t ticket) const {
+  const std::lock_guard lock(mutex_);
+  return nothing_before(ticket);
+}
+
+void InOrder::wait_until_first(std::uint64_t ticket, std::chrono::steady_clock::time_point until) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(lock, until, [&] {
+    return ticket < first_ ? callbacks_left_ == 0 : slots_[static_cast<std::size_t>(ticket - first_)].done;
+  });
 }
 
 bool InOrder::append(std::uint64_t ticket, Lanes::Task& task) {
   const std::lock_guard lock(mutex_);
+  if (nothing_before(ticket)) return false;
   if (ticket >= first_) {
-    slots_[static_cast<std::size_t>(ticket - first_)].tasks.push_back(std::move(task));
-    return true;
+    slots_[static_cast<std::size_t>(ticket - first_)].callbacks.push_back(std::move(task));
+  } else {
+    post_callbacks(std::move(task));
   }
-  if (lanes_->idle(lane_)) return false;
-  lanes_->post(lane_, std::move(task));
   return true;
 }
 

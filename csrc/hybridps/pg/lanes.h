@@ -5,26 +5,28 @@
 //          Within one group and lane, futures complete in the order in which the collectives were issued (InOrder).
 // Threads  every method from any thread. A lane is a thread made when first needed; tasks of a lane run one by one.
 //          Tasks run without locks of ours and without the interpreter's lock; they may take both.
+// Exit     a lane that stop() has left in a user's callback stays there when the interpreter ends: UnwindsNever (gil.h).
 // Why not the engine's progress thread: a callback, or the last reference of a tensor that Python has seen, takes the
 //          interpreter's lock, and its holder may be waiting for progress.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include "hybridps/core/once_fn.h"
 #include "hybridps/core/pinned.h"
 
 namespace hybridps::pg {
 
 class Lanes : core::Pinned {
  public:
-  using Task = core::OnceFn<void()>;
+  using Task = std::function<void()>;  // called once
 
   Lanes() = default;
   /// Does not wait for a lane that is stuck in a user's callback.
@@ -43,9 +45,6 @@ class Lanes : core::Pinned {
   /// The threads end once they have run what is queued; nobody waits for that. A later post() makes new ones.
   void end_when_idle();
 
-  /// Nothing queued on the lane and nothing running.
-  bool idle(int lane) const;
-
   std::size_t thread_count() const;
 
  private:
@@ -57,20 +56,22 @@ class Lanes : core::Pinned {
 };
 
 /// The order of one group's collectives on one lane.
-class InOrder : core::Pinned {
+class InOrder : public std::enable_shared_from_this<InOrder>, core::Pinned {
  public:
   InOrder(std::shared_ptr<Lanes> lanes, int lane) : lanes_(std::move(lanes)), lane_(lane) {}
 
   /// In the order of issue.
   std::uint64_t enter();
   /// The operation of this ticket is complete: its task (may be empty) is posted once all earlier ones are.
-  void leave(std::uint64_t ticket, Lanes::Task task);
-  /// Before or after leave(): `task` runs on the lane, after all tasks of this ticket and of earlier ones. False, and not
-  /// taken, when those have all been run: the caller may do at once what it wants to be done.
+  /// `calls_back`: it completes a future, and so may run callbacks.
+  void leave(std::uint64_t ticket, Lanes::Task task, bool calls_back);
+  /// Before or after leave(): `task`, which completes a future, runs on the lane, after those of this ticket and of
+  /// earlier ones. False, and not taken, when those are all over: the caller may do at once what it wants to be done.
   bool append(std::uint64_t ticket, Lanes::Task& task);
-
   /// append() would return false.
-  bool is_idle_after(std::uint64_t ticket) const;
+  bool is_first(std::uint64_t ticket) const;
+  /// Waits for that until `until`; not where an earlier operation is not complete yet.
+  void wait_until_first(std::uint64_t ticket, std::chrono::steady_clock::time_point until);
 
   int lane() const noexcept { return lane_; }
   /// The ticket that the next enter() will give.
@@ -79,13 +80,20 @@ class InOrder : core::Pinned {
  private:
   struct Slot {
     bool done = false;
-    std::vector<Lanes::Task> tasks;
+    Lanes::Task task;                    // of leave()
+    std::vector<Lanes::Task> callbacks;  // after it
   };
+  bool nothing_before(std::uint64_t ticket) const { return ticket < first_ && callbacks_left_ == 0; }  // mutex_ held
+  void post_callbacks(Lanes::Task task);                                                               // mutex_ held
+  void callbacks_over();
+
   const std::shared_ptr<Lanes> lanes_;
   const int lane_;
   mutable std::mutex mutex_;
+  std::condition_variable changed_;
   std::uint64_t first_ = 0;  // ticket of slots_.front()
   std::deque<Slot> slots_;
+  std::size_t callbacks_left_ = 0;  // tasks on the lane that call back, the running one included
 };
 
 }  // namespace hybridps::pg

@@ -1,8 +1,8 @@
 #include "hybridps/pg/process_group_hybrid.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <exception>
+#include <future>
 #include <mutex>
 #include <string_view>
 
@@ -21,7 +21,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::chrono::milliseconds kPollPeriod = 100ms;
 constexpr std::chrono::milliseconds kDrainPatience = 6s;  // a library gives its peers 5
 
 std::shared_ptr<WorkContext> make_context(const std::string& name, int rank, int size) {
@@ -92,43 +91,25 @@ ProcessGroupHybrid::~ProcessGroupHybrid() {
 }
 
 core::Status ProcessGroupHybrid::wait_for(const std::shared_ptr<engine::Group>& group,
-                                          const std::function<core::Status()>& call,
-                                          const std::function<void()>& poll) const {
-  struct Answer {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool there = false;
-    core::Status status;
-  };
-  Answer answer;
-  // It cannot be interrupted, Ctrl-C must be possible.
-  std::thread waiter([&] {
-    core::Status status = call();
-    const std::lock_guard lock(answer.mutex);
-    answer.status = std::move(status);
-    answer.there = true;
-    answer.changed.notify_one();
-  });
+                                          const std::function<core::Status()>& call) const {
+  std::promise<core::Status> promise;
+  std::future<core::Status> answer = promise.get_future();
+  std::thread waiter([&] { promise.set_value(call()); });
   try {
-    std::unique_lock lock(answer.mutex);
-    while (!answer.changed.wait_for(lock, kPollPeriod, [&] { return answer.there; })) {
-      lock.unlock();
-      poll();
-      lock.lock();
-    }
-  } catch (...) {
+    wait_with_signals(core::TimePoint::max(),
+                      [&](core::TimePoint until) { return answer.wait_until(until) == std::future_status::ready; });
+  } catch (...) {  // and on
     group->abort("interrupted while waiting for the other ranks");
     waiter.join();
     throw;
   }
   waiter.join();
-  return answer.status;
+  return answer.get();
 }
 
-void ProcessGroupHybrid::wait_ready(const std::function<void()>& poll) {
+void ProcessGroupHybrid::wait_ready() {
   const auto group = group_or_throw("init_process_group");
-  const core::Status status = wait_for(
-      group, [&] { return group->wait_ready(); }, poll);
+  const core::Status status = wait_for(group, [&] { return group->wait_ready(); });
   check_status(status, "waiting for the ranks of " + group_text(*context_));
 }
 
@@ -142,13 +123,10 @@ void ProcessGroupHybrid::eagerConnectSingleDevice(at::Device device) {
   const auto channel = channel_for(key, device, group);
   check_status(channel.status(), what);
   const std::chrono::milliseconds timeout = timeout_of(c10d::kUnsetTimeout);
-  const core::Status status = wait_for(
-      group,
-      [&] {
-        const std::lock_guard lock(issue_mutex_);  // its place among the program's collectives
-        return channel.value()->connect(timeout);
-      },
-      check_signals);
+  const core::Status status = wait_for(group, [&] {
+    const std::lock_guard lock(issue_mutex_);  // its place among the program's collectives
+    return channel.value()->connect(timeout);
+  });
   check_status(status, what);
   const std::lock_guard lock(channels_mutex_);
   eager_device_ = device;

@@ -59,9 +59,8 @@ class ProcessGroupHybrid final : public c10d::Backend {
                      c10::intrusive_ptr<Options> options, core::TimePoint called_at = core::Clock::now());
   ~ProcessGroupHybrid() override;
 
-  /// Waits until all members have come, or throws, naming those that have not. `poll` is called every 100 ms or so, and
-  /// may throw to give up (Ctrl-C), which aborts the group.
-  void wait_ready(const std::function<void()>& poll);
+  /// Waits until all members have come, or throws, naming those that have not. Ctrl-C aborts the group.
+  void wait_ready();
   /// Group ranks by node; empty until all members have come.
   std::vector<int> node_of() const;
 
@@ -183,9 +182,8 @@ class ProcessGroupHybrid final : public c10d::Backend {
   WorkPtr combine_all(std::vector<WorkPtr> works);
   c10::intrusive_ptr<ProcessGroupHybrid> make_child(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const std::vector<int>& ranks, c10::intrusive_ptr<Options> options);
-  /// `call` on a thread of its own; `poll` may throw meanwhile: that aborts the group, which must end `call`.
-  core::Status wait_for(const std::shared_ptr<engine::Group>& group, const std::function<core::Status()>& call,
-                        const std::function<void()>& poll) const;
+  /// `call`, which cannot be interrupted, on a thread of its own. Ctrl-C aborts the group meanwhile, which must end `call`.
+  core::Status wait_for(const std::shared_ptr<engine::Group>& group, const std::function<core::Status()>& call) const;
   void submit(const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work,
               std::vector<worker::Operation> operations);
   /// Fails the group, so that no peer waits for it, and throws.
@@ -200,7 +198,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   std::vector<std::shared_ptr<TimeExtension>> take_extensions(std::chrono::milliseconds& timeout);
   std::shared_ptr<InOrder> order_of_this_lane();  // issue_mutex_ held
 
-  WorkPtr sparse_allreduce(const at::Tensor& tensor, const c10d::AllreduceOptions& opts);
+  WorkPtr sparse_allreduce(const std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts);
   WorkPtr point_to_point(c10d::OpType type, const char* name, const char* title, std::vector<at::Tensor>& tensors,
                          int peer, int tag);
   WorkPtr point_to_point(c10d::OpType type, const char* name, const char* title, const at::Tensor& tensor, int peer,

@@ -10,6 +10,7 @@
 
 #include "hybridps/pg/accelerator.h"
 #include "hybridps/pg/errors.h"
+#include "hybridps/pg/gil.h"
 #include "hybridps/pg/work_cast.h"
 
 namespace hybridps::pg {
@@ -18,6 +19,10 @@ namespace {
 std::optional<std::vector<at::Tensor>> span_inputs(StreamWork::Init& init) {
   if (init.title == nullptr) return std::nullopt;
   return std::move(init.inputs);
+}
+
+bool await(staging::Staged& staged, core::TimePoint until) {
+  return wait_with_signals(until, [&](core::TimePoint next) { return staged.wait(next); });
 }
 
 c10d::WorkResult result_of(const core::Status& status) {
@@ -149,7 +154,7 @@ bool StreamWork::wait(std::chrono::milliseconds timeout) {
   synchronize();
   if (limited || blocks_host_) {
     for (const auto& staged : staged_)
-      TORCH_CHECK(staged->wait(until), "Operation timed out! hybridps: ", describe(), " was not complete within ",
+      TORCH_CHECK(await(*staged, until), "Operation timed out! hybridps: ", describe(), " was not complete within ",
                   timeout.count(), " ms of waiting; it goes on");
     throw_failure();
   }
@@ -182,9 +187,10 @@ std::exception_ptr StreamWork::exception() const {
 }
 
 int StreamWork::sourceRank() const {
+  const InterpreterReleased released;
   // dist.recv() asks after its wait(), which has not waited for the message.
   for (const auto& staged : staged_) {
-    staged->wait(core::TimePoint::max());
+    await(*staged, core::TimePoint::max());
     if (const int rank = staged->source_rank(); rank >= 0) return rank;
   }
   throw_failure();
@@ -196,6 +202,7 @@ void StreamWork::abort() {
 }
 
 StreamWork::FuturePtr StreamWork::getFuture() {
+  const InterpreterReleased released;
   const std::lock_guard lock(future_mutex_);
   if (future_) return future_;
   complete_enqueue();

@@ -8,6 +8,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "hybridps/pg/accelerator.h"
+#include "hybridps/reduce/sum.h"
 
 namespace hybridps::pg {
 namespace {
@@ -147,6 +148,22 @@ const at::Tensor& single_tensor(const char* call, const std::vector<at::Tensor>&
   return tensors.front();
 }
 
+void check_alike(const char* call, const std::vector<at::Tensor>& tensors) {
+  TORCH_CHECK(!tensors.empty(), "hybridps::", call, ": requires non-empty tensor list");
+  if (tensors.size() == 1) return;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    TORCH_CHECK(tensors[i].defined(), "hybridps::", call, ": undefined tensor");
+    TORCH_CHECK(tensors[i].device().is_cpu(), "hybridps::", call,
+                ": several tensors in one call must be on the CPU, got one on ", tensors[i].device(),
+                "; call it once for each");
+    TORCH_CHECK(tensors[i].layout() == tensors.front().layout(), "hybridps::", call,
+                ": invalid tensor layout at index ", i, " (expected ", tensors.front().layout(), ", got ",
+                tensors[i].layout(), ")");
+  }
+  check_same_type(call, tensors.front(), tensors);
+  check_same_size(call, tensors.front(), tensors);
+}
+
 void check_same_type(const char* call, const at::Tensor& like, const std::vector<at::Tensor>& tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     TORCH_CHECK(tensors[i].scalar_type() == like.scalar_type(), "hybridps::", call, ": invalid tensor type at index ",
@@ -194,6 +211,29 @@ worker::Piece Buffers::output(const at::Tensor& tensor, bool reads) {
     copies_.emplace_back(tensor, held_.back());
   }
   return {static_cast<std::byte*>(held_.back().mutable_data_ptr()), bytes_of(held_.back())};
+}
+
+worker::Piece Buffers::output_of_all(const std::vector<at::Tensor>& tensors, const Reduction& what) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  at::Tensor total =
+      at::empty(tensors.front().sizes(), tensors.front().options().memory_format(at::MemoryFormat::Contiguous));
+  std::vector<at::Tensor> plain;
+  std::vector<reduce::Input> inputs;
+  for (const at::Tensor& tensor : tensors) {
+    at::assert_no_internal_overlap(tensor);
+    plain.push_back(is_plain(tensor) ? tensor : contiguous_copy(tensor));
+    inputs.push_back({static_cast<const std::byte*>(plain.back().const_data_ptr())});
+    copies_.emplace_back(tensor, total);
+  }
+  auto* const data = static_cast<std::byte*>(total.mutable_data_ptr());
+  reduce::combine(inputs, data, static_cast<std::size_t>(total.numel()), what.dtype, what.op);
+  held_.push_back(total);
+  return {data, bytes_of(total)};
+}
+
+void Buffers::output_also(const at::Tensor& tensor) {
+  at::assert_no_internal_overlap(tensor);
+  copies_.emplace_back(tensor, held_.back());
 }
 
 void Buffers::separate(worker::Piece& input, const at::Tensor& tensor, const std::vector<worker::Piece>& outputs,

@@ -37,6 +37,9 @@ void check_tensor(const char* call, const at::Tensor& tensor);
 void check_tensors(const char* call, const std::vector<at::Tensor>& tensors);
 /// The same, and there is one.
 const at::Tensor& single_tensor(const char* call, const std::vector<at::Tensor>& tensors);
+/// For calls that take several tensors of one rank: throws unless they are of one layout, type and size, and, if more than
+/// one, on the CPU.
+void check_alike(const char* call, const std::vector<at::Tensor>& tensors);
 /// Throws unless all have the type of `like`: "invalid tensor type at index 2 ...".
 void check_same_type(const char* call, const at::Tensor& like, const std::vector<at::Tensor>& tensors);
 void check_same_size(const char* call, const at::Tensor& like, const std::vector<at::Tensor>& tensors);
@@ -52,6 +55,10 @@ class Buffers {
   worker::Piece input(const at::Tensor& tensor);
   /// `reads`: the operation reads it too, so that a temporary starts with the tensor's values.
   worker::Piece output(const at::Tensor& tensor, bool reads);
+  /// A temporary with the reduction of all of them; the operation's result goes to each. Tensors that are alike, on the CPU.
+  worker::Piece output_of_all(const std::vector<at::Tensor>& tensors, const Reduction& what);
+  /// `tensor` gets what the output that was made last gets.
+  void output_also(const at::Tensor& tensor);
   /// A copy of the input, if it overlaps one of `outputs` and is not the same memory as the one at `own` (-1: none).
   void separate(worker::Piece& input, const at::Tensor& tensor, const std::vector<worker::Piece>& outputs, int own);
   void hold(at::Tensor tensor) { held_.push_back(std::move(tensor)); }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
 #include <utility>
 
 #include <ATen/core/ivalue.h>
@@ -17,10 +16,19 @@
 namespace hybridps::pg {
 namespace {
 
-// How often a waiting thread looks whether Ctrl-C was pressed.
-constexpr std::chrono::milliseconds kSignalPeriod(100);
+// What a lane gets for the end of a callback whose outcome the program has already seen.
+constexpr std::chrono::milliseconds kMoment(20);
 
 thread_local const WorkHybrid* running_callback = nullptr;  // NOLINT: see of_running_callback()
+
+class RunningCallback : core::Pinned {
+ public:
+  explicit RunningCallback(const WorkHybrid* work) : outer_(std::exchange(running_callback, work)) {}
+  ~RunningCallback() { running_callback = outer_; }
+
+ private:
+  const WorkHybrid* const outer_;
+};
 
 std::optional<std::vector<at::Tensor>> span_inputs(WorkHybrid::Init& init) {
   if (init.title == nullptr) return std::nullopt;
@@ -186,35 +194,29 @@ void WorkHybrid::complete(Ptr work) {
     }
   }
   for (Ptr& parent : parents) part_done(std::move(parent), outcome);
+  const bool calls_back = future || future_result;
   Lanes::Task task;
-  if (work) {
-    task = [work = std::move(work), future = std::move(future), future_result = std::move(future_result)]() mutable {
-      settle(*work, future, future_result);
-    };
-  }
+  if (work) task = settling(std::move(work), std::move(future), std::move(future_result));
   if (order) {
-    order->leave(ticket, std::move(task));
+    order->leave(ticket, std::move(task), calls_back);
   } else if (task) {
     lanes->post(lane, std::move(task));
   }
 }
 
-void WorkHybrid::settle(WorkHybrid& work, const FuturePtr& future, const FuturePtr& future_result) {
-  Buffers buffers;  // dropped last
-  {
-    const std::lock_guard lock(work.mutex_);
-    std::swap(buffers, work.buffers_);
-  }
-  work.end_span();
-  const WorkHybrid* const outer = std::exchange(running_callback, &work);
-  try {
-    if (future) work.mark(future);
-    if (future_result) work.mark_result(future_result);
-  } catch (...) {
-    running_callback = outer;
-    throw;
-  }
-  running_callback = outer;
+Lanes::Task WorkHybrid::settling(Ptr work, FuturePtr future, FuturePtr future_result) {
+  // The buffers go with the task.
+  return [work = std::move(work), future = std::move(future), future_result = std::move(future_result),
+          buffers = Buffers()]() mutable {
+    {
+      const std::lock_guard lock(work->mutex_);
+      std::swap(buffers, work->buffers_);
+    }
+    work->end_span();
+    const RunningCallback running(work.get());
+    if (future) work->mark(future);
+    if (future_result) work->mark_result(future_result);
+  };
 }
 
 void WorkHybrid::mark(const FuturePtr& future) const {
@@ -263,25 +265,49 @@ void WorkHybrid::add_parent(const Ptr& work, Ptr parent) {
 bool WorkHybrid::wait(std::chrono::milliseconds timeout) {
   const auto deadline = timeout.count() > 0 ? core::Deadline::after(timeout) : core::Deadline::never();
   std::shared_ptr<engine::Group> group;  // maybe the last reference: goes after the lock
-  Ptr kept;
-  std::unique_lock lock(mutex_);
-  if (waited_for_ && stage_ == Stage::kPending) group = context_->group.lock();
-  while (group != nullptr) {
-    ++waiters_;  // so that no lane wakes for it
-    lock.unlock();
-    const auto moved_on = [this] {
-      const std::lock_guard inner(mutex_);
-      return stage_ != Stage::kPending;
-    };
-    const auto until = std::min(deadline.point(), core::Clock::now() + kSignalPeriod);
-    group->drive(moved_on, until);
-    lock.lock();
-    --waiters_;
-    if (stage_ != Stage::kPending || core::Clock::now() < until || deadline.has_passed()) break;
-    lock.unlock();
-    check_signals();
-    lock.lock();
+  bool drives = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (waited_for_ && stage_ == Stage::kPending) group = context_->group.lock();
+    drives = group != nullptr;
   }
+  const bool complete = wait_with_signals(deadline.point(), [&](core::TimePoint until) {
+    if (drives) drives = drive(*group, until);
+    return sleep_until(until);
+  });
+  TORCH_CHECK(complete, "Operation timed out! hybridps: ", describe(), " was not complete within ", timeout.count(),
+              " ms of waiting; it goes on");
+  Ptr kept;
+  Buffers buffers;
+  {
+    const std::lock_guard lock(mutex_);
+    kept = std::move(kept_);
+    if (kept) std::swap(buffers, buffers_);
+  }
+  kept.reset();  // the caller holds another reference
+  end_span();
+  seen_complete_.store(true, std::memory_order_relaxed);
+  if (!status_.is_ok()) throw_status(status_, describe());
+  return true;
+}
+
+bool WorkHybrid::drive(engine::Group& group, core::TimePoint until) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++waiters_;  // so that no lane wakes for it
+  }
+  const auto is_pending = [this] {
+    const std::lock_guard lock(mutex_);
+    return stage_ == Stage::kPending;
+  };
+  group.drive([&] { return !is_pending(); }, until);
+  const std::lock_guard lock(mutex_);
+  --waiters_;
+  return stage_ == Stage::kPending && core::Clock::now() >= until;
+}
+
+bool WorkHybrid::sleep_until(core::TimePoint until) {
+  std::unique_lock lock(mutex_);
   while (stage_ != Stage::kComplete) {
     if (stage_ == Stage::kArrived) {
       stage_ = Stage::kFinishing;
@@ -291,32 +317,18 @@ bool WorkHybrid::wait(std::chrono::milliseconds timeout) {
       continue;
     }
     ++waiters_;
-    const auto until = std::min(deadline.point(), core::Clock::now() + kSignalPeriod);
     const bool woken = cv_.wait_until(lock, until) == std::cv_status::no_timeout;
     --waiters_;
-    if (woken || stage_ == Stage::kComplete || stage_ == Stage::kArrived) continue;
-    lock.unlock();
-    if (!deadline.has_passed()) {
-      check_signals();
-      lock.lock();
-      continue;
-    }
-    TORCH_CHECK(false, "Operation timed out! hybridps: ", describe(), " was not complete within ", timeout.count(),
-                " ms of waiting; it goes on");
+    if (!woken && stage_ != Stage::kComplete && stage_ != Stage::kArrived) return false;
   }
-  kept = std::move(kept_);
-  Buffers buffers;
-  if (kept) std::swap(buffers, buffers_);
-  lock.unlock();
-  kept.reset();  // the caller holds another reference
-  end_span();
-  if (!status_.is_ok()) throw_status(status_, describe());
   return true;
 }
 
 bool WorkHybrid::isCompleted() {
   const std::lock_guard lock(mutex_);
-  return stage_ == Stage::kComplete;
+  if (stage_ != Stage::kComplete) return false;
+  seen_complete_.store(true, std::memory_order_relaxed);
+  return true;
 }
 
 bool WorkHybrid::isSuccess() const {
@@ -354,13 +366,15 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHybrid::getFuture() {
     if (stage_ != Stage::kComplete) return future_;
   }
   // Nobody else knows it yet, and no lane will complete it. Callbacks of earlier works go first, even where this one
-  // was complete before them: a callback that is added to a finished future runs in the caller. But who has waited for the
-  // work may ask for the value at once (DDP's join does): a lane that is merely about to finish is given its moment.
+  // was complete before them: a callback that is added to a finished future runs in the caller. But who knows that the
+  // work is complete may ask for the value at once (DDP's join does): a lane that is merely about to finish is given its
+  // moment, and the interpreter's lock, which it may need for that.
   if (order_ && Lanes::current() < lane_) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
-    Lanes::Task task = [work = Ptr::reclaim_copy(this), future = future_]() mutable { settle(*work, future, nullptr); };
-    while (!order_->is_idle_after(ticket_) && std::chrono::steady_clock::now() < until)
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    if (seen_complete_.load(std::memory_order_relaxed) && !order_->is_first(ticket_)) {
+      const InterpreterReleased released;
+      order_->wait_until_first(ticket_, std::chrono::steady_clock::now() + kMoment);
+    }
+    Lanes::Task task = settling(Ptr::reclaim_copy(this), future_, nullptr);
     if (order_->append(ticket_, task)) return future_;
   }
   mark(future_);

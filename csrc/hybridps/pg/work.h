@@ -24,6 +24,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/version.h>
 
+#include "hybridps/core/clock.h"
 #include "hybridps/core/status.h"
 #include "hybridps/engine/group.h"
 #include "hybridps/pg/hooks.h"
@@ -122,8 +123,12 @@ class WorkHybrid final : public c10d::Work {
   static void arrived(Ptr work);
   static void finish_and_complete(Ptr work);  // whoever claimed kFinishing
   static void complete(Ptr work);
-  /// On a lane: the futures that somebody has asked for, the span, the references.
-  static void settle(WorkHybrid& work, const FuturePtr& future, const FuturePtr& future_result);
+  /// For a lane: the futures that somebody has asked for, the span, the references.
+  static Lanes::Task settling(Ptr work, FuturePtr future, FuturePtr future_result);
+  /// Runs the engine meanwhile. False: it is not pending any more, or somebody else drives.
+  bool drive(engine::Group& group, core::TimePoint until);
+  /// Whether it is complete.
+  bool sleep_until(core::TimePoint until);
   bool claim_finish();
   void mark(const FuturePtr& future) const;
   void mark_result(const FuturePtr& future) const;
@@ -139,6 +144,7 @@ class WorkHybrid final : public c10d::Work {
   const std::uint64_t completion_key_;
   const int lane_;
   std::atomic<std::uint64_t> sequence_{0};
+  std::atomic<bool> seen_complete_{false};  // the program knows
 
   // Touched by one thread at a time: the issuing one, then whoever finishes, then whoever drops.
   Buffers buffers_;

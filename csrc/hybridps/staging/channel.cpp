@@ -169,6 +169,11 @@ core::Status Channel::connect(std::chrono::milliseconds timeout) {
   return status;
 }
 
+bool Channel::is_connected() const {
+  const std::lock_guard lock(mutex_);
+  return !options_.local || agreed_;
+}
+
 core::Result<std::uint64_t> Channel::scratch_bytes(const worker::Operation& operation) {
   if (!options_.local || !has_rails(operation.kind)) return std::uint64_t{0};
   if (Status status = connect(operation.timeout); !status.is_ok()) return status;

@@ -151,6 +151,8 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   /// What the first collective would do besides: the ranks agree about Local and make it. A collective of the group.
   /// Does nothing when it has been done.
   core::Status connect(std::chrono::milliseconds timeout);
+  /// Whether connect() would do nothing.
+  bool is_connected() const;
   /// Device memory that enqueue() needs for it beside the tensors. Connects.
   core::Result<std::uint64_t> scratch_bytes(const worker::Operation& operation);
   /// Whether collectives go by way of a LocalGroup; false before the first.

@@ -1,0 +1,141 @@
+#include "hybridps/pg/process.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+
+using namespace hybridps;
+using pg::Membership;
+using pg::Process;
+
+namespace {
+
+/// Notes who leaves and who is aborted.
+class NotingGroup final : public engine::Group {
+ public:
+  int rank() const noexcept override { return 0; }
+  int size() const noexcept override { return 1; }
+  const std::string& name() const noexcept override { return name_; }
+  std::shared_ptr<engine::Engine> engine() const noexcept override { return nullptr; }
+  std::uint64_t submit(worker::Operation /*operation*/, worker::Completion /*done*/, bool /*will_drive*/) override {
+    return 0;
+  }
+  std::uint64_t reserve() override { return 0; }
+  void submit_reserved(std::uint64_t /*sequence*/, worker::Operation /*operation*/,
+                       worker::Completion /*done*/) override {}
+  core::Result<std::shared_ptr<void>> attach_device(transport::DeviceMemory /*memory*/,
+                                                    std::shared_ptr<void> /*keep*/) override {
+    return core::Status(core::Code::kUnsupported, "no device");
+  }
+  void drive(const std::function<bool()>& /*done*/, core::TimePoint /*until*/) override {}
+  core::Status wait_ready() override { return {}; }
+  core::Status status() const override { return {}; }
+  void abort(const std::string& reason) override { aborts.push_back(reason); }
+  void leave() override { ++leaves; }
+  std::uint64_t sequence_submitted() const noexcept override { return 0; }
+  std::uint64_t sequence_completed() const noexcept override { return 0; }
+  std::vector<int> node_of() const override { return {0}; }
+
+  int leaves = 0;
+  std::vector<std::string> aborts;
+
+ private:
+  const std::string name_ = "noting";
+};
+
+/// In a child: whether `check` holds there.
+template <typename Check>
+bool holds_in_child(const Check& check) {
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) _exit(check() ? 0 : 1);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace
+
+TEST_CASE("pg/process: a member leaves its group once, and has none then", "[pg][fast]") {
+  Process& process = Process::instance();
+  const auto group = std::make_shared<NotingGroup>();
+  const auto member = process.join(group);
+  CHECK(member->group() == group);
+  process.leave(*member);
+  process.leave(*member);
+  CHECK(group->leaves == 1);
+  CHECK(group->aborts.empty());
+  CHECK(member->group() == nullptr);
+  CHECK(group.use_count() == 1);
+}
+
+TEST_CASE("pg/process: at the exit those that are left leave, what they still do is given up, and lanes run out",
+          "[pg][fast]") {
+  Process& process = Process::instance();
+  const auto left = std::make_shared<NotingGroup>();
+  const auto open = std::make_shared<NotingGroup>();
+  const auto dropped = std::make_shared<NotingGroup>();
+  const auto left_member = process.join(left);
+  const auto open_member = process.join(open);
+  process.join(dropped);
+  process.leave(*left_member);
+  bool ran = false;
+  process.lanes()->post(1, [&] { ran = true; });
+  process.at_exit();
+  CHECK(ran);
+  CHECK(process.lanes()->thread_count() == 0);
+  CHECK(left->leaves == 1);
+  CHECK(left->aborts.empty());
+  CHECK(open->leaves == 1);
+  CHECK(open->aborts == std::vector<std::string>{"the process is exiting"});
+  CHECK(open_member->group() == nullptr);
+  CHECK(dropped->leaves == 0);  // its process group is gone: it has left, or never will
+  process.at_exit();
+  process.leave(*open_member);
+  CHECK(open->leaves == 1);
+}
+
+TEST_CASE("pg/process: a callback that does not end holds the exit up for a while, not for ever", "[pg]") {
+  Process& process = Process::instance();
+  static std::promise<void> entered;  // lost on purpose, as the callback is
+  process.lanes()->post(1, [] {
+    entered.set_value();
+    std::promise<void>().get_future().wait_for(std::chrono::hours(1));
+  });
+  entered.get_future().wait();
+  process.at_exit();
+  CHECK(process.lanes()->thread_count() == 0);
+}
+
+TEST_CASE("pg/process: in a forked child nothing is left of the parent's groups, and a new one may be joined",
+          "[pg][fast]") {
+  Process& process = Process::instance();
+  const auto group = std::make_shared<NotingGroup>();
+  auto member = process.join(group);
+  process.lanes()->post(1, [] {});  // a thread that the child lacks
+  CHECK(holds_in_child([&] {
+    const bool forked = member->is_forked() && member->group() == nullptr;
+    Process& of_child = Process::instance();
+    of_child.leave(*member);
+    of_child.at_exit();
+    const bool fresh = &of_child != &process && of_child.lanes()->thread_count() == 0;
+    member.reset();
+    const bool untouched = group->leaves == 0 && group->aborts.empty() && group.use_count() > 1;
+    const auto anew = std::make_shared<NotingGroup>();
+    const auto new_member = of_child.join(anew);
+    const bool joined = !new_member->is_forked() && new_member->group() == anew;
+    of_child.leave(*new_member);
+    return forked && fresh && untouched && joined && anew->leaves == 1;
+  }));
+  CHECK_FALSE(member->is_forked());
+  CHECK(member->group() == group);
+  process.leave(*member);
+  CHECK(group->leaves == 1);
+  process.lanes()->stop(std::chrono::seconds(60));
+}

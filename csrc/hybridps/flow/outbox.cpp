@@ -13,11 +13,35 @@ constexpr std::uint8_t kOffered = 1;
 constexpr std::uint8_t kByAllowance = 2;  // holds a permit paid from the allowance
 constexpr std::uint8_t kByGrant = 4;      // holds a permit given by the peer
 constexpr std::uint8_t kSent = 8;
+constexpr std::uint8_t kWanted = 16;  // want() has not been answered
+constexpr std::uint8_t kPermitted = kByAllowance | kByGrant;
 
 // Credit for what was sent under "all chunks" grants is returned by so much: a constant, since both sides must know it.
 constexpr std::int64_t kGrantedBatchBytes = 8 * 1024;
 
 }  // namespace
+
+StreamQueue::~StreamQueue() {
+  while (front_ != nullptr) remove(*front_, hook_);
+}
+
+Stream* StreamQueue::next(const Stream& stream) const noexcept { return (stream.*hook_).after; }
+
+void StreamQueue::add(Stream& stream) noexcept {
+  Hook& hook = stream.*hook_;
+  if (hook.in == this) return;
+  remove(stream, hook_);
+  hook = {this, back_, nullptr};
+  (back_ != nullptr ? (back_->*hook_).after : front_) = &stream;
+  back_ = &stream;
+}
+
+void StreamQueue::remove(Stream& stream, Hook Stream::*hook_of) noexcept {
+  const Hook hook = std::exchange(stream.*hook_of, Hook{});
+  if (hook.in == nullptr) return;
+  (hook.before != nullptr ? (hook.before->*hook_of).after : hook.in->front_) = hook.after;
+  (hook.after != nullptr ? (hook.after->*hook_of).before : hook.in->back_) = hook.before;
+}
 
 std::size_t Stream::bytes_of(std::uint32_t chunk) const noexcept {
   const std::uint64_t begin = std::uint64_t{chunk} * chunk_bytes;
@@ -31,7 +55,7 @@ bool Stream::is_offered(std::uint32_t chunk) const noexcept {
 bool Stream::is_sent(std::uint32_t chunk) const noexcept { return !marks_.empty() && (marks_[chunk] & kSent) != 0; }
 
 bool Stream::is_permitted(std::uint32_t chunk) const noexcept {
-  return granted_all_ || (!marks_.empty() && (marks_[chunk] & (kByAllowance | kByGrant)) != 0);
+  return granted_all_ || (!marks_.empty() && (marks_[chunk] & kPermitted) != 0);
 }
 
 Delivery& Delivery::operator=(Delivery&& other) noexcept {
@@ -54,6 +78,7 @@ void Delivery::reset() noexcept {
 
 Outbox::Outbox(OutboxOptions options, transport::BufferPool& pool, Router& router)
     : options_(std::move(options)), pool_(pool), router_(router), net_in_use_(options_.class_bytes.size(), 0) {
+  for (std::size_t kind = 0; kind < 2 * options_.class_bytes.size(); ++kind) starved_.emplace_back(&Stream::starved_);
   pool_.set_release_hook([this] { slot_released_ = true; });
 }
 
@@ -95,7 +120,11 @@ void Outbox::set_window(core::EngineId peer, std::int64_t bytes, const schedule:
   to.base = bytes;
   to.tuner.reset(bytes, to.limit, rounds);
   use_window(to, bytes);
-  if (wider) resume_.push_back(peer);
+  if (wider) resume(to);
+}
+
+void Outbox::resume(Lane& lane) {
+  if (!std::exchange(lane.resumes, true)) resume_.push_back(lane.id);
 }
 
 void Outbox::use_window(Lane& lane, std::int64_t bytes) noexcept {
@@ -198,7 +227,7 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
   const std::size_t size_class = class_of(bytes);
   const std::int64_t cost = cost_of(lane, bytes);
   bool by_all = false;
-  if ((marks & (kByAllowance | kByGrant)) == 0) {
+  if ((marks & kPermitted) == 0) {
     if (take_allowance(lane, cost, stream.urgent)) {
       marks |= kByAllowance;
       ++stream.permits_;
@@ -231,7 +260,7 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
       } else {
         if (auto found = lanes_.find(id); found != lanes_.end()) {
           found->second->granted_bytes -= cost;
-          resume_.push_back(id);
+          resume(*found->second);
         }
       }
     };
@@ -245,7 +274,7 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
     if (by_all) lane.granted_bytes -= cost;
     return Step::kBroken;
   }
-  if ((marks & (kByAllowance | kByGrant)) != 0) --stream.permits_;
+  if ((marks & kPermitted) != 0) --stream.permits_;
   marks |= kSent;
   ++stream.sent_;
   return Step::kSent;
@@ -255,109 +284,128 @@ void Outbox::serve_wanted(Lane& lane, Stream& stream) {
   while (!stream.wanted_.empty()) {
     const std::uint32_t chunk = stream.wanted_.front();
     std::uint8_t& marks = stream.marks_[chunk];
-    if ((marks & (kSent | kByAllowance | kByGrant)) == 0 && !stream.granted_all_) {
+    if ((marks & kWanted) == 0) {  // answered by a grant
+      stream.wanted_.pop_front();
+      continue;
+    }
+    if ((marks & (kSent | kPermitted)) == 0 && !stream.granted_all_) {
       const std::size_t bytes = stream.bytes_of(chunk);
       if (bytes > 0 && !take_allowance(lane, cost_of(lane, bytes), stream.urgent)) return;
       marks |= kByAllowance;
       ++stream.permits_;
+      if ((marks & kOffered) != 0) stream.free_.push_back(chunk);
     }
-    stream.wanted_.erase(stream.wanted_.begin());
+    marks &= static_cast<std::uint8_t>(~kWanted);
+    stream.wanted_.pop_front();
     if ((marks & kSent) == 0) stream.source->on_permitted(stream, chunk);
   }
 }
 
 void Outbox::wait(Lane& lane, Stream& stream) {
-  if (lane.blocked_since == core::TimePoint::max()) lane.blocked_since = core::Clock::now();
-  if (!stream.announced_) lane.unannounced = true;
-  if (stream.waiting_) return;
-  stream.waiting_ = true;
-  (stream.urgent ? lane.urgent : lane.bulk).push_back(&stream);
+  Lane::Waiting& waiting = lane.of(stream);
+  if (waiting.turn.empty()) waiting.since = core::Clock::now();
+  waiting.turn.add(stream);
+  if (stream.granted_all_) waiting.whole.add(stream);
+  if (!stream.announced_) waiting.unannounced.add(stream);
 }
 
-void Outbox::starve(Stream& stream) {
-  if (stream.starved_) return;
-  stream.starved_ = true;
-  starved_.push_back(&stream);
+void Outbox::stop_waiting(Stream& stream) noexcept {
+  for (const auto hook : {&Stream::turn_, &Stream::whole_, &Stream::unannounced_, &Stream::starved_})
+    StreamQueue::remove(stream, hook);
 }
 
+// For the chunk that lacks a slot it has a permit, or a grant of all: it holds up nobody who waits for a permit.
+void Outbox::starve(const Lane& lane, Stream& stream, std::size_t bytes) {
+  for (const auto hook : {&Stream::turn_, &Stream::whole_, &Stream::unannounced_}) StreamQueue::remove(stream, hook);
+  starved_[class_of(bytes) + (lane.local ? options_.class_bytes.size() : 0)].add(stream);
+}
+
+// Callbacks from in here may offer, want and cancel, this stream and others, so nothing is kept across them.
 void Outbox::pump(Stream& stream) {
+  ++looks_;
   Lane& peer = lane(stream.peer);
-  if (peer.broken) return;
+  if (peer.broken) return stop_waiting(stream);
   serve_wanted(peer, stream);
   bool blocked = !stream.wanted_.empty();
-  // Chunks that hold a permit first: they are what the peer waits for.
-  for (std::size_t i = 0; i < stream.ready_.size();) {
-    const std::uint32_t chunk = stream.ready_[i];
-    const bool permitted = (stream.marks_[chunk] & (kByAllowance | kByGrant)) != 0;
-    if (blocked && stream.permits_ == 0) break;
-    if (blocked && !permitted) {
-      ++i;
-      continue;
+  for (;;) {
+    // Chunks that hold a permit first: they are what the peer waits for.
+    const bool permitted = !stream.free_.empty();
+    if (!permitted) {
+      while (!stream.ready_.empty() && (stream.marks_[stream.ready_.front()] & (kPermitted | kSent)) != 0)
+        stream.ready_.pop_front();
+      if (blocked || stream.ready_.empty()) break;
     }
-    switch (send_chunk(peer, stream, chunk)) {
-      case Step::kSent:
-        stream.ready_.erase(stream.ready_.begin() + static_cast<std::ptrdiff_t>(i));
-        stream.source->on_sent(stream, chunk);
-        break;
-      case Step::kNoPermit:
-        blocked = true;
-        ++i;
-        break;
-      case Step::kNoSlot: starve(stream); return;
-      case Step::kBroken: return;
+    const std::uint32_t chunk = permitted ? stream.free_.front() : stream.ready_.front();
+    const Step step = send_chunk(peer, stream, chunk);
+    if (step == Step::kSent) {
+      (permitted ? stream.free_ : stream.ready_).pop_front();
+      stream.source->on_sent(stream, chunk);
+    } else if (step == Step::kNoPermit) {
+      blocked = true;
+    } else if (step == Step::kNoSlot) {
+      if (!permitted && (stream.marks_[chunk] & kPermitted) != 0) {
+        stream.ready_.pop_front();
+        stream.free_.push_front(chunk);
+      }
+      return starve(peer, stream, stream.bytes_of(chunk));
+    } else {
+      return stop_waiting(stream);
     }
   }
+  StreamQueue::remove(stream, &Stream::starved_);
   // A callback may have cancelled the stream: then it has nothing to wait for.
-  if (blocked && !(stream.ready_.empty() && stream.wanted_.empty())) wait(peer, stream);
-  if (stream.all_sent()) leave_queues(stream);
+  if (blocked && !(stream.ready_.empty() && stream.wanted_.empty()))
+    wait(peer, stream);
+  else
+    stop_waiting(stream);
+}
+
+/// Lets streams go from the front on. Whether one is left that may not.
+bool Outbox::pump_queue(StreamQueue& queue) {
+  while (Stream* stream = queue.front()) {
+    pump(*stream);
+    if (queue.front() == stream) return true;
+  }
+  return false;
 }
 
 void Outbox::pump_lane(Lane& peer) {
   // Who waits for the allowance holds up all behind it, except those that the peer has granted: what they wait for has
-  // nothing to do with it, and its own turn may come only after they are done.
-  bool blocked = false;
-  for (std::deque<Stream*>* queue : {&peer.urgent, &peer.bulk}) {
-    for (std::size_t i = 0; i < queue->size();) {
-      Stream& stream = *(*queue)[i];
-      if (blocked && !stream.granted_all_ && stream.permits_ == 0) {
-        ++i;
-        continue;
-      }
-      queue->erase(queue->begin() + static_cast<std::ptrdiff_t>(i));
-      stream.waiting_ = false;
-      pump(stream);
-      if (stream.waiting_) {
-        // Still without a permit: it keeps its place.
-        queue->erase(std::find(queue->begin(), queue->end(), &stream));
-        i = std::min(i, queue->size());
-        queue->insert(queue->begin() + static_cast<std::ptrdiff_t>(i), &stream);
-        ++i;
-        blocked = true;
-      }
-    }
-  }
-  if (!blocked) peer.blocked_since = core::TimePoint::max();
+  // nothing to do with it, and its own turn may come only after they are done. (Single chunks that were granted have
+  // gone, or wait for slots.)
+  const Stream* const first = peer.urgent.turn.front();
+  const bool blocked = pump_queue(peer.urgent.turn);
+  // As long as it goes on, many tiny operations in a row need not announce themselves one by one: credit is what they
+  // wait for.
+  if (blocked && peer.urgent.turn.front() != first) peer.urgent.since = core::Clock::now();
+  if ((blocked || pump_queue(peer.bulk.turn)) && !pump_queue(peer.urgent.whole)) pump_queue(peer.bulk.whole);
 }
 
 void Outbox::offer(Stream& stream, std::uint32_t chunk) {
   prepare(stream);
-  assert((stream.marks_[chunk] & kOffered) == 0);
-  stream.marks_[chunk] |= kOffered;
-  stream.ready_.push_back(chunk);
-  if (stream.starved_) return;
-  if (stream.waiting_ && !stream.is_permitted(chunk)) return;
-  Lane& peer = lane(stream.peer);
-  // Others of the same class wait for this peer's allowance: take a place behind them.
-  const bool behind = !stream.urgent && !peer.bulk.empty() && stream.bytes > 0 && !stream.is_permitted(chunk);
-  if (behind)
-    wait(peer, stream);
-  else
+  std::uint8_t& marks = stream.marks_[chunk];
+  assert((marks & kOffered) == 0);
+  marks |= kOffered;
+  ((marks & kPermitted) != 0 ? stream.free_ : stream.ready_).push_back(chunk);
+  if (stream.starved_.in != nullptr) return;
+  if (stream.is_permitted(chunk) || stream.bytes == 0) {
     pump(stream);
+    return;
+  }
+  if (stream.turn_.in != nullptr) return;
+  // Others of the same class wait for this peer's allowance: take a place behind them.
+  Lane& peer = lane(stream.peer);
+  if (peer.broken) return;
+  if (peer.of(stream).turn.empty())
+    pump(stream);
+  else
+    wait(peer, stream);
 }
 
 void Outbox::want(Stream& stream, std::uint32_t chunk) {
   prepare(stream);
-  if ((stream.marks_[chunk] & kSent) != 0) return;
+  if ((stream.marks_[chunk] & (kSent | kWanted)) != 0) return;
+  stream.marks_[chunk] |= kWanted;
   stream.wanted_.push_back(chunk);
   pump(stream);
 }
@@ -368,36 +416,25 @@ void Outbox::granted(Stream& stream, std::uint32_t chunk) {
     stream.granted_all_ = true;
   } else {
     if (chunk >= stream.chunks || (stream.marks_[chunk] & kSent) != 0) return;
-    if ((stream.marks_[chunk] & (kByAllowance | kByGrant)) == 0) {
-      stream.marks_[chunk] |= kByGrant;
+    std::uint8_t& marks = stream.marks_[chunk];
+    if ((marks & kPermitted) == 0) {
+      marks |= kByGrant;
       ++stream.permits_;
+      if ((marks & kOffered) != 0) stream.free_.push_back(chunk);
     }
     // The peer waits for this chunk: even where nobody here asked for it, its data must now be fetched.
-    if ((stream.marks_[chunk] & kOffered) == 0) {
-      std::erase(stream.wanted_, chunk);
+    if ((marks & kOffered) == 0) {
+      marks &= static_cast<std::uint8_t>(~kWanted);
       stream.source->on_permitted(stream, chunk);
     }
   }
-  if (!stream.starved_) pump(stream);
-}
-
-void Outbox::leave_queues(Stream& stream) {
-  if (stream.waiting_) {
-    Lane& peer = lane(stream.peer);
-    std::erase(peer.urgent, &stream);
-    std::erase(peer.bulk, &stream);
-    stream.waiting_ = false;
-  }
-  if (stream.starved_) {
-    std::erase(starved_, &stream);
-    stream.starved_ = false;
-  }
+  if (stream.starved_.in == nullptr) pump(stream);
 }
 
 void Outbox::cancel(Stream& stream) {
-  leave_queues(stream);
+  stop_waiting(stream);
   // Permits that were paid for and not used go back.
-  if (!stream.marks_.empty()) {
+  if (std::exchange(stream.permits_, 0) > 0) {
     for (std::uint32_t chunk = 0; chunk < stream.chunks; ++chunk) {
       if ((stream.marks_[chunk] & (kByAllowance | kSent)) != kByAllowance) continue;
       const std::size_t bytes = stream.bytes_of(chunk);
@@ -408,9 +445,10 @@ void Outbox::cancel(Stream& stream) {
       peer.outstanding -= cost;
       peer.returned_bytes += static_cast<std::uint64_t>(cost);
       stream.marks_[chunk] |= kSent;
-      resume_.push_back(stream.peer);
+      resume(peer);
     }
   }
+  stream.free_.clear();
   stream.ready_.clear();
   stream.wanted_.clear();
 }
@@ -456,6 +494,7 @@ bool Outbox::is_open(core::EngineId peer) const {
 }
 
 void Outbox::announce(Lane& peer, Stream& stream) {
+  ++looks_;
   stream.announced_ = true;
   wire::Header header = stream.header;
   header.type = wire::Type::kAnnounce;
@@ -470,36 +509,26 @@ std::size_t Outbox::progress(core::TimePoint now) {
   std::size_t work = 0;
   if (slot_released_) {
     slot_released_ = false;
-    // One by one: pumping a stream may finish operations and cancel streams further back in this list.
-    for (std::size_t left = starved_.size(); left > 0 && !starved_.empty(); --left) {
-      Stream* stream = starved_.front();
-      starved_.pop_front();
-      stream->starved_ = false;
-      pump(*stream);
-      ++work;
-      if (stream->starved_) {
-        // No slot again: it keeps its place at the head.
-        std::erase(starved_, stream);
-        starved_.push_front(stream);
-        break;
-      }
+    // Whoever waits for other slots than those in front, or peers, is not held up by them.
+    for (StreamQueue& kind : starved_) {
+      const std::uint64_t before = looks_;
+      pump_queue(kind);
+      work += looks_ - before;
     }
   }
   for (std::vector<core::EngineId> resume = std::exchange(resume_, {}); const core::EngineId id : resume) {
-    if (auto found = lanes_.find(id); found != lanes_.end()) pump_lane(*found->second);
     ++work;
+    const auto found = lanes_.find(id);
+    if (found == lanes_.end()) continue;
+    found->second->resumes = false;
+    pump_lane(*found->second);
   }
   for (auto& [id, peer] : lanes_) {
-    if (!peer->unannounced || peer->blocked_since == core::TimePoint::max() ||
-        now - peer->blocked_since < options_.announce_after)
-      continue;
-    peer->unannounced = false;
-    for (std::deque<Stream*>* queue : {&peer->urgent, &peer->bulk}) {
-      // Indexed: announcing never changes the queues, but the vector of streams may be long.
-      for (std::size_t i = 0; i < queue->size(); ++i) {
-        Stream& stream = *(*queue)[i];
-        if (stream.announced_) continue;
-        announce(*peer, stream);
+    for (Lane::Waiting* waiting : {&peer->urgent, &peer->bulk}) {
+      if (waiting->unannounced.empty() || now - waiting->since < options_.announce_after) continue;
+      while (Stream* stream = waiting->unannounced.front()) {
+        StreamQueue::remove(*stream, &Stream::unannounced_);
+        announce(*peer, *stream);
         ++work;
       }
     }
@@ -512,10 +541,11 @@ std::size_t Outbox::progress(core::TimePoint now) {
 }
 
 core::TimePoint Outbox::next_due() const noexcept {
+  if (!resume_.empty()) return core::TimePoint{};
   core::TimePoint due = core::TimePoint::max();
   for (const auto& [id, peer] : lanes_)
-    if (peer->unannounced && peer->blocked_since != core::TimePoint::max())
-      due = std::min(due, peer->blocked_since + options_.announce_after);
+    for (const Lane::Waiting* waiting : {&peer->urgent, &peer->bulk})
+      if (!waiting->unannounced.empty()) due = std::min(due, waiting->since + options_.announce_after);
   return due;
 }
 
@@ -524,7 +554,7 @@ std::string Outbox::describe() const {
   const auto stream_text = [](const Stream& s) {
     return "  stage " + std::to_string(static_cast<int>(s.header.stage)) + " seq " + std::to_string(s.header.sequence) +
            " span " + std::to_string(s.header.span) + " sent " + std::to_string(s.sent_) + "/" +
-           std::to_string(s.chunks) + " ready " + std::to_string(s.ready_.size()) + " wanted " +
+           std::to_string(s.chunks) + " ready " + std::to_string(s.free_.size() + s.ready_.size()) + " wanted " +
            std::to_string(s.wanted_.size()) + " permits " + std::to_string(s.permits_) +
            (s.announced_ ? " announced" : "") + (s.granted_all_ ? " granted" : "") + "\n";
   };
@@ -533,10 +563,11 @@ std::string Outbox::describe() const {
             std::to_string(peer->window) + " allowance " + std::to_string(peer->allowance) + " outstanding " +
             std::to_string(peer->outstanding) + " granted bytes " + std::to_string(peer->granted_bytes) +
             " to return " + std::to_string(peer->to_return) + (peer->broken ? " broken" : "") + "\n";
-    for (const auto* queue : {&peer->urgent, &peer->bulk})
-      for (const Stream* s : *queue) text += stream_text(*s);
+    for (const StreamQueue* queue : {&peer->urgent.turn, &peer->bulk.turn})
+      for (const Stream* s = queue->front(); s != nullptr; s = queue->next(*s)) text += stream_text(*s);
   }
-  for (const Stream* s : starved_) text += "starved" + stream_text(*s);
+  for (const StreamQueue& kind : starved_)
+    for (const Stream* s = kind.front(); s != nullptr; s = kind.next(*s)) text += "starved" + stream_text(*s);
   for (std::size_t c = 0; c < net_in_use_.size(); ++c)
     text += "class " + std::to_string(options_.class_bytes[c]) + ": " + std::to_string(net_in_use_[c]) + " of " +
             std::to_string(options_.net_slots[c]) + " between nodes\n";

@@ -15,6 +15,8 @@
 // Order    Urgent streams (tiny operations) go first, then streams in order of their first offer, per peer. Peers do
 //          not wait for each other: a bulk operation walks its owners as their allowances come back. Urgent messages take
 //          a connection of their own while bulk is under way on the other (or always: OutboxOptions::urgent_always).
+// Cost     Whatever comes (an offer, a credit, a grant, a free slot) looks at the streams that it lets go, and at most one
+//          more in each queue: how many wait makes no difference.
 // Threads  the engine's progress thread.
 // Errors   a peer that cannot be sent to is reported to the Router, once, from progress().
 #pragma once
@@ -55,6 +57,31 @@ class Source {
   virtual void on_permitted(Stream& stream, std::uint32_t chunk) = 0;
 };
 
+/// Streams that wait for one thing, in a row. Each is linked by its own hook, so that it leaves from anywhere at once.
+class StreamQueue : core::Pinned {
+ public:
+  struct Hook {
+    StreamQueue* in = nullptr;
+    Stream* before = nullptr;
+    Stream* after = nullptr;
+  };
+  explicit StreamQueue(Hook Stream::*hook) noexcept : hook_(hook) {}
+  ~StreamQueue();
+
+  bool empty() const noexcept { return front_ == nullptr; }
+  Stream* front() const noexcept { return front_; }
+  Stream* next(const Stream& stream) const noexcept;
+  /// At the end, and out of any other queue of this hook; one that is in this queue keeps its place.
+  void add(Stream& stream) noexcept;
+  /// Out of whichever queue of this hook it is in, if any.
+  static void remove(Stream& stream, Hook Stream::*hook) noexcept;
+
+ private:
+  Hook Stream::*const hook_;
+  Stream* front_ = nullptr;
+  Stream* back_ = nullptr;
+};
+
 struct Stream : core::Pinned {
   wire::Header header;  // of every message: type, chunk, flags, payload_bytes and aux are filled in
   core::EngineId peer;
@@ -74,15 +101,18 @@ struct Stream : core::Pinned {
 
  private:
   friend class Outbox;
-  std::vector<std::uint8_t> marks_;    // per chunk, made on first use
-  std::deque<std::uint32_t> ready_;    // offered and not sent
-  std::vector<std::uint32_t> wanted_;  // want()ed and not permitted
+  std::vector<std::uint8_t> marks_;   // per chunk, made on first use
+  std::deque<std::uint32_t> free_;    // offered, with a permit, and not sent
+  std::deque<std::uint32_t> ready_;   // offered without a permit; those that have got one since are passed over
+  std::deque<std::uint32_t> wanted_;  // want()ed; likewise
   std::uint32_t sent_ = 0;
   std::uint32_t permits_ = 0;  // chunks that hold a permit and are not sent
   bool announced_ = false;
   bool granted_all_ = false;
-  bool waiting_ = false;  // in its peer's queue
-  bool starved_ = false;  // in the list of those that found no slot
+  StreamQueue::Hook turn_;         // waits for a permit, in its peer's order
+  StreamQueue::Hook whole_;        // of these, granted as a whole
+  StreamQueue::Hook unannounced_;  // of these, the peer has not been told
+  StreamQueue::Hook starved_;      // waits for a slot
 };
 
 struct Peer {
@@ -186,6 +216,8 @@ class Outbox : core::Pinned {
   void consumed(core::EngineId source, std::int64_t cost, bool granted) noexcept;
 
   transport::BufferPool& pool() noexcept { return pool_; }
+  /// How often a stream was looked at, since the beginning: what the work of the queues is measured by.
+  std::uint64_t looks() const noexcept { return looks_; }
   /// One line per peer and waiting stream, for debugging a stall.
   std::string describe() const;
 
@@ -208,10 +240,16 @@ class Outbox : core::Pinned {
     std::int64_t to_return = 0;          // eager bytes of theirs consumed here and not returned
     std::int64_t granted_to_return = 0;  // likewise, of what they sent under "all chunks" grants
     std::int64_t credit_batch = 0;       // returned in such parts
-    std::deque<Stream*> urgent;
-    std::deque<Stream*> bulk;
-    core::TimePoint blocked_since = core::TimePoint::max();
-    bool unannounced = false;  // a waiting stream has not announced itself
+    struct Waiting {
+      StreamQueue turn{&Stream::turn_};                // all, by first offer
+      StreamQueue whole{&Stream::whole_};              // those granted as a whole, by the grant
+      StreamQueue unannounced{&Stream::unannounced_};  // those that the peer has not been told of
+      core::TimePoint since;                           // when the first came; of urgent ones, when the last went
+    };
+    Waiting urgent;  // for a permit
+    Waiting bulk;
+    bool resumes = false;  // in resume_
+    Waiting& of(const Stream& stream) noexcept { return stream.urgent ? urgent : bulk; }
   };
   enum class Step { kSent, kNoPermit, kNoSlot, kBroken };
 
@@ -222,12 +260,14 @@ class Outbox : core::Pinned {
   std::int64_t cost_of(const Lane& lane, std::size_t bytes) const noexcept;
   void prepare(Stream& stream);
   void pump(Stream& stream);
+  bool pump_queue(StreamQueue& queue);
   void pump_lane(Lane& lane);
+  void resume(Lane& lane);
   Step send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk);
   void serve_wanted(Lane& lane, Stream& stream);
   void wait(Lane& lane, Stream& stream);
-  void starve(Stream& stream);
-  void leave_queues(Stream& stream);
+  void starve(const Lane& lane, Stream& stream, std::size_t bytes);
+  static void stop_waiting(Stream& stream) noexcept;
   void announce(Lane& lane, Stream& stream);
   core::Status transmit(Lane& lane, const wire::Header& header, const transport::Buffer& buffer, std::size_t bytes,
                         transport::SendDone done, bool urgent = false);
@@ -239,11 +279,13 @@ class Outbox : core::Pinned {
   transport::BufferPool& pool_;
   Router& router_;
   std::unordered_map<core::EngineId, std::unique_ptr<Lane>> lanes_;
-  std::deque<Stream*> starved_;
+  /// Streams that found no slot, by what would do: a size class, between nodes or to a local peer.
+  std::deque<StreamQueue> starved_;
   std::vector<std::size_t> net_in_use_;
   std::vector<std::pair<core::EngineId, core::Status>> broken_;
   bool slot_released_ = false;
-  std::vector<core::EngineId> resume_;  // lanes whose granted bytes went down
+  std::vector<core::EngineId> resume_;  // lanes that may send more
+  std::uint64_t looks_ = 0;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

@@ -27,6 +27,7 @@ struct ClusterOptions {
   std::uint64_t tiny_bytes = 256;
   double heartbeat_seconds = 1000;
   double dead_seconds = 5000;
+  double warn_seconds = engine::RuntimeOptions().warn_seconds;
   std::size_t early_messages_max = std::size_t{1} << 20;
   engine::UnopenedGroups::Limits unopened;
   /// Extra bytes of pool beyond the minimum.
@@ -53,6 +54,7 @@ class Cluster {
       o.local_peers = n;
       o.heartbeat_seconds = options_.heartbeat_seconds;
       o.dead_seconds = options_.dead_seconds;
+      o.warn_seconds = options_.warn_seconds;
       o.early_messages_max = options_.early_messages_max;
       o.unopened = options_.unopened;
       const auto classes = engine::Runtime::pool_classes(o, options_.pool_extra_bytes);

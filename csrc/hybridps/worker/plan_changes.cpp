@@ -132,7 +132,7 @@ std::size_t PlanChanges::tick(core::TimePoint now) {
 }
 
 void PlanChanges::on_finished(const OperationRun& run) {
-  std::erase(held_, run.sequence);
+  held_.erase(run.sequence);
   if (!measured_ || measured_->sequence != run.sequence) return;
   const std::unique_ptr<Measured> measured = std::move(measured_);
   const core::TimePoint now = core::Clock::now();
@@ -293,7 +293,7 @@ void PlanChanges::on_switch(std::uint64_t first) {
 }
 
 void PlanChanges::start_held() {
-  for (std::deque<std::uint64_t> held = std::exchange(held_, {}); const std::uint64_t sequence : held)
+  for (const std::set<std::uint64_t> held = std::exchange(held_, {}); const std::uint64_t sequence : held)
     worker_.start_unfrozen(group_, sequence);
 }
 

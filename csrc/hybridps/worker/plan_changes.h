@@ -15,9 +15,9 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "hybridps/core/clock.h"
@@ -49,7 +49,7 @@ class PlanChanges : core::Pinned {
   std::uint32_t newest() const noexcept { return bindings_.rbegin()->second.version; }
   /// No operation may be bound now: give it to hold(), it starts with the answer.
   bool is_frozen() const noexcept { return asked_ != 0; }
-  void hold(std::uint64_t sequence) { held_.push_back(sequence); }
+  void hold(std::uint64_t sequence) { held_.insert(sequence); }
 
   void on_started(const OperationRun& run);
   void on_finished(const OperationRun& run);
@@ -99,7 +99,7 @@ class PlanChanges : core::Pinned {
   std::uint32_t asked_ = 0;  // the version, 0: none
   std::vector<double> asked_weights_;
   std::uint64_t unbound_ = 0;  // as answered
-  std::deque<std::uint64_t> held_;
+  std::set<std::uint64_t> held_;
 
   // Rank 0.
   std::unique_ptr<schedule::RateFinder> finder_;

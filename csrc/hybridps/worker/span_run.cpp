@@ -398,7 +398,7 @@ void SpanRun::on_node_permit(std::uint32_t chunk, bool budgeted) {
   }
   if (permits_.empty()) permits_.resize(plan_.chunks, 0);
   if (std::exchange(permits_[chunk], 1) != 0) return;
-  worker_.grant_local_when_possible(*this, chunk);
+  local_grant_tickets_.push_back(worker_.grant_local_when_possible(*this, chunk));
 }
 
 void SpanRun::grant_local(std::uint32_t chunk) {
@@ -473,26 +473,14 @@ void SpanRun::on_grant(const wire::Header& header) {
   }
 }
 
-void SpanRun::missing(std::vector<int>& ranks) const {
-  const schedule::Topology& topology = run_.group.info.topology;
-  if (consumer_ && (plan_.chunks != chunks_done_)) ranks.push_back(plan_.owner);
-  if (agent_ && locals_ > 1) {
-    for (const int rank : topology.ranks_of(topology.my_node()))
-      if (rank != topology.rank() && !run_.local_seen[static_cast<std::size_t>(topology.local_index(rank))])
-        ranks.push_back(rank);
-  }
-  for (const auto& stream : streams_) {
-    if (stream->all_sent() || stream.get() == push_) continue;
-    for (int rank = 0; rank < topology.size(); ++rank)
-      if (chunks_done_ > 0 && run_.group.info.engines[static_cast<std::size_t>(rank)] == stream->peer)
-        ranks.push_back(rank);
-  }
+bool SpanRun::waits_for_owner() const noexcept {
+  return (consumer_ && chunks_done_ != plan_.chunks) || (push_ != nullptr && !push_->all_sent());
 }
 
 void SpanRun::cancel() {
   if (cancelled_) return;
   cancelled_ = true;
-  worker_.forget_local_grants(*this);
+  for (const std::uint64_t ticket : local_grant_tickets_) worker_.forget_local_grant(ticket);
   for (const auto& [chunk, local] : local_)
     if (local.counted) worker_.local_grant_done();
   for (const auto& stream : streams_) worker_.outbox().cancel(*stream);

@@ -58,8 +58,7 @@ class SpanRun final : public flow::Source, core::Pinned {
   void cancel();
 
   const schedule::Span& plan() const noexcept { return plan_; }
-  /// Ranks from which something is still expected, appended (for messages to the user).
-  void missing(std::vector<int>& ranks) const;
+  bool waits_for_owner() const noexcept;
   /// Results that this rank waits for, and those that have come.
   std::uint32_t chunks_wanted() const noexcept { return consumer_ || (aggregate_ && owner_) ? plan_.chunks : 0; }
   std::uint32_t chunks_done() const noexcept { return chunks_done_; }
@@ -120,6 +119,7 @@ class SpanRun final : public flow::Source, core::Pinned {
   std::vector<std::uint8_t> got_;        // per chunk: the result has come
   std::vector<std::uint8_t> local_got_;  // per chunk: all local contributions have come
   std::vector<std::uint8_t> permits_;    // per chunk: local grants were asked for
+  std::vector<std::uint64_t> local_grant_tickets_;
   bool wants_ = false;                   // permits for all chunks were asked for
   std::vector<Shared> shared_;           // per chunk: the buffer that other result streams may share while it lives
   std::unordered_map<std::uint32_t, std::vector<std::byte>> bounces_;  // chunks that have no contiguous place

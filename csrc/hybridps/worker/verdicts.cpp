@@ -14,6 +14,11 @@ namespace {
 constexpr auto kProbeAfter = std::chrono::milliseconds(250);
 constexpr auto kAnswerWithin = std::chrono::milliseconds(100);
 constexpr auto kProbeAgainAfter = std::chrono::seconds(5);
+// A deadline and a warning tell what the others do now: shortly before the one they are asked again, and before the other
+// unless they were asked as lately as that, or have not answered for so long.
+constexpr auto kAskBeforeDeadline = std::chrono::milliseconds(300);
+constexpr auto kAnswersAge = std::chrono::seconds(3);
+constexpr auto kWarningWaits = std::chrono::seconds(1);
 
 // Ranks that are described in full in one message.
 constexpr std::size_t kDescribedMax = 3;
@@ -228,7 +233,7 @@ void Worker::on_verdict(GroupState& group, const wire::Header& header, const flo
 }
 
 void Worker::probe(OperationRun& run, core::TimePoint now) {
-  run.probed_at = now;
+  run.probed_at = run.group.asked_at = now;
   wire::Header header;
   header.type = wire::Type::kProbe;
   header.sequence = run.sequence;
@@ -268,57 +273,87 @@ void Worker::on_probe(GroupState& group, const wire::Header& header) {
   host_.send_control(header.source, reply, {});
 }
 
+void Worker::on_probe_reply(GroupState& group, const wire::Header& header) {
+  if (header.sender_rank >= group.known.size()) return;
+  GroupState::Known& known = group.known[header.sender_rank];
+  known.at = core::Clock::now();
+  if (header.aux < known.submitted || header.span_bytes < known.finished) return;  // overtaken by a later answer
+  known.submitted = header.aux;
+  known.finished = header.span_bytes;
+  known.last = header.signature;
+}
+
+// Operations are issued in order, so any message about a later one will do.
+bool Worker::has_issued(const GroupState& group, int rank, std::uint64_t sequence) {
+  const auto at = static_cast<std::size_t>(rank);
+  return rank == group.info.topology.rank() || group.known[at].submitted > sequence || group.heard[at] > sequence;
+}
+
 std::vector<int> Worker::missing_ranks(const OperationRun& run) const {
+  const GroupState& group = run.group;
   std::vector<int> ranks;
   if (run.operation.kind == schedule::Kind::kPointToPoint) {
     if (run.operation.peer >= 0) ranks.push_back(run.operation.peer);
     return ranks;
   }
-  const bool asked = run.probed_at != run.submitted_at;
-  if (!asked || (run.replies.empty() && core::Clock::now() - run.probed_at < kAnswerWithin)) return ranks;
-  // Ranks that have not submitted the operation are the cause; who merely waits for them is not.
-  for (int rank = 0; rank < run.group.info.topology.size(); ++rank) {
-    if (rank == run.group.info.topology.rank()) continue;
-    const auto reply = run.replies.find(rank);
-    if (reply == run.replies.end() || reply->second.submitted <= run.sequence) ranks.push_back(rank);
+  if (group.asked_at <= run.submitted_at) return ranks;
+  // Ranks that have not submitted the operation are the cause; who merely waits for them, or is slow, is not.
+  const bool time_is_up = core::Clock::now() - group.asked_at >= kAnswerWithin;
+  for (int rank = 0; rank < group.info.topology.size(); ++rank) {
+    const bool has_answered = group.known[static_cast<std::size_t>(rank)].at >= group.asked_at;
+    if (!has_issued(group, rank, run.sequence) && (has_answered || time_is_up)) ranks.push_back(rank);
   }
   if (!ranks.empty()) return ranks;
-  for (const auto& span : run.spans) span->missing(ranks);
+  // A dedicated server issues nothing: of what it owes there is no other sign.
+  for (const auto& span : run.spans)
+    if (group.info.topology.is_dedicated(span->plan().owner) && span->waits_for_owner())
+      ranks.push_back(span->plan().owner);
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   return ranks;
 }
 
 // "rank 2 (host5 pid 880) was last seen finishing seq 16, barrier".
-std::string Worker::last_known(const OperationRun& run, int rank) const {
-  const GroupState& group = run.group;
+std::string Worker::last_known(const GroupState& group, int rank) const {
   std::string text = group.info.member_text(rank);
   if (group.info.topology.is_dedicated(rank)) return text;
-  const auto found = run.replies.find(rank);
-  if (found == run.replies.end()) {
+  const GroupState::Known& known = group.known[static_cast<std::size_t>(rank)];
+  if (known.at == core::TimePoint{}) {
     const std::uint64_t heard = group.heard[static_cast<std::size_t>(rank)];
     return text + (heard > 0 ? " was last heard in seq " + std::to_string(heard - 1) : " was not heard yet");
   }
-  const OperationRun::Reply& reply = found->second;
-  if (reply.submitted == 0) return text + " has not issued an operation of this group";
-  if (reply.finished >= reply.submitted)
-    return text + " was last seen finishing seq " + std::to_string(reply.submitted - 1) + ", " +
-           wire::describe(reply.last);
-  return text + " is in seq " + std::to_string(reply.finished) + ", " + wire::describe(reply.last);
+  if (known.submitted == 0) return text + " has not issued an operation of this group";
+  if (known.finished >= known.submitted)
+    return text + " was last seen finishing seq " + std::to_string(known.submitted - 1) + ", " +
+           wire::describe(known.last);
+  return text + " is in seq " + std::to_string(known.finished) + ", " + wire::describe(known.last);
 }
 
 // Where a failed operation stood, as far as this rank knows.
 std::string Worker::standing(const OperationRun& run) const {
   if (!run.started || run.operation.kind == schedule::Kind::kPointToPoint) return {};
-  std::vector<int> waiting{run.group.info.topology.rank()};
-  for (const auto& [rank, reply] : run.replies)
-    if (reply.submitted > run.sequence && reply.finished <= run.sequence) waiting.push_back(rank);
-  std::sort(waiting.begin(), waiting.end());
+  const GroupState& group = run.group;
   std::string text;
-  if (const std::vector<int> missing = missing_ranks(run); !missing.empty()) {
-    text += "; waiting " + core::format_ranks(waiting) + ", missing " + core::format_ranks(missing);
-    for (std::size_t i = 0; i < std::min(missing.size(), kDescribedMax); ++i)
-      text += (i == 0 ? ": " : ", ") + last_known(run, missing[i]);
+  const auto describe_ranks = [&](const std::vector<int>& ranks) {
+    for (std::size_t i = 0; i < std::min(ranks.size(), kDescribedMax); ++i)
+      text += (i == 0 ? ": " : ", ") + last_known(group, ranks[i]);
+  };
+  if (group.asked_at > run.submitted_at) {
+    std::vector<int> waiting;
+    std::vector<int> behind;  // in an earlier one
+    for (int rank = 0; rank < group.info.topology.size(); ++rank) {
+      const GroupState::Known& known = group.known[static_cast<std::size_t>(rank)];
+      if (!has_issued(group, rank, run.sequence) || known.finished > run.sequence) continue;
+      waiting.push_back(rank);
+      if (known.at >= group.asked_at && known.finished < run.sequence) behind.push_back(rank);
+    }
+    text += "; waiting " + core::format_ranks(waiting);
+    if (const std::vector<int> missing = missing_ranks(run); !missing.empty()) {
+      text += ", missing " + core::format_ranks(missing);
+      describe_ranks(missing);
+    } else {
+      describe_ranks(behind);
+    }
   }
   std::uint64_t wanted = 0;
   std::uint64_t done = 0;
@@ -348,35 +383,59 @@ void Worker::expire(OperationRun& run) {
 
 void Worker::watch(core::TimePoint now) {
   next_watch_ = now + kWatchEvery;
-  const auto is_due = [now](const OperationRun& run) {
-    const bool first = run.probed_at == run.submitted_at;
-    return now - run.probed_at >= (first ? core::Duration(kProbeAfter) : core::Duration(kProbeAgainAfter));
-  };
-  std::vector<core::GroupUid> waiting;
-  for (const auto& [uid, group] : groups_) {
-    if (group->running.empty() || !group->running.begin()->second->started) continue;
-    // The oldest operation alone: what the others wait for is behind it.
-    OperationRun& run = *group->running.begin()->second;
-    if (is_due(run)) {
-      if (run.probed_at != run.submitted_at) waiting.push_back(uid);
-      probe(run, now);
-    }
-    if (options_.warn_seconds > 0 && run.operation.kind != schedule::Kind::kGoodbye &&
-        now - run.warned_at >= core::from_seconds(options_.warn_seconds)) {
-      run.warned_at = now;
-      core::log_warn(describe(run), " is not done after ", seconds_text(now - run.submitted_at), standing(run));
-    }
-  }
-  // Does the peer of a send or receive live? It need not have issued its part, so there is nothing else to ask.
-  for (OperationRun* run : tracked_) {
-    if (run->operation.kind != schedule::Kind::kPointToPoint || run->operation.peer < 0 || !is_due(*run)) continue;
-    if (run->probed_at != run->submitted_at) waiting.push_back(run->group.info.uid);
-    run->probed_at = now;
-    wire::Header ping;
-    ping.type = wire::Type::kPing;
-    host_.send_control(run->group.info.engines[static_cast<std::size_t>(run->operation.peer)], ping, {});
-  }
+  std::set<core::GroupUid> waiting;
+  for (const auto& [uid, group] : groups_)
+    if (!group->running.empty() && group->running.begin()->second->started) watch(*group, now, waiting);
+  if (now >= next_peers_watch_) watch_peers(now, waiting);
   for (const core::GroupUid uid : waiting) host_.on_group_waits(uid);
+}
+
+// The oldest operation alone: what the others wait for is behind it.
+void Worker::watch(GroupState& group, core::TimePoint now, std::set<core::GroupUid>& waiting) {
+  OperationRun& run = *group.running.begin()->second;
+  const bool first = run.probed_at == run.submitted_at;
+  // Where many are in flight the oldest is another one each time, and the answers are the same.
+  const bool due =
+      first ? now - std::max(run.submitted_at, group.asked_at) >= kProbeAfter : now - run.probed_at >= kProbeAgainAfter;
+  const bool ends_soon = !run.deadline.is_never() && run.deadline.point() - now < kAskBeforeDeadline &&
+                         now - group.asked_at > kAskBeforeDeadline;
+  if (due && !first) waiting.insert(group.info.uid);
+  if (due || (!first && ends_soon)) probe(run, now);
+  if (options_.warn_seconds <= 0 || run.operation.kind == schedule::Kind::kGoodbye ||
+      now - std::max(run.warned_at, group.warned_at) < core::from_seconds(options_.warn_seconds))
+    return;
+  if (now - group.asked_at > kAnswersAge) probe(run, now);
+  for (const GroupState::Known& known : group.known) {
+    const bool answered = known.at >= group.asked_at || &known - group.known.data() == group.info.topology.rank();
+    if (!answered && now - group.asked_at < kWarningWaits) return;
+  }
+  run.warned_at = group.warned_at = now;
+  core::log_warn(describe(run), " is not done after ", seconds_text(now - run.submitted_at), standing(run));
+}
+
+// Does the peer of a send or receive live? It need not have issued its part, so there is nothing else to ask.
+void Worker::watch_peers(core::TimePoint now, std::set<core::GroupUid>& waiting) {
+  next_peers_watch_ = now + kProbeAfter;  // what comes from now on
+  std::set<core::EngineId> asked;
+  for (const auto& [uid, group] : groups_) {
+    for (OperationRun* run : group->p2p->active()) {
+      if (run->operation.peer < 0) continue;
+      const bool first = run->probed_at == run->submitted_at;
+      const core::TimePoint due =
+          run->probed_at + (first ? core::Duration(kProbeAfter) : core::Duration(kProbeAgainAfter));
+      if (now < due) {
+        next_peers_watch_ = std::min(next_peers_watch_, due);
+        continue;
+      }
+      if (!first) waiting.insert(uid);
+      run->probed_at = now;
+      const core::EngineId peer = group->info.engines[static_cast<std::size_t>(run->operation.peer)];
+      if (!asked.insert(peer).second) continue;
+      wire::Header ping;
+      ping.type = wire::Type::kPing;
+      host_.send_control(peer, ping, {});
+    }
+  }
 }
 
 void Worker::on_peer_dead(core::EngineId peer, const core::Status& cause, const std::string& own_fault) {

@@ -108,6 +108,7 @@ GroupState& Worker::open_group(GroupInfo info) {
   state->p2p = std::make_unique<PointToPoint>(*this, *state);
   state->plans = std::make_unique<PlanChanges>(*this, *state, options_.find_rates);
   state->heard.assign(state->info.engines.size(), 0);
+  state->known.resize(static_cast<std::size_t>(state->info.topology.size()));
   return *(groups_[uid] = std::move(state));
 }
 
@@ -380,13 +381,7 @@ void Worker::handle(GroupState& group, const wire::Header& header, flow::Deliver
     switch (header.type) {
       case wire::Type::kVerdict: on_verdict(group, header, payload); break;
       case wire::Type::kProbe: on_probe(group, header); break;
-      case wire::Type::kProbeReply: {
-        const auto found = group.running.find(header.sequence);
-        if (found != group.running.end())
-          found->second->replies[static_cast<int>(header.sender_rank)] = {header.aux, header.span_bytes,
-                                                                          header.signature};
-        break;
-      }
+      case wire::Type::kProbeReply: on_probe_reply(group, header); break;
       case wire::Type::kData:
       case wire::Type::kAnnounce:
       case wire::Type::kGrant: {
@@ -495,27 +490,35 @@ core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
   return due;
 }
 
-void Worker::grant_local_when_possible(SpanRun& span, std::uint32_t chunk) {
-  if (local_grants_ >= std::max(1U, options_.grant_chunks)) {
-    local_grants_waiting_.emplace_back(&span, chunk);
-    return;
-  }
-  ++local_grants_;
-  span.grant_local(chunk);
+std::uint64_t Worker::grant_local_when_possible(SpanRun& span, std::uint32_t chunk) {
+  local_grants_waiting_.emplace_back(&span, chunk);
+  const std::uint64_t ticket = local_grants_passed_ + local_grants_waiting_.size() - 1;
+  give_local_grants();
+  return ticket;
 }
 
 void Worker::local_grant_done() {
   assert(local_grants_ > 0);
   --local_grants_;
-  if (local_grants_waiting_.empty()) return;
-  const auto [span, chunk] = local_grants_waiting_.front();
-  local_grants_waiting_.pop_front();
-  ++local_grants_;
-  span->grant_local(chunk);
+  give_local_grants();
 }
 
-void Worker::forget_local_grants(SpanRun& span) {
-  std::erase_if(local_grants_waiting_, [&](const auto& waiting) { return waiting.first == &span; });
+void Worker::give_local_grants() {
+  // A chunk that needs no grant any more is done at once, and calls from inside here.
+  if (std::exchange(giving_local_grants_, true)) return;
+  while (local_grants_ < std::max(1U, options_.grant_chunks) && !local_grants_waiting_.empty()) {
+    const auto [span, chunk] = local_grants_waiting_.front();
+    local_grants_waiting_.pop_front();
+    ++local_grants_passed_;
+    if (span == nullptr) continue;
+    ++local_grants_;
+    span->grant_local(chunk);
+  }
+  giving_local_grants_ = false;
+}
+
+void Worker::forget_local_grant(std::uint64_t ticket) noexcept {
+  if (ticket >= local_grants_passed_) local_grants_waiting_[ticket - local_grants_passed_].first = nullptr;
 }
 
 }  // namespace hybridps::worker

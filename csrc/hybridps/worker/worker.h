@@ -89,13 +89,6 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   core::TimePoint warned_at;
   core::Deadline deadline;
   std::optional<Expiries::iterator> expiry;  // while it has a deadline ahead
-  /// What a rank has answered to a probe.
-  struct Reply {
-    std::uint64_t submitted = 0;  // operations of this group
-    std::uint64_t finished = 0;
-    wire::Signature last;  // the one it is in; if it is in none, the last one it finished
-  };
-  std::map<int, Reply> replies;  // by rank
 };
 
 /// Messages for operations that have not started here, by sequence number.
@@ -134,6 +127,16 @@ struct GroupState : core::Pinned {
   std::set<std::uint64_t> reserved;  // issued, and not submitted yet
   std::set<std::uint64_t> held;      // barriers that wait for earlier operations
   std::vector<std::uint64_t> heard;  // by member: 1 + the greatest collective that a message of it was of
+  /// What a rank has answered to probes, of whatever operation.
+  struct Known {
+    std::uint64_t submitted = 0;  // collectives of this group
+    std::uint64_t finished = 0;
+    wire::Signature last;  // the one it is in; if it is in none, the last one it finished
+    core::TimePoint at;    // of its last answer
+  };
+  std::vector<Known> known;   // by rank
+  core::TimePoint asked_at;   // the last probe
+  core::TimePoint warned_at;  // the last warning
   EarlyMessages early;
   std::unordered_map<std::uint64_t, core::Status> verdicts;  // on operations not yet submitted here
   std::unique_ptr<PointToPoint> p2p;
@@ -224,9 +227,11 @@ class Worker final : public server::Listener, core::Pinned {
   /// A contribution has left: others of the operation may follow, in the next tick().
   void pace_soon(OperationRun& run);
   /// The budget of chunks that local ranks were granted by this engine as an agent.
-  void grant_local_when_possible(SpanRun& span, std::uint32_t chunk);
+  /// Returns a ticket, for forget_local_grant().
+  std::uint64_t grant_local_when_possible(SpanRun& span, std::uint32_t chunk);
   void local_grant_done();
-  void forget_local_grants(SpanRun& span);
+  /// It was granted, or need not be any more.
+  void forget_local_grant(std::uint64_t ticket) noexcept;
   /// Whether one more message that nothing here waits for yet may be kept; else the group is about to fail.
   bool can_keep(GroupState& group, std::size_t kept, const wire::Header& header);
   void bury(std::unique_ptr<OperationRun> run) { graveyard_.push_back(std::move(run)); }
@@ -241,21 +246,27 @@ class Worker final : public server::Listener, core::Pinned {
   /// Turns mismatches found inside callbacks into verdicts; returns how many.
   std::size_t judge();
   void start_held(GroupState& group);
+  void give_local_grants();
   bool is_oldest(const GroupState& group, std::uint64_t sequence) const;
   void on_early(GroupState& group, const wire::Header& header, flow::Delivery payload);
   void dispatch(OperationRun& run, const wire::Header& header, flow::Delivery payload);
   void on_verdict(GroupState& group, const wire::Header& header, const flow::Delivery& payload);
   void probe(OperationRun& run, core::TimePoint now);
   void on_probe(GroupState& group, const wire::Header& header);
+  static void on_probe_reply(GroupState& group, const wire::Header& header);
   bool contradicts_finished(GroupState& group, const wire::Header& header);
   void see_local(OperationRun& run, const wire::Header& header);
-  /// Empty while nobody knows: before the others had time to answer a probe, none of them is to be named.
+  static bool has_issued(const GroupState& group, int rank, std::uint64_t sequence);
+  /// Who has not issued the operation. None of whom nobody knows: before a rank had time to answer a probe, it is not to be
+  /// named.
   std::vector<int> missing_ranks(const OperationRun& run) const;
-  std::string last_known(const OperationRun& run, int rank) const;
+  std::string last_known(const GroupState& group, int rank) const;
   std::string standing(const OperationRun& run) const;
   /// The status that the caller gets: who, which operation, how it stood, what to do.
   core::Status in_full(const OperationRun& run, const core::Status& status) const;
   void watch(core::TimePoint now);
+  void watch(GroupState& group, core::TimePoint now, std::set<core::GroupUid>& waiting);
+  void watch_peers(core::TimePoint now, std::set<core::GroupUid>& waiting);
   void expire(OperationRun& run);
   void tell_members(GroupState& group, wire::Header header, std::string_view text);
 
@@ -271,9 +282,12 @@ class Worker final : public server::Listener, core::Pinned {
   std::vector<std::unique_ptr<OperationRun>> graveyard_;
   std::vector<OperationRun*> pacing_;                             // those with pace_due
   std::vector<std::pair<core::GroupUid, core::Status>> failing_;  // verdicts found inside callbacks
-  std::deque<std::pair<SpanRun*, std::uint32_t>> local_grants_waiting_;
+  std::deque<std::pair<SpanRun*, std::uint32_t>> local_grants_waiting_;  // without a span: it gave up
+  std::uint64_t local_grants_passed_ = 0;  // those that have left the front
   std::uint32_t local_grants_ = 0;
+  bool giving_local_grants_ = false;
   core::TimePoint next_watch_;
+  core::TimePoint next_peers_watch_;
   std::size_t active_ = 0;
   std::uint64_t finished_count_ = 0;
 };

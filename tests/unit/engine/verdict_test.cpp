@@ -212,6 +212,46 @@ TEST_CASE("engine/verdict: a deadline says who waits, who is missing, and what t
   }
 }
 
+TEST_CASE("engine/verdict: a deadline names nobody who has issued the operation and waits as well", "[engine][fast]") {
+  std::vector<FaultyTransport*> links;
+  ClusterOptions options = options_of({0, 1, 2});
+  options.dead_seconds = 1000;
+  options.wrap = [&](std::unique_ptr<transport::Transport> inner, int) {
+    auto wrapped = std::make_unique<FaultyTransport>(std::move(inner), Faults{}, 1);
+    links.push_back(wrapped.get());
+    return wrapped;
+  };
+  Cluster cluster(options);
+  Job job(cluster);
+  warm_up(job);
+
+  // What they send to each other in the next moment is lost, but for probes and answers later on.
+  const auto lose = [&] {
+    Faults all;
+    all.drop = 1;
+    for (FaultyTransport* link : links) link->set_faults(all);
+    job.sleep(0.05);
+    for (FaultyTransport* link : links) link->set_faults(Faults{});
+  };
+  SECTION("since the beginning") {
+    job.submit(0, 1, std::chrono::milliseconds(600));
+    for (const int rank : {1, 2}) job.submit(rank, 1);
+    lose();
+  }
+  SECTION("since after it asked what they do") {
+    job.submit(0, 1, std::chrono::milliseconds(1200));
+    job.sleep(0.5);
+    for (const int rank : {1, 2}) job.submit(rank, 1);
+    lose();
+  }
+  REQUIRE(job.run([&] { return job.over({0}); }));
+  INFO(job.text(0));
+  CHECK(job.outcomes[0]->code() == core::Code::kTimeout);
+  CHECK(job.text(0).find("without") == std::string::npos);
+  CHECK(job.text(0).find("missing [") == std::string::npos);
+  CHECK(job.text(0).find("; waiting [0, 2]; 0/1 chunks") != std::string::npos);  // rank 1, the owner, is done
+}
+
 TEST_CASE("engine/verdict: a deadline counts from the call and not from when the engine hears of it",
           "[engine][fast]") {
   Cluster cluster(options_of({0, 1}));

@@ -15,6 +15,10 @@ limit   the least time that the cards allow (hybridps.bounds), from --nic-gbps; 
 sent    bytes that the busiest node sent to others per operation, by the backend's own count, and in % of the plan
 nic     the same by the interface's count (--interface), which holds headers and acknowledgements
 
+--in-flight 5K,20K,100K: instead, so many operations of the first size are issued at once, then waited for (-n runs, 3 unless
+given); what one of them takes, "one (us)", should not rise with their number. --groups: taken in turn from so many groups;
+--late: the last rank begins so many seconds after the others; --callbacks: each has a callback.
+
 Backends take turns, block by block, in the same processes. Large operations start from a barrier; small ones run in
 blocks back to back, and the first of a block does not count. With --device cuda the host waits for the GPU after each
 operation, and that wait is part of the time.
@@ -32,7 +36,7 @@ import tempfile
 import time
 from datetime import timedelta
 
-from hybridps import bounds, local_ranks
+from hybridps import bounds, in_flight, local_ranks
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 REDUCTIONS = ("sum", "avg", "min", "max")
@@ -565,7 +569,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-e", "--maxbytes", type=parse_size, default="16M", help="last size (default %(default)s)")
     add("-f", "--stepfactor", type=float, default=4, help="factor between sizes (default %(default)s)")
     add("-i", "--stepbytes", type=parse_size, default=0, help="bytes between sizes, instead of a factor")
-    add("-n", "--iters", type=int, default=20, help="timed operations per size and backend (default %(default)s)")
+    add("-n", "--iters", type=int, help="timed operations per size and backend (default 20; with --in-flight: runs, 3)")
     add("-w", "--warmup_iters", type=int, default=5, help="operations before them (default %(default)s)")
     add("-d", "--datatype", choices=DTYPES, default="float32", metavar="TYPE", help=", ".join(DTYPES))
     add("-o", "--op", choices=REDUCTIONS, default="sum", metavar="OP", help=", ".join(REDUCTIONS))
@@ -585,6 +589,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="local ranks to start, per node; not under torchrun (default 2, with --nodes 1)",
     )
     add("--nodes", type=int, default=1, help="nodes to emulate with local ranks, over loopback (default %(default)s)")
+    add("--in-flight", metavar="N", default="", help="numbers of operations in flight at once, with commas")
+    add("--groups", type=int, default=1, help="with --in-flight: take the operations from so many groups in turn")
+    add("--late", type=float, default=0, metavar="SECONDS", help="with --in-flight: the last rank begins so much later")
+    add("--callbacks", action="store_true", help="with --in-flight: each operation has a callback")
     add("--json", metavar="FILE", help="write everything measured")
     add("--plot", metavar="FILE", help="draw a picture (PNG); needs matplotlib")
     add("--store", help=argparse.SUPPRESS)  # where the ranks that this program started meet
@@ -596,11 +604,21 @@ def _complaint(arguments) -> str:
     unknown = [name for name in arguments.collective if name not in (*bounds.COLLECTIVES, "all")]
     if unknown:
         return f"unknown collective {unknown[0]!r}; there are {', '.join(bounds.COLLECTIVES)}"
-    if arguments.iters < 1 or arguments.warmup_iters < 0:
+    if (arguments.iters is not None and arguments.iters < 1) or arguments.warmup_iters < 0:
         return "-n must be at least 1, and -w at least 0"
     if arguments.ranks < 0 or arguments.nodes < 1:
         return "--ranks and --nodes count from 1"
+    if not arguments.in_flight and (arguments.groups != 1 or arguments.late or arguments.callbacks):
+        return "--groups, --late and --callbacks need --in-flight"
+    if arguments.groups < 1 or arguments.late < 0:
+        return "--groups counts from 1, and --late from 0"
+    if arguments.in_flight and arguments.device != "cpu":
+        return "--in-flight is for tensors on the CPU"
     try:
+        if arguments.in_flight:
+            in_flight.parse_counts(arguments.in_flight)
+            if unknown := [name for name in arguments.collective if name not in (*in_flight.COLLECTIVES, "all")]:
+                return f"{unknown[0]} is not one of --in-flight's: {', '.join(in_flight.COLLECTIVES)}"
         sizes_between(arguments.minbytes, arguments.maxbytes, arguments.stepfactor, arguments.stepbytes)
         for text, what in ((arguments.nic_gbps, "--nic-gbps"), (arguments.servers_gbps, "--servers-gbps")):
             if text:
@@ -622,6 +640,7 @@ def launch(argv: list[str], ranks: int, nodes: int) -> int:
 
 def measure_all(arguments) -> int:
     names = list(dict.fromkeys([arguments.backend, *filter(None, arguments.against.split(","))]))
+    arguments.iters = arguments.iters or (3 if arguments.in_flight else 20)
     init = {}
     if arguments.store:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -658,6 +677,10 @@ def measure_all(arguments) -> int:
         print(f"# hybridps bench: {title}; load {result['load_before']}; {result['cores']} cores")
     asked = arguments.collective or ["allreduce"]
     wrong = 0
+    if arguments.in_flight:
+        result["rows"] = in_flight.measure_all(session, arguments)
+        wrong = sum(figures["wrong"] for row in result["rows"] for figures in row["backends"].values())
+        asked = []
     for collective in bounds.COLLECTIVES if "all" in asked else asked:
         sizes = sizes_between(arguments.minbytes, arguments.maxbytes, arguments.stepfactor, arguments.stepbytes)
         if not quiet:

@@ -159,7 +159,9 @@ def foreign_headers(
             of_system.add(file)
     if of_system and shutil.which("dpkg-query"):
         compiler_path = Path(shutil.which(compiler) or compiler).resolve()
-        roots = {*packages, *owners([compiler_path])[compiler_path]}
+        # Debian has a part of Python's headers in the folder of the architecture.
+        python = Path(sysconfig.get_paths()["include"], "Python.h").resolve()
+        roots = {*packages, *set().union(*owners([compiler_path, python]).values())}
         allowed = installed_packages(roots)
         real = {file: file.resolve() for file in of_system}
         owner = owners({*real, *real.values()})

@@ -145,7 +145,7 @@ class Hosts:
 
     def command(self, name: str, command: Sequence[str]) -> list[str]:
         """The command line that runs `command` on a host."""
-        return ["nsenter", "-t", self._pid(name), "--net", "--ipc", "--uts", "--mount", *command]
+        return ["nsenter", "-t", self._pid(name), "--net", "--ipc", "--uts", "--mount", "--root", "--wd", *command]
 
     def enter(self, name: str, *command: str) -> str:
         done = subprocess.run(self.command(name, list(command)), capture_output=True, text=True, timeout=30)

@@ -1,0 +1,1 @@
+"""Random programs: see README.md."""

@@ -103,6 +103,7 @@ TEST_CASE("intranode/shm: what a peer passes as memory is checked", "[intranode]
   CHECK(refused(fd, 4096, 8192));
   CHECK(refused(fd, 1, 100));
   CHECK(refused(fd, ~std::size_t{4095}, 8192));
+  CHECK(refused(fd, std::size_t{1} << 20, 4096));  // a mapping behind the end is given, and kills whoever reads it
   CHECK(refused(fd, 0, ~std::size_t{0}));
   CHECK(refused(-1, 0, 1));
   CHECK(refused(STDIN_FILENO, 0, 4096));

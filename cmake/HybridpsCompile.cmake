@@ -20,7 +20,9 @@ if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(HYBRIDPS_CCACHE ccache)
   mark_as_advanced(HYBRIDPS_CCACHE)
   if(HYBRIDPS_CCACHE)
-    set(CMAKE_CXX_COMPILER_LAUNCHER "${HYBRIDPS_CCACHE}")
+    # Paths relative to the build folder: what pip's build has compiled the unit tests' build takes from the cache.
+    set(CMAKE_CXX_COMPILER_LAUNCHER
+      "${CMAKE_COMMAND}" -E env "CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}" CCACHE_NOHASHDIR=1 "${HYBRIDPS_CCACHE}")
   endif()
 endif()
 

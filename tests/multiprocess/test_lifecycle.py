@@ -207,6 +207,49 @@ def test_destroy_and_init_a_hundred_times():
     run_ranks(reinit, "2+2", args=(100,), init=False, destroy=False, timeout=450)
 
 
+def aborted(rank, world, by):
+    """torch forgets an aborted world without shutting it down: it has to go by itself, though `kept` still names it."""
+    check = Checker(rank)
+    before = thread_count(), descriptor_count()
+    for turn in range(3):
+        zygote.context.init(prefix=f"turn{turn}")
+        kept = dist.group.WORLD
+        groups = [dist.new_group(list(range(world))) for _ in range(2)]
+        for group in [None, *groups]:
+            tensor = torch.ones(1000)
+            dist.all_reduce(tensor, group=group)
+            check.equal(f"turn {turn}", tensor, torch.full((1000,), float(world)))
+        dist.barrier()
+        work = dist.all_reduce(torch.ones(10), async_op=True) if by == "rank 0" and rank != 0 else None
+        began = time.monotonic()
+        if work is not None:
+            try:
+                work.wait()
+                check.that("an operation that rank 0 aborts", False, "succeeded")
+            except RuntimeError as error:
+                check.that("says who", "aborted by the program" in str(error) and "rank 0" in str(error), str(error))
+        dist.distributed_c10d._abort_process_group()
+        check.that("takes bounded time", time.monotonic() - began < 15, f"{time.monotonic() - began} s")
+        try:
+            kept.allreduce([torch.ones(3)]).wait()
+            check.that("no further operation", False, "succeeded")
+        except RuntimeError as error:
+            check.that("says why", "aborted by the program" in str(error), str(error))
+        del kept, groups, group, work
+    most = before[0] + 1, before[1] + 2
+    threads, descriptors = settled(thread_count, most[0]), settled(descriptor_count, most[1])
+    check.that("threads end", threads <= most[0], f"{before[0]} before, {threads} after")
+    check.that("descriptors are closed", descriptors <= most[1], f"{before[1]} before, {descriptors} after")
+    return check.result()
+
+
+@pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="gloo's groups cannot be aborted")
+@pytest.mark.parametrize("by", ["all", "rank 0"])
+@pytest.mark.parametrize("nodes", ["2+2", "1+1"])
+def test_an_aborted_world_leaves_nothing_behind(nodes, by):
+    run_ranks(aborted, nodes, args=(by,), init=False, destroy=False)
+
+
 def restarted(rank, world):
     """As torchrun restarts: same store, same prefix, another TORCHELASTIC_RESTART_COUNT."""
     check = Checker(rank)

@@ -146,8 +146,10 @@ std::shared_ptr<engine::Group> ProcessGroupHybrid::group_or_throw(const char* na
   TORCH_CHECK(!membership_->is_forked(), "hybridps: ", name, " of ", group_text(*context_),
               ": this process was forked after init_process_group; a forked child (a DataLoader worker) has no part in "
               "its parent's groups");
-  C10_THROW_ERROR(DistBackendError, "hybridps: " + std::string(name) + " of " + group_text(*context_) +
-                                        ": the group is closed : it was shut down or destroyed");
+  C10_THROW_ERROR(DistBackendError,
+                  "hybridps: " + std::string(name) + " of " + group_text(*context_) +
+                      ": the group is closed : it was " +
+                      (aborted_.load() ? "aborted by the program (abort_process_group)" : "shut down or destroyed"));
 }
 
 // Splitting -----------------------------------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ void ProcessGroupHybrid::setTimeout(std::chrono::milliseconds timeout) {
 
 c10d::ErrorType ProcessGroupHybrid::getError() {
   const auto group = membership_->group();
-  if (!group) return c10d::ErrorType::SUCCESS;
+  if (!group) return aborted_.load() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
   switch (group->status().code()) {
     case core::Code::kOk: return c10d::ErrorType::SUCCESS;
     case core::Code::kTimeout: return c10d::ErrorType::TIMEOUT;
@@ -249,20 +251,25 @@ void ProcessGroupHybrid::abort() {
   if (!group) return;
   const InterpreterReleased released;
   context_->hooks.abort.run();
+  aborted_.store(true);
   group->abort("aborted by the program (abort_process_group) on rank " + std::to_string(rank_));
+  leave();  // torch forgets an aborted group without shutting it down
 }
 
 void ProcessGroupHybrid::shutdown() {
   if (membership_->is_forked()) return;
   const InterpreterReleased released;
+  leave();
+  drain_local_library(kDrainPatience);  // the program may end now
+}
+
+void ProcessGroupHybrid::leave() {
   std::map<ChannelKey, std::shared_ptr<staging::Channel>> channels;  // what is under way keeps its own
   {
     const std::lock_guard lock(channels_mutex_);
     channels.swap(channels_);
   }
   Process::instance().leave(*membership_);
-  channels.clear();
-  drain_local_library(kDrainPatience);  // the program may end now
 }
 
 #if HYBRIDPS_TORCH_AT_LEAST(14)

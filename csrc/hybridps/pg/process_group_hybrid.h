@@ -3,7 +3,7 @@
 // Model    Each collective becomes one or several worker::Operations that name the tensors' memory, submitted to the
 //          engine's group; the call returns a Work at once. Nothing here moves bytes.
 // Threads  every method from any thread, without the interpreter's lock except where torch holds it (supports*, getters,
-//          the destructor). Those that wait for the network: wait_ready(), shutdown(), monitoredBarrier(), allreduce of
+//          the destructor). Those that wait for the network: wait_ready(), shutdown(), abort(), monitoredBarrier(), allreduce of
 //          sparse tensors (their sizes), the destructor when shutdown() was not called.
 // Errors   bad arguments throw in the call; everything else surfaces in the Work (errors.h).
 // Fork     in a forked child every operation throws and the destructor does nothing.
@@ -139,6 +139,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   c10d::ErrorType getError() override;
   uint64_t getSequenceNumberForGroup() override;
   void setSequenceNumberForGroup() override {}
+  /// Fails what is under way, here and on the other ranks, and leaves as shutdown() does.
   void abort() override;
   void shutdown() override;
 #if HYBRIDPS_TORCH_AT_LEAST(14)
@@ -194,6 +195,8 @@ class ProcessGroupHybrid final : public c10d::Backend {
   bool is_coalescing() const;  // on this thread
   void coalesce(const WorkPtr& work);
   std::shared_ptr<engine::Group> group_or_throw(const char* name) const;
+  /// As the last group of the process it waits, bounded, for the members' goodbyes, and ends the engine.
+  void leave();
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked) const;
   std::vector<std::shared_ptr<TimeExtension>> take_extensions(std::chrono::milliseconds& timeout);
   std::shared_ptr<InOrder> order_of_this_lane();  // issue_mutex_ held
@@ -208,6 +211,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   const std::shared_ptr<WorkContext> context_;
   std::shared_ptr<Membership> membership_;
   std::atomic<std::int64_t> timeout_ms_;
+  std::atomic<bool> aborted_{false};
   int global_rank_start_ = 0;
   int global_rank_stride_ = 1;
 

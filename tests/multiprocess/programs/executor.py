@@ -53,9 +53,6 @@ def run(rank, world, seed, limits):
         del executor
         gc.collect()
         memory.append(process.resident())
-    # What torch aborts it does not shut down: the engine then stays until the process ends.
-    if program.ending == "abort":
-        return {"cases": cases, "memory": memory}
     # torch keeps a few for good, among them descriptors of the Store.
     most = before[0] + 1, before[1] + 2
     after = process.settled(process.threads, most[0]), process.settled(process.descriptors, most[1])

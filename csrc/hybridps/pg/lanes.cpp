@@ -67,7 +67,7 @@ void Lanes::post(int lane, Task task) {
   if (at) {
     std::unique_lock lane_lock(at->mutex);
     if (!at->finished) {
-      at->stopping = false;
+      at->stopping = ends_when_idle_;
       at->tasks.push_back(std::move(task));
       at->changed.notify_one();
       return;
@@ -76,12 +76,19 @@ void Lanes::post(int lane, Task task) {
     at->thread.join();  // over since end_when_idle()
   }
   at = std::make_shared<Lane>();
+  at->stopping = ends_when_idle_;
   at->tasks.push_back(std::move(task));
   at->thread = std::thread([shared = at, lane] { run(shared, lane); });
 }
 
+void Lanes::begin() {
+  const std::lock_guard lock(mutex_);
+  ends_when_idle_ = false;
+}
+
 void Lanes::end_when_idle() {
   const std::lock_guard lock(mutex_);
+  ends_when_idle_ = true;
   for (const auto& lane : lanes_) {
     if (!lane) continue;
     const std::lock_guard lane_lock(lane->mutex);
@@ -95,6 +102,7 @@ void Lanes::stop(std::chrono::milliseconds patience) {
   {
     const std::lock_guard lock(mutex_);
     lanes.swap(lanes_);
+    ends_when_idle_ = true;
   }
   const auto deadline = std::chrono::steady_clock::now() + patience;
   for (const auto& lane : lanes) {
@@ -116,7 +124,11 @@ void Lanes::stop(std::chrono::milliseconds patience) {
 std::size_t Lanes::thread_count() const {
   const std::lock_guard lock(mutex_);
   std::size_t count = 0;
-  for (const auto& lane : lanes_) count += lane != nullptr;
+  for (const auto& lane : lanes_) {
+    if (!lane) continue;
+    const std::lock_guard lane_lock(lane->mutex);
+    count += !lane->finished;
+  }
   return count;
 }
 

@@ -38,13 +38,17 @@ class Lanes : core::Pinned {
   /// Runs `task` on lane `lane` (>= 1), after what was posted there before.
   void post(int lane, Task task);
 
+  /// From now on threads stay when they have run what is queued.
+  void begin();
+
   /// Runs what is queued, then ends the threads; those still busy after `patience` are left to themselves, and so is
-  /// the lane that calls. A later post() makes new ones. Never with the interpreter's lock held.
+  /// the lane that calls. What is posted later runs on new ones, which end with it. Never with the interpreter's lock held.
   void stop(std::chrono::milliseconds patience);
 
-  /// The threads end once they have run what is queued; nobody waits for that. A later post() makes new ones.
+  /// The threads end once they have run what is queued, now and until begin(); nobody waits for that.
   void end_when_idle();
 
+  /// Those that have not ended.
   std::size_t thread_count() const;
 
  private:
@@ -53,6 +57,7 @@ class Lanes : core::Pinned {
 
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Lane>> lanes_;  // [0] is lane 1; null when not made
+  bool ends_when_idle_ = false;               // since stop(): nobody would end a thread that is made now
 };
 
 /// The order of one group's collectives on one lane.

@@ -69,6 +69,8 @@ std::shared_ptr<Membership> Process::join(std::shared_ptr<engine::Group> group) 
   const std::lock_guard lock(mutex_);
   std::erase_if(members_, [](const auto& member) { return member.expired(); });
   members_.push_back(membership);
+  lanes_->begin();
+  abort_hooks_->begin();
   return membership;
 }
 
@@ -90,7 +92,8 @@ void Process::leave(Membership& membership) {
   group.reset();
   if (!engine) return;
   stager_->stop(kStagerPatience);
-  // With the engine's end (it joins its threads) no further task reaches the lanes.
+  // With the engine's end (it joins its threads) no further task reaches the lanes, but for what an operation holds that
+  // another thread is just asking about.
   engine.reset();
   lanes_->stop(kLanePatience);
   abort_hooks_->end_when_idle();  // the flight recorder may still be writing

@@ -133,6 +133,38 @@ TEST_CASE("pg/lanes: stop() runs what is queued, and a later task gets a new thr
   lanes.stop(kLong);
 }
 
+TEST_CASE("pg/lanes: a thread that is made after stop() ends by itself, until begin()", "[pg][fast]") {
+  Lanes lanes;
+  const auto settles_at = [&](std::size_t count) {
+    const auto end = std::chrono::steady_clock::now() + kLong;
+    while (lanes.thread_count() != count && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
+    return lanes.thread_count() == count;
+  };
+  for (const bool stops : {true, false}) {
+    run_out(lanes, 1);
+    CHECK(lanes.thread_count() == 1);
+    if (stops)
+      lanes.stop(kLong);
+    else
+      lanes.end_when_idle();
+    for (int turn = 0; turn < 3; ++turn) {
+      Gate gate;  // one that comes while the thread runs another
+      lanes.post(1, gate.task());
+      gate.wait_until_entered();
+      Notes notes;
+      lanes.post(1, notes.note("queued"));
+      gate.open();
+      CHECK(settles_at(0));
+      CHECK(notes.all() == std::vector<std::string>{"queued"});
+    }
+    lanes.begin();
+  }
+  run_out(lanes, 1);
+  std::this_thread::sleep_for(5ms);
+  CHECK(lanes.thread_count() == 1);
+  lanes.stop(kLong);
+}
+
 TEST_CASE("pg/lanes: stop() leaves a stuck lane to itself, which still runs what was queued", "[pg][fast]") {
   Lanes lanes;
   Notes notes;

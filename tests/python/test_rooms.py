@@ -56,6 +56,15 @@ def test_every_include_follows_an_allowed_arrow():
     assert not wrong, "csrc/rooms.toml does not allow:\n" + "\n".join(wrong)
 
 
+def test_every_allowed_arrow_is_used():
+    used = {room: set() for room in ROOMS}
+    for path in SOURCES:
+        room = room_of(str(path.relative_to(CSRC / "hybridps")))
+        used[room] |= {room_of(target.removeprefix("hybridps/")) for _, target in includes(path)}
+    unused = {room: sorted(set(allowed) - used[room]) for room, allowed in ROOMS.items() if set(allowed) - used[room]}
+    assert not unused, f"csrc/rooms.toml allows what no file includes: {unused}"
+
+
 def test_every_include_of_our_own_names_a_file_by_its_full_path():
     wrong = []
     for path in SOURCES:

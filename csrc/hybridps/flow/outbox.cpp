@@ -16,9 +16,6 @@ constexpr std::uint8_t kSent = 8;
 constexpr std::uint8_t kWanted = 16;  // want() has not been answered
 constexpr std::uint8_t kPermitted = kByAllowance | kByGrant;
 
-// Credit for what was sent under "all chunks" grants is returned by so much: a constant, since both sides must know it.
-constexpr std::int64_t kGrantedBatchBytes = 8 * 1024;
-
 }  // namespace
 
 StreamQueue::~StreamQueue() {
@@ -94,9 +91,8 @@ Outbox::Lane& Outbox::lane(core::EngineId peer) {
     slot->id = peer;
     const Peer info = router_.describe(peer);
     slot->local = info.local;
-    slot->limit = slot->base = slot->window = slot->allowance = info.eager_bytes;
-    slot->tuner.reset(slot->base, slot->limit);
-    slot->credit_batch = options_.credit_batch_bytes;
+    slot->book = SendBook(info.eager_bytes, info.local, options_.granted_bytes_max);
+    slot->due = ReturnBook(options_.credit_batch_bytes);
   }
   return *slot;
 }
@@ -115,68 +111,32 @@ std::int64_t Outbox::cost_of(const Lane& lane, std::size_t bytes) const noexcept
 
 void Outbox::set_window(core::EngineId peer, std::int64_t bytes, const schedule::WindowTuner::Rounds& rounds) {
   Lane& to = lane(peer);
-  if (bytes == to.base && rounds == to.tuner.rounds()) return;
-  const bool wider = bytes > to.window;
-  to.base = bytes;
-  to.tuner.reset(bytes, to.limit, rounds);
-  use_window(to, bytes);
-  if (wider) resume(to);
+  if (to.book.set_window(bytes, rounds)) resume(to);
 }
 
 void Outbox::resume(Lane& lane) {
   if (!std::exchange(lane.resumes, true)) resume_.push_back(lane.id);
 }
 
-void Outbox::use_window(Lane& lane, std::int64_t bytes) noexcept {
-  lane.allowance += bytes - lane.window;
-  lane.window = bytes;
-}
-
-void Outbox::note_window(core::EngineId peer, std::int64_t bytes) {
-  // A quarter at a time: the sender still has most of it while the credit is on its way.
-  lane(peer).credit_batch = std::clamp<std::int64_t>(bytes / 4, 1, options_.credit_batch_bytes);
-}
+void Outbox::note_window(core::EngineId peer, std::int64_t bytes) { lane(peer).due.note_window(bytes); }
 
 void Outbox::return_credit(core::EngineId peer) {
   Lane& to = lane(peer);
-  if (to.to_return <= 0 || to.broken) return;
+  if (to.due.due() <= 0 || to.broken) return;
   wire::Header header;
   header.type = wire::Type::kCredit;
-  header.aux = static_cast<std::uint64_t>(std::exchange(to.to_return, 0));
+  header.aux = static_cast<std::uint64_t>(to.due.take_due());
   send(peer, header);
 }
 
-bool Outbox::take_allowance(Lane& lane, std::int64_t cost, bool urgent) {
-  // The window is for bulk: what is urgent may use all that the peer allows. One message may always be under way, so
-  // that an allowance below one chunk is still an allowance.
-  const std::int64_t room = urgent ? lane.limit - lane.outstanding : lane.allowance;
-  if (cost > room && lane.outstanding > 0) {
-    // Only where more waits to be sent: credit for the end of an operation may come back with the next one.
-    if (!lane.local && !urgent && !lane.tuner.is_measuring())
-      lane.tuner.on_spent(lane.sent_bytes, core::Clock::now().time_since_epoch());
-    return false;
-  }
-  lane.allowance -= cost;
-  lane.outstanding += cost;
-  lane.sent_bytes += static_cast<std::uint64_t>(cost);
-  return true;
-}
-
-bool Outbox::may_send_granted(const Lane& lane, std::int64_t cost) const noexcept {
-  if (lane.local) return lane.granted_bytes == 0 || lane.granted_bytes + cost <= options_.granted_bytes_max;
-  // What a peer has used up and not yet returned is less than a batch. Below that nothing may hold us up, however small
-  // the window is or has become: no credit would come.
-  return lane.granted_bytes + cost <= lane.window || lane.granted_bytes < kGrantedBatchBytes;
+bool Outbox::pay(Lane& lane, std::int64_t cost, bool urgent) noexcept {
+  if (lane.book.pay(cost, urgent)) return true;
+  if (!urgent && lane.book.wants_round()) lane.book.begin_round(core::Clock::now().time_since_epoch());
+  return false;
 }
 
 void Outbox::prepare(Stream& stream) {
   if (stream.marks_.empty()) stream.marks_.resize(stream.chunks, 0);
-}
-
-// What has left and not come back as credit may still wait in front of the card. A quarter of the window, and a batch, may
-// be missing for good: credit comes in such parts.
-bool Outbox::has_backlog(const Lane& lane) noexcept {
-  return !lane.local && lane.outstanding + lane.granted_bytes > lane.window / 2 + kGrantedBatchBytes;
 }
 
 core::Result<transport::Endpoint*> Outbox::open(Lane& lane, bool urgent) {
@@ -200,7 +160,7 @@ core::Status Outbox::transmit(Lane& lane, const wire::Header& header, const tran
   // The other connection may be one that cannot read a device's memory.
   const bool lent = buffer && buffer.is_lent();
   core::Result<transport::Endpoint*> endpoint =
-      open(lane, urgent && !lent && (options_.urgent_always || has_backlog(lane)));
+      open(lane, urgent && !lent && (options_.urgent_always || lane.book.has_backlog()));
   core::Status status = endpoint.status();
   if (status.is_ok()) status = endpoint.value()->send(wire::encode(header), buffer, bytes, std::move(done));
   if (!status.is_ok()) {
@@ -228,30 +188,33 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
   const std::int64_t cost = cost_of(lane, bytes);
   bool by_all = false;
   if ((marks & kPermitted) == 0) {
-    if (take_allowance(lane, cost, stream.urgent)) {
+    if (pay(lane, cost, stream.urgent)) {
       marks |= kByAllowance;
       ++stream.permits_;
-    } else if (stream.granted_all_ && may_send_granted(lane, cost)) {
+    } else if (stream.granted_all_ && lane.book.pay_whole(cost)) {
       by_all = true;
     } else {
       return Step::kNoPermit;
     }
   }
-  if (!lane.local && net_in_use_[size_class] >= options_.net_slots[size_class]) return Step::kNoSlot;
-  transport::Buffer buffer = stream.source->payload(stream, chunk, bytes);
-  if (!buffer) return Step::kNoSlot;
+  transport::Buffer buffer;
+  if (lane.local || net_in_use_[size_class] < options_.net_slots[size_class])
+    buffer = stream.source->payload(stream, chunk, bytes);
+  if (!buffer) {
+    if (by_all) lane.book.unpay_whole(cost);
+    return Step::kNoSlot;
+  }
 
   if ((marks & kByAllowance) != 0) {
-    header.aux = wire::pack_cost(static_cast<std::uint64_t>(cost), static_cast<std::uint64_t>(lane.window));
+    header.aux = wire::pack_cost(static_cast<std::uint64_t>(cost), static_cast<std::uint64_t>(lane.book.window()));
   } else {
     header.flags |= wire::kFlagGranted;
     if (by_all && !lane.local)
-      header.aux = wire::pack_cost(static_cast<std::uint64_t>(cost), static_cast<std::uint64_t>(lane.window));
+      header.aux = wire::pack_cost(static_cast<std::uint64_t>(cost), static_cast<std::uint64_t>(lane.book.window()));
   }
   transport::SendDone done;
   if (!lane.local || by_all) {
     if (!lane.local) ++net_in_use_[size_class];
-    if (by_all) lane.granted_bytes += cost;
     done = [this, alive = alive_, id = lane.id, size_class, net = !lane.local, cost](core::Status) {
       if (!*alive) return;
       if (net) {
@@ -259,7 +222,7 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
         slot_released_ = true;
       } else {
         if (auto found = lanes_.find(id); found != lanes_.end()) {
-          found->second->granted_bytes -= cost;
+          found->second->book.unpay_whole(cost);
           resume(*found->second);
         }
       }
@@ -271,7 +234,7 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
       --net_in_use_[size_class];
       slot_released_ = true;
     }
-    if (by_all) lane.granted_bytes -= cost;
+    if (by_all) lane.book.unpay_whole(cost);
     return Step::kBroken;
   }
   if ((marks & kPermitted) != 0) --stream.permits_;
@@ -290,7 +253,7 @@ void Outbox::serve_wanted(Lane& lane, Stream& stream) {
     }
     if ((marks & (kSent | kPermitted)) == 0 && !stream.granted_all_) {
       const std::size_t bytes = stream.bytes_of(chunk);
-      if (bytes > 0 && !take_allowance(lane, cost_of(lane, bytes), stream.urgent)) return;
+      if (bytes > 0 && !pay(lane, cost_of(lane, bytes), stream.urgent)) return;
       marks |= kByAllowance;
       ++stream.permits_;
       if ((marks & kOffered) != 0) stream.free_.push_back(chunk);
@@ -440,10 +403,7 @@ void Outbox::cancel(Stream& stream) {
       const std::size_t bytes = stream.bytes_of(chunk);
       if (bytes == 0) continue;
       Lane& peer = lane(stream.peer);
-      const std::int64_t cost = cost_of(peer, bytes);
-      peer.allowance += cost;
-      peer.outstanding -= cost;
-      peer.returned_bytes += static_cast<std::uint64_t>(cost);
+      peer.book.unpay(cost_of(peer, bytes));
       stream.marks_[chunk] |= kSent;
       resume(peer);
     }
@@ -455,21 +415,10 @@ void Outbox::cancel(Stream& stream) {
 
 void Outbox::on_credit(core::EngineId peer, std::uint64_t bytes, bool granted) {
   Lane& to = lane(peer);
-  // A peer that returns too much, or what is then taken back here, must not turn the sign of a count.
-  const auto at_most = [bytes](std::int64_t limit) {
-    return static_cast<std::int64_t>(std::min(bytes, static_cast<std::uint64_t>(std::max<std::int64_t>(limit, 0))));
-  };
-  if (granted) {
-    to.granted_bytes -= at_most(to.granted_bytes);
-    pump_lane(to);
-    return;
-  }
-  const std::int64_t back = at_most(to.outstanding);
-  to.allowance += back;
-  to.outstanding -= back;
-  to.returned_bytes += static_cast<std::uint64_t>(back);
-  if (!to.local && to.tuner.on_returned(to.returned_bytes, core::Clock::now().time_since_epoch()))
-    use_window(to, to.tuner.window());
+  if (granted)
+    to.book.on_whole_credit(bytes);
+  else
+    to.book.on_credit(bytes, core::Clock::now().time_since_epoch());
   pump_lane(to);
 }
 
@@ -501,7 +450,7 @@ void Outbox::announce(Lane& peer, Stream& stream) {
   header.source = options_.self;
   header.chunk = stream.ready_.empty() ? 0 : stream.ready_.front();
   header.payload_bytes = 0;
-  header.aux = wire::pack_cost(0, static_cast<std::uint64_t>(peer.window));
+  header.aux = wire::pack_cost(0, static_cast<std::uint64_t>(peer.book.window()));
   (void)transmit(peer, header, {}, 0, {}, stream.urgent);
 }
 
@@ -560,9 +509,9 @@ std::string Outbox::describe() const {
   };
   for (const auto& [id, peer] : lanes_) {
     text += "to " + core::to_string(id) + (peer->local ? " local" : " net") + " window " +
-            std::to_string(peer->window) + " allowance " + std::to_string(peer->allowance) + " outstanding " +
-            std::to_string(peer->outstanding) + " granted bytes " + std::to_string(peer->granted_bytes) +
-            " to return " + std::to_string(peer->to_return) + (peer->broken ? " broken" : "") + "\n";
+            std::to_string(peer->book.window()) + " outstanding " + std::to_string(peer->book.outstanding()) +
+            " under whole grants " + std::to_string(peer->book.whole_outstanding()) + " to return " +
+            std::to_string(peer->due.due()) + (peer->broken ? " broken" : "") + "\n";
     for (const StreamQueue* queue : {&peer->urgent.turn, &peer->bulk.turn})
       for (const Stream* s = queue->front(); s != nullptr; s = queue->next(*s)) text += stream_text(*s);
   }
@@ -581,18 +530,16 @@ void Outbox::forget(core::EngineId peer) {
 
 void Outbox::consumed(core::EngineId source, std::int64_t cost, bool granted) noexcept {
   Lane& from = lane(source);
-  if (granted) {
-    from.granted_to_return += cost;
-    if (from.granted_to_return < kGrantedBatchBytes || from.broken) return;
-    wire::Header header;
-    header.type = wire::Type::kCredit;
-    header.flags = wire::kFlagGranted;
-    header.aux = static_cast<std::uint64_t>(std::exchange(from.granted_to_return, 0));
-    send(source, header);
+  if (!granted) {
+    if (from.due.consumed(cost)) return_credit(source);
     return;
   }
-  from.to_return += cost;
-  if (from.to_return >= from.credit_batch) return_credit(source);
+  if (!from.whole_due.consumed(cost) || from.broken) return;
+  wire::Header header;
+  header.type = wire::Type::kCredit;
+  header.flags = wire::kFlagGranted;
+  header.aux = static_cast<std::uint64_t>(from.whole_due.take_due());
+  send(source, header);
 }
 
 }  // namespace hybridps::flow

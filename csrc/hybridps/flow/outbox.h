@@ -34,6 +34,7 @@
 #include "hybridps/core/ids.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
+#include "hybridps/flow/credit.h"
 #include "hybridps/schedule/window_tuner.h"
 #include "hybridps/transport/endpoint.h"
 #include "hybridps/transport/transport.h"
@@ -228,18 +229,9 @@ class Outbox : core::Pinned {
     transport::Endpoint* urgent_endpoint = nullptr;  // the same where there is no other
     bool local = false;
     bool broken = false;
-    std::int64_t limit = 0;        // its allowance
-    std::int64_t base = 0;         // as set by set_window()
-    std::int64_t window = 0;       // of its allowance, what we use now
-    schedule::WindowTuner tuner;   // of `window`
-    std::uint64_t sent_bytes = 0;  // eager ones, since the beginning
-    std::uint64_t returned_bytes = 0;
-    std::int64_t allowance = 0;          // eager bytes that we may still send
-    std::int64_t outstanding = 0;        // eager bytes sent and not returned
-    std::int64_t granted_bytes = 0;      // in flight under "all chunks" grants
-    std::int64_t to_return = 0;          // eager bytes of theirs consumed here and not returned
-    std::int64_t granted_to_return = 0;  // likewise, of what they sent under "all chunks" grants
-    std::int64_t credit_batch = 0;       // returned in such parts
+    SendBook book;         // what we may send it
+    ReturnBook due;        // what we owe it: of the allowance, and
+    ReturnBook whole_due;  // of what it sent under "all chunks" grants
     struct Waiting {
       StreamQueue turn{&Stream::turn_};                // all, by first offer
       StreamQueue whole{&Stream::whole_};              // those granted as a whole, by the grant
@@ -254,9 +246,7 @@ class Outbox : core::Pinned {
   enum class Step { kSent, kNoPermit, kNoSlot, kBroken };
 
   Lane& lane(core::EngineId peer);
-  bool may_send_granted(const Lane& lane, std::int64_t cost) const noexcept;
-  bool take_allowance(Lane& lane, std::int64_t cost, bool urgent);
-  static void use_window(Lane& lane, std::int64_t bytes) noexcept;
+  static bool pay(Lane& lane, std::int64_t cost, bool urgent) noexcept;
   std::int64_t cost_of(const Lane& lane, std::size_t bytes) const noexcept;
   void prepare(Stream& stream);
   void pump(Stream& stream);
@@ -272,7 +262,6 @@ class Outbox : core::Pinned {
   core::Status transmit(Lane& lane, const wire::Header& header, const transport::Buffer& buffer, std::size_t bytes,
                         transport::SendDone done, bool urgent = false);
   core::Result<transport::Endpoint*> open(Lane& lane, bool urgent);
-  static bool has_backlog(const Lane& lane) noexcept;
   std::size_t class_of(std::size_t bytes) const noexcept;
 
   OutboxOptions options_;

@@ -7,7 +7,7 @@
 namespace hybridps::server {
 
 Server::Server(flow::Outbox& outbox, Listener& listener, std::uint32_t grant_chunks, std::uint64_t grant_bytes)
-    : outbox_(outbox), listener_(listener), grant_chunks_(std::max(1U, grant_chunks)), grant_bytes_(grant_bytes) {}
+    : outbox_(outbox), listener_(listener), budget_(grant_chunks, grant_bytes) {}
 
 Server::~Server() = default;
 
@@ -165,14 +165,9 @@ std::uint64_t Server::cost_of(const SpanState& span) const noexcept {
   return std::min<std::uint64_t>(o.chunk_bytes, o.bytes) * (o.own_node == kNoNode ? o.nodes : o.nodes - 1);
 }
 
-void Server::ungrant(const SpanState& span) noexcept {
-  --granted_;
-  granted_bytes_ -= cost_of(span);
-}
-
 void Server::forget(SpanState& span, std::uint32_t index) {
   const auto found = span.chunks.find(index);
-  if (found->second.granted) ungrant(span);
+  if (found->second.granted) budget_.give_back(cost_of(span));
   span.chunks.erase(found);  // gives the payloads back
 }
 
@@ -228,7 +223,7 @@ void Server::want_grants(SpanState& span) {
 void Server::give_grants() {
   if (giving_) return;  // a grant may complete a chunk, which gives grants
   giving_ = true;
-  while (granted_ < grant_chunks_ && !grant_queue_.empty()) {
+  while (budget_.has_unit() && !grant_queue_.empty()) {
     const SpanKey key = grant_queue_.front();
     const auto found = spans_.find(key);
     if (found == spans_.end()) {
@@ -241,12 +236,11 @@ void Server::give_grants() {
       grant_queue_.pop_front();
       continue;
     }
-    if (granted_ > 0 && granted_bytes_ + cost_of(span) > grant_bytes_) break;
+    if (!budget_.fits(cost_of(span))) break;
     const std::uint32_t index = span.next_grant++;
     Chunk& chunk = span.chunks[index];
     chunk.granted = true;
-    ++granted_;
-    granted_bytes_ += cost_of(span);
+    budget_.take(cost_of(span));
     wire::Header grant;
     grant.type = wire::Type::kGrant;
     grant.stage = wire::Stage::kPush;
@@ -278,7 +272,7 @@ void Server::close(const OperationKey& key) {
   while (at != spans_.end() && at->first.operation == key) {
     for (const auto& [index, chunk] : at->second->chunks) {
       if (!chunk.granted) continue;
-      ungrant(*at->second);
+      budget_.give_back(cost_of(*at->second));
       freed = true;
     }
     at = spans_.erase(at);

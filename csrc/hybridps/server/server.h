@@ -22,6 +22,7 @@
 
 #include "hybridps/core/ids.h"
 #include "hybridps/core/pinned.h"
+#include "hybridps/flow/credit.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/reduce/sum.h"
 #include "hybridps/wire/header.h"
@@ -147,18 +148,14 @@ class Server : core::Pinned {
   void forget(SpanState& span, std::uint32_t chunk);
   std::size_t bytes_of(const SpanState& span, std::uint32_t chunk) const noexcept;
   std::uint64_t cost_of(const SpanState& span) const noexcept;
-  void ungrant(const SpanState& span) noexcept;
   void want_grants(SpanState& span);
   void give_grants();
 
   flow::Outbox& outbox_;
   Listener& listener_;
-  const std::uint32_t grant_chunks_;
-  const std::uint64_t grant_bytes_;
   std::map<SpanKey, std::unique_ptr<SpanState>> spans_;
   std::deque<SpanKey> grant_queue_;
-  std::uint32_t granted_ = 0;
-  std::uint64_t granted_bytes_ = 0;
+  flow::GrantBudget budget_;
   bool giving_ = false;
 };
 

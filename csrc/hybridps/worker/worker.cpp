@@ -95,7 +95,7 @@ void OperationRun::on_granted(std::uint32_t span, std::uint32_t chunk) {
 }
 
 Worker::Worker(flow::Outbox& outbox, server::Server& server, Host& host, WorkerOptions options)
-    : outbox_(outbox), server_(server), host_(host), options_(options) {}
+    : outbox_(outbox), server_(server), host_(host), options_(options), local_grants_(options.grant_chunks) {}
 
 Worker::~Worker() {
   while (!groups_.empty()) close_group(groups_.begin()->first);
@@ -498,20 +498,20 @@ std::uint64_t Worker::grant_local_when_possible(SpanRun& span, std::uint32_t chu
 }
 
 void Worker::local_grant_done() {
-  assert(local_grants_ > 0);
-  --local_grants_;
+  assert(local_grants_.chunks() > 0);
+  local_grants_.give_back();
   give_local_grants();
 }
 
 void Worker::give_local_grants() {
   // A chunk that needs no grant any more is done at once, and calls from inside here.
   if (std::exchange(giving_local_grants_, true)) return;
-  while (local_grants_ < std::max(1U, options_.grant_chunks) && !local_grants_waiting_.empty()) {
+  while (local_grants_.has_unit() && !local_grants_waiting_.empty()) {
     const auto [span, chunk] = local_grants_waiting_.front();
     local_grants_waiting_.pop_front();
     ++local_grants_passed_;
     if (span == nullptr) continue;
-    ++local_grants_;
+    local_grants_.take();
     span->grant_local(chunk);
   }
   giving_local_grants_ = false;

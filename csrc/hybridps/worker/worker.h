@@ -22,6 +22,7 @@
 
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
+#include "hybridps/flow/credit.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/server/server.h"
@@ -280,11 +281,11 @@ class Worker final : public server::Listener, core::Pinned {
   Expiries deadlines_;
   std::set<OperationRun*> tracked_;
   std::vector<std::unique_ptr<OperationRun>> graveyard_;
-  std::vector<OperationRun*> pacing_;                             // those with pace_due
-  std::vector<std::pair<core::GroupUid, core::Status>> failing_;  // verdicts found inside callbacks
+  std::vector<OperationRun*> pacing_;                                    // those with pace_due
+  std::vector<std::pair<core::GroupUid, core::Status>> failing_;         // verdicts found inside callbacks
   std::deque<std::pair<SpanRun*, std::uint32_t>> local_grants_waiting_;  // without a span: it gave up
-  std::uint64_t local_grants_passed_ = 0;  // those that have left the front
-  std::uint32_t local_grants_ = 0;
+  std::uint64_t local_grants_passed_ = 0;                                // those that have left the front
+  flow::GrantBudget local_grants_;
   bool giving_local_grants_ = false;
   core::TimePoint next_watch_;
   core::TimePoint next_peers_watch_;

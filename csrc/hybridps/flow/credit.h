@@ -1,0 +1,157 @@
+// hybridps/flow/credit.h: the book of permits: who may have how much under way with whom.
+//
+// Words    permit     the right to send one chunk: paid from the allowance, or granted by the receiver
+//          allowance  bytes that a peer lets us send it unasked
+//          window     how much of its allowance we use, so that many senders do not flood one card
+//          credit     what gives allowance back: the receiver has consumed so many bytes
+//          grant      a receiver's permit, for one chunk or for all chunks of a stream
+//          budget     how many granted chunks a receiver has unfinished at a time
+// Model    SendBook is one sender's page about one peer, ReturnBook the receiver's page about that sender; between them go
+//          messages and credits, which may be late but are not lost. GrantBudget is a receiver's, over all senders.
+// Invariants  what is outstanding is never negative, and above the allowance only for one message that is alone. What is paid
+//          comes back once, by credit or unpay(). Less than a batch of the receiver's may be missing for good: where that
+//          could stop a sender, it may send.
+// Threads  plain values; pure functions of what they are told, with no clock of their own.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "hybridps/schedule/window_tuner.h"
+
+namespace hybridps::flow {
+
+/// Credit under "all chunks" grants is returned by so many bytes: a constant, since both sides must know it.
+inline constexpr std::int64_t kWholeBatchBytes = 8 * 1024;
+
+class SendBook {
+ public:
+  using Duration = schedule::WindowTuner::Duration;
+  using Rounds = schedule::WindowTuner::Rounds;
+
+  SendBook() = default;
+  /// `local`: through shared memory, where `whole_max` bytes may be in flight under "all chunks" grants; else the window
+  /// bounds these, too, and follows round trips.
+  SendBook(std::int64_t allowance, bool local, std::int64_t whole_max) noexcept
+      : local_(local), allowance_(allowance), base_(allowance), window_(allowance), whole_max_(whole_max) {
+    tuner_.reset(base_, allowance_);
+  }
+
+  std::int64_t window() const noexcept { return window_; }
+  std::int64_t outstanding() const noexcept { return outstanding_; }
+  std::int64_t whole_outstanding() const noexcept { return whole_outstanding_; }
+
+  /// Uses so much of the allowance from now on. True: more than before.
+  bool set_window(std::int64_t bytes, const Rounds& rounds) noexcept {
+    if (bytes == base_ && rounds == tuner_.rounds()) return false;
+    base_ = bytes;
+    tuner_.reset(bytes, allowance_, rounds);
+    return bytes > std::exchange(window_, bytes);
+  }
+
+  /// Pays for a permit. The window is for bulk: what is urgent may use the whole allowance. One message may always be under
+  /// way, so that an allowance below one chunk is still an allowance.
+  bool pay(std::int64_t cost, bool urgent) noexcept {
+    if (cost > (urgent ? allowance_ : window_) - outstanding_ && outstanding_ > 0) return false;
+    outstanding_ += cost;
+    paid_ += static_cast<std::uint64_t>(cost);
+    return true;
+  }
+  /// Bulk was refused, so that more than the window waits to be sent: only then is a round trip worth measuring, as credit
+  /// for the end of an operation may come back with the next one.
+  bool wants_round() const noexcept { return !local_ && !tuner_.is_measuring(); }
+  void begin_round(Duration now) noexcept { tuner_.on_spent(paid_, now); }
+  /// A permit that was not used.
+  void unpay(std::int64_t cost) noexcept { give_back(cost); }
+  /// Credit came. A peer that returns too much, or what was unpaid meanwhile, does not turn the sign of a count.
+  void on_credit(std::uint64_t bytes, Duration now) noexcept {
+    give_back(at_most(bytes, outstanding_));
+    if (!local_ && tuner_.on_returned(returned_, now)) window_ = tuner_.window();
+  }
+
+  /// The same under an "all chunks" grant. What a peer has used up and not yet returned is less than a batch: below that
+  /// nothing may hold us up, however small the window is or has become, as no credit would come.
+  bool pay_whole(std::int64_t cost) noexcept {
+    const bool fits = local_ ? whole_outstanding_ == 0 || whole_outstanding_ + cost <= whole_max_
+                             : whole_outstanding_ < kWholeBatchBytes || whole_outstanding_ + cost <= window_;
+    if (fits) whole_outstanding_ += cost;
+    return fits;
+  }
+  /// It was not sent, or (local) it has been taken; possibly of a page that was forgotten meanwhile.
+  void unpay_whole(std::int64_t cost) noexcept { whole_outstanding_ -= std::min(cost, whole_outstanding_); }
+  void on_whole_credit(std::uint64_t bytes) noexcept { whole_outstanding_ -= at_most(bytes, whole_outstanding_); }
+
+  /// What has left and not come back may still wait in front of the card. A quarter of the window, and a batch, may be
+  /// missing for good: credit comes in such parts.
+  bool has_backlog() const noexcept {
+    return !local_ && outstanding_ + whole_outstanding_ > window_ / 2 + kWholeBatchBytes;
+  }
+
+ private:
+  static std::int64_t at_most(std::uint64_t bytes, std::int64_t limit) noexcept {
+    return static_cast<std::int64_t>(std::min(bytes, static_cast<std::uint64_t>(limit)));
+  }
+  void give_back(std::int64_t bytes) noexcept {
+    outstanding_ -= bytes;
+    returned_ += static_cast<std::uint64_t>(bytes);
+  }
+
+  bool local_ = false;
+  std::int64_t allowance_ = 0;
+  std::int64_t base_ = 0;    // as set by set_window()
+  std::int64_t window_ = 0;  // as tuned
+  std::int64_t whole_max_ = 0;
+  std::int64_t outstanding_ = 0;  // paid from the allowance and not returned
+  std::int64_t whole_outstanding_ = 0;
+  std::uint64_t paid_ = 0;  // since the beginning
+  std::uint64_t returned_ = 0;
+  schedule::WindowTuner tuner_;
+};
+
+class ReturnBook {
+ public:
+  ReturnBook() = default;
+  explicit ReturnBook(std::int64_t batch_max) noexcept : batch_max_(batch_max), batch_(batch_max) {}
+
+  /// The sender uses so much of its allowance. A quarter at a time is returned: it still has most of it while credit is on
+  /// its way.
+  void note_window(std::int64_t bytes) noexcept { batch_ = std::clamp<std::int64_t>(bytes / 4, 1, batch_max_); }
+  /// So much was consumed. True: a batch is due.
+  bool consumed(std::int64_t cost) noexcept { return (due_ += cost) >= batch_; }
+  /// All that is due, to be sent as one credit; 0: none.
+  std::int64_t take_due() noexcept { return std::exchange(due_, 0); }
+  std::int64_t due() const noexcept { return due_; }
+
+ private:
+  std::int64_t batch_max_ = kWholeBatchBytes;
+  std::int64_t batch_ = kWholeBatchBytes;
+  std::int64_t due_ = 0;
+};
+
+class GrantBudget {
+ public:
+  /// At least one chunk; no second one where their bytes together would be more than `bytes`.
+  explicit GrantBudget(std::uint32_t chunks, std::uint64_t bytes = ~std::uint64_t{0}) noexcept
+      : chunks_max_(std::max(1U, chunks)), bytes_max_(bytes) {}
+
+  bool has_unit() const noexcept { return chunks_ < chunks_max_; }
+  bool fits(std::uint64_t bytes) const noexcept { return has_unit() && (chunks_ == 0 || bytes_ + bytes <= bytes_max_); }
+  void take(std::uint64_t bytes = 0) noexcept {
+    ++chunks_;
+    bytes_ += bytes;
+  }
+  void give_back(std::uint64_t bytes = 0) noexcept {
+    --chunks_;
+    bytes_ -= bytes;
+  }
+  std::uint32_t chunks() const noexcept { return chunks_; }
+
+ private:
+  std::uint32_t chunks_max_;
+  std::uint64_t bytes_max_;
+  std::uint32_t chunks_ = 0;  // granted and unfinished
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace hybridps::flow

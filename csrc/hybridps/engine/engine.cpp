@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <thread>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -301,10 +302,16 @@ core::Result<std::shared_ptr<EngineImpl>> EngineImpl::create() {
   core::set_log_level(config.value().log_level);
   // The last reference may be dropped inside a completion, on a thread that the destructor must join.
   std::shared_ptr<EngineImpl> engine(new EngineImpl(), [](EngineImpl* e) {
-    if (e->on_own_thread())
-      std::thread([e] { delete e; }).detach();
-    else
+    if (!e->on_own_thread()) {
       delete e;
+      return;
+    }
+    try {
+      std::thread([e] { delete e; }).detach();
+    } catch (const std::system_error& error) {
+      core::log_error("the engine stays until the process ends: cannot start a thread that ends it (", error.what(),
+                      ")");
+    }
   });
   if (Status status = engine->start(std::move(config).value()); !status.is_ok()) return status;
   return engine;
@@ -754,6 +761,7 @@ void EngineImpl::linger() {
 core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options) {
   if (in_forked_child())
     return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
+  if (Status status = joiner_->start(); !status.is_ok()) return status;
   auto group = std::make_shared<GroupCore>();
   group->options = std::move(options);
   const GroupOptions& o = group->options;

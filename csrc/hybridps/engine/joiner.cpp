@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "hybridps/core/clock.h"
@@ -53,9 +54,20 @@ void Joiner::join(std::shared_ptr<GroupCore> group, bootstrap::RendezvousOptions
   {
     const std::lock_guard lock(mutex_);
     joining_.push_back(std::move(joining));
-    if (!thread_) thread_ = std::make_unique<std::thread>([this] { run(); });
   }
   changed_.notify_all();
+}
+
+core::Status Joiner::start() {
+  const std::lock_guard lock(mutex_);
+  if (thread_) return core::Status::ok();
+  try {
+    thread_ = std::make_unique<std::thread>([this] { run(); });
+  } catch (const std::system_error& error) {
+    return {core::Code::kOutOfResources, std::string("cannot start the thread hybridps-boot (") + error.what() +
+                                             "); see `ulimit -u` and the limit of the container"};
+  }
+  return core::Status::ok();
 }
 
 void Joiner::stop() {

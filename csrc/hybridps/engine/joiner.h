@@ -37,6 +37,8 @@ class Joiner : core::Pinned {
   Joiner(Hooks hooks, intranode::shm::ShmTransport* shm);
   ~Joiner();
 
+  /// Before the first join(); once is enough.
+  core::Status start();
   /// `dedicated` is what `options` calls, if anything; options.prove is set here.
   void join(std::shared_ptr<GroupCore> group, bootstrap::RendezvousOptions options,
             std::unique_ptr<DedicatedClient> dedicated);
@@ -62,7 +64,7 @@ class Joiner : core::Pinned {
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Joining>> joining_;
   bool stop_ = false;
-  std::unique_ptr<std::thread> thread_;  // since the first join()
+  std::unique_ptr<std::thread> thread_;  // since start()
 };
 
 }  // namespace hybridps::engine

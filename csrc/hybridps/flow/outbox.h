@@ -11,7 +11,7 @@
 //                     they come; across the network their sender keeps to the window here too, by credit of its own.
 //          No staging memory is held while waiting for a permit: a chunk's bytes are produced (Source::payload) only
 //          when it may go. That, and grants that are given only to work that can finish, is why operations of different
-//          groups may be issued in different orders on different ranks (design decision 7).
+//          groups may be issued in different orders on different ranks (docs/architecture.md, Memory).
 // Order    Urgent streams (tiny operations) go first, then streams in order of their first offer, per peer. Peers do
 //          not wait for each other: a bulk operation walks its owners as their allowances come back. Urgent messages take
 //          a connection of their own while bulk is under way on the other (or always: OutboxOptions::urgent_always).

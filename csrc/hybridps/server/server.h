@@ -6,7 +6,7 @@
 //          operation.
 // Memory   Contributions sent under the eager allowance are bounded by it. Beyond it nodes announce; once every node is
 //          known to take part, chunks are granted in order, at most `grant_chunks` unfinished ones at a time: each of
-//          those can finish whatever else is waiting (design decision 7).
+//          those can finish whatever else is waiting (docs/architecture.md, Memory).
 // Threads  the engine's progress thread.
 // Errors   a contribution that disagrees with the others is reported to the Listener, with both signatures.
 #pragma once

@@ -1,6 +1,8 @@
 #include "hybridps/staging/stager.h"
 
 #include <algorithm>
+#include <string>
+#include <system_error>
 
 #include "hybridps/core/thread.h"
 
@@ -136,7 +138,21 @@ core::Result<std::shared_ptr<Channel>> Stager::open(std::shared_ptr<device::Devi
                                                     std::weak_ptr<engine::Group> group, ChannelOptions options) {
   auto channel = std::make_shared<Channel>(shared_from_this(), std::move(device), std::move(group), options);
   if (!channel->opened_.is_ok()) return channel->opened_;
+  const std::lock_guard lock(mutex_);
+  try {
+    start();
+  } catch (const std::system_error& error) {
+    return Status(Code::kOutOfResources, std::string("cannot start the thread hybridps-stage (") + error.what() +
+                                             "); see `ulimit -u` and the limit of the container");
+  }
   return channel;
+}
+
+void Stager::start() {
+  if (running_) return;
+  thread_ = std::thread([self = shared_from_this()] { self->run(); });
+  running_ = true;
+  stopping_ = false;
 }
 
 std::size_t Stager::active() const {
@@ -148,11 +164,7 @@ void Stager::activate(std::shared_ptr<Channel> channel) {
   const std::lock_guard lock(mutex_);
   if (std::find(active_.begin(), active_.end(), channel) != active_.end()) return;
   active_.push_back(std::move(channel));
-  if (!running_) {
-    running_ = true;
-    stopping_ = false;
-    thread_ = std::thread([self = shared_from_this()] { self->run(); });
-  }
+  start();  // stop() may have come after open()
   changed_.notify_all();
 }
 

@@ -279,6 +279,7 @@ class Stager : public std::enable_shared_from_this<Stager>, core::Pinned {
  private:
   friend class Channel;
   void activate(std::shared_ptr<Channel> channel);
+  void start();  // mutex_ held
   /// Runs it on the thread: destructors that may have to wait for a driver.
   void bury(std::function<void()> funeral);
   void run();

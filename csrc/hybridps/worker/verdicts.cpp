@@ -358,6 +358,7 @@ std::string Worker::standing(const OperationRun& run) const {
   std::uint64_t wanted = 0;
   std::uint64_t done = 0;
   for (const auto& span : run.spans) {
+    if (span->chunks_wanted() == 0) continue;
     wanted += span->chunks_wanted();
     done += span->chunks_done();
   }

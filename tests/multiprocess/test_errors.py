@@ -430,6 +430,33 @@ def stop_oneself(seconds):
     os.kill(pid, signal.SIGSTOP)
 
 
+def monitored_while_stopped(rank, world):
+    """Rank 1 stands still while rank 0 gives up: what it is told waits for it, longer than the barrier's timeout."""
+    check = Checker(rank)
+    seconds = timedelta(seconds=0.3)
+    dist.monitored_barrier()
+    if rank == 1:
+        zygote.context.store.set("stops", "1")
+        stop_oneself(2)
+        zygote.context.store.wait(["gave up"])
+    else:
+        zygote.context.store.wait(["stops"])
+        check.raises("the barrier", RuntimeError, lambda: dist.monitored_barrier(timeout=seconds))
+        zygote.context.store.set("gave up", "1")
+    if rank == 1:
+        error = check.raises("the late one", RuntimeError, lambda: dist.monitored_barrier(timeout=seconds))
+        check.that("hears it from rank 0", "rank 1 failed to pass monitoredBarrier, says rank 0" in str(error), str(error))
+    dist.monitored_barrier()
+    return check.result()
+
+
+@needs_hybridps
+@pytest.mark.skipif(harness.TORCH < (2, 14), reason="torch has monitored_barrier() for gloo alone before 2.14")
+@pytest.mark.parametrize("nodes", ["2", "1+1"])
+def test_a_monitored_barrier_without_a_rank_that_stands_still(nodes):
+    run_ranks(monitored_while_stopped, nodes)
+
+
 def two_stopped(rank, world):
     """Two neighbours, one of which watches the other: the rest names one of them, all the same one, and can leave."""
     check = Checker(rank)

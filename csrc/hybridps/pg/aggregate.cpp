@@ -336,9 +336,9 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
               "[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms. No ranks successfully processed in "
               "monitoredBarrier.");
 
+  const auto patience = timeout.count() == 0 || group_timeout.count() == 0 ? std::chrono::milliseconds(0)
+                                                                           : std::max(timeout, group_timeout);
   if (rank_ != 0) {
-    const auto patience = timeout.count() == 0 || group_timeout.count() == 0 ? std::chrono::milliseconds(0)
-                                                                             : std::max(timeout, group_timeout);
     const at::Tensor answer = at::zeros({1}, at::kLong);
     std::string why;
     try {
@@ -359,11 +359,11 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
     return;
   }
 
-  const auto answer_all = [&](std::int64_t value) {
+  const auto answer_all = [&](std::int64_t value, std::chrono::milliseconds within) {
     std::vector<WorkPtr> works;
     for (int r = 1; r < size_; ++r)
       works.push_back(
-          point_to_point(c10d::OpType::SEND, kName, kTitle, at::full({1}, value, at::kLong), r, depart, timeout));
+          point_to_point(c10d::OpType::SEND, kName, kTitle, at::full({1}, value, at::kLong), r, depart, within));
     return works;
   };
   // Throws with the first rank that failed, or with all of them.
@@ -384,8 +384,9 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
     }
     if (failed.empty()) return;
     try {
-      if (tell) answer_all(1 + failed.front());  // not waited for: some of them may be gone
-    } catch (const c10::Error&) {                // the group has failed: the others know
+      // Not waited for: some of them may be gone. But who is late is to hear of it: a send that times out counts as never sent.
+      if (tell) answer_all(1 + failed.front(), patience);
+    } catch (const c10::Error&) {  // the group has failed: the others know
     }
     TORCH_CHECK(wait_all_ranks, first);
     TORCH_CHECK(false, "[Rank 0]: Ranks ", c10::Join(", ", failed), " failed to pass monitoredBarrier in ",
@@ -396,7 +397,7 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
     arrivals.push_back(
         point_to_point(c10d::OpType::RECV, kName, kTitle, at::zeros({1}, at::kLong), r, arrive, timeout));
   collect(arrivals, /*tell=*/true);
-  collect(answer_all(0), /*tell=*/false);
+  collect(answer_all(0, timeout), /*tell=*/false);
 }
 
 }  // namespace hybridps::pg

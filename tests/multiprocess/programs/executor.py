@@ -297,8 +297,9 @@ class _Executor:
             error = raised
         if self.me in seen_by:
             self.tell(step, "timed out")
-        # Who races may be there when the others are asked, and one that the machine has not let answer is not.
-        late = () if step.race else [self.group.members[member] for member in step.late]
+        # Who races may be there when the others are asked, and one that the machine has not let answer is not. Where nobody
+        # can say that theirs has timed out, nobody waits for that.
+        late = () if step.race or not seen_by else [self.group.members[member] for member in step.late]
         self.judge(step, call.name, fate, error, late)
         if error is None:
             call.verify()

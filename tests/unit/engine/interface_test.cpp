@@ -1,6 +1,14 @@
 #include "hybridps/engine/interface.h"
 
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <sys/socket.h>
+
 #include <cmath>
+#include <cstdlib>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -122,6 +130,157 @@ TEST_CASE("engine/interface: of several named interfaces a rank takes the neares
   users.users = true;
   CHECK(choose_data(users).value().devices() == "eth0,eth1");
   CHECK(choose_data(users).value().why == "UCX_NET_DEVICES");
+}
+
+namespace {
+
+using hybridps::engine::choose_interfaces;
+using hybridps::engine::interface_to;
+
+/// What decides about interfaces is as these say, and unset where they say nothing; then as it was.
+class Environment {
+ public:
+  using Values = std::map<std::string, std::string>;
+  explicit Environment(const Values& values) {
+    for (const char* name : {"MASTER_ADDR", "UCX_NET_DEVICES", "HYBRIDPS_UCX_NET_DEVICES", "UCX_TLS", "HYBRIDPS_UCX_TLS",
+                             "LOCAL_RANK", "LOCAL_WORLD_SIZE"}) {
+      const char* value = std::getenv(name);
+      before_[name] = value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+      unsetenv(name);
+    }
+    for (const auto& [name, value] : values) setenv(name.c_str(), value.c_str(), 1);
+  }
+  ~Environment() {
+    for (const auto& [name, value] : before_) {
+      if (value)
+        setenv(name.c_str(), value->c_str(), 1);
+      else
+        unsetenv(name.c_str());
+    }
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  std::map<std::string, std::optional<std::string>> before_;
+};
+
+/// Without RDMA, whether this machine has some or not.
+hybridps::core::Config config_of(const std::string& interface, const std::string& data = {}) {
+  hybridps::core::Config config;
+  config.data_transport = DataTransport::kTcp;
+  config.interface = interface;
+  config.data_interfaces = data;
+  return config;
+}
+
+}  // namespace
+
+TEST_CASE("engine/interface: the interface to an address of this machine is the one that has it", "[engine][fast]") {
+  CHECK(interface_to("127.0.0.1") == "lo");
+  CHECK(interface_to("").empty());
+  CHECK(interface_to(std::string(300, 'x')).empty());
+  ifaddrs* list = nullptr;
+  REQUIRE(getifaddrs(&list) == 0);
+  std::map<std::string, std::string> first_with;  // address -> interface
+  for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
+    if (at->ifa_addr == nullptr || (at->ifa_flags & IFF_UP) == 0) continue;
+    const int family = at->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    char text[NI_MAXHOST];
+    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    if (getnameinfo(at->ifa_addr, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) continue;
+    first_with.emplace(text, at->ifa_name);
+  }
+  freeifaddrs(list);
+  for (const auto& [address, name] : first_with) {
+    INFO(address);
+    CHECK(interface_to(address) == name);
+  }
+}
+
+TEST_CASE("engine/interface: control is what is set, else the hint, else what leads to the master", "[engine][fast]") {
+  const auto control = [](const std::string& set, const std::string& hint) {
+    return choose_interfaces(config_of(set), hint, {0, 1}).value().control;
+  };
+  const Environment environment(Environment::Values{{"MASTER_ADDR", "127.0.0.1"}});
+  CHECK(control("set0", "hint0") == "set0");
+  CHECK(control("", "hint0") == "hint0");
+  CHECK(control("", "") == "lo");
+  const Environment without(Environment::Values{{"MASTER_ADDR", ""}});
+  const std::string away = interface_to("192.0.2.1");
+  CHECK(control("", "") == (away.empty() ? "lo" : away));
+}
+
+TEST_CASE("engine/interface: data goes through the control interface if nothing else is named", "[engine][fast]") {
+  const Environment environment(Environment::Values{});
+  auto config = config_of("lo");
+  config.nic_gbps = {10};
+  const auto chosen = choose_interfaces(config, "hint0", {0, 1}).value();
+  CHECK(chosen.data() == "lo");
+  CHECK(chosen.nics[0].address == "127.0.0.1");
+  CHECK(chosen.with_control);
+  CHECK(chosen.node_gbps == 10);
+  CHECK_FALSE(chosen.rdma);
+  CHECK_FALSE(chosen.users);
+}
+
+TEST_CASE("engine/interface: named data interfaces are checked and have a rate each", "[engine][fast]") {
+  const Environment environment(Environment::Values{});
+  const auto named = choose_interfaces(config_of("eth7", "lo"), "", {0, 1}).value();
+  CHECK(named.data() == "lo");
+  CHECK(named.why == "HYBRIDPS_DATA_INTERFACES");
+  CHECK_FALSE(named.with_control);
+  CHECK(choose_interfaces(config_of("lo", "lo"), "", {0, 1}).value().with_control);
+  for (const char* bad : {"typo0", "lo,lo"}) {
+    const auto refused = choose_interfaces(config_of("lo", bad), "", {0, 1});
+    REQUIRE_FALSE(refused.is_ok());
+    CHECK(refused.status().code() == hybridps::core::Code::kInvalidArgument);
+    CHECK(mentions(refused.status().message(), "HYBRIDPS_DATA_INTERFACES: "));
+  }
+
+  auto config = config_of("lo", "lo");
+  config.nic_gbps = {10, 20};
+  const auto refused = choose_interfaces(config, "", {0, 1});
+  REQUIRE_FALSE(refused.is_ok());
+  CHECK(mentions(refused.status().message(), "2 rates for 1 data interfaces"));
+  config.nic_gbps = {10};
+  CHECK(choose_interfaces(config, "", {0, 1}).value().node_gbps == 10);
+}
+
+TEST_CASE("engine/interface: the user's own UCX_NET_DEVICES wins and is not checked", "[engine][fast]") {
+  {
+    const Environment environment(Environment::Values{{"UCX_NET_DEVICES", "eth8,eth9"}});
+    auto config = config_of("eth9", "lo,lo");
+    config.nic_gbps = {10, 20};
+    const auto chosen = choose_interfaces(config, "", {0, 4}).value();
+    CHECK(chosen.data() == "eth8,eth9");
+    CHECK(chosen.users);
+    CHECK(chosen.with_control);
+    CHECK(chosen.why == "UCX_NET_DEVICES");
+    CHECK(chosen.nics[0].gbps == 10);
+    CHECK(chosen.nics[1].gbps == 20);
+    CHECK(chosen.node_gbps == 0);
+  }
+  {
+    const Environment environment(Environment::Values{{"UCX_NET_DEVICES", "eth8"}, {"HYBRIDPS_UCX_NET_DEVICES", "eth9"}});
+    CHECK(choose_interfaces(config_of("lo"), "", {0, 1}).value().data() == "eth9");
+  }
+  {
+    const Environment environment(Environment::Values{{"UCX_NET_DEVICES", "all"}});
+    const auto chosen = choose_interfaces(config_of("lo"), "", {0, 1}).value();
+    CHECK(chosen.data() == "lo");
+    CHECK(chosen.users);
+  }
+}
+
+TEST_CASE("engine/interface: the place on the machine is what the launcher says", "[engine][fast]") {
+  const Environment environment(Environment::Values{{"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "8"}});
+  CHECK(hybridps::engine::local_place().rank == 3);
+  CHECK(hybridps::engine::local_place().size == 8);
+  const Environment without(Environment::Values{{"LOCAL_RANK", ""}});
+  CHECK(hybridps::engine::local_place().rank == 0);
+  CHECK(hybridps::engine::local_place().size == 1);
 }
 
 namespace {

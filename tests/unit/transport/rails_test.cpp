@@ -1,5 +1,10 @@
 #include "hybridps/transport/rails.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 
@@ -94,6 +99,36 @@ std::vector<std::pair<std::size_t, std::size_t>> ends(const std::vector<Lane>& l
 }
 
 using Ends = std::vector<std::pair<std::size_t, std::size_t>>;
+
+bool is_open(int fd) { return fcntl(fd, F_GETFD) != -1; }
+
+/// Has a descriptor to wait on, which belongs to the test, or none; and nothing else.
+class WithDescriptor final : public Transport {
+ public:
+  explicit WithDescriptor(int fd) : fd_(fd) {}
+  std::string_view name() const noexcept override { return "descriptor"; }
+  core::Status attach(std::span<std::byte>) override { return core::Status::ok(); }
+  std::vector<std::byte> address() const override { return {}; }
+  core::Result<Endpoint*> connect(core::EngineId, std::span<const std::byte>) override {
+    return core::Status(core::Code::kUnsupported, "no endpoints here");
+  }
+  Endpoint* find(core::EngineId) noexcept override { return nullptr; }
+  std::size_t progress() override { return 0; }
+  int event_fd() const noexcept override { return fd_; }
+  bool arm() override { return true; }
+  bool has_unsent() const noexcept override { return false; }
+  void set_receiver(Receiver*) noexcept override {}
+  TransportStats stats() const noexcept override { return {}; }
+
+ private:
+  const int fd_;
+};
+
+std::unique_ptr<Transport> rails_with(const std::vector<int>& fds) {
+  std::vector<Rail> rails;
+  for (const int fd : fds) rails.push_back({{"eth", "", "", 0, {}}, std::make_unique<WithDescriptor>(fd)});
+  return make_rails(std::move(rails)).value();
+}
 
 }  // namespace
 
@@ -247,6 +282,39 @@ TEST_CASE("transport/rails: memory of a device is attached to all rails or to no
     const Buffer payload = pair.a.pool->lend(memory.data(), 100, nullptr);
     auto endpoint = first[0]->connect(pair.b.id, first[1]->address());
     CHECK(endpoint.value()->send(numbered(1), payload, 100, {}).is_ok() == all);
+  }
+}
+
+TEST_CASE("transport/rails: the descriptor of several is their own and is closed", "[transport][fast]") {
+  const std::vector<int> inner = {eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  auto two = rails_with(inner);
+  const int own = two->event_fd();
+  REQUIRE(own >= 0);
+  CHECK(is_open(own));
+  for (const int fd : inner) CHECK(own != fd);
+  for (const int fd : inner) {  // it tells of each
+    const auto is_readable = [own] {
+      pollfd event{own, POLLIN, 0};
+      return poll(&event, 1, 0) == 1;
+    };
+    CHECK_FALSE(is_readable());
+    REQUIRE(eventfd_write(fd, 1) == 0);
+    CHECK(is_readable());
+    eventfd_t count = 0;
+    REQUIRE(eventfd_read(fd, &count) == 0);
+  }
+  two.reset();
+  CHECK_FALSE(is_open(own));
+
+  // That of a single one is not ours to close, and of several that cannot all tell there is none.
+  auto one = rails_with({inner[0]});
+  CHECK(one->event_fd() == inner[0]);
+  one.reset();
+  CHECK(rails_with({inner[0], -1})->event_fd() == -1);
+  CHECK(rails_with({-1})->event_fd() == -1);
+  for (const int fd : inner) {
+    CHECK(is_open(fd));
+    close(fd);
   }
 }
 

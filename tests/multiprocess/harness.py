@@ -210,6 +210,8 @@ def run_ranks(
     environments = []
     for rank in range(world):
         environment = {"HYBRIDPS_NODE": f"node{node_of[rank]}", "LOCAL_RANK": str(node_of[:rank].count(node_of[rank]))}
+        # At the first failure torch's flight recorder looks up the symbols of its stack traces: seconds of CPU time a rank.
+        environment["TORCH_INCLUDE_STACK_TRACE"] = os.environ.get("TORCH_INCLUDE_STACK_TRACE", "0")
         environment.update(env or {})
         environment.update((rank_env or {}).get(rank, {}))
         environments.append(environment)

@@ -154,6 +154,7 @@ def dump_of_a_failure(rank, world):
 def test_a_failure_writes_the_flight_recorders_dump():
     with tempfile.TemporaryDirectory() as folder:
         env = {"TORCH_FR_DUMP_TEMP_FILE": os.path.join(folder, "dump_"), "TORCH_FR_DUMP_ON_TIMEOUT": "1"}
+        env["TORCH_INCLUDE_STACK_TRACE"] = "1"  # as users have it
         results = run_ranks(dump_of_a_failure, "2+1", env=env, destroy=False, expected_exits={1: 7})
         assert "rank 1" in results[0] and "rank 1" in results[2], list(results)
         written = sorted(os.path.basename(path) for path in glob.glob(os.path.join(folder, "dump_*")))

@@ -337,7 +337,7 @@ class _Maker:
 
     def monitored_timeout(self):
         late = self.draw.randrange(1, self.size)
-        return self.step("monitored_timeout", late=(late,), timeout_s=self.draw.choice([0.3, 0.8]))
+        return self.step("monitored_timeout", late=(late,), timeout_s=self.draw.choice([0.8, 1.5]))
 
     def recv_timeout(self):
         """A receive times out; then a message of the same sender and tag goes through. One from anybody has a tag of its

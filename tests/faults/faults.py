@@ -63,7 +63,7 @@ def torchrun(backend, runs):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         command += ["--max-restarts", "1", "--monitor-interval", "0.1", example, "--backend", backend]
         command += ["--epochs", "4", "--checkpoint", out + ".pt", "--json", out + ".json"]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        env = {"TORCH_INCLUDE_STACK_TRACE": "0", **os.environ, "OMP_NUM_THREADS": "1"}
         job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         killed = 0.0
         try:

@@ -483,7 +483,7 @@ TEST_CASE("engine/runtime: a root that finds the data of another root fails", "[
       std::vector<std::int32_t> ours = values(0, 100000);
       auto o = reduces ? reduction(schedule::Kind::kReduce) : movement(schedule::Kind::kBroadcast);
       o.root = reduces ? 0 : 1;
-      (reduces ? o.input : o.output) = {piece(theirs)};
+      (reduces ? o.input : o.output).assign(1, piece(theirs));
       cluster.submit(uid, 1, o, 0, first.completion());
       CHECK_FALSE(cluster.run_until([] { return false; }, 50));
       cluster.stop(1);  // or it would find out, and tell

@@ -355,7 +355,7 @@ TEST_CASE("engine/verdict: messages that nothing waits for yet are kept up to a 
     o.root = 0;
     o.peer = 1;
     o.sending = true;
-    (p2p ? o.input : o.output) = {worker::Piece{byte.data(), 1}};
+    (p2p ? o.input : o.output).assign(1, worker::Piece{byte.data(), 1});
     cluster.submit(job.uid, 0, o, i, {});
     if (i == 40) {
       cluster.run_until([] { return false; }, 2000);

@@ -114,7 +114,7 @@ worker::Operation message(bool sending, int peer, Values& values) {
   o.kind = Kind::kPointToPoint;
   o.sending = sending;
   o.peer = peer;
-  (sending ? o.input : o.output) = {piece(values)};
+  (sending ? o.input : o.output).assign(1, piece(values));
   return o;
 }
 

@@ -13,6 +13,7 @@ Where there is no dpkg all that the compiler searches by itself counts as instal
 """
 
 import argparse
+import functools
 import os
 import re
 import shutil
@@ -53,7 +54,9 @@ def used_headers(build: Path, target: str) -> dict[Path, list[Path]]:
     for line in run(ninja, "-C", str(build), "-t", "deps").splitlines():
         if match := re.fullmatch(r"(\S.*): #deps \d+, deps mtime \d+ \((VALID|STALE)\)", line):
             files = []
-            if match[1] in needed and match[2] == "VALID" and (build / match[1]).exists():
+            # Newer linkers note, too, what they read.
+            compiled = match[1] in needed and match[1].endswith((".o", ".gch"))
+            if compiled and match[2] == "VALID" and (build / match[1]).exists():
                 objects[build / match[1]] = files
         elif line.startswith("    "):
             files.append(Path(os.path.normpath(build / line.strip())))
@@ -148,16 +151,15 @@ def foreign_headers(
     system = [Path("/usr/include"), Path("/usr/local/include")]
     own = compilers_own(compiler)
 
+    has_packages = shutil.which("dpkg-query") is not None
     unknown: set[Path] = set()
     of_system: set[Path] = set()
     for file in {file for files in objects.values() for file in files}:
-        if below(file, ours) or below(file.resolve(), ours):
+        if below(file, ours) or below(file.resolve(), ours) or (below(file, own) and not below(file, system)):
             continue
-        if not below(file, own):
-            unknown.add(file)
-        elif below(file, system):
-            of_system.add(file)
-    if of_system and shutil.which("dpkg-query"):
+        # Not all of the system's lie below what the compiler searches: some are links, which compilers may follow.
+        (of_system if has_packages or below(file, own) else unknown).add(file)
+    if of_system and has_packages:
         compiler_path = Path(shutil.which(compiler) or compiler).resolve()
         # Debian has a part of Python's headers in the folder of the architecture.
         python = Path(sysconfig.get_paths()["include"], "Python.h").resolve()
@@ -171,6 +173,11 @@ def foreign_headers(
     return {file: includer_of(file, objects) for file in sorted(unknown)}
 
 
+@functools.cache
+def included_by(file: Path) -> list[str]:
+    return INCLUDE.findall(file.read_text(errors="replace"))
+
+
 def includer_of(header: Path, objects: Mapping[Path, list[Path]]) -> tuple[Path, Path]:
     """A file that includes it by a line of its own, and the source; that twice, where none is found (-include)."""
     source = header
@@ -181,7 +188,7 @@ def includer_of(header: Path, objects: Mapping[Path, list[Path]]) -> tuple[Path,
         for file in files:
             if file == header:
                 continue
-            for name in INCLUDE.findall(file.read_text(errors="replace")):
+            for name in included_by(file):
                 if str(header).endswith("/" + os.path.normpath(name).lstrip("./")):
                     return file, source
     return source, source

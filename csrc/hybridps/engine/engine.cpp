@@ -8,8 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
-#include <thread>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -143,6 +143,8 @@ class EngineImpl final : public Engine, public LoopClient {
 
   void open(const std::shared_ptr<GroupCore>& group, const bootstrap::Roster& roster);
   void send_goodbye(const std::shared_ptr<GroupCore>& group);
+  /// For a group that has failed and will have nobody to say it to. One that is still being made may have.
+  void give_up_goodbye(GroupCore& group);
   std::size_t close_finished();
   std::size_t expire_queued(core::TimePoint now);
   void close(GroupCore& group);
@@ -422,7 +424,11 @@ Status EngineImpl::start(core::Config config) {
   Joiner::Hooks joined;
   joined.post = [this](core::OnceFn<void()> command) { post(std::move(command)); };
   joined.open = [this](const auto& group, const bootstrap::Roster& roster) { open(group, roster); };
-  joined.fail = [this](GroupCore& group, const Status& status) { fail(group, status); };
+  joined.fail = [this](GroupCore& group, const Status& status) {
+    group.is_joining = false;
+    fail(group, status);
+    give_up_goodbye(group);
+  };
   joined.looked = [this] { queued_due_ = core::Clock::now(); };
   joiner_ = std::make_unique<Joiner>(std::move(joined), proving);
   board_ = std::make_unique<VerdictBoard>([this](core::GroupUid uid, const Status& verdict) {
@@ -576,11 +582,19 @@ void EngineImpl::fail(GroupCore& group, const Status& status) {
   group.changed.notify_all();
   for (auto queued = std::exchange(group.queued, {}); auto& item : queued)
     if (item.done) item.done(worker::Outcome{status, -1});
-  if (group.state == nullptr && group.goodbye_wanted) group.goodbye_done = true;
+  if (group.state != nullptr) return;
+  group.last_failed = true;
+  // No roster yet, and so nobody to send it to. If this engine ends before there is one, members find it in the Store.
+  if (status.code() == Code::kAborted && group.options.size > 1) board_->post(place_of(group), status);
+  give_up_goodbye(group);
 }
 
 void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::Roster& roster) {
-  if (group->closed) return;
+  group->is_joining = false;
+  if (group->closed) {
+    runtime_->forget_group(roster.uid);
+    return;
+  }
   const int me = group->options.rank;
   const int my_node = roster.node_of[static_cast<std::size_t>(me)];
   worker::GroupInfo info{roster.uid, group->options.name, {}, {}, topology_of(roster, me), {}, 0};
@@ -628,12 +642,16 @@ void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::
 
 void EngineImpl::want_goodbye(const std::shared_ptr<GroupCore>& group) {
   group->goodbye_wanted = true;
-  if (group->state != nullptr) {
+  if (group->state != nullptr)
     send_goodbye(group);
-  } else {
-    const std::lock_guard lock(group->mutex);
-    if (!group->status.is_ok()) group->goodbye_done = true;
-  }
+  else
+    give_up_goodbye(*group);
+}
+
+void EngineImpl::give_up_goodbye(GroupCore& group) {
+  if (!group.goodbye_wanted || group.is_joining || group.state != nullptr) return;
+  const std::lock_guard lock(group.mutex);
+  if (!group.status.is_ok()) group.goodbye_done = true;
 }
 
 void EngineImpl::send_goodbye(const std::shared_ptr<GroupCore>& group) {
@@ -741,7 +759,7 @@ void EngineImpl::linger() {
   lock.lock();
   const auto start = core::Clock::now();
   const auto deadline = start + core::from_seconds(config_.linger_seconds);
-  const auto closed = [&] { return groups_open_ == 0; };
+  const auto closed = [&] { return groups_open_ == 0 || groups_staying_ > 0; };  // or somebody came meanwhile
   linger_changed_.wait_until(lock, std::min(deadline, start + kLingerAfterFailure), closed);
   linger_changed_.wait_until(lock, deadline, [&] { return closed() || hurry_; });
   if (closed()) return;
@@ -753,7 +771,7 @@ void EngineImpl::linger() {
       if (group->goodbye_wanted) close(*group);
   });
   lock.lock();
-  linger_changed_.wait_for(lock, std::chrono::seconds(2), [&] { return groups_open_ == 0 || groups_staying_ > 0; });
+  linger_changed_.wait_for(lock, std::chrono::seconds(2), closed);
 }
 
 // --- EngineImpl: bootstrap -------------------------------------------------------------------------------------------
@@ -803,6 +821,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
     ++groups_open_;
     ++groups_staying_;
   }
+  linger_changed_.notify_all();
   post([this, group] { groups_.push_back(group); });
   joiner_->join(group, std::move(r), std::move(dedicated));
   return std::shared_ptr<Group>(

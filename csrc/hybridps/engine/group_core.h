@@ -39,6 +39,7 @@ struct GroupCore : core::Pinned {
     std::uint64_t sequence;
     worker::Completion done;  // empty: it ran, the deadline has passed
   };
+  bool is_joining = true;  // no roster yet, and it may come
   worker::GroupState* state = nullptr;
   core::GroupUid uid;
   std::deque<Queued> queued;

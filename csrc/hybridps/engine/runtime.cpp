@@ -190,7 +190,7 @@ void Runtime::choose_windows() {
   }
 }
 
-void Runtime::leave(core::GroupUid uid) {
+void Runtime::forget_group(core::GroupUid uid) {
   if (const auto engines = group_engines_.find(uid); engines != group_engines_.end()) {
     for (const core::EngineId engine : engines->second) {
       const auto found = peers_.find(engine);
@@ -245,7 +245,7 @@ void Runtime::close_group(core::GroupUid uid) {
       send_control(group->info.engines[server], left, {});
   }
   worker_->close_group(uid);
-  leave(uid);
+  forget_group(uid);
 }
 
 void Runtime::open_served_group(server::ServedGroup group) {
@@ -257,7 +257,7 @@ void Runtime::open_served_group(server::ServedGroup group) {
 
 void Runtime::on_served_group_closed(core::GroupUid uid, const core::Status& why) {
   if (!why.is_ok()) core::log_info("a served group is over: ", why.message());
-  leave(uid);
+  forget_group(uid);
 }
 
 // Only on dedicated servers: a training process knows its peers for as long as it lives. A connection is never closed

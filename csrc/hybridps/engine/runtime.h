@@ -85,6 +85,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   worker::GroupState& open_group(worker::GroupInfo info);
   /// Fails what is pending; later messages of the group are dropped.
   void close_group(core::GroupUid uid);
+  /// The messages of a group that will not be opened here (any more) are dropped, those that came early and later ones.
+  void forget_group(core::GroupUid uid);
   worker::Worker& worker() noexcept { return *worker_; }
   /// A group for which this engine is a dedicated server. Its engines must have been added. It closes itself when its
   /// members have left or failed.
@@ -183,7 +185,6 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void let_go(UnopenedGroups::Messages messages);
   void choose_watched();
   void join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology);
-  void leave(core::GroupUid uid);
   void forget_unused(core::TimePoint now);
   void choose_windows();
 

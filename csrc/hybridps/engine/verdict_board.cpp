@@ -105,7 +105,7 @@ void VerdictBoard::ask(Place place, std::optional<Status> verdict) {
   const std::lock_guard lock(state_->mutex);
   if (state_->stopped || state_->tasks.size() >= kTasksMax || !place.store) return;
   const auto same = [&](const State::Task& task) {
-    return task.place.uid == place.uid && task.verdict.has_value() == verdict.has_value();
+    return task.place.key == place.key && task.verdict.has_value() == verdict.has_value();
   };
   if (std::any_of(state_->tasks.begin(), state_->tasks.end(), same)) return;
   state_->tasks.push_back({std::move(place), std::move(verdict)});

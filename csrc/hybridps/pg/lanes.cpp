@@ -4,7 +4,9 @@
 #include <pthread.h>
 
 #include <exception>
+#include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -60,8 +62,8 @@ void Lanes::run(const std::shared_ptr<Lane>& lane, int index) {
 }
 
 void Lanes::post(int lane, Task task) {
-  const auto slot = static_cast<std::size_t>(lane - 1);
   const std::lock_guard lock(mutex_);
+  const auto slot = static_cast<std::size_t>(lane - 1);
   if (lanes_.size() <= slot) lanes_.resize(slot + 1);
   auto& at = lanes_[slot];
   if (at) {
@@ -74,11 +76,22 @@ void Lanes::post(int lane, Task task) {
     }
     lane_lock.unlock();
     at->thread.join();  // over since end_when_idle()
+    at.reset();
   }
-  at = std::make_shared<Lane>();
-  at->stopping = ends_when_idle_;
-  at->tasks.push_back(std::move(task));
-  at->thread = std::thread([shared = at, lane] { run(shared, lane); });
+  auto made = std::make_shared<Lane>();
+  made->stopping = ends_when_idle_;
+  made->tasks.push_back(std::move(task));
+  made->thread = std::thread([made, lane] { run(made, lane); });
+  at = std::move(made);
+}
+
+void Lanes::start(int lane) {
+  try {
+    post(lane, [] {});
+  } catch (const std::system_error& error) {
+    throw std::runtime_error("hybridps: cannot start a thread for callbacks (" + std::string(error.what()) +
+                             "); see `ulimit -u` and the limit of the container");
+  }
 }
 
 void Lanes::begin() {

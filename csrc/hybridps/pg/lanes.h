@@ -38,6 +38,9 @@ class Lanes : core::Pinned {
   /// Runs `task` on lane `lane` (>= 1), after what was posted there before.
   void post(int lane, Task task);
 
+  /// Makes its thread now, so that its maker hears that there can be none: throws std::runtime_error then.
+  void start(int lane);
+
   /// From now on threads stay when they have run what is queued.
   void begin();
 

@@ -67,10 +67,11 @@ void Process::after_fork_in_child() {
 std::shared_ptr<Membership> Process::join(std::shared_ptr<engine::Group> group) {
   auto membership = std::make_shared<Membership>(std::move(group));
   const std::lock_guard lock(mutex_);
-  std::erase_if(members_, [](const auto& member) { return member.expired(); });
-  members_.push_back(membership);
   lanes_->begin();
   abort_hooks_->begin();
+  lanes_->start(1);
+  std::erase_if(members_, [](const auto& member) { return member.expired(); });
+  members_.push_back(membership);
   return membership;
 }
 
@@ -91,12 +92,20 @@ void Process::leave(Membership& membership) {
   if (engine) engine->linger();
   group.reset();
   if (!engine) return;
+  const auto joined_meanwhile = [&] {
+    const std::lock_guard lock(mutex_);
+    return !members_.empty();
+  };
+  if (joined_meanwhile()) return;
   stager_->stop(kStagerPatience);
   // With the engine's end (it joins its threads) no further task reaches the lanes, but for what an operation holds that
   // another thread is just asking about.
   engine.reset();
   lanes_->stop(kLanePatience);
   abort_hooks_->end_when_idle();  // the flight recorder may still be writing
+  if (!joined_meanwhile()) return;
+  lanes_->begin();
+  abort_hooks_->begin();
 }
 
 void Process::at_exit() {

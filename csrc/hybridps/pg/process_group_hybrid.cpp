@@ -247,13 +247,19 @@ uint64_t ProcessGroupHybrid::getSequenceNumberForGroup() {
 }
 
 void ProcessGroupHybrid::abort() {
-  const auto group = membership_->group();
+  auto group = membership_->group();
   if (!group) return;
   const InterpreterReleased released;
   context_->hooks.abort.run();
   aborted_.store(true);
-  group->abort("aborted by the program (abort_process_group) on rank " + std::to_string(rank_));
-  leave();  // torch forgets an aborted group without shutting it down
+  const std::string why = "aborted by the program (abort_process_group) on rank " + std::to_string(rank_);
+  group->abort(why);
+  {
+    const std::lock_guard lock(channels_mutex_);
+    for (const auto& [key, channel] : channels_) channel->abort(core::Status(core::Code::kAborted, why));
+  }
+  group.reset();  // before the last one to leave ends the engine
+  leave();        // torch forgets an aborted group without shutting it down
 }
 
 void ProcessGroupHybrid::shutdown() {

@@ -584,6 +584,14 @@ core::Status Channel::trouble(core::TimePoint now) {
                     "to it, or pass a longer timeout");
 }
 
+void Channel::abort(const Status& why) {
+  {
+    const std::lock_guard lock(progress_mutex_);
+    fail_local(why);
+  }
+  stager_->activate(shared_from_this());
+}
+
 bool Channel::is_idle() const {
   const std::lock_guard lock(progress_mutex_);
   return waiting_.empty() && staged_.empty() && retired_.empty() && !holds_;

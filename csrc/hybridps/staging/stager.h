@@ -158,6 +158,10 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   /// Whether collectives go by way of a LocalGroup; false before the first.
   bool has_local() const;
 
+  /// Ends what is under way, at the latest when it comes to it, and fails it; nothing comes after it. For a program that
+  /// aborts the group and lets go of it: what hangs within the node, on the device, then has nobody else who says so.
+  void abort(const core::Status& why);
+
   device::Stream out_stream() const noexcept { return out_; }
   device::Device& device() noexcept { return *device_; }
   /// Bytes of staging, pinned or not.

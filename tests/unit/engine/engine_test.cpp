@@ -339,3 +339,33 @@ TEST_CASE("engine/engine: a group that was aborted while it was being made fails
   });
   REQUIRE(codes == std::vector<int>(2, 0));
 }
+
+TEST_CASE("engine/engine: members hear of a group that was aborted and left while it was being made", "[engine]") {
+  const auto codes = run_ranks({"a", "b"}, 0, [](const Rank& me) {
+    auto world = me.open("world");  // the engine goes on
+    const std::filesystem::path left = me.folder / "left";
+    std::vector<std::shared_ptr<engine::Group>> groups;
+    if (me.rank == 0) {
+      for (const char* name : {"first", "second"}) groups.push_back(me.open(name));
+      for (const auto& group : groups) {
+        group->abort("told to");
+        group->leave();
+      }
+      groups.clear();
+      std::filesystem::create_directory(left);
+    } else {  // without it there is no roster yet
+      while (!std::filesystem::exists(left)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      for (const char* name : {"first", "second"}) groups.push_back(me.open(name));
+      for (const auto& group : groups) {
+        std::vector<float> data(10, 1.0F);
+        const core::Status status = allreduce(*group, data);
+        check(status.message().find("told to") != std::string::npos, status.to_string());
+      }
+    }
+    std::vector<float> data(10, 1.0F);
+    check(allreduce(*world, data).is_ok(), "the other group is harmed");
+    groups.clear();
+    leave(world);
+  });
+  REQUIRE(codes == std::vector<int>(2, 0));
+}

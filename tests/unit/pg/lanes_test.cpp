@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/support/catch.h"
+#include "tests/support/no_threads.h"
 
 using hybridps::pg::InOrder;
 using hybridps::pg::Lanes;
@@ -313,4 +314,19 @@ TEST_CASE("pg/lanes: nobody waits for an earlier operation that is not complete"
   CHECK_FALSE(order->is_first(b));
   order->leave(a, nullptr, false);
   CHECK(order->is_first(b));
+}
+
+TEST_CASE("pg/lanes: a thread that cannot be started is said, and the next call tries again", "[pg][fast]") {
+  CHECK(hybridps::test::holds_without_threads([] {
+    Lanes lanes;
+    for (int call = 0; call < 2; ++call) {
+      try {
+        lanes.start(1);
+        return false;
+      } catch (const std::runtime_error& error) {
+        if (std::string(error.what()).find("ulimit") == std::string::npos) return false;
+      }
+    }
+    return lanes.thread_count() == 0;
+  }));
 }

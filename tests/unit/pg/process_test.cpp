@@ -3,11 +3,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "hybridps/engine/engine.h"
 #include "tests/support/catch.h"
 
 using namespace hybridps;
@@ -16,13 +18,30 @@ using pg::Process;
 
 namespace {
 
+/// While the last one waits for goodbyes, `meanwhile` happens.
+class WaitingEngine final : public engine::Engine {
+ public:
+  explicit WaitingEngine(std::function<void()> meanwhile) : meanwhile_(std::move(meanwhile)) {}
+  core::EngineId id() const noexcept override { return {}; }
+  core::Result<std::shared_ptr<engine::Group>> open_group(engine::GroupOptions /*options*/) override {
+    return core::Status(core::Code::kUnsupported, "no groups");
+  }
+  void linger() override { meanwhile_(); }
+  engine::EngineStats stats() const override { return {}; }
+  std::string describe() const override { return "waiting"; }
+
+ private:
+  const std::function<void()> meanwhile_;
+};
+
 /// Notes who leaves and who is aborted.
 class NotingGroup final : public engine::Group {
  public:
+  explicit NotingGroup(std::shared_ptr<engine::Engine> engine = nullptr) : engine_(std::move(engine)) {}
   int rank() const noexcept override { return 0; }
   int size() const noexcept override { return 1; }
   const std::string& name() const noexcept override { return name_; }
-  std::shared_ptr<engine::Engine> engine() const noexcept override { return nullptr; }
+  std::shared_ptr<engine::Engine> engine() const noexcept override { return engine_; }
   std::uint64_t submit(worker::Operation /*operation*/, worker::Completion /*done*/, bool /*will_drive*/) override {
     return 0;
   }
@@ -46,6 +65,7 @@ class NotingGroup final : public engine::Group {
   std::vector<std::string> aborts;
 
  private:
+  const std::shared_ptr<engine::Engine> engine_;
   const std::string name_ = "noting";
 };
 
@@ -138,4 +158,17 @@ TEST_CASE("pg/process: in a forked child nothing is left of the parent's groups,
   process.leave(*member);
   CHECK(group->leaves == 1);
   process.lanes()->stop(std::chrono::seconds(60));
+}
+
+TEST_CASE("pg/process: a group that is joined while the last one waits for goodbyes keeps the threads", "[pg][fast]") {
+  Process& process = Process::instance();
+  std::shared_ptr<Membership> late;
+  const auto last = std::make_shared<NotingGroup>(
+      std::make_shared<WaitingEngine>([&] { late = process.join(std::make_shared<NotingGroup>()); }));
+  const auto member = process.join(last);
+  process.leave(*member);
+  REQUIRE(late);
+  CHECK(process.lanes()->thread_count() == 1);
+  process.lanes()->stop(std::chrono::seconds(60));  // as if it had been the last
+  process.leave(*late);
 }

@@ -464,4 +464,26 @@ TEST_CASE("staging/local: abort in the middle of many operations ends them all",
   }
 }
 
+TEST_CASE("staging/local: what hangs within the node ends when the channel is aborted and the group let go",
+          "[staging][fast]") {
+  for (const auto& layout : {std::vector<int>{0, 0, 0}, std::vector<int>{0, 0, 1, 1}}) {
+    ClusterThread cluster(nodes(layout, 3));
+    const Hub hub = FakeLocalGroups::make_hub();
+    auto all = ranks(cluster, 4, 8, small(), hub);
+    std::vector<Part> parts;
+    std::vector<std::shared_ptr<Staged>> staged;
+    for (std::uint32_t turn = 0; turn < 3; ++turn) {  // the others do not come, and nothing has a deadline
+      parts.push_back(make(Kind::kAllReduce, 0, cluster.size(), 20000, turn));
+      staged.push_back(all[0].enqueue(parts.back().operation));
+      REQUIRE(staged.back());
+    }
+    all[0].group.reset();
+    all[0].channel->abort(core::Status(core::Code::kAborted, "enough"));
+    for (const auto& s : staged) {
+      REQUIRE(eventually([&] { return s->is_over(); }));
+      CHECK(s->status().to_string().find("enough") != std::string::npos);
+    }
+  }
+}
+
 }  // namespace

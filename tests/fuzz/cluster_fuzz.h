@@ -44,30 +44,38 @@ struct Disturbance {
   std::uint8_t forge = 0;
 };
 
-inline void forge(Feed& feed, wire::Header& h, core::EngineId any_engine) {
+/// Another value in one of its fields, or another type. What a peer's decoder refuses stays as it was.
+inline void forge(Feed& feed, wire::Message& message, core::EngineId any_engine) {
   const std::uint8_t value = feed.byte();
   const std::array<std::uint64_t, 8> edges = {0, 1, 2, 3, 0xffffffffU, ~std::uint64_t{0}, 1U << 20, 4096};
-  const std::uint64_t number = (value & 128) != 0 ? feed.take<std::uint64_t>() : edges[value & 7];
-  switch (feed.below(17)) {
-    case 0: h.type = static_cast<wire::Type>(number % wire::kTypeCount); break;
-    case 1: h.stage = static_cast<wire::Stage>(number % wire::kStageCount); break;
-    case 2: h.flags = static_cast<std::uint8_t>(number); break;
-    case 3: h.signature.kind = static_cast<schedule::Kind>(number % schedule::kKindCount); break;
-    case 4: h.signature.dtype = static_cast<core::DType>(number % core::kDTypeCount); break;
-    case 5: h.signature.op = static_cast<core::ReduceOp>(number % core::kReduceOpCount); break;
-    case 6: h.signature.root = static_cast<std::int32_t>(number); break;
-    // Of a size that this process could allocate: a total of 2^60 bytes is no more wrong than one of 2^24.
-    case 7: h.signature.total_bytes = number % (1U << 24); break;
-    case 8: h.source = any_engine; break;
-    case 9: h.sequence = (number & 1) != 0 ? number : h.sequence + number % 4; break;
-    case 10: h.span = static_cast<std::uint32_t>(number); break;
-    case 11: h.chunk = static_cast<std::uint32_t>(number); break;
-    case 12: h.contributor = static_cast<std::uint32_t>(number); break;
-    case 13: h.sender_rank = static_cast<std::uint32_t>(number); break;
-    case 14: h.span_bytes = number % (1U << 24); break;
-    case 15: h.tag = static_cast<std::uint32_t>(number); break;
-    default: h.aux = number; break;
+  std::uint64_t number = (value & 128) != 0 ? feed.take<std::uint64_t>() : edges[value & 7];
+  const std::size_t what = feed.byte();
+  if (what % 16 == 0) {
+    message.from.source = any_engine;
+    return;
   }
+  static const std::vector<wire::Field> layout = wire::layout();
+  wire::HeaderBytes bytes = wire::encode(message);
+  if (what % 16 == 1) {  // of another type, with what lies there
+    bytes[5] = static_cast<std::byte>(number % wire::kTypeCount);
+    for (const wire::Field& field : layout) {
+      if (wire::decode(bytes).is_ok()) break;
+      if (!field.message.empty()) bytes[field.offset] = std::byte{0};
+    }
+    for (std::size_t at = wire::kHeaderBytes; at > 40 && !wire::decode(bytes).is_ok();) bytes[--at] = std::byte{0};
+  } else {
+    std::vector<wire::Field> fields;
+    const std::string_view name = std::visit([](const auto& m) { return m.kName; }, message.body);
+    for (const wire::Field& field : layout)
+      if (field.message == name || field.name == "sender_rank") fields.push_back(field);
+    const wire::Field& field = fields[what % fields.size()];
+    // Of a size that this process could allocate: a total of 2^60 bytes is no more wrong than one of 2^24.
+    if (field.name == "total_bytes" || field.name == "span_bytes") number %= 1U << 24;
+    if (field.name == "sequence" && (number & 1) == 0) number = message.sequence() + number % 4;
+    if (field.bytes == 1) number %= 16;
+    std::memcpy(bytes.data() + field.offset, &number, field.bytes);
+  }
+  if (const auto forged = wire::decode(bytes); forged.is_ok()) message = forged.value();
 }
 
 class Tap final : public transport::Transport, private transport::Receiver {
@@ -78,12 +86,12 @@ class Tap final : public transport::Transport, private transport::Receiver {
   }
 
   /// A message that nobody sent, with the next progress().
-  void inject(const wire::Header& header, std::size_t payload_bytes) {
-    Held held{wire::encode(header), wire::kHeaderBytes, copy_of(std::vector<std::byte>(payload_bytes, std::byte{7}))};
+  void inject(const wire::Message& message, std::size_t payload_bytes) {
+    Held held{wire::encode(message), wire::kHeaderBytes, copy_of(std::vector<std::byte>(payload_bytes, std::byte{7}))};
     held_.push_back(std::move(held));
   }
   bool has_seen() const noexcept { return seen_; }
-  const wire::Header& last_seen() const noexcept { return last_; }
+  const wire::Message& last_seen() const noexcept { return last_; }
 
   std::string_view name() const noexcept override { return inner_->name(); }
   core::Status attach(std::span<std::byte> memory) override { return inner_->attach(memory); }
@@ -135,18 +143,18 @@ class Tap final : public transport::Transport, private transport::Receiver {
     seen_ = true;
     if (chance(faults_.lose)) return;
     if (chance(faults_.forge)) {
-      wire::Header h = last_;
-      for (std::size_t fields = 1 + feed_.below(3); fields > 0; --fields) forge(feed_, h, h.source);
-      held.header = wire::encode(h);
+      wire::Message forged = last_;
+      for (std::size_t fields = 1 + feed_.below(3); fields > 0; --fields) forge(feed_, forged, forged.from.source);
+      held.header = wire::encode(forged);
     }
     if (chance(faults_.cut)) {
       const std::size_t left = payload.bytes() > 0 ? feed_.below(payload.bytes()) : 0;
       const std::size_t how = feed_.below(3);
       if (how < 2) payload = copy_of({payload.data(), payload.data() + left});
       if (how == 0) {  // consistently: the header says so too
-        wire::Header h = wire::decode(held.header).value();
-        h.payload_bytes = static_cast<std::uint32_t>(left);
-        held.header = wire::encode(h);
+        wire::Message shorter = wire::decode(held.header).value();
+        shorter.payload_bytes = static_cast<std::uint32_t>(left);
+        held.header = wire::encode(shorter);
       }
       if (how == 2) held.header_bytes = feed_.below(held.header.size());
     }
@@ -170,7 +178,7 @@ class Tap final : public transport::Transport, private transport::Receiver {
   const Disturbance& faults_;
   transport::Receiver* receiver_ = nullptr;
   std::vector<Held> held_;
-  wire::Header last_;
+  wire::Message last_;
   bool seen_ = false;
 };
 
@@ -467,21 +475,22 @@ class Play {
     if (ranks_[target].dead) return;
     const auto& taps = taps_[target];
     Tap& tap = *taps[feed_.below(taps.size())];
-    wire::Header h;
+    wire::Message message;
     if (tap.has_seen() && feed_.below(4) != 0) {
-      h = tap.last_seen();
+      message = tap.last_seen();
     } else {
-      h.uid = uid_;
-      h.signature = {schedule::Kind::kAllReduce, core::DType::kInt32, core::ReduceOp::kSum, -1, 1200};
-      h.sender_rank = static_cast<std::uint32_t>(any_rank());
-      h.source = cluster_->id(static_cast<int>(h.sender_rank));
-      h.span_bytes = 256;
-      h.payload_bytes = 256;
-      h.stage = wire::Stage::kPush;
+      const int rank = any_rank();
+      message.from = {cluster_->id(rank), uid_, static_cast<std::uint32_t>(rank)};
+      message.payload_bytes = 256;
+      wire::Data data;
+      data.chunk.stage = wire::Stage::kPush;
+      data.chunk.signature = {schedule::Kind::kAllReduce, core::DType::kInt32, core::ReduceOp::kSum, -1, 1200};
+      data.chunk.span_bytes = 256;
+      message.body = data;
     }
     for (std::size_t fields = feed_.below(5); fields > 0; --fields)
-      forge(feed_, h, cluster_->id(static_cast<int>(feed_.below(ranks_.size()))));
-    tap.inject(h, h.payload_bytes % 2048);
+      forge(feed_, message, cluster_->id(static_cast<int>(feed_.below(ranks_.size()))));
+    tap.inject(message, message.payload_bytes % 2048);
   }
 
   // 0: dies, 1: gives the group up, 2: closes it with whatever is pending.

@@ -110,10 +110,10 @@ class Cluster {
     schedule::Topology topology(options_.node_of, rank, {}, options_.servers);
     const auto chunk_bytes = static_cast<std::uint32_t>(options_.chunk_bytes);
     if (topology.is_dedicated(rank))
-      at(rank).open_served_group(server::ServedGroup{uid, "test", ids_, std::move(topology), chunk_bytes, 0});
+      at(rank).open_served_group(server::ServedGroup{uid, "test", ids_, std::move(topology), chunk_bytes});
     else
       at(rank).open_group(worker::GroupInfo{uid, "test", ids_, hosts, std::move(topology),
-                                            schedule::Limits{chunk_bytes, options_.tiny_bytes}, 0});
+                                            schedule::Limits{chunk_bytes, options_.tiny_bytes}});
   }
 
   void submit(core::GroupUid uid, int rank, worker::Operation operation, std::uint64_t sequence,

@@ -13,13 +13,13 @@
 #include "hybridps/flow/outbox.h"
 #include "hybridps/transport/buffer_pool.h"
 #include "hybridps/transport/endpoint.h"
-#include "hybridps/wire/header.h"
+#include "hybridps/wire/message.h"
 
 namespace hybridps::test {
 
 /// A message as it left; `buffer` and `done` are held until complete().
 struct Sent {
-  wire::Header header;
+  wire::Message message;
   std::vector<std::byte> payload;
   transport::Buffer buffer;
   transport::SendDone done;
@@ -31,12 +31,12 @@ class FakeEndpoint final : public transport::Endpoint {
   core::Status send(std::span<const std::byte> header, const transport::Buffer& payload, std::size_t payload_bytes,
                     transport::SendDone done) override {
     if (!refusal.is_ok()) return refusal;
-    Sent message;
-    message.header = wire::decode(header).value();
-    if (payload_bytes > 0) message.payload.assign(payload.data(), payload.data() + payload_bytes);
-    message.buffer = payload;
-    message.done = std::move(done);
-    sent.push_back(std::move(message));
+    Sent one;
+    one.message = wire::decode(header).value();
+    if (payload_bytes > 0) one.payload.assign(payload.data(), payload.data() + payload_bytes);
+    one.buffer = payload;
+    one.done = std::move(done);
+    sent.push_back(std::move(one));
     return core::Status::ok();
   }
   core::EngineId peer() const noexcept override { return id_; }
@@ -54,16 +54,19 @@ class FakeEndpoint final : public transport::Endpoint {
   /// Chunks of data messages, in order of sending.
   std::vector<std::uint32_t> chunks() const {
     std::vector<std::uint32_t> list;
-    for (const Sent& message : sent)
-      if (message.header.type == wire::Type::kData) list.push_back(message.header.chunk);
+    for (const auto* data : of<wire::Data>()) list.push_back(data->chunk.number);
     return list;
   }
-  std::vector<const Sent*> of(wire::Type type) const {
-    std::vector<const Sent*> list;
-    for (const Sent& message : sent)
-      if (message.header.type == type) list.push_back(&message);
+  /// Messages of this type, in order of sending.
+  template <typename T>
+  std::vector<const T*> of() const {
+    std::vector<const T*> list;
+    for (const Sent& one : sent)
+      if (const T* message = one.message.as<T>()) list.push_back(message);
     return list;
   }
+  /// The last one, which is data.
+  const wire::Data& last() const { return *sent.back().message.as<wire::Data>(); }
 
   core::Status refusal;
   std::vector<Sent> sent;

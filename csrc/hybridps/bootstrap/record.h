@@ -21,12 +21,12 @@
 
 #include "hybridps/bootstrap/key_value.h"
 #include "hybridps/core/ids.h"
+#include "hybridps/core/protocol.h"
 #include "hybridps/core/status.h"
 
 namespace hybridps::bootstrap {
 
-/// Raise when anything that two ranks exchange changes its meaning: store values, wire headers, plans.
-inline constexpr std::uint32_t kProtocolVersion = 5;
+using core::kProtocolVersion;
 
 inline constexpr std::size_t kTextBytesMax = 512;
 inline constexpr std::size_t kIdentityBytesMax = 256;

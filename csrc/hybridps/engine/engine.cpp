@@ -597,7 +597,7 @@ void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::
   }
   const int me = group->options.rank;
   const int my_node = roster.node_of[static_cast<std::size_t>(me)];
-  worker::GroupInfo info{roster.uid, group->options.name, {}, {}, topology_of(roster, me), {}, 0};
+  worker::GroupInfo info{roster.uid, group->options.name, {}, {}, topology_of(roster, me), {}};
   std::uint64_t chunk_bytes = config_.chunk_bytes;
   const auto add = [&](const bootstrap::MemberRecord& member, bool local) {
     info.engines.push_back(member.engine);

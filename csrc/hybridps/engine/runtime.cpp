@@ -35,6 +35,12 @@ std::size_t local_slots(const RuntimeOptions& o, std::size_t class_bytes) {
   return o.local_peers * ((o.eager_bytes + class_bytes - 1) / class_bytes + 2 * std::size_t{o.grant_chunks} + 2);
 }
 
+// Whether the group that it is of will want it, once that is open here.
+bool is_kept_early(const wire::Message& message) {
+  return message.chunk() != nullptr || message.is_point_to_point() || message.as<wire::Verdict>() != nullptr ||
+         message.as<wire::Probe>() != nullptr || message.as<wire::ProbeReply>() != nullptr;
+}
+
 }  // namespace
 
 std::vector<transport::BufferPool::SizeClass> Runtime::pool_classes(const RuntimeOptions& options,
@@ -89,9 +95,8 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
   // The server reports to the worker, which needs the server: it is made second, behind a forwarder.
   struct Forward final : server::Listener {
     worker::Worker* worker = nullptr;
-    void on_mismatch(const server::OperationKey& key, const wire::Signature& ours, int our_rank,
-                     const wire::Signature& theirs, int sender_rank) override {
-      worker->on_mismatch(key, ours, our_rank, theirs, sender_rank);
+    void on_mismatch(const server::OperationKey& key, const server::Call& ours, const server::Call& theirs) override {
+      worker->on_mismatch(key, ours, theirs);
     }
     void on_bad_message(const server::OperationKey& key, std::string what) override {
       worker->on_bad_message(key, std::move(what));
@@ -226,7 +231,7 @@ worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
         core::Status(core::Code::kOutOfResources, group.info.member_text(group.info.topology.rank()) +
                                                       " had to drop messages of the group: " + taken.why_incomplete),
         /*tell=*/true);
-  for (auto& [header, payload] : taken.messages) deliver(group, header, std::move(payload));
+  for (auto& [message, payload] : taken.messages) deliver(group, message, std::move(payload));
   return group;
 }
 
@@ -234,15 +239,11 @@ void Runtime::close_group(core::GroupUid uid) {
   if (const worker::GroupState* group = worker_->find(uid); group != nullptr && group->status.is_ok()) {
     // Everyone is done with it: the dedicated servers may forget it. Were this lost, they would find out when this
     // process ends.
-    wire::Header left;
-    left.type = wire::Type::kVerdict;
-    left.flags = wire::kFlagGroup | wire::kFlagForwarded;
-    left.aux = static_cast<std::uint64_t>(core::Code::kClosed);
-    left.uid = uid;
-    left.sender_rank = static_cast<std::uint32_t>(group->info.topology.rank());
+    wire::Verdict left = wire::Verdict::on_group(core::Code::kClosed);
+    left.passed_on = true;
     const auto ranks = static_cast<std::size_t>(group->info.topology.size());
     for (std::size_t server = ranks; server < group->info.engines.size(); ++server)
-      send_control(group->info.engines[server], left, {});
+      send_control(group->info.engines[server], group->message(left), {});
   }
   worker_->close_group(uid);
   forget_group(uid);
@@ -375,20 +376,19 @@ void Runtime::on_shares(core::GroupUid uid, const schedule::Topology& topology) 
   choose_windows();
 }
 
-void Runtime::send_control(core::EngineId to, const wire::Header& header, std::string_view text) {
+void Runtime::send_control(core::EngineId to, wire::Message message, std::string_view text) {
   const auto found = peers_.find(to);
   if (found == peers_.end() || found->second.dead) return;
-  if (header.type == wire::Type::kVerdict) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
-  if ((header.type == wire::Type::kPing || header.type == wire::Type::kProbe) && found->second.asked_at == kNotAsked) {
+  const bool verdict = message.as<wire::Verdict>() != nullptr;
+  if (verdict) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
+  const bool asks = message.as<wire::Ping>() != nullptr || message.as<wire::Probe>() != nullptr;
+  if (asks && found->second.asked_at == kNotAsked) {
     found->second.asked_at = core::Clock::now();
     next_heartbeat_ = std::min(next_heartbeat_, found->second.asked_at + core::from_seconds(options_.dead_seconds));
   }
   // A verdict takes a connection that stands already, if there is one: opening one to a peer that may be leaving fails.
-  if (found->second.record.local || (header.type == wire::Type::kVerdict && outbox_->is_open(to))) {
-    if (text.empty())
-      outbox_->send(to, header);
-    else
-      outbox_->send_text(to, header, text);
+  if (found->second.record.local || (verdict && outbox_->is_open(to))) {
+    outbox_->send_text(to, std::move(message), text);
     return;
   }
   transport::Transport& transport = transports_.control ? *transports_.control : *transports_.data;
@@ -399,100 +399,95 @@ void Runtime::send_control(core::EngineId to, const wire::Header& header, std::s
     failed_.push_back(Failure{to, endpoint.status()});
     return;
   }
-  wire::Header h = header;
-  h.source = options_.self;
-  h.flags |= wire::kFlagGranted;
+  message.from.source = options_.self;
   transport::Buffer buffer;
   const std::size_t bytes = std::min(text.size(), pool_->slot_bytes_max());
   if (bytes > 0) buffer = pool_->allocate(bytes);
   if (buffer) std::memcpy(buffer.data(), text.data(), bytes);
-  h.payload_bytes = buffer ? static_cast<std::uint32_t>(bytes) : 0;
-  const wire::HeaderBytes encoded = wire::encode(h);
-  if (core::Status status = endpoint.value()->send(encoded, buffer, h.payload_bytes, {}); !status.is_ok())
+  message.payload_bytes = buffer ? static_cast<std::uint32_t>(bytes) : 0;
+  if (core::Status status = endpoint.value()->send(wire::encode(message), buffer, message.payload_bytes, {});
+      !status.is_ok())
     failed_.push_back(Failure{to, std::move(status)});
 }
 
 void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload payload) noexcept {
-  core::Result<wire::Header> decoded = wire::decode(bytes);
+  core::Result<wire::Message> decoded = wire::decode(bytes);
   if (!decoded.is_ok() || decoded.value().payload_bytes != payload.bytes()) {
     counters_.bad_messages.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  const wire::Header& header = decoded.value();
-  if (const auto peer = peers_.find(header.source); peer != peers_.end()) {
-    peer->second.asked_at = kNotAsked;
-    switch (header.type) {
-      case wire::Type::kCredit:
-        outbox_->on_credit(header.source, header.aux, (header.flags & wire::kFlagGranted) != 0);
-        return;
-      case wire::Type::kPing: {
-        wire::Header pong;
-        pong.type = wire::Type::kPong;
-        pong.aux = header.aux;
-        send_control(header.source, pong, {});
-        return;
-      }
-      case wire::Type::kPong: unanswered_verdicts_.erase(header.source); return;
-      case wire::Type::kProbe: {
-        // The worker answers for groups that work; that this process lives is an answer in any case.
-        const worker::GroupState* group = worker_->find(header.uid);
-        if (group != nullptr && group->status.is_ok()) break;
-        if (group != nullptr && peers_.count(header.source) > 0) worker_->repeat_verdict(*group, header.source);
-        wire::Header pong;
-        pong.type = wire::Type::kPong;
-        send_control(header.source, pong, {});
-        break;
-      }
-      case wire::Type::kVerdict: {
-        if ((header.flags & wire::kFlagForwarded) != 0) break;
-        wire::Header answer;
-        answer.type = wire::Type::kPong;
-        send_control(header.source, answer, {});
-        break;
-      }
-      default: break;
-    }
-  }
-  if (worker::GroupState* group = worker_->find(header.uid)) {
-    deliver(*group, header, std::move(payload));
+  const wire::Message& message = decoded.value();
+  const core::GroupUid uid = message.from.uid;
+  if (on_engine_message(message)) return;
+  if (worker::GroupState* group = worker_->find(uid)) {
+    deliver(*group, message, std::move(payload));
     return;
   }
-  if (dedicated_->has(header.uid)) {
-    dedicated_->on_message(header, with_cost(header, std::move(payload)));
+  if (dedicated_->has(uid)) {
+    dedicated_->on_message(message, with_cost(message, std::move(payload)));
     return;
   }
-  const bool concerns_operations = header.type <= wire::Type::kProbeReply || header.type == wire::Type::kCancel;
-  if (!options_.keep_early || !concerns_operations || closed_.count(header.uid) > 0) {
-    if (peers_.count(header.source) > 0) with_cost(header, std::move(payload)).reset();  // its credit goes back
+  if (!options_.keep_early || !is_kept_early(message) || closed_.count(uid) > 0) {
+    if (peers_.count(message.from.source) > 0) with_cost(message, std::move(payload)).reset();  // its credit goes back
     return;
   }
   // Its roster is valid there and not yet here.
-  UnopenedGroups::Messages dropped = unopened_.keep(header, std::move(payload), core::Clock::now());
+  UnopenedGroups::Messages dropped = unopened_.keep(message, std::move(payload), core::Clock::now());
   counters_.bad_messages.fetch_add(dropped.size(), std::memory_order_relaxed);
   let_go(std::move(dropped));
 }
 
-void Runtime::let_go(UnopenedGroups::Messages messages) {
-  for (auto& [header, payload] : messages)
-    if (peers_.count(header.source) > 0) with_cost(header, std::move(payload)).reset();
-}
-
-flow::Delivery Runtime::with_cost(const wire::Header& header, transport::RxPayload payload) {
-  const bool announced = header.type == wire::Type::kAnnounce;
-  const bool data = header.type == wire::Type::kData;
-  if ((announced || data) && wire::window_of(header.aux) > 0 && peers_.count(header.source) > 0) {
-    outbox_->note_window(header.source, static_cast<std::int64_t>(wire::window_of(header.aux)));
-    if (announced) outbox_->return_credit(header.source);
+bool Runtime::on_engine_message(const wire::Message& message) {
+  const core::EngineId source = message.from.source;
+  const auto peer = peers_.find(source);
+  if (peer == peers_.end()) return false;
+  peer->second.asked_at = kNotAsked;
+  const wire::Message pong{{}, 0, wire::Pong{}};
+  if (const auto* credit = message.as<wire::Credit>()) {
+    outbox_->on_credit(source, *credit);
+    return true;
   }
-  std::int64_t cost = 0;
-  if (data && payload.bytes() > 0)
-    cost = static_cast<std::int64_t>(std::min<std::uint64_t>(wire::cost_of(header.aux), options_.chunk_bytes));
-  return flow::Delivery(std::move(payload), outbox_.get(), header.source, cost,
-                        (header.flags & wire::kFlagGranted) != 0);
+  if (message.as<wire::Pong>() != nullptr) {
+    unanswered_verdicts_.erase(source);
+    return true;
+  }
+  if (message.as<wire::Ping>() != nullptr) {
+    send_control(source, pong, {});
+    return true;
+  }
+  if (message.as<wire::Probe>() != nullptr) {
+    // The worker answers for groups that work; that this process lives is an answer in any case.
+    const worker::GroupState* group = worker_->find(message.from.uid);
+    if (group != nullptr && group->status.is_ok()) return false;
+    if (group != nullptr) worker_->repeat_verdict(*group, source);
+    send_control(source, pong, {});
+  } else if (const auto* verdict = message.as<wire::Verdict>(); verdict != nullptr && !verdict->passed_on) {
+    send_control(source, pong, {});
+  }
+  return false;
 }
 
-void Runtime::deliver(worker::GroupState& group, const wire::Header& header, transport::RxPayload payload) {
-  worker_->on_message(group, header, with_cost(header, std::move(payload)));
+void Runtime::let_go(UnopenedGroups::Messages messages) {
+  for (auto& [message, payload] : messages)
+    if (peers_.count(message.from.source) > 0) with_cost(message, std::move(payload)).reset();
+}
+
+flow::Delivery Runtime::with_cost(const wire::Message& message, transport::RxPayload payload) {
+  const core::EngineId source = message.from.source;
+  const auto* data = message.as<wire::Data>();
+  const auto* announce = message.as<wire::Announce>();
+  const std::uint32_t window = data != nullptr ? data->window : announce != nullptr ? announce->window : 0;
+  if (window > 0 && peers_.count(source) > 0) {
+    outbox_->note_window(source, window);
+    if (announce != nullptr) outbox_->return_credit(source);
+  }
+  if (data == nullptr || payload.bytes() == 0) return {std::move(payload), outbox_.get(), source, 0};
+  const auto cost = static_cast<std::int64_t>(std::min<std::uint64_t>(data->cost, options_.chunk_bytes));
+  return {std::move(payload), outbox_.get(), source, cost, data->permit};
+}
+
+void Runtime::deliver(worker::GroupState& group, const wire::Message& message, transport::RxPayload payload) {
+  worker_->on_message(group, message, with_cost(message, std::move(payload)));
 }
 
 void Runtime::choose_watched() {
@@ -527,11 +522,7 @@ void Runtime::heartbeat(core::TimePoint now) {
     if (peer.dead) continue;
     if (peer.groups == 0) peer.asked_at = kNotAsked;
     if (stood_still && peer.asked_at != kNotAsked) peer.asked_at = now;
-    if (pinging && peer.watched) {
-      wire::Header ping;
-      ping.type = wire::Type::kPing;
-      send_control(id, ping, {});
-    }
+    if (pinging && peer.watched) send_control(id, {{}, 0, wire::Ping{}}, {});
     if (peer.asked_at == kNotAsked) continue;
     next_heartbeat_ = std::min(next_heartbeat_, std::max(now, peer.asked_at + dead_after));
     if (now - peer.asked_at >= dead_after) silent.insert(id);

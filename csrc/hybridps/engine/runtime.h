@@ -135,7 +135,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   flow::Peer describe(core::EngineId peer) override;
   void on_unreachable(core::EngineId peer, core::Status cause) override;
   // worker::Host
-  void send_control(core::EngineId to, const wire::Header& header, std::string_view text) override;
+  void send_control(core::EngineId to, wire::Message message, std::string_view text) override;
   void on_group_failed(core::GroupUid uid, const core::Status& status, const core::Status& cause,
                        bool found_here) override;
   void on_group_waits(core::GroupUid uid) override;
@@ -176,8 +176,10 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep, Transports transports);
   core::Status attach();
   void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept;
-  flow::Delivery with_cost(const wire::Header& header, transport::RxPayload payload);
-  void deliver(worker::GroupState& group, const wire::Header& header, transport::RxPayload payload);
+  /// Heartbeats, credit, answers: what is of no group, or of one whatever its state. Whether that was all.
+  bool on_engine_message(const wire::Message& message);
+  flow::Delivery with_cost(const wire::Message& message, transport::RxPayload payload);
+  void deliver(worker::GroupState& group, const wire::Message& message, transport::RxPayload payload);
   std::size_t judge_suspects(core::TimePoint now);
   void peer_failed(core::EngineId peer, core::Status cause, bool silent);
   void heartbeat(core::TimePoint now);

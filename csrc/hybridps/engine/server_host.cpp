@@ -111,7 +111,7 @@ class Shard final : public LoopClient, core::Pinned {
       return Status(Code::kOutOfResources, "its memory is enough for " + std::to_string(engines_max_) + " ranks, and " +
                                                std::to_string(runtime_->peers_known()) +
                                                " are served already; start it with more --memory");
-    server::ServedGroup group{roster.uid, name, {}, topology_of(roster, size + index), 1, 0};
+    server::ServedGroup group{roster.uid, name, {}, topology_of(roster, size + index), 1};
     std::uint64_t chunk_bytes = record_.chunk_bytes;
     const auto add = [&](const bootstrap::MemberRecord& member, const std::string& where) {
       group.engines.push_back(member.engine);

@@ -13,14 +13,14 @@ constexpr std::size_t kDroppedKept = 65536;
 
 }  // namespace
 
-UnopenedGroups::Messages UnopenedGroups::keep(const wire::Header& header, transport::RxPayload payload,
+UnopenedGroups::Messages UnopenedGroups::keep(wire::Message message, transport::RxPayload payload,
                                               core::TimePoint now) {
   Messages dropped;
-  if (dropped_.count(header.uid) > 0) {
-    dropped.emplace_back(header, std::move(payload));
+  if (dropped_.count(message.from.uid) > 0) {
+    dropped.emplace_back(std::move(message), std::move(payload));
     return dropped;
   }
-  const auto [found, is_new] = groups_.try_emplace(header.uid);
+  const auto [found, is_new] = groups_.try_emplace(message.from.uid);
   Group& group = found->second;
   if (is_new) {
     group.since = now;
@@ -29,7 +29,7 @@ UnopenedGroups::Messages UnopenedGroups::keep(const wire::Header& header, transp
   ++messages_;
   bytes_ += payload.bytes();
   group.bytes += payload.bytes();
-  group.messages.emplace_back(header, std::move(payload));
+  group.messages.emplace_back(std::move(message), std::move(payload));
   if (messages_ <= limits_.messages && bytes_ <= limits_.bytes) return dropped;
   const bool by_number = messages_ > limits_.messages;
   const auto largest = std::max_element(groups_.begin(), groups_.end(), [by_number](const auto& a, const auto& b) {

@@ -16,7 +16,7 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/transport/transport.h"
-#include "hybridps/wire/header.h"
+#include "hybridps/wire/message.h"
 
 namespace hybridps::engine {
 
@@ -28,7 +28,7 @@ class UnopenedGroups {
     /// What is older waits for nobody: operations with torch's usual timeout have failed by then.
     core::Duration keep_for = std::chrono::minutes(30);
   };
-  using Messages = std::vector<std::pair<wire::Header, transport::RxPayload>>;
+  using Messages = std::vector<std::pair<wire::Message, transport::RxPayload>>;
   struct Taken {
     Messages messages;
     std::string why_incomplete;  // empty: nothing was dropped
@@ -37,7 +37,7 @@ class UnopenedGroups {
   explicit UnopenedGroups(Limits limits) : limits_(limits) {}
 
   /// Keeps it; returns what had to be dropped, of whichever group.
-  Messages keep(const wire::Header& header, transport::RxPayload payload, core::TimePoint now);
+  Messages keep(wire::Message message, transport::RxPayload payload, core::TimePoint now);
   /// The group opens, or is over: forgets it.
   Taken take(core::GroupUid uid);
   /// Drops what has waited for too long.

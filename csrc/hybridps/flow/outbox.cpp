@@ -62,7 +62,7 @@ Delivery& Delivery::operator=(Delivery&& other) noexcept {
     outbox_ = std::exchange(other.outbox_, nullptr);
     source_ = other.source_;
     cost_ = std::exchange(other.cost_, 0);
-    granted_ = other.granted_;
+    permit_ = other.permit_;
   }
   return *this;
 }
@@ -70,7 +70,7 @@ Delivery& Delivery::operator=(Delivery&& other) noexcept {
 void Delivery::reset() noexcept {
   payload_.reset();
   if (Outbox* outbox = std::exchange(outbox_, nullptr); outbox != nullptr && cost_ > 0)
-    outbox->consumed(source_, cost_, granted_);
+    outbox->consumed(source_, cost_, permit_);
 }
 
 Outbox::Outbox(OutboxOptions options, transport::BufferPool& pool, Router& router)
@@ -122,11 +122,16 @@ void Outbox::note_window(core::EngineId peer, std::int64_t bytes) { lane(peer).d
 
 void Outbox::return_credit(core::EngineId peer) {
   Lane& to = lane(peer);
-  if (to.due.due() <= 0 || to.broken) return;
-  wire::Header header;
-  header.type = wire::Type::kCredit;
-  header.aux = static_cast<std::uint64_t>(to.due.take_due());
-  send(peer, header);
+  if (to.due.due() > 0) send_credit(to, to.due, wire::Permit::kAllowance);
+}
+
+void Outbox::send_credit(Lane& lane, ReturnBook& due, wire::Permit of) {
+  if (!lane.broken) send(lane.id, {{}, 0, wire::Credit{static_cast<std::uint64_t>(due.take_due()), of}});
+}
+
+std::uint32_t Outbox::window_of(const Lane& lane) noexcept {
+  constexpr std::int64_t kMost = 0xffffffff;
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(lane.book.window(), 0, kMost));
 }
 
 bool Outbox::pay(Lane& lane, std::int64_t cost, bool urgent) noexcept {
@@ -154,15 +159,17 @@ core::Result<transport::Endpoint*> Outbox::open(Lane& lane, bool urgent) {
   return urgent ? lane.urgent_endpoint : lane.endpoint;
 }
 
-core::Status Outbox::transmit(Lane& lane, const wire::Header& header, const transport::Buffer& buffer,
-                              std::size_t bytes, transport::SendDone done, bool urgent) {
+core::Status Outbox::transmit(Lane& lane, wire::Message message, const transport::Buffer& buffer,
+                              transport::SendDone done, bool urgent) {
   if (lane.broken) return core::Status(core::Code::kPeerDead, "peer is gone");
   // The other connection may be one that cannot read a device's memory.
   const bool lent = buffer && buffer.is_lent();
   core::Result<transport::Endpoint*> endpoint =
       open(lane, urgent && !lent && (options_.urgent_always || lane.book.has_backlog()));
   core::Status status = endpoint.status();
-  if (status.is_ok()) status = endpoint.value()->send(wire::encode(header), buffer, bytes, std::move(done));
+  message.from.source = options_.self;
+  if (status.is_ok())
+    status = endpoint.value()->send(wire::encode(message), buffer, message.payload_bytes, std::move(done));
   if (!status.is_ok()) {
     lane.broken = true;
     broken_.emplace_back(lane.id, status);
@@ -173,13 +180,14 @@ core::Status Outbox::transmit(Lane& lane, const wire::Header& header, const tran
 Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk) {
   const std::size_t bytes = stream.bytes_of(chunk);
   std::uint8_t& marks = stream.marks_[chunk];
-  wire::Header header = stream.header;
-  header.type = wire::Type::kData;
-  header.source = options_.self;
-  header.chunk = chunk;
-  header.payload_bytes = static_cast<std::uint32_t>(bytes);
+  wire::Data data{stream.id, stream.premul, wire::Permit::kGrant, 0, 0};
+  data.chunk.number = chunk;
+  const auto send = [&](const transport::Buffer& buffer, transport::SendDone done) {
+    return transmit(lane, {stream.from, static_cast<std::uint32_t>(bytes), data}, buffer, std::move(done),
+                    stream.urgent);
+  };
   if (bytes == 0) {
-    if (!transmit(lane, header, {}, 0, {}, stream.urgent).is_ok()) return Step::kBroken;
+    if (!send({}, {}).is_ok()) return Step::kBroken;
     marks |= kSent;
     ++stream.sent_;
     return Step::kSent;
@@ -205,12 +213,14 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
     return Step::kNoSlot;
   }
 
-  if ((marks & kByAllowance) != 0) {
-    header.aux = wire::pack_cost(static_cast<std::uint64_t>(cost), static_cast<std::uint64_t>(lane.book.window()));
-  } else {
-    header.flags |= wire::kFlagGranted;
-    if (by_all && !lane.local)
-      header.aux = wire::pack_cost(static_cast<std::uint64_t>(cost), static_cast<std::uint64_t>(lane.book.window()));
+  if ((marks & kByAllowance) != 0)
+    data.permit = wire::Permit::kAllowance;
+  else if (by_all)
+    data.permit = wire::Permit::kWholeGrant;
+  // A local peer returns nothing for whole grants: what counts is what is still being sent.
+  if ((marks & kByAllowance) != 0 || (by_all && !lane.local)) {
+    data.cost = static_cast<std::uint32_t>(cost);
+    data.window = window_of(lane);
   }
   transport::SendDone done;
   if (!lane.local || by_all) {
@@ -228,7 +238,7 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
       }
     };
   }
-  if (!transmit(lane, header, buffer, bytes, std::move(done), stream.urgent).is_ok()) {
+  if (!send(buffer, std::move(done)).is_ok()) {
     // `done` was dropped unrun.
     if (!lane.local) {
       --net_in_use_[size_class];
@@ -413,28 +423,23 @@ void Outbox::cancel(Stream& stream) {
   stream.wanted_.clear();
 }
 
-void Outbox::on_credit(core::EngineId peer, std::uint64_t bytes, bool granted) {
+void Outbox::on_credit(core::EngineId peer, const wire::Credit& credit) {
   Lane& to = lane(peer);
-  if (granted)
-    to.book.on_whole_credit(bytes);
+  if (credit.of == wire::Permit::kWholeGrant)
+    to.book.on_whole_credit(credit.bytes);
   else
-    to.book.on_credit(bytes, core::Clock::now().time_since_epoch());
+    to.book.on_credit(credit.bytes, core::Clock::now().time_since_epoch());
   pump_lane(to);
 }
 
-void Outbox::send(core::EngineId peer, wire::Header header) {
-  header.source = options_.self;
-  (void)transmit(lane(peer), header, {}, 0, {});
-}
+void Outbox::send(core::EngineId peer, wire::Message message) { (void)transmit(lane(peer), std::move(message)); }
 
-void Outbox::send_text(core::EngineId peer, wire::Header header, std::string_view text) {
+void Outbox::send_text(core::EngineId peer, wire::Message message, std::string_view text) {
   const std::size_t bytes = std::min(text.size(), options_.class_bytes.empty() ? 0 : options_.class_bytes.back());
   transport::Buffer buffer = bytes > 0 ? pool_.allocate(bytes) : transport::Buffer();
-  header.source = options_.self;
-  header.flags |= wire::kFlagGranted;
-  header.payload_bytes = buffer ? static_cast<std::uint32_t>(bytes) : 0;
+  message.payload_bytes = buffer ? static_cast<std::uint32_t>(bytes) : 0;
   if (buffer) std::memcpy(buffer.data(), text.data(), bytes);
-  (void)transmit(lane(peer), header, buffer, header.payload_bytes, {});
+  (void)transmit(lane(peer), std::move(message), buffer);
 }
 
 bool Outbox::is_open(core::EngineId peer) const {
@@ -445,13 +450,9 @@ bool Outbox::is_open(core::EngineId peer) const {
 void Outbox::announce(Lane& peer, Stream& stream) {
   ++looks_;
   stream.announced_ = true;
-  wire::Header header = stream.header;
-  header.type = wire::Type::kAnnounce;
-  header.source = options_.self;
-  header.chunk = stream.ready_.empty() ? 0 : stream.ready_.front();
-  header.payload_bytes = 0;
-  header.aux = wire::pack_cost(0, static_cast<std::uint64_t>(peer.book.window()));
-  (void)transmit(peer, header, {}, 0, {}, stream.urgent);
+  wire::Announce announce{stream.id, window_of(peer)};
+  announce.chunk.number = stream.ready_.empty() ? 0 : stream.ready_.front();
+  (void)transmit(peer, {stream.from, 0, announce}, {}, {}, stream.urgent);
 }
 
 std::size_t Outbox::progress(core::TimePoint now) {
@@ -501,9 +502,9 @@ core::TimePoint Outbox::next_due() const noexcept {
 std::string Outbox::describe() const {
   std::string text;
   const auto stream_text = [](const Stream& s) {
-    return "  stage " + std::to_string(static_cast<int>(s.header.stage)) + " seq " + std::to_string(s.header.sequence) +
-           " span " + std::to_string(s.header.span) + " sent " + std::to_string(s.sent_) + "/" +
-           std::to_string(s.chunks) + " ready " + std::to_string(s.free_.size() + s.ready_.size()) + " wanted " +
+    return "  stage " + std::to_string(static_cast<int>(s.id.stage)) + " seq " + std::to_string(s.id.sequence) +
+           " span " + std::to_string(s.id.span) + " sent " + std::to_string(s.sent_) + "/" + std::to_string(s.chunks) +
+           " ready " + std::to_string(s.free_.size() + s.ready_.size()) + " wanted " +
            std::to_string(s.wanted_.size()) + " permits " + std::to_string(s.permits_) +
            (s.announced_ ? " announced" : "") + (s.granted_all_ ? " granted" : "") + "\n";
   };
@@ -528,18 +529,10 @@ void Outbox::forget(core::EngineId peer) {
   std::erase(resume_, peer);
 }
 
-void Outbox::consumed(core::EngineId source, std::int64_t cost, bool granted) noexcept {
+void Outbox::consumed(core::EngineId source, std::int64_t cost, wire::Permit permit) noexcept {
   Lane& from = lane(source);
-  if (!granted) {
-    if (from.due.consumed(cost)) return_credit(source);
-    return;
-  }
-  if (!from.whole_due.consumed(cost) || from.broken) return;
-  wire::Header header;
-  header.type = wire::Type::kCredit;
-  header.flags = wire::kFlagGranted;
-  header.aux = static_cast<std::uint64_t>(from.whole_due.take_due());
-  send(source, header);
+  ReturnBook& due = permit == wire::Permit::kWholeGrant ? from.whole_due : from.due;
+  if (due.consumed(cost)) send_credit(from, due, permit);
 }
 
 }  // namespace hybridps::flow

@@ -38,7 +38,7 @@
 #include "hybridps/schedule/window_tuner.h"
 #include "hybridps/transport/endpoint.h"
 #include "hybridps/transport/transport.h"
-#include "hybridps/wire/header.h"
+#include "hybridps/wire/message.h"
 
 namespace hybridps::flow {
 
@@ -84,7 +84,10 @@ class StreamQueue : core::Pinned {
 };
 
 struct Stream : core::Pinned {
-  wire::Header header;  // of every message: type, chunk, flags, payload_bytes and aux are filled in
+  // Of every message; source, number, permit and what it costs are filled in.
+  wire::From from;
+  wire::ChunkId id;
+  double premul = 1.0;
   core::EngineId peer;
   Source* source = nullptr;
   std::uint64_t bytes = 0;
@@ -153,10 +156,10 @@ struct OutboxOptions {
 class Delivery {
  public:
   Delivery() = default;
-  /// `granted`: it was sent under an "all chunks" grant.
+  /// `cost` of which account (wire::Data).
   Delivery(transport::RxPayload payload, Outbox* outbox, core::EngineId source, std::int64_t cost,
-           bool granted = false) noexcept
-      : payload_(std::move(payload)), outbox_(outbox), source_(source), cost_(cost), granted_(granted) {}
+           wire::Permit permit = wire::Permit::kAllowance) noexcept
+      : payload_(std::move(payload)), outbox_(outbox), source_(source), cost_(cost), permit_(permit) {}
   Delivery(Delivery&& other) noexcept { *this = std::move(other); }
   Delivery& operator=(Delivery&& other) noexcept;
   ~Delivery() { reset(); }
@@ -170,7 +173,7 @@ class Delivery {
   Outbox* outbox_ = nullptr;
   core::EngineId source_;
   std::int64_t cost_ = 0;
-  bool granted_ = false;
+  wire::Permit permit_ = wire::Permit::kAllowance;
 };
 
 class Outbox : core::Pinned {
@@ -186,13 +189,13 @@ class Outbox : core::Pinned {
   void cancel(Stream& stream);
   /// A Grant for the stream arrived.
   void granted(Stream& stream, std::uint32_t chunk);
-  /// A Credit message arrived. `granted`: for what was sent under "all chunks" grants.
-  void on_credit(core::EngineId peer, std::uint64_t bytes, bool granted = false);
+  /// A Credit message arrived.
+  void on_credit(core::EngineId peer, const wire::Credit& credit);
 
   /// A message without payload, at once.
-  void send(core::EngineId peer, wire::Header header);
+  void send(core::EngineId peer, wire::Message message);
   /// A message with a short text as payload (cut to the largest size class); dropped when no slot is free.
-  void send_text(core::EngineId peer, wire::Header header, std::string_view text);
+  void send_text(core::EngineId peer, wire::Message message, std::string_view text);
 
   /// Whether a connection to the peer was opened and has not failed.
   bool is_open(core::EngineId peer) const;
@@ -214,7 +217,7 @@ class Outbox : core::Pinned {
   void return_credit(core::EngineId peer);
 
   /// Called by Delivery.
-  void consumed(core::EngineId source, std::int64_t cost, bool granted) noexcept;
+  void consumed(core::EngineId source, std::int64_t cost, wire::Permit permit) noexcept;
 
   transport::BufferPool& pool() noexcept { return pool_; }
   /// How often a stream was looked at, since the beginning: what the work of the queues is measured by.
@@ -246,6 +249,7 @@ class Outbox : core::Pinned {
   enum class Step { kSent, kNoPermit, kNoSlot, kBroken };
 
   Lane& lane(core::EngineId peer);
+  static std::uint32_t window_of(const Lane& lane) noexcept;
   static bool pay(Lane& lane, std::int64_t cost, bool urgent) noexcept;
   std::int64_t cost_of(const Lane& lane, std::size_t bytes) const noexcept;
   void prepare(Stream& stream);
@@ -259,8 +263,9 @@ class Outbox : core::Pinned {
   void starve(const Lane& lane, Stream& stream, std::size_t bytes);
   static void stop_waiting(Stream& stream) noexcept;
   void announce(Lane& lane, Stream& stream);
-  core::Status transmit(Lane& lane, const wire::Header& header, const transport::Buffer& buffer, std::size_t bytes,
-                        transport::SendDone done, bool urgent = false);
+  core::Status transmit(Lane& lane, wire::Message message, const transport::Buffer& buffer = {},
+                        transport::SendDone done = {}, bool urgent = false);
+  void send_credit(Lane& lane, ReturnBook& due, wire::Permit of);
   core::Result<transport::Endpoint*> open(Lane& lane, bool urgent);
   std::size_t class_of(std::size_t bytes) const noexcept;
 

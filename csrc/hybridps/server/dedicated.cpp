@@ -110,45 +110,43 @@ Dedicated::Group* Dedicated::find(core::GroupUid uid) {
   return found == groups_.end() || found->second->closing ? nullptr : found->second.get();
 }
 
-std::string Dedicated::refuse(const Group& group, const wire::Header& header) const {
+std::string Dedicated::refuse(const Group& group, int sender, const wire::ChunkId& chunk) const {
   const schedule::Topology& topology = group.info.topology;
   const bool sums =
-      header.signature.kind == schedule::Kind::kAllReduce || header.signature.kind == schedule::Kind::kReduce;
+      chunk.signature.kind == schedule::Kind::kAllReduce || chunk.signature.kind == schedule::Kind::kReduce;
   const bool known_scope =
-      header.signature.scope == schedule::Scope::kRanks ||
-      (header.signature.scope == schedule::Scope::kNodes && header.signature.kind == schedule::Kind::kAllReduce);
-  if (header.stage != wire::Stage::kPush || !sums || !known_scope)
+      chunk.signature.scope == schedule::Scope::kRanks ||
+      (chunk.signature.scope == schedule::Scope::kNodes && chunk.signature.kind == schedule::Kind::kAllReduce);
+  if (chunk.point_to_point || chunk.stage != wire::Stage::kPush || !sums || !known_scope)
     return "a message that is not for a dedicated server";
-  const int sender = static_cast<int>(header.sender_rank);
-  if (static_cast<int>(header.contributor) != topology.node_of(sender) ||
+  if (static_cast<int>(chunk.contributor) != topology.node_of(sender) ||
       topology.agent(topology.node_of(sender), topology.rank()) != sender)
-    return "a contribution from a rank that does not act for node " + std::to_string(header.contributor);
-  if (header.span != static_cast<std::uint32_t>(topology.rank()) || header.span_bytes == 0 ||
-      header.span_bytes > header.signature.total_bytes ||
-      header.span_bytes % core::size_of(header.signature.dtype) != 0)
+    return "a contribution from a rank that does not act for node " + std::to_string(chunk.contributor);
+  if (chunk.span != static_cast<std::uint32_t>(topology.rank()) || chunk.span_bytes == 0 ||
+      chunk.span_bytes > chunk.signature.total_bytes || chunk.span_bytes % core::size_of(chunk.signature.dtype) != 0)
     return "a contribution to a span that the plan cannot have";
-  if (header.signature.kind == schedule::Kind::kReduce &&
-      (header.signature.root < 0 || header.signature.root >= topology.size()))
-    return "a reduce to rank " + std::to_string(header.signature.root);
-  if (group.spans.count(header.sequence) == 0 &&
-      (group.spans.size() >= kSpansMax || header.span_bytes / group.info.chunk_bytes >= kChunksMax - group.chunks))
+  if (chunk.signature.kind == schedule::Kind::kReduce &&
+      (chunk.signature.root < 0 || chunk.signature.root >= topology.size()))
+    return "a reduce to rank " + std::to_string(chunk.signature.root);
+  if (group.spans.count(chunk.sequence) == 0 &&
+      (group.spans.size() >= kSpansMax || chunk.span_bytes / group.info.chunk_bytes >= kChunksMax - group.chunks))
     return "more than " + std::to_string(kSpansMax) + " operations or " + std::to_string(kChunksMax) +
            " chunks that are not over: wait for some before issuing more";
   return {};
 }
 
-Dedicated::Span* Dedicated::open_span(Group& group, const wire::Header& header) {
+Dedicated::Span* Dedicated::open_span(Group& group, const wire::ChunkId& first) {
   const schedule::Topology& topology = group.info.topology;
-  const SpanKey key{OperationKey{header.uid, header.sequence}, header.span};
+  const SpanKey key{OperationKey{group.info.uid, first.sequence}, first.span};
   Opening opening;
-  opening.signature = header.signature;
-  opening.bytes = header.span_bytes;
+  opening.signature = first.signature;
+  opening.bytes = first.span_bytes;
   opening.chunk_bytes = group.info.chunk_bytes;
-  opening.chunks = static_cast<std::uint32_t>((header.span_bytes + opening.chunk_bytes - 1) / opening.chunk_bytes);
+  opening.chunks = static_cast<std::uint32_t>((first.span_bytes + opening.chunk_bytes - 1) / opening.chunk_bytes);
   opening.nodes = static_cast<std::uint32_t>(topology.nodes());
   opening.own_node = kNoNode;
   opening.own_rank = topology.rank();
-  if (header.signature.op == core::ReduceOp::kAvg && !core::is_floating(header.signature.dtype))
+  if (first.signature.op == core::ReduceOp::kAvg && !core::is_floating(first.signature.dtype))
     opening.finish = {reduce::Finish::Kind::kDivideTruncate, 1.0, topology.size()};
 
   auto made = std::make_unique<Span>(*this, key, opening.chunks);
@@ -156,81 +154,64 @@ Dedicated::Span* Dedicated::open_span(Group& group, const wire::Header& header) 
   opening.owner = span;
   const auto add = [&](int rank) {
     auto stream = std::make_unique<flow::Stream>();
-    wire::Header& h = stream->header;
-    h.stage = wire::Stage::kResult;
-    h.signature = header.signature;
-    h.uid = header.uid;
-    h.incarnation = group.info.incarnation;
-    h.plan_version = header.plan_version;
-    h.sequence = header.sequence;
-    h.span = header.span;
-    h.sender_rank = static_cast<std::uint32_t>(topology.rank());
-    h.span_bytes = header.span_bytes;
+    stream->from = {{}, group.info.uid, static_cast<std::uint32_t>(topology.rank())};
+    stream->id = first;
+    stream->id.stage = wire::Stage::kResult;
+    stream->id.contributor = 0;
     stream->peer = group.info.engines[static_cast<std::size_t>(rank)];
     stream->bytes = opening.bytes;
     stream->chunk_bytes = opening.chunk_bytes;
     stream->chunks = opening.chunks;
     span->add_stream(std::move(stream));
   };
-  if (header.signature.kind == schedule::Kind::kReduce) {
-    add(header.signature.root);
+  if (first.signature.kind == schedule::Kind::kReduce) {
+    add(first.signature.root);
   } else {
     // Rotated, so that not all servers send to node 0 first.
-    const int first = topology.rank() % topology.nodes();
+    const int first_node = topology.rank() % topology.nodes();
     for (int step = 0; step < topology.nodes(); ++step)
-      add(topology.agent((first + step) % topology.nodes(), topology.rank()));
+      add(topology.agent((first_node + step) % topology.nodes(), topology.rank()));
   }
   group.chunks += opening.chunks;
-  group.spans[header.sequence] = std::move(made);
+  group.spans[first.sequence] = std::move(made);
   return server_.open(key, opening) ? span : nullptr;
 }
 
-void Dedicated::on_message(const wire::Header& header, flow::Delivery payload) {
-  Group* group = find(header.uid);
+void Dedicated::on_message(const wire::Message& message, flow::Delivery payload) {
+  const wire::From& from = message.from;
+  Group* group = find(from.uid);
   if (group == nullptr) return;
-  if (header.sender_rank >= static_cast<std::uint32_t>(group->info.topology.size()) ||
-      group->info.engines[header.sender_rank] != header.source) {
+  if (from.sender_rank >= static_cast<std::uint32_t>(group->info.topology.size()) ||
+      group->info.engines[from.sender_rank] != from.source) {
     ++stats_.refused;
     return;
   }
-  switch (header.type) {
-    case wire::Type::kVerdict:
-      if ((header.flags & wire::kFlagGroup) != 0) {
-        const std::string text(reinterpret_cast<const char*>(payload.data()), payload.bytes());
-        const bool left = header.aux == static_cast<std::uint64_t>(core::Code::kClosed);
-        close_later(header.uid, left ? core::Status::ok() : core::Status(core::Code::kAborted, text), /*tell=*/false);
-      } else {
-        end_operation(*group, header.sequence);
-      }
-      return;
-    case wire::Type::kEcho: {
-      wire::Header back = header;
-      back.type = wire::Type::kEchoBack;
-      back.sender_rank = static_cast<std::uint32_t>(group->info.topology.rank());
-      outbox_.send(header.source, back);
+  if (const auto* verdict = message.as<wire::Verdict>()) {
+    if (verdict->on != wire::Verdict::On::kGroup) {
+      end_operation(*group, verdict->sequence);
       return;
     }
-    case wire::Type::kGrant:
-      if (const auto found = group->spans.find(header.sequence); found != group->spans.end())
-        found->second->granted(header.source, header.chunk);
-      return;
-    case wire::Type::kData:
-    case wire::Type::kAnnounce: {
-      if (group->over.count(header.sequence) > 0) return;
-      if (std::string why = refuse(*group, header); !why.empty()) {
-        ++stats_.refused;
-        on_bad_message(OperationKey{header.uid, header.sequence},
-                       why + ", from rank " + std::to_string(header.sender_rank));
-        return;
-      }
-      if (group->spans.count(header.sequence) == 0 && open_span(*group, header) == nullptr) return;
-      if (header.type == wire::Type::kData)
-        server_.on_push(header, std::move(payload));
-      else
-        server_.on_announce(header);
+    const std::string text(reinterpret_cast<const char*>(payload.data()), payload.bytes());
+    const bool left = verdict->code == static_cast<std::uint32_t>(core::Code::kClosed);
+    close_later(from.uid, left ? core::Status::ok() : core::Status(core::Code::kAborted, text), /*tell=*/false);
+  } else if (const auto* echo = message.as<wire::Echo>()) {
+    const wire::From me{{}, from.uid, static_cast<std::uint32_t>(group->info.topology.rank())};
+    outbox_.send(from.source, {me, 0, wire::EchoBack{*echo}});
+  } else if (const auto* grant = message.as<wire::Grant>()) {
+    if (const auto found = group->spans.find(grant->chunk.sequence); found != group->spans.end())
+      found->second->granted(from.source, grant->chunk.number);
+  } else if (const wire::ChunkId* chunk = message.chunk()) {
+    if (group->over.count(chunk->sequence) > 0) return;
+    if (std::string why = refuse(*group, static_cast<int>(from.sender_rank), *chunk); !why.empty()) {
+      ++stats_.refused;
+      on_bad_message(OperationKey{from.uid, chunk->sequence}, why + ", from rank " + std::to_string(from.sender_rank));
       return;
     }
-    default: return;
+    if (group->spans.count(chunk->sequence) == 0 && open_span(*group, *chunk) == nullptr) return;
+    if (message.as<wire::Data>() != nullptr)
+      server_.on_push(from, *chunk, std::move(payload));
+    else
+      server_.on_announce(from, *chunk);
   }
 }
 
@@ -260,15 +241,10 @@ void Dedicated::close(core::GroupUid uid, const core::Status& why, bool tell) {
   if (found == groups_.end()) return;
   Group& group = *found->second;
   if (tell) {
-    wire::Header verdict;
-    verdict.type = wire::Type::kVerdict;
-    verdict.flags = wire::kFlagGroup;
-    verdict.aux = static_cast<std::uint64_t>(why.code());
-    verdict.uid = uid;
-    verdict.incarnation = group.info.incarnation;
-    verdict.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
+    const wire::From me{{}, uid, static_cast<std::uint32_t>(group.info.topology.rank())};
+    const wire::Verdict verdict = wire::Verdict::on_group(why.code());
     for (int rank = 0; rank < group.info.topology.size(); ++rank)
-      host_.send_control(group.info.engines[static_cast<std::size_t>(rank)], verdict, why.message());
+      host_.send_control(group.info.engines[static_cast<std::size_t>(rank)], {me, 0, verdict}, why.message());
   }
   server_.close_group(uid);
   groups_.erase(found);
@@ -302,15 +278,14 @@ void Dedicated::fail_all(const core::Status& cause) {
   for (const core::GroupUid uid : uids) close_later(uid, cause, /*tell=*/true);
 }
 
-void Dedicated::on_mismatch(const OperationKey& key, const wire::Signature& ours, int our_rank,
-                            const wire::Signature& theirs, int sender_rank) {
+void Dedicated::on_mismatch(const OperationKey& key, const Call& ours, const Call& theirs) {
   const Group* group = find(key.uid);
   if (group == nullptr) return;
   std::string what = "ranks disagree about operation " + std::to_string(key.sequence) + ": rank " +
-                     std::to_string(sender_rank) + " called " + wire::describe(theirs) + ", ";
+                     std::to_string(theirs.rank) + " called " + wire::describe(theirs.signature) + ", ";
   // Its own "rank" is this server: another rank's call was the first to come.
-  what += (our_rank == group->info.topology.rank() ? "another" : "rank " + std::to_string(our_rank)) +
-          std::string(" called ") + wire::describe(ours);
+  what += (ours.rank == group->info.topology.rank() ? "another" : "rank " + std::to_string(ours.rank)) +
+          std::string(" called ") + wire::describe(ours.signature);
   close_later(key.uid,
               core::Status(core::Code::kMismatch,
                            what + "; every rank must issue the same operations of a group in the same order with the "

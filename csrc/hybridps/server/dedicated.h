@@ -26,7 +26,7 @@
 #include "hybridps/flow/outbox.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/server/server.h"
-#include "hybridps/wire/header.h"
+#include "hybridps/wire/message.h"
 
 namespace hybridps::server {
 
@@ -36,14 +36,13 @@ struct ServedGroup {
   std::vector<core::EngineId> engines;  // by group rank, then the dedicated servers
   schedule::Topology topology;          // rank() is this server's owner number
   std::uint32_t chunk_bytes = 1;        // largest chunk, as all members have it
-  std::uint32_t incarnation = 0;
 };
 
 /// What it needs from the engine.
 class DedicatedHost {
  public:
   virtual ~DedicatedHost() = default;
-  virtual void send_control(core::EngineId to, const wire::Header& header, std::string_view text) = 0;
+  virtual void send_control(core::EngineId to, wire::Message message, std::string_view text) = 0;
   /// The group is over here (its members left it, or it failed): forget its peers. Called from tick() only.
   virtual void on_served_group_closed(core::GroupUid uid, const core::Status& why) = 0;
 };
@@ -64,7 +63,7 @@ class Dedicated final : public Listener, core::Pinned {
   void open_group(ServedGroup group);
   bool has(core::GroupUid uid) const { return groups_.count(uid) > 0; }
   /// Any message of a group that is open here.
-  void on_message(const wire::Header& header, flow::Delivery payload);
+  void on_message(const wire::Message& message, flow::Delivery payload);
   /// A peer died: its groups are dropped. The members find out for themselves.
   void on_peer_dead(core::EngineId peer, const core::Status& cause);
   /// Forgets a group that will not be used. Its peers are told nothing.
@@ -77,8 +76,7 @@ class Dedicated final : public Listener, core::Pinned {
   const DedicatedStats& stats() const noexcept { return stats_; }
 
   // Listener
-  void on_mismatch(const OperationKey& key, const wire::Signature& ours, int our_rank, const wire::Signature& theirs,
-                   int sender_rank) override;
+  void on_mismatch(const OperationKey& key, const Call& ours, const Call& theirs) override;
   void on_bad_message(const OperationKey& key, std::string what) override;
 
  private:
@@ -86,11 +84,11 @@ class Dedicated final : public Listener, core::Pinned {
   class Span;
 
   Group* find(core::GroupUid uid);
-  Span* open_span(Group& group, const wire::Header& header);
+  Span* open_span(Group& group, const wire::ChunkId& first);
   void close_later(core::GroupUid uid, core::Status why, bool tell);
   void close(core::GroupUid uid, const core::Status& why, bool tell);
   void end_operation(Group& group, std::uint64_t sequence);
-  std::string refuse(const Group& group, const wire::Header& header) const;
+  std::string refuse(const Group& group, int sender, const wire::ChunkId& chunk) const;
 
   flow::Outbox& outbox_;
   DedicatedHost& host_;

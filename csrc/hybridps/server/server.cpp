@@ -5,6 +5,11 @@
 #include <utility>
 
 namespace hybridps::server {
+namespace {
+
+constexpr std::uint32_t kNodesMax = 4096;
+
+}  // namespace
 
 Server::Server(flow::Outbox& outbox, Listener& listener, std::uint32_t grant_chunks, std::uint64_t grant_bytes)
     : outbox_(outbox), listener_(listener), budget_(grant_chunks, grant_bytes) {}
@@ -29,30 +34,29 @@ void Server::see(SpanState& span, std::uint32_t node, core::EngineId engine, int
   if (span.wanted) want_grants(span);
 }
 
-bool Server::check(SpanState& span, const wire::Header& header) {
+bool Server::check(SpanState& span, int rank, const wire::ChunkId& chunk) {
   if (span.opened) {
-    if (header.signature != span.opening.signature || header.span_bytes != span.opening.bytes) {
-      listener_.on_mismatch(span.key.operation, span.opening.signature, span.opening.own_rank, header.signature,
-                            static_cast<int>(header.sender_rank));
+    if (chunk.signature != span.opening.signature || chunk.span_bytes != span.opening.bytes) {
+      listener_.on_mismatch(span.key.operation, {span.opening.own_rank, span.opening.signature},
+                            {rank, chunk.signature});
       return false;
     }
-    if (header.contributor >= span.opening.nodes || header.chunk >= span.opening.chunks ||
-        header.contributor == span.opening.own_node) {
-      listener_.on_bad_message(span.key.operation, "a contribution for chunk " + std::to_string(header.chunk) +
-                                                       " from node " + std::to_string(header.contributor) +
+    if (chunk.contributor >= span.opening.nodes || chunk.number >= span.opening.chunks ||
+        chunk.contributor == span.opening.own_node) {
+      listener_.on_bad_message(span.key.operation, "a contribution for chunk " + std::to_string(chunk.number) +
+                                                       " from node " + std::to_string(chunk.contributor) +
                                                        " that the plan does not have");
       return false;
     }
     return true;
   }
-  if (!span.has_first) {
-    span.first = header;
-    span.has_first = true;
+  if (!span.first) {
+    span.first = First{rank, chunk};
     return true;
   }
-  if (header.signature != span.first.signature || header.span_bytes != span.first.span_bytes) {
-    listener_.on_mismatch(span.key.operation, span.first.signature, static_cast<int>(span.first.sender_rank),
-                          header.signature, static_cast<int>(header.sender_rank));
+  const wire::ChunkId& first = span.first->chunk;
+  if (chunk.signature != first.signature || chunk.span_bytes != first.span_bytes) {
+    listener_.on_mismatch(span.key.operation, {span.first->rank, first.signature}, {rank, chunk.signature});
     return false;
   }
   return true;
@@ -75,9 +79,9 @@ bool Server::open(const SpanKey& key, const Opening& opening) {
 
 // What came before the span was opened.
 bool Server::fits(SpanState& span) {
-  if (!span.has_first) return true;
+  if (!span.first) return true;
   const Opening& o = span.opening;
-  if (!check(span, span.first)) return false;
+  if (!check(span, span.first->rank, span.first->chunk)) return false;
   if (span.nodes.size() > o.nodes || (o.own_node != kNoNode && span.nodes[o.own_node].seen)) {
     listener_.on_bad_message(span.key.operation, "a contribution from a node that the plan does not have");
     return false;
@@ -112,34 +116,33 @@ void Server::contribute(const SpanKey& key, std::uint32_t index, const std::byte
   finish_if_complete(span, index);
 }
 
-void Server::on_push(const wire::Header& header, flow::Delivery payload) {
-  const SpanKey key{OperationKey{header.uid, header.sequence}, header.span};
+void Server::on_push(const wire::From& from, const wire::ChunkId& id, flow::Delivery payload) {
+  const SpanKey key{OperationKey{from.uid, id.sequence}, id.span};
+  const auto rank = static_cast<int>(from.sender_rank);
   SpanState& span = state_of(key);
-  if (!check(span, header)) return;
-  if (span.opened && span.done[header.chunk]) return;
-  if (header.contributor >= 4096 || (!span.opened && header.span_bytes > 0 && payload.bytes() > header.span_bytes)) {
+  if (!check(span, rank, id)) return;
+  if (span.opened && span.done[id.number]) return;
+  if (id.contributor >= kNodesMax || (!span.opened && id.span_bytes > 0 && payload.bytes() > id.span_bytes)) {
     listener_.on_bad_message(key.operation, "a contribution from an impossible node or of an impossible size");
     return;
   }
-  see(span, header.contributor, header.source, static_cast<int>(header.sender_rank));
-  Chunk& chunk = span.chunks[header.chunk];
-  const std::size_t node = header.contributor;
+  see(span, id.contributor, from.source, rank);
+  Chunk& chunk = span.chunks[id.number];
+  const std::size_t node = id.contributor;
   if (chunk.present.size() <= node) chunk.present.resize(node + 1, 0);
   if (chunk.present[node]) return;  // doubled on the way
   if (chunk.payloads.size() <= node) chunk.payloads.resize(node + 1);
   chunk.payloads[node] = std::move(payload);
   chunk.present[node] = 1;
   ++chunk.count;
-  finish_if_complete(span, header.chunk);
+  finish_if_complete(span, id.number);
 }
 
-void Server::on_announce(const wire::Header& header) {
-  const SpanKey key{OperationKey{header.uid, header.sequence}, header.span};
-  SpanState& span = state_of(key);
-  wire::Header as_chunk = header;
-  if (!check(span, as_chunk)) return;
-  if (header.contributor >= 4096) return;
-  see(span, header.contributor, header.source, static_cast<int>(header.sender_rank));
+void Server::on_announce(const wire::From& from, const wire::ChunkId& id) {
+  SpanState& span = state_of(SpanKey{OperationKey{from.uid, id.sequence}, id.span});
+  const auto rank = static_cast<int>(from.sender_rank);
+  if (!check(span, rank, id) || id.contributor >= kNodesMax) return;
+  see(span, id.contributor, from.source, rank);
   want_grants(span);
 }
 
@@ -241,29 +244,28 @@ void Server::give_grants() {
     Chunk& chunk = span.chunks[index];
     chunk.granted = true;
     budget_.take(cost_of(span));
-    wire::Header grant;
-    grant.type = wire::Type::kGrant;
-    grant.stage = wire::Stage::kPush;
-    grant.signature = span.opening.signature;
-    grant.uid = key.operation.uid;
-    grant.sequence = key.operation.sequence;
-    grant.span = key.span;
-    grant.chunk = index;
-    grant.sender_rank = static_cast<std::uint32_t>(span.opening.own_rank);
+    wire::Grant grant;
+    grant.chunk.stage = wire::Stage::kPush;
+    grant.chunk.signature = span.opening.signature;
+    grant.chunk.sequence = key.operation.sequence;
+    grant.chunk.span = key.span;
+    grant.chunk.number = index;
+    const wire::From from{{}, key.operation.uid, static_cast<std::uint32_t>(span.opening.own_rank)};
     const std::uint32_t own = span.opening.own_node;
     for (std::uint32_t node = 0; node < span.opening.nodes; ++node)
       if (node != own && (chunk.present.size() <= node || !chunk.present[node]))
-        outbox_.send(span.nodes[node].engine, grant);
+        outbox_.send(span.nodes[node].engine, {from, 0, grant});
     // Last, since it may finish the chunk.
     if (chunk.present.size() <= own || !chunk.present[own]) span.opening.owner->on_granted(key.span, index);
   }
   giving_ = false;
 }
 
-const wire::Header* Server::contradiction(const OperationKey& key, const wire::Signature& ours) const noexcept {
+std::optional<Call> Server::contradiction(const OperationKey& key, const wire::Signature& ours) const noexcept {
   for (auto at = spans_.lower_bound(SpanKey{key, 0}); at != spans_.end() && at->first.operation == key; ++at)
-    if (at->second->has_first && at->second->first.signature != ours) return &at->second->first;
-  return nullptr;
+    if (const auto& first = at->second->first; first && first->chunk.signature != ours)
+      return Call{first->rank, first->chunk.signature};
+  return {};
 }
 
 void Server::close(const OperationKey& key) {

@@ -16,6 +16,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -25,7 +26,7 @@
 #include "hybridps/flow/credit.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/reduce/sum.h"
-#include "hybridps/wire/header.h"
+#include "hybridps/wire/message.h"
 
 namespace hybridps::server {
 
@@ -53,12 +54,17 @@ class LocalOwner {
   virtual void on_granted(std::uint32_t span, std::uint32_t chunk) = 0;
 };
 
+/// What a rank of the group has called.
+struct Call {
+  int rank = -1;
+  wire::Signature signature;
+};
+
 class Listener {
  public:
   virtual ~Listener() = default;
-  /// Two contributions disagree. `theirs` came from group rank `sender_rank`.
-  virtual void on_mismatch(const OperationKey& key, const wire::Signature& ours, int our_rank,
-                           const wire::Signature& theirs, int sender_rank) = 0;
+  /// Two contributions disagree.
+  virtual void on_mismatch(const OperationKey& key, const Call& ours, const Call& theirs) = 0;
   virtual void on_bad_message(const OperationKey& key, std::string what) = 0;
 };
 
@@ -96,10 +102,10 @@ class Server : core::Pinned {
   /// On a dedicated server, after on_sum(): writes the chunk's sum and gives the contributions' memory back. Once.
   void sum_into(const SpanKey& key, std::uint32_t chunk, std::byte* out);
   /// A node's contribution (stage kPush of an aggregate) from a peer.
-  void on_push(const wire::Header& header, flow::Delivery payload);
-  void on_announce(const wire::Header& header);
+  void on_push(const wire::From& from, const wire::ChunkId& id, flow::Delivery payload);
+  void on_announce(const wire::From& from, const wire::ChunkId& id);
   /// Of contributions that came to spans which are not open, one that is of another operation; null: none.
-  const wire::Header* contradiction(const OperationKey& key, const wire::Signature& ours) const noexcept;
+  std::optional<Call> contradiction(const OperationKey& key, const wire::Signature& ours) const noexcept;
   /// Drops the operation's state: it is finished here, or has failed.
   void close(const OperationKey& key);
   /// Drops everything of a group.
@@ -123,6 +129,10 @@ class Server : core::Pinned {
     bool seen = false;
     int rank = -1;
   };
+  struct First {  // message of a span
+    int rank = -1;
+    wire::ChunkId chunk;
+  };
   struct SpanState {
     SpanKey key;
     Opening opening;
@@ -132,15 +142,14 @@ class Server : core::Pinned {
     std::uint32_t seen = 0;
     std::uint32_t finished = 0;
     std::uint32_t next_grant = 0;
-    wire::Header first;  // of the first message, until opened
-    bool has_first = false;
+    std::optional<First> first;  // until opened
     std::vector<Node> nodes;
     std::unordered_map<std::uint32_t, Chunk> chunks;
     std::vector<std::uint8_t> done;
   };
 
   SpanState& state_of(const SpanKey& key);
-  bool check(SpanState& span, const wire::Header& header);
+  bool check(SpanState& span, int rank, const wire::ChunkId& chunk);
   bool fits(SpanState& span);
   void see(SpanState& span, std::uint32_t node, core::EngineId engine, int rank);
   void finish_if_complete(SpanState& span, std::uint32_t chunk);

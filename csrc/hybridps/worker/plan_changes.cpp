@@ -23,7 +23,6 @@ constexpr std::size_t kPartnersMax = 6;
 constexpr std::size_t kEchoesMin = 3;
 constexpr std::size_t kReportsKept = 4;
 // An answer: the question made no sense here, as when its text was lost for want of a slot. As the switch point: no change.
-constexpr std::uint64_t kRefused = ~std::uint64_t{0};
 
 std::uint64_t nanoseconds(core::TimePoint at) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(at.time_since_epoch()).count());
@@ -92,15 +91,6 @@ const Binding& PlanChanges::binding_of(std::uint64_t sequence) const {
   return std::prev(bindings_.upper_bound(sequence))->second;
 }
 
-wire::Header PlanChanges::header(wire::Type type) const {
-  wire::Header h;
-  h.type = type;
-  h.uid = group_.info.uid;
-  h.incarnation = group_.info.incarnation;
-  h.sender_rank = static_cast<std::uint32_t>(group_.info.topology.rank());
-  return h;
-}
-
 // --- finding ---------------------------------------------------------------------------------------------------------
 
 void PlanChanges::on_started(const OperationRun& run) {
@@ -122,11 +112,8 @@ std::size_t PlanChanges::tick(core::TimePoint now) {
   const schedule::Topology& topology = group_.info.topology;
   if (topology.local_index(topology.rank()) != 0) return 1;
   for (std::size_t partner = 0; partner < partners_.size(); ++partner) {
-    wire::Header echo = header(wire::Type::kEcho);
-    echo.sequence = measured_->sequence;
-    echo.chunk = static_cast<std::uint32_t>(partner);
-    echo.aux = nanoseconds(core::Clock::now());
-    worker_.outbox().send(group_.info.engines[static_cast<std::size_t>(partners_[partner])], echo);
+    const wire::Echo echo{measured_->sequence, static_cast<std::uint32_t>(partner), nanoseconds(core::Clock::now())};
+    worker_.outbox().send(group_.info.engines[static_cast<std::size_t>(partners_[partner])], group_.message(echo));
   }
   return 1;
 }
@@ -157,12 +144,10 @@ void PlanChanges::on_finished(const OperationRun& run) {
     on_report(0, run.sequence, std::move(report));
     return;
   }
-  wire::Header message = header(wire::Type::kRates);
-  message.sequence = run.sequence;
-  message.aux = static_cast<std::uint64_t>(report.delay_seconds * 1e9);
-  message.span_bytes = static_cast<std::uint64_t>(report.bytes_per_second);
+  const wire::Rates rates{run.sequence, static_cast<std::uint64_t>(report.delay_seconds * 1e9),
+                          static_cast<std::uint64_t>(report.bytes_per_second)};
   worker_.host().send_control(
-      group_.info.engines.front(), message,
+      group_.info.engines.front(), group_.message(rates),
       {reinterpret_cast<const char*>(report.server_delays.data()), report.server_delays.size() * sizeof(double)});
 }
 
@@ -226,12 +211,11 @@ std::vector<schedule::CardReport> PlanChanges::cards_of(const std::map<int, Repo
 // --- changing --------------------------------------------------------------------------------------------------------
 
 void PlanChanges::propose(const std::vector<double>& weights) {
-  wire::Header ask = header(wire::Type::kPlanAsk);
-  ask.plan_version = newest() + 1;
+  const wire::PlanAsk ask{newest() + 1};
   const std::string_view text(reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(double));
   for (int rank = 1; rank < group_.info.topology.size(); ++rank)
-    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)], ask, text);
-  on_ask(ask.plan_version, weights);
+    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)], group_.message(ask), text);
+  on_ask(ask.version, weights);
 }
 
 void PlanChanges::on_ask(std::uint32_t version, std::vector<double> weights) {
@@ -247,10 +231,8 @@ void PlanChanges::on_ask(std::uint32_t version, std::vector<double> weights) {
 }
 
 void PlanChanges::answer(std::uint32_t version, std::uint64_t first_unbound) {
-  wire::Header message = header(wire::Type::kPlanAnswer);
-  message.plan_version = version;
-  message.aux = first_unbound;
-  worker_.host().send_control(group_.info.engines.front(), message, {});
+  worker_.host().send_control(group_.info.engines.front(), group_.message(wire::PlanAnswer{version, first_unbound}),
+                              {});
 }
 
 void PlanChanges::on_answer(int rank, std::uint64_t first_unbound) {
@@ -259,16 +241,14 @@ void PlanChanges::on_answer(int rank, std::uint64_t first_unbound) {
   if (answers_.size() < static_cast<std::size_t>(size)) return;
   std::uint64_t first = 0;
   for (const auto& [from, unbound] : answers_) first = std::max(first, unbound);
-  wire::Header message = header(wire::Type::kPlanSwitch);
-  message.plan_version = asked_;
-  message.aux = first;
+  const wire::PlanSwitch change{asked_, first};
   for (int other = 1; other < size; ++other)
-    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(other)], message, {});
+    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(other)], group_.message(change), {});
   on_switch(first);
 }
 
 void PlanChanges::on_switch(std::uint64_t first) {
-  if (first == kRefused) {
+  if (first == wire::kRefused) {
     asked_ = 0;
     start_held();
     return;
@@ -297,56 +277,39 @@ void PlanChanges::start_held() {
     worker_.start_unfrozen(group_, sequence);
 }
 
-void PlanChanges::on_message(const wire::Header& header_in, const flow::Delivery& payload) {
+void PlanChanges::on_message(const wire::Message& message, const flow::Delivery& payload) {
   const schedule::Topology& topology = group_.info.topology;
-  const auto rank = static_cast<int>(header_in.sender_rank);
+  const auto rank = static_cast<int>(message.from.sender_rank);
   const bool from_leader = rank == 0 && topology.rank() != 0;
-  switch (header_in.type) {
-    case wire::Type::kEcho: {
-      wire::Header back = header(wire::Type::kEchoBack);
-      back.sequence = header_in.sequence;
-      back.chunk = header_in.chunk;
-      back.aux = header_in.aux;
-      worker_.outbox().send(header_in.source, back);
-      break;
-    }
-    case wire::Type::kEchoBack: {
-      if (!measured_ || header_in.sequence != measured_->sequence || header_in.chunk >= partners_.size()) break;
-      const std::uint64_t now = nanoseconds(core::Clock::now());
-      if (header_in.aux < now)
-        measured_->round_trips[header_in.chunk].push_back(static_cast<double>(now - header_in.aux) * 1e-9);
-      break;
-    }
-    case wire::Type::kRates:
-      if (topology.rank() == 0 && rank < topology.size())
-        on_report(rank, header_in.sequence,
-                  Report{static_cast<double>(header_in.aux) * 1e-9, static_cast<double>(header_in.span_bytes),
-                         numbers_in(payload)});
-      break;
-    case wire::Type::kPlanAsk: {
-      std::vector<double> weights = numbers_in(payload);
-      const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-      const bool sane =
-          weights.size() == static_cast<std::size_t>(topology.nodes() + topology.servers()) &&
-          std::all_of(weights.begin(), weights.end(), [](double w) { return std::isfinite(w) && w >= 0.0; }) &&
-          std::isfinite(total) && total > 0.0;
-      if (!from_leader || is_frozen() || header_in.plan_version != newest() + 1) break;
-      if (sane)
-        on_ask(header_in.plan_version, std::move(weights));
-      else
-        answer(header_in.plan_version, kRefused);
-      break;
-    }
-    case wire::Type::kPlanAnswer:
-      if (topology.rank() == 0 && rank != 0 && rank < topology.size() && is_frozen() &&
-          header_in.plan_version == asked_)
-        on_answer(rank, header_in.aux);
-      break;
-    case wire::Type::kPlanSwitch:
-      if (from_leader && is_frozen() && header_in.plan_version == asked_ && header_in.aux >= unbound_)
-        on_switch(header_in.aux);
-      break;
-    default: break;
+  const bool from_member = rank != 0 && rank < topology.size() && topology.rank() == 0;
+  if (const auto* echo = message.as<wire::Echo>()) {
+    worker_.outbox().send(message.from.source, group_.message(wire::EchoBack{*echo}));
+  } else if (const auto* back = message.as<wire::EchoBack>()) {
+    const wire::Echo& sent = back->echo;
+    const std::uint64_t now = nanoseconds(core::Clock::now());
+    if (measured_ && sent.sequence == measured_->sequence && sent.partner < partners_.size() && sent.sent_ns < now)
+      measured_->round_trips[sent.partner].push_back(static_cast<double>(now - sent.sent_ns) * 1e-9);
+  } else if (const auto* rates = message.as<wire::Rates>()) {
+    if (from_member)
+      on_report(rank, rates->sequence,
+                Report{static_cast<double>(rates->round_trip_ns) * 1e-9, static_cast<double>(rates->bytes_per_second),
+                       numbers_in(payload)});
+  } else if (const auto* ask = message.as<wire::PlanAsk>()) {
+    if (!from_leader || is_frozen() || ask->version != newest() + 1) return;
+    std::vector<double> weights = numbers_in(payload);
+    const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+    const bool sane =
+        weights.size() == static_cast<std::size_t>(topology.nodes() + topology.servers()) &&
+        std::all_of(weights.begin(), weights.end(), [](double w) { return std::isfinite(w) && w >= 0.0; }) &&
+        std::isfinite(total) && total > 0.0;
+    if (sane)
+      on_ask(ask->version, std::move(weights));
+    else
+      answer(ask->version, wire::kRefused);
+  } else if (const auto* bound = message.as<wire::PlanAnswer>()) {
+    if (from_member && is_frozen() && bound->version == asked_) on_answer(rank, bound->first);
+  } else if (const auto* change = message.as<wire::PlanSwitch>()) {
+    if (from_leader && is_frozen() && change->version == asked_ && change->first >= unbound_) on_switch(change->first);
   }
 }
 

@@ -25,7 +25,7 @@
 #include "hybridps/flow/outbox.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/schedule/rate_finder.h"
-#include "hybridps/wire/header.h"
+#include "hybridps/wire/message.h"
 
 namespace hybridps::worker {
 
@@ -54,7 +54,7 @@ class PlanChanges : core::Pinned {
   void on_started(const OperationRun& run);
   void on_finished(const OperationRun& run);
   /// kEcho and later types.
-  void on_message(const wire::Header& header, const flow::Delivery& payload);
+  void on_message(const wire::Message& message, const flow::Delivery& payload);
   std::size_t tick(core::TimePoint now);
   core::TimePoint next_due() const noexcept { return measured_ ? next_echo_ : core::TimePoint::max(); }
 
@@ -75,7 +75,6 @@ class PlanChanges : core::Pinned {
     std::vector<double> server_delays;  // seconds, per dedicated server; 0: not known. Empty but from leaders of nodes
   };
 
-  wire::Header header(wire::Type type) const;
   void choose_partners();
   void on_report(int rank, std::uint64_t sequence, Report report);
   std::vector<schedule::CardReport> cards_of(const std::map<int, Report>& reports,

@@ -58,57 +58,52 @@ void PointToPoint::post(std::unique_ptr<OperationRun> run) {
     match(peer, tag);
 }
 
-void PointToPoint::on_message(const wire::Header& header, flow::Delivery payload) {
-  if (header.sender_rank >= over_.size()) return;  // a dedicated server has nothing to send here
-  const Key key{static_cast<int>(header.sender_rank), header.tag, header.sequence};
-  switch (header.type) {
-    case wire::Type::kAck:
-    case wire::Type::kGrant:
-    case wire::Type::kVerdict: on_answer(header, payload); return;
-    case wire::Type::kData:
-    case wire::Type::kAnnounce: on_part(key, header, std::move(payload)); return;
-    case wire::Type::kCancel: on_cancelled(key, header); return;
-    default: return;
-  }
-}
-
-// From the receiver of a message of ours.
-void PointToPoint::on_answer(const wire::Header& header, const flow::Delivery& payload) {
-  const auto found = sends_.find(Key{static_cast<int>(header.sender_rank), header.tag, header.sequence});
-  if (found == sends_.end()) return;
-  OperationRun& run = *found->second;
-  if (header.type == wire::Type::kGrant) {
-    run.spans.front()->on_grant(header);
-  } else if (header.type == wire::Type::kAck) {
-    if (!std::exchange(run.acknowledged, true)) worker_.part_done(run);
+void PointToPoint::on_message(const wire::Message& message, flow::Delivery payload) {
+  const wire::From& from = message.from;
+  if (from.sender_rank >= over_.size()) return;  // a dedicated server has nothing to send here
+  const auto key = [&](std::uint32_t tag) { return Key{static_cast<int>(from.sender_rank), tag, message.sequence()}; };
+  if (const auto* ack = message.as<wire::Ack>()) {
+    if (OperationRun* run = send_of(key(ack->tag)); run != nullptr && !std::exchange(run->acknowledged, true))
+      worker_.part_done(*run);
+  } else if (const auto* verdict = message.as<wire::Verdict>()) {
+    if (OperationRun* run = send_of(key(verdict->tag))) worker_.finish(*run, verdict_in(from, *verdict, payload));
+  } else if (const auto* cancel = message.as<wire::Cancel>()) {
+    on_cancelled(key(cancel->tag), message);
+  } else if (const auto* grant = message.as<wire::Grant>()) {
+    if (OperationRun* run = send_of(key(grant->chunk.tag))) run->spans.front()->on_grant(from.source, *grant);
   } else {
-    worker_.finish(run, verdict_in(header, payload));
+    on_part(key(message.chunk()->tag), message, std::move(payload));
   }
 }
 
-void PointToPoint::on_part(const Key& key, const wire::Header& header, flow::Delivery payload) {
+OperationRun* PointToPoint::send_of(const Key& key) {
+  const auto found = sends_.find(key);
+  return found == sends_.end() ? nullptr : found->second.get();
+}
+
+void PointToPoint::on_part(const Key& key, const wire::Message& part, flow::Delivery payload) {
   if (const auto found = matched_.find(key); found != matched_.end()) {
     OperationRun& run = *found->second.run;
-    note(found->second.message, header, payload.bytes());
-    deliver(run, header, std::move(payload));
+    note(found->second.message, part, payload.bytes());
+    deliver(run, part, std::move(payload));
     return;
   }
-  if (over_[header.sender_rank].contains(key.number)) return;
-  if (!worker_.can_keep(group_, kept_, header)) return;
+  if (over_[static_cast<std::size_t>(key.peer)].contains(key.number)) return;
+  if (!worker_.can_keep(group_, kept_, part)) return;
   const auto [found, is_new] = unmatched_.try_emplace(key);
   Message& message = found->second;
   if (is_new) message.stamp = ++stamps_;
-  note(message, header, payload.bytes());
+  note(message, part, payload.bytes());
   ++kept_;
-  message.parts.emplace_back(header, std::move(payload));
+  message.parts.emplace_back(part, std::move(payload));
   if (is_new) match(key.peer, key.tag);
 }
 
-void PointToPoint::on_cancelled(const Key& key, const wire::Header& header) {
-  SequenceWindow& over = over_[header.sender_rank];
+void PointToPoint::on_cancelled(const Key& key, const wire::Message& cancel) {
+  SequenceWindow& over = over_[static_cast<std::size_t>(key.peer)];
   if (over.contains(key.number)) return;
   // What is not next in line is remembered, as an early message is.
-  if (!worker_.can_keep(group_, kept_ + over.ranges(), header)) return;
+  if (!worker_.can_keep(group_, kept_ + over.ranges(), cancel)) return;
   over.add(key.number);
   if (const auto found = matched_.find(key); found != matched_.end()) {
     // Its receive waits for the next one, in its old place: nothing of this message has happened.
@@ -134,55 +129,36 @@ void PointToPoint::give_up(const OperationRun& run, const core::Status& cause) {
   const Operation& o = run.operation;
   if (o.peer == kAnySource) return;
   const Key key{o.peer, o.tag, run.sequence};
-  wire::Header header;
-  header.flags = wire::kFlagP2p;
-  header.uid = group_.info.uid;
-  header.incarnation = group_.info.incarnation;
-  header.sequence = key.number;
-  header.tag = key.tag;
-  header.sender_rank = static_cast<std::uint32_t>(group_.info.topology.rank());
   const core::EngineId other = group_.info.engines[static_cast<std::size_t>(o.peer)];
   if (o.sending) {
-    header.type = wire::Type::kCancel;
-    worker_.outbox().send(other, header);
+    worker_.outbox().send(other, group_.message(wire::Cancel{key.number, key.tag}));
   } else if (const auto found = matched_.find(key); found != matched_.end() && found->second.run.get() == &run) {
-    header.type = wire::Type::kVerdict;
-    header.aux = static_cast<std::uint64_t>(cause.code());
     worker_.host().send_control(
-        other, header,
+        other, group_.message(wire::Verdict::on_message(key.number, key.tag, cause.code())),
         group_.info.member_text(group_.info.topology.rank()) + " gave up its receive: " + std::string(cause.message()));
   }
 }
 
-wire::Header PointToPoint::reply_to(const wire::Header& header, wire::Type type) const {
-  wire::Header reply = header;
-  reply.type = type;
-  reply.flags = wire::kFlagP2p;
-  reply.sender_rank = static_cast<std::uint32_t>(group_.info.topology.rank());
-  reply.payload_bytes = 0;
-  reply.aux = 0;
-  return reply;
+void PointToPoint::note(Message& message, const wire::Message& part, std::size_t bytes) {
+  const auto* data = part.as<wire::Data>();
+  if (data == nullptr) return;
+  if (message.chunks.insert(data->chunk.number).second) message.bytes += bytes;
+  if (message.bytes >= data->chunk.span_bytes && !std::exchange(message.acknowledged, true))
+    worker_.outbox().send(part.from.source, group_.message(wire::Ack{data->chunk.sequence, data->chunk.tag}));
 }
 
-void PointToPoint::note(Message& message, const wire::Header& header, std::size_t bytes) {
-  if (header.type != wire::Type::kData) return;
-  if (message.chunks.insert(header.chunk).second) message.bytes += bytes;
-  if (message.bytes >= header.span_bytes && !std::exchange(message.acknowledged, true))
-    worker_.outbox().send(header.source, reply_to(header, wire::Type::kAck));
-}
-
-void PointToPoint::deliver(OperationRun& run, const wire::Header& header, flow::Delivery payload) {
+void PointToPoint::deliver(OperationRun& run, const wire::Message& part, flow::Delivery payload) {
   SpanRun& span = *run.spans.front();
-  if (header.type == wire::Type::kData)
-    span.on_data(header, std::move(payload));
-  else
-    span.on_announce(header);
+  if (const auto* data = part.as<wire::Data>())
+    span.on_data(part.from, *data, std::move(payload));
+  else if (const auto* announce = part.as<wire::Announce>())
+    span.on_announce(part.from, *announce);
 }
 
 PointToPoint::Unmatched::iterator PointToPoint::next_message(int peer, std::uint32_t tag) {
   const auto first = unmatched_.lower_bound(Key{peer, tag, 0});
   if (first == unmatched_.end() || first->first.peer != peer || first->first.tag != tag) return unmatched_.end();
-  const std::uint32_t follows = first->second.parts.front().first.contributor;
+  const std::uint32_t follows = first->second.parts.front().first.chunk()->follows;
   const std::uint64_t number = first->first.number;
   if (follows == 0 || follows > number) return first;
   const std::uint64_t before = number - follows;
@@ -237,15 +213,14 @@ void PointToPoint::bind(Posted::iterator receive, Unmatched::iterator message) {
   run.sequence = key.number;
   auto parts = std::exchange(matched.message.parts, {});
   kept_ -= parts.size();
-  const wire::Header& first = parts.front().first;
-  if (first.span_bytes != run.output.bytes()) {
-    const std::string why = "rank " + std::to_string(key.peer) + " sent " + std::to_string(first.span_bytes) +
-                            " bytes with tag " + std::to_string(key.tag) + ", rank " +
-                            std::to_string(group_.info.topology.rank()) + " expects " +
-                            std::to_string(run.output.bytes()) + "; both sides must give the same size";
-    wire::Header verdict = reply_to(first, wire::Type::kVerdict);
-    verdict.aux = static_cast<std::uint64_t>(core::Code::kMismatch);
-    worker_.host().send_control(first.source, verdict, why);
+  const wire::Message& first = parts.front().first;
+  const std::uint64_t bytes = first.chunk()->span_bytes;
+  if (bytes != run.output.bytes()) {
+    const std::string why = "rank " + std::to_string(key.peer) + " sent " + std::to_string(bytes) + " bytes with tag " +
+                            std::to_string(key.tag) + ", rank " + std::to_string(group_.info.topology.rank()) +
+                            " expects " + std::to_string(run.output.bytes()) + "; both sides must give the same size";
+    worker_.host().send_control(
+        first.from.source, group_.message(wire::Verdict::on_message(key.number, key.tag, core::Code::kMismatch)), why);
     worker_.finish(run, core::Status(core::Code::kMismatch, why));
     return;
   }
@@ -256,9 +231,9 @@ void PointToPoint::bind(Posted::iterator receive, Unmatched::iterator message) {
   request.total_bytes = run.output.bytes();
   run.signature.total_bytes = run.output.bytes();
   worker_.launch(run, schedule::make_plan(request, group_.info.topology, group_.info.limits));
-  for (auto& [header, payload] : parts) {
+  for (auto& [part, payload] : parts) {
     if (run.over) return;
-    deliver(run, header, std::move(payload));
+    deliver(run, part, std::move(payload));
   }
 }
 

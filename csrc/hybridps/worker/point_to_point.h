@@ -24,7 +24,7 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/flow/outbox.h"
-#include "hybridps/wire/header.h"
+#include "hybridps/wire/message.h"
 #include "hybridps/worker/sequence_window.h"
 
 namespace hybridps::worker {
@@ -39,8 +39,8 @@ class PointToPoint : core::Pinned {
   ~PointToPoint();
 
   void submit(std::unique_ptr<OperationRun> run);
-  /// Any message with kFlagP2p.
-  void on_message(const wire::Header& header, flow::Delivery payload);
+  /// Any that is_point_to_point().
+  void on_message(const wire::Message& message, flow::Delivery payload);
   /// The run is about to fail here, for `cause`: the other side is told, if it knows of the message.
   void give_up(const OperationRun& run, const core::Status& cause);
   /// The run is over: forget it. Returns its ownership.
@@ -57,10 +57,10 @@ class PointToPoint : core::Pinned {
     auto operator<=>(const Key&) const = default;
   };
   struct Message {
-    std::vector<std::pair<wire::Header, flow::Delivery>> parts;  // until matched
-    std::unordered_set<std::uint32_t> chunks;                    // that have come, with
-    std::uint64_t bytes = 0;                                     // so many bytes
-    std::uint64_t stamp = 0;                                     // order of first sight
+    std::vector<std::pair<wire::Message, flow::Delivery>> parts;  // until matched
+    std::unordered_set<std::uint32_t> chunks;                     // that have come, with
+    std::uint64_t bytes = 0;                                      // so many bytes
+    std::uint64_t stamp = 0;                                      // order of first sight
     bool acknowledged = false;
   };
   struct Matched {
@@ -71,12 +71,13 @@ class PointToPoint : core::Pinned {
   using Posted = std::map<std::tuple<std::uint32_t, int, std::uint64_t>, std::unique_ptr<OperationRun>>;
   using Unmatched = std::map<Key, Message>;
 
-  void on_answer(const wire::Header& header, const flow::Delivery& payload);
-  void on_part(const Key& key, const wire::Header& header, flow::Delivery payload);
-  void on_cancelled(const Key& key, const wire::Header& header);
-  void deliver(OperationRun& run, const wire::Header& header, flow::Delivery payload);
+  /// The send that a message of its receiver is about; null: it is over.
+  OperationRun* send_of(const Key& key);
+  void on_part(const Key& key, const wire::Message& part, flow::Delivery payload);
+  void on_cancelled(const Key& key, const wire::Message& cancel);
+  static void deliver(OperationRun& run, const wire::Message& part, flow::Delivery payload);
   /// Counts a part that has come, and acknowledges the message if it was the last one.
-  void note(Message& message, const wire::Header& header, std::size_t bytes);
+  void note(Message& message, const wire::Message& part, std::size_t bytes);
   /// The next message of this sender and tag, if it may be matched.
   Unmatched::iterator next_message(int peer, std::uint32_t tag);
   /// The receive that takes it, if there is one.
@@ -86,7 +87,6 @@ class PointToPoint : core::Pinned {
   void match_any(std::uint32_t tag);
   void bind(Posted::iterator receive, Unmatched::iterator message);
   void post(std::unique_ptr<OperationRun> run);
-  wire::Header reply_to(const wire::Header& header, wire::Type type) const;
 
   Worker& worker_;
   GroupState& group_;

@@ -67,26 +67,29 @@ std::byte* SpanRun::bounce(std::uint32_t chunk) {
   return bytes.data();
 }
 
+wire::ChunkId SpanRun::chunk_id(wire::Stage stage) const {
+  wire::ChunkId id;
+  id.stage = stage;
+  id.signature = run_.signature;
+  id.plan_version = run_.plan_version;
+  id.sequence = run_.sequence;
+  id.span_bytes = plan_.agreed_bytes;
+  id.span = plan_.id;
+  if (run_.operation.kind == schedule::Kind::kPointToPoint) {
+    id.point_to_point = true;
+    id.tag = run_.operation.tag;
+    id.follows = run_.follows;
+  }
+  return id;
+}
+
 flow::Stream& SpanRun::open_stream(int to_rank, wire::Stage stage, std::uint32_t contributor) {
   const GroupState& group = run_.group;
   auto stream = std::make_unique<flow::Stream>();
-  wire::Header& h = stream->header;
-  h.stage = stage;
-  h.signature = run_.signature;
-  h.uid = group.info.uid;
-  h.incarnation = group.info.incarnation;
-  h.plan_version = run_.plan_version;
-  h.sequence = run_.sequence;
-  h.span = plan_.id;
-  h.contributor = contributor;
-  h.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
-  h.span_bytes = plan_.agreed_bytes;
-  h.premul = run_.operation.premul;
-  if (run_.operation.kind == schedule::Kind::kPointToPoint) {
-    h.flags = wire::kFlagP2p;
-    h.tag = run_.operation.tag;
-    h.contributor = run_.follows;
-  }
+  stream->from = group.from();
+  stream->id = chunk_id(stage);
+  stream->id.contributor = contributor;
+  stream->premul = run_.operation.premul;
   stream->peer = group.info.engines[static_cast<std::size_t>(to_rank)];
   stream->source = this;
   stream->bytes = plan_.bytes;
@@ -213,47 +216,47 @@ SpanRun::LocalChunk& SpanRun::local_chunk(std::uint32_t chunk) {
   return local;
 }
 
-void SpanRun::on_data(const wire::Header& header, flow::Delivery payload) {
+void SpanRun::on_data(const wire::From& from, const wire::Data& data, flow::Delivery payload) {
   if (cancelled_) return;
-  if (header.chunk >= plan_.chunks || payload.bytes() != bytes_of(header.chunk) ||
-      header.span_bytes != plan_.agreed_bytes) {
-    worker_.mismatch(run_.group, run_, header);
+  const wire::ChunkId& id = data.chunk;
+  if (id.number >= plan_.chunks || payload.bytes() != bytes_of(id.number) || id.span_bytes != plan_.agreed_bytes) {
+    worker_.mismatch(run_, {static_cast<int>(from.sender_rank), id.signature});
     return;
   }
   if (got_.empty()) {
     got_.resize(plan_.chunks, 0);
     local_got_.resize(plan_.chunks, 0);
   }
-  if (header.stage == wire::Stage::kLocalPush) {
-    if (local_got_[header.chunk]) return;  // doubled on the way
+  if (id.stage == wire::Stage::kLocalPush) {
+    if (local_got_[id.number]) return;  // doubled on the way
     const auto own = static_cast<std::uint32_t>(run_.group.info.topology.local_index(run_.group.info.topology.rank()));
-    if (!agent_ || header.contributor >= locals_ || header.contributor == own) {
-      worker_.on_bad_message(key().operation, "a contribution that the plan does not have, from rank " +
-                                                  std::to_string(header.sender_rank));
+    if (!agent_ || id.contributor >= locals_ || id.contributor == own) {
+      worker_.on_bad_message(
+          key().operation, "a contribution that the plan does not have, from rank " + std::to_string(from.sender_rank));
       return;
     }
-    LocalChunk& local = local_chunk(header.chunk);
-    if (local.present[header.contributor]) return;
-    local.present[header.contributor] = 1;
-    local.payloads[header.contributor] = std::move(payload);
-    local.premul[header.contributor] = header.premul;
+    LocalChunk& local = local_chunk(id.number);
+    if (local.present[id.contributor]) return;
+    local.present[id.contributor] = 1;
+    local.payloads[id.contributor] = std::move(payload);
+    local.premul[id.contributor] = data.premul;
     if (++local.count == locals_ - 1) {
-      local_got_[header.chunk] = 1;
-      local_chunk_complete(header.chunk);
+      local_got_[id.number] = 1;
+      local_chunk_complete(id.number);
     }
     return;
   }
 
   if (!consumer_) {
     worker_.on_bad_message(key().operation,
-                           "a result that the plan does not have, from rank " + std::to_string(header.sender_rank));
+                           "a result that the plan does not have, from rank " + std::to_string(from.sender_rank));
     return;
   }
-  if (got_[header.chunk]) return;  // doubled on the way
-  got_[header.chunk] = 1;
-  run_.output.write(plan_.output_offset + begin_of(header.chunk), payload.bytes(), payload.data());
+  if (got_[id.number]) return;  // doubled on the way
+  got_[id.number] = 1;
+  run_.output.write(plan_.output_offset + begin_of(id.number), payload.bytes(), payload.data());
   payload.reset();
-  result_ready(header.chunk);
+  result_ready(id.number);
   worker_.part_done(run_);
 }
 
@@ -410,22 +413,13 @@ void SpanRun::grant_local(std::uint32_t chunk) {
   LocalChunk& local = local_chunk(chunk);
   if (!owner_) local.counted = true;
   if (locals_ == 1) return;  // nobody else contributes here
-  wire::Header grant;
-  grant.type = wire::Type::kGrant;
-  grant.stage = wire::Stage::kLocalPush;
-  grant.signature = run_.signature;
-  grant.uid = run_.group.info.uid;
-  grant.incarnation = run_.group.info.incarnation;
-  grant.plan_version = run_.plan_version;
-  grant.sequence = run_.sequence;
-  grant.span = plan_.id;
-  grant.chunk = chunk;
-  grant.sender_rank = static_cast<std::uint32_t>(topology.rank());
+  wire::Grant grant{chunk_id(wire::Stage::kLocalPush)};
+  grant.chunk.number = chunk;
   const std::vector<int>& ranks = topology.ranks_of(topology.my_node());
   for (std::uint32_t l = 0; l < locals_; ++l) {
     const int rank = ranks[l];
     if (rank != topology.rank() && !local.present[l])
-      worker_.outbox().send(run_.group.info.engines[static_cast<std::size_t>(rank)], grant);
+      worker_.outbox().send(run_.group.info.engines[static_cast<std::size_t>(rank)], run_.group.message(grant));
   }
 }
 
@@ -445,9 +439,9 @@ void SpanRun::want_permits() {
     if (local_got_.empty() || !local_got_[chunk]) worker_.outbox().want(*push_, chunk);
 }
 
-void SpanRun::on_announce(const wire::Header& header) {
+void SpanRun::on_announce(const wire::From& from, const wire::Announce& announce) {
   if (cancelled_) return;
-  if (header.stage == wire::Stage::kLocalPush) {
+  if (announce.chunk.stage == wire::Stage::kLocalPush) {
     if (!agent_) return;
     announced_ = true;
     if (run_.local_seen_count == locals_ - 1) want_permits();
@@ -455,19 +449,16 @@ void SpanRun::on_announce(const wire::Header& header) {
   }
   if (!consumer_) return;
   // This rank has started the operation: what comes goes straight into its output.
-  wire::Header grant = header;
-  grant.type = wire::Type::kGrant;
-  grant.chunk = wire::kAllChunks;
-  grant.sender_rank = static_cast<std::uint32_t>(run_.group.info.topology.rank());
-  grant.payload_bytes = 0;
-  worker_.outbox().send(header.source, grant);
+  wire::Grant grant{announce.chunk};
+  grant.chunk.number = wire::kAllChunks;
+  worker_.outbox().send(from.source, run_.group.message(grant));
 }
 
-void SpanRun::on_grant(const wire::Header& header) {
+void SpanRun::on_grant(core::EngineId peer, const wire::Grant& grant) {
   if (cancelled_) return;
   for (const auto& stream : streams_) {
-    if (stream->peer == header.source && stream->header.stage == header.stage) {
-      worker_.outbox().granted(*stream, header.chunk);
+    if (stream->peer == peer && stream->id.stage == grant.chunk.stage) {
+      worker_.outbox().granted(*stream, grant.chunk.number);
       return;
     }
   }

@@ -37,9 +37,9 @@ class SpanRun final : public flow::Source, core::Pinned {
   /// Opens streams and offers what can go at once. False: contributions that came before disagree.
   bool start();
   /// Data of any stage but an aggregate's kPush (the Server's).
-  void on_data(const wire::Header& header, flow::Delivery payload);
-  void on_announce(const wire::Header& header);
-  void on_grant(const wire::Header& header);
+  void on_data(const wire::From& from, const wire::Data& data, flow::Delivery payload);
+  void on_announce(const wire::From& from, const wire::Announce& announce);
+  void on_grant(core::EngineId peer, const wire::Grant& grant);
   /// Every other rank of this node has been heard in this operation.
   void on_local_seen();
   /// From the Server: the chunk's sum is in its place.
@@ -84,6 +84,8 @@ class SpanRun final : public flow::Source, core::Pinned {
 
   /// The rank that acts for the node in this span.
   int agent_of(int node) const noexcept;
+  /// Of no certain chunk.
+  wire::ChunkId chunk_id(wire::Stage stage) const;
   flow::Stream& open_stream(int to_rank, wire::Stage stage, std::uint32_t contributor);
   void open_result_streams();
   /// The chunk where it lies.
@@ -120,8 +122,8 @@ class SpanRun final : public flow::Source, core::Pinned {
   std::vector<std::uint8_t> local_got_;  // per chunk: all local contributions have come
   std::vector<std::uint8_t> permits_;    // per chunk: local grants were asked for
   std::vector<std::uint64_t> local_grant_tickets_;
-  bool wants_ = false;                   // permits for all chunks were asked for
-  std::vector<Shared> shared_;           // per chunk: the buffer that other result streams may share while it lives
+  bool wants_ = false;          // permits for all chunks were asked for
+  std::vector<Shared> shared_;  // per chunk: the buffer that other result streams may share while it lives
   std::unordered_map<std::uint32_t, std::vector<std::byte>> bounces_;  // chunks that have no contiguous place
   std::vector<std::byte> scratch_;
   std::uint32_t chunks_done_ = 0;

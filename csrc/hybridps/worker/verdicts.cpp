@@ -84,26 +84,17 @@ core::Status Worker::in_full(const OperationRun& run, const core::Status& status
 
 void Worker::submit_failed(GroupState& group, Operation operation, std::uint64_t sequence, const core::Status& cause) {
   if (group.status.is_ok()) {
-    wire::Header header;
-    header.type = wire::Type::kVerdict;
-    header.sequence = sequence;
-    header.aux = static_cast<std::uint64_t>(cause.code());
-    tell_members(group, header, cause.message());
+    tell_members(group, wire::Verdict::on_operation(sequence, cause.code()), cause.message(), /*servers=*/true);
     group.verdicts.emplace(sequence, cause);
   }
   submit(group, std::move(operation), sequence, {});
 }
 
-void Worker::tell_members(GroupState& group, wire::Header header, std::string_view text) {
-  header.uid = group.info.uid;
-  header.incarnation = group.info.incarnation;
-  header.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
-  // Dedicated servers hear of failures only: they have no calls of their own to compare.
-  const auto members = header.type == wire::Type::kVerdict ? group.info.engines.size()
-                                                           : static_cast<std::size_t>(group.info.topology.size());
+void Worker::tell_members(GroupState& group, const wire::Body& body, std::string_view text, bool servers) {
+  const auto members = servers ? group.info.engines.size() : static_cast<std::size_t>(group.info.topology.size());
   for (std::size_t member = 0; member < members; ++member)
     if (member != static_cast<std::size_t>(group.info.topology.rank()))
-      host_.send_control(group.info.engines[member], header, text);
+      host_.send_control(group.info.engines[member], group.message(body), text);
 }
 
 void Worker::fail(OperationRun& run, core::Status cause) {
@@ -114,12 +105,7 @@ void Worker::fail(OperationRun& run, core::Status cause) {
   } else if (run.operation.kind != schedule::Kind::kGoodbye) {
     cause = core::Status(cause.code(), std::string(cause.message()) + " (found by rank " +
                                            std::to_string(group.info.topology.rank()) + ")");
-    wire::Header header;
-    header.type = wire::Type::kVerdict;
-    header.sequence = run.sequence;
-    header.signature = run.signature;
-    header.aux = static_cast<std::uint64_t>(cause.code());
-    tell_members(group, header, cause.message());
+    tell_members(group, wire::Verdict::on_operation(run.sequence, cause.code()), cause.message(), /*servers=*/true);
   }
   finish(run, std::move(cause));
 }
@@ -128,19 +114,14 @@ void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell)
   if (!group.status.is_ok()) return;
   group.status = cause;
   group.failed_at = core::Clock::now();
-  wire::Header header;
-  header.type = wire::Type::kVerdict;
-  header.flags = wire::kFlagGroup;
-  header.aux = static_cast<std::uint64_t>(cause.code());
-  if (tell) tell_members(group, header, cause.message());
+  wire::Verdict verdict = wire::Verdict::on_group(cause.code());
+  if (tell) tell_members(group, verdict, cause.message(), /*servers=*/true);
   // Once more on the connections that carry data: there it comes before the end of this process, if that is next, so
   // that nobody takes us for the cause.
-  header.uid = group.info.uid;
-  header.flags |= wire::kFlagForwarded;
-  header.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
+  verdict.passed_on = true;
   if (!tell && cause.code() != core::Code::kClosed && !group.leaving)
     for (const core::EngineId engine : group.info.engines)
-      if (outbox_.is_open(engine)) outbox_.send_text(engine, header, cause.message());
+      if (outbox_.is_open(engine)) outbox_.send_text(engine, group.message(verdict), cause.message());
   while (!group.running.empty()) finish(*group.running.begin()->second, cause);
   for (OperationRun* run : group.p2p->active()) finish(*run, cause);
   group.early.clear();
@@ -152,39 +133,32 @@ void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell)
 }
 
 void Worker::repeat_verdict(const GroupState& group, core::EngineId to) {
-  wire::Header header;
-  header.type = wire::Type::kVerdict;
-  header.flags = wire::kFlagGroup;
-  header.aux = static_cast<std::uint64_t>(group.status.code());
-  header.uid = group.info.uid;
-  header.incarnation = group.info.incarnation;
-  header.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
-  host_.send_control(to, header, group.status.message());
+  host_.send_control(to, group.message(wire::Verdict::on_group(group.status.code())), group.status.message());
 }
 
-void Worker::mismatch(GroupState& group, OperationRun& run, const wire::Header& theirs) {
-  on_mismatch(server::OperationKey{group.info.uid, run.sequence}, run.signature, group.info.topology.rank(),
-              theirs.signature, static_cast<int>(theirs.sender_rank));
+void Worker::mismatch(const OperationRun& run, const server::Call& theirs) {
+  const GroupInfo& info = run.group.info;
+  on_mismatch(server::OperationKey{info.uid, run.sequence}, {info.topology.rank(), run.signature}, theirs);
 }
 
-void Worker::on_mismatch(const server::OperationKey& key, const wire::Signature& ours, int our_rank,
-                         const wire::Signature& theirs, int sender_rank) {
+void Worker::on_mismatch(const server::OperationKey& key, const server::Call& ours, const server::Call& theirs) {
   const GroupState* group = find(key.uid);
   if (group == nullptr) return;
   const GroupInfo& info = group->info;
   std::string what;
-  if (theirs.kind == schedule::Kind::kGoodbye || ours.kind == schedule::Kind::kGoodbye) {
-    const bool they = theirs.kind == schedule::Kind::kGoodbye;
-    const int gone = they ? sender_rank : our_rank;
-    const int waiting = they ? our_rank : sender_rank;
-    what = info.member_text(gone) + " has destroyed the group after " + std::to_string(key.sequence) +
-           " operations while " + info.member_text(waiting) + " is in operation " + std::to_string(key.sequence) +
-           ", " + wire::describe(they ? ours : theirs);
+  const bool they_left = theirs.signature.kind == schedule::Kind::kGoodbye;
+  if (they_left || ours.signature.kind == schedule::Kind::kGoodbye) {
+    const server::Call& gone = they_left ? theirs : ours;
+    const server::Call& waiting = they_left ? ours : theirs;
+    what = info.member_text(gone.rank) + " has destroyed the group after " + std::to_string(key.sequence) +
+           " operations while " + info.member_text(waiting.rank) + " is in operation " + std::to_string(key.sequence) +
+           ", " + wire::describe(waiting.signature);
   } else {
-    what = "ranks disagree about operation " + std::to_string(key.sequence) + ": " + info.member_text(our_rank) +
-           " called " + wire::describe(ours) + ", " + info.member_text(sender_rank) + " called " +
-           wire::describe(theirs);
-    if (wire::describe(ours) == wire::describe(theirs)) what += " with other sizes per rank";
+    const std::string our_text = wire::describe(ours.signature);
+    const std::string their_text = wire::describe(theirs.signature);
+    what = "ranks disagree about operation " + std::to_string(key.sequence) + ": " + info.member_text(ours.rank) +
+           " called " + our_text + ", " + info.member_text(theirs.rank) + " called " + their_text;
+    if (our_text == their_text) what += " with other sizes per rank";
   }
   // Not at once: this is called from inside the server's and the runs' own loops.
   failing_.emplace_back(key.uid, core::Status(core::Code::kMismatch, std::move(what)));
@@ -195,92 +169,80 @@ void Worker::on_bad_message(const server::OperationKey& key, std::string what) {
       key.uid, core::Status(core::Code::kMismatch, "operation " + std::to_string(key.sequence) + " received " + what));
 }
 
-bool Worker::can_keep(GroupState& group, std::size_t kept, const wire::Header& header) {
+bool Worker::can_keep(GroupState& group, std::size_t kept, const wire::Message& message) {
   if (kept < options_.early_messages_max) return true;
   const GroupInfo& info = group.info;
   std::string what =
       info.member_text(info.topology.rank()) + " keeps " + std::to_string(kept) + " messages of " +
-      ((header.flags & wire::kFlagP2p) != 0 ? "sends that it has not asked for" : "operations that it has not issued") +
+      (message.is_point_to_point() ? "sends that it has not asked for" : "operations that it has not issued") +
       " and takes no more: it has issued " + std::to_string(group.submitted) + " collectives, " +
-      info.member_text(static_cast<int>(header.sender_rank)) + " sends its " + std::to_string(header.sequence) +
-      ". Let ranks that run ahead wait for the others";
+      info.member_text(static_cast<int>(message.from.sender_rank)) + " sends its " +
+      std::to_string(message.sequence()) + ". Let ranks that run ahead wait for the others";
   failing_.emplace_back(info.uid, core::Status(core::Code::kOutOfResources, std::move(what)));
   return false;
 }
 
-core::Status verdict_in(const wire::Header& header, const flow::Delivery& payload) {
+core::Status verdict_in(const wire::From& from, const wire::Verdict& verdict, const flow::Delivery& payload) {
   std::string text(reinterpret_cast<const char*>(payload.data()), payload.bytes());
-  if (text.empty()) text = "rank " + std::to_string(header.sender_rank) + " reported a failure";
-  const auto code = header.aux > 0 && header.aux <= static_cast<std::uint64_t>(core::Code::kInternal)
-                        ? static_cast<core::Code>(header.aux)
-                        : core::Code::kInternal;
-  return core::Status(code, std::move(text));
+  if (text.empty()) text = "rank " + std::to_string(from.sender_rank) + " reported a failure";
+  const bool known = verdict.code > 0 && verdict.code <= static_cast<std::uint32_t>(core::Code::kInternal);
+  return core::Status(known ? static_cast<core::Code>(verdict.code) : core::Code::kInternal, std::move(text));
 }
 
-void Worker::on_verdict(GroupState& group, const wire::Header& header, const flow::Delivery& payload) {
-  const core::Status status = verdict_in(header, payload);
-  if ((header.flags & wire::kFlagGroup) != 0) {
+void Worker::on_verdict(GroupState& group, const wire::From& from, const wire::Verdict& verdict,
+                        const flow::Delivery& payload) {
+  const core::Status status = verdict_in(from, verdict, payload);
+  if (verdict.on == wire::Verdict::On::kGroup) {
     fail_group(group, status, /*tell=*/false);
     return;
   }
-  if (group.over.contains(header.sequence)) return;
-  if (const auto found = group.running.find(header.sequence); found != group.running.end())
+  if (group.over.contains(verdict.sequence)) return;
+  if (const auto found = group.running.find(verdict.sequence); found != group.running.end())
     finish(*found->second, status);
   else if (group.verdicts.size() < GroupState::kVerdictsKept)
-    group.verdicts.emplace(header.sequence, status);
+    group.verdicts.emplace(verdict.sequence, status);
   else
     fail_group(group, status, /*tell=*/false);
 }
 
 void Worker::probe(OperationRun& run, core::TimePoint now) {
   run.probed_at = run.group.asked_at = now;
-  wire::Header header;
-  header.type = wire::Type::kProbe;
-  header.sequence = run.sequence;
-  header.signature = run.signature;
-  header.aux = run.group.submitted;
-  tell_members(run.group, header, {});
+  // Dedicated servers hear of failures only: they have no calls of their own to compare.
+  tell_members(run.group, wire::Probe{run.sequence, run.signature}, {}, /*servers=*/false);
 }
 
-bool Worker::contradicts_finished(GroupState& group, const wire::Header& header) {
+bool Worker::contradicts_finished(const GroupState& group, std::uint64_t sequence, const server::Call& theirs) {
   if (group.signatures_over.empty()) return false;
-  const auto& [sequence, signature] = group.signatures_over[header.sequence % GroupState::kSignaturesKept];
-  if (sequence != header.sequence || signature == header.signature) return false;
-  on_mismatch(server::OperationKey{group.info.uid, header.sequence}, signature, group.info.topology.rank(),
-              header.signature, static_cast<int>(header.sender_rank));
+  const auto& [finished, signature] = group.signatures_over[sequence % GroupState::kSignaturesKept];
+  if (finished != sequence || signature == theirs.signature) return false;
+  on_mismatch(server::OperationKey{group.info.uid, sequence}, {group.info.topology.rank(), signature}, theirs);
   return true;
 }
 
-void Worker::on_probe(GroupState& group, const wire::Header& header) {
-  if (contradicts_finished(group, header)) return;
-  if (const auto found = group.running.find(header.sequence);
-      found != group.running.end() && found->second->signature != header.signature) {
-    mismatch(group, *found->second, header);
+void Worker::on_probe(GroupState& group, const wire::From& from, const wire::Probe& probe) {
+  const server::Call theirs{static_cast<int>(from.sender_rank), probe.signature};
+  if (contradicts_finished(group, probe.sequence, theirs)) return;
+  if (const auto found = group.running.find(probe.sequence);
+      found != group.running.end() && found->second->signature != probe.signature) {
+    mismatch(*found->second, theirs);
     return;
   }
-  wire::Header reply;
-  reply.type = wire::Type::kProbeReply;
-  reply.uid = group.info.uid;
-  reply.incarnation = group.info.incarnation;
-  reply.sequence = header.sequence;
-  reply.sender_rank = static_cast<std::uint32_t>(group.info.topology.rank());
-  reply.aux = group.submitted;
-  reply.span_bytes = group.over.floor();
+  wire::ProbeReply reply{group.submitted, group.over.floor(), {}};
   if (!group.running.empty())
-    reply.signature = group.running.begin()->second->signature;
-  else if (!group.signatures_over.empty() && group.over.floor() > 0)
-    reply.signature = group.signatures_over[(group.over.floor() - 1) % GroupState::kSignaturesKept].second;
-  host_.send_control(header.source, reply, {});
+    reply.last = group.running.begin()->second->signature;
+  else if (!group.signatures_over.empty() && reply.finished > 0)
+    reply.last = group.signatures_over[(reply.finished - 1) % GroupState::kSignaturesKept].second;
+  host_.send_control(from.source, group.message(reply), {});
 }
 
-void Worker::on_probe_reply(GroupState& group, const wire::Header& header) {
-  if (header.sender_rank >= group.known.size()) return;
-  GroupState::Known& known = group.known[header.sender_rank];
+void Worker::on_probe_reply(GroupState& group, const wire::From& from, const wire::ProbeReply& reply) {
+  if (from.sender_rank >= group.known.size()) return;
+  GroupState::Known& known = group.known[from.sender_rank];
   known.at = core::Clock::now();
-  if (header.aux < known.submitted || header.span_bytes < known.finished) return;  // overtaken by a later answer
-  known.submitted = header.aux;
-  known.finished = header.span_bytes;
-  known.last = header.signature;
+  if (reply.issued < known.submitted || reply.finished < known.finished) return;  // overtaken by a later answer
+  known.submitted = reply.issued;
+  known.finished = reply.finished;
+  known.last = reply.last;
 }
 
 // Operations are issued in order, so any message about a later one will do.
@@ -432,9 +394,7 @@ void Worker::watch_peers(core::TimePoint now, std::set<core::GroupUid>& waiting)
       run->probed_at = now;
       const core::EngineId peer = group->info.engines[static_cast<std::size_t>(run->operation.peer)];
       if (!asked.insert(peer).second) continue;
-      wire::Header ping;
-      ping.type = wire::Type::kPing;
-      host_.send_control(peer, ping, {});
+      host_.send_control(peer, {{}, 0, wire::Ping{}}, {});
     }
   }
 }

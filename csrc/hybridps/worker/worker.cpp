@@ -45,6 +45,10 @@ wire::Signature signature_of(const Operation& operation, const Pieces& input, co
   return s;
 }
 
+server::Call call_of(const wire::From& from, const wire::Signature& signature) {
+  return {static_cast<int>(from.sender_rank), signature};
+}
+
 }  // namespace
 
 std::string GroupInfo::member_text(int member) const {
@@ -53,8 +57,8 @@ std::string GroupInfo::member_text(int member) const {
                                        : "rank " + std::to_string(member) + " (" + host + ")";
 }
 
-void EarlyMessages::add(const wire::Header& header, flow::Delivery payload) {
-  by_sequence_[header.sequence].emplace_back(header, std::move(payload));
+void EarlyMessages::add(const wire::Message& message, flow::Delivery payload) {
+  by_sequence_[message.sequence()].emplace_back(message, std::move(payload));
   ++size_;
 }
 
@@ -67,12 +71,13 @@ EarlyMessages::Messages EarlyMessages::take(std::uint64_t sequence) {
   return messages;
 }
 
-const wire::Header* EarlyMessages::contradiction(std::uint64_t sequence, const wire::Signature& ours) const noexcept {
-  const auto found = by_sequence_.find(sequence);
-  if (found == by_sequence_.end()) return nullptr;
-  for (const auto& [header, payload] : found->second)
-    if (header.signature != ours) return &header;
-  return nullptr;
+std::optional<server::Call> EarlyMessages::contradiction(std::uint64_t sequence,
+                                                         const wire::Signature& ours) const noexcept {
+  if (const auto found = by_sequence_.find(sequence); found != by_sequence_.end())
+    for (const auto& [message, payload] : found->second)
+      if (const wire::ChunkId* chunk = message.chunk(); chunk != nullptr && chunk->signature != ours)
+        return call_of(message.from, chunk->signature);
+  return {};
 }
 
 void EarlyMessages::clear() {
@@ -178,10 +183,10 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
     return;
   }
   // A root may be done as soon as it starts: what lies here already would go unread.
-  const wire::Header* theirs = group.early.contradiction(sequence, r.signature);
-  if (theirs == nullptr) theirs = server_.contradiction({group.info.uid, sequence}, r.signature);
-  if (theirs != nullptr) {
-    mismatch(group, r, *theirs);
+  std::optional<server::Call> theirs = group.early.contradiction(sequence, r.signature);
+  if (!theirs) theirs = server_.contradiction({group.info.uid, sequence}, r.signature);
+  if (theirs) {
+    mismatch(r, *theirs);
     return;
   }
   // A barrier speaks for all that its rank did before it.
@@ -240,9 +245,9 @@ void Worker::start(OperationRun& run) {
   launch(run,
          schedule::make_plan(request, binding != nullptr ? binding->topology : group.info.topology, group.info.limits));
   if (run.over || !run.started) return;
-  for (auto messages = group.early.take(run.sequence); auto& [header, payload] : messages) {
+  for (auto messages = group.early.take(run.sequence); auto& [message, payload] : messages) {
     if (run.over) break;
-    dispatch(run, header, std::move(payload));
+    dispatch(run, message, std::move(payload));
   }
 }
 
@@ -336,17 +341,9 @@ void Worker::start_held(GroupState& group) {
   }
 }
 
-void Worker::on_early(GroupState& group, const wire::Header& header, flow::Delivery payload) {
-  if (header.type == wire::Type::kGrant) return;  // for an operation that never started here: nothing to send
-  if (can_keep(group, group.early.size(), header)) group.early.add(header, std::move(payload));
-}
-
-void Worker::see_local(OperationRun& run, const wire::Header& header) {
-  // A grant is of this stage too, but goes the other way: its contributor names nobody.
-  if (header.type == wire::Type::kGrant || header.stage != wire::Stage::kLocalPush ||
-      header.contributor >= run.local_seen.size())
-    return;
-  if (std::exchange(run.local_seen[header.contributor], 1) != 0) return;
+void Worker::see_local(OperationRun& run, const wire::ChunkId& chunk) {
+  if (chunk.stage != wire::Stage::kLocalPush || chunk.contributor >= run.local_seen.size()) return;
+  if (std::exchange(run.local_seen[chunk.contributor], 1) != 0) return;
   if (++run.local_seen_count + 1 < run.local_seen.size()) return;
   for (const auto& span : run.spans) {
     span->on_local_seen();
@@ -354,8 +351,8 @@ void Worker::see_local(OperationRun& run, const wire::Header& header) {
   }
 }
 
-void Worker::on_message(GroupState& group, const wire::Header& header, flow::Delivery payload) {
-  handle(group, header, std::move(payload));
+void Worker::on_message(GroupState& group, const wire::Message& message, flow::Delivery payload) {
+  handle(group, message, std::move(payload));
   judge();  // at once: the next message may complete what must not
 }
 
@@ -368,90 +365,91 @@ std::size_t Worker::judge() {
   return work;
 }
 
-void Worker::handle(GroupState& group, const wire::Header& header, flow::Delivery payload) {
-  if (header.sender_rank >= group.info.engines.size() || group.info.engines[header.sender_rank] != header.source) {
-    core::log_warn("dropped a message that claims to be from rank ", header.sender_rank, " of group \"",
-                   group.info.name, "\" but is not");
+void Worker::handle(GroupState& group, const wire::Message& message, flow::Delivery payload) {
+  const wire::From& from = message.from;
+  if (from.sender_rank >= group.info.engines.size() || group.info.engines[from.sender_rank] != from.source) {
+    core::log_warn("dropped a message that claims to be from rank ", from.sender_rank, " of group \"", group.info.name,
+                   "\" but is not");
     return;
   }
-  std::uint64_t& heard = group.heard[header.sender_rank];
-  if ((header.flags & wire::kFlagP2p) != 0) {
-    if (group.status.is_ok()) group.p2p->on_message(header, std::move(payload));
-  } else {
-    switch (header.type) {
-      case wire::Type::kVerdict: on_verdict(group, header, payload); break;
-      case wire::Type::kProbe: on_probe(group, header); break;
-      case wire::Type::kProbeReply: on_probe_reply(group, header); break;
-      case wire::Type::kData:
-      case wire::Type::kAnnounce:
-      case wire::Type::kGrant: {
-        if (!group.status.is_ok()) break;
-        if (header.sequence >= heard) heard = header.sequence + 1;
-        if (group.over.contains(header.sequence)) {
-          contradicts_finished(group, header);
-          break;
-        }
-        const auto found = group.running.find(header.sequence);
-        const bool known = found != group.running.end();
-        if (known && header.signature != found->second->signature) {
-          mismatch(group, *found->second, header);
-          break;
-        }
-        const schedule::Kind kind = header.signature.kind;
-        const bool to_server =
-            header.stage == wire::Stage::kPush && header.type != wire::Type::kGrant &&
-            (kind != schedule::Kind::kBroadcast || header.signature.scope == schedule::Scope::kWitness);
-        if (to_server) {
-          if (header.type == wire::Type::kData)
-            server_.on_push(header, std::move(payload));
-          else
-            server_.on_announce(header);
-        } else if (known && found->second->started) {
-          dispatch(*found->second, header, std::move(payload));
-        } else {
-          on_early(group, header, std::move(payload));
-        }
-        break;
-      }
-      case wire::Type::kEcho:
-      case wire::Type::kEchoBack:
-      case wire::Type::kRates:
-      case wire::Type::kPlanAsk:
-      case wire::Type::kPlanAnswer:
-      case wire::Type::kPlanSwitch:
-        if (group.status.is_ok()) group.plans->on_message(header, payload);
-        break;
-      default: break;
-    }
+  const bool works = group.status.is_ok();
+  if (message.is_point_to_point()) {
+    if (works) group.p2p->on_message(message, std::move(payload));
+  } else if (const auto* verdict = message.as<wire::Verdict>()) {
+    on_verdict(group, from, *verdict, payload);
+  } else if (const auto* probe = message.as<wire::Probe>()) {
+    on_probe(group, from, *probe);
+  } else if (const auto* reply = message.as<wire::ProbeReply>()) {
+    on_probe_reply(group, from, *reply);
+  } else if (const wire::ChunkId* chunk = message.chunk()) {
+    if (works) on_chunk(group, message, *chunk, std::move(payload));
+  } else if (works) {
+    group.plans->on_message(message, payload);
   }
 }
 
-void Worker::dispatch(OperationRun& run, const wire::Header& header, flow::Delivery payload) {
-  if (header.signature != run.signature) {
-    mismatch(run.group, run, header);
+void Worker::on_chunk(GroupState& group, const wire::Message& message, const wire::ChunkId& chunk,
+                      flow::Delivery payload) {
+  const wire::From& from = message.from;
+  std::uint64_t& heard = group.heard[from.sender_rank];
+  heard = std::max(heard, chunk.sequence + 1);
+  if (group.over.contains(chunk.sequence)) {
+    contradicts_finished(group, chunk.sequence, call_of(from, chunk.signature));
     return;
   }
-  SpanRun* span = run.find(header.span);
-  if (header.plan_version != run.plan_version && header.type != wire::Type::kGrant) {
+  const auto found = group.running.find(chunk.sequence);
+  const bool known = found != group.running.end();
+  if (known && chunk.signature != found->second->signature) {
+    mismatch(*found->second, call_of(from, chunk.signature));
+    return;
+  }
+  const bool is_grant = message.as<wire::Grant>() != nullptr;
+  const bool to_server =
+      chunk.stage == wire::Stage::kPush && !is_grant &&
+      (chunk.signature.kind != schedule::Kind::kBroadcast || chunk.signature.scope == schedule::Scope::kWitness);
+  if (to_server) {
+    if (message.as<wire::Data>() != nullptr)
+      server_.on_push(from, chunk, std::move(payload));
+    else
+      server_.on_announce(from, chunk);
+  } else if (known && found->second->started) {
+    dispatch(*found->second, message, std::move(payload));
+  } else if (!is_grant && can_keep(group, group.early.size(), message)) {  // a grant: there is nothing to send
+    group.early.add(message, std::move(payload));
+  }
+}
+
+void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Delivery payload) {
+  const wire::ChunkId& chunk = *message.chunk();
+  const wire::From& from = message.from;
+  if (chunk.signature != run.signature) {
+    mismatch(run, call_of(from, chunk.signature));
+    return;
+  }
+  SpanRun* span = run.find(chunk.span);
+  const auto* grant = message.as<wire::Grant>();
+  if (chunk.plan_version != run.plan_version && grant == nullptr) {
     on_bad_message(server::OperationKey{run.group.info.uid, run.sequence},
-                   "a message of rank " + std::to_string(header.sender_rank) + " under plan version " +
-                       std::to_string(header.plan_version) + " instead of " + std::to_string(run.plan_version));
+                   "a message of rank " + std::to_string(from.sender_rank) + " under plan version " +
+                       std::to_string(chunk.plan_version) + " instead of " + std::to_string(run.plan_version));
     return;
   }
   if (span == nullptr) {
     on_bad_message(server::OperationKey{run.group.info.uid, run.sequence},
-                   "a message of rank " + std::to_string(header.sender_rank) + " for span " +
-                       std::to_string(header.span) + " that this rank has no part in");
+                   "a message of rank " + std::to_string(from.sender_rank) + " for span " + std::to_string(chunk.span) +
+                       " that this rank has no part in");
     return;
   }
-  see_local(run, header);
-  if (run.over) return;
-  switch (header.type) {
-    case wire::Type::kData: span->on_data(header, std::move(payload)); break;
-    case wire::Type::kAnnounce: span->on_announce(header); break;
-    case wire::Type::kGrant: span->on_grant(header); break;
-    default: break;
+  if (grant != nullptr) {  // goes the other way: its contributor names nobody
+    span->on_grant(from.source, *grant);
+    return;
   }
+  see_local(run, chunk);
+  if (run.over) return;
+  if (const auto* data = message.as<wire::Data>())
+    span->on_data(from, *data, std::move(payload));
+  else if (const auto* announce = message.as<wire::Announce>())
+    span->on_announce(from, *announce);
 }
 
 std::size_t Worker::tick(core::TimePoint now) {

@@ -42,7 +42,6 @@ struct GroupInfo {
   std::vector<std::string> hosts;       // likewise, for messages: "host7 pid 4121"
   schedule::Topology topology;
   schedule::Limits limits;
-  std::uint32_t incarnation = 0;
 
   /// "rank 3 (host7 pid 4121)" or "the dedicated server host9 pid 77".
   std::string member_text(int member) const;
@@ -95,14 +94,14 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
 /// Messages for operations that have not started here, by sequence number.
 class EarlyMessages {
  public:
-  using Messages = std::vector<std::pair<wire::Header, flow::Delivery>>;
+  using Messages = std::vector<std::pair<wire::Message, flow::Delivery>>;
 
   std::size_t size() const noexcept { return size_; }
-  void add(const wire::Header& header, flow::Delivery payload);
+  void add(const wire::Message& message, flow::Delivery payload);
   Messages take(std::uint64_t sequence);
   void drop(std::uint64_t sequence) { take(sequence); }
-  /// One that is of another operation; null: none.
-  const wire::Header* contradiction(std::uint64_t sequence, const wire::Signature& ours) const noexcept;
+  /// Who sent one that is of another operation, and which.
+  std::optional<server::Call> contradiction(std::uint64_t sequence, const wire::Signature& ours) const noexcept;
   void clear();
 
  private:
@@ -115,6 +114,10 @@ struct GroupState : core::Pinned {
   static constexpr std::size_t kVerdictsKept = 1024;
 
   explicit GroupState(GroupInfo i) : info(std::move(i)) {}
+  /// From this rank.
+  wire::Message message(wire::Body body) const { return {from(), 0, std::move(body)}; }
+  wire::From from() const { return {{}, info.uid, static_cast<std::uint32_t>(info.topology.rank())}; }
+
   GroupInfo info;
   core::Status status;  // first verdict on the group
   core::TimePoint failed_at{};
@@ -145,14 +148,14 @@ struct GroupState : core::Pinned {
 };
 
 /// What a verdict says; a peer's bytes are checked.
-core::Status verdict_in(const wire::Header& header, const flow::Delivery& payload);
+core::Status verdict_in(const wire::From& from, const wire::Verdict& verdict, const flow::Delivery& payload);
 
 /// What the worker needs from the engine.
 class Host {
  public:
   virtual ~Host() = default;
   /// Sends a small message with a text by the control path.
-  virtual void send_control(core::EngineId to, const wire::Header& header, std::string_view text) = 0;
+  virtual void send_control(core::EngineId to, wire::Message message, std::string_view text) = 0;
   /// A group got its first verdict (already told to the members). `status` is what operations end with, `cause` the
   /// verdict itself; `found_here`: this rank told it, else it was told.
   virtual void on_group_failed(core::GroupUid uid, const core::Status& status, const core::Status& cause,
@@ -189,8 +192,8 @@ class Worker final : public server::Listener, core::Pinned {
   void reserve(GroupState& group, std::uint64_t sequence);
   /// Collectives: `sequence` rises by one per group, but for those reserved. Point to point: ignored.
   void submit(GroupState& group, Operation operation, std::uint64_t sequence, Completion done);
-  /// Any message of a group that is open here. The caller has decoded the header.
-  void on_message(GroupState& group, const wire::Header& header, flow::Delivery payload);
+  /// Any message of a group that is open here.
+  void on_message(GroupState& group, const wire::Message& message, flow::Delivery payload);
   /// A verdict of ours: pending and later operations fail; members are told when `tell`.
   void fail_group(GroupState& group, const core::Status& cause, bool tell);
   /// Tells a member once more that the group has failed: it waits, so it has not heard.
@@ -207,8 +210,7 @@ class Worker final : public server::Listener, core::Pinned {
   std::uint64_t operations_finished() const noexcept { return finished_count_; }
 
   // server::Listener
-  void on_mismatch(const server::OperationKey& key, const wire::Signature& ours, int our_rank,
-                   const wire::Signature& theirs, int sender_rank) override;
+  void on_mismatch(const server::OperationKey& key, const server::Call& ours, const server::Call& theirs) override;
   void on_bad_message(const server::OperationKey& key, std::string what) override;
 
   // For SpanRun and PointToPoint.
@@ -219,7 +221,7 @@ class Worker final : public server::Listener, core::Pinned {
   void finish(OperationRun& run, core::Status status, int source_rank = -1);
   /// `run` failed here first: tells the members, then fails it.
   void fail(OperationRun& run, core::Status cause);
-  void mismatch(GroupState& group, OperationRun& run, const wire::Header& theirs);
+  void mismatch(const OperationRun& run, const server::Call& theirs);
   /// Registers and starts a run whose spans are made by `plan`.
   void launch(OperationRun& run, const std::vector<schedule::Span>& plan);
   void track(OperationRun& run);
@@ -234,7 +236,7 @@ class Worker final : public server::Listener, core::Pinned {
   /// It was granted, or need not be any more.
   void forget_local_grant(std::uint64_t ticket) noexcept;
   /// Whether one more message that nothing here waits for yet may be kept; else the group is about to fail.
-  bool can_keep(GroupState& group, std::size_t kept, const wire::Header& header);
+  bool can_keep(GroupState& group, std::size_t kept, const wire::Message& message);
   void bury(std::unique_ptr<OperationRun> run) { graveyard_.push_back(std::move(run)); }
   std::string describe(const OperationRun& run) const;
 
@@ -243,20 +245,21 @@ class Worker final : public server::Listener, core::Pinned {
   /// Ends one that was never taken up.
   void refuse(OperationRun& run, const core::Status& status);
   void pace(OperationRun& run);
-  void handle(GroupState& group, const wire::Header& header, flow::Delivery payload);
+  void handle(GroupState& group, const wire::Message& message, flow::Delivery payload);
+  void on_chunk(GroupState& group, const wire::Message& message, const wire::ChunkId& chunk, flow::Delivery payload);
   /// Turns mismatches found inside callbacks into verdicts; returns how many.
   std::size_t judge();
   void start_held(GroupState& group);
   void give_local_grants();
   bool is_oldest(const GroupState& group, std::uint64_t sequence) const;
-  void on_early(GroupState& group, const wire::Header& header, flow::Delivery payload);
-  void dispatch(OperationRun& run, const wire::Header& header, flow::Delivery payload);
-  void on_verdict(GroupState& group, const wire::Header& header, const flow::Delivery& payload);
+  void dispatch(OperationRun& run, const wire::Message& message, flow::Delivery payload);
+  void on_verdict(GroupState& group, const wire::From& from, const wire::Verdict& verdict,
+                  const flow::Delivery& payload);
   void probe(OperationRun& run, core::TimePoint now);
-  void on_probe(GroupState& group, const wire::Header& header);
-  static void on_probe_reply(GroupState& group, const wire::Header& header);
-  bool contradicts_finished(GroupState& group, const wire::Header& header);
-  void see_local(OperationRun& run, const wire::Header& header);
+  void on_probe(GroupState& group, const wire::From& from, const wire::Probe& probe);
+  static void on_probe_reply(GroupState& group, const wire::From& from, const wire::ProbeReply& reply);
+  bool contradicts_finished(const GroupState& group, std::uint64_t sequence, const server::Call& theirs);
+  void see_local(OperationRun& run, const wire::ChunkId& chunk);
   static bool has_issued(const GroupState& group, int rank, std::uint64_t sequence);
   /// Who has not issued the operation. None of whom nobody knows: before a rank had time to answer a probe, it is not to be
   /// named.
@@ -269,7 +272,8 @@ class Worker final : public server::Listener, core::Pinned {
   void watch(GroupState& group, core::TimePoint now, std::set<core::GroupUid>& waiting);
   void watch_peers(core::TimePoint now, std::set<core::GroupUid>& waiting);
   void expire(OperationRun& run);
-  void tell_members(GroupState& group, wire::Header header, std::string_view text);
+  /// `servers`: dedicated ones, too.
+  void tell_members(GroupState& group, const wire::Body& body, std::string_view text, bool servers);
 
   static constexpr auto kWatchEvery = std::chrono::milliseconds(100);
 

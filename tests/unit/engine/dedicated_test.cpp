@@ -313,16 +313,13 @@ TEST_CASE("engine/dedicated: what does not fit the roster fails that group alone
   const auto a = cluster.open_group();
   const auto b = cluster.open_group();
   // Rank 0's engine, in the name of node 1.
-  wire::Header header;
-  header.type = wire::Type::kData;
-  header.stage = wire::Stage::kPush;
-  header.signature = {schedule::Kind::kAllReduce, core::DType::kInt32, core::ReduceOp::kSum, -1, 4000};
-  header.uid = a;
-  header.span = 3;
-  header.span_bytes = 1000;
-  header.contributor = 1;
-  header.sender_rank = 0;
-  cluster.at(0).send_control(cluster.id(3), header, "xxxx");
+  const wire::ChunkId chunk{
+      .stage = wire::Stage::kPush,
+      .signature = {schedule::Kind::kAllReduce, core::DType::kInt32, core::ReduceOp::kSum, -1, 4000},
+      .span_bytes = 1000,
+      .span = 3,
+      .contributor = 1};
+  cluster.at(0).send_control(cluster.id(3), {{{}, a, 0}, 0, wire::Data{chunk}}, "xxxx");
   REQUIRE(cluster.run_until([&] { return cluster.at(3).dedicated_stats().refused == 1; }));
   REQUIRE(cluster.run_until([&] { return cluster.at(3).dedicated_stats().groups == 1; }));
   Tally tally;
@@ -342,18 +339,17 @@ TEST_CASE("engine/dedicated: what a member opens is bounded, and too much fails 
   const auto a = cluster.open_group();
   const auto b = cluster.open_group();
   // Half of all chunks that a group may have under way, by a header alone; then more than the other half.
-  wire::Header header;
-  header.type = wire::Type::kAnnounce;
-  header.stage = wire::Stage::kPush;
-  header.uid = a;
-  header.span = 3;
-  header.span_bytes = (std::uint64_t{1} << 23) * cluster.at(0).worker().find(a)->info.limits.chunk_bytes;
-  header.signature = {schedule::Kind::kAllReduce, core::DType::kInt32, core::ReduceOp::kSum, -1, header.span_bytes};
-  cluster.at(0).send_control(cluster.id(3), header, "");
+  const std::uint64_t bytes = (std::uint64_t{1} << 23) * cluster.at(0).worker().find(a)->info.limits.chunk_bytes;
+  wire::Announce announce;
+  announce.chunk = {.stage = wire::Stage::kPush,
+                    .signature = {schedule::Kind::kAllReduce, core::DType::kInt32, core::ReduceOp::kSum, -1, bytes},
+                    .span_bytes = bytes,
+                    .span = 3};
+  cluster.at(0).send_control(cluster.id(3), {{{}, a, 0}, 0, announce}, "");
   cluster.run_until([] { return false; }, 1000);
   REQUIRE(cluster.at(3).dedicated_stats().refused == 0);
-  ++header.sequence;
-  cluster.at(0).send_control(cluster.id(3), header, "");
+  ++announce.chunk.sequence;
+  cluster.at(0).send_control(cluster.id(3), {{{}, a, 0}, 0, announce}, "");
   REQUIRE(cluster.run_until([&] { return cluster.at(3).dedicated_stats().refused == 1; }));
   REQUIRE(cluster.run_until([&] { return !cluster.at(1).worker().find(a)->status.is_ok(); }));
   REQUIRE(std::string(cluster.at(1).worker().find(a)->status.message()).find("wait for some") != std::string::npos);

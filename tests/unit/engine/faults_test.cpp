@@ -429,7 +429,7 @@ TEST_CASE("engine/faults: a process that dies at any moment fails its groups and
       for (std::size_t i = 0; i < ranks.size(); ++i)
         cluster.at(ranks[i]).open_group(worker::GroupInfo{survivors_uid, "survivors", engines, hosts,
                                                           schedule::Topology(node_of, static_cast<int>(i)),
-                                                          schedule::Limits{1024, 256}, 0});
+                                                          schedule::Limits{1024, 256}});
 
       std::vector<std::unique_ptr<Collective>> list = issue(faulty, uid, 8);
       std::vector<Ints> data(ranks.size(), Ints(3000, 2));

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "hybridps/wire/header.h"
+#include "hybridps/wire/message.h"
 #include "tests/support/catch.h"
 #include "tests/support/cluster.h"
 
@@ -42,9 +42,9 @@ class Recorder final : public transport::Transport {
     Noted(transport::Endpoint& to, std::vector<std::uint32_t>& list) : inner(to), pushes(list) {}
     core::Status send(std::span<const std::byte> bytes, const transport::Buffer& payload, std::size_t payload_bytes,
                       transport::SendDone done) override {
-      const core::Result<wire::Header> header = wire::decode(bytes);
-      if (header.is_ok() && header.value().type == wire::Type::kData && header.value().stage == wire::Stage::kPush)
-        pushes.push_back(header.value().span);
+      const core::Result<wire::Message> message = wire::decode(bytes);
+      const auto* data = message.is_ok() ? message.value().as<wire::Data>() : nullptr;
+      if (data != nullptr && data->chunk.stage == wire::Stage::kPush) pushes.push_back(data->chunk.span);
       return inner.send(bytes, payload, payload_bytes, std::move(done));
     }
     core::EngineId peer() const noexcept override { return inner.peer(); }

@@ -163,22 +163,15 @@ TEST_CASE("worker/plan_changes: nonsense from members is not believed", "[engine
   Cluster cluster(options);
   const auto uid = cluster.open_group();
   worker::GroupState& group = *cluster.at(1).worker().find(uid);
-  const auto deliver = [&](wire::Type type, std::uint32_t sender, std::uint32_t version, std::uint64_t aux) {
-    wire::Header h;
-    h.type = type;
-    h.uid = uid;
-    h.source = cluster.id(static_cast<int>(sender));
-    h.sender_rank = sender;
-    h.plan_version = version;
-    h.chunk = 1000;
-    h.aux = aux;
-    cluster.at(1).worker().on_message(group, h, {});
+  const auto deliver = [&](std::uint32_t sender, wire::Body body) {
+    cluster.at(1).worker().on_message(group, {{cluster.id(static_cast<int>(sender)), uid, sender}, 0, std::move(body)},
+                                      {});
   };
-  deliver(wire::Type::kPlanAsk, 0, 1, 0);     // no weights
-  deliver(wire::Type::kPlanSwitch, 0, 1, 0);  // nobody has asked
-  deliver(wire::Type::kPlanAnswer, 2, 1, 0);  // not to us
-  deliver(wire::Type::kRates, 2, 0, 5);       // likewise
-  deliver(wire::Type::kEchoBack, 2, 0, 5);    // of no measurement
+  deliver(0, wire::PlanAsk{1});              // no weights
+  deliver(0, wire::PlanSwitch{1, 0});        // nobody has asked
+  deliver(2, wire::PlanAnswer{1, 0});        // not to us
+  deliver(2, wire::Rates{0, 5, 5});          // likewise
+  deliver(2, wire::EchoBack{{0, 1000, 5}});  // of no measurement
   CHECK_FALSE(group.plans->is_frozen());
   CHECK(group.plans->newest() == 0);
   CHECK(group.status.is_ok());

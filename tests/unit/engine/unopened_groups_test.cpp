@@ -8,11 +8,8 @@ using namespace hybridps;
 using engine::UnopenedGroups;
 using std::chrono::seconds;
 
-wire::Header of(std::uint64_t group, std::uint64_t sequence) {
-  wire::Header header;
-  header.uid = core::GroupUid{1, group};
-  header.sequence = sequence;
-  return header;
+wire::Message of(std::uint64_t group, std::uint64_t sequence) {
+  return {{{}, core::GroupUid{1, group}, 0}, 0, wire::Probe{sequence, {}}};
 }
 
 UnopenedGroups::Limits limits(std::size_t messages) {

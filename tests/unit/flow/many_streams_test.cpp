@@ -50,7 +50,7 @@ TEST_CASE("flow/many: a credit looks at those that it lets go, however many wait
       for (std::uint32_t i = 2; i < kMany; ++i) {
         release(rig, peer, released);
         rig.progress();
-        rig.outbox->on_credit(peer, kSlot);
+        rig.outbox->on_credit(peer, {kSlot});
       }
       CHECK(rig.owner.sent.size() == kMany);
       CHECK(in_order(rig));
@@ -70,7 +70,7 @@ TEST_CASE("flow/many: streams that are granted as a whole go one by one past tho
     std::size_t released = 0;
     for (std::uint32_t round = 0; round < kMany; ++round) {
       release(rig, peer, released);
-      rig.outbox->on_credit(peer, kSlot, /*granted=*/true);
+      rig.outbox->on_credit(peer, {kSlot, wire::Permit::kWholeGrant});
       rig.progress();
     }
     CHECK(rig.owner.sent.size() == 2 + (kMany - 2) / 2);
@@ -84,12 +84,12 @@ TEST_CASE("flow/many: a stream may leave from anywhere in the row", "[flow][fast
   const auto streams = make_streams(rig, kMany, kPeer, /*urgent=*/true);
   for (std::uint32_t i = 2; i < kMany; ++i)
     if (i % 3 != 0) rig.outbox->cancel(*streams[i]);
-  for (std::uint32_t i = 0; i < kMany; ++i) rig.outbox->on_credit(kPeer, kSlot), rig.progress();
+  for (std::uint32_t i = 0; i < kMany; ++i) rig.outbox->on_credit(kPeer, {kSlot}), rig.progress();
   std::size_t released = 0;
   while (released < rig.to().sent.size()) {
     release(rig, kPeer, released);
     rig.progress();
-    for (int i = 0; i < 2; ++i) rig.outbox->on_credit(kPeer, kSlot);
+    for (int i = 0; i < 2; ++i) rig.outbox->on_credit(kPeer, {kSlot});
   }
   CHECK(rig.owner.sent.size() == 2 + (kMany - 1) / 3);
   CHECK(in_order(rig));
@@ -102,7 +102,7 @@ TEST_CASE("flow/many: each announces itself once, however often it is looked for
     rig.outbox->offer(rig.stream(1), 0);
     rig.progress(101);
   }
-  CHECK(rig.to().of(Type::kAnnounce).size() == kMany - 2);
+  CHECK(rig.to().of<wire::Announce>().size() == kMany - 2);
   CHECK(rig.outbox->looks() <= kLooksEach * kMany);
 }
 
@@ -135,12 +135,12 @@ TEST_CASE("flow/many: tiny operations do not announce themselves while credit le
   make_streams(rig, 100, kPeer, /*urgent=*/true);
   const core::TimePoint before = core::Clock::now();
   std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  rig.outbox->on_credit(kPeer, kSlot);  // one goes
+  rig.outbox->on_credit(kPeer, {kSlot});  // one goes
   // The delay, 100 s here, counts from then on, not from when the first one waited.
   rig.outbox->progress(before + std::chrono::seconds(100) + std::chrono::milliseconds(1));
-  CHECK(rig.to().of(Type::kAnnounce).empty());
+  CHECK(rig.to().of<wire::Announce>().empty());
   rig.progress(101);
-  CHECK(rig.to().of(Type::kAnnounce).size() == 97);
+  CHECK(rig.to().of<wire::Announce>().size() == 97);
 }
 
 TEST_CASE("flow/outbox: who waits for a slot holds up only those that wait for the same", "[flow][fast]") {
@@ -171,7 +171,7 @@ TEST_CASE("flow/outbox: who waits for a slot holds up only those that wait for t
   std::vector<std::size_t> small;
   auto& sent = rig.to(kPeer).sent;
   for (std::size_t i = 0; i < sent.size(); ++i)
-    if (sent[i].header.payload_bytes == kSlot) small.push_back(i);
+    if (sent[i].message.payload_bytes == kSlot) small.push_back(i);
   rig.to(kPeer).complete(small[0]);
   rig.progress();
   CHECK(first.all_sent());
@@ -204,7 +204,7 @@ TEST_CASE("flow/outbox: chunks granted in any order each go once", "[flow][fast]
     }
   };
   for (std::uint32_t chunk = 399; chunk >= 200; chunk -= 2) rig.outbox->granted(s, chunk), settle();
-  for (int i = 0; i < 50; ++i) rig.outbox->on_credit(kPeer, kSlot), settle();
+  for (int i = 0; i < 50; ++i) rig.outbox->on_credit(kPeer, {kSlot}), settle();
   for (std::uint32_t chunk = 0; chunk < 400; ++chunk) rig.outbox->granted(s, chunk), settle();
   CHECK(s.all_sent());
   Chunks chunks = rig.to().chunks();

@@ -22,23 +22,23 @@ TEST_CASE("flow/outbox: chunks go until the allowance is spent and again with ev
   rig.offer_all(s);
   CHECK(rig.to().chunks() == Chunks{0, 1});
   CHECK(rig.owner.asked == 2);  // what waits holds no memory
-  rig.outbox->on_credit(kPeer, kSlot);
+  rig.outbox->on_credit(kPeer, {kSlot});
   CHECK(rig.to().chunks() == Chunks{0, 1, 2});
-  rig.outbox->on_credit(kPeer, 100 * kSlot);  // only what is outstanding counts
+  rig.outbox->on_credit(kPeer, {100 * kSlot});  // only what is outstanding counts
   CHECK(rig.to().chunks() == Chunks{0, 1, 2, 3, 4});
-  rig.outbox->on_credit(kPeer, 2 * kSlot);
+  rig.outbox->on_credit(kPeer, {2 * kSlot});
   CHECK(s.all_sent());
-  for (const bool granted : {false, true})
-    for (int i = 0; i < 3; ++i) rig.outbox->on_credit(kPeer, ~std::uint64_t{0} - 511, granted);
-  for (const auto& message : rig.to().sent) {
-    const wire::Header& h = message.header;
-    CHECK(h.type == Type::kData);
-    CHECK(h.flags == 0);
-    CHECK(wire::cost_of(h.aux) == kSlot);
-    CHECK(h.source == kSelf);
-    CHECK(h.payload_bytes == kSlot);
-    CHECK(h.sequence == 17);
-    CHECK(message.payload == std::vector<std::byte>(kSlot, static_cast<std::byte>(s.index + h.chunk)));
+  for (const auto account : {wire::Permit::kAllowance, wire::Permit::kWholeGrant})
+    for (int i = 0; i < 3; ++i) rig.outbox->on_credit(kPeer, {~std::uint64_t{0} - 511, account});
+  for (const test::Sent& one : rig.to().sent) {
+    const auto* data = one.message.as<wire::Data>();
+    REQUIRE(data != nullptr);
+    CHECK(data->permit == wire::Permit::kAllowance);
+    CHECK(data->cost == kSlot);
+    CHECK(one.message.from.source == kSelf);
+    CHECK(one.message.payload_bytes == kSlot);
+    CHECK(data->chunk.sequence == 17);
+    CHECK(one.payload == std::vector<std::byte>(kSlot, static_cast<std::byte>(s.index + data->chunk.number)));
   }
 }
 
@@ -50,8 +50,8 @@ TEST_CASE("flow/outbox: a short chunk costs the smallest slot at least", "[flow]
   rig.outbox->offer(s, 0);
   rig.outbox->offer(s, 1);
   CHECK(rig.to().chunks() == Chunks{2, 0});
-  CHECK(rig.to().sent[0].header.payload_bytes == 10);
-  CHECK(wire::cost_of(rig.to().sent[0].header.aux) == kSlot);
+  CHECK(rig.to().sent[0].message.payload_bytes == 10);
+  CHECK(rig.to().of<wire::Data>()[0]->cost == kSlot);
 }
 
 TEST_CASE("flow/outbox: one message may be under way however small the allowance", "[flow][fast]") {
@@ -61,9 +61,9 @@ TEST_CASE("flow/outbox: one message may be under way however small the allowance
   Stream& s = rig.stream(3);
   rig.offer_all(s);
   CHECK(rig.to().chunks() == Chunks{0});
-  rig.outbox->on_credit(kPeer, kSlot);
+  rig.outbox->on_credit(kPeer, {kSlot});
   CHECK(rig.to().chunks() == Chunks{0, 1});
-  rig.outbox->on_credit(kPeer, kSlot);
+  rig.outbox->on_credit(kPeer, {kSlot});
   CHECK(rig.to().chunks() == Chunks{0, 1, 2});
 }
 
@@ -73,7 +73,7 @@ TEST_CASE("flow/outbox: peers have allowances of their own", "[flow][fast]") {
   rig.offer_all(rig.stream(5, kOther));
   CHECK(rig.to(kPeer).chunks() == Chunks{0, 1});
   CHECK(rig.to(kOther).chunks() == Chunks{0, 1});
-  rig.outbox->on_credit(kOther, kSlot);
+  rig.outbox->on_credit(kOther, {kSlot});
   CHECK(rig.to(kPeer).chunks() == Chunks{0, 1});
   CHECK(rig.to(kOther).chunks() == Chunks{0, 1, 2});
 }
@@ -85,7 +85,7 @@ TEST_CASE("flow/outbox: empty chunks cost nothing and never wait", "[flow][fast]
   s.bytes = 0;
   rig.outbox->offer(s, 0);
   CHECK(s.all_sent());
-  CHECK(rig.to().sent.back().header.payload_bytes == 0);
+  CHECK(rig.to().sent.back().message.payload_bytes == 0);
 }
 
 TEST_CASE("flow/outbox: a waiting stream announces itself once and after the delay", "[flow][fast]") {
@@ -95,31 +95,31 @@ TEST_CASE("flow/outbox: a waiting stream announces itself once and after the del
   rig.offer_all(s);
   CHECK(rig.outbox->next_due() < core::TimePoint::max());
   rig.progress(50);
-  CHECK(rig.to().of(Type::kAnnounce).empty());
+  CHECK(rig.to().of<wire::Announce>().empty());
   rig.progress(101);
-  REQUIRE(rig.to().of(Type::kAnnounce).size() == 1);
-  const wire::Header& h = rig.to().of(Type::kAnnounce)[0]->header;
-  CHECK(h.chunk == 2);
-  CHECK(h.span == s.index);
-  CHECK(h.payload_bytes == 0);
-  CHECK(h.source == kSelf);
+  REQUIRE(rig.to().of<wire::Announce>().size() == 1);
+  const wire::ChunkId& id = rig.to().of<wire::Announce>()[0]->chunk;
+  CHECK(id.number == 2);
+  CHECK(id.span == s.index);
+  CHECK(rig.to().sent.back().message.payload_bytes == 0);
+  CHECK(rig.to().sent.back().message.from.source == kSelf);
   CHECK(rig.outbox->next_due() == core::TimePoint::max());
   rig.progress(1000);
-  rig.outbox->on_credit(kPeer, kSlot);  // it moves on and waits again
+  rig.outbox->on_credit(kPeer, {kSlot});  // it moves on and waits again
   rig.progress(2000);
-  CHECK(rig.to().of(Type::kAnnounce).size() == 1);
+  CHECK(rig.to().of<wire::Announce>().size() == 1);
   // Another one that waits says so too.
   rig.offer_all(rig.stream(1));
   rig.progress(3000);
-  CHECK(rig.to().of(Type::kAnnounce).size() == 2);
+  CHECK(rig.to().of<wire::Announce>().size() == 2);
 }
 
 TEST_CASE("flow/outbox: a stream that gets its credits in time never announces itself", "[flow][fast]") {
   Rig rig;
   rig.offer_all(rig.stream(4));
-  rig.outbox->on_credit(kPeer, 2 * kSlot);
+  rig.outbox->on_credit(kPeer, {2 * kSlot});
   rig.progress(1000);
-  CHECK(rig.to().of(Type::kAnnounce).empty());
+  CHECK(rig.to().of<wire::Announce>().empty());
 }
 
 TEST_CASE("flow/outbox: a granted chunk goes at once and costs no allowance", "[flow][fast]") {
@@ -128,24 +128,34 @@ TEST_CASE("flow/outbox: a granted chunk goes at once and costs no allowance", "[
   rig.offer_all(s);
   rig.outbox->granted(s, 4);
   CHECK(rig.to().chunks() == Chunks{0, 1, 4});
-  CHECK(rig.to().sent.back().header.flags == wire::kFlagGranted);
-  CHECK(rig.to().sent.back().header.aux == 0);
+  CHECK(rig.to().last().permit == wire::Permit::kGrant);
+  CHECK(rig.to().last().cost == 0);
   rig.outbox->granted(s, 4);    // twice
   rig.outbox->granted(s, 0);    // sent long ago
   rig.outbox->granted(s, 999);  // not there
   CHECK(rig.to().chunks() == Chunks{0, 1, 4});
-  rig.outbox->on_credit(kPeer, 100 * kSlot);
+  rig.outbox->on_credit(kPeer, {100 * kSlot});
   CHECK(rig.to().chunks() == Chunks{0, 1, 4, 2, 3});
 }
 
-TEST_CASE("flow/outbox: flags of the stream stay on granted chunks", "[flow][fast]") {
+TEST_CASE("flow/outbox: what a stream is of is on every chunk, granted or not", "[flow][fast]") {
   Rig rig;
   Stream& s = rig.stream(3);
-  s.header.flags = wire::kFlagP2p;
+  s.id = {.point_to_point = true, .sequence = 3, .tag = 5, .follows = 2};
+  s.from = {kOther, {1, 2}, 4};
+  s.premul = 0.5;
   rig.offer_all(s);
   rig.outbox->granted(s, 2);
-  CHECK(rig.to().sent[0].header.flags == wire::kFlagP2p);
-  CHECK(rig.to().sent[2].header.flags == (wire::kFlagP2p | wire::kFlagGranted));
+  REQUIRE(rig.to().sent.size() == 3);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    const wire::Message& message = rig.to().sent[i].message;
+    wire::ChunkId id = s.id;
+    id.number = i;
+    CHECK(*message.chunk() == id);
+    CHECK(message.as<wire::Data>()->premul == 0.5);
+    CHECK(message.as<wire::Data>()->permit == (i < 2 ? wire::Permit::kAllowance : wire::Permit::kGrant));
+    CHECK(message.from == wire::From{kSelf, {1, 2}, 4});
+  }
 }
 
 TEST_CASE("flow/outbox: to a local peer a grant of all chunks lets them go within the bytes in flight",
@@ -186,19 +196,20 @@ TEST_CASE("flow/outbox: across the network a grant of all chunks lets them go wi
   rig.outbox->granted(s, wire::kAllChunks);
   REQUIRE(rig.to().chunks().size() == 2 * kWindow);
   for (std::size_t i = 0; i < 2 * kWindow; ++i) {
-    const wire::Header& header = rig.to().sent[i].header;
-    CHECK(((header.flags & wire::kFlagGranted) != 0) == (i >= kWindow));
-    CHECK(wire::cost_of(header.aux) == kSlot);
-    CHECK(wire::window_of(header.aux) == kWindow * kSlot);
+    const wire::Data& data = *rig.to().of<wire::Data>()[i];
+    CHECK(data.permit == (i < kWindow ? wire::Permit::kAllowance : wire::Permit::kWholeGrant));
+    CHECK(data.cost == kSlot);
+    CHECK(data.window == kWindow * kSlot);
   }
   for (std::size_t i = 0; i < 2 * kWindow; ++i) rig.to().complete(i);  // on the wire, but not used up
   rig.progress();
   CHECK(rig.to().chunks().size() == 2 * kWindow);
-  rig.outbox->on_credit(kPeer, 2 * kSlot, /*granted=*/true);
+  rig.outbox->on_credit(kPeer, {2 * kSlot, wire::Permit::kWholeGrant});
   CHECK(rig.to().chunks().size() == 2 * kWindow + 2);
-  rig.outbox->on_credit(kPeer, kSlot);  // of the allowance
+  rig.outbox->on_credit(kPeer, {kSlot});  // of the allowance
   CHECK(rig.to().chunks().size() == 2 * kWindow + 3);
-  rig.outbox->on_credit(kPeer, 100 * kWindow * kSlot, /*granted=*/true);  // more than is out: no more than the window
+  rig.outbox->on_credit(
+      kPeer, {100 * kWindow * kSlot, wire::Permit::kWholeGrant});  // more than is out: no more than the window
   CHECK(rig.to().chunks().size() == 3 * kWindow + 3);
 }
 
@@ -219,9 +230,10 @@ TEST_CASE("flow/outbox: what a peer may hold back of its credit stops nobody, ho
     rig.offer_all(second);
     rig.outbox->granted(second, wire::kAllChunks);
     CHECK(rig.to().chunks().size() == sent);
-    rig.outbox->on_credit(kPeer, 7 * kBatchSlots * kSlot, /*granted=*/true);  // the peer keeps a batch, all but a byte
+    rig.outbox->on_credit(
+        kPeer, {7 * kBatchSlots * kSlot, wire::Permit::kWholeGrant});  // the peer keeps a batch, all but a byte
     CHECK(rig.to().chunks().size() == sent);
-    rig.outbox->on_credit(kPeer, 1, /*granted=*/true);
+    rig.outbox->on_credit(kPeer, {1, wire::Permit::kWholeGrant});
     CHECK(rig.to().chunks().size() == sent + 1);
   }
 }
@@ -230,14 +242,12 @@ TEST_CASE("flow/outbox: what was granted as a whole gives credit of its own back
   Rig rig;
   rig.outbox->note_window(kPeer, 8 * kSlot);  // the allowance is returned by two slots
   for (std::size_t i = 0; i < kBatchSlots + 1; ++i)
-    flow::Delivery granted({}, rig.outbox.get(), kPeer, kSlot, /*granted=*/true);
+    flow::Delivery granted({}, rig.outbox.get(), kPeer, kSlot, wire::Permit::kWholeGrant);
   for (int i = 0; i < 3; ++i) flow::Delivery eager({}, rig.outbox.get(), kPeer, kSlot);
-  const auto credits = rig.to().of(Type::kCredit);
+  const auto credits = rig.to().of<wire::Credit>();
   REQUIRE(credits.size() == 2);
-  CHECK(credits[0]->header.flags == wire::kFlagGranted);
-  CHECK(credits[0]->header.aux == kBatchSlots * kSlot);
-  CHECK(credits[1]->header.flags == 0);
-  CHECK(credits[1]->header.aux == 2 * kSlot);
+  CHECK(*credits[0] == wire::Credit{kBatchSlots * kSlot, wire::Permit::kWholeGrant});
+  CHECK(*credits[1] == wire::Credit{2 * kSlot, wire::Permit::kAllowance});
 }
 
 TEST_CASE("flow/outbox: a stream granted as a whole is not held up by one without a permit", "[flow][fast]") {
@@ -254,11 +264,11 @@ TEST_CASE("flow/outbox: a stream granted as a whole is not held up by one withou
       INFO("urgent " << urgent << " message " << i);
       REQUIRE(rig.to().sent.size() > i);
       rig.to().complete(i);
-      rig.outbox->on_credit(kPeer, kSlot, /*granted=*/true);
+      rig.outbox->on_credit(kPeer, {kSlot, wire::Permit::kWholeGrant});
     }
     CHECK(second.all_sent());
     CHECK_FALSE(first.all_sent());
-    rig.outbox->on_credit(kPeer, 2 * kSlot);
+    rig.outbox->on_credit(kPeer, {2 * kSlot});
     CHECK(rig.to().chunks().size() == 13);
   }
 }
@@ -271,11 +281,11 @@ TEST_CASE("flow/outbox: want takes a permit from the allowance and the offer the
   CHECK(s.is_permitted(2));
   CHECK_FALSE(s.is_permitted(1));
   CHECK(rig.probe() == 1);
-  rig.outbox->on_credit(kPeer, kSlot);
+  rig.outbox->on_credit(kPeer, {kSlot});
   CHECK(rig.probe() == 1);
   rig.outbox->offer(s, 2);
   CHECK(s.is_sent(2));
-  CHECK(wire::cost_of(rig.to().sent.back().header.aux) == kSlot);
+  CHECK(rig.to().last().cost == kSlot);
 }
 
 TEST_CASE("flow/outbox: want without allowance is answered by a credit or a grant", "[flow][fast]") {
@@ -286,10 +296,10 @@ TEST_CASE("flow/outbox: want without allowance is answered by a credit or a gran
     rig.outbox->want(s, 1);
     CHECK(rig.owner.permitted.empty());
     rig.progress(1000);
-    REQUIRE(rig.to().of(Type::kAnnounce).size() == 1);
-    CHECK(rig.to().of(Type::kAnnounce)[0]->header.span == s.index);
+    REQUIRE(rig.to().of<wire::Announce>().size() == 1);
+    CHECK(rig.to().of<wire::Announce>()[0]->chunk.span == s.index);
     switch (answer) {
-      case 0: rig.outbox->on_credit(kPeer, kSlot); break;
+      case 0: rig.outbox->on_credit(kPeer, {kSlot}); break;
       case 1: rig.outbox->granted(s, 1); break;
       default: rig.outbox->granted(s, wire::kAllChunks);
     }
@@ -297,7 +307,8 @@ TEST_CASE("flow/outbox: want without allowance is answered by a credit or a gran
     CHECK(rig.owner.permitted == Chunks{1});
     rig.outbox->offer(s, 1);
     CHECK(s.is_sent(1));
-    CHECK(rig.to().sent.back().header.flags == (answer == 0 ? 0 : wire::kFlagGranted));
+    constexpr wire::Permit kPermits[] = {wire::Permit::kAllowance, wire::Permit::kGrant, wire::Permit::kWholeGrant};
+    CHECK(rig.to().last().permit == kPermits[answer]);
   }
 }
 
@@ -332,7 +343,7 @@ TEST_CASE("flow/outbox: without a free slot a stream waits with its permit and g
   rig.offer_all(b);
   CHECK(rig.owner.sent == std::vector<std::pair<std::uint32_t, std::uint32_t>>{{100, 0}});
   rig.progress(1000);
-  CHECK(rig.to().of(Type::kAnnounce).empty());  // it has a permit
+  CHECK(rig.to().of<wire::Announce>().empty());  // it has a permit
   rig.to().complete(0);
   rig.progress();
   rig.to().complete(1);
@@ -375,7 +386,7 @@ TEST_CASE("flow/outbox: urgent streams overtake bulk ones and each class keeps i
   rig.offer_all(urgent);
   rig.offer_all(urgent_later);
   CHECK(rig.owner.sent.empty());
-  for (int i = 0; i < 5; ++i) rig.outbox->on_credit(kPeer, kSlot);
+  for (int i = 0; i < 5; ++i) rig.outbox->on_credit(kPeer, {kSlot});
   CHECK(rig.owner.sent ==
         std::vector<std::pair<std::uint32_t, std::uint32_t>>{
             {urgent.index, 0}, {urgent_later.index, 0}, {bulk.index, 0}, {bulk.index, 1}, {later.index, 0}});
@@ -387,10 +398,10 @@ TEST_CASE("flow/outbox: a new bulk stream takes its place behind those that wait
   rig.offer_all(first);
   Stream& second = rig.stream(1);
   rig.offer_all(second);
-  rig.outbox->on_credit(kPeer, kSlot);
+  rig.outbox->on_credit(kPeer, {kSlot});
   CHECK(first.all_sent());
   CHECK_FALSE(second.all_sent());
-  rig.outbox->on_credit(kPeer, kSlot);
+  rig.outbox->on_credit(kPeer, {kSlot});
   CHECK(second.all_sent());
 }
 
@@ -431,7 +442,7 @@ TEST_CASE("flow/outbox: cancel in every state gives permits back and nothing is 
     // Everything that could wake a stream.
     rig.to().complete_all();
     rig.progress(2000);
-    rig.outbox->on_credit(kPeer, 100 * kSlot);
+    rig.outbox->on_credit(kPeer, {100 * kSlot});
     rig.progress(3000);
     CHECK(rig.owner.sent.size() == sent);
     CHECK(rig.owner.permitted.size() == permitted);
@@ -471,13 +482,13 @@ TEST_CASE("flow/outbox: a stream cancelled from inside its own callbacks is forg
       rig.owner.when_permitted = cancel;
       rig.outbox->want(s, 0);
       rig.outbox->want(s, 1);
-      rig.outbox->on_credit(kPeer, 2 * kSlot);
+      rig.outbox->on_credit(kPeer, {2 * kSlot});
       CHECK(rig.owner.permitted == Chunks{0});
     }
     rig.destroy(s);
     const std::size_t sent = rig.to().sent.size();
     rig.progress(1000);
-    rig.outbox->on_credit(kPeer, 2 * kSlot);
+    rig.outbox->on_credit(kPeer, {2 * kSlot});
     rig.progress(2000);
     CHECK(rig.to().sent.size() == sent);
     CHECK(rig.probe() == 2);
@@ -512,14 +523,14 @@ TEST_CASE("flow/delivery: the allowance goes back in batches when data is consum
   held[1].reset();
   held[1].reset();
   held[5].reset();
-  CHECK(rig.to().of(Type::kCredit).empty());
+  CHECK(rig.to().of<wire::Credit>().empty());
   held[2] = flow::Delivery();
-  REQUIRE(rig.to().of(Type::kCredit).size() == 1);
-  CHECK(rig.to().of(Type::kCredit)[0]->header.aux == 3 * kSlot);
-  CHECK(rig.to().of(Type::kCredit)[0]->header.source == kSelf);
+  REQUIRE(rig.to().of<wire::Credit>().size() == 1);
+  CHECK(rig.to().of<wire::Credit>()[0]->bytes == 3 * kSlot);
+  CHECK(rig.to().sent.back().message.from.source == kSelf);
   held.clear();
   CHECK(lender.lent() == 0);
-  CHECK(rig.to().of(Type::kCredit).size() == 1);
+  CHECK(rig.to().of<wire::Credit>().size() == 1);
 }
 
 TEST_CASE("flow/outbox: a peer without a route is reported once", "[flow][fast]") {
@@ -531,7 +542,7 @@ TEST_CASE("flow/outbox: a peer without a route is reported once", "[flow][fast]"
   CHECK(rig.router.unreachable.empty());  // from progress() only
   rig.progress();
   rig.outbox->granted(s, wire::kAllChunks);
-  rig.outbox->on_credit(kPeer, kSlot);
+  rig.outbox->on_credit(kPeer, {kSlot});
   rig.progress(1000);
   REQUIRE(rig.router.unreachable.size() == 1);
   CHECK(rig.router.unreachable[0].first == kPeer);
@@ -579,17 +590,15 @@ TEST_CASE("flow/outbox: a text without a free slot goes as a bare header", "[flo
   Setup setup;
   setup.slots = 1;
   Rig rig(setup);
-  wire::Header header;
-  header.type = Type::kVerdict;
-  rig.outbox->send_text(kPeer, header, "why");
-  rig.outbox->send_text(kPeer, header, "no slot");
-  rig.outbox->send_text(kPeer, header, "");
+  const wire::Message verdict{{}, 0, wire::Verdict::on_group(core::Code::kAborted)};
+  rig.outbox->send_text(kPeer, verdict, "why");
+  rig.outbox->send_text(kPeer, verdict, "no slot");
+  rig.outbox->send_text(kPeer, verdict, "");
   REQUIRE(rig.to().sent.size() == 3);
   CHECK(rig.to().sent[0].payload.size() == 3);
-  CHECK(rig.to().sent[0].header.payload_bytes == 3);
-  CHECK(rig.to().sent[0].header.flags == wire::kFlagGranted);
-  CHECK(rig.to().sent[1].header.payload_bytes == 0);
-  CHECK(rig.to().sent[2].header.payload_bytes == 0);
+  CHECK(rig.to().sent[0].message.payload_bytes == 3);
+  CHECK(rig.to().sent[1].message.payload_bytes == 0);
+  CHECK(rig.to().sent[2].message.payload_bytes == 0);
 }
 
 TEST_CASE("flow/outbox: a stall can be described", "[flow][fast]") {
@@ -618,10 +627,10 @@ TEST_CASE("flow/outbox: random traffic never exceeds an allowance and never stal
       for (const core::EngineId peer : peers) {
         auto& sent = rig.to(peer).sent;
         for (std::size_t& i = looked[peer]; i < sent.size(); ++i) {
-          if (sent[i].header.type != Type::kData) continue;
-          ++received[sent[i].header.span][sent[i].header.chunk];
-          if ((sent[i].header.flags & wire::kFlagGranted) == 0)
-            held[peer] += static_cast<std::int64_t>(wire::cost_of(sent[i].header.aux));
+          const auto* data = sent[i].message.as<wire::Data>();
+          if (data == nullptr) continue;
+          ++received[data->chunk.span][data->chunk.number];
+          if (data->permit == wire::Permit::kAllowance) held[peer] += data->cost;
         }
         REQUIRE(held[peer] <= setup.eager_bytes);
       }
@@ -642,7 +651,7 @@ TEST_CASE("flow/outbox: random traffic never exceeds an allowance and never stal
           all ? held[peer] : held[peer] / static_cast<std::int64_t>(kSlot) / 2 * static_cast<std::int64_t>(kSlot);
       if (back == 0) return;
       held[peer] -= back;
-      rig.outbox->on_credit(peer, static_cast<std::uint64_t>(back));
+      rig.outbox->on_credit(peer, {static_cast<std::uint64_t>(back)});
     };
     for (int step = 0; step < 300; ++step) {
       Stream& s = *live[random() % live.size()];
@@ -700,17 +709,17 @@ TEST_CASE("flow/outbox: a window below the allowance holds, and may be widened a
   Stream& s = rig.stream(12);
   rig.offer_all(s);
   CHECK(rig.to().chunks().size() == 3);
-  CHECK(wire::window_of(rig.to().sent[0].header.aux) == 3 * kSlot);
+  CHECK(rig.to().of<wire::Data>()[0]->window == 3 * kSlot);
   // Narrower than what is under way: nothing goes until enough has come back.
   rig.outbox->set_window(kPeer, static_cast<std::int64_t>(kSlot));
-  rig.outbox->on_credit(kPeer, 2 * kSlot);
+  rig.outbox->on_credit(kPeer, {2 * kSlot});
   CHECK(rig.to().chunks().size() == 3);
-  rig.outbox->on_credit(kPeer, kSlot);
+  rig.outbox->on_credit(kPeer, {kSlot});
   CHECK(rig.to().chunks().size() == 4);
   rig.outbox->set_window(kPeer, 4 * static_cast<std::int64_t>(kSlot));
   rig.progress();
   CHECK(rig.to().chunks().size() == 7);
-  CHECK(wire::window_of(rig.to().sent.back().header.aux) == 4 * kSlot);
+  CHECK(rig.to().last().window == 4 * kSlot);
 }
 
 TEST_CASE("flow/outbox: a window falls for slow rounds only where more waits to be sent", "[flow][fast]") {
@@ -722,18 +731,18 @@ TEST_CASE("flow/outbox: a window falls for slow rounds only where more waits to 
   setup.eager_bytes = 16 * static_cast<std::int64_t>(kSlot);
   Rig rig(setup);
   rig.outbox->set_window(kPeer, 4 * static_cast<std::int64_t>(kSlot), kRounds);
-  const auto window = [&] { return wire::window_of(rig.to().sent.back().header.aux); };
+  const auto window = [&] { return rig.to().last().window; };
   // Sends so many chunks, of which the window holds `fit`; the rest follows the credit.
   const auto round = [&](std::size_t chunks, std::size_t fit, std::chrono::milliseconds after) {
     rig.offer_all(rig.stream(chunks));
     std::this_thread::sleep_for(after);
-    rig.outbox->on_credit(kPeer, fit * kSlot);
-    if (chunks > fit) rig.outbox->on_credit(kPeer, (chunks - fit) * kSlot);
+    rig.outbox->on_credit(kPeer, {fit * kSlot});
+    if (chunks > fit) rig.outbox->on_credit(kPeer, {(chunks - fit) * kSlot});
     rig.to().complete_all();
   };
   const auto used = [&] {
     rig.offer_all(rig.stream(1));
-    rig.outbox->on_credit(kPeer, kSlot);
+    rig.outbox->on_credit(kPeer, {kSlot});
     rig.to().complete_all();
     return window();
   };
@@ -766,7 +775,7 @@ TEST_CASE("flow/outbox: what is urgent passes a spent window, and bulk that is u
     CHECK(urgent.sent() == kWindow);  // all that the peer allows, and no more
     CHECK(rig.to().chunks().size() == (has_urgent ? kWindow : 2 * kWindow));
     if (has_urgent) CHECK(rig.router.urgent_endpoints[kPeer]->chunks().size() == kWindow);
-    rig.outbox->on_credit(kPeer, kSlot);
+    rig.outbox->on_credit(kPeer, {kSlot});
     CHECK(urgent.all_sent());
     CHECK(bulk.sent() == kWindow - 1);
   }
@@ -829,19 +838,19 @@ TEST_CASE("flow/outbox: credit comes in quarters of what the sender says that it
   const auto consume = [&] { lender.lend("x", 1, rig.outbox.get(), kPeer, kSlot).reset(); };
   consume();
   consume();
-  CHECK(rig.to().of(Type::kCredit).empty());
+  CHECK(rig.to().of<wire::Credit>().empty());
   rig.outbox->return_credit(kPeer);  // it announced a stream
-  REQUIRE(rig.to().of(Type::kCredit).size() == 1);
-  CHECK(rig.to().of(Type::kCredit)[0]->header.aux == 2 * kSlot);
+  REQUIRE(rig.to().of<wire::Credit>().size() == 1);
+  CHECK(rig.to().of<wire::Credit>()[0]->bytes == 2 * kSlot);
   rig.outbox->return_credit(kPeer);  // nothing is due
-  CHECK(rig.to().of(Type::kCredit).size() == 1);
+  CHECK(rig.to().of<wire::Credit>().size() == 1);
   rig.outbox->note_window(kPeer, 12 * static_cast<std::int64_t>(kSlot));
   consume();
   consume();
-  CHECK(rig.to().of(Type::kCredit).size() == 1);
+  CHECK(rig.to().of<wire::Credit>().size() == 1);
   consume();
-  CHECK(rig.to().of(Type::kCredit).size() == 2);
+  CHECK(rig.to().of<wire::Credit>().size() == 2);
   rig.outbox->note_window(kPeer, 1000 * static_cast<std::int64_t>(kSlot));  // never more than a part of what we allow
   for (int i = 0; i < 8; ++i) consume();
-  CHECK(rig.to().of(Type::kCredit).size() == 3);
+  CHECK(rig.to().of<wire::Credit>().size() == 3);
 }

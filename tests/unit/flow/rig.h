@@ -14,7 +14,6 @@
 namespace hybridps::test {
 
 using flow::Stream;
-using wire::Type;
 using Chunks = std::vector<std::uint32_t>;
 
 inline constexpr std::size_t kSlot = 1024;
@@ -94,8 +93,8 @@ struct Rig {
     s.bytes = std::uint64_t{chunks} * kSlot;
     s.urgent = urgent;
     s.index = 100 * static_cast<std::uint32_t>(streams.size());
-    s.header.span = s.index;
-    s.header.sequence = 17;
+    s.id.span = s.index;
+    s.id.sequence = 17;
     return s;
   }
   void destroy(Stream& stream) {

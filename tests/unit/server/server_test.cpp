@@ -16,7 +16,6 @@ using core::ReduceOp;
 using schedule::Kind;
 using server::OperationKey;
 using server::SpanKey;
-using wire::Type;
 
 constexpr std::uint32_t kChunkBytes = 64;
 const core::GroupUid kUid{7, 9};
@@ -40,17 +39,14 @@ struct Owner final : server::LocalOwner {
 };
 
 struct Listener final : server::Listener {
-  void on_mismatch(const OperationKey& key, const wire::Signature& ours, int our_rank, const wire::Signature& theirs,
-                   int sender_rank) override {
-    mismatches.push_back({key, ours, our_rank, theirs, sender_rank});
+  void on_mismatch(const OperationKey& key, const server::Call& ours, const server::Call& theirs) override {
+    mismatches.push_back({key, ours, theirs});
   }
   void on_bad_message(const OperationKey& key, std::string what) override { bad.emplace_back(key, std::move(what)); }
   struct Mismatch {
     OperationKey key;
-    wire::Signature ours;
-    int our_rank;
-    wire::Signature theirs;
-    int sender_rank;
+    server::Call ours;
+    server::Call theirs;
   };
   std::vector<Mismatch> mismatches;
   std::vector<std::pair<OperationKey, std::string>> bad;
@@ -85,31 +81,24 @@ struct Rig {
     o.owner = &owner;
     return o;
   }
-  wire::Header header(const SpanKey& k, std::uint32_t node, std::uint32_t chunk, std::uint64_t span_bytes) {
-    wire::Header h;
-    h.stage = wire::Stage::kPush;
-    h.signature = signature;
-    h.source = engine(node);
-    h.uid = k.operation.uid;
-    h.sequence = k.operation.sequence;
-    h.span = k.span;
-    h.chunk = chunk;
-    h.contributor = node;
-    h.sender_rank = 10 + node;
-    h.span_bytes = span_bytes;
-    return h;
+  wire::From from(const SpanKey& k, std::uint32_t node) const { return {engine(node), k.operation.uid, 10 + node}; }
+  wire::ChunkId chunk(const SpanKey& k, std::uint32_t node, std::uint32_t number, std::uint64_t span_bytes) const {
+    return {.stage = wire::Stage::kPush,
+            .signature = signature,
+            .sequence = k.operation.sequence,
+            .number = number,
+            .span_bytes = span_bytes,
+            .span = k.span,
+            .contributor = node};
   }
   template <typename T>
-  void push(const SpanKey& k, std::uint32_t node, std::uint32_t chunk, std::uint64_t span_bytes,
+  void push(const SpanKey& k, std::uint32_t node, std::uint32_t number, std::uint64_t span_bytes,
             const std::vector<T>& values) {
-    wire::Header h = header(k, node, chunk, span_bytes);
-    h.payload_bytes = static_cast<std::uint32_t>(values.size() * sizeof(T));
-    server->on_push(h, lender.lend(values.data(), values.size() * sizeof(T)));
+    server->on_push(from(k, node), chunk(k, node, number, span_bytes),
+                    lender.lend(values.data(), values.size() * sizeof(T)));
   }
   void announce(const SpanKey& k, std::uint32_t node, std::uint64_t span_bytes) {
-    wire::Header h = header(k, node, 0, span_bytes);
-    h.type = Type::kAnnounce;
-    server->on_announce(h);
+    server->on_announce(from(k, node), chunk(k, node, 0, span_bytes));
   }
   template <typename T>
   void contribute(const SpanKey& k, std::uint32_t chunk, std::vector<T>& data, std::vector<T>& out) {
@@ -119,12 +108,14 @@ struct Rig {
   /// Chunks granted to a node so far.
   std::vector<std::uint32_t> granted_to(std::uint32_t node) {
     std::vector<std::uint32_t> list;
-    for (const test::Sent* message : router.to(engine(node)).of(Type::kGrant)) {
-      REQUIRE(message->header.stage == wire::Stage::kPush);
-      REQUIRE(message->header.signature == signature);
-      REQUIRE(message->header.sender_rank == 10 + own);
-      REQUIRE(message->header.uid == kUid);
-      list.push_back(message->header.chunk);
+    for (const test::Sent& sent : router.to(engine(node)).sent) {
+      const auto* grant = sent.message.as<wire::Grant>();
+      REQUIRE(grant != nullptr);
+      REQUIRE(grant->chunk.stage == wire::Stage::kPush);
+      REQUIRE(grant->chunk.signature == signature);
+      REQUIRE(sent.message.from.sender_rank == 10 + own);
+      REQUIRE(sent.message.from.uid == kUid);
+      list.push_back(grant->chunk.number);
     }
     return list;
   }
@@ -338,10 +329,10 @@ TEST_CASE("server/server: two signatures that disagree are both named with their
     REQUIRE(rig.listener.mismatches.size() == 1);
     const auto& m = rig.listener.mismatches[0];
     CHECK(m.key == rig.key().operation);
-    CHECK(m.ours == ours);
-    CHECK(m.our_rank == (when == 2 ? 12 : 11));
-    CHECK(m.theirs == other);
-    CHECK(m.sender_rank == 10);
+    CHECK(m.ours.signature == ours);
+    CHECK(m.ours.rank == (when == 2 ? 12 : 11));
+    CHECK(m.theirs.signature == other);
+    CHECK(m.theirs.rank == 10);
     CHECK(rig.lender.lent() == (when == 0 ? 0 : 1));
     rig.server->close(rig.key().operation);
     CHECK(rig.lender.lent() == 0);
@@ -495,8 +486,7 @@ TEST_CASE("server/server: grants are bounded over all operations and go to the f
   }
   const auto grants = [&] {
     std::vector<std::uint64_t> sequences;
-    for (const test::Sent* message : rig.router.to(engine(1)).of(Type::kGrant))
-      sequences.push_back(message->header.sequence);
+    for (const auto* grant : rig.router.to(engine(1)).of<wire::Grant>()) sequences.push_back(grant->chunk.sequence);
     return sequences;
   };
   CHECK(grants() == std::vector<std::uint64_t>{0, 0, 1});

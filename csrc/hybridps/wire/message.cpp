@@ -1,0 +1,313 @@
+#include "hybridps/wire/message.h"
+
+#include <bit>
+#include <cstring>
+#include <type_traits>
+
+#include "hybridps/core/protocol.h"
+
+namespace hybridps::wire {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "big-endian machines need byte swaps here");
+
+// How many values an enumeration has on the wire.
+constexpr unsigned count_of(Stage) { return kStageCount; }
+constexpr unsigned count_of(Permit) { return kPermitCount; }
+constexpr unsigned count_of(Verdict::On) { return kVerdictOnCount; }
+constexpr unsigned count_of(schedule::Scope) { return schedule::kScopeCount; }
+constexpr unsigned count_of(schedule::Kind) { return schedule::kKindCount; }
+constexpr unsigned count_of(core::DType) { return core::kDTypeCount; }
+constexpr unsigned count_of(core::ReduceOp) { return core::kReduceOpCount; }
+constexpr unsigned count_of(bool) { return 2; }
+
+// --- the table: each message's fields in their order, for the encoder, the decoder and layout() ----------------------
+
+template <typename Io>
+void fields(Io& io, Signature& s) {
+  io("scope", s.scope);
+  io("kind", s.kind);
+  io("dtype", s.dtype);
+  io("op", s.op);
+  io("root", s.root);
+  io("total_bytes", s.total_bytes);
+}
+
+template <typename Io>
+void fields(Io& io, ChunkId& c) {
+  io("stage", c.stage);
+  io("point_to_point", c.point_to_point);
+  fields(io, c.signature);
+  io("plan_version", c.plan_version);
+  io("sequence", c.sequence);
+  io("chunk", c.number);
+  io("span_bytes", c.span_bytes);
+  io("span, or tag", c.point_to_point ? c.tag : c.span);
+  io("contributor, or follows", c.point_to_point ? c.follows : c.contributor);
+}
+
+template <typename Io>
+void fields(Io& io, Data& m) {
+  fields(io, m.chunk);
+  io("premul", m.premul);
+  io("permit", m.permit);
+  io("cost", m.cost);
+  io("window", m.window);
+}
+
+template <typename Io>
+void fields(Io& io, Announce& m) {
+  fields(io, m.chunk);
+  io("window", m.window);
+}
+
+template <typename Io>
+void fields(Io& io, Grant& m) {
+  fields(io, m.chunk);
+}
+
+template <typename Io>
+void fields(Io& io, Credit& m) {
+  io("bytes", m.bytes);
+  io("of", m.of);
+}
+
+template <typename Io>
+void fields(Io& io, Ack& m) {
+  io("sequence", m.sequence);
+  io("tag", m.tag);
+}
+
+template <typename Io>
+void fields(Io& io, Cancel& m) {
+  io("sequence", m.sequence);
+  io("tag", m.tag);
+}
+
+template <typename Io>
+void fields(Io& io, Verdict& m) {
+  io("on", m.on);
+  io("passed_on", m.passed_on);
+  io("sequence", m.sequence);
+  io("tag", m.tag);
+  io("code", m.code);
+}
+
+template <typename Io>
+void fields(Io& io, Probe& m) {
+  io("sequence", m.sequence);
+  fields(io, m.signature);
+}
+
+template <typename Io>
+void fields(Io& io, ProbeReply& m) {
+  io("issued", m.issued);
+  io("finished", m.finished);
+  fields(io, m.last);
+}
+
+template <typename Io>
+void fields(Io&, Ping&) {}
+
+template <typename Io>
+void fields(Io&, Pong&) {}
+
+template <typename Io>
+void fields(Io& io, Echo& m) {
+  io("sequence", m.sequence);
+  io("partner", m.partner);
+  io("sent_ns", m.sent_ns);
+}
+
+template <typename Io>
+void fields(Io& io, EchoBack& m) {
+  fields(io, m.echo);
+}
+
+template <typename Io>
+void fields(Io& io, Rates& m) {
+  io("sequence", m.sequence);
+  io("round_trip_ns", m.round_trip_ns);
+  io("bytes_per_second", m.bytes_per_second);
+}
+
+template <typename Io>
+void fields(Io& io, PlanAsk& m) {
+  io("version", m.version);
+}
+
+template <typename Io>
+void fields(Io& io, PlanAnswer& m) {
+  io("version", m.version);
+  io("first", m.first);
+}
+
+template <typename Io>
+void fields(Io& io, PlanSwitch& m) {
+  io("version", m.version);
+  io("first", m.first);
+}
+
+struct Envelope {
+  std::uint32_t magic = kMagic;
+  std::uint8_t version = core::kProtocolVersion;
+  std::uint8_t type = 0;
+  std::uint16_t zero = 0;
+  From from;
+  std::uint32_t payload_bytes = 0;
+};
+
+template <typename Io>
+void fields(Io& io, Envelope& e) {
+  io("magic", e.magic);
+  io("version", e.version);
+  io("type", e.type);
+  io("zero", e.zero);
+  io("source", e.from.source.value);
+  io("uid, high half", e.from.uid.high);
+  io("uid, low half", e.from.uid.low);
+  io("sender_rank", e.from.sender_rank);
+  io("payload_bytes", e.payload_bytes);
+}
+
+// --- what is done with it --------------------------------------------------------------------------------------------
+
+struct Writer {
+  std::byte* at;
+  template <typename T>
+  void operator()(const char*, const T& value) {
+    std::memcpy(at, &value, sizeof value);
+    at += sizeof value;
+  }
+};
+
+struct Reader {
+  const std::byte* at;
+  bool is_valid = true;
+  template <typename T>
+  void operator()(const char*, T& value) {
+    // An out-of-range value must never sit in an enum or a bool.
+    if constexpr (std::is_enum_v<T> || std::is_same_v<T, bool>) {
+      static_assert(sizeof value == 1);
+      if (std::to_integer<unsigned>(*at) >= count_of(T{})) {
+        is_valid = false;
+        ++at;
+        return;
+      }
+    }
+    std::memcpy(&value, at, sizeof value);
+    at += sizeof value;
+  }
+};
+
+struct Lister {
+  std::vector<Field>& list;
+  std::string_view message;
+  std::size_t offset = 0;
+  template <typename T>
+  void operator()(const char* name, const T& value) {
+    list.push_back({message, name, offset, sizeof value});
+    offset += sizeof value;
+  }
+};
+
+/// One of each type, in their order.
+template <std::size_t... I>
+std::array<Body, sizeof...(I)> make_bodies(std::index_sequence<I...>) {
+  return {Body(std::in_place_index<I>)...};
+}
+const std::array<Body, kTypeCount>& bodies() {
+  static const auto all = make_bodies(std::make_index_sequence<kTypeCount>());
+  return all;
+}
+
+}  // namespace
+
+const ChunkId* Message::chunk() const noexcept {
+  if (const auto* data = as<Data>()) return &data->chunk;
+  if (const auto* announce = as<Announce>()) return &announce->chunk;
+  if (const auto* grant = as<Grant>()) return &grant->chunk;
+  return nullptr;
+}
+
+bool Message::is_point_to_point() const noexcept {
+  if (const ChunkId* c = chunk()) return c->point_to_point;
+  if (const auto* verdict = as<Verdict>()) return verdict->on == Verdict::On::kMessage;
+  return as<Ack>() != nullptr || as<Cancel>() != nullptr;
+}
+
+std::uint64_t Message::sequence() const noexcept {
+  return std::visit(
+      [](const auto& m) -> std::uint64_t {
+        if constexpr (requires { m.chunk.sequence; })
+          return m.chunk.sequence;
+        else if constexpr (requires { m.sequence; })
+          return m.sequence;
+        else
+          return 0;
+      },
+      body);
+}
+
+HeaderBytes encode(const Message& message) {
+  HeaderBytes bytes{};
+  Writer writer{bytes.data()};
+  Envelope envelope;
+  envelope.type = static_cast<std::uint8_t>(message.body.index());
+  envelope.from = message.from;
+  envelope.payload_bytes = message.payload_bytes;
+  fields(writer, envelope);
+  std::visit([&](auto body) { fields(writer, body); }, message.body);
+  return bytes;
+}
+
+core::Result<Message> decode(std::span<const std::byte> bytes) {
+  const auto refuse = [](std::string why) { return core::Status(core::Code::kInvalidArgument, std::move(why)); };
+  if (bytes.size() != kHeaderBytes)
+    return refuse("message header of " + std::to_string(bytes.size()) + " bytes, expected " +
+                  std::to_string(kHeaderBytes));
+  Reader reader{bytes.data()};
+  Envelope envelope;
+  fields(reader, envelope);
+  if (envelope.magic != kMagic) return refuse("message without the hybridps magic number");
+  if (envelope.version != core::kProtocolVersion)
+    return refuse("message of protocol version " + std::to_string(envelope.version) + ", this build speaks " +
+                  std::to_string(core::kProtocolVersion));
+  if (envelope.type >= kTypeCount || envelope.zero != 0) return refuse("message header of an unknown type");
+  Message message{envelope.from, envelope.payload_bytes, bodies()[envelope.type]};
+  std::visit([&](auto& body) { fields(reader, body); }, message.body);
+  for (const std::byte* at = reader.at; at != bytes.data() + bytes.size(); ++at)
+    reader.is_valid = reader.is_valid && *at == std::byte{0};
+  if (!reader.is_valid) return refuse("message header with a value that no field of it may have");
+  return message;
+}
+
+std::vector<Field> layout() {
+  std::vector<Field> list;
+  Lister envelope{list, {}};
+  Envelope any;
+  fields(envelope, any);
+  for (Body body : bodies())
+    std::visit(
+        [&](auto& message) {
+          Lister lister{list, message.kName, envelope.offset};
+          fields(lister, message);
+        },
+        body);
+  return list;
+}
+
+std::string describe(const Signature& s) {
+  std::string text(schedule::name_of(s.kind));
+  if (s.op != core::ReduceOp::kNone) text += " " + std::string(core::name_of(s.op));
+  if (s.total_bytes > 0 || s.kind == schedule::Kind::kAllReduce || s.kind == schedule::Kind::kBroadcast)
+    text += " of " + std::string(core::name_of(s.dtype)) + "[" +
+            std::to_string(s.total_bytes / core::size_of(s.dtype)) + "], " + std::to_string(s.total_bytes) + " bytes";
+  else if (s.dtype != core::DType::kBytes)
+    text += " of " + std::string(core::name_of(s.dtype));
+  if (s.root >= 0) text += ", root " + std::to_string(s.root);
+  if (s.scope != schedule::Scope::kRanks) text += ", on GPUs";
+  return text;
+}
+
+}  // namespace hybridps::wire

@@ -1,0 +1,282 @@
+// hybridps/wire/message.h: what engines say to each other, and the bytes that say it, in front of every payload.
+//
+// Grammar (little-endian, kHeaderBytes in all):
+//   header   := envelope body zeros
+//   envelope := magic:u32 version:u8 type:u8 zero:u16 source:u64 uid:u128 sender_rank:u32 payload_bytes:u32
+//   body     := the fields of the type's struct below, without gaps, in the order of layout()
+// Threads  pure functions.
+// Errors   decode() checks everything that can be checked without knowing the group; a peer's bytes are never trusted.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "hybridps/core/dtype.h"
+#include "hybridps/core/ids.h"
+#include "hybridps/core/status.h"
+#include "hybridps/schedule/plan.h"
+
+namespace hybridps::wire {
+
+inline constexpr std::uint32_t kMagic = 0x31535048;  // "HPS1"
+inline constexpr std::size_t kHeaderBytes = 112;
+
+/// Which of a span's streams a chunk belongs to.
+enum class Stage : std::uint8_t {
+  kLocalPush = 0,    // local rank -> agent; contributor: local index
+  kPush = 1,         // agent (or source) -> owner; contributor: node
+  kResult = 2,       // owner -> agent or sink
+  kLocalResult = 3,  // agent, owner or source -> local rank
+};
+inline constexpr std::uint8_t kStageCount = 4;
+
+/// What ranks must agree on.
+struct Signature {
+  schedule::Kind kind = schedule::Kind::kBarrier;
+  core::DType dtype = core::DType::kBytes;
+  core::ReduceOp op = core::ReduceOp::kNone;
+  std::int32_t root = -1;
+  std::uint64_t total_bytes = 0;  // 0 where ranks may differ (gather, scatter, all_to_all)
+  schedule::Scope scope = schedule::Scope::kRanks;
+  bool operator==(const Signature&) const = default;
+};
+
+/// "allreduce sum of fp32[1024], 4096 bytes".
+std::string describe(const Signature& signature);
+
+inline constexpr std::uint32_t kAllChunks = 0xffffffffU;
+
+/// A chunk of a collective, or of a message from one rank to another (point_to_point).
+struct ChunkId {
+  Stage stage = Stage::kLocalPush;
+  bool point_to_point = false;
+  Signature signature{};
+  std::uint32_t plan_version = 0;  // the shares that the operation is bound to
+  std::uint64_t sequence = 0;  // of the operation in its group; of the message between its two ranks, whatever its tag
+  std::uint32_t number = 0;    // in its span; kAllChunks in a grant: every one
+  std::uint64_t span_bytes = 0;  // of the whole span, or message
+  // Collectives.
+  std::uint32_t span = 0;
+  std::uint32_t contributor = 0;  // see Stage
+  // Messages.
+  std::uint32_t tag = 0;
+  std::uint32_t follows = 0;  // so many numbers ago is the one of this tag that must be matched before; 0: none
+  bool operator==(const ChunkId&) const = default;
+};
+
+/// What allows a chunk to be sent (flow/credit.h): the receiver returns its cost to that account.
+enum class Permit : std::uint8_t {
+  kAllowance = 0,   // the eager allowance
+  kGrant = 1,       // a grant of this chunk, which costs nothing
+  kWholeGrant = 2,  // a grant of all chunks
+};
+inline constexpr std::uint8_t kPermitCount = 3;
+
+// --- the messages ----------------------------------------------------------------------------------------------------
+
+/// One chunk.
+struct Data {
+  static constexpr std::string_view kName = "data";
+  ChunkId chunk;
+  double premul = 1.0;  // factor of PREMUL_SUM, applied at the node sum
+  Permit permit = Permit::kAllowance;
+  std::uint32_t cost = 0;    // bytes of the permit's account that come back once the chunk is consumed
+  std::uint32_t window = 0;  // how much of the allowance the sender uses; 0: as before
+  bool operator==(const Data&) const = default;
+};
+
+/// "Chunks of this stream are ready here, but my allowance with you is spent."
+struct Announce {
+  static constexpr std::string_view kName = "announce";
+  ChunkId chunk;
+  std::uint32_t window = 0;  // as in Data
+  bool operator==(const Announce&) const = default;
+};
+
+/// "Send this chunk, whatever your allowance."
+struct Grant {
+  static constexpr std::string_view kName = "grant";
+  ChunkId chunk;
+  bool operator==(const Grant&) const = default;
+};
+
+/// So many bytes of an account are free again.
+struct Credit {
+  static constexpr std::string_view kName = "credit";
+  std::uint64_t bytes = 0;
+  Permit of = Permit::kAllowance;  // or kWholeGrant
+  bool operator==(const Credit&) const = default;
+};
+
+/// The whole message (point to point) has arrived.
+struct Ack {
+  static constexpr std::string_view kName = "ack";
+  std::uint64_t sequence = 0;
+  std::uint32_t tag = 0;
+  bool operator==(const Ack&) const = default;
+};
+
+/// Its sender gave this message up: it counts as one that was never sent.
+struct Cancel {
+  static constexpr std::string_view kName = "cancel";
+  std::uint64_t sequence = 0;
+  std::uint32_t tag = 0;
+  bool operator==(const Cancel&) const = default;
+};
+
+/// Something has failed; the payload says why.
+struct Verdict {
+  static constexpr std::string_view kName = "verdict";
+  enum class On : std::uint8_t { kOperation = 0, kMessage = 1, kGroup = 2 };
+  On on = On::kOperation;
+  bool passed_on = false;      // by one who was told: needs no answer
+  std::uint64_t sequence = 0;  // unless on the group
+  std::uint32_t tag = 0;       // of a message
+  std::uint32_t code = 0;      // core::Code
+  bool operator==(const Verdict&) const = default;
+
+  static Verdict on_group(core::Code code) noexcept { return {On::kGroup, false, 0, 0, code_of(code)}; }
+  static Verdict on_operation(std::uint64_t sequence, core::Code code) noexcept {
+    return {On::kOperation, false, sequence, 0, code_of(code)};
+  }
+  static Verdict on_message(std::uint64_t sequence, std::uint32_t tag, core::Code code) noexcept {
+    return {On::kMessage, false, sequence, tag, code_of(code)};
+  }
+
+ private:
+  static std::uint32_t code_of(core::Code code) noexcept { return static_cast<std::uint32_t>(code); }
+};
+inline constexpr std::uint8_t kVerdictOnCount = 3;
+
+/// "I wait in this operation. What are you doing?"
+struct Probe {
+  static constexpr std::string_view kName = "probe";
+  std::uint64_t sequence = 0;
+  Signature signature;
+  bool operator==(const Probe&) const = default;
+};
+
+struct ProbeReply {
+  static constexpr std::string_view kName = "probe reply";
+  std::uint64_t issued = 0;    // collectives of the group
+  std::uint64_t finished = 0;  // all up to this number
+  Signature last;              // the one the rank is in, else the last one it finished
+  bool operator==(const ProbeReply&) const = default;
+};
+
+/// Heartbeat.
+struct Ping {
+  static constexpr std::string_view kName = "ping";
+  bool operator==(const Ping&) const = default;
+};
+
+/// The answer to a ping, a verdict, or the probe of a group that is not at work here.
+struct Pong {
+  static constexpr std::string_view kName = "pong";
+  bool operator==(const Pong&) const = default;
+};
+
+// Finding rates and changing shares (worker/plan_changes.h).
+
+/// Comes back as it is, as an EchoBack.
+struct Echo {
+  static constexpr std::string_view kName = "echo";
+  std::uint64_t sequence = 0;  // of the measured operation
+  std::uint32_t partner = 0;
+  std::uint64_t sent_ns = 0;  // by the sender's clock
+  bool operator==(const Echo&) const = default;
+};
+
+struct EchoBack {
+  static constexpr std::string_view kName = "echo back";
+  Echo echo;
+  bool operator==(const EchoBack&) const = default;
+};
+
+/// What a rank measured. Payload, from leaders of nodes: least round trip per dedicated server, seconds, f64.
+struct Rates {
+  static constexpr std::string_view kName = "rates";
+  std::uint64_t sequence = 0;
+  std::uint64_t round_trip_ns = 0;     // the least
+  std::uint64_t bytes_per_second = 0;  // through the sender's card
+  bool operator==(const Rates&) const = default;
+};
+
+/// Payload: a weight per node, then per dedicated server, f64.
+struct PlanAsk {
+  static constexpr std::string_view kName = "plan ask";
+  std::uint32_t version = 0;  // the next one
+  bool operator==(const PlanAsk&) const = default;
+};
+
+inline constexpr std::uint64_t kRefused = ~std::uint64_t{0};
+
+struct PlanAnswer {
+  static constexpr std::string_view kName = "plan answer";
+  std::uint32_t version = 0;
+  std::uint64_t first = 0;  // the first operation that is not bound, or kRefused
+  bool operator==(const PlanAnswer&) const = default;
+};
+
+struct PlanSwitch {
+  static constexpr std::string_view kName = "plan switch";
+  std::uint32_t version = 0;
+  std::uint64_t first = 0;  // the first operation with it, or kRefused: no change
+  bool operator==(const PlanSwitch&) const = default;
+};
+
+/// The type on the wire is the index here: new ones go to the end.
+using Body = std::variant<Data, Announce, Grant, Credit, Ack, Cancel, Verdict, Probe, ProbeReply, Ping, Pong, Echo,
+                          EchoBack, Rates, PlanAsk, PlanAnswer, PlanSwitch>;
+inline constexpr std::uint8_t kTypeCount = std::variant_size_v<Body>;
+
+struct From {
+  core::EngineId source;          // filled in by who sends it
+  core::GroupUid uid;             // zero: of no group
+  std::uint32_t sender_rank = 0;  // in the group; must be the rank of `source`
+  bool operator==(const From&) const = default;
+};
+
+struct Message {
+  From from;
+  std::uint32_t payload_bytes = 0;
+  Body body;
+
+  template <typename T>
+  const T* as() const noexcept {
+    return std::get_if<T>(&body);
+  }
+  /// Of data, announcements and grants; else null.
+  const ChunkId* chunk() const noexcept;
+  /// Whether it is about a message from one rank to another.
+  bool is_point_to_point() const noexcept;
+  /// Of the operation or message that it is about; 0 where there is none.
+  std::uint64_t sequence() const noexcept;
+  bool operator==(const Message&) const = default;
+};
+
+using HeaderBytes = std::array<std::byte, kHeaderBytes>;
+
+HeaderBytes encode(const Message& message);
+/// Exactly kHeaderBytes of a known version with every enumeration in range and zeros behind, else kInvalidArgument.
+core::Result<Message> decode(std::span<const std::byte> bytes);
+
+/// A field of the header. Of the envelope: `message` is empty.
+struct Field {
+  std::string_view message;
+  std::string_view name;
+  std::size_t offset = 0;
+  std::size_t bytes = 0;
+  bool operator==(const Field&) const = default;
+};
+/// What encode() and decode() do, in the order of the types: docs/architecture.md has the same table.
+std::vector<Field> layout();
+
+}  // namespace hybridps::wire

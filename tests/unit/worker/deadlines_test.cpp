@@ -115,6 +115,30 @@ TEST_CASE("worker/deadlines: those of sends and receives that have failed pass",
   }
 }
 
+TEST_CASE("worker/deadlines: what ends an operation between two rounds is due in the next one", "[worker][fast]") {
+  Job job(layout({0, 1}));
+  const auto is_due = [&] { return job.worker(0).next_due(core::Clock::now()) <= core::Clock::now(); };
+  job.collective(1, Kind::kAllReduce, 8);
+  job.settle();
+  Call& call = job.collective(0, Kind::kAllReduce, 7);  // contradicts what has come
+  CHECK(is_due());
+  job.settle();
+  CHECK(call.code() == core::Code::kMismatch);
+
+  const auto other = job.cluster().open_group();
+  std::optional<worker::Outcome> outcome;
+  worker::Operation barrier;
+  barrier.kind = Kind::kBarrier;
+  job.cluster().submit(other, 0, barrier, 0, [&](const worker::Outcome& o) { outcome = o; });
+  job.settle();
+  CHECK_FALSE(is_due());
+  job.worker(0).fail_group(*job.worker(0).find(other), core::Status(core::Code::kAborted, "enough"), /*tell=*/false);
+  CHECK(outcome);
+  CHECK(is_due());  // what is left of it goes
+  job.settle();
+  CHECK_FALSE(is_due());
+}
+
 TEST_CASE("worker/deadlines: those of operations of a group that failed or was closed pass", "[worker][fast]") {
   for (const auto& nodes : kLayouts) {
     for (const bool close : {false, true}) {

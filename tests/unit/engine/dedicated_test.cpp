@@ -4,6 +4,7 @@
 #include <set>
 
 #include "tests/support/catch.h"
+#include "tests/support/clock.h"
 #include "tests/support/cluster.h"
 #include "tests/support/faulty_transport.h"
 
@@ -306,6 +307,26 @@ TEST_CASE("engine/dedicated: a group that its members leave is forgotten", "[eng
   // The other one goes on.
   reduce_once(cluster, b, 0, 5000, core::ReduceOp::kSum, -1, tally);
   REQUIRE(tally.first_error == "");
+}
+
+TEST_CASE("engine/dedicated: engines that have left and gone are forgotten after a while", "[engine][fast]") {
+  test::MovableClock clock;
+  Cluster cluster(options_of({{0, 1, 2}, {1}}));
+  const auto uid = cluster.open_group();
+  Tally tally;
+  reduce_once(cluster, uid, 0, 5000, core::ReduceOp::kSum, -1, tally);
+  const auto pass_minutes = [&] {
+    clock.pass(std::chrono::minutes(2));
+    cluster.run_until([] { return false; }, 20);
+  };
+  pass_minutes();
+  CHECK(cluster.at(3).peers_known() == 3);
+  for (int r = 0; r < 3; ++r) cluster.at(r).close_group(uid);
+  REQUIRE(cluster.run_until([&] { return cluster.at(3).dedicated_stats().groups == 0; }, 100));
+  cluster.kill(0);
+  pass_minutes();
+  CHECK_FALSE(cluster.at(3).knows(cluster.id(0)));
+  CHECK(cluster.at(3).peers_known() == 2);  // those with a connection
 }
 
 TEST_CASE("engine/dedicated: what does not fit the roster fails that group alone", "[engine][fast]") {

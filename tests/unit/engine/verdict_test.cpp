@@ -136,6 +136,28 @@ TEST_CASE("engine/verdict: ranks that stand still are named by all others and by
   }
 }
 
+TEST_CASE("engine/verdict: a rank that stands still is given up, with what it does not take, whoever waits for it",
+          "[engine][fast]") {
+  const bool waits = GENERATE(false, true);
+  test::MovableClock clock;
+  Cluster cluster(options_of({0, 1}));
+  Job job(cluster, 3000);  // every rank owns a part of it
+  warm_up(job);
+  cluster.stop(1);
+  engine::Runtime& other = cluster.at(0);
+  if (waits) job.submit(0, 1);
+  for (int i = 0; i < 5; ++i) other.progress();
+  CHECK((other.pool().slots_in_use() > 0) == waits);
+  for (double seconds = 0; seconds < 2 * kDead; seconds += kHeartbeat / 4) {
+    clock.pass(core::from_seconds(kHeartbeat / 4));
+    other.progress();
+  }
+  CHECK(other.worker().find(job.uid)->status.code() == core::Code::kPeerDead);
+  CHECK(other.pool().slots_in_use() == 0);
+  other.update_counters();
+  CHECK(other.counters().endpoints == 0);
+}
+
 TEST_CASE("engine/verdict: a rank that stands still for less than the limit causes no error", "[engine][fast]") {
   for (const std::vector<int>& layout : {std::vector<int>{0, 0, 1}, std::vector<int>{0, 1, 2}}) {
     Cluster cluster(options_of(layout));
@@ -284,6 +306,46 @@ TEST_CASE("engine/verdict: who gave an operation up before the group was open te
   for (int rank = 0; rank < 3; ++rank) job.submit(rank, 1);
   REQUIRE(job.run([&] { return job.over({0, 1, 2}); }));
   for (int rank = 0; rank < 3; ++rank) CHECK(job.outcomes[index(rank)]->is_ok());
+}
+
+TEST_CASE("engine/verdict: who asks after a group that has failed elsewhere hears why", "[engine][fast]") {
+  test::MovableClock clock;
+  Cluster cluster(options_of({0, 1}));
+  Job job(cluster);
+  worker::Worker& failed = cluster.at(0).worker();
+  failed.fail_group(*failed.find(job.uid), core::Status(core::Code::kAborted, "as told"), /*tell=*/false);
+  job.submit(1, 0);
+  CHECK_FALSE(cluster.run_until([&] { return job.over({1}); }, 100));
+  clock.pass(core::from_seconds(0.3));
+  REQUIRE(cluster.run_until([&] { return job.over({1}); }, 100));
+  CHECK(job.outcomes[1]->code() == core::Code::kAborted);
+  CHECK(job.text(1).find("as told") != std::string::npos);
+}
+
+TEST_CASE("engine/verdict: that an operation goes on waiting is told, for the engine to ask elsewhere",
+          "[engine][fast]") {
+  test::MovableClock clock;
+  ClusterOptions options = options_of({0, 1});
+  options.dead_seconds = 1000;
+  Cluster cluster(options);
+  Job job(cluster);
+  std::vector<core::GroupUid> waiting;
+  engine::Runtime::Hooks hooks;
+  hooks.group_waits = [&](core::GroupUid uid) { waiting.push_back(uid); };
+  cluster.at(0).set_hooks(std::move(hooks));
+  job.submit(0, 0);
+  const auto pass = [&](int tenths) {
+    for (int i = 0; i < tenths; ++i) {
+      clock.pass(std::chrono::milliseconds(100));
+      cluster.at(0).progress();
+    }
+  };
+  pass(10);
+  CHECK(waiting.empty());
+  pass(90);
+  CHECK((!waiting.empty() && waiting.front() == job.uid));
+  job.submit(1, 0);
+  REQUIRE(cluster.run_until([&] { return job.over({0, 1}); }, 100));
 }
 
 TEST_CASE("engine/verdict: a group whose messages were dropped before it was open fails when it opens", "[engine][fast]") {

@@ -594,3 +594,23 @@ TEST_CASE("engine/runtime: an average is exact in fp32 and truncates for integer
     REQUIRE(floats[static_cast<std::size_t>(r)][1] == (2.0F + 3.0F) * third + 10.0F * third);
   }
 }
+
+TEST_CASE("engine/runtime: the pool's classes fill the memory that there is and no more", "[engine][fast]") {
+  const engine::RuntimeOptions options;
+  const auto bytes_of = [&](std::size_t bytes_max) {
+    return engine::Runtime::pool_bytes(engine::Runtime::pool_classes(options, bytes_max));
+  };
+  const std::size_t least = bytes_of(0);
+  for (const std::size_t more : {0, 1, 100'000, 1'000'000, 100'000'000}) {
+    CHECK(bytes_of(least + more) <= least + more);
+    CHECK(bytes_of(least + more) + 3 * options.chunk_bytes > least + more);  // a slot of each class does not fit
+  }
+}
+
+TEST_CASE("engine/runtime: an engine whose address was not given cannot be reached", "[engine][fast]") {
+  Cluster cluster(nodes({0, 1}));
+  const core::EngineId stranger{77};
+  const auto refused = cluster.at(0).connect(stranger);
+  REQUIRE_FALSE(refused.is_ok());
+  CHECK(refused.status().message().find(core::to_string(stranger)) != std::string_view::npos);
+}

@@ -1,12 +1,17 @@
 #include "hybridps/engine/loop.h"
 
+#include <pthread.h>
+#include <signal.h>
+
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/support/catch.h"
+#include "tests/support/clock.h"
 #include "tests/support/cluster.h"
 
 // A Loop over one runtime on loopback transports. Nothing here asserts a time, but that things happen within seconds.
@@ -90,6 +95,40 @@ TEST_CASE("engine/loop: a caller that drives runs its command itself", "[engine]
     here += where == std::this_thread::get_id();
   }
   CHECK(here > 0);  // the thread may be quicker, on a busy machine
+}
+
+TEST_CASE("engine/loop: its thread stays parked between the operations of a caller that drives", "[engine][fast]") {
+  test::MovableClock clock;  // stands still: no claim passes
+  clock.pass(1h);            // nor by the kernel's clock, where the thread waits for its end
+  Rig rig;
+  const auto runs_here = [&rig] {
+    std::atomic<bool> done{false};
+    std::thread::id where;
+    rig.loop.post(
+        [&] {
+          where = std::this_thread::get_id();
+          done = true;
+        },
+        /*will_drive=*/true);
+    for (int i = 0; i < 1000; ++i) std::this_thread::yield();  // a thread that is not parked takes it
+    rig.loop.drive([&] { return done.load(); }, TimePoint::max());
+    return where == std::this_thread::get_id();
+  };
+  runs_here();  // or there: the thread may be awake
+  for (int i = 0; i < 20; ++i) CHECK(runs_here());
+}
+
+TEST_CASE("engine/loop: its thread has a name and takes no signals", "[engine][fast]") {
+  Rig rig;
+  char name[16] = {};
+  sigset_t blocked;
+  const auto look = [&](core::Status&) {
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+  };
+  REQUIRE(rig.loop.call(look, 20s).is_ok());
+  CHECK(std::string(name) == "test-loop");
+  for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) CHECK(sigismember(&blocked, signal) == 1);
 }
 
 TEST_CASE("engine/loop: a promise that is not kept costs no more than a moment", "[engine][fast]") {

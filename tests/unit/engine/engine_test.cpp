@@ -45,7 +45,8 @@ struct Rank {
 };
 
 /// Blocks until one operation is over.
-core::Status run(engine::Group& group, worker::Operation operation) {
+core::Status run(engine::Group& group, worker::Operation operation,
+                 std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
   struct State {
     std::mutex mutex;
     std::condition_variable changed;
@@ -53,7 +54,7 @@ core::Status run(engine::Group& group, worker::Operation operation) {
     core::Status status;
   };
   auto state = std::make_shared<State>();
-  operation.timeout = std::chrono::seconds(20);
+  operation.timeout = timeout;
   group.submit(std::move(operation), [state](const worker::Outcome& outcome) {
     const std::lock_guard lock(state->mutex);
     state->done = true;
@@ -230,6 +231,45 @@ TEST_CASE("engine/engine: an engine can be made again in the same process", "[en
   REQUIRE(codes == std::vector<int>(2, 0));
 }
 
+TEST_CASE("engine/engine: all groups of a process have the same engine", "[engine]") {
+  const auto codes = run_ranks({"a"}, 0, [](const Rank& me) {
+    const auto one = me.open("one");
+    const auto other = me.open("other");
+    check(one->engine() == other->engine(), "two engines");
+    check(engine::Engine::current() == one->engine(), "not the current one");
+  });
+  REQUIRE(codes == std::vector<int>(1, 0));
+}
+
+TEST_CASE("engine/engine: each operation that times out looks anew who is missing", "[engine]") {
+  const auto codes = run_ranks({"a", "b"}, 0, [](const Rank& me) {
+    const std::filesystem::path one_is_wanted = me.folder / "one_is_wanted";
+    const std::filesystem::path over = me.folder / "over";
+    const auto wait_for = [](const std::filesystem::path& path) {
+      while (!std::filesystem::exists(path)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    Rank of_three = me;
+    of_three.size = 3;  // the third one never comes
+    if (me.rank == 1) wait_for(one_is_wanted);
+    const auto group = of_three.open("world");
+    if (me.rank == 1) return wait_for(over);
+    const auto missing = [&](const std::string& ranks) {
+      worker::Operation barrier;
+      barrier.kind = schedule::Kind::kBarrier;
+      const core::Status status = run(*group, std::move(barrier), std::chrono::milliseconds(30));
+      check(status.code() == core::Code::kTimeout, status.to_string());
+      return status.message().find("waiting for ranks " + ranks) != std::string_view::npos;
+    };
+    check(missing("[1, 2]"), "both are missing");
+    std::filesystem::create_directory(one_is_wanted);
+    bool seen = false;
+    for (int i = 0; i < 200 && !seen; ++i) seen = missing("[2]");
+    std::filesystem::create_directory(over);
+    check(seen, "rank 1 has come");
+  });
+  REQUIRE(codes == std::vector<int>(2, 0));
+}
+
 TEST_CASE("engine/engine: a member that never comes is named at the deadline", "[engine]") {
   const auto codes = run_ranks({"a", "b"}, 0, [](const Rank& me) {
     if (me.rank == 1) return;
@@ -259,7 +299,9 @@ TEST_CASE("engine/engine: a collective in a forked child is refused and the pare
     check(allreduce(*group, data).is_ok(), "failed");
     const pid_t child = fork();
     if (child == 0) {
+      alarm(20);
       const core::Status status = allreduce(*group, data);
+      group.reset();  // and with it the engine
       _exit(status.code() == core::Code::kUnsupported ? 7 : 8);
     }
     int status = 0;

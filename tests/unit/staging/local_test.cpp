@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "hybridps/reduce/sum.h"
+#include "tests/support/clock.h"
 #include "tests/unit/staging/program.h"
 
 namespace {
@@ -261,6 +262,22 @@ TEST_CASE("staging/local: channels connect before the first collective or with i
   }
 }
 
+TEST_CASE("staging/local: of what stays on one node the engine has the witness alone", "[staging][fast]") {
+  ClusterThread cluster(nodes({0, 0}, 3));
+  const Hub hub = FakeLocalGroups::make_hub();
+  auto all = ranks(cluster, 4, 8, small(), hub);
+  const std::uint64_t before = all[0].group->sequence_submitted();
+  std::vector<Part> parts;
+  for (Rank& rank : all) {
+    parts.push_back(make(Kind::kAllReduce, rank.group->rank(), 2, 20000, 1));
+    REQUIRE(rank.enqueue(parts.back().operation));
+  }
+  for (Rank& rank : all) {
+    REQUIRE(eventually([&] { return rank.over->load() == 1; }));
+    CHECK(rank.group->sequence_submitted() == before + 1);
+  }
+}
+
 TEST_CASE("staging/local: a rank that does not connect is named", "[staging][fast]") {
   ClusterThread cluster(nodes({0, 0, 1}, 3));
   const Hub hub = FakeLocalGroups::make_hub();
@@ -462,6 +479,29 @@ TEST_CASE("staging/local: abort in the middle of many operations ends them all",
       if (const std::string text = s->status().to_string(); text.find("enough") != std::string::npos) ++aborted;
     CHECK(aborted >= 6 * (cluster.size() - 1));
   }
+}
+
+TEST_CASE("staging/local: a stream does not go on after a failure until the device knows of the abort",
+          "[staging][fast]") {
+  test::MovableClock clock;
+  ClusterThread cluster(nodes({0, 0, 1, 1}, 3));
+  const Hub hub = FakeLocalGroups::make_hub();
+  auto all = ranks(cluster, 4, 8, small(), hub);
+  Part part = make(Kind::kAllReduce, 0, cluster.size(), 20000, 1);
+  const auto staged = all[0].enqueue(part.operation);  // the others do not come
+  REQUIRE(staged);
+  all[0].group->abort("enough");
+  const auto pass = [&](int most) {
+    for (; most > 0 && !staged->is_over(); --most) {
+      clock.pass(2ms);
+      std::this_thread::sleep_for(1ms);
+    }
+  };
+  pass(40);
+  CHECK_FALSE(staged->is_over());
+  pass(20000);
+  CHECK(staged->is_over());
+  CHECK(staged->has_failed());
 }
 
 TEST_CASE("staging/local: what hangs within the node ends when the channel is aborted and the group let go",

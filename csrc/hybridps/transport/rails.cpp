@@ -111,9 +111,7 @@ class RailsEndpoint final : public Endpoint {
     for (Way& way : ways_) way.endpoint->close(cause);
   }
   /// Sends no more; the ways stay open for what comes.
-  void refuse(const core::Status& cause) noexcept {
-    if (cause_.is_ok()) cause_ = cause;
-  }
+  void refuse(const core::Status& cause) noexcept { cause_ = cause; }
   const core::Status& cause() const noexcept { return cause_; }
 
  private:
@@ -270,7 +268,6 @@ class RailsTransport final : public Transport {
     core::EngineId id;  // as the inner transport knows the peer
     std::vector<std::byte> inner;
     std::string text;
-    bool is_over = false;
   };
   struct Peer {
     std::vector<Way> ways;
@@ -303,21 +300,13 @@ class RailsTransport final : public Transport {
     if (found == peers_.end()) return;
     std::size_t rail = 0;
     while (inlets_[rail].get() != &inlet) ++rail;
-    std::vector<Way>& ways = found->second.ways;
-    for (Way& way : ways) {
-      if (way.rail != rail || way.id != id) continue;
-      way.is_over = true;
-      cause = core::Status(cause.code(), named(cause.message(), way.text));
-    }
+    for (const Way& way : found->second.ways)
+      if (way.rail == rail && way.id == id) cause = core::Status(cause.code(), named(cause.message(), way.text));
     if (RailsEndpoint* endpoint = found->second.endpoint.get()) {
-      const bool first = endpoint->cause().is_ok();  // else it was told already, or closed from here
+      if (!endpoint->cause().is_ok()) return;  // it was told already, or closed from here
       endpoint->refuse(cause);
       // The end of each way comes behind what was sent on that one. Closing the others now would lose what comes there.
-      if (std::all_of(ways.begin(), ways.end(), [](const Way& way) { return way.is_over; }))
-        endpoint->close(endpoint->cause());
-      else if (first)
-        ending_.emplace_back(peer, core::Deadline::after(kEndWithin));
-      if (!first) return;
+      ending_.emplace_back(peer, core::Deadline::after(kEndWithin));
     }
     if (receiver_ != nullptr) receiver_->on_peer_failed(peer, std::move(cause));
   }

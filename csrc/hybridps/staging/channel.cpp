@@ -570,14 +570,14 @@ core::Status Channel::trouble(core::TimePoint now) {
     const std::lock_guard lock(progress_mutex_);
     if (!local_ || now < next_look_ || (staged_.empty() && !holds_)) return {};
     next_look_ = now + kLookEvery;
-    if (!local_failed_.is_ok()) return local_failed_;
+    if (!local_failed_.is_ok()) return local_failed_;  // else it holds nothing back
     local = local_;
-    if (!staged_.empty()) oldest = staged_.front();
+    oldest = staged_.front();
   }
   if (const auto group = group_.lock())
     if (Status status = group->status(); !status.is_ok()) return status;
   if (Status status = local->poll(); !status.is_ok()) return status;
-  if (!oldest || oldest->deadline_.is_never() || now < oldest->deadline_.point() + kGrace) return {};
+  if (oldest->deadline_.is_never() || now < oldest->deadline_.point() + kGrace) return {};
   return Status(Code::kTimeout,
                 oldest->what_ + " timed out after " + seconds_text(oldest->timeout_) + ": " + device_->describe() +
                     " has not come to its end; see whether the GPUs of this node's other ranks have come "

@@ -218,19 +218,18 @@ Proof DedicatedClient::commit(const Roster& roster) {
   const std::lock_guard lock(opening_now->mutex);
   if (opening_->left > 0) return Proof::pending();
   if (opening_->failed.empty()) return Proof::ok();
-  std::vector<bool> opened = excluded_;
-  opened.flip();
+  const std::vector<bool> not_asked = excluded_;
   for (const auto& [address, status] : opening_->failed) {
     if (!excluded_[address]) complain(status);
     excluded_[address] = true;
-    opened[address] = false;
   }
-  // The next roster has another uid: what the others opened is not used.
+  // The next roster has another uid: what was opened is not used. One that failed may have it open on some of its threads,
+  // or a little later.
   ServerRequest close;
   close.kind = ServerRequest::Kind::kClose;
   close.uid = roster.uid;
-  for (std::size_t i = 0; i < opened.size(); ++i)
-    if (opened[i])
+  for (std::size_t i = 0; i < not_asked.size(); ++i)
+    if (!not_asked[i])
       on_helper_thread([address = options_.addresses[i], token = options_.token, body = encode(close)] {
         (void)door::ask(address, token, body, core::Deadline::after(kPatience));
       });

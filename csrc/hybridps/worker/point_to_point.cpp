@@ -232,7 +232,7 @@ void PointToPoint::bind(Posted::iterator receive, Unmatched::iterator message) {
   run.signature.total_bytes = run.output.bytes();
   worker_.launch(run, schedule::make_plan(request, group_.info.topology, group_.info.limits));
   for (auto& [part, payload] : parts) {
-    if (run.over) return;
+    if (run.is_done) return;
     deliver(run, part, std::move(payload));
   }
 }

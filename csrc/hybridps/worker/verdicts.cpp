@@ -98,7 +98,6 @@ void Worker::tell_members(GroupState& group, const wire::Body& body, std::string
 }
 
 void Worker::fail(OperationRun& run, core::Status cause) {
-  if (run.over) return;
   GroupState& group = run.group;
   if (run.operation.kind == schedule::Kind::kPointToPoint) {
     group.p2p->give_up(run, cause);
@@ -112,6 +111,7 @@ void Worker::fail(OperationRun& run, core::Status cause) {
 
 void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell) {
   if (!group.status.is_ok()) return;
+  const Entry entry(*this);
   group.status = cause;
   group.failed_at = core::Clock::now();
   wire::Verdict verdict = wire::Verdict::on_group(cause.code());
@@ -161,12 +161,12 @@ void Worker::on_mismatch(const server::OperationKey& key, const server::Call& ou
     if (our_text == their_text) what += " with other sizes per rank";
   }
   // Not at once: this is called from inside the server's and the runs' own loops.
-  failing_.emplace_back(key.uid, core::Status(core::Code::kMismatch, std::move(what)));
+  events_.push_back({nullptr, key.uid, core::Status(core::Code::kMismatch, std::move(what))});
 }
 
 void Worker::on_bad_message(const server::OperationKey& key, std::string what) {
-  failing_.emplace_back(
-      key.uid, core::Status(core::Code::kMismatch, "operation " + std::to_string(key.sequence) + " received " + what));
+  what = "operation " + std::to_string(key.sequence) + " received " + what;
+  events_.push_back({nullptr, key.uid, core::Status(core::Code::kMismatch, std::move(what))});
 }
 
 bool Worker::can_keep(GroupState& group, std::size_t kept, const wire::Message& message) {
@@ -178,7 +178,7 @@ bool Worker::can_keep(GroupState& group, std::size_t kept, const wire::Message& 
       " and takes no more: it has issued " + std::to_string(group.submitted) + " collectives, " +
       info.member_text(static_cast<int>(message.from.sender_rank)) + " sends its " +
       std::to_string(message.sequence()) + ". Let ranks that run ahead wait for the others";
-  failing_.emplace_back(info.uid, core::Status(core::Code::kOutOfResources, std::move(what)));
+  events_.push_back({nullptr, info.uid, core::Status(core::Code::kOutOfResources, std::move(what))});
   return false;
 }
 
@@ -400,6 +400,7 @@ void Worker::watch_peers(core::TimePoint now, std::set<core::GroupUid>& waiting)
 }
 
 void Worker::on_peer_dead(core::EngineId peer, const core::Status& cause, const std::string& own_fault) {
+  const Entry entry(*this);
   std::vector<core::GroupUid> affected;
   for (const auto& [uid, group] : groups_)
     if (std::find(group->info.engines.begin(), group->info.engines.end(), peer) != group->info.engines.end())

@@ -51,60 +51,11 @@ server::Call call_of(const wire::From& from, const wire::Signature& signature) {
 
 }  // namespace
 
-std::string GroupInfo::member_text(int member) const {
-  const std::string& host = hosts[static_cast<std::size_t>(member)];
-  return topology.is_dedicated(member) ? "the dedicated server " + host
-                                       : "rank " + std::to_string(member) + " (" + host + ")";
-}
-
-void EarlyMessages::add(const wire::Message& message, flow::Delivery payload) {
-  by_sequence_[message.sequence()].emplace_back(message, std::move(payload));
-  ++size_;
-}
-
-EarlyMessages::Messages EarlyMessages::take(std::uint64_t sequence) {
-  const auto found = by_sequence_.find(sequence);
-  if (found == by_sequence_.end()) return {};
-  Messages messages = std::move(found->second);
-  by_sequence_.erase(found);
-  size_ -= messages.size();
-  return messages;
-}
-
-std::optional<server::Call> EarlyMessages::contradiction(std::uint64_t sequence,
-                                                         const wire::Signature& ours) const noexcept {
-  if (const auto found = by_sequence_.find(sequence); found != by_sequence_.end())
-    for (const auto& [message, payload] : found->second)
-      if (const wire::ChunkId* chunk = message.chunk(); chunk != nullptr && chunk->signature != ours)
-        return call_of(message.from, chunk->signature);
-  return {};
-}
-
-void EarlyMessages::clear() {
-  by_sequence_.clear();
-  size_ = 0;
-}
-
-SpanRun* OperationRun::find(std::uint32_t span) {
-  for (const auto& run : spans)
-    if (run->plan().id == span) return run.get();
-  return nullptr;
-}
-
-void OperationRun::on_sum(std::uint32_t span, std::uint32_t chunk) {
-  if (SpanRun* run = over ? nullptr : find(span)) run->on_sum(chunk);
-}
-
-void OperationRun::on_granted(std::uint32_t span, std::uint32_t chunk) {
-  if (SpanRun* run = over ? nullptr : find(span)) run->on_node_permit(chunk, /*budgeted=*/true);
-}
-
 Worker::Worker(flow::Outbox& outbox, server::Server& server, Host& host, WorkerOptions options)
     : outbox_(outbox), server_(server), host_(host), options_(options), local_grants_(options.grant_chunks) {}
 
 Worker::~Worker() {
   while (!groups_.empty()) close_group(groups_.begin()->first);
-  graveyard_.clear();
 }
 
 GroupState& Worker::open_group(GroupInfo info) {
@@ -123,6 +74,7 @@ GroupState* Worker::find(core::GroupUid uid) {
 }
 
 void Worker::close_group(core::GroupUid uid) {
+  const Entry entry(*this);
   const auto found = groups_.find(uid);
   if (found == groups_.end()) return;
   GroupState& group = *found->second;
@@ -130,7 +82,6 @@ void Worker::close_group(core::GroupUid uid) {
   fail_group(group, core::Status(core::Code::kAborted, "the group was destroyed while the operation was pending"),
              /*tell=*/false);
   server_.close_group(uid);
-  graveyard_.clear();  // runs refer to their group
   groups_.erase(found);
 }
 
@@ -144,6 +95,7 @@ bool Worker::is_oldest(const GroupState& group, std::uint64_t sequence) const {
 }
 
 void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequence, Completion done) {
+  const Entry entry(*this);
   auto run = std::make_unique<OperationRun>(group, std::move(operation), sequence, std::move(done));
   Operation& o = run->operation;
   run->output = Pieces(std::move(o.output));
@@ -208,7 +160,6 @@ void Worker::track(OperationRun& run) {
 }
 
 void Worker::refuse(OperationRun& run, const core::Status& status) {
-  run.over = true;
   ++finished_count_;
   --active_;
   if (run.done) run.done(Outcome{in_full(run, status), -1});
@@ -244,9 +195,9 @@ void Worker::start(OperationRun& run) {
   }
   launch(run,
          schedule::make_plan(request, binding != nullptr ? binding->topology : group.info.topology, group.info.limits));
-  if (run.over || !run.started) return;
+  if (run.is_done || !run.started) return;
   for (auto messages = group.early.take(run.sequence); auto& [message, payload] : messages) {
-    if (run.over) break;
+    if (run.is_done) break;
     dispatch(run, message, std::move(payload));
   }
 }
@@ -257,22 +208,19 @@ void Worker::launch(OperationRun& run, const std::vector<schedule::Span>& plan) 
   run.local_seen.assign(topology.ranks_of(topology.my_node()).size(), 0);
   for (const schedule::Span& span : plan) run.spans.push_back(std::make_unique<SpanRun>(*this, run, span));
   ++run.pending;  // so that the first span cannot finish the operation
-  std::size_t paced = 0;
-  std::uint32_t chunks = 1;
-  for (const auto& span : run.spans) {
-    if (!span->is_paced()) continue;
-    ++paced;
-    chunks = std::max(chunks, span->plan().chunks);
-  }
-  if (paced > 1) run.pace_ahead = std::min(1.0, static_cast<double>(kPaceChunks) / chunks);
-  bool started = true;
-  for (std::size_t i = 0; i < run.spans.size() && started; ++i) started = run.spans[i]->start();
-  if (started) {
+  // Where one does not start, the operation is about to fail, with settle(). Not all spans have roles: no message may
+  // reach them.
+  for (std::size_t i = 0; i < run.spans.size() && run.started; ++i) run.started = run.spans[i]->start();
+  if (run.started) {
+    std::size_t paced = 0;
+    std::uint32_t chunks = 1;
+    for (const auto& span : run.spans) {
+      if (span->paced() == nullptr) continue;
+      ++paced;
+      chunks = std::max(chunks, span->plan().chunks);
+    }
+    if (paced > 1) run.pace_ahead = std::min(1.0, static_cast<double>(kPaceChunks) / chunks);
     pace(run);
-  } else {
-    // It is about to fail, with the next judge(). Not all spans have streams: no message may reach them.
-    run.started = false;
-    run.pace_ahead = 1.0;
   }
   part_done(run);
 }
@@ -282,9 +230,9 @@ void Worker::launch(OperationRun& run, const std::vector<schedule::Span>& plan) 
 void Worker::pace(OperationRun& run) {
   double slowest = 1.0;
   for (const auto& span : run.spans)
-    if (span->is_paced()) slowest = std::min(slowest, span->part_pushed());
-  for (std::size_t i = 0; i < run.spans.size() && !run.over; ++i)
-    if (run.spans[i]->is_paced()) run.spans[i]->push_up_to(slowest + run.pace_ahead);
+    if (const NodeSum* node = span->paced()) slowest = std::min(slowest, node->part_pushed());
+  for (const auto& span : run.spans)
+    if (NodeSum* node = span->paced()) node->push_up_to(slowest + run.pace_ahead);
 }
 
 void Worker::pace_soon(OperationRun& run) {
@@ -293,19 +241,34 @@ void Worker::pace_soon(OperationRun& run) {
 }
 
 void Worker::part_done(OperationRun& run) {
-  assert(run.pending > 0 || run.over);
-  if (run.over || --run.pending > 0) return;
-  finish(run, core::Status::ok(),
-         run.operation.kind == schedule::Kind::kPointToPoint && !run.operation.sending ? run.operation.peer : -1);
+  assert(run.pending > 0);
+  if (--run.pending > 0) return;
+  run.is_done = true;
+  events_.push_back({&run, {}, {}});
+}
+
+std::size_t Worker::settle() {
+  std::size_t work = 0;
+  for (; !events_.empty(); ++work) {
+    const Event event = std::move(events_.front());
+    events_.pop_front();
+    if (OperationRun* run = event.done) {
+      run->is_done = false;
+      const bool received = run->operation.kind == schedule::Kind::kPointToPoint && !run->operation.sending;
+      finish(*run, core::Status::ok(), received ? run->operation.peer : -1);
+    } else if (GroupState* group = find(event.uid)) {
+      fail_group(*group, event.verdict, /*tell=*/true);
+    }
+  }
+  return work;
 }
 
 void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
-  if (run.over) return;
-  run.over = true;
   GroupState& group = run.group;
   const bool p2p = run.operation.kind == schedule::Kind::kPointToPoint;
   if (!status.is_ok()) status = in_full(run, status);
-  for (const auto& span : run.spans) span->cancel();
+  if (run.is_done) std::erase_if(events_, [&](const Event& event) { return event.done == &run; });
+  run.spans.clear();
   run.operation.device_memory.reset();
   (void)core::check(tracked_.erase(&run) == 1, "an operation that ends was tracked");
   if (run.pace_due) std::erase(pacing_, &run);
@@ -324,13 +287,11 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   --active_;
   Outcome outcome{std::move(status), source_rank};
   if (run.done) run.done(outcome);
-  if (p2p) {
-    if (auto ended = group.p2p->remove(run)) graveyard_.push_back(std::move(ended));
-  } else if (const auto ended = group.running.find(run.sequence); core::check(
-                 ended != group.running.end() && ended->second.get() == &run, "a collective that ends was running")) {
-    graveyard_.push_back(std::move(ended->second));
+  if (p2p)
+    group.p2p->remove(run);
+  else if (const auto ended = group.running.find(run.sequence); core::check(
+               ended != group.running.end() && ended->second.get() == &run, "a collective that ends was running"))
     group.running.erase(ended);
-  }
 }
 
 void Worker::start_held(GroupState& group) {
@@ -338,6 +299,7 @@ void Worker::start_held(GroupState& group) {
     OperationRun& run = *group.running.begin()->second;
     group.held.erase(group.held.begin());
     start(run);
+    settle();  // it may have been all: the next one may start then
   }
 }
 
@@ -345,24 +307,12 @@ void Worker::see_local(OperationRun& run, const wire::ChunkId& chunk) {
   if (chunk.stage != wire::Stage::kLocalPush || chunk.contributor >= run.local_seen.size()) return;
   if (std::exchange(run.local_seen[chunk.contributor], 1) != 0) return;
   if (++run.local_seen_count + 1 < run.local_seen.size()) return;
-  for (const auto& span : run.spans) {
-    span->on_local_seen();
-    if (run.over) return;
-  }
+  for (const auto& span : run.spans) span->on_local_seen();
 }
 
 void Worker::on_message(GroupState& group, const wire::Message& message, flow::Delivery payload) {
+  const Entry entry(*this);
   handle(group, message, std::move(payload));
-  judge();  // at once: the next message may complete what must not
-}
-
-std::size_t Worker::judge() {
-  std::size_t work = 0;
-  for (auto failing = std::exchange(failing_, {}); auto& [uid, status] : failing) {
-    ++work;
-    if (GroupState* group = find(uid)) fail_group(*group, status, /*tell=*/true);
-  }
-  return work;
 }
 
 void Worker::handle(GroupState& group, const wire::Message& message, flow::Delivery payload) {
@@ -445,7 +395,6 @@ void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Del
     return;
   }
   see_local(run, chunk);
-  if (run.over) return;
   if (const auto* data = message.as<wire::Data>())
     span->on_data(from, *data, std::move(payload));
   else if (const auto* announce = message.as<wire::Announce>())
@@ -453,7 +402,8 @@ void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Del
 }
 
 std::size_t Worker::tick(core::TimePoint now) {
-  std::size_t work = judge();
+  const Entry entry(*this);
+  std::size_t work = settle();
   while (!pacing_.empty()) {
     OperationRun& run = *pacing_.back();
     pacing_.pop_back();
@@ -470,15 +420,11 @@ std::size_t Worker::tick(core::TimePoint now) {
     expire(*deadlines_.begin()->second);
   }
   if (now >= next_watch_ && !tracked_.empty()) watch(now);
-  if (!graveyard_.empty()) {
-    graveyard_.clear();
-    ++work;
-  }
-  return work;
+  return work + settle();
 }
 
 core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
-  if (!failing_.empty() || !graveyard_.empty()) return now;
+  if (!events_.empty()) return now;
   core::TimePoint due = core::TimePoint::max();
   if (!deadlines_.empty()) due = deadlines_.begin()->first.first;
   if (!tracked_.empty()) {
@@ -488,8 +434,8 @@ core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
   return due;
 }
 
-std::uint64_t Worker::grant_local_when_possible(SpanRun& span, std::uint32_t chunk) {
-  local_grants_waiting_.emplace_back(&span, chunk);
+std::uint64_t Worker::grant_local_when_possible(NodeSum& node, std::uint32_t chunk) {
+  local_grants_waiting_.emplace_back(&node, chunk);
   const std::uint64_t ticket = local_grants_passed_ + local_grants_waiting_.size() - 1;
   give_local_grants();
   return ticket;
@@ -505,12 +451,12 @@ void Worker::give_local_grants() {
   // A chunk that needs no grant any more is done at once, and calls from inside here.
   if (std::exchange(giving_local_grants_, true)) return;
   while (local_grants_.has_unit() && !local_grants_waiting_.empty()) {
-    const auto [span, chunk] = local_grants_waiting_.front();
+    const auto [node, chunk] = local_grants_waiting_.front();
     local_grants_waiting_.pop_front();
     ++local_grants_passed_;
-    if (span == nullptr) continue;
+    if (node == nullptr) continue;
     local_grants_.take();
-    span->grant_local(chunk);
+    node->grant_local(chunk);
   }
   giving_local_grants_ = false;
 }

@@ -11,9 +11,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -26,129 +24,10 @@
 #include "hybridps/flow/outbox.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/server/server.h"
+#include "hybridps/worker/group_state.h"
 #include "hybridps/worker/operation.h"
-#include "hybridps/worker/pieces.h"
-#include "hybridps/worker/plan_changes.h"
-#include "hybridps/worker/point_to_point.h"
-#include "hybridps/worker/sequence_window.h"
-#include "hybridps/worker/span_run.h"
 
 namespace hybridps::worker {
-
-struct GroupInfo {
-  core::GroupUid uid;
-  std::string name;
-  std::vector<core::EngineId> engines;  // by group rank, then the dedicated servers
-  std::vector<std::string> hosts;       // likewise, for messages: "host7 pid 4121"
-  schedule::Topology topology;
-  schedule::Limits limits;
-
-  /// "rank 3 (host7 pid 4121)" or "the dedicated server host9 pid 77".
-  std::string member_text(int member) const;
-};
-
-struct GroupState;
-struct OperationRun;
-
-/// By deadline. Of operations with one deadline the oldest of its group comes first: it alone has asked the others what
-/// they are doing.
-using Expiries = std::multimap<std::pair<core::TimePoint, std::uint64_t>, OperationRun*>;
-
-struct OperationRun final : server::LocalOwner, core::Pinned {
-  OperationRun(GroupState& g, Operation o, std::uint64_t s, Completion d)
-      : group(g), operation(std::move(o)), sequence(s), done(std::move(d)) {}
-
-  // server::LocalOwner
-  void on_sum(std::uint32_t span, std::uint32_t chunk) override;
-  void on_granted(std::uint32_t span, std::uint32_t chunk) override;
-
-  SpanRun* find(std::uint32_t span);
-
-  GroupState& group;
-  Operation operation;
-  /// Of the group. Point to point: the message's number, known once it is sent or matched; nothing is ordered by it here.
-  std::uint64_t sequence;
-  std::uint64_t issued = 0;   // receives: order of issue in the group
-  std::uint32_t follows = 0;  // sends: so many numbers ago is the message that this one must not overtake; 0: none
-  bool acknowledged = false;  // sends
-  std::uint32_t plan_version = 0;
-  Completion done;
-  wire::Signature signature;
-  Pieces input;
-  Pieces output;
-  std::vector<std::unique_ptr<SpanRun>> spans;
-  std::vector<std::uint8_t> local_seen;  // by local index
-  std::uint32_t local_seen_count = 0;
-  std::uint64_t pending = 0;  // parts of this rank that are not done
-  bool started = false;
-  bool over = false;
-  bool pace_due = false;
-  double pace_ahead = 1.0;  // how far the contributions to one owner may run ahead of those to another, 0..1
-  core::TimePoint submitted_at;
-  core::TimePoint probed_at;
-  core::TimePoint warned_at;
-  core::Deadline deadline;
-  std::optional<Expiries::iterator> expiry;  // while it has a deadline ahead
-};
-
-/// Messages for operations that have not started here, by sequence number.
-class EarlyMessages {
- public:
-  using Messages = std::vector<std::pair<wire::Message, flow::Delivery>>;
-
-  std::size_t size() const noexcept { return size_; }
-  void add(const wire::Message& message, flow::Delivery payload);
-  Messages take(std::uint64_t sequence);
-  void drop(std::uint64_t sequence) { take(sequence); }
-  /// Who sent one that is of another operation, and which.
-  std::optional<server::Call> contradiction(std::uint64_t sequence, const wire::Signature& ours) const noexcept;
-  void clear();
-
- private:
-  std::unordered_map<std::uint64_t, Messages> by_sequence_;
-  std::size_t size_ = 0;
-};
-
-struct GroupState : core::Pinned {
-  static constexpr std::size_t kSignaturesKept = 256;
-  static constexpr std::size_t kVerdictsKept = 1024;
-
-  explicit GroupState(GroupInfo i) : info(std::move(i)) {}
-  /// From this rank.
-  wire::Message message(wire::Body body) const { return {from(), 0, std::move(body)}; }
-  wire::From from() const { return {{}, info.uid, static_cast<std::uint32_t>(info.topology.rank())}; }
-
-  GroupInfo info;
-  core::Status status;  // first verdict on the group
-  core::TimePoint failed_at{};
-  bool leaving = false;         // this rank has said goodbye
-  std::uint64_t submitted = 0;  // collectives issued, by number
-  SequenceWindow over;
-  std::map<std::uint64_t, std::unique_ptr<OperationRun>> running;
-  /// Signatures of operations that are over, by sequence modulo its length: a late message that contradicts one of them
-  /// is a mismatch that nobody else may notice (two roots that both only send).
-  std::vector<std::pair<std::uint64_t, wire::Signature>> signatures_over;
-  std::set<std::uint64_t> reserved;  // issued, and not submitted yet
-  std::set<std::uint64_t> held;      // barriers that wait for earlier operations
-  std::vector<std::uint64_t> heard;  // by member: 1 + the greatest collective that a message of it was of
-  /// What a rank has answered to probes, of whatever operation.
-  struct Known {
-    std::uint64_t submitted = 0;  // collectives of this group
-    std::uint64_t finished = 0;
-    wire::Signature last;  // the one it is in; if it is in none, the last one it finished
-    core::TimePoint at;    // of its last answer
-  };
-  std::vector<Known> known;   // by rank
-  core::TimePoint asked_at;   // the last probe
-  core::TimePoint warned_at;  // the last warning
-  EarlyMessages early;
-  std::unordered_map<std::uint64_t, core::Status> verdicts;  // on operations not yet submitted here
-  std::unique_ptr<PointToPoint> p2p;
-  std::unique_ptr<PlanChanges> plans;
-};
-
-/// What a verdict says; a peer's bytes are checked.
-core::Status verdict_in(const wire::From& from, const wire::Verdict& verdict, const flow::Delivery& payload);
 
 /// What the worker needs from the engine.
 class Host {
@@ -213,11 +92,13 @@ class Worker final : public server::Listener, core::Pinned {
   void on_mismatch(const server::OperationKey& key, const server::Call& ours, const server::Call& theirs) override;
   void on_bad_message(const server::OperationKey& key, std::string what) override;
 
-  // For SpanRun and PointToPoint.
+  // For roles and PointToPoint.
   flow::Outbox& outbox() noexcept { return outbox_; }
   server::Server& server() noexcept { return server_; }
   Host& host() noexcept { return host_; }
+  /// One of its pending parts: the operation ends with settle() where that was the last one.
   void part_done(OperationRun& run);
+  /// Ends it, now: not from inside a call into one of its roles.
   void finish(OperationRun& run, core::Status status, int source_rank = -1);
   /// `run` failed here first: tells the members, then fails it.
   void fail(OperationRun& run, core::Status cause);
@@ -231,24 +112,39 @@ class Worker final : public server::Listener, core::Pinned {
   void pace_soon(OperationRun& run);
   /// The budget of chunks that local ranks were granted by this engine as an agent.
   /// Returns a ticket, for forget_local_grant().
-  std::uint64_t grant_local_when_possible(SpanRun& span, std::uint32_t chunk);
+  std::uint64_t grant_local_when_possible(NodeSum& node, std::uint32_t chunk);
   void local_grant_done();
   /// It was granted, or need not be any more.
   void forget_local_grant(std::uint64_t ticket) noexcept;
   /// Whether one more message that nothing here waits for yet may be kept; else the group is about to fail.
   bool can_keep(GroupState& group, std::size_t kept, const wire::Message& message);
-  void bury(std::unique_ptr<OperationRun> run) { graveyard_.push_back(std::move(run)); }
   std::string describe(const OperationRun& run) const;
 
  private:
+  /// A call from outside: the outermost one settles.
+  class Entry : core::Pinned {
+   public:
+    explicit Entry(Worker& worker) : worker_(worker) {
+      if (worker_.entered_++ == 0) worker_.settle();
+    }
+    ~Entry() {
+      if (worker_.entered_ == 1) worker_.settle();
+      --worker_.entered_;
+    }
+
+   private:
+    Worker& worker_;
+  };
+
   void start(OperationRun& run);
   /// Ends one that was never taken up.
   void refuse(OperationRun& run, const core::Status& status);
   void pace(OperationRun& run);
   void handle(GroupState& group, const wire::Message& message, flow::Delivery payload);
   void on_chunk(GroupState& group, const wire::Message& message, const wire::ChunkId& chunk, flow::Delivery payload);
-  /// Turns mismatches found inside callbacks into verdicts; returns how many.
-  std::size_t judge();
+  /// What callbacks have found, in their order: operations that are done end, verdicts fail groups. Every call into the
+  /// Worker ends with it, so that no operation ends inside a callback. Returns what it did.
+  std::size_t settle();
   void start_held(GroupState& group);
   void give_local_grants();
   bool is_oldest(const GroupState& group, std::uint64_t sequence) const;
@@ -284,10 +180,15 @@ class Worker final : public server::Listener, core::Pinned {
   std::unordered_map<core::GroupUid, std::unique_ptr<GroupState>> groups_;
   Expiries deadlines_;
   std::set<OperationRun*> tracked_;
-  std::vector<std::unique_ptr<OperationRun>> graveyard_;
-  std::vector<OperationRun*> pacing_;                                    // those with pace_due
-  std::vector<std::pair<core::GroupUid, core::Status>> failing_;         // verdicts found inside callbacks
-  std::deque<std::pair<SpanRun*, std::uint32_t>> local_grants_waiting_;  // without a span: it gave up
+  std::vector<OperationRun*> pacing_;  // those with pace_due
+  struct Event {  // for settle()
+    OperationRun* done = nullptr;
+    core::GroupUid uid;  // of the group that fails, where nothing is done
+    core::Status verdict;
+  };
+  std::deque<Event> events_;
+  std::size_t entered_ = 0;  // calls from outside under way, one inside another
+  std::deque<std::pair<NodeSum*, std::uint32_t>> local_grants_waiting_;  // null: it gave up
   std::uint64_t local_grants_passed_ = 0;                                // those that have left the front
   flow::GrantBudget local_grants_;
   bool giving_local_grants_ = false;

@@ -1,0 +1,53 @@
+#include "hybridps/worker/group_state.h"
+
+namespace hybridps::worker {
+
+std::string GroupInfo::member_text(int member) const {
+  const std::string& host = hosts[static_cast<std::size_t>(member)];
+  return topology.is_dedicated(member) ? "the dedicated server " + host
+                                       : "rank " + std::to_string(member) + " (" + host + ")";
+}
+
+void EarlyMessages::add(const wire::Message& message, flow::Delivery payload) {
+  by_sequence_[message.sequence()].emplace_back(message, std::move(payload));
+  ++size_;
+}
+
+EarlyMessages::Messages EarlyMessages::take(std::uint64_t sequence) {
+  const auto found = by_sequence_.find(sequence);
+  if (found == by_sequence_.end()) return {};
+  Messages messages = std::move(found->second);
+  by_sequence_.erase(found);
+  size_ -= messages.size();
+  return messages;
+}
+
+std::optional<server::Call> EarlyMessages::contradiction(std::uint64_t sequence,
+                                                         const wire::Signature& ours) const noexcept {
+  if (const auto found = by_sequence_.find(sequence); found != by_sequence_.end())
+    for (const auto& [message, payload] : found->second)
+      if (const wire::ChunkId* chunk = message.chunk(); chunk != nullptr && chunk->signature != ours)
+        return server::Call{static_cast<int>(message.from.sender_rank), chunk->signature};
+  return {};
+}
+
+void EarlyMessages::clear() {
+  by_sequence_.clear();
+  size_ = 0;
+}
+
+SpanRun* OperationRun::find(std::uint32_t span) {
+  for (const auto& run : spans)
+    if (run->plan().id == span) return run.get();
+  return nullptr;
+}
+
+void OperationRun::on_sum(std::uint32_t span, std::uint32_t chunk) {
+  find(span)->on_sum(chunk);
+}
+
+void OperationRun::on_granted(std::uint32_t span, std::uint32_t chunk) {
+  find(span)->on_granted(chunk);
+}
+
+}  // namespace hybridps::worker

@@ -1,0 +1,144 @@
+// hybridps/worker/group_state.h: what the worker knows of a group and of the operations under way in it.
+//
+// Threads  the engine's progress thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "hybridps/core/clock.h"
+#include "hybridps/core/ids.h"
+#include "hybridps/schedule/plan.h"
+#include "hybridps/server/server.h"
+#include "hybridps/worker/operation.h"
+#include "hybridps/worker/pieces.h"
+#include "hybridps/worker/plan_changes.h"
+#include "hybridps/worker/point_to_point.h"
+#include "hybridps/worker/sequence_window.h"
+#include "hybridps/worker/span_run.h"
+
+namespace hybridps::worker {
+
+struct GroupInfo {
+  core::GroupUid uid;
+  std::string name;
+  std::vector<core::EngineId> engines;  // by group rank, then the dedicated servers
+  std::vector<std::string> hosts;       // likewise, for messages: "host7 pid 4121"
+  schedule::Topology topology;
+  schedule::Limits limits;
+
+  /// "rank 3 (host7 pid 4121)" or "the dedicated server host9 pid 77".
+  std::string member_text(int member) const;
+};
+
+struct GroupState;
+struct OperationRun;
+
+/// By deadline. Of operations with one deadline the oldest of its group comes first: it alone has asked the others what
+/// they are doing.
+using Expiries = std::multimap<std::pair<core::TimePoint, std::uint64_t>, OperationRun*>;
+
+struct OperationRun final : server::LocalOwner, core::Pinned {
+  OperationRun(GroupState& g, Operation o, std::uint64_t s, Completion d)
+      : group(g), operation(std::move(o)), sequence(s), done(std::move(d)) {}
+
+  // server::LocalOwner
+  void on_sum(std::uint32_t span, std::uint32_t chunk) override;
+  void on_granted(std::uint32_t span, std::uint32_t chunk) override;
+
+  SpanRun* find(std::uint32_t span);
+
+  GroupState& group;
+  Operation operation;
+  /// Of the group. Point to point: the message's number, known once it is sent or matched; nothing is ordered by it here.
+  std::uint64_t sequence;
+  std::uint64_t issued = 0;   // receives: order of issue in the group
+  std::uint32_t follows = 0;  // sends: so many numbers ago is the message that this one must not overtake; 0: none
+  bool acknowledged = false;  // sends
+  std::uint32_t plan_version = 0;
+  Completion done;
+  wire::Signature signature;
+  Pieces input;
+  Pieces output;
+  std::vector<std::unique_ptr<SpanRun>> spans;
+  std::vector<std::uint8_t> local_seen;  // by local index
+  std::uint32_t local_seen_count = 0;
+  std::uint64_t pending = 0;  // parts of this rank that are not done
+  bool started = false;
+  bool is_done = false;  // nothing is pending: Worker::settle() ends it
+  bool pace_due = false;
+  double pace_ahead = 1.0;  // how far the contributions to one owner may run ahead of those to another, 0..1
+  core::TimePoint submitted_at;
+  core::TimePoint probed_at;
+  core::TimePoint warned_at;
+  core::Deadline deadline;
+  std::optional<Expiries::iterator> expiry;  // while it has a deadline ahead
+};
+
+/// Messages for operations that have not started here, by sequence number.
+class EarlyMessages {
+ public:
+  using Messages = std::vector<std::pair<wire::Message, flow::Delivery>>;
+
+  std::size_t size() const noexcept { return size_; }
+  void add(const wire::Message& message, flow::Delivery payload);
+  Messages take(std::uint64_t sequence);
+  void drop(std::uint64_t sequence) { take(sequence); }
+  /// Who sent one that is of another operation, and which.
+  std::optional<server::Call> contradiction(std::uint64_t sequence, const wire::Signature& ours) const noexcept;
+  void clear();
+
+ private:
+  std::unordered_map<std::uint64_t, Messages> by_sequence_;
+  std::size_t size_ = 0;
+};
+
+struct GroupState : core::Pinned {
+  static constexpr std::size_t kSignaturesKept = 256;
+  static constexpr std::size_t kVerdictsKept = 1024;
+
+  explicit GroupState(GroupInfo i) : info(std::move(i)) {}
+  /// From this rank.
+  wire::Message message(wire::Body body) const { return {from(), 0, std::move(body)}; }
+  wire::From from() const { return {{}, info.uid, static_cast<std::uint32_t>(info.topology.rank())}; }
+
+  GroupInfo info;
+  core::Status status;  // first verdict on the group
+  core::TimePoint failed_at{};
+  bool leaving = false;         // this rank has said goodbye
+  std::uint64_t submitted = 0;  // collectives issued, by number
+  SequenceWindow over;
+  std::map<std::uint64_t, std::unique_ptr<OperationRun>> running;
+  /// Signatures of operations that are over, by sequence modulo its length: a late message that contradicts one of them
+  /// is a mismatch that nobody else may notice (two roots that both only send).
+  std::vector<std::pair<std::uint64_t, wire::Signature>> signatures_over;
+  std::set<std::uint64_t> reserved;  // issued, and not submitted yet
+  std::set<std::uint64_t> held;      // barriers that wait for earlier operations
+  std::vector<std::uint64_t> heard;  // by member: 1 + the greatest collective that a message of it was of
+  /// What a rank has answered to probes, of whatever operation.
+  struct Known {
+    std::uint64_t submitted = 0;  // collectives of this group
+    std::uint64_t finished = 0;
+    wire::Signature last;  // the one it is in; if it is in none, the last one it finished
+    core::TimePoint at;    // of its last answer
+  };
+  std::vector<Known> known;   // by rank
+  core::TimePoint asked_at;   // the last probe
+  core::TimePoint warned_at;  // the last warning
+  EarlyMessages early;
+  std::unordered_map<std::uint64_t, core::Status> verdicts;  // on operations not yet submitted here
+  std::unique_ptr<PointToPoint> p2p;
+  std::unique_ptr<PlanChanges> plans;
+};
+
+/// What a verdict says; a peer's bytes are checked.
+core::Status verdict_in(const wire::From& from, const wire::Verdict& verdict, const flow::Delivery& payload);
+
+}  // namespace hybridps::worker

@@ -1,0 +1,443 @@
+#include "hybridps/worker/roles.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <utility>
+
+#include "hybridps/reduce/sum.h"
+#include "hybridps/worker/worker.h"
+
+namespace hybridps::worker {
+
+// --- SpanView --------------------------------------------------------------------------------------------------------
+
+const schedule::Topology& SpanView::topology() const noexcept { return run.group.info.topology; }
+
+int SpanView::agent_of(int node) const noexcept {
+  return plan.rail == schedule::kNoRail ? topology().agent(node, plan.owner) : topology().rail_rank(node, plan.rail);
+}
+
+std::size_t SpanView::bytes_of(std::uint32_t chunk) const noexcept {
+  const std::uint64_t begin = begin_of(chunk);
+  return begin >= plan.bytes ? 0
+                             : static_cast<std::size_t>(std::min<std::uint64_t>(plan.chunk_bytes, plan.bytes - begin));
+}
+
+server::SpanKey SpanView::key() const noexcept {
+  return server::SpanKey{server::OperationKey{run.group.info.uid, run.sequence}, plan.id};
+}
+
+wire::ChunkId SpanView::chunk_id(wire::Stage stage) const {
+  wire::ChunkId id;
+  id.stage = stage;
+  id.signature = run.signature;
+  id.plan_version = run.plan_version;
+  id.sequence = run.sequence;
+  id.span_bytes = plan.agreed_bytes;
+  id.span = plan.id;
+  if (run.operation.kind == schedule::Kind::kPointToPoint) {
+    id.point_to_point = true;
+    id.tag = run.operation.tag;
+    id.follows = run.follows;
+  }
+  return id;
+}
+
+std::unique_ptr<flow::Stream> SpanView::open_stream(flow::Source& source, int to_rank, wire::Stage stage,
+                                                    std::uint32_t contributor) const {
+  auto stream = std::make_unique<flow::Stream>();
+  stream->from = run.group.from();
+  stream->id = chunk_id(stage);
+  stream->id.contributor = contributor;
+  stream->premul = run.operation.premul;
+  stream->peer = run.group.info.engines[static_cast<std::size_t>(to_rank)];
+  stream->source = &source;
+  stream->bytes = plan.bytes;
+  stream->chunk_bytes = plan.chunk_bytes;
+  stream->chunks = plan.chunks;
+  stream->urgent = plan.bytes < run.group.info.limits.urgent_below;
+  ++run.pending;
+  return stream;
+}
+
+void SpanView::refuse(std::string what, const wire::From& from) const {
+  worker.on_bad_message(key().operation,
+                        std::move(what) + " that the plan does not have, from rank " + std::to_string(from.sender_rank));
+}
+
+// --- ResultMemory ----------------------------------------------------------------------------------------------------
+
+ResultMemory::ResultMemory(const SpanView& span) : span_(span) {
+  const schedule::Span& plan = span.plan;
+  const schedule::Kind kind = span.run.operation.kind;
+  const bool aggregate = plan.source == schedule::kAll;
+  if (aggregate && kind == schedule::Kind::kReduce && plan.sink != span.me()) return;
+  const bool input = !aggregate && plan.source == span.me() && kind != schedule::Kind::kBroadcast;
+  pieces_ = input ? &span.run.input : &span.run.output;
+  offset_ = input ? plan.input_offset : plan.output_offset;
+  lent_ = !aggregate && plan.source == span.me() && span.run.operation.device_memory != nullptr;
+}
+
+void ResultMemory::allocate() {
+  if (pieces_ == nullptr) scratch_.resize(span_.plan.bytes);
+}
+
+std::byte* ResultMemory::contiguous(std::uint32_t chunk) noexcept {
+  if (pieces_ == nullptr) return scratch_.data() + span_.begin_of(chunk);
+  return pieces_->contiguous(offset_ + span_.begin_of(chunk), span_.bytes_of(chunk));
+}
+
+void ResultMemory::read(std::uint32_t chunk, std::byte* to) const noexcept {
+  if (pieces_ == nullptr)
+    std::copy_n(scratch_.data() + span_.begin_of(chunk), span_.bytes_of(chunk), to);
+  else
+    pieces_->read(offset_ + span_.begin_of(chunk), span_.bytes_of(chunk), to);
+}
+
+void ResultMemory::write(std::uint32_t chunk, const std::byte* from) const noexcept {
+  pieces_->write(offset_ + span_.begin_of(chunk), span_.bytes_of(chunk), from);
+}
+
+transport::Buffer ResultMemory::lend(std::uint32_t chunk) const {
+  const std::size_t bytes = span_.bytes_of(chunk);
+  std::byte* const data = pieces_->contiguous(offset_ + span_.begin_of(chunk), bytes);
+  assert(data != nullptr);
+  return span_.worker.outbox().pool().lend(data, bytes, span_.run.operation.device_memory);
+}
+
+// --- Contributor -----------------------------------------------------------------------------------------------------
+
+Contributor::Contributor(const SpanView& span, const ResultMemory& memory, bool aggregate)
+    : span_(span),
+      memory_(memory),
+      aggregate_(aggregate),
+      stream_(aggregate ? span.open_stream(*this, span.agent_of(span.topology().my_node()), wire::Stage::kLocalPush,
+                                           static_cast<std::uint32_t>(span.topology().local_index(span.me())))
+                        : span.open_stream(*this, span.plan.owner, wire::Stage::kPush,
+                                           static_cast<std::uint32_t>(span.topology().my_node()))) {}
+
+Contributor::~Contributor() { span_.worker.outbox().cancel(*stream_); }
+
+void Contributor::start() {
+  for (std::uint32_t chunk = 0; chunk < span_.plan.chunks; ++chunk) span_.worker.outbox().offer(*stream_, chunk);
+}
+
+transport::Buffer Contributor::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
+  if (memory_.is_lent()) return memory_.lend(chunk);
+  transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
+  if (!buffer) return buffer;
+  if (aggregate_)
+    span_.run.input.read(span_.plan.input_offset + span_.begin_of(chunk), bytes, buffer.data());
+  else
+    memory_.read(chunk, buffer.data());
+  return buffer;
+}
+
+void Contributor::on_sent(flow::Stream& stream, std::uint32_t) {
+  if (stream.all_sent()) span_.worker.part_done(span_.run);
+}
+
+// --- OwnerSum --------------------------------------------------------------------------------------------------------
+
+bool OwnerSum::start() {
+  const schedule::Topology& topology = span_.topology();
+  span_.run.pending += span_.plan.chunks;  // until each is summed
+  memory_.allocate();
+  const Operation& operation = span_.run.operation;
+  server::Opening opening;
+  opening.signature = span_.run.signature;
+  opening.bytes = span_.plan.bytes;
+  opening.chunk_bytes = span_.plan.chunk_bytes;
+  opening.chunks = span_.plan.chunks;
+  opening.nodes = static_cast<std::uint32_t>(topology.nodes());
+  opening.own_node = static_cast<std::uint32_t>(topology.my_node());
+  opening.own_rank = span_.me();
+  opening.owner = &span_.run;
+  if (operation.op == core::ReduceOp::kAvg && !core::is_floating(operation.dtype))
+    opening.finish = {reduce::Finish::Kind::kDivideTruncate, 1.0, topology.size()};
+  return span_.worker.server().open(span_.key(), opening);
+}
+
+std::byte* OwnerSum::place(std::uint32_t chunk) {
+  if (std::byte* const there = memory_.contiguous(chunk)) return there;
+  std::vector<std::byte>& bytes = bounces_[chunk];
+  bytes.resize(span_.bytes_of(chunk));
+  return bytes.data();
+}
+
+void OwnerSum::on_sum(std::uint32_t chunk) {
+  if (const auto found = bounces_.find(chunk); found != bounces_.end()) {
+    memory_.write(chunk, found->second.data());
+    bounces_.erase(found);
+  }
+}
+
+// --- NodeSum ---------------------------------------------------------------------------------------------------------
+
+NodeSum::NodeSum(const SpanView& span, std::uint32_t locals, OwnerSum* owner)
+    : span_(span),
+      locals_(locals),
+      owner_(owner),
+      stream_(owner != nullptr ? nullptr
+                               : span.open_stream(*this, span.plan.owner, wire::Stage::kPush,
+                                                  static_cast<std::uint32_t>(span.topology().my_node()))) {}
+
+NodeSum::~NodeSum() {
+  for (const std::uint64_t ticket : local_grant_tickets_) span_.worker.forget_local_grant(ticket);
+  for (const auto& [chunk, local] : chunks_)
+    if (local.budgeted) span_.worker.local_grant_done();
+  if (stream_) span_.worker.outbox().cancel(*stream_);
+}
+
+void NodeSum::start() {
+  if (locals_ > 1 || owner_ == nullptr) return;  // paced: Worker::pace() offers
+  span_.worker.server().local_seen(span_.key());
+  for (std::uint32_t chunk = 0; chunk < span_.plan.chunks; ++chunk) on_collected(chunk);
+}
+
+double NodeSum::part_pushed() const noexcept { return static_cast<double>(stream_->sent()) / span_.plan.chunks; }
+
+void NodeSum::push_up_to(double part) {
+  const std::uint32_t chunks = span_.plan.chunks;
+  const auto end = static_cast<std::uint32_t>(std::min<double>(chunks, std::ceil(part * chunks)));
+  while (offered_ < end) {
+    const std::uint32_t chunk = offered_++;
+    if (!stream_->is_offered(chunk)) span_.worker.outbox().offer(*stream_, chunk);
+  }
+}
+
+std::uint32_t NodeSum::own() const noexcept {
+  return static_cast<std::uint32_t>(span_.topology().local_index(span_.me()));
+}
+
+NodeSum::Chunk& NodeSum::open(std::uint32_t chunk) {
+  Chunk& local = chunks_[chunk];
+  if (local.present.empty()) {
+    local.payloads.resize(locals_);
+    local.present.resize(locals_, 0);
+    local.premul.resize(locals_, 1.0);
+  }
+  return local;
+}
+
+void NodeSum::on_data(const wire::From& from, const wire::Data& data, flow::Delivery payload) {
+  const wire::ChunkId& id = data.chunk;
+  if (is_collected(id.number)) return;  // doubled on the way
+  if (id.contributor >= locals_ || id.contributor == own()) {
+    span_.refuse("a contribution", from);
+    return;
+  }
+  Chunk& local = open(id.number);
+  if (std::exchange(local.present[id.contributor], 1) != 0) return;
+  local.payloads[id.contributor] = std::move(payload);
+  local.premul[id.contributor] = data.premul;
+  if (++local.count < locals_ - 1) return;
+  collected_.resize(span_.plan.chunks, 0);
+  collected_[id.number] = 1;
+  on_collected(id.number);
+}
+
+void NodeSum::on_collected(std::uint32_t chunk) {
+  if (owner_ == nullptr) {
+    span_.worker.outbox().offer(*stream_, chunk);
+    return;
+  }
+  server::Server& server = span_.worker.server();
+  const std::size_t bytes = span_.bytes_of(chunk);
+  if (bytes == 0) {
+    drop(chunk);
+    server.contribute(span_.key(), chunk, nullptr, nullptr);
+    return;
+  }
+  std::byte* const out = owner_->place(chunk);
+  const Operation& operation = span_.run.operation;
+  const bool as_it_stands = locals_ == 1 && (operation.op != core::ReduceOp::kPremulSum || operation.premul == 1.0) &&
+                            !(operation.op == core::ReduceOp::kAvg && core::is_floating(operation.dtype));
+  const std::byte* data =
+      as_it_stands ? span_.run.input.contiguous(span_.plan.input_offset + span_.begin_of(chunk), bytes) : nullptr;
+  if (data == nullptr) {
+    combine(chunk, out);
+    data = out;
+  }
+  drop(chunk);
+  server.contribute(span_.key(), chunk, data, out);
+}
+
+void NodeSum::combine(std::uint32_t chunk, std::byte* out) {
+  const Operation& operation = span_.run.operation;
+  const Pieces& input = span_.run.input;
+  const std::size_t bytes = span_.bytes_of(chunk);
+  const std::uint64_t at = span_.plan.input_offset + span_.begin_of(chunk);
+  std::vector<std::byte> gathered;
+  const std::byte* mine = input.contiguous(at, bytes);
+  if (mine == nullptr) {
+    gathered.resize(bytes);
+    input.read(at, bytes, gathered.data());
+    mine = gathered.data();
+  }
+  std::vector<reduce::Input> inputs(locals_, reduce::Input{mine, operation.premul});
+  Chunk* const local = locals_ > 1 ? &open(chunk) : nullptr;
+  for (std::uint32_t l = 0; l < locals_; ++l)
+    if (local != nullptr && l != own()) inputs[l] = reduce::Input{local->payloads[l].data(), local->premul[l]};
+  reduce::Finish finish;
+  if (operation.op == core::ReduceOp::kAvg && core::is_floating(operation.dtype))
+    finish = {reduce::Finish::Kind::kMultiply, 1.0 / span_.topology().size(), 1};
+  reduce::combine(inputs, out, bytes / core::size_of(operation.dtype), operation.dtype, operation.op, finish);
+  // The node's inputs are used up: give the memory back, keep the entry for its budget.
+  if (local != nullptr)
+    for (flow::Delivery& payload : local->payloads) payload.reset();
+}
+
+void NodeSum::drop(std::uint32_t chunk) {
+  const auto found = chunks_.find(chunk);
+  if (found == chunks_.end()) return;
+  const bool budgeted = found->second.budgeted;
+  chunks_.erase(found);  // first: the next grant may be for another chunk of this span
+  if (budgeted) span_.worker.local_grant_done();
+}
+
+transport::Buffer NodeSum::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
+  transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
+  if (buffer) combine(chunk, buffer.data());
+  return buffer;
+}
+
+void NodeSum::on_sent(flow::Stream& stream, std::uint32_t chunk) {
+  drop(chunk);
+  if (is_paced()) span_.worker.pace_soon(span_.run);
+  if (stream.all_sent()) span_.worker.part_done(span_.run);
+}
+
+void NodeSum::on_permitted(flow::Stream& stream, std::uint32_t chunk) {
+  if (locals_ > 1)
+    on_permit(chunk, /*budgeted=*/false);
+  else if (!stream.is_offered(chunk))
+    span_.worker.outbox().offer(stream, chunk);  // its owner waits for it: that goes before an even pace
+}
+
+void NodeSum::on_permit(std::uint32_t chunk, bool budgeted) {
+  if (is_collected(chunk)) return;
+  if (budgeted) {
+    grant_local(chunk);
+    return;
+  }
+  asked_.resize(span_.plan.chunks, 0);
+  if (std::exchange(asked_[chunk], 1) != 0) return;
+  local_grant_tickets_.push_back(span_.worker.grant_local_when_possible(*this, chunk));
+}
+
+void NodeSum::grant_local(std::uint32_t chunk) {
+  if (is_collected(chunk)) {
+    if (owner_ == nullptr) span_.worker.local_grant_done();
+    return;
+  }
+  Chunk& local = open(chunk);
+  if (owner_ == nullptr) local.budgeted = true;
+  if (locals_ == 1) return;  // nobody else contributes here
+  const worker::GroupState& group = span_.run.group;
+  wire::Grant grant{span_.chunk_id(wire::Stage::kLocalPush)};
+  grant.chunk.number = chunk;
+  const std::vector<int>& ranks = span_.topology().ranks_of(span_.topology().my_node());
+  for (std::uint32_t l = 0; l < locals_; ++l)
+    if (l != own() && !local.present[l])
+      span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(ranks[l])], group.message(grant));
+}
+
+void NodeSum::on_announce() {
+  announced_ = true;
+  if (span_.run.local_seen_count == locals_ - 1) want_permits();
+}
+
+void NodeSum::on_local_seen() {
+  if (owner_ != nullptr) span_.worker.server().local_seen(span_.key());
+  if (announced_) want_permits();
+}
+
+void NodeSum::want_permits() {
+  if (owner_ != nullptr) {
+    span_.worker.server().local_announce(span_.key());
+    return;
+  }
+  if (std::exchange(wants_, true)) return;
+  for (std::uint32_t chunk = 0; chunk < span_.plan.chunks; ++chunk)
+    if (!is_collected(chunk)) span_.worker.outbox().want(*stream_, chunk);
+}
+
+// --- Results ---------------------------------------------------------------------------------------------------------
+
+Results::Results(const SpanView& span, ResultMemory& memory) : span_(span), memory_(memory) {
+  const schedule::Topology& topology = span.topology();
+  const schedule::Span& plan = span.plan;
+  const int me = span.me();
+  const int my_node = topology.my_node();
+  const auto open = [&](int rank, wire::Stage stage) { streams_.push_back(span.open_stream(*this, rank, stage, 0)); };
+  const auto to_locals = [&] {
+    if (plan.rail != schedule::kNoRail) return;
+    for (const int rank : topology.ranks_of(my_node))
+      if (rank != me && rank != plan.source) open(rank, wire::Stage::kLocalResult);
+  };
+  if (plan.sink != schedule::kAll) {
+    if (plan.owner == me && plan.sink != me) open(plan.sink, wire::Stage::kResult);
+    return;
+  }
+  // A source that is not the owner serves its own node itself: its bytes need not come back over the network.
+  const int served_by_source =
+      plan.source != schedule::kAll && plan.source != plan.owner ? topology.node_of(plan.source) : -1;
+  if (plan.owner == me) {
+    for (int step = 1; step < topology.nodes(); ++step) {
+      // Rotated, so that not all owners send to node 0 first.
+      const int node = (my_node + step) % topology.nodes();
+      if (node != served_by_source) open(span.agent_of(node), wire::Stage::kResult);
+    }
+    to_locals();
+  } else if (plan.source == me) {
+    to_locals();
+  } else if (span.agent_of(my_node) == me && my_node != topology.node_of(plan.owner) && my_node != served_by_source) {
+    to_locals();
+  }
+}
+
+Results::~Results() {
+  for (const auto& stream : streams_) span_.worker.outbox().cancel(*stream);
+}
+
+void Results::offer(std::uint32_t chunk) {
+  for (const auto& stream : streams_) span_.worker.outbox().offer(*stream, chunk);
+}
+
+transport::Buffer Results::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
+  transport::BufferPool& pool = span_.worker.outbox().pool();
+  // They go to several peers, which share one buffer as long as one of the sends is under way.
+  if (streams_.size() > 1) {
+    shared_.resize(span_.plan.chunks);
+    if (transport::Buffer buffer = pool.revive(shared_[chunk].slot, shared_[chunk].life)) return buffer;
+  }
+  transport::Buffer buffer = memory_.is_lent() ? memory_.lend(chunk) : pool.allocate(bytes);
+  if (!buffer) return buffer;
+  if (!memory_.is_lent()) memory_.read(chunk, buffer.data());
+  if (streams_.size() > 1) shared_[chunk] = Shared{buffer.slot(), buffer.life()};
+  return buffer;
+}
+
+void Results::on_sent(flow::Stream& stream, std::uint32_t) {
+  if (stream.all_sent()) span_.worker.part_done(span_.run);
+}
+
+// --- Consumer --------------------------------------------------------------------------------------------------------
+
+bool Consumer::on_data(const wire::Data& data, flow::Delivery payload) {
+  const std::uint32_t chunk = data.chunk.number;
+  landed_.resize(span_.plan.chunks, 0);
+  if (std::exchange(landed_[chunk], 1) != 0) return false;
+  span_.run.output.write(span_.plan.output_offset + span_.begin_of(chunk), payload.bytes(), payload.data());
+  return true;
+}
+
+void Consumer::on_announce(const wire::From& from, const wire::Announce& announce) {
+  wire::Grant grant{announce.chunk};
+  grant.chunk.number = wire::kAllChunks;
+  span_.worker.outbox().send(from.source, span_.run.group.message(grant));
+}
+
+}  // namespace hybridps::worker

@@ -1,0 +1,213 @@
+// hybridps/worker/roles.h: what a rank can be in one span of one operation (schedule/plan.h has the picture).
+//
+//   Contributor  sends its own bytes to the agent of its node, or as the source of a deliver to the owner
+//   NodeSum      the agent: collects its node's contributions of a chunk and adds them; the sum goes to the owner
+//   OwnerSum     the owner's own side: hands its node's contributions to the Server, which adds the nodes' to it
+//   Results      sends results on: from the owner to agents or the sink, from whoever has them to the ranks of its node
+//   Consumer     writes results that come into the output
+//
+// Model    A chunk goes through these states, each known to one role:
+//            held (in the caller's memory) -> collected (NodeSum) -> under way (a Stream) -> summed (the Server, OwnerSum)
+//            -> under way (a Stream) -> landed (Consumer)
+//          Chunk events come in, chunk offers go out; nothing here waits. Chunk data lives in the caller's tensors, or where
+//          ResultMemory has a place of its own for a sum, until the moment it is sent.
+// Life     no role ends inside a call into it: an operation that is done or has failed ends with Worker::settle().
+// Threads  the engine's progress thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "hybridps/core/pinned.h"
+#include "hybridps/flow/outbox.h"
+#include "hybridps/schedule/plan.h"
+#include "hybridps/server/server.h"
+#include "hybridps/worker/pieces.h"
+
+namespace hybridps::worker {
+
+class Worker;
+struct OperationRun;
+
+/// A span as one of its roles sees it.
+struct SpanView {
+  Worker& worker;
+  OperationRun& run;
+  const schedule::Span& plan;
+
+  const schedule::Topology& topology() const noexcept;
+  int me() const noexcept { return topology().rank(); }
+  /// The rank that acts for the node in this span.
+  int agent_of(int node) const noexcept;
+  std::uint64_t begin_of(std::uint32_t chunk) const noexcept { return std::uint64_t{chunk} * plan.chunk_bytes; }
+  std::size_t bytes_of(std::uint32_t chunk) const noexcept;
+  server::SpanKey key() const noexcept;
+  /// Of no certain chunk.
+  wire::ChunkId chunk_id(wire::Stage stage) const;
+  /// The operation is not over before all of it is sent.
+  std::unique_ptr<flow::Stream> open_stream(flow::Source& source, int to_rank, wire::Stage stage,
+                                            std::uint32_t contributor) const;
+  /// A message that the plan does not have.
+  void refuse(std::string what, const wire::From& from) const;
+};
+
+/// Where this rank has a span's bytes: the caller's, or for a sum that has no place there, its own.
+class ResultMemory : core::Pinned {
+ public:
+  explicit ResultMemory(const SpanView& span);
+  /// For a sum, if it has no place in the caller's memory.
+  void allocate();
+  /// Null where the chunk lies in several pieces.
+  std::byte* contiguous(std::uint32_t chunk) noexcept;
+  void read(std::uint32_t chunk, std::byte* to) const noexcept;
+  void write(std::uint32_t chunk, const std::byte* from) const noexcept;
+  /// The chunk where it lies, which is a device's memory.
+  transport::Buffer lend(std::uint32_t chunk) const;
+  bool is_lent() const noexcept { return lent_; }
+
+ private:
+  const SpanView& span_;
+  const Pieces* pieces_ = nullptr;  // null: scratch_
+  std::uint64_t offset_ = 0;
+  bool lent_ = false;
+  std::vector<std::byte> scratch_;
+};
+
+class Contributor final : public flow::Source, core::Pinned {
+ public:
+  /// To the agent of its node (of an aggregate), or to the owner.
+  Contributor(const SpanView& span, const ResultMemory& memory, bool aggregate);
+  ~Contributor() override;
+  void start();
+  flow::Stream& stream() noexcept { return *stream_; }
+
+  transport::Buffer payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
+  void on_sent(flow::Stream& stream, std::uint32_t chunk) override;
+  void on_permitted(flow::Stream&, std::uint32_t) override {}
+
+ private:
+  const SpanView& span_;
+  const ResultMemory& memory_;
+  const bool aggregate_;
+  const std::unique_ptr<flow::Stream> stream_;
+};
+
+class OwnerSum : core::Pinned {
+ public:
+  OwnerSum(const SpanView& span, ResultMemory& memory) : span_(span), memory_(memory) {}
+  /// False: contributions that came before disagree; the Server has said so.
+  bool start();
+  /// Where the node's sum of the chunk is to be, until on_sum().
+  std::byte* place(std::uint32_t chunk);
+  /// From the Server: the chunk's sum is in its place.
+  void on_sum(std::uint32_t chunk);
+
+ private:
+  const SpanView& span_;
+  ResultMemory& memory_;
+  std::unordered_map<std::uint32_t, std::vector<std::byte>> bounces_;  // chunks that have no contiguous place
+};
+
+class NodeSum final : public flow::Source, core::Pinned {
+ public:
+  /// `locals`: ranks of this node in the span. Without `owner` the sums go to the owner's engine.
+  NodeSum(const SpanView& span, std::uint32_t locals, OwnerSum* owner);
+  ~NodeSum() override;
+  void start();
+
+  void on_data(const wire::From& from, const wire::Data& data, flow::Delivery payload);
+  /// A rank of this node waits for a permit.
+  void on_announce();
+  /// Every other rank of this node has been heard in this operation.
+  void on_local_seen();
+  /// A permit for the node's contribution of this chunk; `budgeted`: it came from the Server's own budget.
+  void on_permit(std::uint32_t chunk, bool budgeted);
+  /// Sends this chunk's Grants to the local ranks that have not delivered it.
+  void grant_local(std::uint32_t chunk);
+
+  /// Its contributions are this rank's own, and go to another engine: Worker::pace() says how far they may run ahead.
+  bool is_paced() const noexcept { return owner_ == nullptr && locals_ == 1; }
+  /// The part of the own contributions that has left, 0..1.
+  double part_pushed() const noexcept;
+  /// Offers what lies within this part of the span.
+  void push_up_to(double part);
+  /// Null on the owner.
+  flow::Stream* stream() noexcept { return stream_.get(); }
+
+  transport::Buffer payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
+  void on_sent(flow::Stream& stream, std::uint32_t chunk) override;
+  void on_permitted(flow::Stream& stream, std::uint32_t chunk) override;
+
+ private:
+  struct Chunk {
+    std::vector<flow::Delivery> payloads;  // by local index; the own one stays empty
+    std::vector<std::uint8_t> present;
+    std::vector<double> premul;
+    std::uint32_t count = 0;
+    bool budgeted = false;  // holds a unit of the local grant budget
+  };
+
+  std::uint32_t own() const noexcept;
+  Chunk& open(std::uint32_t chunk);
+  bool is_collected(std::uint32_t chunk) const noexcept { return !collected_.empty() && collected_[chunk] != 0; }
+  void on_collected(std::uint32_t chunk);
+  /// Adds the node's inputs of the chunk in rank order, and lets go of them.
+  void combine(std::uint32_t chunk, std::byte* out);
+  void drop(std::uint32_t chunk);
+  void want_permits();
+
+  const SpanView& span_;
+  const std::uint32_t locals_;
+  OwnerSum* const owner_;
+  const std::unique_ptr<flow::Stream> stream_;
+  std::uint32_t offered_ = 0;  // paced: chunks before it were offered
+  std::unordered_map<std::uint32_t, Chunk> chunks_;
+  std::vector<std::uint8_t> collected_;  // per chunk: all local contributions have come
+  std::vector<std::uint8_t> asked_;      // per chunk: local grants were asked for
+  std::vector<std::uint64_t> local_grant_tickets_;
+  bool announced_ = false;  // a local rank waits for a permit
+  bool wants_ = false;      // permits for all chunks were asked for
+};
+
+class Results final : public flow::Source, core::Pinned {
+ public:
+  Results(const SpanView& span, ResultMemory& memory);
+  ~Results() override;
+  /// The chunk's result is in memory.
+  void offer(std::uint32_t chunk);
+  const std::vector<std::unique_ptr<flow::Stream>>& streams() const noexcept { return streams_; }
+
+  transport::Buffer payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
+  void on_sent(flow::Stream& stream, std::uint32_t chunk) override;
+  void on_permitted(flow::Stream&, std::uint32_t) override {}
+
+ private:
+  struct Shared {
+    std::uint32_t slot = 0;
+    std::uint64_t life = 0;
+  };
+
+  const SpanView& span_;
+  ResultMemory& memory_;
+  std::vector<std::unique_ptr<flow::Stream>> streams_;
+  std::vector<Shared> shared_;  // per chunk: the buffer that other streams may share while it lives
+};
+
+class Consumer : core::Pinned {
+ public:
+  explicit Consumer(const SpanView& span) : span_(span) {}
+  /// False: it came before.
+  bool on_data(const wire::Data& data, flow::Delivery payload);
+  /// Grants it: this rank has started the operation, what comes goes straight into its output.
+  void on_announce(const wire::From& from, const wire::Announce& announce);
+
+ private:
+  const SpanView& span_;
+  std::vector<std::uint8_t> landed_;  // per chunk
+};
+
+}  // namespace hybridps::worker

@@ -12,12 +12,11 @@ std::atomic<std::uint64_t> failed{0};
 
 }  // namespace
 
-void check_failed(const char* what, const std::source_location& where) noexcept {
+void check_failed(const char* what, const char* file, int line) noexcept {
   failed.fetch_add(1, std::memory_order_relaxed);
   static LogRate rate(from_seconds(10));
   if (rate.permit())
-    log_error("a mistake in hybridps, please report it: it does not hold that ", what, " (", where.file_name(), ":",
-              where.line(), ", ", where.function_name(), ")");
+    log_error("a mistake in hybridps, please report it: it does not hold that ", what, " (", file, ":", line, ")");
 }
 
 std::uint64_t checks_failed() noexcept { return failed.load(std::memory_order_relaxed); }

@@ -7,19 +7,18 @@
 #pragma once
 
 #include <cstdint>
-#include <source_location>
 
 namespace hybridps::core {
 
 /// Counts it and writes a line that names the place, one in 10 s.
-void check_failed(const char* what, const std::source_location& where) noexcept;
+void check_failed(const char* what, const char* file, int line) noexcept;
 
 /// Whether it holds, as it must. `what` should.
-[[nodiscard]] inline bool check(bool holds, const char* what,
-                                const std::source_location& where = std::source_location::current()) noexcept {
+[[nodiscard]] inline bool check(bool holds, const char* what, const char* file = __builtin_FILE(),
+                                int line = __builtin_LINE()) noexcept {  // clang before 15 has no std::source_location
   if (holds) [[likely]]
     return true;
-  check_failed(what, where);
+  check_failed(what, file, line);
   return false;
 }
 

@@ -42,12 +42,8 @@ SpanRun* OperationRun::find(std::uint32_t span) {
   return nullptr;
 }
 
-void OperationRun::on_sum(std::uint32_t span, std::uint32_t chunk) {
-  find(span)->on_sum(chunk);
-}
+void OperationRun::on_sum(std::uint32_t span, std::uint32_t chunk) { find(span)->on_sum(chunk); }
 
-void OperationRun::on_granted(std::uint32_t span, std::uint32_t chunk) {
-  find(span)->on_granted(chunk);
-}
+void OperationRun::on_granted(std::uint32_t span, std::uint32_t chunk) { find(span)->on_granted(chunk); }
 
 }  // namespace hybridps::worker

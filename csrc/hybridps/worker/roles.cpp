@@ -62,8 +62,8 @@ std::unique_ptr<flow::Stream> SpanView::open_stream(flow::Source& source, int to
 }
 
 void SpanView::refuse(std::string what, const wire::From& from) const {
-  worker.on_bad_message(key().operation,
-                        std::move(what) + " that the plan does not have, from rank " + std::to_string(from.sender_rank));
+  worker.on_bad_message(
+      key().operation, std::move(what) + " that the plan does not have, from rank " + std::to_string(from.sender_rank));
 }
 
 // --- ResultMemory ----------------------------------------------------------------------------------------------------

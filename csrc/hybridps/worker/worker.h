@@ -181,7 +181,7 @@ class Worker final : public server::Listener, core::Pinned {
   Expiries deadlines_;
   std::set<OperationRun*> tracked_;
   std::vector<OperationRun*> pacing_;  // those with pace_due
-  struct Event {  // for settle()
+  struct Event {                       // for settle()
     OperationRun* done = nullptr;
     core::GroupUid uid;  // of the group that fails, where nothing is done
     core::Status verdict;

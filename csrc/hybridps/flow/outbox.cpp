@@ -318,7 +318,7 @@ void Outbox::pump(Stream& stream) {
     } else if (step == Step::kNoSlot) {
       if (!permitted && (stream.marks_[chunk] & kPermitted) != 0) {
         stream.ready_.pop_front();
-        stream.free_.push_front(chunk);
+        stream.free_.push_back(chunk);
       }
       return starve(peer, stream, stream.bytes_of(chunk));
     } else {

@@ -83,6 +83,37 @@ class StreamQueue : core::Pinned {
   Stream* back_ = nullptr;
 };
 
+/// Chunks of one stream in a row. One alone, which is all that a small operation has, needs no memory but this.
+class ChunkQueue {
+ public:
+  bool empty() const noexcept { return size_ == 0; }
+  std::size_t size() const noexcept { return size_; }
+  std::uint32_t front() const noexcept { return front_; }
+  void push_back(std::uint32_t chunk) {
+    if (size_ == 0)
+      front_ = chunk;
+    else
+      rest_.push_back(chunk);
+    ++size_;
+  }
+  void pop_front() noexcept {
+    if (--size_ > 0)
+      front_ = rest_[passed_++];
+    else
+      clear();
+  }
+  void clear() noexcept {
+    rest_.clear();
+    size_ = passed_ = 0;
+  }
+
+ private:
+  std::uint32_t front_ = 0;
+  std::size_t size_ = 0;
+  std::vector<std::uint32_t> rest_;  // behind the front, from passed_ on
+  std::size_t passed_ = 0;
+};
+
 struct Stream : core::Pinned {
   // Of every message; source, number, permit and what it costs are filled in.
   wire::From from;
@@ -105,10 +136,10 @@ struct Stream : core::Pinned {
 
  private:
   friend class Outbox;
-  std::vector<std::uint8_t> marks_;   // per chunk, made on first use
-  std::deque<std::uint32_t> free_;    // offered, with a permit, and not sent
-  std::deque<std::uint32_t> ready_;   // offered without a permit; those that have got one since are passed over
-  std::deque<std::uint32_t> wanted_;  // want()ed; likewise
+  std::vector<std::uint8_t> marks_;  // per chunk, made on first use
+  ChunkQueue free_;                  // offered, with a permit, and not sent
+  ChunkQueue ready_;                 // offered without a permit; those that have got one since are passed over
+  ChunkQueue wanted_;                // want()ed; likewise
   std::uint32_t sent_ = 0;
   std::uint32_t permits_ = 0;  // chunks that hold a permit and are not sent
   bool announced_ = false;

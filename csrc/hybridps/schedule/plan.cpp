@@ -66,6 +66,8 @@ std::vector<std::pair<int, std::uint64_t>> owner_cut(std::uint64_t bytes, const 
                                                      Dedicated dedicated) {
   std::vector<int> owners;
   std::vector<double> weights;
+  owners.reserve(static_cast<std::size_t>(topology.size() + topology.servers()));
+  weights.reserve(owners.capacity());
   for (int rank = 0; rank < topology.size(); ++rank) {
     if (topology.node_of(rank) == excluded_node) continue;
     owners.push_back(rank);

@@ -276,9 +276,10 @@ core::Result<Message> decode(std::span<const std::byte> bytes) {
   if (envelope.type >= kTypeCount || envelope.zero != 0) return refuse("message header of an unknown type");
   Message message{envelope.from, envelope.payload_bytes, bodies()[envelope.type]};
   std::visit([&](auto& body) { fields(reader, body); }, message.body);
-  for (const std::byte* at = reader.at; at != bytes.data() + bytes.size(); ++at)
-    reader.is_valid = reader.is_valid && *at == std::byte{0};
-  if (!reader.is_valid) return refuse("message header with a value that no field of it may have");
+  static constexpr HeaderBytes kZeros{};
+  const auto rest = static_cast<std::size_t>(bytes.data() + bytes.size() - reader.at);
+  if (!reader.is_valid || std::memcmp(reader.at, kZeros.data(), rest) != 0)
+    return refuse("message header with a value that no field of it may have");
   return message;
 }
 

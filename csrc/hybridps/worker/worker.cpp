@@ -178,14 +178,16 @@ void Worker::start(OperationRun& run) {
   request.output_bytes = o.output_bytes;
   request.scope = o.scope;
   request.rail_bytes = o.rail_bytes;
-  const auto me = static_cast<std::size_t>(group.info.topology.rank());
-  if (request.input_bytes.empty()) {
-    request.input_bytes.resize(static_cast<std::size_t>(group.info.topology.size()), 0);
-    request.input_bytes[me] = run.input.bytes();
-  }
-  if (request.output_bytes.empty()) {
-    request.output_bytes.resize(static_cast<std::size_t>(group.info.topology.size()), 0);
-    request.output_bytes[me] = run.output.bytes();
+  if (o.kind == schedule::Kind::kGather || o.kind == schedule::Kind::kScatter) {
+    const auto me = static_cast<std::size_t>(group.info.topology.rank());
+    if (request.input_bytes.empty()) {
+      request.input_bytes.resize(me + 1, 0);
+      request.input_bytes[me] = run.input.bytes();
+    }
+    if (request.output_bytes.empty()) {
+      request.output_bytes.resize(me + 1, 0);
+      request.output_bytes[me] = run.output.bytes();
+    }
   }
   // A barrier has no shares, and may start much later than it was submitted: it belongs to no version.
   const Binding* binding = !has_shares(o) ? nullptr : &group.plans->binding_of(run.sequence);

@@ -27,69 +27,39 @@ struct Dedicated::Group : core::Pinned {
   bool closing = false;
 };
 
-class Dedicated::Span final : public LocalOwner, public flow::Source, core::Pinned {
+class Dedicated::Span final : public LocalOwner, public ResultStreams::Maker, core::Pinned {
  public:
-  Span(Dedicated& dedicated, SpanKey key, std::uint32_t chunks) : dedicated_(dedicated), key_(key), chunks_(chunks) {}
-  ~Span() override {
-    for (const auto& stream : streams_) dedicated_.outbox_.cancel(*stream);
-  }
+  Span(Dedicated& dedicated, SpanKey key, std::uint32_t chunks)
+      : dedicated_(dedicated),
+        key_(key),
+        chunks_(chunks),
+        results_(dedicated.outbox_, *this, ResultStreams::Keep::kUntilAllSent) {}
 
-  void add_stream(std::unique_ptr<flow::Stream> stream) {
-    stream->source = this;
-    streams_.push_back(std::move(stream));
-  }
-  void granted(core::EngineId peer, std::uint32_t chunk) {
-    for (const auto& stream : streams_) {
-      if (stream->peer != peer) continue;
-      dedicated_.outbox_.granted(*stream, chunk);
-      return;
-    }
-  }
+  ResultStreams& results() noexcept { return results_; }
   std::uint32_t chunks() const noexcept { return chunks_; }
 
   // LocalOwner
-  void on_sum(std::uint32_t, std::uint32_t chunk) override {
-    for (const auto& stream : streams_) dedicated_.outbox_.offer(*stream, chunk);
-  }
+  void on_complete(std::uint32_t, std::uint32_t chunk) override { results_.offer(chunk); }
   void on_granted(std::uint32_t, std::uint32_t) override {}  // nobody here contributes
 
-  // flow::Source
-  transport::Buffer payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) override {
-    Sum& sum = sums_[chunk];
-    if (!sum.buffer) {
-      sum.buffer = dedicated_.outbox_.pool().allocate(bytes);
-      if (!sum.buffer) {
-        sums_.erase(chunk);
-        return {};
-      }
-      sum.unsent = streams_.size();
-      const transport::Buffer buffer = sum.buffer;
-      dedicated_.server_.sum_into(key_, chunk, buffer.data());
-      ++dedicated_.stats_.chunks;
-      dedicated_.stats_.bytes += bytes;
-      return buffer;
-    }
-    return sum.buffer;
+  // ResultStreams::Maker
+  transport::Buffer make(std::uint32_t chunk, std::size_t bytes) override {
+    transport::Buffer buffer = dedicated_.outbox_.pool().allocate(bytes);
+    if (!buffer) return buffer;
+    dedicated_.server_.sum_into(key_, chunk, buffer.data());
+    ++dedicated_.stats_.chunks;
+    dedicated_.stats_.bytes += bytes;
+    return buffer;
   }
-  void on_sent(flow::Stream& stream, std::uint32_t chunk) override {
-    if (const auto found = sums_.find(chunk); found != sums_.end() && --found->second.unsent == 0) sums_.erase(found);
-    if (!stream.all_sent()) return;
-    for (const auto& other : streams_)
-      if (!other->all_sent()) return;
-    dedicated_.finished_.push_back(key_);
+  void on_stream_sent() override {
+    if (results_.all_sent()) dedicated_.finished_.push_back(key_);
   }
-  void on_permitted(flow::Stream&, std::uint32_t) override {}
 
  private:
-  struct Sum {
-    transport::Buffer buffer;  // kept until every stream has sent it
-    std::size_t unsent = 0;
-  };
   Dedicated& dedicated_;
   const SpanKey key_;
   const std::uint32_t chunks_;
-  std::vector<std::unique_ptr<flow::Stream>> streams_;
-  std::unordered_map<std::uint32_t, Sum> sums_;
+  ResultStreams results_;
 };
 
 Dedicated::Dedicated(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t grant_chunks, std::uint64_t grant_bytes)
@@ -162,7 +132,7 @@ Dedicated::Span* Dedicated::open_span(Group& group, const wire::ChunkId& first) 
     stream->bytes = opening.bytes;
     stream->chunk_bytes = opening.chunk_bytes;
     stream->chunks = opening.chunks;
-    span->add_stream(std::move(stream));
+    span->results().add(std::move(stream));
   };
   if (first.signature.kind == schedule::Kind::kReduce) {
     add(first.signature.root);
@@ -199,7 +169,7 @@ void Dedicated::on_message(const wire::Message& message, flow::Delivery payload)
     outbox_.send(from.source, {me, 0, wire::EchoBack{*echo}});
   } else if (const auto* grant = message.as<wire::Grant>()) {
     if (const auto found = group->spans.find(grant->chunk.sequence); found != group->spans.end())
-      found->second->granted(from.source, grant->chunk.number);
+      found->second->results().on_grant(from.source, *grant);
   } else if (const wire::ChunkId* chunk = message.chunk()) {
     if (group->over.count(chunk->sequence) > 0) return;
     if (std::string why = refuse(*group, static_cast<int>(from.sender_rank), *chunk); !why.empty()) {

@@ -25,6 +25,7 @@
 #include "hybridps/core/status.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/schedule/plan.h"
+#include "hybridps/server/result_streams.h"
 #include "hybridps/server/server.h"
 #include "hybridps/wire/message.h"
 

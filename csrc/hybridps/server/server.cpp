@@ -12,16 +12,13 @@ constexpr std::uint32_t kNodesMax = 4096;
 }  // namespace
 
 Server::Server(flow::Outbox& outbox, Listener& listener, std::uint32_t grant_chunks, std::uint64_t grant_bytes)
-    : outbox_(outbox), listener_(listener), budget_(grant_chunks, grant_bytes) {}
+    : outbox_(outbox), listener_(listener), grants_(flow::GrantBudget(grant_chunks, grant_bytes)) {}
 
 Server::~Server() = default;
 
 Server::SpanState& Server::state_of(const SpanKey& key) {
   std::unique_ptr<SpanState>& slot = spans_[key];
-  if (!slot) {
-    slot = std::make_unique<SpanState>();
-    slot->key = key;
-  }
+  if (!slot) slot = std::make_unique<SpanState>(*this, key);
   return *slot;
 }
 
@@ -102,11 +99,10 @@ void Server::local_seen(const SpanKey& key) {
 
 void Server::local_announce(const SpanKey& key) { want_grants(state_of(key)); }
 
-void Server::contribute(const SpanKey& key, std::uint32_t index, const std::byte* data, std::byte* out) {
+void Server::contribute(const SpanKey& key, std::uint32_t index, const std::byte* data) {
   SpanState& span = state_of(key);
   Chunk& chunk = span.chunks[index];
   chunk.local = data;
-  chunk.out = out;
   const std::uint32_t own = span.opening.own_node;
   if (chunk.present.size() <= own) chunk.present.resize(own + 1, 0);
   assert(!chunk.present[own]);
@@ -162,25 +158,23 @@ void Server::combine(const SpanState& span, const Chunk& chunk, std::size_t byte
   reduce::combine(inputs, out, bytes / core::size_of(o.signature.dtype), o.signature.dtype, op, o.finish);
 }
 
-// Of a granted chunk: every other node may send it at the same time.
-std::uint64_t Server::cost_of(const SpanState& span) const noexcept {
-  const Opening& o = span.opening;
-  return std::min<std::uint64_t>(o.chunk_bytes, o.bytes) * (o.own_node == kNoNode ? o.nodes : o.nodes - 1);
-}
-
-void Server::forget(SpanState& span, std::uint32_t index) {
-  const auto found = span.chunks.find(index);
-  if (found->second.granted) budget_.give_back(cost_of(span));
-  span.chunks.erase(found);  // gives the payloads back
+// Every other node may send a granted chunk at the same time.
+std::uint64_t Server::SpanState::grant_bytes() const noexcept {
+  return std::min<std::uint64_t>(opening.chunk_bytes, opening.bytes) *
+         (opening.own_node == kNoNode ? opening.nodes : opening.nodes - 1);
 }
 
 void Server::sum_into(const SpanKey& key, std::uint32_t index, std::byte* out) {
   SpanState& span = *spans_.at(key);
-  const Chunk& chunk = span.chunks.at(index);
+  const auto found = span.chunks.find(index);
+  const Chunk& chunk = found->second;
+  const std::size_t bytes = bytes_of(span, index);
+  const Opening& o = span.opening;
+  const bool is_made = o.nodes == 1 && o.finish.kind == reduce::Finish::Kind::kNone && chunk.local == out;
+  if (bytes > 0 && !is_made) combine(span, chunk, bytes, out);
   const bool granted = chunk.granted;
-  combine(span, chunk, bytes_of(span, index), out);
-  forget(span, index);
-  if (granted) give_grants();
+  span.chunks.erase(found);  // gives the payloads back
+  if (granted) grants_.give_back(span.grant_bytes());
 }
 
 void Server::finish_if_complete(SpanState& span, std::uint32_t index) {
@@ -200,65 +194,36 @@ void Server::finish_if_complete(SpanState& span, std::uint32_t index) {
   }
   span.done[index] = 1;
   ++span.finished;
-  LocalOwner* owner = o.owner;
-  const std::uint32_t id = span.key.span;
-  if (o.own_node == kNoNode) {
-    owner->on_sum(id, index);
-    return;
-  }
-  const bool nothing_to_do =
-      bytes == 0 || (o.nodes == 1 && o.finish.kind == reduce::Finish::Kind::kNone && chunk.local == chunk.out);
-  if (!nothing_to_do) combine(span, chunk, bytes, chunk.out);
-  const bool granted = chunk.granted;
-  forget(span, index);
-  if (owner != nullptr) owner->on_sum(id, index);
-  if (granted) give_grants();
+  o.owner->on_complete(span.key.span, index);
 }
 
 void Server::want_grants(SpanState& span) {
   span.wanted = true;
-  if (span.queued || !span.opened || span.seen < span.opening.nodes) return;
-  span.queued = true;
-  grant_queue_.push_back(span.key);
-  give_grants();
+  if (span.opened && span.seen >= span.opening.nodes) grants_.add(span);
 }
 
-void Server::give_grants() {
-  if (giving_) return;  // a grant may complete a chunk, which gives grants
-  giving_ = true;
-  while (budget_.has_unit() && !grant_queue_.empty()) {
-    const SpanKey key = grant_queue_.front();
-    const auto found = spans_.find(key);
-    if (found == spans_.end()) {
-      grant_queue_.pop_front();
-      continue;
-    }
-    SpanState& span = *found->second;
-    while (span.next_grant < span.opening.chunks && span.done[span.next_grant]) ++span.next_grant;
-    if (span.next_grant == span.opening.chunks) {
-      grant_queue_.pop_front();
-      continue;
-    }
-    if (!budget_.fits(cost_of(span))) break;
-    const std::uint32_t index = span.next_grant++;
-    Chunk& chunk = span.chunks[index];
-    chunk.granted = true;
-    budget_.take(cost_of(span));
-    wire::Grant grant;
-    grant.chunk.stage = wire::Stage::kPush;
-    grant.chunk.signature = span.opening.signature;
-    grant.chunk.sequence = key.operation.sequence;
-    grant.chunk.span = key.span;
-    grant.chunk.number = index;
-    const wire::From from{{}, key.operation.uid, static_cast<std::uint32_t>(span.opening.own_rank)};
-    const std::uint32_t own = span.opening.own_node;
-    for (std::uint32_t node = 0; node < span.opening.nodes; ++node)
-      if (node != own && (chunk.present.size() <= node || !chunk.present[node]))
-        outbox_.send(span.nodes[node].engine, {from, 0, grant});
-    // Last, since it may finish the chunk.
-    if (chunk.present.size() <= own || !chunk.present[own]) span.opening.owner->on_granted(key.span, index);
-  }
-  giving_ = false;
+std::optional<std::uint32_t> Server::SpanState::next_wanted() {
+  while (next_grant < opening.chunks && done[next_grant]) ++next_grant;
+  return next_grant < opening.chunks ? std::optional(next_grant) : std::nullopt;
+}
+
+void Server::grant(SpanState& span, std::uint32_t index) {
+  ++span.next_grant;
+  Chunk& chunk = span.chunks[index];
+  chunk.granted = true;
+  wire::Grant grant;
+  grant.chunk.stage = wire::Stage::kPush;
+  grant.chunk.signature = span.opening.signature;
+  grant.chunk.sequence = span.key.operation.sequence;
+  grant.chunk.span = span.key.span;
+  grant.chunk.number = index;
+  const wire::From from{{}, span.key.operation.uid, static_cast<std::uint32_t>(span.opening.own_rank)};
+  const std::uint32_t own = span.opening.own_node;
+  for (std::uint32_t node = 0; node < span.opening.nodes; ++node)
+    if (node != own && (chunk.present.size() <= node || !chunk.present[node]))
+      outbox_.send(span.nodes[node].engine, {from, 0, grant});
+  // Last, since it may finish the chunk.
+  if (chunk.present.size() <= own || !chunk.present[own]) span.opening.owner->on_granted(span.key.span, index);
 }
 
 std::optional<Call> Server::contradiction(const OperationKey& key, const wire::Signature& ours) const noexcept {
@@ -269,17 +234,17 @@ std::optional<Call> Server::contradiction(const OperationKey& key, const wire::S
 }
 
 void Server::close(const OperationKey& key) {
-  auto at = spans_.lower_bound(SpanKey{key, 0});
-  bool freed = false;
-  while (at != spans_.end() && at->first.operation == key) {
-    for (const auto& [index, chunk] : at->second->chunks) {
-      if (!chunk.granted) continue;
-      budget_.give_back(cost_of(*at->second));
-      freed = true;
-    }
+  const auto first = spans_.lower_bound(SpanKey{key, 0});
+  const auto is_of = [&](auto at) { return at != spans_.end() && at->first.operation == key; };
+  for (auto at = first; is_of(at); ++at) grants_.remove(*at->second);  // none is for the others of the operation
+  for (auto at = first; is_of(at);) {
+    const SpanState& span = *at->second;
+    const std::uint64_t grant_bytes = span.grant_bytes();
+    std::uint32_t units = 0;
+    for (const auto& [index, chunk] : span.chunks) units += chunk.granted ? 1 : 0;
     at = spans_.erase(at);
+    if (units > 0) grants_.give_back(grant_bytes, units);
   }
-  if (freed) give_grants();
 }
 
 void Server::close_group(core::GroupUid uid) {

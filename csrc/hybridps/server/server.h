@@ -1,9 +1,9 @@
 // hybridps/server/server.h: the summing state machine of an owner: contributions in, results out.
 //
 // Model    For every chunk of every span that this engine owns, the Server collects one contribution per node and, when
-//          all are there, adds them in node order in one pass (reduce/sum.h) into the place that the owner's worker
-//          named. It works from message headers, so contributions may come before the owner's own rank has started the
-//          operation.
+//          all are there, says so to the span's LocalOwner, which has the sum made where and when it likes: in node order,
+//          in one pass (reduce/sum.h). It works from message headers, so contributions may come before the owner's own
+//          rank has started the operation.
 // Memory   Contributions sent under the eager allowance are bounded by it. Beyond it nodes announce; once every node is
 //          known to take part, chunks are granted in order, at most `grant_chunks` unfinished ones at a time: each of
 //          those can finish whatever else is waiting (docs/architecture.md, Memory).
@@ -13,7 +13,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -23,7 +22,7 @@
 
 #include "hybridps/core/ids.h"
 #include "hybridps/core/pinned.h"
-#include "hybridps/flow/credit.h"
+#include "hybridps/flow/grants.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/reduce/sum.h"
 #include "hybridps/wire/message.h"
@@ -47,9 +46,8 @@ struct SpanKey {
 class LocalOwner {
  public:
   virtual ~LocalOwner() = default;
-  /// The chunk's sum is complete, in the place given to contribute(). On a dedicated server: all contributions are here,
-  /// and sum_into() makes the sum.
-  virtual void on_sum(std::uint32_t span, std::uint32_t chunk) = 0;
+  /// All contributions are here: Server::sum_into() makes the sum, now or later.
+  virtual void on_complete(std::uint32_t span, std::uint32_t chunk) = 0;
   /// The chunk may be fetched from the own node's ranks whatever their allowance (the answer to local_announce()).
   virtual void on_granted(std::uint32_t span, std::uint32_t chunk) = 0;
 };
@@ -97,9 +95,10 @@ class Server : core::Pinned {
   void local_seen(const SpanKey& key);
   /// A rank of the own node waits for a permit.
   void local_announce(const SpanKey& key);
-  /// The own node's contribution; `data` stays valid until on_sum. The sum goes to `out` (may equal `data`).
-  void contribute(const SpanKey& key, std::uint32_t chunk, const std::byte* data, std::byte* out);
-  /// On a dedicated server, after on_sum(): writes the chunk's sum and gives the contributions' memory back. Once.
+  /// The own node's contribution; `data` stays valid until the sum is made.
+  void contribute(const SpanKey& key, std::uint32_t chunk, const std::byte* data);
+  /// After on_complete(), once: writes the chunk's sum to `out`, which may be the own node's contribution, and gives the
+  /// memory of the others back.
   void sum_into(const SpanKey& key, std::uint32_t chunk, std::byte* out);
   /// A node's contribution (stage kPush of an aggregate) from a peer.
   void on_push(const wire::From& from, const wire::ChunkId& id, flow::Delivery payload);
@@ -121,7 +120,6 @@ class Server : core::Pinned {
     std::vector<std::uint8_t> present;
     std::uint32_t count = 0;
     const std::byte* local = nullptr;
-    std::byte* out = nullptr;
     bool granted = false;
   };
   struct Node {
@@ -133,12 +131,17 @@ class Server : core::Pinned {
     int rank = -1;
     wire::ChunkId chunk;
   };
-  struct SpanState {
-    SpanKey key;
+  struct SpanState final : flow::GrantQueue::Waiter, core::Pinned {
+    SpanState(Server& s, const SpanKey& k) : server(s), key(k) {}
+    std::optional<std::uint32_t> next_wanted() override;
+    std::uint64_t grant_bytes() const noexcept override;
+    void grant(std::uint32_t chunk) override { server.grant(*this, chunk); }
+
+    Server& server;
+    const SpanKey key;
     Opening opening;
     bool opened = false;
     bool wanted = false;  // somebody waits for grants
-    bool queued = false;
     std::uint32_t seen = 0;
     std::uint32_t finished = 0;
     std::uint32_t next_grant = 0;
@@ -153,19 +156,15 @@ class Server : core::Pinned {
   bool fits(SpanState& span);
   void see(SpanState& span, std::uint32_t node, core::EngineId engine, int rank);
   void finish_if_complete(SpanState& span, std::uint32_t chunk);
-  void combine(const SpanState& span, const Chunk& chunk, std::size_t bytes, std::byte* out);
-  void forget(SpanState& span, std::uint32_t chunk);
+  static void combine(const SpanState& span, const Chunk& chunk, std::size_t bytes, std::byte* out);
   std::size_t bytes_of(const SpanState& span, std::uint32_t chunk) const noexcept;
-  std::uint64_t cost_of(const SpanState& span) const noexcept;
   void want_grants(SpanState& span);
-  void give_grants();
+  void grant(SpanState& span, std::uint32_t chunk);
 
   flow::Outbox& outbox_;
   Listener& listener_;
+  flow::GrantQueue grants_;
   std::map<SpanKey, std::unique_ptr<SpanState>> spans_;
-  std::deque<SpanKey> grant_queue_;
-  flow::GrantBudget budget_;
-  bool giving_ = false;
 };
 
 }  // namespace hybridps::server

@@ -42,7 +42,7 @@ SpanRun* OperationRun::find(std::uint32_t span) {
   return nullptr;
 }
 
-void OperationRun::on_sum(std::uint32_t span, std::uint32_t chunk) { find(span)->on_sum(chunk); }
+void OperationRun::on_complete(std::uint32_t span, std::uint32_t chunk) { find(span)->on_complete(chunk); }
 
 void OperationRun::on_granted(std::uint32_t span, std::uint32_t chunk) { find(span)->on_granted(chunk); }
 

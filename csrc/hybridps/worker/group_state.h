@@ -50,7 +50,7 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
       : group(g), operation(std::move(o)), sequence(s), done(std::move(d)) {}
 
   // server::LocalOwner
-  void on_sum(std::uint32_t span, std::uint32_t chunk) override;
+  void on_complete(std::uint32_t span, std::uint32_t chunk) override;
   void on_granted(std::uint32_t span, std::uint32_t chunk) override;
 
   SpanRun* find(std::uint32_t span);

@@ -44,7 +44,7 @@ wire::ChunkId SpanView::chunk_id(wire::Stage stage) const {
   return id;
 }
 
-std::unique_ptr<flow::Stream> SpanView::open_stream(flow::Source& source, int to_rank, wire::Stage stage,
+std::unique_ptr<flow::Stream> SpanView::open_stream(flow::Source* source, int to_rank, wire::Stage stage,
                                                     std::uint32_t contributor) const {
   auto stream = std::make_unique<flow::Stream>();
   stream->from = run.group.from();
@@ -52,7 +52,7 @@ std::unique_ptr<flow::Stream> SpanView::open_stream(flow::Source& source, int to
   stream->id.contributor = contributor;
   stream->premul = run.operation.premul;
   stream->peer = run.group.info.engines[static_cast<std::size_t>(to_rank)];
-  stream->source = &source;
+  stream->source = source;
   stream->bytes = plan.bytes;
   stream->chunk_bytes = plan.chunk_bytes;
   stream->chunks = plan.chunks;
@@ -112,9 +112,9 @@ Contributor::Contributor(const SpanView& span, const ResultMemory& memory, bool 
     : span_(span),
       memory_(memory),
       aggregate_(aggregate),
-      stream_(aggregate ? span.open_stream(*this, span.agent_of(span.topology().my_node()), wire::Stage::kLocalPush,
+      stream_(aggregate ? span.open_stream(this, span.agent_of(span.topology().my_node()), wire::Stage::kLocalPush,
                                            static_cast<std::uint32_t>(span.topology().local_index(span.me())))
-                        : span.open_stream(*this, span.plan.owner, wire::Stage::kPush,
+                        : span.open_stream(this, span.plan.owner, wire::Stage::kPush,
                                            static_cast<std::uint32_t>(span.topology().my_node()))) {}
 
 Contributor::~Contributor() { span_.worker.outbox().cancel(*stream_); }
@@ -166,7 +166,8 @@ std::byte* OwnerSum::place(std::uint32_t chunk) {
   return bytes.data();
 }
 
-void OwnerSum::on_sum(std::uint32_t chunk) {
+void OwnerSum::on_complete(std::uint32_t chunk) {
+  span_.worker.server().sum_into(span_.key(), chunk, span_.bytes_of(chunk) > 0 ? place(chunk) : nullptr);
   if (const auto found = bounces_.find(chunk); found != bounces_.end()) {
     memory_.write(chunk, found->second.data());
     bounces_.erase(found);
@@ -180,13 +181,14 @@ NodeSum::NodeSum(const SpanView& span, std::uint32_t locals, OwnerSum* owner)
       locals_(locals),
       owner_(owner),
       stream_(owner != nullptr ? nullptr
-                               : span.open_stream(*this, span.plan.owner, wire::Stage::kPush,
+                               : span.open_stream(this, span.plan.owner, wire::Stage::kPush,
                                                   static_cast<std::uint32_t>(span.topology().my_node()))) {}
 
 NodeSum::~NodeSum() {
-  for (const std::uint64_t ticket : local_grant_tickets_) span_.worker.forget_local_grant(ticket);
+  flow::GrantQueue& grants = span_.worker.local_grants();
+  grants.remove(*this);
   for (const auto& [chunk, local] : chunks_)
-    if (local.budgeted) span_.worker.local_grant_done();
+    if (local.granted) grants.give_back(grant_bytes());
   if (stream_) span_.worker.outbox().cancel(*stream_);
 }
 
@@ -247,21 +249,21 @@ void NodeSum::on_collected(std::uint32_t chunk) {
   const std::size_t bytes = span_.bytes_of(chunk);
   if (bytes == 0) {
     drop(chunk);
-    server.contribute(span_.key(), chunk, nullptr, nullptr);
+    server.contribute(span_.key(), chunk, nullptr);
     return;
   }
-  std::byte* const out = owner_->place(chunk);
   const Operation& operation = span_.run.operation;
   const bool as_it_stands = locals_ == 1 && (operation.op != core::ReduceOp::kPremulSum || operation.premul == 1.0) &&
                             !(operation.op == core::ReduceOp::kAvg && core::is_floating(operation.dtype));
   const std::byte* data =
       as_it_stands ? span_.run.input.contiguous(span_.plan.input_offset + span_.begin_of(chunk), bytes) : nullptr;
   if (data == nullptr) {
+    std::byte* const out = owner_->place(chunk);
     combine(chunk, out);
     data = out;
   }
   drop(chunk);
-  server.contribute(span_.key(), chunk, data, out);
+  server.contribute(span_.key(), chunk, data);
 }
 
 void NodeSum::combine(std::uint32_t chunk, std::byte* out) {
@@ -292,9 +294,9 @@ void NodeSum::combine(std::uint32_t chunk, std::byte* out) {
 void NodeSum::drop(std::uint32_t chunk) {
   const auto found = chunks_.find(chunk);
   if (found == chunks_.end()) return;
-  const bool budgeted = found->second.budgeted;
+  const bool granted = found->second.granted;
   chunks_.erase(found);  // first: the next grant may be for another chunk of this span
-  if (budgeted) span_.worker.local_grant_done();
+  if (granted) span_.worker.local_grants().give_back(grant_bytes());
 }
 
 transport::Buffer NodeSum::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
@@ -310,31 +312,36 @@ void NodeSum::on_sent(flow::Stream& stream, std::uint32_t chunk) {
 }
 
 void NodeSum::on_permitted(flow::Stream& stream, std::uint32_t chunk) {
-  if (locals_ > 1)
-    on_permit(chunk, /*budgeted=*/false);
-  else if (!stream.is_offered(chunk))
-    span_.worker.outbox().offer(stream, chunk);  // its owner waits for it: that goes before an even pace
+  if (locals_ == 1) {
+    if (!stream.is_offered(chunk))
+      span_.worker.outbox().offer(stream, chunk);  // its owner waits for it: before an even pace
+  } else if (!is_collected(chunk)) {
+    permitted_.push_back(chunk);
+    span_.worker.local_grants().add(*this);
+  }
 }
 
-void NodeSum::on_permit(std::uint32_t chunk, bool budgeted) {
-  if (is_collected(chunk)) return;
-  if (budgeted) {
-    grant_local(chunk);
-    return;
-  }
-  asked_.resize(span_.plan.chunks, 0);
-  if (std::exchange(asked_[chunk], 1) != 0) return;
-  local_grant_tickets_.push_back(span_.worker.grant_local_when_possible(*this, chunk));
+std::optional<std::uint32_t> NodeSum::next_wanted() {
+  const auto is_fetched = [this](std::uint32_t chunk) {
+    const auto found = chunks_.find(chunk);
+    return is_collected(chunk) || (found != chunks_.end() && found->second.granted);
+  };
+  while (!permitted_.empty() && is_fetched(permitted_.front())) permitted_.pop_front();
+  return permitted_.empty() ? std::nullopt : std::optional(permitted_.front());
 }
 
-void NodeSum::grant_local(std::uint32_t chunk) {
-  if (is_collected(chunk)) {
-    if (owner_ == nullptr) span_.worker.local_grant_done();
-    return;
-  }
-  Chunk& local = open(chunk);
-  if (owner_ == nullptr) local.budgeted = true;
-  if (locals_ == 1) return;  // nobody else contributes here
+void NodeSum::grant(std::uint32_t chunk) {
+  permitted_.pop_front();
+  open(chunk).granted = true;
+  fetch(chunk);
+}
+
+void NodeSum::on_granted(std::uint32_t chunk) {
+  if (!is_collected(chunk) && locals_ > 1) fetch(chunk);
+}
+
+void NodeSum::fetch(std::uint32_t chunk) {
+  const Chunk& local = open(chunk);
   const worker::GroupState& group = span_.run.group;
   wire::Grant grant{span_.chunk_id(wire::Stage::kLocalPush)};
   grant.chunk.number = chunk;
@@ -366,12 +373,13 @@ void NodeSum::want_permits() {
 
 // --- Results ---------------------------------------------------------------------------------------------------------
 
-Results::Results(const SpanView& span, ResultMemory& memory) : span_(span), memory_(memory) {
+Results::Results(const SpanView& span, ResultMemory& memory)
+    : span_(span), memory_(memory), streams_(span.worker.outbox(), *this, server::ResultStreams::Keep::kWhileSent) {
   const schedule::Topology& topology = span.topology();
   const schedule::Span& plan = span.plan;
   const int me = span.me();
   const int my_node = topology.my_node();
-  const auto open = [&](int rank, wire::Stage stage) { streams_.push_back(span.open_stream(*this, rank, stage, 0)); };
+  const auto open = [&](int rank, wire::Stage stage) { streams_.add(span.open_stream(&streams_, rank, stage, 0)); };
   const auto to_locals = [&] {
     if (plan.rail != schedule::kNoRail) return;
     for (const int rank : topology.ranks_of(my_node))
@@ -398,31 +406,14 @@ Results::Results(const SpanView& span, ResultMemory& memory) : span_(span), memo
   }
 }
 
-Results::~Results() {
-  for (const auto& stream : streams_) span_.worker.outbox().cancel(*stream);
-}
-
-void Results::offer(std::uint32_t chunk) {
-  for (const auto& stream : streams_) span_.worker.outbox().offer(*stream, chunk);
-}
-
-transport::Buffer Results::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
-  transport::BufferPool& pool = span_.worker.outbox().pool();
-  // They go to several peers, which share one buffer as long as one of the sends is under way.
-  if (streams_.size() > 1) {
-    shared_.resize(span_.plan.chunks);
-    if (transport::Buffer buffer = pool.revive(shared_[chunk].slot, shared_[chunk].life)) return buffer;
-  }
-  transport::Buffer buffer = memory_.is_lent() ? memory_.lend(chunk) : pool.allocate(bytes);
-  if (!buffer) return buffer;
-  if (!memory_.is_lent()) memory_.read(chunk, buffer.data());
-  if (streams_.size() > 1) shared_[chunk] = Shared{buffer.slot(), buffer.life()};
+transport::Buffer Results::make(std::uint32_t chunk, std::size_t bytes) {
+  if (memory_.is_lent()) return memory_.lend(chunk);
+  transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
+  if (buffer) memory_.read(chunk, buffer.data());
   return buffer;
 }
 
-void Results::on_sent(flow::Stream& stream, std::uint32_t) {
-  if (stream.all_sent()) span_.worker.part_done(span_.run);
-}
+void Results::on_stream_sent() { span_.worker.part_done(span_.run); }
 
 // --- Consumer --------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -25,6 +26,7 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/schedule/plan.h"
+#include "hybridps/server/result_streams.h"
 #include "hybridps/server/server.h"
 #include "hybridps/worker/pieces.h"
 
@@ -49,7 +51,7 @@ struct SpanView {
   /// Of no certain chunk.
   wire::ChunkId chunk_id(wire::Stage stage) const;
   /// The operation is not over before all of it is sent.
-  std::unique_ptr<flow::Stream> open_stream(flow::Source& source, int to_rank, wire::Stage stage,
+  std::unique_ptr<flow::Stream> open_stream(flow::Source* source, int to_rank, wire::Stage stage,
                                             std::uint32_t contributor) const;
   /// A message that the plan does not have.
   void refuse(std::string what, const wire::From& from) const;
@@ -101,10 +103,10 @@ class OwnerSum : core::Pinned {
   OwnerSum(const SpanView& span, ResultMemory& memory) : span_(span), memory_(memory) {}
   /// False: contributions that came before disagree; the Server has said so.
   bool start();
-  /// Where the node's sum of the chunk is to be, until on_sum().
+  /// Where the node's sum of the chunk is to be, until on_complete().
   std::byte* place(std::uint32_t chunk);
-  /// From the Server: the chunk's sum is in its place.
-  void on_sum(std::uint32_t chunk);
+  /// From the Server: all contributions are there. Makes the sum.
+  void on_complete(std::uint32_t chunk);
 
  private:
   const SpanView& span_;
@@ -112,7 +114,7 @@ class OwnerSum : core::Pinned {
   std::unordered_map<std::uint32_t, std::vector<std::byte>> bounces_;  // chunks that have no contiguous place
 };
 
-class NodeSum final : public flow::Source, core::Pinned {
+class NodeSum final : public flow::Source, public flow::GrantQueue::Waiter, core::Pinned {
  public:
   /// `locals`: ranks of this node in the span. Without `owner` the sums go to the owner's engine.
   NodeSum(const SpanView& span, std::uint32_t locals, OwnerSum* owner);
@@ -124,10 +126,8 @@ class NodeSum final : public flow::Source, core::Pinned {
   void on_announce();
   /// Every other rank of this node has been heard in this operation.
   void on_local_seen();
-  /// A permit for the node's contribution of this chunk; `budgeted`: it came from the Server's own budget.
-  void on_permit(std::uint32_t chunk, bool budgeted);
-  /// Sends this chunk's Grants to the local ranks that have not delivered it.
-  void grant_local(std::uint32_t chunk);
+  /// From the own Server: the chunk has a unit of its budget, and may be fetched from this node.
+  void on_granted(std::uint32_t chunk);
 
   /// Its contributions are this rank's own, and go to another engine: Worker::pace() says how far they may run ahead.
   bool is_paced() const noexcept { return owner_ == nullptr && locals_ == 1; }
@@ -141,6 +141,10 @@ class NodeSum final : public flow::Source, core::Pinned {
   transport::Buffer payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
   void on_sent(flow::Stream& stream, std::uint32_t chunk) override;
   void on_permitted(flow::Stream& stream, std::uint32_t chunk) override;
+  // GrantQueue::Waiter: of chunks that have a permit at another engine.
+  std::optional<std::uint32_t> next_wanted() override;
+  std::uint64_t grant_bytes() const noexcept override { return 0; }  // what may come is bounded by chunks alone
+  void grant(std::uint32_t chunk) override;
 
  private:
   struct Chunk {
@@ -148,7 +152,7 @@ class NodeSum final : public flow::Source, core::Pinned {
     std::vector<std::uint8_t> present;
     std::vector<double> premul;
     std::uint32_t count = 0;
-    bool budgeted = false;  // holds a unit of the local grant budget
+    bool granted = false;  // holds a unit of Worker::local_grants()
   };
 
   std::uint32_t own() const noexcept;
@@ -159,6 +163,8 @@ class NodeSum final : public flow::Source, core::Pinned {
   void combine(std::uint32_t chunk, std::byte* out);
   void drop(std::uint32_t chunk);
   void want_permits();
+  /// Grants the chunk to the local ranks that have not delivered it.
+  void fetch(std::uint32_t chunk);
 
   const SpanView& span_;
   const std::uint32_t locals_;
@@ -167,34 +173,24 @@ class NodeSum final : public flow::Source, core::Pinned {
   std::uint32_t offered_ = 0;  // paced: chunks before it were offered
   std::unordered_map<std::uint32_t, Chunk> chunks_;
   std::vector<std::uint8_t> collected_;  // per chunk: all local contributions have come
-  std::vector<std::uint8_t> asked_;      // per chunk: local grants were asked for
-  std::vector<std::uint64_t> local_grant_tickets_;
-  bool announced_ = false;  // a local rank waits for a permit
-  bool wants_ = false;      // permits for all chunks were asked for
+  flow::ChunkQueue permitted_;           // to be fetched from the node when there is a unit
+  bool announced_ = false;               // a local rank waits for a permit
+  bool wants_ = false;                   // permits for all chunks were asked for
 };
 
-class Results final : public flow::Source, core::Pinned {
+class Results final : public server::ResultStreams::Maker, core::Pinned {
  public:
   Results(const SpanView& span, ResultMemory& memory);
-  ~Results() override;
-  /// The chunk's result is in memory.
-  void offer(std::uint32_t chunk);
-  const std::vector<std::unique_ptr<flow::Stream>>& streams() const noexcept { return streams_; }
+  /// Of those whose result is in memory.
+  server::ResultStreams& streams() noexcept { return streams_; }
 
-  transport::Buffer payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
-  void on_sent(flow::Stream& stream, std::uint32_t chunk) override;
-  void on_permitted(flow::Stream&, std::uint32_t) override {}
+  transport::Buffer make(std::uint32_t chunk, std::size_t bytes) override;
+  void on_stream_sent() override;
 
  private:
-  struct Shared {
-    std::uint32_t slot = 0;
-    std::uint64_t life = 0;
-  };
-
   const SpanView& span_;
   ResultMemory& memory_;
-  std::vector<std::unique_ptr<flow::Stream>> streams_;
-  std::vector<Shared> shared_;  // per chunk: the buffer that other streams may share while it lives
+  server::ResultStreams streams_;
 };
 
 class Consumer : core::Pinned {

@@ -73,17 +73,17 @@ void SpanRun::on_data(const wire::From& from, const wire::Data& data, flow::Deli
   }
 }
 
-void SpanRun::on_sum(std::uint32_t chunk) {
-  owner_->on_sum(chunk);
+void SpanRun::on_complete(std::uint32_t chunk) {
+  owner_->on_complete(chunk);
   result_ready(chunk);
   span_.worker.part_done(span_.run);
 }
 
-void SpanRun::on_granted(std::uint32_t chunk) { node_->on_permit(chunk, /*budgeted=*/true); }
+void SpanRun::on_granted(std::uint32_t chunk) { node_->on_granted(chunk); }
 
 void SpanRun::result_ready(std::uint32_t chunk) {
   ++chunks_done_;
-  results_->offer(chunk);
+  results_->streams().offer(chunk);
 }
 
 void SpanRun::on_local_seen() {
@@ -99,15 +99,11 @@ void SpanRun::on_announce(const wire::From& from, const wire::Announce& announce
 }
 
 void SpanRun::on_grant(core::EngineId peer, const wire::Grant& grant) {
-  const auto is_it = [&](const flow::Stream& stream) {
-    return stream.peer == peer && stream.id.stage == grant.chunk.stage;
-  };
-  flow::Stream* granted = push();
-  if (granted != nullptr && !is_it(*granted)) granted = nullptr;
-  if (results_ && granted == nullptr)
-    for (const auto& stream : results_->streams())
-      if (is_it(*stream)) granted = stream.get();
-  if (granted != nullptr) span_.worker.outbox().granted(*granted, grant.chunk.number);
+  flow::Stream* const stream = push();
+  if (stream != nullptr && stream->peer == peer && stream->id.stage == grant.chunk.stage)
+    span_.worker.outbox().granted(*stream, grant.chunk.number);
+  else if (results_)
+    results_->streams().on_grant(peer, grant);
 }
 
 flow::Stream* SpanRun::push() noexcept {

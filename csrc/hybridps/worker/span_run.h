@@ -24,8 +24,8 @@ class SpanRun : core::Pinned {
   void on_grant(core::EngineId peer, const wire::Grant& grant);
   /// Every other rank of this node has been heard in this operation.
   void on_local_seen();
-  /// From the Server: the chunk's sum is in its place.
-  void on_sum(std::uint32_t chunk);
+  /// From the Server: all contributions to the chunk are there.
+  void on_complete(std::uint32_t chunk);
   /// From the Server: the chunk may be fetched from this node's ranks.
   void on_granted(std::uint32_t chunk);
 

@@ -52,7 +52,11 @@ server::Call call_of(const wire::From& from, const wire::Signature& signature) {
 }  // namespace
 
 Worker::Worker(flow::Outbox& outbox, server::Server& server, Host& host, WorkerOptions options)
-    : outbox_(outbox), server_(server), host_(host), options_(options), local_grants_(options.grant_chunks) {}
+    : outbox_(outbox),
+      server_(server),
+      host_(host),
+      options_(options),
+      local_grants_(flow::GrantBudget(options.grant_chunks)) {}
 
 Worker::~Worker() {
   while (!groups_.empty()) close_group(groups_.begin()->first);
@@ -434,37 +438,6 @@ core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
     for (const auto& [uid, group] : groups_) due = std::min(due, group->plans->next_due());
   }
   return due;
-}
-
-std::uint64_t Worker::grant_local_when_possible(NodeSum& node, std::uint32_t chunk) {
-  local_grants_waiting_.emplace_back(&node, chunk);
-  const std::uint64_t ticket = local_grants_passed_ + local_grants_waiting_.size() - 1;
-  give_local_grants();
-  return ticket;
-}
-
-void Worker::local_grant_done() {
-  assert(local_grants_.chunks() > 0);
-  local_grants_.give_back();
-  give_local_grants();
-}
-
-void Worker::give_local_grants() {
-  // A chunk that needs no grant any more is done at once, and calls from inside here.
-  if (std::exchange(giving_local_grants_, true)) return;
-  while (local_grants_.has_unit() && !local_grants_waiting_.empty()) {
-    const auto [node, chunk] = local_grants_waiting_.front();
-    local_grants_waiting_.pop_front();
-    ++local_grants_passed_;
-    if (node == nullptr) continue;
-    local_grants_.take();
-    node->grant_local(chunk);
-  }
-  giving_local_grants_ = false;
-}
-
-void Worker::forget_local_grant(std::uint64_t ticket) noexcept {
-  if (ticket >= local_grants_passed_) local_grants_waiting_[ticket - local_grants_passed_].first = nullptr;
 }
 
 }  // namespace hybridps::worker

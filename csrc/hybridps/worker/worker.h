@@ -20,7 +20,7 @@
 
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
-#include "hybridps/flow/credit.h"
+#include "hybridps/flow/grants.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/server/server.h"
@@ -110,12 +110,8 @@ class Worker final : public server::Listener, core::Pinned {
   void start_unfrozen(GroupState& group, std::uint64_t sequence);
   /// A contribution has left: others of the operation may follow, in the next tick().
   void pace_soon(OperationRun& run);
-  /// The budget of chunks that local ranks were granted by this engine as an agent.
-  /// Returns a ticket, for forget_local_grant().
-  std::uint64_t grant_local_when_possible(NodeSum& node, std::uint32_t chunk);
-  void local_grant_done();
-  /// It was granted, or need not be any more.
-  void forget_local_grant(std::uint64_t ticket) noexcept;
+  /// Of chunks that this engine fetches from its node as an agent.
+  flow::GrantQueue& local_grants() noexcept { return local_grants_; }
   /// Whether one more message that nothing here waits for yet may be kept; else the group is about to fail.
   bool can_keep(GroupState& group, std::size_t kept, const wire::Message& message);
   std::string describe(const OperationRun& run) const;
@@ -146,7 +142,6 @@ class Worker final : public server::Listener, core::Pinned {
   /// Worker ends with it, so that no operation ends inside a callback. Returns what it did.
   std::size_t settle();
   void start_held(GroupState& group);
-  void give_local_grants();
   bool is_oldest(const GroupState& group, std::uint64_t sequence) const;
   void dispatch(OperationRun& run, const wire::Message& message, flow::Delivery payload);
   void on_verdict(GroupState& group, const wire::From& from, const wire::Verdict& verdict,
@@ -177,6 +172,7 @@ class Worker final : public server::Listener, core::Pinned {
   server::Server& server_;
   Host& host_;
   const WorkerOptions options_;
+  flow::GrantQueue local_grants_;
   std::unordered_map<core::GroupUid, std::unique_ptr<GroupState>> groups_;
   Expiries deadlines_;
   std::set<OperationRun*> tracked_;
@@ -188,10 +184,6 @@ class Worker final : public server::Listener, core::Pinned {
   };
   std::deque<Event> events_;
   std::size_t entered_ = 0;  // calls from outside under way, one inside another
-  std::deque<std::pair<NodeSum*, std::uint32_t>> local_grants_waiting_;  // null: it gave up
-  std::uint64_t local_grants_passed_ = 0;                                // those that have left the front
-  flow::GrantBudget local_grants_;
-  bool giving_local_grants_ = false;
   core::TimePoint next_watch_;
   core::TimePoint next_peers_watch_;
   std::size_t active_ = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <random>
 
@@ -23,7 +24,9 @@ const core::GroupUid kUid{7, 9};
 core::EngineId engine(std::uint32_t node) { return core::EngineId{100 + node}; }
 
 struct Owner final : server::LocalOwner {
-  void on_sum(std::uint32_t span, std::uint32_t chunk) override {
+  void on_complete(std::uint32_t span, std::uint32_t chunk) override {
+    if (const auto place = places.extract({span, chunk}))
+      server->sum_into(place.mapped().first, chunk, place.mapped().second);
     summed.emplace_back(span, chunk);
     if (when_summed) when_summed(span, chunk);
   }
@@ -32,6 +35,9 @@ struct Owner final : server::LocalOwner {
     if (when_granted) when_granted(span, chunk);
   }
   using List = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
+  server::Server* server = nullptr;
+  /// Where sums go at once, of chunks that the own node contributes to: one operation at a time.
+  std::map<List::value_type, std::pair<SpanKey, std::byte*>> places;
   List summed;
   List granted;
   std::function<void(std::uint32_t, std::uint32_t)> when_summed;
@@ -63,6 +69,7 @@ struct Rig {
     options.net_slots = {8};
     outbox = std::make_unique<flow::Outbox>(options, *pool, router);
     server = std::make_unique<server::Server>(*outbox, listener, grant_chunks, grant_bytes);
+    owner.server = server.get();
     signature = {Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, -1, 4096};
   }
   ~Rig() {
@@ -103,8 +110,11 @@ struct Rig {
   }
   template <typename T>
   void contribute(const SpanKey& k, std::uint32_t chunk, std::vector<T>& data, std::vector<T>& out) {
-    server->contribute(k, chunk, reinterpret_cast<const std::byte*>(data.data()),
-                       reinterpret_cast<std::byte*>(out.data()));
+    contribute(k, chunk, reinterpret_cast<const std::byte*>(data.data()), reinterpret_cast<std::byte*>(out.data()));
+  }
+  void contribute(const SpanKey& k, std::uint32_t chunk, const std::byte* data, std::byte* out) {
+    owner.places[{k.span, chunk}] = {k, out};
+    server->contribute(k, chunk, data);
   }
   /// Chunks granted to a node so far.
   std::vector<std::uint32_t> granted_to(std::uint32_t node) {
@@ -210,7 +220,7 @@ TEST_CASE("server/server: many chunks of many operations in random order sum rig
     std::shuffle(steps.begin(), steps.end(), random);
     std::vector<bool> opened(kOperations, false);
     for (const Step& step : steps) {
-      const SpanKey key = rig.key(step.operation, 3);
+      const SpanKey key = rig.key(step.operation, 3 + static_cast<std::uint32_t>(step.operation));
       const std::size_t begin = step.chunk * kChunkBytes / 4;
       const std::size_t end = std::min(kCount, begin + kChunkBytes / 4);
       auto& data = in[step.operation][step.node];
@@ -222,8 +232,8 @@ TEST_CASE("server/server: many chunks of many operations in random order sum rig
       }
       if (!opened[step.operation]) REQUIRE(rig.server->open(key, rig.opening(kBytes)));
       opened[step.operation] = true;
-      rig.server->contribute(key, step.chunk, reinterpret_cast<std::byte*>(data.data() + begin),
-                             reinterpret_cast<std::byte*>(out[step.operation].data() + begin));
+      rig.contribute(key, step.chunk, reinterpret_cast<std::byte*>(data.data() + begin),
+                     reinterpret_cast<std::byte*>(out[step.operation].data() + begin));
     }
     REQUIRE(rig.listener.quiet());
     REQUIRE(rig.owner.summed.size() == kOperations * 5);
@@ -284,7 +294,7 @@ TEST_CASE("server/server: the empty chunk of a barrier is complete when all node
   rig.signature = {Kind::kBarrier, DType::kBytes, ReduceOp::kNone, -1, 0};
   REQUIRE(rig.server->open(rig.key(), rig.opening(0)));
   rig.push(rig.key(), 2, 0, 0, Floats{});
-  rig.server->contribute(rig.key(), 0, nullptr, nullptr);
+  rig.contribute(rig.key(), 0, nullptr, nullptr);
   CHECK(rig.owner.summed.empty());
   rig.push(rig.key(), 0, 0, 0, Floats{});
   CHECK(rig.owner.summed == List{{5, 0}});

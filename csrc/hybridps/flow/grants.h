@@ -1,0 +1,55 @@
+// hybridps/flow/grants.h: a receiver's grants: who gets the next one, over all that wait for one.
+//
+// Model    A Waiter wants chunks fetched one after the other (an owner's span, an agent's); the queue gives each a unit of the
+//          budget in the order in which they came, and the unit comes back when its chunk is used up. The owner's Server has
+//          one for what it sums, the Worker one for what its rank fetches from its node as an agent.
+// Threads  the engine's progress thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+
+#include "hybridps/core/pinned.h"
+#include "hybridps/flow/credit.h"
+
+namespace hybridps::flow {
+
+class GrantQueue : core::Pinned {
+ public:
+  class Waiter {
+   public:
+    virtual ~Waiter() = default;
+    /// The next chunk to be fetched; none: it waits no more, until it is added again.
+    virtual std::optional<std::uint32_t> next_wanted() = 0;
+    /// What may come for one chunk, at most.
+    virtual std::uint64_t grant_bytes() const noexcept = 0;
+    /// The chunk that next_wanted() named has a unit. It may add, and give back.
+    virtual void grant(std::uint32_t chunk) = 0;
+
+   private:
+    friend class GrantQueue;
+    std::optional<std::uint64_t> ticket_;
+  };
+
+  explicit GrantQueue(GrantBudget budget) noexcept : budget_(budget) {}
+
+  /// One that waits already keeps its place.
+  void add(Waiter& waiter);
+  /// Required before a Waiter is destroyed.
+  void remove(Waiter& waiter) noexcept;
+  /// Units of chunks that are used up.
+  void give_back(std::uint64_t grant_bytes, std::uint32_t units = 1);
+
+  std::uint32_t units() const noexcept { return budget_.chunks(); }
+
+ private:
+  void give();
+
+  GrantBudget budget_;
+  std::deque<Waiter*> waiting_;  // null: it was removed
+  std::uint64_t passed_ = 0;     // tickets that have left the front
+  bool giving_ = false;
+};
+
+}  // namespace hybridps::flow

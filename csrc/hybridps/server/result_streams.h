@@ -1,0 +1,61 @@
+// hybridps/server/result_streams.h: results on their way to all who want them.
+//
+// Model    One stream per receiver, and one buffer for all of them, made when the first of them may send the chunk.
+// Threads  the engine's progress thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "hybridps/core/ids.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/flow/outbox.h"
+
+namespace hybridps::server {
+
+class ResultStreams final : public flow::Source, core::Pinned {
+ public:
+  /// Where the bytes come from.
+  class Maker {
+   public:
+    virtual ~Maker() = default;
+    /// A buffer whose first `bytes` bytes are the chunk's result; empty: no slot is free.
+    virtual transport::Buffer make(std::uint32_t chunk, std::size_t bytes) = 0;
+    virtual void on_stream_sent() = 0;
+  };
+  enum class Keep {
+    kWhileSent,     // shared as long as one of the sends is under way: whoever comes later has it made again
+    kUntilAllSent,  // it can be made only once
+  };
+
+  ResultStreams(flow::Outbox& outbox, Maker& maker, Keep keep) : outbox_(outbox), maker_(maker), keep_(keep) {}
+  ~ResultStreams() override;
+
+  void add(std::unique_ptr<flow::Stream> stream);
+  /// The chunk's result is there.
+  void offer(std::uint32_t chunk);
+  void on_grant(core::EngineId peer, const wire::Grant& grant);
+  bool all_sent() const noexcept;
+
+  transport::Buffer payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
+  void on_sent(flow::Stream& stream, std::uint32_t chunk) override;
+  void on_permitted(flow::Stream&, std::uint32_t) override {}
+
+ private:
+  struct Made {
+    std::uint32_t slot = 0;
+    std::uint64_t life = 0;
+    transport::Buffer kept;
+    std::size_t sent = 0;  // streams that have
+  };
+
+  flow::Outbox& outbox_;
+  Maker& maker_;
+  const Keep keep_;
+  std::vector<std::unique_ptr<flow::Stream>> streams_;
+  std::vector<Made> made_;  // per chunk, where there are several streams
+};
+
+}  // namespace hybridps::server

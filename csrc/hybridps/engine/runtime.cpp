@@ -156,6 +156,7 @@ Runtime::~Runtime() {
 }
 
 void Runtime::add_peer(PeerRecord peer) {
+  const core::OneThread::Inside inside(one_thread_);
   const core::EngineId id = peer.engine;
   const auto found = peers_.find(id);
   if (found != peers_.end()) return;
@@ -217,6 +218,7 @@ void Runtime::forget_group(core::GroupUid uid) {
 }
 
 worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
+  const core::OneThread::Inside inside(one_thread_);
   const core::GroupUid uid = info.uid;
   join(uid, info.engines, info.topology);
   worker::GroupState& group = worker_->open_group(std::move(info));
@@ -236,6 +238,7 @@ worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
 }
 
 void Runtime::close_group(core::GroupUid uid) {
+  const core::OneThread::Inside inside(one_thread_);
   if (const worker::GroupState* group = worker_->find(uid); group != nullptr && group->status.is_ok()) {
     // Everyone is done with it: the dedicated servers may forget it. Were this lost, they would find out when this
     // process ends.
@@ -544,6 +547,7 @@ void Runtime::heartbeat(core::TimePoint now) {
 }
 
 std::size_t Runtime::progress() {
+  const core::OneThread::Inside inside(one_thread_);
   std::size_t work = 0;
   for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get()})
     if (transport != nullptr) work += transport->progress();

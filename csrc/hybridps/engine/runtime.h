@@ -20,6 +20,7 @@
 
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
+#include "hybridps/core/one_thread.h"
 #include "hybridps/core/status.h"
 #include "hybridps/engine/unopened_groups.h"
 #include "hybridps/flow/outbox.h"
@@ -190,6 +191,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void forget_unused(core::TimePoint now);
   void choose_windows();
 
+  core::OneThread one_thread_;
   const RuntimeOptions options_;
   std::shared_ptr<void> keep_;
   std::vector<std::pair<std::span<std::byte>, std::shared_ptr<void>>> device_memory_;  // outlives the transports

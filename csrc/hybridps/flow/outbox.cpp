@@ -161,6 +161,7 @@ core::Result<transport::Endpoint*> Outbox::open(Lane& lane, bool urgent) {
 
 core::Status Outbox::transmit(Lane& lane, wire::Message message, const transport::Buffer& buffer,
                               transport::SendDone done, bool urgent) {
+  const core::OneThread::Inside inside(one_thread_);
   if (lane.broken) return core::Status(core::Code::kPeerDead, "peer is gone");
   // The other connection may be one that cannot read a device's memory.
   const bool lent = buffer && buffer.is_lent();
@@ -355,6 +356,7 @@ void Outbox::pump_lane(Lane& peer) {
 }
 
 void Outbox::offer(Stream& stream, std::uint32_t chunk) {
+  const core::OneThread::Inside inside(one_thread_);
   prepare(stream);
   std::uint8_t& marks = stream.marks_[chunk];
   assert((marks & kOffered) == 0);
@@ -376,6 +378,7 @@ void Outbox::offer(Stream& stream, std::uint32_t chunk) {
 }
 
 void Outbox::want(Stream& stream, std::uint32_t chunk) {
+  const core::OneThread::Inside inside(one_thread_);
   prepare(stream);
   if ((stream.marks_[chunk] & (kSent | kWanted)) != 0) return;
   stream.marks_[chunk] |= kWanted;
@@ -384,6 +387,7 @@ void Outbox::want(Stream& stream, std::uint32_t chunk) {
 }
 
 void Outbox::granted(Stream& stream, std::uint32_t chunk) {
+  const core::OneThread::Inside inside(one_thread_);
   prepare(stream);
   if (chunk == wire::kAllChunks) {
     stream.granted_all_ = true;
@@ -405,6 +409,7 @@ void Outbox::granted(Stream& stream, std::uint32_t chunk) {
 }
 
 void Outbox::cancel(Stream& stream) {
+  const core::OneThread::Inside inside(one_thread_);
   stop_waiting(stream);
   // Permits that were paid for and not used go back.
   if (std::exchange(stream.permits_, 0) > 0) {
@@ -424,6 +429,7 @@ void Outbox::cancel(Stream& stream) {
 }
 
 void Outbox::on_credit(core::EngineId peer, const wire::Credit& credit) {
+  const core::OneThread::Inside inside(one_thread_);
   Lane& to = lane(peer);
   if (credit.of == wire::Permit::kWholeGrant)
     to.book.on_whole_credit(credit.bytes);
@@ -456,6 +462,7 @@ void Outbox::announce(Lane& peer, Stream& stream) {
 }
 
 std::size_t Outbox::progress(core::TimePoint now) {
+  const core::OneThread::Inside inside(one_thread_);
   std::size_t work = 0;
   if (slot_released_) {
     slot_released_ = false;
@@ -530,6 +537,7 @@ void Outbox::forget(core::EngineId peer) {
 }
 
 void Outbox::consumed(core::EngineId source, std::int64_t cost, wire::Permit permit) noexcept {
+  const core::OneThread::Inside inside(one_thread_);
   Lane& from = lane(source);
   ReturnBook& due = permit == wire::Permit::kWholeGrant ? from.whole_due : from.due;
   if (due.consumed(cost)) send_credit(from, due, permit);

@@ -32,6 +32,7 @@
 
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
+#include "hybridps/core/one_thread.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/flow/credit.h"
@@ -300,6 +301,7 @@ class Outbox : core::Pinned {
   core::Result<transport::Endpoint*> open(Lane& lane, bool urgent);
   std::size_t class_of(std::size_t bytes) const noexcept;
 
+  core::OneThread one_thread_;
   OutboxOptions options_;
   transport::BufferPool& pool_;
   Router& router_;

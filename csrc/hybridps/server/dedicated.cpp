@@ -68,6 +68,7 @@ Dedicated::Dedicated(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t gr
 Dedicated::~Dedicated() = default;
 
 void Dedicated::open_group(ServedGroup info) {
+  const core::OneThread::Inside inside(one_thread_);
   const core::GroupUid uid = info.uid;
   if (groups_.count(uid) > 0) return;
   groups_[uid] = std::make_unique<Group>(std::move(info));
@@ -148,6 +149,7 @@ Dedicated::Span* Dedicated::open_span(Group& group, const wire::ChunkId& first) 
 }
 
 void Dedicated::on_message(const wire::Message& message, flow::Delivery payload) {
+  const core::OneThread::Inside inside(one_thread_);
   const wire::From& from = message.from;
   Group* group = find(from.uid);
   if (group == nullptr) return;
@@ -223,6 +225,7 @@ void Dedicated::close(core::GroupUid uid, const core::Status& why, bool tell) {
 }
 
 std::size_t Dedicated::tick() {
+  const core::OneThread::Inside inside(one_thread_);
   std::size_t work = 0;
   for (auto finished = std::exchange(finished_, {}); const SpanKey& key : finished) {
     ++work;
@@ -236,6 +239,7 @@ std::size_t Dedicated::tick() {
 }
 
 void Dedicated::on_peer_dead(core::EngineId peer, const core::Status& cause) {
+  const core::OneThread::Inside inside(one_thread_);
   for (const auto& [uid, group] : groups_)
     if (std::find(group->info.engines.begin(), group->info.engines.end(), peer) != group->info.engines.end())
       close_later(uid, core::Status(core::Code::kPeerDead, "a member is gone: " + std::string(cause.message())),
@@ -243,6 +247,7 @@ void Dedicated::on_peer_dead(core::EngineId peer, const core::Status& cause) {
 }
 
 void Dedicated::fail_all(const core::Status& cause) {
+  const core::OneThread::Inside inside(one_thread_);
   std::vector<core::GroupUid> uids;
   for (const auto& [uid, group] : groups_) uids.push_back(uid);
   for (const core::GroupUid uid : uids) close_later(uid, cause, /*tell=*/true);

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "hybridps/core/ids.h"
+#include "hybridps/core/one_thread.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/flow/outbox.h"
@@ -91,6 +92,7 @@ class Dedicated final : public Listener, core::Pinned {
   void end_operation(Group& group, std::uint64_t sequence);
   std::string refuse(const Group& group, int sender, const wire::ChunkId& chunk) const;
 
+  core::OneThread one_thread_;
   flow::Outbox& outbox_;
   DedicatedHost& host_;
   Server server_;

@@ -60,6 +60,7 @@ bool Server::check(SpanState& span, int rank, const wire::ChunkId& chunk) {
 }
 
 bool Server::open(const SpanKey& key, const Opening& opening) {
+  const core::OneThread::Inside inside(one_thread_);
   SpanState& span = state_of(key);
   assert(!span.opened);
   span.opening = opening;
@@ -93,13 +94,18 @@ bool Server::fits(SpanState& span) {
 }
 
 void Server::local_seen(const SpanKey& key) {
+  const core::OneThread::Inside inside(one_thread_);
   SpanState& span = state_of(key);
   see(span, span.opening.own_node, {}, span.opening.own_rank);
 }
 
-void Server::local_announce(const SpanKey& key) { want_grants(state_of(key)); }
+void Server::local_announce(const SpanKey& key) {
+  const core::OneThread::Inside inside(one_thread_);
+  want_grants(state_of(key));
+}
 
 void Server::contribute(const SpanKey& key, std::uint32_t index, const std::byte* data) {
+  const core::OneThread::Inside inside(one_thread_);
   SpanState& span = state_of(key);
   Chunk& chunk = span.chunks[index];
   chunk.local = data;
@@ -113,6 +119,7 @@ void Server::contribute(const SpanKey& key, std::uint32_t index, const std::byte
 }
 
 void Server::on_push(const wire::From& from, const wire::ChunkId& id, flow::Delivery payload) {
+  const core::OneThread::Inside inside(one_thread_);
   const SpanKey key{OperationKey{from.uid, id.sequence}, id.span};
   const auto rank = static_cast<int>(from.sender_rank);
   SpanState& span = state_of(key);
@@ -135,6 +142,7 @@ void Server::on_push(const wire::From& from, const wire::ChunkId& id, flow::Deli
 }
 
 void Server::on_announce(const wire::From& from, const wire::ChunkId& id) {
+  const core::OneThread::Inside inside(one_thread_);
   SpanState& span = state_of(SpanKey{OperationKey{from.uid, id.sequence}, id.span});
   const auto rank = static_cast<int>(from.sender_rank);
   if (!check(span, rank, id) || id.contributor >= kNodesMax) return;
@@ -165,6 +173,7 @@ std::uint64_t Server::SpanState::grant_bytes() const noexcept {
 }
 
 void Server::sum_into(const SpanKey& key, std::uint32_t index, std::byte* out) {
+  const core::OneThread::Inside inside(one_thread_);
   SpanState& span = *spans_.at(key);
   const auto found = span.chunks.find(index);
   const Chunk& chunk = found->second;
@@ -234,6 +243,7 @@ std::optional<Call> Server::contradiction(const OperationKey& key, const wire::S
 }
 
 void Server::close(const OperationKey& key) {
+  const core::OneThread::Inside inside(one_thread_);
   const auto first = spans_.lower_bound(SpanKey{key, 0});
   const auto is_of = [&](auto at) { return at != spans_.end() && at->first.operation == key; };
   for (auto at = first; is_of(at); ++at) grants_.remove(*at->second);  // none is for the others of the operation

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "hybridps/core/ids.h"
+#include "hybridps/core/one_thread.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/flow/grants.h"
 #include "hybridps/flow/outbox.h"
@@ -161,6 +162,7 @@ class Server : core::Pinned {
   void want_grants(SpanState& span);
   void grant(SpanState& span, std::uint32_t chunk);
 
+  core::OneThread one_thread_;
   flow::Outbox& outbox_;
   Listener& listener_;
   flow::GrantQueue grants_;

@@ -57,6 +57,7 @@ BufferPool::BufferPool(std::span<std::byte> memory, std::span<const SizeClass> c
 BufferPool::~BufferPool() { (void)core::check(in_use_ == 0 && lent_ == 0, "no Buffer outlives its pool"); }
 
 Buffer BufferPool::allocate(std::size_t bytes) {
+  const core::OneThread::Inside inside(one_thread_);
   for (std::size_t c = 0; c < classes_.size(); ++c) {
     if (classes_[c].slot_bytes < bytes) continue;
     if (free_[c].empty()) return {};
@@ -71,6 +72,7 @@ Buffer BufferPool::allocate(std::size_t bytes) {
 }
 
 Buffer BufferPool::lend(std::byte* data, std::size_t bytes, std::shared_ptr<const void> keep) {
+  const core::OneThread::Inside inside(one_thread_);
   if (free_lent_.empty()) {
     slots_.push_back(Slot{nullptr, 0, 0, kLent, 0, nullptr});
     free_lent_.reserve(slots_.size());
@@ -90,6 +92,7 @@ std::size_t BufferPool::slot_bytes_for(std::size_t bytes) const noexcept {
 }
 
 Buffer BufferPool::revive(std::uint32_t slot, std::uint64_t life) {
+  const core::OneThread::Inside inside(one_thread_);
   if (slot >= slots_.size() || slots_[slot].references == 0 || slots_[slot].life != life) return {};
   ++slots_[slot].references;
   return Buffer(this, slot);
@@ -98,6 +101,7 @@ Buffer BufferPool::revive(std::uint32_t slot, std::uint64_t life) {
 std::size_t BufferPool::slot_bytes_max() const noexcept { return classes_.empty() ? 0 : classes_.back().slot_bytes; }
 
 void BufferPool::release(std::uint32_t slot) noexcept {
+  const core::OneThread::Inside inside(one_thread_);
   if (--slots_[slot].references > 0) return;
   if (slots_[slot].size_class == kLent) {
     --lent_;

@@ -17,6 +17,7 @@
 #include <span>
 #include <vector>
 
+#include "hybridps/core/one_thread.h"
 #include "hybridps/core/pinned.h"
 
 namespace hybridps::transport {
@@ -92,6 +93,7 @@ class BufferPool : core::Pinned {
   static constexpr std::uint8_t kLent = 255;
   void release(std::uint32_t slot) noexcept;
 
+  core::OneThread one_thread_;
   std::span<std::byte> memory_;
   std::vector<SizeClass> classes_;
   std::vector<Slot> slots_;

@@ -20,6 +20,7 @@
 
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
+#include "hybridps/core/one_thread.h"
 #include "hybridps/flow/grants.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/schedule/plan.h"
@@ -120,7 +121,7 @@ class Worker final : public server::Listener, core::Pinned {
   /// A call from outside: the outermost one settles.
   class Entry : core::Pinned {
    public:
-    explicit Entry(Worker& worker) : worker_(worker) {
+    explicit Entry(Worker& worker) : worker_(worker), inside_(worker.one_thread_) {
       if (worker_.entered_++ == 0) worker_.settle();
     }
     ~Entry() {
@@ -130,6 +131,7 @@ class Worker final : public server::Listener, core::Pinned {
 
    private:
     Worker& worker_;
+    const core::OneThread::Inside inside_;
   };
 
   void start(OperationRun& run);
@@ -168,6 +170,7 @@ class Worker final : public server::Listener, core::Pinned {
 
   static constexpr auto kWatchEvery = std::chrono::milliseconds(100);
 
+  core::OneThread one_thread_;
   flow::Outbox& outbox_;
   server::Server& server_;
   Host& host_;

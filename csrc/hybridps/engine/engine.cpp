@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -24,6 +23,7 @@
 #include "hybridps/door/door.h"
 #include "hybridps/engine/dedicated_client.h"
 #include "hybridps/engine/group_core.h"
+#include "hybridps/engine/groups.h"
 #include "hybridps/engine/data_transport.h"
 #include "hybridps/engine/interface.h"
 #include "hybridps/engine/joiner.h"
@@ -41,9 +41,6 @@ using core::Code;
 using core::Status;
 
 constexpr std::int64_t kSpinMicroseconds = 50;
-constexpr auto kStayAfterFailure = std::chrono::milliseconds(200);
-// How long an operation past its deadline waits for the bootstrap thread to look up who is missing.
-constexpr auto kLookFor = std::chrono::milliseconds(80);
 // How long goodbyes are waited for where the last operation of a group has failed: somebody may not be there to say one.
 constexpr auto kLingerAfterFailure = std::chrono::milliseconds(1000);
 // How long each network transport waits at the end for what is on its way. A peer that another rank found dead takes all of
@@ -120,17 +117,13 @@ class EngineImpl final : public Engine, public LoopClient {
   }
   Loop& loop() noexcept { return *loop_; }
   bool post(core::OnceFn<void()> command) { return loop_->post(std::move(command)); }
-  void run_submit(const std::shared_ptr<GroupCore>& group, worker::Operation operation, std::uint64_t sequence,
-                  worker::Completion done);
-  void run_reserve(GroupCore& group, std::uint64_t sequence);
-  void want_goodbye(const std::shared_ptr<GroupCore>& group);
-  void fail(GroupCore& group, const Status& status);
   /// A group was left; its goodbye is on the way.
   void count_left() {
     const std::lock_guard lock(linger_mutex_);
     --groups_staying_;
   }
-  worker::Worker& worker() { return runtime_->worker(); }
+  // In the loop only.
+  Groups& groups() { return *groups_; }
   Runtime& runtime() { return *runtime_; }
 
  private:
@@ -141,18 +134,6 @@ class EngineImpl final : public Engine, public LoopClient {
   std::chrono::milliseconds sleep_at_most() const override;
   void finish() override;
 
-  void open(const std::shared_ptr<GroupCore>& group, const bootstrap::Roster& roster);
-  void send_goodbye(const std::shared_ptr<GroupCore>& group);
-  /// For a group that has failed and will have nobody to say it to. One that is still being made may have.
-  void give_up_goodbye(GroupCore& group);
-  std::size_t close_finished();
-  std::size_t expire_queued(core::TimePoint now);
-  void close(GroupCore& group);
-  /// A group whose roster is valid, or nothing.
-  std::shared_ptr<GroupCore> find(core::GroupUid uid) const;
-  VerdictBoard::Place place_of(const GroupCore& group) const {
-    return {group.options.store, group.prefix + "/verdict", group.uid};
-  }
   void write_stats() const;
 
   const pid_t pid_;
@@ -170,11 +151,8 @@ class EngineImpl final : public Engine, public LoopClient {
   std::unique_ptr<Runtime> runtime_;  // in the loop only, once that runs
   std::unique_ptr<Loop> loop_;
   std::unique_ptr<VerdictBoard> board_;  // in the loop only, while that runs
+  std::unique_ptr<Groups> groups_;       // in the loop only, once that runs
   std::unique_ptr<Joiner> joiner_;
-
-  // In the loop only.
-  std::vector<std::shared_ptr<GroupCore>> groups_;
-  core::TimePoint queued_due_ = core::TimePoint::max();  // the first deadline among queued operations
 
   std::mutex linger_mutex_;
   std::condition_variable linger_changed_;
@@ -215,7 +193,7 @@ std::uint64_t GroupImpl::submit(worker::Operation operation, worker::Completion 
       // Under the lock: commands of one group are in the order of their sequence numbers.
       engine_->loop().post(
           [engine = engine_.get(), core = core_, o = std::move(operation), sequence, d = std::move(done)]() mutable {
-            engine->run_submit(core, std::move(o), sequence, std::move(d));
+            engine->groups().submit(core, std::move(o), sequence, std::move(d));
           },
           will_drive);
       return sequence;
@@ -229,7 +207,7 @@ std::uint64_t GroupImpl::reserve() {
   const std::lock_guard lock(core_->mutex);
   if (core_->left || engine_->in_forked_child()) return kNotReserved;
   const std::uint64_t sequence = core_->submitted++;
-  engine_->post([engine = engine_.get(), core = core_, sequence] { engine->run_reserve(*core, sequence); });
+  engine_->post([engine = engine_.get(), core = core_, sequence] { engine->groups().reserve(*core, sequence); });
   return sequence;
 }
 
@@ -239,8 +217,10 @@ void GroupImpl::submit_reserved(std::uint64_t sequence, worker::Operation operat
         Status(Code::kClosed, "process group \"" + name() + "\" was destroyed; no further operation is possible"), -1});
     return;
   }
-  engine_->post([engine = engine_.get(), core = core_, o = std::move(operation), sequence,
-                 d = std::move(done)]() mutable { engine->run_submit(core, std::move(o), sequence, std::move(d)); });
+  engine_->post(
+      [engine = engine_.get(), core = core_, o = std::move(operation), sequence, d = std::move(done)]() mutable {
+        engine->groups().submit(core, std::move(o), sequence, std::move(d));
+      });
 }
 
 core::Result<std::shared_ptr<void>> GroupImpl::attach_device(transport::DeviceMemory memory,
@@ -279,11 +259,7 @@ Status GroupImpl::wait_ready() {
 
 void GroupImpl::abort(const std::string& reason) {
   if (engine_->in_forked_child()) return;
-  engine_->post([engine = engine_.get(), core = core_, reason] {
-    const Status status(Code::kAborted, reason);
-    if (core->state != nullptr) engine->worker().fail_group(*core->state, status, /*tell=*/true);
-    engine->fail(*core, status);
-  });
+  engine_->post([engine = engine_.get(), core = core_, reason] { engine->groups().abort(*core, reason); });
 }
 
 void GroupImpl::leave() {
@@ -293,7 +269,7 @@ void GroupImpl::leave() {
     if (std::exchange(core_->left, true)) return;
   }
   engine_->count_left();
-  engine_->post([engine = engine_.get(), core = core_] { engine->want_goodbye(core); });
+  engine_->post([engine = engine_.get(), core = core_] { engine->groups().want_goodbye(core); });
 }
 
 // --- EngineImpl: life ------------------------------------------------------------------------------------------------
@@ -409,34 +385,22 @@ Status EngineImpl::start(core::Config config) {
       Runtime::create(options, memory, std::move(keep), std::move(transports));
   if (!runtime.is_ok()) return runtime.status();
   runtime_ = std::move(runtime).value();
-  Runtime::Hooks hooks;
-  hooks.group_failed = [this](core::GroupUid uid, const Status& status, const Status& cause, bool found_here) {
-    const std::shared_ptr<GroupCore> group = find(uid);
-    if (!group) return;
-    if (found_here && group->options.size > 1) board_->post(place_of(*group), cause);
-    fail(*group, status);
-  };
-  hooks.group_waits = [this](core::GroupUid uid) {
-    if (const std::shared_ptr<GroupCore> group = find(uid); group && group->options.size > 1)
-      board_->look(place_of(*group));
-  };
-  runtime_->set_hooks(std::move(hooks));
+  board_ = std::make_unique<VerdictBoard>([this](core::GroupUid uid, const Status& verdict) {
+    post([this, uid, verdict] { groups_->on_told(uid, verdict); });
+  });
+  groups_ = std::make_unique<Groups>(config_, id_, *runtime_, *board_, [this] {
+    {
+      const std::lock_guard lock(linger_mutex_);
+      --groups_open_;
+    }
+    linger_changed_.notify_all();
+  });
   Joiner::Hooks joined;
   joined.post = [this](core::OnceFn<void()> command) { post(std::move(command)); };
-  joined.open = [this](const auto& group, const bootstrap::Roster& roster) { open(group, roster); };
-  joined.fail = [this](GroupCore& group, const Status& status) {
-    group.is_joining = false;
-    fail(group, status);
-    give_up_goodbye(group);
-  };
-  joined.looked = [this] { queued_due_ = core::Clock::now(); };
+  joined.open = [this](const auto& group, const bootstrap::Roster& roster) { groups_->open(group, roster); };
+  joined.fail = [this](GroupCore& group, const Status& status) { groups_->not_joined(group, status); };
+  joined.looked = [this] { groups_->on_looked(); };
   joiner_ = std::make_unique<Joiner>(std::move(joined), proving);
-  board_ = std::make_unique<VerdictBoard>([this](core::GroupUid uid, const Status& verdict) {
-    post([this, uid, verdict] {
-      if (const std::shared_ptr<GroupCore> group = find(uid))
-        runtime_->worker().fail_group(*group->state, verdict, /*tell=*/false);
-    });
-  });
   identity_ = bootstrap::node_identity(config_, id_);
   nics_ = to_record(interfaces.value().nics);
   node_gbps_ = interfaces.value().node_gbps;
@@ -512,236 +476,13 @@ EngineStats EngineImpl::stats() const {
 
 // --- EngineImpl: in the loop -----------------------------------------------------------------------------------------
 
-std::shared_ptr<GroupCore> EngineImpl::find(core::GroupUid uid) const {
-  for (const auto& group : groups_)
-    if (group->state != nullptr && group->uid == uid) return group;
-  return nullptr;
-}
-
-std::size_t EngineImpl::round() {
-  std::size_t work = close_finished();
-  if (queued_due_ != core::TimePoint::max()) work += expire_queued(core::Clock::now());
-  work += joiner_->answer_proofs();
-  return work;
-}
+std::size_t EngineImpl::round() { return groups_->tick() + joiner_->answer_proofs(); }
 
 std::chrono::milliseconds EngineImpl::sleep_at_most() const {
-  if (joiner_->has_proofs()) return std::chrono::milliseconds(5);
-  for (const auto& group : groups_)
-    if (group->goodbye_done) return std::chrono::milliseconds(20);
-  constexpr std::chrono::milliseconds kUsual(100);
-  if (queued_due_ == core::TimePoint::max()) return kUsual;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(queued_due_ - core::Clock::now());
-  return std::clamp(left, std::chrono::milliseconds(0), kUsual);
+  return joiner_->has_proofs() ? std::chrono::milliseconds(5) : groups_->sleep_at_most();
 }
 
-void EngineImpl::finish() {
-  for (const auto& group : groups_) close(*group);
-  groups_.clear();
-}
-
-void EngineImpl::run_submit(const std::shared_ptr<GroupCore>& group, worker::Operation operation,
-                            std::uint64_t sequence, worker::Completion done) {
-  if (group->state == nullptr) {
-    Status status;
-    {
-      const std::lock_guard lock(group->mutex);
-      status = group->status;
-    }
-    if (status.is_ok() && !group->closed) {
-      if (operation.timeout.count() > 0)
-        queued_due_ = std::min(queued_due_, core::Deadline::after(operation.timeout, operation.issued_at).point());
-      group->queued.push_back({std::move(operation), sequence, std::move(done)});
-    } else {
-      done(worker::Outcome{status.is_ok() ? Status(Code::kClosed, "the group was destroyed") : status, -1});
-    }
-    return;
-  }
-  const bool counted = operation.kind != schedule::Kind::kPointToPoint;
-  runtime_->worker().submit(*group->state, std::move(operation), sequence,
-                            [group, counted, d = std::move(done)](const worker::Outcome& outcome) mutable {
-                              if (counted) group->completed.fetch_add(1);
-                              group->last_failed = !outcome.status.is_ok();
-                              d(outcome);
-                            });
-}
-
-void EngineImpl::run_reserve(GroupCore& group, std::uint64_t sequence) {
-  if (group.state != nullptr)
-    runtime_->worker().reserve(*group.state, sequence);
-  else
-    group.reserved_early.push_back(sequence);
-}
-
-void EngineImpl::fail(GroupCore& group, const Status& status) {
-  {
-    const std::lock_guard lock(group.mutex);
-    if (!group.status.is_ok()) return;
-    group.status = status;
-  }
-  group.changed.notify_all();
-  for (auto queued = std::exchange(group.queued, {}); auto& item : queued)
-    if (item.done) item.done(worker::Outcome{status, -1});
-  if (group.state != nullptr) return;
-  group.last_failed = true;
-  // No roster yet, and so nobody to send it to. If this engine ends before there is one, members find it in the Store.
-  if (status.code() == Code::kAborted && group.options.size > 1) board_->post(place_of(group), status);
-  give_up_goodbye(group);
-}
-
-void EngineImpl::open(const std::shared_ptr<GroupCore>& group, const bootstrap::Roster& roster) {
-  group->is_joining = false;
-  if (group->closed) {
-    runtime_->forget_group(roster.uid);
-    return;
-  }
-  const int me = group->options.rank;
-  const int my_node = roster.node_of[static_cast<std::size_t>(me)];
-  worker::GroupInfo info{roster.uid, group->options.name, {}, {}, topology_of(roster, me), {}};
-  std::uint64_t chunk_bytes = config_.chunk_bytes;
-  const auto add = [&](const bootstrap::MemberRecord& member, bool local) {
-    info.engines.push_back(member.engine);
-    info.hosts.push_back(member.host_name + " pid " + std::to_string(member.pid));
-    chunk_bytes = std::min(chunk_bytes, member.chunk_bytes);
-    if (member.engine == id_) return;
-    runtime_->add_peer(peer_record(member, info.hosts.back(), local));
-  };
-  for (int rank = 0; rank < roster.size(); ++rank)
-    add(roster.members[static_cast<std::size_t>(rank)], roster.node_of[static_cast<std::size_t>(rank)] == my_node);
-  for (const bootstrap::MemberRecord& server : roster.servers) add(server, false);
-  if (!config_.small_first) info.limits.urgent_below = 0;
-  info.limits.chunk_bytes = schedule::chunk_bytes_for(info.topology, chunk_bytes);
-  group->uid = roster.uid;
-  group->state = &runtime_->open_group(std::move(info));
-  Status status;
-  {
-    const std::lock_guard lock(group->mutex);
-    group->ready = true;
-    group->node_of = roster.node_of;
-    status = group->status;
-  }
-  group->changed.notify_all();
-  // Failed here while it was still being made: the others have waited for this rank, and hear of it now.
-  if (!status.is_ok()) runtime_->worker().fail_group(*group->state, status, /*tell=*/true);
-  // A member of it is known to be dead.
-  if (const Status& verdict = group->state->status; !verdict.is_ok()) fail(*group, verdict);
-  for (const std::uint64_t sequence : std::exchange(group->reserved_early, {}))
-    runtime_->worker().reserve(*group->state, sequence);
-  for (auto queued = std::exchange(group->queued, {}); auto& item : queued) {
-    if (item.done) {
-      run_submit(group, std::move(item.operation), item.sequence, std::move(item.done));
-    } else if (item.operation.kind != schedule::Kind::kPointToPoint) {
-      runtime_->worker().submit_failed(
-          *group->state, std::move(item.operation), item.sequence,
-          Status(Code::kTimeout, "rank " + std::to_string(me) + " gave it up before the group was complete"));
-      group->completed.fetch_add(1);
-    }
-  }
-  if (group->goodbye_wanted) send_goodbye(group);
-}
-
-void EngineImpl::want_goodbye(const std::shared_ptr<GroupCore>& group) {
-  group->goodbye_wanted = true;
-  if (group->state != nullptr)
-    send_goodbye(group);
-  else
-    give_up_goodbye(*group);
-}
-
-void EngineImpl::give_up_goodbye(GroupCore& group) {
-  if (!group.goodbye_wanted || group.is_joining || group.state != nullptr) return;
-  const std::lock_guard lock(group.mutex);
-  if (!group.status.is_ok()) group.goodbye_done = true;
-}
-
-void EngineImpl::send_goodbye(const std::shared_ptr<GroupCore>& group) {
-  if (std::exchange(group->goodbye_sent, true)) return;
-  worker::Operation goodbye;
-  goodbye.kind = schedule::Kind::kGoodbye;
-  std::uint64_t sequence = 0;
-  {
-    const std::lock_guard lock(group->mutex);
-    sequence = group->submitted++;
-  }
-  runtime_->worker().submit(*group->state, std::move(goodbye), sequence,
-                            [group](const worker::Outcome&) { group->goodbye_done = true; });
-}
-
-void EngineImpl::close(GroupCore& group) {
-  if (std::exchange(group.closed, true)) return;
-  if (group.state != nullptr) {
-    group.state = nullptr;
-    runtime_->close_group(group.uid);
-  }
-  fail(group, Status(Code::kClosed, "the group was destroyed"));
-  {
-    const std::lock_guard lock(linger_mutex_);
-    --groups_open_;
-  }
-  linger_changed_.notify_all();
-}
-
-std::size_t EngineImpl::expire_queued(core::TimePoint now) {
-  if (now < queued_due_) return 0;
-  std::size_t work = 0;
-  queued_due_ = core::TimePoint::max();
-  for (const auto& group : groups_) {
-    bool expired = false;
-    for (auto& item : group->queued) {
-      if (!item.done || item.operation.timeout.count() <= 0) continue;
-      const core::Deadline deadline = core::Deadline::after(item.operation.timeout, item.operation.issued_at);
-      if (!deadline.has_passed(now)) {
-        queued_due_ = std::min(queued_due_, deadline.point());
-        continue;
-      }
-      std::string missing;
-      {
-        const std::lock_guard lock(group->mutex);
-        missing = group->waiting_for;
-      }
-      if (missing.empty() && now < deadline.point() + kLookFor) {
-        group->look_wanted.store(true);
-        queued_due_ = std::min(queued_due_, deadline.point() + kLookFor);
-        continue;
-      }
-      std::string text = "timed out after " + core::format_seconds(core::to_seconds(item.operation.timeout)) +
-                         ", before the group was complete";
-      if (!missing.empty()) text += ": " + missing;
-      expired = true;
-      text += ". What to do: see whether these ranks are alive and make the same group, or pass a longer timeout";
-      ++work;
-      group->last_failed = true;
-      std::exchange(item.done, {})(worker::Outcome{Status(Code::kTimeout, std::move(text)), -1});
-    }
-    if (expired) {  // the next one asks anew
-      const std::lock_guard lock(group->mutex);
-      group->waiting_for.clear();
-    }
-  }
-  return work;
-}
-
-std::size_t EngineImpl::close_finished() {
-  std::size_t work = 0;
-  for (std::size_t i = 0; i < groups_.size();) {
-    GroupCore& group = *groups_[i];
-    bool waits = false;
-    if (group.state != nullptr) {
-      // After a failure others may just be opening a connection to tell us: stay for them.
-      waits = group.state->status.is_ok() ? group.state->p2p->has_unacknowledged()
-                                          : runtime_->has_unanswered_verdicts() ||
-                                                core::Clock::now() - group.state->failed_at < kStayAfterFailure;
-    }
-    if (!group.closed && !(group.goodbye_done && !waits)) {
-      ++i;
-      continue;
-    }
-    close(group);
-    groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(i));
-    ++work;
-  }
-  return work;
-}
+void EngineImpl::finish() { groups_->close_all(); }
 
 void EngineImpl::linger() {
   if (in_forked_child() || on_own_thread()) return;
@@ -750,8 +491,7 @@ void EngineImpl::linger() {
   hurry_ = false;
   lock.unlock();
   post([this] {
-    const bool failed = std::any_of(groups_.begin(), groups_.end(),
-                                    [](const auto& group) { return group->goodbye_wanted && group->last_failed; });
+    const bool failed = groups_->has_failed_leaver();
     const std::lock_guard inner(linger_mutex_);
     hurry_ = failed;
     linger_changed_.notify_all();
@@ -766,10 +506,7 @@ void EngineImpl::linger() {
   core::log_info("leaving after ", core::to_seconds(core::Clock::now() - start),
                  " s although not all members have said goodbye");
   lock.unlock();
-  post([this] {
-    for (const auto& group : groups_)
-      if (group->goodbye_wanted) close(*group);
-  });
+  post([this] { groups_->close_left(); });
   lock.lock();
   linger_changed_.wait_for(lock, std::chrono::seconds(2), closed);
 }
@@ -822,7 +559,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
     ++groups_staying_;
   }
   linger_changed_.notify_all();
-  post([this, group] { groups_.push_back(group); });
+  post([this, group] { groups_->add(group); });
   joiner_->join(group, std::move(r), std::move(dedicated));
   return std::shared_ptr<Group>(
       std::make_shared<GroupImpl>(std::static_pointer_cast<EngineImpl>(shared_from_this()), group));

@@ -1,0 +1,292 @@
+#include "hybridps/engine/groups.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "hybridps/core/text.h"
+#include "hybridps/engine/records.h"
+
+namespace hybridps::engine {
+namespace {
+
+using core::Code;
+using core::Status;
+
+constexpr auto kStayAfterFailure = std::chrono::milliseconds(200);
+// How long an operation past its deadline waits for the bootstrap thread to look up who is missing.
+constexpr auto kLookFor = std::chrono::milliseconds(80);
+
+VerdictBoard::Place place_of(const GroupCore& group) {
+  return {group.options.store, group.prefix + "/verdict", group.uid};
+}
+
+}  // namespace
+
+Groups::Groups(const core::Config& config, core::EngineId self, Runtime& runtime, VerdictBoard& board,
+               std::function<void()> closed)
+    : config_(config), self_(self), runtime_(runtime), board_(board), closed_(std::move(closed)) {
+  Runtime::Hooks hooks;
+  hooks.group_failed = [this](core::GroupUid uid, const Status& status, const Status& cause, bool found_here) {
+    const Group group = find(uid);
+    if (!group) return;
+    if (found_here && group->options.size > 1) board_.post(place_of(*group), cause);
+    fail(*group, status);
+  };
+  hooks.group_waits = [this](core::GroupUid uid) {
+    if (const Group group = find(uid); group && group->options.size > 1) board_.look(place_of(*group));
+  };
+  runtime_.set_hooks(std::move(hooks));
+}
+
+void Groups::on_told(core::GroupUid uid, const Status& verdict) {
+  if (const Group group = find(uid)) runtime_.worker().fail_group(*group->state, verdict, /*tell=*/false);
+}
+
+void Groups::not_joined(GroupCore& group, const Status& status) {
+  group.is_joining = false;
+  fail(group, status);
+  give_up_goodbye(group);
+}
+
+void Groups::abort(GroupCore& group, const std::string& reason) {
+  const Status status(Code::kAborted, reason);
+  if (group.state != nullptr) runtime_.worker().fail_group(*group.state, status, /*tell=*/true);
+  fail(group, status);
+}
+
+std::size_t Groups::tick() {
+  std::size_t work = close_finished();
+  if (queued_due_ != core::TimePoint::max()) work += expire_queued(core::Clock::now());
+  return work;
+}
+
+std::chrono::milliseconds Groups::sleep_at_most() const {
+  for (const Group& group : groups_)
+    if (group->goodbye_done) return std::chrono::milliseconds(20);
+  constexpr std::chrono::milliseconds kUsual(100);
+  if (queued_due_ == core::TimePoint::max()) return kUsual;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(queued_due_ - core::Clock::now());
+  return std::clamp(left, std::chrono::milliseconds(0), kUsual);
+}
+
+bool Groups::has_failed_leaver() const {
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [](const Group& group) { return group->goodbye_wanted && group->last_failed; });
+}
+
+void Groups::close_left() {
+  for (const Group& group : groups_)
+    if (group->goodbye_wanted) close(*group);
+}
+
+void Groups::close_all() {
+  for (const Group& group : groups_) close(*group);
+  groups_.clear();
+}
+
+Groups::Group Groups::find(core::GroupUid uid) const {
+  for (const auto& group : groups_)
+    if (group->state != nullptr && group->uid == uid) return group;
+  return nullptr;
+}
+
+void Groups::submit(const Group& group, worker::Operation operation, std::uint64_t sequence, worker::Completion done) {
+  if (group->state == nullptr) {
+    Status status;
+    {
+      const std::lock_guard lock(group->mutex);
+      status = group->status;
+    }
+    if (status.is_ok() && !group->closed) {
+      if (operation.timeout.count() > 0)
+        queued_due_ = std::min(queued_due_, core::Deadline::after(operation.timeout, operation.issued_at).point());
+      group->queued.push_back({std::move(operation), sequence, std::move(done)});
+    } else {
+      done(worker::Outcome{status.is_ok() ? Status(Code::kClosed, "the group was destroyed") : status, -1});
+    }
+    return;
+  }
+  const bool counted = operation.kind != schedule::Kind::kPointToPoint;
+  runtime_.worker().submit(*group->state, std::move(operation), sequence,
+                           [group, counted, d = std::move(done)](const worker::Outcome& outcome) mutable {
+                             if (counted) group->completed.fetch_add(1);
+                             group->last_failed = !outcome.status.is_ok();
+                             d(outcome);
+                           });
+}
+
+void Groups::reserve(GroupCore& group, std::uint64_t sequence) {
+  if (group.state != nullptr)
+    runtime_.worker().reserve(*group.state, sequence);
+  else
+    group.reserved_early.push_back(sequence);
+}
+
+void Groups::fail(GroupCore& group, const Status& status) {
+  {
+    const std::lock_guard lock(group.mutex);
+    if (!group.status.is_ok()) return;
+    group.status = status;
+  }
+  group.changed.notify_all();
+  for (auto queued = std::exchange(group.queued, {}); auto& item : queued)
+    if (item.done) item.done(worker::Outcome{status, -1});
+  if (group.state != nullptr) return;
+  group.last_failed = true;
+  // No roster yet, and so nobody to send it to. If this engine ends before there is one, members find it in the Store.
+  if (status.code() == Code::kAborted && group.options.size > 1) board_.post(place_of(group), status);
+  give_up_goodbye(group);
+}
+
+void Groups::open(const Group& group, const bootstrap::Roster& roster) {
+  group->is_joining = false;
+  if (group->closed) {
+    runtime_.forget_group(roster.uid);
+    return;
+  }
+  const int me = group->options.rank;
+  const int my_node = roster.node_of[static_cast<std::size_t>(me)];
+  worker::GroupInfo info{roster.uid, group->options.name, {}, {}, topology_of(roster, me), {}};
+  std::uint64_t chunk_bytes = config_.chunk_bytes;
+  const auto add = [&](const bootstrap::MemberRecord& member, bool local) {
+    info.engines.push_back(member.engine);
+    info.hosts.push_back(member.host_name + " pid " + std::to_string(member.pid));
+    chunk_bytes = std::min(chunk_bytes, member.chunk_bytes);
+    if (member.engine == self_) return;
+    runtime_.add_peer(peer_record(member, info.hosts.back(), local));
+  };
+  for (int rank = 0; rank < roster.size(); ++rank)
+    add(roster.members[static_cast<std::size_t>(rank)], roster.node_of[static_cast<std::size_t>(rank)] == my_node);
+  for (const bootstrap::MemberRecord& server : roster.servers) add(server, false);
+  if (!config_.small_first) info.limits.urgent_below = 0;
+  info.limits.chunk_bytes = schedule::chunk_bytes_for(info.topology, chunk_bytes);
+  group->uid = roster.uid;
+  group->state = &runtime_.open_group(std::move(info));
+  Status status;
+  {
+    const std::lock_guard lock(group->mutex);
+    group->ready = true;
+    group->node_of = roster.node_of;
+    status = group->status;
+  }
+  group->changed.notify_all();
+  // Failed here while it was still being made: the others have waited for this rank, and hear of it now.
+  if (!status.is_ok()) runtime_.worker().fail_group(*group->state, status, /*tell=*/true);
+  // A member of it is known to be dead.
+  if (const Status& verdict = group->state->status; !verdict.is_ok()) fail(*group, verdict);
+  for (const std::uint64_t sequence : std::exchange(group->reserved_early, {}))
+    runtime_.worker().reserve(*group->state, sequence);
+  for (auto queued = std::exchange(group->queued, {}); auto& item : queued) {
+    if (item.done) {
+      submit(group, std::move(item.operation), item.sequence, std::move(item.done));
+    } else if (item.operation.kind != schedule::Kind::kPointToPoint) {
+      runtime_.worker().submit_failed(
+          *group->state, std::move(item.operation), item.sequence,
+          Status(Code::kTimeout, "rank " + std::to_string(me) + " gave it up before the group was complete"));
+      group->completed.fetch_add(1);
+    }
+  }
+  if (group->goodbye_wanted) send_goodbye(group);
+}
+
+void Groups::want_goodbye(const Group& group) {
+  group->goodbye_wanted = true;
+  if (group->state != nullptr)
+    send_goodbye(group);
+  else
+    give_up_goodbye(*group);
+}
+
+void Groups::give_up_goodbye(GroupCore& group) {
+  if (!group.goodbye_wanted || group.is_joining || group.state != nullptr) return;
+  const std::lock_guard lock(group.mutex);
+  if (!group.status.is_ok()) group.goodbye_done = true;
+}
+
+void Groups::send_goodbye(const Group& group) {
+  if (std::exchange(group->goodbye_sent, true)) return;
+  worker::Operation goodbye;
+  goodbye.kind = schedule::Kind::kGoodbye;
+  std::uint64_t sequence = 0;
+  {
+    const std::lock_guard lock(group->mutex);
+    sequence = group->submitted++;
+  }
+  runtime_.worker().submit(*group->state, std::move(goodbye), sequence,
+                           [group](const worker::Outcome&) { group->goodbye_done = true; });
+}
+
+void Groups::close(GroupCore& group) {
+  if (std::exchange(group.closed, true)) return;
+  if (group.state != nullptr) {
+    group.state = nullptr;
+    runtime_.close_group(group.uid);
+  }
+  fail(group, Status(Code::kClosed, "the group was destroyed"));
+  closed_();
+}
+
+std::size_t Groups::expire_queued(core::TimePoint now) {
+  if (now < queued_due_) return 0;
+  std::size_t work = 0;
+  queued_due_ = core::TimePoint::max();
+  for (const auto& group : groups_) {
+    bool expired = false;
+    for (auto& item : group->queued) {
+      if (!item.done || item.operation.timeout.count() <= 0) continue;
+      const core::Deadline deadline = core::Deadline::after(item.operation.timeout, item.operation.issued_at);
+      if (!deadline.has_passed(now)) {
+        queued_due_ = std::min(queued_due_, deadline.point());
+        continue;
+      }
+      std::string missing;
+      {
+        const std::lock_guard lock(group->mutex);
+        missing = group->waiting_for;
+      }
+      if (missing.empty() && now < deadline.point() + kLookFor) {
+        group->look_wanted.store(true);
+        queued_due_ = std::min(queued_due_, deadline.point() + kLookFor);
+        continue;
+      }
+      std::string text = "timed out after " + core::format_seconds(core::to_seconds(item.operation.timeout)) +
+                         ", before the group was complete";
+      if (!missing.empty()) text += ": " + missing;
+      expired = true;
+      text += ". What to do: see whether these ranks are alive and make the same group, or pass a longer timeout";
+      ++work;
+      group->last_failed = true;
+      std::exchange(item.done, {})(worker::Outcome{Status(Code::kTimeout, std::move(text)), -1});
+    }
+    if (expired) {  // the next one asks anew
+      const std::lock_guard lock(group->mutex);
+      group->waiting_for.clear();
+    }
+  }
+  return work;
+}
+
+std::size_t Groups::close_finished() {
+  std::size_t work = 0;
+  for (std::size_t i = 0; i < groups_.size();) {
+    GroupCore& group = *groups_[i];
+    bool waits = false;
+    if (group.state != nullptr) {
+      // After a failure others may just be opening a connection to tell us: stay for them.
+      waits = group.state->status.is_ok() ? group.state->p2p->has_unacknowledged()
+                                          : runtime_.has_unanswered_verdicts() ||
+                                                core::Clock::now() - group.state->failed_at < kStayAfterFailure;
+    }
+    if (!group.closed && !(group.goodbye_done && !waits)) {
+      ++i;
+      continue;
+    }
+    close(group);
+    groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(i));
+    ++work;
+  }
+  return work;
+}
+
+}  // namespace hybridps::engine

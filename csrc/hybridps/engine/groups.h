@@ -1,0 +1,77 @@
+// hybridps/engine/groups.h: an engine's groups in its loop, from the call that makes them until they are closed.
+//
+// Model    Operations wait here for the roster, with their deadlines; then the Worker has them. A verdict that this rank has found
+//          goes to the members by message, and to the Store for those whom none reaches. A group that is left says goodbye, its last
+//          collective, and is closed when that is done.
+// Threads  the engine's loop; what others may look at is under GroupCore::mutex.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hybridps/bootstrap/record.h"
+#include "hybridps/core/config.h"
+#include "hybridps/core/ids.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/engine/group_core.h"
+#include "hybridps/engine/runtime.h"
+#include "hybridps/engine/verdict_board.h"
+
+namespace hybridps::engine {
+
+class Groups : core::Pinned {
+ public:
+  using Group = std::shared_ptr<GroupCore>;
+
+  /// `closed` is called once for each group that was added, when it is closed. Takes the Runtime's hooks.
+  Groups(const core::Config& config, core::EngineId self, Runtime& runtime, VerdictBoard& board,
+         std::function<void()> closed);
+
+  void add(Group group) { groups_.push_back(std::move(group)); }
+  /// Its roster is valid.
+  void open(const Group& group, const bootstrap::Roster& roster);
+  /// It has none, and will not.
+  void not_joined(GroupCore& group, const core::Status& status);
+  void submit(const Group& group, worker::Operation operation, std::uint64_t sequence, worker::Completion done);
+  void reserve(GroupCore& group, std::uint64_t sequence);
+  void abort(GroupCore& group, const std::string& reason);
+  /// It was left.
+  void want_goodbye(const Group& group);
+  /// From the Store.
+  void on_told(core::GroupUid uid, const core::Status& verdict);
+  /// GroupCore::waiting_for is there.
+  void on_looked() { queued_due_ = core::Clock::now(); }
+
+  /// Deadlines, and groups that are over. Returns what it did.
+  std::size_t tick();
+  std::chrono::milliseconds sleep_at_most() const;
+  /// Of those left, whether one has ended in a failure.
+  bool has_failed_leaver() const;
+  void close_left();
+  void close_all();
+
+ private:
+  void fail(GroupCore& group, const core::Status& status);
+  void send_goodbye(const Group& group);
+  /// For a group that has failed and will have nobody to say it to. One that is still being made may have.
+  void give_up_goodbye(GroupCore& group);
+  std::size_t close_finished();
+  std::size_t expire_queued(core::TimePoint now);
+  void close(GroupCore& group);
+  /// A group whose roster is valid, or nothing.
+  Group find(core::GroupUid uid) const;
+
+  const core::Config& config_;
+  const core::EngineId self_;
+  Runtime& runtime_;
+  VerdictBoard& board_;
+  const std::function<void()> closed_;
+  std::vector<Group> groups_;
+  core::TimePoint queued_due_ = core::TimePoint::max();  // the first deadline among queued operations
+};
+
+}  // namespace hybridps::engine

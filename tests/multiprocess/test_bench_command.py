@@ -35,7 +35,7 @@ def test_every_collective_beside_gloo(tmp_path):
 
 
 def test_types_and_operations_are_checked():
-    for kind, operation in (("bfloat16", "sum"), ("float16", "avg"), ("int8", "max"), ("int64", "min")):
+    for kind, operation in (("bfloat16", "avg"), ("int8", "max")):
         done = bench(
             "allreduce", "reduce_scatter", "-b", "4K", "-e", "4K", "-n", "1", "-w", "0", "-d", kind, "-o", operation
         )

@@ -19,7 +19,9 @@ NEW_NAMES = harness.TORCH >= (2, 14)  # all_gather_single and its like; gather_s
 
 # The thorough maps get all sizes of all dtypes, the others a few.
 THOROUGH = ["2+2", "2+1+1"]
-ALL_MAPS = harness.LAYOUTS
+ALL_MAPS = [
+    pytest.param(nodes, marks=pytest.mark.slow) if nodes in ("3+1", "2+1") else nodes for nodes in harness.LAYOUTS
+]
 FEW_MAPS = ["4", "2+2", "2+1+1", "1+1", "1"]
 
 
@@ -856,7 +858,7 @@ def test_memory_layouts(nodes):
 
 
 @pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="a setting of hybridps")
-@pytest.mark.parametrize("nodes", ["1+1", "2+1+1"])
+@pytest.mark.parametrize("nodes", [pytest.param("1+1", marks=pytest.mark.slow), "2+1+1"])
 @pytest.mark.parametrize(
     "function", [allreduce_all, reduce_scatter_all, all_gather_all, all_to_all_all, p2p_all, objects_all]
 )

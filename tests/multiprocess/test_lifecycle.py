@@ -95,7 +95,7 @@ def leave_early(rank, world, what, destroy):
 
 @pytest.mark.parametrize("destroy", [True, False], ids=["destroy", "exit"])
 @pytest.mark.parametrize("what", ["reduce", "broadcast", "isend", "dropped allreduce"])
-@pytest.mark.parametrize("nodes", ["2+2", "1+1"])
+@pytest.mark.parametrize("nodes", ["2+2", pytest.param("1+1", marks=pytest.mark.slow)])
 def test_a_rank_leaves_after_its_own_part(what, nodes, destroy):
     if what == "dropped allreduce" and lacks("leaving_early"):
         pytest.skip(harness.GLOO_LACKS["leaving_early"])

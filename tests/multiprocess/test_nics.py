@@ -189,9 +189,9 @@ def test_more_data_threads_than_connections_are_reported(make_hosts):
     [
         ("net0,net7", "there is no network device 'net7'"),
         ("net0,net1", "network device 'net1' is down or has no carrier"),
-        ("net0,net2", "network device 'net2' has no IP address"),
-        ("net0,lo", "'lo' is the loopback interface"),
-        ("net0,net0", "network device 'net0' is named twice"),
+        pytest.param("net0,net2", "network device 'net2' has no IP address", marks=pytest.mark.slow),
+        pytest.param("net0,lo", "'lo' is the loopback interface", marks=pytest.mark.slow),
+        pytest.param("net0,net0", "network device 'net0' is named twice", marks=pytest.mark.slow),
     ],
 )
 def test_a_data_interface_that_will_not_do_is_an_error_at_once(make_hosts, named, what):

@@ -48,7 +48,7 @@ def test_every_kind_is_drawn():
 
 
 # Short ones: a node map, a number of steps.
-FIXED = [(1, "2+1", 40), (2, "1+1", 40), (3, "2+2", 30)]
+FIXED = [(1, "2+1", 25), (2, "1+1", 40), (3, "2+2", 30)]
 
 
 @pytest.mark.parametrize(("seed", "nodes", "steps"), FIXED)

@@ -19,7 +19,6 @@
 #include "hybridps/build_info.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/core/log.h"
-#include "hybridps/core/text.h"
 #include "hybridps/door/door.h"
 #include "hybridps/engine/dedicated_client.h"
 #include "hybridps/engine/group_core.h"

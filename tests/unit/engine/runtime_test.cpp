@@ -475,12 +475,12 @@ TEST_CASE("engine/runtime: a rank that comes last to ranks that disagree fails a
 TEST_CASE("engine/runtime: a root that finds the data of another root fails", "[engine][fast]") {
   for (const auto& layout : std::vector<std::vector<int>>{{0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 2}}) {
     for (const bool reduces : {false, true}) {
-      Cluster cluster(nodes(layout));
-      const auto uid = cluster.open_group();
-      Tally first;
+      Tally first;  // ends with the cluster
       Tally second;
       std::vector<std::int32_t> theirs = values(1, 100000);
       std::vector<std::int32_t> ours = values(0, 100000);
+      Cluster cluster(nodes(layout));
+      const auto uid = cluster.open_group();
       auto o = reduces ? reduction(schedule::Kind::kReduce) : movement(schedule::Kind::kBroadcast);
       o.root = reduces ? 0 : 1;
       (reduces ? o.input : o.output).assign(1, piece(theirs));

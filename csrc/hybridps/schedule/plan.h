@@ -130,6 +130,7 @@ struct Span {
   std::uint64_t output_offset = 0;  // in a consumer's output, bytes
   std::uint32_t chunk_bytes = 1;    // all chunks but the last have this many bytes
   std::uint32_t chunks = 1;         // at least 1: a span of 0 bytes is one empty chunk
+  std::uint16_t attempt = 0;        // how often it was given to another owner before
   int rail = kNoRail;               // Scope::kNodes: the ranks of this rail alone have a part in it
 };
 

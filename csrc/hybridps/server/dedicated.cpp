@@ -2,30 +2,37 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "hybridps/core/log.h"
 
 namespace hybridps::server {
 namespace {
 
-// A duplicate of an operation that is over may come this many operations later, at most.
+// A duplicate of a span that is over may come this many spans later, at most.
 constexpr std::size_t kOverKept = 1024;
 // What a group's members may have under way at a time: a span costs about a kilobyte, a chunk at least a byte, and a
 // header alone opens them. 16 TiB in chunks of 1 MiB.
 constexpr std::uint64_t kChunksMax = std::uint64_t{1} << 24;
 constexpr std::size_t kSpansMax = std::size_t{1} << 17;
+// What is over is the whole operation.
+constexpr std::uint32_t kAllSpans = 0xffffffffU;
 
 }  // namespace
 
 struct Dedicated::Group : core::Pinned {
   explicit Group(ServedGroup i) : info(std::move(i)) {}
   ServedGroup info;
-  std::map<std::uint64_t, std::unique_ptr<Span>> spans;  // by sequence: a server owns one span of an operation
-  std::uint64_t chunks = 0;                              // of all spans
-  std::unordered_set<std::uint64_t> over;
-  std::deque<std::uint64_t> over_order;
+  std::map<SpanKey, std::unique_ptr<Span>> spans;
+  std::uint64_t chunks = 0;  // of all spans
+  std::set<SpanKey> over;
+  std::deque<SpanKey> over_order;
   bool closing = false;
 };
+
+SpanKey Dedicated::key_of(const Group& group, const wire::ChunkId& chunk) {
+  return {{group.info.uid, chunk.sequence}, chunk.span, chunk.attempt};
+}
 
 class Dedicated::Span final : public LocalOwner, public ResultStreams::Maker, core::Pinned {
  public:
@@ -99,7 +106,7 @@ std::string Dedicated::refuse(const Group& group, int sender, const wire::ChunkI
   if (chunk.signature.kind == schedule::Kind::kReduce &&
       (chunk.signature.root < 0 || chunk.signature.root >= topology.size()))
     return "a reduce to rank " + std::to_string(chunk.signature.root);
-  if (group.spans.count(chunk.sequence) == 0 &&
+  if (group.spans.count(key_of(group, chunk)) == 0 &&
       (group.spans.size() >= kSpansMax || chunk.span_bytes / group.info.chunk_bytes >= kChunksMax - group.chunks))
     return "more than " + std::to_string(kSpansMax) + " operations or " + std::to_string(kChunksMax) +
            " chunks that are not over: wait for some before issuing more";
@@ -108,7 +115,7 @@ std::string Dedicated::refuse(const Group& group, int sender, const wire::ChunkI
 
 Dedicated::Span* Dedicated::open_span(Group& group, const wire::ChunkId& first) {
   const schedule::Topology& topology = group.info.topology;
-  const SpanKey key{OperationKey{group.info.uid, first.sequence}, first.span};
+  const SpanKey key = key_of(group, first);
   Opening opening;
   opening.signature = first.signature;
   opening.bytes = first.span_bytes;
@@ -144,7 +151,7 @@ Dedicated::Span* Dedicated::open_span(Group& group, const wire::ChunkId& first) 
       add(topology.agent((first_node + step) % topology.nodes(), topology.rank()));
   }
   group.chunks += opening.chunks;
-  group.spans[first.sequence] = std::move(made);
+  group.spans[key] = std::move(made);
   return server_.open(key, opening) ? span : nullptr;
 }
 
@@ -160,7 +167,10 @@ void Dedicated::on_message(const wire::Message& message, flow::Delivery payload)
   }
   if (const auto* verdict = message.as<wire::Verdict>()) {
     if (verdict->on != wire::Verdict::On::kGroup) {
-      end_operation(*group, verdict->sequence);
+      const OperationKey ended{from.uid, verdict->sequence};
+      for (auto at = group->spans.lower_bound({ended}); at != group->spans.end() && at->first.operation == ended;)
+        end_span(*group, SpanKey((at++)->first));
+      end_span(*group, {ended, kAllSpans});
       return;
     }
     const std::string text(reinterpret_cast<const char*>(payload.data()), payload.bytes());
@@ -170,16 +180,17 @@ void Dedicated::on_message(const wire::Message& message, flow::Delivery payload)
     const wire::From me{{}, from.uid, static_cast<std::uint32_t>(group->info.topology.rank())};
     outbox_.send(from.source, {me, 0, wire::EchoBack{*echo}});
   } else if (const auto* grant = message.as<wire::Grant>()) {
-    if (const auto found = group->spans.find(grant->chunk.sequence); found != group->spans.end())
+    if (const auto found = group->spans.find(key_of(*group, grant->chunk)); found != group->spans.end())
       found->second->results().on_grant(from.source, *grant);
   } else if (const wire::ChunkId* chunk = message.chunk()) {
-    if (group->over.count(chunk->sequence) > 0) return;
+    const SpanKey key = key_of(*group, *chunk);
+    if (group->over.count(key) > 0 || group->over.count({key.operation, kAllSpans}) > 0) return;
     if (std::string why = refuse(*group, static_cast<int>(from.sender_rank), *chunk); !why.empty()) {
       ++stats_.refused;
       on_bad_message(OperationKey{from.uid, chunk->sequence}, why + ", from rank " + std::to_string(from.sender_rank));
       return;
     }
-    if (group->spans.count(chunk->sequence) == 0 && open_span(*group, *chunk) == nullptr) return;
+    if (group->spans.count(key) == 0 && open_span(*group, *chunk) == nullptr) return;
     if (message.as<wire::Data>() != nullptr)
       server_.on_push(from, *chunk, std::move(payload));
     else
@@ -187,14 +198,14 @@ void Dedicated::on_message(const wire::Message& message, flow::Delivery payload)
   }
 }
 
-void Dedicated::end_operation(Group& group, std::uint64_t sequence) {
-  server_.close(OperationKey{group.info.uid, sequence});
-  if (const auto span = group.spans.find(sequence); span != group.spans.end()) {
+void Dedicated::end_span(Group& group, const SpanKey& key) {
+  server_.close(key);
+  if (const auto span = group.spans.find(key); span != group.spans.end()) {
     group.chunks -= span->second->chunks();
     group.spans.erase(span);
   }
-  if (!group.over.insert(sequence).second) return;
-  group.over_order.push_back(sequence);
+  if (!group.over.insert(key).second) return;
+  group.over_order.push_back(key);
   if (group.over_order.size() > kOverKept) {
     group.over.erase(group.over_order.front());
     group.over_order.pop_front();
@@ -229,7 +240,7 @@ std::size_t Dedicated::tick() {
   std::size_t work = 0;
   for (auto finished = std::exchange(finished_, {}); const SpanKey& key : finished) {
     ++work;
-    if (Group* group = find(key.operation.uid)) end_operation(*group, key.operation.sequence);
+    if (Group* group = find(key.operation.uid)) end_span(*group, key);
   }
   for (auto closing = std::exchange(closing_, {}); const Closing& c : closing) {
     ++work;

@@ -16,7 +16,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -89,7 +88,8 @@ class Dedicated final : public Listener, core::Pinned {
   Span* open_span(Group& group, const wire::ChunkId& first);
   void close_later(core::GroupUid uid, core::Status why, bool tell);
   void close(core::GroupUid uid, const core::Status& why, bool tell);
-  void end_operation(Group& group, std::uint64_t sequence);
+  static SpanKey key_of(const Group& group, const wire::ChunkId& chunk);
+  void end_span(Group& group, const SpanKey& key);
   std::string refuse(const Group& group, int sender, const wire::ChunkId& chunk) const;
 
   core::OneThread one_thread_;

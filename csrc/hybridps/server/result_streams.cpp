@@ -42,8 +42,7 @@ transport::Buffer ResultStreams::payload(flow::Stream& stream, std::uint32_t chu
 }
 
 void ResultStreams::on_sent(flow::Stream& stream, std::uint32_t chunk) {
-  if (keep_ == Keep::kUntilAllSent && !made_.empty() && ++made_[chunk].sent == streams_.size())
-    made_[chunk].kept = {};
+  if (keep_ == Keep::kUntilAllSent && !made_.empty() && ++made_[chunk].sent == streams_.size()) made_[chunk].kept = {};
   if (stream.all_sent()) maker_.on_stream_sent();
 }
 

@@ -120,7 +120,7 @@ void Server::contribute(const SpanKey& key, std::uint32_t index, const std::byte
 
 void Server::on_push(const wire::From& from, const wire::ChunkId& id, flow::Delivery payload) {
   const core::OneThread::Inside inside(one_thread_);
-  const SpanKey key{OperationKey{from.uid, id.sequence}, id.span};
+  const SpanKey key{{from.uid, id.sequence}, id.span, id.attempt};
   const auto rank = static_cast<int>(from.sender_rank);
   SpanState& span = state_of(key);
   if (!check(span, rank, id)) return;
@@ -143,7 +143,7 @@ void Server::on_push(const wire::From& from, const wire::ChunkId& id, flow::Deli
 
 void Server::on_announce(const wire::From& from, const wire::ChunkId& id) {
   const core::OneThread::Inside inside(one_thread_);
-  SpanState& span = state_of(SpanKey{OperationKey{from.uid, id.sequence}, id.span});
+  SpanState& span = state_of({{from.uid, id.sequence}, id.span, id.attempt});
   const auto rank = static_cast<int>(from.sender_rank);
   if (!check(span, rank, id) || id.contributor >= kNodesMax) return;
   see(span, id.contributor, from.source, rank);
@@ -225,6 +225,7 @@ void Server::grant(SpanState& span, std::uint32_t index) {
   grant.chunk.signature = span.opening.signature;
   grant.chunk.sequence = span.key.operation.sequence;
   grant.chunk.span = span.key.span;
+  grant.chunk.attempt = span.key.attempt;
   grant.chunk.number = index;
   const wire::From from{{}, span.key.operation.uid, static_cast<std::uint32_t>(span.opening.own_rank)};
   const std::uint32_t own = span.opening.own_node;
@@ -236,37 +237,43 @@ void Server::grant(SpanState& span, std::uint32_t index) {
 }
 
 std::optional<Call> Server::contradiction(const OperationKey& key, const wire::Signature& ours) const noexcept {
-  for (auto at = spans_.lower_bound(SpanKey{key, 0}); at != spans_.end() && at->first.operation == key; ++at)
+  for (auto at = spans_.lower_bound(SpanKey{key}); at != spans_.end() && at->first.operation == key; ++at)
     if (const auto& first = at->second->first; first && first->chunk.signature != ours)
       return Call{first->rank, first->chunk.signature};
   return {};
 }
 
+void Server::close(const SpanKey& key) {
+  const core::OneThread::Inside inside(one_thread_);
+  const auto at = spans_.find(key);
+  if (at == spans_.end()) return;
+  grants_.remove(*at->second);
+  const std::uint64_t grant_bytes = at->second->grant_bytes();
+  std::uint32_t units = 0;
+  for (const auto& [index, chunk] : at->second->chunks) units += chunk.granted ? 1 : 0;
+  spans_.erase(at);
+  if (units > 0) grants_.give_back(grant_bytes, units);
+}
+
 void Server::close(const OperationKey& key) {
   const core::OneThread::Inside inside(one_thread_);
-  const auto first = spans_.lower_bound(SpanKey{key, 0});
-  const auto is_of = [&](auto at) { return at != spans_.end() && at->first.operation == key; };
-  for (auto at = first; is_of(at); ++at) grants_.remove(*at->second);  // none is for the others of the operation
-  for (auto at = first; is_of(at);) {
-    const SpanState& span = *at->second;
-    const std::uint64_t grant_bytes = span.grant_bytes();
-    std::uint32_t units = 0;
-    for (const auto& [index, chunk] : span.chunks) units += chunk.granted ? 1 : 0;
-    at = spans_.erase(at);
-    if (units > 0) grants_.give_back(grant_bytes, units);
+  std::vector<SpanKey> keys;
+  for (auto at = spans_.lower_bound(SpanKey{key}); at != spans_.end() && at->first.operation == key; ++at) {
+    grants_.remove(*at->second);  // what one gives back is not for the others
+    keys.push_back(at->first);
   }
+  for (const SpanKey& span : keys) close(span);
 }
 
 void Server::close_group(core::GroupUid uid) {
   std::vector<OperationKey> keys;
-  for (auto at = spans_.lower_bound(SpanKey{OperationKey{uid, 0}, 0});
-       at != spans_.end() && at->first.operation.uid == uid; ++at)
+  for (auto at = spans_.lower_bound(SpanKey{{uid, 0}}); at != spans_.end() && at->first.operation.uid == uid; ++at)
     if (keys.empty() || keys.back() != at->first.operation) keys.push_back(at->first.operation);
   for (const OperationKey& key : keys) close(key);
 }
 
 std::string Server::progress_of(const OperationKey& key) const {
-  for (auto at = spans_.lower_bound(SpanKey{key, 0}); at != spans_.end() && at->first.operation == key; ++at) {
+  for (auto at = spans_.lower_bound(SpanKey{key}); at != spans_.end() && at->first.operation == key; ++at) {
     const SpanState& span = *at->second;
     if (!span.opened || span.finished == span.opening.chunks) continue;
     std::string text = "owner of span " + std::to_string(at->first.span) + " has summed " +

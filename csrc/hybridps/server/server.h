@@ -40,6 +40,7 @@ struct OperationKey {
 struct SpanKey {
   OperationKey operation;
   std::uint32_t span = 0;
+  std::uint16_t attempt = 0;
   auto operator<=>(const SpanKey&) const = default;
 };
 
@@ -106,6 +107,8 @@ class Server : core::Pinned {
   void on_announce(const wire::From& from, const wire::ChunkId& id);
   /// Of contributions that came to spans which are not open, one that is of another operation; null: none.
   std::optional<Call> contradiction(const OperationKey& key, const wire::Signature& ours) const noexcept;
+  /// Drops the span's state: it is finished here, or given up.
+  void close(const SpanKey& key);
   /// Drops the operation's state: it is finished here, or has failed.
   void close(const OperationKey& key);
   /// Drops everything of a group.

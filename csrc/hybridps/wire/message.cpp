@@ -39,6 +39,7 @@ void fields(Io& io, ChunkId& c) {
   io("point_to_point", c.point_to_point);
   fields(io, c.signature);
   io("plan_version", c.plan_version);
+  io("attempt", c.attempt);
   io("sequence", c.sequence);
   io("chunk", c.number);
   io("span_bytes", c.span_bytes);

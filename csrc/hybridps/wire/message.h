@@ -59,6 +59,7 @@ struct ChunkId {
   bool point_to_point = false;
   Signature signature{};
   std::uint32_t plan_version = 0;  // the shares that the operation is bound to
+  std::uint16_t attempt = 0;       // at the span: a higher one is asked for again, of another owner
   std::uint64_t sequence = 0;  // of the operation in its group; of the message between its two ranks, whatever its tag
   std::uint32_t number = 0;    // in its span; kAllChunks in a grant: every one
   std::uint64_t span_bytes = 0;  // of the whole span, or message

@@ -25,7 +25,7 @@ std::size_t SpanView::bytes_of(std::uint32_t chunk) const noexcept {
 }
 
 server::SpanKey SpanView::key() const noexcept {
-  return server::SpanKey{server::OperationKey{run.group.info.uid, run.sequence}, plan.id};
+  return {{run.group.info.uid, run.sequence}, plan.id, plan.attempt};
 }
 
 wire::ChunkId SpanView::chunk_id(wire::Stage stage) const {
@@ -33,6 +33,7 @@ wire::ChunkId SpanView::chunk_id(wire::Stage stage) const {
   id.stage = stage;
   id.signature = run.signature;
   id.plan_version = run.plan_version;
+  id.attempt = plan.attempt;
   id.sequence = run.sequence;
   id.span_bytes = plan.agreed_bytes;
   id.span = plan.id;

@@ -396,6 +396,14 @@ void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Del
                        " that this rank has no part in");
     return;
   }
+  if (chunk.attempt < span->plan().attempt) return;  // it has another owner since
+  if (chunk.attempt > span->plan().attempt) {
+    on_bad_message(server::OperationKey{run.group.info.uid, run.sequence},
+                   "a message of rank " + std::to_string(from.sender_rank) + " of attempt " +
+                       std::to_string(chunk.attempt) + " at span " + std::to_string(chunk.span) + ", which is at " +
+                       std::to_string(span->plan().attempt));
+    return;
+  }
   if (grant != nullptr) {  // goes the other way: its contributor names nobody
     span->on_grant(from.source, *grant);
     return;

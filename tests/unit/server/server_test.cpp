@@ -93,6 +93,7 @@ struct Rig {
   wire::ChunkId chunk(const SpanKey& k, std::uint32_t node, std::uint32_t number, std::uint64_t span_bytes) const {
     return {.stage = wire::Stage::kPush,
             .signature = signature,
+            .attempt = k.attempt,
             .sequence = k.operation.sequence,
             .number = number,
             .span_bytes = span_bytes,
@@ -124,6 +125,7 @@ struct Rig {
       REQUIRE(grant != nullptr);
       REQUIRE(grant->chunk.stage == wire::Stage::kPush);
       REQUIRE(grant->chunk.signature == signature);
+      REQUIRE(grant->chunk.attempt == attempt);
       REQUIRE(sent.message.from.sender_rank == 10 + own);
       REQUIRE(sent.message.from.uid == kUid);
       list.push_back(grant->chunk.number);
@@ -133,6 +135,7 @@ struct Rig {
 
   const std::uint32_t nodes;
   const std::uint32_t own;
+  std::uint16_t attempt = 0;  // that grants are of
   test::FakePool pool;
   test::FakeRouter router;
   test::Lender lender;
@@ -597,4 +600,34 @@ TEST_CASE("server/server: the progress of an operation names the nodes that were
   rig.server->local_seen(rig.key());
   CHECK(rig.server->progress_of(rig.key().operation) ==
         "owner of span 5 has summed 0/2 chunks, heard from nodes [1, 2] of 3");
+}
+
+TEST_CASE("server/server: what was sent to an owner that is given up, and again to this one, counts once",
+          "[server][fast]") {
+  Rig rig;
+  rig.attempt = 1;
+  const SpanKey before = rig.key();
+  SpanKey again = before;
+  again.attempt = 1;
+  Floats own{1, 2};
+  // This engine is the second owner of the span: what comes of the first attempt is of another's.
+  rig.push(before, 0, 0, 8, Floats{100, 100});
+  rig.push(again, 0, 0, 8, Floats{10, 20});
+  REQUIRE(rig.server->open(again, rig.opening(8)));
+  rig.push(before, 2, 0, 8, Floats{100, 100});
+  rig.server->local_seen(again);
+  rig.announce(again, 2, 8);
+  CHECK(rig.granted_to(2) == Chunks{0});
+  rig.contribute(again, 0, own, own);
+  CHECK(rig.owner.summed.empty());
+  rig.push(again, 2, 0, 8, Floats{100, 200});
+  CHECK(rig.owner.summed == List{{5, 0}});
+  CHECK(own == Floats{111, 222});
+  rig.server->close(again);
+  CHECK(rig.server->spans_open() == 1);
+  CHECK(rig.lender.lent() == 2);
+  rig.server->close(before.operation);
+  CHECK(rig.server->spans_open() == 0);
+  CHECK(rig.lender.lent() == 0);
+  CHECK(rig.listener.quiet());
 }

@@ -1,0 +1,101 @@
+#include "hybridps/server/dedicated.h"
+
+#include <cstring>
+
+#include "tests/support/catch.h"
+#include "tests/support/fake_router.h"
+
+namespace {
+
+using namespace hybridps;
+
+const core::GroupUid kUid{7, 9};
+constexpr std::uint32_t kServer = 2;  // behind two ranks, each a node of its own
+
+core::EngineId engine(std::uint32_t member) { return core::EngineId{100 + member}; }
+
+struct Rig final : server::DedicatedHost {
+  Rig() : pool({{1024, 8}}) {
+    flow::OutboxOptions options;
+    options.self = engine(kServer);
+    options.class_bytes = {1024};
+    options.net_slots = {8};
+    outbox = std::make_unique<flow::Outbox>(options, *pool, router);
+    dedicated = std::make_unique<server::Dedicated>(*outbox, *this, 2, ~std::uint64_t{0});
+    schedule::Topology topology({0, 1}, kServer, {}, {1.0});
+    dedicated->open_group({kUid, "test", {engine(0), engine(1), engine(2)}, std::move(topology), 64});
+  }
+  ~Rig() override {
+    dedicated.reset();
+    router.endpoints.clear();
+  }
+  void send_control(core::EngineId, wire::Message, std::string_view text) override { told.emplace_back(text); }
+  void on_served_group_closed(core::GroupUid, const core::Status&) override {}
+
+  /// Rank `node` sends one chunk of 8 bytes, the whole span.
+  void push(std::uint16_t attempt, std::uint32_t node, std::int32_t value) {
+    const wire::ChunkId chunk{
+        .stage = wire::Stage::kPush,
+        .signature = {schedule::Kind::kAllReduce, core::DType::kInt32, core::ReduceOp::kSum, -1, 24},
+        .attempt = attempt,
+        .span_bytes = 8,
+        .span = kServer,
+        .contributor = node};
+    const std::int32_t values[2] = {value, value + 1};
+    dedicated->on_message({{engine(node), kUid, node}, 8, wire::Data{chunk}}, lender.lend(values, 8));
+  }
+  /// What the rank got, by attempt.
+  std::vector<std::pair<std::uint16_t, std::int32_t>> results_of(std::uint32_t rank) {
+    std::vector<std::pair<std::uint16_t, std::int32_t>> list;
+    for (const test::Sent& sent : router.to(engine(rank)).sent) {
+      const auto* data = sent.message.as<wire::Data>();
+      if (data == nullptr) continue;
+      std::int32_t first = 0;
+      std::memcpy(&first, sent.payload.data(), sizeof first);
+      list.emplace_back(data->chunk.attempt, first);
+    }
+    return list;
+  }
+
+  test::FakePool pool;
+  test::FakeRouter router;
+  test::Lender lender;
+  std::vector<std::string> told;
+  std::unique_ptr<flow::Outbox> outbox;
+  std::unique_ptr<server::Dedicated> dedicated;
+};
+
+using Results = std::vector<std::pair<std::uint16_t, std::int32_t>>;
+
+}  // namespace
+
+TEST_CASE("server/dedicated: attempts at a span are summed apart, and each is over for itself", "[server][fast]") {
+  Rig rig;
+  rig.push(0, 0, 10);
+  rig.push(1, 1, 2000);
+  CHECK(rig.results_of(0).empty());
+  rig.push(1, 0, 1000);
+  CHECK(rig.results_of(0) == Results{{1, 3000}});
+  CHECK(rig.results_of(1) == Results{{1, 3000}});
+  rig.dedicated->tick();
+  rig.push(1, 0, 1000);  // doubled on the way, behind its end
+  CHECK(rig.lender.lent() == 1);
+  rig.push(0, 1, 20);
+  CHECK(rig.results_of(1) == Results{{1, 3000}, {0, 30}});
+  rig.dedicated->tick();
+  CHECK(rig.lender.lent() == 0);
+  CHECK(rig.told.empty());
+  CHECK(rig.dedicated->stats().chunks == 2);
+}
+
+TEST_CASE("server/dedicated: a verdict ends an operation with all its spans, known and to come", "[server][fast]") {
+  Rig rig;
+  rig.push(0, 0, 10);
+  rig.push(1, 0, 10);
+  CHECK(rig.lender.lent() == 2);
+  rig.dedicated->on_message({{engine(1), kUid, 1}, 0, wire::Verdict::on_operation(0, core::Code::kTimeout)}, {});
+  CHECK(rig.lender.lent() == 0);
+  for (std::uint16_t attempt = 0; attempt < 3; ++attempt) rig.push(attempt, 1, 20);
+  CHECK(rig.lender.lent() == 0);
+  CHECK(rig.results_of(0).empty());
+}

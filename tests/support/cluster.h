@@ -25,6 +25,8 @@ struct ClusterOptions {
   std::size_t window_bytes = engine::RuntimeOptions().window_bytes;
   std::uint32_t grant_chunks = 2;
   std::uint64_t tiny_bytes = 256;
+  /// By member; none: no codec. Groups then have smaller chunks, as slots must have room for what chunks become.
+  std::vector<std::shared_ptr<reduce::Codec>> codecs;
   double heartbeat_seconds = 1000;
   double dead_seconds = 5000;
   double warn_seconds = engine::RuntimeOptions().warn_seconds;
@@ -108,12 +110,14 @@ class Cluster {
     std::vector<std::string> hosts;
     for (std::size_t p = 0; p < ids_.size(); ++p) hosts.push_back("host" + std::to_string(p));
     schedule::Topology topology(options_.node_of, rank, {}, options_.servers);
-    const auto chunk_bytes = static_cast<std::uint32_t>(options_.chunk_bytes);
+    const auto& codecs = options_.codecs;
+    const auto codec = codecs.empty() ? nullptr : codecs[static_cast<std::size_t>(rank)];
+    const auto chunk_bytes = static_cast<std::uint32_t>(options_.chunk_bytes / (codec ? 2 : 1));
     if (topology.is_dedicated(rank))
-      at(rank).open_served_group(server::ServedGroup{uid, "test", ids_, std::move(topology), chunk_bytes});
+      at(rank).open_served_group(server::ServedGroup{uid, "test", ids_, std::move(topology), chunk_bytes, codec});
     else
       at(rank).open_group(worker::GroupInfo{uid, "test", ids_, hosts, std::move(topology),
-                                            schedule::Limits{chunk_bytes, options_.tiny_bytes}});
+                                            schedule::Limits{chunk_bytes, options_.tiny_bytes}, codec});
   }
 
   void submit(core::GroupUid uid, int rank, worker::Operation operation, std::uint64_t sequence,

@@ -104,7 +104,8 @@ std::size_t Outbox::class_of(std::size_t bytes) const noexcept {
 }
 
 // A local peer holds a whole slot of ours; one across the network holds the bytes, or a small buffer of its own.
-std::int64_t Outbox::cost_of(const Lane& lane, std::size_t bytes) const noexcept {
+std::int64_t Outbox::cost_of(const Lane& lane, const Stream& stream, std::uint32_t chunk) const noexcept {
+  const std::size_t bytes = stream.source->wire_bytes_max(stream.bytes_of(chunk));
   return static_cast<std::int64_t>(lane.local ? options_.class_bytes[class_of(bytes)]
                                               : std::max(bytes, options_.class_bytes.front()));
 }
@@ -183,9 +184,9 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
   std::uint8_t& marks = stream.marks_[chunk];
   wire::Data data{stream.id, stream.premul, wire::Permit::kGrant, 0, 0};
   data.chunk.number = chunk;
-  const auto send = [&](const transport::Buffer& buffer, transport::SendDone done) {
-    return transmit(lane, {stream.from, static_cast<std::uint32_t>(bytes), data}, buffer, std::move(done),
-                    stream.urgent);
+  const auto send = [&](const Payload& payload, transport::SendDone done) {
+    return transmit(lane, {stream.from, static_cast<std::uint32_t>(payload.bytes), data}, payload.buffer,
+                    std::move(done), stream.urgent);
   };
   if (bytes == 0) {
     if (!send({}, {}).is_ok()) return Step::kBroken;
@@ -193,8 +194,8 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
     ++stream.sent_;
     return Step::kSent;
   }
-  const std::size_t size_class = class_of(bytes);
-  const std::int64_t cost = cost_of(lane, bytes);
+  const std::size_t size_class = class_of(stream.source->wire_bytes_max(bytes));
+  const std::int64_t cost = cost_of(lane, stream, chunk);
   bool by_all = false;
   if ((marks & kPermitted) == 0) {
     if (pay(lane, cost, stream.urgent)) {
@@ -206,10 +207,10 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
       return Step::kNoPermit;
     }
   }
-  transport::Buffer buffer;
+  Payload payload;
   if (lane.local || net_in_use_[size_class] < options_.net_slots[size_class])
-    buffer = stream.source->payload(stream, chunk, bytes);
-  if (!buffer) {
+    payload = stream.source->payload(stream, chunk, bytes);
+  if (!payload.buffer) {
     if (by_all) lane.book.unpay_whole(cost);
     return Step::kNoSlot;
   }
@@ -239,7 +240,7 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
       }
     };
   }
-  if (!send(buffer, std::move(done)).is_ok()) {
+  if (!send(payload, std::move(done)).is_ok()) {
     // `done` was dropped unrun.
     if (!lane.local) {
       --net_in_use_[size_class];
@@ -263,8 +264,7 @@ void Outbox::serve_wanted(Lane& lane, Stream& stream) {
       continue;
     }
     if ((marks & (kSent | kPermitted)) == 0 && !stream.granted_all_) {
-      const std::size_t bytes = stream.bytes_of(chunk);
-      if (bytes > 0 && !pay(lane, cost_of(lane, bytes), stream.urgent)) return;
+      if (stream.bytes_of(chunk) > 0 && !pay(lane, cost_of(lane, stream, chunk), stream.urgent)) return;
       marks |= kByAllowance;
       ++stream.permits_;
       if ((marks & kOffered) != 0) stream.free_.push_back(chunk);
@@ -289,7 +289,8 @@ void Outbox::stop_waiting(Stream& stream) noexcept {
 }
 
 // For the chunk that lacks a slot it has a permit, or a grant of all: it holds up nobody who waits for a permit.
-void Outbox::starve(const Lane& lane, Stream& stream, std::size_t bytes) {
+void Outbox::starve(const Lane& lane, Stream& stream, std::uint32_t chunk) {
+  const std::size_t bytes = stream.source->wire_bytes_max(stream.bytes_of(chunk));
   for (const auto hook : {&Stream::turn_, &Stream::whole_, &Stream::unannounced_}) StreamQueue::remove(stream, hook);
   starved_[class_of(bytes) + (lane.local ? options_.class_bytes.size() : 0)].add(stream);
 }
@@ -321,7 +322,7 @@ void Outbox::pump(Stream& stream) {
         stream.ready_.pop_front();
         stream.free_.push_back(chunk);
       }
-      return starve(peer, stream, stream.bytes_of(chunk));
+      return starve(peer, stream, chunk);
     } else {
       return stop_waiting(stream);
     }
@@ -415,10 +416,9 @@ void Outbox::cancel(Stream& stream) {
   if (std::exchange(stream.permits_, 0) > 0) {
     for (std::uint32_t chunk = 0; chunk < stream.chunks; ++chunk) {
       if ((stream.marks_[chunk] & (kByAllowance | kSent)) != kByAllowance) continue;
-      const std::size_t bytes = stream.bytes_of(chunk);
-      if (bytes == 0) continue;
+      if (stream.bytes_of(chunk) == 0) continue;
       Lane& peer = lane(stream.peer);
-      peer.book.unpay(cost_of(peer, bytes));
+      peer.book.unpay(cost_of(peer, stream, chunk));
       stream.marks_[chunk] |= kSent;
       resume(peer);
     }

@@ -46,13 +46,22 @@ namespace hybridps::flow {
 class Outbox;
 struct Stream;
 
+/// A chunk as it goes out.
+struct Payload {
+  transport::Buffer buffer;
+  std::size_t bytes = 0;
+};
+
 /// Produces the chunks of streams. Calls come from inside Outbox::offer(), granted(), on_credit() or progress().
 class Source {
  public:
   virtual ~Source() = default;
-  /// A buffer whose first `bytes` bytes are the chunk (bytes > 0); may be shared between streams. Empty: no slot is
-  /// free; asked again later. One that was lent (transport/buffer_pool.h) counts like a slot of its size.
-  virtual transport::Buffer payload(Stream& stream, std::uint32_t chunk, std::size_t bytes) = 0;
+  /// The most that a chunk of so many bytes is on the wire: what its permit costs. The same whenever it is asked.
+  virtual std::size_t wire_bytes_max(std::size_t bytes) const noexcept { return bytes; }
+  /// The chunk (bytes > 0) as it goes out, in a buffer of at most wire_bytes_max(bytes), which may be shared between streams.
+  /// No buffer: no slot is free; asked again later. One that was lent (transport/buffer_pool.h) counts like a slot of its
+  /// size.
+  virtual Payload payload(Stream& stream, std::uint32_t chunk, std::size_t bytes) = 0;
   /// The chunk was sent; the stream does not need its data any more.
   virtual void on_sent(Stream& stream, std::uint32_t chunk) = 0;
   /// The answer to want(): the chunk may be sent as soon as it is offered.
@@ -283,7 +292,7 @@ class Outbox : core::Pinned {
   Lane& lane(core::EngineId peer);
   static std::uint32_t window_of(const Lane& lane) noexcept;
   static bool pay(Lane& lane, std::int64_t cost, bool urgent) noexcept;
-  std::int64_t cost_of(const Lane& lane, std::size_t bytes) const noexcept;
+  std::int64_t cost_of(const Lane& lane, const Stream& stream, std::uint32_t chunk) const noexcept;
   void prepare(Stream& stream);
   void pump(Stream& stream);
   bool pump_queue(StreamQueue& queue);
@@ -292,7 +301,7 @@ class Outbox : core::Pinned {
   Step send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk);
   void serve_wanted(Lane& lane, Stream& stream);
   void wait(Lane& lane, Stream& stream);
-  void starve(const Lane& lane, Stream& stream, std::size_t bytes);
+  void starve(const Lane& lane, Stream& stream, std::uint32_t chunk);
   static void stop_waiting(Stream& stream) noexcept;
   void announce(Lane& lane, Stream& stream);
   core::Status transmit(Lane& lane, wire::Message message, const transport::Buffer& buffer = {},

@@ -1,9 +1,11 @@
 #include "hybridps/reduce/sum.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cstddef>
 #include <cstring>
 #include <span>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -82,7 +84,27 @@ void combine_with(const KernelTable& table, std::span<const Input> inputs, std::
 
 void combine(std::span<const Input> inputs, std::byte* out, std::size_t count, DType dtype, ReduceOp op,
              Finish finish) {
-  combine_with(*available_tables().back(), inputs, out, count, dtype, op, finish);
+  const KernelTable& table = *available_tables().back();
+  const auto is_plain = [](const Input& input) { return input.format == nullptr; };
+  if (std::all_of(inputs.begin(), inputs.end(), is_plain)) {
+    combine_with(table, inputs, out, count, dtype, op, finish);
+    return;
+  }
+  // Part by part, so that what is expanded stays in the cache.
+  constexpr std::size_t kPartElements = 2048;
+  const std::size_t size = core::size_of(dtype);
+  std::vector<Input> parts(inputs.begin(), inputs.end());
+  std::vector<std::byte> expanded(inputs.size() * std::min(kPartElements, count) * size);
+  for (std::size_t first = 0; first < count; first += kPartElements) {
+    const std::size_t n = std::min(kPartElements, count - first);
+    std::byte* next = expanded.data();
+    for (std::size_t i = 0; i < inputs.size(); ++i, next += n * size) {
+      parts[i].data = is_plain(inputs[i]) ? inputs[i].data + first * size : next;
+      parts[i].format = nullptr;
+      if (!is_plain(inputs[i])) inputs[i].format->expand(inputs[i].data, first, n, next);
+    }
+    combine_with(table, parts, out + first * size, n, dtype, op, finish);
+  }
 }
 
 }  // namespace hybridps::reduce

@@ -14,10 +14,19 @@
 
 namespace hybridps::reduce {
 
+/// How elements lie in an input's bytes, where they are not one after the other in combine()'s type. Threads: any.
+class Format {
+ public:
+  virtual ~Format() = default;
+  /// Elements [first, first + count) in combine()'s type.
+  virtual void expand(const std::byte* data, std::size_t first, std::size_t count, std::byte* out) const noexcept = 0;
+};
+
 /// One input of combine().
 struct Input {
   const std::byte* data = nullptr;  // count elements, any alignment
   double premul = 1.0;              // PREMUL_SUM: multiplied in the accumulator's type before the add
+  const Format* format = nullptr;   // null: plain elements. Else `out` may not overlap the data
 };
 
 /// What happens to the accumulator before it is rounded into the output.

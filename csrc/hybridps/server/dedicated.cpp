@@ -36,11 +36,12 @@ SpanKey Dedicated::key_of(const Group& group, const wire::ChunkId& chunk) {
 
 class Dedicated::Span final : public LocalOwner, public ResultStreams::Maker, core::Pinned {
  public:
-  Span(Dedicated& dedicated, SpanKey key, std::uint32_t chunks)
+  Span(Dedicated& dedicated, SpanKey key, std::uint32_t chunks, reduce::Codec* codec)
       : dedicated_(dedicated),
         key_(key),
         chunks_(chunks),
-        results_(dedicated.outbox_, *this, ResultStreams::Keep::kUntilAllSent) {}
+        codec_(codec),
+        results_(dedicated.outbox_, *this, ResultStreams::Keep::kUntilAllSent, codec) {}
 
   ResultStreams& results() noexcept { return results_; }
   std::uint32_t chunks() const noexcept { return chunks_; }
@@ -50,13 +51,20 @@ class Dedicated::Span final : public LocalOwner, public ResultStreams::Maker, co
   void on_granted(std::uint32_t, std::uint32_t) override {}  // nobody here contributes
 
   // ResultStreams::Maker
-  transport::Buffer make(std::uint32_t chunk, std::size_t bytes) override {
-    transport::Buffer buffer = dedicated_.outbox_.pool().allocate(bytes);
-    if (!buffer) return buffer;
-    dedicated_.server_.sum_into(key_, chunk, buffer.data());
+  flow::Payload make(std::uint32_t chunk, std::size_t bytes) override {
+    transport::Buffer buffer = dedicated_.outbox_.pool().allocate(results_.wire_bytes_max(bytes));
+    if (!buffer) return {};
+    std::size_t wire_bytes = bytes;
+    if (codec_ == nullptr) {
+      dedicated_.server_.sum_into(key_, chunk, buffer.data());
+    } else {
+      std::vector<std::byte> sum(bytes);
+      dedicated_.server_.sum_into(key_, chunk, sum.data());
+      wire_bytes = codec_->encode(sum.data(), bytes, buffer.data());
+    }
     ++dedicated_.stats_.chunks;
     dedicated_.stats_.bytes += bytes;
-    return buffer;
+    return {std::move(buffer), wire_bytes};
   }
   void on_stream_sent() override {
     if (results_.all_sent()) dedicated_.finished_.push_back(key_);
@@ -66,6 +74,7 @@ class Dedicated::Span final : public LocalOwner, public ResultStreams::Maker, co
   Dedicated& dedicated_;
   const SpanKey key_;
   const std::uint32_t chunks_;
+  reduce::Codec* const codec_;
   ResultStreams results_;
 };
 
@@ -127,7 +136,8 @@ Dedicated::Span* Dedicated::open_span(Group& group, const wire::ChunkId& first) 
   if (first.signature.op == core::ReduceOp::kAvg && !core::is_floating(first.signature.dtype))
     opening.finish = {reduce::Finish::Kind::kDivideTruncate, 1.0, topology.size()};
 
-  auto made = std::make_unique<Span>(*this, key, opening.chunks);
+  opening.codec = group.info.codec.get();
+  auto made = std::make_unique<Span>(*this, key, opening.chunks, group.info.codec.get());
   Span* span = made.get();
   opening.owner = span;
   const auto add = [&](int rank) {

@@ -24,6 +24,7 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/flow/outbox.h"
+#include "hybridps/reduce/codec.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/server/result_streams.h"
 #include "hybridps/server/server.h"
@@ -33,10 +34,11 @@ namespace hybridps::server {
 
 struct ServedGroup {
   core::GroupUid uid;
-  std::string name;                     // for the log
-  std::vector<core::EngineId> engines;  // by group rank, then the dedicated servers
-  schedule::Topology topology;          // rank() is this server's owner number
-  std::uint32_t chunk_bytes = 1;        // largest chunk, as all members have it
+  std::string name;                        // for the log
+  std::vector<core::EngineId> engines;     // by group rank, then the dedicated servers
+  schedule::Topology topology;             // rank() is this server's owner number
+  std::uint32_t chunk_bytes = 1;           // largest chunk, as all members have it
+  std::shared_ptr<reduce::Codec> codec{};  // as worker::GroupInfo::codec
 };
 
 /// What it needs from the engine.

@@ -28,17 +28,18 @@ bool ResultStreams::all_sent() const noexcept {
   return std::all_of(streams_.begin(), streams_.end(), [](const auto& stream) { return stream->all_sent(); });
 }
 
-transport::Buffer ResultStreams::payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) {
+flow::Payload ResultStreams::payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) {
   if (streams_.size() == 1) return maker_.make(chunk, bytes);
   made_.resize(stream.chunks);
   Made& made = made_[chunk];
-  if (transport::Buffer buffer = outbox_.pool().revive(made.slot, made.life)) return buffer;
-  transport::Buffer buffer = maker_.make(chunk, bytes);
-  if (!buffer) return buffer;
-  made.slot = buffer.slot();
-  made.life = buffer.life();
-  if (keep_ == Keep::kUntilAllSent) made.kept = buffer;
-  return buffer;
+  if (transport::Buffer buffer = outbox_.pool().revive(made.slot, made.life)) return {std::move(buffer), made.bytes};
+  flow::Payload payload = maker_.make(chunk, bytes);
+  if (!payload.buffer) return payload;
+  made.slot = payload.buffer.slot();
+  made.life = payload.buffer.life();
+  made.bytes = payload.bytes;
+  if (keep_ == Keep::kUntilAllSent) made.kept = payload.buffer;
+  return payload;
 }
 
 void ResultStreams::on_sent(flow::Stream& stream, std::uint32_t chunk) {

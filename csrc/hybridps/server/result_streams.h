@@ -12,6 +12,7 @@
 #include "hybridps/core/ids.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/flow/outbox.h"
+#include "hybridps/reduce/codec.h"
 
 namespace hybridps::server {
 
@@ -21,8 +22,8 @@ class ResultStreams final : public flow::Source, core::Pinned {
   class Maker {
    public:
     virtual ~Maker() = default;
-    /// A buffer whose first `bytes` bytes are the chunk's result; empty: no slot is free.
-    virtual transport::Buffer make(std::uint32_t chunk, std::size_t bytes) = 0;
+    /// The chunk's result as it goes out; no buffer: no slot is free.
+    virtual flow::Payload make(std::uint32_t chunk, std::size_t bytes) = 0;
     virtual void on_stream_sent() = 0;
   };
   enum class Keep {
@@ -30,16 +31,22 @@ class ResultStreams final : public flow::Source, core::Pinned {
     kUntilAllSent,  // it can be made only once
   };
 
-  ResultStreams(flow::Outbox& outbox, Maker& maker, Keep keep) : outbox_(outbox), maker_(maker), keep_(keep) {}
+  /// `codec`: of what goes out; null: none.
+  ResultStreams(flow::Outbox& outbox, Maker& maker, Keep keep, const reduce::Codec* codec)
+      : outbox_(outbox), maker_(maker), keep_(keep), codec_(codec) {}
   ~ResultStreams() override;
 
+  bool empty() const noexcept { return streams_.empty(); }
   void add(std::unique_ptr<flow::Stream> stream);
   /// The chunk's result is there.
   void offer(std::uint32_t chunk);
   void on_grant(core::EngineId peer, const wire::Grant& grant);
   bool all_sent() const noexcept;
 
-  transport::Buffer payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
+  std::size_t wire_bytes_max(std::size_t bytes) const noexcept override {
+    return codec_ == nullptr ? bytes : codec_->bytes_max(bytes);
+  }
+  flow::Payload payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
   void on_sent(flow::Stream& stream, std::uint32_t chunk) override;
   void on_permitted(flow::Stream&, std::uint32_t) override {}
 
@@ -47,6 +54,7 @@ class ResultStreams final : public flow::Source, core::Pinned {
   struct Made {
     std::uint32_t slot = 0;
     std::uint64_t life = 0;
+    std::size_t bytes = 0;
     transport::Buffer kept;
     std::size_t sent = 0;  // streams that have
   };
@@ -54,6 +62,7 @@ class ResultStreams final : public flow::Source, core::Pinned {
   flow::Outbox& outbox_;
   Maker& maker_;
   const Keep keep_;
+  const reduce::Codec* const codec_;
   std::vector<std::unique_ptr<flow::Stream>> streams_;
   std::vector<Made> made_;  // per chunk, where there are several streams
 };

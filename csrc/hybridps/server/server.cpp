@@ -125,7 +125,8 @@ void Server::on_push(const wire::From& from, const wire::ChunkId& id, flow::Deli
   SpanState& span = state_of(key);
   if (!check(span, rank, id)) return;
   if (span.opened && span.done[id.number]) return;
-  if (id.contributor >= kNodesMax || (!span.opened && id.span_bytes > 0 && payload.bytes() > id.span_bytes)) {
+  if (id.contributor >= kNodesMax ||
+      (!span.opened && id.span_bytes > 0 && payload.bytes() > reduce::wire_bytes_limit(id.span_bytes))) {
     listener_.on_bad_message(key.operation, "a contribution from an impossible node or of an impossible size");
     return;
   }
@@ -160,7 +161,8 @@ void Server::combine(const SpanState& span, const Chunk& chunk, std::size_t byte
   const Opening& o = span.opening;
   std::vector<reduce::Input> inputs(o.nodes);
   for (std::uint32_t node = 0; node < o.nodes; ++node)
-    inputs[node].data = node == o.own_node ? chunk.local : chunk.payloads[node].data();
+    inputs[node] =
+        node == o.own_node ? reduce::Input{chunk.local} : reduce::Input{chunk.payloads[node].data(), 1.0, o.codec};
   // Premultiplication happened at the nodes: here it is a plain sum.
   const core::ReduceOp op = o.signature.op == core::ReduceOp::kPremulSum ? core::ReduceOp::kSum : o.signature.op;
   reduce::combine(inputs, out, bytes / core::size_of(o.signature.dtype), o.signature.dtype, op, o.finish);
@@ -195,7 +197,9 @@ void Server::finish_if_complete(SpanState& span, std::uint32_t index) {
   const std::size_t bytes = bytes_of(span, index);
   for (std::uint32_t node = 0; node < o.nodes; ++node) {
     if (node == o.own_node) continue;
-    if (const std::size_t came = chunk.payloads[node].bytes(); came != bytes) {
+    const flow::Delivery& payload = chunk.payloads[node];
+    const std::size_t came = payload.bytes();
+    if (o.codec == nullptr || bytes == 0 ? came != bytes : !o.codec->fits(payload.data(), came, bytes)) {
       listener_.on_bad_message(span.key.operation, "a contribution of " + std::to_string(came) +
                                                        " bytes where the plan has " + std::to_string(bytes));
       return;

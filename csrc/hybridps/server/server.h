@@ -25,6 +25,7 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/flow/grants.h"
 #include "hybridps/flow/outbox.h"
+#include "hybridps/reduce/codec.h"
 #include "hybridps/reduce/sum.h"
 #include "hybridps/wire/message.h"
 
@@ -79,6 +80,7 @@ struct Opening {
   std::uint32_t own_node = 0;  // which of them is local; kNoNode on a dedicated server
   int own_rank = 0;
   reduce::Finish finish;
+  const reduce::Codec* codec = nullptr;  // of contributions from other nodes; null: none
   LocalOwner* owner = nullptr;
 };
 

@@ -15,6 +15,7 @@
 
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
+#include "hybridps/reduce/codec.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/server/server.h"
 #include "hybridps/worker/operation.h"
@@ -33,6 +34,8 @@ struct GroupInfo {
   std::vector<std::string> hosts;       // likewise, for messages: "host7 pid 4121"
   schedule::Topology topology;
   schedule::Limits limits;
+  /// Of contributions and results of sums between nodes; the same on all members. Null: they go as they are.
+  std::shared_ptr<reduce::Codec> codec{};
 
   /// "rank 3 (host7 pid 4121)" or "the dedicated server host9 pid 77".
   std::string member_text(int member) const;

@@ -24,9 +24,7 @@ std::size_t SpanView::bytes_of(std::uint32_t chunk) const noexcept {
                              : static_cast<std::size_t>(std::min<std::uint64_t>(plan.chunk_bytes, plan.bytes - begin));
 }
 
-server::SpanKey SpanView::key() const noexcept {
-  return {{run.group.info.uid, run.sequence}, plan.id, plan.attempt};
-}
+server::SpanKey SpanView::key() const noexcept { return {{run.group.info.uid, run.sequence}, plan.id, plan.attempt}; }
 
 wire::ChunkId SpanView::chunk_id(wire::Stage stage) const {
   wire::ChunkId id;
@@ -43,6 +41,11 @@ wire::ChunkId SpanView::chunk_id(wire::Stage stage) const {
     id.follows = run.follows;
   }
   return id;
+}
+
+reduce::Codec* SpanView::codec() const noexcept {
+  const bool leaves_node = topology().nodes() > 1 || topology().servers() > 0;
+  return plan.source == schedule::kAll && leaves_node ? run.group.info.codec.get() : nullptr;
 }
 
 std::unique_ptr<flow::Stream> SpanView::open_stream(flow::Source* source, int to_rank, wire::Stage stage,
@@ -96,8 +99,11 @@ void ResultMemory::read(std::uint32_t chunk, std::byte* to) const noexcept {
     pieces_->read(offset_ + span_.begin_of(chunk), span_.bytes_of(chunk), to);
 }
 
-void ResultMemory::write(std::uint32_t chunk, const std::byte* from) const noexcept {
-  pieces_->write(offset_ + span_.begin_of(chunk), span_.bytes_of(chunk), from);
+void ResultMemory::write(std::uint32_t chunk, const std::byte* from) noexcept {
+  if (pieces_ == nullptr)
+    std::copy_n(from, span_.bytes_of(chunk), scratch_.data() + span_.begin_of(chunk));
+  else
+    pieces_->write(offset_ + span_.begin_of(chunk), span_.bytes_of(chunk), from);
 }
 
 transport::Buffer ResultMemory::lend(std::uint32_t chunk) const {
@@ -124,15 +130,15 @@ void Contributor::start() {
   for (std::uint32_t chunk = 0; chunk < span_.plan.chunks; ++chunk) span_.worker.outbox().offer(*stream_, chunk);
 }
 
-transport::Buffer Contributor::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
-  if (memory_.is_lent()) return memory_.lend(chunk);
+flow::Payload Contributor::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
+  if (memory_.is_lent()) return {memory_.lend(chunk), bytes};
   transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
-  if (!buffer) return buffer;
+  if (!buffer) return {};
   if (aggregate_)
     span_.run.input.read(span_.plan.input_offset + span_.begin_of(chunk), bytes, buffer.data());
   else
     memory_.read(chunk, buffer.data());
-  return buffer;
+  return {std::move(buffer), bytes};
 }
 
 void Contributor::on_sent(flow::Stream& stream, std::uint32_t) {
@@ -155,6 +161,7 @@ bool OwnerSum::start() {
   opening.own_node = static_cast<std::uint32_t>(topology.my_node());
   opening.own_rank = span_.me();
   opening.owner = &span_.run;
+  opening.codec = span_.codec();
   if (operation.op == core::ReduceOp::kAvg && !core::is_floating(operation.dtype))
     opening.finish = {reduce::Finish::Kind::kDivideTruncate, 1.0, topology.size()};
   return span_.worker.server().open(span_.key(), opening);
@@ -300,10 +307,22 @@ void NodeSum::drop(std::uint32_t chunk) {
   if (granted) span_.worker.local_grants().give_back(grant_bytes());
 }
 
-transport::Buffer NodeSum::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
-  transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
-  if (buffer) combine(chunk, buffer.data());
-  return buffer;
+std::size_t NodeSum::wire_bytes_max(std::size_t bytes) const noexcept {
+  const reduce::Codec* const codec = span_.codec();
+  return codec == nullptr ? bytes : codec->bytes_max(bytes);
+}
+
+flow::Payload NodeSum::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
+  transport::Buffer buffer = span_.worker.outbox().pool().allocate(wire_bytes_max(bytes));
+  if (!buffer) return {};
+  if (reduce::Codec* const codec = span_.codec()) {
+    std::vector<std::byte> sum(bytes);
+    combine(chunk, sum.data());
+    bytes = codec->encode(sum.data(), bytes, buffer.data());
+  } else {
+    combine(chunk, buffer.data());
+  }
+  return {std::move(buffer), bytes};
 }
 
 void NodeSum::on_sent(flow::Stream& stream, std::uint32_t chunk) {
@@ -375,12 +394,18 @@ void NodeSum::want_permits() {
 // --- Results ---------------------------------------------------------------------------------------------------------
 
 Results::Results(const SpanView& span, ResultMemory& memory)
-    : span_(span), memory_(memory), streams_(span.worker.outbox(), *this, server::ResultStreams::Keep::kWhileSent) {
+    : span_(span),
+      memory_(memory),
+      streams_(span.worker.outbox(), *this, server::ResultStreams::Keep::kWhileSent, nullptr) {
   const schedule::Topology& topology = span.topology();
   const schedule::Span& plan = span.plan;
   const int me = span.me();
   const int my_node = topology.my_node();
-  const auto open = [&](int rank, wire::Stage stage) { streams_.add(span.open_stream(&streams_, rank, stage, 0)); };
+  const auto open = [&](int rank, wire::Stage stage) {
+    server::ResultStreams& streams = encoded_ && stage == wire::Stage::kResult ? encoded_->streams() : streams_;
+    streams.add(span.open_stream(&streams, rank, stage, 0));
+  };
+  if (plan.owner == me && span.codec() != nullptr) encoded_.emplace(span, memory);
   const auto to_locals = [&] {
     if (plan.rail != schedule::kNoRail) return;
     for (const int rank : topology.ranks_of(my_node))
@@ -407,14 +432,58 @@ Results::Results(const SpanView& span, ResultMemory& memory)
   }
 }
 
-transport::Buffer Results::make(std::uint32_t chunk, std::size_t bytes) {
-  if (memory_.is_lent()) return memory_.lend(chunk);
+void Results::offer(std::uint32_t chunk) {
+  if (encoded_) {
+    encoded_->encode(chunk);
+    encoded_->streams().offer(chunk);
+  }
+  streams_.offer(chunk);
+}
+
+void Results::on_grant(core::EngineId peer, const wire::Grant& grant) {
+  if (encoded_) encoded_->streams().on_grant(peer, grant);
+  streams_.on_grant(peer, grant);
+}
+
+flow::Payload Results::make(std::uint32_t chunk, std::size_t bytes) {
+  if (memory_.is_lent()) return {memory_.lend(chunk), bytes};
   transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
-  if (buffer) memory_.read(chunk, buffer.data());
-  return buffer;
+  if (!buffer) return {};
+  memory_.read(chunk, buffer.data());
+  return {std::move(buffer), bytes};
 }
 
 void Results::on_stream_sent() { span_.worker.part_done(span_.run); }
+
+// --- EncodedResults --------------------------------------------------------------------------------------------------
+
+EncodedResults::EncodedResults(const SpanView& span, ResultMemory& memory)
+    : span_(span),
+      memory_(memory),
+      streams_(span.worker.outbox(), *this, server::ResultStreams::Keep::kUntilAllSent, span.codec()) {}
+
+void EncodedResults::encode(std::uint32_t chunk) {
+  const std::size_t bytes = span_.bytes_of(chunk);
+  if (bytes == 0 || streams_.empty()) return;
+  reduce::Codec& codec = *span_.codec();
+  std::vector<std::byte> sum(bytes);
+  memory_.read(chunk, sum.data());
+  std::vector<std::byte>& out = encoded_[chunk];
+  out.resize(codec.bytes_max(bytes));
+  out.resize(codec.encode(sum.data(), bytes, out.data()));
+  codec.expand(out.data(), 0, bytes / core::size_of(span_.run.operation.dtype), sum.data());
+  memory_.write(chunk, sum.data());
+}
+
+flow::Payload EncodedResults::make(std::uint32_t chunk, std::size_t bytes) {
+  transport::Buffer buffer = span_.worker.outbox().pool().allocate(streams_.wire_bytes_max(bytes));
+  if (!buffer) return {};
+  const auto encoded = encoded_.extract(chunk);
+  std::copy(encoded.mapped().begin(), encoded.mapped().end(), buffer.data());
+  return {std::move(buffer), encoded.mapped().size()};
+}
+
+void EncodedResults::on_stream_sent() { span_.worker.part_done(span_.run); }
 
 // --- Consumer --------------------------------------------------------------------------------------------------------
 
@@ -422,7 +491,21 @@ bool Consumer::on_data(const wire::Data& data, flow::Delivery payload) {
   const std::uint32_t chunk = data.chunk.number;
   landed_.resize(span_.plan.chunks, 0);
   if (std::exchange(landed_[chunk], 1) != 0) return false;
-  span_.run.output.write(span_.plan.output_offset + span_.begin_of(chunk), payload.bytes(), payload.data());
+  const std::uint64_t at = span_.plan.output_offset + span_.begin_of(chunk);
+  const std::size_t bytes = span_.bytes_of(chunk);
+  const reduce::Codec* const codec = data.chunk.stage == wire::Stage::kResult ? span_.codec() : nullptr;
+  if (codec == nullptr || bytes == 0) {
+    span_.run.output.write(at, bytes, payload.data());
+    return true;
+  }
+  std::vector<std::byte> plain;
+  std::byte* to = span_.run.output.contiguous(at, bytes);
+  if (to == nullptr) {
+    plain.resize(bytes);
+    to = plain.data();
+  }
+  codec->expand(payload.data(), 0, bytes / core::size_of(span_.run.operation.dtype), to);
+  span_.run.output.write(at, bytes, to);
   return true;
 }
 

@@ -48,6 +48,8 @@ struct SpanView {
   std::uint64_t begin_of(std::uint32_t chunk) const noexcept { return std::uint64_t{chunk} * plan.chunk_bytes; }
   std::size_t bytes_of(std::uint32_t chunk) const noexcept;
   server::SpanKey key() const noexcept;
+  /// Of what goes between nodes; null: none.
+  reduce::Codec* codec() const noexcept;
   /// Of no certain chunk.
   wire::ChunkId chunk_id(wire::Stage stage) const;
   /// The operation is not over before all of it is sent.
@@ -66,7 +68,7 @@ class ResultMemory : core::Pinned {
   /// Null where the chunk lies in several pieces.
   std::byte* contiguous(std::uint32_t chunk) noexcept;
   void read(std::uint32_t chunk, std::byte* to) const noexcept;
-  void write(std::uint32_t chunk, const std::byte* from) const noexcept;
+  void write(std::uint32_t chunk, const std::byte* from) noexcept;
   /// The chunk where it lies, which is a device's memory.
   transport::Buffer lend(std::uint32_t chunk) const;
   bool is_lent() const noexcept { return lent_; }
@@ -87,7 +89,7 @@ class Contributor final : public flow::Source, core::Pinned {
   void start();
   flow::Stream& stream() noexcept { return *stream_; }
 
-  transport::Buffer payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
+  flow::Payload payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
   void on_sent(flow::Stream& stream, std::uint32_t chunk) override;
   void on_permitted(flow::Stream&, std::uint32_t) override {}
 
@@ -138,7 +140,8 @@ class NodeSum final : public flow::Source, public flow::GrantQueue::Waiter, core
   /// Null on the owner.
   flow::Stream* stream() noexcept { return stream_.get(); }
 
-  transport::Buffer payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
+  std::size_t wire_bytes_max(std::size_t bytes) const noexcept override;
+  flow::Payload payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
   void on_sent(flow::Stream& stream, std::uint32_t chunk) override;
   void on_permitted(flow::Stream& stream, std::uint32_t chunk) override;
   // GrantQueue::Waiter: of chunks that have a permit at another engine.
@@ -178,18 +181,38 @@ class NodeSum final : public flow::Source, public flow::GrantQueue::Waiter, core
   bool wants_ = false;                   // permits for all chunks were asked for
 };
 
-class Results final : public server::ResultStreams::Maker, core::Pinned {
+/// An owner's results for other nodes, with a codec: each chunk is encoded once, when it is ready, and its own rank and node
+/// take what the others get instead of the sum.
+class EncodedResults final : public server::ResultStreams::Maker, core::Pinned {
  public:
-  Results(const SpanView& span, ResultMemory& memory);
-  /// Of those whose result is in memory.
+  EncodedResults(const SpanView& span, ResultMemory& memory);
   server::ResultStreams& streams() noexcept { return streams_; }
+  void encode(std::uint32_t chunk);
 
-  transport::Buffer make(std::uint32_t chunk, std::size_t bytes) override;
+  flow::Payload make(std::uint32_t chunk, std::size_t bytes) override;
   void on_stream_sent() override;
 
  private:
   const SpanView& span_;
   ResultMemory& memory_;
+  std::unordered_map<std::uint32_t, std::vector<std::byte>> encoded_;  // until there is a slot for it
+  server::ResultStreams streams_;
+};
+
+class Results final : public server::ResultStreams::Maker, core::Pinned {
+ public:
+  Results(const SpanView& span, ResultMemory& memory);
+  /// The chunk's result is in memory.
+  void offer(std::uint32_t chunk);
+  void on_grant(core::EngineId peer, const wire::Grant& grant);
+
+  flow::Payload make(std::uint32_t chunk, std::size_t bytes) override;
+  void on_stream_sent() override;
+
+ private:
+  const SpanView& span_;
+  ResultMemory& memory_;
+  std::optional<EncodedResults> encoded_;  // those for other nodes, if they go so
   server::ResultStreams streams_;
 };
 

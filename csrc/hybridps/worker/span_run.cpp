@@ -55,10 +55,16 @@ void SpanRun::copy_own() {
   }
 }
 
+bool SpanRun::fits(const wire::ChunkId& id, const flow::Delivery& payload) const {
+  const std::size_t bytes = span_.bytes_of(id.number);
+  const reduce::Codec* const codec = id.stage == wire::Stage::kResult ? span_.codec() : nullptr;
+  return codec == nullptr || bytes == 0 ? payload.bytes() == bytes
+                                        : codec->fits(payload.data(), payload.bytes(), bytes);
+}
+
 void SpanRun::on_data(const wire::From& from, const wire::Data& data, flow::Delivery payload) {
   const wire::ChunkId& id = data.chunk;
-  if (id.number >= plan_.chunks || payload.bytes() != span_.bytes_of(id.number) ||
-      id.span_bytes != plan_.agreed_bytes) {
+  if (id.number >= plan_.chunks || !fits(id, payload) || id.span_bytes != plan_.agreed_bytes) {
     span_.worker.mismatch(span_.run, {static_cast<int>(from.sender_rank), id.signature});
   } else if (id.stage == wire::Stage::kLocalPush) {
     if (node_)
@@ -83,7 +89,7 @@ void SpanRun::on_granted(std::uint32_t chunk) { node_->on_granted(chunk); }
 
 void SpanRun::result_ready(std::uint32_t chunk) {
   ++chunks_done_;
-  results_->streams().offer(chunk);
+  results_->offer(chunk);
 }
 
 void SpanRun::on_local_seen() {
@@ -103,7 +109,7 @@ void SpanRun::on_grant(core::EngineId peer, const wire::Grant& grant) {
   if (stream != nullptr && stream->peer == peer && stream->id.stage == grant.chunk.stage)
     span_.worker.outbox().granted(*stream, grant.chunk.number);
   else if (results_)
-    results_->streams().on_grant(peer, grant);
+    results_->on_grant(peer, grant);
 }
 
 flow::Stream* SpanRun::push() noexcept {

@@ -39,6 +39,7 @@ class SpanRun : core::Pinned {
 
  private:
   void copy_own();
+  bool fits(const wire::ChunkId& id, const flow::Delivery& payload) const;
   void result_ready(std::uint32_t chunk);
   /// What this rank sends towards the owner; null: nothing.
   flow::Stream* push() noexcept;

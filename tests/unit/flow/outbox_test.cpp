@@ -783,8 +783,8 @@ TEST_CASE("flow/outbox: what is urgent passes a spent window, and bulk that is u
 
 TEST_CASE("flow/outbox: what is urgent and lies in a device's memory takes the connection for data", "[flow][fast]") {
   struct Lending final : flow::Source {
-    transport::Buffer payload(Stream&, std::uint32_t, std::size_t bytes) override {
-      return (*pool).lend(memory.data(), bytes, nullptr);
+    flow::Payload payload(Stream&, std::uint32_t, std::size_t bytes) override {
+      return {(*pool).lend(memory.data(), bytes, nullptr), bytes};
     }
     void on_sent(Stream&, std::uint32_t) override {}
     void on_permitted(Stream&, std::uint32_t) override {}
@@ -853,4 +853,34 @@ TEST_CASE("flow/outbox: credit comes in quarters of what the sender says that it
   rig.outbox->note_window(kPeer, 1000 * static_cast<std::int64_t>(kSlot));  // never more than a part of what we allow
   for (int i = 0; i < 8; ++i) consume();
   CHECK(rig.to().of<wire::Credit>().size() == 3);
+}
+
+TEST_CASE("flow/outbox: a permit is paid for the most that a chunk can be on the wire, and comes back whole",
+          "[flow][fast]") {
+  Setup setup;
+  setup.large_slots = 8;
+  setup.eager_bytes = 3 * static_cast<std::int64_t>(kSlot);
+  Rig rig(setup);
+  rig.owner.more_at_most = kSlot / 2;
+  rig.owner.more = 5;
+  Stream& s = rig.stream(3);
+  rig.offer_all(s);
+  REQUIRE(rig.owner.sent.size() == 2);  // of one and a half slots each
+  for (const Sent& sent : rig.to().sent) {
+    const auto* data = sent.message.as<wire::Data>();
+    REQUIRE(data != nullptr);
+    CHECK(sent.message.payload_bytes == kSlot + 5);
+    CHECK(sent.payload.size() == kSlot + 5);
+    CHECK(data->cost == kSlot + kSlot / 2);
+  }
+  rig.outbox->on_credit(kPeer, {kSlot + kSlot / 2, wire::Permit::kAllowance});
+  CHECK(rig.owner.sent.size() == 3);
+  // A permit that is not used comes back with what was paid.
+  rig.outbox->on_credit(kPeer, {3 * kSlot, wire::Permit::kAllowance});
+  Stream& unused = rig.stream(2);
+  rig.outbox->want(unused, 0);
+  rig.outbox->want(unused, 1);
+  CHECK(rig.owner.permitted == Chunks{0, 1});
+  rig.outbox->cancel(unused);
+  CHECK(rig.probe() == 2);
 }

@@ -26,11 +26,12 @@ inline constexpr core::EngineId kLocal{4};
 /// A stream's owner: chunk c of stream s is filled with the byte s + c.
 struct Owner final : flow::Source {
   explicit Owner(transport::BufferPool& p) : pool(p) {}
-  transport::Buffer payload(Stream& stream, std::uint32_t chunk, std::size_t bytes) override {
+  std::size_t wire_bytes_max(std::size_t bytes) const noexcept override { return bytes + more_at_most; }
+  flow::Payload payload(Stream& stream, std::uint32_t chunk, std::size_t bytes) override {
     ++asked;
-    transport::Buffer buffer = pool.allocate(bytes);
-    if (buffer) std::memset(buffer.data(), static_cast<int>(stream.index + chunk), bytes);
-    return buffer;
+    transport::Buffer buffer = pool.allocate(bytes + more_at_most);
+    if (buffer) std::memset(buffer.data(), static_cast<int>(stream.index + chunk), bytes + more);
+    return {std::move(buffer), bytes + more};
   }
   void on_sent(Stream& stream, std::uint32_t chunk) override {
     sent.emplace_back(stream.index, chunk);
@@ -41,6 +42,8 @@ struct Owner final : flow::Source {
     if (when_permitted) when_permitted(stream, chunk);
   }
   transport::BufferPool& pool;
+  std::size_t more_at_most = 0;  // on the wire
+  std::size_t more = 0;
   int asked = 0;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> sent;
   Chunks permitted;

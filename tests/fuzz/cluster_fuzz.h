@@ -68,7 +68,7 @@ inline void forge(Feed& feed, wire::Message& message, core::EngineId any_engine)
     const std::string_view name = std::visit([](const auto& m) { return m.kName; }, message.body);
     for (const wire::Field& field : layout)
       if (field.message == name || field.name == "sender_rank") fields.push_back(field);
-    const wire::Field& field = fields[what % fields.size()];
+    const wire::Field& field = fields[feed.byte() % fields.size()];
     // Of a size that this process could allocate: a total of 2^60 bytes is no more wrong than one of 2^24.
     if (field.name == "total_bytes" || field.name == "span_bytes") number %= 1U << 24;
     if (field.name == "sequence" && (number & 1) == 0) number = message.sequence() + number % 4;

@@ -21,6 +21,7 @@ struct ClusterOptions {
   std::vector<double> servers;
   std::uint64_t seed = 1;
   std::size_t chunk_bytes = 1024;
+  std::vector<std::size_t> chunk_bytes_of;  // by rank, where a rank's own setting differs from the group's
   std::size_t eager_bytes = 4096;
   std::size_t window_bytes = engine::RuntimeOptions().window_bytes;
   std::uint32_t grant_chunks = 2;
@@ -49,7 +50,7 @@ class Cluster {
     for (std::size_t r = 0; r < n; ++r) {
       engine::RuntimeOptions o;
       o.self = ids_[r];
-      o.chunk_bytes = options_.chunk_bytes;
+      o.chunk_bytes = r < options_.chunk_bytes_of.size() ? options_.chunk_bytes_of[r] : options_.chunk_bytes;
       o.eager_bytes = options_.eager_bytes;
       o.window_bytes = options_.window_bytes;
       o.grant_chunks = options_.grant_chunks;

@@ -31,6 +31,7 @@ struct GroupCore : core::Pinned {
   std::vector<int> node_of;
   std::string waiting_for;  // what the bootstrap thread found when look_wanted was set
   std::atomic<bool> look_wanted{false};
+  std::atomic<bool> given_up{false};  // aborted before there was a roster
   std::atomic<std::uint64_t> completed{0};
 
   // In the loop only.

@@ -134,8 +134,12 @@ void Groups::fail(GroupCore& group, const Status& status) {
     if (item.done) item.done(worker::Outcome{status, -1});
   if (group.state != nullptr) return;
   group.last_failed = true;
-  // No roster yet, and so nobody to send it to. If this engine ends before there is one, members find it in the Store.
-  if (status.code() == Code::kAborted && group.options.size > 1) board_.post(place_of(group), status);
+  // No roster yet, and so nobody to send it to. If this engine ends before there is one, members find it in the Store: those
+  // without a roster what the Joiner leaves there, the others the board's.
+  if (status.code() == Code::kAborted && group.options.size > 1) {
+    group.given_up.store(true);
+    board_.post(place_of(group), status);
+  }
   give_up_goodbye(group);
 }
 

@@ -125,6 +125,16 @@ void Joiner::run() {
       active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }
+  // A group that was aborted here would have failed with its roster. There will be none: who waits for it reads why.
+  for (const auto& joining : active) {
+    if (!joining->group->given_up.load()) continue;
+    Status status;
+    {
+      const std::lock_guard lock(joining->group->mutex);
+      status = joining->group->status;
+    }
+    joining->rendezvous->fail(std::move(status));
+  }
 }
 
 bootstrap::Proof Joiner::prove(Joining& joining, const bootstrap::Roster& roster) {

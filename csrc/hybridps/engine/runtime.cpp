@@ -485,7 +485,8 @@ flow::Delivery Runtime::with_cost(const wire::Message& message, transport::RxPay
     if (announce != nullptr) outbox_->return_credit(source);
   }
   if (data == nullptr || payload.bytes() == 0) return {std::move(payload), outbox_.get(), source, 0};
-  const auto cost = static_cast<std::int64_t>(std::min<std::uint64_t>(data->cost, options_.chunk_bytes));
+  // By the sender's slots, which may be larger than any of ours.
+  const auto cost = static_cast<std::int64_t>(std::min<std::uint64_t>(data->cost, options_.eager_bytes));
   return {std::move(payload), outbox_.get(), source, cost, data->permit};
 }
 

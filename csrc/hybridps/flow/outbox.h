@@ -52,7 +52,7 @@ struct Payload {
   std::size_t bytes = 0;
 };
 
-/// Produces the chunks of streams. Calls come from inside Outbox::offer(), granted(), on_credit() or progress().
+/// Produces the chunks of streams. Calls come from inside Outbox::offer(), want(), granted(), on_credit() or progress().
 class Source {
  public:
   virtual ~Source() = default;

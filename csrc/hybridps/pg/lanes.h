@@ -3,7 +3,7 @@
 // Model    Lane d completes the futures of operations that were issued from lane d-1; every other thread is lane 0.
 //          A callback on lane 1 that issues an operation and waits for its future waits for lane 2, which is free.
 //          Within one group and lane, futures complete in the order in which the collectives were issued (InOrder).
-// Threads  every method from any thread. A lane is a thread made when first needed; tasks of a lane run one by one.
+// Threads  every method from any thread. A lane is a thread, the first made with the first group and others when needed; tasks of a lane run one by one.
 //          Tasks run without locks of ours and without the interpreter's lock; they may take both.
 // Exit     a lane that stop() has left in a user's callback stays there when the interpreter ends: UnwindsNever (gil.h).
 // Why not the engine's progress thread: a callback, or the last reference of a tensor that Python has seen, takes the

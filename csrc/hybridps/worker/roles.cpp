@@ -234,7 +234,7 @@ NodeSum::Chunk& NodeSum::open(std::uint32_t chunk) {
 void NodeSum::on_data(const wire::From& from, const wire::Data& data, flow::Delivery payload) {
   const wire::ChunkId& id = data.chunk;
   if (is_collected(id.number)) return;  // doubled on the way
-  if (id.contributor >= locals_ || id.contributor == own()) {
+  if (locals_ == 1 || id.contributor >= locals_ || id.contributor == own()) {
     span_.refuse("a contribution", from);
     return;
   }

@@ -110,8 +110,8 @@ void Worker::fail(OperationRun& run, core::Status cause) {
 }
 
 void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell) {
+  const Entry entry(*this);  // first: what it settles may fail the group
   if (!group.status.is_ok()) return;
-  const Entry entry(*this);
   group.status = cause;
   group.failed_at = core::Clock::now();
   wire::Verdict verdict = wire::Verdict::on_group(cause.code());

@@ -280,8 +280,8 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   if (run.pace_due) std::erase(pacing_, &run);
   if (run.expiry) deadlines_.erase(*std::exchange(run.expiry, {}));
   if (!p2p) {
-    group.plans->on_finished(run);
     server_.close(server::OperationKey{group.info.uid, run.sequence});
+    group.plans->on_finished(run);
     group.over.add(run.sequence);
     if (group.signatures_over.empty())
       group.signatures_over.resize(GroupState::kSignaturesKept, {~std::uint64_t{0}, {}});
@@ -417,7 +417,7 @@ void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Del
 
 std::size_t Worker::tick(core::TimePoint now) {
   const Entry entry(*this);
-  std::size_t work = settle();
+  std::size_t work = 0;
   while (!pacing_.empty()) {
     OperationRun& run = *pacing_.back();
     pacing_.pop_back();
@@ -429,6 +429,7 @@ std::size_t Worker::tick(core::TimePoint now) {
     if (!group->held.empty()) start_held(*group);
     work += group->plans->tick(now);
   }
+  work += settle();  // what is done is not late
   while (!deadlines_.empty() && deadlines_.begin()->first.first <= now) {
     ++work;
     expire(*deadlines_.begin()->second);

@@ -83,7 +83,7 @@ class Worker final : public server::Listener, core::Pinned {
   /// A collective whose deadline passed before the group was open here: the members are told.
   void submit_failed(GroupState& group, Operation operation, std::uint64_t sequence, const core::Status& cause);
 
-  /// Deadlines, probes, warnings; frees finished operations. Returns what it did.
+  /// Deadlines, probes, warnings. Returns what it did.
   std::size_t tick(core::TimePoint now);
   core::TimePoint next_due(core::TimePoint now) const noexcept;
   bool is_idle() const noexcept { return active_ == 0; }

@@ -411,3 +411,28 @@ TEST_CASE("engine/engine: members hear of a group that was aborted and left whil
   });
   REQUIRE(codes == std::vector<int>(2, 0));
 }
+
+TEST_CASE("engine/engine: who waits for a member that has aborted their group and ended hears why", "[engine]") {
+  const auto codes = run_ranks({"a", "b", "c"}, 0, [](const Rank& me) {
+    const std::filesystem::path waits = me.folder / "waits";
+    if (me.rank == 2) {  // never comes: there is no roster, ever
+      while (!std::filesystem::exists(me.folder / "heard")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return;
+    }
+    auto group = me.open("world");
+    if (me.rank == 0) {
+      while (!std::filesystem::exists(waits)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      group->abort("told to");
+      leave(std::move(group));  // the engine's last
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it has looked at the Store
+    std::filesystem::create_directory(waits);
+    std::vector<float> data(10, 1.0F);
+    const core::Status status = allreduce(*group, data);
+    std::filesystem::create_directory(me.folder / "heard");
+    check(status.message().find("told to") != std::string::npos, status.to_string());
+    leave(group);
+  });
+  REQUIRE(codes == std::vector<int>(3, 0));
+}

@@ -614,3 +614,60 @@ TEST_CASE("engine/runtime: an engine whose address was not given cannot be reach
   REQUIRE_FALSE(refused.is_ok());
   CHECK(refused.status().message().find(core::to_string(stranger)) != std::string_view::npos);
 }
+
+TEST_CASE("engine/runtime: a contribution within a node to what is reduced there by other means is refused",
+          "[engine][fast]") {
+  for (const bool owns : {true, false}) {
+    Tally tally;
+    std::vector<std::vector<std::int32_t>> data(4, std::vector<std::int32_t>(2, 1));
+    Cluster cluster(nodes({0, 0, 1, 1}));
+    const auto uid = cluster.open_group();
+    // Rail 1: rank 1 and rank 3, one of which owns it.
+    const auto sequence = static_cast<std::uint64_t>(owns ? 0 : 1);
+    auto o = reduction(schedule::Kind::kAllReduce);
+    o.scope = schedule::Scope::kNodes;
+    o.total_bytes = 16;
+    o.rail_bytes = {8, 8};
+    o.output = {piece(data[1])};
+    if (!owns) cluster.at(1).worker().find(uid)->submitted = 1;
+    cluster.submit(uid, 1, o, sequence, tally.completion());
+    CHECK_FALSE(cluster.run_until([&] { return tally.done > 0; }, 50));
+    const auto owner = static_cast<std::uint32_t>(owns ? 1 : 3);
+    const wire::ChunkId chunk{.stage = wire::Stage::kLocalPush,
+                              .signature = {schedule::Kind::kAllReduce, core::DType::kInt32, core::ReduceOp::kSum, -1,
+                                            16, schedule::Scope::kNodes},
+                              .sequence = sequence,
+                              .span_bytes = 8,
+                              .span = owner + 4 * 2,
+                              .contributor = 0};
+    cluster.at(0).send_control(cluster.id(1), {{{}, uid, 0}, 0, wire::Data{chunk}}, "12345678");
+    INFO("owns " << owns);
+    REQUIRE(cluster.run_until([&] { return tally.done == 1; }));
+    CHECK(tally.first_error.find("a contribution that the plan does not have") != std::string::npos);
+  }
+}
+
+TEST_CASE("engine/runtime: what is paid for a larger slot than any here comes back whole", "[engine][fast]") {
+  auto options = nodes({0, 0});
+  options.chunk_bytes_of = {16 * 1024, 4096};  // the first one's slots of 8 KiB carry the group's chunks
+  options.chunk_bytes = 4096;
+  options.eager_bytes = 64 * 1024;
+  Tally tally;
+  std::vector<std::vector<std::int32_t>> data(2, std::vector<std::int32_t>(2000, 1));
+  Cluster cluster(options);
+  const auto uid = cluster.open_group();
+  for (std::uint64_t round = 0; round < 40; ++round) {
+    for (int r = 0; r < 2; ++r) {
+      auto o = movement(schedule::Kind::kBroadcast);
+      o.root = 0;
+      o.output = {piece(data[static_cast<std::size_t>(r)])};
+      cluster.submit(uid, r, o, round, tally.completion());
+    }
+    REQUIRE(cluster.run_until([&] { return tally.done == static_cast<int>(2 * round + 2); }));
+  }
+  REQUIRE(tally.failed == 0);
+  const std::string text = cluster.at(0).outbox().describe();
+  const std::string word = "outstanding ";
+  INFO(text);
+  CHECK(std::stoll(text.substr(text.find(word) + word.size())) < 32 * 1024);
+}

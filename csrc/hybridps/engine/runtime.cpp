@@ -485,9 +485,8 @@ flow::Delivery Runtime::with_cost(const wire::Message& message, transport::RxPay
     if (announce != nullptr) outbox_->return_credit(source);
   }
   if (data == nullptr || payload.bytes() == 0) return {std::move(payload), outbox_.get(), source, 0};
-  // By the sender's slots, which may be larger than any of ours.
-  const auto cost = static_cast<std::int64_t>(std::min<std::uint64_t>(data->cost, options_.eager_bytes));
-  return {std::move(payload), outbox_.get(), source, cost, data->permit};
+  // As the sender counted it: by slots that may be larger than ours, and one that is larger than its whole allowance.
+  return {std::move(payload), outbox_.get(), source, data->cost, data->permit};
 }
 
 void Runtime::deliver(worker::GroupState& group, const wire::Message& message, transport::RxPayload payload) {

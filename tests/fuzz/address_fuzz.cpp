@@ -6,7 +6,7 @@
 #include <span>
 
 #include "hybridps/intranode/shm/handshake.h"
-#include "hybridps/transport/rails.h"
+#include "hybridps/transport/cards.h"
 #include "hybridps/transport/ucx/ucx_address.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -22,8 +22,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (!inside.is_ok() || !std::equal(inside.value().begin(), inside.value().end(), bytes.begin(), bytes.end()))
       std::abort();
   }
-  if (const auto rails = decode_rails(bytes); rails.is_ok()) {
-    const auto again = encode_rails(rails.value());
+  if (const auto cards = decode_cards(bytes); cards.is_ok()) {
+    const auto again = encode_cards(cards.value());
     if (!std::equal(again.begin(), again.end(), bytes.begin(), bytes.end())) std::abort();
   }
   if (const auto shm = hybridps::intranode::shm::decode(bytes); shm.has_value()) {

@@ -5,7 +5,7 @@
 
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
-#include "hybridps/transport/rails.h"
+#include "hybridps/transport/cards.h"
 #include "hybridps/transport/ucx/ucx_transport.h"
 
 namespace hybridps::engine {
@@ -31,24 +31,24 @@ void DataThreads::warn_of_idle() const {
 core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const Interfaces& interfaces,
                                                                         transport::UcxOptions options,
                                                                         std::int64_t sockets, DataThreads& threads) {
-  std::vector<transport::Rail> rails;
-  const auto add = [&](transport::RailInfo info, const std::string& device, std::string label) {
+  std::vector<transport::Card> cards;
+  const auto add = [&](transport::CardInfo info, const std::string& device, std::string label) {
     options.net_device = device;
     options.label = std::move(label);
     core::Result<std::unique_ptr<transport::UcxTransport>> made = transport::UcxTransport::create(options);
     if (!made.is_ok()) return made.status();
     core::Result<std::unique_ptr<transport::Transport>> driven = threads.drive(std::move(made).value());
     if (!driven.is_ok()) return driven.status();
-    rails.push_back({std::move(info), std::move(driven).value()});
+    cards.push_back({std::move(info), std::move(driven).value()});
     return core::Status::ok();
   };
   core::Status status;
   const bool together = interfaces.rdma || interfaces.users;
   const auto nics = static_cast<std::int64_t>(interfaces.nics.size());
   if (!together)
-    sockets = std::min(sockets, static_cast<std::int64_t>(transport::kRailsMax) / std::max<std::int64_t>(nics, 1));
+    sockets = std::min(sockets, static_cast<std::int64_t>(transport::kCardsMax) / std::max<std::int64_t>(nics, 1));
   if (together || (nics == 1 && sockets == 1)) {
-    transport::RailInfo info;
+    transport::CardInfo info;
     info.name = interfaces.data();
     if (nics == 1) {
       info.address = interfaces.nics[0].address;
@@ -56,7 +56,7 @@ core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const In
     }
     status = add(std::move(info), interfaces.data(), "data");
   } else {
-    // In the order of cards, several times: what joins lanes by place finds the same card each time.
+    // In the order of cards, several times: what joins pairs by place finds the same card each time.
     for (std::int64_t socket = 0; socket < sockets; ++socket)
       for (const transport::Nic& nic : interfaces.nics)
         if (status.is_ok())
@@ -64,7 +64,7 @@ core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const In
                        "data " + nic.name);
   }
   if (!status.is_ok()) return status;
-  return transport::make_rails(std::move(rails));
+  return transport::join_cards(std::move(cards));
 }
 
 std::vector<bootstrap::Nic> to_record(const std::vector<transport::Nic>& nics) {

@@ -1,7 +1,7 @@
 // hybridps/engine/data_transport.h: the data transport of a process, over all of its network cards.
 //
 // Threads  as UcxTransport; with DataThreads as make_threaded().
-// Errors   those of UcxTransport::create(), make_rails() and start_transport_thread().
+// Errors   those of UcxTransport::create(), join_cards() and start_transport_thread().
 #pragma once
 
 #include <chrono>
@@ -37,7 +37,7 @@ class DataThreads {
 };
 
 /// UCX over TCP uses one card per worker, and one connection to each peer, so each card has `sockets` transports of its own
-/// (kRailsMax in all); RDMA ports share one, and so does what the user's UCX_NET_DEVICES names. `options` apart from
+/// (kCardsMax in all); RDMA ports share one, and so does what the user's UCX_NET_DEVICES names. `options` apart from
 /// net_device and label.
 core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const Interfaces& interfaces,
                                                                         transport::UcxOptions options,

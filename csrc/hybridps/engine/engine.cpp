@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "hybridps/bootstrap/rendezvous.h"
 #include "hybridps/build_info.h"
 #include "hybridps/core/clock.h"
+#include "hybridps/core/fork.h"
 #include "hybridps/core/log.h"
 #include "hybridps/door/door.h"
 #include "hybridps/engine/dedicated_client.h"
@@ -110,7 +112,7 @@ class EngineImpl final : public Engine, public LoopClient {
   EngineStats stats() const override;
   std::string describe() const override { return description_; }
 
-  bool in_forked_child() const noexcept { return getpid() != pid_; }
+  bool in_forked_child() const noexcept { return core::fork_generation() != generation_; }
   bool on_own_thread() const noexcept {
     return (loop_ != nullptr && loop_->in_round()) || (joiner_ != nullptr && joiner_->on_its_thread());
   }
@@ -126,7 +128,7 @@ class EngineImpl final : public Engine, public LoopClient {
   Runtime& runtime() { return *runtime_; }
 
  private:
-  EngineImpl() : pid_(getpid()), id_(core::make_engine_id()) {}
+  EngineImpl() : id_(core::make_engine_id()) {}
   Status start(core::Config config);
   // LoopClient
   std::size_t round() override;
@@ -135,7 +137,7 @@ class EngineImpl final : public Engine, public LoopClient {
 
   void write_stats() const;
 
-  const pid_t pid_;
+  const std::uint64_t generation_ = core::fork_generation();
   const core::EngineId id_;
   core::Config config_;
   std::string description_;
@@ -530,7 +532,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.self.engine = id_;
   r.self.node_identity = identity_;
   r.self.host_name = bootstrap::host_name();
-  r.self.pid = static_cast<std::uint32_t>(pid_);
+  r.self.pid = static_cast<std::uint32_t>(getpid());
   r.self.group_rank = o.rank;
   r.self.group_size = o.size;
   r.self.shm_address = shm_address_;
@@ -569,7 +571,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
 struct Current {
   std::mutex mutex;
   std::weak_ptr<EngineImpl> engine;
-  pid_t pid = 0;
+  std::optional<std::uint64_t> generation;  // of forks, when it was made
 };
 
 Current& process_engine() {
@@ -581,7 +583,7 @@ Current& process_engine() {
 
 core::Result<std::shared_ptr<Engine>> Engine::acquire() {
   Current& current = process_engine();
-  if (current.pid != 0 && current.pid != getpid())
+  if (current.generation && current.generation != core::fork_generation())
     return Status(Code::kUnsupported,
                   "hybridps cannot be used in a forked child of a process that uses it; start the child with the "
                   "\"spawn\" or \"forkserver\" method");
@@ -590,13 +592,13 @@ core::Result<std::shared_ptr<Engine>> Engine::acquire() {
   core::Result<std::shared_ptr<EngineImpl>> engine = EngineImpl::create();
   if (!engine.is_ok()) return engine.status();
   current.engine = engine.value();
-  current.pid = getpid();
+  current.generation = core::fork_generation();
   return std::shared_ptr<Engine>(std::move(engine).value());
 }
 
 std::shared_ptr<Engine> Engine::current() {
   Current& current = process_engine();
-  if (current.pid != getpid()) return nullptr;
+  if (current.generation != core::fork_generation()) return nullptr;
   const std::lock_guard lock(current.mutex);
   return current.engine.lock();
 }

@@ -17,7 +17,7 @@ constexpr auto kStayAfterFailure = std::chrono::milliseconds(200);
 // How long an operation past its deadline waits for the bootstrap thread to look up who is missing.
 constexpr auto kLookFor = std::chrono::milliseconds(80);
 
-VerdictBoard::Place place_of(const GroupCore& group) {
+VerdictBoard::Location location_of(const GroupCore& group) {
   return {group.options.store, group.prefix + "/verdict", group.uid};
 }
 
@@ -30,11 +30,11 @@ Groups::Groups(const core::Config& config, core::EngineId self, Runtime& runtime
   hooks.group_failed = [this](core::GroupUid uid, const Status& status, const Status& cause, bool found_here) {
     const Group group = find(uid);
     if (!group) return;
-    if (found_here && group->options.size > 1) board_.post(place_of(*group), cause);
+    if (found_here && group->options.size > 1) board_.post(location_of(*group), cause);
     fail(*group, status);
   };
   hooks.group_waits = [this](core::GroupUid uid) {
-    if (const Group group = find(uid); group && group->options.size > 1) board_.look(place_of(*group));
+    if (const Group group = find(uid); group && group->options.size > 1) board_.look(location_of(*group));
   };
   runtime_.set_hooks(std::move(hooks));
 }
@@ -138,7 +138,7 @@ void Groups::fail(GroupCore& group, const Status& status) {
   // without a roster what the Joiner leaves there, the others the board's.
   if (status.code() == Code::kAborted && group.options.size > 1) {
     group.given_up.store(true);
-    board_.post(place_of(group), status);
+    board_.post(location_of(group), status);
   }
   give_up_goodbye(group);
 }
@@ -276,7 +276,7 @@ std::size_t Groups::close_finished() {
   for (std::size_t i = 0; i < groups_.size();) {
     GroupCore& group = *groups_[i];
     bool waits = false;
-    if (group.state != nullptr) {
+    if (group.state != nullptr && group.goodbye_done && !group.closed) {
       // After a failure others may just be opening a connection to tell us: stay for them.
       waits = group.state->status.is_ok() ? group.state->p2p->has_unacknowledged()
                                           : runtime_.has_unanswered_verdicts() ||

@@ -82,7 +82,7 @@ std::string interface_to(const std::string& host) {
   return name;
 }
 
-LocalPlace local_place() {
+LocalRank local_rank() {
   return {std::atoi(text_of("LOCAL_RANK", "0").c_str()), std::atoi(text_of("LOCAL_WORLD_SIZE", "1").c_str())};
 }
 
@@ -163,7 +163,7 @@ core::Result<DataChoice> choose_data(const DataNetwork& network) {
   return choice;
 }
 
-core::Result<Interfaces> choose_interfaces(const core::Config& config, const std::string& hint, LocalPlace place) {
+core::Result<Interfaces> choose_interfaces(const core::Config& config, const std::string& hint, LocalRank place) {
   Interfaces chosen;
   chosen.control = config.interface.empty() ? hint : config.interface;
   if (chosen.control.empty())

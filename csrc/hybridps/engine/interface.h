@@ -14,12 +14,12 @@
 namespace hybridps::engine {
 
 /// Which of the ranks of its machine a process is.
-struct LocalPlace {
+struct LocalRank {
   int rank = 0;
   int size = 1;
 };
 /// LOCAL_RANK and LOCAL_WORLD_SIZE.
-LocalPlace local_place();
+LocalRank local_rank();
 
 struct Interfaces {
   std::string control;               // "eth0"
@@ -38,7 +38,7 @@ struct Interfaces {
 /// said once. kInvalidArgument: a data interface that is not there, down, without carrier or address, or does not go with
 /// the others, and which there are; rates that do not fit.
 core::Result<Interfaces> choose_interfaces(const core::Config& config, const std::string& hint = {},
-                                           LocalPlace place = local_place());
+                                           LocalRank place = local_rank());
 
 /// What data can use.
 struct DataNetwork {
@@ -51,7 +51,7 @@ struct DataNetwork {
   std::vector<transport::Nic> nics;  // what is known of those named and of the control interface
   bool ucx_has_verbs = false;
   std::string ucx;  // "UCX 1.22.0 (/usr/lib/libucp.so.0)"
-  LocalPlace place;
+  LocalRank place;
   std::string nearest_to = "this process";  // Locality::text
 };
 struct DataChoice {

@@ -92,9 +92,9 @@ void Joiner::run() {
         changed_.wait(lock, awake);
       else
         changed_.wait_until(lock, next, awake);
-      if (stop_) break;
       for (auto& joining : joining_) active.push_back(std::move(joining));
       joining_.clear();
+      if (stop_) break;
     }
     for (std::size_t i = 0; i < active.size();) {
       Joining& joining = *active[i];

@@ -14,16 +14,12 @@ namespace {
 // Size classes below the chunk: what tiny operations and control texts need, and one in between.
 constexpr std::size_t kSmallBytes = 1024;
 constexpr std::size_t kMiddleBytes = 8 * 1024;
-// A broken connection becomes a verdict this much later: one who leaves because of somebody else's failure has told us
-// by then, and one who left in good order has answered our goodbye.
-constexpr auto kSuspectFor = std::chrono::milliseconds(50);
 // How long an answer to a verdict is waited for.
 constexpr auto kVerdictAnswerWithin = std::chrono::milliseconds(500);
 // A peer without a group and without a connection is known this long.
 constexpr auto kKeepUnused = std::chrono::seconds(60);
 // Groups that are over and whose late messages are known as such.
 constexpr std::size_t kClosedKept = 65536;
-constexpr core::TimePoint kNotAsked{};
 // Slots per class for messages between nodes, at least.
 constexpr std::size_t kNetSlotsMin = 4;
 // Windows of this size, at most, are what grants follow.
@@ -78,7 +74,11 @@ core::Result<std::unique_ptr<Runtime>> Runtime::create(RuntimeOptions options, s
 }
 
 Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep, Transports transports)
-    : options_(options), keep_(std::move(keep)), transports_(std::move(transports)), unopened_(options.unopened) {
+    : options_(options),
+      keep_(std::move(keep)),
+      transports_(std::move(transports)),
+      unopened_(options.unopened),
+      heartbeats_(core::from_seconds(options.heartbeat_seconds), core::from_seconds(options.dead_seconds)) {
   const auto classes = pool_classes(options_, memory.size());
   pool_ = std::make_unique<transport::BufferPool>(memory, classes);
   flow::OutboxOptions flow_options;
@@ -110,7 +110,7 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
                                              worker::WorkerOptions{options_.grant_chunks, options_.warn_seconds,
                                                                    options_.early_messages_max, options_.find_rates});
   forward->worker = worker_.get();
-  dedicated_ = std::make_unique<server::Dedicated>(*outbox_, *this, options_.grant_chunks, grant_bytes);
+  dedicated_ = std::make_unique<server::DedicatedServer>(*outbox_, *this, options_.grant_chunks, grant_bytes);
   keep_ = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(keep_, forward);
 
   for (transport::Transport* transport : {transports_.data.get(), transports_.control.get(), transports_.shm.get()}) {
@@ -201,8 +201,10 @@ void Runtime::forget_group(core::GroupUid uid) {
     for (const core::EngineId engine : engines->second) {
       const auto found = peers_.find(engine);
       if (found != peers_.end() && core::check(found->second.groups > 0, "a peer leaves no group that it is not in") &&
-          --found->second.groups == 0)
+          --found->second.groups == 0) {
         found->second.unused_since = core::Clock::now();
+        heartbeats_.on_heard(engine);
+      }
     }
     group_engines_.erase(engines);
     group_windows_.erase(uid);
@@ -312,9 +314,7 @@ core::Result<transport::Endpoint*> Runtime::connect_urgent(core::EngineId peer) 
   return transports_.control->connect(peer, found->second.record.control_address);
 }
 
-void Runtime::on_unreachable(core::EngineId peer, core::Status cause) {
-  failed_.push_back(Failure{peer, std::move(cause)});
-}
+void Runtime::on_unreachable(core::EngineId peer, core::Status cause) { suspects_.report(peer, std::move(cause)); }
 
 void Runtime::peer_failed(core::EngineId id, core::Status cause, bool silent) {
   const auto found = peers_.find(id);
@@ -326,15 +326,12 @@ void Runtime::peer_failed(core::EngineId id, core::Status cause, bool silent) {
   }
   core::log_info("peer ", peer.record.where, " is gone: ", cause.message());
   // Who stood still for so long was given up: it was the others who broke what breaks now.
-  std::string own_fault;
-  if (stood_still_for_ >= core::from_seconds(options_.dead_seconds) &&
-      core::Clock::now() - stood_still_until_ < core::from_seconds(options_.dead_seconds))
-    own_fault = "stood still for " + core::format_seconds(core::to_seconds(stood_still_for_)) +
-                " (stopped, or without a core to run on)";
+  const std::string own_fault = heartbeats_.own_fault(core::Clock::now());
   peer.dead = !silent;  // one that is stopped may live to read why it was given up
   worker_->on_peer_dead(id, cause, own_fault);
   dedicated_->on_peer_dead(id, cause);
   peer.dead = true;
+  heartbeats_.on_heard(id);
   unanswered_verdicts_.erase(id);
   // Nothing waits for what such a peer does not take.
   for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
@@ -343,21 +340,15 @@ void Runtime::peer_failed(core::EngineId id, core::Status cause, bool silent) {
 }
 
 std::size_t Runtime::judge_suspects(core::TimePoint now) {
-  for (auto failed = std::exchange(failed_, {}); Failure & failure : failed)
-    suspects_.push_back(Suspect{failure.peer, std::move(failure.cause), now + kSuspectFor, failure.memory});
   std::erase_if(unanswered_verdicts_, [now](const auto& entry) { return entry.second <= now; });
-  if (suspects_.empty() || suspects_.front().due > now) return 0;
-  std::size_t judged = 0;
-  while (judged < suspects_.size() && suspects_[judged].due <= now) ++judged;
-  const std::vector<Suspect> due(suspects_.begin(), suspects_.begin() + static_cast<std::ptrdiff_t>(judged));
-  suspects_.erase(suspects_.begin(), suspects_.begin() + static_cast<std::ptrdiff_t>(judged));
-  for (const Suspect& suspect : due) {
+  const std::vector<Suspects::Suspect> due = suspects_.judge(now);
+  for (const Suspects::Suspect& suspect : due) {
     // A proof of shared memory that failed, with one who claimed to be of this node.
     const auto found = peers_.find(suspect.peer);
     if (suspect.memory && found != peers_.end() && !found->second.record.local) continue;
     peer_failed(suspect.peer, suspect.cause, /*silent=*/false);
   }
-  return judged;
+  return due.size();
 }
 
 void Runtime::on_group_failed(core::GroupUid uid, const core::Status& status, const core::Status& cause,
@@ -385,10 +376,7 @@ void Runtime::send_control(core::EngineId to, wire::Message message, std::string
   const bool verdict = message.as<wire::Verdict>() != nullptr;
   if (verdict) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
   const bool asks = message.as<wire::Ping>() != nullptr || message.as<wire::Probe>() != nullptr;
-  if (asks && found->second.asked_at == kNotAsked) {
-    found->second.asked_at = core::Clock::now();
-    next_heartbeat_ = std::min(next_heartbeat_, found->second.asked_at + core::from_seconds(options_.dead_seconds));
-  }
+  if (asks && found->second.groups > 0) heartbeats_.on_asked(to, core::Clock::now());
   // A verdict takes a connection that stands already, if there is one: opening one to a peer that may be leaving fails.
   if (found->second.record.local || (verdict && outbox_->is_open(to))) {
     outbox_->send_text(to, std::move(message), text);
@@ -399,7 +387,7 @@ void Runtime::send_control(core::EngineId to, wire::Message message, std::string
   core::Result<transport::Endpoint*> endpoint =
       transport.connect(to, transports_.control ? record.control_address : record.data_address);
   if (!endpoint.is_ok()) {
-    failed_.push_back(Failure{to, endpoint.status()});
+    suspects_.report(to, endpoint.status());
     return;
   }
   message.from.source = options_.self;
@@ -410,7 +398,7 @@ void Runtime::send_control(core::EngineId to, wire::Message message, std::string
   message.payload_bytes = buffer ? static_cast<std::uint32_t>(bytes) : 0;
   if (core::Status status = endpoint.value()->send(wire::encode(message), buffer, message.payload_bytes, {});
       !status.is_ok())
-    failed_.push_back(Failure{to, std::move(status)});
+    suspects_.report(to, std::move(status));
 }
 
 void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload payload) noexcept {
@@ -444,7 +432,7 @@ bool Runtime::on_engine_message(const wire::Message& message) {
   const core::EngineId source = message.from.source;
   const auto peer = peers_.find(source);
   if (peer == peers_.end()) return false;
-  peer->second.asked_at = kNotAsked;
+  heartbeats_.on_heard(source);
   const wire::Message pong{{}, 0, wire::Pong{}};
   if (const auto* credit = message.as<wire::Credit>()) {
     outbox_->on_credit(source, *credit);
@@ -496,54 +484,32 @@ void Runtime::deliver(worker::GroupState& group, const wire::Message& message, t
 void Runtime::choose_watched() {
   // In every group each engine watches its successor: of ranks that fall silent one at least has a watcher that has
   // not. Beyond these, probe() asks whoever an operation waits for.
-  for (auto& [id, peer] : peers_) peer.watched = false;
+  std::unordered_set<core::EngineId> watched;
   for (const auto& [uid, engines] : group_engines_) {
     const auto self = std::find(engines.begin(), engines.end(), options_.self);
     if (self == engines.end() || engines.size() < 2) continue;
-    const std::size_t next = (static_cast<std::size_t>(self - engines.begin()) + 1) % engines.size();
-    if (auto found = peers_.find(engines[next]); found != peers_.end()) found->second.watched = true;
+    watched.insert(engines[(static_cast<std::size_t>(self - engines.begin()) + 1) % engines.size()]);
   }
+  heartbeats_.watch(std::move(watched));
 }
 
 void Runtime::heartbeat(core::TimePoint now) {
-  if (now < next_heartbeat_) return;
-  // Twice an interval: who stops right after an answer is found within dead_seconds and half an interval.
-  const core::Duration pause = core::from_seconds(options_.heartbeat_seconds / 2);
-  const core::Duration dead_after = core::from_seconds(options_.dead_seconds);
-  // If this thread itself stood still (a stopped process), silence proves nothing: the answers may lie in our sockets.
-  const core::Duration late = next_ping_ == core::TimePoint{} ? core::Duration::zero() : now - next_heartbeat_;
-  const bool stood_still = late > dead_after / 4;
-  if (stood_still) {
-    stood_still_for_ = late + pause;
-    stood_still_until_ = now;
-  }
-  const bool pinging = now >= next_ping_;
-  if (pinging) next_ping_ = now + pause;
-  next_heartbeat_ = next_ping_;
-  std::unordered_set<core::EngineId> silent;
-  for (auto& [id, peer] : peers_) {
-    if (peer.dead) continue;
-    if (peer.groups == 0) peer.asked_at = kNotAsked;
-    if (stood_still && peer.asked_at != kNotAsked) peer.asked_at = now;
-    if (pinging && peer.watched) send_control(id, {{}, 0, wire::Ping{}}, {});
-    if (peer.asked_at == kNotAsked) continue;
-    next_heartbeat_ = std::min(next_heartbeat_, std::max(now, peer.asked_at + dead_after));
-    if (now - peer.asked_at >= dead_after) silent.insert(id);
-  }
-  if (silent.empty()) return;
+  if (now < heartbeats_.next_due()) return;
+  const Heartbeats::Findings found = heartbeats_.look(now);
+  for (const core::EngineId peer : found.to_ping) send_control(peer, {{}, 0, wire::Ping{}}, {});
+  if (found.silent.empty()) return;
   // By rank: all who lose several at once name the same one.
-  std::vector<core::EngineId> in_order;
+  std::unordered_map<core::EngineId, core::Duration> silent(found.silent.begin(), found.silent.end());
+  std::vector<std::pair<core::EngineId, core::Duration>> in_order;
   for (const auto& [uid, engines] : group_engines_)
     for (const core::EngineId engine : engines)
-      if (silent.erase(engine) > 0) in_order.push_back(engine);
-  for (const core::EngineId engine : in_order) {
-    const core::Duration silence = now - peers_[engine].asked_at;
+      if (const auto one = silent.extract(engine); !one.empty()) in_order.emplace_back(engine, one.mapped());
+  for (const auto& [engine, silence] : in_order)
     peer_failed(engine,
                 core::Status(core::Code::kPeerDead, "it sent no heartbeat for " +
                                                         core::format_seconds(core::to_seconds(silence)) +
                                                         " (stopped, or cut off from the network)"),
                 /*silent=*/true);
-  }
 }
 
 std::size_t Runtime::progress() {
@@ -556,24 +522,25 @@ std::size_t Runtime::progress() {
   const core::TimePoint now = core::Clock::now();
   work += outbox_->progress(now);
   work += worker_->tick(now);
-  work += dedicated_->tick();
+  if (dedicated_->has_work()) work += dedicated_->tick();
   heartbeat(now);
   forget_unused(now);
-  let_go(unopened_.expire(now));
-  work += judge_suspects(now);
+  if (now >= unopened_.next_due()) let_go(unopened_.expire(now));
+  if (suspects_.has_reports() || now >= suspects_.next_due() || !unanswered_verdicts_.empty())
+    work += judge_suspects(now);
   return work;
 }
 
 bool Runtime::arm() {
   for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
     if (transport != nullptr && !transport->arm()) return false;
-  return failed_.empty() && !dedicated_->has_work();
+  return !suspects_.has_reports() && !dedicated_->has_work();
 }
 
 core::TimePoint Runtime::next_due() const {
   const core::TimePoint now = core::Clock::now();
-  core::TimePoint due = std::min({outbox_->next_due(), worker_->next_due(now), next_heartbeat_, unopened_.next_due()});
-  if (!suspects_.empty()) due = std::min(due, suspects_.front().due);
+  core::TimePoint due = std::min({outbox_->next_due(), worker_->next_due(now), heartbeats_.next_due(),
+                                  unopened_.next_due(), suspects_.next_due()});
   for (const auto& [peer, until] : unanswered_verdicts_) due = std::min(due, until);
   return due;
 }
@@ -582,7 +549,7 @@ bool Runtime::is_quiet() const {
   for (const transport::Transport* transport :
        {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
     if (transport != nullptr && transport->has_unsent()) return false;
-  return worker_->is_idle() && failed_.empty();
+  return worker_->is_idle() && !suspects_.has_reports();
 }
 
 std::vector<int> Runtime::event_fds() const {

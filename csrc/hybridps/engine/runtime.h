@@ -22,10 +22,11 @@
 #include "hybridps/core/ids.h"
 #include "hybridps/core/one_thread.h"
 #include "hybridps/core/status.h"
+#include "hybridps/engine/liveness.h"
 #include "hybridps/engine/unopened_groups.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/observe/counters.h"
-#include "hybridps/server/dedicated.h"
+#include "hybridps/server/dedicated_server.h"
 #include "hybridps/server/server.h"
 #include "hybridps/transport/buffer_pool.h"
 #include "hybridps/transport/transport.h"
@@ -92,7 +93,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   /// A group for which this engine is a dedicated server. Its engines must have been added. It closes itself when its
   /// members have left or failed.
   void open_served_group(server::ServedGroup group);
-  server::Dedicated& dedicated() noexcept { return *dedicated_; }
+  server::DedicatedServer& dedicated() noexcept { return *dedicated_; }
   const server::DedicatedStats& dedicated_stats() const noexcept { return dedicated_->stats(); }
   bool knows(core::EngineId peer) const { return peers_.count(peer) > 0; }
   std::size_t peers_known() const noexcept { return peers_.size(); }
@@ -153,7 +154,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
       runtime_.on_message(header, std::move(payload));
     }
     void on_peer_failed(core::EngineId peer, core::Status cause) noexcept override {
-      runtime_.failed_.push_back(Failure{peer, std::move(cause), memory_});
+      runtime_.suspects_.report(peer, std::move(cause), memory_);
     }
 
    private:
@@ -163,8 +164,6 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   struct Peer {
     PeerRecord record;
     bool dead = false;
-    bool watched = false;        // this engine sends it heartbeats
-    core::TimePoint asked_at{};  // the first heartbeat or probe since it was last heard; kNotAsked: it owes no answer
     std::uint64_t groups = 0;
     core::TimePoint unused_since{};  // groups became 0
   };
@@ -201,31 +200,16 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::unique_ptr<flow::Outbox> outbox_;
   std::unique_ptr<server::Server> server_;
   std::unique_ptr<worker::Worker> worker_;
-  std::unique_ptr<server::Dedicated> dedicated_;
+  std::unique_ptr<server::DedicatedServer> dedicated_;
   std::unordered_map<core::EngineId, Peer> peers_;
   std::map<core::GroupUid, std::vector<core::EngineId>> group_engines_;
   std::map<core::GroupUid, Windows> group_windows_;
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;
   UnopenedGroups unopened_;
-  struct Failure {
-    core::EngineId peer;
-    core::Status cause;
-    bool memory = false;  // found by the transport over shared memory: says nothing of a peer on another node
-  };
-  std::vector<Failure> failed_;  // reported since the last round
-  struct Suspect {
-    core::EngineId peer;
-    core::Status cause;
-    core::TimePoint due;
-    bool memory = false;
-  };
-  std::vector<Suspect> suspects_;
+  Heartbeats heartbeats_;
+  Suspects suspects_;
   std::unordered_map<core::EngineId, core::TimePoint> unanswered_verdicts_;  // peer -> waited for until
-  core::TimePoint next_ping_{};
-  core::TimePoint next_heartbeat_{};  // the next ping, or the moment when a peer has been silent for too long
-  core::Duration stood_still_for_{};  // this process itself, when that last happened
-  core::TimePoint stood_still_until_{};
   core::TimePoint next_forgetting_{};
   std::uint64_t progress_calls_ = 0;
   observe::EngineCounters counters_;

@@ -21,7 +21,7 @@ UnopenedGroups::Messages UnopenedGroups::keep(wire::Message message, transport::
     return dropped;
   }
   const auto [found, is_new] = groups_.try_emplace(message.from.uid);
-  Group& group = found->second;
+  Kept& group = found->second;
   if (is_new) {
     group.since = now;
     next_due_ = std::min(next_due_, now + limits_.keep_for);
@@ -72,7 +72,7 @@ UnopenedGroups::Messages UnopenedGroups::expire(core::TimePoint now) {
   return dropped;
 }
 
-UnopenedGroups::Messages UnopenedGroups::drop(Groups::iterator group, std::string why) {
+UnopenedGroups::Messages UnopenedGroups::drop(AllKept::iterator group, std::string why) {
   core::log_warn("dropped ", group->second.messages.size(), " messages of group ", core::to_string(group->first),
                  ", which is not open here: ", why, ". If it opens, it fails");
   count_out(group->second);
@@ -92,7 +92,7 @@ void UnopenedGroups::clear() noexcept {
   next_due_ = core::TimePoint::max();
 }
 
-void UnopenedGroups::count_out(const Group& group) noexcept {
+void UnopenedGroups::count_out(const Kept& group) noexcept {
   messages_ -= group.messages.size();
   bytes_ -= group.bytes;
 }

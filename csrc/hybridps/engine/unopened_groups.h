@@ -48,18 +48,18 @@ class UnopenedGroups {
   core::TimePoint next_due() const noexcept { return next_due_; }
 
  private:
-  struct Group {
+  struct Kept {
     Messages messages;
     std::size_t bytes = 0;
     core::TimePoint since;
   };
-  using Groups = std::unordered_map<core::GroupUid, Group>;
+  using AllKept = std::unordered_map<core::GroupUid, Kept>;
 
-  Messages drop(Groups::iterator group, std::string why);
-  void count_out(const Group& group) noexcept;
+  Messages drop(AllKept::iterator group, std::string why);
+  void count_out(const Kept& group) noexcept;
 
   const Limits limits_;
-  Groups groups_;
+  AllKept groups_;
   std::size_t messages_ = 0;
   std::size_t bytes_ = 0;
   core::TimePoint next_due_ = core::TimePoint::max();

@@ -44,7 +44,7 @@ std::optional<Status> decode_verdict(std::span<const std::uint8_t> bytes) {
 
 struct VerdictBoard::State {
   struct Task {
-    Place place;
+    Location location;
     std::optional<Status> verdict;  // to write; else look
   };
   std::mutex mutex;
@@ -68,14 +68,14 @@ struct VerdictBoard::State {
       Task task = std::move(tasks.front());
       tasks.pop_front();
       lock.unlock();
-      const core::Result<std::optional<Bytes>> there = task.place.store->try_get(task.place.key);
+      const core::Result<std::optional<Bytes>> there = task.location.store->try_get(task.location.key);
       std::optional<Status> verdict;
       if (there.is_ok() && there.value()) verdict = decode_verdict(*there.value());
       if (there.is_ok() && !there.value() && task.verdict)
-        (void)task.place.store->set(task.place.key, encode_verdict(*task.verdict));
-      task.place.store.reset();  // perhaps the last reference: not under the lock
+        (void)task.location.store->set(task.location.key, encode_verdict(*task.verdict));
+      task.location.store.reset();  // perhaps the last reference: not under the lock
       lock.lock();
-      if (verdict && !task.verdict && !stopped) found(task.place.uid, *verdict);
+      if (verdict && !task.verdict && !stopped) found(task.location.uid, *verdict);
     }
     running = false;
     changed.notify_all();
@@ -97,18 +97,18 @@ VerdictBoard::~VerdictBoard() {
   state_->abandoned = true;
 }
 
-void VerdictBoard::post(Place place, const Status& verdict) { ask(std::move(place), verdict); }
+void VerdictBoard::post(Location location, const Status& verdict) { ask(std::move(location), verdict); }
 
-void VerdictBoard::look(Place place) { ask(std::move(place), std::nullopt); }
+void VerdictBoard::look(Location location) { ask(std::move(location), std::nullopt); }
 
-void VerdictBoard::ask(Place place, std::optional<Status> verdict) {
+void VerdictBoard::ask(Location location, std::optional<Status> verdict) {
   const std::lock_guard lock(state_->mutex);
-  if (state_->stopped || state_->tasks.size() >= kTasksMax || !place.store) return;
+  if (state_->stopped || state_->tasks.size() >= kTasksMax || !location.store) return;
   const auto same = [&](const State::Task& task) {
-    return task.place.key == place.key && task.verdict.has_value() == verdict.has_value();
+    return task.location.key == location.key && task.verdict.has_value() == verdict.has_value();
   };
   if (std::any_of(state_->tasks.begin(), state_->tasks.end(), same)) return;
-  state_->tasks.push_back({std::move(place), std::move(verdict)});
+  state_->tasks.push_back({std::move(location), std::move(verdict)});
   state_->changed.notify_all();
   if (std::exchange(state_->running, true)) return;
   try {

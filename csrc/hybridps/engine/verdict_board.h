@@ -28,7 +28,7 @@ std::optional<core::Status> decode_verdict(std::span<const std::uint8_t> bytes);
 
 class VerdictBoard : core::Pinned {
  public:
-  struct Place {
+  struct Location {
     std::shared_ptr<bootstrap::KeyValueStore> store;
     std::string key;  // of one group, the same on all members
     core::GroupUid uid;
@@ -38,12 +38,12 @@ class VerdictBoard : core::Pinned {
   ~VerdictBoard();
 
   /// Writes it down unless there is one already: the first stays.
-  void post(Place place, const core::Status& verdict);
-  void look(Place place);
+  void post(Location location, const core::Status& verdict);
+  void look(Location location);
 
  private:
   struct State;
-  void ask(Place place, std::optional<core::Status> verdict);
+  void ask(Location location, std::optional<core::Status> verdict);
 
   const std::shared_ptr<State> state_;
 };

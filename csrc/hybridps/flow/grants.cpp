@@ -33,6 +33,11 @@ void GrantQueue::give() {
     }
     if (!budget_.fits(waiter->grant_bytes())) break;
     budget_.take(waiter->grant_bytes());
+    if (turn_ == Turn::kOne) {
+      waiting_.pop_front();
+      waiter->ticket_ = ++passed_ + waiting_.size();
+      waiting_.push_back(waiter);
+    }
     waiter->grant(*chunk);
   }
   giving_ = false;

@@ -1,7 +1,7 @@
 // hybridps/flow/grants.h: a receiver's grants: who gets the next one, over all that wait for one.
 //
 // Model    A Waiter wants chunks fetched one after the other (an owner's span, an agent's); the queue gives each a unit of the
-//          budget in the order in which they came, and the unit comes back when its chunk is used up. The owner's Server has
+//          budget in the order in which they came (Turn), and the unit comes back when its chunk is used up. The owner's Server has
 //          one for what it sums, the Worker one for what its rank fetches from its node as an agent.
 // Threads  the engine's progress thread.
 #pragma once
@@ -32,7 +32,11 @@ class GrantQueue : core::Pinned {
     std::optional<std::uint64_t> ticket_;
   };
 
-  explicit GrantQueue(GrantBudget budget) noexcept : budget_(budget) {}
+  /// What a waiter gets before the next one has its turn: all that it wants, so that one is through early; or one chunk, so
+  /// that what many peers wait for leaves together.
+  enum class Turn { kAll, kOne };
+
+  explicit GrantQueue(GrantBudget budget, Turn turn = Turn::kAll) noexcept : budget_(budget), turn_(turn) {}
 
   /// One that waits already keeps its place.
   void add(Waiter& waiter);
@@ -47,6 +51,7 @@ class GrantQueue : core::Pinned {
   void give();
 
   GrantBudget budget_;
+  const Turn turn_;
   std::deque<Waiter*> waiting_;  // null: it was removed
   std::uint64_t passed_ = 0;     // tickets that have left the front
   bool giving_ = false;

@@ -7,53 +7,8 @@
 #include <utility>
 
 namespace hybridps::flow {
-namespace {
 
-constexpr std::uint8_t kOffered = 1;
-constexpr std::uint8_t kByAllowance = 2;  // holds a permit paid from the allowance
-constexpr std::uint8_t kByGrant = 4;      // holds a permit given by the peer
-constexpr std::uint8_t kSent = 8;
-constexpr std::uint8_t kWanted = 16;  // want() has not been answered
-constexpr std::uint8_t kPermitted = kByAllowance | kByGrant;
-
-}  // namespace
-
-StreamQueue::~StreamQueue() {
-  while (front_ != nullptr) remove(*front_, hook_);
-}
-
-Stream* StreamQueue::next(const Stream& stream) const noexcept { return (stream.*hook_).after; }
-
-void StreamQueue::add(Stream& stream) noexcept {
-  Hook& hook = stream.*hook_;
-  if (hook.in == this) return;
-  remove(stream, hook_);
-  hook = {this, back_, nullptr};
-  (back_ != nullptr ? (back_->*hook_).after : front_) = &stream;
-  back_ = &stream;
-}
-
-void StreamQueue::remove(Stream& stream, Hook Stream::*hook_of) noexcept {
-  const Hook hook = std::exchange(stream.*hook_of, Hook{});
-  if (hook.in == nullptr) return;
-  (hook.before != nullptr ? (hook.before->*hook_of).after : hook.in->front_) = hook.after;
-  (hook.after != nullptr ? (hook.after->*hook_of).before : hook.in->back_) = hook.before;
-}
-
-std::size_t Stream::bytes_of(std::uint32_t chunk) const noexcept {
-  const std::uint64_t begin = std::uint64_t{chunk} * chunk_bytes;
-  return begin >= bytes ? 0 : static_cast<std::size_t>(std::min<std::uint64_t>(chunk_bytes, bytes - begin));
-}
-
-bool Stream::is_offered(std::uint32_t chunk) const noexcept {
-  return !marks_.empty() && (marks_[chunk] & kOffered) != 0;
-}
-
-bool Stream::is_sent(std::uint32_t chunk) const noexcept { return !marks_.empty() && (marks_[chunk] & kSent) != 0; }
-
-bool Stream::is_permitted(std::uint32_t chunk) const noexcept {
-  return granted_all_ || (!marks_.empty() && (marks_[chunk] & kPermitted) != 0);
-}
+using namespace mark;
 
 Delivery& Delivery::operator=(Delivery&& other) noexcept {
   if (this != &other) {
@@ -84,10 +39,10 @@ Outbox::~Outbox() {
   pool_.set_release_hook({});
 }
 
-Outbox::Lane& Outbox::lane(core::EngineId peer) {
-  std::unique_ptr<Lane>& slot = lanes_[peer];
+Outbox::PeerState& Outbox::state_of(core::EngineId peer) {
+  std::unique_ptr<PeerState>& slot = peers_[peer];
   if (!slot) {
-    slot = std::make_unique<Lane>();
+    slot = std::make_unique<PeerState>();
     slot->id = peer;
     const Peer info = router_.describe(peer);
     slot->local = info.local;
@@ -104,40 +59,40 @@ std::size_t Outbox::class_of(std::size_t bytes) const noexcept {
 }
 
 // A local peer holds a whole slot of ours; one across the network holds the bytes, or a small buffer of its own.
-std::int64_t Outbox::cost_of(const Lane& lane, const Stream& stream, std::uint32_t chunk) const noexcept {
+std::int64_t Outbox::cost_of(const PeerState& peer, const Stream& stream, std::uint32_t chunk) const noexcept {
   const std::size_t bytes = stream.source->wire_bytes_max(stream.bytes_of(chunk));
-  return static_cast<std::int64_t>(lane.local ? options_.class_bytes[class_of(bytes)]
+  return static_cast<std::int64_t>(peer.local ? options_.class_bytes[class_of(bytes)]
                                               : std::max(bytes, options_.class_bytes.front()));
 }
 
 void Outbox::set_window(core::EngineId peer, std::int64_t bytes, const schedule::WindowTuner::Rounds& rounds) {
-  Lane& to = lane(peer);
+  PeerState& to = state_of(peer);
   if (to.book.set_window(bytes, rounds)) resume(to);
 }
 
-void Outbox::resume(Lane& lane) {
-  if (!std::exchange(lane.resumes, true)) resume_.push_back(lane.id);
+void Outbox::resume(PeerState& peer) {
+  if (!std::exchange(peer.resumes, true)) resume_.push_back(peer.id);
 }
 
-void Outbox::note_window(core::EngineId peer, std::int64_t bytes) { lane(peer).due.note_window(bytes); }
+void Outbox::note_window(core::EngineId peer, std::int64_t bytes) { state_of(peer).due.note_window(bytes); }
 
 void Outbox::return_credit(core::EngineId peer) {
-  Lane& to = lane(peer);
+  PeerState& to = state_of(peer);
   if (to.due.due() > 0) send_credit(to, to.due, wire::Permit::kAllowance);
 }
 
-void Outbox::send_credit(Lane& lane, ReturnBook& due, wire::Permit of) {
-  if (!lane.broken) send(lane.id, {{}, 0, wire::Credit{static_cast<std::uint64_t>(due.take_due()), of}});
+void Outbox::send_credit(PeerState& peer, ReturnBook& due, wire::Permit of) {
+  if (!peer.broken) send(peer.id, {{}, 0, wire::Credit{static_cast<std::uint64_t>(due.take_due()), of}});
 }
 
-std::uint32_t Outbox::window_of(const Lane& lane) noexcept {
+std::uint32_t Outbox::window_of(const PeerState& peer) noexcept {
   constexpr std::int64_t kMost = 0xffffffff;
-  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(lane.book.window(), 0, kMost));
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(peer.book.window(), 0, kMost));
 }
 
-bool Outbox::pay(Lane& lane, std::int64_t cost, bool urgent) noexcept {
-  if (lane.book.pay(cost, urgent)) return true;
-  if (!urgent && lane.book.wants_round()) lane.book.begin_round(core::Clock::now().time_since_epoch());
+bool Outbox::pay(PeerState& peer, std::int64_t cost, bool urgent) noexcept {
+  if (peer.book.pay(cost, urgent)) return true;
+  if (!urgent && peer.book.wants_round()) peer.book.begin_round(core::Clock::now().time_since_epoch());
   return false;
 }
 
@@ -145,47 +100,47 @@ void Outbox::prepare(Stream& stream) {
   if (stream.marks_.empty()) stream.marks_.resize(stream.chunks, 0);
 }
 
-core::Result<transport::Endpoint*> Outbox::open(Lane& lane, bool urgent) {
-  if (urgent && lane.urgent_endpoint == nullptr) {
-    core::Result<transport::Endpoint*> endpoint = router_.connect_urgent(lane.id);
+core::Result<transport::Endpoint*> Outbox::open(PeerState& peer, bool urgent) {
+  if (urgent && peer.urgent_endpoint == nullptr) {
+    core::Result<transport::Endpoint*> endpoint = router_.connect_urgent(peer.id);
     if (!endpoint.is_ok()) return endpoint.status();
-    lane.urgent_endpoint = endpoint.value();
+    peer.urgent_endpoint = endpoint.value();
   }
-  if (lane.endpoint == nullptr && (!urgent || lane.urgent_endpoint == nullptr)) {
-    core::Result<transport::Endpoint*> endpoint = router_.connect(lane.id);
+  if (peer.endpoint == nullptr && (!urgent || peer.urgent_endpoint == nullptr)) {
+    core::Result<transport::Endpoint*> endpoint = router_.connect(peer.id);
     if (!endpoint.is_ok()) return endpoint.status();
-    lane.endpoint = endpoint.value();
+    peer.endpoint = endpoint.value();
   }
-  if (urgent && lane.urgent_endpoint == nullptr) lane.urgent_endpoint = lane.endpoint;
-  return urgent ? lane.urgent_endpoint : lane.endpoint;
+  if (urgent && peer.urgent_endpoint == nullptr) peer.urgent_endpoint = peer.endpoint;
+  return urgent ? peer.urgent_endpoint : peer.endpoint;
 }
 
-core::Status Outbox::transmit(Lane& lane, wire::Message message, const transport::Buffer& buffer,
+core::Status Outbox::transmit(PeerState& peer, wire::Message message, const transport::Buffer& buffer,
                               transport::SendDone done, bool urgent) {
   const core::OneThread::Inside inside(one_thread_);
-  if (lane.broken) return core::Status(core::Code::kPeerDead, "peer is gone");
+  if (peer.broken) return core::Status(core::Code::kPeerDead, "peer is gone");
   // The other connection may be one that cannot read a device's memory.
   const bool lent = buffer && buffer.is_lent();
   core::Result<transport::Endpoint*> endpoint =
-      open(lane, urgent && !lent && (options_.urgent_always || lane.book.has_backlog()));
+      open(peer, urgent && !lent && (options_.urgent_always || peer.book.has_backlog()));
   core::Status status = endpoint.status();
   message.from.source = options_.self;
   if (status.is_ok())
     status = endpoint.value()->send(wire::encode(message), buffer, message.payload_bytes, std::move(done));
   if (!status.is_ok()) {
-    lane.broken = true;
-    broken_.emplace_back(lane.id, status);
+    peer.broken = true;
+    broken_.emplace_back(peer.id, status);
   }
   return status;
 }
 
-Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk) {
+Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t chunk) {
   const std::size_t bytes = stream.bytes_of(chunk);
   std::uint8_t& marks = stream.marks_[chunk];
   wire::Data data{stream.id, stream.premul, wire::Permit::kGrant, 0, 0};
   data.chunk.number = chunk;
   const auto send = [&](const Payload& payload, transport::SendDone done) {
-    return transmit(lane, {stream.from, static_cast<std::uint32_t>(payload.bytes), data}, payload.buffer,
+    return transmit(peer, {stream.from, static_cast<std::uint32_t>(payload.bytes), data}, payload.buffer,
                     std::move(done), stream.urgent);
   };
   if (bytes == 0) {
@@ -195,23 +150,23 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
     return Step::kSent;
   }
   const std::size_t size_class = class_of(stream.source->wire_bytes_max(bytes));
-  const std::int64_t cost = cost_of(lane, stream, chunk);
+  const std::int64_t cost = cost_of(peer, stream, chunk);
   bool by_all = false;
   if ((marks & kPermitted) == 0) {
-    if (pay(lane, cost, stream.urgent)) {
+    if (pay(peer, cost, stream.urgent)) {
       marks |= kByAllowance;
       ++stream.permits_;
-    } else if (stream.granted_all_ && lane.book.pay_whole(cost)) {
+    } else if (stream.granted_all_ && peer.book.pay_whole(cost)) {
       by_all = true;
     } else {
       return Step::kNoPermit;
     }
   }
   Payload payload;
-  if (lane.local || net_in_use_[size_class] < options_.net_slots[size_class])
+  if (peer.local || net_in_use_[size_class] < options_.net_slots[size_class])
     payload = stream.source->payload(stream, chunk, bytes);
   if (!payload.buffer) {
-    if (by_all) lane.book.unpay_whole(cost);
+    if (by_all) peer.book.unpay_whole(cost);
     return Step::kNoSlot;
   }
 
@@ -220,20 +175,20 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
   else if (by_all)
     data.permit = wire::Permit::kWholeGrant;
   // A local peer returns nothing for whole grants: what counts is what is still being sent.
-  if ((marks & kByAllowance) != 0 || (by_all && !lane.local)) {
+  if ((marks & kByAllowance) != 0 || (by_all && !peer.local)) {
     data.cost = static_cast<std::uint32_t>(cost);
-    data.window = window_of(lane);
+    data.window = window_of(peer);
   }
   transport::SendDone done;
-  if (!lane.local || by_all) {
-    if (!lane.local) ++net_in_use_[size_class];
-    done = [this, alive = alive_, id = lane.id, size_class, net = !lane.local, cost](core::Status) {
+  if (!peer.local || by_all) {
+    if (!peer.local) ++net_in_use_[size_class];
+    done = [this, alive = alive_, id = peer.id, size_class, net = !peer.local, cost](core::Status) {
       if (!*alive) return;
       if (net) {
         --net_in_use_[size_class];
         slot_released_ = true;
       } else {
-        if (auto found = lanes_.find(id); found != lanes_.end()) {
+        if (auto found = peers_.find(id); found != peers_.end()) {
           found->second->book.unpay_whole(cost);
           resume(*found->second);
         }
@@ -242,11 +197,11 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
   }
   if (!send(payload, std::move(done)).is_ok()) {
     // `done` was dropped unrun.
-    if (!lane.local) {
+    if (!peer.local) {
       --net_in_use_[size_class];
       slot_released_ = true;
     }
-    if (by_all) lane.book.unpay_whole(cost);
+    if (by_all) peer.book.unpay_whole(cost);
     return Step::kBroken;
   }
   if ((marks & kPermitted) != 0) --stream.permits_;
@@ -255,7 +210,7 @@ Outbox::Step Outbox::send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk)
   return Step::kSent;
 }
 
-void Outbox::serve_wanted(Lane& lane, Stream& stream) {
+void Outbox::serve_wanted(PeerState& peer, Stream& stream) {
   while (!stream.wanted_.empty()) {
     const std::uint32_t chunk = stream.wanted_.front();
     std::uint8_t& marks = stream.marks_[chunk];
@@ -264,7 +219,7 @@ void Outbox::serve_wanted(Lane& lane, Stream& stream) {
       continue;
     }
     if ((marks & (kSent | kPermitted)) == 0 && !stream.granted_all_) {
-      if (stream.bytes_of(chunk) > 0 && !pay(lane, cost_of(lane, stream, chunk), stream.urgent)) return;
+      if (stream.bytes_of(chunk) > 0 && !pay(peer, cost_of(peer, stream, chunk), stream.urgent)) return;
       marks |= kByAllowance;
       ++stream.permits_;
       if ((marks & kOffered) != 0) stream.free_.push_back(chunk);
@@ -275,8 +230,8 @@ void Outbox::serve_wanted(Lane& lane, Stream& stream) {
   }
 }
 
-void Outbox::wait(Lane& lane, Stream& stream) {
-  Lane::Waiting& waiting = lane.of(stream);
+void Outbox::wait(PeerState& peer, Stream& stream) {
+  PeerState::Waiting& waiting = peer.of(stream);
   if (waiting.turn.empty()) waiting.since = core::Clock::now();
   waiting.turn.add(stream);
   if (stream.granted_all_) waiting.whole.add(stream);
@@ -289,16 +244,16 @@ void Outbox::stop_waiting(Stream& stream) noexcept {
 }
 
 // For the chunk that lacks a slot it has a permit, or a grant of all: it holds up nobody who waits for a permit.
-void Outbox::starve(const Lane& lane, Stream& stream, std::uint32_t chunk) {
+void Outbox::starve(const PeerState& peer, Stream& stream, std::uint32_t chunk) {
   const std::size_t bytes = stream.source->wire_bytes_max(stream.bytes_of(chunk));
   for (const auto hook : {&Stream::turn_, &Stream::whole_, &Stream::unannounced_}) StreamQueue::remove(stream, hook);
-  starved_[class_of(bytes) + (lane.local ? options_.class_bytes.size() : 0)].add(stream);
+  starved_[class_of(bytes) + (peer.local ? options_.class_bytes.size() : 0)].add(stream);
 }
 
 // Callbacks from in here may offer, want and cancel, this stream and others, so nothing is kept across them.
 void Outbox::pump(Stream& stream) {
   ++looks_;
-  Lane& peer = lane(stream.peer);
+  PeerState& peer = state_of(stream.peer);
   if (peer.broken) return stop_waiting(stream);
   serve_wanted(peer, stream);
   bool blocked = !stream.wanted_.empty();
@@ -344,7 +299,7 @@ bool Outbox::pump_queue(StreamQueue& queue) {
   return false;
 }
 
-void Outbox::pump_lane(Lane& peer) {
+void Outbox::pump_peer(PeerState& peer) {
   // Who waits for the allowance holds up all behind it, except those that the peer has granted: what they wait for has
   // nothing to do with it, and its own turn may come only after they are done. (Single chunks that were granted have
   // gone, or wait for slots.)
@@ -370,7 +325,7 @@ void Outbox::offer(Stream& stream, std::uint32_t chunk) {
   }
   if (stream.turn_.in != nullptr) return;
   // Others of the same class wait for this peer's allowance: take a place behind them.
-  Lane& peer = lane(stream.peer);
+  PeerState& peer = state_of(stream.peer);
   if (peer.broken) return;
   if (peer.of(stream).turn.empty())
     pump(stream);
@@ -417,7 +372,7 @@ void Outbox::cancel(Stream& stream) {
     for (std::uint32_t chunk = 0; chunk < stream.chunks; ++chunk) {
       if ((stream.marks_[chunk] & (kByAllowance | kSent)) != kByAllowance) continue;
       if (stream.bytes_of(chunk) == 0) continue;
-      Lane& peer = lane(stream.peer);
+      PeerState& peer = state_of(stream.peer);
       peer.book.unpay(cost_of(peer, stream, chunk));
       stream.marks_[chunk] |= kSent;
       resume(peer);
@@ -430,30 +385,30 @@ void Outbox::cancel(Stream& stream) {
 
 void Outbox::on_credit(core::EngineId peer, const wire::Credit& credit) {
   const core::OneThread::Inside inside(one_thread_);
-  Lane& to = lane(peer);
+  PeerState& to = state_of(peer);
   if (credit.of == wire::Permit::kWholeGrant)
     to.book.on_whole_credit(credit.bytes);
   else
     to.book.on_credit(credit.bytes, core::Clock::now().time_since_epoch());
-  pump_lane(to);
+  pump_peer(to);
 }
 
-void Outbox::send(core::EngineId peer, wire::Message message) { (void)transmit(lane(peer), std::move(message)); }
+void Outbox::send(core::EngineId peer, wire::Message message) { (void)transmit(state_of(peer), std::move(message)); }
 
 void Outbox::send_text(core::EngineId peer, wire::Message message, std::string_view text) {
   const std::size_t bytes = std::min(text.size(), options_.class_bytes.empty() ? 0 : options_.class_bytes.back());
   transport::Buffer buffer = bytes > 0 ? pool_.allocate(bytes) : transport::Buffer();
   message.payload_bytes = buffer ? static_cast<std::uint32_t>(bytes) : 0;
   if (buffer) std::memcpy(buffer.data(), text.data(), bytes);
-  (void)transmit(lane(peer), std::move(message), buffer);
+  (void)transmit(state_of(peer), std::move(message), buffer);
 }
 
 bool Outbox::is_open(core::EngineId peer) const {
-  const auto found = lanes_.find(peer);
-  return found != lanes_.end() && found->second->endpoint != nullptr && !found->second->broken;
+  const auto found = peers_.find(peer);
+  return found != peers_.end() && found->second->endpoint != nullptr && !found->second->broken;
 }
 
-void Outbox::announce(Lane& peer, Stream& stream) {
+void Outbox::announce(PeerState& peer, Stream& stream) {
   ++looks_;
   stream.announced_ = true;
   wire::Announce announce{stream.id, window_of(peer)};
@@ -475,13 +430,13 @@ std::size_t Outbox::progress(core::TimePoint now) {
   }
   for (std::vector<core::EngineId> resume = std::exchange(resume_, {}); const core::EngineId id : resume) {
     ++work;
-    const auto found = lanes_.find(id);
-    if (found == lanes_.end()) continue;
+    const auto found = peers_.find(id);
+    if (found == peers_.end()) continue;
     found->second->resumes = false;
-    pump_lane(*found->second);
+    pump_peer(*found->second);
   }
-  for (auto& [id, peer] : lanes_) {
-    for (Lane::Waiting* waiting : {&peer->urgent, &peer->bulk}) {
+  for (auto& [id, peer] : peers_) {
+    for (PeerState::Waiting* waiting : {&peer->urgent, &peer->bulk}) {
       if (waiting->unannounced.empty() || now - waiting->since < options_.announce_after) continue;
       while (Stream* stream = waiting->unannounced.front()) {
         StreamQueue::remove(*stream, &Stream::unannounced_);
@@ -500,8 +455,8 @@ std::size_t Outbox::progress(core::TimePoint now) {
 core::TimePoint Outbox::next_due() const noexcept {
   if (!resume_.empty()) return core::TimePoint{};
   core::TimePoint due = core::TimePoint::max();
-  for (const auto& [id, peer] : lanes_)
-    for (const Lane::Waiting* waiting : {&peer->urgent, &peer->bulk})
+  for (const auto& [id, peer] : peers_)
+    for (const PeerState::Waiting* waiting : {&peer->urgent, &peer->bulk})
       if (!waiting->unannounced.empty()) due = std::min(due, waiting->since + options_.announce_after);
   return due;
 }
@@ -515,7 +470,7 @@ std::string Outbox::describe() const {
            std::to_string(s.wanted_.size()) + " permits " + std::to_string(s.permits_) +
            (s.announced_ ? " announced" : "") + (s.granted_all_ ? " granted" : "") + "\n";
   };
-  for (const auto& [id, peer] : lanes_) {
+  for (const auto& [id, peer] : peers_) {
     text += "to " + core::to_string(id) + (peer->local ? " local" : " net") + " window " +
             std::to_string(peer->book.window()) + " outstanding " + std::to_string(peer->book.outstanding()) +
             " under whole grants " + std::to_string(peer->book.whole_outstanding()) + " to return " +
@@ -532,13 +487,13 @@ std::string Outbox::describe() const {
 }
 
 void Outbox::forget(core::EngineId peer) {
-  lanes_.erase(peer);
+  peers_.erase(peer);
   std::erase(resume_, peer);
 }
 
 void Outbox::consumed(core::EngineId source, std::int64_t cost, wire::Permit permit) noexcept {
   const core::OneThread::Inside inside(one_thread_);
-  Lane& from = lane(source);
+  PeerState& from = state_of(source);
   ReturnBook& due = permit == wire::Permit::kWholeGrant ? from.whole_due : from.due;
   if (due.consumed(cost)) send_credit(from, due, permit);
 }

@@ -36,6 +36,7 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/flow/credit.h"
+#include "hybridps/flow/stream.h"
 #include "hybridps/schedule/window_tuner.h"
 #include "hybridps/transport/endpoint.h"
 #include "hybridps/transport/transport.h"
@@ -44,121 +45,6 @@
 namespace hybridps::flow {
 
 class Outbox;
-struct Stream;
-
-/// A chunk as it goes out.
-struct Payload {
-  transport::Buffer buffer;
-  std::size_t bytes = 0;
-};
-
-/// Produces the chunks of streams. Calls come from inside Outbox::offer(), want(), granted(), on_credit() or progress().
-class Source {
- public:
-  virtual ~Source() = default;
-  /// The most that a chunk of so many bytes is on the wire: what its permit costs. The same whenever it is asked.
-  virtual std::size_t wire_bytes_max(std::size_t bytes) const noexcept { return bytes; }
-  /// The chunk (bytes > 0) as it goes out, in a buffer of at most wire_bytes_max(bytes), which may be shared between streams.
-  /// No buffer: no slot is free; asked again later. One that was lent (transport/buffer_pool.h) counts like a slot of its
-  /// size.
-  virtual Payload payload(Stream& stream, std::uint32_t chunk, std::size_t bytes) = 0;
-  /// The chunk was sent; the stream does not need its data any more.
-  virtual void on_sent(Stream& stream, std::uint32_t chunk) = 0;
-  /// The answer to want(): the chunk may be sent as soon as it is offered.
-  virtual void on_permitted(Stream& stream, std::uint32_t chunk) = 0;
-};
-
-/// Streams that wait for one thing, in a row. Each is linked by its own hook, so that it leaves from anywhere at once.
-class StreamQueue : core::Pinned {
- public:
-  struct Hook {
-    StreamQueue* in = nullptr;
-    Stream* before = nullptr;
-    Stream* after = nullptr;
-  };
-  explicit StreamQueue(Hook Stream::*hook) noexcept : hook_(hook) {}
-  ~StreamQueue();
-
-  bool empty() const noexcept { return front_ == nullptr; }
-  Stream* front() const noexcept { return front_; }
-  Stream* next(const Stream& stream) const noexcept;
-  /// At the end, and out of any other queue of this hook; one that is in this queue keeps its place.
-  void add(Stream& stream) noexcept;
-  /// Out of whichever queue of this hook it is in, if any.
-  static void remove(Stream& stream, Hook Stream::*hook) noexcept;
-
- private:
-  Hook Stream::*const hook_;
-  Stream* front_ = nullptr;
-  Stream* back_ = nullptr;
-};
-
-/// Chunks of one stream in a row. One alone, which is all that a small operation has, needs no memory but this.
-class ChunkQueue {
- public:
-  bool empty() const noexcept { return size_ == 0; }
-  std::size_t size() const noexcept { return size_; }
-  std::uint32_t front() const noexcept { return front_; }
-  void push_back(std::uint32_t chunk) {
-    if (size_ == 0)
-      front_ = chunk;
-    else
-      rest_.push_back(chunk);
-    ++size_;
-  }
-  void pop_front() noexcept {
-    if (--size_ > 0)
-      front_ = rest_[passed_++];
-    else
-      clear();
-  }
-  void clear() noexcept {
-    rest_.clear();
-    size_ = passed_ = 0;
-  }
-
- private:
-  std::uint32_t front_ = 0;
-  std::size_t size_ = 0;
-  std::vector<std::uint32_t> rest_;  // behind the front, from passed_ on
-  std::size_t passed_ = 0;
-};
-
-struct Stream : core::Pinned {
-  // Of every message; source, number, permit and what it costs are filled in.
-  wire::From from;
-  wire::ChunkId id;
-  double premul = 1.0;
-  core::EngineId peer;
-  Source* source = nullptr;
-  std::uint64_t bytes = 0;
-  std::uint32_t chunk_bytes = 1;
-  std::uint32_t chunks = 1;
-  bool urgent = false;
-  std::uint32_t index = 0;  // free for the owner
-
-  std::size_t bytes_of(std::uint32_t chunk) const noexcept;
-  bool is_offered(std::uint32_t chunk) const noexcept;
-  bool is_sent(std::uint32_t chunk) const noexcept;
-  std::uint32_t sent() const noexcept { return sent_; }
-  bool is_permitted(std::uint32_t chunk) const noexcept;
-  bool all_sent() const noexcept { return sent_ == chunks; }
-
- private:
-  friend class Outbox;
-  std::vector<std::uint8_t> marks_;  // per chunk, made on first use
-  ChunkQueue free_;                  // offered, with a permit, and not sent
-  ChunkQueue ready_;                 // offered without a permit; those that have got one since are passed over
-  ChunkQueue wanted_;                // want()ed; likewise
-  std::uint32_t sent_ = 0;
-  std::uint32_t permits_ = 0;  // chunks that hold a permit and are not sent
-  bool announced_ = false;
-  bool granted_all_ = false;
-  StreamQueue::Hook turn_;         // waits for a permit, in its peer's order
-  StreamQueue::Hook whole_;        // of these, granted as a whole
-  StreamQueue::Hook unannounced_;  // of these, the peer has not been told
-  StreamQueue::Hook starved_;      // waits for a slot
-};
 
 struct Peer {
   bool local = false;            // reached through shared memory
@@ -267,7 +153,7 @@ class Outbox : core::Pinned {
   std::string describe() const;
 
  private:
-  struct Lane {  // one peer
+  struct PeerState {  // one peer
     core::EngineId id;
     transport::Endpoint* endpoint = nullptr;
     transport::Endpoint* urgent_endpoint = nullptr;  // the same where there is no other
@@ -289,38 +175,38 @@ class Outbox : core::Pinned {
   };
   enum class Step { kSent, kNoPermit, kNoSlot, kBroken };
 
-  Lane& lane(core::EngineId peer);
-  static std::uint32_t window_of(const Lane& lane) noexcept;
-  static bool pay(Lane& lane, std::int64_t cost, bool urgent) noexcept;
-  std::int64_t cost_of(const Lane& lane, const Stream& stream, std::uint32_t chunk) const noexcept;
+  PeerState& state_of(core::EngineId peer);
+  static std::uint32_t window_of(const PeerState& peer) noexcept;
+  static bool pay(PeerState& peer, std::int64_t cost, bool urgent) noexcept;
+  std::int64_t cost_of(const PeerState& peer, const Stream& stream, std::uint32_t chunk) const noexcept;
   void prepare(Stream& stream);
   void pump(Stream& stream);
   bool pump_queue(StreamQueue& queue);
-  void pump_lane(Lane& lane);
-  void resume(Lane& lane);
-  Step send_chunk(Lane& lane, Stream& stream, std::uint32_t chunk);
-  void serve_wanted(Lane& lane, Stream& stream);
-  void wait(Lane& lane, Stream& stream);
-  void starve(const Lane& lane, Stream& stream, std::uint32_t chunk);
+  void pump_peer(PeerState& peer);
+  void resume(PeerState& peer);
+  Step send_chunk(PeerState& peer, Stream& stream, std::uint32_t chunk);
+  void serve_wanted(PeerState& peer, Stream& stream);
+  void wait(PeerState& peer, Stream& stream);
+  void starve(const PeerState& peer, Stream& stream, std::uint32_t chunk);
   static void stop_waiting(Stream& stream) noexcept;
-  void announce(Lane& lane, Stream& stream);
-  core::Status transmit(Lane& lane, wire::Message message, const transport::Buffer& buffer = {},
+  void announce(PeerState& peer, Stream& stream);
+  core::Status transmit(PeerState& peer, wire::Message message, const transport::Buffer& buffer = {},
                         transport::SendDone done = {}, bool urgent = false);
-  void send_credit(Lane& lane, ReturnBook& due, wire::Permit of);
-  core::Result<transport::Endpoint*> open(Lane& lane, bool urgent);
+  void send_credit(PeerState& peer, ReturnBook& due, wire::Permit of);
+  core::Result<transport::Endpoint*> open(PeerState& peer, bool urgent);
   std::size_t class_of(std::size_t bytes) const noexcept;
 
   core::OneThread one_thread_;
   OutboxOptions options_;
   transport::BufferPool& pool_;
   Router& router_;
-  std::unordered_map<core::EngineId, std::unique_ptr<Lane>> lanes_;
+  std::unordered_map<core::EngineId, std::unique_ptr<PeerState>> peers_;
   /// Streams that found no slot, by what would do: a size class, between nodes or to a local peer.
   std::deque<StreamQueue> starved_;
   std::vector<std::size_t> net_in_use_;
   std::vector<std::pair<core::EngineId, core::Status>> broken_;
   bool slot_released_ = false;
-  std::vector<core::EngineId> resume_;  // lanes that may send more
+  std::vector<core::EngineId> resume_;  // peers that may send more
   std::uint64_t looks_ = 0;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -1,10 +1,10 @@
 // hybridps/intranode/local_group.h: collectives among the ranks of one node that have a GPU each.
 //
 // Model    A LocalGroup is one rank's end. Its calls put work on a stream and return when it is there; the work waits for
-//          the same call of every other rank and then moves device memory. Two lanes, each with an order of its own:
-//          all ranks make the same calls on a lane in the same order, with the same parts (their pointers differ)
+//          the same call of every other rank and then moves device memory. Two legs, each with an order of its own:
+//          all ranks make the same calls on a leg in the same order, with the same parts (their pointers differ)
 //          or, in exchange(), with parts that meet.
-//          Ranks also make the calls of both lanes in one common order: two kernels that wait for their counterparts may
+//          Ranks also make the calls of both legs in one common order: two kernels that wait for their counterparts may
 //          not fit on a GPU together.
 //          What is called differently on different ranks gives wrong results or hangs, as in NCCL: who calls has compared.
 // Owner    of the memory: the caller, until the stream has come past the call.
@@ -33,8 +33,8 @@
 namespace hybridps::intranode {
 
 /// What is done before the network has it, and what after.
-enum class Lane : std::uint8_t { kIn = 0, kOut = 1 };
-inline constexpr int kLanes = 2;
+enum class Leg : std::uint8_t { kIn = 0, kOut = 1 };
+inline constexpr int kLegs = 2;
 
 /// A run of device memory; whole elements. A part of 0 bytes is nothing.
 struct Part {
@@ -84,17 +84,17 @@ class LocalGroup : core::Pinned {
   virtual int size() const noexcept = 0;
 
   /// Each part's sum to every rank. `from` may be `to`; otherwise memory does not overlap, here and below.
-  virtual core::Status all_reduce(Lane lane, device::Stream stream, std::span<const Part> parts,
+  virtual core::Status all_reduce(Leg leg, device::Stream stream, std::span<const Part> parts,
                                   const Reduction& reduction, const Patience& patience) = 0;
   /// Each part's sum to its rank.
-  virtual core::Status reduce(Lane lane, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+  virtual core::Status reduce(Leg leg, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
                               const Patience& patience) = 0;
   /// Each part from its rank to every rank.
-  virtual core::Status spread(Lane lane, device::Stream stream, std::span<const Part> parts,
+  virtual core::Status spread(Leg leg, device::Stream stream, std::span<const Part> parts,
                               const Patience& patience) = 0;
   /// What each rank has for each other. The messages from one rank to another are the same, in the same order, to both;
   /// else nothing is alike, and a rank may have none: it calls as well.
-  virtual core::Status exchange(Lane lane, device::Stream stream, std::span<const Message> messages,
+  virtual core::Status exchange(Leg leg, device::Stream stream, std::span<const Message> messages,
                                 const Patience& patience) = 0;
 
   /// What has gone wrong by itself since. Returns at once.
@@ -115,7 +115,7 @@ class LocalGroups : core::Pinned {
   /// A new group's name, made by one of its ranks and given to all; at most kIdBytesMax bytes.
   static constexpr std::size_t kIdBytesMax = 128;
   virtual core::Result<std::string> make_id() = 0;
-  /// Waits for the other ranks. One id per lane that will be used (kIn first; a single one: kOut alone).
+  /// Waits for the other ranks. One id per leg that will be used (kIn first; a single one: kOut alone).
   virtual core::Result<std::shared_ptr<LocalGroup>> connect(std::shared_ptr<device::Device> device, int rank, int size,
                                                             const std::vector<std::string>& ids,
                                                             const Patience& patience) = 0;

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <utility>
 
+#include "hybridps/core/fork.h"
 #include "hybridps/engine/engine.h"
 #include "hybridps/pg/accelerator.h"
 
@@ -16,7 +17,6 @@ namespace {
 using namespace std::chrono_literals;
 
 std::atomic<Process*> the_process{nullptr};  // NOLINT: see process.h
-std::atomic<std::uint32_t> fork_count{0};    // forks that lie between the first process and this one
 constexpr std::chrono::milliseconds kLanePatience = 2s;
 constexpr std::chrono::milliseconds kStagerPatience = 2s;
 constexpr std::chrono::milliseconds kDrainPatience = 2s;
@@ -26,14 +26,14 @@ constexpr std::chrono::milliseconds kAbortHookPatience =
 }  // namespace
 
 Membership::Membership(std::shared_ptr<engine::Group> group)
-    : group_(std::move(group)), fork_count_(fork_count.load(std::memory_order_relaxed)) {}
+    : group_(std::move(group)), generation_(core::fork_generation()) {}
 
 Membership::~Membership() {
   // The engine's threads do not exist in the child, and its locks may be held by them for ever.
   if (is_forked() && group_) new std::shared_ptr<engine::Group>(std::move(group_));
 }
 
-bool Membership::is_forked() const noexcept { return fork_count_ != fork_count.load(std::memory_order_relaxed); }
+bool Membership::is_forked() const noexcept { return generation_ != core::fork_generation(); }
 
 std::shared_ptr<engine::Group> Membership::group() const {
   if (is_forked()) return nullptr;
@@ -59,10 +59,7 @@ Process& Process::instance() {
   return *process;
 }
 
-void Process::after_fork_in_child() {
-  fork_count.fetch_add(1, std::memory_order_relaxed);
-  the_process.store(new Process(), std::memory_order_release);
-}
+void Process::after_fork_in_child() { the_process.store(new Process(), std::memory_order_release); }
 
 std::shared_ptr<Membership> Process::join(std::shared_ptr<engine::Group> group) {
   auto membership = std::make_shared<Membership>(std::move(group));

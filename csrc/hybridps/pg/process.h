@@ -36,7 +36,7 @@ class Membership : core::Pinned {
 
   mutable std::mutex mutex_;
   std::shared_ptr<engine::Group> group_;
-  const std::uint32_t fork_count_;
+  const std::uint64_t generation_;  // of forks
 };
 
 class Process : core::Pinned {

@@ -85,9 +85,9 @@ double time_of(const OwnerShares& shares, const NicLayout& layout, const Nodes& 
   return time;
 }
 
-/// The rails where cards and ranks lie the same way on all nodes: for each local index the number of its rail; else empty.
-std::vector<int> rails_of(const NicLayout& layout, const Nodes& nodes) {
-  std::vector<int> rails;
+/// The planes where cards and ranks lie the same way on all nodes: for each local index the number of its plane; else empty.
+std::vector<int> planes_of(const NicLayout& layout, const Nodes& nodes) {
+  std::vector<int> planes;
   for (const std::vector<int>& ranks : nodes.ranks_of) {
     std::vector<const std::vector<int>*> sets;
     std::vector<int> here;
@@ -100,35 +100,35 @@ std::vector<int> rails_of(const NicLayout& layout, const Nodes& nodes) {
         if (std::find_first_of(set->begin(), set->end(), cards.begin(), cards.end()) != set->end()) return {};
       sets.push_back(&cards);
     }
-    if (rails.empty()) rails = here;
-    if (rails != here) return {};
+    if (planes.empty()) planes = here;
+    if (planes != here) return {};
   }
-  return rails;
+  return planes;
 }
 
-OwnerShares water_filled(const NicLayout& layout, const Nodes& nodes, const std::vector<int>& rails) {
+OwnerShares water_filled(const NicLayout& layout, const Nodes& nodes, const std::vector<int>& planes) {
   OwnerShares result;
   result.worker.assign(layout.node_of.size(), 0.0);
-  const int count = *std::max_element(rails.begin(), rails.end()) + 1;
-  std::vector<Shares> of_rail;
+  const int count = *std::max_element(planes.begin(), planes.end()) + 1;
+  std::vector<Shares> of_plane;
   std::vector<int> ranks_on;
   double speed = 0.0;
-  for (int rail = 0; rail < count; ++rail) {
-    const auto first = static_cast<std::size_t>(std::find(rails.begin(), rails.end(), rail) - rails.begin());
+  for (int plane = 0; plane < count; ++plane) {
+    const auto first = static_cast<std::size_t>(std::find(planes.begin(), planes.end(), plane) - planes.begin());
     std::vector<double> rates;
     for (const std::vector<int>& ranks : nodes.ranks_of)
       rates.push_back(rate_of(layout, static_cast<std::size_t>(ranks[first])));
-    of_rail.push_back(optimal_shares(rates));
-    ranks_on.push_back(static_cast<int>(std::count(rails.begin(), rails.end(), rail)));
-    speed += 1.0 / of_rail.back().time;
+    of_plane.push_back(optimal_shares(rates));
+    ranks_on.push_back(static_cast<int>(std::count(planes.begin(), planes.end(), plane)));
+    speed += 1.0 / of_plane.back().time;
   }
   result.time = 1.0 / speed;
   for (std::size_t node = 0; node < nodes.count(); ++node) {
-    for (std::size_t index = 0; index < rails.size(); ++index) {
-      const auto rail = static_cast<std::size_t>(rails[index]);
-      const double part = result.time / of_rail[rail].time;
+    for (std::size_t index = 0; index < planes.size(); ++index) {
+      const auto plane = static_cast<std::size_t>(planes[index]);
+      const double part = result.time / of_plane[plane].time;
       result.worker[static_cast<std::size_t>(nodes.ranks_of[node][index])] =
-          part * of_rail[rail].worker[node] / ranks_on[rail];
+          part * of_plane[plane].worker[node] / ranks_on[plane];
     }
   }
   return result;
@@ -256,8 +256,8 @@ OwnerShares optimal_owner_shares(const NicLayout& layout) {
     return result;
   }
   if (layout.dedicated.empty())
-    if (const std::vector<int> rails = rails_of(layout, nodes); !rails.empty())
-      return water_filled(layout, nodes, rails);
+    if (const std::vector<int> planes = planes_of(layout, nodes); !planes.empty())
+      return water_filled(layout, nodes, planes);
   return iterated(layout, nodes);
 }
 

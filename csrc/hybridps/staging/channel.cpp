@@ -1,3 +1,5 @@
+#include "hybridps/staging/channel.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
@@ -19,18 +21,8 @@ constexpr std::uint64_t kFlagBytes = 4096;
 constexpr std::uint64_t kReadyAt = 0;
 constexpr std::uint64_t kDoneAt = 128;  // a cache line of its own
 constexpr std::uint64_t kStagingBytesMin = std::uint64_t{1} << 20;
-// After the deadline, so that the engine can name who is missing first.
-constexpr auto kGrace = std::chrono::milliseconds(500);
-constexpr auto kLookEvery = std::chrono::milliseconds(2);
-// A LocalGroup that was told to abort has told the device by then: what waits behind a flag will not begin.
-constexpr auto kAbortTime = std::chrono::milliseconds(100);
 
-std::uint32_t word_of(std::uint64_t number) { return static_cast<std::uint32_t>(number); }
-
-std::string seconds_text(core::Duration duration) {
-  const auto tenths = std::chrono::duration_cast<std::chrono::milliseconds>(duration).count() / 100;
-  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
-}
+}  // namespace
 
 void free_memory(device::Device& device, const device::HostMemory& memory) noexcept {
   if (memory.pinned)
@@ -39,11 +31,9 @@ void free_memory(device::Device& device, const device::HostMemory& memory) noexc
     std::free(memory.data);
 }
 
-Status closed(const std::string& what) {
+Status group_is_gone(const std::string& what) {
   return Status(Code::kClosed, what + ": its process group was destroyed before it could begin");
 }
-
-}  // namespace
 
 // Channel: life -------------------------------------------------------------------------------------------------------
 
@@ -111,7 +101,7 @@ bool Channel::is_direct() const {
 core::Result<std::shared_ptr<Staged>> Channel::enqueue(Request request) {
   if (!opened_.is_ok()) return opened_;
   const auto group = group_.lock();
-  if (!group) return closed(request.what);
+  if (!group) return group_is_gone(request.what);
   auto capturing = device_->is_capturing(request.caller);
   if (!capturing.is_ok()) return capturing.status();
   if (capturing.value())
@@ -161,7 +151,7 @@ core::Status Channel::agree(engine::Group& group, std::chrono::milliseconds time
 core::Status Channel::connect(std::chrono::milliseconds timeout) {
   if (!opened_.is_ok()) return opened_;
   const auto group = group_.lock();
-  if (!group) return closed("connecting the GPUs of a node");
+  if (!group) return group_is_gone("connecting the GPUs of a node");
   const std::lock_guard lock(mutex_);
   if (!broken_.is_ok()) return broken_;
   Status status = agree(*group, timeout);
@@ -280,7 +270,7 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, Request& reques
 core::Status Channel::put_within(const std::shared_ptr<Staged>& staged, const Slice& slice) {
   if (Status status = device_->wait(out_, staged->start_); !status.is_ok()) return status;
   if (Status status = move(slice, out_); !status.is_ok()) return status;
-  return local_->run(slice.after, intranode::Lane::kOut, out_, patience_until(staged->deadline_));
+  return local_->run(slice.after, intranode::Leg::kOut, out_, patience_until(staged->deadline_));
 }
 
 core::Status Channel::move(const Slice& slice, device::Stream stream) {
@@ -315,7 +305,7 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
         return status;
   }
   if (slice.before.kind != Step::Kind::kNone)
-    if (Status status = local_->run(slice.before, intranode::Lane::kIn, in_, patience_until(staged->deadline_));
+    if (Status status = local_->run(slice.before, intranode::Leg::kIn, in_, patience_until(staged->deadline_));
         !status.is_ok())
       return status;
   for (const Copy& copy : slice.in) {
@@ -336,7 +326,7 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
   if (Status status = device_->write_flag(in_, ready_, word_of(number)); !status.is_ok()) return status;
   if (Status status = move(slice, in_); !status.is_ok()) return status;
   if (slice.beside.kind != Step::Kind::kNone)
-    if (Status status = local_->run(slice.beside, intranode::Lane::kIn, in_, patience_until(staged->deadline_));
+    if (Status status = local_->run(slice.beside, intranode::Leg::kIn, in_, patience_until(staged->deadline_));
         !status.is_ok())
       return status;
   auto arrived = events_->take();
@@ -370,7 +360,7 @@ core::Status Channel::put_next_out() {
   if (way.has_place)
     if (Status status = device_->record(over, out_); !status.is_ok()) return status;
   if (way.after.kind == Step::Kind::kNone) return {};
-  return local_->run(way.after, intranode::Lane::kOut, out_, patience_until(way.deadline));
+  return local_->run(way.after, intranode::Leg::kOut, out_, patience_until(way.deadline));
 }
 
 core::Status Channel::end(Staged& staged) {
@@ -488,185 +478,6 @@ void Channel::break_down(const Status& status, engine::Group* group) {
   if (!broken_.is_ok()) return;
   broken_ = status;
   expire(status, group);
-}
-
-// Channel: on the Stager's thread -------------------------------------------------------------------------------------
-
-Channel::Progress Channel::progress(core::TimePoint now) {
-  Progress result;
-  std::vector<Waiting> ready;
-  std::vector<std::shared_ptr<Staged>> over;
-  std::vector<Retired> retired;
-  Status failure;
-  {
-    const std::lock_guard lock(progress_mutex_);
-    const std::uint32_t reached = ready_.word->load(std::memory_order_acquire);
-    while (!waiting_.empty() && device::has_reached(reached, word_of(waiting_.front().number))) {
-      ready.push_back(std::move(waiting_.front()));
-      waiting_.pop_front();
-    }
-    // Where there is a witness, it is to say first who is missing.
-    if (!waiting_.empty() && waiting_.front().staged->deadline_.has_passed(local_ ? now - kGrace : now)) {
-      const Staged& late = *waiting_.front().staged;
-      failure = Status(Code::kTimeout, late.what_ + " timed out after " + seconds_text(late.timeout_) + ": " +
-                                           device_->describe() +
-                                           " has not come to it; see what the program put on the stream before it, and "
-                                           "whether that can end, or pass a longer timeout");
-    }
-    result.waits_for_stream = !waiting_.empty();
-    retired = retired_;
-    if (holds_ && now >= release_at_) {
-      holds_ = false;
-      done_.word->store(word_of(done_until_), std::memory_order_release);
-    }
-  }
-  if (failure.is_ok()) failure = trouble(now);
-  for (Waiting& waiting : ready) submit(std::move(waiting));
-  // The driver is asked without the lock, which the engine's loop takes.
-  for (bool more = true; more;) {
-    std::shared_ptr<Staged> staged;
-    {
-      const std::lock_guard lock(progress_mutex_);
-      if (!staged_.empty()) staged = staged_.front();
-    }
-    if (!staged) break;
-    const auto done = device_->is_done(staged->end_);
-    if (!done.is_ok()) failure = done.status();
-    more = !done.is_ok() || done.value();
-    if (!more) break;  // later ones come later
-    over.push_back(std::move(staged));
-    const std::lock_guard lock(progress_mutex_);
-    staged_.pop_front();
-  }
-  for (const Retired& old : retired) {
-    const auto done = device_->is_done(old.over);
-    if (!done.is_ok() || !done.value()) continue;
-    {
-      const std::lock_guard lock(progress_mutex_);  // before another run can be where this one was
-      std::erase_if(retired_, [&](const Retired& other) { return other.memory.data == old.memory.data; });
-    }
-    free_memory(*device_, old.memory);
-    events_->give_back(old.over);
-  }
-  result.did = !ready.empty() || !over.empty();
-  if (!failure.is_ok()) {
-    for (const auto& staged : over) staged->set_failed(failure);
-    expire(failure, group_.lock().get());
-  }
-  for (const auto& staged : over) {
-    staged->set_over();
-    if (!staged->has_failed()) continue;
-    const std::lock_guard lock(progress_mutex_);
-    if (!failed_) failed_ = staged;
-  }
-  return result;
-}
-
-/// What keeps a LocalGroup's work from ending: nothing on the streams says so.
-core::Status Channel::trouble(core::TimePoint now) {
-  std::shared_ptr<Local> local;
-  std::shared_ptr<Staged> oldest;
-  {
-    const std::lock_guard lock(progress_mutex_);
-    if (!local_ || now < next_look_ || (staged_.empty() && !holds_)) return {};
-    next_look_ = now + kLookEvery;
-    if (!local_failed_.is_ok()) return local_failed_;  // else it holds nothing back
-    local = local_;
-    oldest = staged_.front();
-  }
-  if (const auto group = group_.lock())
-    if (Status status = group->status(); !status.is_ok()) return status;
-  if (Status status = local->poll(); !status.is_ok()) return status;
-  if (oldest->deadline_.is_never() || now < oldest->deadline_.point() + kGrace) return {};
-  return Status(Code::kTimeout,
-                oldest->what_ + " timed out after " + seconds_text(oldest->timeout_) + ": " + device_->describe() +
-                    " has not come to its end; see whether the GPUs of this node's other ranks have come "
-                    "to it, or pass a longer timeout");
-}
-
-void Channel::abort(const Status& why) {
-  {
-    const std::lock_guard lock(progress_mutex_);
-    fail_local(why);
-  }
-  stager_->activate(shared_from_this());
-}
-
-bool Channel::is_idle() const {
-  const std::lock_guard lock(progress_mutex_);
-  return waiting_.empty() && staged_.empty() && retired_.empty() && !holds_;
-}
-
-void Channel::submit(Waiting waiting) {
-  const auto group = group_.lock();
-  if (!group) {
-    slice_done(waiting.number, *waiting.staged, worker::Outcome{closed(waiting.staged->what_), -1});
-    return;
-  }
-  auto done = [channel = shared_from_this(), staged = std::move(waiting.staged), number = waiting.number](
-                  const worker::Outcome& outcome) { channel->slice_done(number, *staged, outcome); };
-  if (waiting.operation.kind == schedule::Kind::kPointToPoint)
-    group->submit(std::move(waiting.operation), std::move(done));
-  else
-    group->submit_reserved(waiting.sequence, std::move(waiting.operation), std::move(done));
-}
-
-/// What has not reached the engine never will.
-void Channel::expire(const Status& status, engine::Group* group) {
-  std::deque<Waiting> waiting;
-  std::shared_ptr<Local> local;
-  std::shared_ptr<DirectRing> direct;
-  std::deque<std::shared_ptr<Staged>> under_way;
-  {
-    const std::lock_guard lock(progress_mutex_);
-    waiting.swap(waiting_);
-    local = local_;
-    direct = direct_;
-    if (local) under_way = staged_;
-  }
-  // Of operations within the node the engine has nothing to tell.
-  for (const auto& staged : under_way) staged->set_failed(status);
-  if (group != nullptr) group->abort(std::string(status.message()) + " (rank " + std::to_string(group->rank()) + ")");
-  for (const Waiting& slice : waiting) slice_done(slice.number, *slice.staged, worker::Outcome{status, -1});
-  if (group == nullptr && direct) direct->give_up();
-  if (!local) return;
-  local->abort();
-  {
-    const std::lock_guard lock(progress_mutex_);
-    if (group == nullptr) {  // nobody will come back to it
-      holds_ = false;
-      release_at_ = core::TimePoint::min();
-      done_.word->store(word_of(done_until_), std::memory_order_release);
-      return;
-    }
-    if (holds_ && release_at_ == core::TimePoint::max()) release_at_ = core::Clock::now() + kAbortTime;
-  }
-  stager_->activate(shared_from_this());
-}
-
-void Channel::slice_done(std::uint64_t number, Staged& staged, const worker::Outcome& outcome) {
-  staged.slice_done(outcome);  // first: who sees the flag sees the failure
-  const std::lock_guard lock(progress_mutex_);
-  if (!outcome.status.is_ok()) fail_local(outcome.status);
-  if (!core::check(number - done_until_ - 1 < slices_done_.size(), "a slice is done once")) {
-    if (const auto group = group_.lock())
-      group->abort("rank " + std::to_string(group->rank()) + " lost count of its slices");
-    return;
-  }
-  slices_done_[number - done_until_ - 1] = true;
-  const std::uint64_t before = done_until_;
-  while (!slices_done_.empty() && slices_done_.front()) {
-    slices_done_.pop_front();
-    ++done_until_;
-  }
-  if (done_until_ != before && !holds_) done_.word->store(word_of(done_until_), std::memory_order_release);
-}
-
-/// progress_mutex_ held. What comes back is not what the ranks of the node wait for: none of them may have it and go on.
-void Channel::fail_local(const Status& status) {
-  if (!local_) return;
-  if (local_failed_.is_ok()) local_failed_ = status;
-  if (core::Clock::now() < release_at_) holds_ = true;
 }
 
 }  // namespace hybridps::staging

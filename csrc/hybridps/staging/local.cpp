@@ -78,8 +78,8 @@ struct Local::Fact {
   std::uint64_t slices_max = 0;
   std::uint64_t staging_bytes_max = 0;
   std::array<unsigned char, 64> pairs{};
-  std::array<std::array<char, intranode::LocalGroups::kIdBytesMax>, intranode::kLanes> ids{};
-  std::array<std::uint32_t, intranode::kLanes> id_bytes{};
+  std::array<std::array<char, intranode::LocalGroups::kIdBytesMax>, intranode::kLegs> ids{};
+  std::array<std::uint32_t, intranode::kLegs> id_bytes{};
   std::array<char, 64> card{};
   std::array<char, 64> library{};      // empty: none
   std::array<char, kTextBytes> why{};  // it has none
@@ -103,7 +103,7 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
   if (topology.rails() == 1) return none;
   const std::vector<int>& mine = topology.ranks_of(topology.my_node());
   const int local = topology.local_index(topology.rank());
-  const int lanes = topology.nodes() == 1 ? 1 : intranode::kLanes;
+  const int legs = topology.nodes() == 1 ? 1 : intranode::kLegs;
 
   Fact fact;
   fact.slice_bytes = limits.slice_bytes;
@@ -119,8 +119,8 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
     static_assert(Pairs().size() <= sizeof fact.pairs * 8);
     for (std::size_t i = 0; i < pairs.size(); ++i)
       if (pairs[i]) fact.pairs[i / 8] = static_cast<unsigned char>(fact.pairs[i / 8] | (1U << (i % 8)));
-    for (int lane = 0; lane < lanes && local == 0 && why.empty(); ++lane) {
-      const auto i = static_cast<std::size_t>(lane);
+    for (int leg = 0; leg < legs && local == 0 && why.empty(); ++leg) {
+      const auto i = static_cast<std::size_t>(leg);
       const auto id = options.library->make_id();
       if (!id.is_ok()) {
         why = id.status().message();
@@ -180,8 +180,8 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
   if (mine.size() > 1) {
     const Fact& leader = facts.value()[static_cast<std::size_t>(mine.front())];
     std::vector<std::string> ids;
-    for (int lane = 0; lane < lanes; ++lane) {
-      const auto i = static_cast<std::size_t>(lane);
+    for (int leg = 0; leg < legs; ++leg) {
+      const auto i = static_cast<std::size_t>(leg);
       ids.emplace_back(leader.ids[i].data(), std::min<std::size_t>(leader.id_bytes[i], leader.ids[i].size()));
     }
     intranode::Patience patience;
@@ -230,15 +230,15 @@ bool Local::takes(const worker::Operation& operation) const noexcept {
   return has(operation.op);
 }
 
-core::Status Local::run(const Step& step, intranode::Lane lane, device::Stream stream,
+core::Status Local::run(const Step& step, intranode::Leg leg, device::Stream stream,
                         const intranode::Patience& patience) {
   if (!group_) return {};
   switch (step.kind) {
     case Step::Kind::kNone: return {};
-    case Step::Kind::kAllReduce: return group_->all_reduce(lane, stream, step.parts, step.reduction, patience);
-    case Step::Kind::kReduce: return group_->reduce(lane, stream, step.parts, step.reduction, patience);
-    case Step::Kind::kSpread: return group_->spread(lane, stream, step.parts, patience);
-    case Step::Kind::kExchange: return group_->exchange(lane, stream, step.messages, patience);
+    case Step::Kind::kAllReduce: return group_->all_reduce(leg, stream, step.parts, step.reduction, patience);
+    case Step::Kind::kReduce: return group_->reduce(leg, stream, step.parts, step.reduction, patience);
+    case Step::Kind::kSpread: return group_->spread(leg, stream, step.parts, patience);
+    case Step::Kind::kExchange: return group_->exchange(leg, stream, step.messages, patience);
   }
   return {};
 }

@@ -45,7 +45,7 @@ class Local : core::Pinned {
   /// Whether this operation goes this way: the same answer on all ranks.
   bool takes(const worker::Operation& operation) const noexcept;
 
-  core::Status run(const Step& step, intranode::Lane lane, device::Stream stream, const intranode::Patience& patience);
+  core::Status run(const Step& step, intranode::Leg leg, device::Stream stream, const intranode::Patience& patience);
   core::Status poll() { return group_ ? group_->poll() : core::Status(); }
   void abort() noexcept {
     if (group_) group_->abort();

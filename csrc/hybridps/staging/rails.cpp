@@ -107,8 +107,8 @@ std::uint64_t slice_count(const Operation& o, const Topology& topology, const Li
 }
 
 /// What this rank is in its node.
-struct Place {
-  explicit Place(const Topology& t)
+struct NodeRank {
+  explicit NodeRank(const Topology& t)
       : topology(t),
         me(t.rank()),
         node(t.my_node()),
@@ -149,7 +149,7 @@ void for_rails(const std::vector<std::uint64_t>& rails, const Visit& visit) {
   }
 }
 
-std::uint64_t largest_of_node(const std::vector<std::uint64_t>& rails, const Place& place) {
+std::uint64_t largest_of_node(const std::vector<std::uint64_t>& rails, const NodeRank& place) {
   std::vector<std::uint64_t> bytes(static_cast<std::size_t>(place.locals), 0);
   for (std::size_t rail = 0; rail < rails.size(); ++rail)
     bytes[static_cast<std::size_t>(place.local_of_rail(static_cast<int>(rail)))] += rails[rail];
@@ -170,7 +170,7 @@ intranode::Reduction inside(const Operation& o, const Topology& topology) {
   return reduction;
 }
 
-void between(Operation& o, const Place& place) {
+void between(Operation& o, const NodeRank& place) {
   const bool done = place.locals > 1;
   if (is_float_average(o)) {
     o.op = core::ReduceOp::kPremulSum;
@@ -181,7 +181,7 @@ void between(Operation& o, const Place& place) {
 }
 
 /// `bytes` of the operation, without its steps.
-Slice in_rails(const Operation& o, const Place& place, std::uint64_t bytes) {
+Slice in_rails(const Operation& o, const NodeRank& place, std::uint64_t bytes) {
   Slice slice;
   slice.operation = shell(o);
   slice.operation.total_bytes = bytes;
@@ -190,7 +190,7 @@ Slice in_rails(const Operation& o, const Place& place, std::uint64_t bytes) {
   return slice;
 }
 
-Slice all_reduce(const Operation& o, const Place& place, std::uint64_t from, std::uint64_t to) {
+Slice all_reduce(const Operation& o, const NodeRank& place, std::uint64_t from, std::uint64_t to) {
   Slice slice = in_rails(o, place, to - from);
   between(slice.operation, place);
   std::uint64_t mine = 0;
@@ -214,7 +214,7 @@ Slice all_reduce(const Operation& o, const Place& place, std::uint64_t from, std
 }
 
 /// `scratch`: this rank's rails of the slice.
-Slice reduce(const Operation& o, const Place& place, std::uint64_t from, std::uint64_t to, std::byte* scratch) {
+Slice reduce(const Operation& o, const NodeRank& place, std::uint64_t from, std::uint64_t to, std::byte* scratch) {
   Slice slice = in_rails(o, place, to - from);
   between(slice.operation, place);
   const bool root = place.me == o.root;
@@ -255,7 +255,7 @@ Slice reduce(const Operation& o, const Place& place, std::uint64_t from, std::ui
   return slice;
 }
 
-Slice broadcast(const Operation& o, const Place& place, std::uint64_t from, std::uint64_t to) {
+Slice broadcast(const Operation& o, const NodeRank& place, std::uint64_t from, std::uint64_t to) {
   Slice slice = in_rails(o, place, to - from);
   const bool root_node = place.topology.node_of(o.root) == place.node;
   std::uint64_t mine = 0;
@@ -303,7 +303,7 @@ void for_ranks(const Topology& topology, const Visit& visit) {
     for (const int rank : topology.ranks_of(node)) visit(rank, static_cast<std::size_t>(rank));
 }
 
-Slice all_gather(const Operation& o, const Place& place, std::uint64_t i, std::uint64_t count) {
+Slice all_gather(const Operation& o, const NodeRank& place, std::uint64_t i, std::uint64_t count) {
   const RankParts parts(o.output_bytes, i, count);
   const auto self = static_cast<std::size_t>(place.me);
   Slice slice;
@@ -350,7 +350,8 @@ Slice all_gather(const Operation& o, const Place& place, std::uint64_t i, std::u
 }
 
 /// `scratch`: the sums of the parts of the ranks for which this one acts.
-Slice reduce_scatter(const Operation& o, const Place& place, std::uint64_t i, std::uint64_t count, std::byte* scratch) {
+Slice reduce_scatter(const Operation& o, const NodeRank& place, std::uint64_t i, std::uint64_t count,
+                     std::byte* scratch) {
   const RankParts parts(o.input_bytes, i, count);
   const auto self = static_cast<std::size_t>(place.me);
   Slice slice;
@@ -388,7 +389,7 @@ Slice reduce_scatter(const Operation& o, const Place& place, std::uint64_t i, st
 }
 
 /// All ranks are on one node.
-Slice within(const Operation& o, const Place& place) {
+Slice within(const Operation& o, const NodeRank& place) {
   const std::uint64_t total = total_of(o);
   const auto local = [&](int rank) { return place.topology.local_index(rank); };
   const bool moves = o.kind == Kind::kBroadcast || o.kind == Kind::kAllGather;
@@ -427,7 +428,7 @@ Slice within(const Operation& o, const Place& place) {
 }
 
 /// Scratch of one slice.
-std::uint64_t scratch_of(const Operation& o, const Place& place, std::uint64_t i, std::uint64_t count) {
+std::uint64_t scratch_of(const Operation& o, const NodeRank& place, std::uint64_t i, std::uint64_t count) {
   std::uint64_t bytes = 0;
   if (o.kind == Kind::kReduce) {
     const std::uint64_t total = total_of(o);
@@ -442,7 +443,7 @@ std::uint64_t scratch_of(const Operation& o, const Place& place, std::uint64_t i
   return (bytes + kCutAlignment - 1) / kCutAlignment * kCutAlignment;
 }
 
-bool needs_scratch(const Operation& o, const Place& place) {
+bool needs_scratch(const Operation& o, const NodeRank& place) {
   return place.topology.nodes() > 1 && place.locals > 1 && (o.kind == Kind::kReduce || o.kind == Kind::kReduceScatter);
 }
 
@@ -460,7 +461,7 @@ bool has_rails(schedule::Kind kind) noexcept {
 }
 
 std::uint64_t scratch_bytes(const Operation& o, const Topology& topology, const Limits& limits) {
-  const Place place(topology);
+  const NodeRank place(topology);
   if (!needs_scratch(o, place)) return 0;
   const std::uint64_t count = slice_count(o, topology, limits);
   std::uint64_t bytes = 0;
@@ -470,7 +471,7 @@ std::uint64_t scratch_bytes(const Operation& o, const Topology& topology, const 
 
 std::vector<Slice> cut_for_rails(const Operation& o, const Topology& topology, const Limits& limits,
                                  std::byte* scratch) {
-  const Place place(topology);
+  const NodeRank place(topology);
   std::vector<Slice> slices;
   if (is_pairwise(o.kind)) {
     slices.push_back(cut_pairs(o, topology));

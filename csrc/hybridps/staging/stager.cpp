@@ -18,117 +18,6 @@ constexpr auto kNapForEnd = std::chrono::microseconds(200);
 
 }  // namespace
 
-// EventPool -----------------------------------------------------------------------------------------------------------
-
-EventPool::~EventPool() {
-  for (const device::Event event : free_) device_->destroy(event);
-}
-
-core::Result<device::Event> EventPool::take() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!free_.empty()) {
-      const device::Event event = free_.back();
-      free_.pop_back();
-      return event;
-    }
-  }
-  return device_->make_event();
-}
-
-void EventPool::give_back(device::Event event) {
-  if (event.native == nullptr) return;
-  const std::lock_guard lock(mutex_);
-  free_.push_back(event);
-}
-
-// Staged --------------------------------------------------------------------------------------------------------------
-
-Staged::Staged(std::shared_ptr<Channel> channel, std::shared_ptr<EventPool> events) noexcept
-    : channel_(channel), events_(std::move(events)) {}
-
-Staged::~Staged() {
-  events_->give_back(start_);
-  events_->give_back(end_);
-}
-
-core::Status Staged::complete_enqueue() {
-  const auto channel = channel_.lock();
-  return channel ? channel->complete_enqueue(*this) : Status();
-}
-
-core::Status Staged::wait_on(device::Stream stream) {
-  if (is_over()) return {};
-  const auto channel = channel_.lock();
-  if (!channel) return {};  // it outlives what is under way on it
-  if (Status status = channel->complete_enqueue(*this); !status.is_ok()) return status;
-  return channel->device_->wait(stream, end_);
-}
-
-bool Staged::is_over() const {
-  const std::lock_guard lock(mutex_);
-  return over_;
-}
-
-core::Status Staged::status() {
-  const std::lock_guard lock(mutex_);
-  if (!status_.is_ok()) told_ = true;
-  return status_;
-}
-
-bool Staged::has_failed() const {
-  const std::lock_guard lock(mutex_);
-  return !status_.is_ok();
-}
-
-bool Staged::is_told() const {
-  const std::lock_guard lock(mutex_);
-  return told_;
-}
-
-bool Staged::wait(core::TimePoint until) {
-  std::unique_lock lock(mutex_);
-  const auto settled = [this] { return over_ || !status_.is_ok(); };
-  if (until == core::TimePoint::max()) {
-    changed_.wait(lock, settled);
-    return true;
-  }
-  return changed_.wait_until(lock, until, settled);
-}
-
-int Staged::source_rank() const {
-  const std::lock_guard lock(mutex_);
-  return source_rank_;
-}
-
-void Staged::set_failed(const Status& status) {
-  const std::lock_guard lock(mutex_);
-  if (status_.is_ok()) status_ = status;
-  changed_.notify_all();
-}
-
-void Staged::slice_done(const worker::Outcome& outcome) {
-  if (!outcome.status.is_ok()) set_failed(outcome.status);
-  if (outcome.source_rank < 0) return;
-  const std::lock_guard lock(mutex_);
-  source_rank_ = outcome.source_rank;
-}
-
-void Staged::set_over() {
-  core::OnceFn<void(const Status&)> done;
-  Status status;
-  {
-    const std::lock_guard lock(mutex_);
-    over_ = true;
-    done = std::move(done_);
-    status = status_;
-    changed_.notify_all();
-  }
-  done(status);
-}
-
-// Stager --------------------------------------------------------------------------------------------------------------
-
 Stager::~Stager() {
   // The thread holds a reference: it has ended, or is this one, at its end.
   if (thread_.joinable()) thread_.detach();
@@ -162,9 +51,9 @@ std::size_t Stager::active() const {
 
 void Stager::activate(std::shared_ptr<Channel> channel) {
   const std::lock_guard lock(mutex_);
+  start();  // stop() may have come after open(); first, as it may throw
   if (std::find(active_.begin(), active_.end(), channel) != active_.end()) return;
   active_.push_back(std::move(channel));
-  start();  // stop() may have come after open()
   changed_.notify_all();
 }
 

@@ -123,7 +123,7 @@ struct GroupState : core::Pinned {
   /// is a mismatch that nobody else may notice (two roots that both only send).
   std::vector<std::pair<std::uint64_t, wire::Signature>> signatures_over;
   std::set<std::uint64_t> reserved;  // issued, and not submitted yet
-  std::set<std::uint64_t> held;      // barriers that wait for earlier operations
+  std::set<std::uint64_t> barriers;  // that wait for earlier operations
   std::vector<std::uint64_t> heard;  // by member: 1 + the greatest collective that a message of it was of
   /// What a rank has answered to probes, of whatever operation.
   struct Known {

@@ -119,7 +119,7 @@ std::size_t PlanChanges::tick(core::TimePoint now) {
 }
 
 void PlanChanges::on_finished(const OperationRun& run) {
-  held_.erase(run.sequence);
+  postponed_.erase(run.sequence);
   if (!measured_ || measured_->sequence != run.sequence) return;
   const std::unique_ptr<Measured> measured = std::move(measured_);
   const core::TimePoint now = core::Clock::now();
@@ -250,7 +250,7 @@ void PlanChanges::on_answer(int rank, std::uint64_t first_unbound) {
 void PlanChanges::on_switch(std::uint64_t first) {
   if (first == wire::kRefused) {
     asked_ = 0;
-    start_held();
+    start_postponed();
     return;
   }
   const auto servers = asked_weights_.begin() + group_.info.topology.nodes();
@@ -260,7 +260,7 @@ void PlanChanges::on_switch(std::uint64_t first) {
   // Whatever was before the last version is bound, since every member has begun an operation of the last one; but for
   // what is reserved and will come late.
   std::uint64_t oldest = group_.reserved.empty() ? first : *group_.reserved.begin();
-  for (const std::uint64_t sequence : held_) oldest = std::min(oldest, sequence);
+  for (const std::uint64_t sequence : postponed_) oldest = std::min(oldest, sequence);
   while (bindings_.size() > 1 && std::next(bindings_.begin())->first <= oldest) bindings_.erase(bindings_.begin());
   if (bindings_.begin()->first != 0) {
     auto last = bindings_.extract(bindings_.begin());
@@ -269,11 +269,12 @@ void PlanChanges::on_switch(std::uint64_t first) {
   }
   worker_.host().on_shares(group_.info.uid, topology);
   bindings_.insert_or_assign(first, Binding{std::exchange(asked_, 0), std::move(topology)});
-  start_held();
+  start_postponed();
 }
 
-void PlanChanges::start_held() {
-  for (const std::set<std::uint64_t> held = std::exchange(held_, {}); const std::uint64_t sequence : held)
+void PlanChanges::start_postponed() {
+  for (const std::set<std::uint64_t> postponed = std::exchange(postponed_, {});
+       const std::uint64_t sequence : postponed)
     worker_.start_unfrozen(group_, sequence);
 }
 

@@ -47,9 +47,9 @@ class PlanChanges : core::Pinned {
 
   const Binding& binding_of(std::uint64_t sequence) const;
   std::uint32_t newest() const noexcept { return bindings_.rbegin()->second.version; }
-  /// No operation may be bound now: give it to hold(), it starts with the answer.
+  /// No operation may be bound now: give it to postpone(), it starts with the answer.
   bool is_frozen() const noexcept { return asked_ != 0; }
-  void hold(std::uint64_t sequence) { held_.insert(sequence); }
+  void postpone(std::uint64_t sequence) { postponed_.insert(sequence); }
 
   void on_started(const OperationRun& run);
   void on_finished(const OperationRun& run);
@@ -81,7 +81,7 @@ class PlanChanges : core::Pinned {
                                              const schedule::Shares& shares) const;
   void on_ask(std::uint32_t version, std::vector<double> weights);
   void answer(std::uint32_t version, std::uint64_t first_unbound);
-  void start_held();
+  void start_postponed();
   void on_answer(int rank, std::uint64_t first_unbound);
   void on_switch(std::uint64_t first);
 
@@ -98,7 +98,7 @@ class PlanChanges : core::Pinned {
   std::uint32_t asked_ = 0;  // the version, 0: none
   std::vector<double> asked_weights_;
   std::uint64_t unbound_ = 0;  // as answered
-  std::set<std::uint64_t> held_;
+  std::set<std::uint64_t> postponed_;
 
   // Rank 0.
   std::unique_ptr<schedule::RateFinder> finder_;

@@ -56,7 +56,7 @@ Worker::Worker(flow::Outbox& outbox, server::Server& server, Host& host, WorkerO
       server_(server),
       host_(host),
       options_(options),
-      local_grants_(flow::GrantBudget(options.grant_chunks)) {}
+      local_grants_(flow::GrantBudget(options.grant_chunks), flow::GrantQueue::Turn::kOne) {}
 
 Worker::~Worker() {
   while (!groups_.empty()) close_group(groups_.begin()->first);
@@ -147,9 +147,9 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
   }
   // A barrier speaks for all that its rank did before it.
   if (is_barrier(o.kind) && !is_oldest(group, sequence))
-    group.held.insert(sequence);
+    group.barriers.insert(sequence);
   else if (group.plans->is_frozen() && has_shares(o))
-    group.plans->hold(sequence);
+    group.plans->postpone(sequence);
   else
     start(r);
 }
@@ -253,7 +253,7 @@ void Worker::part_done(OperationRun& run) {
   events_.push_back({&run, {}, {}});
 }
 
-std::size_t Worker::settle() {
+std::size_t Worker::settle_events() {
   std::size_t work = 0;
   for (; !events_.empty(); ++work) {
     const Event event = std::move(events_.front());
@@ -287,7 +287,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
       group.signatures_over.resize(GroupState::kSignaturesKept, {~std::uint64_t{0}, {}});
     group.signatures_over[run.sequence % GroupState::kSignaturesKept] = {run.sequence, run.signature};
     group.early.drop(run.sequence);
-    group.held.erase(run.sequence);
+    group.barriers.erase(run.sequence);
   }
   ++finished_count_;
   --active_;
@@ -300,10 +300,10 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
     group.running.erase(ended);
 }
 
-void Worker::start_held(GroupState& group) {
-  while (!group.held.empty() && group.status.is_ok() && is_oldest(group, *group.held.begin())) {
+void Worker::start_barriers(GroupState& group) {
+  while (!group.barriers.empty() && group.status.is_ok() && is_oldest(group, *group.barriers.begin())) {
     OperationRun& run = *group.running.begin()->second;
-    group.held.erase(group.held.begin());
+    group.barriers.erase(group.barriers.begin());
     start(run);
     settle();  // it may have been all: the next one may start then
   }
@@ -426,7 +426,7 @@ std::size_t Worker::tick(core::TimePoint now) {
     ++work;
   }
   for (const auto& [uid, group] : groups_) {
-    if (!group->held.empty()) start_held(*group);
+    if (!group->barriers.empty()) start_barriers(*group);
     work += group->plans->tick(now);
   }
   work += settle();  // what is done is not late

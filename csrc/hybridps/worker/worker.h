@@ -142,8 +142,9 @@ class Worker final : public server::Listener, core::Pinned {
   void on_chunk(GroupState& group, const wire::Message& message, const wire::ChunkId& chunk, flow::Delivery payload);
   /// What callbacks have found, in their order: operations that are done end, verdicts fail groups. Every call into the
   /// Worker ends with it, so that no operation ends inside a callback. Returns what it did.
-  std::size_t settle();
-  void start_held(GroupState& group);
+  std::size_t settle() { return events_.empty() ? 0 : settle_events(); }
+  std::size_t settle_events();
+  void start_barriers(GroupState& group);
   bool is_oldest(const GroupState& group, std::uint64_t sequence) const;
   void dispatch(OperationRun& run, const wire::Message& message, flow::Delivery payload);
   void on_verdict(GroupState& group, const wire::From& from, const wire::Verdict& verdict,

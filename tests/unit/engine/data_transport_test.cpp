@@ -6,7 +6,7 @@
 #include <chrono>
 
 #include "hybridps/transport/loopback/loopback_transport.h"
-#include "hybridps/transport/rails.h"
+#include "hybridps/transport/cards.h"
 #include "tests/support/catch.h"
 #include "tests/support/no_threads.h"
 
@@ -27,7 +27,7 @@ int transports_of(bool rdma, bool users) {
     interfaces.users = users;
     DataThreads none(0, microseconds(0));
     const auto made = engine::make_data_transport(interfaces, {}, 2, none);
-    _exit(made.is_ok() ? static_cast<int>(transport::decode_rails(made.value()->address()).value().size()) : 0);
+    _exit(made.is_ok() ? static_cast<int>(transport::decode_cards(made.value()->address()).value().size()) : 0);
   }
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);

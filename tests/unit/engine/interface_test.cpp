@@ -276,11 +276,11 @@ TEST_CASE("engine/interface: the user's own UCX_NET_DEVICES wins and is not chec
 
 TEST_CASE("engine/interface: the place on the machine is what the launcher says", "[engine][fast]") {
   const Environment environment(Environment::Values{{"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "8"}});
-  CHECK(hybridps::engine::local_place().rank == 3);
-  CHECK(hybridps::engine::local_place().size == 8);
+  CHECK(hybridps::engine::local_rank().rank == 3);
+  CHECK(hybridps::engine::local_rank().size == 8);
   const Environment without(Environment::Values{{"LOCAL_RANK", ""}});
-  CHECK(hybridps::engine::local_place().rank == 0);
-  CHECK(hybridps::engine::local_place().size == 1);
+  CHECK(hybridps::engine::local_rank().rank == 0);
+  CHECK(hybridps::engine::local_rank().size == 1);
 }
 
 namespace {

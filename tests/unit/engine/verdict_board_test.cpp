@@ -68,7 +68,7 @@ TEST_CASE("verdict board: the first verdict stays, and others read it") {
   Found other_found;
   VerdictBoard first = board_for(first_found);
   VerdictBoard other = board_for(other_found);
-  const VerdictBoard::Place place{store, "group/verdict", kUid};
+  const VerdictBoard::Location place{store, "group/verdict", kUid};
 
   other.look(place);
   first.post(place, Status(Code::kPeerDead, "rank 3 is gone"));

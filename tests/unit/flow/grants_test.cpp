@@ -75,6 +75,26 @@ TEST_CASE("flow/grants: units go to waiters in the order in which they came, and
   REQUIRE(queue.units() == 0);
 }
 
+TEST_CASE("flow/grants: where each gets one at a time, all go on together", "[flow][fast]") {
+  GrantQueue queue{GrantBudget(1), GrantQueue::Turn::kOne};
+  std::vector<Waiter*> order;
+  Waiter a(queue, 1, order);
+  Waiter b(queue, 1, order);
+  Waiter c(queue, 1, order);
+  a.wanted = {0, 1, 2};
+  b.wanted = {0, 1};
+  c.wanted = {0};
+  for (Waiter* waiter : {&a, &b, &c}) queue.add(*waiter);
+  while (order.size() < 6) order.back()->give_back();
+  CHECK(order == std::vector<Waiter*>{&a, &a, &b, &c, &a, &b});
+  order.back()->give_back();
+  a.wanted = {3};
+  queue.add(a);
+  CHECK(order.size() == 7);
+  a.give_back();
+  CHECK(queue.units() == 0);
+}
+
 TEST_CASE("flow/grants: one that is removed gets nothing more, and is in nobody's way", "[flow][fast]") {
   GrantQueue queue{GrantBudget(1)};
   std::vector<Waiter*> order;
@@ -101,7 +121,8 @@ TEST_CASE("flow/grants: bounded, nothing lost and nobody forgotten, whatever hap
     std::mt19937_64 random(seed);
     const auto chunks_max = static_cast<std::uint32_t>(1 + random() % 4);
     const std::uint64_t bytes_max = 10 + random() % 90;
-    GrantQueue queue{GrantBudget(chunks_max, bytes_max)};
+    GrantQueue queue{GrantBudget(chunks_max, bytes_max),
+                     seed % 2 == 0 ? GrantQueue::Turn::kOne : GrantQueue::Turn::kAll};
     std::vector<Waiter*> order;
     std::vector<std::unique_ptr<Waiter>> waiters;
     std::size_t wanted = 0;

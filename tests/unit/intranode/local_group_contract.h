@@ -20,7 +20,7 @@ namespace local_group_contract {
 
 using namespace hybridps;
 using namespace std::chrono_literals;
-using intranode::Lane;
+using intranode::Leg;
 using intranode::LocalGroup;
 using intranode::Message;
 using intranode::Part;
@@ -38,7 +38,7 @@ struct Bench {
   struct Rank {
     std::shared_ptr<device::Device> device;
     std::shared_ptr<LocalGroup> group;
-    std::array<device::Stream, intranode::kLanes> streams;
+    std::array<device::Stream, intranode::kLegs> streams;
     device::Event event;
     device::HostMemory memory;
     core::Status status;
@@ -172,11 +172,11 @@ TEMPLATE_TEST_CASE("intranode/local_group: each part's sum comes to its rank and
           }
           const Reduction sum{core::DType::kFloat32, core::ReduceOp::kSum, 1.0};
           // The second on another stream, after the first.
-          if (core::Status s = rank.group->reduce(Lane::kIn, rank.streams[0], sums, sum, patience()); !s.is_ok())
+          if (core::Status s = rank.group->reduce(Leg::kIn, rank.streams[0], sums, sum, patience()); !s.is_ok())
             return s;
           if (core::Status s = rank.device->record(rank.event, rank.streams[0]); !s.is_ok()) return s;
           if (core::Status s = rank.device->wait(rank.streams[1], rank.event); !s.is_ok()) return s;
-          return rank.group->spread(Lane::kOut, rank.streams[1], spreads, patience());
+          return rank.group->spread(Leg::kOut, rank.streams[1], spreads, patience());
         });
         bench.finish();
         for (std::size_t r = 0; r < bench.ranks.size(); ++r) {
@@ -200,11 +200,11 @@ TEMPLATE_TEST_CASE("intranode/local_group: sums to all", "[intranode][fast]", HY
       const Part halves[] = {{0, 200 * sizeof(float), rank.bytes_at(0), rank.bytes_at(kOut), false},
                              {0, 300 * sizeof(float), rank.bytes_at(200), rank.bytes_at(kOut + 200), true}};
       const Reduction scaled{core::DType::kFloat32, core::ReduceOp::kPremulSum, static_cast<double>(r + 1)};
-      if (core::Status s = rank.group->all_reduce(Lane::kOut, rank.streams[1], halves, scaled, patience()); !s.is_ok())
+      if (core::Status s = rank.group->all_reduce(Leg::kOut, rank.streams[1], halves, scaled, patience()); !s.is_ok())
         return s;
       const Part whole[] = {{0, kCount * sizeof(float), rank.bytes_at(kOut), rank.bytes_at(kOut), false}};
       const Reduction average{core::DType::kFloat32, core::ReduceOp::kAvg, 1.0};
-      if (core::Status s = rank.group->all_reduce(Lane::kOut, rank.streams[1], whole, average, patience()); !s.is_ok())
+      if (core::Status s = rank.group->all_reduce(Leg::kOut, rank.streams[1], whole, average, patience()); !s.is_ok())
         return s;
       return {};
     });
@@ -246,7 +246,7 @@ TEMPLATE_TEST_CASE("intranode/local_group: each rank has something for some othe
           add(peer, length(peer, r), in, false);
           if (r == 1 && peer == 0) add(peer, 7, in + 600, false);
         }
-        if (core::Status s = rank.group->exchange(Lane::kOut, rank.streams[1], messages, patience()); !s.is_ok())
+        if (core::Status s = rank.group->exchange(Leg::kOut, rank.streams[1], messages, patience()); !s.is_ok())
           return s;
       }
       return {};
@@ -275,7 +275,7 @@ TEMPLATE_TEST_CASE("intranode/local_group: abort ends what waits for a rank that
   const Reduction sum{core::DType::kFloat32, core::ReduceOp::kSum, 1.0};
   const auto call = [&](auto& rank) -> core::Status {
     const Part part[] = {{0, 400, rank.bytes_at(0), rank.bytes_at(0), false}};
-    return rank.group->all_reduce(Lane::kOut, rank.streams[1], part, sum, patience());
+    return rank.group->all_reduce(Leg::kOut, rank.streams[1], part, sum, patience());
   };
   bench.each([&](int, auto& rank) { return call(rank); });  // connections are there
   bench.finish();

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "hybridps/transport/loopback/loopback_transport.h"
-#include "hybridps/transport/rails.h"
+#include "hybridps/transport/cards.h"
 #include "tests/support/faulty_transport.h"
 
 namespace hybridps::transport {
@@ -94,12 +94,12 @@ std::unique_ptr<contract::Pair> ThreadedRailsBackend::make_pair() {
   LoopbackHub hubs[2];
   for (contract::Side* side : {&pair->a, &pair->b}) {
     side->use_heap();
-    std::vector<Rail> rails;
+    std::vector<Card> cards;
     for (LoopbackHub& hub : hubs) {
       std::unique_ptr<Transport> made = threaded(hub.make_transport(side->id));
-      rails.push_back({{"eth", "", "", 0, {}}, std::move(made)});
+      cards.push_back({{"eth", "", "", 0, {}}, std::move(made)});
     }
-    side->transport = make_rails(std::move(rails)).value();
+    side->transport = join_cards(std::move(cards)).value();
   }
   pair->finish_setup();
   return pair;

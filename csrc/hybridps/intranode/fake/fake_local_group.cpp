@@ -69,7 +69,7 @@ bool pair_up(const std::vector<Work>& work) {
   return true;
 }
 
-/// One lane of one group: where the ranks' kernels meet.
+/// One leg of one group: where the ranks' kernels meet.
 struct Meeting {
   explicit Meeting(int n) : size(static_cast<std::size_t>(n)), aborted(size, 0) {}
   struct Turn {
@@ -103,10 +103,10 @@ class FakeLocalHub : core::Pinned {
     const std::lock_guard lock(mutex_);
     return "group " + std::to_string(++ids_);
   }
-  void log_call(const Meeting* group, int rank, Lane lane) {
+  void log_call(const Meeting* group, int rank, Leg leg) {
     calls.fetch_add(1);
     const std::lock_guard lock(mutex_);
-    orders_[group][rank] += lane == Lane::kIn ? 'i' : 'o';
+    orders_[group][rank] += leg == Leg::kIn ? 'i' : 'o';
   }
   bool is_one_order() {
     const std::lock_guard lock(mutex_);
@@ -122,7 +122,7 @@ class FakeLocalHub : core::Pinned {
  private:
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Meeting>> meetings_;
-  std::map<const Meeting*, std::map<int, std::string>> orders_;  // by the group's out lane
+  std::map<const Meeting*, std::map<int, std::string>> orders_;  // by the group's out leg
   int ids_ = 0;
 };
 
@@ -208,26 +208,26 @@ class FakeLocalGroup final : public LocalGroup {
  public:
   FakeLocalGroup(std::shared_ptr<FakeLocalHub> hub, std::shared_ptr<device::FakeDevice> device, int rank, int size)
       : hub_(std::move(hub)), device_(std::move(device)), rank_(rank), size_(size) {}
-  std::shared_ptr<Meeting>& meeting(Lane lane) { return meetings_[static_cast<std::size_t>(lane)]; }
+  std::shared_ptr<Meeting>& meeting(Leg leg) { return meetings_[static_cast<std::size_t>(leg)]; }
 
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return size_; }
 
-  Status all_reduce(Lane lane, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+  Status all_reduce(Leg leg, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
                     const Patience&) override {
-    return put(lane, stream, {Call::kAllReduce, {parts.begin(), parts.end()}, reduction, {}});
+    return put(leg, stream, {Call::kAllReduce, {parts.begin(), parts.end()}, reduction, {}});
   }
-  Status reduce(Lane lane, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+  Status reduce(Leg leg, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
                 const Patience&) override {
-    return put(lane, stream, {Call::kReduce, {parts.begin(), parts.end()}, reduction, {}});
+    return put(leg, stream, {Call::kReduce, {parts.begin(), parts.end()}, reduction, {}});
   }
-  Status spread(Lane lane, device::Stream stream, std::span<const Part> parts, const Patience&) override {
-    return put(lane, stream, {Call::kSpread, {parts.begin(), parts.end()}, {}, {}});
+  Status spread(Leg leg, device::Stream stream, std::span<const Part> parts, const Patience&) override {
+    return put(leg, stream, {Call::kSpread, {parts.begin(), parts.end()}, {}, {}});
   }
-  Status exchange(Lane lane, device::Stream stream, std::span<const Message> messages, const Patience&) override {
+  Status exchange(Leg leg, device::Stream stream, std::span<const Message> messages, const Patience&) override {
     for (const Message& m : messages)
       if (m.from != nullptr) hub_->exchanged_bytes.fetch_add(m.bytes);
-    return put(lane, stream, {Call::kExchange, {}, {}, {messages.begin(), messages.end()}});
+    return put(leg, stream, {Call::kExchange, {}, {}, {messages.begin(), messages.end()}});
   }
   Status poll() override {
     for (const auto& meeting : meetings_) {
@@ -248,12 +248,12 @@ class FakeLocalGroup final : public LocalGroup {
   }
 
  private:
-  Status put(Lane lane, device::Stream stream, Work work) {
-    const auto& at = meeting(lane);
-    if (!at) return Status(Code::kInternal, "this lane was not connected");
+  Status put(Leg leg, device::Stream stream, Work work) {
+    const auto& at = meeting(leg);
+    if (!at) return Status(Code::kInternal, "this leg was not connected");
     if (Status status = poll(); !status.is_ok()) return status;
-    hub_->log_call(meeting(Lane::kOut).get(), rank_, lane);
-    device_->launch(stream, [at, hub = hub_, number = numbers_[static_cast<std::size_t>(lane)]++,
+    hub_->log_call(meeting(Leg::kOut).get(), rank_, leg);
+    device_->launch(stream, [at, hub = hub_, number = numbers_[static_cast<std::size_t>(leg)]++,
                              me = static_cast<std::size_t>(rank_),
                              work = std::move(work)]() mutable { meet(*at, *hub, number, me, std::move(work)); });
     return {};
@@ -263,8 +263,8 @@ class FakeLocalGroup final : public LocalGroup {
   const std::shared_ptr<device::FakeDevice> device_;
   const int rank_;
   const int size_;
-  std::array<std::shared_ptr<Meeting>, kLanes> meetings_;
-  std::array<std::uint64_t, kLanes> numbers_{};
+  std::array<std::shared_ptr<Meeting>, kLegs> meetings_;
+  std::array<std::uint64_t, kLegs> numbers_{};
 };
 
 }  // namespace
@@ -303,7 +303,7 @@ core::Result<std::shared_ptr<LocalGroup>> FakeLocalGroups::connect(std::shared_p
   const std::size_t first = ids.size() == 1 ? 1 : 0;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     auto meeting = hub_->meeting(ids[i], size);
-    group->meeting(static_cast<Lane>(first + i)) = meeting;
+    group->meeting(static_cast<Leg>(first + i)) = meeting;
     std::unique_lock lock(meeting->mutex);
     ++meeting->joined;
     meeting->changed.notify_all();

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "hybridps/core/fork.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/thread.h"
 #include "hybridps/reduce/sum.h"
@@ -100,7 +101,7 @@ class Closer : core::Pinned {
     std::thread([this] { run(); }).detach();
   }
   bool drain(std::chrono::milliseconds patience) {
-    if (getpid() != process_) return true;  // a forked child has no such thread
+    if (core::fork_generation() != generation_) return true;  // a forked child has no such thread
     std::unique_lock lock(mutex_);
     return idle_.wait_for(lock, patience, [&] { return !running_; });
   }
@@ -120,7 +121,7 @@ class Closer : core::Pinned {
     running_ = false;
     idle_.notify_all();
   }
-  const pid_t process_ = getpid();
+  const std::uint64_t generation_ = core::fork_generation();
   std::mutex mutex_;
   std::condition_variable idle_;
   std::deque<std::function<void()>> work_;
@@ -134,12 +135,12 @@ struct Comms : core::Pinned {
   const std::shared_ptr<device::Device> device;
   std::atomic<bool> aborted{false};
   std::mutex mutex;  // one NCCL call at a time; none blocks, or should
-  std::array<ncclComm_t, kLanes> comms{};
+  std::array<ncclComm_t, kLegs> comms{};
 
-  Status in_state(std::size_t lane, const char* call, bool& in_progress) {
+  Status in_state(std::size_t leg, const char* call, bool& in_progress) {
     in_progress = false;
     const std::lock_guard lock(mutex);
-    ncclComm_t comm = comms[lane];
+    ncclComm_t comm = comms[leg];
     if (aborted.load() || comm == nullptr) return Status(Code::kAborted, std::string(call) + ": it was aborted");
     ncclResult_t state = ncclSuccess;
     if (Status status = api.status(api.async_error(comm, &state), "ncclCommGetAsyncError", comm); !status.is_ok())
@@ -149,10 +150,10 @@ struct Comms : core::Pinned {
   }
 
   /// Until the last call is on the stream.
-  Status settle(std::size_t lane, const char* call, const Patience& patience) {
+  Status settle(std::size_t leg, const char* call, const Patience& patience) {
     const auto spin_until = core::Clock::now() + kSpin;
     for (bool in_progress = true;;) {
-      if (Status status = in_state(lane, call, in_progress); !status.is_ok() || !in_progress) return status;
+      if (Status status = in_state(leg, call, in_progress); !status.is_ok() || !in_progress) return status;
       if (core::Clock::now() < spin_until) {
         std::this_thread::yield();
         continue;
@@ -164,7 +165,7 @@ struct Comms : core::Pinned {
 
   void abort_all() {
     aborted.store(true);
-    std::array<ncclComm_t, kLanes> doomed{};
+    std::array<ncclComm_t, kLegs> doomed{};
     {
       const std::lock_guard lock(mutex);  // nobody is in a call then, and nobody finds them later
       doomed = std::exchange(comms, {});
@@ -178,17 +179,17 @@ struct Comms : core::Pinned {
 
   void finalize_all() {
     const auto until = core::Deadline::after(kFinalizePatience, core::Clock::now());
-    for (std::size_t lane = 0; lane < comms.size(); ++lane) {
+    for (std::size_t leg = 0; leg < comms.size(); ++leg) {
       Status status;
       {
         const std::lock_guard lock(mutex);
-        if (aborted.load() || comms[lane] == nullptr) continue;
-        status = api.status(api.comm_finalize(comms[lane]), "ncclCommFinalize", comms[lane]);
+        if (aborted.load() || comms[leg] == nullptr) continue;
+        status = api.status(api.comm_finalize(comms[leg]), "ncclCommFinalize", comms[leg]);
       }
-      if (status.is_ok()) status = settle(lane, "ncclCommFinalize", {until, {}});
+      if (status.is_ok()) status = settle(leg, "ncclCommFinalize", {until, {}});
       const std::lock_guard lock(mutex);
-      if (comms[lane] == nullptr) continue;
-      ncclComm_t comm = std::exchange(comms[lane], nullptr);
+      if (comms[leg] == nullptr) continue;
+      ncclComm_t comm = std::exchange(comms[leg], nullptr);
       status = status.is_ok() ? api.status(api.comm_destroy(comm), "ncclCommDestroy")
                               : api.status(api.comm_abort(comm), "ncclCommAbort");
       if (!status.is_ok()) core::log_warn(status.message());
@@ -209,7 +210,7 @@ class NcclGroup final : public LocalGroup {
 
   Status connect(const std::vector<std::string>& ids, const Patience& patience) {
     return comms_->device->run_here([&]() -> Status {
-      const std::size_t first = ids.size() == 1 ? static_cast<std::size_t>(Lane::kOut) : 0;
+      const std::size_t first = ids.size() == 1 ? static_cast<std::size_t>(Leg::kOut) : 0;
       for (std::size_t i = 0; i < ids.size(); ++i) {
         ncclUniqueId id{};
         if (ids[i].size() != sizeof id.internal) return Status(Code::kInvalidArgument, "not an id of NCCL");
@@ -234,9 +235,9 @@ class NcclGroup final : public LocalGroup {
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return size_; }
 
-  Status all_reduce(Lane lane, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+  Status all_reduce(Leg leg, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
                     const Patience& patience) override {
-    return launch(lane, "ncclAllReduce", &reduction, patience, [&](ncclComm_t comm, const Native& native) -> Status {
+    return launch(leg, "ncclAllReduce", &reduction, patience, [&](ncclComm_t comm, const Native& native) -> Status {
       for (const Part& part : parts) {
         if (part.bytes == 0) continue;
         if (Status status = check(api_.all_reduce(part.from, part.to, part.bytes / native.bytes, native.type, native.op,
@@ -249,34 +250,33 @@ class NcclGroup final : public LocalGroup {
     });
   }
 
-  Status reduce(Lane lane, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+  Status reduce(Leg leg, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
                 const Patience& patience) override {
-    return launch(lane, "ncclReduceScatter", &reduction, patience,
-                  [&](ncclComm_t comm, const Native& native) -> Status {
-                    const auto n = static_cast<std::size_t>(size_);
-                    for (std::size_t i = 0; i < parts.size();) {
-                      const std::uint64_t count = parts[i].bytes / native.bytes;
-                      Status status;
-                      if (is_even(parts, i)) {
-                        status = check(api_.reduce_scatter(parts[i].from, parts[i + static_cast<std::size_t>(rank_)].to,
-                                                           count, native.type, native.op, comm, cuda(stream)),
-                                       "ncclReduceScatter", comm);
-                        i += n;
-                      } else {
-                        if (count > 0)
-                          status = check(api_.reduce(parts[i].from, parts[i].rank == rank_ ? parts[i].to : nullptr,
-                                                     count, native.type, native.op, parts[i].rank, comm, cuda(stream)),
-                                         "ncclReduce", comm);
-                        ++i;
-                      }
-                      if (!status.is_ok()) return status;
-                    }
-                    return {};
-                  });
+    return launch(leg, "ncclReduceScatter", &reduction, patience, [&](ncclComm_t comm, const Native& native) -> Status {
+      const auto n = static_cast<std::size_t>(size_);
+      for (std::size_t i = 0; i < parts.size();) {
+        const std::uint64_t count = parts[i].bytes / native.bytes;
+        Status status;
+        if (is_even(parts, i)) {
+          status = check(api_.reduce_scatter(parts[i].from, parts[i + static_cast<std::size_t>(rank_)].to, count,
+                                             native.type, native.op, comm, cuda(stream)),
+                         "ncclReduceScatter", comm);
+          i += n;
+        } else {
+          if (count > 0)
+            status = check(api_.reduce(parts[i].from, parts[i].rank == rank_ ? parts[i].to : nullptr, count,
+                                       native.type, native.op, parts[i].rank, comm, cuda(stream)),
+                           "ncclReduce", comm);
+          ++i;
+        }
+        if (!status.is_ok()) return status;
+      }
+      return {};
+    });
   }
 
-  Status spread(Lane lane, device::Stream stream, std::span<const Part> parts, const Patience& patience) override {
-    return launch(lane, "ncclAllGather", nullptr, patience, [&](ncclComm_t comm, const Native&) -> Status {
+  Status spread(Leg leg, device::Stream stream, std::span<const Part> parts, const Patience& patience) override {
+    return launch(leg, "ncclAllGather", nullptr, patience, [&](ncclComm_t comm, const Native&) -> Status {
       const auto n = static_cast<std::size_t>(size_);
       for (std::size_t i = 0; i < parts.size();) {
         const Part& part = parts[i];
@@ -300,9 +300,9 @@ class NcclGroup final : public LocalGroup {
     });
   }
 
-  Status exchange(Lane lane, device::Stream stream, std::span<const Message> messages,
+  Status exchange(Leg leg, device::Stream stream, std::span<const Message> messages,
                   const Patience& patience) override {
-    return launch(lane, "ncclSend/ncclRecv", nullptr, patience, [&](ncclComm_t comm, const Native&) -> Status {
+    return launch(leg, "ncclSend/ncclRecv", nullptr, patience, [&](ncclComm_t comm, const Native&) -> Status {
       for (const Message& m : messages) {
         Status status = m.from != nullptr
                             ? check(api_.send(m.from, m.bytes, ncclInt8, m.peer, comm, cuda(stream)), "ncclSend", comm)
@@ -355,8 +355,8 @@ class NcclGroup final : public LocalGroup {
   }
 
   template <typename Body>
-  Status launch(Lane lane, const char* what, const Reduction* reduction, const Patience& patience, const Body& body) {
-    const auto index = static_cast<std::size_t>(lane);
+  Status launch(Leg leg, const char* what, const Reduction* reduction, const Patience& patience, const Body& body) {
+    const auto index = static_cast<std::size_t>(leg);
     return comms_->device->run_here([&]() -> Status {
       std::optional<ncclRedOp_t> made;
       Status status = put(index, what, reduction, made, body);
@@ -372,10 +372,10 @@ class NcclGroup final : public LocalGroup {
   }
 
   template <typename Body>
-  Status put(std::size_t lane, const char* what, const Reduction* reduction, std::optional<ncclRedOp_t>& made,
+  Status put(std::size_t leg, const char* what, const Reduction* reduction, std::optional<ncclRedOp_t>& made,
              const Body& body) {
     const std::lock_guard lock(comms_->mutex);
-    ncclComm_t comm = comms_->comms[lane];
+    ncclComm_t comm = comms_->comms[leg];
     if (comms_->aborted.load() || comm == nullptr)
       return Status(Code::kAborted, std::string("NCCL: ") + what + ": the communicator was aborted");
     Native native;
@@ -433,7 +433,7 @@ core::Result<std::string> NcclGroups::make_id() {
 core::Result<std::shared_ptr<LocalGroup>> NcclGroups::connect(std::shared_ptr<device::Device> device, int rank,
                                                               int size, const std::vector<std::string>& ids,
                                                               const Patience& patience) {
-  if (ids.empty() || ids.size() > kLanes) return Status(Code::kInvalidArgument, "a communicator per lane");
+  if (ids.empty() || ids.size() > kLegs) return Status(Code::kInvalidArgument, "a communicator per leg");
   auto group = std::make_shared<NcclGroup>(api_, std::move(device), rank, size);
   if (Status status = group->connect(ids, patience); !status.is_ok()) {
     group->abort();

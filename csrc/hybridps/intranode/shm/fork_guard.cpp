@@ -4,8 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <vector>
+
+#include "hybridps/core/fork.h"
 
 namespace hybridps::intranode::shm {
 namespace {
@@ -16,8 +17,6 @@ struct Table {
   std::vector<int> descriptors;
 };
 
-std::atomic<std::uint64_t> forks{0};
-
 Table& table();
 
 void before_fork() { table().mutex.lock(); }
@@ -25,7 +24,6 @@ void after_fork_in_parent() { table().mutex.unlock(); }
 void after_fork_in_child() {
   for (int fd : table().descriptors) ::close(fd);
   table().descriptors.clear();
-  forks.fetch_add(1, std::memory_order_relaxed);
   table().mutex.unlock();
 }
 
@@ -42,17 +40,15 @@ Table& table() {
 
 }  // namespace
 
-std::uint64_t fork_count() noexcept { return forks.load(std::memory_order_relaxed); }
-
 ForkLock::ForkLock() : lock_(table().mutex) {}
 
-Descriptor::Descriptor(const ForkLock& /*lock*/, int fd) : fd_(fd), born_(fork_count()) {
+Descriptor::Descriptor(const ForkLock& /*lock*/, int fd) : fd_(fd), born_(core::fork_generation()) {
   if (fd_ >= 0) table().descriptors.push_back(fd_);
 }
 
 void Descriptor::reset() noexcept {
   const int fd = std::exchange(fd_, -1);
-  if (fd < 0 || born_ != fork_count()) return;
+  if (fd < 0 || born_ != core::fork_generation()) return;
   const std::lock_guard lock(table().mutex);
   auto& all = table().descriptors;
   if (auto found = std::find(all.begin(), all.end(), fd); found != all.end()) {

@@ -16,9 +16,6 @@
 
 namespace hybridps::intranode::shm {
 
-/// Forks between the process that first called this and the calling one. No system call.
-std::uint64_t fork_count() noexcept;
-
 /// Holds fork() off while descriptors are made and adopted. Keep it short, never fork inside.
 class ForkLock {
  public:

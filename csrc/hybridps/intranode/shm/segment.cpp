@@ -14,6 +14,7 @@
 #include <string>
 #include <utility>
 
+#include "hybridps/core/fork.h"
 #include "hybridps/core/ids.h"
 
 #ifndef MFD_NOEXEC_SEAL
@@ -98,10 +99,10 @@ bool file_size_allowed(std::size_t bytes) noexcept {
 std::size_t page_ceil(std::size_t bytes) noexcept { return (bytes + page_bytes() - 1) / page_bytes() * page_bytes(); }
 
 Segment::Segment(std::byte* data, std::size_t bytes, Descriptor fd) noexcept
-    : data_(data), bytes_(bytes), fd_(std::move(fd)), born_(fork_count()) {}
+    : data_(data), bytes_(bytes), fd_(std::move(fd)), born_(core::fork_generation()) {}
 
 Segment::~Segment() {
-  if (born_ == fork_count()) ::munmap(data_, bytes_);
+  if (born_ == core::fork_generation()) ::munmap(data_, bytes_);
 }
 
 core::Result<std::unique_ptr<Segment>> Segment::create(std::string_view purpose, std::size_t bytes, Backing backing) {
@@ -127,7 +128,7 @@ core::Result<std::unique_ptr<Segment>> Segment::create(std::string_view purpose,
       return no_memory(purpose, bytes, "sealing", errno);
     }
   } else if (const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes)); error != 0) {
-    struct statvfs room{};
+    struct statvfs room {};
     std::string step = "filling /dev/shm";
     if (::statvfs("/dev/shm", &room) == 0) {
       step += ", which has " + gigabytes(static_cast<double>(room.f_bavail) * static_cast<double>(room.f_frsize)) +
@@ -146,7 +147,7 @@ core::Result<std::unique_ptr<Segment>> Segment::map(int fd, std::size_t offset_b
   const auto refused = [](const char* why) {
     return core::Status(core::Code::kPeerDead, std::string("the peer's shared memory cannot be used: ") + why);
   };
-  struct stat file{};
+  struct stat file {};
   if (::fstat(fd, &file) != 0 || !S_ISREG(file.st_mode)) return refused("not a memory file");
   const auto file_bytes = static_cast<std::size_t>(file.st_size);
   if (bytes == 0 || offset_bytes % page_bytes() != 0 || offset_bytes > file_bytes ||

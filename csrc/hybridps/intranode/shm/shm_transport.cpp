@@ -50,7 +50,7 @@ core::Result<std::unique_ptr<ShmTransport>> ShmTransport::create(const ShmOption
 }
 
 ShmTransport::ShmTransport(const ShmOptions& options)
-    : options_(options), layout_{options.ring_entries, options.release_entries}, born_(fork_count()) {}
+    : options_(options), layout_{options.ring_entries, options.release_entries}, born_(core::fork_generation()) {}
 
 Status ShmTransport::start() {
   const std::size_t control_bytes =

@@ -24,6 +24,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "hybridps/core/fork.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/status.h"
 #include "hybridps/intranode/shm/fork_guard.h"
@@ -116,7 +117,7 @@ class ShmTransport final : public transport::Transport {
 
   explicit ShmTransport(const ShmOptions& options);
   core::Status start();
-  bool in_forked_child() const noexcept { return born_ != fork_count(); }
+  bool in_forked_child() const noexcept { return born_ != core::fork_generation(); }
 
   static std::uint64_t endpoint_tag(std::uint32_t index) noexcept;
   bool poll_is_due() noexcept;

@@ -46,7 +46,7 @@ TEST_CASE("intranode/fake: calls that differ between ranks are found and end by 
   for (std::size_t r = 0; r < 2; ++r) {
     const auto stream = streams[r];
     const Part part[] = {{0, r == 0 ? 400U : 396U, memory.data() + 400 * r, memory.data() + 400 * r, false}};
-    REQUIRE(groups[r]->spread(Lane::kOut, stream, part, patience()).is_ok());
+    REQUIRE(groups[r]->spread(Leg::kOut, stream, part, patience()).is_ok());
     if (r == 0) continue;
     const auto until = std::chrono::steady_clock::now() + 30s;
     while (intranode::FakeLocalGroups::mismatches(*hub) == 0 && std::chrono::steady_clock::now() < until)
@@ -87,7 +87,7 @@ TEST_CASE("intranode/fake: messages that do not meet are found", "[intranode][fa
     std::vector<device::Stream> streams;
     for (std::size_t r = 0; r < 2; ++r) {
       streams.push_back(devices[r]->make_stream().value());
-      REQUIRE(groups[r]->exchange(Lane::kOut, streams[r], r == 0 ? sent : messages, patience()).is_ok());
+      REQUIRE(groups[r]->exchange(Leg::kOut, streams[r], r == 0 ? sent : messages, patience()).is_ok());
     }
     const auto until = std::chrono::steady_clock::now() + 30s;
     while (intranode::FakeLocalGroups::mismatches(*hub) == 0 && std::chrono::steady_clock::now() < until)

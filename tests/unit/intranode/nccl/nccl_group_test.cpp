@@ -171,9 +171,9 @@ struct Here final : device::Device {
 struct Script {
   Script() { notes = &kept; }
   ~Script() { CHECK(NcclGroups::drain(10s)); }
-  std::shared_ptr<LocalGroup> connect(int rank = 1, int size = 2, std::size_t lanes = 2) {
+  std::shared_ptr<LocalGroup> connect(int rank = 1, int size = 2, std::size_t legs = 2) {
     auto group = library.connect(std::make_shared<Here>(), rank, size,
-                                 std::vector<std::string>(lanes, library.make_id().value()), patience());
+                                 std::vector<std::string>(legs, library.make_id().value()), patience());
     REQUIRE(group.status().to_string() == "ok");
     kept.calls.clear();
     return group.value();
@@ -219,22 +219,22 @@ TEST_CASE("intranode/nccl: equal parts in a row are one call and others one each
   const Part sums[] = {{0, 40, at(1000), nullptr, false}, {1, 40, at(1040), at(1040), true},
                        {1, 8, at(1080), at(1080), true},  {0, 0, nullptr, nullptr, true},
                        {0, 40, at(2000), nullptr, false}, {1, 40, at(3000), at(3000), false}};  // not in a row
-  REQUIRE(group->reduce(Lane::kIn, {}, sums, kSum, patience()).is_ok());
+  REQUIRE(group->reduce(Leg::kIn, {}, sums, kSum, patience()).is_ok());
   CHECK(script.calls() == Calls{"start", "reduce_scatter 1000>1040 x10", "reduce 1080>1080 x2 r1",
                                 "reduce 2000>0 x10 r0", "reduce 3000>3000 x10 r1", "end"});
   const Part spreads[] = {{0, 40, nullptr, at(1000), false},
                           {1, 40, at(1040), at(1040), true},
                           {1, 8, at(500), at(1080), true},
                           {0, 12, nullptr, at(1088), true}};
-  REQUIRE(group->spread(Lane::kOut, {}, spreads, patience()).is_ok());
+  REQUIRE(group->spread(Leg::kOut, {}, spreads, patience()).is_ok());
   CHECK(script.calls() ==
         Calls{"start", "all_gather 1040>1000 x40", "broadcast 500>1080 x8 r1", "broadcast 1088>1088 x12 r0", "end"});
   const Message messages[] = {
       {0, 24, at(600), nullptr}, {2, 8, nullptr, at(700)}, {0, 16, nullptr, at(708)}, {0, 4, at(624), nullptr}};
-  REQUIRE(group->exchange(Lane::kOut, {}, messages, patience()).is_ok());
+  REQUIRE(group->exchange(Leg::kOut, {}, messages, patience()).is_ok());
   CHECK(script.calls() ==
         Calls{"start", "send 600 x24 to 0", "recv 700 x8 from 2", "recv 708 x16 from 0", "send 624 x4 to 0", "end"});
-  REQUIRE(group->exchange(Lane::kOut, {}, {}, patience()).is_ok());
+  REQUIRE(group->exchange(Leg::kOut, {}, {}, patience()).is_ok());
   CHECK(script.calls() == Calls{"start", "end"});
   CHECK(script.kept.touched_while_busy == 0);
   CHECK(script.kept.depth == 0);
@@ -246,19 +246,19 @@ TEST_CASE("intranode/nccl: a factor is an operation of its own, in the element's
   Script script;
   const auto group = script.connect();
   const Part part[] = {{0, 160, at(8), at(8), false}};
-  REQUIRE(group->all_reduce(Lane::kOut, {}, part, {core::DType::kFloat64, core::ReduceOp::kPremulSum, 0.25}, patience())
+  REQUIRE(group->all_reduce(Leg::kOut, {}, part, {core::DType::kFloat64, core::ReduceOp::kPremulSum, 0.25}, patience())
               .is_ok());
   CHECK(script.calls() == Calls{"create op", "start", "all_reduce 8>8 x20 t" + std::to_string(ncclFloat64) + " o77",
                                 "end", "destroy op"});
   CHECK(script.kept.scalar == 0.25);
   CHECK(script.kept.touched_while_busy == 0);
-  REQUIRE(group->all_reduce(Lane::kOut, {}, part, {core::DType::kFloat16, core::ReduceOp::kPremulSum, 0.5}, patience())
+  REQUIRE(group->all_reduce(Leg::kOut, {}, part, {core::DType::kFloat16, core::ReduceOp::kPremulSum, 0.5}, patience())
               .is_ok());
   CHECK(script.kept.scalar == 0x3800);
   // Complex numbers are pairs.
   script.calls();
   REQUIRE(
-      group->all_reduce(Lane::kOut, {}, part, {core::DType::kComplex64, core::ReduceOp::kSum, 1}, patience()).is_ok());
+      group->all_reduce(Leg::kOut, {}, part, {core::DType::kComplex64, core::ReduceOp::kSum, 1}, patience()).is_ok());
   CHECK(script.calls()[1] == "all_reduce 8>8 x40 t" + std::to_string(ncclFloat32) + " o" + std::to_string(ncclSum));
 }
 
@@ -268,14 +268,14 @@ TEST_CASE("intranode/nccl: errors are told with their reason, and a group that w
   const auto group = script.connect();
   const Part part[] = {{0, 160, at(8), at(8), false}};
   script.kept.next = ncclUnhandledCudaError;  // of ncclGroupStart
-  CHECK(group->all_reduce(Lane::kOut, {}, part, kSum, patience()).message() ==
+  CHECK(group->all_reduce(Leg::kOut, {}, part, kSum, patience()).message() ==
         "NCCL: ncclGroupStart failed: an error of the test (with its reason)");
   script.calls();
   script.kept.depth = 0;
   script.api.all_reduce = [](const void*, void*, std::size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t) {
     return ncclInvalidArgument;
   };
-  CHECK(group->all_reduce(Lane::kOut, {}, part, kSum, patience()).code() == core::Code::kInvalidArgument);
+  CHECK(group->all_reduce(Leg::kOut, {}, part, kSum, patience()).code() == core::Code::kInvalidArgument);
   CHECK(script.calls() == Calls{"start", "end"});
   CHECK(script.kept.depth == 0);
   script.kept.in_progress = 0;
@@ -291,19 +291,19 @@ TEST_CASE("intranode/nccl: a call that is never done ends by abort from another 
   {
     const auto group = script.connect();
     script.kept.hangs = true;
-    CHECK(group->all_reduce(Lane::kOut, {}, part, kSum, patience(30ms)).code() == core::Code::kTimeout);
+    CHECK(group->all_reduce(Leg::kOut, {}, part, kSum, patience(30ms)).code() == core::Code::kTimeout);
     Patience unwanted;
     unwanted.still_wanted = [] { return core::Status(core::Code::kPeerDead, "rank 3 is gone"); };
-    CHECK(group->all_reduce(Lane::kOut, {}, part, kSum, unwanted).message() == "rank 3 is gone");
+    CHECK(group->all_reduce(Leg::kOut, {}, part, kSum, unwanted).message() == "rank 3 is gone");
     std::thread other([&] {
       std::this_thread::sleep_for(20ms);
       group->abort();
     });
-    CHECK(group->all_reduce(Lane::kOut, {}, part, kSum, {}).code() == core::Code::kAborted);
+    CHECK(group->all_reduce(Leg::kOut, {}, part, kSum, {}).code() == core::Code::kAborted);
     other.join();
     REQUIRE(NcclGroups::drain(10s));
     CHECK(script.kept.alive == 0);
-    CHECK(group->reduce(Lane::kIn, {}, part, kSum, {}).code() == core::Code::kAborted);
+    CHECK(group->reduce(Leg::kIn, {}, part, kSum, {}).code() == core::Code::kAborted);
     CHECK(group->poll().code() == core::Code::kAborted);
     script.calls();
   }

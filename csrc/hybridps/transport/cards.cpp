@@ -1,4 +1,4 @@
-#include "hybridps/transport/rails.h"
+#include "hybridps/transport/cards.h"
 
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -82,7 +82,7 @@ class Reader {
   bool ok_ = true;
 };
 
-class RailsEndpoint final : public Endpoint {
+class CardsEndpoint final : public Endpoint {
  public:
   struct Way {
     Endpoint* endpoint = nullptr;
@@ -90,7 +90,7 @@ class RailsEndpoint final : public Endpoint {
     double dealt = 0;  // bytes / weight
   };
 
-  RailsEndpoint(core::EngineId peer, std::vector<Way> ways) : peer_(peer), ways_(std::move(ways)) {}
+  CardsEndpoint(core::EngineId peer, std::vector<Way> ways) : peer_(peer), ways_(std::move(ways)) {}
 
   core::Status send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,
                     SendDone done) override {
@@ -121,20 +121,20 @@ class RailsEndpoint final : public Endpoint {
   bool closed_ = false;
 };
 
-class RailsTransport final : public Transport {
+class CardsTransport final : public Transport {
  public:
-  explicit RailsTransport(std::vector<Rail> rails) {
-    for (Rail& rail : rails) {
-      rail.info.inner = rail.transport->address();
-      infos_.push_back(std::move(rail.info));
-      transports_.push_back(std::move(rail.transport));
+  explicit CardsTransport(std::vector<Card> cards) {
+    for (Card& card : cards) {
+      card.info.inner = card.transport->address();
+      infos_.push_back(std::move(card.info));
+      transports_.push_back(std::move(card.transport));
       inlets_.push_back(std::make_unique<Inlet>(*this));
       if (!name_.empty()) name_ += " + ";
       name_ += transports_.back()->name();
     }
-    address_ = encode_rails(infos_);
+    address_ = encode_cards(infos_);
   }
-  ~RailsTransport() override {
+  ~CardsTransport() override {
     transports_.clear();
     if (event_fd_ >= 0 && infos_.size() > 1) close(event_fd_);
   }
@@ -163,10 +163,10 @@ class RailsTransport final : public Transport {
     return core::Status::ok();
   }
   core::Status attach_device(const DeviceMemory& memory) override {
-    for (std::size_t rail = 0; rail < transports_.size(); ++rail) {
-      const core::Status status = transports_[rail]->attach_device(memory);
+    for (std::size_t card = 0; card < transports_.size(); ++card) {
+      const core::Status status = transports_[card]->attach_device(memory);
       if (status.is_ok()) continue;
-      while (rail-- > 0) transports_[rail]->detach_device(memory.bytes);
+      while (card-- > 0) transports_[card]->detach_device(memory.bytes);
       return status;
     }
     return core::Status::ok();
@@ -178,32 +178,32 @@ class RailsTransport final : public Transport {
 
   core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override {
     if (const auto found = peers_.find(peer); found != peers_.end()) return endpoint_of(found->first, found->second);
-    core::Result<std::vector<RailInfo>> theirs = decode_rails(address);
+    core::Result<std::vector<CardInfo>> theirs = decode_cards(address);
     if (!theirs.is_ok()) return theirs.status();
     Peer made;
-    std::vector<RailsEndpoint::Way> ways;
+    std::vector<CardsEndpoint::Way> ways;
     std::vector<std::size_t> used(transports_.size(), 0);
-    for (const Lane& lane : lanes_between(infos_, theirs.value())) {
-      const RailInfo& other = theirs.value()[lane.theirs];
+    for (const CardPair& pair : pairs_between(infos_, theirs.value())) {
+      const CardInfo& other = theirs.value()[pair.theirs];
       Way way;
-      way.rail = lane.own;
-      // An inner transport has one endpoint for each engine id: further lanes from one card have ids of their own.
-      way.id = used[lane.own]++ == 0 ? peer : core::make_engine_id();
+      way.card = pair.own;
+      // An inner transport has one endpoint for each engine id: further pairs from one card have ids of their own.
+      way.id = used[pair.own]++ == 0 ? peer : core::make_engine_id();
       way.inner = other.inner;
-      way.text = infos_[lane.own].describe() + " -> " + other.describe();
-      core::Result<Endpoint*> opened = transports_[lane.own]->connect(way.id, other.inner);
+      way.text = infos_[pair.own].describe() + " -> " + other.describe();
+      core::Result<Endpoint*> opened = transports_[pair.own]->connect(way.id, other.inner);
       if (!opened.is_ok()) {
         const core::Status why(opened.status().code(), named(opened.status().message(), way.text));
-        for (const RailsEndpoint::Way& before : ways) before.endpoint->close(why);
+        for (const CardsEndpoint::Way& before : ways) before.endpoint->close(why);
         if (why.code() != core::Code::kInvalidArgument) peers_[peer].cause = why;
         return why;
       }
-      ways.push_back({opened.value(), lane.weight, 0});
+      ways.push_back({opened.value(), pair.weight, 0});
       made.ways.push_back(std::move(way));
     }
     for (const Way& way : made.ways)
       if (way.id != peer) aliases_.emplace(way.id, peer);
-    if (ways.size() > 1) made.endpoint = std::make_unique<RailsEndpoint>(peer, std::move(ways));
+    if (ways.size() > 1) made.endpoint = std::make_unique<CardsEndpoint>(peer, std::move(ways));
     return endpoint_of(peer, peers_.emplace(peer, std::move(made)).first->second);
   }
 
@@ -216,7 +216,7 @@ class RailsTransport final : public Transport {
     for (const auto& transport : transports_) did += transport->progress();
     while (!ending_.empty() && ending_.front().second.has_passed()) {
       ++did;
-      RailsEndpoint& endpoint = *peers_.find(ending_.front().first)->second.endpoint;
+      CardsEndpoint& endpoint = *peers_.find(ending_.front().first)->second.endpoint;
       ending_.pop_front();
       endpoint.close(endpoint.cause());
     }
@@ -232,8 +232,8 @@ class RailsTransport final : public Transport {
   }
   void set_receiver(Receiver* receiver) noexcept override {
     receiver_ = receiver;
-    for (std::size_t rail = 0; rail < transports_.size(); ++rail)
-      transports_[rail]->set_receiver(receiver == nullptr ? nullptr : inlets_[rail].get());
+    for (std::size_t card = 0; card < transports_.size(); ++card)
+      transports_[card]->set_receiver(receiver == nullptr ? nullptr : inlets_[card].get());
   }
   TransportStats stats() const noexcept override {
     TransportStats sum;
@@ -254,24 +254,24 @@ class RailsTransport final : public Transport {
 
  private:
   struct Inlet final : Receiver {
-    explicit Inlet(RailsTransport& transport) : rails(transport) {}
+    explicit Inlet(CardsTransport& transport) : cards(transport) {}
     void on_message(std::span<const std::byte> header, RxPayload payload) noexcept override {
-      rails.receiver_->on_message(header, std::move(payload));
+      cards.receiver_->on_message(header, std::move(payload));
     }
     void on_peer_failed(core::EngineId id, core::Status cause) noexcept override {
-      rails.lane_failed(*this, id, std::move(cause));
+      cards.pair_failed(*this, id, std::move(cause));
     }
-    RailsTransport& rails;
+    CardsTransport& cards;
   };
   struct Way {
-    std::size_t rail = 0;
+    std::size_t card = 0;
     core::EngineId id;  // as the inner transport knows the peer
     std::vector<std::byte> inner;
     std::string text;
   };
   struct Peer {
     std::vector<Way> ways;
-    std::unique_ptr<RailsEndpoint> endpoint;  // null: one way, and the inner transport's own endpoint
+    std::unique_ptr<CardsEndpoint> endpoint;  // null: one way, and the inner transport's own endpoint
     core::Status cause;                       // why it could not be reached
   };
 
@@ -284,25 +284,25 @@ class RailsTransport final : public Transport {
   Endpoint* open_endpoint(const std::pair<const core::EngineId, Peer>& peer) const noexcept {
     if (!peer.second.cause.is_ok()) return nullptr;
     if (peer.second.endpoint) return peer.second.endpoint->cause().is_ok() ? peer.second.endpoint.get() : nullptr;
-    return transports_[peer.second.ways.front().rail]->find(peer.first);
+    return transports_[peer.second.ways.front().card]->find(peer.first);
   }
   core::Result<Endpoint*> endpoint_of(core::EngineId id, const Peer& peer) {
     if (!peer.cause.is_ok()) return peer.cause;
-    if (!peer.endpoint) return transports_[peer.ways.front().rail]->connect(id, peer.ways.front().inner);
+    if (!peer.endpoint) return transports_[peer.ways.front().card]->connect(id, peer.ways.front().inner);
     if (!peer.endpoint->cause().is_ok()) return peer.endpoint->cause();
     return static_cast<Endpoint*>(peer.endpoint.get());
   }
 
-  void lane_failed(const Inlet& inlet, core::EngineId id, core::Status cause) noexcept {
+  void pair_failed(const Inlet& inlet, core::EngineId id, core::Status cause) noexcept {
     const auto alias = aliases_.find(id);
     const core::EngineId peer = alias != aliases_.end() ? alias->second : id;
     const auto found = peers_.find(peer);
     if (found == peers_.end()) return;
-    std::size_t rail = 0;
-    while (inlets_[rail].get() != &inlet) ++rail;
+    std::size_t card = 0;
+    while (inlets_[card].get() != &inlet) ++card;
     for (const Way& way : found->second.ways)
-      if (way.rail == rail && way.id == id) cause = core::Status(cause.code(), named(cause.message(), way.text));
-    if (RailsEndpoint* endpoint = found->second.endpoint.get()) {
+      if (way.card == card && way.id == id) cause = core::Status(cause.code(), named(cause.message(), way.text));
+    if (CardsEndpoint* endpoint = found->second.endpoint.get()) {
       if (!endpoint->cause().is_ok()) return;  // it was told already, or closed from here
       endpoint->refuse(cause);
       // The end of each way comes behind what was sent on that one. Closing the others now would lose what comes there.
@@ -311,7 +311,7 @@ class RailsTransport final : public Transport {
     if (receiver_ != nullptr) receiver_->on_peer_failed(peer, std::move(cause));
   }
 
-  std::vector<RailInfo> infos_;
+  std::vector<CardInfo> infos_;
   std::vector<std::unique_ptr<Inlet>> inlets_;  // outlive the transports
   std::unordered_map<core::EngineId, Peer> peers_;
   std::unordered_map<core::EngineId, core::EngineId> aliases_;
@@ -325,16 +325,16 @@ class RailsTransport final : public Transport {
 
 }  // namespace
 
-std::string RailInfo::describe() const { return address.empty() ? name : name + " (" + address + ")"; }
+std::string CardInfo::describe() const { return address.empty() ? name : name + " (" + address + ")"; }
 
-std::vector<std::byte> encode_rails(const std::vector<RailInfo>& rails) {
+std::vector<std::byte> encode_cards(const std::vector<CardInfo>& cards) {
   std::vector<std::byte> body;
-  put(body, rails.size(), 1);
-  for (const RailInfo& rail : rails) {
-    for (const std::string* text : {&rail.name, &rail.address, &rail.network})
+  put(body, cards.size(), 1);
+  for (const CardInfo& card : cards) {
+    for (const std::string* text : {&card.name, &card.address, &card.network})
       put_all(body, std::string_view(*text).substr(0, kTextBytesMax));
-    put(body, std::bit_cast<std::uint64_t>(rail.rate), 8);
-    put_all(body, rail.inner);
+    put(body, std::bit_cast<std::uint64_t>(card.rate), 8);
+    put_all(body, card.inner);
   }
   std::vector<std::byte> bytes;
   for (const char letter : kMagic) bytes.push_back(static_cast<std::byte>(letter));
@@ -344,7 +344,7 @@ std::vector<std::byte> encode_rails(const std::vector<RailInfo>& rails) {
   return bytes;
 }
 
-core::Result<std::vector<RailInfo>> decode_rails(std::span<const std::byte> bytes) {
+core::Result<std::vector<CardInfo>> decode_cards(std::span<const std::byte> bytes) {
   const auto malformed = [&](const char* what) {
     return core::Status(core::Code::kInvalidArgument,
                         "a list of network cards of " + std::to_string(bytes.size()) + " bytes is malformed: " + what);
@@ -358,40 +358,40 @@ core::Result<std::vector<RailInfo>> decode_rails(std::span<const std::byte> byte
   if (envelope.number(4) != fnv1a(body)) return malformed("its bytes were changed on the way");
   Reader in(body);
   const std::size_t count = in.number(1);
-  if (count < 1 || count > kRailsMax) return malformed("wrong number of cards");
-  std::vector<RailInfo> rails;
+  if (count < 1 || count > kCardsMax) return malformed("wrong number of cards");
+  std::vector<CardInfo> cards;
   for (std::size_t i = 0; i < count && in.ok(); ++i) {
-    RailInfo& rail = rails.emplace_back();
-    rail.name = in.text();
-    rail.address = in.text();
-    rail.network = in.text();
-    rail.rate = std::bit_cast<double>(in.number(8));
+    CardInfo& card = cards.emplace_back();
+    card.name = in.text();
+    card.address = in.text();
+    card.network = in.text();
+    card.rate = std::bit_cast<double>(in.number(8));
     const auto inner = in.sized(kInnerBytesMax);
-    rail.inner.assign(inner.begin(), inner.end());
-    if (!std::isfinite(rail.rate) || rail.rate < 0) return malformed("a rate that is none");
+    card.inner.assign(inner.begin(), inner.end());
+    if (!std::isfinite(card.rate) || card.rate < 0) return malformed("a rate that is none");
   }
   if (!in.finished()) return malformed("wrong length");
-  return rails;
+  return cards;
 }
 
-std::vector<Lane> lanes_between(const std::vector<RailInfo>& own, const std::vector<RailInfo>& theirs) {
-  std::vector<Lane> lanes;
+std::vector<CardPair> pairs_between(const std::vector<CardInfo>& own, const std::vector<CardInfo>& theirs) {
+  std::vector<CardPair> pairs;
   const auto join = [&](const std::vector<std::size_t>& a, const std::vector<std::size_t>& b) {
     if (a.empty() || b.empty()) return;
-    for (std::size_t i = 0; i < std::max(a.size(), b.size()); ++i) lanes.push_back({a[i % a.size()], b[i % b.size()]});
+    for (std::size_t i = 0; i < std::max(a.size(), b.size()); ++i) pairs.push_back({a[i % a.size()], b[i % b.size()]});
   };
-  const auto on = [](const std::vector<RailInfo>& rails, const std::string& network) {
+  const auto on = [](const std::vector<CardInfo>& cards, const std::string& network) {
     std::vector<std::size_t> found;
-    for (std::size_t i = 0; i < rails.size(); ++i)
-      if (rails[i].network == network) found.push_back(i);
+    for (std::size_t i = 0; i < cards.size(); ++i)
+      if (cards[i].network == network) found.push_back(i);
     return found;
   };
   std::vector<std::string> networks;
-  for (const RailInfo& rail : own)
-    if (!rail.network.empty() && std::find(networks.begin(), networks.end(), rail.network) == networks.end())
-      networks.push_back(rail.network);
+  for (const CardInfo& card : own)
+    if (!card.network.empty() && std::find(networks.begin(), networks.end(), card.network) == networks.end())
+      networks.push_back(card.network);
   for (const std::string& network : networks) join(on(own, network), on(theirs, network));
-  if (lanes.empty()) {
+  if (pairs.empty()) {
     const auto all = [](std::size_t count) {
       std::vector<std::size_t> numbers(count);
       for (std::size_t i = 0; i < count; ++i) numbers[i] = i;
@@ -399,22 +399,22 @@ std::vector<Lane> lanes_between(const std::vector<RailInfo>& own, const std::vec
     };
     join(all(own.size()), all(theirs.size()));
   }
-  const bool known = std::all_of(lanes.begin(), lanes.end(),
-                                 [&](const Lane& l) { return own[l.own].rate > 0 && theirs[l.theirs].rate > 0; });
-  for (Lane& lane : lanes) {
+  const bool known = std::all_of(pairs.begin(), pairs.end(),
+                                 [&](const CardPair& l) { return own[l.own].rate > 0 && theirs[l.theirs].rate > 0; });
+  for (CardPair& pair : pairs) {
     const auto sharing = [&](auto which) {
-      return static_cast<double>(std::count_if(lanes.begin(), lanes.end(), which));
+      return static_cast<double>(std::count_if(pairs.begin(), pairs.end(), which));
     };
     if (known)
-      lane.weight =
-          std::min(own[lane.own].rate / sharing([&](const Lane& l) { return l.own == lane.own; }),
-                   theirs[lane.theirs].rate / sharing([&](const Lane& l) { return l.theirs == lane.theirs; }));
+      pair.weight =
+          std::min(own[pair.own].rate / sharing([&](const CardPair& l) { return l.own == pair.own; }),
+                   theirs[pair.theirs].rate / sharing([&](const CardPair& l) { return l.theirs == pair.theirs; }));
   }
-  return lanes;
+  return pairs;
 }
 
-core::Result<std::unique_ptr<Transport>> make_rails(std::vector<Rail> rails) {
-  auto transport = std::make_unique<RailsTransport>(std::move(rails));
+core::Result<std::unique_ptr<Transport>> join_cards(std::vector<Card> cards) {
+  auto transport = std::make_unique<CardsTransport>(std::move(cards));
   if (core::Status status = transport->start(); !status.is_ok()) return status;
   return std::unique_ptr<Transport>(std::move(transport));
 }

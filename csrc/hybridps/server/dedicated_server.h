@@ -1,4 +1,4 @@
-// hybridps/server/dedicated.h: the spans that a dedicated server sums for groups of which it is no member.
+// hybridps/server/dedicated_server.h: the spans that a dedicated server sums for groups of which it is no member.
 //
 // Model    A group is opened with its roster before its first message. A span is opened by its first contribution: the
 //          header and the roster say all that the plan would. When all nodes have contributed a chunk, it is offered to
@@ -58,10 +58,10 @@ struct DedicatedStats {
   std::uint64_t refused = 0;  // messages that did not fit their group's roster
 };
 
-class Dedicated final : public Listener, core::Pinned {
+class DedicatedServer final : public Listener, core::Pinned {
  public:
-  Dedicated(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t grant_chunks, std::uint64_t grant_bytes);
-  ~Dedicated() override;
+  DedicatedServer(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t grant_chunks, std::uint64_t grant_bytes);
+  ~DedicatedServer() override;
 
   void open_group(ServedGroup group);
   bool has(core::GroupUid uid) const { return groups_.count(uid) > 0; }
@@ -83,22 +83,22 @@ class Dedicated final : public Listener, core::Pinned {
   void on_bad_message(const OperationKey& key, std::string what) override;
 
  private:
-  struct Group;
+  struct Served;
   class Span;
 
-  Group* find(core::GroupUid uid);
-  Span* open_span(Group& group, const wire::ChunkId& first);
+  Served* find(core::GroupUid uid);
+  Span* open_span(Served& group, const wire::ChunkId& first);
   void close_later(core::GroupUid uid, core::Status why, bool tell);
   void close(core::GroupUid uid, const core::Status& why, bool tell);
-  static SpanKey key_of(const Group& group, const wire::ChunkId& chunk);
-  void end_span(Group& group, const SpanKey& key);
-  std::string refuse(const Group& group, int sender, const wire::ChunkId& chunk) const;
+  static SpanKey key_of(const Served& group, const wire::ChunkId& chunk);
+  void end_span(Served& group, const SpanKey& key);
+  std::string refuse(const Served& group, int sender, const wire::ChunkId& chunk) const;
 
   core::OneThread one_thread_;
   flow::Outbox& outbox_;
   DedicatedHost& host_;
   Server server_;
-  std::unordered_map<core::GroupUid, std::unique_ptr<Group>> groups_;
+  std::unordered_map<core::GroupUid, std::unique_ptr<Served>> groups_;
   std::vector<SpanKey> finished_;  // all is sent
   struct Closing {
     core::GroupUid uid;

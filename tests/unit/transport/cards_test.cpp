@@ -1,4 +1,4 @@
-#include "hybridps/transport/rails.h"
+#include "hybridps/transport/cards.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -34,7 +34,7 @@ namespace {
 using contract::number_of;
 using contract::numbered;
 
-struct Card {
+struct CardSpec {
   const char* name;
   const char* network;
   double rate;
@@ -46,22 +46,22 @@ struct Fixture {
   std::vector<std::vector<Transport*>> inner;
   contract::Pair pair;
 
-  Fixture(const std::vector<Card>& a, const std::vector<Card>& b) {
+  Fixture(const std::vector<CardSpec>& a, const std::vector<CardSpec>& b) {
     for (std::size_t i = 0; i < std::max(a.size(), b.size()); ++i) hubs.push_back(std::make_unique<LoopbackHub>());
     inner.resize(2);
     set_up(pair.a, a, inner[0]);
     set_up(pair.b, b, inner[1]);
     pair.finish_setup();
   }
-  void set_up(contract::Side& side, const std::vector<Card>& cards, std::vector<Transport*>& kept) {
+  void set_up(contract::Side& side, const std::vector<CardSpec>& specs, std::vector<Transport*>& kept) {
     side.use_heap();
-    std::vector<Rail> rails;
-    for (std::size_t i = 0; i < cards.size(); ++i) {
-      rails.push_back(
-          {{cards[i].name, "10.0.0.1", cards[i].network, cards[i].rate, {}}, hubs[i]->make_transport(side.id)});
-      kept.push_back(rails.back().transport.get());
+    std::vector<Card> cards;
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      cards.push_back(
+          {{specs[i].name, "10.0.0.1", specs[i].network, specs[i].rate, {}}, hubs[i]->make_transport(side.id)});
+      kept.push_back(cards.back().transport.get());
     }
-    side.transport = make_rails(std::move(rails)).value();
+    side.transport = join_cards(std::move(cards)).value();
   }
   std::vector<double> sent(std::size_t side) const {
     std::vector<double> bytes;
@@ -77,23 +77,23 @@ std::unique_ptr<contract::Pair> over_loopback(std::size_t count) {
   for (auto& hub : hubs) hub = std::make_unique<LoopbackHub>();
   for (contract::Side* side : {&pair->a, &pair->b}) {
     side->use_heap();
-    std::vector<Rail> rails;
-    for (auto& hub : hubs) rails.push_back({{"eth", "", "", 0, {}}, hub->make_transport(side->id)});
-    side->transport = make_rails(std::move(rails)).value();
+    std::vector<Card> cards;
+    for (auto& hub : hubs) cards.push_back({{"eth", "", "", 0, {}}, hub->make_transport(side->id)});
+    side->transport = join_cards(std::move(cards)).value();
   }
   pair->finish_setup();
   return pair;
 }
 
-std::vector<RailInfo> rails(const std::vector<Card>& cards) {
-  std::vector<RailInfo> infos;
-  for (const Card& card : cards) infos.push_back({card.name, "", card.network, card.rate, {}});
+std::vector<CardInfo> infos_of(const std::vector<CardSpec>& specs) {
+  std::vector<CardInfo> infos;
+  for (const CardSpec& card : specs) infos.push_back({card.name, "", card.network, card.rate, {}});
   return infos;
 }
 
-std::vector<std::pair<std::size_t, std::size_t>> ends(const std::vector<Lane>& lanes) {
+std::vector<std::pair<std::size_t, std::size_t>> ends(const std::vector<CardPair>& joined) {
   std::vector<std::pair<std::size_t, std::size_t>> pairs;
-  for (const Lane& lane : lanes) pairs.emplace_back(lane.own, lane.theirs);
+  for (const CardPair& pair : joined) pairs.emplace_back(pair.own, pair.theirs);
   std::sort(pairs.begin(), pairs.end());
   return pairs;
 }
@@ -125,9 +125,9 @@ class WithDescriptor final : public Transport {
 };
 
 std::unique_ptr<Transport> rails_with(const std::vector<int>& fds) {
-  std::vector<Rail> rails;
-  for (const int fd : fds) rails.push_back({{"eth", "", "", 0, {}}, std::make_unique<WithDescriptor>(fd)});
-  return make_rails(std::move(rails)).value();
+  std::vector<Card> cards;
+  for (const int fd : fds) cards.push_back({{"eth", "", "", 0, {}}, std::make_unique<WithDescriptor>(fd)});
+  return join_cards(std::move(cards)).value();
 }
 
 }  // namespace
@@ -135,29 +135,29 @@ std::unique_ptr<Transport> rails_with(const std::vector<int>& fds) {
 std::unique_ptr<contract::Pair> TwoRailsBackend::make_pair() { return over_loopback(2); }
 std::unique_ptr<contract::Pair> OneRailBackend::make_pair() { return over_loopback(1); }
 
-TEST_CASE("transport/rails: lanes join cards of one network", "[transport][fast]") {
-  const auto two = rails({{"eth0", "10.0.0.0/24", 10}, {"eth1", "10.0.1.0/24", 10}});
-  const auto turned = rails({{"eth0", "10.0.1.0/24", 10}, {"eth1", "10.0.0.0/24", 10}});
-  const auto one = rails({{"eth0", "10.0.0.0/24", 10}});
-  CHECK(ends(lanes_between(two, two)) == Ends{{0, 0}, {1, 1}});
-  CHECK(ends(lanes_between(two, turned)) == Ends{{0, 1}, {1, 0}});
-  CHECK(ends(lanes_between(two, one)) == Ends{{0, 0}});  // eth1 may not be able to reach it
-  const auto flat = rails({{"eth0", "10.0.0.0/16", 10}, {"eth1", "10.0.0.0/16", 10}});
-  const auto flat_one = rails({{"eth0", "10.0.0.0/16", 10}});
-  CHECK(ends(lanes_between(flat, flat_one)) == Ends{{0, 0}, {1, 0}});
-  CHECK(ends(lanes_between(flat_one, flat)) == Ends{{0, 0}, {0, 1}});
+TEST_CASE("transport/cards: pairs join cards of one network", "[transport][fast]") {
+  const auto two = infos_of({{"eth0", "10.0.0.0/24", 10}, {"eth1", "10.0.1.0/24", 10}});
+  const auto turned = infos_of({{"eth0", "10.0.1.0/24", 10}, {"eth1", "10.0.0.0/24", 10}});
+  const auto one = infos_of({{"eth0", "10.0.0.0/24", 10}});
+  CHECK(ends(pairs_between(two, two)) == Ends{{0, 0}, {1, 1}});
+  CHECK(ends(pairs_between(two, turned)) == Ends{{0, 1}, {1, 0}});
+  CHECK(ends(pairs_between(two, one)) == Ends{{0, 0}});  // eth1 may not be able to reach it
+  const auto flat = infos_of({{"eth0", "10.0.0.0/16", 10}, {"eth1", "10.0.0.0/16", 10}});
+  const auto flat_one = infos_of({{"eth0", "10.0.0.0/16", 10}});
+  CHECK(ends(pairs_between(flat, flat_one)) == Ends{{0, 0}, {1, 0}});
+  CHECK(ends(pairs_between(flat_one, flat)) == Ends{{0, 0}, {0, 1}});
 }
 
-TEST_CASE("transport/rails: without a common network cards are joined by their place", "[transport][fast]") {
-  const auto a = rails({{"eth0", "10.0.0.0/31", 0}, {"eth1", "10.0.0.2/31", 0}});
-  const auto b = rails({{"eth0", "10.0.0.4/31", 0}, {"eth1", "", 0}, {"eth2", "10.0.0.8/31", 0}});
-  CHECK(ends(lanes_between(a, b)) == Ends{{0, 0}, {0, 2}, {1, 1}});
-  CHECK(ends(lanes_between(b, a)) == Ends{{0, 0}, {1, 1}, {2, 0}});
+TEST_CASE("transport/cards: without a common network cards are joined by their place", "[transport][fast]") {
+  const auto a = infos_of({{"eth0", "10.0.0.0/31", 0}, {"eth1", "10.0.0.2/31", 0}});
+  const auto b = infos_of({{"eth0", "10.0.0.4/31", 0}, {"eth1", "", 0}, {"eth2", "10.0.0.8/31", 0}});
+  CHECK(ends(pairs_between(a, b)) == Ends{{0, 0}, {0, 2}, {1, 1}});
+  CHECK(ends(pairs_between(b, a)) == Ends{{0, 0}, {1, 1}, {2, 0}});
 }
 
-TEST_CASE("transport/rails: bytes go by what the cards at both ends carry", "[transport][fast]") {
+TEST_CASE("transport/cards: bytes go by what the cards at both ends carry", "[transport][fast]") {
   struct Case {
-    std::vector<Card> a, b;
+    std::vector<CardSpec> a, b;
     double part;  // of the first card
   };
   const std::vector<Case> cases = {
@@ -183,7 +183,7 @@ TEST_CASE("transport/rails: bytes go by what the cards at both ends carry", "[tr
   }
 }
 
-TEST_CASE("transport/rails: one broken lane is the end of the peer and names its cards", "[transport][fast]") {
+TEST_CASE("transport/cards: one broken pair is the end of the peer and names its cards", "[transport][fast]") {
   Fixture f({{"eth0", "x", 0}, {"eth1", "y", 0}}, {{"net0", "x", 0}, {"net1", "y", 0}});
   f.pair.connect();
   REQUIRE(f.pair.a.peer->send(numbered(1), f.pair.a.filled(50, 1), 50, {}).is_ok());
@@ -205,7 +205,7 @@ TEST_CASE("transport/rails: one broken lane is the end of the peer and names its
   CHECK(again.status().message() == refused.status().message());
 }
 
-TEST_CASE("transport/rails: a lane that breaks alone is reported at once and the others take what comes",
+TEST_CASE("transport/cards: a pair that breaks alone is reported at once and the others take what comes",
           "[transport][fast]") {
   test::MovableClock clock;  // stands still
   Fixture f({{"eth0", "x", 0}, {"eth1", "y", 0}}, {{"net0", "x", 0}, {"net1", "y", 0}});
@@ -215,14 +215,14 @@ TEST_CASE("transport/rails: a lane that breaks alone is reported at once and the
   REQUIRE(f.pair.a.receiver.failures.size() == 1);
   CHECK(f.pair.a.receiver.failures[0].first == f.pair.b.id);
   CHECK(f.pair.a.transport->find(f.pair.b.id) == nullptr);  // nothing more is sent
-  // As when a peer leaves: its goodbye on one lane may come before what it has sent on another.
+  // As when a peer leaves: its goodbye on one pair may come before what it has sent on another.
   REQUIRE(f.pair.b.peer->send(numbered(7), f.pair.b.filled(50, 7), 50, {}).is_ok());
   f.pair.settle();
   REQUIRE(f.pair.a.receiver.messages.size() == 1);
   CHECK(number_of(f.pair.a.receiver.messages[0].header) == 7);
   f.pair.release_all();
   CHECK(f.pair.b.receiver.failures.empty());
-  // Not for ever: then all lanes are closed from here.
+  // Not for ever: then all pairs are closed from here.
   clock.pass(std::chrono::milliseconds(250));
   f.pair.settle();
   REQUIRE(f.pair.b.receiver.failures.size() == 1);
@@ -237,7 +237,7 @@ TEST_CASE("transport/rails: a lane that breaks alone is reported at once and the
   all.pair.settle();
   CHECK(all.pair.a.receiver.failures.size() == 1);
 
-  // Closed from here meanwhile: all lanes are.
+  // Closed from here meanwhile: all pairs are.
   Fixture closed({{"eth0", "x", 0}, {"eth1", "y", 0}}, {{"net0", "x", 0}, {"net1", "y", 0}});
   closed.pair.connect();
   closed.hubs[1]->kill(closed.pair.b.id);
@@ -260,7 +260,7 @@ TEST_CASE("transport/rails: a lane that breaks alone is reported at once and the
   CHECK(deaf.pair.a.receiver.failures.empty());
 }
 
-TEST_CASE("transport/rails: memory of a device is attached to all rails or to none", "[transport][fast]") {
+TEST_CASE("transport/cards: memory of a device is attached to all cards or to none", "[transport][fast]") {
   for (const bool all : {true, false}) {
     std::vector<std::byte> memory(1000);
     contract::Pair pair;
@@ -269,11 +269,11 @@ TEST_CASE("transport/rails: memory of a device is attached to all rails or to no
     std::vector<Transport*> first;
     for (contract::Side* side : {&pair.a, &pair.b}) {
       side->use_heap();
-      std::vector<Rail> rails;
-      rails.push_back({{"eth0", "", "", 0, {}}, can.make_transport(side->id)});
-      first.push_back(rails[0].transport.get());
-      if (!all) rails.push_back({{"eth1", "", "", 0, {}}, cannot.make_transport(side->id)});
-      side->transport = make_rails(std::move(rails)).value();
+      std::vector<Card> cards;
+      cards.push_back({{"eth0", "", "", 0, {}}, can.make_transport(side->id)});
+      first.push_back(cards[0].transport.get());
+      if (!all) cards.push_back({{"eth1", "", "", 0, {}}, cannot.make_transport(side->id)});
+      side->transport = join_cards(std::move(cards)).value();
     }
     pair.finish_setup();
     const core::Status attached = pair.a.transport->attach_device({{memory.data(), memory.size()}, {}});
@@ -285,7 +285,7 @@ TEST_CASE("transport/rails: memory of a device is attached to all rails or to no
   }
 }
 
-TEST_CASE("transport/rails: the descriptor of several is their own and is closed", "[transport][fast]") {
+TEST_CASE("transport/cards: the descriptor of several is their own and is closed", "[transport][fast]") {
   const std::vector<int> inner = {eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   auto two = rails_with(inner);
   const int own = two->event_fd();
@@ -318,14 +318,14 @@ TEST_CASE("transport/rails: the descriptor of several is their own and is closed
   }
 }
 
-TEST_CASE("transport/rails: what is encoded is decoded", "[transport][fast]") {
-  std::vector<RailInfo> infos = rails({{"eth0", "10.0.0.0/24", 25}, {"eth1", "", 0}});
+TEST_CASE("transport/cards: what is encoded is decoded", "[transport][fast]") {
+  std::vector<CardInfo> infos = infos_of({{"eth0", "10.0.0.0/24", 25}, {"eth1", "", 0}});
   infos[1].inner = {std::byte{1}, std::byte{2}};
-  CHECK(decode_rails(encode_rails(infos)).value() == infos);
-  CHECK_FALSE(decode_rails(encode_rails({})).is_ok());
-  CHECK_FALSE(decode_rails(encode_rails(std::vector<RailInfo>(kRailsMax + 1))).is_ok());
+  CHECK(decode_cards(encode_cards(infos)).value() == infos);
+  CHECK_FALSE(decode_cards(encode_cards({})).is_ok());
+  CHECK_FALSE(decode_cards(encode_cards(std::vector<CardInfo>(kCardsMax + 1))).is_ok());
   infos[0].rate = -1;
-  CHECK_FALSE(decode_rails(encode_rails(infos)).is_ok());
+  CHECK_FALSE(decode_cards(encode_cards(infos)).is_ok());
 }
 
 }  // namespace hybridps::transport

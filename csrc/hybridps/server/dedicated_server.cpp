@@ -1,4 +1,4 @@
-#include "hybridps/server/dedicated.h"
+#include "hybridps/server/dedicated_server.h"
 
 #include <algorithm>
 #include <map>
@@ -20,8 +20,8 @@ constexpr std::uint32_t kAllSpans = 0xffffffffU;
 
 }  // namespace
 
-struct Dedicated::Group : core::Pinned {
-  explicit Group(ServedGroup i) : info(std::move(i)) {}
+struct DedicatedServer::Served : core::Pinned {
+  explicit Served(ServedGroup i) : info(std::move(i)) {}
   ServedGroup info;
   std::map<SpanKey, std::unique_ptr<Span>> spans;
   std::uint64_t chunks = 0;  // of all spans
@@ -30,13 +30,13 @@ struct Dedicated::Group : core::Pinned {
   bool closing = false;
 };
 
-SpanKey Dedicated::key_of(const Group& group, const wire::ChunkId& chunk) {
+SpanKey DedicatedServer::key_of(const Served& group, const wire::ChunkId& chunk) {
   return {{group.info.uid, chunk.sequence}, chunk.span, chunk.attempt};
 }
 
-class Dedicated::Span final : public LocalOwner, public ResultStreams::Maker, core::Pinned {
+class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Maker, core::Pinned {
  public:
-  Span(Dedicated& dedicated, SpanKey key, std::uint32_t chunks, reduce::Codec* codec)
+  Span(DedicatedServer& dedicated, SpanKey key, std::uint32_t chunks, reduce::Codec* codec)
       : dedicated_(dedicated),
         key_(key),
         chunks_(chunks),
@@ -71,33 +71,34 @@ class Dedicated::Span final : public LocalOwner, public ResultStreams::Maker, co
   }
 
  private:
-  Dedicated& dedicated_;
+  DedicatedServer& dedicated_;
   const SpanKey key_;
   const std::uint32_t chunks_;
   reduce::Codec* const codec_;
   ResultStreams results_;
 };
 
-Dedicated::Dedicated(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t grant_chunks, std::uint64_t grant_bytes)
+DedicatedServer::DedicatedServer(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t grant_chunks,
+                                 std::uint64_t grant_bytes)
     : outbox_(outbox), host_(host), server_(outbox, *this, grant_chunks, grant_bytes) {}
 
-Dedicated::~Dedicated() = default;
+DedicatedServer::~DedicatedServer() = default;
 
-void Dedicated::open_group(ServedGroup info) {
+void DedicatedServer::open_group(ServedGroup info) {
   const core::OneThread::Inside inside(one_thread_);
   const core::GroupUid uid = info.uid;
   if (groups_.count(uid) > 0) return;
-  groups_[uid] = std::make_unique<Group>(std::move(info));
+  groups_[uid] = std::make_unique<Served>(std::move(info));
   ++stats_.groups;
   ++stats_.groups_total;
 }
 
-Dedicated::Group* Dedicated::find(core::GroupUid uid) {
+DedicatedServer::Served* DedicatedServer::find(core::GroupUid uid) {
   const auto found = groups_.find(uid);
   return found == groups_.end() || found->second->closing ? nullptr : found->second.get();
 }
 
-std::string Dedicated::refuse(const Group& group, int sender, const wire::ChunkId& chunk) const {
+std::string DedicatedServer::refuse(const Served& group, int sender, const wire::ChunkId& chunk) const {
   const schedule::Topology& topology = group.info.topology;
   const bool sums =
       chunk.signature.kind == schedule::Kind::kAllReduce || chunk.signature.kind == schedule::Kind::kReduce;
@@ -122,7 +123,7 @@ std::string Dedicated::refuse(const Group& group, int sender, const wire::ChunkI
   return {};
 }
 
-Dedicated::Span* Dedicated::open_span(Group& group, const wire::ChunkId& first) {
+DedicatedServer::Span* DedicatedServer::open_span(Served& group, const wire::ChunkId& first) {
   const schedule::Topology& topology = group.info.topology;
   const SpanKey key = key_of(group, first);
   Opening opening;
@@ -165,10 +166,10 @@ Dedicated::Span* Dedicated::open_span(Group& group, const wire::ChunkId& first) 
   return server_.open(key, opening) ? span : nullptr;
 }
 
-void Dedicated::on_message(const wire::Message& message, flow::Delivery payload) {
+void DedicatedServer::on_message(const wire::Message& message, flow::Delivery payload) {
   const core::OneThread::Inside inside(one_thread_);
   const wire::From& from = message.from;
-  Group* group = find(from.uid);
+  Served* group = find(from.uid);
   if (group == nullptr) return;
   if (from.sender_rank >= static_cast<std::uint32_t>(group->info.topology.size()) ||
       group->info.engines[from.sender_rank] != from.source) {
@@ -208,7 +209,7 @@ void Dedicated::on_message(const wire::Message& message, flow::Delivery payload)
   }
 }
 
-void Dedicated::end_span(Group& group, const SpanKey& key) {
+void DedicatedServer::end_span(Served& group, const SpanKey& key) {
   server_.close(key);
   if (const auto span = group.spans.find(key); span != group.spans.end()) {
     group.chunks -= span->second->chunks();
@@ -222,17 +223,17 @@ void Dedicated::end_span(Group& group, const SpanKey& key) {
   }
 }
 
-void Dedicated::close_later(core::GroupUid uid, core::Status why, bool tell) {
-  Group* group = find(uid);
+void DedicatedServer::close_later(core::GroupUid uid, core::Status why, bool tell) {
+  Served* group = find(uid);
   if (group == nullptr) return;
   group->closing = true;
   closing_.push_back(Closing{uid, std::move(why), tell});
 }
 
-void Dedicated::close(core::GroupUid uid, const core::Status& why, bool tell) {
+void DedicatedServer::close(core::GroupUid uid, const core::Status& why, bool tell) {
   const auto found = groups_.find(uid);
   if (found == groups_.end()) return;
-  Group& group = *found->second;
+  Served& group = *found->second;
   if (tell) {
     const wire::From me{{}, uid, static_cast<std::uint32_t>(group.info.topology.rank())};
     const wire::Verdict verdict = wire::Verdict::on_group(why.code());
@@ -245,12 +246,12 @@ void Dedicated::close(core::GroupUid uid, const core::Status& why, bool tell) {
   host_.on_served_group_closed(uid, why);
 }
 
-std::size_t Dedicated::tick() {
+std::size_t DedicatedServer::tick() {
   const core::OneThread::Inside inside(one_thread_);
   std::size_t work = 0;
   for (auto finished = std::exchange(finished_, {}); const SpanKey& key : finished) {
     ++work;
-    if (Group* group = find(key.operation.uid)) end_span(*group, key);
+    if (Served* group = find(key.operation.uid)) end_span(*group, key);
   }
   for (auto closing = std::exchange(closing_, {}); const Closing& c : closing) {
     ++work;
@@ -259,7 +260,7 @@ std::size_t Dedicated::tick() {
   return work;
 }
 
-void Dedicated::on_peer_dead(core::EngineId peer, const core::Status& cause) {
+void DedicatedServer::on_peer_dead(core::EngineId peer, const core::Status& cause) {
   const core::OneThread::Inside inside(one_thread_);
   for (const auto& [uid, group] : groups_)
     if (std::find(group->info.engines.begin(), group->info.engines.end(), peer) != group->info.engines.end())
@@ -267,15 +268,15 @@ void Dedicated::on_peer_dead(core::EngineId peer, const core::Status& cause) {
                   /*tell=*/false);
 }
 
-void Dedicated::fail_all(const core::Status& cause) {
+void DedicatedServer::fail_all(const core::Status& cause) {
   const core::OneThread::Inside inside(one_thread_);
   std::vector<core::GroupUid> uids;
   for (const auto& [uid, group] : groups_) uids.push_back(uid);
   for (const core::GroupUid uid : uids) close_later(uid, cause, /*tell=*/true);
 }
 
-void Dedicated::on_mismatch(const OperationKey& key, const Call& ours, const Call& theirs) {
-  const Group* group = find(key.uid);
+void DedicatedServer::on_mismatch(const OperationKey& key, const Call& ours, const Call& theirs) {
+  const Served* group = find(key.uid);
   if (group == nullptr) return;
   std::string what = "ranks disagree about operation " + std::to_string(key.sequence) + ": rank " +
                      std::to_string(theirs.rank) + " called " + wire::describe(theirs.signature) + ", ";
@@ -289,7 +290,7 @@ void Dedicated::on_mismatch(const OperationKey& key, const Call& ours, const Cal
               /*tell=*/true);
 }
 
-void Dedicated::on_bad_message(const OperationKey& key, std::string what) {
+void DedicatedServer::on_bad_message(const OperationKey& key, std::string what) {
   close_later(key.uid,
               core::Status(core::Code::kMismatch, "operation " + std::to_string(key.sequence) +
                                                       ": a dedicated server received " + what +

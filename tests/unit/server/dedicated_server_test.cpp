@@ -1,4 +1,4 @@
-#include "hybridps/server/dedicated.h"
+#include "hybridps/server/dedicated_server.h"
 
 #include <cstring>
 
@@ -21,7 +21,7 @@ struct Rig final : server::DedicatedHost {
     options.class_bytes = {1024};
     options.net_slots = {8};
     outbox = std::make_unique<flow::Outbox>(options, *pool, router);
-    dedicated = std::make_unique<server::Dedicated>(*outbox, *this, 2, ~std::uint64_t{0});
+    dedicated = std::make_unique<server::DedicatedServer>(*outbox, *this, 2, ~std::uint64_t{0});
     schedule::Topology topology({0, 1}, kServer, {}, {1.0});
     dedicated->open_group({kUid, "test", {engine(0), engine(1), engine(2)}, std::move(topology), 64});
   }
@@ -62,14 +62,15 @@ struct Rig final : server::DedicatedHost {
   test::Lender lender;
   std::vector<std::string> told;
   std::unique_ptr<flow::Outbox> outbox;
-  std::unique_ptr<server::Dedicated> dedicated;
+  std::unique_ptr<server::DedicatedServer> dedicated;
 };
 
 using Results = std::vector<std::pair<std::uint16_t, std::int32_t>>;
 
 }  // namespace
 
-TEST_CASE("server/dedicated: attempts at a span are summed apart, and each is over for itself", "[server][fast]") {
+TEST_CASE("server/dedicated_server: attempts at a span are summed apart, and each is over for itself",
+          "[server][fast]") {
   Rig rig;
   rig.push(0, 0, 10);
   rig.push(1, 1, 2000);
@@ -88,7 +89,8 @@ TEST_CASE("server/dedicated: attempts at a span are summed apart, and each is ov
   CHECK(rig.dedicated->stats().chunks == 2);
 }
 
-TEST_CASE("server/dedicated: a verdict ends an operation with all its spans, known and to come", "[server][fast]") {
+TEST_CASE("server/dedicated_server: a verdict ends an operation with all its spans, known and to come",
+          "[server][fast]") {
   Rig rig;
   rig.push(0, 0, 10);
   rig.push(1, 0, 10);

@@ -1,0 +1,74 @@
+// hybridps/staging/staged.h: one operation on device memory under way, as its caller sees it (channel.h).
+//
+// Owner    the caller holds it; the Channel too, until it is over.
+// Threads  every method from any thread. Blocking: wait() alone.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "hybridps/core/clock.h"
+#include "hybridps/core/once_fn.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
+#include "hybridps/device/device.h"
+#include "hybridps/staging/event_pool.h"
+#include "hybridps/worker/operation.h"
+
+namespace hybridps::staging {
+
+class Channel;
+
+class Staged : public std::enable_shared_from_this<Staged>, core::Pinned {
+ public:
+  Staged(std::shared_ptr<Channel> channel, std::shared_ptr<EventPool> events) noexcept;
+  ~Staged();
+
+  /// What comes later on `stream` comes after the operation.
+  core::Status wait_on(device::Stream stream);
+  /// Puts the way back on the out stream, if enqueue() was asked to leave it. Idempotent.
+  core::Status complete_enqueue();
+  /// The stream has come to the end, or will never: nothing of the operation touches the caller's memory any more.
+  bool is_over() const;
+  /// kOk until a failure is known. Counts as told.
+  core::Status status();
+  bool has_failed() const;
+  bool is_told() const;
+  /// Blocks until it is over or has failed, or `until`; whether it did.
+  bool wait(core::TimePoint until);
+  /// Of a receive that is over; else -1.
+  int source_rank() const;
+
+ private:
+  friend class Channel;
+  void set_failed(const core::Status& status);
+  void slice_done(const worker::Outcome& outcome);
+  void set_over();
+
+  const std::weak_ptr<Channel> channel_;
+  const std::shared_ptr<EventPool> events_;
+  device::Event start_;
+  device::Event end_;
+  core::Deadline deadline_;
+  core::Duration timeout_{};
+  std::string what_;
+
+  // Under the channel's mutex_.
+  std::function<void()> finish_;
+  std::uint64_t last_number_ = 0;
+  bool ended_ = false;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  core::Status status_;
+  bool told_ = false;
+  bool over_ = false;
+  int source_rank_ = -1;
+  core::OnceFn<void(const core::Status&)> done_;
+};
+
+}  // namespace hybridps::staging

@@ -11,7 +11,7 @@
 namespace hybridps::core {
 
 /// Counts it and writes a line that names the place, one in 10 s.
-[[gnu::cold]] void check_failed(const char* what, const char* file, int line) noexcept;
+void check_failed(const char* what, const char* file, int line) noexcept;
 
 /// Whether it holds, as it must. `what` should.
 [[nodiscard]] inline bool check(bool holds, const char* what, const char* file = __builtin_FILE(),

@@ -42,11 +42,11 @@ void log(LogLevel level, const Parts&... parts) {
   write_log_line(level, text.str());
 }
 template <typename... Parts>
-[[gnu::cold]] void log_error(const Parts&... parts) {
+void log_error(const Parts&... parts) {
   log(LogLevel::kError, parts...);
 }
 template <typename... Parts>
-[[gnu::cold]] void log_warn(const Parts&... parts) {
+void log_warn(const Parts&... parts) {
   log(LogLevel::kWarn, parts...);
 }
 template <typename... Parts>

@@ -34,8 +34,8 @@ std::string_view code_name(Code code) noexcept;
 class [[nodiscard]] Status {
  public:
   Status() noexcept = default;
-  /// Cold: what leads to it, the text above all, is kept apart from the code that usually runs.
-  [[gnu::cold]] Status(Code code, std::string message);
+  Status(Code code, std::string message)
+      : code_(code), message_(std::make_shared<const std::string>(std::move(message))) {}
 
   static Status ok() noexcept { return {}; }
 

@@ -23,12 +23,9 @@ class ByteWriter {
   void u32(std::uint32_t value) { little_endian(value, 4); }
   void u64(std::uint64_t value) { little_endian(value, 8); }
   void f64(double value) { u64(std::bit_cast<std::uint64_t>(value)); }
-  void raw(std::span<const std::uint8_t> bytes) { out_.insert(out_.end(), bytes.begin(), bytes.end()); }
+  void raw(std::span<const std::uint8_t> bytes);
   /// Length u16, bytes; the caller has checked the cap.
-  void text(std::string_view value) {
-    u16(static_cast<std::uint16_t>(value.size()));
-    out_.insert(out_.end(), value.begin(), value.end());
-  }
+  void text(std::string_view value);
   /// Length u32, bytes; the caller has checked the cap.
   void address(std::span<const std::uint8_t> bytes) {
     u32(static_cast<std::uint32_t>(bytes.size()));
@@ -37,9 +34,7 @@ class ByteWriter {
   Bytes take() && { return std::move(out_); }
 
  private:
-  void little_endian(std::uint64_t value, int byte_count) {
-    for (int i = 0; i < byte_count; ++i) out_.push_back(static_cast<std::uint8_t>(value >> (8 * i)));
-  }
+  void little_endian(std::uint64_t value, int byte_count);
   Bytes out_;
 };
 

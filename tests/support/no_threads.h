@@ -7,11 +7,14 @@
 
 namespace hybridps::test {
 
-/// Runs `check` in a child process whose user may have no further thread. Whether it returned true there.
-template <typename Check>
-bool holds_without_threads(Check check) {
+/// Runs `before` and then `check` in a child process whose user may have no further thread from then on. Whether `check`
+/// returned true there.
+template <typename Check, typename Before = void (*)()>
+bool holds_without_threads(
+    Check check, Before before = [] {}) {
   const pid_t child = fork();
   if (child == 0) {
+    before();
     const rlimit none = {1, 1};
     const bool limited = (getuid() != 0 || setuid(65534) == 0) && setrlimit(RLIMIT_NPROC, &none) == 0;
     bool held = false;

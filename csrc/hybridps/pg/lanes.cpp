@@ -63,31 +63,55 @@ void Lanes::run(const std::shared_ptr<Lane>& lane, int index) {
 
 void Lanes::post(int lane, Task task) {
   const std::lock_guard lock(mutex_);
+  try {
+    put(lane, task);
+    return;
+  } catch (const std::system_error& error) {
+    core::log_error("cannot start a thread for callbacks (", error.what(),
+                    "); see `ulimit -u` and the limit of the container");
+  }
+  // One below runs it: that it may wait for another lane is given up before the callback is.
+  while (--lane > 0)
+    if (put_to_running(lane, task)) return;
+}
+
+bool Lanes::put_to_running(int lane, Task& task) {
+  const auto& at = lanes_[static_cast<std::size_t>(lane - 1)];
+  if (!at) return false;
+  const std::lock_guard lane_lock(at->mutex);
+  if (at->finished) return false;
+  at->stopping = ends_when_idle_;
+  at->tasks.push_back(std::move(task));
+  at->changed.notify_one();
+  return true;
+}
+
+void Lanes::put(int lane, Task& task) {
   const auto slot = static_cast<std::size_t>(lane - 1);
   if (lanes_.size() <= slot) lanes_.resize(slot + 1);
+  if (put_to_running(lane, task)) return;
   auto& at = lanes_[slot];
   if (at) {
-    std::unique_lock lane_lock(at->mutex);
-    if (!at->finished) {
-      at->stopping = ends_when_idle_;
-      at->tasks.push_back(std::move(task));
-      at->changed.notify_one();
-      return;
-    }
-    lane_lock.unlock();
     at->thread.join();  // over since end_when_idle()
     at.reset();
   }
   auto made = std::make_shared<Lane>();
   made->stopping = ends_when_idle_;
   made->tasks.push_back(std::move(task));
-  made->thread = std::thread([made, lane] { run(made, lane); });
+  try {
+    made->thread = std::thread([made, lane] { run(made, lane); });
+  } catch (const std::system_error&) {
+    task = std::move(made->tasks.front());
+    throw;
+  }
   at = std::move(made);
 }
 
 void Lanes::start(int lane) {
+  const std::lock_guard lock(mutex_);
   try {
-    post(lane, [] {});
+    Task nothing = [] {};
+    put(lane, nothing);
   } catch (const std::system_error& error) {
     throw std::runtime_error("hybridps: cannot start a thread for callbacks (" + std::string(error.what()) +
                              "); see `ulimit -u` and the limit of the container");

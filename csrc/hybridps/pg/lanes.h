@@ -35,7 +35,8 @@ class Lanes : core::Pinned {
   /// The lane whose thread is calling; 0 on all other threads.
   static int current() noexcept;
 
-  /// Runs `task` on lane `lane` (>= 1), after what was posted there before.
+  /// Runs `task` on lane `lane` (>= 1), after what was posted there before. Where no thread can be made for it: on the next
+  /// lane below that runs; without one it is dropped. Both are logged.
   void post(int lane, Task task);
 
   /// Makes its thread now, so that its maker hears that there can be none: throws std::runtime_error then.
@@ -57,6 +58,8 @@ class Lanes : core::Pinned {
  private:
   struct Lane;
   static void run(const std::shared_ptr<Lane>& lane, int index);
+  void put(int lane, Task& task);             // mutex_ held; throws std::system_error, and leaves the task
+  bool put_to_running(int lane, Task& task);  // mutex_ held
 
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Lane>> lanes_;  // [0] is lane 1; null when not made

@@ -330,3 +330,20 @@ TEST_CASE("pg/lanes: a thread that cannot be started is said, and the next call 
     return lanes.thread_count() == 0;
   }));
 }
+
+TEST_CASE("pg/lanes: where a further thread cannot be started a lane below takes the task", "[pg][fast]") {
+  Lanes lanes;
+  CHECK(hybridps::test::holds_without_threads(
+      [&] {
+        std::promise<int> ran_on;
+        auto answer = ran_on.get_future();
+        lanes.post(3, [&] { ran_on.set_value(Lanes::current()); });
+        return answer.wait_for(kLong) == std::future_status::ready && answer.get() == 1 && lanes.thread_count() == 1;
+      },
+      [&] { lanes.start(1); }));
+  CHECK(hybridps::test::holds_without_threads([] {
+    Lanes none;
+    none.post(1, [] {});  // nobody can run it, and nobody is hurt
+    return none.thread_count() == 0;
+  }));
+}

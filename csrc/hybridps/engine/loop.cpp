@@ -126,22 +126,30 @@ Status Loop::call(core::OnceFn<void(Status&)> command, core::Duration patience) 
 
 std::size_t Loop::drain() {
   if (!has_commands_.load(std::memory_order_relaxed)) return 0;
-  std::deque<core::OnceFn<void()>> commands;
   {
     const std::lock_guard lock(command_mutex_);
-    commands.swap(commands_);
+    draining_.swap(commands_);
     has_commands_.store(false, std::memory_order_relaxed);
   }
-  for (auto& command : commands) command();
-  return commands.size();
+  for (auto& command : draining_) command();
+  const std::size_t count = draining_.size();
+  draining_.clear();
+  if (draining_.capacity() > kCommandsKept) draining_.shrink_to_fit();
+  return count;
 }
 
 std::size_t Loop::round() {
   std::size_t work = drain();
   work += runtime_.progress();
   work += client_.round();
-  if (work > 0) runtime_.update_counters();
+  if (work > 0 && ++uncounted_rounds_ >= kRoundsPerUpdate) update_counters();
   return work;
+}
+
+void Loop::update_counters() {
+  if (uncounted_rounds_ == 0) return;
+  uncounted_rounds_ = 0;
+  runtime_.update_counters();
 }
 
 void Loop::sleep(Bed& bed, core::TimePoint due, std::chrono::milliseconds at_most) {
@@ -207,10 +215,11 @@ void Loop::run() {
       continue;
     }
     if (options_.spin.count() > 0) {
-      const core::TimePoint now = core::Clock::now();
+      const core::TimePoint now = runtime_.now();
       if (idle_since == core::TimePoint::max()) idle_since = now;
       if (now - idle_since < options_.spin) continue;
     }
+    update_counters();
     own_.sleeping.store(true, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!has_commands_.load(std::memory_order_relaxed) && !stop_.load() && runtime_.arm()) {
@@ -228,6 +237,7 @@ void Loop::run() {
   }
   round_of_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   client_.finish();
+  runtime_.update_counters();
 }
 
 void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
@@ -248,7 +258,7 @@ void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
       idle_since = core::TimePoint::max();
       continue;
     }
-    const core::TimePoint now = core::Clock::now();
+    const core::TimePoint now = runtime_.now();
     if (now >= until) break;
     if (idle_since == core::TimePoint::max()) idle_since = now;
     if (now - idle_since < options_.drive_spin) continue;
@@ -259,11 +269,11 @@ void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
     driver_.sleeping.store(false, std::memory_order_relaxed);
   }
   const bool quiet = runtime_.is_quiet();
+  const core::TimePoint now = runtime_.now();
   round_of_.store(std::thread::id(), std::memory_order_relaxed);
   baton.unlock();
   {
     const std::lock_guard lock(park_mutex_);
-    const core::TimePoint now = core::Clock::now();
     driving_ = false;
     // Under the lock: who posts now finds the claim and takes it back.
     claimed_until_ = quiet && !has_commands_.load() ? now + kClaim : core::TimePoint{};

@@ -13,11 +13,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
-#include <deque>
 #include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "hybridps/core/clock.h"
 #include "hybridps/core/once_fn.h"
@@ -50,6 +50,10 @@ class Loop : core::Pinned {
   /// How long the thread stays parked after a caller has driven.
   static constexpr auto kClaim = std::chrono::milliseconds(1);
   static constexpr auto kLateAtMost = std::chrono::milliseconds(3);
+  /// Counters are brought up to date before the thread sleeps, at its end, and after so many rounds with work.
+  static constexpr std::uint64_t kRoundsPerUpdate = 64;
+  /// Memory for so many commands is kept, twice.
+  static constexpr std::size_t kCommandsKept = 1024;
 
   Loop(Runtime& runtime, LoopClient& client, LoopOptions options);
   ~Loop();
@@ -83,6 +87,7 @@ class Loop : core::Pinned {
   void run();
   std::size_t round();
   std::size_t drain();
+  void update_counters();
   void sleep(Bed& bed, core::TimePoint due, std::chrono::milliseconds at_most);
   bool is_claimed();
   void park();
@@ -94,10 +99,12 @@ class Loop : core::Pinned {
   Bed driver_;
   std::thread thread_;
   std::mutex baton_;
+  std::uint64_t uncounted_rounds_ = 0;          // with work, since the counters were brought up to date
+  std::vector<core::OnceFn<void()>> draining_;  // empty between rounds; commands_ and this change places
   std::atomic<std::thread::id> round_of_{};
 
   std::mutex command_mutex_;
-  std::deque<core::OnceFn<void()>> commands_;
+  std::vector<core::OnceFn<void()>> commands_;
   bool ended_ = false;  // no round comes any more
   std::atomic<bool> has_commands_{false};
   std::atomic<bool> stop_{false};

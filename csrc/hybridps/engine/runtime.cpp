@@ -482,6 +482,11 @@ void Runtime::deliver(worker::GroupState& group, const wire::Message& message, t
 }
 
 void Runtime::choose_watched() {
+  has_remote_peers_ = false;
+  for (const auto& [uid, engines] : group_engines_)
+    for (const core::EngineId engine : engines)
+      if (const auto found = peers_.find(engine); found != peers_.end() && !found->second.record.local)
+        has_remote_peers_ = true;
   // In every group each engine watches its successor: of ranks that fall silent one at least has a watcher that has
   // not. Beyond these, probe() asks whoever an operation waits for.
   std::unordered_set<core::EngineId> watched;
@@ -515,11 +520,13 @@ void Runtime::heartbeat(core::TimePoint now) {
 std::size_t Runtime::progress() {
   const core::OneThread::Inside inside(one_thread_);
   std::size_t work = 0;
-  for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get()})
-    if (transport != nullptr) work += transport->progress();
-  // Control traffic is rare and small: it is looked at every few rounds, and before every sleep by arm().
-  if (transports_.control && (work == 0 || ++progress_calls_ % 8 == 0)) work += transports_.control->progress();
-  const core::TimePoint now = core::Clock::now();
+  if (transports_.shm) work += transports_.shm->progress();
+  // Rare and small: control traffic, and all that comes over the network while every peer is on this node. Looked at
+  // every few rounds, and whenever arm() finds that there is something.
+  const bool look = std::exchange(look_everywhere_, false) || ++progress_calls_ % 8 == 0;
+  if (has_remote_peers_ || !transports_.shm || look) work += transports_.data->progress();
+  if (transports_.control && ((has_remote_peers_ && work == 0) || look)) work += transports_.control->progress();
+  const core::TimePoint now = now_ = core::Clock::now();
   work += outbox_->progress(now);
   work += worker_->tick(now);
   if (dedicated_->has_work()) work += dedicated_->tick();
@@ -533,7 +540,10 @@ std::size_t Runtime::progress() {
 
 bool Runtime::arm() {
   for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
-    if (transport != nullptr && !transport->arm()) return false;
+    if (transport != nullptr && !transport->arm()) {
+      look_everywhere_ = true;
+      return false;
+    }
   return !suspects_.has_reports() && !dedicated_->has_work();
 }
 

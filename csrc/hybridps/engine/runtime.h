@@ -99,7 +99,9 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::size_t peers_known() const noexcept { return peers_.size(); }
 
   std::size_t progress();
-  /// Brings counters() up to date; to be called after rounds that did something.
+  /// The clock as the last progress() read it.
+  core::TimePoint now() const noexcept { return now_; }
+  /// Brings counters() up to date. It walks over all connections: not for every round.
   void update_counters();
 
   /// As worker::Host's calls of these names.
@@ -212,6 +214,9 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::unordered_map<core::EngineId, core::TimePoint> unanswered_verdicts_;  // peer -> waited for until
   core::TimePoint next_forgetting_{};
   std::uint64_t progress_calls_ = 0;
+  bool look_everywhere_ = false;   // arm() found something: the next round looks at every transport
+  bool has_remote_peers_ = false;  // in a group of this engine
+  core::TimePoint now_{};
   observe::EngineCounters counters_;
   Hooks hooks_;
 };

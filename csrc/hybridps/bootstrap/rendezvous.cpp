@@ -326,9 +326,10 @@ bool Rendezvous::take_record(int rank, const Bytes& bytes) {
   const std::string who = "rank " + std::to_string(rank);
   const BlobVersion ours{options_.self.protocol_version, options_.self.build};
   if (const auto theirs = decode_version(bytes); theirs.is_ok() && theirs.value() != ours) {
-    end(Status(Code::kMismatch, "hybridps refuses group " + core::quoted(options_.group_name) + ": rank 0 runs " +
-                                    version_text(ours) + ", " + who + " runs " + version_text(theirs.value()) +
-                                    "; install the same version on all ranks"),
+    end(Status(Code::kMismatch,
+               "hybridps refuses group " + core::quoted(options_.group_name) + ": rank 0 runs " + version_text(ours) +
+                   ", " + who + " runs " + version_text(theirs.value()) +
+                   "; install the same version on all ranks, with the same settings where it names any"),
         true);
     return false;
   }

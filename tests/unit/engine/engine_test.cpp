@@ -465,3 +465,17 @@ TEST_CASE("engine/engine: who waits for a member that has left their group befor
   });
   REQUIRE(codes == std::vector<int>(3, 0));
 }
+
+TEST_CASE("engine/engine: ranks that grant different numbers of chunks are refused with both named", "[engine]") {
+  const auto codes = run_ranks({"a", "a"}, 0, [](const Rank& me) {
+    if (me.rank == 1) setenv("HYBRIDPS_GRANT_CHUNKS", "16", 1);
+    auto group = me.open("world");
+    const core::Status status = group->wait_ready();
+    check(status.code() == core::Code::kMismatch, status.to_string());
+    check(status.message().find("rank 1 runs protocol") != std::string::npos &&
+              status.message().find("HYBRIDPS_GRANT_CHUNKS=16") != std::string::npos,
+          status.to_string());
+    leave(group);
+  });
+  REQUIRE(codes == std::vector<int>(2, 0));
+}

@@ -251,11 +251,32 @@ std::optional<Status> Rendezvous::believed_failure(const std::optional<Bytes>& b
   return failed->status;
 }
 
+// What rank 0 has cleared is of this life if its writer wrote it before rank 0 came. Nothing in the store tells that from an
+// earlier life whose rank has not come again yet; but who comes again publishes another record.
+std::optional<Status> Rendezvous::unreplaced_failure() {
+  if (!cleared_failed_) return std::nullopt;
+  const std::optional<FailedBlob> failed = decode_failed(*cleared_failed_);
+  if (!failed || failed->engines.empty()) return std::nullopt;
+  for (std::size_t rank = 1; rank < records_.size(); ++rank) {
+    if (!records_[rank] || records_[rank]->engine != failed->engines.front()) continue;
+    const std::optional<Bytes> bytes = get(record_key(static_cast<int>(rank)));
+    if (!bytes) return std::nullopt;
+    const core::Result<MemberRecord> now_there = decode_record(*bytes);
+    if (now_there.is_ok() && now_there.value() == *records_[rank]) return failed->status;
+  }
+  return std::nullopt;
+}
+
 bool Rendezvous::watch_failed(TimePoint now) {
   const std::optional<Bytes> bytes = get(key("failed"));
   if (phase_ != Phase::kPending) return false;
-  if (auto failure = believed_failure(bytes, now - started_at_ >= kForeignGrace)) {
+  const bool grace_is_over = now - started_at_ >= kForeignGrace;
+  if (auto failure = believed_failure(bytes, grace_is_over)) {
     end(*std::move(failure), false);
+    return true;
+  }
+  if (auto failure = grace_is_over ? unreplaced_failure() : std::nullopt; failure && phase_ == Phase::kPending) {
+    end(*std::move(failure), true);
     return true;
   }
   if (!failed_looked_) {
@@ -264,6 +285,7 @@ bool Rendezvous::watch_failed(TimePoint now) {
     if (is_leader() && bytes && *bytes != cleared()) {
       put(key("failed"), cleared());
       failed_first_ = cleared();
+      cleared_failed_ = bytes;
     }
   }
   return false;
@@ -304,9 +326,10 @@ bool Rendezvous::take_record(int rank, const Bytes& bytes) {
   const std::string who = "rank " + std::to_string(rank);
   const BlobVersion ours{options_.self.protocol_version, options_.self.build};
   if (const auto theirs = decode_version(bytes); theirs.is_ok() && theirs.value() != ours) {
-    end(Status(Code::kMismatch, "hybridps refuses group " + core::quoted(options_.group_name) + ": rank 0 runs " +
-                                    version_text(ours) + ", " + who + " runs " + version_text(theirs.value()) +
-                                    "; install the same version on all ranks"),
+    end(Status(Code::kMismatch,
+               "hybridps refuses group " + core::quoted(options_.group_name) + ": rank 0 runs " + version_text(ours) +
+                   ", " + who + " runs " + version_text(theirs.value()) +
+                   "; install the same version on all ranks, with the same settings where it names any"),
         true);
     return false;
   }
@@ -595,12 +618,13 @@ std::string Rendezvous::find_missing() {
 void Rendezvous::time_out(TimePoint now) {
   std::string text = find_missing();
   if (phase_ != Phase::kPending) return;
-  if (const auto bytes = get(key("failed")); phase_ != Phase::kPending) {
-    return;
-  } else if (const auto failure = believed_failure(bytes, true)) {
-    if (believed_failure(bytes, false)) return end(*failure, false);
-    text += "; the store holds a failure, perhaps of an earlier attempt: " + std::string(failure->message());
-  }
+  const std::optional<Bytes> bytes = get(key("failed"));
+  if (phase_ != Phase::kPending) return;
+  if (auto failure = believed_failure(bytes, false)) return end(*std::move(failure), false);
+  std::optional<Status> doubtful = believed_failure(bytes, true);
+  if (!doubtful) doubtful = unreplaced_failure();
+  if (doubtful)
+    text += "; the store holds a failure, perhaps of an earlier attempt: " + std::string(doubtful->message());
   end(Status(Code::kTimeout,
              "rank " + std::to_string(self_rank()) + " timed out after " +
                  core::format_double(

@@ -15,7 +15,8 @@
 // Cost     a member: 5 store calls and its polls (one small key each); rank 0: n records, n acks and its polls, in
 //          batches of at most kBatch per step.
 // Failure  whoever finds an error writes `failed`; all raise its text. One that was there before we first looked and
-//          does not name our engine may be of an earlier life: rank 0 clears it, others believe it after kForeignGrace.
+//          does not name our engine may be of an earlier life: others believe it after kForeignGrace; rank 0 clears it, and
+//          believes it after kForeignGrace if its writer's record is then still there: nobody has come in its place.
 // Trust    what does not decode, or is of another incarnation, is skipped, and named if we time out.
 #pragma once
 
@@ -131,6 +132,7 @@ class Rendezvous : core::Pinned {
   void put(const std::string& name, std::span<const std::uint8_t> value);
   std::optional<Bytes> get(const std::string& name);
   std::optional<core::Status> believed_failure(const std::optional<Bytes>& bytes, bool grace_is_over) const;
+  std::optional<core::Status> unreplaced_failure();
   void report_progress(core::TimePoint now);
   void time_out(core::TimePoint now);
   void end(core::Status status, bool tell_others);
@@ -159,6 +161,9 @@ class Rendezvous : core::Pinned {
   // `failed` as first seen.
   bool failed_looked_ = false;
   std::optional<Bytes> failed_first_;
+
+  // Leader only.
+  std::optional<Bytes> cleared_failed_;  // what it found under `failed` and cleared
 
   // Leader only, by rank.
   bool gathering_ = false;

@@ -528,6 +528,9 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   group->prefix = bootstrap::group_key_prefix(o.name, o.incarnation);
   r.key_prefix = group->prefix;
   r.self.build = std::string("hybridps ") + build_info::kVersion;
+  // A rank sets slots aside for what its node's others may grant it, and takes them to grant as many as itself.
+  if (config_.grant_chunks != core::Config().grant_chunks)
+    r.self.build += " HYBRIDPS_GRANT_CHUNKS=" + std::to_string(config_.grant_chunks);
   r.self.incarnation = o.incarnation;
   r.self.engine = id_;
   r.self.node_identity = identity_;

@@ -1,5 +1,7 @@
 #include "hybridps/engine/joiner.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -8,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "hybridps/bootstrap/node_identity.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/thread.h"
@@ -125,13 +128,17 @@ void Joiner::run() {
       active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }
-  // A group that was aborted here would have failed with its roster. There will be none: who waits for it reads why.
+  // This rank will confirm no roster any more, so there will be none: who waits for one reads why. A group that was not
+  // aborted here was left, or it would hold the engine.
   for (const auto& joining : active) {
-    if (!joining->group->given_up.load()) continue;
-    Status status;
-    {
-      const std::lock_guard lock(joining->group->mutex);
-      status = joining->group->status;
+    GroupCore& group = *joining->group;
+    Status status(Code::kClosed, "rank " + std::to_string(group.options.rank) + " (" + bootstrap::host_name() +
+                                     " pid " + std::to_string(getpid()) +
+                                     ") left the group (destroy_process_group, or the end of its program) before all "
+                                     "ranks had made it");
+    if (group.given_up.load()) {
+      const std::lock_guard lock(group.mutex);
+      status = group.status;
     }
     joining->rendezvous->fail(std::move(status));
   }

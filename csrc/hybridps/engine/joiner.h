@@ -42,7 +42,7 @@ class Joiner : core::Pinned {
   /// `dedicated` is what `options` calls, if anything; options.prove is set here.
   void join(std::shared_ptr<GroupCore> group, bootstrap::RendezvousOptions options,
             std::unique_ptr<DedicatedClient> dedicated);
-  /// Of groups still on their way, those that were aborted here tell who waits for them; the others stay as they are.
+  /// Groups still on their way tell who waits for them why there will be no roster: they were aborted here, or left.
   void stop();
   bool on_its_thread() const noexcept { return thread_ && thread_->get_id() == std::this_thread::get_id(); }
 

@@ -87,7 +87,8 @@ void Outbox::send_credit(PeerState& peer, ReturnBook& due, wire::Permit of) {
 
 std::uint32_t Outbox::window_of(const PeerState& peer) noexcept {
   constexpr std::int64_t kMost = 0xffffffff;
-  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(peer.book.window(), 0, kMost));
+  // 0 would say "as before": a peer that took us for a user of its whole allowance returned credit in batches of a quarter.
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(peer.book.window(), 1, kMost));
 }
 
 bool Outbox::pay(PeerState& peer, std::int64_t cost, bool urgent) noexcept {

@@ -61,6 +61,19 @@ Process& Process::instance() {
 
 void Process::after_fork_in_child() { the_process.store(new Process(), std::memory_order_release); }
 
+Process::Arrival::Arrival(Process& process) : process_(process) {
+  const std::lock_guard lock(process_.mutex_);
+  ++process_.arriving_;
+}
+
+Process::Arrival::~Arrival() {
+  const std::lock_guard lock(process_.mutex_);
+  if (--process_.arriving_ > 0 || !process_.members_.empty()) return;
+  // Nothing came of it, and who was last may have left meanwhile.
+  process_.lanes_->end_when_idle();
+  process_.abort_hooks_->end_when_idle();
+}
+
 std::shared_ptr<Membership> Process::join(std::shared_ptr<engine::Group> group) {
   auto membership = std::make_shared<Membership>(std::move(group));
   const std::lock_guard lock(mutex_);
@@ -91,7 +104,7 @@ void Process::leave(Membership& membership) {
   if (!engine) return;
   const auto joined_meanwhile = [&] {
     const std::lock_guard lock(mutex_);
-    return !members_.empty();
+    return !members_.empty() || arriving_ > 0;
   };
   if (joined_meanwhile()) return;
   stager_->stop(kStagerPatience);

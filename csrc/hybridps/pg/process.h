@@ -6,6 +6,7 @@
 // Threads  every method from any thread. leave() and at_exit() wait: never with the interpreter's lock held.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -43,6 +44,17 @@ class Process : core::Pinned {
  public:
   static Process& instance();
 
+  /// Somebody is about to join: to be had before the engine is asked for, and kept until join(). While it is there the last
+  /// one to leave ends no threads.
+  class Arrival : core::Pinned {
+   public:
+    explicit Arrival(Process& process);
+    ~Arrival();
+
+   private:
+    Process& process_;
+  };
+
   const std::shared_ptr<Lanes>& lanes() const noexcept { return lanes_; }
   /// Where abort hooks run; apart from the lanes, since a program that fails often ends at once, and at_exit() gives
   /// what they write more time than it gives callbacks.
@@ -68,6 +80,7 @@ class Process : core::Pinned {
   bootstrap::IncarnationCounter incarnations_;
   std::mutex mutex_;
   std::vector<std::weak_ptr<Membership>> members_;
+  std::size_t arriving_ = 0;
 };
 
 }  // namespace hybridps::pg

@@ -55,6 +55,7 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
 
   TORCH_CHECK_VALUE(store, "hybridps: ", group_text(*context_), ": no Store was given");
   Process& process = Process::instance();
+  const Process::Arrival arrival(process);
   auto engine = engine::Engine::acquire();
   check_status(engine.status(), "starting the engine for " + group_text(*context_));
   // Only where it is read: asking loads the driver.

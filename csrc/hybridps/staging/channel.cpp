@@ -122,6 +122,9 @@ core::Result<std::shared_ptr<Staged>> Channel::enqueue(Request request) {
                                     std::string(why.message()));
     }
   }
+  // While nothing is on the streams: the device would wait for a thread that is not there.
+  if (Status status = stager_->start(); !status.is_ok())
+    return Status(status.code(), request.what + ": " + std::string(status.message()));
   // Others may be called on a part of the ranks' GPUs only: a barrier, say.
   const bool asks = has_rails(request.operation.kind);
   if (Status status = asks ? agree(*group, request.operation.timeout) : Status(); !status.is_ok()) {

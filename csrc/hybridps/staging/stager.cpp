@@ -4,6 +4,7 @@
 #include <string>
 #include <system_error>
 
+#include "hybridps/core/log.h"
 #include "hybridps/core/thread.h"
 
 namespace hybridps::staging {
@@ -27,21 +28,26 @@ core::Result<std::shared_ptr<Channel>> Stager::open(std::shared_ptr<device::Devi
                                                     std::weak_ptr<engine::Group> group, ChannelOptions options) {
   auto channel = std::make_shared<Channel>(shared_from_this(), std::move(device), std::move(group), options);
   if (!channel->opened_.is_ok()) return channel->opened_;
+  if (Status status = start(); !status.is_ok()) return status;
+  return channel;
+}
+
+Status Stager::start() {
   const std::lock_guard lock(mutex_);
+  return start_locked();
+}
+
+Status Stager::start_locked() {
+  if (running_) return {};
   try {
-    start();
+    thread_ = std::thread([self = shared_from_this()] { self->run(); });
   } catch (const std::system_error& error) {
     return Status(Code::kOutOfResources, std::string("cannot start the thread hybridps-stage (") + error.what() +
                                              "); see `ulimit -u` and the limit of the container");
   }
-  return channel;
-}
-
-void Stager::start() {
-  if (running_) return;
-  thread_ = std::thread([self = shared_from_this()] { self->run(); });
   running_ = true;
   stopping_ = false;
+  return {};
 }
 
 std::size_t Stager::active() const {
@@ -51,7 +57,8 @@ std::size_t Stager::active() const {
 
 void Stager::activate(std::shared_ptr<Channel> channel) {
   const std::lock_guard lock(mutex_);
-  start();  // stop() may have come after open(); first, as it may throw
+  // stop() may have come after start(). A channel that nobody watches now is watched by the next thread that can be made.
+  if (const Status status = start_locked(); !status.is_ok()) core::log_error(status.message());
   if (std::find(active_.begin(), active_.end(), channel) != active_.end()) return;
   active_.push_back(std::move(channel));
   changed_.notify_all();

@@ -38,7 +38,9 @@ class Stager : public std::enable_shared_from_this<Stager>, core::Pinned {
  private:
   friend class Channel;
   void activate(std::shared_ptr<Channel> channel);
-  void start();  // mutex_ held
+  /// Its thread, if it does not run: before anything is put on a stream that it must release.
+  core::Status start();
+  core::Status start_locked();  // mutex_ held
   /// Runs it on the thread: destructors that may have to wait for a driver.
   void bury(std::function<void()> funeral);
   void run();

@@ -254,6 +254,11 @@ std::unique_ptr<OperationRun> PointToPoint::remove(OperationRun& run) {
   return std::move(matched_.extract(matched).mapped().run);
 }
 
+void PointToPoint::drop_unmatched() {
+  unmatched_.clear();
+  kept_ = 0;
+}
+
 std::vector<OperationRun*> PointToPoint::active() const {
   std::vector<OperationRun*> runs;
   for (const auto& [key, run] : sends_) runs.push_back(run.get());

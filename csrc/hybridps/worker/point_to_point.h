@@ -45,6 +45,8 @@ class PointToPoint : core::Pinned {
   void give_up(const OperationRun& run, const core::Status& cause);
   /// The run is over: forget it. Returns its ownership.
   std::unique_ptr<OperationRun> remove(OperationRun& run);
+  /// The group has failed: what has come will not be received, and its senders get their allowance back.
+  void drop_unmatched();
   /// All runs that are not over.
   std::vector<OperationRun*> active() const;
   bool has_unacknowledged() const noexcept { return !sends_.empty(); }

@@ -125,6 +125,7 @@ void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell)
   while (!group.running.empty()) finish(*group.running.begin()->second, cause);
   for (OperationRun* run : group.p2p->active()) finish(*run, cause);
   group.early.clear();
+  group.p2p->drop_unmatched();
   server_.close_group(group.info.uid);
   host_.on_group_failed(
       group.info.uid,

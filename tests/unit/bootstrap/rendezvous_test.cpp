@@ -370,6 +370,64 @@ TEST_CASE("bootstrap/rendezvous: a failure of an earlier life is not believed", 
   }
 }
 
+TEST_CASE("bootstrap/rendezvous: a failure from before rank 0 came ends it for all after the grace, not the timeout",
+          "[bootstrap][fast]") {
+  World world(3);
+  for (int rank = 0; rank < 3; ++rank) world.options(rank).deadline = core::Deadline::at(world.now + seconds(1000));
+  world.start(1);
+  world.member(1).step(world.now);
+  world.member(1).fail(core::Status(core::Code::kAborted, "rank 1 was aborted"));
+  const auto begin = world.now;
+  world.start(0);
+  world.start(2);
+  world.run_for(seconds(50));  // it might be a leftover, and rank 1 late
+  CHECK(world.member(0).phase() == Phase::kPending);
+  REQUIRE(world.run(Phase::kFailed));
+  CHECK(world.now - begin < Rendezvous::kForeignGrace + seconds(5));
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK(world.member(rank).status().code() == core::Code::kAborted);
+    CHECK(message(world.member(rank)) == "rank 1 was aborted");
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: a timeout shorter than the grace tells what failed before rank 0 came",
+          "[bootstrap][fast]") {
+  World world(2);
+  for (int rank = 0; rank < 2; ++rank) world.options(rank).deadline = core::Deadline::at(world.now + seconds(20));
+  world.start(1);
+  world.member(1).step(world.now);
+  world.member(1).fail(core::Status(core::Code::kAborted, "rank 1 was aborted"));
+  world.start(0);
+  REQUIRE(world.run(Phase::kFailed));
+  CHECK(world.member(0).status().code() == core::Code::kTimeout);
+  CHECK(contains(message(world.member(0)), "a failure, perhaps of an earlier attempt: rank 1 was aborted"));
+}
+
+TEST_CASE("bootstrap/rendezvous: a failure of an earlier life is not believed either while another rank is very late",
+          "[bootstrap][fast]") {
+  for (const int writer : {0, 1}) {
+    auto store = std::make_shared<MemoryStore>();
+    World first(3, store);
+    first.options(2).prove = [](const Roster&) { return Proof::pending(); };
+    first.start_all();
+    first.run_for(seconds(1));
+    first.member(writer).fail(core::Status(core::Code::kAborted, "aborted"));
+    REQUIRE(first.run(Phase::kFailed));
+
+    World second(3, store);
+    for (int rank = 0; rank < 3; ++rank) second.options(rank).deadline = core::Deadline::at(second.now + seconds(1000));
+    second.start(0);
+    second.run_for(seconds(20));
+    second.start(1);
+    second.run_for(seconds(200));
+    CHECK(second.member(0).phase() == Phase::kPending);
+    CHECK(second.member(1).phase() == Phase::kPending);
+    second.start(2);
+    REQUIRE(second.run(Phase::kReady));
+    second.check_agreement();
+  }
+}
+
 TEST_CASE("bootstrap/rendezvous: two groups of one name after another do not meet", "[bootstrap][fast]") {
   auto store = std::make_shared<MemoryStore>();
   std::vector<core::GroupUid> uids;

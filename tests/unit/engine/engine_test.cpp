@@ -436,3 +436,46 @@ TEST_CASE("engine/engine: who waits for a member that has aborted their group an
   });
   REQUIRE(codes == std::vector<int>(3, 0));
 }
+
+TEST_CASE("engine/engine: who waits for a member that has left their group before there was a roster hears of it",
+          "[engine]") {
+  const auto codes = run_ranks({"a", "b", "c"}, 0, [](const Rank& me) {
+    const std::filesystem::path waits = me.folder / "waits";
+    if (me.rank == 2) {  // never comes: there is no roster, ever
+      while (!std::filesystem::exists(me.folder / "heard")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return;
+    }
+    setenv("HYBRIDPS_LINGER_SECONDS", "0.1", 1);
+    auto group = me.open("world");
+    if (me.rank == 0) {
+      while (!std::filesystem::exists(waits)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      leave(std::move(group));  // the engine's last
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it has looked at the Store
+    std::filesystem::create_directory(waits);
+    std::vector<float> data(10, 1.0F);
+    const core::Status status = allreduce(*group, data);
+    std::filesystem::create_directory(me.folder / "heard");
+    check(status.code() == core::Code::kClosed, status.to_string());
+    check(status.message().find("rank 0 (") != std::string::npos &&
+              status.message().find("left the group") != std::string::npos,
+          status.to_string());
+    leave(group);
+  });
+  REQUIRE(codes == std::vector<int>(3, 0));
+}
+
+TEST_CASE("engine/engine: ranks that grant different numbers of chunks are refused with both named", "[engine]") {
+  const auto codes = run_ranks({"a", "a"}, 0, [](const Rank& me) {
+    if (me.rank == 1) setenv("HYBRIDPS_GRANT_CHUNKS", "16", 1);
+    auto group = me.open("world");
+    const core::Status status = group->wait_ready();
+    check(status.code() == core::Code::kMismatch, status.to_string());
+    check(status.message().find("rank 1 runs protocol") != std::string::npos &&
+              status.message().find("HYBRIDPS_GRANT_CHUNKS=16") != std::string::npos,
+          status.to_string());
+    leave(group);
+  });
+  REQUIRE(codes == std::vector<int>(2, 0));
+}

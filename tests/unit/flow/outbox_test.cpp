@@ -67,6 +67,18 @@ TEST_CASE("flow/outbox: one message may be under way however small the allowance
   CHECK(rig.to().chunks() == Chunks{0, 1, 2});
 }
 
+TEST_CASE("flow/outbox: a sender without an allowance says so, in data and where it asks", "[flow][fast]") {
+  Setup setup;
+  setup.eager_bytes = 0;
+  Rig rig(setup);
+  rig.offer_all(rig.stream(3));
+  REQUIRE(rig.to().chunks() == Chunks{0});
+  CHECK(rig.to().last().window == 1);  // 0 is "as before"
+  rig.progress(101);
+  REQUIRE(rig.to().of<wire::Announce>().size() == 1);
+  CHECK(rig.to().of<wire::Announce>()[0]->window == 1);
+}
+
 TEST_CASE("flow/outbox: peers have allowances of their own", "[flow][fast]") {
   Rig rig;
   rig.offer_all(rig.stream(5, kPeer));

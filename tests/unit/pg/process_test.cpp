@@ -7,6 +7,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "hybridps/engine/engine.h"
@@ -158,6 +159,29 @@ TEST_CASE("pg/process: in a forked child nothing is left of the parent's groups,
   process.leave(*member);
   CHECK(group->leaves == 1);
   process.lanes()->stop(std::chrono::seconds(60));
+}
+
+TEST_CASE(
+    "pg/process: while a group is being made the last one to leave ends no threads; they end if nothing comes of it",
+    "[pg][fast]") {
+  Process& process = Process::instance();
+  std::unique_ptr<Process::Arrival> arrival;
+  const auto last = std::make_shared<NotingGroup>(
+      std::make_shared<WaitingEngine>([&] { arrival = std::make_unique<Process::Arrival>(process); }));
+  const auto member = process.join(last);
+  process.leave(*member);
+  REQUIRE(arrival);
+  CHECK(process.lanes()->thread_count() == 1);
+  const auto late = process.join(std::make_shared<NotingGroup>());
+  arrival.reset();
+  CHECK(process.lanes()->thread_count() == 1);
+  arrival = std::make_unique<Process::Arrival>(process);
+  process.leave(*late);
+  CHECK(process.lanes()->thread_count() == 1);
+  arrival.reset();
+  for (int i = 0; i < 10000 && process.lanes()->thread_count() > 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(process.lanes()->thread_count() == 0);
 }
 
 TEST_CASE("pg/process: a group that is joined while the last one waits for goodbyes keeps the threads", "[pg][fast]") {

@@ -1,5 +1,6 @@
 #include "hybridps/staging/stager.h"
 
+#include "tests/support/no_threads.h"
 #include "tests/unit/staging/program.h"
 
 namespace {
@@ -332,6 +333,29 @@ TEST_CASE("staging/stager: a stream that records a graph is refused before anyth
   CHECK(all[0].refused.code() == core::Code::kUnsupported);
   CHECK(all[0].group->sequence_submitted() == 0);
   all[0].gpu->set_capturing(all[0].caller, false);
+}
+
+TEST_CASE("staging/stager: where its thread cannot be made again nothing is put on the streams, and an abort goes on",
+          "[staging][fast]") {
+  std::unique_ptr<ClusterThread> cluster;  // all in the child
+  std::vector<Rank> all;
+  const auto check = [&] {
+    Rank& rank = all.front();
+    Part part = make(Kind::kAllReduce, 0, 2, 5000, 1);
+    *part.output = part.given_output;
+    const bool refused = rank.enqueue(part.operation) == nullptr &&
+                         rank.refused.code() == core::Code::kOutOfResources &&
+                         rank.refused.message().find("hybridps-stage") != std::string::npos;
+    rank.channel->abort(core::Status(core::Code::kAborted, "told to"));
+    std::atomic<bool> went_on{false};
+    rank.gpu->launch(rank.caller, [&] { went_on.store(true); });
+    return refused && eventually([&] { return went_on.load(); }) && *part.output == part.given_output;
+  };
+  CHECK(test::holds_without_threads(check, [&] {
+    cluster = std::make_unique<ClusterThread>(nodes({0, 1}, 19));
+    all = ranks(*cluster, 19, 8);
+    all.front().stager->stop(10s);
+  }));
 }
 
 TEST_CASE("staging/stager: stop gives up what is under way", "[staging][fast]") {

@@ -170,6 +170,39 @@ TEST_CASE("worker/point_to_point: small collectives find their slots and allowan
   }
 }
 
+TEST_CASE(
+    "worker/point_to_point: messages that nobody has received give allowance and slots back when their group fails",
+    "[worker][fast]") {
+  for (const auto& nodes : kLayouts) {
+    ClusterOptions options = layout(nodes);
+    options.eager_bytes = 4096;
+    Job job(options);
+    const core::GroupUid other = job.cluster().open_group();  // of the same ranks
+    // As much as fits.
+    std::vector<Call*> unreceived;
+    for (std::uint32_t tag = 0; tag < 20; ++tag)
+      unreceived.push_back(&job.send(0, 1, Ints(256, 1), seconds(1000), tag));
+    job.settle();
+    REQUIRE(unreceived.front()->is_ok());
+    REQUIRE_FALSE(unreceived.back()->is_over());
+    job.worker(1).fail_group(job.group(1), core::Status(core::Code::kAborted, "told to"), /*tell=*/true);
+    REQUIRE(job.finish(unreceived));
+    job.settle();
+    CHECK(job.is_clean());  // the group is not closed
+    Ints values(256, 1);
+    worker::Operation eager;
+    eager.kind = Kind::kPointToPoint;
+    eager.sending = true;
+    eager.peer = 1;
+    eager.input = {{reinterpret_cast<std::byte*>(values.data()), values.size() * sizeof(std::int32_t)}};
+    bool arrived = false;
+    job.cluster().submit(other, 0, std::move(eager), 0,
+                         [&](const worker::Outcome& outcome) { arrived = outcome.status.is_ok(); });
+    CHECK(job.run([&] { return arrived; }, 2000));  // nobody asks for it: it went within the allowance
+    job.settle();
+  }
+}
+
 // Transports that reorder, ranks that wait, sends and receives that give up: what is received are the messages that were not
 // cancelled, in order, tag by tag.
 TEST_CASE("worker/point_to_point: whatever is given up, messages come in order of sender and tag", "[worker][fast]") {

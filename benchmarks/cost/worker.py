@@ -1,0 +1,210 @@
+"""One rank of benchmarks/cost: worker.py '{"backend": "hybridps", "bytes": 67108864, "iterations": 8, ...}'; each rank
+prints a line with what it measured. Backend "sockets": the same bytes through plain TCP sockets, the floor."""
+
+import json
+import os
+import re
+import resource
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+MARK = "RESULT "
+PIECE = 256 * 1024
+PORT = 29700
+
+
+class Collective:
+    def __init__(self, backend: str, size: int):
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        dist.init_process_group(backend)
+        self.dist, self.tensor = dist, torch.ones(size // 4)
+
+    def once(self):
+        self.dist.all_reduce(self.tensor)
+
+    def align(self):
+        self.dist.barrier()
+
+    def check(self) -> bool:
+        self.tensor.fill_(1)
+        self.once()
+        return bool((self.tensor == self.dist.get_world_size()).all())
+
+
+class Sockets:
+    """Each rank owns a part: it receives the others' parts, sums them, and sends the sum to all. One thread, a socket
+    to each peer, pieces of 256 KiB, results received in place: what is left is what the kernel takes, and the sum."""
+
+    def __init__(self, size: int, rank: int, world: int, addresses: list[str]):
+        import torch
+
+        torch.set_num_threads(1)
+        self.rank, self.world = rank, world
+        self.tensor = torch.ones(size // 4)
+        part = len(self.tensor) // world
+        self.parts = [self.tensor[i * part : (i + 1) * part if i + 1 < world else None] for i in range(world)]
+        self.theirs = {peer: torch.empty_like(self.parts[rank]) for peer in range(world) if peer != rank}
+        self.sockets = {}
+        listener = socket.create_server((addresses[rank], PORT), backlog=world)
+        for peer in range(rank):
+            self.sockets[peer] = self._dial(addresses[peer])
+        for _ in range(rank + 1, world):
+            connection, _ = listener.accept()
+            self.sockets[int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "little")] = connection
+        listener.close()
+        for connection in self.sockets.values():
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setblocking(False)
+
+    def _dial(self, address: str) -> socket.socket:
+        for _ in range(600):
+            try:
+                connection = socket.create_connection((address, PORT))
+            except OSError:
+                time.sleep(0.05)
+                continue
+            connection.sendall(self.rank.to_bytes(4, "little"))
+            return connection
+        raise TimeoutError(f"nobody at {address}:{PORT}")
+
+    def _exchange(self, to_send: dict, to_receive: dict) -> None:
+        sends = {peer: memoryview(t.numpy()).cast("B") for peer, t in to_send.items()}
+        receives = {peer: memoryview(t.numpy()).cast("B") for peer, t in to_receive.items()}
+        with selectors.DefaultSelector() as selector:
+            for peer, connection in self.sockets.items():
+                selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
+            left = 2 * len(self.sockets)
+            while left:
+                for key, events in selector.select():
+                    peer, connection = key.data, key.fileobj
+                    if events & selectors.EVENT_READ and receives[peer]:
+                        receives[peer] = receives[peer][connection.recv_into(receives[peer][:PIECE]) :]
+                    if events & selectors.EVENT_WRITE and sends[peer]:
+                        sends[peer] = sends[peer][connection.send(sends[peer][:PIECE]) :]
+                    wanted = (selectors.EVENT_READ if receives[peer] else 0) | (
+                        selectors.EVENT_WRITE if sends[peer] else 0
+                    )
+                    if wanted != key.events:
+                        left -= (key.events ^ wanted).bit_count()
+                        if wanted:
+                            selector.modify(connection, wanted, peer)
+                        else:
+                            selector.unregister(connection)
+
+    def once(self):
+        own = self.parts[self.rank]
+        self._exchange({peer: self.parts[peer] for peer in self.sockets}, self.theirs)
+        for theirs in self.theirs.values():
+            own.add_(theirs)
+        self._exchange(dict.fromkeys(self.sockets, own), {peer: self.parts[peer] for peer in self.sockets})
+
+    def align(self):
+        import torch
+
+        token = torch.zeros(1)
+        self._exchange(dict.fromkeys(self.sockets, token), {peer: torch.zeros(1) for peer in self.sockets})
+
+    def check(self) -> bool:
+        self.tensor.fill_(1)
+        self.once()
+        return bool((self.tensor == self.world).all())
+
+
+def sum_seconds(size: int, world: int) -> float:
+    """CPU time of summing what a rank sums in one operation: world - 1 contributions to 1/world of the tensor."""
+    import torch
+
+    own, theirs = torch.ones(size // 4 // world), [torch.ones(size // 4 // world) for _ in range(world - 1)]
+    times = []
+    for _ in range(5):
+        begin = time.process_time()
+        for other in theirs:
+            own.add_(other)
+        times.append(time.process_time() - begin)
+    return sorted(times)[len(times) // 2]
+
+
+class Perf:
+    """perf on this process, while it is entered; where there is none, or it may not, nothing is measured."""
+
+    def __init__(self, *arguments: str):
+        self.arguments, self.program, self.output = arguments, shutil.which("perf"), ""
+
+    def __enter__(self):
+        if self.program:
+            self.process = subprocess.Popen(
+                [self.program, *self.arguments, "-p", str(os.getpid())],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            time.sleep(0.5)
+        return self
+
+    def __exit__(self, *_):
+        if self.program:
+            self.process.send_signal(signal.SIGINT)
+            self.output = self.process.communicate()[1]
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    size, iterations = job["bytes"], job["iterations"]
+    if job["backend"] == "sockets":
+        runner = Sockets(size, rank, world, job["addresses"])
+    else:
+        runner = Collective(job["backend"], size)
+    right = runner.check()
+    for _ in range(2):
+        runner.once()
+    runner.align()
+    before, begin = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    for _ in range(iterations):
+        runner.once()
+    seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF)
+    result = {
+        "rank": rank,
+        "right": right,
+        "seconds": seconds / iterations,
+        "user_seconds": (after.ru_utime - before.ru_utime) / iterations,
+        "system_seconds": (after.ru_stime - before.ru_stime) / iterations,
+        "switches": (after.ru_nvcsw - before.ru_nvcsw) / iterations,
+        "preemptions": (after.ru_nivcsw - before.ru_nivcsw) / iterations,
+    }
+    # What looking costs must not be in the figures above: further operations, of which only rank 0 is looked at.
+    runner.align()
+    calls = Perf("stat", "-x", ",", "-e", "raw_syscalls:sys_enter")
+    samples = Perf("record", "-q", "-F", "4000", "-o", job["samples"])
+    for perf in (calls, samples):
+        if rank == 0:
+            with perf:
+                runner.align()
+                for _ in range(iterations):
+                    runner.once()
+                runner.align()
+        else:
+            runner.align()
+            for _ in range(iterations):
+                runner.once()
+            runner.align()
+    if counted := re.search(r"^(\d+),", calls.output, re.MULTILINE):
+        result["system_calls"] = int(counted[1]) / iterations
+    if rank == 0 and world > 1:
+        result["sum_seconds"] = sum_seconds(size, world)
+    runner.align()
+    print(MARK + json.dumps(result), flush=True)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

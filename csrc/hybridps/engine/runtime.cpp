@@ -482,11 +482,11 @@ void Runtime::deliver(worker::GroupState& group, const wire::Message& message, t
 }
 
 void Runtime::choose_watched() {
-  has_remote_peers_ = false;
+  all_are_local_ = transports_.shm != nullptr && !group_engines_.empty();
   for (const auto& [uid, engines] : group_engines_)
     for (const core::EngineId engine : engines)
       if (const auto found = peers_.find(engine); found != peers_.end() && !found->second.record.local)
-        has_remote_peers_ = true;
+        all_are_local_ = false;
   // In every group each engine watches its successor: of ranks that fall silent one at least has a watcher that has
   // not. Beyond these, probe() asks whoever an operation waits for.
   std::unordered_set<core::EngineId> watched;
@@ -521,11 +521,11 @@ std::size_t Runtime::progress() {
   const core::OneThread::Inside inside(one_thread_);
   std::size_t work = 0;
   if (transports_.shm) work += transports_.shm->progress();
-  // Rare and small: control traffic, and all that comes over the network while every peer is on this node. Looked at
-  // every few rounds, and whenever arm() finds that there is something.
+  // Rare and small: control traffic, and what comes over the network while the members of all groups are on this node.
+  // Looked at every few rounds, and whenever arm() finds that there is something.
   const bool look = std::exchange(look_everywhere_, false) || ++progress_calls_ % 8 == 0;
-  if (has_remote_peers_ || !transports_.shm || look) work += transports_.data->progress();
-  if (transports_.control && ((has_remote_peers_ && work == 0) || look)) work += transports_.control->progress();
+  if (!all_are_local_ || look) work += transports_.data->progress();
+  if (transports_.control && ((!all_are_local_ && work == 0) || look)) work += transports_.control->progress();
   const core::TimePoint now = now_ = core::Clock::now();
   work += outbox_->progress(now);
   work += worker_->tick(now);

@@ -214,8 +214,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::unordered_map<core::EngineId, core::TimePoint> unanswered_verdicts_;  // peer -> waited for until
   core::TimePoint next_forgetting_{};
   std::uint64_t progress_calls_ = 0;
-  bool look_everywhere_ = false;   // arm() found something: the next round looks at every transport
-  bool has_remote_peers_ = false;  // in a group of this engine
+  bool look_everywhere_ = false;  // arm() found something: the next round looks at every transport
+  bool all_are_local_ = false;    // the members of all groups (there are some) are on this node
   core::TimePoint now_{};
   observe::EngineCounters counters_;
   Hooks hooks_;

@@ -75,6 +75,7 @@ def measure(network: hosts.Hosts, names: list[str], backend: str, options, sampl
         "backend": backend,
         "bytes": int(options.mib * MIB),
         "iterations": options.iterations,
+        "warm_up": options.warm_up,
         "addresses": [network.address[name] for name in names],
         "samples": str(samples),
     }
@@ -137,7 +138,10 @@ def summarise(rounds: list[list[dict]], size: int, parts: list[dict]) -> dict:
     def median(name):
         return statistics.median(statistics.fmean(r[name] for r in ranks) for ranks in rounds)
 
-    row = {name: median(name) for name in ("seconds", "user_seconds", "system_seconds", "switches", "preemptions")}
+    row = {
+        name: median(name)
+        for name in ("seconds", "user_seconds", "system_seconds", "switches", "preemptions", "packets")
+    }
     row["cpu_seconds"] = row["user_seconds"] + row["system_seconds"]
     calls = [ranks[0]["system_calls"] for ranks in rounds if "system_calls" in ranks[0]]
     row["calls_per_mib"] = statistics.median(calls) / (size / MIB) if calls else None
@@ -152,11 +156,11 @@ def table(done: dict[int, dict[str, dict]], size: int) -> str:
         f"allreduce of {size / MIB:g} MiB, one rank on each of n hosts, links without a limit, {os.cpu_count()} cores "
         "for all; per operation and rank",
         "",
-        "| n | | ms | CPU ms | user | system | ns of CPU per KiB | × floor | calls/MiB | switches | preemptions |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| n | | ms | CPU ms | user | system | ns of CPU per KiB | × floor | calls/MiB | packets/MiB | switches | preemptions |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for n, rows in done.items():
-        floor = rows["sockets"]["cpu_seconds"]
+        floor = rows["sockets"]["cpu_seconds"] if "sockets" in rows else float("nan")
         for name, row in rows.items():
             calls = "–" if row["calls_per_mib"] is None else f"{row['calls_per_mib']:.0f}"
             lines.append(
@@ -164,6 +168,7 @@ def table(done: dict[int, dict[str, dict]], size: int) -> str:
                 f"{row['cpu_seconds'] * 1e3:.1f} | {row['user_seconds'] * 1e3:.1f} | "
                 f"{row['system_seconds'] * 1e3:.1f} | "
                 f"{row['cpu_seconds'] * 1e9 / (size / 1024):.0f} | {row['cpu_seconds'] / floor:.2f} | {calls} | "
+                f"{row['packets'] / (size / MIB):.0f} | "
                 f"{row['switches']:.0f} | {row['preemptions']:.0f} |"
             )
     kinds = [kind for kind, _, _ in KINDS]
@@ -219,6 +224,8 @@ def main() -> int:
     parser.add_argument("--mib", type=float, default=64, help="size of the tensor (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="launches of each (default %(default)s)")
     parser.add_argument("--iterations", type=int, default=8, help="operations of a launch (default %(default)s)")
+    parser.add_argument("--warm-up", type=int, default=6, help="operations before those (default %(default)s)")
+    parser.add_argument("--runners", default=",".join(RUNNERS), help="what is compared (default %(default)s)")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="setting for all processes")
     parser.add_argument("--limit-s", type=float, default=300, help="for one launch (default %(default)s)")
     parser.add_argument("--output", default=str(ROOT / "benchmarks" / "results"))
@@ -229,21 +236,25 @@ def main() -> int:
     if not shutil.which("perf"):
         say("[cost] perf was not found (Debian: linux-perf): no system calls, and not where the time goes")
     size, done = int(options.mib * MIB), {}
+    runners = options.runners.split(",")
+    if unknown := [name for name in runners if name not in RUNNERS]:
+        say(f"[cost] nothing is called {', '.join(unknown)}: {', '.join(RUNNERS)}")
+        return 1
     try:
         for n in map(int, options.hosts.split(",")):
             names = [f"h{index}" for index in range(n)]
             network = hosts.Hosts(names)
-            rounds, parts = {name: [] for name in RUNNERS}, {name: [] for name in RUNNERS}
+            rounds, parts = {name: [] for name in runners}, {name: [] for name in runners}
             try:
                 with tempfile.TemporaryDirectory() as folder:
                     for index in range(options.rounds):
-                        for name in RUNNERS:
+                        for name in runners:
                             samples = Path(folder) / f"{name}-{index}"
                             rounds[name].append(measure(network, names, name, options, samples))
                             parts[name].append(where(samples))
             finally:
                 network.close()
-            done[n] = {name: summarise(rounds[name], size, parts[name]) for name in RUNNERS}
+            done[n] = {name: summarise(rounds[name], size, parts[name]) for name in runners}
             say(
                 f"[cost] n = {n}: "
                 + ", ".join(f"{k} {r['cpu_seconds'] * 1e3:.1f} ms of CPU" for k, r in done[n].items())

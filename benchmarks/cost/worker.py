@@ -132,6 +132,16 @@ def sum_seconds(size: int, world: int) -> float:
     return sorted(times)[len(times) // 2]
 
 
+def packets() -> int:
+    """Sent and received by this host so far, as its interfaces hand them over: up to 64 KiB each."""
+    count = 0
+    with open("/proc/net/dev") as table:
+        for line in table.readlines()[2:]:
+            fields = line.split(":")[1].split()
+            count += int(fields[1]) + int(fields[9])
+    return count
+
+
 class Perf:
     """perf on this process, while it is entered; where there is none, or it may not, nothing is measured."""
 
@@ -164,9 +174,10 @@ def main() -> None:
     else:
         runner = Collective(job["backend"], size)
     right = runner.check()
-    for _ in range(2):
+    for _ in range(job["warm_up"]):
         runner.once()
     runner.align()
+    packets_before = packets()
     before, begin = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     for _ in range(iterations):
         runner.once()
@@ -179,6 +190,7 @@ def main() -> None:
         "system_seconds": (after.ru_stime - before.ru_stime) / iterations,
         "switches": (after.ru_nvcsw - before.ru_nvcsw) / iterations,
         "preemptions": (after.ru_nivcsw - before.ru_nivcsw) / iterations,
+        "packets": (packets() - packets_before) / iterations,
     }
     # What looking costs must not be in the figures above: further operations, of which only rank 0 is looked at.
     runner.align()

@@ -139,6 +139,13 @@ ROWS = (
         (at_least("ratio", 1.4),),
         ("slow", "dedicated"),
     ),
+    Row(
+        "n8-64M",
+        N8,
+        job("allreduce", 64 * MIB, 6, warmup=2, check=False),
+        (at_least("of_limit", 0.93), at_least("ratio", 0.95), WIRE),
+        ("large",),
+    ),
     Row("n8-64B", N8, job("allreduce", 64, 200), tiny(0.5), ("small",)),
     Row("n8-barrier", N8, job("barrier", 0, 200), tiny(0.5), ("small",)),
     Row("n8-64K", N8, job("allreduce", 64 * KIB, 60), (at_least("ratio", 2.5), WIRE), ("small",)),

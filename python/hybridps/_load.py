@@ -84,7 +84,7 @@ def _from_system(folder: str = "") -> bool:
 
 def rdma_is_wanted(sysfs: str = "/sys") -> bool:
     """Whether this machine has an active RDMA port and the settings let data use it."""
-    if os.environ.get("HYBRIDPS_DATA_TRANSPORT", "").strip() == "tcp":
+    if os.environ.get("HYBRIDPS_DATA_TRANSPORT", "").strip() in ("tcp", "ucx"):
         return False
     for path in glob.glob(f"{sysfs}/class/infiniband/*/ports/*/state"):
         try:

@@ -7,18 +7,18 @@
 
 #include "hybridps/intranode/shm/handshake.h"
 #include "hybridps/transport/cards.h"
-#include "hybridps/transport/ucx/ucx_address.h"
+#include "hybridps/transport/envelope.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace hybridps::transport;
   const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(data), size);
-  if (const auto inside = unwrap_ucx_address(bytes); inside.is_ok()) {
-    const auto again = wrap_ucx_address(inside.value());
+  if (const auto inside = unwrap(kUcxEnvelope, bytes); inside.is_ok()) {
+    const auto again = wrap(kUcxEnvelope, inside.value());
     if (!std::equal(again.begin(), again.end(), bytes.begin(), bytes.end())) std::abort();
   }
-  if (size >= kUcxAddressBytesMin && size <= kUcxAddressBytesMax) {
-    const auto wrapped = wrap_ucx_address(bytes);
-    const auto inside = unwrap_ucx_address(wrapped);
+  if (size >= kUcxEnvelope.bytes_min && size <= kUcxEnvelope.bytes_max) {
+    const auto wrapped = wrap(kUcxEnvelope, bytes);
+    const auto inside = unwrap(kUcxEnvelope, wrapped);
     if (!inside.is_ok() || !std::equal(inside.value().begin(), inside.value().end(), bytes.begin(), bytes.end()))
       std::abort();
   }

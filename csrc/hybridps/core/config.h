@@ -28,7 +28,7 @@ struct SettingRow {
 };
 
 /// HYBRIDPS_DATA_TRANSPORT.
-enum class DataTransport : std::uint8_t { kAuto = 0, kRdma = 1, kTcp = 2 };
+enum class DataTransport : std::uint8_t { kAuto = 0, kRdma = 1, kTcp = 2, kUcx = 3 };
 
 struct Config {
   std::string node;

@@ -6,9 +6,37 @@
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
 #include "hybridps/transport/cards.h"
+#include "hybridps/transport/tcp/tcp_transport.h"
 #include "hybridps/transport/ucx/ucx_transport.h"
 
 namespace hybridps::engine {
+namespace {
+
+using MadeTransport = core::Result<std::unique_ptr<transport::Transport>>;
+
+template <typename Made>
+MadeTransport as_transport(core::Result<std::unique_ptr<Made>> made) {
+  if (!made.is_ok()) return made.status();
+  return std::unique_ptr<transport::Transport>(std::move(made).value());
+}
+
+MadeTransport make_ucx(const std::string& device, std::string label, core::Duration close_timeout) {
+  transport::UcxOptions options;
+  options.net_device = device;
+  options.label = std::move(label);
+  options.close_timeout = close_timeout;
+  return as_transport(transport::UcxTransport::create(options));
+}
+
+MadeTransport make_tcp(const std::string& address, std::string label, core::Duration close_timeout) {
+  transport::TcpOptions options;
+  options.address = address;
+  options.label = std::move(label);
+  options.close_timeout = close_timeout;
+  return as_transport(transport::TcpTransport::create(options));
+}
+
+}  // namespace
 
 core::Result<std::unique_ptr<transport::Transport>> DataThreads::drive(
     std::unique_ptr<transport::Transport> transport) {
@@ -29,13 +57,13 @@ void DataThreads::warn_of_idle() const {
 }
 
 core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const Interfaces& interfaces,
-                                                                        transport::UcxOptions options,
+                                                                        core::Duration close_timeout,
                                                                         std::int64_t sockets, DataThreads& threads) {
   std::vector<transport::Card> cards;
   const auto add = [&](transport::CardInfo info, const std::string& device, std::string label) {
-    options.net_device = device;
-    options.label = std::move(label);
-    core::Result<std::unique_ptr<transport::UcxTransport>> made = transport::UcxTransport::create(options);
+    core::Result<std::unique_ptr<transport::Transport>> made =
+        interfaces.ucx ? make_ucx(device, std::move(label), close_timeout)
+                       : make_tcp(info.address, std::move(label), close_timeout);
     if (!made.is_ok()) return made.status();
     core::Result<std::unique_ptr<transport::Transport>> driven = threads.drive(std::move(made).value());
     if (!driven.is_ok()) return driven.status();
@@ -74,7 +102,7 @@ std::vector<bootstrap::Nic> to_record(const std::vector<transport::Nic>& nics) {
 }
 
 std::string text_of(const Interfaces& interfaces) {
-  std::string text = "data=" + interfaces.data() + (interfaces.rdma ? "(rdma)" : "");
+  std::string text = "data=" + interfaces.data() + (interfaces.rdma ? "(rdma)" : interfaces.ucx ? "(ucx)" : "");
   text += " control=" + interfaces.control;
   const bool all =
       std::all_of(interfaces.nics.begin(), interfaces.nics.end(), [](const auto& n) { return n.gbps > 0; });

@@ -1,7 +1,7 @@
 // hybridps/engine/data_transport.h: the data transport of a process, over all of its network cards.
 //
-// Threads  as UcxTransport; with DataThreads as make_threaded().
-// Errors   those of UcxTransport::create(), join_cards() and start_transport_thread().
+// Threads  as UcxTransport and TcpTransport; with DataThreads as make_threaded().
+// Errors   those of UcxTransport::create(), TcpTransport::create(), join_cards() and start_transport_thread().
 #pragma once
 
 #include <chrono>
@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "hybridps/bootstrap/record.h"
+#include "hybridps/core/clock.h"
 #include "hybridps/core/status.h"
 #include "hybridps/engine/interface.h"
 #include "hybridps/transport/threaded.h"
 #include "hybridps/transport/transport.h"
-#include "hybridps/transport/ucx/ucx_config.h"
 
 namespace hybridps::engine {
 
@@ -36,11 +36,10 @@ class DataThreads {
   std::size_t next_ = 0;
 };
 
-/// UCX over TCP uses one card per worker, and one connection to each peer, so each card has `sockets` transports of its own
-/// (kCardsMax in all); RDMA ports share one, and so does what the user's UCX_NET_DEVICES names. `options` apart from
-/// net_device and label.
+/// Over TCP a transport uses one card, and one connection to each peer, so each card has `sockets` transports of its own
+/// (kCardsMax in all); RDMA ports share one, and so does what the user's UCX_NET_DEVICES names.
 core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const Interfaces& interfaces,
-                                                                        transport::UcxOptions options,
+                                                                        core::Duration close_timeout,
                                                                         std::int64_t sockets, DataThreads& threads);
 
 /// For a member's record.

@@ -360,11 +360,9 @@ Status EngineImpl::start(core::Config config) {
     if (config_.spin_microseconds >= 0) return std::chrono::microseconds(config_.spin_microseconds);
     return std::chrono::microseconds(threads * expected_local_peers() <= cores ? kSpinMicroseconds : 0);
   };
-  transport::UcxOptions data;
-  data.close_timeout = kCloseWithin;
   DataThreads threads(config_.data_threads, spin(2 + data_threads));
   core::Result<std::unique_ptr<transport::Transport>> data_transport =
-      make_data_transport(interfaces.value(), data, config_.data_sockets, threads);
+      make_data_transport(interfaces.value(), kCloseWithin, config_.data_sockets, threads);
   if (!data_transport.is_ok()) return data_transport.status();
   threads.warn_of_idle();
   transport::UcxOptions control;

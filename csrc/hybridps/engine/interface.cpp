@@ -59,6 +59,10 @@ bool allows_rdma(const std::string& tls) {
   return false;
 }
 
+bool is_tcp(core::DataTransport wanted) noexcept {
+  return wanted == core::DataTransport::kTcp || wanted == core::DataTransport::kUcx;
+}
+
 }  // namespace
 
 std::string interface_to(const std::string& host) {
@@ -114,8 +118,8 @@ core::Result<DataChoice> choose_data(const DataNetwork& network) {
     choice.rdma = transport::names_rdma(network.named);
     for (const transport::RdmaPort& port : network.ports)
       if (network.named == port.name.substr(0, port.name.rfind(':'))) choice.rdma = true;
-    if (choice.rdma && network.wanted == core::DataTransport::kTcp)
-      return refuse("HYBRIDPS_DATA_TRANSPORT=tcp, but the data interfaces name RDMA ports (" + network.named + ")");
+    if (choice.rdma && is_tcp(network.wanted))
+      return refuse("HYBRIDPS_DATA_TRANSPORT=tcp or ucx, but the data interfaces name RDMA ports (" + network.named + ")");
     if (!choice.rdma && network.wanted == core::DataTransport::kRdma)
       return refuse("HYBRIDPS_DATA_TRANSPORT=rdma, but the data interfaces name none of the RDMA ports (" +
                     network.named + "); here are: " + (seen.empty() ? "none" : seen));
@@ -138,7 +142,7 @@ core::Result<DataChoice> choose_data(const DataNetwork& network) {
     choice.nics = std::move(nearest);
     return choice;
   }
-  if (network.wanted == core::DataTransport::kTcp) return choice;
+  if (is_tcp(network.wanted)) return choice;
   const std::string nearest = transport::nearest_ports(network.ports, network.place.rank, network.place.size);
   if (nearest.empty()) {
     if (network.wanted == core::DataTransport::kRdma)
@@ -213,6 +217,11 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config, const std
   chosen.nics = data.value().nics;
   chosen.rdma = data.value().rdma;
   chosen.users = network.users;
+  // Cards are found by their addresses there. A user who tunes UCX's TCP means UCX's TCP.
+  const auto has_address = [](const transport::Nic& nic) { return !nic.address.empty(); };
+  chosen.ucx = chosen.rdma || chosen.users || network.wanted == core::DataTransport::kUcx ||
+               (network.wanted == core::DataTransport::kAuto && transport::tcp_is_tuned_by_user()) ||
+               !std::all_of(chosen.nics.begin(), chosen.nics.end(), has_address);
   chosen.why = data.value().why;
   chosen.with_control = network.named.empty()
                             ? !chosen.rdma

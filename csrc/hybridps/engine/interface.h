@@ -26,6 +26,7 @@ struct Interfaces {
   std::vector<transport::Nic> nics;  // what this process's data goes through; their rates where they are known
   double node_gbps = 0;              // of all the machine's cards for data together; 0: not known
   bool rdma = false;                 // data goes over RDMA
+  bool ucx = false;                  // data goes through UCX: RDMA, or its TCP
   bool users = false;                // the user's UCX_NET_DEVICES, not ours
   bool with_control = false;         // data of this machine goes through the control interface, too
   std::string why;                   // "nearest of eth0, eth1 to the CPUs of NUMA node 0", "HYBRIDPS_DATA_INTERFACES"

@@ -49,8 +49,8 @@ std::uint64_t get_u64(std::span<const std::byte> bytes) noexcept {
   return value;
 }
 
-Descriptor make_socket() {
-  const ForkLock lock;
+core::Descriptor make_socket() {
+  const core::ForkLock lock;
   return {lock, ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
 }
 
@@ -88,8 +88,8 @@ bool send_packet(int socket, const Packet& packet, std::span<const int> descript
   return sent == static_cast<ssize_t>(sizeof packet);
 }
 
-Received receive_packet(int socket, Packet& packet, std::array<Descriptor, kDescriptorsMax>& descriptors) {
-  for (Descriptor& descriptor : descriptors) descriptor.reset();
+Received receive_packet(int socket, Packet& packet, std::array<core::Descriptor, kDescriptorsMax>& descriptors) {
+  for (core::Descriptor& descriptor : descriptors) descriptor.reset();
   iovec bytes{&packet, sizeof packet};
   msghdr message{};
   message.msg_iov = &bytes;
@@ -97,7 +97,7 @@ Received receive_packet(int socket, Packet& packet, std::array<Descriptor, kDesc
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * kDescriptorsMax)> control{};
   ssize_t received;
   {
-    const ForkLock lock;
+    const core::ForkLock lock;
     // ECONNRESET is told once, before what is still queued: ask again for that and for the end of file.
     int resets = 0;
     do {
@@ -113,7 +113,7 @@ Received receive_packet(int socket, Packet& packet, std::array<Descriptor, kDesc
           int fd = -1;
           std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof fd);
           if (i < kDescriptorsMax) {
-            descriptors[i] = Descriptor(lock, fd);
+            descriptors[i] = core::Descriptor(lock, fd);
           } else {
             ::close(fd);  // the buffer's alignment leaves room for one too many
           }
@@ -130,8 +130,8 @@ Received receive_packet(int socket, Packet& packet, std::array<Descriptor, kDesc
   return Received::kPacket;
 }
 
-Descriptor listen_on(std::string_view name, int backlog, int& error) {
-  Descriptor socket = make_socket();
+core::Descriptor listen_on(std::string_view name, int backlog, int& error) {
+  core::Descriptor socket = make_socket();
   const SocketAddress where = abstract_address(name);
   if (!socket || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&where.address), where.bytes) != 0 ||
       ::listen(socket.get(), backlog) != 0) {
@@ -142,8 +142,8 @@ Descriptor listen_on(std::string_view name, int backlog, int& error) {
   return socket;
 }
 
-Descriptor connect_to(std::string_view name, int& error) {
-  Descriptor socket = make_socket();
+core::Descriptor connect_to(std::string_view name, int& error) {
+  core::Descriptor socket = make_socket();
   const SocketAddress where = abstract_address(name);
   if (!socket || ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&where.address), where.bytes) != 0) {
     error = errno;
@@ -153,9 +153,9 @@ Descriptor connect_to(std::string_view name, int& error) {
   return socket;
 }
 
-Descriptor accept_from(int listener, int& error) {
-  const ForkLock lock;
-  Descriptor socket(lock, ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+core::Descriptor accept_from(int listener, int& error) {
+  const core::ForkLock lock;
+  core::Descriptor socket(lock, ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   error = socket ? 0 : errno;
   return socket;
 }

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "hybridps/core/ids.h"
-#include "hybridps/intranode/shm/fork_guard.h"
+#include "hybridps/core/descriptor.h"
 
 namespace hybridps::intranode::shm {
 
@@ -54,12 +54,12 @@ inline constexpr std::size_t kDescriptorsMax = 3;
 /// False when the packet could not be queued: the peer is gone or does not read.
 bool send_packet(int socket, const Packet& packet, std::span<const int> descriptors = {}) noexcept;
 /// Never waits.
-Received receive_packet(int socket, Packet& packet, std::array<Descriptor, kDescriptorsMax>& descriptors);
+Received receive_packet(int socket, Packet& packet, std::array<core::Descriptor, kDescriptorsMax>& descriptors);
 
 /// Abstract-namespace sockets: nothing in the file system, gone with the process.
-Descriptor listen_on(std::string_view name, int backlog, int& error);
-Descriptor connect_to(std::string_view name, int& error);
-Descriptor accept_from(int listener, int& error);
+core::Descriptor listen_on(std::string_view name, int backlog, int& error);
+core::Descriptor connect_to(std::string_view name, int& error);
+core::Descriptor accept_from(int listener, int& error);
 /// Whether the process at the other end runs as our user; `pid` is set when it is visible from here, else 0.
 bool is_same_user(int socket, int& pid) noexcept;
 

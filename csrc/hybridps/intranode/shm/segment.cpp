@@ -98,7 +98,7 @@ bool file_size_allowed(std::size_t bytes) noexcept {
 
 std::size_t page_ceil(std::size_t bytes) noexcept { return (bytes + page_bytes() - 1) / page_bytes() * page_bytes(); }
 
-Segment::Segment(std::byte* data, std::size_t bytes, Descriptor fd) noexcept
+Segment::Segment(std::byte* data, std::size_t bytes, core::Descriptor fd) noexcept
     : data_(data), bytes_(bytes), fd_(std::move(fd)), born_(core::fork_generation()) {}
 
 Segment::~Segment() {
@@ -110,15 +110,15 @@ core::Result<std::unique_ptr<Segment>> Segment::create(std::string_view purpose,
     return no_memory(purpose, bytes, "checking the size", bytes == 0 ? EINVAL : ENOMEM);
   }
   bytes = page_ceil(bytes);
-  Descriptor fd;
+  core::Descriptor fd;
   if (backing == Backing::kMemfd) {
-    const ForkLock lock;
-    fd = Descriptor(lock, make_memfd());
+    const core::ForkLock lock;
+    fd = core::Descriptor(lock, make_memfd());
   }
   const bool memfd = static_cast<bool>(fd);
   if (!memfd) {
-    const ForkLock lock;
-    fd = Descriptor(lock, make_nameless_dev_shm());
+    const core::ForkLock lock;
+    fd = core::Descriptor(lock, make_nameless_dev_shm());
     if (!fd) return no_memory(purpose, bytes, "opening a file in /dev/shm", errno);
   }
   if (!file_size_allowed(bytes)) return no_memory(purpose, bytes, "ftruncate", EFBIG);
@@ -161,7 +161,7 @@ core::Result<std::unique_ptr<Segment>> Segment::map(int fd, std::size_t offset_b
   void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, static_cast<off_t>(offset_bytes));
   if (data == MAP_FAILED) return no_memory("view of a peer's memory", bytes, "mmap", errno);
   ::madvise(data, bytes, MADV_DONTFORK);
-  return std::unique_ptr<Segment>(new Segment(static_cast<std::byte*>(data), bytes, Descriptor()));
+  return std::unique_ptr<Segment>(new Segment(static_cast<std::byte*>(data), bytes, core::Descriptor()));
 }
 
 void Segment::seal_against_writers() noexcept {

@@ -18,7 +18,7 @@
 
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
-#include "hybridps/intranode/shm/fork_guard.h"
+#include "hybridps/core/descriptor.h"
 
 namespace hybridps::intranode::shm {
 
@@ -45,11 +45,11 @@ class Segment : core::Pinned {
   int fd() const noexcept { return fd_.get(); }
 
  private:
-  Segment(std::byte* data, std::size_t bytes, Descriptor fd) noexcept;
+  Segment(std::byte* data, std::size_t bytes, core::Descriptor fd) noexcept;
 
   std::byte* data_;
   std::size_t bytes_;
-  Descriptor fd_;
+  core::Descriptor fd_;
   std::uint64_t born_;
 };
 

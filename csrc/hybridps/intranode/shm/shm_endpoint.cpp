@@ -52,7 +52,7 @@ void ShmEndpoint::open_slot(std::uint32_t slot) {
   releases_in_ = ReleaseReader(memory, owner_.layout_);
 }
 
-void ShmEndpoint::watch_socket(Descriptor socket) {
+void ShmEndpoint::watch_socket(core::Descriptor socket) {
   if (socket_) owner_.unwatch(socket_.get());
   socket_ = std::move(socket);
   owner_.watch(socket_.get(), EPOLLIN | EPOLLRDHUP, ShmTransport::endpoint_tag(index_));
@@ -60,7 +60,7 @@ void ShmEndpoint::watch_socket(Descriptor socket) {
 
 void ShmEndpoint::dial() {
   int error = 0;
-  Descriptor socket = connect_to(socket_name_, error);
+  core::Descriptor socket = connect_to(socket_name_, error);
   if (error == EAGAIN || error == EINTR) {  // its queue of connections is full
     deadline_ = steady_clock::now() + kDialAgainAfter;
     owner_.set_timer();
@@ -116,7 +116,7 @@ void ShmEndpoint::say_proof() {
   send_packet(socket_.get(), packet);  // a failure shows as end of file
 }
 
-Status ShmEndpoint::map_peer(const Packet& hello, std::array<Descriptor, kDescriptorsMax>& descriptors) {
+Status ShmEndpoint::map_peer(const Packet& hello, std::array<core::Descriptor, kDescriptorsMax>& descriptors) {
   const SlotLayout layout{hello.ring_entries, hello.release_entries};
   auto& [control, wake, pool] = descriptors;
   if (!layout.is_valid() || !control || !wake || !is_safe_to_write(wake.get()) ||
@@ -145,7 +145,7 @@ Status ShmEndpoint::map_peer(const Packet& hello, std::array<Descriptor, kDescri
   return Status::ok();
 }
 
-void ShmEndpoint::accept(Descriptor socket, const Packet& hello, std::array<Descriptor, kDescriptorsMax>& descriptors) {
+void ShmEndpoint::accept(core::Descriptor socket, const Packet& hello, std::array<core::Descriptor, kDescriptorsMax>& descriptors) {
   is_same_user(socket.get(), pid_);
   watch_socket(std::move(socket));
   state_ = State::kProving;
@@ -170,7 +170,7 @@ void ShmEndpoint::check_proof(const Packet& packet) {
 void ShmEndpoint::on_socket() {
   for (int i = 0; i < kPacketsPerVisit && socket_ && !peer_gone_; ++i) {
     Packet packet;
-    std::array<Descriptor, kDescriptorsMax> descriptors;
+    std::array<core::Descriptor, kDescriptorsMax> descriptors;
     switch (receive_packet(socket_.get(), packet, descriptors)) {
       case Received::kNothing: return;
       case Received::kEndOfFile: return on_peer_gone();
@@ -187,7 +187,7 @@ void ShmEndpoint::on_socket() {
   }
 }
 
-void ShmEndpoint::on_packet(const Packet& packet, std::array<Descriptor, kDescriptorsMax>& descriptors) {
+void ShmEndpoint::on_packet(const Packet& packet, std::array<core::Descriptor, kDescriptorsMax>& descriptors) {
   switch (packet.kind) {
     case PacketKind::kHello:
       if (state_ != State::kHelloSent || packet.echo != session_nonce_) break;

@@ -24,7 +24,7 @@
 
 #include "hybridps/core/ids.h"
 #include "hybridps/core/status.h"
-#include "hybridps/intranode/shm/fork_guard.h"
+#include "hybridps/core/descriptor.h"
 #include "hybridps/intranode/shm/handshake.h"
 #include "hybridps/intranode/shm/ring.h"
 #include "hybridps/intranode/shm/segment.h"
@@ -69,14 +69,14 @@ class ShmEndpoint final : public transport::Endpoint {
   void open_slot(std::uint32_t slot);
   void dial();
   void retry(std::chrono::steady_clock::time_point now);
-  void accept(Descriptor socket, const Packet& hello, std::array<Descriptor, kDescriptorsMax>& descriptors);
+  void accept(core::Descriptor socket, const Packet& hello, std::array<core::Descriptor, kDescriptorsMax>& descriptors);
   void on_socket();
-  void on_packet(const Packet& packet, std::array<Descriptor, kDescriptorsMax>& descriptors);
-  core::Status map_peer(const Packet& hello, std::array<Descriptor, kDescriptorsMax>& descriptors);
+  void on_packet(const Packet& packet, std::array<core::Descriptor, kDescriptorsMax>& descriptors);
+  core::Status map_peer(const Packet& hello, std::array<core::Descriptor, kDescriptorsMax>& descriptors);
   bool say_hello(const Nonce& echo);
   void say_proof();
   void check_proof(const Packet& packet);
-  void watch_socket(Descriptor socket);
+  void watch_socket(core::Descriptor socket);
 
   // Messages.
   bool is_usable() const noexcept { return state_ != State::kEnded && !closing_; }
@@ -123,8 +123,8 @@ class ShmEndpoint final : public transport::Endpoint {
   std::chrono::steady_clock::time_point deadline_{};  // kConnecting: next try; kYielded: the peer must have connected
   int pid_ = 0;
 
-  Descriptor socket_;
-  Descriptor wake_;  // the peer's eventfd
+  core::Descriptor socket_;
+  core::Descriptor wake_;  // the peer's eventfd
   std::unique_ptr<Segment> peer_front_;
   std::unique_ptr<Segment> peer_slot_;
   std::unique_ptr<Segment> peer_pool_;

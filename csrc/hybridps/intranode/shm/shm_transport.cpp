@@ -73,12 +73,12 @@ Status ShmTransport::start() {
   constexpr int kBacklog = 512;  // cut by the kernel to net.core.somaxconn
   listener_ = listen_on(socket_name_, kBacklog, error);
   if (!listener_) return system_error("a listening socket", error);
-  const ForkLock lock;
-  event_ = Descriptor(lock, ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  const core::ForkLock lock;
+  event_ = core::Descriptor(lock, ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!event_) return system_error("an eventfd", errno);
-  timer_ = Descriptor(lock, ::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+  timer_ = core::Descriptor(lock, ::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
   if (!timer_) return system_error("a timer", errno);
-  poller_ = Descriptor(lock, ::epoll_create1(EPOLL_CLOEXEC));
+  poller_ = core::Descriptor(lock, ::epoll_create1(EPOLL_CLOEXEC));
   if (!poller_) return system_error("an epoll descriptor", errno);
   watch(listener_.get(), EPOLLIN, tag_of(Source::kListener));
   watch(event_.get(), EPOLLIN | EPOLLET, tag_of(Source::kWakeUp));
@@ -317,7 +317,7 @@ void ShmTransport::accept_strangers() {
   constexpr int kAcceptsPerVisit = 64;
   for (int i = 0; i < kAcceptsPerVisit; ++i) {
     int error = 0;
-    Descriptor socket = accept_from(listener_.get(), error);
+    core::Descriptor socket = accept_from(listener_.get(), error);
     if (!socket) {
       if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS) {
         unwatch(listener_.get());  // or it would wake us all the time
@@ -343,10 +343,10 @@ void ShmTransport::serve_stranger(std::uint32_t serial) {
   const auto found = strangers_.find(serial);
   if (found == strangers_.end()) return;
   Packet hello;
-  std::array<Descriptor, kDescriptorsMax> descriptors;
+  std::array<core::Descriptor, kDescriptorsMax> descriptors;
   const Received received = receive_packet(found->second.socket.get(), hello, descriptors);
   if (received == Received::kNothing) return;
-  Descriptor socket = std::move(found->second.socket);
+  core::Descriptor socket = std::move(found->second.socket);
   strangers_.erase(found);
   unwatch(socket.get());
   const core::EngineId from{hello.from};

@@ -27,7 +27,7 @@
 #include "hybridps/core/fork.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/status.h"
-#include "hybridps/intranode/shm/fork_guard.h"
+#include "hybridps/core/descriptor.h"
 #include "hybridps/intranode/shm/handshake.h"
 #include "hybridps/intranode/shm/ring.h"
 #include "hybridps/intranode/shm/segment.h"
@@ -111,7 +111,7 @@ class ShmTransport final : public transport::Transport {
   };
   /// A connection to our socket that has not said hello yet.
   struct Stranger {
-    Descriptor socket;
+    core::Descriptor socket;
     std::chrono::steady_clock::time_point deadline;
   };
 
@@ -147,10 +147,10 @@ class ShmTransport final : public transport::Transport {
   std::shared_ptr<Segment> pool_;
   bool attached_ = false;
   EngineControl* sleep_ = nullptr;
-  Descriptor listener_;
-  Descriptor event_;  // peers write it when we sleep; edge-triggered, never read
-  Descriptor timer_;
-  Descriptor poller_;  // epoll over all of them and each peer's socket
+  core::Descriptor listener_;
+  core::Descriptor event_;  // peers write it when we sleep; edge-triggered, never read
+  core::Descriptor timer_;
+  core::Descriptor poller_;  // epoll over all of them and each peer's socket
 
   std::vector<std::unique_ptr<ShmEndpoint>> endpoints_;  // never shrinks: endpoints live as long as we do
   std::vector<ShmEndpoint*> live_;                       // still have a connection or hold memory

@@ -57,6 +57,16 @@ Environment process_environment() {
   };
 }
 
+bool tcp_is_tuned_by_user() {
+  for (char** at = environ; at != nullptr && *at != nullptr; ++at) {
+    std::string_view name(*at);
+    name = name.substr(0, name.find('='));
+    if (name.starts_with("HYBRIDPS_")) name.remove_prefix(std::string_view("HYBRIDPS_").size());
+    if (name == "UCX_TLS" || name.starts_with("UCX_TCP_")) return true;
+  }
+  return false;
+}
+
 std::vector<UcxSetting> ucx_settings(const UcxOptions& options, std::pair<unsigned, unsigned> version,
                                      const Environment& environment) {
   std::vector<UcxSetting> settings;

@@ -39,6 +39,8 @@ struct UcxOptions {
 /// Looks a variable up; nothing when it is not set.
 using Environment = std::function<std::optional<std::string>(const std::string& name)>;
 Environment process_environment();
+/// Whether the environment has settings of UCX for its TCP, or for which of its transports there are: UCX_TLS, UCX_TCP_*.
+bool tcp_is_tuned_by_user();
 
 /// What we set by ucp_config_modify, in order, after the user's settings have been taken out.
 struct UcxSetting {

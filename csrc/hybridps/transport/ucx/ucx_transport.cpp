@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "hybridps/core/log.h"
-#include "hybridps/transport/ucx/ucx_address.h"
+#include "hybridps/transport/envelope.h"
 #include "hybridps/transport/ucx/ucx_transport_impl.h"
 
 namespace hybridps::transport {
@@ -117,12 +117,22 @@ core::Status UcxTransportImpl::start() {
       (status = api_.worker_address(worker_, &worker_address)) != UCS_OK ||
       (status = api_.worker_get_efd(worker_, &event_fd_)) != UCS_OK)
     return ucs_error(core::Code::kInternal, "UCX's worker cannot be used" + where, status);
-  if (worker_address.size() < kUcxAddressBytesMin || worker_address.size() > kUcxAddressBytesMax)
+  if (worker_address.size() < kUcxEnvelope.bytes_min || worker_address.size() > kUcxEnvelope.bytes_max)
     return {core::Code::kInternal, "a UCX address of " + std::to_string(worker_address.size()) + " bytes"};
-  address_ = wrap_ucx_address(worker_address);
+  address_ = wrap(kUcxEnvelope, worker_address);
   fork_guard_ = std::make_unique<ForkGuard>(event_fd_, listening_sockets_since(before, worker_address));
   fork_guard_->refresh();
-  rx_pool_ = std::make_unique<RxPool>(api_, context_, options_.receive_bytes_max);
+  rx_pool_ = std::make_unique<RxPool>(options_.receive_bytes_max, RxRegistration{
+                                                                      [this](std::span<std::byte> block, void** handle) {
+                                                                        ucp_mem_h memh = nullptr;
+                                                                        if (!map_block(block, &memh)) return false;
+                                                                        *handle = memh;
+                                                                        return true;
+                                                                      },
+                                                                      [this](void* handle) {
+                                                                        (void)api_.mem_unmap(
+                                                                            context_, static_cast<ucp_mem_h>(handle));
+                                                                      }});
   core::log_info(name_, where, ": UCX ", major, ".", minor, ".", release, " from ", ucx_library_path());
   return core::Status::ok();
 }
@@ -188,6 +198,14 @@ core::Status UcxTransportImpl::attach(std::span<std::byte> pool_memory) {
   if (in_child()) return child_error();
   if (pool_memory.empty()) return {core::Code::kInvalidArgument, "no memory to attach"};
   return map({pool_memory, nullptr, UCS_MEMORY_TYPE_HOST});
+}
+
+bool UcxTransportImpl::map_block(std::span<std::byte> block, ucp_mem_h* memh) {
+  ucp_mem_map_params_t params{};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+  params.address = block.data();
+  params.length = block.size();
+  return api_.mem_map(context_, &params, memh) == UCS_OK;
 }
 
 core::Status UcxTransportImpl::map(Region region) {
@@ -257,7 +275,7 @@ core::Result<Endpoint*> UcxTransportImpl::connect(core::EngineId peer, std::span
     if (!found->second->is_open()) return found->second->cause_;
     return static_cast<Endpoint*>(found->second.get());
   }
-  const auto worker_address = unwrap_ucx_address(address);
+  const auto worker_address = unwrap(kUcxEnvelope, address);
   if (!worker_address.is_ok()) return worker_address.status();
   auto endpoint = std::make_unique<UcxEndpoint>(*this, peer);
   ucp_ep_params_t params{};
@@ -522,7 +540,7 @@ void UcxTransportImpl::start_receive(Receive* receive) {
       UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.cb.recv_am = &UcxTransportImpl::on_received;
   param.user_data = receive;
-  param.memh = receive->slot->memh;
+  param.memh = static_cast<ucp_mem_h>(receive->slot->handle);
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   receive->pending = true;
   ++receives_pending_;

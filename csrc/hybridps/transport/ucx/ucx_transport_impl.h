@@ -21,9 +21,9 @@
 #include "hybridps/core/fork.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/status.h"
+#include "hybridps/transport/rx_pool.h"
 #include "hybridps/transport/transport.h"
 #include "hybridps/transport/ucx/fork_guard.h"
-#include "hybridps/transport/ucx/rx_pool.h"
 #include "hybridps/transport/ucx/ucp_api.h"
 #include "hybridps/transport/ucx/ucx_config.h"
 #include "hybridps/transport/ucx/ucx_endpoint.h"
@@ -81,6 +81,7 @@ class UcxTransportImpl final : public UcxTransport {
   core::Status child_error() const;
   const Region* region_of(const std::byte* data, std::size_t bytes) const noexcept;
   core::Status map(Region region);
+  bool map_block(std::span<std::byte> block, ucp_mem_h* memh);
   /// Runs a call of UCX that is about a region's memory; empty: of the host.
   template <typename Call>
   static void within(const Within& device, const Call& call);

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "hybridps/transport/ucx/ucx_address.h"
+#include "hybridps/transport/envelope.h"
 #include "tests/support/catch.h"
 
 namespace hybridps::transport {
@@ -121,20 +121,20 @@ TEST_CASE("transport/ucx: the library tells its version and its file", "[transpo
 TEST_CASE("transport/ucx: addresses survive their envelope and damage is noticed", "[transport][fast]") {
   std::vector<std::byte> inner(77);
   for (std::size_t i = 0; i < inner.size(); ++i) inner[i] = static_cast<std::byte>(i * 3);
-  const auto wrapped = wrap_ucx_address(inner);
-  const auto back = unwrap_ucx_address(wrapped);
+  const auto wrapped = wrap(kUcxEnvelope, inner);
+  const auto back = unwrap(kUcxEnvelope, wrapped);
   REQUIRE(back.is_ok());
   CHECK(std::vector<std::byte>(back.value().begin(), back.value().end()) == inner);
   for (std::size_t i = 0; i < wrapped.size() * 8; ++i) {
     auto changed = wrapped;
     changed[i / 8] ^= static_cast<std::byte>(1U << (i % 8));
-    CHECK_FALSE(unwrap_ucx_address(changed).is_ok());
+    CHECK_FALSE(unwrap(kUcxEnvelope, changed).is_ok());
   }
   auto other_version = wrapped;
   other_version[7] = std::byte{2};
-  CHECK(unwrap_ucx_address(other_version).status().message().find("version") != std::string::npos);
-  CHECK_FALSE(unwrap_ucx_address(wrap_ucx_address({})).is_ok());
-  CHECK_FALSE(unwrap_ucx_address(wrap_ucx_address(std::vector<std::byte>(kUcxAddressBytesMax + 1))).is_ok());
+  CHECK(unwrap(kUcxEnvelope, other_version).status().message().find("version") != std::string::npos);
+  CHECK_FALSE(unwrap(kUcxEnvelope, wrap(kUcxEnvelope, {})).is_ok());
+  CHECK_FALSE(unwrap(kUcxEnvelope, wrap(kUcxEnvelope, std::vector<std::byte>(kUcxEnvelope.bytes_max + 1))).is_ok());
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "hybridps/transport/ucx/ucx_address.h"
+#include "hybridps/transport/envelope.h"
 #include "tests/unit/transport/ucx/fake_ucp.h"
 #include "tests/unit/transport/ucx/ucx_pair.h"
 
@@ -43,7 +43,7 @@ struct Fixture {
     CHECK(ucp.requests == 0);
     CHECK(side.pool->slots_in_use() == 0);
   }
-  static std::vector<std::byte> peer_address() { return wrap_ucx_address(std::vector<std::byte>(48, std::byte{0x5a})); }
+  static std::vector<std::byte> peer_address() { return wrap(kUcxEnvelope, std::vector<std::byte>(48, std::byte{0x5a})); }
   UcxCounters counters() { return ucx(side).counters(); }
   core::Status send(contract::Side::Done& done, std::size_t bytes = 100) {
     return side.peer->send(numbered(1), side.filled(bytes, 1), bytes, side.record(done));

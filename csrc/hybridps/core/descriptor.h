@@ -1,20 +1,18 @@
-// hybridps/intranode/shm/fork_guard.h: file descriptors that a forked child does not keep.
+// hybridps/core/descriptor.h: file descriptors that a forked child does not keep.
 //
 // Problem  A socket is closed only with its last copy. DataLoader children inherit copies, so a killed parent
-// would look
-//          alive to its peers for as long as a child lives.
+//          would look alive to its peers for as long as a child lives.
 // Model    A process-wide table of descriptors; a pthread_atfork handler closes all of them in every forked
-// child and
-//          counts the fork, so that objects copied into the child know that they own nothing there.
+//          child and counts the fork, so that objects copied into the child know that they own nothing there.
 // Threads  any. Descriptors are made under the table's lock, which fork() takes too: none slips into a child
-// untracked.
+//          untracked.
 #pragma once
 
 #include <cstdint>
 #include <mutex>
 #include <utility>
 
-namespace hybridps::intranode::shm {
+namespace hybridps::core {
 
 /// Holds fork() off while descriptors are made and adopted. Keep it short, never fork inside.
 class ForkLock {
@@ -51,4 +49,4 @@ class Descriptor {
   std::uint64_t born_ = 0;
 };
 
-}  // namespace hybridps::intranode::shm
+}  // namespace hybridps::core

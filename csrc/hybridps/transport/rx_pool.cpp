@@ -1,4 +1,4 @@
-#include "hybridps/transport/ucx/rx_pool.h"
+#include "hybridps/transport/rx_pool.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,12 +7,12 @@
 
 namespace hybridps::transport {
 
-RxPool::RxPool(UcpApi& api, ucp_context_h context, std::size_t bytes_max)
-    : api_(api), context_(context), bytes_max_(bytes_max) {}
+RxPool::RxPool(std::size_t bytes_max, RxRegistration registration)
+    : bytes_max_(bytes_max), registration_(std::move(registration)) {}
 
 RxPool::~RxPool() {
   for (Block& block : blocks_) {
-    (void)api_.mem_unmap(context_, block.memh);
+    if (registration_.remove) registration_.remove(block.handle);
     ::operator delete[](block.data, std::align_val_t{kAlignment});
   }
 }
@@ -39,23 +39,19 @@ bool RxPool::grow(std::uint32_t size_class, bool past_cap) {
   if (!past_cap && bytes_mapped_ > 0 && bytes_mapped_ + block_bytes > bytes_max_) return false;
   auto* data = static_cast<std::byte*>(::operator new[](block_bytes, std::align_val_t{kAlignment}, std::nothrow));
   if (data == nullptr) return false;
-  ucp_mem_map_params_t params{};
-  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
-  params.address = data;
-  params.length = block_bytes;
-  ucp_mem_h memh = nullptr;
-  if (api_.mem_map(context_, &params, &memh) != UCS_OK) {
+  void* handle = nullptr;
+  if (registration_.add && !registration_.add({data, block_bytes}, &handle)) {
     ::operator delete[](data, std::align_val_t{kAlignment});
     return false;
   }
   const std::size_t count = block_bytes / slot_bytes;
-  Block block{data, memh, std::vector<RxSlot>(count)};
+  Block block{data, handle, std::vector<RxSlot>(count)};
   std::size_t of_class = count;
   for (const Block& other : blocks_)
     if (other.slots.front().size_class == size_class) of_class += other.slots.size();
   free_[size_class].reserve(of_class);
   for (std::size_t i = count; i-- > 0;) {
-    block.slots[i] = RxSlot{data + i * slot_bytes, memh, size_class};
+    block.slots[i] = RxSlot{data + i * slot_bytes, handle, size_class};
     free_[size_class].push_back(&block.slots[i]);
   }
   blocks_.push_back(std::move(block));

@@ -1,25 +1,31 @@
-// hybridps/transport/ucx/rx_pool.h: registered memory that incoming payloads land in.
+// hybridps/transport/rx_pool.h: memory that incoming payloads land in.
 //
-// Model    Slots of power-of-two size classes, cut from blocks that are mapped once and kept until the end.
+// Model    Slots of power-of-two size classes, cut from blocks that are made once and kept until the end. Where a library
+//          wants to know a block (RDMA), it is registered as it is made, and its slots carry the handle.
 // Threads  the transport's.
-// Errors   allocate() gives nullptr at the cap or when mapping fails; nothing else fails.
+// Errors   allocate() gives nullptr at the cap or when there is no memory; nothing else fails.
 #pragma once
-
-#include <ucp/api/ucp.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <vector>
 
 #include "hybridps/core/pinned.h"
-#include "hybridps/transport/ucx/ucp_api.h"
 
 namespace hybridps::transport {
 
 struct RxSlot {
   std::byte* data = nullptr;
-  ucp_mem_h memh = nullptr;
+  void* handle = nullptr;  // of its block, from RxRegistration::add
   std::uint32_t size_class = 0;
+};
+
+struct RxRegistration {
+  /// Puts the handle there. False: the block cannot be used.
+  std::function<bool(std::span<std::byte> block, void** handle)> add;
+  std::function<void(void* handle)> remove;
 };
 
 class RxPool : core::Pinned {
@@ -28,9 +34,9 @@ class RxPool : core::Pinned {
   static constexpr std::size_t kBlockBytes = std::size_t{4} << 20;
   static constexpr std::size_t kAlignment = 4096;
 
-  /// `bytes_max` bounds the blocks; one block may always be made.
-  RxPool(UcpApi& api, ucp_context_h context, std::size_t bytes_max);
-  /// Unmaps and frees all blocks, whatever is still out.
+  /// `bytes_max` bounds the blocks; one block may always be made. Without functions nothing is registered.
+  explicit RxPool(std::size_t bytes_max, RxRegistration registration = {});
+  /// Unregisters and frees all blocks, whatever is still out.
   ~RxPool();
 
   /// A slot of at least `bytes`. `past_cap` is for bytes that are already here and only need a place.
@@ -43,14 +49,13 @@ class RxPool : core::Pinned {
  private:
   struct Block {
     std::byte* data = nullptr;
-    ucp_mem_h memh = nullptr;
+    void* handle = nullptr;
     std::vector<RxSlot> slots;
   };
   bool grow(std::uint32_t size_class, bool past_cap);
 
-  UcpApi& api_;
-  const ucp_context_h context_;
   const std::size_t bytes_max_;
+  const RxRegistration registration_;
   std::size_t bytes_mapped_ = 0;
   std::size_t in_use_ = 0;
   std::vector<Block> blocks_;

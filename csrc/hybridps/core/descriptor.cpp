@@ -1,4 +1,4 @@
-#include "hybridps/intranode/shm/fork_guard.h"
+#include "hybridps/core/descriptor.h"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 
 #include "hybridps/core/fork.h"
 
-namespace hybridps::intranode::shm {
+namespace hybridps::core {
 namespace {
 
 // Process-wide by nature: fork() copies the process, not an engine.
@@ -58,4 +58,4 @@ void Descriptor::reset() noexcept {
   ::close(fd);
 }
 
-}  // namespace hybridps::intranode::shm
+}  // namespace hybridps::core

@@ -1,0 +1,48 @@
+// hybridps/transport/tcp/tcp_endpoint.h: the way to one peer. Internal to this room.
+//
+//   kOpen ──close(kClosed)──> kDraining ──all has left──> kFlushing ──the peer's kernel has it, or late──┐
+//     │                                                                                                  v
+//     └──its connection broke, close(any other code)──> kDoomed ──next progress()──────────────────────> kGone
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "hybridps/core/clock.h"
+#include "hybridps/core/status.h"
+#include "hybridps/transport/endpoint.h"
+#include "hybridps/transport/tcp/tcp_wire.h"
+
+namespace hybridps::transport {
+
+class TcpTransportImpl;
+struct TcpLink;
+
+class TcpEndpoint final : public Endpoint {
+ public:
+  enum class State : std::uint8_t { kOpen, kDraining, kFlushing, kDoomed, kGone };
+
+  TcpEndpoint(TcpTransportImpl& transport, core::EngineId peer, const TcpId& id)
+      : transport_(transport), peer_(peer), id_(id) {}
+
+  core::Status send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,
+                    SendDone done) override;
+  core::EngineId peer() const noexcept override { return peer_; }
+  void close(core::Status cause) noexcept override;
+
+ private:
+  friend class TcpTransportImpl;
+  bool is_open() const noexcept { return state_ == State::kOpen; }
+
+  TcpTransportImpl& transport_;
+  const core::EngineId peer_;
+  const TcpId id_;
+  TcpLink* out_ = nullptr;        // what it sends on
+  std::vector<TcpLink*> links_;   // all to this peer
+  State state_ = State::kOpen;
+  bool report_ = false;  // on_peer_failed is due
+  core::Status cause_;   // of the first failure or close
+  core::Deadline close_deadline_;
+};
+
+}  // namespace hybridps::transport

@@ -1,0 +1,126 @@
+// hybridps/transport/tcp/tcp_transport_impl.h: TcpTransport's state. Internal to this room.
+//
+// Messages are delivered while sockets are read; `done`, closes and reports come after that in the same progress().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "hybridps/core/fork.h"
+#include "hybridps/core/ids.h"
+#include "hybridps/transport/rx_pool.h"
+#include "hybridps/transport/tcp/tcp_endpoint.h"
+#include "hybridps/transport/tcp/tcp_link.h"
+#include "hybridps/transport/tcp/tcp_transport.h"
+
+namespace hybridps::transport {
+
+class TcpTransportImpl final : public TcpTransport {
+ public:
+  explicit TcpTransportImpl(const TcpOptions& options);
+  ~TcpTransportImpl() override;
+  core::Status start();
+
+  std::string_view name() const noexcept override { return name_; }
+  core::Status attach(std::span<std::byte> pool_memory) override;
+  std::vector<std::byte> address() const override { return encode(address_); }
+  core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override;
+  Endpoint* find(core::EngineId peer) noexcept override;
+  std::size_t progress() override;
+  int event_fd() const noexcept override { return poller_.get(); }
+  bool arm() override;
+  bool has_unsent() const noexcept override { return unsent_ > 0; }
+  void set_receiver(Receiver* receiver) noexcept override { receiver_ = receiver; }
+  TransportStats stats() const noexcept override;
+  TcpCounters counters() const noexcept override;
+
+ private:
+  friend class TcpEndpoint;
+  struct Completion {
+    TcpSend* send = nullptr;
+    core::Status status;
+  };
+
+  bool in_child() const noexcept { return core::fork_generation() != generation_; }
+  core::Status child_error() const;
+
+  // Connections
+  core::Status watch(TcpLink& link, bool write, bool added = true);
+  core::Result<TcpLink*> dial(const TcpAddress& to);
+  std::size_t accept_all();
+  bool greet(TcpLink& link);
+  void refuse(TcpLink& link);
+  void adopt(TcpLink& link, TcpEndpoint& endpoint);
+  void set_options(int socket) const;
+  void expire_greetings();
+
+  // Sending
+  core::Status send(TcpEndpoint& endpoint, std::span<const std::byte> header, const Buffer& payload,
+                    std::size_t payload_bytes, SendDone done);
+  TcpSend* acquire();
+  void list(TcpLink& link);
+  std::size_t flush_all();
+  std::size_t flush(TcpLink& link);
+  void has_sent(TcpLink& link, std::size_t bytes);
+  std::size_t run_completions();
+
+  // Receiving
+  std::size_t on_event(TcpLink& link, std::uint32_t events);
+  std::size_t read(TcpLink& link);
+  void parse(TcpLink& link);
+  bool begin_message(TcpLink& link);
+  void deliver(TcpLink& link);
+  static void release_slot(void* transport, void* slot, std::uint64_t) noexcept;
+
+  // Closing
+  void close(TcpEndpoint& endpoint, core::Status cause);
+  void on_broken(TcpLink& link, std::string what);
+  void break_off(TcpLink& link, const char* doing, int error);
+  /// Its socket is closed, what it had to send ends with `cause`; it is freed at the end of progress().
+  void close(TcpLink& link, const core::Status& cause, bool reset);
+  std::size_t attend();
+  /// True when the endpoint needs to be looked at again.
+  bool step(TcpEndpoint& endpoint, core::TimePoint now);
+  void run_down();
+  void leave_to_parent() noexcept;
+
+  const TcpOptions options_;
+  const std::string name_;
+  const std::uint64_t generation_ = core::fork_generation();
+  TcpAddress address_;
+  core::Descriptor poller_;  // epoll over the listener and all sockets, level-triggered
+  core::Descriptor listener_;
+  bool accepts_ = true;  // the listener is watched; not while there are no descriptors
+  core::TimePoint accepts_again_{};
+  Receiver* receiver_ = nullptr;
+  std::vector<std::span<std::byte>> regions_;
+
+  std::vector<std::unique_ptr<TcpLink>> links_;
+  std::vector<TcpLink*> greeting_;  // accepted and not heard of, oldest first
+  bool has_closed_ = false;         // some of links_ are to be freed
+  std::unordered_map<core::EngineId, std::unique_ptr<TcpEndpoint>> endpoints_;
+  std::map<TcpId, TcpEndpoint*> by_id_;
+
+  std::vector<std::unique_ptr<TcpSend>> sends_;
+  std::vector<TcpSend*> free_sends_;
+  std::size_t unsent_ = 0;
+  std::vector<TcpLink*> listed_;  // have something to send, and nobody says that they cannot
+  std::vector<Completion> completions_;
+  std::vector<Completion> running_completions_;
+
+  std::unique_ptr<RxPool> rx_pool_;
+  std::vector<TcpEndpoint*> attention_;  // new work
+  std::vector<TcpEndpoint*> closing_;    // friendly closes under way
+
+  TransportStats stats_;
+  TcpCounters counters_;
+};
+
+}  // namespace hybridps::transport

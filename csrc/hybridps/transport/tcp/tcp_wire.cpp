@@ -1,0 +1,144 @@
+#include "hybridps/transport/tcp/tcp_wire.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "hybridps/core/ids.h"
+#include "hybridps/transport/envelope.h"
+
+namespace hybridps::transport {
+namespace {
+
+constexpr std::array<char, 8> kGreetingMark = {'H', 'P', 'S', 'T', 'C', 'P', 0, 1};
+constexpr std::uint16_t kFrameMark = 0x5048;
+
+template <typename Value>
+void put(std::byte*& to, Value value) {
+  for (std::size_t i = 0; i < sizeof value; ++i) *to++ = static_cast<std::byte>(value >> (8 * i));
+}
+template <typename Value>
+Value get(const std::byte*& from) {
+  Value value = 0;
+  for (std::size_t i = 0; i < sizeof value; ++i)
+    value = static_cast<Value>(value | static_cast<Value>(static_cast<Value>(*from++) << (8 * i)));
+  return value;
+}
+
+}  // namespace
+
+TcpId make_tcp_id() {
+  TcpId id;
+  const std::array<std::uint64_t, 2> random = {core::random_u64(), core::random_u64()};
+  std::memcpy(id.data(), random.data(), id.size());
+  return id;
+}
+
+std::string SocketAddress::text() const {
+  std::array<char, INET6_ADDRSTRLEN> host{};
+  if (name.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(name);
+    inet_ntop(AF_INET, &v4.sin_addr, host.data(), host.size());
+    return std::string(host.data()) + ":" + std::to_string(ntohs(v4.sin_port));
+  }
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(name);
+  inet_ntop(AF_INET6, &v6.sin6_addr, host.data(), host.size());
+  return "[" + std::string(host.data()) + "]:" + std::to_string(ntohs(v6.sin6_port));
+}
+
+std::optional<SocketAddress> parse_address(const std::string& numeric, std::uint16_t port) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (numeric.empty() || getaddrinfo(numeric.c_str(), std::to_string(port).c_str(), &hints, &found) != 0)
+    return std::nullopt;
+  SocketAddress address;
+  address.bytes = found->ai_addrlen;
+  std::memcpy(&address.name, found->ai_addr, found->ai_addrlen);
+  freeaddrinfo(found);
+  return address;
+}
+
+std::vector<std::byte> encode(const TcpAddress& address) {
+  std::array<std::byte, 36> inside{};
+  std::byte* to = std::copy(address.id.begin(), address.id.end(), inside.begin());
+  if (address.socket.name.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address.socket.name);
+    put<std::uint16_t>(to, 4);
+    put(to, ntohs(v4.sin_port));
+    std::memcpy(to, &v4.sin_addr, sizeof v4.sin_addr);
+  } else {
+    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address.socket.name);
+    put<std::uint16_t>(to, 6);
+    put(to, ntohs(v6.sin6_port));
+    std::memcpy(to, &v6.sin6_addr, sizeof v6.sin6_addr);
+  }
+  return wrap(kTcpEnvelope, inside);
+}
+
+core::Result<TcpAddress> decode_tcp_address(std::span<const std::byte> bytes) {
+  const auto inside = unwrap(kTcpEnvelope, bytes);
+  if (!inside.is_ok()) return inside.status();
+  TcpAddress address;
+  const std::byte* from = inside.value().data();
+  std::copy_n(from, address.id.size(), address.id.begin());
+  from += address.id.size();
+  const auto family = get<std::uint16_t>(from);
+  const auto port = get<std::uint16_t>(from);
+  if (family == 4) {
+    auto& v4 = reinterpret_cast<sockaddr_in&>(address.socket.name);
+    v4.sin_family = AF_INET;
+    v4.sin_port = htons(port);
+    std::memcpy(&v4.sin_addr, from, sizeof v4.sin_addr);
+    address.socket.bytes = sizeof v4;
+  } else if (family == 6) {
+    auto& v6 = reinterpret_cast<sockaddr_in6&>(address.socket.name);
+    v6.sin6_family = AF_INET6;
+    v6.sin6_port = htons(port);
+    std::memcpy(&v6.sin6_addr, from, sizeof v6.sin6_addr);
+    address.socket.bytes = sizeof v6;
+  }
+  if (address.socket.bytes == 0 || port == 0)
+    return core::Status(core::Code::kInvalidArgument, "a TCP address names no place");
+  return address;
+}
+
+std::array<std::byte, kGreetingBytes> encode_greeting(const TcpId& from, const TcpId& to) {
+  std::array<std::byte, kGreetingBytes> bytes;
+  std::memcpy(bytes.data(), kGreetingMark.data(), kGreetingMark.size());
+  auto* at = std::copy(from.begin(), from.end(), bytes.begin() + kGreetingMark.size());
+  std::copy(to.begin(), to.end(), at);
+  return bytes;
+}
+
+std::optional<TcpId> decode_greeting(std::span<const std::byte, kGreetingBytes> bytes, const TcpId& us) {
+  if (std::memcmp(bytes.data(), kGreetingMark.data(), kGreetingMark.size()) != 0) return std::nullopt;
+  TcpId from;
+  const std::byte* at = bytes.data() + kGreetingMark.size();
+  std::copy_n(at, from.size(), from.begin());
+  // Every byte is looked at, so that how long it takes does not tell how many were right.
+  std::byte differs{0};
+  for (std::size_t i = 0; i < us.size(); ++i) differs |= at[from.size() + i] ^ us[i];
+  return differs == std::byte{0} ? std::optional(from) : std::nullopt;
+}
+
+void encode(const Frame& frame, std::byte* to) {
+  put(to, frame.payload_bytes);
+  put(to, frame.header_bytes);
+  put(to, kFrameMark);
+}
+
+std::optional<Frame> decode_frame(const std::byte* from) {
+  Frame frame;
+  frame.payload_bytes = get<std::uint32_t>(from);
+  frame.header_bytes = get<std::uint16_t>(from);
+  if (get<std::uint16_t>(from) != kFrameMark || frame.header_bytes == 0 || frame.header_bytes > kHeaderBytesMax)
+    return std::nullopt;
+  return frame;
+}
+
+}  // namespace hybridps::transport

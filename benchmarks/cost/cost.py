@@ -1,8 +1,9 @@
 """What a byte of an allreduce costs the cores: CPU time, where it goes, system calls and switches; beside gloo and
-plain TCP sockets that move the same bytes, in turn on the same hosts made of namespaces, whose links have no limit.
+plain TCP sockets that move the same bytes, in turn on the same hosts made of namespaces, whose links have no limit (or --mbit).
 
     benchmarks/cost/run                            n = 2, 4, 8 with 64 MiB; needs root
     benchmarks/cost/run --hosts 2,4 --mib 16 --rounds 5
+    benchmarks/cost/run --hosts 8 --mbit 200       links of 200 Mbit/s: what is left for those who compute beside it
     benchmarks/cost/run --env HYBRIDPS_CHUNK_BYTES=262144
 
 Medians over rounds; a figure of an operation is the mean over ranks. Where the time goes is sampled with perf in
@@ -151,9 +152,9 @@ def summarise(rounds: list[list[dict]], size: int, parts: list[dict]) -> dict:
     return row
 
 
-def table(done: dict[int, dict[str, dict]], size: int) -> str:
+def table(done: dict[int, dict[str, dict]], size: int, links: str) -> str:
     lines = [
-        f"allreduce of {size / MIB:g} MiB, one rank on each of n hosts, links without a limit, {os.cpu_count()} cores "
+        f"allreduce of {size / MIB:g} MiB, one rank on each of n hosts, {links}, {os.cpu_count()} cores "
         "for all; per operation and rank",
         "",
         "| n | | ms | CPU ms | user | system | ns of CPU per KiB | × floor | calls/MiB | packets/MiB | switches | preemptions |",
@@ -222,6 +223,7 @@ def main() -> int:
     )
     parser.add_argument("--hosts", default="2,4,8", help="numbers of hosts (default %(default)s)")
     parser.add_argument("--mib", type=float, default=64, help="size of the tensor (default %(default)s)")
+    parser.add_argument("--mbit", type=float, help="rate of each host's link (default: no limit)")
     parser.add_argument("--rounds", type=int, default=3, help="launches of each (default %(default)s)")
     parser.add_argument("--iterations", type=int, default=8, help="operations of a launch (default %(default)s)")
     parser.add_argument("--warm-up", type=int, default=6, help="operations before those (default %(default)s)")
@@ -243,7 +245,8 @@ def main() -> int:
     try:
         for n in map(int, options.hosts.split(",")):
             names = [f"h{index}" for index in range(n)]
-            network = hosts.Hosts(names)
+            rates = {name: options.mbit for name in names} if options.mbit else None
+            network = hosts.Hosts(names, rates)
             rounds, parts = {name: [] for name in runners}, {name: [] for name in runners}
             try:
                 with tempfile.TemporaryDirectory() as folder:
@@ -265,7 +268,8 @@ def main() -> int:
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cost.json").write_text(json.dumps({"bytes": size, "hosts": done}, indent=1) + "\n")
-    text = table(done, size)
+    links = f"links of {options.mbit:g} Mbit/s" if options.mbit else "links without a limit"
+    text = table(done, size, links)
     (folder / "cost.md").write_text(text)
     if complaint := bench.plot_complaint():
         say(f"[cost] no picture: {complaint}")

@@ -196,6 +196,30 @@ ROWS = (
             ("n4-k2-ddp", 2, 0.67, (at_least("of_limit", 1 / 1.07), at_least("ratio", 1.2))),
         )
     ),
+    # The same step, but the backward pass really computes, on the core that moves the data.
+    *(
+        Row(
+            name,
+            Setup(hosts=hosts, mbit=200, servers=servers),
+            {
+                "do": "train",
+                "bytes": 16 * MIB,
+                "layers": 16,
+                "width": 512,
+                "batch": batch,
+                "bucket_bytes": 2 * MIB,
+                "warmup": 3,
+                "iterations": 10,
+            },
+            (at_least("ratio", ratio),),
+            ("train",),
+        )
+        for name, hosts, servers, batch, ratio in (
+            ("n2-train", 2, 0, 2048, 1.0),
+            ("n4-train", 4, 0, 768, 1.0),
+            ("n4-k2-train", 4, 2, 768, 1.15),
+        )
+    ),
     *(
         Row(
             f"n2r{ranks}-32M",

@@ -174,7 +174,9 @@ def train(session, job, context):
         return torch.nn.Sequential(*layers)
 
     models = {
-        name: torch.nn.parallel.DistributedDataParallel(model(), process_group=group)
+        name: torch.nn.parallel.DistributedDataParallel(
+            model(), process_group=group, bucket_cap_mb=job.get("bucket_bytes", 25 * 2**20) / 2**20
+        )
         for name, group in session.groups.items()
     }
     optimizers = {name: torch.optim.SGD(m.parameters(), lr=1e-3) for name, m in models.items()}

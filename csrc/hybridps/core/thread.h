@@ -4,7 +4,12 @@
 #pragma once
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
 
 namespace hybridps::core {
 
@@ -14,6 +19,28 @@ inline void begin_thread(const char* name) noexcept {
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
   pthread_setname_np(pthread_self(), name);
+}
+
+/// For a thread that sleeps a lot and works in moments, on cores that others compute on: asks the scheduler for slices of
+/// 0.1 ms, the shortest it gives. It gets no more of a core than before, but gets it when it wakes, instead of after what
+/// is left of a computing thread's slice. Linux 6.12 and later (EEVDF, sched_attr::sched_runtime of ordinary threads);
+/// older kernels take no notice.
+inline void ask_for_short_slices() noexcept {
+  struct Attributes {  // of sched_setattr(2), which glibc declares since 2.41 only
+    std::uint32_t size = sizeof(Attributes);
+    std::uint32_t policy = 0;
+    std::uint64_t flags = 0;
+    std::int32_t nice = 0;
+    std::uint32_t priority = 0;
+    std::uint64_t runtime = 0;
+    std::uint64_t deadline = 0;
+    std::uint64_t period = 0;
+    std::uint32_t util_min = 0;
+    std::uint32_t util_max = 0;
+  } attributes;
+  if (syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0 || attributes.policy != SCHED_OTHER) return;
+  attributes.runtime = 100'000;  // ns
+  (void)syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
 }  // namespace hybridps::core

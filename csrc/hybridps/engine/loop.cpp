@@ -1,5 +1,6 @@
 #include "hybridps/engine/loop.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -26,23 +27,27 @@ Loop::~Loop() {
   stop();
   for (Bed* bed : {&own_, &driver_}) {
     if (bed->epoll_fd >= 0) ::close(bed->epoll_fd);
+    if (bed->nap_fd >= 0) ::close(bed->nap_fd);
     if (bed->wake_fd >= 0) ::close(bed->wake_fd);
   }
 }
 
 Status Loop::make(Bed& bed) {
   bed.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+  bed.nap_fd = epoll_create1(EPOLL_CLOEXEC);
   bed.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (bed.epoll_fd < 0 || bed.wake_fd < 0)
+  if (bed.epoll_fd < 0 || bed.nap_fd < 0 || bed.wake_fd < 0)
     return Status(Code::kOutOfResources, "cannot make an epoll and an event descriptor; raise `ulimit -n`");
-  std::vector<int> fds = runtime_.event_fds();
-  fds.push_back(bed.wake_fd);
-  for (const int fd : fds) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.fd = fd;
-    if (epoll_ctl(bed.epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0)
-      return Status(Code::kInternal, "cannot watch a transport's event descriptor");
+  for (const bool data : {true, false}) {
+    std::vector<int> fds = runtime_.event_fds(data);
+    fds.push_back(bed.wake_fd);
+    for (const int fd : fds) {
+      epoll_event event{};
+      event.events = EPOLLIN;
+      event.data.fd = fd;
+      if (epoll_ctl(data ? bed.epoll_fd : bed.nap_fd, EPOLL_CTL_ADD, fd, &event) != 0)
+        return Status(Code::kInternal, "cannot watch a transport's event descriptor");
+    }
   }
   return Status::ok();
 }
@@ -152,7 +157,16 @@ void Loop::update_counters() {
   runtime_.update_counters();
 }
 
-void Loop::sleep(Bed& bed, core::TimePoint due, std::chrono::milliseconds at_most) {
+void Loop::nap(const Bed& bed, core::TimePoint until) const {
+  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - core::Clock::now()).count();
+  if (left <= 0) return;
+  pollfd event{bed.nap_fd, POLLIN, 0};
+  const timespec timeout{static_cast<time_t>(left / 1'000'000'000), static_cast<long>(left % 1'000'000'000)};
+  (void)ppoll(&event, 1, &timeout, nullptr);
+}
+
+void Loop::sleep(Bed& bed, core::TimePoint due, core::TimePoint nap_until, std::chrono::milliseconds at_most) {
+  if (nap_until > core::TimePoint{}) nap(bed, std::min(nap_until, due));
   const core::Duration left = due - core::Clock::now();
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
   const int timeout =
@@ -193,6 +207,7 @@ void Loop::park() {
 
 void Loop::run() {
   core::begin_thread(options_.thread_name.c_str());
+  core::ask_for_short_slices();
   core::TimePoint idle_since = core::TimePoint::max();
   std::unique_lock baton(baton_);
   for (;;) {
@@ -224,9 +239,10 @@ void Loop::run() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!has_commands_.load(std::memory_order_relaxed) && !stop_.load() && runtime_.arm()) {
       const core::TimePoint due = runtime_.next_due();
+      const core::TimePoint nap_until = runtime_.nap_until();
       const auto at_most = client_.sleep_at_most();
       baton.unlock();
-      sleep(own_, due, at_most);
+      sleep(own_, due, nap_until, at_most);
       if (is_claimed()) {  // before it takes the baton, so as not to stand in the caller's way
         own_.sleeping.store(false, std::memory_order_relaxed);
         park();
@@ -265,7 +281,7 @@ void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
     driver_.sleeping.store(true, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!has_commands_.load(std::memory_order_relaxed) && runtime_.arm())
-      sleep(driver_, std::min(runtime_.next_due(), until), client_.sleep_at_most());
+      sleep(driver_, std::min(runtime_.next_due(), until), runtime_.nap_until(), client_.sleep_at_most());
     driver_.sleeping.store(false, std::memory_order_relaxed);
   }
   const bool quiet = runtime_.is_quiet();

@@ -78,17 +78,20 @@ class Loop : core::Pinned {
   /// Where one of the two possible drivers sleeps.
   struct Bed {
     int epoll_fd = -1;
+    int nap_fd = -1;  // an epoll as well, of all but the data transport
     int wake_fd = -1;
     std::atomic<bool> sleeping{false};
   };
 
   core::Status make(Bed& bed);
+  /// Until `until`, or something comes that is no data.
+  void nap(const Bed& bed, core::TimePoint until) const;
   void wake(Bed& bed) noexcept;
   void run();
   std::size_t round();
   std::size_t drain();
   void update_counters();
-  void sleep(Bed& bed, core::TimePoint due, std::chrono::milliseconds at_most);
+  void sleep(Bed& bed, core::TimePoint due, core::TimePoint nap_until, std::chrono::milliseconds at_most);
   bool is_claimed();
   void park();
 

@@ -24,6 +24,10 @@ constexpr std::size_t kClosedKept = 65536;
 constexpr std::size_t kNetSlotsMin = 4;
 // Windows of this size, at most, are what grants follow.
 constexpr std::size_t kGrantWindowBytes = 128 * 1024;
+// Where both sides nap, what is sent waits for two naps, and each is as long as a batch takes.
+constexpr std::uint64_t kNapWindowBytes = 2 * WakeModeration::kBatchBytes;
+// Windows fall back when there was no nap for so long.
+constexpr auto kNapsEndAfter = std::chrono::seconds(1);
 
 // What local peers may hold of each class at the worst: their allowance, and the chunks granted by them as agents and
 // as owners.
@@ -164,12 +168,17 @@ void Runtime::add_peer(PeerRecord peer) {
 }
 
 void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology) {
-  group_windows_[uid] = {schedule::windows_bytes(options_.window_bytes, topology), topology.servers() > 0};
+  group_windows_[uid] = windows_of(topology);
   for (const core::EngineId engine : engines)
     if (const auto found = peers_.find(engine); found != peers_.end()) ++found->second.groups;
   group_engines_[uid] = std::move(engines);
   choose_watched();
   choose_windows();
+}
+
+Runtime::Windows Runtime::windows_of(const schedule::Topology& topology) const {
+  return {schedule::windows_bytes(options_.window_bytes, topology),
+          schedule::windows_bytes(options_.window_bytes + kNapWindowBytes, topology), topology.servers() > 0};
 }
 
 // All who send to one card at a time share window_bytes: beyond what its queue holds, more only makes the switch drop.
@@ -180,10 +189,11 @@ void Runtime::choose_windows() {
   std::unordered_set<core::EngineId> patient;
   for (const auto& [uid, engines] : group_engines_) {
     const Windows& of_group = group_windows_[uid];
+    const std::vector<std::uint64_t>& bytes = napping_ ? of_group.while_napping : of_group.bytes;
     for (std::size_t i = 0; i < engines.size(); ++i) {
-      if (of_group.bytes[i] == 0) continue;
-      std::uint64_t& window = windows.emplace(engines[i], of_group.bytes[i]).first->second;
-      window = std::min(window, of_group.bytes[i]);
+      if (bytes[i] == 0) continue;
+      std::uint64_t& window = windows.emplace(engines[i], bytes[i]).first->second;
+      window = std::min(window, bytes[i]);
       if (of_group.has_servers) patient.insert(engines[i]);
     }
   }
@@ -366,7 +376,7 @@ std::uint64_t Runtime::bytes_through_card() const {
 }
 
 void Runtime::on_shares(core::GroupUid uid, const schedule::Topology& topology) {
-  group_windows_[uid] = {schedule::windows_bytes(options_.window_bytes, topology), topology.servers() > 0};
+  group_windows_[uid] = windows_of(topology);
   choose_windows();
 }
 
@@ -555,6 +565,17 @@ core::TimePoint Runtime::next_due() const {
   return due;
 }
 
+core::TimePoint Runtime::nap_until() {
+  const std::uint64_t left = worker_->bytes_awaited();
+  if (left == 0 && !napping_) return {};
+  const core::TimePoint now = core::Clock::now();
+  const core::Duration nap = moderation_.nap(bytes_through_card(), left, now);
+  if (nap > core::Duration::zero()) napped_at_ = now;
+  if (const bool napping = now - napped_at_ < kNapsEndAfter; std::exchange(napping_, napping) != napping)
+    choose_windows();
+  return nap > core::Duration::zero() ? now + nap : core::TimePoint{};
+}
+
 bool Runtime::is_quiet() const {
   for (const transport::Transport* transport :
        {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
@@ -562,9 +583,10 @@ bool Runtime::is_quiet() const {
   return worker_->is_idle() && !suspects_.has_reports();
 }
 
-std::vector<int> Runtime::event_fds() const {
+std::vector<int> Runtime::event_fds(bool data) const {
   std::vector<int> fds;
-  for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
+  for (transport::Transport* transport :
+       {transports_.shm.get(), data ? transports_.data.get() : nullptr, transports_.control.get()})
     if (transport != nullptr && transport->event_fd() >= 0) fds.push_back(transport->event_fd());
   return fds;
 }

@@ -24,6 +24,7 @@
 #include "hybridps/core/status.h"
 #include "hybridps/engine/liveness.h"
 #include "hybridps/engine/unopened_groups.h"
+#include "hybridps/engine/wake_moderation.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/observe/counters.h"
 #include "hybridps/server/dedicated_server.h"
@@ -114,13 +115,17 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   /// True: every transport is armed, nothing to do before next_due() or an event.
   bool arm();
   core::TimePoint next_due() const;
+  /// Until then data may be left to the kernel's buffers, if nothing urgent comes; the epoch: it may not.
+  core::TimePoint nap_until();
+
   /// No operation of this rank is under way and no message waits to leave: nobody waits for this engine's progress.
   bool is_quiet() const;
   /// A verdict that was sent has not been answered yet (bounded in time): leaving now could make this engine look like
   /// the cause of what it reported.
   bool has_unanswered_verdicts() const noexcept { return !unanswered_verdicts_.empty(); }
   /// File descriptors to sleep on, constant.
-  std::vector<int> event_fds() const;
+  /// `data`: that of the data transport, too.
+  std::vector<int> event_fds(bool data = true) const;
 
   /// Operations may then name memory that lies in it as their device_memory (worker/operation.h). `keep` is held until
   /// detach_device(), or the end of this. Errors: the data transport's.
@@ -171,7 +176,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   };
   /// Of a group.
   struct Windows {
-    std::vector<std::uint64_t> bytes;  // per engine
+    std::vector<std::uint64_t> bytes;         // per engine
+    std::vector<std::uint64_t> while_napping;  // likewise
     bool has_servers = false;
   };
 
@@ -190,6 +196,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void choose_watched();
   void join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology);
   void forget_unused(core::TimePoint now);
+  Windows windows_of(const schedule::Topology& topology) const;
   void choose_windows();
 
   core::OneThread one_thread_;
@@ -210,6 +217,9 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::deque<core::GroupUid> closed_order_;
   UnopenedGroups unopened_;
   Heartbeats heartbeats_;
+  WakeModeration moderation_;
+  core::TimePoint napped_at_{};
+  bool napping_ = false;  // windows make up for it
   Suspects suspects_;
   std::unordered_map<core::EngineId, core::TimePoint> unanswered_verdicts_;  // peer -> waited for until
   core::TimePoint next_forgetting_{};

@@ -438,6 +438,17 @@ std::size_t Worker::tick(core::TimePoint now) {
   return work + settle();
 }
 
+std::uint64_t Worker::bytes_awaited() const noexcept {
+  constexpr int kLookedAt = 16;
+  std::uint64_t bytes = 0;
+  int looked = 0;
+  for (const OperationRun* run : tracked_) {
+    if (++looked > kLookedAt) break;
+    if (!run->spans.empty()) bytes += run->pending * run->spans.front()->plan().chunk_bytes;
+  }
+  return bytes;
+}
+
 core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
   if (!events_.empty()) return now;
   core::TimePoint due = core::TimePoint::max();

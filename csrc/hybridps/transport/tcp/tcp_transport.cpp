@@ -32,6 +32,7 @@ constexpr std::size_t kPartsMax = 64;
 constexpr std::size_t kSendBytesMax = std::size_t{1} << 20;
 /// What one connection may bring before the others are looked at.
 constexpr std::size_t kReadBytesMax = std::size_t{512} << 10;
+constexpr std::size_t kBulkBytes = std::size_t{4} << 10;
 constexpr core::Duration kAcceptAgainAfter = core::from_seconds(0.1);
 
 core::Status socket_error(const std::string& what, int error) {
@@ -298,7 +299,9 @@ std::size_t TcpTransportImpl::progress() {
     auto* const link = static_cast<TcpLink*>(events[static_cast<std::size_t>(i)].data.ptr);
     did += link == nullptr ? accept_all() : on_event(*link, events[static_cast<std::size_t>(i)].events);
   }
-  did += flush_all();
+  // Answers to small messages go at once. Those to large ones wait for what the engine has to say besides, before the next
+  // progress(): credit and the next chunk to the same peer are one packet then instead of two.
+  if (!std::exchange(had_bulk_, false)) did += flush_all();
   did += run_completions();
   did += attend();
   if (std::exchange(has_closed_, false))
@@ -589,6 +592,7 @@ void TcpTransportImpl::deliver(TcpLink& link) {
   RxPayload payload;
   if (slot != nullptr) payload = RxPayload(slot->data, link.payload_bytes, &release_slot, this, slot);
   if (receiver_ == nullptr) return;
+  had_bulk_ |= link.payload_bytes >= kBulkBytes;
   ++stats_.rx_messages;
   stats_.rx_header_bytes += link.header_bytes;
   stats_.rx_payload_bytes += link.payload_bytes;

@@ -111,6 +111,7 @@ class TcpTransportImpl final : public TcpTransport {
   std::vector<std::unique_ptr<TcpSend>> sends_;
   std::vector<TcpSend*> free_sends_;
   std::size_t unsent_ = 0;
+  bool had_bulk_ = false;         // in this progress()
   std::vector<TcpLink*> listed_;  // have something to send, and nobody says that they cannot
   std::vector<Completion> completions_;
   std::vector<Completion> running_completions_;

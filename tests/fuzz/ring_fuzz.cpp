@@ -137,13 +137,13 @@ void play_packets(fuzz::Feed& feed) {
   if (sendmsg(sockets[0], &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) std::abort();
   const int free_before = lowest_free();
   Packet got;
-  std::array<Descriptor, kDescriptorsMax> descriptors;
+  std::array<core::Descriptor, kDescriptorsMax> descriptors;
   const Received received = receive_packet(sockets[1], got, descriptors);
   const bool honest = count == sizeof packet && handed <= kDescriptorsMax + 1;  // receive_packet() closes that one
   if (received == Received::kPacket && (!honest || got.magic != packet.magic || got.version != packet.version))
     std::abort();
   if (received != Received::kPacket && received != Received::kJunk) std::abort();
-  for (Descriptor& descriptor : descriptors) descriptor.reset();
+  for (core::Descriptor& descriptor : descriptors) descriptor.reset();
   if (lowest_free() != free_before) std::abort();
 }
 

@@ -134,6 +134,7 @@ class FaultyTransport final : public transport::Transport, private transport::Re
 
   int event_fd() const noexcept override { return inner_->event_fd(); }
   bool arm() override { return held_.empty() && finished_.empty() && reports_.empty() && inner_->arm(); }
+  void send_now() noexcept override { inner_->send_now(); }
   bool has_unsent() const noexcept override { return !held_.empty() || inner_->has_unsent(); }
   void set_receiver(transport::Receiver* receiver) noexcept override { receiver_ = receiver; }
   transport::TransportStats stats() const noexcept override { return inner_->stats(); }

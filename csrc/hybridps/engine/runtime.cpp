@@ -24,8 +24,10 @@ constexpr std::size_t kClosedKept = 65536;
 constexpr std::size_t kNetSlotsMin = 4;
 // Windows of this size, at most, are what grants follow.
 constexpr std::size_t kGrantWindowBytes = 128 * 1024;
-// Where both sides nap, what is sent waits for two naps, and each is as long as a batch takes.
+// Where both sides nap, what is sent waits for two naps, and each is as long as a batch takes. Where dedicated servers help
+// owners of unequal shares wait for each other, too.
 constexpr std::uint64_t kNapWindowBytes = 2 * WakeModeration::kBatchBytes;
+constexpr std::uint64_t kNapWindowBytesWithServers = 2 * kNapWindowBytes;
 // Windows fall back when there was no nap for so long.
 constexpr auto kNapsEndAfter = std::chrono::seconds(1);
 
@@ -177,8 +179,10 @@ void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, cons
 }
 
 Runtime::Windows Runtime::windows_of(const schedule::Topology& topology) const {
+  const bool has_servers = topology.servers() > 0;
+  const std::uint64_t more = has_servers ? kNapWindowBytesWithServers : kNapWindowBytes;
   return {schedule::windows_bytes(options_.window_bytes, topology),
-          schedule::windows_bytes(options_.window_bytes + kNapWindowBytes, topology), topology.servers() > 0};
+          schedule::windows_bytes(options_.window_bytes + more, topology), has_servers};
 }
 
 // All who send to one card at a time share window_bytes: beyond what its queue holds, more only makes the switch drop.
@@ -566,6 +570,7 @@ core::TimePoint Runtime::next_due() const {
 }
 
 core::TimePoint Runtime::nap_until() {
+  if (!options_.urgent_by_control) return {};  // what is urgent would come with the data
   const std::uint64_t left = worker_->bytes_awaited();
   if (left == 0 && !napping_) return {};
   const core::TimePoint now = core::Clock::now();

@@ -226,6 +226,9 @@ class CardsTransport final : public Transport {
   bool arm() override {
     return std::all_of(transports_.begin(), transports_.end(), [](const auto& transport) { return transport->arm(); });
   }
+  void send_now() noexcept override {
+    for (const auto& transport : transports_) transport->send_now();
+  }
   bool has_unsent() const noexcept override {
     return std::any_of(transports_.begin(), transports_.end(),
                        [](const auto& transport) { return transport->has_unsent(); });

@@ -149,6 +149,7 @@ class TransportThread : core::Pinned {
 
   void run() {
     core::begin_thread(options_.name.c_str());
+    core::ask_for_short_slices();
     core::TimePoint idle_since = core::TimePoint::max();
     for (;;) {
       std::size_t work = run_calls();

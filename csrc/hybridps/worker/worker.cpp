@@ -255,6 +255,7 @@ void Worker::part_done(OperationRun& run) {
 
 std::size_t Worker::settle_events() {
   std::size_t work = 0;
+  host_.send_now();
   for (; !events_.empty(); ++work) {
     const Event event = std::move(events_.front());
     events_.pop_front();

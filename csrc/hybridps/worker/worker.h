@@ -42,6 +42,8 @@ class Host {
                                bool found_here) = 0;
   /// An operation of the group has waited for kProbeAgainAfter (5 s), once more.
   virtual void on_group_waits(core::GroupUid uid) = 0;
+  /// Puts on their way what was sent and waits for company: an operation is over here, and its caller may end the process.
+  virtual void send_now() = 0;
   /// Payload that has crossed this process's network card, in the direction that has more.
   virtual std::uint64_t bytes_through_card() const = 0;
   /// From now on the group's nodes own other shares.

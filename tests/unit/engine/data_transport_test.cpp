@@ -17,7 +17,7 @@ using engine::DataThreads;
 using std::chrono::microseconds;
 
 /// Of one card with two sockets. In a child: a process that has used UCX has no children that may.
-int transports_of(bool rdma, bool users) {
+int transports_of(bool rdma, bool users, bool ucx = false) {
   const pid_t child = fork();
   if (child == 0) {
     engine::Interfaces interfaces;
@@ -25,6 +25,8 @@ int transports_of(bool rdma, bool users) {
     interfaces.nics[0].name = "lo";
     interfaces.rdma = rdma;
     interfaces.users = users;
+    interfaces.ucx = rdma || users || ucx;
+    interfaces.nics[0].address = "127.0.0.1";
     DataThreads none(0, microseconds(0));
     const auto made = engine::make_data_transport(interfaces, {}, 2, none);
     _exit(made.is_ok() ? static_cast<int>(transport::decode_cards(made.value()->address()).value().size()) : 0);
@@ -39,6 +41,7 @@ int transports_of(bool rdma, bool users) {
 TEST_CASE("engine/data_transport: a card has a transport for each socket, but for RDMA and what the user named for UCX",
           "[engine][fast]") {
   CHECK(transports_of(/*rdma=*/false, /*users=*/false) == 2);
+  CHECK(transports_of(/*rdma=*/false, /*users=*/false, /*ucx=*/true) == 2);
   CHECK(transports_of(/*rdma=*/false, /*users=*/true) == 1);
   CHECK(transports_of(/*rdma=*/true, /*users=*/false) == 1);
 }

@@ -142,11 +142,13 @@ class Environment {
  public:
   using Values = std::map<std::string, std::string>;
   explicit Environment(const Values& values) {
-    for (const char* name : {"MASTER_ADDR", "UCX_NET_DEVICES", "HYBRIDPS_UCX_NET_DEVICES", "UCX_TLS", "HYBRIDPS_UCX_TLS",
-                             "LOCAL_RANK", "LOCAL_WORLD_SIZE"}) {
-      const char* value = std::getenv(name);
-      before_[name] = value != nullptr ? std::optional<std::string>(value) : std::nullopt;
-      unsetenv(name);
+    std::vector<std::string> names = {"MASTER_ADDR", "UCX_NET_DEVICES", "HYBRIDPS_UCX_NET_DEVICES", "UCX_TLS",
+                                      "HYBRIDPS_UCX_TLS", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+    for (const auto& [name, value] : values) names.push_back(name);
+    for (const std::string& name : names) {
+      const char* value = std::getenv(name.c_str());
+      before_.emplace(name, value != nullptr ? std::optional<std::string>(value) : std::nullopt);
+      unsetenv(name.c_str());
     }
     for (const auto& [name, value] : values) setenv(name.c_str(), value.c_str(), 1);
   }
@@ -175,6 +177,25 @@ hybridps::core::Config config_of(const std::string& interface, const std::string
 }
 
 }  // namespace
+
+TEST_CASE("engine/interface: TCP goes through UCX where that is asked for, or its settings are the user's",
+          "[engine][fast]") {
+  const auto through_ucx = [](DataTransport wanted) {
+    hybridps::core::Config config = config_of("lo");
+    config.data_transport = wanted;
+    const auto chosen = choose_interfaces(config, {}, {});
+    REQUIRE(chosen.is_ok());
+    return chosen.value().rdma || chosen.value().ucx;
+  };
+  const Environment nothing(Environment::Values{});
+  CHECK_FALSE(through_ucx(DataTransport::kTcp));
+  CHECK(through_ucx(DataTransport::kUcx));
+  for (const char* name : {"UCX_TCP_PORT_RANGE", "HYBRIDPS_UCX_TCP_TX_SEG_SIZE", "UCX_TLS"}) {
+    const Environment users(Environment::Values{{name, "tcp"}});
+    CHECK(through_ucx(DataTransport::kAuto));
+    CHECK_FALSE(through_ucx(DataTransport::kTcp));
+  }
+}
 
 TEST_CASE("engine/interface: the interface to an address of this machine is the one that has it", "[engine][fast]") {
   CHECK(interface_to("127.0.0.1") == "lo");

@@ -47,6 +47,7 @@ struct TcpLink : core::Pinned {
   std::size_t front_sent = 0;  // bytes of the front that have left
   bool watches_write = false;
   bool is_listed = false;  // among those with something to send
+  int error = 0;           // of the last attempt to send: nothing more leaves
 
   // What has been read: a message in parts. Small ones come many at a time, so does the beginning of the next large one;
   // the rest of a payload is received in place.

@@ -411,8 +411,13 @@ TcpSend* TcpTransportImpl::acquire() {
 
 /// Nothing leaves inside send(): what is sent to one peer in a round goes with one system call, and in full packets.
 void TcpTransportImpl::list(TcpLink& link) {
-  if (link.state != TcpLink::State::kOpen || link.watches_write || std::exchange(link.is_listed, true)) return;
+  if (link.state != TcpLink::State::kOpen || link.watches_write || link.error != 0) return;
+  if (std::exchange(link.is_listed, true)) return;
   listed_.push_back(&link);
+}
+
+void TcpTransportImpl::send_now() noexcept {
+  if (!in_child()) (void)flush_all();
 }
 
 std::size_t TcpTransportImpl::flush_all() {
@@ -429,7 +434,7 @@ std::size_t TcpTransportImpl::flush_all() {
 
 std::size_t TcpTransportImpl::flush(TcpLink& link) {
   std::size_t did = 0;
-  while (!link.queue.empty()) {
+  while (!link.queue.empty() && link.error == 0) {
     std::array<iovec, kPartsMax> parts;
     std::size_t count = 0;
     std::size_t bytes = 0;
@@ -454,12 +459,10 @@ std::size_t TcpTransportImpl::flush(TcpLink& link) {
     const ssize_t sent = ::sendmsg(link.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
-      const int error = errno;
-      // What the peer said before it broke off is still to be read.
-      while (link.state != TcpLink::State::kClosed && read(link) > 0) {
-      }
-      if (link.state != TcpLink::State::kClosed) break_off(link, "broke", error);
-      return did + 1;
+      // What the peer said before it broke off is still to be read; then read() finds the end.
+      link.error = errno;
+      if (link.watches_write) (void)watch(link, /*write=*/false);
+      return did;
     }
     if (sent > 0) {
       ++did;
@@ -525,7 +528,7 @@ std::size_t TcpTransportImpl::read(TcpLink& link) {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return did;
     if (got <= 0) {
-      break_off(link, "broke", got < 0 ? errno : 0);
+      break_off(link, "broke", got < 0 ? errno : link.error);
       return did + 1;
     }
     ++did;

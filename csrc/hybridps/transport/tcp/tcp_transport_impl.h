@@ -36,6 +36,7 @@ class TcpTransportImpl final : public TcpTransport {
   std::size_t progress() override;
   int event_fd() const noexcept override { return poller_.get(); }
   bool arm() override;
+  void send_now() noexcept override;
   bool has_unsent() const noexcept override { return unsent_ > 0; }
   void set_receiver(Receiver* receiver) noexcept override { receiver_ = receiver; }
   TransportStats stats() const noexcept override;

@@ -192,7 +192,7 @@ struct ForgedPeer {
   std::unique_ptr<Segment> control = std::move(Segment::create("test", 1 << 20).value());
   std::unique_ptr<Segment> pool = std::move(Segment::create("test", 1 << 20).value());
   int event = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  Descriptor socket;
+  core::Descriptor socket;
   SlotLayout layout{8, 8};
   Packet theirs;
   std::unique_ptr<Segment> slot;  // ours to write, in their control area
@@ -221,7 +221,7 @@ struct ForgedPeer {
     const int descriptors[] = {control->fd(), event, pool->fd()};
     return send_packet(socket.get(), packet, packet.kind == PacketKind::kHello ? descriptors : std::span<const int>());
   }
-  bool next(Side& to, Packet& packet, std::array<Descriptor, kDescriptorsMax>& descriptors) {
+  bool next(Side& to, Packet& packet, std::array<core::Descriptor, kDescriptorsMax>& descriptors) {
     for (int i = 0; i < 2000; ++i) {
       to.progress();
       const Received received = receive_packet(socket.get(), packet, descriptors);
@@ -234,7 +234,7 @@ struct ForgedPeer {
   void join(Side& to, bool honest = true) {
     dial(to);
     REQUIRE(say(hello(to.id)));
-    std::array<Descriptor, kDescriptorsMax> descriptors;
+    std::array<core::Descriptor, kDescriptorsMax> descriptors;
     REQUIRE(next(to, theirs, descriptors));
     REQUIRE(theirs.kind == PacketKind::kHello);
     CHECK(theirs.echo == std::array<std::uint64_t, 2>{1, 2});
@@ -384,17 +384,17 @@ TEST_CASE("intranode/shm: strangers at the socket are dropped and harm nobody", 
   const std::size_t descriptors = open_descriptors();
   const std::string name = decode(a.transport->address())->socket_name;
   int error = 0;
-  Descriptor silent = connect_to(name, error);
-  Descriptor noisy = connect_to(name, error);
+  core::Descriptor silent = connect_to(name, error);
+  core::Descriptor noisy = connect_to(name, error);
   REQUIRE(::send(noisy.get(), "GET / HTTP/1.1\r\n\r\n", 18, MSG_NOSIGNAL) == 18);
-  Descriptor large = connect_to(name, error);
+  core::Descriptor large = connect_to(name, error);
   const std::vector<char> many(sizeof(Packet) * 2, 'x');
   REQUIRE(::send(large.get(), many.data(), many.size(), MSG_NOSIGNAL) > 0);
-  Descriptor gifts = connect_to(name, error);  // descriptors that nobody asked for
+  core::Descriptor gifts = connect_to(name, error);  // descriptors that nobody asked for
   const int three[] = {0, 1, 2};
   Packet packet = make_packet(PacketKind::kGoodbye, core::make_engine_id(), a.id);
   REQUIRE(send_packet(gifts.get(), packet, three));
-  Descriptor gone = connect_to(name, error);
+  core::Descriptor gone = connect_to(name, error);
   gone.reset();
 
   const auto start = std::chrono::steady_clock::now();
@@ -402,7 +402,7 @@ TEST_CASE("intranode/shm: strangers at the socket are dropped and harm nobody", 
   CHECK(seconds_since(start) > 0.09);  // the silent one had its time
   CHECK(seconds_since(start) < 2);
   Packet answer;
-  std::array<Descriptor, kDescriptorsMax> none;
+  std::array<core::Descriptor, kDescriptorsMax> none;
   CHECK(receive_packet(silent.get(), answer, none) == Received::kEndOfFile);
   silent.reset(), noisy.reset(), large.reset(), gifts.reset();
   CHECK(open_descriptors() == descriptors);
@@ -421,10 +421,10 @@ TEST_CASE("intranode/shm: a crowd of silent strangers does not lock engines out 
   Side a;
   open_side(a, options);
   const std::string name = decode(a.transport->address())->socket_name;
-  std::vector<Descriptor> crowd;
+  std::vector<core::Descriptor> crowd;
   int error = 0;
   for (int i = 0; i < 200; ++i) {
-    Descriptor socket = connect_to(name, error);
+    core::Descriptor socket = connect_to(name, error);
     if (!socket) break;
     crowd.push_back(std::move(socket));
     a.progress();

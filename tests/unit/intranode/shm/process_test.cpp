@@ -228,10 +228,10 @@ TEST_CASE("intranode/shm: another user's process is dropped unheard", "[intranod
     const bool failed =
         sleep_until(side, [&, peer = id] { return shm_of(side).proof(peer).state == ProofState::kFailed; }, 10);
     int error = 0;
-    Descriptor forced = connect_to(decode(address)->socket_name, error);
+    core::Descriptor forced = connect_to(decode(address)->socket_name, error);
     signal_step(channel);
     Packet packet;
-    std::array<Descriptor, kDescriptorsMax> descriptors;
+    std::array<core::Descriptor, kDescriptorsMax> descriptors;
     for (int i = 0; forced && i < 1000; ++i) {
       if (receive_packet(forced.get(), packet, descriptors) == Received::kEndOfFile) return failed ? 0 : 1;
       ::usleep(10000);

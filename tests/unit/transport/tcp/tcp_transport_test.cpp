@@ -1,0 +1,303 @@
+// What TCP adds to the endpoint contract: greetings, strangers, company in one system call, forked children.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "hybridps/core/descriptor.h"
+#include "hybridps/transport/envelope.h"
+#include "hybridps/transport/tcp/tcp_wire.h"
+#include "tests/unit/transport/tcp/tcp_pair.h"
+
+namespace hybridps::transport {
+namespace {
+
+using contract::kLargeBytes;
+using contract::matches;
+using contract::number_of;
+using contract::numbered;
+
+TcpAddress address_of(const contract::Side& side) {
+  const auto address = decode_tcp_address(side.transport->address());
+  REQUIRE(address.is_ok());
+  return address.value();
+}
+
+/// A connection to a transport from somebody who is none.
+struct Stranger {
+  explicit Stranger(const contract::Side& to) : there(address_of(to)) {
+    {
+      const core::ForkLock lock;
+      socket = core::Descriptor(lock, ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    }
+    REQUIRE(::connect(socket.get(), there.socket.get(), there.socket.bytes) == 0);
+  }
+  void say(const void* bytes, std::size_t count) const {
+    REQUIRE(::send(socket.get(), bytes, count, MSG_NOSIGNAL) == static_cast<ssize_t>(count));
+  }
+  void greet(const TcpId& from) const {
+    const auto greeting = encode_greeting(from, there.id);
+    say(greeting.data(), greeting.size());
+  }
+  bool was_hung_up_on() const {
+    char byte = 0;
+    const ssize_t got = ::recv(socket.get(), &byte, 1, MSG_DONTWAIT);
+    return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
+  }
+
+  TcpAddress there;
+  core::Descriptor socket;
+};
+
+TEST_CASE("transport/tcp: who does not greet with our id is not heard", "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  pair->connect();
+  const Stranger loud(pair->b);
+  const std::string noise(500, 'x');
+  loud.say(noise.data(), noise.size());
+  const Stranger wrong(pair->b);
+  const auto greeting = encode_greeting(make_tcp_id(), make_tcp_id());
+  wrong.say(greeting.data(), greeting.size());
+  CHECK(pair->run_until([&] { return tcp(pair->b).counters().refused == 2; }));
+  CHECK(pair->run_until([&] { return loud.was_hung_up_on() && wrong.was_hung_up_on(); }));
+  CHECK(pair->b.receiver.messages.empty());
+  CHECK(pair->b.receiver.failures.empty());
+  // And those who do are.
+  REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
+  CHECK(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+}
+
+TEST_CASE("transport/tcp: who connects and says nothing is hung up on in time", "[transport][fast]") {
+  TcpOptions options = test_options();
+  options.greeting_timeout = core::from_seconds(0.05);
+  auto pair = make_tcp_pair(options);
+  const Stranger silent(pair->b);
+  const Stranger slow(pair->b);
+  slow.say("HPSTCP", 6);
+  CHECK(pair->run_until([&] { return pair->b.transport->arm() && tcp(pair->b).counters().refused == 2; }));
+  CHECK(silent.was_hung_up_on());
+  CHECK(slow.was_hung_up_on());
+}
+
+TEST_CASE("transport/tcp: bytes that are no message break the connection and the endpoint, with the address in the text",
+          "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  pair->connect();
+  REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  const Stranger forger(pair->b);
+  forger.greet(address_of(pair->a).id);
+  std::array<std::byte, kFrameBytes> frame{};
+  SECTION("no frame") {}
+  SECTION("a header of no bytes") { encode(Frame{10, 0}, frame.data()); }
+  SECTION("a header that is too long") { encode(Frame{10, kHeaderBytesMax + 1}, frame.data()); }
+  SECTION("a payload that nobody sends") { encode(Frame{0xffffffff, 10}, frame.data()); }
+  forger.say(frame.data(), frame.size());
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.failures.size() == 1; }));
+  CHECK(pair->b.receiver.failures[0].first == pair->a.id);
+  CHECK(pair->b.receiver.failures[0].second.code() == core::Code::kPeerDead);
+  CHECK(pair->b.receiver.failures[0].second.message().find("127.0.0.1:") != std::string_view::npos);
+  CHECK(tcp(pair->b).counters().malformed == 1);
+  // The other side sees its connection go.
+  CHECK(pair->run_until([&] { return pair->a.receiver.failures.size() == 1; }));
+}
+
+TEST_CASE("transport/tcp: what is sent in one round goes with one system call, and large payloads are received in place",
+          "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  pair->connect();
+  REQUIRE(pair->a.peer->send(numbered(0), {}, 0, {}).is_ok());
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  pair->release_all();
+  const std::uint64_t before = tcp(pair->a).counters().sends;
+  for (std::uint64_t i = 0; i < 20; ++i) REQUIRE(pair->a.peer->send(numbered(i), {}, 0, {}).is_ok());
+  CHECK(pair->a.transport->has_unsent());
+  CHECK_FALSE(pair->a.transport->arm());
+  SECTION("with progress()") { pair->a.progress(); }
+  SECTION("with send_now()") { pair->a.transport->send_now(); }
+  CHECK_FALSE(pair->a.transport->has_unsent());
+  CHECK(tcp(pair->a).counters().sends == before + 1);
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 20; }));
+  pair->release_all();
+
+  const std::uint64_t copied = tcp(pair->b).counters().bytes_copied;
+  REQUIRE(pair->a.peer->send(numbered(7), pair->a.filled(kLargeBytes, 7), kLargeBytes, {}).is_ok());
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  CHECK(matches(pair->b.receiver.messages.front().payload.data(), kLargeBytes, 7));
+  CHECK(tcp(pair->b).counters().bytes_copied - copied < 8192);
+}
+
+TEST_CASE("transport/tcp: nothing is delivered or completed by send_now()", "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  pair->connect();
+  REQUIRE(pair->b.peer->send(numbered(0), {}, 0, {}).is_ok());
+  REQUIRE(pair->run_until([&] { return pair->a.receiver.messages.size() == 1; }));
+  pair->release_all();
+  REQUIRE(pair->b.peer->send(numbered(1), {}, 0, {}).is_ok());
+  pair->b.transport->send_now();
+  contract::Side::Done done;
+  REQUIRE(pair->a.peer->send(numbered(2), {}, 0, pair->a.record(done)).is_ok());
+  pair->a.transport->send_now();
+  CHECK(done.count == 0);
+  CHECK(pair->a.receiver.messages.empty());
+  CHECK(pair->run_until([&] { return done.count == 1 && pair->a.receiver.messages.size() == 1; }));
+}
+
+TEST_CASE("transport/tcp: the connection that a peer has made serves both ways", "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  contract::Pair::connect_one(pair->a, pair->b);
+  REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  // No new connection is needed, so b's endpoint works although nobody listens at a any more.
+  contract::Pair::connect_one(pair->b, pair->a);
+  contract::Side::Done done;
+  REQUIRE(pair->b.peer->send(numbered(2), {}, 0, pair->b.record(done)).is_ok());
+  pair->b.transport->send_now();
+  CHECK(tcp(pair->b).counters().sends == 1);  // at once: there was nothing to wait for
+  CHECK(pair->run_until([&] { return pair->a.receiver.messages.size() == 1; }));
+}
+
+TEST_CASE("transport/tcp: two who connect to each other at once both send", "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  pair->connect();  // neither has made progress between
+  for (contract::Side* side : {&pair->a, &pair->b})
+    for (std::uint64_t i = 0; i < 10; ++i)
+      REQUIRE(side->peer->send(numbered(i), side->filled(60000, i), 60000, {}).is_ok());
+  REQUIRE(pair->run_until(
+      [&] { return pair->a.receiver.messages.size() == 10 && pair->b.receiver.messages.size() == 10; }));
+  // The end of either is the end of both.
+  pair->release_all();
+  pair->b.transport.reset();
+  REQUIRE(pair->run_until([&] { return !pair->a.receiver.failures.empty(); }));
+  pair->settle();
+  CHECK(pair->a.receiver.failures.size() == 1);
+}
+
+TEST_CASE("transport/tcp: nobody at the address", "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  const std::vector<std::byte> address = pair->b.transport->address();
+  const std::string text = address_of(pair->b).socket.text();
+  pair->b.transport.reset();
+  const auto endpoint = pair->a.transport->connect(pair->b.id, address);
+  REQUIRE(endpoint.is_ok());
+  contract::Side::Done done;
+  REQUIRE(endpoint.value()->send(numbered(1), {}, 0, pair->a.record(done)).is_ok());
+  REQUIRE(pair->run_until([&] { return pair->a.receiver.failures.size() == 1 && done.count == 1; }));
+  const core::Status& cause = pair->a.receiver.failures[0].second;
+  CHECK(cause.code() == core::Code::kPeerDead);
+  CHECK(cause.message().find(text) != std::string_view::npos);
+  CHECK(cause.message().find("refused") != std::string_view::npos);
+  CHECK_FALSE(done.last.is_ok());
+}
+
+TEST_CASE("transport/tcp: what was said before the end is heard before the end is told", "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  pair->connect();
+  REQUIRE(pair->a.peer->send(numbered(0), {}, 0, {}).is_ok());
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  pair->release_all();
+  for (std::uint64_t i = 0; i < 5; ++i)
+    REQUIRE(pair->b.peer->send(numbered(i), pair->b.filled(5000, i), 5000, {}).is_ok());
+  while (pair->b.transport->has_unsent()) pair->b.progress();
+  pair->b.transport.reset();
+  // a has more to send, which fails; its failure must not hide what came.
+  for (std::uint64_t i = 0; i < 5; ++i) {
+    if (!pair->a.peer->send(numbered(i), pair->a.filled(5000, i), 5000, {}).is_ok()) break;
+    pair->a.transport->send_now();
+  }
+  REQUIRE(pair->run_until([&] { return !pair->a.receiver.failures.empty(); }));
+  CHECK(pair->a.receiver.messages.size() == 5);
+}
+
+TEST_CASE("transport/tcp: a forked child keeps no connection alive and cannot use it", "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  pair->connect();
+  REQUIRE(pair->a.peer->send(numbered(0), {}, 0, {}).is_ok());
+  REQUIRE(pair->b.peer->send(numbered(0), {}, 0, {}).is_ok());
+  REQUIRE(
+      pair->run_until([&] { return pair->a.receiver.messages.size() == 1 && pair->b.receiver.messages.size() == 1; }));
+  pair->release_all();
+  std::array<int, 2> pipe{};
+  REQUIRE(::pipe(pipe.data()) == 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::close(pipe[1]);
+    bool right = pair->a.peer->send(numbered(1), {}, 0, {}).code() == core::Code::kClosed;
+    right = right && pair->a.transport->progress() == 0 && pair->a.transport->arm();
+    pair->a.transport->send_now();
+    pair->a.transport.reset();
+    char byte = 0;
+    (void)!::read(pipe[0], &byte, 1);  // until the parent is done
+    ::_exit(right ? 0 : 1);
+  }
+  ::close(pipe[0]);
+  // The parent goes on as before, and its end is seen though the child lives.
+  REQUIRE(pair->a.peer->send(numbered(2), {}, 0, {}).is_ok());
+  CHECK(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  pair->a.transport.reset();
+  CHECK(pair->run_until([&] { return pair->b.receiver.failures.size() == 1; }));
+  ::close(pipe[1]);
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+}
+
+TEST_CASE("transport/tcp: an address that is not of this machine, or none at all, is an error that names it",
+          "[transport][fast]") {
+  for (const char* address : {"", "localhost", "192.0.2.1"}) {
+    const auto made = TcpTransport::create(test_options(address));
+    INFO(address << ": " << made.status().to_string());
+    CHECK(made.status().code() == core::Code::kInvalidArgument);
+    CHECK(made.status().message().find(address) != std::string_view::npos);
+  }
+}
+
+TEST_CASE("transport/tcp: over IPv6", "[transport][fast]") {
+  const auto made = TcpTransport::create(test_options("::1"));
+  if (!made.is_ok()) return;  // a machine without it
+  auto pair = make_tcp_pair(test_options("::1"));
+  pair->connect();
+  REQUIRE(pair->a.peer->send(numbered(1), pair->a.filled(5000, 1), 5000, {}).is_ok());
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  CHECK(matches(pair->b.receiver.messages.front().payload.data(), 5000, 1));
+}
+
+TEST_CASE("transport/tcp: addresses and frames come back as they were", "[transport][fast]") {
+  for (const char* numeric : {"10.1.2.3", "fe80::1", "2001:db8::7"}) {
+    TcpAddress address;
+    address.id = make_tcp_id();
+    address.socket = *parse_address(numeric, 4711);
+    const auto back = decode_tcp_address(encode(address));
+    REQUIRE(back.is_ok());
+    CHECK(back.value().id == address.id);
+    CHECK(back.value().socket.text() == address.socket.text());
+    CHECK(address.socket.text().find("4711") != std::string::npos);
+  }
+  CHECK_FALSE(parse_address("example.org", 1).has_value());
+  std::array<std::byte, kFrameBytes> bytes{};
+  for (const Frame frame : {Frame{0, 1}, Frame{0xfffffffe, kHeaderBytesMax}, Frame{65536, 112}}) {
+    encode(frame, bytes.data());
+    const auto back = decode_frame(bytes.data());
+    REQUIRE(back.has_value());
+    CHECK(back->payload_bytes == frame.payload_bytes);
+    CHECK(back->header_bytes == frame.header_bytes);
+  }
+}
+
+TEST_CASE("transport/tcp: UCX's address is refused with what to do", "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  const std::vector<std::byte> inside(40, std::byte{1});
+  const auto refused = pair->a.transport->connect(pair->b.id, wrap(kUcxEnvelope, inside));
+  CHECK(refused.status().code() == core::Code::kInvalidArgument);
+  CHECK(refused.status().message().find("HYBRIDPS_DATA_TRANSPORT") != std::string_view::npos);
+}
+
+}  // namespace
+}  // namespace hybridps::transport

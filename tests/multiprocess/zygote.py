@@ -87,6 +87,12 @@ class Context:
     rank = -1
     start = 0.0  # time.monotonic() of the launch
 
+    def meet(self, world):
+        """A barrier in the Store, once, that no backend has a part in."""
+        self.store.add("meet", 1)
+        while self.store.add("meet", 0) < world:
+            time.sleep(0.01)
+
     def init(self, timeout_s=None, backend=None, prefix=None):
         """init_process_group by hand. `prefix` separates one initialisation from another on the same store."""
         import torch.distributed as dist

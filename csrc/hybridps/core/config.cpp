@@ -64,7 +64,8 @@ const auto& settings() {
               "takes the nearest. Unset: see HYBRIDPS_DATA_TRANSPORT."},
       Setting{"DATA_TRANSPORT", Kind::kTransport, &Config::data_transport, "", 0, 0,
               "auto: RDMA where this machine has an active port and UCX has verbs, else TCP on the control interface; "
-              "rdma: an error where that is not so; tcp: no RDMA; ucx: no RDMA, and TCP through UCX, which auto takes as well "
+              "rdma: an error where that is not so; tcp: no RDMA; ucx: no RDMA, and TCP through UCX, which auto takes "
+              "as well "
               "where UCX's own settings for TCP or its devices are set. The same on all ranks and servers."},
       Setting{"DATA_SOCKETS", Kind::kCount, &Config::data_sockets, "connections", 1, 16,
               "TCP connections for data to each peer and network card: more than one where one alone does not fill the "

@@ -20,23 +20,29 @@ MadeTransport as_transport(core::Result<std::unique_ptr<Made>> made) {
   return std::unique_ptr<transport::Transport>(std::move(made).value());
 }
 
-MadeTransport make_ucx(const std::string& device, std::string label, core::Duration close_timeout) {
+MadeTransport make_ucx(const std::string& device, std::string label, const DataOptions& from) {
   transport::UcxOptions options;
   options.net_device = device;
   options.label = std::move(label);
-  options.close_timeout = close_timeout;
+  options.close_timeout = from.close_timeout;
+  options.tcp_user_timeout = from.user_timeout;
   return as_transport(transport::UcxTransport::create(options));
 }
 
-MadeTransport make_tcp(const std::string& address, std::string label, core::Duration close_timeout) {
+MadeTransport make_tcp(const std::string& address, std::string label, const DataOptions& from) {
   transport::TcpOptions options;
   options.address = address;
   options.label = std::move(label);
-  options.close_timeout = close_timeout;
+  options.close_timeout = from.close_timeout;
+  options.user_timeout = from.user_timeout;
   return as_transport(transport::TcpTransport::create(options));
 }
 
 }  // namespace
+
+core::Duration user_timeout(const core::Config& config) {
+  return std::max(DataOptions().user_timeout, core::from_seconds(2 * config.dead_seconds));
+}
 
 core::Result<std::unique_ptr<transport::Transport>> DataThreads::drive(
     std::unique_ptr<transport::Transport> transport) {
@@ -57,13 +63,13 @@ void DataThreads::warn_of_idle() const {
 }
 
 core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const Interfaces& interfaces,
-                                                                        core::Duration close_timeout,
+                                                                        const DataOptions& options,
                                                                         std::int64_t sockets, DataThreads& threads) {
   std::vector<transport::Card> cards;
   const auto add = [&](transport::CardInfo info, const std::string& device, std::string label) {
-    core::Result<std::unique_ptr<transport::Transport>> made =
-        interfaces.ucx ? make_ucx(device, std::move(label), close_timeout)
-                       : make_tcp(info.address, std::move(label), close_timeout);
+    core::Result<std::unique_ptr<transport::Transport>> made = interfaces.ucx
+                                                                   ? make_ucx(device, std::move(label), options)
+                                                                   : make_tcp(info.address, std::move(label), options);
     if (!made.is_ok()) return made.status();
     core::Result<std::unique_ptr<transport::Transport>> driven = threads.drive(std::move(made).value());
     if (!driven.is_ok()) return driven.status();

@@ -36,10 +36,18 @@ class DataThreads {
   std::size_t next_ = 0;
 };
 
+struct DataOptions {
+  core::Duration close_timeout = core::from_seconds(1);
+  /// Of unacknowledged data, over TCP: above HYBRIDPS_DEAD_SECONDS, whose verdict comes first.
+  core::Duration user_timeout = core::from_seconds(10);
+};
+
+core::Duration user_timeout(const core::Config& config);
+
 /// Over TCP a transport uses one card, and one connection to each peer, so each card has `sockets` transports of its own
 /// (kCardsMax in all); RDMA ports share one, and so does what the user's UCX_NET_DEVICES names.
 core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const Interfaces& interfaces,
-                                                                        core::Duration close_timeout,
+                                                                        const DataOptions& options,
                                                                         std::int64_t sockets, DataThreads& threads);
 
 /// For a member's record.

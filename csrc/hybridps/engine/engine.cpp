@@ -362,7 +362,7 @@ Status EngineImpl::start(core::Config config) {
   };
   DataThreads threads(config_.data_threads, spin(2 + data_threads));
   core::Result<std::unique_ptr<transport::Transport>> data_transport =
-      make_data_transport(interfaces.value(), kCloseWithin, config_.data_sockets, threads);
+      make_data_transport(interfaces.value(), {kCloseWithin, user_timeout(config_)}, config_.data_sockets, threads);
   if (!data_transport.is_ok()) return data_transport.status();
   threads.warn_of_idle();
   transport::UcxOptions control;
@@ -380,6 +380,7 @@ Status EngineImpl::start(core::Config config) {
   options.cards = std::max<std::size_t>(interfaces.value().nics.size(), 1);
   options.urgent_by_control = interfaces.value().with_control;  // not where data has a better network
   options.urgent_always = data_threads > 0;                     // two hand-overs less
+  options.may_nap = options.urgent_by_control && !interfaces.value().ucx && data_threads == 0;
   core::Result<std::unique_ptr<Runtime>> runtime =
       Runtime::create(options, memory, std::move(keep), std::move(transports));
   if (!runtime.is_ok()) return runtime.status();

@@ -119,7 +119,8 @@ core::Result<DataChoice> choose_data(const DataNetwork& network) {
     for (const transport::RdmaPort& port : network.ports)
       if (network.named == port.name.substr(0, port.name.rfind(':'))) choice.rdma = true;
     if (choice.rdma && is_tcp(network.wanted))
-      return refuse("HYBRIDPS_DATA_TRANSPORT=tcp or ucx, but the data interfaces name RDMA ports (" + network.named + ")");
+      return refuse("HYBRIDPS_DATA_TRANSPORT=tcp or ucx, but the data interfaces name RDMA ports (" + network.named +
+                    ")");
     if (!choice.rdma && network.wanted == core::DataTransport::kRdma)
       return refuse("HYBRIDPS_DATA_TRANSPORT=rdma, but the data interfaces name none of the RDMA ports (" +
                     network.named + "); here are: " + (seen.empty() ? "none" : seen));
@@ -217,8 +218,8 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config, const std
   chosen.nics = data.value().nics;
   chosen.rdma = data.value().rdma;
   chosen.users = network.users;
-  // Cards are found by their addresses there. A user who tunes UCX's TCP means UCX's TCP.
-  const auto has_address = [](const transport::Nic& nic) { return !nic.address.empty(); };
+  // Cards are found by their addresses there, which must mean the same on other hosts. A user who tunes UCX's TCP means UCX's.
+  const auto has_address = [](const transport::Nic& nic) { return !nic.address.empty() && !nic.network.empty(); };
   chosen.ucx = chosen.rdma || chosen.users || network.wanted == core::DataTransport::kUcx ||
                (network.wanted == core::DataTransport::kAuto && transport::tcp_is_tuned_by_user()) ||
                !std::all_of(chosen.nics.begin(), chosen.nics.end(), has_address);

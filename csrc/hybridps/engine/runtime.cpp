@@ -1,6 +1,7 @@
 #include "hybridps/engine/runtime.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -30,6 +31,9 @@ constexpr std::uint64_t kNapWindowBytes = 2 * WakeModeration::kBatchBytes;
 constexpr std::uint64_t kNapWindowBytesWithServers = 2 * kNapWindowBytes;
 // Windows fall back when there was no nap for so long.
 constexpr auto kNapsEndAfter = std::chrono::seconds(1);
+// Under way to a card: what it carries in so long, at most so many times the window that is set.
+constexpr double kWindowSeconds = 0.002;
+constexpr double kWindowsMax = 32;
 
 // What local peers may hold of each class at the worst: their allowance, and the chunks granted by them as agents and
 // as owners.
@@ -170,6 +174,7 @@ void Runtime::add_peer(PeerRecord peer) {
 }
 
 void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology) {
+  group_topologies_.insert_or_assign(uid, topology);
   group_windows_[uid] = windows_of(topology);
   for (const core::EngineId engine : engines)
     if (const auto found = peers_.find(engine); found != peers_.end()) ++found->second.groups;
@@ -180,24 +185,41 @@ void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, cons
 
 Runtime::Windows Runtime::windows_of(const schedule::Topology& topology) const {
   const bool has_servers = topology.servers() > 0;
-  const std::uint64_t more = has_servers ? kNapWindowBytesWithServers : kNapWindowBytes;
-  return {schedule::windows_bytes(options_.window_bytes, topology),
-          schedule::windows_bytes(options_.window_bytes + more, topology), has_servers};
+  std::uint64_t bytes = options_.window_bytes * flow_.windows;
+  if (flow_.naps) bytes += has_servers ? kNapWindowBytesWithServers : kNapWindowBytes;
+  return {schedule::windows_bytes(bytes, topology), has_servers};
 }
 
-// All who send to one card at a time share window_bytes: beyond what its queue holds, more only makes the switch drop.
-// What owners grant chunk by chunk comes on top. Figures: docs/decisions/0007, 0008 and 0016.
+void Runtime::look_at_flow(core::TimePoint now) {
+  next_look_ = now + WakeModeration::kWindow;
+  moderation_.look(bytes_through_card(), worker_->bytes_awaited() + dedicated_->spans_open(), now);
+  Flow flow = flow_;
+  flow.naps = now - napped_at_ < kNapsEndAfter;
+  // What a card carries in so long may be under way to it. In steps, and down only by two of them: rates are never still.
+  const double windows = moderation_.rate() * kWindowSeconds / static_cast<double>(options_.window_bytes);
+  const std::uint64_t step = std::bit_floor(static_cast<std::uint64_t>(std::clamp(windows, 1.0, kWindowsMax)));
+  if (step > flow_.windows || 4 * step <= flow_.windows) flow.windows = step;
+  if (flow == flow_) return;
+  flow_ = flow;
+  outbox_->set_naps(flow_.naps);
+  for (auto& [uid, windows_of_group] : group_windows_)
+    if (const auto topology = group_topologies_.find(uid); topology != group_topologies_.end())
+      windows_of_group = windows_of(topology->second);
+  choose_windows();
+}
+
+// All who send to one card at a time share window_bytes, or what the card carries in 2 ms: beyond what its queue holds, more
+// only makes the switch drop. What owners grant chunk by chunk comes on top. Figures: docs/decisions/0007, 0008, 0016, 0020.
 void Runtime::choose_windows() {
   // In several groups with one peer: the least, since operations of all may meet at one card.
   std::unordered_map<core::EngineId, std::uint64_t> windows;
   std::unordered_set<core::EngineId> patient;
   for (const auto& [uid, engines] : group_engines_) {
     const Windows& of_group = group_windows_[uid];
-    const std::vector<std::uint64_t>& bytes = napping_ ? of_group.while_napping : of_group.bytes;
     for (std::size_t i = 0; i < engines.size(); ++i) {
-      if (bytes[i] == 0) continue;
-      std::uint64_t& window = windows.emplace(engines[i], bytes[i]).first->second;
-      window = std::min(window, bytes[i]);
+      if (of_group.bytes[i] == 0) continue;
+      std::uint64_t& window = windows.emplace(engines[i], of_group.bytes[i]).first->second;
+      window = std::min(window, of_group.bytes[i]);
       if (of_group.has_servers) patient.insert(engines[i]);
     }
   }
@@ -222,6 +244,7 @@ void Runtime::forget_group(core::GroupUid uid) {
     }
     group_engines_.erase(engines);
     group_windows_.erase(uid);
+    group_topologies_.erase(uid);
   }
   let_go(unopened_.take(uid).messages);
   if (closed_.insert(uid).second) closed_order_.push_back(uid);
@@ -380,6 +403,7 @@ std::uint64_t Runtime::bytes_through_card() const {
 }
 
 void Runtime::on_shares(core::GroupUid uid, const schedule::Topology& topology) {
+  group_topologies_.insert_or_assign(uid, topology);
   group_windows_[uid] = windows_of(topology);
   choose_windows();
 }
@@ -545,6 +569,7 @@ std::size_t Runtime::progress() {
   work += worker_->tick(now);
   if (dedicated_->has_work()) work += dedicated_->tick();
   heartbeat(now);
+  if (now >= next_look_) look_at_flow(now);
   forget_unused(now);
   if (now >= unopened_.next_due()) let_go(unopened_.expire(now));
   if (suspects_.has_reports() || now >= suspects_.next_due() || !unanswered_verdicts_.empty())
@@ -570,15 +595,12 @@ core::TimePoint Runtime::next_due() const {
 }
 
 core::TimePoint Runtime::nap_until() {
-  if (!options_.urgent_by_control) return {};  // what is urgent would come with the data
+  if (!options_.may_nap) return {};
   const std::uint64_t left = worker_->bytes_awaited();
-  if (left == 0 && !napping_) return {};
-  const core::TimePoint now = core::Clock::now();
-  const core::Duration nap = moderation_.nap(bytes_through_card(), left, now);
-  if (nap > core::Duration::zero()) napped_at_ = now;
-  if (const bool napping = now - napped_at_ < kNapsEndAfter; std::exchange(napping_, napping) != napping)
-    choose_windows();
-  return nap > core::Duration::zero() ? now + nap : core::TimePoint{};
+  if (left == 0) return {};
+  const core::Duration nap = moderation_.nap(left);
+  if (nap == core::Duration::zero()) return {};
+  return (napped_at_ = core::Clock::now()) + nap;
 }
 
 bool Runtime::is_quiet() const {

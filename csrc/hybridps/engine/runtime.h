@@ -49,6 +49,7 @@ struct RuntimeOptions {
   UnopenedGroups::Limits unopened;
   bool urgent_by_control = false;  // small operations take the control transport, where they wait behind no bulk
   bool urgent_always = false;      // with it: also where no bulk is under way
+  bool may_nap = false;            // data waits in the kernel's buffers, and nothing urgent comes with it
   bool find_rates = true;          // shares follow what the network is found to carry
   double heartbeat_seconds = 1;
   double dead_seconds = 5;
@@ -177,8 +178,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   };
   /// Of a group.
   struct Windows {
-    std::vector<std::uint64_t> bytes;         // per engine
-    std::vector<std::uint64_t> while_napping;  // likewise
+    std::vector<std::uint64_t> bytes;  // per engine
     bool has_servers = false;
   };
 
@@ -198,6 +198,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology);
   void forget_unused(core::TimePoint now);
   Windows windows_of(const schedule::Topology& topology) const;
+  void look_at_flow(core::TimePoint now);
   void choose_windows();
 
   core::OneThread one_thread_;
@@ -214,13 +215,20 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::unordered_map<core::EngineId, Peer> peers_;
   std::map<core::GroupUid, std::vector<core::EngineId>> group_engines_;
   std::map<core::GroupUid, Windows> group_windows_;
+  std::map<core::GroupUid, schedule::Topology> group_topologies_;
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;
   UnopenedGroups unopened_;
   Heartbeats heartbeats_;
   WakeModeration moderation_;
+  core::TimePoint next_look_{};
   core::TimePoint napped_at_{};
-  bool napping_ = false;  // windows make up for it
+  struct Flow {                 // what windows follow
+    std::uint64_t windows = 1;  // times window_bytes
+    bool naps = false;
+    bool operator==(const Flow&) const = default;
+  };
+  Flow flow_;
   Suspects suspects_;
   std::unordered_map<core::EngineId, core::TimePoint> unanswered_verdicts_;  // peer -> waited for until
   core::TimePoint next_forgetting_{};

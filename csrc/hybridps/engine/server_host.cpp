@@ -59,7 +59,8 @@ class Shard final : public LoopClient, core::Pinned {
       return Status(pool.status().code(), std::string(pool.status().message()) + "; give a smaller --memory");
 
     Transports transports;
-    auto made = make_data_transport(interfaces, core::from_seconds(1), config.data_sockets, threads);
+    auto made =
+        make_data_transport(interfaces, {core::from_seconds(1), user_timeout(config)}, config.data_sockets, threads);
     if (!made.is_ok()) return made.status();
     transport::UcxOptions control;
     control.net_device = interfaces.control;

@@ -1,4 +1,4 @@
-// hybridps/engine/wake_moderation.h: how long the loop may stay asleep though data comes in.
+// hybridps/engine/wake_moderation.h: how fast bulk flows, and how long the loop may stay asleep though data comes in.
 //
 // Problem  On a slow link each message of a large operation would wake the loop: thousands of wake-ups a second, each with its
 //          system calls, on a core that computes the next gradients.
@@ -24,18 +24,32 @@ class WakeModeration {
   static constexpr core::Duration kNapMax = std::chrono::milliseconds(2);
   static constexpr core::Duration kNapMin = std::chrono::microseconds(200);
   static constexpr double kPartOfRest = 1.0 / 128;
+  /// Less in a window is no bulk: somebody is waited for, or small messages go to and fro.
+  static constexpr std::uint64_t kFlowBytes = kBatchBytes / 4;
+  /// What the rate is averaged over, at least.
+  static constexpr core::Duration kWindow = std::chrono::milliseconds(4);
 
-  /// `bytes`: payload that has come in and gone out, since the beginning; `left`: bytes that the operations under way still wait for.
-  core::Duration nap(std::uint64_t bytes, std::uint64_t left, core::TimePoint now) noexcept {
-    if (now - since_ >= kWindow) {
-      const double seconds = core::to_seconds(now - since_);
-      const double rate = static_cast<double>(bytes - bytes_) / seconds;
-      // After a pause what was before says nothing.
-      rate_ = seconds > 5 * core::to_seconds(kWindow) || rate_ == 0.0 ? rate : 0.75 * rate_ + 0.25 * rate;
-      since_ = now;
-      bytes_ = bytes;
+  /// `bytes`: payload that has come in or gone out since the beginning; `left`: what the operations under way still wait
+  /// for, bytes. To be called often; who looks away for long, or has nothing under way, learns nothing from that time.
+  void look(std::uint64_t bytes, std::uint64_t left, core::TimePoint now) noexcept {
+    if (now - since_ < kWindow && is_measuring_) return;
+    if (is_measuring_ && left > 0 && now - since_ <= 5 * kWindow) {
+      flows_ = bytes - bytes_ >= kFlowBytes;
+      const double rate = static_cast<double>(bytes - bytes_) / core::to_seconds(now - since_);
+      if (flows_) rate_ = std::max(rate, 0.75 * rate_ + 0.25 * rate);
+    } else {
+      flows_ = false;
     }
-    if (left == 0 || rate_ <= 0.0) return {};
+    is_measuring_ = left > 0;
+    since_ = now;
+    bytes_ = bytes;
+  }
+
+  /// Bytes a second while operations were under way; 0: not known.
+  double rate() const noexcept { return rate_; }
+
+  core::Duration nap(std::uint64_t left) const noexcept {
+    if (left == 0 || rate_ <= 0.0 || !flows_) return {};
     const double seconds =
         std::min(static_cast<double>(kBatchBytes) / rate_, static_cast<double>(left) / rate_ * kPartOfRest);
     const core::Duration nap = std::min<core::Duration>(core::from_seconds(seconds), kNapMax);
@@ -43,7 +57,8 @@ class WakeModeration {
   }
 
  private:
-  static constexpr core::Duration kWindow = std::chrono::milliseconds(4);
+  bool is_measuring_ = false;
+  bool flows_ = false;  // in the window before this one: nobody naps when an operation begins
   core::TimePoint since_{};
   std::uint64_t bytes_ = 0;
   double rate_ = 0.0;

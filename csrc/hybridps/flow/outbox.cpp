@@ -123,7 +123,7 @@ core::Status Outbox::transmit(PeerState& peer, wire::Message message, const tran
   // The other connection may be one that cannot read a device's memory.
   const bool lent = buffer && buffer.is_lent();
   core::Result<transport::Endpoint*> endpoint =
-      open(peer, urgent && !lent && (options_.urgent_always || peer.book.has_backlog()));
+      open(peer, urgent && !lent && (options_.urgent_always || naps_ || peer.book.has_backlog()));
   core::Status status = endpoint.status();
   message.from.source = options_.self;
   if (status.is_ok())

@@ -138,6 +138,9 @@ class Outbox : core::Pinned {
   /// comes back quickly (schedule/window_tuner.h).
   void set_window(core::EngineId peer, std::int64_t bytes,
                   const schedule::WindowTuner::Rounds& rounds = schedule::WindowTuner::kUsual);
+  /// Peers leave data to their kernels for moments, as we do: what is urgent takes its own connection, also where no bulk of
+  /// ours is under way.
+  void set_naps(bool naps) noexcept { naps_ = naps; }
   /// A peer's message says how much of our allowance it uses.
   void note_window(core::EngineId peer, std::int64_t bytes);
   /// A peer announces a stream: it is short of allowance, so it gets back what is due.
@@ -198,6 +201,7 @@ class Outbox : core::Pinned {
 
   core::OneThread one_thread_;
   OutboxOptions options_;
+  bool naps_ = false;
   transport::BufferPool& pool_;
   Router& router_;
   std::unordered_map<core::EngineId, std::unique_ptr<PeerState>> peers_;

@@ -76,6 +76,7 @@ class DedicatedServer final : public Listener, core::Pinned {
   /// Frees what is finished and closes what was left. Returns what it did.
   std::size_t tick();
   bool has_work() const noexcept { return !finished_.empty() || !closing_.empty(); }
+  std::size_t spans_open() const noexcept { return server_.spans_open(); }
   const DedicatedStats& stats() const noexcept { return stats_; }
 
   // Listener

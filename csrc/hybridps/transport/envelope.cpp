@@ -61,8 +61,10 @@ core::Result<std::span<const std::byte>> unwrap(const EnvelopeKind& kind, std::s
   if (!begins_as(kind, bytes)) {
     for (const EnvelopeKind& other : {kUcxEnvelope, kTcpEnvelope})
       if (begins_as(other, bytes))
-        return malformed("it is " + std::string(other.name) + "; HYBRIDPS_DATA_TRANSPORT must be the same on all ranks" +
-                         " and servers");
+        return malformed(
+            "it is " + std::string(other.name) +
+            "; HYBRIDPS_DATA_TRANSPORT, UCX_TLS, UCX_TCP_* and UCX_NET_DEVICES must be set alike for all ranks " +
+            "and servers");
     return malformed("it begins otherwise");
   }
   if (bytes[kMarkBytes - 1] != kVersion) return malformed("its version differs: do all ranks run the same hybridps?");

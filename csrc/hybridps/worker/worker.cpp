@@ -255,7 +255,6 @@ void Worker::part_done(OperationRun& run) {
 
 std::size_t Worker::settle_events() {
   std::size_t work = 0;
-  host_.send_now();
   for (; !events_.empty(); ++work) {
     const Event event = std::move(events_.front());
     events_.pop_front();
@@ -293,6 +292,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   ++finished_count_;
   --active_;
   Outcome outcome{std::move(status), source_rank};
+  host_.send_now();
   if (run.done) run.done(outcome);
   if (p2p)
     group.p2p->remove(run);
@@ -445,6 +445,7 @@ std::uint64_t Worker::bytes_awaited() const noexcept {
   int looked = 0;
   for (const OperationRun* run : tracked_) {
     if (++looked > kLookedAt) break;
+    if (run->operation.kind == schedule::Kind::kPointToPoint) return 0;
     if (!run->spans.empty()) bytes += run->pending * run->spans.front()->plan().chunk_bytes;
   }
   return bytes;

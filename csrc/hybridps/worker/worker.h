@@ -89,7 +89,8 @@ class Worker final : public server::Listener, core::Pinned {
   std::size_t tick(core::TimePoint now);
   core::TimePoint next_due(core::TimePoint now) const noexcept;
   bool is_idle() const noexcept { return active_ == 0; }
-  /// Bytes that the collectives under way still wait for, roughly; of many operations the first few.
+  /// Bytes that the collectives under way still wait for, roughly; of many operations the first few. 0 beside sends and
+  /// receives: what they bring may be waited for at once.
   std::uint64_t bytes_awaited() const noexcept;
   std::uint64_t operations_finished() const noexcept { return finished_count_; }
 

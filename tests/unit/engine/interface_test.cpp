@@ -142,8 +142,8 @@ class Environment {
  public:
   using Values = std::map<std::string, std::string>;
   explicit Environment(const Values& values) {
-    std::vector<std::string> names = {"MASTER_ADDR", "UCX_NET_DEVICES", "HYBRIDPS_UCX_NET_DEVICES", "UCX_TLS",
-                                      "HYBRIDPS_UCX_TLS", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+    std::vector<std::string> names = {"MASTER_ADDR",      "UCX_NET_DEVICES", "HYBRIDPS_UCX_NET_DEVICES", "UCX_TLS",
+                                      "HYBRIDPS_UCX_TLS", "LOCAL_RANK",      "LOCAL_WORLD_SIZE"};
     for (const auto& [name, value] : values) names.push_back(name);
     for (const std::string& name : names) {
       const char* value = std::getenv(name.c_str());
@@ -284,7 +284,8 @@ TEST_CASE("engine/interface: the user's own UCX_NET_DEVICES wins and is not chec
     CHECK(chosen.node_gbps == 0);
   }
   {
-    const Environment environment(Environment::Values{{"UCX_NET_DEVICES", "eth8"}, {"HYBRIDPS_UCX_NET_DEVICES", "eth9"}});
+    const Environment environment(
+        Environment::Values{{"UCX_NET_DEVICES", "eth8"}, {"HYBRIDPS_UCX_NET_DEVICES", "eth9"}});
     CHECK(choose_interfaces(config_of("lo"), "", {0, 1}).value().data() == "eth9");
   }
   {

@@ -30,7 +30,7 @@ std::array<std::uint64_t, 2> draw_nonce() {
 
 /// An eventfd that cannot block us: the peer could pass anything.
 bool is_safe_to_write(int fd) noexcept {
-  struct stat file{};
+  struct stat file {};
   if (::fstat(fd, &file) != 0) return false;
   const auto type = file.st_mode & S_IFMT;
   const int flags = ::fcntl(fd, F_GETFL);
@@ -145,7 +145,8 @@ Status ShmEndpoint::map_peer(const Packet& hello, std::array<core::Descriptor, k
   return Status::ok();
 }
 
-void ShmEndpoint::accept(core::Descriptor socket, const Packet& hello, std::array<core::Descriptor, kDescriptorsMax>& descriptors) {
+void ShmEndpoint::accept(core::Descriptor socket, const Packet& hello,
+                         std::array<core::Descriptor, kDescriptorsMax>& descriptors) {
   is_same_user(socket.get(), pid_);
   watch_socket(std::move(socket));
   state_ = State::kProving;

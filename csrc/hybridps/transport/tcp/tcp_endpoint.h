@@ -2,7 +2,8 @@
 //
 //   kOpen ──close(kClosed)──> kDraining ──all has left──> kFlushing ──the peer's kernel has it, or late──┐
 //     │                                                                                                  v
-//     └──its connection broke, close(any other code)──> kDoomed ──next progress()──────────────────────> kGone
+//     ├──its connection broke, close(any other code)──> kDoomed ──next progress()──────────────────────> kGone
+//     └──one of its two connections ended──> kEnding ──the other has, too, or late──────────────────────> kGone
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ struct TcpLink;
 
 class TcpEndpoint final : public Endpoint {
  public:
-  enum class State : std::uint8_t { kOpen, kDraining, kFlushing, kDoomed, kGone };
+  enum class State : std::uint8_t { kOpen, kDraining, kFlushing, kEnding, kDoomed, kGone };
 
   TcpEndpoint(TcpTransportImpl& transport, core::EngineId peer, const TcpId& id)
       : transport_(transport), peer_(peer), id_(id) {}
@@ -37,8 +38,8 @@ class TcpEndpoint final : public Endpoint {
   TcpTransportImpl& transport_;
   const core::EngineId peer_;
   const TcpId id_;
-  TcpLink* out_ = nullptr;        // what it sends on
-  std::vector<TcpLink*> links_;   // all to this peer
+  TcpLink* out_ = nullptr;       // what it sends on
+  std::vector<TcpLink*> links_;  // all to this peer
   State state_ = State::kOpen;
   bool report_ = false;  // on_peer_failed is due
   core::Status cause_;   // of the first failure or close

@@ -25,7 +25,9 @@ namespace hybridps::transport {
 namespace {
 
 /// Who has connected and not greeted; beyond it the oldest goes.
-constexpr std::size_t kGreetingMax = 1024;
+constexpr std::size_t kGreetingMax = 256;
+/// Taken before anything else is looked at.
+constexpr std::size_t kAcceptsMax = 64;
 constexpr int kBacklog = 4096;
 /// Of one system call: so many parts, and bytes, which is more than a socket takes at once.
 constexpr std::size_t kPartsMax = 64;
@@ -33,6 +35,8 @@ constexpr std::size_t kSendBytesMax = std::size_t{1} << 20;
 /// What one connection may bring before the others are looked at.
 constexpr std::size_t kReadBytesMax = std::size_t{512} << 10;
 constexpr std::size_t kBulkBytes = std::size_t{4} << 10;
+/// Once one of two connections to a peer has ended, the other may still bring something for so long.
+constexpr core::Duration kEndWithin = core::from_seconds(0.25);
 constexpr core::Duration kAcceptAgainAfter = core::from_seconds(0.1);
 
 core::Status socket_error(const std::string& what, int error) {
@@ -198,18 +202,16 @@ core::Result<TcpLink*> TcpTransportImpl::dial(const TcpAddress& to) {
   set_options(socket);
   const int on = 1;
   (void)::setsockopt(socket, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
-  SocketAddress from = *parse_address(options_.address, 0);
-  SocketAddress there = to.socket;
-  // What an address beyond the link is reached through is known to this host alone.
-  if (there.name.ss_family == AF_INET6 && from.name.ss_family == AF_INET6)
-    reinterpret_cast<sockaddr_in6&>(there.name).sin6_scope_id =
-        reinterpret_cast<const sockaddr_in6&>(from.name).sin6_scope_id;
-  if (::bind(socket, from.get(), from.bytes) != 0) return socket_error(what, errno);
-  if (::connect(socket, there.get(), there.bytes) != 0 && errno != EINPROGRESS && errno != EINTR) {
+  const SocketAddress from = *parse_address(options_.address, 0);
+  if ((from.name.ss_family != to.socket.name.ss_family && (errno = EAFNOSUPPORT) != 0) ||
+      (!leads_through(from, to.socket) && (errno = ENETUNREACH) != 0) || ::bind(socket, from.get(), from.bytes) != 0 ||
+      (::connect(socket, to.socket.get(), to.socket.bytes) != 0 && errno != EINPROGRESS && errno != EINTR)) {
     core::Status status = socket_error(what, errno);
     if (status.code() == core::Code::kOutOfResources) return status;
-    return core::Status(core::Code::kPeerDead,
-                        std::string(status.message()) + "; see whether both machines use the same network (HYBRIDPS_INTERFACE)");
+    return core::Status(
+        core::Code::kPeerDead,
+        std::string(status.message()) +
+            "; see whether both machines use the same network (HYBRIDPS_INTERFACE, HYBRIDPS_DATA_INTERFACES)");
   }
   if (core::Status status = watch(*link, /*write=*/true, /*added=*/false); !status.is_ok()) return status;
   TcpSend* const greeting = acquire();
@@ -223,7 +225,7 @@ core::Result<TcpLink*> TcpTransportImpl::dial(const TcpAddress& to) {
 
 std::size_t TcpTransportImpl::accept_all() {
   std::size_t accepted = 0;
-  for (;;) {
+  while (accepted < kAcceptsMax) {
     auto link = std::make_unique<TcpLink>();
     SocketAddress from;
     from.bytes = sizeof from.name;
@@ -256,6 +258,7 @@ std::size_t TcpTransportImpl::accept_all() {
     links_.push_back(std::move(link));
     if (greeting_.size() > kGreetingMax) refuse(*greeting_.front());
   }
+  return accepted;
 }
 
 /// False: more must come first, or it was refused.
@@ -461,6 +464,7 @@ std::size_t TcpTransportImpl::flush(TcpLink& link) {
     if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
       // What the peer said before it broke off is still to be read; then read() finds the end.
       link.error = errno;
+      (void)::shutdown(link.socket.get(), SHUT_RDWR);
       if (link.watches_write) (void)watch(link, /*write=*/false);
       return did;
     }
@@ -611,17 +615,22 @@ void TcpTransportImpl::release_slot(void* transport, void* slot, std::uint64_t) 
 
 void TcpTransportImpl::break_off(TcpLink& link, const char* doing, int error) {
   const bool ended = error == 0 || error == ECONNRESET || error == EPIPE;
-  on_broken(link, ended ? std::string(kEndedWithoutClosing)
-                        : "the connection (" + name_ + ") to " + link.to + " " + doing + ": " + std::strerror(error));
+  on_broken(link,
+            ended ? std::string(kEndedWithoutClosing)
+                  : "the connection (" + name_ + ") to " + link.to + " " + doing + ": " + std::strerror(error),
+            ended);
 }
 
-void TcpTransportImpl::on_broken(TcpLink& link, std::string what) {
+void TcpTransportImpl::on_broken(TcpLink& link, std::string what, bool ended) {
   core::Status cause(core::Code::kPeerDead, std::move(what));
   if (TcpEndpoint* const endpoint = link.endpoint; endpoint != nullptr) {
     if (endpoint->is_open()) {
       endpoint->cause_ = cause;
       endpoint->report_ = true;
-      endpoint->state_ = TcpEndpoint::State::kDoomed;
+      // The end of the connection that it did not send on may overtake what it has sent on the other.
+      const bool more_may_come = ended && endpoint->links_.size() > 1;
+      endpoint->state_ = more_may_come ? TcpEndpoint::State::kEnding : TcpEndpoint::State::kDoomed;
+      endpoint->close_deadline_ = core::Deadline::after(kEndWithin);
       attention_.push_back(endpoint);
     }
     cause = endpoint->cause_;  // of those that were leaving, why
@@ -666,17 +675,14 @@ void TcpTransportImpl::close(TcpEndpoint& endpoint, core::Status cause) {
 std::size_t TcpTransportImpl::attend() {
   if (attention_.empty() && closing_.empty()) return 0;
   const core::TimePoint now = core::Clock::now();
-  std::size_t did = 0;
-  std::erase_if(closing_, [&](TcpEndpoint* endpoint) {
-    const bool again = step(*endpoint, now);
-    if (!again) ++did;
-    return !again;
-  });
-  const std::vector<TcpEndpoint*> attention = std::exchange(attention_, {});
-  did += attention.size();
-  for (TcpEndpoint* endpoint : attention)
-    if (step(*endpoint, now)) closing_.push_back(endpoint);
-  for (TcpEndpoint* endpoint : attention)
+  std::vector<TcpEndpoint*> looked_at = std::exchange(attention_, {});
+  std::size_t did = looked_at.size();
+  looked_at.insert(looked_at.end(), closing_.begin(), closing_.end());
+  closing_.clear();
+  std::vector<TcpEndpoint*> over;
+  for (TcpEndpoint* endpoint : looked_at) (step(*endpoint, now) ? closing_ : over).push_back(endpoint);
+  did += over.size();
+  for (TcpEndpoint* endpoint : over)
     if (std::exchange(endpoint->report_, false) && receiver_ != nullptr)
       receiver_->on_peer_failed(endpoint->peer_, endpoint->cause_);
   return did;
@@ -699,8 +705,9 @@ bool TcpTransportImpl::step(TcpEndpoint& endpoint, core::TimePoint now) {
     int unacknowledged = 0;
     if (::ioctl(out->socket.get(), SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0) return true;
   }
+  if (endpoint.state_ == State::kEnding && !endpoint.links_.empty() && !late) return true;
   if (endpoint.state_ == State::kGone) return false;
-  const bool forced = endpoint.state_ == State::kDoomed;
+  const bool forced = endpoint.state_ == State::kDoomed || endpoint.state_ == State::kEnding;
   endpoint.state_ = State::kGone;
   while (!endpoint.links_.empty()) close(*endpoint.links_.back(), endpoint.cause_, forced);
   return false;

@@ -37,12 +37,12 @@ struct TcpOptions {
 
 /// Since creation, where not said otherwise.
 struct TcpCounters {
-  std::uint64_t sends = 0;          // system calls that sent something
-  std::uint64_t receives = 0;       // system calls that received something
-  std::uint64_t bytes_copied = 0;   // of payloads: came in with the header before them
-  std::uint64_t refused = 0;        // connections that did not greet as a peer does
-  std::uint64_t malformed = 0;      // connections that broke for what they sent
-  std::uint64_t receive_bytes = 0;  // of memory for payloads, now
+  std::uint64_t sends = 0;                 // system calls that sent something
+  std::uint64_t receives = 0;              // system calls that received something
+  std::uint64_t bytes_copied = 0;          // of payloads: came in with the header before them
+  std::uint64_t refused = 0;               // connections that did not greet as a peer does
+  std::uint64_t malformed = 0;             // connections that broke for what they sent
+  std::uint64_t receive_bytes = 0;         // of memory for payloads, now
   std::uint64_t receive_slots_in_use = 0;  // now
 };
 

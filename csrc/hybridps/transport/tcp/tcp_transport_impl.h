@@ -82,7 +82,7 @@ class TcpTransportImpl final : public TcpTransport {
 
   // Closing
   void close(TcpEndpoint& endpoint, core::Status cause);
-  void on_broken(TcpLink& link, std::string what);
+  void on_broken(TcpLink& link, std::string what, bool ended = false);
   void break_off(TcpLink& link, const char* doing, int error);
   /// Its socket is closed, what it had to send ends with `cause`; it is freed at the end of progress().
   void close(TcpLink& link, const core::Status& cause, bool reset);

@@ -36,6 +36,10 @@ struct SocketAddress {
 /// Of a numeric address; nothing where it is none.
 std::optional<SocketAddress> parse_address(const std::string& numeric, std::uint16_t port);
 
+/// Whether packets to `there` leave through the card with the address `here`: it is in the card's own network, or the kernel's
+/// routes lead through the card, or it is an address of this machine. Else they would take another card than was chosen.
+bool leads_through(const SocketAddress& here, const SocketAddress& there);
+
 struct TcpAddress {
   TcpId id{};
   SocketAddress socket;

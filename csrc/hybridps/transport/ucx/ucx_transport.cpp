@@ -122,17 +122,15 @@ core::Status UcxTransportImpl::start() {
   address_ = wrap(kUcxEnvelope, worker_address);
   fork_guard_ = std::make_unique<ForkGuard>(event_fd_, listening_sockets_since(before, worker_address));
   fork_guard_->refresh();
-  rx_pool_ = std::make_unique<RxPool>(options_.receive_bytes_max, RxRegistration{
-                                                                      [this](std::span<std::byte> block, void** handle) {
-                                                                        ucp_mem_h memh = nullptr;
-                                                                        if (!map_block(block, &memh)) return false;
-                                                                        *handle = memh;
-                                                                        return true;
-                                                                      },
-                                                                      [this](void* handle) {
-                                                                        (void)api_.mem_unmap(
-                                                                            context_, static_cast<ucp_mem_h>(handle));
-                                                                      }});
+  rx_pool_ = std::make_unique<RxPool>(
+      options_.receive_bytes_max,
+      RxRegistration{[this](std::span<std::byte> block, void** handle) {
+                       ucp_mem_h memh = nullptr;
+                       if (!map_block(block, &memh)) return false;
+                       *handle = memh;
+                       return true;
+                     },
+                     [this](void* handle) { (void)api_.mem_unmap(context_, static_cast<ucp_mem_h>(handle)); }});
   core::log_info(name_, where, ": UCX ", major, ".", minor, ".", release, " from ", ucx_library_path());
   return core::Status::ok();
 }

@@ -86,8 +86,9 @@ TEST_CASE("transport/tcp: who connects and says nothing is hung up on in time", 
   CHECK(slow.was_hung_up_on());
 }
 
-TEST_CASE("transport/tcp: bytes that are no message break the connection and the endpoint, with the address in the text",
-          "[transport][fast]") {
+TEST_CASE(
+    "transport/tcp: bytes that are no message break the connection and the endpoint, with the address in the text",
+    "[transport][fast]") {
   auto pair = make_tcp_pair();
   pair->connect();
   REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
@@ -109,8 +110,9 @@ TEST_CASE("transport/tcp: bytes that are no message break the connection and the
   CHECK(pair->run_until([&] { return pair->a.receiver.failures.size() == 1; }));
 }
 
-TEST_CASE("transport/tcp: what is sent in one round goes with one system call, and large payloads are received in place",
-          "[transport][fast]") {
+TEST_CASE(
+    "transport/tcp: what is sent in one round goes with one system call, and large payloads are received in place",
+    "[transport][fast]") {
   auto pair = make_tcp_pair();
   pair->connect();
   REQUIRE(pair->a.peer->send(numbered(0), {}, 0, {}).is_ok());
@@ -214,6 +216,48 @@ TEST_CASE("transport/tcp: what was said before the end is heard before the end i
   }
   REQUIRE(pair->run_until([&] { return !pair->a.receiver.failures.empty(); }));
   CHECK(pair->a.receiver.messages.size() == 5);
+}
+
+TEST_CASE("transport/tcp: the end of one of two connections does not cut off what comes on the other",
+          "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  pair->connect();
+  REQUIRE(pair->a.peer->send(numbered(0), {}, 0, {}).is_ok());
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  pair->release_all();
+  contract::Side::Done done;
+  {
+    const Stranger second(pair->b);  // as if a had dialled twice
+    second.greet(address_of(pair->a).id);
+    const std::uint64_t receives = tcp(pair->b).counters().receives;
+    REQUIRE(pair->run_until([&] { return tcp(pair->b).counters().receives > receives; }));
+  }
+  REQUIRE(pair->run_until([&] { return pair->b.transport->find(pair->a.id) == nullptr; }));
+  CHECK(pair->b.receiver.failures.empty());
+  CHECK(pair->b.peer->send(numbered(1), {}, 0, pair->b.record(done)).code() == core::Code::kPeerDead);
+  REQUIRE(pair->a.peer->send(numbered(7), {}, 0, {}).is_ok());
+  CHECK(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.failures.size() == 1; }));
+  CHECK(pair->b.receiver.failures[0].second.message().find(kEndedWithoutClosing) != std::string_view::npos);
+  CHECK(pair->run_until([&] { return pair->a.receiver.failures.size() == 1; }));  // b has hung up
+  pair->settle();
+  CHECK(pair->b.receiver.failures.size() == 1);
+  CHECK(done.count == 0);
+}
+
+TEST_CASE("transport/tcp: only what leaves through the card is dialled", "[transport][fast]") {
+  const auto at = [](const char* numeric) { return *parse_address(numeric, 4711); };
+  CHECK(leads_through(at("127.0.0.1"), at("127.0.0.1")));
+  CHECK(leads_through(at("127.0.0.1"), at("127.3.2.1")));
+  CHECK_FALSE(leads_through(at("127.0.0.1"), at("192.0.2.1")));  // whatever card leads there, it is not this one
+  CHECK_FALSE(leads_through(at("192.0.2.1"), at("192.0.2.2")));  // no card of ours
+  auto pair = make_tcp_pair();
+  TcpAddress elsewhere;
+  elsewhere.id = make_tcp_id();
+  elsewhere.socket = at("192.0.2.1");
+  const auto refused = pair->a.transport->connect(pair->b.id, encode(elsewhere));
+  CHECK(refused.status().code() == core::Code::kPeerDead);
+  CHECK(refused.status().message().find("192.0.2.1:4711") != std::string_view::npos);
 }
 
 TEST_CASE("transport/tcp: a forked child keeps no connection alive and cannot use it", "[transport][fast]") {

@@ -249,15 +249,15 @@ TEST_CASE("transport/tcp: only what leaves through the card is dialled", "[trans
   const auto at = [](const char* numeric) { return *parse_address(numeric, 4711); };
   CHECK(leads_through(at("127.0.0.1"), at("127.0.0.1")));
   CHECK(leads_through(at("127.0.0.1"), at("127.3.2.1")));
-  CHECK_FALSE(leads_through(at("127.0.0.1"), at("192.0.2.1")));  // whatever card leads there, it is not this one
-  CHECK_FALSE(leads_through(at("192.0.2.1"), at("192.0.2.2")));  // no card of ours
+  CHECK_FALSE(leads_through(at("127.0.0.1"), at("203.0.113.1")));  // whatever card leads there, it is not this one
+  CHECK_FALSE(leads_through(at("203.0.113.1"), at("203.0.113.2")));  // no card of ours
   auto pair = make_tcp_pair();
   TcpAddress elsewhere;
   elsewhere.id = make_tcp_id();
-  elsewhere.socket = at("192.0.2.1");
+  elsewhere.socket = at("203.0.113.1");
   const auto refused = pair->a.transport->connect(pair->b.id, encode(elsewhere));
   CHECK(refused.status().code() == core::Code::kPeerDead);
-  CHECK(refused.status().message().find("192.0.2.1:4711") != std::string_view::npos);
+  CHECK(refused.status().message().find("203.0.113.1:4711") != std::string_view::npos);
 }
 
 TEST_CASE("transport/tcp: a forked child keeps no connection alive and cannot use it", "[transport][fast]") {
@@ -295,7 +295,7 @@ TEST_CASE("transport/tcp: a forked child keeps no connection alive and cannot us
 
 TEST_CASE("transport/tcp: an address that is not of this machine, or none at all, is an error that names it",
           "[transport][fast]") {
-  for (const char* address : {"", "localhost", "192.0.2.1"}) {
+  for (const char* address : {"", "localhost", "203.0.113.1"}) {
     const auto made = TcpTransport::create(test_options(address));
     INFO(address << ": " << made.status().to_string());
     CHECK(made.status().code() == core::Code::kInvalidArgument);

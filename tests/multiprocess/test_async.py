@@ -293,10 +293,11 @@ def callbacks_without_order(rank, world):
 
     if rank == world - 1:
         store.wait(["the others have their callbacks"], timedelta(seconds=30))
-    future = dist.all_reduce(torch.ones(10), async_op=True).get_future().then(late)
+    # Large, so that it is not over before the last rank has its callback, which would then run here, in a certain order.
+    future = dist.all_reduce(torch.ones(2_000_000), async_op=True).get_future().then(late)
     if store.add("callbacks", 1) == world - 1:
         store.set("the others have their callbacks", "1")
-    dist.all_reduce(torch.full((10,), 5.0), async_op=True)  # looks like the callback's
+    dist.all_reduce(torch.full((2_000_000,), 5.0), async_op=True)  # looks like the callback's
     went_on.set()
     error = check.raises("refused", RuntimeError, future.wait)
     check.that("and says why", "no place among the group's operations" in str(error), str(error))

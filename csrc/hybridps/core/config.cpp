@@ -99,7 +99,8 @@ const auto& settings() {
               "What a peer may send before it is granted memory."},
       Setting{"WINDOW_BYTES", Kind::kBytes, &Config::window_bytes, "bytes", kKiB, kGiB,
               "What all peers together may have under way unasked to one network card; each uses its part, at least "
-              "32K, and more where credit comes back within 1 ms (10 ms in groups with dedicated servers)."},
+              "32K, and more where the card is seen to carry more in 2 ms, or credit comes back within 1 ms (10 ms in "
+              "groups with dedicated servers)."},
       Setting{"CHUNK_BYTES", Kind::kBytes, &Config::chunk_bytes, "bytes", kKiB, 64 * kMiB,
               "Payload of one network message, at most; groups of many nodes use less, 16K at the least."},
       Setting{"GRANT_CHUNKS", Kind::kCount, &Config::grant_chunks, "chunks", 1, 65536,

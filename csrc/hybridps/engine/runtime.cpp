@@ -174,8 +174,7 @@ void Runtime::add_peer(PeerRecord peer) {
 }
 
 void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology) {
-  group_topologies_.insert_or_assign(uid, topology);
-  group_windows_[uid] = windows_of(topology);
+  group_windows_.insert_or_assign(uid, windows_of(topology));
   for (const core::EngineId engine : engines)
     if (const auto found = peers_.find(engine); found != peers_.end()) ++found->second.groups;
   group_engines_[uid] = std::move(engines);
@@ -187,7 +186,7 @@ Runtime::Windows Runtime::windows_of(const schedule::Topology& topology) const {
   const bool has_servers = topology.servers() > 0;
   std::uint64_t bytes = options_.window_bytes * flow_.windows;
   if (flow_.naps) bytes += has_servers ? kNapWindowBytesWithServers : kNapWindowBytes;
-  return {schedule::windows_bytes(bytes, topology), has_servers};
+  return {topology, schedule::windows_bytes(bytes, topology)};
 }
 
 void Runtime::look_at_flow(core::TimePoint now) {
@@ -196,15 +195,14 @@ void Runtime::look_at_flow(core::TimePoint now) {
   Flow flow = flow_;
   flow.naps = now - napped_at_ < kNapsEndAfter;
   // What a card carries in so long may be under way to it. In steps, and down only by two of them: rates are never still.
-  const double windows = moderation_.rate() * kWindowSeconds / static_cast<double>(options_.window_bytes);
+  const double rate = moderation_.rate() / static_cast<double>(options_.cards);
+  const double windows = rate * kWindowSeconds / static_cast<double>(options_.window_bytes);
   const std::uint64_t step = std::bit_floor(static_cast<std::uint64_t>(std::clamp(windows, 1.0, kWindowsMax)));
   if (step > flow_.windows || 4 * step <= flow_.windows) flow.windows = step;
   if (flow == flow_) return;
   flow_ = flow;
   outbox_->set_naps(flow_.naps);
-  for (auto& [uid, windows_of_group] : group_windows_)
-    if (const auto topology = group_topologies_.find(uid); topology != group_topologies_.end())
-      windows_of_group = windows_of(topology->second);
+  for (auto& [uid, of_group] : group_windows_) of_group = windows_of(of_group.topology);
   choose_windows();
 }
 
@@ -215,12 +213,12 @@ void Runtime::choose_windows() {
   std::unordered_map<core::EngineId, std::uint64_t> windows;
   std::unordered_set<core::EngineId> patient;
   for (const auto& [uid, engines] : group_engines_) {
-    const Windows& of_group = group_windows_[uid];
+    const Windows& of_group = group_windows_.at(uid);
     for (std::size_t i = 0; i < engines.size(); ++i) {
       if (of_group.bytes[i] == 0) continue;
       std::uint64_t& window = windows.emplace(engines[i], of_group.bytes[i]).first->second;
       window = std::min(window, of_group.bytes[i]);
-      if (of_group.has_servers) patient.insert(engines[i]);
+      if (of_group.topology.servers() > 0) patient.insert(engines[i]);
     }
   }
   for (const auto& [engine, window] : windows) {
@@ -244,7 +242,6 @@ void Runtime::forget_group(core::GroupUid uid) {
     }
     group_engines_.erase(engines);
     group_windows_.erase(uid);
-    group_topologies_.erase(uid);
   }
   let_go(unopened_.take(uid).messages);
   if (closed_.insert(uid).second) closed_order_.push_back(uid);
@@ -403,8 +400,7 @@ std::uint64_t Runtime::bytes_through_card() const {
 }
 
 void Runtime::on_shares(core::GroupUid uid, const schedule::Topology& topology) {
-  group_topologies_.insert_or_assign(uid, topology);
-  group_windows_[uid] = windows_of(topology);
+  group_windows_.insert_or_assign(uid, windows_of(topology));
   choose_windows();
 }
 

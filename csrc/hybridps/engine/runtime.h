@@ -178,8 +178,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   };
   /// Of a group.
   struct Windows {
+    schedule::Topology topology;
     std::vector<std::uint64_t> bytes;  // per engine
-    bool has_servers = false;
   };
 
   Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep, Transports transports);
@@ -215,7 +215,6 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::unordered_map<core::EngineId, Peer> peers_;
   std::map<core::GroupUid, std::vector<core::EngineId>> group_engines_;
   std::map<core::GroupUid, Windows> group_windows_;
-  std::map<core::GroupUid, schedule::Topology> group_topologies_;
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;
   UnopenedGroups unopened_;

@@ -36,7 +36,10 @@ class WakeModeration {
     if (is_measuring_ && left > 0 && now - since_ <= 5 * kWindow) {
       flows_ = bytes - bytes_ >= kFlowBytes;
       const double rate = static_cast<double>(bytes - bytes_) / core::to_seconds(now - since_);
-      if (flows_) rate_ = std::max(rate, 0.75 * rate_ + 0.25 * rate);
+      if (flows_) {
+        mean_ = mean_ == 0.0 ? rate : 0.75 * mean_ + 0.25 * rate;
+        rate_ = std::max(rate, 0.75 * rate_ + 0.25 * rate);
+      }
     } else {
       flows_ = false;
     }
@@ -45,8 +48,8 @@ class WakeModeration {
     bytes_ = bytes;
   }
 
-  /// Bytes a second while operations were under way; 0: not known.
-  double rate() const noexcept { return rate_; }
+  /// Bytes a second while operations were under way; 0: not known. The mean: what had gathered in the kernel comes as a burst.
+  double rate() const noexcept { return mean_; }
 
   core::Duration nap(std::uint64_t left) const noexcept {
     if (left == 0 || rate_ <= 0.0 || !flows_) return {};
@@ -61,7 +64,8 @@ class WakeModeration {
   bool flows_ = false;  // in the window before this one: nobody naps when an operation begins
   core::TimePoint since_{};
   std::uint64_t bytes_ = 0;
-  double rate_ = 0.0;
+  double rate_ = 0.0;  // rises at once: a nap that is too long would hold the next rate down
+  double mean_ = 0.0;
 };
 
 }  // namespace hybridps::engine

@@ -203,15 +203,19 @@ core::Result<TcpLink*> TcpTransportImpl::dial(const TcpAddress& to) {
   const int on = 1;
   (void)::setsockopt(socket, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
   const SocketAddress from = *parse_address(options_.address, 0);
-  if ((from.name.ss_family != to.socket.name.ss_family && (errno = EAFNOSUPPORT) != 0) ||
-      (!leads_through(from, to.socket) && (errno = ENETUNREACH) != 0) || ::bind(socket, from.get(), from.bytes) != 0 ||
-      (::connect(socket, to.socket.get(), to.socket.bytes) != 0 && errno != EINPROGRESS && errno != EINTR)) {
-    core::Status status = socket_error(what, errno);
-    if (status.code() == core::Code::kOutOfResources) return status;
+  const auto unreachable = [&](const std::string& why) {
     return core::Status(
         core::Code::kPeerDead,
-        std::string(status.message()) +
+        what + ": " + why +
             "; see whether both machines use the same network (HYBRIDPS_INTERFACE, HYBRIDPS_DATA_INTERFACES)");
+  };
+  if (from.name.ss_family != to.socket.name.ss_family) return unreachable("one is IPv4, the other IPv6");
+  if (!leads_through(from, to.socket)) return unreachable("the way there does not lead through " + options_.address);
+  if (::bind(socket, from.get(), from.bytes) != 0 ||
+      (::connect(socket, to.socket.get(), to.socket.bytes) != 0 && errno != EINPROGRESS && errno != EINTR)) {
+    const int error = errno;
+    core::Status status = socket_error(what, error);
+    return status.code() == core::Code::kOutOfResources ? status : unreachable(std::strerror(error));
   }
   if (core::Status status = watch(*link, /*write=*/true, /*added=*/false); !status.is_ok()) return status;
   TcpSend* const greeting = acquire();

@@ -5,8 +5,8 @@
 
 namespace hybridps::core {
 
-/// Raised by any change of what is in the Store (bootstrap/record.h), between engines (wire/message.h), of what a transport's address says,
-/// or said to dedicated servers. Members of a group must have the same.
+/// Raised by any change of what is in the Store (bootstrap/record.h), a transport's address included, between engines
+/// (wire/message.h), or said to dedicated servers. Members of a group must have the same.
 inline constexpr std::uint8_t kProtocolVersion = 8;
 
 }  // namespace hybridps::core

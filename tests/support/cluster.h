@@ -27,7 +27,8 @@ struct ClusterOptions {
   std::uint32_t grant_chunks = 2;
   std::uint64_t tiny_bytes = 256;
   /// By member; none: no codec. Groups then have smaller chunks, as slots must have room for what chunks become.
-  std::vector<std::shared_ptr<reduce::Codec>> codecs;
+  std::vector<std::shared_ptr<const compress::Codecs>> codecs;
+  std::uint64_t residual_bytes = std::uint64_t{1} << 30;
   double heartbeat_seconds = 1000;
   double dead_seconds = 5000;
   double warn_seconds = engine::RuntimeOptions().warn_seconds;
@@ -114,11 +115,15 @@ class Cluster {
     const auto& codecs = options_.codecs;
     const auto codec = codecs.empty() ? nullptr : codecs[static_cast<std::size_t>(rank)];
     const auto chunk_bytes = static_cast<std::uint32_t>(options_.chunk_bytes / (codec ? 2 : 1));
-    if (topology.is_dedicated(rank))
-      at(rank).open_served_group(server::ServedGroup{uid, "test", ids_, std::move(topology), chunk_bytes, codec});
-    else
+    if (topology.is_dedicated(rank)) {
+      server::ServedGroup group{uid, "test", ids_, std::move(topology), chunk_bytes, codec, chunk_bytes};
+      group.residual_budget->bytes_max = options_.residual_bytes;
+      at(rank).open_served_group(std::move(group));
+    } else {
       at(rank).open_group(worker::GroupInfo{uid, "test", ids_, hosts, std::move(topology),
-                                            schedule::Limits{chunk_bytes, options_.tiny_bytes}, codec});
+                                            schedule::Limits{chunk_bytes, options_.tiny_bytes}, codec, chunk_bytes,
+                                            options_.residual_bytes});
+    }
   }
 
   void submit(core::GroupUid uid, int rank, worker::Operation operation, std::uint64_t sequence,

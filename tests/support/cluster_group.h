@@ -126,6 +126,10 @@ class ClusterGroup final : public engine::Group {
     });
   }
   void drive(const std::function<bool()>&, core::TimePoint) override {}
+  core::Result<std::vector<Remembered>> remembered(std::vector<compress::TensorKey>) override {
+    return core::Status(core::Code::kUnsupported, "not here");
+  }
+  core::Result<double> residual_norm() override { return 0.0; }
   core::Status wait_ready() override { return {}; }
   core::Status status() const override {
     const std::lock_guard lock(failed_->mutex);

@@ -1,5 +1,6 @@
 // hybridps/bindings/module.cpp: hybridps._C, what python/hybridps needs of the process group. No logic of its own.
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <string>
 #include <utility>
@@ -143,11 +144,18 @@ std::map<std::string, std::uint64_t> stats() {
       {"groups", now.groups},
       {"endpoints", now.endpoints},
       {"pinned_bytes", pg::pinned_bytes()},
+      {"compress_operations", now.compress_operations},
+      {"compress_bytes", now.compress_bytes},
+      {"compress_wire_bytes", now.compress_wire_bytes},
+      {"compress_not_finite", now.compress_not_finite},
+      {"compress_encode_ns", now.compress_encode_ns},
+      {"compress_decode_ns", now.compress_decode_ns},
   };
 }
 
 py::tuple options_state(const Options& options) {
-  return py::make_tuple(options.timeout.count(), options.group_name, options.group_desc, options.global_ranks_in_group);
+  return py::make_tuple(options.timeout.count(), options.group_name, options.group_desc, options.global_ranks_in_group,
+                        options.compress);
 }
 
 OptionsPtr options_from(const py::tuple& state) {
@@ -155,7 +163,45 @@ OptionsPtr options_from(const py::tuple& state) {
   options->group_name = state[1].cast<std::string>();
   options->group_desc = state[2].cast<std::string>();
   options->global_ranks_in_group = state[3].cast<std::vector<std::uint64_t>>();
+  options->compress = state[4].cast<std::string>();
   return options;
+}
+
+/// [(ordinal, bytes, dtype, residual, owed, momentum)], the last three as bytes of float32.
+py::list compression_state(ProcessGroupHybrid& group) {
+  std::vector<pg::Compression::Saved> saved;
+  {
+    const py::gil_scoped_release released;
+    saved = group.compression_state();
+  }
+  const auto bytes = [](const std::vector<float>& values) {
+    return py::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+  };
+  py::list all;
+  for (const auto& s : saved)
+    all.append(py::make_tuple(s.place.ordinal, s.place.bytes, static_cast<int>(s.place.dtype), bytes(s.residual),
+                              bytes(s.owed), bytes(s.momentum)));
+  return all;
+}
+
+void load_compression_state(ProcessGroupHybrid& group, const py::list& all, std::uint64_t steps) {
+  const auto floats = [](const py::handle& text) {
+    const auto bytes = text.cast<std::string>();
+    std::vector<float> values(bytes.size() / sizeof(float));
+    std::memcpy(values.data(), bytes.data(), values.size() * sizeof(float));
+    return values;
+  };
+  std::vector<pg::Compression::Saved> saved;
+  for (const py::handle& item : all) {
+    const auto entry = item.cast<py::tuple>();
+    saved.push_back({{entry[0].cast<std::uint32_t>(), entry[1].cast<std::uint64_t>(),
+                      static_cast<core::DType>(entry[2].cast<std::uint8_t>())},
+                     floats(entry[3]),
+                     floats(entry[4]),
+                     floats(entry[5])});
+  }
+  const py::gil_scoped_release released;
+  group.load_compression_state(std::move(saved), steps);
 }
 
 void bind(py::module_& module) {
@@ -164,8 +210,14 @@ void bind(py::module_& module) {
 
   py::class_<ProcessGroupHybrid, GroupPtr, c10d::Backend> group(module, "ProcessGroupHybrid");
   py::class_<Options, OptionsPtr, c10d::Backend::Options>(group, "Options")
-      .def(py::init([](std::chrono::milliseconds timeout) { return c10::make_intrusive<Options>(timeout); }),
-           py::arg("timeout") = kBackendDefaultTimeout)
+      .def(py::init([](std::chrono::milliseconds timeout, std::string compress) {
+             auto options = c10::make_intrusive<Options>(timeout);
+             options->compress = std::move(compress);
+             return options;
+           }),
+           py::arg("timeout") = kBackendDefaultTimeout, py::arg("compress") = "")
+      .def_readwrite("compress", &Options::compress,
+                     "What gradients become between nodes: 'int8', 'int4:ef=1', 'none', ...; '': as HYBRIDPS_COMPRESS says.")
       .def("__copy__", [](const Options& self) { return copy_of(self); })
       .def("__deepcopy__", [](const Options& self, const py::object&) { return copy_of(self); })
       .def(py::pickle(&options_state, &options_from));
@@ -174,6 +226,11 @@ void bind(py::module_& module) {
       .def_property_readonly("options", [](const ProcessGroupHybrid& self) { return self.options(); })
       .def("node_of", &ProcessGroupHybrid::node_of, py::call_guard<py::gil_scoped_release>(),
            "Group ranks by node; empty until all members have come.")
+      .def("compression", &ProcessGroupHybrid::compression, "What gradients of this group become between nodes.")
+      .def("compression_steps", &ProcessGroupHybrid::compression_steps, py::call_guard<py::gil_scoped_release>())
+      .def("residual_norm", &ProcessGroupHybrid::residual_norm, py::call_guard<py::gil_scoped_release>())
+      .def("compression_state", &compression_state)
+      .def("load_compression_state", &load_compression_state, py::arg("tensors"), py::arg("steps"))
       .def("wait_ready", &ProcessGroupHybrid::wait_ready, py::call_guard<py::gil_scoped_release>(),
            "Waits until all members have come.")
       // Called on ranks that are not in a group split from this one: nothing of ours is collective there.

@@ -153,6 +153,7 @@ core::Result<Bytes> encode(const MemberRecord& record) {
   out.address(record.control_address);
   out.u64(record.eager_bytes);
   out.u64(record.chunk_bytes);
+  out.text(record.compress);
   out.f64(record.node_gbps);
   out.u8(static_cast<std::uint8_t>(record.nics.size()));
   for (const Nic& nic : record.nics) {
@@ -182,6 +183,7 @@ core::Result<MemberRecord> decode_record(std::span<const std::uint8_t> bytes) {
   record.control_address = in.address(kAddressBytesMax);
   record.eager_bytes = in.u64();
   record.chunk_bytes = in.u64();
+  record.compress = in.text(kTextBytesMax);
   record.node_gbps = in.f64();
   const std::size_t nics = in.u8();
   for (std::size_t i = 0; i < nics && i < kNicsMax && in.ok(); ++i) {

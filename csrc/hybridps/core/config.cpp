@@ -105,6 +105,14 @@ const auto& settings() {
               "Payload of one network message, at most; groups of many nodes use less, 16K at the least."},
       Setting{"GRANT_CHUNKS", Kind::kCount, &Config::grant_chunks, "chunks", 1, 65536,
               "Chunks in flight per peer once its eager allowance is spent."},
+      Setting{"COMPRESS", Kind::kText, &Config::compress, "", 0, 0,
+              "What gradients become between nodes, in groups that do not say otherwise (pg_options): bf16, fp16, int8, "
+              "int4, onebit, topk, randomk or dithering, with parameters behind a colon; the same on all ranks. Lossy: "
+              "docs/compression.md."},
+      Setting{"COMPRESS_MIN_BYTES", Kind::kBytes, &Config::compress_min_bytes, "bytes", 0, kGiB,
+              "Tensors below are never compressed; the same on all ranks."},
+      Setting{"COMPRESS_MEMORY", Kind::kBytes, &Config::compress_memory, "bytes", 0, 1024 * kGiB,
+              "What error feedback may remember per group, at most; a tensor beyond it goes without."},
       Setting{"SLICE_BYTES", Kind::kBytes, &Config::slice_bytes, "bytes", kKiB, kGiB,
               "CUDA tensors larger than this go through the network in slices, at most 8; the same on all ranks."},
       Setting{"STAGING_BYTES", Kind::kBytes, &Config::staging_bytes, "bytes", kMiB, 1024 * kGiB,

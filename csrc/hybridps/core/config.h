@@ -52,6 +52,9 @@ struct Config {
   std::int64_t grant_chunks = 4;
   std::int64_t data_sockets = 1;
   std::int64_t data_threads = 0;
+  std::string compress;
+  std::uint64_t compress_min_bytes = std::uint64_t{64} << 10;
+  std::uint64_t compress_memory = std::uint64_t{4} << 30;
   std::uint64_t slice_bytes = std::uint64_t{4} << 20;
   std::uint64_t staging_bytes = std::uint64_t{256} << 20;
   bool local_nccl = true;

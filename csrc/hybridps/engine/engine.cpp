@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -78,6 +79,8 @@ class GroupImpl final : public Group {
   void submit_reserved(std::uint64_t sequence, worker::Operation operation, worker::Completion done) override;
   core::Result<std::shared_ptr<void>> attach_device(transport::DeviceMemory memory,
                                                     std::shared_ptr<void> keep) override;
+  core::Result<std::vector<Remembered>> remembered(std::vector<compress::TensorKey> keys) override;
+  core::Result<double> residual_norm() override;
   void drive(const std::function<bool()>& done, core::TimePoint until) override;
   Status wait_ready() override;
   Status status() const override {
@@ -242,6 +245,35 @@ core::Result<std::shared_ptr<void>> GroupImpl::attach_device(transport::DeviceMe
     if (const auto engine = weak.lock(); engine && !engine->in_forked_child())
       engine->post([raw = engine.get(), bytes] { raw->runtime().detach_device(bytes); });
   });
+}
+
+core::Result<std::vector<Group::Remembered>> GroupImpl::remembered(std::vector<compress::TensorKey> keys) {
+  if (engine_->in_forked_child())
+    return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
+  auto found = std::make_shared<std::vector<Remembered>>();  // the loop may come to it after the time is up
+  const Status status = engine_->loop().call(
+      [core = core_, keys = std::move(keys), found](Status&) {
+        if (core->state == nullptr) return;
+        for (const compress::TensorKey key : keys)
+          found->push_back({core->state->residuals.copy_of(key).values, core->state->owed.copy_of(key).values,
+                            core->state->momenta.copy_of(key).values});
+      },
+      kAttachWithin);
+  if (!status.is_ok()) return status;
+  return std::move(*found);
+}
+
+core::Result<double> GroupImpl::residual_norm() {
+  if (engine_->in_forked_child())
+    return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
+  auto norm = std::make_shared<double>(0.0);
+  const Status status = engine_->loop().call(
+      [core = core_, norm](Status&) {
+        if (core->state != nullptr) *norm = std::hypot(core->state->residuals.norm(), core->state->owed.norm());
+      },
+      kAttachWithin);
+  if (!status.is_ok()) return status;
+  return *norm;
 }
 
 void GroupImpl::drive(const std::function<bool()>& done, core::TimePoint until) {
@@ -464,6 +496,12 @@ EngineStats EngineImpl::stats() const {
   s.net_tx_payload_bytes = c.net_tx_payload_bytes.load();
   s.net_rx_payload_bytes = c.net_rx_payload_bytes.load();
   s.net_tx_device_bytes = c.net_tx_device_bytes.load();
+  s.compress_operations = c.compress_operations.load();
+  s.compress_bytes = c.compress_bytes.load();
+  s.compress_wire_bytes = c.compress_wire_bytes.load();
+  s.compress_not_finite = c.compress_not_finite.load();
+  s.compress_encode_ns = c.compress_encode_ns.load();
+  s.compress_decode_ns = c.compress_decode_ns.load();
   s.net_tx_header_bytes = c.net_tx_header_bytes.load();
   s.net_rx_header_bytes = c.net_rx_header_bytes.load();
   s.shm_tx_payload_bytes = c.shm_tx_payload_bytes.load();
@@ -542,6 +580,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.self.control_address = control_address_;
   r.self.eager_bytes = config_.eager_bytes;
   r.self.chunk_bytes = config_.chunk_bytes;
+  r.self.compress = o.compress;
   r.self.nics = nics_;
   r.self.node_gbps = node_gbps_;
   r.deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout, o.since) : core::Deadline::never();

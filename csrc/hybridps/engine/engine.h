@@ -28,6 +28,7 @@ struct GroupOptions {
   int size = 1;
   std::shared_ptr<bootstrap::KeyValueStore> store;  // used from the bootstrap thread only
   std::chrono::milliseconds timeout{30 * 60 * 1000};
+  std::string compress;  // compress::text_of() what it asks for; empty: nothing
   core::TimePoint since = core::Clock::now();  // from which the timeout of the roster counts
 };
 
@@ -42,6 +43,12 @@ struct EngineStats {
   std::uint64_t operations = 0;
   std::uint64_t groups = 0;
   std::uint64_t endpoints = 0;
+  std::uint64_t compress_operations = 0;
+  std::uint64_t compress_bytes = 0;       // of elements, encoded here
+  std::uint64_t compress_wire_bytes = 0;  // what they became
+  std::uint64_t compress_not_finite = 0;  // blocks
+  std::uint64_t compress_encode_ns = 0;
+  std::uint64_t compress_decode_ns = 0;
 };
 
 class Engine : public std::enable_shared_from_this<Engine> {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "hybridps/compress/residuals.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/core/dtype.h"
 #include "hybridps/core/once_fn.h"
@@ -74,6 +75,16 @@ class Group : core::Pinned {
   /// Last collective sequence number handed out / completed here.
   virtual std::uint64_t sequence_submitted() const noexcept = 0;
   virtual std::uint64_t sequence_completed() const noexcept = 0;
+  /// What compression remembers of a tensor of this group on this rank; empty: nothing.
+  struct Remembered {
+    std::vector<float> residual;  // of this node's contributions
+    std::vector<float> owed;      // of the sums that it owns
+    std::vector<float> momentum;
+  };
+  /// Of each key in turn, between two operations of the group. Waits for the engine's loop, not for the network.
+  virtual core::Result<std::vector<Remembered>> remembered(std::vector<compress::TensorKey> keys) = 0;
+  /// Root of the sum of squares of all residuals of the group here.
+  virtual core::Result<double> residual_norm() = 0;
   /// Group ranks by node, as in the roster; empty while it is not valid.
   virtual std::vector<int> node_of() const = 0;
 };

@@ -165,8 +165,14 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   for (const bootstrap::MemberRecord& server : roster.servers) add(server, false);
   if (!config_.small_first) info.limits.urgent_below = 0;
   info.limits.chunk_bytes = schedule::chunk_bytes_for(info.topology, chunk_bytes);
+  info.coded_chunk_bytes_max = chunk_bytes;
+  info.residual_bytes_max = config_.compress_memory;
+  auto codecs = codecs_of(roster);
+  if (codecs.is_ok()) info.codecs = codecs.value();
   group->uid = roster.uid;
   group->state = &runtime_.open_group(std::move(info));
+  // All members find the same in the roster: nobody need be told.
+  if (!codecs.is_ok()) runtime_.worker().fail_group(*group->state, codecs.status(), /*tell=*/false);
   Status status;
   {
     const std::lock_guard lock(group->mutex);

@@ -198,4 +198,31 @@ core::Result<PrivatePool> map_pool(std::size_t bytes) {
                      std::shared_ptr<void>(mapped, [bytes](void* at) { munmap(at, bytes); })};
 }
 
+core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap::Roster& roster) {
+  const bootstrap::MemberRecord& first = roster.members.front();
+  const auto text = [](const bootstrap::MemberRecord& member) {
+    return member.compress.empty() ? std::string("none") : member.compress;
+  };
+  for (const bootstrap::MemberRecord& member : roster.members)
+    if (member.compress != first.compress)
+      return core::Status(core::Code::kMismatch, "ranks ask for different compression: " + bootstrap::describe(first) +
+                                                     " for '" + text(first) + "', " + bootstrap::describe(member) +
+                                                     " for '" + text(member) +
+                                                     "'; give all ranks the same HYBRIDPS_COMPRESS, or pg_options");
+  core::Result<compress::Spec> spec = compress::parse_spec(first.compress);
+  if (!spec.is_ok()) return spec.status();
+  std::shared_ptr<const compress::Codecs> codecs;
+  if (!spec.value()) return codecs;
+  codecs = std::make_shared<compress::Codecs>(spec.value());
+  const std::uint64_t block_bytes =
+      codecs->of(/*warming_up=*/false, core::DType::kFloat32)->block_elements() * core::size_of(core::DType::kFloat32);
+  for (const bootstrap::MemberRecord& member : roster.members)
+    if (member.chunk_bytes < block_bytes)
+      return core::Status(core::Code::kInvalidArgument,
+                          "compression '" + first.compress + "' has blocks of " + std::to_string(block_bytes) +
+                              " bytes, but HYBRIDPS_CHUNK_BYTES of " + bootstrap::describe(member) + " is " +
+                              std::to_string(member.chunk_bytes) + "; raise it");
+  return codecs;
+}
+
 }  // namespace hybridps::engine

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "hybridps/bootstrap/record.h"
+#include "hybridps/compress/codec.h"
 #include "hybridps/core/status.h"
 #include "hybridps/engine/runtime.h"
 #include "hybridps/schedule/nic_shares.h"
@@ -27,6 +28,9 @@ PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where,
 /// the card (its link, or HYBRIDPS_NIC_GBPS for each), or its part of its machine's (HYBRIDPS_NIC_GBPS as one number);
 /// else all cards are taken to be alike.
 schedule::NicLayout nic_layout(const bootstrap::Roster& roster);
+
+/// What all members of the group ask for; null: nothing. kMismatch: they do not agree; says who asks for what.
+core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap::Roster& roster);
 
 /// Who owns how much, as seen from `rank` (size() + d: dedicated server d).
 schedule::Topology topology_of(const bootstrap::Roster& roster, int rank);

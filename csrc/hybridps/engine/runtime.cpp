@@ -631,6 +631,16 @@ void Runtime::update_counters() {
   store(counters_.net_tx_payload_bytes, net.tx_payload_bytes);
   store(counters_.net_rx_payload_bytes, net.rx_payload_bytes);
   store(counters_.net_tx_device_bytes, net.tx_device_bytes);
+  const worker::CodecCounts& codecs = worker_->codec_counts();
+  store(counters_.compress_operations, codecs.operations);
+  store(counters_.compress_bytes, codecs.bytes);
+  store(counters_.compress_wire_bytes, codecs.wire_bytes);
+  store(counters_.compress_not_finite, codecs.blocks_not_finite);
+  const auto nanoseconds = [](core::Duration time) {
+    return static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
+  };
+  store(counters_.compress_encode_ns, nanoseconds(codecs.encoding));
+  store(counters_.compress_decode_ns, nanoseconds(codecs.decoding));
   store(counters_.net_tx_header_bytes, net.tx_header_bytes);
   store(counters_.net_rx_header_bytes, net.rx_header_bytes);
   if (transports_.shm) {

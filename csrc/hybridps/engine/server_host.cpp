@@ -45,6 +45,7 @@ class Shard final : public LoopClient, core::Pinned {
     o.dead_seconds = config.dead_seconds;
     const std::uint64_t memory = options.memory_bytes / static_cast<std::uint64_t>(options.threads);
     o.grant_chunks = static_cast<std::uint32_t>(config.grant_chunks);
+    residual_budget_->bytes_max = memory / 4;
     engines_max_ = std::max<std::uint64_t>(1, memory / 2 / std::max<std::uint64_t>(1, o.eager_bytes));
     const std::size_t pool_bytes =
         whole_pages(std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(o, 0)), memory / 4));
@@ -123,6 +124,11 @@ class Shard final : public LoopClient, core::Pinned {
     for (const auto& member : roster.members) add(member, bootstrap::describe(member));
     for (const auto& server : roster.servers) add(server, "a dedicated server on " + server.host_name);
     group.chunk_bytes = schedule::chunk_bytes_for(group.topology, std::max<std::uint64_t>(1, chunk_bytes));
+    auto codecs = codecs_of(roster);
+    if (!codecs.is_ok()) return codecs.status();
+    group.codecs = codecs.value();
+    group.coded_chunk_bytes_max = chunk_bytes;
+    group.residual_budget = residual_budget_;
     runtime_->open_served_group(std::move(group));
     return Status::ok();
   }
@@ -163,6 +169,7 @@ class Shard final : public LoopClient, core::Pinned {
   core::EngineId id_;
   bootstrap::MemberRecord record_;
   std::uint64_t engines_max_ = 1;
+  const std::shared_ptr<compress::MemoryBudget> residual_budget_ = std::make_shared<compress::MemoryBudget>();
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<Loop> loop_;
   core::TimePoint next_publish_{};

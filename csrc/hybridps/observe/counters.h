@@ -19,6 +19,13 @@ struct EngineCounters {
   std::atomic<std::uint64_t> groups{0};
   std::atomic<std::uint64_t> endpoints{0};
   std::atomic<std::uint64_t> bad_messages{0};
+  // What codecs did on this rank.
+  std::atomic<std::uint64_t> compress_operations{0};
+  std::atomic<std::uint64_t> compress_bytes{0};       // of elements, encoded
+  std::atomic<std::uint64_t> compress_wire_bytes{0};  // what they became
+  std::atomic<std::uint64_t> compress_not_finite{0};  // blocks
+  std::atomic<std::uint64_t> compress_encode_ns{0};
+  std::atomic<std::uint64_t> compress_decode_ns{0};
 };
 
 }  // namespace hybridps::observe

@@ -4,6 +4,7 @@
 
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 #include "hybridps/pg/process_group_hybrid.h"
@@ -119,6 +120,7 @@ void ProcessGroupHybrid::submit(const std::shared_ptr<engine::Group>& group, con
       refuse_without_order(group, work->describe(), *parent);
     }
     work->set_order(order_of_this_lane());
+    for (auto& operation : operations) compression_->choose(operation, torch::autograd::get_current_graph_task_id());
   }
   for (auto& operation : operations) {
     const auto sequence = group->submit(

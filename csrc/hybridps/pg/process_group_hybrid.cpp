@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
+#include "hybridps/core/config.h"
 #include "hybridps/core/log.h"
 #include "hybridps/engine/engine.h"
 #include "hybridps/pg/accelerator.h"
@@ -70,6 +71,15 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
   group_options.size = size;
   group_options.store = adapt_store(store);
   group_options.timeout = options_->timeout;
+  const auto config = core::Config::from_environment();
+  check_status(config.status(), "reading the settings for " + group_text(*context_));
+  const auto spec =
+      compress::parse_spec(options_->compress.empty() ? config.value().compress : options_->compress);
+  TORCH_CHECK_VALUE(spec.is_ok(), "hybridps: ", group_text(*context_), ": ", spec.status().message());
+  if (spec.value()) group_options.compress = compress::text_of(spec.value());
+  compression_ = std::make_unique<Compression>(
+      spec.value() ? std::make_shared<const compress::Codecs>(spec.value()) : nullptr,
+      config.value().compress_min_bytes);
   auto group = engine.value()->open_group(std::move(group_options));
   check_status(group.status(), "opening " + group_text(*context_));
   context_->group = group.value();
@@ -153,6 +163,48 @@ std::shared_ptr<engine::Group> ProcessGroupHybrid::group_or_throw(const char* na
                       (aborted_.load() ? "aborted by the program (abort_process_group)" : "shut down or destroyed"));
 }
 
+// Compression ---------------------------------------------------------------------------------------------------------
+
+std::string ProcessGroupHybrid::compression() const {
+  const compress::Codecs* const codecs = compression_->codecs();
+  return compress::text_of(codecs != nullptr ? codecs->spec() : compress::Spec{});
+}
+
+std::vector<Compression::Saved> ProcessGroupHybrid::compression_state() {
+  const auto group = group_or_throw("compress.state_dict");
+  std::vector<std::pair<Compression::Place, compress::TensorKey>> tensors;
+  {
+    const std::lock_guard lock(issue_mutex_);
+    tensors = compression_->tensors();
+  }
+  std::vector<compress::TensorKey> keys;
+  for (const auto& [place, key] : tensors) keys.push_back(key);
+  auto remembered = group->remembered(std::move(keys));
+  check_status(remembered.status(), "reading what compression remembers of " + group_text(*context_));
+  std::vector<Compression::Saved> saved;
+  for (std::size_t i = 0; i < remembered.value().size(); ++i)
+    saved.push_back({tensors[i].first, std::move(remembered.value()[i].residual), std::move(remembered.value()[i].owed),
+                     std::move(remembered.value()[i].momentum)});
+  return saved;
+}
+
+void ProcessGroupHybrid::load_compression_state(std::vector<Compression::Saved> saved, std::uint64_t steps) {
+  const std::lock_guard lock(issue_mutex_);
+  compression_->load(std::move(saved));
+  compression_->set_steps(steps);
+}
+
+std::uint64_t ProcessGroupHybrid::compression_steps() {
+  const std::lock_guard lock(issue_mutex_);
+  return compression_->steps();
+}
+
+double ProcessGroupHybrid::residual_norm() {
+  auto norm = group_or_throw("compress.stats")->residual_norm();
+  check_status(norm.status(), "reading what compression remembers of " + group_text(*context_));
+  return norm.value();
+}
+
 // Splitting -----------------------------------------------------------------------------------------------------------
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::split(const c10::intrusive_ptr<c10d::Store>& store,
@@ -163,9 +215,12 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::split(const c10::intrusive
     TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "hybridps: split_group: rank ", rank, " is not in ",
                       group_text(*context_));
   auto child_options = c10::make_intrusive<Options>(opts ? opts->timeout : options_->timeout);
+  child_options->compress = options_->compress;
   if (opts) {
     child_options->group_name = opts->group_name;
     child_options->group_desc = opts->group_desc;
+    if (const auto* const ours = dynamic_cast<const Options*>(opts.get()); ours != nullptr && !ours->compress.empty())
+      child_options->compress = ours->compress;
   }
   const auto child = make_child(store, ranks, std::move(child_options));
   std::optional<c10::Device> device;

@@ -31,6 +31,7 @@
 
 #include "hybridps/core/clock.h"
 #include "hybridps/engine/group.h"
+#include "hybridps/pg/compression.h"
 #include "hybridps/pg/lanes.h"
 #include "hybridps/pg/process.h"
 #include "hybridps/pg/tensors.h"
@@ -47,6 +48,8 @@ class ProcessGroupHybrid final : public c10d::Backend {
   struct Options final : c10d::Backend::Options {
     explicit Options(std::chrono::milliseconds timeout_of_operations = kBackendDefaultTimeout)
         : c10d::Backend::Options(kBackendName, timeout_of_operations) {}
+    /// What gradients become between nodes (compress/spec.h); empty: HYBRIDPS_COMPRESS.
+    std::string compress;
 #if HYBRIDPS_TORCH_AT_LEAST(14)
     c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
 #endif
@@ -63,6 +66,13 @@ class ProcessGroupHybrid final : public c10d::Backend {
   void wait_ready();
   /// Group ranks by node; empty until all members have come.
   std::vector<int> node_of() const;
+  /// What compression remembers on this rank, between two steps; and the reverse, before the first. Any thread.
+  std::vector<Compression::Saved> compression_state();
+  void load_compression_state(std::vector<Compression::Saved> saved, std::uint64_t steps);
+  std::uint64_t compression_steps();
+  /// compress::text_of() what is in effect: "none", "int8:...".
+  std::string compression() const;
+  double residual_norm();
 
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
@@ -218,6 +228,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   // Collectives take their sequence number and their place on the lane together.
   std::mutex issue_mutex_;
   std::vector<std::shared_ptr<InOrder>> orders_;  // by the lane they are issued from
+  std::unique_ptr<Compression> compression_;
 
   mutable std::mutex coalescing_mutex_;
   std::map<std::thread::id, std::vector<WorkPtr>> coalescing_;

@@ -63,7 +63,7 @@ enum class Dedicated { kTakePart, kStayOut };
 // owner, among the ranks.
 std::vector<std::pair<int, std::uint64_t>> owner_cut(std::uint64_t bytes, const Topology& topology,
                                                      std::uint64_t sequence, int excluded_node, const Limits& limits,
-                                                     Dedicated dedicated) {
+                                                     Dedicated dedicated, std::uint64_t granule_bytes = kGranuleBytes) {
   std::vector<int> owners;
   std::vector<double> weights;
   owners.reserve(static_cast<std::size_t>(topology.size() + topology.servers()));
@@ -83,7 +83,8 @@ std::vector<std::pair<int, std::uint64_t>> owner_cut(std::uint64_t bytes, const 
   }
   if (bytes <= limits.tiny_bytes || owners.size() == 1)
     return {{owners[static_cast<std::size_t>(sequence % ranks)], bytes}};
-  const std::uint64_t granule = bytes / owners.size() >= kSmallestSpanBytes ? kGranuleBytes : kSmallestSpanBytes;
+  const std::uint64_t granule =
+      std::max(bytes / owners.size() >= kSmallestSpanBytes ? kGranuleBytes : kSmallestSpanBytes, granule_bytes);
   const std::vector<std::uint64_t> cut = cut_by_weight(bytes, weights, granule);
   std::vector<std::pair<int, std::uint64_t>> result;
   for (std::size_t i = 0; i < owners.size(); ++i) result.emplace_back(owners[i], cut[i]);
@@ -451,7 +452,7 @@ std::vector<Span> make_plan(const Request& request, const Topology& topology, co
       const int sink = request.kind == Kind::kReduce ? request.root : kAll;
       std::uint64_t offset = 0;
       for (const auto& [owner, bytes] : owner_cut(request.total_bytes, topology, request.sequence, /*excluded_node=*/-1,
-                                                  limits, Dedicated::kTakePart)) {
+                                                  limits, Dedicated::kTakePart, request.granule_bytes)) {
         if (bytes > 0 || request.total_bytes == 0)
           plan.add(static_cast<std::uint32_t>(owner), owner, kAll, sink, bytes, offset, offset);
         offset += bytes;

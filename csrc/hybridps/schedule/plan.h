@@ -155,6 +155,8 @@ struct Request {
   /// all_gather its output, are likewise the pieces of the ranks for which it acts (all_gather: on other nodes), in
   /// rank order. In a gather, scatter or all_to_all they are the parts of the ranks of other nodes, in rank order.
   std::vector<std::uint64_t> rail_bytes;
+  /// Spans of an aggregate begin, and its chunks are, at multiples of it: blocks of a codec. A multiple of 64.
+  std::uint64_t granule_bytes = 64;
 };
 
 /// What each of `fan` senders may have under way unasked, of what one card takes: never below two of the smallest chunks.

@@ -21,10 +21,11 @@ constexpr std::uint32_t kAllSpans = 0xffffffffU;
 }  // namespace
 
 struct DedicatedServer::Served : core::Pinned {
-  explicit Served(ServedGroup i) : info(std::move(i)) {}
+  explicit Served(ServedGroup i) : info(std::move(i)), residuals(info.residual_budget) {}
   ServedGroup info;
   std::map<SpanKey, std::unique_ptr<Span>> spans;
   std::uint64_t chunks = 0;  // of all spans
+  compress::Residuals residuals;
   std::set<SpanKey> over;
   std::deque<SpanKey> over_order;
   bool closing = false;
@@ -36,10 +37,15 @@ SpanKey DedicatedServer::key_of(const Served& group, const wire::ChunkId& chunk)
 
 class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Maker, core::Pinned {
  public:
-  Span(DedicatedServer& dedicated, SpanKey key, std::uint32_t chunks, reduce::Codec* codec)
+  Span(DedicatedServer& dedicated, Served& group, SpanKey key, const Opening& opening, compress::TensorKey tensor,
+       const compress::Codec* codec)
       : dedicated_(dedicated),
+        group_(group),
         key_(key),
-        chunks_(chunks),
+        chunks_(opening.chunks),
+        chunk_elements_(opening.chunk_bytes / core::size_of(opening.signature.dtype)),
+        elements_(opening.bytes / core::size_of(opening.signature.dtype)),
+        tensor_(opening.signature.coding == wire::Coding::kFull ? tensor : compress::TensorKey{0}),
         codec_(codec),
         results_(dedicated.outbox_, *this, ResultStreams::Keep::kUntilAllSent, codec) {}
 
@@ -58,9 +64,14 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
     if (codec_ == nullptr) {
       dedicated_.server_.sum_into(key_, chunk, buffer.data());
     } else {
-      std::vector<std::byte> sum(bytes);
+      compress::Place place = dedicated_.server_.place_of(key_, chunk);
+      place.speaker = 0;
+      if (group_.info.codecs->spec().feedback)
+        place.residual = group_.residuals.at(tensor_, elements_, std::uint64_t{chunk} * chunk_elements_);
+      std::vector<std::byte>& sum = dedicated_.scratch_;
+      if (sum.size() < bytes) sum.resize(bytes);
       dedicated_.server_.sum_into(key_, chunk, sum.data());
-      wire_bytes = codec_->encode(sum.data(), bytes, buffer.data());
+      wire_bytes = codec_->encode(sum.data(), bytes, place, buffer.data());
     }
     ++dedicated_.stats_.chunks;
     dedicated_.stats_.bytes += bytes;
@@ -72,9 +83,13 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
 
  private:
   DedicatedServer& dedicated_;
+  Served& group_;
   const SpanKey key_;
   const std::uint32_t chunks_;
-  reduce::Codec* const codec_;
+  const std::uint64_t chunk_elements_;
+  const std::uint64_t elements_;  // of the span
+  const compress::TensorKey tensor_;
+  const compress::Codec* const codec_;
   ResultStreams results_;
 };
 
@@ -130,6 +145,13 @@ DedicatedServer::Span* DedicatedServer::open_span(Served& group, const wire::Chu
   opening.signature = first.signature;
   opening.bytes = first.span_bytes;
   opening.chunk_bytes = group.info.chunk_bytes;
+  const wire::Signature& signature = first.signature;
+  if (signature.coding != wire::Coding::kPlain && group.info.codecs != nullptr)
+    opening.codec = group.info.codecs->of(signature.coding == wire::Coding::kWarmUp, signature.dtype);
+  if (opening.codec != nullptr)
+    opening.chunk_bytes = compress::chunk_bytes(
+        *opening.codec, core::size_of(signature.dtype), opening.chunk_bytes,
+        std::max<std::uint64_t>(group.info.coded_chunk_bytes_max, opening.chunk_bytes));
   opening.chunks = static_cast<std::uint32_t>((first.span_bytes + opening.chunk_bytes - 1) / opening.chunk_bytes);
   opening.nodes = static_cast<std::uint32_t>(topology.nodes());
   opening.own_node = kNoNode;
@@ -137,8 +159,7 @@ DedicatedServer::Span* DedicatedServer::open_span(Served& group, const wire::Chu
   if (first.signature.op == core::ReduceOp::kAvg && !core::is_floating(first.signature.dtype))
     opening.finish = {reduce::Finish::Kind::kDivideTruncate, 1.0, topology.size()};
 
-  opening.codec = group.info.codec.get();
-  auto made = std::make_unique<Span>(*this, key, opening.chunks, group.info.codec.get());
+  auto made = std::make_unique<Span>(*this, group, key, opening, first.tensor, opening.codec);
   Span* span = made.get();
   opening.owner = span;
   const auto add = [&](int rank) {

@@ -19,12 +19,13 @@
 #include <utility>
 #include <vector>
 
+#include "hybridps/compress/codec.h"
+#include "hybridps/compress/residuals.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/one_thread.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/flow/outbox.h"
-#include "hybridps/reduce/codec.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/server/result_streams.h"
 #include "hybridps/server/server.h"
@@ -38,7 +39,10 @@ struct ServedGroup {
   std::vector<core::EngineId> engines;     // by group rank, then the dedicated servers
   schedule::Topology topology;             // rank() is this server's owner number
   std::uint32_t chunk_bytes = 1;           // largest chunk, as all members have it
-  std::shared_ptr<reduce::Codec> codec{};  // as worker::GroupInfo::codec
+  // As in worker::GroupInfo.
+  std::shared_ptr<const compress::Codecs> codecs{};
+  std::uint64_t coded_chunk_bytes_max = 0;
+  std::shared_ptr<compress::MemoryBudget> residual_budget = std::make_shared<compress::MemoryBudget>();
 };
 
 /// What it needs from the engine.
@@ -108,6 +112,7 @@ class DedicatedServer final : public Listener, core::Pinned {
   };
   std::vector<Closing> closing_;
   DedicatedStats stats_;
+  std::vector<std::byte> scratch_;
 };
 
 }  // namespace hybridps::server

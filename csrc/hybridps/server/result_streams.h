@@ -9,10 +9,10 @@
 #include <memory>
 #include <vector>
 
+#include "hybridps/compress/codec.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/flow/outbox.h"
-#include "hybridps/reduce/codec.h"
 
 namespace hybridps::server {
 
@@ -32,7 +32,7 @@ class ResultStreams final : public flow::Source, core::Pinned {
   };
 
   /// `codec`: of what goes out; null: none.
-  ResultStreams(flow::Outbox& outbox, Maker& maker, Keep keep, const reduce::Codec* codec)
+  ResultStreams(flow::Outbox& outbox, Maker& maker, Keep keep, const compress::Codec* codec)
       : outbox_(outbox), maker_(maker), keep_(keep), codec_(codec) {}
   ~ResultStreams() override;
 
@@ -62,7 +62,7 @@ class ResultStreams final : public flow::Source, core::Pinned {
   flow::Outbox& outbox_;
   Maker& maker_;
   const Keep keep_;
-  const reduce::Codec* const codec_;
+  const compress::Codec* const codec_;
   std::vector<std::unique_ptr<flow::Stream>> streams_;
   std::vector<Made> made_;  // per chunk, where there are several streams
 };

@@ -126,7 +126,7 @@ void Server::on_push(const wire::From& from, const wire::ChunkId& id, flow::Deli
   if (!check(span, rank, id)) return;
   if (span.opened && span.done[id.number]) return;
   if (id.contributor >= kNodesMax ||
-      (!span.opened && id.span_bytes > 0 && payload.bytes() > reduce::wire_bytes_limit(id.span_bytes))) {
+      (!span.opened && id.span_bytes > 0 && payload.bytes() > compress::wire_bytes_limit(id.span_bytes))) {
     listener_.on_bad_message(key.operation, "a contribution from an impossible node or of an impossible size");
     return;
   }
@@ -186,6 +186,14 @@ void Server::sum_into(const SpanKey& key, std::uint32_t index, std::byte* out) {
   const bool granted = chunk.granted;
   span.chunks.erase(found);  // gives the payloads back
   if (granted) grants_.give_back(span.grant_bytes());
+}
+
+compress::Place Server::place_of(const SpanKey& key, std::uint32_t index) const {
+  const SpanState& span = *spans_.at(key);
+  const Chunk& chunk = span.chunks.at(index);
+  for (const flow::Delivery& payload : chunk.payloads)
+    if (payload.bytes() > 0 && span.opening.codec != nullptr) return span.opening.codec->place_of(payload.data());
+  return {};
 }
 
 void Server::finish_if_complete(SpanState& span, std::uint32_t index) {

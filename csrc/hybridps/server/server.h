@@ -20,12 +20,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "hybridps/compress/codec.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/one_thread.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/flow/grants.h"
 #include "hybridps/flow/outbox.h"
-#include "hybridps/reduce/codec.h"
 #include "hybridps/reduce/sum.h"
 #include "hybridps/wire/message.h"
 
@@ -80,7 +80,7 @@ struct Opening {
   std::uint32_t own_node = 0;  // which of them is local; kNoNode on a dedicated server
   int own_rank = 0;
   reduce::Finish finish;
-  const reduce::Codec* codec = nullptr;  // of contributions from other nodes; null: none
+  const compress::Codec* codec = nullptr;  // of contributions from other nodes; null: none
   LocalOwner* owner = nullptr;
 };
 
@@ -104,6 +104,8 @@ class Server : core::Pinned {
   /// After on_complete(), once: writes the chunk's sum to `out`, which may be the own node's contribution, and gives the
   /// memory of the others back.
   void sum_into(const SpanKey& key, std::uint32_t chunk, std::byte* out);
+  /// Of a chunk that is complete: what a contribution says of its place, as far as its codec does.
+  compress::Place place_of(const SpanKey& key, std::uint32_t chunk) const;
   /// A node's contribution (stage kPush of an aggregate) from a peer.
   void on_push(const wire::From& from, const wire::ChunkId& id, flow::Delivery payload);
   void on_announce(const wire::From& from, const wire::ChunkId& id);

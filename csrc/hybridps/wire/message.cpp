@@ -15,6 +15,7 @@ static_assert(std::endian::native == std::endian::little, "big-endian machines n
 constexpr unsigned count_of(Stage) { return kStageCount; }
 constexpr unsigned count_of(Permit) { return kPermitCount; }
 constexpr unsigned count_of(Verdict::On) { return kVerdictOnCount; }
+constexpr unsigned count_of(Coding) { return kCodingCount; }
 constexpr unsigned count_of(schedule::Scope) { return schedule::kScopeCount; }
 constexpr unsigned count_of(schedule::Kind) { return schedule::kKindCount; }
 constexpr unsigned count_of(core::DType) { return core::kDTypeCount; }
@@ -31,6 +32,7 @@ void fields(Io& io, Signature& s) {
   io("op", s.op);
   io("root", s.root);
   io("total_bytes", s.total_bytes);
+  io("coding", s.coding);
 }
 
 template <typename Io>
@@ -45,6 +47,7 @@ void fields(Io& io, ChunkId& c) {
   io("span_bytes", c.span_bytes);
   io("span, or tag", c.point_to_point ? c.tag : c.span);
   io("contributor, or follows", c.point_to_point ? c.follows : c.contributor);
+  io("tensor", c.tensor);
 }
 
 template <typename Io>
@@ -309,6 +312,8 @@ std::string describe(const Signature& s) {
     text += " of " + std::string(core::name_of(s.dtype));
   if (s.root >= 0) text += ", root " + std::to_string(s.root);
   if (s.scope != schedule::Scope::kRanks) text += ", on GPUs";
+  if (s.coding == Coding::kWarmUp) text += ", in bf16 before compression";
+  if (s.coding == Coding::kFull) text += ", compressed";
   return text;
 }
 

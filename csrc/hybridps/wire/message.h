@@ -37,6 +37,14 @@ enum class Stage : std::uint8_t {
 };
 inline constexpr std::uint8_t kStageCount = 4;
 
+/// What a sum's chunks are between nodes. Values travel on the wire: append only.
+enum class Coding : std::uint8_t {
+  kPlain = 0,
+  kWarmUp = 1,  // bf16, while a codec that leaves much out sees only the first steps
+  kFull = 2,    // the group's codec (compress/codec.h)
+};
+inline constexpr std::uint8_t kCodingCount = 3;
+
 /// What ranks must agree on.
 struct Signature {
   schedule::Kind kind = schedule::Kind::kBarrier;
@@ -45,6 +53,7 @@ struct Signature {
   std::int32_t root = -1;
   std::uint64_t total_bytes = 0;  // 0 where ranks may differ (gather, scatter, all_to_all)
   schedule::Scope scope = schedule::Scope::kRanks;
+  Coding coding = Coding::kPlain;
   bool operator==(const Signature&) const = default;
 };
 
@@ -66,6 +75,7 @@ struct ChunkId {
   // Collectives.
   std::uint32_t span = 0;
   std::uint32_t contributor = 0;  // see Stage
+  std::uint16_t tensor = 0;       // which of the group's tensors it is, where something is remembered of it; 0: nothing is
   // Messages.
   std::uint32_t tag = 0;
   std::uint32_t follows = 0;  // so many numbers ago is the one of this tag that must be matched before; 0: none

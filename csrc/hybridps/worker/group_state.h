@@ -15,7 +15,8 @@
 
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
-#include "hybridps/reduce/codec.h"
+#include "hybridps/compress/codec.h"
+#include "hybridps/compress/residuals.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/server/server.h"
 #include "hybridps/worker/operation.h"
@@ -34,8 +35,11 @@ struct GroupInfo {
   std::vector<std::string> hosts;       // likewise, for messages: "host7 pid 4121"
   schedule::Topology topology;
   schedule::Limits limits;
-  /// Of contributions and results of sums between nodes; the same on all members. Null: they go as they are.
-  std::shared_ptr<reduce::Codec> codec{};
+  /// Of contributions and results of sums between nodes; the same on all members. Null: all goes as it is.
+  std::shared_ptr<const compress::Codecs> codecs{};
+  /// The most bytes of elements that a chunk may be made of, where it is smaller on the wire: what slots have room for.
+  std::uint64_t coded_chunk_bytes_max = 0;
+  std::uint64_t residual_bytes_max = 0;
 
   /// "rank 3 (host7 pid 4121)" or "the dedicated server host9 pid 77".
   std::string member_text(int member) const;
@@ -68,6 +72,8 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   std::uint32_t plan_version = 0;
   Completion done;
   wire::Signature signature;
+  const compress::Codec* codec = nullptr;  // of what goes between nodes
+  std::uint64_t seed = 0;                  // of its codec's lots
   Pieces input;
   Pieces output;
   std::vector<std::unique_ptr<SpanRun>> spans;
@@ -107,7 +113,11 @@ struct GroupState : core::Pinned {
   static constexpr std::size_t kSignaturesKept = 256;
   static constexpr std::size_t kVerdictsKept = 1024;
 
-  explicit GroupState(GroupInfo i) : info(std::move(i)) {}
+  explicit GroupState(GroupInfo i)
+      : info(std::move(i)),
+        residuals(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
+        owed(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
+        momenta(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})) {}
   /// From this rank.
   wire::Message message(wire::Body body) const { return {from(), 0, std::move(body)}; }
   wire::From from() const { return {{}, info.uid, static_cast<std::uint32_t>(info.topology.rank())}; }
@@ -139,6 +149,12 @@ struct GroupState : core::Pinned {
   std::unordered_map<std::uint64_t, core::Status> verdicts;  // on operations not yet submitted here
   std::unique_ptr<PointToPoint> p2p;
   std::unique_ptr<PlanChanges> plans;
+  // What encodings left out of this node's contributions, and of the sums that it owns; and momentum of contributions.
+  compress::Residuals residuals;
+  compress::Residuals owed;
+  compress::Residuals momenta;
+  /// By tensor: the shares by which `owed` is spread.
+  std::unordered_map<compress::TensorKey, std::uint32_t> owed_version;
 };
 
 /// What a verdict says; a peer's bytes are checked.

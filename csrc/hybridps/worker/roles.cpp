@@ -32,6 +32,7 @@ wire::ChunkId SpanView::chunk_id(wire::Stage stage) const {
   id.signature = run.signature;
   id.plan_version = run.plan_version;
   id.attempt = plan.attempt;
+  id.tensor = run.operation.tensor;
   id.sequence = run.sequence;
   id.span_bytes = plan.agreed_bytes;
   id.span = plan.id;
@@ -43,9 +44,50 @@ wire::ChunkId SpanView::chunk_id(wire::Stage stage) const {
   return id;
 }
 
-reduce::Codec* SpanView::codec() const noexcept {
+const compress::Codec* SpanView::codec() const noexcept {
   const bool leaves_node = topology().nodes() > 1 || topology().servers() > 0;
-  return plan.source == schedule::kAll && leaves_node ? run.group.info.codec.get() : nullptr;
+  return plan.source == schedule::kAll && leaves_node ? run.codec : nullptr;
+}
+
+std::size_t SpanView::encode(std::uint32_t chunk, const std::byte* values, std::uint32_t speaker,
+                             std::byte* out) const {
+  const core::TimePoint began = core::Clock::now();
+  const std::uint64_t element_bytes = core::size_of(run.operation.dtype);
+  compress::Place place;
+  place.seed = run.seed;
+  place.speaker = speaker;
+  place.first = (plan.input_offset + begin_of(chunk)) / element_bytes;
+  const compress::Spec& spec = run.group.info.codecs->spec();
+  if (spec.feedback && run.signature.coding == wire::Coding::kFull)
+    place.residual = (speaker == 0 ? run.group.owed : run.group.residuals)
+                         .at(run.operation.tensor, run.signature.total_bytes / element_bytes, place.first);
+  const std::size_t bytes = bytes_of(chunk);
+  const std::size_t wire_bytes = codec()->encode(values, bytes, place, out);
+  CodecCounts& counts = worker.codec_counts();
+  counts.bytes += bytes;
+  counts.wire_bytes += wire_bytes;
+  counts.blocks_not_finite += place.not_finite;
+  counts.encoding += core::Clock::now() - began;
+  return wire_bytes;
+}
+
+void SpanView::expand(const std::byte* data, std::size_t bytes, std::byte* out) const {
+  const core::TimePoint began = core::Clock::now();
+  codec()->expand(data, 0, bytes / core::size_of(run.operation.dtype), out);
+  worker.codec_counts().decoding += core::Clock::now() - began;
+}
+
+bool SpanView::has_momentum() const noexcept {
+  return codec() != nullptr && run.signature.coding == wire::Coding::kFull && run.group.info.codecs->spec().momentum > 0;
+}
+
+void SpanView::accelerate(std::uint32_t chunk, std::byte* values) const {
+  if (!has_momentum()) return;
+  const std::uint64_t element_bytes = core::size_of(run.operation.dtype);
+  const std::uint64_t first = (plan.input_offset + begin_of(chunk)) / element_bytes;
+  float* const momentum =
+      run.group.momenta.at(run.operation.tensor, run.signature.total_bytes / element_bytes, first);
+  if (momentum != nullptr) codec()->accelerate(values, bytes_of(chunk), momentum);
 }
 
 std::unique_ptr<flow::Stream> SpanView::open_stream(flow::Source* source, int to_rank, wire::Stage stage,
@@ -175,7 +217,9 @@ std::byte* OwnerSum::place(std::uint32_t chunk) {
 }
 
 void OwnerSum::on_complete(std::uint32_t chunk) {
+  const core::TimePoint began = span_.codec() != nullptr ? core::Clock::now() : core::TimePoint{};
   span_.worker.server().sum_into(span_.key(), chunk, span_.bytes_of(chunk) > 0 ? place(chunk) : nullptr);
+  if (span_.codec() != nullptr) span_.worker.codec_counts().decoding += core::Clock::now() - began;
   if (const auto found = bounces_.find(chunk); found != bounces_.end()) {
     memory_.write(chunk, found->second.data());
     bounces_.erase(found);
@@ -260,18 +304,34 @@ void NodeSum::on_collected(std::uint32_t chunk) {
     server.contribute(span_.key(), chunk, nullptr);
     return;
   }
-  const Operation& operation = span_.run.operation;
-  const bool as_it_stands = locals_ == 1 && (operation.op != core::ReduceOp::kPremulSum || operation.premul == 1.0) &&
-                            !(operation.op == core::ReduceOp::kAvg && core::is_floating(operation.dtype));
-  const std::byte* data =
-      as_it_stands ? span_.run.input.contiguous(span_.plan.input_offset + span_.begin_of(chunk), bytes) : nullptr;
-  if (data == nullptr) {
+  const std::byte* data = as_it_stands(chunk);
+  if (data == nullptr || span_.codec() != nullptr) {
     std::byte* const out = owner_->place(chunk);
-    combine(chunk, out);
+    if (data == nullptr) {
+      combine(chunk, out);
+      span_.accelerate(chunk, out);
+      data = out;
+    }
+    // As the other nodes' are: or the sum's bits would depend on who owns it.
+    if (span_.codec() != nullptr) {
+      std::byte* const wire = span_.worker.scratch(span_.codec()->bytes_max(bytes));
+      span_.encode(chunk, data, own_speaker(), wire);
+      span_.expand(wire, bytes, out);
+    }
     data = out;
   }
   drop(chunk);
   server.contribute(span_.key(), chunk, data);
+}
+
+std::uint32_t NodeSum::own_speaker() const noexcept { return static_cast<std::uint32_t>(span_.topology().my_node()) + 1; }
+
+const std::byte* NodeSum::as_it_stands(std::uint32_t chunk) const {
+  const Operation& operation = span_.run.operation;
+  if (locals_ > 1 || (operation.op == core::ReduceOp::kPremulSum && operation.premul != 1.0) ||
+      (operation.op == core::ReduceOp::kAvg && core::is_floating(operation.dtype)) || span_.has_momentum())
+    return nullptr;
+  return span_.run.input.contiguous(span_.plan.input_offset + span_.begin_of(chunk), span_.bytes_of(chunk));
 }
 
 void NodeSum::combine(std::uint32_t chunk, std::byte* out) {
@@ -308,17 +368,22 @@ void NodeSum::drop(std::uint32_t chunk) {
 }
 
 std::size_t NodeSum::wire_bytes_max(std::size_t bytes) const noexcept {
-  const reduce::Codec* const codec = span_.codec();
+  const compress::Codec* const codec = span_.codec();
   return codec == nullptr ? bytes : codec->bytes_max(bytes);
 }
 
 flow::Payload NodeSum::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
   transport::Buffer buffer = span_.worker.outbox().pool().allocate(wire_bytes_max(bytes));
   if (!buffer) return {};
-  if (reduce::Codec* const codec = span_.codec()) {
-    std::vector<std::byte> sum(bytes);
-    combine(chunk, sum.data());
-    bytes = codec->encode(sum.data(), bytes, buffer.data());
+  if (span_.codec() != nullptr) {
+    const std::byte* values = as_it_stands(chunk);
+    if (values == nullptr) {
+      std::byte* const sum = span_.worker.scratch(bytes);
+      combine(chunk, sum);
+      span_.accelerate(chunk, sum);
+      values = sum;
+    }
+    bytes = span_.encode(chunk, values, own_speaker(), buffer.data());
   } else {
     combine(chunk, buffer.data());
   }
@@ -465,14 +530,15 @@ EncodedResults::EncodedResults(const SpanView& span, ResultMemory& memory)
 void EncodedResults::encode(std::uint32_t chunk) {
   const std::size_t bytes = span_.bytes_of(chunk);
   if (bytes == 0 || streams_.empty()) return;
-  reduce::Codec& codec = *span_.codec();
-  std::vector<std::byte> sum(bytes);
-  memory_.read(chunk, sum.data());
+  const compress::Codec& codec = *span_.codec();
+  std::byte* const there = memory_.contiguous(chunk);
+  std::byte* const sum = there != nullptr ? there : span_.worker.scratch(bytes);
+  if (there == nullptr) memory_.read(chunk, sum);
   std::vector<std::byte>& out = encoded_[chunk];
   out.resize(codec.bytes_max(bytes));
-  out.resize(codec.encode(sum.data(), bytes, out.data()));
-  codec.expand(out.data(), 0, bytes / core::size_of(span_.run.operation.dtype), sum.data());
-  memory_.write(chunk, sum.data());
+  out.resize(span_.encode(chunk, sum, /*speaker=*/0, out.data()));
+  span_.expand(out.data(), bytes, sum);
+  if (there == nullptr) memory_.write(chunk, sum);
 }
 
 flow::Payload EncodedResults::make(std::uint32_t chunk, std::size_t bytes) {
@@ -493,19 +559,15 @@ bool Consumer::on_data(const wire::Data& data, flow::Delivery payload) {
   if (std::exchange(landed_[chunk], 1) != 0) return false;
   const std::uint64_t at = span_.plan.output_offset + span_.begin_of(chunk);
   const std::size_t bytes = span_.bytes_of(chunk);
-  const reduce::Codec* const codec = data.chunk.stage == wire::Stage::kResult ? span_.codec() : nullptr;
+  const compress::Codec* const codec = data.chunk.stage == wire::Stage::kResult ? span_.codec() : nullptr;
   if (codec == nullptr || bytes == 0) {
     span_.run.output.write(at, bytes, payload.data());
     return true;
   }
-  std::vector<std::byte> plain;
-  std::byte* to = span_.run.output.contiguous(at, bytes);
-  if (to == nullptr) {
-    plain.resize(bytes);
-    to = plain.data();
-  }
-  codec->expand(payload.data(), 0, bytes / core::size_of(span_.run.operation.dtype), to);
-  span_.run.output.write(at, bytes, to);
+  std::byte* const there = span_.run.output.contiguous(at, bytes);
+  std::byte* const to = there != nullptr ? there : span_.worker.scratch(bytes);
+  span_.expand(payload.data(), bytes, to);
+  if (there == nullptr) span_.run.output.write(at, bytes, to);
   return true;
 }
 

@@ -23,6 +23,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "hybridps/compress/codec.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/schedule/plan.h"
@@ -49,7 +50,14 @@ struct SpanView {
   std::size_t bytes_of(std::uint32_t chunk) const noexcept;
   server::SpanKey key() const noexcept;
   /// Of what goes between nodes; null: none.
-  reduce::Codec* codec() const noexcept;
+  const compress::Codec* codec() const noexcept;
+  /// Encodes the chunk, `values`, and counts it. `speaker` as in compress::Place.
+  std::size_t encode(std::uint32_t chunk, const std::byte* values, std::uint32_t speaker, std::byte* out) const;
+  /// What the codec has sent, `bytes` of elements.
+  void expand(const std::byte* data, std::size_t bytes, std::byte* out) const;
+  /// The node's contribution to the chunk gets its momentum, where the codec has one.
+  void accelerate(std::uint32_t chunk, std::byte* values) const;
+  bool has_momentum() const noexcept;
   /// Of no certain chunk.
   wire::ChunkId chunk_id(wire::Stage stage) const;
   /// The operation is not over before all of it is sent.
@@ -159,11 +167,14 @@ class NodeSum final : public flow::Source, public flow::GrantQueue::Waiter, core
   };
 
   std::uint32_t own() const noexcept;
+  std::uint32_t own_speaker() const noexcept;  // compress::Place::speaker
   Chunk& open(std::uint32_t chunk);
   bool is_collected(std::uint32_t chunk) const noexcept { return !collected_.empty() && collected_[chunk] != 0; }
   void on_collected(std::uint32_t chunk);
   /// Adds the node's inputs of the chunk in rank order, and lets go of them.
   void combine(std::uint32_t chunk, std::byte* out);
+  /// The node's contribution where it lies in the caller's memory; null: it must be made.
+  const std::byte* as_it_stands(std::uint32_t chunk) const;
   void drop(std::uint32_t chunk);
   void want_permits();
   /// Grants the chunk to the local ranks that have not delivered it.

@@ -57,7 +57,7 @@ void SpanRun::copy_own() {
 
 bool SpanRun::fits(const wire::ChunkId& id, const flow::Delivery& payload) const {
   const std::size_t bytes = span_.bytes_of(id.number);
-  const reduce::Codec* const codec = id.stage == wire::Stage::kResult ? span_.codec() : nullptr;
+  const compress::Codec* const codec = id.stage == wire::Stage::kResult ? span_.codec() : nullptr;
   return codec == nullptr || bytes == 0 ? payload.bytes() == bytes
                                         : codec->fits(payload.data(), payload.bytes(), bytes);
 }

@@ -33,6 +33,7 @@ wire::Signature signature_of(const Operation& operation, const Pieces& input, co
   s.op = operation.op;
   s.root = operation.root;
   s.scope = operation.scope;
+  s.coding = operation.coding;
   switch (operation.kind) {
     case schedule::Kind::kAllReduce:
     case schedule::Kind::kBroadcast: s.total_bytes = output.bytes(); break;
@@ -43,6 +44,13 @@ wire::Signature signature_of(const Operation& operation, const Pieces& input, co
   }
   if (operation.scope != schedule::Scope::kRanks) s.total_bytes = operation.total_bytes;
   return s;
+}
+
+/// The same on all ranks and in every run. FNV-1a of the group's name, mixed with the number.
+std::uint64_t seed_of(const std::string& group, std::uint64_t sequence) {
+  std::uint64_t hash = 0xcbf29ce484222325ULL;
+  for (const char c : group) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  return (hash ^ sequence) * 0x9e3779b97f4a7c15ULL;
 }
 
 server::Call call_of(const wire::From& from, const wire::Signature& signature) {
@@ -193,6 +201,26 @@ void Worker::start(OperationRun& run) {
       request.output_bytes[me] = run.output.bytes();
     }
   }
+  for (const compress::TensorKey key : o.forgotten) {
+    group.residuals.drop(key);
+    group.owed.drop(key);
+    group.momenta.drop(key);
+    group.owed_version.erase(key);
+  }
+  if (o.residual) group.residuals.restore(o.tensor, *o.residual);
+  if (o.owed) group.owed.restore(o.tensor, *o.owed);
+  if (o.momentum) group.momenta.restore(o.tensor, *o.momentum);
+  schedule::Limits limits = group.info.limits;
+  if (o.coding != wire::Coding::kPlain && group.info.codecs != nullptr)
+    run.codec = group.info.codecs->of(o.coding == wire::Coding::kWarmUp, o.dtype);
+  if (run.codec != nullptr) {
+    const std::size_t element_bytes = core::size_of(o.dtype);
+    run.seed = seed_of(group.info.name, run.sequence);
+    request.granule_bytes = std::max<std::uint64_t>(64, run.codec->block_elements() * element_bytes);
+    limits.chunk_bytes = compress::chunk_bytes(*run.codec, element_bytes, limits.chunk_bytes,
+                                               std::max<std::uint64_t>(group.info.coded_chunk_bytes_max, limits.chunk_bytes));
+    ++codec_counts_.operations;
+  }
   // A barrier has no shares, and may start much later than it was submitted: it belongs to no version.
   const Binding* binding = !has_shares(o) ? nullptr : &group.plans->binding_of(run.sequence);
   if (binding != nullptr) {
@@ -200,7 +228,7 @@ void Worker::start(OperationRun& run) {
     group.plans->on_started(run);
   }
   launch(run,
-         schedule::make_plan(request, binding != nullptr ? binding->topology : group.info.topology, group.info.limits));
+         schedule::make_plan(request, binding != nullptr ? binding->topology : group.info.topology, limits));
   if (run.is_done || !run.started) return;
   for (auto messages = group.early.take(run.sequence); auto& [message, payload] : messages) {
     if (run.is_done) break;
@@ -208,7 +236,26 @@ void Worker::start(OperationRun& run) {
   }
 }
 
+/// What was left out of sums that this rank does not own any more goes into its contributions.
+void Worker::settle_owed(OperationRun& run, const std::vector<schedule::Span>& plan) {
+  GroupState& group = run.group;
+  const compress::TensorKey key = run.operation.tensor;
+  if (run.codec == nullptr || key == 0) return;
+  const auto [known, is_new] = group.owed_version.emplace(key, run.plan_version);
+  if (!is_new && std::exchange(known->second, run.plan_version) == run.plan_version) return;
+  const std::uint64_t element_bytes = core::size_of(run.operation.dtype);
+  std::uint64_t first = 0;
+  std::uint64_t end = 0;
+  for (const schedule::Span& span : plan)
+    if (span.owner == group.info.topology.rank()) {
+      first = span.input_offset / element_bytes;
+      end = first + span.bytes / element_bytes;
+    }
+  group.owed.move_to(group.residuals, key, first, end);
+}
+
 void Worker::launch(OperationRun& run, const std::vector<schedule::Span>& plan) {
+  settle_owed(run, plan);
   const schedule::Topology& topology = run.group.info.topology;
   run.started = true;
   run.local_seen.assign(topology.ranks_of(topology.my_node()).size(), 0);

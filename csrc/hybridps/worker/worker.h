@@ -59,6 +59,16 @@ struct WorkerOptions {
   bool find_rates = true;
 };
 
+/// What codecs have done. Bytes of elements, and of those on the wire.
+struct CodecCounts {
+  std::uint64_t operations = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t wire_bytes = 0;
+  std::uint64_t blocks_not_finite = 0;
+  core::Duration encoding{};
+  core::Duration decoding{};  // the sums of contributions included
+};
+
 class Worker final : public server::Listener, core::Pinned {
  public:
   Worker(flow::Outbox& outbox, server::Server& server, Host& host, WorkerOptions options);
@@ -110,6 +120,7 @@ class Worker final : public server::Listener, core::Pinned {
   void fail(OperationRun& run, core::Status cause);
   void mismatch(const OperationRun& run, const server::Call& theirs);
   /// Registers and starts a run whose spans are made by `plan`.
+  void settle_owed(OperationRun& run, const std::vector<schedule::Span>& plan);
   void launch(OperationRun& run, const std::vector<schedule::Span>& plan);
   void track(OperationRun& run);
   /// A collective that had to wait for a plan version.
@@ -118,6 +129,12 @@ class Worker final : public server::Listener, core::Pinned {
   void pace_soon(OperationRun& run);
   /// Of chunks that this engine fetches from its node as an agent.
   flow::GrantQueue& local_grants() noexcept { return local_grants_; }
+  CodecCounts& codec_counts() noexcept { return codec_counts_; }
+  /// For `bytes`, until the next call.
+  std::byte* scratch(std::size_t bytes) {
+    if (scratch_.size() < bytes) scratch_.resize(bytes);
+    return scratch_.data();
+  }
   /// Whether one more message that nothing here waits for yet may be kept; else the group is about to fail.
   bool can_keep(GroupState& group, std::size_t kept, const wire::Message& message);
   std::string describe(const OperationRun& run) const;
@@ -181,6 +198,8 @@ class Worker final : public server::Listener, core::Pinned {
   server::Server& server_;
   Host& host_;
   const WorkerOptions options_;
+  CodecCounts codec_counts_;
+  std::vector<std::byte> scratch_;
   flow::GrantQueue local_grants_;
   std::unordered_map<core::GroupUid, std::unique_ptr<GroupState>> groups_;
   Expiries deadlines_;

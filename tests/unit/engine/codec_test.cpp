@@ -14,11 +14,14 @@ using test::Cluster;
 using test::ClusterOptions;
 
 /// Elements behind a mark, and as many bytes more as its count of chunks says: it has state.
-class Padding final : public reduce::Codec {
+class Padding final : public compress::Codec {
  public:
   explicit Padding(std::size_t element_bytes) : element_bytes_(element_bytes) {}
   std::size_t bytes_max(std::size_t bytes) const noexcept override { return bytes + kMark + kMost; }
-  std::size_t encode(const std::byte* in, std::size_t bytes, std::byte* out) override {
+  std::size_t block_elements() const noexcept override { return 16; }
+  void accelerate(std::byte*, std::size_t, float*) const override {}
+  compress::Place place_of(const std::byte*) const noexcept override { return {}; }
+  std::size_t encode(const std::byte* in, std::size_t bytes, compress::Place&, std::byte* out) const override {
     std::memset(out, 0xA5, kMark);
     std::memcpy(out + kMark, in, bytes);
     const std::size_t more = encoded++ % (kMost + 1);
@@ -34,7 +37,7 @@ class Padding final : public reduce::Codec {
     if (make_coarse) std::memset(out, 0, count * element_bytes_);
   }
 
-  std::uint64_t encoded = 0;
+  mutable std::uint64_t encoded = 0;
   mutable std::uint64_t looked_at = 0;  // chunks that came
   bool make_coarse = false;             // loses everything
 
@@ -42,6 +45,13 @@ class Padding final : public reduce::Codec {
   static constexpr std::size_t kMark = 4;
   static constexpr std::size_t kMost = 9;
   const std::size_t element_bytes_;
+};
+
+class Paddings final : public compress::Codecs {
+ public:
+  Paddings() : compress::Codecs(compress::Spec{}) {}
+  const compress::Codec* of(bool, core::DType) const noexcept override { return &padding; }
+  Padding padding{sizeof(float)};
 };
 
 struct Layout {
@@ -57,7 +67,7 @@ struct Job {
     options.chunk_bytes = chunk_bytes;
     if (with_codec)
       for (std::size_t member = 0; member < layout.node_of.size() + layout.servers.size(); ++member) {
-        codecs.push_back(std::make_shared<Padding>(sizeof(float)));
+        codecs.push_back(std::make_shared<Paddings>());
         options.codecs.push_back(codecs.back());
       }
     cluster = std::make_unique<Cluster>(options);
@@ -80,6 +90,7 @@ struct Job {
       o.dtype = core::DType::kFloat32;
       o.op = op;
       o.root = root;
+      if (!codecs.empty()) o.coding = wire::Coding::kFull;
       const auto at = static_cast<std::size_t>(r);
       if (kind == Kind::kAllReduce) {
         out[at] = in[at];
@@ -100,11 +111,11 @@ struct Job {
   }
   std::uint64_t encoded() const {
     std::uint64_t sum = 0;
-    for (const auto& codec : codecs) sum += codec->encoded;
+    for (const auto& codec : codecs) sum += codec->padding.encoded;
     return sum;
   }
 
-  std::vector<std::shared_ptr<Padding>> codecs;
+  std::vector<std::shared_ptr<Paddings>> codecs;
   std::unique_ptr<Cluster> cluster;
   core::GroupUid uid;
   std::uint64_t sequence = 0;
@@ -119,7 +130,7 @@ const std::vector<Layout> kLayouts = {
 TEST_CASE("engine/codec: what goes as other bytes between nodes gives the same bits", "[engine][fast]") {
   for (std::size_t layout = 0; layout < kLayouts.size(); ++layout) {
     // The same chunks in both.
-    Job plain(kLayouts[layout], false, 512);
+    Job plain(kLayouts[layout], false, 448);
     Job padded(kLayouts[layout], true, 1024);
     for (const Kind kind : {Kind::kAllReduce, Kind::kReduce, Kind::kReduceScatter})
       for (const std::size_t count : {std::size_t{1}, std::size_t{63}, std::size_t{1000}, std::size_t{5003}})
@@ -141,8 +152,10 @@ TEST_CASE("engine/codec: each chunk is encoded once by who sends it, for all who
       schedule::Request request;
       request.kind = Kind::kAllReduce;
       request.total_bytes = 5003 * sizeof(float);
+      const Padding padding(sizeof(float));
+      const std::uint32_t chunk_bytes = compress::chunk_bytes(padding, sizeof(float), 512, 512);
       for (const schedule::Span& span : schedule::make_plan(
-               request, schedule::Topology(layout.node_of, rank, {}, layout.servers), schedule::Limits{512, 256}))
+               request, schedule::Topology(layout.node_of, rank, {}, layout.servers), schedule::Limits{chunk_bytes, 256}))
         spans[span.id] = span;
     }
     const schedule::Topology topology(layout.node_of, 0, {}, layout.servers);
@@ -150,7 +163,7 @@ TEST_CASE("engine/codec: each chunk is encoded once by who sends it, for all who
     std::uint64_t pushed = 0;
     std::uint64_t results = 0;
     for (const auto& [id, span] : spans) {
-      pushed += span.chunks * (topology.is_dedicated(span.owner) ? nodes : nodes - 1);
+      pushed += span.chunks * (nodes > 1 ? nodes : 0);
       results += nodes > 1 ? span.chunks : 0;
     }
     CHECK(job.encoded() == pushed + results);
@@ -160,7 +173,7 @@ TEST_CASE("engine/codec: each chunk is encoded once by who sends it, for all who
 TEST_CASE("engine/codec: every rank gets what goes out, the owner and its node too", "[engine][fast]") {
   for (const auto& layout : kLayouts) {
     Job job(layout, true);
-    for (const auto& codec : job.codecs) codec->make_coarse = true;
+    for (const auto& codec : job.codecs) codec->padding.make_coarse = true;
     const auto out = job.run(Kind::kAllReduce, 3000, core::ReduceOp::kSum, -1);
     const bool one_node = layout.node_of.back() == 0;
     for (const auto& result : out) {
@@ -175,7 +188,7 @@ TEST_CASE("engine/codec: a chunk that a codec cannot have made fails the group",
   // One member has none.
   ClusterOptions options;
   options.node_of = {0, 1};
-  options.codecs = {std::make_shared<Padding>(sizeof(float)), nullptr};
+  options.codecs = {std::make_shared<Paddings>(), nullptr};
   options.chunk_bytes = 1024;
   Cluster cluster(options);
   const auto uid = cluster.open_group();
@@ -186,9 +199,144 @@ TEST_CASE("engine/codec: a chunk that a codec cannot have made fails the group",
     o.kind = Kind::kAllReduce;
     o.dtype = core::DType::kFloat32;
     o.op = core::ReduceOp::kSum;
+    o.coding = wire::Coding::kFull;
     o.output = {{reinterpret_cast<std::byte*>(data[static_cast<std::size_t>(r)].data()), 40}};
     cluster.submit(uid, r, o, 0,
                    [&failed](const worker::Outcome& outcome) { failed += outcome.status.is_ok() ? 0 : 1; });
   }
   CHECK(cluster.run_until([&] { return failed == 2; }));
+}
+
+namespace {
+
+/// Gradients of several tensors on all ranks, step after step, through a codec that leaves much out.
+struct Training {
+  Training(const Layout& l, const std::string& spec, std::size_t elements, std::size_t chunk_bytes = 8192)
+      : layout(l), count(elements) {
+    ClusterOptions options;
+    options.node_of = l.node_of;
+    options.servers = l.servers;
+    options.chunk_bytes = chunk_bytes;
+    for (std::size_t member = 0; member < l.node_of.size() + l.servers.size(); ++member)
+      options.codecs.push_back(std::make_shared<compress::Codecs>(compress::parse_spec(spec).value()));
+    cluster = std::make_unique<Cluster>(options);
+    uid = cluster->open_group();
+    given.assign(count, 0.0);
+    applied.assign(count, 0.0);
+  }
+  static float gradient(int rank, int step, std::size_t i) {
+    const auto hash = static_cast<std::uint32_t>((i + 1) * 2654435761U ^ static_cast<unsigned>(step * 97 + rank * 31));
+    return static_cast<float>(static_cast<std::int32_t>(hash * 747796405U + 2891336453U)) * 0x1p-31F *
+           static_cast<float>(1 + i % 7);
+  }
+  /// Returns what rank 0 gets.
+  std::vector<float> step(int number, wire::Coding coding = wire::Coding::kFull, compress::TensorKey tensor = 1) {
+    const int n = cluster->size();
+    std::vector<std::vector<float>> data(static_cast<std::size_t>(n), std::vector<float>(count));
+    int done = 0;
+    for (int r = 0; r < n; ++r) {
+      auto& mine = data[static_cast<std::size_t>(r)];
+      for (std::size_t i = 0; i < count; ++i) {
+        mine[i] = i / 512 % 5 == 4 ? 0.0F : gradient(r, number, i);  // rows of zeros
+        if (number == nan_step && r == 0 && i == 3) mine[i] = std::nanf("");
+      }
+      worker::Operation o;
+      o.kind = Kind::kAllReduce;
+      o.dtype = core::DType::kFloat32;
+      o.op = core::ReduceOp::kSum;
+      o.coding = coding;
+      o.tensor = tensor;
+      o.output = {{reinterpret_cast<std::byte*>(mine.data()), count * sizeof(float)}};
+      for (std::size_t i = number == nan_step ? 32 : 0; i < count; ++i) given[i] += static_cast<double>(mine[i]);
+      cluster->submit(uid, r, o, sequence, [&done](const worker::Outcome& outcome) {
+        CHECK(outcome.status.to_string() == "ok");
+        ++done;
+      });
+    }
+    ++sequence;
+    REQUIRE(cluster->run_until([&] { return done == n; }));
+    for (const auto& other : data)
+      REQUIRE(std::memcmp(other.data(), data.front().data(), count * sizeof(float)) == 0);
+    for (std::size_t i = number == nan_step ? 32 : 0; i < count; ++i)
+      applied[i] += static_cast<double>(data.front()[i]);
+    return data.front();
+  }
+  /// What is left out on all ranks together.
+  std::vector<double> left(compress::TensorKey tensor = 1) {
+    std::vector<double> sum(count, 0.0);
+    for (int r = 0; r < cluster->size(); ++r) {
+      for (const auto* part : {&cluster->at(r).worker().find(uid)->residuals, &cluster->at(r).worker().find(uid)->owed}) {
+        const auto kept = part->copy_of(tensor);
+        for (std::size_t i = 0; i < kept.values.size(); ++i) sum[i] += static_cast<double>(kept.values[i]);
+      }
+    }
+    return sum;
+  }
+  double apart() {
+    const std::vector<double> rest = left();
+    double error = 0.0;
+    double size = 0.0;
+    for (std::size_t i = 0; i < count; ++i) {
+      error += std::pow(applied[i] + rest[i] - given[i], 2);
+      size += given[i] * given[i];
+    }
+    return std::sqrt(error / size);
+  }
+
+  Layout layout;
+  std::size_t count;
+  std::unique_ptr<Cluster> cluster;
+  core::GroupUid uid;
+  std::uint64_t sequence = 0;
+  int nan_step = -1;
+  std::vector<double> given;
+  std::vector<double> applied;
+};
+
+}  // namespace
+
+TEST_CASE("engine/codec: what was applied and what is left out are the sum of all gradients", "[engine][fast]") {
+  for (const std::string spec : {"int4", "onebit", "topk:k=0.02", "randomk:k=0.05", "int8:ef=1"})
+    for (const Layout& layout : {Layout{{0, 1}, {}}, Layout{{0, 1, 2}, {}}, Layout{{0, 0, 1, 1}, {}}}) {
+      INFO(spec << " " << layout.node_of.size());
+      Training training(layout, spec, 6000);
+      for (int step = 0; step < 200; ++step) training.step(step);
+      CHECK(training.apart() < 1e-5);
+      bool some = false;
+      for (const double value : training.left()) some = some || value != 0.0;
+      CHECK(some);
+    }
+}
+
+TEST_CASE("engine/codec: a step that is not finite leaves what was left out before", "[engine][fast]") {
+  Training training({{0, 1, 2}, {}}, "int4", 3000);
+  training.nan_step = 20;
+  for (int step = 0; step < 40; ++step) {
+    const std::vector<float> result = training.step(step);
+    CHECK(std::isnan(result[3]) == (step == 20));
+    CHECK(std::isnan(result[0]) == (step == 20));  // of its block
+    CHECK_FALSE(std::isnan(result[32]));
+  }
+  // Of its block what the other nodes had left out went with the step; all else adds up.
+  const std::vector<double> rest = training.left();
+  for (std::size_t i = 0; i < 3000; ++i) {
+    CHECK(std::isfinite(rest[i]));
+    if (i >= 32) CHECK(std::fabs(training.applied[i] + rest[i] - training.given[i]) < 1e-3);
+  }
+}
+
+TEST_CASE("engine/codec: bits depend neither on who owns what nor on chunks", "[engine][fast]") {
+  for (const std::string spec : {"int8", "int4", "onebit", "topk:k=0.02", "randomk:k=0.05", "dithering", "bf16"}) {
+    std::vector<float> expected;
+    for (const std::size_t chunk : {std::size_t{8192}, std::size_t{32768}})
+      for (const std::vector<double>& servers : {std::vector<double>{}, std::vector<double>{1}, std::vector<double>{3, 1}}) {
+        INFO(spec << " chunks " << chunk << " servers " << servers.size());
+        Training training({{0, 1, 2}, servers}, spec, 20000, chunk);
+        for (int step = 0; step < 3; ++step) training.step(step);
+        // With feedback, too: what a server leaves out of a sum is what an owner would.
+        const std::vector<float> result = training.step(3);
+        if (expected.empty()) expected = result;
+        REQUIRE(std::memcmp(result.data(), expected.data(), expected.size() * sizeof(float)) == 0);
+      }
+  }
 }

@@ -54,6 +54,10 @@ class NotingGroup final : public engine::Group {
     return core::Status(core::Code::kUnsupported, "no device");
   }
   void drive(const std::function<bool()>& /*done*/, core::TimePoint /*until*/) override {}
+  core::Result<std::vector<Remembered>> remembered(std::vector<compress::TensorKey>) override {
+    return core::Status(core::Code::kUnsupported, "not here");
+  }
+  core::Result<double> residual_norm() override { return 0.0; }
   core::Status wait_ready() override { return {}; }
   core::Status status() const override { return {}; }
   void abort(const std::string& reason) override { aborts.push_back(reason); }

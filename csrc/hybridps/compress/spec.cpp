@@ -1,0 +1,120 @@
+#include "hybridps/compress/spec.h"
+
+#include <cstdlib>
+#include <optional>
+#include <sstream>
+
+namespace hybridps::compress {
+namespace {
+
+constexpr double kPartMax = 0.25;  // of 8 bytes each, that is half
+
+struct Named {
+  std::string_view name;
+  Kind kind;
+  bool feedback;  // unless asked otherwise
+};
+constexpr Named kNamed[] = {
+    {"none", Kind::kNone, false},     {"bf16", Kind::kBf16, false},     {"fp16", Kind::kFp16, false},
+    {"int8", Kind::kInt8, false},     {"int4", Kind::kInt4, true},      {"onebit", Kind::kOneBit, true},
+    {"topk", Kind::kTopK, true},      {"randomk", Kind::kRandomK, true}, {"dithering", Kind::kDithering, false},
+};
+constexpr std::uint32_t kWarmUpWithFeedback = 2;
+constexpr std::string_view kGrammar =
+    "expected none, bf16, fp16, int8, int4, onebit, topk, randomk or dithering, and after a colon, with commas between: "
+    "ef=0|1, warmup=STEPS, momentum=M, when=backward|always, for topk and randomk k=PART, for dithering "
+    "kind=linear|natural and levels=7|127; e.g. int8, or topk:k=0.05,ef=1";
+
+core::Status wrong(std::string_view text, std::string_view why) {
+  std::ostringstream out;
+  out << "compression '" << text << "': " << why << "; " << kGrammar;
+  return {core::Code::kInvalidArgument, out.str()};
+}
+
+std::optional<double> number_in(const std::string& value) {
+  char* end = nullptr;
+  const double number = std::strtod(value.c_str(), &end);
+  if (value.empty() || end != value.c_str() + value.size()) return {};
+  return number;
+}
+
+}  // namespace
+
+core::Result<Spec> parse_spec(std::string_view text) {
+  const std::size_t colon = text.find(':');
+  const std::string_view name = text.substr(0, colon);
+  Spec spec;
+  bool known = false;
+  for (const Named& named : kNamed) {
+    if (name != named.name && !(name.empty() && named.kind == Kind::kNone)) continue;
+    spec.kind = named.kind;
+    spec.feedback = named.feedback;
+    known = true;
+  }
+  if (!known) return wrong(text, "there is no codec '" + std::string(name) + "'");
+  const bool sparse = spec.kind == Kind::kTopK || spec.kind == Kind::kRandomK;
+  std::optional<std::uint32_t> warm_up;
+  std::string_view rest = colon == std::string_view::npos ? std::string_view() : text.substr(colon + 1);
+  if (colon != std::string_view::npos && (rest.empty() || spec.kind == Kind::kNone))
+    return wrong(text, "there are no such parameters");
+  while (!rest.empty()) {
+    const std::size_t comma = rest.find(',');
+    const std::string_view pair = rest.substr(0, comma);
+    rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
+    const std::size_t equals = pair.find('=');
+    const std::string_view key = pair.substr(0, equals);
+    const std::string value(equals == std::string_view::npos ? std::string_view() : pair.substr(equals + 1));
+    const std::optional<double> number = number_in(value);
+    const auto flag = [&](bool& to) {
+      to = value == "1";
+      return value == "0" || value == "1";
+    };
+    bool fine = false;
+    if (key == "ef") {
+      fine = flag(spec.feedback);
+    } else if (key == "warmup") {
+      fine = number && *number >= 0 && *number <= 1e6 && *number == static_cast<std::uint32_t>(*number);
+      if (fine) warm_up = static_cast<std::uint32_t>(*number);
+    } else if (key == "momentum") {
+      fine = number && *number >= 0.0 && *number < 1.0;
+      if (fine) spec.momentum = *number;
+    } else if (key == "when") {
+      fine = value == "backward" || value == "always";
+      spec.always = value == "always";
+    } else if (key == "k" && sparse) {
+      fine = number && *number > 0.0 && *number <= kPartMax;
+      if (number && !fine) return wrong(text, "k is a part, above 0 and at most 0.25: more would not be smaller");
+      if (fine) spec.k = *number;
+    } else if (key == "kind" && spec.kind == Kind::kDithering) {
+      fine = value == "linear" || value == "natural";
+      spec.natural = value == "natural";
+    } else if (key == "levels" && spec.kind == Kind::kDithering) {
+      fine = value == "7" || value == "127";
+      if (fine) spec.levels = static_cast<std::uint32_t>(*number);
+    } else {
+      return wrong(text, std::string(name) + " has no parameter '" + std::string(key) + "'");
+    }
+    if (!fine) return wrong(text, "'" + std::string(pair) + "' is not a value of it");
+  }
+  if (spec.natural && spec.levels != 7) return wrong(text, "natural dithering has levels of its own");
+  if (spec.kind != Kind::kNone) spec.warm_up = warm_up.value_or(spec.feedback ? kWarmUpWithFeedback : 0);
+  return spec;
+}
+
+std::string text_of(const Spec& spec) {
+  std::ostringstream out;
+  for (const Named& named : kNamed)
+    if (named.kind == spec.kind) out << named.name;
+  if (spec.kind == Kind::kNone) return out.str();
+  out << ":ef=" << spec.feedback << ",warmup=" << spec.warm_up;
+  if (spec.kind == Kind::kTopK || spec.kind == Kind::kRandomK) out << ",k=" << spec.k;
+  if (spec.kind == Kind::kDithering) {
+    out << ",kind=" << (spec.natural ? "natural" : "linear");
+    if (!spec.natural) out << ",levels=" << spec.levels;
+  }
+  if (spec.momentum > 0.0) out << ",momentum=" << spec.momentum;
+  out << ",when=" << (spec.always ? "always" : "backward");
+  return out.str();
+}
+
+}  // namespace hybridps::compress

@@ -1,0 +1,151 @@
+"""Compression of gradients between nodes: a DDP hook for groups of its own, and what to save in a checkpoint.
+
+Most programs need nothing of this: `HYBRIDPS_COMPRESS=int8`, or `pg_options` of a group, compresses what stock DDP and
+FSDP reduce in their backward passes (docs/compression.md).
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["HookState", "ddp_hook", "load_state_dict", "state_dict", "stats"]
+
+_VERSION = 1
+# core::DType on the wire, of what can be compressed.
+_DTYPES = {5: torch.float16, 6: torch.bfloat16, 7: torch.float32}
+
+
+def _backend(group: "dist.ProcessGroup | None") -> Any:
+    """The ProcessGroupHybrid of a group; ValueError if it has none for CPU tensors."""
+    from hybridps._load import load_extension
+
+    group = group or dist.group.WORLD
+    if group is None:
+        raise ValueError("hybridps.compress: call init_process_group first")
+    backend = group._get_backend(torch.device("cpu"))
+    if not isinstance(backend, load_extension().ProcessGroupHybrid):
+        raise ValueError(f"hybridps.compress: the group's backend for CPU tensors is {backend!r}, not hybridps")
+    return backend
+
+
+class HookState:
+    """State of `ddp_hook`: a group of its own over the ranks of `process_group`, which compresses with `codec`.
+
+    Collective: all ranks of `process_group` make it in the same order. `codec` as in HYBRIDPS_COMPRESS, e.g. "int8" or
+    "int4:ef=1"; ValueError says what there is.
+    """
+
+    def __init__(self, codec: str = "int8", process_group: dist.ProcessGroup | None = None) -> None:
+        from hybridps._load import load_extension
+
+        ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+        options = load_extension().ProcessGroupHybrid.Options(compress=codec)
+        # Of torch's ways to make a group over some ranks, this one does not ask those outside.
+        self.group = dist.new_group(ranks, backend="hybridps", pg_options=options, use_local_synchronization=True)
+        self.codec: str = _backend(self.group).compression()
+
+    def __repr__(self) -> str:
+        return f"HookState({self.codec!r})"
+
+
+def ddp_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """`ddp.register_comm_hook(hybridps.compress.HookState("int8"), hybridps.compress.ddp_hook)`: the mean of the bucket's
+    gradients, by the codec of the state's group, whatever HYBRIDPS_COMPRESS says."""
+    work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, group=state.group, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def state_dict(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    """What error feedback and momentum remember on this rank, for a checkpoint: each rank saves its own.
+
+    Call it between two steps, when no operation of the group is under way. Tensors of the result are copies, one float32
+    per element of what was reduced: "residual" of this node's contributions, "owed" of the sums that this rank owns.
+    """
+    backend = _backend(group)
+
+    def tensor(data: bytes) -> torch.Tensor:
+        return torch.frombuffer(bytearray(data), dtype=torch.float32) if data else torch.empty(0)
+
+    tensors = [
+        {
+            "ordinal": ordinal,
+            "numel": nbytes // _DTYPES[dtype].itemsize,
+            "dtype": _DTYPES[dtype],
+            "residual": tensor(residual),
+            "owed": tensor(owed),
+            "momentum": tensor(momentum),
+        }
+        for ordinal, nbytes, dtype, residual, owed, momentum in backend.compression_state()
+    ]
+    return {
+        "version": _VERSION,
+        "codec": backend.compression(),
+        "rank": dist.get_rank(group),
+        "world_size": dist.get_world_size(group),
+        "steps": backend.compression_steps(),
+        "tensors": tensors,
+    }
+
+
+def load_state_dict(state: dict[str, Any], group: dist.ProcessGroup | None = None) -> None:
+    """The reverse of `state_dict()`, before the first backward pass: each tensor has what was saved for the one at its place in
+    the step, of its size and type, once it is first reduced. What is of another model is never asked for (`stats()`).
+
+    ValueError: it is of another codec, rank or world size, or not such a state.
+    """
+    backend = _backend(group)
+    if not isinstance(state, dict) or state.get("version") != _VERSION:
+        raise ValueError("hybridps.compress.load_state_dict: this is no state of hybridps.compress.state_dict()")
+    here = {
+        "codec": backend.compression(),
+        "rank": dist.get_rank(group),
+        "world_size": dist.get_world_size(group),
+    }
+    for name, value in here.items():
+        if state[name] != value:
+            raise ValueError(
+                f"hybridps.compress.load_state_dict: the state is of {name} {state[name]!r}, this group has {value!r}: "
+                "what is left out belongs to a rank and a codec; go on without it, or as the job was"
+            )
+    numbers = {dtype: number for number, dtype in _DTYPES.items()}
+
+    def data(tensor: torch.Tensor, numel: int) -> bytes:
+        if tensor.numel() not in (0, numel):
+            raise ValueError(f"hybridps.compress.load_state_dict: {tensor.numel()} values for {numel} elements")
+        return tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
+
+    backend.load_compression_state(
+        [
+            (
+                entry["ordinal"],
+                entry["numel"] * entry["dtype"].itemsize,
+                numbers[entry["dtype"]],
+                data(entry["residual"], entry["numel"]),
+                data(entry["owed"], entry["numel"]),
+                data(entry["momentum"], entry["numel"]),
+            )
+            for entry in state["tensors"]
+        ],
+        state["steps"],
+    )
+
+
+def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    """What compression has done: of the process, operations, bytes before and after, blocks that were not finite, seconds in
+    codecs; of the group, its codec, steps, and the norm of what is left out on this rank (which reads all of it)."""
+    from hybridps._load import load_extension
+
+    backend = _backend(group)
+    now = load_extension().stats()
+    return {
+        "codec": backend.compression(),
+        "steps": backend.compression_steps(),
+        "operations": now.get("compress_operations", 0),
+        "bytes": now.get("compress_bytes", 0),
+        "wire_bytes": now.get("compress_wire_bytes", 0),
+        "blocks_not_finite": now.get("compress_not_finite", 0),
+        "encode_seconds": now.get("compress_encode_ns", 0) * 1e-9,
+        "decode_seconds": now.get("compress_decode_ns", 0) * 1e-9,
+        "residual_norm": backend.residual_norm(),
+    }

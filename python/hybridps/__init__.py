@@ -1,12 +1,13 @@
 """hybridps: a PyTorch process-group backend. Scripts need no import: `init_process_group("hybridps")` finds it.
 
-The names below are for those who come from BytePS or Horovod (docs/from-byteps.md). They are loaded when they are
-first used.
+The names below are for those who come from BytePS or Horovod (docs/from-byteps.md), and for a training loop whose next
+forward does not wait for all gradients (docs/overlap.md). They are loaded when they are first used.
 """
 
 TYPE_CHECKING = False  # as typing has it, without the import
 if TYPE_CHECKING:
     from hybridps._agreement import RanksDisagree
+    from hybridps.cross_barrier import CrossBarrier
     from hybridps.direct import (
         Compression,
         DistributedOptimizer,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Compression",
+    "CrossBarrier",
     "DistributedOptimizer",
     "RanksDisagree",
     "broadcast_object",
@@ -55,7 +57,7 @@ def __getattr__(name: str):
     from importlib import import_module
 
     if name in __all__:
-        place = {"RanksDisagree": "_agreement"}.get(name, "direct")
+        place = {"CrossBarrier": "cross_barrier", "RanksDisagree": "_agreement"}.get(name, "direct")
         return getattr(import_module(f"hybridps.{place}"), name)
     if name == "__version__":
         from importlib.metadata import version

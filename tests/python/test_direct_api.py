@@ -1,4 +1,4 @@
-"""hybridps.push_pull as far as one process can tell: names, what is refused."""
+"""hybridps.push_pull and CrossBarrier as far as one process can tell: names, what is refused, the planned order."""
 
 import subprocess
 import sys
@@ -102,3 +102,37 @@ def test_buckets_have_one_kind_and_their_least_size():
     assert grouped([("f", 4), ("h", 100), ("f", 4), ("h", 1)], 8) == [[1], [0, 2], [3]]
     assert grouped([("f", 100)], 8) == [[0]]
     assert grouped([], 8) == []
+
+
+def forward_ends(order, ready, cost, layer_s):
+    """When forward is done whose layers need the buckets from the last to the first, sent in this order."""
+    there, now = {}, 0.0
+    for bucket in order:
+        now = there[bucket] = max(now, ready[bucket]) + cost[bucket]
+    now = ready[-1]  # backward has ended
+    for bucket in reversed(range(len(ready))):
+        now = max(now, there[bucket]) + layer_s
+    return now
+
+
+def test_the_order_of_sending_is_that_of_a_link_which_takes_what_forward_needs_first():
+    from hybridps.cross_barrier import send_order
+
+    assert send_order([0, 1, 2, 3], [0.5] * 4) == [0, 1, 2, 3]  # hidden behind backward: as they come
+    assert send_order([0, 0, 0, 0], [1] * 4) == [3, 2, 1, 0]  # all there at once: as forward needs them
+    assert send_order([0, 1, 2, 3, 4, 5], [2] * 6) == [0, 2, 4, 5, 3, 1]
+    assert send_order([3, 4, 20, 21], [1, 1, 5, 1]) == [0, 1, 2, 3]  # a link that waits for the next
+    # Communication (64) twice as long as backward, and as forward: nearly all of it is hidden that can be.
+    ready, cost = [float(index) for index in range(32)], [2.0] * 32
+    assert forward_ends(range(32), ready, cost, 1.0) == 96
+    assert forward_ends(send_order(ready, cost), ready, cost, 1.0) <= 66
+
+
+def test_cross_barrier_needs_gradients(world_of_one):
+    frozen = torch.nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter requires a gradient"):
+        hybridps.CrossBarrier(frozen, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    with pytest.raises(ValueError, match="buckets of 0 bytes"):
+        hybridps.CrossBarrier(torch.nn.Linear(2, 2), torch.optim.SGD, bucket_bytes=0)
+    with pytest.raises(TypeError, match="the model is compiled"):
+        hybridps.CrossBarrier(torch.compile(torch.nn.Linear(2, 2)), torch.optim.SGD)

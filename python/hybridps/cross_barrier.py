@@ -28,10 +28,6 @@ from hybridps._gradients import BUCKET_BYTES, Bucket, GradientBuckets
 
 MEASURED_STEPS = 4  # of which the first, with its connections and allocations, does not count
 
-# Ranks are never in step to the last: a bucket is planned to be done sooner than it is, so that the next one lies ready
-# and the link has no gap.
-HASTE = 0.9
-
 
 def send_order(ready: Sequence[float], cost: Sequence[float]) -> list[int]:
     """In which order to send buckets that get ready one after the other, and that forward needs from the last to the
@@ -357,7 +353,7 @@ class CrossBarrier(torch.optim.Optimizer):
         ready = [statistics.fmean(times) for times in zip(*(theirs for theirs, _ in everyones), strict=True)]
         link_s = statistics.fmean(seconds for _, seconds in everyones)
         sizes = [bucket.buffer.nbytes for bucket in self._gradients.buckets]
-        self._gradients.order = send_order(ready, [HASTE * link_s * size / sum(sizes) for size in sizes])
+        self._gradients.order = send_order(ready, [link_s * size / sum(sizes) for size in sizes])
 
     # ------------------------------------------------------------------------------------------------------- forward
 

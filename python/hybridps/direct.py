@@ -374,7 +374,10 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     is_root = dist.get_rank() == root_rank
     tensors: list[torch.Tensor] = []
 
-    def out(tensor: torch.Tensor) -> _Placeholder:
+    def out(tensor: torch.Tensor) -> "_Placeholder | torch.Tensor":
+        # Adam's step lies on the CPU, also beside CUDA parameters, where the backend may take no CPU tensors.
+        if tensor.device.type == "cpu" and tensor.dim() == 0:
+            return tensor
         tensors.append(tensor)
         return _Placeholder(tensor)
 
@@ -388,7 +391,6 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     if not is_root:
         tensors.clear()
         state = _mapped(state, _Placeholder, back)
-    # State of zero dimensions may lie on the CPU beside CUDA parameters: torch has it so for Adam's step.
     broadcast_tensors(tensors, root_rank)
     if not is_root:
         optimizer.load_state_dict(state)

@@ -54,7 +54,17 @@ def in_groups(parameters):
 
 
 def trained(
-    rank, ours, make=sgd, passes=1, schedule=None, mixed=False, closure=False, zero=None, late=False, look=None
+    rank,
+    ours,
+    make=sgd,
+    passes=1,
+    schedule=None,
+    mixed=False,
+    closure=False,
+    zero=None,
+    late=False,
+    look=None,
+    half=False,
 ):
     """Losses, parameters and optimizer state after training with CrossBarrier or with DDP."""
     model = Net(seed=rank if ours else 0)  # rank 0's parameters count
@@ -72,7 +82,8 @@ def trained(
 
         def backward(part):
             x, y = batch(rank, 10 * step + part)  # noqa: B023
-            loss = nn.functional.cross_entropy(call(x, mixed and rank == 0), y)
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                loss = nn.functional.cross_entropy(call(x, mixed and rank == 0), y)
             losses.append(loss.item())
             if late:
                 optimizer.zero_grad(**(zero or {}))
@@ -122,6 +133,7 @@ SCENARIOS = {
     },
     "accumulation": {"passes": 3},
     "used by one rank": {"mixed": True, "make": in_groups},
+    "autocast": {"half": True},
     "closure": {"closure": True, "late": True},
     "zeros": {"zero": {"set_to_none": False}},
     "zero_grad before backward": {"late": True},

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.nn as nn
 from harness import run_ranks
 from hybridps.cross_barrier import MEASURED_STEPS
+from torch.utils.checkpoint import checkpoint
 
 STEPS = MEASURED_STEPS + 5
 
@@ -302,6 +303,14 @@ def refused(rank, world):
         optimizer.step()
     with pytest.raises(RuntimeError, match="'1.bias' was used before its last step was done"):
         nn.functional.linear(model[0](x), model[1].weight, model[1].bias).sum().backward()
+
+    # The last layer's backward runs inside another one, and its end is taken for the end of all.
+    model, optimizer = start()
+    with pytest.raises(RuntimeError, match="'0.bias' came after those.*use_reentrant=False"):
+        checkpoint(model[1], model[0](x), use_reentrant=True).sum().backward()
+    model, optimizer = start()
+    checkpoint(model[1], model[0](x), use_reentrant=False).sum().backward()
+    optimizer.step()
 
     class KeepsState(torch.optim.SGD):
         def step(self, closure=None):

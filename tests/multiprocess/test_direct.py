@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from harness import run_ranks
+from torch.utils.checkpoint import checkpoint
 
 
 def raises(match, kind=Exception):
@@ -246,6 +247,14 @@ def optimizers(rank, world):
     model(torch.ones(1, 8) * (rank + 1)).sum().backward()
     gradient = model.first.weight.grad.clone()
     assert all(torch.equal(other, gradient) for other in dist_gathered(gradient))
+
+    # Backwards inside a backward: each averages what it has brought.
+    optimizer.zero_grad()
+    hidden = model.first(torch.ones(1, 8) * (rank + 1))
+    checkpoint(model.second, hidden, use_reentrant=True).sum().backward()
+    torch.testing.assert_close(
+        model.first.weight.grad, model.second.weight.detach().sum(0)[:, None].expand(16, 8) * 1.5
+    )
 
     # Refused.
     with raises("another one was made over the same parameters"):

@@ -101,7 +101,6 @@ class GradientBuckets:
             raise ValueError(f"{owner}: buckets of {bucket_bytes} bytes")
         self.owner, self.group, self.keeps, self.closed = owner, group, keeps, False
         self._arrived, self._ended = arrived, ended
-        self.frozen = [parameter for _, parameter in named if not parameter.requires_grad]
         named = [(name, parameter) for name, parameter in named if parameter.requires_grad]
         if not named:
             raise ValueError(f"{here(group)}: {owner}: no parameter requires a gradient")
@@ -163,8 +162,15 @@ class GradientBuckets:
     def bucket_of(self, parameter: torch.Tensor) -> Bucket:
         return self._place[parameter][0]
 
-    def check_parameters(self, param_groups: list[dict]) -> None:
-        """Raises where an optimizer has parameters that nothing here reduces: they would drift apart."""
+    def check_step(self, param_groups: list[dict]) -> None:
+        """Raises where an optimizer has parameters that nothing here reduces, which would drift apart, and where the
+        last backward has no end: the other ranks have its gradients, and this one does not know which."""
+        if self._in_backward:
+            raise RuntimeError(
+                f"{here(self.group)}: {self.owner}: step() was called inside a backward(), or an earlier backward() "
+                "ended in an exception. What to do: step after backward(); after an exception start again on all "
+                "ranks, from a checkpoint"
+            )
         for parameter in (parameter for group in param_groups for parameter in group["params"]):
             if parameter.requires_grad and parameter not in self._place:
                 raise RuntimeError(

@@ -263,7 +263,7 @@ class CrossBarrier(torch.optim.Optimizer):
                 loss = closure()
         if self._gradients.closed:
             self._refuse("it was closed", "make a new one")
-        self._gradients.check_parameters(self.param_groups)
+        self._gradients.check_step(self.param_groups)
         if not self._sent:
             self._send_rest()
         self._check_untouched()

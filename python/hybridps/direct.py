@@ -454,7 +454,7 @@ class _Averager:
                 "so this one averages nothing any more. What to do: step only the last one, or give each its own "
                 "parameters"
             )
-        self.gradients.check_parameters(optimizer.param_groups)
+        self.gradients.check_step(optimizer.param_groups)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None and not self.skipping:
             self.synchronize()

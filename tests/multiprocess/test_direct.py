@@ -265,6 +265,14 @@ def optimizers(rank, world):
     model.first(torch.ones(1, 8)).sum().backward()
     with raises(r"shape \[5\] requires a gradient, but did not when this was made"):
         optimizer.step()
+    model = Net()
+    optimizer = hybridps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), backward_passes_per_step=2)
+    hidden = model.first(torch.ones(1, 8))
+    hidden.register_hook(lambda gradient: 1 / 0)
+    with raises("division by zero"):
+        model.second(hidden).sum().backward()
+    with raises(r"an earlier backward\(\) ended in an exception"):
+        optimizer.step()
     embedding = nn.Embedding(4, 2, sparse=True)
     stock = torch.optim.SGD(embedding.parameters(), lr=1.0)
     optimizer = hybridps.DistributedOptimizer(stock, [("e", embedding.weight)])

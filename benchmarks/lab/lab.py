@@ -215,6 +215,8 @@ def figures_of(result: dict) -> dict:
     figures = {"ms": ours["seconds"] * 1e3, "p99_ms": ours["p99_seconds"] * 1e3}
     figures["of_limit"] = ours.get("of_limit")
     figures["wrong"] = ours.get("wrong") if "wrong" in ours else result.get("wrong")
+    if ddp := result["backends"].get("hybridps DDP"):
+        figures["ddp_ms"], figures["ddp_ratio"] = ddp["seconds"] * 1e3, ddp["ours_is_faster_by"]
     if peer:
         figures["peer_ms"] = peer["seconds"] * 1e3
         figures["peer_of_limit"] = peer.get("of_limit")
@@ -254,6 +256,7 @@ BAR_TEXT = {
     "ms": "{} {:g} ms",
     "ratio": "{} {:g}x " + PEER,
     "of_limit": "{} {:.1%} of the limit",
+    "ddp_ratio": "{} {:g}x own DDP",
     "p99_to_peer": "p99 {} {:g}x " + PEER + "'s median",
     "wire_error": "bytes {} {:.0%} off the plan",
 }
@@ -286,6 +289,8 @@ def table(done: list[tuple[rows.Row, dict]]) -> str:
         verdicts += [f"**invalid: {doubt}**" for doubt in result["doubts"]]
         if "alone_ms" in figures:
             verdicts.append(f"alone {figures['alone_ms']:.3f} ms")
+        if "ddp_ms" in figures:
+            verdicts.append(f"own DDP {figures['ddp_ms']:.4g} ms, {figures['ddp_ratio']:.2f}x")
         ours = result["backends"]["hybridps"]
         cells = [
             row.name,

@@ -196,7 +196,26 @@ ROWS = (
             ("n4-k2-ddp", 2, 0.67, (at_least("of_limit", 1 / 1.07), at_least("ratio", 1.2))),
         )
     ),
-    # The same step, but the backward pass really computes, on the core that moves the data.
+    # The forward of the next step begins while gradients are on their way; forward and backward each take half as long
+    # as the communication. `ddp_ratio`: how many times faster than our own DDP.
+    Row(
+        "n4-cross-barrier",
+        Setup(),
+        {
+            "do": "cross_barrier",
+            "bytes": 32 * MIB,
+            "layers": 32,
+            "bucket_bytes": 4 * MIB,  # DDP's
+            "forward_seconds": 0.42,
+            "backward_seconds": 0.42,
+            "warmup": 5,
+            "block": 7,
+            "iterations": 4,
+        },
+        (at_least("of_limit", 0.9), at_least("ddp_ratio", 1.15), at_least("ratio", 1.15)),
+        ("ddp",),
+    ),
+    # DDP again, but the backward pass really computes, on the core that moves the data.
     *(
         Row(
             name,

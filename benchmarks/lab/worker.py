@@ -160,6 +160,110 @@ def ddp(session, job, context):
     return result
 
 
+def cross_barrier(session, job, context):
+    """Steps of CrossBarrier over our backend ("hybridps"), of DDP over each backend ("hybridps DDP", "gloo"), in turn;
+    of a model whose forward and backward sleep, as on an accelerator, and that SGD steps. A block of steps goes on
+    without a pause, and counts from the begin of its second step's forward: by then each step has one before it.
+    """
+    import hybridps
+    import torch
+
+    layers, layer_bytes = job["layers"], job["bytes"] // job["layers"]
+    forward_s, backward_s = (job[name] / layers for name in ("forward_seconds", "backward_seconds"))
+    rate = 2.0**-10  # sums of it are exact
+    due = 0.0  # of the next layer's gradient
+
+    class Sleep(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x, weight):
+            begin = time.perf_counter()
+            context.save_for_backward(weight)
+            y = x + weight[0]
+            time.sleep(max(0.0, begin + forward_s - time.perf_counter()))
+            return y
+
+        @staticmethod
+        def backward(context, gradient):
+            nonlocal due
+            due += backward_s
+            time.sleep(max(0.0, due - time.perf_counter()))
+            (weight,) = context.saved_tensors
+            return gradient, torch.ones_like(weight)
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(layer_bytes // 4))
+
+        def forward(self, x):
+            return Sleep.apply(x, self.weight)
+
+    def sgd(parameters):
+        return torch.optim.SGD(parameters, lr=rate)
+
+    ours = next(iter(session.groups))
+    ways = {}
+    for name in (ours, f"{ours} DDP", *list(session.groups)[1:]):
+        group = session.groups[name.split()[0]]
+        model = torch.nn.Sequential(*(Layer() for _ in range(layers)))
+        if name == ours:
+            optimizer = hybridps.CrossBarrier(model, sgd, process_group=group)
+            ways[name] = (model, model, optimizer, optimizer.synchronize)
+        else:
+            call = torch.nn.parallel.DistributedDataParallel(
+                model, process_group=group, bucket_cap_mb=job["bucket_bytes"] / 2**20
+            )
+            ways[name] = (model, call, sgd(model.parameters()), lambda: None)
+
+    def step(call, optimizer) -> float:
+        nonlocal due
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        loss = call(torch.zeros(1, requires_grad=True)).sum()
+        due = time.perf_counter()
+        loss.backward()
+        optimizer.step()
+        return begin
+
+    blocks, cpu_s = {name: [] for name in ways}, dict.fromkeys(ways, 0.0)
+    steps = job["warmup"] + job["iterations"] * job["block"]
+    for _, call, optimizer, end in ways.values():
+        session.align()
+        for _ in range(job["warmup"]):
+            step(call, optimizer)
+        end()
+    for _ in range(job["iterations"]):
+        for name, (_, call, optimizer, end) in ways.items():
+            session.align()
+            cpu = time.process_time()
+            begins = [step(call, optimizer) for _ in range(job["block"])]
+            blocks[name].append((begins[-1] - begins[1]) / (job["block"] - 2))
+            end()
+            cpu_s[name] += (time.process_time() - cpu) / job["block"]
+    wrong = sum(int((p != -rate * steps).sum()) for model, *_ in ways.values() for p in model.parameters())
+
+    def seconds(size):
+        return bounds.limit_seconds("allreduce", size, session.node_of, context["goodput"], context["servers_goodput"])
+
+    # Either the computation bounds a step, with the last gradient's way to the first layer, or the link, which is free
+    # from the last layer's forward to its gradient.
+    computing = forward_s * layers + backward_s * layers + seconds(layer_bytes)
+    limit = max(computing, seconds(job["bytes"]) + backward_s + forward_s)
+    everyones = session._everyones((blocks, wrong, cpu_s))
+    result = {"bytes": job["bytes"], "limit_seconds": limit, "communication_seconds": seconds(job["bytes"])}
+    result |= {"forward_seconds": forward_s * layers, "backward_seconds": backward_s * layers, "backends": {}}
+    result["wrong"] = sum(ranks[1] for ranks in everyones)
+    for name in ways:
+        figures = bench.summarise([ranks[0][name] for ranks in everyones])
+        figures["cpu_seconds"] = sum(ranks[2][name] for ranks in everyones) / job["iterations"]
+        figures["of_limit"] = limit / figures["seconds"]
+        if name != ours:
+            pair = [[ranks[0][which] for ranks in everyones] for which in (ours, name)]
+            figures["ours_is_faster_by"] = bench.paired_ratio(*pair, 1)
+        result["backends"][name] = figures
+    return result
+
+
 def train(session, job, context):
     """Steps of DistributedDataParallel that compute: a perceptron, its backward beside the communication on the cores
     that there are; for each backend in turn."""
@@ -213,9 +317,8 @@ def main() -> None:
     session = bench.Session(context["backends"], context["timeout"])
     for job in context["jobs"]:
         before = bench.load_of_machine()
-        result = {"collective": collective, "loaded": loaded, "ddp": ddp, "train": train}[job["do"]](
-            session, job, context
-        )
+        jobs = (collective, loaded, ddp, cross_barrier, train)
+        result = {function.__name__: function for function in jobs}[job["do"]](session, job, context)
         result |= {"name": job["name"], "load_before": before, "load_after": bench.load_of_machine()}
         if session.rank == 0:
             print(MARK + json.dumps(result), flush=True)

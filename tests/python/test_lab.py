@@ -95,6 +95,18 @@ def test_the_table_has_a_line_for_each_row():
     assert len({line.count("|") for line in text.splitlines()}) == 1
 
 
+def test_cross_barrier_is_compared_with_both_kinds_of_ddp():
+    (row,) = lab.chosen("n4-cross-barrier")
+    assert row.job["block"] > 2 and row.job["warmup"] > 4  # CrossBarrier measures four steps
+    result = result_of()
+    result["backends"]["hybridps DDP"] = {"seconds": 0.48, "ours_is_faster_by": 1.2}
+    figures = lab.figures_of(result)
+    assert (figures["ddp_ratio"], figures["ratio"]) == (1.2, 1.25)
+    assert [bar.is_met(figures) for bar in row.bars] == [True, True, True]
+    text = lab.table([(row, result | {"figures": figures, "doubts": []})])
+    assert "own DDP 480 ms, 1.20x" in text and "ok ≥ 1.15x own DDP" in text
+
+
 def test_hosts_reach_each_other_and_count_bytes(namespaces):
     network = hosts.Hosts(["a", "b", "c"], dict.fromkeys("abc", 100))
     try:

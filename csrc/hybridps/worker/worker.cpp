@@ -493,7 +493,9 @@ std::uint64_t Worker::bytes_awaited() const noexcept {
   for (const OperationRun* run : tracked_) {
     if (++looked > kLookedAt) break;
     if (run->operation.kind == schedule::Kind::kPointToPoint) return 0;
-    if (!run->spans.empty()) bytes += run->pending * run->spans.front()->plan().chunk_bytes;
+    if (run->spans.empty()) continue;
+    const std::uint32_t chunk_bytes = run->spans.front()->plan().chunk_bytes;
+    bytes += run->pending * (run->codec == nullptr ? chunk_bytes : run->codec->bytes_max(chunk_bytes));
   }
   return bytes;
 }

@@ -18,6 +18,7 @@
 #include "hybridps/core/once_fn.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
+#include "hybridps/engine/summary.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/transport/transport.h"
 #include "hybridps/worker/operation.h"
@@ -76,6 +77,8 @@ class Group : core::Pinned {
   virtual std::uint64_t sequence_completed() const noexcept = 0;
   /// Group ranks by node, as in the roster; empty while it is not valid.
   virtual std::vector<int> node_of() const = 0;
+  /// What the roster comes to; no nodes while it is not valid.
+  virtual GroupSummary summary() const = 0;
 };
 
 }  // namespace hybridps::engine

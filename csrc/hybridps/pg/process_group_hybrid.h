@@ -21,6 +21,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -29,6 +30,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
+#include "hybridps/bootstrap/key_value.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/engine/group.h"
 #include "hybridps/pg/lanes.h"
@@ -42,11 +44,18 @@ namespace hybridps::pg {
 
 inline constexpr char kBackendName[] = "hybridps";
 
+/// For a member whose start has failed, whatever failed: the others of its group raise `why`, with who it is, instead
+/// of waiting for it. `incarnation` as they count it. Takes 0.3 s on rank 0, which may be the host of the Store: others
+/// must have read it before the process ends. Not with the interpreter's lock.
+void tell_of_failed_start(bootstrap::KeyValueStore& store, const std::string& group_name,
+                          const std::string& incarnation, int rank, int size, std::string_view why);
+
 class ProcessGroupHybrid final : public c10d::Backend {
  public:
   struct Options final : c10d::Backend::Options {
     explicit Options(std::chrono::milliseconds timeout_of_operations = kBackendDefaultTimeout)
         : c10d::Backend::Options(kBackendName, timeout_of_operations) {}
+    bool dedicated_servers = true;  // whether the group may use those of HYBRIDPS_SERVERS; group rank 0's counts
 #if HYBRIDPS_TORCH_AT_LEAST(14)
     c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
 #endif
@@ -63,6 +72,8 @@ class ProcessGroupHybrid final : public c10d::Backend {
   void wait_ready();
   /// Group ranks by node; empty until all members have come.
   std::vector<int> node_of() const;
+  /// What the roster comes to; no nodes until all members have come.
+  engine::GroupSummary summary() const;
 
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
@@ -209,6 +220,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
 
   const c10::intrusive_ptr<Options> options_;
   const std::shared_ptr<WorkContext> context_;
+  core::TimePoint opened_at_{};  // for the log
   std::shared_ptr<Membership> membership_;
   std::atomic<std::int64_t> timeout_ms_;
   std::atomic<bool> aborted_{false};

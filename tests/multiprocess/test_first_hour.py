@@ -316,6 +316,29 @@ def test_loopback_by_a_setting_is_refused_on_all_ranks(two_hosts):
         assert code != 0 and "its control uses lo: HYBRIDPS_INTERFACE" in err, err
 
 
+def test_the_recipe_of_the_readme_works(two_hosts, tmp_path):
+    """As it is printed, on machines whose own names are loopback at home."""
+    network = two_hosts()
+    readme = Path(__file__).resolve().parents[2] / "README.md"
+    lines = re.findall(r"^(box[ab])\$ HYBRIDPS_LOG_LEVEL=info torchrun (.*) train\.py$", readme.read_text(), re.M)
+    assert [name for name, _ in lines] == ["boxa", "boxb"]
+    script = tmp_path / "train.py"
+    script.write_text(RANK)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HYBRIDPS_")}
+    environment |= {"HYBRIDPS_LOG_LEVEL": "info", "OMP_NUM_THREADS": "1"}
+    processes = []
+    for name, arguments in lines:
+        command = [sys.executable, "-m", "torch.distributed.run", *arguments.split(), str(script)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        processes.append(network.popen(name, command, env=environment, **pipes))
+    said = [process.communicate(timeout=120 * harness.TIME_SCALE)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert said[0].count('"sum": 4.0') == said[1].count('"sum": 4.0') == 2, said
+    info = INFO.findall("".join(said))
+    assert len(info) == 1 and "4 ranks on 2 nodes: boxa [0, 1], boxb [2, 3]" in info[0], said
+    assert "data by TCP through net0 (10.77.0.0/24)" in info[0], info
+
+
 def test_doctor_sees_a_master_that_is_loopback(two_hosts):
     network = two_hosts(nics=2)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HYBRIDPS_")}

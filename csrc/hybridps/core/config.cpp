@@ -55,9 +55,12 @@ const auto& settings() {
       Setting{"TOKEN", Kind::kSecret, &Config::token, "", 0, 0,
               "Secret that a job and its dedicated servers share; visible to whoever may see the environment."},
       Setting{"TOKEN_FILE", Kind::kText, &Config::token_file, "", 0, 0,
-              "File whose first line is the token, readable by its owner alone; HYBRIDPS_TOKEN wins."},
+              "File whose first line is the token, readable by its owner alone, ~/ for the home folder; HYBRIDPS_TOKEN "
+              "wins."},
       Setting{"INTERFACE", Kind::kText, &Config::interface, "", 0, 0,
-              "Network interface for control traffic. Unset: the one that routes to MASTER_ADDR."},
+              "Network interface for control traffic. Unset: the one that routes to MASTER_ADDR, or where that is a "
+              "name of "
+              "this machine for loopback (127.0.1.1), that of the default route, else the only one."},
       Setting{"DATA_INTERFACES", Kind::kText, &Config::data_interfaces, "", 0, 0,
               "Network interfaces or RDMA ports (mlx5_0:1) for data, separated by commas; of several each local rank "
               "takes the nearest. Unset: see HYBRIDPS_DATA_TRANSPORT."},
@@ -119,9 +122,11 @@ const auto& settings() {
       Setting{"SPIN_MICROSECONDS", Kind::kCountOrAuto, &Config::spin_microseconds, "microseconds", 0, 1e6,
               "How long a progress thread polls before it sleeps; auto: by the number of free cores."},
       Setting{"LOG_LEVEL", Kind::kLevel, &Config::log_level, "", 0, 0,
-              "error, warn, info or debug; lines go to stderr."},
+              "error, warn, info or debug; lines go to stderr. info: rank 0 says what the job is doing; debug: each "
+              "rank how "
+              "long its start took."},
       Setting{"STATS_FILE", Kind::kText, &Config::stats_file, "", 0, 0,
-              "File for this process's counters, written at shutdown; %p becomes the process id."},
+              "File for this process's counters, written at shutdown; %p becomes the process id, ~/ the home folder."},
       Setting{"AS", Kind::kText, &Config::as, "", 0, 0,
               "Backends whose place hybridps takes, separated by commas: a program that asks torch for one of these "
               "names gets hybridps. Read at import torch; `hybridps run --as` sets it."},

@@ -257,6 +257,35 @@ def test_ucx_is_loaded_once_without_taking_signal_handlers():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    "environment, events",
+    [
+        ({}, "n"),
+        ({"UCX_TLS": "rc"}, None),
+        ({"HYBRIDPS_GPUDIRECT": "1"}, None),
+        ({"HYBRIDPS_GPUDIRECT": "0"}, "n"),
+        ({"UCX_MEM_EVENTS": "y"}, "y"),
+    ],
+)
+def test_over_tcp_ucx_does_not_patch_the_c_library(environment, events):
+    # It takes 0.4 s, each start of each rank.
+    done = python(
+        "import os\n"
+        "from hybridps import _load\n"
+        "_load.rdma_is_wanted = lambda *_: False\n"
+        "_load.load_ucx(_load.build_info())\n"
+        "print(os.environ.get('UCX_MEM_EVENTS'))",
+        **environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{events}\n"
+
+
+def test_with_rdma_ucx_sees_memory_events(monkeypatch):
+    monkeypatch.setattr(_load, "rdma_is_wanted", lambda *_: True)
+    assert _load.needs_memory_events()
+
+
 def test_a_users_ucx_setting_wins():
     done = python(
         "import os\n"

@@ -173,7 +173,7 @@ def _unknown_backend(names: list[str]) -> str:
             pass
         if name.upper() not in Backend._plugins:
             known = sorted(
-                {*Backend.backend_list, *(key.lower() for key in Backend._plugins)} - {"hybridps", "undefined"}
+                {*Backend.backend_list, *(key.lower() for key in Backend._plugins)} - {"fake", "hybridps", "undefined"}
             )
             return f"--as {name}: torch knows no backend of that name; there are {', '.join(known)}"
     return ""

@@ -106,6 +106,7 @@ ControlChoice choose_control(const ControlNetwork& network) {
   // Who writes these means this machine and no other.
   for (const char* here : {"localhost", "127.0.0.1", "::1"})
     if (local_master && network.master == here) return {network.to_master, master};
+  if (local_master && network.one_machine) return {network.to_master, "all ranks are on this machine"};
   const std::string since = local_master             ? master + " resolves to " + network.master_address
                             : network.master.empty() ? std::string("MASTER_ADDR is not set")
                                                      : master + " has no address, or no route to it";
@@ -128,6 +129,8 @@ ControlNetwork control_network(const core::Config& config, const std::string& hi
   network.named = config.interface;
   network.hint = hint;
   network.master = text_of("MASTER_ADDR", "");
+  const std::string world = text_of("WORLD_SIZE", "");
+  network.one_machine = !world.empty() && world == text_of("LOCAL_WORLD_SIZE", "");
   if (!network.named.empty() || !hint.empty()) return network;
   if (!network.master.empty()) network.to_master = interface_to(network.master, &network.master_address);
   network.to_default = interface_to("192.0.2.1");  // TEST-NET: any address off this network
@@ -309,7 +312,7 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config, const std
     std::string ports;
     for (const transport::RdmaPort& port : network.ports)
       if (("," + chosen.data() + ",").find("," + port.name + ",") != std::string::npos) ports += " " + port.describe();
-    core::log_debug("data over RDMA:", ports, ", ", network.ucx);
+    core::log_info("data over RDMA:", ports, ", ", network.ucx);
   }
   return chosen;
 }

@@ -51,6 +51,7 @@ struct ControlNetwork {
   std::string master_address;  // the first address that its name has here; empty: none
   std::string to_master;       // the interface that routes there; empty: none
   std::string to_default;      // the interface of the default route; empty: none
+  bool one_machine = false;    // the launcher says that all ranks are here (WORLD_SIZE, LOCAL_WORLD_SIZE)
   std::vector<std::string> loopbacks{"lo"};
   std::vector<std::string>
       others;  // the interfaces that are up and have an address that is of use elsewhere, no loopback
@@ -61,7 +62,8 @@ struct ControlChoice {
 };
 /// The named one, else the hint, else the one that routes to MASTER_ADDR. Where MASTER_ADDR is a name that stands for
 /// this machine itself (Debian's /etc/hosts: "127.0.1.1 boxa") that is the loopback interface, which nobody else can
-/// reach: then, as without MASTER_ADDR, the one of the default route, else the only one that there is, else loopback.
+/// reach: unless all ranks are here it is then, as without MASTER_ADDR, the one of the default route, else the only
+/// one that there is, else loopback.
 ControlChoice choose_control(const ControlNetwork& network);
 
 /// What data can use.

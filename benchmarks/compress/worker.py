@@ -17,6 +17,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("hybridps")
+    import hybridps
     from hybridps import _C
 
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -24,7 +25,7 @@ def main() -> None:
     groups = {"fp32": None}
     for codec in job["codecs"]:
         spec = codec + ("," if ":" in codec else ":") + "when=always"
-        options = _C.ProcessGroupHybrid.Options(compress=spec)
+        options = hybridps.Options(compress=spec)
         groups[codec] = dist.new_group(everyone, pg_options=options)
     if job["gloo"]:
         groups["gloo"] = dist.new_group(everyone, backend="gloo")

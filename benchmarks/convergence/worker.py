@@ -127,6 +127,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("hybridps")
+    import hybridps
     from hybridps import _C
 
     rank = dist.get_rank()
@@ -136,7 +137,7 @@ def main() -> None:
             continue
         for codec in job["codecs"]:
             for seed in range(job["seeds"]):
-                group = dist.new_group(pg_options=_C.ProcessGroupHybrid.Options(compress=codec))
+                group = dist.new_group(pg_options=hybridps.Options(compress=codec))
                 before = _C.stats()
                 found = train(task, group, seed, rank)
                 grown = {key: _C.stats()[key] - before[key] for key in ("compress_bytes", "compress_wire_bytes")}

@@ -1,12 +1,28 @@
-"""hybridps: a PyTorch process-group backend. Scripts need no import: `init_process_group("hybridps")` finds it.
+"""hybridps: a PyTorch process-group backend. Training needs no import: `init_process_group("hybridps")` finds it.
 
-The names below are for those who come from BytePS or Horovod (docs/from-byteps.md), and for a training loop whose next
-forward does not wait for all gradients (docs/overlap.md). They are loaded when they are first used.
+What is here is for looking at it and for choosing what a single group does:
+
+    import hybridps
+    dist.init_process_group("hybridps", pg_options=hybridps.Options(dedicated_servers=False))
+    print(hybridps.topology().text)     # 4 ranks on 2 nodes: boxa [0, 1], boxb [2, 3] ...
+    before = hybridps.stats()["net_tx_payload_bytes"]
+
+For those who come from BytePS or Horovod there are their calls (docs/from-byteps.md), and for a training loop whose next
+forward does not wait for all gradients `CrossBarrier` (docs/overlap.md).
+
+Settings of a process are environment variables: the command `hybridps env` prints them. Importing this module loads
+neither torch nor the extension; the first use of a name below does, and raises ImportError where that cannot be.
 """
 
-TYPE_CHECKING = False  # as typing has it, without the import
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from hybridps._agreement import RanksDisagree
+    from hybridps._C import ProcessGroupHybrid
     from hybridps.cross_barrier import CrossBarrier
     from hybridps.direct import (
         Compression,
@@ -29,7 +45,10 @@ if TYPE_CHECKING:
         synchronize,
     )
 
-__all__ = [
+    Options = ProcessGroupHybrid.Options
+    __version__: str
+
+_DIRECT = [
     "Compression",
     "CrossBarrier",
     "DistributedOptimizer",
@@ -51,20 +70,121 @@ __all__ = [
     "size",
     "synchronize",
 ]
+__all__ = ["Node", "Options", "ProcessGroupHybrid", "Topology", "__version__", "stats", "topology", *_DIRECT]
 
 
-def __getattr__(name: str):
-    from importlib import import_module
+class Node(NamedTuple):
+    """Ranks that share memory, and what connects them to others."""
 
-    if name in __all__:
+    host: str
+    """Host name of its first rank."""
+    ranks: list[int]
+    """Group ranks, ascending."""
+    share: float
+    """The part of each tensor that they sum for the group, when the group was made: 0 to 1, with the servers' 1 in all.
+    It may change while the job runs, where networks turn out to be unequal."""
+    data: str
+    """Network interfaces of data of its first rank, with what is known: "eth0 (10.0.0.0/24, 25 Gbit/s)"."""
+    control: str
+    """The same of its control messages."""
+
+
+class Topology(NamedTuple):
+    """Who is in a group and how they are connected."""
+
+    text: str
+    """All of it in one line, as rank 0 logs it at the level info."""
+    nodes: list[Node]
+    """In the order of their first ranks."""
+    transport: str
+    """What carries data between nodes: "TCP", "RDMA" or "TCP through UCX"."""
+    servers: list[str]
+    """Hosts of the dedicated servers that are used, one for each of their engines."""
+    servers_share: float
+    """The part of each tensor that the dedicated servers sum."""
+    servers_why: str
+    """Why none is used, as far as this rank knows: HYBRIDPS_SERVERS is read by rank 0. Empty where one is."""
+
+
+def topology(group: ProcessGroup | None = None) -> Topology:
+    """What a group looks like; None: the world. Waits until all members have come.
+
+    Any thread; local otherwise. Raises ValueError where the group has no hybridps backend for CPU tensors, and what
+    `init_process_group` raises where a member does not come.
+    """
+    backend = _backend_of(group)
+    backend.wait_ready()
+    found = backend.summary()
+    found["nodes"] = [Node(**node) for node in found["nodes"]]
+    return Topology(**found)
+
+
+def stats() -> dict[str, int | str]:
+    """Counters of this process since its first group, over all its groups; empty where it has none.
+
+    net_tx_payload_bytes, net_rx_payload_bytes  between nodes, exact
+    net_tx_header_bytes, net_rx_header_bytes    headers of these, and control messages
+    net_tx_device_bytes                         of those sent, bytes that UCX took from a GPU's memory
+    shm_tx_payload_bytes, shm_rx_payload_bytes  through shared memory
+    operations, groups, endpoints               completed; open; connections and peers in shared memory
+    pinned_bytes                                host memory that is pinned for CUDA tensors
+    compress_*                                  what codecs did: operations, bytes before and after, nanoseconds, blocks not finite
+    job                                         the world in one line (topology().text); missing while it has none
+
+    Any thread. Asks the engine's thread, which answers at once, or after 1 s is not waited for.
+    """
+    import torch.distributed as dist
+
+    from hybridps._load import load_extension
+
+    counters: dict[str, int | str] = dict(load_extension().stats())
+    if counters and dist.is_initialized():
+        try:
+            counters["job"] = _backend_of(None).summary()["text"]
+        except ValueError:  # the world is another backend's
+            pass
+    return counters
+
+
+def _backend_of(group: ProcessGroup | None) -> ProcessGroupHybrid:
+    import torch
+    import torch.distributed as dist
+
+    from hybridps._load import load_extension
+
+    kind = load_extension().ProcessGroupHybrid
+    if group is None:
+        if not dist.is_initialized():
+            raise ValueError("hybridps: there is no process group: call init_process_group first")
+        group = dist.group.WORLD
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except (AttributeError, RuntimeError) as error:
+        raise ValueError(f"hybridps: not a process group with a backend for CPU tensors: {group!r}") from error
+    if not isinstance(backend, kind):
+        backend = getattr(backend, "wrapped_pg", backend)  # under TORCH_DISTRIBUTED_DEBUG=DETAIL
+    if not isinstance(backend, kind):
+        raise ValueError(f"hybridps: the group's backend is {backend.name()}, not hybridps")
+    return backend
+
+
+def __getattr__(name: str) -> object:
+    if name in _DIRECT:
+        from importlib import import_module
+
         place = {"CrossBarrier": "cross_barrier", "RanksDisagree": "_agreement"}.get(name, "direct")
         return getattr(import_module(f"hybridps.{place}"), name)
     if name == "__version__":
         from importlib.metadata import version
 
         return version("hybridps")
+    if name in ("Options", "ProcessGroupHybrid"):
+        from hybridps._load import load_extension
+
+        kind = load_extension().ProcessGroupHybrid
+        return kind.Options if name == "Options" else kind
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*globals(), *__all__})

@@ -21,6 +21,8 @@ _UCX_ENVIRONMENT = {
     "UCX_LOG_LEVEL": "fatal",
 }
 
+_MEMORY_EVENTS = "UCX_MEM_EVENTS"
+
 _lock = threading.Lock()
 _extension = None
 
@@ -139,6 +141,17 @@ def ucx_for_rdma(needed: tuple[int, ...]) -> str:
     return ""
 
 
+def needs_memory_events() -> bool:
+    """Whether UCX has to see each mmap and munmap of this process, for its caches of memory that RDMA or a GPU knows.
+
+    To see them it patches the C library while it is being loaded, which takes UCX 1.22 0.4 s: nine tenths of the start
+    of a rank over TCP, where none of it is needed.
+    """
+    own = [f"{prefix}{name}" for prefix in ("UCX_", "HYBRIDPS_UCX_") for name in ("TLS", "NET_DEVICES")]
+    gpu = os.environ.get("HYBRIDPS_GPUDIRECT", "").strip().lower() not in ("", "0", "off", "false", "no")
+    return gpu or any(os.environ.get(name) for name in own) or rdma_is_wanted()
+
+
 def load_ucx(info) -> str:
     """Make one libucp.so.0 available to the extension and return its path.
 
@@ -152,6 +165,9 @@ def load_ucx(info) -> str:
     needed = tuple(int(part) for part in info.UCX_VERSION.split(".")[:2])
     already = mapped_ucx()
     if not already:
+        given = os.environ.get(_MEMORY_EVENTS)
+        if given is None and not needs_memory_events():
+            os.environ[_MEMORY_EVENTS] = "n"
         wish = os.environ.get("RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY", "false").lower()
         wheel_first = not info.UCX_ORIGIN.startswith(("path", "system")) and wish in ("false", "0", "")
         rdma = ucx_for_rdma(needed) if wheel_first else ""
@@ -163,6 +179,8 @@ def load_ucx(info) -> str:
             loaded = _from_wheel() or _from_system()
         else:
             loaded = _from_system() or _from_wheel()
+        if given is None:  # read by now, and a child of this process may need them
+            os.environ.pop(_MEMORY_EVENTS, None)
         if not loaded:
             raise ImportError(
                 f"UCX was not found: hybridps needs {_UCX_SONAME} {info.UCX_VERSION} or newer; "

@@ -8,7 +8,14 @@ def _create(dist_backend_opts, pg_options):
     called_at = time.monotonic()  # the timeout counts from here: loading UCX takes about half a second
     from hybridps._load import load_extension
 
-    return load_extension().create_backend(dist_backend_opts, pg_options, called_at)
+    try:
+        extension = load_extension()
+    except Exception as error:
+        from hybridps._announce import tell_of_failed_start
+
+        tell_of_failed_start(dist_backend_opts, str(error))
+        raise
+    return extension.create_backend(dist_backend_opts, pg_options, called_at)
 
 
 def _has_driver() -> bool:

@@ -25,7 +25,8 @@ def environment() -> dict[str, str]:
     path = _load.load_ucx(_load.build_info())  # also sets UCX's defaults in os.environ
     folder = os.path.dirname(path)
     before = os.environ.get("LD_LIBRARY_PATH")
-    return {**os.environ, "LD_LIBRARY_PATH": folder + (os.pathsep + before if before else "")}
+    events = {} if _load.needs_memory_events() else {"UCX_MEM_EVENTS": "n"}
+    return {**events, **os.environ, "LD_LIBRARY_PATH": folder + (os.pathsep + before if before else "")}
 
 
 def main(arguments: list[str] | None = None) -> int:

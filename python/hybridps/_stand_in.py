@@ -45,8 +45,13 @@ def _creator(name: str, own, leave_side_groups: bool):
         global _told
         if leave_side_groups and _named_by_the_caller():
             return own.creator_fn(dist_backend_opts, pg_options)
+        from torch._C._distributed_c10d import Backend
+
         from hybridps._register import _create
 
+        # The program's are for the backend that it asked for; what they say of timeouts the call says, too.
+        if isinstance(pg_options, Backend.Options) and not type(pg_options).__module__.startswith("hybridps"):
+            pg_options = None
         if not _told:
             _told = True
             if dist_backend_opts.group_rank == 0 and os.environ.get("HYBRIDPS_LOG_LEVEL", "").lower() != "error":

@@ -14,6 +14,7 @@ limit   the least time that the cards allow (hybridps.bounds), from --nic-gbps; 
         allows, from rates of copying and adding measured beside each row (in --json); %limit is limit / time
 sent    bytes that the busiest node sent to others per operation, by the backend's own count, and in % of the plan
 nic     the same by the interface's count (--interface), which holds headers and acknowledgements
+faster  how many times faster the backend under test is than that of the line (--against)
 
 --in-flight 5K,20K,100K: instead, so many operations of the first size are issued at once, then waited for (-n runs, 3 unless
 given); what one of them takes, "one (us)", should not rise with their number. --groups: taken in turn from so many groups;
@@ -141,6 +142,10 @@ def paired_ratio(ours: list[list[float]], peers: list[list[float]], block: int) 
     for begin in range(0, len(mine), block):
         ratios.append(statistics.median(theirs[begin : begin + block]) / statistics.median(mine[begin : begin + block]))
     return statistics.median(ratios)
+
+
+class Complaint(RuntimeError):
+    """What a measurement cannot be done with, for the user to read."""
 
 
 class Case:
@@ -274,7 +279,7 @@ class Session:
         self.device = device
         if device == "cuda":
             if not torch.cuda.is_available():
-                raise RuntimeError("there is no GPU for the tensors: torch.cuda.is_available() is false")
+                raise Complaint(NO_GPU)
             index = min(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count() - 1)
             torch.cuda.set_device(index)
             self.device = f"cuda:{index}"
@@ -463,54 +468,109 @@ def add_limits(row: dict, node_of: list[int], rates: list[float] | None, servers
                 figures[what + "_to_plan"] = max(factors, key=lambda factor: abs(math.log(max(factor, 1e-9))))
 
 
-COLUMNS = "{:>12} {:>12} {:>9} {:>5} {:>9} {:>10} {:>8} {:>8} {:>7} {:>10} {:>10} {:>7} {:>12} {:>6} {:>12} {:>6} {:>7}"
+# What a table can show: key, two lines of heading, width.
+COLUMNS = (
+    ("size", "size", "(B)", 11),
+    ("backend", "backend", "", 9),
+    ("time", "time", "(us)", 10),
+    ("p99", "p99", "(us)", 10),
+    ("algbw", "algbw", "(GB/s)", 8),
+    ("busbw", "busbw", "(GB/s)", 8),
+    ("wrong", "#wrong", "", 7),
+    ("limit", "limit", "(us)", 10),
+    ("of_limit", "%limit", "", 7),
+    ("sent", "sent", "(B)", 11),
+    ("sent_plan", "%plan", "", 7),
+    ("nic", "nic", "(B)", 11),
+    ("nic_plan", "%plan", "", 7),
+    ("ratio", "faster", "(x)", 7),
+)
+ALWAYS = ("size", "time", "p99", "algbw", "busbw")
 
 
-def heading() -> str:
-    first = "size count type redop backend time algbw busbw #wrong p99 limit %limit sent %plan nic %plan ratio".split()
-    second = [
-        "(B)",
-        "(elements)",
-        "",
-        "",
-        "",
-        "(us)",
-        "(GB/s)",
-        "(GB/s)",
-        "",
-        "(us)",
-        "(us)",
-        "",
-        "(B)",
-        "",
-        "(B)",
-        "",
-        "",
-    ]
-    return "\n".join("#" + COLUMNS.format(*line)[1:] for line in (first, second))
+def columns_for(
+    backends: list[str], *, check: bool = True, limits: bool = False, nodes: int = 1, interface: bool = False
+) -> list[str]:
+    """The columns that can have something in them."""
+    shown = {*ALWAYS}
+    shown |= {"backend", "ratio"} if len(backends) > 1 else set()
+    shown |= {"wrong"} if check else set()
+    shown |= {"limit", "of_limit"} if limits else set()
+    shown |= {"sent", "sent_plan"} if nodes > 1 and "hybridps" in backends else set()
+    shown |= {"nic", "nic_plan"} if interface else set()
+    return [key for key, *_ in COLUMNS if key in shown]
 
 
-def lines_of(row: dict) -> list[str]:
+def _line(columns: list[str], cells: dict[str, str]) -> str:
+    return " ".join(f"{cells[key]:>{width}}" for key, _, _, width in COLUMNS if key in columns)
+
+
+def heading(columns: list[str]) -> str:
+    lines = [_line(columns, {key: texts[line] for key, *texts, _ in COLUMNS}) for line in (0, 1)]
+    return "\n".join("#" + line[1:] for line in lines)
+
+
+def lines_of(row: dict, columns: list[str]) -> list[str]:
     lines = []
     ours = next(iter(row["backends"]))
     for name, figures in row["backends"].items():
-        limit, percent = "-", "-"
+        cells = {
+            "size": str(row["bytes"]),
+            "backend": name,
+            "time": f"{figures['seconds'] * 1e6:.1f}",
+            "p99": f"{figures['p99_seconds'] * 1e6:.1f}",
+            "algbw": f"{figures['algbw'] / 1e9:.3f}",
+            "busbw": f"{figures['busbw'] / 1e9:.3f}",
+            "wrong": "-" if figures["wrong"] is None else str(figures["wrong"]),
+            "limit": "-",
+            "of_limit": "-",
+            # How many times faster the backend under test is than this one.
+            "ratio": "" if name == ours else f"{figures['ours_is_faster_by']:.2f}",
+        }
         if row.get("limit_seconds"):
-            limit, percent = f"{row['limit_seconds'] * 1e6:.0f}", f"{figures['of_limit']:.1%}"
-        cells = [row["bytes"], row["count"], row["dtype"], row["reduction"] or "-", name]
-        cells += [f"{figures['seconds'] * 1e6:.1f}", f"{figures['algbw'] / 1e9:.3f}", f"{figures['busbw'] / 1e9:.3f}"]
-        cells += ["-" if figures["wrong"] is None else figures["wrong"], f"{figures['p99_seconds'] * 1e6:.1f}"]
-        cells += [limit, percent]
-        for what in ("payload", "interface"):
-            if what in figures:
-                cells.append(f"{max(sent for sent, _ in figures[what]):.0f}")
-                factor = figures.get(what + "_to_plan")
-                cells.append(f"{factor:.1%}" if factor else "-")
-            else:
-                cells += ["-", "-"]
-        # How many times faster the backend under test is than this one.
-        cells.append("1" if name == ours else f"{figures['ours_is_faster_by']:.2f}")
-        lines.append(COLUMNS.format(*cells))
+            above = "!" if figures["of_limit"] > ABOVE_LIMIT else ""
+            cells["limit"] = f"{row['limit_seconds'] * 1e6:.0f}"
+            cells["of_limit"] = f"{figures['of_limit']:.0%}{above}"
+        for what, key in (("payload", "sent"), ("interface", "nic")):
+            factor = figures.get(what + "_to_plan")
+            cells[key] = f"{max(sent for sent, _ in figures[what]):.0f}" if what in figures else "-"
+            cells[key + "_plan"] = f"{factor:.1%}" if factor else "-"
+        lines.append(_line(columns, cells))
+    return lines
+
+
+ABOVE_LIMIT = 1.05  # what is measured and the limit's rates are some percent off, each
+
+
+def summary_of(result: dict) -> list[str]:
+    """What a reader wants to know of the tables above: for each collective the smallest and the largest size."""
+    lines = []
+    above = False
+    for collective in dict.fromkeys(row["collective"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["collective"] == collective]
+        for row in [rows[0]] if len(rows) == 1 else [rows[0], rows[-1]]:
+            ours, *others = row["backends"]
+            figures = row["backends"][ours]
+            text = f"# {collective}" + (f" of {size_text(row['bytes'])}" if row["bytes"] else "")
+            text += f": {ours} {figures['seconds'] * 1e6:.0f} us"
+            if row["bytes"] > SMALL_BYTES:
+                text += f", {figures['busbw'] / 1e9:.2f} GB/s"
+            if row.get("limit_seconds"):
+                text += f", {figures['of_limit']:.0%} of the limit"
+            for other in others:
+                faster = row["backends"][other]["ours_is_faster_by"]
+                text += f", {faster:.2f} times {other}'s speed"
+            lines.append(text)
+        above = above or any(
+            figures.get("of_limit", 0) > ABOVE_LIMIT for row in rows for figures in row["backends"].values()
+        )
+    if above:
+        cause = (
+            "the network carries more than --nic-gbps says, or data did not go through it (nodes over loopback)"
+            if result["goodput"]
+            else "memory was faster in the operation than in the copies that were measured (caches)"
+        )
+        lines.append(f"# !: faster than the limit, which is then none: {cause}")
     return lines
 
 
@@ -599,6 +659,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timeout", type=float, default=120, metavar="SECONDS", help="of one operation (default %(default)s)")
 
 
+NO_GPU = (
+    "--device cuda: torch finds no GPU here (torch.cuda.is_available() is false); leave it out, or see `nvidia-smi`"
+)
+
+
+def _complaint_of_torch(arguments) -> str:
+    """What this machine's torch lacks for it."""
+    import torch
+    import torch.distributed as dist
+
+    for name in dict.fromkeys([arguments.backend, *filter(None, arguments.against.split(","))]):
+        if not dist.is_backend_available(name):
+            known = sorted({*dist.Backend.backend_list, "hybridps"} - {"undefined", "fake"})
+            there = ", ".join(name for name in known if dist.is_backend_available(name))
+            return f"torch knows no backend {name!r} here; there are {there}"
+    return NO_GPU if arguments.device == "cuda" and not torch.cuda.is_available() else ""
+
+
 def _complaint(arguments) -> str:
     """What is wrong with the arguments, before anything is started."""
     unknown = [name for name in arguments.collective if name not in (*bounds.COLLECTIVES, "all")]
@@ -646,6 +724,13 @@ def measure_all(arguments) -> int:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         init = {"init_method": f"file://{arguments.store}", "rank": rank, "world_size": world}
     session = Session(names, arguments.timeout, arguments.device, **init)
+    try:
+        return _measure_all(session, arguments, names)
+    finally:
+        session.close()
+
+
+def _measure_all(session, arguments, names: list[str]) -> int:
     quiet = session.rank != 0
     rates, servers = None, []
     if arguments.nic_gbps:
@@ -653,8 +738,11 @@ def measure_all(arguments) -> int:
         if not arguments.mtu and arguments.interface:
             with open(f"/sys/class/net/{arguments.interface.split(',')[0]}/mtu") as file:
                 mtu = int(file.read())
-        nodes = session.node_count
-        rates = [bounds.goodput(rate, mtu) for rate in per_node(arguments.nic_gbps, nodes, "--nic-gbps")]
+        try:
+            of_nodes = per_node(arguments.nic_gbps, session.node_count, "--nic-gbps")
+        except ValueError as error:
+            raise Complaint(str(error)) from None
+        rates = [bounds.goodput(rate, mtu) for rate in of_nodes]
         servers = [bounds.goodput(float(rate), mtu) for rate in filter(None, arguments.servers_gbps.split(","))]
     title = f"{session.world} ranks on {session.node_count} nodes"
     if rates:
@@ -683,8 +771,18 @@ def measure_all(arguments) -> int:
         asked = []
     for collective in bounds.COLLECTIVES if "all" in asked else asked:
         sizes = sizes_between(arguments.minbytes, arguments.maxbytes, arguments.stepfactor, arguments.stepbytes)
+        columns = columns_for(
+            names,
+            check=bool(arguments.check),
+            limits=collective != "barrier"
+            and (rates is not None or (session.node_count == 1 and arguments.device == "cpu")),
+            nodes=session.node_count,
+            interface=bool(arguments.interface),
+        )
         if not quiet:
-            print(f"# {collective}\n{heading()}", flush=True)
+            kind = f", {arguments.datatype}" if collective != "barrier" else ""
+            kind += f", {arguments.op}" if collective in REDUCING else ""
+            print(f"# {collective}{kind}\n{heading(columns)}", flush=True)
         for size in [0] if collective == "barrier" else sizes:
             row = session.measure(
                 collective,
@@ -701,10 +799,11 @@ def measure_all(arguments) -> int:
             result["rows"].append(row)
             wrong += sum(figures["wrong"] or 0 for figures in row["backends"].values())
             if not quiet:
-                print("\n".join(lines_of(row)), flush=True)
+                print("\n".join(lines_of(row, columns)), flush=True)
     result["load_after"] = load_of_machine()
-    session.close()
     if not quiet:
+        if not arguments.in_flight:
+            print("\n".join(summary_of(result)))
         print(f"# wrong elements: {wrong}")
         if arguments.json:
             with open(arguments.json, "w") as file:
@@ -715,11 +814,25 @@ def measure_all(arguments) -> int:
 
 
 def run(arguments, argv: list[str]) -> int:
-    if complaint := _complaint(arguments):
-        print(f"hybridps bench: {complaint}", file=sys.stderr)
+    of_job = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    nodes = 0 if of_job else arguments.nodes
+    complaint = _complaint(arguments)
+    if not complaint and nodes and arguments.nic_gbps:
+        try:
+            per_node(arguments.nic_gbps, nodes, "--nic-gbps")
+        except ValueError as error:
+            complaint = str(error)
+    if complaint := complaint or _complaint_of_torch(arguments):
+        if os.environ.get("RANK", "0") == "0":  # the same on all
+            print(f"hybridps bench: {complaint}", file=sys.stderr)
         return 2
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return measure_all(arguments)
+    if of_job:
+        try:
+            return measure_all(arguments)
+        except Complaint as error:
+            if os.environ["RANK"] == "0":
+                print(f"hybridps bench: {error}", file=sys.stderr)
+            return 2
     try:
         return launch(argv, arguments.ranks or (2 if arguments.nodes == 1 else 1), arguments.nodes)
     except KeyboardInterrupt:

@@ -19,14 +19,25 @@ def _table(rows: list[list[str]]) -> str:
 
 
 def env(_arguments) -> int:
-    """Print every setting with its value, default and origin."""
+    """Print every setting with its value, default and origin; 1 when a value cannot be used, whose row is marked."""
     from hybridps._load import load_extension
 
-    rows = [["NAME", "VALUE", "DEFAULT", "FROM", "MEANING"]]
-    for entry in load_extension().config_table():
-        rows.append([str(entry[key]) for key in ("name", "value", "default", "source", "doc")])
+    rows = [["", "NAME", "VALUE", "DEFAULT", "FROM", "MEANING"]]
+    table, warnings = load_extension().config_table()
+    problems = []
+    for entry in table:
+        mark = ">>" if entry["problem"] else ""
+        meaning = f"NOT VALID, see below. {entry['doc']}" if mark else entry["doc"]
+        rows.append([mark, *(str(entry[key]) for key in ("name", "value", "default", "source")), meaning])
+        problems += [entry["problem"]] if mark else []
+    if not problems:
+        rows = [row[1:] for row in rows]
     print(_table(rows))
-    return 0
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    for problem in problems:
+        print(f"problem: {problem}", file=sys.stderr)
+    return 1 if problems else 0
 
 
 def _interfaces() -> list[tuple[str, str, str, str]]:
@@ -52,11 +63,10 @@ def _interfaces() -> list[tuple[str, str, str, str]]:
     return found
 
 
-def _data_cards(extension, ranks: int) -> list[list[str]]:
+def _data_cards(of_ranks: list[dict]) -> list[list[str]]:
     """A line for each local rank: its network cards, their rates, why those."""
     rows = [["LOCAL RANK", "DATA THROUGH", "GBIT/S", "WHY"]]
-    for rank in range(ranks):
-        found = extension.data_nics(rank, ranks)
+    for rank, found in enumerate(of_ranks):
         cards = [f"{nic['name']} ({nic['address']})" if nic["address"] else nic["name"] for nic in found["nics"]]
         rates = [f"{nic['gbps']:g}" if nic["gbps"] else "?" for nic in found["nics"]]
         machine = f"{found['node_gbps']:g} in all" if found["node_gbps"] else ", ".join(rates)
@@ -65,8 +75,9 @@ def _data_cards(extension, ranks: int) -> list[list[str]]:
 
 
 def doctor(arguments) -> int:
-    """Check this machine and print what a bug report needs; 1 when the backend cannot work here."""
+    """Check this machine and its settings as a job does, and print what a bug report needs; 1 when it cannot work."""
     problems = []
+    notes = []
     rows = []
     cards = []
 
@@ -105,10 +116,23 @@ def doctor(arguments) -> int:
             show("UCX has verbs", "yes" if _load.has_verbs(path) else "no")
             show("CUDA path", extension.cuda())
             show("extension", extension.__file__)
-            try:
-                cards = _data_cards(extension, arguments.ranks or int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-            except (RuntimeError, ValueError) as error:
-                problems.append(str(error))
+            notes += extension.config_table()[1]
+            ranks = arguments.ranks or int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+            checked = [extension.check_settings(rank, ranks, rank == 0) for rank in range(ranks)]
+            problems += dict.fromkeys(problem for one in checked for problem in one["problems"])
+            first = checked[0]
+            if first["control"]:
+                cards = _data_cards(checked)
+                show("control through", f"{first['control']}: {first['control_why']}")
+            for text in filter(None, [first["loopback"]]):
+                # A name that stands for this machine alone is a mistake of its /etc/hosts; the others mean what they
+                # say.
+                mistake = "resolves to" in text and not any(problem for problem in problems)
+                advice = (
+                    "ranks of other machines cannot reach this one: "
+                    f"{text}; set HYBRIDPS_INTERFACE, or give the name its network address in /etc/hosts"
+                )
+                (problems if mistake else notes).append(advice)
         except ImportError as error:
             problems.append(str(error))
         else:
@@ -123,10 +147,36 @@ def doctor(arguments) -> int:
     if cards:
         print(_table(cards))
         print()
+    for note in notes:
+        print(f"note: {note}")
     for problem in problems:
         print(f"problem: {problem}")
     print("not usable here" if problems else "ok")
     return 1 if problems else 0
+
+
+# Names that torch knows, so that only for others seconds are spent on asking it.
+_USUAL = ("gloo",)
+
+
+def _unknown_backend(names: list[str]) -> str:
+    """What is wrong with names of backends to stand in for; empty: nothing."""
+    unusual = [name for name in names if name not in (*_USUAL, "hybridps")]
+    if not unusual:
+        return ""
+    from torch.distributed import Backend
+
+    for name in unusual:
+        try:
+            Backend._ensure_backend_registered(name)
+        except Exception:  # it is not there: what follows says so
+            pass
+        if name.upper() not in Backend._plugins:
+            known = sorted(
+                {*Backend.backend_list, *(key.lower() for key in Backend._plugins)} - {"fake", "hybridps", "undefined"}
+            )
+            return f"--as {name}: torch knows no backend of that name; there are {', '.join(known)}"
+    return ""
 
 
 def run(arguments) -> int:
@@ -150,6 +200,8 @@ def run(arguments) -> int:
         else:
             if tuple(int(part) for part in torch_version.split(".")[:2]) < (2, 14):
                 problem = f"standing in for a backend needs torch 2.14 or newer, and this is {torch_version}"
+            else:
+                problem = _unknown_backend(names)
     if problem:
         print(f"hybridps: {problem}", file=sys.stderr)
         return 2
@@ -163,12 +215,22 @@ def run(arguments) -> int:
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 
+def _version() -> str:
+    import hybridps
+
+    try:
+        return f"hybridps {hybridps.__version__}"
+    except ImportError:  # PackageNotFoundError
+        return "hybridps, not installed in this environment"
+
+
 def main(argv: list[str] | None = None) -> int:
     from hybridps import bench
 
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="hybridps", description=__doc__)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for function in (env, doctor, run):
         command = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
         command.set_defaults(function=function)
@@ -193,6 +255,9 @@ def main(argv: list[str] | None = None) -> int:
     bench.add_arguments(command)
     command.set_defaults(function=lambda arguments: bench.run(arguments, argv[argv.index("bench") + 1 :]))
     arguments = parser.parse_args(argv)
+    if "function" not in arguments:
+        parser.print_help()
+        return 0
     try:
         return arguments.function(arguments)
     except ImportError as error:

@@ -46,6 +46,7 @@ def a_program_of_gloos(rank, world, leave):
         "b": mesh.get_group("b"),
         "split": dist.split_group(split_ranks=[list(range(world))]),
         "subgroup": dist.new_subgroups(2)[0],
+        "gloo's options": dist.new_group(pg_options=dist.ProcessGroupGloo._Options()),
     }
     for name, group in groups.items():
         check.that(f"{name} is hybridps", kind(group) == "hybridps", kind(group))

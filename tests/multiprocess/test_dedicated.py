@@ -267,6 +267,31 @@ def test_a_server_on_the_host_of_a_rank_is_left_out_or_refused():
         run_ranks(plain, "1+1+1", env=settings(running))
 
 
+def test_a_server_says_who_comes_who_goes_and_who_is_refused():
+    with servers(1, "--memory", "64M", "--status-seconds", "0.2") as running:
+        run_ranks(plain, "1+1+1", env=settings(running))
+        for token in ("", "wrong"):
+            env = settings(running, HYBRIDPS_TOKEN=token, HYBRIDPS_SERVERS_REQUIRED="1")
+            pattern = "asks for a token, and this job has none" if token == "" else "has another token"
+            run_ranks(refused, "1+1+1", args=(pattern,), env=env, init=False, destroy=False)
+        time.sleep(0.5)  # for a status line
+        said = running[0].stop()
+    group = r"group '0' of 3 ranks on 3 nodes \(rank 0 on \S+ \(pid \d+\)\)"
+    assert len(re.findall(rf"^\d\d:\d\d:\d\d opened {group}$", said, re.M)) == 1, said
+    assert len(re.findall(rf"^\d\d:\d\d:\d\d closed {group} after [\d.]+ s$", said, re.M)) == 1, said
+    assert "a job from 127.0.0.1 was refused: it has another token, or none" in said, said
+    after = said[said.index("closed group") :]
+    assert re.search(r"0 groups of 0 processes", after), said  # those that have ended are not counted
+
+
+def test_a_server_with_too_little_memory_says_whom_it_refused():
+    with servers(1, "--memory", "16M", env={"HYBRIDPS_EAGER_BYTES": "4M"}) as running:
+        run_ranks(plain, "1+1+1", env=settings(running))
+        said = running[0].stop()
+    assert re.search(r"refused group '0' of 3 ranks .*: its memory is enough for 2 ranks", said), said
+    assert "closed group" not in said and "opened group" not in said, said
+
+
 def until_it_fails(rank, world, names):
     check = Checker(rank)
     tensor = torch.ones(2_000_000)
@@ -329,7 +354,8 @@ def test_wrong_arguments(arguments, pattern):
     environment = {**os.environ, "HYBRIDPS_INTERFACE": "lo"}
     done = subprocess.run([*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode in (1, 2)
-    assert re.search(pattern, done.stderr), done.stderr
+    lines = [line for line in done.stderr.splitlines() if "no HYBRIDPS_TOKEN" not in line]
+    assert len(lines) == 1 and re.search(pattern, lines[0]), done.stderr  # not hidden by the usage
 
 
 def test_an_interface_that_does_not_exist_and_a_port_in_use():

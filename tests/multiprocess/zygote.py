@@ -72,11 +72,13 @@ class RankReport:
 # ---------------------------------------------------------------------------------------------- inside a rank
 
 
-def init_group(rank, world, store, backend, timeout_s):
+def init_group(rank, world, store, backend, timeout_s, **more):
     """What harness tests use to (re)initialise; `store` as handed to the rank in `context`."""
     import torch.distributed as dist
 
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s))
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s), **more
+    )
 
 
 class Context:
@@ -93,13 +95,14 @@ class Context:
         while self.store.add("meet", 0) < world:
             time.sleep(0.01)
 
-    def init(self, timeout_s=None, backend=None, prefix=None):
+    def init(self, timeout_s=None, backend=None, prefix=None, **more):
         """init_process_group by hand. `prefix` separates one initialisation from another on the same store."""
         import torch.distributed as dist
 
         store = self.store if prefix is None else dist.PrefixStore(prefix, self.store)
         launch = self.launch
-        init_group(self.rank, launch.world, store, backend or launch.backend, timeout_s or launch.pg_timeout_s)
+        timeout_s = timeout_s or launch.pg_timeout_s
+        init_group(self.rank, launch.world, store, backend or launch.backend, timeout_s, **more)
 
 
 context = Context()

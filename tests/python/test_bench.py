@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 
@@ -64,13 +65,57 @@ def test_limits_are_put_beside_what_was_measured():
 def test_lines_have_the_columns_of_the_heading():
     figures = {"seconds": 3e-3, "p99_seconds": 4e-3, "algbw": 2e9, "busbw": 3e9, "wrong": 0, "of_limit": 0.5}
     peer = dict(figures, ours_is_faster_by=1.25)
-    row = {"bytes": 6, "count": 3, "dtype": "int8", "reduction": "sum", "limit_seconds": 1.5e-3}
-    row["backends"] = {"hybridps": figures, "gloo": peer}
-    lines = bench.lines_of(row)
-    assert [len(line.split()) for line in lines] == [17, 17]
-    assert lines[0].split()[4:9] == ["hybridps", "3000.0", "2.000", "3.000", "0"]
+    row = {
+        "collective": "allreduce",
+        "bytes": 6,
+        "limit_seconds": 1.5e-3,
+        "backends": {"hybridps": figures, "gloo": peer},
+    }
+    columns = bench.columns_for(["hybridps", "gloo"], limits=True)
+    lines = bench.lines_of(row, columns)
+    assert lines[0].split() == ["6", "hybridps", "3000.0", "4000.0", "2.000", "3.000", "0", "1500", "50%"]
     assert lines[1].split()[-1] == "1.25"
-    assert len(bench.heading().splitlines()[0].lstrip("#").split()) == 17
+    assert bench.heading(columns).splitlines()[0].lstrip("#").split() == [
+        *"size backend time p99 algbw busbw #wrong limit %limit faster".split()
+    ]
+    everything = bench.columns_for(["hybridps", "gloo"], limits=True, nodes=2, interface=True)
+    for line in [*bench.lines_of(row, everything), *bench.heading(everything).splitlines()]:
+        assert len(line) <= 140
+
+
+def test_a_column_that_would_be_empty_is_left_out():
+    alone = bench.columns_for(["hybridps"])
+    assert alone == ["size", "time", "p99", "algbw", "busbw", "wrong"]
+    assert "wrong" not in bench.columns_for(["hybridps"], check=False)
+    assert "sent" not in bench.columns_for(["gloo"], nodes=2)
+    assert {"sent", "sent_plan"} <= {*bench.columns_for(["hybridps"], nodes=2)}
+
+
+def result_of(of_limit, goodput):
+    rows = []
+    for size in (64, 1 << 20):
+        figures = {"seconds": 1e-3, "busbw": 3e9, "of_limit": of_limit}
+        peer = {"seconds": 2e-3, "busbw": 1e9, "of_limit": of_limit / 2, "ours_is_faster_by": 2.0}
+        row = {"collective": "allreduce", "bytes": size, "limit_seconds": 1e-3}
+        rows.append({**row, "backends": {"hybridps": figures, "gloo": peer}})
+    return {"rows": rows, "goodput": goodput}
+
+
+def test_the_end_says_what_the_table_comes_to():
+    lines = bench.summary_of(result_of(0.9, [1e9, 1e9]))
+    assert len(lines) == 2
+    assert lines[0] == "# allreduce of 64 B: hybridps 1000 us, 90% of the limit, 2.00 times gloo's speed"
+    assert lines[1] == "# allreduce of 1 MiB: hybridps 1000 us, 3.00 GB/s, 90% of the limit, 2.00 times gloo's speed"
+
+
+def test_more_than_the_limit_is_explained():
+    for goodput, cause in (([1e9, 1e9], "--nic-gbps"), (None, "memory")):
+        result = result_of(2.83, goodput)
+        assert cause in bench.summary_of(result)[-1]
+        row = result["rows"][0]
+        for figures in row["backends"].values():
+            figures.update({"p99_seconds": 1.0, "algbw": 1.0, "wrong": 0})
+        assert "283%!" in bench.lines_of(row, bench.columns_for(["hybridps", "gloo"], limits=True))[0]
 
 
 def complaint_of(*argv):
@@ -125,6 +170,30 @@ def test_the_command_hands_its_arguments_on(monkeypatch):
     assert cli.main(["bench", "barrier", "-n", "3", "--nodes", "4"]) == 0
     assert seen == [(["barrier", "-n", "3", "--nodes", "4"], 1, 4)]
     assert cli.main(["bench", "unknown"]) == 2
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--backend", "nonsense"], "no backend 'nonsense' here; there are .*hybridps"),
+        (["--against", "glooo"], "no backend 'glooo'"),
+        (["--device", "cuda"], "--device cuda: torch finds no GPU"),
+        (
+            ["--nodes", "2", "--nic-gbps", "10,10,5"],
+            "--nic-gbps 10,10,5: give one positive number, or one for each of the 2",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_a_line_before_anything_runs(arguments, said, monkeypatch, capsys):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(bench, "launch", lambda *_: pytest.fail("ranks were started"))
+    assert cli.main(["bench", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and re.search(said, error), error
 
 
 def test_rows_are_plain_data():

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import types
 from importlib.metadata import PackageNotFoundError, distribution, entry_points
+from pathlib import Path
 
 import pytest
 
@@ -255,6 +257,38 @@ def test_ucx_is_loaded_once_without_taking_signal_handlers():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    "environment, patched",
+    [
+        ({}, False),
+        ({"UCX_TLS": "rc"}, True),
+        ({"HYBRIDPS_GPUDIRECT": "1"}, True),
+        ({"HYBRIDPS_GPUDIRECT": "0"}, False),
+        ({"UCX_MEM_EVENTS": "y"}, True),
+    ],
+)
+def test_over_tcp_ucx_does_not_patch_the_c_library(environment, patched):
+    # It takes 0.4 s, each start of each rank. What a function is patched with begins with a jump.
+    done = python(
+        "import ctypes, os\n"
+        "from hybridps import _load\n"
+        "_load.rdma_is_wanted = lambda *_: False\n"
+        "at = ctypes.cast(ctypes.CDLL(None).munmap, ctypes.c_void_p).value\n"
+        "before, given = ctypes.string_at(at, 16), os.environ.get('UCX_MEM_EVENTS')\n"
+        "_load.load_ucx(_load.build_info())\n"
+        "assert os.environ.get('UCX_MEM_EVENTS') == given, 'children would inherit it'\n"
+        "print(ctypes.string_at(at, 16) != before)",
+        **environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{patched}\n"
+
+
+def test_with_rdma_ucx_sees_memory_events(monkeypatch):
+    monkeypatch.setattr(_load, "rdma_is_wanted", lambda *_: True)
+    assert _load.needs_memory_events()
+
+
 def test_a_users_ucx_setting_wins():
     done = python(
         "import os\n"
@@ -276,22 +310,106 @@ def test_extension_loads_in_a_fresh_process_and_reports_its_build():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], []])
-def test_unknown_command_prints_the_usage(arguments):
-    done = subprocess.run([sys.executable, "-m", "hybridps", *arguments], capture_output=True, text=True, timeout=120)
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HYBRIDPS_", "MASTER_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "hybridps", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**kept, **environment},
+    )
+
+
+def test_unknown_command_prints_the_usage():
+    done = command("nonsense")
     assert done.returncode == 2
     assert "usage: hybridps" in done.stderr
 
 
+def test_without_a_command_the_help_is_printed():
+    done = command()
+    assert done.returncode == 0 and not done.stderr
+    assert done.stdout == command("--help").stdout
+    for name in ("env", "doctor", "run", "bench"):
+        assert f"    {name} " in done.stdout
+
+
+def test_the_command_knows_its_version():
+    done = command("--version")
+    assert done.returncode == 0 and done.stdout == f"hybridps {distribution('hybridps').version}\n"
+
+
 def test_env_prints_the_table_of_settings():
-    done = subprocess.run([sys.executable, "-m", "hybridps", "env"], capture_output=True, text=True, timeout=240)
+    done = command("env")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("NAME")
     assert "HYBRIDPS_NODE" in done.stdout
 
 
+def test_env_marks_the_row_of_a_value_that_cannot_be_used():
+    done = command("env", HYBRIDPS_POOL_BYTES="lots", HYBRIDPS_SHM="0", HYBRIDPS_POOL_BITES="1")
+    assert done.returncode == 1
+    marked = [line for line in done.stdout.splitlines() if line.startswith(">>")]
+    assert len(marked) == 1 and marked[0].split()[1:5] == ["HYBRIDPS_POOL_BYTES", "lots", "64M", "env"], marked
+    assert re.search(r"HYBRIDPS_SHM +0 +1 +env", done.stdout)
+    assert "problem: HYBRIDPS_POOL_BYTES='lots' is not valid: expected a number of bytes" in done.stderr
+    assert "warning: unknown setting HYBRIDPS_POOL_BITES" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_running_as_a_backend_that_torch_does_not_know_is_refused():
+    done = command("run", "--as", "glooo", "--", sys.executable, "-c", "print('ran')")
+    assert done.returncode == 2 and "ran" not in done.stdout
+    assert re.search(r"--as glooo: torch knows no backend of that name; there are .*gloo", done.stderr)
+
+
+def test_the_package_has_a_small_typed_interface():
+    import pydoc
+
+    import hybridps
+
+    assert {"Options", "Topology", "__version__", "stats", "topology"} <= set(hybridps.__all__) <= set(dir(hybridps))
+    text = pydoc.plain(pydoc.render_doc(hybridps))
+    for part in ("class Options", "dedicated_servers  bool", "class Topology", "stats() -> ", "topology(group: ",
+                 "net_tx_payload_bytes", "VERSION"):  # fmt: skip
+        assert part in text, part
+    assert hybridps.__version__ == distribution("hybridps").version
+    files = [file.name for file in (Path(hybridps.__file__).parent).iterdir()]
+    assert "py.typed" in files and "_C.pyi" in files
+
+
+def test_the_stub_names_what_the_extension_has():
+    import ast
+
+    import hybridps
+
+    stub = ast.parse((Path(hybridps.__file__).parent / "_C.pyi").read_text())
+    extension = _load.load_extension()
+    group = next(node for node in stub.body if isinstance(node, ast.ClassDef))
+    functions = {node.name for node in stub.body if isinstance(node, ast.FunctionDef)}
+    bound = {name for name in vars(extension) if not name.startswith("_")}
+    assert bound == functions | {"ProcessGroupHybrid"}
+    for node in group.body:
+        assert hasattr(extension.ProcessGroupHybrid, node.name), node.name
+    options = next(node for node in group.body if isinstance(node, ast.ClassDef))
+    for node in options.body:
+        name = node.target.id if isinstance(node, ast.AnnAssign) else node.name
+        assert hasattr(extension.ProcessGroupHybrid.Options, name), name
+
+
+def test_without_a_group_there_is_nothing_to_look_at():
+    import hybridps
+
+    assert hybridps.stats() == {}
+    with pytest.raises(ValueError, match="no process group"):
+        hybridps.topology()
+
+
 def test_the_page_of_settings_is_the_table():
-    code = "from hybridps._load import load_extension; import json; print(json.dumps(load_extension().config_table()))"
+    code = (
+        "from hybridps._load import load_extension; import json; print(json.dumps(load_extension().config_table()[0]))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     wanted = []
@@ -304,7 +422,38 @@ def test_the_page_of_settings_is_the_table():
 
 
 def test_doctor_finds_nothing_wrong_here():
-    done = subprocess.run([sys.executable, "-m", "hybridps", "doctor"], capture_output=True, text=True, timeout=240)
+    done = command("doctor")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "UCX in use" in done.stdout and "CUDA path" in done.stdout
     assert done.stdout.rstrip().endswith("ok")
+
+
+@pytest.mark.parametrize(
+    "environment, problem",
+    [
+        (
+            {"HYBRIDPS_INTERFACE": "eth9"},
+            "HYBRIDPS_INTERFACE: there is no network device 'eth9'; this machine has: .*lo",
+        ),
+        ({"HYBRIDPS_SERVERS": "127.0.0.1:1"}, r"the dedicated server 127\.0\.0\.1:1 cannot be reached"),
+        ({"HYBRIDPS_SERVERS": "nonsense"}, "HYBRIDPS_SERVERS: 'nonsense' is not HOST:PORT"),
+        ({"HYBRIDPS_TOKEN_FILE": "~/no such token"}, "HYBRIDPS_TOKEN_FILE /nobody/no such token: No such file"),
+        ({"HYBRIDPS_POOL_BYTES": "lots"}, "HYBRIDPS_POOL_BYTES='lots' is not valid"),
+        ({"HYBRIDPS_DATA_INTERFACES": "eth9"}, "HYBRIDPS_DATA_INTERFACES: there is no network device 'eth9'"),
+    ],
+)
+def test_doctor_checks_what_a_job_checks(environment, problem):
+    done = command("doctor", **environment, HOME="/nobody")
+    assert done.returncode == 1, done.stdout
+    assert re.search(f"^problem: {problem}", done.stdout, re.M), done.stdout
+    assert done.stdout.rstrip().endswith("not usable here") and "Traceback" not in done.stderr
+
+
+def test_doctor_says_that_loopback_is_for_one_machine():
+    done = command("doctor", MASTER_ADDR="localhost")
+    assert done.returncode == 0, done.stdout
+    assert re.search(
+        "^note: ranks of other machines cannot reach this one: its control uses lo: MASTER_ADDR=localhost",
+        done.stdout,
+        re.M,
+    )

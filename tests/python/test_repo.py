@@ -44,6 +44,19 @@ def test_readme_names_both_commands():
     assert "scripts/test" in text
 
 
+def test_the_first_screen_of_the_readme_has_the_recipe_for_two_machines():
+    first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
+    for part in ("torchrun --nnodes 2", "--master-addr boxa", "/etc/hosts", "pip install .", "hybridps doctor"):
+        assert part in first_screen, part
+
+
+def test_the_table_of_features_is_a_page_of_its_own_and_the_limits_stay():
+    readme, features = (ROOT / "README.md").read_text(), (ROOT / "docs" / "features.md").read_text()
+    assert "| feature | state |" in features and "| feature | state |" not in readme
+    for limit in ("GPU training", "Two nodes", "One machine", "Networks that others can reach", "docs/features.md"):
+        assert limit in readme, limit
+
+
 @pytest.mark.parametrize("room", rooms_table()["rooms"])
 def test_every_room_has_a_page(room):
     page = CSRC / "hybridps" / room / "README.md"

@@ -17,13 +17,15 @@
 
 #include "hybridps/build_info.h"
 #include "hybridps/core/config.h"
+#include "hybridps/core/text.h"
 #include "hybridps/engine/engine.h"
-#include "hybridps/engine/interface.h"
+#include "hybridps/engine/settings.h"
 #include "hybridps/pg/accelerator.h"
 #include "hybridps/pg/errors.h"
 #include "hybridps/pg/gil.h"
 #include "hybridps/pg/process.h"
 #include "hybridps/pg/process_group_hybrid.h"
+#include "hybridps/pg/store_adapter.h"
 
 namespace py = pybind11;
 
@@ -50,19 +52,47 @@ void install_interpreter_lock() {
   });
 }
 
+std::string describe(const Options& options) {
+  return "hybridps.Options(timeout=" + core::format_seconds(static_cast<double>(options.timeout.count()) / 1000) +
+         ", dedicated_servers=" + (options.dedicated_servers ? "True" : "False") + ", compress='" + options.compress + "')";
+}
+
 OptionsPtr copy_of(const Options& options) { return c10::make_intrusive<Options>(options); }
 
-/// The creator that python/hybridps registers: c10d's _DistributedBackendOptions, and None or any backend's options.
+/// What a group is made with: a copy of ours, or torch's own for any backend, which has a timeout. TypeError: anything
+/// else.
+OptionsPtr options_of(const py::object& pg_options) {
+  if (pg_options.is_none()) return c10::make_intrusive<Options>();
+  if (py::isinstance<Options>(pg_options)) return copy_of(*pg_options.cast<OptionsPtr>());
+  if (py::type::of(pg_options).is(py::type::of<c10d::Backend::Options>()))
+    return c10::make_intrusive<Options>(pg_options.cast<c10::intrusive_ptr<c10d::Backend::Options>>()->timeout);
+  const auto type = py::type::of(pg_options);
+  throw py::type_error("hybridps: pg_options must be hybridps.Options or None, not " +
+                       type.attr("__module__").cast<std::string>() + "." +
+                       type.attr("__qualname__").cast<std::string>());
+}
+
+/// The creator that python/hybridps registers: c10d's _DistributedBackendOptions, and what options_of() takes.
 /// `called_at`: when, on time.monotonic(), which is core::Clock; the timeout counts from there.
+/// The timeout is the call's, or that of the options where the call's is torch's default.
 GroupPtr create_backend(const py::object& dist_options, const py::object& pg_options, double called_at) {
   const auto store = dist_options.attr("store").cast<c10::intrusive_ptr<c10d::Store>>();
   const int rank = dist_options.attr("group_rank").cast<int>();
   const int size = dist_options.attr("group_size").cast<int>();
-  const auto timeout = dist_options.attr("timeout").cast<std::chrono::duration<float>>();
-  OptionsPtr options =
-      py::isinstance<Options>(pg_options) ? copy_of(*pg_options.cast<OptionsPtr>()) : c10::make_intrusive<Options>();
-  options->timeout = std::chrono::duration_cast<std::chrono::milliseconds>(timeout);
-  options->group_name = dist_options.attr("group_id").cast<std::string>();
+  const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
+      dist_options.attr("timeout").cast<std::chrono::duration<float>>());
+  const auto name = dist_options.attr("group_id").cast<std::string>();
+  OptionsPtr options;
+  try {
+    options = options_of(pg_options);
+  } catch (const py::type_error& error) {
+    const py::gil_scoped_release released;  // the others would wait for this rank
+    pg::tell_of_failed_start(*pg::adapt_store(store), name, pg::Process::instance().incarnations().next(name), rank,
+                             size, error.what());
+    throw;
+  }
+  if (timeout != kBackendDefaultTimeout) options->timeout = timeout;
+  options->group_name = name;
   const auto global_ranks = dist_options.attr("global_ranks_in_group").cast<std::vector<std::int64_t>>();
   options->global_ranks_in_group.assign(global_ranks.begin(), global_ranks.end());
 
@@ -74,11 +104,11 @@ GroupPtr create_backend(const py::object& dist_options, const py::object& pg_opt
   return group;
 }
 
-std::vector<py::dict> config_table() {
-  auto config = core::Config::from_environment();
-  pg::check_status(config.status(), "reading the environment");
+/// (a row for each setting, complaints about names that are no setting)
+py::tuple config_table() {
+  std::vector<std::string> warnings;
   std::vector<py::dict> rows;
-  for (const core::SettingRow& row : config.value().table()) {
+  for (const core::SettingRow& row : core::Config::table_of_environment(warnings)) {
     py::dict entry;
     entry["name"] = row.name;
     entry["value"] = row.value;
@@ -86,19 +116,32 @@ std::vector<py::dict> config_table() {
     entry["source"] = row.source;
     entry["unit"] = row.unit;
     entry["doc"] = row.doc;
+    entry["problem"] = row.problem;
     rows.push_back(std::move(entry));
   }
-  return rows;
+  return py::make_tuple(rows, warnings);
 }
 
-/// The network cards that a rank's data goes through on this machine, and why those.
-py::dict data_nics(int local_rank, int local_size) {
+/// What a rank's settings come to on this machine, checked as a job checks them: `problems`, and the network cards that
+/// it would use, and why those. `ask`: whether the dedicated servers are asked, too.
+py::dict check_settings(int local_rank, int local_size, bool ask) {
+  py::dict found;
   auto config = core::Config::from_environment();
-  pg::check_status(config.status(), "reading the environment");
-  auto interfaces = engine::choose_interfaces(config.value(), {}, {local_rank, local_size});
-  pg::check_status(interfaces.status(), "choosing network interfaces");
+  std::vector<std::string> problems;
+  engine::CheckedSettings checked;
+  if (config.is_ok()) {
+    const py::gil_scoped_release released;
+    checked = engine::check_settings(config.value(), {local_rank, local_size});
+    if (ask)
+      for (core::Status& status : engine::ask_servers(checked)) checked.problems.push_back(std::move(status));
+  } else {
+    checked.problems.push_back(config.status());
+  }
+  for (const core::Status& status : checked.problems) problems.emplace_back(status.message());
+  found["problems"] = problems;
+  const engine::Interfaces& interfaces = checked.interfaces;
   py::list nics;
-  for (const auto& nic : interfaces.value().nics) {
+  for (const auto& nic : interfaces.nics) {
     py::dict entry;
     entry["name"] = nic.name;
     entry["address"] = nic.address;
@@ -106,11 +149,12 @@ py::dict data_nics(int local_rank, int local_size) {
     entry["gbps"] = nic.gbps;
     nics.append(std::move(entry));
   }
-  py::dict found;
-  found["control"] = interfaces.value().control;
-  found["rdma"] = interfaces.value().rdma;
-  found["why"] = interfaces.value().why;
-  found["node_gbps"] = interfaces.value().node_gbps;
+  found["control"] = interfaces.control;
+  found["control_why"] = interfaces.control_why;
+  found["loopback"] = interfaces.loopback;
+  found["rdma"] = interfaces.rdma;
+  found["why"] = interfaces.why;
+  found["node_gbps"] = interfaces.node_gbps;
   found["nics"] = std::move(nics);
   return found;
 }
@@ -153,9 +197,35 @@ std::map<std::string, std::uint64_t> stats() {
   };
 }
 
+py::dict summary_of(const ProcessGroupHybrid& group) {
+  engine::GroupSummary summary;
+  {
+    const py::gil_scoped_release released;
+    summary = group.summary();
+  }
+  py::list nodes;
+  for (const auto& node : summary.nodes) {
+    py::dict entry;
+    entry["host"] = node.host;
+    entry["ranks"] = node.ranks;
+    entry["share"] = node.share;
+    entry["data"] = node.data;
+    entry["control"] = node.control;
+    nodes.append(std::move(entry));
+  }
+  py::dict found;
+  found["text"] = summary.text;
+  found["nodes"] = std::move(nodes);
+  found["transport"] = summary.transport;
+  found["servers"] = summary.servers;
+  found["servers_share"] = summary.servers_share;
+  found["servers_why"] = summary.servers_why;
+  return found;
+}
+
 py::tuple options_state(const Options& options) {
   return py::make_tuple(options.timeout.count(), options.group_name, options.group_desc, options.global_ranks_in_group,
-                        options.compress);
+                        options.dedicated_servers, options.compress);
 }
 
 OptionsPtr options_from(const py::tuple& state) {
@@ -163,7 +233,8 @@ OptionsPtr options_from(const py::tuple& state) {
   options->group_name = state[1].cast<std::string>();
   options->group_desc = state[2].cast<std::string>();
   options->global_ranks_in_group = state[3].cast<std::vector<std::uint64_t>>();
-  options->compress = state[4].cast<std::string>();
+  options->dedicated_servers = state[4].cast<bool>();
+  options->compress = state[5].cast<std::string>();
   return options;
 }
 
@@ -209,15 +280,40 @@ void bind(py::module_& module) {
   py::module_::import("torch.distributed");
 
   py::class_<ProcessGroupHybrid, GroupPtr, c10d::Backend> group(module, "ProcessGroupHybrid");
-  py::class_<Options, OptionsPtr, c10d::Backend::Options>(group, "Options")
-      .def(py::init([](std::chrono::milliseconds timeout, std::string compress) {
+  py::class_<Options, OptionsPtr, c10d::Backend::Options>(
+      group, "Options",
+      "Options of one group, for `pg_options` of init_process_group(), new_group() and split_group(). A group copies "
+      "them\n"
+      "when it is made; changing them later has no effect on it. Attributes, and keyword arguments of the "
+      "constructor:\n\n"
+      "timeout            datetime.timedelta, of the group's operations and of its making. Counts where the call's "
+      "own\n"
+      "                   timeout is torch's default of 30 minutes\n"
+      "dedicated_servers  bool, whether the group may use the servers of HYBRIDPS_SERVERS (True). Group rank 0's "
+      "counts\n"
+      "compress           str, what gradients become between nodes: 'int8', 'int4:ef=1', 'none', ...; '' as "
+      "HYBRIDPS_COMPRESS\n"
+      "                   says. The same on all ranks")
+      .def(py::init([](std::chrono::milliseconds timeout, bool dedicated_servers, std::string compress) {
+             if (timeout.count() <= 0) throw py::value_error("hybridps.Options: the timeout must be more than 0");
              auto options = c10::make_intrusive<Options>(timeout);
+             options->dedicated_servers = dedicated_servers;
              options->compress = std::move(compress);
              return options;
            }),
-           py::arg("timeout") = kBackendDefaultTimeout, py::arg("compress") = "")
-      .def_readwrite("compress", &Options::compress,
-                     "What gradients become between nodes: 'int8', 'int4:ef=1', 'none', ...; '': as HYBRIDPS_COMPRESS says.")
+           py::kw_only(), py::arg("timeout") = kBackendDefaultTimeout, py::arg("dedicated_servers").noconvert() = true,
+           py::arg("compress") = "")
+      .def_property(
+          "timeout", [](const Options& self) { return self.timeout; },
+          [](Options& self, std::chrono::milliseconds timeout) {
+            if (timeout.count() <= 0) throw py::value_error("hybridps.Options: the timeout must be more than 0");
+            self.timeout = timeout;
+          })
+      .def_property(
+          "dedicated_servers", [](const Options& self) { return self.dedicated_servers; },
+          [](Options& self, const py::bool_& wanted) { self.dedicated_servers = wanted; })
+      .def_readwrite("compress", &Options::compress)
+      .def("__repr__", &describe)
       .def("__copy__", [](const Options& self) { return copy_of(self); })
       .def("__deepcopy__", [](const Options& self, const py::object&) { return copy_of(self); })
       .def(py::pickle(&options_state, &options_from));
@@ -231,16 +327,16 @@ void bind(py::module_& module) {
       .def("residual_norm", &ProcessGroupHybrid::residual_norm, py::call_guard<py::gil_scoped_release>())
       .def("compression_state", &compression_state)
       .def("load_compression_state", &load_compression_state, py::arg("tensors"), py::arg("steps"))
+      .def("summary", &summary_of, "What the group's members, networks and shares are; no nodes until all have come.")
       .def("wait_ready", &ProcessGroupHybrid::wait_ready, py::call_guard<py::gil_scoped_release>(),
            "Waits until all members have come.")
       // Called on ranks that are not in a group split from this one: nothing of ours is collective there.
-      .def(
-          "perform_nocolor_split", [](ProcessGroupHybrid&, const py::object&) {}, py::arg("device") = py::none());
+      .def("perform_nocolor_split", [](ProcessGroupHybrid&, const py::object&) {}, py::arg("device") = py::none());
 
   module.def("create_backend", &create_backend, py::arg("dist_backend_opts"), py::arg("pg_options"),
              py::arg("called_at"));
   module.def("config_table", &config_table);
-  module.def("data_nics", &data_nics, py::arg("local_rank"), py::arg("local_size"));
+  module.def("check_settings", &check_settings, py::arg("local_rank"), py::arg("local_size"), py::arg("ask"));
   module.def("build_info", &build_info);
   module.def("cuda", &pg::describe_cuda_support, "The GPUs of this process, or why it has none.");
   module.def("stats", &stats, py::call_guard<py::gil_scoped_release>());

@@ -3,9 +3,12 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
+#include <sstream>
 
 #include "hybridps/bootstrap/record.h"
 #include "hybridps/core/text.h"
@@ -41,6 +44,33 @@ std::string host_name() {
   std::array<char, 256> name{};
   if (gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "unknown";
   return name.data();
+}
+
+std::uint64_t machine_id() { return hash(boot_id() + "/" + name_space("/proc/self/ns/net")); }
+
+std::uint64_t wall_ms() {
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count());
+}
+
+std::uint64_t process_started_ms() {
+  std::ifstream file("/proc/self/stat");
+  std::string line;
+  std::getline(file, line);
+  const std::size_t name_end = line.rfind(')');  // the name may hold anything
+  if (name_end == std::string::npos) return 0;
+  std::istringstream fields(line.substr(name_end + 1));
+  std::string skipped;
+  for (int field = 3; field < 22; ++field) fields >> skipped;
+  std::uint64_t ticks = 0;  // since boot
+  timespec since_boot{};
+  const long ticks_per_second = sysconf(_SC_CLK_TCK);
+  if (!(fields >> ticks) || ticks_per_second <= 0 || clock_gettime(CLOCK_BOOTTIME, &since_boot) != 0) return 0;
+  const auto up_ms =
+      static_cast<std::uint64_t>(since_boot.tv_sec) * 1000 + static_cast<std::uint64_t>(since_boot.tv_nsec) / 1'000'000;
+  const std::uint64_t started_ms = (ticks + 1) * 1000 / static_cast<std::uint64_t>(ticks_per_second);  // not earlier
+  return wall_ms() - (up_ms > started_ms ? up_ms - started_ms : 0);
 }
 
 std::string node_identity(const core::Config& config, core::EngineId engine) {

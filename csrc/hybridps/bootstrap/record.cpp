@@ -19,9 +19,9 @@ constexpr std::uint32_t kRosterMagic = 0x72535048;  // "HPSr"
 constexpr std::uint16_t kHeadFormat = 1;
 
 // The least a record takes: head, five texts, three addresses, numbers. Bounds what a count may claim.
-constexpr std::size_t kRecordBytesMin = 12 + 6 + 8 + 12 + 12 + 25;
+constexpr std::size_t kRecordBytesMin = 12 + 6 + 8 + 12 + 12 + 25 + 24;
 constexpr std::size_t kRecordBytesMax =
-    5 * kTextBytesMax + 3 * kAddressBytesMax + kNicsMax * (2 * kTextBytesMax + 12) + 256;
+    7 * kTextBytesMax + 3 * kAddressBytesMax + (kNicsMax + 1) * (2 * kTextBytesMax + 12) + 256;
 
 void write_head(ByteWriter& out, std::uint32_t magic, std::uint32_t protocol_version, std::string_view build) {
   out.u32(magic);
@@ -64,10 +64,12 @@ std::string_view fault_of(const MemberRecord& record) {
   if (record.group_rank < 0 || record.group_rank >= record.group_size) return "group rank";
   if (!std::isfinite(record.node_gbps) || record.node_gbps < 0) return "network rate";
   if (record.nics.size() > kNicsMax) return "number of network cards";
+  const auto bad_rate = [](const Nic& nic) { return !std::isfinite(nic.gbps) || nic.gbps < 0; };
   for (const Nic& nic : record.nics) {
     if (nic.name.empty()) return "name of a network card";
-    if (!std::isfinite(nic.gbps) || nic.gbps < 0) return "network rate";
+    if (bad_rate(nic)) return "network rate";
   }
+  if (bad_rate(record.control)) return "network rate";
   if (record.node_identity.empty()) return "empty node identity";
   return {};
 }
@@ -80,8 +82,12 @@ std::string_view oversize_of(const MemberRecord& record) {
   if (record.shm_address.size() > kAddressBytesMax) return "shared memory address";
   if (record.data_address.size() > kAddressBytesMax) return "data address";
   if (record.control_address.size() > kAddressBytesMax) return "control address";
-  for (const Nic& nic : record.nics)
-    if (nic.name.size() > kTextBytesMax || nic.network.size() > kTextBytesMax) return "network card";
+  if (record.loopback.size() > kTextBytesMax) return "reason for loopback";
+  if (record.notes.size() > kTextBytesMax) return "notes";
+  const auto too_long = [](const Nic& nic) {
+    return nic.name.size() > kTextBytesMax || nic.network.size() > kTextBytesMax;
+  };
+  if (too_long(record.control) || std::any_of(record.nics.begin(), record.nics.end(), too_long)) return "network card";
   return {};
 }
 
@@ -113,11 +119,48 @@ std::string fault_of(const Roster& roster) {
   return {};
 }
 
+void write_nic(ByteWriter& out, const Nic& nic) {
+  out.text(nic.name);
+  out.text(nic.network);
+  out.f64(nic.gbps);
+}
+
+Nic read_nic(ByteReader& in) {
+  Nic nic;
+  nic.name = in.text(kTextBytesMax);
+  nic.network = in.text(kTextBytesMax);
+  nic.gbps = in.f64();
+  return nic;
+}
+
 }  // namespace
 
 std::string describe(const MemberRecord& member) {
   return "rank " + std::to_string(member.group_rank) + " on " + member.host_name + " (pid " +
          std::to_string(member.pid) + ")";
+}
+
+std::string joined_notes(const std::vector<std::string>& notes) {
+  std::string text;
+  for (const std::string& note : notes) {
+    if (text.size() + note.size() >= kTextBytesMax) break;
+    text += (text.empty() ? "" : "\n") + note;
+  }
+  return text;
+}
+
+core::Status check_reachable(const Roster& roster) {
+  for (const MemberRecord& member : roster.members) {
+    if (member.loopback.empty()) continue;
+    const auto elsewhere = std::find_if(roster.members.begin(), roster.members.end(),
+                                        [&](const MemberRecord& other) { return other.machine != member.machine; });
+    if (elsewhere == roster.members.end()) continue;
+    return {Code::kInvalidArgument,
+            describe(member) + " can be reached on its own machine only, and " + describe(*elsewhere) +
+                " is on another: " + member.loopback + "; set HYBRIDPS_INTERFACE on " + member.host_name +
+                " to the network interface that leads to the others (`ip -br address` lists them)"};
+  }
+  return Status::ok();
 }
 
 int Roster::node_count() const noexcept {
@@ -155,12 +198,12 @@ core::Result<Bytes> encode(const MemberRecord& record) {
   out.u64(record.chunk_bytes);
   out.text(record.compress);
   out.f64(record.node_gbps);
+  out.u64(record.machine);
+  out.text(record.loopback);
+  out.text(record.notes);
+  write_nic(out, record.control);
   out.u8(static_cast<std::uint8_t>(record.nics.size()));
-  for (const Nic& nic : record.nics) {
-    out.text(nic.name);
-    out.text(nic.network);
-    out.f64(nic.gbps);
-  }
+  for (const Nic& nic : record.nics) write_nic(out, nic);
   return std::move(out).take();
 }
 
@@ -185,13 +228,12 @@ core::Result<MemberRecord> decode_record(std::span<const std::uint8_t> bytes) {
   record.chunk_bytes = in.u64();
   record.compress = in.text(kTextBytesMax);
   record.node_gbps = in.f64();
+  record.machine = in.u64();
+  record.loopback = in.text(kTextBytesMax);
+  record.notes = in.text(kTextBytesMax);
+  record.control = read_nic(in);
   const std::size_t nics = in.u8();
-  for (std::size_t i = 0; i < nics && i < kNicsMax && in.ok(); ++i) {
-    Nic& nic = record.nics.emplace_back();
-    nic.name = in.text(kTextBytesMax);
-    nic.network = in.text(kTextBytesMax);
-    nic.gbps = in.f64();
-  }
+  for (std::size_t i = 0; i < nics && i < kNicsMax && in.ok(); ++i) record.nics.push_back(read_nic(in));
   if (!in.finished()) return Status(Code::kMismatch, "member record: wrong length");
   if (size > kMembersMax || rank >= size) return Status(Code::kMismatch, "member record: bad rank or size");
   record.group_rank = static_cast<int>(rank);

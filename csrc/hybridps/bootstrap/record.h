@@ -8,7 +8,8 @@
 //   record  := blob("HPSm", incarnation text | engine u64 | node_identity text | host_name text | pid u32
 //              | group_rank u32 | group_size u32 | shm address | data address | control address
 //              | eager_bytes u64 | chunk_bytes u64 | compress text | node_gbps f64
-//              | count u8 | count x (name text | network text | gbps f64))
+//              | machine u64 | loopback text | notes text | control nic | count u8 | count x nic)
+//   nic     := name text | network text | gbps f64
 //   roster  := blob("HPSr", nonce u64 | uid u64 u64 | count u32 | count x (length u32 | record) | count x node u32
 //              | servers u32 | servers x (length u32 | record))
 #pragma once
@@ -44,7 +45,7 @@ struct BlobVersion {
 
 /// A network card; all members of a node give it the same name.
 struct Nic {
-  std::string name;     // "eth0", "mlx5_0:1"; never empty
+  std::string name;     // "eth0", "mlx5_0:1"; never empty among `nics`
   std::string network;  // "10.1.0.0/24"; empty: not known, or not IP
   double gbps = 0;      // 0: not known; never negative, infinite or NaN
 
@@ -66,15 +67,21 @@ struct MemberRecord {
   Bytes control_address;
   std::uint64_t eager_bytes = 0;
   std::uint64_t chunk_bytes = 0;
-  std::string compress;   // what the group is asked to compress with, opaque to this room; servers: empty
-  double node_gbps = 0;   // of all cards of its node together; 0: not known; never negative, infinite or NaN
-  std::vector<Nic> nics;  // that its data goes through; at most kNicsMax
+  std::string compress;       // what the group is asked to compress with, opaque to this room; servers: empty
+  double node_gbps = 0;       // of all cards of its node together; 0: not known; never negative, infinite or NaN
+  std::vector<Nic> nics;      // that its data goes through; at most kNicsMax
+  Nic control;                // that its control messages go through; for messages
+  std::uint64_t machine = 0;  // machine_id(): members with the same one reach each other over loopback
+  std::string loopback;       // why members on other machines cannot reach it: "control uses lo: ..."; empty: they can
+  std::string notes;          // complaints about its settings, one a line; rank 0 says them once for all members
 
   bool operator==(const MemberRecord&) const = default;
 };
 
 /// "rank 3 on host-b (pid 812)".
 std::string describe(const MemberRecord& member);
+/// For MemberRecord::notes: cut to what a record holds.
+std::string joined_notes(const std::vector<std::string>& notes);
 
 struct Roster {
   std::uint64_t nonce = 0;            // names this roster among all attempts; never 0
@@ -91,6 +98,10 @@ struct Roster {
   /// Ascending.
   std::vector<int> ranks_of_node(int node) const;
 };
+
+/// Whether all members can reach each other as far as their records tell. kInvalidArgument names one that listens on
+/// its loopback interface while others are on other machines, why it does, and what to change there.
+core::Status check_reachable(const Roster& roster);
 
 /// kInvalidArgument: a field is over its cap or not valid.
 core::Result<Bytes> encode(const MemberRecord& record);

@@ -90,12 +90,14 @@ std::optional<AckBlob> decode_ack(std::span<const std::uint8_t> bytes) {
   return ack;
 }
 
-// failed := magic u32 | code u8 | text address | count u32 | count x engine u64      (engines known to the writer)
-constexpr std::uint32_t kFailedMagic = 0x66535048;  // "HPSf"
+// failed := magic u32 | code u8 | wall_ms u64 | text address | count u32 | count x engine u64   (engines known to the
+// writer)
+constexpr std::uint32_t kFailedMagic = 0x67535048;  // "HPSg"; python/hybridps/_announce.py writes it, too
 constexpr std::size_t kFailedTextBytesMax = 4096;
 Bytes cleared() { return {0}; }  // not empty: some stores make a difference between empty and absent
 struct FailedBlob {
   Status status;
+  std::uint64_t wall_ms = 0;  // when it was written; 0: not known
   std::vector<core::EngineId> engines;
 };
 
@@ -103,6 +105,7 @@ Bytes encode_failed(const FailedBlob& failed) {
   ByteWriter out;
   out.u32(kFailedMagic);
   out.u8(static_cast<std::uint8_t>(failed.status.code()));
+  out.u64(failed.wall_ms);
   const std::string text(failed.status.message().substr(0, kFailedTextBytesMax));
   out.address(Bytes(text.begin(), text.end()));
   out.u32(static_cast<std::uint32_t>(failed.engines.size()));
@@ -114,6 +117,7 @@ std::optional<FailedBlob> decode_failed(std::span<const std::uint8_t> bytes) {
   ByteReader in(bytes);
   const std::uint32_t magic = in.u32();
   const std::uint8_t code = in.u8();
+  const std::uint64_t wall_ms = in.u64();
   const Bytes text = in.address(kFailedTextBytesMax);
   const std::size_t count = in.u32();
   if (magic != kFailedMagic || code == 0 || code > static_cast<std::uint8_t>(Code::kInternal) ||
@@ -122,6 +126,7 @@ std::optional<FailedBlob> decode_failed(std::span<const std::uint8_t> bytes) {
   }
   FailedBlob failed;
   failed.status = Status(static_cast<Code>(code), std::string(text.begin(), text.end()));
+  failed.wall_ms = wall_ms;
   for (std::size_t i = 0; i < count; ++i) failed.engines.push_back(core::EngineId{in.u64()});
   if (!in.finished()) return std::nullopt;
   return failed;
@@ -143,7 +148,23 @@ std::pair<std::uint64_t, std::uint64_t> pair_of(core::EngineId a, core::EngineId
   return std::minmax(a.value, b.value);
 }
 
+bool written_since(const FailedBlob& failed, std::uint64_t process_started_ms) {
+  return failed.wall_ms != 0 && process_started_ms != 0 && failed.wall_ms >= process_started_ms;
+}
+
 }  // namespace
+
+Status announce_failure(KeyValueStore& store, std::string_view key_prefix, const Status& failure, std::uint64_t wall_ms,
+                        std::uint64_t process_started_ms) {
+  const std::string key = std::string(key_prefix) + "/failed";
+  const core::Result<std::optional<Bytes>> present = store.try_get(key);
+  if (!present.is_ok()) return present.status();
+  if (present.value()) {
+    const std::optional<FailedBlob> first = decode_failed(*present.value());
+    if (first && written_since(*first, process_started_ms)) return Status::ok();
+  }
+  return store.set(key, encode_failed({failure, wall_ms, {}}));
+}
 
 Rendezvous::Rendezvous(std::shared_ptr<KeyValueStore> store, RendezvousOptions options)
     : store_(std::move(store)), options_(std::move(options)) {
@@ -246,7 +267,8 @@ std::optional<Status> Rendezvous::believed_failure(const std::optional<Bytes>& b
   if (!failed) return std::nullopt;
   const bool names_us =
       std::find(failed->engines.begin(), failed->engines.end(), options_.self.engine) != failed->engines.end();
-  const bool is_of_this_life = names_us || (failed_looked_ && bytes != failed_first_);
+  const bool is_of_this_life =
+      names_us || (failed_looked_ && bytes != failed_first_) || written_since(*failed, options_.process_started_ms);
   if (!is_of_this_life && !grace_is_over) return std::nullopt;
   return failed->status;
 }
@@ -395,6 +417,11 @@ Roster Rendezvous::make_roster() const {
 
 bool Rendezvous::propose(TimePoint now) {
   Roster roster = make_roster();
+  if (const Status status = check_reachable(roster); !status.is_ok()) {
+    end(Status(status.code(), "group " + core::quoted(options_.group_name) + ": " + std::string(status.message())),
+        true);
+    return false;
+  }
   if (options_.servers) {
     auto servers = options_.servers(roster);
     if (!servers) return false;
@@ -649,7 +676,7 @@ void Rendezvous::end(Status status, bool tell_others) {
     status_ = *std::move(first);
     return;
   }
-  FailedBlob failed{status_, {options_.self.engine}};
+  FailedBlob failed{status_, options_.wall_ms ? options_.wall_ms() : 0, {options_.self.engine}};
   for (const auto& record : records_) {
     if (record) failed.engines.push_back(record->engine);
   }

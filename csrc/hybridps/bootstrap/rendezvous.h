@@ -14,9 +14,11 @@
 // Threads  one thread at a time calls step(); hooks run inside it. No thread of its own, no waiting, no clock.
 // Cost     a member: 5 store calls and its polls (one small key each); rank 0: n records, n acks and its polls, in
 //          batches of at most kBatch per step.
-// Failure  whoever finds an error writes `failed`; all raise its text. One that was there before we first looked and
-//          does not name our engine may be of an earlier life: others believe it after kForeignGrace; rank 0 clears it, and
-//          believes it after kForeignGrace if its writer's record is then still there: nobody has come in its place.
+// Failure  whoever finds an error writes `failed`, also who could not even make a record (announce_failure()); all
+//          raise its text. One that was there before we first looked, does not name our engine and is older than this
+//          process by the wall clock may be of an earlier life: others believe it after kForeignGrace; rank 0 clears
+//          it, and believes it after kForeignGrace if its writer's record is then still there: nobody has come in its
+//          place.
 // Trust    what does not decode, or is of another incarnation, is skipped, and named if we time out.
 #pragma once
 
@@ -58,6 +60,10 @@ struct RendezvousOptions {
   std::string key_prefix;  // group_key_prefix()
   MemberRecord self;       // group_rank and group_size say who we are
   core::Deadline deadline;
+  /// Milliseconds since 1970, as announce_failure() takes them: now, and when this process began. A failure that was
+  /// written since then is of this life. Unset, 0: not known.
+  std::function<std::uint64_t()> wall_ms;
+  std::uint64_t process_started_ms = 0;
   /// Called on each step until it is not pending, then not again for this roster. A roster of another nonce
   /// supersedes: what was set up for the former one is to be dropped. Unset: every candidate node is believed.
   std::function<Proof(const Roster&)> prove;
@@ -69,6 +75,11 @@ struct RendezvousOptions {
   /// A line about what is being waited for: after 10 s, then every 10 s.
   std::function<void(std::string_view)> progress;
 };
+
+/// For a member that has failed before it could join, with neither engine nor record: the others raise this. What
+/// another member has written since `process_started_ms` stays.
+core::Status announce_failure(KeyValueStore& store, std::string_view key_prefix, const core::Status& failure,
+                              std::uint64_t wall_ms, std::uint64_t process_started_ms);
 
 class Rendezvous : core::Pinned {
  public:

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <limits>
 #include <optional>
@@ -56,9 +55,12 @@ const auto& settings() {
       Setting{"TOKEN", Kind::kSecret, &Config::token, "", 0, 0,
               "Secret that a job and its dedicated servers share; visible to whoever may see the environment."},
       Setting{"TOKEN_FILE", Kind::kText, &Config::token_file, "", 0, 0,
-              "File whose first line is the token, readable by its owner alone; HYBRIDPS_TOKEN wins."},
+              "File whose first line is the token, readable by its owner alone, ~/ for the home folder; HYBRIDPS_TOKEN "
+              "wins."},
       Setting{"INTERFACE", Kind::kText, &Config::interface, "", 0, 0,
-              "Network interface for control traffic. Unset: the one that routes to MASTER_ADDR."},
+              "Network interface for control traffic. Unset: the one that routes to MASTER_ADDR, or where that is a "
+              "name of "
+              "this machine for loopback (127.0.1.1), that of the default route, else the only one."},
       Setting{"DATA_INTERFACES", Kind::kText, &Config::data_interfaces, "", 0, 0,
               "Network interfaces or RDMA ports (mlx5_0:1) for data, separated by commas; of several each local rank "
               "takes the nearest. Unset: see HYBRIDPS_DATA_TRANSPORT."},
@@ -128,9 +130,11 @@ const auto& settings() {
       Setting{"SPIN_MICROSECONDS", Kind::kCountOrAuto, &Config::spin_microseconds, "microseconds", 0, 1e6,
               "How long a progress thread polls before it sleeps; auto: by the number of free cores."},
       Setting{"LOG_LEVEL", Kind::kLevel, &Config::log_level, "", 0, 0,
-              "error, warn, info or debug; lines go to stderr."},
+              "error, warn, info or debug; lines go to stderr. info: rank 0 says what the job is doing; debug: each "
+              "rank how "
+              "long its start took."},
       Setting{"STATS_FILE", Kind::kText, &Config::stats_file, "", 0, 0,
-              "File for this process's counters, written at shutdown; %p becomes the process id."},
+              "File for this process's counters, written at shutdown; %p becomes the process id, ~/ the home folder."},
       Setting{"AS", Kind::kText, &Config::as, "", 0, 0,
               "Backends whose place hybridps takes, separated by commas: a program that asks torch for one of these "
               "names gets hybridps. Read at import torch; `hybridps run --as` sets it."},
@@ -159,7 +163,7 @@ std::string expected(const Setting& setting) {
     case Kind::kCountOrAuto: return "'auto' or a whole number" + range;
     case Kind::kBytes: return "a number of bytes" + range + ", such as 65536, 64K, 1.5M, 2G";
     case Kind::kLevel: return "error, warn, info or debug";
-    case Kind::kTransport: return "auto, rdma or tcp";
+    case Kind::kTransport: return "auto, rdma, tcp or ucx";
   }
   return {};
 }
@@ -283,9 +287,9 @@ std::string unknown_name_warning(const std::string& name) {
   return "unknown setting " + name + " is ignored; did you mean " + nearest + "? `hybridps env` lists all settings";
 }
 
-}  // namespace
-
-Result<Config> Config::from(const Environment& environment) {
+/// Reads what can be read; each setting that cannot is told to `refuse(name, value, message)`.
+template <typename Refuse>
+Config read(const Config::Environment& environment, const Refuse& refuse) {
   Config config;
   for (auto at = environment.lower_bound(std::string(kPrefix)); at != environment.end(); ++at) {
     const auto& [name, value] = *at;
@@ -298,34 +302,66 @@ Result<Config> Config::from(const Environment& environment) {
     }
     if (trim(value).empty()) continue;  // set but empty means unset, as is usual in job scripts
     if (!assign(config, *setting, value)) {
-      return Status(Code::kInvalidArgument,
-                    name + "=" + core::quoted(value) + " is not valid: expected " + expected(*setting));
+      refuse(name, value, name + "=" + core::quoted(value) + " is not valid: expected " + expected(*setting));
+      continue;
     }
     config.given.insert(name);
   }
   if (config.dead_seconds <= config.heartbeat_seconds) {
-    return Status(Code::kInvalidArgument,
-                  "HYBRIDPS_DEAD_SECONDS=" + format_double(config.dead_seconds) +
-                      " is not valid: expected more than HYBRIDPS_HEARTBEAT_SECONDS, which is " +
-                      format_double(config.heartbeat_seconds));
+    const std::string value = format_double(config.dead_seconds);
+    refuse("HYBRIDPS_DEAD_SECONDS", value,
+           "HYBRIDPS_DEAD_SECONDS=" + value +
+               " is not valid: expected more than HYBRIDPS_HEARTBEAT_SECONDS, which is " +
+               format_double(config.heartbeat_seconds));
   }
   return config;
 }
 
-Result<Config> Config::from_environment() {
-  Environment environment;
+Config::Environment own_environment() {
+  Config::Environment environment;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const std::size_t equals = text.find('=');
     if (equals == std::string_view::npos || !text.starts_with(kPrefix)) continue;
     environment.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
-  Result<Config> config = from(environment);
-  static std::atomic<bool> warned{false};
-  if (config.is_ok() && !warned.exchange(true)) {
-    for (const std::string& warning : config.value().warnings) log_warn(warning);
-  }
+  return environment;
+}
+
+}  // namespace
+
+Result<Config> Config::from(const Environment& environment) {
+  Status first;
+  Config config =
+      read(environment, [&](const std::string& /*name*/, const std::string& /*value*/, std::string message) {
+        if (first.is_ok()) first = Status(Code::kInvalidArgument, std::move(message));
+      });
+  if (!first.is_ok()) return first;
   return config;
+}
+
+Result<Config> Config::from_environment() { return from(own_environment()); }
+
+std::vector<SettingRow> Config::table_of_environment(std::vector<std::string>& warnings) {
+  struct Refused {
+    std::string value;
+    std::string message;
+  };
+  std::map<std::string, Refused> refused;
+  const Config config =
+      read(own_environment(), [&](const std::string& name, const std::string& value, std::string message) {
+        refused.emplace(name, Refused{value, std::move(message)});
+      });
+  std::vector<SettingRow> rows = config.table();
+  for (SettingRow& row : rows) {
+    const auto found = refused.find(row.name);
+    if (found == refused.end()) continue;
+    row.value = found->second.value;
+    row.source = "env";
+    row.problem = found->second.message;
+  }
+  warnings = config.warnings;
+  return rows;
 }
 
 std::vector<SettingRow> Config::table() const {
@@ -345,7 +381,7 @@ std::vector<SettingRow> Config::table() const {
 }
 
 std::string Config::stats_path() const {
-  std::string path = stats_file;
+  std::string path = expand_home(stats_file);
   const std::string pid = std::to_string(getpid());
   for (std::size_t at = path.find("%p"); at != std::string::npos; at = path.find("%p", at + pid.size())) {
     path.replace(at, 2, pid);

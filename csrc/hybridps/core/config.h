@@ -25,6 +25,7 @@ struct SettingRow {
   std::string source;         // "env" or "default"
   std::string unit;           // "bytes", "seconds", "Gbit/s", ... or empty
   std::string doc;            // a sentence or two
+  std::string problem;        // why what the environment has cannot be used; empty: it can
 };
 
 /// HYBRIDPS_DATA_TRANSPORT.
@@ -70,20 +71,23 @@ struct Config {
 
   /// Names found in the environment, e.g. "HYBRIDPS_NODE".
   std::set<std::string> given;
-  /// Complaints that are not errors (unknown names), for the log.
+  /// Complaints that are not errors (unknown names). Who reads the settings sees that they are told: in a job rank 0,
+  /// once.
   std::vector<std::string> warnings;
 
   using Environment = std::map<std::string, std::string>;
 
-  /// Reads this process's environment. Warnings are logged by the first call in a process only; the log level is
-  /// not touched. kInvalidArgument names the variable, its value and what is expected.
+  /// Reads this process's environment; logs nothing. kInvalidArgument names the variable, its value and what is
+  /// expected.
   static Result<Config> from_environment();
-  /// The same from given variables, and without logging: for tests and tools.
+  /// The same from given variables.
   static Result<Config> from(const Environment& environment);
+  /// The table of this process's environment with what the first two would refuse at its row, for tools that show it.
+  static std::vector<SettingRow> table_of_environment(std::vector<std::string>& warnings);
 
   /// All settings, in the order of the documentation.
   std::vector<SettingRow> table() const;
-  /// stats_file with each %p replaced by the process id; empty when not set.
+  /// stats_file with `~/` and each %p (the process id) replaced; empty when not set.
   std::string stats_path() const;
 };
 

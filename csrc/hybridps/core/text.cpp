@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <numeric>
 #include <system_error>
 #include <vector>
@@ -118,6 +119,12 @@ std::string format_ranks(std::span<const int> ranks, std::size_t count_max) {
     out += std::to_string(ranks[i]);
   }
   return out + "]";
+}
+
+std::string expand_home(std::string_view path) {
+  const char* home = std::getenv("HOME");  // NOLINT(concurrency-mt-unsafe): read only
+  if (home == nullptr || *home == '\0' || !(path == "~" || path.starts_with("~/"))) return std::string(path);
+  return home + std::string(path.substr(1));
 }
 
 std::string_view trim(std::string_view text) noexcept {

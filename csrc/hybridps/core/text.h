@@ -28,6 +28,9 @@ std::string format_seconds(double seconds);
 std::string format_double(double value);
 /// "[2, 3]"; at most `count_max` entries, then ", ... 12 more]".
 std::string format_ranks(std::span<const int> ranks, std::size_t count_max = 16);
+/// "~/token" with HOME in the place of the tilde: the shell does it only where it sees the path begin. Other texts as
+/// they are.
+std::string expand_home(std::string_view path);
 /// Without white space at both ends.
 std::string_view trim(std::string_view text) noexcept;
 /// Levenshtein distance.

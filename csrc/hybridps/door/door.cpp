@@ -35,6 +35,8 @@ using core::Code;
 using core::Status;
 
 constexpr std::size_t kGuestsMax = 64;
+// A machine that is there answers in a round trip; one that is not there costs the start of a job no more than this.
+constexpr auto kConnectPatience = std::chrono::seconds(1);
 constexpr auto kStrangerPatience = std::chrono::seconds(5);
 constexpr auto kAnswerPatience = std::chrono::seconds(30);
 // How long the door leaves the queue of connections alone when there is no descriptor for the next one.
@@ -124,9 +126,11 @@ core::Result<int> connect_to(const Address& address, const core::Deadline& deadl
       ::close(fd);
       continue;
     }
-    if (Status status = wait_for(fd, POLLOUT, deadline, where); !status.is_ok()) {
+    const core::Deadline soon = core::Deadline::after(kConnectPatience);
+    if (!wait_for(fd, POLLOUT, soon.point() < deadline.point() ? soon : deadline, where).is_ok()) {
+      why = "no answer within 1 s";
       ::close(fd);
-      return status;
+      continue;
     }
     int error = 0;
     socklen_t length = sizeof error;
@@ -177,8 +181,9 @@ core::Result<std::vector<Address>> parse_addresses(const std::string& text) {
   return addresses;
 }
 
-core::Result<std::string> read_token(const std::string& token, const std::string& path) {
-  if (!token.empty() || path.empty()) return token;
+core::Result<std::string> read_token(const std::string& token, const std::string& file_path) {
+  if (!token.empty() || file_path.empty()) return token;
+  const std::string path = core::expand_home(file_path);
   const auto bad = [&](const std::string& why) {
     return Status(Code::kInvalidArgument, "HYBRIDPS_TOKEN_FILE " + path + why);
   };
@@ -186,6 +191,7 @@ core::Result<std::string> read_token(const std::string& token, const std::string
   if (::stat(path.c_str(), &info) != 0) return bad(std::string(": ") + std::strerror(errno));
   if ((info.st_mode & (S_IRWXG | S_IRWXO)) != 0) return bad(" may be read by others; use chmod 600");
   std::ifstream file(path);
+  if (!file) return bad(std::string(": ") + std::strerror(errno));
   std::string line;
   if (!std::getline(file, line) || core::trim(line).empty()) return bad(" has no token in its first line");
   return std::string(core::trim(line));
@@ -211,9 +217,14 @@ core::Result<Bytes> ask(const Address& address, const std::string& token, const 
   if (get_u32(theirs.data()) != kMagic || get_u32(theirs.data() + 4) != kVersion) return no_server;
   const std::uint8_t* job = mine.value().data() + 8;
   const std::uint8_t* server = theirs.data() + 8;
-  if (!equal(mac_of(token, "server", job, server), theirs.data() + kHelloBytes))
-    return Status(Code::kInvalidArgument,
-                  where + " has another token; give both sides the same HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE");
+  if (!equal(mac_of(token, "server", job, server), theirs.data() + kHelloBytes)) {
+    const bool has_none = equal(mac_of("", "server", job, server), theirs.data() + kHelloBytes);
+    return Status(Code::kInvalidArgument, where +
+                                              (token.empty() ? " asks for a token, and this job has none"
+                                               : has_none    ? " has no token, and this job has one"
+                                                             : " has another token") +
+                                              "; give both sides the same HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE");
+  }
   Bytes request;
   const Mac proof = mac_of(token, "job", job, server);
   const Mac seal = mac_of(token, "request", job, server, body);
@@ -320,7 +331,7 @@ void Door::run() {
         ++at;
         continue;
       }
-      if (!at->visit.is_answered()) stats_.refused.fetch_add(1, std::memory_order_relaxed);
+      if (!at->visit.is_answered()) refuse(*at);
       at = guests.erase(at);
     }
     if ((events[1].revents & POLLIN) == 0) continue;
@@ -347,6 +358,23 @@ void Door::run() {
       guests.emplace_back(fd, token_, handler_);
     }
   }
+}
+
+void Door::refuse(const Guest& guest) {
+  stats_.refused.fetch_add(1, std::memory_order_relaxed);
+  if (!guest.visit.has_hung_up_at_token()) return;  // a stranger: nobody who wants to use this server
+  static core::LogRate rate(core::from_seconds(10));
+  const auto more = rate.permit();
+  if (!more) return;
+  sockaddr_storage from{};
+  socklen_t length = sizeof from;
+  std::array<char, NI_MAXHOST> text{};
+  const bool known = getpeername(guest.socket.fd, reinterpret_cast<sockaddr*>(&from), &length) == 0 &&
+                     getnameinfo(reinterpret_cast<const sockaddr*>(&from), length, text.data(), text.size(), nullptr, 0,
+                                 NI_NUMERICHOST) == 0;
+  core::log_warn("a job ", known ? "from " + std::string(text.data()) + " " : std::string(),
+                 "was refused: it has another token, or none, or is of another version",
+                 *more > 0 ? ", as " + std::to_string(*more) + " before it" : std::string());
 }
 
 bool Door::serve(Guest& guest) {

@@ -30,10 +30,12 @@ core::Result<Address> parse_address(const std::string& text);
 /// Several, separated by commas; each once.
 core::Result<std::vector<Address>> parse_addresses(const std::string& text);
 
-/// `token`, or the first line of the file at `path`; empty when neither is given. A file that others may read is refused.
-core::Result<std::string> read_token(const std::string& token, const std::string& path);
+/// `token`, or the first line of the file at `file_path` (~/ is its owner's home); empty when neither is given. A file
+/// that others may read is refused.
+core::Result<std::string> read_token(const std::string& token, const std::string& file_path);
 
-/// One request and its answer. Waits until the deadline at most. Errors name the address:
+/// One request and its answer. Waits until the deadline at most, and 1 s for a connection to each address of the host.
+/// Errors name the address:
 /// kPeerDead (refused, unreachable, ended), kTimeout, kMismatch (no hybridps server, another version),
 /// kInvalidArgument (wrong token), or what the server answered.
 core::Result<Bytes> ask(const Address& address, const std::string& token, const Bytes& body, core::Deadline deadline);
@@ -61,6 +63,7 @@ class Door : core::Pinned {
   Door(std::string token, Handler handler) : token_(std::move(token)), handler_(std::move(handler)) {}
   void run();
   bool serve(Guest& guest);
+  void refuse(const Guest& guest);
 
   const std::string token_;
   const Handler handler_;

@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "hybridps/core/log.h"
-
 namespace hybridps::door {
 
 using core::Code;
@@ -71,11 +69,7 @@ bool Visit::understand() {
       break;
     }
     case State::kProof: {
-      if (!equal(mac_of(token_, "job", job_nonce_.data(), server_nonce_.data()), in_.data())) {
-        static core::LogRate rate(core::from_seconds(10));
-        if (rate.permit()) core::log_warn("a job with another token was refused");
-        return false;
-      }
+      if (!equal(mac_of(token_, "job", job_nonce_.data(), server_nonce_.data()), in_.data())) return false;
       std::copy_n(in_.begin() + kMacBytes, kMacBytes, seal_.begin());
       const std::uint32_t length = get_u32(in_.data() + 2 * kMacBytes);
       if (length < 1 || length > kBodyBytesMax) return false;

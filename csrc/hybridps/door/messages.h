@@ -68,6 +68,9 @@ class Visit : core::Pinned {
   /// He holds the token.
   bool is_proven() const noexcept { return state_ == State::kBody || state_ == State::kAnswered; }
   bool is_answered() const noexcept { return state_ == State::kAnswered; }
+  /// He speaks this protocol, but has not shown that he holds the token: a job with another one, which hangs up when it
+  /// sees ours.
+  bool has_hung_up_at_token() const noexcept { return state_ == State::kProof; }
 
  private:
   enum class State { kHello, kProof, kBody, kAnswered };

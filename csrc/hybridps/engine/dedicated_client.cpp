@@ -22,7 +22,6 @@ using core::Code;
 using core::Status;
 
 constexpr auto kPatience = std::chrono::seconds(10);
-constexpr int kNodesMin = 3;
 
 // One thread per address: all wait at the same time. Where no thread can be had, here and now: that holds up other
 // groups for kPatience at most.
@@ -103,6 +102,16 @@ core::Result<std::vector<MemberRecord>> decode_records(const Bytes& bytes) {
   return records;
 }
 
+core::Result<std::vector<MemberRecord>> find_server(const door::Address& address, const std::string& token) {
+  const core::Result<Bytes> answer =
+      door::ask(address, token, encode(ServerRequest{}), core::Deadline::after(kPatience));
+  if (!answer.is_ok()) return answer.status();
+  core::Result<std::vector<MemberRecord>> records = decode_records(answer.value());
+  if (records.is_ok()) return records;
+  return Status(records.status().code(),
+                "the dedicated server " + address.text() + ": " + std::string(records.status().message()));
+}
+
 struct DedicatedClient::Finding {
   std::mutex mutex;
   std::size_t left = 0;
@@ -137,16 +146,7 @@ std::optional<std::vector<MemberRecord>> DedicatedClient::servers(const Roster& 
     finding_ = finding;
     for (std::size_t i = 0; i < options_.addresses.size(); ++i) {
       on_helper_thread([finding, i, address = options_.addresses[i], token = options_.token] {
-        const core::Result<Bytes> answer =
-            door::ask(address, token, encode(ServerRequest{}), core::Deadline::after(kPatience));
-        core::Result<std::vector<MemberRecord>> records = Status(Code::kInternal, "");
-        if (!answer.is_ok())
-          records = answer.status();
-        else
-          records = decode_records(answer.value());
-        if (answer.is_ok() && !records.is_ok())
-          records = Status(records.status().code(),
-                           "the dedicated server " + address.text() + ": " + std::string(records.status().message()));
+        core::Result<std::vector<MemberRecord>> records = find_server(address, token);
         const std::lock_guard lock(finding->mutex);
         finding->answers[i] = std::move(records);
         --finding->left;
@@ -169,6 +169,18 @@ std::optional<std::vector<MemberRecord>> DedicatedClient::servers(const Roster& 
       return member.node_identity == answer.value().front().node_identity;
     };
     const auto neighbour = std::find_if(roster.members.begin(), roster.members.end(), on_host_of);
+    const auto elsewhere = std::find_if(roster.members.begin(), roster.members.end(), [&](const MemberRecord& member) {
+      return member.machine != answer.value().front().machine;
+    });
+    if (!answer.value().front().loopback.empty() && elsewhere != roster.members.end()) {
+      excluded_[i] = true;
+      complain(
+          Status(Code::kInvalidArgument,
+                 name + " can be reached on its own machine only, and " + bootstrap::describe(*elsewhere) +
+                     " is on another: " + answer.value().front().loopback +
+                     "; start it with HYBRIDPS_INTERFACE=INTERFACE, or with --listen and an address of its network"));
+      continue;
+    }
     const bool twice = std::any_of(servers.begin(), servers.end(), [&](const MemberRecord& other) {
       return other.engine == answer.value().front().engine;
     });

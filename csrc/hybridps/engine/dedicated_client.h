@@ -36,6 +36,10 @@ core::Result<ServerRequest> decode_request(const bootstrap::Bytes& bytes);
 bootstrap::Bytes encode_records(const std::vector<bootstrap::MemberRecord>& records);
 core::Result<std::vector<bootstrap::MemberRecord>> decode_records(const bootstrap::Bytes& bytes);
 
+/// The engines of a dedicated server. Waits for its answer, 10 s at most, and 1 s for a connection. Errors name the
+/// address.
+core::Result<std::vector<bootstrap::MemberRecord>> find_server(const door::Address& address, const std::string& token);
+
 struct DedicatedClientOptions {
   std::vector<door::Address> addresses;
   std::string token;
@@ -48,7 +52,10 @@ class DedicatedClient : core::Pinned {
   explicit DedicatedClient(DedicatedClientOptions options);
   ~DedicatedClient();
 
-  /// For RendezvousOptions::servers. Groups of fewer than 3 nodes get none: servers cannot help there.
+  /// Servers cannot help groups of fewer nodes.
+  static constexpr int kNodesMin = 3;
+
+  /// For RendezvousOptions::servers. Groups of fewer than kNodesMin nodes get none.
   std::optional<std::vector<bootstrap::MemberRecord>> servers(const bootstrap::Roster& roster);
   /// For RendezvousOptions::commit.
   bootstrap::Proof commit(const bootstrap::Roster& roster);

@@ -32,6 +32,8 @@
 #include "hybridps/engine/loop.h"
 #include "hybridps/engine/records.h"
 #include "hybridps/engine/runtime.h"
+#include "hybridps/engine/settings.h"
+#include "hybridps/engine/summary.h"
 #include "hybridps/engine/verdict_board.h"
 #include "hybridps/intranode/shm/shm_transport.h"
 #include "hybridps/transport/ucx/ucx_transport.h"
@@ -61,6 +63,29 @@ std::size_t expected_local_peers() {
 
 // What reserve() gives when the group has been left.
 constexpr std::uint64_t kNotReserved = ~std::uint64_t{0};
+
+/// How long the parts of a start took, for the log.
+class Stopwatch {
+ public:
+  void lap(const char* what) {
+    const core::TimePoint now = core::Clock::now();
+    const double ms = 1000 * core::to_seconds(now - last_);
+    char part[64];
+    std::snprintf(part, sizeof part, "%s%s %.1f ms", parts_.empty() ? "" : ", ", what, ms);
+    parts_ += part;
+    last_ = now;
+  }
+  std::string text() const {
+    char total[32];
+    std::snprintf(total, sizeof total, "%.1f ms: ", 1000 * core::to_seconds(last_ - start_));
+    return total + parts_;
+  }
+
+ private:
+  const core::TimePoint start_ = core::Clock::now();
+  core::TimePoint last_ = start_;
+  std::string parts_;
+};
 
 class EngineImpl;
 
@@ -97,6 +122,10 @@ class GroupImpl final : public Group {
   std::vector<int> node_of() const override {
     const std::lock_guard lock(core_->mutex);
     return core_->node_of;
+  }
+  GroupSummary summary() const override {
+    const std::lock_guard lock(core_->mutex);
+    return core_->summary;
   }
 
  private:
@@ -144,11 +173,9 @@ class EngineImpl final : public Engine, public LoopClient {
   const core::EngineId id_;
   core::Config config_;
   std::string description_;
+  CheckedSettings settings_;
   std::vector<bootstrap::Nic> nics_;
-  double node_gbps_ = 0.0;  // 0: not known
   std::string identity_;
-  std::vector<door::Address> servers_;
-  std::string token_;
   bootstrap::Bytes data_address_;
   bootstrap::Bytes control_address_;
   bootstrap::Bytes shm_address_;
@@ -324,23 +351,21 @@ core::Result<std::shared_ptr<EngineImpl>> EngineImpl::create() {
                       ")");
     }
   });
-  if (Status status = engine->start(std::move(config).value()); !status.is_ok()) return status;
+  const std::vector<std::string> warnings = config.value().warnings;
+  if (Status status = engine->start(std::move(config).value()); !status.is_ok()) {
+    for (const std::string& warning : warnings) core::log_warn(warning);  // rank 0 will not: there will be no job
+    return status;
+  }
   return engine;
 }
 
 Status EngineImpl::start(core::Config config) {
   config_ = std::move(config);
-  core::Result<std::vector<door::Address>> servers = door::parse_addresses(config_.servers);
-  if (!servers.is_ok())
-    return Status(Code::kInvalidArgument, "HYBRIDPS_SERVERS: " + std::string(servers.status().message()));
-  servers_ = std::move(servers).value();
-  core::Result<std::string> token = door::read_token(config_.token, config_.token_file);
-  if (!token.is_ok()) return token.status();
-  token_ = std::move(token).value();
-  core::Result<Interfaces> interfaces = choose_interfaces(config_);
-  if (!interfaces.is_ok()) return interfaces.status();
-  if (!config_.interface.empty())
-    if (Status status = transport::validate_device(config_.interface); !status.is_ok()) return status;
+  Stopwatch watch;
+  settings_ = check_settings(config_);
+  if (!settings_.problems.empty()) return settings_.problems.front();
+  const Interfaces& interfaces = settings_.interfaces;
+  watch.lap("settings and interfaces");
 
   RuntimeOptions options;
   options.self = id_;
@@ -356,7 +381,7 @@ Status EngineImpl::start(core::Config config) {
   const std::size_t pool_bytes =
       whole_pages(std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(options, 0)), config_.pool_bytes));
 
-  if (interfaces.value().rdma)
+  if (interfaces.rdma)
     if (Status status = transport::check_locked_memory(transport::locked_memory_needed(pool_bytes),
                                                        transport::locked_memory_limit());
         !status.is_ok())
@@ -384,6 +409,7 @@ Status EngineImpl::start(core::Config config) {
     memory = pool.value().memory;
     keep = std::move(pool.value().keep);
   }
+  watch.lap("shared memory");
   // Spinning where ranks have no core to themselves takes the time of those it waits for. A caller that drives is the
   // only thread of its rank that works, but for those that move data; the loop's own thread has the program beside it.
   const auto data_threads = static_cast<std::size_t>(config_.data_threads);
@@ -394,25 +420,27 @@ Status EngineImpl::start(core::Config config) {
   };
   DataThreads threads(config_.data_threads, spin(2 + data_threads));
   core::Result<std::unique_ptr<transport::Transport>> data_transport =
-      make_data_transport(interfaces.value(), {kCloseWithin, user_timeout(config_)}, config_.data_sockets, threads);
+      make_data_transport(interfaces, {kCloseWithin, user_timeout(config_)}, config_.data_sockets, threads);
   if (!data_transport.is_ok()) return data_transport.status();
   threads.warn_of_idle();
+  watch.lap("data transport");
   transport::UcxOptions control;
-  control.net_device = interfaces.value().control;
+  control.net_device = interfaces.control;
   control.tcp_only = true;
   control.label = "control";
   control.close_timeout = kCloseWithin;
   core::Result<std::unique_ptr<transport::UcxTransport>> control_transport = transport::UcxTransport::create(control);
   if (!control_transport.is_ok()) return control_transport.status();
+  watch.lap("control transport");
   data_address_ = to_record(data_transport.value()->address());
   control_address_ = to_record(control_transport.value()->address());
   transports.data = std::move(data_transport).value();
   transports.control = std::move(control_transport).value();
 
-  options.cards = std::max<std::size_t>(interfaces.value().nics.size(), 1);
-  options.urgent_by_control = interfaces.value().with_control;  // not where data has a better network
-  options.urgent_always = data_threads > 0;                     // two hand-overs less
-  options.may_nap = options.urgent_by_control && !interfaces.value().ucx && data_threads == 0;
+  options.cards = std::max<std::size_t>(interfaces.nics.size(), 1);
+  options.urgent_by_control = interfaces.with_control;  // not where data has a better network
+  options.urgent_always = data_threads > 0;             // two hand-overs less
+  options.may_nap = options.urgent_by_control && !interfaces.ucx && data_threads == 0;
   core::Result<std::unique_ptr<Runtime>> runtime =
       Runtime::create(options, memory, std::move(keep), std::move(transports));
   if (!runtime.is_ok()) return runtime.status();
@@ -420,7 +448,11 @@ Status EngineImpl::start(core::Config config) {
   board_ = std::make_unique<VerdictBoard>([this](core::GroupUid uid, const Status& verdict) {
     post([this, uid, verdict] { groups_->on_told(uid, verdict); });
   });
-  groups_ = std::make_unique<Groups>(config_, id_, *runtime_, *board_, [this] {
+  SummaryOptions summary;
+  summary.transport = interfaces.rdma ? "RDMA" : interfaces.ucx ? "TCP through UCX" : "TCP";
+  summary.servers_named = settings_.servers.size();
+  summary.servers_nodes_min = DedicatedClient::kNodesMin;
+  groups_ = std::make_unique<Groups>(config_, id_, *runtime_, *board_, std::move(summary), [this] {
     {
       const std::lock_guard lock(linger_mutex_);
       --groups_open_;
@@ -434,17 +466,20 @@ Status EngineImpl::start(core::Config config) {
   joined.looked = [this] { groups_->on_looked(); };
   joiner_ = std::make_unique<Joiner>(std::move(joined), proving);
   identity_ = bootstrap::node_identity(config_, id_);
-  nics_ = to_record(interfaces.value().nics);
-  node_gbps_ = interfaces.value().node_gbps;
-  description_ = text_of(interfaces.value()) + (config_.shm ? " shm" : "");
-  core::log_info("engine ", core::to_string(id_), " ", description_, " ucx ", transport::ucx_version());
+  nics_ = to_record(interfaces.nics);
+  description_ = text_of(interfaces) + (config_.shm ? " shm" : "");
+  core::log_debug("engine ", core::to_string(id_), " ", description_, " ucx ", transport::ucx_version(),
+                  "; control by ", interfaces.control, ": ", interfaces.control_why);
 
   LoopOptions loop;
   loop.thread_name = "hybridps";
   loop.spin = spin(2 + data_threads);
   loop.drive_spin = spin(1 + data_threads);
   loop_ = std::make_unique<Loop>(*runtime_, *this, loop);
-  return loop_->start();
+  Status status = loop_->start();
+  watch.lap("send pool and threads");
+  core::log_debug("engine started in ", watch.text());
+  return status;
 }
 
 EngineImpl::~EngineImpl() {
@@ -582,13 +617,19 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.self.chunk_bytes = config_.chunk_bytes;
   r.self.compress = o.compress;
   r.self.nics = nics_;
-  r.self.node_gbps = node_gbps_;
+  r.self.node_gbps = settings_.interfaces.node_gbps;
+  r.self.control = to_record(std::vector{settings_.interfaces.control_nic})[0];
+  r.self.machine = bootstrap::machine_id();
+  r.self.loopback = settings_.interfaces.loopback.substr(0, bootstrap::kTextBytesMax);
+  r.self.notes = bootstrap::joined_notes(config_.warnings);
+  r.process_started_ms = bootstrap::process_started_ms();
+  r.wall_ms = &bootstrap::wall_ms;
   r.deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout, o.since) : core::Deadline::never();
   r.progress = [](std::string_view text) { core::log_warn(text); };
-  if (o.rank == 0 && o.size > 1 && !servers_.empty()) {
+  if (o.rank == 0 && o.size > 1 && !settings_.servers.empty() && o.dedicated_servers) {
     DedicatedClientOptions d;
-    d.addresses = servers_;
-    d.token = token_;
+    d.addresses = settings_.servers;
+    d.token = settings_.token;
     d.required = config_.servers_required;
     d.group_name = o.name;
     dedicated = std::make_unique<DedicatedClient>(std::move(d));

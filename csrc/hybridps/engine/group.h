@@ -19,6 +19,7 @@
 #include "hybridps/core/once_fn.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
+#include "hybridps/engine/summary.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/transport/transport.h"
 #include "hybridps/worker/operation.h"
@@ -87,6 +88,8 @@ class Group : core::Pinned {
   virtual core::Result<double> residual_norm() = 0;
   /// Group ranks by node, as in the roster; empty while it is not valid.
   virtual std::vector<int> node_of() const = 0;
+  /// What the roster comes to; no nodes while it is not valid.
+  virtual GroupSummary summary() const = 0;
 };
 
 }  // namespace hybridps::engine

@@ -29,6 +29,7 @@ struct GroupCore : core::Pinned {
   bool left = false;    // no more submissions
   std::uint64_t submitted = 0;
   std::vector<int> node_of;
+  GroupSummary summary;
   std::string waiting_for;  // what the bootstrap thread found when look_wanted was set
   std::atomic<bool> look_wanted{false};
   std::atomic<bool> given_up{false};  // aborted before there was a roster

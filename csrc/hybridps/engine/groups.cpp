@@ -4,6 +4,8 @@
 #include <mutex>
 #include <utility>
 
+#include "hybridps/build_info.h"
+#include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
 #include "hybridps/engine/records.h"
 
@@ -24,8 +26,13 @@ VerdictBoard::Location location_of(const GroupCore& group) {
 }  // namespace
 
 Groups::Groups(const core::Config& config, core::EngineId self, Runtime& runtime, VerdictBoard& board,
-               std::function<void()> closed)
-    : config_(config), self_(self), runtime_(runtime), board_(board), closed_(std::move(closed)) {
+               SummaryOptions summary, std::function<void()> closed)
+    : config_(config),
+      self_(self),
+      runtime_(runtime),
+      board_(board),
+      summary_(std::move(summary)),
+      closed_(std::move(closed)) {
   Runtime::Hooks hooks;
   hooks.group_failed = [this](core::GroupUid uid, const Status& status, const Status& cause, bool found_here) {
     const Group group = find(uid);
@@ -152,6 +159,9 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   const int me = group->options.rank;
   const int my_node = roster.node_of[static_cast<std::size_t>(me)];
   worker::GroupInfo info{roster.uid, group->options.name, {}, {}, topology_of(roster, me), {}};
+  SummaryOptions summary_options = summary_;
+  summary_options.servers_wanted = group->options.dedicated_servers;
+  GroupSummary summary = summarise(roster, info.topology, summary_options);
   std::uint64_t chunk_bytes = config_.chunk_bytes;
   const auto add = [&](const bootstrap::MemberRecord& member, bool local) {
     info.engines.push_back(member.engine);
@@ -178,8 +188,10 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
     const std::lock_guard lock(group->mutex);
     group->ready = true;
     group->node_of = roster.node_of;
+    group->summary = std::move(summary);
     status = group->status;
   }
+  if (me == 0) tell_of(*group, roster);
   group->changed.notify_all();
   // Failed here while it was still being made: the others have waited for this rank, and hear of it now.
   if (!status.is_ok()) runtime_.worker().fail_group(*group->state, status, /*tell=*/true);
@@ -198,6 +210,22 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
     }
   }
   if (group->goodbye_wanted) send_goodbye(group);
+}
+
+// Of a job once, by one rank: what is the same on all ranks need not be read on each.
+void Groups::tell_of(const GroupCore& group, const bootstrap::Roster& roster) const {
+  const std::string& text = group.summary.text;
+  if (!group.options.is_world) {
+    core::log_debug("group ", core::quoted(group.options.name), ": ", text);
+    return;
+  }
+  for (const std::string& complaint : complaints_of(roster)) core::log_warn(complaint);
+  core::log_info("hybridps ", build_info::kVersion, ": ", text);
+  // What somebody has asked for and does not get is no detail. Servers that failed were named before.
+  if (summary_.servers_named > 0 && roster.servers.empty() && roster.node_count() < summary_.servers_nodes_min &&
+      group.options.size > 1)
+    core::log_warn("HYBRIDPS_SERVERS is not used by this job of ", roster.node_count(),
+                   " nodes: ", group.summary.servers_why, " (docs/dedicated-servers.md)");
 }
 
 void Groups::want_goodbye(const Group& group) {

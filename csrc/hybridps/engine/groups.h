@@ -28,7 +28,8 @@ class Groups : core::Pinned {
   using Group = std::shared_ptr<GroupCore>;
 
   /// `closed` is called once for each group that was added, when it is closed. Takes the Runtime's hooks.
-  Groups(const core::Config& config, core::EngineId self, Runtime& runtime, VerdictBoard& board,
+  /// `summary`: what of it an engine knows and a roster does not.
+  Groups(const core::Config& config, core::EngineId self, Runtime& runtime, VerdictBoard& board, SummaryOptions summary,
          std::function<void()> closed);
 
   void add(Group group) { groups_.push_back(std::move(group)); }
@@ -57,6 +58,7 @@ class Groups : core::Pinned {
  private:
   void fail(GroupCore& group, const core::Status& status);
   void send_goodbye(const Group& group);
+  void tell_of(const GroupCore& group, const bootstrap::Roster& roster) const;
   /// For a group that has failed and will have nobody to say it to. One that is still being made may have.
   void give_up_goodbye(GroupCore& group);
   std::size_t close_finished();
@@ -69,6 +71,7 @@ class Groups : core::Pinned {
   const core::EngineId self_;
   Runtime& runtime_;
   VerdictBoard& board_;
+  const SummaryOptions summary_;
   const std::function<void()> closed_;
   std::vector<Group> groups_;
   core::TimePoint queued_due_ = core::TimePoint::max();  // the first deadline among queued operations

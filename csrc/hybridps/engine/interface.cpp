@@ -2,12 +2,14 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -65,12 +67,17 @@ bool is_tcp(core::DataTransport wanted) noexcept {
 
 }  // namespace
 
-std::string interface_to(const std::string& host) {
+std::string interface_to(const std::string& host, std::string* address) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* found = nullptr;
   if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return {};
   std::string name;
+  if (address != nullptr) {
+    std::array<char, NI_MAXHOST> text{};
+    if (getnameinfo(found->ai_addr, found->ai_addrlen, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0)
+      *address = text.data();
+  }
   for (const addrinfo* at = found; at != nullptr && name.empty(); at = at->ai_next) {
     // Connecting a datagram socket sends nothing: it only asks the routing table.
     const int fd = socket(at->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -85,6 +92,72 @@ std::string interface_to(const std::string& host) {
   freeaddrinfo(found);
   return name;
 }
+
+ControlChoice choose_control(const ControlNetwork& network) {
+  const auto is_loopback = [&](const std::string& name) {
+    return std::find(network.loopbacks.begin(), network.loopbacks.end(), name) != network.loopbacks.end();
+  };
+  if (!network.named.empty()) return {network.named, "HYBRIDPS_INTERFACE"};
+  if (!network.hint.empty()) return {network.hint, "it has the address to listen on"};
+  const bool local_master = !network.to_master.empty() && is_loopback(network.to_master);
+  if (!network.to_master.empty() && !local_master)
+    return {network.to_master, "it routes to MASTER_ADDR=" + network.master};
+  const std::string master = "MASTER_ADDR=" + network.master;
+  // Who writes these means this machine and no other.
+  for (const char* here : {"localhost", "127.0.0.1", "::1"})
+    if (local_master && network.master == here) return {network.to_master, master};
+  if (local_master && network.one_machine) return {network.to_master, "all ranks are on this machine"};
+  const std::string since = local_master             ? master + " resolves to " + network.master_address
+                            : network.master.empty() ? std::string("MASTER_ADDR is not set")
+                                                     : master + " has no address, or no route to it";
+  if (!network.to_default.empty() && !is_loopback(network.to_default))
+    return {network.to_default, "the default route's, since " + since};
+  if (network.others.size() == 1) return {network.others[0], "the only one, since " + since};
+  std::string several;
+  for (const std::string& name : network.others) several += (several.empty() ? "" : ", ") + name;
+  return {local_master                ? network.to_master
+          : network.loopbacks.empty() ? "lo"
+                                      : network.loopbacks[0],
+          since + (several.empty() ? ", and there is no other interface"
+                                   : ", and which of the other interfaces is meant cannot be told (" + several + ")")};
+}
+
+namespace {
+
+ControlNetwork control_network(const core::Config& config, const std::string& hint) {
+  ControlNetwork network;
+  network.named = config.interface;
+  network.hint = hint;
+  network.master = text_of("MASTER_ADDR", "");
+  const std::string world = text_of("WORLD_SIZE", "");
+  network.one_machine = !world.empty() && world == text_of("LOCAL_WORLD_SIZE", "");
+  if (!network.named.empty() || !hint.empty()) return network;
+  if (!network.master.empty()) network.to_master = interface_to(network.master, &network.master_address);
+  network.to_default = interface_to("192.0.2.1");  // TEST-NET: any address off this network
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return network;
+  network.loopbacks.clear();
+  const auto add = [](std::vector<std::string>& names, const char* name) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.emplace_back(name);
+  };
+  for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
+    if (at->ifa_name == nullptr || at->ifa_addr == nullptr) continue;
+    const bool up = (at->ifa_flags & IFF_UP) != 0 && (at->ifa_flags & IFF_RUNNING) != 0;
+    if ((at->ifa_flags & IFF_LOOPBACK) != 0) {
+      add(network.loopbacks, at->ifa_name);
+    } else if (up && at->ifa_addr->sa_family == AF_INET) {
+      const auto& address = reinterpret_cast<const sockaddr_in*>(at->ifa_addr)->sin_addr;
+      if (ntohl(address.s_addr) >> 16 != 0xa9fe) add(network.others, at->ifa_name);  // 169.254: its own link alone
+    } else if (up && at->ifa_addr->sa_family == AF_INET6) {
+      const auto& address = reinterpret_cast<const sockaddr_in6*>(at->ifa_addr)->sin6_addr;
+      if (!IN6_IS_ADDR_LINKLOCAL(&address)) add(network.others, at->ifa_name);
+    }
+  }
+  freeifaddrs(list);
+  return network;
+}
+
+}  // namespace
 
 LocalRank local_rank() {
   return {std::atoi(text_of("LOCAL_RANK", "0").c_str()), std::atoi(text_of("LOCAL_WORLD_SIZE", "1").c_str())};
@@ -170,12 +243,9 @@ core::Result<DataChoice> choose_data(const DataNetwork& network) {
 
 core::Result<Interfaces> choose_interfaces(const core::Config& config, const std::string& hint, LocalRank place) {
   Interfaces chosen;
-  chosen.control = config.interface.empty() ? hint : config.interface;
-  if (chosen.control.empty())
-    if (const char* master = std::getenv("MASTER_ADDR"); master != nullptr && *master != '\0')
-      chosen.control = interface_to(master);
-  if (chosen.control.empty()) chosen.control = interface_to("192.0.2.1");  // TEST-NET: any address off this network
-  if (chosen.control.empty()) chosen.control = "lo";
+  const ControlChoice control = choose_control(control_network(config, hint));
+  chosen.control = control.name;
+  chosen.control_why = control.why;
 
   const transport::Locality here = transport::own_locality(place.rank, place.size);
   DataNetwork network;
@@ -201,6 +271,7 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config, const std
   const std::size_t named = names.size();
   names.push_back(network.control);
   network.nics = transport::describe_nics(names, here);
+  chosen.control_nic = network.nics.back();
 
   const std::vector<double>& rates = config.nic_gbps;
   if (rates.size() == 1) chosen.node_gbps = rates[0];
@@ -227,10 +298,16 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config, const std
   chosen.with_control = network.named.empty()
                             ? !chosen.rdma
                             : std::find(names.begin(), names.end() - 1, chosen.control) != names.end() - 1;
+  const auto data_on_loopback =
+      std::find_if(chosen.nics.begin(), chosen.nics.end(), [](const transport::Nic& nic) { return nic.loopback; });
+  if (chosen.control_nic.loopback)
+    chosen.loopback = "its control uses " + chosen.control + ": " + chosen.control_why;
+  else if (data_on_loopback != chosen.nics.end())
+    chosen.loopback = "its data uses " + data_on_loopback->name + ": " + chosen.why;
   static std::atomic<bool> warned{false};
   if (!data.value().warning.empty() && network.place.rank == 0 && !warned.exchange(true))
     core::log_warn(data.value().warning);
-  if (named > 1) core::log_info("data through ", chosen.data(), ": ", chosen.why);
+  if (named > 1) core::log_debug("data through ", chosen.data(), ": ", chosen.why);
   if (chosen.rdma) {
     std::string ports;
     for (const transport::RdmaPort& port : network.ports)

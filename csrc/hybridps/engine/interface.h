@@ -22,7 +22,10 @@ struct LocalRank {
 LocalRank local_rank();
 
 struct Interfaces {
-  std::string control;               // "eth0"
+  transport::Nic control_nic;  // what control goes through
+  std::string control;         // its name, "eth0"
+  std::string control_why;     // "HYBRIDPS_INTERFACE", "it routes to MASTER_ADDR=boxa"
+  std::string loopback;        // why no other machine can reach this process: what of it uses lo, and for what reason
   std::vector<transport::Nic> nics;  // what this process's data goes through; their rates where they are known
   double node_gbps = 0;              // of all the machine's cards for data together; 0: not known
   bool rdma = false;                 // data goes over RDMA
@@ -34,12 +37,34 @@ struct Interfaces {
   std::string data() const;  // "eth0,eth1"
 };
 
-/// Control: HYBRIDPS_INTERFACE, else `hint`, else the interface that routes to MASTER_ADDR, else the one of the default
-/// route, else "lo". Data: choose_data() with what this machine has; where RDMA cannot be used though it is here, that is
-/// said once. kInvalidArgument: a data interface that is not there, down, without carrier or address, or does not go with
-/// the others, and which there are; rates that do not fit.
+/// Control: choose_control() with what this machine has. Data: choose_data() with what this machine has; where RDMA
+/// cannot be used though it is here, that is said once. kInvalidArgument: a data interface that is not there, down,
+/// without carrier or address, or does not go with the others, and which there are; rates that do not fit.
 core::Result<Interfaces> choose_interfaces(const core::Config& config, const std::string& hint = {},
                                            LocalRank place = local_rank());
+
+/// What control can use.
+struct ControlNetwork {
+  std::string named;           // HYBRIDPS_INTERFACE
+  std::string hint;            // the interface of the address that a server listens on
+  std::string master;          // MASTER_ADDR as it is given
+  std::string master_address;  // the first address that its name has here; empty: none
+  std::string to_master;       // the interface that routes there; empty: none
+  std::string to_default;      // the interface of the default route; empty: none
+  bool one_machine = false;    // the launcher says that all ranks are here (WORLD_SIZE, LOCAL_WORLD_SIZE)
+  std::vector<std::string> loopbacks{"lo"};
+  std::vector<std::string>
+      others;  // the interfaces that are up and have an address that is of use elsewhere, no loopback
+};
+struct ControlChoice {
+  std::string name;
+  std::string why;
+};
+/// The named one, else the hint, else the one that routes to MASTER_ADDR. Where MASTER_ADDR is a name that stands for
+/// this machine itself (Debian's /etc/hosts: "127.0.1.1 boxa") that is the loopback interface, which nobody else can
+/// reach: unless all ranks are here it is then, as without MASTER_ADDR, the one of the default route, else the only
+/// one that there is, else loopback.
+ControlChoice choose_control(const ControlNetwork& network);
 
 /// What data can use.
 struct DataNetwork {
@@ -68,6 +93,7 @@ struct DataChoice {
 core::Result<DataChoice> choose_data(const DataNetwork& network);
 
 /// The interface whose address the kernel would use to reach `host` (a name or an address); empty if there is none.
-std::string interface_to(const std::string& host);
+/// `address`: where the first of its addresses goes, as text.
+std::string interface_to(const std::string& host, std::string* address = nullptr);
 
 }  // namespace hybridps::engine

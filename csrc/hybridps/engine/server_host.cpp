@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 
 #include "hybridps/bootstrap/node_identity.h"
@@ -32,6 +35,9 @@ constexpr auto kPublishEvery = std::chrono::milliseconds(100);
 
 class Shard final : public LoopClient, core::Pinned {
  public:
+  /// Called on the shard's thread when a group that was opened here is open no more.
+  std::function<void(core::GroupUid)> closed;
+
   Status start(const ServerHostOptions& options, const core::Config& config, const Interfaces& interfaces, int index,
                DataThreads& threads) {
     RuntimeOptions o;
@@ -74,6 +80,9 @@ class Shard final : public LoopClient, core::Pinned {
     record_.engine = id_;
     record_.node_identity = bootstrap::node_identity(config, id_);
     record_.host_name = bootstrap::host_name();
+    record_.machine = bootstrap::machine_id();
+    record_.loopback = interfaces.loopback;
+    record_.control = to_record(std::vector{interfaces.control_nic})[0];
     record_.pid = static_cast<std::uint32_t>(getpid());
     record_.group_rank = index;
     record_.group_size = options.threads;
@@ -130,6 +139,7 @@ class Shard final : public LoopClient, core::Pinned {
     group.coded_chunk_bytes_max = chunk_bytes;
     group.residual_budget = residual_budget_;
     runtime_->open_served_group(std::move(group));
+    open_.push_back(roster.uid);
     return Status::ok();
   }
   Runtime& runtime() noexcept { return *runtime_; }
@@ -137,7 +147,6 @@ class Shard final : public LoopClient, core::Pinned {
   void add_to(ServerHostStats& s) const {
     s.groups += groups_.load();
     s.groups_total += groups_total_.load();
-    s.engines += engines_.load();
     s.chunks += chunks_.load();
     s.bytes_summed += bytes_.load();
     s.refused_messages += refused_.load() + runtime_->counters().bad_messages.load();
@@ -163,7 +172,11 @@ class Shard final : public LoopClient, core::Pinned {
     chunks_.store(s.chunks);
     bytes_.store(s.bytes);
     refused_.store(s.refused);
-    engines_.store(runtime_->peers_known());
+    std::erase_if(open_, [&](core::GroupUid uid) {
+      if (runtime_->dedicated().has(uid)) return false;
+      closed(uid);
+      return true;
+    });
   }
 
   core::EngineId id_;
@@ -173,12 +186,14 @@ class Shard final : public LoopClient, core::Pinned {
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<Loop> loop_;
   core::TimePoint next_publish_{};
-  std::atomic<std::uint64_t> groups_{0}, groups_total_{0}, chunks_{0}, bytes_{0}, refused_{0}, engines_{0};
+  std::vector<core::GroupUid> open_;  // in the loop only
+  std::atomic<std::uint64_t> groups_{0}, groups_total_{0}, chunks_{0}, bytes_{0}, refused_{0};
 };
 
 class ServerHostImpl final : public ServerHost {
  public:
   Status start(ServerHostOptions options, const core::Config& config) {
+    say_ = options.say;
     // Unless told otherwise, the interface that has the address it listens on.
     const bool any = options.listen.host == "0.0.0.0" || options.listen.host == "::";
     const std::string hint = any ? std::string() : interface_to(options.listen.host);
@@ -189,6 +204,7 @@ class ServerHostImpl final : public ServerHost {
       for (const std::string& name : {interfaces.value().control, interfaces.value().data()})
         if (Status status = transport::validate_device(name); !status.is_ok()) return status;
       shards_.push_back(std::make_unique<Shard>());
+      shards_.back()->closed = [this](core::GroupUid uid) { on_closed(uid); };
       if (Status status = shards_.back()->start(options, config, interfaces.value(), i, threads); !status.is_ok())
         return status;
     }
@@ -206,6 +222,12 @@ class ServerHostImpl final : public ServerHost {
   ServerHostStats stats() const override {
     ServerHostStats s;
     for (const auto& shard : shards_) shard->add_to(s);
+    {
+      const std::lock_guard lock(mutex_);
+      std::set<core::EngineId> engines;
+      for (const auto& [uid, group] : open_) engines.insert(group.engines.begin(), group.engines.end());
+      s.engines = engines.size();
+    }
     s.door_accepted = door_->stats().accepted.load();
     s.door_refused = door_->stats().refused.load();
     return s;
@@ -220,9 +242,32 @@ class ServerHostImpl final : public ServerHost {
   }
 
  private:
+  struct OpenGroup {
+    std::string text;  // "'world' of 3 ranks on 3 nodes (rank 0 on host-a (pid 12))"
+    std::vector<core::EngineId> engines;
+    std::size_t shards = 0;  // that have it open
+    core::TimePoint since;
+  };
+
+  void say(const std::string& line) {
+    if (say_) say_(line);
+  }
+
+  void on_closed(core::GroupUid uid) {
+    const std::lock_guard lock(mutex_);
+    const auto found = open_.find(uid);
+    if (found == open_.end() || --found->second.shards > 0) return;
+    say("closed group " + found->second.text + " after " +
+        core::format_seconds(core::to_seconds(core::Clock::now() - found->second.since)));
+    open_.erase(found);
+  }
+
   core::Result<door::Bytes> answer(const door::Bytes& body) {
     core::Result<ServerRequest> request = decode_request(body);
-    if (!request.is_ok()) return request.status();
+    if (!request.is_ok()) {
+      say("refused a job: " + std::string(request.status().message()));
+      return request.status();
+    }
     switch (request.value().kind) {
       case ServerRequest::Kind::kFind: {
         if (draining_.load()) return Status(Code::kClosed, "it is about to stop and takes no new job");
@@ -234,7 +279,24 @@ class ServerHostImpl final : public ServerHost {
         if (draining_.load()) return Status(Code::kClosed, "it is about to stop and takes no new job");
         const auto kept = std::make_shared<const ServerRequest>(std::move(request).value());
         const bootstrap::Roster& roster = *kept->roster;
-        const std::string& name = kept->group_name;
+        OpenGroup group;
+        group.text = core::quoted(kept->group_name) + " of " + std::to_string(roster.size()) + " ranks on " +
+                     std::to_string(roster.node_count()) + " nodes (" + bootstrap::describe(roster.members[0]) + ")";
+        for (const auto& member : roster.members) group.engines.push_back(member.engine);
+        group.since = core::Clock::now();
+        const std::string text = group.text;
+        for (const auto& server : roster.servers)
+          for (const auto& shard : shards_) group.shards += shard->record().engine == server.engine ? 1 : 0;
+        {
+          const std::lock_guard lock(mutex_);
+          open_.insert_or_assign(roster.uid, std::move(group));
+        }
+        const auto refused = [&](Status status) {
+          const std::lock_guard lock(mutex_);
+          open_.erase(roster.uid);
+          say("refused group " + text + ": " + std::string(status.message()));
+          return status;
+        };
         int opened = 0;
         for (const auto& server : roster.servers) {
           for (const auto& shard : shards_) {
@@ -244,11 +306,14 @@ class ServerHostImpl final : public ServerHost {
                   out = s->open(*kept->roster, kept->group_name, i);
                 });
                 !status.is_ok())
-              return status;
+              return refused(status);
           }
         }
-        if (opened == 0) return Status(Code::kMismatch, "it has been restarted since it was asked");
-        core::log_info("group \"", name, "\" of ", roster.size(), " ranks on ", roster.node_count(), " nodes opened");
+        if (opened == 0) return refused(Status(Code::kMismatch, "it has been restarted since it was asked"));
+        {
+          const std::lock_guard lock(mutex_);
+          say("opened group " + text);
+        }
         return door::Bytes();
       }
       case ServerRequest::Kind::kClose:
@@ -260,6 +325,9 @@ class ServerHostImpl final : public ServerHost {
     return Status(Code::kMismatch, "unknown request");
   }
 
+  std::function<void(const std::string&)> say_;
+  mutable std::mutex mutex_;  // of open_, and of the order of what is said
+  std::map<core::GroupUid, OpenGroup> open_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::unique_ptr<door::Door> door_;  // after the shards: its thread uses them
   std::atomic<bool> draining_{false};

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,12 +26,15 @@ struct ServerHostOptions {
   std::string token;
   int threads = 1;
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
+  /// A line for whoever looks after the server: a job's group was opened, closed or refused. From threads of its own,
+  /// one at a time. Unset: nobody.
+  std::function<void(const std::string&)> say;
 };
 
 struct ServerHostStats {
   std::uint64_t groups = 0;
   std::uint64_t groups_total = 0;
-  std::uint64_t engines = 0;  // that are known
+  std::uint64_t engines = 0;  // processes in the groups that are open
   std::uint64_t chunks = 0;
   std::uint64_t bytes_summed = 0;
   std::uint64_t rx_payload_bytes = 0;

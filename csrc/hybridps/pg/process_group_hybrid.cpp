@@ -1,14 +1,21 @@
 #include "hybridps/pg/process_group_hybrid.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <exception>
 #include <future>
 #include <mutex>
 #include <string_view>
+#include <thread>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
+#include "hybridps/bootstrap/incarnation.h"
+#include "hybridps/bootstrap/node_identity.h"
+#include "hybridps/bootstrap/rendezvous.h"
 #include "hybridps/core/config.h"
 #include "hybridps/core/log.h"
 #include "hybridps/engine/engine.h"
@@ -40,7 +47,34 @@ std::string group_text(const WorkContext& context) {
          std::to_string(context.size) + ")";
 }
 
+/// Only where it is read: asking loads the driver. Of a machine without a GPU nobody wants to hear that it has none.
+void tell_of_cuda() {
+  static std::once_flag said;
+  if (!core::log_enabled(core::LogLevel::kInfo)) return;
+  std::call_once(said, [] {
+    const std::string found = describe_cuda_support();
+    const bool none = found == "not built" || found.starts_with("no device");
+    core::log(none ? core::LogLevel::kDebug : core::LogLevel::kInfo, "CUDA path: ", found);
+  });
+}
+
+double ms_between(core::TimePoint from, core::TimePoint to) { return 1000 * core::to_seconds(to - from); }
+
 }  // namespace
+
+void tell_of_failed_start(bootstrap::KeyValueStore& store, const std::string& group_name,
+                          const std::string& incarnation, int rank, int size, std::string_view why) {
+  if (size <= 1) return;
+  const core::Status failure(core::Code::kClosed, "rank " + std::to_string(rank) + " on " + bootstrap::host_name() +
+                                                      " (pid " + std::to_string(getpid()) +
+                                                      ") could not join it: " + std::string(why));
+  const core::Status told = bootstrap::announce_failure(store, bootstrap::group_key_prefix(group_name, incarnation),
+                                                        failure, bootstrap::wall_ms(), bootstrap::process_started_ms());
+  if (!told.is_ok())
+    core::log_warn("the other ranks could not be told that this one fails: ", told.message());
+  else if (rank == 0)
+    std::this_thread::sleep_for(300ms);
+}
 
 ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                        c10::intrusive_ptr<Options> options, core::TimePoint called_at)
@@ -48,6 +82,7 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
       options_(options ? std::move(options) : c10::make_intrusive<Options>()),
       context_(make_context(options_->group_name, rank, size)),
       timeout_ms_(options_->timeout.count()) {
+  const core::TimePoint entered_at = core::Clock::now();
   // torch's setGroupUid() comes later, or not at all under TORCH_DISTRIBUTED_DEBUG=DETAIL.
   pg_uid_ = options_->group_name;
   if (!options_->global_ranks_in_group.empty())
@@ -57,33 +92,50 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
   TORCH_CHECK_VALUE(store, "hybridps: ", group_text(*context_), ": no Store was given");
   Process& process = Process::instance();
   const Process::Arrival arrival(process);
-  auto engine = engine::Engine::acquire();
-  check_status(engine.status(), "starting the engine for " + group_text(*context_));
-  // Only where it is read: asking loads the driver.
-  static std::once_flag said;
-  if (core::log_enabled(core::LogLevel::kInfo))
-    std::call_once(said, [] { core::log_info("CUDA path: ", describe_cuda_support()); });
   engine::GroupOptions group_options;
   group_options.since = called_at;
   group_options.name = options_->group_name;
-  group_options.incarnation = process.incarnations().next(options_->group_name);
+  group_options.incarnation =
+      process.incarnations().next(options_->group_name);  // counted also where what follows fails
+  const std::string incarnation = group_options.incarnation;
+  const auto shared_store = adapt_store(store);
   group_options.rank = rank;
   group_options.size = size;
-  group_options.store = adapt_store(store);
+  group_options.store = shared_store;
   group_options.timeout = options_->timeout;
+  group_options.is_world = options_->global_ranks_in_group.empty();
+  group_options.dedicated_servers = options_->dedicated_servers;
+  const auto require = [&](const core::Status& status, const std::string& what) {
+    if (status.is_ok()) return;
+    const InterpreterReleased released;
+    tell_of_failed_start(*shared_store, options_->group_name, incarnation, rank, size, status.message());
+    throw_status(status, what);
+  };
   const auto config = core::Config::from_environment();
-  check_status(config.status(), "reading the settings for " + group_text(*context_));
-  const auto spec =
-      compress::parse_spec(options_->compress.empty() ? config.value().compress : options_->compress);
-  TORCH_CHECK_VALUE(spec.is_ok(), "hybridps: ", group_text(*context_), ": ", spec.status().message());
+  require(config.status(), "reading the settings for " + group_text(*context_));
+  const auto spec = compress::parse_spec(options_->compress.empty() ? config.value().compress : options_->compress);
+  require(spec.status(), group_text(*context_));
   if (spec.value()) group_options.compress = compress::text_of(spec.value());
   compression_ = std::make_unique<Compression>(
       spec.value() ? std::make_shared<const compress::Codecs>(spec.value()) : nullptr,
       config.value().compress_min_bytes);
+  const core::TimePoint connected_at = core::Clock::now();
+  auto engine = engine::Engine::acquire();
+  require(engine.status(), "starting the engine for " + group_text(*context_));
+  const core::TimePoint started_at = core::Clock::now();
+  tell_of_cuda();
   auto group = engine.value()->open_group(std::move(group_options));
-  check_status(group.status(), "opening " + group_text(*context_));
+  require(group.status(), "opening " + group_text(*context_));
   context_->group = group.value();
   membership_ = process.join(std::move(group).value());
+  opened_at_ = core::Clock::now();
+  if (!core::log_enabled(core::LogLevel::kDebug)) return;
+  char text[160];
+  std::snprintf(text, sizeof text, "%.1f ms: loading %.1f ms, Store %.1f ms, engine %.1f ms, opening %.1f ms",
+                ms_between(called_at, opened_at_), ms_between(called_at, entered_at),
+                ms_between(entered_at, connected_at), ms_between(connected_at, started_at),
+                ms_between(started_at, opened_at_));
+  core::log_debug(group_text(*context_), " made in ", text);
 }
 
 ProcessGroupHybrid::~ProcessGroupHybrid() {
@@ -121,6 +173,8 @@ core::Status ProcessGroupHybrid::wait_for(const std::shared_ptr<engine::Group>& 
 void ProcessGroupHybrid::wait_ready() {
   const auto group = group_or_throw("init_process_group");
   const core::Status status = wait_for(group, [&] { return group->wait_ready(); });
+  core::log_debug(group_text(*context_), " waited ", static_cast<int>(ms_between(opened_at_, core::Clock::now())),
+                  " ms for all ranks");
   check_status(status, "waiting for the ranks of " + group_text(*context_));
 }
 
@@ -141,6 +195,11 @@ void ProcessGroupHybrid::eagerConnectSingleDevice(at::Device device) {
   check_status(status, what);
   const std::lock_guard lock(channels_mutex_);
   eager_device_ = device;
+}
+
+engine::GroupSummary ProcessGroupHybrid::summary() const {
+  const auto group = membership_->group();
+  return group ? group->summary() : engine::GroupSummary();
 }
 
 std::vector<int> ProcessGroupHybrid::node_of() const {
@@ -215,12 +274,12 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::split(const c10::intrusive
     TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "hybridps: split_group: rank ", rank, " is not in ",
                       group_text(*context_));
   auto child_options = c10::make_intrusive<Options>(opts ? opts->timeout : options_->timeout);
-  child_options->compress = options_->compress;
+  const auto* own = dynamic_cast<const Options*>(opts.get());
+  child_options->dedicated_servers = (own != nullptr ? *own : *options_).dedicated_servers;
+  child_options->compress = own != nullptr && !own->compress.empty() ? own->compress : options_->compress;
   if (opts) {
     child_options->group_name = opts->group_name;
     child_options->group_desc = opts->group_desc;
-    if (const auto* const ours = dynamic_cast<const Options*>(opts.get()); ours != nullptr && !ours->compress.empty())
-      child_options->compress = ours->compress;
   }
   const auto child = make_child(store, ranks, std::move(child_options));
   std::optional<c10::Device> device;

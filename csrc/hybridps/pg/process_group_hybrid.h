@@ -21,6 +21,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -29,6 +30,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
+#include "hybridps/bootstrap/key_value.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/engine/group.h"
 #include "hybridps/pg/compression.h"
@@ -43,11 +45,18 @@ namespace hybridps::pg {
 
 inline constexpr char kBackendName[] = "hybridps";
 
+/// For a member whose start has failed, whatever failed: the others of its group raise `why`, with who it is, instead
+/// of waiting for it. `incarnation` as they count it. Takes 0.3 s on rank 0, which may be the host of the Store: others
+/// must have read it before the process ends. Not with the interpreter's lock.
+void tell_of_failed_start(bootstrap::KeyValueStore& store, const std::string& group_name,
+                          const std::string& incarnation, int rank, int size, std::string_view why);
+
 class ProcessGroupHybrid final : public c10d::Backend {
  public:
   struct Options final : c10d::Backend::Options {
     explicit Options(std::chrono::milliseconds timeout_of_operations = kBackendDefaultTimeout)
         : c10d::Backend::Options(kBackendName, timeout_of_operations) {}
+    bool dedicated_servers = true;  // whether the group may use those of HYBRIDPS_SERVERS; group rank 0's counts
     /// What gradients become between nodes (compress/spec.h); empty: HYBRIDPS_COMPRESS.
     std::string compress;
 #if HYBRIDPS_TORCH_AT_LEAST(14)
@@ -73,6 +82,8 @@ class ProcessGroupHybrid final : public c10d::Backend {
   /// compress::text_of() what is in effect: "none", "int8:...".
   std::string compression() const;
   double residual_norm();
+  /// What the roster comes to; no nodes until all members have come.
+  engine::GroupSummary summary() const;
 
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
@@ -219,6 +230,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
 
   const c10::intrusive_ptr<Options> options_;
   const std::shared_ptr<WorkContext> context_;
+  core::TimePoint opened_at_{};  // for the log
   std::shared_ptr<Membership> membership_;
   std::atomic<std::int64_t> timeout_ms_;
   std::atomic<bool> aborted_{false};

@@ -6,6 +6,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,8 +47,18 @@ volatile sig_atomic_t signals_seen = 0;
 void on_signal(int) { signals_seen = signals_seen + 1; }
 
 int wrong(const std::string& why) {
-  std::fprintf(stderr, "hybridps-server: %s\n%s", why.c_str(), kUsage);
+  std::fprintf(stderr, "hybridps-server: %s; `hybridps-server --help` explains the arguments\n", why.c_str());
   return 2;
+}
+
+/// A line on stdout, whole, with the time of day. From several threads.
+void say(const std::string& text) {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  char clock[16] = "";
+  if (localtime_r(&now, &local) != nullptr) (void)std::strftime(clock, sizeof clock, "%H:%M:%S", &local);
+  std::printf("%s %s\n", clock, text.c_str());
+  std::fflush(stdout);
 }
 
 struct Arguments {
@@ -85,7 +96,7 @@ std::string parse(const std::vector<std::string_view>& words, Arguments& out) {
       if (!bytes || *bytes < (16 << 20)) return "--memory is a size of at least 16M, such as 512M or 4G";
       out.options.memory_bytes = *bytes;
     } else if (name == "--metrics") {
-      out.metrics = std::string(value);
+      out.metrics = hybridps::core::expand_home(value);
     } else if (name == "--status-seconds" || name == "--drain-seconds") {
       const auto number = hybridps::core::parse_double(value);
       if (!number || *number < 0) return std::string(name) + " is a number of seconds";
@@ -111,7 +122,7 @@ void write_metrics(const std::string& path, const ServerHostStats& s) {
   };
   line("groups", "gauge", "Process groups that are open.", s.groups);
   line("groups_total", "counter", "Process groups opened since the start.", s.groups_total);
-  line("engines", "gauge", "Processes known.", s.engines);
+  line("engines", "gauge", "Processes in the groups that are open.", s.engines);
   line("chunks_total", "counter", "Chunks summed.", s.chunks);
   line("summed_bytes_total", "counter", "Bytes of sums.", s.bytes_summed);
   line("received_bytes_total", "counter", "Payload received.", s.rx_payload_bytes);
@@ -137,6 +148,7 @@ int main(int argc, char** argv) {
   Result<hybridps::core::Config> config = hybridps::core::Config::from_environment();
   if (!config.is_ok()) return wrong(std::string(config.status().message()));
   hybridps::core::set_log_level(config.value().log_level);
+  for (const std::string& warning : config.value().warnings) hybridps::core::log_warn(warning);
   Result<std::string> token = hybridps::door::read_token(config.value().token, config.value().token_file);
   if (!token.is_ok()) return wrong(std::string(token.status().message()));
   arguments.options.token = std::move(token).value();
@@ -150,6 +162,7 @@ int main(int argc, char** argv) {
   sigaction(SIGINT, &action, nullptr);
   signal(SIGPIPE, SIG_IGN);
 
+  arguments.options.say = say;
   Result<std::unique_ptr<ServerHost>> started = ServerHost::start(arguments.options, config.value());
   if (!started.is_ok()) {
     std::fprintf(stderr, "hybridps-server: %s\n", std::string(started.status().message()).c_str());
@@ -178,9 +191,11 @@ int main(int argc, char** argv) {
     }
     if (arguments.status_seconds > 0 && seconds_since(status_at) >= arguments.status_seconds) {
       const double mb = static_cast<double>(s.bytes_summed - summed) / 1e6 / seconds_since(status_at);
-      std::printf("%" PRIu64 " groups of %" PRIu64 " processes, %.1f MB/s summed, %" PRIu64 " MB in all\n", s.groups,
-                  s.engines, mb, s.bytes_summed / 1'000'000);
-      std::fflush(stdout);
+      char line[160];
+      std::snprintf(line, sizeof line,
+                    "%" PRIu64 " groups of %" PRIu64 " processes, %.1f MB/s summed, %" PRIu64 " MB in all", s.groups,
+                    s.engines, mb, s.bytes_summed / 1'000'000);
+      say(line);
       summed = s.bytes_summed;
       status_at = Clock::now();
     }
@@ -188,13 +203,12 @@ int main(int argc, char** argv) {
     if (drained_at == Clock::time_point{}) {
       drained_at = Clock::now();
       host.drain();
-      std::printf("stopping: %" PRIu64 " groups are open; a second signal ends them\n", s.groups);
-      std::fflush(stdout);
+      say("stopping: " + std::to_string(s.groups) + " groups are open; a second signal ends them");
     }
     if (s.groups == 0 || signals_seen > 1 || seconds_since(drained_at) > arguments.drain_seconds) break;
   }
   host.dismiss("the dedicated server was stopped");
   if (!arguments.metrics.empty()) write_metrics(arguments.metrics, host.stats());
-  std::printf("stopped\n");
+  say("stopped");
   return 0;
 }

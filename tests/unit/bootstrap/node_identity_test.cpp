@@ -37,3 +37,12 @@ TEST_CASE("bootstrap/node_identity: long names are cut and still told apart", "[
   CHECK(first.size() == bootstrap::kIdentityBytesMax);
   CHECK(first != second);
 }
+
+TEST_CASE("bootstrap/node_identity: a process knows when it was started, by the wall clock", "[bootstrap][fast]") {
+  const std::uint64_t started = bootstrap::process_started_ms();
+  const std::uint64_t now = bootstrap::wall_ms();
+  CHECK(started > 0);
+  CHECK(started <= now + 20);        // rounded up to the kernel's ticks
+  CHECK(now - started < 3'600'000);  // this program takes no hour
+  CHECK(bootstrap::machine_id() == bootstrap::machine_id());
+}

@@ -15,6 +15,8 @@ using bootstrap::testing::sample_roster;
 TEST_CASE("bootstrap/record: a member record survives encode and decode", "[bootstrap][fast]") {
   MemberRecord member = sample_member(3, 8, 42);
   member.data_address.assign(kAddressBytesMax, 0xab);
+  member.loopback = "its control uses lo: HYBRIDPS_INTERFACE";
+  member.notes = "unknown setting X is ignored";
   const auto bytes = encode(member);
   REQUIRE(bytes.is_ok());
   const auto decoded = decode_record(bytes.value());
@@ -136,4 +138,32 @@ TEST_CASE("bootstrap/record: another protocol is refused but its version can be 
   const Bytes bytes = encode(member).value();
   CHECK(decode_record(bytes).status().code() == core::Code::kMismatch);
   CHECK(decode_version(bytes).value() == BlobVersion{kProtocolVersion + 1, "9.9"});
+}
+
+TEST_CASE("bootstrap/record: who listens on loopback is refused beside members on other machines",
+          "[bootstrap][fast]") {
+  Roster roster = sample_roster(4);
+  CHECK(check_reachable(roster).is_ok());
+  roster.members[1].loopback = "its control uses lo: MASTER_ADDR=boxa resolves to 127.0.1.1";
+  CHECK(check_reachable(roster).is_ok());  // emulated nodes: one machine
+  roster.members[3].machine = 78;
+  const core::Status refused = check_reachable(roster);
+  CHECK(refused.code() == core::Code::kInvalidArgument);
+  for (const char* part : {"rank 1 on host-0 (pid 1001)", "rank 3 on host-1", "boxa resolves to 127.0.1.1",
+                           "set HYBRIDPS_INTERFACE on host-0"}) {
+    INFO(refused.message());
+    CHECK(refused.message().find(part) != std::string_view::npos);
+  }
+  roster.members[1].loopback.clear();
+  CHECK(check_reachable(roster).is_ok());
+}
+
+TEST_CASE("bootstrap/record: notes are cut to what a record holds", "[bootstrap][fast]") {
+  CHECK(joined_notes({}).empty());
+  CHECK(joined_notes({"a", "b"}) == "a\nb");
+  MemberRecord member = sample_member(0, 1, 1);
+  member.notes = joined_notes({"first", std::string(2 * kTextBytesMax, 'x'), "third"});
+  CHECK(member.notes == "first");
+  member.notes = joined_notes({std::string(kTextBytesMax - 1, 'x'), "second"});
+  CHECK(encode(member).is_ok());
 }

@@ -403,6 +403,79 @@ TEST_CASE("bootstrap/rendezvous: a timeout shorter than the grace tells what fai
   CHECK(contains(message(world.member(0)), "a failure, perhaps of an earlier attempt: rank 1 was aborted"));
 }
 
+TEST_CASE("bootstrap/rendezvous: who cannot even begin tells the others, whenever they come", "[bootstrap][fast]") {
+  constexpr std::uint64_t kStarted = 1'000'000;
+  for (const int absent : {0, 1, 2}) {
+    for (const bool others_wait : {true, false}) {
+      auto store = std::make_shared<MemoryStore>();
+      World world(3, store);
+      for (int rank = 0; rank < 3; ++rank) world.options(rank).process_started_ms = kStarted;
+      const auto announce = [&] {
+        const core::Status failure(core::Code::kClosed, "rank " + std::to_string(absent) + " could not join it: why");
+        REQUIRE(announce_failure(*store, world.options(0).key_prefix, failure, kStarted + 5, kStarted).is_ok());
+      };
+      if (!others_wait) announce();
+      for (int rank = 0; rank < 3; ++rank)
+        if (rank != absent) world.start(rank);
+      if (others_wait) {
+        world.run_for(seconds(20));
+        announce();
+      }
+      REQUIRE(world.run(Phase::kFailed, seconds(1)));
+      for (int rank = 0; rank < 3; ++rank) {
+        if (rank == absent) continue;
+        CHECK(world.member(rank).status().code() == core::Code::kClosed);
+        CHECK(message(world.member(rank)) == "rank " + std::to_string(absent) + " could not join it: why");
+      }
+    }
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: a failure from before this process was started is not believed for its time",
+          "[bootstrap][fast]") {
+  constexpr std::uint64_t kStarted = 1'000'000;
+  auto store = std::make_shared<MemoryStore>();
+  World world(2, store);
+  for (int rank = 0; rank < 2; ++rank) world.options(rank).process_started_ms = kStarted;
+  const core::Status failure(core::Code::kClosed, "of an earlier life");
+  REQUIRE(announce_failure(*store, world.options(0).key_prefix, failure, kStarted - 5, kStarted - 1000).is_ok());
+  world.start(0);
+  world.run_for(seconds(20));
+  CHECK(world.member(0).phase() == Phase::kPending);
+  world.start(1);
+  REQUIRE(world.run(Phase::kReady));
+}
+
+TEST_CASE("bootstrap/rendezvous: of several that cannot begin all tell what the first one does", "[bootstrap][fast]") {
+  constexpr std::uint64_t kStarted = 1'000'000;
+  auto store = std::make_shared<MemoryStore>();
+  World world(3, store);
+  world.options(0).process_started_ms = kStarted;
+  const auto announce = [&](const std::string& text, std::uint64_t at) {
+    REQUIRE(announce_failure(*store, world.options(0).key_prefix, core::Status(core::Code::kClosed, text), at, kStarted)
+                .is_ok());
+  };
+  announce("left over", kStarted - 5);
+  announce("first", kStarted + 1);
+  announce("second", kStarted + 2);
+  world.start(0);
+  REQUIRE(world.run(Phase::kFailed, seconds(1)));
+  CHECK(message(world.member(0)) == "first");
+}
+
+TEST_CASE("bootstrap/rendezvous: a member on loopback beside other machines ends it for all at once",
+          "[bootstrap][fast]") {
+  World world(3);
+  for (int rank = 0; rank < 3; ++rank) world.options(rank).self.machine = static_cast<std::uint64_t>(rank);
+  world.options(1).self.loopback = "its control uses lo: HYBRIDPS_INTERFACE";
+  world.start_all();
+  REQUIRE(world.run(Phase::kFailed, seconds(1)));
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK(world.member(rank).status().code() == core::Code::kInvalidArgument);
+    CHECK(contains(message(world.member(rank)), "rank 1 on host-0 (pid 1001) can be reached on its own machine only"));
+  }
+}
+
 TEST_CASE("bootstrap/rendezvous: a failure of an earlier life is not believed either while another rank is very late",
           "[bootstrap][fast]") {
   for (const int writer : {0, 1}) {

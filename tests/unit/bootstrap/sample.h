@@ -24,6 +24,8 @@ inline MemberRecord sample_member(int rank, int size, std::uint64_t engine, cons
   member.chunk_bytes = 64 << 10;
   member.node_gbps = 25;
   member.nics = {{"eth1", "10.1.0.0/24", 12.5}, {"eth2", "", 0}};
+  member.control = {"eth0", "10.0.0.0/24", 1};
+  member.machine = 77;
   return member;
 }
 

@@ -119,3 +119,26 @@ TEST_CASE("core/config: each %p in the name of the stats file becomes the proces
   const std::string pid = std::to_string(getpid());
   CHECK(config.stats_path() == "/tmp/" + pid + "/stats." + pid + ".json");
 }
+
+TEST_CASE("core/config: the table marks what cannot be used and shows the rest", "[core][fast]") {
+  REQUIRE(setenv("HYBRIDPS_POOL_BYTES", "lots", 1) == 0);
+  REQUIRE(setenv("HYBRIDPS_SHM", "0", 1) == 0);
+  REQUIRE(setenv("HYBRIDPS_POOL_BITES", "1", 1) == 0);
+  std::vector<std::string> warnings;
+  const auto rows = Config::table_of_environment(warnings);
+  for (const char* name : {"HYBRIDPS_POOL_BYTES", "HYBRIDPS_SHM", "HYBRIDPS_POOL_BITES"}) REQUIRE(unsetenv(name) == 0);
+  CHECK(rows.size() == Config().table().size());
+  for (const SettingRow& row : rows) {
+    INFO(row.name);
+    if (row.name == "HYBRIDPS_POOL_BYTES") {
+      CHECK(row.value == "lots");
+      CHECK(row.source == "env");
+      CHECK(row.problem.find("'lots' is not valid: expected a number of bytes") != std::string::npos);
+    } else {
+      CHECK(row.problem.empty());
+    }
+    if (row.name == "HYBRIDPS_SHM") CHECK(row.value == "0");
+  }
+  REQUIRE(warnings.size() == 1);
+  CHECK(warnings[0].find("did you mean HYBRIDPS_POOL_BYTES?") != std::string::npos);
+}

@@ -1,5 +1,7 @@
 #include "hybridps/core/text.h"
 
+#include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "tests/support/catch.h"
@@ -62,4 +64,14 @@ TEST_CASE("core/text: edit distance counts changes", "[core][fast]") {
 TEST_CASE("core/text: foreign text is escaped and cut", "[core][fast]") {
   CHECK(quoted("a'b\n") == "'a\\x27b\\x0a'");
   CHECK(quoted("abcdef", 3) == "'abc...'");
+}
+
+TEST_CASE("core/text: a tilde in front of a path is the home folder", "[core][fast]") {
+  const char* before = std::getenv("HOME");
+  const std::string kept = before != nullptr ? before : "";
+  REQUIRE(setenv("HOME", "/srv/somebody", 1) == 0);
+  CHECK(expand_home("~/token") == "/srv/somebody/token");
+  CHECK(expand_home("~") == "/srv/somebody");
+  for (const char* other : {"", "/a/~/b", "~other/token", "a~"}) CHECK(expand_home(other) == other);
+  REQUIRE(setenv("HOME", kept.c_str(), 1) == 0);
 }

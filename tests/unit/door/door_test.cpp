@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <string>
+#include <vector>
 
 #include "tests/support/catch.h"
 
@@ -48,13 +50,13 @@ int raw_connection(int port) {
 }
 
 struct Listener {
-  Listener() {
+  explicit Listener(int backlog = 8) {
     fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in at{};
     at.sin_family = AF_INET;
     inet_pton(AF_INET, "127.0.0.1", &at.sin_addr);
     REQUIRE(::bind(fd, reinterpret_cast<sockaddr*>(&at), sizeof at) == 0);
-    REQUIRE(::listen(fd, 8) == 0);
+    REQUIRE(::listen(fd, backlog) == 0);
     socklen_t length = sizeof at;
     getsockname(fd, reinterpret_cast<sockaddr*>(&at), &length);
     port = ntohs(at.sin_port);
@@ -100,6 +102,8 @@ TEST_CASE("door: another token is refused on both sides, and both say so", "[doo
     CHECK(answer.status().code() == Code::kInvalidArgument);
     CHECK(answer.status().message().find("HYBRIDPS_TOKEN") != std::string::npos);
     CHECK(answer.status().message().find("secret") == std::string::npos);
+    CHECK(answer.status().message().find(token.empty() ? "asks for a token, and this job has none"
+                                                       : "has another token") != std::string::npos);
   }
   CHECK(door->stats().answered.load() == 0);
 }
@@ -107,6 +111,29 @@ TEST_CASE("door: another token is refused on both sides, and both say so", "[doo
 TEST_CASE("door: without a token on both sides anyone may ask", "[door][fast]") {
   const auto door = echo("");
   CHECK(door::ask({"127.0.0.1", door->port()}, "", bytes("x"), soon()).is_ok());
+  const auto answer = door::ask({"127.0.0.1", door->port()}, "secret", bytes("x"), soon());
+  CHECK(answer.status().message().find("has no token, and this job has one") != std::string::npos);
+}
+
+TEST_CASE("door: a machine that does not answer is given up after a second", "[door][fast]") {
+  // A full queue of connections: the kernel drops what comes, as a machine does that is not there.
+  const Listener full(/*backlog=*/0);
+  std::vector<int> queued;
+  for (int i = 0; i < 8; ++i) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<std::uint16_t>(full.port));
+    (void)!::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address);
+    queued.push_back(fd);
+  }
+  const auto begin = core::Clock::now();
+  const auto answer = door::ask({"127.0.0.1", full.port}, "t", bytes("x"), soon(60));
+  CHECK(core::Clock::now() - begin < std::chrono::seconds(20));
+  CHECK(answer.status().code() == Code::kPeerDead);
+  CHECK(answer.status().message().find("no answer within 1 s") != std::string::npos);
+  for (const int fd : queued) ::close(fd);
 }
 
 TEST_CASE("door: nobody there, silence, and what is no server", "[door][fast]") {
@@ -183,6 +210,11 @@ TEST_CASE("door: tokens from files", "[door][fast]") {
   CHECK_FALSE(door::read_token("", path).is_ok());  // empty
   std::ofstream(path) << "  from a file \nsecond line\n";
   CHECK(door::read_token("", path).value() == "from a file");
+  const char* home = std::getenv("HOME");
+  const std::string kept = home != nullptr ? home : "";
+  REQUIRE(setenv("HOME", "/tmp", 1) == 0);
+  CHECK(door::read_token("", "~" + std::string(path).substr(4)).value() == "from a file");
+  REQUIRE(setenv("HOME", kept.c_str(), 1) == 0);
   ::chmod(path, 0644);
   CHECK(door::read_token("", path).status().message().find("chmod 600") != std::string::npos);
   ::unlink(path);

@@ -230,7 +230,77 @@ TEST_CASE("engine/interface: control is what is set, else the hint, else what le
   CHECK(control("", "") == "lo");
   const Environment without(Environment::Values{{"MASTER_ADDR", ""}});
   const std::string away = interface_to("192.0.2.1");
-  CHECK(control("", "") == (away.empty() ? "lo" : away));
+  if (!away.empty()) CHECK(control("", "") == away);
+}
+
+namespace {
+
+hybridps::engine::ControlNetwork towards(const std::string& master, const std::string& interface,
+                                         const std::string& address) {
+  hybridps::engine::ControlNetwork network;
+  network.master = master;
+  network.to_master = interface;
+  network.master_address = address;
+  return network;
+}
+
+}  // namespace
+
+TEST_CASE("engine/interface: control follows MASTER_ADDR where it is of use to others", "[engine][fast]") {
+  using hybridps::engine::choose_control;
+  auto network = towards("boxa", "eth1", "10.0.0.1");
+  network.to_default = "eth0";
+  network.others = {"eth0", "eth1"};
+  CHECK(choose_control(network).name == "eth1");
+  network.named = "eth7";
+  CHECK(choose_control(network).name == "eth7");
+  for (const char* here : {"localhost", "127.0.0.1", "::1"}) {
+    network = towards(here, "lo", here);
+    network.to_default = "eth0";
+    CHECK(choose_control(network).name == "lo");
+  }
+}
+
+TEST_CASE("engine/interface: where the master's name is this machine itself control takes what leads away",
+          "[engine][fast]") {
+  using hybridps::engine::choose_control;
+  auto network = towards("boxa", "lo", "127.0.1.1");  // as Debian writes /etc/hosts
+  network.to_default = "eth0";
+  network.others = {"eth0", "eth1"};
+  CHECK(choose_control(network).name == "eth0");
+  CHECK(mentions(choose_control(network).why, "MASTER_ADDR=boxa resolves to 127.0.1.1"));
+  network.to_default.clear();
+  network.others = {"eth1"};
+  CHECK(choose_control(network).name == "eth1");
+  network.others = {"eth0", "eth1"};
+  CHECK(choose_control(network).name == "lo");
+  CHECK(mentions(choose_control(network).why, "cannot be told (eth0, eth1)"));
+  network.others.clear();
+  CHECK(choose_control(network).name == "lo");
+  CHECK(mentions(choose_control(network).why, "there is no other interface"));
+  network.to_default = "eth0";
+  network.one_machine = true;  // what may go away while the job runs is not needed
+  CHECK(choose_control(network).name == "lo");
+}
+
+TEST_CASE("engine/interface: without a master control takes what leads away", "[engine][fast]") {
+  using hybridps::engine::choose_control;
+  auto network = towards("", "", "");
+  network.others = {"eth1"};
+  CHECK(choose_control(network).name == "eth1");
+  network.to_default = "eth0";
+  CHECK(choose_control(network).name == "eth0");
+  network = towards("boxb", "", "");
+  CHECK(choose_control(network).name == "lo");
+  CHECK(mentions(choose_control(network).why, "MASTER_ADDR=boxb has no address, or no route to it"));
+}
+
+TEST_CASE("engine/interface: loopback is told with its reason", "[engine][fast]") {
+  const Environment environment(Environment::Values{{"MASTER_ADDR", "127.0.0.1"}});
+  CHECK(choose_interfaces(config_of("lo"), "", {0, 1}).value().loopback == "its control uses lo: HYBRIDPS_INTERFACE");
+  CHECK(choose_interfaces(config_of(""), "", {0, 1}).value().loopback == "its control uses lo: MASTER_ADDR=127.0.0.1");
+  CHECK(choose_interfaces(config_of("eth7", "lo"), "", {0, 1}).value().loopback ==
+        "its data uses lo: HYBRIDPS_DATA_INTERFACES");
 }
 
 TEST_CASE("engine/interface: data goes through the control interface if nothing else is named", "[engine][fast]") {

@@ -65,6 +65,7 @@ class NotingGroup final : public engine::Group {
   std::uint64_t sequence_submitted() const noexcept override { return 0; }
   std::uint64_t sequence_completed() const noexcept override { return 0; }
   std::vector<int> node_of() const override { return {0}; }
+  engine::GroupSummary summary() const override { return {}; }
 
   int leaves = 0;
   std::vector<std::string> aborts;

@@ -1,0 +1,37 @@
+"""Tells the other ranks of a group that this one cannot load the extension, which would tell them itself.
+
+The bytes are those of csrc/hybridps/bootstrap/rendezvous.cpp (`failed`), the key that of incarnation.cpp.
+"""
+
+import os
+import socket
+import struct
+import time
+
+_MAGIC = 0x67535048
+_CODE_CLOSED = 7  # core::Code::kClosed
+_attempts: dict[str, int] = {}
+
+
+def failed(text: str, wall_ms: int) -> bytes:
+    body = text.encode()[:4096]
+    return struct.pack("<IBQI", _MAGIC, _CODE_CLOSED, wall_ms, len(body)) + body + struct.pack("<I", 0)
+
+
+def tell_of_failed_start(dist_backend_opts, why: str) -> None:
+    """Never raises: `why` is about to be raised."""
+    name, rank = dist_backend_opts.group_id, dist_backend_opts.group_rank
+    attempt = _attempts.get(name, 0)
+    _attempts[name] = attempt + 1
+    if dist_backend_opts.group_size <= 1:
+        return
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID") or "none"
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
+    text = f"rank {rank} on {socket.gethostname()} (pid {os.getpid()}) could not join it: {why}"
+    try:
+        key = f"hybridps/{name}/{run_id}.{restart}.{attempt}/failed"
+        dist_backend_opts.store.set(key, failed(text, int(time.time() * 1000)))
+    except Exception:
+        return
+    if rank == 0:  # perhaps the Store's host: others must have read it before this process ends
+        time.sleep(0.3)

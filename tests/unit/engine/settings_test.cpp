@@ -1,0 +1,49 @@
+#include "hybridps/engine/settings.h"
+
+#include <string>
+
+#include "hybridps/core/clock.h"
+#include "tests/support/catch.h"
+
+using namespace hybridps;
+
+namespace {
+
+std::string all_problems(const engine::CheckedSettings& checked) {
+  std::string text;
+  for (const core::Status& status : checked.problems) text += std::string(status.message()) + "\n";
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("engine/settings: all that is wrong is found, each with its setting", "[engine][fast]") {
+  core::Config config;
+  config.interface = "eth9";
+  config.servers = "nonsense";
+  config.token_file = "/nonexistent/token";
+  const auto checked = engine::check_settings(config, {0, 1});
+  CHECK(checked.problems.size() == 3);
+  const std::string text = all_problems(checked);
+  for (const char* part : {"HYBRIDPS_INTERFACE: there is no network device 'eth9'", "HYBRIDPS_SERVERS: 'nonsense'",
+                           "HYBRIDPS_TOKEN_FILE /nonexistent/token"}) {
+    INFO(text);
+    CHECK(text.find(part) != std::string::npos);
+  }
+}
+
+TEST_CASE("engine/settings: servers are asked, and who does not serve is named", "[engine][fast]") {
+  const auto door = door::Door::open({"127.0.0.1", 0}, "secret", [](const door::Bytes&) {
+                      return core::Result<door::Bytes>(core::Status(core::Code::kClosed, "it is about to stop"));
+                    }).value();
+  core::Config config;
+  config.interface = "lo";
+  config.token = "secret";
+  config.servers = "127.0.0.1:1,127.0.0.1:" + std::to_string(door->port());
+  const auto checked = engine::check_settings(config, {0, 1});
+  CHECK(checked.problems.empty());
+  const auto answers = engine::ask_servers(checked);
+  REQUIRE(answers.size() == 2);
+  CHECK(answers[0].message().find("127.0.0.1:1 cannot be reached") != std::string_view::npos);
+  CHECK(answers[1].message().find("it is about to stop") != std::string_view::npos);
+}

@@ -1,0 +1,89 @@
+#include "hybridps/engine/summary.h"
+
+#include <string>
+#include <vector>
+
+#include "hybridps/engine/records.h"
+#include "tests/support/catch.h"
+#include "tests/unit/bootstrap/sample.h"
+
+using namespace hybridps;
+using bootstrap::testing::sample_roster;
+using engine::SummaryOptions;
+
+namespace {
+
+std::string text_of(const bootstrap::Roster& roster, const SummaryOptions& options) {
+  return engine::summarise(roster, engine::topology_of(roster, 0), options).text;
+}
+
+bool mentions(const std::string& text, const std::string& part) {
+  UNSCOPED_INFO(text);
+  return text.find(part) != std::string::npos;
+}
+
+bootstrap::Roster with_servers(int ranks, int servers) {
+  bootstrap::Roster roster = sample_roster(ranks);
+  for (int i = 0; i < servers; ++i)
+    roster.servers.push_back(bootstrap::testing::sample_member(i, servers, 900 + static_cast<std::uint64_t>(i),
+                                                               "node:spare" + std::to_string(i)));
+  return roster;
+}
+
+}  // namespace
+
+TEST_CASE("engine/summary: one line tells ranks, nodes, networks with rates, shares", "[engine][fast]") {
+  bootstrap::Roster roster = sample_roster(4);
+  const std::string text = text_of(roster, {"TCP"});
+  for (const char* part :
+       {"4 ranks on 2 nodes: host-0 [0, 1], host-1 [2, 3] (the ranks of a node share memory)",
+        "data by TCP through eth1 (10.1.0.0/24, 12.5 Gbit/s) + eth2 at 25 Gbit/s (HYBRIDPS_NIC_GBPS)",
+        "control through eth0 (10.0.0.0/24, 1 Gbit/s)", "each node owns 50 %", "no dedicated servers"})
+    CHECK(mentions(text, part));
+  CHECK(text.find('\n') == std::string::npos);
+  CHECK(mentions(text_of(sample_roster(1), {"TCP"}), "1 rank on 1 node: host-0 [0]"));
+  CHECK_FALSE(mentions(text_of(sample_roster(2), {"TCP"}), "data by"));  // one node: nothing crosses a network
+}
+
+TEST_CASE("engine/summary: nodes that differ are told apart", "[engine][fast]") {
+  bootstrap::Roster roster = sample_roster(6);
+  roster.members[2].control.name = roster.members[3].control.name = "bond0";
+  for (int rank : {4, 5}) roster.members[static_cast<std::size_t>(rank)].node_gbps = 5;
+  const std::string text = text_of(roster, {"RDMA"});
+  CHECK(mentions(text, "bond0 (10.0.0.0/24, 1 Gbit/s) on host-1"));
+  CHECK(mentions(text, "of what is summed 50 % on host-0, 50 % on host-1, 0 % on host-2"));
+  CHECK(mentions(text, "data by RDMA"));
+}
+
+TEST_CASE("engine/summary: dedicated servers, or why none is used", "[engine][fast]") {
+  const auto why = [](int ranks, SummaryOptions options) {
+    const bootstrap::Roster roster = sample_roster(ranks);
+    return engine::summarise(roster, engine::topology_of(roster, 0), options).servers_why;
+  };
+  CHECK(why(4, {"TCP"}) == "HYBRIDPS_SERVERS is not set");
+  CHECK(why(4, {"TCP", 2}) == "servers help from 3 nodes on");
+  CHECK(why(6, {"TCP", 2}) == "none of the 2 named could be used");
+  CHECK(why(6, {"TCP", 2, false}) == "the options of the group leave them out");
+  CHECK(
+      mentions(text_of(sample_roster(4), {"TCP", 1}), "dedicated servers are not used: servers help from 3 nodes on"));
+
+  const bootstrap::Roster roster = with_servers(6, 2);
+  const auto summary = engine::summarise(roster, engine::topology_of(roster, 0), {"TCP", 2});
+  CHECK(summary.servers == std::vector<std::string>{"host-spare0", "host-spare1"});
+  CHECK(summary.servers_why.empty());
+  double all = summary.servers_share;
+  for (const auto& node : summary.nodes) all += node.share;
+  CHECK(all > 0.999);
+  CHECK(all < 1.001);
+  CHECK(mentions(summary.text, "2 dedicated servers the other"));
+}
+
+TEST_CASE("engine/summary: what ranks complain about is said once with all who do", "[engine][fast]") {
+  bootstrap::Roster roster = sample_roster(3);
+  CHECK(engine::complaints_of(roster).empty());
+  roster.members[0].notes = "one\ntwo";
+  roster.members[2].notes = "two";
+  CHECK(engine::complaints_of(roster) == std::vector<std::string>{"one (ranks [0])", "two (ranks [0, 2])"});
+  for (auto& member : roster.members) member.notes = "one";
+  CHECK(engine::complaints_of(roster) == std::vector<std::string>{"one (all ranks)"});
+}

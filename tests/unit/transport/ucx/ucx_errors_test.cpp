@@ -41,6 +41,7 @@ struct Fixture {
     CHECK(ucp.maps == 0);
     CHECK(ucp.endpoints == 0);
     CHECK(ucp.requests == 0);
+    CHECK(ucp.untyped == 0);
     CHECK(side.pool->slots_in_use() == 0);
   }
   static std::vector<std::byte> peer_address() { return wrap(kUcxEnvelope, std::vector<std::byte>(48, std::byte{0x5a})); }

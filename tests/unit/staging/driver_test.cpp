@@ -6,11 +6,13 @@ namespace {
 using namespace hybridps::test::program;
 using intranode::FakeLocalGroups;
 
-/// Every rank's program on a thread of its own, since their calls may wait for each other.
-void run_apart(std::vector<Rank>& all, const std::function<void(Rank&)>& program) {
+/// Every rank's program on a thread of its own, since their calls may wait for each other. It says what went wrong.
+void run_apart(std::vector<Rank>& all, const std::function<std::string(Rank&)>& program) {
   std::vector<std::thread> threads;
-  for (Rank& rank : all) threads.emplace_back([&rank, &program] { program(rank); });
+  std::vector<std::string> wrong(all.size());
+  for (std::size_t r = 0; r < all.size(); ++r) threads.emplace_back([&, r] { wrong[r] = program(all[r]); });
   for (std::thread& thread : threads) thread.join();
+  for (const std::string& text : wrong) CHECK(text == "");
 }
 
 std::vector<Rank> ranks_on(ClusterThread& cluster, FakeOptions device, const ChannelOptions& channel,
@@ -20,7 +22,7 @@ std::vector<Rank> ranks_on(ClusterThread& cluster, FakeOptions device, const Cha
 }
 
 /// All-reduces of sizes that rise and fall, results looked at on the device.
-void reduce(Rank& rank, Channel& channel, std::size_t largest, std::uint32_t turns) {
+std::string reduce(Rank& rank, Channel& channel, std::size_t largest, std::uint32_t turns) {
   std::vector<Part> parts;
   std::vector<std::shared_ptr<Values>> results;
   for (std::uint32_t turn = 0; turn < turns; ++turn) {
@@ -29,12 +31,14 @@ void reduce(Rank& rank, Channel& channel, std::size_t largest, std::uint32_t tur
     const Part& part = parts.back();
     rank.gpu->launch(rank.caller, [part] { *part.output = part.given_output; });
     const auto staged = rank.enqueue(part.operation, &channel);
-    REQUIRE(staged);
-    REQUIRE(staged->wait_on(rank.caller).is_ok());
+    if (!staged) return rank.refused.to_string();
+    if (const core::Status status = staged->wait_on(rank.caller); !status.is_ok()) return status.to_string();
     rank.gpu->launch(rank.caller, [part, result = results.back()] { *result = *part.output; });
   }
   rank.gpu->synchronize(rank.caller);
-  for (std::size_t i = 0; i < parts.size(); ++i) REQUIRE((*results[i] == parts[i].expected));
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    if (*results[i] != parts[i].expected) return "operation " + std::to_string(i) + " has another result";
+  return {};
 }
 
 TEST_CASE("staging/driver: a program that allocates and frees while streams wait holds up nothing for ever",
@@ -52,7 +56,7 @@ TEST_CASE("staging/driver: a program that allocates and frees while streams wait
           if (memory.is_ok()) rank.gpu->free_host(memory.value());
         }
       });
-    run_apart(all, [](Rank& rank) { reduce(rank, *rank.channel, 20000, 20); });
+    run_apart(all, [](Rank& rank) { return reduce(rank, *rank.channel, 20000, 20); });
     stop.store(true);
     for (std::thread& other : others) other.join();
   }
@@ -65,12 +69,14 @@ TEST_CASE("staging/driver: rings grow and channels go beside others that are at 
   auto all = ranks_on(cluster, fake(61), options);
   std::atomic<std::uint64_t> most{0};
   run_apart(all, [&](Rank& rank) {
+    std::string wrong;
     for (int round = 0; round < 12; ++round) {
       const auto channel = rank.stager->open(rank.gpu, rank.group, options).value();
-      reduce(rank, *channel, round % 4 == 3 ? 700000 : 20000, 3);
-      reduce(rank, *rank.channel, 20000 << (round / 2), 2);
+      wrong += reduce(rank, *channel, round % 4 == 3 ? 700000 : 20000, 3);
+      wrong += reduce(rank, *rank.channel, 20000 << (round / 2), 2);
       if (rank.gpu->pinned_bytes() > most.load()) most.store(rank.gpu->pinned_bytes());
     }
+    return wrong;
   });
   // What a channel leaves is for the next: of 12 rings there are never more than a few.
   CHECK(most.load() < (std::uint64_t{32} << 20));
@@ -85,7 +91,7 @@ TEST_CASE("staging/driver: a queue of the device that is full holds up the calle
       FakeOptions device = fake(62, queues);
       device.launches_max = 3;
       auto all = ranks_on(cluster, device, small(), hub);
-      run_apart(all, [](Rank& rank) { reduce(rank, *rank.channel, 40000, 6); });
+      run_apart(all, [](Rank& rank) { return reduce(rank, *rank.channel, 40000, 6); });
     }
   }
 }
@@ -97,7 +103,7 @@ TEST_CASE("staging/driver: launches that wait for their kernel's end come to it"
     FakeOptions device = fake(63);
     device.launch_blocking = true;
     auto all = ranks_on(cluster, device, small(), hub);
-    run_apart(all, [](Rank& rank) { reduce(rank, *rank.channel, 40000, 6); });
+    run_apart(all, [](Rank& rank) { return reduce(rank, *rank.channel, 40000, 6); });
     CHECK(FakeLocalGroups::mismatches(*hub) == 0);
   }
 }

@@ -482,21 +482,33 @@ TEST_CASE("staging/local: abort in the middle of many operations ends them all",
   }
 }
 
+/// One operation on the ranks of node 0; node 1 does not come.
+std::vector<std::shared_ptr<Staged>> begin_on_node_0(std::vector<Rank>& all, std::vector<Part>& parts) {
+  std::vector<std::shared_ptr<Staged>> staged;
+  for (std::size_t r = 0; r < 2; ++r) {
+    parts.push_back(make(Kind::kAllReduce, static_cast<int>(r), static_cast<int>(all.size()), 20000, 1));
+    staged.push_back(all[r].enqueue(parts.back().operation));
+    REQUIRE(staged.back());
+  }
+  for (std::size_t r = 0; r < 2; ++r) all[r].gpu->synchronize(all[r].caller);
+  std::this_thread::sleep_for(50ms);  // for the sums within the node
+  return staged;
+}
+
 TEST_CASE("staging/local: a stream goes on after a failure when the library is stopped and not before",
           "[staging][fast]") {
   ClusterThread cluster(nodes({0, 0, 1, 1}, 3));
   const Hub hub = FakeLocalGroups::make_hub();
   auto all = ranks(cluster, 4, 8, small(), hub);
   FakeLocalGroups::hold_stops(*hub, true);
-  Part part = make(Kind::kAllReduce, 0, cluster.size(), 20000, 1);
-  const auto staged = all[0].enqueue(part.operation);  // the others do not come
-  REQUIRE(staged);
+  std::vector<Part> parts;
+  const auto staged = begin_on_node_0(all, parts);
   all[0].group->abort("enough");
-  REQUIRE(eventually([&] { return staged->has_failed(); }));
+  for (const auto& s : staged) REQUIRE(eventually([&] { return s->has_failed(); }));
   std::this_thread::sleep_for(200ms);
-  CHECK_FALSE(staged->is_over());
+  for (const auto& s : staged) CHECK_FALSE(s->is_over());
   FakeLocalGroups::hold_stops(*hub, false);
-  REQUIRE(eventually([&] { return staged->is_over(); }));
+  for (const auto& s : staged) REQUIRE(eventually([&] { return s->is_over(); }));
   CHECK(FakeLocalGroups::late_kernels(*hub) == 0);
 }
 
@@ -507,14 +519,7 @@ TEST_CASE("staging/local: a library that cannot be stopped does not hold up stre
   auto all = ranks(cluster, 4, 8, small(), hub);
   FakeLocalGroups::hold_stops(*hub, true);
   std::vector<Part> parts;
-  std::vector<std::shared_ptr<Staged>> staged;
-  for (std::size_t r = 0; r < 2; ++r) {  // node 0: node 1 does not come
-    parts.push_back(make(Kind::kAllReduce, static_cast<int>(r), cluster.size(), 20000, 1));
-    staged.push_back(all[r].enqueue(parts.back().operation));
-    REQUIRE(staged.back());
-  }
-  REQUIRE(eventually([&] { return all[0].group->sequence_submitted() > 1 && all[0].stager->active() == 1; }));
-  std::this_thread::sleep_for(50ms);
+  const auto staged = begin_on_node_0(all, parts);
   all[0].group->abort("enough");
   for (const auto& s : staged) REQUIRE(eventually([&] { return s->has_failed(); }));
   for (const auto& s : staged)

@@ -132,15 +132,14 @@ TEST_CASE("device/fake: a queue takes so many tasks and a launch that blocks ret
   const auto flags = fake.allocate_host(64).value();
   std::atomic<int> put{0};
   std::thread puts([&] {
-    for (int i = 0; i < 8; ++i) {
-      REQUIRE(fake.wait_flag(stream, flags.flag_at(0), 1).is_ok());
-      ++put;
-    }
+    for (int i = 0; i < 8; ++i)
+      if (fake.wait_flag(stream, flags.flag_at(0), 1).is_ok()) ++put;
   });
   std::this_thread::sleep_for(device_contract::kAWhile);
   CHECK(put.load() <= 3);  // one of them runs
   flags.flag_at(0).word->store(1);
   puts.join();
+  CHECK(put.load() == 8);
   bool ran = false;
   fake.launch(stream, [&] { ran = true; });
   CHECK(ran);

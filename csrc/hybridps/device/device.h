@@ -6,8 +6,9 @@
 //          put on other streams of its queue later.
 // Owner    the caller of everything that make_...() and allocate_...() return; free it before the Device.
 // Threads  every method from any thread.
-// Blocking any call may wait for the driver's locks, which what allocates and frees memory holds while it waits for the whole
-//          device. So nothing that a stream waits for may depend on a thread that makes one: README.md, NoDriverCalls.
+// Blocking any call may wait for the driver's locks, which what allocates and frees memory holds while it waits for the
+//          whole device. So nothing that a stream waits for may depend on a thread that makes one: README.md,
+//          NoDriverCalls.
 // Errors   returned as Status; a device that has failed (a kernel's bad access) says so in every later call.
 #pragma once
 
@@ -57,8 +58,8 @@ inline bool has_reached(std::uint32_t counter, std::uint32_t target) noexcept {
   return static_cast<std::int32_t>(counter - target) >= 0;
 }
 
-/// While one lives, its thread makes no call of a Device, but for run_here(): streams wait for flags that the thread sets,
-/// and a call may wait for a stream. Devices look at it in every call, in every build.
+/// While one lives, its thread makes no call of a Device, but for run_here(): streams wait for flags that the thread
+/// sets, and a call may wait for a stream. Devices look at it in every call, in every build.
 class NoDriverCalls : core::Pinned {
  public:
   NoDriverCalls() noexcept { ++depth_; }
@@ -113,8 +114,8 @@ class Device : core::Pinned {
 
   /// Pinned and mapped memory, zeroed. kOutOfResources when the system has no more of it.
   virtual core::Result<HostMemory> allocate_host(std::uint64_t bytes) = 0;
-  /// Nothing on a stream may use it any more. May wait for the whole device, and hold up all other calls meanwhile; so may
-  /// the three around it.
+  /// Nothing on a stream may use it any more. May wait for the whole device, and hold up all other calls meanwhile; so
+  /// may the three around it.
   virtual void free_host(HostMemory memory) noexcept = 0;
   /// Its own memory, of the kind that network cards can be given. Only copies on streams, and who can read a device's
   /// memory, may use the address. kOutOfResources when it has no more.

@@ -101,8 +101,8 @@ class LocalGroup : core::Pinned {
   /// What has gone wrong by itself since. Returns at once.
   virtual core::Status poll() = 0;
   /// Work that runs on the streams ends soon, undone; calls under way and later ones return kAborted. Returns at once.
-  /// Idempotent. What is on a stream and has not begun, since it waits there for a flag, may still begin: it ends as soon once
-  /// is_stopped(), and until then may do its work with other ranks. Its memory stays until the destructor.
+  /// Idempotent. What is on a stream and has not begun, since it waits there for a flag, may still begin: it ends as
+  /// soon once is_stopped(), and until then may do its work with other ranks. Its memory stays until the destructor.
   virtual void abort() noexcept = 0;
   /// After abort(): whether work that begins from now on ends at once, undone. Does not wait, makes no call.
   virtual bool is_stopped() const noexcept = 0;

@@ -70,8 +70,8 @@ core::Status Channel::open() {
   return {};
 }
 
-/// What a channel leaves behind. Others may have it when the streams have come to an end: an operation that could not be put
-/// on them as a whole has left work there that no flag tells of.
+/// What a channel leaves behind. Others may have it when the streams have come to an end: an operation that could not
+/// be put on them as a whole has left work there that no flag tells of.
 struct Channel::Remains {
   std::shared_ptr<DevicePool> pool;
   std::vector<device::Stream> streams;
@@ -173,8 +173,8 @@ core::Result<std::shared_ptr<Staged>> Channel::enqueue(Request request) {
                                     std::string(why.message()));
     }
   }
-  // While nothing is on the streams. Any of the calls that follow may be held up, by a full queue, a lock of the driver's or
-  // launches that wait for their end, after the device has begun to wait for the Stager's thread.
+  // While nothing is on the streams. Any of the calls that follow may be held up, by a full queue, a lock of the
+  // driver's or launches that wait for their end, after the device has begun to wait for the Stager's thread.
   const Putting putting(*this);
   if (Status status = stager_->begin(shared_from_this()); !status.is_ok())
     return Status(status.code(), request.what + ": " + std::string(status.message()));

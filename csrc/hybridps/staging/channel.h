@@ -4,20 +4,21 @@
 //            in   after the caller's stream: device to staging, write flag "ready"
 //            out  wait for flag "done", staging to device
 //          and takes the operation's place in the group (Group::reserve). The Stager's thread sees "ready" and submits
-//          the slice to the engine, whose completion sets "done". Both flags are counters of the channel's slices; a third,
-//          "ended", counts its operations, written by the out stream after each. Who sets a flag that a stream waits for (the
-//          Stager's thread, the engine's loop) makes no call to the driver, which might wait for that stream.
-//          Where the ranks of a node have a GPU each and a library for it (staging/local.h, staging/rails.h), slices have a
-//          step of that library before the one and after the other copy, and operations within one node are such a step
-//          and nothing else. The engine then has a witness of the operation besides, which compares what ranks called.
-//          What is delivered to other nodes may go out from device memory instead (staging/direct.h).
-//          Staging is used again without waiting on the host: the in stream waits for the event that ended the last use.
-//          One channel carries operations in their order; what may overtake each other (messages to and from different
-//          peers) has channels of its own.
+//          the slice to the engine, whose completion sets "done". Both flags are counters of the channel's slices; a
+//          third, "ended", counts its operations, written by the out stream after each. Who sets a flag that a stream
+//          waits for (the Stager's thread, the engine's loop) makes no call to the driver, which might wait for that
+//          stream. Where the ranks of a node have a GPU each and a library for it (staging/local.h, staging/rails.h),
+//          slices have a step of that library before the one and after the other copy, and operations within one node
+//          are such a step and nothing else. The engine then has a witness of the operation besides, which compares
+//          what ranks called. What is delivered to other nodes may go out from device memory instead
+//          (staging/direct.h). Staging is used again without waiting on the host: the in stream waits for the event
+//          that ended the last use. One channel carries operations in their order; what may overtake each other
+//          (messages to and from different peers) has channels of its own.
 // Owner    the caller holds Channels and Staged; the Stager keeps a channel for as long as something is under way on it.
 // Threads  every method from any thread; calls to one channel go one after the other. Blocking: none waits for the
-//          device or the network but Staged::wait() and stop(), enqueue() where memory could not be pinned or more is needed
-//          than the pool has, and the first collective of a channel that may have Local (or connect() before it).
+//          device or the network but Staged::wait() and stop(), enqueue() where memory could not be pinned or more is
+//          needed than the pool has, and the first collective of a channel that may have Local (or connect() before
+//          it).
 // Failures an operation that fails (deadline, dead peer, abort) still moves its flags, so no stream hangs; what it
 //          leaves in the device's memory is undefined. It is reported by Staged::status(), and once by the channel's
 //          next enqueue() if nobody has asked. A device that has failed, or a caller's stream that does not get to
@@ -206,7 +207,7 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   std::shared_ptr<Staged> failed_;      // since the last enqueue()
   std::shared_ptr<Local> local_;        // set once
   std::shared_ptr<DirectRing> direct_;  // set with mutex_ held, too
-  core::Status device_failed_;  // what look() has found
+  core::Status device_failed_;          // what look() has found
   core::Status local_found_;
   core::Status local_failed_;
   bool withheld_ = false;  // "done" does not move, since local_ is to be stopped first

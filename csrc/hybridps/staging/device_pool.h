@@ -1,10 +1,11 @@
 // hybridps/staging/device_pool.h: streams, events and memory of one device, used again and again.
 //
-// Model    What is given back stays here for who asks next. To free memory a driver may wait for the whole device, and hold
-//          up every call of the process meanwhile: where a stream waits for a flag of ours, ranks that were to help with that
-//          could be held up likewise. So nothing is freed but by trim(), which the Stager calls when nothing of the process
-//          is under way.
-// Threads  every method from any thread. give_back() makes no call to the driver; take_...(), trim() and the destructor may.
+// Model    What is given back stays here for who asks next. To free memory a driver may wait for the whole device, and
+//          hold up every call of the process meanwhile: where a stream waits for a flag of ours, ranks that were to
+//          help with that could be held up likewise. So nothing is freed but by trim(), which the Stager calls when
+//          nothing of the process is under way.
+// Threads  every method from any thread. give_back() makes no call to the driver; take_...(), trim() and the destructor
+//          may.
 // Errors   of take_...(): the device's.
 #pragma once
 

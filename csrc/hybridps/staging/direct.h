@@ -48,8 +48,8 @@ class DirectRing : public std::enable_shared_from_this<DirectRing>, core::Pinned
 
   /// Takes the memory and gives it to the transport of `group`'s engine. Waits for the engine's loop. Errors say why
   /// that is not possible.
-  static core::Result<std::shared_ptr<DirectRing>> make(const std::shared_ptr<DevicePool>& pool,
-                                                        engine::Group& group, std::uint64_t bytes, Bury bury);
+  static core::Result<std::shared_ptr<DirectRing>> make(const std::shared_ptr<DevicePool>& pool, engine::Group& group,
+                                                        std::uint64_t bytes, Bury bury);
 
   std::uint64_t bytes() const noexcept { return ring_.bytes(); }
 

@@ -48,7 +48,8 @@ class Staged : public std::enable_shared_from_this<Staged>, core::Pinned {
   void set_failed(const core::Status& status);
   void slice_done(const worker::Outcome& outcome);
   void set_over();
-  /// Of the caller: its functions, and what they hold, which may be tensors, do not end on a thread that streams wait for.
+  /// Of the caller: its functions, and what they hold, which may be tensors, do not end on a thread that streams wait
+  /// for.
   void forget();
 
   const std::weak_ptr<Channel> channel_;

@@ -1,11 +1,11 @@
 // hybridps/staging/stager.h: the threads that channels of a process need.
 //
 // Model    Two threads, since a call of the driver may wait for the device, and the device waits for flags:
-//          "hybridps-stage" looks at the flags of all channels, gives operations to the engine and judges deadlines. Streams
-//          wait for what it does. It makes no call to the driver (device::NoDriverCalls).
-//          "hybridps-driver" asks the driver and the nodes' libraries whether they have failed, waits for streams of channels
-//          that are gone, and gives memory back to the driver. Nothing waits for it but stop(), and begin() for a trim.
-//          Memory goes back to the driver only when nothing of the process is under way: after stop().
+//          "hybridps-stage" looks at the flags of all channels, gives operations to the engine and judges deadlines.
+//          Streams wait for what it does. It makes no call to the driver (device::NoDriverCalls). "hybridps-driver"
+//          asks the driver and the nodes' libraries whether they have failed, waits for streams of channels that are
+//          gone, and gives memory back to the driver. Nothing waits for it but stop(), and begin() for a trim. Memory
+//          goes back to the driver only when nothing of the process is under way: after stop().
 // Threads  every method from any thread. Blocking: stop(); begin() while memory is given back, which waits for what the
 //          program itself has put on the device, and for no flag.
 #pragma once
@@ -37,8 +37,8 @@ class Stager : public std::enable_shared_from_this<Stager>, core::Pinned {
 
   core::Result<std::shared_ptr<Channel>> open(std::shared_ptr<device::Device> device,
                                               std::weak_ptr<engine::Group> group, ChannelOptions options);
-  /// Waits for what is under way, `patience` at most; then gives it up (its streams go on) and ends the threads. A later
-  /// operation makes new ones.
+  /// Waits for what is under way, `patience` at most; then gives it up (its streams go on) and ends the threads. A
+  /// later operation makes new ones.
   void stop(std::chrono::milliseconds patience);
   /// Channels with something under way.
   std::size_t active() const;

@@ -17,8 +17,8 @@ void run_apart(std::vector<Rank>& all, const std::function<std::string(Rank&)>& 
 
 std::vector<Rank> ranks_on(ClusterThread& cluster, FakeOptions device, const ChannelOptions& channel,
                            const Hub& hub = nullptr) {
-  return ranks_with(cluster, [&](int rank) { return device.seed = 100 + static_cast<std::uint64_t>(rank), device; },
-                    channel, hub);
+  return ranks_with(
+      cluster, [&](int rank) { return device.seed = 100 + static_cast<std::uint64_t>(rank), device; }, channel, hub);
 }
 
 /// All-reduces of sizes that rise and fall, results looked at on the device.
@@ -115,8 +115,8 @@ TEST_CASE("staging/driver: a launch that waits for a rank that never comes ends 
     ClusterThread cluster(nodes(layout, 64));
     FakeOptions device = fake(64);
     device.launch_blocking = true;
+    Part part = make(Kind::kAllReduce, 0, cluster.size(), 20000, 1);  // on the streams until the end, also if refused
     auto all = ranks_on(cluster, device, small(), hub);
-    Part part = make(Kind::kAllReduce, 0, cluster.size(), 20000, 1);
     part.operation.timeout = 300ms;
     const auto staged = all[0].enqueue(part.operation);  // alone
     if (staged) REQUIRE(eventually([&] { return staged->has_failed() && staged->is_over(); }));
@@ -126,12 +126,13 @@ TEST_CASE("staging/driver: a launch that waits for a rank that never comes ends 
   }
 }
 
-TEST_CASE("staging/driver: memory goes back to the device when nothing is under way and not before", "[staging][fast]") {
+TEST_CASE("staging/driver: memory goes back to the device when nothing is under way and not before",
+          "[staging][fast]") {
   ClusterThread cluster(nodes({0, 1}, 65));
   auto all = ranks_on(cluster, fake(65), small());
   warm(all);
   Part part = make(Kind::kAllReduce, 0, 2, 20000, 1);
-  REQUIRE(all[0].open(small()));  // and never used
+  REQUIRE(all[0].open(small()));                      // and never used
   const auto waits = all[0].enqueue(part.operation);  // for rank 1
   REQUIRE(waits);
   const std::uint64_t pinned = all[0].gpu->pinned_bytes();

@@ -536,6 +536,7 @@ TEST_CASE("staging/local: a library's memory stays until all that it has put on 
     ClusterThread cluster(nodes({0, 0, 1, 1}, 3));
     const Hub hub = FakeLocalGroups::make_hub();
     std::atomic<bool> go{false};
+    std::vector<Part> parts;  // what is on the streams uses them, although it was refused
     std::vector<std::shared_ptr<FakeDevice>> gpus;
     {
       auto all = ranks(cluster, 4, queues, small(), hub);
@@ -547,8 +548,8 @@ TEST_CASE("staging/local: a library's memory stays until all that it has put on 
         });
         // What cannot be put as a whole leaves work on the streams that nobody waits for.
         rank.gpu->fail_records_after(3);
-        Part part = make(Kind::kAllReduce, rank.group->rank(), cluster.size(), 20000, 1);
-        CHECK_FALSE(rank.enqueue(part.operation));
+        parts.push_back(make(Kind::kAllReduce, rank.group->rank(), cluster.size(), 20000, 1));
+        CHECK_FALSE(rank.enqueue(parts.back().operation));
         rank.channel.reset();
       }
       std::this_thread::sleep_for(50ms);

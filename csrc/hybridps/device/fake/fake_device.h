@@ -3,13 +3,13 @@
 // Model    Hardware queues are threads, each with a list of tasks that it runs in order. Streams are spread over them;
 //          two streams of one queue hold each other up, as on a GPU with CUDA_DEVICE_MAX_CONNECTIONS=1. Each task is
 //          preceded by a pause drawn from the seed, so that streams overtake each other in ever new ways.
-//          Calls share the driver's lock. What allocates or frees memory takes it alone, and holds it until the device has come
-//          to the end of all that was put on it, as CUDA's driver is known to do. A queue holds so
-//          many tasks; a call that finds it full waits, and holds the lock too. So does a launch with launch_blocking.
-//          A call on a thread that has NoDriverCalls fails a core::check().
-//          A program's device memory is ordinary memory: copies are made by the queue's thread, and TSan sees every race.
-//          What allocate_device() gives no thread can read or write: who tries to ends the process, as on a GPU. Copies, and
-//          tests, reach it by another mapping (host_view()).
+//          Calls share the driver's lock. What allocates or frees memory takes it alone, and holds it until the device
+//          has come to the end of all that was put on it, as CUDA's driver is known to do. A queue holds so many tasks;
+//          a call that finds it full waits, and holds the lock too. So does a launch with launch_blocking. A call on a
+//          thread that has NoDriverCalls fails a core::check(). A program's device memory is ordinary memory: copies
+//          are made by the queue's thread, and TSan sees every race. What allocate_device() gives no thread can read or
+//          write: who tries to ends the process, as on a GPU. Copies, and tests, reach it by another mapping
+//          (host_view()).
 // Threads  as Device; one thread per hardware queue.
 // Life     the destructor gives up waits that are still under way and joins.
 #pragma once
@@ -32,8 +32,8 @@ struct FakeOptions {
   std::uint64_t device_bytes_max = ~std::uint64_t{0};  // then allocate_device() fails
   std::string physical_id;                             // empty: its own
   bool memory_calls_wait = true;                       // false: no call waits for the device by itself
-  std::size_t launches_max = 1000;                     // tasks on a queue; put on a full one, the next waits in its call
-  bool launch_blocking = false;                        // a kernel's launch returns after its end (CUDA_LAUNCH_BLOCKING=1)
+  std::size_t launches_max = 1000;                     // tasks on a queue; the next waits in its call
+  bool launch_blocking = false;                        // launches wait for their end (CUDA_LAUNCH_BLOCKING=1)
 };
 
 class FakeDevice final : public Device {

@@ -3,8 +3,8 @@
 // Model    A call is a kernel on a fake device: it holds up its hardware queue until the kernels of all ranks have come,
 //          as NCCL's do, and then works on the ranks' memory directly. Calls that differ between ranks are counted
 //          and never end before abort(), as the real library may do. abort() is one rank's own affair: others do not see it.
-//          It may take its time (hold_stops()), as that of a library that does it on another thread. A group that is destroyed
-//          takes away the memory of its kernels: one that still runs, or begins later, is counted.
+//          It may take its time (hold_stops()), as that of a library that does it on another thread. A group that is
+//          destroyed takes away the memory of its kernels: one that still runs, or begins later, is counted.
 // Threads  as LocalGroup.
 #pragma once
 

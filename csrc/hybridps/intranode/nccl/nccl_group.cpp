@@ -89,8 +89,8 @@ std::array<std::byte, 8> scalar_of(ncclDataType_t type, double factor) noexcept 
   return scalar;
 }
 
-/// Threads that outlive every group: what they do may wait for the device. One each, since one may wait for a stream that
-/// goes on only when another is done: an abort, for the kernel of another communicator.
+/// Threads that outlive every group: what they do may wait for the device. One each, since one may wait for a stream
+/// that goes on only when another is done: an abort, for the kernel of another communicator.
 class Closer : core::Pinned {
  public:
   static Closer& instance() {
@@ -174,11 +174,11 @@ struct Comms : std::enable_shared_from_this<Comms>, core::Pinned {
     }
   }
 
-  /// Of a group that was aborted. A revoked communicator ends what runs, and what begins later, and keeps its memory, so the
-  /// streams can come to their end before that is freed. Else, ncclCommAbort() tells the kernels, then waits for all that were
-  /// launched, then frees (commDestroySync() in NCCL's init.cc, 2.18 to 2.30): streams must go on while it waits. When it has
-  /// told them it does not say. A kernel that begins before may exchange with other ranks what they must not have; they
-  /// have been told of the failure by then, and no memory is gone.
+  /// Of a group that was aborted. A revoked communicator ends what runs, and what begins later, and keeps its memory,
+  /// so the streams can come to their end before that is freed. Else, ncclCommAbort() tells the kernels, then waits for
+  /// all that were launched, then frees (commDestroySync() in NCCL's init.cc, 2.18 to 2.30): streams must go on while
+  /// it waits. When it has told them it does not say. A kernel that begins before may exchange with other ranks what
+  /// they must not have; they have been told of the failure by then, and no memory is gone.
   void stop(std::size_t leg) {
     ncclComm_t comm = nullptr;
     bool revokes = false;
@@ -221,7 +221,8 @@ struct Comms : std::enable_shared_from_this<Comms>, core::Pinned {
       if (comm != nullptr) free_revoked(std::exchange(comm, nullptr));
   }
 
-  /// ncclCommRevoke() waits for the streams by itself; they are at their end. Aborted, not destroyed: other ranks may be gone.
+  /// ncclCommRevoke() waits for the streams by itself; they are at their end. Aborted, not destroyed: other ranks may
+  /// be gone.
   void free_revoked(ncclComm_t comm) const {
     const auto until = core::Clock::now() + kFinalizePatience;
     for (ncclResult_t state = ncclInProgress; state == ncclInProgress && core::Clock::now() < until;) {

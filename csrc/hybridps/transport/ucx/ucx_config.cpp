@@ -19,8 +19,9 @@ namespace {
 /// UCX's name for posix, sysv, xpmem, cma and knem; naming them one by one warns about those that are not
 /// there.
 constexpr std::string_view kAllButSharedMemory = "^shm";
-/// And without those of GPUs, by UCX's name for cuda_copy, cuda_ipc and gdr_copy. With any of them UCX asks the CUDA driver
-/// about memory while it makes progress; that may wait for the device, which may be waiting for what the progress brings.
+/// And without those of GPUs, by UCX's name for cuda_copy, cuda_ipc and gdr_copy. With any of them UCX asks the CUDA
+/// driver about memory while it makes progress; that may wait for the device, which may be waiting for what the
+/// progress brings.
 constexpr std::string_view kNeitherSharedMemoryNorCuda = "^shm,cuda";
 /// From here on ucp_config_modify() takes the settings of transports.
 constexpr std::pair<unsigned, unsigned> kTransportSettingsSince = {1, 17};

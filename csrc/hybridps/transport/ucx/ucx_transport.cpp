@@ -367,8 +367,7 @@ core::Status UcxTransportImpl::send(UcxEndpoint& endpoint, std::span<const std::
   request->endpoint = &endpoint;
   std::memcpy(request->header.data(), header.data(), header.size());
   ucp_request_param_t param{};
-  param.op_attr_mask =
-      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.cb.send = &UcxTransportImpl::on_sent;
   param.user_data = request;
   param.memory_type = UCS_MEMORY_TYPE_HOST;

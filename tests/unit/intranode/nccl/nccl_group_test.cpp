@@ -54,7 +54,7 @@ struct Notes {
   int alive = 0;
   double scalar = 0;
   int blocking = 1;
-  bool hangs = false;  // never done
+  bool hangs = false;           // never done
   std::atomic<int> kernels{0};  // for which an abort waits, as NCCL's does
   std::atomic<int> aborting{0};
 };

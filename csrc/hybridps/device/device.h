@@ -6,8 +6,9 @@
 //          put on other streams of its queue later.
 // Owner    the caller of everything that make_...() and allocate_...() return; free it before the Device.
 // Threads  every method from any thread.
-// Blocking none waits for the device, but what allocates and frees memory (a driver may), and copies to or from memory
-//          that is not pinned.
+// Blocking any call may wait for the driver's locks, which what allocates and frees memory holds while it waits for the
+//          whole device. So nothing that a stream waits for may depend on a thread that makes one: README.md,
+//          NoDriverCalls.
 // Errors   returned as Status; a device that has failed (a kernel's bad access) says so in every later call.
 #pragma once
 
@@ -17,6 +18,7 @@
 #include <functional>
 #include <string>
 
+#include "hybridps/core/check.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 
@@ -56,6 +58,21 @@ inline bool has_reached(std::uint32_t counter, std::uint32_t target) noexcept {
   return static_cast<std::int32_t>(counter - target) >= 0;
 }
 
+/// While one lives, its thread makes no call of a Device, but for run_here(): streams wait for flags that the thread
+/// sets, and a call may wait for a stream. Devices look at it in every call, in every build.
+class NoDriverCalls : core::Pinned {
+ public:
+  NoDriverCalls() noexcept { ++depth_; }
+  ~NoDriverCalls() { --depth_; }
+  /// For Devices: this thread makes a call.
+  static void look() noexcept {
+    static_cast<void>(core::check(depth_ == 0, "who sets flags for streams makes no call that may wait for a stream"));
+  }
+
+ private:
+  static inline thread_local int depth_ = 0;
+};
+
 class Device : core::Pinned {
  public:
   virtual ~Device() = default;
@@ -65,7 +82,7 @@ class Device : core::Pinned {
   virtual std::string describe() const = 0;
   /// The same for all processes of a machine that use this card, and for no other: its place on the bus.
   virtual core::Result<std::string> physical_id() = 0;
-  /// Runs `call` with the device current on this thread, for libraries that look there.
+  /// Runs `call` with the device current on this thread, for libraries that look there. Does not wait itself.
   virtual core::Status run_here(const std::function<core::Status()>& call) = 0;
 
   virtual core::Result<Stream> make_stream() = 0;
@@ -97,12 +114,13 @@ class Device : core::Pinned {
 
   /// Pinned and mapped memory, zeroed. kOutOfResources when the system has no more of it.
   virtual core::Result<HostMemory> allocate_host(std::uint64_t bytes) = 0;
-  /// Nothing on a stream may use it any more.
+  /// Nothing on a stream may use it any more. May wait for the whole device, and hold up all other calls meanwhile; so
+  /// may the three around it.
   virtual void free_host(HostMemory memory) noexcept = 0;
   /// Its own memory, of the kind that network cards can be given. Only copies on streams, and who can read a device's
   /// memory, may use the address. kOutOfResources when it has no more.
   virtual core::Result<std::byte*> allocate_device(std::uint64_t bytes) = 0;
-  /// Nothing on a stream, and no network card, may use it any more. A driver may wait for the whole device.
+  /// Nothing on a stream, and no network card, may use it any more.
   virtual void free_device(std::byte* memory) noexcept = 0;
 };
 

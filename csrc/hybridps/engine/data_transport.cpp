@@ -26,6 +26,7 @@ MadeTransport make_ucx(const std::string& device, std::string label, const DataO
   options.label = std::move(label);
   options.close_timeout = from.close_timeout;
   options.tcp_user_timeout = from.user_timeout;
+  options.device_memory = from.device_memory;
   return as_transport(transport::UcxTransport::create(options));
 }
 

@@ -40,6 +40,7 @@ struct DataOptions {
   core::Duration close_timeout = core::from_seconds(1);
   /// Of unacknowledged data, over TCP: above HYBRIDPS_DEAD_SECONDS, whose verdict comes first.
   core::Duration user_timeout = core::from_seconds(10);
+  bool device_memory = false;  // UCX may be given some (HYBRIDPS_GPUDIRECT)
 };
 
 core::Duration user_timeout(const core::Config& config);

@@ -420,7 +420,8 @@ Status EngineImpl::start(core::Config config) {
   };
   DataThreads threads(config_.data_threads, spin(2 + data_threads));
   core::Result<std::unique_ptr<transport::Transport>> data_transport =
-      make_data_transport(interfaces, {kCloseWithin, user_timeout(config_)}, config_.data_sockets, threads);
+      make_data_transport(interfaces, {kCloseWithin, user_timeout(config_), config_.gpudirect}, config_.data_sockets,
+                          threads);
   if (!data_transport.is_ok()) return data_transport.status();
   threads.warn_of_idle();
   watch.lap("data transport");

@@ -78,7 +78,8 @@ struct Patience {
 
 class LocalGroup : core::Pinned {
  public:
-  virtual ~LocalGroup() = default;  // what it has put on streams is over, or abort() was called
+  /// Nothing that it has put on a stream runs any more or is still to begin: what such work uses may be freed now.
+  virtual ~LocalGroup() = default;
 
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
@@ -99,8 +100,12 @@ class LocalGroup : core::Pinned {
 
   /// What has gone wrong by itself since. Returns at once.
   virtual core::Status poll() = 0;
-  /// Work on the streams ends soon, undone; calls under way and later ones return kAborted. Returns at once. Idempotent.
+  /// Work that runs on the streams ends soon, undone; calls under way and later ones return kAborted. Returns at once.
+  /// Idempotent. What is on a stream and has not begun, since it waits there for a flag, may still begin: it ends as
+  /// soon once is_stopped(), and until then may do its work with other ranks. Its memory stays until the destructor.
   virtual void abort() noexcept = 0;
+  /// After abort(): whether work that begins from now on ends at once, undone. Does not wait, makes no call.
+  virtual bool is_stopped() const noexcept = 0;
 };
 
 /// Makes LocalGroups: a library.

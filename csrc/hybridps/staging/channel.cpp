@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "hybridps/core/check.h"
@@ -19,14 +20,15 @@ using core::Status;
 
 constexpr std::uint64_t kFlagBytes = 4096;
 constexpr std::uint64_t kReadyAt = 0;
-constexpr std::uint64_t kDoneAt = 128;  // a cache line of its own
+constexpr std::uint64_t kDoneAt = 128;  // cache lines of their own
+constexpr std::uint64_t kEndedAt = 256;
 constexpr std::uint64_t kStagingBytesMin = std::uint64_t{1} << 20;
 
 }  // namespace
 
-void free_memory(device::Device& device, const device::HostMemory& memory) noexcept {
+void give_back(DevicePool& pool, const device::HostMemory& memory) noexcept {
   if (memory.pinned)
-    device.free_host(memory);
+    pool.give_back(memory);
   else
     std::free(memory.data);
 }
@@ -38,57 +40,106 @@ Status group_is_gone(const std::string& what) {
 // Channel: life -------------------------------------------------------------------------------------------------------
 
 Channel::Channel(std::shared_ptr<Stager> stager, std::shared_ptr<device::Device> device,
-                 std::weak_ptr<engine::Group> group, ChannelOptions options)
+                 std::shared_ptr<DevicePool> pool, std::weak_ptr<engine::Group> group, ChannelOptions options)
     : stager_(std::move(stager)),
       device_(std::move(device)),
       group_(std::move(group)),
       options_(options),
-      events_(std::make_shared<EventPool>(device_)) {
+      pool_(std::move(pool)) {
   opened_ = open();
 }
 
 core::Status Channel::open() {
-  auto in = device_->make_stream();
+  auto in = pool_->take_stream();
   if (!in.is_ok()) return in.status();
   in_ = out_ = in.value();
   if (!options_.one_stream) {
-    auto out = device_->make_stream();
+    auto out = pool_->take_stream();
     if (!out.is_ok()) return out.status();
     out_ = out.value();
   }
-  auto flags = device_->allocate_host(kFlagBytes);
+  auto flags = pool_->take_host(kFlagBytes);
   if (!flags.is_ok())
     return Status(flags.status().code(),
                   std::string(flags.status().message()) + "; CUDA tensors need a page of it at least: see `ulimit -l`");
   flags_ = flags.value();
+  std::memset(flags_.data, 0, kFlagBytes);
   ready_ = flags_.flag_at(kReadyAt);
   done_ = flags_.flag_at(kDoneAt);
+  ended_ = flags_.flag_at(kEndedAt);
   return {};
 }
 
-// The last reference may be dropped by a completion in the engine's loop, which must not wait for a driver.
-Channel::~Channel() {
-  std::vector<device::HostMemory> memories = {memory_, flags_};
-  for (const Retired& retired : retired_) {
-    memories.push_back(retired.memory);
-    events_->give_back(retired.over);
+/// What a channel leaves behind. Others may have it when the streams have come to an end: an operation that could not
+/// be put on them as a whole has left work there that no flag tells of.
+struct Channel::Remains {
+  std::shared_ptr<DevicePool> pool;
+  std::vector<device::Stream> streams;
+  std::vector<device::HostMemory> memories;
+  std::vector<std::shared_ptr<DirectRing>> rings;
+  std::shared_ptr<Local> local;
+  std::vector<device::Event> tails;
+  bool recorded = false;
+
+  /// Whether they have come there. Calls the driver.
+  bool end() {
+    device::Device& device = pool->device();
+    if (!std::exchange(recorded, true)) {
+      for (const device::Stream stream : streams) {
+        auto tail = pool->take_event();
+        if (!tail.is_ok()) break;  // a device that has failed: nothing on it will be done any more
+        tails.push_back(tail.value());
+        if (!device.record(tail.value(), stream).is_ok()) break;
+      }
+    }
+    for (const device::Event tail : tails)
+      if (const auto done = device.is_done(tail); done.is_ok() && !done.value()) return false;
+    local.reset();
+    rings.clear();
+    for (const device::Event tail : tails) pool->give_back(tail);
+    for (const device::Stream stream : streams) pool->give_back(stream);
+    for (const device::HostMemory& memory : memories) give_back(*pool, memory);
+    return true;
   }
-  for (const auto& [number, event] : over_) events_->give_back(event);
-  for (const Way& way : open_ways_) events_->give_back(way.arrived);
-  // First: what it has put on the streams ends with it.
-  local_.reset();
-  std::vector<std::shared_ptr<DirectRing>> rings = std::move(smaller_direct_);
-  rings.push_back(std::move(direct_));
-  stager_->bury([device = device_, in = in_, out = out_, memories = std::move(memories), rings = std::move(rings)] {
-    if (in.native != nullptr) device->destroy(in);
-    if (out.native != nullptr && out.native != in.native) device->destroy(out);
-    for (const device::HostMemory& memory : memories) free_memory(*device, memory);
-  });
+};
+
+// The last reference may be dropped by a completion in the engine's loop, which makes no call to the driver.
+Channel::~Channel() {
+  for (const auto& [number, event] : over_) pool_->give_back(event);
+  for (const Way& way : open_ways_) pool_->give_back(way.arrived);
+  auto remains = std::make_shared<Remains>();
+  remains->pool = pool_;
+  if (in_.native != nullptr) remains->streams.push_back(in_);
+  if (out_.native != nullptr && out_.native != in_.native) remains->streams.push_back(out_);
+  for (const device::HostMemory& memory : {memory_, flags_})
+    if (memory.data != nullptr) remains->memories.push_back(memory);
+  for (const Retired& retired : retired_) remains->memories.push_back(retired.memory);
+  remains->rings = std::move(smaller_direct_);
+  remains->rings.push_back(std::move(direct_));
+  // What hangs within the node would not end by itself.
+  if (local_ && (!broken_.is_ok() || !local_failed_.is_ok())) local_->abort();
+  remains->local = std::move(local_);
+  stager_->bury([remains = std::move(remains)] { return remains->end(); });
 }
+
+class Channel::Putting {
+ public:
+  explicit Putting(Channel& channel) : channel_(channel) {
+    const std::lock_guard progress(channel_.progress_mutex_);
+    ++channel_.putting_;
+  }
+  ~Putting() {
+    const std::lock_guard progress(channel_.progress_mutex_);
+    --channel_.putting_;
+  }
+
+ private:
+  Channel& channel_;
+};
 
 std::uint64_t Channel::staging_bytes() const {
   const std::lock_guard lock(mutex_);
-  return memory_.bytes;
+  return ring_.bytes();
 }
 
 bool Channel::is_direct() const {
@@ -122,8 +173,10 @@ core::Result<std::shared_ptr<Staged>> Channel::enqueue(Request request) {
                                     std::string(why.message()));
     }
   }
-  // While nothing is on the streams: the device would wait for a thread that is not there.
-  if (Status status = stager_->start(); !status.is_ok())
+  // While nothing is on the streams. Any of the calls that follow may be held up, by a full queue, a lock of the
+  // driver's or launches that wait for their end, after the device has begun to wait for the Stager's thread.
+  const Putting putting(*this);
+  if (Status status = stager_->begin(shared_from_this()); !status.is_ok())
     return Status(status.code(), request.what + ": " + std::string(status.message()));
   // Others may be called on a part of the ranks' GPUs only: a barrier, say.
   const bool asks = has_rails(request.operation.kind);
@@ -131,14 +184,20 @@ core::Result<std::shared_ptr<Staged>> Channel::enqueue(Request request) {
     break_down(status, group.get());
     return status;
   }
-  auto staged = std::make_shared<Staged>(shared_from_this(), events_);
+  auto staged = std::make_shared<Staged>(shared_from_this(), pool_);
   Status status = put(staged, request, *group);
   if (status.is_ok() && !request.leave_open) status = end(*staged);
+  if (!status.is_ok()) {
+    staged->forget();
+    // Why the library was told to abort says more than that it was.
+    if (Status failed = group->status(); !failed.is_ok()) status = failed;
+    const std::lock_guard progress(progress_mutex_);
+    if (!local_failed_.is_ok()) status = local_failed_;
+  }
   if (!status.is_ok()) {
     break_down(status, group.get());
     return status;
   }
-  stager_->activate(shared_from_this());
   return staged;
 }
 
@@ -194,15 +253,18 @@ core::Status Channel::witness(const std::shared_ptr<Staged>& staged, const worke
                [channel = shared_from_this(), staged](const worker::Outcome& outcome) {
                  if (outcome.status.is_ok()) return;
                  staged->set_failed(outcome.status);
-                 const std::lock_guard progress(channel->progress_mutex_);
-                 channel->fail_local(outcome.status);
+                 {
+                   const std::lock_guard progress(channel->progress_mutex_);
+                   channel->fail_local(outcome.status);
+                 }
+                 channel->stager_->activate(channel);
                });
   return {};
 }
 
 core::Status Channel::put(const std::shared_ptr<Staged>& staged, Request& request, engine::Group& group) {
   for (device::Event* event : {&staged->start_, &staged->end_}) {
-    auto taken = events_->take();
+    auto taken = pool_->take_event();
     if (!taken.is_ok()) return taken.status();
     *event = taken.value();
   }
@@ -249,11 +311,11 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, Request& reques
   if (Status status = device_->wait(in_, staged->start_); !status.is_ok()) return status;
   if (local_ && request.operation.kind == schedule::Kind::kBarrier) {
     // It speaks for what was put before it, and the engine does not see all of that.
-    auto before = events_->take();
+    auto before = pool_->take_event();
     if (!before.is_ok()) return before.status();
     Status status = device_->record(before.value(), out_);
     if (status.is_ok()) status = device_->wait(in_, before.value());
-    events_->give_back(before.value());
+    pool_->give_back(before.value());
     if (!status.is_ok()) return status;
   }
   staged->last_number_ = numbers_ + slices.size();
@@ -295,7 +357,7 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
     const auto over = over_.find(earlier);
     if (over == over_.end()) continue;
     if (Status status = device_->wait(in_, over->second); !status.is_ok()) return status;
-    events_->give_back(over->second);
+    pool_->give_back(over->second);
     over_.erase(over);
   }
   DirectRing::Place direct;
@@ -332,13 +394,11 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
     if (Status status = local_->run(slice.beside, intranode::Leg::kIn, in_, patience_until(staged->deadline_));
         !status.is_ok())
       return status;
-  auto arrived = events_->take();
+  auto arrived = pool_->take_event();
   if (!arrived.is_ok()) return arrived.status();
   open_ways_.push_back({number, slice.pinned_bytes() > 0, std::move(slice.out), base, arrived.value(),
                         std::move(slice.after), staged->deadline_});
   if (Status status = device_->record(arrived.value(), in_); !status.is_ok()) return status;
-  // Memory that is not pinned makes the copies back wait in the call: the slice must be on its way by then.
-  if (!memory_.pinned) stager_->activate(shared_from_this());
   return {};
 }
 
@@ -347,11 +407,11 @@ core::Status Channel::put_next_out() {
   open_ways_.pop_front();
   // A slice that failed is done although the in stream has not come to it: what is over must come after both.
   Status met = out_.native != in_.native ? device_->wait(out_, way.arrived) : Status();
-  events_->give_back(way.arrived);
+  pool_->give_back(way.arrived);
   if (!met.is_ok()) return met;
   device::Event over;
   if (way.has_place) {  // no other one will ever be displaced, and so given back
-    auto taken = events_->take();
+    auto taken = pool_->take_event();
     if (!taken.is_ok()) return taken.status();
     over = taken.value();
     over_.emplace(way.number, over);
@@ -372,6 +432,8 @@ core::Status Channel::end(Staged& staged) {
     if (Status status = put_next_out(); !status.is_ok()) return status;
   if (auto finish = std::exchange(staged.finish_, nullptr)) finish();
   if (Status status = device_->record(staged.end_, out_); !status.is_ok()) return status;
+  staged.end_number_ = ++ends_;
+  if (Status status = device_->write_flag(out_, ended_, word_of(staged.end_number_)); !status.is_ok()) return status;
   const std::lock_guard progress(progress_mutex_);
   staged_.push_back(staged.shared_from_this());
   return {};
@@ -381,9 +443,10 @@ core::Status Channel::complete_enqueue(Staged& staged) {
   const std::lock_guard lock(mutex_);
   if (staged.ended_) return {};
   if (!broken_.is_ok()) return broken_;
+  const Putting putting(*this);
+  stager_->activate(shared_from_this());
   Status status = end(staged);
   if (!status.is_ok()) break_down(status, group_.lock().get());
-  stager_->activate(shared_from_this());
   return status;
 }
 
@@ -420,7 +483,7 @@ void Channel::make_direct(std::vector<Slice>& slices, const worker::Operation& o
   const std::uint64_t bytes = ring_bytes(largest, together, have);
   if (bytes > have) {
     auto made = DirectRing::make(
-        device_, group, bytes, [stager = stager_](std::function<void()> funeral) { stager->bury(std::move(funeral)); });
+        pool_, group, bytes, [stager = stager_](std::function<bool()> funeral) { stager->bury(std::move(funeral)); });
     if (!made.is_ok()) {
       no_direct_ = true;
       static core::LogRate rate(core::from_seconds(10));  // every channel comes here
@@ -450,13 +513,10 @@ core::Status Channel::make_room(std::uint64_t slice_bytes, std::uint64_t operati
   while (!open_ways_.empty())
     if (Status status = put_next_out(); !status.is_ok()) return status;
   if (memory_.data != nullptr) {
-    auto over = events_->take();
-    if (!over.is_ok()) return over.status();
-    if (Status status = device_->record(over.value(), out_); !status.is_ok()) return status;
     const std::lock_guard progress(progress_mutex_);
-    retired_.push_back({memory_, over.value()});
+    retired_.push_back({memory_, ends_ + 1});
   }
-  for (const auto& [number, event] : over_) events_->give_back(event);
+  for (const auto& [number, event] : over_) pool_->give_back(event);
   over_.clear();
   memory_ = larger;
   ring_ = Ring(bytes);
@@ -464,7 +524,7 @@ core::Status Channel::make_room(std::uint64_t slice_bytes, std::uint64_t operati
 }
 
 device::HostMemory Channel::allocate(std::uint64_t bytes) {
-  auto pinned = device_->allocate_host(bytes);
+  auto pinned = pool_->take_host(bytes);
   if (pinned.is_ok()) return pinned.value();
   if (!std::exchange(warned_, true))
     core::log_warn("staging for ", device_->describe(), ": ", pinned.status().message(),

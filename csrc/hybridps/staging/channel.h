@@ -4,18 +4,21 @@
 //            in   after the caller's stream: device to staging, write flag "ready"
 //            out  wait for flag "done", staging to device
 //          and takes the operation's place in the group (Group::reserve). The Stager's thread sees "ready" and submits
-//          the slice to the engine, whose completion sets "done". Both flags are counters of the channel's slices.
-//          Where the ranks of a node have a GPU each and a library for it (staging/local.h, staging/rails.h), slices have a
-//          step of that library before the one and after the other copy, and operations within one node are such a step
-//          and nothing else. The engine then has a witness of the operation besides, which compares what ranks called.
-//          What is delivered to other nodes may go out from device memory instead (staging/direct.h).
-//          Staging is used again without waiting on the host: the in stream waits for the event that ended the last use.
-//          One channel carries operations in their order; what may overtake each other (messages to and from different
-//          peers) has channels of its own.
+//          the slice to the engine, whose completion sets "done". Both flags are counters of the channel's slices; a
+//          third, "ended", counts its operations, written by the out stream after each. Who sets a flag that a stream
+//          waits for (the Stager's thread, the engine's loop) makes no call to the driver, which might wait for that
+//          stream. Where the ranks of a node have a GPU each and a library for it (staging/local.h, staging/rails.h),
+//          slices have a step of that library before the one and after the other copy, and operations within one node
+//          are such a step and nothing else. The engine then has a witness of the operation besides, which compares
+//          what ranks called. What is delivered to other nodes may go out from device memory instead
+//          (staging/direct.h). Staging is used again without waiting on the host: the in stream waits for the event
+//          that ended the last use. One channel carries operations in their order; what may overtake each other
+//          (messages to and from different peers) has channels of its own.
 // Owner    the caller holds Channels and Staged; the Stager keeps a channel for as long as something is under way on it.
 // Threads  every method from any thread; calls to one channel go one after the other. Blocking: none waits for the
-//          device or the network but Staged::wait() and stop(), enqueue() where memory could not be pinned, and the
-//          first collective of a channel that may have Local (or connect() before it).
+//          device or the network but Staged::wait() and stop(), enqueue() where memory could not be pinned or more is
+//          needed than the pool has, and the first collective of a channel that may have Local (or connect() before
+//          it).
 // Failures an operation that fails (deadline, dead peer, abort) still moves its flags, so no stream hangs; what it
 //          leaves in the device's memory is undefined. It is reported by Staged::status(), and once by the channel's
 //          next enqueue() if nobody has asked. A device that has failed, or a caller's stream that does not get to
@@ -40,7 +43,7 @@
 #include "hybridps/device/device.h"
 #include "hybridps/engine/group.h"
 #include "hybridps/staging/direct.h"
-#include "hybridps/staging/event_pool.h"
+#include "hybridps/staging/device_pool.h"
 #include "hybridps/staging/local.h"
 #include "hybridps/staging/ring.h"
 #include "hybridps/staging/slices.h"
@@ -76,8 +79,8 @@ struct ChannelOptions {
 class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
  public:
   /// Use Stager::open().
-  Channel(std::shared_ptr<Stager> stager, std::shared_ptr<device::Device> device, std::weak_ptr<engine::Group> group,
-          ChannelOptions options);
+  Channel(std::shared_ptr<Stager> stager, std::shared_ptr<device::Device> device, std::shared_ptr<DevicePool> pool,
+          std::weak_ptr<engine::Group> group, ChannelOptions options);
   ~Channel();
 
   /// Everything is on the streams when it returns. Errors: the group or the device has failed, the stream is being
@@ -124,8 +127,11 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   };
   struct Retired {
     device::HostMemory memory;
-    device::Event over;
+    std::uint64_t end = 0;  // of the operation after which nothing uses it
   };
+  struct Remains;
+  /// While one lives, a call is putting something on the streams.
+  class Putting;
 
   core::Status open();
   core::Status agree(engine::Group& group, std::chrono::milliseconds timeout);  // mutex_ held
@@ -145,13 +151,17 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   device::HostMemory allocate(std::uint64_t bytes);
   void break_down(const core::Status& status, engine::Group* group);
 
-  // The Stager's thread.
+  /// The driver's thread: whether device and library still work, for the other one to act on.
+  void look();
+
+  // The Stager's thread, which makes no call to the driver.
   struct Progress {
     bool did = false;
     bool waits_for_stream = false;
   };
   Progress progress(core::TimePoint now);
   core::Status trouble(core::TimePoint now);
+  void release_if_stopped(core::TimePoint now);  // progress_mutex_ held
   void fail_local(const core::Status& status);
   bool is_idle() const;
   void submit(Waiting waiting);
@@ -162,23 +172,25 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   const std::shared_ptr<device::Device> device_;
   const std::weak_ptr<engine::Group> group_;
   const ChannelOptions options_;
-  const std::shared_ptr<EventPool> events_;
+  const std::shared_ptr<DevicePool> pool_;
   core::Status opened_;
   device::Stream in_;
   device::Stream out_;
   device::HostMemory flags_;
   device::Flag ready_;
   device::Flag done_;
+  device::Flag ended_;
 
   mutable std::mutex mutex_;  // what is put on the streams
   core::Status broken_;
   device::HostMemory memory_;
   Ring ring_;
   std::uint64_t numbers_ = 0;                                // slices so far; the first is 1
+  std::uint64_t ends_ = 0;                                   // operations whose end is on the out stream
   std::map<std::uint64_t, device::Event> over_;              // slice -> its place in the ring is free
   std::optional<schedule::Topology> topology_;               // for direct_
   bool no_direct_ = false;                                   // it was tried
-  std::vector<std::shared_ptr<DirectRing>> smaller_direct_;  // kept: to free them now could wait for the device
+  std::vector<std::shared_ptr<DirectRing>> smaller_direct_;  // kept: streams may use them
   std::deque<Way> open_ways_;                                // not on the out stream yet
   bool warned_ = false;
   bool agreed_ = false;          // asked whether there is Local
@@ -190,20 +202,24 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   std::deque<bool> slices_done_;  // of those after done_until_
   std::uint64_t done_until_ = 0;
   std::deque<std::shared_ptr<Staged>> staged_;  // in order of their ends
-  std::vector<Retired> retired_;
+  std::deque<Retired> retired_;
+  int putting_ = 0;
   std::shared_ptr<Staged> failed_;      // since the last enqueue()
   std::shared_ptr<Local> local_;        // set once
   std::shared_ptr<DirectRing> direct_;  // set with mutex_ held, too
+  core::Status device_failed_;          // what look() has found
+  core::Status local_found_;
   core::Status local_failed_;
-  bool withheld_ = false;  // "done" does not move, since local_ is to be aborted first
-  core::TimePoint release_at_ = core::TimePoint::max();
-  core::TimePoint next_look_{};
+  bool withheld_ = false;  // "done" does not move, since local_ is to be stopped first
+  bool released_ = false;  // and will not be withheld again
+  core::TimePoint release_by_ = core::TimePoint::max();
+  core::TimePoint next_trouble_{};
 };
 
 /// A slice's number as it stands in a flag.
 inline std::uint32_t word_of(std::uint64_t number) { return static_cast<std::uint32_t>(number); }
-/// Pinned by `device`, or ordinary where it could not be.
-void free_memory(device::Device& device, const device::HostMemory& memory) noexcept;
+/// Back to the pool, or freed if it is ordinary since it could not be pinned. Nothing on a stream uses it any more.
+void give_back(DevicePool& pool, const device::HostMemory& memory) noexcept;
 /// What `what` fails with where the group is gone.
 core::Status group_is_gone(const std::string& what);
 

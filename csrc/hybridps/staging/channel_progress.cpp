@@ -1,4 +1,4 @@
-// Channel: what is done on the Stager's thread, and by the engine's completions.
+// Channel: what is done on the Stager's threads, and by the engine's completions.
 #include <utility>
 
 #include "hybridps/core/check.h"
@@ -13,9 +13,9 @@ using core::Status;
 
 // After the deadline, so that the engine can name who is missing first.
 constexpr auto kGrace = std::chrono::milliseconds(500);
-constexpr auto kLookEvery = std::chrono::milliseconds(2);
-// A LocalGroup that was told to abort has told the device by then: what waits behind a flag will not begin.
-constexpr auto kAbortTime = std::chrono::milliseconds(100);
+constexpr auto kTroubleEvery = std::chrono::milliseconds(2);
+// A LocalGroup that is not stopped by then never will be: streams go on, whatever its work brings.
+constexpr auto kStopPatience = std::chrono::seconds(5);
 
 std::string seconds_text(core::Duration duration) {
   const auto tenths = std::chrono::duration_cast<std::chrono::milliseconds>(duration).count() / 100;
@@ -28,7 +28,6 @@ Channel::Progress Channel::progress(core::TimePoint now) {
   Progress result;
   std::vector<Waiting> ready;
   std::vector<std::shared_ptr<Staged>> over;
-  std::vector<Retired> retired;
   Status failure;
   {
     const std::lock_guard lock(progress_mutex_);
@@ -46,45 +45,26 @@ Channel::Progress Channel::progress(core::TimePoint now) {
                                            "whether that can end, or pass a longer timeout");
     }
     result.waits_for_stream = !waiting_.empty();
-    retired = retired_;
-    if (withheld_ && now >= release_at_) {
-      withheld_ = false;
-      done_.word->store(word_of(done_until_), std::memory_order_release);
+    const bool dead = !device_failed_.is_ok();
+    if (dead && !(waiting_.empty() && staged_.empty())) failure = device_failed_;
+    const std::uint32_t ended = ended_.word->load(std::memory_order_acquire);
+    while (!staged_.empty()) {
+      const bool is_over = device::has_reached(ended, word_of(staged_.front()->end_number_));
+      if (!is_over && !dead) break;
+      if (!is_over) staged_.front()->set_failed(device_failed_);
+      over.push_back(std::move(staged_.front()));
+      staged_.pop_front();
     }
+    while (!retired_.empty() && device::has_reached(ended, word_of(retired_.front().end))) {
+      give_back(*pool_, retired_.front().memory);
+      retired_.pop_front();
+    }
+    release_if_stopped(now);
   }
   if (failure.is_ok()) failure = trouble(now);
   for (Waiting& waiting : ready) submit(std::move(waiting));
-  // The driver is asked without the lock, which the engine's loop takes.
-  for (bool more = true; more;) {
-    std::shared_ptr<Staged> staged;
-    {
-      const std::lock_guard lock(progress_mutex_);
-      if (!staged_.empty()) staged = staged_.front();
-    }
-    if (!staged) break;
-    const auto done = device_->is_done(staged->end_);
-    if (!done.is_ok()) failure = done.status();
-    more = !done.is_ok() || done.value();
-    if (!more) break;  // later ones come later
-    over.push_back(std::move(staged));
-    const std::lock_guard lock(progress_mutex_);
-    staged_.pop_front();
-  }
-  for (const Retired& old : retired) {
-    const auto done = device_->is_done(old.over);
-    if (!done.is_ok() || !done.value()) continue;
-    {
-      const std::lock_guard lock(progress_mutex_);  // before another run can be where this one was
-      std::erase_if(retired_, [&](const Retired& other) { return other.memory.data == old.memory.data; });
-    }
-    free_memory(*device_, old.memory);
-    events_->give_back(old.over);
-  }
   result.did = !ready.empty() || !over.empty();
-  if (!failure.is_ok()) {
-    for (const auto& staged : over) staged->set_failed(failure);
-    expire(failure, group_.lock().get());
-  }
+  if (!failure.is_ok()) expire(failure, group_.lock().get());
   for (const auto& staged : over) {
     staged->set_over();
     if (!staged->has_failed()) continue;
@@ -94,26 +74,48 @@ Channel::Progress Channel::progress(core::TimePoint now) {
   return result;
 }
 
-/// What keeps a LocalGroup's work from ending: nothing on the streams says so.
-core::Status Channel::trouble(core::TimePoint now) {
+void Channel::look() {
   std::shared_ptr<Local> local;
   std::shared_ptr<Staged> oldest;
   {
     const std::lock_guard lock(progress_mutex_);
-    if (!local_ || now < next_look_ || (staged_.empty() && !withheld_)) return {};
-    next_look_ = now + kLookEvery;
+    if (local_failed_.is_ok() && !(staged_.empty() && putting_ == 0)) local = local_;
+    if (!staged_.empty()) oldest = staged_.front();
+  }
+  // Its answer is of no interest: a device that has failed says so in every call.
+  const Status device = oldest ? device_->is_done(oldest->end_).status() : Status();
+  const Status found = local ? local->poll() : Status();
+  const std::lock_guard lock(progress_mutex_);
+  if (device_failed_.is_ok()) device_failed_ = device;
+  if (local_found_.is_ok()) local_found_ = found;
+}
+
+/// What keeps a LocalGroup's work from ending: nothing on the streams says so.
+core::Status Channel::trouble(core::TimePoint now) {
+  std::shared_ptr<Staged> oldest;
+  {
+    const std::lock_guard lock(progress_mutex_);
+    if (!local_ || now < next_trouble_ || (staged_.empty() && putting_ == 0 && !withheld_)) return {};
+    next_trouble_ = now + kTroubleEvery;
     if (!local_failed_.is_ok()) return local_failed_;  // else it holds nothing back
-    local = local_;
-    oldest = staged_.front();
+    if (!local_found_.is_ok()) return local_found_;
+    if (!staged_.empty()) oldest = staged_.front();
   }
   if (const auto group = group_.lock())
     if (Status status = group->status(); !status.is_ok()) return status;
-  if (Status status = local->poll(); !status.is_ok()) return status;
-  if (oldest->deadline_.is_never() || now < oldest->deadline_.point() + kGrace) return {};
+  if (!oldest || oldest->deadline_.is_never() || now < oldest->deadline_.point() + kGrace) return {};
   return Status(Code::kTimeout,
                 oldest->what_ + " timed out after " + seconds_text(oldest->timeout_) + ": " + device_->describe() +
                     " has not come to its end; see whether the GPUs of this node's other ranks have come "
                     "to it, or pass a longer timeout");
+}
+
+/// What was put on the streams behind the flag runs then, and a LocalGroup that is stopped lets it end at once, undone.
+void Channel::release_if_stopped(core::TimePoint now) {
+  if (release_by_ == core::TimePoint::max() || released_) return;
+  if (now < release_by_ && !local_->is_stopped()) return;
+  released_ = true;
+  if (std::exchange(withheld_, false)) done_.word->store(word_of(done_until_), std::memory_order_release);
 }
 
 void Channel::abort(const Status& why) {
@@ -126,7 +128,7 @@ void Channel::abort(const Status& why) {
 
 bool Channel::is_idle() const {
   const std::lock_guard lock(progress_mutex_);
-  return waiting_.empty() && staged_.empty() && retired_.empty() && !withheld_;
+  return waiting_.empty() && staged_.empty() && putting_ == 0 && !withheld_;
 }
 
 void Channel::submit(Waiting waiting) {
@@ -155,6 +157,7 @@ void Channel::expire(const Status& status, engine::Group* group) {
     local = local_;
     direct = direct_;
     if (local) under_way = staged_;
+    if (group == nullptr) released_ = true;  // nobody will come back to it
   }
   // Of operations within the node the engine has nothing to tell.
   for (const auto& staged : under_way) staged->set_failed(status);
@@ -165,40 +168,45 @@ void Channel::expire(const Status& status, engine::Group* group) {
   local->abort();
   {
     const std::lock_guard lock(progress_mutex_);
-    if (group == nullptr) {  // nobody will come back to it
+    if (group == nullptr) {
       withheld_ = false;
-      release_at_ = core::TimePoint::min();
       done_.word->store(word_of(done_until_), std::memory_order_release);
       return;
     }
-    if (withheld_ && release_at_ == core::TimePoint::max()) release_at_ = core::Clock::now() + kAbortTime;
+    if (release_by_ == core::TimePoint::max()) release_by_ = core::Clock::now() + kStopPatience;
   }
   stager_->activate(shared_from_this());
 }
 
 void Channel::slice_done(std::uint64_t number, Staged& staged, const worker::Outcome& outcome) {
+  const device::NoDriverCalls the_out_stream_waits_for_this;
   staged.slice_done(outcome);  // first: who sees the flag sees the failure
-  const std::lock_guard lock(progress_mutex_);
-  if (!outcome.status.is_ok()) fail_local(outcome.status);
-  if (!core::check(number - done_until_ - 1 < slices_done_.size(), "a slice is done once")) {
-    if (const auto group = group_.lock())
-      group->abort("rank " + std::to_string(group->rank()) + " lost count of its slices");
-    return;
+  bool withheld = false;
+  {
+    const std::lock_guard lock(progress_mutex_);
+    if (!outcome.status.is_ok()) fail_local(outcome.status);
+    if (!core::check(number - done_until_ - 1 < slices_done_.size(), "a slice is done once")) {
+      if (const auto group = group_.lock())
+        group->abort("rank " + std::to_string(group->rank()) + " lost count of its slices");
+      return;
+    }
+    slices_done_[number - done_until_ - 1] = true;
+    const std::uint64_t before = done_until_;
+    while (!slices_done_.empty() && slices_done_.front()) {
+      slices_done_.pop_front();
+      ++done_until_;
+    }
+    withheld = withheld_;
+    if (done_until_ != before && !withheld) done_.word->store(word_of(done_until_), std::memory_order_release);
   }
-  slices_done_[number - done_until_ - 1] = true;
-  const std::uint64_t before = done_until_;
-  while (!slices_done_.empty() && slices_done_.front()) {
-    slices_done_.pop_front();
-    ++done_until_;
-  }
-  if (done_until_ != before && !withheld_) done_.word->store(word_of(done_until_), std::memory_order_release);
+  if (withheld) stager_->activate(shared_from_this());  // an operation that could not be put as a whole left it idle
 }
 
 /// progress_mutex_ held. What comes back is not what the ranks of the node wait for: none of them may have it and go on.
 void Channel::fail_local(const Status& status) {
   if (!local_) return;
   if (local_failed_.is_ok()) local_failed_ = status;
-  if (core::Clock::now() < release_at_) withheld_ = true;
+  withheld_ = !released_;
 }
 
 }  // namespace hybridps::staging

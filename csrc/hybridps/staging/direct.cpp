@@ -1,6 +1,7 @@
 #include "hybridps/staging/direct.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -121,26 +122,28 @@ void go_direct(Slice& slice, int rank) {
 }
 
 DirectRing::Memory::~Memory() {
-  bury([device = device, flags = flags, data = data] {
-    if (data != nullptr) device->free_device(data);
-    if (flags.data != nullptr) device->free_host(flags);
+  bury([pool = pool, flags = flags, run = run] {
+    pool->give_back(run);
+    pool->give_back(flags);
+    return true;
   });
 }
 
-core::Result<std::shared_ptr<DirectRing>> DirectRing::make(const std::shared_ptr<device::Device>& device,
+core::Result<std::shared_ptr<DirectRing>> DirectRing::make(const std::shared_ptr<DevicePool>& pool,
                                                            engine::Group& group, std::uint64_t bytes, Bury bury) {
-  auto memory = std::make_shared<Memory>(device, std::move(bury));
-  auto flags = device->allocate_host(kFlagBytes);
+  auto memory = std::make_shared<Memory>(pool, std::move(bury));
+  auto flags = pool->take_host(kFlagBytes);
   if (!flags.is_ok()) return flags.status();
   memory->flags = flags.value();
-  auto data = device->allocate_device(bytes);
-  if (!data.is_ok()) return data.status();
-  memory->data = data.value();
+  std::memset(memory->flags.data, 0, kFlagBytes);
+  auto run = pool->take_device(bytes);
+  if (!run.is_ok()) return run.status();
+  memory->run = run.value();
   transport::DeviceMemory lent;
-  lent.bytes = {memory->data, bytes};
-  lent.within = [device](const std::function<void()>& call) {
+  lent.bytes = {memory->run.data, bytes};
+  lent.within = [pool](const std::function<void()>& call) {
     bool ran = false;
-    const core::Status status = device->run_here([&] {
+    const core::Status status = pool->device().run_here([&] {
       ran = true;
       call();
       return core::Status();
@@ -155,7 +158,7 @@ core::Result<std::shared_ptr<DirectRing>> DirectRing::make(const std::shared_ptr
 DirectRing::Place DirectRing::take(std::uint64_t bytes, std::uint64_t number) {
   const Ring::Place taken = ring_.take(bytes, number);
   Place place;
-  place.data = memory_->data + taken.offset;
+  place.data = memory_->run.data + taken.offset;
   for (const std::uint64_t earlier : taken.displaced) place.displaced = std::max(place.displaced, earlier);
   {
     const std::lock_guard lock(mutex_);

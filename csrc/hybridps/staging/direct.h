@@ -8,7 +8,7 @@
 // Memory   a place in the ring is used again when the operation is over *and* the transports have let go of it: both are
 //          known by the end of what take() has given, and told to the stream by a flag. So an operation that fails moves on
 //          at once, and what a transport still reads stays as it is. The ring is freed when all of that has ended, and the
-//          engine has taken it from the transport.
+//          engine has taken it from the transport: it goes back to the pool.
 // Threads  DirectRing: take() one at a time; what it gave may end on any thread.
 #pragma once
 
@@ -24,6 +24,7 @@
 #include "hybridps/device/device.h"
 #include "hybridps/engine/group.h"
 #include "hybridps/schedule/plan.h"
+#include "hybridps/staging/device_pool.h"
 #include "hybridps/staging/ring.h"
 #include "hybridps/staging/slices.h"
 #include "hybridps/worker/operation.h"
@@ -42,13 +43,13 @@ void go_direct(Slice& slice, int rank);
 
 class DirectRing : public std::enable_shared_from_this<DirectRing>, core::Pinned {
  public:
-  /// Runs a function where waiting for a driver does no harm.
-  using Bury = std::function<void(std::function<void()>)>;
+  /// Runs a function where waiting for a driver does no harm, until it says that it is done.
+  using Bury = std::function<void(std::function<bool()>)>;
 
-  /// Allocates the memory and gives it to the transport of `group`'s engine. Waits for the engine's loop. Errors say why
+  /// Takes the memory and gives it to the transport of `group`'s engine. Waits for the engine's loop. Errors say why
   /// that is not possible.
-  static core::Result<std::shared_ptr<DirectRing>> make(const std::shared_ptr<device::Device>& device,
-                                                        engine::Group& group, std::uint64_t bytes, Bury bury);
+  static core::Result<std::shared_ptr<DirectRing>> make(const std::shared_ptr<DevicePool>& pool, engine::Group& group,
+                                                        std::uint64_t bytes, Bury bury);
 
   std::uint64_t bytes() const noexcept { return ring_.bytes(); }
 
@@ -66,12 +67,12 @@ class DirectRing : public std::enable_shared_from_this<DirectRing>, core::Pinned
 
  private:
   struct Memory : core::Pinned {
-    Memory(std::shared_ptr<device::Device> d, Bury b) : device(std::move(d)), bury(std::move(b)) {}
+    Memory(std::shared_ptr<DevicePool> p, Bury b) : pool(std::move(p)), bury(std::move(b)) {}
     ~Memory();
-    const std::shared_ptr<device::Device> device;
+    const std::shared_ptr<DevicePool> pool;
     const Bury bury;
     device::HostMemory flags;
-    std::byte* data = nullptr;
+    DevicePool::Run run;
   };
 
   DirectRing(std::shared_ptr<Memory> memory, std::shared_ptr<void> lease, std::uint64_t bytes)

@@ -50,6 +50,7 @@ class Local : core::Pinned {
   void abort() noexcept {
     if (group_) group_->abort();
   }
+  bool is_stopped() const noexcept { return !group_ || group_->is_stopped(); }
 
  private:
   using Pairs = std::bitset<std::size_t{core::kDTypeCount} * core::kReduceOpCount>;

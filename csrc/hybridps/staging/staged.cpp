@@ -8,12 +8,12 @@ namespace hybridps::staging {
 
 using core::Status;
 
-Staged::Staged(std::shared_ptr<Channel> channel, std::shared_ptr<EventPool> events) noexcept
-    : channel_(channel), events_(std::move(events)) {}
+Staged::Staged(std::shared_ptr<Channel> channel, std::shared_ptr<DevicePool> pool) noexcept
+    : channel_(channel), pool_(std::move(pool)) {}
 
 Staged::~Staged() {
-  events_->give_back(start_);
-  events_->give_back(end_);
+  pool_->give_back(start_);
+  pool_->give_back(end_);
 }
 
 core::Status Staged::complete_enqueue() {
@@ -76,6 +76,12 @@ void Staged::slice_done(const worker::Outcome& outcome) {
   if (outcome.source_rank < 0) return;
   const std::lock_guard lock(mutex_);
   source_rank_ = outcome.source_rank;
+}
+
+void Staged::forget() {
+  finish_ = nullptr;
+  const std::lock_guard lock(mutex_);
+  done_ = {};
 }
 
 void Staged::set_over() {

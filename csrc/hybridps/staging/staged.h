@@ -16,7 +16,7 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/device/device.h"
-#include "hybridps/staging/event_pool.h"
+#include "hybridps/staging/device_pool.h"
 #include "hybridps/worker/operation.h"
 
 namespace hybridps::staging {
@@ -25,7 +25,7 @@ class Channel;
 
 class Staged : public std::enable_shared_from_this<Staged>, core::Pinned {
  public:
-  Staged(std::shared_ptr<Channel> channel, std::shared_ptr<EventPool> events) noexcept;
+  Staged(std::shared_ptr<Channel> channel, std::shared_ptr<DevicePool> pool) noexcept;
   ~Staged();
 
   /// What comes later on `stream` comes after the operation.
@@ -48,9 +48,12 @@ class Staged : public std::enable_shared_from_this<Staged>, core::Pinned {
   void set_failed(const core::Status& status);
   void slice_done(const worker::Outcome& outcome);
   void set_over();
+  /// Of the caller: its functions, and what they hold, which may be tensors, do not end on a thread that streams wait
+  /// for.
+  void forget();
 
   const std::weak_ptr<Channel> channel_;
-  const std::shared_ptr<EventPool> events_;
+  const std::shared_ptr<DevicePool> pool_;
   device::Event start_;
   device::Event end_;
   core::Deadline deadline_;
@@ -61,6 +64,7 @@ class Staged : public std::enable_shared_from_this<Staged>, core::Pinned {
   std::function<void()> finish_;
   std::uint64_t last_number_ = 0;
   bool ended_ = false;
+  std::uint64_t end_number_ = 0;  // what the out stream writes at the end; once ended_
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

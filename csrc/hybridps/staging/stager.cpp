@@ -1,8 +1,10 @@
 #include "hybridps/staging/stager.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "hybridps/core/log.h"
 #include "hybridps/core/thread.h"
@@ -16,37 +18,69 @@ using core::Status;
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kNapForStream = std::chrono::microseconds(20);
 constexpr auto kNapForEnd = std::chrono::microseconds(200);
+constexpr auto kLookEvery = std::chrono::milliseconds(2);
+
+core::Status no_thread(const char* name, const std::system_error& error) {
+  return Status(Code::kOutOfResources, std::string("cannot start the thread ") + name + " (" + error.what() +
+                                           "); see `ulimit -u` and the limit of the container");
+}
 
 }  // namespace
 
 Stager::~Stager() {
-  // The thread holds a reference: it has ended, or is this one, at its end.
+  // Each thread holds a reference: it has ended, or is this one, at its end.
   if (thread_.joinable()) thread_.detach();
+  if (driver_.joinable()) driver_.detach();
 }
 
 core::Result<std::shared_ptr<Channel>> Stager::open(std::shared_ptr<device::Device> device,
                                                     std::weak_ptr<engine::Group> group, ChannelOptions options) {
-  auto channel = std::make_shared<Channel>(shared_from_this(), std::move(device), std::move(group), options);
+  std::shared_ptr<DevicePool> pool;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& known : pools_)
+      if (&known->device() == device.get()) pool = known;
+    if (!pool) pools_.push_back(pool = std::make_shared<DevicePool>(device));
+  }
+  auto channel =
+      std::make_shared<Channel>(shared_from_this(), std::move(device), std::move(pool), std::move(group), options);
   if (!channel->opened_.is_ok()) return channel->opened_;
-  if (Status status = start(); !status.is_ok()) return status;
+  const std::lock_guard lock(mutex_);
+  if (Status status = start_locked(); !status.is_ok()) return status;
   return channel;
 }
 
-Status Stager::start() {
-  const std::lock_guard lock(mutex_);
-  return start_locked();
+Status Stager::begin(std::shared_ptr<Channel> channel) {
+  std::unique_lock lock(mutex_);
+  driver_changed_.wait(lock, [&] { return !trimming_; });
+  if (Status status = start_locked(); !status.is_ok()) return status;
+  watch_locked(std::move(channel));
+  return {};
 }
 
 Status Stager::start_locked() {
-  if (running_) return {};
-  try {
-    thread_ = std::thread([self = shared_from_this()] { self->run(); });
-  } catch (const std::system_error& error) {
-    return Status(Code::kOutOfResources, std::string("cannot start the thread hybridps-stage (") + error.what() +
-                                             "); see `ulimit -u` and the limit of the container");
+  if (!running_) {
+    try {
+      thread_ = std::thread([self = shared_from_this()] { self->run(); });
+    } catch (const std::system_error& error) {
+      return no_thread("hybridps-stage", error);
+    }
+    running_ = true;
+    stopping_ = false;
+    abandon_ = false;
   }
-  running_ = true;
-  stopping_ = false;
+  return start_driver_locked();
+}
+
+Status Stager::start_driver_locked() {
+  if (driver_running_) return {};
+  if (driver_.joinable()) driver_.join();  // at its very end
+  try {
+    driver_ = std::thread([self = shared_from_this()] { self->run_driver(); });
+  } catch (const std::system_error& error) {
+    return no_thread("hybridps-driver", error);
+  }
+  driver_running_ = true;
   return {};
 }
 
@@ -59,21 +93,22 @@ void Stager::activate(std::shared_ptr<Channel> channel) {
   const std::lock_guard lock(mutex_);
   // stop() may have come after start(). A channel that nobody watches now is watched by the next thread that can be made.
   if (const Status status = start_locked(); !status.is_ok()) core::log_error(status.message());
+  watch_locked(std::move(channel));
+}
+
+void Stager::watch_locked(std::shared_ptr<Channel> channel) {
   if (std::find(active_.begin(), active_.end(), channel) != active_.end()) return;
   active_.push_back(std::move(channel));
   changed_.notify_all();
+  driver_changed_.notify_all();
 }
 
-void Stager::bury(std::function<void()> funeral) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (running_ && !stopping_) {
-      funerals_.push_back(std::move(funeral));
-      changed_.notify_all();
-      return;
-    }
-  }
-  funeral();
+void Stager::bury(Funeral funeral) {
+  const std::lock_guard lock(mutex_);
+  funerals_.push_back(std::move(funeral));
+  // Without a thread it waits for the next one.
+  if (const Status status = start_driver_locked(); !status.is_ok()) core::log_error(status.message());
+  driver_changed_.notify_all();
 }
 
 void Stager::stop(std::chrono::milliseconds patience) {
@@ -85,49 +120,52 @@ void Stager::stop(std::chrono::milliseconds patience) {
     thread = std::move(thread_);
     changed_.notify_all();
   }
-  if (!thread.joinable()) return;
-  if (thread.get_id() == std::this_thread::get_id())
-    thread.detach();
-  else
-    thread.join();
+  if (thread.joinable()) thread.join();
+  std::unique_lock lock(mutex_);
+  const auto ended = [&] { return !driver_running_; };
+  if (!driver_changed_.wait_until(lock, stop_at_, ended)) {
+    // It waits for a stream, and can be told, or is held up in a call, and cannot: then it is left there.
+    abandon_ = true;
+    driver_changed_.notify_all();
+    if (!driver_changed_.wait_for(lock, 10 * kLookEvery, ended)) return;
+  }
+  std::thread driver = std::move(driver_);
+  lock.unlock();
+  if (driver.joinable()) driver.join();
 }
 
 void Stager::run() {
   core::begin_thread("hybridps-stage");
+  const device::NoDriverCalls streams_wait_for_this_thread;
   std::vector<std::shared_ptr<Channel>> channels;
-  std::vector<std::function<void()>> funerals;
   core::TimePoint busy_since = core::Clock::now();
-  const device::Device* relaxed = nullptr;
   for (;;) {
     channels.clear();
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return stopping_ || !active_.empty() || !funerals_.empty(); });
+      changed_.wait(lock, [&] { return stopping_ || !active_.empty(); });
       const bool give_up = stopping_ && core::Clock::now() >= stop_at_;
-      funerals.swap(funerals_);
       channels = active_;
       if (stopping_ && (channels.empty() || give_up)) {
         active_.clear();
         running_ = false;
+        gave_up_ |= !channels.empty();
+        driver_changed_.notify_all();
         lock.unlock();
         for (const auto& channel : channels)
           channel->expire(Status(Code::kAborted, "the process is leaving before the operation was complete"), nullptr);
-        for (const auto& funeral : funerals) funeral();
         return;
       }
     }
-    for (const auto& funeral : funerals) funeral();
-    funerals.clear();
 
     const core::TimePoint now = core::Clock::now();
     bool did = false;
     bool waits_for_stream = false;
     for (const auto& channel : channels) {
-      if (std::exchange(relaxed, &channel->device()) != &channel->device()) channel->device().begin_helper_thread();
       const Channel::Progress progress = channel->progress(now);
       did |= progress.did;
       waits_for_stream |= progress.waits_for_stream;
-      // activate() comes after something was put on the channel.
+      // begin() comes before anything is put on the channel.
       const std::lock_guard lock(mutex_);
       if (channel->is_idle()) std::erase(active_, channel);
     }
@@ -141,6 +179,57 @@ void Stager::run() {
       std::this_thread::yield();
     else
       std::this_thread::sleep_for(waits_for_stream ? kNapForStream : kNapForEnd);
+  }
+}
+
+void Stager::run_driver() {
+  core::begin_thread("hybridps-driver");
+  std::vector<std::shared_ptr<Channel>> channels;
+  std::vector<Funeral> funerals;
+  const device::Device* relaxed = nullptr;
+  bool trimmed = false;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    driver_changed_.wait(lock, [&] { return !active_.empty() || !funerals_.empty() || !running_; });
+    if (abandon_ && !funerals_.empty()) {
+      // Streams may use what they would give back.
+      new std::vector<Funeral>(std::move(funerals_));
+      funerals_.clear();
+      gave_up_ = true;
+    }
+    if (active_.empty() && funerals_.empty()) {
+      if (running_) continue;
+      if (trimmed || gave_up_) {
+        driver_running_ = false;
+        driver_changed_.notify_all();
+        return;
+      }
+      // Nothing is under way, and start() keeps it so.
+      trimming_ = true;
+      const auto pools = pools_;
+      lock.unlock();
+      for (const auto& pool : pools) pool->trim();
+      lock.lock();
+      trimming_ = false;
+      trimmed = true;
+      driver_changed_.notify_all();
+      continue;
+    }
+    trimmed = false;
+    channels = active_;
+    funerals = std::exchange(funerals_, {});
+    lock.unlock();
+    for (const auto& channel : channels) {
+      if (std::exchange(relaxed, &channel->device()) != &channel->device()) channel->device().begin_helper_thread();
+      channel->look();
+    }
+    channels.clear();
+    std::erase_if(funerals, [](const Funeral& funeral) { return funeral(); });
+    lock.lock();
+    funerals_.insert(funerals_.end(), std::make_move_iterator(funerals.begin()),
+                     std::make_move_iterator(funerals.end()));
+    funerals.clear();
+    if (!active_.empty() || !funerals_.empty()) driver_changed_.wait_for(lock, kLookEvery);
   }
 }
 

@@ -294,6 +294,38 @@ TEMPLATE_TEST_CASE("intranode/local_group: abort ends what waits for a rank that
   }
 }
 
+TEMPLATE_TEST_CASE("intranode/local_group: work that begins after an abort ends, and its memory is there until then",
+                   "[intranode][fast]", HYBRIDPS_LOCAL_BACKENDS) {
+  using namespace local_group_contract;
+  Bench<TestType> bench(2);
+  if (!bench.is_here()) return;
+  const Reduction sum{core::DType::kFloat32, core::ReduceOp::kSum, 1.0};
+  const auto call = [&](auto& rank, Leg leg) -> core::Status {
+    std::byte* const at = rank.bytes_at(leg == Leg::kIn ? 0 : 1000);
+    const Part part[] = {{0, 400, at, at, false}};
+    return rank.group->all_reduce(leg, rank.streams[static_cast<std::size_t>(leg)], part, sum, patience());
+  };
+  for (const Leg leg : {Leg::kIn, Leg::kOut}) bench.each([&](int, auto& rank) { return call(rank, leg); });
+  bench.finish();
+  auto& rank = bench.ranks[0];
+  const device::Flag flag = rank.memory.flag_at(4 * kOut);
+  REQUIRE(rank.device->wait_flag(rank.streams[0], flag, 1).is_ok());
+  REQUIRE(call(rank, Leg::kIn).is_ok());
+  REQUIRE(call(rank, Leg::kIn).is_ok());
+  REQUIRE(rank.device->record(rank.event, rank.streams[0]).is_ok());
+  REQUIRE(rank.device->wait(rank.streams[1], rank.event).is_ok());
+  REQUIRE(call(rank, Leg::kOut).is_ok());
+  CHECK_FALSE(rank.group->is_stopped());
+  rank.group->abort();
+  const auto until = std::chrono::steady_clock::now() + 60s;
+  while (!rank.group->is_stopped() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(100us);
+  CHECK(rank.group->is_stopped());
+  CHECK_FALSE(rank.device->is_done(rank.event).value());
+  flag.word->store(1, std::memory_order_release);
+  CHECK(bench.wait_for(rank));
+  for (auto& other : bench.ranks) other.group->abort();
+}
+
 TEMPLATE_TEST_CASE("intranode/local_group: a rank that is alone gives up in time, or when it is no longer wanted",
                    "[intranode][fast]", HYBRIDPS_LOCAL_BACKENDS) {
   using namespace local_group_contract;

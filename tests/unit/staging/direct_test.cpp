@@ -237,7 +237,9 @@ TEST_CASE("staging/direct: where the transport or the device cannot, everything 
     for (std::uint32_t turn = 0; turn < 5; ++turn) Begun(all, kDelivered[turn], 3000, turn).check();
     for (const Rank& rank : all) {
       CHECK_FALSE(rank.channel->is_direct());
-      CHECK(eventually([&] { return rank.gpu->device_bytes() == 0; }));
+      REQUIRE(eventually([&] { return rank.stager->active() == 0; }));
+      rank.stager->stop(10s);
+      CHECK(rank.gpu->device_bytes() == 0);
       CHECK(rank.gpu->copied_bytes().to_host > 0);
       CHECK(sent_from_device(cluster, rank.group->rank()) == 0);
     }
@@ -349,7 +351,7 @@ TEST_CASE("staging/direct: memory is freed when the transport has let go of it",
   REQUIRE(all[0].enqueue(part.operation));
   REQUIRE(eventually([&] { return all[0].over->load() == 1; }));
   all[0].channel.reset();
-  std::this_thread::sleep_for(30ms);
+  all[0].stager->stop(10s);
   CHECK(all[0].gpu->device_bytes() > 0);
   cluster.run([](Cluster& c) { c.go_on(1); });
   Part other = make(Kind::kBroadcast, 1, 2, 50000, 0);
@@ -373,7 +375,7 @@ TEST_CASE("staging/direct: an operation that fails moves on at once and its memo
   CHECK(staged->status().code() == core::Code::kTimeout);
   REQUIRE(eventually([&] { return all[0].over->load() == 1; }));
   all[0].channel.reset();
-  std::this_thread::sleep_for(30ms);
+  all[0].stager->stop(10s);
   CHECK(all[0].gpu->device_bytes() > 0);
   cluster.run([](Cluster& c) { c.go_on(1); });
   CHECK(eventually([&] { return all[0].gpu->device_bytes() == 0; }));

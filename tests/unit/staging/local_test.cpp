@@ -317,8 +317,8 @@ TEST_CASE("staging/local: ranks of a node that mean to exchange different sizes 
       INFO(schedule::name_of(kind) << " of " << layout.size());
       ClusterThread cluster(nodes(layout, 3));
       const Hub hub = FakeLocalGroups::make_hub();
+      std::vector<Part> parts;  // what was refused may be on the streams in part, until they end
       auto all = ranks(cluster, 4, 8, small(), hub);
-      std::vector<Part> parts;
       std::vector<std::shared_ptr<Staged>> staged;
       for (Rank& rank : all) {
         const int r = rank.group->rank();
@@ -348,8 +348,8 @@ TEST_CASE("staging/local: ranks that call different operations are told", "[stag
       const bool sizes = others == Kind::kAllReduce;
       ClusterThread cluster(nodes(layout, 3));
       const Hub hub = FakeLocalGroups::make_hub();
+      std::vector<Part> parts;  // what was refused may be on the streams in part, until they end
       auto all = ranks(cluster, 4, 8, small(), hub);
-      std::vector<Part> parts;
       std::vector<std::shared_ptr<Staged>> staged;
       for (Rank& rank : all) {
         const bool odd = rank.group->rank() == 1;
@@ -395,6 +395,7 @@ TEST_CASE("staging/local: a stream that does not come to the operation ends it o
     ClusterThread cluster(nodes(layout, 3));
     const Hub hub = FakeLocalGroups::make_hub();
     auto all = ranks(cluster, 4, 8, small(), hub);
+    warm(all);
     std::atomic<bool> go{false};
     all[1].gpu->launch(all[1].caller, [&] {
       while (!go.load()) std::this_thread::sleep_for(1ms);
@@ -481,27 +482,85 @@ TEST_CASE("staging/local: abort in the middle of many operations ends them all",
   }
 }
 
-TEST_CASE("staging/local: a stream does not go on after a failure until the device knows of the abort",
+/// One operation on the ranks of node 0; node 1 does not come.
+std::vector<std::shared_ptr<Staged>> begin_on_node_0(std::vector<Rank>& all, std::vector<Part>& parts) {
+  std::vector<std::shared_ptr<Staged>> staged;
+  for (std::size_t r = 0; r < 2; ++r) {
+    parts.push_back(make(Kind::kAllReduce, static_cast<int>(r), static_cast<int>(all.size()), 20000, 1));
+    staged.push_back(all[r].enqueue(parts.back().operation));
+    REQUIRE(staged.back());
+  }
+  for (std::size_t r = 0; r < 2; ++r) all[r].gpu->synchronize(all[r].caller);
+  std::this_thread::sleep_for(50ms);  // for the sums within the node
+  return staged;
+}
+
+TEST_CASE("staging/local: a stream goes on after a failure when the library is stopped and not before",
           "[staging][fast]") {
+  ClusterThread cluster(nodes({0, 0, 1, 1}, 3));
+  const Hub hub = FakeLocalGroups::make_hub();
+  auto all = ranks(cluster, 4, 8, small(), hub);
+  FakeLocalGroups::hold_stops(*hub, true);
+  std::vector<Part> parts;
+  const auto staged = begin_on_node_0(all, parts);
+  all[0].group->abort("enough");
+  for (const auto& s : staged) REQUIRE(eventually([&] { return s->has_failed(); }));
+  std::this_thread::sleep_for(200ms);
+  for (const auto& s : staged) CHECK_FALSE(s->is_over());
+  FakeLocalGroups::hold_stops(*hub, false);
+  for (const auto& s : staged) REQUIRE(eventually([&] { return s->is_over(); }));
+  CHECK(FakeLocalGroups::late_kernels(*hub) == 0);
+}
+
+TEST_CASE("staging/local: a library that cannot be stopped does not hold up streams for ever", "[staging][fast]") {
   test::MovableClock clock;
   ClusterThread cluster(nodes({0, 0, 1, 1}, 3));
   const Hub hub = FakeLocalGroups::make_hub();
   auto all = ranks(cluster, 4, 8, small(), hub);
-  Part part = make(Kind::kAllReduce, 0, cluster.size(), 20000, 1);
-  const auto staged = all[0].enqueue(part.operation);  // the others do not come
-  REQUIRE(staged);
+  FakeLocalGroups::hold_stops(*hub, true);
+  std::vector<Part> parts;
+  const auto staged = begin_on_node_0(all, parts);
   all[0].group->abort("enough");
-  const auto pass = [&](int most) {
-    for (; most > 0 && !staged->is_over(); --most) {
+  for (const auto& s : staged) REQUIRE(eventually([&] { return s->has_failed(); }));
+  for (const auto& s : staged)
+    REQUIRE(eventually([&] {
       clock.pass(2ms);
-      std::this_thread::sleep_for(1ms);
+      return s->is_over();
+    }));
+  FakeLocalGroups::hold_stops(*hub, false);
+}
+
+TEST_CASE("staging/local: a library's memory stays until all that it has put on the streams is over",
+          "[staging][fast]") {
+  for (const int queues : {1, 8}) {
+    ClusterThread cluster(nodes({0, 0, 1, 1}, 3));
+    const Hub hub = FakeLocalGroups::make_hub();
+    std::atomic<bool> go{false};
+    std::vector<Part> parts;  // what is on the streams uses them, although it was refused
+    std::vector<std::shared_ptr<FakeDevice>> gpus;
+    {
+      auto all = ranks(cluster, 4, queues, small(), hub);
+      warm(all);
+      for (Rank& rank : all) {
+        gpus.push_back(rank.gpu);
+        rank.gpu->launch(rank.caller, [&go] {
+          while (!go.load()) std::this_thread::sleep_for(100us);
+        });
+        // What cannot be put as a whole leaves work on the streams that nobody waits for.
+        rank.gpu->fail_records_after(3);
+        parts.push_back(make(Kind::kAllReduce, rank.group->rank(), cluster.size(), 20000, 1));
+        CHECK_FALSE(rank.enqueue(parts.back().operation));
+        rank.channel.reset();
+      }
+      std::this_thread::sleep_for(50ms);
+      go.store(true);
     }
-  };
-  pass(40);
-  CHECK_FALSE(staged->is_over());
-  pass(20000);
-  CHECK(staged->is_over());
-  CHECK(staged->has_failed());
+    CHECK(FakeLocalGroups::late_kernels(*hub) == 0);
+    for (const auto& gpu : gpus) {
+      CHECK(eventually([&] { return gpu->pinned_bytes() == 0; }));
+      CHECK(gpu->streams() == 0);
+    }
+  }
 }
 
 TEST_CASE("staging/local: what hangs within the node ends when the channel is aborted and the group let go",

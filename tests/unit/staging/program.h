@@ -138,18 +138,25 @@ inline void connect(std::vector<Rank>& all, std::chrono::milliseconds timeout = 
   for (std::thread& thread : threads) thread.join();
 }
 
-/// `hub`: ranks of a node work together by a fake library.
-inline std::vector<Rank> ranks(ClusterThread& cluster, std::uint64_t seed, int queues, ChannelOptions options = small(),
-                               const Hub& hub = nullptr) {
+/// `hub`: ranks of a node work together by a fake library. `device`: of a rank.
+inline std::vector<Rank> ranks_with(ClusterThread& cluster, const std::function<FakeOptions(int rank)>& device,
+                                    ChannelOptions options = small(), const Hub& hub = nullptr) {
+  // The engine's loop: streams wait for it.
+  cluster.run([](Cluster&) { static thread_local const device::NoDriverCalls streams_wait_for_this_thread; });
   std::vector<Rank> made;
   if (hub) options.local = local_of(hub);
-  for (auto& group : ClusterGroup::open(cluster)) {
-    made.emplace_back(group, fake(seed * 100 + static_cast<std::uint64_t>(group->rank()), queues), options);
-  }
+  for (auto& group : ClusterGroup::open(cluster)) made.emplace_back(group, device(group->rank()), options);
   if (!hub) return made;
   connect(made);
   for (const Rank& rank : made) REQUIRE(rank.refused.to_string() == "ok");
   return made;
+}
+
+inline std::vector<Rank> ranks(ClusterThread& cluster, std::uint64_t seed, int queues, ChannelOptions options = small(),
+                               const Hub& hub = nullptr) {
+  return ranks_with(
+      cluster, [&](int rank) { return fake(seed * 100 + static_cast<std::uint64_t>(rank), queues); },
+      std::move(options), hub);
 }
 
 /// What one rank gives to an operation and must get.
@@ -294,6 +301,19 @@ inline bool eventually(const std::function<bool()>& done) {
   return true;
 }
 
+/// Gets the channels their memory, which is to wait for the device: before a test puts there what does not end.
+inline void warm(std::vector<Rank>& all) {
+  std::vector<Part> parts;
+  for (Rank& rank : all) {
+    parts.push_back(make(Kind::kAllReduce, rank.group->rank(), static_cast<int>(all.size()), 40000, 0));
+    REQUIRE(rank.enqueue(parts.back().operation));
+  }
+  for (Rank& rank : all) {
+    REQUIRE(eventually([&] { return rank.over->load() == 1; }));
+    rank.over->store(0);
+  }
+}
+
 /// Bytes that the rank's transport to other nodes has taken from its GPU's memory.
 inline std::uint64_t sent_from_device(ClusterThread& cluster, int rank) {
   std::uint64_t bytes = 0;
@@ -309,6 +329,16 @@ inline std::uint64_t sent_from_device(ClusterThread& cluster, int rank) {
 inline void outlive_rank_2(ClusterThread& cluster, std::vector<Rank>& all, std::span<const Kind> kinds) {
   std::vector<Part> parts;
   std::vector<std::shared_ptr<Staged>> staged;
+  // Each kind once by all, and to the end: to get memory is to wait for the device, which will wait for rank 2.
+  for (std::uint32_t turn = 0; turn < kinds.size(); ++turn) {
+    for (Rank& rank : all) {
+      parts.push_back(make(kinds[turn], rank.group->rank(), 3, 30000, turn));
+      staged.push_back(rank.enqueue(parts.back().operation));
+      REQUIRE(staged.back());
+    }
+    for (const auto& s : staged) REQUIRE(eventually([&] { return s->is_over(); }));
+  }
+  staged.clear();
   for (std::uint32_t turn = 0; turn < 10; ++turn) {
     if (turn == 5) cluster.post([](Cluster& c) { c.kill(2); });
     for (std::size_t r = 0; r < 2; ++r) {

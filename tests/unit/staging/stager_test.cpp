@@ -69,6 +69,7 @@ TEST_CASE("staging/stager: memory that cannot be pinned is replaced", "[staging]
 TEST_CASE("staging/stager: operations on host memory keep their place among those on the device", "[staging][fast]") {
   ClusterThread cluster(nodes({0, 1}, 7));
   auto all = ranks(cluster, 7, 8);
+  warm(all);
   std::vector<Part> parts;
   std::vector<Part> hosts;
   std::atomic<int> done{0};
@@ -260,6 +261,7 @@ TEST_CASE("staging/stager: a dead peer releases every stream", "[staging][fast]"
 TEST_CASE("staging/stager: a stream that does not get there aborts the group in time", "[staging][fast]") {
   ClusterThread cluster(nodes({0, 1}, 15));
   auto all = ranks(cluster, 15, 8);
+  warm(all);
   std::atomic<bool> go{false};
   Part part = make(Kind::kAllReduce, 0, 2, 5000, 1);
   part.operation.timeout = 200ms;
@@ -361,6 +363,7 @@ TEST_CASE("staging/stager: where its thread cannot be made again nothing is put 
 TEST_CASE("staging/stager: stop gives up what is under way", "[staging][fast]") {
   ClusterThread cluster(nodes({0, 1}, 18));
   auto all = ranks(cluster, 18, 8);
+  warm(all);
   std::atomic<bool> go{false};
   all[0].gpu->launch(all[0].caller, [&] {
     while (!go.load()) std::this_thread::sleep_for(100us);

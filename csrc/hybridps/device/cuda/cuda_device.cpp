@@ -45,6 +45,7 @@ std::string CudaDevice::describe() const { return "CUDA device " + std::to_strin
 
 template <typename Call>
 core::Status CudaDevice::in_context(const char* what, const Call& call) const {
+  NoDriverCalls::look();
   if (Status status = driver_.status(driver_.context_push(context_), "cuCtxPushCurrent"); !status.is_ok())
     return status;
   const CUresult result = call();

@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <shared_mutex>
 #include <thread>
 #include <utility>
 
@@ -99,6 +100,39 @@ void copy(void* to, const void* from, std::uint64_t bytes) {
               FakeDevice::host_view(static_cast<const std::byte*>(from)), bytes);
 }
 
+/// Of the driver: who wants it alone is not overtaken.
+class DriverLock {
+ public:
+  void lock_shared() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !alone_ && wanted_alone_ == 0; });
+    ++shared_;
+  }
+  void unlock_shared() {
+    const std::lock_guard lock(mutex_);
+    if (--shared_ == 0) changed_.notify_all();
+  }
+  void lock() {
+    std::unique_lock lock(mutex_);
+    ++wanted_alone_;
+    changed_.wait(lock, [&] { return !alone_ && shared_ == 0; });
+    --wanted_alone_;
+    alone_ = true;
+  }
+  void unlock() {
+    const std::lock_guard lock(mutex_);
+    alone_ = false;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int shared_ = 0;
+  int wanted_alone_ = 0;
+  bool alone_ = false;
+};
+
 struct StreamState {
   Queue* queue = nullptr;
   std::atomic<bool> capturing{false};
@@ -158,13 +192,55 @@ struct FakeDevice::Impl {
     return broken;
   }
 
+  /// A call to the driver, for as long as it lasts.
+  [[nodiscard]] std::shared_lock<DriverLock> call() {
+    NoDriverCalls::look();
+    return std::shared_lock(driver);
+  }
+  /// One that waits for the device.
+  [[nodiscard]] std::unique_lock<DriverLock> memory_call() {
+    NoDriverCalls::look();
+    std::unique_lock lock(driver);
+    if (options.memory_calls_wait)
+      wait_until([&] {
+        return std::ranges::all_of(queues, [](const auto& queue) {
+          const std::lock_guard of_queue(queue->mutex);
+          return queue->tasks.empty() && !queue->busy;
+        });
+      });
+    return lock;
+  }
+
   Status put(Stream stream, std::function<void()> task) {
+    const auto lock = call();
+    return put_in_call(stream, std::move(task));
+  }
+  Status put_in_call(Stream stream, std::function<void()> task) {
     if (Status status = check(); !status.is_ok()) return status;
     Queue& queue = *static_cast<StreamState*>(stream.native)->queue;
+    const auto has_room = [&] {
+      const std::lock_guard lock(queue.mutex);
+      return queue.tasks.size() < options.launches_max;
+    };
+    wait_until(has_room);
     const std::lock_guard lock(queue.mutex);
     queue.tasks.push_back(std::move(task));
-    queue.changed.notify_one();
+    queue.changed.notify_all();
     return {};
+  }
+  /// Until it is done, in the call.
+  Status put_and_wait(Stream stream, std::function<void()> task) {
+    const auto done = std::make_shared<std::atomic<bool>>(false);
+    Status status = put_in_call(stream, [done, task = std::move(task)] {
+      task();
+      done->store(true);
+    });
+    if (status.is_ok()) wait_until([&] { return done->load(); });
+    return status;
+  }
+  Status put_copy(Stream stream, bool waits, std::function<void()> task) {
+    const auto lock = call();
+    return waits ? put_and_wait(stream, std::move(task)) : put_in_call(stream, std::move(task));
   }
 
   template <typename Ready>
@@ -184,6 +260,7 @@ struct FakeDevice::Impl {
   const FakeOptions options;
   std::atomic<bool> stop{false};
   std::atomic<bool> dead{false};
+  std::atomic<std::int64_t> records_to_failure{-1};
   std::atomic<std::uint64_t> to_host{0};
   std::atomic<std::uint64_t> to_device{0};
   std::atomic<std::uint64_t> within{0};
@@ -195,6 +272,7 @@ struct FakeDevice::Impl {
   std::uint64_t device_bytes = 0;
   std::size_t streams = 0;
   std::size_t events = 0;
+  DriverLock driver;
   std::vector<std::unique_ptr<Queue>> queues;
 };
 
@@ -212,6 +290,7 @@ core::Result<std::string> FakeDevice::physical_id() {
 }
 
 core::Result<Stream> FakeDevice::make_stream() {
+  const auto call = impl_->call();
   if (Status status = impl_->check(); !status.is_ok()) return status;
   const std::lock_guard lock(impl_->mutex);
   auto* state = new StreamState();
@@ -220,12 +299,14 @@ core::Result<Stream> FakeDevice::make_stream() {
 }
 
 void FakeDevice::destroy(Stream stream) noexcept {
+  const auto call = impl_->call();
   const std::lock_guard lock(impl_->mutex);
   --impl_->streams;
   delete static_cast<StreamState*>(stream.native);
 }
 
 core::Result<Event> FakeDevice::make_event() {
+  const auto call = impl_->call();
   if (Status status = impl_->check(); !status.is_ok()) return status;
   const std::lock_guard lock(impl_->mutex);
   ++impl_->events;
@@ -233,12 +314,14 @@ core::Result<Event> FakeDevice::make_event() {
 }
 
 void FakeDevice::destroy(Event event) noexcept {
+  const auto call = impl_->call();
   const std::lock_guard lock(impl_->mutex);
   --impl_->events;
   delete static_cast<EventPtr*>(event.native);
 }
 
 core::Status FakeDevice::record(Event event, Stream stream) {
+  if (impl_->records_to_failure.fetch_sub(1) == 0) return Status(Code::kInternal, "an event cannot be recorded");
   EventState& state = **static_cast<EventPtr*>(event.native);
   auto reached = std::make_shared<std::atomic<bool>>(false);
   {
@@ -250,30 +333,28 @@ core::Status FakeDevice::record(Event event, Stream stream) {
 
 core::Status FakeDevice::wait(Stream stream, Event event) {
   const auto reached = (*static_cast<EventPtr*>(event.native))->last();
-  if (!reached) return impl_->check();
+  if (!reached) {
+    const auto call = impl_->call();
+    return impl_->check();
+  }
   return impl_->put(stream, [this, reached] { impl_->wait_until([&] { return reached->load(); }); });
 }
 
 core::Result<bool> FakeDevice::is_done(Event event) {
+  const auto call = impl_->call();
   if (Status status = impl_->check(); !status.is_ok()) return status;
   const auto reached = (*static_cast<EventPtr*>(event.native))->last();
   return !reached || reached->load();
 }
 
 core::Status FakeDevice::copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) {
-  const bool blocks = !impl_->is_pinned(to);
   impl_->to_host.fetch_add(bytes);
-  Status status = impl_->put(stream, [to, from, bytes] { copy(to, from, bytes); });
-  if (blocks && status.is_ok()) synchronize(stream);
-  return status;
+  return impl_->put_copy(stream, !impl_->is_pinned(to), [to, from, bytes] { copy(to, from, bytes); });
 }
 
 core::Status FakeDevice::copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) {
-  const bool blocks = !impl_->is_pinned(from);
   impl_->to_device.fetch_add(bytes);
-  Status status = impl_->put(stream, [to, from, bytes] { copy(to, from, bytes); });
-  if (blocks && status.is_ok()) synchronize(stream);
-  return status;
+  return impl_->put_copy(stream, !impl_->is_pinned(from), [to, from, bytes] { copy(to, from, bytes); });
 }
 
 core::Status FakeDevice::copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) {
@@ -292,11 +373,13 @@ core::Status FakeDevice::wait_flag(Stream stream, Flag flag, std::uint32_t value
 }
 
 core::Result<bool> FakeDevice::is_capturing(Stream stream) {
+  const auto call = impl_->call();
   if (Status status = impl_->check(); !status.is_ok()) return status;
   return static_cast<StreamState*>(stream.native)->capturing.load();
 }
 
 core::Result<HostMemory> FakeDevice::allocate_host(std::uint64_t bytes) {
+  const auto call = impl_->memory_call();
   if (Status status = impl_->check(); !status.is_ok()) return status;
   const std::lock_guard lock(impl_->mutex);
   if (impl_->pinned_bytes + bytes > impl_->options.pinned_bytes_max)
@@ -311,6 +394,7 @@ core::Result<HostMemory> FakeDevice::allocate_host(std::uint64_t bytes) {
 }
 
 void FakeDevice::free_host(HostMemory memory) noexcept {
+  const auto call = impl_->memory_call();
   const std::lock_guard lock(impl_->mutex);
   if (impl_->pinned.erase(memory.data) == 0) return;
   impl_->pinned_bytes -= memory.bytes;
@@ -318,6 +402,7 @@ void FakeDevice::free_host(HostMemory memory) noexcept {
 }
 
 core::Result<std::byte*> FakeDevice::allocate_device(std::uint64_t bytes) {
+  const auto call = impl_->memory_call();
   if (Status status = impl_->check(); !status.is_ok()) return status;
   const std::lock_guard lock(impl_->mutex);
   if (impl_->device_bytes + bytes > impl_->options.device_bytes_max)
@@ -328,6 +413,7 @@ core::Result<std::byte*> FakeDevice::allocate_device(std::uint64_t bytes) {
 }
 
 void FakeDevice::free_device(std::byte* memory) noexcept {
+  const auto call = impl_->memory_call();
   const std::lock_guard lock(impl_->mutex);
   impl_->device_bytes -= own_memory().free(memory);
 }
@@ -337,13 +423,17 @@ const std::byte* FakeDevice::host_view(const std::byte* address) {
 }
 
 void FakeDevice::launch(Stream stream, std::function<void()> kernel) {
-  const Status ignored = impl_->put(stream, std::move(kernel));
+  const auto call = impl_->call();
+  const Status ignored = impl_->options.launch_blocking ? impl_->put_and_wait(stream, std::move(kernel))
+                                                        : impl_->put_in_call(stream, std::move(kernel));
   static_cast<void>(ignored);
 }
 
 void FakeDevice::set_capturing(Stream stream, bool capturing) {
   static_cast<StreamState*>(stream.native)->capturing.store(capturing);
 }
+
+void FakeDevice::fail_records_after(int count) { impl_->records_to_failure.store(count); }
 
 void FakeDevice::break_down(const std::string& why) {
   {
@@ -358,20 +448,10 @@ void FakeDevice::break_down(const std::string& why) {
 }
 
 void FakeDevice::synchronize(Stream stream) {
-  struct Done {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool there = false;
-  };
-  const auto done = std::make_shared<Done>();
-  const Status status = impl_->put(stream, [done] {
-    const std::lock_guard lock(done->mutex);
-    done->there = true;
-    done->changed.notify_all();
-  });
-  if (!status.is_ok()) return;
-  std::unique_lock lock(done->mutex);
-  done->changed.wait(lock, [&] { return done->there; });
+  // The wait is not in a call: CUDA's does not hold the lock either.
+  const auto done = std::make_shared<std::atomic<bool>>(false);
+  if (!impl_->put(stream, [done] { done->store(true); }).is_ok()) return;
+  impl_->wait_until([&] { return done->load(); });
 }
 
 FakeDevice::Copied FakeDevice::copied_bytes() const {

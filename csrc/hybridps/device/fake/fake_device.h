@@ -3,9 +3,13 @@
 // Model    Hardware queues are threads, each with a list of tasks that it runs in order. Streams are spread over them;
 //          two streams of one queue hold each other up, as on a GPU with CUDA_DEVICE_MAX_CONNECTIONS=1. Each task is
 //          preceded by a pause drawn from the seed, so that streams overtake each other in ever new ways.
-//          A program's device memory is ordinary memory: copies are made by the queue's thread, and TSan sees every race.
-//          What allocate_device() gives no thread can read or write: who tries to ends the process, as on a GPU. Copies, and
-//          tests, reach it by another mapping (host_view()).
+//          Calls share the driver's lock. What allocates or frees memory takes it alone, and holds it until the device
+//          has come to the end of all that was put on it, as CUDA's driver is known to do. A queue holds so many tasks;
+//          a call that finds it full waits, and holds the lock too. So does a launch with launch_blocking. A call on a
+//          thread that has NoDriverCalls fails a core::check(). A program's device memory is ordinary memory: copies
+//          are made by the queue's thread, and TSan sees every race. What allocate_device() gives no thread can read or
+//          write: who tries to ends the process, as on a GPU. Copies, and tests, reach it by another mapping
+//          (host_view()).
 // Threads  as Device; one thread per hardware queue.
 // Life     the destructor gives up waits that are still under way and joins.
 #pragma once
@@ -27,6 +31,9 @@ struct FakeOptions {
   std::uint64_t pinned_bytes_max = ~std::uint64_t{0};  // then allocate_host() fails
   std::uint64_t device_bytes_max = ~std::uint64_t{0};  // then allocate_device() fails
   std::string physical_id;                             // empty: its own
+  bool memory_calls_wait = true;                       // false: no call waits for the device by itself
+  std::size_t launches_max = 1000;                     // tasks on a queue; the next waits in its call
+  bool launch_blocking = false;                        // launches wait for their end (CUDA_LAUNCH_BLOCKING=1)
 };
 
 class FakeDevice final : public Device {
@@ -62,6 +69,8 @@ class FakeDevice final : public Device {
   /// A kernel.
   void launch(Stream stream, std::function<void()> kernel);
   void set_capturing(Stream stream, bool capturing);
+  /// The record() after so many more fails; those that follow do not.
+  void fail_records_after(int count);
   /// Every call from now on fails, as after a kernel's bad access, and nothing that is on the streams is done any more.
   void break_down(const std::string& why);
   /// Blocks until all that was put on the stream is done.

@@ -117,13 +117,37 @@ class FakeLocalHub : core::Pinned {
   }
   std::atomic<int> mismatches{0};
   std::atomic<int> calls{0};
+  std::atomic<int> late_kernels{0};
   std::atomic<std::uint64_t> exchanged_bytes{0};
+
+  void hold_stops(bool hold) {
+    std::vector<std::function<void()>> stops;
+    {
+      const std::lock_guard lock(mutex_);
+      holds_stops_ = hold;
+      if (!hold) stops.swap(held_stops_);
+    }
+    for (const auto& stop : stops) stop();
+  }
+  /// Now, or when they are held no longer.
+  void stop(std::function<void()> stop) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (holds_stops_) {
+        held_stops_.push_back(std::move(stop));
+        return;
+      }
+    }
+    stop();
+  }
 
  private:
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Meeting>> meetings_;
   std::map<const Meeting*, std::map<int, std::string>> orders_;  // by the group's out leg
   int ids_ = 0;
+  bool holds_stops_ = false;
+  std::vector<std::function<void()>> held_stops_;
 };
 
 namespace {
@@ -208,6 +232,10 @@ class FakeLocalGroup final : public LocalGroup {
  public:
   FakeLocalGroup(std::shared_ptr<FakeLocalHub> hub, std::shared_ptr<device::FakeDevice> device, int rank, int size)
       : hub_(std::move(hub)), device_(std::move(device)), rank_(rank), size_(size) {}
+  ~FakeLocalGroup() override {
+    if (memory_->kernels.load() > 0) hub_->late_kernels.fetch_add(1);
+    memory_->freed.store(true);
+  }
   std::shared_ptr<Meeting>& meeting(Leg leg) { return meetings_[static_cast<std::size_t>(leg)]; }
 
   int rank() const noexcept override { return rank_; }
@@ -230,22 +258,21 @@ class FakeLocalGroup final : public LocalGroup {
     return put(leg, stream, {Call::kExchange, {}, {}, {messages.begin(), messages.end()}});
   }
   Status poll() override {
-    for (const auto& meeting : meetings_) {
-      if (!meeting) continue;
-      const std::lock_guard lock(meeting->mutex);
-      if (meeting->aborted[static_cast<std::size_t>(rank_)] != 0)
-        return Status(Code::kAborted, "the local group was aborted");
-    }
-    return {};
+    return aborted_.load() ? Status(Code::kAborted, "the local group was aborted") : Status();
   }
   void abort() noexcept override {
-    for (const auto& meeting : meetings_) {
-      if (!meeting) continue;
-      const std::lock_guard lock(meeting->mutex);
-      meeting->aborted[static_cast<std::size_t>(rank_)] = 1;
-      meeting->changed.notify_all();
-    }
+    if (aborted_.exchange(true)) return;
+    hub_->stop([meetings = meetings_, me = static_cast<std::size_t>(rank_), memory = memory_] {
+      for (const auto& meeting : meetings) {
+        if (!meeting) continue;
+        const std::lock_guard lock(meeting->mutex);
+        meeting->aborted[me] = 1;
+        meeting->changed.notify_all();
+      }
+      memory->stopped.store(true);
+    });
   }
+  bool is_stopped() const noexcept override { return memory_->stopped.load(); }
 
  private:
   Status put(Leg leg, device::Stream stream, Work work) {
@@ -254,10 +281,24 @@ class FakeLocalGroup final : public LocalGroup {
     if (Status status = poll(); !status.is_ok()) return status;
     hub_->log_call(meeting(Leg::kOut).get(), rank_, leg);
     device_->launch(stream, [at, hub = hub_, number = numbers_[static_cast<std::size_t>(leg)]++,
-                             me = static_cast<std::size_t>(rank_),
-                             work = std::move(work)]() mutable { meet(*at, *hub, number, me, std::move(work)); });
+                             me = static_cast<std::size_t>(rank_), memory = memory_,
+                             work = std::move(work)]() mutable {
+      memory->kernels.fetch_add(1);
+      if (memory->freed.load())
+        hub->late_kernels.fetch_add(1);
+      else
+        meet(*at, *hub, number, me, std::move(work));
+      memory->kernels.fetch_sub(1);
+    });
     return {};
   }
+
+  /// What kernels of this rank use.
+  struct Memory {
+    std::atomic<bool> stopped{false};
+    std::atomic<bool> freed{false};
+    std::atomic<int> kernels{0};  // that run
+  };
 
   const std::shared_ptr<FakeLocalHub> hub_;
   const std::shared_ptr<device::FakeDevice> device_;
@@ -265,6 +306,8 @@ class FakeLocalGroup final : public LocalGroup {
   const int size_;
   std::array<std::shared_ptr<Meeting>, kLegs> meetings_;
   std::array<std::uint64_t, kLegs> numbers_{};
+  const std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
+  std::atomic<bool> aborted_{false};
 };
 
 }  // namespace
@@ -276,6 +319,8 @@ std::shared_ptr<FakeLocalHub> FakeLocalGroups::make_hub() { return std::make_sha
 int FakeLocalGroups::mismatches(const FakeLocalHub& hub) { return hub.mismatches.load(); }
 int FakeLocalGroups::calls(const FakeLocalHub& hub) { return hub.calls.load(); }
 std::uint64_t FakeLocalGroups::exchanged_bytes(const FakeLocalHub& hub) { return hub.exchanged_bytes.load(); }
+int FakeLocalGroups::late_kernels(const FakeLocalHub& hub) { return hub.late_kernels.load(); }
+void FakeLocalGroups::hold_stops(FakeLocalHub& hub, bool hold) { hub.hold_stops(hold); }
 bool FakeLocalGroups::is_one_order(FakeLocalHub& hub) { return hub.is_one_order(); }
 
 bool FakeLocalGroups::can_reduce(core::DType dtype, core::ReduceOp op) const noexcept {

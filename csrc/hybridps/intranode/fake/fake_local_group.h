@@ -3,6 +3,8 @@
 // Model    A call is a kernel on a fake device: it holds up its hardware queue until the kernels of all ranks have come,
 //          as NCCL's do, and then works on the ranks' memory directly. Calls that differ between ranks are counted
 //          and never end before abort(), as the real library may do. abort() is one rank's own affair: others do not see it.
+//          It may take its time (hold_stops()), as that of a library that does it on another thread. A group that is
+//          destroyed takes away the memory of its kernels: one that still runs, or begins later, is counted.
 // Threads  as LocalGroup.
 #pragma once
 
@@ -35,6 +37,10 @@ class FakeLocalGroups final : public LocalGroups {
   static int calls(const FakeLocalHub& hub);
   /// What was sent by exchange(), over all groups of the hub.
   static std::uint64_t exchanged_bytes(const FakeLocalHub& hub);
+  /// That had lost their memory, over all groups of the hub.
+  static int late_kernels(const FakeLocalHub& hub);
+  /// While it holds, groups that are aborted do not come to is_stopped().
+  static void hold_stops(FakeLocalHub& hub, bool hold);
   /// Whether the ranks of each group made their calls, of both lanes, in one order.
   static bool is_one_order(FakeLocalHub& hub);
 

@@ -48,6 +48,8 @@ core::Result<NcclApi> open_nccl() {
   find(api.recv, "ncclRecv");
   find(api.create_premul_sum, "ncclRedOpCreatePreMulSum");
   find(api.destroy_op, "ncclRedOpDestroy");
+  // May be absent; its type is not in older headers.
+  api.comm_revoke = reinterpret_cast<decltype(api.comm_revoke)>(dlsym(library, "ncclCommRevoke"));
   if (!missing.empty()) return Status(Code::kUnsupported, "libnccl.so.2 is too old: it lacks " + missing);
   if (api.get_version(&api.version) != ncclSuccess) return Status(Code::kUnsupported, "libnccl.so.2 has no version");
   if (api.version < kVersionMin || api.version >= kVersionEnd)

@@ -21,6 +21,7 @@ struct NcclApi {
   decltype(&ncclCommFinalize) comm_finalize = nullptr;
   decltype(&ncclCommDestroy) comm_destroy = nullptr;
   decltype(&ncclCommAbort) comm_abort = nullptr;
+  ncclResult_t (*comm_revoke)(ncclComm_t comm, int flags) = nullptr;  // null before 2.29
   decltype(&ncclCommGetAsyncError) async_error = nullptr;
   decltype(&ncclGroupStart) group_start = nullptr;
   decltype(&ncclGroupEnd) group_end = nullptr;

@@ -10,6 +10,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -27,6 +28,7 @@ using core::Status;
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kNap = std::chrono::microseconds(50);
 constexpr auto kFinalizePatience = std::chrono::seconds(5);
+constexpr auto kAbortTells = std::chrono::milliseconds(20);  // NCCL takes microseconds
 
 struct NativeType {
   ncclDataType_t type = ncclInt8;
@@ -87,23 +89,29 @@ std::array<std::byte, 8> scalar_of(ncclDataType_t type, double factor) noexcept 
   return scalar;
 }
 
-/// One thread that outlives every group: what it does may wait for the device.
+/// Threads that outlive every group: what they do may wait for the device. One each, since one may wait for a stream
+/// that goes on only when another is done: an abort, for the kernel of another communicator.
 class Closer : core::Pinned {
  public:
   static Closer& instance() {
-    static auto& closer = *new Closer();  // never destroyed: its thread may still be waiting at exit
+    static auto& closer = *new Closer();  // never destroyed: its threads may still be waiting at exit
     return closer;
   }
-  void post(std::function<void()> work) {
+  void post(std::function<void()> work) noexcept {
     const std::lock_guard lock(mutex_);
     work_.push_back(std::move(work));
-    if (std::exchange(running_, true)) return;
-    std::thread([this] { run(); }).detach();
+    try {
+      std::thread([this] { run(); }).detach();
+      ++running_;
+    } catch (const std::system_error& error) {
+      core::log_error("cannot start a thread to close a communicator of NCCL's (", error.what(), "); see `ulimit -u`",
+                      running_ > 0 ? "; it is closed after others" : "; it is closed with the next");
+    }
   }
   bool drain(std::chrono::milliseconds patience) {
-    if (core::fork_generation() != generation_) return true;  // a forked child has no such thread
+    if (core::fork_generation() != generation_) return true;  // a forked child has no such threads
     std::unique_lock lock(mutex_);
-    return idle_.wait_for(lock, patience, [&] { return !running_; });
+    return idle_.wait_for(lock, patience, [&] { return running_ == 0; });
   }
 
  private:
@@ -118,24 +126,27 @@ class Closer : core::Pinned {
       work = nullptr;
       lock.lock();
     }
-    running_ = false;
-    idle_.notify_all();
+    if (--running_ == 0) idle_.notify_all();
   }
   const std::uint64_t generation_ = core::fork_generation();
   std::mutex mutex_;
   std::condition_variable idle_;
   std::deque<std::function<void()>> work_;
-  bool running_ = false;
+  int running_ = 0;
 };
 
 /// The communicators of a group: shared with the Closer, which may have them longer than the group lives.
-struct Comms : core::Pinned {
+struct Comms : std::enable_shared_from_this<Comms>, core::Pinned {
   Comms(const NcclApi& a, std::shared_ptr<device::Device> d) : api(a), device(std::move(d)) {}
   const NcclApi& api;
   const std::shared_ptr<device::Device> device;
   std::atomic<bool> aborted{false};
-  std::mutex mutex;  // one NCCL call at a time; none blocks, or should
+  std::atomic<int> to_stop{kLegs};  // communicators of which kernels that begin do not end by themselves
+  std::mutex mutex;                 // one NCCL call at a time; none blocks, or should
   std::array<ncclComm_t, kLegs> comms{};
+  std::array<bool, kLegs> busy{};           // a call is in progress
+  std::array<ncclComm_t, kLegs> revoked{};  // their memory is still there
+  bool gone = false;                        // the group: nothing of it is on a stream
 
   Status in_state(std::size_t leg, const char* call, bool& in_progress) {
     in_progress = false;
@@ -145,7 +156,7 @@ struct Comms : core::Pinned {
     ncclResult_t state = ncclSuccess;
     if (Status status = api.status(api.async_error(comm, &state), "ncclCommGetAsyncError", comm); !status.is_ok())
       return status;
-    in_progress = state == ncclInProgress;
+    in_progress = busy[leg] = state == ncclInProgress;
     return api.status(state, call, comm);
   }
 
@@ -163,18 +174,68 @@ struct Comms : core::Pinned {
     }
   }
 
-  void abort_all() {
-    aborted.store(true);
-    std::array<ncclComm_t, kLegs> doomed{};
+  /// Of a group that was aborted. A revoked communicator ends what runs, and what begins later, and keeps its memory,
+  /// so the streams can come to their end before that is freed. Else, ncclCommAbort() tells the kernels, then waits for
+  /// all that were launched, then frees (commDestroySync() in NCCL's init.cc, 2.18 to 2.30): streams must go on while
+  /// it waits. When it has told them it does not say. A kernel that begins before may exchange with other ranks what
+  /// they must not have; they have been told of the failure by then, and no memory is gone.
+  void stop(std::size_t leg) {
+    ncclComm_t comm = nullptr;
+    bool revokes = false;
     {
-      const std::lock_guard lock(mutex);  // nobody is in a call then, and nobody finds them later
-      doomed = std::exchange(comms, {});
+      const std::lock_guard lock(mutex);  // nobody is in a call then, and nobody finds it later
+      comm = std::exchange(comms[leg], nullptr);
+      // Not in the middle of a call: NCCL 2.30 frees such a call's job in ncclCommRevoke(), and again when it destroys.
+      revokes = comm != nullptr && api.comm_revoke != nullptr && !busy[leg];
     }
-    for (ncclComm_t comm : doomed) {
-      if (comm == nullptr) continue;
-      if (Status status = api.status(api.comm_abort(comm), "ncclCommAbort"); !status.is_ok())
-        core::log_warn(status.message());
+    if (comm == nullptr) {
+      to_stop.fetch_sub(1);
+      return;
     }
+    if (revokes) {
+      Status status = api.status(api.comm_revoke(comm, 0), "ncclCommRevoke");
+      if (status.is_ok()) {
+        to_stop.fetch_sub(1);
+        const std::lock_guard lock(mutex);
+        if (!gone) {
+          revoked[leg] = comm;
+          return;
+        }
+        free_revoked(comm);
+        return;
+      }
+      core::log_warn(status.message());
+    }
+    Closer::instance().post([self = shared_from_this()] {
+      std::this_thread::sleep_for(kAbortTells);
+      self->to_stop.fetch_sub(1);
+    });
+    abort(comm);
+  }
+
+  /// The group is gone.
+  void free_after_stop() {
+    const std::lock_guard lock(mutex);
+    gone = true;
+    for (ncclComm_t& comm : revoked)
+      if (comm != nullptr) free_revoked(std::exchange(comm, nullptr));
+  }
+
+  /// ncclCommRevoke() waits for the streams by itself; they are at their end. Aborted, not destroyed: other ranks may
+  /// be gone.
+  void free_revoked(ncclComm_t comm) const {
+    const auto until = core::Clock::now() + kFinalizePatience;
+    for (ncclResult_t state = ncclInProgress; state == ncclInProgress && core::Clock::now() < until;) {
+      if (api.async_error(comm, &state) != ncclSuccess) break;
+      if (state == ncclInProgress) std::this_thread::sleep_for(kNap);
+    }
+    abort(comm);
+  }
+
+  void abort(ncclComm_t comm) const {
+    if (comm == nullptr) return;
+    if (Status status = api.status(api.comm_abort(comm), "ncclCommAbort"); !status.is_ok())
+      core::log_warn(status.message());
   }
 
   void finalize_all() {
@@ -203,7 +264,13 @@ class NcclGroup final : public LocalGroup {
       : api_(api), comms_(std::make_shared<Comms>(api, std::move(device))), rank_(rank), size_(size) {}
   ~NcclGroup() override {
     Closer::instance().post([comms = comms_] {
-      const Status ignored = comms->device->run_here([&] { return comms->finalize_all(), Status(); });
+      const Status ignored = comms->device->run_here([&] {
+        if (comms->aborted.load())
+          comms->free_after_stop();
+        else
+          comms->finalize_all();
+        return Status();
+      });
       static_cast<void>(ignored);
     });
   }
@@ -220,6 +287,7 @@ class NcclGroup final : public LocalGroup {
         {
           const std::lock_guard lock(comms_->mutex);
           ncclComm_t& comm = comms_->comms[first + i];
+          comms_->busy[first + i] = true;
           if (Status status = api_.status(api_.comm_init(&comm, size_, id, rank_, &config), "ncclCommInitRankConfig");
               !status.is_ok())
             return status;
@@ -329,11 +397,13 @@ class NcclGroup final : public LocalGroup {
 
   void abort() noexcept override {
     if (comms_->aborted.exchange(true)) return;
-    Closer::instance().post([comms = comms_] {
-      const Status ignored = comms->device->run_here([&] { return comms->abort_all(), Status(); });
-      static_cast<void>(ignored);
-    });
+    for (std::size_t leg = 0; leg < kLegs; ++leg)
+      Closer::instance().post([comms = comms_, leg] {
+        const Status ignored = comms->device->run_here([&] { return comms->stop(leg), Status(); });
+        static_cast<void>(ignored);
+      });
   }
+  bool is_stopped() const noexcept override { return comms_->to_stop.load() == 0; }
 
  private:
   struct Native {
@@ -400,6 +470,7 @@ class NcclGroup final : public LocalGroup {
         native.op = *op;
       }
     }
+    comms_->busy[leg] = true;
     if (Status status = check(api_.group_start(), "ncclGroupStart", comm); !status.is_ok()) return status;
     Status status = body(comm, native);
     // A group that was started must be ended, whatever was in it.

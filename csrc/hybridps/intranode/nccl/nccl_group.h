@@ -10,11 +10,12 @@
 //          in one order.
 //          Communicators, "Finalizing", "Destroying", "abort": a healthy communicator is finalized, asked until it is done,
 //          and destroyed; any other is aborted, which may be done while another thread waits for it, and after which
-//          nothing may touch it.
+//          nothing may touch it. Before that, if no call is in progress and NCCL has it (2.29), it is revoked: kernels
+//          end, and their memory stays until they have. "After revoke completes, the communicator is quiesced".
 //          Collectives: in-place means that `from` of a rank's part is its place in `to`, which it is wherever the two
 //          overlap here.
-// Threads  as LocalGroup. Finalizing and aborting may wait for the device, so they are done on a thread of their own, which
-//          no other thread waits for but drain().
+// Threads  as LocalGroup. Finalizing and aborting may wait for the device, so they are done on threads of their own,
+//          which no other thread waits for but drain().
 #pragma once
 
 #include <chrono>

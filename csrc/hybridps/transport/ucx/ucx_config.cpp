@@ -19,6 +19,10 @@ namespace {
 /// UCX's name for posix, sysv, xpmem, cma and knem; naming them one by one warns about those that are not
 /// there.
 constexpr std::string_view kAllButSharedMemory = "^shm";
+/// And without those of GPUs, by UCX's name for cuda_copy, cuda_ipc and gdr_copy. With any of them UCX asks the CUDA
+/// driver about memory while it makes progress; that may wait for the device, which may be waiting for what the
+/// progress brings.
+constexpr std::string_view kNeitherSharedMemoryNorCuda = "^shm,cuda";
 /// From here on ucp_config_modify() takes the settings of transports.
 constexpr std::pair<unsigned, unsigned> kTransportSettingsSince = {1, 17};
 
@@ -81,7 +85,7 @@ std::vector<UcxSetting> ucx_settings(const UcxOptions& options, std::pair<unsign
     else if (!given && !options.net_device.empty())
       settings.push_back({"NET_DEVICES", options.net_device, true});
   } else {
-    set_unless_given("TLS", std::string(kAllButSharedMemory));
+    set_unless_given("TLS", std::string(options.device_memory ? kAllButSharedMemory : kNeitherSharedMemoryNorCuda));
     if (!options.net_device.empty()) set_unless_given("NET_DEVICES", options.net_device);
     if (version >= kTransportSettingsSince) {
       // UCX's 8 KiB cost 1.7 times the CPU per byte.

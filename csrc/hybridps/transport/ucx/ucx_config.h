@@ -24,6 +24,8 @@ struct UcxOptions {
   std::string net_device;
   /// The control worker: TCP and nothing else.
   bool tcp_only = false;
+  /// Of GPUs too (HYBRIDPS_GPUDIRECT). Without it UCX makes no call to CUDA once it has started.
+  bool device_memory = false;
   /// In names, logs and errors: "data", "control".
   std::string label = "data";
   /// How long a friendly close, and the destructor, wait for what is on its way.

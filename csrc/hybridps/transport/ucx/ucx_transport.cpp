@@ -200,22 +200,22 @@ core::Status UcxTransportImpl::attach(std::span<std::byte> pool_memory) {
 
 bool UcxTransportImpl::map_block(std::span<std::byte> block, ucp_mem_h* memh) {
   ucp_mem_map_params_t params{};
-  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;  // else UCX finds out, by asking CUDA where it has it
   params.address = block.data();
   params.length = block.size();
+  params.memory_type = UCS_MEMORY_TYPE_HOST;
   return api_.mem_map(context_, &params, memh) == UCS_OK;
 }
 
 core::Status UcxTransportImpl::map(Region region) {
   ucp_mem_map_params_t params{};
-  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+  params.field_mask =
+      UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
   params.address = region.memory.data();
   params.length = region.memory.size();
+  params.memory_type = region.type;
   const bool device = region.type != UCS_MEMORY_TYPE_HOST;
-  if (device) {
-    params.field_mask |= UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
-    params.memory_type = region.type;
-  }
   ucs_status_t status = UCS_OK;
   within(region.within, [&] { status = api_.mem_map(context_, &params, &region.memh); });
   if (status != UCS_OK)
@@ -367,12 +367,13 @@ core::Status UcxTransportImpl::send(UcxEndpoint& endpoint, std::span<const std::
   request->endpoint = &endpoint;
   std::memcpy(request->header.data(), header.data(), header.size());
   ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.cb.send = &UcxTransportImpl::on_sent;
   param.user_data = request;
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
   const void* data = nullptr;
   if (region != nullptr) {
-    param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+    param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
     param.memh = region->memh;
     param.memory_type = region->type;
     data = payload.data();

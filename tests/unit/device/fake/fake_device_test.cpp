@@ -10,6 +10,7 @@ struct Fake {
 }  // namespace
 
 #define HYBRIDPS_DEVICE_BACKENDS Fake
+#include "tests/support/check.h"
 #include "tests/unit/device/device_contract.h"
 
 namespace {
@@ -95,6 +96,71 @@ TEST_CASE("device/fake: its own memory is not the host's and is counted", "[devi
   CHECK(FakeDevice::host_view(own) == own);
   fake.free_host(host);
   fake.destroy(stream);
+}
+
+TEST_CASE("device/fake: what allocates waits for the device and keeps every other call out", "[device][fast]") {
+  FakeDevice fake({});
+  const auto stream = fake.make_stream().value();
+  const auto flags = fake.allocate_host(64).value();
+  REQUIRE(fake.wait_flag(stream, flags.flag_at(0), 1).is_ok());
+  std::atomic<int> done{0};
+  std::thread allocates([&] {
+    fake.free_host(fake.allocate_host(64).value());
+    done += 1;
+  });
+  std::this_thread::sleep_for(device_contract::kAWhile);
+  std::thread asks([&] {
+    static_cast<void>(fake.is_capturing(stream));
+    done += 10;
+  });
+  std::this_thread::sleep_for(device_contract::kAWhile);
+  CHECK(done.load() == 0);
+  flags.flag_at(0).word->store(1);
+  allocates.join();
+  asks.join();
+  fake.destroy(stream);
+  fake.free_host(flags);
+}
+
+TEST_CASE("device/fake: a queue takes so many tasks and a launch that blocks returns after its kernel",
+          "[device][fast]") {
+  FakeOptions options;
+  options.launches_max = 2;
+  options.launch_blocking = true;
+  FakeDevice fake(options);
+  const auto stream = fake.make_stream().value();
+  const auto flags = fake.allocate_host(64).value();
+  std::atomic<int> put{0};
+  std::thread puts([&] {
+    for (int i = 0; i < 8; ++i)
+      if (fake.wait_flag(stream, flags.flag_at(0), 1).is_ok()) ++put;
+  });
+  std::this_thread::sleep_for(device_contract::kAWhile);
+  CHECK(put.load() <= 3);  // one of them runs
+  flags.flag_at(0).word->store(1);
+  puts.join();
+  CHECK(put.load() == 8);
+  bool ran = false;
+  fake.launch(stream, [&] { ran = true; });
+  CHECK(ran);
+  fake.destroy(stream);
+  fake.free_host(flags);
+}
+
+TEST_CASE("device/fake: a thread that sets flags for streams is not to call", "[device][fast]") {
+  FakeDevice fake({});
+  const auto event = fake.make_event().value();
+  const std::uint64_t before = core::checks_failed();
+  {
+    const device::NoDriverCalls streams_wait_for_this_thread;
+    CHECK(fake.run_here([] { return core::Status(); }).is_ok());
+    CHECK(core::checks_failed() == before);
+    CHECK(fake.is_done(event).value());
+    fake.free_host({});
+  }
+  CHECK(core::checks_failed() == before + 2);
+  test::checks_expected_to_fail += 2;
+  fake.destroy(event);
 }
 
 }  // namespace

@@ -2,6 +2,9 @@
 
 #include "hybridps/device/cuda/cuda_device.h"
 
+#include <algorithm>
+#include <atomic>
+
 namespace {
 struct Nccl {
   static std::vector<std::shared_ptr<hybridps::device::Device>> devices(int size) {
@@ -51,7 +54,9 @@ struct Notes {
   int alive = 0;
   double scalar = 0;
   int blocking = 1;
-  bool hangs = false;  // never done
+  bool hangs = false;           // never done
+  std::atomic<int> kernels{0};  // for which an abort waits, as NCCL's does
+  std::atomic<int> aborting{0};
 };
 Notes* notes = nullptr;
 thread_local bool is_here = false;
@@ -87,7 +92,15 @@ NcclApi scripted() {
     return result == ncclSuccess ? ncclInProgress : result;
   };
   a.comm_destroy = [](ncclComm_t) { return --notes->alive, note("destroy"); };
-  a.comm_abort = [](ncclComm_t) { return --notes->alive, note("abort", true); };
+  a.comm_abort = [](ncclComm_t) {
+    ++notes->aborting;
+    while (notes->kernels.load() > 0) std::this_thread::sleep_for(100us);
+    --notes->aborting;
+    const ncclResult_t result = note("abort", true);
+    const std::lock_guard lock(notes->mutex);
+    --notes->alive;
+    return result;
+  };
   a.async_error = [](ncclComm_t, ncclResult_t* state) {
     const std::lock_guard lock(notes->mutex);
     if (!notes->hangs && notes->in_progress > 0) --notes->in_progress;
@@ -310,6 +323,58 @@ TEST_CASE("intranode/nccl: a call that is never done ends by abort from another 
   // Nothing is finalized after that.
   REQUIRE(NcclGroups::drain(10s));
   CHECK(script.calls().empty());
+  script.kept.hangs = false;
+}
+
+TEST_CASE("intranode/nccl: an aborted group is stopped at once, whatever is on the streams", "[intranode][fast]") {
+  for (const bool revokes : {true, false}) {
+    INFO("ncclCommRevoke " << revokes);
+    Script script;
+    if (revokes)
+      script.api.comm_revoke = [](ncclComm_t, int flags) {
+        return flags == 0 ? note("revoke", true) : ncclInvalidArgument;
+      };
+    {
+      const auto group = script.connect();
+      script.kept.kernels = 1;  // behind a flag that is set when the group is stopped
+      CHECK_FALSE(group->is_stopped());
+      group->abort();
+      const auto until = std::chrono::steady_clock::now() + 30s;
+      while (!group->is_stopped() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(100us);
+      REQUIRE(group->is_stopped());
+      if (revokes) {
+        // Nothing is freed while the group lives.
+        std::this_thread::sleep_for(20ms);
+        CHECK(script.calls() == Calls{"revoke", "revoke"});
+        CHECK(script.kept.aborting == 0);
+      } else {
+        // Both at the same time: one may wait for a stream that waits for a kernel of the other.
+        while (script.kept.aborting < 2 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(100us);
+        CHECK(script.kept.aborting == 2);
+      }
+      script.kept.kernels = 0;
+    }
+    REQUIRE(NcclGroups::drain(10s));
+    CHECK(script.calls() == Calls{"abort", "abort"});
+    CHECK(script.kept.alive == 0);
+    CHECK(script.kept.elsewhere == 0);
+  }
+}
+
+TEST_CASE("intranode/nccl: a communicator in the middle of a call is not revoked", "[intranode][fast]") {
+  Script script;
+  script.api.comm_revoke = [](ncclComm_t, int) { return note("revoke", true); };
+  const Part part[] = {{0, 160, at(8), at(8), false}};
+  const auto group = script.connect();
+  script.kept.hangs = true;
+  CHECK(group->all_reduce(Leg::kOut, {}, part, kSum, patience(30ms)).code() == core::Code::kTimeout);
+  script.calls();
+  group->abort();
+  REQUIRE(NcclGroups::drain(10s));
+  std::vector<std::string> calls = script.calls();
+  std::sort(calls.begin(), calls.end());
+  CHECK(calls == Calls{"abort", "revoke"});  // of the out leg, of the in leg
+  CHECK(group->is_stopped());
   script.kept.hangs = false;
 }
 

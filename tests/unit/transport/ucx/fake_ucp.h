@@ -51,6 +51,7 @@ class FakeUcp final : public UcpApi {
   std::vector<void*> released_data;
   ucp_mem_map_params_t last_map{};
   std::vector<ucp_mem_h> unmapped;
+  int untyped = 0;      // memory that UCX would have to ask CUDA about
   bool inside = false;  // a device is current, says the test
   int outside = 0;      // calls that want one, without
   ucp_ep_params_t ep_params{};
@@ -121,7 +122,8 @@ class FakeUcp final : public UcpApi {
   }
   ucs_status_t mem_map(ucp_context_h, const ucp_mem_map_params_t* params, ucp_mem_h* memh) override {
     last_map = *params;
-    if ((params->field_mask & UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE) != 0 && !inside) ++outside;
+    if ((params->field_mask & UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE) == 0) ++untyped;
+    if (params->memory_type == UCS_MEMORY_TYPE_CUDA && !inside) ++outside;
     if (map_status == UCS_OK) *memh = fake<ucp_mem_h>(100 + static_cast<std::uintptr_t>(++maps));
     return map_status;
   }
@@ -178,6 +180,7 @@ class FakeUcp final : public UcpApi {
   ucs_status_ptr_t am_send(ucp_ep_h, unsigned, const void*, std::size_t, const void*, std::size_t,
                            const ucp_request_param_t* param) override {
     last_send = *param;
+    if ((param->op_attr_mask & UCP_OP_ATTR_FIELD_MEMORY_TYPE) == 0) ++untyped;
     if (param->memory_type == UCS_MEMORY_TYPE_CUDA && !inside) ++outside;
     if (send_status != UCS_OK) return UCS_STATUS_PTR(send_status);
     if (send_mode == Send::kAtOnce) return nullptr;
@@ -186,6 +189,7 @@ class FakeUcp final : public UcpApi {
   }
   ucs_status_ptr_t am_receive(ucp_worker_h, void*, void*, std::size_t, const ucp_request_param_t* param) override {
     last_receive = *param;
+    if ((param->op_attr_mask & UCP_OP_ATTR_FIELD_MEMORY_TYPE) == 0) ++untyped;
     if (receive_status != UCS_OK) return UCS_STATUS_PTR(receive_status);
     receives.push_back({*param, false});
     return fake<void*>(7);

@@ -30,11 +30,20 @@ TEST_CASE("transport/ucx: our settings keep data off shared memory", "[transport
   options.net_device = "eth0";
   options.tcp_user_timeout = core::from_seconds(7.5);
   const auto set = settings(options, {});
-  CHECK(set.at("TLS") == "^shm");
+  CHECK(set.at("TLS") == "^shm,cuda");
   CHECK(set.at("NET_DEVICES") == "eth0");
   CHECK(set.at("TCP_TX_SEG_SIZE") == "256k");
   CHECK(set.at("TCP_RX_SEG_SIZE") == "256k");
   CHECK(set.at("TCP_USER_TIMEOUT") == "7500ms");
+}
+
+TEST_CASE("transport/ucx: CUDA is left to UCX only where memory of GPUs is to be sent", "[transport][fast]") {
+  UcxOptions options;
+  CHECK(settings(options, {}).at("TLS").find("cuda") != std::string::npos);
+  options.device_memory = true;
+  CHECK(settings(options, {}).at("TLS") == "^shm");
+  options.tcp_only = true;  // names what it uses
+  CHECK(settings(options, {}).at("TLS") == "tcp");
 }
 
 TEST_CASE("transport/ucx: over RDMA connections are cleaned up without events of the device", "[transport][fast]") {

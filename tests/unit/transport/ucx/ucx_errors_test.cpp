@@ -41,9 +41,12 @@ struct Fixture {
     CHECK(ucp.maps == 0);
     CHECK(ucp.endpoints == 0);
     CHECK(ucp.requests == 0);
+    CHECK(ucp.untyped == 0);
     CHECK(side.pool->slots_in_use() == 0);
   }
-  static std::vector<std::byte> peer_address() { return wrap(kUcxEnvelope, std::vector<std::byte>(48, std::byte{0x5a})); }
+  static std::vector<std::byte> peer_address() {
+    return wrap(kUcxEnvelope, std::vector<std::byte>(48, std::byte{0x5a}));
+  }
   UcxCounters counters() { return ucx(side).counters(); }
   core::Status send(contract::Side::Done& done, std::size_t bytes = 100) {
     return side.peer->send(numbered(1), side.filled(bytes, 1), bytes, side.record(done));

@@ -1,0 +1,114 @@
+#include "hybridps/staging/device_pool.h"
+
+#include <algorithm>
+
+namespace hybridps::staging {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+
+/// The smallest that is large enough, taken out. A page of flags does not take a ring.
+template <typename Memory>
+bool take_from(std::vector<Memory>& all, std::uint64_t bytes, Memory& taken) {
+  auto best = all.end();
+  for (auto at = all.begin(); at != all.end(); ++at) {
+    const bool fits = bytes <= kPage ? at->bytes == bytes : at->bytes >= bytes;
+    if (fits && (best == all.end() || at->bytes < best->bytes)) best = at;
+  }
+  if (best == all.end()) return false;
+  taken = *best;
+  all.erase(best);
+  return true;
+}
+
+template <typename Thing>
+bool take_last(std::vector<Thing>& all, Thing& taken) {
+  if (all.empty()) return false;
+  taken = all.back();
+  all.pop_back();
+  return true;
+}
+
+}  // namespace
+
+core::Result<device::Event> DevicePool::take_event() {
+  device::Event event;
+  {
+    const std::lock_guard lock(mutex_);
+    if (take_last(events_, event)) return event;
+  }
+  return device_->make_event();
+}
+
+core::Result<device::Stream> DevicePool::take_stream() {
+  device::Stream stream;
+  {
+    const std::lock_guard lock(mutex_);
+    if (take_last(streams_, stream)) return stream;
+  }
+  return device_->make_stream();
+}
+
+core::Result<device::HostMemory> DevicePool::take_host(std::uint64_t bytes) {
+  device::HostMemory memory;
+  {
+    const std::lock_guard lock(mutex_);
+    if (take_from(host_, bytes, memory)) return memory;
+  }
+  return device_->allocate_host(bytes);
+}
+
+core::Result<DevicePool::Run> DevicePool::take_device(std::uint64_t bytes) {
+  Run run;
+  {
+    const std::lock_guard lock(mutex_);
+    if (take_from(runs_, bytes, run)) return run;
+  }
+  const auto made = device_->allocate_device(bytes);
+  if (!made.is_ok()) return made.status();
+  return Run{made.value(), bytes};
+}
+
+void DevicePool::give_back(device::Event event) {
+  if (event.native == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  events_.push_back(event);
+}
+
+void DevicePool::give_back(device::Stream stream) {
+  if (stream.native == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  streams_.push_back(stream);
+}
+
+void DevicePool::give_back(const device::HostMemory& memory) {
+  if (memory.data == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  host_.push_back(memory);
+}
+
+void DevicePool::give_back(Run run) {
+  if (run.data == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  runs_.push_back(run);
+}
+
+void DevicePool::trim() noexcept {
+  std::vector<device::Event> events;
+  std::vector<device::Stream> streams;
+  std::vector<device::HostMemory> host;
+  std::vector<Run> runs;
+  {
+    const std::lock_guard lock(mutex_);
+    events.swap(events_);
+    streams.swap(streams_);
+    host.swap(host_);
+    runs.swap(runs_);
+  }
+  for (const device::Event event : events) device_->destroy(event);
+  for (const device::Stream stream : streams) device_->destroy(stream);
+  for (const device::HostMemory& memory : host) device_->free_host(memory);
+  for (const Run& run : runs) device_->free_device(run.data);
+}
+
+}  // namespace hybridps::staging

@@ -119,6 +119,8 @@ GroupSummary summarise(const bootstrap::Roster& roster, const schedule::Topology
   } else {
     text += "; no dedicated servers";
   }
+  if (const std::string& compress = roster.members.front().compress; !compress.empty())
+    text += "; gradients compressed with " + compress;
   return summary;
 }
 

@@ -76,6 +76,35 @@ TEST_CASE("engine/summary: dedicated servers, or why none is used", "[engine][fa
   CHECK(all > 0.999);
   CHECK(all < 1.001);
   CHECK(mentions(summary.text, "2 dedicated servers the other"));
+  CHECK_FALSE(mentions(summary.text, "compressed"));
+}
+
+TEST_CASE("engine/summary: what gradients are compressed with", "[engine][fast]") {
+  bootstrap::Roster roster = sample_roster(4);
+  for (bootstrap::MemberRecord& member : roster.members) member.compress = "int8:ef=0";
+  CHECK(mentions(text_of(roster, {"TCP"}), "; gradients compressed with int8:ef=0"));
+}
+
+TEST_CASE("engine/records: members that ask for different compression are named with what they ask for",
+          "[engine][fast]") {
+  bootstrap::Roster roster = sample_roster(4);
+  CHECK(engine::codecs_of(roster).value() == nullptr);
+  for (bootstrap::MemberRecord& member : roster.members) {
+    member.compress = "topk:k=0.05";
+    member.chunk_bytes = 65536;
+  }
+  CHECK(engine::codecs_of(roster).value()->spec().k == 0.05);
+  roster.members[2].chunk_bytes = 1024;
+  CHECK(mentions(engine::codecs_of(roster).status().message(), "HYBRIDPS_CHUNK_BYTES"));
+  CHECK(mentions(engine::codecs_of(roster).status().message(), "blocks of 4096 bytes"));
+  roster.members[2].compress = "";
+  const std::string text(engine::codecs_of(roster).status().message());
+  CHECK(mentions(text, "rank 0"));
+  CHECK(mentions(text, "'topk:k=0.05'"));
+  CHECK(mentions(text, "rank 2"));
+  CHECK(mentions(text, "'none'"));
+  for (bootstrap::MemberRecord& member : roster.members) member.compress = "of another version";
+  CHECK(mentions(engine::codecs_of(roster).status().message(), "there is no codec"));
 }
 
 TEST_CASE("engine/summary: what ranks complain about is said once with all who do", "[engine][fast]") {

@@ -52,6 +52,7 @@ def measure(options) -> list[dict]:
         "rounds": options.rounds,
         "warm_up": options.warm_up,
         "gloo": not options.no_gloo,
+        "ddp": options.ddp,
     }
     processes = []
     try:
@@ -102,6 +103,12 @@ def table(rows: list[dict], options) -> str:
     for row in rows:
         of = {other["name"]: other for other in rows if other["mib"] == row["mib"]}
         gloo = f"{of['gloo']['seconds'] / row['seconds']:.2f}" if "gloo" in of else "–"
+        if row["mib"] == "DDP step":
+            lines.append(
+                f"| DDP step, 32 | {row['name']} | {row['seconds'] * 1e3:.1f} | "
+                f"{of['fp32']['seconds'] / row['seconds']:.2f} | {gloo} | – | – | – | – | – |"
+            )
+            continue
         ratio = 1.0 if row["name"] in ("fp32", "gloo") else RATIOS.get(row["name"].split(":")[0])
         plan = planned(options, row["mib"], ratio) if ratio else None
         of_limit = "–" if plan is None else f"{100 * plan * 8 / (options.mbit * 1e6) / row['seconds']:.0f}"
@@ -126,6 +133,7 @@ def main() -> int:
     parser.add_argument("--codecs", default="bf16,int8,int4,onebit", help="as in HYBRIDPS_COMPRESS; with commas between")
     parser.add_argument("--rounds", type=int, default=5, help="(default %(default)s)")
     parser.add_argument("--warm-up", type=int, default=2, help="(default %(default)s)")
+    parser.add_argument("--ddp", action="store_true", help="also a step of stock DDP, 32 MiB of gradients")
     parser.add_argument("--no-gloo", action="store_true")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="setting for all processes")
     parser.add_argument("--limit-s", type=float, default=600, help="for all (default %(default)s)")

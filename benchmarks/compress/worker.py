@@ -10,6 +10,32 @@ import time
 MARK = "RESULT "
 
 
+def ddp_steps(groups: dict, rounds: int) -> dict[str, float]:
+    """Seconds of a step of stock DDP: 32 MiB of gradients, next to nothing to compute; groups in turn."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    models = {}
+    for name, group in groups.items():
+        torch.manual_seed(0)
+        layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))
+        model = nn.parallel.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=8)
+        models[name] = model, torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(2, 1024)
+    seconds = {name: [] for name in groups}
+    for turn in range(rounds + 3):  # buckets are rebuilt, and codecs with feedback begin
+        for name, (model, optimizer) in models.items():
+            dist.barrier()
+            began = time.perf_counter()
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            if turn >= 3:
+                seconds[name].append(time.perf_counter() - began)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
 def main() -> None:
     job = json.loads(sys.argv[1])
     import torch
@@ -65,6 +91,11 @@ def main() -> None:
                     "nmse": error[name],
                 }
             )
+    if job["ddp"]:
+        for name, took in ddp_steps(groups, job["rounds"]).items():
+            slowest = torch.tensor([took])
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            results.append({"mib": "DDP step", "name": name, "seconds": float(slowest)})
     if rank == 0:
         print(MARK + json.dumps(results), flush=True)
     dist.barrier()

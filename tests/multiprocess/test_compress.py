@@ -162,6 +162,40 @@ def test_every_codec_trains_and_all_ranks_have_the_same_bits():
         assert found["hook"] == results[0]["hook"]
 
 
+def stock_fsdp(rank, world):
+    import hybridps.compress as compress
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
+    mesh = init_device_mesh("cpu", (world,))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for step in range(5):
+        torch.manual_seed(10 * step + rank)
+        loss = model(torch.randn(8, 256)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    found = compress.stats()
+    return losses, found["operations"], found["wire_bytes"] / max(1, found["bytes"]), found["residual_norm"]
+
+
+def test_fsdp2s_reduce_scatters_are_compressed():
+    exact = run_ranks(stock_fsdp, "1+1", env=ENV)
+    ours = run_ranks(stock_fsdp, "1+1", env=ENV | {"HYBRIDPS_COMPRESS": "int4:warmup=0"})
+    for (losses, _, _, _), (expected, operations, _, _) in zip(ours, exact, strict=True):
+        assert operations == 0
+        assert losses[0] == expected[0] and losses != expected
+        assert all(abs(a - b) < 0.02 * b for a, b in zip(losses, expected, strict=True))
+    for _, operations, part, norm in ours:
+        assert operations >= 10 and part < 0.145 and norm > 0
+
+
 def remembered(rank, world):
     import hybridps.compress as compress
 

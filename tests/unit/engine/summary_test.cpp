@@ -87,6 +87,9 @@ TEST_CASE("engine/summary: what gradients are compressed with", "[engine][fast]"
 
 TEST_CASE("engine/records: members that ask for different compression are named with what they ask for",
           "[engine][fast]") {
+  const auto complaint = [](const bootstrap::Roster& of) {
+    return std::string(engine::codecs_of(of).status().message());
+  };
   bootstrap::Roster roster = sample_roster(4);
   CHECK(engine::codecs_of(roster).value() == nullptr);
   for (bootstrap::MemberRecord& member : roster.members) {
@@ -95,16 +98,16 @@ TEST_CASE("engine/records: members that ask for different compression are named 
   }
   CHECK(engine::codecs_of(roster).value()->spec().k == 0.05);
   roster.members[2].chunk_bytes = 1024;
-  CHECK(mentions(engine::codecs_of(roster).status().message(), "HYBRIDPS_CHUNK_BYTES"));
-  CHECK(mentions(engine::codecs_of(roster).status().message(), "blocks of 4096 bytes"));
+  CHECK(mentions(complaint(roster), "HYBRIDPS_CHUNK_BYTES"));
+  CHECK(mentions(complaint(roster), "blocks of 4096 bytes"));
   roster.members[2].compress = "";
-  const std::string text(engine::codecs_of(roster).status().message());
+  const std::string text = complaint(roster);
   CHECK(mentions(text, "rank 0"));
   CHECK(mentions(text, "'topk:k=0.05'"));
   CHECK(mentions(text, "rank 2"));
   CHECK(mentions(text, "'none'"));
   for (bootstrap::MemberRecord& member : roster.members) member.compress = "of another version";
-  CHECK(mentions(engine::codecs_of(roster).status().message(), "there is no codec"));
+  CHECK(mentions(complaint(roster), "there is no codec"));
 }
 
 TEST_CASE("engine/summary: what ranks complain about is said once with all who do", "[engine][fast]") {

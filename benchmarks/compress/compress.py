@@ -59,10 +59,11 @@ def measure(options) -> list[dict]:
         base = environment(options, network, names)
         if spare:
             base |= {"HYBRIDPS_SERVERS": ",".join(f"{network.address[name]}:29600" for name in spare)}
-            base |= {"HYBRIDPS_TOKEN": "benchmark"}
+            base |= {"HYBRIDPS_TOKEN": "benchmark", "HYBRIDPS_SERVERS_REQUIRED": "1"}
         for name in spare:
-            command = [sys.executable, "-m", "hybridps", "server", "--port", "29600"]
-            processes.append(network.popen(name, command, env=base | {"HYBRIDPS_NODE": name}, cwd=ROOT))
+            command = [str(Path(sys.executable).parent / "hybridps-server"), "--listen", f"{network.address[name]}:29600"]
+            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+            processes.append(network.popen(name, command, env=base | {"HYBRIDPS_NODE": name}, cwd=ROOT, **quiet))
         ranks = []
         for rank, name in enumerate(names):
             command = [sys.executable, str(HERE / "worker.py"), json.dumps(job)]

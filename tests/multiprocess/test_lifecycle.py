@@ -347,8 +347,8 @@ def test_a_rank_that_dies_at_start_up(nodes):
     for rank in [0, 1, 3]:
         print(f"rank {rank}: {results[rank]}")
         assert results[rank] not in ("no error", None)
-        if harness.IS_HYBRIDPS:
-            assert "2" in results[rank]
+        if harness.IS_HYBRIDPS:  # the first whose time is up tells the others, who may learn no more than that
+            assert "2" in results[rank] or "timed out after" in results[rank]
 
 
 # ------------------------------------------------------------------------------------------------------ groups

@@ -219,14 +219,9 @@ def aborted(rank, world, by):
             tensor = torch.ones(1000)
             dist.all_reduce(tensor, group=group)
             check.equal(f"turn {turn}", tensor, torch.full((1000,), float(world)))
-        overtaken = False
-        try:
-            dist.barrier()
-        except RuntimeError as error:  # a rank that is through has aborted before this one had heard that it is
-            overtaken = True
-            check.that("nothing else ends the barrier", "aborted by the program" in str(error), str(error))
-        issues = by == "rank 0" and rank != 0 and not overtaken
-        work = dist.all_reduce(torch.ones(10), async_op=True) if issues else None
+        dist.barrier()
+        zygote.context.meet((turn + 1) * world)  # an abort may overtake the end of a barrier on its way to another rank
+        work = dist.all_reduce(torch.ones(10), async_op=True) if by == "rank 0" and rank != 0 else None
         began = time.monotonic()
         if work is not None:
             try:
@@ -347,8 +342,8 @@ def test_a_rank_that_dies_at_start_up(nodes):
     for rank in [0, 1, 3]:
         print(f"rank {rank}: {results[rank]}")
         assert results[rank] not in ("no error", None)
-        if harness.IS_HYBRIDPS:  # the first whose time is up tells the others, who may learn no more than that
-            assert "2" in results[rank] or "timed out after" in results[rank]
+        if harness.IS_HYBRIDPS:
+            assert "2" in results[rank]
 
 
 # ------------------------------------------------------------------------------------------------------ groups

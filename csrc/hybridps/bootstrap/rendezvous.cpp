@@ -213,8 +213,7 @@ std::string Rendezvous::waiting_for() const {
     } else if (!gathering_) {
       text = absent_text(ranks);
     } else {
-      text = "waiting for ranks " + core::format_ranks(ranks) + " to confirm the roster (the first: " +
-             describe(roster_.members[static_cast<std::size_t>(ranks.front())]) + ")";
+      text = unconfirmed_text(ranks);
     }
   } else if (proving_) {
     std::vector<int> ranks = roster_.ranks_of_node(roster_.node_of[static_cast<std::size_t>(self_rank())]);
@@ -227,6 +226,11 @@ std::string Rendezvous::waiting_for() const {
     text = "waiting for rank 0 to make a roster";
   }
   return note_.empty() ? text : text + "; " + note_;
+}
+
+std::string Rendezvous::unconfirmed_text(const std::vector<int>& ranks) const {
+  return "waiting for ranks " + core::format_ranks(ranks) + " to confirm the roster (the first: " +
+         describe(roster_.members[static_cast<std::size_t>(ranks.front())]) + ")";
 }
 
 std::string Rendezvous::key(std::string_view suffix) const { return options_.key_prefix + "/" + std::string(suffix); }
@@ -627,6 +631,16 @@ void Rendezvous::report_progress(TimePoint now) {
 
 std::string Rendezvous::find_missing() {
   std::string text = waiting_for();
+  // Rank 0 knows them, but whose time is up first tells all.
+  if (phase_ == Phase::kPending && !is_leader() && (own_ack_ == Ack::kOk || own_ack_ == Ack::kUnproven)) {
+    std::vector<int> silent;
+    for (int rank = 1; rank < std::min(size(), kBatch) && phase_ == Phase::kPending; ++rank)
+      if (rank != self_rank() && !get(ack_key(nonce_, rank))) silent.push_back(rank);
+    if (phase_ == Phase::kPending && !silent.empty()) {
+      text = unconfirmed_text(silent);
+      if (!note_.empty()) text += "; " + note_;
+    }
+  }
   if (phase_ == Phase::kPending && !is_leader() && own_ack_ == Ack::kNone && !proving_) {
     // Rank 0 cannot tell us who is absent: look for ourselves.
     std::vector<int> absent;

@@ -102,6 +102,7 @@ class Rendezvous : core::Pinned {
   void fail(core::Status status);
 
   /// "waiting for ranks [2, 3] (none of 2 published a record)".
+  std::string unconfirmed_text(const std::vector<int>& ranks) const;
   std::string waiting_for() const;
   /// The same, after a look into the store where this member cannot know; may end the rendezvous, if the store fails.
   std::string find_missing();

@@ -274,9 +274,23 @@ TEST_CASE("bootstrap/rendezvous: a rank that does not confirm is named", "[boots
   CHECK(world.member(0).status().code() == core::Code::kTimeout);
   const std::string text = message(world.member(0));
   const bool by_leader = contains(text, "waiting for ranks [2] to confirm the roster");
-  const bool by_member = contains(text, "proving shared memory") || contains(text, "waiting for all ranks to confirm");
+  const bool by_member = contains(text, "proving shared memory");
   CHECK((by_leader || by_member));
   CHECK(message(world.member(1)) == text);
+}
+
+TEST_CASE("bootstrap/rendezvous: a rank that does not confirm is named by whoever's time is up first", "[bootstrap][fast]") {
+  for (const int first : {1, 3}) {
+    World world(4);
+    world.options(2).prove = [](const Roster&) { return Proof::pending(); };
+    world.options(first).deadline = core::Deadline::at(world.now + seconds(20));
+    world.start_all();
+    REQUIRE(world.run(Phase::kFailed, seconds(70)));
+    for (const int rank : {0, 1, 3}) {
+      CHECK(contains(message(world.member(rank)), "rank " + std::to_string(first) + " timed out after"));
+      CHECK(contains(message(world.member(rank)), "waiting for ranks [2] to confirm the roster"));
+    }
+  }
 }
 
 TEST_CASE("bootstrap/rendezvous: stale records of an earlier life are replaced", "[bootstrap][fast]") {

@@ -2,7 +2,8 @@
 
 A bucket is a flat tensor of its parameters' gradients, each divided by the number of ranks as torch's DDP does it, and
 behind them one flag for each parameter: whether this rank has a gradient for it. So one sum tells the mean, and which
-parameters nobody used, without a second operation.
+parameters nobody used, without a second operation. Where the group compresses sums the flags are a tensor of integers, and
+an operation, of their own: a codec would take them for gradients, and lose them or what stands beside them.
 
 Operations are matched by their order, so every rank issues its buckets in the same one: a bucket that is full early
 waits for its predecessors. That order is the reverse of the order in which the parameters were given, unless it is set.
@@ -48,15 +49,19 @@ def grouped(items: Sequence[tuple[object, int]], least_bytes: int) -> list[list[
 class Bucket:
     """Some parameters' gradients in one tensor; see the module's text."""
 
-    def __init__(self, named: list[tuple[str, torch.Tensor]], dtype: torch.dtype):
+    def __init__(self, named: list[tuple[str, torch.Tensor]], dtype: torch.dtype, flags_apart: bool = False):
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         sizes = [parameter.numel() for parameter in self.parameters]
         elements = sum(sizes)
-        self.buffer = torch.zeros(elements + len(named), dtype=dtype, device=self.parameters[0].device)
+        device = self.parameters[0].device
+        self.buffer = torch.zeros(elements + (0 if flags_apart else len(named)), dtype=dtype, device=device)
         parts = self.buffer[:elements].split(sizes)
         self.views = [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
-        self.flags = self.buffer[elements:]
+        self.flags_apart = flags_apart
+        self.flags = (
+            torch.zeros(len(named), dtype=torch.int32, device=device) if flags_apart else self.buffer[elements:]
+        )
         self.restart()
 
     def restart(self) -> None:
@@ -64,14 +69,33 @@ class Bucket:
         self.used = [False] * len(self.parameters)  # by this rank
         self.missing = len(self.parameters)
         self.work: dist.Work | None = None
+        self.flags_work: dist.Work | None = None
+
+    def launch(self, group: dist.ProcessGroup | None) -> None:
+        self.flags.copy_(torch.tensor(self.used, dtype=self.flags.dtype))
+        self.work = dist.all_reduce(self.buffer, group=group, async_op=True)
+        if self.flags_apart:
+            self.flags_work = dist.all_reduce(self.flags, group=group, async_op=True)
 
     def wait(self) -> list[bool]:
         """Until the sum is there; for each parameter whether any rank had a gradient for it."""
         assert self.work is not None
         self.work.wait()
+        if self.flags_work is not None:
+            self.flags_work.wait()
         if all(self.used):
             return self.used
         return [flag.real > 0 for flag in self.flags.tolist()]
+
+
+def _compresses(group: dist.ProcessGroup | None) -> bool:
+    """Whether a codec may change sums of this group; the same on all of its ranks."""
+    from hybridps.compress import backend_of
+
+    try:
+        return backend_of(group).compression() != "none"
+    except ValueError:  # another backend
+        return False
 
 
 class GradientBuckets:
@@ -123,6 +147,7 @@ class GradientBuckets:
             group,
         )
         backward = list(reversed(named))
+        flags_apart = _compresses(group)
         self.buckets: list[Bucket] = []
         for indices in grouped(
             [((p.dtype, p.device), p.numel() * p.element_size()) for _, p in backward], bucket_bytes
@@ -131,7 +156,7 @@ class GradientBuckets:
             dtype = members[0][1].dtype
             if wire_dtype is not None and dtype in (torch.float32, torch.float64):
                 dtype = wire_dtype
-            self.buckets.append(Bucket(members, dtype))
+            self.buckets.append(Bucket(members, dtype, flags_apart))
         self.order = list(range(len(self.buckets)))  # in which they are issued; may be set between rounds
         self.touched: set[torch.Tensor] = set()  # had a gradient in any backward since restart()
         self._next = 0
@@ -230,8 +255,7 @@ class GradientBuckets:
     @torch.no_grad()
     def _launch(self) -> None:
         while self._next < len(self.order) and (bucket := self.buckets[self.order[self._next]]).missing == 0:
-            bucket.flags.copy_(torch.tensor(bucket.used, dtype=bucket.flags.dtype))
-            bucket.work = dist.all_reduce(bucket.buffer, group=self.group, async_op=True)
+            bucket.launch(self.group)
             self._next += 1
 
     def next_round(self) -> None:

@@ -16,17 +16,11 @@ _VERSION = 1
 _DTYPES = {5: torch.float16, 6: torch.bfloat16, 7: torch.float32}
 
 
-def _backend(group: "dist.ProcessGroup | None") -> Any:
-    """The ProcessGroupHybrid of a group; ValueError if it has none for CPU tensors."""
-    from hybridps._load import load_extension
+def backend_of(group: "dist.ProcessGroup | None") -> Any:
+    """The ProcessGroupHybrid of a group; ValueError if it has none for CPU tensors, or there is no group."""
+    from hybridps import _backend_of
 
-    group = group or dist.group.WORLD
-    if group is None:
-        raise ValueError("hybridps.compress: call init_process_group first")
-    backend = group._get_backend(torch.device("cpu"))
-    if not isinstance(backend, load_extension().ProcessGroupHybrid):
-        raise ValueError(f"hybridps.compress: the group's backend for CPU tensors is {backend!r}, not hybridps")
-    return backend
+    return _backend_of(group)
 
 
 class HookState:
@@ -43,7 +37,7 @@ class HookState:
         options = load_extension().ProcessGroupHybrid.Options(compress=codec)
         # Of torch's ways to make a group over some ranks, this one does not ask those outside.
         self.group = dist.new_group(ranks, backend="hybridps", pg_options=options, use_local_synchronization=True)
-        self.codec: str = _backend(self.group).compression()
+        self.codec: str = backend_of(self.group).compression()
 
     def __repr__(self) -> str:
         return f"HookState({self.codec!r})"
@@ -62,7 +56,7 @@ def state_dict(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     Call it between two steps, when no operation of the group is under way. Tensors of the result are copies, one float32
     per element of what was reduced: "residual" of this node's contributions, "owed" of the sums that this rank owns.
     """
-    backend = _backend(group)
+    backend = backend_of(group)
 
     def tensor(data: bytes) -> torch.Tensor:
         return torch.frombuffer(bytearray(data), dtype=torch.float32) if data else torch.empty(0)
@@ -94,7 +88,7 @@ def load_state_dict(state: dict[str, Any], group: dist.ProcessGroup | None = Non
 
     ValueError: it is of another codec, rank or world size, or not such a state.
     """
-    backend = _backend(group)
+    backend = backend_of(group)
     if not isinstance(state, dict) or state.get("version") != _VERSION:
         raise ValueError("hybridps.compress.load_state_dict: this is no state of hybridps.compress.state_dict()")
     here = {
@@ -133,10 +127,12 @@ def load_state_dict(state: dict[str, Any], group: dist.ProcessGroup | None = Non
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     """What compression has done: of the process, operations, bytes before and after, blocks that were not finite, seconds in
-    codecs; of the group, its codec, steps, and the norm of what is left out on this rank (which reads all of it)."""
+    codecs; of the group, its codec, steps, and what is remembered on this rank: the norm of what is left out (which reads all
+    of it), tensors (a contribution's, a sum's and a momentum count each) and their bytes, how many were dropped, and how many
+    had no memory and go without."""
     from hybridps._load import load_extension
 
-    backend = _backend(group)
+    backend = backend_of(group)
     now = load_extension().stats()
     return {
         "codec": backend.compression(),
@@ -147,5 +143,4 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
         "blocks_not_finite": now.get("compress_not_finite", 0),
         "encode_seconds": now.get("compress_encode_ns", 0) * 1e-9,
         "decode_seconds": now.get("compress_decode_ns", 0) * 1e-9,
-        "residual_norm": backend.residual_norm(),
-    }
+    } | backend.compression_summary()

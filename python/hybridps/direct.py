@@ -28,7 +28,8 @@ COMPARE_EVERY = 64  # calls
 
 
 class Compression(enum.Enum):
-    """In which type floats of 32 and 64 bits cross the network: a cast, for the engine has no codecs yet.
+    """In which type floats of 32 and 64 bits cross the network: a cast. The engine's codecs (HYBRIDPS_COMPRESS,
+    docs/compression.md) are a setting of the group, and apply besides.
 
     fp16 overflows above 65504: a sum of gradients that a GradScaler has scaled can. bf16 has the range of fp32.
     """

@@ -162,6 +162,39 @@ def test_every_codec_trains_and_all_ranks_have_the_same_bits():
         assert found["hook"] == results[0]["hook"]
 
 
+def unused_parameters(rank, world):
+    """Which parameters nobody used is told by flags that travel with gradients: no codec may take them for some."""
+    import hybridps
+
+    found = []
+    for wrapped in (True, False):
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(40, 300), nn.Linear(300, 60), nn.Linear(300, 60)])
+        before = model[2].weight.detach().clone()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.1)  # would change what has no gradient
+        if wrapped:
+            optimizer = hybridps.DistributedOptimizer(optimizer, model.named_parameters())
+        for step in range(3):
+            optimizer.zero_grad()
+            x = torch.randn(8, 40, generator=torch.Generator().manual_seed(10 * step + rank))
+            model[1](model[0](x)).square().mean().backward()
+            if not wrapped:
+                for parameter in (*model[0].parameters(), *model[1].parameters()):
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= world
+            optimizer.step()
+        found.append((bool((model[2].weight == before).all()), [float(p.detach().norm()) for p in model.parameters()]))
+    return found, count()
+
+
+@pytest.mark.parametrize("codec", ["int8", "topk:k=0.02,warmup=0"])
+def test_flags_beside_gradients_are_not_compressed(codec):
+    for (ours, exact), compressed in run_ranks(unused_parameters, "1+1", env=ENV | {"HYBRIDPS_COMPRESS": codec}):
+        assert compressed > 0
+        assert ours[0] and exact[0]
+        assert all(abs(a - b) <= 0.05 * b for a, b in zip(ours[1], exact[1], strict=True))
+
+
 def stock_fsdp(rank, world):
     import hybridps.compress as compress
     from torch.distributed.device_mesh import init_device_mesh

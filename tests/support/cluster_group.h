@@ -129,7 +129,7 @@ class ClusterGroup final : public engine::Group {
   core::Result<std::vector<Remembered>> remembered(std::vector<compress::TensorKey>) override {
     return core::Status(core::Code::kUnsupported, "not here");
   }
-  core::Result<double> residual_norm() override { return 0.0; }
+  core::Result<RememberedSummary> remembered_summary() override { return RememberedSummary{}; }
   core::Status wait_ready() override { return {}; }
   core::Status status() const override {
     const std::lock_guard lock(failed_->mutex);

@@ -255,6 +255,21 @@ py::list compression_state(ProcessGroupHybrid& group) {
   return all;
 }
 
+py::dict compression_summary(ProcessGroupHybrid& group) {
+  engine::Group::RememberedSummary summary;
+  {
+    const py::gil_scoped_release released;
+    summary = group.remembered_summary();
+  }
+  py::dict found;
+  found["residual_norm"] = summary.norm;
+  found["tensors"] = summary.tensors;
+  found["memory_bytes"] = summary.bytes;
+  found["dropped"] = summary.dropped;
+  found["refused"] = summary.refused;
+  return found;
+}
+
 void load_compression_state(ProcessGroupHybrid& group, const py::list& all, std::uint64_t steps) {
   const auto floats = [](const py::handle& text) {
     const auto bytes = text.cast<std::string>();
@@ -324,7 +339,7 @@ void bind(py::module_& module) {
            "Group ranks by node; empty until all members have come.")
       .def("compression", &ProcessGroupHybrid::compression, "What gradients of this group become between nodes.")
       .def("compression_steps", &ProcessGroupHybrid::compression_steps, py::call_guard<py::gil_scoped_release>())
-      .def("residual_norm", &ProcessGroupHybrid::residual_norm, py::call_guard<py::gil_scoped_release>())
+      .def("compression_summary", &compression_summary)
       .def("compression_state", &compression_state)
       .def("load_compression_state", &load_compression_state, py::arg("tensors"), py::arg("steps"))
       .def("summary", &summary_of, "What the group's members, networks and shares are; no nodes until all have come.")

@@ -105,7 +105,7 @@ class GroupImpl final : public Group {
   core::Result<std::shared_ptr<void>> attach_device(transport::DeviceMemory memory,
                                                     std::shared_ptr<void> keep) override;
   core::Result<std::vector<Remembered>> remembered(std::vector<compress::TensorKey> keys) override;
-  core::Result<double> residual_norm() override;
+  core::Result<RememberedSummary> remembered_summary() override;
   void drive(const std::function<bool()>& done, core::TimePoint until) override;
   Status wait_ready() override;
   Status status() const override {
@@ -290,17 +290,26 @@ core::Result<std::vector<Group::Remembered>> GroupImpl::remembered(std::vector<c
   return std::move(*found);
 }
 
-core::Result<double> GroupImpl::residual_norm() {
+core::Result<Group::RememberedSummary> GroupImpl::remembered_summary() {
   if (engine_->in_forked_child())
     return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
-  auto norm = std::make_shared<double>(0.0);
+  auto summary = std::make_shared<RememberedSummary>();
   const Status status = engine_->loop().call(
-      [core = core_, norm](Status&) {
-        if (core->state != nullptr) *norm = std::hypot(core->state->residuals.norm(), core->state->owed.norm());
+      [core = core_, summary](Status&) {
+        if (core->state == nullptr) return;
+        const worker::GroupState& group = *core->state;
+        summary->norm = std::hypot(group.residuals.norm(), group.owed.norm());
+        for (const auto* part : {&group.residuals, &group.owed, &group.momenta}) {
+          const compress::Residuals::Stats stats = part->stats();
+          summary->tensors += stats.tensors;
+          summary->bytes += stats.bytes;
+          summary->dropped += stats.dropped;
+          summary->refused += stats.refused;
+        }
       },
       kAttachWithin);
   if (!status.is_ok()) return status;
-  return *norm;
+  return *summary;
 }
 
 void GroupImpl::drive(const std::function<bool()>& done, core::TimePoint until) {

@@ -84,8 +84,15 @@ class Group : core::Pinned {
   };
   /// Of each key in turn, between two operations of the group. Waits for the engine's loop, not for the network.
   virtual core::Result<std::vector<Remembered>> remembered(std::vector<compress::TensorKey> keys) = 0;
-  /// Root of the sum of squares of all residuals of the group here.
-  virtual core::Result<double> residual_norm() = 0;
+  /// Of all that is remembered of the group here, contributions and sums together.
+  struct RememberedSummary {
+    double norm = 0.0;  // of residuals
+    std::uint64_t tensors = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t dropped = 0;  // tensors, since the group was made
+    std::uint64_t refused = 0;  // for lack of memory, likewise
+  };
+  virtual core::Result<RememberedSummary> remembered_summary() = 0;
   /// Group ranks by node, as in the roster; empty while it is not valid.
   virtual std::vector<int> node_of() const = 0;
   /// What the roster comes to; no nodes while it is not valid.

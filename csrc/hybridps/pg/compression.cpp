@@ -30,13 +30,17 @@ void Compression::choose(worker::Operation& operation, int graph_task) {
   const std::uint64_t bytes = bytes_in(pieces);
   if (bytes == 0 || bytes < bytes_min_ || codecs_->of(/*warming_up=*/false, operation.dtype) == nullptr) return;
 
-  if (graph_task >= 0 && graph_task != std::exchange(task_, graph_task)) {
+  if (graph_task < 0) {  // no step, and so no place in one
+    operation.coding = wire::Coding::kFull;
+    return;
+  }
+  if (graph_task != std::exchange(task_, graph_task)) {
     ++step_;
     ordinal_ = 0;
     forget_unused();
   }
   const std::uint32_t ordinal = ordinal_++;
-  if (graph_task >= 0 && step_ <= spec.warm_up) {
+  if (step_ <= spec.warm_up) {
     if (codecs_->of(/*warming_up=*/true, operation.dtype) != nullptr) operation.coding = wire::Coding::kWarmUp;
     return;
   }
@@ -55,15 +59,13 @@ std::vector<std::pair<Compression::Place, compress::TensorKey>> Compression::ten
 compress::TensorKey Compression::key_of(const Tensor& tensor, worker::Operation& operation) {
   Tensor* moving = nullptr;
   for (Tensor& known : tensors_) {
-    if (known.place.bytes != tensor.place.bytes || known.place.dtype != tensor.place.dtype) continue;
-    // Outside of steps there is no place in them.
-    if (known.place.ordinal != tensor.place.ordinal && task_ >= 0) continue;
+    if (known.place != tensor.place) continue;
     if (known.address == tensor.address) {
       known.stays = true;
       known.step = tensor.step;
       return known.key;
     }
-    if (!known.stays && known.step != tensor.step && task_ >= 0) moving = &known;
+    if (!known.stays && known.step != tensor.step) moving = &known;
   }
   if (moving != nullptr) {
     moving->address = tensor.address;

@@ -2,7 +2,7 @@
 //
 // Model    Gradients are told by where they are reduced: inside autograd's engine, where DDP and FSDP start their sums. A step
 //          is a backward pass that reduces something. What is remembered of a tensor goes by its place in the step, size, type
-//          and address; of a tensor that moves with every step, by the others alone.
+//          and address; of a tensor that moves with every step, by the others alone. Outside of steps nothing is remembered.
 // Ranks    take the same decisions, as they issue the same operations in the same order.
 // Threads  under the group's issue mutex.
 #pragma once

@@ -258,10 +258,10 @@ std::uint64_t ProcessGroupHybrid::compression_steps() {
   return compression_->steps();
 }
 
-double ProcessGroupHybrid::residual_norm() {
-  auto norm = group_or_throw("compress.stats")->residual_norm();
-  check_status(norm.status(), "reading what compression remembers of " + group_text(*context_));
-  return norm.value();
+engine::Group::RememberedSummary ProcessGroupHybrid::remembered_summary() {
+  const auto summary = group_or_throw("compress.stats")->remembered_summary();
+  check_status(summary.status(), "reading what compression remembers of " + group_text(*context_));
+  return summary.value();
 }
 
 // Splitting -----------------------------------------------------------------------------------------------------------

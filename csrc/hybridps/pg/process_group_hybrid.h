@@ -81,7 +81,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   std::uint64_t compression_steps();
   /// compress::text_of() what is in effect: "none", "int8:...".
   std::string compression() const;
-  double residual_norm();
+  engine::Group::RememberedSummary remembered_summary();
   /// What the roster comes to; no nodes until all members have come.
   engine::GroupSummary summary() const;
 

@@ -188,6 +188,14 @@ void Server::sum_into(const SpanKey& key, std::uint32_t index, std::byte* out) {
   if (granted) grants_.give_back(span.grant_bytes());
 }
 
+const std::byte* Server::own_contribution(const SpanKey& key, std::uint32_t index) const {
+  return spans_.at(key)->chunks.at(index).local;
+}
+
+void Server::replace_own(const SpanKey& key, std::uint32_t index, const std::byte* data) {
+  spans_.at(key)->chunks.at(index).local = data;
+}
+
 compress::Place Server::place_of(const SpanKey& key, std::uint32_t index) const {
   const SpanState& span = *spans_.at(key);
   const Chunk& chunk = span.chunks.at(index);

@@ -101,6 +101,9 @@ class Server : core::Pinned {
   void local_announce(const SpanKey& key);
   /// The own node's contribution; `data` stays valid until the sum is made.
   void contribute(const SpanKey& key, std::uint32_t chunk, const std::byte* data);
+  /// The own node's, until the sum is made; and others in its place, where a codec has changed them.
+  const std::byte* own_contribution(const SpanKey& key, std::uint32_t chunk) const;
+  void replace_own(const SpanKey& key, std::uint32_t chunk, const std::byte* data);
   /// After on_complete(), once: writes the chunk's sum to `out`, which may be the own node's contribution, and gives the
   /// memory of the others back.
   void sum_into(const SpanKey& key, std::uint32_t chunk, std::byte* out);

@@ -217,9 +217,22 @@ std::byte* OwnerSum::place(std::uint32_t chunk) {
 }
 
 void OwnerSum::on_complete(std::uint32_t chunk) {
-  const core::TimePoint began = span_.codec() != nullptr ? core::Clock::now() : core::TimePoint{};
-  span_.worker.server().sum_into(span_.key(), chunk, span_.bytes_of(chunk) > 0 ? place(chunk) : nullptr);
-  if (span_.codec() != nullptr) span_.worker.codec_counts().decoding += core::Clock::now() - began;
+  server::Server& server = span_.worker.server();
+  const std::size_t bytes = span_.bytes_of(chunk);
+  std::byte* const out = bytes > 0 ? place(chunk) : nullptr;
+  if (span_.codec() == nullptr || bytes == 0) {
+    server.sum_into(span_.key(), chunk, out);
+  } else {
+    // The own contribution as the other nodes' are: or the sum's bits would depend on who owns it. Here, not when it is
+    // contributed: a large tensor's would all be encoded before anything is sent.
+    std::byte* const wire = span_.worker.scratch(span_.codec()->bytes_max(bytes));
+    span_.encode(chunk, server.own_contribution(span_.key(), chunk), span_.own_speaker(), wire);
+    span_.expand(wire, bytes, out);
+    server.replace_own(span_.key(), chunk, out);
+    const core::TimePoint began = core::Clock::now();
+    server.sum_into(span_.key(), chunk, out);
+    span_.worker.codec_counts().decoding += core::Clock::now() - began;
+  }
   if (const auto found = bounces_.find(chunk); found != bounces_.end()) {
     memory_.write(chunk, found->second.data());
     bounces_.erase(found);
@@ -305,26 +318,15 @@ void NodeSum::on_collected(std::uint32_t chunk) {
     return;
   }
   const std::byte* data = as_it_stands(chunk);
-  if (data == nullptr || span_.codec() != nullptr) {
+  if (data == nullptr) {
     std::byte* const out = owner_->place(chunk);
-    if (data == nullptr) {
-      combine(chunk, out);
-      span_.accelerate(chunk, out);
-      data = out;
-    }
-    // As the other nodes' are: or the sum's bits would depend on who owns it.
-    if (span_.codec() != nullptr) {
-      std::byte* const wire = span_.worker.scratch(span_.codec()->bytes_max(bytes));
-      span_.encode(chunk, data, own_speaker(), wire);
-      span_.expand(wire, bytes, out);
-    }
+    combine(chunk, out);
+    span_.accelerate(chunk, out);
     data = out;
   }
   drop(chunk);
   server.contribute(span_.key(), chunk, data);
 }
-
-std::uint32_t NodeSum::own_speaker() const noexcept { return static_cast<std::uint32_t>(span_.topology().my_node()) + 1; }
 
 const std::byte* NodeSum::as_it_stands(std::uint32_t chunk) const {
   const Operation& operation = span_.run.operation;
@@ -383,7 +385,7 @@ flow::Payload NodeSum::payload(flow::Stream&, std::uint32_t chunk, std::size_t b
       span_.accelerate(chunk, sum);
       values = sum;
     }
-    bytes = span_.encode(chunk, values, own_speaker(), buffer.data());
+    bytes = span_.encode(chunk, values, span_.own_speaker(), buffer.data());
   } else {
     combine(chunk, buffer.data());
   }

@@ -51,6 +51,8 @@ struct SpanView {
   server::SpanKey key() const noexcept;
   /// Of what goes between nodes; null: none.
   const compress::Codec* codec() const noexcept;
+  /// Of this node's contributions: compress::Place::speaker.
+  std::uint32_t own_speaker() const noexcept { return static_cast<std::uint32_t>(topology().my_node()) + 1; }
   /// Encodes the chunk, `values`, and counts it. `speaker` as in compress::Place.
   std::size_t encode(std::uint32_t chunk, const std::byte* values, std::uint32_t speaker, std::byte* out) const;
   /// What the codec has sent, `bytes` of elements.
@@ -167,7 +169,6 @@ class NodeSum final : public flow::Source, public flow::GrantQueue::Waiter, core
   };
 
   std::uint32_t own() const noexcept;
-  std::uint32_t own_speaker() const noexcept;  // compress::Place::speaker
   Chunk& open(std::uint32_t chunk);
   bool is_collected(std::uint32_t chunk) const noexcept { return !collected_.empty() && collected_[chunk] != 0; }
   void on_collected(std::uint32_t chunk);

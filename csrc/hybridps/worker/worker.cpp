@@ -227,8 +227,7 @@ void Worker::start(OperationRun& run) {
     run.plan_version = binding->version;
     group.plans->on_started(run);
   }
-  launch(run,
-         schedule::make_plan(request, binding != nullptr ? binding->topology : group.info.topology, limits));
+  launch(run, schedule::make_plan(request, binding != nullptr ? binding->topology : group.info.topology, limits));
   if (run.is_done || !run.started) return;
   for (auto messages = group.early.take(run.sequence); auto& [message, payload] : messages) {
     if (run.is_done) break;

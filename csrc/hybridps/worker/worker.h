@@ -119,8 +119,8 @@ class Worker final : public server::Listener, core::Pinned {
   /// `run` failed here first: tells the members, then fails it.
   void fail(OperationRun& run, core::Status cause);
   void mismatch(const OperationRun& run, const server::Call& theirs);
-  /// Registers and starts a run whose spans are made by `plan`.
   void settle_owed(OperationRun& run, const std::vector<schedule::Span>& plan);
+  /// Registers and starts a run whose spans are made by `plan`.
   void launch(OperationRun& run, const std::vector<schedule::Span>& plan);
   void track(OperationRun& run);
   /// A collective that had to wait for a plan version.

@@ -57,7 +57,7 @@ class NotingGroup final : public engine::Group {
   core::Result<std::vector<Remembered>> remembered(std::vector<compress::TensorKey>) override {
     return core::Status(core::Code::kUnsupported, "not here");
   }
-  core::Result<double> residual_norm() override { return 0.0; }
+  core::Result<RememberedSummary> remembered_summary() override { return RememberedSummary{}; }
   core::Status wait_ready() override { return {}; }
   core::Status status() const override { return {}; }
   void abort(const std::string& reason) override { aborts.push_back(reason); }

@@ -16,7 +16,7 @@ neither torch nor the extension; the first use of a name below does, and raises 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -119,8 +119,9 @@ def topology(group: ProcessGroup | None = None) -> Topology:
     return Topology(**found)
 
 
-def stats() -> dict[str, int | str]:
-    """Counters of this process since its first group, over all its groups; empty where it has none.
+def stats() -> dict[str, int | float | str | dict[str, int | float]]:
+    """Counters and metrics of this process since its first group, over all its groups; empty where it has none. All of docs/metrics.md
+    by name, those with a label as a dictionary by it; among them
 
     net_tx_payload_bytes, net_rx_payload_bytes  between nodes, exact
     net_tx_header_bytes, net_rx_header_bytes    headers of these, and control messages
@@ -128,6 +129,8 @@ def stats() -> dict[str, int | str]:
     shm_tx_payload_bytes, shm_rx_payload_bytes  through shared memory
     operations, groups, endpoints               completed; open; connections and peers in shared memory
     pinned_bytes                                host memory that is pinned for CUDA tensors
+    kind_bytes, kind_seconds, ...               by collective: {"allreduce": ...}
+    waited_seconds                              by the rank that was waited for
     compress_*                                  what codecs did: operations, bytes before and after, nanoseconds, blocks not finite
     job                                         the world in one line (topology().text); missing while it has none
 
@@ -137,7 +140,7 @@ def stats() -> dict[str, int | str]:
 
     from hybridps._load import load_extension
 
-    counters: dict[str, int | str] = dict(load_extension().stats())
+    counters: dict[str, Any] = dict(load_extension().stats())
     if counters and dist.is_initialized():
         try:
             counters["job"] = _backend_of(None).summary()["text"]

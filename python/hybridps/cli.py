@@ -1,5 +1,5 @@
-"""The command `hybridps`: `env` prints the settings, `doctor` checks this machine, `bench` measures collectives, `run`
-gives hybridps to a program that asks for another backend."""
+"""The command `hybridps`: `env` prints the settings, `doctor` checks this machine, `bench` measures collectives, `status`
+shows how jobs stand, `trace` where their time went, `run` gives hybridps to a program that asks for another backend."""
 
 import argparse
 import os
@@ -254,6 +254,24 @@ def main(argv: list[str] | None = None) -> int:
     )
     bench.add_arguments(command)
     command.set_defaults(function=lambda arguments: bench.run(arguments, argv[argv.index("bench") + 1 :]))
+    from hybridps import status, trace
+
+    command = commands.add_parser(
+        "status",
+        help="How the jobs on this machine stand: who waits for whom, since when.",
+        description=status.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    status.add_arguments(command)
+    command.set_defaults(function=status.run)
+    command = commands.add_parser(
+        "trace",
+        help="Traces of a job on one clock: for Perfetto, or where a step's time went.",
+        description=trace.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    trace.add_arguments(command)
+    command.set_defaults(function=trace.run)
     arguments = parser.parse_args(argv)
     if "function" not in arguments:
         parser.print_help()

@@ -165,6 +165,48 @@ def test_a_failure_writes_the_flight_recorders_dump():
     assert entries[0]["state"] == "completed" and entries[-1]["state"] != "completed", entries[-1]
 
 
+# -------------------------------------------------------------------------------------------------------- hooks
+
+
+def hooked(rank, world, folder):
+    """Pre and post hooks around each call, durations, and an abort hook when a peer dies."""
+    group = dist.distributed_c10d._get_default_group()
+    before, after, aborted = [], [], os.path.join(folder, f"aborted{rank}")
+    group.register_pre_hook(101, lambda args: before.append((args.op_id, str(args.name), args.root, args.async_op)))
+    group.register_post_hook(102, lambda args: after.append((args.op_id, str(args.name), args.work)))
+    assert group.supports_abort_hooks
+    group.register_abort_hook(103, lambda: open(aborted, "w").close())
+    check = Checker(rank)
+    dist.all_reduce(torch.ones(10))
+    work = dist.broadcast(torch.ones(10), 1, async_op=True)
+    work.wait()
+    check.that("duration", 0 < work._get_duration() < 60_000, work._get_duration())
+    dist.barrier()
+    check.that("one before and one after each", [b[:2] for b in before] == [a[:2] for a in after], (before, after))
+    check.that("calls", len({b[0] for b in before}) == 3, before)
+    check.that("root", before[1][2:] == (1, True), before)
+    check.that("the work", after[1][2] is not None and after[1][2].is_completed(), after[1])
+    check.that("no abort", not os.path.exists(aborted), aborted)
+    group.unregister_pre_hook(101)
+    group.unregister_post_hook(102)
+    dist.all_reduce(torch.ones(10))
+    check.that("unregistered", len(before) == len(after) == 3, before)
+    if rank == 1:
+        os._exit(7)
+    check.raises("peer", RuntimeError, lambda: [dist.all_reduce(torch.ones(10)) for _ in range(1000)])
+    end = time.monotonic() + 30 * harness.TIME_SCALE  # it runs on a thread of its own
+    while not os.path.exists(aborted) and time.monotonic() < end:
+        time.sleep(0.01)
+    check.that("abort hook", os.path.exists(aborted), aborted)
+    return check.result()
+
+
+@pytest.mark.skipif(harness.TORCH < (2, 15), reason="hooks as torch 2.15 has them")
+def test_pre_post_and_abort_hooks_and_durations():
+    with tempfile.TemporaryDirectory() as folder:
+        run_ranks(hooked, "2+1", args=(folder,), destroy=False, expected_exits={1: 7})
+
+
 # ------------------------------------------------------------------------------------------------------- DETAIL
 
 

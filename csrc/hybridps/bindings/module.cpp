@@ -20,6 +20,7 @@
 #include "hybridps/core/text.h"
 #include "hybridps/engine/engine.h"
 #include "hybridps/engine/settings.h"
+#include "hybridps/observe/metrics.h"
 #include "hybridps/pg/accelerator.h"
 #include "hybridps/pg/errors.h"
 #include "hybridps/pg/gil.h"
@@ -171,12 +172,37 @@ py::dict build_info() {
   return info;
 }
 
-/// Counters of this process's engine; empty when it has none.
-std::map<std::string, std::uint64_t> stats() {
-  const auto engine = engine::Engine::current();
-  if (!engine) return {};
-  const engine::EngineStats now = engine->stats();
-  return {
+/// Counters of this process's engine, and metrics (observe/metrics.h), those with a label as a dictionary by it; empty when
+/// it has none.
+py::dict stats() {
+  py::dict all;
+  engine::EngineStats now;
+  std::uint64_t pinned = 0;
+  {
+    const py::gil_scoped_release released;
+    const auto engine = engine::Engine::current();
+    if (!engine) return all;
+    now = engine->stats();
+    pinned = pg::pinned_bytes();
+  }
+  const auto number = [](double value) -> py::object {
+    if (value == static_cast<double>(static_cast<std::int64_t>(value))) return py::int_(static_cast<std::int64_t>(value));
+    return py::float_(value);
+  };
+  for (const observe::Metric& metric : observe::metrics()) {
+    const py::str name{std::string(metric.name)};
+    for (const observe::Sample& sample : now.samples) {
+      if (sample.name != metric.name) continue;
+      if (metric.label.empty()) {
+        all[name] = number(sample.value);
+        continue;
+      }
+      if (!all.contains(name)) all[name] = py::dict();
+      all[name].cast<py::dict>()[py::str(sample.label)] = number(sample.value);
+    }
+  }
+  // Exact, whatever their size.
+  const std::map<std::string, std::uint64_t> counters = {
       {"net_tx_payload_bytes", now.net_tx_payload_bytes},
       {"net_tx_device_bytes", now.net_tx_device_bytes},
       {"net_rx_payload_bytes", now.net_rx_payload_bytes},
@@ -187,7 +213,7 @@ std::map<std::string, std::uint64_t> stats() {
       {"operations", now.operations},
       {"groups", now.groups},
       {"endpoints", now.endpoints},
-      {"pinned_bytes", pg::pinned_bytes()},
+      {"pinned_bytes", pinned},
       {"compress_operations", now.compress_operations},
       {"compress_bytes", now.compress_bytes},
       {"compress_wire_bytes", now.compress_wire_bytes},
@@ -195,6 +221,18 @@ std::map<std::string, std::uint64_t> stats() {
       {"compress_encode_ns", now.compress_encode_ns},
       {"compress_decode_ns", now.compress_decode_ns},
   };
+  for (const auto& [name, value] : counters) all[py::str(name)] = value;
+  return all;
+}
+
+/// (name, type, label, help) of each metric.
+py::list metric_table() {
+  py::list table;
+  for (const observe::Metric& metric : observe::metrics())
+    table.append(py::make_tuple(std::string(metric.name),
+                                metric.type == observe::MetricType::kCounter ? "counter" : "gauge",
+                                std::string(metric.label), std::string(metric.help)));
+  return table;
 }
 
 py::dict summary_of(const ProcessGroupHybrid& group) {
@@ -354,7 +392,8 @@ void bind(py::module_& module) {
   module.def("check_settings", &check_settings, py::arg("local_rank"), py::arg("local_size"), py::arg("ask"));
   module.def("build_info", &build_info);
   module.def("cuda", &pg::describe_cuda_support, "The GPUs of this process, or why it has none.");
-  module.def("stats", &stats, py::call_guard<py::gil_scoped_release>());
+  module.def("stats", &stats);
+  module.def("metric_table", &metric_table);
   module.def(
       "lane_threads", [] { return pg::Process::instance().lanes()->thread_count(); },
       "Threads on which futures complete.");

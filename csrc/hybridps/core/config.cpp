@@ -135,6 +135,18 @@ const auto& settings() {
               "long its start took."},
       Setting{"STATS_FILE", Kind::kText, &Config::stats_file, "", 0, 0,
               "File for this process's counters, written at shutdown; %p becomes the process id, ~/ the home folder."},
+      Setting{"STATUS", Kind::kText, &Config::status, "", 0, 0,
+              "Folder of the socket by which `hybridps status` asks this process, for its user alone; off: none. Unset: "
+              "hybridps in XDG_RUNTIME_DIR, else hybridps-UID in TMPDIR or /tmp."},
+      Setting{"METRICS_FILE", Kind::kText, &Config::metrics_file, "", 0, 0,
+              "File for this process's metrics in Prometheus' text format, replaced every second; %p becomes the process "
+              "id, ~/ the home folder."},
+      Setting{"METRICS_LISTEN", Kind::kText, &Config::metrics_listen, "", 0, 0,
+              "host:port where the same can be had by HTTP (GET /metrics); the local rank is added to the port. Whoever "
+              "reaches it may read it."},
+      Setting{"TRACE", Kind::kText, &Config::trace, "", 0, 0,
+              "Folder for a trace of this process, of servers as well, for `hybridps trace`; made if it is not there. Unset: "
+              "none, until `hybridps status --trace` asks for one."},
       Setting{"AS", Kind::kText, &Config::as, "", 0, 0,
               "Backends whose place hybridps takes, separated by commas: a program that asks torch for one of these "
               "names gets hybridps. Read at import torch; `hybridps run --as` sets it."},
@@ -380,13 +392,20 @@ std::vector<SettingRow> Config::table() const {
   return rows;
 }
 
-std::string Config::stats_path() const {
-  std::string path = expand_home(stats_file);
+namespace {
+
+std::string with_pid(const std::string& text) {
+  std::string path = expand_home(text);
   const std::string pid = std::to_string(getpid());
   for (std::size_t at = path.find("%p"); at != std::string::npos; at = path.find("%p", at + pid.size())) {
     path.replace(at, 2, pid);
   }
   return path;
 }
+
+}  // namespace
+
+std::string Config::stats_path() const { return with_pid(stats_file); }
+std::string Config::metrics_path() const { return with_pid(metrics_file); }
 
 }  // namespace hybridps::core

@@ -64,6 +64,10 @@ struct Config {
   std::int64_t spin_microseconds = -1;  // "auto"
   LogLevel log_level = LogLevel::kWarn;
   std::string stats_file;  // as written, %p included: see stats_path()
+  std::string status;      // folder of the local socket; "off": none; empty: the usual one
+  std::string metrics_file;    // as stats_file: see metrics_path()
+  std::string metrics_listen;  // host:port, to which the local rank is added
+  std::string trace;           // folder
   double warn_seconds = 10;
   bool shm = true;
   std::string as;                  // read by python/hybridps/_stand_in.py, as the next one
@@ -89,6 +93,7 @@ struct Config {
   std::vector<SettingRow> table() const;
   /// stats_file with `~/` and each %p (the process id) replaced; empty when not set.
   std::string stats_path() const;
+  std::string metrics_path() const;
 };
 
 }  // namespace hybridps::core

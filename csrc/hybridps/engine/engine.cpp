@@ -22,6 +22,7 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/fork.h"
 #include "hybridps/core/log.h"
+#include "hybridps/core/text.h"
 #include "hybridps/door/door.h"
 #include "hybridps/engine/dedicated_client.h"
 #include "hybridps/engine/group_core.h"
@@ -33,9 +34,12 @@
 #include "hybridps/engine/records.h"
 #include "hybridps/engine/runtime.h"
 #include "hybridps/engine/settings.h"
+#include "hybridps/engine/status_desk.h"
 #include "hybridps/engine/summary.h"
 #include "hybridps/engine/verdict_board.h"
 #include "hybridps/intranode/shm/shm_transport.h"
+#include "hybridps/observe/outlet.h"
+#include "hybridps/observe/trace.h"
 #include "hybridps/transport/ucx/ucx_transport.h"
 
 namespace hybridps::engine {
@@ -86,6 +90,18 @@ class Stopwatch {
   core::TimePoint last_ = start_;
   std::string parts_;
 };
+
+/// As its launcher has it, the same on all ranks; empty: it has said nothing.
+std::string job_name() {
+  const auto value = [](const char* name) {
+    const char* text = std::getenv(name);
+    return std::string(text == nullptr ? "" : text);
+  };
+  if (const std::string run = value("TORCHELASTIC_RUN_ID"); !run.empty() && run != "none") return run;
+  if (const std::string slurm = value("SLURM_JOB_ID"); !slurm.empty()) return slurm;
+  const std::string address = value("MASTER_ADDR");
+  return address.empty() ? address : address + ':' + value("MASTER_PORT");
+}
 
 class EngineImpl;
 
@@ -168,6 +184,10 @@ class EngineImpl final : public Engine, public LoopClient {
   void finish() override;
 
   void write_stats() const;
+  /// From the first group on: how others look into this process.
+  void open_outlet(const GroupOptions& first);
+  /// Empty folder: ends the one that there is. Any thread but the loop's.
+  Status trace_into(const std::string& folder, int rank);
 
   const std::uint64_t generation_ = core::fork_generation();
   const core::EngineId id_;
@@ -175,6 +195,7 @@ class EngineImpl final : public Engine, public LoopClient {
   std::string description_;
   CheckedSettings settings_;
   std::vector<bootstrap::Nic> nics_;
+  double limit_bytes_per_second_ = 0;  // of these; 0: not known
   std::string identity_;
   bootstrap::Bytes data_address_;
   bootstrap::Bytes control_address_;
@@ -184,6 +205,11 @@ class EngineImpl final : public Engine, public LoopClient {
   std::unique_ptr<VerdictBoard> board_;  // in the loop only, while that runs
   std::unique_ptr<Groups> groups_;       // in the loop only, once that runs
   std::unique_ptr<Joiner> joiner_;
+  std::unique_ptr<StatusDesk> desk_;
+  std::once_flag outlet_opened_;
+  std::unique_ptr<observe::Outlet> outlet_;
+  std::mutex trace_mutex_;
+  std::unique_ptr<observe::Trace> trace_;
 
   std::mutex linger_mutex_;
   std::condition_variable linger_changed_;
@@ -469,6 +495,17 @@ Status EngineImpl::start(core::Config config) {
     }
     linger_changed_.notify_all();
   });
+  StatusDesk::About about;
+  about.engine = id_;
+  about.job = job_name();
+  about.transport = interfaces.rdma ? "RDMA" : interfaces.ucx ? "TCP through UCX" : "TCP";
+  for (const transport::Nic& nic : interfaces.nics) about.limit_bytes_per_second += nic.gbps * 1e9 / 8;
+  limit_bytes_per_second_ = about.limit_bytes_per_second;
+  about.codec = config_.compress;
+  about.write_groups = [this](observe::Json& json, bool members) { groups_->write_status(json, members); };
+  about.look = [this] { return groups_->look_for_status(); };
+  about.name = [this](core::EngineId engine) { return groups_->name_of(engine); };
+  desk_ = std::make_unique<StatusDesk>(*runtime_, std::move(about));
   Joiner::Hooks joined;
   joined.post = [this](core::OnceFn<void()> command) { post(std::move(command)); };
   joined.open = [this](const auto& group, const bootstrap::Roster& roster) { groups_->open(group, roster); };
@@ -486,6 +523,7 @@ Status EngineImpl::start(core::Config config) {
   loop.spin = spin(2 + data_threads);
   loop.drive_spin = spin(1 + data_threads);
   loop_ = std::make_unique<Loop>(*runtime_, *this, loop);
+  desk_->set_loop(loop_.get());
   Status status = loop_->start();
   watch.lap("send pool and threads");
   core::log_debug("engine started in ", watch.text());
@@ -498,8 +536,12 @@ EngineImpl::~EngineImpl() {
     (void)runtime_.release();  // NOLINT: its transports belong to the parent
     (void)board_.release();    // NOLINT: its thread does not exist here
     (void)joiner_.release();   // NOLINT: the same
+    (void)outlet_.release();   // NOLINT: the same
+    (void)desk_.release();     // NOLINT: it refers to these
+    (void)trace_.release();    // NOLINT: its thread does not exist here
     return;
   }
+  outlet_.reset();  // it asks the loop
   if (joiner_) joiner_->stop();
   if (loop_) {
     loop_->stop();
@@ -507,6 +549,8 @@ EngineImpl::~EngineImpl() {
     write_stats();
     loop_.reset();
   }
+  if (runtime_) runtime_->set_trace(nullptr);
+  trace_.reset();
   runtime_.reset();
 }
 
@@ -530,6 +574,85 @@ void EngineImpl::write_stats() const {
   std::fclose(file);
 }
 
+Status EngineImpl::trace_into(const std::string& folder, int rank) {
+  const std::lock_guard lock(trace_mutex_);
+  std::unique_ptr<observe::Trace> next;
+  if (!folder.empty()) {
+    if (trace_ != nullptr) return Status(Code::kInvalidArgument, "a trace is being written already: " + trace_->path());
+    observe::Json about;
+    about.object().field("engine", core::to_string(id_)).field("role", "rank").field("rank", rank);
+    about.field("host", bootstrap::host_name()).field("pid", static_cast<std::int64_t>(getpid()));
+    about.field("job", job_name()).field("limit_bytes_per_second", limit_bytes_per_second_).field("version", build_info::kVersion);
+    about.end();
+    char name[300];
+    std::snprintf(name, sizeof name, "rank%d-%.200s-%d", rank, bootstrap::host_name().c_str(), static_cast<int>(getpid()));
+    auto opened = observe::Trace::open(core::expand_home(folder), name, about.text().substr(1, about.text().size() - 2));
+    if (!opened.is_ok()) return opened.status();
+    next = std::move(opened).value();
+  }
+  const Status status = loop_->call(
+      [this, raw = next.get()](Status&) { runtime_->set_trace(raw); }, std::chrono::seconds(2));
+  if (status.code() == Code::kTimeout) {  // the loop may still come to it: neither may go before
+    if (next) trace_ = std::move(next);
+    return status;
+  }
+  trace_ = std::move(next);
+  return status;
+}
+
+void EngineImpl::open_outlet(const GroupOptions& first) {
+  if (!config_.trace.empty())
+    if (Status status = trace_into(config_.trace, first.rank); !status.is_ok()) core::log_warn(status.message());
+  observe::OutletOptions o;
+  if (config_.status != "off" && config_.status != "0")
+    o.folder = config_.status.empty() ? observe::default_folder() : core::expand_home(config_.status);
+  o.tag = std::to_string(first.rank) + '-' + std::to_string(first.size);
+  o.file = config_.metrics_path();
+  if (!config_.metrics_listen.empty()) {
+    core::Result<door::Address> address = door::parse_address(config_.metrics_listen);
+    if (address.is_ok()) {
+      o.listen_host = address.value().host;
+      o.listen_port = address.value().port + (address.value().port > 0 ? local_rank().rank : 0);
+    } else {
+      core::log_warn("no metrics at HYBRIDPS_METRICS_LISTEN=", config_.metrics_listen, ": ",
+                     address.status().message());
+    }
+  }
+  if (o.folder.empty() && o.file.empty() && o.listen_host.empty()) return;
+  std::vector<std::pair<std::string, std::string>> labels = {{"rank", std::to_string(first.rank)},
+                                                             {"host", bootstrap::host_name()}};
+  if (const std::string job = job_name(); !job.empty()) labels.emplace_back("job", job);
+  o.answer = [this, rank = first.rank](const std::string& line) {
+    if (line == "job") return desk_->job();
+    if (line == "alone") return desk_->alone();
+    if (line == "trace stop" || line.starts_with("trace start ")) {
+      const Status status = trace_into(line == "trace stop" ? "" : line.substr(12), rank);
+      return observe::Json().object().field("error", status.message()).end().text();
+    }
+    return std::string(R"({"error": "unknown question"})");
+  };
+  o.metrics = [this, labels] { return desk_->metrics(labels); };
+  for (;;) {
+    core::Result<std::unique_ptr<observe::Outlet>> outlet = observe::Outlet::open(o);
+    if (outlet.is_ok()) {
+      outlet_ = std::move(outlet).value();
+      if (outlet_->port() > 0) core::log_info("metrics at http://", o.listen_host, ":", outlet_->port(), "/metrics");
+      return;
+    }
+    // What nobody has asked for is no reason to warn.
+    if (!o.listen_host.empty() || !config_.status.empty())
+      core::log_warn(outlet.status().message());
+    else
+      core::log_info("hybridps status cannot ask this process: ", outlet.status().message());
+    if (o.listen_host.empty() && o.folder.empty()) return;
+    if (!o.listen_host.empty())
+      o.listen_host.clear();
+    else
+      o.folder.clear();
+    if (o.folder.empty() && o.file.empty()) return;
+  }
+}
+
 EngineStats EngineImpl::stats() const {
   EngineStats s;
   if (!runtime_) return s;
@@ -537,6 +660,7 @@ EngineStats EngineImpl::stats() const {
     // Ask the loop, so that an operation that is over is counted in full.
     (void)loop_->call([runtime = runtime_.get()](Status&) { runtime->update_counters(); }, std::chrono::seconds(1));
   }
+  if (!in_forked_child()) s.samples = desk_->samples();
   const observe::EngineCounters& c = runtime_->counters();
   s.net_tx_payload_bytes = c.net_tx_payload_bytes.load();
   s.net_rx_payload_bytes = c.net_rx_payload_bytes.load();
@@ -652,6 +776,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
     ++groups_staying_;
   }
   linger_changed_.notify_all();
+  std::call_once(outlet_opened_, [&] { open_outlet(o); });
   post([this, group] { groups_->add(group); });
   joiner_->join(group, std::move(r), std::move(dedicated));
   return std::shared_ptr<Group>(

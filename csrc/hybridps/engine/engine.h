@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "hybridps/bootstrap/key_value.h"
 #include "hybridps/core/clock.h"
@@ -18,6 +19,7 @@
 #include "hybridps/core/ids.h"
 #include "hybridps/core/status.h"
 #include "hybridps/engine/group.h"
+#include "hybridps/observe/metrics.h"
 
 namespace hybridps::engine {
 
@@ -51,6 +53,7 @@ struct EngineStats {
   std::uint64_t compress_not_finite = 0;  // blocks
   std::uint64_t compress_encode_ns = 0;
   std::uint64_t compress_decode_ns = 0;
+  std::vector<observe::Sample> samples;  // the metrics (observe/metrics.h); empty where the loop does not answer
 };
 
 class Engine : public std::enable_shared_from_this<Engine> {

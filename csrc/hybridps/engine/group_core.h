@@ -32,6 +32,8 @@ struct GroupCore : core::Pinned {
   GroupSummary summary;
   std::string waiting_for;  // what the bootstrap thread found when look_wanted was set
   std::atomic<bool> look_wanted{false};
+  std::string status_waiting_for;  // the same for whoever asks for the status, who must not touch what errors say
+  std::atomic<bool> status_wanted{false};
   std::atomic<bool> given_up{false};  // aborted before there was a roster
   std::atomic<std::uint64_t> completed{0};
 

@@ -46,6 +46,63 @@ Groups::Groups(const core::Config& config, core::EngineId self, Runtime& runtime
   runtime_.set_hooks(std::move(hooks));
 }
 
+bool Groups::look_for_status() const {
+  bool any = false;
+  for (const Group& group : groups_) {
+    if (!group->is_joining || group->closed) continue;
+    group->status_wanted.store(true);
+    any = true;
+  }
+  return any;
+}
+
+std::string Groups::name_of(core::EngineId engine) const {
+  for (const Group& group : groups_) {
+    if (!group->options.is_world || group->state == nullptr) continue;
+    const worker::GroupInfo& info = group->state->info;
+    for (std::size_t member = 0; member < info.engines.size(); ++member)
+      if (info.engines[member] == engine)
+        return info.topology.is_dedicated(static_cast<int>(member)) ? "server " + info.hosts[member]
+                                                                    : std::to_string(member);
+  }
+  return runtime_.where(engine);
+}
+
+void Groups::write_status(observe::Json& json, bool members) const {
+  const core::TimePoint now = core::Clock::now();
+  for (const Group& group : groups_) {
+    if (group->closed) continue;
+    json.object().field("name", group->options.name).field("world", group->options.is_world);
+    json.field("rank", group->options.rank).field("size", group->options.size);
+    json.field("compress", group->options.compress);
+    json.field("since_seconds", core::to_seconds(now - group->options.since));
+    {
+      const std::lock_guard lock(group->mutex);
+      const bool failed = !group->status.is_ok();
+      json.field("state", failed ? "failed" : group->state == nullptr ? "joining" : "ready");
+      if (failed) json.field("failure", group->status.message());
+      if (group->state == nullptr) json.field("waiting_for", group->status_waiting_for);
+      json.field("called", group->submitted).field("queued", group->queued.size());
+      if (members) json.field("summary", group->summary.text);
+    }
+    if (group->state != nullptr) {
+      const worker::GroupInfo& info = group->state->info;
+      json.field("uid", core::to_string(group->uid));
+      if (members) {
+        json.key("members").array();
+        for (std::size_t member = 0; member < info.engines.size(); ++member) {
+          const auto rank = static_cast<int>(member);
+          json.object().field("engine", core::to_string(info.engines[member])).field("where", info.hosts[member]);
+          json.field("node", info.topology.node_of(rank)).field("server", info.topology.is_dedicated(rank)).end();
+        }
+        json.end();
+      }
+      runtime_.worker().write_status(json, *group->state, now);
+    }
+    json.end();
+  }
+}
+
 void Groups::on_told(core::GroupUid uid, const Status& verdict) {
   if (const Group group = find(uid)) runtime_.worker().fail_group(*group->state, verdict, /*tell=*/false);
 }

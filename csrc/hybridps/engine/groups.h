@@ -47,6 +47,12 @@ class Groups : core::Pinned {
   /// GroupCore::waiting_for is there.
   void on_looked() { queued_due_ = core::Clock::now(); }
 
+  /// Each as an object (status_desk.h).
+  void write_status(observe::Json& json, bool members) const;
+  /// Has somebody look what groups without a roster wait for; whether there are any.
+  bool look_for_status() const;
+  /// Its rank in the world, else where it is.
+  std::string name_of(core::EngineId engine) const;
   /// Deadlines, and groups that are over. Returns what it did.
   std::size_t tick();
   std::chrono::milliseconds sleep_at_most() const;

@@ -103,6 +103,11 @@ void Joiner::run() {
       Joining& joining = *active[i];
       const bootstrap::Rendezvous::Phase phase = joining.rendezvous->step(core::Clock::now());
       if (phase == bootstrap::Rendezvous::Phase::kPending) {
+        if (joining.group->status_wanted.exchange(false)) {
+          std::string waiting_for = joining.rendezvous->find_missing();
+          const std::lock_guard lock(joining.group->mutex);
+          joining.group->status_waiting_for = std::move(waiting_for);
+        }
         if (joining.group->look_wanted.exchange(false)) {
           std::string waiting_for = joining.rendezvous->find_missing();
           {

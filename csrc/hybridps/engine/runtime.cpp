@@ -34,6 +34,14 @@ constexpr auto kNapsEndAfter = std::chrono::seconds(1);
 // Under way to a card: what it carries in so long, at most so many times the window that is set.
 constexpr double kWindowSeconds = 0.002;
 constexpr double kWindowsMax = 32;
+// What the status calls the rate of the network is that of so many of the last samples.
+constexpr auto kSampleEvery = std::chrono::milliseconds(200);
+constexpr std::size_t kSamples = 6;
+constexpr auto kTimeEvery = std::chrono::milliseconds(50);
+
+std::uint64_t nanoseconds(core::TimePoint at) {
+  return static_cast<std::uint64_t>(std::chrono::nanoseconds(at.time_since_epoch()).count());
+}
 
 // What local peers may hold of each class at the worst: their allowance, and the chunks granted by them as agents and
 // as owners.
@@ -258,6 +266,7 @@ worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
   const core::GroupUid uid = info.uid;
   join(uid, info.engines, info.topology);
   worker::GroupState& group = worker_->open_group(std::move(info));
+  if (outbox_->trace() != nullptr) trace_group(group.info);
   for (const core::EngineId engine : group_engines_[uid])
     if (const auto found = peers_.find(engine); found != peers_.end() && found->second.dead)
       worker_->fail_group(group, core::Status(core::Code::kPeerDead, found->second.record.where + " is gone"),
@@ -409,6 +418,7 @@ void Runtime::send_control(core::EngineId to, wire::Message message, std::string
   if (found == peers_.end() || found->second.dead) return;
   const bool verdict = message.as<wire::Verdict>() != nullptr;
   if (verdict) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
+  if (auto* ping = std::get_if<wire::Ping>(&message.body)) ping->sent_ns = nanoseconds(core::Clock::now());
   const bool asks = message.as<wire::Ping>() != nullptr || message.as<wire::Probe>() != nullptr;
   if (asks && found->second.groups > 0) heartbeats_.on_asked(to, core::Clock::now());
   // A verdict takes a connection that stands already, if there is one: opening one to a peer that may be leaving fails.
@@ -443,7 +453,13 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
   }
   const wire::Message& message = decoded.value();
   const core::GroupUid uid = message.from.uid;
-  if (on_engine_message(message)) return;
+  if (observe::Trace* const trace = outbox_->trace(); trace != nullptr && message.as<wire::Data>() != nullptr) {
+    const wire::ChunkId& chunk = *message.chunk();
+    const std::uint64_t came = observe::trace_ns();
+    trace->add({came, came, message.payload_bytes, chunk.sequence, chunk.span, chunk.number, trace->group(uid),
+                trace->peer(message.from.source), observe::EventType::kReceived, static_cast<std::uint8_t>(chunk.stage)});
+  }
+  if (on_engine_message(message, {payload.data(), payload.bytes()})) return;
   if (worker::GroupState* group = worker_->find(uid)) {
     deliver(*group, message, std::move(payload));
     return;
@@ -462,22 +478,55 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
   let_go(std::move(dropped));
 }
 
-bool Runtime::on_engine_message(const wire::Message& message) {
+void Runtime::set_hooks(Hooks hooks) {
+  const auto take = [](auto& to, auto&& from) {
+    if (from) to = std::move(from);
+  };
+  take(hooks_.group_failed, std::move(hooks.group_failed));
+  take(hooks_.group_waits, std::move(hooks.group_waits));
+  take(hooks_.status_asked, std::move(hooks.status_asked));
+  take(hooks_.status_answered, std::move(hooks.status_answered));
+}
+
+void Runtime::note_round_trip(Peer& peer, std::uint64_t sent_ns, std::uint64_t theirs_ns) {
+  const std::uint64_t now = nanoseconds(core::Clock::now());
+  if (sent_ns == 0 || sent_ns > now) return;  // not our clock's
+  peer.round_trip_seconds = static_cast<double>(now - sent_ns) * 1e-9;
+  if (observe::Trace* const trace = outbox_->trace())
+    trace->add({sent_ns, now, theirs_ns, 0, 0, 0, 0, trace->peer(peer.record.engine), observe::EventType::kClock, 0});
+  if (peer.least_round_trip_seconds > 0 && peer.round_trip_seconds > peer.least_round_trip_seconds) return;
+  peer.least_round_trip_seconds = peer.round_trip_seconds;
+  const auto middle = static_cast<std::int64_t>(sent_ns + (now - sent_ns) / 2);
+  peer.clock_ahead_seconds = static_cast<double>(static_cast<std::int64_t>(theirs_ns) - middle) * 1e-9;
+}
+
+bool Runtime::on_engine_message(const wire::Message& message, std::span<const std::byte> payload) {
   const core::EngineId source = message.from.source;
   const auto peer = peers_.find(source);
   if (peer == peers_.end()) return false;
   heartbeats_.on_heard(source);
+  peer->second.heard_at = now_;
   const wire::Message pong{{}, 0, wire::Pong{}};
   if (const auto* credit = message.as<wire::Credit>()) {
     outbox_->on_credit(source, *credit);
     return true;
   }
-  if (message.as<wire::Pong>() != nullptr) {
+  if (const auto* answer = message.as<wire::Pong>()) {
     unanswered_verdicts_.erase(source);
+    note_round_trip(peer->second, answer->ping_ns, answer->now_ns);
     return true;
   }
-  if (message.as<wire::Ping>() != nullptr) {
-    send_control(source, pong, {});
+  if (const auto* ping = message.as<wire::Ping>()) {
+    send_control(source, {{}, 0, wire::Pong{ping->sent_ns, nanoseconds(core::Clock::now())}}, {});
+    return true;
+  }
+  if (const auto* ask = message.as<wire::StatusAsk>()) {
+    if (hooks_.status_asked) hooks_.status_asked(source, *ask);
+    return true;
+  }
+  if (const auto* answer = message.as<wire::StatusAnswer>()) {
+    note_round_trip(peer->second, answer->ask_ns, answer->now_ns);
+    if (hooks_.status_answered) hooks_.status_answered(source, *answer, payload);
     return true;
   }
   if (message.as<wire::Probe>() != nullptr) {
@@ -551,8 +600,48 @@ void Runtime::heartbeat(core::TimePoint now) {
                 /*silent=*/true);
 }
 
+void Runtime::set_trace(observe::Trace* trace) {
+  if (outbox_->trace() != nullptr) trace_work(observe::trace_ns(), false);
+  outbox_->set_trace(trace);
+  works_since_ns_ = 0;
+  next_time_ = {};
+  if (trace == nullptr) return;
+  for (const auto& [uid, engines] : group_engines_)
+    if (const worker::GroupState* group = worker_->find(uid)) trace_group(group->info);
+}
+
+void Runtime::trace_group(const worker::GroupInfo& info) {
+  observe::Json json;
+  json.object().field("uid", core::to_string(info.uid)).field("name", info.name);
+  json.field("rank", info.topology.rank()).field("size", info.topology.size()).key("members").array();
+  for (const core::EngineId engine : info.engines) json.value(core::to_string(engine));
+  json.end().end();
+  outbox_->trace()->write_text(json.text());
+}
+
+// An event for rounds in a row that had something to do, not one for each.
+void Runtime::trace_work(std::uint64_t began, bool worked) {
+  if (worked) {
+    if (works_since_ns_ == 0) works_since_ns_ = began;
+    return;
+  }
+  if (const std::uint64_t since = std::exchange(works_since_ns_, 0); since != 0)
+    outbox_->trace()->add({since, began, 0, 0, 0, 0, 0, 0, observe::EventType::kWork, 0});
+}
+
+// Traces are put on one clock by round trips to each group's rank 0: the quickest of many is the best.
+void Runtime::ask_for_time(core::TimePoint now) {
+  if (now < next_time_) return;
+  next_time_ = now + kTimeEvery;
+  std::unordered_set<core::EngineId> asked;
+  for (const auto& [uid, engines] : group_engines_)
+    if (engines.front() != options_.self && asked.insert(engines.front()).second)
+      send_control(engines.front(), {{}, 0, wire::Ping{}}, {});
+}
+
 std::size_t Runtime::progress() {
   const core::OneThread::Inside inside(one_thread_);
+  const std::uint64_t began = outbox_->trace() == nullptr ? 0 : observe::trace_ns();
   std::size_t work = 0;
   if (transports_.shm) work += transports_.shm->progress();
   // Rare and small: control traffic, and what comes over the network while the members of all groups are on this node.
@@ -566,10 +655,15 @@ std::size_t Runtime::progress() {
   if (dedicated_->has_work()) work += dedicated_->tick();
   heartbeat(now);
   if (now >= next_look_) look_at_flow(now);
+  if (now >= next_sample_) sample_rates(now);
   forget_unused(now);
   if (now >= unopened_.next_due()) let_go(unopened_.expire(now));
   if (suspects_.has_reports() || now >= suspects_.next_due() || !unanswered_verdicts_.empty())
     work += judge_suspects(now);
+  if (began != 0 && outbox_->trace() != nullptr) {
+    ask_for_time(now);
+    trace_work(began, work > 0);
+  }
   return work;
 }
 
@@ -612,6 +706,123 @@ std::vector<int> Runtime::event_fds(bool data) const {
        {transports_.shm.get(), data ? transports_.data.get() : nullptr, transports_.control.get()})
     if (transport != nullptr && transport->event_fd() >= 0) fds.push_back(transport->event_fd());
   return fds;
+}
+
+void Runtime::sample_rates(core::TimePoint now) {
+  next_sample_ = now + kSampleEvery;
+  const transport::TransportStats net = transports_.data->stats();
+  rate_samples_.push_back({now, net.tx_payload_bytes, net.rx_payload_bytes});
+  while (rate_samples_.size() > kSamples) rate_samples_.pop_front();
+}
+
+std::vector<core::EngineId> Runtime::peers_in_use() const {
+  std::vector<core::EngineId> found;
+  for (const auto& [id, peer] : peers_)
+    if (peer.groups > 0 && !peer.dead) found.push_back(id);
+  return found;
+}
+
+std::string Runtime::where(core::EngineId peer) const {
+  const auto found = peers_.find(peer);
+  return found == peers_.end() ? std::string() : found->second.record.where;
+}
+
+double Runtime::seconds_since_heard(core::EngineId peer) const {
+  const auto found = peers_.find(peer);
+  if (found == peers_.end() || found->second.heard_at == core::TimePoint{}) return -1;
+  return core::to_seconds(core::Clock::now() - found->second.heard_at);
+}
+
+void Runtime::write_status(observe::Json& json, std::size_t peers_max) const {
+  const core::TimePoint now = core::Clock::now();
+  const transport::TransportStats net = transports_.data->stats();
+  double tx = 0;
+  double rx = 0;
+  if (!rate_samples_.empty() && now > rate_samples_.front().at) {
+    const RateSample& first = rate_samples_.front();
+    const double seconds = core::to_seconds(now - first.at);
+    tx = static_cast<double>(net.tx_payload_bytes - first.tx) / seconds;
+    rx = static_cast<double>(net.rx_payload_bytes - first.rx) / seconds;
+  }
+  json.key("net").object();
+  json.field("tx_bytes_per_second", tx).field("rx_bytes_per_second", rx);
+  json.field("tx_payload_bytes", net.tx_payload_bytes).field("rx_payload_bytes", net.rx_payload_bytes).end();
+  json.key("memory").object();
+  json.field("pool_bytes", pool_->memory().size()).field("pool_slots_in_use", pool_->slots_in_use()).end();
+
+  std::unordered_map<core::EngineId, transport::PathInfo> paths;
+  for (const transport::PathInfo& path : transports_.data->paths()) {
+    transport::PathInfo& all = paths.emplace(path.peer, path).first->second;  // of several connections the worst
+    if (&all == &path) continue;
+    all.rtt_seconds = std::max(all.rtt_seconds, path.rtt_seconds);
+    all.retransmits = std::max(all.retransmits, path.retransmits);
+  }
+  json.key("peers").array();
+  for (const auto& [id, peer] : peers_) {
+    if (peer.groups == 0) continue;
+    if (peers_max-- == 0) break;
+    json.object().field("engine", core::to_string(id)).field("where", peer.record.where);
+    json.field("local", peer.record.local).field("dead", peer.dead);
+    json.field("heard_seconds", seconds_since_heard(id)).field("round_trip_us", 1e6 * peer.round_trip_seconds);
+    if (const auto flow = outbox_->flow_of(id))
+      json.field("window_bytes", flow->window_bytes).field("in_flight_bytes", flow->in_flight_bytes)
+          .field("streams_waiting", flow->streams_waiting);
+    if (const auto path = paths.find(id); path != paths.end())
+      json.field("tcp_rtt_us", 1e6 * path->second.rtt_seconds).field("tcp_retransmits", path->second.retransmits);
+    json.end();
+  }
+  json.end();
+}
+
+std::vector<observe::Sample> Runtime::samples(const std::function<std::string(core::EngineId)>& name) {
+  update_counters();
+  const core::TimePoint now = core::Clock::now();
+  std::vector<observe::Sample> all;
+  const auto add = [&all](std::string_view metric, auto value, std::string label = {}) {
+    all.push_back({metric, std::move(label), static_cast<double>(value)});
+  };
+  const observe::EngineCounters& c = counters_;
+  add("operations", c.operations.load());
+  add("groups", c.groups.load());
+  add("endpoints", c.endpoints.load());
+  add("pending_operations", worker_->operations_active());
+  add("oldest_pending_seconds", core::to_seconds(now - worker_->oldest_since(now)));
+  const worker::OperationCounts& counts = worker_->counts();
+  for (std::size_t kind = 0; kind < counts.of_kind.size(); ++kind) {
+    const auto& one = counts.of_kind[kind];
+    if (one.operations == 0) continue;
+    const std::string label(schedule::name_of(static_cast<schedule::Kind>(kind)));
+    add("kind_operations", one.operations, label);
+    add("kind_bytes", one.bytes, label);
+    add("kind_bus_bytes", one.bus_bytes, label);
+    add("kind_seconds", core::to_seconds(one.time), label);
+  }
+  for (const auto& [engine, time] : counts.waited_for)
+    add("waited_seconds", core::to_seconds(time), engine == core::EngineId{} ? "unknown" : name(engine));
+  for (const auto& [code, count] : counts.errors) add("errors", count, std::string(core::code_name(code)));
+  add("net_tx_payload_bytes", c.net_tx_payload_bytes.load());
+  add("net_rx_payload_bytes", c.net_rx_payload_bytes.load());
+  add("net_tx_device_bytes", c.net_tx_device_bytes.load());
+  add("net_tx_header_bytes", c.net_tx_header_bytes.load());
+  add("net_rx_header_bytes", c.net_rx_header_bytes.load());
+  std::uint64_t retransmits = 0;
+  for (const transport::PathInfo& path : transports_.data->paths()) retransmits += path.retransmits;
+  add("net_retransmits", retransmits);
+  add("shm_tx_payload_bytes", c.shm_tx_payload_bytes.load());
+  add("shm_rx_payload_bytes", c.shm_rx_payload_bytes.load());
+  add("bad_messages", c.bad_messages.load());
+  std::uint64_t dead = 0;
+  for (const auto& [id, peer] : peers_) dead += peer.groups > 0 && peer.dead ? 1 : 0;
+  add("peers_dead", dead);
+  add("pool_slots_in_use", pool_->slots_in_use());
+  add("trace_dropped", outbox_->trace() == nullptr ? 0 : outbox_->trace()->dropped());
+  add("compress_operations", c.compress_operations.load());
+  add("compress_bytes", c.compress_bytes.load());
+  add("compress_wire_bytes", c.compress_wire_bytes.load());
+  add("compress_not_finite", c.compress_not_finite.load());
+  add("compress_encode_ns", c.compress_encode_ns.load());
+  add("compress_decode_ns", c.compress_decode_ns.load());
+  return all;
 }
 
 void Runtime::update_counters() {

@@ -27,6 +27,8 @@
 #include "hybridps/engine/wake_moderation.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/observe/counters.h"
+#include "hybridps/observe/json.h"
+#include "hybridps/observe/metrics.h"
 #include "hybridps/server/dedicated_server.h"
 #include "hybridps/server/server.h"
 #include "hybridps/transport/buffer_pool.h"
@@ -111,8 +113,21 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
     std::function<void(core::GroupUid, const core::Status& status, const core::Status& cause, bool found_here)>
         group_failed;
     std::function<void(core::GroupUid)> group_waits;
+    // Of the status of a job (status_desk.h).
+    std::function<void(core::EngineId from, const wire::StatusAsk&)> status_asked;
+    std::function<void(core::EngineId from, const wire::StatusAnswer&, std::span<const std::byte>)> status_answered;
   };
-  void set_hooks(Hooks hooks) { hooks_ = std::move(hooks); }
+  /// Those that are set replace earlier ones.
+  void set_hooks(Hooks hooks);
+  /// Peers of open groups that are not known to be dead.
+  std::vector<core::EngineId> peers_in_use() const;
+  std::string where(core::EngineId peer) const;
+  /// Since something came from it; less than 0: nothing yet.
+  double seconds_since_heard(core::EngineId peer) const;
+  /// Fields of the object that `json` is in: the network, memory, and peers of open groups, `peers_max` at most.
+  void write_status(observe::Json& json, std::size_t peers_max) const;
+  /// Of the table of metrics (observe/metrics.h) all that an engine has. `name` gives ranks their labels.
+  std::vector<observe::Sample> samples(const std::function<std::string(core::EngineId)>& name);
   /// True: every transport is armed, nothing to do before next_due() or an event.
   bool arm();
   core::TimePoint next_due() const;
@@ -133,6 +148,9 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   core::Status attach_device(const transport::DeviceMemory& memory, std::shared_ptr<void> keep);
   /// No operation and no transport has any of it left. Not from inside progress().
   void detach_device(std::span<std::byte> memory);
+
+  /// From now on what happens is written there; null: no more. It must outlive its use. Not from inside progress().
+  void set_trace(observe::Trace* trace);
 
   transport::Transport* shm() noexcept { return transports_.shm.get(); }
   const observe::EngineCounters& counters() const noexcept { return counters_; }
@@ -175,6 +193,10 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
     bool dead = false;
     std::uint64_t groups = 0;
     core::TimePoint unused_since{};  // groups became 0
+    core::TimePoint heard_at{};
+    double round_trip_seconds = 0;  // of the last ping or question of status; 0: not known
+    double least_round_trip_seconds = 0;
+    double clock_ahead_seconds = 0;  // its clock against ours, by the quickest of them: half a round trip wrong at most
   };
   /// Of a group.
   struct Windows {
@@ -186,7 +208,12 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   core::Status attach();
   void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept;
   /// Heartbeats, credit, answers: what is of no group, or of one whatever its state. Whether that was all.
-  bool on_engine_message(const wire::Message& message);
+  bool on_engine_message(const wire::Message& message, std::span<const std::byte> payload);
+  void note_round_trip(Peer& peer, std::uint64_t sent_ns, std::uint64_t theirs_ns);
+  void sample_rates(core::TimePoint now);
+  void trace_group(const worker::GroupInfo& info);
+  void trace_work(std::uint64_t began, bool worked);
+  void ask_for_time(core::TimePoint now);
   flow::Delivery with_cost(const wire::Message& message, transport::RxPayload payload);
   void deliver(worker::GroupState& group, const wire::Message& message, transport::RxPayload payload);
   std::size_t judge_suspects(core::TimePoint now);
@@ -221,6 +248,16 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   Heartbeats heartbeats_;
   WakeModeration moderation_;
   core::TimePoint next_look_{};
+  struct RateSample {
+    core::TimePoint at;
+    std::uint64_t tx = 0;
+    std::uint64_t rx = 0;
+  };
+  std::deque<RateSample> rate_samples_;  // of the last second
+  core::TimePoint next_sample_{};
+  // While there is a trace.
+  std::uint64_t works_since_ns_ = 0;  // rounds in a row that had something to do
+  core::TimePoint next_time_{};
   core::TimePoint napped_at_{};
   struct Flow {                 // what windows follow
     std::uint64_t windows = 1;  // times window_bytes

@@ -22,6 +22,8 @@
 #include "hybridps/engine/loop.h"
 #include "hybridps/engine/records.h"
 #include "hybridps/engine/runtime.h"
+#include "hybridps/engine/status_desk.h"
+#include "hybridps/observe/trace.h"
 #include "hybridps/transport/ucx/ucx_transport.h"
 
 namespace hybridps::engine {
@@ -97,6 +99,25 @@ class Shard final : public LoopClient, core::Pinned {
     auto runtime = Runtime::create(o, pool.value().memory, std::move(pool.value().keep), std::move(transports));
     if (!runtime.is_ok()) return runtime.status();
     runtime_ = std::move(runtime).value();
+    StatusDesk::About about;
+    about.engine = id_;
+    about.is_server = true;
+    about.transport = interfaces.rdma ? "RDMA" : interfaces.ucx ? "TCP through UCX" : "TCP";
+    about.limit_bytes_per_second = record_.node_gbps * 1e9 / 8;
+    desk_ = std::make_unique<StatusDesk>(*runtime_, std::move(about));
+    if (!config.trace.empty()) {
+      observe::Json json;
+      json.object().field("engine", core::to_string(id_)).field("role", "server").field("rank", index);
+      json.field("host", record_.host_name).field("pid", static_cast<std::int64_t>(getpid()));
+      json.field("limit_bytes_per_second", record_.node_gbps * 1e9 / 8).field("version", build_info::kVersion).end();
+      auto trace = observe::Trace::open(
+          core::expand_home(config.trace),
+          "server" + std::to_string(index) + '-' + record_.host_name + '-' + std::to_string(getpid()),
+          json.text().substr(1, json.text().size() - 2));
+      if (!trace.is_ok()) return trace.status();
+      trace_ = std::move(trace).value();
+      runtime_->set_trace(trace_.get());
+    }
 
     LoopOptions loop;
     loop.thread_name = "hybridps-sum";
@@ -104,7 +125,10 @@ class Shard final : public LoopClient, core::Pinned {
     return loop_->start();
   }
 
-  ~Shard() override { loop_.reset(); }  // before what it reads
+  ~Shard() override {
+    loop_.reset();  // before what it reads
+    if (runtime_) runtime_->set_trace(nullptr);
+  }
 
   const bootstrap::MemberRecord& record() const noexcept { return record_; }
 
@@ -183,7 +207,9 @@ class Shard final : public LoopClient, core::Pinned {
   bootstrap::MemberRecord record_;
   std::uint64_t engines_max_ = 1;
   const std::shared_ptr<compress::MemoryBudget> residual_budget_ = std::make_shared<compress::MemoryBudget>();
+  std::unique_ptr<observe::Trace> trace_;
   std::unique_ptr<Runtime> runtime_;
+  std::unique_ptr<StatusDesk> desk_;
   std::unique_ptr<Loop> loop_;
   core::TimePoint next_publish_{};
   std::vector<core::GroupUid> open_;  // in the loop only

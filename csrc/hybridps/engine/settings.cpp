@@ -25,6 +25,8 @@ CheckedSettings check_settings(const core::Config& config, LocalRank place) {
   core::Result<Interfaces> interfaces = choose_interfaces(config, {}, place);
   refuse(interfaces.status());
   if (interfaces.is_ok()) checked.interfaces = std::move(interfaces).value();
+  if (!config.metrics_listen.empty())
+    refuse(door::parse_address(config.metrics_listen).status(), "HYBRIDPS_METRICS_LISTEN: ");
   if (!config.interface.empty()) refuse(transport::validate_device(config.interface), "HYBRIDPS_INTERFACE: ");
   return checked;
 }

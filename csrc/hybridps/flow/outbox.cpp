@@ -68,6 +68,7 @@ std::int64_t Outbox::cost_of(const PeerState& peer, const Stream& stream, std::u
 void Outbox::set_window(core::EngineId peer, std::int64_t bytes, const schedule::WindowTuner::Rounds& rounds) {
   PeerState& to = state_of(peer);
   if (to.book.set_window(bytes, rounds)) resume(to);
+  trace_window(to);
 }
 
 void Outbox::resume(PeerState& peer) {
@@ -135,6 +136,26 @@ core::Status Outbox::transmit(PeerState& peer, wire::Message message, const tran
   return status;
 }
 
+void Outbox::trace_window(PeerState& peer) {
+  if (trace_ == nullptr || std::exchange(peer.traced_window, peer.book.window()) == peer.book.window()) return;
+  const std::uint64_t now = observe::trace_ns();
+  trace_->add({now, now, static_cast<std::uint64_t>(peer.book.window()), 0, 0, 0, 0, trace_->peer(peer.id),
+               observe::EventType::kWindow, 0});
+}
+
+void Outbox::trace_sent(const PeerState& peer, const Stream& stream, std::uint32_t chunk, std::size_t bytes,
+                        std::uint64_t since_ns, transport::SendDone& done) {
+  observe::Event event{since_ns,     0, bytes, stream.id.sequence, stream.id.span, chunk, trace_->group(stream.from.uid), trace_->peer(peer.id),
+                       observe::EventType::kSent, static_cast<std::uint8_t>(stream.id.stage)};
+  done = [this, alive = alive_, event, inner = std::move(done)](core::Status status) mutable {
+    if (*alive && trace_ != nullptr) {
+      event.end_ns = observe::trace_ns();
+      trace_->add(event);
+    }
+    if (inner) inner(std::move(status));
+  };
+}
+
 Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t chunk) {
   const std::size_t bytes = stream.bytes_of(chunk);
   std::uint8_t& marks = stream.marks_[chunk];
@@ -145,7 +166,9 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
                     std::move(done), stream.urgent);
   };
   if (bytes == 0) {
-    if (!send({}, {}).is_ok()) return Step::kBroken;
+    transport::SendDone done;
+    if (trace_ != nullptr) trace_sent(peer, stream, chunk, 0, observe::trace_ns(), done);
+    if (!send({}, std::move(done)).is_ok()) return Step::kBroken;
     marks |= kSent;
     ++stream.sent_;
     return Step::kSent;
@@ -196,6 +219,7 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
       }
     };
   }
+  if (trace_ != nullptr) trace_sent(peer, stream, chunk, payload.bytes, observe::trace_ns(), done);
   if (!send(payload, std::move(done)).is_ok()) {
     // `done` was dropped unrun.
     if (!peer.local) {
@@ -391,6 +415,7 @@ void Outbox::on_credit(core::EngineId peer, const wire::Credit& credit) {
     to.book.on_whole_credit(credit.bytes);
   else
     to.book.on_credit(credit.bytes, core::Clock::now().time_since_epoch());
+  trace_window(to);
   pump_peer(to);
 }
 
@@ -460,6 +485,16 @@ core::TimePoint Outbox::next_due() const noexcept {
     for (const PeerState::Waiting* waiting : {&peer->urgent, &peer->bulk})
       if (!waiting->unannounced.empty()) due = std::min(due, waiting->since + options_.announce_after);
   return due;
+}
+
+std::optional<Outbox::Flow> Outbox::flow_of(core::EngineId id) const {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return std::nullopt;
+  const PeerState& peer = *found->second;
+  Flow flow{peer.book.window(), peer.book.outstanding() + peer.book.whole_outstanding(), 0};
+  for (const StreamQueue* queue : {&peer.urgent.turn, &peer.bulk.turn})
+    for (const Stream* s = queue->front(); s != nullptr; s = queue->next(*s)) ++flow.streams_waiting;
+  return flow;
 }
 
 std::string Outbox::describe() const {

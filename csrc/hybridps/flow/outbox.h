@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -37,6 +38,7 @@
 #include "hybridps/core/status.h"
 #include "hybridps/flow/credit.h"
 #include "hybridps/flow/stream.h"
+#include "hybridps/observe/trace.h"
 #include "hybridps/schedule/window_tuner.h"
 #include "hybridps/transport/endpoint.h"
 #include "hybridps/transport/transport.h"
@@ -146,10 +148,20 @@ class Outbox : core::Pinned {
   /// A peer announces a stream: it is short of allowance, so it gets back what is due.
   void return_credit(core::EngineId peer);
 
+  /// How what goes to a peer stands, for people; nothing where nothing has gone to it.
+  struct Flow {
+    std::int64_t window_bytes = 0;
+    std::int64_t in_flight_bytes = 0;  // of its allowance, not given back
+    std::size_t streams_waiting = 0;   // for a permit
+  };
+  std::optional<Flow> flow_of(core::EngineId peer) const;
   /// Called by Delivery.
   void consumed(core::EngineId source, std::int64_t cost, wire::Permit permit) noexcept;
 
   transport::BufferPool& pool() noexcept { return pool_; }
+  /// What is sent and received, here and by those above; null: nothing is. It must outlive its use.
+  void set_trace(observe::Trace* trace) noexcept { trace_ = trace; }
+  observe::Trace* trace() const noexcept { return trace_; }
   /// How often a stream was looked at, since the beginning: what the work of the queues is measured by.
   std::uint64_t looks() const noexcept { return looks_; }
   /// One line per peer and waiting stream, for debugging a stall.
@@ -174,6 +186,7 @@ class Outbox : core::Pinned {
     Waiting urgent;  // for a permit
     Waiting bulk;
     bool resumes = false;  // in resume_
+    std::int64_t traced_window = 0;
     Waiting& of(const Stream& stream) noexcept { return stream.urgent ? urgent : bulk; }
   };
   enum class Step { kSent, kNoPermit, kNoSlot, kBroken };
@@ -187,6 +200,9 @@ class Outbox : core::Pinned {
   bool pump_queue(StreamQueue& queue);
   void pump_peer(PeerState& peer);
   void resume(PeerState& peer);
+  void trace_window(PeerState& peer);
+  void trace_sent(const PeerState& peer, const Stream& stream, std::uint32_t chunk, std::size_t bytes,
+                  std::uint64_t since_ns, transport::SendDone& done);
   Step send_chunk(PeerState& peer, Stream& stream, std::uint32_t chunk);
   void serve_wanted(PeerState& peer, Stream& stream);
   void wait(PeerState& peer, Stream& stream);
@@ -202,6 +218,7 @@ class Outbox : core::Pinned {
   core::OneThread one_thread_;
   OutboxOptions options_;
   bool naps_ = false;
+  observe::Trace* trace_ = nullptr;
   transport::BufferPool& pool_;
   Router& router_;
   std::unordered_map<core::EngineId, std::unique_ptr<PeerState>> peers_;

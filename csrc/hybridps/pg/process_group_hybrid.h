@@ -160,6 +160,8 @@ class ProcessGroupHybrid final : public c10d::Backend {
   c10d::ErrorType getError() override;
   uint64_t getSequenceNumberForGroup() override;
   void setSequenceNumberForGroup() override {}
+  /// Works have durations in any case.
+  void enableCollectivesTiming() override {}
   /// Fails what is under way, here and on the other ranks, and leaves as shutdown() does.
   void abort() override;
   void shutdown() override;

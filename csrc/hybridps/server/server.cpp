@@ -4,6 +4,8 @@
 #include <cassert>
 #include <utility>
 
+#include "hybridps/observe/trace.h"
+
 namespace hybridps::server {
 namespace {
 
@@ -182,7 +184,11 @@ void Server::sum_into(const SpanKey& key, std::uint32_t index, std::byte* out) {
   const std::size_t bytes = bytes_of(span, index);
   const Opening& o = span.opening;
   const bool is_made = o.nodes == 1 && o.finish.kind == reduce::Finish::Kind::kNone && chunk.local == out;
-  if (bytes > 0 && !is_made) combine(span, chunk, bytes, out);
+  if (bytes > 0 && !is_made) {
+    const observe::TraceSpan traced(outbox_.trace(), observe::EventType::kSum, 1, bytes, key.operation.sequence, key.span,
+                                    index);
+    combine(span, chunk, bytes, out);
+  }
   const bool granted = chunk.granted;
   span.chunks.erase(found);  // gives the payloads back
   if (granted) grants_.give_back(span.grant_bytes());

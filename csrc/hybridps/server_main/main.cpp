@@ -5,8 +5,8 @@
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
-#include <cstring>
 #include <ctime>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +17,8 @@
 #include "hybridps/core/text.h"
 #include "hybridps/door/door.h"
 #include "hybridps/engine/server_host.h"
+#include "hybridps/observe/metrics.h"
+#include "hybridps/observe/outlet.h"
 
 namespace {
 
@@ -27,7 +29,7 @@ using hybridps::engine::ServerHostStats;
 
 constexpr const char* kUsage =
     R"(usage: hybridps-server --listen HOST:PORT [--threads N] [--memory SIZE] [--metrics FILE]
-                       [--status-seconds S] [--drain-seconds S]
+                       [--metrics-listen HOST:PORT] [--status-seconds S] [--drain-seconds S]
 
 A dedicated server for hybridps jobs (HYBRIDPS_SERVERS=HOST:PORT there). Run it on machines without ranks.
 
@@ -35,11 +37,12 @@ A dedicated server for hybridps jobs (HYBRIDPS_SERVERS=HOST:PORT there). Run it 
   --threads N           engines that sum, each with a core of its own (default 1)
   --memory SIZE         most memory for data, as 512M or 4G (default 1G); jobs beyond it are refused
   --metrics FILE        counters in Prometheus' text format, replaced every second
+  --metrics-listen HOST:PORT  the same by HTTP, GET /metrics; port 0 lets the kernel choose
   --status-seconds S    a status line this often, 0: never (default 60)
   --drain-seconds S     after SIGTERM, how long jobs may go on (default 3600)
 
 Settings: HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE (the jobs' token), HYBRIDPS_INTERFACE, HYBRIDPS_DATA_INTERFACES,
-HYBRIDPS_NIC_GBPS, HYBRIDPS_DATA_SOCKETS, HYBRIDPS_DATA_THREADS (of all engines together), HYBRIDPS_LOG_LEVEL.
+HYBRIDPS_TRACE, HYBRIDPS_NIC_GBPS, HYBRIDPS_DATA_SOCKETS, HYBRIDPS_DATA_THREADS (of all engines together), HYBRIDPS_LOG_LEVEL.
 )";
 
 volatile sig_atomic_t signals_seen = 0;
@@ -64,6 +67,7 @@ void say(const std::string& text) {
 struct Arguments {
   ServerHostOptions options;
   std::string metrics;
+  hybridps::door::Address metrics_listen;
   double status_seconds = 60;
   double drain_seconds = 3600;
 };
@@ -97,6 +101,10 @@ std::string parse(const std::vector<std::string_view>& words, Arguments& out) {
       out.options.memory_bytes = *bytes;
     } else if (name == "--metrics") {
       out.metrics = hybridps::core::expand_home(value);
+    } else if (name == "--metrics-listen") {
+      Result<hybridps::door::Address> address = hybridps::door::parse_address(std::string(value));
+      if (!address.is_ok()) return "--metrics-listen: " + std::string(address.status().message());
+      out.metrics_listen = std::move(address).value();
     } else if (name == "--status-seconds" || name == "--drain-seconds") {
       const auto number = hybridps::core::parse_double(value);
       if (!number || *number < 0) return std::string(name) + " is a number of seconds";
@@ -108,30 +116,21 @@ std::string parse(const std::vector<std::string_view>& words, Arguments& out) {
   return listens ? "" : "--listen HOST:PORT is needed";
 }
 
-void write_metrics(const std::string& path, const ServerHostStats& s) {
-  const std::string part = path + ".part";
-  std::FILE* file = std::fopen(part.c_str(), "we");
-  if (file == nullptr) {
-    static hybridps::core::LogRate rate(hybridps::core::from_seconds(60));
-    if (rate.permit()) hybridps::core::log_warn("cannot write ", part, ": ", std::strerror(errno));
-    return;
-  }
-  const auto line = [file](const char* name, const char* type, const char* help, std::uint64_t value) {
-    std::fprintf(file, "# HELP hybridps_server_%s %s\n# TYPE hybridps_server_%s %s\nhybridps_server_%s %" PRIu64 "\n",
-                 name, help, name, type, name, value);
+std::string metrics_of(const ServerHostStats& s) {
+  const auto number = [](std::uint64_t value) { return static_cast<double>(value); };
+  const std::vector<hybridps::observe::Sample> samples = {
+      {"server_groups", {}, number(s.groups)},
+      {"server_groups_total", {}, number(s.groups_total)},
+      {"server_engines", {}, number(s.engines)},
+      {"server_chunks", {}, number(s.chunks)},
+      {"server_summed_bytes", {}, number(s.bytes_summed)},
+      {"server_received_bytes", {}, number(s.rx_payload_bytes)},
+      {"server_sent_bytes", {}, number(s.tx_payload_bytes)},
+      {"server_refused_messages", {}, number(s.refused_messages)},
+      {"server_door_accepted", {}, number(s.door_accepted)},
+      {"server_door_refused", {}, number(s.door_refused)},
   };
-  line("groups", "gauge", "Process groups that are open.", s.groups);
-  line("groups_total", "counter", "Process groups opened since the start.", s.groups_total);
-  line("engines", "gauge", "Processes in the groups that are open.", s.engines);
-  line("chunks_total", "counter", "Chunks summed.", s.chunks);
-  line("summed_bytes_total", "counter", "Bytes of sums.", s.bytes_summed);
-  line("received_bytes_total", "counter", "Payload received.", s.rx_payload_bytes);
-  line("sent_bytes_total", "counter", "Payload sent.", s.tx_payload_bytes);
-  line("refused_messages_total", "counter", "Messages that fit no open group.", s.refused_messages);
-  line("door_accepted_total", "counter", "Connections to the listening port.", s.door_accepted);
-  line("door_refused_total", "counter", "Of these, refused: strangers and wrong tokens.", s.door_refused);
-  std::fclose(file);
-  (void)std::rename(part.c_str(), path.c_str());
+  return hybridps::observe::prometheus_text(samples, {});
 }
 
 }  // namespace
@@ -174,21 +173,32 @@ int main(int argc, char** argv) {
               arguments.options.threads, arguments.options.memory_bytes >> 20, static_cast<int>(getpid()));
   std::fflush(stdout);
 
+  std::unique_ptr<hybridps::observe::Outlet> outlet;
+  if (!arguments.metrics.empty() || !arguments.metrics_listen.host.empty()) {
+    hybridps::observe::OutletOptions o;
+    o.file = arguments.metrics;
+    o.listen_host = arguments.metrics_listen.host;
+    o.listen_port = arguments.metrics_listen.port;
+    o.metrics = [&host] { return metrics_of(host.stats()); };
+    auto opened = hybridps::observe::Outlet::open(std::move(o));
+    if (!opened.is_ok()) {
+      std::fprintf(stderr, "hybridps-server: %s\n", std::string(opened.status().message()).c_str());
+      return 1;
+    }
+    outlet = std::move(opened).value();
+    if (outlet->port() > 0) say("metrics at http://" + arguments.metrics_listen.host + ":" + std::to_string(outlet->port()) + "/metrics");
+  }
+
   using Clock = std::chrono::steady_clock;
   const auto seconds_since = [](Clock::time_point then) {
     return std::chrono::duration<double>(Clock::now() - then).count();
   };
   Clock::time_point status_at = Clock::now();
-  Clock::time_point metrics_at{};
   Clock::time_point drained_at{};
   std::uint64_t summed = 0;
   for (;;) {
     usleep(20'000);
     const ServerHostStats s = host.stats();
-    if (!arguments.metrics.empty() && seconds_since(metrics_at) >= 1) {
-      metrics_at = Clock::now();
-      write_metrics(arguments.metrics, s);
-    }
     if (arguments.status_seconds > 0 && seconds_since(status_at) >= arguments.status_seconds) {
       const double mb = static_cast<double>(s.bytes_summed - summed) / 1e6 / seconds_since(status_at);
       char line[160];
@@ -208,7 +218,7 @@ int main(int argc, char** argv) {
     if (s.groups == 0 || signals_seen > 1 || seconds_since(drained_at) > arguments.drain_seconds) break;
   }
   host.dismiss("the dedicated server was stopped");
-  if (!arguments.metrics.empty()) write_metrics(arguments.metrics, host.stats());
+  outlet.reset();  // writes the file once more
   say("stopped");
   return 0;
 }

@@ -254,6 +254,12 @@ class CardsTransport final : public Transport {
         peers_.begin(), peers_.end(), [this](const auto& peer) { return open_endpoint(peer) != nullptr; }));
     return sum;
   }
+  std::vector<PathInfo> paths() const override {
+    std::vector<PathInfo> all;
+    for (const auto& transport : transports_)
+      for (const PathInfo& path : transport->paths()) all.push_back(path);
+    return all;
+  }
 
  private:
   struct Inlet final : Receiver {

@@ -87,6 +87,13 @@ struct TransportStats {
   std::uint64_t endpoints_open = 0;
 };
 
+/// A connection to a peer, as the kernel sees it.
+struct PathInfo {
+  core::EngineId peer;
+  double rtt_seconds = 0;         // smoothed
+  std::uint64_t retransmits = 0;  // segments, since it was made
+};
+
 /// A run of an accelerator's memory.
 struct DeviceMemory {
   std::span<std::byte> bytes;
@@ -128,6 +135,8 @@ class Transport : core::Pinned {
   virtual bool has_unsent() const noexcept = 0;
   virtual void set_receiver(Receiver* receiver) noexcept = 0;
   virtual TransportStats stats() const noexcept = 0;
+  /// Connections that are open, where the kernel tells of them (TCP); a system call for each. Not from inside progress().
+  virtual std::vector<PathInfo> paths() const { return {}; }
 };
 
 inline core::Status Transport::attach_device(const DeviceMemory& /*memory*/) {

@@ -111,10 +111,15 @@ void fields(Io& io, ProbeReply& m) {
 }
 
 template <typename Io>
-void fields(Io&, Ping&) {}
+void fields(Io& io, Ping& m) {
+  io("sent_ns", m.sent_ns);
+}
 
 template <typename Io>
-void fields(Io&, Pong&) {}
+void fields(Io& io, Pong& m) {
+  io("ping_ns", m.ping_ns);
+  io("now_ns", m.now_ns);
+}
 
 template <typename Io>
 void fields(Io& io, Echo& m) {
@@ -150,6 +155,21 @@ template <typename Io>
 void fields(Io& io, PlanSwitch& m) {
   io("version", m.version);
   io("first", m.first);
+}
+
+template <typename Io>
+void fields(Io& io, StatusAsk& m) {
+  io("number", m.number);
+  io("sent_ns", m.sent_ns);
+}
+
+template <typename Io>
+void fields(Io& io, StatusAnswer& m) {
+  io("number", m.number);
+  io("ask_ns", m.ask_ns);
+  io("now_ns", m.now_ns);
+  io("part", m.part);
+  io("parts", m.parts);
 }
 
 struct Envelope {

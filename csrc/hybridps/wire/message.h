@@ -185,12 +185,15 @@ struct ProbeReply {
 /// Heartbeat.
 struct Ping {
   static constexpr std::string_view kName = "ping";
+  std::uint64_t sent_ns = 0;  // by the sender's clock; 0: it does not ask for the time
   bool operator==(const Ping&) const = default;
 };
 
 /// The answer to a ping, a verdict, or the probe of a group that is not at work here.
 struct Pong {
   static constexpr std::string_view kName = "pong";
+  std::uint64_t ping_ns = 0;  // Ping::sent_ns; 0: the answer to something else
+  std::uint64_t now_ns = 0;   // by the clock of who answers, when it had the ping
   bool operator==(const Pong&) const = default;
 };
 
@@ -243,9 +246,31 @@ struct PlanSwitch {
   bool operator==(const PlanSwitch&) const = default;
 };
 
+// Status of a job (engine/status_desk.h).
+
+/// "How do you stand?" From and to any engine that has a group in common.
+struct StatusAsk {
+  static constexpr std::string_view kName = "status ask";
+  std::uint64_t number = 0;   // of the question, as its sender counts
+  std::uint64_t sent_ns = 0;  // by the sender's clock
+  bool operator==(const StatusAsk&) const = default;
+};
+
+/// Payload: a part of a JSON text.
+struct StatusAnswer {
+  static constexpr std::string_view kName = "status answer";
+  std::uint64_t number = 0;  // StatusAsk::number
+  std::uint64_t ask_ns = 0;  // StatusAsk::sent_ns
+  std::uint64_t now_ns = 0;  // by the clock of who answers
+  std::uint32_t part = 0;
+  std::uint32_t parts = 1;
+  bool operator==(const StatusAnswer&) const = default;
+};
+inline constexpr std::uint32_t kStatusPartsMax = 64;
+
 /// The type on the wire is the index here: new ones go to the end.
 using Body = std::variant<Data, Announce, Grant, Credit, Ack, Cancel, Verdict, Probe, ProbeReply, Ping, Pong, Echo,
-                          EchoBack, Rates, PlanAsk, PlanAnswer, PlanSwitch>;
+                          EchoBack, Rates, PlanAsk, PlanAnswer, PlanSwitch, StatusAsk, StatusAnswer>;
 inline constexpr std::uint8_t kTypeCount = std::variant_size_v<Body>;
 
 struct From {

@@ -83,6 +83,9 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   bool started = false;
   bool is_done = false;  // nothing is pending: Worker::settle() ends it
   bool pace_due = false;
+  int last_heard = -1;  // of the ranks that this one hears in it, the last to be heard for the first time, at
+  core::TimePoint last_heard_at;
+  int blamed = -1;  // by its answer to a probe a rank that had not issued it
   double pace_ahead = 1.0;  // how far the contributions to one owner may run ahead of those to another, 0..1
   core::TimePoint submitted_at;
   core::TimePoint probed_at;
@@ -124,6 +127,7 @@ struct GroupState : core::Pinned {
 
   GroupInfo info;
   core::Status status;  // first verdict on the group
+  core::TimePoint last_finished_at{};  // a collective
   core::TimePoint failed_at{};
   bool leaving = false;         // this rank has said goodbye
   std::uint64_t submitted = 0;  // collectives issued, by number

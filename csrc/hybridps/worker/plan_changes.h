@@ -47,6 +47,9 @@ class PlanChanges : core::Pinned {
 
   const Binding& binding_of(std::uint64_t sequence) const;
   std::uint32_t newest() const noexcept { return bindings_.rbegin()->second.version; }
+  const Binding& newest_binding() const noexcept { return bindings_.rbegin()->second; }
+  /// Rank 0: bytes/s of each node's card and then each server's, as far as they were found; else empty.
+  std::vector<double> rates() const { return finder_ ? finder_->rates() : std::vector<double>(); }
   /// No operation may be bound now: give it to postpone(), it starts with the answer.
   bool is_frozen() const noexcept { return asked_ != 0; }
   void postpone(std::uint64_t sequence) { postponed_.insert(sequence); }

@@ -176,6 +176,8 @@ flow::Payload Contributor::payload(flow::Stream&, std::uint32_t chunk, std::size
   if (memory_.is_lent()) return {memory_.lend(chunk), bytes};
   transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
   if (!buffer) return {};
+  const observe::TraceSpan traced(span_.worker.outbox().trace(), observe::EventType::kCopy, 0, bytes,
+                                  span_.run.sequence, span_.plan.id, chunk);
   if (aggregate_)
     span_.run.input.read(span_.plan.input_offset + span_.begin_of(chunk), bytes, buffer.data());
   else
@@ -340,6 +342,9 @@ void NodeSum::combine(std::uint32_t chunk, std::byte* out) {
   const Operation& operation = span_.run.operation;
   const Pieces& input = span_.run.input;
   const std::size_t bytes = span_.bytes_of(chunk);
+  const observe::TraceSpan traced(span_.worker.outbox().trace(),
+                                  locals_ > 1 ? observe::EventType::kSum : observe::EventType::kCopy, 0, bytes,
+                                  span_.run.sequence, span_.plan.id, chunk);
   const std::uint64_t at = span_.plan.input_offset + span_.begin_of(chunk);
   std::vector<std::byte> gathered;
   const std::byte* mine = input.contiguous(at, bytes);
@@ -516,6 +521,8 @@ flow::Payload Results::make(std::uint32_t chunk, std::size_t bytes) {
   if (memory_.is_lent()) return {memory_.lend(chunk), bytes};
   transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
   if (!buffer) return {};
+  const observe::TraceSpan traced(span_.worker.outbox().trace(), observe::EventType::kCopy, 0, bytes,
+                                  span_.run.sequence, span_.plan.id, chunk);
   memory_.read(chunk, buffer.data());
   return {std::move(buffer), bytes};
 }
@@ -561,6 +568,8 @@ bool Consumer::on_data(const wire::Data& data, flow::Delivery payload) {
   if (std::exchange(landed_[chunk], 1) != 0) return false;
   const std::uint64_t at = span_.plan.output_offset + span_.begin_of(chunk);
   const std::size_t bytes = span_.bytes_of(chunk);
+  const observe::TraceSpan traced(span_.worker.outbox().trace(), observe::EventType::kCopy, 1, bytes,
+                                  span_.run.sequence, span_.plan.id, chunk);
   const compress::Codec* const codec = data.chunk.stage == wire::Stage::kResult ? span_.codec() : nullptr;
   if (codec == nullptr || bytes == 0) {
     span_.run.output.write(at, bytes, payload.data());

@@ -244,6 +244,9 @@ void Worker::on_probe_reply(GroupState& group, const wire::From& from, const wir
   known.submitted = reply.issued;
   known.finished = reply.finished;
   known.last = reply.last;
+  if (group.running.empty()) return;
+  OperationRun& oldest = *group.running.begin()->second;
+  if (reply.issued <= oldest.sequence) oldest.blamed = static_cast<int>(from.sender_rank);
 }
 
 // Operations are issued in order, so any message about a later one will do.

@@ -172,6 +172,7 @@ void Worker::track(OperationRun& run) {
 }
 
 void Worker::refuse(OperationRun& run, const core::Status& status) {
+  ++counts_.errors[status.code()];
   ++finished_count_;
   --active_;
   if (run.done) run.done(Outcome{in_full(run, status), -1});
@@ -318,6 +319,8 @@ std::size_t Worker::settle_events() {
 void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   GroupState& group = run.group;
   const bool p2p = run.operation.kind == schedule::Kind::kPointToPoint;
+  count(run, status);
+  trace(run);
   if (!status.is_ok()) status = in_full(run, status);
   if (run.is_done) std::erase_if(events_, [&](const Event& event) { return event.done == &run; });
   run.spans.clear();
@@ -329,6 +332,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
     server_.close(server::OperationKey{group.info.uid, run.sequence});
     group.plans->on_finished(run);
     group.over.add(run.sequence);
+    group.last_finished_at = now_;
     if (group.signatures_over.empty())
       group.signatures_over.resize(GroupState::kSignaturesKept, {~std::uint64_t{0}, {}});
     group.signatures_over[run.sequence % GroupState::kSignaturesKept] = {run.sequence, run.signature};
@@ -395,13 +399,18 @@ void Worker::on_chunk(GroupState& group, const wire::Message& message, const wir
                       flow::Delivery payload) {
   const wire::From& from = message.from;
   std::uint64_t& heard = group.heard[from.sender_rank];
-  heard = std::max(heard, chunk.sequence + 1);
+  const bool is_news = heard <= chunk.sequence;
+  if (is_news) heard = chunk.sequence + 1;
   if (group.over.contains(chunk.sequence)) {
     contradicts_finished(group, chunk.sequence, call_of(from, chunk.signature));
     return;
   }
   const auto found = group.running.find(chunk.sequence);
   const bool known = found != group.running.end();
+  if (known && is_news) {
+    found->second->last_heard = static_cast<int>(from.sender_rank);
+    found->second->last_heard_at = now_;
+  }
   if (known && chunk.signature != found->second->signature) {
     mismatch(*found->second, call_of(from, chunk.signature));
     return;
@@ -464,6 +473,7 @@ void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Del
 
 std::size_t Worker::tick(core::TimePoint now) {
   const Entry entry(*this);
+  now_ = now;
   std::size_t work = 0;
   while (!pacing_.empty()) {
     OperationRun& run = *pacing_.back();

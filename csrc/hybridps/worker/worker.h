@@ -8,9 +8,11 @@
 //          `hybridps[rank R/N HOST pid P group "G"]: KIND seq S (WHAT) failed after T s: WHY`.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -23,6 +25,7 @@
 #include "hybridps/core/one_thread.h"
 #include "hybridps/flow/grants.h"
 #include "hybridps/flow/outbox.h"
+#include "hybridps/observe/json.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/server/server.h"
 #include "hybridps/worker/group_state.h"
@@ -69,6 +72,20 @@ struct CodecCounts {
   core::Duration decoding{};  // the sums of contributions included
 };
 
+/// What operations came to, since the beginning.
+struct OperationCounts {
+  struct OfKind {
+    std::uint64_t operations = 0;  // that succeeded
+    double bytes = 0;              // of their tensors
+    double bus_bytes = 0;          // times what the collective has to move for each of them (nccl-tests' bus bandwidth)
+    core::Duration time{};         // from the call to the end
+  };
+  std::array<OfKind, schedule::kKindCount> of_kind{};
+  /// How long operations waited for the last rank to take part, by that rank; no id: it is not known who.
+  std::unordered_map<core::EngineId, core::Duration> waited_for;
+  std::map<core::Code, std::uint64_t> errors;
+};
+
 class Worker final : public server::Listener, core::Pinned {
  public:
   Worker(flow::Outbox& outbox, server::Server& server, Host& host, WorkerOptions options);
@@ -103,6 +120,13 @@ class Worker final : public server::Listener, core::Pinned {
   /// receives: what they bring may be waited for at once.
   std::uint64_t bytes_awaited() const noexcept;
   std::uint64_t operations_finished() const noexcept { return finished_count_; }
+  std::uint64_t operations_active() const noexcept { return active_; }
+  const OperationCounts& counts() const noexcept { return counts_; }
+  /// Since when the oldest operation waits; now if there is none.
+  core::TimePoint oldest_since(core::TimePoint now) const noexcept;
+  /// An open group as fields of the object that `json` is in: what is pending and for how long, who has not come, how far it
+  /// is, plan, shares, rates. (status.cpp; read by python/hybridps/status.py.)
+  void write_status(observe::Json& json, const GroupState& group, core::TimePoint now) const;
 
   // server::Listener
   void on_mismatch(const server::OperationKey& key, const server::Call& ours, const server::Call& theirs) override;
@@ -174,6 +198,8 @@ class Worker final : public server::Listener, core::Pinned {
   void probe(OperationRun& run, core::TimePoint now);
   void on_probe(GroupState& group, const wire::From& from, const wire::Probe& probe);
   static void on_probe_reply(GroupState& group, const wire::From& from, const wire::ProbeReply& reply);
+  void count(const OperationRun& run, const core::Status& status);
+  void trace(const OperationRun& run);
   bool contradicts_finished(const GroupState& group, std::uint64_t sequence, const server::Call& theirs);
   void see_local(OperationRun& run, const wire::ChunkId& chunk);
   static bool has_issued(const GroupState& group, int rank, std::uint64_t sequence);
@@ -199,6 +225,8 @@ class Worker final : public server::Listener, core::Pinned {
   Host& host_;
   const WorkerOptions options_;
   CodecCounts codec_counts_;
+  OperationCounts counts_;
+  core::TimePoint now_{};  // of the last tick()
   std::vector<std::byte> scratch_;
   flow::GrantQueue local_grants_;
   std::unordered_map<core::GroupUid, std::unique_ptr<GroupState>> groups_;

@@ -355,6 +355,22 @@ TransportStats TcpTransportImpl::stats() const noexcept {
   return stats;
 }
 
+std::vector<PathInfo> TcpTransportImpl::paths() const {
+  std::vector<PathInfo> paths;
+  for (const auto& [peer, endpoint] : endpoints_) {
+    if (!endpoint->is_open()) continue;
+    for (const TcpLink* link : endpoint->links_) {
+      tcp_info info{};
+      socklen_t length = sizeof info;
+      if (link->state != TcpLink::State::kOpen ||
+          ::getsockopt(link->socket.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0)
+        continue;
+      paths.push_back({peer, info.tcpi_rtt * 1e-6, info.tcpi_total_retrans});
+    }
+  }
+  return paths;
+}
+
 TcpCounters TcpTransportImpl::counters() const noexcept {
   TcpCounters counters = counters_;
   counters.receive_bytes = rx_pool_->bytes_mapped();

@@ -40,6 +40,7 @@ class TcpTransportImpl final : public TcpTransport {
   bool has_unsent() const noexcept override { return unsent_ > 0; }
   void set_receiver(Receiver* receiver) noexcept override { receiver_ = receiver; }
   TransportStats stats() const noexcept override;
+  std::vector<PathInfo> paths() const override;
   TcpCounters counters() const noexcept override;
 
  private:

@@ -1,0 +1,165 @@
+#include "hybridps/engine/status_desk.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <string_view>
+#include <thread>
+
+#include "hybridps/bootstrap/node_identity.h"
+#include "hybridps/build_info.h"
+#include "hybridps/core/clock.h"
+
+namespace hybridps::engine {
+namespace {
+
+using core::Status;
+
+// Peers that an answer to another engine describes: the whole is read once for each rank.
+constexpr std::size_t kPeersToOthers = 32;
+constexpr std::size_t kPeersMax = 4096;
+constexpr std::size_t kQuestionsKept = 16;
+// The bootstrap thread looks every 50 ms at the latest.
+constexpr auto kLookFor = std::chrono::milliseconds(120);
+
+std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(std::chrono::nanoseconds(core::Clock::now().time_since_epoch()).count());
+}
+
+std::string_view text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace
+
+StatusDesk::StatusDesk(Runtime& runtime, About about) : runtime_(runtime), about_(std::move(about)) {
+  Runtime::Hooks hooks;
+  hooks.status_asked = [this](core::EngineId from, const wire::StatusAsk& ask) { on_asked(from, ask); };
+  hooks.status_answered = [this](core::EngineId from, const wire::StatusAnswer& answer,
+                                 std::span<const std::byte> part) { on_answered(from, answer, part); };
+  runtime_.set_hooks(std::move(hooks));
+}
+
+std::string StatusDesk::own(bool full) {
+  observe::Json json;
+  json.object().field("engine", core::to_string(about_.engine));
+  json.field("role", about_.is_server ? "server" : "rank").field("host", bootstrap::host_name());
+  json.field("pid", static_cast<std::int64_t>(::getpid())).field("version", build_info::kVersion);
+  json.field("machine", bootstrap::machine_id()).field("job", about_.job);
+  json.field("clock_ns", now_ns()).field("transport", about_.transport);
+  json.field("limit_bytes_per_second", about_.limit_bytes_per_second).field("compress", about_.codec);
+  json.key("groups").array();
+  if (about_.write_groups) about_.write_groups(json, full);
+  json.end();
+  runtime_.write_status(json, full ? kPeersMax : kPeersToOthers);
+  json.end();
+  return json.text();
+}
+
+void StatusDesk::on_asked(core::EngineId from, const wire::StatusAsk& ask) {
+  const std::string text = own(/*full=*/false);
+  const std::size_t part_bytes = runtime_.pool().slot_bytes_max();
+  const std::size_t parts = std::max<std::size_t>(1, (text.size() + part_bytes - 1) / part_bytes);
+  if (parts > wire::kStatusPartsMax) return;
+  for (std::size_t part = 0; part < parts; ++part)
+    runtime_.send_control(from,
+                          {{},
+                           0,
+                           wire::StatusAnswer{ask.number, ask.sent_ns, now_ns(), static_cast<std::uint32_t>(part),
+                                              static_cast<std::uint32_t>(parts)}},
+                          std::string_view(text).substr(part * part_bytes, part_bytes));
+}
+
+void StatusDesk::on_answered(core::EngineId from, const wire::StatusAnswer& answer, std::span<const std::byte> part) {
+  const auto found = asked_.find(answer.number);
+  if (found == asked_.end() || answer.parts == 0 || answer.parts > wire::kStatusPartsMax ||
+      answer.part >= answer.parts)
+    return;
+  Question& question = *found->second;
+  const std::lock_guard lock(question.mutex);
+  const auto whose = question.answers.find(from);
+  if (whose == question.answers.end() || whose->second.complete) return;
+  Answer& all = whose->second;
+  if (all.parts.empty()) {
+    all.parts.resize(answer.parts);
+    all.missing = answer.parts;
+  }
+  if (all.parts.size() != answer.parts || !all.parts[answer.part].empty() || part.empty()) return;
+  all.parts[answer.part] = text_of(part);
+  if (--all.missing > 0) return;
+  all.complete = true;
+  all.round_trip_seconds = static_cast<double>(now_ns() - std::min(now_ns(), answer.ask_ns)) * 1e-9;
+  --question.open;
+  question.changed.notify_all();
+}
+
+std::string StatusDesk::ask(bool others) {
+  if (about_.look) {
+    const auto joining = std::make_shared<std::atomic<bool>>(false);
+    (void)loop_->call([this, joining](Status&) { joining->store(about_.look()); }, kLoopPatience);
+    if (joining->load()) std::this_thread::sleep_for(kLookFor);
+  }
+  const auto question = std::make_shared<Question>();
+  const Status status = loop_->call(
+      [this, question, others](Status&) {
+        const std::lock_guard lock(question->mutex);
+        question->own = own(/*full=*/true);
+        if (!others) return;
+        const std::uint64_t number = ++number_;
+        asked_.emplace(number, question);
+        while (asked_.size() > kQuestionsKept) asked_.erase(asked_.begin());
+        for (const core::EngineId peer : runtime_.peers_in_use()) {
+          question->who[peer] = {runtime_.where(peer), runtime_.seconds_since_heard(peer)};
+          question->answers[peer];
+          ++question->open;
+          runtime_.send_control(peer, {{}, 0, wire::StatusAsk{number, now_ns()}}, {});
+        }
+      },
+      kLoopPatience);
+  observe::Json json;
+  json.object();
+  if (!status.is_ok()) {
+    json.field("stuck", status.message()).end();
+    return json.text();
+  }
+  std::unique_lock lock(question->mutex);
+  question->changed.wait_for(lock, kPatience, [&] { return question->open == 0; });
+  json.field("own", question->own).key("answers").array();
+  for (const auto& [engine, answer] : question->answers) {
+    if (!answer.complete) continue;
+    std::string text;
+    for (const std::string& part : answer.parts) text += part;
+    json.object().field("engine", core::to_string(engine)).field("round_trip_us", 1e6 * answer.round_trip_seconds);
+    json.field("text", text).end();
+  }
+  json.end().key("silent").array();
+  for (const auto& [engine, answer] : question->answers) {
+    if (answer.complete) continue;
+    const auto& [where, heard] = question->who.at(engine);
+    json.object().field("engine", core::to_string(engine)).field("where", where).field("heard_seconds", heard).end();
+  }
+  json.end().end();
+  return json.text();
+}
+
+std::string StatusDesk::job() { return ask(true); }
+std::string StatusDesk::alone() { return ask(false); }
+
+std::vector<observe::Sample> StatusDesk::samples() {
+  const auto found = std::make_shared<std::vector<observe::Sample>>();
+  const Status status =
+      loop_->call([this, found](Status&) { *found = runtime_.samples(about_.name); }, std::chrono::seconds(1));
+  std::vector<observe::Sample> samples;
+  if (status.is_ok()) samples = std::move(*found);  // else the loop may still come to it
+  samples.push_back({"net_limit_bytes_per_second", {}, about_.limit_bytes_per_second});
+  if (about_.more) about_.more(samples);
+  return samples;
+}
+
+std::string StatusDesk::metrics(const std::vector<std::pair<std::string, std::string>>& labels) {
+  return observe::prometheus_text(samples(), labels);
+}
+
+}  // namespace hybridps::engine

@@ -1,0 +1,108 @@
+#include "hybridps/observe/metrics.h"
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+
+namespace hybridps::observe {
+namespace {
+
+using enum MetricType;
+
+constexpr std::array kMetrics = {
+    Metric{"operations", kCounter, "", "Operations that are over, collectives and messages."},
+    Metric{"groups", kGauge, "", "Process groups that are open."},
+    Metric{"endpoints", kGauge, "", "Open connections, and peers in shared memory."},
+    Metric{"pending_operations", kGauge, "", "Operations under way."},
+    Metric{"oldest_pending_seconds", kGauge, "", "For how long the oldest of them has waited."},
+    Metric{"kind_operations", kCounter, "kind", "Operations that succeeded, by kind."},
+    Metric{"kind_bytes", kCounter, "kind", "Bytes of their tensors, by kind."},
+    Metric{"kind_bus_bytes", kCounter, "kind",
+           "Bytes times what the collective has to move for each (bus bandwidth is its rate over that of kind_seconds)."},
+    Metric{"kind_seconds", kCounter, "kind", "Seconds from the calls to the ends of these operations."},
+    Metric{"waited_seconds", kCounter, "culprit",
+           "Seconds that operations of this rank waited for the last rank to take part, by that rank."},
+    Metric{"errors", kCounter, "code", "Operations that failed, by reason."},
+    Metric{"net_tx_payload_bytes", kCounter, "", "Data sent to other nodes."},
+    Metric{"net_rx_payload_bytes", kCounter, "", "Data received from other nodes."},
+    Metric{"net_tx_device_bytes", kCounter, "", "Of the data sent, what UCX took from a GPU's memory."},
+    Metric{"net_tx_header_bytes", kCounter, "", "Headers and control messages sent to other nodes."},
+    Metric{"net_rx_header_bytes", kCounter, "", "Headers and control messages received from other nodes."},
+    Metric{"net_limit_bytes_per_second", kGauge, "", "What this process's network cards can carry; 0: not known."},
+    Metric{"net_retransmits", kCounter, "", "TCP segments of data connections that open now which were sent again."},
+    Metric{"shm_tx_payload_bytes", kCounter, "", "Data sent through shared memory."},
+    Metric{"shm_rx_payload_bytes", kCounter, "", "Data received through shared memory."},
+    Metric{"bad_messages", kCounter, "", "Messages that did not decode, or were of no group."},
+    Metric{"peers_dead", kGauge, "", "Peers of open groups that are taken for dead."},
+    Metric{"pool_slots_in_use", kGauge, "", "Network buffers in use."},
+    Metric{"compress_operations", kCounter, "", "Operations with a codec."},
+    Metric{"compress_bytes", kCounter, "", "Bytes of elements that codecs encoded."},
+    Metric{"compress_wire_bytes", kCounter, "", "Bytes that they became."},
+    Metric{"compress_not_finite", kCounter, "", "Blocks with infinities or NaN."},
+    Metric{"compress_encode_ns", kCounter, "", "Nanoseconds of encoding."},
+    Metric{"compress_decode_ns", kCounter, "", "Nanoseconds of decoding."},
+    Metric{"trace_dropped", kCounter, "", "Events of a trace that were dropped, since the file was slower."},
+    // Dedicated servers alone.
+    Metric{"server_groups", kGauge, "", "Process groups that are open."},
+    Metric{"server_groups_total", kCounter, "", "Process groups opened since the start."},
+    Metric{"server_engines", kGauge, "", "Processes in the groups that are open."},
+    Metric{"server_chunks", kCounter, "", "Chunks summed."},
+    Metric{"server_summed_bytes", kCounter, "", "Bytes of sums."},
+    Metric{"server_received_bytes", kCounter, "", "Payload received."},
+    Metric{"server_sent_bytes", kCounter, "", "Payload sent."},
+    Metric{"server_refused_messages", kCounter, "", "Messages that fit no open group."},
+    Metric{"server_door_accepted", kCounter, "", "Connections to the listening port."},
+    Metric{"server_door_refused", kCounter, "", "Of these, refused: strangers and wrong tokens."},
+};
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '\\' || c == '"') out += '\\';
+    if (c == '\n')
+      out += "\\n";
+    else
+      out += c;
+  }
+  return out;
+}
+
+std::string number(double value) {
+  char text[40];
+  if (value == std::floor(value) && std::fabs(value) < 9e15)
+    std::snprintf(text, sizeof text, "%lld", static_cast<long long>(value));
+  else
+    std::snprintf(text, sizeof text, "%.9g", value);
+  return text;
+}
+
+}  // namespace
+
+std::span<const Metric> metrics() { return kMetrics; }
+
+std::string prometheus_text(std::span<const Sample> samples,
+                            const std::vector<std::pair<std::string, std::string>>& labels) {
+  std::string common;
+  for (const auto& [name, value] : labels) common += (common.empty() ? "" : ",") + name + "=\"" + escaped(value) + '"';
+  std::string text;
+  for (const Metric& metric : kMetrics) {
+    std::string name = "hybridps_" + std::string(metric.name);
+    if (metric.type == kCounter && !name.ends_with("_total")) name += "_total";
+    bool first = true;
+    for (const Sample& sample : samples) {
+      if (sample.name != metric.name) continue;
+      if (first)
+        text += "# HELP " + name + ' ' + std::string(metric.help) + "\n# TYPE " + name +
+                (metric.type == kCounter ? " counter\n" : " gauge\n");
+      first = false;
+      std::string all = common;
+      if (!metric.label.empty())
+        all += (all.empty() ? "" : ",") + std::string(metric.label) + "=\"" + escaped(sample.label) + '"';
+      text += name + (all.empty() ? "" : '{' + all + '}') + ' ' + number(sample.value) + '\n';
+    }
+  }
+  return text;
+}
+
+}  // namespace hybridps::observe

@@ -1,0 +1,143 @@
+// hybridps/observe/trace.h: what an engine does and when, written to a file while it does it.
+//
+// Model    One Trace per engine and file. The engine's loop adds events to a ring; a thread, "hybridps-trace", writes them out
+//          every 10 ms. Where it falls behind by a whole ring, events are dropped and counted, never waited for. No Trace, no
+//          cost: who has events looks at a pointer that is null.
+// File     "HPSTRC01", then records of 48 bytes, little-endian: an Event as it stands; or one of type kText, whose `bytes` is the
+//          length of a JSON text that follows it, padded with zeros to 48 bytes. The first text says which engine it is and
+//          relates its clock to the time of day; others name groups and peers, whose events have numbers.
+//          python/hybridps/trace.py reads it.
+// Threads  add() and the indices: one at a time, the loop's. The rest: any.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "hybridps/core/clock.h"
+#include "hybridps/core/ids.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
+
+namespace hybridps::observe {
+
+/// Values are in files: append only.
+enum class EventType : std::uint8_t {
+  kOperation = 0,  // from the call to the end; detail: schedule::Kind
+  kSent = 1,       // a chunk, from when the transport has it until it needs it no more; detail: wire::Stage; peer: to whom
+  kReceived = 2,   // a chunk, when it came; detail: wire::Stage; peer: from whom
+  kSum = 3,        // CPU time in which contributions are added; detail: 0 a node's, 1 the owner's
+  kCopy = 4,       // CPU time in which a chunk is copied into or out of a network buffer; detail: 0 out, 1 in
+  kWork = 5,       // rounds of the loop that had something to do, sums and copies included
+  kWindow = 6,     // `bytes` may be under way to the peer from now on
+  kClock = 7,      // start, end: of a round trip to the peer; `bytes`: its clock in the middle, nanoseconds
+  kText = 255,
+};
+
+struct Event {
+  std::uint64_t start_ns = 0;  // core::Clock
+  std::uint64_t end_ns = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t sequence = 0;
+  std::uint32_t span = 0;
+  std::uint32_t chunk = 0;
+  std::uint32_t group = 0;  // Trace::group()
+  std::uint16_t peer = 0;   // Trace::peer()
+  EventType type = EventType::kText;
+  std::uint8_t detail = 0;
+};
+static_assert(sizeof(Event) == 48);
+
+inline std::uint64_t trace_ns(core::TimePoint at) noexcept {
+  return static_cast<std::uint64_t>(std::chrono::nanoseconds(at.time_since_epoch()).count());
+}
+inline std::uint64_t trace_ns() noexcept { return trace_ns(core::Clock::now()); }
+
+class Trace : core::Pinned {
+ public:
+  static constexpr std::size_t kRing = std::size_t{1} << 16;
+
+  /// FOLDER/NAME.hpstrace; the folder is made if it is not there. `about`: fields of a JSON object that say whose it is, to which
+  /// the two clocks are added. Errors: the file cannot be written, and why.
+  static core::Result<std::unique_ptr<Trace>> open(const std::string& folder, const std::string& name,
+                                                   const std::string& about);
+  /// Writes what is left.
+  ~Trace();
+
+  void add(const Event& event) noexcept {
+    const std::uint64_t end = added_.load(std::memory_order_relaxed);
+    if (end - written_.load(std::memory_order_acquire) == kRing) {
+      dropped_.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    ring_[end % kRing] = event;
+    added_.store(end + 1, std::memory_order_release);
+  }
+  /// The number of a group in events.
+  std::uint32_t group(core::GroupUid uid) {
+    const auto [found, is_new] = groups_.emplace(uid, static_cast<std::uint32_t>(groups_.size()));
+    if (is_new)
+      write_text("{\"group\": " + std::to_string(found->second) + ", \"uid\": \"" + core::to_string(uid) + "\"}");
+    return found->second;
+  }
+  std::uint16_t peer(core::EngineId engine) {
+    const auto [found, is_new] = peers_.emplace(engine, static_cast<std::uint16_t>(peers_.size()));
+    if (is_new)
+      write_text("{\"peer\": " + std::to_string(found->second) + ", \"engine\": \"" + core::to_string(engine) + "\"}");
+    return found->second;
+  }
+
+  /// A JSON object.
+  void write_text(const std::string& json);
+
+  std::uint64_t dropped() const noexcept { return dropped_.load(std::memory_order_relaxed); }
+  const std::string& path() const noexcept { return path_; }
+
+ private:
+  Trace() = default;
+  void run();
+  void flush();
+
+  std::string path_;
+  std::FILE* file_ = nullptr;
+  std::unique_ptr<Event[]> ring_;
+  std::atomic<std::uint64_t> added_{0};
+  std::atomic<std::uint64_t> written_{0};
+  std::atomic<std::uint64_t> dropped_{0};
+  std::unordered_map<core::GroupUid, std::uint32_t> groups_;
+  std::unordered_map<core::EngineId, std::uint16_t> peers_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stop_ = false;
+  std::vector<std::string> texts_;
+  std::thread thread_;
+};
+
+/// From here to the end of the block, as an event of this type; nothing without a Trace.
+class TraceSpan : core::Pinned {
+ public:
+  TraceSpan(Trace* trace, EventType type, std::uint8_t detail, std::uint64_t bytes, std::uint64_t sequence,
+            std::uint32_t span, std::uint32_t chunk) noexcept
+      : trace_(trace) {
+    if (trace_ != nullptr) event_ = {trace_ns(), 0, bytes, sequence, span, chunk, 0, 0, type, detail};
+  }
+  ~TraceSpan() {
+    if (trace_ == nullptr) return;
+    event_.end_ns = trace_ns();
+    trace_->add(event_);
+  }
+
+ private:
+  Trace* const trace_;
+  Event event_;
+};
+
+}  // namespace hybridps::observe

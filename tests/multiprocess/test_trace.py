@@ -1,0 +1,179 @@
+"""Traces: what is in them, the clocks, the parts of a step, starting and stopping while a job runs."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import harness
+import pytest
+import torch
+import torch.distributed as dist
+from harness import run_ranks
+
+from hybridps import trace
+
+pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="about hybridps's own traces")
+
+ELEMENTS = 1 << 18
+
+
+def steps(rank, world, count, late):
+    """`late`: this rank comes 20 ms late to each step. What a step took, by the program's own clock."""
+    tensor = torch.ones(ELEMENTS)
+    small = torch.ones(8)
+    dist.barrier()
+    took = []
+    begin = time.perf_counter()
+    for _ in range(count):
+        if rank == late:
+            time.sleep(0.02)
+        dist.all_reduce(tensor)
+        work = dist.all_reduce(small, async_op=True)
+        time.sleep(0.005)
+        work.wait()
+        now = time.perf_counter()
+        took.append(now - begin)
+        begin = now
+    return took
+
+
+def load(folder):
+    traces = trace.load(Path(folder))
+    trace.align(traces)
+    return traces
+
+
+def test_the_parts_of_a_step_add_up_to_what_the_program_measured(tmp_path):
+    took = run_ranks(steps, "2+1", args=(12, 2), env={"HYBRIDPS_TRACE": str(tmp_path)})
+    traces = load(tmp_path)
+    assert [one.name for one in traces] == ["rank 0", "rank 1", "rank 2"]
+    assert not any(one.dropped for one in traces)
+    for one, measured in zip(trace.report(traces), took, strict=True):
+        assert one.steps >= 10
+        assert sum(one.parts.values()) == pytest.approx(one.step_seconds, rel=0.001)
+        mine = sum(measured[-one.steps - 1 : -1]) / one.steps
+        assert one.step_seconds == pytest.approx(mine, rel=0.02), (one, mine)
+        # Who came 20 ms late to each step is waited for, and waits for nobody for so long.
+        waited = one.parts["waiting for a rank"]
+        if one.name == "rank 2":
+            assert waited < 0.01
+        else:
+            assert waited > 0.01
+            assert max(one.culprits, key=one.culprits.get) == "rank 2"
+        assert one.parts["no communication"] > 0
+    # One 1 MiB tensor and a small one a step, between two nodes of 2 and 1 ranks: each sends its share and takes the rest.
+    assert trace.report(traces)[2].net_bytes >= 0.5 * 4 * ELEMENTS
+
+
+def test_clocks_of_one_machine_are_found_to_be_one(tmp_path):
+    """All ranks have the same clock here, and the traces are aligned as if they had not."""
+    run_ranks(steps, "1+1+1", args=(60, None), env={"HYBRIDPS_TRACE": str(tmp_path)})
+    for one in load(tmp_path)[1:]:
+        assert one.error_ns is not None
+        assert abs(one.offset_ns) <= one.error_ns + 1
+        assert abs(one.offset_ns) <= 100_000, trace.clocks_text(load(tmp_path))
+        assert any(event.type == trace.CLOCK for event in one.events)
+
+
+def test_skewed_clocks_are_put_right(tmp_path):
+    run_ranks(steps, "1+1", args=(10, None), env={"HYBRIDPS_TRACE": str(tmp_path)})
+    right = load(tmp_path)
+    skewed = trace.load(tmp_path)
+    skew = 7_000_000_000
+    one = skewed[1]
+    one.events = [
+        event._replace(start_ns=event.start_ns + skew, end_ns=event.end_ns + skew) for event in one.events
+    ]  # its own readings; what the others' clocks said to it stays
+    skewed[0].events = [
+        event._replace(bytes=event.bytes + skew) if event.type == trace.CLOCK else event for event in skewed[0].events
+    ]
+    trace.align(skewed)
+    assert skewed[1].offset_ns == pytest.approx(right[1].offset_ns - skew, abs=2)
+    assert skewed[1].error_ns == pytest.approx(right[1].error_ns)
+
+
+def profiled(rank, world, folder):
+    tensor = torch.ones(ELEMENTS)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(5):
+            dist.all_reduce(tensor)
+            time.sleep(0.01)
+    profile.export_chrome_trace(os.path.join(folder, f"torch{rank}.json"))
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "hybridps.cli", *arguments], capture_output=True, text=True, timeout=60 * harness.TIME_SCALE
+    )
+
+
+def test_merged_for_perfetto_beside_the_events_of_torch(tmp_path):
+    run_ranks(profiled, "1+1+1", args=(str(tmp_path),), env={"HYBRIDPS_TRACE": str(tmp_path)})
+    done = command("trace", "merge", str(tmp_path), "--torch", str(tmp_path / "torch1.json"))
+    assert done.returncode == 0, done.stderr
+    assert "error at most" in done.stdout
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    named = {e["args"]["name"]: e["pid"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+    host = os.uname().nodename
+    assert set(named) == {f"rank {rank}, {host}" for rank in range(3)} | {"torch's profiler, rank 1"}
+    ours = [e for e in events if e["ph"] == "X" and e["pid"] == named[f"rank 1, {host}"]]
+    calls = [e for e in ours if e["name"].startswith("allreduce")]
+    assert len(calls) == 5 and all(e["args"]["bytes"] == 4 * ELEMENTS for e in calls)
+    # Every chunk that it sent to another was received there.
+    by_name = {}
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    for e in events:
+        thread = threads.get((e["pid"], e.get("tid")), "")
+        if e["ph"] == "X" and thread.startswith(("to ", "from ")):
+            by_name.setdefault(thread.split()[0], []).append((e["args"]["seq"], e["args"]["span"], e["args"]["chunk"]))
+    assert sorted(by_name["to"]) == sorted(by_name["from"])
+    assert len(by_name["to"]) > 5 * 16  # of 64 KiB at most
+    # torch's event of the same call lies around ours: within what it takes to enter and leave it.
+    records = [e for e in events if e["pid"] == named["torch's profiler, rank 1"] and e["name"] == "hybridps:all_reduce"]
+    records.sort(key=lambda e: e["ts"])
+    calls.sort(key=lambda e: e["ts"])
+    assert len(records) == 5
+    for record, call in zip(records, calls, strict=True):
+        assert abs(record["ts"] - call["ts"]) < 5000 * harness.TIME_SCALE, (record, call)
+    done = command("trace", "report", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for word in ("WAITING FOR A RANK", "NETWORK", "picture"):
+        assert word in done.stdout
+    picture = (tmp_path / "report.svg").read_text()
+    assert picture.startswith("<svg") and picture.count("<title>") == 3 * len(trace.PARTS)
+
+
+def started_and_stopped(rank, world, folder):
+    tensor = torch.ones(1000)
+    if rank == 0:
+        assert command("status", "--trace", folder).stdout.count("tracing") == world
+    dist.barrier()
+    for _ in range(7):
+        dist.all_reduce(tensor)
+    dist.barrier()
+    if rank == 0:
+        again = command("status", "--trace", folder)
+        assert again.returncode == 1 and "already" in again.stdout
+        assert command("status", "--trace-stop").stdout.count("stopped") == world
+    dist.barrier()
+    dist.all_reduce(tensor)
+
+
+def test_a_trace_is_started_and_stopped_while_the_job_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("HYBRIDPS_STATUS", str(tmp_path / "see"))
+    run_ranks(started_and_stopped, "1+1", args=(str(tmp_path),))
+    for one in load(tmp_path):
+        calls = [event for event in one.operations() if event.detail == trace.KINDS.index("allreduce")]
+        assert len(calls) == 7
+        assert all(event.bytes == 4000 for event in calls)
+
+
+def test_what_cannot_be_read_is_said(tmp_path):
+    assert "has no *.hpstrace" in command("trace", "merge", str(tmp_path)).stderr
+    (tmp_path / "x.hpstrace").write_bytes(b"HPSTRC01")
+    assert "cut short" in command("trace", "report", str(tmp_path)).stderr
+    (tmp_path / "x.hpstrace").write_bytes(b"something else")
+    assert "no trace of this version" in command("trace", "report", str(tmp_path)).stderr

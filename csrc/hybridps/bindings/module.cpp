@@ -263,12 +263,14 @@ double compression_ratio(const std::string& codec, const std::string& dtype) {
 
 py::dict compression_summary(ProcessGroupHybrid& group) {
   engine::Group::RememberedSummary summary;
+  std::vector<pg::Compression::Class> decided;
   {
     const py::gil_scoped_release released;
     summary = group.remembered_summary();
+    decided = group.compression_classes();
   }
   py::list classes;
-  for (const pg::Compression::Class& c : group.compression_classes()) {
+  for (const pg::Compression::Class& c : decided) {
     py::dict one;
     one["sizes"] = c.sizes;
     one["bytes_min"] = c.bytes_min;

@@ -29,6 +29,7 @@ FIRST_ANSWERS = 0.45
 # What waits for less is on its way.
 WAITS_SECONDS = 0.1
 SLOW_CARD = 0.67  # of what the others carry
+MOVES = 1e5  # bytes/s, over the last second
 SLOW_DELAY = 1e-3  # below it no network sets the pace
 
 
@@ -374,7 +375,10 @@ def _judge_cards(job: dict, findings: list[dict]) -> None:
             for node in (there, node_of[engine]):
                 seconds = 1e-6 * peer["tcp_rtt_us"]
                 least[node] = min(least.get(node, seconds), seconds)
-    if len(least) < 3 or not any(finding["kind"] == "busy" for finding in findings):
+    # Figures of now: an operation is on its way, or was a moment ago.
+    nets = [snapshot["net"] for snapshot in job["engines"].values()]
+    moves = any(max(net["tx_bytes_per_second"], net["rx_bytes_per_second"]) > MOVES for net in nets)
+    if len(least) < 3 or not (moves or any(finding["kind"] == "busy" for finding in findings)):
         return
     node, delay = max(least.items(), key=lambda item: item[1])
     others = max(value for key, value in least.items() if key != node)

@@ -354,6 +354,8 @@ void bind(py::module_& module) {
   module.def("check_settings", &check_settings, py::arg("local_rank"), py::arg("local_size"), py::arg("ask"));
   module.def("build_info", &build_info);
   module.def("cuda", &pg::describe_cuda_support, "The GPUs of this process, or why it has none.");
+  module.def("_accelerator_seam", [] { return py::capsule(&pg::accelerator_seam(), pg::AcceleratorSeam::kName); },
+             "For modules that add a kind of accelerator: pg/accelerator.h.");
   module.def("stats", &stats, py::call_guard<py::gil_scoped_release>());
   module.def(
       "lane_threads", [] { return pg::Process::instance().lanes()->thread_count(); },

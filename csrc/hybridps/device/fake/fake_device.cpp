@@ -429,6 +429,10 @@ void FakeDevice::launch(Stream stream, std::function<void()> kernel) {
   static_cast<void>(ignored);
 }
 
+core::Status FakeDevice::call_host(Stream stream, std::function<void()> function) {
+  return impl_->put(stream, std::move(function));
+}
+
 void FakeDevice::set_capturing(Stream stream, bool capturing) {
   static_cast<StreamState*>(stream.native)->capturing.store(capturing);
 }

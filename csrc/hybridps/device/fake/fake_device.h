@@ -68,6 +68,8 @@ class FakeDevice final : public Device {
   static const std::byte* host_view(const std::byte* address);
   /// A kernel.
   void launch(Stream stream, std::function<void()> kernel);
+  /// A host function: a task that no option makes wait.
+  core::Status call_host(Stream stream, std::function<void()> function);
   void set_capturing(Stream stream, bool capturing);
   /// The record() after so many more fails; those that follow do not.
   void fail_records_after(int count);

@@ -101,6 +101,9 @@ def _module(torch):
     module.Stream, module.Event, module.stream, module.device = Stream, Event, stream, device
     module.current_stream, module.set_stream, module.synchronize = current_stream, set_stream, synchronize
     module.default_stream = lambda device=None: torch.Stream(stream_id=0, device_index=index_of(device), device_type=20)
+    module.busy = lambda milliseconds: _native.sleep(int(milliseconds * 1000))
+    module.reports = lambda: _native.reports()
+    module.memory_allocated = lambda device=None: _native.bytes_in_use(index_of(device))
     module.is_available = lambda: True
     module.is_initialized = lambda: True
     module.device_count = lambda: _native.device_count()

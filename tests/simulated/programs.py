@@ -1,0 +1,33 @@
+"""What ranks do in the tests of this folder."""
+
+import importlib
+import os
+import sys
+
+import sim
+import torch
+import torch.distributed as dist
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(1, os.path.join(os.path.dirname(HERE), "gpu"))
+BACKEND = "cpu:hybridps,sim:hybridps"
+
+
+def no_reports():
+    found = sim.native().reports()
+    assert not found, "without order:\n" + "\n".join(found)
+
+
+def on_simulated(rank, world, body, *args):
+    """A body of this folder or of tests/gpu, on this process's first simulated device; then nothing may be without order."""
+    from zygote import context
+
+    sim.install()
+    context.init(backend=BACKEND)
+    module, _, function = body.rpartition(":")
+    result = getattr(importlib.import_module(module or "bodies"), function)(rank, world, *args)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    torch.sim.synchronize()
+    no_reports()
+    return result

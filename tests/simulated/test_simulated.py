@@ -1,0 +1,63 @@
+"""The path of device tensors under torch, on the simulated device: README.md."""
+
+import bodies
+import programs
+import pytest
+import torch
+from harness import run_ranks
+
+DEVICE = "sim:0"
+
+
+def run(body, nodes, *args, env=None, **more):
+    return run_ranks(programs.on_simulated, nodes, args=(body, *args), env=env, init=False, **more)
+
+
+@pytest.mark.parametrize("nodes", ["1+1", "2+1"])
+def test_every_collective(nodes):
+    results = run("every_collective", nodes, DEVICE, bodies.DTYPES, bodies.SIZES[:2])
+    assert min(results) > 90
+
+
+def test_every_collective_in_slices():
+    run("every_collective", "1+1", DEVICE, [torch.float32], [bodies.SLICED], env={"HYBRIDPS_STAGING_BYTES": "16M"})
+
+
+@pytest.mark.parametrize("body", ["mixed_group", "from_other_threads", "absent_rank"])
+def test_body_of_the_gpu_tests(body):
+    run(body, "1+1", DEVICE)
+
+
+@pytest.mark.parametrize("queues", ["1", "8"])
+def test_stream_order(queues):
+    run("stream_order", "1+1", DEVICE, 40, env={"SIMULATED_QUEUES": queues})
+
+
+@pytest.mark.parametrize("queues", ["1", "8"])
+def test_tensors_that_are_freed_right_after_the_call(queues):
+    run("freed_at_once", "1+1", DEVICE, 20, env={"SIMULATED_QUEUES": queues})
+
+
+def test_several_devices_of_a_process():
+    run("several_devices", "1+1", ["sim:0", "sim:1", "cpu", "sim:0"])
+
+
+def test_the_host_does_not_wait():
+    run("host_does_not_wait", "1+1", DEVICE)
+
+
+def test_training():
+    """DDP, functional collectives, a pipeline, Work."""
+    run("training:everything", "1+1", DEVICE)
+
+
+@pytest.mark.parametrize("nodes", ["1+1", "2+2"])
+def test_fsdp2(nodes):
+    run("training:fsdp", nodes, DEVICE)
+
+
+@pytest.mark.parametrize("queues", ["1", "8"])
+def test_random_programs(queues):
+    environment = {"SIMULATED_QUEUES": queues, "SIMULATED_PAUSE_US": "20"}
+    results = run("random_programs:run", "1+1", DEVICE, 1000 * int(queues), 100, 12, 100, env=environment)
+    assert min(results) > 300

@@ -345,7 +345,8 @@ def host_does_not_wait(rank, world, device):
         return torch.ones(many, device=device)
 
     # Tensors of its own for each: several are under way at a time.
-    reduced, spread, sent, received, parts, taken = (ones() for _ in range(6))
+    spread, sent, received, parts, taken = (ones() for _ in range(5))
+    reduced = [ones() for _ in range(8)]
     gathered, whole, part, given = ones(world * count), ones(world * count), ones(), ones()
 
     def every_kind():
@@ -356,8 +357,8 @@ def host_does_not_wait(rank, world, device):
         yield from dist.batch_isend_irecv(
             [dist.P2POp(dist.irecv, received, before), dist.P2POp(dist.isend, sent, after)]
         )
-        for _ in range(8):
-            yield dist.all_reduce(reduced, op=dist.ReduceOp.MAX, async_op=True)
+        for tensor in reduced:
+            yield dist.all_reduce(tensor, op=dist.ReduceOp.MAX, async_op=True)
 
     def enqueue():
         for work in list(every_kind()):
@@ -379,7 +380,7 @@ def host_does_not_wait(rank, world, device):
         module_of(device).synchronize()
         assert still_computing, f"enqueueing took {enqueued:.3f} s, until the stream had come to it"
     equal("reduce_scatter", part, torch.full((count,), float(world)))
-    for tensor in (reduced, spread, received, parts, gathered):
+    for tensor in (*reduced, spread, received, parts, gathered):
         equal("ones", tensor, torch.ones(tensor.numel()))
     return enqueued
 

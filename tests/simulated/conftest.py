@@ -9,7 +9,7 @@ import pytest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path[:0] = [HERE, os.path.join(ROOT, "tests", "multiprocess")]
+sys.path[:0] = [HERE, os.path.join(ROOT, "tests", "multiprocess"), os.path.join(ROOT, "tests", "gpu")]
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]
 

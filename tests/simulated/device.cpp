@@ -153,6 +153,8 @@ Settings Settings::from_environment() {
   settings.fake.hardware_queues = static_cast<int>(number_from("SIMULATED_QUEUES", 8));
   settings.fake.pause_us_max = static_cast<int>(number_from("SIMULATED_PAUSE_US", 50));
   settings.fake.launch_blocking = number_from("SIMULATED_LAUNCH_BLOCKING", 0) != 0;
+  settings.poison_freed = number_from("SIMULATED_POISON_FREED", 1) != 0;
+  settings.fake.memory_calls_wait = number_from("SIMULATED_MEMORY_CALLS_WAIT", 1) != 0;
   settings.fake.launches_max = static_cast<std::size_t>(number_from("SIMULATED_LAUNCHES_MAX", 1000));
   settings.fake.pinned_bytes_max = static_cast<std::uint64_t>(number_from("SIMULATED_PINNED_BYTES", long{1} << 40));
   if (const char* const id = std::getenv("SIMULATED_CARD")) settings.fake.physical_id = id;
@@ -168,6 +170,7 @@ SimulatedDevice::SimulatedDevice(int index, const Settings& settings)
                        ? "simulated card of process " + std::to_string(getpid()) + ", " + std::to_string(index)
                        : settings.fake.physical_id),
       drop_(settings.drop),
+      poison_freed_(settings.poison_freed),
       fake_([&] {
         device::FakeOptions options = settings.fake;
         options.seed += static_cast<std::uint64_t>(index) * 7919;
@@ -430,8 +433,8 @@ Block* SimulatedDevice::allocate(std::uint64_t bytes, int stream) {
   return block.release();
 }
 
-void SimulatedDevice::poison(Block* block) {
-  launch(block->stream, "freeing a tensor", {{block->data, block->bytes, true}},
+void SimulatedDevice::give_back(Block* block) {
+  if (poison_freed_) launch(block->stream, "freeing a tensor", {{block->data, block->bytes, true}},
          [view = FakeDevice::host_view(block->data), n = block->bytes] {
            std::memset(const_cast<std::byte*>(view), kPoison, n);
          });
@@ -442,7 +445,7 @@ void SimulatedDevice::poison(Block* block) {
 }
 
 void SimulatedDevice::free(Block* block) {
-  if (block->also_used_on.empty()) return poison(block);
+  if (block->also_used_on.empty()) return give_back(block);
   Pending pending{block, {}};
   for (const int stream : block->also_used_on) {
     pending.events.push_back(torch_event());
@@ -470,7 +473,7 @@ void SimulatedDevice::collect_pending() {
   }
   for (const Pending& pending : over) {
     for (const Event event : pending.events) fake_.destroy(event);
-    poison(pending.block);
+    give_back(pending.block);
   }
 }
 

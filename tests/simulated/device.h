@@ -8,7 +8,9 @@
 //          recording; the host has what it waited for, and what came before a flag once that was written; what is put on
 //          a stream has what the host had then. A stream that waits for a flag has nothing by it: CUDA gives no order of
 //          the memory of a device there that an event would not give, and hybridps has both.
-//          Freed memory is written to (poison) on the stream that it belongs to: whoever still uses it is found.
+//          Freed memory is written to (poison) on the stream that it belongs to: whoever still uses it is found. That is
+//          stricter than CUDA, where the next owner's first write is what counts: FSDP2 frees gradients of its
+//          reduce-scatter stream while the optimizer reads them, and lets that stream wait before it uses them again.
 // Threads  any.
 #pragma once
 
@@ -77,6 +79,7 @@ class Order {
 struct Settings {
   int devices = 2;
   device::FakeOptions fake;
+  bool poison_freed = true;
   std::string drop;  // a call site of events or flags that does nothing: "wait 0x1a2b"
   static Settings from_environment();
 };
@@ -149,12 +152,13 @@ class SimulatedDevice final : public device::Device {
 
  private:
   bool dropped(const char* kind, const void* caller);
-  void poison(Block* block);  // memory_mutex_ not held
+  void give_back(Block* block);  // memory_mutex_ not held
   void collect_pending();
 
   const int index_;
   const std::string physical_id_;
   const std::string drop_;
+  const bool poison_freed_;
   Order order_;
   mutable std::mutex mutex_;
   std::vector<device::Stream> streams_;

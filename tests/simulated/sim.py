@@ -5,7 +5,8 @@
     dist.init_process_group("cpu:hybridps,sim:hybridps")
 
 Settings, read when the first device is made: SIMULATED_DEVICES (2), SIMULATED_SEED, SIMULATED_QUEUES (hardware queues, 8),
-SIMULATED_PAUSE_US (before a task, up to 50), SIMULATED_LAUNCH_BLOCKING, SIMULATED_LAUNCHES_MAX, SIMULATED_DROP (mutations.py).
+SIMULATED_PAUSE_US (before a task, up to 50), SIMULATED_LAUNCH_BLOCKING, SIMULATED_LAUNCHES_MAX,
+SIMULATED_MEMORY_CALLS_WAIT (1), SIMULATED_POISON_FREED (1), SIMULATED_DROP (mutations.py).
 """
 
 import contextlib

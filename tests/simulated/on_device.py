@@ -25,7 +25,12 @@ def on_simulated(rank, world, body, *args):
     sim.install()
     context.init(backend=BACKEND)
     module, _, function = body.rpartition(":")
-    result = getattr(importlib.import_module(module or "bodies"), function)(rank, world, *args)
+    try:
+        result = getattr(importlib.import_module(module or "bodies"), function)(rank, world, *args)
+    except Exception:
+        for text in sim.native().reports():
+            print("without order:", text, file=sys.stderr)
+        raise
     if dist.is_initialized():
         dist.destroy_process_group()
     torch.sim.synchronize()

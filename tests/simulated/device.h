@@ -102,6 +102,7 @@ class SimulatedDevice final : public device::Device {
   int index() const noexcept override { return index_; }
   std::string describe() const override { return "simulated device " + std::to_string(index_); }
   core::Result<std::string> physical_id() override { return physical_id_; }
+  int hardware_queues() const noexcept override { return fake_.hardware_queues(); }
   core::Status run_here(const std::function<core::Status()>& call) override { return call(); }
   core::Result<device::Stream> make_stream() override;
   void destroy(device::Stream stream) noexcept override;

@@ -67,3 +67,23 @@ def test_random_programs(queues):
     environment = {"SIMULATED_QUEUES": queues, "SIMULATED_PAUSE_US": "20"}
     results = run("random_programs:run", "1+1", DEVICE, 1000 * int(queues), 100, 12, 100, env=environment)
     assert min(results) > 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_ten_thousand_random_programs(part):
+    environment = {
+        "SIMULATED_QUEUES": ["1", "2", "8", "32"][part % 4],
+        "SIMULATED_PAUSE_US": ["5", "50", "200"][part % 3],
+        "SIMULATED_SEED": str(part),
+    }
+    nodes = ["1+1", "2+1", "1+1+1"][part // 7]
+    args = (DEVICE, 100_000 + 500 * part, 500, 12, 100)
+    run("random_programs:run", nodes, *args, env=environment, timeout=900)
+
+
+@pytest.mark.slow
+def test_each_wait_that_is_taken_away_is_noticed():
+    import mutations
+
+    assert mutations.main() == 0

@@ -45,7 +45,8 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
   if (key.direction == 0) {
     staging::LocalOptions local;
     local.wanted = local_library_asked_for_;
-    if (auto library = accelerator->open_local_library(); !local_library_wanted_)
+    local.off = !local_library_wanted_;
+    if (auto library = accelerator->open_local_library(); local.off)
       local.why_not = "HYBRIDPS_LOCAL_NCCL is off";
     else if (library.is_ok())
       local.library = library.value();

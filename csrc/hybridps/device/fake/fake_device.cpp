@@ -283,6 +283,21 @@ std::string FakeDevice::describe() const {
   return "fake device with " + std::to_string(impl_->queues.size()) + " hardware queues";
 }
 
+int FakeDevice::hardware_queues() const noexcept { return impl_->options.hardware_queues; }
+
+namespace {
+thread_local FakeDevice* current_device = nullptr;
+}
+
+core::Status FakeDevice::run_here(const std::function<core::Status()>& call) {
+  FakeDevice* const before = std::exchange(current_device, this);
+  Status status = call();
+  current_device = before;
+  return status;
+}
+
+FakeDevice* FakeDevice::current() noexcept { return current_device; }
+
 core::Result<std::string> FakeDevice::physical_id() {
   if (Status status = impl_->check(); !status.is_ok()) return status;
   if (!impl_->options.physical_id.empty()) return impl_->options.physical_id;

@@ -11,6 +11,7 @@ SIMULATED_MEMORY_CALLS_WAIT (1), SIMULATED_POISON_FREED (1), SIMULATED_DROP (mut
 
 import contextlib
 import glob
+import importlib.util
 import os
 import sys
 import types
@@ -39,6 +40,8 @@ def install():
     import torch
     from hybridps import _load
 
+    if os.environ.get("SIMULATED_EXTENSION"):  # mutations.py
+        sys.meta_path.insert(0, _Extension(os.environ["SIMULATED_EXTENSION"]))
     sys.path.insert(0, os.path.dirname(built()))
     import _simulated
 
@@ -48,6 +51,16 @@ def install():
     torch._register_device_module("sim", _module(torch))
     torch.utils.generate_methods_for_privateuse1_backend()
     return _native
+
+
+class _Extension:
+    """Finds hybridps._C in a file."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def find_spec(self, name, path=None, target=None):
+        return importlib.util.spec_from_file_location(name, self.file) if name == "hybridps._C" else None
 
 
 def _module(torch):

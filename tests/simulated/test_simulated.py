@@ -1,9 +1,11 @@
 """The path of device tensors under torch, on the simulated device: README.md."""
 
 import bodies
+import harness
 import on_device
 import pytest
 import torch
+import training
 from harness import run_ranks
 
 DEVICE = "sim:0"
@@ -55,6 +57,15 @@ def test_the_host_does_not_wait():
 def test_training():
     """DDP, functional collectives, a pipeline, Work."""
     run("training:everything", "1+1", DEVICE)
+
+
+def test_a_program_that_says_nccl_and_has_its_options():
+    if harness.TORCH < (2, 14):
+        pytest.skip("HYBRIDPS_AS needs torch 2.14")
+    env = {"HYBRIDPS_AS": "nccl"}
+    results = run_ranks(training.as_nccl, "1+1", env=env, init=False, fork_server=harness.framework_zygote)
+    if not all(results):
+        pytest.skip("this torch has no NCCL")
 
 
 @pytest.mark.parametrize("nodes", ["1+1", "2+2"])

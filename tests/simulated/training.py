@@ -229,3 +229,24 @@ def everything(rank, world, device):
     functional(rank, world, device)
     pipeline(rank, world, device)
     return works(rank, world, device)
+
+
+def as_nccl(rank, world):
+    """HYBRIDPS_AS=nccl: a program of NCCL's, with NCCL's own options, as Megatron's; Returns whether this torch has them."""
+    import sim
+    from hybridps import _stand_in
+    from zygote import context
+
+    _stand_in.install()
+    sim.install()
+    if not hasattr(dist, "ProcessGroupNCCL"):
+        return False
+    options = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True
+    context.init(backend="cpu:nccl,sim:nccl")
+    for group in (None, dist.new_group(pg_options=options), dist.new_group(backend="cpu:nccl,sim:nccl", pg_options=options)):
+        t = torch.full((1000,), float(rank), device="sim:0")
+        dist.all_reduce(t, group=group)
+        assert torch.equal(t.cpu(), torch.full((1000,), float(sum(range(world)))))
+        assert (group or dist.group.WORLD)._get_backend(torch.device("sim")).name() == "hybridps"
+    return True

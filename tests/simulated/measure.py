@@ -2,9 +2,9 @@
 
     python tests/simulated/measure.py
 
-Host time: how long each collective's call takes, medians of 200, in microseconds; the stream is far behind meanwhile. Overlap:
-a DDP step beside max(backward + last bucket, first bucket's backward + communication), of parts that were measured alone, in
-turn with the steps; medians. No test asserts a time; a busy machine shows in both.
+Host time: how long each collective's call takes, medians of 200, in microseconds; the stream is far behind meanwhile.
+Overlap: a DDP step beside max(backward + last bucket, first bucket's backward + communication), of parts that were
+measured alone, in turn with the steps; medians. No test asserts a time; a busy machine shows in both.
 """
 
 import os
@@ -137,7 +137,8 @@ def main():
             on_device.on_simulated, "1+1", args=(f"measure:{body}", "sim:0"), env=environment, init=False
         )
         for name in results[0]:
-            print(f"{body:10} {name:16} {max(result[name] for result in results):9.1f} {'us' if body == 'host_time' else 'ms'}")
+            unit = "us" if body == "host_time" else "ms"
+            print(f"{body:10} {name:16} {max(result[name] for result in results):9.1f} {unit}")
         if body == "overlap":
             worst = min(result["formula"] / result["step"] for result in results)
             print(f"overlap    formula / step   {100 * worst:9.1f} %")

@@ -1,11 +1,11 @@
 """Each wait and event of hybridps' device path taken away, one by one: is it noticed?
 
     python tests/simulated/mutations.py            # the table; some minutes
-    python tests/simulated/mutations.py --sources  # faults of other kinds, in the sources: builds an extension with all of them
+    python tests/simulated/mutations.py --sources  # faults of other kinds, in the sources: builds an extension
 
-The simulated device knows each place of the extension that records an event, waits for one, writes a flag or waits for one, by
-its address: a first run lists them, then each is run again without one. Noticed: a report of the device's book of order, wrong
-bits, or a rank that gets stuck and says so. `hung` is the harness' limit.
+The simulated device knows each place of the extension that records an event, waits for one, writes a flag or waits for
+one, by its address: a first run lists them, then each is run again without one. Noticed: a report of the device's book of
+order, wrong bits, or a rank that gets stuck and says so. `hung` is the harness' limit.
 """
 
 import glob
@@ -37,7 +37,8 @@ SOURCES = {
     "strided tensors are filled on the caller's stream": (
         "pg/issue_on_stream.cpp",
         "const c10::StreamGuard guard(as_torch_stream(stream, device));",
-        "const c10::OptionalStreamGuard guard(MUTATED ? std::nullopt : std::optional(as_torch_stream(stream, device)));",
+        "const c10::OptionalStreamGuard guard("
+        "MUTATED ? std::nullopt : std::optional(as_torch_stream(stream, device)));",
     ),
     "the operation comes after another stream than the caller's": (
         "pg/issue_on_stream.cpp",
@@ -47,7 +48,8 @@ SOURCES = {
     "a future is complete on the caller's stream": (
         "pg/stream_work.cpp",
         "const c10::StreamGuard guard(as_torch_stream(last, device_));",
-        "const c10::OptionalStreamGuard guard(MUTATED ? std::nullopt : std::optional(as_torch_stream(last, device_)));",
+        "const c10::OptionalStreamGuard guard("
+        "MUTATED ? std::nullopt : std::optional(as_torch_stream(last, device_)));",
     ),
     "a future of several works stands for one": (
         "pg/stream_work.cpp",
@@ -67,7 +69,8 @@ SOURCES = {
     "an outgrown ring is used again at once": (
         "staging/channel.cpp",
         "    retired_.push_back({memory_, ends_ + 1});\n",
-        "    if (MUTATED) std::memset(memory_.data, 0x11, memory_.bytes);\n    retired_.push_back({memory_, ends_ + 1});\n",
+        "    if (MUTATED) std::memset(memory_.data, 0x11, memory_.bytes);\n"
+        "    retired_.push_back({memory_, ends_ + 1});\n",
     ),
     "a slice is done before the engine had it": (
         "staging/channel.cpp",
@@ -175,7 +178,8 @@ def build_mutated():
                 texts[path] = [source.read()] * 2
         original, text = texts[path]
         assert old in text, f"{file} has changed: {old}"
-        test = f'(std::getenv("SIMULATED_MUTATION") != nullptr && std::atoi(std::getenv("SIMULATED_MUTATION")) == {number})'
+        asked = 'std::getenv("SIMULATED_MUTATION")'
+        test = f"({asked} != nullptr && std::atoi({asked}) == {number})"
         # Its line may be in another's replacement, which keeps it.
         texts[path] = [original, text.replace(old, new.replace("MUTATED", test), 1)]
     (folder,) = glob.glob(os.path.join(ROOT, "build", f"cp{sys.version_info[0]}{sys.version_info[1]}-*"))

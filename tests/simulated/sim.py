@@ -4,7 +4,7 @@
     sim.install()
     dist.init_process_group("cpu:hybridps,sim:hybridps")
 
-Settings, read when the first device is made: SIMULATED_DEVICES (2), SIMULATED_SEED, SIMULATED_QUEUES (hardware queues, 8),
+Settings, read when the first device is made: SIMULATED_DEVICES (2), SIMULATED_SEED, SIMULATED_QUEUES (8),
 SIMULATED_PAUSE_US (before a task, up to 50), SIMULATED_LAUNCH_BLOCKING, SIMULATED_LAUNCHES_MAX,
 SIMULATED_MEMORY_CALLS_WAIT (1), SIMULATED_POISON_FREED (1), SIMULATED_DROP (mutations.py).
 """

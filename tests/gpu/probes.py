@@ -1,5 +1,5 @@
-"""What waits for the device? probes.py NAME: while a stream waits for a word of host memory, which nobody sets, make a call of
-the driver's or of torch's on a thread; does it return? One process a probe, as first-contact starts them.
+"""What waits for the device? probes.py NAME: while a stream waits for a word of host memory, which nobody sets, make a
+call of the driver's or of torch's on a thread; does it return? One process a probe, as first-contact starts them.
 
 Prints a line for each call: "returns in 12 us" or "WAITS". Other threads' cuEventQuery and copies are tried meanwhile.
 """

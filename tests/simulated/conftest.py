@@ -1,4 +1,4 @@
-"""Puts the harness of tests/multiprocess within reach; builds the simulated device where a build folder is ready for it."""
+"""Puts the harness of tests/multiprocess within reach; builds the simulated device where a build folder is there."""
 
 import importlib.util
 import os

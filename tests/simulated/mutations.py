@@ -4,8 +4,8 @@
     python tests/simulated/mutations.py --sources  # faults of other kinds, in the sources: builds an extension
 
 The simulated device knows each place of the extension that records an event, waits for one, writes a flag or waits for
-one, by its address: a first run lists them, then each is run again without one. Noticed: a report of the device's book of
-order, wrong bits, or a rank that gets stuck and says so. `hung` is the harness' limit.
+one, by its address: a first run lists them, then each is run again without one. Noticed: a report of the device's book
+of order, wrong bits, or a rank that gets stuck and says so. `hung` is the harness' limit.
 """
 
 import glob

@@ -19,7 +19,7 @@ def no_reports():
 
 
 def on_simulated(rank, world, body, *args):
-    """A body of this folder or of tests/gpu, on this process's first simulated device; then nothing may be without order."""
+    """A body of this folder or of tests/gpu, on simulated devices; then nothing may be without order."""
     from zygote import context
 
     sim.install()

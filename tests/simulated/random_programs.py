@@ -1,8 +1,8 @@
 """Random programs on streams: the same steps on CPU tensors and on the simulated device, to the same bits.
 
-A program is correct: whatever it uses on a stream, that stream has waited for, as torch's rules for CUDA ask. So each report of
-the device is a fault of what is under test, and so is each bit that differs. `program(seed)` is the same on every rank; how long
-kernels take is drawn by each rank for itself.
+A program is correct: whatever it uses on a stream, that stream has waited for, as torch's rules for CUDA ask. So each
+report of the device is a fault of what is under test, and so is each bit that differs. A program is the same on every
+rank; how long kernels take is drawn by each rank for itself.
 """
 
 import contextlib
@@ -264,7 +264,8 @@ def run(rank, world, device, first, count, steps=12, slow_us=300):
         assert len(got) == len(expected)
         for number, (one, other) in enumerate(zip(got, expected, strict=True)):
             same = one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
-            assert same, f"program {seed}, result {number} of {one.numel()} {one.dtype}: {one[:5]} instead of {other[:5]}"
+            what = f"program {seed}, result {number} of {one.numel()} {one.dtype}"
+            assert same, f"{what}: {one[:5]} instead of {other[:5]}"
             compared += 1
         found = torch.get_device_module(device).reports()
         assert not found, f"program {seed}: " + "\n".join(found)

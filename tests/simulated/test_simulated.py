@@ -21,6 +21,7 @@ def test_every_collective(nodes):
     assert min(results) > 80
 
 
+@pytest.mark.slow
 def test_every_collective_in_slices():
     run("every_collective", "1+1", DEVICE, [torch.float32], [bodies.SLICED], env={"HYBRIDPS_STAGING_BYTES": "16M"})
 

@@ -232,7 +232,7 @@ def everything(rank, world, device):
 
 
 def as_nccl(rank, world):
-    """HYBRIDPS_AS=nccl: a program of NCCL's, with NCCL's own options, as Megatron's; Returns whether this torch has them."""
+    """HYBRIDPS_AS=nccl: a program of NCCL's with its own options, like Megatron. Returns whether torch has them."""
     import sim
     from hybridps import _stand_in
     from zygote import context
@@ -244,7 +244,8 @@ def as_nccl(rank, world):
     options = dist.ProcessGroupNCCL.Options()
     options.is_high_priority_stream = True
     context.init(backend="cpu:nccl,sim:nccl")
-    for group in (None, dist.new_group(pg_options=options), dist.new_group(backend="cpu:nccl,sim:nccl", pg_options=options)):
+    named = dist.new_group(backend="cpu:nccl,sim:nccl", pg_options=options)
+    for group in (None, dist.new_group(pg_options=options), named):
         t = torch.full((1000,), float(rank), device="sim:0")
         dist.all_reduce(t, group=group)
         assert torch.equal(t.cpu(), torch.full((1000,), float(sum(range(world)))))

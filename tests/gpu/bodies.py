@@ -213,14 +213,25 @@ def mixed_group(rank, world, device):
         equal("on the host", here, total(5_000, world, turn, torch.float32))
 
 
+def has_streams(device):
+    return torch.device(device).type != "cpu"
+
+
+def module_of(device):
+    """torch.cuda, or the module of another kind of device (tests/simulated)."""
+    return torch.get_device_module(device)
+
+
 def busy(device, milliseconds):
     if torch.device(device).type == "cuda":
         torch.cuda._sleep(int(milliseconds * 1_500_000))  # about 1.5 GHz
+    elif has_streams(device):
+        module_of(device).busy(milliseconds)
 
 
 def stream_for(device):
-    if torch.device(device).type == "cuda":
-        return torch.cuda.stream(torch.cuda.Stream(device))
+    if has_streams(device):
+        return module_of(device).stream(module_of(device).Stream(device))
     return contextlib.nullcontext()
 
 
@@ -326,7 +337,7 @@ def several_devices(rank, world, devices):
 
 def host_does_not_wait(rank, world, device):
     """The calls return while the input is still far from being ready; on a GPU."""
-    on_gpu = torch.device(device).type == "cuda"
+    on_gpu = has_streams(device)
     count = 1 << 20
     after, before = (rank + 1) % world, (rank - 1) % world
 
@@ -334,7 +345,8 @@ def host_does_not_wait(rank, world, device):
         return torch.ones(many, device=device)
 
     # Tensors of its own for each: several are under way at a time.
-    reduced, spread, sent, received, parts, taken = (ones() for _ in range(6))
+    spread, sent, received, parts, taken = (ones() for _ in range(5))
+    reduced = [ones() for _ in range(8)]
     gathered, whole, part, given = ones(world * count), ones(world * count), ones(), ones()
 
     def every_kind():
@@ -345,8 +357,8 @@ def host_does_not_wait(rank, world, device):
         yield from dist.batch_isend_irecv(
             [dist.P2POp(dist.irecv, received, before), dist.P2POp(dist.isend, sent, after)]
         )
-        for _ in range(8):
-            yield dist.all_reduce(reduced, op=dist.ReduceOp.MAX, async_op=True)
+        for tensor in reduced:
+            yield dist.all_reduce(tensor, op=dist.ReduceOp.MAX, async_op=True)
 
     def enqueue():
         for work in list(every_kind()):
@@ -354,21 +366,21 @@ def host_does_not_wait(rank, world, device):
 
     enqueue()  # streams and staging exist now
     if on_gpu:
-        torch.cuda.synchronize()
+        module_of(device).synchronize()
     dist.barrier()
     begin = time.perf_counter()
     busy(device, 1000)
     if on_gpu:
-        ready = torch.cuda.Event()
+        ready = module_of(device).Event()
         ready.record()
     enqueue()
     enqueued = time.perf_counter() - begin
     if on_gpu:
         still_computing = not ready.query()
-        torch.cuda.synchronize()
+        module_of(device).synchronize()
         assert still_computing, f"enqueueing took {enqueued:.3f} s, until the stream had come to it"
     equal("reduce_scatter", part, torch.full((count,), float(world)))
-    for tensor in (reduced, spread, received, parts, gathered):
+    for tensor in (*reduced, spread, received, parts, gathered):
         equal("ones", tensor, torch.ones(tensor.numel()))
     return enqueued
 
@@ -407,14 +419,14 @@ def absent_rank(rank, world, device):
         except RuntimeError as error:
             said = str(error)
         assert "imed out" in said, said
-        if torch.device(device).type == "cuda":
-            torch.cuda.synchronize()
+        if has_streams(device):
+            module_of(device).synchronize()
     else:
         time.sleep(3)
         try:
             dist.all_reduce(torch.ones(10, device=device))
-            if torch.device(device).type == "cuda":
-                torch.cuda.synchronize()
+            if has_streams(device):
+                module_of(device).synchronize()
                 dist.all_reduce(torch.ones(1, device=device))  # told here, at the latest
         except RuntimeError:
             pass
@@ -489,17 +501,17 @@ def soak(rank, world, device, rounds):
     """Memory stays flat: the process's, what it has pinned, and the device's."""
     from hybridps import _load
 
-    on_gpu = torch.device(device).type == "cuda"
+    on_gpu = has_streams(device)
 
     def held():
         if on_gpu:
-            torch.cuda.synchronize()
+            module_of(device).synchronize()
         dist.barrier()
         gc.collect()
         with open("/proc/self/statm") as file:
             resident = int(file.read().split()[1]) * 4096
         pinned = _load.load_extension().stats()["pinned_bytes"]
-        return resident, pinned, torch.cuda.memory_allocated() if on_gpu else 0
+        return resident, pinned, module_of(device).memory_allocated() if on_gpu else 0
 
     tensors = [torch.ones(count, device=device) for count in (10, 10_000, 3_000_000)]
     after_warm_up = None

@@ -419,6 +419,8 @@ void bind(py::module_& module) {
   module.def("cuda", &pg::describe_cuda_support, "The GPUs of this process, or why it has none.");
   module.def("stats", &stats);
   module.def("metric_table", &metric_table);
+  module.def("_accelerator_seam", [] { return py::capsule(&pg::accelerator_seam(), pg::AcceleratorSeam::kName); },
+             "For modules that add a kind of accelerator: pg/accelerator.h.");
   module.def(
       "lane_threads", [] { return pg::Process::instance().lanes()->thread_count(); },
       "Threads on which futures complete.");

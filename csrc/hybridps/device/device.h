@@ -82,6 +82,8 @@ class Device : core::Pinned {
   virtual std::string describe() const = 0;
   /// The same for all processes of a machine that use this card, and for no other: its place on the bus.
   virtual core::Result<std::string> physical_id() = 0;
+  /// How many streams run beside each other without holding each other up; 0: not known. No call to the driver.
+  virtual int hardware_queues() const noexcept { return 0; }
   /// Runs `call` with the device current on this thread, for libraries that look there. Does not wait itself.
   virtual core::Status run_here(const std::function<core::Status()>& call) = 0;
 

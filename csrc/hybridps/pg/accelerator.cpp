@@ -1,126 +1,80 @@
 #include "hybridps/pg/accelerator.h"
 
-#include <c10/util/Exception.h>
-
-#if HYBRIDPS_WITH_CUDA
-#include <map>
+#include <array>
+#include <atomic>
 #include <mutex>
 #include <utility>
 
-#include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAStream.h>
-
-#include "hybridps/device/cuda/cuda_device.h"
-#endif
-#if HYBRIDPS_WITH_NCCL
-#include "hybridps/intranode/nccl/nccl_group.h"
-#endif
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
 
 namespace hybridps::pg {
-
-#if HYBRIDPS_WITH_NCCL
-
-core::Result<std::shared_ptr<intranode::LocalGroups>> open_local_library() {
-  const core::Result<intranode::NcclApi>& api = intranode::load_nccl();
-  if (!api.is_ok()) return api.status();
-  return std::shared_ptr<intranode::LocalGroups>(std::make_shared<intranode::NcclGroups>(api.value()));
-}
-
-void drain_local_library(std::chrono::milliseconds patience) { intranode::NcclGroups::drain(patience); }
-
-#else
-
-core::Result<std::shared_ptr<intranode::LocalGroups>> open_local_library() {
-  return core::Status(core::Code::kUnsupported, "this build of hybridps was made without NCCL's header");
-}
-
-void drain_local_library(std::chrono::milliseconds /*patience*/) {}
-
-#endif
-
-#if HYBRIDPS_WITH_CUDA
-
 namespace {
-// Never destroyed: at exit the driver may be gone before we are.
-struct Devices {
-  std::mutex mutex;
-  std::map<int, std::shared_ptr<device::CudaDevice>> opened;
+
+constexpr auto kTypes = static_cast<std::size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES);
+
+// Never destroyed: at exit a driver may be gone before we are. Read without a lock in every call.
+struct Kinds {
+  std::array<std::atomic<Accelerator*>, kTypes> of{};
+  Kinds() { of[static_cast<std::size_t>(c10::DeviceType::CUDA)].store(make_cuda_accelerator().release()); }
 };
-Devices& devices() {
-  static auto& kept = *new Devices();
+
+Kinds& kinds() {
+  static auto& kept = *new Kinds();
   return kept;
 }
 
-std::string describe_local_library() {
-  const auto library = open_local_library();
-  return library.is_ok() ? library.value()->describe() : std::string(library.status().message());
+Accelerator& known(c10::Device device) {
+  Accelerator* const accelerator = accelerator_of(device.type());
+  TORCH_CHECK(accelerator != nullptr, "hybridps: nothing carries tensors on ", device);
+  return *accelerator;
 }
+
+void look() noexcept { device::NoDriverCalls::look(); }
+
 }  // namespace
 
-bool has_cuda_support() noexcept { return true; }
-
-std::string describe_cuda_support() {
-  return device::describe_cuda() + "; ranks of one node: " + describe_local_library();
+Accelerator* accelerator_of(c10::DeviceType type) noexcept {
+  const auto at = static_cast<std::size_t>(type);
+  return at < kTypes ? kinds().of[at].load(std::memory_order_acquire) : nullptr;
 }
 
-core::Result<std::shared_ptr<device::Device>> open_cuda_device(int index) {
-  const core::Result<device::Driver>& driver = device::load_driver();
-  if (!driver.is_ok()) return driver.status();
-  Devices& all = devices();
-  const std::lock_guard lock(all.mutex);
-  if (const auto known = all.opened.find(index); known != all.opened.end())
-    return std::shared_ptr<device::Device>(known->second);
-  auto opened = device::CudaDevice::open(driver.value(), index);
-  if (!opened.is_ok()) return opened.status();
-  std::shared_ptr<device::CudaDevice> device = std::move(opened).value();
-  all.opened.emplace(index, device);
-  return std::shared_ptr<device::Device>(std::move(device));
+void add_accelerator(c10::DeviceType type, std::unique_ptr<Accelerator> accelerator) {
+  const auto at = static_cast<std::size_t>(type);
+  TORCH_CHECK(at < kTypes && type != c10::DeviceType::CPU, "hybridps: no kind of accelerator: ", type);
+  kinds().of[at].store(accelerator.release(), std::memory_order_release);
 }
 
-std::uint64_t pinned_bytes() {
-  Devices& all = devices();
-  const std::lock_guard lock(all.mutex);
-  std::uint64_t bytes = 0;
-  for (const auto& [index, device] : all.opened) bytes += device->pinned_bytes();
-  return bytes;
+const AcceleratorSeam& accelerator_seam() noexcept {
+  static constexpr AcceleratorSeam kSeam{&add_accelerator, &look};
+  return kSeam;
 }
 
-device::Stream current_cuda_stream(c10::Device device) {
-  return {c10::cuda::getCurrentCUDAStream(device.index()).stream()};
+device::Stream current_stream(c10::Device device) {
+  return known(device).native(c10::impl::getDeviceGuardImpl(device.type())->getStream(device));
 }
 
 c10::Stream as_torch_stream(device::Stream stream, c10::Device device) {
-  return c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream.native), device.index()).unwrap();
+  return known(device).as_torch(stream, device);
 }
 
-c10::Device current_cuda_device() { return {c10::DeviceType::CUDA, c10::cuda::current_device()}; }
-
-#else
-
-namespace {
-constexpr char kNotBuilt[] =
-    "this build of hybridps carries CPU tensors only: it was built without CUDA's headers or for a torch without CUDA; "
-    "build it again with both, or use backend \"cpu:hybridps,cuda:nccl\"";
-}  // namespace
-
-bool has_cuda_support() noexcept { return false; }
-
-std::string describe_cuda_support() { return "not built"; }
-
-core::Result<std::shared_ptr<device::Device>> open_cuda_device(int /*index*/) {
-  return core::Status(core::Code::kUnsupported, kNotBuilt);
+core::Result<std::shared_ptr<device::Device>> open_device(c10::Device device) {
+  if (Accelerator* const accelerator = accelerator_of(device.type())) return accelerator->open(device.index());
+  return core::Status(core::Code::kUnsupported,
+                      device.is_cuda() ? kNoCuda : "nothing carries tensors on devices of the kind of " + device.str());
 }
 
-std::uint64_t pinned_bytes() { return 0; }
-
-device::Stream current_cuda_stream(c10::Device /*device*/) { TORCH_CHECK(false, "hybridps: ", kNotBuilt); }
-
-c10::Stream as_torch_stream(device::Stream /*stream*/, c10::Device /*device*/) {
-  TORCH_CHECK(false, "hybridps: ", kNotBuilt);
+std::uint64_t pinned_bytes() {
+  std::uint64_t bytes = 0;
+  for (auto& kind : kinds().of)
+    if (Accelerator* const accelerator = kind.load(std::memory_order_acquire)) bytes += accelerator->pinned_bytes();
+  return bytes;
 }
 
-c10::Device current_cuda_device() { TORCH_CHECK(false, "hybridps: ", kNotBuilt); }
-
-#endif
+void drain_local_libraries(std::chrono::milliseconds patience) {
+  for (auto& kind : kinds().of)
+    if (Accelerator* const accelerator = kind.load(std::memory_order_acquire))
+      accelerator->drain_local_library(patience);
+}
 
 }  // namespace hybridps::pg

@@ -49,7 +49,7 @@ std::shared_ptr<InOrder> ProcessGroupHybrid::order_of_this_lane() {
 c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue(Call call) {
   for (const auto* tensors : {&call.inputs, &call.outputs})
     for (const at::Tensor& tensor : *tensors)
-      if (tensor.is_cuda()) return issue_on_stream(std::move(call), tensor.device());
+      if (!tensor.is_cpu()) return issue_on_stream(std::move(call), tensor.device());
   const auto group = group_or_throw(call.name);
   const bool observed = at::hasCallbacks();
 

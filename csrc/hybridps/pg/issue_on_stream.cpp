@@ -27,6 +27,8 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
   const std::lock_guard lock(channels_mutex_);
   last_device_ = device;
   if (const auto known = channels_.find(key); known != channels_.end()) return known->second;
+  Accelerator* const accelerator = accelerator_of(device.type());
+  if (accelerator == nullptr) return open_device(device).status();
   if (!channel_options_) {
     const auto config = core::Config::from_environment();
     if (!config.is_ok()) return config.status();
@@ -35,22 +37,23 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
     options.staging_bytes_max = config.value().staging_bytes;
     options.direct = config.value().gpudirect;
     blocking_wait_ = config.value().blocking_wait;
+    local_library_wanted_ = config.value().local_nccl;
+    local_library_asked_for_ = local_library_wanted_ && config.value().given.count("HYBRIDPS_LOCAL_NCCL") > 0;
+    channel_options_ = options;
+  }
+  staging::ChannelOptions options = *channel_options_;
+  options.one_stream = key.direction == 2;
+  if (key.direction == 0) {
     staging::LocalOptions local;
-    local.wanted = config.value().local_nccl && config.value().given.count("HYBRIDPS_LOCAL_NCCL") > 0;
-    if (auto library = open_local_library(); !config.value().local_nccl)
+    local.wanted = local_library_asked_for_;
+    local.off = !local_library_wanted_;
+    if (auto library = accelerator->open_local_library(); local.off)
       local.why_not = "HYBRIDPS_LOCAL_NCCL is off";
     else if (library.is_ok())
       local.library = library.value();
     else
       local.why_not = library.status().message();
     options.local = std::move(local);
-    channel_options_ = options;
-  }
-  staging::ChannelOptions options = *channel_options_;
-  options.one_stream = key.direction == 2;
-  if (key.direction != 0) {
-    options.local.reset();
-  } else {
     // The ranks of a node agree once, about one GPU each.
     for (const auto& [other, known] : channels_)
       if (other.direction == 0 && known->has_local())
@@ -60,7 +63,7 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
                 " with NCCL inside the node, and cannot take tensors on another GPU of this process; make "
                 "a group for them, or set HYBRIDPS_LOCAL_NCCL=0");
   }
-  auto opened = open_cuda_device(key.device);
+  auto opened = open_device(device);
   if (!opened.is_ok()) return opened.status();
   auto channel = Process::instance().stager()->open(opened.value(), group, options);
   if (channel.is_ok()) channels_.emplace(key, channel.value());
@@ -86,6 +89,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
   for (auto& operation : call.operations) {
     operation.timeout = timeout;
     ChannelKey key;
+    key.type = device.type();
     key.device = device.index();
     if (!collective) {
       key.peer = operation.peer;
@@ -153,7 +157,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
       staging::Request request;
       request.scratch = scratch[i];
       request.operation = std::move(call.operations[i]);
-      request.caller = current_cuda_stream(device);
+      request.caller = current_stream(device);
       request.what = what;
       if (i + 1 == call.operations.size()) request.finish = std::move(finish);
       request.done = [held](const core::Status& status) { StreamWork::Held::part_over(held, status); };

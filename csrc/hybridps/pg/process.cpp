@@ -136,7 +136,7 @@ void Process::at_exit() {
     groups.clear();
   }
   stager_->stop(kStagerPatience);  // no stream waits for a flag after this
-  drain_local_library(kDrainPatience);
+  drain_local_libraries(kDrainPatience);
   lanes_->stop(kLanePatience);
   abort_hooks_->stop(kAbortHookPatience);
 }

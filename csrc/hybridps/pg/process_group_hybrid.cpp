@@ -179,11 +179,12 @@ void ProcessGroupHybrid::wait_ready() {
 }
 
 void ProcessGroupHybrid::eagerConnectSingleDevice(at::Device device) {
-  if (!device.is_cuda()) return;
+  if (device.is_cpu()) return;
   const InterpreterReleased released;
   const auto group = group_or_throw("eager_connect_single_device");
   const std::string what = "connecting " + group_text(*context_) + " on " + device.str();
   ChannelKey key;
+  key.type = device.type();
   key.device = device.index();
   const auto channel = channel_for(key, device, group);
   check_status(channel.status(), what);
@@ -391,7 +392,7 @@ void ProcessGroupHybrid::shutdown() {
   if (membership_->is_forked()) return;
   const InterpreterReleased released;
   leave();
-  drain_local_library(kDrainPatience);  // the program may end now
+  drain_local_libraries(kDrainPatience);  // the program may end now
 }
 
 void ProcessGroupHybrid::leave() {

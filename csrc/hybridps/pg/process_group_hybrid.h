@@ -261,6 +261,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
 
   // Device, and for messages peer and direction; collectives share one channel of a device.
   struct ChannelKey {
+    c10::DeviceType type = c10::DeviceType::CUDA;
     int device = 0;
     int peer = -1;
     int direction = 0;  // 0 collectives, 1 sends, 2 receives
@@ -270,6 +271,8 @@ class ProcessGroupHybrid final : public c10d::Backend {
   std::map<ChannelKey, std::shared_ptr<staging::Channel>> channels_;
   std::optional<staging::ChannelOptions> channel_options_;
   bool blocking_wait_ = false;
+  bool local_library_wanted_ = true;
+  bool local_library_asked_for_ = false;
   std::optional<c10::Device> last_device_;
   std::optional<c10::Device> eager_device_;
 };

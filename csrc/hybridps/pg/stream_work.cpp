@@ -92,7 +92,7 @@ StreamWork::StreamWork(Init init)
       name_(init.name),
       outputs_(std::move(init.outputs)),
       device_(init.device),
-      issued_on_(current_cuda_stream(init.device)),
+      issued_on_(current_stream(init.device)),
       timeout_(init.timeout),
       blocks_host_(init.blocks_host),
       held_(std::move(init.held)) {}
@@ -141,7 +141,7 @@ void StreamWork::throw_failure() const {
 
 void StreamWork::synchronize() {
   throw_failure();
-  const device::Stream current = current_cuda_stream(device_);
+  const device::Stream current = current_stream(device_);
   for (const auto& staged : staged_) check_status(staged->wait_on(current), describe());
   for (const Ptr& work : joined_) work->synchronize();
   // Memory that was made on another stream would be used again by that one, which does not wait.

@@ -128,10 +128,10 @@ Reduction reduction_of(const char* call, const at::Tensor& tensor, const c10d::R
 
 void check_tensor(const char* call, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.defined(), "hybridps::", call, ": undefined tensor");
-  TORCH_CHECK(!tensor.is_cuda() || has_cuda_support(), "hybridps::", call,
+  const bool carried = tensor.device().is_cpu() || accelerator_of(tensor.device().type()) != nullptr;
+  TORCH_CHECK(carried || !tensor.is_cuda(), "hybridps::", call,
               ": CUDA tensors are not supported by this build; use backend \"cpu:hybridps,cuda:nccl\"");
-  TORCH_CHECK(tensor.device().is_cpu() || tensor.is_cuda(), "hybridps::", call,
-              ": only supports CPU and CUDA tensors, got one on ", tensor.device());
+  TORCH_CHECK(carried, "hybridps::", call, ": only supports CPU and CUDA tensors, got one on ", tensor.device());
   TORCH_CHECK(tensor.layout() == at::kStrided, "hybridps::", call, ": only supports dense tensors, got layout ",
               tensor.layout());
 }

@@ -110,11 +110,13 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
   fact.slices_max = limits.slices_max;
   fact.staging_bytes_max = staging_bytes_max;
   std::string why = options.library ? "" : options.why_not;
-  if (mine.size() > 1 && options.library) {
+  if (mine.size() > 1) {
     if (auto card = device->physical_id(); card.is_ok())
       put_text(fact.card, card.value());
     else
       why = card.status().message();
+  }
+  if (mine.size() > 1 && options.library) {
     const Pairs pairs = pairs_of(*options.library);
     static_assert(Pairs().size() <= sizeof fact.pairs * 8);
     for (std::size_t i = 0; i < pairs.size(); ++i)
@@ -139,6 +141,7 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
   Pairs pairs;
   pairs.set();
   std::string obstacle;
+  bool own_cards = true;  // of all ranks that share a node: they would gain by a library
   for (int node = 0; node < topology.nodes(); ++node) {
     const std::vector<int>& ranks = topology.ranks_of(node);
     std::set<std::string> cards;
@@ -147,7 +150,10 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
       agreed.slice_bytes = std::min(agreed.slice_bytes, other.slice_bytes);
       agreed.slices_max = std::min(agreed.slices_max, other.slices_max);
       staging_bytes_max = std::min(staging_bytes_max, other.staging_bytes_max);
-      if (ranks.size() == 1 || !obstacle.empty()) continue;
+      if (ranks.size() == 1) continue;
+      const bool own_card = !text_of(other.card).empty() && cards.insert(text_of(other.card)).second;
+      own_cards &= own_card;
+      if (!obstacle.empty()) continue;
       const Fact& first = facts.value()[static_cast<std::size_t>(ranks.front())];
       const std::string who = "rank " + std::to_string(rank);
       if (text_of(other.library).empty())
@@ -155,7 +161,7 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
       else if (text_of(other.library) != text_of(first.library))
         obstacle = who + " has " + text_of(other.library) + ", rank " + std::to_string(ranks.front()) +
                    " of the same node " + text_of(first.library);
-      else if (!cards.insert(text_of(other.card)).second)
+      else if (!own_card)
         obstacle = who + " shares its GPU (" + text_of(other.card) + ") with another rank";
       for (std::size_t i = 0; i < pairs.size(); ++i)
         if ((other.pairs[i / 8] >> (i % 8) & 1U) == 0) pairs.reset(i);
@@ -164,7 +170,7 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
   const auto give_up = [&](const std::string& what) {
     if (group.rank() != 0) return;
     const std::string text = "group \"" + group.name() + "\": CUDA tensors go through shared memory inside the nodes: ";
-    if (options.wanted)
+    if (options.wanted || (own_cards && !options.off))
       core::log_warn(text, what);
     else
       core::log_info(text, what);

@@ -29,7 +29,8 @@ struct LocalOptions {
   /// Null: this rank has none, and `why_not` says why.
   std::shared_ptr<intranode::LocalGroups> library;
   std::string why_not;
-  bool wanted = false;  // log at warning level where it cannot be used; else at info
+  bool wanted = false;  // log at warning level where it cannot be used; else only where every rank has a card of its own
+  bool off = false;     // by a setting: then at info
 };
 
 class Local : core::Pinned {

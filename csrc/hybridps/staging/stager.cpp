@@ -18,6 +18,7 @@ using core::Status;
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kNapForStream = std::chrono::microseconds(20);
 constexpr auto kNapForEnd = std::chrono::microseconds(200);
+constexpr int kQueuesByDefault = 8;  // CUDA's
 constexpr auto kLookEvery = std::chrono::milliseconds(2);
 
 core::Status no_thread(const char* name, const std::system_error& error) {
@@ -46,8 +47,28 @@ core::Result<std::shared_ptr<Channel>> Stager::open(std::shared_ptr<device::Devi
       std::make_shared<Channel>(shared_from_this(), std::move(device), std::move(pool), std::move(group), options);
   if (!channel->opened_.is_ok()) return channel->opened_;
   const std::lock_guard lock(mutex_);
+  warn_of_few_queues_locked(channel->device());
   if (Status status = start_locked(); !status.is_ok()) return status;
   return channel;
+}
+
+void Stager::warn_of_few_queues_locked(device::Device& device) {
+  ++channels_opened_;
+  const int queues = device.hardware_queues();
+  // A channel's streams wait for the network: its in stream for the caller, its out stream for a flag. With one queue both
+  // stand before the program's kernels, whatever the number of groups.
+  const int wanted = 2 * static_cast<int>(channels_opened_) + 2;
+  if (queues == 0 || queues >= wanted || warned_of_few_queues_) return;
+  if (queues > 1 && queues >= kQueuesByDefault) {
+    core::log_info(device.describe(), ": ", channels_opened_, " channels of hybridps and the program share ", queues,
+                   " hardware queues; CUDA_DEVICE_MAX_CONNECTIONS=32 keeps streams that wait for the network out of the "
+                   "way of kernels");
+  } else {
+    core::log_warn(device.describe(), ": CUDA_DEVICE_MAX_CONNECTIONS=", queues, ": kernels that are launched while an "
+                   "operation waits for the network stand behind it, so nothing overlaps, and groups that are used in different "
+                   "orders may wait for each other; ", std::min(wanted, 32), " or more (32 at most) keeps them apart");
+  }
+  warned_of_few_queues_ = true;
 }
 
 Status Stager::begin(std::shared_ptr<Channel> channel) {
@@ -136,6 +157,7 @@ void Stager::stop(std::chrono::milliseconds patience) {
 
 void Stager::run() {
   core::begin_thread("hybridps-stage");
+  core::sleep_precisely();
   const device::NoDriverCalls streams_wait_for_this_thread;
   std::vector<std::shared_ptr<Channel>> channels;
   core::TimePoint busy_since = core::Clock::now();

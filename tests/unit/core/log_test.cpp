@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/captured_stderr.h"
 #include "tests/support/catch.h"
 
 using namespace hybridps::core;
@@ -15,31 +16,7 @@ using std::chrono::seconds;
 
 namespace {
 
-/// What is written to stderr meanwhile.
-class CapturedStderr {
- public:
-  CapturedStderr() {
-    if (pipe(pipe_) != 0) FAIL("pipe");
-    saved_ = dup(STDERR_FILENO);
-    dup2(pipe_[1], STDERR_FILENO);
-    close(pipe_[1]);
-  }
-  std::string finish() {
-    dup2(saved_, STDERR_FILENO);  // closes the last writing end
-    close(saved_);
-    std::string text;
-    char bytes[4096];
-    for (ssize_t got = 0; (got = read(pipe_[0], bytes, sizeof bytes)) > 0;) {
-      text.append(bytes, static_cast<std::size_t>(got));
-    }
-    close(pipe_[0]);
-    return text;
-  }
-
- private:
-  int pipe_[2] = {-1, -1};
-  int saved_ = -1;
-};
+using hybridps::test::CapturedStderr;
 
 /// Counts how often it is formatted.
 struct Counted {

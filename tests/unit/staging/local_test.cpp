@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "hybridps/reduce/sum.h"
+#include "tests/support/captured_stderr.h"
 #include "tests/support/clock.h"
 #include "tests/unit/staging/program.h"
 
@@ -156,21 +157,27 @@ TEST_CASE("staging/local: every type and operation has the result that it has wi
 TEST_CASE("staging/local: ranks that cannot have it all go through shared memory", "[staging][fast]") {
   struct Case {
     const char* what;
+    bool warns;  // where each rank has a card of its own, it is a loss
     std::function<void(int rank, ChannelOptions&, FakeOptions&, const Hub&)> change;
   };
   const Case cases[] = {
-      {"no library on rank 2",
+      {"no library on rank 2", true,
        [](int r, ChannelOptions& o, FakeOptions&, const Hub&) {
-         if (r == 2) o.local = staging::LocalOptions{nullptr, "switched off", false};
+         if (r == 2) o.local = staging::LocalOptions{nullptr, "not found", false};
        }},
-      {"a shared card", [](int, ChannelOptions&, FakeOptions& f, const Hub&) { f.physical_id = "0000:01:00.0"; }},
-      {"other libraries",
+      {"switched off", false,
+       [](int, ChannelOptions& o, FakeOptions&, const Hub&) {
+         o.local = staging::LocalOptions{nullptr, "switched off", false, true};
+       }},
+      {"a shared card", false, [](int, ChannelOptions&, FakeOptions& f, const Hub&) { f.physical_id = "0000:01:00.0"; }},
+      {"other libraries", true,
        [](int r, ChannelOptions& o, FakeOptions&, const Hub& hub) {
          o.local = local_of(hub, FakeLocalOptions{"fake " + std::to_string(r), false});
        }},
   };
   for (const Case& c : cases) {
     INFO(c.what);
+    test::CapturedStderr captured;
     ClusterThread cluster(nodes({0, 0, 1, 1}, 3));
     const Hub hub = FakeLocalGroups::make_hub();
     std::vector<Rank> all;
@@ -193,6 +200,8 @@ TEST_CASE("staging/local: ranks that cannot have it all go through shared memory
     for (Rank& rank : all) REQUIRE(eventually([&] { return rank.over->load() == 1; }));
     for (const Part& part : parts) CHECK((*part.output == part.expected));
     CHECK(FakeLocalGroups::calls(*hub) == 0);
+    const std::string log = captured.finish();
+    CHECK((log.find("go through shared memory inside the nodes") != std::string::npos) == c.warns);
   }
 }
 

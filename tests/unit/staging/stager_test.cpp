@@ -1,5 +1,10 @@
 #include "hybridps/staging/stager.h"
 
+#include <sys/prctl.h>
+
+#include "hybridps/core/log.h"
+#include "hybridps/core/thread.h"
+#include "tests/support/captured_stderr.h"
 #include "tests/support/no_threads.h"
 #include "tests/unit/staging/program.h"
 
@@ -118,6 +123,38 @@ worker::Operation message(bool sending, int peer, Values& values) {
   o.peer = peer;
   (sending ? o.input : o.output).assign(1, piece(values));
   return o;
+}
+
+TEST_CASE("staging/stager: its naps are as short as it says, and too few hardware queues are told", "[staging][fast]") {
+  const auto before = core::log_level();
+  core::set_log_level(core::LogLevel::kInfo);
+  const auto told_with = [](int queues, std::size_t channels) {
+    test::CapturedStderr captured;
+    ClusterThread cluster(nodes({0, 1}, 3));
+    auto groups = ClusterGroup::open(cluster);
+    FakeOptions options = fake(1);
+    options.hardware_queues = queues;
+    const auto device = std::make_shared<FakeDevice>(options);
+    const auto stager = std::make_shared<staging::Stager>();
+    std::vector<std::shared_ptr<staging::Channel>> channels_open;
+    for (std::size_t i = 0; i < channels; ++i)
+      channels_open.push_back(stager->open(device, groups[0], small()).value());
+    channels_open.clear();
+    stager->stop(5s);
+    return captured.finish();
+  };
+  const auto has = [](const std::string& text, const char* what) { return text.find(what) != std::string::npos; };
+  CHECK(has(told_with(1, 1), "CUDA_DEVICE_MAX_CONNECTIONS=1: kernels that are launched"));
+  CHECK_FALSE(has(told_with(8, 3), "hardware queues"));
+  CHECK(has(told_with(8, 4), "share 8 hardware queues"));
+  CHECK_FALSE(has(told_with(32, 8), "hardware queues"));
+  core::set_log_level(before);
+
+  std::thread thread([] {
+    core::sleep_precisely();
+    CHECK(prctl(PR_GET_TIMERSLACK) == 1000);
+  });
+  thread.join();
 }
 
 TEST_CASE("staging/stager: messages both ways pass each other", "[staging][fast]") {

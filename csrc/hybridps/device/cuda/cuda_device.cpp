@@ -1,6 +1,7 @@
 #include "hybridps/device/cuda/cuda_device.h"
 
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -61,6 +62,12 @@ core::Result<std::string> CudaDevice::physical_id() {
       !status.is_ok())
     return status;
   return std::string(id.data());
+}
+
+int CudaDevice::hardware_queues() const noexcept {
+  const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const int given = text != nullptr ? std::atoi(text) : 0;
+  return given >= 1 && given <= 32 ? given : 8;
 }
 
 core::Status CudaDevice::run_here(const std::function<core::Status()>& call) {

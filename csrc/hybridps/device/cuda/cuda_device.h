@@ -25,6 +25,8 @@ class CudaDevice final : public Device {
   std::string describe() const override;
   /// PCI bus id: what NCCL compares. Two MIG instances of one GPU have the same.
   core::Result<std::string> physical_id() override;
+  /// CUDA_DEVICE_MAX_CONNECTIONS, as the driver reads it.
+  int hardware_queues() const noexcept override;
   core::Status run_here(const std::function<core::Status()>& call) override;
 
   core::Result<Stream> make_stream() override;

@@ -283,6 +283,21 @@ std::string FakeDevice::describe() const {
   return "fake device with " + std::to_string(impl_->queues.size()) + " hardware queues";
 }
 
+int FakeDevice::hardware_queues() const noexcept { return impl_->options.hardware_queues; }
+
+namespace {
+thread_local FakeDevice* current_device = nullptr;
+}
+
+core::Status FakeDevice::run_here(const std::function<core::Status()>& call) {
+  FakeDevice* const before = std::exchange(current_device, this);
+  Status status = call();
+  current_device = before;
+  return status;
+}
+
+FakeDevice* FakeDevice::current() noexcept { return current_device; }
+
 core::Result<std::string> FakeDevice::physical_id() {
   if (Status status = impl_->check(); !status.is_ok()) return status;
   if (!impl_->options.physical_id.empty()) return impl_->options.physical_id;
@@ -427,6 +442,10 @@ void FakeDevice::launch(Stream stream, std::function<void()> kernel) {
   const Status ignored = impl_->options.launch_blocking ? impl_->put_and_wait(stream, std::move(kernel))
                                                         : impl_->put_in_call(stream, std::move(kernel));
   static_cast<void>(ignored);
+}
+
+core::Status FakeDevice::call_host(Stream stream, std::function<void()> function) {
+  return impl_->put(stream, std::move(function));
 }
 
 void FakeDevice::set_capturing(Stream stream, bool capturing) {

@@ -44,7 +44,10 @@ class FakeDevice final : public Device {
   int index() const noexcept override { return 0; }
   std::string describe() const override;
   core::Result<std::string> physical_id() override;
-  core::Status run_here(const std::function<core::Status()>& call) override { return call(); }
+  int hardware_queues() const noexcept override;
+  core::Status run_here(const std::function<core::Status()>& call) override;
+  /// Which one run_here() has made current on this thread; null outside of it.
+  static FakeDevice* current() noexcept;
 
   core::Result<Stream> make_stream() override;
   void destroy(Stream stream) noexcept override;
@@ -68,6 +71,8 @@ class FakeDevice final : public Device {
   static const std::byte* host_view(const std::byte* address);
   /// A kernel.
   void launch(Stream stream, std::function<void()> kernel);
+  /// A host function: a task that no option makes wait.
+  core::Status call_host(Stream stream, std::function<void()> function);
   void set_capturing(Stream stream, bool capturing);
   /// The record() after so many more fails; those that follow do not.
   void fail_records_after(int count);

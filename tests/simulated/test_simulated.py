@@ -1,0 +1,101 @@
+"""The path of device tensors under torch, on the simulated device: README.md."""
+
+import bodies
+import harness
+import on_device
+import pytest
+import torch
+import training
+from harness import run_ranks
+
+DEVICE = "sim:0"
+
+
+def run(body, nodes, *args, env=None, **more):
+    return run_ranks(on_device.on_simulated, nodes, args=(body, *args), env=env, init=False, **more)
+
+
+@pytest.mark.parametrize("nodes", ["1+1", "2+1"])
+def test_every_collective(nodes):
+    results = run("every_collective", nodes, DEVICE, bodies.DTYPES, bodies.SIZES[:2])
+    assert min(results) > 80
+
+
+@pytest.mark.slow
+def test_every_collective_in_slices():
+    run("every_collective", "1+1", DEVICE, [torch.float32], [bodies.SLICED], env={"HYBRIDPS_STAGING_BYTES": "16M"})
+
+
+def test_calls_from_other_threads():
+    # Two groups used for the first time on two threads: where allocating waits for the device, ranks may wait for each
+    # other (decision 22), in torch's allocator too.
+    run("from_other_threads", "1+1", DEVICE, env={"SIMULATED_MEMORY_CALLS_WAIT": "0"})
+
+
+@pytest.mark.parametrize("body", ["mixed_group", "absent_rank"])
+def test_body_of_the_gpu_tests(body):
+    run(body, "1+1", DEVICE)
+
+
+@pytest.mark.parametrize("queues", ["1", "8"])
+def test_stream_order(queues):
+    run("stream_order", "1+1", DEVICE, 40, env={"SIMULATED_QUEUES": queues})
+
+
+@pytest.mark.parametrize("queues", ["1", "8"])
+def test_tensors_that_are_freed_right_after_the_call(queues):
+    run("freed_at_once", "1+1", DEVICE, 20, env={"SIMULATED_QUEUES": queues})
+
+
+def test_several_devices_of_a_process():
+    run("several_devices", "1+1", ["sim:0", "sim:1", "cpu", "sim:0"])
+
+
+def test_the_host_does_not_wait():
+    run("host_does_not_wait", "1+1", DEVICE)
+
+
+def test_training():
+    """DDP, functional collectives, a pipeline, Work."""
+    run("training:everything", "1+1", DEVICE)
+
+
+def test_a_program_that_says_nccl_and_has_its_options():
+    if harness.TORCH < (2, 14):
+        pytest.skip("HYBRIDPS_AS needs torch 2.14")
+    env = {"HYBRIDPS_AS": "nccl"}
+    results = run_ranks(training.as_nccl, "1+1", env=env, init=False, fork_server=harness.framework_zygote)
+    if not all(results):
+        pytest.skip("this torch has no NCCL")
+
+
+@pytest.mark.parametrize("nodes", ["1+1", "2+2"])
+def test_fsdp2(nodes):
+    run("training:fsdp", nodes, DEVICE, env={"SIMULATED_POISON_FREED": "0"})
+
+
+@pytest.mark.parametrize("queues", ["1", "8"])
+def test_random_programs(queues):
+    environment = {"SIMULATED_QUEUES": queues, "SIMULATED_PAUSE_US": "20"}
+    results = run("random_programs:run", "1+1", DEVICE, 1000 * int(queues), 100, 12, 100, env=environment)
+    assert min(results) > 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_ten_thousand_random_programs(part):
+    environment = {
+        "SIMULATED_QUEUES": ["1", "2", "8", "32"][part % 4],
+        "SIMULATED_PAUSE_US": ["5", "50", "200"][part % 3],
+        "SIMULATED_SEED": str(part),
+    }
+    nodes = ["1+1", "2+1", "1+1+1"][part // 7]
+    args = (DEVICE, 100_000 + 500 * part, 500, 12, 100)
+    run("random_programs:run", nodes, *args, env=environment, timeout=900)
+
+
+@pytest.mark.slow
+def test_each_wait_that_is_taken_away_is_noticed():
+    import mutations
+
+    assert mutations.main() == 0

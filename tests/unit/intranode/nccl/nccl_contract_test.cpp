@@ -1,0 +1,184 @@
+// NcclGroups on a library that does the work, and takes notes of what NCCL would not put up with.
+#include "hybridps/intranode/nccl/nccl_group.h"
+
+#include <algorithm>
+
+#include "tests/support/checked_nccl.h"
+
+namespace {
+std::unique_ptr<hybridps::test::CheckedNccl> checked;
+std::unique_ptr<hybridps::intranode::NcclApi> checked_api;
+
+template <bool kRevokes>
+struct OnCheckedNccl {
+  static std::vector<std::shared_ptr<hybridps::device::Device>> devices(int size) {
+    end();
+    checked = std::make_unique<hybridps::test::CheckedNccl>();
+    checked_api = std::make_unique<hybridps::intranode::NcclApi>(checked->api(kRevokes));
+    std::vector<std::shared_ptr<hybridps::device::Device>> made;
+    for (int r = 0; r < size; ++r) {
+      hybridps::device::FakeOptions options;
+      options.seed = static_cast<std::uint64_t>(r) + 11;
+      made.push_back(std::make_shared<hybridps::device::FakeDevice>(options));
+    }
+    return made;
+  }
+  static std::string why() { return {}; }
+  static std::shared_ptr<hybridps::intranode::LocalGroups> library() {
+    return std::make_shared<hybridps::intranode::NcclGroups>(*checked_api);
+  }
+  /// What was not kept since the last time.
+  static std::vector<std::string> end() {
+    using namespace std::chrono_literals;
+    if (!checked) return {};
+    if (!hybridps::intranode::NcclGroups::drain(20s)) return {"NcclGroups does not come to its end"};
+    auto violations = checked->violations();
+    if (checked->alive() != 0) violations.push_back(std::to_string(checked->alive()) + " communicators are left");
+    checked.reset();
+    return violations;
+  }
+};
+using RevokingNccl = OnCheckedNccl<true>;
+using AbortingNccl = OnCheckedNccl<false>;
+}  // namespace
+
+#define HYBRIDPS_LOCAL_BACKENDS RevokingNccl, AbortingNccl
+#include "tests/unit/intranode/local_group_contract.h"
+
+// After each of the contract's cases: what NCCL demands was kept.
+namespace {
+
+using namespace hybridps;
+using namespace local_group_contract;
+using intranode::NcclGroups;
+
+const Reduction kSum{core::DType::kFloat32, core::ReduceOp::kSum, 1.0};
+
+template <typename Backend>
+core::Status one_sum(Bench<Backend>& bench) {
+  bench.each([](int, auto& rank) -> core::Status {
+    const Part parts[] = {{0, 400, rank.bytes_at(0), rank.bytes_at(kOut), false}};
+    return rank.group->all_reduce(Leg::kOut, rank.streams[1], parts, kSum, patience(2s));
+  });
+  for (const auto& rank : bench.ranks)
+    if (!rank.status.is_ok()) return rank.status;
+  return {};
+}
+
+template <typename Backend>
+void abort_all(Bench<Backend>& bench) {
+  for (auto& rank : bench.ranks) rank.group->abort();
+  for (auto& rank : bench.ranks) {
+    const auto until = std::chrono::steady_clock::now() + 20s;
+    while (!rank.group->is_stopped() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+    CHECK(rank.group->is_stopped());
+    CHECK(bench.wait_for(rank));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("intranode/nccl: the contract's cases ask of NCCL what it allows", "[intranode][fast]") {
+  CHECK(RevokingNccl::end() == std::vector<std::string>{});  // of the last of them
+}
+
+TEMPLATE_TEST_CASE("intranode/nccl: many calls of every kind keep to what NCCL demands", "[intranode][fast]", RevokingNccl,
+                   AbortingNccl) {
+  {
+    Bench<TestType> bench(3);
+    for (int turn = 0; turn < 12; ++turn) {
+      bench.each([turn](int r, auto& rank) -> core::Status {
+        for (std::size_t i = 0; i < 300; ++i) *rank.at(i) = value(r, i);
+        const Part sums[] = {{0, 400, rank.bytes_at(0), rank.bytes_at(kOut), false},
+                             {1, 400, rank.bytes_at(100), rank.bytes_at(kOut), true},
+                             {2, 400, rank.bytes_at(200), rank.bytes_at(kOut), true}};
+        const Reduction premul{core::DType::kFloat32, core::ReduceOp::kPremulSum, 0.5};
+        if (auto status = rank.group->reduce(Leg::kIn, rank.streams[0], sums, turn % 2 == 0 ? kSum : premul, patience());
+            !status.is_ok())
+          return status;
+        const std::vector<Message> messages = {{(r + 1) % 3, 40, rank.bytes_at(0), nullptr},
+                                               {(r + 2) % 3, 40, nullptr, rank.bytes_at(2 * kOut)}};
+        return rank.group->exchange(Leg::kOut, rank.streams[1], messages, patience());
+      });
+      bench.finish();
+      for (std::size_t r = 0; r < 3; ++r)
+        CHECK(*bench.ranks[r].at(kOut) == sum_of(3, 100 * r) * (turn % 2 == 0 ? 1.0F : 0.5F));
+    }
+  }
+  CHECK(TestType::end() == std::vector<std::string>{});
+}
+
+TEMPLATE_TEST_CASE("intranode/nccl: whichever call fails or hangs, nothing is asked of NCCL that it forbids",
+                   "[intranode][fast]", RevokingNccl, AbortingNccl) {
+  // Connecting two ranks is four calls, an all-reduce of both four more.
+  for (int at = 5; at <= 12; ++at)
+    for (const bool hangs : {false, true}) {
+      INFO("call " << at << (hangs ? " hangs" : " fails"));
+      {
+        Bench<TestType> bench(2);
+        hangs ? checked->hang_at(at) : checked->fail_at(at);
+        core::Status status;
+        for (int turn = 0; turn < 2 && status.is_ok(); ++turn) status = one_sum(bench);
+        abort_all(bench);
+      }
+      CHECK(TestType::end() == std::vector<std::string>{});
+    }
+}
+
+TEST_CASE("intranode/nccl: a lost rank and an error of its own are told, and the rest is freed", "[intranode][fast]") {
+  {
+    Bench<RevokingNccl> bench(3);
+    REQUIRE(one_sum(bench).is_ok());
+    bench.finish();
+    checked->lose(2);
+    REQUIRE(one_sum(bench).is_ok());  // it is on the streams, and does not end
+    checked->fail_later(ncclRemoteError);
+    CHECK_FALSE(bench.ranks[0].group->poll().is_ok());
+    abort_all(bench);
+  }
+  CHECK(RevokingNccl::end() == std::vector<std::string>{});
+}
+
+TEST_CASE("intranode/nccl: the checking library sees what is not kept", "[intranode][fast]") {
+  Bench<RevokingNccl> bench(1);
+  intranode::NcclApi& api = *checked_api;
+  ncclComm_t comm = nullptr;
+  ncclUniqueId id{};
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  REQUIRE(api.unique_id(&id) == ncclSuccess);
+  auto& gpu = static_cast<device::FakeDevice&>(*bench.ranks[0].device);
+  const auto settled = [&] {
+    for (ncclResult_t state = ncclInProgress; state == ncclInProgress;) api.async_error(comm, &state);
+  };
+  const auto sum = [&](device::Stream stream) {
+    api.group_start();
+    api.all_reduce(bench.ranks[0].at(0), bench.ranks[0].at(kOut), 10, ncclFloat32, ncclSum, comm,
+                   static_cast<cudaStream_t>(stream.native));
+    api.group_end();
+  };
+  REQUIRE(gpu.run_here([&] {
+                api.comm_init(&comm, 1, id, 0, &config);
+                sum(bench.ranks[0].streams[0]);  // in progress
+                settled();
+                sum(bench.ranks[0].streams[1]);  // another stream
+                settled();
+                return core::Status();
+              }).is_ok());
+  sum(bench.ranks[0].streams[1]);  // no device current
+  settled();
+  REQUIRE(bench.wait_for(bench.ranks[0]));
+  REQUIRE(gpu.run_here([&] {
+                api.comm_abort(comm);
+                api.comm_finalize(comm);
+                return core::Status();
+              }).is_ok());
+  const auto seen = [](const std::string& what) {
+    const auto all = checked->violations();
+    return std::any_of(all.begin(), all.end(), [&](const auto& text) { return text.find(what) != std::string::npos; });
+  };
+  CHECK(seen("ncclAllReduce while a call is in progress"));
+  CHECK(seen("ncclAllReduce on a second stream"));
+  CHECK(seen("ncclAllReduce without its device current"));
+  CHECK(seen("ncclCommFinalize of a communicator that was aborted"));
+}

@@ -111,6 +111,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
     std::function<void(core::GroupUid, const core::Status& status, const core::Status& cause, bool found_here)>
         group_failed;
     std::function<void(core::GroupUid)> group_waits;
+    std::function<void(core::EngineId, const core::Status& cause)> peer_gone;
   };
   void set_hooks(Hooks hooks) { hooks_ = std::move(hooks); }
   /// True: every transport is armed, nothing to do before next_due() or an event.

@@ -62,6 +62,7 @@ class NotingGroup final : public engine::Group {
   core::Status status() const override { return {}; }
   void abort(const std::string& reason) override { aborts.push_back(reason); }
   void leave() override { ++leaves; }
+  void supersede(const std::string& /*reason*/) override { ++leaves; }
   std::uint64_t sequence_submitted() const noexcept override { return 0; }
   std::uint64_t sequence_completed() const noexcept override { return 0; }
   std::vector<int> node_of() const override { return {0}; }

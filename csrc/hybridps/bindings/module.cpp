@@ -303,6 +303,27 @@ void load_compression_state(ProcessGroupHybrid& group, const py::list& all, std:
   group.load_compression_state(std::move(saved), steps);
 }
 
+/// Keeps this process's engine while a program goes from one process group to the next, as pg::Stay does for reconfigure().
+class EngineHold : core::Pinned {
+ public:
+  EngineHold() {
+    const pg::InterpreterReleased released;
+    pg::Process& process = pg::Process::instance();
+    const pg::Process::Arrival arrival(process);
+    auto engine = engine::Engine::acquire();
+    pg::check_status(engine.status(), "starting the engine");
+    stay_ = process.stay(std::move(engine).value());
+  }
+  ~EngineHold() { end(); }
+  void end() {
+    const pg::InterpreterReleased released;
+    pg::Process::instance().end(*stay_);
+  }
+
+ private:
+  std::shared_ptr<pg::Stay> stay_;
+};
+
 void bind(py::module_& module) {
   // Their base classes are bound there.
   py::module_::import("torch.distributed");
@@ -367,6 +388,9 @@ void bind(py::module_& module) {
       // Called on ranks that are not in a group split from this one: nothing of ours is collective there.
       .def("perform_nocolor_split", [](ProcessGroupHybrid&, const py::object&) {}, py::arg("device") = py::none());
 
+  py::class_<EngineHold>(module, "EngineHold", "Keeps the engine of this process between two process groups, until end().")
+      .def(py::init<>())
+      .def("end", &EngineHold::end);
   module.def("create_backend", &create_backend, py::arg("dist_backend_opts"), py::arg("pg_options"),
              py::arg("called_at"));
   module.def("config_table", &config_table);

@@ -164,7 +164,9 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::shrink(const std::vector<i
   const std::string without = core::format_ranks(excluded, excluded.size());
   const std::string reason = "rank " + std::to_string(rank_) + " (" + where() + ") has shrunk the group to what it is without ranks " +
                              without + " (shrink_group), and left this one";
-  if ((flags & kShrinkAbort) != 0) {
+  // A rank that has nothing under way leaves alone what the others may be about to complete.
+  const bool idle = group->status().is_ok() && group->sequence_completed() == group->sequence_submitted();
+  if ((flags & kShrinkAbort) != 0 && !idle) {
     group->abort(reason);
     const std::lock_guard lock(channels_mutex_);
     for (const auto& [key, channel] : life->channels) channel->abort(core::Status(core::Code::kAborted, reason));

@@ -8,11 +8,12 @@ their run ids and restart counts. The engine and its connections stay from one t
 """
 
 import threading
+import time
 from datetime import timedelta
 from types import SimpleNamespace
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 from torch.distributed import ProcessGroup as BaseProcessGroup
 from torchft.process_group import ProcessGroupWrapper
 
@@ -41,14 +42,14 @@ class ProcessGroupHybrid(ProcessGroupWrapper):
     def getBackendName(self) -> str:
         return "torchft-hybridps"
 
-    def configure(self, store_addr, replica_id, rank, world_size, *args, **kwargs) -> None:
+    def configure(self, store_addr, replica_id, rank, world_size, quorum_id=None, *args, **kwargs) -> None:
         if self._hold is None:
             self._hold = self._extension.EngineHold()
         self._address = store_addr
         # A life that works is left with a goodbye, so that those who are behind may end what they are in; another is aborted.
         if self.errored() is None:
-            self._leave()
-        super().configure(store_addr, replica_id, rank, world_size, *args, **kwargs)
+            self._leave(f"replica {replica_id} has gone on to another quorum of torchft ({quorum_id})")
+        super().configure(store_addr, replica_id, rank, world_size, quorum_id, *args, **kwargs)
 
     def _create_pg(self, store, rank: int, world_size: int) -> BaseProcessGroup:
         # The address ends with quorum and rank in the replica group: nobody else meets there, and nobody twice.
@@ -67,7 +68,7 @@ class ProcessGroupHybrid(ProcessGroupWrapper):
                 enable_reconfigure=False,
             ),
             options,
-            _monotonic(),
+            time.monotonic(),
         )
         group = BaseProcessGroup(store, rank, world_size)
         group._set_default_backend(BaseProcessGroup.BackendType.CUSTOM)
@@ -82,16 +83,16 @@ class ProcessGroupHybrid(ProcessGroupWrapper):
         """The failure of the present life, which ends with the next configure(); None while it works."""
         with self._lock:
             backend = self._backend
-        if backend is None or backend.get_error() == dist.distributed_c10d.ErrorType.SUCCESS:
+        if backend is None or backend.get_error() == ErrorType.SUCCESS:
             return None
         return RuntimeError(f"hybridps: the process group has failed: {backend.get_error()}")
 
-    def _leave(self) -> None:
+    def _leave(self, reason: str) -> None:
         with self._lock:
             backend, self._backend = self._backend, None
         self._pg = None
         if backend is not None:
-            backend.shutdown()
+            backend.leave_for_next(reason)
 
     def abort(self, errored: bool = True) -> None:
         super().abort(errored)
@@ -101,13 +102,7 @@ class ProcessGroupHybrid(ProcessGroupWrapper):
             backend.abort()
 
     def shutdown(self) -> None:
-        self._leave()
+        self._leave("a replica has shut its process group down")
         hold, self._hold = self._hold, None
         if hold is not None:
             hold.end()
-
-
-def _monotonic() -> float:
-    import time
-
-    return time.monotonic()

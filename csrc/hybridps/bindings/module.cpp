@@ -383,6 +383,8 @@ void bind(py::module_& module) {
       .def("compression_state", &compression_state)
       .def("load_compression_state", &load_compression_state, py::arg("tensors"), py::arg("steps"))
       .def("summary", &summary_of, "What the group's members, networks and shares are; no nodes until all have come.")
+      .def("leave_for_next", &ProcessGroupHybrid::leave_for_next, py::arg("reason"),
+           "Leaves the group for one that is made next; who says no goodbye in time is told the reason.")
       .def("wait_ready", &ProcessGroupHybrid::wait_ready, py::call_guard<py::gil_scoped_release>(),
            "Waits until all members have come.")
       // Called on ranks that are not in a group split from this one: nothing of ours is collective there.

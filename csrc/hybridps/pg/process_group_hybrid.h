@@ -84,6 +84,9 @@ class ProcessGroupHybrid final : public c10d::Backend {
 
   /// Waits until all members have come, or throws, naming those that have not. Ctrl-C aborts the group.
   void wait_ready();
+  /// Leaves as shutdown() does, for a group that the caller makes next: nobody is waited for who says no goodbye within the linger
+  /// time, but told `reason`, as is at once who has part in what is under way here.
+  void leave_for_next(const std::string& reason);
   /// Group ranks by node; empty until all members have come.
   std::vector<int> node_of() const;
   /// What compression remembers on this rank, between two steps; and the reverse, before the first. Any thread.

@@ -44,6 +44,12 @@ void ProcessGroupHybrid::supersede(Life& life, const std::string& reason) {
   for (const auto& [key, channel] : channels) channel->abort(core::Status(core::Code::kAborted, reason));
 }
 
+void ProcessGroupHybrid::leave_for_next(const std::string& reason) {
+  const InterpreterReleased released;
+  supersede(*life(), reason);
+  leave();
+}
+
 std::shared_ptr<Stay> ProcessGroupHybrid::stay() const {
   {
     const std::lock_guard lock(life_mutex_);

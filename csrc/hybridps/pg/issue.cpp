@@ -121,7 +121,12 @@ void ProcessGroupHybrid::submit(Life& life, const std::shared_ptr<engine::Group>
       refuse_without_order(group, work->describe(), *parent);
     }
     work->set_order(order_of_this_lane(life));
-    for (auto& operation : operations) life.compression->choose(operation, torch::autograd::get_current_graph_task_id());
+    for (auto& operation : operations) {
+      const auto& pieces = operation.kind == schedule::Kind::kAllReduce ? operation.output : operation.input;
+      life.compression->choose(operation, pieces.empty() ? nullptr : pieces.front().data,
+                           torch::autograd::get_current_graph_task_id());
+    }
+    if (auto vote = life.compression->take_vote()) group->submit(std::move(vote->operation), std::move(vote->done), false);
   }
   for (auto& operation : operations) {
     const auto sequence = group->submit(

@@ -142,7 +142,7 @@ std::shared_ptr<ProcessGroupHybrid::Life> ProcessGroupHybrid::closed(std::string
   auto life = std::make_shared<Life>();
   life->context = make_context(options_->group_name, rank_, size_, hooks_);
   life->why_none = std::move(why);
-  life->compression = std::make_unique<Compression>(nullptr, 0);
+  life->compression = std::make_unique<Compression>(nullptr, 0, options_->group_name, rank_ == 0);
   return life;
 }
 
@@ -171,8 +171,8 @@ std::shared_ptr<ProcessGroupHybrid::Life> ProcessGroupHybrid::open(engine::Group
   require(spec.status(), whose);
   if (spec.value()) group_options.compress = compress::text_of(spec.value());
   life->compression = std::make_unique<Compression>(
-      spec.value() ? std::make_shared<const compress::Codecs>(spec.value()) : nullptr,
-      config.value().compress_min_bytes);
+      spec.value() ? std::make_shared<const compress::Codecs>(spec.value()) : nullptr, config.value().compress_min_bytes,
+      options_->group_name, rank_ == 0);
   auto engine = engine::Engine::acquire();
   require(engine.status(), "starting the engine for " + whose);
   tell_of_cuda();
@@ -313,6 +313,12 @@ std::uint64_t ProcessGroupHybrid::compression_steps() {
   const auto life = this->life();
   const std::lock_guard lock(issue_mutex_);
   return life->compression->steps();
+}
+
+std::vector<Compression::Class> ProcessGroupHybrid::compression_classes() {
+  const auto life = this->life();
+  const std::lock_guard lock(issue_mutex_);
+  return life->compression->classes();
 }
 
 engine::Group::RememberedSummary ProcessGroupHybrid::remembered_summary() {

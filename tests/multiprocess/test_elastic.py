@@ -7,8 +7,6 @@ import hashlib
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from datetime import timedelta
 
@@ -465,3 +463,32 @@ def launched_apart(rank, world):
 
 def test_ranks_of_two_launchers():
     run_ranks(launched_apart, "1+1", init=False, destroy=False)
+
+
+# ------------------------------------------------------------------------------------------------- with dedicated servers
+
+
+def death_beside_servers(rank, world):
+    check = Checker(rank)
+    begin(rank, world)
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    handles = exchange("handles", rank, range(world))
+    reconfigure(1, handles)
+    check.that("a server", len(backend.summary()["servers"]) == 1, str(backend.summary()["text"]))
+    check_sum(check, "four", 1 << 20)
+    if rank == world - 1:
+        dist.all_reduce(torch.ones(4 << 20), async_op=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    check.raises("a death", RuntimeError, lambda: [dist.all_reduce(torch.ones(4 << 20)) for _ in range(3)])
+    reconfigure(2, handles[:-1])
+    check.that("it serves the next life, too", len(backend.summary()["servers"]) == 1, str(backend.summary()["text"]))
+    check_sum(check, "three", 1 << 20)
+    return check.result()
+
+
+@needs_reconfigure
+def test_a_death_beside_dedicated_servers():
+    from test_dedicated import servers, settings
+
+    with servers(1) as running:
+        run_ranks(death_beside_servers, "1+1+1+1", init=False, expected_exits={3: -9}, env=settings(running))

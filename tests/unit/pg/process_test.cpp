@@ -202,3 +202,34 @@ TEST_CASE("pg/process: a group that is joined while the last one waits for goodb
   process.lanes()->stop(std::chrono::seconds(60));  // as if it had been the last
   process.leave(*late);
 }
+
+TEST_CASE("pg/process: while a stay is there the last group to leave ends nothing, and then its end does", "[pg][fast]") {
+  Process& process = Process::instance();
+  int lingered = 0;
+  auto engine = std::make_shared<WaitingEngine>([&] { ++lingered; });
+  const std::weak_ptr<engine::Engine> alive = engine;
+  auto stay = process.stay(engine);
+  CHECK(stay->engine() == engine);
+  const auto member = process.join(std::make_shared<NotingGroup>(std::move(engine)));
+  process.leave(*member);
+  CHECK(lingered == 0);
+  CHECK_FALSE(alive.expired());
+  CHECK(holds_in_child([&] { return stay->engine() == nullptr; }));
+  process.end(*stay);
+  process.end(*stay);
+  CHECK(lingered == 1);
+  CHECK(alive.expired());
+  CHECK(stay->engine() == nullptr);
+}
+
+TEST_CASE("pg/process: a stay that ends beside a group ends nothing", "[pg][fast]") {
+  Process& process = Process::instance();
+  int lingered = 0;
+  const auto engine = std::make_shared<WaitingEngine>([&] { ++lingered; });
+  const auto stay = process.stay(engine);
+  const auto member = process.join(std::make_shared<NotingGroup>(engine));
+  process.end(*stay);
+  CHECK(lingered == 0);
+  process.leave(*member);
+  CHECK(lingered == 1);
+}

@@ -20,11 +20,11 @@ import tempfile
 import time
 from datetime import timedelta
 
+import torch
+import torch.distributed as dist
+
 
 def rank_main(backend, rank, path, mib, timeout, pipe):
-    import torch
-    import torch.distributed as dist
-
     torch.set_num_threads(1)
     dist.init_process_group(
         backend,
@@ -65,7 +65,7 @@ class Job:
     def __init__(self, backend, mib, timeout):
         self.backend, self.mib, self.timeout = backend, mib, timeout
         self.path = os.path.join(tempfile.mkdtemp(prefix="hybridps-elastic-"), "store")
-        self.context = multiprocessing.get_context("spawn")  # so that no rank holds descriptors of another
+        self.context = multiprocessing.get_context("fork")  # of a process that has imported torch: a newcomer is there at once
         self.names = 0
         self.ranks = {}
         self.uuid = 0

@@ -598,7 +598,7 @@ def lines_of(row: dict, columns: list[str]) -> list[str]:
         }
         if row.get("limit_seconds"):
             above = "!" if figures["of_limit"] > ABOVE_LIMIT else ""
-            cells["limit"] = f"{figures['limit_seconds'] * 1e6:.0f}"
+            cells["limit"] = f"{figures.get('limit_seconds', row['limit_seconds']) * 1e6:.0f}"
             cells["of_limit"] = f"{figures['of_limit']:.0%}{above}"
         for what, key in (("payload", "sent"), ("interface", "nic")):
             factor = figures.get(what + "_to_plan")

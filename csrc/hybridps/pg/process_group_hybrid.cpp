@@ -321,6 +321,11 @@ std::vector<Compression::Class> ProcessGroupHybrid::compression_classes() {
   return life->compression->classes();
 }
 
+std::size_t ProcessGroupHybrid::compression_unclaimed() {
+  const std::lock_guard lock(issue_mutex_);
+  return compression_->unclaimed();
+}
+
 engine::Group::RememberedSummary ProcessGroupHybrid::remembered_summary() {
   const auto life = this->life();
   const auto summary = group_or_throw(*life, "compress.stats")->remembered_summary();

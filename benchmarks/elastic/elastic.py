@@ -34,11 +34,13 @@ def rank_main(backend, rank, path, mib, timeout, pipe):
         timeout=timedelta(seconds=timeout),
         enable_reconfigure=True,
     )
-    pipe.send(dist._get_reconfigure_handle())
+    pipe.send("here")
     tensor = torch.empty(mib * (1 << 20) // 4)
     while True:
         what, *arguments = pipe.recv()
-        if what == "reconfigure":
+        if what == "handle":
+            pipe.send(dist._get_reconfigure_handle())
+        elif what == "reconfigure":
             dist._reconfigure(*arguments, timeout=timedelta(seconds=60)).wait()
             pipe.send((dist.get_rank(), dist.get_world_size()))
         elif what == "until it fails":
@@ -72,7 +74,7 @@ class Job:
         for rank in range(4):
             self.add(rank)
         for entry in self.ranks.values():
-            entry["handle"] = entry["pipe"].recv()
+            entry["pipe"].recv()
 
     def add(self, rank):
         ours, theirs = self.context.Pipe()
@@ -100,7 +102,8 @@ class Job:
 
     def reconfigure(self):
         self.uuid += 1
-        return self.all("reconfigure", self.uuid, [entry["handle"] for entry in self.ranks.values()])
+        # gloo's handles are new each time, ours stay.
+        return self.all("reconfigure", self.uuid, self.all("handle"))
 
     def right_sum(self):
         answers = self.all("once")
@@ -141,7 +144,7 @@ def measure(backend, cycles, mib, timeout):
         results.append(job.right_sum() - killed)
         victim["process"].join()
         entry = job.add(3)
-        entry["handle"] = entry["pipe"].recv()
+        entry["pipe"].recv()
         begun = time.monotonic()
         job.reconfigure()
         grown.append(job.right_sum() - begun)

@@ -322,8 +322,9 @@ std::vector<Compression::Class> ProcessGroupHybrid::compression_classes() {
 }
 
 std::size_t ProcessGroupHybrid::compression_unclaimed() {
+  const auto life = this->life();
   const std::lock_guard lock(issue_mutex_);
-  return compression_->unclaimed();
+  return life->compression->unclaimed();
 }
 
 engine::Group::RememberedSummary ProcessGroupHybrid::remembered_summary() {

@@ -142,6 +142,7 @@ class ClusterGroup final : public engine::Group {
     });
   }
   void leave() override {}
+  void supersede(const std::string& /*reason*/) override {}
   std::uint64_t sequence_submitted() const noexcept override { return submitted_; }
   std::uint64_t sequence_completed() const noexcept override { return 0; }
   std::vector<int> node_of() const override { return cluster_.node_of(); }

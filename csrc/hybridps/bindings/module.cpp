@@ -55,7 +55,8 @@ void install_interpreter_lock() {
 
 std::string describe(const Options& options) {
   return "hybridps.Options(timeout=" + core::format_seconds(static_cast<double>(options.timeout.count()) / 1000) +
-         ", dedicated_servers=" + (options.dedicated_servers ? "True" : "False") + ", compress='" + options.compress + "')";
+         ", dedicated_servers=" + (options.dedicated_servers ? "True" : "False") + ", compress='" + options.compress + "'" +
+         (options.incarnation.empty() ? "" : ", incarnation='" + options.incarnation + "'") + ")";
 }
 
 OptionsPtr copy_of(const Options& options) { return c10::make_intrusive<Options>(options); }
@@ -65,8 +66,14 @@ OptionsPtr copy_of(const Options& options) { return c10::make_intrusive<Options>
 OptionsPtr options_of(const py::object& pg_options) {
   if (pg_options.is_none()) return c10::make_intrusive<Options>();
   if (py::isinstance<Options>(pg_options)) return copy_of(*pg_options.cast<OptionsPtr>());
-  if (py::type::of(pg_options).is(py::type::of<c10d::Backend::Options>()))
-    return c10::make_intrusive<Options>(pg_options.cast<c10::intrusive_ptr<c10d::Backend::Options>>()->timeout);
+  if (py::type::of(pg_options).is(py::type::of<c10d::Backend::Options>())) {
+    const auto of_torch = pg_options.cast<c10::intrusive_ptr<c10d::Backend::Options>>();
+    auto options = c10::make_intrusive<Options>(of_torch->timeout);
+#if HYBRIDPS_TORCH_AT_LEAST(15)
+    options->enable_reconfigure = of_torch->enable_reconfigure;
+#endif
+    return options;
+  }
   const auto type = py::type::of(pg_options);
   throw py::type_error("hybridps: pg_options must be hybridps.Options or None, not " +
                        type.attr("__module__").cast<std::string>() + "." +
@@ -94,6 +101,11 @@ GroupPtr create_backend(const py::object& dist_options, const py::object& pg_opt
   }
   if (timeout != kBackendDefaultTimeout) options->timeout = timeout;
   options->group_name = name;
+  bool waits = true;
+#if HYBRIDPS_TORCH_AT_LEAST(15)
+  if (dist_options.attr("enable_reconfigure").cast<bool>()) options->enable_reconfigure = true;
+  waits = !options->enable_reconfigure;  // nobody is in it yet
+#endif
   const auto global_ranks = dist_options.attr("global_ranks_in_group").cast<std::vector<std::int64_t>>();
   options->global_ranks_in_group.assign(global_ranks.begin(), global_ranks.end());
 
@@ -101,7 +113,7 @@ GroupPtr create_backend(const py::object& dist_options, const py::object& pg_opt
   auto group = c10::make_intrusive<ProcessGroupHybrid>(store, rank, size, std::move(options),
                                                        core::TimePoint(core::from_seconds(called_at)));
   // The world waits for all; a sub-group's operations queue, since its members may make their groups in any order.
-  if (global_ranks.empty()) group->wait_ready();
+  if (global_ranks.empty() && waits) group->wait_ready();
   return group;
 }
 
@@ -263,7 +275,7 @@ py::dict summary_of(const ProcessGroupHybrid& group) {
 
 py::tuple options_state(const Options& options) {
   return py::make_tuple(options.timeout.count(), options.group_name, options.group_desc, options.global_ranks_in_group,
-                        options.dedicated_servers, options.compress);
+                        options.dedicated_servers, options.compress, options.incarnation);
 }
 
 OptionsPtr options_from(const py::tuple& state) {
@@ -273,6 +285,7 @@ OptionsPtr options_from(const py::tuple& state) {
   options->global_ranks_in_group = state[3].cast<std::vector<std::uint64_t>>();
   options->dedicated_servers = state[4].cast<bool>();
   options->compress = state[5].cast<std::string>();
+  if (state.size() > 6) options->incarnation = state[6].cast<std::string>();
   return options;
 }
 
@@ -352,6 +365,27 @@ void load_compression_state(ProcessGroupHybrid& group, const py::list& all, std:
   group.load_compression_state(std::move(saved), steps);
 }
 
+/// Keeps this process's engine while a program goes from one process group to the next, as pg::Stay does for reconfigure().
+class EngineHold : core::Pinned {
+ public:
+  EngineHold() {
+    const pg::InterpreterReleased released;
+    pg::Process& process = pg::Process::instance();
+    const pg::Process::Arrival arrival(process);
+    auto engine = engine::Engine::acquire();
+    pg::check_status(engine.status(), "starting the engine");
+    stay_ = process.stay(std::move(engine).value());
+  }
+  ~EngineHold() { end(); }
+  void end() {
+    const pg::InterpreterReleased released;
+    pg::Process::instance().end(*stay_);
+  }
+
+ private:
+  std::shared_ptr<pg::Stay> stay_;
+};
+
 void bind(py::module_& module) {
   // Their base classes are bound there.
   py::module_::import("torch.distributed");
@@ -370,16 +404,21 @@ void bind(py::module_& module) {
       "counts\n"
       "compress           str, what gradients become between nodes: 'int8', 'int4:ef=1', 'none', ...; '' as "
       "HYBRIDPS_COMPRESS\n"
-      "                   says. The same on all ranks")
-      .def(py::init([](std::chrono::milliseconds timeout, bool dedicated_servers, std::string compress) {
+      "                   says. The same on all ranks\n"
+      "incarnation        str, a name for this life of the group, the same on all members and used for no other ('' takes the\n"
+      "                   launcher's run id and restart count, and how often the process has made the group). For members\n"
+      "                   that were not started together")
+      .def(py::init([](std::chrono::milliseconds timeout, bool dedicated_servers, std::string compress,
+                       std::string incarnation) {
              if (timeout.count() <= 0) throw py::value_error("hybridps.Options: the timeout must be more than 0");
              auto options = c10::make_intrusive<Options>(timeout);
              options->dedicated_servers = dedicated_servers;
              options->compress = std::move(compress);
+             options->incarnation = std::move(incarnation);
              return options;
            }),
            py::kw_only(), py::arg("timeout") = kBackendDefaultTimeout, py::arg("dedicated_servers").noconvert() = true,
-           py::arg("compress") = "")
+           py::arg("compress") = "", py::arg("incarnation") = "")
       .def_property(
           "timeout", [](const Options& self) { return self.timeout; },
           [](Options& self, std::chrono::milliseconds timeout) {
@@ -390,6 +429,7 @@ void bind(py::module_& module) {
           "dedicated_servers", [](const Options& self) { return self.dedicated_servers; },
           [](Options& self, const py::bool_& wanted) { self.dedicated_servers = wanted; })
       .def_readwrite("compress", &Options::compress)
+      .def_readwrite("incarnation", &Options::incarnation)
       .def("__repr__", &describe)
       .def("__copy__", [](const Options& self) { return copy_of(self); })
       .def("__deepcopy__", [](const Options& self, const py::object&) { return copy_of(self); })
@@ -405,11 +445,16 @@ void bind(py::module_& module) {
       .def("compression_state", &compression_state)
       .def("load_compression_state", &load_compression_state, py::arg("tensors"), py::arg("steps"))
       .def("summary", &summary_of, "What the group's members, networks and shares are; no nodes until all have come.")
+      .def("leave_for_next", &ProcessGroupHybrid::leave_for_next, py::arg("reason"),
+           "Leaves the group for one that is made next; who says no goodbye in time is told the reason.")
       .def("wait_ready", &ProcessGroupHybrid::wait_ready, py::call_guard<py::gil_scoped_release>(),
            "Waits until all members have come.")
       // Called on ranks that are not in a group split from this one: nothing of ours is collective there.
       .def("perform_nocolor_split", [](ProcessGroupHybrid&, const py::object&) {}, py::arg("device") = py::none());
 
+  py::class_<EngineHold>(module, "EngineHold", "Keeps the engine of this process between two process groups, until end().")
+      .def(py::init<>())
+      .def("end", &EngineHold::end);
   module.def("create_backend", &create_backend, py::arg("dist_backend_opts"), py::arg("pg_options"),
              py::arg("called_at"));
   module.def("compression_ratio", &compression_ratio, py::arg("codec"), py::arg("dtype"));

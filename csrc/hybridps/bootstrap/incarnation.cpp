@@ -26,8 +26,10 @@ std::string IncarnationCounter::next(std::string_view group_name, std::string_vi
   return std::string(run_id) + "." + std::string(restart_count) + "." + std::to_string(count);
 }
 
+std::string lives_key_prefix(std::string_view group_name) { return "hybridps/" + std::string(group_name); }
+
 std::string group_key_prefix(std::string_view group_name, std::string_view incarnation) {
-  return "hybridps/" + std::string(group_name) + "/" + std::string(incarnation);
+  return lives_key_prefix(group_name) + "/" + std::string(incarnation);
 }
 
 }  // namespace hybridps::bootstrap

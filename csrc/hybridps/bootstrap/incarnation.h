@@ -1,7 +1,8 @@
 // hybridps/bootstrap/incarnation.h: names one life of one group, so that keys of an earlier life are never read.
 //
 // torchrun restarts workers on the same store with the same keys, and destroy_process_group() followed by
-// init_process_group() reuses the group's name: hence run id, restart count and a counter per name.
+// init_process_group() reuses the group's name: hence run id, restart count and a counter per name. A caller who knows better
+// (reconfigure()'s uuid, a quorum) gives the life a name of its own: processes of several launchers count differently.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +30,8 @@ class IncarnationCounter : core::Pinned {
   std::map<std::string, std::uint64_t, std::less<>> counts_;
 };
 
+/// "hybridps/<group name>": of what the group's lives have in common.
+std::string lives_key_prefix(std::string_view group_name);
 /// "hybridps/<group name>/<incarnation>": the prefix of all keys of one rendezvous.
 std::string group_key_prefix(std::string_view group_name, std::string_view incarnation);
 

@@ -26,6 +26,7 @@ constexpr Duration kProgressInterval = seconds(10);
 constexpr Duration kProposePaceMin = milliseconds(20);
 constexpr Duration kProposePaceMax = seconds(1);
 constexpr std::uint64_t kPollsPerFailedLook = 4;
+constexpr std::size_t kLivesTold = 3;
 
 // head := magic u32 | nonce u64 | state u8
 constexpr std::uint32_t kHeadMagic = 0x68535048;  // "HPSh"
@@ -138,11 +139,6 @@ std::string version_text(const BlobVersion& version) {
   return "protocol " + std::to_string(version.protocol_version) + " build " + core::quoted(version.build);
 }
 
-std::string absent_text(const std::vector<int>& absent) {
-  return "waiting for ranks " + core::format_ranks(absent) + " (none of " + std::to_string(absent.size()) +
-         " published a record)";
-}
-
 /// Ordered, so that (a, b) and (b, a) are one pair.
 std::pair<std::uint64_t, std::uint64_t> pair_of(core::EngineId a, core::EngineId b) {
   return std::minmax(a.value, b.value);
@@ -228,6 +224,34 @@ std::string Rendezvous::waiting_for() const {
   return note_.empty() ? text : text + "; " + note_;
 }
 
+std::string Rendezvous::absent_text(const std::vector<int>& absent) const {
+  std::string text = "waiting for ranks " + core::format_ranks(absent) + " (none of " + std::to_string(absent.size()) +
+                     " published a record)";
+  if (is_named() && !absent.empty())
+    text += ", the first: rank " + std::to_string(absent.front()) + " (" +
+            options_.expected[static_cast<std::size_t>(absent.front())].where + ")";
+  return text;
+}
+
+std::string Rendezvous::other_lives(const std::vector<int>& absent) {
+  if (options_.lives_prefix.empty()) return {};
+  std::string text;
+  std::size_t looked = 0;
+  for (const int rank : absent) {
+    if (looked++ == kLivesTold || phase_ != Phase::kPending) break;
+    const std::optional<Bytes> bytes = get(life_key(rank));
+    if (!bytes || bytes->empty() || bytes->size() > kTextBytesMax) continue;
+    const std::string theirs(bytes->begin(), bytes->end());
+    if (theirs == options_.self.incarnation) continue;
+    text += "; rank " + std::to_string(rank) + " was last seen in life " + core::quoted(theirs) + " of this group";
+  }
+  if (!text.empty())
+    text += ", this rank is in " + core::quoted(options_.self.incarnation) +
+            " (run id, restart count, how often the process has made the group): lives find each other only by a name that "
+            "their callers give them, hybridps.Options(incarnation=...) or the uuid of reconfigure()";
+  return text;
+}
+
 std::string Rendezvous::unconfirmed_text(const std::vector<int>& ranks) const {
   return "waiting for ranks " + core::format_ranks(ranks) + " to confirm the roster (the first: " +
          describe(roster_.members[static_cast<std::size_t>(ranks.front())]) + ")";
@@ -235,6 +259,7 @@ std::string Rendezvous::unconfirmed_text(const std::vector<int>& ranks) const {
 
 std::string Rendezvous::key(std::string_view suffix) const { return options_.key_prefix + "/" + std::string(suffix); }
 std::string Rendezvous::record_key(int rank) const { return key("rec/" + std::to_string(rank)); }
+std::string Rendezvous::life_key(int rank) const { return options_.lives_prefix + "/life/" + std::to_string(rank); }
 std::string Rendezvous::roster_key(std::uint64_t nonce) const { return key("roster/" + hex(nonce)); }
 std::string Rendezvous::ack_key(std::uint64_t nonce, int rank) const {
   return key("ack/" + hex(nonce) + "/" + std::to_string(rank));
@@ -248,6 +273,16 @@ void Rendezvous::start(TimePoint now) {
   pace_ = kPaceMin;
   const core::Result<Bytes> own = encode(options_.self);
   if (!own.is_ok()) return end(own.status(), size() > 1);
+  if (size() > 1 && is_named()) {
+    // Of another use of the name, a record that is not ours: never to be overwritten.
+    const std::optional<Bytes> there = get(record_key(self_rank()));
+    if (there && *there != own.value()) end_taken(self_rank(), *there);
+  }
+  if (size() > 1 && phase_ == Phase::kPending && !options_.lives_prefix.empty()) {
+    const std::string& life = options_.self.incarnation;
+    put(life_key(self_rank()), Bytes(life.begin(), life.end()));
+  }
+  if (phase_ != Phase::kPending) return;
   if (size() > 1) return put(record_key(self_rank()), own.value());
   records_.assign(1, options_.self);  // alone: no store, but the same proof as everyone
   roster_ = make_roster();
@@ -293,6 +328,34 @@ std::optional<Status> Rendezvous::unreplaced_failure() {
   return std::nullopt;
 }
 
+void Rendezvous::end_taken(int rank, const Bytes& bytes) {
+  const auto record = decode_record(bytes);
+  std::string text = "group " + core::quoted(options_.group_name) + ", " + options_.life + ": at rank " +
+                     std::to_string(rank) + ", where " + options_.expected[static_cast<std::size_t>(rank)].where +
+                     " was expected, ";
+  if (!record.is_ok()) {
+    text += "is what cannot be read (" + std::string(record.status().message()) + ")";
+  } else if (record.value().engine != options_.expected[static_cast<std::size_t>(rank)].engine) {
+    text += "is " + describe(record.value()) + ": " + options_.life + " is already used by another group";
+  } else {
+    text += "it was given other members, or the same in another order";
+  }
+  end(Status(Code::kMismatch,
+             text + ". What to do: give all members of a group the same handles in the same order, and every group, each "
+                    "time, a uuid that was never used before"),
+      true);
+}
+
+bool Rendezvous::refuses(const MemberRecord& member) {
+  if (!options_.refuse || member.engine == options_.self.engine) return false;
+  const Status refused = options_.refuse(member);
+  if (refused.is_ok()) return false;
+  end(Status(refused.code(), describe(options_.self) + " takes " + describe(member) + " into no group " +
+                                 core::quoted(options_.group_name) + ": " + std::string(refused.message())),
+      true);
+  return true;
+}
+
 bool Rendezvous::watch_failed(TimePoint now) {
   const std::optional<Bytes> bytes = get(key("failed"));
   if (phase_ != Phase::kPending) return false;
@@ -304,6 +367,14 @@ bool Rendezvous::watch_failed(TimePoint now) {
   if (auto failure = grace_is_over ? unreplaced_failure() : std::nullopt; failure && phase_ == Phase::kPending) {
     end(*std::move(failure), true);
     return true;
+  }
+  if (is_named() && failed_looked_ && phase_ == Phase::kPending) {
+    const std::optional<Bytes> own = get(record_key(self_rank()));
+    const core::Result<Bytes> ours = encode(options_.self);
+    if (own && ours.is_ok() && *own != ours.value()) {
+      end_taken(self_rank(), *own);
+      return true;
+    }
   }
   if (!failed_looked_) {
     failed_looked_ = true;
@@ -365,6 +436,12 @@ bool Rendezvous::take_record(int rank, const Bytes& bytes) {
     return false;
   }
   MemberRecord record = std::move(decoded).value();
+  if (is_named() && (record.engine != options_.expected[static_cast<std::size_t>(rank)].engine ||
+                     record.group_rank != rank || record.group_size != size() ||
+                     record.incarnation != options_.self.incarnation)) {
+    end_taken(rank, bytes);
+    return false;
+  }
   if (record.group_rank != rank || record.group_size != size()) {
     note_ = who + " published a record for rank " + std::to_string(record.group_rank) + " of " +
             std::to_string(record.group_size) + ", this group has " + std::to_string(size()) + " ranks";
@@ -377,6 +454,7 @@ bool Rendezvous::take_record(int rank, const Bytes& bytes) {
   }
   const auto at = static_cast<std::size_t>(rank);
   if (record.engine == rejected_[at]) return false;  // the stale one still
+  if (refuses(record)) return false;
   for (const auto& other : records_) {
     if (other && other->engine == record.engine) {
       note_ = describe(*other) + " and " + describe(record) + " have the same engine id";
@@ -557,9 +635,17 @@ bool Rendezvous::take_roster(std::uint64_t nonce, const Bytes& bytes) {
                 ? "the last roster is for " + std::to_string(roster.size()) + " ranks"
                 : "the last roster has another process in this place, " + describe(*entry) +
                       " (a stale record, or two processes with the same rank)";
-    acknowledge(Ack::kStale, {});
+    if (is_named())
+      end(Status(Code::kMismatch, "group " + core::quoted(options_.group_name) + ": " + options_.life +
+                                      " is already used by another group: " + note_ +
+                                      ". What to do: take a uuid that was never used before"),
+          true);
+    else
+      acknowledge(Ack::kStale, {});
     return true;
   }
+  for (const MemberRecord& member : roster.members)
+    if (refuses(member)) return true;
   roster_ = std::move(roster);
   proving_ = true;
   note_.clear();
@@ -631,6 +717,12 @@ void Rendezvous::report_progress(TimePoint now) {
 
 std::string Rendezvous::find_missing() {
   std::string text = waiting_for();
+  if (is_leader() && !gathering_ && size() > 1) {
+    std::vector<int> absent;
+    for (int rank = 1; rank < size(); ++rank)
+      if (!records_[static_cast<std::size_t>(rank)]) absent.push_back(rank);
+    text += other_lives(absent);
+  }
   // Rank 0 knows them, but whose time is up first tells all.
   if (phase_ == Phase::kPending && !is_leader() && (own_ack_ == Ack::kOk || own_ack_ == Ack::kUnproven)) {
     std::vector<int> silent;
@@ -651,6 +743,7 @@ std::string Rendezvous::find_missing() {
       text = absent_text(absent);
       if (size() > kBatch) text += " among the first " + std::to_string(kBatch);
       if (!note_.empty()) text += "; " + note_;
+      text += other_lives(absent);
     }
   }
   return text;

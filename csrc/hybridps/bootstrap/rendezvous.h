@@ -55,6 +55,12 @@ struct Proof {
   static Proof failed(core::Status status) { return {State::kFailed, {}, std::move(status)}; }
 };
 
+/// Who is to be at a rank, where the caller has said who is in the group.
+struct ExpectedMember {
+  core::EngineId engine;
+  std::string where;  // "host-b pid 812"
+};
+
 struct RendezvousOptions {
   std::string group_name;  // for messages
   std::string key_prefix;  // group_key_prefix()
@@ -72,6 +78,15 @@ struct RendezvousOptions {
   /// Rank 0 only, once all have confirmed a roster, until not pending: opens the group at the roster's servers. Unproven: one
   /// could not; the roster is made again, with what servers() then says. Others push only after this.
   std::function<Proof(const Roster&)> commit;
+  /// By group rank, where the caller has named this life of the group and all who are in it: then nothing under its keys is of
+  /// an earlier life, and what is published there by others, or for another group, ends it for all at once. Else empty.
+  std::vector<ExpectedMember> expected;
+  std::string life;  // for messages, with `expected`: "uuid 17"
+  /// Why this process cannot be in a group with that member; ok: it can. Asked for all others; ends it for all members.
+  std::function<core::Status(const MemberRecord&)> refuse;
+  /// Of keys under which the members of all lives of the group say which one they are in, for the message of one who waits in
+  /// vain for somebody in another. Empty: nobody says.
+  std::string lives_prefix;
   /// A line about what is being waited for: after 10 s, then every 10 s.
   std::function<void(std::string_view)> progress;
 };
@@ -135,6 +150,15 @@ class Rendezvous : core::Pinned {
   bool take_ack(int rank, const Bytes& bytes);
   bool follow();
   bool take_roster(std::uint64_t nonce, const Bytes& bytes);
+  bool is_named() const noexcept { return !options_.expected.empty(); }
+  /// Whose record lies at a rank where another was expected: ends it.
+  void end_taken(int rank, const Bytes& bytes);
+  /// Asks options_.refuse; whether it ended.
+  bool refuses(const MemberRecord& member);
+  std::string absent_text(const std::vector<int>& absent) const;
+  /// What absent ranks have last said of the life that they are in, if it is another.
+  std::string other_lives(const std::vector<int>& absent);
+  std::string life_key(int rank) const;
   bool ask_proof();
   void acknowledge(Ack ack, const std::vector<int>& unproven);
   void add_unproven(int rank, const std::vector<int>& others);

@@ -11,6 +11,7 @@
 #include <optional>
 #include <system_error>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -130,6 +131,7 @@ class GroupImpl final : public Group {
   }
   void abort(const std::string& reason) override;
   void leave() override;
+  void supersede(const std::string& reason) override;
   std::uint64_t sequence_submitted() const noexcept override {
     const std::lock_guard lock(core_->mutex);
     return core_->submitted;
@@ -210,6 +212,9 @@ class EngineImpl final : public Engine, public LoopClient {
   std::unique_ptr<observe::Outlet> outlet_;
   std::mutex trace_mutex_;
   std::unique_ptr<observe::Trace> trace_;
+
+  std::mutex given_up_mutex_;
+  std::unordered_map<core::EngineId, Status> given_up_;  // peers that were found dead, and as what
 
   std::mutex linger_mutex_;
   std::condition_variable linger_changed_;
@@ -367,6 +372,16 @@ void GroupImpl::leave() {
   engine_->post([engine = engine_.get(), core = core_] { engine->groups().want_goodbye(core); });
 }
 
+void GroupImpl::supersede(const std::string& reason) {
+  if (engine_->in_forked_child()) return;
+  {
+    const std::lock_guard lock(core_->mutex);
+    if (std::exchange(core_->left, true)) return;
+  }
+  engine_->count_left();
+  engine_->post([engine = engine_.get(), core = core_, reason] { engine->groups().supersede(core, reason); });
+}
+
 // --- EngineImpl: life ------------------------------------------------------------------------------------------------
 
 core::Result<std::shared_ptr<EngineImpl>> EngineImpl::create() {
@@ -494,6 +509,12 @@ Status EngineImpl::start(core::Config config) {
       --groups_open_;
     }
     linger_changed_.notify_all();
+  }, [this](core::EngineId peer, const Status& cause) {
+    Status refused(Code::kPeerDead, "it was given up before, since " + std::string(cause.message()) +
+                                        ". What to do: start that process anew, or let it destroy all of its groups and make them "
+                                        "again");
+    const std::lock_guard lock(given_up_mutex_);
+    given_up_.insert_or_assign(peer, std::move(refused));
   });
   StatusDesk::About about;
   about.engine = id_;
@@ -731,7 +752,15 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   std::unique_ptr<DedicatedClient> dedicated;
   bootstrap::RendezvousOptions r;
   r.group_name = o.name;
-  group->prefix = bootstrap::group_key_prefix(o.name, o.incarnation);
+  group->prefix = bootstrap::group_key_prefix(o.name, o.life.empty() ? o.incarnation : o.life);
+  r.expected = o.expected;
+  r.life = o.life;
+  if (o.life.empty()) r.lives_prefix = bootstrap::lives_key_prefix(o.name);
+  r.refuse = [this](const bootstrap::MemberRecord& member) {
+    const std::lock_guard lock(given_up_mutex_);
+    const auto found = given_up_.find(member.engine);
+    return found == given_up_.end() ? Status::ok() : found->second;
+  };
   r.key_prefix = group->prefix;
   r.self.build = std::string("hybridps ") + build_info::kVersion;
   // A rank sets slots aside for what its node's others may grant it, and takes them to grant as many as itself.

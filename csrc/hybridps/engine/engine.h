@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "hybridps/bootstrap/key_value.h"
+#include "hybridps/bootstrap/rendezvous.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/core/config.h"
 #include "hybridps/core/ids.h"
@@ -26,6 +27,9 @@ namespace hybridps::engine {
 struct GroupOptions {
   std::string name;         // as torch names it
   std::string incarnation;  // run id + restart count: the same on all members, new after a restart
+  /// Where the caller names this life of the group and says who is in it, by rank (bootstrap/rendezvous.h); else empty.
+  std::vector<bootstrap::ExpectedMember> expected;
+  std::string life;  // with `expected`, for messages and keys: "uuid 17"
   int rank = 0;
   int size = 1;
   std::shared_ptr<bootstrap::KeyValueStore> store;  // used from the bootstrap thread only

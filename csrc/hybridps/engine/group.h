@@ -72,6 +72,9 @@ class Group : core::Pinned {
   /// Says goodbye: returns at once; operations still pending go on, later ones are refused. The engine goes on serving
   /// the group until every member said goodbye or the linger time passed. Idempotent.
   virtual void leave() = 0;
+  /// Leaves for the group's next life. What is under way here fails, on all members, with kAborted and this reason; where nothing
+  /// is, it is as leave(), but who has not said goodbye after the linger time is told the reason and waited for no longer.
+  virtual void supersede(const std::string& reason) = 0;
 
   /// Last collective sequence number handed out / completed here.
   virtual std::uint64_t sequence_submitted() const noexcept = 0;

@@ -34,7 +34,8 @@ struct GroupCore : core::Pinned {
   std::atomic<bool> look_wanted{false};
   std::string status_waiting_for;  // the same for whoever asks for the status, who must not touch what errors say
   std::atomic<bool> status_wanted{false};
-  std::atomic<bool> given_up{false};  // aborted before there was a roster
+  std::atomic<bool> given_up{false};   // aborted before there was a roster
+  std::atomic<bool> abandoned{false};  // superseded before there was one: it is to be waited for no longer
   std::atomic<std::uint64_t> completed{0};
 
   // In the loop only.
@@ -51,6 +52,8 @@ struct GroupCore : core::Pinned {
   bool goodbye_wanted = false;
   bool goodbye_sent = false;
   bool goodbye_done = false;
+  std::string superseded;                               // why, if it was
+  core::TimePoint give_up_at = core::TimePoint::max();  // who has not said goodbye by then
   bool closed = false;
   bool last_failed = false;  // the last operation that is over
 };

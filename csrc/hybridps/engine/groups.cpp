@@ -26,7 +26,8 @@ VerdictBoard::Location location_of(const GroupCore& group) {
 }  // namespace
 
 Groups::Groups(const core::Config& config, core::EngineId self, Runtime& runtime, VerdictBoard& board,
-               SummaryOptions summary, std::function<void()> closed)
+               SummaryOptions summary, std::function<void()> closed,
+               std::function<void(core::EngineId, const core::Status&)> gone)
     : config_(config),
       self_(self),
       runtime_(runtime),
@@ -43,6 +44,7 @@ Groups::Groups(const core::Config& config, core::EngineId self, Runtime& runtime
   hooks.group_waits = [this](core::GroupUid uid) {
     if (const Group group = find(uid); group && group->options.size > 1) board_.look(location_of(*group));
   };
+  hooks.peer_gone = std::move(gone);
   runtime_.set_hooks(std::move(hooks));
 }
 
@@ -109,6 +111,8 @@ void Groups::on_told(core::GroupUid uid, const Status& verdict) {
 
 void Groups::not_joined(GroupCore& group, const Status& status) {
   group.is_joining = false;
+  // For members that have the roster already, which this one had confirmed; of a life with a name nothing older is there.
+  if (!group.options.expected.empty() && group.options.size > 1) board_.post(location_of(group), status);
   fail(group, status);
   give_up_goodbye(group);
 }
@@ -120,6 +124,12 @@ void Groups::abort(GroupCore& group, const std::string& reason) {
 }
 
 std::size_t Groups::tick() {
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    GroupCore& group = *groups_[i];
+    if (group.give_up_at == core::TimePoint::max() || group.goodbye_done || core::Clock::now() < group.give_up_at) continue;
+    group.give_up_at = core::TimePoint::max();
+    abort(group, group.superseded);
+  }
   std::size_t work = close_finished();
   if (queued_due_ != core::TimePoint::max()) work += expire_queued(core::Clock::now());
   return work;
@@ -291,6 +301,23 @@ void Groups::want_goodbye(const Group& group) {
     send_goodbye(group);
   else
     give_up_goodbye(*group);
+}
+
+void Groups::supersede(const Group& group, const std::string& reason) {
+  if (group->closed) return;
+  const worker::GroupState* const state = group->state;
+  std::uint64_t submitted = 0;
+  {
+    const std::lock_guard lock(group->mutex);
+    submitted = group->submitted;
+  }
+  // Also what has a place only: a device's stream has not come to it.
+  const bool idle = state != nullptr && group->completed.load() == submitted && state->p2p->active().empty();
+  if (!idle) abort(*group, reason);
+  if (state == nullptr) group->abandoned.store(true);
+  group->superseded = reason;
+  group->give_up_at = core::Clock::now() + core::from_seconds(config_.linger_seconds);
+  want_goodbye(group);
 }
 
 void Groups::give_up_goodbye(GroupCore& group) {

@@ -29,8 +29,9 @@ class Groups : core::Pinned {
 
   /// `closed` is called once for each group that was added, when it is closed. Takes the Runtime's hooks.
   /// `summary`: what of it an engine knows and a roster does not.
+  /// `gone`: a peer was found dead, and as what.
   Groups(const core::Config& config, core::EngineId self, Runtime& runtime, VerdictBoard& board, SummaryOptions summary,
-         std::function<void()> closed);
+         std::function<void()> closed, std::function<void(core::EngineId, const core::Status&)> gone);
 
   void add(Group group) { groups_.push_back(std::move(group)); }
   /// Its roster is valid.
@@ -42,6 +43,8 @@ class Groups : core::Pinned {
   void abort(GroupCore& group, const std::string& reason);
   /// It was left.
   void want_goodbye(const Group& group);
+  /// It was left for its next life (Group::supersede()).
+  void supersede(const Group& group, const std::string& reason);
   /// From the Store.
   void on_told(core::GroupUid uid, const core::Status& verdict);
   /// GroupCore::waiting_for is there.

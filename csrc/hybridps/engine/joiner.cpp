@@ -101,6 +101,14 @@ void Joiner::run() {
     }
     for (std::size_t i = 0; i < active.size();) {
       Joining& joining = *active[i];
+      if (joining.group->abandoned.exchange(false)) {
+        core::Status status;
+        {
+          const std::lock_guard lock(joining.group->mutex);
+          status = joining.group->status;
+        }
+        joining.rendezvous->fail(std::move(status));
+      }
       const bootstrap::Rendezvous::Phase phase = joining.rendezvous->step(core::Clock::now());
       if (phase == bootstrap::Rendezvous::Phase::kPending) {
         if (joining.group->status_wanted.exchange(false)) {

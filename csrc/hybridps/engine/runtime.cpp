@@ -309,17 +309,17 @@ void Runtime::on_served_group_closed(core::GroupUid uid, const core::Status& why
   forget_group(uid);
 }
 
-// Only on dedicated servers: a training process knows its peers for as long as it lives. A connection is never closed
-// from here, since the other side could not tell that from our death; it ends with the other process.
+// Of a dedicated server all, of a training process those that are dead: it knows the others for as long as it lives. A connection
+// is never closed from here, since the other side could not tell that from our death; it ends with the other process.
 void Runtime::forget_unused(core::TimePoint now) {
   if (now < next_forgetting_) return;
   next_forgetting_ = now + std::chrono::seconds(10);
-  if (dedicated_->stats().groups_total == 0) return;
+  const bool serves = dedicated_->stats().groups_total > 0;
   for (auto at = peers_.begin(); at != peers_.end();) {
     const Peer& peer = at->second;
     const bool connected = transports_.data->find(at->first) != nullptr ||
                            (transports_.control && transports_.control->find(at->first) != nullptr);
-    if (peer.groups > 0 || connected || now - peer.unused_since < kKeepUnused) {
+    if (!(serves || peer.dead) || peer.groups > 0 || connected || now - peer.unused_since < kKeepUnused) {
       ++at;
       continue;
     }
@@ -368,6 +368,7 @@ void Runtime::peer_failed(core::EngineId id, core::Status cause, bool silent) {
     return;
   }
   core::log_info("peer ", peer.record.where, " is gone: ", cause.message());
+  if (hooks_.peer_gone) hooks_.peer_gone(id, cause);
   // Who stood still for so long was given up: it was the others who broke what breaks now.
   const std::string own_fault = heartbeats_.own_fault(core::Clock::now());
   peer.dead = !silent;  // one that is stopped may live to read why it was given up

@@ -116,6 +116,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
     // Of the status of a job (status_desk.h).
     std::function<void(core::EngineId from, const wire::StatusAsk&)> status_asked;
     std::function<void(core::EngineId from, const wire::StatusAnswer&, std::span<const std::byte>)> status_answered;
+    std::function<void(core::EngineId, const core::Status& cause)> peer_gone;
   };
   /// Those that are set replace earlier ones.
   void set_hooks(Hooks hooks);

@@ -38,11 +38,11 @@ std::vector<std::shared_ptr<TimeExtension>> ProcessGroupHybrid::take_extensions(
   return carried;
 }
 
-std::shared_ptr<InOrder> ProcessGroupHybrid::order_of_this_lane() {
+std::shared_ptr<InOrder> ProcessGroupHybrid::order_of_this_lane(Life& life) {
   const auto lane = static_cast<std::size_t>(Lanes::current());
-  if (orders_.size() <= lane) orders_.resize(lane + 1);
-  auto& order = orders_[lane];
-  if (!order) order = std::make_shared<InOrder>(context_->lanes, static_cast<int>(lane) + 1);
+  if (life.orders.size() <= lane) life.orders.resize(lane + 1);
+  auto& order = life.orders[lane];
+  if (!order) order = std::make_shared<InOrder>(life.context->lanes, static_cast<int>(lane) + 1);
   return order;
 }
 
@@ -50,12 +50,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue(Call call) {
   for (const auto* tensors : {&call.inputs, &call.outputs})
     for (const at::Tensor& tensor : *tensors)
       if (!tensor.is_cpu()) return issue_on_stream(std::move(call), tensor.device());
-  const auto group = group_or_throw(call.name);
+  const auto life = this->life();
+  const auto group = group_or_throw(*life, call.name);
   const bool observed = at::hasCallbacks();
 
   std::chrono::milliseconds timeout = timeout_of(call.timeout);
   WorkHybrid::Init init;
-  init.context = context_;
+  init.context = life->context;
   init.type = call.type;
   init.name = call.name;
   if (observed) {
@@ -73,9 +74,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue(Call call) {
   auto work = c10::make_intrusive<WorkHybrid>(std::move(init));
 
   if (observed) {
-    recorded(*group, call, [&] { submit(group, work, std::move(call.operations)); });
+    recorded(*group, call, [&] { submit(*life, group, work, std::move(call.operations)); });
   } else {
-    submit(group, work, std::move(call.operations));
+    submit(*life, group, work, std::move(call.operations));
   }
   coalesce(work);
   return work;
@@ -108,24 +109,24 @@ void ProcessGroupHybrid::refuse_without_order(const std::shared_ptr<engine::Grou
   C10_THROW_ERROR(DistBackendError, message);
 }
 
-void ProcessGroupHybrid::submit(const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work,
+void ProcessGroupHybrid::submit(Life& life, const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work,
                                 std::vector<worker::Operation> operations) {
   const bool collective = operations.front().kind != schedule::Kind::kPointToPoint;
   std::unique_lock lock(issue_mutex_, std::defer_lock);
   if (collective) {
     lock.lock();
     const WorkHybrid* const parent = WorkHybrid::of_running_callback();
-    if (parent != nullptr && parent->overtaken(orders_)) {
+    if (parent != nullptr && parent->overtaken(life.orders)) {
       lock.unlock();
       refuse_without_order(group, work->describe(), *parent);
     }
-    work->set_order(order_of_this_lane());
+    work->set_order(order_of_this_lane(life));
     for (auto& operation : operations) {
       const auto& pieces = operation.kind == schedule::Kind::kAllReduce ? operation.output : operation.input;
-      compression_->choose(operation, pieces.empty() ? nullptr : pieces.front().data,
+      life.compression->choose(operation, pieces.empty() ? nullptr : pieces.front().data,
                            torch::autograd::get_current_graph_task_id());
     }
-    if (auto vote = compression_->take_vote()) group->submit(std::move(vote->operation), std::move(vote->done), false);
+    if (auto vote = life.compression->take_vote()) group->submit(std::move(vote->operation), std::move(vote->done), false);
   }
   for (auto& operation : operations) {
     const auto sequence = group->submit(

@@ -23,10 +23,10 @@ std::optional<c10::Device> ProcessGroupHybrid::last_device() const {
 }
 
 core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
-    const ChannelKey& key, c10::Device device, const std::shared_ptr<engine::Group>& group) {
+    Life& life, const ChannelKey& key, c10::Device device, const std::shared_ptr<engine::Group>& group) {
   const std::lock_guard lock(channels_mutex_);
   last_device_ = device;
-  if (const auto known = channels_.find(key); known != channels_.end()) return known->second;
+  if (const auto known = life.channels.find(key); known != life.channels.end()) return known->second;
   Accelerator* const accelerator = accelerator_of(device.type());
   if (accelerator == nullptr) return open_device(device).status();
   if (!channel_options_) {
@@ -55,7 +55,7 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
       local.why_not = library.status().message();
     options.local = std::move(local);
     // The ranks of a node agree once, about one GPU each.
-    for (const auto& [other, known] : channels_)
+    for (const auto& [other, known] : life.channels)
       if (other.direction == 0 && known->has_local())
         return core::Status(
             core::Code::kUnsupported,
@@ -66,24 +66,25 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
   auto opened = open_device(device);
   if (!opened.is_ok()) return opened.status();
   auto channel = Process::instance().stager()->open(opened.value(), group, options);
-  if (channel.is_ok()) channels_.emplace(key, channel.value());
+  if (channel.is_ok()) life.channels.emplace(key, channel.value());
   return channel;
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c10::Device device) {
-  const auto group = group_or_throw(call.name);
+  const auto life = this->life();
+  const auto group = group_or_throw(*life, call.name);
   for (const auto* tensors : {&call.inputs, &call.outputs})
     for (const at::Tensor& tensor : *tensors)
       TORCH_CHECK(tensor.device() == device, "hybridps::", call.name,
                   ": all tensors of a call must be on one device, got ", device, " and ", tensor.device());
-  const std::string what = std::string(call.name) + " of group " + context_->group_name + " (rank " +
+  const std::string what = std::string(call.name) + " of group " + life->context->group_name + " (rank " +
                            std::to_string(rank_) + " of " + std::to_string(size_) + ")";
   const c10::DeviceGuard on_device(device);
   const bool observed = at::hasCallbacks();
   const bool collective = call.operations.front().kind != schedule::Kind::kPointToPoint;
 
   std::chrono::milliseconds timeout = timeout_of(call.timeout);
-  auto held = std::make_shared<StreamWork::Held>(context_, call.operations.size());
+  auto held = std::make_shared<StreamWork::Held>(life->context, call.operations.size());
   held->set_extensions(take_extensions(timeout));
   std::vector<std::shared_ptr<staging::Channel>> channels;
   for (auto& operation : call.operations) {
@@ -95,11 +96,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
       key.peer = operation.peer;
       key.direction = operation.sending ? 1 : 2;
     }
-    auto channel = channel_for(key, device, group);
+    auto channel = channel_for(*life, key, device, group);
     check_status(channel.status(), what);
     channels.push_back(channel.value());
   }
-  StreamWork::Init init{context_,
+  StreamWork::Init init{life->context,
                         call.type,
                         call.name,
                         observed ? call.title : nullptr,
@@ -130,7 +131,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
     if (collective) {
       lock.lock();
       const WorkHybrid* const parent = WorkHybrid::of_running_callback();
-      if (parent != nullptr && parent->overtaken(orders_)) {
+      if (parent != nullptr && parent->overtaken(life->orders)) {
         lock.unlock();
         refuse_without_order(group, what, *parent);
       }
@@ -163,9 +164,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
       request.done = [held](const core::Status& status) { StreamWork::Held::part_over(held, status); };
       request.leave_open = open;
       if (collective)
-        request.code = [this, &group](worker::Operation& slice, const std::byte* at) {
-          compression_->choose(slice, at, torch::autograd::get_current_graph_task_id());
-          if (auto vote = compression_->take_vote()) group->submit(std::move(vote->operation), std::move(vote->done));
+        request.code = [&life, &group](worker::Operation& slice, const std::byte* at) {
+          life->compression->choose(slice, at, torch::autograd::get_current_graph_task_id());
+          if (auto vote = life->compression->take_vote()) group->submit(std::move(vote->operation), std::move(vote->done));
         };
       auto staged = channels[i]->enqueue(std::move(request));
       check_status(staged.status(), what);
@@ -189,9 +190,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::combine_all(std::vector<WorkP
   if (!first) {
     std::vector<WorkHybrid::Ptr> on_host;
     for (const auto& work : works) on_host.push_back(work_cast<WorkHybrid>(work));
-    return combine(context_, std::move(on_host));
+    return combine(life()->context, std::move(on_host));
   }
-  StreamWork::Init init{context_,
+  const auto context = life()->context;
+  StreamWork::Init init{context,
                         c10d::OpType::COALESCED,
                         "coalesced",
                         nullptr,
@@ -200,7 +202,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::combine_all(std::vector<WorkP
                         first->device(),
                         std::chrono::milliseconds(0),
                         false,
-                        std::make_shared<StreamWork::Held>(context_, 1)};
+                        std::make_shared<StreamWork::Held>(context, 1)};
   auto combined = c10::make_intrusive<StreamWork>(std::move(init));
   combined->join(works);
   combined->complete_enqueue();

@@ -47,6 +47,25 @@ std::shared_ptr<engine::Group> Membership::take() {
   return std::move(group_);
 }
 
+Stay::Stay(std::shared_ptr<engine::Engine> engine)
+    : engine_(std::move(engine)), generation_(core::fork_generation()) {}
+
+Stay::~Stay() {
+  if (generation_ != core::fork_generation() && engine_) new std::shared_ptr<engine::Engine>(std::move(engine_));
+}
+
+std::shared_ptr<engine::Engine> Stay::engine() const {
+  if (generation_ != core::fork_generation()) return nullptr;
+  const std::lock_guard lock(mutex_);
+  return engine_;
+}
+
+std::shared_ptr<engine::Engine> Stay::take() {
+  if (generation_ != core::fork_generation()) return nullptr;
+  const std::lock_guard lock(mutex_);
+  return std::move(engine_);
+}
+
 Process& Process::instance() {
   static std::mutex making;
   if (Process* process = the_process.load(std::memory_order_acquire)) return *process;
@@ -68,7 +87,7 @@ Process::Arrival::Arrival(Process& process) : process_(process) {
 
 Process::Arrival::~Arrival() {
   const std::lock_guard lock(process_.mutex_);
-  if (--process_.arriving_ > 0 || !process_.members_.empty()) return;
+  if (--process_.arriving_ > 0 || !process_.members_.empty() || !process_.stays_.empty()) return;
   // Nothing came of it, and who was last may have left meanwhile.
   process_.lanes_->end_when_idle();
   process_.abort_hooks_->end_when_idle();
@@ -89,22 +108,47 @@ void Process::leave(Membership& membership) {
   std::shared_ptr<engine::Group> group = membership.take();
   if (!group) return;
   group->leave();
-  bool last = false;
   {
     const std::lock_guard lock(mutex_);
     std::erase_if(members_, [&](const auto& member) {
       const auto alive = member.lock();
       return !alive || alive.get() == &membership;
     });
-    last = members_.empty();
+    if (!members_.empty() || !stays_.empty()) return;
   }
-  std::shared_ptr<engine::Engine> engine = last ? group->engine() : nullptr;
-  if (engine) engine->linger();
-  group.reset();
+  std::shared_ptr<engine::Engine> engine = group->engine();
   if (!engine) return;
+  engine->linger();
+  group.reset();
+  end_if_last(std::move(engine));
+}
+
+std::shared_ptr<Stay> Process::stay(std::shared_ptr<engine::Engine> engine) {
+  auto stay = std::make_shared<Stay>(std::move(engine));
+  const std::lock_guard lock(mutex_);
+  stays_.push_back(stay);
+  return stay;
+}
+
+void Process::end(Stay& stay) {
+  std::shared_ptr<engine::Engine> engine = stay.take();
+  if (!engine) return;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(stays_, [&](const auto& other) {
+      const auto alive = other.lock();
+      return !alive || alive.get() == &stay;
+    });
+    if (!members_.empty() || !stays_.empty()) return;
+  }
+  engine->linger();
+  end_if_last(std::move(engine));
+}
+
+void Process::end_if_last(std::shared_ptr<engine::Engine> engine) {
   const auto joined_meanwhile = [&] {
     const std::lock_guard lock(mutex_);
-    return !members_.empty() || arriving_ > 0;
+    return !members_.empty() || !stays_.empty() || arriving_ > 0;
   };
   if (joined_meanwhile()) return;
   stager_->stop(kStagerPatience);
@@ -120,8 +164,13 @@ void Process::leave(Membership& membership) {
 
 void Process::at_exit() {
   std::vector<std::shared_ptr<engine::Group>> groups;
+  std::shared_ptr<engine::Engine> kept;  // the only one of this process, but for one that is just ending
   {
     const std::lock_guard lock(mutex_);
+    for (const auto& stay : stays_)
+      if (const auto alive = stay.lock())
+        if (auto engine = alive->take()) kept = std::move(engine);
+    stays_.clear();
     for (const auto& member : members_) {
       const auto alive = member.lock();
       auto group = alive ? alive->take() : nullptr;
@@ -134,7 +183,10 @@ void Process::at_exit() {
     if (const auto engine = groups.front()->engine()) engine->linger();
     for (const auto& group : groups) group->abort("the process is exiting");
     groups.clear();
+  } else if (kept) {
+    kept->linger();
   }
+  kept.reset();
   stager_->stop(kStagerPatience);  // no stream waits for a flag after this
   drain_local_libraries(kDrainPatience);
   lanes_->stop(kLanePatience);

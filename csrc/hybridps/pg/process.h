@@ -15,6 +15,7 @@
 
 #include "hybridps/bootstrap/incarnation.h"
 #include "hybridps/core/pinned.h"
+#include "hybridps/engine/engine.h"
 #include "hybridps/engine/group.h"
 #include "hybridps/pg/lanes.h"
 #include "hybridps/staging/stager.h"
@@ -37,6 +38,25 @@ class Membership : core::Pinned {
 
   mutable std::mutex mutex_;
   std::shared_ptr<engine::Group> group_;
+  const std::uint64_t generation_;  // of forks
+};
+
+/// The hold on the engine of a process group that goes from one life to the next: while it is there, leave() of the last group
+/// ends nothing, and the engine's id stays what the group's handle says.
+class Stay : core::Pinned {
+ public:
+  explicit Stay(std::shared_ptr<engine::Engine> engine);
+  ~Stay();  // in a forked child: lets go of nothing
+
+  /// Null since end() or at_exit(), and in a forked child.
+  std::shared_ptr<engine::Engine> engine() const;
+
+ private:
+  friend class Process;
+  std::shared_ptr<engine::Engine> take();
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<engine::Engine> engine_;
   const std::uint64_t generation_;  // of forks
 };
 
@@ -67,12 +87,16 @@ class Process : core::Pinned {
   /// Says goodbye. The last one to leave waits until all peers did, or the linger time passed, and ends the lanes.
   /// Idempotent.
   void leave(Membership& membership);
+  std::shared_ptr<Stay> stay(std::shared_ptr<engine::Engine> engine);
+  /// As leave(), when the group of the stay has left. Idempotent.
+  void end(Stay& stay);
   /// The same for all that are left, when the program ends without destroy_process_group().
   void at_exit();
 
  private:
   Process() = default;
   static void after_fork_in_child();
+  void end_if_last(std::shared_ptr<engine::Engine> engine);
 
   const std::shared_ptr<Lanes> lanes_ = std::make_shared<Lanes>();
   const std::shared_ptr<Lanes> abort_hooks_ = std::make_shared<Lanes>();
@@ -80,6 +104,7 @@ class Process : core::Pinned {
   bootstrap::IncarnationCounter incarnations_;
   std::mutex mutex_;
   std::vector<std::weak_ptr<Membership>> members_;
+  std::vector<std::weak_ptr<Stay>> stays_;
   std::size_t arriving_ = 0;
 };
 

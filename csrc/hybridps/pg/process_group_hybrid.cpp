@@ -31,10 +31,21 @@ using namespace std::chrono_literals;
 
 constexpr std::chrono::milliseconds kDrainPatience = 6s;  // a library gives its peers 5
 
-std::shared_ptr<WorkContext> make_context(const std::string& name, int rank, int size) {
+std::string text_of(const std::string& name, int rank, int size) {
+  return "group " + name + " (rank " + std::to_string(rank) + " of " + std::to_string(size) + ")";
+}
+
+std::shared_ptr<bootstrap::KeyValueStore> adapt(const c10::intrusive_ptr<c10d::Store>& store,
+                                                const ProcessGroupHybrid::Options& options) {
+  TORCH_CHECK_VALUE(store, "hybridps: group ", options.group_name, ": no Store was given");
+  return adapt_store(store);
+}
+
+std::shared_ptr<WorkContext> make_context(const std::string& name, int rank, int size, std::shared_ptr<Hooks> hooks) {
   TORCH_CHECK_VALUE(size >= 1 && rank >= 0 && rank < size, "hybridps: rank ", rank, " of ", size, " in group ", name,
                     " makes no sense");
   auto context = std::make_shared<WorkContext>();
+  context->hooks = std::move(hooks);
   context->group_name = name;
   context->rank = rank;
   context->size = size;
@@ -43,8 +54,7 @@ std::shared_ptr<WorkContext> make_context(const std::string& name, int rank, int
 }
 
 std::string group_text(const WorkContext& context) {
-  return "group " + context.group_name + " (rank " + std::to_string(context.rank) + " of " +
-         std::to_string(context.size) + ")";
+  return text_of(context.group_name, context.rank, context.size);
 }
 
 /// Only where it is read: asking loads the driver. Of a machine without a GPU nobody wants to hear that it has none.
@@ -80,7 +90,9 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
                                        c10::intrusive_ptr<Options> options, core::TimePoint called_at)
     : c10d::Backend(rank, size),
       options_(options ? std::move(options) : c10::make_intrusive<Options>()),
-      context_(make_context(options_->group_name, rank, size)),
+      torch_store_(store),
+      store_(adapt(store, *options_)),
+      made_as_rank_(rank),
       timeout_ms_(options_->timeout.count()) {
   const core::TimePoint entered_at = core::Clock::now();
   // torch's setGroupUid() comes later, or not at all under TORCH_DISTRIBUTED_DEBUG=DETAIL.
@@ -89,67 +101,100 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
     c10d::getGlobalRankStartAndStride(options_->global_ranks_in_group, global_rank_start_, global_rank_stride_);
   init();
 
-  TORCH_CHECK_VALUE(store, "hybridps: ", group_text(*context_), ": no Store was given");
   Process& process = Process::instance();
-  const Process::Arrival arrival(process);
+  if (is_reconfigurable()) {
+    life_ = closed("it was made with enable_reconfigure, and is nobody's before reconfigure()");
+    static_cast<void>(stay());
+    return;
+  }
   engine::GroupOptions group_options;
   group_options.since = called_at;
-  group_options.name = options_->group_name;
-  group_options.incarnation =
-      process.incarnations().next(options_->group_name);  // counted also where what follows fails
-  const std::string incarnation = group_options.incarnation;
-  const auto shared_store = adapt_store(store);
-  group_options.rank = rank;
-  group_options.size = size;
-  group_options.store = shared_store;
-  group_options.timeout = options_->timeout;
-  group_options.is_world = options_->global_ranks_in_group.empty();
-  group_options.dedicated_servers = options_->dedicated_servers;
-  const auto require = [&](const core::Status& status, const std::string& what) {
-    if (status.is_ok()) return;
-    const InterpreterReleased released;
-    tell_of_failed_start(*shared_store, options_->group_name, incarnation, rank, size, status.message());
-    throw_status(status, what);
-  };
-  const auto config = core::Config::from_environment();
-  require(config.status(), "reading the settings for " + group_text(*context_));
-  const auto spec = compress::parse_spec(options_->compress.empty() ? config.value().compress : options_->compress);
-  require(spec.status(), group_text(*context_));
-  if (spec.value()) group_options.compress = compress::text_of(spec.value());
-  compression_ = std::make_unique<Compression>(
-      spec.value() ? std::make_shared<const compress::Codecs>(spec.value()) : nullptr, config.value().compress_min_bytes,
-      context_->group_name, rank_ == 0);
-  const core::TimePoint connected_at = core::Clock::now();
-  auto engine = engine::Engine::acquire();
-  require(engine.status(), "starting the engine for " + group_text(*context_));
-  const core::TimePoint started_at = core::Clock::now();
-  tell_of_cuda();
-  auto group = engine.value()->open_group(std::move(group_options));
-  require(group.status(), "opening " + group_text(*context_));
-  context_->group = group.value();
-  membership_ = process.join(std::move(group).value());
+  const std::string& given = options_->incarnation;
+  // Counted also where what follows fails.
+  group_options.incarnation = given.empty() ? process.incarnations().next(options_->group_name)
+                                            : process.incarnations().next(options_->group_name + " " + given, given, "named");
+  TORCH_CHECK_VALUE(given.empty() || group_options.incarnation == given + ".named.0", "hybridps: ",
+                    text_of(options_->group_name, rank, size), ": this process has used the incarnation ", given,
+                    " before; every life of a group needs a name of its own");
+  life_ = open(std::move(group_options));
   opened_at_ = core::Clock::now();
   if (!core::log_enabled(core::LogLevel::kDebug)) return;
   char text[160];
-  std::snprintf(text, sizeof text, "%.1f ms: loading %.1f ms, Store %.1f ms, engine %.1f ms, opening %.1f ms",
-                ms_between(called_at, opened_at_), ms_between(called_at, entered_at),
-                ms_between(entered_at, connected_at), ms_between(connected_at, started_at),
-                ms_between(started_at, opened_at_));
-  core::log_debug(group_text(*context_), " made in ", text);
+  std::snprintf(text, sizeof text, "%.1f ms: loading %.1f ms, the rest %.1f ms", ms_between(called_at, opened_at_),
+                ms_between(called_at, entered_at), ms_between(entered_at, opened_at_));
+  core::log_debug(group_text(*life_->context), " made in ", text);
+}
+
+bool ProcessGroupHybrid::is_reconfigurable() const noexcept {
+#if HYBRIDPS_TORCH_AT_LEAST(15)
+  return options_->enable_reconfigure;
+#else
+  return false;
+#endif
+}
+
+std::shared_ptr<ProcessGroupHybrid::Life> ProcessGroupHybrid::life() const {
+  const std::lock_guard lock(life_mutex_);
+  return life_;
+}
+
+std::shared_ptr<ProcessGroupHybrid::Life> ProcessGroupHybrid::closed(std::string why) {
+  auto life = std::make_shared<Life>();
+  life->context = make_context(options_->group_name, rank_, size_, hooks_);
+  life->why_none = std::move(why);
+  life->compression = std::make_unique<Compression>(nullptr, 0, options_->group_name, rank_ == 0);
+  return life;
+}
+
+std::shared_ptr<ProcessGroupHybrid::Life> ProcessGroupHybrid::open(engine::GroupOptions group_options) {
+  auto life = std::make_shared<Life>();
+  life->context = make_context(options_->group_name, group_options.rank = rank_, group_options.size = size_, hooks_);
+  life->incarnation = group_options.incarnation;
+  const std::string whose = group_text(*life->context);
+  Process& process = Process::instance();
+  const Process::Arrival arrival(process);
+  group_options.name = options_->group_name;
+  group_options.store = store_;
+  if (group_options.life.empty()) group_options.timeout = options_->timeout;
+  group_options.is_world = options_->global_ranks_in_group.empty();
+  group_options.dedicated_servers = options_->dedicated_servers;
+  const std::string keys = group_options.life.empty() ? group_options.incarnation : group_options.life;
+  const auto require = [&](const core::Status& status, const std::string& what) {
+    if (status.is_ok()) return;
+    const InterpreterReleased released;
+    tell_of_failed_start(*store_, options_->group_name, keys, rank_, size_, status.message());
+    throw_status(status, what);
+  };
+  const auto config = core::Config::from_environment();
+  require(config.status(), "reading the settings for " + whose);
+  const auto spec = compress::parse_spec(options_->compress.empty() ? config.value().compress : options_->compress);
+  require(spec.status(), whose);
+  if (spec.value()) group_options.compress = compress::text_of(spec.value());
+  life->compression = std::make_unique<Compression>(
+      spec.value() ? std::make_shared<const compress::Codecs>(spec.value()) : nullptr, config.value().compress_min_bytes,
+      options_->group_name, rank_ == 0);
+  auto engine = engine::Engine::acquire();
+  require(engine.status(), "starting the engine for " + whose);
+  tell_of_cuda();
+  auto group = engine.value()->open_group(std::move(group_options));
+  require(group.status(), "opening " + whose);
+  life->context->group = group.value();
+  life->membership = process.join(std::move(group).value());
+  return life;
 }
 
 ProcessGroupHybrid::~ProcessGroupHybrid() {
-  if (!membership_) return;
-  if (membership_->is_forked()) {
-    new std::map(std::move(channels_));  // the device and its threads are the parent's
+  if (generation_ != core::fork_generation()) {
+    if (life_) new std::shared_ptr<Life>(std::move(life_));  // its devices and their threads are the parent's
     return;
   }
   // The engine's threads and the lanes may be about to drop tensors, for which they need the interpreter's lock.
   const InterpreterReleased released;
   try {
-    Process::instance().leave(*membership_);
+    if (life_ && life_->membership) Process::instance().leave(*life_->membership);
+    if (stay_) Process::instance().end(*stay_);
   } catch (const std::exception& error) {
-    core::log_error("leaving ", group_text(*context_), ": ", error.what());
+    core::log_error("leaving group ", options_->group_name, ": ", error.what());
   }
 }
 
@@ -173,20 +218,22 @@ core::Status ProcessGroupHybrid::wait_for(const std::shared_ptr<engine::Group>& 
 void ProcessGroupHybrid::wait_ready() {
   const auto group = group_or_throw("init_process_group");
   const core::Status status = wait_for(group, [&] { return group->wait_ready(); });
-  core::log_debug(group_text(*context_), " waited ", static_cast<int>(ms_between(opened_at_, core::Clock::now())),
+  const std::string whose = group_text(*life()->context);
+  core::log_debug(whose, " waited ", static_cast<int>(ms_between(opened_at_, core::Clock::now())),
                   " ms for all ranks");
-  check_status(status, "waiting for the ranks of " + group_text(*context_));
+  check_status(status, "waiting for the ranks of " + whose);
 }
 
 void ProcessGroupHybrid::eagerConnectSingleDevice(at::Device device) {
   if (device.is_cpu()) return;
   const InterpreterReleased released;
-  const auto group = group_or_throw("eager_connect_single_device");
-  const std::string what = "connecting " + group_text(*context_) + " on " + device.str();
+  const auto life = this->life();
+  const auto group = group_or_throw(*life, "eager_connect_single_device");
+  const std::string what = "connecting " + group_text(*life->context) + " on " + device.str();
   ChannelKey key;
   key.type = device.type();
   key.device = device.index();
-  const auto channel = channel_for(key, device, group);
+  const auto channel = channel_for(*life, key, device, group);
   check_status(channel.status(), what);
   const std::chrono::milliseconds timeout = timeout_of(c10d::kUnsetTimeout);
   const core::Status status = wait_for(group, [&] {
@@ -199,12 +246,14 @@ void ProcessGroupHybrid::eagerConnectSingleDevice(at::Device device) {
 }
 
 engine::GroupSummary ProcessGroupHybrid::summary() const {
-  const auto group = membership_->group();
+  const auto life = this->life();
+  const auto group = life->membership ? life->membership->group() : nullptr;
   return group ? group->summary() : engine::GroupSummary();
 }
 
 std::vector<int> ProcessGroupHybrid::node_of() const {
-  const auto group = membership_->group();
+  const auto life = this->life();
+  const auto group = life->membership ? life->membership->group() : nullptr;
   return group ? group->node_of() : std::vector<int>();
 }
 
@@ -212,35 +261,41 @@ c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupHybrid::getBackendOptions
   return c10::static_intrusive_pointer_cast<c10d::Backend::Options>(options_);
 }
 
-std::shared_ptr<engine::Group> ProcessGroupHybrid::group_or_throw(const char* name) const {
-  if (auto group = membership_->group()) return group;
-  TORCH_CHECK(!membership_->is_forked(), "hybridps: ", name, " of ", group_text(*context_),
+std::shared_ptr<engine::Group> ProcessGroupHybrid::group_or_throw(const Life& life, const char* name) const {
+  if (life.membership)
+    if (auto group = life.membership->group()) return group;
+  TORCH_CHECK(generation_ == core::fork_generation(), "hybridps: ", name, " of ", group_text(*life.context),
               ": this process was forked after init_process_group; a forked child (a DataLoader worker) has no part in "
               "its parent's groups");
-  C10_THROW_ERROR(DistBackendError,
-                  "hybridps: " + std::string(name) + " of " + group_text(*context_) +
-                      ": the group is closed : it was " +
-                      (aborted_.load() ? "aborted by the program (abort_process_group)" : "shut down or destroyed"));
+  std::string why = life.why_none;
+  if (life.membership) {
+    why = aborted_.load() ? "it was aborted by the program (abort_process_group)" : "it was shut down or destroyed";
+    if (is_reconfigurable()) why += "; reconfigure() begins its next life";
+  }
+  C10_THROW_ERROR(DistBackendError, "hybridps: " + std::string(name) + " of " + group_text(*life.context) +
+                                        ": the group is closed : " + why);
 }
 
 // Compression ---------------------------------------------------------------------------------------------------------
 
 std::string ProcessGroupHybrid::compression() const {
-  const compress::Codecs* const codecs = compression_->codecs();
+  const auto life = this->life();
+  const compress::Codecs* const codecs = life->compression->codecs();
   return compress::text_of(codecs != nullptr ? codecs->spec() : compress::Spec{});
 }
 
 std::vector<Compression::Saved> ProcessGroupHybrid::compression_state() {
-  const auto group = group_or_throw("compress.state_dict");
+  const auto life = this->life();
+  const auto group = group_or_throw(*life, "compress.state_dict");
   std::vector<std::pair<Compression::Place, compress::TensorKey>> tensors;
   {
     const std::lock_guard lock(issue_mutex_);
-    tensors = compression_->tensors();
+    tensors = life->compression->tensors();
   }
   std::vector<compress::TensorKey> keys;
   for (const auto& [place, key] : tensors) keys.push_back(key);
   auto remembered = group->remembered(std::move(keys));
-  check_status(remembered.status(), "reading what compression remembers of " + group_text(*context_));
+  check_status(remembered.status(), "reading what compression remembers of " + group_text(*life->context));
   std::vector<Compression::Saved> saved;
   for (std::size_t i = 0; i < remembered.value().size(); ++i)
     saved.push_back({tensors[i].first, std::move(remembered.value()[i].residual), std::move(remembered.value()[i].owed),
@@ -249,29 +304,34 @@ std::vector<Compression::Saved> ProcessGroupHybrid::compression_state() {
 }
 
 void ProcessGroupHybrid::load_compression_state(std::vector<Compression::Saved> saved, std::uint64_t steps) {
+  const auto life = this->life();
   const std::lock_guard lock(issue_mutex_);
-  compression_->load(std::move(saved));
-  compression_->set_steps(steps);
+  life->compression->load(std::move(saved));
+  life->compression->set_steps(steps);
 }
 
 std::uint64_t ProcessGroupHybrid::compression_steps() {
+  const auto life = this->life();
   const std::lock_guard lock(issue_mutex_);
-  return compression_->steps();
+  return life->compression->steps();
 }
 
 std::vector<Compression::Class> ProcessGroupHybrid::compression_classes() {
+  const auto life = this->life();
   const std::lock_guard lock(issue_mutex_);
-  return compression_->classes();
+  return life->compression->classes();
 }
 
 std::size_t ProcessGroupHybrid::compression_unclaimed() {
+  const auto life = this->life();
   const std::lock_guard lock(issue_mutex_);
-  return compression_->unclaimed();
+  return life->compression->unclaimed();
 }
 
 engine::Group::RememberedSummary ProcessGroupHybrid::remembered_summary() {
-  const auto summary = group_or_throw("compress.stats")->remembered_summary();
-  check_status(summary.status(), "reading what compression remembers of " + group_text(*context_));
+  const auto life = this->life();
+  const auto summary = group_or_throw(*life, "compress.stats")->remembered_summary();
+  check_status(summary.status(), "reading what compression remembers of " + group_text(*life->context));
   return summary.value();
 }
 
@@ -283,7 +343,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::split(const c10::intrusive
   group_or_throw("split_group");
   for (const int rank : ranks)
     TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "hybridps: split_group: rank ", rank, " is not in ",
-                      group_text(*context_));
+                      group_text(*life()->context));
   auto child_options = c10::make_intrusive<Options>(opts ? opts->timeout : options_->timeout);
   const auto* own = dynamic_cast<const Options*>(opts.get());
   child_options->dedicated_servers = (own != nullptr ? *own : *options_).dedicated_servers;
@@ -314,7 +374,8 @@ c10::intrusive_ptr<ProcessGroupHybrid> ProcessGroupHybrid::make_child(const c10:
   const auto key = std::make_pair(child_options->group_name, ranks);
   if (const auto known = children_.find(key); named && known != children_.end()) {
     auto child = known->second.lock();
-    if (child && child->membership_->group()) return child;
+    const auto life = child ? child->life() : nullptr;
+    if (life && life->membership && life->membership->group()) return child;
   }
   for (const int rank : ranks) {
     const auto index = static_cast<std::size_t>(rank);
@@ -357,8 +418,10 @@ void ProcessGroupHybrid::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 c10d::ErrorType ProcessGroupHybrid::getError() {
-  const auto group = membership_->group();
-  if (!group) return aborted_.load() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+  const auto life = this->life();
+  const auto group = life->membership ? life->membership->group() : nullptr;
+  // Of a group that may have another life an abort is no error (torch's rule).
+  if (!group) return aborted_.load() && !is_reconfigurable() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
   switch (group->status().code()) {
     case core::Code::kOk: return c10d::ErrorType::SUCCESS;
     case core::Code::kTimeout: return c10d::ErrorType::TIMEOUT;
@@ -368,40 +431,50 @@ c10d::ErrorType ProcessGroupHybrid::getError() {
 }
 
 uint64_t ProcessGroupHybrid::getSequenceNumberForGroup() {
-  const auto group = membership_->group();
+  const auto life = this->life();
+  const auto group = life->membership ? life->membership->group() : nullptr;
   return group ? group->sequence_submitted() : 0;
 }
 
 void ProcessGroupHybrid::abort() {
-  auto group = membership_->group();
+  const auto life = this->life();
+  auto group = life->membership ? life->membership->group() : nullptr;
   if (!group) return;
   const InterpreterReleased released;
-  context_->hooks.abort.run();
+  hooks_->abort.run();
   aborted_.store(true);
   const std::string why = "aborted by the program (abort_process_group) on rank " + std::to_string(rank_);
   group->abort(why);
   {
     const std::lock_guard lock(channels_mutex_);
-    for (const auto& [key, channel] : channels_) channel->abort(core::Status(core::Code::kAborted, why));
+    for (const auto& [key, channel] : life->channels) channel->abort(core::Status(core::Code::kAborted, why));
   }
+  if (is_reconfigurable()) group->supersede(why);  // nobody waits for those of it that have not come
   group.reset();  // before the last one to leave ends the engine
   leave();        // torch forgets an aborted group without shutting it down
 }
 
 void ProcessGroupHybrid::shutdown() {
-  if (membership_->is_forked()) return;
+  if (generation_ != core::fork_generation()) return;
   const InterpreterReleased released;
   leave();
+  std::shared_ptr<Stay> stay;
+  {
+    const std::lock_guard lock(life_mutex_);
+    stay = stay_;
+  }
+  if (stay) Process::instance().end(*stay);
   drain_local_libraries(kDrainPatience);  // the program may end now
 }
 
 void ProcessGroupHybrid::leave() {
+  const auto life = this->life();
   std::map<ChannelKey, std::shared_ptr<staging::Channel>> channels;  // what is under way keeps its own
   {
     const std::lock_guard lock(channels_mutex_);
-    channels.swap(channels_);
+    channels.swap(life->channels);
   }
-  Process::instance().leave(*membership_);
+  if (life->membership) Process::instance().leave(*life->membership);
 }
 
 #if HYBRIDPS_TORCH_AT_LEAST(14)
@@ -411,15 +484,15 @@ void ProcessGroupHybrid::addEphemeralTimeout(const std::chrono::milliseconds& ti
 }
 
 void ProcessGroupHybrid::registerAbortHook(int64_t hook_id, c10d::AbortHook hook) {
-  context_->hooks.abort.add(hook_id, std::move(hook));
+  hooks_->abort.add(hook_id, std::move(hook));
 }
 
-void ProcessGroupHybrid::unregisterAbortHook(int64_t hook_id) { context_->hooks.abort.remove(hook_id); }
+void ProcessGroupHybrid::unregisterAbortHook(int64_t hook_id) { hooks_->abort.remove(hook_id); }
 #endif
 
 #if HYBRIDPS_TORCH_AT_LEAST(15)
 void ProcessGroupHybrid::registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) {
-  context_->hooks.completion.add(hook_id,
+  hooks_->completion.add(hook_id,
                                  [hook = std::move(hook)](std::uint64_t key, std::optional<float> duration_ms) {
                                    c10d::CompletionHookArgs args;
                                    args.completionKey = key;
@@ -428,7 +501,7 @@ void ProcessGroupHybrid::registerCompletionHook(int64_t hook_id, c10d::Completio
                                  });
 }
 
-void ProcessGroupHybrid::unregisterCompletionHook(int64_t hook_id) { context_->hooks.completion.remove(hook_id); }
+void ProcessGroupHybrid::unregisterCompletionHook(int64_t hook_id) { hooks_->completion.remove(hook_id); }
 #endif
 
 }  // namespace hybridps::pg

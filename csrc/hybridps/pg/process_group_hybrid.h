@@ -8,7 +8,9 @@
 // Errors   bad arguments throw in the call; everything else surfaces in the Work (errors.h).
 // Fork     in a forked child every operation throws and the destructor does nothing.
 // Versions overrides carry the names that torch 2.11 to 2.15 share; newer ones are guarded.
-// Files    process_group_hybrid.cpp life and options; issue.cpp the way into the engine, issue_on_stream.cpp for CUDA
+// Lives    reconfigure() ends one life of the group and begins the next, with other members; rank and size change then. Calls of
+//          other threads meanwhile go to one or the other.
+// Files    process_group_hybrid.cpp life and options; reconfigure.cpp the next life, shrinking; issue.cpp the way into the engine, issue_on_stream.cpp for CUDA
 //          tensors; aggregate.cpp reductions; deliver.cpp the rest.
 #pragma once
 
@@ -20,6 +22,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -32,8 +35,13 @@
 
 #include "hybridps/bootstrap/key_value.h"
 #include "hybridps/core/clock.h"
+#include "hybridps/core/fork.h"
+#include "hybridps/core/ids.h"
+#include "hybridps/engine/engine.h"
 #include "hybridps/engine/group.h"
 #include "hybridps/pg/compression.h"
+#include "hybridps/pg/handle.h"
+#include "hybridps/pg/hooks.h"
 #include "hybridps/pg/lanes.h"
 #include "hybridps/pg/process.h"
 #include "hybridps/pg/tensors.h"
@@ -59,6 +67,9 @@ class ProcessGroupHybrid final : public c10d::Backend {
     bool dedicated_servers = true;  // whether the group may use those of HYBRIDPS_SERVERS; group rank 0's counts
     /// What gradients become between nodes (compress/spec.h); empty: HYBRIDPS_COMPRESS.
     std::string compress;
+    /// The name of this life of the group, the same on all members and used once; empty: run id, restart count and how often
+    /// the process has made the group.
+    std::string incarnation;
 #if HYBRIDPS_TORCH_AT_LEAST(14)
     c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
 #endif
@@ -73,6 +84,9 @@ class ProcessGroupHybrid final : public c10d::Backend {
 
   /// Waits until all members have come, or throws, naming those that have not. Ctrl-C aborts the group.
   void wait_ready();
+  /// Leaves as shutdown() does, for a group that the caller makes next: nobody is waited for who says no goodbye within the linger
+  /// time, but told `reason`, as is at once who has part in what is under way here.
+  void leave_for_next(const std::string& reason);
   /// Group ranks by node; empty until all members have come.
   std::vector<int> node_of() const;
   /// What compression remembers on this rank, between two steps; and the reverse, before the first. Any thread.
@@ -151,6 +165,13 @@ class ProcessGroupHybrid final : public c10d::Backend {
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
 
+  // Membership (reconfigure.cpp) ------------------------------------------------------------------------------------
+  bool supportsShrinking() const override { return true; }
+  /// A group of those that are not in `ranks`, in their order; called by them alone, and waits for them. `flags` 1: fails what is
+  /// under way in this one, first. This one is left then: who says no goodbye to it is not waited for.
+  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks, int flags,
+                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+
   // Groups, life ----------------------------------------------------------------------------------------------------
   bool supportsSplitting() const override { return true; }
   /// Null on ranks that are not in `ranks`. Called again with the same name and ranks: the same child.
@@ -174,7 +195,15 @@ class ProcessGroupHybrid final : public c10d::Backend {
   void unregisterAbortHook(int64_t hook_id) override;
 #endif
 #if HYBRIDPS_TORCH_AT_LEAST(15)
-  bool isInitialized() override { return true; }
+  bool isInitialized() override { return life()->membership != nullptr; }
+  bool supportsReconfigure() const override { return true; }
+  /// The same for as long as this process group lives. Takes hold of the engine.
+  c10d::ReconfigureHandle get_reconfigure_handle() const override;
+  /// Begins the group's next life, with those whose handles are given. What is under way in the life before fails; what the
+  /// members of a healthy one have issued is still served. The Work completes when all members have come; until then, and
+  /// after a failure, the process group has the rank and size that it asked for, and another call may follow at once.
+  /// Throws: bad handles, a uuid that it had before.
+  c10::intrusive_ptr<c10d::Work> reconfigure(const c10d::ReconfigureOptions& opts) override;
   bool supportsAbortHooks() const override { return true; }
   bool supportsCompletionHooks() const override { return true; }
   void registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) override;
@@ -199,10 +228,12 @@ class ProcessGroupHybrid final : public c10d::Backend {
   };
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   WorkPtr issue(Call call);
+  struct Life;
+  std::shared_ptr<Life> life() const;
   /// The same for CUDA tensors (issue_on_stream.cpp).
   WorkPtr issue_on_stream(Call call, c10::Device device);
   struct ChannelKey;
-  core::Result<std::shared_ptr<staging::Channel>> channel_for(const ChannelKey& key, c10::Device device,
+  core::Result<std::shared_ptr<staging::Channel>> channel_for(Life& life, const ChannelKey& key, c10::Device device,
                                                               const std::shared_ptr<engine::Group>& group);
   /// Where CUDA tensors were last used in this group.
   std::optional<c10::Device> last_device() const;
@@ -211,7 +242,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
                                                     const std::vector<int>& ranks, c10::intrusive_ptr<Options> options);
   /// `call`, which cannot be interrupted, on a thread of its own. Ctrl-C aborts the group meanwhile, which must end `call`.
   core::Status wait_for(const std::shared_ptr<engine::Group>& group, const std::function<core::Status()>& call) const;
-  void submit(const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work,
+  void submit(Life& life, const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work,
               std::vector<worker::Operation> operations);
   /// Fails the group, so that no peer waits for it, and throws.
   [[noreturn]] void refuse_without_order(const std::shared_ptr<engine::Group>& group, const std::string& work,
@@ -220,12 +251,21 @@ class ProcessGroupHybrid final : public c10d::Backend {
   void recorded(const engine::Group& group, const Call& call, const std::function<void()>& submit);
   bool is_coalescing() const;  // on this thread
   void coalesce(const WorkPtr& work);
-  std::shared_ptr<engine::Group> group_or_throw(const char* name) const;
+  std::shared_ptr<engine::Group> group_or_throw(const Life& life, const char* name) const;
+  std::shared_ptr<engine::Group> group_or_throw(const char* name) const { return group_or_throw(*life(), name); }
+  /// Publishes this member of a new life and returns it. Throws; the others are told.
+  std::shared_ptr<Life> open(engine::GroupOptions group_options);
+  std::shared_ptr<Life> closed(std::string why);
+  /// Ends the work of the life on all members; as leave(), but never the engine.
+  void supersede(Life& life, const std::string& reason);
+  bool is_reconfigurable() const noexcept;  // made with enable_reconfigure
+  std::shared_ptr<Stay> stay() const;
+  Handle own_handle(core::EngineId engine) const;
   /// As the last group of the process it waits, bounded, for the members' goodbyes, and ends the engine.
   void leave();
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked) const;
   std::vector<std::shared_ptr<TimeExtension>> take_extensions(std::chrono::milliseconds& timeout);
-  std::shared_ptr<InOrder> order_of_this_lane();  // issue_mutex_ held
+  std::shared_ptr<InOrder> order_of_this_lane(Life& life);  // issue_mutex_ held
 
   WorkPtr sparse_allreduce(const std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts);
   WorkPtr point_to_point(c10d::OpType type, const char* name, const char* title, std::vector<at::Tensor>& tensors,
@@ -234,18 +274,46 @@ class ProcessGroupHybrid final : public c10d::Backend {
                          std::uint32_t tag, std::chrono::milliseconds timeout);
 
   const c10::intrusive_ptr<Options> options_;
-  const std::shared_ptr<WorkContext> context_;
+  const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
+  const c10::intrusive_ptr<c10d::Store> torch_store_;
+  const std::shared_ptr<bootstrap::KeyValueStore> store_;
+  const std::uint64_t generation_ = core::fork_generation();
+  const int made_as_rank_;
+  const std::uint64_t instance_ = core::random_u64();
   core::TimePoint opened_at_{};  // for the log
-  std::shared_ptr<Membership> membership_;
   std::atomic<std::int64_t> timeout_ms_;
   std::atomic<bool> aborted_{false};
   int global_rank_start_ = 0;
   int global_rank_stride_ = 1;
 
+  // Device, and for messages peer and direction; collectives share one channel of a device.
+  struct ChannelKey {
+    c10::DeviceType type = c10::DeviceType::CUDA;
+    int device = 0;
+    int peer = -1;
+    int direction = 0;  // 0 collectives, 1 sends, 2 receives
+    auto operator<=>(const ChannelKey&) const = default;
+  };
+  /// From the constructor or a reconfigure() to the next, or the end. A call works with one from its beginning to its end.
+  struct Life {
+    std::shared_ptr<WorkContext> context;
+    std::shared_ptr<Membership> membership;  // null: nobody is in it
+    std::string why_none;                    // in that case
+    std::string incarnation;
+    // issue_mutex_
+    std::vector<std::shared_ptr<InOrder>> orders;  // by the lane they are issued from
+    std::unique_ptr<Compression> compression;
+    // channels_mutex_
+    std::map<ChannelKey, std::shared_ptr<staging::Channel>> channels;
+  };
+  mutable std::mutex life_mutex_;
+  std::shared_ptr<Life> life_;
+  std::mutex reconfigure_mutex_;  // one at a time
+  std::set<std::int64_t> uuids_;  // that reconfigure() had
+  mutable std::shared_ptr<Stay> stay_;  // life_mutex_
+
   // Collectives take their sequence number and their place on the lane together.
   std::mutex issue_mutex_;
-  std::vector<std::shared_ptr<InOrder>> orders_;  // by the lane they are issued from
-  std::unique_ptr<Compression> compression_;
 
   mutable std::mutex coalescing_mutex_;
   std::map<std::thread::id, std::vector<WorkPtr>> coalescing_;
@@ -259,16 +327,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   std::uint64_t unnamed_children_ = 0;
   std::atomic<std::uint32_t> monitored_barriers_{0};
 
-  // Device, and for messages peer and direction; collectives share one channel of a device.
-  struct ChannelKey {
-    c10::DeviceType type = c10::DeviceType::CUDA;
-    int device = 0;
-    int peer = -1;
-    int direction = 0;  // 0 collectives, 1 sends, 2 receives
-    auto operator<=>(const ChannelKey&) const = default;
-  };
   mutable std::mutex channels_mutex_;
-  std::map<ChannelKey, std::shared_ptr<staging::Channel>> channels_;
   std::optional<staging::ChannelOptions> channel_options_;
   bool blocking_wait_ = false;
   bool local_library_wanted_ = true;

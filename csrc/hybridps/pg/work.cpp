@@ -55,10 +55,10 @@ std::uint64_t next_completion_key() {
 
 void report(WorkContext& context, const core::Status& status, std::uint64_t completion_key, float duration_ms) {
   if (status.is_ok()) {
-    context.hooks.completion.run(completion_key, duration_ms);
-  } else if (is_verdict(status) && !context.hooks.abort.empty() && !context.failure_told.exchange(true)) {
+    context.hooks->completion.run(completion_key, duration_ms);
+  } else if (is_verdict(status) && !context.hooks->abort.empty() && !context.failure_told.exchange(true)) {
     // A thread of their own: torch's flight recorder takes seconds to write, and the error must not wait for it.
-    Process::instance().abort_hooks()->post(1, [context = context.shared_from_this()] { context->hooks.abort.run(); });
+    Process::instance().abort_hooks()->post(1, [context = context.shared_from_this()] { context->hooks->abort.run(); });
   }
 }
 

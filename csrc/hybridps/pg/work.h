@@ -43,7 +43,7 @@ struct WorkContext : std::enable_shared_from_this<WorkContext> {
   int size = 1;
   std::shared_ptr<Lanes> lanes;
   std::weak_ptr<engine::Group> group;
-  Hooks hooks;
+  std::shared_ptr<Hooks> hooks = std::make_shared<Hooks>();  // all lives of a process group have the same
   std::atomic<bool> failure_told{false};  // abort hooks run once, for the first verdict
 };
 

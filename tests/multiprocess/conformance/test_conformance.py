@@ -9,6 +9,9 @@ HYBRIDPS_TEST_CONFORMANCE_WORLD   number of ranks: 2, 3 or 4 (default)
 
 import importlib.util
 import os
+import re
+import subprocess
+import sys
 import tempfile
 
 import harness
@@ -62,6 +65,22 @@ def listed():
         pytest.param(variant, name, int(*least or "2"), id=name, marks=[] if name in DEFAULT else slow)
         for variant, name, *least in rows
     ]
+
+
+FAULT_TOLERANCE = os.path.join(os.environ.get("PYTORCH_TESTS", ""), "test", "distributed", "test_c10d_fault_tolerance.py")
+
+
+@pytest.mark.conformance
+@pytest.mark.timeout_s(900)
+@pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="gloo is in its table")
+@pytest.mark.skipif(not os.path.exists(FAULT_TOLERANCE), reason="PYTORCH_TESTS names no checkout of PyTorch that has it")
+def test_fault_tolerance_of_pytorch():
+    """All of PyTorch's own tests of reconfigure(), with hybridps in their table (torch_fault_tolerance.py)."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "torch_fault_tolerance.py"]
+    done = subprocess.run(command, cwd=os.path.dirname(__file__), capture_output=True, text=True, timeout=800)
+    print(done.stdout.splitlines()[-1])
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"\b1[2-9] passed", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize(("variant", "name", "least_world"), listed())

@@ -811,3 +811,126 @@ TEST_CASE("bootstrap/rendezvous: members in threads of their own agree", "[boots
     CHECK(member->roster() == members[0]->roster());
   }
 }
+
+// ---- lives that their callers name
+
+namespace {
+
+/// Options of a named life for those of `world`, whose members know each other.
+void name_life(World& world, int size, const std::string& life, const std::string& digest = "a") {
+  std::vector<ExpectedMember> expected;
+  for (int rank = 0; rank < size; ++rank)
+    expected.push_back({world.options(rank).self.engine, "host pid " + std::to_string(rank)});
+  for (int rank = 0; rank < size; ++rank) {
+    RendezvousOptions& options = world.options(rank);
+    options.key_prefix = "hybridps/g/" + life;
+    options.self.incarnation = life + " of " + digest;
+    options.life = life;
+    options.expected = expected;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("bootstrap/rendezvous: a named life is ready like any other", "[bootstrap][fast]") {
+  World world(5);
+  name_life(world, 5, "uuid 1");
+  world.start_all();
+  REQUIRE(world.run(Phase::kReady));
+  world.check_agreement();
+}
+
+TEST_CASE("bootstrap/rendezvous: who comes second with a used name is told on every rank and the first hear nothing",
+          "[bootstrap][fast]") {
+  const auto store = std::make_shared<MemoryStore>();
+  World first(3, store);
+  name_life(first, 3, "uuid 7");
+  first.start_all();
+  REQUIRE(first.run(Phase::kReady));
+  World second(3, store, 2);
+  name_life(second, 3, "uuid 7", "b");
+  second.start_all();
+  REQUIRE(second.run(Phase::kFailed, seconds(2)));
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK(second.member(rank).status().code() == core::Code::kMismatch);
+    CHECK(contains(message(second.member(rank)), "uuid 7 is already used"));
+    CHECK(first.member(rank).phase() == Phase::kReady);
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: two groups that begin with one name at a time all end soon or one of them is made",
+          "[bootstrap][fast]") {
+  for (unsigned seed = 1; seed < 200; ++seed) {
+    const auto store = std::make_shared<MemoryStore>();
+    World one(3, store, seed);
+    World other(3, store, 1000 + seed);
+    name_life(one, 3, "uuid 7");
+    name_life(other, 3, "uuid 7", "b");
+    one.start_all();
+    other.start_all();
+    for (int turn = 0; turn < 2000; ++turn) {
+      one.step_all();
+      other.step_all();
+    }
+    int ready = 0;
+    for (World* world : {&one, &other})
+      for (int rank = 0; rank < 3; ++rank) {
+        CHECK(world->member(rank).phase() != Phase::kPending);
+        ready += world->member(rank).phase() == Phase::kReady ? 1 : 0;
+        if (world->member(rank).phase() == Phase::kReady)
+          CHECK(world->member(rank).roster().members[0].engine == world->options(0).self.engine);
+      }
+    CHECK(ready <= 3);
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: members that were given other members are told so", "[bootstrap][fast]") {
+  World world(3);
+  name_life(world, 3, "uuid 2");
+  world.options(2).self.incarnation = "uuid 2 of b";
+  world.start_all();
+  REQUIRE(world.run(Phase::kFailed, seconds(2)));
+  for (int rank = 0; rank < 3; ++rank)
+    CHECK(contains(message(world.member(rank)), "was given other members, or the same in another order"));
+}
+
+TEST_CASE("bootstrap/rendezvous: an absent member of a named life is called by its name", "[bootstrap][fast]") {
+  World world(3);
+  name_life(world, 3, "uuid 3");
+  world.start(0);
+  world.start(1);
+  REQUIRE(world.run(Phase::kFailed, seconds(120)));
+  for (const int rank : {0, 1}) {
+    CHECK(world.member(rank).status().code() == core::Code::kTimeout);
+    CHECK(contains(message(world.member(rank)), "rank 2 (host pid 2)"));
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: a member that one of the others refuses ends it for all", "[bootstrap][fast]") {
+  World world(4);
+  world.options(2).refuse = [](const MemberRecord& member) {
+    return member.group_rank == 3 ? core::Status(core::Code::kPeerDead, "it was given up before") : core::Status::ok();
+  };
+  world.start_all();
+  REQUIRE(world.run(Phase::kFailed, seconds(2)));
+  for (int rank = 0; rank < 4; ++rank) {
+    CHECK(contains(message(world.member(rank)), "rank 3"));
+    CHECK(contains(message(world.member(rank)), "it was given up before"));
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: who waits in vain hears in which life the absent were last seen", "[bootstrap][fast]") {
+  const auto store = std::make_shared<MemoryStore>();
+  World ours(3, store);
+  World theirs(3, store, 2);
+  for (World* world : {&ours, &theirs})
+    for (int rank = 0; rank < 3; ++rank) world->options(rank).lives_prefix = lives_key_prefix("g");
+  theirs.options(2).key_prefix = "hybridps/g/other.0.4";
+  theirs.options(2).self.incarnation = "other.0.4";
+  theirs.start(2);
+  theirs.run_for(seconds(1));
+  ours.start(0);
+  ours.start(1);
+  REQUIRE(ours.run(Phase::kFailed, seconds(120)));
+  CHECK(contains(message(ours.member(0)), "rank 2 was last seen in life 'other.0.4' of this group, this rank is in 'run.0.0'"));
+}

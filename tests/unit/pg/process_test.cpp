@@ -62,6 +62,7 @@ class NotingGroup final : public engine::Group {
   core::Status status() const override { return {}; }
   void abort(const std::string& reason) override { aborts.push_back(reason); }
   void leave() override { ++leaves; }
+  void supersede(const std::string& /*reason*/) override { ++leaves; }
   std::uint64_t sequence_submitted() const noexcept override { return 0; }
   std::uint64_t sequence_completed() const noexcept override { return 0; }
   std::vector<int> node_of() const override { return {0}; }
@@ -200,4 +201,35 @@ TEST_CASE("pg/process: a group that is joined while the last one waits for goodb
   CHECK(process.lanes()->thread_count() == 1);
   process.lanes()->stop(std::chrono::seconds(60));  // as if it had been the last
   process.leave(*late);
+}
+
+TEST_CASE("pg/process: while a stay is there the last group to leave ends nothing, and then its end does", "[pg][fast]") {
+  Process& process = Process::instance();
+  int lingered = 0;
+  auto engine = std::make_shared<WaitingEngine>([&] { ++lingered; });
+  const std::weak_ptr<engine::Engine> alive = engine;
+  auto stay = process.stay(engine);
+  CHECK(stay->engine() == engine);
+  const auto member = process.join(std::make_shared<NotingGroup>(std::move(engine)));
+  process.leave(*member);
+  CHECK(lingered == 0);
+  CHECK_FALSE(alive.expired());
+  CHECK(holds_in_child([&] { return stay->engine() == nullptr; }));
+  process.end(*stay);
+  process.end(*stay);
+  CHECK(lingered == 1);
+  CHECK(alive.expired());
+  CHECK(stay->engine() == nullptr);
+}
+
+TEST_CASE("pg/process: a stay that ends beside a group ends nothing", "[pg][fast]") {
+  Process& process = Process::instance();
+  int lingered = 0;
+  const auto engine = std::make_shared<WaitingEngine>([&] { ++lingered; });
+  const auto stay = process.stay(engine);
+  const auto member = process.join(std::make_shared<NotingGroup>(engine));
+  process.end(*stay);
+  CHECK(lingered == 0);
+  process.leave(*member);
+  CHECK(lingered == 1);
 }

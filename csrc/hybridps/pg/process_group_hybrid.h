@@ -40,6 +40,7 @@
 #include "hybridps/pg/work.h"
 #include "hybridps/staging/stager.h"
 #include "hybridps/worker/operation.h"
+#include "hybridps/worker/priority.h"
 
 namespace hybridps::pg {
 
@@ -59,6 +60,10 @@ class ProcessGroupHybrid final : public c10d::Backend {
     bool dedicated_servers = true;  // whether the group may use those of HYBRIDPS_SERVERS; group rank 0's counts
     /// What gradients become between nodes (compress/spec.h); empty: HYBRIDPS_COMPRESS.
     std::string compress;
+    /// worker/priority.h: which of what waits goes first. Not of groups that are split off: these say their own.
+    std::string priority;
+    /// ValueError (c10::ValueError) where it is none.
+    void set_priority(const std::string& text);
 #if HYBRIDPS_TORCH_AT_LEAST(14)
     c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
 #endif
@@ -88,6 +93,10 @@ class ProcessGroupHybrid final : public c10d::Backend {
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
   const c10::intrusive_ptr<Options>& options() const noexcept { return options_; }
+
+  /// Of operations that this thread issues from now on, in whatever group, instead of their groups' own; none: as those
+  /// say. Returns what was before. Ranks may differ: each orders what it sends.
+  static std::optional<std::int8_t> exchange_thread_priority(std::optional<std::int8_t> priority) noexcept;
 
   // Reductions (aggregate.cpp) --------------------------------------------------------------------------------------
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
@@ -194,6 +203,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   };
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   WorkPtr issue(Call call);
+  std::int8_t priority_of(const worker::Operation& operation) const noexcept;
   /// The same for CUDA tensors (issue_on_stream.cpp).
   WorkPtr issue_on_stream(Call call, c10::Device device);
   struct ChannelKey;
@@ -230,6 +240,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
 
   const c10::intrusive_ptr<Options> options_;
   const std::shared_ptr<WorkContext> context_;
+  worker::Priorities priorities_;
   core::TimePoint opened_at_{};  // for the log
   std::shared_ptr<Membership> membership_;
   std::atomic<std::int64_t> timeout_ms_;

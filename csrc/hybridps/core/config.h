@@ -66,7 +66,7 @@ struct Config {
   std::string stats_file;  // as written, %p included: see stats_path()
   double warn_seconds = 10;
   bool shm = true;
-  std::string as;                  // read by python/hybridps/_stand_in.py, as the next one
+  std::string as;                  // these three are read by python/hybridps alone, and
   std::string advise;
   bool leave_side_groups = false;  // here so that they are documented, and not taken for slips
 

@@ -215,6 +215,13 @@ def figures_of(result: dict) -> dict:
     figures = {"ms": ours["seconds"] * 1e3, "p99_ms": ours["p99_seconds"] * 1e3}
     figures["of_limit"] = ours.get("of_limit")
     figures["wrong"] = ours.get("wrong") if "wrong" in ours else result.get("wrong")
+    if plain := result["backends"].get("hybridps plain"):  # without priorities
+        figures["plain_ms"] = plain["seconds"] * 1e3
+        figures["plain_ratio"] = ours.get("ours_is_faster_by") or plain["seconds"] / ours["seconds"]
+    if alone := result["backends"].get("hybridps alone"):
+        figures["alone_ms"] = alone["seconds"] * 1e3
+        if "bound_seconds" in result:
+            figures["of_bound"] = result["bound_seconds"] / ours["seconds"]
     if ddp := result["backends"].get("hybridps DDP"):
         figures["ddp_ms"], figures["ddp_ratio"] = ddp["seconds"] * 1e3, ddp["ours_is_faster_by"]
     if peer:
@@ -228,7 +235,8 @@ def figures_of(result: dict) -> dict:
         figures["wire_overhead"] = ours.get("interface_to_plan")
     if "cpu_load" in ours:
         figures["cpu_load"] = ours["cpu_load"] / os.cpu_count()
-    figures["cpu_ms"] = ours["cpu_seconds"] * 1e3
+    if "cpu_seconds" in ours:
+        figures["cpu_ms"] = ours["cpu_seconds"] * 1e3
     if peer:
         figures["peer_cpu_ms"] = peer["cpu_seconds"] * 1e3
     return figures
@@ -257,6 +265,8 @@ BAR_TEXT = {
     "ratio": "{} {:g}x " + PEER,
     "of_limit": "{} {:.1%} of the limit",
     "ddp_ratio": "{} {:g}x own DDP",
+    "of_bound": "bound / time {} {:g}",
+    "plain_ratio": "{} {:g}x without priorities",
     "p99_to_peer": "p99 {} {:g}x " + PEER + "'s median",
     "wire_error": "bytes {} {:.0%} off the plan",
 }

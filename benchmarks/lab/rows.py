@@ -215,6 +215,38 @@ ROWS = (
         (at_least("of_limit", 0.9), at_least("ddp_ratio", 1.15), at_least("ratio", 1.15)),
         ("ddp",),
     ),
+    # What is urgent beside bulk; `of_bound`: 1.3 times its time alone, and what is under way, to its time (worker.urgent).
+    Row(
+        "n4-urgent",
+        N4,
+        {"do": "urgent", "bytes": MIB, "bulk_bytes": 64 * MIB, "warmup": 2, "iterations": 12, "pause": 0.1},
+        (at_least("of_bound", 1),),
+        ("priority",),
+    ),
+    # FSDP's two collectives over the same hosts: what the next layer waits for, before what only the optimizer does.
+    Row(
+        "n4-sharded",
+        N4,
+        {"do": "sharded", "layers": 8, "layer_bytes": 4 * MIB, "layer_seconds": 0.05, "warmup": 2, "iterations": 10},
+        (at_least("plain_ratio", 1.2),),
+        ("priority",),
+    ),
+    # A mesh of 2 x 2: layers' sums beside data-parallel bulk that takes half as long as they, with the computation between.
+    Row(
+        "n4-mesh",
+        N4,
+        {
+            "do": "mesh",
+            "bytes": 24 * MIB,
+            "layers": 6,
+            "layer_bytes": 4 * MIB,
+            "layer_seconds": 0.07,
+            "warmup": 2,
+            "iterations": 10,
+        },
+        (at_least("plain_ratio", 1.2),),
+        ("priority",),
+    ),
     # DDP again, but the backward pass really computes, on the core that moves the data.
     *(
         Row(

@@ -312,12 +312,144 @@ def train(session, job, context):
     return result
 
 
+def urgent(session, job, context):
+    """An allreduce alone, beside bulk in another group, and beside it with a priority; in turn. Ours alone.
+
+    The bound: 1.3 times its time alone, and what may be under way of the bulk when it comes: the window (once each for what
+    was sent unasked and under grants of all chunks), and chunks that were granted, of two thirds of it.
+    """
+    import hybridps
+    import torch
+    import torch.distributed as dist
+
+    ours = next(iter(session.groups))
+    small, large = torch.zeros(job["bytes"] // 4), torch.zeros(job["bulk_bytes"] // 4)
+    bulk = dist.new_group(backend=ours)
+    times = {"alone": [], "beside": [], "urgent": []}
+    for index in range(job["warmup"] + job["iterations"]):
+        for way, took in times.items():
+            session.align()
+            work = None
+            if way != "alone":
+                work = dist.all_reduce(large, group=bulk, async_op=True)
+                time.sleep(job["pause"])
+            begin = time.perf_counter()
+            with hybridps.priority(5 if way == "urgent" else None):
+                dist.all_reduce(small, group=session.groups[ours])
+            if index >= job["warmup"]:
+                took.append(time.perf_counter() - begin)
+            if work is not None:
+                if way == "urgent":
+                    assert not work.is_completed(), "the bulk is too short"
+                work.wait()
+    everyones = session._everyones(times)
+    summary = {way: bench.summarise([ranks[way] for ranks in everyones]) for way in times}
+    window = int(os.environ.get("HYBRIDPS_WINDOW_BYTES", 128 * 1024))
+    in_flight = (2 + 2 / 3) * window / min(context["goodput"])
+    result = {"bytes": job["bytes"], "urgent_beside_bytes": job["bulk_bytes"], "in_flight_seconds": in_flight}
+    result["bound_seconds"] = 1.3 * summary["alone"]["seconds"] + in_flight
+    result["backends"] = {ours: summary["urgent"], f"{ours} alone": summary["alone"], f"{ours} plain": summary["beside"]}
+    return result
+
+
+def mesh(session, job, context):
+    """Steps on a mesh of 2 x 2: data-parallel bulk is issued, then layers compute (sleep) and sum over the other dimension;
+    at the end the bulk is waited for. In turn without classes, and with the classes "data" and "tensor". Ours alone.
+    """
+    import hybridps
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    ours = next(iter(session.groups))
+
+    def dimensions(*priorities):
+        override = {
+            name: (ours, hybridps.Options(priority=priority))
+            for name, priority in zip(("data", "tensor"), priorities, strict=True)
+        }
+        made = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"), backend_override=override)
+        return made.get_group("data"), made.get_group("tensor")
+
+    ways = {"plain": dimensions(0, 0), "classes": dimensions("data", "tensor")}
+    gradients, activations = torch.zeros(job["bytes"] // 4), torch.zeros(job["layer_bytes"] // 4)
+    ways["alone"] = ways["plain"]  # without the bulk
+    steps = {way: [] for way in ways}
+    for index in range(job["warmup"] + job["iterations"]):
+        for way, (data, tensor) in ways.items():
+            session.align()
+            begin = time.perf_counter()
+            bulk = gradients if way != "alone" else gradients[:0]
+            work = dist.all_reduce(bulk, group=data, async_op=True)
+            for _ in range(job["layers"]):
+                time.sleep(job["layer_seconds"])
+                dist.all_reduce(activations, group=tensor)
+            work.wait()
+            if index >= job["warmup"]:
+                steps[way].append(time.perf_counter() - begin)
+    everyones = session._everyones(steps)
+    classes, plain, alone = (bench.summarise([ranks[way] for ranks in everyones]) for way in ("classes", "plain", "alone"))
+    # Between two hosts an allreduce of S sends S each way.
+    rate = min(context["goodput"])
+    layer = job["layer_seconds"] + job["layer_bytes"] / rate
+    limit = max(job["layers"] * layer, (job["bytes"] + job["layers"] * job["layer_bytes"]) / rate + job["layer_seconds"])
+    result = {"bytes": job["bytes"], "limit_seconds": limit, "backends": {ours: classes, f"{ours} plain": plain}}
+    result["backends"][f"{ours} alone"] = alone
+    classes["of_limit"] = limit / classes["seconds"]
+    classes["ours_is_faster_by"] = bench.paired_ratio(
+        [ranks["classes"] for ranks in everyones], [ranks["plain"] for ranks in everyones], 1
+    )
+    return result
+
+
+def sharded(session, job, context):
+    """Steps as of FSDP's backward over all hosts: each layer gathers its parameters, computes (sleeps) and gives its gradients to
+    a reduce_scatter, which is waited for at the end. In turn without a class, and with the class "sharded". Ours alone.
+    """
+    import hybridps
+    import torch
+    import torch.distributed as dist
+
+    ours = next(iter(session.groups))
+    ways = {"plain": 0, "classes": "sharded"}
+    groups = {way: dist.new_group(backend=ours, pg_options=hybridps.Options(priority=p)) for way, p in ways.items()}
+    whole = torch.zeros(job["layer_bytes"] // 4)
+    part = torch.zeros(whole.numel() // session.world)
+    gradients = [torch.zeros_like(whole) for _ in range(job["layers"])]
+    steps = {way: [] for way in ways}
+    for index in range(job["warmup"] + job["iterations"]):
+        for way, group in groups.items():
+            session.align()
+            begin = time.perf_counter()
+            works = []
+            for gradient in gradients:
+                dist.all_gather_into_tensor(whole, part, group=group)
+                time.sleep(job["layer_seconds"])
+                works.append(
+                    dist.reduce_scatter_tensor(torch.empty_like(part), gradient, group=group, async_op=True)
+                )
+            for work in works:
+                work.wait()
+            if index >= job["warmup"]:
+                steps[way].append(time.perf_counter() - begin)
+    everyones = session._everyones(steps)
+    classes, plain = (bench.summarise([ranks[way] for ranks in everyones]) for way in ("classes", "plain"))
+    way_s = job["layer_bytes"] * (1 - 1 / session.world) / min(context["goodput"])
+    limit = max(job["layers"] * (way_s + job["layer_seconds"]) + way_s, 2 * job["layers"] * way_s + job["layer_seconds"])
+    classes["of_limit"] = limit / classes["seconds"]
+    classes["ours_is_faster_by"] = bench.paired_ratio(
+        [ranks["classes"] for ranks in everyones], [ranks["plain"] for ranks in everyones], 1
+    )
+    bytes_moved = 2 * job["layers"] * job["layer_bytes"]
+    return {"bytes": bytes_moved, "limit_seconds": limit, "backends": {ours: classes, f"{ours} plain": plain}}
+
+
 def main() -> None:
     context = json.loads(sys.argv[1])
     session = bench.Session(context["backends"], context["timeout"])
     for job in context["jobs"]:
         before = bench.load_of_machine()
-        jobs = (collective, loaded, ddp, cross_barrier, train)
+        jobs = (collective, loaded, ddp, cross_barrier, train, urgent, mesh, sharded)
         result = {function.__name__: function for function in jobs}[job["do"]](session, job, context)
         result |= {"name": job["name"], "load_before": before, "load_after": bench.load_of_machine()}
         if session.rank == 0:

@@ -7,6 +7,9 @@ What is here is for looking at it and for choosing what a single group does:
     print(hybridps.topology().text)     # 4 ranks on 2 nodes: boxa [0, 1], boxb [2, 3] ...
     before = hybridps.stats()["net_tx_payload_bytes"]
 
+    with hybridps.priority(5):          # before bulk that waits (docs/overlap.md)
+        dist.all_reduce(tensor)
+
 For those who come from BytePS or Horovod there are their calls (docs/from-byteps.md), and for a training loop whose next
 forward does not wait for all gradients `CrossBarrier` (docs/overlap.md).
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from hybridps import compress as compress
     from hybridps._agreement import RanksDisagree
     from hybridps._C import ProcessGroupHybrid
+    from hybridps._priority import priority
     from hybridps.cross_barrier import CrossBarrier
     from hybridps.direct import (
         Compression,
@@ -62,6 +66,7 @@ _DIRECT = [
     "local_rank",
     "local_size",
     "poll",
+    "priority",
     "push_pull",
     "push_pull_async",
     "push_pull_async_inplace",
@@ -176,7 +181,7 @@ def __getattr__(name: str) -> object:
     if name in _DIRECT:
         from importlib import import_module
 
-        place = {"CrossBarrier": "cross_barrier", "RanksDisagree": "_agreement"}.get(name, "direct")
+        place = {"CrossBarrier": "cross_barrier", "RanksDisagree": "_agreement", "priority": "_priority"}.get(name, "direct")
         return getattr(import_module(f"hybridps.{place}"), name)
     if name == "compress":  # hybridps.compress.stats() after `import hybridps`
         from importlib import import_module

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hybridps._agreement import agree, here
+from hybridps._priority import prioritized
 
 BUCKET_BYTES = 1 << 20
 
@@ -59,6 +60,7 @@ class Bucket:
         parts = self.buffer[:elements].split(sizes)
         self.views = [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
         self.flags_apart = flags_apart
+        self.priority: int | None = None  # hybridps.priority; None: as the group says
         self.flags = (
             torch.zeros(len(named), dtype=torch.int32, device=device) if flags_apart else self.buffer[elements:]
         )
@@ -73,9 +75,10 @@ class Bucket:
 
     def launch(self, group: dist.ProcessGroup | None) -> None:
         self.flags.copy_(torch.tensor(self.used, dtype=self.flags.dtype))
-        self.work = dist.all_reduce(self.buffer, group=group, async_op=True)
-        if self.flags_apart:
-            self.flags_work = dist.all_reduce(self.flags, group=group, async_op=True)
+        with prioritized(group, self.priority):
+            self.work = dist.all_reduce(self.buffer, group=group, async_op=True)
+            if self.flags_apart:
+                self.flags_work = dist.all_reduce(self.flags, group=group, async_op=True)
 
     def wait(self) -> list[bool]:
         """Until the sum is there; for each parameter whether any rank had a gradient for it."""

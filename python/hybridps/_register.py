@@ -1,6 +1,7 @@
 """Tells torch how to make the backend. Loads neither the extension nor UCX: the first process group does."""
 
 import ctypes
+import os
 import time
 
 
@@ -15,7 +16,12 @@ def _create(dist_backend_opts, pg_options):
 
         tell_of_failed_start(dist_backend_opts, str(error))
         raise
-    return extension.create_backend(dist_backend_opts, pg_options, called_at)
+    backend = extension.create_backend(dist_backend_opts, pg_options, called_at)
+    if path := os.environ.get("HYBRIDPS_ADVISE"):
+        from hybridps.advise import watch
+
+        watch(path)
+    return backend
 
 
 def _has_driver() -> bool:

@@ -1,5 +1,6 @@
 """The command `hybridps`: `env` prints the settings, `doctor` checks this machine, `bench` measures collectives, `status`
-shows how jobs stand, `trace` where their time went, `run` gives hybridps to a program that asks for another backend."""
+shows how jobs stand, `trace` where their time went, `run` gives hybridps to a program that asks for another backend, `advise`
+says what would make one faster."""
 
 import argparse
 import os
@@ -184,10 +185,12 @@ def run(arguments) -> int:
     from importlib.metadata import PackageNotFoundError, version
 
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    names = [name.strip().lower() for name in arguments.names.split(",") if name.strip()]
+    names = [name.strip().lower() for name in (arguments.names or "").split(",") if name.strip()]
     problem = ""
     if not command:
         problem = "no program given: hybridps run --as gloo -- torchrun train.py"
+    elif not names and arguments.names is None and arguments.advise:
+        pass  # the program asks for hybridps
     elif not names:
         problem = "--as needs the name that the program asks for, such as gloo"
     elif os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
@@ -205,7 +208,10 @@ def run(arguments) -> int:
     if problem:
         print(f"hybridps: {problem}", file=sys.stderr)
         return 2
-    os.environ["HYBRIDPS_AS"] = ",".join(names)
+    if names:
+        os.environ["HYBRIDPS_AS"] = ",".join(names)
+    if arguments.advise:
+        os.environ["HYBRIDPS_ADVISE"] = os.path.abspath(arguments.advise)
     if arguments.leave_side_groups:
         os.environ["HYBRIDPS_LEAVE_SIDE_GROUPS"] = "1"
     try:
@@ -213,6 +219,13 @@ def run(arguments) -> int:
     except OSError as error:
         print(f"hybridps: cannot run {command[0]}: {error.strerror}", file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+def advise(arguments) -> int:
+    """Print what would make a DDP run faster, from its figures."""
+    from hybridps.advise import main
+
+    return main(arguments.file)
 
 
 def _version() -> str:
@@ -238,14 +251,20 @@ def main(argv: list[str] | None = None) -> int:
             command.add_argument(
                 "--ranks", type=int, default=0, help="ranks on this machine, for the table of network cards (default 1)"
             )
-    command.usage = "hybridps run --as NAME[,NAME] [--leave-side-groups] [--] PROGRAM [ARGUMENTS]"
-    command.add_argument("--as", dest="names", required=True, metavar="NAME", help="what the program asks for: gloo")
+    command.usage = "hybridps run [--as NAME[,NAME]] [--advise FILE] [--leave-side-groups] [--] PROGRAM [ARGUMENTS]"
+    command.add_argument("--as", dest="names", metavar="NAME", help="what the program asks for: gloo")
+    command.add_argument(
+        "--advise", metavar="FILE", help="at the end say what would make DDP faster, and keep the figures (hybridps advise)"
+    )
     command.add_argument(
         "--leave-side-groups",
         action="store_true",
         help="groups that the program makes with new_group(backend=NAME) stay with torch's own",
     )
     command.add_argument("command", nargs=argparse.REMAINDER, metavar="PROGRAM", help="torchrun, python, ...")
+    command = commands.add_parser("advise", help=advise.__doc__, description=advise.__doc__)
+    command.set_defaults(function=advise)
+    command.add_argument("file", metavar="FILE", help="of `hybridps run --advise FILE`")
     command = commands.add_parser(
         "bench",
         help="Measure collectives: times, bandwidth, errors, the network's limit.",

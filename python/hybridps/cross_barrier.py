@@ -6,10 +6,11 @@ the smaller of forward's time and the communication that backward does not hide.
 
 The last layers' gradients are ready first, but the next forward needs them last, so sending them in order of readiness
 would save nothing. BytePS's schedule (Peng et al., "A Generic Communication Scheduler for Distributed DNN Training
-Acceleration", SOSP 2019) lets urgent gradients pass by priorities. The engine has none yet, and torch matches
-operations by their order, so an order is planned instead: after a few steps that measure, the ranks agree on when
-buckets get ready and what they take to send, simulate a link that always takes the most urgent of those that are ready,
-and from then on all issue in that order. The order changes no sum.
+Acceleration", SOSP 2019) lets urgent gradients pass by priorities, and so it is on hybridps: buckets go out as they get
+ready, and the engine sends chunks of the one that forward needs first. Other backends send in the order of calls, so there
+an order is planned: after a few steps that measure, the ranks agree on when buckets get ready and what they take to send,
+simulate a link that always takes the most urgent of those that are ready, and from then on all issue in that order.
+Neither changes a sum.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from torch import nn
 
 from hybridps._agreement import broadcast_tensors, here
 from hybridps._gradients import BUCKET_BYTES, Bucket, GradientBuckets
+from hybridps._priority import has_priorities
 
 MEASURED_STEPS = 4  # of which the first, with its connections and allocations, does not count
 
@@ -131,6 +133,10 @@ class CrossBarrier(torch.optim.Optimizer):
         self._gradients = GradientBuckets(
             "CrossBarrier", named, self._arrived, self._ended, process_group, bucket_bytes, keeps=True
         )
+        if has_priorities(process_group):
+            last = max(1, len(self._gradients.buckets) - 1)
+            for index, bucket in enumerate(self._gradients.buckets):  # in the order of backward
+                bucket.priority = 1 + 99 * index // last
         broadcast_tensors((*model.parameters(), *model.buffers()), 0, process_group)
 
         self._owed: dict[Bucket, list[dict[str, Any]]] = {}  # issued and not yet stepped, with step()'s settings
@@ -341,7 +347,8 @@ class CrossBarrier(torch.optim.Optimizer):
         if self._steps > 0:
             self._measured.append(([self._ready_at[bucket] - begin for bucket in self._gradients.buckets], link_s))
         if self._steps + 1 == MEASURED_STEPS:
-            self._plan()
+            if self._gradients.buckets[0].priority is None:
+                self._plan()
             self._attribute()
 
     def _plan(self) -> None:

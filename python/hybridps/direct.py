@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from hybridps._agreement import agree, broadcast_tensors, here
 from hybridps._gradients import BUCKET_BYTES, GradientBuckets
+from hybridps._priority import prioritized
 
 COMPARE_EVERY = 64  # calls
 
@@ -197,6 +198,7 @@ def _start(
     name: str | None,
     version: int,
     compression: Compression,
+    priority: int = 0,
 ) -> Handle:
     if tensor.layout != torch.strided:
         raise TypeError(
@@ -211,7 +213,8 @@ def _start(
     else:
         wire = source.to(wire_dtype, memory_format=torch.contiguous_format, copy=True)
         output = wire if output is None and wire_dtype == tensor.dtype else output
-    work = dist.all_reduce(wire, dist.ReduceOp.AVG if average else dist.ReduceOp.SUM, async_op=True)
+    with prioritized(None, priority or None):
+        work = dist.all_reduce(wire, dist.ReduceOp.AVG if average else dist.ReduceOp.SUM, async_op=True)
     return Handle(work, wire, torch.empty_like(source) if output is None else output.detach(), names.described(name))
 
 
@@ -248,16 +251,17 @@ def push_pull_async(
         gloo), the same shape and type on all ranks. It may be changed as soon as this returns.
     name: checked against those of the other ranks (see the module's text), and what errors say.
     version: a number that is compared with the name, as BytePS has it.
-    priority: taken, and so far without effect: the engine sends in the order of calls.
+    priority: where several wait to be sent, chunks of the higher one go first, on hybridps (hybridps.priority); cut to
+        -128 to 127. 0: as the group says. The order of calls must be the same on all ranks as ever.
     """
-    return _start(tensor, None, average, name, version, Compression.none)
+    return _start(tensor, None, average, name, version, Compression.none, priority)
 
 
 def push_pull_async_inplace(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
 ) -> Handle:
     """push_pull_async, but the result replaces what `tensor` held; it must be left alone until synchronize()."""
-    return _start(tensor, tensor, average, name, version, Compression.none)
+    return _start(tensor, tensor, average, name, version, Compression.none, priority)
 
 
 def push_pull_inplace(
@@ -272,15 +276,17 @@ class _PushPull(torch.autograd.Function):
     """Each rank's input reaches every rank's output alike, so the gradient of the sum is the sum of the gradients."""
 
     @staticmethod
-    def forward(context: Any, tensor, average, name, version, compression):  # type: ignore[override]
+    def forward(context: Any, tensor, average, name, version, priority, compression):  # type: ignore[override]
         context.average, context.version, context.compression = average, version, compression
-        context.name = None if name is None else f"{name}.gradient"
-        return synchronize(_start(tensor, None, average, name, version, compression))
+        context.name, context.priority = None if name is None else f"{name}.gradient", priority
+        return synchronize(_start(tensor, None, average, name, version, compression, priority))
 
     @staticmethod
     def backward(context: Any, gradient):  # type: ignore[override]
-        result = push_pull(gradient, context.average, context.name, context.version, compression=context.compression)
-        return result, None, None, None, None
+        result = push_pull(
+            gradient, context.average, context.name, context.version, context.priority, context.compression
+        )
+        return result, None, None, None, None, None
 
 
 def push_pull(
@@ -296,7 +302,7 @@ def push_pull(
     Blocks. Autograd goes through it: the gradient of the result is push_pulled as well, under `name` + ".gradient".
     Arguments as for push_pull_async; `compression` is a cast for the way.
     """
-    return _PushPull.apply(tensor, average, name, version, Compression.check(compression))
+    return _PushPull.apply(tensor, average, name, version, priority, Compression.check(compression))
 
 
 # ------------------------------------------------------------------------------------------------------------ broadcast

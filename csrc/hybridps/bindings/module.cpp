@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,8 +56,16 @@ void install_interpreter_lock() {
 
 std::string describe(const Options& options) {
   return "hybridps.Options(timeout=" + core::format_seconds(static_cast<double>(options.timeout.count()) / 1000) +
-         ", dedicated_servers=" + (options.dedicated_servers ? "True" : "False") + ", compress='" + options.compress + "'" +
+         ", dedicated_servers=" + (options.dedicated_servers ? "True" : "False") + ", compress='" + options.compress +
+         "', priority='" + options.priority + "'" +
          (options.incarnation.empty() ? "" : ", incarnation='" + options.incarnation + "'") + ")";
+}
+
+void set_priority(Options& options, const py::object& given) {
+  if (!py::isinstance<py::str>(given) && !py::isinstance<py::int_>(given))
+    throw py::type_error("hybridps.Options: priority is an int or a str, not " +
+                         py::type::of(given).attr("__qualname__").cast<std::string>());
+  options.set_priority(py::str(given).cast<std::string>());
 }
 
 OptionsPtr copy_of(const Options& options) { return c10::make_intrusive<Options>(options); }
@@ -275,7 +284,7 @@ py::dict summary_of(const ProcessGroupHybrid& group) {
 
 py::tuple options_state(const Options& options) {
   return py::make_tuple(options.timeout.count(), options.group_name, options.group_desc, options.global_ranks_in_group,
-                        options.dedicated_servers, options.compress, options.incarnation);
+                        options.dedicated_servers, options.compress, options.incarnation, options.priority);
 }
 
 OptionsPtr options_from(const py::tuple& state) {
@@ -286,6 +295,7 @@ OptionsPtr options_from(const py::tuple& state) {
   options->dedicated_servers = state[4].cast<bool>();
   options->compress = state[5].cast<std::string>();
   if (state.size() > 6) options->incarnation = state[6].cast<std::string>();
+  if (state.size() > 7) options->priority = state[7].cast<std::string>();
   return options;
 }
 
@@ -407,18 +417,22 @@ void bind(py::module_& module) {
       "                   says. The same on all ranks\n"
       "incarnation        str, a name for this life of the group, the same on all members and used for no other ('' takes the\n"
       "                   launcher's run id and restart count, and how often the process has made the group). For members\n"
-      "                   that were not started together")
+      "                   that were not started together\n"
+      "priority           int or str, whose chunks go first where several wait (0): -128 to 127, higher goes first, or\n"
+      "                   'tensor', 'pipeline', 'sharded', 'data' by the mesh's dimension (docs/overlap.md). The same on\n"
+      "                   all ranks; not taken over by groups split off")
       .def(py::init([](std::chrono::milliseconds timeout, bool dedicated_servers, std::string compress,
-                       std::string incarnation) {
+                       std::string incarnation, const py::object& priority) {
              if (timeout.count() <= 0) throw py::value_error("hybridps.Options: the timeout must be more than 0");
              auto options = c10::make_intrusive<Options>(timeout);
              options->dedicated_servers = dedicated_servers;
              options->compress = std::move(compress);
              options->incarnation = std::move(incarnation);
+             set_priority(*options, priority);
              return options;
            }),
            py::kw_only(), py::arg("timeout") = kBackendDefaultTimeout, py::arg("dedicated_servers").noconvert() = true,
-           py::arg("compress") = "", py::arg("incarnation") = "")
+           py::arg("compress") = "", py::arg("incarnation") = "", py::arg("priority") = 0)
       .def_property(
           "timeout", [](const Options& self) { return self.timeout; },
           [](Options& self, std::chrono::milliseconds timeout) {
@@ -430,6 +444,9 @@ void bind(py::module_& module) {
           [](Options& self, const py::bool_& wanted) { self.dedicated_servers = wanted; })
       .def_readwrite("compress", &Options::compress)
       .def_readwrite("incarnation", &Options::incarnation)
+      .def_property(
+          "priority", [](const Options& self) { return self.priority.empty() ? std::string("0") : self.priority; },
+          &set_priority)
       .def("__repr__", &describe)
       .def("__copy__", [](const Options& self) { return copy_of(self); })
       .def("__deepcopy__", [](const Options& self, const py::object&) { return copy_of(self); })
@@ -462,6 +479,16 @@ void bind(py::module_& module) {
   module.def("check_settings", &check_settings, py::arg("local_rank"), py::arg("local_size"), py::arg("ask"));
   module.def("build_info", &build_info);
   module.def("cuda", &pg::describe_cuda_support, "The GPUs of this process, or why it has none.");
+  module.def(
+      "exchange_thread_priority",
+      [](std::optional<int> priority) -> std::optional<int> {
+        if (priority && (*priority < -128 || *priority > 127))
+          throw py::value_error("hybridps.priority: " + std::to_string(*priority) + " is not from -128 to 127");
+        const auto before = ProcessGroupHybrid::exchange_thread_priority(
+            priority ? std::optional(static_cast<std::int8_t>(*priority)) : std::nullopt);
+        return before ? std::optional<int>(*before) : std::nullopt;
+      },
+      py::arg("priority"), "Of what this thread issues from now on; None: as its groups say. Returns what was before.");
   module.def("stats", &stats);
   module.def("metric_table", &metric_table);
   module.def("_accelerator_seam", [] { return py::capsule(&pg::accelerator_seam(), pg::AcceleratorSeam::kName); },

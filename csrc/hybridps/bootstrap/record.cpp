@@ -197,6 +197,7 @@ core::Result<Bytes> encode(const MemberRecord& record) {
   out.u64(record.eager_bytes);
   out.u64(record.chunk_bytes);
   out.text(record.compress);
+  out.text(record.priority);
   out.f64(record.node_gbps);
   out.u64(record.machine);
   out.text(record.loopback);
@@ -227,6 +228,7 @@ core::Result<MemberRecord> decode_record(std::span<const std::uint8_t> bytes) {
   record.eager_bytes = in.u64();
   record.chunk_bytes = in.u64();
   record.compress = in.text(kTextBytesMax);
+  record.priority = in.text(kTextBytesMax);
   record.node_gbps = in.f64();
   record.machine = in.u64();
   record.loopback = in.text(kTextBytesMax);

@@ -150,6 +150,9 @@ const auto& settings() {
       Setting{"AS", Kind::kText, &Config::as, "", 0, 0,
               "Backends whose place hybridps takes, separated by commas: a program that asks torch for one of these "
               "names gets hybridps. Read at import torch; `hybridps run --as` sets it."},
+      Setting{"ADVISE", Kind::kText, &Config::advise, "", 0, 0,
+              "File for figures of DDP models, which group rank 0 writes at the end of the process, and prints advice from. "
+              "Read when the first group is made; `hybridps run --advise` sets it."},
       Setting{"LEAVE_SIDE_GROUPS", Kind::kBool, &Config::leave_side_groups, "", 0, 0,
               "With HYBRIDPS_AS: groups that name their backend in new_group() get the one they name."},
   };

@@ -70,7 +70,8 @@ struct Config {
   std::string trace;           // folder
   double warn_seconds = 10;
   bool shm = true;
-  std::string as;                  // read by python/hybridps/_stand_in.py, as the next one
+  std::string as;                  // these three are read by python/hybridps alone, and
+  std::string advise;
   bool leave_side_groups = false;  // here so that they are documented, and not taken for slips
 
   /// Names found in the environment, e.g. "HYBRIDPS_NODE".

@@ -779,6 +779,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.self.eager_bytes = config_.eager_bytes;
   r.self.chunk_bytes = config_.chunk_bytes;
   r.self.compress = o.compress;
+  r.self.priority = o.priority;
   r.self.nics = nics_;
   r.self.node_gbps = settings_.interfaces.node_gbps;
   r.self.control = to_record(std::vector{settings_.interfaces.control_nic})[0];

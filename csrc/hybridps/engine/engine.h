@@ -35,6 +35,7 @@ struct GroupOptions {
   std::shared_ptr<bootstrap::KeyValueStore> store;  // used from the bootstrap thread only
   std::chrono::milliseconds timeout{30 * 60 * 1000};
   std::string compress;  // compress::text_of() what it asks for; empty: nothing
+  std::string priority;  // worker::text_of() of its operations' priorities; empty: 0
   core::TimePoint since = core::Clock::now();  // from which the timeout of the roster counts
   bool is_world = false;                       // of its opening the job is told, by rank 0
   bool dedicated_servers = true;               // whether HYBRIDPS_SERVERS may be asked; rank 0's counts

@@ -249,7 +249,8 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   group->uid = roster.uid;
   group->state = &runtime_.open_group(std::move(info));
   // All members find the same in the roster: nobody need be told.
-  if (!codecs.is_ok()) runtime_.worker().fail_group(*group->state, codecs.status(), /*tell=*/false);
+  for (const Status& found : {codecs.status(), check_priorities(roster)})
+    if (!found.is_ok()) runtime_.worker().fail_group(*group->state, found, /*tell=*/false);
   Status status;
   {
     const std::lock_guard lock(group->mutex);

@@ -198,6 +198,20 @@ core::Result<PrivatePool> map_pool(std::size_t bytes) {
                      std::shared_ptr<void>(mapped, [bytes](void* at) { munmap(at, bytes); })};
 }
 
+core::Status check_priorities(const bootstrap::Roster& roster) {
+  const bootstrap::MemberRecord& first = roster.members.front();
+  const auto text = [](const bootstrap::MemberRecord& member) {
+    return member.priority.empty() ? std::string("0") : member.priority;
+  };
+  for (const bootstrap::MemberRecord& member : roster.members)
+    if (member.priority != first.priority)
+      return core::Status(core::Code::kMismatch, "ranks give the group different priorities: " +
+                                                     bootstrap::describe(first) + " '" + text(first) + "', " +
+                                                     bootstrap::describe(member) + " '" + text(member) +
+                                                     "'; give all ranks the same Options(priority=...)");
+  return core::Status::ok();
+}
+
 core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap::Roster& roster) {
   const bootstrap::MemberRecord& first = roster.members.front();
   const auto text = [](const bootstrap::MemberRecord& member) {

@@ -31,6 +31,8 @@ schedule::NicLayout nic_layout(const bootstrap::Roster& roster);
 
 /// What all members of the group ask for; null: nothing. kMismatch: they do not agree; says who asks for what.
 core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap::Roster& roster);
+/// kMismatch: members give the group different priorities.
+core::Status check_priorities(const bootstrap::Roster& roster);
 
 /// Who owns how much, as seen from `rank` (size() + d: dedicated server d).
 schedule::Topology topology_of(const bootstrap::Roster& roster, int rank);

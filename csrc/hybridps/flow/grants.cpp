@@ -1,18 +1,20 @@
 #include "hybridps/flow/grants.h"
 
+#include <iterator>
 #include <utility>
 
 namespace hybridps::flow {
 
-void GrantQueue::add(Waiter& waiter) {
+void GrantQueue::add(Waiter& waiter, std::int8_t priority) {
   if (waiter.ticket_) return;
-  waiter.ticket_ = passed_ + waiting_.size();
-  waiting_.push_back(&waiter);
+  waiter.priority_ = priority;
+  waiter.ticket_ = tickets_++;
+  waiting_.emplace(Place{priority, *waiter.ticket_}, &waiter);
   give();
 }
 
 void GrantQueue::remove(Waiter& waiter) noexcept {
-  if (const auto ticket = std::exchange(waiter.ticket_, {})) waiting_[*ticket - passed_] = nullptr;
+  if (const auto ticket = std::exchange(waiter.ticket_, {})) waiting_.erase(Place{waiter.priority_, *ticket});
 }
 
 void GrantQueue::give_back(std::uint64_t grant_bytes, std::uint32_t units) {
@@ -20,23 +22,40 @@ void GrantQueue::give_back(std::uint64_t grant_bytes, std::uint32_t units) {
   give();
 }
 
+GrantQueue::Row::iterator GrantQueue::next() noexcept {
+  const auto front = waiting_.begin();
+  if (passes_ < kPassesMax) return front;
+  // The first of each priority below the front's: the one that has waited longest.
+  auto longest = front;
+  for (auto at = front; at != waiting_.end();) {
+    if (at != front && (longest == front || at->first.ticket < longest->first.ticket)) longest = at;
+    at = waiting_.upper_bound(Place{at->first.priority, ~std::uint64_t{0}});
+  }
+  return longest;
+}
+
 void GrantQueue::give() {
   if (std::exchange(giving_, true)) return;  // a grant may use its chunk up at once, and so give its unit back
   while (budget_.has_unit() && !waiting_.empty()) {
-    Waiter* const waiter = waiting_.front();
-    const std::optional<std::uint32_t> chunk = waiter != nullptr ? waiter->next_wanted() : std::nullopt;
+    const auto at = next();
+    Waiter* const waiter = at->second;
+    const std::int8_t priority = at->first.priority;
+    const std::optional<std::uint32_t> chunk = waiter->next_wanted();
     if (!chunk) {
-      if (waiter != nullptr) waiter->ticket_.reset();
-      waiting_.pop_front();
-      ++passed_;
+      waiter->ticket_.reset();
+      waiting_.erase(at);
       continue;
     }
     if (!budget_.fits(waiter->grant_bytes())) break;
     budget_.take(waiter->grant_bytes());
+    const bool is_front = at == waiting_.begin();
+    const bool passes = is_front && std::prev(waiting_.end())->first.priority != priority;
+    passes_ = passes ? passes_ + 1 : 0;
     if (turn_ == Turn::kOne) {
-      waiting_.pop_front();
-      waiter->ticket_ = ++passed_ + waiting_.size();
-      waiting_.push_back(waiter);
+      auto node = waiting_.extract(at);
+      node.key().ticket = tickets_++;
+      waiter->ticket_ = node.key().ticket;
+      waiting_.insert(std::move(node));
     }
     waiter->grant(*chunk);
   }

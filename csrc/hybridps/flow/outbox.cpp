@@ -162,7 +162,7 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
   wire::Data data{stream.id, stream.premul, wire::Permit::kGrant, 0, 0};
   data.chunk.number = chunk;
   const auto send = [&](const Payload& payload, transport::SendDone done) {
-    return transmit(peer, {stream.from, static_cast<std::uint32_t>(payload.bytes), data}, payload.buffer,
+    return transmit(peer, {stream.from, static_cast<std::uint32_t>(payload.bytes), data, stream.priority}, payload.buffer,
                     std::move(done), stream.urgent);
   };
   if (bytes == 0) {
@@ -235,8 +235,9 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
   return Step::kSent;
 }
 
-void Outbox::serve_wanted(PeerState& peer, Stream& stream) {
-  while (!stream.wanted_.empty()) {
+std::uint32_t Outbox::serve_wanted(PeerState& peer, Stream& stream, std::uint32_t chunks_max) {
+  std::uint32_t paid = 0;
+  while (!stream.wanted_.empty() && paid < chunks_max) {
     const std::uint32_t chunk = stream.wanted_.front();
     std::uint8_t& marks = stream.marks_[chunk];
     if ((marks & kWanted) == 0) {  // answered by a grant
@@ -244,7 +245,8 @@ void Outbox::serve_wanted(PeerState& peer, Stream& stream) {
       continue;
     }
     if ((marks & (kSent | kPermitted)) == 0 && !stream.granted_all_) {
-      if (stream.bytes_of(chunk) > 0 && !pay(peer, cost_of(peer, stream, chunk), stream.urgent)) return;
+      if (stream.bytes_of(chunk) > 0 && !pay(peer, cost_of(peer, stream, chunk), stream.urgent)) break;
+      ++paid;
       marks |= kByAllowance;
       ++stream.permits_;
       if ((marks & kOffered) != 0) stream.free_.push_back(chunk);
@@ -253,6 +255,7 @@ void Outbox::serve_wanted(PeerState& peer, Stream& stream) {
     stream.wanted_.pop_front();
     if ((marks & kSent) == 0) stream.source->on_permitted(stream, chunk);
   }
+  return paid;
 }
 
 void Outbox::wait(PeerState& peer, Stream& stream) {
@@ -276,12 +279,20 @@ void Outbox::starve(const PeerState& peer, Stream& stream, std::uint32_t chunk) 
 }
 
 // Callbacks from in here may offer, want and cancel, this stream and others, so nothing is kept across them.
-void Outbox::pump(Stream& stream) {
+Outbox::Pumped Outbox::pump(Stream& stream, std::uint32_t chunks_max) {
   ++looks_;
   PeerState& peer = state_of(stream.peer);
-  if (peer.broken) return stop_waiting(stream);
-  serve_wanted(peer, stream);
+  Pumped pumped;
+  if (peer.broken) {
+    stop_waiting(stream);
+    return pumped;
+  }
+  pumped.chunks = serve_wanted(peer, stream, chunks_max);
   bool blocked = !stream.wanted_.empty();
+  if (blocked && pumped.chunks >= chunks_max) {
+    pumped.goes_on = true;
+    return pumped;
+  }
   for (;;) {
     // Chunks that hold a permit first: they are what the peer waits for.
     const bool permitted = !stream.free_.empty();
@@ -290,10 +301,15 @@ void Outbox::pump(Stream& stream) {
         stream.ready_.pop_front();
       if (blocked || stream.ready_.empty()) break;
     }
+    if (pumped.chunks >= chunks_max) {  // another one's turn; it stays where it waits
+      pumped.goes_on = true;
+      return pumped;
+    }
     const std::uint32_t chunk = permitted ? stream.free_.front() : stream.ready_.front();
     const Step step = send_chunk(peer, stream, chunk);
     if (step == Step::kSent) {
       (permitted ? stream.free_ : stream.ready_).pop_front();
+      ++pumped.chunks;
       stream.source->on_sent(stream, chunk);
     } else if (step == Step::kNoPermit) {
       blocked = true;
@@ -302,9 +318,11 @@ void Outbox::pump(Stream& stream) {
         stream.ready_.pop_front();
         stream.free_.push_back(chunk);
       }
-      return starve(peer, stream, chunk);
+      starve(peer, stream, chunk);
+      return pumped;
     } else {
-      return stop_waiting(stream);
+      stop_waiting(stream);
+      return pumped;
     }
   }
   StreamQueue::remove(stream, &Stream::starved_);
@@ -313,15 +331,18 @@ void Outbox::pump(Stream& stream) {
     wait(peer, stream);
   else
     stop_waiting(stream);
+  return pumped;
 }
 
-/// Lets streams go from the front on. Whether one is left that may not.
+/// Lets streams go, those whose turn it is. Whether one is left that may not.
 bool Outbox::pump_queue(StreamQueue& queue) {
-  while (Stream* stream = queue.front()) {
-    pump(*stream);
-    if (queue.front() == stream) return true;
+  for (;;) {
+    const StreamQueue::Turn turn = queue.turn();
+    if (turn.stream == nullptr) return false;
+    const Pumped pumped = pump(*turn.stream, turn.chunks);
+    queue.count(turn, pumped.chunks);
+    if (!pumped.goes_on && queue.turn().stream == turn.stream) return true;
   }
-  return false;
 }
 
 void Outbox::pump_peer(PeerState& peer) {
@@ -439,7 +460,7 @@ void Outbox::announce(PeerState& peer, Stream& stream) {
   stream.announced_ = true;
   wire::Announce announce{stream.id, window_of(peer)};
   announce.chunk.number = stream.ready_.empty() ? 0 : stream.ready_.front();
-  (void)transmit(peer, {stream.from, 0, announce}, {}, {}, stream.urgent);
+  (void)transmit(peer, {stream.from, 0, announce, stream.priority}, {}, {}, stream.urgent);
 }
 
 std::size_t Outbox::progress(core::TimePoint now) {

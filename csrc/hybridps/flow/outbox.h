@@ -12,7 +12,9 @@
 //          No staging memory is held while waiting for a permit: a chunk's bytes are produced (Source::payload) only
 //          when it may go. That, and grants that are given only to work that can finish, is why operations of different
 //          groups may be issued in different orders on different ranks (docs/architecture.md, Memory).
-// Order    Urgent streams (tiny operations) go first, then streams in order of their first offer, per peer. Peers do
+// Order    Per peer urgent streams (tiny operations) go first, then streams by priority, those of one priority in order of
+//          their first offer. It is looked at for every chunk, so that what comes late passes the rest of what is under way;
+//          of kPassesMax + 1 chunks one is of a stream that is passed, so that none waits for ever. Peers do
 //          not wait for each other: a bulk operation walks its owners as their allowances come back. Urgent messages take
 //          a connection of their own while bulk is under way on the other (or always: OutboxOptions::urgent_always).
 // Cost     Whatever comes (an offer, a credit, a grant, a free slot) looks at the streams that it lets go, and at most one
@@ -178,8 +180,8 @@ class Outbox : core::Pinned {
     ReturnBook due;        // what we owe it: of the allowance, and
     ReturnBook whole_due;  // of what it sent under "all chunks" grants
     struct Waiting {
-      StreamQueue turn{&Stream::turn_};                // all, by first offer
-      StreamQueue whole{&Stream::whole_};              // those granted as a whole, by the grant
+      StreamQueue turn{&Stream::turn_};                // all, by priority and first offer
+      StreamQueue whole{&Stream::whole_};              // those granted as a whole, by priority and grant
       StreamQueue unannounced{&Stream::unannounced_};  // those that the peer has not been told of
       core::TimePoint since;                           // when the first came; of urgent ones, when the last went
     };
@@ -190,13 +192,17 @@ class Outbox : core::Pinned {
     Waiting& of(const Stream& stream) noexcept { return stream.urgent ? urgent : bulk; }
   };
   enum class Step { kSent, kNoPermit, kNoSlot, kBroken };
+  struct Pumped {
+    std::uint32_t chunks = 0;  // that it has sent, or got a permit for
+    bool goes_on = false;      // it could send more than it was let
+  };
 
   PeerState& state_of(core::EngineId peer);
   static std::uint32_t window_of(const PeerState& peer) noexcept;
   static bool pay(PeerState& peer, std::int64_t cost, bool urgent) noexcept;
   std::int64_t cost_of(const PeerState& peer, const Stream& stream, std::uint32_t chunk) const noexcept;
   void prepare(Stream& stream);
-  void pump(Stream& stream);
+  Pumped pump(Stream& stream, std::uint32_t chunks_max = ~std::uint32_t{0});
   bool pump_queue(StreamQueue& queue);
   void pump_peer(PeerState& peer);
   void resume(PeerState& peer);
@@ -204,7 +210,7 @@ class Outbox : core::Pinned {
   void trace_sent(const PeerState& peer, const Stream& stream, std::uint32_t chunk, std::size_t bytes,
                   std::uint64_t since_ns, transport::SendDone& done);
   Step send_chunk(PeerState& peer, Stream& stream, std::uint32_t chunk);
-  void serve_wanted(PeerState& peer, Stream& stream);
+  std::uint32_t serve_wanted(PeerState& peer, Stream& stream, std::uint32_t chunks_max);
   void wait(PeerState& peer, Stream& stream);
   void starve(const PeerState& peer, Stream& stream, std::uint32_t chunk);
   static void stop_waiting(Stream& stream) noexcept;

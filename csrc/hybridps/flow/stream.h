@@ -40,13 +40,19 @@ class Source {
   virtual void on_permitted(Stream& stream, std::uint32_t chunk) = 0;
 };
 
-/// Streams that wait for one thing, in a row. Each is linked by its own hook, so that it leaves from anywhere at once.
+/// So many chunks (of streams to one peer, or of a receiver's grants) may pass those of less priority; then it is the turn of
+/// the one of these that has waited longest. So nobody starves: what waits has one chunk of kPassesMax + 1.
+inline constexpr std::uint32_t kPassesMax = 15;
+
+/// Streams that wait for one thing, in a row: by priority, then in the order in which they came. Each is linked by its own
+/// hook, so that it leaves from anywhere at once.
 class StreamQueue : core::Pinned {
  public:
   struct Hook {
     StreamQueue* in = nullptr;
     Stream* before = nullptr;
     Stream* after = nullptr;
+    std::uint64_t ticket = 0;  // rises with each that comes
   };
   explicit StreamQueue(Hook Stream::*hook) noexcept : hook_(hook) {}
   ~StreamQueue();
@@ -54,15 +60,35 @@ class StreamQueue : core::Pinned {
   bool empty() const noexcept { return front_ == nullptr; }
   Stream* front() const noexcept { return front_; }
   Stream* next(const Stream& stream) const noexcept;
-  /// At the end, and out of any other queue of this hook; one that is in this queue keeps its place.
-  void add(Stream& stream) noexcept;
+  /// Behind all of its priority or a higher one, and out of any other queue of this hook; one that is in this queue keeps its
+  /// place.
+  void add(Stream& stream);
   /// Out of whichever queue of this hook it is in, if any.
   static void remove(Stream& stream, Hook Stream::*hook) noexcept;
 
+  /// Whose turn it is, and how many chunks it may send before that is asked again.
+  struct Turn {
+    Stream* stream = nullptr;  // null: nobody waits
+    std::uint32_t chunks = 0;
+    bool passed = false;  // it is not the front: others have passed it long enough
+  };
+  Turn turn() const noexcept;
+  /// The one whose turn it was has sent so many.
+  void count(const Turn& turn, std::uint32_t sent) noexcept;
+
  private:
+  struct Level {  // streams of one priority: one behind the other
+    std::int8_t priority = 0;
+    Stream* last = nullptr;
+  };
+  void leave(const Stream& stream, const Hook& hook) noexcept;
+
   Hook Stream::*const hook_;
   Stream* front_ = nullptr;
   Stream* back_ = nullptr;
+  std::vector<Level> levels_;  // that are not empty, the highest first
+  std::uint64_t tickets_ = 0;
+  std::uint32_t passes_ = 0;  // chunks in a row that have gone before others of less priority
 };
 
 /// Chunks of one stream in a row. One alone, which is all that a small operation has, needs no memory but this.
@@ -107,6 +133,7 @@ struct Stream : core::Pinned {
   std::uint32_t chunk_bytes = 1;
   std::uint32_t chunks = 1;
   bool urgent = false;
+  std::int8_t priority = 0;  // among those to its peer that are not urgent; not to be changed while it waits
   std::uint32_t index = 0;  // free for the owner
 
   std::size_t bytes_of(std::uint32_t chunk) const noexcept;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
@@ -20,6 +21,11 @@
 #endif
 
 namespace hybridps::pg {
+namespace {
+
+thread_local std::optional<std::int8_t> thread_priority;
+
+}  // namespace
 
 std::chrono::milliseconds ProcessGroupHybrid::timeout_of(std::chrono::milliseconds asked) const {
   if (asked.count() >= 0) return asked;
@@ -46,11 +52,20 @@ std::shared_ptr<InOrder> ProcessGroupHybrid::order_of_this_lane(Life& life) {
   return order;
 }
 
+std::optional<std::int8_t> ProcessGroupHybrid::exchange_thread_priority(std::optional<std::int8_t> priority) noexcept {
+  return std::exchange(thread_priority, priority);
+}
+
+std::int8_t ProcessGroupHybrid::priority_of(const Life& life, const worker::Operation& operation) noexcept {
+  return thread_priority.value_or(life.priorities.of(operation.kind));
+}
+
 c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue(Call call) {
   for (const auto* tensors : {&call.inputs, &call.outputs})
     for (const at::Tensor& tensor : *tensors)
       if (!tensor.is_cpu()) return issue_on_stream(std::move(call), tensor.device());
   const auto life = this->life();
+  for (auto& operation : call.operations) operation.priority = priority_of(*life, operation);
   const auto group = group_or_throw(*life, call.name);
   const bool observed = at::hasCallbacks();
 

@@ -72,6 +72,7 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c10::Device device) {
   const auto life = this->life();
+  for (auto& operation : call.operations) operation.priority = priority_of(*life, operation);
   const auto group = group_or_throw(*life, call.name);
   for (const auto* tensors : {&call.inputs, &call.outputs})
     for (const at::Tensor& tensor : *tensors)

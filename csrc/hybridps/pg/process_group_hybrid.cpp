@@ -173,6 +173,10 @@ std::shared_ptr<ProcessGroupHybrid::Life> ProcessGroupHybrid::open(engine::Group
   life->compression = std::make_unique<Compression>(
       spec.value() ? std::make_shared<const compress::Codecs>(spec.value()) : nullptr, config.value().compress_min_bytes,
       options_->group_name, rank_ == 0);
+  const auto priorities = worker::parse_priorities(options_->priority);
+  require(priorities.status(), whose);
+  life->priorities = priorities.value();
+  group_options.priority = worker::text_of(life->priorities);
   auto engine = engine::Engine::acquire();
   require(engine.status(), "starting the engine for " + whose);
   tell_of_cuda();
@@ -335,6 +339,12 @@ engine::Group::RememberedSummary ProcessGroupHybrid::remembered_summary() {
   return summary.value();
 }
 
+void ProcessGroupHybrid::Options::set_priority(const std::string& text) {
+  const auto parsed = worker::parse_priorities(text);
+  TORCH_CHECK_VALUE(parsed.is_ok(), "hybridps.Options: ", parsed.status().message());
+  priority = worker::text_of(parsed.value());
+}
+
 // Splitting -----------------------------------------------------------------------------------------------------------
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::split(const c10::intrusive_ptr<c10d::Store>& store,
@@ -348,6 +358,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::split(const c10::intrusive
   const auto* own = dynamic_cast<const Options*>(opts.get());
   child_options->dedicated_servers = (own != nullptr ? *own : *options_).dedicated_servers;
   child_options->compress = own != nullptr && !own->compress.empty() ? own->compress : options_->compress;
+  if (own != nullptr) child_options->priority = own->priority;
   if (opts) {
     child_options->group_name = opts->group_name;
     child_options->group_desc = opts->group_desc;

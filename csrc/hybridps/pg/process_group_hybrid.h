@@ -48,6 +48,7 @@
 #include "hybridps/pg/work.h"
 #include "hybridps/staging/stager.h"
 #include "hybridps/worker/operation.h"
+#include "hybridps/worker/priority.h"
 
 namespace hybridps::pg {
 
@@ -70,6 +71,10 @@ class ProcessGroupHybrid final : public c10d::Backend {
     /// The name of this life of the group, the same on all members and used once; empty: run id, restart count and how often
     /// the process has made the group.
     std::string incarnation;
+    /// worker/priority.h: which of what waits goes first. Not of groups that are split off: these say their own.
+    std::string priority;
+    /// ValueError (c10::ValueError) where it is none.
+    void set_priority(const std::string& text);
 #if HYBRIDPS_TORCH_AT_LEAST(14)
     c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
 #endif
@@ -105,6 +110,10 @@ class ProcessGroupHybrid final : public c10d::Backend {
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
   const c10::intrusive_ptr<Options>& options() const noexcept { return options_; }
+
+  /// Of operations that this thread issues from now on, in whatever group, instead of their groups' own; none: as those
+  /// say. Returns what was before. Ranks may differ: each orders what it sends.
+  static std::optional<std::int8_t> exchange_thread_priority(std::optional<std::int8_t> priority) noexcept;
 
   // Reductions (aggregate.cpp) --------------------------------------------------------------------------------------
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
@@ -230,6 +239,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   WorkPtr issue(Call call);
   struct Life;
   std::shared_ptr<Life> life() const;
+  static std::int8_t priority_of(const Life& life, const worker::Operation& operation) noexcept;
   /// The same for CUDA tensors (issue_on_stream.cpp).
   WorkPtr issue_on_stream(Call call, c10::Device device);
   struct ChannelKey;
@@ -297,6 +307,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   /// From the constructor or a reconfigure() to the next, or the end. A call works with one from its beginning to its end.
   struct Life {
     std::shared_ptr<WorkContext> context;
+    worker::Priorities priorities;
     std::shared_ptr<Membership> membership;  // null: nobody is in it
     std::string why_none;                    // in that case
     std::string incarnation;

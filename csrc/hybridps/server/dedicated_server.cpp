@@ -138,7 +138,8 @@ std::string DedicatedServer::refuse(const Served& group, int sender, const wire:
   return {};
 }
 
-DedicatedServer::Span* DedicatedServer::open_span(Served& group, const wire::ChunkId& first) {
+DedicatedServer::Span* DedicatedServer::open_span(Served& group, const wire::ChunkId& first,
+                                                       std::int8_t priority) {
   const schedule::Topology& topology = group.info.topology;
   const SpanKey key = key_of(group, first);
   Opening opening;
@@ -155,6 +156,7 @@ DedicatedServer::Span* DedicatedServer::open_span(Served& group, const wire::Chu
   opening.chunks = static_cast<std::uint32_t>((first.span_bytes + opening.chunk_bytes - 1) / opening.chunk_bytes);
   opening.nodes = static_cast<std::uint32_t>(topology.nodes());
   opening.own_node = kNoNode;
+  opening.priority = priority;
   opening.own_rank = topology.rank();
   if (first.signature.op == core::ReduceOp::kAvg && !core::is_floating(first.signature.dtype))
     opening.finish = {reduce::Finish::Kind::kDivideTruncate, 1.0, topology.size()};
@@ -170,6 +172,7 @@ DedicatedServer::Span* DedicatedServer::open_span(Served& group, const wire::Chu
     stream->id.contributor = 0;
     stream->peer = group.info.engines[static_cast<std::size_t>(rank)];
     stream->bytes = opening.bytes;
+    stream->priority = priority;
     stream->chunk_bytes = opening.chunk_bytes;
     stream->chunks = opening.chunks;
     span->results().add(std::move(stream));
@@ -222,7 +225,7 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
       on_bad_message(OperationKey{from.uid, chunk->sequence}, why + ", from rank " + std::to_string(from.sender_rank));
       return;
     }
-    if (group->spans.count(key) == 0 && open_span(*group, *chunk) == nullptr) return;
+    if (group->spans.count(key) == 0 && open_span(*group, *chunk, message.priority) == nullptr) return;
     if (message.as<wire::Data>() != nullptr)
       server_.on_push(from, *chunk, std::move(payload));
     else

@@ -92,7 +92,8 @@ class DedicatedServer final : public Listener, core::Pinned {
   class Span;
 
   Served* find(core::GroupUid uid);
-  Span* open_span(Served& group, const wire::ChunkId& first);
+  /// With the first message of a span that came; its priority is the span's.
+  Span* open_span(Served& group, const wire::ChunkId& first, std::int8_t priority);
   void close_later(core::GroupUid uid, core::Status why, bool tell);
   void close(core::GroupUid uid, const core::Status& why, bool tell);
   static SpanKey key_of(const Served& group, const wire::ChunkId& chunk);

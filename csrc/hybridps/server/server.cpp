@@ -234,7 +234,7 @@ void Server::finish_if_complete(SpanState& span, std::uint32_t index) {
 
 void Server::want_grants(SpanState& span) {
   span.wanted = true;
-  if (span.opened && span.seen >= span.opening.nodes) grants_.add(span);
+  if (span.opened && span.seen >= span.opening.nodes) grants_.add(span, span.opening.priority);
 }
 
 std::optional<std::uint32_t> Server::SpanState::next_wanted() {

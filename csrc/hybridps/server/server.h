@@ -80,6 +80,7 @@ struct Opening {
   std::uint32_t own_node = 0;  // which of them is local; kNoNode on a dedicated server
   int own_rank = 0;
   reduce::Finish finish;
+  std::int8_t priority = 0;  // of its grants
   const compress::Codec* codec = nullptr;  // of contributions from other nodes; null: none
   LocalOwner* owner = nullptr;
 };

@@ -176,7 +176,8 @@ struct Envelope {
   std::uint32_t magic = kMagic;
   std::uint8_t version = core::kProtocolVersion;
   std::uint8_t type = 0;
-  std::uint16_t zero = 0;
+  std::int8_t priority = 0;
+  std::uint8_t zero = 0;
   From from;
   std::uint32_t payload_bytes = 0;
 };
@@ -186,6 +187,7 @@ void fields(Io& io, Envelope& e) {
   io("magic", e.magic);
   io("version", e.version);
   io("type", e.type);
+  io("priority", e.priority);
   io("zero", e.zero);
   io("source", e.from.source.value);
   io("uid, high half", e.from.uid.high);
@@ -278,6 +280,7 @@ HeaderBytes encode(const Message& message) {
   Writer writer{bytes.data()};
   Envelope envelope;
   envelope.type = static_cast<std::uint8_t>(message.body.index());
+  envelope.priority = message.priority;
   envelope.from = message.from;
   envelope.payload_bytes = message.payload_bytes;
   fields(writer, envelope);
@@ -298,11 +301,12 @@ core::Result<Message> decode(std::span<const std::byte> bytes) {
     return refuse("message of protocol version " + std::to_string(envelope.version) + ", this build speaks " +
                   std::to_string(core::kProtocolVersion));
   if (envelope.type >= kTypeCount || envelope.zero != 0) return refuse("message header of an unknown type");
-  Message message{envelope.from, envelope.payload_bytes, bodies()[envelope.type]};
+  Message message{envelope.from, envelope.payload_bytes, bodies()[envelope.type], envelope.priority};
   std::visit([&](auto& body) { fields(reader, body); }, message.body);
   static constexpr HeaderBytes kZeros{};
   const auto rest = static_cast<std::size_t>(bytes.data() + bytes.size() - reader.at);
-  if (!reader.is_valid || std::memcmp(reader.at, kZeros.data(), rest) != 0)
+  const bool may_have_priority = message.chunk() != nullptr;
+  if (!reader.is_valid || (message.priority != 0 && !may_have_priority) || std::memcmp(reader.at, kZeros.data(), rest) != 0)
     return refuse("message header with a value that no field of it may have");
   return message;
 }

@@ -2,7 +2,7 @@
 //
 // Grammar (little-endian, kHeaderBytes in all):
 //   header   := envelope body zeros
-//   envelope := magic:u32 version:u8 type:u8 zero:u16 source:u64 uid:u128 sender_rank:u32 payload_bytes:u32
+//   envelope := magic:u32 version:u8 type:u8 priority:i8 zero:u8 source:u64 uid:u128 sender_rank:u32 payload_bytes:u32
 //   body     := the fields of the type's struct below, without gaps, in the order of layout()
 // Threads  pure functions.
 // Errors   decode() checks everything that can be checked without knowing the group; a peer's bytes are never trusted.
@@ -284,6 +284,8 @@ struct Message {
   From from;
   std::uint32_t payload_bytes = 0;
   Body body;
+  /// Of data, announcements and grants; else 0. Of the operation, as its sender has it; whoever sends more of it on its behalf (a dedicated server) takes it over.
+  std::int8_t priority = 0;
 
   template <typename T>
   const T* as() const noexcept {

@@ -71,6 +71,9 @@ struct Operation {
   std::shared_ptr<const std::vector<float>> owed;      // likewise
   std::shared_ptr<const std::vector<float>> momentum;  // likewise
   std::vector<compress::TensorKey> forgotten;  // tensors that will not come again: before this operation
+  /// Which chunks of this rank go first where several wait: those of the higher one. Never the order in which operations are
+  /// matched, nor a result. Ranks may differ: each orders what it sends.
+  std::int8_t priority = 0;
   std::shared_ptr<compress::Timed> timed;      // told when it begins and ends; null: nobody asks
   std::chrono::milliseconds timeout{0};  // 0: none
   core::TimePoint issued_at{};           // from which the timeout counts; none: from submit()

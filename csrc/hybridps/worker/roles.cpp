@@ -111,6 +111,7 @@ std::unique_ptr<flow::Stream> SpanView::open_stream(flow::Source* source, int to
   stream->bytes = plan.bytes;
   stream->chunk_bytes = plan.chunk_bytes;
   stream->chunks = plan.chunks;
+  stream->priority = run.operation.priority;
   stream->urgent = plan.bytes < run.group.info.limits.urgent_below;
   ++run.pending;
   return stream;
@@ -215,6 +216,7 @@ bool OwnerSum::start() {
   opening.own_rank = span_.me();
   opening.owner = &span_.run;
   opening.codec = span_.codec();
+  opening.priority = operation.priority;
   if (operation.op == core::ReduceOp::kAvg && !core::is_floating(operation.dtype))
     opening.finish = {reduce::Finish::Kind::kDivideTruncate, 1.0, topology.size()};
   return span_.worker.server().open(span_.key(), opening);
@@ -418,7 +420,7 @@ void NodeSum::on_permitted(flow::Stream& stream, std::uint32_t chunk) {
       span_.worker.outbox().offer(stream, chunk);  // its owner waits for it: before an even pace
   } else if (!is_collected(chunk)) {
     permitted_.push_back(chunk);
-    span_.worker.local_grants().add(*this);
+    span_.worker.local_grants().add(*this, span_.run.operation.priority);
   }
 }
 

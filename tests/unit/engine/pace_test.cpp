@@ -8,54 +8,12 @@
 #include "hybridps/wire/message.h"
 #include "tests/support/catch.h"
 #include "tests/support/cluster.h"
+#include "tests/support/recorder.h"
 
 // One rank's contributions to owners of unequal shares leave at one pace (Worker::pace).
 namespace {
 
 using namespace hybridps;
-
-/// Notes the spans of the contributions that go through it, in order.
-class Recorder final : public transport::Transport {
- public:
-  Recorder(std::unique_ptr<transport::Transport> inner, std::vector<std::uint32_t>& pushes)
-      : inner_(std::move(inner)), pushes_(pushes) {}
-  std::string_view name() const noexcept override { return inner_->name(); }
-  core::Status attach(std::span<std::byte> memory) override { return inner_->attach(memory); }
-  std::vector<std::byte> address() const override { return inner_->address(); }
-  core::Result<transport::Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override {
-    core::Result<transport::Endpoint*> endpoint = inner_->connect(peer, address);
-    if (!endpoint.is_ok()) return endpoint;
-    auto& noted = endpoints_[peer];
-    if (!noted) noted = std::make_unique<Noted>(*endpoint.value(), pushes_);
-    return static_cast<transport::Endpoint*>(noted.get());
-  }
-  transport::Endpoint* find(core::EngineId peer) noexcept override { return inner_->find(peer); }
-  std::size_t progress() override { return inner_->progress(); }
-  int event_fd() const noexcept override { return inner_->event_fd(); }
-  bool arm() override { return inner_->arm(); }
-  bool has_unsent() const noexcept override { return inner_->has_unsent(); }
-  void set_receiver(transport::Receiver* receiver) noexcept override { inner_->set_receiver(receiver); }
-  transport::TransportStats stats() const noexcept override { return inner_->stats(); }
-
- private:
-  struct Noted final : transport::Endpoint {
-    Noted(transport::Endpoint& to, std::vector<std::uint32_t>& list) : inner(to), pushes(list) {}
-    core::Status send(std::span<const std::byte> bytes, const transport::Buffer& payload, std::size_t payload_bytes,
-                      transport::SendDone done) override {
-      const core::Result<wire::Message> message = wire::decode(bytes);
-      const auto* data = message.is_ok() ? message.value().as<wire::Data>() : nullptr;
-      if (data != nullptr && data->chunk.stage == wire::Stage::kPush) pushes.push_back(data->chunk.span);
-      return inner.send(bytes, payload, payload_bytes, std::move(done));
-    }
-    core::EngineId peer() const noexcept override { return inner.peer(); }
-    void close(core::Status cause) noexcept override { inner.close(std::move(cause)); }
-    transport::Endpoint& inner;
-    std::vector<std::uint32_t>& pushes;
-  };
-  std::unique_ptr<transport::Transport> inner_;
-  std::vector<std::uint32_t>& pushes_;
-  std::map<core::EngineId, std::unique_ptr<Noted>> endpoints_;
-};
 
 TEST_CASE("engine/pace: contributions to large and small owners leave together", "[engine][fast]") {
   // Ranks own 13 chunks each, the server 39; all fit into the windows, so nothing but the pace holds them up.
@@ -69,7 +27,10 @@ TEST_CASE("engine/pace: contributions to large and small owners leave together",
   options.eager_bytes = 1 << 20;
   options.wrap = [&](std::unique_ptr<transport::Transport> inner, int rank) -> std::unique_ptr<transport::Transport> {
     if (rank != 0) return inner;
-    return std::make_unique<Recorder>(std::move(inner), pushes);
+    return std::make_unique<test::Recorder>(std::move(inner), [&](const wire::Message& message) {
+      const auto* data = message.as<wire::Data>();
+      if (data != nullptr && data->chunk.stage == wire::Stage::kPush) pushes.push_back(data->chunk.span);
+    });
   };
   test::Cluster cluster(options);
   const core::GroupUid uid = cluster.open_group();

@@ -116,6 +116,40 @@ TEST_CASE("flow/grants: one that is removed gets nothing more, and is in nobody'
   c.give_back();
 }
 
+TEST_CASE("flow/grants: who has priority goes first, and of sixteen grants one is for who waits longest", "[flow][fast]") {
+  for (const auto turn : {GrantQueue::Turn::kAll, GrantQueue::Turn::kOne}) {
+    GrantQueue queue{GrantBudget(1), turn};
+    std::vector<Waiter*> order;
+    Waiter first(queue, 1, order);
+    Waiter low(queue, 1, order);
+    Waiter middle(queue, 1, order);
+    Waiter high(queue, 1, order);
+    first.wanted = {0};
+    queue.add(first);  // has the unit
+    for (std::uint32_t chunk = 0; chunk < 100; ++chunk)
+      for (Waiter* waiter : {&low, &middle, &high}) waiter->wanted.push_back(chunk);
+    queue.add(low, -5);
+    queue.add(middle);
+    queue.add(high, 7);
+    while (order.size() < 1 + 96) order.back()->give_back();
+    order.erase(order.begin());
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      INFO("grant " << i);
+      // In turn the middle one comes to its turn, too: the low one goes to the end of the row when it has had its own.
+      if (i % 16 != 15)
+        CHECK(order[i] == &high);
+      else if (turn == GrantQueue::Turn::kAll)
+        CHECK(order[i] == &low);
+      else
+        CHECK(order[i] == (i % 32 == 15 ? &low : &middle));
+    }
+    Waiter& last = *order.back();
+    for (Waiter* waiter : {&low, &middle, &high}) queue.remove(*waiter);
+    last.give_back();
+    CHECK(queue.units() == 0);
+  }
+}
+
 TEST_CASE("flow/grants: bounded, nothing lost and nobody forgotten, whatever happens", "[flow][fast]") {
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
     std::mt19937_64 random(seed);
@@ -139,7 +173,7 @@ TEST_CASE("flow/grants: bounded, nothing lost and nobody forgotten, whatever hap
           for (std::uint64_t more = random() % 4; more > 0; --more, ++wanted)
             any()->wanted.push_back(static_cast<std::uint32_t>(random() % 9));
           for (const auto& waiter : waiters)
-            if (!waiter->wanted.empty()) queue.add(*waiter);
+            if (!waiter->wanted.empty()) queue.add(*waiter, static_cast<std::int8_t>(random() % 3));
           break;
         case 4:
           if (waiters.empty() || random() % 8 != 0) break;

@@ -651,6 +651,7 @@ TEST_CASE("flow/outbox: random traffic never exceeds an allowance and never stal
     std::vector<Stream*> live;
     for (int i = 0; i < 6; ++i) {
       Stream& s = rig.stream(1 + static_cast<std::uint32_t>(random() % 9), peers[random() % 3], random() % 3 == 0);
+      s.priority = static_cast<std::int8_t>(seed % 2 == 0 ? random() % 3 : 0);
       received[s.index].assign(s.chunks, 0);
       live.push_back(&s);
       for (std::uint32_t c = 0; c < s.chunks; ++c) to_offer.emplace_back(&s, c);

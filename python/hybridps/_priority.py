@@ -1,0 +1,46 @@
+"""Which operations go first, by the call: what `hybridps.priority` is, and what push_pull and CrossBarrier use."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch.distributed as dist
+
+LOWEST, HIGHEST = -128, 127
+
+
+@contextlib.contextmanager
+def priority(value: int | None) -> Iterator[None]:
+    """Operations that this thread issues inside have this priority, in whatever group, instead of their group's.
+
+    value: -128 to 127, higher goes first where several wait to be sent; None: as the groups say. May be nested. It says
+        only whose chunks go first: not in which order operations are matched, and no result depends on it. Ranks may
+        differ, each orders what it sends; a dedicated server goes by the contribution that came first.
+
+    Raises ValueError outside that range, ImportError without the extension. Groups of other backends take no notice.
+    """
+    from hybridps._load import load_extension
+
+    exchange = load_extension().exchange_thread_priority
+    before = exchange(value)
+    try:
+        yield
+    finally:
+        exchange(before)
+
+
+def has_priorities(group: dist.ProcessGroup | None) -> bool:
+    """Whether the group's backend is hybridps."""
+    from hybridps.compress import backend_of
+
+    try:
+        backend_of(group)
+    except ValueError:
+        return False
+    return True
+
+
+def prioritized(group: dist.ProcessGroup | None, value: int | None) -> contextlib.AbstractContextManager[None]:
+    """`priority`, cut to its range; nothing for None, or where the group has none."""
+    if value is None or not has_priorities(group):
+        return contextlib.nullcontext()
+    return priority(max(LOWEST, min(HIGHEST, value)))

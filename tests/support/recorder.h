@@ -1,0 +1,58 @@
+// tests/support/recorder.h: a Transport that shows what is sent through it.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "hybridps/transport/transport.h"
+#include "hybridps/wire/message.h"
+
+namespace hybridps::test {
+
+class Recorder final : public transport::Transport {
+ public:
+  using Seen = std::function<void(const wire::Message&)>;  // on its way out
+
+  Recorder(std::unique_ptr<transport::Transport> inner, Seen seen) : inner_(std::move(inner)), seen_(std::move(seen)) {}
+  std::string_view name() const noexcept override { return inner_->name(); }
+  core::Status attach(std::span<std::byte> memory) override { return inner_->attach(memory); }
+  std::vector<std::byte> address() const override { return inner_->address(); }
+  core::Result<transport::Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override {
+    core::Result<transport::Endpoint*> endpoint = inner_->connect(peer, address);
+    if (!endpoint.is_ok()) return endpoint;
+    auto& noted = endpoints_[peer];
+    if (!noted) noted = std::make_unique<Noted>(*endpoint.value(), seen_);
+    return static_cast<transport::Endpoint*>(noted.get());
+  }
+  transport::Endpoint* find(core::EngineId peer) noexcept override { return inner_->find(peer); }
+  std::size_t progress() override { return inner_->progress(); }
+  int event_fd() const noexcept override { return inner_->event_fd(); }
+  bool arm() override { return inner_->arm(); }
+  bool has_unsent() const noexcept override { return inner_->has_unsent(); }
+  void set_receiver(transport::Receiver* receiver) noexcept override { inner_->set_receiver(receiver); }
+  transport::TransportStats stats() const noexcept override { return inner_->stats(); }
+
+ private:
+  struct Noted final : transport::Endpoint {
+    Noted(transport::Endpoint& to, const Seen& s) : inner(to), seen(s) {}
+    core::Status send(std::span<const std::byte> bytes, const transport::Buffer& payload, std::size_t payload_bytes,
+                      transport::SendDone done) override {
+      if (const core::Result<wire::Message> message = wire::decode(bytes); message.is_ok()) seen(message.value());
+      return inner.send(bytes, payload, payload_bytes, std::move(done));
+    }
+    core::EngineId peer() const noexcept override { return inner.peer(); }
+    void close(core::Status cause) noexcept override { inner.close(std::move(cause)); }
+    transport::Endpoint& inner;
+    const Seen& seen;
+  };
+  std::unique_ptr<transport::Transport> inner_;
+  const Seen seen_;
+  std::map<core::EngineId, std::unique_ptr<Noted>> endpoints_;
+};
+
+}  // namespace hybridps::test

@@ -8,7 +8,8 @@ What is here is for looking at it and for choosing what a single group does:
     before = hybridps.stats()["net_tx_payload_bytes"]
 
 For those who come from BytePS or Horovod there are their calls (docs/from-byteps.md), and for a training loop whose next
-forward does not wait for all gradients `CrossBarrier` (docs/overlap.md).
+forward does not wait for all gradients `CrossBarrier` (docs/overlap.md); `LocalSteps` exchanges every H steps only
+(docs/local-steps.md).
 
 Settings of a process are environment variables: the command `hybridps env` prints them. Importing this module loads
 neither torch nor the extension; the first use of a name below does, and raises ImportError where that cannot be.
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         size,
         synchronize,
     )
+    from hybridps.local_steps import LocalSteps
 
     Options = ProcessGroupHybrid.Options
     __version__: str
@@ -52,6 +54,7 @@ _DIRECT = [
     "Compression",
     "CrossBarrier",
     "DistributedOptimizer",
+    "LocalSteps",
     "RanksDisagree",
     "broadcast_object",
     "broadcast_optimizer_state",
@@ -172,7 +175,8 @@ def __getattr__(name: str) -> object:
     if name in _DIRECT:
         from importlib import import_module
 
-        place = {"CrossBarrier": "cross_barrier", "RanksDisagree": "_agreement"}.get(name, "direct")
+        places = {"CrossBarrier": "cross_barrier", "LocalSteps": "local_steps", "RanksDisagree": "_agreement"}
+        place = places.get(name, "direct")
         return getattr(import_module(f"hybridps.{place}"), name)
     if name == "__version__":
         from importlib.metadata import version

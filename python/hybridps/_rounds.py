@@ -188,6 +188,8 @@ class Rounds:
         if self._schedule is not None:
             wanted = sorted(set(self._schedule(self.rounds)) & set(working))
             if not wanted:
+                if not ready:
+                    return []  # they may be about to leave
                 raise ValueError(f"the schedule of round {self.rounds} names no rank that is still at work")
             for rank in working:
                 if rank not in wanted and self.rounds + 1 - self._since[rank] > self._staleness:

@@ -100,7 +100,7 @@ TEST_CASE("engine/outer: rounds give the bits of one optimizer, whoever owns wha
       for (std::size_t i = 0; i < count; ++i) {
         float sum = 0.0F;
         for (int r = 0; r < 3; ++r) {
-          volatile float scaled = static_cast<float>(static_cast<double>(floats(r, round, count)[i]) * (1.0 / 3.0));
+          volatile float scaled = floats(r, round, count)[i] * static_cast<float>(1.0 / 3.0);
           sum = r == 0 ? scaled : sum + scaled;
           if (count > 5000) break;  // below: by a cluster of its own
         }
@@ -159,6 +159,7 @@ TEST_CASE("engine/outer: with a codec too bits do not depend on owners, and stat
     std::vector<float> first;
     std::vector<float> momentum;
     for (ClusterOptions options : {layout({0, 1, 2}), layout({0, 1, 2}, {1}), layout({0, 1, 2}, {1, 4})}) {
+      options.chunk_bytes = 8192;  // room for a block
       options.codecs.assign(options.node_of.size() + options.servers.size(), codecs);
       Job job(options);
       std::vector<float> last;

@@ -1,8 +1,13 @@
 """hybridps.LocalSteps against the same training in plain torch, in one process: bit for bit where sums have one order."""
 
 import contextlib
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import harness
 import hybridps
@@ -499,3 +504,21 @@ def test_fragments_are_as_equal_as_whole_parameters_allow():
         ranges = cut([7, 1, 9, 2, 2, 30, 1, 4], parts)
         assert [i for r in ranges for i in r] == list(range(8))
         assert all(len(r) > 0 for r in ranges)
+
+
+def run_example(*arguments):
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    program = str(root / "examples" / "train_local_steps.py")
+    done = subprocess.run([*command, program, *arguments], env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {int(step): loss for step, loss in re.findall(r"step +(\d+)  loss ([0-9.]+)", done.stdout)}
+
+
+def test_the_example_learns_and_goes_on_from_its_checkpoint(tmp_path):
+    whole = run_example("--steps", "64")
+    assert list(whole) == [32, 64]
+    checkpoint = ["--checkpoint", str(tmp_path / "local.pt")]
+    assert run_example("--steps", "32", *checkpoint) == {32: whole[32]}
+    assert run_example("--steps", "64", *checkpoint) == {64: whole[64]}

@@ -136,11 +136,13 @@ def load_state_dict(state: dict[str, Any], group: dist.ProcessGroup | None = Non
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     """What compression has done: of the process, operations, bytes before and after, blocks that were not finite, seconds in
     codecs; of the group, its codec, steps, and what is remembered on this rank: the norm of what is left out (which reads all
-    of it), tensors (a contribution's, a sum's and a momentum count each) and their bytes, how many were dropped, and how many
-    had no memory and go without. "classes": by size of sums, whether they are compressed, and by what that was decided: "forced"
-    (auto=0, or nothing is compressed), "undecided" (too few steps yet, or no such sums), "codec_share" (of a sum's time the codec takes so little
-    that the rest, the network, is the limit), "trial" (both were measured); seconds of a step's sums of that size, of the slowest
-    way through the ranks."""
+    of it), tensors (a contribution's, a sum's and a momentum count each) and their bytes, how many were dropped, how many had no
+    memory and go without, and of a loaded state how many none has asked for yet ("unclaimed": they are of another model).
+
+    "classes": by size of sums, whether they are compressed, and by what that was decided: "forced" (auto=0, or nothing is
+    compressed), "undecided" (too few steps yet, or no such sums), "codec_share" (the codec takes so little of a sum's time
+    that the network is the limit), "trial" (both ways were measured); seconds of a step's sums of that size, the least of
+    all ranks, since those that wait for others measure these."""
     from hybridps._load import load_extension
 
     backend = backend_of(group)

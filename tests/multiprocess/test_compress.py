@@ -250,7 +250,9 @@ def remembered(rank, world):
     compress.load_state_dict(state, fresh)
     train(rank, fresh, steps=0)
     nothing = compress.stats(fresh)["residual_norm"]
+    unclaimed = [compress.stats(fresh)["unclaimed"]]
     train(rank, fresh, steps=1)
+    unclaimed.append(compress.stats(fresh)["unclaimed"])
     other = dist.new_group(pg_options=options("onebit"))
     errors = []
     for wrong in (state, {"tensors": []}):
@@ -261,6 +263,7 @@ def remembered(rank, world):
     return {
         "tensors": [(t["ordinal"], t["numel"], float(t["residual"].norm())) for t in state["tensors"]],
         "nothing": nothing,
+        "unclaimed": unclaimed,
         "after": compress.stats(fresh)["residual_norm"],
         "errors": errors,
     }
@@ -271,6 +274,7 @@ def test_what_is_left_out_can_be_saved_and_loaded():
         assert len(found["tensors"]) >= 2
         assert any(norm > 0 for _, _, norm in found["tensors"])
         assert found["nothing"] == 0 and found["after"] > 0
+        assert found["unclaimed"][0] == len(found["tensors"]) > found["unclaimed"][1]
         assert "codec" in found["errors"][0] and "no state" in found["errors"][1]
 
 

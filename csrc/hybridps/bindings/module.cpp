@@ -268,12 +268,16 @@ double compression_ratio(const std::string& codec, const std::string& dtype) {
 
 py::dict compression_summary(ProcessGroupHybrid& group) {
   engine::Group::RememberedSummary summary;
+  std::vector<pg::Compression::Class> decided;
+  std::size_t unclaimed = 0;
   {
     const py::gil_scoped_release released;
     summary = group.remembered_summary();
+    decided = group.compression_classes();
+    unclaimed = group.compression_unclaimed();
   }
   py::list classes;
-  for (const pg::Compression::Class& c : group.compression_classes()) {
+  for (const pg::Compression::Class& c : decided) {
     py::dict one;
     one["sizes"] = c.sizes;
     one["bytes_min"] = c.bytes_min;
@@ -291,6 +295,7 @@ py::dict compression_summary(ProcessGroupHybrid& group) {
   found["memory_bytes"] = summary.bytes;
   found["dropped"] = summary.dropped;
   found["refused"] = summary.refused;
+  found["unclaimed"] = unclaimed;
   return found;
 }
 

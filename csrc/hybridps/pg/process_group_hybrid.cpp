@@ -263,6 +263,11 @@ std::vector<Compression::Class> ProcessGroupHybrid::compression_classes() {
   return compression_->classes();
 }
 
+std::size_t ProcessGroupHybrid::compression_unclaimed() {
+  const std::lock_guard lock(issue_mutex_);
+  return compression_->unclaimed();
+}
+
 engine::Group::RememberedSummary ProcessGroupHybrid::remembered_summary() {
   const auto summary = group_or_throw("compress.stats")->remembered_summary();
   check_status(summary.status(), "reading what compression remembers of " + group_text(*context_));

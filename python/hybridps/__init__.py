@@ -11,7 +11,8 @@ What is here is for looking at it and for choosing what a single group does:
         dist.all_reduce(tensor)
 
 For those who come from BytePS or Horovod there are their calls (docs/from-byteps.md), and for a training loop whose next
-forward does not wait for all gradients `CrossBarrier` (docs/overlap.md).
+forward does not wait for all gradients `CrossBarrier` (docs/overlap.md); `LocalSteps` exchanges every H steps only
+(docs/local-steps.md).
 
 Settings of a process are environment variables: the command `hybridps env` prints them. Importing this module loads
 neither torch nor the extension; the first use of a name below does, and raises ImportError where that cannot be.
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         size,
         synchronize,
     )
+    from hybridps.local_steps import LocalSteps
 
     Options = ProcessGroupHybrid.Options
     __version__: str
@@ -57,6 +59,7 @@ _DIRECT = [
     "Compression",
     "CrossBarrier",
     "DistributedOptimizer",
+    "LocalSteps",
     "RanksDisagree",
     "broadcast_object",
     "broadcast_optimizer_state",
@@ -181,7 +184,13 @@ def __getattr__(name: str) -> object:
     if name in _DIRECT:
         from importlib import import_module
 
-        place = {"CrossBarrier": "cross_barrier", "RanksDisagree": "_agreement", "priority": "_priority"}.get(name, "direct")
+        places = {
+            "CrossBarrier": "cross_barrier",
+            "LocalSteps": "local_steps",
+            "RanksDisagree": "_agreement",
+            "priority": "_priority",
+        }
+        place = places.get(name, "direct")
         return getattr(import_module(f"hybridps.{place}"), name)
     if name == "compress":  # hybridps.compress.stats() after `import hybridps`
         from importlib import import_module

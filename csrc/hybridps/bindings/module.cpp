@@ -299,6 +299,11 @@ OptionsPtr options_from(const py::tuple& state) {
   return options;
 }
 
+/// torch's own class of a Work has a holder of its own, which is not ours to make.
+struct OuterWork {
+  c10::intrusive_ptr<c10d::Work> work;
+};
+
 /// [(ordinal, bytes, dtype, residual, owed, momentum)], the last three as bytes of float32.
 py::list compression_state(ProcessGroupHybrid& group) {
   std::vector<pg::Compression::Saved> saved;
@@ -451,6 +456,13 @@ void bind(py::module_& module) {
       .def("__copy__", [](const Options& self) { return copy_of(self); })
       .def("__deepcopy__", [](const Options& self, const py::object&) { return copy_of(self); })
       .def(py::pickle(&options_state, &options_from));
+  py::class_<OuterWork>(module, "OuterWork", "An outer step under way.")
+      .def(
+          "wait", [](OuterWork& self) { self.work->wait(); }, py::call_guard<py::gil_scoped_release>(),
+          "Until the tensor has the result; raises what has gone wrong.")
+      .def(
+          "is_completed", [](OuterWork& self) { return self.work->isCompleted(); },
+          py::call_guard<py::gil_scoped_release>());
   group
       // torch 2.11 binds it for its own backends only, and copies it in split_group().
       .def_property_readonly("options", [](const ProcessGroupHybrid& self) { return self.options(); })
@@ -461,6 +473,15 @@ void bind(py::module_& module) {
       .def("compression_summary", &compression_summary)
       .def("compression_state", &compression_state)
       .def("load_compression_state", &load_compression_state, py::arg("tensors"), py::arg("steps"))
+      .def(
+          "outer_step",
+          [](ProcessGroupHybrid& self, at::Tensor tensor, const std::string& what, std::int64_t slot, double rate,
+             double momentum) {
+            const py::gil_scoped_release released;
+            return OuterWork{self.outer_step(std::move(tensor), what, slot, rate, momentum)};
+          },
+          py::arg("tensor"), py::arg("what"), py::arg("slot"), py::arg("rate") = 1.0, py::arg("momentum") = 0.0,
+          "An allreduce after which the owners of the tensor's parts step; see hybridps.LocalSteps.")
       .def("summary", &summary_of, "What the group's members, networks and shares are; no nodes until all have come.")
       .def("leave_for_next", &ProcessGroupHybrid::leave_for_next, py::arg("reason"),
            "Leaves the group for one that is made next; who says no goodbye in time is told the reason.")

@@ -68,6 +68,10 @@ std::string_view name_of(ReduceOp op) noexcept {
     case ReduceOp::kBxor: return "bxor";
     case ReduceOp::kPremulSum: return "premul_sum";
     case ReduceOp::kNone: return "none";
+    case ReduceOp::kMomentumStep: return "momentum step";
+    case ReduceOp::kNesterovStep: return "nesterov step";
+    case ReduceOp::kStateLoad: return "outer state load";
+    case ReduceOp::kStateRead: return "outer state read";
   }
   return "unknown";
 }
@@ -89,7 +93,8 @@ bool is_floating(DType dtype) noexcept {
 }
 
 bool is_reducible(DType dtype, ReduceOp op) noexcept {
-  if (dtype == DType::kBytes || dtype == DType::kFloat8E8M0fnu || op == ReduceOp::kNone) return false;
+  if (dtype == DType::kBytes || dtype == DType::kFloat8E8M0fnu || op == ReduceOp::kNone || is_outer(op))
+    return false;
   const bool complex = dtype == DType::kComplex64 || dtype == DType::kComplex128;
   switch (op) {
     case ReduceOp::kBand:

@@ -54,6 +54,7 @@ class Shard final : public LoopClient, core::Pinned {
     const std::uint64_t memory = options.memory_bytes / static_cast<std::uint64_t>(options.threads);
     o.grant_chunks = static_cast<std::uint32_t>(config.grant_chunks);
     residual_budget_->bytes_max = memory / 4;
+    outer_budget_->bytes_max = memory / 4;
     engines_max_ = std::max<std::uint64_t>(1, memory / 2 / std::max<std::uint64_t>(1, o.eager_bytes));
     const std::size_t pool_bytes =
         whole_pages(std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(o, 0)), memory / 4));
@@ -162,6 +163,7 @@ class Shard final : public LoopClient, core::Pinned {
     group.codecs = codecs.value();
     group.coded_chunk_bytes_max = chunk_bytes;
     group.residual_budget = residual_budget_;
+    group.outer_budget = outer_budget_;
     runtime_->open_served_group(std::move(group));
     open_.push_back(roster.uid);
     return Status::ok();
@@ -208,6 +210,7 @@ class Shard final : public LoopClient, core::Pinned {
   std::uint64_t engines_max_ = 1;
   const std::shared_ptr<compress::MemoryBudget> residual_budget_ = std::make_shared<compress::MemoryBudget>();
   std::unique_ptr<observe::Trace> trace_;
+  const std::shared_ptr<compress::MemoryBudget> outer_budget_ = std::make_shared<compress::MemoryBudget>();
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<StatusDesk> desk_;
   std::unique_ptr<Loop> loop_;

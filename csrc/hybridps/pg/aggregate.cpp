@@ -1,6 +1,8 @@
 // The reductions of ProcessGroupHybrid, and its barriers.
 #include <algorithm>
+#include <cmath>
 #include <exception>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -299,6 +301,50 @@ WorkPtr ProcessGroupHybrid::sparse_allreduce(const std::vector<at::Tensor>& tens
   call.asynchronous = opts.asyncOp;
   call.inputs = tensors;
   call.outputs = tensors;
+  return issue(std::move(call));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::outer_step(at::Tensor tensor, const std::string& what,
+                                                              std::int64_t slot, double rate, double momentum) {
+  constexpr const char* kName = "outer_step";
+  check_tensor(kName, tensor);
+  TORCH_CHECK(tensor.scalar_type() == at::kFloat && tensor.is_cpu() && tensor.is_contiguous(), "hybridps::", kName,
+              ": a contiguous tensor of float32 on the CPU is needed, this one is of ", tensor.scalar_type(), " on ",
+              tensor.device());
+  core::ReduceOp op = core::ReduceOp::kNone;
+  for (const auto& [name, named] : {std::pair("momentum", core::ReduceOp::kMomentumStep),
+                                    std::pair("nesterov", core::ReduceOp::kNesterovStep),
+                                    std::pair("load", core::ReduceOp::kStateLoad),
+                                    std::pair("read", core::ReduceOp::kStateRead)})
+    if (what == name) op = named;
+  TORCH_CHECK(op != core::ReduceOp::kNone, "hybridps::", kName, ": no step is called '", what, "'");
+  TORCH_CHECK(slot >= 1 && slot <= 65535, "hybridps::", kName, ": slot ", slot, " is not in 1 to 65535");
+  TORCH_CHECK(std::isfinite(rate) && std::isfinite(momentum) && momentum >= 0.0 && momentum < 1.0, "hybridps::", kName,
+              ": a finite rate and a momentum of at least 0 and below 1 are needed, not ", rate, " and ", momentum);
+  const bool steps = op == core::ReduceOp::kMomentumStep || op == core::ReduceOp::kNesterovStep;
+  Call call;
+  worker::Operation operation;
+  operation.kind = schedule::Kind::kAllReduce;
+  operation.dtype = core::DType::kFloat32;
+  operation.op = op;
+  operation.tensor = static_cast<compress::TensorKey>(slot);
+  if (steps) {
+    operation.rate = static_cast<float>(rate);
+    operation.momentum = static_cast<float>(momentum);
+    const compress::Codecs* const codecs = compression_->codecs();
+    if (codecs != nullptr && codecs->of(/*warming_up=*/false, operation.dtype) != nullptr) {
+      TORCH_CHECK(codecs->spec().momentum == 0.0, "hybridps::", kName,
+                  ": the group's codec has a momentum of its own, before the owner's; leave out its momentum=");
+      operation.coding = wire::Coding::kFull;
+    }
+  }
+  operation.output = {call.buffers.output(tensor, true)};
+  call.operations.push_back(std::move(operation));
+  call.type = c10d::OpType::ALLREDUCE;
+  call.name = kName;
+  call.title = "hybridps:outer_step";
+  call.inputs = {tensor};
+  call.outputs = {tensor};
   return issue(std::move(call));
 }
 

@@ -169,7 +169,7 @@ compress::TensorKey Compression::key_of(const Tensor& tensor, worker::Operation&
       operation.residual = std::make_shared<const std::vector<float>>(std::move(saved->residual));
     if (!saved->owed.empty()) operation.owed = std::make_shared<const std::vector<float>>(std::move(saved->owed));
     if (!saved->momentum.empty())
-      operation.momentum = std::make_shared<const std::vector<float>>(std::move(saved->momentum));
+      operation.accelerated = std::make_shared<const std::vector<float>>(std::move(saved->momentum));
     loaded_.erase(saved);
   }
   return key;

@@ -138,6 +138,13 @@ class ProcessGroupHybrid final : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& opts = c10d::BarrierOptions(),
                         bool wait_all_ranks = false) override;
 
+  /// An allreduce after which the owner of each part of the tensor steps (outer/state.h): in place, of contiguous fp32 on the
+  /// CPU. "momentum", "nesterov": the ranks' average is replaced by what the step subtracts from the weights; compressed where the
+  /// group compresses. "load": what is kept becomes the ranks' sum. "read": the tensor becomes what is kept. `slot`: 1 to 65535,
+  /// one for each tensor, always of the same size.
+  c10::intrusive_ptr<c10d::Work> outer_step(at::Tensor tensor, const std::string& what, std::int64_t slot, double rate,
+                                            double momentum);
+
   // Movement (deliver.cpp) ------------------------------------------------------------------------------------------
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
                                            const c10d::BroadcastOptions& opts = c10d::BroadcastOptions()) override;

@@ -21,11 +21,12 @@ constexpr std::uint32_t kAllSpans = 0xffffffffU;
 }  // namespace
 
 struct DedicatedServer::Served : core::Pinned {
-  explicit Served(ServedGroup i) : info(std::move(i)), residuals(info.residual_budget) {}
+  explicit Served(ServedGroup i) : info(std::move(i)), residuals(info.residual_budget), outer(info.outer_budget) {}
   ServedGroup info;
   std::map<SpanKey, std::unique_ptr<Span>> spans;
   std::uint64_t chunks = 0;  // of all spans
   compress::Residuals residuals;
+  outer::State outer;
   std::set<SpanKey> over;
   std::deque<SpanKey> over_order;
   bool closing = false;
@@ -46,6 +47,8 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
         chunk_elements_(opening.chunk_bytes / core::size_of(opening.signature.dtype)),
         elements_(opening.bytes / core::size_of(opening.signature.dtype)),
         tensor_(opening.signature.coding == wire::Coding::kFull ? tensor : compress::TensorKey{0}),
+        slot_(tensor),
+        step_{opening.signature.op, opening.signature.rate, opening.signature.momentum},
         codec_(codec),
         results_(dedicated.outbox_, *this, ResultStreams::Keep::kUntilAllSent, codec) {}
 
@@ -63,6 +66,7 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
     std::size_t wire_bytes = bytes;
     if (codec_ == nullptr) {
       dedicated_.server_.sum_into(key_, chunk, buffer.data());
+      take_step(chunk, buffer.data(), bytes);
     } else {
       compress::Place place = dedicated_.server_.place_of(key_, chunk);
       place.speaker = 0;
@@ -71,6 +75,7 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
       std::vector<std::byte>& sum = dedicated_.scratch_;
       if (sum.size() < bytes) sum.resize(bytes);
       dedicated_.server_.sum_into(key_, chunk, sum.data());
+      take_step(chunk, sum.data(), bytes);
       wire_bytes = codec_->encode(sum.data(), bytes, place, buffer.data());
     }
     ++dedicated_.stats_.chunks;
@@ -82,13 +87,25 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
   }
 
  private:
+  void take_step(std::uint32_t chunk, std::byte* sum, std::size_t bytes) {
+    if (!core::is_outer(step_.op)) return;
+    core::Status status =
+        group_.outer.apply(slot_, elements_, std::uint64_t{chunk} * chunk_elements_, step_, sum, bytes / sizeof(float));
+    if (!status.is_ok())
+      dedicated_.close_later(key_.operation.uid,
+                             core::Status(status.code(), "a dedicated server has " + std::string(status.message())),
+                             /*tell=*/true);
+  }
+
   DedicatedServer& dedicated_;
   Served& group_;
   const SpanKey key_;
   const std::uint32_t chunks_;
   const std::uint64_t chunk_elements_;
   const std::uint64_t elements_;  // of the span
-  const compress::TensorKey tensor_;
+  const compress::TensorKey tensor_;  // of what its codec leaves out
+  const outer::Slot slot_;
+  const outer::Step step_;
   const compress::Codec* const codec_;
   ResultStreams results_;
 };
@@ -128,6 +145,10 @@ std::string DedicatedServer::refuse(const Served& group, int sender, const wire:
   if (chunk.span != static_cast<std::uint32_t>(topology.rank()) || chunk.span_bytes == 0 ||
       chunk.span_bytes > chunk.signature.total_bytes || chunk.span_bytes % core::size_of(chunk.signature.dtype) != 0)
     return "a contribution to a span that the plan cannot have";
+  if (core::is_outer(chunk.signature.op) &&
+      (chunk.signature.dtype != core::DType::kFloat32 || chunk.signature.kind != schedule::Kind::kAllReduce ||
+       chunk.signature.scope != schedule::Scope::kRanks || chunk.tensor == 0))
+    return "an outer step that is not an allreduce of fp32 with a slot";
   if (chunk.signature.kind == schedule::Kind::kReduce &&
       (chunk.signature.root < 0 || chunk.signature.root >= topology.size()))
     return "a reduce to rank " + std::to_string(chunk.signature.root);

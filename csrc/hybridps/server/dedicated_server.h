@@ -26,6 +26,7 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/flow/outbox.h"
+#include "hybridps/outer/state.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/server/result_streams.h"
 #include "hybridps/server/server.h"
@@ -43,6 +44,7 @@ struct ServedGroup {
   std::shared_ptr<const compress::Codecs> codecs{};
   std::uint64_t coded_chunk_bytes_max = 0;
   std::shared_ptr<compress::MemoryBudget> residual_budget = std::make_shared<compress::MemoryBudget>();
+  std::shared_ptr<compress::MemoryBudget> outer_budget = std::make_shared<compress::MemoryBudget>();
 };
 
 /// What it needs from the engine.

@@ -166,7 +166,8 @@ void Server::combine(const SpanState& span, const Chunk& chunk, std::size_t byte
     inputs[node] =
         node == o.own_node ? reduce::Input{chunk.local} : reduce::Input{chunk.payloads[node].data(), 1.0, o.codec};
   // Premultiplication happened at the nodes: here it is a plain sum.
-  const core::ReduceOp op = o.signature.op == core::ReduceOp::kPremulSum ? core::ReduceOp::kSum : o.signature.op;
+  const core::ReduceOp op =
+      o.signature.op == core::ReduceOp::kPremulSum ? core::ReduceOp::kSum : core::combined_by(o.signature.op);
   reduce::combine(inputs, out, bytes / core::size_of(o.signature.dtype), o.signature.dtype, op, o.finish);
 }
 

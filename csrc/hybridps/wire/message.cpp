@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstring>
+#include <sstream>
 #include <type_traits>
 
 #include "hybridps/core/protocol.h"
@@ -35,6 +36,13 @@ void fields(Io& io, Signature& s) {
   io("coding", s.coding);
 }
 
+/// Those that all messages but data have room for.
+template <typename Io>
+void step_fields(Io& io, Signature& s) {
+  io("rate", s.rate);
+  io("momentum", s.momentum);
+}
+
 template <typename Io>
 void fields(Io& io, ChunkId& c) {
   io("stage", c.stage);
@@ -53,7 +61,10 @@ void fields(Io& io, ChunkId& c) {
 template <typename Io>
 void fields(Io& io, Data& m) {
   fields(io, m.chunk);
-  io("premul", m.premul);
+  if (core::is_outer(m.chunk.signature.op))
+    step_fields(io, m.chunk.signature);
+  else
+    io("premul, or rate and momentum", m.premul);
   io("permit", m.permit);
   io("cost", m.cost);
   io("window", m.window);
@@ -63,11 +74,13 @@ template <typename Io>
 void fields(Io& io, Announce& m) {
   fields(io, m.chunk);
   io("window", m.window);
+  step_fields(io, m.chunk.signature);
 }
 
 template <typename Io>
 void fields(Io& io, Grant& m) {
   fields(io, m.chunk);
+  step_fields(io, m.chunk.signature);
 }
 
 template <typename Io>
@@ -101,6 +114,7 @@ template <typename Io>
 void fields(Io& io, Probe& m) {
   io("sequence", m.sequence);
   fields(io, m.signature);
+  step_fields(io, m.signature);
 }
 
 template <typename Io>
@@ -108,6 +122,7 @@ void fields(Io& io, ProbeReply& m) {
   io("issued", m.issued);
   io("finished", m.finished);
   fields(io, m.last);
+  step_fields(io, m.last);
 }
 
 template <typename Io>
@@ -335,6 +350,11 @@ std::string describe(const Signature& s) {
   else if (s.dtype != core::DType::kBytes)
     text += " of " + std::string(core::name_of(s.dtype));
   if (s.root >= 0) text += ", root " + std::to_string(s.root);
+  if (s.op == core::ReduceOp::kMomentumStep || s.op == core::ReduceOp::kNesterovStep) {
+    std::ostringstream step;
+    step << ", rate " << s.rate << ", momentum " << s.momentum;
+    text += step.str();
+  }
   if (s.scope != schedule::Scope::kRanks) text += ", on GPUs";
   if (s.coding == Coding::kWarmUp) text += ", in bf16 before compression";
   if (s.coding == Coding::kFull) text += ", compressed";

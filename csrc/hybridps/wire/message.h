@@ -54,6 +54,9 @@ struct Signature {
   std::uint64_t total_bytes = 0;  // 0 where ranks may differ (gather, scatter, all_to_all)
   schedule::Scope scope = schedule::Scope::kRanks;
   Coding coding = Coding::kPlain;
+  // Of owners' steps (core::is_outer); else 0.
+  float rate = 0.0F;
+  float momentum = 0.0F;
   bool operator==(const Signature&) const = default;
 };
 
@@ -96,7 +99,7 @@ inline constexpr std::uint8_t kPermitCount = 3;
 struct Data {
   static constexpr std::string_view kName = "data";
   ChunkId chunk;
-  double premul = 1.0;  // factor of PREMUL_SUM, applied at the node sum
+  double premul = 1.0;  // factor of PREMUL_SUM, applied at the node sum; 1 in owners' operations, which have others
   Permit permit = Permit::kAllowance;
   std::uint32_t cost = 0;    // bytes of the permit's account that come back once the chunk is consumed
   std::uint32_t window = 0;  // how much of the allowance the sender uses; 0: as before

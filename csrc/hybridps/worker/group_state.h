@@ -17,6 +17,7 @@
 #include "hybridps/core/ids.h"
 #include "hybridps/compress/codec.h"
 #include "hybridps/compress/residuals.h"
+#include "hybridps/outer/state.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/server/server.h"
 #include "hybridps/worker/operation.h"
@@ -121,7 +122,9 @@ struct GroupState : core::Pinned {
       : info(std::move(i)),
         residuals(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
         owed(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
-        momenta(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})) {}
+        momenta(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
+        // Bounded by the tensors that this process has.
+        outer(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{~std::uint64_t{0}, 0})) {}
   /// From this rank.
   wire::Message message(wire::Body body) const { return {from(), 0, std::move(body)}; }
   wire::From from() const { return {{}, info.uid, static_cast<std::uint32_t>(info.topology.rank())}; }
@@ -158,6 +161,7 @@ struct GroupState : core::Pinned {
   compress::Residuals residuals;
   compress::Residuals owed;
   compress::Residuals momenta;
+  outer::State outer;  // of the spans that this rank owns
   /// By tensor: the shares by which `owed` is spread.
   std::unordered_map<compress::TensorKey, std::uint32_t> owed_version;
 };

@@ -32,6 +32,8 @@ struct Operation {
   core::DType dtype = core::DType::kBytes;
   core::ReduceOp op = core::ReduceOp::kNone;
   double premul = 1.0;  // this rank's PREMUL_SUM factor
+  float rate = 0.0F;      // of owners' steps (core::is_outer), an allreduce of fp32 with `tensor` as its slot
+  float momentum = 0.0F;  // likewise
   int root = -1;        // group rank: reduce, broadcast, gather, scatter
   /// The logical concatenation of the pieces is the input (output). Which are used:
   ///   allreduce       output only: it is input and output (in place)
@@ -69,7 +71,7 @@ struct Operation {
   compress::TensorKey tensor = 0;          // what is remembered of it; 0: nothing
   std::shared_ptr<const std::vector<float>> residual;  // to begin with, of a tensor that is new here; null: zeros
   std::shared_ptr<const std::vector<float>> owed;      // likewise
-  std::shared_ptr<const std::vector<float>> momentum;  // likewise
+  std::shared_ptr<const std::vector<float>> accelerated;  // likewise, of the codec's momentum
   std::vector<compress::TensorKey> forgotten;  // tensors that will not come again: before this operation
   /// Which chunks of this rank go first where several wait: those of the higher one. Never the order in which operations are
   /// matched, nor a result. Ranks may differ: each orders what it sends.

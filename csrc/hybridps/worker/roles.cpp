@@ -246,10 +246,22 @@ void OwnerSum::on_complete(std::uint32_t chunk) {
     server.sum_into(span_.key(), chunk, out);
     span_.decoded_since(began);
   }
+  if (core::is_outer(span_.run.operation.op) && bytes > 0) take_step(chunk, out, bytes);
   if (const auto found = bounces_.find(chunk); found != bounces_.end()) {
     memory_.write(chunk, found->second.data());
     bounces_.erase(found);
   }
+}
+
+void OwnerSum::take_step(std::uint32_t chunk, std::byte* sum, std::size_t bytes) {
+  const Operation& operation = span_.run.operation;
+  const outer::Step step{operation.op, operation.rate, operation.momentum};
+  const core::Status status =
+      span_.run.group.outer.apply(operation.tensor, span_.plan.bytes / sizeof(float),
+                                  span_.begin_of(chunk) / sizeof(float), step, sum, bytes / sizeof(float));
+  if (!status.is_ok())
+    span_.worker.on_group_fault(span_.run.group, core::Status(status.code(), span_.run.group.info.member_text(span_.me()) +
+                                                                                 " has " + std::string(status.message())));
 }
 
 // --- NodeSum ---------------------------------------------------------------------------------------------------------
@@ -343,8 +355,9 @@ void NodeSum::on_collected(std::uint32_t chunk) {
 
 const std::byte* NodeSum::as_it_stands(std::uint32_t chunk) const {
   const Operation& operation = span_.run.operation;
-  if (locals_ > 1 || (operation.op == core::ReduceOp::kPremulSum && operation.premul != 1.0) ||
-      (operation.op == core::ReduceOp::kAvg && core::is_floating(operation.dtype)) || span_.has_momentum())
+  const bool averages = core::combined_by(operation.op) == core::ReduceOp::kAvg && core::is_floating(operation.dtype);
+  if (locals_ > 1 || (operation.op == core::ReduceOp::kPremulSum && operation.premul != 1.0) || averages ||
+      span_.has_momentum())
     return nullptr;
   return span_.run.input.contiguous(span_.plan.input_offset + span_.begin_of(chunk), span_.bytes_of(chunk));
 }
@@ -369,9 +382,10 @@ void NodeSum::combine(std::uint32_t chunk, std::byte* out) {
   for (std::uint32_t l = 0; l < locals_; ++l)
     if (local != nullptr && l != own()) inputs[l] = reduce::Input{local->payloads[l].data(), local->premul[l]};
   reduce::Finish finish;
-  if (operation.op == core::ReduceOp::kAvg && core::is_floating(operation.dtype))
+  const core::ReduceOp op = core::combined_by(operation.op);
+  if (op == core::ReduceOp::kAvg && core::is_floating(operation.dtype))
     finish = {reduce::Finish::Kind::kMultiply, 1.0 / span_.topology().size(), 1};
-  reduce::combine(inputs, out, bytes / core::size_of(operation.dtype), operation.dtype, operation.op, finish);
+  reduce::combine(inputs, out, bytes / core::size_of(operation.dtype), operation.dtype, op, finish);
   // The node's inputs are used up: give the memory back, keep the entry for its budget.
   if (local != nullptr)
     for (flow::Delivery& payload : local->payloads) payload.reset();

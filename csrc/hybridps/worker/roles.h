@@ -122,6 +122,9 @@ class OwnerSum : core::Pinned {
   void on_complete(std::uint32_t chunk);
 
  private:
+  /// Makes of the chunk's sum what everybody gets (outer/state.h).
+  void take_step(std::uint32_t chunk, std::byte* sum, std::size_t bytes);
+
   const SpanView& span_;
   ResultMemory& memory_;
   std::unordered_map<std::uint32_t, std::vector<std::byte>> bounces_;  // chunks that have no contiguous place

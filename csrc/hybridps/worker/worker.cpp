@@ -18,7 +18,10 @@ constexpr std::uint32_t kPaceChunks = 8;
 
 bool is_barrier(schedule::Kind kind) { return kind == schedule::Kind::kBarrier || kind == schedule::Kind::kGoodbye; }
 
-bool has_shares(const Operation& o) { return !is_barrier(o.kind) && o.scope != schedule::Scope::kWitness; }
+/// Owners' operations keep the shares that the group was made with: what an owner keeps of a span stays there.
+bool has_shares(const Operation& o) {
+  return !is_barrier(o.kind) && o.scope != schedule::Scope::kWitness && !core::is_outer(o.op);
+}
 
 std::uint64_t sum(const std::vector<std::uint64_t>& values) {
   std::uint64_t total = 0;
@@ -34,6 +37,10 @@ wire::Signature signature_of(const Operation& operation, const Pieces& input, co
   s.root = operation.root;
   s.scope = operation.scope;
   s.coding = operation.coding;
+  if (core::is_outer(operation.op)) {
+    s.rate = operation.rate;
+    s.momentum = operation.momentum;
+  }
   switch (operation.kind) {
     case schedule::Kind::kAllReduce:
     case schedule::Kind::kBroadcast: s.total_bytes = output.bytes(); break;
@@ -186,7 +193,7 @@ void Worker::start(OperationRun& run) {
   request.kind = o.kind;
   request.dtype = o.dtype;
   request.root = o.root;
-  request.sequence = run.sequence;
+  request.sequence = core::is_outer(o.op) ? o.tensor : run.sequence;  // it finds its owner again
   request.total_bytes = run.signature.total_bytes;
   request.input_bytes = o.input_bytes;
   request.output_bytes = o.output_bytes;
@@ -211,7 +218,7 @@ void Worker::start(OperationRun& run) {
   }
   if (o.residual) group.residuals.restore(o.tensor, *o.residual);
   if (o.owed) group.owed.restore(o.tensor, *o.owed);
-  if (o.momentum) group.momenta.restore(o.tensor, *o.momentum);
+  if (o.accelerated) group.momenta.restore(o.tensor, *o.accelerated);
   schedule::Limits limits = group.info.limits;
   if (o.coding != wire::Coding::kPlain && group.info.codecs != nullptr)
     run.codec = group.info.codecs->of(o.coding == wire::Coding::kWarmUp, o.dtype);
@@ -223,6 +230,10 @@ void Worker::start(OperationRun& run) {
                                                std::max<std::uint64_t>(group.info.coded_chunk_bytes_max, limits.chunk_bytes));
     ++codec_counts_.operations;
   }
+  // Cut alike whether they are compressed or not: state is loaded and read as it is.
+  if (core::is_outer(o.op) && group.info.codecs != nullptr)
+    if (const compress::Codec* codec = group.info.codecs->of(/*warming_up=*/false, o.dtype))
+      request.granule_bytes = std::max<std::uint64_t>(64, codec->block_elements() * core::size_of(o.dtype));
   // A barrier has no shares, and may start much later than it was submitted: it belongs to no version.
   const Binding* binding = !has_shares(o) ? nullptr : &group.plans->binding_of(run.sequence);
   if (binding != nullptr) {

@@ -143,6 +143,10 @@ class Worker final : public server::Listener, core::Pinned {
   /// `run` failed here first: tells the members, then fails it.
   void fail(OperationRun& run, core::Status cause);
   void mismatch(const OperationRun& run, const server::Call& theirs);
+  /// Fails the group with the verdict, with settle().
+  void on_group_fault(const GroupState& group, core::Status verdict) {
+    events_.push_back({nullptr, group.info.uid, std::move(verdict)});
+  }
   void settle_owed(OperationRun& run, const std::vector<schedule::Span>& plan);
   /// Registers and starts a run whose spans are made by `plan`.
   void launch(OperationRun& run, const std::vector<schedule::Span>& plan);

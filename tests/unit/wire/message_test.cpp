@@ -143,7 +143,7 @@ TEST_CASE("wire/message: what is written lies where the documented layout puts i
   CHECK(value("span_bytes") == 0x6666);
   CHECK(value("span, or tag") == 7);
   CHECK(value("contributor, or follows") == 9);
-  CHECK(value("premul") == 0x3fe0000000000000);
+  CHECK(value("premul, or rate and momentum") == 0x3fe0000000000000);
   CHECK(value("permit") == 2);
   CHECK(value("cost") == 0x7777);
   CHECK(value("window") == 0x8888);
@@ -292,6 +292,28 @@ TEST_CASE("wire/message: signatures are described as people would say them", "[w
         "broadcast of fp64[2], 16 bytes, root 0");
   CHECK(wire::describe({Kind::kBarrier, DType::kBytes, ReduceOp::kNone, -1, 0}) == "barrier");
   CHECK(wire::describe({Kind::kGather, DType::kInt32, ReduceOp::kNone, 2, 0}) == "gather of int32, root 2");
+}
+
+TEST_CASE("wire/message: an owner's step travels in every message that has a signature", "[wire][fast]") {
+  wire::Signature signature{schedule::Kind::kAllReduce, core::DType::kFloat32, core::ReduceOp::kNesterovStep, -1, 4096};
+  signature.rate = 0.7F;
+  signature.momentum = 0.9F;
+  CHECK(wire::describe(signature) == "allreduce nesterov step of fp32[1024], 4096 bytes, rate 0.7, momentum 0.9");
+  wire::ChunkId id;
+  id.signature = signature;
+  id.tensor = 3;
+  wire::Data data{id};
+  data.permit = wire::Permit::kGrant;
+  data.cost = 5;
+  data.window = 6;
+  wire::ProbeReply reply{1, 2, signature};
+  for (const wire::Body& body : {wire::Body(data), wire::Body(wire::Announce{id, 7}), wire::Body(wire::Grant{id}),
+                                 wire::Body(wire::Probe{4, signature}), wire::Body(reply)}) {
+    INFO(name_of(body));
+    const auto decoded = wire::decode(wire::encode(Message{{}, 0, body}));
+    REQUIRE(decoded.is_ok());
+    CHECK(decoded.value().body == body);
+  }
 }
 
 TEST_CASE("wire/message: every signature has a description that names its kind", "[wire][fast]") {

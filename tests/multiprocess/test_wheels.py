@@ -91,7 +91,7 @@ def test_a_wheel_trains_where_there_is_no_compiler(wheel, tmp_path):
     assert said.splitlines()[-1] == "ok" and "(a wheel)" in said, said
     script = tmp_path / "train_digits.py"
     shutil.copy(ROOT / "examples" / "train_digits.py", script)
-    launch = ["torchrun", "--nproc-per-node", "2", "--standalone", str(script)]
+    launch = ["python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(script)]
     out = place.run(*launch, "--backend", "hybridps", "--epochs", "2", HYBRIDPS_LOG_LEVEL="info")
     assert "2 ranks on 1 node" in out.stderr and re.search(r"accuracy", out.stdout + out.stderr), out
 

@@ -3,6 +3,7 @@
 import ctypes
 import glob
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -30,12 +31,23 @@ _extension = None
 def build_info():
     """What the extension was built for, read without loading it."""
     try:
-        return importlib.import_module("hybridps._build_info")
+        return importlib.import_module(f"{__package__}._build_info")
     except ModuleNotFoundError as error:
         raise ImportError(
             "hybridps is here as source only, its extension was never built; "
             "run scripts/setup in the checkout, or: pip install ."
         ) from error
+
+
+def installed_from() -> str:
+    """How hybridps came into this environment: a checkout, or files that stand for themselves."""
+    from importlib.metadata import distribution
+
+    found = distribution("hybridps")
+    origin = json.loads(found.read_text("direct_url.json") or "{}")
+    if origin.get("dir_info", {}).get("editable"):
+        return f"editable, {origin['url'].removeprefix('file://')}"
+    return "a wheel" if "+torch" in found.version else "built here"
 
 
 def check_torch(built_for: str, torch_version: str) -> None:
@@ -44,8 +56,18 @@ def check_torch(built_for: str, torch_version: str) -> None:
     if running != built_for:
         raise ImportError(
             f"this build of hybridps is for torch {built_for}, but torch {torch_version} is running. "
-            f"Install a hybridps built for torch {running} (in its checkout, with this environment: "
-            f"pip install --force-reinstall --no-deps .), or torch {built_for}.*"
+            f"Install a hybridps built for torch {running} (its wheel ends in +torch{running}; or in a checkout, with "
+            f"this environment: pip install --force-reinstall --no-deps .), or torch {built_for}.*"
+        )
+
+
+def check_cuda(built_with_cuda: bool, torch_cuda: str | None) -> None:
+    """Raise where the extension needs the libraries of a torch for CUDA, and the running one is for the CPU only."""
+    if built_with_cuda and not torch_cuda:
+        raise ImportError(
+            "this build of hybridps is for a torch with CUDA, but the torch that is running is for the CPU only. Install a "
+            "hybridps built for that one (its wheel ends in .cpu; or in a checkout, with this environment: "
+            "pip install --force-reinstall --no-deps .), or torch with CUDA"
         )
 
 
@@ -212,8 +234,9 @@ def load_extension():
 
             info = build_info()
             check_torch(info.TORCH_MINOR, torch.__version__)
+            check_cuda(info.CUDA, torch.version.cuda)
             load_ucx(info)
-            extension = importlib.import_module("hybridps._C")
+            extension = importlib.import_module(f"{__package__}._C")
 
             # Without destroy_process_group neither shutdown nor a destructor runs at exit.
             import atexit

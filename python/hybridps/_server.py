@@ -1,15 +1,18 @@
-"""The command `hybridps-server`: starts the program of that name with UCX's folder on the loader's path."""
+"""The command `hybridps-server`: starts the program of that name with UCX's folder on the loader's path.
+
+This file and _load.py are also in the package hybridps_server, which has no torch: they name their package nowhere.
+"""
 
 import importlib.util
 import os
 import sys
 
-from hybridps import _load
+from . import _load
 
 
 def program() -> str:
     """Path of the compiled program; ImportError when this installation has none."""
-    spec = importlib.util.find_spec("hybridps._build_info")
+    spec = importlib.util.find_spec(f"{__package__}._build_info")
     folders = [os.path.dirname(os.path.abspath(__file__))]
     if spec is not None and spec.origin:
         folders.insert(0, os.path.dirname(spec.origin))  # an editable install keeps what is built elsewhere

@@ -77,6 +77,10 @@ def _data_cards(of_ranks: list[dict]) -> list[list[str]]:
 
 def doctor(arguments) -> int:
     """Check this machine and its settings as a job does, and print what a bug report needs; 1 when it cannot work."""
+    if arguments.cluster:
+        from hybridps import cluster
+
+        return cluster.run(arguments, _interfaces())
     problems = []
     notes = []
     rows = []
@@ -102,7 +106,7 @@ def doctor(arguments) -> int:
         from hybridps import _load
 
         try:
-            show("hybridps", version("hybridps"))
+            show("hybridps", f"{version('hybridps')} ({_load.installed_from()})")
         except PackageNotFoundError:
             problems.append("hybridps is not installed in this environment: torch cannot find it by name")
         try:
@@ -250,6 +254,19 @@ def main(argv: list[str] | None = None) -> int:
         if function is doctor:
             command.add_argument(
                 "--ranks", type=int, default=0, help="ranks on this machine, for the table of network cards (default 1)"
+            )
+            command.add_argument(
+                "--cluster",
+                action="store_true",
+                help="all machines of a job and what is between them: torchrun ... -m hybridps doctor --cluster",
+            )
+            command.add_argument("--json", metavar="FILE", help="with --cluster: all that was found, written by rank 0")
+            command.add_argument("--picture", metavar="FILE", help="with --cluster: rates and round trips as an image")
+            command.add_argument(
+                "--seconds", type=float, default=0.3, help="with --cluster: how long each rate is measured (default 0.3)"
+            )
+            command.add_argument(
+                "--timeout", type=float, default=60, help="with --cluster: how many seconds a rank is waited for (default 60)"
             )
     command.usage = "hybridps run [--as NAME[,NAME]] [--advise FILE] [--leave-side-groups] [--] PROGRAM [ARGUMENTS]"
     command.add_argument("--as", dest="names", metavar="NAME", help="what the program asks for: gloo")

@@ -1,0 +1,5 @@
+import sys
+
+from hybridps_server._server import main
+
+sys.exit(main())

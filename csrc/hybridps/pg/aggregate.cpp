@@ -331,7 +331,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::outer_step(at::Tensor tensor,
   if (steps) {
     operation.rate = static_cast<float>(rate);
     operation.momentum = static_cast<float>(momentum);
-    const compress::Codecs* const codecs = compression_->codecs();
+    const auto life = this->life();
+    const compress::Codecs* const codecs = life->compression->codecs();
     if (codecs != nullptr && codecs->of(/*warming_up=*/false, operation.dtype) != nullptr) {
       TORCH_CHECK(codecs->spec().momentum == 0.0, "hybridps::", kName,
                   ": the group's codec has a momentum of its own, before the owner's; leave out its momentum=");

@@ -485,6 +485,7 @@ void Runtime::set_hooks(Hooks hooks) {
   };
   take(hooks_.group_failed, std::move(hooks.group_failed));
   take(hooks_.group_waits, std::move(hooks.group_waits));
+  take(hooks_.peer_gone, std::move(hooks.peer_gone));
   take(hooks_.status_asked, std::move(hooks.status_asked));
   take(hooks_.status_answered, std::move(hooks.status_answered));
 }

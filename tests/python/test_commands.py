@@ -113,7 +113,7 @@ def bare(tmp_path):
         (folder / name).symlink_to(shutil.which(name))
     for path in tracked_files():
         if (
-            path.relative_to(ROOT).parts[0] in ("scripts", "benchmarks", "tests", ".ci")
+            path.relative_to(ROOT).parts[0] in ("scripts", "benchmarks", "tests", "examples", ".ci")
             and path.stat().st_size < 1 << 20
         ):
             copy = checkout / path.relative_to(ROOT)

@@ -22,22 +22,12 @@ from datetime import timedelta
 
 import torch
 import torchft
+from hybridps.torchft import ProcessGroupHybrid
 from torch import nn
 
 
 def hash_of(model):
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def process_group(backend, timeout):
-    if backend == "gloo":
-        return torchft.ProcessGroupGloo(timeout=timeout)
-    from hybridps.torchft import ProcessGroupHybrid
-
-    return ProcessGroupHybrid(timeout=timeout)
+    return hashlib.sha256(b"".join(p.detach().cpu().numpy().tobytes() for p in model.parameters())).hexdigest()[:16]
 
 
 def average(manager, model):
@@ -46,7 +36,7 @@ def average(manager, model):
     With torchft.DistributedDataParallel this runs in backward(); that of torchft 0.2.0 raises when a replica dies, later ones do not.
     """
     gradients = [parameter.grad for parameter in model.parameters()]
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
     if manager.allreduce(flat).wait():
         for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(mean.view_as(gradient))
@@ -70,19 +60,17 @@ def main():
     inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     teacher = torch.randn(64, 10)
 
-    def state_dict():
-        return {"model": model.state_dict(), "optimizer": inner.state_dict()}
-
     def load_state_dict(state):
         model.load_state_dict(state["model"])
         inner.load_state_dict(state["optimizer"])
 
+    groups = {"hybridps": ProcessGroupHybrid, "gloo": torchft.ProcessGroupGloo}
     timeout = timedelta(seconds=args.timeout)
     manager = torchft.Manager(
-        pg=process_group(args.backend, timeout),
+        pg=groups[args.backend](timeout=timeout),
         min_replica_size=args.min_replicas,
         load_state_dict=load_state_dict,
-        state_dict=state_dict,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
         replica_id=f"replica{args.replica}_",
         timeout=timeout,
         quorum_timeout=timeout,

@@ -120,8 +120,10 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
   opened_at_ = core::Clock::now();
   if (!core::log_enabled(core::LogLevel::kDebug)) return;
   char text[160];
-  std::snprintf(text, sizeof text, "%.1f ms: loading %.1f ms, the rest %.1f ms", ms_between(called_at, opened_at_),
-                ms_between(called_at, entered_at), ms_between(entered_at, opened_at_));
+  std::snprintf(text, sizeof text, "%.1f ms: loading %.1f ms, Store %.1f ms, engine %.1f ms, opening %.1f ms",
+                ms_between(called_at, opened_at_), ms_between(called_at, entered_at),
+                ms_between(entered_at, life_->connected_at), ms_between(life_->connected_at, life_->started_at),
+                ms_between(life_->started_at, opened_at_));
   core::log_debug(group_text(*life_->context), " made in ", text);
 }
 
@@ -177,8 +179,10 @@ std::shared_ptr<ProcessGroupHybrid::Life> ProcessGroupHybrid::open(engine::Group
   require(priorities.status(), whose);
   life->priorities = priorities.value();
   group_options.priority = worker::text_of(life->priorities);
+  life->connected_at = core::Clock::now();
   auto engine = engine::Engine::acquire();
   require(engine.status(), "starting the engine for " + whose);
+  life->started_at = core::Clock::now();
   tell_of_cuda();
   auto group = engine.value()->open_group(std::move(group_options));
   require(group.status(), "opening " + whose);

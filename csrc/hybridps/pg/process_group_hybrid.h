@@ -318,6 +318,8 @@ class ProcessGroupHybrid final : public c10d::Backend {
     std::shared_ptr<Membership> membership;  // null: nobody is in it
     std::string why_none;                    // in that case
     std::string incarnation;
+    core::TimePoint connected_at{};  // for the log
+    core::TimePoint started_at{};
     // issue_mutex_
     std::vector<std::shared_ptr<InOrder>> orders;  // by the lane they are issued from
     std::unique_ptr<Compression> compression;

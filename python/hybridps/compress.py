@@ -112,20 +112,29 @@ def load_state_dict(state: dict[str, Any], group: dist.ProcessGroup | None = Non
             )
     numbers = {dtype: number for number, dtype in _DTYPES.items()}
 
-    def data(tensor: torch.Tensor, numel: int) -> bytes:
-        if tensor.numel() > numel:  # fewer: of CUDA tensors a rank has a part
-            raise ValueError(f"hybridps.compress.load_state_dict: {tensor.numel()} values for {numel} elements")
+    def check(entry: dict[str, Any]) -> None:
+        # All of them are of the same elements: the tensor's, or of a CUDA tensor this rank's part.
+        counts = {entry[name].numel() for name in ("residual", "owed", "momentum")} - {0}
+        if len(counts) > 1 or max(counts, default=0) > entry["numel"]:
+            raise ValueError(
+                f"hybridps.compress.load_state_dict: {' and '.join(map(str, sorted(counts)))} values for a tensor of "
+                f"{entry['numel']} elements, number {entry['ordinal']} of a step: the state is damaged"
+            )
+
+    def data(tensor: torch.Tensor) -> bytes:
         return tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
 
+    for entry in state["tensors"]:
+        check(entry)
     backend.load_compression_state(
         [
             (
                 entry["ordinal"],
                 entry["numel"] * entry["dtype"].itemsize,
                 numbers[entry["dtype"]],
-                data(entry["residual"], entry["numel"]),
-                data(entry["owed"], entry["numel"]),
-                data(entry["momentum"], entry["numel"]),
+                data(entry["residual"]),
+                data(entry["owed"]),
+                data(entry["momentum"]),
             )
             for entry in state["tensors"]
         ],

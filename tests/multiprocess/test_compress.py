@@ -255,9 +255,10 @@ def remembered(rank, world):
     unclaimed.append(compress.stats(fresh)["unclaimed"])
     other = dist.new_group(pg_options=options("onebit"))
     errors = []
-    for wrong in (state, {"tensors": []}):
+    damaged = dict(state, tensors=[dict(state["tensors"][0], residual=torch.zeros(3), owed=torch.zeros(4))])
+    for wrong, into in ((state, other), ({"tensors": []}, other), (damaged, fresh)):
         try:
-            compress.load_state_dict(wrong, other)
+            compress.load_state_dict(wrong, into)
         except ValueError as error:
             errors.append(str(error))
     return {
@@ -275,7 +276,7 @@ def test_what_is_left_out_can_be_saved_and_loaded():
         assert any(norm > 0 for _, _, norm in found["tensors"])
         assert found["nothing"] == 0 and found["after"] > 0
         assert found["unclaimed"][0] == len(found["tensors"]) > found["unclaimed"][1]
-        assert "codec" in found["errors"][0] and "no state" in found["errors"][1]
+        assert "codec" in found["errors"][0] and "no state" in found["errors"][1] and "damaged" in found["errors"][2]
 
 
 def nothing(rank, world):
@@ -367,7 +368,7 @@ def test_whether_a_codec_pays_is_decided_once_and_alike():
             used = classes[2]  # 1.7 MB
             assert used["sizes"] == "1 MiB to 4 MiB"
             if used["by"] == "trial":  # before and after it
-                assert counts[5:11].count(0) in (2, 3, 5, 6) and used["plain_seconds"] > 0
+                assert counts[5:11].count(0) in (2, 3) and used["plain_seconds"] > 0
                 assert used["compressed"] == (used["compressed_seconds"] < used["plain_seconds"])
             assert (counts[-1] > 0) == used["compressed"]
             assert counts[0] > 0 or counts[1] > 0

@@ -124,8 +124,9 @@ void Compression::tell() const {
                   decision.why == Payoff::Why::kTrial ? "as they are" : "else about", decision.plain_seconds * 1e3);
     text += (text.empty() ? "" : ", ") + Payoff::class_text(i) + (decision.coded ? " compressed" : " as they are") + times;
   }
-  core::log_info("group \"", group_, "\": by measurement of the first steps, ", compress::text_of(codecs_->spec()),
-                 " pays or does not for sums ", text, "; auto=0 uses it for all");
+  if (text.empty()) return;  // nothing could be measured, and it stays
+  core::log_info("group \"", group_, "\", ", compress::text_of(codecs_->spec()),
+                 ": measured in the first steps, sums go, by size: ", text, "; auto=0 compresses all");
 }
 
 std::vector<std::pair<Compression::Place, compress::TensorKey>> Compression::tensors() const {

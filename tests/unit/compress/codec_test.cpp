@@ -2,7 +2,9 @@
 #include "hybridps/compress/codec.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -380,5 +382,92 @@ TEST_CASE("compress/spec: what is asked for is understood, or refused with what 
     REQUIRE_FALSE(spec.is_ok());
     CHECK(spec.status().message().find("'" + bad + "'") != std::string::npos);
     CHECK(spec.status().message().find("topk:k=0.05") != std::string::npos);
+  }
+}
+
+TEST_CASE("compress/codec: what bytes become where nothing is zero is known before", "[compress][fast]") {
+  for (const std::string& text : kSpecs) {
+    const auto codec = compress::make_codec(spec_of(text), DType::kFloat32);
+    for (const std::size_t count : kCounts) {
+      INFO(text << " " << count);
+      const Floats values = gaussian(count, 5);
+      const std::size_t bytes = count * sizeof(float);
+      CHECK(encode(*codec, values.data(), bytes, {}).wire.size() == codec->bytes_full(bytes));
+      CHECK(codec->bytes_full(bytes) <= codec->bytes_max(bytes));
+    }
+  }
+}
+
+TEST_CASE("compress/codec: one bit finds its first zero late, and what was written before still says the same", "[compress][fast]") {
+  const auto codec = compress::make_codec(spec_of("onebit"), DType::kFloat32);
+  constexpr std::size_t kCount = 2100;
+  for (const std::size_t zero : {std::size_t{0}, std::size_t{255}, std::size_t{256}, std::size_t{700}, kCount - 1}) {
+    INFO(zero);
+    Floats values = gaussian(kCount, 6);
+    const Floats residual = gaussian(kCount, 7, 0.5F);
+    values[zero] = -residual[zero];
+    const Encoded got = encode(*codec, values.data(), kCount * sizeof(float), residual);
+    CHECK(got.wire.size() == codec->bytes_max(kCount * sizeof(float)));
+    CHECK(codec->fits(got.wire.data(), got.wire.size(), kCount * sizeof(float)));
+    const Floats decoded = decode(*codec, got.wire, kCount);
+    for (std::size_t i = 0; i < kCount; ++i) {
+      const float sum = values[i] + residual[i];
+      CHECK((decoded[i] == 0.0F) == (i == zero));
+      if (i != zero) CHECK(std::signbit(decoded[i]) == std::signbit(sum));
+      CHECK(got.residual[i] == sum - decoded[i]);  // added once, though the block was begun twice
+    }
+  }
+}
+
+// unit_compress "[.rates]": what docs/compression.md says of kernels. In parts of 64 KiB, as chunks are; of one part again and again,
+// which stays in the cache, and of 64 MiB, which does not.
+TEST_CASE("compress/codec: rates", "[.rates]") {
+  constexpr std::size_t kPart = 16384;
+  constexpr std::size_t kBytes = kPart * sizeof(float);
+  for (const std::size_t parts : {std::size_t{1}, std::size_t{1024}}) {
+    const Floats values = gaussian(parts * kPart, 8);
+    Floats other(parts * kPart);
+    Floats residual(parts * kPart);
+    const auto from = [&](std::size_t part) { return reinterpret_cast<const std::byte*>(values.data() + part * kPart); };
+    const auto to = [&](std::size_t part) { return reinterpret_cast<std::byte*>(other.data() + part * kPart); };
+    const auto gb_per_second = [&](const std::function<void(std::size_t part)>& work) {
+      const int repeats = parts == 1 ? 200 : 1;
+      double best = 0.0;
+      for (int round = 0; round < (parts == 1 ? 20 : 5); ++round) {
+        const auto began = std::chrono::steady_clock::now();
+        for (int i = 0; i < repeats; ++i)
+          for (std::size_t part = 0; part < parts; ++part) work(part);
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+        best = std::max(best, static_cast<double>(repeats * parts * kBytes) / took.count() / 1e9);
+      }
+      return best;
+    };
+    const double copied = gb_per_second([&](std::size_t part) { std::memcpy(to(part), from(part), kBytes); });
+    std::printf("%zu KiB: memcpy %.1f GB/s; encode, with feedback, decode, decode and add: GB/s of fp32 and part of memcpy\n",
+                parts * kBytes / 1024, copied);
+    for (const compress::KernelTable* table : compress::available_tables())
+      for (const char* text : {"bf16", "int8", "int4", "onebit"}) {
+        const auto codec = compress::make_codec_with(*table, spec_of(text), DType::kFloat32);
+        const std::size_t wire_bytes = codec->bytes_max(kBytes);
+        Bytes wire(parts * wire_bytes);
+        const auto encoding = [&](bool feeds) {
+          return gb_per_second([&](std::size_t part) {
+            Place place;
+            place.residual = feeds ? residual.data() + part * kPart : nullptr;
+            codec->encode(from(part), kBytes, place, wire.data() + part * wire_bytes);
+          });
+        };
+        const double fed = encoding(true);
+        const double plain = encoding(false);
+        const double decoded = gb_per_second(
+            [&](std::size_t part) { codec->expand(wire.data() + part * wire_bytes, 0, kPart, to(part)); });
+        const double added = gb_per_second([&](std::size_t part) {
+          const reduce::Input inputs[] = {{from(part)}, {wire.data() + part * wire_bytes, 1.0, codec.get()}};
+          reduce::combine(inputs, to(part), kPart, DType::kFloat32, core::ReduceOp::kSum, {});
+        });
+        std::printf("%-8s %-7s %5.1f %3.0f %%  %5.1f %3.0f %%  %5.1f %3.0f %%  %5.1f %3.0f %%\n", table->name, text, plain,
+                    100 * plain / copied, fed, 100 * fed / copied, decoded, 100 * decoded / copied, added,
+                    100 * added / copied);
+      }
   }
 }

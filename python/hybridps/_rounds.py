@@ -166,6 +166,12 @@ class Rounds:
             if not working:
                 if all(state == _ENDED for state in self._state):
                     return [_END, *nobody]
+                if _ENDED in self._state:
+                    ended = [r for r in range(self._size) if self._state[r] == _ENDED]
+                    raise RuntimeError(
+                        f"ranks {ended} have called close(), the others state_dict() or load_state_dict(), for which all "
+                        "ranks have to come: every rank makes the same calls in the same order"
+                    )
                 self._state = [_ABSENT if state == _PAUSED else state for state in self._state]
                 return [_MEETING, *nobody]
             ready = self._ready(working)

@@ -29,6 +29,7 @@ PINGS = 50
 FRAME = 1 << 20
 PIECE = 400
 CONNECT_SECONDS = 2.0
+PAIR_SECONDS = 10.0  # the most that a pair of cards takes beside its rates: a path that is shut, the search for its MTU
 UDP_SECONDS = 0.15
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: never cut up, and do not believe what was learned
 HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # of IP and UDP
@@ -136,14 +137,14 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 def _drain(connection: socket.socket) -> float:
     """Takes frames until an empty one; bytes per second, of what came after the first quarter of the time."""
-    buffer, view = bytearray(FRAME), memoryview(bytearray(FRAME))
+    view = memoryview(bytearray(FRAME))
     arrivals, total = [], 0
     begin = time.monotonic()
     while True:
         size = struct.unpack("!I", _receive(connection, 4))[0]
         if size == 0:
             break
-        if size > len(buffer):
+        if size > FRAME:
             raise ConnectionError("not a frame")
         left = size
         while left:
@@ -282,7 +283,7 @@ def _connect(source: str, to: str, port: int, secret: bytes, packet: int = 0) ->
 
 def probe(own: dict, other: dict, secret: bytes, seconds: float) -> dict:
     """What a card is to another machine's: rates both ways (bytes/s), round trip (us), the other's clock minus this one's (s)."""
-    mtu = min(*filter(None, (own["mtu"], other["mtu"])), 65535)  # what an IP packet holds at most
+    mtu = min([65535, *filter(None, (own["mtu"], other["mtu"]))])  # what an IP packet holds at most
     try:
         path_mtu = _path_mtu(own["address"], other["address"], other["udp_port"], secret, mtu)
         packet = path_mtu if path_mtu < mtu else 0
@@ -375,13 +376,15 @@ class Meeting:
             raise Complaint(f"{who} did not answer within {self.timeout:g} s ({str(error).splitlines()[0]})") from None
         return self._take(key)
 
-    def collect(self, what: str, ranks: list[int]) -> list[dict]:
-        deadline = time.monotonic() + self.timeout
+    def collect(self, what: str, ranks: list[int], more: float = 0.0) -> list[dict]:
+        """Of all of them; `more`: seconds that their work takes, beside the time in which a rank has to come."""
+        patience = self.timeout + more
+        deadline = time.monotonic() + patience
         missing = list(ranks)
         while missing:
             missing = [rank for rank in missing if not self.store.check([f"{what}/{rank}"])]
             if missing and time.monotonic() > deadline:
-                raise Complaint(f"ranks {missing} of {self.world} did not come within {self.timeout:g} s ({what})")
+                raise Complaint(f"ranks {missing} of {self.world} did not come within {patience:g} s ({what})")
             if missing:
                 time.sleep(0.02)
         return [self._take(f"{what}/{rank}") for rank in ranks]
@@ -416,7 +419,8 @@ def examine(meeting: Meeting, own: dict, seconds: float) -> dict | None:
         machines: dict[str, list[int]] = {}
         for rank, one in enumerate(records):
             machines.setdefault(one["machine"], []).append(rank)
-        meeting.put("machines", {"ranks": list(machines.values()), "secret": os.urandom(16).hex()})
+        most = max(len(one["cards"]) for one in records)
+        meeting.put("machines", {"ranks": list(machines.values()), "secret": os.urandom(16).hex(), "cards": max(1, most)})
     plan = meeting.get("machines", "rank 0")
     ranks, secret = plan["ranks"], bytes.fromhex(plan["secret"])
     leaders = [members[0] for members in ranks]
@@ -425,7 +429,7 @@ def examine(meeting: Meeting, own: dict, seconds: float) -> dict | None:
         _measure(meeting, own, leaders, secret, seconds)
     if meeting.rank == 0:
         cards = [one["cards"] for one in meeting.collect("cards", leaders)]
-        measured = meeting.collect("measured", leaders)
+        measured = meeting.collect("measured", leaders)  # rank 0 is one of them, and has been through all rounds
         result = {
             "nodes": [
                 {
@@ -442,9 +446,12 @@ def examine(meeting: Meeting, own: dict, seconds: float) -> dict | None:
             "paths": [path for one in measured for path in one["paths"]],
         }
         meeting.put("done", {})
+        with contextlib.suppress(Complaint):  # who has died meanwhile is no news of the network
+            Meeting(meeting.store, 0, meeting.world, 10).collect("gone", list(range(1, meeting.world)))
     else:
-        meeting.timeout += 60 + 4 * len(leaders) * (2 * seconds + 4 * CONNECT_SECONDS)
+        meeting.timeout += 60 + 2 * len(leaders) * plan["cards"] ** 2 * (2 * seconds + PAIR_SECONDS)
         meeting.get("done", "rank 0")
+        meeting.put(f"gone/{meeting.rank}", {})  # rank 0 may be the one that serves the Store
     return result
 
 
@@ -460,6 +467,9 @@ def _measure(meeting: Meeting, own: dict, leaders: list[int], secret: bytes, sec
         meeting.put(f"cards/{meeting.rank}", {"cards": cards})
         all_cards = [one["cards"] for one in meeting.collect("cards", leaders)]
         me, paths = leaders.index(meeting.rank), []
+        # A round lasts as long as the two machines of it with the most pairs of cards take.
+        most = max((len(card_pairs(a, b)) for a in all_cards for b in all_cards), default=0)
+        longest = most * (2 * seconds + PAIR_SECONDS)
         for number, pairs in enumerate(rounds(len(leaders))):
             mine = next((pair for pair in pairs if me in pair), None)
             if mine:
@@ -473,7 +483,7 @@ def _measure(meeting: Meeting, own: dict, leaders: list[int], secret: bytes, sec
                         found = {"error": reaches(cards[a], all_cards[other][b], secret)}
                     paths.append(path | found)
             meeting.put(f"round/{number}/{meeting.rank}", {})
-            meeting.collect(f"round/{number}", leaders)
+            meeting.collect(f"round/{number}", leaders, longest)
         servers = {}
         for place in filter(None, (part.strip() for part in own["settings"].get("SERVERS", "").split(","))):
             host, _, port = place.rpartition(":")
@@ -759,6 +769,9 @@ def run(arguments, interfaces: list[tuple[str, str, str, str]]) -> int:
     except Complaint as error:
         print(f"hybridps doctor --cluster: {error}", file=sys.stderr)
         return 1
+    except RuntimeError as error:  # of torch's Store: the rank that serves it has gone
+        print(f"hybridps doctor --cluster: the Store of the job was lost: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 1
     if result is None:
         return 0
     problems, notes = verdict(result)
@@ -769,8 +782,12 @@ def run(arguments, interfaces: list[tuple[str, str, str, str]]) -> int:
     for problem in problems:
         print(f"problem: {problem}")
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({**result, "problems": problems, "notes": notes}, file, indent=1)
+        try:
+            with open(arguments.json, "w") as file:
+                json.dump({**result, "problems": problems, "notes": notes}, file, indent=1)
+        except OSError as error:
+            problems.append(f"--json: {error}")
+            print(f"problem: {problems[-1]}")
     if arguments.picture:
         picture(result, arguments.picture)
     print("not usable as it is" if problems else "ok")

@@ -89,7 +89,8 @@ class LocalSteps:
         (BatchNorm's) are each rank's own, and so is the state of the inner optimizer. Parameters of fp32, bf16 and fp16.
     every: H, steps between two exchanges.
     outer: "nesterov" (outer_lr 0.7, outer_momentum 0.9: DiLoCo's) or "sgd" (1.0 and 0.0, which averages the weights: local
-        SGD). outer_lr may be assigned between steps, on all ranks alike.
+        SGD). outer_lr may be assigned between steps, on all ranks alike; not with
+        staleness, where ranks are at different steps.
     compress: a codec for what is exchanged, as in HYBRIDPS_COMPRESS: "int8", "int4:ef=1", ... (docs/compression.md).
     fragments: the parameters are cut into so many parts that are exchanged at different steps, evenly over the H.
     delay: an exchange is merged so many steps after it began (below `every`): training goes on meanwhile. keep: the part of

@@ -145,12 +145,10 @@ def collect(place: Path | None = None) -> tuple[list[dict], list[dict]]:
         return job
 
     unheard = []
-    local_pids = {}
     for answer in answers:
         text = answer.get("text") or {}
         own = _parsed(text.get("own", ""))
         if own:
-            local_pids[own["engine"]] = answer["pid"]
             job_of(own)["engines"].setdefault(own["engine"], own)
         elif not answer.get("gone"):
             rank = Path(answer["path"]).name.split(".")[1].split("-")[0]

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import signal
 
+import hidden_marks
 import pytest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -34,16 +35,8 @@ def pytest_report_header(config):
 
 def pytest_collection_modifyitems(config, items):
     """Slow and conformance tests run only when -m or a test's own name asks for them."""
-    asked = config.getoption("-m") or ""
-    named = any("::" in argument for argument in config.args)
-    kept, dropped = [], []
-    for item in items:
-        ours = str(item.path).startswith(HERE + os.sep)
-        hidden = [mark for mark in HIDDEN_MARKS if item.get_closest_marker(mark) and mark not in asked]
-        (dropped if ours and hidden and not named else kept).append(item)
-    if dropped:
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = kept
+    hidden_marks.deselect(config, items, HERE, HIDDEN_MARKS)
+
 
 
 def pytest_runtest_setup(item):

@@ -186,7 +186,7 @@ def slurm(tmp_path_factory):
         while not all_idle():
             if time.monotonic() > deadline:
                 logs = "\n".join(path.read_text()[-2000:] for path in [*folder.glob("*.log"), folder / "daemons.out"])
-                pytest.skip(f"Slurm does not start here: {logs}")
+                pytest.fail(f"Slurm does not start here: {logs}")
             time.sleep(0.2)
         yield env
     finally:

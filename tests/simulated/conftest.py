@@ -10,6 +10,8 @@ import pytest
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path[:0] = [HERE, os.path.join(ROOT, "tests", "multiprocess"), os.path.join(ROOT, "tests", "gpu")]
+import hidden_marks  # noqa: E402
+
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]
 
@@ -19,19 +21,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    asked = config.getoption("-m") or ""
-    named = any("::" in argument for argument in config.args)
-    dropped = [
-        item
-        for item in items
-        if str(item.path).startswith(HERE + os.sep)
-        and item.get_closest_marker("slow")
-        and "slow" not in asked
-        and not named
-    ]
-    if dropped:
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if item not in dropped]
+    hidden_marks.deselect(config, items, HERE, ["slow"])
+
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -41,6 +41,7 @@ struct GroupInfo {
   /// The most bytes of elements that a chunk may be made of, where it is smaller on the wire: what slots have room for.
   std::uint64_t coded_chunk_bytes_max = 0;
   std::uint64_t residual_bytes_max = 0;
+  schedule::TuningRange tuning{};
 
   /// "rank 3 (host7 pid 4121)" or "the dedicated server host9 pid 77".
   std::string member_text(int member) const;
@@ -71,6 +72,9 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   std::uint32_t follows = 0;  // sends: so many numbers ago is the message that this one must not overtake; 0: none
   bool acknowledged = false;  // sends
   std::uint32_t plan_version = 0;
+  std::uint32_t shares_version = 0;
+  std::uint16_t pace_chunks = schedule::Tuning::kPaceChunks;
+  bool postponed = false;  // by a change of plans
   Completion done;
   wire::Signature signature;
   const compress::Codec* codec = nullptr;  // of what goes between nodes

@@ -11,12 +11,14 @@ namespace hybridps::schedule {
 namespace {
 
 constexpr double kNoiseMin = 0.02;  // of an operation: nothing is known better
-constexpr double kErrors = 2.0;     // a gain is believed that is so many times its error; of few operations
-constexpr double kErrorsOfFew = 3.0;
+constexpr double kErrors = 2.5;     // a gain is believed that is so many times its error; of few operations
+constexpr double kErrorsOfFew = 3.5;
 constexpr std::size_t kFew = 6;
+constexpr double kOutlier = 0.3;    // of the logarithm: one that is farther off counts as this
 constexpr int kBlockMin = 2;
 constexpr int kBlockMax = 16;
-constexpr int kRoundsMax = 8;          // of a trial, with pairs or without
+constexpr int kPairsOfRound = 2;
+static_assert(Tuner::kPairsMax % kPairsOfRound == 0);
 constexpr int kPassesMax = 3;
 constexpr int kStrideMax = 4;
 constexpr std::size_t kTypicalCount = 32;
@@ -180,7 +182,9 @@ Tuner::Round Tuner::round_of(int pairs, int depth) {
   random_ ^= random_ << 13;
   random_ ^= random_ >> 7;
   random_ ^= random_ << 17;
-  round.order = static_cast<std::uint32_t>(random_ >> 20);
+  // A B B A or B A A B: what the program repeats after as many operations meets both.
+  const auto drawn = static_cast<std::uint32_t>(random_ >> 20) & 0x55555555U;
+  round.order = drawn | ((~drawn & 0x55555555U) << 1);
   announced_ = current_;
   refused_ = false;
   return round;
@@ -199,13 +203,12 @@ std::optional<Tuner::Round> Tuner::next(int depth) {
       return round_of(0, depth);
     }
   }
-  return round_of(std::min(trial_->rounds < 2 ? 1 : 2, kPairsMax - trial_->pairs), depth);
+  return round_of(kPairsOfRound, depth);
 }
 
 void Tuner::on_round(const Round& round, const std::vector<Sample>& samples) {
   if (!trial_ || round.pairs == 0) return;
   trial_->pairs += round.pairs;
-  ++trial_->rounds;
   for (const Sample& sample : samples) {
     if (sample.bytes == 0 || !(sample.seconds > 0.0) || sample.index < 0 || sample.index >= round.operations()) continue;
     const auto bytes = static_cast<double>(sample.bytes);
@@ -241,23 +244,32 @@ Tuner::Finding Tuner::find() const {
   const double middle[2] = {weighted_median(logs[0]), weighted_median(logs[1])};
   finding.log_ratio = middle[1] - middle[0];
   finding.apart = std::log(least_b / most_a);
-  std::vector<std::pair<double, double>> deviations;
+  // Not the median deviation: of two kinds of operations that look alike it would say that all are the same.
+  double squares = 0.0;
+  double weights = 0.0;
   for (int kind = 0; kind < 2; ++kind)
-    for (const auto& [value, weight] : logs[kind]) deviations.emplace_back(std::fabs(value - middle[kind]), weight);
-  // 1.48: a normal distribution's deviation to the median absolute one; 1.25: the error of a median to that of a mean.
-  const double noise = std::max(kNoiseMin, 1.48 * weighted_median(std::move(deviations)));
+    for (const auto& [value, weight] : logs[kind]) {
+      squares += weight * std::pow(std::min(kOutlier, std::fabs(value - middle[kind])), 2);
+      weights += weight;
+    }
+  const double noise = std::max(kNoiseMin, std::sqrt(squares / weights));
+  // 1.25: the error of a median to that of a mean.
   finding.error = 1.25 * noise * std::sqrt(2.0 / static_cast<double>(finding.count));
   return finding;
 }
 
 Tuner::Verdict Tuner::judge(const Finding& finding) const {
   const double gain = -std::log1p(-kGainMin);
-  const bool last = trial_->pairs >= kPairsMax || trial_->rounds >= kRoundsMax;
+  const bool last = trial_->pairs >= kPairsMax;
   const Verdict open = last ? Verdict::kTakeBack : Verdict::kOpen;
   if (finding.count == 0) return open;
-  if (finding.apart > std::log1p(kMuchWorse)) return Verdict::kTakeBack;
-  if (trial_->pairs < 2) return open;
+  if (finding.apart > std::log1p(kMuchWorse) && trial_->knob >= 0) return Verdict::kTakeBack;
   const bool few = finding.count < kFew;
+  if (trial_->knob < 0) {  // back to where the pass began, unless that is known to be slower
+    if (finding.log_ratio - (few ? kErrorsOfFew : kErrors) * finding.error > 0.0) return Verdict::kTakeBack;
+    if (!last) return Verdict::kOpen;
+    return finding.log_ratio > gain ? Verdict::kTakeBack : Verdict::kKeep;
+  }
   if (finding.log_ratio < -gain && finding.log_ratio + (few ? kErrorsOfFew : kErrors) * finding.error < 0.0)
     return Verdict::kKeep;
   if (finding.log_ratio > (few ? -gain / 2 : -gain)) return Verdict::kTakeBack;

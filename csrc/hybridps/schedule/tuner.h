@@ -1,19 +1,18 @@
 // hybridps/schedule/tuner.h: a hill-climber over settings that change no result, by operations timed in turn.
 //
 // Model    Settings are knobs, each a ladder of rungs. A trial compares what is (A) with one knob some rungs away (B): blocks
-//          of operations of either kind in turn, in pairs whose order is drawn, so that neither noise nor what repeats every
-//          step is taken for a gain. Of an operation counts its time per byte against the median of its class (kind and
+//          of operations of either kind in turn, A B B A or B A A B, so that neither noise nor what repeats every step is
+//          taken for a gain. Of an operation counts its time per byte against the median of its class (kind and
 //          size), so that different ones compare; of each kind the median of its operations, weighted by the time that they
 //          take.
 //            kept        B gains kGainMin at least, and more than noise explains
 //            taken back  otherwise: at once where B is much worse
 //          A pass tries every knob, both ways, two rungs at a time and then one, where it mattered first; where something is gained it goes on the same
-//          way, farther at first. At its end what was found is held against where it began, and taken back if that was
-//          better. Then the tuner rests, and looks at one knob now and then, the more rarely the longer nothing was gained.
+//          way, farther at first. At its end what was found is held against where it began, and taken back unless it
+//          is seen to be better. Then the tuner rests, and looks at one knob now and then, the more rarely the longer nothing was gained.
 //          It begins a new pass where operations take noticeably longer, or shorter, than when it came to rest.
 // Bounds   kPairsMax pairs a trial; kRestMax operations between looks.
-// Source   coordinate search (Hooke and Jeeves 1961) by comparisons in turn; the error of a median by the median absolute
-//          deviation.
+// Source   coordinate search (Hooke and Jeeves 1961) by comparisons in turn.
 // Threads  a plain value; no clock, no I/O.
 #pragma once
 
@@ -102,7 +101,6 @@ class Tuner {
   struct Trial {
     int knob = 0;
     Rungs b;
-    int rounds = 0;
     int pairs = 0;
     struct Seen {
       Class of = 0;

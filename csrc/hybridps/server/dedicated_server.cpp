@@ -67,7 +67,7 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
 
   // ResultStreams::Maker
   flow::Payload make(std::uint32_t chunk, std::size_t bytes) override {
-    transport::Buffer buffer = dedicated_.outbox_.pool().allocate(results_.wire_bytes_max(bytes));
+    transport::Buffer buffer = room(results_.wire_bytes_max(bytes));
     if (!buffer) return {};
     std::size_t wire_bytes = bytes;
     if (codec_ == nullptr) {
@@ -87,6 +87,12 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
     ++dedicated_.stats_.chunks;
     dedicated_.stats_.bytes += bytes;
     return {std::move(buffer), wire_bytes};
+  }
+  transport::Buffer room(std::size_t bytes) override {
+    transport::BufferPool& pool = dedicated_.outbox_.pool();
+    transport::Buffer buffer = pool.allocate(bytes);
+    if (!buffer && dedicated_.set_results_aside()) buffer = pool.allocate(bytes);
+    return buffer;
   }
   void on_stream_sent() override {
     if (results_.all_sent()) dedicated_.finished_.push_back(key_);
@@ -279,6 +285,13 @@ void DedicatedServer::on_ask(Served& group, const wire::PlanAsk& ask) {
   }
   const wire::From me{{}, group.info.uid, static_cast<std::uint32_t>(group.info.topology.rank())};
   host_.send_control(group.info.engines.front(), {me, 0, wire::PlanAnswer{ask.version, is_sane ? 0 : wire::kRefused}}, {});
+}
+
+bool DedicatedServer::set_results_aside() {
+  bool any = false;
+  for (const auto& [uid, group] : groups_)
+    for (const auto& [key, span] : group->spans) any = span->results().set_aside() || any;
+  return any;
 }
 
 void DedicatedServer::end_span(Served& group, const SpanKey& key) {

@@ -414,15 +414,17 @@ std::uint64_t Runtime::bytes_through_card() const {
 }
 
 void Runtime::on_shares(core::GroupUid uid, const schedule::Topology& topology) {
-  Windows& windows = group_windows_.at(uid);
-  windows = windows_of(topology, windows.log2);
+  const auto found = group_windows_.find(uid);
+  if (found == group_windows_.end()) return;
+  found->second = windows_of(topology, found->second.log2);
   choose_windows();
 }
 
 void Runtime::on_tuning(core::GroupUid uid, const schedule::Tuning& tuning) {
-  Windows& windows = group_windows_.at(uid);
-  if (windows.log2 != tuning.window_log2) {
-    windows = windows_of(windows.topology, tuning.window_log2);
+  const auto found = group_windows_.find(uid);
+  if (found == group_windows_.end()) return;
+  if (found->second.log2 != tuning.window_log2) {
+    found->second = windows_of(found->second.topology, tuning.window_log2);
     choose_windows();
   }
   transports_.data->use_sockets(tuning.sockets);

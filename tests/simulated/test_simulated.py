@@ -4,6 +4,7 @@ import bodies
 import harness
 import on_device
 import pytest
+import random_programs
 import torch
 import training
 from harness import run_ranks
@@ -84,14 +85,7 @@ def test_random_programs(queues):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
 def test_ten_thousand_random_programs(part):
-    environment = {
-        "SIMULATED_QUEUES": ["1", "2", "8", "32"][part % 4],
-        "SIMULATED_PAUSE_US": ["5", "50", "200"][part % 3],
-        "SIMULATED_SEED": str(part),
-    }
-    nodes = ["1+1", "2+1", "1+1+1"][part // 7]
-    args = (DEVICE, 100_000 + 500 * part, 500, 12, 100)
-    run("random_programs:run", nodes, *args, env=environment, timeout=900)
+    random_programs.run_part(part)
 
 
 @pytest.mark.slow

@@ -136,7 +136,9 @@ class Program:
 
     def all_reduce(self, stream):
         slot = self.take(stream)
-        op = self.draw.choice([dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG])
+        # A library of the node's devices rounds averages in other places.
+        ops = [dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.SUM if LIBRARY else dist.ReduceOp.AVG]
+        op = self.draw.choice(ops)
         with self.on(stream):
             self.delay()
             slot.work = dist.all_reduce(slot.tensor, op, async_op=True)
@@ -258,6 +260,7 @@ class Program:
 
 
 PART = 500
+LIBRARY = os.environ.get("SIMULATED_LIBRARY", "0") != "0"
 KINDS = ["kernel"] * 4 + ["all_reduce"] * 4 + [
     "broadcast", "all_gather", "all_gather", "reduce_scatter", "reduce_scatter", "all_to_all", "ring", "strided",
     "coalesced", "future", "on_the_host", "read", "free", "free",
@@ -285,12 +288,16 @@ def run(rank, world, device, first, count, steps=12, slow_us=300):
 
 
 def settings(part):
-    """Of a part: nodes, environment."""
+    """Of a part: nodes, environment. In two of seven the ranks of a node have a library for their devices."""
     nodes = ["1+1", "2+1", "1+1", "1+1+1"][part // 3 % 4]
+    library = part % 7 in (2, 5)
+    if library:
+        nodes = ["2+2", "2+1", "2", "2+1+1"][part % 4]
     return nodes, {
         "SIMULATED_QUEUES": ["1", "2", "8", "32"][part % 4],
         "SIMULATED_PAUSE_US": ["5", "50", "200"][part % 3],
         "SIMULATED_SEED": str(part),
+        **({"SIMULATED_LIBRARY": "1"} if library else {}),
         **({"HYBRIDPS_STAGING_BYTES": "1M", "HYBRIDPS_SLICE_BYTES": "16K"} if part % 5 == 4 else {}),
     }
 

@@ -82,6 +82,27 @@ def test_random_programs(queues):
     assert min(results) > 300
 
 
+WITH_A_LIBRARY = {"SIMULATED_LIBRARY": "1"}
+
+
+@pytest.mark.parametrize("nodes", ["2+2", "2+1"])
+def test_every_collective_by_rails(nodes):
+    """What NCCL does inside a node a library does, so that operations go between the nodes in rails."""
+    results = run("every_collective", nodes, DEVICE, bodies.DTYPES, bodies.SIZES[:2], env=WITH_A_LIBRARY)
+    assert min(results) > 80
+
+
+def test_training_by_rails():
+    run("training:by_rails", "2+2", DEVICE, env=WITH_A_LIBRARY)
+
+
+@pytest.mark.parametrize("nodes", ["2+2", "2+1"])
+def test_random_programs_by_rails(nodes):
+    environment = {**WITH_A_LIBRARY, "HYBRIDPS_STAGING_BYTES": "1M", "HYBRIDPS_SLICE_BYTES": "16K", "SIMULATED_PAUSE_US": "20"}
+    results = run("random_programs:run", nodes, DEVICE, 50_000, 30, 12, 100, env=environment)
+    assert min(results) > 100
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
 def test_ten_thousand_random_programs(part):

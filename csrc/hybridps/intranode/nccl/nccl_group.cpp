@@ -28,8 +28,8 @@ using core::Status;
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kNap = std::chrono::microseconds(50);
 constexpr auto kFinalizePatience = std::chrono::seconds(5);
-// A kernel that waits for its counterparts holds a multiprocessor a block. By default NCCL takes up to 64; a GPU has about
-// 132. What eight move a second is several times what a network card does. NCCL_MAX_CTAS overrides it, in NCCL itself.
+// A kernel that waits for its counterparts holds a multiprocessor a block. By default NCCL takes tens of them; a GPU has
+// about 132. Eight ought to move more than a network card does (not measured). NCCL_MAX_CTAS overrides it, in NCCL itself.
 constexpr int kBlocksBesideTheNetwork = 8;
 constexpr auto kAbortTells = std::chrono::milliseconds(20);  // NCCL takes microseconds
 

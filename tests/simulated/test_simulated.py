@@ -96,6 +96,11 @@ def test_training_by_rails():
     run("training:by_rails", "2+2", DEVICE, env=WITH_A_LIBRARY)
 
 
+def test_fsdp2_by_rails():
+    """Averages of four ranks: a quarter is exact, wherever it is multiplied."""
+    run("training:fsdp", "2+2", DEVICE, env={**WITH_A_LIBRARY, "SIMULATED_POISON_FREED": "0"})
+
+
 @pytest.mark.parametrize("nodes", ["2+2", "2+1"])
 def test_random_programs_by_rails(nodes):
     environment = {**WITH_A_LIBRARY, "HYBRIDPS_STAGING_BYTES": "1M", "HYBRIDPS_SLICE_BYTES": "16K", "SIMULATED_PAUSE_US": "20"}

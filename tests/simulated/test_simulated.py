@@ -96,6 +96,7 @@ def test_training_by_rails():
     run("training:by_rails", "2+2", DEVICE, env=WITH_A_LIBRARY)
 
 
+@pytest.mark.slow
 def test_fsdp2_by_rails():
     """Averages of four ranks: a quarter is exact, wherever it is multiplied."""
     run("training:fsdp", "2+2", DEVICE, env={**WITH_A_LIBRARY, "SIMULATED_POISON_FREED": "0"})

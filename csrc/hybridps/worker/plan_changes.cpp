@@ -181,7 +181,10 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, Report report) {
   const std::map<int, Report> reports = std::move(found->second);
   reports_.erase(found);
   const Binding& binding = binding_of(sequence);
-  if (is_frozen() || binding.shares != newest_binding().shares) return;
+  // Nothing is learned from operations that take turns: what is tried out looks like a slow card.
+  if (is_frozen() || round_ || binding.shares != newest_binding().shares ||
+      binding.tuning != newest_binding().tuning)
+    return;
   const schedule::Shares shares = shares_of(binding.topology);
   const std::vector<schedule::CardReport> cards = cards_of(reports, shares);
   for (const schedule::CardReport& card : cards)
@@ -199,10 +202,7 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, Report report) {
   core::log_info("group \"", group_.info.name, "\": the networks of nodes",
                  topology.servers() > 0 ? " and servers" : "", " carry ", rates, " Gbit/s, by operation ", sequence,
                  "; shares change to ", percent_list(weights));
-  if (round_)
-    wanted_weights_ = weights;
-  else
-    propose(weights);
+  propose(weights);
 }
 
 std::vector<schedule::CardReport> PlanChanges::cards_of(const std::map<int, Report>& reports,
@@ -404,10 +404,6 @@ void PlanChanges::on_times(int rank, const std::vector<double>& seconds) {
 
 void PlanChanges::tune() {
   if (!tuner_ || round_ || is_frozen() || group_.leaving || !group_.status.is_ok()) return;
-  if (const std::vector<double> weights = std::exchange(wanted_weights_, {}); !weights.empty()) {
-    propose(weights);
-    return;
-  }
   round_ = tuner_->next(depth_);
   if (!round_) return;
   depth_ = 1;

@@ -152,7 +152,6 @@ class PlanChanges : core::Pinned {
   std::optional<schedule::Tuner::Round> round_;  // asked for, and not over
   std::map<int, std::vector<double>> times_;     // of it, by rank
   std::vector<schedule::Tuner::Sample> own_;     // of it, what its operations were
-  std::vector<double> wanted_weights_;           // found during a trial: for when it is over
   int depth_ = 1;                                // collectives under way at a time, lately
 };
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -150,6 +151,52 @@ def tries_again(rank, world):
 
 def test_after_a_start_that_failed_the_same_processes_can_start():
     run_ranks(tries_again, "1+1+1", init=False, destroy=False)
+
+
+class Slow(dist.Store):
+    """A Store where a second connection takes as long as the program lets it, as where a name service does not answer."""
+
+    def __init__(self, store, connects):
+        super().__init__()
+        self.store, self.connects = store, connects
+
+    def clone(self):
+        self.connects.append(time.monotonic())
+        assert may_connect.wait(60)
+        return Slow(self.store, self.connects)
+
+    def set(self, key, value):
+        self.store.set(key, value)
+
+    def get(self, key):
+        return self.store.get(key)
+
+    def check(self, keys):
+        return self.store.check(keys)
+
+    def wait(self, keys, timeout=None):
+        self.store.wait(keys, timeout) if timeout else self.store.wait(keys)
+
+
+may_connect = threading.Event()
+
+
+def starts_with_a_slow_store(rank, world):
+    check = Checker(rank)
+    zygote.context.store = Slow(zygote.context.store, connects := [])
+    zygote.context.init(timeout_s=40)
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor)
+    check.that("works", bool((tensor == world).all()))
+    check.that("no connection was waited for", not connects, connects)
+    may_connect.set()
+    dist.destroy_process_group()
+    return check.result()
+
+
+def test_a_job_does_not_wait_for_a_second_connection_to_the_store():
+    """It costs the Store's host look-ups of names, in its only thread: 5 s each where the name service is silent."""
+    run_ranks(starts_with_a_slow_store, "1+1", init=False, destroy=False)
 
 
 # Options and what can be looked at ------------------------------------------------------------------------------------

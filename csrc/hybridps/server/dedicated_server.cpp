@@ -61,7 +61,7 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
 
   // ResultStreams::Maker
   flow::Payload make(std::uint32_t chunk, std::size_t bytes) override {
-    transport::Buffer buffer = dedicated_.outbox_.pool().allocate(results_.wire_bytes_max(bytes));
+    transport::Buffer buffer = room(results_.wire_bytes_max(bytes));
     if (!buffer) return {};
     std::size_t wire_bytes = bytes;
     if (codec_ == nullptr) {
@@ -81,6 +81,12 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
     ++dedicated_.stats_.chunks;
     dedicated_.stats_.bytes += bytes;
     return {std::move(buffer), wire_bytes};
+  }
+  transport::Buffer room(std::size_t bytes) override {
+    transport::BufferPool& pool = dedicated_.outbox_.pool();
+    transport::Buffer buffer = pool.allocate(bytes);
+    if (!buffer && dedicated_.set_results_aside()) buffer = pool.allocate(bytes);
+    return buffer;
   }
   void on_stream_sent() override {
     if (results_.all_sent()) dedicated_.finished_.push_back(key_);
@@ -252,6 +258,13 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
     else
       server_.on_announce(from, *chunk);
   }
+}
+
+bool DedicatedServer::set_results_aside() {
+  bool any = false;
+  for (const auto& [uid, group] : groups_)
+    for (const auto& [key, span] : group->spans) any = span->results().set_aside() || any;
+  return any;
 }
 
 void DedicatedServer::end_span(Served& group, const SpanKey& key) {

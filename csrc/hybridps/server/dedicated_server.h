@@ -100,6 +100,8 @@ class DedicatedServer final : public Listener, core::Pinned {
   void close(core::GroupUid uid, const core::Status& why, bool tell);
   static SpanKey key_of(const Served& group, const wire::ChunkId& chunk);
   void end_span(Served& group, const SpanKey& key);
+  /// Frees the slots of results that wait for those that are behind. Whether any were.
+  bool set_results_aside();
   std::string refuse(const Served& group, int sender, const wire::ChunkId& chunk) const;
 
   core::OneThread one_thread_;

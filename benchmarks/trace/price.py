@@ -36,8 +36,8 @@ def rank(number, arguments, place, port):
 
     dist.init_process_group("hybridps")
     (own,) = (place / f"s{number}").glob("*.sock")
-    trace = place / "trace"
     for size in arguments.bytes:
+        trace = place / f"trace{size}"
         tensor = torch.ones(max(1, size // 4))
         count = max(50, min(2000, 400_000_000 // (size + 65536)))
         found = {True: [], False: []}
@@ -62,7 +62,7 @@ def rank(number, arguments, place, port):
         if number == 0:
             on, off = (statistics.median(found[kind]) for kind in (True, False))
             ratio = statistics.median(a / b for a, b in zip(found[True], found[False], strict=True))
-            files = sum(path.stat().st_size for path in trace.glob("rank0-*")) if trace.is_dir() else 0
+            files = sum(path.stat().st_size for path in trace.glob("rank0-*"))  # one: each pair writes it anew
             events = f", {files / 48 / (count + 11):.0f} events" if files else ""
             print(f"{size:>9} B  off {off:7.1f} us  on {on:7.1f} us  {100 * (ratio - 1):+.1f} %{events}", flush=True)
     dist.destroy_process_group()

@@ -1,6 +1,7 @@
 """What somebody sees who starts a job for the first time: the line of rank 0, mistakes in settings, hosts that do not
 find each other, a rank that cannot start."""
 
+import contextlib
 import datetime
 import json
 import os
@@ -269,6 +270,45 @@ def options(rank, world):
 
 def test_options_are_of_one_group_and_of_the_right_type():
     run_ranks(options, "1+1+1", env={"HYBRIDPS_SERVERS": "127.0.0.1:1"})
+
+
+# Where the program runs -----------------------------------------------------------------------------------------------
+
+
+def as_a_user(rank, world):
+    """Ranks that are nobody: no home, no privileges, no folder of a login."""
+    check = Checker(rank)
+    import hybridps.status  # what Python itself needs lies in a folder of root's here and there
+    import hybridps._load
+    import hybridps._register
+    import libucx  # noqa: F401
+
+    for name in ("XDG_RUNTIME_DIR", "HYBRIDPS_STATUS"):
+        os.environ.pop(name, None)
+    os.environ["HOME"] = "/nonexistent"
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 0)
+    check.that("no privileges", "CapEff:\t0000000000000000" in Path("/proc/self/status").read_text())
+    zygote.context.init(timeout_s=60)
+    tensor = torch.ones(300_000)
+    dist.all_reduce(tensor)
+    check.that("works", bool((tensor == world).all()))
+    place = hybridps.status.folder()
+    check.that("a folder of its own", place.stat().st_uid == 65534 and place.stat().st_mode & 0o777 == 0o700, place)
+    mine = [path for path in place.glob("*.sock") if hybridps.status.ask(path, "alone", 10)["pid"] == os.getpid()]
+    check.that("can be asked", len(mine) == 1, list(place.iterdir()))
+    dist.barrier()
+    dist.destroy_process_group()
+    os.setresuid(0, 0, 0)  # the harness wants its report
+    with contextlib.suppress(OSError):
+        place.rmdir()
+    return check.result()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; who runs this is one already")
+def test_a_user_without_privileges_can_train_and_look():
+    run_ranks(as_a_user, "2+1", env={"HYBRIDPS_LOG_LEVEL": "warn"}, init=False, destroy=False)
 
 
 # Two machines ---------------------------------------------------------------------------------------------------------

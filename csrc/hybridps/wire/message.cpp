@@ -15,6 +15,7 @@ static_assert(std::endian::native == std::endian::little, "big-endian machines n
 constexpr unsigned count_of(Stage) { return kStageCount; }
 constexpr unsigned count_of(Permit) { return kPermitCount; }
 constexpr unsigned count_of(Verdict::On) { return kVerdictOnCount; }
+constexpr unsigned count_of(Mend::What) { return kMendWhatCount; }
 constexpr unsigned count_of(Coding) { return kCodingCount; }
 constexpr unsigned count_of(schedule::Scope) { return schedule::kScopeCount; }
 constexpr unsigned count_of(schedule::Kind) { return schedule::kKindCount; }
@@ -150,6 +151,15 @@ template <typename Io>
 void fields(Io& io, PlanSwitch& m) {
   io("version", m.version);
   io("first", m.first);
+}
+
+template <typename Io>
+void fields(Io& io, Mend& m) {
+  io("what", m.what);
+  io("server", m.server);
+  io("sequence", m.sequence);
+  io("first", m.first);
+  io("bits", m.bits);
 }
 
 struct Envelope {

@@ -170,6 +170,10 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, Report report) {
   if (!better) return;
   std::vector<double> weights = better->worker;
   weights.insert(weights.end(), better->dedicated.begin(), better->dedicated.end());
+  for (int server = 0; server < topology.servers(); ++server)
+    if (group_.lost_servers->contains(topology.size() + server))
+      weights[static_cast<std::size_t>(topology.nodes() + server)] = 0.0;
+  if (std::accumulate(weights.begin(), weights.end(), 0.0) <= 0.0) return;
   std::string rates;
   for (const double rate : finder_->rates()) {
     char one[32];
@@ -251,15 +255,16 @@ void PlanChanges::on_switch(std::uint64_t first) {
   if (first == wire::kRefused) {
     asked_ = 0;
     start_postponed();
+    if (leaves_out_) leave_out_lost();
     return;
   }
   const auto servers = asked_weights_.begin() + group_.info.topology.nodes();
   schedule::Topology topology =
       group_.info.topology.with_weights({asked_weights_.begin(), servers}, {servers, asked_weights_.end()});
   core::log_info("group \"", group_.info.name, "\": plan version ", asked_, " from operation ", first, " on");
-  // Whatever was before the last version is bound, since every member has begun an operation of the last one; but for
-  // what is reserved and will come late.
+  // Whatever was submitted here is bound; but for what is reserved and will come late, and what waits for this.
   std::uint64_t oldest = group_.reserved.empty() ? first : *group_.reserved.begin();
+  oldest = std::min(oldest, group_.submitted);
   for (const std::uint64_t sequence : postponed_) oldest = std::min(oldest, sequence);
   while (bindings_.size() > 1 && std::next(bindings_.begin())->first <= oldest) bindings_.erase(bindings_.begin());
   if (bindings_.begin()->first != 0) {
@@ -270,6 +275,30 @@ void PlanChanges::on_switch(std::uint64_t first) {
   worker_.host().on_shares(group_.info.uid, topology);
   bindings_.insert_or_assign(first, Binding{std::exchange(asked_, 0), std::move(topology)});
   start_postponed();
+  if (leaves_out_) leave_out_lost();
+}
+
+void PlanChanges::leave_out_lost() {
+  if (is_frozen()) {
+    leaves_out_ = true;
+    return;
+  }
+  leaves_out_ = false;
+  const schedule::Topology& now = bindings_.rbegin()->second.topology;
+  std::vector<bool> are_there;
+  for (int server = 0; server < now.servers(); ++server)
+    are_there.push_back(!group_.lost_servers->contains(now.size() + server));
+  std::vector<double> weights;
+  if (group_.info.weights_with) {
+    weights = group_.info.weights_with(are_there);
+  } else {
+    for (int node = 0; node < now.nodes(); ++node) weights.push_back(now.weight(node));
+    for (int server = 0; server < now.servers(); ++server)
+      weights.push_back(are_there[static_cast<std::size_t>(server)] ? now.server_weight(server) : 0.0);
+  }
+  if (std::accumulate(weights.begin(), weights.end(), 0.0) <= 0.0)  // all was theirs
+    std::fill_n(weights.begin(), now.nodes(), 1.0);
+  propose(weights);
 }
 
 void PlanChanges::start_postponed() {

@@ -58,9 +58,11 @@ class PlanChanges : core::Pinned {
   std::size_t tick(core::TimePoint now);
   core::TimePoint next_due() const noexcept { return measured_ ? next_echo_ : core::TimePoint::max(); }
 
-  /// Rank 0 only, with no other change under way and an operation of the newest version begun by all members: new
+  /// Rank 0 only, with no other change under way: new
   /// weights of the nodes and then of the dedicated servers.
   void propose(const std::vector<double>& weights);
+  /// Rank 0 only: lost dedicated servers own nothing from the next version on, which comes as soon as no other is under way.
+  void leave_out_lost();
 
  private:
   struct Measured {
@@ -104,6 +106,7 @@ class PlanChanges : core::Pinned {
   std::unique_ptr<schedule::RateFinder> finder_;
   std::map<std::uint64_t, std::map<int, Report>> reports_;  // by sequence, then rank
   std::map<int, std::uint64_t> answers_;
+  bool leaves_out_ = false;  // when the change that is under way is done
 };
 
 }  // namespace hybridps::worker

@@ -46,6 +46,9 @@ class Host {
   virtual void send_now() = 0;
   /// Payload that has crossed this process's network card, in the direction that has more.
   virtual std::uint64_t bytes_through_card() const = 0;
+  /// The group goes on without this dedicated server, whatever it looks like from here: its connections are to be closed, and
+  /// on_peer_dead() is to be called for it.
+  virtual void on_server_lost(core::EngineId server, const std::string& why) = 0;
   /// From now on the group's nodes own other shares.
   virtual void on_shares(core::GroupUid uid, const schedule::Topology& topology) = 0;
 };
@@ -119,6 +122,8 @@ class Worker final : public server::Listener, core::Pinned {
   /// `run` failed here first: tells the members, then fails it.
   void fail(OperationRun& run, core::Status cause);
   void mismatch(const OperationRun& run, const server::Call& theirs);
+  /// What a lost dedicated server held of it cannot be had again.
+  void on_unmendable(const OperationRun& run, int server);
   void settle_owed(OperationRun& run, const std::vector<schedule::Span>& plan);
   /// Registers and starts a run whose spans are made by `plan`.
   void launch(OperationRun& run, const std::vector<schedule::Span>& plan);

@@ -515,10 +515,8 @@ core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
   if (!events_.empty()) return now;
   core::TimePoint due = core::TimePoint::max();
   if (!deadlines_.empty()) due = deadlines_.begin()->first.first;
-  if (!tracked_.empty()) {
-    due = std::min(due, std::max(next_watch_, now + kWatchEvery));
-    for (const auto& [uid, group] : groups_) due = std::min(due, group->plans->next_due());
-  }
+  if (!tracked_.empty()) due = std::min(due, std::max(next_watch_, now + kWatchEvery));
+  for (const auto& [uid, group] : groups_) due = std::min(due, group->plans->next_due());
   return due;
 }
 

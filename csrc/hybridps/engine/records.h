@@ -35,6 +35,9 @@ core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap:
 /// Who owns how much, as seen from `rank` (size() + d: dedicated server d).
 schedule::Topology topology_of(const bootstrap::Roster& roster, int rank);
 
+/// Weights of the nodes and then of the dedicated servers, of which only those are there of which it says so.
+std::vector<double> weights_with(bootstrap::Roster roster, const std::vector<bool>& are_there);
+
 struct PrivatePool {
   std::span<std::byte> memory;
   std::shared_ptr<void> keep;  // unmaps it

@@ -158,16 +158,6 @@ Run run(const Case& c, const Fault& fault) {
     }
     if (*second <= 0 && cluster.is_alive(next_victim)) cluster.kill(next_victim);
   }
-  if (done < expected && getenv("DBG"))
-    for (int r = 0; r < n; ++r) {
-      fprintf(stderr, "%s", cluster.at(r).outbox().describe().c_str());
-      for (auto& [q, run] : cluster.at(r).worker().find(uid)->running) {
-        fprintf(stderr, "DBG rank %d seq %lu pending %lu started %d\n", r, q, run->pending, run->started);
-        for (auto& sp : run->spans)
-          fprintf(stderr, "   span %u owner %d attempt %d chunks %u/%u waits %d\n", sp->plan().id, sp->plan().owner,
-                  sp->plan().attempt, sp->chunks_done(), sp->plan().chunks, sp->waits_for_owner());
-      }
-    }
   if (done < expected && result.error.empty())
     result.error = "stuck, " + std::to_string(done) + " of " + std::to_string(expected);
   result.sent = fault.after - *first;

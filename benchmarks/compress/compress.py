@@ -5,8 +5,8 @@ compressed and gloo's in turn in the same processes.
     benchmarks/compress/run --mbit 1000 --codecs int8,onebit --rounds 9
     benchmarks/compress/run --servers 2                      with dedicated servers beside the hosts
 
-Medians over rounds of the slowest rank. "limit": what the bytes that a rank's card has to send take at the link's rate; bytes: a
-rank's, beside what the plan and the codec's block say. NMSE: squared error of the sum, by the sum's square. Writes
+Medians over rounds of the slowest rank. "limit": hybridps.bounds' for what the cards deliver, with the dedicated servers', times what
+the codec makes of bytes; bytes: a rank's, beside what the plan and the codec's block say. NMSE: squared error of the sum, by the sum's square. Writes
 compress.json and compress.md.
 """
 
@@ -21,6 +21,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import hosts  # noqa: E402
+
+from hybridps import bounds  # noqa: E402
 
 MARK = "RESULT "
 MIB = 1 << 20
@@ -93,6 +95,13 @@ def planned(options, mib: float, ratio: float) -> float | None:
     return None if options.servers else 2 * (n - 1) / n * mib * MIB * ratio
 
 
+def limit(options, mib: float) -> float:
+    """Seconds of the tensor as it is (hybridps.bounds): what TCP delivers through the cards, servers' too."""
+    rate = bounds.goodput(options.mbit / 1e3)
+    nodes = list(range(options.hosts))
+    return bounds.limit_seconds("allreduce", mib * MIB, nodes, [rate] * options.hosts, [rate] * options.servers)
+
+
 def table(rows: list[dict], options) -> str:
     servers = f", {options.servers} dedicated servers" if options.servers else ""
     lines = [
@@ -112,7 +121,7 @@ def table(rows: list[dict], options) -> str:
             continue
         ratio = 1.0 if row["name"] in ("fp32", "gloo") else RATIOS.get(row["name"].split(":")[0])
         plan = planned(options, row["mib"], ratio) if ratio else None
-        of_limit = "–" if plan is None else f"{100 * plan * 8 / (options.mbit * 1e6) / row['seconds']:.0f}"
+        of_limit = "–" if not ratio else f"{100 * limit(options, row['mib']) * ratio / row['seconds']:.0f}"
         lines.append(
             f"| {row['mib']:g} | {row['name']} | {row['seconds'] * 1e3:.1f} | "
             f"{of['fp32']['seconds'] / row['seconds']:.2f} | {gloo} | "

@@ -50,7 +50,7 @@ def main() -> None:
     everyone = list(range(world))
     groups = {"fp32": None}
     for codec in job["codecs"]:
-        spec = codec + ("," if ":" in codec else ":") + "when=always"
+        spec = codec + ("," if ":" in codec else ":") + "when=always,auto=0"
         options = hybridps.Options(compress=spec)
         groups[codec] = dist.new_group(everyone, pg_options=options)
     if job["gloo"]:

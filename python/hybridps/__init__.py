@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from hybridps import compress as compress
     from hybridps._agreement import RanksDisagree
     from hybridps._C import ProcessGroupHybrid
     from hybridps.cross_barrier import CrossBarrier
@@ -174,6 +175,10 @@ def __getattr__(name: str) -> object:
 
         place = {"CrossBarrier": "cross_barrier", "RanksDisagree": "_agreement"}.get(name, "direct")
         return getattr(import_module(f"hybridps.{place}"), name)
+    if name == "compress":  # hybridps.compress.stats() after `import hybridps`
+        from importlib import import_module
+
+        return import_module("hybridps.compress")
     if name == "__version__":
         from importlib.metadata import version
 

@@ -15,6 +15,10 @@ limit   the least time that the cards allow (hybridps.bounds), from --nic-gbps; 
 sent    bytes that the busiest node sent to others per operation, by the backend's own count, and in % of the plan
 nic     the same by the interface's count (--interface), which holds headers and acknowledgements
 faster  how many times faster the backend under test is than that of the line (--against)
+nmse    of --compress: the squared error of a sum of Gaussian values, as a part of the sum's square
+
+--compress int8: all-reduces and reduce-scatters between nodes by that codec (docs/compression.md), beside the same without it and what
+--against names, in turn; its limit and its plan are of the bytes that it sends.
 
 --in-flight 5K,20K,100K: instead, so many operations of the first size are issued at once, then waited for (-n runs, 3 unless
 given); what one of them takes, "one (us)", should not rise with their number. --groups: taken in turn from so many groups;
@@ -148,6 +152,16 @@ class Complaint(RuntimeError):
     """What a measurement cannot be done with, for the user to read."""
 
 
+def compressed_from() -> int:
+    """Bytes from which on sums are compressed, if their group asks for it."""
+    return parse_size(os.environ.get("HYBRIDPS_COMPRESS_MIN_BYTES", "64K"))
+
+
+def compressing(codec: str) -> str:
+    """The codec as a group of its own has it here: outside of backward passes, and whether it pays or not."""
+    return codec + ("," if ":" in codec else ":") + "when=always,auto=0"
+
+
 class Case:
     """One collective of one size on this rank: its tensors, how to call it, what has to come out."""
 
@@ -264,13 +278,34 @@ class Case:
         return int(wrong.sum())
 
 
+    def nmse(self, group) -> float:
+        """Of one operation on Gaussian values: squared error over the square of the right result, on this rank."""
+        torch = self.torch
+
+        def values(rank: int):
+            generator = torch.Generator().manual_seed(rank)
+            return torch.randn(self.input.numel(), generator=generator).to(self.dtype)
+
+        want = sum(values(rank).double() for rank in range(self.world))
+        if self.reduction == "avg":
+            want /= self.world
+        self.input.copy_(values(self.rank))
+        self.call(group)
+        got = self.input if self.collective == "allreduce" else self.output
+        if self.collective == "reduce_scatter":
+            want = want[self.rank * got.numel() :][: got.numel()]
+        error = float((got.cpu().double() - want).square().sum() / want.square().sum())
+        self.input.fill_(0)
+        return error
+
+
 class Session:
     """The process groups of a measurement, one per backend over the same ranks. The first is the one under test.
 
     `device` holds the tensors; "cuda" is the GPU with the rank's local number, or the last one that there is.
     """
 
-    def __init__(self, backends: list[str], timeout_s: float = 120, device: str = "cpu", **init):
+    def __init__(self, backends: list[str], timeout_s: float = 120, device: str = "cpu", compress: str = "", **init):
         import torch
         import torch.distributed as dist
 
@@ -289,6 +324,15 @@ class Session:
         self.groups = {backends[0]: dist.group.WORLD}
         for backend in backends[1:]:
             self.groups[backend] = dist.new_group(backend=backend, timeout=timeout)
+        # By name of the group: what part of its bytes it sends. It comes first, as what is under test.
+        self.ratios = {}
+        if compress:
+            import hybridps
+
+            options = hybridps.Options(compress=compressing(compress))
+            group = dist.new_group(backend="hybridps", pg_options=options, timeout=timeout)
+            self.groups = {compress: group} | self.groups
+            self.ratios = {compress: hybridps.compress.ratio(compress)}
         self.main = dist.group.WORLD
         self.nodes = self._everyones(self._node_name())
         names = list(dict.fromkeys(self.nodes))
@@ -404,9 +448,19 @@ class Session:
             for index in range(4):
                 moved[name][index] += after[index] - before[index]
 
-        wrong = {name: case.wrong(group) if check else None for name, group in groups.items()}
+        # What is compressed comes out as it may.
+        lossy = {name for name in groups if name in self.ratios and case.bytes >= compressed_from()}
+        wrong = {name: case.wrong(group) if check and name not in lossy else None for name, group in groups.items()}
+        errors = {name: case.nmse(groups[name]) for name in lossy if check}
         mine = {
-            name: (times[name], [part / calls for part in moved[name]], wrong[name], cpu_s[name], busy_s[name])
+            name: (
+                times[name],
+                [part / calls for part in moved[name]],
+                wrong[name],
+                cpu_s[name],
+                busy_s[name],
+                errors.get(name),
+            )
             for name in groups
         }
         everyones = self._everyones(mine)
@@ -426,11 +480,14 @@ class Session:
             t = figures["seconds"]
             figures["algbw"] = case.bytes / t
             figures["busbw"] = case.bytes / t * bounds.busbw_factor(collective, self.world)
-            figures["wrong"] = sum(ranks[name][2] for ranks in everyones) if check else None
+            figures["wrong"] = sum(ranks[name][2] for ranks in everyones) if check and name not in lossy else None
+            figures["ratio_of_bytes"] = self.ratios[name] if name in lossy else 1.0
+            if name in errors:
+                figures["nmse"] = max(ranks[name][5] for ranks in everyones)
             figures["cpu_seconds"] = sum(ranks[name][3] for ranks in everyones) / calls
             wall = max(ranks[name][4] for ranks in everyones)
             figures["cpu_load"] = sum(ranks[name][3] for ranks in everyones) / wall
-            if name == "hybridps":
+            if name == "hybridps" or name in self.ratios:
                 figures["payload"] = self._per_node([ranks[name][1][:2] for ranks in everyones])
             if interface:
                 figures["interface"] = self._per_node([ranks[name][1][2:] for ranks in everyones])
@@ -454,13 +511,16 @@ def add_limits(row: dict, node_of: list[int], rates: list[float] | None, servers
     plan = bounds.planned_bytes(collective, size, node_of, rates or (), servers, root)
     row["planned"] = plan
     for figures in row["backends"].values():
+        ratio = figures.get("ratio_of_bytes", 1.0)
         if row.get("limit_seconds", 0) > 0:
-            figures["of_limit"] = row["limit_seconds"] / figures["seconds"]
+            # Memory's limit is not one of bytes on the wire.
+            figures["limit_seconds"] = row["limit_seconds"] * (1.0 if "memory_rates" in row else ratio)
+            figures["of_limit"] = figures["limit_seconds"] / figures["seconds"]
         for what in ("payload", "interface"):
             if plan and what in figures and max(map(max, plan)) > 0:
                 # The largest deviation of any node and direction, as a factor.
                 factors = [
-                    got / want
+                    got / (want * (ratio if what == "payload" else 1.0))
                     for node, wanted in zip(figures[what], plan, strict=True)
                     for got, want in zip(node, wanted, strict=True)
                     if want > 0
@@ -484,17 +544,25 @@ COLUMNS = (
     ("nic", "nic", "(B)", 11),
     ("nic_plan", "%plan", "", 7),
     ("ratio", "faster", "(x)", 7),
+    ("nmse", "nmse", "", 9),
 )
 ALWAYS = ("size", "time", "p99", "algbw", "busbw")
 
 
 def columns_for(
-    backends: list[str], *, check: bool = True, limits: bool = False, nodes: int = 1, interface: bool = False
+    backends: list[str],
+    *,
+    check: bool = True,
+    limits: bool = False,
+    nodes: int = 1,
+    interface: bool = False,
+    compress: bool = False,
 ) -> list[str]:
     """The columns that can have something in them."""
     shown = {*ALWAYS}
     shown |= {"backend", "ratio"} if len(backends) > 1 else set()
     shown |= {"wrong"} if check else set()
+    shown |= {"nmse"} if check and compress else set()
     shown |= {"limit", "of_limit"} if limits else set()
     shown |= {"sent", "sent_plan"} if nodes > 1 and "hybridps" in backends else set()
     shown |= {"nic", "nic_plan"} if interface else set()
@@ -524,12 +592,13 @@ def lines_of(row: dict, columns: list[str]) -> list[str]:
             "wrong": "-" if figures["wrong"] is None else str(figures["wrong"]),
             "limit": "-",
             "of_limit": "-",
+            "nmse": f"{figures['nmse']:.1e}" if "nmse" in figures else "-",
             # How many times faster the backend under test is than this one.
             "ratio": "" if name == ours else f"{figures['ours_is_faster_by']:.2f}",
         }
         if row.get("limit_seconds"):
             above = "!" if figures["of_limit"] > ABOVE_LIMIT else ""
-            cells["limit"] = f"{row['limit_seconds'] * 1e6:.0f}"
+            cells["limit"] = f"{figures.get('limit_seconds', row['limit_seconds']) * 1e6:.0f}"
             cells["of_limit"] = f"{figures['of_limit']:.0%}{above}"
         for what, key in (("payload", "sent"), ("interface", "nic")):
             factor = figures.get(what + "_to_plan")
@@ -638,6 +707,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", choices=("cpu", "cuda"), default="cpu", help="of the tensors (default %(default)s)")
     add("--backend", default="hybridps", help="under test (default %(default)s)")
     add("--against", default="", metavar="NAMES", help="other backends, e.g. gloo; they take turns with the first")
+    add("--compress", metavar="CODEC", default="", help="measure this codec too, as what is under test; e.g. int8")
     add("--nic-gbps", metavar="RATE", help="of the cards, or one for each node with commas: gives limit and %%limit")
     add("--mtu", type=int, help="for the goodput (default: the interface's, else 1500)")
     add("--servers-gbps", metavar="RATES", default="", help="of dedicated servers, with commas: they lower the limit")
@@ -674,6 +744,13 @@ def _complaint_of_torch(arguments) -> str:
             known = sorted({*dist.Backend.backend_list, "hybridps"} - {"undefined", "fake"})
             there = ", ".join(name for name in known if dist.is_backend_available(name))
             return f"torch knows no backend {name!r} here; there are {there}"
+    if arguments.compress:
+        import hybridps
+
+        try:
+            hybridps.compress.ratio(arguments.compress)
+        except ValueError as error:
+            return f"--compress: {error}"
     return NO_GPU if arguments.device == "cuda" and not torch.cuda.is_available() else ""
 
 
@@ -690,6 +767,15 @@ def _complaint(arguments) -> str:
         return "--groups, --late and --callbacks need --in-flight"
     if arguments.groups < 1 or arguments.late < 0:
         return "--groups counts from 1, and --late from 0"
+    if arguments.compress and arguments.in_flight:
+        return "--compress and --in-flight: one of them"
+    if arguments.compress and (
+        not set(arguments.collective or ["allreduce"]) <= {"allreduce", "reduce_scatter"}
+        or arguments.op not in ("sum", "avg")
+        or arguments.datatype not in ("float32", "float16", "bfloat16")
+        or arguments.backend != "hybridps"
+    ):
+        return "--compress is for hybridps' allreduce and reduce_scatter of float32, float16 and bfloat16, sums and averages"
     if arguments.in_flight and arguments.device != "cpu":
         return "--in-flight is for tensors on the CPU"
     try:
@@ -723,7 +809,7 @@ def measure_all(arguments) -> int:
     if arguments.store:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         init = {"init_method": f"file://{arguments.store}", "rank": rank, "world_size": world}
-    session = Session(names, arguments.timeout, arguments.device, **init)
+    session = Session(names, arguments.timeout, arguments.device, arguments.compress, **init)
     try:
         return _measure_all(session, arguments, names)
     finally:
@@ -772,12 +858,13 @@ def _measure_all(session, arguments, names: list[str]) -> int:
     for collective in bounds.COLLECTIVES if "all" in asked else asked:
         sizes = sizes_between(arguments.minbytes, arguments.maxbytes, arguments.stepfactor, arguments.stepbytes)
         columns = columns_for(
-            names,
+            list(session.groups),
             check=bool(arguments.check),
             limits=collective != "barrier"
             and (rates is not None or (session.node_count == 1 and arguments.device == "cpu")),
             nodes=session.node_count,
             interface=bool(arguments.interface),
+            compress=bool(arguments.compress),
         )
         if not quiet:
             kind = f", {arguments.datatype}" if collective != "barrier" else ""

@@ -46,3 +46,24 @@ def test_types_and_operations_are_checked():
 def test_a_backend_that_does_not_exist_is_an_error():
     done = bench("--backend", "nonsense")
     assert done.returncode == 2 and "nonsense" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_codec_beside_the_same_without_it(tmp_path):
+    path = tmp_path / "result.json"
+    done = bench("allreduce", "reduce_scatter", "--nodes", "2", "--compress", "int8", "-b", "1K", "-e", "1M", "-f", "1024",
+                 "-n", "2", "-w", "1", "--nic-gbps", "1", "--json", str(path))  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for row in json.loads(path.read_text())["rows"]:
+        assert list(row["backends"]) == ["int8", "hybridps"]
+        ours, plain = row["backends"].values()
+        assert plain["wrong"] == 0 and "nmse" not in plain
+        if row["bytes"] == 1024:  # too small
+            assert ours["wrong"] == 0 and "nmse" not in ours
+            continue
+        assert ours["wrong"] is None and 1e-6 < ours["nmse"] < 1e-4
+        assert ours["limit_seconds"] == pytest.approx(row["limit_seconds"] * 34 / 128)
+        assert ours["payload_to_plan"] == pytest.approx(1, abs=0.03)
+        assert ours["payload"][0][0] == pytest.approx(plain["payload"][0][0] * 34 / 128, rel=0.03)
+    for wrong, says in ((["--compress", "int9"], "no codec 'int9'"), (["broadcast", "--compress", "int8"], "--compress is for")):
+        done = bench("--nodes", "2", *wrong)
+        assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr

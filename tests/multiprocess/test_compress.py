@@ -107,7 +107,7 @@ def stock_ddp(rank, world):
 
 
 def test_stock_ddp_is_compressed_and_nothing_else_is():
-    for found in (results := run_ranks(stock_ddp, "2+1+1", env=ENV | {"HYBRIDPS_COMPRESS": "int8"})):
+    for found in (results := run_ranks(stock_ddp, "2+1+1", env=ENV | {"HYBRIDPS_COMPRESS": "int8:auto=0"})):
         assert found["plain_compresses"] == 0
         assert found["compressed"] > 8
         assert found["digest"] == results[0]["digest"]
@@ -250,7 +250,9 @@ def remembered(rank, world):
     compress.load_state_dict(state, fresh)
     train(rank, fresh, steps=0)
     nothing = compress.stats(fresh)["residual_norm"]
+    unclaimed = [compress.stats(fresh)["unclaimed"]]
     train(rank, fresh, steps=1)
+    unclaimed.append(compress.stats(fresh)["unclaimed"])
     other = dist.new_group(pg_options=options("onebit"))
     errors = []
     for wrong in (state, {"tensors": []}):
@@ -261,6 +263,7 @@ def remembered(rank, world):
     return {
         "tensors": [(t["ordinal"], t["numel"], float(t["residual"].norm())) for t in state["tensors"]],
         "nothing": nothing,
+        "unclaimed": unclaimed,
         "after": compress.stats(fresh)["residual_norm"],
         "errors": errors,
     }
@@ -271,6 +274,7 @@ def test_what_is_left_out_can_be_saved_and_loaded():
         assert len(found["tensors"]) >= 2
         assert any(norm > 0 for _, _, norm in found["tensors"])
         assert found["nothing"] == 0 and found["after"] > 0
+        assert found["unclaimed"][0] == len(found["tensors"]) > found["unclaimed"][1]
         assert "codec" in found["errors"][0] and "no state" in found["errors"][1]
 
 
@@ -331,3 +335,112 @@ def test_bytes_on_a_card_are_the_formula(nodes):
             # One bit a value, and one more for zeros where there are some: in sums of two nodes there often are.
             most = planned * (66 / 34 if codec == "onebit" else 1)
             assert 0.99 * planned <= sent <= 1.01 * most, (codec, size, sent, planned)
+
+
+def whether_it_pays(rank, world):
+    import hybridps.compress as compress
+
+    found = []
+    for codec in ("int8", "topk:k=0.25,warmup=1", "int8:auto=0"):
+        group = dist.new_group(pg_options=options(codec))
+        torch.manual_seed(0)
+        model = nn.parallel.DistributedDataParallel(nn.Linear(600, 700), process_group=group)
+        counts = []
+        for step in range(16):
+            before = count()
+            model(torch.randn(4, 600, generator=torch.Generator().manual_seed(10 * step + rank))).square().mean().backward()
+            counts.append(count() - before)
+            if step in (2, 5):  # which may be a trial's
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+                optimizer.step()
+        found.append((compress.stats(group)["classes"], counts, digest([p.grad for p in model.parameters()])))
+    return found
+
+
+def test_whether_a_codec_pays_is_decided_once_and_alike():
+    results = run_ranks(whether_it_pays, "1+1+1", env=ENV)
+    for found in results:
+        assert [f[1:] for f in found] == [f[1:] for f in results[0]]
+        for (classes, counts, _), (expected, _, _) in zip(found, results[0], strict=True):
+            assert [(c["compressed"], c["by"]) for c in classes] == [(c["compressed"], c["by"]) for c in expected]
+            assert [c["bytes_min"] for c in classes] == sorted(c["bytes_min"] for c in classes)
+            used = classes[2]  # 1.7 MB
+            assert used["sizes"] == "1 MiB to 4 MiB"
+            if used["by"] == "trial":  # before and after it
+                assert counts[5:11].count(0) in (2, 3, 5, 6) and used["plain_seconds"] > 0
+                assert used["compressed"] == (used["compressed_seconds"] < used["plain_seconds"])
+            assert (counts[-1] > 0) == used["compressed"]
+            assert counts[0] > 0 or counts[1] > 0
+        assert [c["by"] for c in found[2][0]] == ["forced"] * 5 and 0 not in found[2][1]
+        assert found[0][0][2]["by"] in ("codec_share", "trial")
+        assert found[1][0][2]["by"] in ("codec_share", "trial")
+
+
+def adds_up(rank, world):
+    """A thousand steps of stock DDP whose gradients are known: what was applied and what is left out are all of it."""
+    import hybridps.compress as compress
+
+    sizes, block, poisoned = (4000, 2900, 1700), 32, 500
+    dist._DEFAULT_FIRST_BUCKET_BYTES = 1  # so that each parameter is a bucket
+
+    class Given(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ParameterList(torch.zeros(size) for size in sizes)
+
+        def forward(self, gradients):
+            return sum((part * gradient).sum() for part, gradient in zip(self.parts, gradients, strict=True))
+
+    def gradients(step, of):
+        generator = torch.Generator().manual_seed(100003 * step + of)
+        values = [torch.randn(size, generator=generator) for size in sizes]
+        for value in values:
+            value[512:1024] = 0.0
+        return values
+
+    group = dist.new_group(pg_options=options("int4:auto=0"))
+    plain = dist.new_group(pg_options=options("none"))
+    model = nn.parallel.DistributedDataParallel(Given(), process_group=group, bucket_cap_mb=1e-6)
+    parts = list(model.module.parts)
+    given = [torch.zeros(size, dtype=torch.float64) for size in sizes]
+    applied = [torch.zeros(size, dtype=torch.float64) for size in sizes]
+    nans = []
+    for step in range(1000):
+        model.zero_grad()
+        turns = [2 * step, 2 * step + 1] if step % 5 == 3 else [2 * step]
+        for turn in turns:
+            mine = gradients(turn, rank)
+            if step == poisoned and rank == 0:
+                mine[0][3] = float("nan")
+            if turn != turns[-1]:
+                with model.no_sync():
+                    model(mine).backward()
+            else:
+                model(mine).backward()
+        if step < 2:  # the first steps are in bf16, and DDP rebuilds its buckets
+            continue
+        nans.append(sum(int(part.grad.isnan().sum()) for part in parts))
+        for index, part in enumerate(parts):
+            applied[index] += part.grad.double().nan_to_num(0.0)
+            for turn in turns:
+                for of in range(world):
+                    given[index] += gradients(turn, of)[index].double() / world
+    norm = 0.0
+    for entry in compress.state_dict(group)["tensors"]:
+        left = torch.zeros(entry["numel"], dtype=torch.float64)
+        for kept in ("residual", "owed"):
+            if entry[kept].numel():
+                left += entry[kept].double()
+        dist.all_reduce(left, group=plain)
+        norm += float(left.norm())
+        applied[sizes.index(entry["numel"])] += left
+    given[0][:block] = applied[0][:block] = 0.0  # of the step that was not finite the others' part is lost
+    apart = max(float((a - g).norm() / g.norm()) for a, g in zip(applied, given, strict=True))
+    return apart, norm, {step + 2: n for step, n in enumerate(nans) if n}
+
+
+def test_what_was_applied_and_what_is_left_out_are_all_gradients_of_a_thousand_steps():
+    for apart, norm, nans in run_ranks(adds_up, "1+1", env=ENV):
+        assert apart < 1e-5
+        assert norm > 0
+        assert nans == {500: 32}

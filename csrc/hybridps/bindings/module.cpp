@@ -255,18 +255,42 @@ py::list compression_state(ProcessGroupHybrid& group) {
   return all;
 }
 
+double compression_ratio(const std::string& codec, const std::string& dtype) {
+  const auto ratio = pg::ratio_of(codec, dtype);
+  if (!ratio.is_ok()) throw py::value_error(std::string(ratio.status().message()));
+  return ratio.value();
+}
+
 py::dict compression_summary(ProcessGroupHybrid& group) {
   engine::Group::RememberedSummary summary;
+  std::vector<pg::Compression::Class> decided;
+  std::size_t unclaimed = 0;
   {
     const py::gil_scoped_release released;
     summary = group.remembered_summary();
+    decided = group.compression_classes();
+    unclaimed = group.compression_unclaimed();
+  }
+  py::list classes;
+  for (const pg::Compression::Class& c : decided) {
+    py::dict one;
+    one["sizes"] = c.sizes;
+    one["bytes_min"] = c.bytes_min;
+    one["compressed"] = c.decision.coded;
+    one["by"] = c.why;
+    one["codec_share"] = c.decision.codec_share;
+    one["compressed_seconds"] = c.decision.coded_seconds;
+    one["plain_seconds"] = c.decision.plain_seconds;
+    classes.append(one);
   }
   py::dict found;
+  found["classes"] = classes;
   found["residual_norm"] = summary.norm;
   found["tensors"] = summary.tensors;
   found["memory_bytes"] = summary.bytes;
   found["dropped"] = summary.dropped;
   found["refused"] = summary.refused;
+  found["unclaimed"] = unclaimed;
   return found;
 }
 
@@ -350,6 +374,7 @@ void bind(py::module_& module) {
 
   module.def("create_backend", &create_backend, py::arg("dist_backend_opts"), py::arg("pg_options"),
              py::arg("called_at"));
+  module.def("compression_ratio", &compression_ratio, py::arg("codec"), py::arg("dtype"));
   module.def("config_table", &config_table);
   module.def("check_settings", &check_settings, py::arg("local_rank"), py::arg("local_size"), py::arg("ask"));
   module.def("build_info", &build_info);

@@ -70,6 +70,10 @@ class KernelCodec final : public Codec {
     return bytes == 0 ? 0 : front_bytes_ + blocks_bytes(bytes / element_bytes_, /*masked=*/true);
   }
 
+  std::size_t bytes_full(std::size_t bytes) const noexcept override {
+    return bytes == 0 ? 0 : front_bytes_ + blocks_bytes(bytes / element_bytes_, /*masked=*/false);
+  }
+
   std::size_t encode(const std::byte* in, std::size_t bytes, Place& place, std::byte* out) const override {
     const std::size_t n = bytes / element_bytes_;
     thread_local std::vector<float> scratch;
@@ -83,14 +87,12 @@ class KernelCodec final : public Codec {
     Draw draw = draw_;
     draw.seed = kernel_ == Kernel::kRandomK ? place.seed : place.seed + place.speaker * kSpeakerStep;
     draw.first = place.first;
-    if (kernel_ == Kernel::kOneBit) {
-      draw.masked = table_.has_zero(values, place.residual, n);
-      out[0] = std::byte{draw.masked};
-    } else if (front_bytes_ == kPlaceBytes) {
+    if (front_bytes_ == kPlaceBytes) {
       std::memcpy(out, &place.seed, 8);
       std::memcpy(out + 8, &place.first, 8);
     }
     place.not_finite += kernels_.encode(values, place.residual, n, draw, out + front_bytes_);
+    if (kernel_ == Kernel::kOneBit) out[0] = std::byte{draw.masked};
     return front_bytes_ + blocks_bytes(n, draw.masked);
   }
 

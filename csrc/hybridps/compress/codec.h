@@ -36,6 +36,8 @@ class Codec : public reduce::Format {
   virtual std::size_t block_elements() const noexcept = 0;
   /// The most that so many bytes of elements become: permits are paid for it.
   virtual std::size_t bytes_max(std::size_t bytes) const noexcept = 0;
+  /// What they become where none is zero.
+  virtual std::size_t bytes_full(std::size_t bytes) const noexcept = 0;
   /// Writes at most bytes_max(bytes) bytes to `out` and returns how many. `in` is left as it is.
   virtual std::size_t encode(const std::byte* in, std::size_t bytes, Place& place, std::byte* out) const = 0;
   /// Whether these can be the bytes of a chunk that has so many in memory: from a peer, to be asked before expand().

@@ -26,8 +26,9 @@ struct Draw {
 
 /// n elements of `in` (and what was left out before, `residual`, null: nothing is remembered) become blocks at `out`;
 /// what is left out now goes to `residual`. `n` need not be whole blocks: the last one is shorter. Returns how many
-/// blocks had a value that is not finite: such a block is NaN on the other side, and its residual stays as it was.
-using Encode = std::uint32_t (*)(const float* in, float* residual, std::size_t n, const Draw& draw, std::byte* out);
+/// blocks had a value that is not finite: such a block is NaN on the other side, and its residual stays as it was. One bit: `draw.masked`
+/// says whether there were zeros.
+using Encode = std::uint32_t (*)(const float* in, float* residual, std::size_t n, Draw& draw, std::byte* out);
 /// The reverse.
 using Decode = void (*)(const std::byte* in, std::size_t n, const Draw& draw, float* out);
 
@@ -42,8 +43,6 @@ inline constexpr std::size_t kKernelCount = 9;
 struct KernelTable {
   const char* name = nullptr;  // "scalar", "avx2", "avx512", "neon"
   Kernels kernels[kKernelCount] = {};
-  /// Whether one of n sums of `in` and `residual` (may be null) is zero.
-  bool (*has_zero)(const float* in, const float* residual, std::size_t n) = nullptr;
   /// Elements of 16 bits (bf16: true, else fp16) and fp32.
   void (*widen)(const std::byte* in, std::size_t n, bool bf16, float* out) = nullptr;
   void (*narrow)(const float* in, std::size_t n, bool bf16, std::byte* out) = nullptr;

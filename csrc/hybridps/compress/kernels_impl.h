@@ -138,7 +138,7 @@ inline std::uint32_t encode_cast_blocks(const float* in, float* residual, std::s
   return 0;
 }
 template <bool kBf16>
-std::uint32_t encode_cast(const float* in, float* residual, std::size_t n, const Draw&, std::byte* out) noexcept {
+std::uint32_t encode_cast(const float* in, float* residual, std::size_t n, Draw&, std::byte* out) noexcept {
   return residual != nullptr ? encode_cast_blocks<kBf16, true>(in, residual, n, out)
                              : encode_cast_blocks<kBf16, false>(in, residual, n, out);
 }
@@ -220,7 +220,7 @@ inline std::uint32_t int8_blocks(const float* in, float* residual, std::size_t n
   if (at < n) odd += int8_block<kFeedback>(in + at, kFeedback ? residual + at : nullptr, n - at, out);
   return odd;
 }
-std::uint32_t encode_int8(const float* in, float* residual, std::size_t n, const Draw&, std::byte* out) noexcept {
+std::uint32_t encode_int8(const float* in, float* residual, std::size_t n, Draw&, std::byte* out) noexcept {
   return residual != nullptr ? int8_blocks<true>(in, residual, n, out) : int8_blocks<false>(in, residual, n, out);
 }
 [[gnu::always_inline]] inline void int8_values(const std::byte* in, std::size_t n, float* out) noexcept {
@@ -291,7 +291,7 @@ inline std::uint32_t int4_blocks(const float* in, float* residual, std::size_t n
   if (at < n) odd += int4_block<kFeedback>(in + at, kFeedback ? residual + at : nullptr, n - at, out);
   return odd;
 }
-std::uint32_t encode_int4(const float* in, float* residual, std::size_t n, const Draw&, std::byte* out) noexcept {
+std::uint32_t encode_int4(const float* in, float* residual, std::size_t n, Draw&, std::byte* out) noexcept {
   return residual != nullptr ? int4_blocks<true>(in, residual, n, out) : int4_blocks<false>(in, residual, n, out);
 }
 [[gnu::always_inline]] inline void int4_values(const std::byte* in, std::size_t n, float* out) noexcept {
@@ -344,17 +344,28 @@ inline bool is_set(const std::byte* bits, std::size_t i) noexcept {
       out[k] = float_of_bits(bits_of_float(out[k]) & (std::uint32_t{is_set(signs + bytes, k)} - 1U));
 }
 
+enum class Found { kValues, kZeros, kNotFinite };
+
+[[gnu::always_inline]] inline bool has_zero(const float* p, std::size_t n) noexcept {
+  std::uint32_t found = 0;
+#pragma GCC unroll 1
+  for (std::size_t i = 0; i < n; ++i) found |= std::uint32_t{(bits_of_float(p[i]) & kAbs) == 0};
+  return found != 0;
+}
+
+/// kZeros: nothing has been done, the chunk needs to say where they are.
 template <bool kFeedback>
-[[gnu::always_inline]] inline bool onebit_block(const float* in, float* residual, std::size_t n, bool masked, std::byte* out) noexcept {
+[[gnu::always_inline]] inline Found onebit_block(const float* in, float* residual, std::size_t n, bool masked, std::byte* out) noexcept {
   alignas(64) float p[kBlockOneBit];
   const std::uint32_t largest = gather<kFeedback>(in, residual, n, p);
+  if (!masked && largest < kInfinity && has_zero(p, n)) return Found::kZeros;
   const std::size_t bytes = (n + 7) / 8;
   std::byte* const signs = out + 2;
   std::byte* const zeros = signs + bytes;
   if (largest >= kInfinity) {
     put16(out, kNanScale);
     fill(signs, masked ? 2 * bytes : bytes, 0);
-    return true;
+    return Found::kNotFinite;
   }
   float lanes[16] = {};
   std::size_t i = 0;
@@ -398,21 +409,44 @@ template <bool kFeedback>
       for (std::size_t k = 0; k < n; ++k)
         residual[k] = p[k] - float_of_bits(bits_of_float(size) | (bits_of_float(p[k]) & ~kAbs));
   }
-  return false;
+  return Found::kValues;
 }
 inline std::size_t onebit_bytes(std::size_t n, bool masked) noexcept { return 2 + (masked ? 2 : 1) * ((n + 7) / 8); }
 
+/// Blocks that were written without a mask get one, of no zeros; from the last on, as they grow.
+inline void onebit_add_masks(std::byte* out, std::size_t blocks) noexcept {
+  constexpr std::size_t kPlain = 2 + kBlockOneBit / 8;
+  constexpr std::size_t kMasked = 2 + 2 * (kBlockOneBit / 8);
+  for (std::size_t i = blocks; i-- > 0;) {
+    __builtin_memmove(out + i * kMasked, out + i * kPlain, kPlain);
+    fill(out + i * kMasked + kPlain, kMasked - kPlain, 0);
+  }
+}
+
+/// Most chunks have no zeros: all are taken as such until there is one. Then `masked` is set.
 template <bool kFeedback>
-inline std::uint32_t onebit_blocks(const float* in, float* residual, std::size_t n, bool masked,
+inline std::uint32_t onebit_blocks(const float* in, float* residual, std::size_t n, bool& masked,
                                    std::byte* out) noexcept {
   std::uint32_t odd = 0;
-  std::size_t at = 0;
-  for (; at + kBlockOneBit <= n; at += kBlockOneBit, out += onebit_bytes(kBlockOneBit, masked))
-    odd += onebit_block<kFeedback>(in + at, kFeedback ? residual + at : nullptr, kBlockOneBit, masked, out);
-  if (at < n) odd += onebit_block<kFeedback>(in + at, kFeedback ? residual + at : nullptr, n - at, masked, out);
+  std::byte* const begin = out;
+  for (std::size_t at = 0; at < n;) {
+    const std::size_t count = n - at < kBlockOneBit ? n - at : kBlockOneBit;
+    float* const left = kFeedback ? residual + at : nullptr;
+    const Found found = count == kBlockOneBit ? onebit_block<kFeedback>(in + at, left, kBlockOneBit, masked, out)
+                                              : onebit_block<kFeedback>(in + at, left, count, masked, out);
+    if (found == Found::kZeros) {
+      masked = true;
+      onebit_add_masks(begin, at / kBlockOneBit);
+      out = begin + at / kBlockOneBit * onebit_bytes(kBlockOneBit, true);
+      continue;
+    }
+    odd += found == Found::kNotFinite;
+    out += onebit_bytes(count, masked);
+    at += count;
+  }
   return odd;
 }
-std::uint32_t encode_onebit(const float* in, float* residual, std::size_t n, const Draw& draw, std::byte* out) noexcept {
+std::uint32_t encode_onebit(const float* in, float* residual, std::size_t n, Draw& draw, std::byte* out) noexcept {
   return residual != nullptr ? onebit_blocks<true>(in, residual, n, draw.masked, out)
                              : onebit_blocks<false>(in, residual, n, draw.masked, out);
 }
@@ -422,20 +456,6 @@ void decode_onebit(const std::byte* in, std::size_t n, const Draw& draw, float* 
     onebit_values(in, kBlockOneBit, draw.masked, out + at);
   if (at < n) onebit_values(in, n - at, draw.masked, out + at);
 }
-bool has_zero(const float* in, const float* residual, std::size_t n) noexcept {
-  constexpr std::size_t kStep = 1024;
-  for (std::size_t at = 0; at < n; at += kStep) {
-    const std::size_t count = n - at < kStep ? n - at : kStep;
-    std::uint32_t found = 0;
-    if (residual != nullptr)
-      for (std::size_t i = 0; i < count; ++i) found |= std::uint32_t{in[at + i] + residual[at + i] == 0.0F};
-    else
-      for (std::size_t i = 0; i < count; ++i) found |= std::uint32_t{in[at + i] == 0.0F};
-    if (found != 0) return true;
-  }
-  return false;
-}
-
 // --- lots ------------------------------------------------------------------------------------------------------------
 
 /// Of a counter: the finaliser of SplitMix64 (Steele et al., OOPSLA 2014).
@@ -501,7 +521,7 @@ inline bool topk_block(const float* in, float* residual, std::size_t n, std::siz
   }
   return false;
 }
-std::uint32_t encode_topk(const float* in, float* residual, std::size_t n, const Draw& draw, std::byte* out) noexcept {
+std::uint32_t encode_topk(const float* in, float* residual, std::size_t n, Draw& draw, std::byte* out) noexcept {
   std::uint32_t odd = 0;
   for (std::size_t at = 0; at < n; at += kBlockSparse) {
     const std::size_t count = n - at < kBlockSparse ? n - at : kBlockSparse;
@@ -544,7 +564,7 @@ inline void visit_indices(const std::uint64_t* chosen, Visit visit) noexcept {
       visit(word * 64 + static_cast<std::size_t>(__builtin_ctzll(left)));
 }
 
-std::uint32_t encode_randomk(const float* in, float* residual, std::size_t n, const Draw& draw,
+std::uint32_t encode_randomk(const float* in, float* residual, std::size_t n, Draw& draw,
                              std::byte* out) noexcept {
   std::uint32_t odd = 0;
   alignas(64) float p[kBlockSparse];
@@ -609,7 +629,7 @@ inline float natural_value(std::uint32_t code) noexcept {
 }
 
 template <bool kNatural>
-std::uint32_t encode_dither(const float* in, float* residual, std::size_t n, const Draw& draw,
+std::uint32_t encode_dither(const float* in, float* residual, std::size_t n, Draw& draw,
                             std::byte* out) noexcept {
   std::uint32_t odd = 0;
   const auto levels = static_cast<float>(draw.levels);
@@ -713,7 +733,6 @@ consteval KernelTable make_table(const char* name) {
   set(Kernel::kRandomK, encode_randomk, decode_randomk);
   set(Kernel::kLinear, encode_dither<false>, decode_dither<false>);
   set(Kernel::kNatural, encode_dither<true>, decode_dither<true>);
-  table.has_zero = has_zero;
   table.widen = widen_all;
   table.narrow = narrow_all;
   table.nesterov = nesterov;

@@ -49,22 +49,25 @@ void Residuals::drop(TensorKey key) {
   ++dropped_;
 }
 
-void Residuals::move_to(Residuals& to, TensorKey key, std::uint64_t first, std::uint64_t end) {
+void Residuals::move_to(Residuals& to, TensorKey key, const std::vector<Range>& stays) {
   const auto found = kept_.find(key);
   if (found == kept_.end() || !found->second.values) return;
   const std::uint64_t elements = found->second.elements;
   float* const from = found->second.values.get();
   float* target = nullptr;
-  for (std::uint64_t i = 0; i < elements; ++i) {
-    if (i == first) i = std::max(i, end);
-    if (i >= elements) return;
-    if (from[i] == 0.0F) continue;
-    if (target == nullptr) target = to.at(key, elements, 0);
-    if (target == nullptr) {
-      ++dropped_;
-      return;
+  std::uint64_t i = 0;
+  for (std::size_t range = 0; range <= stays.size(); ++range) {
+    const bool last = range == stays.size();
+    for (const std::uint64_t end = last ? elements : std::min(stays[range].first, elements); i < end; ++i) {
+      if (from[i] == 0.0F) continue;
+      if (target == nullptr) target = to.at(key, elements, 0);
+      if (target == nullptr) {
+        ++dropped_;
+        return;
+      }
+      target[i] += std::exchange(from[i], 0.0F);
     }
-    target[i] += std::exchange(from[i], 0.0F);
+    if (!last) i = std::max(i, stays[range].end);
   }
 }
 

@@ -36,8 +36,12 @@ class Residuals : core::Pinned {
   /// this key for a tensor of another size is dropped.
   float* at(TensorKey key, std::uint64_t elements, std::uint64_t first);
   void drop(TensorKey key);
-  /// All of the tensor but elements [first, end) is added to what `to` has of it, and is zero here.
-  void move_to(Residuals& to, TensorKey key, std::uint64_t first, std::uint64_t end);
+  struct Range {
+    std::uint64_t first = 0;
+    std::uint64_t end = 0;
+  };
+  /// All of the tensor but `stays`, in ascending order, is added to what `to` has of it, and is zero here.
+  void move_to(Residuals& to, TensorKey key, const std::vector<Range>& stays);
 
   struct Stats {
     std::uint64_t tensors = 0;

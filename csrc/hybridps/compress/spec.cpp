@@ -22,7 +22,7 @@ constexpr Named kNamed[] = {
 constexpr std::uint32_t kWarmUpWithFeedback = 2;
 constexpr std::string_view kGrammar =
     "expected none, bf16, fp16, int8, int4, onebit, topk, randomk or dithering, and after a colon, with commas between: "
-    "ef=0|1, warmup=STEPS, momentum=M, when=backward|always, for topk and randomk k=PART, for dithering "
+    "ef=0|1, warmup=STEPS, momentum=M, when=backward|always, auto=0|1, for topk and randomk k=PART, for dithering "
     "kind=linear|natural and levels=7|127; e.g. int8, or topk:k=0.05,ef=1";
 
 core::Status wrong(std::string_view text, std::string_view why) {
@@ -81,6 +81,8 @@ core::Result<Spec> parse_spec(std::string_view text) {
     } else if (key == "when") {
       fine = value == "backward" || value == "always";
       spec.always = value == "always";
+    } else if (key == "auto") {
+      fine = flag(spec.decides);
     } else if (key == "k" && sparse) {
       fine = number && *number > 0.0 && *number <= kPartMax;
       if (number && !fine) return wrong(text, "k is a part, above 0 and at most 0.25: more would not be smaller");
@@ -97,6 +99,8 @@ core::Result<Spec> parse_spec(std::string_view text) {
     if (!fine) return wrong(text, "'" + std::string(pair) + "' is not a value of it");
   }
   if (spec.natural && spec.levels != 7) return wrong(text, "natural dithering has levels of its own");
+  // Momentum is part of what the caller trains with: it may not go.
+  if (spec.momentum > 0.0) spec.decides = false;
   if (spec.kind != Kind::kNone) spec.warm_up = warm_up.value_or(spec.feedback ? kWarmUpWithFeedback : 0);
   return spec;
 }
@@ -113,7 +117,7 @@ std::string text_of(const Spec& spec) {
     if (!spec.natural) out << ",levels=" << spec.levels;
   }
   if (spec.momentum > 0.0) out << ",momentum=" << spec.momentum;
-  out << ",when=" << (spec.always ? "always" : "backward");
+  out << ",when=" << (spec.always ? "always" : "backward") << ",auto=" << spec.decides;
   return out.str();
 }
 

@@ -24,6 +24,7 @@ struct Spec {
   std::uint32_t warm_up = 0;    // steps in bf16 before the codec
   double momentum = 0.0;        // Nesterov's, on the contributions; 0: none
   bool always = false;          // also what is called outside of a backward pass
+  bool decides = true;          // whether it pays, by measuring; false: it is used whatever it costs
 
   explicit operator bool() const noexcept { return kind != Kind::kNone; }
   bool operator==(const Spec&) const = default;

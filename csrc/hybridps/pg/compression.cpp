@@ -1,14 +1,27 @@
 #include "hybridps/pg/compression.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <limits>
 #include <utility>
+
+#include "hybridps/core/log.h"
 
 namespace hybridps::pg {
 namespace {
 
 // A tensor that no step has reduced for so long is not coming back: DDP has rebuilt its buckets, or the model is gone.
 constexpr std::uint64_t kStepsKept = 16;
+
+double ratio_of(const compress::Codec* codec) {
+  constexpr std::size_t kBytes = 1 << 20;
+  return codec == nullptr ? 1.0 : static_cast<double>(codec->bytes_full(kBytes)) / kBytes;
+}
+
+/// Of fp32, which what trains mostly is.
+double ratio_of(const compress::Codecs* codecs) {
+  return ratio_of(codecs == nullptr ? nullptr : codecs->of(false, core::DType::kFloat32));
+}
 
 std::uint64_t bytes_in(const std::vector<worker::Piece>& pieces) {
   std::uint64_t bytes = 0;
@@ -18,16 +31,24 @@ std::uint64_t bytes_in(const std::vector<worker::Piece>& pieces) {
 
 }  // namespace
 
-void Compression::choose(worker::Operation& operation, int graph_task) {
+Compression::Compression(std::shared_ptr<const compress::Codecs> codecs, std::uint64_t bytes_min, std::string group,
+                         bool tells)
+    : codecs_(std::move(codecs)),
+      bytes_min_(bytes_min),
+      group_(std::move(group)),
+      tells_(tells),
+      payoff_(ratio_of(codecs_.get()), codecs_ != nullptr && codecs_->spec().decides) {}
+
+void Compression::choose(worker::Operation& operation, const void* address, int graph_task) {
   if (codecs_ == nullptr) return;
   const bool allreduce = operation.kind == schedule::Kind::kAllReduce;
   if (!allreduce && operation.kind != schedule::Kind::kReduceScatter) return;
   if (operation.op != core::ReduceOp::kSum && operation.op != core::ReduceOp::kAvg) return;
-  if (operation.scope != schedule::Scope::kRanks) return;
+  if (operation.scope == schedule::Scope::kWitness) return;
   const compress::Spec& spec = codecs_->spec();
   if (graph_task < 0 && !spec.always) return;
-  const std::vector<worker::Piece>& pieces = allreduce ? operation.output : operation.input;
-  const std::uint64_t bytes = bytes_in(pieces);
+  const bool whole = operation.scope == schedule::Scope::kRanks;
+  const std::uint64_t bytes = whole ? bytes_in(allreduce ? operation.output : operation.input) : operation.total_bytes;
   if (bytes == 0 || bytes < bytes_min_ || codecs_->of(/*warming_up=*/false, operation.dtype) == nullptr) return;
 
   if (graph_task < 0) {  // no step, and so no place in one
@@ -38,16 +59,73 @@ void Compression::choose(worker::Operation& operation, int graph_task) {
     ++step_;
     ordinal_ = 0;
     forget_unused();
+    if (step_ > spec.warm_up) begin_step(operation.timeout);
   }
   const std::uint32_t ordinal = ordinal_++;
   if (step_ <= spec.warm_up) {
     if (codecs_->of(/*warming_up=*/true, operation.dtype) != nullptr) operation.coding = wire::Coding::kWarmUp;
     return;
   }
+  operation.timed = payoff_.timed(bytes);
+  operation.forgotten = std::exchange(forgotten_, {});
+  // What is left out of a tensor stays while it is tried without, and is forgotten where that is how it stays.
+  if (!payoff_.is_coded(bytes)) return;
   operation.coding = wire::Coding::kFull;
   if (spec.feedback || spec.momentum > 0.0)
-    operation.tensor = key_of({{ordinal, bytes, operation.dtype}, pieces.front().data, false, step_, 0}, operation);
-  operation.forgotten = std::exchange(forgotten_, {});
+    operation.tensor = key_of({{ordinal, bytes, operation.dtype}, address, false, step_, 0}, operation);
+}
+
+std::vector<Compression::Class> Compression::classes() const {
+  static constexpr const char* kWhy[] = {"undecided", "forced", "codec_share", "trial"};
+  std::vector<Class> all;
+  for (std::size_t i = 0; i < compress::Payoff::kClasses; ++i) {
+    const compress::Payoff::Decision& decision = payoff_.decisions()[i];
+    all.push_back({compress::Payoff::class_text(i), compress::Payoff::class_begin(i),
+                   kWhy[static_cast<std::size_t>(decision.why)], decision});
+    all.back().decision.coded = codecs_ != nullptr && decision.coded;
+  }
+  return all;
+}
+
+void Compression::begin_step(std::chrono::milliseconds timeout) {
+  if (const auto ballot = std::exchange(ballot_, {})) {
+    std::unique_lock lock(ballot->mutex);
+    ballot->changed.wait(lock, [&] { return ballot->good.has_value(); });
+    payoff_.answer(*ballot->good ? ballot->values : std::vector<double>());
+    if (payoff_.is_decided()) tell();
+  }
+  payoff_.begin_step();
+  auto question = payoff_.question();
+  if (!question) return;
+  ballot_ = std::make_shared<Ballot>();
+  ballot_->values = std::move(*question);
+  worker::Operation all;
+  all.kind = schedule::Kind::kAllReduce;
+  all.dtype = core::DType::kFloat64;
+  all.op = core::ReduceOp::kMin;
+  all.output = {{reinterpret_cast<std::byte*>(ballot_->values.data()), ballot_->values.size() * sizeof(double)}};
+  all.timeout = timeout;
+  vote_ = Vote{std::move(all), [ballot = ballot_](const worker::Outcome& outcome) {
+                 const std::lock_guard lock(ballot->mutex);
+                 ballot->good = outcome.status.is_ok();
+                 ballot->changed.notify_all();
+               }};
+}
+
+void Compression::tell() const {
+  if (!tells_) return;
+  using Payoff = compress::Payoff;
+  std::string text;
+  for (std::size_t i = 0; i < Payoff::kClasses; ++i) {
+    const Payoff::Decision& decision = payoff_.decisions()[i];
+    if (decision.why == Payoff::Why::kUndecided) continue;
+    char times[96];
+    std::snprintf(times, sizeof times, " (%.3g ms a step, %s %.3g)", decision.coded_seconds * 1e3,
+                  decision.why == Payoff::Why::kTrial ? "as they are" : "else about", decision.plain_seconds * 1e3);
+    text += (text.empty() ? "" : ", ") + Payoff::class_text(i) + (decision.coded ? " compressed" : " as they are") + times;
+  }
+  core::log_info("group \"", group_, "\": by measurement of the first steps, ", compress::text_of(codecs_->spec()),
+                 " pays or does not for sums ", text, "; auto=0 uses it for all");
 }
 
 std::vector<std::pair<Compression::Place, compress::TensorKey>> Compression::tensors() const {
@@ -104,6 +182,20 @@ void Compression::forget_unused() {
     free_keys_.push_back(tensor.key);
     return true;
   });
+}
+
+core::Result<double> ratio_of(const std::string& codec, const std::string& dtype) {
+  const auto spec = compress::parse_spec(codec);
+  if (!spec.is_ok()) return spec.status();
+  core::DType type = core::DType::kFloat32;
+  if (dtype == "bfloat16") {
+    type = core::DType::kBfloat16;
+  } else if (dtype == "float16") {
+    type = core::DType::kFloat16;
+  } else if (dtype != "float32") {
+    return 1.0;
+  }
+  return ratio_of(compress::make_codec(spec.value(), type).get());
 }
 
 }  // namespace hybridps::pg

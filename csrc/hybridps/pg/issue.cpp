@@ -120,7 +120,12 @@ void ProcessGroupHybrid::submit(const std::shared_ptr<engine::Group>& group, con
       refuse_without_order(group, work->describe(), *parent);
     }
     work->set_order(order_of_this_lane());
-    for (auto& operation : operations) compression_->choose(operation, torch::autograd::get_current_graph_task_id());
+    for (auto& operation : operations) {
+      const auto& pieces = operation.kind == schedule::Kind::kAllReduce ? operation.output : operation.input;
+      compression_->choose(operation, pieces.empty() ? nullptr : pieces.front().data,
+                           torch::autograd::get_current_graph_task_id());
+    }
+    if (auto vote = compression_->take_vote()) group->submit(std::move(vote->operation), std::move(vote->done), false);
   }
   for (auto& operation : operations) {
     const auto sequence = group->submit(

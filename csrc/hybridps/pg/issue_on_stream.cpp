@@ -6,6 +6,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "hybridps/core/config.h"
 #include "hybridps/pg/accelerator.h"
@@ -157,6 +158,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
       if (i + 1 == call.operations.size()) request.finish = std::move(finish);
       request.done = [held](const core::Status& status) { StreamWork::Held::part_over(held, status); };
       request.leave_open = open;
+      if (collective)
+        request.code = [this, &group](worker::Operation& slice, const std::byte* at) {
+          compression_->choose(slice, at, torch::autograd::get_current_graph_task_id());
+          if (auto vote = compression_->take_vote()) group->submit(std::move(vote->operation), std::move(vote->done));
+        };
       auto staged = channels[i]->enqueue(std::move(request));
       check_status(staged.status(), what);
       work->add(std::move(staged).value(), channels[i]);

@@ -117,8 +117,8 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
   require(spec.status(), group_text(*context_));
   if (spec.value()) group_options.compress = compress::text_of(spec.value());
   compression_ = std::make_unique<Compression>(
-      spec.value() ? std::make_shared<const compress::Codecs>(spec.value()) : nullptr,
-      config.value().compress_min_bytes);
+      spec.value() ? std::make_shared<const compress::Codecs>(spec.value()) : nullptr, config.value().compress_min_bytes,
+      context_->group_name, rank_ == 0);
   const core::TimePoint connected_at = core::Clock::now();
   auto engine = engine::Engine::acquire();
   require(engine.status(), "starting the engine for " + group_text(*context_));
@@ -256,6 +256,16 @@ void ProcessGroupHybrid::load_compression_state(std::vector<Compression::Saved> 
 std::uint64_t ProcessGroupHybrid::compression_steps() {
   const std::lock_guard lock(issue_mutex_);
   return compression_->steps();
+}
+
+std::vector<Compression::Class> ProcessGroupHybrid::compression_classes() {
+  const std::lock_guard lock(issue_mutex_);
+  return compression_->classes();
+}
+
+std::size_t ProcessGroupHybrid::compression_unclaimed() {
+  const std::lock_guard lock(issue_mutex_);
+  return compression_->unclaimed();
 }
 
 engine::Group::RememberedSummary ProcessGroupHybrid::remembered_summary() {

@@ -79,6 +79,9 @@ class ProcessGroupHybrid final : public c10d::Backend {
   std::vector<Compression::Saved> compression_state();
   void load_compression_state(std::vector<Compression::Saved> saved, std::uint64_t steps);
   std::uint64_t compression_steps();
+  std::vector<Compression::Class> compression_classes();
+  /// Tensors of a loaded state that none here has asked for yet.
+  std::size_t compression_unclaimed();
   /// compress::text_of() what is in effect: "none", "int8:...".
   std::string compression() const;
   engine::Group::RememberedSummary remembered_summary();

@@ -39,7 +39,7 @@ struct Builder {
     span.source = source;
     span.sink = sink;
     span.bytes = span.agreed_bytes = bytes;
-    span.input_offset = input_offset;
+    span.input_offset = span.agreed_offset = input_offset;
     span.output_offset = output_offset;
     span.chunk_bytes = chunk_bytes;
     span.chunks = chunk_count(bytes, chunk_bytes);
@@ -107,7 +107,8 @@ int rail_of_server(int server, const Topology& topology) {
 // dedicated servers that are asked through this rail. Those take what is their share of the whole tensor, as far as the
 // rail has it.
 std::vector<std::pair<int, std::uint64_t>> rail_cut(std::uint64_t bytes, int rail, const Topology& topology,
-                                                    std::uint64_t sequence, const Limits& limits, Dedicated dedicated) {
+                                                    std::uint64_t sequence, const Limits& limits, Dedicated dedicated,
+                                                    std::uint64_t granule_bytes) {
   const int nodes = topology.nodes();
   if (bytes <= limits.tiny_bytes)
     return {{topology.rail_rank(static_cast<int>(sequence % static_cast<std::uint64_t>(nodes)), rail), bytes}};
@@ -138,7 +139,8 @@ std::vector<std::pair<int, std::uint64_t>> rail_cut(std::uint64_t bytes, int rai
     owners.push_back(topology.size() + server);
     weights.push_back(part * topology.server_weight(server) / here);
   }
-  const std::uint64_t granule = bytes / owners.size() >= kSmallestSpanBytes ? kGranuleBytes : kSmallestSpanBytes;
+  const std::uint64_t granule =
+      std::max(bytes / owners.size() >= kSmallestSpanBytes ? kGranuleBytes : kSmallestSpanBytes, granule_bytes);
   const std::vector<std::uint64_t> cut = cut_by_weight(bytes, weights, granule);
   std::vector<std::pair<int, std::uint64_t>> result;
   for (std::size_t i = 0; i < owners.size(); ++i) result.emplace_back(owners[i], cut[i]);
@@ -229,13 +231,17 @@ std::vector<Span> plan_between_nodes(const Request& request, const Topology& top
            (topology.is_dedicated(owner) ? 0 : members * static_cast<std::uint32_t>(rail + 1));
   };
   std::uint64_t offset = 0;  // in this rank's input or output
+  std::uint64_t agreed = 0;  // in all ranks'
   switch (request.kind) {
     case Kind::kAllReduce:
     case Kind::kReduce:
     case Kind::kBroadcast:
       for (int rail = 0; rail < topology.rails(); ++rail) {
         const std::uint64_t bytes = at(request.rail_bytes, rail);
+        const std::uint64_t rail_begin = agreed;
+        agreed += bytes;
         if (topology.rail_rank(my_node, rail) != me || bytes == 0) continue;
+        const std::uint64_t offset_of_rail = offset;
         if (request.kind == Kind::kBroadcast) {
           const int root_node = topology.node_of(request.root);
           const int source = topology.rail_rank(root_node, rail);
@@ -261,8 +267,12 @@ std::vector<Span> plan_between_nodes(const Request& request, const Topology& top
         const int sink = reduce ? topology.rail_rank(topology.node_of(request.root), rail) : kAll;
         // A dedicated server answers a reduce's root itself, which is not what is wanted here.
         for (const auto& [owner, part] : rail_cut(bytes, rail, topology, request.sequence, limits,
-                                                  reduce ? Dedicated::kStayOut : Dedicated::kTakePart)) {
-          if (part > 0) plan.add(id(owner, rail), owner, kAll, sink, part, offset, offset, rail);
+                                                  reduce ? Dedicated::kStayOut : Dedicated::kTakePart,
+                                                  request.granule_bytes)) {
+          if (part > 0) {
+            plan.add(id(owner, rail), owner, kAll, sink, part, offset, offset, rail);
+            plan.spans.back().agreed_offset = rail_begin + (offset - offset_of_rail);
+          }
           offset += part;
         }
       }
@@ -270,9 +280,12 @@ std::vector<Span> plan_between_nodes(const Request& request, const Topology& top
     case Kind::kReduceScatter:
       for (int rank = 0; rank < topology.size(); ++rank) {
         const int rail = topology.local_index(rank);
-        if (topology.rail_rank(my_node, rail) != me) continue;
         const std::uint64_t bytes = at(request.input_bytes, rank);
+        const std::uint64_t begin = agreed;
+        agreed += bytes;
+        if (topology.rail_rank(my_node, rail) != me) continue;
         plan.add(static_cast<std::uint32_t>(rank), rank, kAll, rank, bytes, offset, 0, rail);
+        plan.spans.back().agreed_offset = begin;
         offset += bytes;
       }
       break;

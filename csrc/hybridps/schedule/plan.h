@@ -128,6 +128,7 @@ struct Span {
   std::uint64_t agreed_bytes = 0;   // on which source and sink must agree: bytes, but in a witness, which carries none
   std::uint64_t input_offset = 0;   // in a contributor's input, bytes
   std::uint64_t output_offset = 0;  // in a consumer's output, bytes
+  std::uint64_t agreed_offset = 0;  // of an aggregate: in what the ranks have together, the same on all of them
   std::uint32_t chunk_bytes = 1;    // all chunks but the last have this many bytes
   std::uint32_t chunks = 1;         // at least 1: a span of 0 bytes is one empty chunk
   std::uint16_t attempt = 0;        // how often it was given to another owner before

@@ -288,6 +288,9 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, Request& reques
       return Status(Code::kInvalidArgument, request.what + ": no scratch memory was given");
     if (Status status = witness(staged, request.operation, group); !status.is_ok()) return status;
   }
+  if (request.code)
+    for (Slice& slice : slices)
+      if (slice.crosses) request.code(slice.operation, slice.in.empty() ? nullptr : slice.in.front().device);
   make_direct(slices, request.operation, group, rails);
   std::uint64_t largest = 0;  // as on all ranks of the node
   std::uint64_t together = 0;

@@ -59,6 +59,9 @@ struct Request {
   device::Stream caller;         // the operation comes after what is on this stream
   std::byte* scratch = nullptr;  // device memory of Channel::scratch_bytes(), valid as the pieces are
   std::string what;              // for messages: "all_reduce"
+  /// For each slice that goes between nodes, in order, before it takes its place in the group: may say how it is coded there.
+  /// `device`: where its first bytes are, null if this rank has none of it. Called by enqueue().
+  std::function<void(worker::Operation& slice, const std::byte* device)> code;
   /// Puts more on the channel's out stream, before the operation ends there.
   std::function<void()> finish;
   /// Once it is over, or has failed: on the Stager's thread, not under a lock. Not called when enqueue() fails.

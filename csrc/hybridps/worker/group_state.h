@@ -79,6 +79,7 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   wire::Signature signature;
   const compress::Codec* codec = nullptr;  // of what goes between nodes
   std::uint64_t seed = 0;                  // of its codec's lots
+  core::Duration codec_time{};
   Pieces input;
   Pieces output;
   std::vector<std::unique_ptr<SpanRun>> spans;

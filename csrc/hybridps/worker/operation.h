@@ -12,6 +12,7 @@
 #include "hybridps/core/dtype.h"
 #include "hybridps/core/once_fn.h"
 #include "hybridps/core/status.h"
+#include "hybridps/compress/payoff.h"
 #include "hybridps/compress/residuals.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/wire/message.h"
@@ -62,7 +63,7 @@ struct Operation {
   /// itself is not moved to its output. Dropped once the operation is over and transports have let go of the memory. For
   /// what is delivered, not for sums, and only where no rank of this node is to get it from this one.
   std::shared_ptr<const void> device_memory;
-  /// Of allreduce and reduce_scatter with Scope::kRanks, sums and averages: how chunks go between nodes, if the group has a codec
+  /// Of allreduce and reduce_scatter, sums and averages: how chunks go between nodes, if the group has a codec
   /// for the type. The same on all ranks.
   wire::Coding coding = wire::Coding::kPlain;
   compress::TensorKey tensor = 0;          // what is remembered of it; 0: nothing
@@ -70,6 +71,7 @@ struct Operation {
   std::shared_ptr<const std::vector<float>> owed;      // likewise
   std::shared_ptr<const std::vector<float>> momentum;  // likewise
   std::vector<compress::TensorKey> forgotten;  // tensors that will not come again: before this operation
+  std::shared_ptr<compress::Timed> timed;      // told when it begins and ends; null: nobody asks
   std::chrono::milliseconds timeout{0};  // 0: none
   core::TimePoint issued_at{};           // from which the timeout counts; none: from submit()
 };

@@ -57,25 +57,34 @@ std::size_t SpanView::encode(std::uint32_t chunk, const std::byte* values, std::
   compress::Place place;
   place.seed = run.seed;
   place.speaker = speaker;
-  place.first = (plan.input_offset + begin_of(chunk)) / element_bytes;
+  place.first = (plan.agreed_offset + begin_of(chunk)) / element_bytes;
   const compress::Spec& spec = run.group.info.codecs->spec();
   if (spec.feedback && run.signature.coding == wire::Coding::kFull)
     place.residual = (speaker == 0 ? run.group.owed : run.group.residuals)
-                         .at(run.operation.tensor, run.signature.total_bytes / element_bytes, place.first);
+                         .at(run.operation.tensor, run.input.bytes() / element_bytes,
+                             (plan.input_offset + begin_of(chunk)) / element_bytes);
   const std::size_t bytes = bytes_of(chunk);
   const std::size_t wire_bytes = codec()->encode(values, bytes, place, out);
   CodecCounts& counts = worker.codec_counts();
   counts.bytes += bytes;
   counts.wire_bytes += wire_bytes;
   counts.blocks_not_finite += place.not_finite;
-  counts.encoding += core::Clock::now() - began;
+  const core::Duration took = core::Clock::now() - began;
+  counts.encoding += took;
+  run.codec_time += took;
   return wire_bytes;
 }
 
 void SpanView::expand(const std::byte* data, std::size_t bytes, std::byte* out) const {
   const core::TimePoint began = core::Clock::now();
   codec()->expand(data, 0, bytes / core::size_of(run.operation.dtype), out);
-  worker.codec_counts().decoding += core::Clock::now() - began;
+  decoded_since(began);
+}
+
+void SpanView::decoded_since(core::TimePoint began) const {
+  const core::Duration took = core::Clock::now() - began;
+  worker.codec_counts().decoding += took;
+  run.codec_time += took;
 }
 
 bool SpanView::has_momentum() const noexcept {
@@ -87,7 +96,7 @@ void SpanView::accelerate(std::uint32_t chunk, std::byte* values) const {
   const std::uint64_t element_bytes = core::size_of(run.operation.dtype);
   const std::uint64_t first = (plan.input_offset + begin_of(chunk)) / element_bytes;
   float* const momentum =
-      run.group.momenta.at(run.operation.tensor, run.signature.total_bytes / element_bytes, first);
+      run.group.momenta.at(run.operation.tensor, run.input.bytes() / element_bytes, first);
   if (momentum != nullptr) codec()->accelerate(values, bytes_of(chunk), momentum);
 }
 
@@ -262,7 +271,7 @@ void OwnerSum::on_complete(std::uint32_t chunk) {
     }
     const core::TimePoint began = core::Clock::now();
     server.sum_into(span_.key(), chunk, out);
-    span_.worker.codec_counts().decoding += core::Clock::now() - began;
+    span_.decoded_since(began);
     // Of a dedicated server's span: the others get this chunk as values (mending.h), the same that its codec would have given.
     if (span_.plan.attempt > 0) {
       std::byte* const wire = span_.worker.scratch(span_.codec()->bytes_max(bytes));

@@ -58,6 +58,7 @@ struct SpanView {
   std::size_t encode(std::uint32_t chunk, const std::byte* values, std::uint32_t speaker, std::byte* out) const;
   /// What the codec has sent, `bytes` of elements.
   void expand(const std::byte* data, std::size_t bytes, std::byte* out) const;
+  void decoded_since(core::TimePoint began) const;
   /// The node's contribution to the chunk gets its momentum, where the codec has one.
   void accelerate(std::uint32_t chunk, std::byte* values) const;
   bool has_momentum() const noexcept;

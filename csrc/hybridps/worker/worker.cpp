@@ -119,6 +119,7 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
   run->submitted_at = o.issued_at != core::TimePoint{} ? o.issued_at : core::Clock::now();
   run->probed_at = run->warned_at = run->submitted_at;
   run->deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout, run->submitted_at) : core::Deadline::never();
+  if (o.timed) o.timed->begin(core::Clock::now());
   ++active_;
 
   if (o.kind == schedule::Kind::kPointToPoint) {
@@ -244,14 +245,11 @@ void Worker::settle_owed(OperationRun& run, const std::vector<schedule::Span>& p
   const auto [known, is_new] = group.owed_version.emplace(key, run.plan_version);
   if (!is_new && std::exchange(known->second, run.plan_version) == run.plan_version) return;
   const std::uint64_t element_bytes = core::size_of(run.operation.dtype);
-  std::uint64_t first = 0;
-  std::uint64_t end = 0;
+  std::vector<compress::Residuals::Range> owned;  // in several rails, where a node has fewer ranks than others
   for (const schedule::Span& span : plan)
-    if (span.owner == group.info.topology.rank()) {
-      first = span.input_offset / element_bytes;
-      end = first + span.bytes / element_bytes;
-    }
-  group.owed.move_to(group.residuals, key, first, end);
+    if (span.owner == group.info.topology.rank())
+      owned.push_back({span.input_offset / element_bytes, (span.input_offset + span.bytes) / element_bytes});
+  group.owed.move_to(group.residuals, key, owned);
 }
 
 void Worker::launch(OperationRun& run, const std::vector<schedule::Span>& plan) {
@@ -340,6 +338,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   ++finished_count_;
   --active_;
   Outcome outcome{std::move(status), source_rank};
+  if (run.operation.timed && outcome.status.is_ok()) run.operation.timed->end(core::Clock::now(), run.codec_time);
   host_.send_now();
   if (run.done) run.done(outcome);
   if (p2p)

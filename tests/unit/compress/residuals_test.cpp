@@ -52,15 +52,19 @@ TEST_CASE("compress/residuals: what is owed outside of a part goes to another's"
   float* const from = owed.at(1, 10, 0);
   for (int i = 0; i < 10; ++i) from[i] = static_cast<float>(i + 1);
   residuals.at(1, 10, 0)[9] = 0.5F;
-  owed.move_to(residuals, 1, 3, 6);
+  owed.move_to(residuals, 1, {{3, 6}});
   const float* const to = residuals.at(1, 10, 0);
   for (int i = 0; i < 10; ++i) {
     const bool stays = i >= 3 && i < 6;
     CHECK(from[i] == (stays ? static_cast<float>(i + 1) : 0.0F));
     CHECK(to[i] == (stays ? 0.0F : static_cast<float>(i + 1)) + (i == 9 ? 0.5F : 0.0F));
   }
-  owed.move_to(residuals, 2, 0, 0);  // there is no such tensor
-  owed.move_to(residuals, 1, 0, 0);  // all
+  owed.move_to(residuals, 2, {});  // there is no such tensor
+  owed.move_to(residuals, 1, {{2, 4}, {5, 20}});
+  CHECK(from[3] == 4.0F);
+  CHECK(from[4] == 0.0F);
+  CHECK(from[5] == 6.0F);
+  owed.move_to(residuals, 1, {});  // all
   CHECK(owed.norm() == 0.0);
   CHECK(residuals.at(1, 10, 0)[4] == 5.0F);
 }

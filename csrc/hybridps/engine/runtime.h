@@ -171,6 +171,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::uint64_t bytes_through_card() const override;
   void send_now() override { transports_.data->send_now(); }
   void on_shares(core::GroupUid uid, const schedule::Topology& topology) override;
+  void on_server_lost(core::EngineId server, const std::string& why) override;
   // server::DedicatedHost
   void on_served_group_closed(core::GroupUid uid, const core::Status& why) override;
 

@@ -16,6 +16,7 @@ static_assert(std::endian::native == std::endian::little, "big-endian machines n
 constexpr unsigned count_of(Stage) { return kStageCount; }
 constexpr unsigned count_of(Permit) { return kPermitCount; }
 constexpr unsigned count_of(Verdict::On) { return kVerdictOnCount; }
+constexpr unsigned count_of(Mend::What) { return kMendWhatCount; }
 constexpr unsigned count_of(Coding) { return kCodingCount; }
 constexpr unsigned count_of(schedule::Scope) { return schedule::kScopeCount; }
 constexpr unsigned count_of(schedule::Kind) { return schedule::kKindCount; }
@@ -185,6 +186,15 @@ void fields(Io& io, StatusAnswer& m) {
   io("now_ns", m.now_ns);
   io("part", m.part);
   io("parts", m.parts);
+}
+
+template <typename Io>
+void fields(Io& io, Mend& m) {
+  io("what", m.what);
+  io("server", m.server);
+  io("sequence", m.sequence);
+  io("first", m.first);
+  io("bits", m.bits);
 }
 
 struct Envelope {

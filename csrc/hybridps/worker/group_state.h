@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,6 +21,7 @@
 #include "hybridps/outer/state.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/server/server.h"
+#include "hybridps/worker/mending.h"
 #include "hybridps/worker/operation.h"
 #include "hybridps/worker/pieces.h"
 #include "hybridps/worker/plan_changes.h"
@@ -41,6 +43,9 @@ struct GroupInfo {
   /// The most bytes of elements that a chunk may be made of, where it is smaller on the wire: what slots have room for.
   std::uint64_t coded_chunk_bytes_max = 0;
   std::uint64_t residual_bytes_max = 0;
+  /// Weights of the nodes and then of the dedicated servers, where those of which this says so, by server, are there. Unset: as
+  /// the topology has them, without the others.
+  std::function<std::vector<double>(const std::vector<bool>& are_there)> weights_with{};
 
   /// "rank 3 (host7 pid 4121)" or "the dedicated server host9 pid 77".
   std::string member_text(int member) const;
@@ -157,6 +162,7 @@ struct GroupState : core::Pinned {
   std::unordered_map<std::uint64_t, core::Status> verdicts;  // on operations not yet submitted here
   std::unique_ptr<PointToPoint> p2p;
   std::unique_ptr<PlanChanges> plans;
+  std::unique_ptr<LostServers> lost_servers;
   // What encodings left out of this node's contributions, and of the sums that it owns; and momentum of contributions.
   compress::Residuals residuals;
   compress::Residuals owed;

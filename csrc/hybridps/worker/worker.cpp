@@ -82,6 +82,7 @@ GroupState& Worker::open_group(GroupInfo info) {
   auto state = std::make_unique<GroupState>(std::move(info));
   state->p2p = std::make_unique<PointToPoint>(*this, *state);
   state->plans = std::make_unique<PlanChanges>(*this, *state, options_.find_rates);
+  state->lost_servers = std::make_unique<LostServers>(*this, *state);
   state->heard.assign(state->info.engines.size(), 0);
   state->known.resize(static_cast<std::size_t>(state->info.topology.size()));
   return *(groups_[uid] = std::move(state));
@@ -274,6 +275,7 @@ void Worker::launch(OperationRun& run, const std::vector<schedule::Span>& plan) 
   // reach them.
   for (std::size_t i = 0; i < run.spans.size() && run.started; ++i) run.started = run.spans[i]->start();
   if (run.started) {
+    run.group.lost_servers->on_launched(run);
     std::size_t paced = 0;
     std::uint32_t chunks = 1;
     for (const auto& span : run.spans) {
@@ -390,7 +392,9 @@ void Worker::handle(GroupState& group, const wire::Message& message, flow::Deliv
     return;
   }
   const bool works = group.status.is_ok();
-  if (message.is_point_to_point()) {
+  if (group.lost_servers->contains(static_cast<int>(from.sender_rank))) {
+    return;  // it has been left out, and may not know
+  } else if (message.is_point_to_point()) {
     if (works) group.p2p->on_message(message, std::move(payload));
   } else if (const auto* verdict = message.as<wire::Verdict>()) {
     on_verdict(group, from, *verdict, payload);
@@ -400,6 +404,8 @@ void Worker::handle(GroupState& group, const wire::Message& message, flow::Deliv
     on_probe_reply(group, from, *reply);
   } else if (const wire::ChunkId* chunk = message.chunk()) {
     if (works) on_chunk(group, message, *chunk, std::move(payload));
+  } else if (message.as<wire::Mend>() != nullptr) {
+    if (works) group.lost_servers->on_message(message, std::move(payload));
   } else if (works) {
     group.plans->on_message(message, payload);
   }
@@ -442,6 +448,10 @@ void Worker::on_chunk(GroupState& group, const wire::Message& message, const wir
 }
 
 void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Delivery payload) {
+  if (const auto* mend = message.as<wire::Mend>()) {
+    if (SpanRun* span = run.find(mend->server)) span->on_mend(static_cast<int>(message.from.sender_rank), *mend);
+    return;
+  }
   const wire::ChunkId& chunk = *message.chunk();
   const wire::From& from = message.from;
   if (chunk.signature != run.signature) {
@@ -462,8 +472,10 @@ void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Del
                        " that this rank has no part in");
     return;
   }
-  if (chunk.attempt < span->plan().attempt) return;  // it has another owner since
-  if (chunk.attempt > span->plan().attempt) {
+  // What stays inside a node is the same whoever the owner is.
+  const bool is_local = chunk.stage == wire::Stage::kLocalPush || chunk.stage == wire::Stage::kLocalResult;
+  if (!is_local && chunk.attempt < span->plan().attempt) return;  // it has another owner since
+  if (!is_local && chunk.attempt > span->plan().attempt) {
     on_bad_message(server::OperationKey{run.group.info.uid, run.sequence},
                    "a message of rank " + std::to_string(from.sender_rank) + " of attempt " +
                        std::to_string(chunk.attempt) + " at span " + std::to_string(chunk.span) + ", which is at " +
@@ -523,10 +535,8 @@ core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
   if (!events_.empty()) return now;
   core::TimePoint due = core::TimePoint::max();
   if (!deadlines_.empty()) due = deadlines_.begin()->first.first;
-  if (!tracked_.empty()) {
-    due = std::min(due, std::max(next_watch_, now + kWatchEvery));
-    for (const auto& [uid, group] : groups_) due = std::min(due, group->plans->next_due());
-  }
+  if (!tracked_.empty()) due = std::min(due, std::max(next_watch_, now + kWatchEvery));
+  for (const auto& [uid, group] : groups_) due = std::min(due, group->plans->next_due());
   return due;
 }
 

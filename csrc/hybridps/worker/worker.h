@@ -49,6 +49,9 @@ class Host {
   virtual void send_now() = 0;
   /// Payload that has crossed this process's network card, in the direction that has more.
   virtual std::uint64_t bytes_through_card() const = 0;
+  /// The group goes on without this dedicated server, whatever it looks like from here: its connections are to be closed, and
+  /// on_peer_dead() is to be called for it.
+  virtual void on_server_lost(core::EngineId server, const std::string& why) = 0;
   /// From now on the group's nodes own other shares.
   virtual void on_shares(core::GroupUid uid, const schedule::Topology& topology) = 0;
 };
@@ -147,6 +150,8 @@ class Worker final : public server::Listener, core::Pinned {
   void on_group_fault(const GroupState& group, core::Status verdict) {
     events_.push_back({nullptr, group.info.uid, std::move(verdict)});
   }
+  /// What a lost dedicated server held of it cannot be had again.
+  void on_unmendable(const OperationRun& run, int server);
   void settle_owed(OperationRun& run, const std::vector<schedule::Span>& plan);
   /// Registers and starts a run whose spans are made by `plan`.
   void launch(OperationRun& run, const std::vector<schedule::Span>& plan);

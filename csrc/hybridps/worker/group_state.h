@@ -168,6 +168,7 @@ struct GroupState : core::Pinned {
   compress::Residuals owed;
   compress::Residuals momenta;
   outer::State outer;  // of the spans that this rank owns
+  bool steps = false;  // an owners' operation was issued: other owners keep some of that state
   /// By tensor: the shares by which `owed` is spread.
   std::unordered_map<compress::TensorKey, std::uint32_t> owed_version;
 };

@@ -49,14 +49,35 @@ void LostServers::apply(int member, const std::string& why) {
   if (!members_.insert(member).second) return;
   // Also where it was healthy as seen from here: it must not think that it is still wanted.
   worker_.host().on_server_lost(group_.info.engines[static_cast<std::size_t>(member)], why);
+  if (group_.steps && owns_steps(member)) fail_steps(member, why);
   for (const auto& [sequence, run] : group_.running)
     if (run->started) on_launched(*run);
 }
 
+// Owners' operations keep the shares that the group was made with.
+bool LostServers::owns_steps(int member) const {
+  const schedule::Topology& topology = group_.info.topology;
+  return topology.server_weight(member - topology.size()) > 0.0;
+}
+
+// Nobody else has what it kept: a sum that an heir made would be taken without its momentum.
+void LostServers::fail_steps(int member, const std::string& why) {
+  worker_.on_group_fault(
+      group_, core::Status(core::Code::kPeerDead,
+                           group_.info.member_text(member) + " is gone: " + why +
+                               "; it kept a part of the outer optimizer's state (LocalSteps), which is lost: go on in a new group, "
+                               "with the state that was saved last"));
+}
+
 void LostServers::on_launched(OperationRun& run) {
   if (members_.empty()) return;
-  for (const auto& span : run.spans)
-    if (contains(span->plan().owner)) span->lose_owner();
+  for (const auto& span : run.spans) {
+    if (!contains(span->plan().owner)) continue;
+    if (core::is_outer(run.operation.op))
+      fail_steps(span->plan().owner, "before this operation was issued");
+    else
+      span->lose_owner();
+  }
 }
 
 void LostServers::on_message(const wire::Message& message, flow::Delivery payload) {

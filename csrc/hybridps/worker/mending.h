@@ -13,7 +13,8 @@
 //          The heir is a rank, so a second server's loss is mended like the first; a rank's ends the group as ever.
 //          LostServers is the group's part, Mending a rank's part in one span (worker/span_run.h has one).
 // Threads  the engine's progress thread.
-// Errors   where a chunk cannot be had again (a rank's operation had failed), the group fails, naming the server.
+// Errors   where a chunk cannot be had again (a rank's operation had failed), the group fails, naming the server. So it does
+//          where the server kept state from one operation to the next that nobody else has (outer/state.h).
 #pragma once
 
 #include <cstdint>
@@ -49,6 +50,8 @@ class LostServers : core::Pinned {
  private:
   void decide(int member, const std::string& why);
   void apply(int member, const std::string& why);
+  bool owns_steps(int member) const;
+  void fail_steps(int member, const std::string& why);
   void answer_for_one_that_is_over(const wire::Message& message, const wire::Mend& mend);
 
   Worker& worker_;

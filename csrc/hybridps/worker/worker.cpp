@@ -140,6 +140,7 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
   }
   run->signature = signature_of(o, run->input, run->output);
   if (o.kind == schedule::Kind::kGoodbye) group.leaving = true;
+  if (core::is_outer(o.op)) group.steps = true;
   group.submitted = std::max(group.submitted, sequence + 1);
   group.reserved.erase(sequence);
   OperationRun& r = *run;

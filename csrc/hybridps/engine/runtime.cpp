@@ -126,7 +126,8 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
   server_ = std::make_unique<server::Server>(*outbox_, *forward, options_.grant_chunks, grant_bytes);
   worker_ = std::make_unique<worker::Worker>(*outbox_, *server_, *this,
                                              worker::WorkerOptions{options_.grant_chunks, options_.warn_seconds,
-                                                                   options_.early_messages_max, options_.find_rates});
+                                                                   options_.early_messages_max, options_.find_rates,
+                                                                   options_.retained_bytes});
   forward->worker = worker_.get();
   dedicated_ = std::make_unique<server::DedicatedServer>(*outbox_, *this, options_.grant_chunks, grant_bytes);
   keep_ = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(keep_, forward);

@@ -87,6 +87,9 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   std::vector<std::uint8_t> local_seen;  // by local index
   std::uint32_t local_seen_count = 0;
   std::uint64_t pending = 0;  // parts of this rank that are not done
+  std::uint64_t awaits_known = 0;    // of these: spans that are kept until all have their results
+  std::uint64_t retained_bytes = 0;  // in copies, once the operation has ended without waiting for that
+  bool is_retained = false;          // it has; it is in GroupState::retained
   bool started = false;
   bool is_done = false;  // nothing is pending: Worker::settle() ends it
   bool pace_due = false;
@@ -142,6 +145,10 @@ struct GroupState : core::Pinned {
   std::uint64_t submitted = 0;  // collectives issued, by number
   SequenceWindow over;
   std::map<std::uint64_t, std::unique_ptr<OperationRun>> running;
+  /// Over for their callers, of whose memory they know nothing any more. They have results of a dedicated server until all have
+  /// them, if that server should be lost (mending.h).
+  std::map<std::uint64_t, std::unique_ptr<OperationRun>> retained;
+  std::uint64_t retained_bytes = 0;
   /// Signatures of operations that are over, by sequence modulo its length: a late message that contradicts one of them
   /// is a mismatch that nobody else may notice (two roots that both only send).
   std::vector<std::pair<std::uint64_t, wire::Signature>> signatures_over;

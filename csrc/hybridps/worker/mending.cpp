@@ -52,6 +52,7 @@ void LostServers::apply(int member, const std::string& why) {
   if (group_.steps && owns_steps(member)) fail_steps(member, why);
   for (const auto& [sequence, run] : group_.running)
     if (run->started) on_launched(*run);
+  for (const auto& [sequence, run] : group_.retained) on_launched(*run);
 }
 
 // Owners' operations keep the shares that the group was made with.
@@ -101,6 +102,10 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
   if (mend.what != What::kKnown && !contains(member)) {
     if (topology.rank() == 0) return;
     apply(member, "as rank " + std::to_string(from) + " says");
+  }
+  if (const auto retained = group_.retained.find(mend.sequence); retained != group_.retained.end()) {
+    if (SpanRun* span = retained->second->find(mend.server)) span->on_mend(from, mend);
+    return;
   }
   if (group_.over.contains(mend.sequence)) {
     answer_for_one_that_is_over(message, mend);

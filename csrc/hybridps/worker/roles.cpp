@@ -166,6 +166,18 @@ transport::Buffer ResultMemory::lend(std::uint32_t chunk) const {
   return span_.worker.outbox().pool().lend(data, bytes, span_.run.operation.device_memory);
 }
 
+void ResultMemory::retain() {
+  if (pieces_ == nullptr) return;
+  const std::size_t bytes = span_.plan.bytes;
+  if (const std::byte* const there = pieces_->contiguous(offset_, bytes)) {
+    scratch_.assign(there, there + bytes);
+  } else {
+    scratch_.resize(bytes);
+    pieces_->read(offset_, bytes, scratch_.data());
+  }
+  pieces_ = nullptr;
+}
+
 // --- Contributor -----------------------------------------------------------------------------------------------------
 
 Contributor::Contributor(const SpanView& span, const ResultMemory& memory, bool aggregate)

@@ -84,6 +84,8 @@ class ResultMemory : core::Pinned {
   /// The chunk where it lies, which is a device's memory.
   transport::Buffer lend(std::uint32_t chunk) const;
   bool is_lent() const noexcept { return lent_; }
+  /// Copies it: the caller's memory is not to be touched any more.
+  void retain();
 
  private:
   const SpanView& span_;

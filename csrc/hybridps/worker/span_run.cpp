@@ -151,7 +151,9 @@ void SpanRun::expect_known() {
   if (!topology.is_dedicated(plan_.owner)) return;
   const bool acts = span_.agent_of(topology.my_node()) == span_.me();
   waits_known_ = plan_.sink == schedule::kAll ? acts : plan_.sink != span_.me();
-  if (waits_known_) ++span_.run.pending;
+  if (!waits_known_) return;
+  ++span_.run.pending;
+  ++span_.run.awaits_known;
 }
 
 void SpanRun::on_known() {
@@ -165,7 +167,9 @@ void SpanRun::on_known() {
       if (rank != span_.me() && rank != plan_.sink)
         span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(rank)], group.message(known));
   }
-  if (std::exchange(waits_known_, false)) span_.worker.part_done(span_.run);
+  if (!std::exchange(waits_known_, false)) return;
+  --span_.run.awaits_known;
+  span_.worker.part_done(span_.run);
 }
 
 void SpanRun::lose_owner() {
@@ -200,7 +204,8 @@ void SpanRun::on_mend(int from, const wire::Mend& mend) {
 }
 
 void SpanRun::push_again(const ChunkSet& chunks) {
-  if (node_ && !owner_) node_->go_on(chunks, nullptr);
+  // What was retained is all of it: nobody lacks what only its inputs could give.
+  if (node_ && !owner_ && !span_.run.is_retained) node_->go_on(chunks, nullptr);
 }
 
 bool SpanRun::become_owner(const ChunkSet& chunks) {

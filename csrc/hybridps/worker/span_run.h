@@ -43,6 +43,11 @@ class SpanRun : core::Pinned {
   /// This rank is the heir, and sums these chunks. False: contributions that came before disagree.
   bool become_owner(const ChunkSet& chunks);
   void cannot_be_mended();
+  /// Not over before it is known that all have the results.
+  bool waits_known() const noexcept { return waits_known_; }
+  /// That may be waited for with a copy of them.
+  bool is_retainable() const noexcept { return plan_.sink == schedule::kAll && !mending_; }
+  void retain() { memory_.retain(); }
 
   const schedule::Span& plan() const noexcept { return plan_; }
   /// The agent's, if its contributions keep pace with those to other owners (Worker::pace()); else null.

@@ -124,6 +124,7 @@ void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell)
       if (outbox_.is_open(engine)) outbox_.send_text(engine, group.message(verdict), cause.message());
   while (!group.running.empty()) finish(*group.running.begin()->second, cause);
   for (OperationRun* run : group.p2p->active()) finish(*run, cause);
+  drop_retained(group);
   group.early.clear();
   group.p2p->drop_unmatched();
   server_.close_group(group.info.uid);
@@ -204,6 +205,9 @@ void Worker::on_verdict(GroupState& group, const wire::From& from, const wire::V
     fail_group(group, status, /*tell=*/false);
     return;
   }
+  // It is over everywhere: with what it retained nobody can be helped.
+  if (const auto retained = group.retained.find(verdict.sequence); retained != group.retained.end())
+    drop_retained(*retained->second);
   if (group.over.contains(verdict.sequence)) return;
   if (const auto found = group.running.find(verdict.sequence); found != group.running.end())
     finish(*found->second, status);

@@ -102,6 +102,7 @@ void Worker::close_group(core::GroupUid uid) {
   fail_group(group, core::Status(core::Code::kAborted, "the group was destroyed while the operation was pending"),
              /*tell=*/false);
   server_.close_group(uid);
+  drop_retained(group);
   groups_.erase(found);
 }
 
@@ -307,7 +308,8 @@ void Worker::pace_soon(OperationRun& run) {
 
 void Worker::part_done(OperationRun& run) {
   assert(run.pending > 0);
-  if (--run.pending > 0) return;
+  if (--run.pending > run.awaits_known || run.is_done) return;
+  if (run.pending > 0 && !may_leave(run)) return;
   run.is_done = true;
   events_.push_back({&run, {}, {}});
 }
@@ -319,6 +321,11 @@ std::size_t Worker::settle_events() {
     events_.pop_front();
     if (OperationRun* run = event.done) {
       run->is_done = false;
+      if (run->is_retained) {
+        if (run->pending == 0) drop_retained(*run);
+        continue;
+      }
+      if (run->pending > 0 && !may_leave(*run)) continue;  // its server has been lost meanwhile
       const bool received = run->operation.kind == schedule::Kind::kPointToPoint && !run->operation.sending;
       finish(*run, core::Status::ok(), received ? run->operation.peer : -1);
     } else if (GroupState* group = find(event.uid)) {
@@ -328,6 +335,29 @@ std::size_t Worker::settle_events() {
   return work;
 }
 
+bool Worker::may_leave(const OperationRun& run) const noexcept {
+  if (run.is_retained || run.pending != run.awaits_known) return false;
+  std::uint64_t bytes = 0;
+  for (const auto& span : run.spans) {
+    if (!span->waits_known()) continue;
+    if (!span->is_retainable()) return false;
+    bytes += span->plan().bytes;
+  }
+  return bytes <= options_.retained_bytes && run.group.retained_bytes + bytes <= options_.retained_bytes_max;
+}
+
+void Worker::drop_retained(OperationRun& run) {
+  GroupState& group = run.group;
+  if (run.is_done) std::erase_if(events_, [&](const Event& event) { return event.done == &run; });
+  if (run.pace_due) std::erase(pacing_, &run);
+  group.retained_bytes -= run.retained_bytes;
+  group.retained.erase(run.sequence);
+}
+
+void Worker::drop_retained(GroupState& group) {
+  while (!group.retained.empty()) drop_retained(*group.retained.begin()->second);
+}
+
 void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   GroupState& group = run.group;
   const bool p2p = run.operation.kind == schedule::Kind::kPointToPoint;
@@ -335,10 +365,20 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   trace(run);
   if (!status.is_ok()) status = in_full(run, status);
   if (run.is_done) std::erase_if(events_, [&](const Event& event) { return event.done == &run; });
-  run.spans.clear();
+  if (status.is_ok() && run.awaits_known > 0) {
+    run.is_retained = true;
+    std::erase_if(run.spans, [](const auto& span) { return !span->waits_known(); });
+    for (const auto& span : run.spans) {
+      span->retain();
+      run.retained_bytes += span->plan().bytes;
+    }
+    group.retained_bytes += run.retained_bytes;
+  } else {
+    run.spans.clear();
+  }
   run.operation.device_memory.reset();
   (void)core::check(tracked_.erase(&run) == 1, "an operation that ends was tracked");
-  if (run.pace_due) std::erase(pacing_, &run);
+  if (std::exchange(run.pace_due, false)) std::erase(pacing_, &run);
   if (run.expiry) deadlines_.erase(*std::exchange(run.expiry, {}));
   if (!p2p) {
     server_.close(server::OperationKey{group.info.uid, run.sequence});
@@ -357,11 +397,18 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   if (run.operation.timed && outcome.status.is_ok()) run.operation.timed->end(core::Clock::now(), run.codec_time);
   host_.send_now();
   if (run.done) run.done(outcome);
-  if (p2p)
+  if (p2p) {
     group.p2p->remove(run);
-  else if (const auto ended = group.running.find(run.sequence); core::check(
-               ended != group.running.end() && ended->second.get() == &run, "a collective that ends was running"))
-    group.running.erase(ended);
+  } else if (const auto ended = group.running.find(run.sequence); core::check(
+                 ended != group.running.end() && ended->second.get() == &run, "a collective that ends was running")) {
+    if (run.is_retained) {
+      run.done = {};
+      run.operation.timed.reset();
+      group.retained.insert(group.running.extract(ended));
+    } else {
+      group.running.erase(ended);
+    }
+  }
 }
 
 void Worker::start_barriers(GroupState& group) {
@@ -419,6 +466,12 @@ void Worker::on_chunk(GroupState& group, const wire::Message& message, const wir
   const bool is_news = heard <= chunk.sequence;
   if (is_news) heard = chunk.sequence + 1;
   if (group.over.contains(chunk.sequence)) {
+    if (const auto retained = group.retained.find(chunk.sequence);
+        retained != group.retained.end() && message.as<wire::Grant>() != nullptr &&
+        retained->second->find(chunk.span) != nullptr) {  // of what it serves to others
+      dispatch(*retained->second, message, {});
+      return;
+    }
     contradicts_finished(group, chunk.sequence, call_of(from, chunk.signature));
     return;
   }

@@ -63,6 +63,10 @@ struct WorkerOptions {
   /// bounded; the data itself is by the allowances.
   std::size_t early_messages_max = std::size_t{1} << 20;
   bool find_rates = true;
+  /// Results of a dedicated server's spans that an operation may leave behind, copied, so that it need not wait until all
+  /// members have them: the most of one, and of all of a group. 0: all wait.
+  std::uint64_t retained_bytes = std::uint64_t{256} << 10;
+  std::uint64_t retained_bytes_max = std::uint64_t{8} << 20;
 };
 
 /// What codecs have done. Bytes of elements, and of those on the wire.
@@ -143,6 +147,11 @@ class Worker final : public server::Listener, core::Pinned {
   void part_done(OperationRun& run);
   /// Ends it, now: not from inside a call into one of its roles.
   void finish(OperationRun& run, core::Status status, int source_rank = -1);
+  /// All that `run` still waits for is to know that everybody has its results, and these are few enough to be copied.
+  bool may_leave(const OperationRun& run) const noexcept;
+  /// What it has retained is not needed any more.
+  void drop_retained(OperationRun& run);
+  void drop_retained(GroupState& group);
   /// `run` failed here first: tells the members, then fails it.
   void fail(OperationRun& run, core::Status cause);
   void mismatch(const OperationRun& run, const server::Call& theirs);

@@ -36,6 +36,7 @@ struct Case {
   double duplicate = 0;
   bool loses_residual = false;  // the codec keeps one at the server: bits are the same on all ranks, but others
   int late_rank = -1;  // submits only when nothing has happened for long
+  std::uint64_t retained_bytes = worker::WorkerOptions().retained_bytes;  // 0: operations wait until all have the results
 };
 
 struct Fault {
@@ -81,6 +82,7 @@ Run run(const Case& c, const Fault& fault) {
   options.seed = c.seed;
   options.chunk_bytes = 512;
   options.eager_bytes = c.eager_bytes;
+  options.retained_bytes = c.retained_bytes;
   const auto n = static_cast<int>(c.node_of.size());
   const int victim = n + fault.victim;
   const int next_victim = n + (fault.victim + 1) % static_cast<int>(c.servers.size());
@@ -144,6 +146,14 @@ Run run(const Case& c, const Fault& fault) {
   int lingering = fault.lingering;
   bool late = c.late_rank >= 0;
   const int expected = n * static_cast<int>(operations);
+  const auto strike = [&] {
+    if (*first <= 0 && cluster.is_alive(victim)) {
+      result.was_killed = true;
+      cluster.stop(victim);
+      if (lingering-- <= 0) cluster.kill(victim);
+    }
+    if (*second <= 0 && cluster.is_alive(next_victim)) cluster.kill(next_victim);
+  };
   for (int round = 0; round < 100000 && done < expected; ++round) {
     cluster.progress();
     clock.pass(std::chrono::microseconds(100));
@@ -151,12 +161,7 @@ Run run(const Case& c, const Fault& fault) {
       late = false;
       submit(c.late_rank);
     }
-    if (*first <= 0 && cluster.is_alive(victim)) {
-      result.was_killed = true;
-      cluster.stop(victim);
-      if (lingering-- <= 0) cluster.kill(victim);
-    }
-    if (*second <= 0 && cluster.is_alive(next_victim)) cluster.kill(next_victim);
+    strike();
   }
   if (done < expected && result.error.empty())
     result.error = "stuck, " + std::to_string(done) + " of " + std::to_string(expected);
@@ -168,9 +173,13 @@ Run run(const Case& c, const Fault& fault) {
     for (int member = 0; member < cluster.runtimes(); ++member) {
       if (!cluster.is_alive(member)) continue;
       slots += cluster.at(member).pool().slots_in_use();
-      if (member >= n) spans += cluster.at(member).dedicated().spans_open();
+      if (member >= n)
+        spans += cluster.at(member).dedicated().spans_open();
+      else
+        spans += cluster.at(member).worker().find(uid)->retained.size();
     }
     if (slots + spans == 0) return result;
+    strike();
     cluster.progress();
     clock.pass(std::chrono::microseconds(100));
   }
@@ -179,7 +188,8 @@ Run run(const Case& c, const Fault& fault) {
 }
 
 /// After every message, or `count` times after a random one.
-void kill_everywhere(const Case& c, int count = 0) {
+void kill_everywhere(Case c, int count = 0) {
+  c.retained_bytes = GENERATE(worker::WorkerOptions().retained_bytes, 1000, 0);
   const Run undisturbed = run(c, {});
   REQUIRE(undisturbed.error == "");
   REQUIRE(undisturbed.sent > 0);
@@ -194,7 +204,7 @@ void kill_everywhere(const Case& c, int count = 0) {
     fault.victim = 0;
     fault.lingering = static_cast<int>(random() % 3) * 10;
     if (count > 0) these.seed = random() % 100000;
-    INFO("nodes " << c.node_of.size() << " op " << static_cast<int>(c.op) << " root " << c.root << " codec " << c.codec
+    INFO("nodes " << c.node_of.size() << " op " << static_cast<int>(c.op) << " root " << c.root << " codec " << c.codec << " retained " << c.retained_bytes
                   << " seed " << these.seed << " killed after " << fault.after << " of " << undisturbed.sent
                   << ", lingering " << fault.lingering);
     const Run mended = run(these, fault);
@@ -255,6 +265,7 @@ void kill_at_random(int cases, std::uint64_t seed) {
     if (c.root < 0 && c.op != core::ReduceOp::kPremulSum && random() % 4 == 0) c.codec = "bf16";
     c.eager_bytes = one_of(std::initializer_list<std::size_t>{0, 1024, 4096});
     c.seed = random() % 100000;
+    c.retained_bytes = one_of(std::initializer_list<std::uint64_t>{0, 2000, std::uint64_t{256} << 10});
     c.delay = one_of(std::initializer_list<double>{0, 0.2});
     c.duplicate = one_of(std::initializer_list<double>{0, 0.03});
     if (random() % 5 == 0) c.late_rank = static_cast<int>(random() % c.node_of.size());

@@ -384,7 +384,7 @@ class LocalSteps:
         dist.broadcast_object_list(told, group=self._group, group_src=0)
         if isinstance(told[0], str):
             self._refuse(told[0], "a state of state_dict() of the same model", ValueError)
-        steps, self._rounds_done = told[0]
+        steps, rounds = told[0]
         first = 0
         for fragment in self._fragments:
             part = slice(first, first + fragment.base.numel())
@@ -401,12 +401,15 @@ class LocalSteps:
             self._newest.copy_(self._fragments[0].base)
             # Each begins anew: what it did before is gone, and its weights count as old as they were.
             self._steps = 0
+            self._rounds.go_on_from(rounds)
         else:
-            self._steps = steps
+            self._steps, self._rounds_done = steps, rounds
 
     def _unfit(self, state: Any, elements: int) -> str:
         if not isinstance(state, dict) or state.get("version") != _VERSION:
             return "load_state_dict: this is no state of LocalSteps.state_dict()"
+        if missing := sorted({"outer", "steps", "rounds", "weights", "momentum"} - state.keys()):
+            return f"load_state_dict: the state lacks {', '.join(missing)}"
         if state["outer"] != self.outer:
             return f"load_state_dict: the state is of outer={state['outer']!r}, this is outer={self.outer!r}"
         for name in ("weights", "momentum"):
@@ -421,14 +424,16 @@ class LocalSteps:
         """
         if self._group is None:
             return
-        if not self._broken:
-            self.synchronize()
-        if self._rounds is not None:
+        try:
             if not self._broken:
+                self.synchronize()
+            if self._rounds is not None and not self._broken:
                 self._rounds.end()
                 self._fragments[0].base.copy_(self._newest)
                 self._fragments[0].give_weights()
-            dist.destroy_process_group(self._control)
-        dist.destroy_process_group(self._group)
-        self._group = None
-        self._broken = "it was closed"
+        finally:
+            group, self._group = self._group, None
+            self._broken = self._broken or "it was closed"
+            if self._rounds is not None:
+                dist.destroy_process_group(self._control)
+            dist.destroy_process_group(group)

@@ -98,8 +98,10 @@ def _parsed(text: str) -> dict | None:
 
 def _world(snapshot: dict) -> dict | None:
     groups = snapshot.get("groups", [])
+    # Of the lives of a world the newest: one that has failed, or that its members leave, may still be there for a while.
     worlds = [group for group in groups if group.get("world")]
-    return (worlds or sorted(groups, key=lambda group: -group.get("size", 0)) or [None])[0]
+    worlds = [group for group in worlds if not group.get("leaving") and group.get("state") != "failed"] or worlds
+    return worlds[-1] if worlds else max(groups, key=lambda group: group.get("size", 0), default=None)
 
 
 def _key(snapshot: dict) -> str:
@@ -203,15 +205,8 @@ def _seconds(value: float) -> str:
 
 def members_of(job: dict) -> list[dict]:
     """The world's members, ranks first: {"engine", "where", "node", "server"}."""
-    for snapshot in job["engines"].values():
-        for group in snapshot.get("groups", []):
-            if group.get("world") and group.get("members"):
-                return group["members"]
-    for snapshot in job["engines"].values():
-        for group in snapshot.get("groups", []):
-            if group.get("members"):
-                return group["members"]
-    return []
+    worlds = [world for snapshot in job["engines"].values() if (world := _world(snapshot)) and world.get("members")]
+    return max(worlds, key=lambda world: bool(world.get("world")), default={"members": []})["members"]
 
 
 def groups_of(job: dict) -> dict[str, dict]:
@@ -502,6 +497,7 @@ def _one(process: dict) -> str:
 
 def show(as_json: bool, wanted: str | None) -> int:
     jobs, unheard = collect()
+    found = [job["job"] or job["key"] for job in jobs]
     if wanted:
         jobs = [
             job
@@ -520,6 +516,8 @@ def show(as_json: bool, wanted: str | None) -> int:
         if not jobs and not unheard:
             place = folder()
             where = f"none listens in {place}" if place else "HYBRIDPS_STATUS is off"
+            if wanted and found:
+                where = f"none is called {wanted}; there are {', '.join(found)}"
             print(f"hybridps: no job of this user on this machine: {where}", file=sys.stderr)
     return 0 if jobs or unheard else 2
 

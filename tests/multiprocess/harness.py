@@ -29,6 +29,7 @@ BACKEND = os.environ.get("HYBRIDPS_TEST_BACKEND", "hybridps")
 IS_HYBRIDPS = BACKEND == "hybridps"
 IS_GLOO = BACKEND == "gloo"
 TIME_SCALE = float(os.environ.get("HYBRIDPS_TEST_TIMEOUT_SCALE", "1"))
+_AT_START = dict(os.environ)
 
 # For what torch itself lacks: before 2.14 it has no gather_single(), say, and monitored_barrier() for gloo alone.
 TORCH = tuple(int(part) for part in version("torch").split(".")[:2])
@@ -209,7 +210,9 @@ def run_ranks(
         folder = os.path.dirname(os.path.abspath(sys.modules[module].__file__))
     environments = []
     for rank in range(world):
-        environment = {"HYBRIDPS_NODE": f"node{node_of[rank]}", "LOCAL_RANK": str(node_of[:rank].count(node_of[rank]))}
+        # What a test has set since the zygote was forked from this process.
+        environment = {k: v for k, v in os.environ.items() if k.startswith("HYBRIDPS_") and _AT_START.get(k) != v}
+        environment |= {"HYBRIDPS_NODE": f"node{node_of[rank]}", "LOCAL_RANK": str(node_of[:rank].count(node_of[rank]))}
         # At the first failure torch's flight recorder looks up the symbols of its stack traces: seconds of CPU time a rank.
         environment["TORCH_INCLUDE_STACK_TRACE"] = os.environ.get("TORCH_INCLUDE_STACK_TRACE", "0")
         environment.update(env or {})

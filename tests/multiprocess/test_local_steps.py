@@ -522,3 +522,53 @@ def test_the_example_learns_and_goes_on_from_its_checkpoint(tmp_path):
     checkpoint = ["--checkpoint", str(tmp_path / "local.pt")]
     assert run_example("--steps", "32", *checkpoint) == {32: whole[32]}
     assert run_example("--steps", "64", *checkpoint) == {64: whole[64]}
+
+
+def calls_that_differ(rank, world):
+    model = network()
+    local = hybridps.LocalSteps(model, inner(model), 2, staleness=1)
+    try:
+        local.close() if rank == 0 else local.state_dict()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_call_different_things_are_named_and_nobody_waits_on():
+    found = run_ranks(calls_that_differ, "1+1")
+    assert "[0] have called close()" in found[0] and "same calls" in found[0]
+    assert found[1]
+
+
+def rounds_go_on(rank, world):
+    def rounds_of(local, steps):
+        for step in range(steps):
+            train_step(local._model, local.inner_optimizer, rank, step)
+            local.advance()
+        return local.rounds
+
+    def make():
+        model = network()
+        return hybridps.LocalSteps(model, inner(model), 1, staleness=1, schedule=lambda number: range(world))
+
+    first = make()
+    counts = [rounds_of(first, 3)]
+    state = first.state_dict()
+    first.close()
+    second = make()
+    try:
+        second.load_state_dict({"version": 1, "outer": "nesterov"})
+    except ValueError as error:
+        refusal = str(error)
+    second.load_state_dict(state)
+    counts.append(second.rounds)
+    counts.append(rounds_of(second, 2))
+    assert second.ages[-1] == [0] * world  # nobody's weights are of before
+    second.close()
+    return counts, refusal
+
+
+def test_rounds_of_a_state_are_counted_on():
+    for counts, refusal in run_ranks(rounds_go_on, "1+1"):
+        assert counts == [3, 3, 5]
+        assert "the state lacks momentum, rounds, steps, weights" in refusal

@@ -95,7 +95,6 @@ class Payoff : core::Pinned {
   using Step = std::array<Measured, kClasses>;
 
   static Step measure(const std::vector<std::shared_ptr<Timed>>& sums);
-  void end_step();
 
   const double ratio_;
   Phase phase_;

@@ -665,22 +665,19 @@ void EngineImpl::open_outlet(const GroupOptions& first) {
       core::log_warn(outlet.status().message());
     else
       core::log_info("hybridps status cannot ask this process: ", outlet.status().message());
-    if (o.listen_host.empty() && o.folder.empty()) return;
-    if (!o.listen_host.empty())
+    if (o.listen_host.empty() && o.folder.empty()) return;  // nothing is left to do without
+    if (!o.listen_host.empty() && !outlet.status().message().starts_with(observe::kNoSocket))
       o.listen_host.clear();
     else
       o.folder.clear();
-    if (o.folder.empty() && o.file.empty()) return;
+    if (o.folder.empty() && o.file.empty() && o.listen_host.empty()) return;
   }
 }
 
 EngineStats EngineImpl::stats() const {
   EngineStats s;
   if (!runtime_) return s;
-  if (!in_forked_child()) {
-    // Ask the loop, so that an operation that is over is counted in full.
-    (void)loop_->call([runtime = runtime_.get()](Status&) { runtime->update_counters(); }, std::chrono::seconds(1));
-  }
+  // Asks the loop, so that an operation that is over is counted in full.
   if (!in_forked_child()) s.samples = desk_->samples();
   const observe::EngineCounters& c = runtime_->counters();
   s.net_tx_payload_bytes = c.net_tx_payload_bytes.load();

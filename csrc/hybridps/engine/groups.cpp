@@ -59,7 +59,8 @@ bool Groups::look_for_status() const {
 }
 
 std::string Groups::name_of(core::EngineId engine) const {
-  for (const Group& group : groups_) {
+  for (auto newest = groups_.rbegin(); newest != groups_.rend(); ++newest) {
+    const Group& group = *newest;
     if (!group->options.is_world || group->state == nullptr) continue;
     const worker::GroupInfo& info = group->state->info;
     for (std::size_t member = 0; member < info.engines.size(); ++member)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "hybridps/core/check.h"
@@ -508,10 +509,6 @@ void Runtime::note_round_trip(Peer& peer, std::uint64_t sent_ns, std::uint64_t t
   peer.round_trip_seconds = static_cast<double>(now - sent_ns) * 1e-9;
   if (observe::Trace* const trace = outbox_->trace())
     trace->add({sent_ns, now, theirs_ns, 0, 0, 0, 0, trace->peer(peer.record.engine), observe::EventType::kClock, 0});
-  if (peer.least_round_trip_seconds > 0 && peer.round_trip_seconds > peer.least_round_trip_seconds) return;
-  peer.least_round_trip_seconds = peer.round_trip_seconds;
-  const auto middle = static_cast<std::int64_t>(sent_ns + (now - sent_ns) / 2);
-  peer.clock_ahead_seconds = static_cast<double>(static_cast<std::int64_t>(theirs_ns) - middle) * 1e-9;
 }
 
 bool Runtime::on_engine_message(const wire::Message& message, std::span<const std::byte> payload) {
@@ -816,8 +813,12 @@ std::vector<observe::Sample> Runtime::samples(const std::function<std::string(co
     add("kind_bus_bytes", one.bus_bytes, label);
     add("kind_seconds", core::to_seconds(one.time), label);
   }
-  for (const auto& [engine, time] : counts.waited_for)
-    add("waited_seconds", core::to_seconds(time), engine == core::EngineId{} ? "unknown" : name(engine));
+  std::map<std::string, double> waited;  // engines that are known no more have no names left
+  for (const auto& [engine, time] : counts.waited_for) {
+    const std::string who = engine == core::EngineId{} ? "unknown" : name(engine);
+    waited[who.empty() ? "gone" : who] += core::to_seconds(time);
+  }
+  for (const auto& [who, seconds] : waited) add("waited_seconds", seconds, who);
   for (const auto& [code, count] : counts.errors) add("errors", count, std::string(core::code_name(code)));
   add("net_tx_payload_bytes", c.net_tx_payload_bytes.load());
   add("net_rx_payload_bytes", c.net_rx_payload_bytes.load());

@@ -198,8 +198,6 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
     core::TimePoint unused_since{};  // groups became 0
     core::TimePoint heard_at{};
     double round_trip_seconds = 0;  // of the last ping or question of status; 0: not known
-    double least_round_trip_seconds = 0;
-    double clock_ahead_seconds = 0;  // its clock against ours, by the quickest of them: half a round trip wrong at most
   };
   /// Of a group.
   struct Windows {

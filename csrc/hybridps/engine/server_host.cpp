@@ -55,7 +55,7 @@ class Shard final : public LoopClient, core::Pinned {
     o.grant_chunks = static_cast<std::uint32_t>(config.grant_chunks);
     residual_budget_->bytes_max = memory / 4;
     outer_budget_->bytes_max = memory / 4;
-    engines_max_ = std::max<std::uint64_t>(1, memory / 2 / std::max<std::uint64_t>(1, o.eager_bytes));
+    engines_max_ = std::max<std::uint64_t>(1, memory / 4 / std::max<std::uint64_t>(1, o.eager_bytes));
     const std::size_t pool_bytes =
         whole_pages(std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(o, 0)), memory / 4));
     if (interfaces.rdma)

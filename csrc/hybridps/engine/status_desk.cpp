@@ -21,6 +21,7 @@ using core::Status;
 constexpr std::size_t kPeersToOthers = 32;
 constexpr std::size_t kPeersMax = 4096;
 constexpr std::size_t kQuestionsKept = 16;
+constexpr std::size_t kPartBytes = 8192;
 // The bootstrap thread looks every 50 ms at the latest.
 constexpr auto kLookFor = std::chrono::milliseconds(120);
 
@@ -60,7 +61,8 @@ std::string StatusDesk::own(bool full) {
 
 void StatusDesk::on_asked(core::EngineId from, const wire::StatusAsk& ask) {
   const std::string text = own(/*full=*/false);
-  const std::size_t part_bytes = runtime_.pool().slot_bytes_max();
+  // The smaller slots: of the larger ones a network that is behind may have none left.
+  const std::size_t part_bytes = std::min(kPartBytes, runtime_.pool().slot_bytes_max());
   const std::size_t parts = std::max<std::size_t>(1, (text.size() + part_bytes - 1) / part_bytes);
   if (parts > wire::kStatusPartsMax) return;
   for (std::size_t part = 0; part < parts; ++part)
@@ -86,7 +88,14 @@ void StatusDesk::on_answered(core::EngineId from, const wire::StatusAnswer& answ
     all.parts.resize(answer.parts);
     all.missing = answer.parts;
   }
-  if (all.parts.size() != answer.parts || !all.parts[answer.part].empty() || part.empty()) return;
+  if (part.empty()) {  // it had no memory to say it in, and is there all the same
+    all.parts.clear();
+    all.complete = true;
+    --question.open;
+    question.changed.notify_all();
+    return;
+  }
+  if (all.parts.size() != answer.parts || !all.parts[answer.part].empty()) return;
   all.parts[answer.part] = text_of(part);
   if (--all.missing > 0) return;
   all.complete = true;
@@ -96,9 +105,11 @@ void StatusDesk::on_answered(core::EngineId from, const wire::StatusAnswer& answ
 }
 
 std::string StatusDesk::ask(bool others) {
+  const auto stuck = [](const Status& why) { return observe::Json().object().field("stuck", why.message()).end().text(); };
   if (about_.look) {
     const auto joining = std::make_shared<std::atomic<bool>>(false);
-    (void)loop_->call([this, joining](Status&) { joining->store(about_.look()); }, kLoopPatience);
+    const Status looked = loop_->call([this, joining](Status&) { joining->store(about_.look()); }, kLoopPatience);
+    if (!looked.is_ok()) return stuck(looked);
     if (joining->load()) std::this_thread::sleep_for(kLookFor);
   }
   const auto question = std::make_shared<Question>();
@@ -118,12 +129,9 @@ std::string StatusDesk::ask(bool others) {
         }
       },
       kLoopPatience);
+  if (!status.is_ok()) return stuck(status);
   observe::Json json;
   json.object();
-  if (!status.is_ok()) {
-    json.field("stuck", status.message()).end();
-    return json.text();
-  }
   std::unique_lock lock(question->mutex);
   question->changed.wait_for(lock, kPatience, [&] { return question->open == 0; });
   json.field("own", question->own).key("answers").array();
@@ -154,7 +162,6 @@ std::vector<observe::Sample> StatusDesk::samples() {
   std::vector<observe::Sample> samples;
   if (status.is_ok()) samples = std::move(*found);  // else the loop may still come to it
   samples.push_back({"net_limit_bytes_per_second", {}, about_.limit_bytes_per_second});
-  if (about_.more) about_.more(samples);
   return samples;
 }
 

@@ -46,8 +46,6 @@ class StatusDesk : core::Pinned {
     std::function<bool()> look;
     /// A rank of the world for short, else host and process. In the loop.
     std::function<std::string(core::EngineId)> name;
-    /// Metrics that the Runtime does not know. On any thread.
-    std::function<void(std::vector<observe::Sample>&)> more;
   };
   /// Takes the Runtime's hooks for status. 
   StatusDesk(Runtime& runtime, About about);

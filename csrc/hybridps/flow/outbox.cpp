@@ -147,8 +147,9 @@ void Outbox::trace_sent(const PeerState& peer, const Stream& stream, std::uint32
                         std::uint64_t since_ns, transport::SendDone& done) {
   observe::Event event{since_ns,     0, bytes, stream.id.sequence, stream.id.span, chunk, trace_->group(stream.from.uid), trace_->peer(peer.id),
                        observe::EventType::kSent, static_cast<std::uint8_t>(stream.id.stage)};
-  done = [this, alive = alive_, event, inner = std::move(done)](core::Status status) mutable {
-    if (*alive && trace_ != nullptr) {
+  // Another trace, begun since, does not know the event's group and peer.
+  done = [this, alive = alive_, event, trace = trace_, inner = std::move(done)](core::Status status) mutable {
+    if (*alive && trace_ == trace) {
       event.end_ns = observe::trace_ns();
       trace_->add(event);
     }

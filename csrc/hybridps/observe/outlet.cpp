@@ -127,7 +127,8 @@ core::Result<std::unique_ptr<Outlet>> Outlet::open(OutletOptions options) {
   }
   if (!outlet->wake_) return complaint("no descriptor");
   if (!outlet->options_.folder.empty())
-    if (Status status = outlet->open_socket(); !status.is_ok()) return status;
+    if (Status status = outlet->open_socket(); !status.is_ok())
+      return Status(status.code(), std::string(kNoSocket) + std::string(status.message()));
   if (!outlet->options_.listen_host.empty())
     if (Status status = outlet->open_port(); !status.is_ok()) return status;
   try {
@@ -188,6 +189,8 @@ Status Outlet::open_port() {
 }
 
 Outlet::~Outlet() {
+  // First: the next engine of this process may have a socket of the same name before the last visitor here has gone.
+  if (!path_.empty()) ::unlink(path_.c_str());
   stop_.store(true);
   const std::uint64_t one = 1;
   (void)!::write(wake_.get(), &one, sizeof one);
@@ -196,7 +199,6 @@ Outlet::~Outlet() {
     std::unique_lock lock(visitors_->mutex);
     visitors_->left.wait(lock, [this] { return visitors_->count == 0; });
   }
-  if (!path_.empty()) ::unlink(path_.c_str());
 }
 
 void Outlet::run() {
@@ -219,7 +221,10 @@ void Outlet::run() {
         const core::ForkLock lock;
         visitor = core::Descriptor(lock, ::accept4(fds[i].fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       }
-      if (visitor) serve(std::move(visitor), i == 2);
+      if (visitor)
+        serve(std::move(visitor), i == 2);
+      else  // no descriptor is left: the visitor stays at the door, and poll() would not wait
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     if (core::Clock::now() >= next) {
       write_file();

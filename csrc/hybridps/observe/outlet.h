@@ -39,6 +39,9 @@ struct OutletOptions {
 /// The folder of this user's sockets: $XDG_RUNTIME_DIR/hybridps, else $TMPDIR (/tmp)/hybridps-UID.
 std::string default_folder();
 
+/// How open() begins its complaint where the folder's socket is the obstacle, not the port.
+inline constexpr std::string_view kNoSocket = "no socket for the status: ";
+
 class Outlet : core::Pinned {
  public:
   /// Errors: kInvalidArgument where the port or the folder cannot be had, and why. A socket that cannot be made is no reason

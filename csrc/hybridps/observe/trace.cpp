@@ -27,9 +27,14 @@ core::Result<std::unique_ptr<Trace>> Trace::open(const std::string& folder, cons
                                                  const std::string& about) {
   if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) return complaint("no trace: cannot make " + folder);
   std::unique_ptr<Trace> trace(new Trace());
-  trace->path_ = folder + '/' + name + ".hpstrace";
-  trace->file_ = std::fopen(trace->path_.c_str(), "wbe");
-  if (trace->file_ == nullptr) return complaint("no trace: cannot write " + trace->path_);
+  // A trace of this process that is there already stays.
+  for (int again = 1; trace->file_ == nullptr; ++again) {
+    trace->path_ = folder + '/' + name + (again > 1 ? '.' + std::to_string(again) : std::string()) + ".hpstrace";
+    trace->file_ = std::fopen(trace->path_.c_str(), "wbxe");
+    if (trace->file_ == nullptr && errno != EEXIST) return complaint("no trace: cannot write " + trace->path_);
+  }
+  // Nothing may lie in memory that a forked child would write once more.
+  std::setvbuf(trace->file_, nullptr, _IONBF, 0);
   trace->ring_ = std::make_unique<Event[]>(kRing);
   (void)std::fwrite("HPSTRC01", 1, 8, trace->file_);
   timespec day{};
@@ -93,7 +98,8 @@ void Trace::flush() {
     Event head;
     head.bytes = text.size();
     text.resize((text.size() + sizeof(Event) - 1) / sizeof(Event) * sizeof(Event));
-    fine = std::fwrite(&head, sizeof head, 1, file_) == 1 && std::fwrite(text.data(), 1, text.size(), file_) == text.size();
+    fine = std::fwrite(&head, sizeof head, 1, file_) == 1 && std::fwrite(text.data(), 1, text.size(), file_) == text.size() &&
+           fine;
   }
   for (std::uint64_t at = written_.load(std::memory_order_relaxed); at < end;) {
     const std::uint64_t run = std::min<std::uint64_t>(end - at, kRing - at % kRing);

@@ -56,7 +56,8 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
   /// A rank that takes results has all of them. Whether it was the last.
   bool on_landed(int rank) {
     const auto found = std::find(takers_.begin(), takers_.end(), rank);
-    if (found != takers_.end()) takers_.erase(found);
+    if (found == takers_.end()) return false;
+    takers_.erase(found);
     return takers_.empty();
   }
   void add_taker(int rank) { takers_.push_back(rank); }
@@ -68,7 +69,7 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
 
   // ResultStreams::Maker
   flow::Payload make(std::uint32_t chunk, std::size_t bytes) override {
-    transport::Buffer buffer = dedicated_.outbox_.pool().allocate(results_.wire_bytes_max(bytes));
+    transport::Buffer buffer = room(results_.wire_bytes_max(bytes));
     if (!buffer) return {};
     std::size_t wire_bytes = bytes;
     if (codec_ == nullptr) {
@@ -88,6 +89,12 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
     ++dedicated_.stats_.chunks;
     dedicated_.stats_.bytes += bytes;
     return {std::move(buffer), wire_bytes};
+  }
+  transport::Buffer room(std::size_t bytes) override {
+    transport::BufferPool& pool = dedicated_.outbox_.pool();
+    transport::Buffer buffer = pool.allocate(bytes);
+    if (!buffer && dedicated_.set_results_aside()) buffer = pool.allocate(bytes);
+    return buffer;
   }
   void on_stream_sent() override {}  // it is over when all of it has landed
 
@@ -246,11 +253,7 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
     if (const auto found = group->spans.find(key_of(*group, grant->chunk)); found != group->spans.end())
       found->second->results().on_grant(from.source, *grant);
   } else if (const auto* mend = message.as<wire::Mend>()) {
-    const SpanKey key{{from.uid, mend->sequence}, static_cast<std::uint32_t>(group->info.topology.rank()), 0};
-    if (const auto found = group->spans.find(key); found != group->spans.end() &&
-                                                   mend->what == wire::Mend::What::kLanded &&
-                                                   found->second->on_landed(static_cast<int>(from.sender_rank)))
-      on_landed(*group, key);
+    if (mend->what == wire::Mend::What::kLanded) on_landed(*group, static_cast<int>(from.sender_rank), *mend);
   } else if (const wire::ChunkId* chunk = message.chunk()) {
     const SpanKey key = key_of(*group, *chunk);
     if (group->over.count(key) > 0 || group->over.count({key.operation, kAllSpans}) > 0) return;
@@ -267,14 +270,28 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
   }
 }
 
-// Nobody needs what they have kept of it any more.
-void DedicatedServer::on_landed(Served& group, const SpanKey& key) {
+// Of what has landed everywhere nobody needs what he has kept any more.
+void DedicatedServer::on_landed(Served& group, int rank, const wire::Mend& landed) {
   const schedule::Topology& topology = group.info.topology;
   const wire::From me{{}, group.info.uid, static_cast<std::uint32_t>(topology.rank())};
-  const wire::Mend known{wire::Mend::What::kKnown, me.sender_rank, key.operation.sequence};
-  for (int node = 0; node < topology.nodes(); ++node)
-    outbox_.send(group.info.engines[static_cast<std::size_t>(topology.agent(node, topology.rank()))], {me, 0, known});
-  finished_.push_back(key);
+  std::vector<std::uint64_t> everywhere;
+  wire::for_operations(landed, [&](std::uint64_t sequence) {
+    const SpanKey key{{group.info.uid, sequence}, me.sender_rank, 0};
+    const auto found = group.spans.find(key);
+    if (found == group.spans.end() || !found->second->on_landed(rank)) return;
+    everywhere.push_back(sequence);
+    finished_.push_back(key);
+  });
+  for (const wire::Mend& known : wire::mends_of(wire::Mend::What::kKnown, me.sender_rank, std::move(everywhere)))
+    for (int node = 0; node < topology.nodes(); ++node)
+      outbox_.send(group.info.engines[static_cast<std::size_t>(topology.agent(node, topology.rank()))], {me, 0, known});
+}
+
+bool DedicatedServer::set_results_aside() {
+  bool any = false;
+  for (const auto& [uid, group] : groups_)
+    for (const auto& [key, span] : group->spans) any = span->results().set_aside() || any;
+  return any;
 }
 
 void DedicatedServer::end_span(Served& group, const SpanKey& key) {

@@ -98,13 +98,15 @@ class DedicatedServer final : public Listener, core::Pinned {
   enum class Tell { kNothing, kLost, kFailed };
 
   Served* find(core::GroupUid uid);
-  void on_landed(Served& group, const SpanKey& key);
+  void on_landed(Served& group, int rank, const wire::Mend& landed);
   /// With the first message of a span that came; its priority is the span's.
   Span* open_span(Served& group, const wire::ChunkId& first, std::int8_t priority);
   void close_later(core::GroupUid uid, core::Status why, Tell tell);
   void close(core::GroupUid uid, const core::Status& why, Tell tell);
   static SpanKey key_of(const Served& group, const wire::ChunkId& chunk);
   void end_span(Served& group, const SpanKey& key);
+  /// Frees the slots of results that wait for those that are behind. Whether any were.
+  bool set_results_aside();
   std::string refuse(const Served& group, int sender, const wire::ChunkId& chunk) const;
 
   core::OneThread one_thread_;

@@ -1,6 +1,7 @@
 #include "hybridps/server/result_streams.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace hybridps::server {
@@ -33,17 +34,42 @@ flow::Payload ResultStreams::payload(flow::Stream& stream, std::uint32_t chunk, 
   made_.resize(stream.chunks);
   Made& made = made_[chunk];
   if (transport::Buffer buffer = outbox_.pool().revive(made.slot, made.life)) return {std::move(buffer), made.bytes};
-  flow::Payload payload = maker_.make(chunk, bytes);
+  flow::Payload payload;
+  if (made.aside.empty()) {
+    payload = maker_.make(chunk, bytes);
+  } else if (payload = {maker_.room(wire_bytes_max(bytes)), made.aside.size()}; payload.buffer) {
+    std::memcpy(payload.buffer.data(), made.aside.data(), payload.bytes);
+  }
   if (!payload.buffer) return payload;
   made.slot = payload.buffer.slot();
   made.life = payload.buffer.life();
   made.bytes = payload.bytes;
-  if (keep_ == Keep::kUntilAllSent) made.kept = payload.buffer;
+  if (keep_ == Keep::kUntilAllSent && made.aside.empty()) {
+    made.kept = payload.buffer;
+    ++kept_;
+  }
   return payload;
 }
 
+bool ResultStreams::set_aside() {
+  if (kept_ == 0) return false;
+  for (Made& made : made_) {
+    if (!made.kept) continue;
+    made.aside.assign(made.kept.data(), made.kept.data() + made.bytes);
+    made.kept = {};
+  }
+  kept_ = 0;
+  return true;
+}
+
 void ResultStreams::on_sent(flow::Stream& stream, std::uint32_t chunk) {
-  if (keep_ == Keep::kUntilAllSent && !made_.empty() && ++made_[chunk].sent == streams_.size()) made_[chunk].kept = {};
+  if (keep_ == Keep::kUntilAllSent && !made_.empty()) {
+    if (Made& made = made_[chunk]; ++made.sent == streams_.size()) {
+      if (made.kept) --kept_;
+      made.kept = {};
+      made.aside = {};
+    }
+  }
   if (stream.all_sent()) maker_.on_stream_sent();
 }
 

@@ -24,11 +24,13 @@ class ResultStreams final : public flow::Source, core::Pinned {
     virtual ~Maker() = default;
     /// The chunk's result as it goes out; no buffer: no slot is free.
     virtual flow::Payload make(std::uint32_t chunk, std::size_t bytes) = 0;
+    /// A buffer for what was set aside; none: no slot is free. Only of what can be made once.
+    virtual transport::Buffer room(std::size_t) { return {}; }
     virtual void on_stream_sent() = 0;
   };
   enum class Keep {
     kWhileSent,     // shared as long as one of the sends is under way: whoever comes later has it made again
-    kUntilAllSent,  // it can be made only once
+    kUntilAllSent,  // it can be made only once; set_aside() lets go of the slots
   };
 
   /// `codec`: of what goes out; null: none.
@@ -42,6 +44,9 @@ class ResultStreams final : public flow::Source, core::Pinned {
   void offer(std::uint32_t chunk);
   void on_grant(core::EngineId peer, const wire::Grant& grant);
   bool all_sent() const noexcept;
+  /// Copies what is kept out of its slots, so that one receiver that is behind does not hold those that others need. Whether
+  /// anything was.
+  bool set_aside();
 
   std::size_t wire_bytes_max(std::size_t bytes) const noexcept override {
     return codec_ == nullptr ? bytes : codec_->bytes_max(bytes);
@@ -56,6 +61,7 @@ class ResultStreams final : public flow::Source, core::Pinned {
     std::uint64_t life = 0;
     std::size_t bytes = 0;
     transport::Buffer kept;
+    std::vector<std::byte> aside;
     std::size_t sent = 0;  // streams that have
   };
 
@@ -65,6 +71,7 @@ class ResultStreams final : public flow::Source, core::Pinned {
   const compress::Codec* const codec_;
   std::vector<std::unique_ptr<flow::Stream>> streams_;
   std::vector<Made> made_;  // per chunk, where there are several streams
+  std::size_t kept_ = 0;    // of these, in slots
 };
 
 }  // namespace hybridps::server

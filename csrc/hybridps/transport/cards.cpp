@@ -257,7 +257,10 @@ class CardsTransport final : public Transport {
   std::vector<PathInfo> paths() const override {
     std::vector<PathInfo> all;
     for (const auto& transport : transports_)
-      for (const PathInfo& path : transport->paths()) all.push_back(path);
+      for (PathInfo path : transport->paths()) {
+        if (const auto alias = aliases_.find(path.peer); alias != aliases_.end()) path.peer = alias->second;
+        all.push_back(path);
+      }
     return all;
   }
 

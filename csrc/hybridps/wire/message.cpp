@@ -1,5 +1,6 @@
 #include "hybridps/wire/message.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <sstream>
@@ -349,6 +350,18 @@ std::vector<Field> layout() {
         },
         body);
   return list;
+}
+
+std::vector<Mend> mends_of(Mend::What what, std::uint32_t server, std::vector<std::uint64_t> sequences) {
+  std::sort(sequences.begin(), sequences.end());
+  std::vector<Mend> mends;
+  for (const std::uint64_t sequence : sequences) {
+    if (mends.empty() || sequence - mends.back().sequence >= Mend::kChunksPerMessage)
+      mends.push_back({what, server, sequence});
+    const std::uint64_t bit = sequence - mends.back().sequence;
+    mends.back().bits[bit / 64] |= std::uint64_t{1} << (bit % 64);
+  }
+  return mends;
 }
 
 std::string describe(const Signature& s) {

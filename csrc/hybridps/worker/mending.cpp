@@ -11,6 +11,9 @@ namespace {
 
 using What = wire::Mend::What;
 
+// What is retained meanwhile is bounded by WorkerOptions::retained_bytes_max.
+constexpr std::size_t kLandedMax = 32;
+constexpr auto kSayLandedAfter = std::chrono::milliseconds(20);
 constexpr std::uint32_t kPart = wire::Mend::kChunksPerMessage;
 
 std::uint32_t parts_of(std::uint32_t chunks) { return (chunks + kPart - 1) / kPart; }
@@ -47,6 +50,7 @@ void LostServers::decide(int member, const std::string& why) {
 
 void LostServers::apply(int member, const std::string& why) {
   if (!members_.insert(member).second) return;
+  landed_.erase(member);
   // Also where it was healthy as seen from here: it must not think that it is still wanted.
   worker_.host().on_server_lost(group_.info.engines[static_cast<std::size_t>(member)], why);
   if (group_.steps && owns_steps(member)) fail_steps(member, why);
@@ -81,6 +85,28 @@ void LostServers::on_launched(OperationRun& run) {
   }
 }
 
+void LostServers::landed(int server, std::uint64_t sequence, bool waits) {
+  landed_[server].push_back(sequence);
+  if (++landed_count_ >= kLandedMax || waits)
+    say_landed();
+  else if (say_at_ == core::TimePoint::max())
+    say_at_ = core::Clock::now() + kSayLandedAfter;
+}
+
+void LostServers::say_landed() {
+  say_at_ = core::TimePoint::max();
+  if (std::exchange(landed_count_, 0) == 0) return;
+  for (auto& [server, sequences] : landed_)
+    for (const wire::Mend& mend : wire::mends_of(What::kLanded, static_cast<std::uint32_t>(server), std::exchange(sequences, {})))
+      worker_.outbox().send(group_.info.engines[static_cast<std::size_t>(server)], group_.message(mend));
+}
+
+std::size_t LostServers::tick(core::TimePoint now) {
+  if (now < say_at_) return 0;
+  say_landed();
+  return 1;
+}
+
 void LostServers::on_message(const wire::Message& message, flow::Delivery payload) {
   const wire::Mend& mend = *message.as<wire::Mend>();
   const schedule::Topology& topology = group_.info.topology;
@@ -98,8 +124,12 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
   }
   // Known: of a reduce also from the node's agent.
   if (topology.is_dedicated(from) && (mend.what != What::kKnown || from != member)) return;
+  if (mend.what == What::kKnown) {
+    wire::for_operations(mend, [&](std::uint64_t sequence) { on_known(member, sequence); });
+    return;
+  }
   // Whoever says so has heard it from rank 0.
-  if (mend.what != What::kKnown && !contains(member)) {
+  if (!contains(member)) {
     if (topology.rank() == 0) return;
     apply(member, "as rank " + std::to_string(from) + " says");
   }
@@ -117,6 +147,15 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
     return;
   }
   if (SpanRun* span = found->second->find(mend.server)) span->on_mend(from, mend);
+}
+
+void LostServers::on_known(int server, std::uint64_t sequence) {
+  auto found = group_.retained.find(sequence);
+  if (found == group_.retained.end()) {
+    found = group_.running.find(sequence);
+    if (found == group_.running.end() || !found->second->started) return;
+  }
+  if (SpanRun* span = found->second->find(static_cast<std::uint32_t>(server))) span->on_known_everywhere();
 }
 
 // It was known to be everywhere, or it has failed, of which all are told.

@@ -3,7 +3,7 @@
 // Model    The server's spans get another owner, the heir: one of the ranks that acted for their nodes towards it. All
 //          that it held can be had again, with the same bits: a result that has come anywhere is there still, since no rank's
 //          operation is over before all results of a server's span are known to be everywhere (landed, known: two small
-//          messages a rank); of the other chunks no rank has a result, so that no input has been overwritten.
+//          messages a rank), or it leaves a copy of them behind (GroupState::retained), where they are few; of the other chunks no rank has a result, so that no input has been overwritten.
 //
 //            rank that notices --lost--> rank 0 --lost--> all: the span stands still, what comes from the server is dropped
 //            agents (of a reduce: the root) --held: chunks whose results are here--> heir
@@ -18,11 +18,13 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "hybridps/core/clock.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/flow/outbox.h"
@@ -46,18 +48,27 @@ class LostServers : core::Pinned {
   void on_message(const wire::Message& message, flow::Delivery payload);
   /// An operation starts whose plan is from before.
   void on_launched(OperationRun& run);
+  /// All results of this server's span are here. Who does not wait for that to be known says it later, of many operations at once.
+  void landed(int server, std::uint64_t sequence, bool waits);
+  void say_landed();
+  std::size_t tick(core::TimePoint now);
+  core::TimePoint next_due() const noexcept { return say_at_; }
 
  private:
   void decide(int member, const std::string& why);
   void apply(int member, const std::string& why);
   bool owns_steps(int member) const;
   void fail_steps(int member, const std::string& why);
+  void on_known(int server, std::uint64_t sequence);
   void answer_for_one_that_is_over(const wire::Message& message, const wire::Mend& mend);
 
   Worker& worker_;
   GroupState& group_;
   std::set<int> members_;
   std::set<int> reported_;
+  std::map<int, std::vector<std::uint64_t>> landed_;  // by server: operations of which it was not told yet
+  std::size_t landed_count_ = 0;
+  core::TimePoint say_at_ = core::TimePoint::max();
 };
 
 /// Bits by chunk.

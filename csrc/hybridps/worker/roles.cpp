@@ -696,7 +696,7 @@ void Results::on_stream_sent() { span_.worker.part_done(span_.run); }
 EncodedResults::EncodedResults(const SpanView& span, ResultMemory& memory)
     : span_(span),
       memory_(memory),
-      streams_(span.worker.outbox(), *this, server::ResultStreams::Keep::kUntilAllSent, span.codec()) {}
+      streams_(span.worker.outbox(), *this, server::ResultStreams::Keep::kWhileSent, span.codec()) {}
 
 void EncodedResults::encode(std::uint32_t chunk) {
   const std::size_t bytes = span_.bytes_of(chunk);
@@ -715,9 +715,9 @@ void EncodedResults::encode(std::uint32_t chunk) {
 flow::Payload EncodedResults::make(std::uint32_t chunk, std::size_t bytes) {
   transport::Buffer buffer = span_.worker.outbox().pool().allocate(streams_.wire_bytes_max(bytes));
   if (!buffer) return {};
-  const auto encoded = encoded_.extract(chunk);
-  std::copy(encoded.mapped().begin(), encoded.mapped().end(), buffer.data());
-  return {std::move(buffer), encoded.mapped().size()};
+  const std::vector<std::byte>& encoded = encoded_.at(chunk);
+  std::copy(encoded.begin(), encoded.end(), buffer.data());
+  return {std::move(buffer), encoded.size()};
 }
 
 void EncodedResults::on_stream_sent() { span_.worker.part_done(span_.run); }

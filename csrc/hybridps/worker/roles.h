@@ -240,7 +240,7 @@ class EncodedResults final : public server::ResultStreams::Maker, core::Pinned {
  private:
   const SpanView& span_;
   ResultMemory& memory_;
-  std::unordered_map<std::uint32_t, std::vector<std::byte>> encoded_;  // until there is a slot for it
+  std::unordered_map<std::uint32_t, std::vector<std::byte>> encoded_;  // until the span is over: whoever comes later has it copied
   server::ResultStreams streams_;
 };
 

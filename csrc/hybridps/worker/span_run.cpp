@@ -85,10 +85,9 @@ void SpanRun::landed(std::uint32_t chunk) {
   if (mending_) {
     mending_->on_obtained(chunk);
   } else if (chunks_done_ == plan_.chunks && span_.topology().is_dedicated(plan_.owner)) {
-    const worker::GroupState& group = span_.run.group;
-    const wire::Mend all{wire::Mend::What::kLanded, static_cast<std::uint32_t>(plan_.owner), span_.run.sequence};
     if (span_.agent_of(span_.topology().my_node()) == span_.me() || plan_.sink == span_.me())
-      span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(plan_.owner)], group.message(all));
+      span_.run.group.lost_servers->landed(plan_.owner, span_.run.sequence,
+                                           /*waits=*/plan_.sink != schedule::kAll || !span_.worker.may_retain(span_.run));
     if (plan_.sink == span_.me()) on_known();  // nobody else waits for results
   }
   span_.worker.part_done(span_.run);
@@ -162,7 +161,8 @@ void SpanRun::on_known() {
   if (plan_.sink != schedule::kAll && span_.agent_of(topology.my_node()) == span_.me()) {
     const worker::GroupState& group = span_.run.group;
     const int server = plan_.first_owner < 0 ? plan_.owner : plan_.first_owner;
-    const wire::Mend known{wire::Mend::What::kKnown, static_cast<std::uint32_t>(server), span_.run.sequence};
+    const wire::Mend known =
+        wire::mends_of(wire::Mend::What::kKnown, static_cast<std::uint32_t>(server), {span_.run.sequence}).front();
     for (const int rank : topology.ranks_of(topology.my_node()))
       if (rank != span_.me() && rank != plan_.sink)
         span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(rank)], group.message(known));
@@ -192,10 +192,8 @@ void SpanRun::lose_owner() {
 
 void SpanRun::on_mend(int from, const wire::Mend& mend) {
   using What = wire::Mend::What;
-  if (mending_ && mend.what != What::kKnown) {
+  if (mending_) {
     mending_->on_message(from, mend);
-  } else if (mend.what == What::kKnown) {
-    if (!mending_) on_known();
   } else if (is_known_ && (mend.what == What::kHeld || mend.what == What::kAsk)) {
     const worker::GroupState& group = span_.run.group;
     const wire::Mend answer{mend.what == What::kHeld ? What::kMended : What::kOver, mend.server, mend.sequence};

@@ -36,6 +36,10 @@ class SpanRun : core::Pinned {
   void on_mend(int from, const wire::Mend& mend);
   /// All results are known to be everywhere, or to be had from the heir.
   void on_known();
+  /// The server, or of a reduce the node's agent, has said so.
+  void on_known_everywhere() {
+    if (!mending_) on_known();
+  }
   bool has_landed(std::uint32_t chunk) const noexcept { return consumer_ && consumer_->has_landed(chunk); }
   bool consumes() const noexcept { return consumer_.has_value(); }
   /// This node's contributions to these chunks go to the heir.

@@ -309,7 +309,10 @@ void Worker::pace_soon(OperationRun& run) {
 void Worker::part_done(OperationRun& run) {
   assert(run.pending > 0);
   if (--run.pending > run.awaits_known || run.is_done) return;
-  if (run.pending > 0 && !may_leave(run)) return;
+  if (run.pending > 0 && !may_leave(run)) {
+    if (!run.is_retained) run.group.lost_servers->say_landed();  // it waits
+    return;
+  }
   run.is_done = true;
   events_.push_back({&run, {}, {}});
 }
@@ -325,7 +328,10 @@ std::size_t Worker::settle_events() {
         if (run->pending == 0) drop_retained(*run);
         continue;
       }
-      if (run->pending > 0 && !may_leave(*run)) continue;  // its server has been lost meanwhile
+      if (run->pending > 0 && !may_leave(*run)) {  // its server has been lost meanwhile, or there is no room any more
+        run->group.lost_servers->say_landed();
+        continue;
+      }
       const bool received = run->operation.kind == schedule::Kind::kPointToPoint && !run->operation.sending;
       finish(*run, core::Status::ok(), received ? run->operation.peer : -1);
     } else if (GroupState* group = find(event.uid)) {
@@ -336,7 +342,10 @@ std::size_t Worker::settle_events() {
 }
 
 bool Worker::may_leave(const OperationRun& run) const noexcept {
-  if (run.is_retained || run.pending != run.awaits_known) return false;
+  return !run.is_retained && run.pending == run.awaits_known && may_retain(run);
+}
+
+bool Worker::may_retain(const OperationRun& run) const noexcept {
   std::uint64_t bytes = 0;
   for (const auto& span : run.spans) {
     if (!span->waits_known()) continue;
@@ -560,7 +569,7 @@ std::size_t Worker::tick(core::TimePoint now) {
   }
   for (const auto& [uid, group] : groups_) {
     if (!group->barriers.empty()) start_barriers(*group);
-    work += group->plans->tick(now);
+    work += group->plans->tick(now) + group->lost_servers->tick(now);
   }
   work += settle();  // what is done is not late
   while (!deadlines_.empty() && deadlines_.begin()->first.first <= now) {
@@ -590,7 +599,8 @@ core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
   core::TimePoint due = core::TimePoint::max();
   if (!deadlines_.empty()) due = deadlines_.begin()->first.first;
   if (!tracked_.empty()) due = std::min(due, std::max(next_watch_, now + kWatchEvery));
-  for (const auto& [uid, group] : groups_) due = std::min(due, group->plans->next_due());
+  for (const auto& [uid, group] : groups_)
+    due = std::min({due, group->plans->next_due(), group->lost_servers->next_due()});
   return due;
 }
 

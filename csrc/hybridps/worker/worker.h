@@ -149,6 +149,8 @@ class Worker final : public server::Listener, core::Pinned {
   void finish(OperationRun& run, core::Status status, int source_rank = -1);
   /// All that `run` still waits for is to know that everybody has its results, and these are few enough to be copied.
   bool may_leave(const OperationRun& run) const noexcept;
+  /// These are few, and the group has room for them.
+  bool may_retain(const OperationRun& run) const noexcept;
   /// What it has retained is not needed any more.
   void drop_retained(OperationRun& run);
   void drop_retained(GroupState& group);

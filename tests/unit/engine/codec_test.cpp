@@ -374,3 +374,12 @@ TEST_CASE("engine/codec: bits depend neither on who owns what nor on chunks", "[
       }
   }
 }
+
+TEST_CASE("engine/codec: results that wait for one receiver hold no slots that others need", "[engine][fast]") {
+  for (const std::vector<double>& servers : {std::vector<double>{}, std::vector<double>{}, std::vector<double>{}, std::vector<double>{1}, std::vector<double>{3, 1}}) {
+    INFO("servers " << servers.size());
+    // Many chunks for few slots; and what they hold comes free in another order at each receiver.
+    Training training({{0, 1, 2}, servers}, "int8", 20000, 1024);
+    for (int step = 0; step < 10; ++step) training.step(step);
+  }
+}

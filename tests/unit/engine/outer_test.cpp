@@ -160,7 +160,7 @@ TEST_CASE("engine/outer: with a codec too bits do not depend on owners, and stat
     std::vector<float> first;
     std::vector<float> momentum;
     for (ClusterOptions options : {layout({0, 1, 2}), layout({0, 1, 2}, {1}), layout({0, 1, 2}, {1, 4})}) {
-      options.chunk_bytes = 8192;  // room for a block
+      options.chunk_bytes = 1024;
       options.codecs.assign(options.node_of.size() + options.servers.size(), codecs);
       Job job(options);
       std::vector<float> last;

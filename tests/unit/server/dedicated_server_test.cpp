@@ -15,7 +15,7 @@ constexpr std::uint32_t kServer = 2;  // behind two ranks, each a node of its ow
 core::EngineId engine(std::uint32_t member) { return core::EngineId{100 + member}; }
 
 struct Rig final : server::DedicatedHost {
-  Rig() : pool({{1024, 8}}) {
+  explicit Rig(std::size_t slots = 8) : pool({{1024, slots}}) {
     flow::OutboxOptions options;
     options.self = engine(kServer);
     options.class_bytes = {1024};
@@ -43,6 +43,11 @@ struct Rig final : server::DedicatedHost {
         .contributor = node};
     const std::int32_t values[2] = {value, value + 1};
     dedicated->on_message({{engine(node), kUid, node}, 8, wire::Data{chunk}}, lender.lend(values, 8));
+  }
+  void complete_all() {
+    for (const auto& [id, endpoint] : router.endpoints)
+      for (std::size_t i = 0; i < endpoint->sent.size(); ++i)
+        if (endpoint->sent[i].done) endpoint->complete(i);
   }
   /// What the rank got, by attempt.
   std::vector<std::pair<std::uint16_t, std::int32_t>> results_of(std::uint32_t rank) {
@@ -100,4 +105,29 @@ TEST_CASE("server/dedicated_server: a verdict ends an operation with all its spa
   for (std::uint16_t attempt = 0; attempt < 3; ++attempt) rig.push(attempt, 1, 20);
   CHECK(rig.lender.lent() == 0);
   CHECK(rig.results_of(0).empty());
+}
+
+TEST_CASE("server/dedicated_server: results that wait for one rank leave the slots to others", "[server][fast]") {
+  Rig rig(2);
+  rig.router.peers[engine(1)] = {false, 8};
+  Results expected;
+  for (std::uint16_t attempt = 0; attempt < 6; ++attempt) {
+    rig.push(attempt, 0, 10 * attempt);
+    rig.push(attempt, 1, 1000);
+    rig.complete_all();
+    rig.outbox->progress(core::Clock::now());
+    expected.emplace_back(attempt, 10 * attempt + 1000);
+    CHECK(rig.results_of(0) == expected);
+  }
+  CHECK(rig.results_of(1) == Results{expected.front()});
+  for (int more = 0; more < 6; ++more) {
+    rig.outbox->on_credit(engine(1), {.bytes = rig.router.to(engine(1)).of<wire::Data>().back()->cost});
+    rig.complete_all();
+    rig.outbox->progress(core::Clock::now());
+  }
+  CHECK(rig.results_of(1) == expected);
+  CHECK(rig.dedicated->stats().chunks == 6);  // each summed once
+  rig.dedicated->tick();
+  CHECK(rig.lender.lent() == 0);
+  CHECK(rig.pool->slots_in_use() == 0);
 }

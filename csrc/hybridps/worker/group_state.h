@@ -149,6 +149,7 @@ struct GroupState : core::Pinned {
   /// them, if that server should be lost (mending.h).
   std::map<std::uint64_t, std::unique_ptr<OperationRun>> retained;
   std::uint64_t retained_bytes = 0;
+  std::vector<std::vector<std::byte>> spare_copies;  // new memory for each would cost more than the copy
   /// Signatures of operations that are over, by sequence modulo its length: a late message that contradicts one of them
   /// is a mismatch that nobody else may notice (two roots that both only send).
   std::vector<std::pair<std::uint64_t, wire::Signature>> signatures_over;

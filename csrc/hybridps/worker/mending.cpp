@@ -13,6 +13,7 @@ using What = wire::Mend::What;
 
 // What is retained meanwhile is bounded by WorkerOptions::retained_bytes_max.
 constexpr std::size_t kLandedMax = 32;
+constexpr std::uint64_t kRetainedBytesUnsaid = std::uint64_t{512} << 10;
 constexpr auto kSayLandedAfter = std::chrono::milliseconds(20);
 constexpr std::uint32_t kPart = wire::Mend::kChunksPerMessage;
 
@@ -87,7 +88,7 @@ void LostServers::on_launched(OperationRun& run) {
 
 void LostServers::landed(int server, std::uint64_t sequence, bool waits) {
   landed_[server].push_back(sequence);
-  if (++landed_count_ >= kLandedMax || waits)
+  if (++landed_count_ >= kLandedMax || group_.retained_bytes >= kRetainedBytesUnsaid || waits)
     say_landed();
   else if (say_at_ == core::TimePoint::max())
     say_at_ = core::Clock::now() + kSayLandedAfter;

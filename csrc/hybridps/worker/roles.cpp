@@ -166,8 +166,9 @@ transport::Buffer ResultMemory::lend(std::uint32_t chunk) const {
   return span_.worker.outbox().pool().lend(data, bytes, span_.run.operation.device_memory);
 }
 
-void ResultMemory::retain() {
+void ResultMemory::retain(std::vector<std::byte> memory) {
   if (pieces_ == nullptr) return;
+  scratch_ = std::move(memory);
   const std::size_t bytes = span_.plan.bytes;
   if (const std::byte* const there = pieces_->contiguous(offset_, bytes)) {
     scratch_.assign(there, there + bytes);

@@ -84,8 +84,10 @@ class ResultMemory : core::Pinned {
   /// The chunk where it lies, which is a device's memory.
   transport::Buffer lend(std::uint32_t chunk) const;
   bool is_lent() const noexcept { return lent_; }
-  /// Copies it: the caller's memory is not to be touched any more.
-  void retain();
+  /// Copies it to `memory`: the caller's is not to be touched any more.
+  void retain(std::vector<std::byte> memory);
+  /// What was given to retain().
+  std::vector<std::byte> take_back() { return std::move(scratch_); }
 
  private:
   const SpanView& span_;

@@ -51,7 +51,8 @@ class SpanRun : core::Pinned {
   bool waits_known() const noexcept { return waits_known_; }
   /// That may be waited for with a copy of them.
   bool is_retainable() const noexcept { return plan_.sink == schedule::kAll && !mending_; }
-  void retain() { memory_.retain(); }
+  void retain(std::vector<std::byte> memory) { memory_.retain(std::move(memory)); }
+  std::vector<std::byte> take_back() { return memory_.take_back(); }
 
   const schedule::Span& plan() const noexcept { return plan_; }
   /// The agent's, if its contributions keep pace with those to other owners (Worker::pace()); else null.

@@ -16,6 +16,9 @@ namespace {
 // Chunks of the largest span that may be on the way beyond the pace of the slowest.
 constexpr std::uint32_t kPaceChunks = 8;
 
+// Operations that end with few others under way need no more.
+constexpr std::size_t kSpareCopiesMax = 16;
+
 bool is_barrier(schedule::Kind kind) { return kind == schedule::Kind::kBarrier || kind == schedule::Kind::kGoodbye; }
 
 /// Owners' operations keep the shares that the group was made with: what an owner keeps of a span stays there.
@@ -360,6 +363,8 @@ void Worker::drop_retained(OperationRun& run) {
   if (run.is_done) std::erase_if(events_, [&](const Event& event) { return event.done == &run; });
   if (run.pace_due) std::erase(pacing_, &run);
   group.retained_bytes -= run.retained_bytes;
+  for (const auto& span : run.spans)
+    if (group.spare_copies.size() < kSpareCopiesMax) group.spare_copies.push_back(span->take_back());
   group.retained.erase(run.sequence);
 }
 
@@ -378,7 +383,12 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
     run.is_retained = true;
     std::erase_if(run.spans, [](const auto& span) { return !span->waits_known(); });
     for (const auto& span : run.spans) {
-      span->retain();
+      std::vector<std::byte> memory;
+      if (!group.spare_copies.empty()) {
+        memory = std::move(group.spare_copies.back());
+        group.spare_copies.pop_back();
+      }
+      span->retain(std::move(memory));
       run.retained_bytes += span->plan().bytes;
     }
     group.retained_bytes += run.retained_bytes;

@@ -93,7 +93,7 @@ def draw(results: list[dict], codecs: list[str], path: Path) -> None:
             mean = [statistics.fmean(values) for values in zip(*curves, strict=True)]
             axis.plot([10 * (i + 1) for i in range(len(mean))], mean, label=codec, linewidth=1.2)
         axis.set(title=f"{task}: training loss, mean of {len(curves)} seeds", xlabel="step", ylabel="loss", yscale="log")
-        axis.legend(fontsize=8)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(codecs), fontsize=9)
     figure.savefig(path, dpi=110)
 
 

@@ -198,6 +198,9 @@ def wrong(rank, world):
         error = check.raises("the second of two", RuntimeError, lambda: reconfigure(5, ours, seconds=20))
         check.that("the second of two: says so", "uuid 5 is already used" in str(error), str(error))
         reconfigure(6, ours)
+    meet("told", rank, everyone)
+    if rank == 1:
+        time.sleep(1)  # who waits looks in the Store meanwhile, where the error of who came second is
     check_sum(check, "both")
     meet("second", rank, everyone)
     reconfigure(7, handles)
@@ -378,7 +381,9 @@ def test_a_rank_that_is_left_out():
 
 def shrunk(rank, world, kill, abort):
     check = Checker(rank)
-    side = dist.new_group([0, 1, 3])
+    from hybridps import Options
+
+    side = dist.new_group([0, 1, 3], pg_options=Options(priority=2))
     for group, members in ((None, world), (side, 3)):
         if rank == 2 and group is side:
             continue
@@ -388,7 +393,9 @@ def shrunk(rank, world, kill, abort):
     flags = dist.distributed_c10d.SHRINK_ABORT if abort else dist.distributed_c10d.SHRINK_DEFAULT
     # Another group than the default one.
     if rank in (0, 1):
-        less = dist.shrink_group([2], group=side, shrink_flags=flags)
+        options = Options(priority=3) if kill else None
+        less = dist.shrink_group([2], group=side, shrink_flags=flags, pg_options=options)
+        check.that("priority", less._get_backend(torch.device("cpu")).options.priority == ("3" if kill else "2"))
         tensor = torch.full((10,), rank + 1.0)
         dist.all_reduce(tensor, group=less)
         check.that("a side group", tensor[0] == 3.0 and less.size() == 2 and less.rank() == rank)
@@ -450,15 +457,30 @@ def launched_apart(rank, world):
         zygote.context.init(prefix=f"named {turn}", pg_options=Options(incarnation=f"quorum {turn}"))
         check_sum(check, f"named {turn}")
         dist.destroy_process_group()
+    # A name that one of them has used before.
+    alone = dist.PrefixStore(f"alone {rank}", zygote.context.store)
+    options = Options(incarnation=f"quorum {9 + rank}")
+    dist.init_process_group("hybridps", store=alone, rank=0, world_size=1, pg_options=options)
+    dist.destroy_process_group()
+    start = time.monotonic()
     error = check.raises(
-        "a name again", ValueError, lambda: zygote.context.init(prefix="again", pg_options=Options(incarnation="quorum 1"))
+        "a name again",
+        ValueError if rank == 0 else RuntimeError,
+        lambda: zygote.context.init(prefix="again", pg_options=Options(incarnation="quorum 9")),
     )
-    check.that("says so", "used the incarnation quorum 1 before" in str(error), str(error))
+    check.that("both are told", "rank 0" in str(error) and "used the incarnation quorum 9" in str(error), str(error))
+    check.that("at once", time.monotonic() - start < 20 * harness.TIME_SCALE)
     if harness.TORCH >= (2, 15):
         begin(rank, world, "elastic")
         reconfigure(1, exchange("handles", rank, range(world)))
         check_sum(check, "reconfigured")
         dist.destroy_process_group()
+        # A group that was made the usual way is over with its end as well.
+        zygote.context.init(prefix="usual", pg_options=Options(incarnation="usual"))
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        dist.destroy_process_group()
+        error = check.raises("after the end", RuntimeError, lambda: backend.get_reconfigure_handle())
+        check.that("it was shut down", "shut down" in str(error), str(error))
     return check.result()
 
 

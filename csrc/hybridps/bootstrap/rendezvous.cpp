@@ -379,7 +379,8 @@ bool Rendezvous::watch_failed(TimePoint now) {
   if (!failed_looked_) {
     failed_looked_ = true;
     failed_first_ = bytes;
-    if (is_leader() && bytes && *bytes != cleared()) {
+    // Of a life with a name it may be this life's: time_out() names it.
+    if (is_leader() && !is_named() && bytes && *bytes != cleared()) {
       put(key("failed"), cleared());
       failed_first_ = cleared();
       cleared_failed_ = bytes;

@@ -20,7 +20,9 @@ constexpr auto kStayAfterFailure = std::chrono::milliseconds(200);
 constexpr auto kLookFor = std::chrono::milliseconds(80);
 
 VerdictBoard::Location location_of(const GroupCore& group) {
-  return {group.options.store, group.prefix + "/verdict", group.uid};
+  // A life with a name is of its members: others that use the name second have a verdict of their own.
+  const std::string life = group.options.life.empty() ? "" : " of " + group.options.incarnation;
+  return {group.options.store, group.prefix + "/verdict" + life, group.uid};
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "hybridps/core/log.h"
+#include "hybridps/pg/gil.h"
 
 namespace hybridps::pg {
 namespace {
@@ -88,9 +89,12 @@ std::vector<Compression::Class> Compression::classes() const {
 }
 
 void Compression::begin_step(std::chrono::milliseconds timeout) {
-  if (const auto ballot = std::exchange(ballot_, {})) {
-    std::unique_lock lock(ballot->mutex);
-    ballot->changed.wait(lock, [&] { return ballot->good.has_value(); });
+  if (const auto ballot = ballot_) {
+    wait_with_signals(core::TimePoint::max(), [&](core::TimePoint until) {
+      std::unique_lock lock(ballot->mutex);
+      return ballot->changed.wait_until(lock, until, [&] { return ballot->good.has_value(); });
+    });
+    ballot_.reset();
     payoff_.answer(*ballot->good ? ballot->values : std::vector<double>());
     if (payoff_.is_decided()) tell();
   }

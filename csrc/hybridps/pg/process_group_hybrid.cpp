@@ -113,9 +113,15 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
   // Counted also where what follows fails.
   group_options.incarnation = given.empty() ? process.incarnations().next(options_->group_name)
                                             : process.incarnations().next(options_->group_name + " " + given, given, "named");
-  TORCH_CHECK_VALUE(given.empty() || group_options.incarnation == given + ".named.0", "hybridps: ",
-                    text_of(options_->group_name, rank, size), ": this process has used the incarnation ", given,
-                    " before; every life of a group needs a name of its own");
+  if (const std::string first = given + ".named.0"; !given.empty() && group_options.incarnation != first) {
+    const std::string why =
+        "this process has used the incarnation " + given + " before; every life of a group needs a name of its own";
+    {
+      const InterpreterReleased released;
+      tell_of_failed_start(*store_, options_->group_name, first, rank, size, why);
+    }
+    TORCH_CHECK_VALUE(false, "hybridps: ", text_of(options_->group_name, rank, size), ": ", why);
+  }
   life_ = open(std::move(group_options));
   opened_at_ = core::Clock::now();
   if (!core::log_enabled(core::LogLevel::kDebug)) return;
@@ -476,6 +482,7 @@ void ProcessGroupHybrid::shutdown() {
   std::shared_ptr<Stay> stay;
   {
     const std::lock_guard lock(life_mutex_);
+    if (!stay_) stay_ = std::make_shared<Stay>(nullptr);  // no other life begins
     stay = stay_;
   }
   if (stay) Process::instance().end(*stay);

@@ -3,13 +3,13 @@
 // Model    Each collective becomes one or several worker::Operations that name the tensors' memory, submitted to the
 //          engine's group; the call returns a Work at once. Nothing here moves bytes.
 // Threads  every method from any thread, without the interpreter's lock except where torch holds it (supports*, getters,
-//          the destructor). Those that wait for the network: wait_ready(), shutdown(), abort(), monitoredBarrier(), allreduce of
-//          sparse tensors (their sizes), the destructor when shutdown() was not called.
+//          the destructor). Those that wait for the network: wait_ready(), eagerConnectSingleDevice(), shutdown(), abort(), reconfigure(),
+//          shrink(), leave_for_next(), monitoredBarrier(), allreduce of sparse tensors (their sizes), the destructor when shutdown() was not called.
 // Errors   bad arguments throw in the call; everything else surfaces in the Work (errors.h).
 // Fork     in a forked child every operation throws and the destructor does nothing.
 // Versions overrides carry the names that torch 2.11 to 2.15 share; newer ones are guarded.
-// Lives    reconfigure() ends one life of the group and begins the next, with other members; rank and size change then. Calls of
-//          other threads meanwhile go to one or the other.
+// Lives    reconfigure() ends one life of the group and begins the next, with other members; rank and size change then. No other
+//          thread issues operations meanwhile; abort() and getters may come.
 // Files    process_group_hybrid.cpp life and options; reconfigure.cpp the next life, shrinking; issue.cpp the way into the engine, issue_on_stream.cpp for CUDA
 //          tensors; aggregate.cpp reductions; deliver.cpp the rest.
 #pragma once

@@ -45,6 +45,7 @@ void ProcessGroupHybrid::supersede(Life& life, const std::string& reason) {
 }
 
 void ProcessGroupHybrid::leave_for_next(const std::string& reason) {
+  if (generation_ != core::fork_generation()) return;
   const InterpreterReleased released;
   supersede(*life(), reason);
   leave();
@@ -123,6 +124,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::reconfigure(const c10d::Recon
   size_ = static_cast<int>(texts.size());
   aborted_.store(false);
   monitored_barriers_.store(0);
+  {
+    const std::lock_guard of_children(children_mutex_);
+    children_.clear();  // of this life; others may be members of the next
+  }
   const auto begin = [this](std::shared_ptr<Life> next) {
     std::shared_ptr<Life> last;
     {
@@ -182,6 +187,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::shrink(const std::vector<i
   const auto* own = dynamic_cast<const Options*>(opts.get());
   child_options->dedicated_servers = (own != nullptr ? *own : *options_).dedicated_servers;
   child_options->compress = own != nullptr && !own->compress.empty() ? own->compress : options_->compress;
+  child_options->priority = (own != nullptr ? *own : *options_).priority;
   child_options->group_name = options_->group_name + ":shrunk";
   // Its members have made as many of this name, whatever else they have made.
   child_options->incarnation =

@@ -135,7 +135,10 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
     apply(member, "as rank " + std::to_string(from) + " says");
   }
   if (const auto retained = group_.retained.find(mend.sequence); retained != group_.retained.end()) {
-    if (SpanRun* span = retained->second->find(mend.server)) span->on_mend(from, mend);
+    if (SpanRun* span = retained->second->find(mend.server))
+      span->on_mend(from, mend);
+    else  // it retains only what another server's span has
+      answer_for_one_that_is_over(message, mend);
     return;
   }
   if (group_.over.contains(mend.sequence)) {

@@ -154,6 +154,7 @@ Settings Settings::from_environment() {
   settings.fake.pause_us_max = static_cast<int>(number_from("SIMULATED_PAUSE_US", 50));
   settings.fake.launch_blocking = number_from("SIMULATED_LAUNCH_BLOCKING", 0) != 0;
   settings.poison_freed = number_from("SIMULATED_POISON_FREED", 1) != 0;
+  settings.library = number_from("SIMULATED_LIBRARY", 0) != 0;
   settings.fake.memory_calls_wait = number_from("SIMULATED_MEMORY_CALLS_WAIT", 1) != 0;
   settings.fake.launches_max = static_cast<std::size_t>(number_from("SIMULATED_LAUNCHES_MAX", 1000));
   settings.fake.pinned_bytes_max = static_cast<std::uint64_t>(number_from("SIMULATED_PINNED_BYTES", long{1} << 40));

@@ -80,6 +80,7 @@ struct Settings {
   int devices = 2;
   device::FakeOptions fake;
   bool poison_freed = true;
+  bool library = false;  // the ranks of a node have one for their devices (library.h)
   std::string drop;  // a call site of events or flags that does nothing: "wait 0x1a2b"
   static Settings from_environment();
 };

@@ -35,6 +35,7 @@
 
 #include "hybridps/pg/accelerator.h"
 #include "tests/simulated/device.h"
+#include "tests/simulated/library.h"
 
 namespace py = pybind11;
 
@@ -528,6 +529,7 @@ class SimulatedAccelerator final : public pg::Accelerator {
     return bytes;
   }
   core::Result<std::shared_ptr<intranode::LocalGroups>> open_local_library() override {
+    if (settings().library) return make_library();
     return core::Status(core::Code::kUnsupported, "there is no library for simulated devices");
   }
   void drain_local_library(std::chrono::milliseconds) override {}
@@ -566,6 +568,7 @@ PYBIND11_MODULE(_simulated, module) {
   module.def("set_device", [](int index) { current_device = static_cast<c10::DeviceIndex>(index); });
   module.def("reports", &reports, "What was found to be without order, over all devices of this process.");
   module.def("sites", &sites, "Call sites of events and flags in hybridps, and how often each was called.");
+  module.def("library_calls", &library_calls);
   module.def("bytes_in_use", [](int index) { return device(index).bytes_in_use(); });
   module.def(
       "sleep",

@@ -3,10 +3,21 @@
 A program is correct: whatever it uses on a stream, that stream has waited for, as torch's rules for CUDA ask. So each
 report of the device is a fault of what is under test, and so is each bit that differs. A program is the same on every
 rank; how long kernels take is drawn by each rank for itself.
+
+    python tests/simulated/random_programs.py --programs 10000           # in parts, each with settings of its own
+    python tests/simulated/random_programs.py --minutes 60 --first 7000  # programs from the 7000th on, until the time is up
+    python tests/simulated/random_programs.py --part 14 --only 7213      # one, as it failed
+
+A part is one launch of PART programs; its number says which (from part * PART on) and its settings. Ends with a line of how
+many programs and tensors, and how long; the exit status is 0 when none failed.
 """
 
+import argparse
 import contextlib
+import os
 import random
+import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -125,7 +136,9 @@ class Program:
 
     def all_reduce(self, stream):
         slot = self.take(stream)
-        op = self.draw.choice([dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG])
+        # A library of the node's devices rounds averages in other places.
+        ops = [dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.SUM if LIBRARY else dist.ReduceOp.AVG]
+        op = self.draw.choice(ops)
         with self.on(stream):
             self.delay()
             slot.work = dist.all_reduce(slot.tensor, op, async_op=True)
@@ -246,6 +259,8 @@ class Program:
             self.drop(slot)
 
 
+PART = 500
+LIBRARY = os.environ.get("SIMULATED_LIBRARY", "0") != "0"
 KINDS = ["kernel"] * 4 + ["all_reduce"] * 4 + [
     "broadcast", "all_gather", "all_gather", "reduce_scatter", "reduce_scatter", "all_to_all", "ring", "strided",
     "coalesced", "future", "on_the_host", "read", "free", "free",
@@ -270,3 +285,72 @@ def run(rank, world, device, first, count, steps=12, slow_us=300):
         found = torch.get_device_module(device).reports()
         assert not found, f"program {seed}: " + "\n".join(found)
     return compared
+
+
+def settings(part):
+    """Of a part: nodes, environment. In two of seven the ranks of a node have a library for their devices."""
+    nodes = ["1+1", "2+1", "1+1", "1+1+1"][part // 3 % 4]
+    library = part % 7 in (2, 5)
+    if library:
+        nodes = ["2+2", "2+1", "2", "2+1+1"][part % 4]
+    return nodes, {
+        "SIMULATED_QUEUES": ["1", "2", "8", "32"][part % 4],
+        "SIMULATED_PAUSE_US": ["5", "50", "200"][part % 3],
+        "SIMULATED_SEED": str(part),
+        **({"SIMULATED_LIBRARY": "1"} if library else {}),
+        **({"HYBRIDPS_STAGING_BYTES": "1M", "HYBRIDPS_SLICE_BYTES": "16K"} if part % 5 == 4 else {}),
+    }
+
+
+def run_part(part, first=None, count=None):
+    """Returns how many tensors each rank has compared."""
+    import harness
+    import on_device
+
+    nodes, environment = settings(part)
+    args = ("random_programs:run", "sim:0", part * PART if first is None else first, count or PART, 12, 100)
+    return harness.run_ranks(on_device.on_simulated, nodes, args=args, env=environment, init=False, timeout=1200)
+
+
+def main():
+    here = os.path.dirname(os.path.abspath(__file__))
+    for folder in ("multiprocess", "gpu"):
+        sys.path.insert(1, os.path.join(os.path.dirname(here), folder))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=0, help="as many (whole parts)")
+    parser.add_argument("--minutes", type=float, default=0, help="no new part after this time")
+    parser.add_argument("--first", type=int, default=0, help="the first program; whole parts")
+    parser.add_argument("--part", type=int, help="one part")
+    parser.add_argument("--only", type=int, help="with --part: one program, with the settings of the part")
+    options = parser.parse_args()
+    if options.part is not None:
+        parts = [options.part]
+    else:
+        first = options.first // PART
+        parts = range(first, first + -(-options.programs // PART) if options.programs else 1 << 30)
+        if not (options.programs or options.minutes):
+            parser.error("--programs, --minutes or --part")
+    import harness
+
+    began, ran, compared, failed = time.monotonic(), 0, 0, []
+    for part in parts:
+        if options.minutes and time.monotonic() - began > 60 * options.minutes:
+            break
+        since = time.monotonic()
+        try:
+            count = 1 if options.only is not None else PART
+            tensors = min(run_part(part, options.only, count))
+        except harness.RanksFailed as error:
+            failed.append(part)
+            print(f"part {part} FAILED {settings(part)}\n{error}", flush=True)
+            continue
+        ran += count
+        compared += tensors
+        print(f"part {part:4} {settings(part)[0]:6} {tensors:6} tensors {time.monotonic() - since:7.1f} s", flush=True)
+    took = time.monotonic() - began
+    print(f"{ran} programs, {compared} tensors compared on each rank, {took:.0f} s, parts that failed: {failed or 'none'}")
+    return 1 if failed or not ran else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

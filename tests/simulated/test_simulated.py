@@ -4,6 +4,7 @@ import bodies
 import harness
 import on_device
 import pytest
+import random_programs
 import torch
 import training
 from harness import run_ranks
@@ -81,17 +82,37 @@ def test_random_programs(queues):
     assert min(results) > 300
 
 
+WITH_A_LIBRARY = {"SIMULATED_LIBRARY": "1"}
+
+
+@pytest.mark.parametrize("nodes", ["2+2", "2+1"])
+def test_every_collective_by_rails(nodes):
+    """What NCCL does inside a node a library does, so that operations go between the nodes in rails."""
+    results = run("every_collective", nodes, DEVICE, bodies.DTYPES, bodies.SIZES[:2], env=WITH_A_LIBRARY)
+    assert min(results) > 80
+
+
+def test_training_by_rails():
+    run("training:by_rails", "2+2", DEVICE, env=WITH_A_LIBRARY)
+
+
+@pytest.mark.slow
+def test_fsdp2_by_rails():
+    """Averages of four ranks: a quarter is exact, wherever it is multiplied."""
+    run("training:fsdp", "2+2", DEVICE, env={**WITH_A_LIBRARY, "SIMULATED_POISON_FREED": "0"})
+
+
+@pytest.mark.parametrize("nodes", ["2+2", "2+1"])
+def test_random_programs_by_rails(nodes):
+    environment = {**WITH_A_LIBRARY, "HYBRIDPS_STAGING_BYTES": "1M", "HYBRIDPS_SLICE_BYTES": "16K", "SIMULATED_PAUSE_US": "20"}
+    results = run("random_programs:run", nodes, DEVICE, 50_000, 30, 12, 100, env=environment)
+    assert min(results) > 100
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
 def test_ten_thousand_random_programs(part):
-    environment = {
-        "SIMULATED_QUEUES": ["1", "2", "8", "32"][part % 4],
-        "SIMULATED_PAUSE_US": ["5", "50", "200"][part % 3],
-        "SIMULATED_SEED": str(part),
-    }
-    nodes = ["1+1", "2+1", "1+1+1"][part // 7]
-    args = (DEVICE, 100_000 + 500 * part, 500, 12, 100)
-    run("random_programs:run", nodes, *args, env=environment, timeout=900)
+    random_programs.run_part(part)
 
 
 @pytest.mark.slow

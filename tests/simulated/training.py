@@ -3,6 +3,7 @@
 import contextlib
 import time
 
+import sim
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -231,9 +232,16 @@ def everything(rank, world, device):
     return works(rank, world, device)
 
 
+def by_rails(rank, world, device):
+    """DDP and functional collectives where the ranks of a node have a library; that they use it is looked at."""
+    ddp(rank, world, device)
+    functional(rank, world, device)
+    calls = sim.native().library_calls()
+    assert calls > 20, f"{calls} calls of the library"
+
+
 def as_nccl(rank, world):
     """HYBRIDPS_AS=nccl: a program of NCCL's with its own options, like Megatron. Returns whether torch has them."""
-    import sim
     from hybridps import _stand_in
     from zygote import context
 

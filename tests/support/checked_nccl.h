@@ -6,7 +6,9 @@
 //          stream when it is destroyed. What is not kept is in violations().
 // Model    Ranks are threads, each with a FakeDevice. Communicators do not block: what a group holds reaches the stream
 //          later, from another thread, and the first launch of a communicator only when all ranks have come. A kernel
-//          waits on the stream for those of the other ranks. ncclCommAbort() ends them, waits, and frees.
+//          waits on the stream for those of the other ranks. ncclCommAbort() ends them, waits, and frees. While it waits it
+//          holds as many multiprocessors of its device as its communicator may have blocks (32 unless told); one that finds
+//          too few free begins later.
 // Faults   by the number of the call, counted over all: fail, hang (never done); a rank whose kernels never come; an
 //          asynchronous error.
 #pragma once
@@ -96,6 +98,7 @@ class CheckedNccl {
     bool finalized = false;
     std::uint64_t launches = 0;
     void* stream = nullptr;
+    int blocks = 32;
     std::map<int, double> premuls;  // by number of the operation
   };
   struct Pending {
@@ -136,6 +139,27 @@ class CheckedNccl {
     pending.push_back({&comm, stream, op});
     return ncclSuccess;
   }
+  /// What a kernel holds, once it could have it or its communicator has ended.
+  class Multiprocessors {
+   public:
+    Multiprocessors(CheckedNccl& nccl, Comm& comm) : nccl_(nccl), comm_(comm) {
+      std::unique_lock lock(nccl_.mutex_);
+      int& used = nccl_.used_[comm_.device];
+      while (!comm_.ended && used + comm_.blocks > kMultiprocessors)
+        nccl_.freed_.wait_for(lock, std::chrono::milliseconds(5));
+      used += comm_.blocks;
+    }
+    ~Multiprocessors() {
+      const std::lock_guard lock(nccl_.mutex_);
+      nccl_.used_[comm_.device] -= comm_.blocks;
+      nccl_.freed_.notify_all();
+    }
+
+   private:
+    static constexpr int kMultiprocessors = 132;  // an H100's
+    CheckedNccl& nccl_;
+    Comm& comm_;
+  };
   void pause() { std::this_thread::sleep_for(std::chrono::microseconds(50 + calls_.load() * 37 % 200)); }
   /// On a thread of its own, as NCCL's.
   void later(std::function<void()> work) {
@@ -153,6 +177,8 @@ class CheckedNccl {
   std::mutex mutex_;
   std::vector<std::string> violations_;
   std::vector<std::thread> threads_;
+  std::map<device::FakeDevice*, int> used_;  // multiprocessors
+  std::condition_variable freed_;
   std::map<std::string, std::shared_ptr<World>> worlds_;
   std::vector<std::shared_ptr<Comm>> all_;  // never freed: who uses one later is found
   std::atomic<int> calls_{0};
@@ -193,6 +219,7 @@ inline void CheckedNccl::launch(Comm& comm, cudaStream_t stream, std::vector<Op>
 
 inline void CheckedNccl::kernel(Comm& comm, std::uint64_t number, std::vector<Op> ops) {
   if (comm.freed) return violated("a kernel begins when its communicator is freed");
+  const Multiprocessors held(*this, comm);
   World& world = *comm.world;
   std::unique_lock lock(world.mutex);
   Round& round = world.rounds[number];
@@ -292,6 +319,7 @@ inline intranode::NcclApi CheckedNccl::api(bool revokes) {
     if (device::FakeDevice::current() == nullptr) self->violated("ncclCommInitRankConfig without a device current");
     auto comm = std::make_shared<Comm>();
     comm->rank = rank;
+    if (config->maxCTAs != NCCL_CONFIG_UNDEF_INT) comm->blocks = config->maxCTAs;
     comm->device = device::FakeDevice::current();
     {
       const std::lock_guard lock(self->mutex_);

@@ -46,6 +46,7 @@ Channel::Channel(std::shared_ptr<Stager> stager, std::shared_ptr<device::Device>
       group_(std::move(group)),
       options_(options),
       pool_(std::move(pool)) {
+  pool_->channels().fetch_add(1);
   opened_ = open();
 }
 
@@ -105,6 +106,7 @@ struct Channel::Remains {
 
 // The last reference may be dropped by a completion in the engine's loop, which makes no call to the driver.
 Channel::~Channel() {
+  pool_->channels().fetch_sub(1);
   for (const auto& [number, event] : over_) pool_->give_back(event);
   for (const Way& way : open_ways_) pool_->give_back(way.arrived);
   auto remains = std::make_shared<Remains>();
@@ -203,7 +205,7 @@ core::Result<std::shared_ptr<Staged>> Channel::enqueue(Request request) {
 
 core::Status Channel::agree(engine::Group& group, std::chrono::milliseconds timeout) {
   if (!options_.local || std::exchange(agreed_, true)) return {};
-  auto local = Local::agree(group, device_, *options_.local, options_.limits, options_.staging_bytes_max, timeout);
+  auto local = Local::agree(group, device_, *options_.local, options_.limits, timeout);
   if (!local.is_ok()) return local.status();
   const std::lock_guard progress(progress_mutex_);
   local_ = local.value();
@@ -292,13 +294,9 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, Request& reques
     for (Slice& slice : slices)
       if (slice.crosses) request.code(slice.operation, slice.in.empty() ? nullptr : slice.in.front().device);
   make_direct(slices, request.operation, group, rails);
-  std::uint64_t largest = 0;  // as on all ranks of the node
-  std::uint64_t together = 0;
   std::uint64_t largest_pinned = 0;
   std::uint64_t together_pinned = 0;
   for (const Slice& slice : slices) {
-    largest = std::max(largest, slice.staging_bytes);
-    together += slice.staging_bytes;
     largest_pinned = std::max(largest_pinned, slice.pinned_bytes());
     together_pinned += slice.pinned_bytes();
   }
@@ -322,13 +320,7 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, Request& reques
     if (!status.is_ok()) return status;
   }
   staged->last_number_ = numbers_ + slices.size();
-  // Steps on both streams wait for other ranks, and a device may have one queue for both: the order in which they are put
-  // must be the same on the ranks of a node, and not depend on what is left of the ring from earlier operations.
   ways_open_ = slices.size();
-  if (rails && largest > 0) {
-    const std::uint64_t ring = std::max(largest, std::min(2 * together, local_->staging_bytes_max()));
-    ways_open_ = std::max<std::uint64_t>(ring / (largest + Ring::kAlignment), 2) - 1;
-  }
   for (Slice& slice : slices)
     if (Status status = put_in(staged, std::move(slice), group); !status.is_ok()) return status;
   return {};

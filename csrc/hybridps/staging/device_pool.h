@@ -9,6 +9,7 @@
 // Errors   of take_...(): the device's.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -34,6 +35,8 @@ class DevicePool : core::Pinned {
   ~DevicePool() { trim(); }
 
   device::Device& device() noexcept { return *device_; }
+  /// Channels of the device that live: they count themselves.
+  std::atomic<int>& channels() noexcept { return channels_; }
   core::Result<device::Event> take_event();
   core::Result<device::Stream> take_stream();
   /// Pinned; `bytes` or more, as they were left.
@@ -52,6 +55,7 @@ class DevicePool : core::Pinned {
 
  private:
   const std::shared_ptr<device::Device> device_;
+  std::atomic<int> channels_{0};
   std::mutex mutex_;
   std::vector<device::Event> events_;
   std::vector<device::Stream> streams_;

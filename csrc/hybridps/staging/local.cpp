@@ -76,7 +76,6 @@ core::Result<std::vector<T>> exchange(engine::Group& group, const T& own, std::c
 struct Local::Fact {
   std::uint64_t slice_bytes = 0;
   std::uint64_t slices_max = 0;
-  std::uint64_t staging_bytes_max = 0;
   std::array<unsigned char, 64> pairs{};
   std::array<std::array<char, intranode::LocalGroups::kIdBytesMax>, intranode::kLegs> ids{};
   std::array<std::uint32_t, intranode::kLegs> id_bytes{};
@@ -96,7 +95,7 @@ Local::Pairs Local::pairs_of(const intranode::LocalGroups& library) {
 
 core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const std::shared_ptr<device::Device>& device,
                                                   const LocalOptions& options, const Limits& limits,
-                                                  std::uint64_t staging_bytes_max, std::chrono::milliseconds timeout) {
+                                                  std::chrono::milliseconds timeout) {
   const std::shared_ptr<Local> none;
   if (Status status = group.wait_ready(); !status.is_ok()) return status;
   schedule::Topology topology(group.node_of(), group.rank());
@@ -108,12 +107,11 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
   Fact fact;
   fact.slice_bytes = limits.slice_bytes;
   fact.slices_max = limits.slices_max;
-  fact.staging_bytes_max = staging_bytes_max;
   std::string why = options.library ? "" : options.why_not;
   if (mine.size() > 1) {
     if (auto card = device->physical_id(); card.is_ok())
       put_text(fact.card, card.value());
-    else
+    else if (why.empty())
       why = card.status().message();
   }
   if (mine.size() > 1 && options.library) {
@@ -149,7 +147,6 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
       const Fact& other = facts.value()[static_cast<std::size_t>(rank)];
       agreed.slice_bytes = std::min(agreed.slice_bytes, other.slice_bytes);
       agreed.slices_max = std::min(agreed.slices_max, other.slices_max);
-      staging_bytes_max = std::min(staging_bytes_max, other.staging_bytes_max);
       if (ranks.size() == 1) continue;
       const bool own_card = !text_of(other.card).empty() && cards.insert(text_of(other.card)).second;
       own_cards &= own_card;
@@ -215,7 +212,7 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
     give_up("rank " + std::to_string(rank) + ": " + text);
     return none;
   }
-  return std::shared_ptr<Local>(new Local(std::move(topology), agreed, staging_bytes_max, pairs, std::move(joined)));
+  return std::shared_ptr<Local>(new Local(std::move(topology), agreed, pairs, std::move(joined)));
 }
 
 bool Local::takes(const worker::Operation& operation) const noexcept {

@@ -35,14 +35,13 @@ struct LocalOptions {
 
 class Local : core::Pinned {
  public:
-  /// Null: not used. `limits` and `staging_bytes_max` are this rank's; the least of all ranks' hold.
+  /// Null: not used. `limits` are this rank's; the least of all ranks' hold.
   static core::Result<std::shared_ptr<Local>> agree(engine::Group& group, const std::shared_ptr<device::Device>& device,
                                                     const LocalOptions& options, const Limits& limits,
-                                                    std::uint64_t staging_bytes_max, std::chrono::milliseconds timeout);
+                                                    std::chrono::milliseconds timeout);
 
   const schedule::Topology& topology() const noexcept { return topology_; }
   const Limits& limits() const noexcept { return limits_; }
-  std::uint64_t staging_bytes_max() const noexcept { return staging_bytes_max_; }
   /// Whether this operation goes this way: the same answer on all ranks.
   bool takes(const worker::Operation& operation) const noexcept;
 
@@ -58,17 +57,11 @@ class Local : core::Pinned {
   struct Fact;
   static Pairs pairs_of(const intranode::LocalGroups& library);
 
-  Local(schedule::Topology topology, Limits limits, std::uint64_t staging_bytes_max, Pairs pairs,
-        std::shared_ptr<intranode::LocalGroup> group)
-      : topology_(std::move(topology)),
-        limits_(limits),
-        staging_bytes_max_(staging_bytes_max),
-        pairs_(pairs),
-        group_(std::move(group)) {}
+  Local(schedule::Topology topology, Limits limits, Pairs pairs, std::shared_ptr<intranode::LocalGroup> group)
+      : topology_(std::move(topology)), limits_(limits), pairs_(pairs), group_(std::move(group)) {}
 
   const schedule::Topology topology_;
   const Limits limits_;
-  const std::uint64_t staging_bytes_max_;
   const Pairs pairs_;
   const std::shared_ptr<intranode::LocalGroup> group_;  // null on a node of one rank
 };

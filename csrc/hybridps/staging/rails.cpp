@@ -36,9 +36,10 @@ class StepBuilder {
       const std::uint64_t run = std::min(f.left(), t.left());
       // The side that every rank has.
       const Cursor& common = step_.kind == Step::Kind::kSpread ? t : f;
-      Part part{rank, run, f.data(), t.data(), follows(common)};
-      last_piece_ = common.piece();
-      last_end_ = common.inside() + run;
+      const Step::Point here{common.piece(), common.inside()};
+      if (step_.parts.empty()) step_.begin = here;
+      Part part{rank, run, f.data(), t.data(), here.piece >= 0 && here == step_.end};
+      step_.end = {here.piece, here.inside + run};
       step_.parts.push_back(part);
       f.advance(run);
       t.advance(run);
@@ -64,13 +65,8 @@ class StepBuilder {
       done = 0;
     }
   };
-  bool follows(const Cursor& at) const {
-    return at.piece() >= 0 && at.piece() == last_piece_ && at.inside() == last_end_;
-  }
 
   Step step_;
-  int last_piece_ = -1;
-  std::uint64_t last_end_ = 0;
 };
 
 void add_copies(std::vector<Copy>& copies, const Runs& device, std::uint64_t offset) {
@@ -443,6 +439,31 @@ std::uint64_t scratch_of(const Operation& o, const NodeRank& place, std::uint64_
   return (bytes + kCutAlignment - 1) / kCutAlignment * kCutAlignment;
 }
 
+void append(Step& to, Step from) {
+  if (to.kind == Step::Kind::kNone) {
+    to = std::move(from);
+    return;
+  }
+  if (from.kind == Step::Kind::kNone) return;
+  if (!from.parts.empty()) from.parts.front().follows = from.begin.piece >= 0 && from.begin == to.end;
+  to.parts.insert(to.parts.end(), from.parts.begin(), from.parts.end());
+  to.end = from.end;
+  to.messages.insert(to.messages.end(), from.messages.begin(), from.messages.end());
+}
+
+/// Each step is a launch, for which NCCL makes a thread and the caller waits: one before all slices and one after them, with
+/// the parts that they had. What the node does is fast beside the network; copies, then, follow each other.
+void join_steps(std::vector<Slice>& slices) {
+  Step before;
+  Step after;
+  for (Slice& slice : slices) {
+    append(before, std::exchange(slice.before, {}));
+    append(after, std::exchange(slice.after, {}));
+  }
+  slices.front().before = std::move(before);
+  slices.back().after = std::move(after);
+}
+
 bool needs_scratch(const Operation& o, const NodeRank& place) {
   return place.topology.nodes() > 1 && place.locals > 1 && (o.kind == Kind::kReduce || o.kind == Kind::kReduceScatter);
 }
@@ -496,6 +517,7 @@ std::vector<Slice> cut_for_rails(const Operation& o, const Topology& topology, c
     }
     if (needs_scratch(o, place)) scratch += scratch_of(o, place, i, count);
   }
+  join_steps(slices);
   return slices;
 }
 

@@ -8,6 +8,7 @@
 //            engine   between the rail's ranks of all nodes, Scope::kNodes
 //            out      back to the device
 //            after    inside the node: from each rail's rank to all
+//          The steps before and after are one each for all slices: with the first's way in, and the last's way out.
 //          On one node: one step, nothing else. A node of one rank has nothing to do before and after.
 //          What pairs of ranks exchange has no rails: pairs.h.
 // Agreement the ranks of a node make the same steps with the same parts: they depend on the operation's sizes, the topology

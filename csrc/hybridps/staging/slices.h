@@ -37,10 +37,18 @@ struct Move {
 /// Work of a LocalGroup (staging/rails.h, staging/pairs.h).
 struct Step {
   enum class Kind : std::uint8_t { kNone, kAllReduce, kReduce, kSpread, kExchange };
+  /// In the tensors: piece -1 is no place of theirs.
+  struct Point {
+    int piece = -1;
+    std::uint64_t inside = 0;
+    bool operator==(const Point&) const = default;
+  };
   Kind kind = Kind::kNone;
   std::vector<intranode::Part> parts;
   intranode::Reduction reduction;
   std::vector<intranode::Message> messages;  // kExchange
+  Point begin;                               // of the parts, in the memory that every rank has, and their end
+  Point end;
 };
 
 struct Slice {

@@ -44,23 +44,24 @@ core::Result<std::shared_ptr<Channel>> Stager::open(std::shared_ptr<device::Devi
     if (!pool) pools_.push_back(pool = std::make_shared<DevicePool>(device));
   }
   auto channel =
-      std::make_shared<Channel>(shared_from_this(), std::move(device), std::move(pool), std::move(group), options);
+      std::make_shared<Channel>(shared_from_this(), std::move(device), pool, std::move(group), options);
   if (!channel->opened_.is_ok()) return channel->opened_;
   const std::lock_guard lock(mutex_);
-  warn_of_few_queues_locked(channel->device());
+  warn_of_few_queues_locked(*pool);
   if (Status status = start_locked(); !status.is_ok()) return status;
   return channel;
 }
 
-void Stager::warn_of_few_queues_locked(device::Device& device) {
-  ++channels_opened_;
+void Stager::warn_of_few_queues_locked(DevicePool& pool) {
+  const device::Device& device = pool.device();
   const int queues = device.hardware_queues();
+  const int channels = pool.channels().load();
   // A channel's streams wait for the network: its in stream for the caller, its out stream for a flag. With one queue both
   // stand before the program's kernels, whatever the number of groups.
-  const int wanted = 2 * static_cast<int>(channels_opened_) + 2;
+  const int wanted = 2 * channels + 2;
   if (queues == 0 || queues >= wanted || warned_of_few_queues_) return;
   if (queues > 1 && queues >= kQueuesByDefault) {
-    core::log_info(device.describe(), ": ", channels_opened_, " channels of hybridps and the program share ", queues,
+    core::log_info(device.describe(), ": ", channels, " channels of hybridps and the program share ", queues,
                    " hardware queues; CUDA_DEVICE_MAX_CONNECTIONS=32 keeps streams that wait for the network out of the "
                    "way of kernels");
   } else {

@@ -56,7 +56,7 @@ class Stager : public std::enable_shared_from_this<Stager>, core::Pinned {
   core::Status start_locked();  // mutex_ held, here and below
   core::Status start_driver_locked();
   void watch_locked(std::shared_ptr<Channel> channel);
-  void warn_of_few_queues_locked(device::Device& device);
+  void warn_of_few_queues_locked(DevicePool& pool);
   /// Runs it on the driver's thread.
   void bury(Funeral funeral);
   void run();
@@ -70,7 +70,6 @@ class Stager : public std::enable_shared_from_this<Stager>, core::Pinned {
   std::vector<Funeral> funerals_;
   std::thread thread_;
   std::thread driver_;
-  std::size_t channels_opened_ = 0;
   bool warned_of_few_queues_ = false;
   bool running_ = false;
   bool driver_running_ = false;

@@ -63,6 +63,32 @@ TEST_CASE("staging/local: slices larger than the reserve keep one order of calls
   }
 }
 
+TEST_CASE("staging/local: an operation of many slices is one launch before them and one after", "[staging][fast]") {
+  ClusterThread cluster(nodes({0, 0, 1, 1}, 6));
+  const Hub hub = FakeLocalGroups::make_hub();
+  auto all = ranks(cluster, 6, 8, small(), hub);
+  const struct {
+    Kind kind;
+    int calls;  // of the four ranks
+  } cases[] = {{Kind::kAllReduce, 8}, {Kind::kReduceScatter, 4}, {Kind::kAllGather, 4}, {Kind::kBroadcast, 4}};
+  std::uint32_t turn = 0;
+  for (const auto& c : cases) {
+    INFO(schedule::name_of(c.kind));
+    const int before = FakeLocalGroups::calls(*hub);
+    std::vector<Part> parts;
+    for (Rank& rank : all) {
+      parts.push_back(make(c.kind, rank.group->rank(), 4, 40000, turn));  // 8 slices of 4096 bytes and more
+      *parts.back().output = parts.back().given_output;
+      *parts.back().input = parts.back().given_input;
+      REQUIRE(rank.enqueue(parts.back().operation));
+    }
+    ++turn;
+    for (Rank& rank : all) REQUIRE(eventually([&] { return rank.over->load() == static_cast<int>(turn); }));
+    CHECK(FakeLocalGroups::calls(*hub) - before == c.calls);
+    for (const Part& part : parts) CHECK((*part.output == part.expected));
+  }
+}
+
 /// Element `i` of rank `r`: small, so that sums are exact in every type.
 std::vector<std::byte> elements(core::DType dtype, int rank, std::size_t count) {
   std::vector<std::byte> bytes(count * core::size_of(dtype));
@@ -203,6 +229,23 @@ TEST_CASE("staging/local: ranks that cannot have it all go through shared memory
     const std::string log = captured.finish();
     CHECK((log.find("go through shared memory inside the nodes") != std::string::npos) == c.warns);
   }
+}
+
+TEST_CASE("staging/local: of several reasons the first is told", "[staging][fast]") {
+  test::CapturedStderr captured;
+  ClusterThread cluster(nodes({0, 0}, 3));
+  std::vector<Rank> all;
+  for (auto& group : ClusterGroup::open(cluster)) {
+    ChannelOptions options = small();
+    options.local = staging::LocalOptions{nullptr, "no library was found", true};
+    all.emplace_back(group, fake(1), options);
+    all.back().gpu->break_down("a card that does not say which it is");
+  }
+  connect(all);
+  const std::string log = captured.finish();
+  INFO(log);
+  CHECK(log.find("rank 0: no library was found") != std::string::npos);
+  CHECK(log.find("a card that does not say") == std::string::npos);
 }
 
 TEST_CASE("staging/local: a library that fails on one rank is left alone by all", "[staging][fast]") {

@@ -228,7 +228,11 @@ class Play {
       REQUIRE(s.staging_bytes == expected_staging(any().node_of(r), o));
       if (c_.parts.empty()) check_rails(o);
       const bool has_root = c_.kind == Kind::kReduce && any().node_of(r) == any().node_of(c_.root);
-      REQUIRE((s.after.kind == Step::Kind::kExchange) == (has_root && locals(any().node_of(r)) > 1));
+      const bool last = i + 1 == ranks_[index(r)].slices.size();
+      REQUIRE((s.after.kind == Step::Kind::kExchange) == (last && has_root && locals(any().node_of(r)) > 1));
+      // One step before all slices, one after them.
+      if (i > 0) REQUIRE(s.before.kind == Step::Kind::kNone);
+      if (!last) REQUIRE(s.after.kind == Step::Kind::kNone);
       if (locals(any().node_of(r)) == 1)
         REQUIRE((s.before.kind == Step::Kind::kNone && s.after.kind == Step::Kind::kNone));
     }
@@ -481,7 +485,7 @@ class Play {
       REQUIRE(rank.scratch_bytes % 256 == 0);
       std::uint64_t held = 0;
       for (const Slice& slice : rank.slices) {
-        if (slice.before.kind == Step::Kind::kReduce && c_.kind != Kind::kAllReduce)
+        if (rank.slices.front().before.kind == Step::Kind::kReduce && c_.kind != Kind::kAllReduce)
           held += (slice.operation.input.front().bytes + 255) / 256 * 256;
       }
       REQUIRE(rank.scratch_bytes == held);

@@ -3,7 +3,6 @@
 #include <sys/prctl.h>
 
 #include "hybridps/core/log.h"
-#include "hybridps/core/thread.h"
 #include "tests/support/captured_stderr.h"
 #include "tests/support/no_threads.h"
 #include "tests/unit/staging/program.h"
@@ -125,20 +124,52 @@ worker::Operation message(bool sending, int peer, Values& values) {
   return o;
 }
 
-TEST_CASE("staging/stager: its naps are as short as it says, and too few hardware queues are told", "[staging][fast]") {
+TEST_CASE("staging/stager: its naps are as short as it says", "[staging][fast]") {
+  ClusterThread cluster(nodes({0, 1}, 3));
+  auto all = ranks(cluster, 3, 8);
+  std::atomic<int> over{0};
+  std::atomic<int> slack{0};
+  char name[16] = {};
+  std::vector<Part> parts;
+  for (Rank& rank : all) {
+    parts.push_back(make(Kind::kAllReduce, rank.group->rank(), 2, 3000, 1));
+    Request request;
+    request.operation = parts.back().operation;
+    request.operation.dtype = core::DType::kInt32;
+    request.caller = rank.caller;
+    request.what = "operation";
+    request.done = [&, first = rank.group->rank() == 0](const core::Status&) {  // on the Stager's thread
+      if (first) {
+        prctl(PR_GET_NAME, name);
+        slack = prctl(PR_GET_TIMERSLACK);
+      }
+      ++over;
+    };
+    REQUIRE(rank.channel->enqueue(std::move(request)).is_ok());
+  }
+  REQUIRE(eventually([&] { return over.load() == 2; }));
+  CHECK(std::string(name) == "hybridps-stage");
+  CHECK(slack.load() == 1000);  // ns; a thread has 50,000 by default
+}
+
+TEST_CASE("staging/stager: too few hardware queues for the channels of a device are told", "[staging][fast]") {
   const auto before = core::log_level();
   core::set_log_level(core::LogLevel::kInfo);
-  const auto told_with = [](int queues, std::size_t channels) {
+  // `together`: of one device at one time.
+  const auto told_with = [](int queues, std::size_t channels, bool together = true, std::size_t devices = 1) {
     test::CapturedStderr captured;
     ClusterThread cluster(nodes({0, 1}, 3));
     auto groups = ClusterGroup::open(cluster);
     FakeOptions options = fake(1);
     options.hardware_queues = queues;
-    const auto device = std::make_shared<FakeDevice>(options);
+    std::vector<std::shared_ptr<FakeDevice>> gpus;
+    for (std::size_t i = 0; i < devices; ++i) gpus.push_back(std::make_shared<FakeDevice>(options));
     const auto stager = std::make_shared<staging::Stager>();
     std::vector<std::shared_ptr<staging::Channel>> channels_open;
-    for (std::size_t i = 0; i < channels; ++i)
-      channels_open.push_back(stager->open(device, groups[0], small()).value());
+    for (std::size_t i = 0; i < channels; ++i) {
+      channels_open.push_back(stager->open(gpus[i % devices], groups[0], small()).value());
+      if (!together) channels_open.clear();
+    }
     channels_open.clear();
     stager->stop(5s);
     return captured.finish();
@@ -148,13 +179,11 @@ TEST_CASE("staging/stager: its naps are as short as it says, and too few hardwar
   CHECK_FALSE(has(told_with(8, 3), "hardware queues"));
   CHECK(has(told_with(8, 4), "share 8 hardware queues"));
   CHECK_FALSE(has(told_with(32, 8), "hardware queues"));
+  // Those that are gone, and those of other devices, have no part in it.
+  CHECK_FALSE(has(told_with(8, 20, false), "hardware queues"));
+  CHECK_FALSE(has(told_with(8, 6, true, 2), "hardware queues"));
+  CHECK(has(told_with(8, 8, true, 2), ": 4 channels of hybridps and the program share 8 hardware queues"));
   core::set_log_level(before);
-
-  std::thread thread([] {
-    core::sleep_precisely();
-    CHECK(prctl(PR_GET_TIMERSLACK) == 1000);
-  });
-  thread.join();
 }
 
 TEST_CASE("staging/stager: messages both ways pass each other", "[staging][fast]") {

@@ -193,6 +193,7 @@ std::vector<std::pair<std::byte*, std::vector<std::byte>>> results_of(const std:
 /// The kernel.
 void meet(Meeting& meeting, FakeLocalHub& hub, std::uint64_t number, std::size_t me, Work mine) {
   std::unique_lock lock(meeting.mutex);
+  if (meeting.aborted[me] != 0) return;  // what begins after is_stopped() ends undone, whoever is there
   Meeting::Turn& turn = meeting.turns[number];
   turn.work.resize(meeting.size);
   turn.work[me] = std::move(mine);

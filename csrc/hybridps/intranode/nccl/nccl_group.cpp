@@ -28,6 +28,9 @@ using core::Status;
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kNap = std::chrono::microseconds(50);
 constexpr auto kFinalizePatience = std::chrono::seconds(5);
+// A kernel that waits for its counterparts holds a multiprocessor a block. By default NCCL takes tens of them; a GPU has
+// about 132. Eight ought to move more than a network card does (not measured). NCCL_MAX_CTAS overrides it, in NCCL itself.
+constexpr int kBlocksBesideTheNetwork = 8;
 constexpr auto kAbortTells = std::chrono::milliseconds(20);  // NCCL takes microseconds
 
 struct NativeType {
@@ -284,6 +287,7 @@ class NcclGroup final : public LocalGroup {
         std::memcpy(id.internal, ids[i].data(), sizeof id.internal);
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
+        if (ids.size() == kLegs) config.maxCTAs = kBlocksBesideTheNetwork;
         {
           const std::lock_guard lock(comms_->mutex);
           ncclComm_t& comm = comms_->comms[first + i];

@@ -3,6 +3,8 @@
 // Model    One communicator per lane, each made by ncclCommInitRankConfig with blocking = 0 (never split off another, so
 //          nothing is shared). Parts of one call are one NCCL group, hence one launch. After each call the communicator is
 //          asked until it is no longer in progress: only then is the work on the stream, and an event may follow it.
+//          Those of a group that also uses the network have few blocks each, so that kernels of a dozen groups, which reach
+//          the GPUs of a node in different orders, have room beside each other. Groups share no communicator: decision 33.
 // Rules    (NCCL user guide)
 //          Group calls, "Nonblocking Group Operation": after ncclGroupEnd() has returned ncclInProgress no other call
 //          and no CUDA call on the stream, until ncclCommGetAsyncError() says ncclSuccess.

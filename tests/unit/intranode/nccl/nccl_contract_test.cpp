@@ -139,6 +139,84 @@ TEST_CASE("intranode/nccl: a lost rank and an error of its own are told, and the
   CHECK(RevokingNccl::end() == std::vector<std::string>{});
 }
 
+TEST_CASE("intranode/nccl: kernels of a dozen groups that reach the GPUs in other orders have room beside each other",
+          "[intranode][fast]") {
+  constexpr std::size_t kGroups = 12;  // Megatron's
+  constexpr std::size_t kFlagsAt = 40 << 10;
+  {
+    // Bench makes the devices and has one group; streams of one queue would hold each other up.
+    device::FakeOptions options;
+    options.hardware_queues = 32;
+    Bench<RevokingNccl> bench(2, false);
+    for (auto& rank : bench.ranks) {
+      for (const auto stream : rank.streams) rank.device->destroy(stream);
+      rank.device->destroy(rank.event);
+      rank.device->free_host(rank.memory);
+      rank.device = std::make_shared<device::FakeDevice>(options);
+      for (auto& stream : rank.streams) stream = rank.device->make_stream().value();
+      rank.event = rank.device->make_event().value();
+      rank.memory = rank.device->allocate_host(1 << 16).value();
+    }
+    struct Lane {
+      std::shared_ptr<LocalGroup> group;
+      device::Stream stream;
+      device::Event end;
+      std::vector<std::string> ids;
+    };
+    std::array<std::array<Lane, kGroups>, 2> lanes;
+    const auto library = RevokingNccl::library();
+    for (std::size_t g = 0; g < kGroups; ++g)
+      lanes[0][g].ids = lanes[1][g].ids = {library->make_id().value(), library->make_id().value()};
+    const auto flag = [&](std::size_t r, std::size_t g) { return bench.ranks[r].memory.flag_at(kFlagsAt + 128 * g); };
+    bench.each([&](int r, auto& rank) -> core::Status {
+      const auto me = static_cast<std::size_t>(r);
+      for (std::size_t g = 0; g < kGroups; ++g) {
+        Lane& lane = lanes[me][g];
+        auto connected = RevokingNccl::library()->connect(rank.device, r, 2, lane.ids, patience());
+        if (!connected.is_ok()) return connected.status();
+        lane.group = connected.value();
+        lane.stream = rank.device->make_stream().value();
+        lane.end = rank.device->make_event().value();
+        *rank.at(10 * g) = value(r, g);
+        // As on the way back from the network: the kernel begins when a flag says so.
+        if (auto status = rank.device->wait_flag(lane.stream, flag(me, g), 1); !status.is_ok()) return status;
+        const Part parts[] = {{0, 4, rank.bytes_at(10 * g), rank.bytes_at(kOut + 10 * g), false}};
+        if (auto status = lane.group->all_reduce(Leg::kOut, lane.stream, parts, kSum, patience()); !status.is_ok())
+          return status;
+        if (auto status = rank.device->record(lane.end, lane.stream); !status.is_ok()) return status;
+      }
+      return {};
+    });
+    for (const auto& rank : bench.ranks) REQUIRE(rank.status.to_string() == "ok");
+    for (std::size_t g = 0; g < kGroups; ++g) {
+      if (g == kGroups / 2) std::this_thread::sleep_for(30ms);  // the first halves of both have begun
+      flag(0, g).word->store(1);
+      flag(1, kGroups - 1 - g).word->store(1);
+    }
+    std::size_t ended = 0;
+    const auto until = std::chrono::steady_clock::now() + 10s;
+    for (std::size_t r = 0; r < 2; ++r)
+      for (std::size_t g = 0; g < kGroups; ++g) {
+        while (!bench.ranks[r].device->is_done(lanes[r][g].end).value() && std::chrono::steady_clock::now() < until)
+          std::this_thread::sleep_for(100us);
+        ended += bench.ranks[r].device->is_done(lanes[r][g].end).value() ? 1 : 0;
+      }
+    CHECK(ended == 2 * kGroups);
+    if (ended == 2 * kGroups)
+      for (std::size_t g = 0; g < kGroups; ++g) CHECK(*bench.ranks[1].at(kOut + 10 * g) == sum_of(2, g));
+    for (std::size_t r = 0; r < 2; ++r)
+      for (Lane& lane : lanes[r]) {
+        if (ended != 2 * kGroups) lane.group->abort();
+        auto& device = static_cast<device::FakeDevice&>(*bench.ranks[r].device);
+        device.synchronize(lane.stream);
+        lane.group.reset();
+        device.destroy(lane.end);
+        device.destroy(lane.stream);
+      }
+  }
+  CHECK(RevokingNccl::end() == std::vector<std::string>{});
+}
+
 TEST_CASE("intranode/nccl: the checking library sees what is not kept", "[intranode][fast]") {
   Bench<RevokingNccl> bench(1);
   intranode::NcclApi& api = *checked_api;

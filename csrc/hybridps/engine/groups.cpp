@@ -247,6 +247,8 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   info.limits.chunk_bytes = schedule::chunk_bytes_for(info.topology, chunk_bytes);
   info.coded_chunk_bytes_max = chunk_bytes;
   info.residual_bytes_max = config_.compress_memory;
+  if (me == 0 && !roster.servers.empty())
+    info.weights_with = [roster](const std::vector<bool>& are_there) { return weights_with(roster, are_there); };
   auto codecs = codecs_of(roster);
   if (codecs.is_ok()) info.codecs = codecs.value();
   group->uid = roster.uid;

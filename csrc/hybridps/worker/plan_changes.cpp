@@ -22,6 +22,7 @@ constexpr auto kEchoEvery = std::chrono::milliseconds(5);
 constexpr std::size_t kPartnersMax = 6;
 constexpr std::size_t kEchoesMin = 3;
 constexpr std::size_t kReportsKept = 4;
+constexpr auto kAgainAfter = std::chrono::milliseconds(5);
 // An answer: the question made no sense here, as when its text was lost for want of a slot. As the switch point: no change.
 
 std::uint64_t nanoseconds(core::TimePoint at) {
@@ -103,6 +104,7 @@ void PlanChanges::on_started(const OperationRun& run) {
 }
 
 std::size_t PlanChanges::tick(core::TimePoint now) {
+  if (now >= leave_out_at_ && group_.status.is_ok()) leave_out_lost();
   if (!measured_ || now < next_echo_) return 0;
   next_echo_ = now + kEchoEvery;
   if (measured_->since == core::TimePoint{}) {
@@ -170,6 +172,10 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, Report report) {
   if (!better) return;
   std::vector<double> weights = better->worker;
   weights.insert(weights.end(), better->dedicated.begin(), better->dedicated.end());
+  for (int server = 0; server < topology.servers(); ++server)
+    if (group_.lost_servers->contains(topology.size() + server))
+      weights[static_cast<std::size_t>(topology.nodes() + server)] = 0.0;
+  if (std::accumulate(weights.begin(), weights.end(), 0.0) <= 0.0) return;
   std::string rates;
   for (const double rate : finder_->rates()) {
     char one[32];
@@ -250,16 +256,16 @@ void PlanChanges::on_answer(int rank, std::uint64_t first_unbound) {
 void PlanChanges::on_switch(std::uint64_t first) {
   if (first == wire::kRefused) {
     asked_ = 0;
-    start_postponed();
+    after_change();
     return;
   }
   const auto servers = asked_weights_.begin() + group_.info.topology.nodes();
   schedule::Topology topology =
       group_.info.topology.with_weights({asked_weights_.begin(), servers}, {servers, asked_weights_.end()});
   core::log_info("group \"", group_.info.name, "\": plan version ", asked_, " from operation ", first, " on");
-  // Whatever was before the last version is bound, since every member has begun an operation of the last one; but for
-  // what is reserved and will come late.
+  // Whatever was submitted here is bound; but for what is reserved and will come late, and what waits for this.
   std::uint64_t oldest = group_.reserved.empty() ? first : *group_.reserved.begin();
+  oldest = std::min(oldest, group_.submitted);
   for (const std::uint64_t sequence : postponed_) oldest = std::min(oldest, sequence);
   while (bindings_.size() > 1 && std::next(bindings_.begin())->first <= oldest) bindings_.erase(bindings_.begin());
   if (bindings_.begin()->first != 0) {
@@ -268,8 +274,57 @@ void PlanChanges::on_switch(std::uint64_t first) {
     bindings_.insert(std::move(last));
   }
   worker_.host().on_shares(group_.info.uid, topology);
+  bool has_lost = false;
+  for (int server = 0; server < topology.servers(); ++server)
+    has_lost = has_lost || (topology.server_weight(server) > 0.0 && group_.lost_servers->contains(topology.size() + server));
+  leaves_out_ = leaves_out_ && has_lost;
   bindings_.insert_or_assign(first, Binding{std::exchange(asked_, 0), std::move(topology)});
+  after_change();
+}
+
+void PlanChanges::take_ask(std::uint32_t version, std::vector<double> weights) {
+  const schedule::Topology& topology = group_.info.topology;
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  const bool sane =
+      weights.size() == static_cast<std::size_t>(topology.nodes() + topology.servers()) &&
+      std::all_of(weights.begin(), weights.end(), [](double w) { return std::isfinite(w) && w >= 0.0; }) &&
+      std::isfinite(total) && total > 0.0;
+  if (sane)
+    on_ask(version, std::move(weights));
+  else
+    answer(version, wire::kRefused);
+}
+
+// A change is over: what has waited for that.
+void PlanChanges::after_change() {
   start_postponed();
+  if (leaves_out_) leave_out_at_ = core::Clock::now() + kAgainAfter;
+  if (const auto next = std::exchange(next_ask_, {}); next && !is_frozen() && next->first == newest() + 1)
+    take_ask(next->first, next->second);
+}
+
+void PlanChanges::leave_out_lost() {
+  if (is_frozen()) {
+    leaves_out_ = true;
+    return;
+  }
+  leaves_out_ = true;  // until a version does
+  leave_out_at_ = core::TimePoint::max();
+  const schedule::Topology& now = bindings_.rbegin()->second.topology;
+  std::vector<bool> are_there;
+  for (int server = 0; server < now.servers(); ++server)
+    are_there.push_back(!group_.lost_servers->contains(now.size() + server));
+  std::vector<double> weights;
+  if (group_.info.weights_with) {
+    weights = group_.info.weights_with(are_there);
+  } else {
+    for (int node = 0; node < now.nodes(); ++node) weights.push_back(now.weight(node));
+    for (int server = 0; server < now.servers(); ++server)
+      weights.push_back(are_there[static_cast<std::size_t>(server)] ? now.server_weight(server) : 0.0);
+  }
+  if (std::accumulate(weights.begin(), weights.end(), 0.0) <= 0.0)  // all was theirs
+    std::fill_n(weights.begin(), now.nodes(), 1.0);
+  propose(weights);
 }
 
 void PlanChanges::start_postponed() {
@@ -296,17 +351,14 @@ void PlanChanges::on_message(const wire::Message& message, const flow::Delivery&
                 Report{static_cast<double>(rates->round_trip_ns) * 1e-9, static_cast<double>(rates->bytes_per_second),
                        numbers_in(payload)});
   } else if (const auto* ask = message.as<wire::PlanAsk>()) {
-    if (!from_leader || is_frozen() || ask->version != newest() + 1) return;
+    if (!from_leader) return;
     std::vector<double> weights = numbers_in(payload);
-    const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-    const bool sane =
-        weights.size() == static_cast<std::size_t>(topology.nodes() + topology.servers()) &&
-        std::all_of(weights.begin(), weights.end(), [](double w) { return std::isfinite(w) && w >= 0.0; }) &&
-        std::isfinite(total) && total > 0.0;
-    if (sane)
-      on_ask(ask->version, std::move(weights));
-    else
-      answer(ask->version, wire::kRefused);
+    if (is_frozen() && ask->version == asked_ + 1) {  // it has overtaken the end of the last change
+      next_ask_ = std::pair(ask->version, std::move(weights));
+      return;
+    }
+    if (is_frozen() || ask->version != newest() + 1) return;
+    take_ask(ask->version, std::move(weights));
   } else if (const auto* bound = message.as<wire::PlanAnswer>()) {
     if (from_member && is_frozen() && bound->version == asked_) on_answer(rank, bound->first);
   } else if (const auto* change = message.as<wire::PlanSwitch>()) {

@@ -14,10 +14,13 @@
 // Threads  the engine's progress thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "hybridps/core/clock.h"
@@ -59,11 +62,15 @@ class PlanChanges : core::Pinned {
   /// kEcho and later types.
   void on_message(const wire::Message& message, const flow::Delivery& payload);
   std::size_t tick(core::TimePoint now);
-  core::TimePoint next_due() const noexcept { return measured_ ? next_echo_ : core::TimePoint::max(); }
+  core::TimePoint next_due() const noexcept {
+    return measured_ ? std::min(next_echo_, leave_out_at_) : leave_out_at_;
+  }
 
-  /// Rank 0 only, with no other change under way and an operation of the newest version begun by all members: new
+  /// Rank 0 only, with no other change under way: new
   /// weights of the nodes and then of the dedicated servers.
   void propose(const std::vector<double>& weights);
+  /// Rank 0 only: lost dedicated servers own nothing from the next version on, which comes as soon as no other is under way.
+  void leave_out_lost();
 
  private:
   struct Measured {
@@ -83,6 +90,8 @@ class PlanChanges : core::Pinned {
   std::vector<schedule::CardReport> cards_of(const std::map<int, Report>& reports,
                                              const schedule::Shares& shares) const;
   void on_ask(std::uint32_t version, std::vector<double> weights);
+  void take_ask(std::uint32_t version, std::vector<double> weights);
+  void after_change();
   void answer(std::uint32_t version, std::uint64_t first_unbound);
   void start_postponed();
   void on_answer(int rank, std::uint64_t first_unbound);
@@ -102,11 +111,14 @@ class PlanChanges : core::Pinned {
   std::vector<double> asked_weights_;
   std::uint64_t unbound_ = 0;  // as answered
   std::set<std::uint64_t> postponed_;
+  std::optional<std::pair<std::uint32_t, std::vector<double>>> next_ask_;  // came too early
 
   // Rank 0.
   std::unique_ptr<schedule::RateFinder> finder_;
   std::map<std::uint64_t, std::map<int, Report>> reports_;  // by sequence, then rank
   std::map<int, std::uint64_t> answers_;
+  bool leaves_out_ = false;  // the newest version gives a lost server something
+  core::TimePoint leave_out_at_ = core::TimePoint::max();
 };
 
 }  // namespace hybridps::worker

@@ -237,6 +237,8 @@ py::dict stats() {
       {"groups", now.groups},
       {"endpoints", now.endpoints},
       {"pinned_bytes", pinned},
+      {"tuner_trials", now.tuner_trials},
+      {"tuner_kept", now.tuner_kept},
       {"compress_operations", now.compress_operations},
       {"compress_bytes", now.compress_bytes},
       {"compress_wire_bytes", now.compress_wire_bytes},

@@ -3,6 +3,7 @@
 import ctypes
 import glob
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 
-_UCX_MAPPED = re.compile(r"/libucp\.so(\.\d+)*$")
+_UCX_MAPPED = re.compile(rb"/libucp\.so(\.\d+)*$")
 _UCX_SONAME = "libucp.so.0"
 
 # UCX reads these while it is being loaded: without them it takes signal handlers that belong to the launcher, and logs
@@ -23,6 +24,13 @@ _UCX_ENVIRONMENT = {
 }
 
 _MEMORY_EVENTS = "UCX_MEM_EVENTS"
+
+
+class _Loaded(ctypes.Structure):  # the beginning of dl_phdr_info
+    _fields_ = [("address", ctypes.c_void_p), ("name", ctypes.c_char_p)]
+
+
+_LOADED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p)
 
 _lock = threading.Lock()
 _extension = None
@@ -73,13 +81,18 @@ def check_cuda(built_with_cuda: bool, torch_cuda: str | None) -> None:
 
 def mapped_ucx() -> list[str]:
     """Paths of every libucp.so that this process has mapped."""
+    # As the loader has them: /proc/self/maps has a thousand lines, and takes a millisecond to write.
     paths = []
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            path = line.rstrip("\n").split(maxsplit=5)[5:]
-            if path and _UCX_MAPPED.search(path[0]) and path[0] not in paths:
-                paths.append(path[0])
-    return paths
+
+    @_LOADED
+    def look(info, size, data):
+        name = info.contents.name
+        if name and _UCX_MAPPED.search(name):
+            paths.append(os.fsdecode(name))
+        return 0
+
+    ctypes.CDLL(None).dl_iterate_phdr(look, None)
+    return list(dict.fromkeys(map(os.path.realpath, paths)))
 
 
 def ucx_version(path: str) -> tuple[int, int, int]:
@@ -91,10 +104,18 @@ def ucx_version(path: str) -> tuple[int, int, int]:
 
 
 def _from_wheel() -> bool:
-    try:
-        import libucx
-    except ModuleNotFoundError:
+    # What libucx.load_library() does; importing it takes as long as the rest of it, to read its own version.
+    found = importlib.util.find_spec("libucx")
+    if found is None or not found.submodule_search_locations:
         return False
+    folder = os.path.join(found.submodule_search_locations[0], "lib")
+    paths = [os.path.join(folder, f"lib{name}.so") for name in ("ucs", "ucs_signal", "uct", "ucp")]
+    if all(os.path.isfile(path) for path in paths):
+        for path in paths:
+            ctypes.CDLL(path, ctypes.RTLD_LOCAL)
+        return True
+    import libucx
+
     return all(library is not None for library in libucx.load_library())
 
 

@@ -121,6 +121,7 @@ def struck(rank, world, how, victim, timeout_s, seconds=0.0, children=False, hos
         enter(hosts[rank][0])
     # Once round, so that what libraries make once and keep is there.
     context.init(timeout_s=timeout_s, prefix="warm")
+    dist.new_group()  # connects to the Store; a world's own connection would come two seconds later
     dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(lambda future: future.value()).wait()
     dist.destroy_process_group()
     before = threads(), descriptors()
@@ -488,11 +489,15 @@ def soak(rank, world, operations):
     return {"memory": resident() - first, "wrong": wrong}
 
 
-def until_the_server_is_lost(rank, world):
+def while_a_server_is_lost(rank, world):
+    import hashlib
+
     context = zygote.context
-    context.init(timeout_s=30)
-    tensor = torch.ones(2_000_000)
-    dist.all_reduce(tensor)
+    context.init(timeout_s=60)
+    digest, wrong, longest, turn, text = hashlib.sha256(), 0, 0.0, 0, None
+    over = torch.zeros(1)
+    base = torch.arange(1_000_000, dtype=torch.float32) % 1009
+    dist.all_reduce(base.clone())
     if context.store.add("ready", 1) == world:
         context.store.set("all are ready", "1")
     context.store.wait(["all are ready"])
@@ -500,12 +505,19 @@ def until_the_server_is_lost(rank, world):
         with open(os.environ["FAULTS_READY"] + ".part", "w") as file:
             file.write("ready")
         os.rename(os.environ["FAULTS_READY"] + ".part", os.environ["FAULTS_READY"])
+    start = time.monotonic()
     try:
-        for _ in range(10_000):
-            dist.all_reduce(tensor.fill_(1))
-        text = None
+        while over[0] == 0:
+            tensor = base + float(rank + turn % 7)
+            before = time.monotonic()
+            dist.all_reduce(tensor)
+            longest = max(longest, time.monotonic() - before)
+            wrong += int((tensor != base * world + float(sum(range(world)) + world * (turn % 7))).any())
+            digest.update(tensor[::997].numpy().tobytes())
+            turn += 1
+            over.fill_(float(rank == 0 and time.monotonic() - start > 2.5))
+            dist.all_reduce(over, dist.ReduceOp.MAX)
     except Exception as error:
         text = str(error)
-    at = time.monotonic()
     dist.destroy_process_group()
-    return {"text": text, "at": at}
+    return {"text": text, "wrong": wrong, "longest_s": longest, "digest": digest.hexdigest()}

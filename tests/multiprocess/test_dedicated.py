@@ -285,51 +285,156 @@ def test_a_server_says_who_comes_who_goes_and_who_is_refused():
 
 
 def test_a_server_with_too_little_memory_says_whom_it_refused():
-    with servers(1, "--memory", "16M", env={"HYBRIDPS_EAGER_BYTES": "4M"}) as running:
+    with servers(1, "--memory", "16M", env={"HYBRIDPS_EAGER_BYTES": "2M"}) as running:
         run_ranks(plain, "1+1+1", env=settings(running))
         said = running[0].stop()
     assert re.search(r"refused group '0' of 3 ranks .*: its memory is enough for 2 ranks", said), said
     assert "closed group" not in said and "opened group" not in said, said
 
 
-def until_it_fails(rank, world, names):
+def go_on(rank, world, seconds, min_operations):
+    """All-reduces for a while, and the tensor overwritten at once after each. The longest one, and when it was over."""
     check = Checker(rank)
-    tensor = torch.ones(2_000_000)
-    dist.all_reduce(tensor)
-    if zygote.context.store.add("ready", 1) == world:
-        zygote.context.store.set("all are ready", "1")
-    zygote.context.store.wait(["all are ready"])
-
-    def many():
-        for _ in range(10_000):
-            dist.all_reduce(tensor)
-
-    error = check.raises("a lost server", Exception, many)
-    check.that("names it", re.search(names, str(error)) is not None, str(error))
+    store = zygote.context.store
+    counts = [600_000, 20_000, 2_000]
+    dist.all_reduce(torch.ones(10))
+    if store.add("ready", 1) == world:
+        store.set("all are ready", "1")
+    store.wait(["all are ready"])
+    start = time.monotonic()
+    longest, turn, over = 0.0, 0, torch.zeros(1)
+    while over[0] == 0:
+        before = time.monotonic()
+        tensors = [torch.arange(count) % 13 + float(rank + turn % 5) for count in counts]
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        for tensor, count, work in zip(tensors, counts, works, strict=True):
+            work.wait()
+            want = (torch.arange(count) % 13) * world + float(sum(range(world)) + world * (turn % 5))
+            check.that(f"turn {turn} of {count}", bool((tensor == want).all()))
+            tensor.fill_(float("nan"))
+        longest = max(longest, time.monotonic() - before)
+        turn += 1
+        # Rank 0's clock decides for all.
+        over.fill_(float(rank == 0 and turn >= min_operations and time.monotonic() - start > seconds))
+        dist.all_reduce(over, dist.ReduceOp.MAX)
     dist.destroy_process_group()
-    return check.result()
+    return check.result(), longest
 
 
-def test_a_server_that_is_stopped_is_named_by_every_rank():
-    """Killed: tests/faults."""
+@contextlib.contextmanager
+def strikes(*actions):
+    """(seconds from now, function) each, on a thread."""
     import threading
 
+    start = time.monotonic()
+
+    def run():
+        for after, action in actions:
+            time.sleep(max(0.0, start + after - time.monotonic()))
+            action()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+@pytest.mark.parametrize("how", ["killed", "told to stop"])
+def test_servers_that_go_one_after_the_other_fail_nobody(how):
     with servers(2) as running:
-        victim = running[1].process
+        number = signal.SIGKILL if how == "killed" else signal.SIGTERM
+        first, second = (server.process for server in running)
+        actions = [(3, lambda: second.send_signal(number)), (4, lambda: first.send_signal(number))]
+        with strikes(*actions):
+            run_ranks(go_on, "2+1+1+1", args=(6, 20), env=settings(running), destroy=False)
+        for server in running:
+            assert server.process.wait(5) == (-signal.SIGKILL if how == "killed" else 0)
 
-        def strike():
-            time.sleep(4)
-            victim.send_signal(signal.SIGTERM)
-            time.sleep(0.5)
-            victim.send_signal(signal.SIGTERM)
 
-        striker = threading.Thread(target=strike)
-        striker.start()
-        try:
-            run_ranks(until_it_fails, "1+1+1", args=("was stopped",), env=settings(running), destroy=False)
-        finally:
-            striker.join()
-            victim.wait(20)
+def test_a_server_that_is_stopped_is_left_out_and_hurts_nobody_when_it_wakes():
+    with servers(1) as running:
+        process = running[0].process
+        actions = [(3, lambda: process.send_signal(signal.SIGSTOP)), (7, lambda: process.send_signal(signal.SIGCONT))]
+        env = settings(running, HYBRIDPS_DEAD_SECONDS="1", HYBRIDPS_HEARTBEAT_SECONDS="0.5")
+        with strikes(*actions):
+            run_ranks(go_on, "1+1+1", args=(8, 20), env=env, destroy=False)
+        assert "closed group" in running[0].stop()
+
+
+def train(rank, world, steps, ready=None):
+    """Losses and parameters, and seconds: of all steps but the first few, and of the longest of these."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.3)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    torch.manual_seed(rank + 1)
+    losses = []
+    longest = 0.0
+    for step in range(steps):
+        if step == 5:
+            start = at = time.monotonic()
+            if rank == 0 and ready is not None:
+                open(ready, "w").close()
+        x = torch.randn(16, 256)
+        loss = (ddp(x) - x.roll(1, 1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().numpy().tobytes())
+        if step >= 5:
+            longest = max(longest, time.monotonic() - at)
+            at = time.monotonic()
+    return (losses, b"".join(p.detach().numpy().tobytes() for p in model.parameters())), at - start, longest
+
+
+def train_while_servers_are_killed(tries, tmp_path):
+    import random
+    import threading
+
+    steps = 300
+    undisturbed = [result for result, _, _ in run_ranks(train, "1+1+1+1", args=(steps,))]
+    lengths, pauses = [1.0], []
+    for turn in range(tries):
+        ready = tmp_path / f"ready{turn}"
+        with servers(2) as running:
+            moments = [random.uniform(0, lengths[-1])]
+            if turn % 2 == 1:
+                moments.append(random.uniform(0, lengths[-1] - moments[0]))
+
+            def strike(ready=ready, running=running, moments=moments):
+                end = time.monotonic() + 60
+                while not ready.exists() and time.monotonic() < end:
+                    time.sleep(0.005)
+                for server, moment in zip(running, moments, strict=False):
+                    time.sleep(moment)
+                    server.process.kill()
+
+            striker = threading.Thread(target=strike)
+            striker.start()
+            try:
+                done = run_ranks(train, "1+1+1+1", args=(steps, str(ready)), env=settings(running))
+            finally:
+                striker.join()
+        assert [result for result, _, _ in done] == undisturbed, f"try {turn}: killed after {moments} s"
+        lengths.append(done[0][1])
+        pauses.append(max(longest for _, _, longest in done))
+        print(f"try {turn}: killed after {moments}, the longest step {pauses[-1]:.3f} s", flush=True)
+    print(f"{tries} tries; the longest step: median {sorted(pauses)[tries // 2]:.3f} s, worst {max(pauses):.3f} s")
+
+
+def test_ddp_trains_on_with_the_same_bits_when_servers_are_killed(tmp_path):
+    train_while_servers_are_killed(2, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout_s(2400)
+def test_ddp_trains_on_when_servers_are_killed_fifty_times(tmp_path):
+    """The second one as well, every other time."""
+    train_while_servers_are_killed(50, tmp_path)
 
 
 def test_a_server_that_drains_takes_no_new_job_and_ends_with_its_last_one():

@@ -25,6 +25,7 @@ struct ClusterOptions {
   std::size_t eager_bytes = 4096;
   std::size_t window_bytes = engine::RuntimeOptions().window_bytes;
   std::uint32_t grant_chunks = 2;
+  std::uint64_t retained_bytes = worker::WorkerOptions().retained_bytes;
   std::uint64_t tiny_bytes = 256;
   bool tune = false;
   /// By member; none: no codec. Groups then have smaller chunks, as slots must have room for what chunks become.
@@ -57,6 +58,7 @@ class Cluster {
       o.eager_bytes = options_.eager_bytes;
       o.window_bytes = options_.window_bytes;
       o.grant_chunks = options_.grant_chunks;
+      o.retained_bytes = options_.retained_bytes;
       o.local_peers = n;
       o.heartbeat_seconds = options_.heartbeat_seconds;
       o.dead_seconds = options_.dead_seconds;

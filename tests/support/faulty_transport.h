@@ -40,6 +40,7 @@ struct Faults {
   std::uint32_t delay_max = 8;   // calls of progress()
   std::uint64_t kill_after = 0;  // messages; 0: never
   core::EngineId silent_to{};    // what is sent to this peer is dropped
+  std::shared_ptr<std::int64_t> may_send{};  // messages, of all who share it; what is sent after them is dropped
 };
 
 class FaultyTransport final : public transport::Transport, private transport::Receiver {
@@ -181,7 +182,8 @@ class FaultyTransport final : public transport::Transport, private transport::Re
     if (!valid) return endpoint.inner.send(header, payload, payload_bytes, std::move(done));
     ++counts_.sent;
     const core::EngineId to = endpoint.inner.peer();
-    const bool drop = chance(faults_.drop) || (to == faults_.silent_to && to != core::EngineId{});
+    const bool is_over = faults_.may_send != nullptr && --*faults_.may_send < 0;
+    const bool drop = chance(faults_.drop) || (to == faults_.silent_to && to != core::EngineId{}) || is_over;
     const bool duplicate = chance(faults_.duplicate);
     const bool delay = chance(faults_.delay);
     const std::uint64_t wait = 1 + random_() % std::max<std::uint64_t>(faults_.delay_max, 1);

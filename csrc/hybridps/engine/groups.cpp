@@ -253,6 +253,8 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   info.tuning.chunk_bytes = info.limits.chunk_bytes;
   info.tuning.chunk_bytes_max = static_cast<std::uint32_t>(std::min<std::uint64_t>(chunk_bytes_max, 0x7fffffff));
   info.residual_bytes_max = config_.compress_memory;
+  if (me == 0 && !roster.servers.empty())
+    info.weights_with = [roster](const std::vector<bool>& are_there) { return weights_with(roster, are_there); };
   auto codecs = codecs_of(roster);
   if (codecs.is_ok()) info.codecs = codecs.value();
   group->uid = roster.uid;

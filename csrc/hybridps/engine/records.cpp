@@ -185,6 +185,19 @@ schedule::Topology topology_of(const bootstrap::Roster& roster, int rank) {
   return schedule::Topology(roster.node_of, rank, std::move(weights), std::move(shares.dedicated), std::move(use));
 }
 
+std::vector<double> weights_with(bootstrap::Roster roster, const std::vector<bool>& are_there) {
+  std::vector<bootstrap::MemberRecord> servers;
+  for (std::size_t server = 0; server < roster.servers.size() && server < are_there.size(); ++server)
+    if (are_there[server]) servers.push_back(std::move(roster.servers[server]));
+  roster.servers = std::move(servers);
+  const schedule::Topology topology = topology_of(roster, 0);
+  std::vector<double> weights;
+  for (int node = 0; node < topology.nodes(); ++node) weights.push_back(topology.weight(node));
+  int present = 0;
+  for (const bool is_there : are_there) weights.push_back(is_there ? topology.server_weight(present++) : 0.0);
+  return weights;
+}
+
 std::size_t whole_pages(std::size_t bytes) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   return (bytes + page - 1) / page * page;

@@ -37,6 +37,9 @@ core::Status check_priorities(const bootstrap::Roster& roster);
 /// Who owns how much, as seen from `rank` (size() + d: dedicated server d).
 schedule::Topology topology_of(const bootstrap::Roster& roster, int rank);
 
+/// Weights of the nodes and then of the dedicated servers, of which only those are there of which it says so.
+std::vector<double> weights_with(bootstrap::Roster roster, const std::vector<bool>& are_there);
+
 struct PrivatePool {
   std::span<std::byte> memory;
   std::shared_ptr<void> keep;  // unmaps it

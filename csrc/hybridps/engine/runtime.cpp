@@ -127,7 +127,8 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
   server_ = std::make_unique<server::Server>(*outbox_, *forward, options_.grant_chunks, grant_bytes);
   worker_ = std::make_unique<worker::Worker>(*outbox_, *server_, *this,
                                              worker::WorkerOptions{options_.grant_chunks, options_.warn_seconds,
-                                                                   options_.early_messages_max, options_.find_rates, options_.tune});
+                                                                   options_.early_messages_max, options_.find_rates,
+                                                                   options_.tune, options_.retained_bytes});
   forward->worker = worker_.get();
   dedicated_ = std::make_unique<server::DedicatedServer>(*outbox_, *this, options_.grant_chunks, grant_bytes);
   keep_ = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(keep_, forward);
@@ -271,10 +272,15 @@ worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
   join(uid, info.engines, info.topology);
   worker::GroupState& group = worker_->open_group(std::move(info));
   if (outbox_->trace() != nullptr) trace_group(group.info);
-  for (const core::EngineId engine : group_engines_[uid])
-    if (const auto found = peers_.find(engine); found != peers_.end() && found->second.dead)
-      worker_->fail_group(group, core::Status(core::Code::kPeerDead, found->second.record.where + " is gone"),
-                          /*tell=*/false);
+  for (std::size_t member = 0; member < group.info.engines.size(); ++member) {
+    const auto found = peers_.find(group.info.engines[member]);
+    if (found == peers_.end() || !found->second.dead) continue;
+    const core::Status gone(core::Code::kPeerDead, found->second.record.where + " is gone");
+    if (group.info.topology.is_dedicated(static_cast<int>(member)))
+      group.lost_servers->report(static_cast<int>(member), gone);
+    else
+      worker_->fail_group(group, gone, /*tell=*/false);
+  }
   UnopenedGroups::Taken taken = unopened_.take(uid);
   if (!taken.why_incomplete.empty())
     worker_->fail_group(
@@ -413,6 +419,12 @@ std::uint64_t Runtime::bytes_through_card() const {
   return std::max(net.tx_payload_bytes, net.rx_payload_bytes);
 }
 
+// Later: this is called from inside the transports.
+void Runtime::on_server_lost(core::EngineId server, const std::string& why) {
+  if (const auto found = peers_.find(server); found != peers_.end() && !found->second.dead)
+    suspects_.report(server, core::Status(core::Code::kPeerDead, why));
+}
+
 void Runtime::on_shares(core::GroupUid uid, const schedule::Topology& topology) {
   const auto found = group_windows_.find(uid);
   if (found == group_windows_.end()) return;
@@ -474,12 +486,14 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
   if (observe::Trace* const trace = outbox_->trace(); trace != nullptr && message.as<wire::Data>() != nullptr) {
     const wire::ChunkId& chunk = *message.chunk();
     const std::uint64_t came = observe::trace_ns();
+    trace->came(came);
     trace->add({came, came, message.payload_bytes, chunk.sequence, chunk.span, chunk.number, trace->group(uid),
                 trace->peer(message.from.source), observe::EventType::kReceived, static_cast<std::uint8_t>(chunk.stage)});
   }
   if (on_engine_message(message, {payload.data(), payload.bytes()})) return;
   if (worker::GroupState* group = worker_->find(uid)) {
     deliver(*group, message, std::move(payload));
+    if (observe::Trace* const trace = outbox_->trace()) trace->came(0);
     return;
   }
   if (dedicated_->has(uid)) {
@@ -592,7 +606,12 @@ void Runtime::choose_watched() {
   for (const auto& [uid, engines] : group_engines_) {
     const auto self = std::find(engines.begin(), engines.end(), options_.self);
     if (self == engines.end() || engines.size() < 2) continue;
-    watched.insert(engines[(static_cast<std::size_t>(self - engines.begin()) + 1) % engines.size()]);
+    const auto me = static_cast<std::size_t>(self - engines.begin());
+    watched.insert(engines[(me + 1) % engines.size()]);
+    // Dedicated servers say nothing of each other that counts: each has a rank that watches it.
+    const auto ranks = static_cast<std::size_t>(group_windows_.at(uid).topology.size());
+    for (std::size_t server = ranks; server < engines.size(); ++server)
+      if ((server + 1) % ranks == me) watched.insert(engines[server]);
   }
   heartbeats_.watch(std::move(watched));
 }

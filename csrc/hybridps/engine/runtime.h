@@ -42,6 +42,7 @@ struct RuntimeOptions {
   std::size_t eager_bytes = 512 * 1024;  // what we allow each peer
   std::size_t chunk_bytes = 64 * 1024;   // largest chunk of any group
   std::uint32_t grant_chunks = 4;
+  std::uint64_t retained_bytes = worker::WorkerOptions().retained_bytes;
   std::size_t local_peers = 7;            // for which the pool has room to be generous
   bool keep_early = true;                 // messages of groups that are not open yet; a dedicated server needs none
   std::size_t window_bytes = 128 * 1024;  // see Runtime::choose_windows()
@@ -173,6 +174,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::uint64_t bytes_through_card() const override;
   void send_now() override { transports_.data->send_now(); }
   void on_shares(core::GroupUid uid, const schedule::Topology& topology) override;
+  void on_server_lost(core::EngineId server, const std::string& why) override;
   // worker::Host, server::DedicatedHost
   void on_tuning(core::GroupUid uid, const schedule::Tuning& tuning) override;
   // server::DedicatedHost

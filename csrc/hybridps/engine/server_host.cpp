@@ -268,7 +268,7 @@ class ServerHostImpl final : public ServerHost {
   void dismiss(const std::string& why) override {
     for (const auto& shard : shards_)
       (void)shard->call(
-          [s = shard.get(), why](Status&) { s->runtime().dedicated().fail_all(Status(Code::kAborted, why)); });
+          [s = shard.get(), why](Status&) { s->runtime().dedicated().leave_all(Status(Code::kAborted, why)); });
     const core::Deadline deadline = core::Deadline::after(std::chrono::seconds(2));
     while (!deadline.has_passed() && stats().groups > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     std::this_thread::sleep_for(std::chrono::milliseconds(300));  // for the messages to leave

@@ -54,7 +54,7 @@ class ServerHost : core::Pinned {
   /// Refuses new groups from now on.
   virtual void drain() = 0;
   virtual ServerHostStats stats() const = 0;
-  /// Tells the members of all groups that this server goes, and waits a moment for it to reach them.
+  /// Tells the members of all groups that this server goes, and waits a moment for it to reach them. They go on without it.
   virtual void dismiss(const std::string& why) = 0;
 };
 

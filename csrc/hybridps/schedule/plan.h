@@ -132,6 +132,7 @@ struct Span {
   std::uint32_t chunk_bytes = 1;    // all chunks but the last have this many bytes
   std::uint32_t chunks = 1;         // at least 1: a span of 0 bytes is one empty chunk
   std::uint16_t attempt = 0;        // how often it was given to another owner before
+  int first_owner = -1;             // then: the one before, whose agents act for their nodes as they did
   int rail = kNoRail;               // Scope::kNodes: the ranks of this rail alone have a part in it
 };
 

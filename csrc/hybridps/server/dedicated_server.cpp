@@ -32,6 +32,13 @@ struct DedicatedServer::Served : core::Pinned {
   outer::State outer;
   /// By plan version, of those that members may still use.
   std::map<std::uint32_t, schedule::Tuning> tunings{{0, {}}};
+  std::uint32_t first_told = 0;  // those before have the tuning of version 0; 0: all have
+  const schedule::Tuning* tuning_of(const wire::ChunkId& chunk) const {
+    // An outer step belongs to no version.
+    const bool is_first = core::is_outer(chunk.signature.op) || first_told == 0 || chunk.plan_version < first_told;
+    const auto found = tunings.find(is_first ? 0 : chunk.plan_version);
+    return found == tunings.end() ? nullptr : &found->second;
+  }
   schedule::Tuning applied;
   std::set<SpanKey> over;
   std::deque<SpanKey> over_order;
@@ -59,6 +66,14 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
         results_(dedicated.outbox_, *this, ResultStreams::Keep::kUntilAllSent, codec) {}
 
   ResultStreams& results() noexcept { return results_; }
+  /// A rank that takes results has all of them. Whether it was the last.
+  bool on_landed(int rank) {
+    const auto found = std::find(takers_.begin(), takers_.end(), rank);
+    if (found == takers_.end()) return false;
+    takers_.erase(found);
+    return takers_.empty();
+  }
+  void add_taker(int rank) { takers_.push_back(rank); }
   std::uint32_t chunks() const noexcept { return chunks_; }
 
   // LocalOwner
@@ -94,9 +109,7 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
     if (!buffer && dedicated_.set_results_aside()) buffer = pool.allocate(bytes);
     return buffer;
   }
-  void on_stream_sent() override {
-    if (results_.all_sent()) dedicated_.finished_.push_back(key_);
-  }
+  void on_stream_sent() override {}  // it is over when all of it has landed
 
  private:
   void take_step(std::uint32_t chunk, std::byte* sum, std::size_t bytes) {
@@ -106,7 +119,7 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
     if (!status.is_ok())
       dedicated_.close_later(key_.operation.uid,
                              core::Status(status.code(), "a dedicated server has " + std::string(status.message())),
-                             /*tell=*/true);
+                             Tell::kFailed);
   }
 
   DedicatedServer& dedicated_;
@@ -120,6 +133,7 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
   const outer::Step step_;
   const compress::Codec* const codec_;
   ResultStreams results_;
+  std::vector<int> takers_;  // ranks, without those that have all
 };
 
 DedicatedServer::DedicatedServer(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t grant_chunks,
@@ -164,10 +178,10 @@ std::string DedicatedServer::refuse(const Served& group, int sender, const wire:
   if (chunk.signature.kind == schedule::Kind::kReduce &&
       (chunk.signature.root < 0 || chunk.signature.root >= topology.size()))
     return "a reduce to rank " + std::to_string(chunk.signature.root);
-  const auto tuning = group.tunings.find(core::is_outer(chunk.signature.op) ? 0 : chunk.plan_version);
-  if (tuning == group.tunings.end())
+  const schedule::Tuning* const tuning = group.tuning_of(chunk);
+  if (tuning == nullptr)
     return "a contribution under plan version " + std::to_string(chunk.plan_version) + ", of which it was not told";
-  const std::uint64_t chunk_bytes = tuning->second.chunk_bytes != 0 ? tuning->second.chunk_bytes : group.info.chunk_bytes;
+  const std::uint64_t chunk_bytes = tuning->chunk_bytes != 0 ? tuning->chunk_bytes : group.info.chunk_bytes;
   if (group.spans.count(key_of(group, chunk)) == 0 &&
       (group.spans.size() >= kSpansMax || chunk.span_bytes / chunk_bytes >= kChunksMax - group.chunks))
     return "more than " + std::to_string(kSpansMax) + " operations or " + std::to_string(kChunksMax) +
@@ -183,8 +197,7 @@ DedicatedServer::Span* DedicatedServer::open_span(Served& group, const wire::Chu
   opening.signature = first.signature;
   opening.bytes = first.span_bytes;
   const wire::Signature& signature = first.signature;
-  // An outer step belongs to no version.
-  const schedule::Tuning& tuning = group.tunings.at(core::is_outer(signature.op) ? 0 : first.plan_version);
+  const schedule::Tuning& tuning = *group.tuning_of(first);
   opening.chunk_bytes = tuning.chunk_bytes != 0 ? tuning.chunk_bytes : group.info.chunk_bytes;
   if (tuning != group.applied) host_.on_tuning(group.info.uid, group.applied = tuning);
   if (signature.coding != wire::Coding::kPlain && group.info.codecs != nullptr)
@@ -216,6 +229,7 @@ DedicatedServer::Span* DedicatedServer::open_span(Served& group, const wire::Chu
     stream->chunk_bytes = opening.chunk_bytes;
     stream->chunks = opening.chunks;
     span->results().add(std::move(stream));
+    span->add_taker(rank);
   };
   if (first.signature.kind == schedule::Kind::kReduce) {
     add(first.signature.root);
@@ -250,7 +264,7 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
     }
     const std::string text(reinterpret_cast<const char*>(payload.data()), payload.bytes());
     const bool left = verdict->code == static_cast<std::uint32_t>(core::Code::kClosed);
-    close_later(from.uid, left ? core::Status::ok() : core::Status(core::Code::kAborted, text), /*tell=*/false);
+    close_later(from.uid, left ? core::Status::ok() : core::Status(core::Code::kAborted, text), Tell::kNothing);
   } else if (const auto* ask = message.as<wire::PlanAsk>()) {
     if (from.sender_rank == 0) on_ask(*group, *ask);
   } else if (const auto* echo = message.as<wire::Echo>()) {
@@ -259,6 +273,8 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
   } else if (const auto* grant = message.as<wire::Grant>()) {
     if (const auto found = group->spans.find(key_of(*group, grant->chunk)); found != group->spans.end())
       found->second->results().on_grant(from.source, *grant);
+  } else if (const auto* mend = message.as<wire::Mend>()) {
+    if (mend->what == wire::Mend::What::kLanded) on_landed(*group, static_cast<int>(from.sender_rank), *mend);
   } else if (const wire::ChunkId* chunk = message.chunk()) {
     const SpanKey key = key_of(*group, *chunk);
     if (group->over.count(key) > 0 || group->over.count({key.operation, kAllSpans}) > 0) return;
@@ -275,10 +291,28 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
   }
 }
 
+// Of what has landed everywhere nobody needs what he has kept any more.
+void DedicatedServer::on_landed(Served& group, int rank, const wire::Mend& landed) {
+  const schedule::Topology& topology = group.info.topology;
+  const wire::From me{{}, group.info.uid, static_cast<std::uint32_t>(topology.rank())};
+  std::vector<std::uint64_t> everywhere;
+  wire::for_operations(landed, [&](std::uint64_t sequence) {
+    const SpanKey key{{group.info.uid, sequence}, me.sender_rank, 0};
+    const auto found = group.spans.find(key);
+    if (found == group.spans.end() || !found->second->on_landed(rank)) return;
+    everywhere.push_back(sequence);
+    finished_.push_back(key);
+  });
+  for (const wire::Mend& known : wire::mends_of(wire::Mend::What::kKnown, me.sender_rank, std::move(everywhere)))
+    for (int node = 0; node < topology.nodes(); ++node)
+      outbox_.send(group.info.engines[static_cast<std::size_t>(topology.agent(node, topology.rank()))], {me, 0, known});
+}
+
 // It binds nothing: it has to know, before anybody uses them, what the versions have.
 void DedicatedServer::on_ask(Served& group, const wire::PlanAsk& ask) {
   const bool is_sane = schedule::is_sane(ask.turns, std::max(group.info.chunk_bytes_max, group.info.chunk_bytes));
   if (is_sane) {
+    if (group.first_told == 0) group.first_told = ask.version;
     group.tunings[ask.version] = ask.turns.a;
     if (ask.turns.pairs > 0) group.tunings[ask.version + 1] = ask.turns.b;
     while (group.tunings.size() > kVersionsKept) group.tunings.erase(std::next(group.tunings.begin()));  // not version 0
@@ -308,18 +342,23 @@ void DedicatedServer::end_span(Served& group, const SpanKey& key) {
   }
 }
 
-void DedicatedServer::close_later(core::GroupUid uid, core::Status why, bool tell) {
+void DedicatedServer::close_later(core::GroupUid uid, core::Status why, Tell tell) {
   Served* group = find(uid);
   if (group == nullptr) return;
   group->closing = true;
   closing_.push_back(Closing{uid, std::move(why), tell});
 }
 
-void DedicatedServer::close(core::GroupUid uid, const core::Status& why, bool tell) {
+void DedicatedServer::close(core::GroupUid uid, const core::Status& why, Tell tell) {
   const auto found = groups_.find(uid);
   if (found == groups_.end()) return;
   Served& group = *found->second;
-  if (tell) {
+  if (tell == Tell::kLost) {
+    const wire::From me{{}, uid, static_cast<std::uint32_t>(group.info.topology.rank())};
+    const wire::Mend lost{wire::Mend::What::kLost, me.sender_rank};
+    for (int rank = 0; rank < group.info.topology.size(); ++rank)
+      host_.send_control(group.info.engines[static_cast<std::size_t>(rank)], {me, 0, lost}, why.message());
+  } else if (tell == Tell::kFailed) {
     const wire::From me{{}, uid, static_cast<std::uint32_t>(group.info.topology.rank())};
     const wire::Verdict verdict = wire::Verdict::on_group(why.code());
     for (int rank = 0; rank < group.info.topology.size(); ++rank)
@@ -347,17 +386,19 @@ std::size_t DedicatedServer::tick() {
 
 void DedicatedServer::on_peer_dead(core::EngineId peer, const core::Status& cause) {
   const core::OneThread::Inside inside(one_thread_);
-  for (const auto& [uid, group] : groups_)
-    if (std::find(group->info.engines.begin(), group->info.engines.end(), peer) != group->info.engines.end())
-      close_later(uid, core::Status(core::Code::kPeerDead, "a member is gone: " + std::string(cause.message())),
-                  /*tell=*/false);
+  for (const auto& [uid, group] : groups_) {
+    const auto ranks = group->info.engines.begin() + group->info.topology.size();
+    if (std::find(group->info.engines.begin(), ranks, peer) != ranks)
+      close_later(uid, core::Status(core::Code::kPeerDead, "it has lost a rank: " + std::string(cause.message())),
+                  Tell::kLost);
+  }
 }
 
-void DedicatedServer::fail_all(const core::Status& cause) {
+void DedicatedServer::leave_all(const core::Status& cause) {
   const core::OneThread::Inside inside(one_thread_);
   std::vector<core::GroupUid> uids;
   for (const auto& [uid, group] : groups_) uids.push_back(uid);
-  for (const core::GroupUid uid : uids) close_later(uid, cause, /*tell=*/true);
+  for (const core::GroupUid uid : uids) close_later(uid, cause, Tell::kLost);
 }
 
 void DedicatedServer::on_mismatch(const OperationKey& key, const Call& ours, const Call& theirs) {
@@ -372,7 +413,7 @@ void DedicatedServer::on_mismatch(const OperationKey& key, const Call& ours, con
               core::Status(core::Code::kMismatch,
                            what + "; every rank must issue the same operations of a group in the same order with the "
                                   "same sizes (found by a dedicated server)"),
-              /*tell=*/true);
+              Tell::kFailed);
 }
 
 void DedicatedServer::on_bad_message(const OperationKey& key, std::string what) {
@@ -380,7 +421,7 @@ void DedicatedServer::on_bad_message(const OperationKey& key, std::string what) 
               core::Status(core::Code::kMismatch, "operation " + std::to_string(key.sequence) +
                                                       ": a dedicated server received " + what +
                                                       "; do all ranks use the same sizes?"),
-              /*tell=*/true);
+              Tell::kFailed);
 }
 
 }  // namespace hybridps::server

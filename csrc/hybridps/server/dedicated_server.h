@@ -77,12 +77,13 @@ class DedicatedServer final : public Listener, core::Pinned {
   bool has(core::GroupUid uid) const { return groups_.count(uid) > 0; }
   /// Any message of a group that is open here.
   void on_message(const wire::Message& message, flow::Delivery payload);
-  /// A peer died: its groups are dropped. The members find out for themselves.
+  /// A peer died: groups of which it is a rank are dropped, and their members told that they have lost this server, for they
+  /// may see that rank alive.
   void on_peer_dead(core::EngineId peer, const core::Status& cause);
   /// Forgets a group that will not be used. Its peers are told nothing.
-  void drop(core::GroupUid uid) { close_later(uid, core::Status::ok(), /*tell=*/false); }
-  /// Fails every group, telling its members why (a server that is shut down).
-  void fail_all(const core::Status& cause);
+  void drop(core::GroupUid uid) { close_later(uid, core::Status::ok(), Tell::kNothing); }
+  /// Leaves every group, telling its members why (a server that is shut down): they go on without it.
+  void leave_all(const core::Status& cause);
   /// Frees what is finished and closes what was left. Returns what it did.
   std::size_t tick();
   bool has_work() const noexcept { return !finished_.empty() || !closing_.empty(); }
@@ -97,11 +98,15 @@ class DedicatedServer final : public Listener, core::Pinned {
   struct Served;
   class Span;
 
+  /// The members, of a group that closes.
+  enum class Tell { kNothing, kLost, kFailed };
+
   Served* find(core::GroupUid uid);
+  void on_landed(Served& group, int rank, const wire::Mend& landed);
   /// With the first message of a span that came; its priority is the span's.
   Span* open_span(Served& group, const wire::ChunkId& first, std::int8_t priority);
-  void close_later(core::GroupUid uid, core::Status why, bool tell);
-  void close(core::GroupUid uid, const core::Status& why, bool tell);
+  void close_later(core::GroupUid uid, core::Status why, Tell tell);
+  void close(core::GroupUid uid, const core::Status& why, Tell tell);
   static SpanKey key_of(const Served& group, const wire::ChunkId& chunk);
   void end_span(Served& group, const SpanKey& key);
   /// Frees the slots of results that wait for those that are behind. Whether any were.
@@ -118,7 +123,7 @@ class DedicatedServer final : public Listener, core::Pinned {
   struct Closing {
     core::GroupUid uid;
     core::Status why;
-    bool tell = false;
+    Tell tell = Tell::kNothing;
   };
   std::vector<Closing> closing_;
   DedicatedStats stats_;

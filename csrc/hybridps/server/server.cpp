@@ -67,7 +67,8 @@ bool Server::open(const SpanKey& key, const Opening& opening) {
   assert(!span.opened);
   span.opening = opening;
   span.opened = true;
-  span.done.assign(opening.chunks, 0);
+  span.done = opening.done;
+  span.done.resize(opening.chunks, 0);
   span.nodes.resize(std::max<std::size_t>(span.nodes.size(), opening.nodes));
   if (!fits(span)) {
     span.opened = false;  // more may come before the operation fails: none of it may complete a chunk

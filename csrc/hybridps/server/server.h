@@ -83,6 +83,7 @@ struct Opening {
   std::int8_t priority = 0;  // of its grants
   const compress::Codec* codec = nullptr;  // of contributions from other nodes; null: none
   LocalOwner* owner = nullptr;
+  std::vector<std::uint8_t> done{};  // per chunk: its result is there already; empty: none is
 };
 
 class Server : core::Pinned {

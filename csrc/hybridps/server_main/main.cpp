@@ -39,7 +39,8 @@ A dedicated server for hybridps jobs (HYBRIDPS_SERVERS=HOST:PORT there). Run it 
   --metrics FILE        counters in Prometheus' text format, replaced every second
   --metrics-listen HOST:PORT  the same by HTTP, GET /metrics; port 0 lets the kernel choose
   --status-seconds S    a status line this often, 0: never (default 60)
-  --drain-seconds S     after SIGTERM, how long jobs may go on (default 3600)
+  --drain-seconds S     after SIGTERM, how long it helps its jobs to their end before it leaves them (default 0); they go on
+                        without it
 
 Settings: HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE (the jobs' token), HYBRIDPS_INTERFACE, HYBRIDPS_DATA_INTERFACES,
 HYBRIDPS_TRACE, HYBRIDPS_NIC_GBPS, HYBRIDPS_DATA_SOCKETS, HYBRIDPS_DATA_THREADS (of all engines together), HYBRIDPS_LOG_LEVEL.
@@ -69,7 +70,7 @@ struct Arguments {
   std::string metrics;
   hybridps::door::Address metrics_listen;
   double status_seconds = 60;
-  double drain_seconds = 3600;
+  double drain_seconds = 0;
 };
 
 /// Empty: fine.
@@ -213,11 +214,12 @@ int main(int argc, char** argv) {
     if (drained_at == Clock::time_point{}) {
       drained_at = Clock::now();
       host.drain();
-      say("stopping: " + std::to_string(s.groups) + " groups are open; a second signal ends them");
+      say("stopping: " + std::to_string(s.groups) + " groups are open" +
+          (s.groups > 0 && arguments.drain_seconds > 0 ? "; a second signal leaves them" : ""));
     }
     if (s.groups == 0 || signals_seen > 1 || seconds_since(drained_at) > arguments.drain_seconds) break;
   }
-  host.dismiss("the dedicated server was stopped");
+  host.dismiss("it was stopped");
   outlet.reset();  // writes the file once more
   say("stopped");
   return 0;

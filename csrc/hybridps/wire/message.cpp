@@ -1,5 +1,6 @@
 #include "hybridps/wire/message.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <sstream>
@@ -16,6 +17,7 @@ static_assert(std::endian::native == std::endian::little, "big-endian machines n
 constexpr unsigned count_of(Stage) { return kStageCount; }
 constexpr unsigned count_of(Permit) { return kPermitCount; }
 constexpr unsigned count_of(Verdict::On) { return kVerdictOnCount; }
+constexpr unsigned count_of(Mend::What) { return kMendWhatCount; }
 constexpr unsigned count_of(Coding) { return kCodingCount; }
 constexpr unsigned count_of(schedule::Scope) { return schedule::kScopeCount; }
 constexpr unsigned count_of(schedule::Kind) { return schedule::kKindCount; }
@@ -203,6 +205,15 @@ void fields(Io& io, StatusAnswer& m) {
 }
 
 template <typename Io>
+void fields(Io& io, Mend& m) {
+  io("what", m.what);
+  io("server", m.server);
+  io("sequence", m.sequence);
+  io("first", m.first);
+  io("bits", m.bits);
+}
+
+template <typename Io>
 void fields(Io& io, TrialTimes& m) {
   io("version", m.version);
 }
@@ -359,6 +370,18 @@ std::vector<Field> layout() {
         },
         body);
   return list;
+}
+
+std::vector<Mend> mends_of(Mend::What what, std::uint32_t server, std::vector<std::uint64_t> sequences) {
+  std::sort(sequences.begin(), sequences.end());
+  std::vector<Mend> mends;
+  for (const std::uint64_t sequence : sequences) {
+    if (mends.empty() || sequence - mends.back().sequence >= Mend::kChunksPerMessage)
+      mends.push_back({what, server, sequence});
+    const std::uint64_t bit = sequence - mends.back().sequence;
+    mends.back().bits[bit / 64] |= std::uint64_t{1} << (bit % 64);
+  }
+  return mends;
 }
 
 std::string describe(const Signature& s) {

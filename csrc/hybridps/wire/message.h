@@ -273,6 +273,40 @@ struct StatusAnswer {
 };
 inline constexpr std::uint32_t kStatusPartsMax = 64;
 
+/// About the span that a dedicated server owns in an operation, which must survive its loss (worker/mending.h), or about the
+/// server itself.
+struct Mend {
+  static constexpr std::string_view kName = "mend";
+  static constexpr std::uint32_t kChunksPerMessage = 48 * 8;
+  enum class What : std::uint8_t {
+    kLost = 0,    // the group has lost the server: from rank 0 to all, from others to rank 0. Payload: why
+    kLanded = 1,  // to the server: all results of its spans are here; bit i: in operation sequence + i
+    kKnown = 2,   // from the server: they are everywhere; likewise
+    kHeld = 3,    // to the heir: these chunks' results are here
+    kAsk = 4,     // from the heir: what is held there?
+    kOver = 5,    // the answer where the operation is over
+    kSum = 6,     // from the heir: contributions to these chunks, once more
+    kServe = 7,   // from the heir: results of these chunks
+    kMended = 8,  // from the heir: whatever is not everywhere yet is with it
+  };
+  What what = What::kLost;
+  std::uint32_t server = 0;  // group member
+  std::uint64_t sequence = 0;
+  std::uint32_t first = 0;  // chunk of the first bit
+  std::array<std::uint64_t, 6> bits{};
+  bool operator==(const Mend&) const = default;
+};
+inline constexpr std::uint8_t kMendWhatCount = 9;
+
+/// As few messages of kind kLanded or kKnown as these operations fit in.
+std::vector<Mend> mends_of(Mend::What what, std::uint32_t server, std::vector<std::uint64_t> sequences);
+/// Calls `visit` with each operation of such a message.
+template <typename Visit>
+void for_operations(const Mend& mend, Visit visit) {
+  for (std::uint32_t i = 0; i < Mend::kChunksPerMessage; ++i)
+    if ((mend.bits[i / 64] >> (i % 64) & 1) != 0) visit(mend.sequence + i);
+}
+
 /// How long the operations of a trial took here. Payload: seconds, f64, of each in its order; 0: it does not count.
 struct TrialTimes {
   static constexpr std::string_view kName = "trial times";
@@ -282,7 +316,8 @@ struct TrialTimes {
 
 /// The type on the wire is the index here: new ones go to the end.
 using Body = std::variant<Data, Announce, Grant, Credit, Ack, Cancel, Verdict, Probe, ProbeReply, Ping, Pong, Echo,
-                          EchoBack, Rates, PlanAsk, PlanAnswer, PlanSwitch, StatusAsk, StatusAnswer, TrialTimes>;
+                          EchoBack, Rates, PlanAsk, PlanAnswer, PlanSwitch, StatusAsk, StatusAnswer, Mend,
+                          TrialTimes>;
 inline constexpr std::uint8_t kTypeCount = std::variant_size_v<Body>;
 
 struct From {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,6 +21,7 @@
 #include "hybridps/outer/state.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/server/server.h"
+#include "hybridps/worker/mending.h"
 #include "hybridps/worker/operation.h"
 #include "hybridps/worker/pieces.h"
 #include "hybridps/worker/plan_changes.h"
@@ -41,6 +43,9 @@ struct GroupInfo {
   /// The most bytes of elements that a chunk may be made of, where it is smaller on the wire: what slots have room for.
   std::uint64_t coded_chunk_bytes_max = 0;
   std::uint64_t residual_bytes_max = 0;
+  /// Weights of the nodes and then of the dedicated servers, where those of which this says so, by server, are there. Unset: as
+  /// the topology has them, without the others.
+  std::function<std::vector<double>(const std::vector<bool>& are_there)> weights_with{};
   schedule::TuningRange tuning{};
 
   /// "rank 3 (host7 pid 4121)" or "the dedicated server host9 pid 77".
@@ -86,6 +91,9 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   std::vector<std::uint8_t> local_seen;  // by local index
   std::uint32_t local_seen_count = 0;
   std::uint64_t pending = 0;  // parts of this rank that are not done
+  std::uint64_t awaits_known = 0;    // of these: spans that are kept until all have their results
+  std::uint64_t retained_bytes = 0;  // in copies, once the operation has ended without waiting for that
+  bool is_retained = false;          // it has; it is in GroupState::retained
   bool started = false;
   bool is_done = false;  // nothing is pending: Worker::settle() ends it
   bool pace_due = false;
@@ -141,6 +149,11 @@ struct GroupState : core::Pinned {
   std::uint64_t submitted = 0;  // collectives issued, by number
   SequenceWindow over;
   std::map<std::uint64_t, std::unique_ptr<OperationRun>> running;
+  /// Over for their callers, of whose memory they know nothing any more. They have results of a dedicated server until all have
+  /// them, if that server should be lost (mending.h).
+  std::map<std::uint64_t, std::unique_ptr<OperationRun>> retained;
+  std::uint64_t retained_bytes = 0;
+  std::vector<std::vector<std::byte>> spare_copies;  // new memory for each would cost more than the copy
   /// Signatures of operations that are over, by sequence modulo its length: a late message that contradicts one of them
   /// is a mismatch that nobody else may notice (two roots that both only send).
   std::vector<std::pair<std::uint64_t, wire::Signature>> signatures_over;
@@ -161,11 +174,13 @@ struct GroupState : core::Pinned {
   std::unordered_map<std::uint64_t, core::Status> verdicts;  // on operations not yet submitted here
   std::unique_ptr<PointToPoint> p2p;
   std::unique_ptr<PlanChanges> plans;
+  std::unique_ptr<LostServers> lost_servers;
   // What encodings left out of this node's contributions, and of the sums that it owns; and momentum of contributions.
   compress::Residuals residuals;
   compress::Residuals owed;
   compress::Residuals momenta;
   outer::State outer;  // of the spans that this rank owns
+  bool steps = false;  // an owners' operation was issued: other owners keep some of that state
   /// By tensor: the shares by which `owed` is spread.
   std::unordered_map<compress::TensorKey, std::uint32_t> owed_version;
 };

@@ -22,7 +22,7 @@ constexpr auto kEchoEvery = std::chrono::milliseconds(5);
 constexpr std::size_t kPartnersMax = 6;
 constexpr std::size_t kEchoesMin = 3;
 constexpr std::size_t kReportsKept = 4;
-// An answer: the question made no sense here, as when its text was lost for want of a slot. As the switch point: no change.
+constexpr auto kAgainAfter = std::chrono::milliseconds(5);
 
 std::uint64_t nanoseconds(core::TimePoint at) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(at.time_since_epoch()).count());
@@ -122,6 +122,7 @@ void PlanChanges::on_started(const OperationRun& run) {
 }
 
 std::size_t PlanChanges::tick(core::TimePoint now) {
+  if (now >= leave_out_at_ && group_.status.is_ok()) leave_out_lost();
   if (!measured_ || now < next_echo_) return 0;
   next_echo_ = now + kEchoEvery;
   if (measured_->since == core::TimePoint{}) {
@@ -182,9 +183,7 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, Report report) {
   reports_.erase(found);
   const Binding& binding = binding_of(sequence);
   // Nothing is learned from operations that take turns: what is tried out looks like a slow card.
-  if (is_frozen() || round_ || binding.shares != newest_binding().shares ||
-      binding.tuning != newest_binding().tuning)
-    return;
+  if (is_frozen() || round_ || binding.shares != newest_binding().shares || binding.tuning != newest_binding().tuning) return;
   const schedule::Shares shares = shares_of(binding.topology);
   const std::vector<schedule::CardReport> cards = cards_of(reports, shares);
   for (const schedule::CardReport& card : cards)
@@ -193,6 +192,10 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, Report report) {
   if (!better) return;
   std::vector<double> weights = better->worker;
   weights.insert(weights.end(), better->dedicated.begin(), better->dedicated.end());
+  for (int server = 0; server < topology.servers(); ++server)
+    if (group_.lost_servers->contains(topology.size() + server))
+      weights[static_cast<std::size_t>(topology.nodes() + server)] = 0.0;
+  if (std::accumulate(weights.begin(), weights.end(), 0.0) <= 0.0) return;
   std::string rates;
   for (const double rate : finder_->rates()) {
     char one[32];
@@ -239,13 +242,16 @@ void PlanChanges::propose(const std::vector<double>& weights) {
 }
 
 void PlanChanges::try_out(const schedule::Turns& turns) {
+  servers_are_told_ = true;
   ask_all({newest_ + 1, turns}, weights_of(newest_binding().topology));
 }
 
 void PlanChanges::ask_all(const wire::PlanAsk& ask, const std::vector<double>& weights) {
   const std::string_view text(reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(double));
   const int size = group_.info.topology.size();
-  for (int member = 1; member < size + group_.info.topology.servers(); ++member)
+  // Servers need not know of shares: who was told of no tuning has that of the beginning for all versions.
+  const int members = size + (servers_are_told_ ? group_.info.topology.servers() : 0);
+  for (int member = 1; member < members; ++member)
     worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(member)], group_.message(ask),
                                 member < size ? text : std::string_view());
   answers_.clear();
@@ -270,11 +276,20 @@ void PlanChanges::answer(std::uint32_t version, std::uint64_t first_unbound) {
 
 void PlanChanges::on_answer(int member, std::uint64_t first_unbound) {
   answers_[member] = first_unbound;
+  look_at_answers();
+}
+
+// Nobody waits for servers that are lost.
+void PlanChanges::look_at_answers() {
   const schedule::Topology& topology = group_.info.topology;
   const int size = topology.size();
-  if (answers_.size() < static_cast<std::size_t>(size + topology.servers())) return;
   std::uint64_t first = 0;
-  for (const auto& [from, unbound] : answers_) first = std::max(first, unbound);
+  for (int member = 0; member < size + (servers_are_told_ ? topology.servers() : 0); ++member) {
+    if (member >= size && group_.lost_servers->contains(member)) continue;
+    const auto answer = answers_.find(member);
+    if (answer == answers_.end()) return;
+    first = std::max(first, answer->second);
+  }
   const wire::PlanSwitch change{asked_, first};
   for (int other = 1; other < size; ++other)
     worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(other)], group_.message(change), {});
@@ -288,7 +303,7 @@ void PlanChanges::on_switch(std::uint64_t first) {
       tuner_->on_refused();
       round_.reset();
     }
-    start_postponed();
+    after_change();
     return;
   }
   const Binding before = newest_binding();
@@ -316,6 +331,10 @@ void PlanChanges::on_switch(std::uint64_t first) {
   }
   bindings_.erase(bindings_.lower_bound(first), bindings_.end());
   if (is_shares) worker_.host().on_shares(group_.info.uid, topology);
+  bool has_lost = false;
+  for (int server = 0; server < topology.servers(); ++server)
+    has_lost = has_lost || (topology.server_weight(server) > 0.0 && group_.lost_servers->contains(topology.size() + server));
+  leaves_out_ = leaves_out_ && has_lost;
   Binding a{version, is_shares ? version : before.shares, std::move(topology), turns.a};
   if (turns.pairs > 0) {
     Binding b = a;
@@ -332,10 +351,43 @@ void PlanChanges::on_switch(std::uint64_t first) {
   }
   bindings_.insert_or_assign(first + turns.operations(), std::move(a));
   if (round_ && turns.pairs == 0) round_.reset();
+  after_change();
+}
+
+// A change is over: what has waited for that.
+void PlanChanges::after_change() {
   start_postponed();
+  if (leaves_out_) leave_out_at_ = core::Clock::now() + kAgainAfter;
+  // One that has come while operations were started is newer.
+  if (is_frozen()) return;
   if (auto next = std::exchange(next_ask_, {}); next && !take_ask(next->first, next->second))
     answer(next->first.version, wire::kRefused);
 }
+
+void PlanChanges::leave_out_lost() {
+  leaves_out_ = true;  // until a version does
+  if (is_frozen()) {
+    if (group_.info.topology.rank() == 0) look_at_answers();
+    return;
+  }
+  leave_out_at_ = core::TimePoint::max();
+  const schedule::Topology now = newest_binding().topology;
+  std::vector<bool> are_there;
+  for (int server = 0; server < now.servers(); ++server)
+    are_there.push_back(!group_.lost_servers->contains(now.size() + server));
+  std::vector<double> weights;
+  if (group_.info.weights_with) {
+    weights = group_.info.weights_with(are_there);
+  } else {
+    for (int node = 0; node < now.nodes(); ++node) weights.push_back(now.weight(node));
+    for (int server = 0; server < now.servers(); ++server)
+      weights.push_back(are_there[static_cast<std::size_t>(server)] ? now.server_weight(server) : 0.0);
+  }
+  if (std::accumulate(weights.begin(), weights.end(), 0.0) <= 0.0)  // all was theirs
+    std::fill_n(weights.begin(), now.nodes(), 1.0);
+  propose(weights);
+}
+
 
 // --- trying out ------------------------------------------------------------------------------------------------------
 

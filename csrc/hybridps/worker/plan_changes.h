@@ -18,6 +18,7 @@
 // Threads  the engine's progress thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -79,12 +80,18 @@ class PlanChanges : core::Pinned {
   /// kEcho and later types.
   void on_message(const wire::Message& message, const flow::Delivery& payload);
   std::size_t tick(core::TimePoint now);
-  core::TimePoint next_due() const noexcept { return measured_ ? next_echo_ : core::TimePoint::max(); }
+  core::TimePoint next_due() const noexcept {
+    return measured_ ? std::min(next_echo_, leave_out_at_) : leave_out_at_;
+  }
 
-  /// Rank 0 only, with no other change and no trial under way: new weights of the nodes and then of the dedicated servers.
+  /// Rank 0 only, with no other change under way: new weights of the nodes and then of the dedicated servers. A trial that is under
+  /// way ends.
   void propose(const std::vector<double>& weights);
-  /// Rank 0 only, likewise: the shares stay.
+  /// Rank 0 only, with no other change and no trial under way: the shares stay.
   void try_out(const schedule::Turns& turns);
+  /// Rank 0 only: lost dedicated servers own nothing from the next version on, which comes as soon as no other is under way, and no
+  /// change waits for them.
+  void leave_out_lost();
 
  private:
   struct Measured {
@@ -106,9 +113,11 @@ class PlanChanges : core::Pinned {
   void ask_all(const wire::PlanAsk& ask, const std::vector<double>& weights);
   bool take_ask(const wire::PlanAsk& ask, const std::vector<double>& weights);
   void on_ask(const wire::PlanAsk& ask, std::vector<double> weights);
+  void after_change();
   void answer(std::uint32_t version, std::uint64_t first_unbound);
   void start_postponed();
-  void on_answer(int rank, std::uint64_t first_unbound);
+  void on_answer(int member, std::uint64_t first_unbound);
+  void look_at_answers();
   void on_switch(std::uint64_t first);
   void time(const OperationRun& run, bool succeeded);
   void on_times(int rank, const std::vector<double>& seconds);
@@ -147,12 +156,15 @@ class PlanChanges : core::Pinned {
   std::unique_ptr<schedule::RateFinder> finder_;
   std::map<std::uint64_t, std::map<int, Report>> reports_;  // by sequence, then rank
   std::map<int, std::uint64_t> answers_;
+  bool leaves_out_ = false;  // the newest version gives a lost server something
+  core::TimePoint leave_out_at_ = core::TimePoint::max();
   std::unique_ptr<schedule::TuningLadders> ladders_;
   std::unique_ptr<schedule::Tuner> tuner_;
   std::optional<schedule::Tuner::Round> round_;  // asked for, and not over
   std::map<int, std::vector<double>> times_;     // of it, by rank
   std::vector<schedule::Tuner::Sample> own_;     // of it, what its operations were
   int depth_ = 1;                                // collectives under way at a time, lately
+  bool servers_are_told_ = false;                // since the first trial
 };
 
 }  // namespace hybridps::worker

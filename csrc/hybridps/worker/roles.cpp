@@ -15,7 +15,8 @@ namespace hybridps::worker {
 const schedule::Topology& SpanView::topology() const noexcept { return run.group.info.topology; }
 
 int SpanView::agent_of(int node) const noexcept {
-  return plan.rail == schedule::kNoRail ? topology().agent(node, plan.owner) : topology().rail_rank(node, plan.rail);
+  if (plan.rail != schedule::kNoRail) return topology().rail_rank(node, plan.rail);
+  return topology().agent(node, plan.first_owner < 0 ? plan.owner : plan.first_owner);
 }
 
 std::size_t SpanView::bytes_of(std::uint32_t chunk) const noexcept {
@@ -165,6 +166,19 @@ transport::Buffer ResultMemory::lend(std::uint32_t chunk) const {
   return span_.worker.outbox().pool().lend(data, bytes, span_.run.operation.device_memory);
 }
 
+void ResultMemory::retain(std::vector<std::byte> memory) {
+  if (pieces_ == nullptr) return;
+  scratch_ = std::move(memory);
+  const std::size_t bytes = span_.plan.bytes;
+  if (const std::byte* const there = pieces_->contiguous(offset_, bytes)) {
+    scratch_.assign(there, there + bytes);
+  } else {
+    scratch_.resize(bytes);
+    pieces_->read(offset_, bytes, scratch_.data());
+  }
+  pieces_ = nullptr;
+}
+
 // --- Contributor -----------------------------------------------------------------------------------------------------
 
 Contributor::Contributor(const SpanView& span, const ResultMemory& memory, bool aggregate)
@@ -176,7 +190,10 @@ Contributor::Contributor(const SpanView& span, const ResultMemory& memory, bool 
                         : span.open_stream(this, span.plan.owner, wire::Stage::kPush,
                                            static_cast<std::uint32_t>(span.topology().my_node()))) {}
 
-Contributor::~Contributor() { span_.worker.outbox().cancel(*stream_); }
+Contributor::~Contributor() {
+  span_.worker.outbox().cancel(*stream_);
+  if (again_) span_.worker.outbox().cancel(*again_);
+}
 
 void Contributor::start() {
   for (std::uint32_t chunk = 0; chunk < span_.plan.chunks; ++chunk) span_.worker.outbox().offer(*stream_, chunk);
@@ -196,14 +213,35 @@ flow::Payload Contributor::payload(flow::Stream&, std::uint32_t chunk, std::size
 }
 
 void Contributor::on_sent(flow::Stream& stream, std::uint32_t) {
-  if (stream.all_sent()) span_.worker.part_done(span_.run);
+  if (&stream == again_.get() ? stream.sent() == expected_again_ : stream.all_sent())
+    span_.worker.part_done(span_.run);
+}
+
+void Contributor::push_again(const wire::ChunkId& id) {
+  flow::Outbox& outbox = span_.worker.outbox();
+  if (id.number >= span_.plan.chunks) return;
+  if (!stream_->is_sent(id.number)) {
+    outbox.granted(*stream_, id.number);
+    return;
+  }
+  if (!again_) {
+    again_ = span_.open_stream(this, span_.agent_of(span_.topology().my_node()), wire::Stage::kLocalPush,
+                               static_cast<std::uint32_t>(span_.topology().local_index(span_.me())));
+    again_->id.attempt = id.attempt;
+  } else if (again_->is_offered(id.number)) {
+    return;
+  } else if (again_->sent() == expected_again_) {
+    ++span_.run.pending;  // it was done, and is not any more
+  }
+  ++expected_again_;
+  outbox.granted(*again_, id.number);
+  outbox.offer(*again_, id.number);
 }
 
 // --- OwnerSum --------------------------------------------------------------------------------------------------------
 
-bool OwnerSum::start() {
+bool OwnerSum::start(const std::vector<std::uint8_t>* only) {
   const schedule::Topology& topology = span_.topology();
-  span_.run.pending += span_.plan.chunks;  // until each is summed
   memory_.allocate();
   const Operation& operation = span_.run.operation;
   server::Opening opening;
@@ -217,6 +255,10 @@ bool OwnerSum::start() {
   opening.owner = &span_.run;
   opening.codec = span_.codec();
   opening.priority = operation.priority;
+  if (only != nullptr)
+    for (const std::uint8_t is_wanted : *only) opening.done.push_back(is_wanted != 0 ? 0 : 1);
+  span_.run.pending +=  // until each is summed
+      only == nullptr ? span_.plan.chunks : static_cast<std::uint64_t>(std::count(only->begin(), only->end(), 1));
   if (operation.op == core::ReduceOp::kAvg && !core::is_floating(operation.dtype))
     opening.finish = {reduce::Finish::Kind::kDivideTruncate, 1.0, topology.size()};
   return span_.worker.server().open(span_.key(), opening);
@@ -238,13 +280,21 @@ void OwnerSum::on_complete(std::uint32_t chunk) {
   } else {
     // The own contribution as the other nodes' are: or the sum's bits would depend on who owns it. Here, not when it is
     // contributed: a large tensor's would all be encoded before anything is sent.
-    std::byte* const wire = span_.worker.scratch(span_.codec()->bytes_max(bytes));
-    span_.encode(chunk, server.own_contribution(span_.key(), chunk), span_.own_speaker(), wire);
-    span_.expand(wire, bytes, out);
-    server.replace_own(span_.key(), chunk, out);
+    if (coded_.erase(chunk) == 0) {
+      std::byte* const wire = span_.worker.scratch(span_.codec()->bytes_max(bytes));
+      span_.encode(chunk, server.own_contribution(span_.key(), chunk), span_.own_speaker(), wire);
+      span_.expand(wire, bytes, out);
+      server.replace_own(span_.key(), chunk, out);
+    }
     const core::TimePoint began = core::Clock::now();
     server.sum_into(span_.key(), chunk, out);
     span_.decoded_since(began);
+    // Of a dedicated server's span: the others get this chunk as values (mending.h), the same that its codec would have given.
+    if (span_.plan.attempt > 0) {
+      std::byte* const wire = span_.worker.scratch(span_.codec()->bytes_max(bytes));
+      span_.encode(chunk, out, /*speaker=*/0, wire);
+      span_.expand(wire, bytes, out);
+    }
   }
   if (core::is_outer(span_.run.operation.op) && bytes > 0) take_step(chunk, out, bytes);
   if (const auto found = bounces_.find(chunk); found != bounces_.end()) {
@@ -272,7 +322,8 @@ NodeSum::NodeSum(const SpanView& span, std::uint32_t locals, OwnerSum* owner)
       owner_(owner),
       stream_(owner != nullptr ? nullptr
                                : span.open_stream(this, span.plan.owner, wire::Stage::kPush,
-                                                  static_cast<std::uint32_t>(span.topology().my_node()))) {}
+                                                  static_cast<std::uint32_t>(span.topology().my_node()))),
+      expected_(span.plan.chunks) {}
 
 NodeSum::~NodeSum() {
   flow::GrantQueue& grants = span_.worker.local_grants();
@@ -331,8 +382,13 @@ void NodeSum::on_data(const wire::From& from, const wire::Data& data, flow::Deli
 }
 
 void NodeSum::on_collected(std::uint32_t chunk) {
+  if (owner_ == nullptr && stream_ == nullptr) return;  // it stands still
+  if (!is_needed(chunk)) {
+    drop(chunk);
+    return;
+  }
   if (owner_ == nullptr) {
-    span_.worker.outbox().offer(*stream_, chunk);
+    offer(chunk);
     return;
   }
   server::Server& server = span_.worker.server();
@@ -340,6 +396,15 @@ void NodeSum::on_collected(std::uint32_t chunk) {
   if (bytes == 0) {
     drop(chunk);
     server.contribute(span_.key(), chunk, nullptr);
+    return;
+  }
+  if (const auto coded = sent_.find(chunk); coded != sent_.end()) {
+    std::byte* const out = owner_->place(chunk);
+    span_.expand(coded->second.data(), bytes, out);
+    owner_->set_coded(chunk);
+    sent_.erase(coded);
+    drop(chunk);
+    server.contribute(span_.key(), chunk, out);
     return;
   }
   const std::byte* data = as_it_stands(chunk);
@@ -387,8 +452,9 @@ void NodeSum::combine(std::uint32_t chunk, std::byte* out) {
     finish = {reduce::Finish::Kind::kMultiply, 1.0 / span_.topology().size(), 1};
   reduce::combine(inputs, out, bytes / core::size_of(operation.dtype), operation.dtype, op, finish);
   // The node's inputs are used up: give the memory back, keep the entry for its budget.
-  if (local != nullptr)
-    for (flow::Delivery& payload : local->payloads) payload.reset();
+  if (local == nullptr) return;
+  for (flow::Delivery& payload : local->payloads) payload.reset();
+  local->used = true;
 }
 
 void NodeSum::drop(std::uint32_t chunk) {
@@ -404,10 +470,13 @@ std::size_t NodeSum::wire_bytes_max(std::size_t bytes) const noexcept {
   return codec == nullptr ? bytes : codec->bytes_max(bytes);
 }
 
-flow::Payload NodeSum::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
+flow::Payload NodeSum::payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) {
   transport::Buffer buffer = span_.worker.outbox().pool().allocate(wire_bytes_max(bytes));
   if (!buffer) return {};
-  if (span_.codec() != nullptr) {
+  if (const auto coded = sent_.find(chunk); coded != sent_.end()) {
+    bytes = coded->second.size();
+    std::copy(coded->second.begin(), coded->second.end(), buffer.data());
+  } else if (span_.codec() != nullptr) {
     const std::byte* values = as_it_stands(chunk);
     if (values == nullptr) {
       std::byte* const sum = span_.worker.scratch(bytes);
@@ -416,6 +485,9 @@ flow::Payload NodeSum::payload(flow::Stream&, std::uint32_t chunk, std::size_t b
       values = sum;
     }
     bytes = span_.encode(chunk, values, span_.own_speaker(), buffer.data());
+    const compress::Spec& spec = span_.run.group.info.codecs->spec();
+    if (span_.topology().is_dedicated(stream.id.span) && (spec.feedback || spec.momentum > 0))
+      sent_[chunk].assign(buffer.data(), buffer.data() + bytes);
   } else {
     combine(chunk, buffer.data());
   }
@@ -425,7 +497,73 @@ flow::Payload NodeSum::payload(flow::Stream&, std::uint32_t chunk, std::size_t b
 void NodeSum::on_sent(flow::Stream& stream, std::uint32_t chunk) {
   drop(chunk);
   if (is_paced()) span_.worker.pace_soon(span_.run);
-  if (stream.all_sent()) span_.worker.part_done(span_.run);
+  if (stream.sent() == expected_) span_.worker.part_done(span_.run);
+}
+
+void NodeSum::offer(std::uint32_t chunk) {
+  if (!stream_->is_offered(chunk)) span_.worker.outbox().offer(*stream_, chunk);
+}
+
+// What lies here stays: it may be asked for, or turn out not to be needed.
+void NodeSum::stand_still() {
+  flow::GrantQueue& grants = span_.worker.local_grants();
+  grants.remove(*this);
+  permitted_.clear();
+  std::uint32_t units = 0;
+  for (auto& [chunk, local] : chunks_) units += std::exchange(local.granted, false) ? 1 : 0;
+  if (stream_) {
+    span_.worker.outbox().cancel(*stream_);
+    if (stream_->sent() != expected_) span_.worker.part_done(span_.run);
+    stream_.reset();
+  }
+  needed_.assign(span_.plan.chunks, 0);
+  expected_ = 0;
+  wants_ = false;
+  for (; units > 0; --units) grants.give_back(grant_bytes());
+}
+
+void NodeSum::go_on(const std::vector<std::uint8_t>& chunks, OwnerSum* owner) {
+  std::vector<std::uint32_t> fresh;
+  for (std::uint32_t chunk = 0; chunk < span_.plan.chunks; ++chunk)
+    if (chunks[chunk] != 0 && std::exchange(needed_[chunk], 1) == 0) fresh.push_back(chunk);
+  if (fresh.empty()) return;
+  const auto count = static_cast<std::uint32_t>(fresh.size());
+  if (owner != nullptr) {
+    owner_ = owner;
+  } else if (!stream_) {
+    expected_ = count;
+    stream_ = span_.open_stream(this, span_.plan.owner, wire::Stage::kPush,
+                                static_cast<std::uint32_t>(span_.topology().my_node()));
+  } else {
+    if (stream_->sent() == expected_) ++span_.run.pending;  // it was done, and is not any more
+    expected_ += count;
+  }
+  const bool all_are_seen = span_.run.local_seen_count == locals_ - 1;
+  if (owner_ != nullptr && all_are_seen) span_.worker.server().local_seen(span_.key());
+  bool fetches = false;
+  std::vector<std::uint32_t> ready;
+  for (const std::uint32_t chunk : fresh) {
+    if (locals_ == 1) {
+      ready.push_back(chunk);
+      continue;
+    }
+    if (is_collected(chunk)) {
+      const auto found = chunks_.find(chunk);
+      if (sent_.count(chunk) > 0 || (found != chunks_.end() && !found->second.used)) {
+        ready.push_back(chunk);
+        continue;
+      }
+      if (found != chunks_.end()) chunks_.erase(found);  // holds no unit: it stood still
+      collected_[chunk] = 0;
+    }
+    fetches = true;
+  }
+  for (const std::uint32_t chunk : ready) on_collected(chunk);
+  if (fetches) {
+    announced_ = true;
+    wants_ = false;
+    if (all_are_seen) want_permits();
+  }
 }
 
 void NodeSum::on_permitted(flow::Stream& stream, std::uint32_t chunk) {
@@ -483,9 +621,9 @@ void NodeSum::want_permits() {
     span_.worker.server().local_announce(span_.key());
     return;
   }
-  if (std::exchange(wants_, true)) return;
+  if (stream_ == nullptr || std::exchange(wants_, true)) return;
   for (std::uint32_t chunk = 0; chunk < span_.plan.chunks; ++chunk)
-    if (!is_collected(chunk)) span_.worker.outbox().want(*stream_, chunk);
+    if (!is_collected(chunk) && is_needed(chunk)) span_.worker.outbox().want(*stream_, chunk);
 }
 
 // --- Results ---------------------------------------------------------------------------------------------------------
@@ -595,7 +733,8 @@ bool Consumer::on_data(const wire::Data& data, flow::Delivery payload) {
   const std::size_t bytes = span_.bytes_of(chunk);
   const observe::TraceSpan traced(span_.worker.outbox().trace(), observe::EventType::kCopy, 1, bytes,
                                   span_.run.sequence, span_.plan.id, chunk);
-  const compress::Codec* const codec = data.chunk.stage == wire::Stage::kResult ? span_.codec() : nullptr;
+  const bool is_coded = data.chunk.stage == wire::Stage::kResult && data.chunk.attempt == 0;
+  const compress::Codec* const codec = is_coded ? span_.codec() : nullptr;
   if (codec == nullptr || bytes == 0) {
     span_.run.output.write(at, bytes, payload.data());
     return true;
@@ -605,6 +744,11 @@ bool Consumer::on_data(const wire::Data& data, flow::Delivery payload) {
   span_.expand(payload.data(), bytes, to);
   if (there == nullptr) span_.run.output.write(at, bytes, to);
   return true;
+}
+
+bool Consumer::mark(std::uint32_t chunk) {
+  landed_.resize(span_.plan.chunks, 0);
+  return std::exchange(landed_[chunk], 1) == 0;
 }
 
 void Consumer::on_announce(const wire::From& from, const wire::Announce& announce) {

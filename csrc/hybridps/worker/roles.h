@@ -21,6 +21,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "hybridps/compress/codec.h"
@@ -83,6 +84,10 @@ class ResultMemory : core::Pinned {
   /// The chunk where it lies, which is a device's memory.
   transport::Buffer lend(std::uint32_t chunk) const;
   bool is_lent() const noexcept { return lent_; }
+  /// Copies it to `memory`: the caller's is not to be touched any more.
+  void retain(std::vector<std::byte> memory);
+  /// What was given to retain().
+  std::vector<std::byte> take_back() { return std::move(scratch_); }
 
  private:
   const SpanView& span_;
@@ -99,6 +104,8 @@ class Contributor final : public flow::Source, core::Pinned {
   ~Contributor() override;
   void start();
   flow::Stream& stream() noexcept { return *stream_; }
+  /// The agent asks for the chunk once more: what it made of it is lost with a dedicated server.
+  void push_again(const wire::ChunkId& chunk);
 
   flow::Payload payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
   void on_sent(flow::Stream& stream, std::uint32_t chunk) override;
@@ -109,17 +116,22 @@ class Contributor final : public flow::Source, core::Pinned {
   const ResultMemory& memory_;
   const bool aggregate_;
   const std::unique_ptr<flow::Stream> stream_;
+  std::unique_ptr<flow::Stream> again_;
+  std::uint32_t expected_again_ = 0;
 };
 
 class OwnerSum : core::Pinned {
  public:
   OwnerSum(const SpanView& span, ResultMemory& memory) : span_(span), memory_(memory) {}
-  /// False: contributions that came before disagree; the Server has said so.
-  bool start();
+  /// False: contributions that came before disagree; the Server has said so. `only`: by chunk, those that it is to sum, where
+  /// the results of others are had already.
+  bool start(const std::vector<std::uint8_t>* only = nullptr);
   /// Where the node's sum of the chunk is to be, until on_complete().
   std::byte* place(std::uint32_t chunk);
   /// From the Server: all contributions are there. Makes the sum.
   void on_complete(std::uint32_t chunk);
+  /// The node's sum in place() has been through the codec.
+  void set_coded(std::uint32_t chunk) { coded_.insert(chunk); }
 
  private:
   /// Makes of the chunk's sum what everybody gets (outer/state.h).
@@ -127,6 +139,7 @@ class OwnerSum : core::Pinned {
 
   const SpanView& span_;
   ResultMemory& memory_;
+  std::unordered_set<std::uint32_t> coded_;
   std::unordered_map<std::uint32_t, std::vector<std::byte>> bounces_;  // chunks that have no contiguous place
 };
 
@@ -146,13 +159,22 @@ class NodeSum final : public flow::Source, public flow::GrantQueue::Waiter, core
   void on_granted(std::uint32_t chunk);
 
   /// Its contributions are this rank's own, and go to another engine: Worker::pace() says how far they may run ahead.
-  bool is_paced() const noexcept { return owner_ == nullptr && locals_ == 1; }
+  bool is_paced() const noexcept { return owner_ == nullptr && locals_ == 1 && needed_.empty(); }
   /// The part of the own contributions that has left, 0..1.
   double part_pushed() const noexcept;
   /// Offers what lies within this part of the span.
   void push_up_to(double part);
-  /// Null on the owner.
+  /// Null on the owner, and while it stands still.
   flow::Stream* stream() noexcept { return stream_.get(); }
+
+  /// The owner, a dedicated server, is lost: nothing leaves until go_on().
+  void stand_still();
+  /// These chunks are to be summed, by the span's new owner: `owner`, or another engine. May come more than once there.
+  void go_on(const std::vector<std::uint8_t>& chunks, OwnerSum* owner);
+  /// The chunk's result is here: its contribution will not be asked for again.
+  void forget_sent(std::uint32_t chunk) {
+    if (!sent_.empty()) sent_.erase(chunk);
+  }
 
   std::size_t wire_bytes_max(std::size_t bytes) const noexcept override;
   flow::Payload payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
@@ -170,6 +192,7 @@ class NodeSum final : public flow::Source, public flow::GrantQueue::Waiter, core
     std::vector<double> premul;
     std::uint32_t count = 0;
     bool granted = false;  // holds a unit of Worker::local_grants()
+    bool used = false;     // the inputs have been added, and are gone
   };
 
   std::uint32_t own() const noexcept;
@@ -184,11 +207,19 @@ class NodeSum final : public flow::Source, public flow::GrantQueue::Waiter, core
   void want_permits();
   /// Grants the chunk to the local ranks that have not delivered it.
   void fetch(std::uint32_t chunk);
+  /// To one that is needed again or still.
+  bool is_needed(std::uint32_t chunk) const noexcept { return needed_.empty() || needed_[chunk] != 0; }
+  void offer(std::uint32_t chunk);
 
   const SpanView& span_;
   const std::uint32_t locals_;
-  OwnerSum* const owner_;
-  const std::unique_ptr<flow::Stream> stream_;
+  OwnerSum* owner_;
+  std::unique_ptr<flow::Stream> stream_;
+  std::uint32_t expected_ = 0;          // chunks that the stream is to send
+  std::vector<std::uint8_t> needed_;    // per chunk, once the first owner is lost; empty: all are
+  /// What was sent to a dedicated server and cannot be made again with the same bits, until the result is here: contributions
+  /// from which something was left out, which is remembered.
+  std::unordered_map<std::uint32_t, std::vector<std::byte>> sent_;
   std::uint32_t offered_ = 0;  // paced: chunks before it were offered
   std::unordered_map<std::uint32_t, Chunk> chunks_;
   std::vector<std::uint8_t> collected_;  // per chunk: all local contributions have come
@@ -239,6 +270,9 @@ class Consumer : core::Pinned {
   bool on_data(const wire::Data& data, flow::Delivery payload);
   /// Grants it: this rank has started the operation, what comes goes straight into its output.
   void on_announce(const wire::From& from, const wire::Announce& announce);
+  bool has_landed(std::uint32_t chunk) const noexcept { return !landed_.empty() && landed_[chunk] != 0; }
+  /// It has come some other way. False: it was here.
+  bool mark(std::uint32_t chunk);
 
  private:
   const SpanView& span_;

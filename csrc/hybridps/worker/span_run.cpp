@@ -14,6 +14,7 @@ bool SpanRun::start() {
   const int me = span_.me();
   const bool aggregate = plan_.source == schedule::kAll;
   const bool owns = plan_.owner == me;
+  expect_known();
   results_.emplace(span_, memory_);
   if ((plan_.sink == schedule::kAll || plan_.sink == me) && plan_.source != me && !(aggregate && owns)) {
     consumer_.emplace(span_);
@@ -57,7 +58,7 @@ void SpanRun::copy_own() {
 
 bool SpanRun::fits(const wire::ChunkId& id, const flow::Delivery& payload) const {
   const std::size_t bytes = span_.bytes_of(id.number);
-  const compress::Codec* const codec = id.stage == wire::Stage::kResult ? span_.codec() : nullptr;
+  const compress::Codec* const codec = id.stage == wire::Stage::kResult && id.attempt == 0 ? span_.codec() : nullptr;
   return codec == nullptr || bytes == 0 ? payload.bytes() == bytes
                                         : codec->fits(payload.data(), payload.bytes(), bytes);
 }
@@ -74,14 +75,34 @@ void SpanRun::on_data(const wire::From& from, const wire::Data& data, flow::Deli
   } else if (!consumer_) {
     span_.refuse("a result", from);
   } else if (consumer_->on_data(data, std::move(payload))) {
-    result_ready(id.number);
-    span_.worker.part_done(span_.run);
+    landed(id.number);
   }
+}
+
+void SpanRun::landed(std::uint32_t chunk) {
+  if (node_) node_->forget_sent(chunk);
+  result_ready(chunk);
+  if (mending_) {
+    mending_->on_obtained(chunk);
+  } else if (chunks_done_ == plan_.chunks && span_.topology().is_dedicated(plan_.owner)) {
+    if (span_.agent_of(span_.topology().my_node()) == span_.me() || plan_.sink == span_.me())
+      span_.run.group.lost_servers->landed(plan_.owner, span_.run.sequence,
+                                           /*waits=*/plan_.sink != schedule::kAll || !span_.worker.may_retain(span_.run));
+    if (plan_.sink == span_.me()) on_known();  // nobody else waits for results
+  }
+  span_.worker.part_done(span_.run);
 }
 
 void SpanRun::on_complete(std::uint32_t chunk) {
   owner_->on_complete(chunk);
-  result_ready(chunk);
+  if (mending_) {
+    if (consumer_ && consumer_->mark(chunk))
+      landed(chunk);
+    else
+      mending_->on_obtained(chunk);
+  } else {
+    result_ready(chunk);
+  }
   span_.worker.part_done(span_.run);
 }
 
@@ -106,8 +127,12 @@ void SpanRun::on_announce(const wire::From& from, const wire::Announce& announce
 
 void SpanRun::on_grant(core::EngineId peer, const wire::Grant& grant) {
   flow::Stream* const stream = push();
-  if (stream != nullptr && stream->peer == peer && stream->id.stage == grant.chunk.stage)
+  if (contributor_ && stream->id.stage == grant.chunk.stage && grant.chunk.attempt > stream->id.attempt)
+    contributor_->push_again(grant.chunk);
+  else if (stream != nullptr && stream->peer == peer && stream->id.stage == grant.chunk.stage)
     span_.worker.outbox().granted(*stream, grant.chunk.number);
+  else if (mending_ && mending_->on_grant(peer, grant))
+    return;
   else if (results_)
     results_->on_grant(peer, grant);
 }
@@ -117,9 +142,84 @@ flow::Stream* SpanRun::push() noexcept {
   return node_ ? node_->stream() : nullptr;
 }
 
+// --- a dedicated server's span ---------------------------------------------------------------------------------------
+
+// Who has inputs or results of it keeps them until all have the results. Of a reduce the root has nothing that others need.
+void SpanRun::expect_known() {
+  const schedule::Topology& topology = span_.topology();
+  if (!topology.is_dedicated(plan_.owner)) return;
+  const bool acts = span_.agent_of(topology.my_node()) == span_.me();
+  waits_known_ = plan_.sink == schedule::kAll ? acts : plan_.sink != span_.me();
+  if (!waits_known_) return;
+  ++span_.run.pending;
+  ++span_.run.awaits_known;
+}
+
+void SpanRun::on_known() {
+  if (std::exchange(is_known_, true)) return;
+  const schedule::Topology& topology = span_.topology();
+  if (plan_.sink != schedule::kAll && span_.agent_of(topology.my_node()) == span_.me()) {
+    const worker::GroupState& group = span_.run.group;
+    const int server = plan_.first_owner < 0 ? plan_.owner : plan_.first_owner;
+    const wire::Mend known =
+        wire::mends_of(wire::Mend::What::kKnown, static_cast<std::uint32_t>(server), {span_.run.sequence}).front();
+    for (const int rank : topology.ranks_of(topology.my_node()))
+      if (rank != span_.me() && rank != plan_.sink)
+        span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(rank)], group.message(known));
+  }
+  if (!std::exchange(waits_known_, false)) return;
+  --span_.run.awaits_known;
+  span_.worker.part_done(span_.run);
+}
+
+void SpanRun::lose_owner() {
+  if (mending_ || is_known_) return;
+  const schedule::Topology& topology = span_.topology();
+  const bool acts = span_.agent_of(topology.my_node()) == span_.me();
+  if (!acts && plan_.sink != span_.me()) return;  // its node's agent sees to it
+  // One of those that acted for their nodes: they have the most of it. Not the same one each time.
+  const auto turn = static_cast<int>((span_.run.sequence + static_cast<std::uint64_t>(plan_.owner)) %
+                                     static_cast<std::uint64_t>(topology.nodes()));
+  const int heir = span_.agent_of(plan_.sink == schedule::kAll ? turn : topology.node_of(plan_.sink));
+  plan_.first_owner = plan_.owner;
+  plan_.owner = heir;
+  ++plan_.attempt;
+  if (node_) node_->stand_still();
+  span_.worker.pace_soon(span_.run);  // others may have waited for it
+  mending_.emplace(*this, span_, memory_);
+  mending_->start();
+}
+
+void SpanRun::on_mend(int from, const wire::Mend& mend) {
+  using What = wire::Mend::What;
+  if (mending_) {
+    mending_->on_message(from, mend);
+  } else if (is_known_ && (mend.what == What::kHeld || mend.what == What::kAsk)) {
+    const worker::GroupState& group = span_.run.group;
+    const wire::Mend answer{mend.what == What::kHeld ? What::kMended : What::kOver, mend.server, mend.sequence};
+    span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(from)], group.message(answer));
+  }
+}
+
+void SpanRun::push_again(const ChunkSet& chunks) {
+  // What was retained is all of it: nobody lacks what only its inputs could give.
+  if (node_ && !owner_ && !span_.run.is_retained) node_->go_on(chunks, nullptr);
+}
+
+bool SpanRun::become_owner(const ChunkSet& chunks) {
+  owner_.emplace(span_, memory_);
+  if (!owner_->start(&chunks)) return false;
+  node_->go_on(chunks, &*owner_);
+  return true;
+}
+
+void SpanRun::cannot_be_mended() {
+  span_.worker.on_unmendable(span_.run, plan_.first_owner);
+}
+
 bool SpanRun::waits_for_owner() noexcept {
   const flow::Stream* const stream = push();
-  return (consumer_ && chunks_done_ != plan_.chunks) || (stream != nullptr && !stream->all_sent());
+  return (consumer_ && chunks_done_ != plan_.chunks) || (stream != nullptr && !stream->all_sent()) || waits_known_;
 }
 
 }  // namespace hybridps::worker

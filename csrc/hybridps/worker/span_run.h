@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "hybridps/worker/mending.h"
 #include "hybridps/worker/roles.h"
 
 namespace hybridps::worker {
@@ -29,6 +30,30 @@ class SpanRun : core::Pinned {
   /// From the Server: the chunk may be fetched from this node's ranks.
   void on_granted(std::uint32_t chunk);
 
+  // A dedicated server's span (mending.h).
+  /// The server is lost: the span goes on with another owner.
+  void lose_owner();
+  void on_mend(int from, const wire::Mend& mend);
+  /// All results are known to be everywhere, or to be had from the heir.
+  void on_known();
+  /// The server, or of a reduce the node's agent, has said so.
+  void on_known_everywhere() {
+    if (!mending_) on_known();
+  }
+  bool has_landed(std::uint32_t chunk) const noexcept { return consumer_ && consumer_->has_landed(chunk); }
+  bool consumes() const noexcept { return consumer_.has_value(); }
+  /// This node's contributions to these chunks go to the heir.
+  void push_again(const ChunkSet& chunks);
+  /// This rank is the heir, and sums these chunks. False: contributions that came before disagree.
+  bool become_owner(const ChunkSet& chunks);
+  void cannot_be_mended();
+  /// Not over before it is known that all have the results.
+  bool waits_known() const noexcept { return waits_known_; }
+  /// That may be waited for with a copy of them.
+  bool is_retainable() const noexcept { return plan_.sink == schedule::kAll && !mending_; }
+  void retain(std::vector<std::byte> memory) { memory_.retain(std::move(memory)); }
+  std::vector<std::byte> take_back() { return memory_.take_back(); }
+
   const schedule::Span& plan() const noexcept { return plan_; }
   /// The agent's, if its contributions keep pace with those to other owners (Worker::pace()); else null.
   NodeSum* paced() noexcept { return node_ && node_->is_paced() ? &*node_ : nullptr; }
@@ -44,7 +69,10 @@ class SpanRun : core::Pinned {
   /// What this rank sends towards the owner; null: nothing.
   flow::Stream* push() noexcept;
 
-  const schedule::Span plan_;
+  void landed(std::uint32_t chunk);
+  void expect_known();
+
+  schedule::Span plan_;
   const SpanView span_;
   ResultMemory memory_;
   std::optional<Results> results_;
@@ -53,6 +81,9 @@ class SpanRun : core::Pinned {
   std::optional<NodeSum> node_;
   std::optional<Consumer> consumer_;
   std::uint32_t chunks_done_ = 0;
+  bool waits_known_ = false;  // a part of the operation that is pending
+  bool is_known_ = false;
+  std::optional<Mending> mending_;
 };
 
 }  // namespace hybridps::worker

@@ -124,6 +124,7 @@ void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell)
       if (outbox_.is_open(engine)) outbox_.send_text(engine, group.message(verdict), cause.message());
   while (!group.running.empty()) finish(*group.running.begin()->second, cause);
   for (OperationRun* run : group.p2p->active()) finish(*run, cause);
+  drop_retained(group);
   group.early.clear();
   group.p2p->drop_unmatched();
   server_.close_group(group.info.uid);
@@ -165,6 +166,13 @@ void Worker::on_mismatch(const server::OperationKey& key, const server::Call& ou
   events_.push_back({nullptr, key.uid, core::Status(core::Code::kMismatch, std::move(what))});
 }
 
+void Worker::on_unmendable(const OperationRun& run, int server) {
+  const GroupInfo& info = run.group.info;
+  events_.push_back({nullptr, info.uid,
+                     core::Status(core::Code::kPeerDead, info.member_text(server) + " is gone, and a rank that had a part of operation " +
+                                                             std::to_string(run.sequence) + " has given it up")});
+}
+
 void Worker::on_bad_message(const server::OperationKey& key, std::string what) {
   what = "operation " + std::to_string(key.sequence) + " received " + what;
   events_.push_back({nullptr, key.uid, core::Status(core::Code::kMismatch, std::move(what))});
@@ -197,6 +205,9 @@ void Worker::on_verdict(GroupState& group, const wire::From& from, const wire::V
     fail_group(group, status, /*tell=*/false);
     return;
   }
+  // It is over everywhere: with what it retained nobody can be helped.
+  if (const auto retained = group.retained.find(verdict.sequence); retained != group.retained.end())
+    drop_retained(*retained->second);
   if (group.over.contains(verdict.sequence)) return;
   if (const auto found = group.running.find(verdict.sequence); found != group.running.end())
     finish(*found->second, status);
@@ -208,8 +219,11 @@ void Worker::on_verdict(GroupState& group, const wire::From& from, const wire::V
 
 void Worker::probe(OperationRun& run, core::TimePoint now) {
   run.probed_at = run.group.asked_at = now;
-  // Dedicated servers hear of failures only: they have no calls of their own to compare.
+  // Dedicated servers have no calls of their own to compare; whether they live is asked of those that owe something.
   tell_members(run.group, wire::Probe{run.sequence, run.signature}, {}, /*servers=*/false);
+  for (const auto& span : run.spans)
+    if (run.group.info.topology.is_dedicated(span->plan().owner) && span->waits_for_owner())
+      host_.send_control(run.group.info.engines[static_cast<std::size_t>(span->plan().owner)], {{}, 0, wire::Ping{}}, {});
 }
 
 bool Worker::contradicts_finished(const GroupState& group, std::uint64_t sequence, const server::Call& theirs) {
@@ -413,6 +427,10 @@ void Worker::on_peer_dead(core::EngineId peer, const core::Status& cause, const 
     GroupState& group = *groups_[uid];
     const auto at = std::find(group.info.engines.begin(), group.info.engines.end(), peer);
     const auto rank = static_cast<int>(at - group.info.engines.begin());
+    if (group.info.topology.is_dedicated(rank)) {
+      group.lost_servers->report(rank, cause);
+      continue;
+    }
     // Who has the answer to its goodbye may go before we have ours: that is no failure to tell anyone about.
     const bool only_goodbye =
         group.leaving &&

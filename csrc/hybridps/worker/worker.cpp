@@ -13,6 +13,9 @@
 namespace hybridps::worker {
 namespace {
 
+// Operations that end with few others under way need no more.
+constexpr std::size_t kSpareCopiesMax = 16;
+
 bool is_barrier(schedule::Kind kind) { return kind == schedule::Kind::kBarrier || kind == schedule::Kind::kGoodbye; }
 
 /// Owners' operations keep the shares that the group was made with: what an owner keeps of a span stays there.
@@ -79,6 +82,7 @@ GroupState& Worker::open_group(GroupInfo info) {
   auto state = std::make_unique<GroupState>(std::move(info));
   state->p2p = std::make_unique<PointToPoint>(*this, *state);
   state->plans = std::make_unique<PlanChanges>(*this, *state, options_.find_rates, options_.tune);
+  state->lost_servers = std::make_unique<LostServers>(*this, *state);
   state->heard.assign(state->info.engines.size(), 0);
   state->known.resize(static_cast<std::size_t>(state->info.topology.size()));
   return *(groups_[uid] = std::move(state));
@@ -98,6 +102,7 @@ void Worker::close_group(core::GroupUid uid) {
   fail_group(group, core::Status(core::Code::kAborted, "the group was destroyed while the operation was pending"),
              /*tell=*/false);
   server_.close_group(uid);
+  drop_retained(group);
   groups_.erase(found);
 }
 
@@ -136,6 +141,7 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
   }
   run->signature = signature_of(o, run->input, run->output);
   if (o.kind == schedule::Kind::kGoodbye) group.leaving = true;
+  if (core::is_outer(o.op)) group.steps = true;
   group.submitted = std::max(group.submitted, sequence + 1);
   group.reserved.erase(sequence);
   OperationRun& r = *run;
@@ -274,6 +280,7 @@ void Worker::launch(OperationRun& run, const std::vector<schedule::Span>& plan) 
   // reach them.
   for (std::size_t i = 0; i < run.spans.size() && run.started; ++i) run.started = run.spans[i]->start();
   if (run.started) {
+    run.group.lost_servers->on_launched(run);
     std::size_t paced = 0;
     std::uint32_t chunks = 1;
     for (const auto& span : run.spans) {
@@ -304,7 +311,11 @@ void Worker::pace_soon(OperationRun& run) {
 
 void Worker::part_done(OperationRun& run) {
   assert(run.pending > 0);
-  if (--run.pending > 0) return;
+  if (--run.pending > run.awaits_known || run.is_done) return;
+  if (run.pending > 0 && !may_leave(run)) {
+    if (!run.is_retained) run.group.lost_servers->say_landed();  // it waits
+    return;
+  }
   run.is_done = true;
   events_.push_back({&run, {}, {}});
 }
@@ -316,6 +327,14 @@ std::size_t Worker::settle_events() {
     events_.pop_front();
     if (OperationRun* run = event.done) {
       run->is_done = false;
+      if (run->is_retained) {
+        if (run->pending == 0) drop_retained(*run);
+        continue;
+      }
+      if (run->pending > 0 && !may_leave(*run)) {  // its server has been lost meanwhile, or there is no room any more
+        run->group.lost_servers->say_landed();
+        continue;
+      }
       const bool received = run->operation.kind == schedule::Kind::kPointToPoint && !run->operation.sending;
       finish(*run, core::Status::ok(), received ? run->operation.peer : -1);
     } else if (GroupState* group = find(event.uid)) {
@@ -325,6 +344,34 @@ std::size_t Worker::settle_events() {
   return work;
 }
 
+bool Worker::may_leave(const OperationRun& run) const noexcept {
+  return !run.is_retained && run.pending == run.awaits_known && may_retain(run);
+}
+
+bool Worker::may_retain(const OperationRun& run) const noexcept {
+  std::uint64_t bytes = 0;
+  for (const auto& span : run.spans) {
+    if (!span->waits_known()) continue;
+    if (!span->is_retainable()) return false;
+    bytes += span->plan().bytes;
+  }
+  return bytes <= options_.retained_bytes && run.group.retained_bytes + bytes <= options_.retained_bytes_max;
+}
+
+void Worker::drop_retained(OperationRun& run) {
+  GroupState& group = run.group;
+  if (run.is_done) std::erase_if(events_, [&](const Event& event) { return event.done == &run; });
+  if (run.pace_due) std::erase(pacing_, &run);
+  group.retained_bytes -= run.retained_bytes;
+  for (const auto& span : run.spans)
+    if (group.spare_copies.size() < kSpareCopiesMax) group.spare_copies.push_back(span->take_back());
+  group.retained.erase(run.sequence);
+}
+
+void Worker::drop_retained(GroupState& group) {
+  while (!group.retained.empty()) drop_retained(*group.retained.begin()->second);
+}
+
 void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   GroupState& group = run.group;
   const bool p2p = run.operation.kind == schedule::Kind::kPointToPoint;
@@ -332,10 +379,25 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   trace(run);
   if (!status.is_ok()) status = in_full(run, status);
   if (run.is_done) std::erase_if(events_, [&](const Event& event) { return event.done == &run; });
-  run.spans.clear();
+  if (status.is_ok() && run.awaits_known > 0) {
+    run.is_retained = true;
+    std::erase_if(run.spans, [](const auto& span) { return !span->waits_known(); });
+    for (const auto& span : run.spans) {
+      std::vector<std::byte> memory;
+      if (!group.spare_copies.empty()) {
+        memory = std::move(group.spare_copies.back());
+        group.spare_copies.pop_back();
+      }
+      span->retain(std::move(memory));
+      run.retained_bytes += span->plan().bytes;
+    }
+    group.retained_bytes += run.retained_bytes;
+  } else {
+    run.spans.clear();
+  }
   run.operation.device_memory.reset();
   (void)core::check(tracked_.erase(&run) == 1, "an operation that ends was tracked");
-  if (run.pace_due) std::erase(pacing_, &run);
+  if (std::exchange(run.pace_due, false)) std::erase(pacing_, &run);
   if (run.expiry) deadlines_.erase(*std::exchange(run.expiry, {}));
   if (!p2p) {
     server_.close(server::OperationKey{group.info.uid, run.sequence});
@@ -354,11 +416,18 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   if (run.operation.timed && outcome.status.is_ok()) run.operation.timed->end(core::Clock::now(), run.codec_time);
   host_.send_now();
   if (run.done) run.done(outcome);
-  if (p2p)
+  if (p2p) {
     group.p2p->remove(run);
-  else if (const auto ended = group.running.find(run.sequence); core::check(
-               ended != group.running.end() && ended->second.get() == &run, "a collective that ends was running"))
-    group.running.erase(ended);
+  } else if (const auto ended = group.running.find(run.sequence); core::check(
+                 ended != group.running.end() && ended->second.get() == &run, "a collective that ends was running")) {
+    if (run.is_retained) {
+      run.done = {};
+      run.operation.timed.reset();
+      group.retained.insert(group.running.extract(ended));
+    } else {
+      group.running.erase(ended);
+    }
+  }
 }
 
 void Worker::start_barriers(GroupState& group) {
@@ -390,7 +459,9 @@ void Worker::handle(GroupState& group, const wire::Message& message, flow::Deliv
     return;
   }
   const bool works = group.status.is_ok();
-  if (message.is_point_to_point()) {
+  if (group.lost_servers->contains(static_cast<int>(from.sender_rank))) {
+    return;  // it has been left out, and may not know
+  } else if (message.is_point_to_point()) {
     if (works) group.p2p->on_message(message, std::move(payload));
   } else if (const auto* verdict = message.as<wire::Verdict>()) {
     on_verdict(group, from, *verdict, payload);
@@ -400,6 +471,8 @@ void Worker::handle(GroupState& group, const wire::Message& message, flow::Deliv
     on_probe_reply(group, from, *reply);
   } else if (const wire::ChunkId* chunk = message.chunk()) {
     if (works) on_chunk(group, message, *chunk, std::move(payload));
+  } else if (message.as<wire::Mend>() != nullptr) {
+    if (works) group.lost_servers->on_message(message, std::move(payload));
   } else if (works) {
     group.plans->on_message(message, payload);
   }
@@ -412,6 +485,12 @@ void Worker::on_chunk(GroupState& group, const wire::Message& message, const wir
   const bool is_news = heard <= chunk.sequence;
   if (is_news) heard = chunk.sequence + 1;
   if (group.over.contains(chunk.sequence)) {
+    if (const auto retained = group.retained.find(chunk.sequence);
+        retained != group.retained.end() && message.as<wire::Grant>() != nullptr &&
+        retained->second->find(chunk.span) != nullptr) {  // of what it serves to others
+      dispatch(*retained->second, message, {});
+      return;
+    }
     contradicts_finished(group, chunk.sequence, call_of(from, chunk.signature));
     return;
   }
@@ -442,6 +521,10 @@ void Worker::on_chunk(GroupState& group, const wire::Message& message, const wir
 }
 
 void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Delivery payload) {
+  if (const auto* mend = message.as<wire::Mend>()) {
+    if (SpanRun* span = run.find(mend->server)) span->on_mend(static_cast<int>(message.from.sender_rank), *mend);
+    return;
+  }
   const wire::ChunkId& chunk = *message.chunk();
   const wire::From& from = message.from;
   if (chunk.signature != run.signature) {
@@ -462,8 +545,10 @@ void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Del
                        " that this rank has no part in");
     return;
   }
-  if (chunk.attempt < span->plan().attempt) return;  // it has another owner since
-  if (chunk.attempt > span->plan().attempt) {
+  // What stays inside a node is the same whoever the owner is.
+  const bool is_local = chunk.stage == wire::Stage::kLocalPush || chunk.stage == wire::Stage::kLocalResult;
+  if (!is_local && chunk.attempt < span->plan().attempt) return;  // it has another owner since
+  if (!is_local && chunk.attempt > span->plan().attempt) {
     on_bad_message(server::OperationKey{run.group.info.uid, run.sequence},
                    "a message of rank " + std::to_string(from.sender_rank) + " of attempt " +
                        std::to_string(chunk.attempt) + " at span " + std::to_string(chunk.span) + ", which is at " +
@@ -494,7 +579,7 @@ std::size_t Worker::tick(core::TimePoint now) {
   }
   for (const auto& [uid, group] : groups_) {
     if (!group->barriers.empty()) start_barriers(*group);
-    work += group->plans->tick(now);
+    work += group->plans->tick(now) + group->lost_servers->tick(now);
   }
   work += settle();  // what is done is not late
   while (!deadlines_.empty() && deadlines_.begin()->first.first <= now) {
@@ -523,10 +608,9 @@ core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
   if (!events_.empty()) return now;
   core::TimePoint due = core::TimePoint::max();
   if (!deadlines_.empty()) due = deadlines_.begin()->first.first;
-  if (!tracked_.empty()) {
-    due = std::min(due, std::max(next_watch_, now + kWatchEvery));
-    for (const auto& [uid, group] : groups_) due = std::min(due, group->plans->next_due());
-  }
+  if (!tracked_.empty()) due = std::min(due, std::max(next_watch_, now + kWatchEvery));
+  for (const auto& [uid, group] : groups_)
+    due = std::min({due, group->plans->next_due(), group->lost_servers->next_due()});
   return due;
 }
 

@@ -49,6 +49,9 @@ class Host {
   virtual void send_now() = 0;
   /// Payload that has crossed this process's network card, in the direction that has more.
   virtual std::uint64_t bytes_through_card() const = 0;
+  /// The group goes on without this dedicated server, whatever it looks like from here: its connections are to be closed, and
+  /// on_peer_dead() is to be called for it.
+  virtual void on_server_lost(core::EngineId server, const std::string& why) = 0;
   /// From now on the group's nodes own other shares.
   virtual void on_shares(core::GroupUid uid, const schedule::Topology& topology) = 0;
   /// What of it concerns more than one operation: windows of the group's peers, connections, waiting.
@@ -63,6 +66,10 @@ struct WorkerOptions {
   std::size_t early_messages_max = std::size_t{1} << 20;
   bool find_rates = true;
   bool tune = false;
+  /// Results of a dedicated server's spans that an operation may leave behind, copied, so that it need not wait until all
+  /// members have them: the most of one, and of all of a group. 0: all wait.
+  std::uint64_t retained_bytes = std::uint64_t{256} << 10;
+  std::uint64_t retained_bytes_max = std::uint64_t{8} << 20;
 };
 
 /// What codecs have done. Bytes of elements, and of those on the wire.
@@ -149,6 +156,13 @@ class Worker final : public server::Listener, core::Pinned {
   void part_done(OperationRun& run);
   /// Ends it, now: not from inside a call into one of its roles.
   void finish(OperationRun& run, core::Status status, int source_rank = -1);
+  /// All that `run` still waits for is to know that everybody has its results, and these are few enough to be copied.
+  bool may_leave(const OperationRun& run) const noexcept;
+  /// These are few, and the group has room for them.
+  bool may_retain(const OperationRun& run) const noexcept;
+  /// What it has retained is not needed any more.
+  void drop_retained(OperationRun& run);
+  void drop_retained(GroupState& group);
   /// `run` failed here first: tells the members, then fails it.
   void fail(OperationRun& run, core::Status cause);
   void mismatch(const OperationRun& run, const server::Call& theirs);
@@ -156,6 +170,8 @@ class Worker final : public server::Listener, core::Pinned {
   void on_group_fault(const GroupState& group, core::Status verdict) {
     events_.push_back({nullptr, group.info.uid, std::move(verdict)});
   }
+  /// What a lost dedicated server held of it cannot be had again.
+  void on_unmendable(const OperationRun& run, int server);
   void settle_owed(OperationRun& run, const std::vector<schedule::Span>& plan);
   /// Registers and starts a run whose spans are made by `plan`.
   void launch(OperationRun& run, const std::vector<schedule::Span>& plan);

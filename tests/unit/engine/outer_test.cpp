@@ -53,7 +53,7 @@ struct Job {
       });
     }
     ++sequence;
-    REQUIRE(cluster.run_until([&] { return done == cluster.size(); }));
+    REQUIRE(cluster.run_until([&] { return done == cluster.size(); }, idle_rounds));
     return error;
   }
 
@@ -78,6 +78,7 @@ struct Job {
   Cluster cluster;
   core::GroupUid uid;
   std::uint64_t sequence = 0;
+  int idle_rounds = 20000;
 };
 
 ClusterOptions layout(std::vector<int> node_of, std::vector<double> servers = {}) {
@@ -211,4 +212,75 @@ TEST_CASE("engine/outer: a dedicated server without memory for the momentum fail
   INFO(error);
   CHECK(error.find("a dedicated server has no memory for the outer optimizer's momentum") != std::string::npos);
   CHECK(error.find("of 1000 bytes for it 0 are used") != std::string::npos);
+}
+
+// An heir has no momentum: what it made of the sum would be wrong, and nobody would know.
+TEST_CASE("engine/outer: a dedicated server that dies or leaves fails the group and no rank gets a wrong step",
+          "[engine][fast]") {
+  constexpr std::size_t kCount = 6000;
+  std::vector<std::vector<float>> right;
+  Job undisturbed(layout({0, 1, 1, 2}, {2}));
+  for (std::uint64_t round = 0; round < 3; ++round) right.push_back(undisturbed.step(round, kCount, {}));
+  int failed_in_a_step = 0;
+  for (int after = 0; after < 160; after += 4) {
+    for (const bool leaves : {false, true}) {
+      INFO(after << " rounds of progress into the third step, " << (leaves ? "told to go" : "killed"));
+      Job job(layout({0, 1, 1, 2}, {2}));
+      for (std::uint64_t round = 0; round < 2; ++round) REQUIRE(job.step(round, kCount, {}) == right[round]);
+      std::vector<std::vector<float>> data;
+      std::vector<std::string> errors(4, "none");
+      for (int r = 0; r < 4; ++r) data.push_back(floats(r, 2, kCount));
+      int done = 0;
+      const auto submit = [&](int r, ReduceOp op) {
+        worker::Operation o;
+        o.kind = schedule::Kind::kAllReduce;
+        o.dtype = core::DType::kFloat32;
+        o.op = op;
+        o.tensor = 1;
+        o.rate = 0.7F;
+        o.momentum = 0.9F;
+        auto& values = data[static_cast<std::size_t>(r)];
+        o.output = {worker::Piece{reinterpret_cast<std::byte*>(values.data()), values.size() * sizeof(float)}};
+        job.cluster.submit(job.uid, r, o, job.sequence, [&, r](const worker::Outcome& outcome) {
+          ++done;
+          errors[static_cast<std::size_t>(r)] = outcome.status.message();
+        });
+      };
+      for (int r = 0; r < 4; ++r) submit(r, ReduceOp::kNesterovStep);
+      for (int round = 0; round < after; ++round) job.cluster.progress();
+      if (leaves)
+        job.cluster.at(4).dedicated().leave_all(core::Status(core::Code::kAborted, "it was stopped"));
+      else
+        job.cluster.kill(4);
+      REQUIRE(job.cluster.run_until([&] { return done == 4; }, 100000000));
+      for (std::size_t r = 0; r < 4; ++r) {
+        if (errors[r].empty()) REQUIRE(data[r] == right[2]);
+        failed_in_a_step += errors[r].empty() ? 0 : 1;
+        if (!errors[r].empty()) {
+          CHECK(errors[r].find("the dedicated server host4 is gone: ") != std::string::npos);
+          CHECK(errors[r].find("outer optimizer's state (LocalSteps), which is lost") != std::string::npos);
+        }
+      }
+      // Nor does any later operation, of whatever kind.
+      ++job.sequence;
+      done = 0;
+      errors.assign(4, "none");
+      for (int r = 0; r < 4; ++r) submit(r, ReduceOp::kSum);
+      REQUIRE(job.cluster.run_until([&] { return done == 4; }, 100000000));
+      for (const std::string& error : errors) CHECK(error.find("which is lost") != std::string::npos);
+    }
+  }
+  CHECK(failed_in_a_step > 30);
+}
+
+TEST_CASE("engine/outer: a step whose server was lost before says so, and sums go on until then", "[engine][fast]") {
+  Job job(layout({0, 1, 2}, {2}));
+  job.idle_rounds = 100000000;  // until a broken connection is a verdict
+  job.cluster.kill(3);
+  std::vector<std::vector<float>> data(3, std::vector<float>(6000, 1.0F));
+  REQUIRE(job.run([](int) { return Call{ReduceOp::kSum, 0, 0.0F, 0.0F}; }, data) == "");
+  REQUIRE(data[0] == std::vector<float>(6000, 3.0F));
+  const std::string error = job.run([](int) { return Call{}; }, data);
+  INFO(error);
+  CHECK(error.find("the dedicated server host3 is gone: before this operation was issued") != std::string::npos);
 }

@@ -161,14 +161,25 @@ TEST_CASE("worker/plan_changes: results are right while settings take turns unde
         return tuning;
       };
       int proposed = 0;
+      // Of an even seed a server dies, which has then perhaps not answered what is asked.
+      const int victim = ranks + static_cast<int>(seed / 2 % 2);
+      bool kills = !servers.empty() && seed % 2 == 0;
       // Also while what was proposed before is not over, and before all have heard of it.
       const bool finished = cluster.run_until([&] {
         if (random() % 3 == 0) submit_some();
+        if (kills && proposed >= 4 && (plans(0).is_frozen() || proposed >= 8)) {
+          kills = false;
+          cluster.kill(victim);
+          // A broken connection tells so; whoever has something to send finds it for itself.
+          cluster.at(1).worker().find(uid)->lost_servers->report(victim, core::Status(core::Code::kPeerDead, "it was killed"));
+        }
         if (proposed < 12 && random() % 20 == 0 && !plans(0).is_frozen()) {
           ++proposed;
           if (random() % 4 == 0) {
             std::vector<double> weights(nodes + servers.size(), 1.0);
             weights[random() % weights.size()] += 2.0;
+            for (std::size_t server = 0; server < servers.size(); ++server)
+              if (!cluster.is_alive(ranks + static_cast<int>(server))) weights[nodes + server] = 0.0;
             plans(0).propose(weights);
           } else {
             schedule::Turns turns{any_tuning(), any_tuning()};

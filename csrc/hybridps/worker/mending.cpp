@@ -1,0 +1,377 @@
+#include "hybridps/worker/mending.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "hybridps/core/log.h"
+#include "hybridps/worker/worker.h"
+
+namespace hybridps::worker {
+namespace {
+
+using What = wire::Mend::What;
+
+// What is retained meanwhile is bounded by WorkerOptions::retained_bytes_max.
+constexpr std::size_t kLandedMax = 32;
+constexpr std::uint64_t kRetainedBytesUnsaid = std::uint64_t{512} << 10;
+constexpr auto kSayLandedAfter = std::chrono::milliseconds(20);
+constexpr std::uint32_t kPart = wire::Mend::kChunksPerMessage;
+
+std::uint32_t parts_of(std::uint32_t chunks) { return (chunks + kPart - 1) / kPart; }
+
+template <typename Visit>
+void for_bits(const wire::Mend& mend, std::uint32_t chunks, Visit visit) {
+  for (std::uint32_t i = 0; i < kPart; ++i)
+    if ((mend.bits[i / 64] >> (i % 64) & 1) != 0 && std::uint64_t{mend.first} + i < chunks) visit(mend.first + i);
+}
+
+}  // namespace
+
+// --- LostServers -----------------------------------------------------------------------------------------------------
+
+void LostServers::report(int member, const core::Status& cause) {
+  if (contains(member) || !group_.status.is_ok()) return;
+  if (group_.info.topology.rank() == 0) {
+    decide(member, std::string(cause.message()));
+  } else if (reported_.insert(member).second) {
+    const wire::Mend lost{What::kLost, static_cast<std::uint32_t>(member)};
+    worker_.host().send_control(group_.info.engines.front(), group_.message(lost), cause.message());
+  }
+}
+
+void LostServers::decide(int member, const std::string& why) {
+  const wire::Mend lost{What::kLost, static_cast<std::uint32_t>(member)};
+  for (int rank = 1; rank < group_.info.topology.size(); ++rank)
+    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)], group_.message(lost), why);
+  core::log_warn("group \"", group_.info.name, "\": ", group_.info.member_text(member), " is gone: ", why,
+                 "; the group goes on without it");
+  apply(member, why);
+  group_.plans->leave_out_lost();
+}
+
+void LostServers::apply(int member, const std::string& why) {
+  if (!members_.insert(member).second) return;
+  landed_.erase(member);
+  // Also where it was healthy as seen from here: it must not think that it is still wanted.
+  worker_.host().on_server_lost(group_.info.engines[static_cast<std::size_t>(member)], why);
+  if (group_.steps && owns_steps(member)) fail_steps(member, why);
+  for (const auto& [sequence, run] : group_.running)
+    if (run->started) on_launched(*run);
+  for (const auto& [sequence, run] : group_.retained) on_launched(*run);
+}
+
+// Owners' operations keep the shares that the group was made with.
+bool LostServers::owns_steps(int member) const {
+  const schedule::Topology& topology = group_.info.topology;
+  return topology.server_weight(member - topology.size()) > 0.0;
+}
+
+// Nobody else has what it kept: a sum that an heir made would be taken without its momentum.
+void LostServers::fail_steps(int member, const std::string& why) {
+  worker_.on_group_fault(
+      group_, core::Status(core::Code::kPeerDead,
+                           group_.info.member_text(member) + " is gone: " + why +
+                               "; it kept a part of the outer optimizer's state (LocalSteps), which is lost: go on in a new group, "
+                               "with the state that was saved last"));
+}
+
+void LostServers::on_launched(OperationRun& run) {
+  if (members_.empty()) return;
+  for (const auto& span : run.spans) {
+    if (!contains(span->plan().owner)) continue;
+    if (core::is_outer(run.operation.op))
+      fail_steps(span->plan().owner, "before this operation was issued");
+    else
+      span->lose_owner();
+  }
+}
+
+void LostServers::landed(int server, std::uint64_t sequence, bool waits) {
+  landed_[server].push_back(sequence);
+  if (++landed_count_ >= kLandedMax || group_.retained_bytes >= kRetainedBytesUnsaid || waits)
+    say_landed();
+  else if (say_at_ == core::TimePoint::max())
+    say_at_ = core::Clock::now() + kSayLandedAfter;
+}
+
+void LostServers::say_landed() {
+  say_at_ = core::TimePoint::max();
+  if (std::exchange(landed_count_, 0) == 0) return;
+  for (auto& [server, sequences] : landed_)
+    for (const wire::Mend& mend : wire::mends_of(What::kLanded, static_cast<std::uint32_t>(server), std::exchange(sequences, {})))
+      worker_.outbox().send(group_.info.engines[static_cast<std::size_t>(server)], group_.message(mend));
+}
+
+std::size_t LostServers::tick(core::TimePoint now) {
+  if (now < say_at_) return 0;
+  say_landed();
+  return 1;
+}
+
+void LostServers::on_message(const wire::Message& message, flow::Delivery payload) {
+  const wire::Mend& mend = *message.as<wire::Mend>();
+  const schedule::Topology& topology = group_.info.topology;
+  const auto member = static_cast<int>(mend.server);
+  const auto from = static_cast<int>(message.from.sender_rank);
+  if (mend.server >= group_.info.engines.size() || !topology.is_dedicated(member)) return;
+  if (mend.what == What::kLost) {
+    std::string why(reinterpret_cast<const char*>(payload.data()), payload.bytes());
+    if (why.empty()) why = "no reason came";
+    if (topology.rank() == 0 || from == member)
+      report(member, core::Status(core::Code::kPeerDead, std::move(why)));
+    else if (from == 0)
+      apply(member, why);
+    return;
+  }
+  // Known: of a reduce also from the node's agent.
+  if (topology.is_dedicated(from) && (mend.what != What::kKnown || from != member)) return;
+  if (mend.what == What::kKnown) {
+    wire::for_operations(mend, [&](std::uint64_t sequence) { on_known(member, sequence); });
+    return;
+  }
+  // Whoever says so has heard it from rank 0.
+  if (!contains(member)) {
+    if (topology.rank() == 0) return;
+    apply(member, "as rank " + std::to_string(from) + " says");
+  }
+  if (const auto retained = group_.retained.find(mend.sequence); retained != group_.retained.end()) {
+    if (SpanRun* span = retained->second->find(mend.server))
+      span->on_mend(from, mend);
+    else  // it retains only what another server's span has
+      answer_for_one_that_is_over(message, mend);
+    return;
+  }
+  if (group_.over.contains(mend.sequence)) {
+    answer_for_one_that_is_over(message, mend);
+    return;
+  }
+  const auto found = group_.running.find(mend.sequence);
+  if (found == group_.running.end() || !found->second->started) {
+    if (worker_.can_keep(group_, group_.early.size(), message)) group_.early.add(message, std::move(payload));
+    return;
+  }
+  if (SpanRun* span = found->second->find(mend.server)) span->on_mend(from, mend);
+}
+
+void LostServers::on_known(int server, std::uint64_t sequence) {
+  auto found = group_.retained.find(sequence);
+  if (found == group_.retained.end()) {
+    found = group_.running.find(sequence);
+    if (found == group_.running.end() || !found->second->started) return;
+  }
+  if (SpanRun* span = found->second->find(static_cast<std::uint32_t>(server))) span->on_known_everywhere();
+}
+
+// It was known to be everywhere, or it has failed, of which all are told.
+void LostServers::answer_for_one_that_is_over(const wire::Message& message, const wire::Mend& mend) {
+  if (mend.what != What::kHeld && mend.what != What::kAsk) return;
+  const wire::Mend answer{mend.what == What::kHeld ? What::kMended : What::kOver, mend.server, mend.sequence};
+  worker_.outbox().send(message.from.source, group_.message(answer));
+}
+
+// --- Mending ---------------------------------------------------------------------------------------------------------
+
+Mending::Mending(SpanRun& run, const SpanView& span, const ResultMemory& memory)
+    : run_(run), span_(span), memory_(memory), served_(span.plan.chunks, 0) {
+  if (!is_heir()) return;
+  for (const int rank : is_reduce() ? std::vector<int>{span.plan.sink} : agents()) {
+    if (rank == span.me()) continue;
+    Party& party = parties_.emplace_back();
+    party.rank = rank;
+    party.held.resize(span.plan.chunks, 0);
+  }
+}
+
+Mending::~Mending() {
+  for (const auto& sending : sendings_) span_.worker.outbox().cancel(*sending->stream);
+}
+
+bool Mending::is_heir() const noexcept { return span_.plan.owner == span_.me(); }
+
+bool Mending::is_reduce() const noexcept { return span_.plan.sink != schedule::kAll; }
+
+std::vector<int> Mending::agents() const {
+  std::vector<int> ranks;
+  for (int node = 0; node < span_.topology().nodes(); ++node) ranks.push_back(span_.agent_of(node));
+  return ranks;
+}
+
+void Mending::start() {
+  if (is_heir()) {
+    for (const Party& party : parties_) send(party.rank, What::kAsk);
+    if (parties_.empty()) decide();
+    return;
+  }
+  ChunkSet held(span_.plan.chunks, 0);
+  for (std::uint32_t chunk = 0; chunk < span_.plan.chunks; ++chunk) held[chunk] = run_.has_landed(chunk) ? 1 : 0;
+  send(span_.plan.owner, What::kHeld, &held);
+}
+
+void Mending::send(int to, What what, const ChunkSet* chunks) {
+  const worker::GroupState& group = span_.run.group;
+  wire::Mend mend{what, static_cast<std::uint32_t>(span_.plan.first_owner), span_.run.sequence};
+  const std::uint32_t parts = chunks == nullptr ? 1 : parts_of(span_.plan.chunks);
+  for (std::uint32_t part = 0; part < parts; ++part) {
+    mend.first = part * kPart;
+    mend.bits = {};
+    bool any = chunks == nullptr || what == What::kHeld;  // of which every part is waited for
+    for (std::uint32_t i = 0; chunks != nullptr && i < kPart && mend.first + i < span_.plan.chunks; ++i) {
+      if ((*chunks)[mend.first + i] == 0) continue;
+      mend.bits[i / 64] |= std::uint64_t{1} << (i % 64);
+      any = true;
+    }
+    if (any) span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(to)], group.message(mend));
+  }
+}
+
+void Mending::on_message(int from, const wire::Mend& mend) {
+  const bool from_heir = from == span_.plan.owner && !is_heir();
+  switch (mend.what) {
+    case What::kHeld:
+    case What::kOver: {
+      const auto party = std::find_if(parties_.begin(), parties_.end(), [&](const Party& p) { return p.rank == from; });
+      if (party == parties_.end() || party->has_answered) return;
+      if (mend.what == What::kOver) {
+        party->over = true;
+        on_answer(*party);
+        return;
+      }
+      if (mend.first % kPart != 0 || mend.first >= span_.plan.chunks || !party->parts.insert(mend.first).second) return;
+      for_bits(mend, span_.plan.chunks, [&](std::uint32_t chunk) { party->held[chunk] = 1; });
+      if (party->parts.size() == parts_of(span_.plan.chunks)) on_answer(*party);
+      return;
+    }
+    case What::kSum: {
+      if (!from_heir) return;
+      ChunkSet wanted(span_.plan.chunks, 0);
+      for_bits(mend, span_.plan.chunks, [&](std::uint32_t chunk) { wanted[chunk] = 1; });
+      run_.push_again(wanted);
+      return;
+    }
+    case What::kServe:
+      if (!from_heir) return;
+      for_bits(mend, span_.plan.chunks, [&](std::uint32_t chunk) {
+        if (run_.has_landed(chunk) && std::exchange(served_[chunk], 1) == 0) send_result(from, chunk);
+      });
+      return;
+    case What::kMended:
+      if (from_heir && !std::exchange(is_mended_, true)) run_.on_known();
+      return;
+    default: return;  // an answer to what it asks has gone, or comes when it starts
+  }
+}
+
+void Mending::on_answer(Party& party) {
+  party.has_answered = true;
+  if (++answers_ == parties_.size()) decide();
+}
+
+void Mending::decide() {
+  if (std::exchange(decided_, true)) return;
+  const std::uint32_t chunks = span_.plan.chunks;
+  awaited_.assign(chunks, 0);
+  ChunkSet sum(chunks, 0);
+  std::vector<ChunkSet> serve(parties_.size());
+  bool any_sum = false;
+  bool any_over = false;
+  for (const Party& party : parties_) any_over = any_over || party.over;
+  std::vector<std::pair<std::size_t, std::uint32_t>> here;  // what can be sent at once
+  for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
+    const bool have = run_.has_landed(chunk);
+    bool lacked = !have && run_.consumes();
+    std::size_t holder = parties_.size();
+    for (std::size_t i = 0; i < parties_.size(); ++i) {
+      const std::size_t p = (i + chunk) % parties_.size();  // not always the same one
+      if (parties_[p].over) continue;
+      if (parties_[p].held[chunk] != 0)
+        holder = p;
+      else
+        lacked = true;
+    }
+    if (!lacked) continue;
+    if (have) {
+      for (std::size_t p = 0; p < parties_.size(); ++p)
+        if (!parties_[p].over && parties_[p].held[chunk] == 0) here.emplace_back(p, chunk);
+      continue;
+    }
+    awaited_[chunk] = 1;
+    ++awaited_count_;
+    if (holder < parties_.size()) {
+      serve[holder].resize(chunks, 0);
+      serve[holder][chunk] = 1;
+    } else if (any_over) {
+      run_.cannot_be_mended();
+      return;
+    } else {
+      sum[chunk] = 1;
+      any_sum = true;
+    }
+  }
+  // The own span first: a contribution may come at once.
+  if (any_sum) {
+    if (!run_.become_owner(sum)) return;
+    for (const int rank : agents())
+      if (rank != span_.me()) send(rank, What::kSum, &sum);
+  }
+  for (std::size_t p = 0; p < parties_.size(); ++p)
+    if (!serve[p].empty()) send(parties_[p].rank, What::kServe, &serve[p]);
+  for (const auto& [p, chunk] : here) send_result(parties_[p].rank, chunk);
+  if (awaited_count_ == 0) all_is_here();
+}
+
+void Mending::on_obtained(std::uint32_t chunk) {
+  if (!decided_ || awaited_[chunk] == 0) return;
+  awaited_[chunk] = 0;
+  for (const Party& party : parties_)
+    if (!party.over && party.held[chunk] == 0) send_result(party.rank, chunk);
+  if (--awaited_count_ == 0) all_is_here();
+}
+
+void Mending::all_is_here() {
+  std::vector<int> ranks = agents();
+  if (is_reduce() && std::find(ranks.begin(), ranks.end(), span_.plan.sink) == ranks.end())
+    ranks.push_back(span_.plan.sink);
+  for (const int rank : ranks)
+    if (rank != span_.me()) send(rank, What::kMended);
+  run_.on_known();
+}
+
+// Plain, whatever codec the sum went by: what lies here are the values that all have.
+void Mending::send_result(int to, std::uint32_t chunk) {
+  const core::EngineId peer = span_.run.group.info.engines[static_cast<std::size_t>(to)];
+  auto found = std::find_if(sendings_.begin(), sendings_.end(), [&](const auto& s) { return s->stream->peer == peer; });
+  if (found == sendings_.end()) {
+    auto sending = std::make_unique<Sending>();
+    sending->stream = span_.open_stream(this, to, wire::Stage::kResult, 0);
+    sending->stream->index = static_cast<std::uint32_t>(sendings_.size());
+    sendings_.push_back(std::move(sending));
+    found = std::prev(sendings_.end());
+  } else if ((*found)->stream->sent() == (*found)->expected) {
+    ++span_.run.pending;  // it was done, and is not any more
+  }
+  ++(*found)->expected;
+  span_.worker.outbox().offer(*(*found)->stream, chunk);
+}
+
+bool Mending::on_grant(core::EngineId peer, const wire::Grant& grant) {
+  if (grant.chunk.stage != wire::Stage::kResult) return false;
+  for (const auto& sending : sendings_) {
+    if (sending->stream->peer != peer) continue;
+    span_.worker.outbox().granted(*sending->stream, grant.chunk.number);
+    return true;
+  }
+  return false;
+}
+
+flow::Payload Mending::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
+  transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
+  if (!buffer) return {};
+  memory_.read(chunk, buffer.data());
+  return {std::move(buffer), bytes};
+}
+
+void Mending::on_sent(flow::Stream& stream, std::uint32_t) {
+  if (stream.sent() == sendings_[stream.index]->expected) span_.worker.part_done(span_.run);
+}
+
+}  // namespace hybridps::worker

@@ -26,12 +26,6 @@ _UCX_ENVIRONMENT = {
 _MEMORY_EVENTS = "UCX_MEM_EVENTS"
 
 
-class _Loaded(ctypes.Structure):  # the beginning of dl_phdr_info
-    _fields_ = [("address", ctypes.c_void_p), ("name", ctypes.c_char_p)]
-
-
-_LOADED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p)
-
 _lock = threading.Lock()
 _extension = None
 
@@ -81,18 +75,14 @@ def check_cuda(built_with_cuda: bool, torch_cuda: str | None) -> None:
 
 def mapped_ucx() -> list[str]:
     """Paths of every libucp.so that this process has mapped."""
-    # As the loader has them: /proc/self/maps has a thousand lines, and takes a millisecond to write.
+    # Not dl_iterate_phdr(), which is quicker: its callback would wait for the interpreter with the loader's lock, for which an
+    # import on another thread waits with the interpreter's.
     paths = []
-
-    @_LOADED
-    def look(info, size, data):
-        name = info.contents.name
-        if name and _UCX_MAPPED.search(name):
-            paths.append(os.fsdecode(name))
-        return 0
-
-    ctypes.CDLL(None).dl_iterate_phdr(look, None)
-    return list(dict.fromkeys(map(os.path.realpath, paths)))
+    with open("/proc/self/maps", "rb") as maps:
+        for line in maps.read().splitlines():
+            if b"/libucp.so" in line and _UCX_MAPPED.search(path := line.split(maxsplit=5)[5]):
+                paths.append(os.fsdecode(path))
+    return list(dict.fromkeys(paths))
 
 
 def ucx_version(path: str) -> tuple[int, int, int]:

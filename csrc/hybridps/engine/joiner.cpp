@@ -154,7 +154,15 @@ void Joiner::run() {
       active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
     }
     while (active.empty() && !unsettled.empty() && unsettled.front().due <= core::Clock::now()) {
-      if (const auto store = unsettled.front().store.lock()) store->settle();
+      if (auto store = unsettled.front().store.lock()) {
+        try {  // a host that is gone is tried for minutes, and stop() waits for this thread
+          std::thread([store = std::move(store)] {
+            core::begin_thread("hybridps-store");
+            store->settle();
+          }).detach();
+        } catch (const std::system_error&) {  // then when a verdict is to be written
+        }
+      }
       unsettled.pop_front();
     }
   }

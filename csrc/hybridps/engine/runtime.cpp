@@ -483,15 +483,16 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
   }
   const wire::Message& message = decoded.value();
   const core::GroupUid uid = message.from.uid;
+  std::uint64_t came = 0;
   if (observe::Trace* const trace = outbox_->trace(); trace != nullptr && message.as<wire::Data>() != nullptr) {
     const wire::ChunkId& chunk = *message.chunk();
-    const std::uint64_t came = observe::trace_ns();
-    trace->came(came);
+    came = observe::trace_ns();
     trace->add({came, came, message.payload_bytes, chunk.sequence, chunk.span, chunk.number, trace->group(uid),
                 trace->peer(message.from.source), observe::EventType::kReceived, static_cast<std::uint8_t>(chunk.stage)});
   }
   if (on_engine_message(message, {payload.data(), payload.bytes()})) return;
   if (worker::GroupState* group = worker_->find(uid)) {
+    if (came != 0) outbox_->trace()->came(came);
     deliver(*group, message, std::move(payload));
     if (observe::Trace* const trace = outbox_->trace()) trace->came(0);
     return;

@@ -89,9 +89,16 @@ class StoreAdapter final : public bootstrap::KeyValueStore {
   }
 
   void settle() override {
+    StorePtr base;
+    {
+      const std::lock_guard lock(mutex_);
+      base = base_;
+    }
+    if (!base) return;
+    StorePtr own = shared_clone(base);  // a host that is gone is tried for minutes
     const std::lock_guard lock(mutex_);
     if (!base_) return;
-    own_ = shared_clone(base_);
+    own_ = std::move(own);
     base_ = nullptr;  // perhaps the server: whoever asks last must not be its end
   }
 
@@ -110,8 +117,6 @@ class StoreAdapter final : public bootstrap::KeyValueStore {
     try {
       const StorePtr store = this->store();
       if (!store->check({name})) return std::optional<bootstrap::Bytes>();
-      // get() waits for the key first, one more way to the server and back.
-      if (store->hasExtendedApi()) return std::optional<bootstrap::Bytes>(std::move(store->multiGet({name}).at(0)));
       return std::optional<bootstrap::Bytes>(store->get(name));
     } catch (const std::exception& error) {
       return failed("get", name, error);

@@ -17,7 +17,7 @@ enum class StoreUse {
 /// Uses a clone of `store`, so that a caller who waits on the original delays nobody; groups over one store share the
 /// clone, which is one connection and stays until the store is gone and the next one is adapted. To make it costs both sides
 /// look-ups of names, seconds where a name service does not answer: so a caller who waits anyhow lends the original. Only
-/// check(), get(), multiGet() and set() are called. Lets go of the interpreter's lock while it connects.
+/// check(), get() and set() are called. Lets go of the interpreter's lock while it connects.
 std::shared_ptr<bootstrap::KeyValueStore> adapt_store(const c10::intrusive_ptr<c10d::Store>& store,
                                                       StoreUse use = StoreUse::kOwn);
 

@@ -119,7 +119,7 @@ class DedicatedServer final : public Listener, core::Pinned {
   DedicatedHost& host_;
   Server server_;
   std::unordered_map<core::GroupUid, std::unique_ptr<Served>> groups_;
-  std::vector<SpanKey> finished_;  // all is sent
+  std::vector<SpanKey> finished_;  // landed everywhere
   struct Closing {
     core::GroupUid uid;
     core::Status why;

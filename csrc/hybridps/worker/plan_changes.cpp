@@ -183,11 +183,14 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, Report report) {
   reports_.erase(found);
   const Binding& binding = binding_of(sequence);
   // Nothing is learned from operations that take turns: what is tried out looks like a slow card.
-  if (is_frozen() || round_ || binding.shares != newest_binding().shares || binding.tuning != newest_binding().tuning) return;
+  if (is_frozen() || round_ || leaves_out_ || binding.shares != newest_binding().shares || binding.tuning != newest_binding().tuning) return;
   const schedule::Shares shares = shares_of(binding.topology);
   const std::vector<schedule::CardReport> cards = cards_of(reports, shares);
-  for (const schedule::CardReport& card : cards)
-    if (!(card.delay_seconds > 0.0)) return;  // nobody had an answer of this server
+  for (std::size_t card = 0; card < cards.size(); ++card) {
+    const int server = static_cast<int>(card) - topology.nodes();
+    if (server >= 0 && group_.lost_servers->contains(topology.size() + server)) continue;
+    if (!(cards[card].delay_seconds > 0.0)) return;  // nobody had an answer of this server
+  }
   const auto better = finder_->learn(cards, shares);
   if (!better) return;
   std::vector<double> weights = better->worker;
@@ -350,7 +353,10 @@ void PlanChanges::on_switch(std::uint64_t first) {
     if (tuner_) timed_->own.resize(turns.operations());
   }
   bindings_.insert_or_assign(first + turns.operations(), std::move(a));
-  if (round_ && turns.pairs == 0) round_.reset();
+  if (turns.pairs == 0) {  // what was being tried is over
+    round_.reset();
+    timed_.reset();
+  }
   after_change();
 }
 
@@ -455,7 +461,7 @@ void PlanChanges::on_times(int rank, const std::vector<double>& seconds) {
 }
 
 void PlanChanges::tune() {
-  if (!tuner_ || round_ || is_frozen() || group_.leaving || !group_.status.is_ok()) return;
+  if (!tuner_ || round_ || is_frozen() || leaves_out_ || group_.leaving || !group_.status.is_ok()) return;
   round_ = tuner_->next(depth_);
   if (!round_) return;
   depth_ = 1;

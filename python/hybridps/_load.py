@@ -3,6 +3,7 @@
 import ctypes
 import glob
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 
-_UCX_MAPPED = re.compile(r"/libucp\.so(\.\d+)*$")
+_UCX_MAPPED = re.compile(rb"/libucp\.so(\.\d+)*$")
 _UCX_SONAME = "libucp.so.0"
 
 # UCX reads these while it is being loaded: without them it takes signal handlers that belong to the launcher, and logs
@@ -23,6 +24,7 @@ _UCX_ENVIRONMENT = {
 }
 
 _MEMORY_EVENTS = "UCX_MEM_EVENTS"
+
 
 _lock = threading.Lock()
 _extension = None
@@ -73,13 +75,14 @@ def check_cuda(built_with_cuda: bool, torch_cuda: str | None) -> None:
 
 def mapped_ucx() -> list[str]:
     """Paths of every libucp.so that this process has mapped."""
+    # Not dl_iterate_phdr(), which is quicker: its callback would wait for the interpreter with the loader's lock, for which an
+    # import on another thread waits with the interpreter's.
     paths = []
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            path = line.rstrip("\n").split(maxsplit=5)[5:]
-            if path and _UCX_MAPPED.search(path[0]) and path[0] not in paths:
-                paths.append(path[0])
-    return paths
+    with open("/proc/self/maps", "rb") as maps:
+        for line in maps.read().splitlines():
+            if b"/libucp.so" in line and _UCX_MAPPED.search(path := line.split(maxsplit=5)[5]):
+                paths.append(os.fsdecode(path))
+    return list(dict.fromkeys(paths))
 
 
 def ucx_version(path: str) -> tuple[int, int, int]:
@@ -91,10 +94,18 @@ def ucx_version(path: str) -> tuple[int, int, int]:
 
 
 def _from_wheel() -> bool:
-    try:
-        import libucx
-    except ModuleNotFoundError:
+    # What libucx.load_library() does; importing it takes as long as the rest of it, to read its own version.
+    found = importlib.util.find_spec("libucx")
+    if found is None or not found.submodule_search_locations:
         return False
+    folder = os.path.join(found.submodule_search_locations[0], "lib")
+    paths = [os.path.join(folder, f"lib{name}.so") for name in ("ucs", "ucs_signal", "uct", "ucp")]
+    if all(os.path.isfile(path) for path in paths):
+        for path in paths:
+            ctypes.CDLL(path, ctypes.RTLD_LOCAL)
+        return True
+    import libucx
+
     return all(library is not None for library in libucx.load_library())
 
 

@@ -482,6 +482,14 @@ def report(job: dict) -> str:
     codecs = {snapshot["compress"] for snapshot in job["engines"].values() if snapshot.get("compress")}
     if codecs:
         lines.append(f"  compression: {', '.join(sorted(codecs))}")
+    for snapshot in job["engines"].values():
+        tuner = (_world(snapshot) or {}).get("tuner")
+        if tuner:
+            state = "at rest" if tuner["resting"] else "under way"
+            kept = [tried["what"] for tried in tuner["tried"] if tried["kept"]]
+            lines.append(
+                f"  tuner {state}: {tuner['trials']} changes tried, {tuner['kept']} kept" + (f" (last {kept[-1]})" if kept else "")
+            )
     findings = judge(job)
     lines += [f"  {'.' if finding['kind'] == 'busy' else '!'} {finding['text']}" for finding in findings]
     if not findings:

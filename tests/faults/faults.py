@@ -454,7 +454,7 @@ FAULTS = {
     "junk at the ranks' ports, 1,000/s": Fault(
         junk.at_ranks, {"seconds": 3}, {"seconds": 60}, long_runs=1, in_default_tests=True
     ),
-    "/dev/shm of 1 MiB": Fault(limit, {"what": "shm 1m"}),
+    "/dev/shm of 1 MiB": Fault(limit, {"what": "shm 1m"}, in_default_tests=True),
     "/dev/shm of 64 MiB": Fault(limit, {"what": "shm 64m"}),
     "RLIMIT_MEMLOCK of 64 KiB": Fault(limit, {"what": "memlock"}),
     "RLIMIT_NOFILE: 6 free": Fault(limit, {"what": "nofile"}, in_default_tests=True),

@@ -121,6 +121,7 @@ def struck(rank, world, how, victim, timeout_s, seconds=0.0, children=False, hos
         enter(hosts[rank][0])
     # Once round, so that what libraries make once and keep is there.
     context.init(timeout_s=timeout_s, prefix="warm")
+    dist.new_group()  # connects to the Store; a world's own connection would come two seconds later
     dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(lambda future: future.value()).wait()
     dist.destroy_process_group()
     before = threads(), descriptors()

@@ -285,7 +285,7 @@ def test_a_server_says_who_comes_who_goes_and_who_is_refused():
 
 
 def test_a_server_with_too_little_memory_says_whom_it_refused():
-    with servers(1, "--memory", "16M", env={"HYBRIDPS_EAGER_BYTES": "4M"}) as running:
+    with servers(1, "--memory", "16M", env={"HYBRIDPS_EAGER_BYTES": "2M"}) as running:
         run_ranks(plain, "1+1+1", env=settings(running))
         said = running[0].stop()
     assert re.search(r"refused group '0' of 3 ranks .*: its memory is enough for 2 ranks", said), said

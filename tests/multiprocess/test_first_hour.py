@@ -1,12 +1,14 @@
 """What somebody sees who starts a job for the first time: the line of rank 0, mistakes in settings, hosts that do not
 find each other, a rank that cannot start."""
 
+import contextlib
 import datetime
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -152,6 +154,52 @@ def test_after_a_start_that_failed_the_same_processes_can_start():
     run_ranks(tries_again, "1+1+1", init=False, destroy=False)
 
 
+class Slow(dist.Store):
+    """A Store where a second connection takes as long as the program lets it, as where a name service does not answer."""
+
+    def __init__(self, store, connects):
+        super().__init__()
+        self.store, self.connects = store, connects
+
+    def clone(self):
+        self.connects.append(time.monotonic())
+        assert may_connect.wait(60)
+        return Slow(self.store, self.connects)
+
+    def set(self, key, value):
+        self.store.set(key, value)
+
+    def get(self, key):
+        return self.store.get(key)
+
+    def check(self, keys):
+        return self.store.check(keys)
+
+    def wait(self, keys, timeout=None):
+        self.store.wait(keys, timeout) if timeout else self.store.wait(keys)
+
+
+may_connect = threading.Event()
+
+
+def starts_with_a_slow_store(rank, world):
+    check = Checker(rank)
+    zygote.context.store = Slow(zygote.context.store, connects := [])
+    zygote.context.init(timeout_s=40)
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor)
+    check.that("works", bool((tensor == world).all()))
+    check.that("no connection was waited for", not connects, connects)
+    may_connect.set()
+    dist.destroy_process_group()
+    return check.result()
+
+
+def test_a_job_does_not_wait_for_a_second_connection_to_the_store():
+    """It costs the Store's host look-ups of names, in its only thread: 5 s each where the name service is silent."""
+    run_ranks(starts_with_a_slow_store, "1+1", init=False, destroy=False)
+
+
 # Options and what can be looked at ------------------------------------------------------------------------------------
 
 
@@ -222,6 +270,45 @@ def options(rank, world):
 
 def test_options_are_of_one_group_and_of_the_right_type():
     run_ranks(options, "1+1+1", env={"HYBRIDPS_SERVERS": "127.0.0.1:1"})
+
+
+# Where the program runs -----------------------------------------------------------------------------------------------
+
+
+def as_a_user(rank, world):
+    """Ranks that are nobody: no home, no privileges, no folder of a login."""
+    check = Checker(rank)
+    import hybridps.status  # what Python itself needs lies in a folder of root's here and there
+    import hybridps._load
+    import hybridps._register
+    import libucx  # noqa: F401
+
+    for name in ("XDG_RUNTIME_DIR", "HYBRIDPS_STATUS"):
+        os.environ.pop(name, None)
+    os.environ["HOME"] = "/nonexistent"
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 0)
+    check.that("no privileges", "CapEff:\t0000000000000000" in Path("/proc/self/status").read_text())
+    zygote.context.init(timeout_s=60)
+    tensor = torch.ones(300_000)
+    dist.all_reduce(tensor)
+    check.that("works", bool((tensor == world).all()))
+    place = hybridps.status.folder()
+    check.that("a folder of its own", place.stat().st_uid == 65534 and place.stat().st_mode & 0o777 == 0o700, place)
+    mine = [path for path in place.glob("*.sock") if hybridps.status.ask(path, "alone", 10)["pid"] == os.getpid()]
+    check.that("can be asked", len(mine) == 1, list(place.iterdir()))
+    dist.barrier()
+    dist.destroy_process_group()
+    os.setresuid(0, 0, 0)  # the harness wants its report
+    with contextlib.suppress(OSError):
+        place.rmdir()
+    return check.result()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; who runs this is one already")
+def test_a_user_without_privileges_can_train_and_look():
+    run_ranks(as_a_user, "2+1", env={"HYBRIDPS_LOG_LEVEL": "warn"}, init=False, destroy=False)
 
 
 # Two machines ---------------------------------------------------------------------------------------------------------

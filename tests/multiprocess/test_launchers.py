@@ -1,5 +1,6 @@
 """What examples/launchers and docs/launchers.md show, run or, where that needs a cluster, checked by tools of its own."""
 
+import json
 import os
 import re
 import shlex
@@ -309,6 +310,54 @@ def test_the_jobset_is_whole():
         assert all(mount["name"] in volumes for mount in container["volumeMounts"]), job
         assert volumes["token"]["secret"]["defaultMode"] == 0o400, "the token is readable by others"
         assert not any("TOKEN" in entry["name"] and "FILE" not in entry["name"] for entry in container["env"]), job
+
+
+TYPES = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool, "number": (int, float)}
+
+
+def faults_of(value, schema, at):
+    """What a schema of a CRD has against a value; names that it does not have are faults, as for `kubectl --validate=strict`."""
+    if schema.get("x-kubernetes-int-or-string"):
+        return [] if isinstance(value, (int, str)) else [f"{at} is neither a number nor a string"]
+    kind = schema.get("type")
+    if kind and (not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean")):
+        return [f"{at} is no {kind}: {value!r}"]
+    faults = []
+    if "enum" in schema and value not in schema["enum"]:
+        faults.append(f"{at} is none of {schema['enum']}: {value!r}")
+    if "pattern" in schema and not re.search(schema["pattern"], value):
+        faults.append(f"{at} does not match {schema['pattern']}: {value!r}")
+    if isinstance(value, int) and not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+        faults.append(f"{at} is out of range: {value}")
+    if isinstance(value, list):
+        if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
+            faults.append(f"{at} has {len(value)} entries")
+        for number, one in enumerate(value):
+            faults += faults_of(one, schema.get("items", {}), f"{at}[{number}]")
+    if isinstance(value, dict):
+        faults += [f"{at} lacks {name}" for name in schema.get("required", []) if name not in value]
+        known, others = schema.get("properties", {}), schema.get("additionalProperties")
+        for name, one in value.items():
+            if name in known or others is not None:
+                faults += faults_of(one, known.get(name, others), f"{at}.{name}")
+            elif schema and "x-kubernetes-preserve-unknown-fields" not in schema and "properties" in schema:
+                faults.append(f"{at} has no field {name}")
+    return faults
+
+
+def test_the_jobset_is_what_its_crd_takes():
+    schema = json.loads((Path(__file__).parent / "data" / "jobset_schema.json").read_text())["schema"]
+    assert faults_of(manifest(), schema, "jobset") == []
+    for spoil, told in (
+        (lambda spec: spec["network"].update(enableDNSHostnames="yes"), "jobset.spec.network.enableDNSHostnames is no boolean"),
+        (lambda spec: spec["successPolicy"].update(operator="Most"), "jobset.spec.successPolicy.operator is none of"),
+        (lambda spec: spec.update(replicatedJob=[]), "jobset.spec has no field replicatedJob"),
+        (lambda spec: spec["replicatedJobs"][1].pop("template"), "jobset.spec.replicatedJobs[1] lacks template"),
+    ):
+        document = manifest()
+        spoil(document["spec"])
+        faults = faults_of(document, schema, "jobset")
+        assert any(fault.startswith(told) for fault in faults), faults
 
 
 @pytest.mark.slow

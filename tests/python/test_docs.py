@@ -1,7 +1,10 @@
 """The documentation as a site: it builds without a warning, and every page can be reached."""
 
 import importlib.util
+import re
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from repo import ROOT
@@ -16,7 +19,40 @@ def test_the_site_builds_without_a_warning():
     assert "push_pull" in api and "topology" in api
 
 
+def version_of_the_tree():
+    return re.search(r'(?m)^version = "(.+)"$', (ROOT / "pyproject.toml").read_text())[1]
+
+
 def test_the_changelog_begins_with_the_version_that_is_built():
-    version = next(line for line in (ROOT / "pyproject.toml").read_text().splitlines() if line.startswith("version = "))
     heading = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
-    assert heading[3:].split(",")[0] == version.split('"')[1]
+    version, state = heading[3:].split(", ")
+    assert version == version_of_the_tree()
+    # A release has its day; what is none says so, here and in the README.
+    released = re.fullmatch(r"\d+\.\d+\.\d+", version) is not None
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", state) if released else state == "not released"
+    assert f"Version {version}: not released" in (ROOT / "README.md").read_text() or released
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern"),
+    [
+        ("README.md", r"Version (\S+?)[:,]"),
+        ("docs/launchers.md", r"hybridps-(\d\S*?)\+torch"),
+        ("scripts/wheel", r"hybridps-(\d\S*?)\+torch"),
+        ("examples/launchers/jobset.yaml", r"hybridps-server:(\S+)"),
+    ],
+)
+def test_pages_that_name_a_version_name_this_one(page, pattern):
+    assert set(re.findall(pattern, (ROOT / page).read_text())) == {version_of_the_tree()}
+
+
+def test_what_is_installed_says_the_version_of_the_tree():
+    hybridps = pytest.importorskip("hybridps")
+    info = pytest.importorskip("hybridps._build_info", reason="the extension was never built (scripts/setup)")
+    assert hybridps.__version__ == info.VERSION == version_of_the_tree()
+    done = subprocess.run([sys.executable, "-m", "hybridps", "--version"], capture_output=True, text=True, timeout=120)
+    assert done.stdout == f"hybridps {version_of_the_tree()}\n", done
+    server = Path(sys.executable).parent / "hybridps-server"
+    if server.exists():
+        done = subprocess.run([server, "--version"], capture_output=True, text=True, timeout=60)
+        assert done.stdout.split()[:2] == ["hybridps-server", version_of_the_tree()], done

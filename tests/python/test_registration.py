@@ -67,6 +67,22 @@ def test_backend_is_available_by_name_alone():
     assert done.returncode == 0, done.stderr
 
 
+def test_in_a_job_the_name_is_told_when_torch_is_imported_and_nothing_is_loaded():
+    from hybridps import _autoload
+
+    if _autoload._may_have_driver():
+        pytest.skip("this machine may have an NVIDIA driver: there the name is told when it is first used")
+    done = python(
+        "import sys, torch\n"
+        "from torch.distributed.distributed_c10d import Backend\n"
+        "assert 'HYBRIDPS' in Backend._plugins\n"
+        "assert 'hybridps._C' not in sys.modules and 'hybridps._load' not in sys.modules\n"
+        "assert 'libucp' not in open('/proc/self/maps').read()",
+        WORLD_SIZE="2",
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("driver, devices", [(True, ["cpu", "cuda"]), (False, ["cpu"])])
 def test_cuda_is_served_where_there_is_a_driver(driver, devices, monkeypatch):
     import torch.distributed as dist

@@ -27,6 +27,7 @@ struct ClusterOptions {
   std::uint32_t grant_chunks = 2;
   std::uint64_t retained_bytes = worker::WorkerOptions().retained_bytes;
   std::uint64_t tiny_bytes = 256;
+  bool tune = false;
   /// By member; none: no codec. Groups then have smaller chunks, as slots must have room for what chunks become.
   std::vector<std::shared_ptr<const compress::Codecs>> codecs;
   std::uint64_t residual_bytes = std::uint64_t{1} << 30;
@@ -64,6 +65,7 @@ class Cluster {
       o.warn_seconds = options_.warn_seconds;
       o.early_messages_max = options_.early_messages_max;
       o.unopened = options_.unopened;
+      o.tune = options_.tune;
       const auto classes = engine::Runtime::pool_classes(o, options_.pool_extra_bytes);
       const std::size_t bytes = std::max(engine::Runtime::pool_bytes(classes), options_.pool_extra_bytes);
       memories_.push_back(std::make_unique<std::byte[]>(bytes + 64));
@@ -119,14 +121,17 @@ class Cluster {
     const auto codec = codecs.empty() ? nullptr : codecs[static_cast<std::size_t>(rank)];
     const auto chunk_bytes = static_cast<std::uint32_t>(options_.chunk_bytes / (codec ? 2 : 1));
     if (topology.is_dedicated(rank)) {
-      server::ServedGroup group{uid, "test", ids_, std::move(topology), chunk_bytes, codec, chunk_bytes};
+      server::ServedGroup group{uid, "test", ids_, std::move(topology), chunk_bytes, codec, chunk_bytes, static_cast<std::uint32_t>(options_.chunk_bytes)};
       group.residual_budget->bytes_max = options_.residual_bytes;
       group.outer_budget->bytes_max = options_.outer_bytes;
       at(rank).open_served_group(std::move(group));
     } else {
-      at(rank).open_group(worker::GroupInfo{uid, "test", ids_, hosts, std::move(topology),
-                                            schedule::Limits{chunk_bytes, options_.tiny_bytes}, codec, chunk_bytes,
-                                            options_.residual_bytes});
+      worker::GroupInfo info{uid, "test", ids_, hosts, std::move(topology),
+                             schedule::Limits{chunk_bytes, options_.tiny_bytes}, codec, chunk_bytes,
+                             options_.residual_bytes};
+      info.tuning.chunk_bytes = chunk_bytes;
+      info.tuning.chunk_bytes_max = static_cast<std::uint32_t>(options_.chunk_bytes);
+      at(rank).open_group(std::move(info));
     }
   }
 

@@ -104,7 +104,7 @@ GroupPtr create_backend(const py::object& dist_options, const py::object& pg_opt
     options = options_of(pg_options);
   } catch (const py::type_error& error) {
     const py::gil_scoped_release released;  // the others would wait for this rank
-    pg::tell_of_failed_start(*pg::adapt_store(store), name, pg::Process::instance().incarnations().next(name), rank,
+    pg::tell_of_failed_start(*pg::adapt_store(store, pg::StoreUse::kBorrowed), name, pg::Process::instance().incarnations().next(name), rank,
                              size, error.what());
     throw;
   }
@@ -119,10 +119,12 @@ GroupPtr create_backend(const py::object& dist_options, const py::object& pg_opt
   options->global_ranks_in_group.assign(global_ranks.begin(), global_ranks.end());
 
   const py::gil_scoped_release released;
-  auto group = c10::make_intrusive<ProcessGroupHybrid>(store, rank, size, std::move(options),
-                                                       core::TimePoint(core::from_seconds(called_at)));
   // The world waits for all; a sub-group's operations queue, since its members may make their groups in any order.
-  if (global_ranks.empty() && waits) group->wait_ready();
+  waits = waits && global_ranks.empty();
+  auto group = c10::make_intrusive<ProcessGroupHybrid>(store, rank, size, std::move(options),
+                                                       core::TimePoint(core::from_seconds(called_at)),
+                                                       waits ? pg::StoreUse::kBorrowed : pg::StoreUse::kOwn);
+  if (waits) group->wait_ready();
   return group;
 }
 
@@ -235,6 +237,8 @@ py::dict stats() {
       {"groups", now.groups},
       {"endpoints", now.endpoints},
       {"pinned_bytes", pinned},
+      {"tuner_trials", now.tuner_trials},
+      {"tuner_kept", now.tuner_kept},
       {"compress_operations", now.compress_operations},
       {"compress_bytes", now.compress_bytes},
       {"compress_wire_bytes", now.compress_wire_bytes},

@@ -32,6 +32,8 @@ class KeyValueStore : core::Pinned {
   virtual core::Status set(std::string_view key, std::span<const std::uint8_t> value) = 0;
   /// Nothing when the key is absent.
   virtual core::Result<std::optional<Bytes>> try_get(std::string_view key) = 0;
+  /// Who made it may from now on wait in the same store: gets a connection of its own, if it has none. May take seconds.
+  virtual void settle() {}
 };
 
 /// In this process's memory, thread-safe: tests and groups of one process.

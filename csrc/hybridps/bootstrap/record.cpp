@@ -196,6 +196,7 @@ core::Result<Bytes> encode(const MemberRecord& record) {
   out.address(record.control_address);
   out.u64(record.eager_bytes);
   out.u64(record.chunk_bytes);
+  out.u64(record.chunk_bytes_max);
   out.text(record.compress);
   out.text(record.priority);
   out.f64(record.node_gbps);
@@ -227,6 +228,7 @@ core::Result<MemberRecord> decode_record(std::span<const std::uint8_t> bytes) {
   record.control_address = in.address(kAddressBytesMax);
   record.eager_bytes = in.u64();
   record.chunk_bytes = in.u64();
+  record.chunk_bytes_max = in.u64();
   record.compress = in.text(kTextBytesMax);
   record.priority = in.text(kTextBytesMax);
   record.node_gbps = in.f64();

@@ -7,7 +7,7 @@
 //   text    := length u16 | bytes          address := length u32 | bytes
 //   record  := blob("HPSm", incarnation text | engine u64 | node_identity text | host_name text | pid u32
 //              | group_rank u32 | group_size u32 | shm address | data address | control address
-//              | eager_bytes u64 | chunk_bytes u64 | compress text | priority text | node_gbps f64
+//              | eager_bytes u64 | chunk_bytes u64 | chunk_bytes_max u64 | compress text | priority text | node_gbps f64
 //              | machine u64 | loopback text | notes text | control nic | count u8 | count x nic)
 //   nic     := name text | network text | gbps f64
 //   roster  := blob("HPSr", nonce u64 | uid u64 u64 | count u32 | count x (length u32 | record) | count x node u32
@@ -67,6 +67,7 @@ struct MemberRecord {
   Bytes control_address;
   std::uint64_t eager_bytes = 0;
   std::uint64_t chunk_bytes = 0;
+  std::uint64_t chunk_bytes_max = 0;  // for which it has room: what a tuner may choose; 0: chunk_bytes
   std::string compress;       // what the group is asked to compress with, opaque to this room; servers: empty
   std::string priority;       // of the group's operations, likewise
   double node_gbps = 0;       // of all cards of its node together; 0: not known; never negative, infinite or NaN

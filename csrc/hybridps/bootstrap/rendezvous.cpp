@@ -18,6 +18,10 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr Duration kPaceMin = milliseconds(1);
+// Between looks: in the first half second as often as the store's host can well answer that many ranks.
+constexpr Duration kPaceMaxEarly = milliseconds(2);
+constexpr Duration kPaceMaxEarlyPerRank = std::chrono::microseconds(250);
+constexpr Duration kEarly = milliseconds(500);
 constexpr Duration kPaceMax = milliseconds(20);
 constexpr Duration kPaceMaxLate = milliseconds(50);
 constexpr Duration kLateAfter = seconds(5);
@@ -179,13 +183,18 @@ Rendezvous::Phase Rendezvous::step(TimePoint now) {
   if (phase_ == Phase::kPending && proving_ && ask_proof()) next_poll_ = now;
   const bool is_late = options_.deadline.has_passed(now);
   if (phase_ == Phase::kPending && (now >= next_poll_ || is_late)) {
-    const Duration pace_max = now - started_at_ >= kLateAfter ? kPaceMaxLate : kPaceMax;
-    pace_ = poll(now) ? kPaceMin : std::min(pace_ * 3 / 2, pace_max);
+    pace_ = poll(now) ? kPaceMin : std::min(pace_ * 3 / 2, pace_max(now - started_at_));
     next_poll_ = now + pace_;
   }
   if (phase_ == Phase::kPending && is_late) time_out(now);
   if (phase_ == Phase::kPending && now >= next_progress_) report_progress(now);
   return phase_;
+}
+
+Duration Rendezvous::pace_max(Duration age) const noexcept {
+  if (age >= kLateAfter) return kPaceMaxLate;
+  if (age >= kEarly) return kPaceMax;
+  return std::clamp(kPaceMaxEarlyPerRank * size(), kPaceMaxEarly, kPaceMax);
 }
 
 TimePoint Rendezvous::next_step() const noexcept {

@@ -83,6 +83,10 @@ const auto& settings() {
           "FIND_RATES", Kind::kBool, &Config::find_rates, "", 0, 0,
           "Whether shares follow what the network is found to carry, beyond what HYBRIDPS_NIC_GBPS says; groups of 3 "
           "nodes or more."},
+      Setting{"TUNE", Kind::kBool, &Config::tune, "", 0, 0,
+              "Whether chunk sizes, windows, connections, pace and spinning are tried out while the job runs, and kept "
+              "where operations take less time; results are the same. Of groups whose rank 0 has it on; to choose from, "
+              "all ranks need it."},
       Setting{"SMALL_FIRST", Kind::kBool, &Config::small_first, "", 0, 0,
               "Whether operations of 4 KiB at most pass larger ones. Off: they wait behind them, to compare."},
       Setting{"SHM", Kind::kBool, &Config::shm, "", 0, 0,

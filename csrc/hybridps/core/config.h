@@ -42,6 +42,7 @@ struct Config {
   DataTransport data_transport = DataTransport::kAuto;
   std::vector<double> nic_gbps = {0};  // one: of the whole machine; else one for each data interface
   bool find_rates = true;
+  bool tune = false;
   bool small_first = true;
   double heartbeat_seconds = 1;
   double dead_seconds = 5;

@@ -63,6 +63,13 @@ void DataThreads::warn_of_idle() const {
         " only, one for each connection and network card; lower it, or raise HYBRIDPS_DATA_SOCKETS (TCP only)");
 }
 
+std::int64_t sockets_of(const Interfaces& interfaces, const DataOptions& options, std::int64_t sockets) {
+  if (interfaces.rdma || interfaces.users) return 1;
+  const auto nics = std::max<std::int64_t>(static_cast<std::int64_t>(interfaces.nics.size()), 1);
+  const std::int64_t wanted = interfaces.ucx ? sockets : std::max(sockets, options.sockets_to_choose);
+  return std::max<std::int64_t>(1, std::min(wanted, static_cast<std::int64_t>(transport::kCardsMax) / nics));
+}
+
 core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const Interfaces& interfaces,
                                                                         const DataOptions& options,
                                                                         std::int64_t sockets, DataThreads& threads) {
@@ -80,8 +87,8 @@ core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const In
   core::Status status;
   const bool together = interfaces.rdma || interfaces.users;
   const auto nics = static_cast<std::int64_t>(interfaces.nics.size());
-  if (!together)
-    sockets = std::min(sockets, static_cast<std::int64_t>(transport::kCardsMax) / std::max<std::int64_t>(nics, 1));
+  const std::int64_t used = sockets;
+  sockets = sockets_of(interfaces, options, sockets);
   if (together || (nics == 1 && sockets == 1)) {
     transport::CardInfo info;
     info.name = interfaces.data();
@@ -99,7 +106,7 @@ core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const In
                        "data " + nic.name);
   }
   if (!status.is_ok()) return status;
-  return transport::join_cards(std::move(cards));
+  return transport::join_cards(std::move(cards), static_cast<std::size_t>(sockets), static_cast<std::size_t>(used));
 }
 
 std::vector<bootstrap::Nic> to_record(const std::vector<transport::Nic>& nics) {

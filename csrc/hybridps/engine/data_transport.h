@@ -41,6 +41,8 @@ struct DataOptions {
   /// Of unacknowledged data, over TCP: above HYBRIDPS_DEAD_SECONDS, whose verdict comes first.
   core::Duration user_timeout = core::from_seconds(10);
   bool device_memory = false;  // UCX may be given some (HYBRIDPS_GPUDIRECT)
+  /// So many sockets at least are made, of which those asked for are used to begin with.
+  std::int64_t sockets_to_choose = 1;
 };
 
 core::Duration user_timeout(const core::Config& config);
@@ -50,6 +52,8 @@ core::Duration user_timeout(const core::Config& config);
 core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const Interfaces& interfaces,
                                                                         const DataOptions& options,
                                                                         std::int64_t sockets, DataThreads& threads);
+/// How many sockets of each card that transport has to choose from (Transport::use_sockets).
+std::int64_t sockets_of(const Interfaces& interfaces, const DataOptions& options, std::int64_t sockets);
 
 /// For a member's record.
 std::vector<bootstrap::Nic> to_record(const std::vector<transport::Nic>& nics);

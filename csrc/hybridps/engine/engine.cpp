@@ -180,6 +180,8 @@ class EngineImpl final : public Engine, public LoopClient {
  private:
   EngineImpl() : id_(core::make_engine_id()) {}
   Status start(core::Config config);
+  /// That there is room for.
+  std::uint64_t chunk_bytes_max() const;
   // LoopClient
   std::size_t round() override;
   std::chrono::milliseconds sleep_at_most() const override;
@@ -409,6 +411,10 @@ core::Result<std::shared_ptr<EngineImpl>> EngineImpl::create() {
   return engine;
 }
 
+std::uint64_t EngineImpl::chunk_bytes_max() const {
+  return config_.tune ? std::max(config_.chunk_bytes, schedule::kChunkRoomBytes) : config_.chunk_bytes;
+}
+
 Status EngineImpl::start(core::Config config) {
   config_ = std::move(config);
   Stopwatch watch;
@@ -420,7 +426,8 @@ Status EngineImpl::start(core::Config config) {
   RuntimeOptions options;
   options.self = id_;
   options.eager_bytes = config_.eager_bytes;
-  options.chunk_bytes = config_.chunk_bytes;
+  options.chunk_bytes = chunk_bytes_max();
+  options.tune = config_.tune;
   options.window_bytes = config_.window_bytes;
   options.grant_chunks = static_cast<std::uint32_t>(config_.grant_chunks);
   options.local_peers = expected_local_peers();
@@ -469,9 +476,10 @@ Status EngineImpl::start(core::Config config) {
     return std::chrono::microseconds(threads * expected_local_peers() <= cores ? kSpinMicroseconds : 0);
   };
   DataThreads threads(config_.data_threads, spin(2 + data_threads));
+  DataOptions data_options{kCloseWithin, user_timeout(config_), config_.gpudirect};
+  if (config_.tune) data_options.sockets_to_choose = schedule::kSocketsToChoose;
   core::Result<std::unique_ptr<transport::Transport>> data_transport =
-      make_data_transport(interfaces, {kCloseWithin, user_timeout(config_), config_.gpudirect}, config_.data_sockets,
-                          threads);
+      make_data_transport(interfaces, data_options, config_.data_sockets, threads);
   if (!data_transport.is_ok()) return data_transport.status();
   threads.warn_of_idle();
   watch.lap("data transport");
@@ -545,6 +553,14 @@ Status EngineImpl::start(core::Config config) {
   loop.drive_spin = spin(1 + data_threads);
   loop_ = std::make_unique<Loop>(*runtime_, *this, loop);
   desk_->set_loop(loop_.get());
+  Runtime::Hooks hooks;
+  hooks.spin = [this](schedule::Tuning::Spin how) { loop_->let_spin(how != schedule::Tuning::Spin::kNever); };
+  runtime_->set_hooks(std::move(hooks));
+  schedule::TuningRange range;
+  range.sockets = static_cast<int>(config_.data_sockets);
+  range.sockets_max = static_cast<int>(sockets_of(interfaces, data_options, config_.data_sockets));
+  range.may_spin = config_.spin_microseconds < 0 && loop.drive_spin.count() > 0;
+  groups_->set_tuning(range);
   Status status = loop_->start();
   watch.lap("send pool and threads");
   core::log_debug("engine started in ", watch.text());
@@ -683,6 +699,8 @@ EngineStats EngineImpl::stats() const {
   s.net_tx_payload_bytes = c.net_tx_payload_bytes.load();
   s.net_rx_payload_bytes = c.net_rx_payload_bytes.load();
   s.net_tx_device_bytes = c.net_tx_device_bytes.load();
+  s.tuner_trials = c.tuner_trials.load();
+  s.tuner_kept = c.tuner_kept.load();
   s.compress_operations = c.compress_operations.load();
   s.compress_bytes = c.compress_bytes.load();
   s.compress_wire_bytes = c.compress_wire_bytes.load();
@@ -775,6 +793,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.self.control_address = control_address_;
   r.self.eager_bytes = config_.eager_bytes;
   r.self.chunk_bytes = config_.chunk_bytes;
+  r.self.chunk_bytes_max = chunk_bytes_max();
   r.self.compress = o.compress;
   r.self.priority = o.priority;
   r.self.nics = nics_;

@@ -52,6 +52,8 @@ struct EngineStats {
   std::uint64_t operations = 0;
   std::uint64_t groups = 0;
   std::uint64_t endpoints = 0;
+  std::uint64_t tuner_trials = 0;         // of groups that this rank is the first of
+  std::uint64_t tuner_kept = 0;
   std::uint64_t compress_operations = 0;
   std::uint64_t compress_bytes = 0;       // of elements, encoded here
   std::uint64_t compress_wire_bytes = 0;  // what they became

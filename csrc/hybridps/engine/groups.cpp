@@ -233,10 +233,12 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   summary_options.servers_wanted = group->options.dedicated_servers;
   GroupSummary summary = summarise(roster, info.topology, summary_options);
   std::uint64_t chunk_bytes = config_.chunk_bytes;
+  std::uint64_t chunk_bytes_max = ~std::uint64_t{0};  // for which all have room
   const auto add = [&](const bootstrap::MemberRecord& member, bool local) {
     info.engines.push_back(member.engine);
     info.hosts.push_back(member.host_name + " pid " + std::to_string(member.pid));
     chunk_bytes = std::min(chunk_bytes, member.chunk_bytes);
+    chunk_bytes_max = std::min(chunk_bytes_max, std::max(member.chunk_bytes, member.chunk_bytes_max));
     if (member.engine == self_) return;
     runtime_.add_peer(peer_record(member, info.hosts.back(), local));
   };
@@ -246,6 +248,10 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   if (!config_.small_first) info.limits.urgent_below = 0;
   info.limits.chunk_bytes = schedule::chunk_bytes_for(info.topology, chunk_bytes);
   info.coded_chunk_bytes_max = chunk_bytes;
+  // What concerns the whole process is tried out by one group alone.
+  if (group->options.is_world) info.tuning = tuning_;
+  info.tuning.chunk_bytes = info.limits.chunk_bytes;
+  info.tuning.chunk_bytes_max = static_cast<std::uint32_t>(std::min<std::uint64_t>(chunk_bytes_max, 0x7fffffff));
   info.residual_bytes_max = config_.compress_memory;
   if (me == 0 && !roster.servers.empty())
     info.weights_with = [roster](const std::vector<bool>& are_there) { return weights_with(roster, are_there); };

@@ -63,6 +63,8 @@ class Groups : core::Pinned {
   bool has_failed_leaver() const;
   void close_left();
   void close_all();
+  /// What groups may try out, but for sizes of chunks.
+  void set_tuning(const schedule::TuningRange& range) { tuning_ = range; }
 
  private:
   void fail(GroupCore& group, const core::Status& status);
@@ -83,6 +85,7 @@ class Groups : core::Pinned {
   const SummaryOptions summary_;
   const std::function<void()> closed_;
   std::vector<Group> groups_;
+  schedule::TuningRange tuning_;
   core::TimePoint queued_due_ = core::TimePoint::max();  // the first deadline among queued operations
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <string>
 #include <system_error>
@@ -23,6 +24,9 @@ using core::Code;
 using core::Status;
 
 constexpr auto kProofTimeout = std::chrono::seconds(10);
+// A connection of our own to the store keeps its host busy, in look-ups of names for seconds if it comes to the worst. So not
+// while others may still be reading that the group is valid; nobody waits for it.
+constexpr auto kSettleAfter = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -85,13 +89,20 @@ void Joiner::stop() {
 void Joiner::run() {
   core::begin_thread("hybridps-boot");
   std::vector<std::unique_ptr<Joining>> active;
+  struct Unsettled {
+    core::TimePoint due;
+    std::weak_ptr<bootstrap::KeyValueStore> store;
+  };
+  std::deque<Unsettled> unsettled;
   for (;;) {
     {
       std::unique_lock lock(mutex_);
-      core::TimePoint next = core::Clock::now() + std::chrono::milliseconds(50);
+      core::TimePoint next = core::TimePoint::max();
+      if (!active.empty()) next = core::Clock::now() + std::chrono::milliseconds(50);
       for (const auto& joining : active) next = std::min(next, joining->rendezvous->next_step());
+      if (active.empty() && !unsettled.empty()) next = unsettled.front().due;
       const auto awake = [&] { return stop_ || !joining_.empty(); };
-      if (active.empty())
+      if (next == core::TimePoint::max())
         changed_.wait(lock, awake);
       else
         changed_.wait_until(lock, next, awake);
@@ -130,6 +141,8 @@ void Joiner::run() {
       if (phase == bootstrap::Rendezvous::Phase::kReady) {
         hooks_.post(
             [this, group = joining.group, roster = joining.rendezvous->roster()] { hooks_.open(group, roster); });
+        if (joining.group->options.size > 1)
+          unsettled.push_back({core::Clock::now() + kSettleAfter, joining.group->options.store});
       } else {
         hooks_.post(
             [this, group = joining.group, status = joining.rendezvous->status()] { hooks_.fail(*group, status); });
@@ -139,6 +152,18 @@ void Joiner::run() {
         joining.proof->abandoned = true;
       }
       active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    while (active.empty() && !unsettled.empty() && unsettled.front().due <= core::Clock::now()) {
+      if (auto store = unsettled.front().store.lock()) {
+        try {  // a host that is gone is tried for minutes, and stop() waits for this thread
+          std::thread([store = std::move(store)] {
+            core::begin_thread("hybridps-store");
+            store->settle();
+          }).detach();
+        } catch (const std::system_error&) {  // then when a verdict is to be written
+        }
+      }
+      unsettled.pop_front();
     }
   }
   // This rank will confirm no roster any more, so there will be none: who waits for one reads why. A group that was not

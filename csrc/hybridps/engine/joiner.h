@@ -2,7 +2,7 @@
 //
 // Owner    the engine, one for all groups.
 // Threads  join() and stop() from any thread; answer_proofs() and has_proofs() in the loop. Rendezvous run on a thread of
-//          the joiner's own, the only one that talks to the groups' Stores here; it never waits for the loop.
+//          the joiner's own, the only one that talks to the groups' Stores here, but for settle(); it never waits for the loop.
 // Fork     in a forked child the joiner is leaked: its thread does not exist there.
 #pragma once
 

@@ -229,7 +229,7 @@ void Loop::run() {
       if ((ended_ = commands_.empty())) break;
       continue;
     }
-    if (options_.spin.count() > 0) {
+    if (options_.spin.count() > 0 && spins_.load(std::memory_order_relaxed)) {
       const core::TimePoint now = runtime_.now();
       if (idle_since == core::TimePoint::max()) idle_since = now;
       if (now - idle_since < options_.spin) continue;
@@ -277,7 +277,7 @@ void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
     const core::TimePoint now = runtime_.now();
     if (now >= until) break;
     if (idle_since == core::TimePoint::max()) idle_since = now;
-    if (now - idle_since < options_.drive_spin) continue;
+    if (now - idle_since < options_.drive_spin && spins_.load(std::memory_order_relaxed)) continue;
     driver_.sleeping.store(true, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!has_commands_.load(std::memory_order_relaxed) && runtime_.arm())

@@ -71,6 +71,8 @@ class Loop : core::Pinned {
   core::Status call(core::OnceFn<void(core::Status&)> command, core::Duration patience);
   /// Drives until done() (asked after every round) or `until`. Returns at once if another caller drives already.
   void drive(const std::function<bool()>& done, core::TimePoint until);
+  /// Whether idle drivers look for events before they sleep, where the options say so. With the baton.
+  void let_spin(bool spins) noexcept { spins_.store(spins, std::memory_order_relaxed); }
   /// This thread is inside the loop: it must not wait for it.
   bool in_round() const noexcept { return round_of_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
 
@@ -98,6 +100,7 @@ class Loop : core::Pinned {
   Runtime& runtime_;
   LoopClient& client_;
   const LoopOptions options_;
+  std::atomic<bool> spins_{true};
   Bed own_;
   Bed driver_;
   std::thread thread_;

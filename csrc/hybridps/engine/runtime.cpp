@@ -128,7 +128,7 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
   worker_ = std::make_unique<worker::Worker>(*outbox_, *server_, *this,
                                              worker::WorkerOptions{options_.grant_chunks, options_.warn_seconds,
                                                                    options_.early_messages_max, options_.find_rates,
-                                                                   options_.retained_bytes});
+                                                                   options_.tune, options_.retained_bytes});
   forward->worker = worker_.get();
   dedicated_ = std::make_unique<server::DedicatedServer>(*outbox_, *this, options_.grant_chunks, grant_bytes);
   keep_ = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(keep_, forward);
@@ -184,7 +184,7 @@ void Runtime::add_peer(PeerRecord peer) {
 }
 
 void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology) {
-  group_windows_.insert_or_assign(uid, windows_of(topology));
+  group_windows_.insert_or_assign(uid, windows_of(topology, 0));
   for (const core::EngineId engine : engines)
     if (const auto found = peers_.find(engine); found != peers_.end()) ++found->second.groups;
   group_engines_[uid] = std::move(engines);
@@ -192,11 +192,14 @@ void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, cons
   choose_windows();
 }
 
-Runtime::Windows Runtime::windows_of(const schedule::Topology& topology) const {
+Runtime::Windows Runtime::windows_of(const schedule::Topology& topology, int log2) const {
   const bool has_servers = topology.servers() > 0;
   std::uint64_t bytes = options_.window_bytes * flow_.windows;
   if (flow_.naps) bytes += has_servers ? kNapWindowBytesWithServers : kNapWindowBytes;
-  return {topology, schedule::windows_bytes(bytes, topology)};
+  // From what can be used, or halves of a window beyond all allowances would be like the whole.
+  if (log2 != 0) bytes = std::min<std::uint64_t>(bytes, options_.eager_bytes * topology.fan());
+  bytes = log2 >= 0 ? bytes << log2 : bytes >> -log2;
+  return {topology, schedule::windows_bytes(bytes, topology), log2};
 }
 
 void Runtime::look_at_flow(core::TimePoint now) {
@@ -212,7 +215,7 @@ void Runtime::look_at_flow(core::TimePoint now) {
   if (flow == flow_) return;
   flow_ = flow;
   outbox_->set_naps(flow_.naps);
-  for (auto& [uid, of_group] : group_windows_) of_group = windows_of(of_group.topology);
+  for (auto& [uid, of_group] : group_windows_) of_group = windows_of(of_group.topology, of_group.log2);
   choose_windows();
 }
 
@@ -423,8 +426,21 @@ void Runtime::on_server_lost(core::EngineId server, const std::string& why) {
 }
 
 void Runtime::on_shares(core::GroupUid uid, const schedule::Topology& topology) {
-  group_windows_.insert_or_assign(uid, windows_of(topology));
+  const auto found = group_windows_.find(uid);
+  if (found == group_windows_.end()) return;
+  found->second = windows_of(topology, found->second.log2);
   choose_windows();
+}
+
+void Runtime::on_tuning(core::GroupUid uid, const schedule::Tuning& tuning) {
+  const auto found = group_windows_.find(uid);
+  if (found == group_windows_.end()) return;
+  if (found->second.log2 != tuning.window_log2) {
+    found->second = windows_of(found->second.topology, tuning.window_log2);
+    choose_windows();
+  }
+  transports_.data->use_sockets(tuning.sockets);
+  if (hooks_.spin) hooks_.spin(tuning.spin);
 }
 
 void Runtime::send_control(core::EngineId to, wire::Message message, std::string_view text) {
@@ -467,15 +483,18 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
   }
   const wire::Message& message = decoded.value();
   const core::GroupUid uid = message.from.uid;
+  std::uint64_t came = 0;
   if (observe::Trace* const trace = outbox_->trace(); trace != nullptr && message.as<wire::Data>() != nullptr) {
     const wire::ChunkId& chunk = *message.chunk();
-    const std::uint64_t came = observe::trace_ns();
+    came = observe::trace_ns();
     trace->add({came, came, message.payload_bytes, chunk.sequence, chunk.span, chunk.number, trace->group(uid),
                 trace->peer(message.from.source), observe::EventType::kReceived, static_cast<std::uint8_t>(chunk.stage)});
   }
   if (on_engine_message(message, {payload.data(), payload.bytes()})) return;
   if (worker::GroupState* group = worker_->find(uid)) {
+    if (came != 0) outbox_->trace()->came(came);
     deliver(*group, message, std::move(payload));
+    if (observe::Trace* const trace = outbox_->trace()) trace->came(0);
     return;
   }
   if (dedicated_->has(uid)) {
@@ -499,6 +518,7 @@ void Runtime::set_hooks(Hooks hooks) {
   take(hooks_.group_failed, std::move(hooks.group_failed));
   take(hooks_.group_waits, std::move(hooks.group_waits));
   take(hooks_.peer_gone, std::move(hooks.peer_gone));
+  take(hooks_.spin, std::move(hooks.spin));
   take(hooks_.status_asked, std::move(hooks.status_asked));
   take(hooks_.status_answered, std::move(hooks.status_answered));
 }
@@ -836,6 +856,8 @@ std::vector<observe::Sample> Runtime::samples(const std::function<std::string(co
   add("peers_dead", dead);
   add("pool_slots_in_use", pool_->slots_in_use());
   add("trace_dropped", outbox_->trace() == nullptr ? 0 : outbox_->trace()->dropped());
+  add("tuner_trials", c.tuner_trials.load());
+  add("tuner_kept", c.tuner_kept.load());
   add("compress_operations", c.compress_operations.load());
   add("compress_bytes", c.compress_bytes.load());
   add("compress_wire_bytes", c.compress_wire_bytes.load());
@@ -863,6 +885,8 @@ void Runtime::update_counters() {
   store(counters_.net_rx_payload_bytes, net.rx_payload_bytes);
   store(counters_.net_tx_device_bytes, net.tx_device_bytes);
   const worker::CodecCounts& codecs = worker_->codec_counts();
+  store(counters_.tuner_trials, worker_->tuner_trials());
+  store(counters_.tuner_kept, worker_->tuner_kept());
   store(counters_.compress_operations, codecs.operations);
   store(counters_.compress_bytes, codecs.bytes);
   store(counters_.compress_wire_bytes, codecs.wire_bytes);

@@ -54,6 +54,7 @@ struct RuntimeOptions {
   bool urgent_always = false;      // with it: also where no bulk is under way
   bool may_nap = false;            // data waits in the kernel's buffers, and nothing urgent comes with it
   bool find_rates = true;          // shares follow what the network is found to carry
+  bool tune = false;               // of groups that this engine is rank 0 of (schedule/tuner.h)
   double heartbeat_seconds = 1;
   double dead_seconds = 5;
 };
@@ -118,6 +119,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
     std::function<void(core::EngineId from, const wire::StatusAsk&)> status_asked;
     std::function<void(core::EngineId from, const wire::StatusAnswer&, std::span<const std::byte>)> status_answered;
     std::function<void(core::EngineId, const core::Status& cause)> peer_gone;
+    std::function<void(schedule::Tuning::Spin)> spin;  // idle threads look so from now on
   };
   /// Those that are set replace earlier ones.
   void set_hooks(Hooks hooks);
@@ -173,6 +175,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void send_now() override { transports_.data->send_now(); }
   void on_shares(core::GroupUid uid, const schedule::Topology& topology) override;
   void on_server_lost(core::EngineId server, const std::string& why) override;
+  // worker::Host, server::DedicatedHost
+  void on_tuning(core::GroupUid uid, const schedule::Tuning& tuning) override;
   // server::DedicatedHost
   void on_served_group_closed(core::GroupUid uid, const core::Status& why) override;
 
@@ -203,6 +207,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   struct Windows {
     schedule::Topology topology;
     std::vector<std::uint64_t> bytes;  // per engine
+    int log2 = 0;                      // schedule::Tuning::window_log2
   };
 
   Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep, Transports transports);
@@ -225,7 +230,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void choose_watched();
   void join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology);
   void forget_unused(core::TimePoint now);
-  Windows windows_of(const schedule::Topology& topology) const;
+  Windows windows_of(const schedule::Topology& topology, int log2) const;
   void look_at_flow(core::TimePoint now);
   void choose_windows();
 

@@ -44,7 +44,7 @@ class Shard final : public LoopClient, core::Pinned {
                DataThreads& threads) {
     RuntimeOptions o;
     o.self = id_ = core::make_engine_id();
-    o.chunk_bytes = config.chunk_bytes;
+    o.chunk_bytes = config.tune ? std::max(config.chunk_bytes, schedule::kChunkRoomBytes) : config.chunk_bytes;
     o.eager_bytes = config.eager_bytes;
     o.window_bytes = config.window_bytes;
     o.local_peers = 0;
@@ -92,7 +92,8 @@ class Shard final : public LoopClient, core::Pinned {
     record_.data_address = to_record(made.value()->address());
     record_.control_address = to_record(second.value()->address());
     record_.eager_bytes = o.eager_bytes;
-    record_.chunk_bytes = o.chunk_bytes;
+    record_.chunk_bytes = config.chunk_bytes;
+    record_.chunk_bytes_max = o.chunk_bytes;
     record_.nics = to_record(interfaces.nics);
     record_.node_gbps = interfaces.node_gbps / options.threads;
     transports.data = std::move(made).value();
@@ -149,9 +150,11 @@ class Shard final : public LoopClient, core::Pinned {
                                                " are served already; start it with more --memory");
     server::ServedGroup group{roster.uid, name, {}, topology_of(roster, size + index), 1};
     std::uint64_t chunk_bytes = record_.chunk_bytes;
+    std::uint64_t chunk_bytes_max = record_.chunk_bytes_max;
     const auto add = [&](const bootstrap::MemberRecord& member, const std::string& where) {
       group.engines.push_back(member.engine);
       chunk_bytes = std::min(chunk_bytes, member.chunk_bytes);
+      chunk_bytes_max = std::min(chunk_bytes_max, std::max(member.chunk_bytes, member.chunk_bytes_max));
       if (member.engine == id_) return;
       runtime_->add_peer(peer_record(member, where, /*local=*/false));
     };
@@ -162,6 +165,7 @@ class Shard final : public LoopClient, core::Pinned {
     if (!codecs.is_ok()) return codecs.status();
     group.codecs = codecs.value();
     group.coded_chunk_bytes_max = chunk_bytes;
+    group.chunk_bytes_max = static_cast<std::uint32_t>(std::min<std::uint64_t>(chunk_bytes_max, 0x7fffffff));
     group.residual_budget = residual_budget_;
     group.outer_budget = outer_budget_;
     runtime_->open_served_group(std::move(group));

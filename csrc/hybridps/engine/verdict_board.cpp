@@ -68,6 +68,7 @@ struct VerdictBoard::State {
       Task task = std::move(tasks.front());
       tasks.pop_front();
       lock.unlock();
+      task.location.store->settle();  // the program may be waiting in the one that it lent
       const core::Result<std::optional<Bytes>> there = task.location.store->try_get(task.location.key);
       std::optional<Status> verdict;
       if (there.is_ok() && there.value()) verdict = decode_verdict(*there.value());

@@ -144,8 +144,8 @@ void Outbox::trace_window(PeerState& peer) {
 }
 
 void Outbox::trace_sent(const PeerState& peer, const Stream& stream, std::uint32_t chunk, std::size_t bytes,
-                        std::uint64_t since_ns, transport::SendDone& done) {
-  observe::Event event{since_ns,     0, bytes, stream.id.sequence, stream.id.span, chunk, trace_->group(stream.from.uid), trace_->peer(peer.id),
+                        transport::SendDone& done) {
+  observe::Event event{trace_->begin_send(), 0, bytes, stream.id.sequence, stream.id.span, chunk, trace_->group(stream.from.uid), trace_->peer(peer.id),
                        observe::EventType::kSent, static_cast<std::uint8_t>(stream.id.stage)};
   // Another trace, begun since, does not know the event's group and peer.
   done = [this, alive = alive_, event, trace = trace_, inner = std::move(done)](core::Status status) mutable {
@@ -168,7 +168,10 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
   };
   if (bytes == 0) {
     transport::SendDone done;
-    if (trace_ != nullptr) trace_sent(peer, stream, chunk, 0, observe::trace_ns(), done);
+    if (trace_ != nullptr) {
+      trace_->worked(0);
+      trace_sent(peer, stream, chunk, 0, done);
+    }
     if (!send({}, std::move(done)).is_ok()) return Step::kBroken;
     marks |= kSent;
     ++stream.sent_;
@@ -188,6 +191,7 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
     }
   }
   Payload payload;
+  if (trace_ != nullptr) trace_->worked(0);
   if (peer.local || net_in_use_[size_class] < options_.net_slots[size_class])
     payload = stream.source->payload(stream, chunk, bytes);
   if (!payload.buffer) {
@@ -220,7 +224,7 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
       }
     };
   }
-  if (trace_ != nullptr) trace_sent(peer, stream, chunk, payload.bytes, observe::trace_ns(), done);
+  if (trace_ != nullptr) trace_sent(peer, stream, chunk, payload.bytes, done);
   if (!send(payload, std::move(done)).is_ok()) {
     // `done` was dropped unrun.
     if (!peer.local) {

@@ -208,7 +208,7 @@ class Outbox : core::Pinned {
   void resume(PeerState& peer);
   void trace_window(PeerState& peer);
   void trace_sent(const PeerState& peer, const Stream& stream, std::uint32_t chunk, std::size_t bytes,
-                  std::uint64_t since_ns, transport::SendDone& done);
+                  transport::SendDone& done);
   Step send_chunk(PeerState& peer, Stream& stream, std::uint32_t chunk);
   std::uint32_t serve_wanted(PeerState& peer, Stream& stream, std::uint32_t chunks_max);
   void wait(PeerState& peer, Stream& stream);

@@ -19,6 +19,9 @@ struct EngineCounters {
   std::atomic<std::uint64_t> groups{0};
   std::atomic<std::uint64_t> endpoints{0};
   std::atomic<std::uint64_t> bad_messages{0};
+  // What tuners did, of groups that this rank is the first of.
+  std::atomic<std::uint64_t> tuner_trials{0};
+  std::atomic<std::uint64_t> tuner_kept{0};
   // What codecs did on this rank.
   std::atomic<std::uint64_t> compress_operations{0};
   std::atomic<std::uint64_t> compress_bytes{0};       // of elements, encoded

@@ -36,6 +36,8 @@ constexpr std::array kMetrics = {
     Metric{"bad_messages", kCounter, "", "Messages that did not decode, or were of no group."},
     Metric{"peers_dead", kGauge, "", "Peers of open groups that are taken for dead."},
     Metric{"pool_slots_in_use", kGauge, "", "Network buffers in use."},
+    Metric{"tuner_trials", kCounter, "", "Changes of settings that were tried out, of groups whose first rank this is."},
+    Metric{"tuner_kept", kCounter, "", "Of these, kept, since operations took less time."},
     Metric{"compress_operations", kCounter, "", "Operations with a codec."},
     Metric{"compress_bytes", kCounter, "", "Bytes of elements that codecs encoded."},
     Metric{"compress_wire_bytes", kCounter, "", "Bytes that they became."},

@@ -20,6 +20,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "hybridps/core/clock.h"
@@ -81,17 +82,28 @@ class Trace : core::Pinned {
     ring_[end % kRing] = event;
     added_.store(end + 1, std::memory_order_release);
   }
+  /// Reading the clock is half of what an event costs: one that begins where another has just ended takes its time. A chunk that
+  /// has come (until its message is done with, came(0)) is copied or added; one that has been copied is sent.
+  void came(std::uint64_t now_ns) noexcept { came_ns_ = now_ns; }
+  std::uint64_t begin_work() noexcept { return came_ns_ != 0 ? std::exchange(came_ns_, 0) : trace_ns(); }
+  void worked(std::uint64_t now_ns) noexcept { worked_ns_ = now_ns; }
+  std::uint64_t begin_send() noexcept { return worked_ns_ != 0 ? std::exchange(worked_ns_, 0) : trace_ns(); }
+
   /// The number of a group in events.
   std::uint32_t group(core::GroupUid uid) {
+    if (uid == last_group_.first) return last_group_.second;
     const auto [found, is_new] = groups_.emplace(uid, static_cast<std::uint32_t>(groups_.size()));
     if (is_new)
       write_text("{\"group\": " + std::to_string(found->second) + ", \"uid\": \"" + core::to_string(uid) + "\"}");
+    last_group_ = {uid, found->second};
     return found->second;
   }
   std::uint16_t peer(core::EngineId engine) {
+    if (engine == last_peer_.first) return last_peer_.second;
     const auto [found, is_new] = peers_.emplace(engine, static_cast<std::uint16_t>(peers_.size()));
     if (is_new)
       write_text("{\"peer\": " + std::to_string(found->second) + ", \"engine\": \"" + core::to_string(engine) + "\"}");
+    last_peer_ = {engine, found->second};
     return found->second;
   }
 
@@ -114,6 +126,10 @@ class Trace : core::Pinned {
   std::atomic<std::uint64_t> dropped_{0};
   std::unordered_map<core::GroupUid, std::uint32_t> groups_;
   std::unordered_map<core::EngineId, std::uint16_t> peers_;
+  std::uint64_t came_ns_ = 0;    // 0: none
+  std::uint64_t worked_ns_ = 0;  // the same
+  std::pair<core::GroupUid, std::uint32_t> last_group_;
+  std::pair<core::EngineId, std::uint16_t> last_peer_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool stop_ = false;
@@ -127,11 +143,12 @@ class TraceSpan : core::Pinned {
   TraceSpan(Trace* trace, EventType type, std::uint8_t detail, std::uint64_t bytes, std::uint64_t sequence,
             std::uint32_t span, std::uint32_t chunk) noexcept
       : trace_(trace) {
-    if (trace_ != nullptr) event_ = {trace_ns(), 0, bytes, sequence, span, chunk, 0, 0, type, detail};
+    if (trace_ != nullptr) event_ = {trace_->begin_work(), 0, bytes, sequence, span, chunk, 0, 0, type, detail};
   }
   ~TraceSpan() {
     if (trace_ == nullptr) return;
     event_.end_ns = trace_ns();
+    trace_->worked(event_.end_ns);
     trace_->add(event_);
   }
 

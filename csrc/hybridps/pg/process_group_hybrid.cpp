@@ -36,9 +36,9 @@ std::string text_of(const std::string& name, int rank, int size) {
 }
 
 std::shared_ptr<bootstrap::KeyValueStore> adapt(const c10::intrusive_ptr<c10d::Store>& store,
-                                                const ProcessGroupHybrid::Options& options) {
+                                                const ProcessGroupHybrid::Options& options, StoreUse use) {
   TORCH_CHECK_VALUE(store, "hybridps: group ", options.group_name, ": no Store was given");
-  return adapt_store(store);
+  return adapt_store(store, use);
 }
 
 std::shared_ptr<WorkContext> make_context(const std::string& name, int rank, int size, std::shared_ptr<Hooks> hooks) {
@@ -87,14 +87,15 @@ void tell_of_failed_start(bootstrap::KeyValueStore& store, const std::string& gr
 }
 
 ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                       c10::intrusive_ptr<Options> options, core::TimePoint called_at)
+                                       c10::intrusive_ptr<Options> options, core::TimePoint called_at,
+                                       StoreUse store_use)
     : c10d::Backend(rank, size),
       options_(options ? std::move(options) : c10::make_intrusive<Options>()),
+      entered_at_(core::Clock::now()),
       torch_store_(store),
-      store_(adapt(store, *options_)),
+      store_(adapt(store, *options_, store_use)),
       made_as_rank_(rank),
       timeout_ms_(options_->timeout.count()) {
-  const core::TimePoint entered_at = core::Clock::now();
   // torch's setGroupUid() comes later, or not at all under TORCH_DISTRIBUTED_DEBUG=DETAIL.
   pg_uid_ = options_->group_name;
   if (!options_->global_ranks_in_group.empty())
@@ -127,8 +128,8 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
   if (!core::log_enabled(core::LogLevel::kDebug)) return;
   char text[160];
   std::snprintf(text, sizeof text, "%.1f ms: loading %.1f ms, Store %.1f ms, engine %.1f ms, opening %.1f ms",
-                ms_between(called_at, opened_at_), ms_between(called_at, entered_at),
-                ms_between(entered_at, life_->connected_at), ms_between(life_->connected_at, life_->started_at),
+                ms_between(called_at, opened_at_), ms_between(called_at, entered_at_),
+                ms_between(entered_at_, life_->connected_at), ms_between(life_->connected_at, life_->started_at),
                 ms_between(life_->started_at, opened_at_));
   core::log_debug(group_text(*life_->context), " made in ", text);
 }

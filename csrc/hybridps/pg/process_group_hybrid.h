@@ -44,6 +44,7 @@
 #include "hybridps/pg/hooks.h"
 #include "hybridps/pg/lanes.h"
 #include "hybridps/pg/process.h"
+#include "hybridps/pg/store_adapter.h"
 #include "hybridps/pg/tensors.h"
 #include "hybridps/pg/work.h"
 #include "hybridps/staging/stager.h"
@@ -81,10 +82,11 @@ class ProcessGroupHybrid final : public c10d::Backend {
   };
 
   /// Publishes this member and returns; operations queue until all members have come. options->group_name names the
-  /// group; its global_ranks_in_group is empty for the world. The timeout counts from `called_at`. Connects to the Store:
-  /// not with the interpreter's lock.
+  /// group; its global_ranks_in_group is empty for the world. The timeout counts from `called_at`. Connects to the Store
+  /// (StoreUse::kBorrowed: the caller goes on to wait_ready() at once, and lends its connection): not with the interpreter's lock.
   ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                     c10::intrusive_ptr<Options> options, core::TimePoint called_at = core::Clock::now());
+                     c10::intrusive_ptr<Options> options, core::TimePoint called_at = core::Clock::now(),
+                     StoreUse store_use = StoreUse::kOwn);
   ~ProcessGroupHybrid() override;
 
   /// Waits until all members have come, or throws, naming those that have not. Ctrl-C aborts the group.
@@ -292,6 +294,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
 
   const c10::intrusive_ptr<Options> options_;
   const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
+  const core::TimePoint entered_at_;  // before the Store is connected
   const c10::intrusive_ptr<c10d::Store> torch_store_;
   const std::shared_ptr<bootstrap::KeyValueStore> store_;
   const std::uint64_t generation_ = core::fork_generation();

@@ -48,7 +48,7 @@ StorePtr shared_clone(const StorePtr& base) {
   static auto& mutex = *new std::mutex;
   static auto& clones = *new std::map<c10d::Store*, Entry>;
   std::vector<StorePtr> unused;  // closed after the lock is released
-  const std::lock_guard lock(mutex);
+  std::unique_lock lock(mutex);
   for (auto at = clones.begin(); at != clones.end();) {
     if (at->second.base.expired()) {
       unused.push_back(std::move(at->second.clone));
@@ -60,6 +60,7 @@ StorePtr shared_clone(const StorePtr& base) {
   // An entry's weak reference keeps the address from being used again while it is there.
   if (const auto at = clones.find(base.get()); at != clones.end()) return at->second.clone;
   StorePtr clone;
+  lock.unlock();  // a host that is gone is tried for minutes, and others have other stores
   try {
     clone = base->clone();
   } catch (const std::exception& error) {
@@ -67,7 +68,9 @@ StorePtr shared_clone(const StorePtr& base) {
     core::log_debug("the Store cannot be cloned and is used as it is: ", message_of(error));
     return base;
   }
-  clones.insert_or_assign(base.get(), Entry{c10::weak_intrusive_ptr<c10d::Store>(base), clone});
+  lock.lock();
+  const auto [at, is_new] = clones.try_emplace(base.get(), Entry{c10::weak_intrusive_ptr<c10d::Store>(base), clone});
+  if (!is_new) unused.push_back(std::exchange(clone, at->second.clone));  // somebody else was faster
   return clone;
 }
 
@@ -80,12 +83,29 @@ core::Status failed(const char* call, const std::string& key, const std::excepti
 
 class StoreAdapter final : public bootstrap::KeyValueStore {
  public:
-  StoreAdapter(StorePtr store, std::string prefix) : store_(std::move(store)), prefix_(std::move(prefix)) {}
+  StoreAdapter(StorePtr base, std::string prefix, StoreUse use)
+      : prefix_(std::move(prefix)), base_(std::move(base)) {
+    if (use == StoreUse::kOwn) settle();
+  }
+
+  void settle() override {
+    StorePtr base;
+    {
+      const std::lock_guard lock(mutex_);
+      base = base_;
+    }
+    if (!base) return;
+    StorePtr own = shared_clone(base);  // a host that is gone is tried for minutes
+    const std::lock_guard lock(mutex_);
+    if (!base_) return;
+    own_ = std::move(own);
+    base_ = nullptr;  // perhaps the server: whoever asks last must not be its end
+  }
 
   core::Status set(std::string_view key, std::span<const std::uint8_t> value) override {
     const std::string name = prefix_ + std::string(key);
     try {
-      store_->set(name, std::vector<std::uint8_t>(value.begin(), value.end()));
+      store()->set(name, std::vector<std::uint8_t>(value.begin(), value.end()));
       return core::Status::ok();
     } catch (const std::exception& error) {
       return failed("set", name, error);
@@ -95,24 +115,32 @@ class StoreAdapter final : public bootstrap::KeyValueStore {
   core::Result<std::optional<bootstrap::Bytes>> try_get(std::string_view key) override {
     const std::string name = prefix_ + std::string(key);
     try {
-      if (!store_->check({name})) return std::optional<bootstrap::Bytes>();
-      return std::optional<bootstrap::Bytes>(store_->get(name));
+      const StorePtr store = this->store();
+      if (!store->check({name})) return std::optional<bootstrap::Bytes>();
+      return std::optional<bootstrap::Bytes>(store->get(name));
     } catch (const std::exception& error) {
       return failed("get", name, error);
     }
   }
 
  private:
-  const StorePtr store_;
+  StorePtr store() {
+    const std::lock_guard lock(mutex_);
+    return own_ ? own_ : base_;
+  }
+
   const std::string prefix_;
+  std::mutex mutex_;
+  StorePtr base_;  // until settle()
+  StorePtr own_;
 };
 
 }  // namespace
 
-std::shared_ptr<bootstrap::KeyValueStore> adapt_store(const c10::intrusive_ptr<c10d::Store>& store) {
+std::shared_ptr<bootstrap::KeyValueStore> adapt_store(const c10::intrusive_ptr<c10d::Store>& store, StoreUse use) {
   const InterpreterReleased released;  // whoever holds the lock below may need the interpreter, for a Store in Python
   Unwrapped unwrapped = unwrap(store);
-  return std::make_shared<StoreAdapter>(shared_clone(unwrapped.base), std::move(unwrapped.prefix));
+  return std::make_shared<StoreAdapter>(std::move(unwrapped.base), std::move(unwrapped.prefix), use);
 }
 
 }  // namespace hybridps::pg

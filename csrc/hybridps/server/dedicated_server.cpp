@@ -1,6 +1,7 @@
 #include "hybridps/server/dedicated_server.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 
@@ -15,6 +16,8 @@ constexpr std::size_t kOverKept = 1024;
 // header alone opens them. 16 TiB in chunks of 1 MiB.
 constexpr std::uint64_t kChunksMax = std::uint64_t{1} << 24;
 constexpr std::size_t kSpansMax = std::size_t{1} << 17;
+// Plan versions that operations may still be bound to: a trial of two at a time, and shares between them.
+constexpr std::size_t kVersionsKept = 64;
 // What is over is the whole operation.
 constexpr std::uint32_t kAllSpans = 0xffffffffU;
 
@@ -27,6 +30,16 @@ struct DedicatedServer::Served : core::Pinned {
   std::uint64_t chunks = 0;  // of all spans
   compress::Residuals residuals;
   outer::State outer;
+  /// By plan version, of those that members may still use.
+  std::map<std::uint32_t, schedule::Tuning> tunings{{0, {}}};
+  std::uint32_t first_told = 0;  // those before have the tuning of version 0; 0: all have
+  const schedule::Tuning* tuning_of(const wire::ChunkId& chunk) const {
+    // An outer step belongs to no version.
+    const bool is_first = core::is_outer(chunk.signature.op) || first_told == 0 || chunk.plan_version < first_told;
+    const auto found = tunings.find(is_first ? 0 : chunk.plan_version);
+    return found == tunings.end() ? nullptr : &found->second;
+  }
+  schedule::Tuning applied;
   std::set<SpanKey> over;
   std::deque<SpanKey> over_order;
   bool closing = false;
@@ -165,8 +178,12 @@ std::string DedicatedServer::refuse(const Served& group, int sender, const wire:
   if (chunk.signature.kind == schedule::Kind::kReduce &&
       (chunk.signature.root < 0 || chunk.signature.root >= topology.size()))
     return "a reduce to rank " + std::to_string(chunk.signature.root);
+  const schedule::Tuning* const tuning = group.tuning_of(chunk);
+  if (tuning == nullptr)
+    return "a contribution under plan version " + std::to_string(chunk.plan_version) + ", of which it was not told";
+  const std::uint64_t chunk_bytes = tuning->chunk_bytes != 0 ? tuning->chunk_bytes : group.info.chunk_bytes;
   if (group.spans.count(key_of(group, chunk)) == 0 &&
-      (group.spans.size() >= kSpansMax || chunk.span_bytes / group.info.chunk_bytes >= kChunksMax - group.chunks))
+      (group.spans.size() >= kSpansMax || chunk.span_bytes / chunk_bytes >= kChunksMax - group.chunks))
     return "more than " + std::to_string(kSpansMax) + " operations or " + std::to_string(kChunksMax) +
            " chunks that are not over: wait for some before issuing more";
   return {};
@@ -179,8 +196,10 @@ DedicatedServer::Span* DedicatedServer::open_span(Served& group, const wire::Chu
   Opening opening;
   opening.signature = first.signature;
   opening.bytes = first.span_bytes;
-  opening.chunk_bytes = group.info.chunk_bytes;
   const wire::Signature& signature = first.signature;
+  const schedule::Tuning& tuning = *group.tuning_of(first);
+  opening.chunk_bytes = tuning.chunk_bytes != 0 ? tuning.chunk_bytes : group.info.chunk_bytes;
+  if (tuning != group.applied) host_.on_tuning(group.info.uid, group.applied = tuning);
   if (signature.coding != wire::Coding::kPlain && group.info.codecs != nullptr)
     opening.codec = group.info.codecs->of(signature.coding == wire::Coding::kWarmUp, signature.dtype);
   if (opening.codec != nullptr)
@@ -246,6 +265,8 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
     const std::string text(reinterpret_cast<const char*>(payload.data()), payload.bytes());
     const bool left = verdict->code == static_cast<std::uint32_t>(core::Code::kClosed);
     close_later(from.uid, left ? core::Status::ok() : core::Status(core::Code::kAborted, text), Tell::kNothing);
+  } else if (const auto* ask = message.as<wire::PlanAsk>()) {
+    if (from.sender_rank == 0) on_ask(*group, *ask);
   } else if (const auto* echo = message.as<wire::Echo>()) {
     const wire::From me{{}, from.uid, static_cast<std::uint32_t>(group->info.topology.rank())};
     outbox_.send(from.source, {me, 0, wire::EchoBack{*echo}});
@@ -285,6 +306,19 @@ void DedicatedServer::on_landed(Served& group, int rank, const wire::Mend& lande
   for (const wire::Mend& known : wire::mends_of(wire::Mend::What::kKnown, me.sender_rank, std::move(everywhere)))
     for (int node = 0; node < topology.nodes(); ++node)
       outbox_.send(group.info.engines[static_cast<std::size_t>(topology.agent(node, topology.rank()))], {me, 0, known});
+}
+
+// It binds nothing: it has to know, before anybody uses them, what the versions have.
+void DedicatedServer::on_ask(Served& group, const wire::PlanAsk& ask) {
+  const bool is_sane = schedule::is_sane(ask.turns, std::max(group.info.chunk_bytes_max, group.info.chunk_bytes));
+  if (is_sane) {
+    if (group.first_told == 0) group.first_told = ask.version;
+    group.tunings[ask.version] = ask.turns.a;
+    if (ask.turns.pairs > 0) group.tunings[ask.version + 1] = ask.turns.b;
+    while (group.tunings.size() > kVersionsKept) group.tunings.erase(std::next(group.tunings.begin()));  // not version 0
+  }
+  const wire::From me{{}, group.info.uid, static_cast<std::uint32_t>(group.info.topology.rank())};
+  host_.send_control(group.info.engines.front(), {me, 0, wire::PlanAnswer{ask.version, is_sane ? 0 : wire::kRefused}}, {});
 }
 
 bool DedicatedServer::set_results_aside() {

@@ -28,6 +28,7 @@
 #include "hybridps/flow/outbox.h"
 #include "hybridps/outer/state.h"
 #include "hybridps/schedule/plan.h"
+#include "hybridps/schedule/tuning.h"
 #include "hybridps/server/result_streams.h"
 #include "hybridps/server/server.h"
 #include "hybridps/wire/message.h"
@@ -43,6 +44,7 @@ struct ServedGroup {
   // As in worker::GroupInfo.
   std::shared_ptr<const compress::Codecs> codecs{};
   std::uint64_t coded_chunk_bytes_max = 0;
+  std::uint32_t chunk_bytes_max = 0;  // that members may choose later; 0: chunk_bytes
   std::shared_ptr<compress::MemoryBudget> residual_budget = std::make_shared<compress::MemoryBudget>();
   std::shared_ptr<compress::MemoryBudget> outer_budget = std::make_shared<compress::MemoryBudget>();
 };
@@ -54,6 +56,8 @@ class DedicatedHost {
   virtual void send_control(core::EngineId to, wire::Message message, std::string_view text) = 0;
   /// The group is over here (its members left it, or it failed): forget its peers. Called from tick() only.
   virtual void on_served_group_closed(core::GroupUid uid, const core::Status& why) = 0;
+  /// The operations that begin have this now (schedule/tuning.h).
+  virtual void on_tuning(core::GroupUid uid, const schedule::Tuning& tuning) = 0;
 };
 
 struct DedicatedStats {
@@ -108,6 +112,7 @@ class DedicatedServer final : public Listener, core::Pinned {
   /// Frees the slots of results that wait for those that are behind. Whether any were.
   bool set_results_aside();
   std::string refuse(const Served& group, int sender, const wire::ChunkId& chunk) const;
+  void on_ask(Served& group, const wire::PlanAsk& ask);
 
   core::OneThread one_thread_;
   flow::Outbox& outbox_;

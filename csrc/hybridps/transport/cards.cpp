@@ -88,6 +88,7 @@ class CardsEndpoint final : public Endpoint {
     Endpoint* endpoint = nullptr;
     double weight = 1;
     double dealt = 0;  // bytes / weight
+    std::size_t socket = 0;
   };
 
   CardsEndpoint(core::EngineId peer, std::vector<Way> ways) : peer_(peer), ways_(std::move(ways)) {}
@@ -99,10 +100,15 @@ class CardsEndpoint final : public Endpoint {
     const double bytes = static_cast<double>(payload_bytes) + kMessageBytes;
     Way* first = &ways_.front();
     for (Way& way : ways_)
-      if (way.dealt + bytes / way.weight < first->dealt + bytes / first->weight) first = &way;
+      if (way.socket < used_ && way.dealt + bytes / way.weight < first->dealt + bytes / first->weight) first = &way;
     core::Status status = first->endpoint->send(header, payload, payload_bytes, std::move(done));
     if (status.is_ok()) first->dealt += bytes / first->weight;
     return status;
+  }
+  /// Deals over so many sockets of each card from now on; the first way is always one of them.
+  void use_sockets(std::size_t used) noexcept {
+    used_ = used;
+    for (Way& way : ways_) way.dealt = 0;
   }
   core::EngineId peer() const noexcept override { return peer_; }
   void close(core::Status cause) noexcept override {
@@ -117,13 +123,15 @@ class CardsEndpoint final : public Endpoint {
  private:
   const core::EngineId peer_;
   std::vector<Way> ways_;
+  std::size_t used_ = kCardsMax;
   core::Status cause_;  // ok: open
   bool closed_ = false;
 };
 
 class CardsTransport final : public Transport {
  public:
-  explicit CardsTransport(std::vector<Card> cards) {
+  CardsTransport(std::vector<Card> cards, std::size_t sockets, std::size_t used)
+      : sockets_(sockets), set_(std::min(used, sockets)), used_(set_) {
     for (Card& card : cards) {
       card.info.inner = card.transport->address();
       infos_.push_back(std::move(card.info));
@@ -198,12 +206,15 @@ class CardsTransport final : public Transport {
         if (why.code() != core::Code::kInvalidArgument) peers_[peer].cause = why;
         return why;
       }
-      ways.push_back({opened.value(), pair.weight, 0});
+      ways.push_back({opened.value(), pair.weight, 0, pair.own / (transports_.size() / sockets_)});
       made.ways.push_back(std::move(way));
     }
     for (const Way& way : made.ways)
       if (way.id != peer) aliases_.emplace(way.id, peer);
-    if (ways.size() > 1) made.endpoint = std::make_unique<CardsEndpoint>(peer, std::move(ways));
+    if (ways.size() > 1) {
+      made.endpoint = std::make_unique<CardsEndpoint>(peer, std::move(ways));
+      made.endpoint->use_sockets(used_);
+    }
     return endpoint_of(peer, peers_.emplace(peer, std::move(made)).first->second);
   }
 
@@ -213,7 +224,15 @@ class CardsTransport final : public Transport {
   }
   std::size_t progress() override {
     std::size_t did = 0;
-    for (const auto& transport : transports_) did += transport->progress();
+    // Nothing is sent on sockets that are not in use, here or, but for a moment, by peers.
+    const std::size_t looked_at =
+        look_everywhere_ || ++rounds_ % kRoundsPerLook == 0 ? transports_.size() : transports_.size() / sockets_ * used_;
+    look_everywhere_ = false;
+    for (std::size_t card = 0; card < looked_at; ++card) {
+      const std::size_t one = transports_[card]->progress();
+      did += one;
+      if (one > 0 && card >= transports_.size() / sockets_ * used_) look_everywhere_ = true;
+    }
     while (!ending_.empty() && ending_.front().second.has_passed()) {
       ++did;
       CardsEndpoint& endpoint = *peers_.find(ending_.front().first)->second.endpoint;
@@ -224,7 +243,17 @@ class CardsTransport final : public Transport {
   }
   int event_fd() const noexcept override { return event_fd_; }
   bool arm() override {
-    return std::all_of(transports_.begin(), transports_.end(), [](const auto& transport) { return transport->arm(); });
+    const bool armed =
+        std::all_of(transports_.begin(), transports_.end(), [](const auto& transport) { return transport->arm(); });
+    look_everywhere_ = true;
+    return armed;
+  }
+  void use_sockets(std::size_t sockets) noexcept override {
+    const std::size_t used = sockets == 0 ? set_ : std::min(sockets, sockets_);
+    if (std::exchange(used_, used) == used) return;
+    look_everywhere_ = true;
+    for (const auto& [id, peer] : peers_)
+      if (peer.endpoint) peer.endpoint->use_sockets(used);
   }
   void send_now() noexcept override {
     for (const auto& transport : transports_) transport->send_now();
@@ -323,6 +352,13 @@ class CardsTransport final : public Transport {
     if (receiver_ != nullptr) receiver_->on_peer_failed(peer, std::move(cause));
   }
 
+  static constexpr std::uint64_t kRoundsPerLook = 8;
+
+  const std::size_t sockets_;  // rounds of the same cards among the transports
+  const std::size_t set_;
+  std::size_t used_;
+  std::uint64_t rounds_ = 0;
+  bool look_everywhere_ = true;
   std::vector<CardInfo> infos_;
   std::vector<std::unique_ptr<Inlet>> inlets_;  // outlive the transports
   std::unordered_map<core::EngineId, Peer> peers_;
@@ -425,8 +461,8 @@ std::vector<CardPair> pairs_between(const std::vector<CardInfo>& own, const std:
   return pairs;
 }
 
-core::Result<std::unique_ptr<Transport>> join_cards(std::vector<Card> cards) {
-  auto transport = std::make_unique<CardsTransport>(std::move(cards));
+core::Result<std::unique_ptr<Transport>> join_cards(std::vector<Card> cards, std::size_t sockets, std::size_t used) {
+  auto transport = std::make_unique<CardsTransport>(std::move(cards), sockets, used);
   if (core::Status status = transport->start(); !status.is_ok()) return status;
   return std::unique_ptr<Transport>(std::move(transport));
 }

@@ -56,7 +56,10 @@ struct Card {
   CardInfo info;  // `inner` is filled in
   std::unique_ptr<Transport> transport;
 };
-/// At least one card, at most kCardsMax. kOutOfResources: no descriptor for the common event.
-core::Result<std::unique_ptr<Transport>> join_cards(std::vector<Card> cards);
+/// At least one card, at most kCardsMax. They may be the same ones several times over, one round of them after the other:
+/// `sockets` rounds, of which the first `used` send until Transport::use_sockets() says otherwise.
+/// kOutOfResources: no descriptor for the common event.
+core::Result<std::unique_ptr<Transport>> join_cards(std::vector<Card> cards, std::size_t sockets = 1,
+                                                    std::size_t used = 1);
 
 }  // namespace hybridps::transport

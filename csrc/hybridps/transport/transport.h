@@ -137,6 +137,8 @@ class Transport : core::Pinned {
   virtual TransportStats stats() const noexcept = 0;
   /// Connections that are open, where the kernel tells of them (TCP); a system call for each. Not from inside progress().
   virtual std::vector<PathInfo> paths() const { return {}; }
+  /// Sends to each peer over so many connections of each card, as far as there are any to choose from; 0: as set.
+  virtual void use_sockets(std::size_t /*sockets*/) noexcept {}
 };
 
 inline core::Status Transport::attach_device(const DeviceMemory& /*memory*/) {

@@ -23,6 +23,7 @@ constexpr unsigned count_of(schedule::Scope) { return schedule::kScopeCount; }
 constexpr unsigned count_of(schedule::Kind) { return schedule::kKindCount; }
 constexpr unsigned count_of(core::DType) { return core::kDTypeCount; }
 constexpr unsigned count_of(core::ReduceOp) { return core::kReduceOpCount; }
+constexpr unsigned count_of(schedule::Tuning::Spin) { return schedule::kSpinCount; }
 constexpr unsigned count_of(bool) { return 2; }
 
 // --- the table: each message's fields in their order, for the encoder, the decoder and layout() ----------------------
@@ -158,8 +159,22 @@ void fields(Io& io, Rates& m) {
 }
 
 template <typename Io>
+void fields(Io& io, schedule::Tuning& t) {
+  io("chunk_bytes", t.chunk_bytes);
+  io("window_log2", t.window_log2);
+  io("pace_chunks", t.pace_chunks);
+  io("sockets", t.sockets);
+  io("spin", t.spin);
+}
+
+template <typename Io>
 void fields(Io& io, PlanAsk& m) {
   io("version", m.version);
+  io("pairs", m.turns.pairs);
+  io("block", m.turns.block);
+  io("order", m.turns.order);
+  fields(io, m.turns.a);
+  fields(io, m.turns.b);
 }
 
 template <typename Io>
@@ -196,6 +211,11 @@ void fields(Io& io, Mend& m) {
   io("sequence", m.sequence);
   io("first", m.first);
   io("bits", m.bits);
+}
+
+template <typename Io>
+void fields(Io& io, TrialTimes& m) {
+  io("version", m.version);
 }
 
 struct Envelope {

@@ -22,6 +22,7 @@
 #include "hybridps/core/ids.h"
 #include "hybridps/core/status.h"
 #include "hybridps/schedule/plan.h"
+#include "hybridps/schedule/tuning.h"
 
 namespace hybridps::wire {
 
@@ -226,10 +227,11 @@ struct Rates {
   bool operator==(const Rates&) const = default;
 };
 
-/// Payload: a weight per node, then per dedicated server, f64.
+/// Payload: a weight per node, then per dedicated server, f64. To dedicated servers as well, which need no weights.
 struct PlanAsk {
   static constexpr std::string_view kName = "plan ask";
-  std::uint32_t version = 0;  // the next one
+  std::uint32_t version = 0;  // the next one: of turns.a; that of turns.b, where there are any pairs, is one higher
+  schedule::Turns turns{};    // operations at which they begin: PlanSwitch::first
   bool operator==(const PlanAsk&) const = default;
 };
 
@@ -305,9 +307,17 @@ void for_operations(const Mend& mend, Visit visit) {
     if ((mend.bits[i / 64] >> (i % 64) & 1) != 0) visit(mend.sequence + i);
 }
 
+/// How long the operations of a trial took here. Payload: seconds, f64, of each in its order; 0: it does not count.
+struct TrialTimes {
+  static constexpr std::string_view kName = "trial times";
+  std::uint32_t version = 0;  // PlanAsk::version
+  bool operator==(const TrialTimes&) const = default;
+};
+
 /// The type on the wire is the index here: new ones go to the end.
 using Body = std::variant<Data, Announce, Grant, Credit, Ack, Cancel, Verdict, Probe, ProbeReply, Ping, Pong, Echo,
-                          EchoBack, Rates, PlanAsk, PlanAnswer, PlanSwitch, StatusAsk, StatusAnswer, Mend>;
+                          EchoBack, Rates, PlanAsk, PlanAnswer, PlanSwitch, StatusAsk, StatusAnswer, Mend,
+                          TrialTimes>;
 inline constexpr std::uint8_t kTypeCount = std::variant_size_v<Body>;
 
 struct From {

@@ -46,6 +46,7 @@ struct GroupInfo {
   /// Weights of the nodes and then of the dedicated servers, where those of which this says so, by server, are there. Unset: as
   /// the topology has them, without the others.
   std::function<std::vector<double>(const std::vector<bool>& are_there)> weights_with{};
+  schedule::TuningRange tuning{};
 
   /// "rank 3 (host7 pid 4121)" or "the dedicated server host9 pid 77".
   std::string member_text(int member) const;
@@ -76,6 +77,9 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   std::uint32_t follows = 0;  // sends: so many numbers ago is the message that this one must not overtake; 0: none
   bool acknowledged = false;  // sends
   std::uint32_t plan_version = 0;
+  std::uint32_t shares_version = 0;
+  std::uint16_t pace_chunks = schedule::Tuning::kPaceChunks;
+  bool postponed = false;  // by a change of plans
   Completion done;
   wire::Signature signature;
   const compress::Codec* codec = nullptr;  // of what goes between nodes

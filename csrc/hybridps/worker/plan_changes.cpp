@@ -23,7 +23,6 @@ constexpr std::size_t kPartnersMax = 6;
 constexpr std::size_t kEchoesMin = 3;
 constexpr std::size_t kReportsKept = 4;
 constexpr auto kAgainAfter = std::chrono::milliseconds(5);
-// An answer: the question made no sense here, as when its text was lost for want of a slot. As the switch point: no change.
 
 std::uint64_t nanoseconds(core::TimePoint at) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(at.time_since_epoch()).count());
@@ -44,6 +43,13 @@ schedule::Shares shares_of(const schedule::Topology& topology) {
   for (double& share : shares.worker) share /= total;
   for (double& share : shares.dedicated) share /= total;
   return shares;
+}
+
+std::vector<double> weights_of(const schedule::Topology& topology) {
+  std::vector<double> weights;
+  for (int node = 0; node < topology.nodes(); ++node) weights.push_back(topology.weight(node));
+  for (int server = 0; server < topology.servers(); ++server) weights.push_back(topology.server_weight(server));
+  return weights;
 }
 
 /// Empty if they are no numbers.
@@ -67,9 +73,13 @@ std::string percent_list(const std::vector<double>& weights) {
 
 }  // namespace
 
-PlanChanges::PlanChanges(Worker& worker, GroupState& group, bool measures) : worker_(worker), group_(group) {
+PlanChanges::PlanChanges(Worker& worker, GroupState& group, bool measures, bool tunes) : worker_(worker), group_(group) {
   const schedule::Topology& topology = group.info.topology;
-  bindings_.emplace(0, Binding{0, topology});
+  bindings_.emplace(0, Binding{0, 0, topology});
+  if (tunes && topology.nodes() >= 2 && topology.rank() == 0) {
+    ladders_ = std::make_unique<schedule::TuningLadders>(group.info.tuning);
+    tuner_ = std::make_unique<schedule::Tuner>(ladders_->knobs(), group.info.uid.low);
+  }
   measures_ = measures && topology.nodes() >= 3;
   if (!measures_) return;
   choose_partners();
@@ -94,7 +104,15 @@ const Binding& PlanChanges::binding_of(std::uint64_t sequence) const {
 
 // --- finding ---------------------------------------------------------------------------------------------------------
 
+void PlanChanges::postpone(OperationRun& run) {
+  run.postponed = true;
+  postponed_.insert(run.sequence);
+}
+
 void PlanChanges::on_started(const OperationRun& run) {
+  if (const schedule::Tuning& tuning = binding_of(run.sequence).tuning; tuning != applied_)
+    worker_.host().on_tuning(group_.info.uid, applied_ = tuning);
+  if (tuner_) depth_ = std::max(depth_, static_cast<int>(std::min<std::size_t>(group_.running.size(), 64)));
   if (!measures_ || measured_ || run.sequence % kMeasureEvery != kMeasureEvery - 1) return;
   if (run.signature.kind != schedule::Kind::kAllReduce || run.signature.total_bytes < kMeasureBytesMin) return;
   measured_ = std::make_unique<Measured>();
@@ -120,8 +138,9 @@ std::size_t PlanChanges::tick(core::TimePoint now) {
   return 1;
 }
 
-void PlanChanges::on_finished(const OperationRun& run) {
+void PlanChanges::on_finished(const OperationRun& run, bool succeeded) {
   postponed_.erase(run.sequence);
+  if (tuner_ || timed_) time(run, succeeded);
   if (!measured_ || measured_->sequence != run.sequence) return;
   const std::unique_ptr<Measured> measured = std::move(measured_);
   const core::TimePoint now = core::Clock::now();
@@ -163,7 +182,8 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, Report report) {
   const std::map<int, Report> reports = std::move(found->second);
   reports_.erase(found);
   const Binding& binding = binding_of(sequence);
-  if (is_frozen() || binding.version != newest()) return;
+  // Nothing is learned from operations that take turns: what is tried out looks like a slow card.
+  if (is_frozen() || round_ || binding.shares != newest_binding().shares || binding.tuning != newest_binding().tuning) return;
   const schedule::Shares shares = shares_of(binding.topology);
   const std::vector<schedule::CardReport> cards = cards_of(reports, shares);
   for (const schedule::CardReport& card : cards)
@@ -217,23 +237,36 @@ std::vector<schedule::CardReport> PlanChanges::cards_of(const std::map<int, Repo
 // --- changing --------------------------------------------------------------------------------------------------------
 
 void PlanChanges::propose(const std::vector<double>& weights) {
-  const wire::PlanAsk ask{newest() + 1};
-  const std::string_view text(reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(double));
-  for (int rank = 1; rank < group_.info.topology.size(); ++rank)
-    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)], group_.message(ask), text);
-  on_ask(ask.version, weights);
+  const schedule::Tuning& now = newest_binding().tuning;
+  ask_all({newest_ + 1, {now, now}}, weights);
 }
 
-void PlanChanges::on_ask(std::uint32_t version, std::vector<double> weights) {
-  asked_ = version;
+void PlanChanges::try_out(const schedule::Turns& turns) {
+  servers_are_told_ = true;
+  ask_all({newest_ + 1, turns}, weights_of(newest_binding().topology));
+}
+
+void PlanChanges::ask_all(const wire::PlanAsk& ask, const std::vector<double>& weights) {
+  const std::string_view text(reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(double));
+  const int size = group_.info.topology.size();
+  // Servers need not know of shares: who was told of no tuning has that of the beginning for all versions.
+  const int members = size + (servers_are_told_ ? group_.info.topology.servers() : 0);
+  for (int member = 1; member < members; ++member)
+    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(member)], group_.message(ask),
+                                member < size ? text : std::string_view());
+  answers_.clear();
+  on_ask(ask, weights);
+}
+
+void PlanChanges::on_ask(const wire::PlanAsk& ask, std::vector<double> weights) {
+  asked_ = ask.version;
+  asked_turns_ = ask.turns;
   asked_weights_ = std::move(weights);
   unbound_ = group_.submitted;
-  if (group_.info.topology.rank() == 0) {
-    answers_.clear();
+  if (group_.info.topology.rank() == 0)
     on_answer(0, unbound_);
-    return;
-  }
-  answer(version, unbound_);
+  else
+    answer(ask.version, unbound_);
 }
 
 void PlanChanges::answer(std::uint32_t version, std::uint64_t first_unbound) {
@@ -241,12 +274,22 @@ void PlanChanges::answer(std::uint32_t version, std::uint64_t first_unbound) {
                               {});
 }
 
-void PlanChanges::on_answer(int rank, std::uint64_t first_unbound) {
-  answers_[rank] = first_unbound;
-  const int size = group_.info.topology.size();
-  if (answers_.size() < static_cast<std::size_t>(size)) return;
+void PlanChanges::on_answer(int member, std::uint64_t first_unbound) {
+  answers_[member] = first_unbound;
+  look_at_answers();
+}
+
+// Nobody waits for servers that are lost.
+void PlanChanges::look_at_answers() {
+  const schedule::Topology& topology = group_.info.topology;
+  const int size = topology.size();
   std::uint64_t first = 0;
-  for (const auto& [from, unbound] : answers_) first = std::max(first, unbound);
+  for (int member = 0; member < size + (servers_are_told_ ? topology.servers() : 0); ++member) {
+    if (member >= size && group_.lost_servers->contains(member)) continue;
+    const auto answer = answers_.find(member);
+    if (answer == answers_.end()) return;
+    first = std::max(first, answer->second);
+  }
   const wire::PlanSwitch change{asked_, first};
   for (int other = 1; other < size; ++other)
     worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(other)], group_.message(change), {});
@@ -256,16 +299,29 @@ void PlanChanges::on_answer(int rank, std::uint64_t first_unbound) {
 void PlanChanges::on_switch(std::uint64_t first) {
   if (first == wire::kRefused) {
     asked_ = 0;
+    if (tuner_ && round_) {
+      tuner_->on_refused();
+      round_.reset();
+    }
     after_change();
     return;
   }
+  const Binding before = newest_binding();
+  const std::vector<double> weights_before = weights_of(before.topology);
   const auto servers = asked_weights_.begin() + group_.info.topology.nodes();
   schedule::Topology topology =
       group_.info.topology.with_weights({asked_weights_.begin(), servers}, {servers, asked_weights_.end()});
-  core::log_info("group \"", group_.info.name, "\": plan version ", asked_, " from operation ", first, " on");
-  // Whatever was submitted here is bound; but for what is reserved and will come late, and what waits for this.
-  std::uint64_t oldest = group_.reserved.empty() ? first : *group_.reserved.begin();
-  oldest = std::min(oldest, group_.submitted);
+  const bool is_shares = asked_weights_ != weights_before;
+  const std::uint32_t version = std::exchange(asked_, 0);
+  const schedule::Turns& turns = asked_turns_;
+  newest_ = version + (turns.pairs > 0 ? 1 : 0);
+  if (is_shares)
+    core::log_info("group \"", group_.info.name, "\": plan version ", version, " from operation ", first, " on");
+  else
+    core::log_debug("group \"", group_.info.name, "\": plan version ", version, " from operation ", first, " on, ",
+                    turns.operations(), " of them in turn with another");
+  // Bound is what was submitted before the question, but for what is reserved and will come late.
+  std::uint64_t oldest = group_.reserved.empty() ? unbound_ : std::min(unbound_, *group_.reserved.begin());
   for (const std::uint64_t sequence : postponed_) oldest = std::min(oldest, sequence);
   while (bindings_.size() > 1 && std::next(bindings_.begin())->first <= oldest) bindings_.erase(bindings_.begin());
   if (bindings_.begin()->first != 0) {
@@ -273,44 +329,49 @@ void PlanChanges::on_switch(std::uint64_t first) {
     last.key() = 0;
     bindings_.insert(std::move(last));
   }
-  worker_.host().on_shares(group_.info.uid, topology);
+  bindings_.erase(bindings_.lower_bound(first), bindings_.end());
+  if (is_shares) worker_.host().on_shares(group_.info.uid, topology);
   bool has_lost = false;
   for (int server = 0; server < topology.servers(); ++server)
     has_lost = has_lost || (topology.server_weight(server) > 0.0 && group_.lost_servers->contains(topology.size() + server));
   leaves_out_ = leaves_out_ && has_lost;
-  bindings_.insert_or_assign(first, Binding{std::exchange(asked_, 0), std::move(topology)});
+  Binding a{version, is_shares ? version : before.shares, std::move(topology), turns.a};
+  if (turns.pairs > 0) {
+    Binding b = a;
+    b.version = version + 1;
+    b.tuning = turns.b;
+    for (std::uint64_t index = 0; index < turns.operations(); index += turns.block)
+      if (index == 0 || turns.is_b(index) != turns.is_b(index - 1))
+        bindings_.insert_or_assign(first + index, turns.is_b(index) ? b : a);
+    timed_ = std::make_unique<Timed>();
+    timed_->version = version;
+    timed_->first = first;
+    timed_->seconds.assign(turns.operations(), 0.0);
+    if (tuner_) timed_->own.resize(turns.operations());
+  }
+  bindings_.insert_or_assign(first + turns.operations(), std::move(a));
+  if (round_ && turns.pairs == 0) round_.reset();
   after_change();
-}
-
-void PlanChanges::take_ask(std::uint32_t version, std::vector<double> weights) {
-  const schedule::Topology& topology = group_.info.topology;
-  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-  const bool sane =
-      weights.size() == static_cast<std::size_t>(topology.nodes() + topology.servers()) &&
-      std::all_of(weights.begin(), weights.end(), [](double w) { return std::isfinite(w) && w >= 0.0; }) &&
-      std::isfinite(total) && total > 0.0;
-  if (sane)
-    on_ask(version, std::move(weights));
-  else
-    answer(version, wire::kRefused);
 }
 
 // A change is over: what has waited for that.
 void PlanChanges::after_change() {
   start_postponed();
   if (leaves_out_) leave_out_at_ = core::Clock::now() + kAgainAfter;
-  if (const auto next = std::exchange(next_ask_, {}); next && !is_frozen() && next->first == newest() + 1)
-    take_ask(next->first, next->second);
+  // One that has come while operations were started is newer.
+  if (is_frozen()) return;
+  if (auto next = std::exchange(next_ask_, {}); next && !take_ask(next->first, next->second))
+    answer(next->first.version, wire::kRefused);
 }
 
 void PlanChanges::leave_out_lost() {
+  leaves_out_ = true;  // until a version does
   if (is_frozen()) {
-    leaves_out_ = true;
+    if (group_.info.topology.rank() == 0) look_at_answers();
     return;
   }
-  leaves_out_ = true;  // until a version does
   leave_out_at_ = core::TimePoint::max();
-  const schedule::Topology& now = bindings_.rbegin()->second.topology;
+  const schedule::Topology now = newest_binding().topology;
   std::vector<bool> are_there;
   for (int server = 0; server < now.servers(); ++server)
     are_there.push_back(!group_.lost_servers->contains(now.size() + server));
@@ -327,6 +388,84 @@ void PlanChanges::leave_out_lost() {
   propose(weights);
 }
 
+
+// --- trying out ------------------------------------------------------------------------------------------------------
+
+void PlanChanges::time(const OperationRun& run, bool succeeded) {
+  const core::TimePoint now = core::Clock::now();
+  const core::TimePoint since = std::max(run.submitted_at, std::exchange(last_end_, now));
+  const schedule::Kind kind = run.signature.kind;
+  // Those in which all ranks are through at the same time.
+  const bool counts = succeeded && !run.postponed && run.signature.total_bytes >= kTimedBytesMin && now > since &&
+                      run.operation.scope != schedule::Scope::kWitness && !core::is_outer(run.operation.op) &&
+                      (kind == schedule::Kind::kAllReduce || kind == schedule::Kind::kReduceScatter ||
+                       kind == schedule::Kind::kAllGather);
+  const schedule::Tuner::Sample sample{
+      0, (static_cast<std::uint32_t>(kind) << 4) | static_cast<std::uint32_t>(run.operation.coding),
+      run.signature.total_bytes, core::to_seconds(now - since)};
+  if (timed_ && run.sequence >= timed_->first) {
+    const std::uint64_t index = run.sequence - timed_->first;
+    // What a change has held up is not the first operation's doing.
+    if (counts && index > 0 && index < timed_->seconds.size()) {
+      timed_->seconds[index] = sample.seconds;
+      if (!timed_->own.empty()) timed_->own[index] = sample;
+    }
+    if (group_.over.floor() >= timed_->first + timed_->seconds.size()) {
+      const std::unique_ptr<Timed> timed = std::move(timed_);
+      if (group_.info.topology.rank() != 0) {
+        worker_.host().send_control(group_.info.engines.front(), group_.message(wire::TrialTimes{timed->version}),
+                                    {reinterpret_cast<const char*>(timed->seconds.data()),
+                                     timed->seconds.size() * sizeof(double)});
+      } else if (tuner_) {
+        own_ = std::move(timed->own);
+        on_times(0, timed->seconds);
+      }
+    }
+  } else if (tuner_ && counts) {
+    tuner_->on_operation(sample);
+  }
+  tune();
+}
+
+void PlanChanges::on_times(int rank, const std::vector<double>& seconds) {
+  if (!round_ || seconds.size() != static_cast<std::size_t>(round_->operations())) return;
+  times_[rank] = seconds;
+  if (times_.size() < static_cast<std::size_t>(group_.info.topology.size())) return;
+  std::vector<schedule::Tuner::Sample> samples;
+  for (std::size_t index = 0; index < own_.size(); ++index) {
+    schedule::Tuner::Sample sample = own_[index];
+    sample.index = static_cast<int>(index);
+    for (const auto& [from, times] : times_)
+      sample.seconds = times[index] > 0.0 ? std::min(sample.seconds, times[index]) : 0.0;
+    if (sample.seconds > 0.0 && std::isfinite(sample.seconds)) samples.push_back(sample);
+  }
+  const schedule::Tuner::Round round = *std::exchange(round_, std::nullopt);
+  const std::uint64_t trials = tuner_->trials();
+  tuner_->on_round(round, samples);
+  if (tuner_->trials() == trials) return;
+  const schedule::Tuner::Tried& tried = tuner_->tried().back();
+  worker_.on_tried(tried.kept);
+  const std::string what = ladders_->describe(tried) + (tried.knob < 0 ? ", back to where it began" : "");
+  char times[64];
+  std::snprintf(times, sizeof times, ": %.3f times the time, %d pairs; ", tried.ratio, tried.pairs);
+  if (tried.kept)
+    core::log_info("group \"", group_.info.name, "\": tuner: ", what, times, "kept");
+  else
+    core::log_debug("group \"", group_.info.name, "\": tuner: ", what, times, "taken back");
+}
+
+void PlanChanges::tune() {
+  if (!tuner_ || round_ || is_frozen() || group_.leaving || !group_.status.is_ok()) return;
+  round_ = tuner_->next(depth_);
+  if (!round_) return;
+  depth_ = 1;
+  times_.clear();
+  own_.clear();
+  try_out(ladders_->turns(*round_));
+}
+
+// --- messages --------------------------------------------------------------------------------------------------------
+
 void PlanChanges::start_postponed() {
   for (const std::set<std::uint64_t> postponed = std::exchange(postponed_, {});
        const std::uint64_t sequence : postponed)
@@ -338,6 +477,7 @@ void PlanChanges::on_message(const wire::Message& message, const flow::Delivery&
   const auto rank = static_cast<int>(message.from.sender_rank);
   const bool from_leader = rank == 0 && topology.rank() != 0;
   const bool from_member = rank != 0 && rank < topology.size() && topology.rank() == 0;
+  const bool from_server = topology.is_dedicated(rank) && topology.rank() == 0;
   if (const auto* echo = message.as<wire::Echo>()) {
     worker_.outbox().send(message.from.source, group_.message(wire::EchoBack{*echo}));
   } else if (const auto* back = message.as<wire::EchoBack>()) {
@@ -350,20 +490,33 @@ void PlanChanges::on_message(const wire::Message& message, const flow::Delivery&
       on_report(rank, rates->sequence,
                 Report{static_cast<double>(rates->round_trip_ns) * 1e-9, static_cast<double>(rates->bytes_per_second),
                        numbers_in(payload)});
+  } else if (const auto* times = message.as<wire::TrialTimes>()) {
+    if (from_member && round_ && times->version == newest_ - 1) on_times(rank, numbers_in(payload));
   } else if (const auto* ask = message.as<wire::PlanAsk>()) {
     if (!from_leader) return;
     std::vector<double> weights = numbers_in(payload);
-    if (is_frozen() && ask->version == asked_ + 1) {  // it has overtaken the end of the last change
-      next_ask_ = std::pair(ask->version, std::move(weights));
-      return;
-    }
-    if (is_frozen() || ask->version != newest() + 1) return;
-    take_ask(ask->version, std::move(weights));
+    if (is_frozen())
+      next_ask_.emplace(*ask, std::move(weights));
+    else if (!take_ask(*ask, weights))
+      answer(ask->version, wire::kRefused);
   } else if (const auto* bound = message.as<wire::PlanAnswer>()) {
-    if (from_member && is_frozen() && bound->version == asked_) on_answer(rank, bound->first);
+    if ((from_member || from_server) && is_frozen() && bound->version == asked_) on_answer(rank, bound->first);
   } else if (const auto* change = message.as<wire::PlanSwitch>()) {
     if (from_leader && is_frozen() && change->version == asked_ && change->first >= unbound_) on_switch(change->first);
   }
+}
+
+/// False: it makes no sense here.
+bool PlanChanges::take_ask(const wire::PlanAsk& ask, const std::vector<double>& weights) {
+  const schedule::Topology& topology = group_.info.topology;
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  const bool sane = ask.version == newest_ + 1 &&
+                    schedule::is_sane(ask.turns, std::max(group_.info.tuning.chunk_bytes_max, group_.info.limits.chunk_bytes)) &&
+                    weights.size() == static_cast<std::size_t>(topology.nodes() + topology.servers()) &&
+                    std::all_of(weights.begin(), weights.end(), [](double w) { return std::isfinite(w) && w >= 0.0; }) &&
+                    std::isfinite(total) && total > 0.0;
+  if (sane) on_ask(ask, weights);
+  return sane;
 }
 
 }  // namespace hybridps::worker

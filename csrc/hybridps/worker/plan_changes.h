@@ -1,12 +1,16 @@
-// hybridps/worker/plan_changes.h: one group's shares over time: which plan version an operation is bound to, what the
-// network is found to carry, and how all members change to other shares.
+// hybridps/worker/plan_changes.h: one group's shares and tuning over time: which plan version an operation is bound to, what
+// the network is found to carry, what is tried out, and how all members change together.
 //
 // Binding  an operation is bound to the newest version whose first sequence number is not above its own. Versions differ
-//          in shares only: never in who is whose agent, never in the bits of a result.
+//          in shares and in what schedule::Tuning has: never in who is whose agent, never in the bits of a result.
 // Change   rank 0 asks; each member stops starting collectives (calls still return, operations queue) and answers with
 //          the first sequence number that it has not bound; rank 0 makes the largest of these the switch point and tells
-//          all, who go on: below it with the old shares, from it on with the new ones. Two messages each way, no round
-//          trip for operations otherwise.
+//          all, who go on: below it as before, from it on with what is new. Two messages each way, no round
+//          trip for operations otherwise. Dedicated servers are asked too, as they must know a chunk's size before the first
+//          one comes; they bind nothing, and need not be told.
+// Trials   a change may be to two tunings in turn, for some operations, and to the first of them afterwards. All ranks time
+//          these operations and report to rank 0: what the last rank to take part waits counts, the least of all. There a
+//          schedule::Tuner decides what comes next.
 // Finding  every kMeasureEvery-th collective that sums and takes long is measured by all ranks: round trips of small
 //          messages on the connections that carry data, also to dedicated servers, and bytes through the card. They report
 //          to rank 0, where a schedule::RateFinder decides; what a server's card carried follows from its share. Groups of
@@ -20,6 +24,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -28,6 +33,8 @@
 #include "hybridps/flow/outbox.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/schedule/rate_finder.h"
+#include "hybridps/schedule/tuner.h"
+#include "hybridps/schedule/tuning.h"
 #include "hybridps/wire/message.h"
 
 namespace hybridps::worker {
@@ -38,7 +45,9 @@ class Worker;
 
 struct Binding {
   std::uint32_t version = 0;
+  std::uint32_t shares = 0;  // the version that brought these shares
   schedule::Topology topology;
+  schedule::Tuning tuning{};
 };
 
 class PlanChanges : core::Pinned {
@@ -46,19 +55,28 @@ class PlanChanges : core::Pinned {
   static constexpr std::uint64_t kMeasureEvery = 5;
   static constexpr std::uint64_t kMeasureBytesMin = 1 << 20;
 
-  PlanChanges(Worker& worker, GroupState& group, bool measures);
+  static constexpr std::uint64_t kTimedBytesMin = 16 << 10;  // of operations that count in trials
+
+  /// `tunes`: where this rank is the one that decides.
+  PlanChanges(Worker& worker, GroupState& group, bool measures, bool tunes);
 
   const Binding& binding_of(std::uint64_t sequence) const;
-  std::uint32_t newest() const noexcept { return bindings_.rbegin()->second.version; }
+  /// The highest number of any version.
+  std::uint32_t newest() const noexcept { return newest_; }
   const Binding& newest_binding() const noexcept { return bindings_.rbegin()->second; }
   /// Rank 0: bytes/s of each node's card and then each server's, as far as they were found; else empty.
   std::vector<double> rates() const { return finder_ ? finder_->rates() : std::vector<double>(); }
   /// No operation may be bound now: give it to postpone(), it starts with the answer.
   bool is_frozen() const noexcept { return asked_ != 0; }
-  void postpone(std::uint64_t sequence) { postponed_.insert(sequence); }
+  void postpone(OperationRun& run);
+  /// Rank 0, where it tunes; else null.
+  const schedule::Tuner* tuner() const noexcept { return tuner_.get(); }
+  /// "chunk_bytes 16384 instead of 4096", of what the tuner has tried.
+  std::string describe(const schedule::Tuner::Tried& tried) const { return ladders_->describe(tried); }
 
   void on_started(const OperationRun& run);
-  void on_finished(const OperationRun& run);
+  /// After it counts as over.
+  void on_finished(const OperationRun& run, bool succeeded);
   /// kEcho and later types.
   void on_message(const wire::Message& message, const flow::Delivery& payload);
   std::size_t tick(core::TimePoint now);
@@ -66,10 +84,13 @@ class PlanChanges : core::Pinned {
     return measured_ ? std::min(next_echo_, leave_out_at_) : leave_out_at_;
   }
 
-  /// Rank 0 only, with no other change under way: new
-  /// weights of the nodes and then of the dedicated servers.
+  /// Rank 0 only, with no other change under way: new weights of the nodes and then of the dedicated servers. A trial that is under
+  /// way ends.
   void propose(const std::vector<double>& weights);
-  /// Rank 0 only: lost dedicated servers own nothing from the next version on, which comes as soon as no other is under way.
+  /// Rank 0 only, with no other change and no trial under way: the shares stay.
+  void try_out(const schedule::Turns& turns);
+  /// Rank 0 only: lost dedicated servers own nothing from the next version on, which comes as soon as no other is under way, and no
+  /// change waits for them.
   void leave_out_lost();
 
  private:
@@ -89,13 +110,18 @@ class PlanChanges : core::Pinned {
   void on_report(int rank, std::uint64_t sequence, Report report);
   std::vector<schedule::CardReport> cards_of(const std::map<int, Report>& reports,
                                              const schedule::Shares& shares) const;
-  void on_ask(std::uint32_t version, std::vector<double> weights);
-  void take_ask(std::uint32_t version, std::vector<double> weights);
+  void ask_all(const wire::PlanAsk& ask, const std::vector<double>& weights);
+  bool take_ask(const wire::PlanAsk& ask, const std::vector<double>& weights);
+  void on_ask(const wire::PlanAsk& ask, std::vector<double> weights);
   void after_change();
   void answer(std::uint32_t version, std::uint64_t first_unbound);
   void start_postponed();
-  void on_answer(int rank, std::uint64_t first_unbound);
+  void on_answer(int member, std::uint64_t first_unbound);
+  void look_at_answers();
   void on_switch(std::uint64_t first);
+  void time(const OperationRun& run, bool succeeded);
+  void on_times(int rank, const std::vector<double>& seconds);
+  void tune();
 
   Worker& worker_;
   GroupState& group_;
@@ -108,10 +134,23 @@ class PlanChanges : core::Pinned {
 
   // A change, as a member sees it.
   std::uint32_t asked_ = 0;  // the version, 0: none
+  schedule::Turns asked_turns_;
   std::vector<double> asked_weights_;
+  std::optional<std::pair<wire::PlanAsk, std::vector<double>>> next_ask_;  // came before the answer to the last one
   std::uint64_t unbound_ = 0;  // as answered
   std::set<std::uint64_t> postponed_;
-  std::optional<std::pair<std::uint32_t, std::vector<double>>> next_ask_;  // came too early
+  std::uint32_t newest_ = 0;
+
+  // A trial, as a member sees it.
+  struct Timed {
+    std::uint32_t version = 0;
+    std::uint64_t first = 0;
+    std::vector<double> seconds;               // of each operation; 0: it does not count
+    std::vector<schedule::Tuner::Sample> own;  // rank 0: what they were
+  };
+  std::unique_ptr<Timed> timed_;
+  core::TimePoint last_end_{};  // of a collective
+  schedule::Tuning applied_;
 
   // Rank 0.
   std::unique_ptr<schedule::RateFinder> finder_;
@@ -119,6 +158,13 @@ class PlanChanges : core::Pinned {
   std::map<int, std::uint64_t> answers_;
   bool leaves_out_ = false;  // the newest version gives a lost server something
   core::TimePoint leave_out_at_ = core::TimePoint::max();
+  std::unique_ptr<schedule::TuningLadders> ladders_;
+  std::unique_ptr<schedule::Tuner> tuner_;
+  std::optional<schedule::Tuner::Round> round_;  // asked for, and not over
+  std::map<int, std::vector<double>> times_;     // of it, by rank
+  std::vector<schedule::Tuner::Sample> own_;     // of it, what its operations were
+  int depth_ = 1;                                // collectives under way at a time, lately
+  bool servers_are_told_ = false;                // since the first trial
 };
 
 }  // namespace hybridps::worker

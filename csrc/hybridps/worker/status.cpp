@@ -12,6 +12,8 @@ namespace {
 
 // Of one group, in full; of the others their number is said.
 constexpr std::size_t kPendingTold = 4;
+// What a tuner has tried last.
+constexpr std::size_t kTriedTold = 8;
 
 /// What a byte of the operation's tensor costs a card at least, as nccl-tests counts (doc/PERFORMANCE.md there).
 double bus_factor(schedule::Kind kind, int size) {
@@ -138,6 +140,18 @@ void Worker::write_status(observe::Json& json, const GroupState& group, core::Ti
   json.key("rates_found").array();
   for (const double rate : group.plans->rates()) json.value(rate);
   json.end();
+  if (const schedule::Tuner* const tuner = group.plans->tuner()) {
+    json.key("tuner").object();
+    json.field("resting", tuner->is_resting()).field("trials", tuner->trials()).field("kept", tuner->kept());
+    json.key("tried").array();
+    const std::size_t count = tuner->tried().size();
+    for (std::size_t i = count > kTriedTold ? count - kTriedTold : 0; i < count; ++i) {
+      const schedule::Tuner::Tried& tried = tuner->tried()[i];
+      json.object().field("what", group.plans->describe(tried)).field("ratio", tried.ratio);
+      json.field("pairs", tried.pairs).field("kept", tried.kept).end();
+    }
+    json.end().end();
+  }
   json.field("early_messages", group.early.size());
   json.key("remembered").object();
   std::uint64_t bytes = 0;

@@ -13,9 +13,6 @@
 namespace hybridps::worker {
 namespace {
 
-// Chunks of the largest span that may be on the way beyond the pace of the slowest.
-constexpr std::uint32_t kPaceChunks = 8;
-
 // Operations that end with few others under way need no more.
 constexpr std::size_t kSpareCopiesMax = 16;
 
@@ -84,7 +81,7 @@ GroupState& Worker::open_group(GroupInfo info) {
   const core::GroupUid uid = info.uid;
   auto state = std::make_unique<GroupState>(std::move(info));
   state->p2p = std::make_unique<PointToPoint>(*this, *state);
-  state->plans = std::make_unique<PlanChanges>(*this, *state, options_.find_rates);
+  state->plans = std::make_unique<PlanChanges>(*this, *state, options_.find_rates, options_.tune);
   state->lost_servers = std::make_unique<LostServers>(*this, *state);
   state->heard.assign(state->info.engines.size(), 0);
   state->known.resize(static_cast<std::size_t>(state->info.topology.size()));
@@ -171,7 +168,7 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
   if (is_barrier(o.kind) && !is_oldest(group, sequence))
     group.barriers.insert(sequence);
   else if (group.plans->is_frozen() && has_shares(o))
-    group.plans->postpone(sequence);
+    group.plans->postpone(r);
   else
     start(r);
 }
@@ -225,7 +222,16 @@ void Worker::start(OperationRun& run) {
   if (o.residual) group.residuals.restore(o.tensor, *o.residual);
   if (o.owed) group.owed.restore(o.tensor, *o.owed);
   if (o.accelerated) group.momenta.restore(o.tensor, *o.accelerated);
+  // A barrier has no shares, and may start much later than it was submitted: it belongs to no version.
+  const Binding* binding = !has_shares(o) ? nullptr : &group.plans->binding_of(run.sequence);
   schedule::Limits limits = group.info.limits;
+  if (binding != nullptr) {
+    run.plan_version = binding->version;
+    run.shares_version = binding->shares;
+    run.pace_chunks = binding->tuning.pace_chunks;
+    if (binding->tuning.chunk_bytes != 0) limits.chunk_bytes = binding->tuning.chunk_bytes;
+    group.plans->on_started(run);
+  }
   if (o.coding != wire::Coding::kPlain && group.info.codecs != nullptr)
     run.codec = group.info.codecs->of(o.coding == wire::Coding::kWarmUp, o.dtype);
   if (run.codec != nullptr) {
@@ -240,12 +246,6 @@ void Worker::start(OperationRun& run) {
   if (core::is_outer(o.op) && group.info.codecs != nullptr)
     if (const compress::Codec* codec = group.info.codecs->of(/*warming_up=*/false, o.dtype))
       request.granule_bytes = std::max<std::uint64_t>(64, codec->block_elements() * core::size_of(o.dtype));
-  // A barrier has no shares, and may start much later than it was submitted: it belongs to no version.
-  const Binding* binding = !has_shares(o) ? nullptr : &group.plans->binding_of(run.sequence);
-  if (binding != nullptr) {
-    run.plan_version = binding->version;
-    group.plans->on_started(run);
-  }
   launch(run, schedule::make_plan(request, binding != nullptr ? binding->topology : group.info.topology, limits));
   if (run.is_done || !run.started) return;
   for (auto messages = group.early.take(run.sequence); auto& [message, payload] : messages) {
@@ -259,8 +259,8 @@ void Worker::settle_owed(OperationRun& run, const std::vector<schedule::Span>& p
   GroupState& group = run.group;
   const compress::TensorKey key = run.operation.tensor;
   if (run.codec == nullptr || key == 0) return;
-  const auto [known, is_new] = group.owed_version.emplace(key, run.plan_version);
-  if (!is_new && std::exchange(known->second, run.plan_version) == run.plan_version) return;
+  const auto [known, is_new] = group.owed_version.emplace(key, run.shares_version);
+  if (!is_new && std::exchange(known->second, run.shares_version) == run.shares_version) return;
   const std::uint64_t element_bytes = core::size_of(run.operation.dtype);
   std::vector<compress::Residuals::Range> owned;  // in several rails, where a node has fewer ranks than others
   for (const schedule::Span& span : plan)
@@ -288,7 +288,7 @@ void Worker::launch(OperationRun& run, const std::vector<schedule::Span>& plan) 
       ++paced;
       chunks = std::max(chunks, span->plan().chunks);
     }
-    if (paced > 1) run.pace_ahead = std::min(1.0, static_cast<double>(kPaceChunks) / chunks);
+    if (paced > 1) run.pace_ahead = std::min(1.0, static_cast<double>(run.pace_chunks) / chunks);
     pace(run);
   }
   part_done(run);
@@ -401,8 +401,8 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   if (run.expiry) deadlines_.erase(*std::exchange(run.expiry, {}));
   if (!p2p) {
     server_.close(server::OperationKey{group.info.uid, run.sequence});
-    group.plans->on_finished(run);
     group.over.add(run.sequence);
+    group.plans->on_finished(run, status.is_ok());
     group.last_finished_at = now_;
     if (group.signatures_over.empty())
       group.signatures_over.resize(GroupState::kSignaturesKept, {~std::uint64_t{0}, {}});

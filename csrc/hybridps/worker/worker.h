@@ -54,6 +54,8 @@ class Host {
   virtual void on_server_lost(core::EngineId server, const std::string& why) = 0;
   /// From now on the group's nodes own other shares.
   virtual void on_shares(core::GroupUid uid, const schedule::Topology& topology) = 0;
+  /// What of it concerns more than one operation: windows of the group's peers, connections, waiting.
+  virtual void on_tuning(core::GroupUid uid, const schedule::Tuning& tuning) = 0;
 };
 
 struct WorkerOptions {
@@ -63,6 +65,7 @@ struct WorkerOptions {
   /// bounded; the data itself is by the allowances.
   std::size_t early_messages_max = std::size_t{1} << 20;
   bool find_rates = true;
+  bool tune = false;
   /// Results of a dedicated server's spans that an operation may leave behind, copied, so that it need not wait until all
   /// members have them: the most of one, and of all of a group. 0: all wait.
   std::uint64_t retained_bytes = std::uint64_t{256} << 10;
@@ -129,6 +132,12 @@ class Worker final : public server::Listener, core::Pinned {
   std::uint64_t operations_finished() const noexcept { return finished_count_; }
   std::uint64_t operations_active() const noexcept { return active_; }
   const OperationCounts& counts() const noexcept { return counts_; }
+  std::uint64_t tuner_trials() const noexcept { return tuner_trials_; }
+  std::uint64_t tuner_kept() const noexcept { return tuner_kept_; }
+  void on_tried(bool kept) noexcept {
+    ++tuner_trials_;
+    if (kept) ++tuner_kept_;
+  }
   /// Since when the oldest operation waits; now if there is none.
   core::TimePoint oldest_since(core::TimePoint now) const noexcept;
   /// An open group as fields of the object that `json` is in: what is pending and for how long, who has not come, how far it
@@ -264,6 +273,8 @@ class Worker final : public server::Listener, core::Pinned {
   core::TimePoint next_peers_watch_;
   std::size_t active_ = 0;
   std::uint64_t finished_count_ = 0;
+  std::uint64_t tuner_trials_ = 0;
+  std::uint64_t tuner_kept_ = 0;
 };
 
 }  // namespace hybridps::worker

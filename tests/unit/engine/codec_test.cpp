@@ -375,6 +375,34 @@ TEST_CASE("engine/codec: bits depend neither on who owns what nor on chunks", "[
   }
 }
 
+TEST_CASE("engine/codec: settings that take turns change no bit, whatever is remembered between operations", "[engine][fast]") {
+  for (const std::string spec : {"int8", "int8:ef=1", "int4", "onebit", "topk:k=0.02", "randomk:k=0.05", "dithering", "bf16"})
+    for (const std::vector<double>& servers : {std::vector<double>{}, std::vector<double>{3, 1}}) {
+      INFO(spec << " servers " << servers.size());
+      Training plain({{0, 1, 1, 2}, servers}, spec, 8000, 32768);
+      Training turned({{0, 1, 1, 2}, servers}, spec, 8000, 32768);
+      worker::PlanChanges& plans = *turned.cluster->at(0).worker().find(turned.uid)->plans;
+      for (int step = 0; step < 24; ++step) {
+        if (step % 6 == 1) {
+          schedule::Turns turns;
+          turns.a.chunk_bytes = step % 12 == 1 ? 0 : 4096;
+          turns.b.chunk_bytes = step % 12 == 1 ? 4096 : 16384;
+          turns.b.pace_chunks = 2;
+          turns.b.window_log2 = -1;
+          turns.pairs = 2;
+          turns.order = 2;
+          REQUIRE(turned.cluster->run_until([&] { return !plans.is_frozen(); }));
+          plans.try_out(turns);
+        }
+        const std::vector<float> expected = plain.step(step);
+        const std::vector<float> result = turned.step(step);
+        REQUIRE(std::memcmp(result.data(), expected.data(), expected.size() * sizeof(float)) == 0);
+      }
+      CHECK(plans.newest() >= 8);
+      CHECK(plain.left() == turned.left());
+    }
+}
+
 TEST_CASE("engine/codec: results that wait for one receiver hold no slots that others need", "[engine][fast]") {
   for (const std::vector<double>& servers : {std::vector<double>{}, std::vector<double>{}, std::vector<double>{}, std::vector<double>{1}, std::vector<double>{3, 1}}) {
     INFO("servers " << servers.size());

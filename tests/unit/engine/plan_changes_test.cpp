@@ -119,6 +119,141 @@ TEST_CASE("worker/plan_changes: results are right while shares change under runn
   }
 }
 
+TEST_CASE("worker/plan_changes: results are right while settings take turns under running operations", "[engine][fast]") {
+  const std::vector<double> servers = GENERATE(std::vector<double>{}, std::vector<double>{1.0, 0.5});
+  for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
+    for (const std::vector<int>& layout : {std::vector<int>{0, 1}, {0, 0, 1, 1, 2}, {0, 1, 2, 3}}) {
+      ClusterOptions options;
+      options.node_of = layout;
+      options.servers = servers;
+      options.seed = seed;
+      options.chunk_bytes = 4096;
+      Cluster cluster(options);
+      const auto uid = cluster.open_group();
+      const int ranks = cluster.size();
+      const auto nodes = static_cast<std::size_t>(layout.back() + 1);
+      constexpr std::uint64_t kOperations = 150;
+      std::vector<Job> jobs(kOperations);
+      for (std::uint64_t s = 0; s < kOperations; ++s)
+        for (int r = 0; r < ranks; ++r) jobs[s].data.emplace_back(kCount, static_cast<std::int32_t>(s) * 100 + r + 1);
+
+      std::vector<std::uint64_t> next(static_cast<std::size_t>(ranks), 0);
+      std::mt19937_64 random(seed);
+      const auto plans = [&](int rank) -> worker::PlanChanges& { return *cluster.at(rank).worker().find(uid)->plans; };
+      const auto submit_some = [&] {
+        const auto r = static_cast<std::size_t>(random() % static_cast<std::uint64_t>(ranks));
+        const std::uint64_t s = next[r];
+        if (s == kOperations) return;
+        ++next[r];
+        cluster.submit(uid, static_cast<int>(r), operation(kind_of(s), jobs[s].data[r]), s,
+                       [&jobs, s](const worker::Outcome& outcome) {
+                         ++jobs[s].done;
+                         if (!outcome.status.is_ok()) jobs[s].error = outcome.status.to_string();
+                       });
+      };
+      const auto any_tuning = [&random] {
+        schedule::Tuning tuning;
+        tuning.chunk_bytes = std::vector<std::uint32_t>{0, 1024, 1088, 2048, 4096}[random() % 5];
+        tuning.window_log2 = static_cast<std::int16_t>(static_cast<int>(random() % 7) - 3);
+        tuning.pace_chunks = static_cast<std::uint16_t>(1 + random() % 9);
+        tuning.sockets = static_cast<std::uint16_t>(random() % 3);
+        tuning.spin = static_cast<schedule::Tuning::Spin>(random() % 3);
+        return tuning;
+      };
+      int proposed = 0;
+      // Of an even seed a server dies, which has then perhaps not answered what is asked.
+      const int victim = ranks + static_cast<int>(seed / 2 % 2);
+      bool kills = !servers.empty() && seed % 2 == 0;
+      // Also while what was proposed before is not over, and before all have heard of it.
+      const bool finished = cluster.run_until([&] {
+        if (random() % 3 == 0) submit_some();
+        if (kills && proposed >= 4 && (plans(0).is_frozen() || proposed >= 8)) {
+          kills = false;
+          cluster.kill(victim);
+          // A broken connection tells so; whoever has something to send finds it for itself.
+          cluster.at(1).worker().find(uid)->lost_servers->report(victim, core::Status(core::Code::kPeerDead, "it was killed"));
+        }
+        if (proposed < 12 && random() % 20 == 0 && !plans(0).is_frozen()) {
+          ++proposed;
+          if (random() % 4 == 0) {
+            std::vector<double> weights(nodes + servers.size(), 1.0);
+            weights[random() % weights.size()] += 2.0;
+            for (std::size_t server = 0; server < servers.size(); ++server)
+              if (!cluster.is_alive(ranks + static_cast<int>(server))) weights[nodes + server] = 0.0;
+            plans(0).propose(weights);
+          } else {
+            schedule::Turns turns{any_tuning(), any_tuning()};
+            turns.pairs = static_cast<std::uint16_t>(random() % 4);
+            turns.block = static_cast<std::uint16_t>(1 + random() % 4);
+            turns.order = static_cast<std::uint32_t>(random());
+            plans(0).try_out(turns);
+          }
+        }
+        for (const Job& job : jobs)
+          if (job.done < ranks) return false;
+        return true;
+      });
+      INFO("seed " << seed << ", " << ranks << " ranks, " << servers.size() << " servers, " << proposed << " changes");
+      REQUIRE(finished);
+      CHECK(proposed >= 4);
+      for (std::uint64_t s = 0; s < kOperations; ++s) {
+        REQUIRE(jobs[s].error == "");
+        std::int32_t sum = 0;
+        for (int r = 0; r < ranks; ++r) sum += static_cast<std::int32_t>(s) * 100 + r + 1;
+        for (int r = 0; r < ranks; ++r) {
+          const std::int32_t own = static_cast<std::int32_t>(s) * 100 + r + 1;
+          const std::int32_t want = kind_of(s) == schedule::Kind::kAllReduce   ? sum
+                                    : kind_of(s) == schedule::Kind::kBroadcast ? static_cast<std::int32_t>(s) * 100 + 1
+                                                                               : own;
+          const auto& got = jobs[s].data[static_cast<std::size_t>(r)];
+          REQUIRE(std::count(got.begin(), got.end(), want) == static_cast<std::ptrdiff_t>(kCount));
+        }
+      }
+      for (int r = 0; r < ranks; ++r)
+        CHECK(plans(r).binding_of(kOperations - 1).version == plans(0).binding_of(kOperations - 1).version);
+    }
+  }
+}
+
+TEST_CASE("worker/plan_changes: rank 0 tries settings out by itself, and what it does not keep is as before", "[engine][fast]") {
+  const std::vector<double> servers = GENERATE(std::vector<double>{}, std::vector<double>{1.0});
+  ClusterOptions options;
+  options.node_of = {0, 0, 1, 2};
+  options.servers = servers;
+  options.tune = true;
+  options.chunk_bytes = 16 * 1024;
+  options.eager_bytes = 64 * 1024;
+  Cluster cluster(options);
+  const auto uid = cluster.open_group();
+  constexpr std::size_t kFloats = 12000;  // more than PlanChanges::kTimedBytesMin
+  std::vector<std::vector<std::int32_t>> data(4, std::vector<std::int32_t>(kFloats));
+  const auto plans = [&](int rank) -> worker::PlanChanges& { return *cluster.at(rank).worker().find(uid)->plans; };
+  REQUIRE(plans(0).tuner() != nullptr);
+  CHECK(plans(1).tuner() == nullptr);
+  std::uint64_t sequence = 0;
+  for (; sequence < 3000 && plans(0).tuner()->trials() < 12; ++sequence) {
+    int done = 0;
+    std::string error;
+    for (int r = 0; r < 4; ++r) {
+      std::fill(data[static_cast<std::size_t>(r)].begin(), data[static_cast<std::size_t>(r)].end(), r + static_cast<std::int32_t>(sequence));
+      cluster.submit(uid, r, operation(schedule::Kind::kAllReduce, data[static_cast<std::size_t>(r)]), sequence,
+                     [&](const worker::Outcome& outcome) {
+                       ++done;
+                       if (!outcome.status.is_ok()) error = outcome.status.to_string();
+                     });
+    }
+    REQUIRE(cluster.run_until([&] { return done == 4; }));
+    REQUIRE(error == "");
+    const std::int32_t sum = 6 + 4 * static_cast<std::int32_t>(sequence);
+    for (const auto& of_rank : data)
+      REQUIRE(std::count(of_rank.begin(), of_rank.end(), sum) == static_cast<std::ptrdiff_t>(kFloats));
+  }
+  const schedule::Tuner& tuner = *plans(0).tuner();
+  CHECK(tuner.trials() >= 12);
+  CHECK(cluster.at(0).worker().tuner_trials() == tuner.trials());
+  for (const schedule::Tuner::Tried& tried : tuner.tried()) CHECK(plans(0).describe(tried) != "");
+}
+
 TEST_CASE("worker/plan_changes: a question that arrives without its weights changes nothing", "[engine][fast]") {
   ClusterOptions options;
   options.node_of = {0, 1, 2};

@@ -30,6 +30,7 @@ struct Rig final : server::DedicatedHost {
     router.endpoints.clear();
   }
   void send_control(core::EngineId, wire::Message, std::string_view text) override { told.emplace_back(text); }
+  void on_tuning(core::GroupUid, const schedule::Tuning&) override {}
   void on_served_group_closed(core::GroupUid, const core::Status&) override {}
 
   /// Rank `node` sends one chunk of 8 bytes, the whole span.

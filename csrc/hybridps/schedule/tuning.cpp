@@ -1,0 +1,101 @@
+#include "hybridps/schedule/tuning.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+namespace hybridps::schedule {
+namespace {
+
+constexpr int kChunkLeast = 4 * 1024;
+// Larger ones gained nothing at 15 Gbit/s (docs/decisions/0008), and a local peer holds whole slots.
+constexpr int kChunkMost = 256 * 1024;
+
+}  // namespace
+
+bool Turns::is_b(std::uint64_t index) const noexcept {
+  Tuner::Round round;
+  round.pairs = pairs;
+  round.block = block;
+  round.order = order;
+  return index < operations() && round.is_b(static_cast<int>(index));
+}
+
+bool is_sane(const Turns& turns, std::uint64_t chunk_bytes_max) noexcept {
+  if (turns.operations() > kTurnsMax || turns.block == 0 || turns.pairs > 32) return false;
+  for (const Tuning* one : {&turns.a, &turns.b})
+    if (one->chunk_bytes > chunk_bytes_max || (one->chunk_bytes != 0 && one->chunk_bytes < 1024) ||
+        one->chunk_bytes % 64 != 0 || std::abs(one->window_log2) > kWindowLog2Max || one->pace_chunks == 0)
+      return false;
+  return true;
+}
+
+TuningLadders::TuningLadders(const TuningRange& range) {
+  std::vector<int> chunks;
+  for (int bytes = kChunkLeast; bytes <= kChunkMost && bytes <= static_cast<int>(range.chunk_bytes_max); bytes *= 2)
+    chunks.push_back(bytes);
+  add(What::kChunk, "chunk_bytes", std::move(chunks), static_cast<int>(range.chunk_bytes));
+  std::vector<int> windows;
+  for (int log2 = -kWindowLog2Max; log2 <= kWindowLog2Max; ++log2) windows.push_back(log2);
+  add(What::kWindow, "window", std::move(windows), 0);
+  std::vector<int> sockets;
+  for (int count = 1; count <= range.sockets_max; count *= 2) sockets.push_back(count);
+  add(What::kSockets, "sockets", std::move(sockets), range.sockets);
+  add(What::kPace, "pace_chunks", {2, 4, 8, 16, 32}, Tuning::kPaceChunks);
+  if (range.may_spin) add(What::kSpin, "spin", {1, 2}, 2);
+}
+
+void TuningLadders::add(What what, std::string_view name, std::vector<int> values, int now) {
+  if (std::find(values.begin(), values.end(), now) == values.end()) values.push_back(now);
+  std::sort(values.begin(), values.end());
+  if (values.size() < 2) return;
+  const auto at = static_cast<int>(std::find(values.begin(), values.end(), now) - values.begin());
+  ladders_.push_back({what, name, std::move(values), at});
+}
+
+std::vector<Tuner::Knob> TuningLadders::knobs() const {
+  std::vector<Tuner::Knob> knobs;
+  for (const Ladder& ladder : ladders_)
+    knobs.push_back({ladder.name, static_cast<int>(ladder.values.size()), ladder.at});
+  return knobs;
+}
+
+Tuning TuningLadders::at(const Tuner::Rungs& rungs) const {
+  Tuning tuning;
+  for (std::size_t i = 0; i < ladders_.size(); ++i) {
+    if (rungs[i] == ladders_[i].at) continue;  // as set
+    const int value = ladders_[i].values[static_cast<std::size_t>(rungs[i])];
+    switch (ladders_[i].what) {
+      case What::kChunk: tuning.chunk_bytes = static_cast<std::uint32_t>(value); break;
+      case What::kWindow: tuning.window_log2 = static_cast<std::int16_t>(value); break;
+      case What::kSockets: tuning.sockets = static_cast<std::uint16_t>(value); break;
+      case What::kPace: tuning.pace_chunks = static_cast<std::uint16_t>(value); break;
+      case What::kSpin: tuning.spin = static_cast<Tuning::Spin>(value); break;
+    }
+  }
+  return tuning;
+}
+
+Turns TuningLadders::turns(const Tuner::Round& round) const {
+  return {at(round.a), at(round.b), static_cast<std::uint16_t>(round.pairs), static_cast<std::uint16_t>(round.block),
+          round.order};
+}
+
+std::string TuningLadders::text(std::size_t ladder, int rung) const {
+  const Ladder& of = ladders_[ladder];
+  const int value = of.values[static_cast<std::size_t>(rung)];
+  if (of.what == What::kSpin) return value == 1 ? "never" : "briefly";
+  if (of.what != What::kWindow) return std::to_string(value);
+  return value < 0 ? "1/" + std::to_string(1 << -value) : std::to_string(1 << value);
+}
+
+std::string TuningLadders::describe(const Tuner::Tried& tried) const {
+  std::string all;
+  for (std::size_t i = 0; i < ladders_.size(); ++i)
+    if (tried.a[i] != tried.b[i])
+      all += (all.empty() ? "" : ", ") + std::string(ladders_[i].name) + " " + text(i, tried.b[i]) + " instead of " +
+             text(i, tried.a[i]);
+  return all;
+}
+
+}  // namespace hybridps::schedule

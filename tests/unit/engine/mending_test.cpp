@@ -1,5 +1,6 @@
 // A dedicated server is killed after every prefix of what it sends: no rank notices but by the time that it takes, and every
 // bit is what it would have been.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -136,8 +137,8 @@ Run run(const Case& c, const Fault& fault) {
         if (!outcome.status.is_ok() && result.error.empty()) result.error = outcome.status.to_string();
         if (has_result) result.results[at].assign(to.data, to.data + to.bytes);
         // At once, as an optimizer may.
-        std::memset(in[at].data(), 0xFF, in[at].size());
-        std::memset(out[at].data(), 0xFF, out[at].size());
+        std::fill(in[at].begin(), in[at].end(), std::byte{0xFF});
+        std::fill(out[at].begin(), out[at].end(), std::byte{0xFF});
       });
     }
   };

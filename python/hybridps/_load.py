@@ -25,7 +25,6 @@ _UCX_ENVIRONMENT = {
 
 _MEMORY_EVENTS = "UCX_MEM_EVENTS"
 
-
 _lock = threading.Lock()
 _extension = None
 

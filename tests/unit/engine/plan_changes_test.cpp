@@ -40,6 +40,57 @@ schedule::Kind kind_of(std::uint64_t sequence) {
   return sequence % 5 == 2 ? schedule::Kind::kBroadcast : schedule::Kind::kAllReduce;
 }
 
+/// All ranks issue the same operations, each in its own time.
+class Program {
+ public:
+  Program(Cluster& cluster, core::GroupUid uid, std::uint64_t operations)
+      : cluster_(cluster), uid_(uid), jobs_(operations), next_(static_cast<std::size_t>(cluster.size()), 0) {
+    for (std::uint64_t s = 0; s < operations; ++s)
+      for (int r = 0; r < cluster.size(); ++r) jobs_[s].data.emplace_back(kCount, value(s, r));
+  }
+  /// A random rank's next one, if there is one.
+  void submit_some(std::mt19937_64& random) {
+    const auto r = static_cast<std::size_t>(random() % next_.size());
+    const std::uint64_t s = next_[r];
+    if (s == jobs_.size()) return;
+    ++next_[r];
+    Job& job = jobs_[s];
+    cluster_.submit(uid_, static_cast<int>(r), operation(kind_of(s), job.data[r]), s,
+                    [&job](const worker::Outcome& outcome) {
+                      ++job.done;
+                      if (!outcome.status.is_ok()) job.error = outcome.status.to_string();
+                    });
+  }
+  std::uint64_t begun(int rank) const { return next_[static_cast<std::size_t>(rank)]; }
+  bool is_done() const {
+    return std::all_of(jobs_.begin(), jobs_.end(), [this](const Job& job) { return job.done == cluster_.size(); });
+  }
+  /// Every result is right.
+  void check() const {
+    for (std::uint64_t s = 0; s < jobs_.size(); ++s) {
+      REQUIRE(jobs_[s].error == "");
+      std::int32_t sum = 0;
+      for (int r = 0; r < cluster_.size(); ++r) sum += value(s, r);
+      for (int r = 0; r < cluster_.size(); ++r) {
+        const schedule::Kind kind = kind_of(s);
+        const std::int32_t want = kind == schedule::Kind::kAllReduce   ? sum
+                                  : kind == schedule::Kind::kBroadcast ? value(s, 0)
+                                                                       : value(s, r);
+        const auto& got = jobs_[s].data[static_cast<std::size_t>(r)];
+        REQUIRE(std::count(got.begin(), got.end(), want) == static_cast<std::ptrdiff_t>(kCount));
+      }
+    }
+  }
+
+ private:
+  static std::int32_t value(std::uint64_t s, int rank) { return static_cast<std::int32_t>(s) * 100 + rank + 1; }
+
+  Cluster& cluster_;
+  const core::GroupUid uid_;
+  std::vector<Job> jobs_;
+  std::vector<std::uint64_t> next_;  // per rank
+};
+
 }  // namespace
 
 TEST_CASE("worker/plan_changes: results are right while shares change under running operations", "[engine][fast]") {
@@ -55,35 +106,20 @@ TEST_CASE("worker/plan_changes: results are right while shares change under runn
       const int ranks = cluster.size();
       const int nodes = layout.back() + 1;
       constexpr std::uint64_t kOperations = 60;
-      std::vector<Job> jobs(kOperations);
-      for (std::uint64_t s = 0; s < kOperations; ++s)
-        for (int r = 0; r < ranks; ++r) jobs[s].data.emplace_back(kCount, static_cast<std::int32_t>(s) * 100 + r + 1);
-
-      std::vector<std::uint64_t> next(static_cast<std::size_t>(ranks), 0);
+      Program program(cluster, uid, kOperations);
       std::mt19937_64 random(seed);
       std::uint32_t proposed = 0;
       const auto plans = [&](int rank) -> worker::PlanChanges& { return *cluster.at(rank).worker().find(uid)->plans; };
-      const auto submit_some = [&] {
-        const auto r = static_cast<std::size_t>(random() % static_cast<std::uint64_t>(ranks));
-        const std::uint64_t s = next[r];
-        if (s == kOperations) return;
-        ++next[r];
-        cluster.submit(uid, static_cast<int>(r), operation(kind_of(s), jobs[s].data[r]), s,
-                       [&jobs, s](const worker::Outcome& outcome) {
-                         ++jobs[s].done;
-                         if (!outcome.status.is_ok()) jobs[s].error = outcome.status.to_string();
-                       });
-      };
       const auto all_bound_newest = [&] {
         for (int r = 0; r < ranks; ++r) {
           if (plans(r).newest() != proposed || plans(r).is_frozen()) return false;
-          const std::uint64_t begun = next[static_cast<std::size_t>(r)];
+          const std::uint64_t begun = program.begun(r);
           if (proposed > 0 && (begun == 0 || plans(r).binding_of(begun - 1).version != proposed)) return false;
         }
         return true;
       };
       const bool finished = cluster.run_until([&] {
-        if (random() % 3 == 0) submit_some();
+        if (random() % 3 == 0) program.submit_some(random);
         if (proposed < 8 && random() % 50 == 0 && all_bound_newest()) {
           std::vector<double> weights;
           for (std::size_t n = 0; n < static_cast<std::size_t>(nodes) + servers.size(); ++n)
@@ -92,26 +128,12 @@ TEST_CASE("worker/plan_changes: results are right while shares change under runn
           ++proposed;
           plans(0).propose(weights);
         }
-        for (const Job& job : jobs)
-          if (job.done < ranks) return false;
-        return true;
+        return program.is_done();
       });
       INFO("seed " << seed << ", " << ranks << " ranks, " << servers.size() << " servers, " << proposed << " changes");
       REQUIRE(finished);
       CHECK(proposed >= 2);
-      for (std::uint64_t s = 0; s < kOperations; ++s) {
-        REQUIRE(jobs[s].error == "");
-        std::int32_t sum = 0;
-        for (int r = 0; r < ranks; ++r) sum += static_cast<std::int32_t>(s) * 100 + r + 1;
-        for (int r = 0; r < ranks; ++r) {
-          const std::int32_t own = static_cast<std::int32_t>(s) * 100 + r + 1;
-          const std::int32_t want = kind_of(s) == schedule::Kind::kAllReduce   ? sum
-                                    : kind_of(s) == schedule::Kind::kBroadcast ? static_cast<std::int32_t>(s) * 100 + 1
-                                                                               : own;
-          const auto& got = jobs[s].data[static_cast<std::size_t>(r)];
-          REQUIRE(std::count(got.begin(), got.end(), want) == static_cast<std::ptrdiff_t>(kCount));
-        }
-      }
+      program.check();
       // The same version on all ranks for each operation that was bound late enough to be remembered.
       for (int r = 0; r < ranks; ++r)
         CHECK(plans(r).binding_of(kOperations - 1).version == plans(0).binding_of(kOperations - 1).version);
@@ -133,24 +155,9 @@ TEST_CASE("worker/plan_changes: results are right while settings take turns unde
       const int ranks = cluster.size();
       const auto nodes = static_cast<std::size_t>(layout.back() + 1);
       constexpr std::uint64_t kOperations = 150;
-      std::vector<Job> jobs(kOperations);
-      for (std::uint64_t s = 0; s < kOperations; ++s)
-        for (int r = 0; r < ranks; ++r) jobs[s].data.emplace_back(kCount, static_cast<std::int32_t>(s) * 100 + r + 1);
-
-      std::vector<std::uint64_t> next(static_cast<std::size_t>(ranks), 0);
+      Program program(cluster, uid, kOperations);
       std::mt19937_64 random(seed);
       const auto plans = [&](int rank) -> worker::PlanChanges& { return *cluster.at(rank).worker().find(uid)->plans; };
-      const auto submit_some = [&] {
-        const auto r = static_cast<std::size_t>(random() % static_cast<std::uint64_t>(ranks));
-        const std::uint64_t s = next[r];
-        if (s == kOperations) return;
-        ++next[r];
-        cluster.submit(uid, static_cast<int>(r), operation(kind_of(s), jobs[s].data[r]), s,
-                       [&jobs, s](const worker::Outcome& outcome) {
-                         ++jobs[s].done;
-                         if (!outcome.status.is_ok()) jobs[s].error = outcome.status.to_string();
-                       });
-      };
       const auto any_tuning = [&random] {
         schedule::Tuning tuning;
         tuning.chunk_bytes = std::vector<std::uint32_t>{0, 1024, 1088, 2048, 4096}[random() % 5];
@@ -166,7 +173,7 @@ TEST_CASE("worker/plan_changes: results are right while settings take turns unde
       bool kills = !servers.empty() && seed % 2 == 0;
       // Also while what was proposed before is not over, and before all have heard of it.
       const bool finished = cluster.run_until([&] {
-        if (random() % 3 == 0) submit_some();
+        if (random() % 3 == 0) program.submit_some(random);
         if (kills && proposed >= 4 && (plans(0).is_frozen() || proposed >= 8)) {
           kills = false;
           cluster.kill(victim);
@@ -189,26 +196,12 @@ TEST_CASE("worker/plan_changes: results are right while settings take turns unde
             plans(0).try_out(turns);
           }
         }
-        for (const Job& job : jobs)
-          if (job.done < ranks) return false;
-        return true;
+        return program.is_done();
       });
       INFO("seed " << seed << ", " << ranks << " ranks, " << servers.size() << " servers, " << proposed << " changes");
       REQUIRE(finished);
       CHECK(proposed >= 4);
-      for (std::uint64_t s = 0; s < kOperations; ++s) {
-        REQUIRE(jobs[s].error == "");
-        std::int32_t sum = 0;
-        for (int r = 0; r < ranks; ++r) sum += static_cast<std::int32_t>(s) * 100 + r + 1;
-        for (int r = 0; r < ranks; ++r) {
-          const std::int32_t own = static_cast<std::int32_t>(s) * 100 + r + 1;
-          const std::int32_t want = kind_of(s) == schedule::Kind::kAllReduce   ? sum
-                                    : kind_of(s) == schedule::Kind::kBroadcast ? static_cast<std::int32_t>(s) * 100 + 1
-                                                                               : own;
-          const auto& got = jobs[s].data[static_cast<std::size_t>(r)];
-          REQUIRE(std::count(got.begin(), got.end(), want) == static_cast<std::ptrdiff_t>(kCount));
-        }
-      }
+      program.check();
       for (int r = 0; r < ranks; ++r)
         CHECK(plans(r).binding_of(kOperations - 1).version == plans(0).binding_of(kOperations - 1).version);
     }

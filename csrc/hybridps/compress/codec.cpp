@@ -15,6 +15,8 @@ namespace {
 using core::DType;
 
 constexpr std::size_t kPlaceBytes = 16;  // seed and first element, in front of chunks of codecs that draw lots
+constexpr std::size_t kCountBytes = 4;   // elements, in front of chunks of one bit: their zeros lie behind the blocks
+constexpr std::uint32_t kSomeZeros = 0x80000000U;  // of the count: a block has some
 constexpr std::uint64_t kSpeakerStep = 0xd1342543de82ef95ULL;  // odd: speakers have lots of their own
 constexpr std::size_t kStackElements = 2048;                   // of one step of expand()
 
@@ -61,17 +63,18 @@ class KernelCodec final : public Codec {
     draw_.keep = static_cast<std::uint32_t>(std::max(1.0, std::round(spec.k * static_cast<double>(kBlockSparse))));
     draw_.levels = spec.levels;
     const bool lots = kernel_ == Kernel::kRandomK || kernel_ == Kernel::kLinear || kernel_ == Kernel::kNatural;
-    front_bytes_ = lots ? kPlaceBytes : kernel_ == Kernel::kOneBit ? 1 : 0;
+    front_bytes_ = lots ? kPlaceBytes : kernel_ == Kernel::kOneBit ? kCountBytes : 0;
   }
 
   std::size_t block_elements() const noexcept override { return block_; }
 
   std::size_t bytes_max(std::size_t bytes) const noexcept override {
-    return bytes == 0 ? 0 : front_bytes_ + blocks_bytes(bytes / element_bytes_, /*masked=*/true);
+    const std::size_t n = bytes / element_bytes_;
+    return bytes == 0 ? 0 : front_bytes_ + blocks_bytes(n) + (kernel_ == Kernel::kOneBit ? (n + 7) / 8 : 0);
   }
 
   std::size_t bytes_full(std::size_t bytes) const noexcept override {
-    return bytes == 0 ? 0 : front_bytes_ + blocks_bytes(bytes / element_bytes_, /*masked=*/false);
+    return bytes == 0 ? 0 : front_bytes_ + blocks_bytes(bytes / element_bytes_);
   }
 
   std::size_t encode(const std::byte* in, std::size_t bytes, Place& place, std::byte* out) const override {
@@ -91,20 +94,26 @@ class KernelCodec final : public Codec {
       std::memcpy(out, &place.seed, 8);
       std::memcpy(out + 8, &place.first, 8);
     }
+    std::byte* const end = out + front_bytes_ + blocks_bytes(n);
+    draw.zeros_out = end;
     place.not_finite += kernels_.encode(values, place.residual, n, draw, out + front_bytes_);
-    if (kernel_ == Kernel::kOneBit) out[0] = std::byte{draw.masked};
-    return front_bytes_ + blocks_bytes(n, draw.masked);
+    if (kernel_ == Kernel::kOneBit) {
+      const std::uint32_t count = static_cast<std::uint32_t>(n) | (draw.zeros_out != end ? kSomeZeros : 0U);
+      std::memcpy(out, &count, kCountBytes);
+    }
+    return static_cast<std::size_t>(draw.zeros_out - out);
   }
 
   bool fits(const std::byte* data, std::size_t wire_bytes, std::size_t bytes) const noexcept override {
     const std::size_t n = bytes / element_bytes_;
     if (wire_bytes < front_bytes_) return false;
-    bool masked = false;
+    const std::size_t least = front_bytes_ + blocks_bytes(n);
     if (kernel_ == Kernel::kOneBit) {
-      if (data[0] > std::byte{1}) return false;
-      masked = data[0] == std::byte{1};
+      if (wire_bytes < least || (count_of(data) & ~kSomeZeros) != n) return false;
+      const std::size_t zeros = zeros_before(data, n);
+      return wire_bytes == least + zeros && (zeros != 0) == ((count_of(data) & kSomeZeros) != 0);
     }
-    if (wire_bytes != front_bytes_ + blocks_bytes(n, masked)) return false;
+    if (wire_bytes != least) return false;
     return kernel_ != Kernel::kTopK || has_sound_indices(data, n);
   }
 
@@ -116,9 +125,9 @@ class KernelCodec final : public Codec {
       draw.seed = place.seed;
       draw.first = place.first + first;
     } else if (kernel_ == Kernel::kOneBit) {
-      draw.masked = data[0] == std::byte{1};
+      draw.zeros = zeros_of(data, first);
     }
-    const std::byte* const blocks = data + front_bytes_ + blocks_bytes(first, draw.masked);
+    const std::byte* const blocks = data + front_bytes_ + blocks_bytes(first);
     if (dtype_ == DType::kFloat32 && reinterpret_cast<std::uintptr_t>(out) % alignof(float) == 0) {
       kernels_.decode(blocks, count, draw, reinterpret_cast<float*>(out));
       return;
@@ -128,7 +137,8 @@ class KernelCodec final : public Codec {
       const std::size_t n = std::min(kStackElements, count - at);
       Draw here = draw;
       here.first += at;
-      kernels_.decode(blocks + blocks_bytes(at, draw.masked), n, here, values);
+      if (kernel_ == Kernel::kOneBit) here.zeros = zeros_of(data, first + at);
+      kernels_.decode(blocks + blocks_bytes(at), n, here, values);
       narrow(values, n, out + at * element_bytes_);
     }
   }
@@ -166,23 +176,40 @@ class KernelCodec final : public Codec {
       table_.narrow(in, n, dtype_ == DType::kBfloat16, out);
   }
   /// Of a whole or a last, shorter block.
-  std::size_t block_bytes(std::size_t n, bool masked) const noexcept {
+  std::size_t block_bytes(std::size_t n) const noexcept {
     switch (kernel_) {
       case Kernel::kBf16:
       case Kernel::kFp16: return 2 * n;
       case Kernel::kInt8: return 2 + n;
       case Kernel::kInt4:
       case Kernel::kNatural: return 2 + (n + 1) / 2;
-      case Kernel::kOneBit: return 2 + (masked ? 2 : 1) * ((n + 7) / 8);
+      case Kernel::kOneBit: return 2 + (n + 7) / 8;
       case Kernel::kTopK: return 8 * kept_of(n, draw_.keep);
       case Kernel::kRandomK: return 4 * kept_of(n, draw_.keep);
       case Kernel::kLinear: return 2 + (draw_.levels <= 7 ? (n + 1) / 2 : n);
     }
     return 0;
   }
-  std::size_t blocks_bytes(std::size_t n, bool masked) const noexcept {
+  std::size_t blocks_bytes(std::size_t n) const noexcept {
     const std::size_t rest = n % block_;
-    return n / block_ * block_bytes(block_, masked) + (rest > 0 ? block_bytes(rest, masked) : 0);
+    return n / block_ * block_bytes(block_) + (rest > 0 ? block_bytes(rest) : 0);
+  }
+  static std::uint32_t count_of(const std::byte* data) noexcept {
+    std::uint32_t count = 0;
+    std::memcpy(&count, data, kCountBytes);
+    return count;
+  }
+  /// One bit: bytes that blocks below element n, a multiple of the block or the chunk's end, have behind the last block.
+  std::size_t zeros_before(const std::byte* data, std::size_t n) const noexcept {
+    std::size_t bytes = 0;
+    const std::byte* block = data + front_bytes_;
+    for (std::size_t at = 0; at < n; at += block_, block += block_bytes(block_))
+      if (has_zeros(block)) bytes += (std::min(block_, n - at) + 7) / 8;
+    return bytes;
+  }
+  const std::byte* zeros_of(const std::byte* data, std::size_t first) const noexcept {
+    const std::uint32_t count = count_of(data);
+    return data + front_bytes_ + blocks_bytes(count & ~kSomeZeros) + ((count & kSomeZeros) != 0 ? zeros_before(data, first) : 0);
   }
   bool has_sound_indices(const std::byte* data, std::size_t n) const noexcept {
     for (std::size_t at = 0; at < n; at += block_) {

@@ -21,13 +21,13 @@ struct Draw {
   std::uint64_t first = 0;  // of the tensor: its element `in[0]`
   std::uint32_t keep = 0;   // top-k, random-k: of a full block
   std::uint32_t levels = 0;
-  bool masked = false;  // one bit: zeros are told
+  const std::byte* zeros = nullptr;  // one bit: those of the first block that has some
+  std::byte* zeros_out = nullptr;    // one bit: where encode puts them; behind the last afterwards
 };
 
 /// n elements of `in` (and what was left out before, `residual`, null: nothing is remembered) become blocks at `out`;
 /// what is left out now goes to `residual`. `n` need not be whole blocks: the last one is shorter. Returns how many
-/// blocks had a value that is not finite: such a block is NaN on the other side, and its residual stays as it was. One bit: `draw.masked`
-/// says whether there were zeros.
+/// blocks had a value that is not finite: such a block is NaN on the other side, and its residual stays as it was.
 using Encode = std::uint32_t (*)(const float* in, float* residual, std::size_t n, Draw& draw, std::byte* out);
 /// The reverse.
 using Decode = void (*)(const std::byte* in, std::size_t n, const Draw& draw, float* out);
@@ -62,6 +62,9 @@ extern const KernelTable kNeonTable;
 std::span<const KernelTable* const> available_tables() noexcept;
 /// make_codec() by the kernels of one table.
 std::unique_ptr<Codec> make_codec_with(const KernelTable& table, const Spec& spec, core::DType dtype);
+
+/// One bit: whether a block says of each of its elements whether it is zero.
+inline bool has_zeros(const std::byte* block) noexcept { return (block[1] & std::byte{0x80}) != std::byte{0}; }
 
 // Blocks, elements.
 inline constexpr std::size_t kBlockInt = 32;

@@ -6,7 +6,8 @@
 //            bf16, fp16   2 bytes an element
 //            int8         s | n x int8                     value = q s, q in [-127, 127]
 //            int4         s | ceil(n/2) bytes              low half: the first ceil(n/2) elements, q + 8 in [1, 15]
-//            one bit      s | ceil(n/8) signs | zeros      zeros: ceil(n/8) bytes, only where the chunk says so
+//            one bit      s | ceil(n/8) signs              s < 0: some are zero. Behind all blocks: ceil(n/8) bytes for each
+//                                                          such block, in order, a bit for every zero
 //            top-k        k x u32 index | k x fp32         in the order of the indices
 //            random-k     k x fp32                         indices drawn from (seed, block)
 //            linear       s | n bytes: sign, level of 127; or ceil(n/2) bytes: sign, level of 7
@@ -75,6 +76,17 @@ inline std::uint32_t scale_for(std::uint32_t largest, float levels, float* p, st
 
 inline void fill(std::byte* out, std::size_t n, unsigned value) noexcept { __builtin_memset(out, int(value), n); }
 
+/// memcpy() of few elements would be in steps of 16 bytes, which a load of a whole vector behind it has to wait for.
+[[gnu::always_inline]] inline void copy(const float* in, std::size_t n, float* out) noexcept {
+  std::size_t i = 0;
+#if defined(__AVX512F__)
+  for (; i + 16 <= n; i += 16) _mm512_storeu_ps(out + i, _mm512_loadu_ps(in + i));
+#elif defined(__AVX2__)
+  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, _mm256_loadu_ps(in + i));
+#endif
+  __builtin_memcpy(out + i, in + i, (n - i) * sizeof(float));
+}
+
 /// in + residual; returns the largest magnitude, as bits.
 template <bool kFeedback>
 [[gnu::always_inline]] inline std::uint32_t gather(const float* in, const float* residual, std::size_t n, float* p) noexcept {
@@ -83,7 +95,7 @@ template <bool kFeedback>
 #pragma GCC unroll 1
     for (std::size_t i = 0; i < n; ++i) p[i] = in[i] + residual[i];
   } else {
-    __builtin_memcpy(p, in, n * sizeof(float));
+    copy(in, n, p);
   }
 #pragma GCC unroll 1
   for (std::size_t i = 0; i < n; ++i) {
@@ -150,7 +162,7 @@ void decode_cast(const std::byte* in, std::size_t n, const Draw&, float* out) no
 
 // --- int8 ------------------------------------------------------------------------------------------------------------
 
-// g++ 12 finds no good way for these two with AVX2 alone.
+// g++ 12 finds no good way for it with AVX2 alone.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 [[gnu::always_inline]] inline void pack8(const std::int32_t* q, std::size_t n, std::uint8_t* out) noexcept {
   if (n != kBlockInt) {
@@ -164,26 +176,24 @@ void decode_cast(const std::byte* in, std::size_t n, const Draw&, float* out) no
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
                       _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order));
 }
-[[gnu::always_inline]] inline void unpack8(const std::int8_t* q, std::size_t n, float scale, float* out) noexcept {
-  if (n != kBlockInt) {
-    for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<float>(q[i]) * scale;
-    return;
-  }
-  const __m256 factor = _mm256_set1_ps(scale);
-  for (std::size_t i = 0; i < n; i += 8) {
-    const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(q + i));
-    _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight)), factor));
-  }
-}
 #else
 [[gnu::always_inline]] inline void pack8(const std::int32_t* q, std::size_t n, std::uint8_t* out) noexcept {
 #pragma GCC unroll 1
   for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<std::uint8_t>(q[i]);
 }
-[[gnu::always_inline]] inline void unpack8(const std::int8_t* q, std::size_t n, float scale, float* out) noexcept {
-#pragma GCC unroll 1
-  for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<float>(q[i]) * scale;
+#endif
+
+#if defined(__AVX2__)
+[[gnu::always_inline]] inline void put_scaled16(__m128i q, float scale, float* out) noexcept {
+#if defined(__AVX512F__)
+  _mm512_storeu_ps(out, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q)), _mm512_set1_ps(scale)));
+#else
+  const __m256 factor = _mm256_set1_ps(scale);
+  _mm256_storeu_ps(out, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)), factor));
+  _mm256_storeu_ps(out + 8, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(q, 8))), factor));
+#endif
 }
+inline __m128i load16(const std::byte* in) noexcept { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(in)); }
 #endif
 
 template <bool kFeedback>
@@ -225,9 +235,15 @@ std::uint32_t encode_int8(const float* in, float* residual, std::size_t n, Draw&
 }
 [[gnu::always_inline]] inline void int8_values(const std::byte* in, std::size_t n, float* out) noexcept {
   const float scale = get_scale(in);
-  std::int8_t q[kBlockInt];
-  __builtin_memcpy(q, in + 2, n);
-  unpack8(q, n, scale, out);
+#if defined(__AVX2__)
+  if (n == kBlockInt) {
+    put_scaled16(load16(in + 2), scale, out);
+    put_scaled16(load16(in + 18), scale, out + 16);
+    return;
+  }
+#endif
+#pragma GCC unroll 1
+  for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<float>(static_cast<std::int8_t>(in[2 + i])) * scale;
 }
 void decode_int8(const std::byte* in, std::size_t n, const Draw&, float* out) noexcept {
   std::size_t at = 0;
@@ -296,12 +312,20 @@ std::uint32_t encode_int4(const float* in, float* residual, std::size_t n, Draw&
 }
 [[gnu::always_inline]] inline void int4_values(const std::byte* in, std::size_t n, float* out) noexcept {
   const float scale = get_scale(in);
+#if defined(__AVX2__)
+  if (n == kBlockInt) {
+    const __m128i pairs = load16(in + 2);
+    const __m128i half = _mm_set1_epi8(15);
+    const __m128i bias = _mm_set1_epi8(8);
+    put_scaled16(_mm_sub_epi8(_mm_and_si128(pairs, half), bias), scale, out);
+    put_scaled16(_mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(pairs, 4), half), bias), scale, out + 16);
+    return;
+  }
+#endif
   std::uint8_t codes[kBlockInt];
-  std::int8_t q[kBlockInt];
   unpack4(in + 2, n, codes);
 #pragma GCC unroll 1
-  for (std::size_t i = 0; i < n; ++i) q[i] = static_cast<std::int8_t>(codes[i] - 8);
-  unpack8(q, n, scale, out);
+  for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<float>(static_cast<int>(codes[i]) - 8) * scale;
 }
 void decode_int4(const std::byte* in, std::size_t n, const Draw&, float* out) noexcept {
   std::size_t at = 0;
@@ -324,48 +348,103 @@ inline std::uint16_t signs16(const float* p) noexcept {
 #endif
 }
 
-inline bool is_set(const std::byte* bits, std::size_t i) noexcept {
-  return ((static_cast<unsigned>(bits[i / 8]) >> (i % 8)) & 1U) != 0;
+inline std::uint16_t zeros16(const float* p) noexcept {
+#if defined(__AVX512DQ__)
+  return _mm512_testn_epi32_mask(_mm512_loadu_si512(p), _mm512_set1_epi32(kAbs));
+#elif defined(__AVX2__)
+  const auto eight = [](const float* at) {
+    const __m256i magnitude = _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)), _mm256_set1_epi32(kAbs));
+    return _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(magnitude, _mm256_setzero_si256())));
+  };
+  return static_cast<std::uint16_t>(eight(p) | eight(p + 8) << 8);
+#else
+  std::uint32_t mask = 0;
+  for (unsigned i = 0; i < 16; ++i) mask |= std::uint32_t{(bits_of_float(p[i]) & kAbs) == 0} << i;
+  return static_cast<std::uint16_t>(mask);
+#endif
 }
 
-[[gnu::always_inline]] inline void onebit_values(const std::byte* in, std::size_t n, bool masked, float* out) noexcept {
-  const std::uint32_t scale = bits_of_float(get_scale(in));
-  const std::byte* const signs = in + 2;
-  const std::size_t bytes = (n + 7) / 8;
-  std::size_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    const std::uint32_t word = get16(signs + i / 8);
-    for (unsigned j = 0; j < 16; ++j) out[i + j] = float_of_bits(scale | ((word >> j) & 1U) << 31);
+/// Sixteen values of this magnitude, bits of fp32, with these signs, but +0 where `zeros` has a bit.
+template <bool kZeros>
+[[gnu::always_inline]] inline void put_signed16(std::uint32_t magnitude, std::uint16_t signs, std::uint16_t zeros, float* out) noexcept {
+#if defined(__AVX512DQ__)
+  const __m512i sizes = _mm512_set1_epi32(static_cast<int>(magnitude));
+  __m512i values = _mm512_mask_xor_epi32(sizes, signs, sizes, _mm512_set1_epi32(static_cast<int>(~kAbs)));
+  if constexpr (kZeros) values = _mm512_mask_mov_epi32(values, zeros, _mm512_setzero_si512());
+  _mm512_storeu_si512(out, values);
+#elif defined(__AVX2__)
+  const __m256i places = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const auto all_of = [places](unsigned bits) {  // a lane of ones for every bit
+    return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), places), places);
+  };
+  for (unsigned half = 0; half < 2; ++half) {
+    const __m256i negative = _mm256_and_si256(all_of(signs >> (8 * half)), _mm256_set1_epi32(static_cast<int>(~kAbs)));
+    __m256i values = _mm256_or_si256(_mm256_set1_epi32(static_cast<int>(magnitude)), negative);
+    if constexpr (kZeros) values = _mm256_andnot_si256(all_of(zeros >> (8 * half)), values);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 8 * half), values);
   }
-  for (; i < n; ++i) out[i] = float_of_bits(scale | std::uint32_t{is_set(signs, i)} << 31);
-  // A block that is NaN is so in all its places.
-  if (masked && (scale & kAbs) <= kInfinity)
-    for (std::size_t k = 0; k < n; ++k)
-      out[k] = float_of_bits(bits_of_float(out[k]) & (std::uint32_t{is_set(signs + bytes, k)} - 1U));
+#else
+  for (unsigned i = 0; i < 16; ++i) {
+    const std::uint32_t value = magnitude | ((std::uint32_t{signs} >> i) & 1U) << 31;
+    out[i] = float_of_bits(kZeros ? value & (((std::uint32_t{zeros} >> i) & 1U) - 1U) : value);
+  }
+#endif
 }
 
-enum class Found { kValues, kZeros, kNotFinite };
+/// Of n elements, 16 or fewer.
+inline std::uint16_t get_bits(const std::byte* bits, std::size_t n) noexcept {
+  return n > 8 ? get16(bits) : static_cast<std::uint16_t>(bits[0]);
+}
 
-[[gnu::always_inline]] inline bool has_zero(const float* p, std::size_t n) noexcept {
-  std::uint32_t found = 0;
+template <bool kZeros>
+[[gnu::always_inline]] inline void onebit_values(const std::byte* in, const std::byte* zeros, std::size_t n, float* out) noexcept {
+  const std::uint32_t magnitude = bits_of_float(get_scale(in)) & kAbs;
+  const std::byte* const signs = in + 2;
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16)
+    put_signed16<kZeros>(magnitude, get16(signs + i / 8), kZeros ? get16(zeros + i / 8) : std::uint16_t{0}, out + i);
+  if (i == n) return;
+  float last[16];
+  put_signed16<kZeros>(magnitude, get_bits(signs + i / 8, n - i), kZeros ? get_bits(zeros + i / 8, n - i) : std::uint16_t{0}, last);
+  __builtin_memcpy(out + i, last, (n - i) * sizeof(float));
+}
+
+/// A bit of each of n elements, by sixteen_of(sixteen elements).
+template <class SixteenOf>
+[[gnu::always_inline]] inline void put_bits(const float* p, std::size_t n, std::byte* out, SixteenOf sixteen_of) noexcept {
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) put16(out + i / 8, sixteen_of(p + i));
+  if (i == n) return;
+  float last[16] = {};
+  __builtin_memcpy(last, p + i, (n - i) * sizeof(float));
+  const auto bits = static_cast<std::uint16_t>(sixteen_of(last) & ((1U << (n - i)) - 1U));
+  out[i / 8] = static_cast<std::byte>(bits & 0xffU);
+  if (n - i > 8) out[i / 8 + 1] = static_cast<std::byte>(bits >> 8);
+}
+
+[[gnu::always_inline]] inline std::size_t count_zeros(const float* p, std::size_t n) noexcept {
+  std::uint32_t count = 0;
 #pragma GCC unroll 1
-  for (std::size_t i = 0; i < n; ++i) found |= std::uint32_t{(bits_of_float(p[i]) & kAbs) == 0};
-  return found != 0;
+  for (std::size_t i = 0; i < n; ++i) count += std::uint32_t{(bits_of_float(p[i]) & kAbs) == 0};
+  return count;
 }
 
-/// kZeros: nothing has been done, the chunk needs to say where they are.
+/// `zeros`: where this block's would be; moved behind them if it has some.
 template <bool kFeedback>
-[[gnu::always_inline]] inline Found onebit_block(const float* in, float* residual, std::size_t n, bool masked, std::byte* out) noexcept {
+[[gnu::always_inline]] inline bool onebit_block(const float* in, float* residual, std::size_t n, std::byte* out, std::byte*& zeros) noexcept {
   alignas(64) float p[kBlockOneBit];
   const std::uint32_t largest = gather<kFeedback>(in, residual, n, p);
-  if (!masked && largest < kInfinity && has_zero(p, n)) return Found::kZeros;
   const std::size_t bytes = (n + 7) / 8;
   std::byte* const signs = out + 2;
-  std::byte* const zeros = signs + bytes;
   if (largest >= kInfinity) {
     put16(out, kNanScale);
-    fill(signs, masked ? 2 * bytes : bytes, 0);
-    return Found::kNotFinite;
+    fill(signs, bytes, 0);
+    return true;
+  }
+  if (largest == 0) {
+    fill(out, 2 + bytes, 0);
+    if constexpr (kFeedback) __builtin_memset(residual, 0, n * sizeof(float));
+    return false;
   }
   float lanes[16] = {};
   std::size_t i = 0;
@@ -374,88 +453,60 @@ template <bool kFeedback>
   for (std::size_t j = 0; i + j < n; ++j) lanes[j] += float_of_bits(bits_of_float(p[i + j]) & kAbs);
   for (std::size_t width = 8; width > 0; width /= 2)
     for (std::size_t j = 0; j < width; ++j) lanes[j] += lanes[j + width];
-  std::size_t count = n;
-  if (masked) {
-    fill(zeros, bytes, 0);
-    for (std::size_t k = 0; k < n; ++k) {
-      const bool zero = p[k] == 0.0F;
-      count -= zero;
-      zeros[k / 8] |= static_cast<std::byte>(unsigned{zero} << (k % 8));
-    }
-  }
-  const float mean = count == 0 ? 0.0F : lanes[0] / static_cast<float>(count);
-  std::uint32_t scale = 0;
-  if (mean > 0.0F) {
-    // To nearest; the sum may have been too large for a float though no value was.
-    scale = std::uint32_t{reduce::narrow_bf16(mean)} << 16;
-    if (scale >= kInfinity) scale = 0x7f7f0000U;
-    if (scale < kSmallestNormal) scale = kSmallestNormal;
-  }
-  put_scale(out, scale);
-  i = 0;
-  for (; i + 16 <= n; i += 16) put16(signs + i / 8, signs16(p + i));
-  if (i < n) {
-    fill(signs + i / 8, bytes - i / 8, 0);
-    for (std::size_t k = i; k < n; ++k)
-      signs[k / 8] |= static_cast<std::byte>((bits_of_float(p[k]) >> 31) << (k % 8));
+  const std::size_t none = count_zeros(p, n);
+  const float mean = lanes[0] / static_cast<float>(n - none);
+  // To nearest; the sum may have been too large for a float though no value was.
+  std::uint32_t scale = std::uint32_t{reduce::narrow_bf16(mean)} << 16;
+  if (scale >= kInfinity) scale = 0x7f7f0000U;
+  if (scale < kSmallestNormal) scale = kSmallestNormal;
+  put_scale(out, none == 0 ? scale : scale | ~kAbs);
+  put_bits(p, n, signs, signs16);
+  if (none != 0) {
+    put_bits(p, n, zeros, zeros16);
+    zeros += bytes;
   }
   if constexpr (kFeedback) {
-    const float size = float_of_bits(scale);
-    if (masked)
-      for (std::size_t k = 0; k < n; ++k)
-        residual[k] = p[k] == 0.0F ? 0.0F
-                                   : p[k] - float_of_bits(bits_of_float(size) | (bits_of_float(p[k]) & ~kAbs));
+    if (none == 0)
+      for (std::size_t k = 0; k < n; ++k) residual[k] = p[k] - float_of_bits(scale | (bits_of_float(p[k]) & ~kAbs));
     else
       for (std::size_t k = 0; k < n; ++k)
-        residual[k] = p[k] - float_of_bits(bits_of_float(size) | (bits_of_float(p[k]) & ~kAbs));
+        residual[k] = p[k] == 0.0F ? 0.0F : p[k] - float_of_bits(scale | (bits_of_float(p[k]) & ~kAbs));
   }
-  return Found::kValues;
+  return false;
 }
-inline std::size_t onebit_bytes(std::size_t n, bool masked) noexcept { return 2 + (masked ? 2 : 1) * ((n + 7) / 8); }
+constexpr std::size_t kOneBitBytes = 2 + kBlockOneBit / 8;
 
-/// Blocks that were written without a mask get one, of no zeros; from the last on, as they grow.
-inline void onebit_add_masks(std::byte* out, std::size_t blocks) noexcept {
-  constexpr std::size_t kPlain = 2 + kBlockOneBit / 8;
-  constexpr std::size_t kMasked = 2 + 2 * (kBlockOneBit / 8);
-  for (std::size_t i = blocks; i-- > 0;) {
-    __builtin_memmove(out + i * kMasked, out + i * kPlain, kPlain);
-    fill(out + i * kMasked + kPlain, kMasked - kPlain, 0);
-  }
-}
-
-/// Most chunks have no zeros: all are taken as such until there is one. Then `masked` is set.
 template <bool kFeedback>
-inline std::uint32_t onebit_blocks(const float* in, float* residual, std::size_t n, bool& masked,
-                                   std::byte* out) noexcept {
+inline std::uint32_t onebit_blocks(const float* in, float* residual, std::size_t n, std::byte* out, std::byte*& zeros) noexcept {
   std::uint32_t odd = 0;
-  std::byte* const begin = out;
-  for (std::size_t at = 0; at < n;) {
-    const std::size_t count = n - at < kBlockOneBit ? n - at : kBlockOneBit;
-    float* const left = kFeedback ? residual + at : nullptr;
-    const Found found = count == kBlockOneBit ? onebit_block<kFeedback>(in + at, left, kBlockOneBit, masked, out)
-                                              : onebit_block<kFeedback>(in + at, left, count, masked, out);
-    if (found == Found::kZeros) {
-      masked = true;
-      onebit_add_masks(begin, at / kBlockOneBit);
-      out = begin + at / kBlockOneBit * onebit_bytes(kBlockOneBit, true);
-      continue;
-    }
-    odd += found == Found::kNotFinite;
-    out += onebit_bytes(count, masked);
-    at += count;
-  }
+  std::size_t at = 0;
+  for (; at + kBlockOneBit <= n; at += kBlockOneBit, out += kOneBitBytes)
+    odd += onebit_block<kFeedback>(in + at, kFeedback ? residual + at : nullptr, kBlockOneBit, out, zeros);
+  if (at < n) odd += onebit_block<kFeedback>(in + at, kFeedback ? residual + at : nullptr, n - at, out, zeros);
   return odd;
 }
 std::uint32_t encode_onebit(const float* in, float* residual, std::size_t n, Draw& draw, std::byte* out) noexcept {
-  return residual != nullptr ? onebit_blocks<true>(in, residual, n, draw.masked, out)
-                             : onebit_blocks<false>(in, residual, n, draw.masked, out);
+  return residual != nullptr ? onebit_blocks<true>(in, residual, n, out, draw.zeros_out)
+                             : onebit_blocks<false>(in, residual, n, out, draw.zeros_out);
 }
 void decode_onebit(const std::byte* in, std::size_t n, const Draw& draw, float* out) noexcept {
+  const std::byte* zeros = draw.zeros;
   std::size_t at = 0;
-  for (; at + kBlockOneBit <= n; at += kBlockOneBit, in += onebit_bytes(kBlockOneBit, draw.masked))
-    onebit_values(in, kBlockOneBit, draw.masked, out + at);
-  if (at < n) onebit_values(in, n - at, draw.masked, out + at);
+  for (; at + kBlockOneBit <= n; at += kBlockOneBit, in += kOneBitBytes) {
+    if (has_zeros(in)) {
+      onebit_values<true>(in, zeros, kBlockOneBit, out + at);
+      zeros += kBlockOneBit / 8;
+    } else {
+      onebit_values<false>(in, zeros, kBlockOneBit, out + at);
+    }
+  }
+  if (at == n) return;
+  if (has_zeros(in))
+    onebit_values<true>(in, zeros, n - at, out + at);
+  else
+    onebit_values<false>(in, zeros, n - at, out + at);
 }
+
 // --- lots ------------------------------------------------------------------------------------------------------------
 
 /// Of a counter: the finaliser of SplitMix64 (Steele et al., OOPSLA 2014).

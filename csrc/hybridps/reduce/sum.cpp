@@ -4,6 +4,7 @@
 #include <cassert>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -90,14 +91,14 @@ void combine(std::span<const Input> inputs, std::byte* out, std::size_t count, D
     combine_with(table, inputs, out, count, dtype, op, finish);
     return;
   }
-  // Part by part, so that what is expanded stays in the cache.
-  constexpr std::size_t kPartElements = 2048;
+  // Part by part, so that what is expanded stays in the first cache, of 32 KiB or more. Whole blocks of every format.
+  constexpr std::size_t kPartElements = 1024;
   const std::size_t size = core::size_of(dtype);
   std::vector<Input> parts(inputs.begin(), inputs.end());
-  std::vector<std::byte> expanded(inputs.size() * std::min(kPartElements, count) * size);
+  const auto expanded = std::make_unique_for_overwrite<std::byte[]>(inputs.size() * std::min(kPartElements, count) * size);
   for (std::size_t first = 0; first < count; first += kPartElements) {
     const std::size_t n = std::min(kPartElements, count - first);
-    std::byte* next = expanded.data();
+    std::byte* next = expanded.get();
     for (std::size_t i = 0; i < inputs.size(); ++i, next += n * size) {
       parts[i].data = is_plain(inputs[i]) ? inputs[i].data + first * size : next;
       parts[i].format = nullptr;

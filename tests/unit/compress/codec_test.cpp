@@ -398,7 +398,7 @@ TEST_CASE("compress/codec: what bytes become where nothing is zero is known befo
   }
 }
 
-TEST_CASE("compress/codec: one bit finds its first zero late, and what was written before still says the same", "[compress][fast]") {
+TEST_CASE("compress/codec: one bit says where zeros are for the blocks that have some", "[compress][fast]") {
   const auto codec = compress::make_codec(spec_of("onebit"), DType::kFloat32);
   constexpr std::size_t kCount = 2100;
   for (const std::size_t zero : {std::size_t{0}, std::size_t{255}, std::size_t{256}, std::size_t{700}, kCount - 1}) {
@@ -407,15 +407,52 @@ TEST_CASE("compress/codec: one bit finds its first zero late, and what was writt
     const Floats residual = gaussian(kCount, 7, 0.5F);
     values[zero] = -residual[zero];
     const Encoded got = encode(*codec, values.data(), kCount * sizeof(float), residual);
-    CHECK(got.wire.size() == codec->bytes_max(kCount * sizeof(float)));
+    const std::size_t block = std::min(kCount - zero / 256 * 256, std::size_t{256});
+    CHECK(got.wire.size() == codec->bytes_full(kCount * sizeof(float)) + (block + 7) / 8);
     CHECK(codec->fits(got.wire.data(), got.wire.size(), kCount * sizeof(float)));
     const Floats decoded = decode(*codec, got.wire, kCount);
     for (std::size_t i = 0; i < kCount; ++i) {
       const float sum = values[i] + residual[i];
       CHECK((decoded[i] == 0.0F) == (i == zero));
       if (i != zero) CHECK(std::signbit(decoded[i]) == std::signbit(sum));
-      CHECK(got.residual[i] == sum - decoded[i]);  // added once, though the block was begun twice
+      CHECK(got.residual[i] == sum - decoded[i]);
     }
+    // From the middle on, as sums take it part by part.
+    for (std::size_t first = 0; first < kCount; first += 256) {
+      Floats part(kCount - first);
+      codec->expand(got.wire.data(), first, part.size(), reinterpret_cast<std::byte*>(part.data()));
+      CHECK(std::equal(part.begin(), part.end(), decoded.begin() + static_cast<std::ptrdiff_t>(first)));
+    }
+  }
+}
+
+TEST_CASE("compress/codec: one bit of nothing but zeros, some of them, and none", "[compress][fast]") {
+  const auto codec = compress::make_codec(spec_of("onebit"), DType::kFloat32);
+  constexpr std::size_t kCount = 7 * 256 + 19;
+  const std::size_t bytes = kCount * sizeof(float);
+  Floats values = gaussian(kCount, 9);
+  std::fill(values.begin() + 256, values.begin() + 512, -0.0F);
+  Encoded got = encode(*codec, values.data(), bytes, {});
+  CHECK(got.wire.size() == codec->bytes_full(bytes));  // a block of zeros needs no more than its scale
+  Floats decoded = decode(*codec, got.wire, kCount);
+  for (std::size_t i = 0; i < kCount; ++i) CHECK((decoded[i] == 0.0F) == (i / 256 == 1));
+  for (std::size_t i = 256; i < 512; ++i) CHECK_FALSE(std::signbit(decoded[i]));
+
+  values.assign(kCount, 0.0F);
+  for (std::size_t i = 5; i < kCount; i += 256) values[i] = 2.0F;
+  got = encode(*codec, values.data(), bytes, {});
+  CHECK(got.wire.size() == codec->bytes_max(bytes));
+  CHECK(decode(*codec, got.wire, kCount) == values);
+  // What does not say the same twice is refused: the count, its mark, a block's mark, a byte less and one more.
+  CHECK(codec->fits(got.wire.data(), got.wire.size(), bytes));
+  CHECK_FALSE(codec->fits(got.wire.data(), got.wire.size(), bytes - sizeof(float)));
+  CHECK_FALSE(codec->fits(got.wire.data(), got.wire.size() - 1, bytes));
+  CHECK_FALSE(codec->fits(got.wire.data(), got.wire.size() + 1, bytes));
+  CHECK_FALSE(codec->fits(got.wire.data(), 3, bytes));
+  for (const std::size_t at : {std::size_t{0}, std::size_t{3}, std::size_t{5}}) {
+    Bytes other = got.wire;
+    other[at] ^= std::byte{0x80};
+    CHECK_FALSE(codec->fits(other.data(), other.size(), bytes));
   }
 }
 

@@ -146,7 +146,8 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     """What compression has done: of the process, operations, bytes before and after, blocks that were not finite, seconds in
     codecs; of the group, its codec, steps, and what is remembered on this rank: the norm of what is left out (which reads all
     of it), tensors (a contribution's, a sum's and a momentum count each) and their bytes, how many were dropped, how many had no
-    memory and go without, and of a loaded state how many none has asked for yet ("unclaimed": they are of another model).
+    memory and go without, of how many sums dedicated servers have none ("refused_by_servers": the same on all ranks, which are told;
+    these sums go without, contributions do not), and of a loaded state how many none has asked for yet ("unclaimed": they are of another model).
 
     "classes": by size of sums, whether they are compressed, and by what that was decided: "forced" (auto=0, or nothing is
     compressed), "undecided" (too few steps yet, or no such sums), "codec_share" (the codec takes so little of a sum's time

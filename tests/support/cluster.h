@@ -31,6 +31,7 @@ struct ClusterOptions {
   /// By member; none: no codec. Groups then have smaller chunks, as slots must have room for what chunks become.
   std::vector<std::shared_ptr<const compress::Codecs>> codecs;
   std::uint64_t residual_bytes = std::uint64_t{1} << 30;
+  std::uint64_t server_residual_bytes = std::uint64_t{1} << 30;
   std::uint64_t outer_bytes = std::uint64_t{1} << 30;  // of dedicated servers, each
   double heartbeat_seconds = 1000;
   double dead_seconds = 5000;
@@ -122,7 +123,7 @@ class Cluster {
     const auto chunk_bytes = static_cast<std::uint32_t>(options_.chunk_bytes / (codec ? 2 : 1));
     if (topology.is_dedicated(rank)) {
       server::ServedGroup group{uid, "test", ids_, std::move(topology), chunk_bytes, codec, chunk_bytes, static_cast<std::uint32_t>(options_.chunk_bytes)};
-      group.residual_budget->bytes_max = options_.residual_bytes;
+      group.residual_budget->bytes_max = options_.server_residual_bytes;
       group.outer_budget->bytes_max = options_.outer_bytes;
       at(rank).open_served_group(std::move(group));
     } else {

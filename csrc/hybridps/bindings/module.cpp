@@ -360,6 +360,7 @@ py::dict compression_summary(ProcessGroupHybrid& group) {
   found["memory_bytes"] = summary.bytes;
   found["dropped"] = summary.dropped;
   found["refused"] = summary.refused;
+  found["refused_by_servers"] = summary.refused_by_servers;
   found["unclaimed"] = unclaimed;
   return found;
 }

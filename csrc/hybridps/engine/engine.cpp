@@ -339,6 +339,7 @@ core::Result<Group::RememberedSummary> GroupImpl::remembered_summary() {
           summary->dropped += stats.dropped;
           summary->refused += stats.refused;
         }
+        if (group.lost_servers) summary->refused_by_servers = group.lost_servers->tensors_forgotten();
       },
       kAttachWithin);
   if (!status.is_ok()) return status;

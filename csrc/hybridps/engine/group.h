@@ -94,6 +94,7 @@ class Group : core::Pinned {
     std::uint64_t bytes = 0;
     std::uint64_t dropped = 0;  // tensors, since the group was made
     std::uint64_t refused = 0;  // for lack of memory, likewise
+    std::uint64_t refused_by_servers = 0;  // dedicated ones: tensors of whose sums they forget what is left out
   };
   virtual core::Result<RememberedSummary> remembered_summary() = 0;
   /// Group ranks by node, as in the roster; empty while it is not valid.

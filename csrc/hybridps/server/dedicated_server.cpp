@@ -91,8 +91,11 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
     } else {
       compress::Place place = dedicated_.server_.place_of(key_, chunk);
       place.speaker = 0;
-      if (group_.info.codecs->spec().feedback)
+      if (group_.info.codecs->spec().feedback) {
+        const std::uint64_t refused = group_.residuals.stats().refused;
         place.residual = group_.residuals.at(tensor_, elements_, std::uint64_t{chunk} * chunk_elements_);
+        if (group_.residuals.stats().refused != refused) dedicated_.forgetful_.push_back(key_.operation.uid);
+      }
       std::vector<std::byte>& sum = dedicated_.scratch_;
       if (sum.size() < bytes) sum.resize(bytes);
       dedicated_.server_.sum_into(key_, chunk, sum.data());
@@ -342,6 +345,15 @@ void DedicatedServer::end_span(Served& group, const SpanKey& key) {
   }
 }
 
+void DedicatedServer::tell_forgotten(Served& group) {
+  const compress::MemoryBudget& budget = *group.info.residual_budget;
+  const wire::From me{{}, group.info.uid, static_cast<std::uint32_t>(group.info.topology.rank())};
+  const wire::Mend forgets{wire::Mend::What::kForgets, me.sender_rank, 0, static_cast<std::uint32_t>(group.residuals.stats().refused)};
+  const std::string why = "of " + std::to_string(budget.bytes_max) + " bytes for it " + std::to_string(budget.used) + " are used";
+  for (int rank = 0; rank < group.info.topology.size(); ++rank)
+    host_.send_control(group.info.engines[static_cast<std::size_t>(rank)], {me, 0, forgets}, why);
+}
+
 void DedicatedServer::close_later(core::GroupUid uid, core::Status why, Tell tell) {
   Served* group = find(uid);
   if (group == nullptr) return;
@@ -376,6 +388,10 @@ std::size_t DedicatedServer::tick() {
   for (auto finished = std::exchange(finished_, {}); const SpanKey& key : finished) {
     ++work;
     if (Served* group = find(key.operation.uid)) end_span(*group, key);
+  }
+  for (auto forgetful = std::exchange(forgetful_, {}); const core::GroupUid uid : forgetful) {
+    ++work;
+    if (Served* group = find(uid)) tell_forgotten(*group);
   }
   for (auto closing = std::exchange(closing_, {}); const Closing& c : closing) {
     ++work;

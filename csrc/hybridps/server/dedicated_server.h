@@ -86,7 +86,7 @@ class DedicatedServer final : public Listener, core::Pinned {
   void leave_all(const core::Status& cause);
   /// Frees what is finished and closes what was left. Returns what it did.
   std::size_t tick();
-  bool has_work() const noexcept { return !finished_.empty() || !closing_.empty(); }
+  bool has_work() const noexcept { return !finished_.empty() || !closing_.empty() || !forgetful_.empty(); }
   std::size_t spans_open() const noexcept { return server_.spans_open(); }
   const DedicatedStats& stats() const noexcept { return stats_; }
 
@@ -113,6 +113,8 @@ class DedicatedServer final : public Listener, core::Pinned {
   bool set_results_aside();
   std::string refuse(const Served& group, int sender, const wire::ChunkId& chunk) const;
   void on_ask(Served& group, const wire::PlanAsk& ask);
+  /// Members are told of sums that go without error feedback from now on.
+  void tell_forgotten(Served& group);
 
   core::OneThread one_thread_;
   flow::Outbox& outbox_;
@@ -126,6 +128,7 @@ class DedicatedServer final : public Listener, core::Pinned {
     Tell tell = Tell::kNothing;
   };
   std::vector<Closing> closing_;
+  std::vector<core::GroupUid> forgetful_;  // groups that have more tensors without memory than their members know
   DedicatedStats stats_;
   std::vector<std::byte> scratch_;
 };

@@ -288,6 +288,7 @@ struct Mend {
     kSum = 6,     // from the heir: contributions to these chunks, once more
     kServe = 7,   // from the heir: results of these chunks
     kMended = 8,  // from the heir: whatever is not everywhere yet is with it
+    kForgets = 9, // from the server to all: it has no memory for what its sums of so many tensors (`first`) leave out. Payload: why
   };
   What what = What::kLost;
   std::uint32_t server = 0;  // group member
@@ -296,7 +297,7 @@ struct Mend {
   std::array<std::uint64_t, 6> bits{};
   bool operator==(const Mend&) const = default;
 };
-inline constexpr std::uint8_t kMendWhatCount = 9;
+inline constexpr std::uint8_t kMendWhatCount = 10;
 
 /// As few messages of kind kLanded or kKnown as these operations fit in.
 std::vector<Mend> mends_of(Mend::What what, std::uint32_t server, std::vector<std::uint64_t> sequences);

@@ -123,6 +123,10 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
       apply(member, why);
     return;
   }
+  if (mend.what == What::kForgets) {
+    if (from == member) on_forgets(member, mend, std::string(reinterpret_cast<const char*>(payload.data()), payload.bytes()));
+    return;
+  }
   // Known: of a reduce also from the node's agent.
   if (topology.is_dedicated(from) && (mend.what != What::kKnown || from != member)) return;
   if (mend.what == What::kKnown) {
@@ -151,6 +155,21 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
     return;
   }
   if (SpanRun* span = found->second->find(mend.server)) span->on_mend(from, mend);
+}
+
+void LostServers::on_forgets(int member, const wire::Mend& forgets, const std::string& why) {
+  const bool is_first = forgotten_.count(member) == 0;
+  forgotten_[member] = forgets.first;
+  if (is_first && group_.info.topology.rank() == 0)
+    core::log_warn("group \"", group_.info.name, "\": ", group_.info.member_text(member),
+                   " has no memory to remember what the codec leaves out of its sums: on all ranks these go without error feedback (", why,
+                   "; a quarter of its --memory). hybridps.compress.stats()[\"refused_by_servers\"] counts the tensors");
+}
+
+std::uint64_t LostServers::tensors_forgotten() const noexcept {
+  std::uint64_t tensors = 0;
+  for (const auto& [member, count] : forgotten_) tensors += count;
+  return tensors;
 }
 
 void LostServers::on_known(int server, std::uint64_t sequence) {

@@ -53,8 +53,11 @@ class LostServers : core::Pinned {
   void say_landed();
   std::size_t tick(core::TimePoint now);
   core::TimePoint next_due() const noexcept { return say_at_; }
+  /// Tensors of whose sums a dedicated server has no memory to remember what their codec leaves out.
+  std::uint64_t tensors_forgotten() const noexcept;
 
  private:
+  void on_forgets(int member, const wire::Mend& forgets, const std::string& why);
   void decide(int member, const std::string& why);
   void apply(int member, const std::string& why);
   bool owns_steps(int member) const;
@@ -68,6 +71,7 @@ class LostServers : core::Pinned {
   std::set<int> reported_;
   std::map<int, std::vector<std::uint64_t>> landed_;  // by server: operations of which it was not told yet
   std::size_t landed_count_ = 0;
+  std::map<int, std::uint64_t> forgotten_;  // by server: tensors
   core::TimePoint say_at_ = core::TimePoint::max();
 };
 

@@ -212,9 +212,8 @@ namespace {
 
 /// Gradients of several tensors on all ranks, step after step, through a codec that leaves much out.
 struct Training {
-  Training(const Layout& l, const std::string& spec, std::size_t elements, std::size_t chunk_bytes = 8192)
+  Training(const Layout& l, const std::string& spec, std::size_t elements, std::size_t chunk_bytes = 8192, ClusterOptions options = {})
       : layout(l), count(elements) {
-    ClusterOptions options;
     options.node_of = l.node_of;
     options.servers = l.servers;
     options.chunk_bytes = chunk_bytes;
@@ -409,5 +408,24 @@ TEST_CASE("engine/codec: results that wait for one receiver hold no slots that o
     // Many chunks for few slots; and what they hold comes free in another order at each receiver.
     Training training({{0, 1, 2}, servers}, "int8", 20000, 1024);
     for (int step = 0; step < 10; ++step) training.step(step);
+  }
+}
+
+TEST_CASE("engine/codec: a dedicated server without memory for what its sums leave out tells all ranks, and they go on", "[engine][fast]") {
+  constexpr std::size_t kCount = 6000;
+  for (const bool has_memory : {true, false}) {
+    INFO(has_memory);
+    ClusterOptions options;
+    if (!has_memory) options.server_residual_bytes = 1000;
+    Training training({{0, 1, 2}, {2}}, "int4", kCount, 8192, options);
+    for (int step = 0; step < 5; ++step)
+      for (const compress::TensorKey tensor : {compress::TensorKey{1}, compress::TensorKey{2}})
+        training.step(step, wire::Coding::kFull, tensor);
+    for (int r = 0; r < 3; ++r) {
+      const worker::GroupState& group = *training.cluster->at(r).worker().find(training.uid);
+      CHECK(group.lost_servers->tensors_forgotten() == (has_memory ? 0 : 2));
+      CHECK(group.residuals.copy_of(1).values.size() == kCount);  // contributions still have it
+      CHECK(group.residuals.stats().refused == 0);
+    }
   }
 }

@@ -110,7 +110,7 @@ bool Tuner::begin_move(std::size_t k, int rungs) {
   const int to = std::clamp(current_[k] + rungs, 0, knobs_[k].rungs - 1);
   if (to == current_[k]) return false;
   if (std::abs(to - current_[k]) <= step_) stride_ = 1;  // the end of the ladder: less far is tried with the next pass
-  trial_.emplace();
+  trial_ = Trial{};
   trial_->knob = static_cast<int>(k);
   trial_->b = current_;
   trial_->b[k] = to;
@@ -154,7 +154,7 @@ bool Tuner::begin_trial() {
     if (!advance()) end_pass();
   }
   if (phase_ == Phase::kRest) return false;
-  trial_.emplace();
+  trial_ = Trial{};
   trial_->knob = -1;
   trial_->b = pass_began_;
   return true;

@@ -49,28 +49,20 @@ HYBRIDPS_INLINE float sum(float a, float b) { return a + b; }
 
 HYBRIDPS_INLINE Bits magnitude(float value) { return bits_of(value) & kAbs; }
 
-struct Scale {
-  Bits bits = 0;   // a bf16's
-  Bits limit = 0;  // larger magnitudes count as this one
-};
-
-/// For the steps of a block whose largest magnitude is this: the smallest bf16 that suffices, never subnormal; one less where its
-/// last step would be infinite.
-HYBRIDPS_INLINE Scale scale_of(Bits largest) {
-  if (largest >= kInfinity) return {kNanScale, 0};
+/// The step of a block whose largest magnitude is this: the smallest bf16 that suffices, never subnormal; the one below where 127 of
+/// it would be infinite, with which nothing is more than 127.01 steps.
+HYBRIDPS_INLINE Bits scale_of(Bits largest) {
+  if (largest >= kInfinity) return kNanScale;
   const float step = quotient(float_of(largest), 127.0F);
-  if (step == 0.0F) return {0, kInfinity};
+  if (step == 0.0F) return 0;
   Bits up = (bits_of(step) + 0xffffU) & 0xffff0000U;
   if (up < kSmallestNormal) up = kSmallestNormal;
-  if (bits_of(product(float_of(up), 127.0F)) < kInfinity) return {up, kInfinity};
-  const Bits down = up - 0x10000U;
-  return {down, bits_of(product(float_of(down), 127.0F))};
+  return bits_of(product(float_of(up), 127.0F)) < kInfinity ? up : up - 0x10000U;
 }
 
-HYBRIDPS_INLINE unsigned char code_of(float value, Scale scale) {
-  if (scale.bits == 0 || scale.bits >= kInfinity) return 0;
-  if (magnitude(value) > scale.limit) value = float_of((bits_of(value) & ~kAbs) | scale.limit);
-  const float steps = product(value, quotient(1.0F, float_of(scale.bits)));
+HYBRIDPS_INLINE unsigned char code_of(float value, Bits scale) {
+  if (scale == 0 || scale >= kInfinity) return 0;
+  const float steps = product(value, quotient(1.0F, float_of(scale)));
   return static_cast<unsigned char>(static_cast<int>(bits_of(sum(steps, kMagic))) - kMagicBits);
 }
 
@@ -93,11 +85,11 @@ HYBRIDPS_KERNEL hybridps_int8_encode(unsigned char* out, const float* in, Count 
     const Bits theirs = __shfl_xor_sync(0xffffffffU, largest, other);
     if (theirs > largest) largest = theirs;
   }
-  const Scale scale = scale_of(largest);
+  const Bits scale = scale_of(largest);
   unsigned char* const block = out + first / kBlock * kBlockBytes;
   if (at == first) {
-    block[0] = static_cast<unsigned char>(scale.bits >> 16);
-    block[1] = static_cast<unsigned char>(scale.bits >> 24);
+    block[0] = static_cast<unsigned char>(scale >> 16);
+    block[1] = static_cast<unsigned char>(scale >> 24);
   }
   if (is_there) block[2 + at % kBlock] = code_of(value, scale);
 }
@@ -126,9 +118,9 @@ inline void encode(std::byte* out, const float* in, Count elements, float factor
     Bits largest = 0;
     for (Count i = 0; i < n; ++i)
       if (const Bits m = magnitude(product(in[first + i], factor)); m > largest) largest = m;
-    const Scale scale = scale_of(largest);
-    *out++ = static_cast<std::byte>(scale.bits >> 16);
-    *out++ = static_cast<std::byte>(scale.bits >> 24);
+    const Bits scale = scale_of(largest);
+    *out++ = static_cast<std::byte>(scale >> 16);
+    *out++ = static_cast<std::byte>(scale >> 24);
     for (Count i = 0; i < n; ++i) *out++ = static_cast<std::byte>(code_of(product(in[first + i], factor), scale));
   }
 }

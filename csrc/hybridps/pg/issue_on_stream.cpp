@@ -1,6 +1,7 @@
 // The way of operations on CUDA tensors into the engine: through the channels of staging/.
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
@@ -181,8 +182,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
       request.done = [held](const core::Status& status) { StreamWork::Held::part_over(held, status); };
       request.leave_open = open;
       if (collective) {
-        request.code = [this, &life, &group](worker::Operation& slice, const std::byte* at) {
+        request.code = [this, &life, &group, asked = request.operation.op](worker::Operation& slice, const std::byte* at) {
+          // Between nodes an average of rails is a sum of products (staging/rails.cpp).
+          const core::ReduceOp op = std::exchange(slice.op, asked);
           life->compression->choose(slice, at, torch::autograd::get_current_graph_task_id());
+          slice.op = op;
           if (auto vote = life->compression->take_vote()) group->submit(std::move(vote->operation), std::move(vote->done));
           return device_codecs_ && slice.coding == wire::Coding::kFull && life->compression->devices_may_encode() &&
                  group->summary().servers.empty();

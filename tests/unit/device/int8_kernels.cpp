@@ -24,9 +24,11 @@ std::array<unsigned, kLanes> exchanged;
 
 unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
 float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
-float __fmul_rn(float a, float b) { return a * b; }
-float __fdiv_rn(float a, float b) { return a / b; }
-float __fadd_rn(float a, float b) { return a + b; }
+// GPUs make one NaN of all.
+float as_there(float value) { return std::isnan(value) ? std::bit_cast<float>(0x7fffffffU) : value; }
+float __fmul_rn(float a, float b) { return as_there(a * b); }
+float __fdiv_rn(float a, float b) { return as_there(a / b); }
+float __fadd_rn(float a, float b) { return as_there(a + b); }
 unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lanes) {
   const unsigned lane = threadIdx.x % kLanes;
   exchanged[lane] = mask == 0xffffffffU ? value : 0;

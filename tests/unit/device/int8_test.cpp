@@ -103,6 +103,18 @@ TEST_CASE("device/int8: the host function has the codec's bits", "[device][fast]
   }
 }
 
+// A fused one would give another code of one element in some hundred thousand.
+TEST_CASE("device/int8: products and sums of a million elements are rounded one by one", "[device][fast]") {
+  std::mt19937 random(23);
+  std::normal_distribution<float> normal;
+  Floats values(2 << 20);
+  for (float& value : values) value = normal(random);
+  const Bytes want = encoded(values);
+  Bytes codes(want.size());
+  int8::encode(codes.data(), values.data(), values.size(), 1.0F);
+  CHECK((codes == want));
+}
+
 TEST_CASE("device/int8: the kernels have the codec's bits, and write nothing else", "[device][fast]") {
   for (const Floats& values : all_kinds()) {
     INFO(values.size() << " values, the first " << values.front());

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <thread>
 
+#include "hybridps/device/int8.h"
+
 namespace hybridps::simulated {
 namespace {
 
@@ -272,6 +274,23 @@ core::Status SimulatedDevice::copy_within(Stream stream, void* to, const void* f
   look();
   order_.put(number_of(stream), "copy within the device", {{from, bytes, false}, {to, bytes, true}});
   return fake_.copy_within(stream, to, from, bytes);
+}
+
+core::Status SimulatedDevice::prepare_int8() {
+  look();
+  return fake_.prepare_int8();
+}
+
+core::Status SimulatedDevice::encode_int8(Stream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) {
+  look();
+  order_.put(number_of(stream), "encoding", {{from, elements * sizeof(float), false}, {to, device::int8::bytes_of(elements), true}});
+  return fake_.encode_int8(stream, to, from, elements, factor);
+}
+
+core::Status SimulatedDevice::decode_int8(Stream stream, float* to, const std::byte* from, std::uint64_t elements) {
+  look();
+  order_.put(number_of(stream), "decoding", {{from, device::int8::bytes_of(elements), false}, {to, elements * sizeof(float), true}});
+  return fake_.decode_int8(stream, to, from, elements);
 }
 
 core::Status SimulatedDevice::write_flag(Stream stream, device::Flag flag, std::uint32_t value) {

@@ -115,6 +115,9 @@ class SimulatedDevice final : public device::Device {
   core::Status copy_to_host(device::Stream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status copy_to_device(device::Stream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status copy_within(device::Stream stream, void* to, const void* from, std::uint64_t bytes) override;
+  core::Status prepare_int8() override;
+  core::Status encode_int8(device::Stream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) override;
+  core::Status decode_int8(device::Stream stream, float* to, const std::byte* from, std::uint64_t elements) override;
   core::Status write_flag(device::Stream stream, device::Flag flag, std::uint32_t value) override;
   core::Status wait_flag(device::Stream stream, device::Flag flag, std::uint32_t value) override;
   core::Result<bool> is_capturing(device::Stream stream) override;
@@ -151,6 +154,7 @@ class SimulatedDevice final : public device::Device {
   std::map<std::string, std::uint64_t> sites() const;
   std::uint64_t pinned_bytes() const { return fake_.pinned_bytes(); }
   std::uint64_t bytes_in_use() const;
+  device::FakeDevice::Copied copied_bytes() const { return fake_.copied_bytes(); }
 
  private:
   bool dropped(const char* kind, const void* caller);

@@ -571,6 +571,13 @@ PYBIND11_MODULE(_simulated, module) {
   module.def("library_calls", &library_calls);
   module.def("bytes_in_use", [](int index) { return device(index).bytes_in_use(); });
   module.def(
+      "copied_bytes",
+      [](int index) {
+        const auto copied = device(index).copied_bytes();
+        return std::pair(copied.to_host, copied.to_device);
+      },
+      "To the host and to the device, so far.");
+  module.def(
       "sleep",
       [](int microseconds) {
         device(current_device).launch(static_cast<int>(current_stream_of(current_device)), "sleep", {}, [microseconds] {

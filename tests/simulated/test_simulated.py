@@ -10,6 +10,7 @@ import training
 from harness import run_ranks
 
 DEVICE = "sim:0"
+WITH_A_LIBRARY = {"SIMULATED_LIBRARY": "1"}
 
 
 def run(body, nodes, *args, env=None, **more):
@@ -70,6 +71,21 @@ def test_a_program_that_says_nccl_and_has_its_options():
         pytest.skip("this torch has no NCCL")
 
 
+@pytest.mark.parametrize("on_device", [True, False])
+@pytest.mark.parametrize("nodes", ["1+1", "1+1+1", "2+2"])
+def test_gradients_by_int8(nodes, on_device):
+    """Encoded by the device, so that 34 bytes for 32 elements are copied instead of 128; or by the CPU: to the same bits."""
+    env = {**WITH_A_LIBRARY, "HYBRIDPS_COMPRESS": "int8:auto=0", "HYBRIDPS_COMPRESS_MIN_BYTES": "1K"}
+    env["HYBRIDPS_DEVICE_CODECS"] = str(int(on_device))
+    results = run("training:coded", nodes, DEVICE, env=env)
+    elements = results[0][0]
+    assert elements % 32 == 0
+    bytes_of_a_step = (elements // 32 * 34 if on_device else elements * 4) * (nodes.count("+") + 1)
+    for step in range(2):
+        for way in range(2):
+            assert sum(copied[step][way] for _, copied in results) == bytes_of_a_step
+
+
 @pytest.mark.parametrize("nodes", ["1+1", "2+2"])
 def test_fsdp2(nodes):
     run("training:fsdp", nodes, DEVICE, env={"SIMULATED_POISON_FREED": "0"})
@@ -80,9 +96,6 @@ def test_random_programs(queues):
     environment = {"SIMULATED_QUEUES": queues, "SIMULATED_PAUSE_US": "20"}
     results = run("random_programs:run", "1+1", DEVICE, 1000 * int(queues), 100, 12, 100, env=environment)
     assert min(results) > 300
-
-
-WITH_A_LIBRARY = {"SIMULATED_LIBRARY": "1"}
 
 
 @pytest.mark.parametrize("nodes", ["2+2", "2+1"])

@@ -139,6 +139,35 @@ def fsdp(rank, world, device):
             )
 
 
+def coded(rank, world, device):
+    """DDP whose gradients go between nodes by int8, with the bits of CPU tensors. Returns the elements of a step's gradients, and what
+    a step copies between device and host."""
+    both("buckets", device, lambda where: train(DistributedDataParallel(model(where), bucket_cap_mb=0.02), rank, where))
+
+    def averaged(where):
+        module = DistributedDataParallel(model(where))
+
+        def hook(state, bucket):
+            work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True)
+            return work.get_future().then(lambda done: done.value()[0])
+
+        module.register_comm_hook(None, hook)
+        return train(module, rank, where)
+
+    both("averages", device, averaged)
+    module = DistributedDataParallel(model(device))  # one bucket
+    copied = []
+    for step in range(2):
+        loss = module(inputs(step, rank, device)).square().mean()
+        torch.sim.synchronize()
+        before = sim.native().copied_bytes(0)
+        loss.backward()
+        torch.sim.synchronize()
+        after = sim.native().copied_bytes(0)
+        copied.append((after[0] - before[0], after[1] - before[1]))
+    return sum(p.numel() for p in module.parameters()), copied
+
+
 def functional(rank, world, device):
     import torch.distributed._functional_collectives as funcol
 

@@ -154,6 +154,21 @@ class KernelCodec final : public Codec {
     }
   }
 
+  bool can_be_cut() const noexcept override { return kernel_ == Kernel::kInt8 || kernel_ == Kernel::kInt4; }
+
+  std::uint32_t blocks_not_finite(const std::byte* data, std::size_t bytes) const noexcept override {
+    std::uint32_t found = 0;
+    for (std::size_t left = bytes / element_bytes_; left > 0;) {
+      const std::size_t n = std::min(left, block_);
+      std::uint16_t scale = 0;
+      std::memcpy(&scale, data, 2);
+      found += (scale & 0x7fffU) > 0x7f80U ? 1 : 0;
+      data += block_bytes(n, /*masked=*/false);
+      left -= n;
+    }
+    return found;
+  }
+
   Place place_of(const std::byte* data) const noexcept override {
     Place place;
     if (front_bytes_ != kPlaceBytes) return place;

@@ -42,6 +42,11 @@ class Codec : public reduce::Format {
   virtual std::size_t encode(const std::byte* in, std::size_t bytes, Place& place, std::byte* out) const = 0;
   /// Whether these can be the bytes of a chunk that has so many in memory: from a peer, to be asked before expand().
   virtual bool fits(const std::byte* data, std::size_t wire_bytes, std::size_t bytes) const noexcept = 0;
+  /// Whether bytes depend on elements alone, and those of a block lie at bytes_full() of the elements before it: so what somebody
+  /// else has encoded as a whole (a device) can be sent, and taken, in chunks. blocks_not_finite() is for such.
+  virtual bool can_be_cut() const noexcept { return false; }
+  /// How many blocks of a chunk that fits say that a value was not finite.
+  virtual std::uint32_t blocks_not_finite(const std::byte* /*data*/, std::size_t /*bytes*/) const noexcept { return 0; }
   /// Nesterov's momentum, in place, on what a node contributes: m = mu m + x, x = x + mu m. `momentum`: of the chunk's elements.
   virtual void accelerate(std::byte* values, std::size_t bytes, float* momentum) const = 0;
   /// Of a chunk that fits: its seed and first, as far as the codec says them on the wire, else zeros. For who sums without

@@ -119,6 +119,9 @@ const auto& settings() {
               "Tensors below are never compressed; the same on all ranks."},
       Setting{"COMPRESS_MEMORY", Kind::kBytes, &Config::compress_memory, "bytes", 0, 1024 * kGiB,
               "What error feedback may remember per group, at most; a tensor beyond it goes without."},
+      Setting{"DEVICE_CODECS", Kind::kBool, &Config::device_codecs, "", 0, 0,
+              "Whether sums of CUDA tensors that go between nodes by int8 are encoded and decoded on the GPU, where it can; "
+              "else by the CPU, with the same bits. Each rank's own choice."},
       Setting{"SLICE_BYTES", Kind::kBytes, &Config::slice_bytes, "bytes", kKiB, kGiB,
               "CUDA tensors larger than this go through the network in slices, at most 8; the same on all ranks."},
       Setting{"STAGING_BYTES", Kind::kBytes, &Config::staging_bytes, "bytes", kMiB, 1024 * kGiB,

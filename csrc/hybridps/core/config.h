@@ -57,6 +57,7 @@ struct Config {
   std::string compress;
   std::uint64_t compress_min_bytes = std::uint64_t{64} << 10;
   std::uint64_t compress_memory = std::uint64_t{4} << 30;
+  bool device_codecs = true;
   std::uint64_t slice_bytes = std::uint64_t{4} << 20;
   std::uint64_t staging_bytes = std::uint64_t{256} << 20;
   bool local_nccl = true;

@@ -104,6 +104,21 @@ class Device : core::Pinned {
   /// Between two places of its own memory that do not overlap.
   virtual core::Status copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) = 0;
 
+  /// Makes encode_int8() and decode_int8() ready: may wait for the device, and take a second the first time. kUnsupported says why
+  /// this one cannot; then they are not to be called.
+  virtual core::Status prepare_int8() {
+    return core::Status(core::Code::kUnsupported, describe() + " has no kernels for it");
+  }
+  /// `elements` fp32, times `factor`, become int8::bytes_of() them, by the codec of int8.h; and back. Between places of its own memory
+  /// that do not overlap.
+  virtual core::Status encode_int8(Stream /*stream*/, std::byte* /*to*/, const float* /*from*/, std::uint64_t /*elements*/,
+                                   float /*factor*/) {
+    return prepare_int8();
+  }
+  virtual core::Status decode_int8(Stream /*stream*/, float* /*to*/, const std::byte* /*from*/, std::uint64_t /*elements*/) {
+    return prepare_int8();
+  }
+
   /// The stream sets the word when it gets there; what it did before is visible to who has read the value (acquire).
   virtual core::Status write_flag(Stream stream, Flag flag, std::uint32_t value) = 0;
   /// The stream waits until has_reached(word, value); what was written before the word was set (release) is visible.

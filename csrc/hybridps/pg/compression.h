@@ -70,6 +70,12 @@ class Compression : core::Pinned {
   void load(std::vector<Saved> saved) { loaded_ = std::move(saved); }
   std::size_t unclaimed() const noexcept { return loaded_.size(); }
   const compress::Codecs* codecs() const noexcept { return codecs_.get(); }
+  /// Whether the codec is one that devices have, and remembers nothing.
+  bool devices_may_encode() const noexcept {
+    if (codecs_ == nullptr) return false;
+    const compress::Spec& spec = codecs_->spec();
+    return spec.kind == compress::Kind::kInt8 && !spec.feedback && spec.momentum <= 0.0;
+  }
   /// Steps that have reduced something, for the first steps' codec.
   std::uint64_t steps() const noexcept { return step_; }
   void set_steps(std::uint64_t steps) noexcept { step_ = steps; }

@@ -1,6 +1,7 @@
 // The way of operations on CUDA tensors into the engine: through the channels of staging/.
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
@@ -16,6 +17,21 @@
 #include "hybridps/pg/work_cast.h"
 
 namespace hybridps::pg {
+
+namespace {
+
+/// Null where the device has no more: the CPU encodes then.
+std::byte* memory_for_codes(StreamWork::Held& held, c10::Device device, std::uint64_t bytes) {
+  try {
+    const at::Tensor memory = at::empty({static_cast<std::int64_t>(bytes)}, at::device(device).dtype(at::kByte));
+    held.buffers().hold(memory);
+    return static_cast<std::byte*>(memory.mutable_data_ptr());
+  } catch (const c10::OutOfMemoryError&) {
+    return nullptr;
+  }
+}
+
+}  // namespace
 
 std::optional<c10::Device> ProcessGroupHybrid::last_device() const {
   const std::lock_guard lock(channels_mutex_);
@@ -37,6 +53,7 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
     options.staging_bytes_max = config.value().staging_bytes;
     options.direct = config.value().gpudirect;
     blocking_wait_ = config.value().blocking_wait;
+    device_codecs_ = config.value().device_codecs;
     local_library_wanted_ = config.value().local_nccl;
     local_library_asked_for_ = local_library_wanted_ && config.value().given.count("HYBRIDPS_LOCAL_NCCL") > 0;
     channel_options_ = options;
@@ -164,11 +181,18 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
       if (i + 1 == call.operations.size()) request.finish = std::move(finish);
       request.done = [held](const core::Status& status) { StreamWork::Held::part_over(held, status); };
       request.leave_open = open;
-      if (collective)
-        request.code = [&life, &group](worker::Operation& slice, const std::byte* at) {
+      if (collective) {
+        request.code = [this, &life, &group, asked = request.operation.op](worker::Operation& slice, const std::byte* at) {
+          // Between nodes an average of rails is a sum of products (staging/rails.cpp).
+          const core::ReduceOp op = std::exchange(slice.op, asked);
           life->compression->choose(slice, at, torch::autograd::get_current_graph_task_id());
+          slice.op = op;
           if (auto vote = life->compression->take_vote()) group->submit(std::move(vote->operation), std::move(vote->done));
+          return device_codecs_ && slice.coding == wire::Coding::kFull && life->compression->devices_may_encode() &&
+                 group->summary().servers.empty();
         };
+        request.codes = [&held, device](std::uint64_t bytes) { return memory_for_codes(*held, device, bytes); };
+      }
       auto staged = channels[i]->enqueue(std::move(request));
       check_status(staged.status(), what);
       work->add(std::move(staged).value(), channels[i]);

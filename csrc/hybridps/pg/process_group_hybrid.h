@@ -353,6 +353,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   mutable std::mutex channels_mutex_;
   std::optional<staging::ChannelOptions> channel_options_;
   bool blocking_wait_ = false;
+  bool device_codecs_ = true;
   bool local_library_wanted_ = true;
   bool local_library_asked_for_ = false;
   std::optional<c10::Device> last_device_;

@@ -1,12 +1,14 @@
 #include "hybridps/staging/channel.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "hybridps/core/check.h"
 #include "hybridps/core/log.h"
+#include "hybridps/staging/coded.h"
 #include "hybridps/staging/local.h"
 #include "hybridps/staging/pairs.h"
 #include "hybridps/staging/rails.h"
@@ -290,9 +292,7 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, Request& reques
       return Status(Code::kInvalidArgument, request.what + ": no scratch memory was given");
     if (Status status = witness(staged, request.operation, group); !status.is_ok()) return status;
   }
-  if (request.code)
-    for (Slice& slice : slices)
-      if (slice.crosses) request.code(slice.operation, slice.in.empty() ? nullptr : slice.in.front().device);
+  choose_codes(slices, request, group, rails);
   make_direct(slices, request.operation, group, rails);
   std::uint64_t largest_pinned = 0;
   std::uint64_t together_pinned = 0;
@@ -368,6 +368,9 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
     if (Status status = local_->run(slice.before, intranode::Leg::kIn, in_, patience_until(staged->deadline_));
         !status.is_ok())
       return status;
+  for (const Slice::Coded& coded : slice.coded)
+    if (Status status = device_->encode_int8(in_, coded.codes, coded.elements, coded.count, slice.factor); !status.is_ok())
+      return status;
   for (const Copy& copy : slice.in) {
     Status status = slice.is_direct() ? device_->copy_within(in_, direct.data + copy.offset, copy.device, copy.bytes)
                                       : device_->copy_to_host(in_, base + copy.offset, copy.device, copy.bytes);
@@ -391,7 +394,7 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
       return status;
   auto arrived = pool_->take_event();
   if (!arrived.is_ok()) return arrived.status();
-  open_ways_.push_back({number, slice.pinned_bytes() > 0, std::move(slice.out), base, arrived.value(),
+  open_ways_.push_back({number, slice.pinned_bytes() > 0, std::move(slice.out), base, std::move(slice.coded), arrived.value(),
                         std::move(slice.after), staged->deadline_});
   if (Status status = device_->record(arrived.value(), in_); !status.is_ok()) return status;
   return {};
@@ -417,6 +420,8 @@ core::Status Channel::put_next_out() {
       return status;
   if (way.has_place)
     if (Status status = device_->record(over, out_); !status.is_ok()) return status;
+  for (const Slice::Coded& coded : way.coded)
+    if (Status status = device_->decode_int8(out_, coded.elements, coded.codes, coded.count); !status.is_ok()) return status;
   if (way.after.kind == Step::Kind::kNone) return {};
   return local_->run(way.after, intranode::Leg::kOut, out_, patience_until(way.deadline));
 }
@@ -458,16 +463,56 @@ std::uint64_t Channel::ring_bytes(std::uint64_t slice_bytes, std::uint64_t opera
   return bytes;
 }
 
+/// mutex_ held. Null: the group is still being made.
+const schedule::Topology* Channel::topology_of(engine::Group& group) {
+  if (!topology_) {
+    std::vector<int> node_of = group.node_of();
+    if (node_of.empty()) return nullptr;
+    topology_.emplace(std::move(node_of), group.rank());
+  }
+  return &*topology_;
+}
+
+/// mutex_ held. How slices are coded between nodes, and which of them are so on the device.
+void Channel::choose_codes(std::vector<Slice>& slices, const Request& request, engine::Group& group, bool rails) {
+  if (!request.code) return;
+  std::vector<Slice*> here;
+  std::uint64_t bytes = 0;
+  for (Slice& slice : slices) {
+    if (!slice.crosses) continue;
+    const bool may = request.code(slice.operation, slice.in.empty() ? nullptr : slice.in.front().device);
+    if (!may || !request.codes) continue;
+    const schedule::Topology* const topology = topology_of(group);
+    if (topology == nullptr || !can_be_coded(slice, *topology, rails)) continue;
+    here.push_back(&slice);
+    bytes += room_for_codes(slice);
+  }
+  if (here.empty() || !can_encode()) return;
+  std::byte* memory = request.codes(bytes);
+  if (memory == nullptr) return;
+  for (Slice* slice : here) {
+    const std::uint64_t room = room_for_codes(*slice);
+    code_on_device(*slice, memory, group.size());
+    memory += room;
+  }
+}
+
+bool Channel::can_encode() {
+  if (can_encode_) return *can_encode_;
+  const Status status = device_->prepare_int8();
+  can_encode_ = status.is_ok();
+  static std::atomic<bool> told{false};  // every channel comes here
+  if (!status.is_ok() && !told.exchange(true))
+    core::log_info("int8 is encoded by the CPU, from staging: ", device_->describe(), ": ", status.message());
+  return *can_encode_;
+}
+
 /// mutex_ held. Where it cannot be the slices stay as they are.
 void Channel::make_direct(std::vector<Slice>& slices, const worker::Operation& operation, engine::Group& group,
                           bool rails) {
   if (!options_.direct || no_direct_) return;
-  if (!topology_) {
-    std::vector<int> node_of = group.node_of();
-    if (node_of.empty()) return;  // the group is still being made
-    topology_.emplace(std::move(node_of), group.rank());
-  }
-  if (!can_go_direct(operation, *topology_, rails)) return;
+  const schedule::Topology* const topology = topology_of(group);
+  if (topology == nullptr || !can_go_direct(operation, *topology, rails)) return;
   std::uint64_t largest = 0;
   std::uint64_t together = 0;
   for (const Slice& slice : slices) {

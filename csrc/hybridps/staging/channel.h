@@ -60,8 +60,12 @@ struct Request {
   std::byte* scratch = nullptr;  // device memory of Channel::scratch_bytes(), valid as the pieces are
   std::string what;              // for messages: "all_reduce"
   /// For each slice that goes between nodes, in order, before it takes its place in the group: may say how it is coded there.
-  /// `device`: where its first bytes are, null if this rank has none of it. Called by enqueue().
-  std::function<void(worker::Operation& slice, const std::byte* device)> code;
+  /// `device`: where its first bytes are, null if this rank has none of it. True: that is by int8, and the device may do it. Called
+  /// by enqueue().
+  std::function<bool(worker::Operation& slice, const std::byte* device)> code;
+  /// Device memory for so many bytes of codes, valid as the pieces are; null: there is none. Called by enqueue(), at most once,
+  /// where the device encodes; without it, it does not.
+  std::function<std::byte*(std::uint64_t bytes)> codes;
   /// Puts more on the channel's out stream, before the operation ends there.
   std::function<void()> finish;
   /// Once it is over, or has failed: on the Stager's thread, not under a lock. Not called when enqueue() fails.
@@ -118,6 +122,7 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
     bool has_place = false;  // in the ring
     std::vector<Copy> copies;
     std::byte* base = nullptr;
+    std::vector<Slice::Coded> coded;
     device::Event arrived;  // the way in is done
     Step after;
     core::Deadline deadline;
@@ -150,6 +155,9 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   core::Status complete_enqueue(Staged& staged);
   std::uint64_t ring_bytes(std::uint64_t slice_bytes, std::uint64_t operation_bytes, std::uint64_t have) const;
   core::Status make_room(std::uint64_t slice_bytes, std::uint64_t operation_bytes);
+  const schedule::Topology* topology_of(engine::Group& group);
+  void choose_codes(std::vector<Slice>& slices, const Request& request, engine::Group& group, bool rails);
+  bool can_encode();
   void make_direct(std::vector<Slice>& slices, const worker::Operation& operation, engine::Group& group, bool rails);
   device::HostMemory allocate(std::uint64_t bytes);
   void break_down(const core::Status& status, engine::Group* group);
@@ -191,7 +199,8 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   std::uint64_t numbers_ = 0;                                // slices so far; the first is 1
   std::uint64_t ends_ = 0;                                   // operations whose end is on the out stream
   std::map<std::uint64_t, device::Event> over_;              // slice -> its place in the ring is free
-  std::optional<schedule::Topology> topology_;               // for direct_
+  std::optional<schedule::Topology> topology_;               // of the group, once it is open
+  std::optional<bool> can_encode_;                           // once the device was asked
   bool no_direct_ = false;                                   // it was tried
   std::vector<std::shared_ptr<DirectRing>> smaller_direct_;  // kept: streams may use them
   std::deque<Way> open_ways_;                                // not on the out stream yet

@@ -60,6 +60,14 @@ struct Slice {
   Step after = {};                  // on the way out, after them
   Step beside = {};                 // while it is between nodes: on the way in, after the copies
   std::vector<Move> moves = {};     // with the step beside it
+  /// Elements that the device encodes before `in` and decodes after `out`, which are of codes then (staging/coded.h).
+  struct Coded {
+    float* elements = nullptr;
+    std::byte* codes = nullptr;
+    std::uint64_t count = 0;
+  };
+  std::vector<Coded> coded = {};
+  float factor = 1.0F;              // of what is encoded
   bool crosses = true;              // between nodes; else the steps after and beside are all there is
   // What it sends lies in device memory (staging/direct.h) if device_bytes > 0: `in` goes there, and host_bytes take the
   // place of staging_bytes.

@@ -68,6 +68,10 @@ struct Operation {
   /// Of allreduce and reduce_scatter, sums and averages: how chunks go between nodes, if the group has a codec
   /// for the type. The same on all ranks.
   wire::Coding coding = wire::Coding::kPlain;
+  /// Of an allreduce whose ranks are alone on their nodes, or of Scope::kNodes: the output holds no elements but what the codec
+  /// makes of them, averages and premul done, and gets the result likewise. Each rank's own choice: bits and messages are
+  /// the same. total_bytes is then what ranks compare, bytes of elements; see Worker::check_coded() for what cannot be so.
+  bool coded = false;
   compress::TensorKey tensor = 0;          // what is remembered of it; 0: nothing
   std::shared_ptr<const std::vector<float>> residual;  // to begin with, of a tensor that is new here; null: zeros
   std::shared_ptr<const std::vector<float>> owed;      // likewise

@@ -75,6 +75,26 @@ std::size_t SpanView::encode(std::uint32_t chunk, const std::byte* values, std::
   return wire_bytes;
 }
 
+std::byte* SpanView::coded(std::uint32_t chunk) const {
+  if (!run.operation.coded) return nullptr;
+  return run.output.contiguous(codec()->bytes_full(plan.output_offset + begin_of(chunk)), coded_bytes_of(chunk));
+}
+
+std::size_t SpanView::copy_coded(std::uint32_t chunk, std::byte* out) const {
+  const std::byte* const data = coded(chunk);
+  const std::size_t bytes = coded_bytes_of(chunk);
+  std::copy_n(data, bytes, out);
+  count_coded(chunk, data);
+  return bytes;
+}
+
+void SpanView::count_coded(std::uint32_t chunk, const std::byte* data) const {
+  CodecCounts& counts = worker.codec_counts();
+  counts.bytes += bytes_of(chunk);
+  counts.wire_bytes += coded_bytes_of(chunk);
+  counts.blocks_not_finite += codec()->blocks_not_finite(data, bytes_of(chunk));
+}
+
 void SpanView::expand(const std::byte* data, std::size_t bytes, std::byte* out) const {
   const core::TimePoint began = core::Clock::now();
   codec()->expand(data, 0, bytes / core::size_of(run.operation.dtype), out);
@@ -274,6 +294,10 @@ std::byte* OwnerSum::place(std::uint32_t chunk) {
 void OwnerSum::on_complete(std::uint32_t chunk) {
   server::Server& server = span_.worker.server();
   const std::size_t bytes = span_.bytes_of(chunk);
+  if (span_.run.operation.coded) {
+    complete_coded(chunk);
+    return;
+  }
   std::byte* const out = bytes > 0 ? place(chunk) : nullptr;
   if (span_.codec() == nullptr || bytes == 0) {
     server.sum_into(span_.key(), chunk, out);
@@ -301,6 +325,20 @@ void OwnerSum::on_complete(std::uint32_t chunk) {
     memory_.write(chunk, found->second.data());
     bounces_.erase(found);
   }
+}
+
+void OwnerSum::complete_coded(std::uint32_t chunk) {
+  server::Server& server = span_.worker.server();
+  const std::size_t bytes = span_.bytes_of(chunk);
+  std::byte* const coded = span_.coded(chunk);
+  std::byte* const sum = span_.worker.scratch(bytes);
+  span_.count_coded(chunk, coded);
+  span_.expand(coded, bytes, sum);
+  server.replace_own(span_.key(), chunk, sum);
+  const core::TimePoint began = core::Clock::now();
+  server.sum_into(span_.key(), chunk, sum);
+  span_.decoded_since(began);
+  span_.encode(chunk, sum, /*speaker=*/0, coded);
 }
 
 void OwnerSum::take_step(std::uint32_t chunk, std::byte* sum, std::size_t bytes) {
@@ -407,7 +445,7 @@ void NodeSum::on_collected(std::uint32_t chunk) {
     server.contribute(span_.key(), chunk, out);
     return;
   }
-  const std::byte* data = as_it_stands(chunk);
+  const std::byte* data = span_.run.operation.coded ? span_.coded(chunk) : as_it_stands(chunk);
   if (data == nullptr) {
     std::byte* const out = owner_->place(chunk);
     combine(chunk, out);
@@ -476,6 +514,8 @@ flow::Payload NodeSum::payload(flow::Stream& stream, std::uint32_t chunk, std::s
   if (const auto coded = sent_.find(chunk); coded != sent_.end()) {
     bytes = coded->second.size();
     std::copy(coded->second.begin(), coded->second.end(), buffer.data());
+  } else if (span_.run.operation.coded) {
+    bytes = span_.copy_coded(chunk, buffer.data());
   } else if (span_.codec() != nullptr) {
     const std::byte* values = as_it_stands(chunk);
     if (values == nullptr) {
@@ -701,7 +741,7 @@ EncodedResults::EncodedResults(const SpanView& span, ResultMemory& memory)
 
 void EncodedResults::encode(std::uint32_t chunk) {
   const std::size_t bytes = span_.bytes_of(chunk);
-  if (bytes == 0 || streams_.empty()) return;
+  if (bytes == 0 || streams_.empty() || span_.run.operation.coded) return;  // else: it is
   const compress::Codec& codec = *span_.codec();
   std::byte* const there = memory_.contiguous(chunk);
   std::byte* const sum = there != nullptr ? there : span_.worker.scratch(bytes);
@@ -716,6 +756,11 @@ void EncodedResults::encode(std::uint32_t chunk) {
 flow::Payload EncodedResults::make(std::uint32_t chunk, std::size_t bytes) {
   transport::Buffer buffer = span_.worker.outbox().pool().allocate(streams_.wire_bytes_max(bytes));
   if (!buffer) return {};
+  if (const std::byte* const coded = span_.coded(chunk)) {
+    bytes = span_.coded_bytes_of(chunk);
+    std::copy_n(coded, bytes, buffer.data());
+    return {std::move(buffer), bytes};
+  }
   const std::vector<std::byte>& encoded = encoded_.at(chunk);
   std::copy(encoded.begin(), encoded.end(), buffer.data());
   return {std::move(buffer), encoded.size()};
@@ -737,6 +782,10 @@ bool Consumer::on_data(const wire::Data& data, flow::Delivery payload) {
   const compress::Codec* const codec = is_coded ? span_.codec() : nullptr;
   if (codec == nullptr || bytes == 0) {
     span_.run.output.write(at, bytes, payload.data());
+    return true;
+  }
+  if (std::byte* const coded = span_.coded(chunk)) {
+    std::copy_n(payload.data(), payload.bytes(), coded);
     return true;
   }
   std::byte* const there = span_.run.output.contiguous(at, bytes);

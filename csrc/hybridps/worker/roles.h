@@ -56,6 +56,12 @@ struct SpanView {
   std::uint32_t own_speaker() const noexcept { return static_cast<std::uint32_t>(topology().my_node()) + 1; }
   /// Encodes the chunk, `values`, and counts it. `speaker` as in compress::Place.
   std::size_t encode(std::uint32_t chunk, const std::byte* values, std::uint32_t speaker, std::byte* out) const;
+  /// Where the operation has what the codec makes of the chunk, contribution or result; null: it has elements (Operation::coded).
+  std::byte* coded(std::uint32_t chunk) const;
+  std::size_t coded_bytes_of(std::uint32_t chunk) const noexcept { return codec()->bytes_full(bytes_of(chunk)); }
+  /// As encode(), of the node's contribution where it is coded already; and what it counts.
+  std::size_t copy_coded(std::uint32_t chunk, std::byte* out) const;
+  void count_coded(std::uint32_t chunk, const std::byte* data) const;
   /// What the codec has sent, `bytes` of elements.
   void expand(const std::byte* data, std::size_t bytes, std::byte* out) const;
   void decoded_since(core::TimePoint began) const;
@@ -134,6 +140,8 @@ class OwnerSum : core::Pinned {
   void set_coded(std::uint32_t chunk) { coded_.insert(chunk); }
 
  private:
+  /// The same where the operation's memory is coded: its contribution is there, and the sum goes there as all get it.
+  void complete_coded(std::uint32_t chunk);
   /// Makes of the chunk's sum what everybody gets (outer/state.h).
   void take_step(std::uint32_t chunk, std::byte* sum, std::size_t bytes);
 

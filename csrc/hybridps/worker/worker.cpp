@@ -49,7 +49,7 @@ wire::Signature signature_of(const Operation& operation, const Pieces& input, co
     case schedule::Kind::kReduceScatter: s.total_bytes = sum(operation.input_bytes); break;
     default: break;
   }
-  if (operation.scope != schedule::Scope::kRanks) s.total_bytes = operation.total_bytes;
+  if (operation.scope != schedule::Scope::kRanks || operation.coded) s.total_bytes = operation.total_bytes;
   return s;
 }
 
@@ -157,6 +157,10 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
     finish(r, status);
     return;
   }
+  if (const core::Status status = check_coded(r); !status.is_ok()) {
+    finish(r, status);
+    return;
+  }
   // A root may be done as soon as it starts: what lies here already would go unread.
   std::optional<server::Call> theirs = group.early.contradiction(sequence, r.signature);
   if (!theirs) theirs = server_.contradiction({group.info.uid, sequence}, r.signature);
@@ -171,6 +175,43 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
     group.plans->postpone(r);
   else
     start(r);
+}
+
+core::Status Worker::check_coded(const OperationRun& run) const {
+  const Operation& o = run.operation;
+  if (!o.coded) return {};
+  const GroupInfo& info = run.group.info;
+  const schedule::Topology& topology = info.topology;
+  const compress::Codec* const codec =
+      info.codecs != nullptr && o.coding == wire::Coding::kFull ? info.codecs->of(/*warming_up=*/false, o.dtype) : nullptr;
+  const char* why = nullptr;
+  if (codec == nullptr || !codec->can_be_cut())
+    why = "its codec's bytes cannot be cut";
+  else if (info.codecs->spec().feedback || info.codecs->spec().momentum > 0)
+    why = "its codec remembers elements";
+  else if (o.kind != schedule::Kind::kAllReduce || core::is_outer(o.op))
+    why = "it is no allreduce";
+  else if (o.scope != schedule::Scope::kNodes && topology.ranks_of(topology.my_node()).size() > 1)
+    why = "ranks of a node add elements";
+  else if (topology.nodes() < 2)
+    why = "its results do not leave the node";
+  else if (topology.servers() > 0)
+    why = "what is mended when a dedicated server is lost are elements";
+  if (why != nullptr) return core::Status(core::Code::kInvalidArgument, std::string("the memory is coded, but ") + why);
+  const std::uint64_t block = codec->block_elements() * core::size_of(o.dtype);
+  std::uint64_t bytes = o.scope == schedule::Scope::kNodes ? 0 : o.total_bytes;
+  bool whole = true;  // each rail begins a block
+  if (o.scope == schedule::Scope::kNodes)
+    for (std::size_t rail = 0; rail < o.rail_bytes.size(); ++rail) {
+      if (topology.rail_rank(topology.my_node(), static_cast<int>(rail)) != topology.rank()) continue;
+      whole = whole && (o.rail_bytes[rail] == 0 || bytes % block == 0);
+      bytes += o.rail_bytes[rail];
+    }
+  if (whole && run.output.bytes() == codec->bytes_full(bytes)) return {};
+  return core::Status(core::Code::kInvalidArgument,
+                      "the memory is coded and has " + std::to_string(run.output.bytes()) + " bytes, where " +
+                          std::to_string(codec->bytes_full(bytes)) + " are what " + std::to_string(bytes) +
+                          " bytes of elements become, in rails of whole blocks");
 }
 
 void Worker::start_unfrozen(GroupState& group, std::uint64_t sequence) {

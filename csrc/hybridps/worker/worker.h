@@ -210,6 +210,8 @@ class Worker final : public server::Listener, core::Pinned {
   };
 
   void start(OperationRun& run);
+  /// Of an operation whose memory is coded: kInvalidArgument says what of it cannot be so.
+  core::Status check_coded(const OperationRun& run) const;
   /// Ends one that was never taken up.
   void refuse(OperationRun& run, const core::Status& status);
   void pace(OperationRun& run);

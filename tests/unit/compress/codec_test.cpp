@@ -363,6 +363,36 @@ TEST_CASE("compress/codec: momentum is Nesterov's", "[compress][fast]") {
   }
 }
 
+TEST_CASE("compress/codec: what can be cut is the same as a whole and in parts, and says what was not finite", "[compress][fast]") {
+  int can = 0;
+  for (const std::string& spec : kSpecs) {
+    const auto codec = compress::make_codec(spec_of(spec), DType::kFloat32);
+    if (!codec->can_be_cut()) continue;
+    ++can;
+    INFO(spec);
+    const std::size_t block = codec->block_elements();
+    for (const std::size_t count : {std::size_t{1}, block, 3 * block + 5, 40 * block + 31}) {
+      Floats values = gaussian(count, 5);
+      values[count / 2] = std::numeric_limits<float>::quiet_NaN();
+      if (count > 30 * block) values[0] = std::numeric_limits<float>::infinity();
+      const Encoded whole = encode(*codec, values.data(), 4 * count, {});
+      CHECK(whole.wire.size() == codec->bytes_full(4 * count));
+      CHECK(codec->blocks_not_finite(whole.wire.data(), 4 * count) == whole.not_finite);
+      CHECK(whole.not_finite == (count > 30 * block ? 2 : 1));
+      Bytes parts;
+      for (std::size_t at = 0; at < count; at += 2 * block) {
+        CHECK(codec->bytes_full(4 * at) == parts.size());
+        const std::size_t n = std::min(2 * block, count - at);
+        // By another speaker, of another place: neither may matter.
+        const Encoded part = encode(*codec, values.data() + at, 4 * n, {}, at + 7, 3);
+        parts.insert(parts.end(), part.wire.begin(), part.wire.end());
+      }
+      CHECK((parts == whole.wire));
+    }
+  }
+  CHECK(can == 2);  // int8, int4
+}
+
 TEST_CASE("compress/spec: what is asked for is understood, or refused with what there is", "[compress][fast]") {
   for (const std::string& text : kSpecs) {
     const auto spec = compress::parse_spec(text);

@@ -6,12 +6,14 @@
 // Device memory is what allocate_host() gives: a GPU reaches it at the same addresses.
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "hybridps/device/device.h"
+#include "hybridps/device/int8.h"
 #include "tests/support/catch.h"
 
 namespace device_contract {
@@ -100,6 +102,40 @@ TEMPLATE_TEST_CASE("device: a stream runs copies and flags in order", "[device][
       std::this_thread::sleep_for(std::chrono::microseconds(10));
     for (std::size_t i = 0; i < here.bytes; i += 997) REQUIRE(here.data[i] == static_cast<std::byte>(round));
   }
+}
+
+TEMPLATE_TEST_CASE("device: elements become codes and are elements again, in the stream's order", "[device][fast]",
+                   HYBRIDPS_DEVICE_BACKENDS) {
+  Fixture<TestType> f;
+  if (!f.device) return;
+  if (const core::Status status = f.device->prepare_int8(); !status.is_ok()) {
+    WARN("skipped: " << status.message());
+    return;
+  }
+  constexpr std::uint64_t kCount = 32 * 1000 + 7;
+  const auto stream = f.stream();
+  const auto end = f.event();
+  const auto flag = f.memory(64).flag_at(0);
+  const auto values = f.memory(kCount * sizeof(float));
+  const auto codes = f.memory(device::int8::bytes_of(kCount) + 1);
+  const auto back = f.memory(kCount * sizeof(float));
+  auto* const elements = reinterpret_cast<float*>(values.data);
+  REQUIRE(f.device->wait_flag(stream, flag, 1).is_ok());
+  REQUIRE(f.device->encode_int8(stream, codes.data, elements, kCount, 0.25F).is_ok());
+  REQUIRE(f.device->decode_int8(stream, reinterpret_cast<float*>(back.data), codes.data, kCount).is_ok());
+  REQUIRE(f.device->record(end, stream).is_ok());
+  for (std::uint64_t i = 0; i < kCount; ++i) elements[i] = static_cast<float>(i * i % 1013) - 500.0F;
+  elements[77] = std::numeric_limits<float>::infinity();
+  for (std::uint64_t i = 640; i < 700; ++i) elements[i] *= std::numeric_limits<float>::min() / 1000;
+  flag.word->store(1, std::memory_order_release);
+  REQUIRE(f.becomes_done(end));
+  std::vector<std::byte> want(device::int8::bytes_of(kCount));
+  device::int8::encode(want.data(), elements, kCount, 0.25F);
+  CHECK(std::memcmp(codes.data, want.data(), want.size()) == 0);
+  CHECK(codes.data[want.size()] == std::byte{0});
+  std::vector<float> decoded(kCount);
+  device::int8::decode(decoded.data(), want.data(), kCount);
+  CHECK(std::memcmp(back.data, decoded.data(), back.bytes) == 0);
 }
 
 TEMPLATE_TEST_CASE("device: a stream waits for a flag and the host goes on", "[device][fast]",

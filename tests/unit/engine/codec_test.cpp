@@ -429,3 +429,126 @@ TEST_CASE("engine/codec: a dedicated server without memory for what its sums lea
     }
   }
 }
+
+// Memory that is coded already ------------------------------------------------------------------------------------------
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+struct CodedJob {
+  CodedJob(const Layout& layout, const std::string& spec) : codecs(compress::parse_spec(spec).value()) {
+    ClusterOptions options;
+    options.node_of = layout.node_of;
+    options.servers = layout.servers;
+    options.chunk_bytes = 1024;
+    for (std::size_t member = 0; member < layout.node_of.size() + layout.servers.size(); ++member)
+      options.codecs.push_back(std::make_shared<compress::Codecs>(compress::parse_spec(spec).value()));
+    cluster = std::make_unique<Cluster>(options);
+    uid = cluster->open_group();
+  }
+  const compress::Codec& codec() const { return *codecs.of(false, core::DType::kFloat32); }
+  Bytes coded(const std::vector<float>& values) const {
+    compress::Place place;
+    Bytes out(codec().bytes_max(4 * values.size()));
+    out.resize(codec().encode(reinterpret_cast<const std::byte*>(values.data()), 4 * values.size(), place, out.data()));
+    return out;
+  }
+  /// An allreduce of all ranks, of which some have their memory coded.
+  std::vector<std::vector<float>> run(std::size_t count, const std::function<bool(int)>& is_coded) {
+    const int n = cluster->size();
+    std::vector<std::vector<float>> values;
+    std::vector<Bytes> codes;
+    int done = 0;
+    for (int r = 0; r < n; ++r) {
+      values.emplace_back(count);
+      for (std::size_t i = 0; i < count; ++i) values.back()[i] = std::sin(static_cast<float>(i * 7 + static_cast<std::size_t>(r) * 131));
+      codes.push_back(coded(values.back()));
+    }
+    for (int r = 0; r < n; ++r) {
+      worker::Operation o;
+      o.kind = Kind::kAllReduce;
+      o.dtype = core::DType::kFloat32;
+      o.op = core::ReduceOp::kSum;
+      o.coding = wire::Coding::kFull;
+      o.coded = is_coded(r);
+      o.total_bytes = 4 * count;
+      auto& memory = codes[static_cast<std::size_t>(r)];
+      if (o.coded)
+        o.output = {{memory.data(), memory.size()}};
+      else
+        o.output = {{reinterpret_cast<std::byte*>(values[static_cast<std::size_t>(r)].data()), 4 * count}};
+      cluster->submit(uid, r, o, sequence, [&done](const worker::Outcome& outcome) {
+        CHECK(outcome.status.to_string() == "ok");
+        ++done;
+      });
+    }
+    ++sequence;
+    REQUIRE(cluster->run_until([&] { return done == n; }));
+    for (int r = 0; r < n; ++r)
+      if (is_coded(r))
+        codec().expand(codes[static_cast<std::size_t>(r)].data(), 0, count,
+                       reinterpret_cast<std::byte*>(values[static_cast<std::size_t>(r)].data()));
+    return values;
+  }
+  /// Of one rank's operation, which is coded.
+  std::string refusal(const std::function<void(worker::Operation&)>& change) {
+    Bytes memory(codec().bytes_full(4 * 1000));
+    worker::Operation o;
+    o.kind = Kind::kAllReduce;
+    o.dtype = core::DType::kFloat32;
+    o.op = core::ReduceOp::kSum;
+    o.coding = wire::Coding::kFull;
+    o.coded = true;
+    o.total_bytes = 4 * 1000;
+    o.output = {{memory.data(), memory.size()}};
+    change(o);
+    std::string text = "nothing";
+    cluster->submit(uid, 0, o, sequence++, [&text](const worker::Outcome& outcome) { text = outcome.status.to_string(); });
+    cluster->run_until([&] { return text != "nothing"; });
+    return text;
+  }
+
+  compress::Codecs codecs;
+  std::unique_ptr<Cluster> cluster;
+  core::GroupUid uid;
+  std::uint64_t sequence = 0;
+};
+
+bool says(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("engine/codec: memory that is coded goes out and comes back as it would be coded here", "[engine][fast]") {
+  for (const auto& layout : {Layout{{0, 1}, {}}, Layout{{0, 1, 2}, {}}, Layout{{0, 1, 1}, {}}})
+    for (const std::string spec : {"int8", "int4:ef=0"})
+      for (const std::size_t count : {std::size_t{1}, std::size_t{32}, std::size_t{1000}, std::size_t{50021}}) {
+        INFO("ranks " << layout.node_of.size() << " " << spec << " count " << count);
+        CodedJob job(layout, spec);
+        const auto want = job.run(count, [](int) { return false; });
+        const bool all_alone = layout.node_of.back() == static_cast<int>(layout.node_of.size()) - 1;
+        if (all_alone) CHECK((job.run(count, [](int) { return true; }) == want));
+        CHECK((job.run(count, [](int rank) { return rank == 0; }) == want));
+      }
+}
+
+TEST_CASE("engine/codec: memory that cannot be coded is refused, and why", "[engine][fast]") {
+  const auto as_it_is = [](worker::Operation&) {};
+  CodedJob job({{0, 1}, {}}, "int8");
+  CHECK(says(job.refusal([](worker::Operation& o) { o.output[0].bytes -= 1; }), "the memory is coded and has 1063 bytes, where 1064"));
+  CHECK(says(job.refusal([](worker::Operation& o) { o.coding = wire::Coding::kPlain; }), "its codec's bytes cannot be cut"));
+  CHECK(says(job.refusal([](worker::Operation& o) { o.dtype = core::DType::kInt32; }), "its codec's bytes cannot be cut"));
+  CHECK(says(job.refusal([](worker::Operation& o) {
+    o.kind = Kind::kReduce;
+    o.root = 0;
+  }), "it is no allreduce"));
+  CHECK(says(job.refusal([](worker::Operation& o) {
+    o.scope = schedule::Scope::kNodes;
+    o.rail_bytes = {4 * 1001};
+  }), "where 1065"));
+  CHECK(says(CodedJob({{0, 1}, {}}, "onebit:ef=0").refusal(as_it_is), "its codec's bytes cannot be cut"));
+  CHECK(says(CodedJob({{0, 1}, {}}, "int8:ef=1").refusal(as_it_is), "its codec remembers elements"));
+  CHECK(says(CodedJob({{0, 0, 1}, {}}, "int8").refusal(as_it_is), "ranks of a node add elements"));
+  CHECK(says(CodedJob({{0}, {1}}, "int8").refusal(as_it_is), "its results do not leave the node"));
+  CHECK(says(CodedJob({{0, 1, 2}, {1}}, "int8").refusal(as_it_is), "a dedicated server"));
+}

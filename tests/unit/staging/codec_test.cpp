@@ -1,7 +1,11 @@
 // Sums of device memory, coded between nodes: with and without a library inside them, in slices.
 #include <cmath>
+#include <cstring>
+#include <deque>
+#include <limits>
 #include <random>
 
+#include "hybridps/device/int8.h"
 #include "tests/unit/staging/program.h"
 
 namespace {
@@ -17,11 +21,12 @@ struct Codes {
   std::vector<int> layout;
   bool library = false;
   std::string codec;
+  std::function<bool(int rank)> on_device = [](int) { return false; };  // who may
 };
 
 /// Ranks with codecs, and a program's tensors.
 struct Job {
-  explicit Job(const Codes& codes) {
+  explicit Job(const Codes& codes, bool has_kernels = true) {
     ClusterOptions options = nodes(codes.layout, 5);
     options.chunk_bytes = 8192;
     options.eager_bytes = 16384;
@@ -33,17 +38,30 @@ struct Job {
     const Hub hub = codes.library ? intranode::FakeLocalGroups::make_hub() : nullptr;
     ChannelOptions channel = small();
     channel.limits.slice_bytes = 32768;
-    all = ranks(*cluster, 5, 8, channel, hub);
+    const auto device = [has_kernels](int rank) {
+      FakeOptions gpu = fake(500 + static_cast<std::uint64_t>(rank));
+      gpu.has_int8 = has_kernels;
+      return gpu;
+    };
+    all = ranks_with(*cluster, device, channel, hub);
     for (Rank& rank : all) {
       keys.push_back(std::make_shared<int>(0));
-      rank.code = [key = keys.back()](worker::Operation& slice, const std::byte*) {
+      const bool remembers = spec.value().feedback;
+      const bool on_device = codes.on_device(rank.group->rank());
+      rank.code = [key = keys.back(), remembers, on_device](worker::Operation& slice, const std::byte*) {
         slice.coding = wire::Coding::kFull;
-        slice.tensor = static_cast<compress::TensorKey>(++*key);
+        if (remembers) slice.tensor = static_cast<compress::TensorKey>(++*key);
+        return on_device;
+      };
+      rank.codes = [memories = memories](std::uint64_t bytes) {
+        memories->push_back(std::vector<std::byte>(bytes));
+        return memories->back().data();
       };
     }
   }
   /// Each rank's result of a sum, or of the piece that it gets.
-  std::vector<Floats> run(Kind kind, const std::vector<Floats>& inputs) {
+  std::vector<Floats> run(Kind kind, const std::vector<Floats>& inputs, core::ReduceOp op = core::ReduceOp::kSum,
+                          const std::vector<std::size_t>& cuts = {}) {
     const std::size_t n = all.size();
     const std::size_t part = inputs.front().size() / n;
     std::vector<std::shared_ptr<Floats>> in;
@@ -56,9 +74,14 @@ struct Job {
       worker::Operation o;
       o.kind = kind;
       o.dtype = core::DType::kFloat32;
-      o.op = core::ReduceOp::kSum;
+      o.op = op;
       if (kind == Kind::kAllReduce) {
-        o.output = {piece_of(*in[r], 0, in[r]->size())};
+        std::size_t from = 0;  // in pieces
+        for (const std::size_t cut : cuts) {
+          o.output.push_back(piece_of(*in[r], from, cut - from));
+          from = cut;
+        }
+        o.output.push_back(piece_of(*in[r], from, in[r]->size() - from));
       } else {
         o.input_bytes.assign(n, part * sizeof(float));
         for (std::size_t p = 0; p < n; ++p) o.input.push_back(piece_of(*in[r], p * part, part));
@@ -84,7 +107,16 @@ struct Job {
       });
     return operations;
   }
+  FakeDevice::Copied copied() const {
+    FakeDevice::Copied copied;
+    for (const Rank& rank : all) {
+      copied.to_host += rank.gpu->copied_bytes().to_host;
+      copied.to_device += rank.gpu->copied_bytes().to_device;
+    }
+    return copied;
+  }
   std::unique_ptr<ClusterThread> cluster;
+  std::shared_ptr<std::deque<std::vector<std::byte>>> memories = std::make_shared<std::deque<std::vector<std::byte>>>();
   std::vector<Rank> all;
   std::vector<std::shared_ptr<int>> keys;
 };
@@ -182,5 +214,119 @@ TEST_CASE("staging/codec: what is left out of a slice comes with its next", "[st
     Floats mean(all.size());
     for (std::size_t i = 0; i < all.size(); ++i) mean[i] = static_cast<float>(all[i] / kSteps);
     CHECK(nmse(mean, want.data()) < first / 100);  // falls with the square of the steps
+  }
+}
+
+// On the device ---------------------------------------------------------------------------------------------------------
+
+namespace {
+
+bool same_bits(const std::vector<Floats>& a, const std::vector<Floats>& b) {
+  if (a.size() != b.size()) return false;
+  for (std::size_t r = 0; r < a.size(); ++r)
+    if (a[r].size() != b[r].size() || std::memcmp(a[r].data(), b[r].data(), 4 * a[r].size()) != 0) return false;
+  return true;
+}
+
+bool everyone(int /*rank*/) { return true; }
+bool nobody(int /*rank*/) { return false; }
+
+struct Ran {
+  std::vector<Floats> results;
+  FakeDevice::Copied copied;
+  std::uint64_t wire = 0;
+  std::uint64_t not_finite = 0;
+};
+
+Ran ran(const Codes& codes, const std::vector<Floats>& inputs, core::ReduceOp op, const std::vector<std::size_t>& cuts = {}) {
+  Job job(codes);
+  Ran result;
+  result.results = job.run(Kind::kAllReduce, inputs, op, cuts);
+  result.copied = job.copied();
+  for (int rank = 0; rank < job.cluster->size(); ++rank)
+    job.cluster->run([&](Cluster& c) {
+      c.at(rank).update_counters();
+      result.wire += c.at(rank).counters().compress_wire_bytes.load();
+      result.not_finite += c.at(rank).counters().compress_not_finite.load();
+    });
+  return result;
+}
+
+/// The layouts in which ranks that are alone on their nodes, or have a library there, code on the device.
+struct Case {
+  std::vector<int> layout;
+  bool library = false;
+};
+const Case kCases[] = {{{0, 1}, false}, {{0, 1, 2}, false}, {{0, 1}, true}, {{0, 0, 1}, true}, {{0, 0, 1, 1, 1, 2}, true}};
+
+}  // namespace
+
+TEST_CASE("staging/codec: int8 on the device has the bits and messages of the CPU's, and a quarter of the copies", "[staging][fast]") {
+  for (const Case& c : kCases) {
+    for (const core::ReduceOp op : {core::ReduceOp::kSum, core::ReduceOp::kAvg}) {
+      INFO("ranks " << c.layout.size() << " library " << c.library << " averages " << (op == core::ReduceOp::kAvg));
+      auto inputs = gaussian(c.layout.size(), 60 * 1000 + 13);
+      inputs[0][1000] = std::numeric_limits<float>::infinity();
+      inputs[1][50000] = std::numeric_limits<float>::quiet_NaN();
+      inputs[1][60012] = -std::numeric_limits<float>::infinity();
+      for (std::size_t i = 20000; i < 20100; ++i) inputs[0][i] = inputs[1][i] = std::numeric_limits<float>::denorm_min();
+      const Ran on_cpu = ran({c.layout, c.library, "int8", nobody}, inputs, op);
+      const Ran on_device = ran({c.layout, c.library, "int8", everyone}, inputs, op);
+      CHECK(same_bits(on_device.results, on_cpu.results));
+      CHECK(on_device.wire == on_cpu.wire);
+      CHECK(on_device.not_finite == on_cpu.not_finite);
+      CHECK(on_device.not_finite > 0);
+      // Each node has all of it once, in slices and rails of whole blocks.
+      const std::uint64_t nodes = static_cast<std::uint64_t>(c.layout.back()) + 1;
+      CHECK(on_cpu.copied.to_host == nodes * 4 * (60 * 1000 + 13));
+      CHECK(on_device.copied.to_host == nodes * device::int8::bytes_of(60 * 1000 + 13));
+      CHECK(on_device.copied.to_device == on_device.copied.to_host);
+    }
+  }
+}
+
+TEST_CASE("staging/codec: each rank's device may code or not", "[staging][fast]") {
+  const auto inputs = gaussian(3, 60 * 1000);
+  const Ran on_cpu = ran({{0, 1, 2}, false, "int8", nobody}, inputs, core::ReduceOp::kSum);
+  for (int who = 0; who < 3; ++who) {
+    const Ran mixed = ran({{0, 1, 2}, false, "int8", [who](int rank) { return rank == who; }}, inputs, core::ReduceOp::kSum);
+    CHECK(same_bits(mixed.results, on_cpu.results));
+    CHECK(mixed.copied.to_host == 2 * 4 * 60 * 1000 + device::int8::bytes_of(60 * 1000));
+  }
+}
+
+TEST_CASE("staging/codec: tensors in pieces are coded on the device where pieces are of whole blocks", "[staging][fast]") {
+  const auto inputs = gaussian(2, 20 * 1000);
+  const std::vector<std::size_t> whole{320, 15 * 1024};
+  const std::vector<std::size_t> inside{320, 15 * 1024 + 1};
+  const Ran one = ran({{0, 1}, false, "int8", nobody}, inputs, core::ReduceOp::kSum);
+  const Ran pieces = ran({{0, 1}, false, "int8", everyone}, inputs, core::ReduceOp::kSum, whole);
+  CHECK(same_bits(pieces.results, one.results));
+  CHECK(pieces.copied.to_host == 2 * device::int8::bytes_of(20 * 1000));
+  const Ran broken = ran({{0, 1}, false, "int8", everyone}, inputs, core::ReduceOp::kSum, inside);
+  CHECK(same_bits(broken.results, one.results));
+  CHECK(broken.copied.to_host > pieces.copied.to_host);  // the slice in which a block is broken
+  CHECK(broken.copied.to_host < one.copied.to_host);
+}
+
+TEST_CASE("staging/codec: what a device cannot code the CPU does", "[staging][fast]") {
+  const auto inputs = gaussian(3, 30 * 1000);
+  // Ranks of a node add up elements in its memory; the one that is alone need not.
+  const Ran shared = ran({{0, 0, 1}, false, "int8", nobody}, inputs, core::ReduceOp::kSum);
+  const Ran alone = ran({{0, 0, 1}, false, "int8", everyone}, inputs, core::ReduceOp::kSum);
+  CHECK(same_bits(alone.results, shared.results));
+  CHECK(alone.copied.to_host == 2 * 4 * 30 * 1000 + device::int8::bytes_of(30 * 1000));
+  // One node: nothing is coded.
+  const Ran one_node = ran({{0, 0, 0}, true, "int8", everyone}, inputs, core::ReduceOp::kSum);
+  CHECK(one_node.copied.to_host == 0);
+
+  for (const bool has_kernels : {false, true}) {
+    INFO("kernels " << has_kernels);
+    Job job({{0, 1, 2}, false, "int8", everyone}, has_kernels);
+    for (Rank& rank : job.all)
+      if (has_kernels) rank.codes = [](std::uint64_t) { return nullptr; };  // no memory
+    const auto results = job.run(Kind::kAllReduce, inputs);
+    CHECK(same_bits(results, ran({{0, 1, 2}, false, "int8", nobody}, inputs, core::ReduceOp::kSum).results));
+    CHECK(job.copied().to_host == 3 * 4 * 30 * 1000);
   }
 }

@@ -86,6 +86,7 @@ struct Rank {
     request.what = "operation";
     request.leave_open = leave_open;
     request.code = code;
+    request.codes = codes;
     request.done = [count = over](const core::Status&) { count->fetch_add(1); };
     auto staged = (on != nullptr ? *on : *channel).enqueue(std::move(request));
     if (!staged.is_ok()) refused = staged.status();
@@ -100,7 +101,8 @@ struct Rank {
   device::Stream caller;
   std::shared_ptr<std::atomic<int>> over = std::make_shared<std::atomic<int>>(0);
   core::Status refused;
-  std::function<void(worker::Operation&, const std::byte*)> code;  // of what comes
+  std::function<bool(worker::Operation&, const std::byte*)> code;  // of what comes
+  std::function<std::byte*(std::uint64_t)> codes;
   std::vector<std::shared_ptr<std::vector<std::byte>>> scratches;
 };
 

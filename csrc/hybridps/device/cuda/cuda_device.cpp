@@ -25,7 +25,7 @@ std::string device_name(const Driver& driver, CUdevice device) {
 
 }  // namespace
 
-core::Result<std::unique_ptr<CudaDevice>> CudaDevice::open(const Driver& driver, int index) {
+core::Result<std::unique_ptr<CudaDevice>> CudaDevice::open(const Driver& driver, int index, const Nvrtc* nvrtc) {
   int count = 0;
   if (Status status = driver.status(driver.device_count(&count), "cuDeviceGetCount"); !status.is_ok()) return status;
   if (index < 0 || index >= count)
@@ -37,12 +37,8 @@ core::Result<std::unique_ptr<CudaDevice>> CudaDevice::open(const Driver& driver,
   if (Status status = driver.status(driver.primary_context_retain(&context, device), "cuDevicePrimaryCtxRetain");
       !status.is_ok())
     return status;
-  return std::unique_ptr<CudaDevice>(new CudaDevice(driver, index, device, context, device_name(driver, device)));
+  return std::unique_ptr<CudaDevice>(new CudaDevice(driver, nvrtc, index, device, context, device_name(driver, device)));
 }
-
-CudaDevice::~CudaDevice() { driver_.primary_context_release(device_); }
-
-std::string CudaDevice::describe() const { return "CUDA device " + std::to_string(index_) + " (" + name_ + ")"; }
 
 template <typename Call>
 core::Status CudaDevice::in_context(const char* what, const Call& call) const {
@@ -54,6 +50,13 @@ core::Status CudaDevice::in_context(const char* what, const Call& call) const {
   driver_.context_pop(&popped);
   return driver_.status(result, what);
 }
+
+CudaDevice::~CudaDevice() {
+  if (int8_ != nullptr) static_cast<void>(in_context("cuModuleUnload", [&] { return driver_.module_unload(int8_); }));
+  driver_.primary_context_release(device_);
+}
+
+std::string CudaDevice::describe() const { return "CUDA device " + std::to_string(index_) + " (" + name_ + ")"; }
 
 core::Result<std::string> CudaDevice::physical_id() {
   std::array<char, 64> id{};
@@ -144,6 +147,53 @@ core::Status CudaDevice::copy_within(Stream stream, void* to, const void* from, 
   if (bytes == 0) return {};
   return in_context("cuMemcpyDtoDAsync",
                     [&] { return driver_.copy_within(address_of(to), address_of(from), bytes, stream_of(stream)); });
+}
+
+core::Status CudaDevice::prepare_int8() {
+  const std::lock_guard lock(int8_mutex_);
+  if (!int8_made_) int8_made_ = make_int8();
+  return *int8_made_;
+}
+
+core::Status CudaDevice::make_int8() {
+  const core::Result<Nvrtc>* const loaded = nvrtc_ == nullptr ? &load_nvrtc() : nullptr;
+  if (loaded != nullptr && !loaded->is_ok()) return loaded->status();
+  int major = 0;
+  int minor = 0;
+  CUresult result = driver_.device_attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device_);
+  if (result == CUDA_SUCCESS) result = driver_.device_attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device_);
+  if (Status status = driver_.status(result, "cuDeviceGetAttribute"); !status.is_ok()) return status;
+  const auto binary = compile(loaded != nullptr ? loaded->value() : *nvrtc_, kInt8Source, 10 * major + minor);
+  if (!binary.is_ok()) return binary.status();
+  return in_context("loading kernels", [&] {
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    driver_.exchange_capture_mode(&mode);
+    CUresult made = driver_.module_load(&int8_, binary.value().data());
+    if (made == CUDA_SUCCESS) made = driver_.module_function(&int8_encode_, int8_, "hybridps_int8_encode");
+    if (made == CUDA_SUCCESS) made = driver_.module_function(&int8_decode_, int8_, "hybridps_int8_decode");
+    driver_.exchange_capture_mode(&mode);
+    return made;
+  });
+}
+
+core::Status CudaDevice::launch(Stream stream, CUfunction kernel, std::uint64_t threads, void** arguments) {
+  constexpr unsigned kThreads = 256;  // of a block: whole warps
+  if (threads == 0) return {};
+  const std::uint64_t blocks = (threads + kThreads - 1) / kThreads;
+  if (blocks > 0x7fffffffU) return Status(Code::kInvalidArgument, "CUDA: " + std::to_string(threads) + " threads are too many for a launch");
+  return in_context("cuLaunchKernel", [&] {
+    return driver_.launch(kernel, static_cast<unsigned>(blocks), 1, 1, kThreads, 1, 1, 0, stream_of(stream), arguments, nullptr);
+  });
+}
+
+core::Status CudaDevice::encode_int8(Stream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) {
+  void* arguments[] = {&to, &from, &elements, &factor};
+  return launch(stream, int8_encode_, elements, arguments);
+}
+
+core::Status CudaDevice::decode_int8(Stream stream, float* to, const std::byte* from, std::uint64_t elements) {
+  void* arguments[] = {&to, &from, &elements};
+  return launch(stream, int8_decode_, elements, arguments);
 }
 
 core::Status CudaDevice::write_flag(Stream stream, Flag flag, std::uint32_t value) {

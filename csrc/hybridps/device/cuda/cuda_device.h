@@ -8,9 +8,12 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 
 #include "hybridps/device/cuda/driver.h"
+#include "hybridps/device/cuda/nvrtc.h"
 #include "hybridps/device/device.h"
 
 namespace hybridps::device {
@@ -18,7 +21,8 @@ namespace hybridps::device {
 class CudaDevice final : public Device {
  public:
   /// `driver` outlives it. kInvalidArgument: no such device.
-  static core::Result<std::unique_ptr<CudaDevice>> open(const Driver& driver, int index);
+  /// `nvrtc` likewise; null: load_nvrtc(), when it is needed.
+  static core::Result<std::unique_ptr<CudaDevice>> open(const Driver& driver, int index, const Nvrtc* nvrtc = nullptr);
   ~CudaDevice() override;
 
   int index() const noexcept override { return index_; }
@@ -39,6 +43,10 @@ class CudaDevice final : public Device {
   core::Status copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
+  /// Compiles the kernels by NVRTC, once.
+  core::Status prepare_int8() override;
+  core::Status encode_int8(Stream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) override;
+  core::Status decode_int8(Stream stream, float* to, const std::byte* from, std::uint64_t elements) override;
   core::Status write_flag(Stream stream, Flag flag, std::uint32_t value) override;
   core::Status wait_flag(Stream stream, Flag flag, std::uint32_t value) override;
   core::Result<bool> is_capturing(Stream stream) override;
@@ -51,19 +59,29 @@ class CudaDevice final : public Device {
   std::uint64_t pinned_bytes() const noexcept { return pinned_bytes_.load(std::memory_order_relaxed); }
 
  private:
-  CudaDevice(const Driver& driver, int index, CUdevice device, CUcontext context, std::string name)
-      : driver_(driver), index_(index), device_(device), context_(context), name_(std::move(name)) {}
+  CudaDevice(const Driver& driver, const Nvrtc* nvrtc, int index, CUdevice device, CUcontext context, std::string name)
+      : driver_(driver), nvrtc_(nvrtc), index_(index), device_(device), context_(context), name_(std::move(name)) {}
 
   /// Runs `call` with our context current.
   template <typename Call>
   core::Status in_context(const char* what, const Call& call) const;
 
+  core::Status make_int8();  // int8_mutex_ held
+  core::Status launch(Stream stream, CUfunction kernel, std::uint64_t threads, void** arguments);
+
   const Driver& driver_;
+  const Nvrtc* const nvrtc_;
   const int index_;
   const CUdevice device_;
   const CUcontext context_;
   const std::string name_;
   std::atomic<std::uint64_t> pinned_bytes_{0};
+  std::mutex int8_mutex_;
+  std::optional<core::Status> int8_made_;
+  // Constant once they are made; until the device ends.
+  CUmodule int8_ = nullptr;
+  CUfunction int8_encode_ = nullptr;
+  CUfunction int8_decode_ = nullptr;
 };
 
 /// For `hybridps doctor`: "2 devices: NVIDIA H200, NVIDIA H200", or "no device: libcuda.so.1 cannot be opened ...".

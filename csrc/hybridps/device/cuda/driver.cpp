@@ -55,6 +55,11 @@ core::Result<Driver> open_driver() {
   find(driver.device_allocate, "cuMemAlloc_v2");
   find(driver.device_free, "cuMemFree_v2");
   find(driver.pointer_set_attribute, "cuPointerSetAttribute");
+  find(driver.device_attribute, "cuDeviceGetAttribute");
+  find(driver.module_load, "cuModuleLoadData");
+  find(driver.module_unload, "cuModuleUnload");
+  find(driver.module_function, "cuModuleGetFunction");
+  find(driver.launch, "cuLaunchKernel");
   if (!missing.empty())
     return Status(Code::kUnsupported, "the NVIDIA driver is too old: it lacks " + missing + "; CUDA 12.0 is needed");
   if (Status status = driver.status(driver.init(0), "cuInit"); !status.is_ok())

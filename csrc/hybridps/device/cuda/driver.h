@@ -47,6 +47,11 @@ struct Driver {
   PFN_cuMemAlloc_v3020 device_allocate = nullptr;
   PFN_cuMemFree_v3020 device_free = nullptr;
   PFN_cuPointerSetAttribute_v6000 pointer_set_attribute = nullptr;
+  PFN_cuDeviceGetAttribute_v2000 device_attribute = nullptr;
+  PFN_cuModuleLoadData_v2000 module_load = nullptr;
+  PFN_cuModuleUnload_v2000 module_unload = nullptr;
+  PFN_cuModuleGetFunction_v2000 module_function = nullptr;
+  PFN_cuLaunchKernel_v4000 launch = nullptr;
 
   /// kOk, or "CUDA: cuStreamWaitEvent failed: CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access ...)".
   core::Status status(CUresult result, const char* call) const;

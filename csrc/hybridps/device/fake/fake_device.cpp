@@ -16,6 +16,8 @@
 #include <thread>
 #include <utility>
 
+#include "hybridps/device/int8.h"
+
 namespace hybridps::device {
 namespace {
 
@@ -93,6 +95,13 @@ class OwnMemory {
 OwnMemory& own_memory() {
   static OwnMemory memory;
   return memory;
+}
+
+/// Where a kernel sees what lies there.
+template <typename T>
+T* seen(T* at) {
+  auto* const address = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(at));
+  return reinterpret_cast<T*>(own_memory().view(address));
 }
 
 void copy(void* to, const void* from, std::uint64_t bytes) {
@@ -377,6 +386,24 @@ core::Status FakeDevice::copy_within(Stream stream, void* to, const void* from, 
   return impl_->put(stream, [to, from, bytes] { copy(to, from, bytes); });
 }
 
+core::Status FakeDevice::prepare_int8() {
+  const auto call = impl_->call();
+  if (!impl_->options.has_int8) return Status(Code::kUnsupported, "the fake device has no kernels for it");
+  return impl_->check();
+}
+
+core::Status FakeDevice::encode_int8(Stream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) {
+  return launch_in_call(stream, [to, from, elements, factor] {
+    int8::encode(seen(to), seen(from), elements, factor);
+  });
+}
+
+core::Status FakeDevice::decode_int8(Stream stream, float* to, const std::byte* from, std::uint64_t elements) {
+  return launch_in_call(stream, [to, from, elements] {
+    int8::decode(seen(to), seen(from), elements);
+  });
+}
+
 core::Status FakeDevice::write_flag(Stream stream, Flag flag, std::uint32_t value) {
   return impl_->put(stream, [flag, value] { flag.word->store(value, std::memory_order_release); });
 }
@@ -438,10 +465,13 @@ const std::byte* FakeDevice::host_view(const std::byte* address) {
 }
 
 void FakeDevice::launch(Stream stream, std::function<void()> kernel) {
+  static_cast<void>(launch_in_call(stream, std::move(kernel)));
+}
+
+core::Status FakeDevice::launch_in_call(Stream stream, std::function<void()> kernel) {
   const auto call = impl_->call();
-  const Status ignored = impl_->options.launch_blocking ? impl_->put_and_wait(stream, std::move(kernel))
-                                                        : impl_->put_in_call(stream, std::move(kernel));
-  static_cast<void>(ignored);
+  return impl_->options.launch_blocking ? impl_->put_and_wait(stream, std::move(kernel))
+                                        : impl_->put_in_call(stream, std::move(kernel));
 }
 
 core::Status FakeDevice::call_host(Stream stream, std::function<void()> function) {

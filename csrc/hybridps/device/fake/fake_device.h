@@ -33,6 +33,7 @@ struct FakeOptions {
   std::string physical_id;                             // empty: its own
   bool memory_calls_wait = true;                       // false: no call waits for the device by itself
   std::size_t launches_max = 1000;                     // tasks on a queue; the next waits in its call
+  bool has_int8 = true;                                // false: prepare_int8() fails
   bool launch_blocking = false;                        // launches wait for their end (CUDA_LAUNCH_BLOCKING=1)
 };
 
@@ -59,6 +60,9 @@ class FakeDevice final : public Device {
   core::Status copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
+  core::Status prepare_int8() override;
+  core::Status encode_int8(Stream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) override;
+  core::Status decode_int8(Stream stream, float* to, const std::byte* from, std::uint64_t elements) override;
   core::Status write_flag(Stream stream, Flag flag, std::uint32_t value) override;
   core::Status wait_flag(Stream stream, Flag flag, std::uint32_t value) override;
   core::Result<bool> is_capturing(Stream stream) override;
@@ -94,6 +98,8 @@ class FakeDevice final : public Device {
   std::size_t events() const;
 
  private:
+  core::Status launch_in_call(Stream stream, std::function<void()> kernel);
+
   struct Impl;
   const std::unique_ptr<Impl> impl_;
 };

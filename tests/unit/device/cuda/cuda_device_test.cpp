@@ -193,6 +193,175 @@ TEST_CASE("device/cuda: what the driver refuses comes back with the call and CUD
   CHECK(book.contexts == 0);
 }
 
+// Kernels -------------------------------------------------------------------------------------------------------------------
+
+struct Compiler {
+  std::vector<std::string> options;
+  std::string source;
+  int programs = 0;  // made and not destroyed
+  int compiled = 0;
+  int result = 0;
+};
+Compiler* compiler = nullptr;
+
+device::Nvrtc scripted_nvrtc() {
+  device::Nvrtc n;
+  n.create = [](void** program, const char* source, const char*, int, const char* const*, const char* const*) {
+    compiler->source = source;
+    *program = compiler;
+    return ++compiler->programs, 0;
+  };
+  n.destroy = [](void**) { return --compiler->programs, 0; };
+  n.compile = [](void*, int count, const char* const* texts) {
+    compiler->options.assign(texts, texts + count);
+    return ++compiler->compiled, compiler->result;
+  };
+  n.log_size = [](void*, std::size_t* bytes) { return *bytes = 6, 0; };
+  n.log = [](void*, char* text) { return std::strcpy(text, "line\n"), 0; };
+  n.binary_size = [](void*, std::size_t* bytes) { return *bytes = 4, 0; };
+  n.binary = [](void*, char* out) { return std::memcpy(out, "cub", 4), 0; };
+  n.error_string = [](int) { return "NVRTC_ERROR_X"; };
+  return n;
+}
+
+struct Launched {
+  unsigned blocks = 0;
+  unsigned threads = 0;
+  CUfunction kernel = nullptr;
+  std::uint64_t elements = 0;
+  float factor = 0.0F;
+} launched;
+
+Driver scripted_with_kernels() {
+  Driver d = scripted();
+  d.device_attribute = [](int* value, CUdevice_attribute attribute, CUdevice) {
+    *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 12 : 1;
+    return CUDA_SUCCESS;
+  };
+  d.module_load = [](CUmodule* module, const void* image) {
+    *module = reinterpret_cast<CUmodule>(0x60);
+    const bool right = std::memcmp(image, "cub", 4) == 0 && notes->mode == CU_STREAM_CAPTURE_MODE_RELAXED;
+    return right ? note("module_load") : CUDA_ERROR_INVALID_VALUE;
+  };
+  d.module_unload = [](CUmodule) { return note("module_unload"); };
+  d.module_function = [](CUfunction* function, CUmodule, const char* name) {
+    *function = reinterpret_cast<CUfunction>(std::string(name) == "hybridps_int8_encode" ? 0x71 : 0x72);
+    return CUDA_SUCCESS;
+  };
+  d.launch = [](CUfunction kernel, unsigned x, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned, CUstream,
+                void** arguments, void**) {
+    const bool encodes = reinterpret_cast<std::uintptr_t>(kernel) == 0x71;
+    launched = {x, threads, kernel, *static_cast<std::uint64_t*>(arguments[2]), encodes ? *static_cast<float*>(arguments[3]) : 0.0F};
+    return note("launch");
+  };
+  return d;
+}
+
+TEST_CASE("device/cuda: kernels are made once, for the GPU that is there, and launched in its context", "[device][fast]") {
+  Notes book;
+  notes = &book;
+  Compiler made;
+  compiler = &made;
+  const Driver driver = scripted_with_kernels();
+  const device::Nvrtc nvrtc = scripted_nvrtc();
+  {
+    const auto opened = CudaDevice::open(driver, 0, &nvrtc);
+    REQUIRE(opened.is_ok());
+    CudaDevice& cuda = *opened.value();
+    REQUIRE(cuda.prepare_int8().is_ok());
+    REQUIRE(cuda.prepare_int8().is_ok());
+    CHECK(made.compiled == 1);
+    CHECK(made.programs == 0);
+    CHECK(made.options.front() == "--gpu-architecture=sm_121");
+    CHECK(made.source.find("hybridps_int8_encode") != std::string::npos);
+    CHECK(book.mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
+    std::byte codes;
+    float elements = 0;
+    REQUIRE(cuda.encode_int8({}, &codes, &elements, 513, 0.5F).is_ok());
+    CHECK(launched.blocks == 3);
+    CHECK(launched.threads == 256);
+    CHECK(launched.elements == 513);
+    CHECK(launched.factor == 0.5F);
+    CHECK(reinterpret_cast<std::uintptr_t>(launched.kernel) == 0x71);
+    REQUIRE(cuda.decode_int8({}, &elements, &codes, 512).is_ok());
+    CHECK(launched.blocks == 2);
+    CHECK(reinterpret_cast<std::uintptr_t>(launched.kernel) == 0x72);
+    const auto calls = book.calls.size();
+    CHECK(cuda.encode_int8({}, &codes, &elements, 0, 1.0F).is_ok());
+    CHECK(book.calls.size() == calls);
+    book.next = CUDA_ERROR_ILLEGAL_ADDRESS;
+    CHECK(cuda.decode_int8({}, &elements, &codes, 1).to_string() ==
+          "internal error: CUDA: cuLaunchKernel failed: CUDA_ERROR_X (of the test)");
+  }
+  CHECK(book.calls.back() == "module_unload");
+  CHECK(book.contexts == 0);
+  CHECK(book.outside == 0);
+}
+
+TEST_CASE("device/cuda: kernels that cannot be compiled or loaded are no error but a reason", "[device][fast]") {
+  Notes book;
+  notes = &book;
+  Compiler made;
+  compiler = &made;
+  const Driver driver = scripted_with_kernels();
+  const device::Nvrtc nvrtc = scripted_nvrtc();
+  {
+    made.result = 5;
+    const auto opened = CudaDevice::open(driver, 0, &nvrtc);
+    const core::Status status = opened.value()->prepare_int8();
+    CHECK(status.code() == core::Code::kUnsupported);
+    CHECK(status.message() == "NVRTC cannot compile for compute capability 12.1: NVRTC_ERROR_X: line");
+    CHECK(made.programs == 0);
+    made.result = 0;
+    CHECK(opened.value()->prepare_int8().message() == status.message());  // asked once
+  }
+  const auto opened = CudaDevice::open(driver, 0, &nvrtc);
+  book.next = CUDA_ERROR_NO_BINARY_FOR_GPU;
+  CHECK_FALSE(opened.value()->prepare_int8().is_ok());
+  CHECK(book.contexts == 0);
+  CHECK(book.mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
+std::size_t count_of(const std::string& text, const std::string& what) {
+  std::size_t found = 0;
+  for (std::size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++found;
+  return found;
+}
+
+// Needs no GPU. What rounds must be there, and nothing that rounds otherwise.
+TEST_CASE("device/cuda: NVRTC compiles the kernels, with the arithmetic as it is written", "[device][fast]") {
+  const auto& nvrtc = device::load_nvrtc();
+  if (!nvrtc.is_ok()) {
+    WARN("skipped: " << nvrtc.status().message());
+    return;
+  }
+  int compiled = 0;
+  for (const int capability : {70, 75, 80, 86, 89, 90, 100, 120}) {
+    INFO(capability);
+    const auto ptx = device::compile(nvrtc.value(), device::kInt8Source, capability, /*binary=*/false);
+    if (!ptx.is_ok()) {  // an architecture that this NVRTC does not know any more, or not yet
+      INFO(ptx.status().message());
+      CHECK(std::string(ptx.status().message()).find("invalid value for --gpu-architecture") != std::string::npos);
+      continue;
+    }
+    ++compiled;
+    const std::string& text = ptx.value();
+    CHECK(count_of(text, ".entry hybridps_int8_encode(") == 1);
+    CHECK(count_of(text, ".entry hybridps_int8_decode(") == 1);
+    CHECK(count_of(text, "fma") == 0);
+    CHECK(count_of(text, ".ftz") == 0);
+    CHECK(count_of(text, "div.") == count_of(text, "div.rn.f32"));
+    CHECK(count_of(text, "div.rn.f32") >= 2);
+    CHECK(count_of(text, ".approx") == 0);
+    const auto binary = device::compile(nvrtc.value(), device::kInt8Source, capability);
+    REQUIRE(binary.is_ok());
+    CHECK(binary.value().substr(1, 3) == "ELF");
+  }
+  CHECK(compiled >= 4);
+  const auto wrong = device::compile(nvrtc.value(), "__global__ void kernel() { nothing; }", 80);
+  CHECK(std::string(wrong.status().message()).find("\"nothing\" is undefined") != std::string::npos);
+}
+
 TEST_CASE("device/cuda: a machine without a driver or a device is told so", "[device][fast]") {
   const std::string text = device::describe_cuda();
   const auto& driver = device::load_driver();

@@ -42,6 +42,8 @@ struct DedicatedServer::Served : core::Pinned {
   schedule::Tuning applied;
   std::set<SpanKey> over;
   std::deque<SpanKey> over_order;
+  core::Status leaving;  // why, once it has asked to
+  bool released = false;
   bool closing = false;
 };
 
@@ -275,6 +277,10 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
       found->second->results().on_grant(from.source, *grant);
   } else if (const auto* mend = message.as<wire::Mend>()) {
     if (mend->what == wire::Mend::What::kLanded) on_landed(*group, static_cast<int>(from.sender_rank), *mend);
+    if (mend->what == wire::Mend::What::kReleased && from.sender_rank == 0 && !group->leaving.is_ok()) {
+      group->released = true;
+      leave_if_released(*group);
+    }
   } else if (const wire::ChunkId* chunk = message.chunk()) {
     const SpanKey key = key_of(*group, *chunk);
     if (group->over.count(key) > 0 || group->over.count({key.operation, kAllSpans}) > 0) return;
@@ -333,12 +339,27 @@ void DedicatedServer::end_span(Served& group, const SpanKey& key) {
   if (const auto span = group.spans.find(key); span != group.spans.end()) {
     group.chunks -= span->second->chunks();
     group.spans.erase(span);
+    leave_if_released(group);
   }
   if (!group.over.insert(key).second) return;
   group.over_order.push_back(key);
   if (group.over_order.size() > kOverKept) {
     group.over.erase(group.over_order.front());
     group.over_order.pop_front();
+  }
+}
+
+void DedicatedServer::leave_if_released(Served& group) {
+  if (group.released && group.spans.empty()) close_later(group.info.uid, group.leaving, Tell::kLost);
+}
+
+void DedicatedServer::ask_to_leave(const core::Status& cause) {
+  const core::OneThread::Inside inside(one_thread_);
+  for (const auto& [uid, group] : groups_) {
+    if (!group->leaving.is_ok()) continue;
+    group->leaving = cause;
+    const wire::From me{{}, uid, static_cast<std::uint32_t>(group->info.topology.rank())};
+    host_.send_control(group->info.engines.front(), {me, 0, wire::Mend{wire::Mend::What::kLeaving, me.sender_rank}}, {});
   }
 }
 

@@ -52,11 +52,13 @@ std::size_t local_slots(const RuntimeOptions& o, std::size_t class_bytes) {
   return o.local_peers * ((o.eager_bytes + class_bytes - 1) / class_bytes + 2 * std::size_t{o.grant_chunks} + 2);
 }
 
-// Whether the group that it is of will want it, once that is open here.
+// Whether the group that it is of will want it, once that is open here. Rank 0 may open it first, and know already that one of its
+// servers is gone.
 bool is_kept_early(const wire::Message& message) {
   return message.chunk() != nullptr || message.is_point_to_point() || message.as<wire::Verdict>() != nullptr ||
          message.as<wire::Probe>() != nullptr || message.as<wire::ProbeReply>() != nullptr ||
-         message.as<wire::Join>() != nullptr;
+         message.as<wire::Join>() != nullptr || message.as<wire::Mend>() != nullptr || message.as<wire::PlanAsk>() != nullptr ||
+         message.as<wire::PlanSwitch>() != nullptr;
 }
 
 }  // namespace

@@ -251,6 +251,35 @@ TEST_CASE("engine/newcomers: one that a rank cannot reach joins nowhere, and the
   program.check(options.node_of);
 }
 
+TEST_CASE("engine/newcomers: a server that rank 0 knows to be gone is left out of a group that others open later", "[engine][fast]") {
+  test::MovableClock clock;
+  ClusterOptions options;
+  options.node_of = {0, 1, 2};
+  options.servers = {1.0};
+  Cluster cluster(options);
+  const auto settle = [&](const std::function<bool()>& done) {
+    return cluster.run_until([&] {
+      clock.pass(std::chrono::milliseconds(1));
+      return done();
+    });
+  };
+  Host before{cluster, cluster.open_group(), {3}};
+  Program first(cluster, before.uid, 1);
+  cluster.kill(3);
+  first.submit_on_all();
+  REQUIRE(settle([&] { return first.is_done() && before.is_lost(0); }));
+
+  Host host{cluster, cluster.new_uid(), {3}};
+  cluster.open_group_on(host.uid, 0);
+  for (int round = 0; round < 1000; ++round) cluster.progress();
+  for (int rank = 1; rank < 3; ++rank) cluster.open_group_on(host.uid, rank);
+  Program program(cluster, host.uid, 3);
+  for (int i = 0; i < 3; ++i) program.submit_on_all();
+  REQUIRE(settle([&] { return program.is_done() && host.all_agree(); }));
+  program.check(options.node_of);
+  CHECK(host.weight(0) == 0.0);
+}
+
 TEST_CASE("engine/newcomers: servers come, go and die at any time, beside other changes of plans", "[engine][fast]") {
   const int tries = 20;
   int joined = 0, refused = 0, left = 0, killed = 0;

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import random
 import shutil
 import signal
@@ -336,6 +337,65 @@ def kill_server(backend, runs):
     return row
 
 
+def visit(backend, runs):
+    import test_dedicated
+
+    if backend != "hybridps":
+        raise Skip("gloo has no servers")
+    row = Row("", backend, runs=runs, culprit="no error")
+    size, ends = 1 << 20, []
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as folder:
+            address, path = f"127.0.0.1:{test_dedicated.free_port()}", pathlib.Path(folder)
+
+            def strike(address=address, path=path):
+                test_dedicated.await_file(path / "phase1")
+                server = test_dedicated.Server(listen=address)
+                test_dedicated.await_file(path / "phase2")
+                begin = time.monotonic()
+                server.stop()
+                ends.append(time.monotonic() - begin)
+                row.expect(server.process.returncode == 0, "the server ends in good order")
+
+            env = {"HYBRIDPS_SERVERS": address, "HYBRIDPS_TOKEN": test_dedicated.TOKEN, "FAULTS_READY": folder}
+            env |= {"HYBRIDPS_SERVERS_RETRY_SECONDS": "0.2", "HYBRIDPS_FIND_RATES": "0"}
+            with test_dedicated.alongside(strike):
+                results = launch(ranks.around_a_visit, "1+1+1+1", backend, env=env)
+        for result in results:
+            for count, sent in zip([0, 1, 0], result["counts"], strict=True):
+                want = test_dedicated.bytes_of_allreduce(4, count, size)
+                row.expect(len(sent) == 50, f"fifty operations with {count} servers, there were {len(sent)}")
+                row.expect(all(abs(one - want) <= 0.03 * want for one in sent), f"{count} servers: {want:.0f} bytes, sent {sent}")
+    row.left = "nothing"
+    row.note = f"bytes before, with it and after as planned; its end took {max(ends):.1f} s at most"
+    return row
+
+
+def restart_servers(backend, runs):
+    import test_dedicated
+
+    if backend != "hybridps":
+        raise Skip("gloo has no servers")
+    row = Row("", backend, runs=runs, culprit="no error")
+    steps = []
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder)
+            words = json.dumps([str(path / "ready"), str(path / "enough"), 5000])
+
+            def train(env, words=words):
+                return launch(ranks.while_servers_are_restarted, "1+1+1+1", backend, env={**env, "FAULTS_READY": words})
+
+            results = test_dedicated.restart_servers_under(path, train)
+        steps.append(results[0]["steps"])
+        env = {"FAULTS_READY": json.dumps([None, None, steps[-1]])}
+        undisturbed = launch(ranks.while_servers_are_restarted, "1+1+1+1", backend, env=env)
+        row.expect(results == undisturbed, "losses and parameters as without servers, bit by bit")
+    row.left = "nothing"
+    row.note = f"{steps[-1]} steps of DDP; losses as without servers, bit by bit"
+    return row
+
+
 def limit(backend, runs, what):
     if what.startswith("shm") and os.geteuid() != 0:
         raise Skip("mounting another /dev/shm needs root")
@@ -425,6 +485,8 @@ FAULTS = {
         kill, {"nodes": "3", "victim": 1, "children": True}, long_runs=10
     ),
     "kill -9 of a dedicated server": Fault(kill_server, long_runs=10, in_default_tests=True, gloo=False),
+    "a dedicated server joins, and leaves": Fault(visit, in_default_tests=True, gloo=False),
+    "dedicated servers restarted one by one": Fault(restart_servers, in_default_tests=True, gloo=False),
     "kill -9 of a rank under torchrun": Fault(torchrun, gloo=False),  # gloo may hang after the restart
     "SIGSTOP for 3 s": Fault(stop_briefly, in_default_tests=True),
     "SIGSTOP for 8 s, across": Fault(stop, {"nodes": "1+1+1", "victim": 2}, in_default_tests=True),

@@ -3,6 +3,7 @@
 
 import ctypes
 import datetime
+import json
 import os
 import resource
 import signal
@@ -487,6 +488,28 @@ def soak(rank, world, operations):
     check()
     tensor = out = source = None
     return {"memory": resident() - first, "wrong": wrong}
+
+
+def around_a_visit(rank, world):
+    """Bytes sent per all-reduce, fifty of them each without a server, with one that joins, and without it again."""
+    import test_dedicated
+
+    zygote.context.init(timeout_s=60)
+    _, counts = test_dedicated.visited(rank, world, 1 << 20, [0, 1, 0], os.environ["FAULTS_READY"], turns=50)
+    dist.destroy_process_group()
+    return {"counts": counts}
+
+
+def while_servers_are_restarted(rank, world):
+    import hashlib
+
+    import test_dedicated
+
+    zygote.context.init(timeout_s=60)
+    ready, enough, steps = json.loads(os.environ["FAULTS_READY"])
+    losses, parameters = test_dedicated.train_until(rank, world, ready, enough, steps)
+    dist.destroy_process_group()
+    return {"steps": len(losses), "digest": hashlib.sha256(b"".join(losses) + parameters).hexdigest()}
 
 
 def while_a_server_is_lost(rank, world):

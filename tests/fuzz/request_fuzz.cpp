@@ -13,7 +13,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (const auto request = engine::decode_request(bytes); request.is_ok()) {
     const auto again = engine::decode_request(engine::encode(request.value()));
     if (!again.is_ok() || again.value().kind != request.value().kind || again.value().uid != request.value().uid ||
-        again.value().group_name != request.value().group_name || !(again.value().roster == request.value().roster))
+        again.value().group_name != request.value().group_name || !(again.value().roster == request.value().roster) ||
+        !(again.value().late == request.value().late) || again.value().engines != request.value().engines)
       std::abort();
   }
   if (const auto records = engine::decode_records(bytes); records.is_ok()) {

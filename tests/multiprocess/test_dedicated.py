@@ -357,10 +357,147 @@ def test_a_server_that_is_stopped_is_left_out_and_hurts_nobody_when_it_wakes():
     with servers(1) as running:
         process = running[0].process
         actions = [(3, lambda: process.send_signal(signal.SIGSTOP)), (7, lambda: process.send_signal(signal.SIGCONT))]
-        env = settings(running, HYBRIDPS_DEAD_SECONDS="1", HYBRIDPS_HEARTBEAT_SECONDS="0.5")
+        env = settings(running, HYBRIDPS_DEAD_SECONDS="1", HYBRIDPS_HEARTBEAT_SECONDS="0.5", HYBRIDPS_SERVERS_RETRY_SECONDS="0")
         with strikes(*actions):
             run_ranks(go_on, "1+1+1", args=(8, 20), env=env, destroy=False)
-        assert "closed group" in running[0].stop()
+        said = running[0].stop()
+        assert "closed group" in said
+        assert said.count("opened group") == 1
+
+
+# --- servers that come while a group is open --------------------------------------------------------------------------
+
+
+def bytes_of_allreduce(n, k, size):
+    """What each of n nodes sends in one with k servers, all cards being equal (docs/dedicated-servers.md)."""
+    x = 1 / n if k == 0 else max(0.0, (n - k) / (n * n + k * (n - 2)))
+    return (1 + (n - 2) * x) * size
+
+
+def visited(rank, world, size, phases, folder, turns=10):
+    """All-reduces in phases: a file says that one has begun, and it is over after so many operations with its number of servers.
+    Fails where that does not come. By phase, the bytes that this rank has sent in each of these."""
+    from hybridps import _C
+
+    check = Checker(rank)
+    base = torch.arange(size // 4) % 1009
+    counts, turn = [], 0
+    for phase, servers_there in enumerate(phases):
+        want = bytes_of_allreduce(world, servers_there, size)
+        if rank == 0:
+            open(os.path.join(folder, f"phase{phase}"), "w").close()
+        sent, deadline, in_time = [], time.monotonic() + 60, True
+        while len(sent) < turns and in_time:
+            tensor = base + float(rank + turn % 7)
+            dist.barrier()
+            before = _C.stats()["net_tx_payload_bytes"]
+            dist.all_reduce(tensor)
+            dist.barrier()
+            bytes_sent = _C.stats()["net_tx_payload_bytes"] - before
+            right = base * world + float(sum(range(world)) + world * (turn % 7))
+            check.that(f"turn {turn}", bool((tensor == right).all()))
+            # All ranks go on or stop together.
+            state = torch.tensor([abs(bytes_sent - want) <= 0.03 * want, time.monotonic() < deadline]).float()
+            dist.all_reduce(state, dist.ReduceOp.MIN)
+            sent = [*sent, bytes_sent] if state[0] == 1 else []
+            in_time = bool(state[1] == 1)
+            turn += 1
+        check.that(f"phase {phase} within a minute", in_time)
+        counts.append(sent)
+    return check.result(), counts
+
+
+def await_file(path, seconds=60):
+    end = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def alongside(function):
+    """`function` on a thread; what it raises is raised at the end."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(function)
+        yield
+        future.result(60)
+
+
+def test_a_server_that_comes_late_is_taken_in_and_let_go_again(tmp_path):
+    size, address = 1 << 20, f"127.0.0.1:{free_port()}"
+    ended = {}
+
+    def visit():
+        await_file(tmp_path / "phase1")
+        server = Server(listen=address)
+        await_file(tmp_path / "phase2")
+        begin = time.monotonic()
+        ended["said"], ended["seconds"] = server.stop(), time.monotonic() - begin
+        ended["code"] = server.process.returncode
+
+    env = {"HYBRIDPS_SERVERS": address, "HYBRIDPS_TOKEN": TOKEN, "HYBRIDPS_SERVERS_RETRY_SECONDS": "0.2"}
+    env["HYBRIDPS_FIND_RATES"] = "0"  # the shares are those of equal cards
+    with alongside(visit):
+        results = run_ranks(visited, "1+1+1+1", args=(size, [0, 1, 0], str(tmp_path)), env=env)
+    assert ended["code"] == 0 and "stopped" in ended["said"]
+    for _, counts in results:
+        for servers_there, sent in zip([0, 1, 0], counts, strict=True):
+            assert len(sent) == 10
+            want = bytes_of_allreduce(4, servers_there, size)
+            assert all(abs(bytes_sent - want) <= 0.03 * want for bytes_sent in sent)
+
+
+def test_a_server_that_was_given_up_and_wakes_is_taken_in_again(tmp_path):
+    with servers(1) as running:
+        process = running[0].process
+
+        def strike():
+            await_file(tmp_path / "phase1")
+            process.send_signal(signal.SIGSTOP)
+            await_file(tmp_path / "phase2")
+            process.send_signal(signal.SIGCONT)
+
+        env = settings(running, HYBRIDPS_DEAD_SECONDS="1", HYBRIDPS_HEARTBEAT_SECONDS="0.5", HYBRIDPS_SERVERS_RETRY_SECONDS="0.2")
+        env["HYBRIDPS_FIND_RATES"] = "0"
+        with alongside(strike):
+            run_ranks(visited, "1+1+1", args=(1 << 20, [1, 0, 1], str(tmp_path)), env=env)
+        said = running[0].stop()
+        assert said.count("opened group") == 2 and "another one takes its place" in said
+
+
+def logged(rank, world, path, seconds):
+    """All-reduces for so long; a file says that they begin. What rank 0 logs meanwhile."""
+    dist.all_reduce(torch.ones(10_000))
+    log = os.open(f"{path}.log{rank}", os.O_CREAT | os.O_WRONLY, 0o600)
+    os.dup2(log, 2)
+    open(path, "w").close()
+    over, start = torch.zeros(1), time.monotonic()
+    while over[0] == 0:
+        tensor = torch.full((100_000,), float(rank))
+        dist.all_reduce(tensor)
+        assert bool((tensor == world * (world - 1) / 2).all())
+        over.fill_(float(rank == 0 and time.monotonic() - start > seconds))
+        dist.all_reduce(over, dist.ReduceOp.MAX)
+    with open(f"{path}.log{rank}") as file:
+        return file.read()
+
+
+def test_one_with_another_token_that_comes_late_is_refused_once(tmp_path):
+    address = f"127.0.0.1:{free_port()}"
+    env = {"HYBRIDPS_SERVERS": address, "HYBRIDPS_TOKEN": TOKEN, "HYBRIDPS_SERVERS_RETRY_SECONDS": "0.05"}
+    said = []
+
+    def visit():
+        await_file(tmp_path / "begun")
+        server = Server(listen=address, token="another token")
+        time.sleep(5)
+        said.append(server.stop())
+
+    with alongside(visit):
+        logs = run_ranks(logged, "1+1+1", args=(str(tmp_path / "begun"), 5), env=env)
+    assert "opened group" not in said[0]
+    assert [log.count("has another token") for log in logs] == [1, 0, 0]
 
 
 def train(rank, world, steps, ready=None):
@@ -424,6 +561,64 @@ def train_while_servers_are_killed(tries, tmp_path):
         pauses.append(max(longest for _, _, longest in done))
         print(f"try {turn}: killed after {moments}, the longest step {pauses[-1]:.3f} s", flush=True)
     print(f"{tries} tries; the longest step: median {sorted(pauses)[tries // 2]:.3f} s, worst {max(pauses):.3f} s")
+
+
+def train_until(rank, world, ready, enough, steps_max=5000):
+    """Losses of all steps until a file is there, and parameters."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.3)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    torch.manual_seed(rank + 1)
+    losses, over = [], torch.zeros(1)
+    while over[0] == 0 and len(losses) < steps_max:
+        x = torch.randn(16, 256)
+        loss = (ddp(x) - x.roll(1, 1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().numpy().tobytes())
+        if rank == 0 and len(losses) == 5 and ready:
+            open(ready, "w").close()
+        over.fill_(float(rank == 0 and enough is not None and os.path.exists(enough)))
+        dist.all_reduce(over, dist.ReduceOp.MAX)
+    return losses, b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+
+
+def summed_bytes(path):
+    return int(re.search(r"^hybridps_server_summed_bytes_total (\d+)$", path.read_text(), re.MULTILINE)[1])
+
+
+def restart_servers_under(tmp_path, train_them):
+    """Two servers, restarted one by one while `train_them(environment)` runs; each end, and the share of each in the end."""
+    (tmp_path / "metrics").mkdir(exist_ok=True)
+    with servers(2) as running:
+
+        def strike():
+            await_file(tmp_path / "ready")
+            time.sleep(0.3)
+            for index, server in enumerate(list(running)):
+                said = server.stop()
+                assert server.process.returncode == 0 and "closed group" in said, said
+                path = tmp_path / "metrics" / f"server{index}"
+                running[index] = Server("--metrics", str(path), listen=server.address)
+                end = time.monotonic() + 40
+                while (not path.exists() or summed_bytes(path) == 0) and time.monotonic() < end:
+                    time.sleep(0.05)
+                assert summed_bytes(path) > 0, "it was not taken in"
+            (tmp_path / "enough").touch()
+
+        with alongside(strike):
+            return train_them(settings(running, HYBRIDPS_SERVERS_RETRY_SECONDS="0.2"))
+
+
+def test_servers_are_restarted_one_by_one_under_ddp_and_the_bits_stay_the_same(tmp_path):
+    names = (str(tmp_path / "ready"), str(tmp_path / "enough"))
+    results = restart_servers_under(tmp_path, lambda env: run_ranks(train_until, "1+1+1+1", args=names, env=env))
+    steps = len(results[0][0])
+    assert results == run_ranks(train_until, "1+1+1+1", args=(None, None, steps))
 
 
 def test_ddp_trains_on_with_the_same_bits_when_servers_are_killed(tmp_path):

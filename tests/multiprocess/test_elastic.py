@@ -515,3 +515,66 @@ def test_a_death_beside_dedicated_servers():
 
     with servers(1) as running:
         run_ranks(death_beside_servers, "1+1+1+1", init=False, expected_exits={3: -9}, env=settings(running))
+
+
+def deaths_in_turn(rank, world, events, how, folder):
+    """Of dedicated servers (a file asks for it, and says that it has happened) and of the last rank, or of both at once."""
+    check = Checker(rank)
+    members = list(range(world))
+    if how == "reconfigure":
+        begin(rank, world)
+        handles = exchange("handles", rank, members)
+        reconfigure(1, handles)
+    for turn, event in enumerate(events):
+        if "server" in event and rank == 0:
+            open(os.path.join(folder, f"kill{turn}"), "w").close()
+        if "rank" in event:
+            victim = members.pop()
+            if rank == victim:
+                dist.all_reduce(torch.ones(1 << 20), async_op=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+            check.raises(f"{turn}: a death", RuntimeError, lambda: [dist.all_reduce(torch.ones(1 << 20)) for _ in range(3)])
+            if how == "reconfigure":
+                reconfigure(2 + turn, handles[: len(members)])
+            else:
+                dist.shrink_group([victim])
+        for i in range(20):
+            check_sum(check, f"{turn}: {event}, {i}", 300_000)
+            if i == 10 and rank == 0 and "server" in event:
+                end = time.monotonic() + 30
+                while not os.path.exists(os.path.join(folder, f"killed{turn}")) and time.monotonic() < end:
+                    time.sleep(0.01)
+    return check.result()
+
+
+@pytest.mark.parametrize("how", [pytest.param("reconfigure", marks=needs_reconfigure), "shrink"])
+@pytest.mark.parametrize(
+    "events", [["rank", "server", "rank"], ["server", "rank", "server"], ["rank and server", "server"]], ids="; ".join
+)
+def test_ranks_and_dedicated_servers_are_lost_in_any_order(how, events, tmp_path):
+    from test_dedicated import alongside, await_file, servers, settings
+
+    if how == "shrink" and not hasattr(dist, "shrink_group"):
+        pytest.skip("this torch has no shrink_group()")
+    with servers(2) as running:
+
+        def strike():
+            victims = list(running)
+            for turn, event in enumerate(events):
+                if "server" in event:
+                    await_file(tmp_path / f"kill{turn}")
+                    victims[-1].process.kill()
+                    victims.pop().process.wait()
+                    (tmp_path / f"killed{turn}").touch()
+
+        dead = {4 - i: -9 for i in range(sum("rank" in event for event in events))}
+        with alongside(strike):
+            run_ranks(
+                deaths_in_turn,
+                "1+1+1+1+1",
+                args=(events, how, str(tmp_path)),
+                init=how == "shrink",
+                destroy=False,
+                expected_exits=dead,
+                env=settings(running, HYBRIDPS_LINGER_SECONDS="1"),
+            )

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "hybridps/bootstrap/record.h"
+#include "hybridps/engine/records.h"
 #include "hybridps/engine/runtime.h"
 #include "hybridps/transport/loopback/loopback_transport.h"
 
@@ -51,52 +53,44 @@ class Cluster {
  public:
   explicit Cluster(ClusterOptions options) : options_(std::move(options)), random_(options_.seed) {
     const std::size_t n = options_.node_of.size() + options_.servers.size();
-    for (std::size_t r = 0; r < n; ++r) ids_.push_back(core::EngineId{1000 + r});
-    for (std::size_t r = 0; r < n; ++r) {
-      engine::RuntimeOptions o;
-      o.self = ids_[r];
-      o.chunk_bytes = r < options_.chunk_bytes_of.size() ? options_.chunk_bytes_of[r] : options_.chunk_bytes;
-      o.eager_bytes = options_.eager_bytes;
-      o.window_bytes = options_.window_bytes;
-      o.grant_chunks = options_.grant_chunks;
-      o.retained_bytes = options_.retained_bytes;
-      o.local_peers = n;
-      o.heartbeat_seconds = options_.heartbeat_seconds;
-      o.dead_seconds = options_.dead_seconds;
-      o.warn_seconds = options_.warn_seconds;
-      o.early_messages_max = options_.early_messages_max;
-      o.unopened = options_.unopened;
-      o.tune = options_.tune;
-      const auto classes = engine::Runtime::pool_classes(o, options_.pool_extra_bytes);
-      const std::size_t bytes = std::max(engine::Runtime::pool_bytes(classes), options_.pool_extra_bytes);
-      memories_.push_back(std::make_unique<std::byte[]>(bytes + 64));
-      auto* start = reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(memories_.back().get()) + 63) &
-                                                 ~std::uintptr_t{63});
-      engine::Transports t;
-      t.data = data_.make_transport(ids_[r]);
-      t.shm = shm_.make_transport(ids_[r]);
-      if (options_.wrap) {
-        t.data = options_.wrap(std::move(t.data), static_cast<int>(r));
-        t.shm = options_.wrap(std::move(t.shm), static_cast<int>(r));
-      }
-      data_addresses_.push_back(t.data->address());
-      shm_addresses_.push_back(t.shm->address());
-      runtimes_.push_back(engine::Runtime::create(o, {start, bytes}, nullptr, std::move(t)).value());
-    }
-    for (std::size_t r = 0; r < n; ++r) {
-      for (std::size_t p = 0; p < n; ++p) {
-        if (p == r) continue;
-        engine::PeerRecord peer;
-        peer.engine = ids_[p];
-        const std::size_t ranks = options_.node_of.size();
-        peer.local = p < ranks && r < ranks && options_.node_of[p] == options_.node_of[r];
-        peer.data_address = data_addresses_[p];
-        peer.shm_address = shm_addresses_[p];
-        peer.where = "rank " + std::to_string(p);
-        peer.eager_bytes = options_.eager_bytes;
-        runtimes_[r]->add_peer(peer);
-      }
-    }
+    for (std::size_t r = 0; r < n; ++r) make_runtime(n);
+    for (std::size_t r = 0; r < n; ++r)
+      for (std::size_t p = 0; p < n; ++p)
+        if (p != r) introduce(p, r);
+  }
+
+  /// One more dedicated server, of which no rank knows: the number of its runtime.
+  int add_server() {
+    make_runtime(options_.node_of.size());
+    const std::size_t server = runtimes_.size() - 1;
+    for (std::size_t rank = 0; rank < options_.node_of.size(); ++rank) introduce(rank, server);
+    return static_cast<int>(server);
+  }
+  /// As its door would: the group takes it in as this member.
+  void open_late(core::GroupUid uid, int runtime, int member) {
+    const std::size_t ranks = options_.node_of.size();
+    std::vector<core::EngineId> engines(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(ranks));
+    engines.resize(static_cast<std::size_t>(member));
+    engines.push_back(id(runtime));
+    std::vector<double> weights(static_cast<std::size_t>(member) - ranks, 0.0);
+    weights.push_back(1.0);
+    server::ServedGroup group{uid, "test", engines, schedule::Topology(options_.node_of, member, {}, weights),
+                              static_cast<std::uint32_t>(options_.chunk_bytes)};
+    group.chunk_bytes_max = group.chunk_bytes;
+    at(runtime).open_served_group(std::move(group));
+  }
+  /// What ranks need to know of it.
+  std::string record_of(int runtime, std::uint32_t protocol_version = core::kProtocolVersion) const {
+    const auto at = static_cast<std::size_t>(runtime);
+    bootstrap::MemberRecord record;
+    record.protocol_version = protocol_version;
+    record.engine = ids_[at];
+    record.node_identity = record.host_name = "host" + std::to_string(runtime);
+    record.data_address = engine::to_record(data_addresses_[at]);
+    record.eager_bytes = options_.eager_bytes;
+    record.chunk_bytes = record.chunk_bytes_max = options_.chunk_bytes;
+    const bootstrap::Bytes bytes = bootstrap::encode(record).value();
+    return {bytes.begin(), bytes.end()};
   }
 
   /// Ranks, without the dedicated servers.
@@ -174,6 +168,52 @@ class Cluster {
   }
 
  private:
+  void make_runtime(std::size_t local_peers) {
+    const std::size_t r = runtimes_.size();
+    ids_.push_back(core::EngineId{1000 + r});
+    engine::RuntimeOptions o;
+    o.self = ids_[r];
+    o.chunk_bytes = r < options_.chunk_bytes_of.size() ? options_.chunk_bytes_of[r] : options_.chunk_bytes;
+    o.eager_bytes = options_.eager_bytes;
+    o.window_bytes = options_.window_bytes;
+    o.grant_chunks = options_.grant_chunks;
+    o.retained_bytes = options_.retained_bytes;
+    o.local_peers = local_peers;
+    o.heartbeat_seconds = options_.heartbeat_seconds;
+    o.dead_seconds = options_.dead_seconds;
+    o.warn_seconds = options_.warn_seconds;
+    o.early_messages_max = options_.early_messages_max;
+    o.unopened = options_.unopened;
+    o.tune = options_.tune;
+    const auto classes = engine::Runtime::pool_classes(o, options_.pool_extra_bytes);
+    const std::size_t bytes = std::max(engine::Runtime::pool_bytes(classes), options_.pool_extra_bytes);
+    memories_.push_back(std::make_unique<std::byte[]>(bytes + 64));
+    auto* start = reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(memories_.back().get()) + 63) &
+                                               ~std::uintptr_t{63});
+    engine::Transports t;
+    t.data = data_.make_transport(ids_[r]);
+    t.shm = shm_.make_transport(ids_[r]);
+    if (options_.wrap) {
+      t.data = options_.wrap(std::move(t.data), static_cast<int>(r));
+      t.shm = options_.wrap(std::move(t.shm), static_cast<int>(r));
+    }
+    data_addresses_.push_back(t.data->address());
+    shm_addresses_.push_back(t.shm->address());
+    runtimes_.push_back(engine::Runtime::create(o, {start, bytes}, nullptr, std::move(t)).value());
+  }
+  /// Runtime `to` knows the other one from now on.
+  void introduce(std::size_t other, std::size_t to) {
+    engine::PeerRecord peer;
+    peer.engine = ids_[other];
+    const std::size_t ranks = options_.node_of.size();
+    peer.local = other < ranks && to < ranks && options_.node_of[other] == options_.node_of[to];
+    peer.data_address = data_addresses_[other];
+    peer.shm_address = shm_addresses_[other];
+    peer.where = "rank " + std::to_string(other);
+    peer.eager_bytes = options_.eager_bytes;
+    runtimes_[to]->add_peer(peer);
+  }
+
   ClusterOptions options_;
   std::mt19937_64 random_;
   transport::LoopbackHub data_{transport::LoopbackHub::Done::kDelivered, options_.device_view};

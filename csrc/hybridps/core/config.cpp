@@ -52,6 +52,9 @@ const auto& settings() {
           "Dedicated servers to use, host:port separated by commas; asked by rank 0 of each group of 3 nodes or more."},
       Setting{"SERVERS_REQUIRED", Kind::kBool, &Config::servers_required, "", 0, 0,
               "Whether a dedicated server that cannot be used ends the job. Off: it is reported and left out."},
+      Setting{"SERVERS_RETRY_SECONDS", Kind::kNumber, &Config::servers_retry_seconds, "seconds", 0, kDay,
+              "How soon a group that is open asks again for dedicated servers that it lacks or has lost, which join it then; up to 16 "
+              "times as long where they do not come. 0: never, they are left out until there is a new group."},
       Setting{"TOKEN", Kind::kSecret, &Config::token, "", 0, 0,
               "Secret that a job and its dedicated servers share; visible to whoever may see the environment."},
       Setting{"TOKEN_FILE", Kind::kText, &Config::token_file, "", 0, 0,

@@ -35,6 +35,7 @@ struct Config {
   std::string node;
   std::string servers;
   bool servers_required = false;
+  double servers_retry_seconds = 2;
   std::string token;
   std::string token_file;
   std::string interface;

@@ -46,6 +46,17 @@ Bytes encode(const ServerRequest& request) {
     out.text(std::string_view(request.group_name).substr(0, bootstrap::kTextBytesMax));
     const core::Result<Bytes> roster = bootstrap::encode(*request.roster);
     out.address(roster.is_ok() ? roster.value() : Bytes());
+    out.u8(request.late ? 1 : 0);
+    if (request.late) {
+      out.u32(request.late->before);
+      out.u32(request.late->chunk_bytes);
+      out.u64(request.late->coded_chunk_bytes_max);
+      out.u32(request.late->chunk_bytes_max);
+    }
+  }
+  if (request.kind == ServerRequest::Kind::kRenew) {
+    out.u32(static_cast<std::uint32_t>(request.engines.size()));
+    for (const core::EngineId engine : request.engines) out.u64(engine.value);
   }
   if (request.kind == ServerRequest::Kind::kClose) {
     out.u64(request.uid.high);
@@ -62,6 +73,17 @@ core::Result<ServerRequest> decode_request(const Bytes& bytes) {
   if (request.kind == ServerRequest::Kind::kOpen) {
     request.group_name = in.text(bootstrap::kTextBytesMax);
     const Bytes body = in.address(door::kBodyBytesMax);
+    const std::uint8_t is_late = in.u8();
+    if (is_late > 1) return bad;
+    if (is_late == 1) {
+      ServerRequest::Late late;
+      late.before = in.u32();
+      late.chunk_bytes = in.u32();
+      late.coded_chunk_bytes_max = in.u64();
+      late.chunk_bytes_max = in.u32();
+      if (late.before >= bootstrap::kServersMax || late.chunk_bytes == 0) return bad;
+      request.late = late;
+    }
     if (!in.finished()) return bad;
     core::Result<Roster> roster = bootstrap::decode_roster(body);
     if (!roster.is_ok()) return roster.status();
@@ -71,6 +93,10 @@ core::Result<ServerRequest> decode_request(const Bytes& bytes) {
   if (request.kind == ServerRequest::Kind::kClose) {
     request.uid.high = in.u64();
     request.uid.low = in.u64();
+  } else if (request.kind == ServerRequest::Kind::kRenew) {
+    const std::size_t count = in.u32();
+    for (std::size_t i = 0; i < count && in.ok() && count <= bootstrap::kServersMax; ++i)
+      request.engines.push_back(core::EngineId{in.u64()});
   } else if (request.kind != ServerRequest::Kind::kFind) {
     return bad;
   }
@@ -102,14 +128,33 @@ core::Result<std::vector<MemberRecord>> decode_records(const Bytes& bytes) {
   return records;
 }
 
-core::Result<std::vector<MemberRecord>> find_server(const door::Address& address, const std::string& token) {
-  const core::Result<Bytes> answer =
-      door::ask(address, token, encode(ServerRequest{}), core::Deadline::after(kPatience));
+core::Result<std::vector<MemberRecord>> find_server(const door::Address& address, const std::string& token,
+                                                    const ServerRequest& request) {
+  const core::Result<Bytes> answer = door::ask(address, token, encode(request), core::Deadline::after(kPatience));
   if (!answer.is_ok()) return answer.status();
   core::Result<std::vector<MemberRecord>> records = decode_records(answer.value());
   if (records.is_ok()) return records;
   return Status(records.status().code(),
                 "the dedicated server " + address.text() + ": " + std::string(records.status().message()));
+}
+
+Status check_server(const Roster& roster, const std::vector<MemberRecord>& engines, const std::string& address) {
+  const MemberRecord& first = engines.front();
+  const std::string name = "the dedicated server " + address;
+  const auto elsewhere = std::find_if(roster.members.begin(), roster.members.end(),
+                                      [&](const MemberRecord& member) { return member.machine != first.machine; });
+  if (!first.loopback.empty() && elsewhere != roster.members.end())
+    return Status(Code::kInvalidArgument,
+                  name + " can be reached on its own machine only, and " + bootstrap::describe(*elsewhere) +
+                      " is on another: " + first.loopback +
+                      "; start it with HYBRIDPS_INTERFACE=INTERFACE, or with --listen and an address of its network");
+  const auto neighbour = std::find_if(roster.members.begin(), roster.members.end(), [&](const MemberRecord& member) {
+    return member.node_identity == first.node_identity;
+  });
+  if (neighbour != roster.members.end())
+    return Status(Code::kInvalidArgument, name + " runs on the host of " + bootstrap::describe(*neighbour) +
+                                              " and would share its network card; start it on a machine without ranks");
+  return Status::ok();
 }
 
 struct DedicatedClient::Finding {
@@ -165,31 +210,15 @@ std::optional<std::vector<MemberRecord>> DedicatedClient::servers(const Roster& 
       complain(answer.status());
       continue;
     }
-    const auto on_host_of = [&](const MemberRecord& member) {
-      return member.node_identity == answer.value().front().node_identity;
-    };
-    const auto neighbour = std::find_if(roster.members.begin(), roster.members.end(), on_host_of);
-    const auto elsewhere = std::find_if(roster.members.begin(), roster.members.end(), [&](const MemberRecord& member) {
-      return member.machine != answer.value().front().machine;
-    });
-    if (!answer.value().front().loopback.empty() && elsewhere != roster.members.end()) {
-      excluded_[i] = true;
-      complain(
-          Status(Code::kInvalidArgument,
-                 name + " can be reached on its own machine only, and " + bootstrap::describe(*elsewhere) +
-                     " is on another: " + answer.value().front().loopback +
-                     "; start it with HYBRIDPS_INTERFACE=INTERFACE, or with --listen and an address of its network"));
-      continue;
-    }
+    Status useless = check_server(roster, answer.value(), options_.addresses[i].text());
     const bool twice = std::any_of(servers.begin(), servers.end(), [&](const MemberRecord& other) {
       return other.engine == answer.value().front().engine;
     });
-    if (neighbour != roster.members.end() || twice) {
+    if (useless.is_ok() && twice)
+      useless = Status(Code::kInvalidArgument, name + " is named twice under different addresses");
+    if (!useless.is_ok()) {
       excluded_[i] = true;
-      complain(Status(Code::kInvalidArgument,
-                      name + (twice ? " is named twice under different addresses"
-                                    : " runs on the host of " + bootstrap::describe(*neighbour) +
-                                          " and would share its network card; start it on a machine without ranks")));
+      complain(useless);
       continue;
     }
     for (const MemberRecord& record : answer.value()) servers.push_back(record);

@@ -22,14 +22,28 @@ namespace hybridps::engine {
 
 /// A request to a dedicated server, behind the door's own framing.
 ///   find := kind u8 1                                   answer: count u32 | count x (length u32 | record)
-///   open := kind u8 2 | name text | length u32 | roster  answer: empty
+///   open := kind u8 2 | name text | length u32 | roster | late   answer: empty
+///   late := u8 0, or u8 1 | before u32 | chunk_bytes u32 | coded_chunk_bytes_max u64 | chunk_bytes_max u32
 ///   close := kind u8 3 | uid u64 u64                     answer: empty (a roster that will not be used after all)
+///   renew := kind u8 4 | count u32 | count x engine u64  answer: as of find. Of these engines the job will not use any again: new
+///                                                        ones take their place, which they give up when their groups are over
 struct ServerRequest {
-  enum class Kind : std::uint8_t { kFind = 1, kOpen = 2, kClose = 3 };
+  enum class Kind : std::uint8_t { kFind = 1, kOpen = 2, kClose = 3, kRenew = 4 };
+  /// Of a group that is open and takes servers in (late_servers.h): its roster has none but those.
+  struct Late {
+    std::uint32_t before = 0;  // dedicated servers that the group has had: these are numbered behind them
+    // As all members have them.
+    std::uint32_t chunk_bytes = 0;
+    std::uint64_t coded_chunk_bytes_max = 0;
+    std::uint32_t chunk_bytes_max = 0;
+    bool operator==(const Late&) const = default;
+  };
   Kind kind = Kind::kFind;
   std::string group_name;
   std::optional<bootstrap::Roster> roster;
+  std::optional<Late> late;
   core::GroupUid uid;
+  std::vector<core::EngineId> engines;
 };
 bootstrap::Bytes encode(const ServerRequest& request);
 core::Result<ServerRequest> decode_request(const bootstrap::Bytes& bytes);
@@ -38,7 +52,11 @@ core::Result<std::vector<bootstrap::MemberRecord>> decode_records(const bootstra
 
 /// The engines of a dedicated server. Waits for its answer, 10 s at most, and 1 s for a connection. Errors name the
 /// address.
-core::Result<std::vector<bootstrap::MemberRecord>> find_server(const door::Address& address, const std::string& token);
+core::Result<std::vector<bootstrap::MemberRecord>> find_server(const door::Address& address, const std::string& token,
+                                                               const ServerRequest& request = {});
+/// Why this server is of no use to the group, where that shows in its records; `address` is what the message names it by.
+core::Status check_server(const bootstrap::Roster& roster, const std::vector<bootstrap::MemberRecord>& engines,
+                          const std::string& address);
 
 struct DedicatedClientOptions {
   std::vector<door::Address> addresses;

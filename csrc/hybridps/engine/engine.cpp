@@ -562,6 +562,7 @@ Status EngineImpl::start(core::Config config) {
   range.sockets_max = static_cast<int>(sockets_of(interfaces, data_options, config_.data_sockets));
   range.may_spin = config_.spin_microseconds < 0 && loop.drive_spin.count() > 0;
   groups_->set_tuning(range);
+  groups_->set_servers({settings_.servers, settings_.token, core::from_seconds(config_.servers_retry_seconds)});
   Status status = loop_->start();
   watch.lap("send pool and threads");
   core::log_debug("engine started in ", watch.text());

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/engine/engine.h"
+#include "hybridps/engine/late_servers.h"
 #include "hybridps/worker/worker.h"
 
 namespace hybridps::engine {
@@ -47,6 +49,7 @@ struct GroupCore : core::Pinned {
   bool is_joining = true;  // no roster yet, and it may come
   worker::GroupState* state = nullptr;
   core::GroupUid uid;
+  std::unique_ptr<LateServers> late;  // rank 0's, where there may be any; it refers to `state`
   std::deque<Queued> queued;
   std::vector<std::uint64_t> reserved_early;  // before the roster was valid
   bool goodbye_wanted = false;

@@ -16,6 +16,8 @@ using core::Code;
 using core::Status;
 
 constexpr auto kStayAfterFailure = std::chrono::milliseconds(200);
+// How often it is looked at dedicated servers that come late: rarely, for a round is short.
+constexpr auto kLateEvery = std::chrono::milliseconds(50);
 // How long an operation past its deadline waits for the bootstrap thread to look up who is missing.
 constexpr auto kLookFor = std::chrono::milliseconds(80);
 
@@ -134,6 +136,11 @@ std::size_t Groups::tick() {
     abort(group, group.superseded);
   }
   std::size_t work = close_finished();
+  if (const core::TimePoint now = runtime_.now(); now >= late_due_) {
+    late_due_ = now + kLateEvery;
+    for (std::size_t i = 0; i < groups_.size(); ++i)
+      if (groups_[i]->late) work += groups_[i]->late->tick(now);
+  }
   if (queued_due_ != core::TimePoint::max()) work += expire_queued(core::Clock::now());
   return work;
 }
@@ -253,12 +260,17 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   info.tuning.chunk_bytes = info.limits.chunk_bytes;
   info.tuning.chunk_bytes_max = static_cast<std::uint32_t>(std::min<std::uint64_t>(chunk_bytes_max, 0x7fffffff));
   info.residual_bytes_max = config_.compress_memory;
-  if (me == 0 && !roster.servers.empty())
-    info.weights_with = [roster](const std::vector<bool>& are_there) { return weights_with(roster, are_there); };
+  const bool may_take_in = me == 0 && roster.node_count() >= DedicatedClient::kNodesMin && group->options.dedicated_servers &&
+                           !servers_.addresses.empty() && servers_.retry > core::Duration::zero();
+  if (me == 0 && (may_take_in || !roster.servers.empty()))
+    info.weights_with = [roster, core = group.get()](const std::vector<bool>& are_there) {
+      return core->late ? core->late->weights_with(are_there) : weights_with(roster, are_there);
+    };
   auto codecs = codecs_of(roster);
   if (codecs.is_ok()) info.codecs = codecs.value();
   group->uid = roster.uid;
   group->state = &runtime_.open_group(std::move(info));
+  if (may_take_in) group->late = std::make_unique<LateServers>(servers_, roster, *group->state);
   // All members find the same in the roster: nobody need be told.
   for (const Status& found : {codecs.status(), check_priorities(roster)})
     if (!found.is_ok()) runtime_.worker().fail_group(*group->state, found, /*tell=*/false);
@@ -354,6 +366,7 @@ void Groups::send_goodbye(const Group& group) {
 void Groups::close(GroupCore& group) {
   if (std::exchange(group.closed, true)) return;
   if (group.state != nullptr) {
+    group.late.reset();
     group.state = nullptr;
     runtime_.close_group(group.uid);
   }

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hybridps/bootstrap/record.h"
@@ -64,6 +65,8 @@ class Groups : core::Pinned {
   void close_left();
   void close_all();
   /// What groups may try out, but for sizes of chunks.
+  /// That groups of this rank 0 may take in while they are open.
+  void set_servers(LateServersOptions servers) { servers_ = std::move(servers); }
   void set_tuning(const schedule::TuningRange& range) { tuning_ = range; }
 
  private:
@@ -86,6 +89,8 @@ class Groups : core::Pinned {
   const std::function<void()> closed_;
   std::vector<Group> groups_;
   schedule::TuningRange tuning_;
+  LateServersOptions servers_;
+  core::TimePoint late_due_{};
   core::TimePoint queued_due_ = core::TimePoint::max();  // the first deadline among queued operations
 };
 

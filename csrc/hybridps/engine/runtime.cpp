@@ -6,9 +6,11 @@
 #include <map>
 #include <utility>
 
+#include "hybridps/bootstrap/record.h"
 #include "hybridps/core/check.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
+#include "hybridps/engine/records.h"
 
 namespace hybridps::engine {
 namespace {
@@ -50,10 +52,13 @@ std::size_t local_slots(const RuntimeOptions& o, std::size_t class_bytes) {
   return o.local_peers * ((o.eager_bytes + class_bytes - 1) / class_bytes + 2 * std::size_t{o.grant_chunks} + 2);
 }
 
-// Whether the group that it is of will want it, once that is open here.
+// Whether the group that it is of will want it, once that is open here. Rank 0 may open it first, and know already that one of its
+// servers is gone.
 bool is_kept_early(const wire::Message& message) {
   return message.chunk() != nullptr || message.is_point_to_point() || message.as<wire::Verdict>() != nullptr ||
-         message.as<wire::Probe>() != nullptr || message.as<wire::ProbeReply>() != nullptr;
+         message.as<wire::Probe>() != nullptr || message.as<wire::ProbeReply>() != nullptr ||
+         message.as<wire::Join>() != nullptr || message.as<wire::Mend>() != nullptr || message.as<wire::PlanAsk>() != nullptr ||
+         message.as<wire::PlanSwitch>() != nullptr;
 }
 
 }  // namespace
@@ -256,6 +261,8 @@ void Runtime::forget_group(core::GroupUid uid) {
     group_engines_.erase(engines);
     group_windows_.erase(uid);
   }
+  if (const auto newcomers = newcomers_.extract(uid); !newcomers.empty())
+    parted_.insert(parted_.end(), newcomers.mapped().begin(), newcomers.mapped().end());
   let_go(unopened_.take(uid).messages);
   if (closed_.insert(uid).second) closed_order_.push_back(uid);
   if (closed_order_.size() > kClosedKept) {
@@ -387,9 +394,13 @@ void Runtime::peer_failed(core::EngineId id, core::Status cause, bool silent) {
   peer.dead = true;
   heartbeats_.on_heard(id);
   unanswered_verdicts_.erase(id);
-  // Nothing waits for what such a peer does not take.
+  close_connections(id, cause);
+}
+
+// Nothing waits for what such a peer does not take.
+void Runtime::close_connections(core::EngineId peer, const core::Status& cause) {
   for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
-    if (transport::Endpoint* endpoint = transport != nullptr ? transport->find(id) : nullptr; endpoint != nullptr)
+    if (transport::Endpoint* endpoint = transport != nullptr ? transport->find(peer) : nullptr; endpoint != nullptr)
       endpoint->close(cause);
 }
 
@@ -423,6 +434,45 @@ std::uint64_t Runtime::bytes_through_card() const {
 void Runtime::on_server_lost(core::EngineId server, const std::string& why) {
   if (const auto found = peers_.find(server); found != peers_.end() && !found->second.dead)
     suspects_.report(server, core::Status(core::Code::kPeerDead, why));
+}
+
+core::Result<worker::Newcomer> Runtime::meet(core::GroupUid uid, std::span<const std::byte> bytes) {
+  const core::Result<bootstrap::MemberRecord> record =
+      bootstrap::decode_record({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()});
+  if (!record.is_ok()) return record.status();
+  const core::EngineId engine = record.value().engine;
+  const std::string where = record.value().host_name + " pid " + std::to_string(record.value().pid);
+  add_peer(peer_record(record.value(), where, /*local=*/false));
+  Peer& peer = peers_.at(engine);
+  if (peer.dead) return core::Status(core::Code::kPeerDead, where + " was given up there before");
+  ++peer.groups;
+  newcomers_[uid].push_back(engine);
+  return worker::Newcomer{engine, where};
+}
+
+void Runtime::part(core::GroupUid uid, core::EngineId server) {
+  std::erase(newcomers_[uid], server);
+  parted_.push_back(server);
+}
+
+// A connection that has no other use is closed, and the server with it: it may have been reached in part only.
+void Runtime::leave_parted() {
+  for (const core::EngineId server : std::exchange(parted_, {})) {
+    const auto found = peers_.find(server);
+    if (found == peers_.end() || --found->second.groups > 0) continue;
+    found->second.unused_since = now_;
+    found->second.dead = true;
+    heartbeats_.on_heard(server);
+    close_connections(server, core::Status(core::Code::kClosed, "it has not joined"));
+  }
+}
+
+void Runtime::on_joined(core::GroupUid uid, const std::vector<core::EngineId>& servers) {
+  newcomers_.erase(uid);
+  std::vector<core::EngineId>& engines = group_engines_.at(uid);
+  engines.insert(engines.end(), servers.begin(), servers.end());
+  choose_watched();
+  if (outbox_->trace() != nullptr) trace_group(worker_->find(uid)->info);
 }
 
 void Runtime::on_shares(core::GroupUid uid, const schedule::Topology& topology) {
@@ -694,6 +744,7 @@ std::size_t Runtime::progress() {
   if (now >= next_sample_) sample_rates(now);
   forget_unused(now);
   if (now >= unopened_.next_due()) let_go(unopened_.expire(now));
+  if (!parted_.empty()) leave_parted();
   if (suspects_.has_reports() || now >= suspects_.next_due() || !unanswered_verdicts_.empty())
     work += judge_suspects(now);
   if (began != 0 && outbox_->trace() != nullptr) {

@@ -173,6 +173,9 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void on_group_waits(core::GroupUid uid) override;
   std::uint64_t bytes_through_card() const override;
   void send_now() override { transports_.data->send_now(); }
+  core::Result<worker::Newcomer> meet(core::GroupUid uid, std::span<const std::byte> record) override;
+  void part(core::GroupUid uid, core::EngineId server) override;
+  void on_joined(core::GroupUid uid, const std::vector<core::EngineId>& servers) override;
   void on_shares(core::GroupUid uid, const schedule::Topology& topology) override;
   void on_server_lost(core::EngineId server, const std::string& why) override;
   // worker::Host, server::DedicatedHost
@@ -224,6 +227,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void deliver(worker::GroupState& group, const wire::Message& message, transport::RxPayload payload);
   std::size_t judge_suspects(core::TimePoint now);
   void peer_failed(core::EngineId peer, core::Status cause, bool silent);
+  void close_connections(core::EngineId peer, const core::Status& cause);
+  void leave_parted();
   void heartbeat(core::TimePoint now);
   /// Messages that nobody here waits for: what their senders paid for them goes back.
   void let_go(UnopenedGroups::Messages messages);
@@ -248,6 +253,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::unordered_map<core::EngineId, Peer> peers_;
   std::map<core::GroupUid, std::vector<core::EngineId>> group_engines_;
   std::map<core::GroupUid, Windows> group_windows_;
+  std::map<core::GroupUid, std::vector<core::EngineId>> newcomers_;  // that were met, and have not joined yet
+  std::vector<core::EngineId> parted_;                               // of these, not at once: parting is called from inside transports
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;
   UnopenedGroups unopened_;

@@ -34,6 +34,21 @@ using core::Status;
 
 constexpr auto kCommandPatience = std::chrono::seconds(10);
 constexpr auto kPublishEvery = std::chrono::milliseconds(100);
+// How long groups have to let a server go that is told to stop: an operation that takes longer is mended.
+constexpr auto kLeaveWithin = std::chrono::milliseconds(1500);
+// Engines that jobs have given up and others still use.
+constexpr std::size_t kRetiredMax = 8;
+
+/// As the server sees it that is number `before` + `index`; of the `before` others it knows no more than that they own nothing here.
+schedule::Topology served_topology(const bootstrap::Roster& roster, int before, int index) {
+  schedule::Topology topology = topology_of(roster, roster.size() + before + index);
+  if (before == 0) return topology;
+  std::vector<double> nodes;
+  std::vector<double> servers(static_cast<std::size_t>(before), 0.0);
+  for (int node = 0; node < topology.nodes(); ++node) nodes.push_back(topology.weight(node));
+  for (int server = 0; server < topology.servers(); ++server) servers.push_back(topology.server_weight(server));
+  return topology.with_weights(std::move(nodes), std::move(servers));
+}
 
 class Shard final : public LoopClient, core::Pinned {
  public:
@@ -140,15 +155,19 @@ class Shard final : public LoopClient, core::Pinned {
     return status.code() == Code::kTimeout ? Status(Code::kTimeout, "the server is too busy to answer") : status;
   }
 
-  Status open(const bootstrap::Roster& roster, const std::string& name, int index) {
+  Status open(const ServerRequest& request, int index) {
+    const bootstrap::Roster& roster = *request.roster;
+    const auto before = static_cast<int>(request.late ? request.late->before : 0);
     const int size = roster.size();
+    if (before > 0 && runtime_->dedicated().has(roster.uid))
+      return Status(Code::kMismatch, "the group is still open there from before");
     std::uint64_t strangers = 0;
     for (const auto& member : roster.members) strangers += runtime_->knows(member.engine) ? 0 : 1;
     if (runtime_->peers_known() + strangers > engines_max_)
       return Status(Code::kOutOfResources, "its memory is enough for " + std::to_string(engines_max_) + " ranks, and " +
                                                std::to_string(runtime_->peers_known()) +
                                                " are served already; start it with more --memory");
-    server::ServedGroup group{roster.uid, name, {}, topology_of(roster, size + index), 1};
+    server::ServedGroup group{roster.uid, request.group_name, {}, served_topology(roster, before, index), 1};
     std::uint64_t chunk_bytes = record_.chunk_bytes;
     std::uint64_t chunk_bytes_max = record_.chunk_bytes_max;
     const auto add = [&](const bootstrap::MemberRecord& member, const std::string& where) {
@@ -159,6 +178,7 @@ class Shard final : public LoopClient, core::Pinned {
       runtime_->add_peer(peer_record(member, where, /*local=*/false));
     };
     for (const auto& member : roster.members) add(member, bootstrap::describe(member));
+    group.engines.resize(static_cast<std::size_t>(size + before));  // whom it need not know
     for (const auto& server : roster.servers) add(server, "a dedicated server on " + server.host_name);
     group.chunk_bytes = schedule::chunk_bytes_for(group.topology, std::max<std::uint64_t>(1, chunk_bytes));
     auto codecs = codecs_of(roster);
@@ -166,6 +186,11 @@ class Shard final : public LoopClient, core::Pinned {
     group.codecs = codecs.value();
     group.coded_chunk_bytes_max = chunk_bytes;
     group.chunk_bytes_max = static_cast<std::uint32_t>(std::min<std::uint64_t>(chunk_bytes_max, 0x7fffffff));
+    if (request.late) {
+      group.chunk_bytes = request.late->chunk_bytes;
+      group.coded_chunk_bytes_max = request.late->coded_chunk_bytes_max;
+      group.chunk_bytes_max = request.late->chunk_bytes_max;
+    }
     group.residual_budget = residual_budget_;
     group.outer_budget = outer_budget_;
     runtime_->open_served_group(std::move(group));
@@ -173,6 +198,7 @@ class Shard final : public LoopClient, core::Pinned {
     return Status::ok();
   }
   Runtime& runtime() noexcept { return *runtime_; }
+  bool has_groups() const noexcept { return groups_.load() > 0; }
 
   void add_to(ServerHostStats& s) const {
     s.groups += groups_.load();
@@ -227,19 +253,16 @@ class ServerHostImpl final : public ServerHost {
  public:
   Status start(ServerHostOptions options, const core::Config& config) {
     say_ = options.say;
+    options_ = options;
+    config_ = config;
     // Unless told otherwise, the interface that has the address it listens on.
     const bool any = options.listen.host == "0.0.0.0" || options.listen.host == "::";
-    const std::string hint = any ? std::string() : interface_to(options.listen.host);
+    hint_ = any ? std::string() : interface_to(options.listen.host);
     DataThreads threads(config.data_threads, std::chrono::microseconds(0));  // of all shards together
     for (int i = 0; i < options.threads; ++i) {
-      core::Result<Interfaces> interfaces = choose_interfaces(config, hint, {i, options.threads});
-      if (!interfaces.is_ok()) return interfaces.status();
-      for (const std::string& name : {interfaces.value().control, interfaces.value().data()})
-        if (Status status = transport::validate_device(name); !status.is_ok()) return status;
-      shards_.push_back(std::make_unique<Shard>());
-      shards_.back()->closed = [this](core::GroupUid uid) { on_closed(uid); };
-      if (Status status = shards_.back()->start(options, config, interfaces.value(), i, threads); !status.is_ok())
-        return status;
+      auto shard = start_shard(i, threads);
+      if (!shard.is_ok()) return shard.status();
+      shards_.push_back(std::move(shard).value());
     }
     threads.warn_of_idle();
     auto door =
@@ -254,7 +277,7 @@ class ServerHostImpl final : public ServerHost {
   void drain() override { draining_.store(true); }
   ServerHostStats stats() const override {
     ServerHostStats s;
-    for (const auto& shard : shards_) shard->add_to(s);
+    for (const auto& shard : all_shards()) shard->add_to(s);
     {
       const std::lock_guard lock(mutex_);
       std::set<core::EngineId> engines;
@@ -266,11 +289,15 @@ class ServerHostImpl final : public ServerHost {
     return s;
   }
   void dismiss(const std::string& why) override {
-    for (const auto& shard : shards_)
-      (void)shard->call(
-          [s = shard.get(), why](Status&) { s->runtime().dedicated().leave_all(Status(Code::kAborted, why)); });
-    const core::Deadline deadline = core::Deadline::after(std::chrono::seconds(2));
-    while (!deadline.has_passed() && stats().groups > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    const auto shards = all_shards();
+    const auto leave = [&](auto how, core::Duration within) {
+      for (const auto& shard : shards)
+        (void)shard->call([shard, how, why](Status&) { (shard->runtime().dedicated().*how)(Status(Code::kAborted, why)); });
+      const core::Deadline deadline = core::Deadline::after(within);
+      while (!deadline.has_passed() && stats().groups > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    };
+    leave(&server::DedicatedServer::ask_to_leave, kLeaveWithin);
+    if (stats().groups > 0) leave(&server::DedicatedServer::leave_all, std::chrono::seconds(2));
     std::this_thread::sleep_for(std::chrono::milliseconds(300));  // for the messages to leave
   }
 
@@ -278,18 +305,72 @@ class ServerHostImpl final : public ServerHost {
   struct OpenGroup {
     std::string text;  // "'world' of 3 ranks on 3 nodes (rank 0 on host-a (pid 12))"
     std::vector<core::EngineId> engines;
-    std::size_t shards = 0;  // that have it open
+    std::set<core::EngineId> shards;  // that have it open
     core::TimePoint since;
   };
+
+  core::Result<std::shared_ptr<Shard>> start_shard(int index, DataThreads& threads) {
+    core::Result<Interfaces> interfaces = choose_interfaces(config_, hint_, {index, options_.threads});
+    if (!interfaces.is_ok()) return interfaces.status();
+    for (const std::string& name : {interfaces.value().control, interfaces.value().data()})
+      if (Status status = transport::validate_device(name); !status.is_ok()) return status;
+    auto shard = std::make_shared<Shard>();
+    shard->closed = [this, of = shard.get()](core::GroupUid uid) { on_closed(uid, of->record().engine); };
+    if (Status status = shard->start(options_, config_, interfaces.value(), index, threads); !status.is_ok()) return status;
+    return shard;
+  }
+
+  /// Those that have been replaced, too.
+  std::vector<std::shared_ptr<Shard>> all_shards() const {
+    const std::lock_guard lock(shards_mutex_);
+    std::vector<std::shared_ptr<Shard>> all = shards_;
+    all.insert(all.end(), retired_.begin(), retired_.end());
+    return all;
+  }
+
+  // A job never uses an engine again that it has given up: what was on its way to it, or from it, may still come.
+  Status renew(const std::vector<core::EngineId>& engines) {
+    reap();
+    for (std::size_t i = 0; i < shards_.size(); ++i) {
+      if (std::find(engines.begin(), engines.end(), shards_[i]->record().engine) == engines.end()) continue;
+      if (retired_.size() >= kRetiredMax)
+        return Status(Code::kOutOfResources, std::to_string(kRetiredMax) + " engines that jobs have given up still serve others");
+      DataThreads threads(config_.data_threads, std::chrono::microseconds(0));
+      auto shard = start_shard(static_cast<int>(i), threads);
+      if (!shard.is_ok()) return shard.status();
+      {
+        const std::lock_guard lock(mutex_);
+        say("a job has given up engine " + core::to_string(shards_[i]->record().engine) + ": another one takes its place");
+      }
+      const std::lock_guard lock(shards_mutex_);
+      retired_.push_back(std::exchange(shards_[i], std::move(shard).value()));
+    }
+    return Status::ok();
+  }
+
+  void reap() {
+    std::vector<std::shared_ptr<Shard>> over;  // end outside the lock
+    const std::lock_guard lock(shards_mutex_);
+    for (auto& shard : retired_)
+      if (!shard->has_groups()) over.push_back(std::move(shard));
+    std::erase(retired_, nullptr);
+  }
+
+  core::Result<door::Bytes> records() const {
+    if (draining_.load()) return Status(Code::kClosed, "it is about to stop and takes no new job");
+    std::vector<bootstrap::MemberRecord> all;
+    for (const auto& shard : shards_) all.push_back(shard->record());
+    return encode_records(all);
+  }
 
   void say(const std::string& line) {
     if (say_) say_(line);
   }
 
-  void on_closed(core::GroupUid uid) {
+  void on_closed(core::GroupUid uid, core::EngineId shard) {
     const std::lock_guard lock(mutex_);
     const auto found = open_.find(uid);
-    if (found == open_.end() || --found->second.shards > 0) return;
+    if (found == open_.end() || found->second.shards.erase(shard) == 0 || !found->second.shards.empty()) return;
     say("closed group " + found->second.text + " after " +
         core::format_seconds(core::to_seconds(core::Clock::now() - found->second.since)));
     open_.erase(found);
@@ -302,12 +383,13 @@ class ServerHostImpl final : public ServerHost {
       return request.status();
     }
     switch (request.value().kind) {
-      case ServerRequest::Kind::kFind: {
-        if (draining_.load()) return Status(Code::kClosed, "it is about to stop and takes no new job");
-        std::vector<bootstrap::MemberRecord> records;
-        for (const auto& shard : shards_) records.push_back(shard->record());
-        return encode_records(records);
-      }
+      case ServerRequest::Kind::kFind: reap(); return records();
+      case ServerRequest::Kind::kRenew:
+        if (Status status = renew(request.value().engines); !status.is_ok()) {
+          say("cannot start another engine: " + std::string(status.message()));
+          return status;
+        }
+        return records();
       case ServerRequest::Kind::kOpen: {
         if (draining_.load()) return Status(Code::kClosed, "it is about to stop and takes no new job");
         const auto kept = std::make_shared<const ServerRequest>(std::move(request).value());
@@ -319,7 +401,8 @@ class ServerHostImpl final : public ServerHost {
         group.since = core::Clock::now();
         const std::string text = group.text;
         for (const auto& server : roster.servers)
-          for (const auto& shard : shards_) group.shards += shard->record().engine == server.engine ? 1 : 0;
+          for (const auto& shard : shards_)
+            if (shard->record().engine == server.engine) group.shards.insert(server.engine);
         {
           const std::lock_guard lock(mutex_);
           open_.insert_or_assign(roster.uid, std::move(group));
@@ -336,7 +419,7 @@ class ServerHostImpl final : public ServerHost {
             if (shard->record().engine != server.engine) continue;
             ++opened;
             if (Status status = shard->call([s = shard.get(), kept, i = server.group_rank](Status& out) {
-                  out = s->open(*kept->roster, kept->group_name, i);
+                  out = s->open(*kept, i);
                 });
                 !status.is_ok())
               return refused(status);
@@ -350,7 +433,7 @@ class ServerHostImpl final : public ServerHost {
         return door::Bytes();
       }
       case ServerRequest::Kind::kClose:
-        for (const auto& shard : shards_)
+        for (const auto& shard : all_shards())
           (void)shard->call(
               [s = shard.get(), uid = request.value().uid](Status&) { s->runtime().dedicated().drop(uid); });
         return door::Bytes();
@@ -361,7 +444,13 @@ class ServerHostImpl final : public ServerHost {
   std::function<void(const std::string&)> say_;
   mutable std::mutex mutex_;  // of open_, and of the order of what is said
   std::map<core::GroupUid, OpenGroup> open_;
-  std::vector<std::unique_ptr<Shard>> shards_;
+  ServerHostOptions options_;
+  core::Config config_;
+  std::string hint_;  // of the interface
+  // Changed by the door's thread alone, under the lock.
+  mutable std::mutex shards_mutex_;
+  std::vector<std::shared_ptr<Shard>> shards_;
+  std::vector<std::shared_ptr<Shard>> retired_;  // given up by a job, and not by all
   std::unique_ptr<door::Door> door_;  // after the shards: its thread uses them
   std::atomic<bool> draining_{false};
 };

@@ -6,6 +6,12 @@
 #include "hybridps/schedule/shares.h"
 
 namespace hybridps::schedule {
+namespace {
+
+// A try that would give less than so many times what it has is none.
+constexpr double kTriedMin = 1.2;
+
+}  // namespace
 
 std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, const Shares& shares) {
   const std::size_t n = cards_.size();
@@ -29,10 +35,15 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
     if (reports[i].delay_seconds >= longest / 2) {
       card.rate = carried;
       card.age = 0;
+      if (std::exchange(card.is_tried, false))
+        card.remembered = carried > kTriedMin * card.was ? kRemembered : std::min(2 * card.remembered, kRememberedMax);
     } else if (delays[i] >= longest / 2) {
       card.rate = std::max(card.rate, carried);  // it did so the last time
     } else {
-      if (++card.age > kRemembered) card.rate = 0.0;
+      if (++card.age > card.remembered && card.rate > 0.0) {
+        card.is_tried = true;
+        card.was = std::exchange(card.rate, 0.0);
+      }
       if (card.rate > 0.0) card.rate = std::max(card.rate, carried);
     }
     rates_[i] = card.rate > 0.0 ? card.rate : 2.0 * carried;
@@ -41,7 +52,19 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
   const std::vector<double> worker_rates(rates_.begin(), servers);
   const std::vector<double> server_rates(servers, rates_.end());
   Shares best = optimal_shares(worker_rates, server_rates);
-  if (push_pull_time(shares, worker_rates, server_rates) < kGainMin * best.time) return std::nullopt;
+  bool tries = false;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (!cards_[i].is_tried) continue;
+    const double has = i < nodes_ ? shares.worker[i] : shares.dedicated[i - nodes_];
+    const double gets = i < nodes_ ? best.worker[i] : best.dedicated[i - nodes_];
+    if (gets > kTriedMin * has) {
+      tries = true;
+    } else {  // it has what it can have
+      cards_[i].is_tried = false;
+      cards_[i].remembered = kRemembered;
+    }
+  }
+  if (!tries && push_pull_time(shares, worker_rates, server_rates) < kGainMin * best.time) return std::nullopt;
   return best;
 }
 

@@ -42,6 +42,8 @@ struct DedicatedServer::Served : core::Pinned {
   schedule::Tuning applied;
   std::set<SpanKey> over;
   std::deque<SpanKey> over_order;
+  core::Status leaving;  // why, once it has asked to
+  bool released = false;
   bool closing = false;
 };
 
@@ -278,6 +280,10 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
       found->second->results().on_grant(from.source, *grant);
   } else if (const auto* mend = message.as<wire::Mend>()) {
     if (mend->what == wire::Mend::What::kLanded) on_landed(*group, static_cast<int>(from.sender_rank), *mend);
+    if (mend->what == wire::Mend::What::kReleased && from.sender_rank == 0 && !group->leaving.is_ok()) {
+      group->released = true;
+      leave_if_released(*group);
+    }
   } else if (const wire::ChunkId* chunk = message.chunk()) {
     const SpanKey key = key_of(*group, *chunk);
     if (group->over.count(key) > 0 || group->over.count({key.operation, kAllSpans}) > 0) return;
@@ -336,6 +342,7 @@ void DedicatedServer::end_span(Served& group, const SpanKey& key) {
   if (const auto span = group.spans.find(key); span != group.spans.end()) {
     group.chunks -= span->second->chunks();
     group.spans.erase(span);
+    leave_if_released(group);
   }
   if (!group.over.insert(key).second) return;
   group.over_order.push_back(key);
@@ -352,6 +359,20 @@ void DedicatedServer::tell_forgotten(Served& group) {
   const std::string why = "of " + std::to_string(budget.bytes_max) + " bytes for it " + std::to_string(budget.used) + " are used";
   for (int rank = 0; rank < group.info.topology.size(); ++rank)
     host_.send_control(group.info.engines[static_cast<std::size_t>(rank)], {me, 0, forgets}, why);
+}
+
+void DedicatedServer::leave_if_released(Served& group) {
+  if (group.released && group.spans.empty()) close_later(group.info.uid, group.leaving, Tell::kLost);
+}
+
+void DedicatedServer::ask_to_leave(const core::Status& cause) {
+  const core::OneThread::Inside inside(one_thread_);
+  for (const auto& [uid, group] : groups_) {
+    if (!group->leaving.is_ok()) continue;
+    group->leaving = cause;
+    const wire::From me{{}, uid, static_cast<std::uint32_t>(group->info.topology.rank())};
+    host_.send_control(group->info.engines.front(), {me, 0, wire::Mend{wire::Mend::What::kLeaving, me.sender_rank}}, {});
+  }
 }
 
 void DedicatedServer::close_later(core::GroupUid uid, core::Status why, Tell tell) {

@@ -82,7 +82,10 @@ class DedicatedServer final : public Listener, core::Pinned {
   void on_peer_dead(core::EngineId peer, const core::Status& cause);
   /// Forgets a group that will not be used. Its peers are told nothing.
   void drop(core::GroupUid uid) { close_later(uid, core::Status::ok(), Tell::kNothing); }
-  /// Leaves every group, telling its members why (a server that is shut down): they go on without it.
+  /// Asks every group to give it nothing more. It leaves each when all that it owned is over; groups with state that it keeps do not
+  /// answer.
+  void ask_to_leave(const core::Status& cause);
+  /// Leaves every group now, telling its members why (a server that is shut down): they go on without it.
   void leave_all(const core::Status& cause);
   /// Frees what is finished and closes what was left. Returns what it did.
   std::size_t tick();
@@ -115,6 +118,7 @@ class DedicatedServer final : public Listener, core::Pinned {
   void on_ask(Served& group, const wire::PlanAsk& ask);
   /// Members are told of sums that go without error feedback from now on.
   void tell_forgotten(Served& group);
+  void leave_if_released(Served& group);
 
   core::OneThread one_thread_;
   flow::Outbox& outbox_;

@@ -18,6 +18,7 @@ constexpr unsigned count_of(Stage) { return kStageCount; }
 constexpr unsigned count_of(Permit) { return kPermitCount; }
 constexpr unsigned count_of(Verdict::On) { return kVerdictOnCount; }
 constexpr unsigned count_of(Mend::What) { return kMendWhatCount; }
+constexpr unsigned count_of(Join::Step) { return kJoinStepCount; }
 constexpr unsigned count_of(Coding) { return kCodingCount; }
 constexpr unsigned count_of(schedule::Scope) { return schedule::kScopeCount; }
 constexpr unsigned count_of(schedule::Kind) { return schedule::kKindCount; }
@@ -216,6 +217,14 @@ void fields(Io& io, Mend& m) {
 template <typename Io>
 void fields(Io& io, TrialTimes& m) {
   io("version", m.version);
+}
+
+template <typename Io>
+void fields(Io& io, Join& m) {
+  io("step", m.step);
+  io("attempt", m.attempt);
+  io("server", m.server);
+  io("servers", m.servers);
 }
 
 struct Envelope {

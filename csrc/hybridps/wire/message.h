@@ -288,7 +288,9 @@ struct Mend {
     kSum = 6,     // from the heir: contributions to these chunks, once more
     kServe = 7,   // from the heir: results of these chunks
     kMended = 8,  // from the heir: whatever is not everywhere yet is with it
-    kForgets = 9, // from the server to all: it has no memory for what its sums of so many tensors (`first`) leave out. Payload: why
+    kLeaving = 9,    // from the server to rank 0: it would like to go
+    kReleased = 10,  // the answer, once it owns nothing that is not over for rank 0
+    kForgets = 11,  // from the server to all: it has no memory for what its sums of so many tensors (`first`) leave out. Payload: why
   };
   What what = What::kLost;
   std::uint32_t server = 0;  // group member
@@ -297,7 +299,7 @@ struct Mend {
   std::array<std::uint64_t, 6> bits{};
   bool operator==(const Mend&) const = default;
 };
-inline constexpr std::uint8_t kMendWhatCount = 10;
+inline constexpr std::uint8_t kMendWhatCount = 12;
 
 /// As few messages of kind kLanded or kKnown as these operations fit in.
 std::vector<Mend> mends_of(Mend::What what, std::uint32_t server, std::vector<std::uint64_t> sequences);
@@ -315,10 +317,27 @@ struct TrialTimes {
   bool operator==(const TrialTimes&) const = default;
 };
 
+/// Dedicated servers that are to join a group that is open (worker/newcomers.h). Those of one attempt join together, or none.
+struct Join {
+  static constexpr std::string_view kName = "join";
+  enum class Step : std::uint8_t {
+    kMeet = 0,    // from rank 0: connect to it. Payload: its record, as Host::meet() reads it
+    kMet = 1,     // to rank 0: all of the attempt can be reached from here
+    kNotMet = 2,  // to rank 0: this one cannot. Payload: why
+    kPart = 3,    // from rank 0: none of them joins
+  };
+  Step step = Step::kMeet;
+  std::uint32_t attempt = 0;  // from 1
+  std::uint32_t server = 0;   // group member that it is to be
+  std::uint32_t servers = 0;  // of the attempt
+  bool operator==(const Join&) const = default;
+};
+inline constexpr std::uint8_t kJoinStepCount = 4;
+
 /// The type on the wire is the index here: new ones go to the end.
 using Body = std::variant<Data, Announce, Grant, Credit, Ack, Cancel, Verdict, Probe, ProbeReply, Ping, Pong, Echo,
                           EchoBack, Rates, PlanAsk, PlanAnswer, PlanSwitch, StatusAsk, StatusAnswer, Mend,
-                          TrialTimes>;
+                          TrialTimes, Join>;
 inline constexpr std::uint8_t kTypeCount = std::variant_size_v<Body>;
 
 struct From {

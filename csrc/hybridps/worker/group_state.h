@@ -22,6 +22,7 @@
 #include "hybridps/schedule/plan.h"
 #include "hybridps/server/server.h"
 #include "hybridps/worker/mending.h"
+#include "hybridps/worker/newcomers.h"
 #include "hybridps/worker/operation.h"
 #include "hybridps/worker/pieces.h"
 #include "hybridps/worker/plan_changes.h"
@@ -43,8 +44,8 @@ struct GroupInfo {
   /// The most bytes of elements that a chunk may be made of, where it is smaller on the wire: what slots have room for.
   std::uint64_t coded_chunk_bytes_max = 0;
   std::uint64_t residual_bytes_max = 0;
-  /// Weights of the nodes and then of the dedicated servers, where those of which this says so, by server, are there. Unset: as
-  /// the topology has them, without the others.
+  /// Weights of the nodes and then of the dedicated servers, where those of which this says so, by server, are there; the last of
+  /// them may be newcomers. Unset: as the topology has them, without the others, and newcomers have what a node has.
   std::function<std::vector<double>(const std::vector<bool>& are_there)> weights_with{};
   schedule::TuningRange tuning{};
 
@@ -175,6 +176,7 @@ struct GroupState : core::Pinned {
   std::unique_ptr<PointToPoint> p2p;
   std::unique_ptr<PlanChanges> plans;
   std::unique_ptr<LostServers> lost_servers;
+  std::unique_ptr<Newcomers> newcomers;
   // What encodings left out of this node's contributions, and of the sums that it owns; and momentum of contributions.
   compress::Residuals residuals;
   compress::Residuals owed;

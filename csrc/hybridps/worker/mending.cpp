@@ -43,8 +43,11 @@ void LostServers::decide(int member, const std::string& why) {
   const wire::Mend lost{What::kLost, static_cast<std::uint32_t>(member)};
   for (int rank = 1; rank < group_.info.topology.size(); ++rank)
     worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)], group_.message(lost), why);
-  core::log_warn("group \"", group_.info.name, "\": ", group_.info.member_text(member), " is gone: ", why,
-                 "; the group goes on without it");
+  if (group_.plans->has_let_go(member))
+    core::log_info("group \"", group_.info.name, "\": ", group_.info.member_text(member), " has left: ", why);
+  else
+    core::log_warn("group \"", group_.info.name, "\": ", group_.info.member_text(member), " is gone: ", why,
+                   "; the group goes on without it");
   apply(member, why);
   group_.plans->leave_out_lost();
 }
@@ -86,6 +89,13 @@ void LostServers::on_launched(OperationRun& run) {
   }
 }
 
+void LostServers::on_kept(OperationRun& run, int from, const wire::Mend& mend) {
+  const auto member = static_cast<int>(mend.server);
+  if (mend.server >= group_.info.engines.size() || !group_.info.topology.is_dedicated(member)) return;
+  if (!contains(member) && group_.info.topology.rank() != 0) apply(member, "as rank " + std::to_string(from) + " says");
+  if (SpanRun* span = run.find(mend.server)) span->on_mend(from, mend);
+}
+
 void LostServers::landed(int server, std::uint64_t sequence, bool waits) {
   landed_[server].push_back(sequence);
   if (++landed_count_ >= kLandedMax || group_.retained_bytes >= kRetainedBytesUnsaid || waits)
@@ -113,7 +123,14 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
   const schedule::Topology& topology = group_.info.topology;
   const auto member = static_cast<int>(mend.server);
   const auto from = static_cast<int>(message.from.sender_rank);
-  if (mend.server >= group_.info.engines.size() || !topology.is_dedicated(member)) return;
+  if (!topology.is_dedicated(member)) return;
+  if (mend.server >= group_.info.engines.size()) {
+    // A newcomer that was lost at once: the version that brought it has not come here yet, nor then the operation begun.
+    if (mend.what != What::kLost && !topology.is_dedicated(from) && mend.sequence >= group_.over.floor() &&
+        worker_.can_keep(group_, group_.early.size(), message))
+      group_.early.add(message, std::move(payload));
+    return;
+  }
   if (mend.what == What::kLost) {
     std::string why(reinterpret_cast<const char*>(payload.data()), payload.bytes());
     if (why.empty()) why = "no reason came";
@@ -125,6 +142,10 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
   }
   if (mend.what == What::kForgets) {
     if (from == member) on_forgets(member, mend, std::string(reinterpret_cast<const char*>(payload.data()), payload.bytes()));
+    return;
+  }
+  if (mend.what == What::kLeaving) {
+    if (topology.rank() == 0 && from == member) on_leaving(member);
     return;
   }
   // Known: of a reduce also from the node's agent.
@@ -170,6 +191,16 @@ std::uint64_t LostServers::tensors_forgotten() const noexcept {
   std::uint64_t tensors = 0;
   for (const auto& [member, count] : forgotten_) tensors += count;
   return tensors;
+}
+
+// What it keeps of outer steps cannot be moved: it is not let go, and when it ends it is lost.
+void LostServers::on_leaving(int member) {
+  if (group_.steps && owns_steps(member))
+    core::log_warn("group \"", group_.info.name, "\": ", group_.info.member_text(member),
+                   " was told to stop, and keeps a part of the outer optimizer's state (LocalSteps): the group fails when it ends; "
+                   "let its --drain-seconds outlast the job");
+  else
+    group_.plans->let_go(member);
 }
 
 void LostServers::on_known(int server, std::uint64_t sequence) {

@@ -46,6 +46,8 @@ class LostServers : core::Pinned {
   void report(int member, const core::Status& cause);
   /// Of type wire::Mend.
   void on_message(const wire::Message& message, flow::Delivery payload);
+  /// One that came before its operation was started, which it is now.
+  void on_kept(OperationRun& run, int from, const wire::Mend& mend);
   /// An operation starts whose plan is from before.
   void on_launched(OperationRun& run);
   /// All results of this server's span are here. Who does not wait for that to be known says it later, of many operations at once.
@@ -62,6 +64,7 @@ class LostServers : core::Pinned {
   void apply(int member, const std::string& why);
   bool owns_steps(int member) const;
   void fail_steps(int member, const std::string& why);
+  void on_leaving(int member);
   void on_known(int server, std::uint64_t sequence);
   void answer_for_one_that_is_over(const wire::Message& message, const wire::Mend& mend);
 

@@ -90,6 +90,7 @@ PlanChanges::PlanChanges(Worker& worker, GroupState& group, bool measures, bool 
 
 void PlanChanges::choose_partners() {
   const schedule::Topology& topology = group_.info.topology;
+  partners_.clear();
   const int me = topology.my_node();
   for (int step = 1; step < topology.nodes() && partners_.size() < kPartnersMax; step *= 2)
     partners_.push_back(topology.ranks_of((me + step) % topology.nodes()).front());
@@ -140,6 +141,7 @@ std::size_t PlanChanges::tick(core::TimePoint now) {
 
 void PlanChanges::on_finished(const OperationRun& run, bool succeeded) {
   postponed_.erase(run.sequence);
+  if (leaving_.size() > released_.size()) release();
   if (tuner_ || timed_) time(run, succeeded);
   if (!measured_ || measured_->sequence != run.sequence) return;
   const std::unique_ptr<Measured> measured = std::move(measured_);
@@ -188,7 +190,7 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, Report report) {
   const std::vector<schedule::CardReport> cards = cards_of(reports, shares);
   for (std::size_t card = 0; card < cards.size(); ++card) {
     const int server = static_cast<int>(card) - topology.nodes();
-    if (server >= 0 && group_.lost_servers->contains(topology.size() + server)) continue;
+    if (server >= 0 && is_out(topology.size() + server)) continue;
     if (!(cards[card].delay_seconds > 0.0)) return;  // nobody had an answer of this server
   }
   const auto better = finder_->learn(cards, shares);
@@ -196,8 +198,7 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, Report report) {
   std::vector<double> weights = better->worker;
   weights.insert(weights.end(), better->dedicated.begin(), better->dedicated.end());
   for (int server = 0; server < topology.servers(); ++server)
-    if (group_.lost_servers->contains(topology.size() + server))
-      weights[static_cast<std::size_t>(topology.nodes() + server)] = 0.0;
+    if (is_out(topology.size() + server)) weights[static_cast<std::size_t>(topology.nodes() + server)] = 0.0;
   if (std::accumulate(weights.begin(), weights.end(), 0.0) <= 0.0) return;
   std::string rates;
   for (const double rate : finder_->rates()) {
@@ -252,11 +253,10 @@ void PlanChanges::try_out(const schedule::Turns& turns) {
 void PlanChanges::ask_all(const wire::PlanAsk& ask, const std::vector<double>& weights) {
   const std::string_view text(reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(double));
   const int size = group_.info.topology.size();
+  const auto servers = static_cast<int>(weights.size()) - group_.info.topology.nodes();  // newcomers, too
   // Servers need not know of shares: who was told of no tuning has that of the beginning for all versions.
-  const int members = size + (servers_are_told_ ? group_.info.topology.servers() : 0);
-  for (int member = 1; member < members; ++member)
-    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(member)], group_.message(ask),
-                                member < size ? text : std::string_view());
+  for (int member = 1; member < size + (servers_are_told_ ? servers : 0); ++member)
+    worker_.host().send_control(engine_of(member), group_.message(ask), member < size ? text : std::string_view());
   answers_.clear();
   on_ask(ask, weights);
 }
@@ -284,11 +284,16 @@ void PlanChanges::on_answer(int member, std::uint64_t first_unbound) {
 
 // Nobody waits for servers that are lost.
 void PlanChanges::look_at_answers() {
+  if (!is_frozen()) return;
   const schedule::Topology& topology = group_.info.topology;
   const int size = topology.size();
+  const int servers = static_cast<int>(asked_weights_.size()) - topology.nodes();
   std::uint64_t first = 0;
-  for (int member = 0; member < size + (servers_are_told_ ? topology.servers() : 0); ++member) {
+  for (int member = 0; member < size + (servers_are_told_ ? servers : 0); ++member) {
     if (member >= size && group_.lost_servers->contains(member)) continue;
+    if (member >= size + topology.servers() &&
+        group_.newcomers->is_gone(static_cast<std::size_t>(member - size - topology.servers())))
+      continue;
     const auto answer = answers_.find(member);
     if (answer == answers_.end()) return;
     first = std::max(first, answer->second);
@@ -306,11 +311,20 @@ void PlanChanges::on_switch(std::uint64_t first) {
       tuner_->on_refused();
       round_.reset();
     }
+    if (newcomers_asked() > 0) group_.newcomers->refused();
     after_change();
     return;
   }
   const Binding before = newest_binding();
   const std::vector<double> weights_before = weights_of(before.topology);
+  const bool has_newcomers = newcomers_asked() > 0;
+  if (has_newcomers) {
+    group_.newcomers->admit();
+    servers_are_told_ = true;
+    measured_.reset();
+    if (measures_) choose_partners();
+    if (finder_) finder_->set_servers(static_cast<std::size_t>(group_.info.topology.servers()));
+  }
   const auto servers = asked_weights_.begin() + group_.info.topology.nodes();
   schedule::Topology topology =
       group_.info.topology.with_weights({asked_weights_.begin(), servers}, {servers, asked_weights_.end()});
@@ -334,10 +348,6 @@ void PlanChanges::on_switch(std::uint64_t first) {
   }
   bindings_.erase(bindings_.lower_bound(first), bindings_.end());
   if (is_shares) worker_.host().on_shares(group_.info.uid, topology);
-  bool has_lost = false;
-  for (int server = 0; server < topology.servers(); ++server)
-    has_lost = has_lost || (topology.server_weight(server) > 0.0 && group_.lost_servers->contains(topology.size() + server));
-  leaves_out_ = leaves_out_ && has_lost;
   Binding a{version, is_shares ? version : before.shares, std::move(topology), turns.a};
   if (turns.pairs > 0) {
     Binding b = a;
@@ -353,17 +363,21 @@ void PlanChanges::on_switch(std::uint64_t first) {
     if (tuner_) timed_->own.resize(turns.operations());
   }
   bindings_.insert_or_assign(first + turns.operations(), std::move(a));
+  leaves_out_ = leaves_out_ && has_share_of_one_that_is_out();
   if (turns.pairs == 0) {  // what was being tried is over
     round_.reset();
     timed_.reset();
   }
   after_change();
+  if (has_newcomers) group_.newcomers->report_gone();
 }
 
 // A change is over: what has waited for that.
 void PlanChanges::after_change() {
   start_postponed();
   if (leaves_out_) leave_out_at_ = core::Clock::now() + kAgainAfter;
+  if (leaving_.size() > released_.size()) release();
+  if (takes_in_) take_in_newcomers();
   // One that has come while operations were started is newer.
   if (is_frozen()) return;
   if (auto next = std::exchange(next_ask_, {}); next && !take_ask(next->first, next->second))
@@ -377,21 +391,84 @@ void PlanChanges::leave_out_lost() {
     return;
   }
   leave_out_at_ = core::TimePoint::max();
-  const schedule::Topology now = newest_binding().topology;
+  if (!has_share_of_one_that_is_out()) {
+    leaves_out_ = false;
+    release();
+    return;
+  }
+  propose(weights_without_those_out(0));
+}
+
+std::vector<double> PlanChanges::weights_without_those_out(std::size_t newcomers) const {
+  const schedule::Topology& now = newest_binding().topology;
   std::vector<bool> are_there;
-  for (int server = 0; server < now.servers(); ++server)
-    are_there.push_back(!group_.lost_servers->contains(now.size() + server));
+  for (int server = 0; server < now.servers(); ++server) are_there.push_back(!is_out(now.size() + server));
+  are_there.resize(are_there.size() + newcomers, true);
   std::vector<double> weights;
   if (group_.info.weights_with) {
     weights = group_.info.weights_with(are_there);
   } else {
     for (int node = 0; node < now.nodes(); ++node) weights.push_back(now.weight(node));
+    const double usual = std::accumulate(weights.begin(), weights.end(), 0.0) / now.nodes();
     for (int server = 0; server < now.servers(); ++server)
       weights.push_back(are_there[static_cast<std::size_t>(server)] ? now.server_weight(server) : 0.0);
+    weights.resize(weights.size() + newcomers, usual > 0.0 ? usual : 1.0);
   }
   if (std::accumulate(weights.begin(), weights.end(), 0.0) <= 0.0)  // all was theirs
     std::fill_n(weights.begin(), now.nodes(), 1.0);
-  propose(weights);
+  return weights;
+}
+
+// --- servers that come and go ----------------------------------------------------------------------------------------
+
+std::size_t PlanChanges::newcomers_asked() const noexcept {
+  const auto members = static_cast<std::size_t>(group_.info.topology.nodes() + group_.info.topology.servers());
+  return asked_weights_.size() > members ? asked_weights_.size() - members : 0;
+}
+
+core::EngineId PlanChanges::engine_of(int member) const {
+  const auto at = static_cast<std::size_t>(member);
+  const std::size_t members = group_.info.engines.size();
+  return at < members ? group_.info.engines[at] : group_.newcomers->engine(at - members);
+}
+
+bool PlanChanges::is_out(int member) const { return group_.lost_servers->contains(member) || has_let_go(member); }
+
+bool PlanChanges::has_share_of_one_that_is_out() const {
+  const schedule::Topology& now = newest_binding().topology;
+  for (int server = 0; server < now.servers(); ++server)
+    if (now.server_weight(server) > 0.0 && is_out(now.size() + server)) return true;
+  return false;
+}
+
+void PlanChanges::let_go(int server) {
+  if (!leaving_.insert(server).second) return;
+  leave_out_lost();
+}
+
+// What is over here has been summed by the server: it knows itself who has not all results of it yet.
+void PlanChanges::release() {
+  if (is_frozen()) return;
+  for (const int member : leaving_) {
+    const int server = member - group_.info.topology.size();
+    const auto owns = [server](const schedule::Topology& t) { return server < t.servers() && t.server_weight(server) > 0.0; };
+    const auto last = std::find_if(bindings_.rbegin(), bindings_.rend(), [&](const auto& b) { return owns(b.second.topology); });
+    if (last == bindings_.rbegin()) continue;
+    if (last != bindings_.rend() && group_.over.floor() < last.base()->first) continue;
+    if (!released_.insert(member).second) continue;
+    const wire::Mend released{wire::Mend::What::kReleased, static_cast<std::uint32_t>(member)};
+    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(member)], group_.message(released), {});
+  }
+}
+
+void PlanChanges::take_in_newcomers() {
+  takes_in_ = true;
+  if (is_frozen()) return;
+  takes_in_ = false;
+  if (group_.newcomers->met() == 0) return;  // one has gone meanwhile
+  servers_are_told_ = true;
+  group_.newcomers->on_asked();
+  propose(weights_without_those_out(group_.newcomers->met()));
 }
 
 
@@ -516,9 +593,11 @@ void PlanChanges::on_message(const wire::Message& message, const flow::Delivery&
 bool PlanChanges::take_ask(const wire::PlanAsk& ask, const std::vector<double>& weights) {
   const schedule::Topology& topology = group_.info.topology;
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  const auto members = static_cast<std::size_t>(topology.nodes() + topology.servers());
   const bool sane = ask.version == newest_ + 1 &&
                     schedule::is_sane(ask.turns, std::max(group_.info.tuning.chunk_bytes_max, group_.info.limits.chunk_bytes)) &&
-                    weights.size() == static_cast<std::size_t>(topology.nodes() + topology.servers()) &&
+                    (weights.size() == members ||
+                     (group_.newcomers->met() > 0 && weights.size() == members + group_.newcomers->met())) &&
                     std::all_of(weights.begin(), weights.end(), [](double w) { return std::isfinite(w) && w >= 0.0; }) &&
                     std::isfinite(total) && total > 0.0;
   if (sane) on_ask(ask, weights);

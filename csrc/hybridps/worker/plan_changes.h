@@ -7,7 +7,7 @@
 //          the first sequence number that it has not bound; rank 0 makes the largest of these the switch point and tells
 //          all, who go on: below it as before, from it on with what is new. Two messages each way, no round
 //          trip for operations otherwise. Dedicated servers are asked too, as they must know a chunk's size before the first
-//          one comes; they bind nothing, and need not be told.
+//          one comes; they bind nothing, and need not be told. A change may bring newcomers (newcomers.h), whose weights are the last.
 // Trials   a change may be to two tunings in turn, for some operations, and to the first of them afterwards. All ranks time
 //          these operations and report to rank 0: what the last rank to take part waits counts, the least of all. There a
 //          schedule::Tuner decides what comes next.
@@ -92,6 +92,17 @@ class PlanChanges : core::Pinned {
   /// Rank 0 only: lost dedicated servers own nothing from the next version on, which comes as soon as no other is under way, and no
   /// change waits for them.
   void leave_out_lost();
+  /// Rank 0 only: this dedicated server would like to go. It owns nothing from the next version on, and is told when all before is
+  /// over here.
+  void let_go(int server);
+  bool has_let_go(int server) const { return leaving_.count(server) > 0; }
+  /// Rank 0 only: the newcomers that were met get a share in a version, as soon as no other change is under way.
+  void take_in_newcomers();
+  /// Such a version is being agreed upon.
+  bool is_taking_in() const noexcept { return is_frozen() && newcomers_asked() > 0; }
+  bool has_answered(int member) const { return answers_.count(member) > 0; }
+  /// Rank 0 only: somebody is waited for no longer.
+  void look_at_answers();
 
  private:
   struct Measured {
@@ -117,7 +128,12 @@ class PlanChanges : core::Pinned {
   void answer(std::uint32_t version, std::uint64_t first_unbound);
   void start_postponed();
   void on_answer(int member, std::uint64_t first_unbound);
-  void look_at_answers();
+  std::size_t newcomers_asked() const noexcept;
+  core::EngineId engine_of(int member) const;
+  bool is_out(int member) const;
+  bool has_share_of_one_that_is_out() const;
+  std::vector<double> weights_without_those_out(std::size_t newcomers) const;
+  void release();
   void on_switch(std::uint64_t first);
   void time(const OperationRun& run, bool succeeded);
   void on_times(int rank, const std::vector<double>& seconds);
@@ -156,7 +172,10 @@ class PlanChanges : core::Pinned {
   std::unique_ptr<schedule::RateFinder> finder_;
   std::map<std::uint64_t, std::map<int, Report>> reports_;  // by sequence, then rank
   std::map<int, std::uint64_t> answers_;
-  bool leaves_out_ = false;  // the newest version gives a lost server something
+  bool leaves_out_ = false;  // the newest version gives a lost server something, or one that leaves
+  bool takes_in_ = false;    // newcomers wait for a version
+  std::set<int> leaving_;    // members
+  std::set<int> released_;   // of these
   core::TimePoint leave_out_at_ = core::TimePoint::max();
   std::unique_ptr<schedule::TuningLadders> ladders_;
   std::unique_ptr<schedule::Tuner> tuner_;

@@ -423,6 +423,8 @@ void Worker::on_peer_dead(core::EngineId peer, const core::Status& cause, const 
   for (const auto& [uid, group] : groups_)
     if (std::find(group->info.engines.begin(), group->info.engines.end(), peer) != group->info.engines.end())
       affected.push_back(uid);
+    else if (group->status.is_ok())
+      group->newcomers->on_peer_dead(peer, cause);
   for (const core::GroupUid uid : affected) {
     GroupState& group = *groups_[uid];
     const auto at = std::find(group.info.engines.begin(), group.info.engines.end(), peer);

@@ -83,6 +83,7 @@ GroupState& Worker::open_group(GroupInfo info) {
   state->p2p = std::make_unique<PointToPoint>(*this, *state);
   state->plans = std::make_unique<PlanChanges>(*this, *state, options_.find_rates, options_.tune);
   state->lost_servers = std::make_unique<LostServers>(*this, *state);
+  state->newcomers = std::make_unique<Newcomers>(*this, *state);
   state->heard.assign(state->info.engines.size(), 0);
   state->known.resize(static_cast<std::size_t>(state->info.topology.size()));
   return *(groups_[uid] = std::move(state));
@@ -494,6 +495,10 @@ void Worker::on_message(GroupState& group, const wire::Message& message, flow::D
 
 void Worker::handle(GroupState& group, const wire::Message& message, flow::Delivery payload) {
   const wire::From& from = message.from;
+  if (from.sender_rank >= group.info.engines.size() && group.status.is_ok()) {
+    group.newcomers->on_word(message, payload);
+    return;
+  }
   if (from.sender_rank >= group.info.engines.size() || group.info.engines[from.sender_rank] != from.source) {
     core::log_warn("dropped a message that claims to be from rank ", from.sender_rank, " of group \"", group.info.name,
                    "\" but is not");
@@ -514,6 +519,8 @@ void Worker::handle(GroupState& group, const wire::Message& message, flow::Deliv
     if (works) on_chunk(group, message, *chunk, std::move(payload));
   } else if (message.as<wire::Mend>() != nullptr) {
     if (works) group.lost_servers->on_message(message, std::move(payload));
+  } else if (message.as<wire::Join>() != nullptr) {
+    if (works) group.newcomers->on_message(message, payload);
   } else if (works) {
     group.plans->on_message(message, payload);
   }
@@ -563,7 +570,7 @@ void Worker::on_chunk(GroupState& group, const wire::Message& message, const wir
 
 void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Delivery payload) {
   if (const auto* mend = message.as<wire::Mend>()) {
-    if (SpanRun* span = run.find(mend->server)) span->on_mend(static_cast<int>(message.from.sender_rank), *mend);
+    run.group.lost_servers->on_kept(run, static_cast<int>(message.from.sender_rank), *mend);
     return;
   }
   const wire::ChunkId& chunk = *message.chunk();
@@ -620,7 +627,7 @@ std::size_t Worker::tick(core::TimePoint now) {
   }
   for (const auto& [uid, group] : groups_) {
     if (!group->barriers.empty()) start_barriers(*group);
-    work += group->plans->tick(now) + group->lost_servers->tick(now);
+    work += group->plans->tick(now) + group->lost_servers->tick(now) + group->newcomers->tick(now);
   }
   work += settle();  // what is done is not late
   while (!deadlines_.empty() && deadlines_.begin()->first.first <= now) {
@@ -651,7 +658,7 @@ core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
   if (!deadlines_.empty()) due = deadlines_.begin()->first.first;
   if (!tracked_.empty()) due = std::min(due, std::max(next_watch_, now + kWatchEvery));
   for (const auto& [uid, group] : groups_)
-    due = std::min({due, group->plans->next_due(), group->lost_servers->next_due()});
+    due = std::min({due, group->plans->next_due(), group->lost_servers->next_due(), group->newcomers->next_due()});
   return due;
 }
 

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -52,6 +53,12 @@ class Host {
   /// The group goes on without this dedicated server, whatever it looks like from here: its connections are to be closed, and
   /// on_peer_dead() is to be called for it.
   virtual void on_server_lost(core::EngineId server, const std::string& why) = 0;
+  /// A dedicated server may join the group: `record` is as rank 0 got it. It is a peer from now on. Errors: why it cannot be used from here.
+  virtual core::Result<Newcomer> meet(core::GroupUid uid, std::span<const std::byte> record) = 0;
+  /// It does not join.
+  virtual void part(core::GroupUid uid, core::EngineId server) = 0;
+  /// They do: they are the group's last members. on_shares() comes next.
+  virtual void on_joined(core::GroupUid uid, const std::vector<core::EngineId>& servers) = 0;
   /// From now on the group's nodes own other shares.
   virtual void on_shares(core::GroupUid uid, const schedule::Topology& topology) = 0;
   /// What of it concerns more than one operation: windows of the group's peers, connections, waiting.

@@ -76,3 +76,23 @@ TEST_CASE("engine/dedicated_client: where a server does not open the group, all 
   CHECK(proof.state == Proof::State::kOk);
   CHECK(one.closed == 2);
 }
+
+TEST_CASE("engine/dedicated_client: requests of groups that are open are read as they were written", "[engine][fast]") {
+  ServerRequest open;
+  open.kind = ServerRequest::Kind::kOpen;
+  open.group_name = "0";
+  open.roster = bootstrap::testing::sample_roster(4);
+  open.late = ServerRequest::Late{3, 65536, std::uint64_t{1} << 33, 1 << 20};
+  const Bytes bytes = engine::encode(open);
+  const auto read = engine::decode_request(bytes);
+  REQUIRE(read.is_ok());
+  CHECK(read.value().roster == open.roster);
+  CHECK(read.value().late == open.late);
+  for (std::size_t length = 0; length < bytes.size(); ++length)
+    REQUIRE_FALSE(engine::decode_request(Bytes(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(length))).is_ok());
+
+  ServerRequest renew;
+  renew.kind = ServerRequest::Kind::kRenew;
+  renew.engines = {core::EngineId{5}, core::EngineId{77}};
+  CHECK(engine::decode_request(engine::encode(renew)).value().engines == renew.engines);
+}

@@ -1,0 +1,219 @@
+#include "hybridps/worker/newcomers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "hybridps/core/log.h"
+#include "hybridps/core/text.h"
+#include "hybridps/worker/worker.h"
+
+namespace hybridps::worker {
+namespace {
+
+using Step = wire::Join::Step;
+
+// Echoes go by the way of data and by that of control; Echo::partner of other echoes is a small number.
+constexpr std::uint32_t kByData = 0x40000000;
+constexpr std::uint32_t kByControl = 0x80000000;
+constexpr unsigned kBothWays = 3;
+constexpr std::uint32_t kAtATimeMax = 256;
+
+}  // namespace
+
+bool Newcomers::is_first() const noexcept { return group_.info.topology.rank() == 0; }
+
+bool Newcomers::has_met_all() const noexcept {
+  return attempt_ != 0 && met_.size() == expected_ &&
+         std::all_of(met_.begin(), met_.end(), [](const Met& m) { return m.echoes == kBothWays; });
+}
+
+// --- rank 0 ----------------------------------------------------------------------------------------------------------
+
+void Newcomers::take_in(const std::vector<std::string>& records, Done done) {
+  done_ = std::move(done);
+  ranks_.clear();
+  due_ = core::Clock::now() + kMeetWithin;
+  wire::Join join{Step::kMeet, ++attempts_, 0, static_cast<std::uint32_t>(records.size())};
+  const auto before = static_cast<std::uint32_t>(group_.info.engines.size());
+  for (const std::string& record : records) {
+    join.server = before + static_cast<std::uint32_t>(&record - records.data());
+    for (int rank = 1; rank < group_.info.topology.size(); ++rank)
+      worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)], group_.message(join), record);
+  }
+  for (const std::string& record : records) {
+    join.server = before + static_cast<std::uint32_t>(&record - records.data());
+    if (done_) meet(join, std::as_bytes(std::span(record)));
+  }
+}
+
+void Newcomers::on_met(int rank) {
+  ranks_.insert(rank);
+  if (ranks_.size() < static_cast<std::size_t>(group_.info.topology.size())) return;
+  due_ = core::TimePoint::max();
+  group_.plans->take_in_newcomers();
+}
+
+void Newcomers::on_not_met(int rank, std::uint32_t server, const std::string& why) {
+  const std::uint32_t index = server - static_cast<std::uint32_t>(group_.info.engines.size());
+  if (group_.plans->is_taking_in()) {  // too late to leave it out: it will be lost at once
+    if (index < met_.size()) on_gone(index, core::Status(core::Code::kPeerDead, why));
+    return;
+  }
+  give_up(core::Status(core::Code::kPeerDead, group_.info.member_text(rank) + " cannot use it: " + why));
+}
+
+void Newcomers::give_up(const core::Status& why) {
+  const wire::Join parting{Step::kPart, attempt_, 0, expected_};
+  for (int rank = 1; rank < group_.info.topology.size(); ++rank)
+    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)], group_.message(parting), {});
+  part();
+  due_ = core::TimePoint::max();
+  if (const Done done = std::exchange(done_, nullptr)) done(why);
+}
+
+void Newcomers::refused() {
+  if (attempt_ != 0 && is_first()) give_up(core::Status(core::Code::kMismatch, "a rank did not agree to the plan with it"));
+}
+
+std::size_t Newcomers::tick(core::TimePoint now) {
+  if (now < due_) return 0;
+  due_ = core::TimePoint::max();
+  if (ranks_.size() == static_cast<std::size_t>(group_.info.topology.size())) {
+    for (std::size_t index = 0; index < met_.size(); ++index)
+      if (!group_.plans->has_answered(static_cast<int>(group_.info.engines.size() + index)))
+        on_gone(index, core::Status(core::Code::kTimeout, "it did not answer for " +
+                                                              core::format_seconds(core::to_seconds(kAnswerWithin))));
+    return 1;
+  }
+  std::vector<int> missing;
+  for (int rank = 0; rank < group_.info.topology.size(); ++rank)
+    if (ranks_.count(rank) == 0) missing.push_back(rank);
+  give_up(core::Status(core::Code::kTimeout, "not reached within " + core::format_seconds(core::to_seconds(kMeetWithin)) +
+                                                 " from ranks " + core::format_ranks(missing)));
+  return 1;
+}
+
+// --- every rank ------------------------------------------------------------------------------------------------------
+
+void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) {
+  if (group_.plans->is_taking_in()) {  // what came of the attempt before has not come here yet
+    const wire::Join answer{Step::kNotMet, join.attempt, join.server, join.servers};
+    worker_.host().send_control(group_.info.engines.front(), group_.message(answer), "another change of plans is under way");
+    return;
+  }
+  if (join.attempt != attempt_) {
+    part();
+    attempt_ = join.attempt;
+    expected_ = join.servers;
+  }
+  if (join.servers == 0 || join.servers > kAtATimeMax || join.server != group_.info.engines.size() + met_.size()) {
+    say(Step::kNotMet, join.server, "this rank counts other servers");
+    return;
+  }
+  core::Result<Newcomer> met = worker_.host().meet(group_.info.uid, record);
+  if (!met.is_ok()) {
+    say(Step::kNotMet, join.server, met.status().message());
+    return;
+  }
+  const core::EngineId engine = met.value().engine;
+  const auto index = static_cast<std::uint32_t>(met_.size());
+  met_.push_back({std::move(met).value(), 0, {}});
+  worker_.outbox().send(engine, group_.message(wire::Echo{join.attempt, kByData | index, 0}));
+  worker_.host().send_control(engine, group_.message(wire::Echo{join.attempt, kByControl | index, 0}), {});
+}
+
+void Newcomers::say(Step step, std::uint32_t server, std::string_view why) {
+  if (is_first()) {
+    step == Step::kMet ? on_met(0) : on_not_met(0, server, std::string(why));
+    return;
+  }
+  worker_.host().send_control(group_.info.engines.front(), group_.message(wire::Join{step, attempt_, server, expected_}), why);
+}
+
+void Newcomers::on_message(const wire::Message& message, const flow::Delivery& payload) {
+  const wire::Join& join = *message.as<wire::Join>();
+  const auto from = static_cast<int>(message.from.sender_rank);
+  const std::string why(reinterpret_cast<const char*>(payload.data()), payload.bytes());
+  if (is_first()) {
+    if (join.attempt != attempt_ || !done_ || from >= group_.info.topology.size()) return;
+    if (join.step == Step::kMet) on_met(from);
+    if (join.step == Step::kNotMet) on_not_met(from, join.server, why.empty() ? "no reason came" : why);
+  } else if (from == 0 && join.step == Step::kMeet) {
+    meet(join, {payload.data(), payload.bytes()});
+  } else if (from == 0 && join.step == Step::kPart && join.attempt == attempt_) {
+    part();
+  }
+}
+
+void Newcomers::on_word(const wire::Message& message, const flow::Delivery& payload) {
+  const std::size_t index = message.from.sender_rank - group_.info.engines.size();
+  if (index >= met_.size() || met_[index].it.engine != message.from.source) return;
+  if (const auto* back = message.as<wire::EchoBack>()) {
+    const std::uint32_t way = back->echo.partner & (kByData | kByControl);
+    if (back->echo.sequence != attempt_ || (back->echo.partner ^ way) != index) return;
+    const bool had_all = has_met_all();
+    met_[index].echoes |= way == kByData ? 1U : 2U;
+    if (!had_all && has_met_all()) say(Step::kMet, message.from.sender_rank);
+  } else if (message.as<wire::PlanAnswer>() != nullptr) {
+    group_.plans->on_message(message, payload);
+  } else if (const auto* mend = message.as<wire::Mend>(); mend != nullptr && mend->what == wire::Mend::What::kLost) {
+    on_gone(index, core::Status(core::Code::kPeerDead, std::string(reinterpret_cast<const char*>(payload.data()), payload.bytes())));
+  }
+}
+
+void Newcomers::on_peer_dead(core::EngineId engine, const core::Status& cause) {
+  for (std::size_t index = 0; index < met_.size(); ++index)
+    if (met_[index].it.engine == engine) {
+      on_gone(index, cause);
+      return;
+    }
+}
+
+void Newcomers::on_gone(std::size_t index, const core::Status& cause) {
+  Met& one = met_[index];
+  if (!one.gone.is_ok()) return;
+  one.gone = cause;
+  if (is_first() && group_.plans->is_taking_in())
+    group_.plans->look_at_answers();  // it is waited for no longer
+  else
+    say(Step::kNotMet, static_cast<std::uint32_t>(group_.info.engines.size() + index), cause.message());
+}
+
+void Newcomers::part() {
+  for (const Met& one : std::exchange(met_, {})) worker_.host().part(group_.info.uid, one.it.engine);
+  attempt_ = expected_ = 0;
+}
+
+void Newcomers::admit() {
+  std::vector<core::EngineId> engines;
+  std::string who;
+  for (const Met& one : met_) {
+    const auto member = static_cast<int>(group_.info.engines.size());
+    engines.push_back(one.it.engine);
+    group_.info.engines.push_back(one.it.engine);
+    group_.info.hosts.push_back(one.it.host);
+    group_.heard.push_back(0);
+    who += (who.empty() ? "" : ", ") + one.it.host;
+    if (!one.gone.is_ok()) gone_members_.emplace_back(member, one.gone);
+  }
+  // As before, and they own nothing: what knows no versions, an outer step, goes on with what the group was made with.
+  const schedule::Topology& before = group_.info.topology;
+  std::vector<double> nodes;
+  std::vector<double> servers;
+  for (int node = 0; node < before.nodes(); ++node) nodes.push_back(before.weight(node));
+  for (int server = 0; server < before.servers(); ++server) servers.push_back(before.server_weight(server));
+  servers.resize(servers.size() + met_.size(), 0.0);
+  group_.info.topology = before.with_weights(std::move(nodes), std::move(servers));
+  met_.clear();
+  attempt_ = expected_ = 0;
+  due_ = core::TimePoint::max();
+  worker_.host().on_joined(group_.info.uid, engines);
+  if (is_first()) core::log_info("group \"", group_.info.name, "\": the dedicated server ", who, " has joined");
+}
+
+void Newcomers::report_gone() {
+  for (const auto& [member, cause] : std::exchange(gone_members_, {})) group_.lost_servers->report(member, cause);
+  if (const Done done = std::exchange(done_, nullptr)) done(core::Status::ok());
+}
+
+}  // namespace hybridps::worker

@@ -172,7 +172,10 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
                        bool found_here) override;
   void on_group_waits(core::GroupUid uid) override;
   std::uint64_t bytes_through_card() const override;
-  void send_now() override { transports_.data->send_now(); }
+  void send_now() override {
+    transports_.data->send_now();
+    if (transports_.control) transports_.control->send_now();
+  }
   void on_shares(core::GroupUid uid, const schedule::Topology& topology) override;
   void on_server_lost(core::EngineId server, const std::string& why) override;
   // worker::Host, server::DedicatedHost
@@ -218,7 +221,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void note_round_trip(Peer& peer, std::uint64_t sent_ns, std::uint64_t theirs_ns);
   void sample_rates(core::TimePoint now);
   void trace_group(const worker::GroupInfo& info);
-  void trace_work(std::uint64_t began, bool worked);
+  void trace_work(std::uint64_t began, std::uint64_t now, bool worked);
   void ask_for_time(core::TimePoint now);
   flow::Delivery with_cost(const wire::Message& message, transport::RxPayload payload);
   void deliver(worker::GroupState& group, const wire::Message& message, transport::RxPayload payload);

@@ -355,8 +355,9 @@ Status GroupImpl::wait_ready() {
   std::unique_lock lock(core_->mutex);
   if (!core_->ready && engine_->on_own_thread())
     return Status(Code::kUnsupported, "a completion cannot wait for process group \"" + name() + "\"");
-  core_->changed.wait(lock, [&] { return core_->ready || !core_->status.is_ok(); });
-  return core_->status;
+  core_->changed.wait(lock, [&] { return core_->ready || (!core_->opening && !core_->status.is_ok()); });
+  // Ranks that were quicker may have found that their calls differ: that is for this rank's operations to tell.
+  return core_->ready && core_->status.code() == Code::kMismatch ? core_->disagreement : core_->status;
 }
 
 void GroupImpl::abort(const std::string& reason) {

@@ -257,11 +257,19 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
     info.weights_with = [roster](const std::vector<bool>& are_there) { return weights_with(roster, are_there); };
   auto codecs = codecs_of(roster);
   if (codecs.is_ok()) info.codecs = codecs.value();
+  {
+    const std::lock_guard lock(group->mutex);
+    group->opening = true;
+  }
   group->uid = roster.uid;
   group->state = &runtime_.open_group(std::move(info));
   // All members find the same in the roster: nobody need be told.
-  for (const Status& found : {codecs.status(), check_priorities(roster)})
-    if (!found.is_ok()) runtime_.worker().fail_group(*group->state, found, /*tell=*/false);
+  Status disagreement;
+  for (const Status& found : {codecs.status(), check_priorities(roster)}) {
+    if (found.is_ok()) continue;
+    runtime_.worker().fail_group(*group->state, found, /*tell=*/false);
+    disagreement = found;
+  }
   Status status;
   {
     const std::lock_guard lock(group->mutex);
@@ -269,6 +277,7 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
     group->node_of = roster.node_of;
     group->summary = std::move(summary);
     status = group->status;
+    group->disagreement = std::move(disagreement);
   }
   if (me == 0) tell_of(*group, roster);
   group->changed.notify_all();

@@ -1,6 +1,6 @@
-# Finds UCX and defines hybridps::ucp. Order: HYBRIDPS_UCX_ROOT, the system (CMake config, then pkg-config), the
-# libucx-cu13 or libucx-cu12 wheel of the chosen interpreter, the wheel in pip's isolated build environment. Sets
-# HYBRIDPS_UCX_{INCLUDE_DIR,LIB_DIR,VERSION,ORIGIN}.
+# Finds UCX and defines hybridps::ucp: its headers, and no library, for transport/ucx loads that when it is needed. Order:
+# HYBRIDPS_UCX_ROOT, the system (CMake config, then pkg-config), the libucx-cu13 or libucx-cu12 wheel of the chosen interpreter,
+# the wheel in pip's isolated build environment. Sets HYBRIDPS_UCX_{INCLUDE_DIR,LIB_DIR,VERSION,ORIGIN}.
 # UCX is optional here: without it the room transport/ucx, and what needs it, is not built.
 
 set(HYBRIDPS_UCX_ROOT "" CACHE PATH "UCX installation prefix; empty: the system's, else the libucx wheel's")
@@ -93,13 +93,11 @@ endif()
 
 if(HYBRIDPS_UCX_ORIGIN)
   message(STATUS "UCX: ${HYBRIDPS_UCX_VERSION} from ${HYBRIDPS_UCX_ORIGIN}, ${HYBRIDPS_UCX_LIB_DIR}")
-  add_library(hybridps_ucs SHARED IMPORTED GLOBAL)
-  set_target_properties(hybridps_ucs PROPERTIES IMPORTED_LOCATION "${hybridps_ucx_ucs}"
-    INTERFACE_INCLUDE_DIRECTORIES "${HYBRIDPS_UCX_INCLUDE_DIR}")
-  add_library(hybridps_ucp SHARED IMPORTED GLOBAL)
-  set_target_properties(hybridps_ucp PROPERTIES IMPORTED_LOCATION "${hybridps_ucx_ucp}"
-    INTERFACE_INCLUDE_DIRECTORIES "${HYBRIDPS_UCX_INCLUDE_DIR}" INTERFACE_LINK_LIBRARIES hybridps_ucs)
+  add_library(hybridps_ucp INTERFACE)
+  target_include_directories(hybridps_ucp SYSTEM INTERFACE "${HYBRIDPS_UCX_INCLUDE_DIR}")
+  target_link_libraries(hybridps_ucp INTERFACE ${CMAKE_DL_LIBS})
   add_library(hybridps::ucp ALIAS hybridps_ucp)
+  list(APPEND CMAKE_BUILD_RPATH "${HYBRIDPS_UCX_LIB_DIR}") # of programs in the build tree: there they find it
 else()
   message(WARNING "UCX not found: transport/ucx, engine, pg and the Python extension are left out. "
     "Install it (pip install libucx-cu13, or libucx-dev) or pass -DHYBRIDPS_UCX_ROOT=PREFIX")

@@ -62,8 +62,8 @@ def rank(number, arguments, place, port):
         if number == 0:
             on, off = (statistics.median(found[kind]) for kind in (True, False))
             ratio = statistics.median(a / b for a, b in zip(found[True], found[False], strict=True))
-            files = sum(path.stat().st_size for path in trace.glob("rank0-*"))  # one: each pair writes it anew
-            events = f", {files / 48 / (count + 11):.0f} events" if files else ""
+            files = [path.stat().st_size for path in trace.glob("rank0-*")]  # one for each block that was traced
+            events = f", {statistics.median(files) / 48 / (count + 11):.0f} events" if files else ""
             print(f"{size:>9} B  off {off:7.1f} us  on {on:7.1f} us  {100 * (ratio - 1):+.1f} %{events}", flush=True)
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Loads hybridps._C in the one order that works: torch, then UCX exactly once, then the extension."""
+"""Loads hybridps._C after torch, and UCX exactly once, when the extension asks for it: over our own TCP it never does."""
 
 import ctypes
 import glob
@@ -235,7 +235,7 @@ def load_ucx(info) -> str:
 
 
 def load_extension():
-    """Return hybridps._C, loading it (and UCX) on the first call."""
+    """Return hybridps._C, loading it on the first call."""
     global _extension
     with _lock:
         if _extension is None:
@@ -245,8 +245,8 @@ def load_extension():
             info = build_info()
             check_torch(info.TORCH_MINOR, torch.__version__)
             check_cuda(info.CUDA, torch.version.cuda)
-            load_ucx(info)
             extension = importlib.import_module(f"{__package__}._C")
+            extension.load_ucx_by(lambda: load_ucx(info))
 
             # Without destroy_process_group neither shutdown nor a destructor runs at exit.
             import atexit

@@ -6,7 +6,7 @@ import time
 
 
 def _create(dist_backend_opts, pg_options):
-    called_at = time.monotonic()  # the timeout counts from here: loading UCX takes about half a second
+    called_at = time.monotonic()  # the timeout counts from here: with RDMA, loading UCX takes half a second
     from hybridps._load import load_extension
 
     try:

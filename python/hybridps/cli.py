@@ -116,7 +116,7 @@ def doctor(arguments) -> int:
             show("built with CUDA", "yes" if info.CUDA else "no")
             show("built by", f"{info.COMPILER}, {info.BUILD_TYPE}")
             extension = _load.load_extension()
-            path = _load.mapped_ucx()[0]
+            path = _load.load_ucx(info)
             show("UCX in use", f"{'.'.join(map(str, _load.ucx_version(path)))} ({path})")
             show("UCX has verbs", "yes" if _load.has_verbs(path) else "no")
             show("CUDA path", extension.cuda())

@@ -272,6 +272,43 @@ def test_options_are_of_one_group_and_of_the_right_type():
     run_ranks(options, "1+1+1", env={"HYBRIDPS_SERVERS": "127.0.0.1:1"})
 
 
+# What a start loads ---------------------------------------------------------------------------------------------------
+
+
+def maps_ucx(rank, world, is_there, copies):
+    """Trains where UCX can be found or not; `copies` of it are in the process afterwards."""
+    from hybridps import _load
+
+    check = Checker(rank)
+    if not is_there:
+        _load._from_wheel = _load._from_system = lambda *_: False
+    zygote.context.init(timeout_s=60)
+    tensor = torch.ones(300_000)
+    dist.all_reduce(tensor)
+    check.that("works", bool((tensor == world).all()))
+    small = torch.ones(1)
+    dist.all_reduce(small)  # small ones go with control
+    check.that("small", small.item() == world)
+    check.that("UCX", len(_load.mapped_ucx()) == copies, _load.mapped_ucx())
+    return check.result()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_where_data_goes_over_tcp_ucx_is_neither_loaded_nor_needed(is_there):
+    run_ranks(maps_ucx, "1+1", args=(is_there, 0), init=False)
+
+
+def test_ucx_is_loaded_where_data_goes_through_it():
+    run_ranks(maps_ucx, "1+1", args=(True, 1), init=False, env={"HYBRIDPS_DATA_TRANSPORT": "ucx"})
+
+
+def test_ucx_that_is_needed_and_not_there_is_an_error_with_what_to_do():
+    env = {"HYBRIDPS_DATA_TRANSPORT": "ucx"}
+    results = run_ranks(maps_ucx, "1+1", args=(False, 0), init=False, env=env, check=False)
+    for report in results.reports:
+        assert "UCX was not found" in report.error and "pip install libucx-cu13" in report.error, report.error
+
+
 # Where the program runs -----------------------------------------------------------------------------------------------
 
 
@@ -281,7 +318,6 @@ def as_a_user(rank, world):
     import hybridps.status  # what Python itself needs lies in a folder of root's here and there
     import hybridps._load
     import hybridps._register
-    import libucx  # noqa: F401
 
     for name in ("XDG_RUNTIME_DIR", "HYBRIDPS_STATUS"):
         os.environ.pop(name, None)

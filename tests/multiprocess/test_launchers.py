@@ -13,7 +13,12 @@ import time
 from pathlib import Path
 
 import harness
+import hybridps
 import pytest
+import torch
+import torch.distributed as dist
+from harness import run_ranks
+from reference import Checker
 from test_dedicated import servers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -399,8 +404,9 @@ def test_the_images_files_are_a_server(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     text = (context / "Containerfile").read_text()
     variables = dict(word.split("=", 1) for word in re.search(r"^ENV (.*)$", text, re.M)[1].split())
-    variables["LD_LIBRARY_PATH"] = variables["LD_LIBRARY_PATH"].replace("/opt/hybridps", str(context / "hybridps"))
-    program = str(context / "hybridps" / "bin" / "hybridps-server")
+    place = context / "root/opt/hybridps"
+    variables["LD_LIBRARY_PATH"] = variables["LD_LIBRARY_PATH"].replace("/opt/hybridps", str(place))
+    program = str(place / "bin/hybridps-server")
     listed = subprocess.run(["ldd", program], env=variables, capture_output=True, text=True, timeout=60).stdout
     assert "not found" not in listed and str(context) in listed, listed
     with subprocess.Popen(
@@ -408,4 +414,59 @@ def test_the_images_files_are_a_server(tmp_path):
     ) as server:
         assert "listening on 127.0.0.1:" in server.stdout.readline()
         server.terminate()
+        assert server.wait(20) == 0
+
+
+def with_the_servers(rank, world):
+    check = Checker(rank)
+    tensor = torch.full((300_000,), float(rank))
+    dist.all_reduce(tensor)
+    check.equal("sum", tensor, torch.full((300_000,), float(sum(range(world)))))
+    check.that("used", len(hybridps.topology().servers) == 1, hybridps.topology().servers_why)
+    return check.result()
+
+
+@pytest.fixture
+def image():
+    """The folder that a container of the image sees, and the image's configuration."""
+    needs("buildah", "unshare")
+    if os.geteuid() != 0:
+        pytest.skip("entering a container's folder needs root")
+    tag, container = f"hybridps-server:test-{os.getpid()}", f"hybridps-server-test-{os.getpid()}"
+
+    def buildah(*words):
+        return subprocess.run(["buildah", *words], check=True, capture_output=True, text=True, timeout=120).stdout.strip()
+
+    from hybridps import _server
+
+    script = [str(ROOT / "scripts" / "image"), "--program", _server.program(), "--tag", tag]
+    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"^\[image\] {tag}: [\d.]+ MB$", done.stdout, re.M), done.stdout
+    try:
+        buildah("from", "--name", container, f"localhost/{tag}")
+        config = json.loads(buildah("inspect", container))["OCIv1"]["config"]
+        yield buildah("mount", container), config
+    finally:
+        subprocess.run(["buildah", "rm", container], capture_output=True, timeout=120)
+        subprocess.run(["buildah", "rmi", f"localhost/{tag}"], capture_output=True, timeout=120)
+
+
+def test_the_server_of_the_image_serves_a_job(image):
+    """In nothing but the image's files, as its user, with its environment."""
+    place, config = image
+    assert not list(Path(place).glob("**/python*")) and not (Path(place) / "bin").exists(), "there is more than the server"
+    variables = dict(word.split("=", 1) for word in config["Env"]) | {"HYBRIDPS_TOKEN": "of the test", "HYBRIDPS_INTERFACE": "lo"}
+    # A container has /proc, by which the server knows which machine it is on.
+    (Path(place) / "proc").mkdir(exist_ok=True)
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", 'mount --rbind /proc "$0/proc" && exec "$@"', place]
+    command += ["chroot", f"--userspec={config['User']}", place, *config["Entrypoint"], "--listen", "127.0.0.1:0"]
+    program = shutil.which(command[0])
+    with subprocess.Popen(command, executable=program, env=variables, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            address = re.search(r"listening on (\S+:\d+)", server.stdout.readline())[1]
+            assert int(re.search(r"Uid:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())[1]) == 65534
+            run_ranks(with_the_servers, "1+1+1", env={"HYBRIDPS_SERVERS": address, "HYBRIDPS_TOKEN": "of the test"})
+        finally:
+            server.terminate()
         assert server.wait(20) == 0

@@ -56,3 +56,15 @@ def test_what_is_installed_says_the_version_of_the_tree():
     if server.exists():
         done = subprocess.run([server, "--version"], capture_output=True, text=True, timeout=60)
         assert done.stdout.split()[:2] == ["hybridps-server", version_of_the_tree()], done
+
+
+def test_what_the_page_of_failures_quotes_is_said_by_the_code():
+    """Word by word, between what differs from case to case: numbers, ranks, hosts."""
+    code = "".join(path.read_text() for path in sorted((ROOT / "csrc").rglob("*.cpp")))
+    page = (ROOT / "docs" / "failures.md").read_text().split("## Measured")[0]
+    quotes = [quote for line in page.splitlines() if line.startswith("|") for quote in re.findall(r'"([^"]+)"', line)]
+    assert len(quotes) >= 5, quotes
+    for quote in quotes:
+        parts = [part.strip() for part in re.split(r"rank \d+|\(host pid\)|\d[\d.]* ?s?\b", quote)]
+        assert any(parts), quote
+        assert all(part in code for part in parts), f"docs/failures.md quotes what nothing says: {quote}"

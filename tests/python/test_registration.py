@@ -321,7 +321,7 @@ def test_extension_loads_in_a_fresh_process_and_reports_its_build():
         "from hybridps import _load\n"
         "extension, info = _load.load_extension(), _load.build_info()\n"
         "assert extension is _load.load_extension()\n"
-        "assert isinstance(extension.build_info(), dict) and len(_load.mapped_ucx()) == 1"
+        "assert isinstance(extension.build_info(), dict) and not _load.mapped_ucx()"
     )
     assert done.returncode == 0, done.stderr
 

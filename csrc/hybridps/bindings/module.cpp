@@ -128,6 +128,19 @@ GroupPtr create_backend(const py::object& dist_options, const py::object& pg_opt
   return group;
 }
 
+/// `loader` brings UCX into the process when it is needed, and says where its file is.
+void load_ucx_by(py::function loader) {
+  auto* const kept = new py::function(std::move(loader));  // for as long as the process lives
+  engine::Engine::load_ucx_by([kept]() -> core::Result<std::string> {
+    const py::gil_scoped_acquire lock;
+    try {
+      return (*kept)().cast<std::string>();
+    } catch (const py::error_already_set& error) {
+      return core::Status(core::Code::kUnsupported, py::str(error.value()).cast<std::string>());
+    }
+  });
+}
+
 /// (a row for each setting, complaints about names that are no setting)
 py::tuple config_table() {
   std::vector<std::string> warnings;
@@ -502,6 +515,7 @@ void bind(py::module_& module) {
              py::arg("called_at"));
   module.def("compression_ratio", &compression_ratio, py::arg("codec"), py::arg("dtype"));
   module.def("config_table", &config_table);
+  module.def("load_ucx_by", &load_ucx_by, py::arg("loader"));
   module.def("check_settings", &check_settings, py::arg("local_rank"), py::arg("local_size"), py::arg("ask"));
   module.def("build_info", &build_info);
   module.def("cuda", &pg::describe_cuda_support, "The GPUs of this process, or why it has none.");

@@ -109,6 +109,17 @@ core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const In
   return transport::join_cards(std::move(cards), static_cast<std::size_t>(sockets), static_cast<std::size_t>(used));
 }
 
+core::Result<std::unique_ptr<transport::Transport>> make_control_transport(const Interfaces& interfaces,
+                                                                           const DataOptions& options) {
+  if (!interfaces.control_ucx) return make_tcp(interfaces.control_nic.address, "control", options);
+  transport::UcxOptions control;
+  control.net_device = interfaces.control;
+  control.tcp_only = true;
+  control.label = "control";
+  control.close_timeout = options.close_timeout;
+  return as_transport(transport::UcxTransport::create(control));
+}
+
 std::vector<bootstrap::Nic> to_record(const std::vector<transport::Nic>& nics) {
   std::vector<bootstrap::Nic> records;
   for (const transport::Nic& nic : nics) records.push_back({nic.name, nic.network, nic.gbps});

@@ -1,4 +1,4 @@
-// hybridps/engine/data_transport.h: the data transport of a process, over all of its network cards.
+// hybridps/engine/data_transport.h: the data transport of a process, over all of its network cards, and the one for control.
 //
 // Threads  as UcxTransport and TcpTransport; with DataThreads as make_threaded().
 // Errors   those of UcxTransport::create(), TcpTransport::create(), join_cards() and start_transport_thread().
@@ -52,6 +52,9 @@ core::Duration user_timeout(const core::Config& config);
 core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const Interfaces& interfaces,
                                                                         const DataOptions& options,
                                                                         std::int64_t sockets, DataThreads& threads);
+/// What control goes through: as data TCP or UCX, over one interface, in the thread of who drives it.
+core::Result<std::unique_ptr<transport::Transport>> make_control_transport(const Interfaces& interfaces,
+                                                                           const DataOptions& options);
 /// How many sockets of each card that transport has to choose from (Transport::use_sockets).
 std::int64_t sockets_of(const Interfaces& interfaces, const DataOptions& options, std::int64_t sockets);
 

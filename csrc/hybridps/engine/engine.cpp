@@ -41,7 +41,7 @@
 #include "hybridps/intranode/shm/shm_transport.h"
 #include "hybridps/observe/outlet.h"
 #include "hybridps/observe/trace.h"
-#include "hybridps/transport/ucx/ucx_transport.h"
+#include "hybridps/transport/ucx/ucx_config.h"
 
 namespace hybridps::engine {
 namespace {
@@ -356,8 +356,9 @@ Status GroupImpl::wait_ready() {
   std::unique_lock lock(core_->mutex);
   if (!core_->ready && engine_->on_own_thread())
     return Status(Code::kUnsupported, "a completion cannot wait for process group \"" + name() + "\"");
-  core_->changed.wait(lock, [&] { return core_->ready || !core_->status.is_ok(); });
-  return core_->status;
+  core_->changed.wait(lock, [&] { return core_->ready || (!core_->opening && !core_->status.is_ok()); });
+  // Ranks that were quicker may have found that their calls differ: that is for this rank's operations to tell.
+  return core_->ready && core_->status.code() == Code::kMismatch ? core_->disagreement : core_->status;
 }
 
 void GroupImpl::abort(const std::string& reason) {
@@ -484,12 +485,8 @@ Status EngineImpl::start(core::Config config) {
   if (!data_transport.is_ok()) return data_transport.status();
   threads.warn_of_idle();
   watch.lap("data transport");
-  transport::UcxOptions control;
-  control.net_device = interfaces.control;
-  control.tcp_only = true;
-  control.label = "control";
-  control.close_timeout = kCloseWithin;
-  core::Result<std::unique_ptr<transport::UcxTransport>> control_transport = transport::UcxTransport::create(control);
+  core::Result<std::unique_ptr<transport::Transport>> control_transport =
+      make_control_transport(interfaces, data_options);
   if (!control_transport.is_ok()) return control_transport.status();
   watch.lap("control transport");
   data_address_ = to_record(data_transport.value()->address());
@@ -545,7 +542,7 @@ Status EngineImpl::start(core::Config config) {
   identity_ = bootstrap::node_identity(config_, id_);
   nics_ = to_record(interfaces.nics);
   description_ = text_of(interfaces) + (config_.shm ? " shm" : "");
-  core::log_debug("engine ", core::to_string(id_), " ", description_, " ucx ", transport::ucx_version(),
+  core::log_debug("engine ", core::to_string(id_), " ", description_, (interfaces.control_ucx ? " ucx " + transport::ucx_version() : ""),
                   "; control by ", interfaces.control, ": ", interfaces.control_why);
 
   LoopOptions loop;
@@ -859,6 +856,10 @@ core::Result<std::shared_ptr<Engine>> Engine::acquire() {
   current.engine = engine.value();
   current.generation = core::fork_generation();
   return std::shared_ptr<Engine>(std::move(engine).value());
+}
+
+void Engine::load_ucx_by(std::function<core::Result<std::string>()> loader) {
+  transport::set_ucx_loader(std::move(loader));
 }
 
 std::shared_ptr<Engine> Engine::current() {

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -69,6 +70,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   /// The engine of this process, made on first use from the environment (core/config.h).
   static core::Result<std::shared_ptr<Engine>> acquire();
+  /// `loader` is asked for libucp's file when UCX is needed for the first time: not where data goes over our own TCP. It may be
+  /// called in any thread that calls acquire() or check_settings(). Before either.
+  static void load_ucx_by(std::function<core::Result<std::string>()> loader);
   /// The engine of this process if there is one.
   static std::shared_ptr<Engine> current();
 

@@ -26,7 +26,9 @@ struct GroupCore : core::Pinned {
 
   std::mutex mutex;
   std::condition_variable changed;
+  bool opening = false;  // the roster is valid; `ready` follows without waiting for anyone
   bool ready = false;
+  core::Status disagreement;  // once ready: what members want of the group itself and differ in
   core::Status status;  // first failure
   bool left = false;    // no more submissions
   std::uint64_t submitted = 0;

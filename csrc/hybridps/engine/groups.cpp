@@ -268,12 +268,20 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
     };
   auto codecs = codecs_of(roster);
   if (codecs.is_ok()) info.codecs = codecs.value();
+  {
+    const std::lock_guard lock(group->mutex);
+    group->opening = true;
+  }
   group->uid = roster.uid;
   group->state = &runtime_.open_group(std::move(info));
   if (may_take_in) group->late = std::make_unique<LateServers>(servers_, roster, *group->state);
   // All members find the same in the roster: nobody need be told.
-  for (const Status& found : {codecs.status(), check_priorities(roster)})
-    if (!found.is_ok()) runtime_.worker().fail_group(*group->state, found, /*tell=*/false);
+  Status disagreement;
+  for (const Status& found : {codecs.status(), check_priorities(roster)}) {
+    if (found.is_ok()) continue;
+    runtime_.worker().fail_group(*group->state, found, /*tell=*/false);
+    disagreement = found;
+  }
   Status status;
   {
     const std::lock_guard lock(group->mutex);
@@ -281,6 +289,7 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
     group->node_of = roster.node_of;
     group->summary = std::move(summary);
     status = group->status;
+    group->disagreement = std::move(disagreement);
   }
   if (me == 0) tell_of(*group, roster);
   group->changed.notify_all();

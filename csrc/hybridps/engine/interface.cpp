@@ -157,6 +157,17 @@ ControlNetwork control_network(const core::Config& config, const std::string& hi
   return network;
 }
 
+/// UCX is loaded for it only where the answer matters.
+void ask_for_verbs(DataNetwork& network) {
+  if (is_tcp(network.wanted) || (network.ports.empty() && !transport::names_rdma(network.named))) return;
+  if (const core::Status status = transport::need_ucx(); !status.is_ok()) {
+    network.ucx = "UCX (" + std::string(status.message()) + ")";
+    return;
+  }
+  network.ucx_has_verbs = transport::ucx_has_verbs(transport::ucx_library_path());
+  network.ucx = "UCX " + transport::ucx_version() + " (" + transport::ucx_library_path() + ")";
+}
+
 }  // namespace
 
 LocalRank local_rank() {
@@ -257,8 +268,7 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config, const std
   if (network.named == "all") network.named.clear();
   network.ucx_tls = text_of("HYBRIDPS_UCX_TLS", text_of("UCX_TLS", ""));
   network.ports = transport::list_rdma_ports(transport::own_gids(), here);
-  network.ucx_has_verbs = transport::ucx_has_verbs(transport::ucx_library_path());
-  network.ucx = "UCX " + transport::ucx_version() + " (" + transport::ucx_library_path() + ")";
+  ask_for_verbs(network);
   network.place = place;
   network.nearest_to = here.text;
   std::vector<std::string> names = transport::device_names(network.named);
@@ -294,6 +304,7 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config, const std
   chosen.ucx = chosen.rdma || chosen.users || network.wanted == core::DataTransport::kUcx ||
                (network.wanted == core::DataTransport::kAuto && transport::tcp_is_tuned_by_user()) ||
                !std::all_of(chosen.nics.begin(), chosen.nics.end(), has_address);
+  chosen.control_ucx = chosen.ucx || !has_address(chosen.control_nic);
   chosen.why = data.value().why;
   chosen.with_control = network.named.empty()
                             ? !chosen.rdma

@@ -30,6 +30,7 @@ struct Interfaces {
   double node_gbps = 0;              // of all the machine's cards for data together; 0: not known
   bool rdma = false;                 // data goes over RDMA
   bool ucx = false;                  // data goes through UCX: RDMA, or its TCP
+  bool control_ucx = false;          // control does: where data does, or its interface has no address that means the same elsewhere
   bool users = false;                // the user's UCX_NET_DEVICES, not ours
   bool with_control = false;         // data of this machine goes through the control interface, too
   std::string why;                   // "nearest of eth0, eth1 to the CPUs of NUMA node 0", "HYBRIDPS_DATA_INTERFACES"

@@ -533,22 +533,22 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
   }
   const wire::Message& message = decoded.value();
   const core::GroupUid uid = message.from.uid;
-  std::uint64_t came = 0;
-  if (observe::Trace* const trace = outbox_->trace(); trace != nullptr && message.as<wire::Data>() != nullptr) {
+  observe::Trace* const trace = outbox_->trace();
+  if (trace != nullptr && message.as<wire::Data>() != nullptr) {
     const wire::ChunkId& chunk = *message.chunk();
-    came = observe::trace_ns();
+    const std::uint64_t came = trace->read_clock();
     trace->add({came, came, message.payload_bytes, chunk.sequence, chunk.span, chunk.number, trace->group(uid),
                 trace->peer(message.from.source), observe::EventType::kReceived, static_cast<std::uint8_t>(chunk.stage)});
   }
   if (on_engine_message(message, {payload.data(), payload.bytes()})) return;
   if (worker::GroupState* group = worker_->find(uid)) {
-    if (came != 0) outbox_->trace()->came(came);
     deliver(*group, message, std::move(payload));
-    if (observe::Trace* const trace = outbox_->trace()) trace->came(0);
+    if (trace != nullptr) trace->make_stale();
     return;
   }
   if (dedicated_->has(uid)) {
     dedicated_->on_message(message, with_cost(message, std::move(payload)));
+    if (trace != nullptr) trace->make_stale();
     return;
   }
   if (!options_.keep_early || !is_kept_early(message) || closed_.count(uid) > 0) {
@@ -687,7 +687,7 @@ void Runtime::heartbeat(core::TimePoint now) {
 }
 
 void Runtime::set_trace(observe::Trace* trace) {
-  if (outbox_->trace() != nullptr) trace_work(observe::trace_ns(), false);
+  if (outbox_->trace() != nullptr) trace_work(0, observe::trace_ns(), false);
   outbox_->set_trace(trace);
   works_since_ns_ = 0;
   next_time_ = {};
@@ -705,14 +705,15 @@ void Runtime::trace_group(const worker::GroupInfo& info) {
   outbox_->trace()->write_text(json.text());
 }
 
-// An event for rounds in a row that had something to do, not one for each.
-void Runtime::trace_work(std::uint64_t began, bool worked) {
+// An event for rounds in a row that had something to do, not one for each: from the beginning of the first to when the first after
+// them has found that the transports have nothing.
+void Runtime::trace_work(std::uint64_t began, std::uint64_t now, bool worked) {
   if (worked) {
     if (works_since_ns_ == 0) works_since_ns_ = began;
     return;
   }
   if (const std::uint64_t since = std::exchange(works_since_ns_, 0); since != 0)
-    outbox_->trace()->add({since, began, 0, 0, 0, 0, 0, 0, observe::EventType::kWork, 0});
+    outbox_->trace()->add({since, now, 0, 0, 0, 0, 0, 0, observe::EventType::kWork, 0});
 }
 
 // Traces are put on one clock by round trips to each group's rank 0: the quickest of many is the best.
@@ -727,7 +728,8 @@ void Runtime::ask_for_time(core::TimePoint now) {
 
 std::size_t Runtime::progress() {
   const core::OneThread::Inside inside(one_thread_);
-  const std::uint64_t began = outbox_->trace() == nullptr ? 0 : observe::trace_ns();
+  observe::Trace* const trace = outbox_->trace();
+  const std::uint64_t began = trace == nullptr || works_since_ns_ != 0 ? 0 : observe::trace_ns();
   std::size_t work = 0;
   if (transports_.shm) work += transports_.shm->progress();
   // Rare and small: control traffic, and what comes over the network while the members of all groups are on this node.
@@ -736,6 +738,7 @@ std::size_t Runtime::progress() {
   if (!all_are_local_ || look) work += transports_.data->progress();
   if (transports_.control && ((!all_are_local_ && work == 0) || look)) work += transports_.control->progress();
   const core::TimePoint now = now_ = core::Clock::now();
+  if (trace != nullptr) trace->note_clock(observe::trace_ns(now));
   work += outbox_->progress(now);
   work += worker_->tick(now);
   if (dedicated_->has_work()) work += dedicated_->tick();
@@ -747,9 +750,11 @@ std::size_t Runtime::progress() {
   if (!parted_.empty()) leave_parted();
   if (suspects_.has_reports() || now >= suspects_.next_due() || !unanswered_verdicts_.empty())
     work += judge_suspects(now);
-  if (began != 0 && outbox_->trace() != nullptr) {
+  if (transports_.control) transports_.control->send_now();  // which may not be looked at in the next rounds
+  if (trace != nullptr) {
     ask_for_time(now);
-    trace_work(began, work > 0);
+    trace_work(began, observe::trace_ns(now), work > 0);
+    trace->make_stale();  // there is no telling when the next round comes
   }
   return work;
 }

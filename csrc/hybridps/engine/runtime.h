@@ -172,7 +172,10 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
                        bool found_here) override;
   void on_group_waits(core::GroupUid uid) override;
   std::uint64_t bytes_through_card() const override;
-  void send_now() override { transports_.data->send_now(); }
+  void send_now() override {
+    transports_.data->send_now();
+    if (transports_.control) transports_.control->send_now();
+  }
   core::Result<worker::Newcomer> meet(core::GroupUid uid, std::span<const std::byte> record) override;
   void part(core::GroupUid uid, core::EngineId server) override;
   void on_joined(core::GroupUid uid, const std::vector<core::EngineId>& servers) override;
@@ -221,7 +224,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void note_round_trip(Peer& peer, std::uint64_t sent_ns, std::uint64_t theirs_ns);
   void sample_rates(core::TimePoint now);
   void trace_group(const worker::GroupInfo& info);
-  void trace_work(std::uint64_t began, bool worked);
+  void trace_work(std::uint64_t began, std::uint64_t now, bool worked);
   void ask_for_time(core::TimePoint now);
   flow::Delivery with_cost(const wire::Message& message, transport::RxPayload payload);
   void deliver(worker::GroupState& group, const wire::Message& message, transport::RxPayload payload);

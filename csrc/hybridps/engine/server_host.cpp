@@ -24,7 +24,7 @@
 #include "hybridps/engine/runtime.h"
 #include "hybridps/engine/status_desk.h"
 #include "hybridps/observe/trace.h"
-#include "hybridps/transport/ucx/ucx_transport.h"
+#include "hybridps/transport/ucx/ucx_config.h"
 
 namespace hybridps::engine {
 namespace {
@@ -84,14 +84,10 @@ class Shard final : public LoopClient, core::Pinned {
       return Status(pool.status().code(), std::string(pool.status().message()) + "; give a smaller --memory");
 
     Transports transports;
-    auto made =
-        make_data_transport(interfaces, {core::from_seconds(1), user_timeout(config)}, config.data_sockets, threads);
+    const DataOptions network{core::from_seconds(1), user_timeout(config)};
+    auto made = make_data_transport(interfaces, network, config.data_sockets, threads);
     if (!made.is_ok()) return made.status();
-    transport::UcxOptions control;
-    control.net_device = interfaces.control;
-    control.tcp_only = true;
-    control.label = "control";
-    auto second = transport::UcxTransport::create(control);
+    auto second = make_control_transport(interfaces, network);
     if (!second.is_ok()) return second.status();
     record_.build = std::string("hybridps ") + build_info::kVersion;
     record_.incarnation = "server";

@@ -138,19 +138,20 @@ core::Status Outbox::transmit(PeerState& peer, wire::Message message, const tran
 
 void Outbox::trace_window(PeerState& peer) {
   if (trace_ == nullptr || std::exchange(peer.traced_window, peer.book.window()) == peer.book.window()) return;
-  const std::uint64_t now = observe::trace_ns();
+  const std::uint64_t now = trace_->recent();
   trace_->add({now, now, static_cast<std::uint64_t>(peer.book.window()), 0, 0, 0, 0, trace_->peer(peer.id),
                observe::EventType::kWindow, 0});
 }
 
 void Outbox::trace_sent(const PeerState& peer, const Stream& stream, std::uint32_t chunk, std::size_t bytes,
                         transport::SendDone& done) {
-  observe::Event event{trace_->begin_send(), 0, bytes, stream.id.sequence, stream.id.span, chunk, trace_->group(stream.from.uid), trace_->peer(peer.id),
+  observe::Event event{trace_->recent(), 0, bytes, stream.id.sequence, stream.id.span, chunk, trace_->group(stream.from.uid), trace_->peer(peer.id),
                        observe::EventType::kSent, static_cast<std::uint8_t>(stream.id.stage)};
   // Another trace, begun since, does not know the event's group and peer.
   done = [this, alive = alive_, event, trace = trace_, inner = std::move(done)](core::Status status) mutable {
     if (*alive && trace_ == trace) {
-      event.end_ns = observe::trace_ns();
+      // Those that are done together are so at one time.
+      event.end_ns = trace_->recent() > event.start_ns ? trace_->recent() : trace_->read_clock();
       trace_->add(event);
     }
     if (inner) inner(std::move(status));
@@ -168,10 +169,7 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
   };
   if (bytes == 0) {
     transport::SendDone done;
-    if (trace_ != nullptr) {
-      trace_->worked(0);
-      trace_sent(peer, stream, chunk, 0, done);
-    }
+    if (trace_ != nullptr) trace_sent(peer, stream, chunk, 0, done);
     if (!send({}, std::move(done)).is_ok()) return Step::kBroken;
     marks |= kSent;
     ++stream.sent_;
@@ -191,7 +189,6 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
     }
   }
   Payload payload;
-  if (trace_ != nullptr) trace_->worked(0);
   if (peer.local || net_in_use_[size_class] < options_.net_slots[size_class])
     payload = stream.source->payload(stream, chunk, bytes);
   if (!payload.buffer) {
@@ -225,7 +222,9 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
     };
   }
   if (trace_ != nullptr) trace_sent(peer, stream, chunk, payload.bytes, done);
-  if (!send(payload, std::move(done)).is_ok()) {
+  const core::Status status = send(payload, std::move(done));
+  if (trace_ != nullptr) trace_->make_stale();  // shared memory and UCX may call the kernel
+  if (!status.is_ok()) {
     // `done` was dropped unrun.
     if (!peer.local) {
       --net_in_use_[size_class];

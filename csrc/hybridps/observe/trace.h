@@ -82,12 +82,12 @@ class Trace : core::Pinned {
     ring_[end % kRing] = event;
     added_.store(end + 1, std::memory_order_release);
   }
-  /// Reading the clock is half of what an event costs: one that begins where another has just ended takes its time. A chunk that
-  /// has come (until its message is done with, came(0)) is copied or added; one that has been copied is sent.
-  void came(std::uint64_t now_ns) noexcept { came_ns_ = now_ns; }
-  std::uint64_t begin_work() noexcept { return came_ns_ != 0 ? std::exchange(came_ns_, 0) : trace_ns(); }
-  void worked(std::uint64_t now_ns) noexcept { worked_ns_ = now_ns; }
-  std::uint64_t begin_send() noexcept { return worked_ns_ != 0 ? std::exchange(worked_ns_, 0) : trace_ns(); }
+  /// Reading the clock is half of what an event costs: what begins where another event has just ended, and what ends with others,
+  /// takes the last reading. Who does something that takes time and is no event (a system call) makes it stale.
+  std::uint64_t read_clock() noexcept { return recent_ns_ = trace_ns(); }
+  std::uint64_t recent() noexcept { return recent_ns_ != 0 ? recent_ns_ : read_clock(); }
+  void note_clock(std::uint64_t now_ns) noexcept { recent_ns_ = now_ns; }
+  void make_stale() noexcept { recent_ns_ = 0; }
 
   /// The number of a group in events.
   std::uint32_t group(core::GroupUid uid) {
@@ -126,8 +126,7 @@ class Trace : core::Pinned {
   std::atomic<std::uint64_t> dropped_{0};
   std::unordered_map<core::GroupUid, std::uint32_t> groups_;
   std::unordered_map<core::EngineId, std::uint16_t> peers_;
-  std::uint64_t came_ns_ = 0;    // 0: none
-  std::uint64_t worked_ns_ = 0;  // the same
+  std::uint64_t recent_ns_ = 0;  // the last reading of the clock; 0: stale
   std::pair<core::GroupUid, std::uint32_t> last_group_;
   std::pair<core::EngineId, std::uint16_t> last_peer_;
   std::mutex mutex_;
@@ -143,12 +142,11 @@ class TraceSpan : core::Pinned {
   TraceSpan(Trace* trace, EventType type, std::uint8_t detail, std::uint64_t bytes, std::uint64_t sequence,
             std::uint32_t span, std::uint32_t chunk) noexcept
       : trace_(trace) {
-    if (trace_ != nullptr) event_ = {trace_->begin_work(), 0, bytes, sequence, span, chunk, 0, 0, type, detail};
+    if (trace_ != nullptr) event_ = {trace_->recent(), 0, bytes, sequence, span, chunk, 0, 0, type, detail};
   }
   ~TraceSpan() {
     if (trace_ == nullptr) return;
-    event_.end_ns = trace_ns();
-    trace_->worked(event_.end_ns);
+    event_.end_ns = trace_->read_clock();
     trace_->add(event_);
   }
 

@@ -214,6 +214,21 @@ TEST_CASE("engine/engine: a rank may leave while others are late", "[engine]") {
   REQUIRE(codes == std::vector<int>(3, 0));
 }
 
+TEST_CASE("engine/engine: that quicker ranks disagree about an operation is no failure to make the group", "[engine]") {
+  const auto codes = run_ranks({"a", "b", "c"}, 0, [](const Rank& me) {
+    const auto group = me.open("world");
+    std::vector<float> data(10 + static_cast<std::size_t>(me.rank), 1.0F);
+    if (me.rank == 2)  // it waits for the others only when it has heard
+      while (group->status().is_ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const core::Status ready = group->wait_ready();
+    check(ready.is_ok(), ready.to_string());
+    const core::Status status = allreduce(*group, data);
+    check(status.code() == core::Code::kMismatch, status.to_string());
+    leave(group);
+  });
+  REQUIRE(codes == std::vector<int>(3, 0));
+}
+
 TEST_CASE("engine/engine: an engine can be made again in the same process", "[engine]") {
   const int data_threads = GENERATE(0, 2);
   const auto codes = run_ranks({"a", "b"}, data_threads, [](const Rank& me) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/support/catch.h"
+#include "tests/support/clock.h"
 
 namespace {
 
@@ -104,4 +105,22 @@ TEST_CASE("observe/trace: a folder that cannot be made is an error that names it
   const auto opened = Trace::open("/proc/nothing/here", "rank0", "");
   REQUIRE_FALSE(opened.is_ok());
   CHECK(std::string(opened.status().message()).find("/proc/nothing/here") != std::string::npos);
+}
+
+TEST_CASE("observe/trace: events share a reading of the clock until it is stale", "[observe][fast]") {
+  const Folder folder;
+  auto opened = Trace::open(folder.path + "/shared", "rank0", "\"rank\": 0");
+  REQUIRE(opened.is_ok());
+  Trace& trace = *opened.value();
+  test::MovableClock clock;
+  const std::uint64_t first = trace.recent();
+  clock.pass(std::chrono::microseconds(5));
+  CHECK(trace.recent() == first);
+  { const observe::TraceSpan span(&trace, observe::EventType::kCopy, 0, 1, 1, 0, 0); }
+  CHECK(trace.recent() == first + 5000);  // the span's end
+  clock.pass(std::chrono::microseconds(5));
+  trace.make_stale();
+  CHECK(trace.recent() == first + 10000);
+  trace.note_clock(first + 11000);
+  CHECK(trace.recent() == first + 11000);
 }

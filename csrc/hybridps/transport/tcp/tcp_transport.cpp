@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -41,9 +42,11 @@ constexpr core::Duration kAcceptAgainAfter = core::from_seconds(0.1);
 
 core::Status socket_error(const std::string& what, int error) {
   const bool resources = error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS;
-  return {resources ? core::Code::kOutOfResources : core::Code::kInvalidArgument,
-          what + ": " + std::strerror(error) +
-              (error == EMFILE || error == ENFILE ? "; too few file descriptors, raise `ulimit -n`" : "")};
+  std::string hint;
+  if (rlimit limit{}; error == EMFILE && ::getrlimit(RLIMIT_NOFILE, &limit) == 0)
+    hint = "; too few file descriptors: all " + std::to_string(limit.rlim_cur) + " are in use; raise `ulimit -n`";
+  if (error == ENFILE) hint = "; too few file descriptors: all of this machine are in use; raise fs.file-max";
+  return {resources ? core::Code::kOutOfResources : core::Code::kInvalidArgument, what + ": " + std::strerror(error) + hint};
 }
 
 core::Descriptor make_socket(int family) {

@@ -1,10 +1,8 @@
 #include "hybridps/transport/ucx/ucx_config.h"
 
-#include <dlfcn.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <sys/socket.h>
-#include <ucp/api/ucp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -161,16 +159,6 @@ core::Status validate_device(std::string_view names, const std::vector<NetDevice
     if (!found->address) return bad("network device '" + name + "' has no IP address");
   }
   return core::Status::ok();
-}
-
-std::string ucx_version() { return ucp_get_version_string(); }
-
-std::string ucx_library_path() {
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&ucp_get_version), &info) == 0 || info.dli_fname == nullptr) return {};
-  std::error_code error;
-  const auto path = std::filesystem::canonical(info.dli_fname, error);
-  return error ? std::string(info.dli_fname) : path.string();
 }
 
 }  // namespace hybridps::transport

@@ -67,9 +67,16 @@ std::vector<NetDevice> list_net_devices();
 core::Status validate_device(std::string_view names);
 core::Status validate_device(std::string_view names, const std::vector<NetDevice>& devices);
 
-/// "1.22.0": the libucp in this process, not the one compiled against.
+/// Brings libucp into the process, with what must be set before, and says which file it is (or its soname).
+using UcxLoader = std::function<core::Result<std::string>()>;
+/// Called when UCX is needed for the first time, in the thread that needs it, one at a time. Unset: "libucp.so.0", where the
+/// system's loader finds it.
+void set_ucx_loader(UcxLoader loader);
+/// Loads UCX, if that has not been done. kUnsupported: the loader's error, or a library that is none.
+core::Status need_ucx();
+/// "1.22.0": the libucp in this process, not the one compiled against; empty: it has not been needed.
 std::string ucx_version();
-/// The file it was loaded from.
+/// The file it was loaded from; empty likewise.
 std::string ucx_library_path();
 
 }  // namespace hybridps::transport

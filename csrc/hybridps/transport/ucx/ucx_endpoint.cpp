@@ -19,7 +19,7 @@ void UcxEndpoint::on_error(void* endpoint, ucp_ep_h /*ep*/, ucs_status_t status)
   std::string what = status == UCS_ERR_CONNECTION_RESET
                          ? std::string(kEndedWithoutClosing)
                          : "the connection (" + std::string(self->transport_.name()) + ") to engine " +
-                               core::to_string(self->peer_) + " broke: " + ucs_status_string(status);
+                               core::to_string(self->peer_) + " broke: " + text_of(status);
   self->fail(core::Status(core::Code::kPeerDead, std::move(what)));
 }
 

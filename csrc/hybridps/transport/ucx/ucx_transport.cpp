@@ -25,12 +25,13 @@ constexpr core::Duration kCancelTimeout = core::from_seconds(0.25);
 core::Status ucs_error(core::Code code, const std::string& what, ucs_status_t status) {
   if (status == UCS_ERR_NO_MEMORY || status == UCS_ERR_NO_RESOURCE || status == UCS_ERR_EXCEEDS_LIMIT)
     code = core::Code::kOutOfResources;
-  return {code, what + ": " + ucs_status_string(status)};
+  return {code, what + ": " + text_of(status)};
 }
 
 }  // namespace
 
 core::Result<std::unique_ptr<UcxTransport>> UcxTransport::create(const UcxOptions& options) {
+  if (core::Status status = need_ucx(); !status.is_ok()) return status;
   static UcpApi libucp;
   return create(options, libucp);
 }
@@ -323,7 +324,7 @@ bool UcxTransportImpl::arm() {
   const ucs_status_t status = api_.worker_arm(worker_);
   if (status != UCS_OK && status != UCS_ERR_BUSY) {
     static core::LogRate rate(core::from_seconds(10));
-    if (rate.permit()) core::log_warn(name_, ": UCX cannot arm its events: ", ucs_status_string(status));
+    if (rate.permit()) core::log_warn(name_, ": UCX cannot arm its events: ", text_of(status));
   }
   return status == UCS_OK;
 }
@@ -676,7 +677,7 @@ void UcxTransportImpl::force_close(UcxEndpoint& endpoint) {
   if (!UCS_PTR_IS_PTR(posted)) --closes_pending_;
   if (UCS_PTR_IS_ERR(posted))
     core::log_debug(name_, ": closing the endpoint to ", core::to_string(endpoint.peer_), ": ",
-                    ucs_status_string(UCS_PTR_STATUS(posted)));
+                    text_of(UCS_PTR_STATUS(posted)));
 }
 
 void UcxTransportImpl::on_flushed(void* ucp_request, ucs_status_t /*status*/, void* user_data) {

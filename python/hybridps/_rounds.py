@@ -27,6 +27,7 @@ from hybridps.compress import backend_of
 
 _ABSENT = -1
 _MEETING, _END = -1, -2  # in place of a round's number
+_QUICKER = 0.75  # of the time that a rank took last: sooner than that it is not expected
 _READY, _PAUSED, _ENDED = range(3)  # what a rank tells rank 0
 
 
@@ -61,6 +62,8 @@ class Rounds:
         self._state = [_ABSENT] * self._size
         self._since = [0] * self._size  # the round whose beginning each rank's weights are of
         self._last_round_at = time.monotonic()
+        self._began = [self._last_round_at] * self._size  # when each rank last went on computing, and
+        self._took: list[float | None] = [None] * self._size  # how long it has taken, the last time
         self._threads = [threading.Thread(target=self._run, name="hybridps-rounds", daemon=True)]
         if self._rank == 0 and self._size > 1:
             self._threads.append(threading.Thread(target=self._receive, name="hybridps-ready", daemon=True))
@@ -184,12 +187,15 @@ class Rounds:
                 now = time.monotonic()
                 enough_since = enough_since or now
                 # Those that are about to be ready too would else wait for the next round.
-                wait = enough_since + self._patience * (enough_since - self._last_round_at) - now
-                if len(ready) == len(working) or wait <= 0 or self._schedule is not None:
+                until = enough_since + self._patience * (enough_since - self._last_round_at)
+                if self._schedule is not None or now >= until or not self._expected(set(working) - set(ready), until):
                     return self._begin(ready)
+                wait = until - now
             with contextlib.suppress(queue.Empty):
                 rank, what = self._told.get(timeout=wait)
                 self._state[rank] = what
+                if what == _READY:
+                    self._took[rank] = time.monotonic() - self._began[rank]
             if self._error is not None:
                 raise self._error
 
@@ -214,6 +220,11 @@ class Rounds:
         late = [r for r in working if r not in ready and self.rounds + 1 - self._since[r] > self._staleness]
         return [] if late else ready
 
+    def _expected(self, ranks: Iterable[int], until: float) -> bool:
+        """Whether one of them may be ready by then: it was nearly as quick the last time, or there is no last time."""
+        took = [(rank, self._took[rank]) for rank in ranks]
+        return any(seconds is None or self._began[rank] + _QUICKER * seconds <= until for rank, seconds in took)
+
     def _begin(self, ranks: list[int]) -> list[int]:
         ages = [_ABSENT] * self._size
         for rank in ranks:
@@ -221,4 +232,6 @@ class Rounds:
             self._since[rank] = self.rounds + 1
             self._state[rank] = _ABSENT
         self._last_round_at = time.monotonic()
+        for rank in ranks:
+            self._began[rank] = self._last_round_at
         return [self.rounds, *ages]

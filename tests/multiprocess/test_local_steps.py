@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import queue
 import re
 import subprocess
 import sys
@@ -493,6 +494,36 @@ def nothing_is_left(rank, world):
 
 def test_close_leaves_no_thread_and_no_group():
     assert run_ranks(nothing_is_left, "1+1") == [([], 1), ([], 1)]
+
+
+def decided(took_last, then=()):
+    """What rank 0 decides where three of four ranks are ready and the fourth has computed for a second; its last time took
+    `took_last` seconds. `then`: what it is told after that."""
+    from hybridps import _rounds
+
+    rounds = object.__new__(_rounds.Rounds)
+    rounds._rank, rounds._size, rounds._error, rounds._schedule = 0, 4, None, None
+    rounds._staleness, rounds._quorum, rounds._patience, rounds.rounds = 4, 3, 1e5, 7
+    rounds._state, rounds._since = [_rounds._READY] * 3 + [_rounds._ABSENT], [7] * 4
+    rounds._told = queue.Queue()
+    rounds._last_round_at = time.monotonic() - 1.0
+    rounds._began, rounds._took = [rounds._last_round_at] * 4, [1.0, 1.0, 1.0, took_last]
+    found = []
+    thread = threading.Thread(target=lambda: found.append(rounds._decide()), daemon=True)
+    thread.start()
+    for what in then:
+        rounds._told.put(what)
+    thread.join(60 * harness.TIME_SCALE)
+    return found
+
+
+def test_a_round_waits_for_who_may_be_ready_soon_and_for_nobody_else():
+    from hybridps import _rounds
+
+    assert decided(took_last=1e9) == [[7, 0, 0, 0, -1]]  # at once, whatever the patience
+    soon = [(3, _rounds._READY)]
+    assert decided(took_last=1.0, then=soon) == [[7, 0, 0, 0, 0]]
+    assert decided(took_last=None, then=soon) == [[7, 0, 0, 0, 0]]
 
 
 def test_fragments_are_as_equal_as_whole_parameters_allow():

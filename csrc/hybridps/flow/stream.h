@@ -41,8 +41,9 @@ class Source {
 };
 
 /// So many chunks (of streams to one peer, or of a receiver's grants) may pass those of less priority; then it is the turn of
-/// the one of these that has waited longest. So nobody starves: what waits has one chunk of kPassesMax + 1.
-inline constexpr std::uint32_t kPassesMax = 15;
+/// the one of these that has waited longest. So nobody starves: what waits has one chunk of kPassesMax + 1. Not more of them: what is
+/// done early that others wait for late leaves the card idle at the end (docs/decisions/0025-priorities.md).
+inline constexpr std::uint32_t kPassesMax = 63;
 
 /// Streams that wait for one thing, in a row: by priority, then in the order in which they came. Each is linked by its own
 /// hook, so that it leaves from anywhere at once.

@@ -66,6 +66,8 @@ Tuner::Class Tuner::class_of(const Sample& sample) noexcept {
 void Tuner::begin_pass() {
   phase_ = Phase::kPass;
   pass_began_ = current_;
+  spent_ = price_ = gained_seconds_ = log_now_ = log_began_ = 0.0;
+  probed_.assign(2 * knobs_.size(), false);
   step_ = 2;
   stride_ = 1;
   passes_ = 0;
@@ -87,6 +89,10 @@ void Tuner::rest() {
 
 void Tuner::on_operation(const Sample& sample) {
   ++operations_;
+  if (sample.seconds > 0.0) {
+    spent_ += sample.seconds;
+    gained_seconds_ += sample.seconds * std::expm1(-log_now_);
+  }
   if (phase_ != Phase::kRest || sample.bytes == 0 || !(sample.seconds > 0.0)) return;
   const Class of = class_of(sample);
   if (typical_.size() >= kClassesMax && typical_.count(of) == 0) return;
@@ -114,6 +120,9 @@ bool Tuner::begin_move(std::size_t k, int rungs) {
   trial_->knob = static_cast<int>(k);
   trial_->b = current_;
   trial_->b[k] = to;
+  const std::size_t way = 2 * k + (rungs > 0 ? 1 : 0);
+  trial_->probes = !probed_[way];
+  probed_[way] = true;
   return true;
 }
 
@@ -145,6 +154,7 @@ bool Tuner::begin_trial() {
     if (operations_ < rest_) return false;
     phase_ = Phase::kLook;
     pass_began_ = current_;
+    log_began_ = log_now_;
     step_ = stride_ = 1;
     direction_ = 1;
     moved_ = gained_ = false;
@@ -184,7 +194,7 @@ Tuner::Round Tuner::round_of(int pairs, int depth) {
   random_ ^= random_ << 17;
   // A B B A or B A A B: what the program repeats after as many operations meets both.
   const auto drawn = static_cast<std::uint32_t>(random_ >> 20) & 0x55555555U;
-  round.order = drawn | ((~drawn & 0x55555555U) << 1);
+  round.order = pairs == 1 ? (trial_->pairs == 0 ? 0U : 1U) : drawn | ((~drawn & 0x55555555U) << 1);
   announced_ = current_;
   refused_ = false;
   return round;
@@ -198,12 +208,12 @@ std::optional<Tuner::Round> Tuner::next(int depth) {
   }
   if (!trial_) {
     if (phase_ != Phase::kRest && trials_ == 0 && operations_ < kWarmUp) return std::nullopt;
-    if (!begin_trial()) {
+    if (!can_pay() || !begin_trial()) {
       if (announced_ == current_) return std::nullopt;
       return round_of(0, depth);
     }
   }
-  return round_of(kPairsOfRound, depth);
+  return round_of(trial_->probes && trial_->pairs < kPairsOfRound ? 1 : kPairsOfRound, depth);
 }
 
 void Tuner::on_round(const Round& round, const std::vector<Sample>& samples) {
@@ -214,8 +224,30 @@ void Tuner::on_round(const Round& round, const std::vector<Sample>& samples) {
     const auto bytes = static_cast<double>(sample.bytes);
     trial_->seen.push_back({class_of(sample), round.is_b(sample.index), bytes, sample.seconds / bytes});
   }
+  pay(round, samples);
   const Finding finding = find();
   if (const Verdict verdict = judge(finding); verdict != Verdict::kOpen) conclude(finding, verdict == Verdict::kKeep);
+}
+
+// What these operations have taken, and how much more than what is in use would have; by medians, since an outlier is nobody's doing.
+void Tuner::pay(const Round& round, const std::vector<Sample>& samples) {
+  std::map<Class, std::pair<std::vector<double>, std::vector<double>>> by_class;
+  for (const Trial::Seen& one : trial_->seen) {
+    auto& [a, b] = by_class[one.of];
+    (one.b ? b : a).push_back(one.per_byte);
+  }
+  double price = 0.0;
+  for (const Sample& sample : samples) {
+    if (sample.bytes == 0 || !(sample.seconds > 0.0) || sample.index < 0) continue;
+    spent_ += sample.seconds;
+    const auto found = by_class.find(class_of(sample));
+    if (found == by_class.end() || found->second.first.empty()) continue;
+    const double typical = median(found->second.first);
+    const auto bytes = static_cast<double>(sample.bytes);
+    gained_seconds_ += bytes * typical * std::expm1(-log_now_);
+    if (round.is_b(sample.index)) price += bytes * (median(found->second.second) - typical);
+  }
+  price_ += std::max(0.0, price);
 }
 
 Tuner::Finding Tuner::find() const {
@@ -226,24 +258,24 @@ Tuner::Finding Tuner::find() const {
     (one.b ? b : a).push_back(one.per_byte);
   }
   std::vector<std::pair<double, double>> logs[2];
-  double least_b = 1e300;
-  double most_a = 0.0;
+  double least[2] = {1e300, 1e300};
+  double most[2] = {0.0, 0.0};
   for (const Trial::Seen& one : trial_->seen) {
     const auto& [a, b] = by_class[one.of];
     if (a.empty() || b.empty()) continue;
     const double typical = std::sqrt(median(a) * median(b));
     logs[one.b ? 1 : 0].emplace_back(std::log(one.per_byte / typical), typical * one.bytes);
-    if (one.b)
-      least_b = std::min(least_b, one.per_byte / typical);
-    else
-      most_a = std::max(most_a, one.per_byte / typical);
+    least[one.b] = std::min(least[one.b], one.per_byte / typical);
+    most[one.b] = std::max(most[one.b], one.per_byte / typical);
   }
   Finding finding;
   finding.count = std::min(logs[0].size(), logs[1].size());
   if (finding.count == 0) return finding;
   const double middle[2] = {weighted_median(logs[0]), weighted_median(logs[1])};
   finding.log_ratio = middle[1] - middle[0];
-  finding.apart = std::log(least_b / most_a);
+  finding.worse = std::log(least[1] / most[0]);
+  finding.better = std::log(least[0] / most[1]);
+  finding.quickest = std::log(least[1] / least[0]);
   // Not the median deviation: of two kinds of operations that look alike it would say that all are the same.
   double squares = 0.0;
   double weights = 0.0;
@@ -263,7 +295,10 @@ Tuner::Verdict Tuner::judge(const Finding& finding) const {
   const bool last = trial_->pairs >= kPairsMax;
   const Verdict open = last ? Verdict::kTakeBack : Verdict::kOpen;
   if (finding.count == 0) return open;
-  if (finding.apart > std::log1p(kMuchWorse) && trial_->knob >= 0) return Verdict::kTakeBack;
+  if (finding.worse > std::log1p(kMuchWorse) && trial_->knob >= 0) return Verdict::kTakeBack;
+  // In step with a program, one pair may meet what is slow with one of them alone: that something is gained takes both orders.
+  if (trial_->pairs == 1) return finding.quickest > std::log1p(kMuchWorse) ? Verdict::kTakeBack : Verdict::kOpen;
+  if (finding.better > std::log1p(kMuchBetter) && trial_->knob >= 0) return Verdict::kKeep;
   const bool few = finding.count < kFew;
   if (trial_->knob < 0) {  // back to where the pass began, unless that is known to be slower
     if (finding.log_ratio - (few ? kErrorsOfFew : kErrors) * finding.error > 0.0) return Verdict::kTakeBack;
@@ -288,6 +323,7 @@ void Tuner::conclude(const Finding& finding, bool keep) {
   if (keep) {
     ++kept_;
     current_ = trial.b;
+    log_now_ = trial.knob < 0 ? log_began_ : log_now_ + finding.log_ratio;
   }
   if (trial.knob < 0) {  // the end of a pass
     rest();

@@ -5,12 +5,16 @@
 //          taken for a gain. Of an operation counts its time per byte against the median of its class (kind and
 //          size), so that different ones compare; of each kind the median of its operations, weighted by the time that they
 //          take.
-//            kept        B gains kGainMin at least, and more than noise explains
+//            kept        B gains kGainMin at least, and more than noise explains; at once where B is much better
 //            taken back  otherwise: at once where B is much worse
 //          A pass tries every knob, both ways, two rungs at a time and then one, where it mattered first; where something is gained it goes on the same
 //          way, farther at first. At its end what was found is held against where it began, and taken back unless it
 //          is seen to be better. Then the tuner rests, and looks at one knob now and then, the more rarely the longer nothing was gained.
 //          It begins a new pass where operations take noticeably longer, or shorter, than when it came to rest.
+// Price    Trials of what is worse take time. A new one waits until all that they have taken is below kPriceMax of the time of all
+//          operations, and half of what was gained since the beginning: so a program does not become slower than that for
+//          being tuned, and where much is gained nothing waits.
+//          The first trial of a knob in a direction begins with one pair, since it may be much worse.
 // Bounds   kPairsMax pairs a trial; kRestMax operations between looks.
 // Source   coordinate search (Hooke and Jeeves 1961) by comparisons in turn.
 // Threads  a plain value; no clock, no I/O.
@@ -30,11 +34,13 @@ class Tuner {
  public:
   static constexpr double kGainMin = 0.03;
   static constexpr double kMuchWorse = 0.15;
+  static constexpr double kMuchBetter = 0.3;
   static constexpr int kPairsMax = 8;
   static constexpr std::uint64_t kWarmUp = 6;  // operations before the first trial
   static constexpr std::uint64_t kRestMin = 128;
   static constexpr std::uint64_t kRestMax = 8192;
   static constexpr double kChanged = 1.3;
+  static constexpr double kPriceMax = 0.025;
   static constexpr std::size_t kTriedKept = 32;
 
   struct Knob {
@@ -102,6 +108,7 @@ class Tuner {
     int knob = 0;
     Rungs b;
     int pairs = 0;
+    bool probes = false;  // the first pair for itself
     struct Seen {
       Class of = 0;
       bool b = false;
@@ -119,7 +126,9 @@ class Tuner {
   struct Finding {
     double log_ratio = 0.0;  // of B's time to A's
     double error = 0.0;
-    double apart = 0.0;      // how much more the quickest of B takes than the slowest of A
+    double worse = 0.0;      // how much more the quickest of B takes than the slowest of A, of the logarithm
+    double better = 0.0;     // the slowest of B less than the quickest of A
+    double quickest = 0.0;   // of B to that of A
     std::size_t count = 0;   // operations of the kind that has fewer
   };
   Finding find() const;
@@ -127,6 +136,8 @@ class Tuner {
   void conclude(const Finding& finding, bool keep);
   void rest();
   void begin_pass();
+  void pay(const Round& round, const std::vector<Sample>& samples);
+  bool can_pay() const noexcept { return price_ <= kPriceMax * spent_ + gained_seconds_ / 2; }
   void order_knobs();
   Round round_of(int pairs, int depth);
 
@@ -141,8 +152,17 @@ class Tuner {
   std::uint64_t kept_ = 0;
   std::deque<Tried> tried_;
 
+  // Since the beginning, or the last change of the network; seconds.
+  double spent_ = 0.0;           // by all operations
+  double price_ = 0.0;           // more than what was in use would have taken, by those of trials
+  double gained_seconds_ = 0.0;  // against the settings of then
+  double log_now_ = 0.0;         // of the time with what is in use to that with the settings of then
+
+  std::vector<bool> probed_;     // of knobs, each down and up
+
   // A pass.
   Rungs pass_began_;
+  double log_began_ = 0.0;  // log_now_ then
   int step_ = 2;
   int stride_ = 1;        // times the step, where it has gained in this direction
   int passes_ = 0;  // of one step, since the first of two

@@ -116,8 +116,9 @@ TEST_CASE("flow/grants: one that is removed gets nothing more, and is in nobody'
   c.give_back();
 }
 
-TEST_CASE("flow/grants: who has priority goes first, and of sixteen grants one is for who waits longest", "[flow][fast]") {
+TEST_CASE("flow/grants: who has priority goes first, and of so many grants one is for who waits longest", "[flow][fast]") {
   for (const auto turn : {GrantQueue::Turn::kAll, GrantQueue::Turn::kOne}) {
+    constexpr std::size_t kTurn = hybridps::flow::kPassesMax + 1;
     GrantQueue queue{GrantBudget(1), turn};
     std::vector<Waiter*> order;
     Waiter first(queue, 1, order);
@@ -126,22 +127,22 @@ TEST_CASE("flow/grants: who has priority goes first, and of sixteen grants one i
     Waiter high(queue, 1, order);
     first.wanted = {0};
     queue.add(first);  // has the unit
-    for (std::uint32_t chunk = 0; chunk < 100; ++chunk)
+    for (std::uint32_t chunk = 0; chunk < 7 * kTurn; ++chunk)
       for (Waiter* waiter : {&low, &middle, &high}) waiter->wanted.push_back(chunk);
     queue.add(low, -5);
     queue.add(middle);
     queue.add(high, 7);
-    while (order.size() < 1 + 96) order.back()->give_back();
+    while (order.size() < 1 + 6 * kTurn) order.back()->give_back();
     order.erase(order.begin());
     for (std::size_t i = 0; i < order.size(); ++i) {
       INFO("grant " << i);
       // In turn the middle one comes to its turn, too: the low one goes to the end of the row when it has had its own.
-      if (i % 16 != 15)
+      if (i % kTurn != kTurn - 1)
         CHECK(order[i] == &high);
       else if (turn == GrantQueue::Turn::kAll)
         CHECK(order[i] == &low);
       else
-        CHECK(order[i] == (i % 32 == 15 ? &low : &middle));
+        CHECK(order[i] == (i % (2 * kTurn) == kTurn - 1 ? &low : &middle));
     }
     Waiter& last = *order.back();
     for (Waiter* waiter : {&low, &middle, &high}) queue.remove(*waiter);

@@ -163,7 +163,7 @@ class KernelCodec final : public Codec {
       std::uint16_t scale = 0;
       std::memcpy(&scale, data, 2);
       found += (scale & 0x7fffU) > 0x7f80U ? 1 : 0;
-      data += block_bytes(n, /*masked=*/false);
+      data += block_bytes(n);
       left -= n;
     }
     return found;

@@ -344,6 +344,9 @@ def as_a_user(rank, world):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; who runs this is one already")
 def test_a_user_without_privileges_can_train_and_look():
+    closed = [folder for folder in Path(__file__).resolve().parents if not folder.stat().st_mode & 0o001]
+    if closed:
+        pytest.skip(f"other users may not enter {closed[0]}, where this checkout is")
     run_ranks(as_a_user, "2+1", env={"HYBRIDPS_LOG_LEVEL": "warn"}, init=False, destroy=False)
 
 

@@ -25,7 +25,10 @@ def program() -> str:
 
 def environment() -> dict[str, str]:
     """What the program needs beyond this process's environment; UCX's own settings of the user win."""
-    path = _load.load_ucx(_load.build_info())  # also sets UCX's defaults in os.environ
+    try:
+        path = _load.load_ucx(_load.build_info())  # also sets UCX's defaults in os.environ
+    except ImportError:  # over TCP it is not needed; where it is, the server says so
+        return dict(os.environ)
     folder = os.path.dirname(path)
     before = os.environ.get("LD_LIBRARY_PATH")
     events = {} if _load.needs_memory_events() else {"UCX_MEM_EVENTS": "n"}

@@ -116,9 +116,12 @@ def doctor(arguments) -> int:
             show("built with CUDA", "yes" if info.CUDA else "no")
             show("built by", f"{info.COMPILER}, {info.BUILD_TYPE}")
             extension = _load.load_extension()
-            path = _load.load_ucx(info)
-            show("UCX in use", f"{'.'.join(map(str, _load.ucx_version(path)))} ({path})")
-            show("UCX has verbs", "yes" if _load.has_verbs(path) else "no")
+            try:
+                path = _load.load_ucx(info)
+                show("UCX at hand", f"{'.'.join(map(str, _load.ucx_version(path)))} ({path})")
+                show("UCX has verbs", "yes" if _load.has_verbs(path) else "no")
+            except ImportError as error:  # where it is needed, check_settings() finds that it is a problem
+                notes.append(f"{error} (needed for RDMA; over TCP it is not)")
             show("CUDA path", extension.cuda())
             show("extension", extension.__file__)
             notes += extension.config_table()[1]

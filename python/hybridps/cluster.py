@@ -98,7 +98,10 @@ def record(interfaces: list[tuple[str, str, str, str]]) -> dict:
             "hybridps for torch": info.TORCH_MINOR,
         }
         extension = _load.load_extension()
-        found["versions"]["UCX"] = ".".join(map(str, _load.ucx_version(_load.load_ucx(info))))
+        try:
+            found["versions"]["UCX"] = ".".join(map(str, _load.ucx_version(_load.load_ucx(info))))
+        except ImportError:
+            found["versions"]["UCX"] = "none"  # check_settings() says where that is a problem
         for row in extension.config_table()[0]:
             name = row["name"].removeprefix("HYBRIDPS_")
             if row["source"] != "default" and row["value"]:

@@ -440,7 +440,7 @@ def test_the_page_of_settings_is_the_table():
 def test_doctor_finds_nothing_wrong_here():
     done = command("doctor")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "UCX in use" in done.stdout and "CUDA path" in done.stdout
+    assert "UCX at hand" in done.stdout and "CUDA path" in done.stdout
     assert done.stdout.rstrip().endswith("ok")
 
 

@@ -130,6 +130,7 @@ class ClusterGroup final : public engine::Group {
     return core::Status(core::Code::kUnsupported, "not here");
   }
   core::Result<RememberedSummary> remembered_summary() override { return RememberedSummary{}; }
+  bool may_code() override { return true; }
   core::Status wait_ready() override { return {}; }
   core::Status status() const override {
     const std::lock_guard lock(failed_->mutex);

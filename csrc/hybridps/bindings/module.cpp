@@ -135,8 +135,14 @@ void load_ucx_by(py::function loader) {
     const py::gil_scoped_acquire lock;
     try {
       return (*kept)().cast<std::string>();
-    } catch (const py::error_already_set& error) {
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_Exception)) {  // Ctrl-C: the interpreter raises it in the main thread once more, when this call is over
+        PyErr_SetInterrupt();
+        return core::Status(core::Code::kAborted, "interrupted while UCX was looked for");
+      }
       return core::Status(core::Code::kUnsupported, py::str(error.value()).cast<std::string>());
+    } catch (const std::exception& error) {
+      return core::Status(core::Code::kUnsupported, error.what());
     }
   });
 }

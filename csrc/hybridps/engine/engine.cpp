@@ -123,6 +123,10 @@ class GroupImpl final : public Group {
                                                     std::shared_ptr<void> keep) override;
   core::Result<std::vector<Remembered>> remembered(std::vector<compress::TensorKey> keys) override;
   core::Result<RememberedSummary> remembered_summary() override;
+  bool may_code() override {
+    const std::lock_guard lock(core_->mutex);
+    return core_->ready && core_->summary.servers.empty() && core_->coded_or_joined->may_code();
+  }
   void drive(const std::function<bool()>& done, core::TimePoint until) override;
   Status wait_ready() override;
   Status status() const override {
@@ -836,6 +840,9 @@ struct Current {
   std::optional<std::uint64_t> generation;  // of forks, when it was made
 };
 
+/// This thread has the mutex. UCX is brought by a caller's function, of Python, where signal handlers and finalizers run.
+thread_local bool makes_engine = false;
+
 Current& process_engine() {
   static Current* current = new Current();  // never destroyed: groups may outlive static destructors
   return *current;
@@ -845,13 +852,16 @@ Current& process_engine() {
 
 core::Result<std::shared_ptr<Engine>> Engine::acquire() {
   Current& current = process_engine();
+  if (makes_engine) return Status(Code::kUnsupported, "hybridps was called again, in a signal handler or finalizer, while it starts");
   if (current.generation && current.generation != core::fork_generation())
     return Status(Code::kUnsupported,
                   "hybridps cannot be used in a forked child of a process that uses it; start the child with the "
                   "\"spawn\" or \"forkserver\" method");
   const std::lock_guard lock(current.mutex);
   if (std::shared_ptr<EngineImpl> engine = current.engine.lock()) return std::shared_ptr<Engine>(engine);
+  makes_engine = true;
   core::Result<std::shared_ptr<EngineImpl>> engine = EngineImpl::create();
+  makes_engine = false;
   if (!engine.is_ok()) return engine.status();
   current.engine = engine.value();
   current.generation = core::fork_generation();
@@ -864,7 +874,7 @@ void Engine::load_ucx_by(std::function<core::Result<std::string>()> loader) {
 
 std::shared_ptr<Engine> Engine::current() {
   Current& current = process_engine();
-  if (current.generation != core::fork_generation()) return nullptr;
+  if (makes_engine || current.generation != core::fork_generation()) return nullptr;
   const std::lock_guard lock(current.mutex);
   return current.engine.lock();
 }

@@ -97,6 +97,9 @@ class Group : core::Pinned {
     std::uint64_t refused_by_servers = 0;  // dedicated ones: tensors of whose sums they forget what is left out
   };
   virtual core::Result<RememberedSummary> remembered_summary() = 0;
+  /// Whether operations may have memory that is coded (worker::Operation::coded). Once it was true it stays so: no dedicated server
+  /// joins any more. False while the roster is not valid.
+  virtual bool may_code() = 0;
   /// Group ranks by node, as in the roster; empty while it is not valid.
   virtual std::vector<int> node_of() const = 0;
   /// What the roster comes to; no nodes while it is not valid.

@@ -34,6 +34,7 @@ struct GroupCore : core::Pinned {
   std::uint64_t submitted = 0;
   std::vector<int> node_of;
   GroupSummary summary;
+  std::shared_ptr<worker::CodedOrJoined> coded_or_joined = std::make_shared<worker::CodedOrJoined>();
   std::string waiting_for;  // what the bootstrap thread found when look_wanted was set
   std::atomic<bool> look_wanted{false};
   std::string status_waiting_for;  // the same for whoever asks for the status, who must not touch what errors say

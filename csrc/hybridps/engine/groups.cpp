@@ -236,6 +236,7 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   const int me = group->options.rank;
   const int my_node = roster.node_of[static_cast<std::size_t>(me)];
   worker::GroupInfo info{roster.uid, group->options.name, {}, {}, topology_of(roster, me), {}};
+  info.coded_or_joined = group->coded_or_joined;
   SummaryOptions summary_options = summary_;
   summary_options.servers_wanted = group->options.dedicated_servers;
   GroupSummary summary = summarise(roster, info.topology, summary_options);
@@ -280,7 +281,7 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   for (const Status& found : {codecs.status(), check_priorities(roster)}) {
     if (found.is_ok()) continue;
     runtime_.worker().fail_group(*group->state, found, /*tell=*/false);
-    disagreement = found;
+    if (disagreement.is_ok()) disagreement = found;
   }
   Status status;
   {

@@ -394,6 +394,7 @@ void Runtime::peer_failed(core::EngineId id, core::Status cause, bool silent) {
   peer.dead = true;
   heartbeats_.on_heard(id);
   unanswered_verdicts_.erase(id);
+  send_now();  // what was just said to it, before the connection is closed
   close_connections(id, cause);
 }
 

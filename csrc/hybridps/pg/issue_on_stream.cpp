@@ -189,7 +189,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
           slice.op = op;
           if (auto vote = life->compression->take_vote()) group->submit(std::move(vote->operation), std::move(vote->done));
           return device_codecs_ && slice.coding == wire::Coding::kFull && life->compression->devices_may_encode() &&
-                 group->summary().servers.empty();
+                 group->may_code();
         };
         request.codes = [&held, device](std::uint64_t bytes) { return memory_for_codes(*held, device, bytes); };
       }

@@ -3,6 +3,7 @@
 // Threads  the engine's progress thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -32,6 +33,22 @@
 
 namespace hybridps::worker {
 
+/// Memory that is coded (Operation::coded) and dedicated servers that join later exclude each other in a group: what comes first
+/// stays, for what is mended when such a server is lost are elements. Threads: any.
+class CodedOrJoined : core::Pinned {
+ public:
+  bool may_code() noexcept { return claim(kCoded); }
+  bool may_join() noexcept { return claim(kJoined); }
+
+ private:
+  enum What : int { kNeither, kCoded, kJoined };
+  bool claim(What what) noexcept {
+    int found = kNeither;
+    return claimed_.compare_exchange_strong(found, what) || found == what;
+  }
+  std::atomic<int> claimed_{kNeither};
+};
+
 struct GroupInfo {
   core::GroupUid uid;
   std::string name;
@@ -48,6 +65,7 @@ struct GroupInfo {
   /// them may be newcomers. Unset: as the topology has them, without the others, and newcomers have what a node has.
   std::function<std::vector<double>(const std::vector<bool>& are_there)> weights_with{};
   schedule::TuningRange tuning{};
+  std::shared_ptr<CodedOrJoined> coded_or_joined = std::make_shared<CodedOrJoined>();
 
   /// "rank 3 (host7 pid 4121)" or "the dedicated server host9 pid 77".
   std::string member_text(int member) const;

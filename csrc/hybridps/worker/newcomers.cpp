@@ -110,6 +110,10 @@ void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) 
     say(Step::kNotMet, join.server, "this rank counts other servers");
     return;
   }
+  if (!group_.info.coded_or_joined->may_join()) {
+    say(Step::kNotMet, join.server, "its sums are coded on the device (HYBRIDPS_DEVICE_CODECS=0 turns that off)");
+    return;
+  }
   core::Result<Newcomer> met = worker_.host().meet(group_.info.uid, record);
   if (!met.is_ok()) {
     say(Step::kNotMet, join.server, met.status().message());

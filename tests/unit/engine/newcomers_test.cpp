@@ -251,6 +251,27 @@ TEST_CASE("engine/newcomers: one that a rank cannot reach joins nowhere, and the
   program.check(options.node_of);
 }
 
+TEST_CASE("engine/newcomers: none joins a group whose sums may be coded already, and where one joined none are", "[engine][fast]") {
+  test::MovableClock clock;
+  ClusterOptions options;
+  options.node_of = {0, 1, 2};
+  for (const bool is_coded : {true, false}) {
+    Cluster cluster(options);
+    Host host{cluster, cluster.open_group(), {}};
+    if (is_coded) CHECK(host.group(1).info.coded_or_joined->may_code());
+    host.take_in(1);
+    REQUIRE(cluster.run_until([&] {
+      clock.pass(std::chrono::milliseconds(1));
+      return host.outcome.has_value() && (is_coded || host.all_agree());
+    }));
+    INFO(host.outcome->to_string());
+    CHECK(host.outcome->is_ok() == !is_coded);
+    if (is_coded) CHECK(host.outcome->to_string().find("rank 1 (host1) cannot use it: its sums are coded on the device") != std::string::npos);
+    CHECK(host.group(0).info.engines.size() == (is_coded ? 3 : 4));
+    CHECK(host.group(1).info.coded_or_joined->may_code() == is_coded);
+  }
+}
+
 TEST_CASE("engine/newcomers: a server that rank 0 knows to be gone is left out of a group that others open later", "[engine][fast]") {
   test::MovableClock clock;
   ClusterOptions options;

@@ -58,6 +58,7 @@ class NotingGroup final : public engine::Group {
     return core::Status(core::Code::kUnsupported, "not here");
   }
   core::Result<RememberedSummary> remembered_summary() override { return RememberedSummary{}; }
+  bool may_code() override { return true; }
   core::Status wait_ready() override { return {}; }
   core::Status status() const override { return {}; }
   void abort(const std::string& reason) override { aborts.push_back(reason); }

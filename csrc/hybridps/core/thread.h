@@ -11,6 +11,12 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <exception>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "hybridps/core/log.h"
 
 namespace hybridps::core {
 
@@ -20,6 +26,25 @@ inline void begin_thread(const char* name) noexcept {
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
   pthread_setname_np(pthread_self(), name);
+}
+
+/// Runs it on a thread of its own that nobody waits for: the task owns what it uses. What it throws is a warning and ends it alone.
+/// False: no thread can be had, and the task has not run.
+template <typename Task>
+[[nodiscard]] bool run_detached(const char* name, Task task) {
+  try {
+    std::thread([name, task = std::move(task)]() mutable {
+      begin_thread(name);
+      try {
+        task();
+      } catch (const std::exception& error) {
+        log_warn("the thread ", name, " has ended: ", error.what());
+      }
+    }).detach();
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
 }
 
 /// For a thread that sleeps for tens of microseconds: the kernel adds up to 50 us to every sleep of a thread, to wake several

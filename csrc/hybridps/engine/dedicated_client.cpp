@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "hybridps/bootstrap/bytes.h"
@@ -27,14 +25,7 @@ constexpr auto kPatience = std::chrono::seconds(10);
 // groups for kPatience at most.
 template <typename Task>
 void on_helper_thread(const Task& task) {
-  try {
-    std::thread([task] {
-      core::begin_thread("hybridps-ask");
-      task();
-    }).detach();
-  } catch (const std::system_error&) {
-    task();
-  }
+  if (!core::run_detached("hybridps-ask", task)) task();
 }
 
 }  // namespace
@@ -54,13 +45,13 @@ Bytes encode(const ServerRequest& request) {
       out.u32(request.late->chunk_bytes_max);
     }
   }
-  if (request.kind == ServerRequest::Kind::kRenew) {
-    out.u32(static_cast<std::uint32_t>(request.engines.size()));
-    for (const core::EngineId engine : request.engines) out.u64(engine.value);
-  }
   if (request.kind == ServerRequest::Kind::kClose) {
     out.u64(request.uid.high);
     out.u64(request.uid.low);
+  }
+  if (request.kind == ServerRequest::Kind::kRenew || request.kind == ServerRequest::Kind::kClose) {
+    out.u32(static_cast<std::uint32_t>(request.engines.size()));
+    for (const core::EngineId engine : request.engines) out.u64(engine.value);
   }
   return std::move(out).take();
 }
@@ -93,7 +84,8 @@ core::Result<ServerRequest> decode_request(const Bytes& bytes) {
   if (request.kind == ServerRequest::Kind::kClose) {
     request.uid.high = in.u64();
     request.uid.low = in.u64();
-  } else if (request.kind == ServerRequest::Kind::kRenew) {
+  }
+  if (request.kind == ServerRequest::Kind::kRenew || request.kind == ServerRequest::Kind::kClose) {
     const std::size_t count = in.u32();
     for (std::size_t i = 0; i < count && in.ok() && count <= bootstrap::kServersMax; ++i)
       request.engines.push_back(core::EngineId{in.u64()});

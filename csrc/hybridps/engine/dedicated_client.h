@@ -24,7 +24,9 @@ namespace hybridps::engine {
 ///   find := kind u8 1                                   answer: count u32 | count x (length u32 | record)
 ///   open := kind u8 2 | name text | length u32 | roster | late   answer: empty
 ///   late := u8 0, or u8 1 | before u32 | chunk_bytes u32 | coded_chunk_bytes_max u64 | chunk_bytes_max u32
-///   close := kind u8 3 | uid u64 u64                     answer: empty (a roster that will not be used after all)
+///   close := kind u8 3 | uid u64 u64 | count u32 | count x engine u64
+///                                                        answer: empty. A roster that will not be used after all, by none of
+///                                                        these engines, or of none by all: they never open that group again
 ///   renew := kind u8 4 | count u32 | count x engine u64  answer: as of find. Of these engines the job will not use any again: new
 ///                                                        ones take their place, which they give up when their groups are over
 struct ServerRequest {

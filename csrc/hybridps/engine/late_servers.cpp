@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "hybridps/core/log.h"
@@ -19,19 +17,8 @@ using core::Status;
 
 constexpr auto kPatience = std::chrono::seconds(10);
 
-// The loop waits for nobody: where no thread can be had, it is tried later.
-template <typename Task>
-bool on_helper_thread(Task task) {
-  try {
-    std::thread([task = std::move(task)] {
-      core::begin_thread("hybridps-ask");
-      task();
-    }).detach();
-    return true;
-  } catch (const std::system_error&) {
-    return false;
-  }
-}
+// For a thread that was started and gives no answer.
+constexpr auto kNoAnswerAfter = std::chrono::seconds(60);
 
 }  // namespace
 
@@ -48,7 +35,7 @@ LateServers::LateServers(LateServersOptions options, bootstrap::Roster roster, w
 }
 
 LateServers::~LateServers() {
-  if (phase_ == Phase::kOpening || phase_ == Phase::kJoining) close();
+  if (phase_ == Phase::kOpening || phase_ == Phase::kJoining) give_up();
 }
 
 std::vector<double> LateServers::weights_with(const std::vector<bool>& are_there) const {
@@ -101,14 +88,21 @@ std::size_t LateServers::tick(core::TimePoint now) {
   return 0;
 }
 
+// The loop waits for nobody: where no thread can be had, it is tried later.
+template <typename Task>
+void LateServers::start(Place& place, Task task) {
+  asking_ = std::make_shared<Asking>();
+  no_answer_at_ = core::Clock::now() + kNoAnswerAfter;
+  if (!core::run_detached("hybridps-ask", [asking = asking_, task = std::move(task)] { task(*asking); }))
+    try_later(place, Answers::kNo, Status(Code::kOutOfResources, "no thread"));
+}
+
 void LateServers::ask(Place& place, ServerRequest request) {
-  const auto asking = asking_ = std::make_shared<Asking>();
-  const bool has_thread = on_helper_thread([asking, address = place.address, token = options_.token, r = std::move(request)] {
+  start(place, [address = place.address, token = options_.token, r = std::move(request)](Asking& asking) {
     core::Result<std::vector<MemberRecord>> found = find_server(address, token, r);
-    const std::lock_guard lock(asking->mutex);
-    asking->found = std::move(found);
+    const std::lock_guard lock(asking.mutex);
+    asking.found = std::move(found);
   });
-  if (!has_thread) try_later(place, Answers::kNo, Status(Code::kOutOfResources, "no thread"));
 }
 
 std::size_t LateServers::on_found(Place& place) {
@@ -117,7 +111,10 @@ std::size_t LateServers::on_found(Place& place) {
     const std::lock_guard lock(asking_->mutex);
     found = std::move(asking_->found);
   }
-  if (!found) return 0;
+  if (!found) {
+    if (core::Clock::now() >= no_answer_at_) try_later(place, Answers::kNo, Status(Code::kTimeout, "no answer"));
+    return 0;
+  }
   if (!found->is_ok()) {
     const Code code = found->status().code();
     const bool answers = code == Code::kMismatch || code == Code::kInvalidArgument;
@@ -190,13 +187,11 @@ void LateServers::open(Place& place, std::vector<MemberRecord> newcomers) {
   request.late = ServerRequest::Late{static_cast<std::uint32_t>(roster_.servers.size()), info.limits.chunk_bytes,
                                      info.coded_chunk_bytes_max, info.tuning.chunk_bytes_max};
   phase_ = Phase::kOpening;
-  const auto asking = asking_ = std::make_shared<Asking>();
-  const bool has_thread = on_helper_thread([asking, address = place.address, token = options_.token, body = encode(request)] {
+  start(place, [address = place.address, token = options_.token, body = encode(request)](Asking& asking) {
     const core::Result<bootstrap::Bytes> answer = door::ask(address, token, body, core::Deadline::after(kPatience));
-    const std::lock_guard lock(asking->mutex);
-    asking->opened = answer.is_ok() ? Status::ok() : answer.status();
+    const std::lock_guard lock(asking.mutex);
+    asking.opened = answer.is_ok() ? Status::ok() : answer.status();
   });
-  if (!has_thread) try_later(place, Answers::kNo, Status(Code::kOutOfResources, "no thread"));
 }
 
 void LateServers::on_opened(Place& place) {
@@ -205,9 +200,11 @@ void LateServers::on_opened(Place& place) {
     const std::lock_guard lock(asking_->mutex);
     opened = asking_->opened;
   }
+  if (!opened && core::Clock::now() >= no_answer_at_) opened = Status(Code::kTimeout, "no answer");
   if (!opened) return;
   if (!opened->is_ok()) {
-    close();  // some of its threads may have it open
+    // Where it has refused, none of its threads has the group open.
+    if (opened->code() == Code::kTimeout || opened->code() == Code::kPeerDead) give_up();
     try_later(place, Answers::kYes, *opened);
     return;
   }
@@ -231,18 +228,22 @@ void LateServers::on_joined(Place& place) {
     phase_ = Phase::kIdle;
     return;
   }
-  for (const MemberRecord& record : newcomers_) given_up_.insert(record.engine);
-  close();
+  give_up();
   try_later(place, Answers::kYes, Status(status.code(), "the dedicated server " + place.address.text() + " does not join: " +
                                              std::string(status.message())));
 }
 
-// What has the group open there, and will not be used.
-void LateServers::close() {
+// What has the group open there, or may have it soon, and will not be used.
+void LateServers::give_up() {
   ServerRequest request;
   request.kind = ServerRequest::Kind::kClose;
   request.uid = group_.info.uid;
-  on_helper_thread([address = places_[busy_].address, token = options_.token, body = encode(request)] {
+  for (const MemberRecord& record : newcomers_) {
+    given_up_.insert(record.engine);
+    request.engines.push_back(record.engine);
+  }
+  // Without a thread the server has it open until the group ends.
+  (void)core::run_detached("hybridps-ask", [address = places_[busy_].address, token = options_.token, body = encode(request)] {
     (void)door::ask(address, token, body, core::Deadline::after(kPatience));
   });
 }

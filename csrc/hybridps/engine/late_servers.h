@@ -59,12 +59,14 @@ class LateServers : core::Pinned {
 
   bool has(core::EngineId engine) const;
   bool has_given_up(core::EngineId engine) const;
+  template <typename Task>
+  void start(Place& place, Task task);
   void ask(Place& place, ServerRequest request);
   std::size_t on_found(Place& place);
   void open(Place& place, std::vector<bootstrap::MemberRecord> newcomers);
   void on_opened(Place& place);
   void on_joined(Place& place);
-  void close();
+  void give_up();
   /// Of one that answers it is said why it is not used.
   enum class Answers { kNo, kYes };
   void try_later(Place& place, Answers answers, const core::Status& why);
@@ -80,6 +82,7 @@ class LateServers : core::Pinned {
   Phase phase_ = Phase::kIdle;
   std::size_t busy_ = 0;  // the place that it is about
   std::shared_ptr<Asking> asking_;
+  core::TimePoint no_answer_at_;
   std::shared_ptr<std::optional<core::Status>> joined_;  // what has come of it
 };
 

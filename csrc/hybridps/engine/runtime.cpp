@@ -452,8 +452,11 @@ core::Result<worker::Newcomer> Runtime::meet(core::GroupUid uid, std::span<const
 }
 
 void Runtime::part(core::GroupUid uid, core::EngineId server) {
-  std::erase(newcomers_[uid], server);
-  parted_.push_back(server);
+  if (const auto found = newcomers_.find(uid); found != newcomers_.end()) {
+    std::erase(found->second, server);
+    if (found->second.empty()) newcomers_.erase(found);
+    parted_.push_back(server);
+  }
 }
 
 // A connection that has no other use is closed, and the server with it: it may have been reached in part only.

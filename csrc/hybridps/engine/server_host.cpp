@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -38,6 +39,8 @@ constexpr auto kPublishEvery = std::chrono::milliseconds(100);
 constexpr auto kLeaveWithin = std::chrono::milliseconds(1500);
 // Engines that jobs have given up and others still use.
 constexpr std::size_t kRetiredMax = 8;
+// A request to open a group may come after the one that takes it back: some seconds later, by the patience of both.
+constexpr std::size_t kGivenUpKept = 1024;
 
 /// As the server sees it that is number `before` + `index`; of the `before` others it knows no more than that they own nothing here.
 schedule::Topology served_topology(const bootstrap::Roster& roster, int before, int index) {
@@ -151,11 +154,16 @@ class Shard final : public LoopClient, core::Pinned {
     return status.code() == Code::kTimeout ? Status(Code::kTimeout, "the server is too busy to answer") : status;
   }
 
+  /// As call(), and waits for nothing.
+  void post(core::OnceFn<void()> command) { loop_->post(std::move(command)); }
+
   Status open(const ServerRequest& request, int index) {
     const bootstrap::Roster& roster = *request.roster;
     const auto before = static_cast<int>(request.late ? request.late->before : 0);
     const int size = roster.size();
-    if (before > 0 && runtime_->dedicated().has(roster.uid))
+    if (std::find(given_up_.begin(), given_up_.end(), roster.uid) != given_up_.end())
+      return Status(Code::kClosed, "the job has given up that the group is opened there");
+    if (request.late && runtime_->dedicated().has(roster.uid))
       return Status(Code::kMismatch, "the group is still open there from before");
     std::uint64_t strangers = 0;
     for (const auto& member : roster.members) strangers += runtime_->knows(member.engine) ? 0 : 1;
@@ -192,6 +200,12 @@ class Shard final : public LoopClient, core::Pinned {
     runtime_->open_served_group(std::move(group));
     open_.push_back(roster.uid);
     return Status::ok();
+  }
+  /// The job will not use it: not one either that is asked for later.
+  void give_up(core::GroupUid uid) {
+    runtime_->dedicated().drop(uid);
+    given_up_.push_back(uid);
+    if (given_up_.size() > kGivenUpKept) given_up_.pop_front();
   }
   Runtime& runtime() noexcept { return *runtime_; }
   bool has_groups() const noexcept { return groups_.load() > 0; }
@@ -242,6 +256,7 @@ class Shard final : public LoopClient, core::Pinned {
   std::unique_ptr<Loop> loop_;
   core::TimePoint next_publish_{};
   std::vector<core::GroupUid> open_;  // in the loop only
+  std::deque<core::GroupUid> given_up_;  // likewise
   std::atomic<std::uint64_t> groups_{0}, groups_total_{0}, chunks_{0}, bytes_{0}, refused_{0};
 };
 
@@ -285,10 +300,11 @@ class ServerHostImpl final : public ServerHost {
     return s;
   }
   void dismiss(const std::string& why) override {
+    draining_.store(true);
     const auto shards = all_shards();
     const auto leave = [&](auto how, core::Duration within) {
       for (const auto& shard : shards)
-        (void)shard->call([shard, how, why](Status&) { (shard->runtime().dedicated().*how)(Status(Code::kAborted, why)); });
+        shard->post([s = shard.get(), how, why] { (s->runtime().dedicated().*how)(Status(Code::kAborted, why)); });
       const core::Deadline deadline = core::Deadline::after(within);
       while (!deadline.has_passed() && stats().groups > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     };
@@ -381,6 +397,7 @@ class ServerHostImpl final : public ServerHost {
     switch (request.value().kind) {
       case ServerRequest::Kind::kFind: reap(); return records();
       case ServerRequest::Kind::kRenew:
+        if (draining_.load()) return records();
         if (Status status = renew(request.value().engines); !status.is_ok()) {
           say("cannot start another engine: " + std::string(status.message()));
           return status;
@@ -401,27 +418,34 @@ class ServerHostImpl final : public ServerHost {
             if (shard->record().engine == server.engine) group.shards.insert(server.engine);
         {
           const std::lock_guard lock(mutex_);
-          open_.insert_or_assign(roster.uid, std::move(group));
+          OpenGroup& known = open_[roster.uid];  // on others of its shards, maybe
+          group.shards.insert(known.shards.begin(), known.shards.end());
+          known = std::move(group);
         }
         const auto refused = [&](Status status) {
           const std::lock_guard lock(mutex_);
-          open_.erase(roster.uid);
+          if (const auto found = open_.find(roster.uid); found != open_.end()) {
+            for (const auto& server : roster.servers) found->second.shards.erase(server.engine);
+            if (found->second.shards.empty()) open_.erase(found);
+          }
           say("refused group " + text + ": " + std::string(status.message()));
           return status;
         };
-        int opened = 0;
+        std::vector<Shard*> opened;
         for (const auto& server : roster.servers) {
           for (const auto& shard : shards_) {
             if (shard->record().engine != server.engine) continue;
-            ++opened;
             if (Status status = shard->call([s = shard.get(), kept, i = server.group_rank](Status& out) {
                   out = s->open(*kept, i);
                 });
-                !status.is_ok())
+                !status.is_ok()) {
+              for (Shard* s : opened) s->post([s, uid = roster.uid] { s->runtime().dedicated().drop(uid); });
               return refused(status);
+            }
+            opened.push_back(shard.get());
           }
         }
-        if (opened == 0) return refused(Status(Code::kMismatch, "it has been restarted since it was asked"));
+        if (opened.empty()) return refused(Status(Code::kMismatch, "it has been restarted since it was asked"));
         {
           const std::lock_guard lock(mutex_);
           say("opened group " + text);
@@ -429,9 +453,11 @@ class ServerHostImpl final : public ServerHost {
         return door::Bytes();
       }
       case ServerRequest::Kind::kClose:
-        for (const auto& shard : all_shards())
-          (void)shard->call(
-              [s = shard.get(), uid = request.value().uid](Status&) { s->runtime().dedicated().drop(uid); });
+        for (const auto& shard : all_shards()) {
+          const std::vector<core::EngineId>& of = request.value().engines;
+          if (of.empty() || std::find(of.begin(), of.end(), shard->record().engine) != of.end())
+            shard->post([s = shard.get(), uid = request.value().uid] { s->give_up(uid); });
+        }
         return door::Bytes();
     }
     return Status(Code::kMismatch, "unknown request");

@@ -126,7 +126,7 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
   if (!topology.is_dedicated(member)) return;
   if (mend.server >= group_.info.engines.size()) {
     // A newcomer that was lost at once: the version that brought it has not come here yet, nor then the operation begun.
-    if (mend.what != What::kLost && !topology.is_dedicated(from) && mend.sequence >= group_.over.floor() &&
+    if (mend.what != What::kLost && mend.what != What::kKnown && !topology.is_dedicated(from) && mend.sequence >= group_.over.floor() &&
         worker_.can_keep(group_, group_.early.size(), message))
       group_.early.add(message, std::move(payload));
     return;

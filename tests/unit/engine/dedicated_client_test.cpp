@@ -95,4 +95,12 @@ TEST_CASE("engine/dedicated_client: requests of groups that are open are read as
   renew.kind = ServerRequest::Kind::kRenew;
   renew.engines = {core::EngineId{5}, core::EngineId{77}};
   CHECK(engine::decode_request(engine::encode(renew)).value().engines == renew.engines);
+
+  ServerRequest close = renew;
+  close.kind = ServerRequest::Kind::kClose;
+  close.uid = {7, 9};
+  const Bytes closing = engine::encode(close);
+  CHECK(engine::decode_request(closing).value().engines == close.engines);
+  CHECK(engine::decode_request(closing).value().uid == close.uid);
+  CHECK_FALSE(engine::decode_request(Bytes(closing.begin(), closing.end() - 1)).is_ok());
 }

@@ -48,11 +48,19 @@ struct Played {
         break;
       case ServerRequest::Kind::kOpen:
         CHECK(asked->roster->servers.size() == 1);
+        ++opens;
+        if (!refuses.is_ok()) {
+          answer = refuses;
+          break;
+        }
         member = asked->roster->size() + static_cast<int>(asked->late->before);
         cluster.open_late(asked->roster->uid, runtime, member);
         answer = Bytes();
         break;
-      case ServerRequest::Kind::kClose: ++closes; answer = Bytes(); break;
+      case ServerRequest::Kind::kClose:
+        for (const core::EngineId engine : asked->engines) closed.insert(engine);
+        answer = Bytes();
+        break;
     }
     asked.reset();
     changed.notify_all();
@@ -67,7 +75,9 @@ struct Played {
   int runtime = -1;
   int member = -1;
   int finds = 0;
-  int closes = 0;
+  int opens = 0;
+  core::Status refuses;
+  std::set<core::EngineId> closed;
   std::set<core::EngineId> renewed;
   std::mutex mutex;
   std::condition_variable changed;
@@ -166,4 +176,22 @@ TEST_CASE("engine/late_servers: another token is complained of once, however oft
   const auto first = text.find("goes on without a dedicated server");
   REQUIRE(first != std::string::npos);
   CHECK(text.find("goes on without a dedicated server", first + 1) == std::string::npos);
+}
+
+TEST_CASE("engine/late_servers: one that refuses is asked again; where it is not known whether it has opened, it takes another engine",
+          "[engine][fast]") {
+  const int port = free_port();
+  Scene scene({{"127.0.0.1", port}});
+  Played played(scene.cluster, port);
+  played.refuses = core::Status(core::Code::kOutOfResources, "its memory is enough for 2 ranks");
+  REQUIRE(scene.within_seconds([&] { return played.opens == 2; }, {&played}));
+  CHECK(played.closed.empty());
+  CHECK(played.renewed.empty());
+  const core::EngineId first = scene.cluster.id(played.runtime);
+  played.refuses = core::Status(core::Code::kTimeout, "the server is too busy to answer");
+  REQUIRE(scene.within_seconds([&] { return played.opens == 3; }, {&played}));
+  played.refuses = core::Status::ok();
+  REQUIRE(scene.within_seconds([&] { return scene.group(2).info.engines.size() == 4; }, {&played}));
+  CHECK(played.closed == std::set<core::EngineId>{first});
+  CHECK(played.renewed == std::set<core::EngineId>{first});
 }

@@ -41,9 +41,10 @@ void Pieces::for_range(std::uint64_t offset, std::size_t bytes, Visit visit) con
   }
 }
 
-void Pieces::read(std::uint64_t offset, std::size_t bytes, std::byte* to) const noexcept {
-  for_range(offset, bytes,
-            [to](std::byte* at, std::size_t done, std::size_t part) { std::memcpy(to + done, at, part); });
+void Pieces::read(std::uint64_t offset, std::size_t bytes, std::byte* to, core::Reader reader) const noexcept {
+  for_range(offset, bytes, [to, reader](std::byte* at, std::size_t done, std::size_t part) {
+    core::copy_for(reader, to + done, at, part);
+  });
 }
 
 void Pieces::write(std::uint64_t offset, std::size_t bytes, const std::byte* from) const noexcept {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "hybridps/core/copy.h"
 #include "hybridps/worker/operation.h"
 
 namespace hybridps::worker {
@@ -19,7 +20,7 @@ class Pieces {
   std::uint64_t bytes() const noexcept { return ends_.empty() ? 0 : ends_.back(); }
   /// Where [offset, offset + bytes) lies in memory, or nullptr if it is spread over several pieces.
   std::byte* contiguous(std::uint64_t offset, std::size_t bytes) const noexcept;
-  void read(std::uint64_t offset, std::size_t bytes, std::byte* to) const noexcept;
+  void read(std::uint64_t offset, std::size_t bytes, std::byte* to, core::Reader reader = core::Reader::kThisCore) const noexcept;
   void write(std::uint64_t offset, std::size_t bytes, const std::byte* from) const noexcept;
 
  private:

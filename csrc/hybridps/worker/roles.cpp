@@ -10,6 +10,13 @@
 
 namespace hybridps::worker {
 
+namespace {
+
+// Of an operation whose slots are written past the cache: less stays in caches, which are faster where the cores share one.
+constexpr std::uint64_t kPastCacheBytes = std::uint64_t{4} << 20;
+
+}  // namespace
+
 // --- SpanView --------------------------------------------------------------------------------------------------------
 
 const schedule::Topology& SpanView::topology() const noexcept { return run.group.info.topology; }
@@ -23,6 +30,10 @@ std::size_t SpanView::bytes_of(std::uint32_t chunk) const noexcept {
   const std::uint64_t begin = begin_of(chunk);
   return begin >= plan.bytes ? 0
                              : static_cast<std::size_t>(std::min<std::uint64_t>(plan.chunk_bytes, plan.bytes - begin));
+}
+
+core::Reader SpanView::slot_reader(bool is_local) const noexcept {
+  return is_local && run.output.bytes() + run.input.bytes() >= kPastCacheBytes ? core::Reader::kAnother : core::Reader::kThisCore;
 }
 
 server::SpanKey SpanView::key() const noexcept { return {{run.group.info.uid, run.sequence}, plan.id, plan.attempt}; }
@@ -165,11 +176,11 @@ std::byte* ResultMemory::contiguous(std::uint32_t chunk) noexcept {
   return pieces_->contiguous(offset_ + span_.begin_of(chunk), span_.bytes_of(chunk));
 }
 
-void ResultMemory::read(std::uint32_t chunk, std::byte* to) const noexcept {
+void ResultMemory::read(std::uint32_t chunk, std::byte* to, core::Reader reader) const noexcept {
   if (pieces_ == nullptr)
-    std::copy_n(scratch_.data() + span_.begin_of(chunk), span_.bytes_of(chunk), to);
+    core::copy_for(reader, to, scratch_.data() + span_.begin_of(chunk), span_.bytes_of(chunk));
   else
-    pieces_->read(offset_ + span_.begin_of(chunk), span_.bytes_of(chunk), to);
+    pieces_->read(offset_ + span_.begin_of(chunk), span_.bytes_of(chunk), to, reader);
 }
 
 void ResultMemory::write(std::uint32_t chunk, const std::byte* from) noexcept {
@@ -225,10 +236,11 @@ flow::Payload Contributor::payload(flow::Stream&, std::uint32_t chunk, std::size
   if (!buffer) return {};
   const observe::TraceSpan traced(span_.worker.outbox().trace(), observe::EventType::kCopy, 0, bytes,
                                   span_.run.sequence, span_.plan.id, chunk);
+  const core::Reader reader = span_.slot_reader(aggregate_ || span_.topology().node_of(span_.plan.owner) == span_.topology().my_node());
   if (aggregate_)
-    span_.run.input.read(span_.plan.input_offset + span_.begin_of(chunk), bytes, buffer.data());
+    span_.run.input.read(span_.plan.input_offset + span_.begin_of(chunk), bytes, buffer.data(), reader);
   else
-    memory_.read(chunk, buffer.data());
+    memory_.read(chunk, buffer.data(), reader);
   return {std::move(buffer), bytes};
 }
 
@@ -684,10 +696,14 @@ Results::Results(const SpanView& span, ResultMemory& memory)
   const auto to_locals = [&] {
     if (plan.rail != schedule::kNoRail) return;
     for (const int rank : topology.ranks_of(my_node))
-      if (rank != me && rank != plan.source) open(rank, wire::Stage::kLocalResult);
+      if (rank != me && rank != plan.source) {
+        open(rank, wire::Stage::kLocalResult);
+        serves_locals_ = true;
+      }
   };
   if (plan.sink != schedule::kAll) {
     if (plan.owner == me && plan.sink != me) open(plan.sink, wire::Stage::kResult);
+    serves_locals_ = topology.node_of(plan.sink) == my_node;
     return;
   }
   // A source that is not the owner serves its own node itself: its bytes need not come back over the network.
@@ -726,7 +742,7 @@ flow::Payload Results::make(std::uint32_t chunk, std::size_t bytes) {
   if (!buffer) return {};
   const observe::TraceSpan traced(span_.worker.outbox().trace(), observe::EventType::kCopy, 0, bytes,
                                   span_.run.sequence, span_.plan.id, chunk);
-  memory_.read(chunk, buffer.data());
+  memory_.read(chunk, buffer.data(), span_.slot_reader(serves_locals_));
   return {std::move(buffer), bytes};
 }
 

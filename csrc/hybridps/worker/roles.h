@@ -50,6 +50,8 @@ struct SpanView {
   std::uint64_t begin_of(std::uint32_t chunk) const noexcept { return std::uint64_t{chunk} * plan.chunk_bytes; }
   std::size_t bytes_of(std::uint32_t chunk) const noexcept;
   server::SpanKey key() const noexcept;
+  /// Who reads a slot that is filled for a rank of this node, or not.
+  core::Reader slot_reader(bool is_local) const noexcept;
   /// Of what goes between nodes; null: none.
   const compress::Codec* codec() const noexcept;
   /// Of this node's contributions: compress::Place::speaker.
@@ -85,7 +87,7 @@ class ResultMemory : core::Pinned {
   void allocate();
   /// Null where the chunk lies in several pieces.
   std::byte* contiguous(std::uint32_t chunk) noexcept;
-  void read(std::uint32_t chunk, std::byte* to) const noexcept;
+  void read(std::uint32_t chunk, std::byte* to, core::Reader reader = core::Reader::kThisCore) const noexcept;
   void write(std::uint32_t chunk, const std::byte* from) noexcept;
   /// The chunk where it lies, which is a device's memory.
   transport::Buffer lend(std::uint32_t chunk) const;
@@ -267,6 +269,7 @@ class Results final : public server::ResultStreams::Maker, core::Pinned {
  private:
   const SpanView& span_;
   ResultMemory& memory_;
+  bool serves_locals_ = false;
   std::optional<EncodedResults> encoded_;  // those for other nodes, if they go so
   server::ResultStreams streams_;
 };

@@ -17,7 +17,10 @@ using core::TimePoint;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr Duration kPaceMin = milliseconds(1);
+// After a look that found something, which is when the next thing is near.
+constexpr Duration kPaceMin = std::chrono::microseconds(200);
+constexpr Duration kPaceMinPerRank = std::chrono::microseconds(25);
+constexpr Duration kPaceMinMax = milliseconds(1);
 // Between looks: in the first half second as often as the store's host can well answer that many ranks.
 constexpr Duration kPaceMaxEarly = milliseconds(2);
 constexpr Duration kPaceMaxEarlyPerRank = std::chrono::microseconds(250);
@@ -25,7 +28,6 @@ constexpr Duration kEarly = milliseconds(500);
 constexpr Duration kPaceMax = milliseconds(20);
 constexpr Duration kPaceMaxLate = milliseconds(50);
 constexpr Duration kLateAfter = seconds(5);
-constexpr Duration kProofPace = milliseconds(1);
 constexpr Duration kProgressInterval = seconds(10);
 constexpr Duration kProposePaceMin = milliseconds(20);
 constexpr Duration kProposePaceMax = seconds(1);
@@ -183,13 +185,15 @@ Rendezvous::Phase Rendezvous::step(TimePoint now) {
   if (phase_ == Phase::kPending && proving_ && ask_proof()) next_poll_ = now;
   const bool is_late = options_.deadline.has_passed(now);
   if (phase_ == Phase::kPending && (now >= next_poll_ || is_late)) {
-    pace_ = poll(now) ? kPaceMin : std::min(pace_ * 3 / 2, pace_max(now - started_at_));
+    pace_ = poll(now) ? pace_min() : std::min(pace_ * 3 / 2, pace_max(now - started_at_));
     next_poll_ = now + pace_;
   }
   if (phase_ == Phase::kPending && is_late) time_out(now);
   if (phase_ == Phase::kPending && now >= next_progress_) report_progress(now);
   return phase_;
 }
+
+Duration Rendezvous::pace_min() const noexcept { return std::clamp(kPaceMinPerRank * size(), kPaceMin, kPaceMinMax); }
 
 Duration Rendezvous::pace_max(Duration age) const noexcept {
   if (age >= kLateAfter) return kPaceMaxLate;
@@ -198,7 +202,7 @@ Duration Rendezvous::pace_max(Duration age) const noexcept {
 }
 
 TimePoint Rendezvous::next_step() const noexcept {
-  return proving_ ? std::min(next_poll_, last_step_ + kProofPace) : next_poll_;
+  return proving_ ? std::min(next_poll_, last_step_ + pace_min()) : next_poll_;
 }
 
 void Rendezvous::fail(Status status) {
@@ -279,7 +283,7 @@ void Rendezvous::start(TimePoint now) {
   started_at_ = now;
   next_poll_ = now;
   next_progress_ = now + kProgressInterval;
-  pace_ = kPaceMin;
+  pace_ = pace_min();
   const core::Result<Bytes> own = encode(options_.self);
   if (!own.is_ok()) return end(own.status(), size() > 1);
   if (size() > 1 && is_named()) {

@@ -140,6 +140,7 @@ class Rendezvous : core::Pinned {
   // Those that return bool say whether anything moved. All end the rendezvous on errors.
   void start(core::TimePoint now);
   bool poll(core::TimePoint now);
+  core::Duration pace_min() const noexcept;
   core::Duration pace_max(core::Duration age) const noexcept;
   bool watch_failed(core::TimePoint now);
   bool lead(core::TimePoint now);

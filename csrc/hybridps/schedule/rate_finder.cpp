@@ -11,7 +11,27 @@ namespace {
 // A try that would give less than so many times what it has is none.
 constexpr double kTriedMin = 1.2;
 
+bool same(const Shares& a, const Shares& b) { return a.worker == b.worker && a.dedicated == b.dedicated; }
+
 }  // namespace
+
+std::vector<double> RateFinder::parts(const Shares& shares) const {
+  std::vector<double> parts;
+  const auto n = static_cast<double>(nodes_);
+  for (const double share : shares.worker) parts.push_back(1.0 + (n - 2.0) * share);
+  for (const double share : shares.dedicated) parts.push_back(n * share);
+  return parts;
+}
+
+std::optional<Shares> RateFinder::take_back() {
+  held_ = std::exchange(held_next_, std::min(2 * held_next_, kHeldMax));
+  held_time_ = proof_->time;
+  for (Card& card : cards_) card = Card{};
+  has_last_ = false;
+  Shares before = std::move(proof_->before);
+  proof_.reset();
+  return before;
+}
 
 std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, const Shares& shares) {
   const std::size_t n = cards_.size();
@@ -26,14 +46,29 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
     const bool idle = i >= nodes_ && shares.dedicated[i - nodes_] == 0.0;
     if (reports[i].bytes_per_second <= 0.0 && !idle) return std::nullopt;
   }
+  const std::vector<double> part = parts(shares);
+  std::vector<double> paces;
+  for (std::size_t i = 0; i < nodes_; ++i) paces.push_back(reports[i].bytes_per_second / part[i]);
+  std::nth_element(paces.begin(), paces.begin() + static_cast<std::ptrdiff_t>(nodes_ / 2), paces.end());
+  const double pace = paces[nodes_ / 2];
+  const bool as_before = same(shares, last_shares_);
+  const double best_time = std::min(1.0 / pace, as_before && last_time_ > 0.0 ? last_time_ : 1.0 / pace);
+  last_time_ = 1.0 / pace;
+  last_shares_ = shares;
+  if (proof_ && 1.0 / pace < kSlower * proof_->time) {
+    proof_.reset();
+    held_next_ = kHeld;
+  }
+  if (proof_ && ++proof_->slower > kSlowerMax) return take_back();
   if (!std::exchange(has_last_, true) || longest < kDelayMin) return std::nullopt;
 
   rates_.assign(n, 0.0);
   for (std::size_t i = 0; i < n; ++i) {
     Card& card = cards_[i];
-    const double carried = reports[i].bytes_per_second;
+    const double carried = i < nodes_ ? std::max(reports[i].bytes_per_second, part[i] * pace) : reports[i].bytes_per_second;
+    const double last = std::exchange(card.last_carried, carried);
     if (reports[i].delay_seconds >= longest / 2) {
-      card.rate = carried;
+      card.rate = std::max(carried, last);  // one slow operation says nothing of the card
       card.age = 0;
       if (std::exchange(card.is_tried, false))
         card.remembered = carried > kTriedMin * card.was ? kRemembered : std::min(2 * card.remembered, kRememberedMax);
@@ -64,7 +99,11 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
       cards_[i].remembered = kRemembered;
     }
   }
-  if (!tries && push_pull_time(shares, worker_rates, server_rates) < kGainMin * best.time) return std::nullopt;
+  if (!tries && push_pull_time(shares, worker_rates, server_rates) < kGainMin * best.time)
+    return proof_ && proof_->slower >= 2 ? take_back() : std::nullopt;
+  if (held_ > 0 && (--held_, 1.0 / pace < kALotSlower * held_time_)) return std::nullopt;
+  held_ = 0;
+  if (!tries && !proof_) proof_ = Proof{shares, best_time, 0};
   return best;
 }
 

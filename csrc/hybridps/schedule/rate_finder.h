@@ -8,10 +8,15 @@
 //                     (typical for each partner) and its rate. Cards whose delay is at least half the longest one's set
 //                     the pace. What they carried is their rate; a card that did not, and whose rate is not known, is
 //                     taken for twice as fast as it went, and the next operation will tell.
+//          A node's operation takes as long as it is waited for by others, so its own figure can only be too low: a card carried at
+//          least what its part is at the nodes' typical pace.
 // Bounds   Shares change only where all cards together would gain kGainMin by it, and a card counts as waiting for others
 //          only after two operations in a row. Below kDelayMin no network sets the pace: nothing is learned.
 // Again    A card that was slow is tried after a while: it gets twice as much, whatever that gains, and so on until it has its share. If it
 //          sets the pace then, it is still slow, and is tried twice as late the next time.
+// Proof    A change has to show: where nothing is left to correct, two operations in a row that are slower than before it bring the old
+//          shares back (and kSlowerMax do in any case); then nothing changes for a while, which is longer each time, unless operations
+//          become a lot slower.
 // Threads  a plain value.
 #pragma once
 
@@ -34,6 +39,11 @@ class RateFinder {
   static constexpr double kGainMin = 1.1;
   static constexpr int kRemembered = 32;  // operations for which a rate counts that was not seen again, at first
   static constexpr int kRememberedMax = 1024;
+  static constexpr double kSlower = 1.02;      // so many times the time is no gain
+  static constexpr int kSlowerMax = 6;
+  static constexpr double kALotSlower = 1.5;
+  static constexpr int kHeld = 32;  // operations, at first, after a change that was taken back
+  static constexpr int kHeldMax = 1024;
 
   explicit RateFinder(std::size_t nodes, std::size_t servers = 0) : nodes_(nodes), cards_(nodes + servers) {}
 
@@ -45,6 +55,7 @@ class RateFinder {
   void set_servers(std::size_t servers) {
     cards_.resize(nodes_ + servers);
     rates_.clear();
+    proof_.reset();
   }
 
   /// What is known or supposed of each card, bytes/s, after the last learn() that found one that sets the pace.
@@ -53,16 +64,31 @@ class RateFinder {
  private:
   struct Card {
     double last_delay = 0.0;
+    double last_carried = 0.0;
     double rate = 0.0;  // measured while it set the pace; 0: not known
     int age = 0;        // operations since
     int remembered = kRemembered;
     bool is_tried = false;  // it was slow, and is given more to see whether it still is
     double was = 0.0;       // then: its rate
   };
+  struct Proof {
+    Shares before;
+    double time = 0.0;  // then, of a byte
+    int slower = 0;     // operations in a row
+  };
+  std::optional<Shares> take_back();
+  std::vector<double> parts(const Shares& shares) const;
+
   std::size_t nodes_;
   std::vector<Card> cards_;
   std::vector<double> rates_;
   bool has_last_ = false;
+  Shares last_shares_;
+  double last_time_ = 0.0;  // of a byte, of the operation before; 0: that had other shares
+  std::optional<Proof> proof_;
+  int held_ = 0;  // operations to come in which nothing changes
+  int held_next_ = kHeld;
+  double held_time_ = 0.0;
 };
 
 }  // namespace hybridps::schedule

@@ -136,6 +136,60 @@ TEST_CASE("schedule/rate_finder: one short delay in an equal network changes not
   }
 }
 
+TEST_CASE("schedule/rate_finder: nodes that wait for others to begin are not taken for slow ones", "[schedule][fast]") {
+  std::mt19937_64 random(9);
+  for (const std::size_t n : {3, 4, 8}) {
+    Network network(std::vector<double>(n, 1e8), 0.02);
+    RateFinder finder(n);
+    const Shares shares = network.equal();
+    for (int i = 0; i < 300; ++i) {
+      std::vector<CardReport> reports = network.run(shares);
+      reports[random() % n].bytes_per_second *= 0.7;  // its own operation took longer
+      CHECK_FALSE(finder.learn(reports, shares).has_value());
+    }
+  }
+}
+
+TEST_CASE("schedule/rate_finder: a change that does not show is taken back, and comes ever less often", "[schedule][fast]") {
+  // Its queue is short, for whatever reason, and yet it has nothing to spare.
+  for (const std::size_t n : {3, 4, 8}) {
+    Network network(std::vector<double>(n, 1e8), 0.01);
+    RateFinder finder(n);
+    Shares shares = network.equal();
+    const double equal = network.time(shares);
+    double spent = 0.0;
+    int changes = 0;
+    for (int i = 0; i < 1000; ++i) {
+      std::vector<CardReport> reports = network.run(shares);
+      reports[0].delay_seconds = 1e-4;
+      spent += network.time(shares);
+      if (auto better = finder.learn(reports, shares)) {
+        shares = *better;
+        ++changes;
+      }
+    }
+    INFO(n << " nodes");
+    CHECK(changes >= 2);
+    CHECK(changes <= 14);
+    CHECK(spent < 1.03 * 1000 * equal);
+  }
+}
+
+TEST_CASE("schedule/rate_finder: after a change that was taken back, a card that becomes slow is still found", "[schedule][fast]") {
+  Network network(std::vector<double>(4, 1e8), 0.01);
+  RateFinder finder(4);
+  Shares shares = network.equal();
+  for (int i = 0; i < 12; ++i) {
+    std::vector<CardReport> reports = network.run(shares);
+    reports[0].delay_seconds = 1e-4;
+    if (auto better = finder.learn(reports, shares)) shares = *better;
+  }
+  CHECK(network.time(shares) == Approx(network.best()));
+  network.set_rate(2, 3e7);
+  settle(network, finder, shares, 10);
+  CHECK(network.time(shares) < 1.13 * network.best());
+}
+
 TEST_CASE("schedule/rate_finder: where no card has a queue nothing is learned", "[schedule][fast]") {
   RateFinder finder(4);
   for (int i = 0; i < 10; ++i)

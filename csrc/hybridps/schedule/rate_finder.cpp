@@ -12,6 +12,7 @@ namespace {
 constexpr double kTriedMin = 1.2;
 
 bool same(const Shares& a, const Shares& b) { return a.worker == b.worker && a.dedicated == b.dedicated; }
+bool alike(std::uint64_t a, std::uint64_t b) { return a <= 2 * b && b <= 2 * a; }
 
 }  // namespace
 
@@ -28,12 +29,14 @@ std::optional<Shares> RateFinder::take_back() {
   held_time_ = proof_->time;
   for (Card& card : cards_) card = Card{};
   has_last_ = false;
+  takes_back_ = true;
   Shares before = std::move(proof_->before);
   proof_.reset();
   return before;
 }
 
-std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, const Shares& shares) {
+std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, const Shares& shares, std::uint64_t bytes) {
+  takes_back_ = false;
   const std::size_t n = cards_.size();
   if (reports.size() != n || shares.worker.size() != nodes_ || shares.dedicated.size() != n - nodes_ || nodes_ < 3)
     return std::nullopt;
@@ -51,15 +54,19 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
   for (std::size_t i = 0; i < nodes_; ++i) paces.push_back(reports[i].bytes_per_second / part[i]);
   std::nth_element(paces.begin(), paces.begin() + static_cast<std::ptrdiff_t>(nodes_ / 2), paces.end());
   const double pace = paces[nodes_ / 2];
-  const bool as_before = same(shares, last_shares_);
-  const double best_time = std::min(1.0 / pace, as_before && last_time_ > 0.0 ? last_time_ : 1.0 / pace);
-  last_time_ = 1.0 / pace;
+  const double time = 1.0 / pace;
+  const bool as_before = same(shares, last_shares_) && alike(bytes, last_bytes_);
+  const double best_time = as_before ? std::min(time, last_time_) : time;
+  last_time_ = time;
+  last_bytes_ = bytes;
   last_shares_ = shares;
-  if (proof_ && 1.0 / pace < kSlower * proof_->time) {
+  const bool proves = proof_ && alike(bytes, proof_->bytes);
+  if (proves && time < kSlower * proof_->time) {
     proof_.reset();
     held_next_ = kHeld;
   }
-  if (proof_ && ++proof_->slower > kSlowerMax) return take_back();
+  if (proof_ && proves && ++proof_->slower > kSlowerMax) return take_back();
+  const bool is_held = held_ > 0 && held_-- > 0 && time < kALotSlower * held_time_;
   if (!std::exchange(has_last_, true) || longest < kDelayMin) return std::nullopt;
 
   rates_.assign(n, 0.0);
@@ -100,10 +107,10 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
     }
   }
   if (!tries && push_pull_time(shares, worker_rates, server_rates) < kGainMin * best.time)
-    return proof_ && proof_->slower >= 2 ? take_back() : std::nullopt;
-  if (held_ > 0 && (--held_, 1.0 / pace < kALotSlower * held_time_)) return std::nullopt;
+    return proof_ && proves && proof_->slower >= 2 ? take_back() : std::nullopt;
+  if (is_held) return std::nullopt;
   held_ = 0;
-  if (!tries && !proof_) proof_ = Proof{shares, best_time, 0};
+  if (!tries && !proof_) proof_ = Proof{shares, best_time, bytes, 0};
   return best;
 }
 

@@ -21,6 +21,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -48,8 +49,11 @@ class RateFinder {
   explicit RateFinder(std::size_t nodes, std::size_t servers = 0) : nodes_(nodes), cards_(nodes + servers) {}
 
   /// One operation, a report for each node and then for each dedicated server, under these shares (`time` is not read).
-  /// The shares to use from now on, where others are better.
-  std::optional<Shares> learn(const std::vector<CardReport>& reports, const Shares& shares);
+  /// The shares to use from now on, where others are better. `bytes`: of the operation; only of about the same size are any held
+  /// against each other.
+  std::optional<Shares> learn(const std::vector<CardReport>& reports, const Shares& shares, std::uint64_t bytes = 1);
+  /// What learn() has just given is what was before.
+  bool takes_back() const noexcept { return takes_back_; }
 
   /// Others have come: nothing is known of them.
   void set_servers(std::size_t servers) {
@@ -74,6 +78,7 @@ class RateFinder {
   struct Proof {
     Shares before;
     double time = 0.0;  // then, of a byte
+    std::uint64_t bytes = 0;
     int slower = 0;     // operations in a row
   };
   std::optional<Shares> take_back();
@@ -84,7 +89,9 @@ class RateFinder {
   std::vector<double> rates_;
   bool has_last_ = false;
   Shares last_shares_;
-  double last_time_ = 0.0;  // of a byte, of the operation before; 0: that had other shares
+  double last_time_ = 0.0;  // of a byte, of the operation before
+  std::uint64_t last_bytes_ = 0;
+  bool takes_back_ = false;
   std::optional<Proof> proof_;
   int held_ = 0;  // operations to come in which nothing changes
   int held_next_ = kHeld;

@@ -149,6 +149,7 @@ void PlanChanges::on_finished(const OperationRun& run, bool succeeded) {
   if (measured->since == core::TimePoint{} || now <= measured->since || !group_.status.is_ok()) return;
   const schedule::Topology& topology = group_.info.topology;
   Report report;
+  report.bytes = run.output.bytes();
   report.bytes_per_second = static_cast<double>(worker_.host().bytes_through_card() - measured->bytes_before) /
                             core::to_seconds(now - measured->since);
   if (topology.local_index(topology.rank()) == 0) {
@@ -193,13 +194,19 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, Report report) {
     if (server >= 0 && is_out(topology.size() + server)) continue;
     if (!(cards[card].delay_seconds > 0.0)) return;  // nobody had an answer of this server
   }
-  const auto better = finder_->learn(cards, shares);
+  const auto better = finder_->learn(cards, shares, reports.at(0).bytes);
   if (!better) return;
   std::vector<double> weights = better->worker;
   weights.insert(weights.end(), better->dedicated.begin(), better->dedicated.end());
   for (int server = 0; server < topology.servers(); ++server)
     if (is_out(topology.size() + server)) weights[static_cast<std::size_t>(topology.nodes() + server)] = 0.0;
   if (std::accumulate(weights.begin(), weights.end(), 0.0) <= 0.0) return;
+  if (finder_->takes_back()) {
+    core::log_info("group \"", group_.info.name, "\": operations are no quicker under these shares, by operation ", sequence,
+                   "; they change back to ", percent_list(weights));
+    propose(weights);
+    return;
+  }
   std::string rates;
   for (const double rate : finder_->rates()) {
     char one[32];
@@ -572,7 +579,7 @@ void PlanChanges::on_message(const wire::Message& message, const flow::Delivery&
     if (from_member)
       on_report(rank, rates->sequence,
                 Report{static_cast<double>(rates->round_trip_ns) * 1e-9, static_cast<double>(rates->bytes_per_second),
-                       numbers_in(payload)});
+                       0, numbers_in(payload)});
   } else if (const auto* times = message.as<wire::TrialTimes>()) {
     if (from_member && round_ && times->version == newest_ - 1) on_times(rank, numbers_in(payload));
   } else if (const auto* ask = message.as<wire::PlanAsk>()) {

@@ -114,6 +114,7 @@ class PlanChanges : core::Pinned {
   struct Report {
     double delay_seconds = 0.0;
     double bytes_per_second = 0.0;
+    std::uint64_t bytes = 0;            // of the operation; of rank 0 only
     std::vector<double> server_delays;  // seconds, per dedicated server; 0: not known. Empty but from leaders of nodes
   };
 

@@ -23,8 +23,6 @@ def autoload() -> None:
             from hybridps._register import register
 
             register()
-            if "WORLD_SIZE" in os.environ:
-                import hybridps._load  # noqa: F401  the rank will need it at once
     except Exception:  # a failure here would make `import torch` fail
         pass
     if os.environ.get("HYBRIDPS_AS"):

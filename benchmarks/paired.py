@@ -1,6 +1,8 @@
-"""Two builds of hybridps, timed against each other on this machine: all_reduce of small tensors, block by block in turn.
+"""Two builds of hybridps, timed against each other on this machine, block by block in turn.
 
-    python3 benchmarks/paired.py [--nodes A,B] [--bytes 64,65536] [--launches 6] [--rounds 60] PYTHON PYTHON
+    python3 benchmarks/paired.py [--nodes A,B] [--what all_reduce,all_gather] [--bytes 64,65536] [--launches 6] [--rounds 60] PYTHON PYTHON
+
+`bytes` are those of the whole: what an all_gather gives, a reduce_scatter takes.
 
 Each PYTHON is an interpreter of an environment that has a build. Ranks of both run at the same time; those of one are
 asleep while the other's time a block, and which of them comes first is drawn for every pair of blocks. So both see the
@@ -9,6 +11,7 @@ its own (memory layout), of 1 % or less for a build against itself: look at seve
 """
 
 import argparse
+import itertools
 import math
 import os
 import random
@@ -23,19 +26,32 @@ def rank():
     import torch.distributed as dist
 
     dist.init_process_group("hybridps")
+    world = dist.get_world_size()
+    calls = {
+        "all_reduce": lambda whole, part, other: dist.all_reduce(whole),
+        "all_gather": lambda whole, part, other: dist.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda whole, part, other: dist.reduce_scatter_tensor(part, whole),
+        "broadcast": lambda whole, part, other: dist.broadcast(whole, 0),
+        "all_to_all": lambda whole, part, other: dist.all_to_all_single(other, whole),
+    }
     tensors = {}
     print("ready", flush=True)
     for line in sys.stdin:
-        size, count = map(int, line.split())
-        tensor = tensors.setdefault(size, torch.ones(max(1, size // 4)))
-        tensor.fill_(1)
+        what, *numbers = line.split()
+        size, count = map(int, numbers)
+        if size not in tensors:
+            elements = max(1, size // 4 // world) * world
+            tensors[size] = [torch.ones(n) for n in (elements, elements // world, elements)]
+        whole, part, other = tensors[size]
+        call = calls[what]
+        whole.fill_(1)
         for _ in range(max(3, count // 10)):
-            dist.all_reduce(tensor)
-        tensor.fill_(1)
+            call(whole, part, other)
+        whole.fill_(1)
         times = []
         for _ in range(count):
             start = time.perf_counter()
-            dist.all_reduce(tensor)
+            call(whole, part, other)
             times.append(time.perf_counter() - start)
         print(statistics.median(times), flush=True)
     dist.destroy_process_group()
@@ -60,9 +76,9 @@ def start(python, nodes, port):
     return ranks
 
 
-def block(ranks, size, count):
+def block(ranks, what, size, count):
     for one in ranks:
-        one.stdin.write(f"{size} {count}\n")
+        one.stdin.write(f"{what} {size} {count}\n")
     return float([one.stdout.readline() for one in ranks][0])
 
 
@@ -73,16 +89,16 @@ def launch(arguments, port):
             if one.stdout.readline().strip() != "ready":
                 sys.exit("a rank did not start: see above")
     found = {}
-    for size in arguments.bytes:
+    for what, size in itertools.product(arguments.what, arguments.bytes):
         count = max(10, min(300, 30_000_000 // max(size, 1)))
         logs, first = [], []
         for _ in range(arguments.rounds):
             times = [0.0, 0.0]
             for i in random.sample([0, 1], 2):
-                times[i] = block(builds[i], size, count)
+                times[i] = block(builds[i], what, size, count)
             logs.append(math.log(times[1] / times[0]))
             first.append(times[0])
-        found[size] = (statistics.median(first), math.exp(statistics.median(logs)) - 1)
+        found[what, size] = (statistics.median(first), math.exp(statistics.median(logs)) - 1)
     for ranks in builds:
         for one in ranks:
             one.stdin.close()
@@ -98,17 +114,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pythons", nargs=2, metavar="PYTHON")
     parser.add_argument("--nodes", type=lambda text: text.split(","), default=["A", "A"], help="of each rank (A,A)")
+    parser.add_argument("--what", type=lambda text: text.split(","), default=["all_reduce"], help="(all_reduce)")
     parser.add_argument("--bytes", type=numbers, default=[64, 65536], help="sizes (64,65536)")
     parser.add_argument("--launches", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=60, help="pairs of blocks of each launch (60)")
     arguments = parser.parse_args()
     port = random.randrange(20000, 30000)
     results = [launch(arguments, port + 2 * i) for i in range(arguments.launches)]
-    for size in arguments.bytes:
-        changes = [100 * result[size][1] for result in results]
-        micros = 1e6 * statistics.median(result[size][0] for result in results)
+    for what, size in itertools.product(arguments.what, arguments.bytes):
+        changes = [100 * result[what, size][1] for result in results]
+        micros = 1e6 * statistics.median(result[what, size][0] for result in results)
         each = " ".join(f"{change:+.1f}" for change in changes)
-        print(f"{size:>9} B  first {micros:9.1f} us  second {statistics.median(changes):+.1f} %  ({each})")
+        print(f"{what:>14} {size:>9} B  first {micros:9.1f} us  second {statistics.median(changes):+.1f} %  ({each})")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ inline void copy_past_cache(std::byte* to, const std::byte* from, std::size_t by
 inline void copy_for(Reader reader, std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
   if (reader == Reader::kAnother)
     copy_past_cache(to, from, bytes);
-  else
+  else if (bytes > 0)
     std::memcpy(to, from, bytes);
 }
 

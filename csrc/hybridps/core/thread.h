@@ -1,6 +1,6 @@
-// hybridps/core/thread.h: what every thread of ours does first.
+// hybridps/core/thread.h: what every thread of ours does first, and threads that nobody waits for.
 //
-// Threads  of the calling thread alone.
+// Threads  run_detached(): any; all else is of the calling thread alone.
 #pragma once
 
 #include <pthread.h>

@@ -27,6 +27,7 @@ std::vector<double> RateFinder::parts(const Shares& shares) const {
 std::optional<Shares> RateFinder::take_back() {
   held_ = std::exchange(held_next_, std::min(2 * held_next_, kHeldMax));
   held_time_ = proof_->time;
+  held_bytes_ = proof_->bytes;
   for (Card& card : cards_) card = Card{};
   has_last_ = false;
   takes_back_ = true;
@@ -66,7 +67,7 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
     held_next_ = kHeld;
   }
   if (proof_ && proves && ++proof_->slower > kSlowerMax) return take_back();
-  const bool is_held = held_ > 0 && held_-- > 0 && time < kALotSlower * held_time_;
+  const bool is_held = held_ > 0 && held_-- > 0 && (!alike(bytes, held_bytes_) || time < kALotSlower * held_time_);
   if (!std::exchange(has_last_, true) || longest < kDelayMin) return std::nullopt;
 
   rates_.assign(n, 0.0);

@@ -59,8 +59,11 @@ class RateFinder {
   void set_servers(std::size_t servers) {
     cards_.resize(nodes_ + servers);
     rates_.clear();
-    proof_.reset();
+    on_other_change();
   }
+
+  /// The shares have changed for another reason: what operations take now says nothing of the last change.
+  void on_other_change() noexcept { proof_.reset(); }
 
   /// What is known or supposed of each card, bytes/s, after the last learn() that found one that sets the pace.
   const std::vector<double>& rates() const noexcept { return rates_; }
@@ -95,7 +98,8 @@ class RateFinder {
   std::optional<Proof> proof_;
   int held_ = 0;  // operations to come in which nothing changes
   int held_next_ = kHeld;
-  double held_time_ = 0.0;
+  double held_time_ = 0.0;  // of a byte, in operations of about so many
+  std::uint64_t held_bytes_ = 0;
 };
 
 }  // namespace hybridps::schedule

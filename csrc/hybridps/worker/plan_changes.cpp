@@ -403,6 +403,7 @@ void PlanChanges::leave_out_lost() {
     release();
     return;
   }
+  if (finder_) finder_->on_other_change();
   propose(weights_without_those_out(0));
 }
 

@@ -12,8 +12,8 @@ namespace hybridps::worker {
 
 namespace {
 
-// Of an operation whose slots are written past the cache: less stays in caches, which are faster where the cores share one.
-constexpr std::uint64_t kPastCacheBytes = std::uint64_t{4} << 20;
+// Input and output of an operation whose slots are written past the cache (docs/decisions/0037-past-the-cache.md).
+constexpr std::uint64_t kPastCacheBytes = std::uint64_t{16} << 20;
 
 }  // namespace
 

@@ -190,6 +190,25 @@ TEST_CASE("schedule/rate_finder: after a change that was taken back, a card that
   CHECK(network.time(shares) < 1.13 * network.best());
 }
 
+TEST_CASE("schedule/rate_finder: what is slower for another reason is not taken back", "[schedule][fast]") {
+  for (const bool is_told : {false, true}) {
+    Network network(std::vector<double>(4, 1e8), 0.01);
+    RateFinder finder = network.finder();
+    Shares shares = network.equal();
+    settle(network, finder, shares, 5);
+    network.set_rate(1, 5e7);
+    std::optional<Shares> better;
+    while (!better) better = finder.learn(network.run(shares), shares);
+    shares = *better;
+    // With the change: servers that are lost would be such a reason.
+    for (std::size_t node = 0; node < 4; ++node) network.set_rate(node, node == 1 ? 2e7 : 4e7);
+    if (is_told) finder.on_other_change();
+    bool takes_back = false;
+    for (int i = 0; i < 6; ++i) takes_back = (finder.learn(network.run(shares), shares).has_value() && finder.takes_back()) || takes_back;
+    CHECK(takes_back == !is_told);
+  }
+}
+
 TEST_CASE("schedule/rate_finder: small operations, which take longer for a byte, do not speak against a change", "[schedule][fast]") {
   std::vector<double> rates(4, 6e7);
   rates[1] = 3e7;

@@ -1,0 +1,49 @@
+"""Operations of several MiB: slots for ranks of the same node are filled in another way there (csrc/hybridps/core/copy.h)."""
+
+import harness
+import pytest
+import reference
+import torch
+import torch.distributed as dist
+from harness import run_ranks
+from reference import Checker
+
+
+def large(rank, world, nodes):
+    """From 16 MiB of input and output on (worker/roles.cpp), an odd number of elements, at an aligned and an unaligned address."""
+    check = Checker(rank)
+    count = 4_200_011
+    for shift in [0, 1]:
+        part = count // world
+        mine = [reference.values(torch.float32, count + 1, peer)[shift : shift + count] for peer in range(world)]
+        total = reference.reduced([m.clone() for m in mine], harness.parse_nodes(nodes), "SUM")
+        got = torch.cat([torch.zeros(shift), mine[rank]])[shift:]
+        dist.all_reduce(got)
+        check.equal(f"all_reduce {count}+{shift}", got, total)
+        moved = [reference.pattern(torch.int32, count + shift, peer)[shift:] for peer in range(world)]
+        gathered = [torch.empty(count, dtype=torch.int32) for _ in range(world)]
+        dist.all_gather(gathered, moved[rank])
+        for peer in range(world):
+            check.equal(f"all_gather {count}+{shift} of {peer}", gathered[peer], moved[peer])
+        told = moved[1].clone() if rank == 1 else torch.empty(count, dtype=torch.int32)
+        dist.broadcast(told, 1)
+        check.equal(f"broadcast {count}+{shift}", told, moved[1])
+        scattered = torch.empty(part)
+        dist.reduce_scatter(scattered, [mine[rank][peer * part :][:part].clone() for peer in range(world)])
+        check.equal(f"reduce_scatter {count}+{shift}", scattered, total[rank * part :][:part])
+        out = torch.empty(part * world, dtype=torch.int32)
+        dist.all_to_all_single(out, moved[rank][: part * world].clone())
+        want = torch.cat([moved[peer][rank * part :][:part] for peer in range(world)])
+        check.equal(f"all_to_all {count}+{shift}", out, want)
+        after, before = (rank + 1) % world, (rank - 1) % world
+        came = torch.empty(count, dtype=torch.int32)
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, moved[rank], after), dist.P2POp(dist.irecv, came, before)])
+        for work in works:
+            work.wait()
+        check.equal(f"sendrecv {count}+{shift}", came, moved[before])
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2", "2+1"])
+def test_large(nodes):
+    run_ranks(large, nodes, args=(nodes,))

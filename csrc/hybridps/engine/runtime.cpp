@@ -733,7 +733,11 @@ void Runtime::ask_for_time(core::TimePoint now) {
 std::size_t Runtime::progress() {
   const core::OneThread::Inside inside(one_thread_);
   observe::Trace* const trace = outbox_->trace();
-  const std::uint64_t began = trace == nullptr || works_since_ns_ != 0 ? 0 : observe::trace_ns();
+  // Where no sleep was between, a round begins where the last one looked at the clock, near enough.
+  const bool slept = std::exchange(armed_, false);
+  const std::uint64_t began = trace == nullptr || works_since_ns_ != 0 ? 0
+                              : slept                                  ? observe::trace_ns()
+                                                                       : observe::trace_ns(now_);
   std::size_t work = 0;
   if (transports_.shm) work += transports_.shm->progress();
   // Rare and small: control traffic, and what comes over the network while the members of all groups are on this node.
@@ -764,6 +768,7 @@ std::size_t Runtime::progress() {
 }
 
 bool Runtime::arm() {
+  armed_ = true;
   for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
     if (transport != nullptr && !transport->arm()) {
       look_everywhere_ = true;

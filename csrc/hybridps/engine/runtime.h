@@ -286,6 +286,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   core::TimePoint next_forgetting_{};
   std::uint64_t progress_calls_ = 0;
   bool look_everywhere_ = false;  // arm() found something: the next round looks at every transport
+  bool armed_ = true;             // a sleep may have been since the last round
   bool all_are_local_ = false;    // the members of all groups (there are some) are on this node
   core::TimePoint now_{};
   observe::EngineCounters counters_;

@@ -143,19 +143,57 @@ void Outbox::trace_window(PeerState& peer) {
                observe::EventType::kWindow, 0});
 }
 
-void Outbox::trace_sent(const PeerState& peer, const Stream& stream, std::uint32_t chunk, std::size_t bytes,
-                        transport::SendDone& done) {
-  observe::Event event{trace_->recent(), 0, bytes, stream.id.sequence, stream.id.span, chunk, trace_->group(stream.from.uid), trace_->peer(peer.id),
-                       observe::EventType::kSent, static_cast<std::uint8_t>(stream.id.stage)};
-  // Another trace, begun since, does not know the event's group and peer.
-  done = [this, alive = alive_, event, trace = trace_, inner = std::move(done)](core::Status status) mutable {
-    if (*alive && trace_ == trace) {
-      // Those that are done together are so at one time.
-      event.end_ns = trace_->recent() > event.start_ns ? trace_->recent() : trace_->read_clock();
-      trace_->add(event);
+/// Run when the transport needs a message no more.
+struct Outbox::Sent {
+  Outbox* outbox;
+  std::shared_ptr<bool> alive;
+  core::EngineId peer;
+  std::size_t size_class;
+  std::int64_t cost;
+  bool holds_slot;  // of those between nodes
+  bool holds_whole;
+
+  void operator()(const core::Status&) const {
+    if (!*alive) return;
+    if (holds_slot) {
+      --outbox->net_in_use_[size_class];
+      outbox->slot_released_ = true;
+    } else if (holds_whole) {
+      if (auto found = outbox->peers_.find(peer); found != outbox->peers_.end()) {
+        found->second->book.unpay_whole(cost);
+        outbox->resume(*found->second);
+      }
     }
-    if (inner) inner(std::move(status));
-  };
+  }
+};
+
+/// The same, and what a trace has of it: one allocation for both.
+struct Outbox::TracedSent {
+  Sent sent;
+  observe::Trace* trace;
+  observe::Event event;
+
+  void operator()(const core::Status& status) {
+    // Another trace, begun since, does not know the event's group and peer.
+    if (*sent.alive && sent.outbox->trace_ == trace) {
+      // Those that are done together are so at one time.
+      event.end_ns = trace->recent() > event.start_ns ? trace->recent() : trace->read_clock();
+      trace->add(event);
+    }
+    sent(status);
+  }
+};
+
+transport::SendDone Outbox::when_sent(const PeerState& peer, const Stream& stream, std::uint32_t chunk,
+                                      std::size_t bytes, Sent sent) {
+  if (trace_ == nullptr) {
+    if (!sent.holds_slot && !sent.holds_whole) return {};
+    return sent;
+  }
+  return TracedSent{std::move(sent), trace_,
+                    {trace_->recent(), 0, bytes, stream.id.sequence, stream.id.span, chunk,
+                     trace_->group(stream.from.uid), trace_->peer(peer.id), observe::EventType::kSent,
+                     static_cast<std::uint8_t>(stream.id.stage)}};
 }
 
 Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t chunk) {
@@ -168,9 +206,8 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
                     std::move(done), stream.urgent);
   };
   if (bytes == 0) {
-    transport::SendDone done;
-    if (trace_ != nullptr) trace_sent(peer, stream, chunk, 0, done);
-    if (!send({}, std::move(done)).is_ok()) return Step::kBroken;
+    if (!send({}, when_sent(peer, stream, chunk, 0, {this, alive_, peer.id, 0, 0, false, false})).is_ok())
+      return Step::kBroken;
     marks |= kSent;
     ++stream.sent_;
     return Step::kSent;
@@ -205,24 +242,9 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
     data.cost = static_cast<std::uint32_t>(cost);
     data.window = window_of(peer);
   }
-  transport::SendDone done;
-  if (!peer.local || by_all) {
-    if (!peer.local) ++net_in_use_[size_class];
-    done = [this, alive = alive_, id = peer.id, size_class, net = !peer.local, cost](core::Status) {
-      if (!*alive) return;
-      if (net) {
-        --net_in_use_[size_class];
-        slot_released_ = true;
-      } else {
-        if (auto found = peers_.find(id); found != peers_.end()) {
-          found->second->book.unpay_whole(cost);
-          resume(*found->second);
-        }
-      }
-    };
-  }
-  if (trace_ != nullptr) trace_sent(peer, stream, chunk, payload.bytes, done);
-  const core::Status status = send(payload, std::move(done));
+  if (!peer.local) ++net_in_use_[size_class];
+  const core::Status status = send(payload, when_sent(peer, stream, chunk, payload.bytes,
+                                                      {this, alive_, peer.id, size_class, cost, !peer.local, by_all}));
   if (trace_ != nullptr) trace_->make_stale();  // shared memory and UCX may call the kernel
   if (!status.is_ok()) {
     // `done` was dropped unrun.

@@ -207,8 +207,10 @@ class Outbox : core::Pinned {
   void pump_peer(PeerState& peer);
   void resume(PeerState& peer);
   void trace_window(PeerState& peer);
-  void trace_sent(const PeerState& peer, const Stream& stream, std::uint32_t chunk, std::size_t bytes,
-                  transport::SendDone& done);
+  struct Sent;
+  struct TracedSent;
+  transport::SendDone when_sent(const PeerState& peer, const Stream& stream, std::uint32_t chunk, std::size_t bytes,
+                                Sent sent);
   Step send_chunk(PeerState& peer, Stream& stream, std::uint32_t chunk);
   std::uint32_t serve_wanted(PeerState& peer, Stream& stream, std::uint32_t chunks_max);
   void wait(PeerState& peer, Stream& stream);

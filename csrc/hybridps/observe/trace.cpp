@@ -15,7 +15,7 @@
 namespace hybridps::observe {
 namespace {
 
-constexpr auto kWriteEvery = std::chrono::milliseconds(10);
+constexpr auto kWriteEvery = std::chrono::milliseconds(50);
 
 core::Status complaint(const std::string& what) {
   return {core::Code::kInvalidArgument, what + ": " + std::strerror(errno)};

@@ -1,7 +1,7 @@
 // hybridps/observe/trace.h: what an engine does and when, written to a file while it does it.
 //
 // Model    One Trace per engine and file. The engine's loop adds events to a ring; a thread, "hybridps-trace", writes them out
-//          every 10 ms. Where it falls behind by a whole ring, events are dropped and counted, never waited for. No Trace, no
+//          every 50 ms. Where it falls behind by a whole ring, events are dropped and counted, never waited for. No Trace, no
 //          cost: who has events looks at a pointer that is null.
 // File     "HPSTRC01", then records of 48 bytes, little-endian: an Event as it stands; or one of type kText, whose `bytes` is the
 //          length of a JSON text that follows it, padded with zeros to 48 bytes. The first text says which engine it is and

@@ -172,7 +172,7 @@ def connected_early(rank, world, device):
     """As torch does with device_id: then collectives, also of a group that was split off."""
     dist.group.WORLD._get_backend(torch.device("cpu")).eager_connect_single_device(torch.device(device))
     done = every_collective(rank, world, device, [torch.float32], SIZES)
-    if device == "cpu" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14):
+    if device == "cpu" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
         return done  # torch splits no group on CPU
     child = dist.split_group(split_ranks=[list(range(world))])
     t = numbers(1000, rank, 1, torch.float32, device)

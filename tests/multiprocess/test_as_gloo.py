@@ -44,10 +44,11 @@ def a_program_of_gloos(rank, world, leave):
         "unnamed": dist.new_group(),
         "a": mesh.get_group("a"),
         "b": mesh.get_group("b"),
-        "split": dist.split_group(split_ranks=[list(range(world))]),
         "subgroup": dist.new_subgroups(2)[0],
         "gloo's options": dist.new_group(pg_options=dist.ProcessGroupGloo._Options()),
     }
+    if harness.TORCH >= (2, 15):  # older torch splits only what is bound to a GPU
+        groups["split"] = dist.split_group(split_ranks=[list(range(world))])
     for name, group in groups.items():
         check.that(f"{name} is hybridps", kind(group) == "hybridps", kind(group))
         check.that(f"{name} is called gloo", dist.get_backend(group) == "gloo", dist.get_backend(group))

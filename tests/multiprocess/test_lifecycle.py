@@ -381,7 +381,7 @@ def subsets(rank, world):
     mine, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])
     try_group("by enumeration", [0, 3] if rank in (0, 3) else [1, 2], mine)
 
-    if harness.TORCH >= (2, 14):  # older torch splits only what is bound to a GPU
+    if harness.TORCH >= (2, 15):  # older torch splits only what is bound to a GPU
         split = dist.split_group(split_ranks=[[0, 2], [1, 3]])
         try_group("split_group", [0, 2] if rank in (0, 2) else [1, 3], split)
         deeper = dist.split_group(split, split_ranks=[[0], [1]])

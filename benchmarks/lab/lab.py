@@ -71,6 +71,8 @@ class Run:
         self.servers = [f"s{index}" for index in range(setup.servers)]
         self.mbit = {name: sum(setup.cards) or setup.mbit for name in self.workers + self.servers}
         self.mbit[self.workers[-1]] *= setup.slow
+        if self.servers:
+            self.mbit[self.servers[-1]] *= setup.slow_server
         self.interfaces = [f"net{card}" for card in range(len(setup.cards) or 1)]
         self.processes: list[subprocess.Popen] = []
         self.tails: dict[str, list[str]] = {}

@@ -14,6 +14,7 @@ class Setup:
     ranks: int = 1  # on each host
     servers: int = 0  # dedicated, one per further host
     slow: float = 1  # the last worker host's rate, as a part of the others'
+    slow_server: float = 1  # the last dedicated server's, never declared
     declared: bool = False  # whether HYBRIDPS_NIC_GBPS says so
     small_first: bool = True  # HYBRIDPS_SMALL_FIRST
     cards: tuple[float, ...] = ()  # Mbit/s of each card of a host, where it has several; `mbit` is then not used
@@ -33,6 +34,8 @@ class Setup:
             text += ", declared"
         if self.slow != 1:
             text += f", one host at {self.slow:g} of it, {'declared' if self.declared else 'not declared'}"
+        if self.slow_server != 1:
+            text += f", one server at {self.slow_server:g} of it, not declared"
         if not self.small_first:
             text += ", HYBRIDPS_SMALL_FIRST=0"
         return text
@@ -137,6 +140,13 @@ ROWS = (
         Setup(slow=0.5, servers=2),
         job("allreduce", 64 * MIB, 6, warmup=1, warmup_of={"hybridps": 19}, check=False),
         (at_least("ratio", 1.4),),
+        ("slow", "dedicated"),
+    ),
+    Row(
+        "n4-k2-slow-server-64M",
+        Setup(servers=2, slow_server=0.1),
+        job("allreduce", 64 * MIB, 6, warmup=1, warmup_of={"hybridps": 44}, check=False),
+        (at_least("ratio", 1.05), at_least("of_limit", 0.93)),
         ("slow", "dedicated"),
     ),
     Row(

@@ -269,7 +269,7 @@ def death_and_return(rank, world, cycles):
         check.that("threads", settled(thread_count, before[0] + 1) <= before[0] + 1, f"{before}, {thread_count()}")
         check.that("descriptors", settled(descriptor_count, before[1] + 6) <= before[1] + 6, f"{before}, {descriptor_count()}")
         if cycles > 10:
-            check.that("memory", rss() - before[2] < (24 << 20), f"{(rss() - before[2]) >> 10} KiB more")
+            check.that("memory", rss() - before[2] < (6 << 20), f"{(rss() - before[2]) >> 10} KiB more")
         check.that("the same bits each time", len(set(bits[0::2])) == 1 and len(set(bits[1::2])) == 1, str(bits))
     dist.destroy_process_group()
     return {**check.result(), "bits": bits}
@@ -280,7 +280,8 @@ def check_deaths(layout_of_guests, cycles):
     stay, node = layout_of_guests
     nodes = "".join(stay) + node * cycles
     ends = {3 + cycle: -9 for cycle in range(cycles - 1)}
-    env = {"TORCH_FR_BUFFER_SIZE": "0"}
+    # Tensors of 16 MiB come from mmap and go back: glibc's own threshold grows with them, and a heap of holes looks like a leak.
+    env = {"TORCH_FR_BUFFER_SIZE": "0", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
     results = run_ranks(
         death_and_return,
         nodes,

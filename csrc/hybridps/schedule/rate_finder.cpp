@@ -43,12 +43,14 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
     return std::nullopt;
   std::vector<double> delays(n);
   double longest = 0.0;
+  std::size_t active = 0;
   for (std::size_t i = 0; i < n; ++i) {
     const double last = std::exchange(cards_[i].last_delay, reports[i].delay_seconds);
     delays[i] = std::max(last, reports[i].delay_seconds);
     longest = std::max(longest, reports[i].delay_seconds);
     const bool idle = i >= nodes_ && shares.dedicated[i - nodes_] == 0.0;
     if (reports[i].bytes_per_second <= 0.0 && !idle) return std::nullopt;
+    active += idle ? 0 : 1;
   }
   const std::vector<double> part = parts(shares);
   std::vector<double> paces;
@@ -56,7 +58,8 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
   std::nth_element(paces.begin(), paces.begin() + static_cast<std::ptrdiff_t>(nodes_ / 2), paces.end());
   const double pace = paces[nodes_ / 2];
   const double time = 1.0 / pace;
-  const bool as_before = same(shares, last_shares_) && alike(bytes, last_bytes_);
+  const bool same_shares = same(shares, last_shares_);
+  const bool as_before = same_shares && alike(bytes, last_bytes_);
   const double best_time = as_before ? std::min(time, last_time_) : time;
   last_time_ = time;
   last_bytes_ = bytes;
@@ -70,19 +73,25 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
   const bool is_held = held_ > 0 && held_-- > 0 && (!alike(bytes, held_bytes_) || time < kALotSlower * held_time_);
   if (!std::exchange(has_last_, true) || longest < kDelayMin) return std::nullopt;
 
+  const auto setters = static_cast<std::size_t>(
+      std::count_if(reports.begin(), reports.end(), [&](const CardReport& r) { return r.delay_seconds >= longest / 2; }));
+  double fastest = 0.0;
   rates_.assign(n, 0.0);
   for (std::size_t i = 0; i < n; ++i) {
     Card& card = cards_[i];
     const double carried = i < nodes_ ? std::max(reports[i].bytes_per_second, part[i] * pace) : reports[i].bytes_per_second;
     const double last = std::exchange(card.last_carried, carried);
+    if (!same_shares) card.free = 0;
     if (reports[i].delay_seconds >= longest / 2) {
       card.rate = std::max(carried, last);  // one slow operation says nothing of the card
-      card.age = 0;
+      card.age = card.free = 0;
       if (std::exchange(card.is_tried, false))
         card.remembered = carried > kTriedMin * card.was ? kRemembered : std::min(2 * card.remembered, kRememberedMax);
     } else if (delays[i] >= longest / 2) {
       card.rate = std::max(card.rate, carried);  // it did so the last time
+      card.free = 0;
     } else {
+      ++card.free;
       if (++card.age > card.remembered && card.rate > 0.0) {
         card.is_tried = true;
         card.was = std::exchange(card.rate, 0.0);
@@ -90,7 +99,11 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
       if (card.rate > 0.0) card.rate = std::max(card.rate, carried);
     }
     rates_[i] = card.rate > 0.0 ? card.rate : 2.0 * carried;
+    fastest = std::max(fastest, card.rate > 0.0 ? card.rate : carried);
   }
+  if (2 * setters > active)
+    for (std::size_t i = 0; i < n; ++i)
+      if (cards_[i].rate == 0.0 && cards_[i].free < kBelieved) rates_[i] = std::min(rates_[i], fastest);
   const auto servers = rates_.begin() + static_cast<std::ptrdiff_t>(nodes_);
   const std::vector<double> worker_rates(rates_.begin(), servers);
   const std::vector<double> server_rates(servers, rates_.end());

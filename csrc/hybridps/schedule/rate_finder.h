@@ -7,7 +7,9 @@
 //            learn()  takes what was seen of each card in one operation: the least of the round trips to it under load
 //                     (typical for each partner) and its rate. Cards whose delay is at least half the longest one's set
 //                     the pace. What they carried is their rate; a card that did not, and whose rate is not known, is
-//                     taken for twice as fast as it went, and the next operation will tell.
+//                     taken for twice as fast as it went, and the next operation will tell. Where most cards set the
+//                     pace the parts are about right, and a few without a queue may be noise: such a card is taken
+//                     for as fast as the fastest at most, and for more only after kBelieved operations in a row.
 //          A node's operation takes as long as it is waited for by others, so its own figure can only be too low: a card carried at
 //          least what its part is at the nodes' typical pace.
 // Bounds   Shares change only where all cards together would gain kGainMin by it, and a card counts as waiting for others
@@ -40,6 +42,7 @@ class RateFinder {
   static constexpr double kGainMin = 1.1;
   static constexpr int kRemembered = 32;  // operations for which a rate counts that was not seen again, at first
   static constexpr int kRememberedMax = 1024;
+  static constexpr int kBelieved = 8;
   static constexpr double kSlower = 1.02;      // so many times the time is no gain
   static constexpr int kSlowerMax = 6;
   static constexpr double kALotSlower = 1.5;
@@ -74,6 +77,7 @@ class RateFinder {
     double last_carried = 0.0;
     double rate = 0.0;  // measured while it set the pace; 0: not known
     int age = 0;        // operations since
+    int free = 0;       // operations in a row, with these shares, in which it did not set the pace
     int remembered = kRemembered;
     bool is_tried = false;  // it was slow, and is given more to see whether it still is
     double was = 0.0;       // then: its rate

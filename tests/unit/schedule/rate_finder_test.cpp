@@ -136,6 +136,26 @@ TEST_CASE("schedule/rate_finder: one short delay in an equal network changes not
   }
 }
 
+TEST_CASE("schedule/rate_finder: where most cards set the pace, a few short queues change nothing for some operations", "[schedule][fast]") {
+  Network network(std::vector<double>(4, 1e8), 0.01, {1e8, 1e7});  // a slow server, whose queue is always the longest
+  RateFinder finder = network.finder();
+  const Shares shares = optimal_shares(std::vector<double>(4, 1e8), {1e8, 1e7});
+  const auto operation = [&](bool are_short) {
+    std::vector<CardReport> reports = network.run(shares);
+    reports[5].delay_seconds = 6e-3;
+    if (are_short) reports[2].delay_seconds = reports[3].delay_seconds = 2e-4;
+    return finder.learn(reports, shares);
+  };
+  for (int turn = 0; turn < 8; ++turn) {
+    for (int i = 0; i < RateFinder::kBelieved - 1; ++i) CHECK_FALSE(operation(true));
+    CHECK_FALSE(operation(false));
+  }
+  // For long, they are believed.
+  int changes = 0;
+  for (int i = 0; i < RateFinder::kRemembered + RateFinder::kBelieved + 4 && changes == 0; ++i) changes += operation(true) ? 1 : 0;
+  CHECK(changes == 1);
+}
+
 TEST_CASE("schedule/rate_finder: nodes that wait for others to begin are not taken for slow ones", "[schedule][fast]") {
   std::mt19937_64 random(9);
   for (const std::size_t n : {3, 4, 8}) {
@@ -179,7 +199,7 @@ TEST_CASE("schedule/rate_finder: after a change that was taken back, a card that
   Network network(std::vector<double>(4, 1e8), 0.01);
   RateFinder finder(4);
   Shares shares = network.equal();
-  for (int i = 0; i < 12; ++i) {
+  for (int i = 0; i < RateFinder::kBelieved + 12; ++i) {
     std::vector<CardReport> reports = network.run(shares);
     reports[0].delay_seconds = 1e-4;
     if (auto better = finder.learn(reports, shares)) shares = *better;

@@ -74,12 +74,14 @@ class Job:
             rows = [line.split() for line in file.read().splitlines()]
         return [(int(row[0]), int(row[1]), row[2]) for row in rows if len(row) == 5]
 
-    def wait_for_all(self, seconds=90):
-        """Until the last step of each was one of all."""
+    def wait_for_all(self, seconds=90, returns=None):
+        """Until the last step of each was one of all, and the replica `returns` has written since the call."""
+        before = 0 if returns is None else len(self.steps(returns))
         end = time.monotonic() + seconds * harness.TIME_SCALE
         while time.monotonic() < end:
             last = [rows[-1] if (rows := self.steps(replica)) else (0, 0, "") for replica in range(REPLICAS)]
-            if all(row[1] == REPLICAS for row in last) and max(last)[0] - min(last)[0] <= 3:
+            is_back = returns is None or len(self.steps(returns)) > before
+            if is_back and all(row[1] == REPLICAS for row in last) and max(last)[0] - min(last)[0] <= 3:
                 return
             time.sleep(0.1)
         outputs = "\n".join((self.folder / f"output{r}").read_text()[-1500:] for r in range(REPLICAS))
@@ -110,9 +112,10 @@ def test_deaths_and_returns(kills, tmp_path):
         job.wait_for_all()
         for _ in range(kills):
             time.sleep(random.random())
-            os.kill(job.worker(random.randrange(REPLICAS)), signal.SIGKILL)
-            time.sleep(0.5)
-            job.wait_for_all()
+            killed = random.randrange(REPLICAS)
+            os.kill(job.worker(killed), signal.SIGKILL)
+            # Before it is back nobody else is killed: with the last who knows the parameters they are lost.
+            job.wait_for_all(returns=killed)
     finally:
         job.end()
     hashes = {}

@@ -2,7 +2,8 @@
 
     python tests/simulated/measure.py
 
-Host time: how long each collective's call takes, medians of 200, in microseconds; the stream is far behind meanwhile.
+Host time: how long each collective's call takes, medians of 200, in microseconds; the stream is far behind meanwhile. Beside
+it a call of gloo's on CPU tensors, in turn with the others.
 Overlap: a DDP step beside max(backward + last bucket, first bucket's backward + communication), of parts that were
 measured alone, in turn with the steps; medians. No test asserts a time; a busy machine shows in both.
 """
@@ -42,6 +43,9 @@ def host_time(rank, world, device):
         "isend": lambda: dist.isend(sent, after),
         "irecv": lambda: dist.irecv(got, before),
     }
+    # What such a call takes here with another backend, on tensors of the host: torch's own part of it, and this machine's.
+    gloo, plain = dist.new_group(backend="gloo"), torch.ones(many)
+    calls["gloo, CPU"] = lambda: dist.all_reduce(plain, op=dist.ReduceOp.MAX, group=gloo, async_op=True)
     times = {name: [] for name in calls}
     for turn in range(HOST_CALLS + 5):
         module.busy(3)

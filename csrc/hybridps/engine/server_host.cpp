@@ -416,16 +416,20 @@ class ServerHostImpl final : public ServerHost {
         for (const auto& server : roster.servers)
           for (const auto& shard : shards_)
             if (shard->record().engine == server.engine) group.shards.insert(server.engine);
+        std::vector<core::EngineId> added;
         {
           const std::lock_guard lock(mutex_);
-          OpenGroup& known = open_[roster.uid];  // on others of its shards, maybe
+          OpenGroup& known = open_[roster.uid];  // on others of its shards, maybe, or on this one from before
+          for (const core::EngineId shard : group.shards)
+            if (!known.shards.contains(shard)) added.push_back(shard);
+          if (!known.shards.empty()) group.since = known.since;
           group.shards.insert(known.shards.begin(), known.shards.end());
           known = std::move(group);
         }
         const auto refused = [&](Status status) {
           const std::lock_guard lock(mutex_);
           if (const auto found = open_.find(roster.uid); found != open_.end()) {
-            for (const auto& server : roster.servers) found->second.shards.erase(server.engine);
+            for (const core::EngineId shard : added) found->second.shards.erase(shard);
             if (found->second.shards.empty()) open_.erase(found);
           }
           say("refused group " + text + ": " + std::string(status.message()));

@@ -1,0 +1,139 @@
+// A dedicated server as jobs meet it: by requests at its door.
+#include "hybridps/engine/server_host.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hybridps/core/config.h"
+#include "hybridps/door/door.h"
+#include "hybridps/engine/dedicated_client.h"
+#include "tests/support/catch.h"
+#include "tests/unit/bootstrap/sample.h"
+
+namespace {
+
+using namespace hybridps;
+using engine::ServerHost;
+using engine::ServerRequest;
+
+struct Scene {
+  Scene() {
+    core::Config config;
+    config.interface = "lo";
+    engine::ServerHostOptions options;
+    options.listen = {"127.0.0.1", 0};
+    options.token = "secret";
+    options.memory_bytes = std::uint64_t{64} << 20;
+    options.say = [this](const std::string& line) {
+      const std::lock_guard lock(mutex);
+      said.push_back(line);
+    };
+    auto started = ServerHost::start(std::move(options), config);
+    REQUIRE(started.is_ok());
+    host = std::move(started).value();
+  }
+  core::Status ask(const ServerRequest& request) const {
+    return door::ask({"127.0.0.1", host->port()}, "secret", engine::encode(request), core::Deadline::after(std::chrono::seconds(20)))
+        .status();
+  }
+  /// Of three ranks that are not there: nothing is sent to them in this test.
+  ServerRequest open(std::uint64_t group, bool late = true) const {
+    ServerRequest request;
+    request.kind = ServerRequest::Kind::kOpen;
+    request.group_name = "group " + std::to_string(group);
+    request.roster = bootstrap::testing::sample_roster(3);
+    request.roster->uid = {group, 7};
+    request.roster->servers = engine::find_server({"127.0.0.1", host->port()}, "secret").value();
+    if (late) request.late = ServerRequest::Late{0, 16384, 16384, 16384};
+    return request;
+  }
+  static ServerRequest close(const ServerRequest& open) {
+    ServerRequest request;
+    request.kind = ServerRequest::Kind::kClose;
+    request.uid = open.roster->uid;
+    for (const auto& server : open.roster->servers) request.engines.push_back(server.engine);
+    return request;
+  }
+  bool soon(std::uint64_t groups) const {
+    for (int i = 0; i < 1000 && host->stats().groups != groups; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return host->stats().groups == groups;
+  }
+
+  std::mutex mutex;
+  std::vector<std::string> said;
+  std::unique_ptr<ServerHost> host;
+};
+
+}  // namespace
+
+TEST_CASE("engine/server_host: a group is opened once, and not any more where the job has closed it", "[engine]") {
+  Scene scene;
+  const ServerRequest first = scene.open(1);
+  const ServerRequest second = scene.open(2);
+  REQUIRE(scene.ask(first).is_ok());
+  REQUIRE(scene.soon(1));
+  const core::Status again = scene.ask(first);
+  CHECK(again.code() == core::Code::kMismatch);
+  CHECK(std::string(again.message()).find("still open") != std::string::npos);
+  CHECK(scene.host->stats().engines == 3);
+  REQUIRE(scene.ask(second).is_ok());
+  REQUIRE(scene.soon(2));
+
+  REQUIRE(scene.ask(Scene::close(first)).is_ok());
+  REQUIRE(scene.soon(1));
+  // What was on its way when the job gave up comes too late, whenever it comes; the other group is none of its business.
+  CHECK(scene.ask(first).code() == core::Code::kClosed);
+  CHECK(scene.ask(second).code() == core::Code::kMismatch);
+  CHECK(scene.host->stats().groups == 1);
+  CHECK(scene.host->stats().groups_total == 2);
+
+  // A close before the open, which has taken longer.
+  const ServerRequest third = scene.open(3);
+  REQUIRE(scene.ask(Scene::close(third)).is_ok());
+  CHECK(scene.ask(third).code() == core::Code::kClosed);
+  CHECK(scene.host->stats().groups == 1);
+
+  // Another engine in place of the one that a job has given up knows nothing of that; the old one serves the second group.
+  ServerRequest renew;
+  renew.kind = ServerRequest::Kind::kRenew;
+  renew.engines = Scene::close(first).engines;
+  REQUIRE(scene.ask(renew).is_ok());
+  const ServerRequest with_another = scene.open(1);
+  CHECK(with_another.roster->servers[0].engine != first.roster->servers[0].engine);
+  CHECK(scene.ask(with_another).is_ok());
+  CHECK(scene.soon(2));
+  REQUIRE(scene.ask(Scene::close(second)).is_ok());
+  CHECK(scene.soon(1));
+  // One line for each that was open and is not, though it was asked for once more.
+  const std::lock_guard lock(scene.mutex);
+  for (const char* group : {"closed group 'group 1'", "closed group 'group 2'"})
+    CHECK(std::count_if(scene.said.begin(), scene.said.end(), [&](const std::string& line) {
+            return line.find(group) != std::string::npos;
+          }) == 1);
+}
+
+TEST_CASE("engine/server_host: what it refuses it says, and a draining one takes nothing new", "[engine]") {
+  Scene scene;
+  const ServerRequest first = scene.open(1, false);
+  REQUIRE(scene.ask(first).is_ok());
+  REQUIRE(scene.soon(1));
+  const ServerRequest second = scene.open(2);
+  scene.host->drain();
+  CHECK(scene.ask(second).code() == core::Code::kClosed);
+  const auto found = engine::find_server({"127.0.0.1", scene.host->port()}, "secret");
+  CHECK(found.status().code() == core::Code::kClosed);
+  CHECK(door::ask({"127.0.0.1", scene.host->port()}, "another", engine::encode(second), core::Deadline::after(std::chrono::seconds(20)))
+            .status()
+            .code() != core::Code::kOk);
+  for (int i = 0; i < 1000 && scene.host->stats().door_refused == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  CHECK(scene.host->stats().door_refused == 1);
+  CHECK(scene.host->stats().groups == 1);
+  const std::lock_guard lock(scene.mutex);
+  REQUIRE_FALSE(scene.said.empty());
+  CHECK(scene.said[0].find("opened group 'group 1' of 3 ranks") != std::string::npos);
+}

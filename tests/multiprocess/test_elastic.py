@@ -269,7 +269,7 @@ def death_and_return(rank, world, cycles):
         check.that("threads", settled(thread_count, before[0] + 1) <= before[0] + 1, f"{before}, {thread_count()}")
         check.that("descriptors", settled(descriptor_count, before[1] + 6) <= before[1] + 6, f"{before}, {descriptor_count()}")
         if cycles > 10:
-            check.that("memory", rss() - before[2] < (6 << 20), f"{(rss() - before[2]) >> 10} KiB more")
+            check.that("memory", rss() - before[2] < (4 << 20), f"{(rss() - before[2]) >> 10} KiB more")
         check.that("the same bits each time", len(set(bits[0::2])) == 1 and len(set(bits[1::2])) == 1, str(bits))
     dist.destroy_process_group()
     return {**check.result(), "bits": bits}

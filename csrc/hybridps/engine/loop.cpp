@@ -286,6 +286,7 @@ void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
   }
   const bool quiet = runtime_.is_quiet();
   const core::TimePoint now = runtime_.now();
+  runtime_.pause();
   round_of_.store(std::thread::id(), std::memory_order_relaxed);
   baton.unlock();
   {

@@ -134,6 +134,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::vector<observe::Sample> samples(const std::function<std::string(core::EngineId)>& name);
   /// True: every transport is armed, nothing to do before next_due() or an event.
   bool arm();
+  /// Whoever called progress() does something else now, for how long nobody knows.
+  void pause() noexcept { armed_ = true; }
   core::TimePoint next_due() const;
   /// Until then data may be left to the kernel's buffers, if nothing urgent comes; the epoch: it may not.
   core::TimePoint nap_until();
@@ -286,7 +288,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   core::TimePoint next_forgetting_{};
   std::uint64_t progress_calls_ = 0;
   bool look_everywhere_ = false;  // arm() found something: the next round looks at every transport
-  bool armed_ = true;             // a sleep may have been since the last round
+  bool armed_ = true;             // time may have passed since the last round
   bool all_are_local_ = false;    // the members of all groups (there are some) are on this node
   core::TimePoint now_{};
   observe::EngineCounters counters_;

@@ -43,14 +43,14 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
     return std::nullopt;
   std::vector<double> delays(n);
   double longest = 0.0;
-  std::size_t active = 0;
+  std::vector<bool> is_active(n);
   for (std::size_t i = 0; i < n; ++i) {
     const double last = std::exchange(cards_[i].last_delay, reports[i].delay_seconds);
     delays[i] = std::max(last, reports[i].delay_seconds);
     longest = std::max(longest, reports[i].delay_seconds);
     const bool idle = i >= nodes_ && shares.dedicated[i - nodes_] == 0.0;
     if (reports[i].bytes_per_second <= 0.0 && !idle) return std::nullopt;
-    active += idle ? 0 : 1;
+    is_active[i] = !idle;
   }
   const std::vector<double> part = parts(shares);
   std::vector<double> paces;
@@ -59,6 +59,8 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
   const double pace = paces[nodes_ / 2];
   const double time = 1.0 / pace;
   const bool same_shares = same(shares, last_shares_);
+  if (!same_shares)
+    for (Card& card : cards_) card.free = 0;
   const bool as_before = same_shares && alike(bytes, last_bytes_);
   const double best_time = as_before ? std::min(time, last_time_) : time;
   last_time_ = time;
@@ -73,15 +75,19 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
   const bool is_held = held_ > 0 && held_-- > 0 && (!alike(bytes, held_bytes_) || time < kALotSlower * held_time_);
   if (!std::exchange(has_last_, true) || longest < kDelayMin) return std::nullopt;
 
-  const auto setters = static_cast<std::size_t>(
-      std::count_if(reports.begin(), reports.end(), [&](const CardReport& r) { return r.delay_seconds >= longest / 2; }));
+  std::size_t active = 0;
+  std::size_t setters = 0;  // in one of the last two operations
+  for (std::size_t i = 0; i < n; ++i) {
+    if (!is_active[i]) continue;
+    ++active;
+    setters += delays[i] >= longest / 2 ? 1 : 0;
+  }
   double fastest = 0.0;
   rates_.assign(n, 0.0);
   for (std::size_t i = 0; i < n; ++i) {
     Card& card = cards_[i];
     const double carried = i < nodes_ ? std::max(reports[i].bytes_per_second, part[i] * pace) : reports[i].bytes_per_second;
     const double last = std::exchange(card.last_carried, carried);
-    if (!same_shares) card.free = 0;
     if (reports[i].delay_seconds >= longest / 2) {
       card.rate = std::max(carried, last);  // one slow operation says nothing of the card
       card.age = card.free = 0;

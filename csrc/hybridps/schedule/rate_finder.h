@@ -7,8 +7,8 @@
 //            learn()  takes what was seen of each card in one operation: the least of the round trips to it under load
 //                     (typical for each partner) and its rate. Cards whose delay is at least half the longest one's set
 //                     the pace. What they carried is their rate; a card that did not, and whose rate is not known, is
-//                     taken for twice as fast as it went, and the next operation will tell. Where most cards set the
-//                     pace the parts are about right, and a few without a queue may be noise: such a card is taken
+//                     taken for twice as fast as it went, and the next operation will tell. Where most cards have set
+//                     the pace in one of the last two operations the parts are about right, and a few without a queue may be noise: such a card is taken
 //                     for as fast as the fastest at most, and for more only after kBelieved operations in a row.
 //          A node's operation takes as long as it is waited for by others, so its own figure can only be too low: a card carried at
 //          least what its part is at the nodes' typical pace.

@@ -25,6 +25,8 @@ struct Scene {
   Scene() {
     core::Config config;
     config.interface = "lo";
+    config.heartbeat_seconds = 600;  // the ranks are not there
+    config.dead_seconds = 1200;
     engine::ServerHostOptions options;
     options.listen = {"127.0.0.1", 0};
     options.token = "secret";
@@ -59,9 +61,17 @@ struct Scene {
     for (const auto& server : open.roster->servers) request.engines.push_back(server.engine);
     return request;
   }
+  template <typename Condition>
+  static bool wait_for(Condition condition) {
+    for (int i = 0; i < 2000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return condition();
+  }
   bool soon(std::uint64_t groups) const {
-    for (int i = 0; i < 1000 && host->stats().groups != groups; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return host->stats().groups == groups;
+    return wait_for([&] { return host->stats().groups == groups; });
+  }
+  std::ptrdiff_t count(const std::string& what) {
+    const std::lock_guard lock(mutex);
+    return std::count_if(said.begin(), said.end(), [&](const std::string& line) { return line.find(what) != std::string::npos; });
   }
 
   std::mutex mutex;
@@ -110,11 +120,10 @@ TEST_CASE("engine/server_host: a group is opened once, and not any more where th
   REQUIRE(scene.ask(Scene::close(second)).is_ok());
   CHECK(scene.soon(1));
   // One line for each that was open and is not, though it was asked for once more.
-  const std::lock_guard lock(scene.mutex);
-  for (const char* group : {"closed group 'group 1'", "closed group 'group 2'"})
-    CHECK(std::count_if(scene.said.begin(), scene.said.end(), [&](const std::string& line) {
-            return line.find(group) != std::string::npos;
-          }) == 1);
+  for (const char* closed : {"closed group 'group 1'", "closed group 'group 2'"}) {
+    CHECK(Scene::wait_for([&] { return scene.count(closed) > 0; }));
+    CHECK(scene.count(closed) == 1);
+  }
 }
 
 TEST_CASE("engine/server_host: what it refuses it says, and a draining one takes nothing new", "[engine]") {
@@ -130,10 +139,7 @@ TEST_CASE("engine/server_host: what it refuses it says, and a draining one takes
   CHECK(door::ask({"127.0.0.1", scene.host->port()}, "another", engine::encode(second), core::Deadline::after(std::chrono::seconds(20)))
             .status()
             .code() != core::Code::kOk);
-  for (int i = 0; i < 1000 && scene.host->stats().door_refused == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  CHECK(scene.host->stats().door_refused == 1);
+  CHECK(Scene::wait_for([&] { return scene.host->stats().door_refused == 1; }));
   CHECK(scene.host->stats().groups == 1);
-  const std::lock_guard lock(scene.mutex);
-  REQUIRE_FALSE(scene.said.empty());
-  CHECK(scene.said[0].find("opened group 'group 1' of 3 ranks") != std::string::npos);
+  CHECK(scene.count("opened group 'group 1' of 3 ranks") == 1);
 }

@@ -4,9 +4,9 @@
     benchmarks/tuner/run --starts chunk-4K,default --search CHUNK_BYTES=32K
 
 First fixed settings are searched, one job after the other. Then for each start: a job that begins there with the tuner,
-a job that stays there without it, and one with the best fixed settings. The first has --operations operations to itself; then all
-three are timed in turn, some operations each, on the same machine at the same time. Written: the time of each, by the best
-fixed one's, and of all operations while it tuned by the time that the start would have taken. Every sum is compared with what it must be.
+a job that stays there without it, and one with the best fixed settings. The first has --operations operations, twenty at a time in turn with the second; then all
+three are timed in turn, some operations each, on the same machine at the same time. Written: the median time of each, by the best
+fixed one's, and the sum of all operations while it tuned by the sum of those of the start, in turn with it. Every sum is compared with what it must be.
 Writes tuner.json and tuner.md.
 """
 
@@ -31,6 +31,7 @@ STARTS = {
     "window-64M": {"WINDOW_BYTES": "64M", "EAGER_BYTES": "4M"},
     "default": {},
 }
+BLOCK = 20  # operations at a time while it tunes
 SEARCH = "CHUNK_BYTES=8K,16K,64K WINDOW_BYTES=32K,128K,512K"
 
 
@@ -106,16 +107,22 @@ def compare(network, names, options, start: dict[str, str], best: dict[str, str]
         for kind, settings in {"tuned": start | {"TUNE": "1"}, "start": start, "best": best}.items():
             jobs[kind] = Job(network, names, options, settings, options.port)
             options.port += 1
-        before = statistics.median(jobs["start"].run(options.rounds)["seconds"][2:])
-        tuning = jobs["tuned"].run(options.operations)
+        # The start in turn with it, by what all operations take: rare long ones count.
+        while_tuning = {"tuned": 0.0, "start": 0.0}
+        for begun in range(0, options.operations, BLOCK):
+            count = min(BLOCK, options.operations - begun)
+            for kind in ("tuned", "start") if begun // BLOCK % 2 == 0 else ("start", "tuned"):
+                tuning = jobs[kind].run(count)
+                while_tuning[kind] += sum(tuning["seconds"])
+                if kind == "tuned":
+                    counts = {"trials": tuning["tuner_trials"], "kept": tuning["tuner_kept"]}
         seconds = {kind: [] for kind in jobs}
         for turn in range(options.turns):
             for kind in sorted(jobs, key=lambda kind: (turn * 7 + len(kind)) % 3):
                 seconds[kind] += jobs[kind].run(6)["seconds"][1:]
         result = {kind: statistics.median(times) for kind, times in seconds.items()}
-        result |= {"trials": tuning["tuner_trials"], "kept": tuning["tuner_kept"]}
-        result["while_tuning"] = sum(tuning["seconds"]) / (options.operations * before)
-        return result
+        result["while_tuning"] = while_tuning["tuned"] / while_tuning["start"]
+        return result | counts
     finally:
         for job in jobs.values():
             job.close()

@@ -50,7 +50,8 @@ struct Config {
   double linger_seconds = 5;
   std::uint64_t pool_bytes = std::uint64_t{64} << 20;
   std::uint64_t eager_bytes = std::uint64_t{512} << 10;
-  std::uint64_t window_bytes = std::uint64_t{128} << 10;
+  static constexpr std::uint64_t kWindowBytesUsual = std::uint64_t{128} << 10;
+  std::uint64_t window_bytes = kWindowBytesUsual;
   std::uint64_t chunk_bytes = std::uint64_t{64} << 10;
   std::int64_t grant_chunks = 4;
   std::int64_t data_sockets = 1;

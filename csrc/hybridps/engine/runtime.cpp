@@ -8,6 +8,7 @@
 
 #include "hybridps/bootstrap/record.h"
 #include "hybridps/core/check.h"
+#include "hybridps/core/config.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
 #include "hybridps/engine/records.h"
@@ -35,6 +36,7 @@ constexpr std::uint64_t kNapWindowBytesWithServers = 2 * kNapWindowBytes;
 // Windows fall back when there was no nap for so long.
 constexpr auto kNapsEndAfter = std::chrono::seconds(1);
 // Under way to a card: what it carries in so long, at most so many times the window that is set.
+constexpr std::uint64_t kWindowBytesUsual = core::Config::kWindowBytesUsual;
 constexpr double kWindowSeconds = 0.002;
 constexpr double kWindowsMax = 32;
 // What the status calls the rate of the network is that of so many of the last samples.
@@ -199,11 +201,15 @@ void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, cons
 
 Runtime::Windows Runtime::windows_of(const schedule::Topology& topology, int log2) const {
   const bool has_servers = topology.servers() > 0;
-  std::uint64_t bytes = options_.window_bytes * flow_.windows;
+  std::uint64_t bytes = log2 == 0 ? options_.window_bytes * flow_.windows : kWindowBytesUsual * flow_.usual_windows;
   if (flow_.naps) bytes += has_servers ? kNapWindowBytesWithServers : kNapWindowBytes;
-  // From what can be used, or halves of a window beyond all allowances would be like the whole.
-  if (log2 != 0) bytes = std::min<std::uint64_t>(bytes, options_.eager_bytes * topology.fan());
-  bytes = log2 >= 0 ? bytes << log2 : bytes >> -log2;
+  if (log2 != 0) {
+    // From what can be used, or halves of a window beyond all allowances would be like the whole.
+    const std::uint64_t granted = options_.eager_bytes * topology.fan();
+    const int doubled = log2 - schedule::window_log2_usual(options_.window_bytes, kWindowBytesUsual, granted);
+    bytes = std::min(bytes, granted);
+    bytes = doubled >= 0 ? bytes << std::min(doubled, schedule::kWindowLog2Max) : bytes >> -std::max(doubled, -schedule::kWindowLog2Max);
+  }
   return {topology, schedule::windows_bytes(bytes, topology), log2};
 }
 
@@ -214,9 +220,13 @@ void Runtime::look_at_flow(core::TimePoint now) {
   flow.naps = now - napped_at_ < kNapsEndAfter;
   // What a card carries in so long may be under way to it. In steps, and down only by two of them: rates are never still.
   const double rate = moderation_.rate() / static_cast<double>(options_.cards);
-  const double windows = rate * kWindowSeconds / static_cast<double>(options_.window_bytes);
-  const std::uint64_t step = std::bit_floor(static_cast<std::uint64_t>(std::clamp(windows, 1.0, kWindowsMax)));
-  if (step > flow_.windows || 4 * step <= flow_.windows) flow.windows = step;
+  const auto follow = [rate](std::uint64_t& windows, std::uint64_t bytes) {
+    const double carried = rate * kWindowSeconds / static_cast<double>(bytes);
+    const std::uint64_t step = std::bit_floor(static_cast<std::uint64_t>(std::clamp(carried, 1.0, kWindowsMax)));
+    if (step > windows || 4 * step <= windows) windows = step;
+  };
+  follow(flow.windows, options_.window_bytes);
+  follow(flow.usual_windows, kWindowBytesUsual);
   if (flow == flow_) return;
   flow_ = flow;
   outbox_->set_naps(flow_.naps);

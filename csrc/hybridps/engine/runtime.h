@@ -278,7 +278,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   core::TimePoint next_time_{};
   core::TimePoint napped_at_{};
   struct Flow {                 // what windows follow
-    std::uint64_t windows = 1;  // times window_bytes
+    std::uint64_t windows = 1;        // times window_bytes
+    std::uint64_t usual_windows = 1;  // times what is usual, for windows that are tuned
     bool naps = false;
     bool operator==(const Flow&) const = default;
   };

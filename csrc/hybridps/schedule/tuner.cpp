@@ -48,7 +48,10 @@ double weighted_median(std::vector<std::pair<double, double>> values) {
 }  // namespace
 
 Tuner::Tuner(std::vector<Knob> knobs, std::uint64_t seed) : knobs_(std::move(knobs)), random_(seed | 1) {
-  for (const Knob& knob : knobs_) current_.push_back(knob.at);
+  for (const Knob& knob : knobs_) {
+    current_.push_back(knob.at);
+    usual_.push_back(knob.usual < 0 ? knob.at : knob.usual);
+  }
   announced_ = current_;
   begin_pass();
 }
@@ -64,7 +67,7 @@ Tuner::Class Tuner::class_of(const Sample& sample) noexcept {
 }
 
 void Tuner::begin_pass() {
-  phase_ = Phase::kPass;
+  phase_ = current_ == usual_ ? Phase::kPass : Phase::kUsual;
   pass_began_ = current_;
   spent_ = price_ = gained_seconds_ = log_now_ = log_began_ = 0.0;
   probed_.assign(2 * knobs_.size(), false);
@@ -150,6 +153,13 @@ bool Tuner::advance() {
 }
 
 bool Tuner::begin_trial() {
+  if (phase_ == Phase::kUsual) {
+    trial_ = Trial{};
+    trial_->knob = kUsual;
+    trial_->b = usual_;
+    trial_->probes = true;
+    return true;
+  }
   if (phase_ == Phase::kRest) {
     if (operations_ < rest_) return false;
     phase_ = Phase::kLook;
@@ -165,7 +175,7 @@ bool Tuner::begin_trial() {
   }
   if (phase_ == Phase::kRest) return false;
   trial_ = Trial{};
-  trial_->knob = -1;
+  trial_->knob = kBack;
   trial_->b = pass_began_;
   return true;
 }
@@ -295,18 +305,22 @@ Tuner::Verdict Tuner::judge(const Finding& finding) const {
   const bool last = trial_->pairs >= kPairsMax;
   const Verdict open = last ? Verdict::kTakeBack : Verdict::kOpen;
   if (finding.count == 0) return open;
-  if (finding.worse > std::log1p(kMuchWorse) && trial_->knob >= 0) return Verdict::kTakeBack;
+  if (finding.worse > std::log1p(kMuchWorse) && trial_->knob != kBack) return Verdict::kTakeBack;
   // In step with a program, one pair may meet what is slow with one of them alone: that something is gained takes both orders.
   if (trial_->pairs == 1) return finding.quickest > std::log1p(kMuchWorse) ? Verdict::kTakeBack : Verdict::kOpen;
-  if (finding.better > std::log1p(kMuchBetter) && trial_->knob >= 0) return Verdict::kKeep;
+  if (finding.better > std::log1p(kMuchBetter) && trial_->knob != kBack) return Verdict::kKeep;
   const bool few = finding.count < kFew;
+  const double errors = (few ? kErrorsOfFew : kErrors) * finding.error;
+  if (trial_->knob == kUsual) {
+    if (finding.log_ratio > std::log1p(kMuchWorse)) return Verdict::kTakeBack;
+    return last || finding.log_ratio + errors < std::log1p(kMuchWorse) ? Verdict::kKeep : Verdict::kOpen;
+  }
   if (trial_->knob < 0) {  // back to where the pass began, unless that is known to be slower
-    if (finding.log_ratio - (few ? kErrorsOfFew : kErrors) * finding.error > 0.0) return Verdict::kTakeBack;
+    if (finding.log_ratio - errors > 0.0) return Verdict::kTakeBack;
     if (!last) return Verdict::kOpen;
     return finding.log_ratio > gain ? Verdict::kTakeBack : Verdict::kKeep;
   }
-  if (finding.log_ratio < -gain && finding.log_ratio + (few ? kErrorsOfFew : kErrors) * finding.error < 0.0)
-    return Verdict::kKeep;
+  if (finding.log_ratio < -gain && finding.log_ratio + errors < 0.0) return Verdict::kKeep;
   if (finding.log_ratio > (few ? -gain / 2 : -gain)) return Verdict::kTakeBack;
   return open;
 }
@@ -323,7 +337,13 @@ void Tuner::conclude(const Finding& finding, bool keep) {
   if (keep) {
     ++kept_;
     current_ = trial.b;
-    log_now_ = trial.knob < 0 ? log_began_ : log_now_ + finding.log_ratio;
+    log_now_ = trial.knob == kBack ? log_began_ : log_now_ + finding.log_ratio;
+  }
+  if (trial.knob == kUsual) {
+    phase_ = Phase::kPass;
+    pass_began_ = current_;
+    log_began_ = log_now_;
+    return;
   }
   if (trial.knob < 0) {  // the end of a pass
     rest();

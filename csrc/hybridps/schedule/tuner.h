@@ -7,6 +7,8 @@
 //          take.
 //            kept        B gains kGainMin at least, and more than noise explains; at once where B is much better
 //            taken back  otherwise: at once where B is much worse
+//          First what is usual is tried, where the settings differ from it: it is right on most networks, so it stays unless it is
+//          much worse: a setting that fills queues is good at first, and does harm later, and now and then.
 //          A pass tries every knob, both ways, two rungs at a time and then one, where it mattered first; where something is gained it goes on the same
 //          way, farther at first. At its end what was found is held against where it began, and taken back unless it
 //          is seen to be better. Then the tuner rests, and looks at one knob now and then, the more rarely the longer nothing was gained.
@@ -46,7 +48,8 @@ class Tuner {
   struct Knob {
     std::string_view name;
     int rungs = 1;
-    int at = 0;  // to begin with, of [0, rungs)
+    int at = 0;       // to begin with, of [0, rungs)
+    int usual = -1;   // where it is without settings; -1: where it begins
   };
   using Rungs = std::vector<int>;  // per knob
 
@@ -70,9 +73,11 @@ class Tuner {
     std::uint64_t bytes = 0;  // > 0
     double seconds = 0.0;
   };
+  static constexpr int kBack = -1;   // all, against where the pass began
+  static constexpr int kUsual = -2;  // all that is usual
   /// A trial that is over.
   struct Tried {
-    int knob = 0;  // -1: all, against where the pass began
+    int knob = 0;  // or kBack, kUsual
     Rungs a;
     Rungs b;
     double ratio = 1.0;  // of B's time to A's
@@ -101,7 +106,7 @@ class Tuner {
   void on_refused() noexcept { refused_ = true; }
 
  private:
-  enum class Phase { kPass, kGuard, kLook, kRest };
+  enum class Phase { kUsual, kPass, kGuard, kLook, kRest };
   enum class Verdict { kOpen, kKeep, kTakeBack };
   using Class = std::uint64_t;
   struct Trial {
@@ -144,6 +149,7 @@ class Tuner {
   std::vector<Knob> knobs_;
   std::uint64_t random_;
   Rungs current_;
+  Rungs usual_;
   Rungs announced_;  // what the ranks have as A
   Phase phase_ = Phase::kPass;
   std::optional<Trial> trial_;

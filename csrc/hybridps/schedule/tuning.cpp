@@ -1,6 +1,7 @@
 #include "hybridps/schedule/tuning.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <utility>
 
@@ -10,6 +11,7 @@ namespace {
 constexpr int kChunkLeast = 4 * 1024;
 // Larger ones gained nothing at 15 Gbit/s (docs/decisions/0008), and a local peer holds whole slots.
 constexpr int kChunkMost = 256 * 1024;
+constexpr int kWindowLog2Tried = 6;
 
 }  // namespace
 
@@ -30,33 +32,45 @@ bool is_sane(const Turns& turns, std::uint64_t chunk_bytes_max) noexcept {
   return true;
 }
 
+int window_log2_usual(std::uint64_t set, std::uint64_t usual, std::uint64_t granted) noexcept {
+  const auto used = [granted](std::uint64_t bytes) { return static_cast<double>(std::max<std::uint64_t>(1, std::min(bytes, granted))); };
+  return std::clamp(static_cast<int>(std::lround(std::log2(used(usual) / used(set)))), -kWindowLog2Max, kWindowLog2Max);
+}
+
 TuningLadders::TuningLadders(const TuningRange& range) {
   std::vector<int> chunks;
   for (int bytes = kChunkLeast; bytes <= kChunkMost && bytes <= static_cast<int>(range.chunk_bytes_max); bytes *= 2)
     chunks.push_back(bytes);
-  add(What::kChunk, "chunk_bytes", std::move(chunks), static_cast<int>(range.chunk_bytes));
+  const std::uint32_t usual = range.chunk_bytes_usual == 0 ? range.chunk_bytes : std::min(range.chunk_bytes_usual, range.chunk_bytes_max);
+  add(What::kChunk, "chunk_bytes", std::move(chunks), static_cast<int>(range.chunk_bytes), static_cast<int>(usual));
   std::vector<int> windows;
-  for (int log2 = -kWindowLog2Max; log2 <= kWindowLog2Max; ++log2) windows.push_back(log2);
-  add(What::kWindow, "window", std::move(windows), 0);
+  const int window = range.window_log2_usual;
+  const int least = std::min(-kWindowLog2Tried, window);
+  const int most = std::max(kWindowLog2Tried, window);
+  for (int log2 = least; log2 <= most; ++log2) windows.push_back(log2);
+  add(What::kWindow, "window", std::move(windows), 0, window);
   std::vector<int> sockets;
   for (int count = 1; count <= range.sockets_max; count *= 2) sockets.push_back(count);
-  add(What::kSockets, "sockets", std::move(sockets), range.sockets);
-  add(What::kPace, "pace_chunks", {2, 4, 8, 16, 32}, Tuning::kPaceChunks);
-  if (range.may_spin) add(What::kSpin, "spin", {1, 2}, 2);
+  add(What::kSockets, "sockets", std::move(sockets), range.sockets, std::min(range.sockets_usual, range.sockets_max));
+  add(What::kPace, "pace_chunks", {2, 4, 8, 16, 32}, Tuning::kPaceChunks, Tuning::kPaceChunks);
+  if (range.may_spin) add(What::kSpin, "spin", {1, 2}, 2, 2);
 }
 
-void TuningLadders::add(What what, std::string_view name, std::vector<int> values, int now) {
-  if (std::find(values.begin(), values.end(), now) == values.end()) values.push_back(now);
+void TuningLadders::add(What what, std::string_view name, std::vector<int> values, int now, int usual) {
+  for (const int value : {now, usual})
+    if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
   std::sort(values.begin(), values.end());
   if (values.size() < 2) return;
-  const auto at = static_cast<int>(std::find(values.begin(), values.end(), now) - values.begin());
-  ladders_.push_back({what, name, std::move(values), at});
+  const auto rung = [&](int value) { return static_cast<int>(std::find(values.begin(), values.end(), value) - values.begin()); };
+  const int at = rung(now);
+  const int at_usual = rung(usual);
+  ladders_.push_back({what, name, std::move(values), at, at_usual});
 }
 
 std::vector<Tuner::Knob> TuningLadders::knobs() const {
   std::vector<Tuner::Knob> knobs;
   for (const Ladder& ladder : ladders_)
-    knobs.push_back({ladder.name, static_cast<int>(ladder.values.size()), ladder.at});
+    knobs.push_back({ladder.name, static_cast<int>(ladder.values.size()), ladder.at, ladder.usual});
   return knobs;
 }
 

@@ -18,7 +18,7 @@ struct Tuning {
   static constexpr std::uint16_t kPaceChunks = 8;
 
   std::uint32_t chunk_bytes = 0;          // the largest chunk of the group; 0: as it was made
-  std::int16_t window_log2 = 0;           // windows are doubled (below 0: halved) so often
+  std::int16_t window_log2 = 0;           // windows are the usual ones, doubled (below 0: halved) so often since window_log2_usual(); 0: as set
   std::uint16_t pace_chunks = kPaceChunks; // that contributions to one owner may be ahead of those to another
   std::uint16_t sockets = 0;              // connections to each peer and card in use; 0: as set
   enum class Spin : std::uint8_t { kAsSet = 0, kNever = 1, kBriefly = 2 };
@@ -29,7 +29,10 @@ inline constexpr std::uint8_t kSpinCount = 3;
 /// For chunks of this size a tuner wants room, and so many connections, whatever the settings begin with.
 inline constexpr std::uint64_t kChunkRoomBytes = std::uint64_t{64} << 10;
 inline constexpr std::int64_t kSocketsToChoose = 4;
-inline constexpr int kWindowLog2Max = 6;
+inline constexpr int kWindowLog2Max = 16;
+/// How often a window as it is `set` is doubled (below 0: halved) to be the `usual` one, as near as it gets. `granted`: bytes of
+/// either that can be used.
+int window_log2_usual(std::uint64_t set, std::uint64_t usual, std::uint64_t granted) noexcept;
 
 /// What a trial takes turns between. Nothing here is trusted that came over the network: see is_sane().
 struct Turns {
@@ -50,6 +53,10 @@ struct TuningRange {
   std::uint32_t chunk_bytes = 0;      // as the group was made
   std::uint32_t chunk_bytes_max = 0;  // for which all members have room
   int sockets = 1;                    // in use to begin with
+  // Without any settings; sockets of those that may be in use.
+  std::uint32_t chunk_bytes_usual = 0;  // 0: as it was made
+  int window_log2_usual = 0;
+  int sockets_usual = 1;
   int sockets_max = 1;
   bool may_spin = false;              // a core for each rank
 };
@@ -71,8 +78,9 @@ class TuningLadders {
     std::string_view name;
     std::vector<int> values;
     int at = 0;
+    int usual = 0;
   };
-  void add(What what, std::string_view name, std::vector<int> values, int now);
+  void add(What what, std::string_view name, std::vector<int> values, int now, int usual);
   std::string text(std::size_t ladder, int rung) const;
   std::vector<Ladder> ladders_;
 };

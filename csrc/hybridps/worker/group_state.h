@@ -21,6 +21,7 @@
 #include "hybridps/compress/residuals.h"
 #include "hybridps/outer/state.h"
 #include "hybridps/schedule/plan.h"
+#include "hybridps/schedule/stores.h"
 #include "hybridps/server/server.h"
 #include "hybridps/worker/mending.h"
 #include "hybridps/worker/newcomers.h"
@@ -99,6 +100,7 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   std::uint32_t shares_version = 0;
   std::uint16_t pace_chunks = schedule::Tuning::kPaceChunks;
   bool postponed = false;  // by a change of plans
+  schedule::StoreChooser::Choice stores;  // of slots that another rank of this node reads
   Completion done;
   wire::Signature signature;
   const compress::Codec* codec = nullptr;  // of what goes between nodes
@@ -161,6 +163,8 @@ struct GroupState : core::Pinned {
   wire::From from() const { return {{}, info.uid, static_cast<std::uint32_t>(info.topology.rank())}; }
 
   GroupInfo info;
+  schedule::StoreChooser stores;
+  core::TimePoint stores_timed_at{};  // the end of the last collective that they time
   core::Status status;  // first verdict on the group
   core::TimePoint last_finished_at{};  // a collective
   core::TimePoint failed_at{};

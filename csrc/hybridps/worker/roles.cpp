@@ -10,13 +10,6 @@
 
 namespace hybridps::worker {
 
-namespace {
-
-// Input and output of an operation whose slots are written past the cache (docs/decisions/0037-past-the-cache.md).
-constexpr std::uint64_t kPastCacheBytes = std::uint64_t{16} << 20;
-
-}  // namespace
-
 // --- SpanView --------------------------------------------------------------------------------------------------------
 
 const schedule::Topology& SpanView::topology() const noexcept { return run.group.info.topology; }
@@ -33,7 +26,7 @@ std::size_t SpanView::bytes_of(std::uint32_t chunk) const noexcept {
 }
 
 core::Reader SpanView::slot_reader(bool is_local) const noexcept {
-  return is_local && run.output.bytes() + run.input.bytes() >= kPastCacheBytes ? core::Reader::kAnother : core::Reader::kThisCore;
+  return is_local && run.stores.past_cache ? core::Reader::kAnother : core::Reader::kThisCore;
 }
 
 server::SpanKey SpanView::key() const noexcept { return {{run.group.info.uid, run.sequence}, plan.id, plan.attempt}; }

@@ -264,6 +264,13 @@ void Worker::start(OperationRun& run) {
   if (o.residual) group.residuals.restore(o.tensor, *o.residual);
   if (o.owed) group.owed.restore(o.tensor, *o.owed);
   if (o.accelerated) group.momenta.restore(o.tensor, *o.accelerated);
+  if (group.info.topology.ranks_of(group.info.topology.my_node()).size() > 1) {
+    const std::uint64_t bytes = run.input.bytes() + run.output.bytes();
+    if (o.kind == schedule::Kind::kPointToPoint)
+      run.stores.past_cache = bytes >= 2 * schedule::StoreChooser::kPastCacheBytes;
+    else
+      run.stores = group.stores.begin(static_cast<std::uint32_t>(o.kind), request.total_bytes > 0 ? request.total_bytes : bytes / 2);
+  }
   // A barrier has no shares, and may start much later than it was submitted: it belongs to no version.
   const Binding* binding = !has_shares(o) ? nullptr : &group.plans->binding_of(run.sequence);
   schedule::Limits limits = group.info.limits;
@@ -445,6 +452,11 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
     server_.close(server::OperationKey{group.info.uid, run.sequence});
     group.over.add(run.sequence);
     group.plans->on_finished(run, status.is_ok());
+    if (run.stores.of != 0) {
+      const core::TimePoint now = core::Clock::now();
+      const core::TimePoint since = std::max(run.submitted_at, std::exchange(group.stores_timed_at, now));
+      if (status.is_ok()) group.stores.end(run.stores, core::to_seconds(now - since));
+    }
     group.last_finished_at = now_;
     if (group.signatures_over.empty())
       group.signatures_over.resize(GroupState::kSignaturesKept, {~std::uint64_t{0}, {}});

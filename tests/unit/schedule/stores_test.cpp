@@ -1,0 +1,86 @@
+#include "hybridps/schedule/stores.h"
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "tests/support/catch.h"
+
+namespace {
+
+using hybridps::schedule::StoreChooser;
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+/// Operations of one class, where either kind takes so long, but for noise that makes some longer, and one that follows the other
+/// kind takes 1.5 times as long. What the last one had.
+struct Ranks {
+  Ranks(int count, std::uint64_t seed) : choosers(static_cast<std::size_t>(count)), random(seed) {}
+  bool run(int operations, std::uint64_t bytes, double through, double past) {
+    for (int i = 0; i < operations; ++i) {
+      std::vector<StoreChooser::Choice> choices;
+      for (StoreChooser& chooser : choosers) choices.push_back(chooser.begin(3, bytes));
+      const bool kind = choices.front().past_cache;
+      double seconds = (kind ? past : through) * (kind == last ? 1.0 : 1.5);
+      seconds *= 1.0 + std::fabs(std::normal_distribution<double>(0.0, 0.05)(random));
+      if (std::uniform_real_distribution<double>()(random) < 0.1) seconds *= 3.0;
+      for (std::size_t rank = 0; rank < choosers.size(); ++rank) {
+        disagreed += choices[rank].past_cache != kind ? 1 : 0;
+        slower += kind == (past > through) ? 1 : 0;
+        choosers[rank].end(choices[rank], seconds * (1.0 + 0.001 * static_cast<double>(rank)));
+      }
+      last = kind;
+    }
+    return last;
+  }
+  std::vector<StoreChooser> choosers;
+  std::mt19937_64 random;
+  bool last = false;
+  int disagreed = 0;
+  int slower = 0;
+};
+
+}  // namespace
+
+TEST_CASE("schedule/stores: the quicker kind is found, and found again when it changes", "[schedule][fast]") {
+  for (const std::uint64_t bytes : {kMiB, 4 * kMiB, 32 * kMiB})
+    for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+      INFO(bytes << " bytes, seed " << seed);
+      Ranks ranks(2, seed);
+      CHECK(ranks.run(8 + 12 + 1, bytes, 1.0, 1.3) == false);
+      CHECK(ranks.slower <= 2 * (8 + 6));
+      CHECK(ranks.run(1100, bytes, 2.0, 1.0) == true);
+      CHECK(ranks.run(1100, bytes, 1.0, 1.3) == false);
+      CHECK(ranks.disagreed == 0);
+    }
+}
+
+TEST_CASE("schedule/stores: without a difference, or a trial, it stays as it began", "[schedule][fast]") {
+  int changed = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    Ranks ranks(2, seed);
+    changed += ranks.run(600, 32 * kMiB, 1.0, 1.0) ? 0 : 1;
+  }
+  CHECK(changed <= 6);  // three trials each, of a few operations
+  StoreChooser chooser;
+  CHECK_FALSE(chooser.begin(3, kMiB - 1).past_cache);
+  for (int i = 0; i < 100; ++i) CHECK(chooser.begin(3, kMiB - 1).of == 0);
+  CHECK(chooser.begin(3, StoreChooser::kPastCacheBytes).past_cache);
+  CHECK_FALSE(chooser.begin(3, StoreChooser::kPastCacheBytes - 1).past_cache);
+  // Operations of which nothing is known: no choice comes of them.
+  for (int i = 0; i < 2000; ++i) {
+    const StoreChooser::Choice choice = chooser.begin(4, 2 * StoreChooser::kPastCacheBytes);
+    if (i > 8 + 12 && i < 64) CHECK(choice.past_cache);
+    if (i % 2 == 0) chooser.end(choice, choice.past_cache ? 1.0 : 0.0);
+  }
+}
+
+TEST_CASE("schedule/stores: an operation in a thousand is a trial, and classes are bounded", "[schedule][fast]") {
+  StoreChooser chooser;
+  int timed = 0;
+  for (int i = 0; i < 10240; ++i) timed += chooser.begin(1, 4 * kMiB).of != 0 ? 1 : 0;
+  CHECK(timed == 12 * (3 + 9));
+  for (std::uint32_t kind = 2; kind < 200; ++kind)
+    for (int i = 0; i < 20; ++i) timed += chooser.begin(kind, 4 * kMiB).of != 0 ? 1 : 0;
+  CHECK(timed == 12 * (3 + 9) + 12 * static_cast<int>(StoreChooser::kClassesMax - 1));
+}

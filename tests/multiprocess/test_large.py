@@ -1,4 +1,7 @@
-"""Operations of several MiB: slots for ranks of the same node are filled in another way there (csrc/hybridps/core/copy.h)."""
+"""Slots for ranks of the same node are filled in one of two ways (csrc/hybridps/core/copy.h): operations of several MiB, and many of one
+size, of which some are trials of either way (csrc/hybridps/schedule/stores.h)."""
+
+import re
 
 import harness
 import pytest
@@ -10,7 +13,7 @@ from reference import Checker
 
 
 def large(rank, world, nodes):
-    """From 16 MiB of input and output on (worker/roles.cpp), an odd number of elements, at an aligned and an unaligned address."""
+    """From 8 MiB on, an odd number of elements, at an aligned and an unaligned address."""
     check = Checker(rank)
     count = 4_200_011
     for shift in [0, 1]:
@@ -47,3 +50,38 @@ def large(rank, world, nodes):
 @pytest.mark.parametrize("nodes", ["2", "2+1"])
 def test_large(nodes):
     run_ranks(large, nodes, args=(nodes,))
+
+
+def tried(rank, world, nodes):
+    """The first trial is over after 32 operations of a class; the values of each differ."""
+    check = Checker(rank)
+    count = 25_013
+    part = count // world
+    at = harness.parse_nodes(nodes)
+    for number in range(40):
+        shift = number % 2
+        mine = [reference.values(torch.float32, count + 1, peer + 7 * number)[shift : shift + count] for peer in range(world)]
+        total = reference.reduced([m.clone() for m in mine], at, "SUM")
+        got = torch.cat([torch.zeros(shift), mine[rank]])[shift:]
+        dist.all_reduce(got)
+        check.equal(f"all_reduce {number}", got, total)
+        gathered = torch.empty(world * count)
+        dist.all_gather_into_tensor(gathered, mine[rank])
+        check.equal(f"all_gather {number}", gathered, torch.cat(mine))
+        told = mine[1].clone() if rank == 1 else torch.empty(count)
+        dist.broadcast(told, 1)
+        check.equal(f"broadcast {number}", told, mine[1])
+        scattered = torch.empty(part)
+        dist.reduce_scatter_tensor(scattered, mine[rank][: part * world].clone())
+        check.equal(f"reduce_scatter {number}", scattered, total[rank * part :][:part])
+        out = torch.empty(part * world)
+        dist.all_to_all_single(out, mine[rank][: part * world].clone())
+        check.equal(f"all_to_all {number}", out, torch.cat([m[rank * part :][:part] for m in mine]))
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2", "3", "2+1"])
+def test_tried(nodes):
+    results = run_ranks(tried, nodes, args=(nodes,), env={"HYBRIDPS_LOG_LEVEL": "debug"})
+    for kind in ("allreduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"):
+        assert re.search(rf"slots of {kind}, \d+ KiB .* past the cache, .* through it: from now on", results.reports[0].output), kind

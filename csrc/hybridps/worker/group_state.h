@@ -153,6 +153,7 @@ struct GroupState : core::Pinned {
 
   explicit GroupState(GroupInfo i)
       : info(std::move(i)),
+        has_locals(info.topology.ranks_of(info.topology.my_node()).size() > 1),
         residuals(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
         owed(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
         momenta(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
@@ -163,6 +164,7 @@ struct GroupState : core::Pinned {
   wire::From from() const { return {{}, info.uid, static_cast<std::uint32_t>(info.topology.rank())}; }
 
   GroupInfo info;
+  const bool has_locals;  // other ranks of this node
   schedule::StoreChooser stores;
   core::TimePoint stores_timed_at{};  // the end of the last collective that they time
   core::Status status;  // first verdict on the group

@@ -264,7 +264,7 @@ void Worker::start(OperationRun& run) {
   if (o.residual) group.residuals.restore(o.tensor, *o.residual);
   if (o.owed) group.owed.restore(o.tensor, *o.owed);
   if (o.accelerated) group.momenta.restore(o.tensor, *o.accelerated);
-  if (group.info.topology.ranks_of(group.info.topology.my_node()).size() > 1) {
+  if (group.has_locals) {
     const std::uint64_t bytes = run.input.bytes() + run.output.bytes();
     if (o.kind == schedule::Kind::kPointToPoint)
       run.stores.past_cache = bytes >= 2 * schedule::StoreChooser::kPastCacheBytes;
@@ -455,7 +455,11 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
     if (run.stores.of != 0) {
       const core::TimePoint now = core::Clock::now();
       const core::TimePoint since = std::max(run.submitted_at, std::exchange(group.stores_timed_at, now));
-      if (status.is_ok()) group.stores.end(run.stores, core::to_seconds(now - since));
+      const auto outcome = status.is_ok() ? group.stores.end(run.stores, core::to_seconds(now - since)) : std::nullopt;
+      if (outcome)
+        core::log_debug("group \"", group.info.name, "\": slots of ", schedule::name_of(run.operation.kind), ", ", outcome->bytes >> 10,
+                        " KiB and more: ", 1e6 * outcome->past, " us past the cache, ", 1e6 * outcome->through, " us through it: from now on ",
+                        outcome->past_cache ? "past" : "through");
     }
     group.last_finished_at = now_;
     if (group.signatures_over.empty())

@@ -43,14 +43,16 @@ struct Ranks {
 }  // namespace
 
 TEST_CASE("schedule/stores: the quicker kind is found, and found again when it changes", "[schedule][fast]") {
-  for (const std::uint64_t bytes : {kMiB, 4 * kMiB, 32 * kMiB})
+  for (const std::uint64_t bytes : {kMiB / 4, kMiB, 4 * kMiB, 32 * kMiB})
     for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+      const int trial = bytes < kMiB ? 24 : 12;
+      const int until_next = bytes < kMiB ? 8300 : 2200;
       INFO(bytes << " bytes, seed " << seed);
       Ranks ranks(2, seed);
-      CHECK(ranks.run(8 + 12 + 1, bytes, 1.0, 1.3) == false);
-      CHECK(ranks.slower <= 2 * (8 + 6));
-      CHECK(ranks.run(1100, bytes, 2.0, 1.0) == true);
-      CHECK(ranks.run(1100, bytes, 1.0, 1.3) == false);
+      CHECK(ranks.run(8 + trial + 1, bytes, 1.0, 1.3) == false);
+      CHECK(ranks.slower <= 2 * (8 + trial / 2));
+      CHECK(ranks.run(until_next, bytes, 2.0, 1.0) == true);
+      CHECK(ranks.run(until_next, bytes, 1.0, 1.3) == false);
       CHECK(ranks.disagreed == 0);
     }
 }
@@ -63,8 +65,8 @@ TEST_CASE("schedule/stores: without a difference, or a trial, it stays as it beg
   }
   CHECK(changed <= 6);  // three trials each, of a few operations
   StoreChooser chooser;
-  CHECK_FALSE(chooser.begin(3, kMiB - 1).past_cache);
-  for (int i = 0; i < 100; ++i) CHECK(chooser.begin(3, kMiB - 1).of == 0);
+  CHECK_FALSE(chooser.begin(3, StoreChooser::kBytesMin - 1).past_cache);
+  for (int i = 0; i < 100; ++i) CHECK(chooser.begin(3, StoreChooser::kBytesMin - 1).of == 0);
   CHECK(chooser.begin(3, StoreChooser::kPastCacheBytes).past_cache);
   CHECK_FALSE(chooser.begin(3, StoreChooser::kPastCacheBytes - 1).past_cache);
   // Operations of which nothing is known: no choice comes of them.
@@ -75,12 +77,15 @@ TEST_CASE("schedule/stores: without a difference, or a trial, it stays as it beg
   }
 }
 
-TEST_CASE("schedule/stores: an operation in a thousand is a trial, and classes are bounded", "[schedule][fast]") {
+TEST_CASE("schedule/stores: few operations are trials, and classes are bounded", "[schedule][fast]") {
   StoreChooser chooser;
   int timed = 0;
-  for (int i = 0; i < 10240; ++i) timed += chooser.begin(1, 4 * kMiB).of != 0 ? 1 : 0;
+  for (int i = 0; i < 20480; ++i) timed += chooser.begin(1, 4 * kMiB).of != 0 ? 1 : 0;
   CHECK(timed == 12 * (3 + 9));
+  int small = 0;
+  for (int i = 0; i < 81920; ++i) small += chooser.begin(1, kMiB / 4).of != 0 ? 1 : 0;
+  CHECK(small == 24 * (3 + 9));
   for (std::uint32_t kind = 2; kind < 200; ++kind)
     for (int i = 0; i < 20; ++i) timed += chooser.begin(kind, 4 * kMiB).of != 0 ? 1 : 0;
-  CHECK(timed == 12 * (3 + 9) + 12 * static_cast<int>(StoreChooser::kClassesMax - 1));
+  CHECK(timed == 12 * (3 + 9) + 12 * static_cast<int>(StoreChooser::kClassesMax - 2));
 }

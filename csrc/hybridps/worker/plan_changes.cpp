@@ -536,7 +536,9 @@ void PlanChanges::on_times(int rank, const std::vector<double>& seconds) {
   if (tuner_->trials() == trials) return;
   const schedule::Tuner::Tried& tried = tuner_->tried().back();
   worker_.on_tried(tried.kept);
-  const std::string what = ladders_->describe(tried) + (tried.knob < 0 ? ", back to where it began" : "");
+  const std::string what = ladders_->describe(tried) + (tried.knob == schedule::Tuner::kUsual  ? ", as is usual"
+                                                        : tried.knob == schedule::Tuner::kBack ? ", back to where it began"
+                                                                                               : "");
   char times[64];
   std::snprintf(times, sizeof times, ": %.3f times the time, %d pairs; ", tried.ratio, tried.pairs);
   if (tried.kept)

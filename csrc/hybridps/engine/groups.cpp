@@ -263,8 +263,8 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   const core::Config usual;
   info.tuning.chunk_bytes_usual = schedule::chunk_bytes_for(info.topology, usual.chunk_bytes);
   info.tuning.sockets_usual = static_cast<int>(usual.data_sockets);
-  info.tuning.window_log2_usual =
-      schedule::window_log2_usual(config_.window_bytes, core::Config::kWindowBytesUsual, config_.eager_bytes * info.topology.fan());
+  info.tuning.window_doublings =
+      schedule::window_doublings(config_.window_bytes, core::Config::kWindowBytesUsual, config_.eager_bytes * info.topology.fan());
   info.residual_bytes_max = config_.compress_memory;
   const bool may_take_in = me == 0 && roster.node_count() >= DedicatedClient::kNodesMin && group->options.dedicated_servers &&
                            !servers_.addresses.empty() && servers_.retry > core::Duration::zero();

@@ -36,7 +36,6 @@ constexpr std::uint64_t kNapWindowBytesWithServers = 2 * kNapWindowBytes;
 // Windows fall back when there was no nap for so long.
 constexpr auto kNapsEndAfter = std::chrono::seconds(1);
 // Under way to a card: what it carries in so long, at most so many times the window that is set.
-constexpr std::uint64_t kWindowBytesUsual = core::Config::kWindowBytesUsual;
 constexpr double kWindowSeconds = 0.002;
 constexpr double kWindowsMax = 32;
 // What the status calls the rate of the network is that of so many of the last samples.
@@ -199,18 +198,17 @@ void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, cons
   choose_windows();
 }
 
-Runtime::Windows Runtime::windows_of(const schedule::Topology& topology, int log2) const {
+Runtime::Windows Runtime::windows_of(const schedule::Topology& topology, std::uint16_t step) const {
   const bool has_servers = topology.servers() > 0;
-  std::uint64_t bytes = log2 == 0 ? options_.window_bytes * flow_.windows : kWindowBytesUsual * flow_.usual_windows;
+  std::uint64_t bytes = step == 0 ? options_.window_bytes * flow_.windows : core::Config::kWindowBytesUsual * flow_.usual_windows;
   if (flow_.naps) bytes += has_servers ? kNapWindowBytesWithServers : kNapWindowBytes;
-  if (log2 != 0) {
+  if (step != 0) {
     // From what can be used, or halves of a window beyond all allowances would be like the whole.
-    const std::uint64_t granted = options_.eager_bytes * topology.fan();
-    const int doubled = log2 - schedule::window_log2_usual(options_.window_bytes, kWindowBytesUsual, granted);
-    bytes = std::min(bytes, granted);
-    bytes = doubled >= 0 ? bytes << std::min(doubled, schedule::kWindowLog2Max) : bytes >> -std::max(doubled, -schedule::kWindowLog2Max);
+    bytes = std::min<std::uint64_t>(bytes, options_.eager_bytes * topology.fan());
+    bytes = step >= schedule::kWindowStepUsual ? bytes << (step - schedule::kWindowStepUsual)
+                                               : bytes >> (schedule::kWindowStepUsual - step);
   }
-  return {topology, schedule::windows_bytes(bytes, topology), log2};
+  return {topology, schedule::windows_bytes(bytes, topology), step};
 }
 
 void Runtime::look_at_flow(core::TimePoint now) {
@@ -226,11 +224,11 @@ void Runtime::look_at_flow(core::TimePoint now) {
     if (step > windows || 4 * step <= windows) windows = step;
   };
   follow(flow.windows, options_.window_bytes);
-  follow(flow.usual_windows, kWindowBytesUsual);
+  follow(flow.usual_windows, core::Config::kWindowBytesUsual);
   if (flow == flow_) return;
   flow_ = flow;
   outbox_->set_naps(flow_.naps);
-  for (auto& [uid, of_group] : group_windows_) of_group = windows_of(of_group.topology, of_group.log2);
+  for (auto& [uid, of_group] : group_windows_) of_group = windows_of(of_group.topology, of_group.step);
   choose_windows();
 }
 
@@ -492,15 +490,15 @@ void Runtime::on_joined(core::GroupUid uid, const std::vector<core::EngineId>& s
 void Runtime::on_shares(core::GroupUid uid, const schedule::Topology& topology) {
   const auto found = group_windows_.find(uid);
   if (found == group_windows_.end()) return;
-  found->second = windows_of(topology, found->second.log2);
+  found->second = windows_of(topology, found->second.step);
   choose_windows();
 }
 
 void Runtime::on_tuning(core::GroupUid uid, const schedule::Tuning& tuning) {
   const auto found = group_windows_.find(uid);
   if (found == group_windows_.end()) return;
-  if (found->second.log2 != tuning.window_log2) {
-    found->second = windows_of(found->second.topology, tuning.window_log2);
+  if (found->second.step != tuning.window_step) {
+    found->second = windows_of(found->second.topology, tuning.window_step);
     choose_windows();
   }
   transports_.data->use_sockets(tuning.sockets);

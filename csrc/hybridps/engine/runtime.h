@@ -215,7 +215,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   struct Windows {
     schedule::Topology topology;
     std::vector<std::uint64_t> bytes;  // per engine
-    int log2 = 0;                      // schedule::Tuning::window_log2
+    std::uint16_t step = 0;            // schedule::Tuning::window_step
   };
 
   Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep, Transports transports);
@@ -240,7 +240,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void choose_watched();
   void join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology);
   void forget_unused(core::TimePoint now);
-  Windows windows_of(const schedule::Topology& topology, int log2) const;
+  Windows windows_of(const schedule::Topology& topology, std::uint16_t step) const;
   void look_at_flow(core::TimePoint now);
   void choose_windows();
 

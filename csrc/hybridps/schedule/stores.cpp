@@ -23,7 +23,7 @@ StoreChooser::Choice StoreChooser::begin(std::uint32_t kind, std::uint64_t bytes
   const std::uint64_t key = std::uint64_t{kind} << 8 | static_cast<std::uint64_t>(std::bit_width(bytes));
   auto found = classes_.find(key);
   if (found == classes_.end()) {
-    if (classes_.size() >= kClassesMax) return {0, 0, false, bytes >= kPastCacheBytes};
+    if (classes_.size() >= kClassesMax) return {0, bytes, 0, false, bytes >= kPastCacheBytes};
     found = classes_.emplace(key, Class{}).first;
     if (bytes >= kPastCacheBytes) {
       found->second.past_cache = true;
@@ -38,9 +38,9 @@ StoreChooser::Choice StoreChooser::begin(std::uint32_t kind, std::uint64_t bytes
   Class& of = found->second;
   const std::uint64_t place = of.begun++;
   const std::uint64_t trial = trial_of(of, place);
-  if (trial == kNoTrial) return {0, 0, false, of.past_cache};
+  if (trial == kNoTrial) return {0, bytes, 0, false, of.past_cache};
   const std::uint64_t index = place - trial;
-  return {key, trial, index % of.block != 0, index / of.block % 2 == 0};
+  return {key, bytes, trial, index % of.block != 0, index < of.block || index >= 3 * of.block};
 }
 
 std::optional<StoreChooser::Outcome> StoreChooser::end(const Choice& choice, double seconds) {
@@ -54,7 +54,8 @@ std::optional<StoreChooser::Outcome> StoreChooser::end(const Choice& choice, dou
   }
   if (!choice.counts) return std::nullopt;
   double& quickest = of.quickest[choice.past_cache ? 1 : 0];
-  quickest = quickest == 0.0 ? seconds : std::min(quickest, seconds);
+  const double per_byte = seconds / static_cast<double>(choice.bytes);
+  quickest = quickest == 0.0 ? per_byte : std::min(quickest, per_byte);
   ++of.counts[choice.past_cache ? 1 : 0];
   if (static_cast<std::uint64_t>(std::min(of.counts[0], of.counts[1])) < 2 * (of.block - 1)) return std::nullopt;
   const double most = of.past_cache ? of.stays_below : of.begins_below;

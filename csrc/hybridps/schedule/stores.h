@@ -3,11 +3,12 @@
 //
 // Model    Which is quicker depends on how near the cores are, which nobody says (docs/decisions/0037-past-the-cache.md), and may
 //          change where they are virtual. Of the operations of a class (a kind and a size) those at certain places are trials: a block
-//          past the cache, one through it, and both again. The first of a block meets slots that were written the other way
-//          and does not count. Of the others the quickest of either kind are compared: what disturbs an operation only makes it
-//          longer. Small ones go past the cache where that is clearly quicker, large ones unless it is clearly slower.
+//          past the cache, two through it, and one past it. The first of a block meets slots that were written the other way
+//          and does not count. Of the others the quickest of either kind are compared, per byte: what disturbs an operation only makes it
+//          longer. They have to be alone in their group from begin to end, which the caller knows. Small ones go past the cache where that is clearly quicker, large ones until it is clearly slower.
 //          The places are the same on all ranks, as the order of operations is, so that all write alike in a trial; what comes of
-//          it each rank decides for itself. They mostly agree, as all take the same time, and need not: no result depends on it.
+//          it each rank decides for itself. They mostly agree, as all take the same time from where the last of them is there, and need not: no
+//          result depends on it.
 // Price    trials at 8, at 64, at 512 and then in every 2048: 12 operations, half of them of the slower kind. Below 1 MiB, where each is short
 //          and its noise large, 24, and one trial in 8192.
 // Threads  a plain value; no clock, no I/O.
@@ -36,21 +37,22 @@ class StoreChooser {
 
   struct Choice {
     std::uint64_t of = 0;     // class; 0: not timed
+    std::uint64_t bytes = 0;
     std::uint64_t trial = 0;  // the place where its trial began
     bool counts = false;
     bool past_cache = false;
   };
 
-  /// The next operation: `kind` and `bytes` as all ranks have them.
+  /// The next operation: `kind` and `bytes` as all ranks have them, in the same order on all of them.
   Choice begin(std::uint32_t kind, std::uint64_t bytes);
-  /// What a trial has shown: the quickest of either kind, seconds, and what comes of it.
+  /// What a trial has shown: the quickest of either kind, seconds per byte, and what comes of it.
   struct Outcome {
     std::uint64_t bytes = 0;  // the least of the class
     double through = 0.0;
     double past = 0.0;
     bool past_cache = false;
   };
-  /// It is over after so long, > 0. An outcome with the last of a trial.
+  /// It is over after so long, > 0, since all were there. An outcome with the last of a trial.
   std::optional<Outcome> end(const Choice& choice, double seconds);
 
  private:
@@ -63,7 +65,7 @@ class StoreChooser {
     std::uint64_t begun = 0;
     bool past_cache = false;
     std::uint64_t trial = 0;               // where it began
-    std::array<double, 2> quickest{};      // through and past the cache, 0: unknown
+    std::array<double, 2> quickest{};      // through and past the cache, seconds per byte, 0: unknown
     std::array<int, 2> counts{};
   };
   static std::uint64_t trial_of(const Class& of, std::uint64_t place) noexcept;

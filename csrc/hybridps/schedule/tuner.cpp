@@ -54,6 +54,7 @@ Tuner::Tuner(std::vector<Knob> knobs, std::uint64_t seed) : knobs_(std::move(kno
   }
   announced_ = current_;
   begin_pass();
+  if (current_ != usual_) phase_ = Phase::kUsual;
 }
 
 void Tuner::order_knobs() {
@@ -67,9 +68,9 @@ Tuner::Class Tuner::class_of(const Sample& sample) noexcept {
 }
 
 void Tuner::begin_pass() {
-  phase_ = current_ == usual_ ? Phase::kPass : Phase::kUsual;
+  phase_ = Phase::kPass;
   pass_began_ = current_;
-  spent_ = price_ = gained_seconds_ = log_now_ = log_began_ = 0.0;
+  forget_price();
   probed_.assign(2 * knobs_.size(), false);
   step_ = 2;
   stride_ = 1;
@@ -215,6 +216,10 @@ std::optional<Tuner::Round> Tuner::next(int depth) {
   if (refused_) {
     announced_.clear();  // nobody knows
     refused_ = false;
+    if (trial_ && ++refusals_ >= kRefusalsMax) {
+      refusals_ = 0;
+      conclude({}, /*keep=*/false);
+    }
   }
   if (!trial_) {
     if (phase_ != Phase::kRest && trials_ == 0 && operations_ < kWarmUp) return std::nullopt;
@@ -227,6 +232,7 @@ std::optional<Tuner::Round> Tuner::next(int depth) {
 }
 
 void Tuner::on_round(const Round& round, const std::vector<Sample>& samples) {
+  refusals_ = 0;
   if (!trial_ || round.pairs == 0) return;
   trial_->pairs += round.pairs;
   for (const Sample& sample : samples) {
@@ -342,7 +348,7 @@ void Tuner::conclude(const Finding& finding, bool keep) {
   if (trial.knob == kUsual) {
     phase_ = Phase::kPass;
     pass_began_ = current_;
-    log_began_ = log_now_;
+    if (keep) forget_price();
     return;
   }
   if (trial.knob < 0) {  // the end of a pass

@@ -8,7 +8,8 @@
 //            kept        B gains kGainMin at least, and more than noise explains; at once where B is much better
 //            taken back  otherwise: at once where B is much worse
 //          First what is usual is tried, where the settings differ from it: it is right on most networks, so it stays unless it is
-//          much worse: a setting that fills queues is good at first, and does harm later, and now and then.
+//          much worse: a setting that fills queues is good at first, and does harm later, and now and then. From there on it counts as the
+//          beginning.
 //          A pass tries every knob, both ways, two rungs at a time and then one, where it mattered first; where something is gained it goes on the same
 //          way, farther at first. At its end what was found is held against where it began, and taken back unless it
 //          is seen to be better. Then the tuner rests, and looks at one knob now and then, the more rarely the longer nothing was gained.
@@ -44,6 +45,7 @@ class Tuner {
   static constexpr double kChanged = 1.3;
   static constexpr double kPriceMax = 0.025;
   static constexpr std::size_t kTriedKept = 32;
+  static constexpr int kRefusalsMax = 3;  // then a trial is given up
 
   struct Knob {
     std::string_view name;
@@ -141,6 +143,7 @@ class Tuner {
   void conclude(const Finding& finding, bool keep);
   void rest();
   void begin_pass();
+  void forget_price() noexcept { spent_ = price_ = gained_seconds_ = log_now_ = log_began_ = 0.0; }
   void pay(const Round& round, const std::vector<Sample>& samples);
   bool can_pay() const noexcept { return price_ <= kPriceMax * spent_ + gained_seconds_ / 2; }
   void order_knobs();
@@ -154,6 +157,7 @@ class Tuner {
   Phase phase_ = Phase::kPass;
   std::optional<Trial> trial_;
   bool refused_ = false;
+  int refusals_ = 0;  // one after the other
   std::uint64_t trials_ = 0;
   std::uint64_t kept_ = 0;
   std::deque<Tried> tried_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <utility>
 
 namespace hybridps::schedule {
@@ -11,7 +10,6 @@ namespace {
 constexpr int kChunkLeast = 4 * 1024;
 // Larger ones gained nothing at 15 Gbit/s (docs/decisions/0008), and a local peer holds whole slots.
 constexpr int kChunkMost = 256 * 1024;
-constexpr int kWindowLog2Tried = 6;
 
 }  // namespace
 
@@ -27,28 +25,26 @@ bool is_sane(const Turns& turns, std::uint64_t chunk_bytes_max) noexcept {
   if (turns.operations() > kTurnsMax || turns.block == 0 || turns.pairs > 32) return false;
   for (const Tuning* one : {&turns.a, &turns.b})
     if (one->chunk_bytes > chunk_bytes_max || (one->chunk_bytes != 0 && one->chunk_bytes < 1024) ||
-        one->chunk_bytes % 64 != 0 || std::abs(one->window_log2) > kWindowLog2Max || one->pace_chunks == 0)
+        one->chunk_bytes % 64 != 0 || one->window_step > kWindowStepMax || one->pace_chunks == 0)
       return false;
   return true;
 }
 
-int window_log2_usual(std::uint64_t set, std::uint64_t usual, std::uint64_t granted) noexcept {
+int window_doublings(std::uint64_t set, std::uint64_t usual, std::uint64_t granted) noexcept {
   const auto used = [granted](std::uint64_t bytes) { return static_cast<double>(std::max<std::uint64_t>(1, std::min(bytes, granted))); };
-  return std::clamp(static_cast<int>(std::lround(std::log2(used(usual) / used(set)))), -kWindowLog2Max, kWindowLog2Max);
+  return static_cast<int>(std::lround(std::log2(used(set) / used(usual))));
 }
 
 TuningLadders::TuningLadders(const TuningRange& range) {
   std::vector<int> chunks;
   for (int bytes = kChunkLeast; bytes <= kChunkMost && bytes <= static_cast<int>(range.chunk_bytes_max); bytes *= 2)
     chunks.push_back(bytes);
-  const std::uint32_t usual = range.chunk_bytes_usual == 0 ? range.chunk_bytes : std::min(range.chunk_bytes_usual, range.chunk_bytes_max);
+  const std::uint32_t usual = range.chunk_bytes_usual == 0 ? range.chunk_bytes : std::min(range.chunk_bytes_usual, range.chunk_bytes_max / 64 * 64);
   add(What::kChunk, "chunk_bytes", std::move(chunks), static_cast<int>(range.chunk_bytes), static_cast<int>(usual));
   std::vector<int> windows;
-  const int window = range.window_log2_usual;
-  const int least = std::min(-kWindowLog2Tried, window);
-  const int most = std::max(kWindowLog2Tried, window);
-  for (int log2 = least; log2 <= most; ++log2) windows.push_back(log2);
-  add(What::kWindow, "window", std::move(windows), 0, window);
+  const int most = kWindowStepUsual - 1;
+  for (int doublings = -most; doublings <= most; ++doublings) windows.push_back(doublings);
+  add(What::kWindow, "window", std::move(windows), std::clamp(range.window_doublings, -most - 1, most + 1), 0);
   std::vector<int> sockets;
   for (int count = 1; count <= range.sockets_max; count *= 2) sockets.push_back(count);
   add(What::kSockets, "sockets", std::move(sockets), range.sockets, std::min(range.sockets_usual, range.sockets_max));
@@ -81,7 +77,7 @@ Tuning TuningLadders::at(const Tuner::Rungs& rungs) const {
     const int value = ladders_[i].values[static_cast<std::size_t>(rungs[i])];
     switch (ladders_[i].what) {
       case What::kChunk: tuning.chunk_bytes = static_cast<std::uint32_t>(value); break;
-      case What::kWindow: tuning.window_log2 = static_cast<std::int16_t>(value); break;
+      case What::kWindow: tuning.window_step = static_cast<std::uint16_t>(kWindowStepUsual + value); break;
       case What::kSockets: tuning.sockets = static_cast<std::uint16_t>(value); break;
       case What::kPace: tuning.pace_chunks = static_cast<std::uint16_t>(value); break;
       case What::kSpin: tuning.spin = static_cast<Tuning::Spin>(value); break;
@@ -100,6 +96,7 @@ std::string TuningLadders::text(std::size_t ladder, int rung) const {
   const int value = of.values[static_cast<std::size_t>(rung)];
   if (of.what == What::kSpin) return value == 1 ? "never" : "briefly";
   if (of.what != What::kWindow) return std::to_string(value);
+  if (rung == of.at && of.at != of.usual) return "as set";
   return value < 0 ? "1/" + std::to_string(1 << -value) : std::to_string(1 << value);
 }
 

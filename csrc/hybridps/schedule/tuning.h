@@ -18,7 +18,7 @@ struct Tuning {
   static constexpr std::uint16_t kPaceChunks = 8;
 
   std::uint32_t chunk_bytes = 0;          // the largest chunk of the group; 0: as it was made
-  std::int16_t window_log2 = 0;           // windows are the usual ones, doubled (below 0: halved) so often since window_log2_usual(); 0: as set
+  std::uint16_t window_step = 0;          // windows are the usual ones, doubled so often beyond kWindowStepUsual, or halved; 0: as set
   std::uint16_t pace_chunks = kPaceChunks; // that contributions to one owner may be ahead of those to another
   std::uint16_t sockets = 0;              // connections to each peer and card in use; 0: as set
   enum class Spin : std::uint8_t { kAsSet = 0, kNever = 1, kBriefly = 2 };
@@ -29,10 +29,11 @@ inline constexpr std::uint8_t kSpinCount = 3;
 /// For chunks of this size a tuner wants room, and so many connections, whatever the settings begin with.
 inline constexpr std::uint64_t kChunkRoomBytes = std::uint64_t{64} << 10;
 inline constexpr std::int64_t kSocketsToChoose = 4;
-inline constexpr int kWindowLog2Max = 16;
-/// How often a window as it is `set` is doubled (below 0: halved) to be the `usual` one, as near as it gets. `granted`: bytes of
+inline constexpr std::uint16_t kWindowStepUsual = 7;
+inline constexpr std::uint16_t kWindowStepMax = 2 * kWindowStepUsual - 1;
+/// How often the `usual` window is doubled (below 0: halved) to be the one that is `set`, as near as it gets. `granted`: bytes of
 /// either that can be used.
-int window_log2_usual(std::uint64_t set, std::uint64_t usual, std::uint64_t granted) noexcept;
+int window_doublings(std::uint64_t set, std::uint64_t usual, std::uint64_t granted) noexcept;
 
 /// What a trial takes turns between. Nothing here is trusted that came over the network: see is_sane().
 struct Turns {
@@ -55,7 +56,7 @@ struct TuningRange {
   int sockets = 1;                    // in use to begin with
   // Without any settings; sockets of those that may be in use.
   std::uint32_t chunk_bytes_usual = 0;  // 0: as it was made
-  int window_log2_usual = 0;
+  int window_doublings = 0;             // of the usual one, to be that which is set
   int sockets_usual = 1;
   int sockets_max = 1;
   bool may_spin = false;              // a core for each rank

@@ -162,7 +162,7 @@ void fields(Io& io, Rates& m) {
 template <typename Io>
 void fields(Io& io, schedule::Tuning& t) {
   io("chunk_bytes", t.chunk_bytes);
-  io("window_log2", t.window_log2);
+  io("window_step", t.window_step);
   io("pace_chunks", t.pace_chunks);
   io("sockets", t.sockets);
   io("spin", t.spin);

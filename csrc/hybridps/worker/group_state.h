@@ -101,6 +101,7 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   std::uint16_t pace_chunks = schedule::Tuning::kPaceChunks;
   bool postponed = false;  // by a change of plans
   schedule::StoreChooser::Choice stores;  // of slots that another rank of this node reads
+  core::TimePoint stores_began_at;        // where it counts
   Completion done;
   wire::Signature signature;
   const compress::Codec* codec = nullptr;  // of what goes between nodes
@@ -166,7 +167,7 @@ struct GroupState : core::Pinned {
   GroupInfo info;
   const bool has_locals;  // other ranks of this node
   schedule::StoreChooser stores;
-  core::TimePoint stores_timed_at{};  // the end of the last collective that they time
+  std::uint64_t newest_start = 0;  // the collective that started last, where there are locals
   core::Status status;  // first verdict on the group
   core::TimePoint last_finished_at{};  // a collective
   core::TimePoint failed_at{};

@@ -266,10 +266,19 @@ void Worker::start(OperationRun& run) {
   if (o.accelerated) group.momenta.restore(o.tensor, *o.accelerated);
   if (group.has_locals) {
     const std::uint64_t bytes = run.input.bytes() + run.output.bytes();
-    if (o.kind == schedule::Kind::kPointToPoint)
-      run.stores.past_cache = bytes >= 2 * schedule::StoreChooser::kPastCacheBytes;
+    // Others are not the same on all ranks, or are over where they are not.
+    const bool may_try = o.scope == schedule::Scope::kRanks && o.coding == wire::Coding::kPlain && !core::is_outer(o.op) &&
+                         (o.kind == schedule::Kind::kAllReduce || o.kind == schedule::Kind::kReduceScatter ||
+                          o.kind == schedule::Kind::kAllGather || o.kind == schedule::Kind::kBroadcast);
+    if (may_try)
+      run.stores = group.stores.begin(static_cast<std::uint32_t>(o.kind), request.total_bytes);
     else
-      run.stores = group.stores.begin(static_cast<std::uint32_t>(o.kind), request.total_bytes > 0 ? request.total_bytes : bytes / 2);
+      run.stores.past_cache = bytes >= 2 * schedule::StoreChooser::kPastCacheBytes;
+    if (run.stores.counts) {
+      run.stores_began_at = core::Clock::now();
+      run.stores.counts = group.running.size() == 1;
+    }
+    group.newest_start = run.sequence;
   }
   // A barrier has no shares, and may start much later than it was submitted: it belongs to no version.
   const Binding* binding = !has_shares(o) ? nullptr : &group.plans->binding_of(run.sequence);
@@ -452,13 +461,12 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
     server_.close(server::OperationKey{group.info.uid, run.sequence});
     group.over.add(run.sequence);
     group.plans->on_finished(run, status.is_ok());
-    if (run.stores.of != 0) {
-      const core::TimePoint now = core::Clock::now();
-      const core::TimePoint since = std::max(run.submitted_at, std::exchange(group.stores_timed_at, now));
-      const auto outcome = status.is_ok() ? group.stores.end(run.stores, core::to_seconds(now - since)) : std::nullopt;
-      if (outcome)
+    if (run.stores.counts && status.is_ok() && group.newest_start == run.sequence) {
+      core::TimePoint since = run.stores_began_at;  // what a rank waits for others does not depend on stores
+      if (run.last_heard >= 0) since = std::max(since, run.last_heard_at);
+      if (const auto outcome = group.stores.end(run.stores, core::to_seconds(core::Clock::now() - since)))
         core::log_debug("group \"", group.info.name, "\": slots of ", schedule::name_of(run.operation.kind), ", ", outcome->bytes >> 10,
-                        " KiB and more: ", 1e6 * outcome->past, " us past the cache, ", 1e6 * outcome->through, " us through it: from now on ",
+                        " KiB and more: ", 1e-9 / outcome->past, " GB/s past the cache, ", 1e-9 / outcome->through, " GB/s through it: from now on ",
                         outcome->past_cache ? "past" : "through");
     }
     group.last_finished_at = now_;

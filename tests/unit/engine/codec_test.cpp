@@ -387,7 +387,7 @@ TEST_CASE("engine/codec: settings that take turns change no bit, whatever is rem
           turns.a.chunk_bytes = step % 12 == 1 ? 0 : 4096;
           turns.b.chunk_bytes = step % 12 == 1 ? 4096 : 16384;
           turns.b.pace_chunks = 2;
-          turns.b.window_log2 = -1;
+          turns.b.window_step = schedule::kWindowStepUsual - 1;
           turns.pairs = 2;
           turns.order = 2;
           REQUIRE(turned.cluster->run_until([&] { return !plans.is_frozen(); }));

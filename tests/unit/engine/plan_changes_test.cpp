@@ -161,7 +161,7 @@ TEST_CASE("worker/plan_changes: results are right while settings take turns unde
       const auto any_tuning = [&random] {
         schedule::Tuning tuning;
         tuning.chunk_bytes = std::vector<std::uint32_t>{0, 1024, 1088, 2048, 4096}[random() % 5];
-        tuning.window_log2 = static_cast<std::int16_t>(static_cast<int>(random() % 7) - 3);
+        tuning.window_step = static_cast<std::uint16_t>(random() % (schedule::kWindowStepMax + 1));
         tuning.pace_chunks = static_cast<std::uint16_t>(1 + random() % 9);
         tuning.sockets = static_cast<std::uint16_t>(random() % 3);
         tuning.spin = static_cast<schedule::Tuning::Spin>(random() % 3);

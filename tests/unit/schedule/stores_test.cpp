@@ -57,6 +57,22 @@ TEST_CASE("schedule/stores: the quicker kind is found, and found again when it c
     }
 }
 
+TEST_CASE("schedule/stores: sizes of one class, in whatever turn, are compared per byte", "[schedule][fast]") {
+  // Of six operations one has little more than half of the bytes of the others.
+  for (int small = 0; small < 6; ++small) {
+    StoreChooser chooser;
+    int past = 0;
+    for (int i = 0; i < 600; ++i) {
+      const std::uint64_t bytes = i % 6 == small ? 2 * kMiB + 64 : 4 * kMiB - 64;
+      const StoreChooser::Choice choice = chooser.begin(3, bytes);
+      if (choice.of == 0) past += choice.past_cache ? 1 : 0;
+      chooser.end(choice, static_cast<double>(bytes) * (choice.past_cache ? 1.2 : 1.0));
+    }
+    INFO(small);
+    CHECK(past == 0);
+  }
+}
+
 TEST_CASE("schedule/stores: without a difference, or a trial, it stays as it began", "[schedule][fast]") {
   int changed = 0;
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {

@@ -235,6 +235,42 @@ TEST_CASE("schedule/tuner: what is usual stays unless it is seen to be slower", 
       CHECK(run.quiet < 1.05 * run.untuned);
     }
   CHECK(worse <= 3);
+  // Slower than the settings, but not by much: it stays, what is better is found from there, and the tuner comes to rest.
+  int found = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    Link link;
+    link.noise = 0.02;
+    link.message = 1.5e-4;
+    Run run(with_usual(knobs(4, 4, 0), {1, 4, 0, 2}), seed);
+    const double usual = link.seconds(same(0), setting_of({1, 4, 0, 2})) / run.at_start(link, same(0));
+    REQUIRE(usual > 1.05);
+    REQUIRE(usual < 1.15);
+    run.operations(link, same, 3000);
+    CHECK(run.tuner.trials() > 20);
+    CHECK(run.tuner.kept() >= 1);
+    found += run.now(link, same(0)) < 1.03 * run.at_start(link, same(0)) ? 1 : 0;
+    // Where the network changes, what was found is not given up for what is usual.
+    link.rate /= 2;
+    run.operations(link, same, 1000);
+    int usuals = 0;
+    for (const Tuner::Tried& tried : run.tuner.tried()) usuals += tried.knob == Tuner::kUsual ? 1 : 0;
+    CHECK(usuals == 0);
+    CHECK(run.now(link, same(0)) < 1.05 * link.seconds(same(0), setting_of({4, 4, 0, 2})));
+  }
+  CHECK(found >= 18);
+  // Refused, it is given up, and others are tried.
+  Tuner refused(with_usual(knobs(2, 5, 0), {4, 4, 0, 2}), 3);
+  for (std::uint64_t i = 0; i < Tuner::kWarmUp; ++i) refused.on_operation({0, 0, 1 << 20, 0.1});
+  for (int i = 0; i < Tuner::kRefusalsMax; ++i) {
+    const auto round = refused.next(1);
+    REQUIRE(round);
+    CHECK(round->b == Tuner::Rungs{4, 4, 0, 2});
+    refused.on_refused();
+  }
+  const auto round = refused.next(1);
+  REQUIRE(round);
+  CHECK(round->b != Tuner::Rungs{4, 4, 0, 2});
+  CHECK(refused.tried().back().knob == Tuner::kUsual);
   // Where it begins there, it is not tried.
   Run run(with_usual(knobs(4, 4, 0), {4, 4, 0, 2}), 1);
   run.operations(Link{}, same, 200);
@@ -359,17 +395,35 @@ TEST_CASE("schedule/tuning: ladders, what the rungs mean, and what is refused", 
   other[0] += 1;
   other[1] -= 1;
   CHECK(ladders.at(other).chunk_bytes == 32 * 1024);
-  CHECK(ladders.at(other).window_log2 == -1);
+  CHECK(ladders.at(other).window_step == hybridps::schedule::kWindowStepUsual - 1);
   for (const Tuner::Knob& knob : knobs) CHECK(knob.usual == knob.at);
   range.chunk_bytes_usual = 16 * 1024;
-  range.window_log2_usual = -9;
+  range.window_doublings = 9;  // set: more than is tried
   range.sockets = 4;
   const TuningLadders unusual(range);
   Tuner::Rungs usual;
   for (const Tuner::Knob& knob : unusual.knobs()) usual.push_back(knob.usual);
   CHECK(unusual.at(usual).chunk_bytes == 16 * 1024);
-  CHECK(unusual.at(usual).window_log2 == -9);
+  CHECK(unusual.at(usual).window_step == hybridps::schedule::kWindowStepUsual);
   CHECK(unusual.at(usual).sockets == 1);
+  Tuner::Rungs began;
+  for (const Tuner::Knob& knob : unusual.knobs()) {
+    began.push_back(knob.at);
+    CHECK(std::max(knob.at, knob.usual) < knob.rungs);
+  }
+  CHECK(unusual.at(began) == hybridps::schedule::Tuning{});
+  CHECK(unusual.describe({0, began, usual}) == "chunk_bytes 16384 instead of 20480, window 1 instead of as set, sockets 1 instead of 4");
+  CHECK(is_sane(unusual.turns({began, usual, 2, 3, 2}), 64 * 1024));
+  range.chunk_bytes_max = 6000;  // of others, who have no room for what is usual
+  range.chunk_bytes = 5000;
+  const TuningLadders narrow(range);
+  CHECK(narrow.at({narrow.knobs()[0].usual, 0, 0, 0, 0}).chunk_bytes == 5952);
+  using hybridps::schedule::window_doublings;
+  CHECK(window_doublings(128 << 10, 128 << 10, 1 << 20) == 0);
+  CHECK(window_doublings(8 << 10, 128 << 10, 1 << 20) == -4);
+  CHECK(window_doublings(64 << 20, 128 << 10, 12 << 20) == 7);
+  CHECK(window_doublings(64 << 20, 128 << 10, 64 << 10) == 0);  // no more can be used of either
+  CHECK(window_doublings(64 << 20, 128 << 10, 0) == 0);
   CHECK(unusual.at(usual).spin == hybridps::schedule::Tuning::Spin::kAsSet);
   CHECK(ladders.describe({0, at, other}) == "chunk_bytes 32768 instead of 20480, window 1/2 instead of 1");
   Tuner::Round round{at, other, 2, 3, 2};
@@ -382,7 +436,7 @@ TEST_CASE("schedule/tuning: ladders, what the rungs mean, and what is refused", 
                            +[](hybridps::schedule::Turns& t) { t.block = 60000; },
                            +[](hybridps::schedule::Turns& t) { t.a.chunk_bytes = 63; },
                            +[](hybridps::schedule::Turns& t) { t.b.chunk_bytes = 4097; },
-                           +[](hybridps::schedule::Turns& t) { t.a.window_log2 = 17; },
+                           +[](hybridps::schedule::Turns& t) { t.a.window_step = 14; },
                            +[](hybridps::schedule::Turns& t) { t.b.pace_chunks = 0; }}) {
     auto bad = turns;
     spoil(bad);

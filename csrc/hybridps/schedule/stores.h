@@ -5,10 +5,10 @@
 //          change where they are virtual. Of the operations of a class (a kind and a size) those at certain places are trials: a block
 //          past the cache, two through it, and one past it. The first of a block meets slots that were written the other way
 //          and does not count. Of the others the quickest of either kind are compared, per byte: what disturbs an operation only makes it
-//          longer. They have to be alone in their group from begin to end, which the caller knows. Small ones go past the cache where that is clearly quicker, large ones until it is clearly slower.
+//          longer. Only those count that were alone in their group, and did not
+//          wait for other ranks most of the time, which the caller knows. Small ones go past the cache where that is clearly quicker, large ones until it is clearly slower.
 //          The places are the same on all ranks, as the order of operations is, so that all write alike in a trial; what comes of
-//          it each rank decides for itself. They mostly agree, as all take the same time from where the last of them is there, and need not: no
-//          result depends on it.
+//          it each rank decides for itself. They mostly agree, as all take the same time, and need not: no result depends on it.
 // Price    trials at 8, at 64, at 512 and then in every 2048: 12 operations, half of them of the slower kind. Below 1 MiB, where each is short
 //          and its noise large, 24, and one trial in 8192.
 // Threads  a plain value; no clock, no I/O.
@@ -40,6 +40,7 @@ class StoreChooser {
     std::uint64_t bytes = 0;
     std::uint64_t trial = 0;  // the place where its trial began
     bool counts = false;
+    bool last = false;  // of its trial
     bool past_cache = false;
   };
 
@@ -52,7 +53,7 @@ class StoreChooser {
     double past = 0.0;
     bool past_cache = false;
   };
-  /// It is over after so long, > 0, since all were there. An outcome with the last of a trial.
+  /// It is over after so long; 0: it does not count. An outcome with the last of a trial, if at least half of either kind counted.
   std::optional<Outcome> end(const Choice& choice, double seconds);
 
  private:

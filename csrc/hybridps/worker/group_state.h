@@ -101,7 +101,7 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   std::uint16_t pace_chunks = schedule::Tuning::kPaceChunks;
   bool postponed = false;  // by a change of plans
   schedule::StoreChooser::Choice stores;  // of slots that another rank of this node reads
-  core::TimePoint stores_began_at;        // where it counts
+  core::TimePoint stores_began_at;        // where it is a trial
   Completion done;
   wire::Signature signature;
   const compress::Codec* codec = nullptr;  // of what goes between nodes

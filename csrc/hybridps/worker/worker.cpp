@@ -274,10 +274,8 @@ void Worker::start(OperationRun& run) {
       run.stores = group.stores.begin(static_cast<std::uint32_t>(o.kind), request.total_bytes);
     else
       run.stores.past_cache = bytes >= 2 * schedule::StoreChooser::kPastCacheBytes;
-    if (run.stores.counts) {
-      run.stores_began_at = core::Clock::now();
-      run.stores.counts = group.running.size() == 1;
-    }
+    if (run.stores.of != 0) run.stores_began_at = core::Clock::now();
+    run.stores.counts = run.stores.counts && group.running.size() == 1;
     group.newest_start = run.sequence;
   }
   // A barrier has no shares, and may start much later than it was submitted: it belongs to no version.
@@ -461,10 +459,11 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
     server_.close(server::OperationKey{group.info.uid, run.sequence});
     group.over.add(run.sequence);
     group.plans->on_finished(run, status.is_ok());
-    if (run.stores.counts && status.is_ok() && group.newest_start == run.sequence) {
-      core::TimePoint since = run.stores_began_at;  // what a rank waits for others does not depend on stores
-      if (run.last_heard >= 0) since = std::max(since, run.last_heard_at);
-      if (const auto outcome = group.stores.end(run.stores, core::to_seconds(core::Clock::now() - since)))
+    if (run.stores.of != 0) {
+      const core::Duration took = core::Clock::now() - run.stores_began_at;
+      const bool waited = run.last_heard >= 0 && 2 * (run.last_heard_at - run.stores_began_at) > took;
+      const bool counts = status.is_ok() && group.newest_start == run.sequence && !waited;
+      if (const auto outcome = group.stores.end(run.stores, counts ? core::to_seconds(took) : 0.0))
         core::log_debug("group \"", group.info.name, "\": slots of ", schedule::name_of(run.operation.kind), ", ", outcome->bytes >> 10,
                         " KiB and more: ", 1e-9 / outcome->past, " GB/s past the cache, ", 1e-9 / outcome->through, " GB/s through it: from now on ",
                         outcome->past_cache ? "past" : "through");

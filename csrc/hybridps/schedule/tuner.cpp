@@ -311,16 +311,20 @@ Tuner::Verdict Tuner::judge(const Finding& finding) const {
   const bool last = trial_->pairs >= kPairsMax;
   const Verdict open = last ? Verdict::kTakeBack : Verdict::kOpen;
   if (finding.count == 0) return open;
+  const bool few = finding.count < kFew;
+  const double errors = (few ? kErrorsOfFew : kErrors) * finding.error;
+  if (trial_->knob == kUsual) {
+    const double much = std::log1p(kMuchWorse);
+    if (finding.quickest > std::log1p(kFarWorse)) return Verdict::kTakeBack;
+    if (trial_->pairs == 1) return Verdict::kOpen;
+    if (finding.log_ratio + errors < much) return Verdict::kKeep;
+    if (finding.log_ratio - errors > much) return Verdict::kTakeBack;
+    return !last ? Verdict::kOpen : finding.log_ratio > much ? Verdict::kTakeBack : Verdict::kKeep;
+  }
   if (finding.worse > std::log1p(kMuchWorse) && trial_->knob != kBack) return Verdict::kTakeBack;
   // In step with a program, one pair may meet what is slow with one of them alone: that something is gained takes both orders.
   if (trial_->pairs == 1) return finding.quickest > std::log1p(kMuchWorse) ? Verdict::kTakeBack : Verdict::kOpen;
   if (finding.better > std::log1p(kMuchBetter) && trial_->knob != kBack) return Verdict::kKeep;
-  const bool few = finding.count < kFew;
-  const double errors = (few ? kErrorsOfFew : kErrors) * finding.error;
-  if (trial_->knob == kUsual) {
-    if (finding.log_ratio > std::log1p(kMuchWorse)) return Verdict::kTakeBack;
-    return last || finding.log_ratio + errors < std::log1p(kMuchWorse) ? Verdict::kKeep : Verdict::kOpen;
-  }
   if (trial_->knob < 0) {  // back to where the pass began, unless that is known to be slower
     if (finding.log_ratio - errors > 0.0) return Verdict::kTakeBack;
     if (!last) return Verdict::kOpen;

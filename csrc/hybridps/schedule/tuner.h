@@ -38,6 +38,7 @@ class Tuner {
   static constexpr double kGainMin = 0.03;
   static constexpr double kMuchWorse = 0.15;
   static constexpr double kMuchBetter = 0.3;
+  static constexpr double kFarWorse = 0.5;  // what is usual: a few operations then tell
   static constexpr int kPairsMax = 8;
   static constexpr std::uint64_t kWarmUp = 6;  // operations before the first trial
   static constexpr std::uint64_t kRestMin = 128;

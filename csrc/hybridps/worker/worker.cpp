@@ -266,7 +266,11 @@ void Worker::start(OperationRun& run) {
   if (o.accelerated) group.momenta.restore(o.tensor, *o.accelerated);
   if (group.has_locals) {
     const std::uint64_t bytes = run.input.bytes() + run.output.bytes();
-    // Others are not the same on all ranks, or are over where they are not.
+    // Whether it takes part in the trials of how slots are written (schedule/stores.h,
+    // docs/decisions/0037-past-the-cache.md). In a trial all ranks write alike, and know how by an operation's kind and
+    // size: left out is what may have another size on each rank (all_to_all). What is compared is how long operations
+    // take: left out are kinds that end on some ranks well before others (reduce, gather, scatter). So are operations
+    // of which the engine does only a part (other scopes), compressed ones, and owners'.
     const bool may_try = o.scope == schedule::Scope::kRanks && o.coding == wire::Coding::kPlain && !core::is_outer(o.op) &&
                          (o.kind == schedule::Kind::kAllReduce || o.kind == schedule::Kind::kReduceScatter ||
                           o.kind == schedule::Kind::kAllGather || o.kind == schedule::Kind::kBroadcast);

@@ -313,6 +313,25 @@ TEST_CASE("worker/point_to_point: whatever is given up, messages come in order o
   }
 }
 
+// By that a trial of stores knows whether it was alone (schedule/stores.h). Messages have numbers of their own, which
+// mean nothing there.
+TEST_CASE("worker/point_to_point: no message is taken for the collective that started last", "[worker][fast]") {
+  Job job(layout({0, 0}));
+  for (int i = 0; i < 3; ++i) REQUIRE(job.finish(job.everywhere(Kind::kAllReduce, 100)));
+  Call& first = job.collective(0, Kind::kAllReduce, 100);
+  // Numbers 0 to 3, in either direction.
+  for (int i = 0; i < 4; ++i) {
+    Call& there = job.send(0, 1, numbered(i, 100));
+    Call& back = job.send(1, 0, numbered(i, 100));
+    REQUIRE(job.finish({&there, &back, &job.receive(1, 0, 100), &job.receive(0, 1, 100)}));
+    REQUIRE_FALSE(first.is_over());
+    CHECK(job.group(0).newest_start == 3);
+    CHECK(job.group(1).newest_start == 2);
+  }
+  REQUIRE(job.finish({&first, &job.collective(1, Kind::kAllReduce, 100)}));
+  CHECK(job.group(1).newest_start == 3);
+}
+
 TEST_CASE("worker/point_to_point: nothing is kept of tags that are not in use", "[worker][fast]") {
   for (const auto& nodes : kLayouts) {
     Job job(layout(nodes));

@@ -39,26 +39,6 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def divide(network: hosts.Hosts, mbit: float, lanes: int, queue_ms: float = 5) -> None:
-    """What each host sends goes through lanes of equal rate, chosen by the connection's two ports, as links that are
-    bonded do it: one connection has one lane."""
-    for name in network.names:
-        tc = f"tc {{}} dev {hosts.INTERFACE}"
-        network.enter(name, *tc.format("qdisc replace").split(), *"root handle 1: htb".split())
-        for lane in range(lanes):
-            rate = f"{mbit / lanes:g}mbit"
-            shape = f"parent 1: classid 1:{lane + 1} htb rate {rate} ceil {rate} burst 32k quantum 15000".split()
-            network.enter(name, *tc.format("class add").split(), *shape)
-            queue = f"parent 1:{lane + 1} bfifo limit {int(mbit / lanes * 125 * queue_ms)}".split()
-            network.enter(name, *tc.format("qdisc add").split(), *queue)
-        # Linux gives ports of outgoing connections an equal lowest bit.
-        for source, other in itertools.product(range(lanes), repeat=2):
-            match = f"match ip sport {2 * source} {2 * (lanes - 1):#x} match ip dport {2 * other} {2 * (lanes - 1):#x}"
-            lane = (source + other) % lanes
-            rule = f"parent 1: protocol ip u32 {match} flowid 1:{lane + 1}".split()
-            network.enter(name, *tc.format("filter add").split(), *rule)
-
-
 class Job:
     """Ranks that wait for something to do."""
 
@@ -171,7 +151,6 @@ def main() -> int:
     )
     parser.add_argument("--hosts", type=int, default=4, help="(default %(default)s)")
     parser.add_argument("--mbit", type=float, default=500, help="rate of each link; 0: no limit (default %(default)s)")
-    parser.add_argument("--lanes", type=int, default=0, help="each link is so many, 2, 4 or 8, and a connection has one of them")
     parser.add_argument("--mib", type=float, default=4, help="size (default %(default)s)")
     parser.add_argument("--starts", default=",".join(STARTS), help="of %(default)s")
     parser.add_argument("--search", default=SEARCH, metavar="NAME=VALUE,...", help="fixed settings (default %(default)s)")
@@ -189,8 +168,6 @@ def main() -> int:
     network = hosts.Hosts(names, dict.fromkeys(names, options.mbit) if options.mbit else None)
     results = {}
     try:
-        if options.lanes:
-            divide(network, options.mbit, options.lanes)
         best, times = search(network, names, options)
         for name in options.starts.split(","):
             results[name] = compare(network, names, options, STARTS[name], best)

@@ -13,6 +13,7 @@ Writes tuner.json and tuner.md.
 import argparse
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -37,6 +38,20 @@ SEARCH = "CHUNK_BYTES=8K,16K,64K WINDOW_BYTES=32K,128K,512K"
 
 def say(text: str) -> None:
     print(text, flush=True)
+
+
+def number(kind: type, least: float, most: float = math.inf):
+    """The type of an argument that has to be in these bounds."""
+
+    def parse(text: str):
+        value = kind(text)
+        if not (least <= value <= most and math.isfinite(value)):
+            bounds = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}"
+            raise argparse.ArgumentTypeError(f"must be {bounds}, not {text}")
+        return value
+
+    parse.__name__ = kind.__name__  # argparse names it where `text` is no number
+    return parse
 
 
 class Job:
@@ -149,14 +164,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks/tuner/run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--hosts", type=int, default=4, help="(default %(default)s)")
-    parser.add_argument("--mbit", type=float, default=500, help="rate of each link; 0: no limit (default %(default)s)")
-    parser.add_argument("--mib", type=float, default=4, help="size (default %(default)s)")
+    parser.add_argument("--hosts", type=number(int, 2, 250), default=4, help="(default %(default)s)")
+    parser.add_argument(
+        "--mbit", type=number(float, 0), default=500, help="rate of each link; 0: no limit (default %(default)s)"
+    )
+    # From one element on.
+    parser.add_argument("--mib", type=number(float, 2**-18), default=4, help="size (default %(default)s)")
     parser.add_argument("--starts", default=",".join(STARTS), help="of %(default)s")
     parser.add_argument("--search", default=SEARCH, metavar="NAME=VALUE,...", help="fixed settings (default %(default)s)")
-    parser.add_argument("--operations", type=int, default=200, help="for the tuner (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=15, help="operations of each fixed setting (default %(default)s)")
-    parser.add_argument("--turns", type=int, default=8, help="(default %(default)s)")
+    parser.add_argument("--operations", type=number(int, 1), default=200, help="for the tuner (default %(default)s)")
+    parser.add_argument(
+        "--rounds", type=number(int, 1), default=15, help="operations of each fixed setting (default %(default)s)"
+    )
+    parser.add_argument("--turns", type=number(int, 1), default=8, help="(default %(default)s)")
     parser.add_argument("--log", action="store_true", help="what the tuner tries, on stderr")
     parser.add_argument("--output", default=str(ROOT / "benchmarks" / "results"))
     options = parser.parse_args()

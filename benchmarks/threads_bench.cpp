@@ -1,28 +1,39 @@
 // threads_bench: what HYBRIDPS_DATA_THREADS does to a large allreduce between two nodes, emulated over loopback TCP.
 //
 //   cmake --build --preset release --target benchmarks
-//   build/release/benchmarks/threads_bench [MiB] [operations] [rounds] [threads...]     default: 64 10 5 0 1 2
+//   build/release/benchmarks/threads_bench [--share PERCENT] [MiB] [operations] [rounds] [threads[/sockets]...]
+//                                                                                  default: 64 10 5 0 1 2 auto auto/2
 //
-// In every round each number of threads has its turn, with two new processes, as many sockets as threads, and
-// asynchronous operations one after the other. Per number: medians over the rounds of the wall time of an operation and of
-// the CPU time that each thread of rank 0 used for it, user + system. Where cores are free, the thread that uses most
-// decides; where they are not, the sum does.
+// In every round each number of threads has its turn, with two new processes, as many sockets as threads unless it says
+// otherwise, and asynchronous operations one after the other. Per number: medians over the rounds of the wall time of an
+// operation and of the CPU time that each thread of rank 0 used for it, user + system. Where cores are free, the thread that
+// uses most decides; where they are not, the sum does.
+// --share: free cores for everyone, on a machine with few: each thread gets so much of a core in every millisecond and no more
+// (SCHED_DEADLINE; root), as though it had a core to itself that is as much slower. Together they must fit the machine: 20
+// for the eight threads of the default on two cores.
+#include <sched.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "hybridps/engine/engine.h"
@@ -63,6 +74,69 @@ std::map<std::string, Cpu> cpu_by_thread() {
   return times;
 }
 
+/// Gives the threads of this process that an operation uses their share of a core, those that come later within 5 ms.
+class Limiter {
+ public:
+  explicit Limiter(int percent) : percent_(percent) {
+    if (percent_ > 0) thread_ = std::thread([this] { run(); });
+  }
+  ~Limiter() {
+    stop_.store(true);
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  struct Attributes {  // of sched_setattr(2), which glibc declares since 2.41 only
+    std::uint32_t size = sizeof(Attributes);
+    std::uint32_t policy = 6;  // SCHED_DEADLINE
+    std::uint64_t flags = 1;   // SCHED_FLAG_RESET_ON_FORK: or the thread could not make others
+    std::int32_t nice = 0;
+    std::uint32_t priority = 0;
+    std::uint64_t runtime = 0;
+    std::uint64_t deadline = 1'000'000;
+    std::uint64_t period = 1'000'000;  // ns
+  };
+
+  void run() {
+    std::set<pid_t> limited;
+    while (!stop_.load()) {
+      for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+        const pid_t id = std::atoi(task.path().filename().c_str());
+        std::ifstream file(task.path() / "comm");
+        std::string name;
+        std::getline(file, name);
+        const bool works = id == getpid() || name == "hybridps" || name.rfind("hybridps-data", 0) == 0;
+        if (!works || !limited.insert(id).second) continue;
+        Attributes attributes;
+        attributes.runtime = static_cast<std::uint64_t>(percent_) * 10'000;
+        if (syscall(SYS_sched_setattr, id, &attributes, 0) != 0 && errno != ESRCH) {
+          std::fprintf(stderr, "threads_bench: --share %d: %s; it needs root, and all threads must fit the machine\n",
+                       percent_, std::strerror(errno));
+          _exit(1);
+        }
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+
+  const int percent_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+/// How a rank moves its data.
+struct Way {
+  std::string threads;
+  std::string sockets;
+};
+/// "2", "auto/2".
+Way way_of(const std::string& text) {
+  const std::size_t slash = text.find('/');
+  Way way{text.substr(0, slash), slash == std::string::npos ? "" : text.substr(slash + 1)};
+  if (way.sockets.empty()) way.sockets = way.threads == "auto" ? "1" : std::to_string(std::max(std::atoi(way.threads.c_str()), 1));
+  return way;
+}
+
 void allreduce(engine::Group& group, std::vector<float>& data) {
   std::mutex mutex;
   std::condition_variable changed;
@@ -85,13 +159,15 @@ void allreduce(engine::Group& group, std::vector<float>& data) {
   if (!status.is_ok()) throw std::runtime_error(status.to_string());
 }
 
-void rank_main(int rank, int threads, std::size_t bytes, int operations, const std::string& folder, int answer) {
+void rank_main(int rank, const Way& way, int share, std::size_t bytes, int operations, const std::string& folder, int answer) {
   setenv("HYBRIDPS_INTERFACE", "lo", 1);
   setenv("HYBRIDPS_NODE", rank == 0 ? "a" : "b", 1);
   setenv("LOCAL_WORLD_SIZE", "1", 1);
-  setenv("HYBRIDPS_DATA_THREADS", std::to_string(threads).c_str(), 1);
-  setenv("HYBRIDPS_DATA_SOCKETS", std::to_string(std::max(threads, 1)).c_str(), 1);
+  setenv("HYBRIDPS_DATA_THREADS", way.threads.c_str(), 1);
+  setenv("HYBRIDPS_DATA_SOCKETS", way.sockets.c_str(), 1);
   setenv("HYBRIDPS_SPIN_MICROSECONDS", "0", 0);
+  if (share > 0) setenv("HYBRIDPS_CORES", "6", 0);
+  const Limiter limiter(share);
   auto engine = engine::Engine::acquire();
   if (!engine.is_ok()) throw std::runtime_error(engine.status().to_string());
   engine::GroupOptions options;
@@ -128,7 +204,7 @@ void rank_main(int rank, int threads, std::size_t bytes, int operations, const s
 }
 
 /// One turn: what rank 0 found.
-std::map<std::string, Cpu> turn(int threads, std::size_t bytes, int operations) {
+std::map<std::string, Cpu> turn(const Way& way, int share, std::size_t bytes, int operations) {
   char folder[] = "/tmp/hybridps-threads-bench-XXXXXX";
   int pipe_fds[2];
   if (mkdtemp(folder) == nullptr || pipe(pipe_fds) != 0) throw std::runtime_error("no folder or pipe");
@@ -138,7 +214,7 @@ std::map<std::string, Cpu> turn(int threads, std::size_t bytes, int operations) 
     if (pid == 0) {
       int code = 0;
       try {
-        rank_main(rank, threads, bytes, operations, folder, pipe_fds[1]);
+        rank_main(rank, way, share, bytes, operations, folder, pipe_fds[1]);
       } catch (const std::exception& error) {
         std::fprintf(stderr, "threads_bench: rank %d: %s\n", rank, error.what());
         code = 1;
@@ -176,22 +252,29 @@ double median(std::vector<double> values) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto argument = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
-  const int mib = argument(1, 64);
-  const int operations = argument(2, 10);
-  const int rounds = argument(3, 5);
-  std::vector<int> numbers;
-  for (int i = 4; i < argc; ++i) numbers.push_back(std::atoi(argv[i]));
-  if (numbers.empty()) numbers = {0, 1, 2};
-  if (mib < 1 || operations < 1 || rounds < 1 || *std::min_element(numbers.begin(), numbers.end()) < 0) {
-    std::fprintf(stderr, "usage: threads_bench [MiB] [operations] [rounds] [threads...]\n");
+  std::vector<std::string> given(argv + 1, argv + argc);
+  int share = 0;
+  if (given.size() >= 2 && given[0] == "--share") {
+    share = std::atoi(given[1].c_str());
+    given.erase(given.begin(), given.begin() + 2);
+    if (share < 1) share = 101;  // refused below
+  }
+  const auto argument = [&](std::size_t i, int otherwise) { return given.size() > i ? std::atoi(given[i].c_str()) : otherwise; };
+  const int mib = argument(0, 64);
+  const int operations = argument(1, 10);
+  const int rounds = argument(2, 5);
+  std::vector<std::string> ways;
+  for (std::size_t i = 3; i < given.size(); ++i) ways.push_back(given[i]);
+  if (ways.empty()) ways = {"0", "1", "2", "auto", "auto/2"};
+  if (mib < 1 || operations < 1 || rounds < 1 || share > 100) {
+    std::fprintf(stderr, "usage: threads_bench [--share PERCENT] [MiB] [operations] [rounds] [threads[/sockets]...]\n");
     return 2;
   }
-  std::map<int, std::vector<std::map<std::string, Cpu>>> all;
+  std::map<std::string, std::vector<std::map<std::string, Cpu>>> all;
   try {
     for (int round = 0; round < rounds; ++round)
-      for (const int threads : numbers)
-        all[threads].push_back(turn(threads, static_cast<std::size_t>(mib) << 20, operations));
+      for (const std::string& way : ways)
+        all[way].push_back(turn(way_of(way), share, static_cast<std::size_t>(mib) << 20, operations));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "threads_bench: %s\n", error.what());
     return 1;
@@ -204,7 +287,7 @@ int main(int argc, char** argv) {
         by_name[name].second.push_back(cpu.system_ms);
       }
     const std::vector<double>& wall = by_name["wall"].first;
-    std::printf("%d threads, %d MiB: %.1f ms (%.1f to %.1f);", threads, mib, median(wall),
+    std::printf("%s threads, %d MiB: %.1f ms (%.1f to %.1f);", threads.c_str(), mib, median(wall),
                 *std::min_element(wall.begin(), wall.end()), *std::max_element(wall.begin(), wall.end()));
     for (const auto& [name, times] : by_name)
       if (name != "wall" && median(times.first) + median(times.second) >= 0.5)

@@ -1,7 +1,9 @@
 """Slots for ranks of the same node are filled in one of two ways (csrc/hybridps/core/copy.h): operations of several MiB, and many of one
 size, of which some are trials of either way (csrc/hybridps/schedule/stores.h)."""
 
+import pathlib
 import re
+import time
 
 import harness
 import pytest
@@ -50,6 +52,36 @@ def large(rank, world, nodes):
 @pytest.mark.parametrize("nodes", ["2", "2+1"])
 def test_large(nodes):
     run_ranks(large, nodes, args=(nodes,))
+
+
+def handed_over(rank, world, nodes, seconds):
+    """Sums until every rank has a thread that moves its data, for so long at most; whether it came to that. Then all of large()."""
+    check = Checker(rank)
+    count = 4_200_011
+    mine = [reference.values(torch.float32, count, peer) for peer in range(world)]
+    total = reference.reduced([m.clone() for m in mine], harness.parse_nodes(nodes), "SUM")
+    until = time.monotonic() + seconds
+    over = torch.zeros(2)
+    while over.sum() == 0:
+        for _ in range(5):
+            got = mine[rank].clone()
+            dist.all_reduce(got)
+            check.equal(f"all_reduce {count}", got, total)
+        names = {(task / "comm").read_text().strip() for task in pathlib.Path("/proc/self/task").iterdir()}
+        over = torch.tensor([float("hybridps-data0" in names), float(time.monotonic() > until)])
+        dist.all_reduce(over, op=dist.ReduceOp.MIN)
+    check.result()
+    large(rank, world, nodes)
+    return over[0].item() == 1
+
+
+@pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="a setting of hybridps")
+@pytest.mark.parametrize("nodes, cores", [("1+1", 6), ("2+1", 6), ("1+1", 2)])
+def test_handed_over(nodes, cores):
+    """Where cores are free, data gets a thread of its own as soon as moving it keeps the one that sums busy; else never."""
+    env = {"HYBRIDPS_CORES": str(cores)}
+    for came_to_it in run_ranks(handed_over, nodes, args=(nodes, 60 if cores > 2 else 0.5), env=env):
+        assert came_to_it == (cores > 2)
 
 
 def tried(rank, world, nodes):

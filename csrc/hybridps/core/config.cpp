@@ -76,9 +76,13 @@ const auto& settings() {
               "TCP connections for data to each peer and network card: more than one where one alone does not fill the "
               "card, as over long distances or where a cloud limits each."},
       Setting{
-          "DATA_THREADS", Kind::kCount, &Config::data_threads, "threads", 0, 16,
+          "DATA_THREADS", Kind::kCountOrAuto, &Config::data_threads, "threads", 0, 16,
           "Threads of a process that move its data through the network, each with connections of its own; at most one "
-          "for each of HYBRIDPS_DATA_SOCKETS and network card. 0: the thread that sums does it."},
+          "for each of HYBRIDPS_DATA_SOCKETS and network card. 0: the thread that sums does it. auto: that thread while "
+          "it has the time, and over TCP, while it has not, as many as there are free cores, 4 at most."},
+      Setting{"CORES", Kind::kCountOrAuto, &Config::cores, "cores", 1, 65536,
+              "Cores that each process may count on, which decide what spins and what moves data; auto: those that it may "
+              "run on, or its container's quota, divided by the ranks on this machine. Where several jobs share them: less."},
       Setting{"NIC_GBPS", Kind::kNumbers, &Config::nic_gbps, "Gbit/s", 0, 1e6,
               "Rate of this machine's network, as a weight between unequal machines; or one rate for each of "
               "HYBRIDPS_DATA_INTERFACES, separated by commas. 0: not set."},

@@ -55,7 +55,8 @@ struct Config {
   std::uint64_t chunk_bytes = std::uint64_t{64} << 10;
   std::int64_t grant_chunks = 4;
   std::int64_t data_sockets = 1;
-  std::int64_t data_threads = 0;
+  std::int64_t data_threads = -1;  // "auto"
+  std::int64_t cores = -1;         // "auto"
   std::string compress;
   std::uint64_t compress_min_bytes = std::uint64_t{64} << 10;
   std::uint64_t compress_memory = std::uint64_t{4} << 30;

@@ -1,12 +1,14 @@
 #include "hybridps/engine/data_transport.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
 #include "hybridps/transport/cards.h"
 #include "hybridps/transport/tcp/tcp_transport.h"
+#include "hybridps/transport/ucx/locality.h"
 #include "hybridps/transport/ucx/ucx_transport.h"
 
 namespace hybridps::engine {
@@ -46,20 +48,24 @@ core::Duration user_timeout(const core::Config& config) {
 }
 
 core::Result<std::unique_ptr<transport::Transport>> DataThreads::drive(
-    std::unique_ptr<transport::Transport> transport) {
-  if (most_ == 0) return transport;
-  if (static_cast<std::int64_t>(threads_.size()) < most_) {
-    auto thread = transport::start_transport_thread({"hybridps-data" + std::to_string(threads_.size()), spin_});
+    std::unique_ptr<transport::Transport> transport, const std::filesystem::path& card) {
+  if (plan_.most == 0) return transport;
+  if (static_cast<std::int64_t>(threads_.size()) < plan_.most) {
+    auto thread = transport::start_transport_thread({"hybridps-data" + std::to_string(threads_.size()), plan_.spin,
+                                                     card.empty() ? std::vector<int>() : transport::cpus_near(card),
+                                                     plan_.when_busy});
     if (!thread.is_ok()) return thread.status();
     threads_.push_back(std::move(thread).value());
   }
-  return transport::make_threaded(std::move(transport), threads_[next_++ % threads_.size()]);
+  std::optional<transport::HandoverOptions> handover;
+  if (plan_.when_busy) handover.emplace();
+  return transport::make_threaded(std::move(transport), threads_[next_++ % threads_.size()], handover);
 }
 
 void DataThreads::warn_of_idle() const {
-  if (static_cast<std::int64_t>(threads_.size()) < most_)
+  if (!plan_.when_busy && static_cast<std::int64_t>(threads_.size()) < plan_.most)
     core::log_warn(
-        "HYBRIDPS_DATA_THREADS=", most_, ": there is work for ", threads_.size(),
+        "HYBRIDPS_DATA_THREADS=", plan_.most, ": there is work for ", threads_.size(),
         " only, one for each connection and network card; lower it, or raise HYBRIDPS_DATA_SOCKETS (TCP only)");
 }
 
@@ -79,7 +85,9 @@ core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const In
                                                                    ? make_ucx(device, std::move(label), options)
                                                                    : make_tcp(info.address, std::move(label), options);
     if (!made.is_ok()) return made.status();
-    core::Result<std::unique_ptr<transport::Transport>> driven = threads.drive(std::move(made).value());
+    std::filesystem::path at;
+    if (!interfaces.ucx) at = std::filesystem::path("/sys/class/net") / device / "device";
+    core::Result<std::unique_ptr<transport::Transport>> driven = threads.drive(std::move(made).value(), at);
     if (!driven.is_ok()) return driven.status();
     cards.push_back({std::move(info), std::move(driven).value()});
     return core::Status::ok();

@@ -4,8 +4,8 @@
 // Errors   those of UcxTransport::create(), TcpTransport::create(), join_cards() and start_transport_thread().
 #pragma once
 
-#include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +13,7 @@
 #include "hybridps/bootstrap/record.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/core/status.h"
+#include "hybridps/engine/cores.h"
 #include "hybridps/engine/interface.h"
 #include "hybridps/transport/threaded.h"
 #include "hybridps/transport/transport.h"
@@ -22,16 +23,17 @@ namespace hybridps::engine {
 /// HYBRIDPS_DATA_THREADS: threads that are made when transports come to them, in turn, and end with these.
 class DataThreads {
  public:
-  DataThreads(std::int64_t most, std::chrono::microseconds spin) : most_(most), spin_(spin) {}
+  explicit DataThreads(const DataThreadsPlan& plan) : plan_(plan) {}
 
-  /// Driven by one of the threads from now on; as it is where there are none.
-  core::Result<std::unique_ptr<transport::Transport>> drive(std::unique_ptr<transport::Transport> transport);
-  /// Says so where transports were too few for all threads.
+  /// Driven by one of the threads from now on, or when that pays; as it is where there are none. The thread runs near the
+  /// network card (its device in sysfs) of the first that comes to it.
+  core::Result<std::unique_ptr<transport::Transport>> drive(std::unique_ptr<transport::Transport> transport,
+                                                            const std::filesystem::path& card = {});
+  /// Says so where transports were too few for all threads that were asked for.
   void warn_of_idle() const;
 
  private:
-  const std::int64_t most_;
-  const std::chrono::microseconds spin_;
+  const DataThreadsPlan plan_;
   std::vector<std::shared_ptr<transport::TransportThread>> threads_;
   std::size_t next_ = 0;
 };

@@ -25,6 +25,7 @@
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
 #include "hybridps/door/door.h"
+#include "hybridps/engine/cores.h"
 #include "hybridps/engine/dedicated_client.h"
 #include "hybridps/engine/group_core.h"
 #include "hybridps/engine/groups.h"
@@ -49,7 +50,6 @@ namespace {
 using core::Code;
 using core::Status;
 
-constexpr std::int64_t kSpinMicroseconds = 50;
 // How long goodbyes are waited for where the last operation of a group has failed: somebody may not be there to say one.
 constexpr auto kLingerAfterFailure = std::chrono::milliseconds(1000);
 // How long each network transport waits at the end for what is on its way. A peer that another rank found dead takes all of
@@ -473,15 +473,14 @@ Status EngineImpl::start(core::Config config) {
     keep = std::move(pool.value().keep);
   }
   watch.lap("shared memory");
-  // Spinning where ranks have no core to themselves takes the time of those it waits for. A caller that drives is the
-  // only thread of its rank that works, but for those that move data; the loop's own thread has the program beside it.
-  const auto data_threads = static_cast<std::size_t>(config_.data_threads);
-  const std::size_t cores = std::thread::hardware_concurrency();
+  // A caller that drives is the only thread of its rank that works, but for those that move data; the loop's own thread has
+  // the program beside it.
+  const std::size_t cores = cores_for_each(config_, expected_local_peers());
+  const DataThreadsPlan data_threads = plan_data_threads(config_, cores, 1, interfaces);
   const auto spin = [&](std::size_t threads) {
-    if (config_.spin_microseconds >= 0) return std::chrono::microseconds(config_.spin_microseconds);
-    return std::chrono::microseconds(threads * expected_local_peers() <= cores ? kSpinMicroseconds : 0);
+    return spin_for(config_, cores, threads + static_cast<std::size_t>(data_threads.most));
   };
-  DataThreads threads(config_.data_threads, spin(2 + data_threads));
+  DataThreads threads(data_threads);
   DataOptions data_options{kCloseWithin, user_timeout(config_), config_.gpudirect};
   if (config_.tune) data_options.sockets_to_choose = schedule::kSocketsToChoose;
   core::Result<std::unique_ptr<transport::Transport>> data_transport =
@@ -500,8 +499,9 @@ Status EngineImpl::start(core::Config config) {
 
   options.cards = std::max<std::size_t>(interfaces.nics.size(), 1);
   options.urgent_by_control = interfaces.with_control;  // not where data has a better network
-  options.urgent_always = data_threads > 0;             // two hand-overs less
-  options.may_nap = options.urgent_by_control && !interfaces.ucx && data_threads == 0;
+  const bool apart = data_threads.most > 0 && !data_threads.when_busy;
+  options.urgent_always = apart;                        // two hand-overs less
+  options.may_nap = options.urgent_by_control && !interfaces.ucx && !apart;
   core::Result<std::unique_ptr<Runtime>> runtime =
       Runtime::create(options, memory, std::move(keep), std::move(transports));
   if (!runtime.is_ok()) return runtime.status();
@@ -551,8 +551,8 @@ Status EngineImpl::start(core::Config config) {
 
   LoopOptions loop;
   loop.thread_name = "hybridps";
-  loop.spin = spin(2 + data_threads);
-  loop.drive_spin = spin(1 + data_threads);
+  loop.spin = spin(2);
+  loop.drive_spin = spin(1);
   loop_ = std::make_unique<Loop>(*runtime_, *this, loop);
   desk_->set_loop(loop_.get());
   Runtime::Hooks hooks;

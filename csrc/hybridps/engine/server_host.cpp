@@ -269,7 +269,7 @@ class ServerHostImpl final : public ServerHost {
     // Unless told otherwise, the interface that has the address it listens on.
     const bool any = options.listen.host == "0.0.0.0" || options.listen.host == "::";
     hint_ = any ? std::string() : interface_to(options.listen.host);
-    DataThreads threads(config.data_threads, std::chrono::microseconds(0));  // of all shards together
+    DataThreads threads = data_threads();  // of all shards together
     for (int i = 0; i < options.threads; ++i) {
       auto shard = start_shard(i, threads);
       if (!shard.is_ok()) return shard.status();
@@ -321,6 +321,15 @@ class ServerHostImpl final : public ServerHost {
     core::TimePoint since;
   };
 
+  DataThreads data_threads() const {
+    const auto shards = static_cast<std::size_t>(options_.threads);
+    core::Result<Interfaces> interfaces = choose_interfaces(config_, hint_, {0, options_.threads});
+    DataThreadsPlan plan;
+    if (interfaces.is_ok()) plan = plan_data_threads(config_, cores_for_each(config_, 1), shards, interfaces.value());
+    plan.spin = std::chrono::microseconds(0);
+    return DataThreads(plan);
+  }
+
   core::Result<std::shared_ptr<Shard>> start_shard(int index, DataThreads& threads) {
     core::Result<Interfaces> interfaces = choose_interfaces(config_, hint_, {index, options_.threads});
     if (!interfaces.is_ok()) return interfaces.status();
@@ -347,7 +356,7 @@ class ServerHostImpl final : public ServerHost {
       if (std::find(engines.begin(), engines.end(), shards_[i]->record().engine) == engines.end()) continue;
       if (retired_.size() >= kRetiredMax)
         return Status(Code::kOutOfResources, std::to_string(kRetiredMax) + " engines that jobs have given up still serve others");
-      DataThreads threads(config_.data_threads, std::chrono::microseconds(0));
+      DataThreads threads = data_threads();
       auto shard = start_shard(static_cast<int>(i), threads);
       if (!shard.is_ok()) return shard.status();
       {

@@ -1,5 +1,6 @@
 #include "hybridps/transport/threaded.h"
 
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <unordered_map>
@@ -19,12 +21,27 @@
 
 #include "hybridps/core/clock.h"
 #include "hybridps/core/fork.h"
+#include "hybridps/core/log.h"
+#include "hybridps/core/text.h"
 #include "hybridps/core/thread.h"
 
 namespace hybridps::transport {
 namespace {
 
 constexpr int kSleepMs = 100;
+constexpr int kLooksAfterBulk = 8;  // rounds long after one that moved much are not worth two looks at the clock
+
+/// Of the calling thread: these CPUs, as far as it may use them; all that it may where it may use none of them.
+void run_on(const std::vector<int>& cpus) noexcept {
+  cpu_set_t may;
+  cpu_set_t wanted;
+  CPU_ZERO(&may);
+  CPU_ZERO(&wanted);
+  if (cpus.empty() || sched_getaffinity(0, sizeof may, &may) != 0) return;
+  for (const int cpu : cpus)
+    if (cpu >= 0 && cpu < CPU_SETSIZE && CPU_ISSET(cpu, &may)) CPU_SET(cpu, &wanted);
+  if (CPU_COUNT(&wanted) > 0) (void)sched_setaffinity(0, sizeof wanted, &wanted);
+}
 
 void signal(int event_fd) noexcept {
   const std::uint64_t one = 1;
@@ -68,10 +85,15 @@ class TransportThread : core::Pinned {
     if (wake_fd_ >= 0) ::close(wake_fd_);
   }
 
+  bool starts_at_once() const noexcept { return !options_.when_needed; }
+
+  /// kOk where it runs already.
   core::Status start() {
-    epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
-    wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (epoll_fd_ < 0 || wake_fd_ < 0 || !watch(wake_fd_))
+    if (thread_) return core::Status::ok();
+    if (epoll_fd_ < 0) epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
+    if (wake_fd_ < 0) wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (epoll_fd_ >= 0 && wake_fd_ >= 0 && !is_watched_) is_watched_ = watch(wake_fd_);
+    if (!is_watched_)
       return {core::Code::kOutOfResources, "no descriptors for the thread " + options_.name + "; raise `ulimit -n`"};
     try {
       thread_ = std::make_unique<std::thread>([this] { run(); });
@@ -83,6 +105,7 @@ class TransportThread : core::Pinned {
   }
 
   core::Status add(Driven& driven) {
+    if (core::Status status = start(); !status.is_ok()) return status;
     bool watched = false;
     call([&] {
       if ((watched = watch(driven.inner_fd()))) driven_.push_back(&driven);
@@ -142,7 +165,7 @@ class TransportThread : core::Pinned {
 
   void sleep() const {
     std::array<epoll_event, 16> events;
-    const int got = epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), kSleepMs);
+    const int got = epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), driven_.empty() ? -1 : kSleepMs);
     for (int i = 0; i < got; ++i)
       if (events[static_cast<std::size_t>(i)].data.fd == wake_fd_) drain(wake_fd_);
   }
@@ -150,6 +173,7 @@ class TransportThread : core::Pinned {
   void run() {
     core::begin_thread(options_.name.c_str());
     core::ask_for_short_slices();
+    run_on(options_.cpus);
     core::TimePoint idle_since = core::TimePoint::max();
     for (;;) {
       std::size_t work = run_calls();
@@ -176,6 +200,7 @@ class TransportThread : core::Pinned {
   const std::uint64_t generation_ = core::fork_generation();
   int epoll_fd_ = -1;
   int wake_fd_ = -1;
+  bool is_watched_ = false;      // the latter by the former
   std::vector<Driven*> driven_;  // the thread's
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> stop_{false};
@@ -208,8 +233,13 @@ class ThreadedEndpoint final : public Endpoint {
 
 class ThreadedTransport final : public Transport, private Receiver, private Driven {
  public:
-  ThreadedTransport(std::unique_ptr<Transport> inner, std::shared_ptr<TransportThread> thread)
-      : name_(inner->name()), address_(inner->address()), thread_(std::move(thread)), inner_(std::move(inner)) {}
+  ThreadedTransport(std::unique_ptr<Transport> inner, std::shared_ptr<TransportThread> thread,
+                    const std::optional<HandoverOptions>& handover)
+      : name_(inner->name()), address_(inner->address()), thread_(std::move(thread)), inner_(std::move(inner)) {
+    if (!handover) return;
+    handover_.emplace(*handover);
+    bulk_bytes_ = handover->bulk_bytes;
+  }
 
   core::Status start() {
     if (inner_->event_fd() < 0)
@@ -217,6 +247,12 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (event_fd_ < 0) return {core::Code::kOutOfResources, "no event descriptor for " + name_ + "; raise `ulimit -n`"};
     inner_->set_receiver(this);
+    if (handover_) {
+      // One descriptor to sleep on, whoever drives: that of events, and while the inner transport is driven here its own.
+      outer_fd_ = epoll_create1(EPOLL_CLOEXEC);
+      if (outer_fd_ >= 0 && watch(event_fd_) && watch(inner_->event_fd())) return core::Status::ok();
+      return {core::Code::kOutOfResources, "no epoll for " + name_ + "; raise `ulimit -n`"};
+    }
     core::Status status = thread_->add(*this);
     is_driven_ = status.is_ok();
     return status;
@@ -236,6 +272,8 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
       if (endpoint->cause_.is_ok()) endpoint->cause_ = closed;
     receiver_ = nullptr;
     if (is_driven_) thread_->remove(*this);
+    handover_.reset();
+    is_driven_ = true;  // by nobody any more
     // All is this thread's now. What was accepted leaves as it would have; payloads go back before their transport goes.
     inner_->set_receiver(nullptr);
     flush();
@@ -246,7 +284,8 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     inner_.reset();
     publish();
     (void)progress();
-    if (event_fd_ >= 0) ::close(event_fd_);
+    for (const int fd : {outer_fd_, event_fd_})
+      if (fd >= 0) ::close(fd);
   }
 
   std::string_view name() const noexcept override { return name_; }
@@ -255,7 +294,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   core::Status attach(std::span<std::byte> pool_memory) override {
     if (in_child()) return child_error();
     core::Status status;
-    thread_->call([&] { status = inner_->attach(pool_memory); });
+    there([&] { status = inner_->attach(pool_memory); });
     if (status.is_ok()) attached_.push_back(pool_memory);
     return status;
   }
@@ -267,7 +306,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
       return static_cast<Endpoint*>(found->second.get());
     }
     core::Result<Endpoint*> opened = child_error();
-    thread_->call([&] { opened = inner_->connect(peer, address); });
+    there([&] { opened = inner_->connect(peer, address); });
     if (!opened.is_ok()) return opened.status();
     auto endpoint = std::make_unique<ThreadedEndpoint>(*this, *opened.value(), peer);
     Endpoint* result = endpoint.get();
@@ -283,39 +322,38 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   std::size_t progress() override {
     if (in_child()) return 0;
     flush();
+    if (!is_driven_) return progress_here();
     if (armed_.load(std::memory_order_relaxed)) armed_.store(false);
-    if (!has_events_.load()) return 0;
-    {
-      const std::lock_guard lock(event_mutex_);
-      has_events_.store(false);
-      running_.swap(events_);
-    }
-    for (Event& event : running_) {
-      if (event.send != nullptr)
-        finish(*event.send);
-      else if (event.arrival != nullptr)
-        deliver(*event.arrival);
-      else
-        fail(event.failed, std::move(event.cause));
-    }
-    const std::size_t did = running_.size();
-    running_.clear();
+    const std::size_t did = hand_out();
     flush();
+    const std::uint64_t moved = moved_bytes();
+    if (handover_ && moved != counted_bytes_ &&
+        handover_->moved_there(core::Clock::now(), moved - std::exchange(counted_bytes_, moved)))
+      return_to_engine();
     return did;
   }
 
-  int event_fd() const noexcept override { return event_fd_; }
+  int event_fd() const noexcept override { return outer_fd_ >= 0 ? outer_fd_ : event_fd_; }
   bool arm() override {
     if (in_child()) return true;
     flush();
+    if (!is_driven_) return batch_.empty() && !has_events_.load() && !has_commands_.load() && inner_->arm();
     drain(event_fd_);
     armed_.store(true);
     if (!has_events_.load()) return true;
     armed_.store(false);
     return false;
   }
-  /// Messages leave by the thread. A peer may wait for a payload to be given back.
-  bool has_unsent() const noexcept override { return !given_back_.empty(); }
+  void send_now() noexcept override {
+    if (!in_child() && !is_driven_) inner_->send_now();
+  }
+  /// Messages leave by the thread where that drives. A peer may wait for a payload to be given back.
+  bool has_unsent() const noexcept override { return !given_back_.empty() || (!is_driven_ && inner_->has_unsent()); }
+  std::vector<PathInfo> paths() const override {
+    std::vector<PathInfo> paths;
+    if (!in_child()) there([&] { paths = inner_->paths(); });
+    return paths;
+  }
   void set_receiver(Receiver* receiver) noexcept override { receiver_ = receiver; }
   TransportStats stats() const noexcept override {
     TransportStats stats = stats_;
@@ -348,6 +386,10 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     ++stats_.tx_messages;
     stats_.tx_header_bytes += header.size();
     stats_.tx_payload_bytes += payload_bytes;
+    if (!is_driven_) {
+      move_here(handover_ && payload_bytes >= bulk_bytes_, [&] { transmit(send); });
+      return core::Status::ok();
+    }
     Command command;
     command.send = &send;
     post(std::move(command));
@@ -357,6 +399,10 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   void close(ThreadedEndpoint& endpoint, core::Status cause) {
     if (in_child() || !endpoint.cause_.is_ok()) return;
     endpoint.cause_ = cause.is_ok() ? core::Status(core::Code::kClosed, "the endpoint was closed") : std::move(cause);
+    if (!is_driven_) {
+      endpoint.inner_.close(endpoint.cause_);
+      return;
+    }
     Command command;
     command.close = &endpoint.inner_;
     command.cause = endpoint.cause_;
@@ -406,6 +452,90 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
 
   // The engine's side
 
+  /// Runs it in the thread that drives the inner transport.
+  void there(const std::function<void()>& function) const {
+    if (is_driven_)
+      thread_->call(function);
+    else
+      function();
+  }
+
+  bool watch(int fd) const {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    return epoll_ctl(outer_fd_, EPOLL_CTL_ADD, fd, &event) == 0;
+  }
+
+  std::uint64_t moved_bytes() const noexcept { return stats_.tx_payload_bytes + stats_.rx_payload_bytes; }
+
+  /// Runs it in the engine's thread, and counts the time if that is worth it.
+  template <typename Work>
+  void move_here(bool looks, const Work& work) {
+    const core::TimePoint begin = looks ? core::Clock::now() : core::TimePoint{};
+    work();
+    if (looks) spent_ += (looked_at_ = core::Clock::now()) - begin;
+  }
+
+  /// A round of the inner transport in the engine's thread, and what came of it.
+  std::size_t progress_here() {
+    const bool looks = looks_left_ > 0;
+    move_here(looks, [&] { (void)round(); });
+    const std::size_t did = hand_out();
+    flush();
+    const std::uint64_t moved = moved_bytes();
+    looks_left_ = handover_ && moved - seen_bytes_ >= bulk_bytes_ ? kLooksAfterBulk : std::max(0, looks_left_ - 1);
+    seen_bytes_ = moved;
+    if (looks && handover_->moved_here(looked_at_, std::exchange(spent_, {}),
+                                       moved - std::exchange(counted_bytes_, moved)))
+      hand_over();
+    return did;
+  }
+
+  void hand_over() {
+    publish();
+    (void)epoll_ctl(outer_fd_, EPOLL_CTL_DEL, inner_->event_fd(), nullptr);
+    const core::Status status = thread_->add(*this);
+    if (!status.is_ok()) {
+      core::log_warn(name_, " stays with the thread that sums, though it keeps that busy: ", status.message());
+      handover_.reset();
+      looks_left_ = 0;
+      (void)watch(inner_->event_fd());
+      return;
+    }
+    is_driven_ = true;
+    core::log_debug(name_, " is driven by a thread of its own from now on: a byte takes ",
+                    core::format_double(handover_->seconds_per_byte() * 1e9), " ns");
+  }
+
+  void return_to_engine() {
+    if (!watch(inner_->event_fd())) return;  // no memory for that now: at the next occasion
+    thread_->remove(*this);
+    is_driven_ = false;
+    drain(event_fd_);  // what it may say is seen by the next round
+    seen_bytes_ = counted_bytes_;
+    core::log_debug(name_, " is driven by the thread that sums again");
+  }
+
+  std::size_t hand_out() {
+    if (!has_events_.load()) return 0;
+    {
+      const std::lock_guard lock(event_mutex_);
+      has_events_.store(false);
+      running_.swap(events_);
+    }
+    for (Event& event : running_) {
+      if (event.send != nullptr)
+        finish(*event.send);
+      else if (event.arrival != nullptr)
+        deliver(*event.arrival);
+      else
+        fail(event.failed, std::move(event.cause));
+    }
+    const std::size_t did = running_.size();
+    running_.clear();
+    return did;
+  }
+
   Send& acquire_send() {
     if (free_sends_.empty()) {
       const std::lock_guard lock(event_mutex_);
@@ -432,6 +562,11 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   /// Payloads that were given back, all at once: the thread need not hear of each.
   void flush() {
     if (given_back_.empty()) return;
+    if (!is_driven_) {
+      for (Arrival* arrival : given_back_) take_back(*arrival);
+      given_back_.clear();
+      return;
+    }
     bool is_awaited = false;
     {
       const std::lock_guard lock(command_mutex_);
@@ -471,7 +606,11 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
 
   static void give_back(void* transport, void* arrival, std::uint64_t) noexcept {
     auto& self = *static_cast<ThreadedTransport*>(transport);
-    if (!self.in_child()) self.given_back_.push_back(static_cast<Arrival*>(arrival));
+    if (self.in_child()) return;
+    if (self.is_driven_)
+      self.given_back_.push_back(static_cast<Arrival*>(arrival));
+    else
+      self.take_back(*static_cast<Arrival*>(arrival));
   }
 
   void fail(core::EngineId peer, core::Status cause) {
@@ -503,8 +642,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
       if (command.send != nullptr) {
         transmit(*command.send);
       } else if (command.given_back != nullptr) {
-        command.given_back->payload.reset();
-        free_arrivals_.push_back(command.given_back);
+        take_back(*command.given_back);
       } else {
         command.close->close(std::move(command.cause));
       }
@@ -512,6 +650,11 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     const std::size_t did = running_commands_.size();
     running_commands_.clear();
     return did;
+  }
+
+  void take_back(Arrival& arrival) {
+    arrival.payload.reset();
+    free_arrivals_.push_back(&arrival);
   }
 
   void transmit(Send& send) {
@@ -576,9 +719,17 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   const std::uint64_t generation_ = core::fork_generation();
   const std::shared_ptr<TransportThread> thread_;
   int event_fd_ = -1;
-  bool is_driven_ = false;
+  int outer_fd_ = -1;       // of one that is handed over: epoll for event_fd_, and for the inner one's while it is driven here
+  bool is_driven_ = false;  // by the thread; where not, the engine's side does the thread's part, too
 
   // The engine's side
+  std::optional<Handover> handover_;
+  std::uint64_t bulk_bytes_ = 0;
+  core::Duration spent_{};  // moving bytes here, since handover_ was last told
+  core::TimePoint looked_at_{};
+  int looks_left_ = 0;               // rounds to be timed
+  std::uint64_t seen_bytes_ = 0;     // moved before the last round
+  std::uint64_t counted_bytes_ = 0;  // moved before handover_ was last told
   Receiver* receiver_ = nullptr;
   std::vector<std::span<std::byte>> attached_;
   std::unordered_map<core::EngineId, std::unique_ptr<ThreadedEndpoint>> endpoints_;
@@ -620,13 +771,15 @@ void ThreadedEndpoint::close(core::Status cause) noexcept { transport_.close(*th
 
 core::Result<std::shared_ptr<TransportThread>> start_transport_thread(TransportThreadOptions options) {
   auto thread = std::make_shared<TransportThread>(std::move(options));
-  if (core::Status status = thread->start(); !status.is_ok()) return status;
+  if (thread->starts_at_once())
+    if (core::Status status = thread->start(); !status.is_ok()) return status;
   return thread;
 }
 
 core::Result<std::unique_ptr<Transport>> make_threaded(std::unique_ptr<Transport> inner,
-                                                       std::shared_ptr<TransportThread> thread) {
-  auto transport = std::make_unique<ThreadedTransport>(std::move(inner), std::move(thread));
+                                                       std::shared_ptr<TransportThread> thread,
+                                                       const std::optional<HandoverOptions>& handover) {
+  auto transport = std::make_unique<ThreadedTransport>(std::move(inner), std::move(thread), handover);
   if (core::Status status = transport->start(); !status.is_ok()) return status;
   return std::unique_ptr<Transport>(std::move(transport));
 }

@@ -10,6 +10,8 @@
 //            engine: send, close, payloads given back --commands--> thread: inner.send, close, progress, arm, epoll_wait
 //            engine: progress() -> Receiver, done     <--events---
 //
+// Or both  With a Handover (handover.h) the inner transport begins in the engine's thread, which then does both sides' work;
+//          it goes to its own thread and back between two calls of progress(), as these find worth it.
 // Memory   A Buffer's references are counted on the engine's side alone; the inner transport gets one that is lent
 //          (BufferPool::lend). A payload received stays where the inner transport has it, and goes back through the thread.
 // Threads  The Transport as every one. Its inner one belongs to the TransportThread until the destructor has taken it
@@ -20,9 +22,12 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "hybridps/core/status.h"
+#include "hybridps/transport/handover.h"
 #include "hybridps/transport/transport.h"
 
 namespace hybridps::transport {
@@ -33,12 +38,16 @@ class TransportThread;
 struct TransportThreadOptions {
   std::string name;                   // at most 15 characters
   std::chrono::microseconds spin{0};  // it looks for events so long before it sleeps
+  std::vector<int> cpus{};            // it runs on these, as far as its maker may; none of them, or empty: on all that may
+  bool when_needed = false;           // made when a transport comes to it, not before
 };
 /// kOutOfResources: no thread or descriptor.
 core::Result<std::shared_ptr<TransportThread>> start_transport_thread(TransportThreadOptions options);
 
-/// `inner`: nobody has used it, and it can be waited for (kInvalidArgument otherwise).
+/// `inner`: nobody has used it, and it can be waited for (kInvalidArgument otherwise). Driven by the thread from the start,
+/// or with `handover` when that says so; if there can be no thread then, that is a warning, and nothing changes.
 core::Result<std::unique_ptr<Transport>> make_threaded(std::unique_ptr<Transport> inner,
-                                                       std::shared_ptr<TransportThread> thread);
+                                                       std::shared_ptr<TransportThread> thread,
+                                                       const std::optional<HandoverOptions>& handover = std::nullopt);
 
 }  // namespace hybridps::transport

@@ -1,5 +1,6 @@
 // Runtimes whose transports are driven by threads of their own (HYBRIDPS_DATA_THREADS), with faults below these.
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,17 +16,19 @@ using test::Cluster;
 using test::ClusterOptions;
 using test_support::Faults;
 
-/// Two threads for all transports of a cluster, in turn.
-ClusterOptions threaded(std::vector<int> node_of, Faults faults, std::uint64_t seed) {
+/// Two threads for all transports of a cluster, in turn; or these go to them and back again with nearly every chunk.
+ClusterOptions threaded(std::vector<int> node_of, Faults faults, std::uint64_t seed, bool to_and_fro) {
   ClusterOptions options;
   options.node_of = std::move(node_of);
   options.seed = seed;
   std::vector<std::shared_ptr<transport::TransportThread>> threads;
   for (int i = 0; i < 2; ++i) threads.push_back(transport::start_transport_thread({"test-data", {}}).value());
-  options.wrap = [threads, faults, seed, next = 0](std::unique_ptr<transport::Transport> inner, int) mutable {
+  std::optional<transport::HandoverOptions> handover;
+  if (to_and_fro) handover = transport::HandoverOptions{core::Duration::zero(), 0, 1e30, 1, 1};
+  options.wrap = [threads, faults, seed, handover, next = 0](std::unique_ptr<transport::Transport> inner, int) mutable {
     auto faulty = std::make_unique<test_support::FaultyTransport>(std::move(inner), faults,
                                                                   seed * 100 + static_cast<std::uint64_t>(next));
-    return transport::make_threaded(std::move(faulty), threads[static_cast<std::size_t>(next++) % 2]).value();
+    return transport::make_threaded(std::move(faulty), threads[static_cast<std::size_t>(next++) % 2], handover).value();
   };
   return options;
 }
@@ -52,10 +55,11 @@ worker::Operation allreduce(std::vector<std::int32_t>& data) {
 }  // namespace
 
 TEST_CASE("engine/threads: sums are right when threads carry the messages, delayed and reordered", "[engine][fast]") {
+  const bool to_and_fro = GENERATE(false, true);
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     Faults faults;
     faults.delay = 0.2;
-    Cluster cluster(threaded({0, 0, 1, 2}, faults, seed));
+    Cluster cluster(threaded({0, 0, 1, 2}, faults, seed, to_and_fro));
     const auto uid = cluster.open_group();
     // All at once, so that allowances are spent and operations overlap.
     const std::vector<std::size_t> counts = {1, 64, 1000, 20011, 7, 4099, 0, 300};
@@ -84,8 +88,9 @@ TEST_CASE("engine/threads: sums are right when threads carry the messages, delay
 }
 
 TEST_CASE("engine/threads: a rank that dies in the middle is named by all others", "[engine][fast]") {
+  const bool to_and_fro = GENERATE(false, true);
   for (std::uint64_t seed = 1; seed <= 6; ++seed) {
-    Cluster cluster(threaded({0, 1, 2}, {}, seed));
+    Cluster cluster(threaded({0, 1, 2}, {}, seed, to_and_fro));
     const auto uid = cluster.open_group();
     std::vector<std::vector<std::int32_t>> data(3, std::vector<std::int32_t>(20000, 1));
     std::vector<core::Status> ended;

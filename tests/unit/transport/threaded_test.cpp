@@ -5,11 +5,15 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <optional>
 #include <thread>
 
 #include "hybridps/transport/loopback/loopback_transport.h"
 #include "hybridps/transport/cards.h"
 #include "tests/support/faulty_transport.h"
+#include "tests/support/no_threads.h"
 
 namespace hybridps::transport {
 namespace contract {
@@ -31,11 +35,17 @@ struct ThreadedRailsBackend {
   static constexpr bool kReportsPeerGone = true;
   static constexpr bool kSendsByItself = true;
 };
+/// To and fro between the engine's thread and another with nearly every message.
+struct HandoverBackend {
+  static std::unique_ptr<contract::Pair> make_pair();
+  static constexpr bool kReportsPeerGone = true;
+  static constexpr bool kSendsByItself = true;
+};
 }  // namespace hybridps::transport
 
 #define HYBRIDPS_ENDPOINT_BACKENDS                                                 \
   ::hybridps::transport::ThreadedBackend, ::hybridps::transport::OneThreadBackend, \
-      ::hybridps::transport::ThreadedRailsBackend
+      ::hybridps::transport::ThreadedRailsBackend, ::hybridps::transport::HandoverBackend
 #include "tests/unit/transport/endpoint_contract.h"
 
 namespace hybridps::transport {
@@ -46,33 +56,41 @@ using contract::numbered;
 using test_support::Faults;
 using test_support::FaultyTransport;
 
-std::shared_ptr<TransportThread> make_thread() { return start_transport_thread({"test-data", {}}).value(); }
-
-std::unique_ptr<Transport> threaded(std::unique_ptr<Transport> inner,
-                                    std::shared_ptr<TransportThread> thread = make_thread()) {
-  return make_threaded(std::move(inner), std::move(thread)).value();
+std::shared_ptr<TransportThread> make_thread() {
+  return start_transport_thread({"test-data", {}, {}, /*when_needed=*/true}).value();
 }
 
-std::unique_ptr<contract::Pair> make_pair(LoopbackHub& hub, bool one_thread = false) {
+/// Every stretch in which a byte moves is too much for the one, and too little for the other.
+HandoverOptions to_and_fro() { return {core::Duration::zero(), 0, 1e30, 1, 1}; }
+
+std::unique_ptr<Transport> threaded(std::unique_ptr<Transport> inner,
+                                    std::shared_ptr<TransportThread> thread = make_thread(),
+                                    const std::optional<HandoverOptions>& handover = std::nullopt) {
+  return make_threaded(std::move(inner), std::move(thread), handover).value();
+}
+
+std::unique_ptr<contract::Pair> make_pair(LoopbackHub& hub, bool one_thread = false,
+                                          const std::optional<HandoverOptions>& handover = std::nullopt) {
   auto pair = std::make_unique<contract::Pair>();
   const auto thread = make_thread();
   for (contract::Side* side : {&pair->a, &pair->b}) {
     side->use_heap();
-    side->transport = threaded(hub.make_transport(side->id), one_thread ? thread : make_thread());
+    side->transport = threaded(hub.make_transport(side->id), one_thread ? thread : make_thread(), handover);
   }
   pair->finish_setup();
   return pair;
 }
 
 /// Side a's messages go through the faults.
-std::unique_ptr<contract::Pair> make_faulty_pair(const Faults& faults, std::uint64_t seed) {
+std::unique_ptr<contract::Pair> make_faulty_pair(const Faults& faults, std::uint64_t seed,
+                                                 const std::optional<HandoverOptions>& handover) {
   auto pair = std::make_unique<contract::Pair>();
   LoopbackHub hub;
   for (contract::Side* side : {&pair->a, &pair->b}) {
     side->use_heap();
     std::unique_ptr<Transport> inner = hub.make_transport(side->id);
     if (side == &pair->a) inner = std::make_unique<FaultyTransport>(std::move(inner), faults, seed);
-    side->transport = threaded(std::move(inner));
+    side->transport = threaded(std::move(inner), make_thread(), handover);
   }
   pair->finish_setup();
   pair->connect();
@@ -88,6 +106,10 @@ std::unique_ptr<contract::Pair> ThreadedBackend::make_pair() {
 std::unique_ptr<contract::Pair> OneThreadBackend::make_pair() {
   LoopbackHub hub;
   return transport::make_pair(hub, /*one_thread=*/true);
+}
+std::unique_ptr<contract::Pair> HandoverBackend::make_pair() {
+  LoopbackHub hub;
+  return transport::make_pair(hub, /*one_thread=*/false, to_and_fro());
 }
 std::unique_ptr<contract::Pair> ThreadedRailsBackend::make_pair() {
   auto pair = std::make_unique<contract::Pair>();
@@ -169,10 +191,11 @@ TEST_CASE("transport/threaded: one of several transports of a thread can go", "[
 }
 
 TEST_CASE("transport/threaded: delayed and reordered messages arrive once each", "[transport][fast]") {
+  const auto handover = GENERATE(std::optional<HandoverOptions>(), std::optional(to_and_fro()));
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
     Faults faults;
     faults.delay = 0.5;
-    auto pair = make_faulty_pair(faults, seed);
+    auto pair = make_faulty_pair(faults, seed, handover);
     contract::Side::Done done;
     std::vector<int> seen(300, 0);
     std::uint64_t sent = 0;
@@ -198,11 +221,12 @@ TEST_CASE("transport/threaded: delayed and reordered messages arrive once each",
 
 TEST_CASE("transport/threaded: a path that breaks under way ends every send and is reported once",
           "[transport][fast]") {
+  const auto handover = GENERATE(std::optional<HandoverOptions>(), std::optional(to_and_fro()));
   for (std::uint64_t after = 1; after <= 40; after += 3) {
     Faults faults;
     faults.delay = 0.3;
     faults.kill_after = after;
-    auto pair = make_faulty_pair(faults, after);
+    auto pair = make_faulty_pair(faults, after, handover);
     contract::Side::Done done;
     std::size_t accepted = 0;
     core::Status refused;
@@ -234,9 +258,10 @@ TEST_CASE("transport/threaded: a path that breaks under way ends every send and 
 }
 
 TEST_CASE("transport/threaded: destruction under traffic ends every send once", "[transport][fast]") {
+  const auto handover = GENERATE(std::optional<HandoverOptions>(), std::optional(to_and_fro()));
   for (int round = 0; round < 20; ++round) {
     LoopbackHub hub;
-    auto pair = make_pair(hub, round % 2 == 0);
+    auto pair = make_pair(hub, round % 2 == 0, handover);
     pair->connect();
     contract::Side::Done done;
     std::size_t accepted = 0;
@@ -264,7 +289,8 @@ TEST_CASE("transport/threaded: destruction under traffic ends every send once", 
 
 TEST_CASE("transport/threaded: a forked child does nothing and ends", "[transport][fast]") {
   LoopbackHub hub;
-  auto pair = make_pair(hub);
+  const auto handover = GENERATE(std::optional<HandoverOptions>(), std::optional(to_and_fro()));
+  auto pair = make_pair(hub, /*one_thread=*/false, handover);
   pair->connect();
   contract::Side::Done done;
   REQUIRE(pair->a.peer->send(numbered(1), pair->a.filled(kLargeBytes, 1), kLargeBytes, pair->a.record(done)).is_ok());
@@ -291,6 +317,61 @@ TEST_CASE("transport/threaded: a forked child does nothing and ends", "[transpor
   pair->release_all();
   REQUIRE(pair->run_until([&] { return done.count == 1; }));
   CHECK(done.last.is_ok());
+}
+
+TEST_CASE("transport/threaded: who drives decides whether a message needs progress() to leave", "[transport][fast]") {
+  LoopbackHub hub;
+  // Handed over with the first bytes that are seen to have moved, and kept.
+  auto pair = make_pair(hub, /*one_thread=*/false, HandoverOptions{core::Duration::zero(), 0, 0, 1, 1});
+  pair->connect();
+  const auto threads = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
+  };
+  const auto before = threads();
+  const auto exchange = [&](std::uint64_t number, std::size_t bytes) {
+    contract::Side::Done done;
+    REQUIRE(pair->a.peer->send(numbered(number), bytes > 0 ? pair->a.filled(bytes, number) : Buffer(), bytes,
+                               pair->a.record(done))
+                .is_ok());
+    REQUIRE(pair->run_until([&] {
+      for (const auto& message : pair->b.receiver.messages)
+        CHECK(contract::matches(message.payload.data(), message.payload.bytes(), number));
+      pair->release_all();
+      return done.count == 1;
+    }));
+    CHECK(done.last.is_ok());
+  };
+  for (std::uint64_t i = 0; i < 20; ++i) exchange(i, 0);
+  CHECK(threads() == before);  // nothing to hand over for
+  exchange(20, 60000);
+  exchange(21, 60000);
+  CHECK(threads() == before + 2);  // one for each side
+  // Both sides' threads carry it, though nobody calls progress().
+  REQUIRE(pair->a.peer->send(numbered(22), pair->a.filled(60000, 22), 60000, {}).is_ok());
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (hub.payloads_lent() == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  CHECK(hub.payloads_lent() == 1);
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  pair->release_all();
+}
+
+TEST_CASE("transport/threaded: where there can be no thread to hand over to, bytes go on", "[transport][fast]") {
+  CHECK(test::holds_without_threads([] {
+    LoopbackHub hub;
+    auto pair = make_pair(hub, /*one_thread=*/false, to_and_fro());
+    pair->connect();
+    bool all = true;
+    for (std::uint64_t i = 0; i < 10; ++i) {
+      contract::Side::Done done;
+      all = all && pair->a.peer->send(numbered(i), pair->a.filled(60000, i), 60000, pair->a.record(done)).is_ok();
+      all = all && pair->run_until([&] {
+        pair->release_all();
+        return done.count == 1;
+      });
+      all = all && done.last.is_ok();
+    }
+    return all;
+  }));
 }
 
 TEST_CASE("transport/threaded: a transport that is polled is refused", "[transport][fast]") {

@@ -122,6 +122,13 @@ int distance_to(const Locality& from, const fs::path& device, const fs::path& sy
   return best;
 }
 
+std::vector<int> cpus_near(const fs::path& device, const fs::path& sysfs) {
+  const int node = core::numa_node_of(device);
+  const fs::path nodes = sysfs / "devices/system/node";
+  if (node < 0 || core::first_line_of(nodes / "online").find_first_of("-,") == std::string::npos) return {};
+  return cpu_list(core::first_line_of(nodes / ("node" + std::to_string(node)) / "cpulist"));
+}
+
 std::vector<std::size_t> nearest_of(const std::vector<int>& distances, int local_rank, int local_size,
                                     bool all_for_one) {
   const auto ranks = static_cast<std::size_t>(std::max(1, local_size));

@@ -23,6 +23,10 @@ Locality own_locality(int local_rank, int local_size, const std::filesystem::pat
 /// same node; -1: not known.
 int distance_to(const Locality& from, const std::filesystem::path& device, const std::filesystem::path& sysfs = "/sys");
 
+/// CPUs of the NUMA node that the device behind sysfs's link `device` is at; none where that is not known, or there is one
+/// node only.
+std::vector<int> cpus_near(const std::filesystem::path& device, const std::filesystem::path& sysfs = "/sys");
+
 /// Which of the cards a rank takes, as indices in rising order, from their distances (-1: farthest): of the nearest ones in
 /// turn where ranks are as many or more, a part each where they are fewer. A rank that is alone takes all of the
 /// nearest, or, if `all_for_one`, all.

@@ -69,6 +69,23 @@ using Chosen = std::vector<std::size_t>;
 
 }  // namespace
 
+TEST_CASE("transport/locality: CPUs near a card are those of its NUMA node, where there are several", "[transport][fast]") {
+  FakeSysfs sysfs;
+  sysfs.card("eth0", "pci0000:00", "0000:01:00.0", 0, "25000");
+  sysfs.card("eth1", "pci0000:80", "0000:81:00.0", 1, "25000");
+  sysfs.write("devices/system/node/node1/cpulist", "4-6,12");
+  const auto near = [&](const std::string& card) {
+    return cpus_near(sysfs.root() / "class/net" / card / "device", sysfs.root());
+  };
+  CHECK(near("eth1").empty());  // it does not say which nodes there are
+  sysfs.write("devices/system/node/online", "0");
+  CHECK(near("eth1").empty());
+  sysfs.write("devices/system/node/online", "0-1");
+  CHECK(near("eth1") == std::vector<int>{4, 5, 6, 12});
+  CHECK_FALSE(near("eth0").empty());
+  CHECK(near("veth").empty());
+}
+
 TEST_CASE("transport/nics: distance is from the CPUs of a process without GPU", "[transport][fast]") {
   FakeSysfs sysfs;
   sysfs.card("eth0", "pci0000:00", "0000:01:00.0", 0, "25000");

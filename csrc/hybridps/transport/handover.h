@@ -18,8 +18,8 @@ namespace hybridps::transport {
 
 struct HandoverOptions {
   core::Duration stretch = core::from_seconds(0.02);
-  double busy = 0.4;   // the rest of the engine's work for the same bytes, sums above all, takes about half as long again
-  double light = 0.1;
+  double busy = 0.25;  // sums and copies of the same bytes take about as long again
+  double light = 0.08;
   int light_stretches = 50;
   std::uint64_t bulk_bytes = 16 * 1024;  // whoever tells this times only what moves so much at once, and what follows it
 };

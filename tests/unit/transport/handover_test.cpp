@@ -41,7 +41,7 @@ TEST_CASE("transport/handover: bytes that take much of a thread go to another, w
     Handover handover{HandoverOptions()};
     Traffic traffic;
     traffic.ns = ns;
-    CHECK_FALSE(traffic.here(handover, 0.3e9 / ns, 10));  // 30 % of a thread
+    CHECK_FALSE(traffic.here(handover, 0.2e9 / ns, 10));  // 20 % of a thread
     CHECK(handover.seconds_per_byte() == 0);
     const core::TimePoint begin = traffic.now;
     REQUIRE(traffic.here(handover, 0.5e9 / ns, 10));

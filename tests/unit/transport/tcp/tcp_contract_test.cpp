@@ -1,5 +1,6 @@
-// The endpoint contract over TCP and the loopback interface: driven by the test, and by a thread for each side.
+// The endpoint contract over TCP and the loopback interface: driven by the test, by a thread for each side, and by both in turn.
 #include <memory>
+#include <optional>
 
 #include "hybridps/transport/threaded.h"
 
@@ -18,30 +19,49 @@ struct ThreadedTcpBackend {
   static constexpr bool kReportsPeerGone = true;
   static constexpr bool kSendsByItself = true;
 };
+/// To and fro between the test's thread and another with nearly every message; both sides share the other one.
+struct HandoverTcpBackend {
+  static std::unique_ptr<contract::Pair> make_pair();
+  static constexpr bool kReportsPeerGone = true;
+  static constexpr bool kSendsByItself = true;
+};
 }  // namespace hybridps::transport
 
-#define HYBRIDPS_ENDPOINT_BACKENDS ::hybridps::transport::TcpBackend, ::hybridps::transport::ThreadedTcpBackend
+#define HYBRIDPS_ENDPOINT_BACKENDS                                                      \
+  ::hybridps::transport::TcpBackend, ::hybridps::transport::ThreadedTcpBackend, \
+      ::hybridps::transport::HandoverTcpBackend
 #include "tests/unit/transport/tcp/tcp_pair.h"
 
 namespace hybridps::transport {
 
 std::unique_ptr<contract::Pair> TcpBackend::make_pair() { return make_tcp_pair(); }
 
-std::unique_ptr<contract::Pair> ThreadedTcpBackend::make_pair() {
+namespace {
+
+std::unique_ptr<contract::Pair> make_threaded_pair(bool one_thread, const std::optional<HandoverOptions>& handover) {
   auto pair = std::make_unique<contract::Pair>();
+  std::shared_ptr<TransportThread> thread;
   for (contract::Side* side : {&pair->a, &pair->b}) {
     side->use_heap();
     auto made = TcpTransport::create(test_options());
     INFO(made.status().to_string());
     REQUIRE(made.is_ok());
-    auto thread = start_transport_thread({"test-data", {}});
-    REQUIRE(thread.is_ok());
-    auto threaded = make_threaded(std::move(made).value(), std::move(thread).value());
+    if (thread == nullptr || !one_thread) thread = start_transport_thread({"test-data", {}, {}, one_thread}).value();
+    auto threaded = make_threaded(std::move(made).value(), thread, handover);
     REQUIRE(threaded.is_ok());
     side->transport = std::move(threaded).value();
   }
   pair->finish_setup();
   return pair;
+}
+
+}  // namespace
+
+std::unique_ptr<contract::Pair> ThreadedTcpBackend::make_pair() {
+  return make_threaded_pair(/*one_thread=*/false, std::nullopt);
+}
+std::unique_ptr<contract::Pair> HandoverTcpBackend::make_pair() {
+  return make_threaded_pair(/*one_thread=*/true, HandoverOptions{core::Duration::zero(), 0, 1e30, 1, 1});
 }
 
 }  // namespace hybridps::transport

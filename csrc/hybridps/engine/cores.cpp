@@ -1,9 +1,13 @@
 #include "hybridps/engine/cores.h"
 
+#include <sched.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <string>
 #include <thread>
 
@@ -26,17 +30,28 @@ std::size_t quota_in_cores(const std::filesystem::path& cgroups) {
   return static_cast<std::size_t>(std::clamp(std::floor(quota / period), 1.0, 1e6));
 }
 
+std::size_t cpus_of(pid_t process) {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  return sched_getaffinity(process, sizeof cpus, &cpus) == 0 ? static_cast<std::size_t>(CPU_COUNT(&cpus)) : 0;
+}
+
 }  // namespace
 
 std::size_t cores_for_each(const core::Config& config, std::size_t processes, const std::filesystem::path& cgroups) {
   if (config.cores > 0) return static_cast<std::size_t>(config.cores);
-  std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
-  if (const std::size_t quota = quota_in_cores(cgroups); quota > 0) cores = std::min(cores, quota);
-  return cores / std::max<std::size_t>(1, processes);
+  processes = std::max<std::size_t>(1, processes);
+  std::size_t own = cpus_of(0);
+  if (own == 0) own = std::max(1U, std::thread::hardware_concurrency());  // more than a cpu_set_t holds
+  std::size_t quota = quota_in_cores(cgroups);
+  if (quota == 0) quota = std::numeric_limits<std::size_t>::max();
+  // A launcher that binds each rank to cores of its own has more itself; one that was bound shares its cores with all ranks.
+  const bool is_bound = own < cpus_of(getppid());
+  return is_bound ? std::min(own, std::max<std::size_t>(1, quota / processes)) : std::min(own, quota) / processes;
 }
 
 DataThreadsPlan plan_data_threads(const core::Config& config, std::size_t cores, std::size_t summing,
-                                  const Interfaces& interfaces) {
+                                  const Interfaces& interfaces, std::size_t processes) {
   DataThreadsPlan plan;
   if (config.data_threads >= 0) {
     plan.most = config.data_threads;
@@ -45,7 +60,9 @@ DataThreadsPlan plan_data_threads(const core::Config& config, std::size_t cores,
     plan.most = std::clamp<std::int64_t>(free, 0, kDataThreadsMost);
     plan.when_busy = plan.most > 0;
   }
-  plan.spin = spin_for(config, cores, 1 + summing + static_cast<std::size_t>(plan.most));
+  const auto most = static_cast<std::size_t>(plan.most);
+  plan.on_machine = most * std::max<std::size_t>(1, processes);
+  if (!plan.when_busy) plan.spin = spin_for(config, cores, 1 + summing + most);
   return plan;
 }
 

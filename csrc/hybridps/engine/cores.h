@@ -17,8 +17,9 @@ namespace hybridps::engine {
 /// can sum.
 inline constexpr std::int64_t kDataThreadsMost = 4;
 
-/// Cores for each of `processes` on this machine: HYBRIDPS_CORES, else those that this process may run on, or what the quota
-/// of its container comes to (cgroup v2: cpu.max, v1: cpu.cfs_quota_us; 1 at least) where that is less, divided.
+/// Cores for each of `processes` on this machine: HYBRIDPS_CORES, else those that this process may run on (its own, where it
+/// was bound to fewer than its parent), or what the quota of its container comes to (cgroup v2: cpu.max, v1: cpu.cfs_quota_us;
+/// 1 at least) where that is less, divided.
 std::size_t cores_for_each(const core::Config& config, std::size_t processes,
                            const std::filesystem::path& cgroups = "/sys/fs/cgroup");
 
@@ -26,14 +27,15 @@ std::size_t cores_for_each(const core::Config& config, std::size_t processes,
 struct DataThreadsPlan {
   std::int64_t most = 0;       // threads
   bool when_busy = false;      // only while the thread that sums has too much of it; else from the start
+  std::size_t on_machine = 0;  // threads of all processes
   std::chrono::microseconds spin{0};
   bool operator==(const DataThreadsPlan&) const = default;
 };
 /// HYBRIDPS_DATA_THREADS as it is set, else those cores that are left when the program and each of `summing` threads have one,
 /// where data goes over TCP: RDMA takes hardly any core's time, UCX's TCP was not tried, nor GPU memory (HYBRIDPS_GPUDIRECT).
-/// They spin where every thread has a core.
+/// Those that are set spin where every thread has a core; the others sleep at once, since the program may use those cores.
 DataThreadsPlan plan_data_threads(const core::Config& config, std::size_t cores, std::size_t summing,
-                                  const Interfaces& interfaces);
+                                  const Interfaces& interfaces, std::size_t processes);
 
 /// How long a thread looks for work before it sleeps: HYBRIDPS_SPIN_MICROSECONDS, else not at all unless the process has a core
 /// for each of its `threads` that are busy then. Spinning elsewhere takes the time of those it waits for.

@@ -1,7 +1,6 @@
 #include "hybridps/engine/data_transport.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "hybridps/core/log.h"
@@ -48,18 +47,25 @@ core::Duration user_timeout(const core::Config& config) {
 }
 
 core::Result<std::unique_ptr<transport::Transport>> DataThreads::drive(
-    std::unique_ptr<transport::Transport> transport, const std::filesystem::path& card) {
+    std::unique_ptr<transport::Transport> transport, const std::shared_ptr<transport::Handover>& handover,
+    const std::filesystem::path& card) {
   if (plan_.most == 0) return transport;
   if (static_cast<std::int64_t>(threads_.size()) < plan_.most) {
-    auto thread = transport::start_transport_thread({"hybridps-data" + std::to_string(threads_.size()), plan_.spin,
-                                                     card.empty() ? std::vector<int>() : transport::cpus_near(card),
-                                                     plan_.when_busy});
+    transport::TransportThreadOptions options;
+    options.name = "hybridps-data" + std::to_string(threads_.size());
+    options.spin = plan_.spin;
+    if (!card.empty()) options.cpus = transport::cpus_near(card);
+    options.cpus_needed = plan_.on_machine;
+    options.when_needed = plan_.when_busy;
+    auto thread = transport::start_transport_thread(std::move(options));
     if (!thread.is_ok()) return thread.status();
     threads_.push_back(std::move(thread).value());
   }
-  std::optional<transport::HandoverOptions> handover;
-  if (plan_.when_busy) handover.emplace();
   return transport::make_threaded(std::move(transport), threads_[next_++ % threads_.size()], handover);
+}
+
+std::shared_ptr<transport::Handover> DataThreads::make_handover() const {
+  return plan_.when_busy ? std::make_shared<transport::Handover>() : nullptr;
 }
 
 void DataThreads::warn_of_idle() const {
@@ -80,6 +86,7 @@ core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const In
                                                                         const DataOptions& options,
                                                                         std::int64_t sockets, DataThreads& threads) {
   std::vector<transport::Card> cards;
+  const std::shared_ptr<transport::Handover> handover = threads.make_handover();
   const auto add = [&](transport::CardInfo info, const std::string& device, std::string label) {
     core::Result<std::unique_ptr<transport::Transport>> made = interfaces.ucx
                                                                    ? make_ucx(device, std::move(label), options)
@@ -87,7 +94,7 @@ core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const In
     if (!made.is_ok()) return made.status();
     std::filesystem::path at;
     if (!interfaces.ucx) at = std::filesystem::path("/sys/class/net") / device / "device";
-    core::Result<std::unique_ptr<transport::Transport>> driven = threads.drive(std::move(made).value(), at);
+    core::Result<std::unique_ptr<transport::Transport>> driven = threads.drive(std::move(made).value(), handover, at);
     if (!driven.is_ok()) return driven.status();
     cards.push_back({std::move(info), std::move(driven).value()});
     return core::Status::ok();

@@ -25,10 +25,14 @@ class DataThreads {
  public:
   explicit DataThreads(const DataThreadsPlan& plan) : plan_(plan) {}
 
-  /// Driven by one of the threads from now on, or when that pays; as it is where there are none. The thread runs near the
-  /// network card (its device in sysfs) of the first that comes to it.
+  /// Driven by one of the threads from now on, or when `handover`, which is of all transports of an engine, says so; as it is
+  /// where there are none. The thread runs near the network card (its device in sysfs) of the first that comes to it, where
+  /// there are CPUs for all such threads of the machine.
   core::Result<std::unique_ptr<transport::Transport>> drive(std::unique_ptr<transport::Transport> transport,
+                                                            const std::shared_ptr<transport::Handover>& handover = nullptr,
                                                             const std::filesystem::path& card = {});
+  /// For an engine's transports; none where the threads drive from the start.
+  std::shared_ptr<transport::Handover> make_handover() const;
   /// Says so where transports were too few for all threads that were asked for.
   void warn_of_idle() const;
 

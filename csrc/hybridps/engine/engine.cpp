@@ -476,7 +476,7 @@ Status EngineImpl::start(core::Config config) {
   // A caller that drives is the only thread of its rank that works, but for those that move data; the loop's own thread has
   // the program beside it.
   const std::size_t cores = cores_for_each(config_, expected_local_peers());
-  const DataThreadsPlan data_threads = plan_data_threads(config_, cores, 1, interfaces);
+  const DataThreadsPlan data_threads = plan_data_threads(config_, cores, 1, interfaces, expected_local_peers());
   const auto spin = [&](std::size_t threads) {
     return spin_for(config_, cores, threads + static_cast<std::size_t>(data_threads.most));
   };

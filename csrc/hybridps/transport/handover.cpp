@@ -1,37 +1,36 @@
 #include "hybridps/transport/handover.h"
 
+#include <utility>
+
 namespace hybridps::transport {
 
-bool Handover::ends(core::TimePoint now, core::Duration spent, std::uint64_t bytes, core::Duration& took) noexcept {
-  if (since_ == core::TimePoint{}) since_ = now - spent;
-  spent_ += spent;
-  bytes_ += bytes;
-  took = now - since_;
-  return took >= options_.stretch;
-}
-
-void Handover::begin() noexcept {
-  since_ = {};
-  spent_ = {};
-  bytes_ = 0;
+bool Handover::ends(Stretch& stretch, core::TimePoint now, core::Duration spent, std::uint64_t bytes, Stretch& whole,
+                    double& took) const noexcept {
+  if (stretch.since == core::TimePoint{}) stretch.since = now - spent;
+  stretch.spent += spent;
+  stretch.bytes += bytes;
+  if (now - stretch.since < options_.stretch) return false;
+  whole = std::exchange(stretch, {});
+  took = core::to_seconds(now - whole.since);
+  return true;
 }
 
 bool Handover::moved_here(core::TimePoint now, core::Duration spent, std::uint64_t bytes) noexcept {
-  core::Duration took{};
-  if (!ends(now, spent, bytes, took)) return false;
-  const double seconds = core::to_seconds(spent_);
-  const bool hand_over = bytes_ > 0 && seconds >= options_.busy * core::to_seconds(took);
-  if (hand_over) seconds_per_byte_ = seconds / static_cast<double>(bytes_);
-  begin();
+  Stretch whole;
+  double took = 0;
+  if (!ends(here_, now, spent, bytes, whole, took)) return false;
+  const double seconds = core::to_seconds(whole.spent);
+  if (whole.bytes == 0 || seconds < options_.busy * took) return false;
+  seconds_per_byte_ = seconds / static_cast<double>(whole.bytes);
   light_ = 0;
-  return hand_over;
+  return true;
 }
 
 bool Handover::moved_there(core::TimePoint now, std::uint64_t bytes) noexcept {
-  core::Duration took{};
-  if (!ends(now, {}, bytes, took)) return false;
-  const bool is_light = seconds_per_byte_ * static_cast<double>(bytes_) < options_.light * core::to_seconds(took);
-  begin();
+  Stretch whole;
+  double took = 0;
+  if (!ends(there_, now, {}, bytes, whole, took)) return false;
+  const bool is_light = seconds_per_byte_ * static_cast<double>(whole.bytes) < options_.light * took;
   light_ = is_light ? light_ + 1 : 0;
   if (light_ < options_.light_stretches) return false;
   light_ = 0;

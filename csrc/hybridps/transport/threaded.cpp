@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,7 +13,6 @@
 #include <cstring>
 #include <functional>
 #include <mutex>
-#include <optional>
 #include <system_error>
 #include <thread>
 #include <unordered_map>
@@ -29,18 +29,21 @@ namespace hybridps::transport {
 namespace {
 
 constexpr int kSleepMs = 100;
-constexpr int kLooksAfterBulk = 8;  // rounds long after one that moved much are not worth two looks at the clock
+constexpr core::Duration kLook = std::chrono::milliseconds(20);  // how long rounds are timed after one that moved much
+constexpr std::uint64_t kSmallBytes = 4096;  // answers to so little leave in the round that brought it
 
-/// Of the calling thread: these CPUs, as far as it may use them; all that it may where it may use none of them.
-void run_on(const std::vector<int>& cpus) noexcept {
-  cpu_set_t may;
-  cpu_set_t wanted;
-  CPU_ZERO(&may);
-  CPU_ZERO(&wanted);
-  if (cpus.empty() || sched_getaffinity(0, sizeof may, &may) != 0) return;
-  for (const int cpu : cpus)
-    if (cpu >= 0 && cpu < CPU_SETSIZE && CPU_ISSET(cpu, &may)) CPU_SET(cpu, &wanted);
-  if (CPU_COUNT(&wanted) > 0) (void)sched_setaffinity(0, sizeof wanted, &wanted);
+/// Of the calling thread, so that what is begun elsewhere begins as it would here.
+cpu_set_t own_cpus() noexcept {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  if (sched_getaffinity(0, sizeof cpus, &cpus) != 0) CPU_ZERO(&cpus);
+  return cpus;
+}
+
+core::Duration own_cpu_time() noexcept {
+  timespec time{};
+  (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
 void signal(int event_fd) noexcept {
@@ -70,7 +73,7 @@ class Driven {
 
 class TransportThread : core::Pinned {
  public:
-  explicit TransportThread(TransportThreadOptions options) : options_(std::move(options)) {}
+  explicit TransportThread(TransportThreadOptions options) : options_(std::move(options)), may_(own_cpus()) {}
   ~TransportThread() {
     if (core::fork_generation() != generation_) {
       (void)thread_.release();  // NOLINT: it does not exist here
@@ -87,8 +90,9 @@ class TransportThread : core::Pinned {
 
   bool starts_at_once() const noexcept { return !options_.when_needed; }
 
-  /// kOk where it runs already.
+  /// kOk where it runs already. From any thread: several engines may hand over to one.
   core::Status start() {
+    const std::lock_guard lock(start_mutex_);
     if (thread_) return core::Status::ok();
     if (epoll_fd_ < 0) epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
     if (wake_fd_ < 0) wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -170,10 +174,21 @@ class TransportThread : core::Pinned {
       if (events[static_cast<std::size_t>(i)].data.fd == wake_fd_) drain(wake_fd_);
   }
 
+  /// Where it is begun late, that is from within whichever call of the program.
+  void choose_cpus() const noexcept {
+    cpu_set_t near;
+    CPU_ZERO(&near);
+    for (const int cpu : options_.cpus)
+      if (cpu >= 0 && cpu < CPU_SETSIZE && CPU_ISSET(cpu, &may_)) CPU_SET(cpu, &near);
+    const auto count = static_cast<std::size_t>(CPU_COUNT(&near));
+    const cpu_set_t& chosen = count > 0 && count >= options_.cpus_needed ? near : may_;
+    if (CPU_COUNT(&chosen) > 0) (void)sched_setaffinity(0, sizeof chosen, &chosen);
+  }
+
   void run() {
     core::begin_thread(options_.name.c_str());
     core::ask_for_short_slices();
-    run_on(options_.cpus);
+    choose_cpus();
     core::TimePoint idle_since = core::TimePoint::max();
     for (;;) {
       std::size_t work = run_calls();
@@ -197,6 +212,8 @@ class TransportThread : core::Pinned {
   }
 
   const TransportThreadOptions options_;
+  const cpu_set_t may_;
+  std::mutex start_mutex_;
   const std::uint64_t generation_ = core::fork_generation();
   int epoll_fd_ = -1;
   int wake_fd_ = -1;
@@ -234,12 +251,12 @@ class ThreadedEndpoint final : public Endpoint {
 class ThreadedTransport final : public Transport, private Receiver, private Driven {
  public:
   ThreadedTransport(std::unique_ptr<Transport> inner, std::shared_ptr<TransportThread> thread,
-                    const std::optional<HandoverOptions>& handover)
-      : name_(inner->name()), address_(inner->address()), thread_(std::move(thread)), inner_(std::move(inner)) {
-    if (!handover) return;
-    handover_.emplace(*handover);
-    bulk_bytes_ = handover->bulk_bytes;
-  }
+                    std::shared_ptr<Handover> handover)
+      : name_(inner->name()),
+        address_(inner->address()),
+        thread_(std::move(thread)),
+        handover_(std::move(handover)),
+        inner_(std::move(inner)) {}
 
   core::Status start() {
     if (inner_->event_fd() < 0)
@@ -274,6 +291,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     if (is_driven_) thread_->remove(*this);
     handover_.reset();
     is_driven_ = true;  // by nobody any more
+    is_ended_ = true;
     // All is this thread's now. What was accepted leaves as it would have; payloads go back before their transport goes.
     inner_->set_receiver(nullptr);
     flush();
@@ -301,6 +319,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
 
   core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override {
     if (in_child()) return child_error();
+    if (is_ended_) return core::Status(core::Code::kClosed, "the transport was destroyed");
     if (const auto found = endpoints_.find(peer); found != endpoints_.end()) {
       if (!found->second->cause_.is_ok()) return found->second->cause_;
       return static_cast<Endpoint*>(found->second.get());
@@ -345,7 +364,15 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     return false;
   }
   void send_now() noexcept override {
-    if (!in_child() && !is_driven_) inner_->send_now();
+    if (in_child() || is_ended_) return;
+    if (!is_driven_) {
+      move_here(is_looking_, [&] { inner_->send_now(); });
+    } else if (has_commands_.load()) {
+      thread_->call([&] {
+        run_commands();
+        inner_->send_now();
+      });
+    }
   }
   /// Messages leave by the thread where that drives. A peer may wait for a payload to be given back.
   bool has_unsent() const noexcept override { return !given_back_.empty() || (!is_driven_ && inner_->has_unsent()); }
@@ -387,7 +414,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     stats_.tx_header_bytes += header.size();
     stats_.tx_payload_bytes += payload_bytes;
     if (!is_driven_) {
-      move_here(handover_ && payload_bytes >= bulk_bytes_, [&] { transmit(send); });
+      transmit(send);
       return core::Status::ok();
     }
     Command command;
@@ -468,41 +495,52 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
 
   std::uint64_t moved_bytes() const noexcept { return stats_.tx_payload_bytes + stats_.rx_payload_bytes; }
 
-  /// Runs it in the engine's thread, and counts the time if that is worth it.
+  /// Runs it in the engine's thread, and counts what that takes of its core if it is looked at.
   template <typename Work>
   void move_here(bool looks, const Work& work) {
-    const core::TimePoint begin = looks ? core::Clock::now() : core::TimePoint{};
+    const core::Duration before = looks ? own_cpu_time() : core::Duration::zero();
     work();
-    if (looks) spent_ += (looked_at_ = core::Clock::now()) - begin;
+    if (looks) spent_ += own_cpu_time() - before;
   }
 
-  /// A round of the inner transport in the engine's thread, and what came of it.
+  /// A round of the inner transport in the engine's thread, and what came of it. What it takes is looked at
+  /// for a while after much was moved at once: rounds in which nothing moves are not worth two system calls.
   std::size_t progress_here() {
-    const bool looks = looks_left_ > 0;
-    move_here(looks, [&] { (void)round(); });
-    const std::size_t did = hand_out();
+    const std::uint64_t before = moved_bytes();
+    std::size_t did = 0;
+    move_here(is_looking_, [&] { did = round(); });
+    did += hand_out();
     flush();
-    const std::uint64_t moved = moved_bytes();
-    looks_left_ = handover_ && moved - seen_bytes_ >= bulk_bytes_ ? kLooksAfterBulk : std::max(0, looks_left_ - 1);
-    seen_bytes_ = moved;
-    if (looks && handover_->moved_here(looked_at_, std::exchange(spent_, {}),
-                                       moved - std::exchange(counted_bytes_, moved)))
-      hand_over();
+    if (did > 0 && moved_bytes() - before < kSmallBytes) send_now();
+    if (handover_) look();
     return did;
+  }
+
+  void look() {
+    const std::uint64_t moved = moved_bytes();
+    const bool is_bulk = moved - std::exchange(seen_bytes_, moved) >= handover_->options().bulk_bytes;
+    if (!is_bulk && !is_looking_) return;
+    const core::TimePoint now = core::Clock::now();
+    if (is_bulk) look_until_ = now + kLook;
+    if (!std::exchange(is_looking_, now < look_until_)) {
+      counted_bytes_ = moved;
+      spent_ = {};
+      return;
+    }
+    if (handover_->moved_here(now, std::exchange(spent_, {}), moved - std::exchange(counted_bytes_, moved))) hand_over();
   }
 
   void hand_over() {
     publish();
-    (void)epoll_ctl(outer_fd_, EPOLL_CTL_DEL, inner_->event_fd(), nullptr);
+    is_looking_ = false;
     const core::Status status = thread_->add(*this);
     if (!status.is_ok()) {
       core::log_warn(name_, " stays with the thread that sums, though it keeps that busy: ", status.message());
       handover_.reset();
-      looks_left_ = 0;
-      (void)watch(inner_->event_fd());
       return;
     }
     is_driven_ = true;
+    (void)epoll_ctl(outer_fd_, EPOLL_CTL_DEL, inner_->event_fd(), nullptr);
     core::log_debug(name_, " is driven by a thread of its own from now on: a byte takes ",
                     core::format_double(handover_->seconds_per_byte() * 1e9), " ns");
   }
@@ -721,13 +759,13 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   int event_fd_ = -1;
   int outer_fd_ = -1;       // of one that is handed over: epoll for event_fd_, and for the inner one's while it is driven here
   bool is_driven_ = false;  // by the thread; where not, the engine's side does the thread's part, too
+  bool is_ended_ = false;   // its destructor runs
 
   // The engine's side
-  std::optional<Handover> handover_;
-  std::uint64_t bulk_bytes_ = 0;
-  core::Duration spent_{};  // moving bytes here, since handover_ was last told
-  core::TimePoint looked_at_{};
-  int looks_left_ = 0;               // rounds to be timed
+  std::shared_ptr<Handover> handover_;
+  bool is_looking_ = false;  // at what moving bytes here takes
+  core::TimePoint look_until_{};
+  core::Duration spent_{};           // since handover_ was last told
   std::uint64_t seen_bytes_ = 0;     // moved before the last round
   std::uint64_t counted_bytes_ = 0;  // moved before handover_ was last told
   Receiver* receiver_ = nullptr;
@@ -778,8 +816,8 @@ core::Result<std::shared_ptr<TransportThread>> start_transport_thread(TransportT
 
 core::Result<std::unique_ptr<Transport>> make_threaded(std::unique_ptr<Transport> inner,
                                                        std::shared_ptr<TransportThread> thread,
-                                                       const std::optional<HandoverOptions>& handover) {
-  auto transport = std::make_unique<ThreadedTransport>(std::move(inner), std::move(thread), handover);
+                                                       std::shared_ptr<Handover> handover) {
+  auto transport = std::make_unique<ThreadedTransport>(std::move(inner), std::move(thread), std::move(handover));
   if (core::Status status = transport->start(); !status.is_ok()) return status;
   return std::unique_ptr<Transport>(std::move(transport));
 }

@@ -10,7 +10,7 @@
 //            engine: send, close, payloads given back --commands--> thread: inner.send, close, progress, arm, epoll_wait
 //            engine: progress() -> Receiver, done     <--events---
 //
-// Or both  With a Handover (handover.h) the inner transport begins in the engine's thread, which then does both sides' work;
+// Or both  With a Handover (handover.h), which may be of several transports of one engine, the inner transport begins in the engine's thread, which then does both sides' work;
 //          it goes to its own thread and back between two calls of progress(), as these find worth it.
 // Memory   A Buffer's references are counted on the engine's side alone; the inner transport gets one that is lent
 //          (BufferPool::lend). A payload received stays where the inner transport has it, and goes back through the thread.
@@ -22,7 +22,6 @@
 
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,7 +37,8 @@ class TransportThread;
 struct TransportThreadOptions {
   std::string name;                   // at most 15 characters
   std::chrono::microseconds spin{0};  // it looks for events so long before it sleeps
-  std::vector<int> cpus{};            // it runs on these, as far as its maker may; none of them, or empty: on all that may
+  std::vector<int> cpus{};            // it runs on those of these that its maker may, if they are `cpus_needed` at least;
+  std::size_t cpus_needed = 1;        // else on all that its maker may when start_transport_thread() is called
   bool when_needed = false;           // made when a transport comes to it, not before
 };
 /// kOutOfResources: no thread or descriptor.
@@ -48,6 +48,6 @@ core::Result<std::shared_ptr<TransportThread>> start_transport_thread(TransportT
 /// or with `handover` when that says so; if there can be no thread then, that is a warning, and nothing changes.
 core::Result<std::unique_ptr<Transport>> make_threaded(std::unique_ptr<Transport> inner,
                                                        std::shared_ptr<TransportThread> thread,
-                                                       const std::optional<HandoverOptions>& handover = std::nullopt);
+                                                       std::shared_ptr<Handover> handover = nullptr);
 
 }  // namespace hybridps::transport

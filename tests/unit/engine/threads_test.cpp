@@ -1,6 +1,6 @@
 // Runtimes whose transports are driven by threads of their own (HYBRIDPS_DATA_THREADS), with faults below these.
 #include <chrono>
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,18 +16,19 @@ using test::Cluster;
 using test::ClusterOptions;
 using test_support::Faults;
 
-/// Two threads for all transports of a cluster, in turn; or these go to them and back again with nearly every chunk.
+/// Two threads for all transports of a cluster, in turn; or these go to them and back again every few chunks.
 ClusterOptions threaded(std::vector<int> node_of, Faults faults, std::uint64_t seed, bool to_and_fro) {
   ClusterOptions options;
   options.node_of = std::move(node_of);
   options.seed = seed;
   std::vector<std::shared_ptr<transport::TransportThread>> threads;
   for (int i = 0; i < 2; ++i) threads.push_back(transport::start_transport_thread({"test-data", {}}).value());
-  std::optional<transport::HandoverOptions> handover;
-  if (to_and_fro) handover = transport::HandoverOptions{core::Duration::zero(), 0, 1e30, 1, 1};
-  options.wrap = [threads, faults, seed, handover, next = 0](std::unique_ptr<transport::Transport> inner, int) mutable {
+  options.wrap = [threads, faults, seed, to_and_fro, next = 0](std::unique_ptr<transport::Transport> inner, int) mutable {
     auto faulty = std::make_unique<test_support::FaultyTransport>(std::move(inner), faults,
                                                                   seed * 100 + static_cast<std::uint64_t>(next));
+    std::shared_ptr<transport::Handover> handover;
+    if (to_and_fro)
+      handover = std::make_shared<transport::Handover>(transport::HandoverOptions{core::Duration::zero(), 0, 1e30, 1, 1});
     return transport::make_threaded(std::move(faulty), threads[static_cast<std::size_t>(next++) % 2], handover).value();
   };
   return options;

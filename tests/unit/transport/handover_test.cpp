@@ -38,10 +38,10 @@ struct Traffic {
 
 TEST_CASE("transport/handover: bytes that take much of a thread go to another, within two stretches", "[transport][fast]") {
   for (const double ns : {0.2, 0.5, 4.0}) {
-    Handover handover{HandoverOptions()};
+    Handover handover;
     Traffic traffic;
     traffic.ns = ns;
-    CHECK_FALSE(traffic.here(handover, 0.2e9 / ns, 10));  // 20 % of a thread
+    CHECK_FALSE(traffic.here(handover, 0.15e9 / ns, 10));  // 15 % of a thread
     CHECK(handover.seconds_per_byte() == 0);
     const core::TimePoint begin = traffic.now;
     REQUIRE(traffic.here(handover, 0.5e9 / ns, 10));
@@ -52,7 +52,7 @@ TEST_CASE("transport/handover: bytes that take much of a thread go to another, w
 }
 
 TEST_CASE("transport/handover: bytes come back when they have been few for long, pauses or not", "[transport][fast]") {
-  Handover handover{HandoverOptions()};
+  Handover handover;
   Traffic traffic;
   REQUIRE(traffic.here(handover, 1e9, 10));
   CHECK_FALSE(traffic.there(handover, 1e9, 10));
@@ -70,10 +70,37 @@ TEST_CASE("transport/handover: bytes come back when they have been few for long,
 }
 
 TEST_CASE("transport/handover: one burst is too short to say anything", "[transport][fast]") {
-  Handover handover{HandoverOptions()};
+  Handover handover;
   Traffic traffic;
   for (int i = 0; i < 100; ++i) {
     REQUIRE_FALSE(traffic.here(handover, 2e9, 0.004));
     traffic.now += core::from_seconds(0.05);
+  }
+}
+
+TEST_CASE("transport/handover: of several that share the load as many go as it takes, and come back", "[transport][fast]") {
+  for (const int transports : {2, 4, 8}) {
+    Handover handover;
+    Traffic traffic;
+    // A saturated thread: two thirds of it move bytes, whosever turn it is, and what was handed over takes nothing of it.
+    int over = 0;
+    const auto run = [&](double share, double seconds) {
+      const core::TimePoint until = traffic.now + core::from_seconds(seconds);
+      int turn = 0;
+      while (traffic.now < until) {
+        traffic.now += core::from_seconds(kChunk * traffic.ns / 1e9 / share);
+        const bool there = turn++ % transports < over;
+        if (there && handover.moved_there(traffic.now, kChunk)) --over;
+        if (!there && handover.moved_here(traffic.now, core::from_seconds(kChunk * traffic.ns / 1e9), kChunk)) ++over;
+      }
+    };
+    run(0.67, 5);
+    CHECK(over >= 1);
+    CHECK((1 - static_cast<double>(over) / transports) * 0.67 < 0.3);
+    const int most = over;
+    run(0.67, 5);
+    CHECK(over == most);
+    run(0.05, 5.0 * transports);
+    CHECK(over == 0);
   }
 }

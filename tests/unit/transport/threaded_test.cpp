@@ -35,7 +35,7 @@ struct ThreadedRailsBackend {
   static constexpr bool kReportsPeerGone = true;
   static constexpr bool kSendsByItself = true;
 };
-/// To and fro between the engine's thread and another with nearly every message.
+/// To and fro between the engine's thread and another every few messages.
 struct HandoverBackend {
   static std::unique_ptr<contract::Pair> make_pair();
   static constexpr bool kReportsPeerGone = true;
@@ -57,7 +57,7 @@ using test_support::Faults;
 using test_support::FaultyTransport;
 
 std::shared_ptr<TransportThread> make_thread() {
-  return start_transport_thread({"test-data", {}, {}, /*when_needed=*/true}).value();
+  return start_transport_thread({"test-data", {}, {}, 1, /*when_needed=*/true}).value();
 }
 
 /// Every stretch in which a byte moves is too much for the one, and too little for the other.
@@ -66,7 +66,9 @@ HandoverOptions to_and_fro() { return {core::Duration::zero(), 0, 1e30, 1, 1}; }
 std::unique_ptr<Transport> threaded(std::unique_ptr<Transport> inner,
                                     std::shared_ptr<TransportThread> thread = make_thread(),
                                     const std::optional<HandoverOptions>& handover = std::nullopt) {
-  return make_threaded(std::move(inner), std::move(thread), handover).value();
+  return make_threaded(std::move(inner), std::move(thread),
+                       handover ? std::make_shared<Handover>(*handover) : nullptr)
+      .value();
 }
 
 std::unique_ptr<contract::Pair> make_pair(LoopbackHub& hub, bool one_thread = false,
@@ -353,6 +355,63 @@ TEST_CASE("transport/threaded: who drives decides whether a message needs progre
   CHECK(hub.payloads_lent() == 1);
   REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
   pair->release_all();
+}
+
+TEST_CASE("transport/threaded: engines that hand over to one thread at the same time start it once", "[transport][fast]") {
+  for (int round = 0; round < 20; ++round) {
+    const auto thread = make_thread();
+    std::atomic<int> ready{0};
+    std::atomic<int> right{0};
+    std::vector<std::thread> engines;
+    while (engines.size() < 3)
+      engines.emplace_back([&] {
+        LoopbackHub hub;
+        contract::Side sides[2];
+        for (contract::Side& side : sides) {
+          side.use_heap();
+          side.transport = threaded(hub.make_transport(side.id), thread, HandoverOptions{core::Duration::zero(), 0, 0, 1, 1});
+          if (!side.transport->attach(side.memory).is_ok()) return;
+          side.transport->set_receiver(&side.receiver);
+        }
+        auto endpoint = sides[0].transport->connect(sides[1].id, sides[1].transport->address());
+        for (++ready; ready.load() < 3;) std::this_thread::yield();
+        std::size_t done = 0;
+        const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+        for (std::size_t i = 0; i < 10; ++i) {
+          if (!endpoint.value()->send(numbered(i), sides[0].filled(60000, i), 60000, [&](core::Status) { ++done; }).is_ok())
+            return;
+          while (done <= i && std::chrono::steady_clock::now() < deadline) {
+            for (contract::Side& side : sides) (void)side.transport->progress();
+            sides[1].receiver.messages.clear();
+          }
+        }
+        if (done == 10) ++right;
+      });
+    for (std::thread& engine : engines) engine.join();
+    REQUIRE(right.load() == 3);
+  }
+}
+
+TEST_CASE("transport/threaded: what is to be sent now has been sent when the call returns", "[transport][fast]") {
+  LoopbackHub hub;
+  auto pair = std::make_unique<contract::Pair>();
+  const Transport* inner = nullptr;
+  for (contract::Side* side : {&pair->b, &pair->a}) {
+    side->use_heap();
+    std::unique_ptr<Transport> made = hub.make_transport(side->id);
+    inner = made.get();
+    side->transport = threaded(std::move(made));
+  }
+  pair->finish_setup();
+  pair->connect();
+  for (std::size_t i = 1; i <= 200; ++i) {
+    REQUIRE(pair->a.peer->send(numbered(i), pair->a.filled(200, i), 200, {}).is_ok());
+    pair->a.transport->send_now();
+    CHECK(inner->stats().tx_messages == i);
+    pair->a.progress();
+    pair->b.progress();
+    pair->release_all();
+  }
 }
 
 TEST_CASE("transport/threaded: where there can be no thread to hand over to, bytes go on", "[transport][fast]") {

@@ -19,7 +19,7 @@ struct ThreadedTcpBackend {
   static constexpr bool kReportsPeerGone = true;
   static constexpr bool kSendsByItself = true;
 };
-/// To and fro between the test's thread and another with nearly every message; both sides share the other one.
+/// To and fro between the test's thread and another every few messages; both sides share the other one.
 struct HandoverTcpBackend {
   static std::unique_ptr<contract::Pair> make_pair();
   static constexpr bool kReportsPeerGone = true;
@@ -46,8 +46,8 @@ std::unique_ptr<contract::Pair> make_threaded_pair(bool one_thread, const std::o
     auto made = TcpTransport::create(test_options());
     INFO(made.status().to_string());
     REQUIRE(made.is_ok());
-    if (thread == nullptr || !one_thread) thread = start_transport_thread({"test-data", {}, {}, one_thread}).value();
-    auto threaded = make_threaded(std::move(made).value(), thread, handover);
+    if (thread == nullptr || !one_thread) thread = start_transport_thread({"test-data", {}, {}, 1, one_thread}).value();
+    auto threaded = make_threaded(std::move(made).value(), thread, handover ? std::make_shared<Handover>(*handover) : nullptr);
     REQUIRE(threaded.is_ok());
     side->transport = std::move(threaded).value();
   }

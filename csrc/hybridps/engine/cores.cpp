@@ -7,9 +7,12 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "hybridps/core/files.h"
 
@@ -18,7 +21,8 @@ namespace {
 
 constexpr std::chrono::microseconds kSpin{50};
 
-/// 0: no quota.
+constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
+
 std::size_t quota_in_cores(const std::filesystem::path& cgroups) {
   double quota = 0;
   double period = 0;
@@ -26,8 +30,41 @@ std::size_t quota_in_cores(const std::filesystem::path& cgroups) {
     quota = std::atof(core::first_line_of(cgroups / "cpu/cpu.cfs_quota_us").c_str());
     period = std::atof(core::first_line_of(cgroups / "cpu/cpu.cfs_period_us").c_str());
   }
-  if (!(quota > 0) || !(period > 0)) return 0;
+  if (!(quota > 0) || !(period > 0)) return kUnlimited;
   return static_cast<std::size_t>(std::clamp(std::floor(quota / period), 1.0, 1e6));
+}
+
+/// How many CPUs "0-3,8" names; 0: none.
+std::size_t count_of(const std::string& list) {
+  std::size_t count = 0;
+  std::istringstream parts(list);
+  for (std::string part; std::getline(parts, part, ',');) {
+    int first = 0;
+    int last = 0;
+    const int read = std::sscanf(part.c_str(), "%d-%d", &first, &last);
+    if (read == 1) ++count;
+    if (read == 2 && last >= first) count += static_cast<std::size_t>(last - first) + 1;
+  }
+  return count;
+}
+
+/// Of this process's cgroup, where its path means something here, else of the root, which is that of a container.
+std::size_t cpuset_in_cores(const std::filesystem::path& cgroups) {
+  std::ifstream file("/proc/self/cgroup");
+  std::vector<std::filesystem::path> candidates;
+  for (std::string line; std::getline(file, line);) {  // "0::/a/b", "4:cpuset:/a/b"
+    const std::size_t second = line.rfind(":/");
+    if (second == std::string::npos) continue;
+    const std::string path = line.substr(second + 2);
+    if (line.compare(0, 3, "0::") == 0) candidates.push_back(cgroups / path / "cpuset.cpus.effective");
+    if (line.substr(0, second).find("cpuset") != std::string::npos)
+      candidates.push_back(cgroups / "cpuset" / path / "cpuset.effective_cpus");
+  }
+  candidates.push_back(cgroups / "cpuset.cpus.effective");
+  candidates.push_back(cgroups / "cpuset/cpuset.effective_cpus");
+  for (const auto& candidate : candidates)
+    if (const std::size_t count = count_of(core::first_line_of(candidate)); count > 0) return count;
+  return kUnlimited;
 }
 
 std::size_t cpus_of(pid_t process) {
@@ -41,13 +78,13 @@ std::size_t cpus_of(pid_t process) {
 std::size_t cores_for_each(const core::Config& config, std::size_t processes, const std::filesystem::path& cgroups) {
   if (config.cores > 0) return static_cast<std::size_t>(config.cores);
   processes = std::max<std::size_t>(1, processes);
+  std::size_t online = count_of(core::first_line_of("/sys/devices/system/cpu/online"));
+  if (online == 0) online = std::max(1U, std::thread::hardware_concurrency());
+  const std::size_t machine = std::min({online, cpuset_in_cores(cgroups), quota_in_cores(cgroups)});
   std::size_t own = cpus_of(0);
-  if (own == 0) own = std::max(1U, std::thread::hardware_concurrency());  // more than a cpu_set_t holds
-  std::size_t quota = quota_in_cores(cgroups);
-  if (quota == 0) quota = std::numeric_limits<std::size_t>::max();
-  // A launcher that binds each rank to cores of its own has more itself; one that was bound shares its cores with all ranks.
-  const bool is_bound = own < cpus_of(getppid());
-  return is_bound ? std::min(own, std::max<std::size_t>(1, quota / processes)) : std::min(own, quota) / processes;
+  if (own == 0) own = online;  // more than a cpu_set_t holds
+  const bool is_shared = own == cpus_of(getppid()) || own >= machine;
+  return is_shared ? std::min(own, machine) / processes : std::min(own, machine / processes);
 }
 
 DataThreadsPlan plan_data_threads(const core::Config& config, std::size_t cores, std::size_t summing,
@@ -62,7 +99,7 @@ DataThreadsPlan plan_data_threads(const core::Config& config, std::size_t cores,
   }
   const auto most = static_cast<std::size_t>(plan.most);
   plan.on_machine = most * std::max<std::size_t>(1, processes);
-  if (!plan.when_busy) plan.spin = spin_for(config, cores, 1 + summing + most);
+  if (!plan.when_busy || config.spin_microseconds >= 0) plan.spin = spin_for(config, cores, 1 + summing + most);
   return plan;
 }
 

@@ -17,9 +17,9 @@ namespace hybridps::engine {
 /// can sum.
 inline constexpr std::int64_t kDataThreadsMost = 4;
 
-/// Cores for each of `processes` on this machine: HYBRIDPS_CORES, else those that this process may run on (its own, where it
-/// was bound to fewer than its parent), or what the quota of its container comes to (cgroup v2: cpu.max, v1: cpu.cfs_quota_us;
-/// 1 at least) where that is less, divided.
+/// Cores for each of `processes` on this machine: HYBRIDPS_CORES, else those of the machine that may be used (online, in the
+/// container's cpuset, its quota: cgroup v2 or v1), divided, and no more than this process may run on. A set that it has from
+/// its parent or its container it shares with the others, so that is divided too; a set of its own is not.
 std::size_t cores_for_each(const core::Config& config, std::size_t processes,
                            const std::filesystem::path& cgroups = "/sys/fs/cgroup");
 
@@ -33,7 +33,8 @@ struct DataThreadsPlan {
 };
 /// HYBRIDPS_DATA_THREADS as it is set, else those cores that are left when the program and each of `summing` threads have one,
 /// where data goes over TCP: RDMA takes hardly any core's time, UCX's TCP was not tried, nor GPU memory (HYBRIDPS_GPUDIRECT).
-/// Those that are set spin where every thread has a core; the others sleep at once, since the program may use those cores.
+/// Those that are set spin where every thread has a core; the others sleep at once, since the program may use those cores;
+/// or all as HYBRIDPS_SPIN_MICROSECONDS says.
 DataThreadsPlan plan_data_threads(const core::Config& config, std::size_t cores, std::size_t summing,
                                   const Interfaces& interfaces, std::size_t processes);
 

@@ -20,7 +20,9 @@ bool Handover::moved_here(core::TimePoint now, core::Duration spent, std::uint64
   double took = 0;
   if (!ends(here_, now, spent, bytes, whole, took)) return false;
   const double seconds = core::to_seconds(whole.spent);
-  if (whole.bytes == 0 || seconds < options_.busy * took) return false;
+  here_part_ = seconds / took;
+  if (whole.bytes == 0 || here_part_ < options_.busy) return false;
+  here_part_ = 0;
   seconds_per_byte_ = seconds / static_cast<double>(whole.bytes);
   light_ = 0;
   return true;
@@ -30,7 +32,8 @@ bool Handover::moved_there(core::TimePoint now, std::uint64_t bytes) noexcept {
   Stretch whole;
   double took = 0;
   if (!ends(there_, now, {}, bytes, whole, took)) return false;
-  const bool is_light = seconds_per_byte_ * static_cast<double>(whole.bytes) < options_.light * took;
+  const double part = seconds_per_byte_ * static_cast<double>(whole.bytes) / took;
+  const bool is_light = part < options_.light && part + here_part_ < 0.75 * options_.busy;
   light_ = is_light ? light_ + 1 : 0;
   if (light_ < options_.light_stretches) return false;
   light_ = 0;

@@ -5,7 +5,7 @@
 // Model    One for all data transports of an engine. Time is cut into stretches. Where the engine's thread spent `busy` of one
 //          moving bytes, the transport that ends it is handed over, and it is known what a byte costs. What is moved by the
 //          other threads is reckoned at that cost; after `light_stretches` with less than `light` of the time, one behind the
-//          other, the transport that ends the last is taken back. Stretches end when bytes move: a pause counts as one.
+//          other, the transport that ends the last is taken back, if that would not make the engine's thread busy again. Stretches end when bytes move: a pause counts as one.
 // Threads  the engine's. Pure: no clock, no I/O.
 #pragma once
 
@@ -52,6 +52,7 @@ class Handover {
   Stretch here_;
   Stretch there_;
   int light_ = 0;
+  double here_part_ = 0;  // of the last stretch here; 0 again where that handed over
   double seconds_per_byte_ = 0;
 };
 

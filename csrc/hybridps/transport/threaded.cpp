@@ -182,7 +182,8 @@ class TransportThread : core::Pinned {
       if (cpu >= 0 && cpu < CPU_SETSIZE && CPU_ISSET(cpu, &may_)) CPU_SET(cpu, &near);
     const auto count = static_cast<std::size_t>(CPU_COUNT(&near));
     const cpu_set_t& chosen = count > 0 && count >= options_.cpus_needed ? near : may_;
-    if (CPU_COUNT(&chosen) > 0) (void)sched_setaffinity(0, sizeof chosen, &chosen);
+    const cpu_set_t own = own_cpus();
+    if (CPU_COUNT(&chosen) > 0 && !CPU_EQUAL(&chosen, &own)) (void)sched_setaffinity(0, sizeof chosen, &chosen);
   }
 
   void run() {
@@ -284,7 +285,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
       (void)new std::shared_ptr<TransportThread>(thread_);  // NOLINT
       return;
     }
-    const core::Status closed(core::Code::kClosed, "the transport was destroyed");
+    const core::Status closed = ended_error();
     for (auto& [peer, endpoint] : endpoints_)
       if (endpoint->cause_.is_ok()) endpoint->cause_ = closed;
     receiver_ = nullptr;
@@ -311,6 +312,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
 
   core::Status attach(std::span<std::byte> pool_memory) override {
     if (in_child()) return child_error();
+    if (is_ended_) return ended_error();
     core::Status status;
     there([&] { status = inner_->attach(pool_memory); });
     if (status.is_ok()) attached_.push_back(pool_memory);
@@ -319,7 +321,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
 
   core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override {
     if (in_child()) return child_error();
-    if (is_ended_) return core::Status(core::Code::kClosed, "the transport was destroyed");
+    if (is_ended_) return ended_error();
     if (const auto found = endpoints_.find(peer); found != endpoints_.end()) {
       if (!found->second->cause_.is_ok()) return found->second->cause_;
       return static_cast<Endpoint*>(found->second.get());
@@ -367,10 +369,11 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     if (in_child() || is_ended_) return;
     if (!is_driven_) {
       move_here(is_looking_, [&] { inner_->send_now(); });
-    } else if (has_commands_.load()) {
-      thread_->call([&] {
+    } else if (carried_.load(std::memory_order_acquire) != posted_) {
+      thread_->call([this] {
         run_commands();
         inner_->send_now();
+        carried_.store(taken_, std::memory_order_release);
       });
     }
   }
@@ -378,7 +381,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   bool has_unsent() const noexcept override { return !given_back_.empty() || (!is_driven_ && inner_->has_unsent()); }
   std::vector<PathInfo> paths() const override {
     std::vector<PathInfo> paths;
-    if (!in_child()) there([&] { paths = inner_->paths(); });
+    if (!in_child() && !is_ended_) there([&] { paths = inner_->paths(); });
     return paths;
   }
   void set_receiver(Receiver* receiver) noexcept override { receiver_ = receiver; }
@@ -470,6 +473,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   };
 
   bool in_child() const noexcept { return core::fork_generation() != generation_; }
+  static core::Status ended_error() { return {core::Code::kClosed, "the transport was destroyed"}; }
   core::Status child_error() const { return {core::Code::kClosed, name_ + " belongs to the parent process"}; }
   bool is_attached(std::span<const std::byte> bytes) const noexcept {
     return std::any_of(attached_.begin(), attached_.end(), [&](const auto& memory) {
@@ -532,6 +536,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
 
   void hand_over() {
     publish();
+    inner_->send_now();  // what it keeps for company is nobody's command
     is_looking_ = false;
     const core::Status status = thread_->add(*this);
     if (!status.is_ok()) {
@@ -549,6 +554,8 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     if (!watch(inner_->event_fd())) return;  // no memory for that now: at the next occasion
     thread_->remove(*this);
     is_driven_ = false;
+    run_commands();  // posted in the thread's last round
+    carried_.store(posted_ = taken_, std::memory_order_relaxed);
     drain(event_fd_);  // what it may say is seen by the next round
     seen_bytes_ = counted_bytes_;
     core::log_debug(name_, " is driven by the thread that sums again");
@@ -594,6 +601,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
       commands_.push_back(std::move(command));
       has_commands_.store(true);
     }
+    ++posted_;
     thread_->wake();
   }
 
@@ -663,6 +671,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   std::size_t round() override {
     std::size_t did = run_commands();
     did += inner_->progress();
+    if (carried_.load(std::memory_order_relaxed) != taken_) carried_.store(taken_, std::memory_order_release);
     publish();
     return did;
   }
@@ -677,6 +686,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
       running_commands_.swap(commands_);
     }
     for (Command& command : running_commands_) {
+      taken_ += command.given_back == nullptr ? 1 : 0;
       if (command.send != nullptr) {
         transmit(*command.send);
       } else if (command.given_back != nullptr) {
@@ -768,6 +778,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   core::Duration spent_{};           // since handover_ was last told
   std::uint64_t seen_bytes_ = 0;     // moved before the last round
   std::uint64_t counted_bytes_ = 0;  // moved before handover_ was last told
+  std::uint64_t posted_ = 0;         // sends and closes, while the thread drives
   Receiver* receiver_ = nullptr;
   std::vector<std::span<std::byte>> attached_;
   std::unordered_map<core::EngineId, std::unique_ptr<ThreadedEndpoint>> endpoints_;
@@ -785,7 +796,8 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   std::vector<Event> events_;
   std::vector<Send*> ended_;  // that nobody waits for
   std::atomic<bool> has_events_{false};
-  std::atomic<bool> armed_{false};  // the engine may sleep
+  std::atomic<bool> armed_{false};         // the engine may sleep
+  std::atomic<std::uint64_t> carried_{0};  // of those posted, on their way as far as the path takes them
 
   // The thread's side
   std::unique_ptr<BufferPool> loans_ =
@@ -793,6 +805,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   std::vector<std::unique_ptr<Arrival>> arrivals_;
   std::vector<Arrival*> free_arrivals_;
   std::vector<Command> running_commands_;
+  std::uint64_t taken_ = 0;  // of those posted
   std::vector<Event> batch_;
   std::vector<Send*> ended_here_;
   std::unique_ptr<Transport> inner_;  // goes before the loans

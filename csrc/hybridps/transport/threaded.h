@@ -4,7 +4,8 @@
 //          besides (docs/decisions/0015).
 // Model    send() and close() put down what is to be done for the TransportThread, which does it on the inner transport
 //          and puts down what came of it: messages, completions, failures. progress() hands these out. Nobody waits for
-//          the other side but in connect() and attach(), for one round of the thread. Each side wakes the other only
+//          the other side but in connect(), attach() and paths(), and in send_now() while something lies there to be sent, for
+//          one round of the thread. Each side wakes the other only
 //          where that one sleeps, or has armed: once, for however much lies there.
 //
 //            engine: send, close, payloads given back --commands--> thread: inner.send, close, progress, arm, epoll_wait

@@ -36,53 +36,64 @@ std::size_t own_cpus() {
 }
 const std::size_t kHere = own_cpus();
 
-/// What `check` returned in a child process that was bound to one CPU, as well as what it starts.
+/// What `check` returned in a child process: one whose parent may run on the same CPUs.
+template <typename Check>
+int in_child(const Check& check) {
+  const pid_t child = fork();
+  if (child == 0) _exit(check());
+  int status = 0;
+  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+int shared_by(const core::Config& config, std::size_t processes, const std::filesystem::path& cgroups) {
+  return in_child([&] { return static_cast<int>(cores_for_each(config, processes, cgroups)); });
+}
+/// Of a process that may run on the first of its parent's CPUs only.
+int bind_to_one() {
+  cpu_set_t cpus;
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  if (sched_getaffinity(0, sizeof cpus, &cpus) != 0) return -1;
+  for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++cpu)
+    if (CPU_ISSET(cpu, &cpus)) CPU_SET(cpu, &one);
+  return sched_setaffinity(0, sizeof one, &one);
+}
 template <typename Check>
 int bound_to_one(const Check& check) {
-  const pid_t child = fork();
-  if (child == 0) {
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++cpu) {
-      cpu_set_t cpus;
-      (void)sched_getaffinity(0, sizeof cpus, &cpus);
-      if (CPU_ISSET(cpu, &cpus)) CPU_SET(cpu, &one);
-    }
-    _exit(sched_setaffinity(0, sizeof one, &one) == 0 ? check() : 99);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return in_child([&] { return bind_to_one() == 0 ? check() : 99; });
 }
 
 }  // namespace
 
 TEST_CASE("engine/cores: those of the machine, of its container or as set, divided by the ranks", "[engine][fast]") {
   core::Config config;
-  const Cgroups none;
-  CHECK(cores_for_each(config, 1, none.path) == kHere);
-  CHECK(cores_for_each(config, kHere, none.path) == 1);
-  CHECK(cores_for_each(config, kHere + 1, none.path) == 0);
+  const Cgroups files;
+  const int here = static_cast<int>(kHere);
+  CHECK(shared_by(config, 1, files.path) == here);
+  CHECK(shared_by(config, kHere, files.path) == 1);
+  CHECK(shared_by(config, kHere + 1, files.path) == 0);
 
-  const Cgroups& v1 = none;
-  v1.write("cpu/cpu.cfs_period_us", "100000");
-  v1.write("cpu/cpu.cfs_quota_us", "-1");
-  CHECK(cores_for_each(config, 1, v1.path) == kHere);
-  v1.write("cpu/cpu.cfs_quota_us", "150000");
-  CHECK(cores_for_each(config, 1, v1.path) == 1);
-  v1.write("cpu/cpu.cfs_quota_us", "20000");
-  CHECK(cores_for_each(config, 1, v1.path) == 1);
+  files.write("cpu/cpu.cfs_period_us", "100000");
+  files.write("cpu/cpu.cfs_quota_us", "-1");
+  CHECK(shared_by(config, 1, files.path) == here);
+  files.write("cpu/cpu.cfs_quota_us", "150000");
+  CHECK(shared_by(config, 1, files.path) == 1);
+  files.write("cpu/cpu.cfs_quota_us", "20000");
+  CHECK(shared_by(config, 1, files.path) == 1);
   // Version 2 is looked at first.
-  v1.write("cpu.max", "100000000 100000");
-  CHECK(cores_for_each(config, 1, v1.path) == kHere);
-  v1.write("cpu.max", "100000 100000");
-  CHECK(cores_for_each(config, 1, v1.path) == 1);
-  v1.write("cpu.max", "nonsense");
-  v1.write("cpu/cpu.cfs_quota_us", "nonsense");
-  CHECK(cores_for_each(config, 1, v1.path) == kHere);
+  files.write("cpu.max", "100000000 100000");
+  CHECK(shared_by(config, 1, files.path) == here);
+  files.write("cpu.max", "100000 100000");
+  CHECK(shared_by(config, 1, files.path) == 1);
+  files.write("cpu.max", "nonsense");
+  files.write("cpu/cpu.cfs_quota_us", "nonsense");
+  CHECK(shared_by(config, 1, files.path) == here);
+  files.write("cpuset.cpus.effective", "0-511,1024-2047");
+  CHECK(shared_by(config, 1, files.path) == here);
+  files.write("cpuset.cpus.effective", "3");
+  CHECK(shared_by(config, 1, files.path) == 1);
 
   config.cores = 12;
-  CHECK(cores_for_each(config, 4, v1.path) == 12);  // each has them
+  CHECK(cores_for_each(config, 4, files.path) == 12);  // each has them
 }
 
 TEST_CASE("engine/cores: data has threads of its own where cores are free, unless told otherwise", "[engine][fast]") {
@@ -123,17 +134,16 @@ TEST_CASE("engine/cores: data has threads of its own where cores are free, unles
   CHECK(plan_data_threads(config, 1, 1, tcp, 1).spin.count() == 7);
 }
 
-TEST_CASE("engine/cores: a rank that was bound has its cores alone, one of a job that was bound shares them", "[engine][fast]") {
+TEST_CASE("engine/cores: CPUs of a rank's own count as such, those of its launcher or container as all ranks'", "[engine][fast]") {
   if (kHere < 2) return;  // nothing to tell apart
   core::Config config;
-  const Cgroups none;
-  CHECK(bound_to_one([&] { return static_cast<int>(cores_for_each(config, 4, none.path)); }) == 1);
-  CHECK(bound_to_one([&] {
-          const pid_t rank = fork();
-          if (rank == 0) _exit(static_cast<int>(cores_for_each(config, 4, none.path)));
-          int status = 0;
-          return waitpid(rank, &status, 0) == rank && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-        }) == 0);
-  none.write("cpu.max", "800000 100000");
-  CHECK(bound_to_one([&] { return static_cast<int>(cores_for_each(config, 4, none.path)); }) == 1);
+  const Cgroups files;
+  const auto own = [&](std::size_t processes) {
+    return bound_to_one([&, processes] { return static_cast<int>(cores_for_each(config, processes, files.path)); });
+  };
+  CHECK(own(kHere) == 1);
+  CHECK(own(kHere + 1) == 0);  // more ranks than CPUs: several were bound to one
+  CHECK(bound_to_one([&] { return shared_by(config, kHere, files.path); }) == 0);
+  files.write("cpuset.cpus.effective", "0");
+  CHECK(own(kHere) == 0);
 }

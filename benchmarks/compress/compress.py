@@ -37,8 +37,7 @@ def say(text: str) -> None:
 def environment(options, network: hosts.Hosts, names: list[str]) -> dict[str, str]:
     unwanted = ("HYBRIDPS_", "UCX_", "GLOO_", "MASTER_", "TORCHELASTIC_")
     base = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
-    # Each host believes to have the cores for itself, and would spin for its data at the others' expense.
-    base |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "HYBRIDPS_SPIN_MICROSECONDS": "0"}
+    base |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     base |= {"WORLD_SIZE": str(options.hosts), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     base |= {"MASTER_ADDR": network.address[names[0]], "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": hosts.INTERFACE}
     return base | {"HYBRIDPS_INTERFACE": hosts.INTERFACE} | dict(pair.split("=", 1) for pair in options.env)

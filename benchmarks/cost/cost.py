@@ -63,9 +63,7 @@ def measure(network: hosts.Hosts, names: list[str], backend: str, options, sampl
     unwanted = ("HYBRIDPS_", "UCX_", "GLOO_", "MASTER_", "TORCHELASTIC_")
     base = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
     base |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    # Each host believes to have the cores for itself, and would spin for its data at the others' expense.
     base |= {
-        "HYBRIDPS_SPIN_MICROSECONDS": "0",
         "WORLD_SIZE": str(len(names)),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",

@@ -104,9 +104,6 @@ class Run:
         unwanted = ("HYBRIDPS_", "UCX_", "GLOO_", "MASTER_", "TORCHELASTIC_")
         base = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
         base |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        if len(self.workers) > 1:
-            # Each host believes to have the cores for itself, and would spin for its data at the others' expense.
-            base |= {"HYBRIDPS_SPIN_MICROSECONDS": "0"}
         base |= dict(pair.split("=", 1) for pair in self.options.env)
         for name in self.servers:
             command = [server_program(), "--listen", f"{network.address[name]}:{SERVER_PORT}"]

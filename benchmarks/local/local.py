@@ -82,7 +82,7 @@ def measure(job: dict, options) -> list[dict]:
     network = hosts.Hosts(names, {name: options.mbit for name in names}, 5)
     unwanted = ("HYBRIDPS_", "UCX_", "GLOO_", "MASTER_", "TORCHELASTIC_")
     base = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
-    base |= {"OMP_NUM_THREADS": "1", "HYBRIDPS_SPIN_MICROSECONDS": "0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    base |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     base |= {"WORLD_SIZE": str(WORLD), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     base |= {"MASTER_ADDR": network.address[names[0]], "MASTER_PORT": "29500"}
     base |= {"HYBRIDPS_INTERFACE": hosts.INTERFACE, "GLOO_SOCKET_IFNAME": hosts.INTERFACE}

@@ -60,7 +60,7 @@ class Job:
     def __init__(self, network: hosts.Hosts, names: list[str], options, settings: dict[str, str], port: int):
         unwanted = ("HYBRIDPS_", "UCX_", "GLOO_", "MASTER_", "TORCHELASTIC_")
         base = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
-        base |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "HYBRIDPS_SPIN_MICROSECONDS": "0"}
+        base |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         base |= {"WORLD_SIZE": str(len(names)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "HYBRIDPS_STATUS": "off"}
         base |= {"MASTER_ADDR": network.address[names[0]], "MASTER_PORT": str(port), "HYBRIDPS_INTERFACE": hosts.INTERFACE}
         base |= {"HYBRIDPS_" + name: value for name, value in settings.items()}

@@ -81,7 +81,7 @@ const auto& settings() {
           "for each of HYBRIDPS_DATA_SOCKETS and network card. 0: the thread that sums does it. auto: that thread while "
           "it has the time, and over TCP, while it has not, as many as there are free cores, 4 at most."},
       Setting{"CORES", Kind::kCountOrAuto, &Config::cores, "cores", 1, 65536,
-              "Cores that each process may count on, which decide what spins and what moves data; auto: those that it may "
+              "Cores that each process may count on, which decide what moves data; auto: those that it may "
               "run on, or its container's quota, divided by LOCAL_WORLD_SIZE (7 if that is not set) unless each process was "
               "given its own. Where several jobs share them: less."},
       Setting{"NIC_GBPS", Kind::kNumbers, &Config::nic_gbps, "Gbit/s", 0, 1e6,
@@ -92,7 +92,7 @@ const auto& settings() {
           "Whether shares follow what the network is found to carry, beyond what HYBRIDPS_NIC_GBPS says; groups of 3 "
           "nodes or more."},
       Setting{"TUNE", Kind::kBool, &Config::tune, "", 0, 0,
-              "Whether chunk sizes, windows, connections, pace and spinning are tried out while the job runs, and kept "
+              "Whether chunk sizes, windows, connections and pace are tried out while the job runs, and kept "
               "where operations take less time; results are the same. Of groups whose rank 0 has it on; to choose from, "
               "all ranks need it."},
       Setting{"SMALL_FIRST", Kind::kBool, &Config::small_first, "", 0, 0,
@@ -143,7 +143,8 @@ const auto& settings() {
       Setting{"BLOCKING_WAIT", Kind::kBool, &Config::blocking_wait, "", 0, 0,
               "Whether wait() of an operation on CUDA tensors blocks the host until the operation is complete."},
       Setting{"SPIN_MICROSECONDS", Kind::kCountOrAuto, &Config::spin_microseconds, "microseconds", 0, 1e6,
-              "How long a progress thread polls before it sleeps; auto: by the number of free cores."},
+              "How long a progress thread polls before it sleeps; auto: 50 where its "
+              "waits are that short and nobody else wants the core, else 0."},
       Setting{"LOG_LEVEL", Kind::kLevel, &Config::log_level, "", 0, 0,
               "error, warn, info or debug; lines go to stderr. info: rank 0 says what the job is doing; debug: each "
               "rank how "

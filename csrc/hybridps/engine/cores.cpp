@@ -19,8 +19,6 @@
 namespace hybridps::engine {
 namespace {
 
-constexpr std::chrono::microseconds kSpin{50};
-
 constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
 
 std::size_t quota_in_cores(const std::filesystem::path& cgroups) {
@@ -99,13 +97,12 @@ DataThreadsPlan plan_data_threads(const core::Config& config, std::size_t cores,
   }
   const auto most = static_cast<std::size_t>(plan.most);
   plan.on_machine = most * std::max<std::size_t>(1, processes);
-  if (!plan.when_busy || config.spin_microseconds >= 0) plan.spin = spin_for(config, cores, 1 + summing + most);
   return plan;
 }
 
-std::chrono::microseconds spin_for(const core::Config& config, std::size_t cores, std::size_t threads) {
-  if (config.spin_microseconds >= 0) return std::chrono::microseconds(config.spin_microseconds);
-  return threads <= cores ? kSpin : std::chrono::microseconds(0);
+core::Spinning spinning_of(const core::Config& config) {
+  if (config.spin_microseconds >= 0) return core::Spinning::always(std::chrono::microseconds(config.spin_microseconds));
+  return core::Spinning::where_it_pays();
 }
 
 }  // namespace hybridps::engine

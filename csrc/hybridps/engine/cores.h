@@ -3,12 +3,12 @@
 // Threads  any; reads /sys and the affinity of the calling thread.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 
 #include "hybridps/core/config.h"
+#include "hybridps/core/spinning.h"
 #include "hybridps/engine/interface.h"
 
 namespace hybridps::engine {
@@ -28,18 +28,13 @@ struct DataThreadsPlan {
   std::int64_t most = 0;       // threads
   bool when_busy = false;      // only while the thread that sums has too much of it; else from the start
   std::size_t on_machine = 0;  // threads of all processes
-  std::chrono::microseconds spin{0};
-  bool operator==(const DataThreadsPlan&) const = default;
 };
 /// HYBRIDPS_DATA_THREADS as it is set, else those cores that are left when the program and each of `summing` threads have one,
 /// where data goes over TCP: RDMA takes hardly any core's time, UCX's TCP was not tried, nor GPU memory (HYBRIDPS_GPUDIRECT).
-/// Those that are set spin where every thread has a core; the others sleep at once, since the program may use those cores;
-/// or all as HYBRIDPS_SPIN_MICROSECONDS says.
 DataThreadsPlan plan_data_threads(const core::Config& config, std::size_t cores, std::size_t summing,
                                   const Interfaces& interfaces, std::size_t processes);
 
-/// How long a thread looks for work before it sleeps: HYBRIDPS_SPIN_MICROSECONDS, else not at all unless the process has a core
-/// for each of its `threads` that are busy then. Spinning elsewhere takes the time of those it waits for.
-std::chrono::microseconds spin_for(const core::Config& config, std::size_t cores, std::size_t threads);
+/// Whether threads look for events before they sleep: HYBRIDPS_SPIN_MICROSECONDS, else where it pays.
+core::Spinning spinning_of(const core::Config& config);
 
 }  // namespace hybridps::engine

@@ -53,7 +53,7 @@ core::Result<std::unique_ptr<transport::Transport>> DataThreads::drive(
   if (static_cast<std::int64_t>(threads_.size()) < plan_.most) {
     transport::TransportThreadOptions options;
     options.name = "hybridps-data" + std::to_string(threads_.size());
-    options.spin = plan_.spin;
+    options.spinning = spinning_;
     if (!card.empty()) options.cpus = transport::cpus_near(card);
     options.cpus_needed = plan_.on_machine;
     options.when_needed = plan_.when_busy;

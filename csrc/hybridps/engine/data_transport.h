@@ -23,7 +23,7 @@ namespace hybridps::engine {
 /// HYBRIDPS_DATA_THREADS: threads that are made when transports come to them, in turn, and end with these.
 class DataThreads {
  public:
-  explicit DataThreads(const DataThreadsPlan& plan) : plan_(plan) {}
+  DataThreads(const DataThreadsPlan& plan, core::Spinning spinning) : plan_(plan), spinning_(spinning) {}
 
   /// Driven by one of the threads from now on, or when `handover`, which is of all transports of an engine, says so; as it is
   /// where there are none. The thread runs near the network card (its device in sysfs) of the first that comes to it, where
@@ -38,6 +38,7 @@ class DataThreads {
 
  private:
   const DataThreadsPlan plan_;
+  const core::Spinning spinning_;
   std::vector<std::shared_ptr<transport::TransportThread>> threads_;
   std::size_t next_ = 0;
 };

@@ -473,14 +473,9 @@ Status EngineImpl::start(core::Config config) {
     keep = std::move(pool.value().keep);
   }
   watch.lap("shared memory");
-  // A caller that drives is the only thread of its rank that works, but for those that move data; the loop's own thread has
-  // the program beside it.
   const std::size_t cores = cores_for_each(config_, expected_local_peers());
   const DataThreadsPlan data_threads = plan_data_threads(config_, cores, 1, interfaces, expected_local_peers());
-  const auto spin = [&](std::size_t threads) {
-    return spin_for(config_, cores, threads + static_cast<std::size_t>(data_threads.most));
-  };
-  DataThreads threads(data_threads);
+  DataThreads threads(data_threads, spinning_of(config_));
   DataOptions data_options{kCloseWithin, user_timeout(config_), config_.gpudirect};
   if (config_.tune) data_options.sockets_to_choose = schedule::kSocketsToChoose;
   core::Result<std::unique_ptr<transport::Transport>> data_transport =
@@ -551,17 +546,12 @@ Status EngineImpl::start(core::Config config) {
 
   LoopOptions loop;
   loop.thread_name = "hybridps";
-  loop.spin = spin(2);
-  loop.drive_spin = spin(1);
+  loop.spinning = spinning_of(config_);
   loop_ = std::make_unique<Loop>(*runtime_, *this, loop);
   desk_->set_loop(loop_.get());
-  Runtime::Hooks hooks;
-  hooks.spin = [this](schedule::Tuning::Spin how) { loop_->let_spin(how != schedule::Tuning::Spin::kNever); };
-  runtime_->set_hooks(std::move(hooks));
   schedule::TuningRange range;
   range.sockets = static_cast<int>(config_.data_sockets);
   range.sockets_max = static_cast<int>(sockets_of(interfaces, data_options, config_.data_sockets));
-  range.may_spin = config_.spin_microseconds < 0 && loop.drive_spin.count() > 0;
   groups_->set_tuning(range);
   groups_->set_servers({settings_.servers, settings_.token, core::from_seconds(config_.servers_retry_seconds)});
   Status status = loop_->start();

@@ -208,20 +208,19 @@ void Loop::park() {
 void Loop::run() {
   core::begin_thread(options_.thread_name.c_str());
   core::ask_for_short_slices();
-  core::TimePoint idle_since = core::TimePoint::max();
   std::unique_lock baton(baton_);
   for (;;) {
     if (is_claimed()) {
       baton.unlock();
       park();
       baton.lock();
-      idle_since = core::TimePoint::max();
+      own_.spinning.forget();
     }
     round_of_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     const std::size_t work = round();
     round_of_.store(std::thread::id(), std::memory_order_relaxed);
     if (work > 0) {
-      idle_since = core::TimePoint::max();
+      own_.spinning.found_work(runtime_.now());
       continue;
     }
     if (stop_.load()) {
@@ -229,11 +228,7 @@ void Loop::run() {
       if ((ended_ = commands_.empty())) break;
       continue;
     }
-    if (options_.spin.count() > 0 && spins_.load(std::memory_order_relaxed)) {
-      const core::TimePoint now = runtime_.now();
-      if (idle_since == core::TimePoint::max()) idle_since = now;
-      if (now - idle_since < options_.spin) continue;
-    }
+    if (own_.spinning.look_again(runtime_.now())) continue;
     update_counters();
     own_.sleeping.store(true, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -266,18 +261,15 @@ void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
   }
   std::unique_lock baton(baton_);  // the thread lets go after its round
   round_of_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  core::TimePoint idle_since = core::TimePoint::max();
+  driver_.spinning.forget();
   for (;;) {
     const std::size_t work = round();
+    if (work > 0) driver_.spinning.found_work(runtime_.now());
     if (done()) break;
-    if (work > 0) {
-      idle_since = core::TimePoint::max();
-      continue;
-    }
+    if (work > 0) continue;
     const core::TimePoint now = runtime_.now();
     if (now >= until) break;
-    if (idle_since == core::TimePoint::max()) idle_since = now;
-    if (now - idle_since < options_.drive_spin && spins_.load(std::memory_order_relaxed)) continue;
+    if (driver_.spinning.look_again(now)) continue;
     driver_.sleeping.store(true, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!has_commands_.load(std::memory_order_relaxed) && runtime_.arm())

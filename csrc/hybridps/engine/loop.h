@@ -22,6 +22,7 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/once_fn.h"
 #include "hybridps/core/pinned.h"
+#include "hybridps/core/spinning.h"
 #include "hybridps/core/status.h"
 #include "hybridps/engine/runtime.h"
 
@@ -40,9 +41,8 @@ class LoopClient {
 };
 
 struct LoopOptions {
-  std::string thread_name;                  // at most 15 characters
-  std::chrono::microseconds spin{0};        // the thread looks for events so long before it sleeps
-  std::chrono::microseconds drive_spin{0};  // so does a caller that drives
+  std::string thread_name;  // at most 15 characters
+  core::Spinning spinning = core::Spinning::where_it_pays();  // of the thread, and of callers that drive
 };
 
 class Loop : core::Pinned {
@@ -71,8 +71,6 @@ class Loop : core::Pinned {
   core::Status call(core::OnceFn<void(core::Status&)> command, core::Duration patience);
   /// Drives until done() (asked after every round) or `until`. Returns at once if another caller drives already.
   void drive(const std::function<bool()>& done, core::TimePoint until);
-  /// Whether idle drivers look for events before they sleep, where the options say so. With the baton.
-  void let_spin(bool spins) noexcept { spins_.store(spins, std::memory_order_relaxed); }
   /// This thread is inside the loop: it must not wait for it.
   bool in_round() const noexcept { return round_of_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
 
@@ -83,6 +81,7 @@ class Loop : core::Pinned {
     int nap_fd = -1;  // an epoll as well, of all but the data transport
     int wake_fd = -1;
     std::atomic<bool> sleeping{false};
+    core::Spinning spinning;
   };
 
   core::Status make(Bed& bed);
@@ -100,9 +99,8 @@ class Loop : core::Pinned {
   Runtime& runtime_;
   LoopClient& client_;
   const LoopOptions options_;
-  std::atomic<bool> spins_{true};
-  Bed own_;
-  Bed driver_;
+  Bed own_{.spinning = options_.spinning};
+  Bed driver_{.spinning = options_.spinning};
   std::thread thread_;
   std::mutex baton_;
   std::uint64_t uncounted_rounds_ = 0;          // with work, since the counters were brought up to date

@@ -502,7 +502,6 @@ void Runtime::on_tuning(core::GroupUid uid, const schedule::Tuning& tuning) {
     choose_windows();
   }
   transports_.data->use_sockets(tuning.sockets);
-  if (hooks_.spin) hooks_.spin(tuning.spin);
 }
 
 void Runtime::send_control(core::EngineId to, wire::Message message, std::string_view text) {
@@ -580,7 +579,6 @@ void Runtime::set_hooks(Hooks hooks) {
   take(hooks_.group_failed, std::move(hooks.group_failed));
   take(hooks_.group_waits, std::move(hooks.group_waits));
   take(hooks_.peer_gone, std::move(hooks.peer_gone));
-  take(hooks_.spin, std::move(hooks.spin));
   take(hooks_.status_asked, std::move(hooks.status_asked));
   take(hooks_.status_answered, std::move(hooks.status_answered));
 }

@@ -119,7 +119,6 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
     std::function<void(core::EngineId from, const wire::StatusAsk&)> status_asked;
     std::function<void(core::EngineId from, const wire::StatusAnswer&, std::span<const std::byte>)> status_answered;
     std::function<void(core::EngineId, const core::Status& cause)> peer_gone;
-    std::function<void(schedule::Tuning::Spin)> spin;  // idle threads look so from now on
   };
   /// Those that are set replace earlier ones.
   void set_hooks(Hooks hooks);

@@ -326,8 +326,7 @@ class ServerHostImpl final : public ServerHost {
     core::Result<Interfaces> interfaces = choose_interfaces(config_, hint_, {0, options_.threads});
     DataThreadsPlan plan;
     if (interfaces.is_ok()) plan = plan_data_threads(config_, cores_for_each(config_, 1), shards, interfaces.value(), 1);
-    plan.spin = std::chrono::microseconds(0);
-    return DataThreads(plan);
+    return DataThreads(plan, core::Spinning::always({}));
   }
 
   core::Result<std::shared_ptr<Shard>> start_shard(int index, DataThreads& threads) {

@@ -49,7 +49,6 @@ TuningLadders::TuningLadders(const TuningRange& range) {
   for (int count = 1; count <= range.sockets_max; count *= 2) sockets.push_back(count);
   add(What::kSockets, "sockets", std::move(sockets), range.sockets, std::min(range.sockets_usual, range.sockets_max));
   add(What::kPace, "pace_chunks", {2, 4, 8, 16, 32}, Tuning::kPaceChunks, Tuning::kPaceChunks);
-  if (range.may_spin) add(What::kSpin, "spin", {1, 2}, 2, 2);
 }
 
 void TuningLadders::add(What what, std::string_view name, std::vector<int> values, int now, int usual) {
@@ -80,7 +79,6 @@ Tuning TuningLadders::at(const Tuner::Rungs& rungs) const {
       case What::kWindow: tuning.window_step = static_cast<std::uint16_t>(kWindowStepUsual + value); break;
       case What::kSockets: tuning.sockets = static_cast<std::uint16_t>(value); break;
       case What::kPace: tuning.pace_chunks = static_cast<std::uint16_t>(value); break;
-      case What::kSpin: tuning.spin = static_cast<Tuning::Spin>(value); break;
     }
   }
   return tuning;
@@ -94,7 +92,6 @@ Turns TuningLadders::turns(const Tuner::Round& round) const {
 std::string TuningLadders::text(std::size_t ladder, int rung) const {
   const Ladder& of = ladders_[ladder];
   const int value = of.values[static_cast<std::size_t>(rung)];
-  if (of.what == What::kSpin) return value == 1 ? "never" : "briefly";
   if (of.what != What::kWindow) return std::to_string(value);
   if (rung == of.at && of.at != of.usual) return "as set";
   return value < 0 ? "1/" + std::to_string(1 << -value) : std::to_string(1 << value);

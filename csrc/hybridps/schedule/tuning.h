@@ -21,11 +21,8 @@ struct Tuning {
   std::uint16_t window_step = 0;          // windows are the usual ones, doubled so often beyond kWindowStepUsual, or halved; 0: as set
   std::uint16_t pace_chunks = kPaceChunks; // that contributions to one owner may be ahead of those to another
   std::uint16_t sockets = 0;              // connections to each peer and card in use; 0: as set
-  enum class Spin : std::uint8_t { kAsSet = 0, kNever = 1, kBriefly = 2 };
-  Spin spin = Spin::kAsSet;               // whether idle threads look for a while before they sleep
   bool operator==(const Tuning&) const = default;
 };
-inline constexpr std::uint8_t kSpinCount = 3;
 /// For chunks of this size a tuner wants room, and so many connections, whatever the settings begin with.
 inline constexpr std::uint64_t kChunkRoomBytes = std::uint64_t{64} << 10;
 inline constexpr std::int64_t kSocketsToChoose = 4;
@@ -59,7 +56,6 @@ struct TuningRange {
   int window_doublings = 0;             // of the usual one, to be that which is set
   int sockets_usual = 1;
   int sockets_max = 1;
-  bool may_spin = false;              // a core for each rank
 };
 
 /// Knobs for a Tuner, and what their rungs mean.
@@ -73,7 +69,7 @@ class TuningLadders {
   std::string describe(const Tuner::Tried& tried) const;
 
  private:
-  enum class What { kChunk, kWindow, kSockets, kPace, kSpin };
+  enum class What { kChunk, kWindow, kSockets, kPace };
   struct Ladder {
     What what;
     std::string_view name;

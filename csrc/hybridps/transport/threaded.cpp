@@ -190,20 +190,16 @@ class TransportThread : core::Pinned {
     core::begin_thread(options_.name.c_str());
     core::ask_for_short_slices();
     choose_cpus();
-    core::TimePoint idle_since = core::TimePoint::max();
+    core::Spinning spinning = options_.spinning;
     for (;;) {
       std::size_t work = run_calls();
       for (Driven* driven : driven_) work += driven->round();
       if (work > 0) {
-        idle_since = core::TimePoint::max();
+        if (spinning.is_waiting()) spinning.found_work(core::Clock::now());
         continue;
       }
       if (stop_.load()) return;
-      if (options_.spin.count() > 0) {
-        const core::TimePoint now = core::Clock::now();
-        if (idle_since == core::TimePoint::max()) idle_since = now;
-        if (now - idle_since < options_.spin) continue;
-      }
+      if (spinning.look_again(core::Clock::now())) continue;
       sleeping_.store(true);
       if (!has_calls_.load() && !stop_.load() &&
           std::all_of(driven_.begin(), driven_.end(), [](Driven* driven) { return driven->arm_inner(); }))

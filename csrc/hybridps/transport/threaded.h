@@ -26,6 +26,7 @@
 #include <string>
 #include <vector>
 
+#include "hybridps/core/spinning.h"
 #include "hybridps/core/status.h"
 #include "hybridps/transport/handover.h"
 #include "hybridps/transport/transport.h"
@@ -37,7 +38,7 @@ class TransportThread;
 
 struct TransportThreadOptions {
   std::string name;                   // at most 15 characters
-  std::chrono::microseconds spin{0};  // it looks for events so long before it sleeps
+  core::Spinning spinning = core::Spinning::always({});
   std::vector<int> cpus{};            // it runs on those of these that its maker may, if they are `cpus_needed` at least;
   std::size_t cpus_needed = 1;        // else on all that its maker may when start_transport_thread() is called
   bool when_needed = false;           // made when a transport comes to it, not before

@@ -24,7 +24,6 @@ constexpr unsigned count_of(schedule::Scope) { return schedule::kScopeCount; }
 constexpr unsigned count_of(schedule::Kind) { return schedule::kKindCount; }
 constexpr unsigned count_of(core::DType) { return core::kDTypeCount; }
 constexpr unsigned count_of(core::ReduceOp) { return core::kReduceOpCount; }
-constexpr unsigned count_of(schedule::Tuning::Spin) { return schedule::kSpinCount; }
 constexpr unsigned count_of(bool) { return 2; }
 
 // --- the table: each message's fields in their order, for the encoder, the decoder and layout() ----------------------
@@ -165,7 +164,6 @@ void fields(Io& io, schedule::Tuning& t) {
   io("window_step", t.window_step);
   io("pace_chunks", t.pace_chunks);
   io("sockets", t.sockets);
-  io("spin", t.spin);
 }
 
 template <typename Io>

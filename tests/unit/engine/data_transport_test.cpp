@@ -24,7 +24,7 @@ int transports_of(bool rdma, bool users, bool ucx = false) {
     interfaces.users = users;
     interfaces.ucx = rdma || users || ucx;
     interfaces.nics[0].address = "127.0.0.1";
-    DataThreads none(engine::DataThreadsPlan{});
+    DataThreads none(engine::DataThreadsPlan{}, core::Spinning::always({}));
     const auto made = engine::make_data_transport(interfaces, {}, 2, none);
     _exit(made.is_ok() ? static_cast<int>(transport::decode_cards(made.value()->address()).value().size()) : 0);
   }
@@ -46,7 +46,7 @@ TEST_CASE("engine/data_transport: a card has a transport for each socket, but fo
 TEST_CASE("engine/data_transport: a thread that cannot be started is said", "[engine][fast]") {
   CHECK(test::holds_without_threads([] {
     transport::LoopbackHub hub;
-    DataThreads threads(engine::DataThreadsPlan{1});
+    DataThreads threads(engine::DataThreadsPlan{1}, core::Spinning::always({}));
     const core::Status status = threads.drive(hub.make_transport(core::EngineId{1})).status();
     return status.code() == core::Code::kOutOfResources &&
            status.message().find("hybridps-data0") != std::string_view::npos;

@@ -39,7 +39,7 @@ test::ClusterOptions two_nodes() {
 }
 
 struct Rig {
-  Rig() : cluster(two_nodes()), loop(cluster.at(0), client, {"test-loop", 0us, 20us}) { REQUIRE(loop.start().is_ok()); }
+  Rig() : cluster(two_nodes()), loop(cluster.at(0), client, {"test-loop"}) { REQUIRE(loop.start().is_ok()); }
   test::Cluster cluster;
   Client client;
   engine::Loop loop;

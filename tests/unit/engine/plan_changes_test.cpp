@@ -164,7 +164,6 @@ TEST_CASE("worker/plan_changes: results are right while settings take turns unde
         tuning.window_step = static_cast<std::uint16_t>(random() % (schedule::kWindowStepMax + 1));
         tuning.pace_chunks = static_cast<std::uint16_t>(1 + random() % 9);
         tuning.sockets = static_cast<std::uint16_t>(random() % 3);
-        tuning.spin = static_cast<schedule::Tuning::Spin>(random() % 3);
         return tuning;
       };
       int proposed = 0;

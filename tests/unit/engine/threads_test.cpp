@@ -22,7 +22,7 @@ ClusterOptions threaded(std::vector<int> node_of, Faults faults, std::uint64_t s
   options.node_of = std::move(node_of);
   options.seed = seed;
   std::vector<std::shared_ptr<transport::TransportThread>> threads;
-  for (int i = 0; i < 2; ++i) threads.push_back(transport::start_transport_thread({"test-data", {}}).value());
+  for (int i = 0; i < 2; ++i) threads.push_back(transport::start_transport_thread({"test-data"}).value());
   options.wrap = [threads, faults, seed, to_and_fro, next = 0](std::unique_ptr<transport::Transport> inner, int) mutable {
     auto faulty = std::make_unique<test_support::FaultyTransport>(std::move(inner), faults,
                                                                   seed * 100 + static_cast<std::uint64_t>(next));

@@ -384,10 +384,9 @@ TEST_CASE("schedule/tuning: ladders, what the rungs mean, and what is refused", 
   range.chunk_bytes = 20 * 1024;  // between two rungs
   range.chunk_bytes_max = 64 * 1024;
   range.sockets_max = 4;
-  range.may_spin = true;
   const TuningLadders ladders(range);
   const auto knobs = ladders.knobs();
-  REQUIRE(knobs.size() == 5);
+  REQUIRE(knobs.size() == 4);
   Tuner::Rungs at;
   for (const Tuner::Knob& knob : knobs) at.push_back(knob.at);
   CHECK(ladders.at(at) == hybridps::schedule::Tuning{});
@@ -417,14 +416,13 @@ TEST_CASE("schedule/tuning: ladders, what the rungs mean, and what is refused", 
   range.chunk_bytes_max = 6000;  // of others, who have no room for what is usual
   range.chunk_bytes = 5000;
   const TuningLadders narrow(range);
-  CHECK(narrow.at({narrow.knobs()[0].usual, 0, 0, 0, 0}).chunk_bytes == 5952);
+  CHECK(narrow.at({narrow.knobs()[0].usual, 0, 0, 0}).chunk_bytes == 5952);
   using hybridps::schedule::window_doublings;
   CHECK(window_doublings(128 << 10, 128 << 10, 1 << 20) == 0);
   CHECK(window_doublings(8 << 10, 128 << 10, 1 << 20) == -4);
   CHECK(window_doublings(64 << 20, 128 << 10, 12 << 20) == 7);
   CHECK(window_doublings(64 << 20, 128 << 10, 64 << 10) == 0);  // no more can be used of either
   CHECK(window_doublings(64 << 20, 128 << 10, 0) == 0);
-  CHECK(unusual.at(usual).spin == hybridps::schedule::Tuning::Spin::kAsSet);
   CHECK(ladders.describe({0, at, other}) == "chunk_bytes 32768 instead of 20480, window 1/2 instead of 1");
   Tuner::Round round{at, other, 2, 3, 2};
   const auto turns = ladders.turns(round);

@@ -57,7 +57,10 @@ using test_support::Faults;
 using test_support::FaultyTransport;
 
 std::shared_ptr<TransportThread> make_thread() {
-  return start_transport_thread({"test-data", {}, {}, 1, /*when_needed=*/true}).value();
+  TransportThreadOptions options;
+  options.name = "test-data";
+  options.when_needed = true;
+  return start_transport_thread(std::move(options)).value();
 }
 
 /// Every stretch in which a byte moves is too much for the one, and too little for the other.

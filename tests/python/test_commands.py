@@ -121,14 +121,15 @@ def bare(tmp_path):
             shutil.copy(path, copy)
 
     def offer(name: str, script: str) -> None:
+        (folder / name).unlink(missing_ok=True)  # else a link's target is written to
         (folder / name).write_text(f"#!{folder}/bash\n{script}\n")
         (folder / name).chmod(0o755)
 
-    def run_there(*command: str) -> subprocess.CompletedProcess:
+    def run_there(*command: str, **environment: str) -> subprocess.CompletedProcess:
         return subprocess.run(
             [folder / "bash", checkout / command[0], *command[1:]],
             cwd=checkout,
-            env={"PATH": str(folder), "HOME": str(tmp_path), "LC_ALL": "C"},
+            env={"PATH": str(folder), "HOME": str(tmp_path), "LC_ALL": "C", **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -187,6 +188,47 @@ def test_as_root_the_packages_are_installed_and_a_failure_is_shown(bare, tmp_pat
     assert done.returncode != 0
     assert "apt-get failed" in done.stderr
     assert re.search(r"install -y .*\bg\+\+ .*\bpython3-venv\b", (tmp_path / "asked").read_text())
+
+
+@pytest.mark.skipif(not shutil.which("apt-get"), reason="there is no apt-get")
+def test_setup_waits_while_another_program_holds_a_lock_of_apt(bare, tmp_path):
+    lock = tmp_path / "lists" / "lock"
+    hold = (
+        "import fcntl, os, signal, sys\n"
+        f"lock = open({str(lock)!r}, 'w')\n"
+        "fcntl.lockf(lock, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\n"
+        "signal.pause()\n"
+    )
+    (tmp_path / "lists" / "partial").mkdir(parents=True)
+    # The real one, with lists of its own and nowhere to get them from. DPkg::Lock::Timeout does not help it with their lock.
+    places = f"-o Dir::State::Lists={lock.parent} -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=/dev/null"
+    bare.offer("id", "echo 0")
+    bare.offer(
+        "apt-get",
+        f'echo "$1" >>"$HOME/asked"; [ "$1" = install ] && exit 100; exec {shutil.which("apt-get")} {places} "$@"',
+    )
+    with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout.readline() == b"held\n"
+            bare.offer("sleep", f"kill {holder.pid}; exec {shutil.which('sleep')} 0.1")  # who waits is let in
+            done = bare("scripts/setup", "--system")
+        finally:
+            holder.kill()
+    assert "waiting for it, 600 s at most" in done.stdout, done.stdout + done.stderr
+    assert re.search(rf"Could not get lock {lock}", done.stdout)
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked[-1] == "install" and set(asked[:-1]) == {"update"} and len(asked) >= 3, done.stderr
+
+
+def test_setup_waits_for_a_lock_of_apt_as_long_as_it_was_told(bare):
+    bare.offer("id", "echo 0")
+    held = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (unattended-upgr)"
+    bare.offer("apt-get", f"[ $1 = update ] || {{ echo '{held}' >&2; exit 100; }}")
+    done = bare("scripts/setup", "--system", APT_WAIT_S="0")
+    assert done.returncode != 0
+    assert "was not free within 0 s" in done.stdout
+    assert held in done.stderr and "apt-get failed" in done.stderr
 
 
 @pytest.mark.parametrize("command", NEED_SETUP)

@@ -15,6 +15,8 @@ import sys
 _C10D = "torch.distributed.distributed_c10d"
 _TRUE = ("1", "on", "true", "yes")
 _told = False
+# What torch's gloo takes for GLOO_DEVICE_TRANSPORT and sends in clear over TCP, as hybridps does.
+_CLEAR = ("", "TCP", "LINUX", "UV")
 
 
 def asked_for() -> list[str]:
@@ -40,11 +42,31 @@ def _named_by_the_caller() -> bool:
     return False
 
 
+def _not_as_gloo() -> str:
+    """What the environment asks of gloo and hybridps does not do, and what to do then; empty: nothing."""
+    asked = os.environ.get("GLOO_DEVICE_TRANSPORT", "")
+    if asked in _CLEAR:
+        return ""
+    what = f"GLOO_DEVICE_TRANSPORT={asked!r} asks gloo for"
+    if asked.upper() == "TCP_TLS":
+        what += " encryption, and hybridps sends in clear"
+        without = "where the network is trusted or encrypts by itself (a VPN), unset GLOO_DEVICE_TRANSPORT"
+    else:
+        what += " a transport that hybridps does not know"
+        without = "to use hybridps' own (HYBRIDPS_DATA_TRANSPORT), unset GLOO_DEVICE_TRANSPORT"
+    return f"hybridps cannot stand in for gloo: {what}. To use torch's gloo, start the job without --as gloo (HYBRIDPS_AS); {without}."
+
+
 def _creator(name: str, own, leave_side_groups: bool):
     def create(dist_backend_opts, pg_options):
         global _told
         if leave_side_groups and _named_by_the_caller():
             return own.creator_fn(dist_backend_opts, pg_options)
+        if name == "gloo" and (problem := _not_as_gloo()):
+            from hybridps._announce import tell_of_failed_start
+
+            tell_of_failed_start(dist_backend_opts, problem)
+            raise RuntimeError(problem)
         from torch._C._distributed_c10d import Backend
 
         from hybridps._register import _create

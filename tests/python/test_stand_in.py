@@ -69,6 +69,31 @@ def test_side_groups_are_left_alone_when_asked():
     assert "left to torch's" in done.stderr
 
 
+def test_a_job_that_asks_gloo_for_encryption_or_an_unknown_transport_is_refused_at_init():
+    code = (
+        KIND + "import os\n"
+        "for value in ('TCP_TLS', 'tcp_tls', 'IBVERBS', '', 'TCP', 'LINUX', 'UV'):\n"
+        "    os.environ['GLOO_DEVICE_TRANSPORT'] = value\n"
+        "    try:\n"
+        "        " + ALONE.format(name="'cpu:gloo'") + "        print(value, kind())\n"
+        "        dist.destroy_process_group()\n"
+        "    except RuntimeError as error:\n"
+        "        print(value, error)\n"
+        "os.environ['GLOO_DEVICE_TRANSPORT'] = 'TCP_TLS'\n"
+        + ALONE.format(name="'hybridps'")
+        + "print('hybridps by its own name', kind())\n"
+    )
+    done = python(code, HYBRIDPS_AS="gloo")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[-1] for line in lines[3:]] == ["hybridps"] * 5, lines
+    for line, asked, answer in zip(
+        lines, ("'TCP_TLS'", "'tcp_tls'", "'IBVERBS'"), ("sends in clear",) * 2 + ("does not know",), strict=False
+    ):
+        assert f"GLOO_DEVICE_TRANSPORT={asked}" in line and answer in line, line
+        assert "start the job without --as gloo" in line and "unset GLOO_DEVICE_TRANSPORT" in line
+
+
 @pytest.mark.parametrize(("name", "broken"), [("glooo", False), ("gloo", True)])
 def test_autoload_never_raises_but_says_that_it_cannot(name, broken, monkeypatch, capsys):
     from hybridps._autoload import autoload

@@ -54,7 +54,8 @@ def _not_as_gloo() -> str:
     else:
         what += " a transport that hybridps does not know"
         without = "to use hybridps' own (HYBRIDPS_DATA_TRANSPORT), unset GLOO_DEVICE_TRANSPORT"
-    return f"hybridps cannot stand in for gloo: {what}. To use torch's gloo, start the job without --as gloo (HYBRIDPS_AS); {without}."
+    gloo = "to use torch's gloo, start the job without --as gloo (HYBRIDPS_AS)"
+    return f"hybridps cannot stand in for gloo: {what}. What to do: {gloo}; {without}."
 
 
 def _creator(name: str, own, leave_side_groups: bool):
@@ -78,7 +79,8 @@ def _creator(name: str, own, leave_side_groups: bool):
             _told = True
             if dist_backend_opts.group_rank == 0 and os.environ.get("HYBRIDPS_LOG_LEVEL", "").lower() != "error":
                 left = f"; groups that name {name} in new_group are left to torch's" if leave_side_groups else ""
-                say("info", f"stands in for {name} ({dist_backend_opts.group_size} ranks, HYBRIDPS_AS){left}")
+                size = dist_backend_opts.group_size
+                say("info", f"stands in for {name} ({size} rank{'s' * (size != 1)}, HYBRIDPS_AS){left}")
         return _create(dist_backend_opts, pg_options)
 
     return create

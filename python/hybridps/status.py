@@ -446,7 +446,8 @@ def report(job: dict) -> str:
 
     members = members_of(job)
     rank_of = {member["engine"]: rank for rank, member in enumerate(members)}
-    lines = [f"job {job['job'] or job['key']}: {len(job['engines'])} processes answered, {len(job['silent'])} did not"]
+    answered = len(job['engines'])
+    lines = [f"job {job['job'] or job['key']}: {answered} process{'es' * (answered != 1)} answered, {len(job['silent'])} did not"]
     for snapshot in job["engines"].values():
         world = _world(snapshot)
         if world and world.get("summary"):

@@ -14,13 +14,13 @@ from __future__ import annotations
 import json
 import struct
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
 MAGIC = b"HPSTRC01"
 RECORD = struct.Struct("<QQQQIIIHBB")  # observe::Event
-OPERATION, SENT, RECEIVED, SUM, COPY, WORK, WINDOW, CLOCK, TEXT = (*range(8), 255)
+OPERATION, SENT, RECEIVED, SUM, COPY, WORK, WINDOW, CLOCK, CALLED, TEXT = (*range(9), 255)
 KINDS = [  # schedule::Kind
     "allreduce", "reduce", "reduce_scatter", "barrier", "broadcast", "all_gather", "gather", "scatter", "all_to_all",
     "point_to_point", "goodbye",
@@ -87,7 +87,39 @@ class Trace:
         self.error_ns: float | None = 0.0  # how far off that may be; None: not known
 
     def operations(self) -> list[Event]:
+        """Those that have ended."""
         return [event for event in self.events if event.type == OPERATION]
+
+    def under_way(self) -> list[Event]:
+        """The calls that had not ended when the trace did, which is taken for their end."""
+        over = Counter(_call(event) for event in self.operations())
+        end = max((event.end_ns for event in self.events), default=0)
+        left = []
+        for event in self.events:
+            if event.type == CALLED:
+                over[_call(event)] -= 1
+                if over[_call(event)] < 0:
+                    left.append(event._replace(end_ns=max(end, event.start_ns)))
+        return left
+
+    def calls(self) -> list[Event]:
+        return sorted([*self.operations(), *self.under_way()], key=lambda event: event.start_ns)
+
+    def describe(self, event: Event) -> str:
+        if event.detail == KINDS.index("point_to_point"):
+            return "send" if event.span else "recv"
+        kind = KINDS[event.detail] if event.detail < len(KINDS) else "operation"
+        return f"{kind} {event.sequence}"
+
+
+def _call(event: Event) -> tuple:
+    """The same for a call and for its end. A message gets its number, and perhaps its peer, in between."""
+    to_one = event.detail == KINDS.index("point_to_point")
+    return (event.group, 0 if to_one else event.sequence, event.detail, event.span, event.start_ns)
+
+
+def _failed(event: Event) -> bool:
+    return event.type == CALLED or event.chunk == 1  # or never ended
 
 
 def load(folder: Path) -> list[Trace]:
@@ -183,19 +215,18 @@ def merge(traces: list[Trace], torch_files: list[Path] = ()) -> dict:
             return threads[name]
 
         ends: list[float] = []  # of calls, by the row that they are in: those that overlap need several
-        for event in sorted(trace.events):
+        for event in sorted([*(one for one in trace.events if one.type != CALLED), *trace.under_way()]):
             peer = names.get(trace.peers.get(event.peer, ""), trace.peers.get(event.peer, "")[:8])
             group = trace.groups.get(event.group, {}).get("name", "")
             at, duration = us(trace, event.start_ns), max(0.0, (event.end_ns - event.start_ns) / 1e3)
             common = {"ph": "X", "pid": pid, "ts": at, "dur": duration}
             chunk = {"seq": event.sequence, "span": event.span, "chunk": event.chunk, "bytes": event.bytes}
-            if event.type == OPERATION:
+            if event.type in (OPERATION, CALLED):
                 row = next((i for i, end in enumerate(ends) if end <= event.start_ns), len(ends))
                 ends[row : row + 1] = [event.end_ns]
-                kind = KINDS[event.detail] if event.detail < len(KINDS) else "operation"
-                if kind == "point_to_point":
-                    kind = "send" if event.span else "recv"
-                name = f"{kind} {event.sequence}"
+                name = trace.describe(event)
+                if _failed(event):
+                    name += " failed" if event.type == OPERATION else " (under way at the end)"
                 args = {"bytes": event.bytes, "group": group, "seq": event.sequence} | ({"peer": peer} if peer else {})
                 out.append({**common, "tid": thread(f"calls {row}" if row else "calls"), "name": name, "args": args})
             elif event.type in (SENT, RECEIVED):
@@ -250,23 +281,69 @@ def _of_torch(path: Path, pid: int, traces: list[Trace], base: float) -> list[di
 # --- report ----------------------------------------------------------------------------------------------------------
 
 
-def waits_of(traces: list[Trace]) -> dict[str, list[tuple[float, float, str, int]]]:
-    """By engine, on the common clock: from when until when an operation of it waited for the last rank to call, for whom."""
+def _not_called(trace: Trace, event: Event, callers: set[str], by_engine: dict[str, Trace]) -> str:
+    """The ranks that a failed or unfinished collective was never called by, as far as the traces tell; empty: nobody."""
+    members = trace.groups.get(event.group, {}).get("members", [])
+    missing = [
+        by_engine[one].name
+        for one in members
+        if one in by_engine and one not in callers and by_engine[one].about["role"] == "rank" and not by_engine[one].dropped
+    ]
+    return ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+
+
+def _by_operation(traces: list[Trace]) -> dict[tuple[str, int], list[tuple[float, Trace, Event]]]:
+    """The calls of each collective: when on the common clock, whose."""
     calls: dict[tuple[str, int], list[tuple[float, Trace, Event]]] = defaultdict(list)
     for trace in traces:
-        for event in trace.operations():
+        for event in trace.calls():
             if event.detail == KINDS.index("point_to_point"):
                 continue
             uid = trace.groups.get(event.group, {}).get("uid", "")
             calls[(uid, event.sequence)].append((event.start_ns + trace.offset_ns, trace, event))
+    return calls
+
+
+def waits_of(traces: list[Trace]) -> dict[str, list[tuple[float, float, str, int]]]:
+    """By engine, on the common clock: from when until when an operation of it waited for the last rank to call, for whom."""
+    by_engine = {trace.engine: trace for trace in traces}
     found: dict[str, list[tuple[float, float, str, int]]] = defaultdict(list)
-    for (_, sequence), of_all in calls.items():
-        last, culprit, _ = max(of_all, key=lambda call: call[0])
+    for (_, sequence), of_all in _by_operation(traces).items():
+        last, latest, event = max(of_all, key=lambda call: call[0])
+        missing = ""
+        if any(_failed(one) for _, _, one in of_all):
+            missing = _not_called(latest, event, {trace.engine for _, trace, _ in of_all}, by_engine)
         for start, trace, event in of_all:
-            end = min(last, event.end_ns + trace.offset_ns)
-            if end > start and trace is not culprit:
-                found[trace.engine].append((start, end, culprit.name, sequence))
+            end = event.end_ns + trace.offset_ns
+            if not missing:
+                end = min(last, end)
+            if end > start and (missing or trace is not latest):
+                found[trace.engine].append((start, end, missing or latest.name, sequence))
     return found
+
+
+def unfinished(traces: list[Trace]) -> list[str]:
+    """A line for each operation that failed or was under way when its trace ended, the first of each rank."""
+    by_engine = {trace.engine: trace for trace in traces}
+    callers = {key: {trace.engine for _, trace, _ in calls} for key, calls in _by_operation(traces).items()}
+    lines = []
+    for trace in traces:
+        left = [event for event in trace.calls() if _failed(event) and event.detail != KINDS.index("goodbye")]
+        for event in left[:UNFINISHED_TOLD]:
+            group = trace.groups.get(event.group, {})
+            how = "was under way at the end, for" if event.type == CALLED else "failed after"
+            line = f"{trace.name}: {trace.describe(event)} of {group.get('name') or 'a group'} {how} "
+            line += f"{(event.end_ns - event.start_ns) * 1e-9:.2f} s"
+            if event.detail == KINDS.index("point_to_point"):
+                other = by_engine.get(trace.peers.get(event.peer, ""))
+                missing = f"; the other side is {other.name}" if other else ""
+            else:
+                missing = _not_called(trace, event, callers[(group.get("uid", ""), event.sequence)], by_engine)
+                missing = missing and f"; not called by {missing}"
+            lines.append(line + missing)
+        if len(left) > UNFINISHED_TOLD:
+            lines.append(f"{trace.name}: and {len(left) - UNFINISHED_TOLD} more")
+    return lines
 
 
 def period_of(signatures: list[tuple]) -> int:
@@ -280,7 +357,28 @@ def period_of(signatures: list[tuple]) -> int:
     return count
 
 
+def steps_of(signatures: list[tuple]) -> tuple[int, int]:
+    """(operations of a step, how many operations come once after the last step): where a job ends in something else, or in the
+    middle of a step, the steps before it are found all the same."""
+    count = len(signatures)
+    for after in range(min(AFTER_MAX, count // 4) + 1):
+        rest = signatures[: count - after]
+        period = period_of(rest)
+        if period < len(rest):
+            return period, after
+    return count, 0
+
+
 PARTS = ["waiting for a rank", "summing", "copying", "our CPU", "network", "no communication"]
+UNFINISHED_TOLD = 3
+AFTER_MAX = 8
+
+
+class Stretch(NamedTuple):
+    what: str
+    seconds: float
+    parts: dict[str, float]  # seconds: PARTS
+    culprits: dict[str, float]  # of "waiting for a rank"
 
 
 class Report(NamedTuple):
@@ -291,68 +389,37 @@ class Report(NamedTuple):
     culprits: dict[str, float]  # of "waiting for a rank"
     net_bytes: float  # sent to other nodes or received, whichever is more, a step
     limit_seconds: float  # what that takes at the card's rate; 0: that is not known
+    apart: list[Stretch]  # a step that took far longer than the others; what comes after the steps
 
 
 def report(traces: list[Trace], operations_per_step: int | None = None) -> list[Report]:
-    """Of each rank, over the steps that the trace has in full. Every moment of a step is one of PARTS: while an operation is under
-    way, the first that holds of waiting for a rank that has not called it, summing, copying, other work of the engine, and
-    nothing of these: the network has it, or a peer. So the parts add up to the step."""
+    """Of each rank, over its steps. Every moment of a step is one of PARTS: while an operation is under way, the first that holds
+    of waiting for a rank that has not called it, summing, copying, other work of the engine, and nothing of these: the network
+    has it, or a peer. So the parts add up to the step. A step is from its first call to the next one's, the last one to its end
+    or, where it has none, to that of the trace."""
     waits = waits_of(traces)
     reports = []
     for trace in traces:
-        calls = sorted(
-            (event for event in trace.operations() if event.detail not in (KINDS.index("goodbye"),)),
-            key=lambda event: event.start_ns,
-        )
+        calls = [event for event in trace.calls() if event.detail != KINDS.index("goodbye")]
         if trace.about["role"] != "rank" or not calls:
             continue
         signatures = [(trace.groups.get(e.group, {}).get("uid"), e.detail, e.bytes) for e in calls]
-        period = operations_per_step or period_of(signatures)
-        steps = max(1, len(calls) // period)
-        if steps > 1:  # a step is from its first call to the next one's
-            steps -= 1
-            mine = calls[len(calls) - 1 - (steps * period) :]
-            begin, end = mine[0].start_ns, mine[-1].start_ns
-            mine = mine[:-1]
-        else:
-            mine, steps = calls, 1
-            begin, end = mine[0].start_ns, max(event.end_ns for event in mine)
-        # Changes of what is going on, in order.
-        edges: list[tuple[float, int, int, str]] = []
-
-        def add(start: float, stop: float, part: int, who: str = "", edges=edges, begin=begin, end=end) -> None:
-            start, stop = max(start, begin), min(stop, end)
-            if stop > start:
-                edges.append((start, 1, part, who))
-                edges.append((stop, -1, part, who))
-
-        for event in calls:
-            add(event.start_ns, event.end_ns, 4)
-        for event in trace.events:
-            if event.type in (SUM, COPY, WORK):
-                add(event.start_ns, event.end_ns, {SUM: 1, COPY: 2, WORK: 3}[event.type])
-        for start, stop, culprit, _ in waits.get(trace.engine, []):
-            add(start - trace.offset_ns, stop - trace.offset_ns, 0, culprit)
-        edges.sort(key=lambda edge: (edge[0], edge[1]))
-        parts = dict.fromkeys(PARTS, 0.0)
-        culprits: dict[str, float] = defaultdict(float)
-        active = [0] * 5
-        waited: dict[str, int] = defaultdict(int)
-        at = begin
-        for moment, change, part, who in [*edges, (end, 0, 4, "")]:
-            seconds = (moment - at) * 1e-9
-            at = moment
-            if seconds > 0:
-                if not active[4]:
-                    parts["no communication"] += seconds
-                else:
-                    now = next(i for i in range(5) if active[i])
-                    parts[PARTS[now]] += seconds
-                    if now == 0:
-                        culprits[next(name for name, count in waited.items() if count)] += seconds
-            active[part] += change
-            if part == 0:
-                waited[who] += change
+        period, after = (max(1, operations_per_step), 0) if operations_per_step else steps_of(signatures)
+        count = len(calls) - after
+        steps = max(1, count // period)
+        first = max(0, count - steps * period)
+        bounds = [event.start_ns for event in calls[first:count:period]]
+        bounds.append(calls[count].start_ns if after else max(event.end_ns for event in calls))
+        stretches = _split(trace, calls, waits.get(trace.engine, []), [*bounds, max(event.end_ns for event in calls)])
+        each, tail = stretches[:steps], stretches[steps]
+        begin, end = bounds[0], bounds[-1]
+        apart = []
+        longest = max(range(steps), key=lambda i: each[i].seconds)
+        others = (sum(one.seconds for one in each) - each[longest].seconds) / max(1, steps - 1)
+        if steps > 1 and each[longest].seconds > APART * others:
+            apart.append(each[longest]._replace(what=f"step {longest + 1} of {steps}"))
+        if after:
+            apart.append(tail._replace(what=f"what came after the last step ({after} call{'s' * (after > 1)})"))
         sent = received = 0
         local = {e.peer for e in trace.events if e.type in (SENT, RECEIVED) and e.detail in (0, 3)}
         for event in trace.events:
@@ -362,18 +429,70 @@ def report(traces: list[Trace], operations_per_step: int | None = None) -> list[
             received += event.bytes if event.type == RECEIVED else 0
         net = max(sent, received) / steps
         limit = trace.about.get("limit_bytes_per_second", 0)
+        culprits = {name: 0.0 for one in each for name in one.culprits}
         reports.append(
             Report(
                 trace.name,
                 steps,
                 (end - begin) * 1e-9 / steps,
-                {part: seconds / steps for part, seconds in parts.items()},
-                {name: seconds / steps for name, seconds in culprits.items()},
+                {part: sum(one.parts[part] for one in each) / steps for part in PARTS},
+                {name: sum(one.culprits.get(name, 0.0) for one in each) / steps for name in culprits},
                 net,
                 net / limit if limit else 0.0,
+                apart,
             )
         )
     return reports
+
+
+APART = 3  # times as long as the others
+
+
+def _split(trace: Trace, calls: list[Event], waits: list[tuple], bounds: list[int]) -> list[Stretch]:
+    """Where the time between each two of `bounds` went."""
+    begin, end = bounds[0], bounds[-1]
+    # Changes of what is going on, in order.
+    edges: list[tuple[float, int, int, str]] = []
+
+    def add(start: float, stop: float, part: int, who: str = "") -> None:
+        start, stop = max(start, begin), min(stop, end)
+        if stop > start:
+            edges.append((start, 1, part, who))
+            edges.append((stop, -1, part, who))
+
+    for event in calls:
+        add(event.start_ns, event.end_ns, 4)
+    for event in trace.events:
+        if event.type in (SUM, COPY, WORK):
+            add(event.start_ns, event.end_ns, {SUM: 1, COPY: 2, WORK: 3}[event.type])
+    for start, stop, culprit, _ in waits:
+        add(start - trace.offset_ns, stop - trace.offset_ns, 0, culprit)
+    edges += [(bound, 0, 4, "") for bound in bounds[1:]]
+    edges.sort(key=lambda edge: (edge[0], edge[1]))
+    stretches = []
+    parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    culprits: dict[str, float] = defaultdict(float)
+    active = [0] * 5
+    waited: dict[str, int] = defaultdict(int)
+    at = began = begin
+    for moment, change, part, who in edges:
+        seconds = (moment - at) * 1e-9
+        at = moment
+        if seconds > 0:
+            if not active[4]:
+                parts["no communication"] += seconds
+            else:
+                now = next(i for i in range(5) if active[i])
+                parts[PARTS[now]] += seconds
+                if now == 0:
+                    culprits[next(name for name, count in waited.items() if count)] += seconds
+        active[part] += change
+        if part == 0:
+            waited[who] += change
+        if change == 0:
+            stretches.append(Stretch("", (moment - began) * 1e-9, parts, dict(culprits)))
+            parts, culprits, began = dict.fromkeys(PARTS, 0.0), defaultdict(float), moment
+    return stretches
 
 
 def report_text(reports: list[Report]) -> str:
@@ -381,7 +500,8 @@ def report_text(reports: list[Report]) -> str:
 
     rows = [["RANK", "STEPS", "STEP", *(part.upper() for part in PARTS), "NETWORK'S LIMIT"]]
     for one in reports:
-        cells = [f"{1e3 * one.parts[part]:.2f} ms {100 * one.parts[part] / one.step_seconds:.0f}%" for part in PARTS]
+        whole = one.step_seconds or 1.0
+        cells = [f"{1e3 * one.parts[part]:.2f} ms {100 * one.parts[part] / whole:.0f}%" for part in PARTS]
         limit = f"{1e3 * one.limit_seconds:.2f} ms" if one.limit_seconds else "?"
         rows.append(
             [one.name, str(one.steps), f"{1e3 * one.step_seconds:.2f} ms", *cells, f"{limit} ({one.net_bytes / 1e6:.2f} MB)"]
@@ -389,10 +509,22 @@ def report_text(reports: list[Report]) -> str:
     lines = [_table(rows)]
     for one in reports:
         if one.culprits:
-            most = sorted(one.culprits.items(), key=lambda item: -item[1])[:4]
-            waited = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in most)
-            lines.append(f"{one.name} waits for {waited}")
+            lines.append(f"{one.name} waits for {_most(one.culprits)} a step")
+    for one in reports:
+        for stretch in one.apart:
+            took = f"{one.name}: {stretch.what} took {1e3 * stretch.seconds:.2f} ms"
+            part = max(PARTS, key=lambda name: stretch.parts[name])
+            if part == PARTS[0]:
+                took += f", waiting for {_most(stretch.culprits)}"
+            elif stretch.seconds > 0:
+                took += f", {part} {1e3 * stretch.parts[part]:.2f} ms"
+            lines.append(took)
     return "\n".join(lines)
+
+
+def _most(culprits: dict[str, float]) -> str:
+    most = sorted(culprits.items(), key=lambda item: -item[1])[:4]
+    return ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in most)
 
 
 def report_picture(reports: list[Report], path: Path) -> None:
@@ -459,10 +591,12 @@ def _report(arguments) -> int:
     align(traces)
     reports = report(traces, arguments.operations)
     if arguments.json:
-        print(json.dumps([one._asdict() for one in reports], indent=1))
+        print(json.dumps([one._asdict() | {"apart": [part._asdict() for part in one.apart]} for one in reports], indent=1))
         return 0
     print(clocks_text(traces))
     print(report_text(reports))
+    for line in unfinished(traces):
+        print(line)
     picture = arguments.picture or arguments.folder / "report.svg"
     report_picture(reports, picture)
     print(f"picture: {picture}")

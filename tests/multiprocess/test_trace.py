@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import harness
@@ -65,9 +66,10 @@ def test_the_parts_of_a_step_add_up_to_it(tmp_path):
         for event, (before, after) in zip(mine, calls, strict=True):
             assert before <= event.start_ns <= event.end_ns <= after
         assert one.steps >= count - 2
-        starts = sorted(event.start_ns for event in found.operations() if event.detail != trace.KINDS.index("goodbye"))
+        operations = [event for event in found.calls() if event.detail != trace.KINDS.index("goodbye")]
         per_step = 2 if one.name != "rank 2" else 3  # with the messages
-        step = (starts[-1] - starts[-1 - one.steps * per_step]) * 1e-9 / one.steps
+        end = max(event.end_ns for event in operations)
+        step = (end - operations[-one.steps * per_step].start_ns) * 1e-9 / one.steps
         assert one.step_seconds == pytest.approx(step, rel=1e-6)
         assert sum(one.parts.values()) == pytest.approx(one.step_seconds, rel=1e-6)
         assert one.parts["no communication"] > 0
@@ -166,10 +168,22 @@ def test_merged_for_perfetto_beside_the_events_of_torch(tmp_path):
     assert picture.startswith("<svg") and picture.count("<title>") == 3 * len(trace.PARTS)
 
 
+def wait_until(holds):
+    until = time.monotonic() + 60 * harness.TIME_SCALE
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def started_and_stopped(rank, world, folder):
     tensor = torch.ones(1000)
     if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)  # under way when the trace begins
         assert command("status", "--trace", folder).stdout.count("tracing") == world
+    else:
+        wait_until(lambda: len(list(Path(folder).glob("*.hpstrace"))) == world)
+        work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
     dist.barrier()
     for _ in range(7):
         dist.all_reduce(tensor)
@@ -187,8 +201,35 @@ def test_a_trace_is_started_and_stopped_while_the_job_runs(tmp_path, monkeypatch
     run_ranks(started_and_stopped, "1+1", args=(str(tmp_path),))
     for one in load(tmp_path):
         calls = [event for event in one.operations() if event.detail == trace.KINDS.index("allreduce")]
-        assert len(calls) == 7
+        assert len(calls) == 8
         assert all(event.bytes == 4000 for event in calls)
+        called = [event for event in one.events if event.type == trace.CALLED and event.detail == calls[0].detail]
+        assert [(event.start_ns, event.sequence) for event in called] == [(e.start_ns, e.sequence) for e in calls]
+
+
+def never_called_by_one(rank, world, folder):
+    """Rank 1 makes the last call but one when rank 0's trace tells that it waits, and never makes the last one."""
+    dist.barrier()
+    there = Path(folder) / "seen"
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+        (mine,) = Path(folder).glob("rank0-*.hpstrace")
+        wait_until(lambda: mine.stat().st_size > 1000 and [e.bytes for e in trace.Trace(mine).under_way()] == [16])
+        there.touch()
+        work.wait()
+        options = dist.AllreduceOptions()
+        options.timeout = timedelta(seconds=0.3)
+        with pytest.raises(RuntimeError, match="rank 1"):
+            dist.group.WORLD.allreduce([torch.ones(8)], options).wait()
+    else:
+        wait_until(there.exists)
+        dist.all_reduce(torch.ones(4))
+
+
+def test_a_trace_tells_what_is_under_way_and_what_failed(tmp_path):
+    run_ranks(never_called_by_one, "1+1", args=(str(tmp_path),), env={"HYBRIDPS_TRACE": str(tmp_path)})
+    traces = load(tmp_path)
+    assert [line.split(" after ")[0] for line in trace.unfinished(traces)] == ["rank 0: allreduce 2 of 0 failed"]
 
 
 def test_what_cannot_be_read_is_said(tmp_path):

@@ -704,6 +704,7 @@ void Runtime::set_trace(observe::Trace* trace) {
   if (trace == nullptr) return;
   for (const auto& [uid, engines] : group_engines_)
     if (const worker::GroupState* group = worker_->find(uid)) trace_group(group->info);
+  worker_->trace_under_way();
 }
 
 void Runtime::trace_group(const worker::GroupInfo& info) {

@@ -32,7 +32,7 @@ namespace hybridps::observe {
 
 /// Values are in files: append only.
 enum class EventType : std::uint8_t {
-  kOperation = 0,  // from the call to the end; detail: schedule::Kind
+  kOperation = 0,  // from the call to the end; detail: schedule::Kind; chunk: 1 if it failed
   kSent = 1,       // a chunk, from when the transport has it until it needs it no more; detail: wire::Stage; peer: to whom
   kReceived = 2,   // a chunk, when it came; detail: wire::Stage; peer: from whom
   kSum = 3,        // CPU time in which contributions are added; detail: 0 a node's, 1 the owner's
@@ -40,6 +40,7 @@ enum class EventType : std::uint8_t {
   kWork = 5,       // rounds of the loop that had something to do, sums and copies included
   kWindow = 6,     // `bytes` may be under way to the peer from now on
   kClock = 7,      // start, end: of a round trip to the peer; `bytes`: its clock in the middle, nanoseconds
+  kCalled = 8,     // the operation that begins at `start`; one that has no kOperation was under way when the trace ended
   kText = 255,
 };
 

@@ -205,8 +205,8 @@ int main(int argc, char** argv) {
       const double mb = static_cast<double>(s.bytes_summed - summed) / 1e6 / seconds_since(status_at);
       char line[160];
       std::snprintf(line, sizeof line,
-                    "%" PRIu64 " groups of %" PRIu64 " processes, %.1f MB/s summed, %" PRIu64 " MB in all", s.groups,
-                    s.engines, mb, s.bytes_summed / 1'000'000);
+                    "%" PRIu64 " group%s of %" PRIu64 " process%s, %.1f MB/s summed, %" PRIu64 " MB in all", s.groups,
+                    s.groups == 1 ? "" : "s", s.engines, s.engines == 1 ? "" : "es", mb, s.bytes_summed / 1'000'000);
       say(line);
       summed = s.bytes_summed;
       status_at = Clock::now();
@@ -215,7 +215,7 @@ int main(int argc, char** argv) {
     if (drained_at == Clock::time_point{}) {
       drained_at = Clock::now();
       host.drain();
-      say("stopping: " + std::to_string(s.groups) + " groups are open" +
+      say("stopping: " + std::to_string(s.groups) + (s.groups == 1 ? " group is open" : " groups are open") +
           (s.groups > 0 && arguments.drain_seconds > 0 ? "; a second signal leaves them" : ""));
     }
     if (s.groups == 0 || signals_seen > 1 || seconds_since(drained_at) > arguments.drain_seconds) break;

@@ -59,15 +59,20 @@ void Worker::count(const OperationRun& run, const core::Status& status) {
   counts_.waited_for[culprit < 0 ? core::EngineId{} : group.info.engines[static_cast<std::size_t>(culprit)]] += waited;
 }
 
-void Worker::trace(const OperationRun& run) {
+void Worker::trace(const OperationRun& run, observe::EventType type, bool failed) {
   observe::Trace* const trace = outbox_.trace();
   if (trace == nullptr) return;
+  const std::uint64_t start = observe::trace_ns(run.submitted_at);
   const bool to_one = run.operation.kind == schedule::Kind::kPointToPoint && run.operation.peer >= 0;
   const std::vector<core::EngineId>& engines = run.group.info.engines;
-  trace->add({observe::trace_ns(run.submitted_at), observe::trace_ns(), tensor_bytes(run), run.sequence,
-              to_one && run.operation.sending ? 1U : 0U, 0, trace->group(run.group.info.uid),
+  trace->add({start, type == observe::EventType::kCalled ? start : observe::trace_ns(), tensor_bytes(run), run.sequence,
+              to_one && run.operation.sending ? 1U : 0U, failed ? 1U : 0U, trace->group(run.group.info.uid),
               to_one ? trace->peer(engines[static_cast<std::size_t>(run.operation.peer)]) : std::uint16_t{0xffff},
-              observe::EventType::kOperation, static_cast<std::uint8_t>(run.operation.kind)});
+              type, static_cast<std::uint8_t>(run.operation.kind)});
+}
+
+void Worker::trace_under_way() {
+  for (const OperationRun* run : tracked_) trace(*run, observe::EventType::kCalled, false);
 }
 
 core::TimePoint Worker::oldest_since(core::TimePoint now) const noexcept {

@@ -221,6 +221,7 @@ void Worker::start_unfrozen(GroupState& group, std::uint64_t sequence) {
 
 void Worker::track(OperationRun& run) {
   tracked_.insert(&run);
+  trace(run, observe::EventType::kCalled, false);
   if (!run.deadline.is_never()) run.expiry = deadlines_.emplace(std::pair(run.deadline.point(), run.sequence), &run);
 }
 
@@ -436,7 +437,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   GroupState& group = run.group;
   const bool p2p = run.operation.kind == schedule::Kind::kPointToPoint;
   count(run, status);
-  trace(run);
+  trace(run, observe::EventType::kOperation, !status.is_ok());
   if (!status.is_ok()) status = in_full(run, status);
   if (run.is_done) std::erase_if(events_, [&](const Event& event) { return event.done == &run; });
   if (status.is_ok() && run.awaits_known > 0) {

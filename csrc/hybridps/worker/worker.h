@@ -150,6 +150,8 @@ class Worker final : public server::Listener, core::Pinned {
   /// An open group as fields of the object that `json` is in: what is pending and for how long, who has not come, how far it
   /// is, plan, shares, rates. (status.cpp; read by python/hybridps/status.py.)
   void write_status(observe::Json& json, const GroupState& group, core::TimePoint now) const;
+  /// A trace begins: what was called before is in it.
+  void trace_under_way();
 
   // server::Listener
   void on_mismatch(const server::OperationKey& key, const server::Call& ours, const server::Call& theirs) override;
@@ -237,7 +239,7 @@ class Worker final : public server::Listener, core::Pinned {
   void on_probe(GroupState& group, const wire::From& from, const wire::Probe& probe);
   static void on_probe_reply(GroupState& group, const wire::From& from, const wire::ProbeReply& reply);
   void count(const OperationRun& run, const core::Status& status);
-  void trace(const OperationRun& run);
+  void trace(const OperationRun& run, observe::EventType type, bool failed);
   bool contradicts_finished(const GroupState& group, std::uint64_t sequence, const server::Call& theirs);
   void see_local(OperationRun& run, const wire::ChunkId& chunk);
   static bool has_issued(const GroupState& group, int rank, std::uint64_t sequence);

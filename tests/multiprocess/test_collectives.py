@@ -5,6 +5,7 @@ other batch asynchronously.
 """
 
 import io
+from functools import partial
 
 import harness
 import pytest
@@ -1093,3 +1094,38 @@ def test_bits_do_not_depend_on_run_or_chunk_size(nodes):
     for setting, digests in zip(settings, runs[1:], strict=True):
         differing = [name for name in digests if digests[name] != runs[0][name]]
         assert not differing, f"with {setting}: {differing}"
+
+
+def sums_of_denormals(rank, world, nodes):
+    """One rank flushes denormals in its own arithmetic; the sums that its threads do for all know nothing of that."""
+    check = Checker(rank)
+    group = dist.distributed_c10d._get_default_group()
+    whole = partial(torch.full, dtype=torch.int32)
+
+    def denormals(size, bits):
+        return whole((size,), bits).view(torch.float32)
+
+    if rank == 1:
+        assert torch.set_flush_denormal(True)
+    for size in (2, 4099, 300_007):
+        for asynchronous in (False, True):
+            tensor = denormals(size, 5)
+            work = dist.all_reduce(tensor, async_op=asynchronous)
+            if asynchronous:
+                work.wait()
+            check.equal(f"{size}, async {asynchronous}", tensor.view(torch.int32), whole((size,), 5 * world))
+    pair = [denormals(7, 3), denormals(7, 4)]
+    group.allreduce(pair).wait()
+    check.equal("several of one rank", pair[0].view(torch.int32), whole((7,), 7 * world))
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), denormals(2, 6), (4,), check_invariants=True)
+    dist.all_reduce(sparse)
+    check.equal("sparse", sparse.coalesce().values().view(torch.int32), whole((2,), 6 * world))
+    if rank == 1:
+        check.that("the rank's own mode stays", float(denormals(1, 5) * 2) == 0.0, "denormals are not flushed any more")
+        torch.set_flush_denormal(False)
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["2", "1+1+1"])
+def test_sums_do_not_depend_on_a_threads_floating_point_mode(nodes):
+    run_ranks(sums_of_denormals, nodes, args=(nodes,))

@@ -16,16 +16,19 @@
 #include <thread>
 #include <utility>
 
+#include "hybridps/core/float_mode.h"
 #include "hybridps/core/log.h"
 
 namespace hybridps::core {
 
-/// Names the thread (at most 15 characters) and blocks all signals in it: they are the program's business.
+/// Names the thread (at most 15 characters), blocks all signals in it (they are the program's business), and gives it the
+/// usual floating-point mode, whatever its maker's is.
 inline void begin_thread(const char* name) noexcept {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
   pthread_setname_np(pthread_self(), name);
+  use_usual_float_mode();
 }
 
 /// Runs it on a thread of its own that nobody waits for: the task owns what it uses. What it throws is a warning and ends it alone.

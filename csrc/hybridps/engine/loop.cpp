@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "hybridps/core/float_mode.h"
 #include "hybridps/core/text.h"
 #include "hybridps/core/thread.h"
 
@@ -259,6 +260,7 @@ void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
     driving_since_ = core::Clock::now();
     claim_seen_.store(true, std::memory_order_relaxed);
   }
+  const core::UsualFloatMode usual;
   std::unique_lock baton(baton_);  // the thread lets go after its round
   round_of_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   driver_.spinning.forget();

@@ -7,6 +7,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include "hybridps/core/float_mode.h"
 #include "hybridps/pg/accelerator.h"
 #include "hybridps/reduce/sum.h"
 
@@ -226,6 +227,7 @@ worker::Piece Buffers::output_of_all(const std::vector<at::Tensor>& tensors, con
     copies_.emplace_back(tensor, total);
   }
   auto* const data = static_cast<std::byte*>(total.mutable_data_ptr());
+  const core::UsualFloatMode usual;  // this is the caller's thread
   reduce::combine(inputs, data, static_cast<std::size_t>(total.numel()), what.dtype, what.op);
   held_.push_back(total);
   return {data, bytes_of(total)};

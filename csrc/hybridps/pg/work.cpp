@@ -8,6 +8,7 @@
 #include <ATen/core/jit_type.h>
 #include <c10/util/Exception.h>
 
+#include "hybridps/core/float_mode.h"
 #include "hybridps/core/log.h"
 #include "hybridps/pg/errors.h"
 #include "hybridps/pg/gil.h"
@@ -151,6 +152,7 @@ bool WorkHybrid::claim_finish() {
 
 void WorkHybrid::finish_and_complete(Ptr work) {
   try {
+    const core::UsualFloatMode usual;  // sparse parts are summed, in a waiter's thread or a lane
     work->buffers_.finish();
     if (work->finish_) work->finish_();
     work->finish_ = nullptr;

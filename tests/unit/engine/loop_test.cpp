@@ -1,15 +1,19 @@
 #include "hybridps/engine/loop.h"
 
+#include <fenv.h>
 #include <pthread.h>
 #include <signal.h>
 
 #include <atomic>
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "hybridps/core/float_mode.h"
+#include "hybridps/reduce/sum.h"
 #include "tests/support/catch.h"
 #include "tests/support/clock.h"
 #include "tests/support/cluster.h"
@@ -174,6 +178,58 @@ TEST_CASE("engine/loop: one caller drives at a time, until its deadline, and see
   rig.loop.drive([] { return false; }, Clock::now() - 1ms);
   SUCCEED("deadlines end it");
 }
+
+#if defined(__x86_64__)
+constexpr core::FloatMode kFlushing = 0x8040;  // flush to zero, denormals are zero: torch.set_flush_denormal(True)
+#elif defined(__aarch64__)
+constexpr core::FloatMode kFlushing = 1U << 24;
+#endif
+
+#if defined(__x86_64__) || defined(__aarch64__)
+/// Two sums that another mode changes: of denormals, and of what is no float.
+std::vector<float> sums() {
+  const std::vector<float> a = {std::numeric_limits<float>::denorm_min(), 1.0F};
+  const std::vector<float> b = {std::numeric_limits<float>::denorm_min(), 1e-12F};
+  std::vector<float> sum(2);
+  const std::vector<reduce::Input> inputs = {{reinterpret_cast<const std::byte*>(a.data())},
+                                             {reinterpret_cast<const std::byte*>(b.data())}};
+  reduce::combine(inputs, reinterpret_cast<std::byte*>(sum.data()), 2, core::DType::kFloat32, core::ReduceOp::kSum);
+  return sum;
+}
+
+TEST_CASE("engine/loop: sums are the same whatever floating-point mode the program's threads have", "[engine][fast]") {
+  const std::vector<float> expected = {2 * std::numeric_limits<float>::denorm_min(), 1.0F};
+  std::vector<float> own;
+  std::vector<float> driven;
+  bool kept = false;
+  std::thread([&] {
+    core::set_float_mode(core::float_mode() | kFlushing);
+    REQUIRE(fesetround(FE_UPWARD) == 0);
+    const core::FloatMode mode = core::float_mode() & ~core::kFloatFlags;
+    Rig rig;  // its thread inherits the mode
+    std::atomic<bool> done{false};
+    rig.loop.post([&] {
+      own = sums();
+      done = true;
+    });
+    const bool ran = within_seconds([&] { return done.load(); });
+    bool sees = false;
+    rig.loop.post(
+        [&] {
+          driven = sums();
+          sees = true;
+        },
+        /*will_drive=*/true);
+    rig.loop.drive([&] { return sees; }, Clock::now() + 20s);
+    kept = ran && sees && (core::float_mode() & ~core::kFloatFlags) == mode;
+    core::set_float_mode(core::kUsualFloatMode);
+    fesetround(FE_TONEAREST);
+  }).join();
+  CHECK(own == expected);
+  CHECK(driven == expected);
+  CHECK(kept);
+}
+#endif
 
 TEST_CASE("engine/loop: commands of many threads run once each, whoever drives", "[engine][slow]") {
   Rig rig;

@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "hybridps/core/float_mode.h"
 #include "hybridps/core/fork.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/thread.h"
@@ -74,6 +75,7 @@ std::optional<ncclRedOp_t> native_op(core::ReduceOp op) noexcept {
 
 /// `factor` as an element of `type`.
 std::array<std::byte, 8> scalar_of(ncclDataType_t type, double factor) noexcept {
+  const core::UsualFloatMode usual;  // this may be the caller's thread
   std::array<std::byte, 8> scalar{};
   const auto narrow = [&](std::uint16_t one, core::DType dtype) {
     const reduce::Input input{reinterpret_cast<const std::byte*>(&one), factor};

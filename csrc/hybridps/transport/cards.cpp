@@ -222,11 +222,30 @@ class CardsTransport final : public Transport {
     const auto found = peers_.find(peer);
     return found != peers_.end() ? open_endpoint(*found) : nullptr;
   }
+  hybridps::transport::Way way(core::EngineId peer, std::span<const std::byte> address) noexcept override {
+    using Stand = hybridps::transport::Way;
+    Stand all = Stand::kStands;
+    const auto add = [&](std::size_t card, core::EngineId id, std::span<const std::byte> inner) {
+      const Stand one = transports_[card]->way(id, inner);
+      if (one == Stand::kLacks || all == Stand::kStands) all = one;
+    };
+    if (const auto found = peers_.find(peer); found != peers_.end()) {
+      if (open_endpoint(*found) == nullptr) return Stand::kNone;
+      for (const Way& known : found->second.ways) add(known.card, known.id, known.inner);
+      return all;
+    }
+    const core::Result<std::vector<CardInfo>> theirs = decode_cards(address);
+    if (!theirs.is_ok()) return Stand::kNone;
+    for (const CardPair& pair : pairs_between(infos_, theirs.value()))
+      add(pair.own, peer, theirs.value()[pair.theirs].inner);
+    return all;
+  }
   std::size_t progress() override {
     std::size_t did = 0;
     // Nothing is sent on sockets that are not in use, here or, but for a moment, by peers.
-    const std::size_t looked_at =
-        look_everywhere_ || ++rounds_ % kRoundsPerLook == 0 ? transports_.size() : transports_.size() / sockets_ * used_;
+    const std::size_t looked_at = look_everywhere_ || ++rounds_ % kRoundsPerLook == 0
+                                      ? transports_.size()
+                                      : transports_.size() / sockets_ * used_;
     look_everywhere_ = false;
     for (std::size_t card = 0; card < looked_at; ++card) {
       const std::size_t one = transports_[card]->progress();

@@ -169,7 +169,8 @@ class TransportThread : core::Pinned {
 
   void sleep() const {
     std::array<epoll_event, 16> events;
-    const int got = epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), driven_.empty() ? -1 : kSleepMs);
+    const int got =
+        epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), driven_.empty() ? -1 : kSleepMs);
     for (int i = 0; i < got; ++i)
       if (events[static_cast<std::size_t>(i)].data.fd == wake_fd_) drain(wake_fd_);
   }
@@ -334,6 +335,15 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   Endpoint* find(core::EngineId peer) noexcept override {
     const auto found = endpoints_.find(peer);
     return found != endpoints_.end() && found->second->cause_.is_ok() ? found->second.get() : nullptr;
+  }
+
+  Way way(core::EngineId peer, std::span<const std::byte> address) noexcept override {
+    if (in_child() || is_ended_) return Way::kNone;
+    if (const auto found = endpoints_.find(peer); found != endpoints_.end() && !found->second->cause_.is_ok())
+      return Way::kNone;
+    Way way = Way::kNone;
+    there([&] { way = inner_->way(peer, address); });
+    return way;
   }
 
   std::size_t progress() override {
@@ -527,7 +537,8 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
       spent_ = {};
       return;
     }
-    if (handover_->moved_here(now, std::exchange(spent_, {}), moved - std::exchange(counted_bytes_, moved))) hand_over();
+    if (handover_->moved_here(now, std::exchange(spent_, {}), moved - std::exchange(counted_bytes_, moved)))
+      hand_over();
   }
 
   void hand_over() {
@@ -763,7 +774,8 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   const std::uint64_t generation_ = core::fork_generation();
   const std::shared_ptr<TransportThread> thread_;
   int event_fd_ = -1;
-  int outer_fd_ = -1;       // of one that is handed over: epoll for event_fd_, and for the inner one's while it is driven here
+  int outer_fd_ =
+      -1;  // of one that is handed over: epoll for event_fd_, and for the inner one's while it is driven here
   bool is_driven_ = false;  // by the thread; where not, the engine's side does the thread's part, too
   bool is_ended_ = false;   // its destructor runs
 

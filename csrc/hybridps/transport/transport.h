@@ -101,6 +101,13 @@ struct DeviceMemory {
   std::function<void(const std::function<void()>& call)> within;
 };
 
+/// How the way to a peer stands.
+enum class Way : std::uint8_t {
+  kNone,    // connect() would open a connection
+  kStands,  // there is one, whoever made it, or it is on its way
+  kLacks    // it waits for descriptors, of this process or of the peer
+};
+
 class Transport : core::Pinned {
  public:
   virtual ~Transport() = default;
@@ -121,6 +128,10 @@ class Transport : core::Pinned {
   virtual core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) = 0;
   /// The endpoint to `peer` if connect() made one and it has not failed, else nullptr.
   virtual Endpoint* find(core::EngineId peer) noexcept = 0;
+  /// `address`: as for connect().
+  virtual Way way(core::EngineId peer, std::span<const std::byte> /*address*/) noexcept {
+    return find(peer) != nullptr ? Way::kStands : Way::kNone;
+  }
   /// Receives and completes what is there without waiting; returns how much it did (0: nothing to do).
   virtual std::size_t progress() = 0;
   /// Readable when progress() may have work, provided that arm() returned true before. -1: never (poll it).

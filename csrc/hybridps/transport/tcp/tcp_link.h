@@ -1,13 +1,17 @@
 // hybridps/transport/tcp/tcp_link.h: one TCP connection: what waits to be sent, and the message that is coming in.
 // Internal to this room.
 //
-//   dialled:   kConnecting ──> kOpen ──────┐
-//   accepted:  kGreeting ────> kOpen ──────┴──> kClosed
+//   dialled:   kConnecting ──> kGreeted ──its answer──> kOpen ──┐
+//                ^  │             │ lost before an answer,        │
+//                │  v             v no descriptors, "come again"  │
+//              kWaiting <─────────┘                               │
+//   accepted:  kGreeting ─────────────────────────────> kOpen ────┴──> kClosed
 //
 // Two sides that dial each other at once have two connections: each sends on its own, both read both.
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -23,7 +27,7 @@ namespace hybridps::transport {
 
 class TcpEndpoint;
 
-/// One accepted send, from send() until its `done` has run; or a greeting, which has no endpoint. Recycled.
+/// One accepted send, from send() until its `done` has run; recycled.
 struct TcpSend {
   TcpEndpoint* endpoint = nullptr;
   Buffer payload;
@@ -34,13 +38,23 @@ struct TcpSend {
 };
 
 struct TcpLink : core::Pinned {
-  enum class State : std::uint8_t { kConnecting, kGreeting, kOpen, kClosed };
+  enum class State : std::uint8_t { kWaiting, kConnecting, kGreeted, kGreeting, kOpen, kClosed };
 
   State state = State::kConnecting;
   core::Descriptor socket;
   TcpId peer{};                     // of the other transport; not known while it has not greeted
   TcpEndpoint* endpoint = nullptr;  // whose failure its end is
   core::Deadline greeting_due;
+  // Of one that was dialled.
+  SocketAddress there;
+  core::TimePoint dial_at{};  // kWaiting: again then
+  core::Deadline dial_until;  // once it was lost before an answer
+  int losses = 0;             // before an answer
+  bool lacks = false;         // it was for descriptors, here or there, that it had to wait
+
+  bool is_lacking(core::TimePoint now) const noexcept {
+    return lacks && state != State::kOpen && (state == State::kWaiting || now < dial_at + std::chrono::seconds(1));
+  }
   std::string to;  // "10.0.0.2:4711", for errors
 
   std::deque<TcpSend*> queue;

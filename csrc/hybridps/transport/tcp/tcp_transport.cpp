@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -20,13 +21,13 @@
 #include <utility>
 
 #include "hybridps/core/log.h"
+#include "hybridps/core/text.h"
 #include "hybridps/transport/tcp/tcp_transport_impl.h"
 
 namespace hybridps::transport {
 namespace {
 
-/// Who has connected and not greeted; beyond it the oldest goes.
-constexpr std::size_t kGreetingMax = 256;
+constexpr std::size_t kGreetingsMax = 1024;
 /// Taken before anything else is looked at.
 constexpr std::size_t kAcceptsMax = 64;
 constexpr int kBacklog = 4096;
@@ -38,15 +39,24 @@ constexpr std::size_t kReadBytesMax = std::size_t{512} << 10;
 constexpr std::size_t kBulkBytes = std::size_t{4} << 10;
 /// Once one of two connections to a peer has ended, the other may still bring something for so long.
 constexpr core::Duration kEndWithin = core::from_seconds(0.25);
-constexpr core::Duration kAcceptAgainAfter = core::from_seconds(0.1);
+/// Where there are no descriptors.
+constexpr core::Duration kAgainAfter = core::from_seconds(0.1);
+/// After a connection was lost before an answer: at once, then doubled each time.
+constexpr core::Duration kRedialPause = core::from_seconds(0.01);
+constexpr core::Duration kRedialPauseMax = core::from_seconds(0.5);
+
+/// This machine, or this process, has no more of something: that says nothing of a peer.
+bool is_lack(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS || error == ENOSPC;
+}
 
 core::Status socket_error(const std::string& what, int error) {
-  const bool resources = error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS;
   std::string hint;
   if (rlimit limit{}; error == EMFILE && ::getrlimit(RLIMIT_NOFILE, &limit) == 0)
     hint = "; too few file descriptors: all " + std::to_string(limit.rlim_cur) + " are in use; raise `ulimit -n`";
   if (error == ENFILE) hint = "; too few file descriptors: all of this machine are in use; raise fs.file-max";
-  return {resources ? core::Code::kOutOfResources : core::Code::kInvalidArgument, what + ": " + std::strerror(error) + hint};
+  return {is_lack(error) ? core::Code::kOutOfResources : core::Code::kInvalidArgument,
+          what + ": " + std::strerror(error) + hint};
 }
 
 core::Descriptor make_socket(int family) {
@@ -86,6 +96,12 @@ core::Status TcpTransportImpl::start() {
   event.data.ptr = nullptr;
   if (::epoll_ctl(poller_.get(), EPOLL_CTL_ADD, listener_.get(), &event) != 0)
     return socket_error("cannot watch a socket of " + name_, errno);
+  rlimit limit{};
+  greetings_max_ = kGreetingsMax;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0)
+    greetings_max_ = std::clamp<std::size_t>(limit.rlim_cur / 4, 1, greetings_max_);
+  if (options_.greetings_max > 0) greetings_max_ = options_.greetings_max;
+  keep_spare();
   rx_pool_ = std::make_unique<RxPool>(~std::size_t{0});
   core::log_info(name_, " listens on ", address_.socket.text());
   return core::Status::ok();
@@ -170,6 +186,21 @@ Endpoint* TcpTransportImpl::find(core::EngineId peer) noexcept {
   return found != endpoints_.end() && found->second->is_open() ? found->second.get() : nullptr;
 }
 
+Way TcpTransportImpl::way(core::EngineId peer, std::span<const std::byte> address) noexcept {
+  if (in_child()) return Way::kNone;
+  if (const auto found = endpoints_.find(peer); found != endpoints_.end()) {
+    const TcpEndpoint& endpoint = *found->second;
+    if (!endpoint.is_open()) return Way::kNone;
+    const TcpLink* const out = endpoint.out_;
+    return out != nullptr && out->is_lacking(core::Clock::now()) ? Way::kLacks : Way::kStands;
+  }
+  const core::Result<TcpAddress> to = decode_tcp_address(address);
+  const auto is_there = [&](const std::unique_ptr<TcpLink>& link) {
+    return link->state == TcpLink::State::kOpen && link->endpoint == nullptr && link->peer == to.value().id;
+  };
+  return to.is_ok() && std::any_of(links_.begin(), links_.end(), is_there) ? Way::kStands : Way::kNone;
+}
+
 void TcpTransportImpl::adopt(TcpLink& link, TcpEndpoint& endpoint) {
   link.endpoint = &endpoint;
   endpoint.links_.push_back(&link);
@@ -195,13 +226,33 @@ core::Status TcpTransportImpl::watch(TcpLink& link, bool write, bool added) {
 }
 
 core::Result<TcpLink*> TcpTransportImpl::dial(const TcpAddress& to) {
-  auto link = std::make_unique<TcpLink>();
-  link->peer = to.id;
-  link->to = to.socket.text();
-  link->socket = make_socket(to.socket.name.ss_family);
-  const std::string what = "cannot connect to " + link->to + " (" + name_ + ")";
-  if (!link->socket) return socket_error(what, errno);
-  const int socket = link->socket.get();
+  auto made = std::make_unique<TcpLink>();
+  TcpLink& link = *made;
+  link.peer = to.id;
+  link.there = to.socket;
+  link.to = to.socket.text();
+  const core::Status status = try_dial(link);
+  if (!status.is_ok() && status.code() != core::Code::kOutOfResources) return status;
+  if (!status.is_ok()) dial_later(link, kAgainAfter, /*lacks=*/true);
+  links_.push_back(std::move(made));
+  return &link;
+}
+
+core::Status TcpTransportImpl::try_dial(TcpLink& link) {
+  const SocketAddress& there = link.there;
+  core::Descriptor made = make_socket(there.name.ss_family);
+  const std::string what = "cannot connect to " + link.to + " (" + name_ + ")";
+  core::Status status;
+  const auto lack = [&](core::Status why) {
+    static core::LogRate rate(core::from_seconds(60));
+    if (rate.permit()) core::log_warn(why.message(), "; it is tried again until there are some");
+    return why;
+  };
+  if (!made) {
+    status = socket_error(what, errno);
+    return status.code() == core::Code::kOutOfResources ? lack(std::move(status)) : status;
+  }
+  const int socket = made.get();
   set_options(socket);
   const int on = 1;
   (void)::setsockopt(socket, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
@@ -212,22 +263,159 @@ core::Result<TcpLink*> TcpTransportImpl::dial(const TcpAddress& to) {
         what + ": " + why +
             "; see whether both machines use the same network (HYBRIDPS_INTERFACE, HYBRIDPS_DATA_INTERFACES)");
   };
-  if (from.name.ss_family != to.socket.name.ss_family) return unreachable("one is IPv4, the other IPv6");
-  if (!leads_through(from, to.socket)) return unreachable("the way there does not lead through " + options_.address);
+  if (from.name.ss_family != there.name.ss_family) return unreachable("one is IPv4, the other IPv6");
+  if (!leads_through(from, there)) return unreachable("the way there does not lead through " + options_.address);
   if (::bind(socket, from.get(), from.bytes) != 0 ||
-      (::connect(socket, to.socket.get(), to.socket.bytes) != 0 && errno != EINPROGRESS && errno != EINTR)) {
+      (::connect(socket, there.get(), there.bytes) != 0 && errno != EINPROGRESS && errno != EINTR)) {
     const int error = errno;
-    core::Status status = socket_error(what, error);
-    return status.code() == core::Code::kOutOfResources ? status : unreachable(std::strerror(error));
+    return is_lack(error) ? lack(socket_error(what, error)) : unreachable(std::strerror(error));
   }
-  if (core::Status status = watch(*link, /*write=*/true, /*added=*/false); !status.is_ok()) return status;
-  TcpSend* const greeting = acquire();
-  const auto bytes = encode_greeting(address_.id, to.id);
-  std::copy(bytes.begin(), bytes.end(), greeting->head.begin());
-  greeting->head_bytes = bytes.size();
-  link->queue.push_back(greeting);
-  links_.push_back(std::move(link));
-  return links_.back().get();
+  link.socket = std::move(made);
+  if (status = watch(link, /*write=*/true, /*added=*/false); !status.is_ok()) {
+    link.socket.reset();
+    return status.code() == core::Code::kOutOfResources ? lack(std::move(status)) : status;
+  }
+  link.state = TcpLink::State::kConnecting;
+  return core::Status::ok();
+}
+
+/// Nothing but a greeting has left there: what waits in its queue waits on.
+void TcpTransportImpl::dial_later(TcpLink& link, core::Duration pause, bool lacks) {
+  ++counters_.redials;
+  if (link.socket) (void)::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, link.socket.get(), nullptr);
+  link.socket.reset();
+  link.begin = link.end = 0;
+  link.error = 0;
+  link.watches_write = false;
+  link.state = TcpLink::State::kWaiting;
+  link.lacks = lacks;
+  if (lacks) link.losses = 0;  // somebody was there, or it was not even tried
+  link.dial_at = core::Clock::now() + pause;
+  waiting_.push_back(&link);
+}
+
+/// Whoever reset it, or let it end, had heard nothing from us but that we are there. A peer that is gone refuses the next one.
+void TcpTransportImpl::on_lost(TcpLink& link) {
+  if (link.losses++ == 0) link.dial_until = core::Deadline::after(options_.redial_for);
+  const core::TimePoint now = core::Clock::now();
+  if (link.dial_until.has_passed(now)) {
+    on_broken(link, "all connections (" + name_ + ") to " + link.to + " that were tried in " +
+                        core::format_seconds(core::to_seconds(options_.redial_for)) +
+                        " were reset before an answer came");
+    return;
+  }
+  core::Duration pause = core::Duration::zero();
+  if (link.losses > 1)
+    pause = std::min<core::Duration>(kRedialPause * (1 << std::min(link.losses - 2, 10)), kRedialPauseMax);
+  dial_later(link, pause, /*lacks=*/false);
+}
+
+std::size_t TcpTransportImpl::dial_waiting(core::TimePoint now) {
+  std::size_t did = 0;
+  for (TcpLink* const link : std::exchange(waiting_, {})) {
+    if (link->dial_at > now) {
+      waiting_.push_back(link);
+      continue;
+    }
+    ++did;
+    const core::Status status = try_dial(*link);
+    if (status.is_ok()) continue;
+    if (status.code() == core::Code::kOutOfResources)
+      dial_later(*link, kAgainAfter, /*lacks=*/true);
+    else
+      on_broken(*link, std::string(status.message()));
+  }
+  return did;
+}
+
+/// The connection stands. So few bytes always fit.
+void TcpTransportImpl::say_hello(TcpLink& link) {
+  const auto greeting = encode_greeting(address_.id, link.peer);
+  (void)!::send(link.socket.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  link.state = TcpLink::State::kGreeted;
+  (void)watch(link, /*write=*/false);
+}
+
+/// False: more must come first, or this connection is over.
+bool TcpTransportImpl::hear_answer(TcpLink& link) {
+  if (link.end - link.begin < kAnswerBytes) return false;
+  const std::span<const std::byte, kAnswerBytes> bytes(link.read_ahead.data() + link.begin, kAnswerBytes);
+  const std::optional<TcpAnswer> answer = decode_answer(bytes);
+  if (answer == TcpAnswer::kWelcome) {
+    link.begin += kAnswerBytes;
+    link.state = TcpLink::State::kOpen;
+    link.lacks = false;
+    if (!link.queue.empty()) list(link);
+    return true;
+  }
+  if (answer == TcpAnswer::kBusy) {
+    static core::LogRate rate(core::from_seconds(60));
+    if (rate.permit())
+      core::log_warn(
+          name_, ": the process at ", link.to,
+          " has no file descriptors for another connection (raise `ulimit -n` there); it is tried again until it has");
+    dial_later(link, kAgainAfter, /*lacks=*/true);
+  } else if (answer == TcpAnswer::kClosed) {
+    on_broken(link, "it has given up this process, or closed its connections to it");
+  } else if (answer == TcpAnswer::kNotHere) {
+    on_broken(link, std::string(kEndedWithoutClosing));
+  } else {
+    ++counters_.malformed;
+    on_broken(link, "the connection (" + name_ + ") to " + link.to + " brought bytes that hybridps does not send");
+  }
+  return false;
+}
+
+/// What waited for a connection that nobody has heard of leaves on one that stands.
+void TcpTransportImpl::take_over(TcpLink& to, TcpLink& from) {
+  to.queue.insert(to.queue.end(), from.queue.begin(), from.queue.end());
+  from.queue.clear();
+  TcpEndpoint& endpoint = *from.endpoint;
+  endpoint.out_ = &to;
+  close(from, core::Status::ok(), /*reset=*/true);
+  if (!to.queue.empty()) list(to);
+}
+
+void TcpTransportImpl::keep_spare() {
+  if (spare_) return;
+  const core::ForkLock lock;
+  spare_ = core::Descriptor(lock, ::eventfd(0, EFD_CLOEXEC));
+}
+
+/// Those who wait at the door hear that there is no room now, and come again. False: they wait on, and hear nothing.
+bool TcpTransportImpl::turn_away() {
+  keep_spare();
+  if (!spare_) return false;
+  spare_.reset();
+  for (std::size_t i = 0; i < kAcceptsMax; ++i) {
+    core::Descriptor socket;
+    {
+      const core::ForkLock lock;
+      socket = core::Descriptor(lock, ::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    }
+    if (!socket) break;
+    ++counters_.turned_away;
+    std::array<std::byte, kGreetingBytes> unread;  // else its kernel hears of a reset
+    (void)!::recv(socket.get(), unread.data(), unread.size(), MSG_DONTWAIT);
+    const auto answer = encode_answer(TcpAnswer::kBusy);
+    (void)!::send(socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+  keep_spare();
+  return true;
+}
+
+/// Who waits there waits on: a listener that is always readable would keep this thread awake meanwhile.
+void TcpTransportImpl::stop_accepting() {
+  (void)::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
+  accepts_ = false;
+  accepts_again_ = core::Clock::now() + kAgainAfter;
+}
+
+void TcpTransportImpl::accept_again() {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.ptr = nullptr;
+  accepts_ = ::epoll_ctl(poller_.get(), EPOLL_CTL_ADD, listener_.get(), &event) == 0;
 }
 
 std::size_t TcpTransportImpl::accept_all() {
@@ -245,15 +433,11 @@ std::size_t TcpTransportImpl::accept_all() {
     }
     if (!link->socket) {
       if (error == EINTR || error == ECONNABORTED) continue;
-      if (error != EAGAIN && error != EWOULDBLOCK) {
-        // Who waits there waits on: a listener that is always readable would keep this thread awake meanwhile.
-        static core::LogRate rate(core::from_seconds(10));
-        if (rate.permit()) core::log_warn(name_, ": cannot take a connection: ", std::strerror(error));
-        (void)::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
-        accepts_ = false;
-        accepts_again_ = core::Clock::now() + kAcceptAgainAfter;
-      }
-      return accepted;
+      if (error == EAGAIN || error == EWOULDBLOCK) return accepted;
+      static core::LogRate rate(core::from_seconds(60));
+      if (rate.permit()) core::log_warn(socket_error(name_ + ": cannot take a connection", error).message());
+      if (!is_lack(error) || !turn_away()) stop_accepting();
+      return accepted + 1;
     }
     ++accepted;
     set_options(link->socket.get());
@@ -263,7 +447,11 @@ std::size_t TcpTransportImpl::accept_all() {
     if (!watch(*link, /*write=*/false, /*added=*/false).is_ok()) continue;
     greeting_.push_back(link.get());
     links_.push_back(std::move(link));
-    if (greeting_.size() > kGreetingMax) refuse(*greeting_.front());
+    if (greeting_.size() <= greetings_max_) continue;
+    // Its greeting may lie there already. If not, a peer comes again.
+    TcpLink& oldest = *greeting_.front();
+    (void)read(oldest);
+    if (oldest.state == TcpLink::State::kGreeting) refuse(oldest);
   }
   return accepted;
 }
@@ -276,21 +464,33 @@ bool TcpTransportImpl::greet(TcpLink& link) {
   TcpEndpoint* endpoint = nullptr;
   if (peer)
     if (const auto found = by_id_.find(*peer); found != by_id_.end()) endpoint = found->second;
+  const auto say = [&link](TcpAnswer answer) {
+    const auto said = encode_answer(answer);
+    (void)!::send(link.socket.get(), said.data(), said.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  };
+  link.begin += kGreetingBytes;
   if (!peer || (endpoint != nullptr && !endpoint->is_open())) {
-    refuse(link);
+    const bool is_ours = is_greeting(bytes);
+    if (is_ours) say(peer ? TcpAnswer::kClosed : TcpAnswer::kNotHere);
+    refuse(link, /*reset=*/!is_ours);
     return false;
   }
-  link.begin += kGreetingBytes;
+  say(TcpAnswer::kWelcome);
   link.peer = *peer;
   link.state = TcpLink::State::kOpen;
   std::erase(greeting_, &link);
-  if (endpoint != nullptr) adopt(link, *endpoint);
+  if (endpoint == nullptr) return true;
+  adopt(link, *endpoint);
+  // Ours has not even greeted yet: one is enough.
+  TcpLink* const out = endpoint->out_;
+  if (out != nullptr && (out->state == TcpLink::State::kWaiting || out->state == TcpLink::State::kConnecting))
+    take_over(link, *out);
   return true;
 }
 
-void TcpTransportImpl::refuse(TcpLink& link) {
+void TcpTransportImpl::refuse(TcpLink& link, bool reset) {
   ++counters_.refused;
-  close(link, core::Status(core::Code::kClosed, "it did not greet as a peer does"), /*reset=*/true);
+  close(link, core::Status(core::Code::kClosed, "it did not greet as a peer does"), reset);
 }
 
 void TcpTransportImpl::expire_greetings() {
@@ -309,6 +509,11 @@ std::size_t TcpTransportImpl::progress() {
     auto* const link = static_cast<TcpLink*>(events[static_cast<std::size_t>(i)].data.ptr);
     did += link == nullptr ? accept_all() : on_event(*link, events[static_cast<std::size_t>(i)].events);
   }
+  if (!accepts_ || !waiting_.empty()) {
+    const core::TimePoint now = core::Clock::now();
+    if (!accepts_ && now >= accepts_again_) accept_again();
+    did += dial_waiting(now);
+  }
   // Answers to small messages go at once. Those to large ones wait for what the engine has to say besides, before the next
   // progress(): credit and the next chunk to the same peer are one packet then instead of two.
   if (!std::exchange(had_bulk_, false)) did += flush_all();
@@ -323,12 +528,6 @@ bool TcpTransportImpl::arm() {
   if (in_child()) return true;
   if (!listed_.empty() || !completions_.empty() || !attention_.empty()) return false;
   if (!greeting_.empty()) expire_greetings();
-  if (!accepts_ && core::Clock::now() >= accepts_again_) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.ptr = nullptr;
-    accepts_ = ::epoll_ctl(poller_.get(), EPOLL_CTL_ADD, listener_.get(), &event) == 0;
-  }
   return true;
 }
 
@@ -343,12 +542,12 @@ std::size_t TcpTransportImpl::on_event(TcpLink& link, std::uint32_t events) {
       return 1;
     }
     if ((events & EPOLLOUT) == 0) return 0;
-    link.state = TcpLink::State::kOpen;
-    ++did;
+    say_hello(link);
+    return 1;
   }
-  if (link.state == TcpLink::State::kClosed) return 0;
-  if ((events & EPOLLOUT) != 0) did += flush(link);
-  if (link.state != TcpLink::State::kClosed && (events & ~std::uint32_t{EPOLLOUT}) != 0) did += read(link);
+  if (!link.socket) return 0;
+  if ((events & EPOLLOUT) != 0 && link.state == TcpLink::State::kOpen) did += flush(link);
+  if (link.socket && (events & ~std::uint32_t{EPOLLOUT}) != 0) did += read(link);
   return did;
 }
 
@@ -513,7 +712,7 @@ void TcpTransportImpl::has_sent(TcpLink& link, std::size_t bytes) {
     if (link.front_sent < of_front) return;
     link.front_sent -= of_front;
     link.queue.pop_front();
-    if (send->endpoint != nullptr) --unsent_;
+    --unsent_;
     completions_.push_back({send, core::Status::ok()});
   }
 }
@@ -540,7 +739,7 @@ std::size_t TcpTransportImpl::run_completions() {
 std::size_t TcpTransportImpl::read(TcpLink& link) {
   std::size_t did = 0;
   std::size_t had = 0;
-  while (link.state != TcpLink::State::kClosed && had < kReadBytesMax) {
+  while (link.socket && had < kReadBytesMax) {
     if (link.begin > 0) {
       std::memmove(link.read_ahead.data(), link.read_ahead.data() + link.begin, link.end - link.begin);
       link.end -= std::exchange(link.begin, 0);
@@ -575,6 +774,10 @@ void TcpTransportImpl::parse(TcpLink& link) {
   for (;;) {
     if (link.state == TcpLink::State::kGreeting) {
       if (!greet(link)) return;
+    } else if (link.state == TcpLink::State::kGreeted) {
+      if (!hear_answer(link)) return;
+    } else if (link.state == TcpLink::State::kWaiting) {
+      return;
     } else if (link.state == TcpLink::State::kClosed) {
       return;
     } else if (link.slot != nullptr) {
@@ -638,10 +841,17 @@ void TcpTransportImpl::release_slot(void* transport, void* slot, std::uint64_t) 
 
 void TcpTransportImpl::break_off(TcpLink& link, const char* doing, int error) {
   const bool ended = error == 0 || error == ECONNRESET || error == EPIPE;
-  on_broken(link,
-            ended ? std::string(kEndedWithoutClosing)
-                  : "the connection (" + name_ + ") to " + link.to + " " + doing + ": " + std::strerror(error),
-            ended);
+  std::string what = "the connection (" + name_ + ") to " + link.to + " " + doing + ": " + std::strerror(error);
+  const bool was_lost = link.losses > 0;
+  // One that has listened and does so no more has ended.
+  if (ended || (error == ECONNREFUSED && was_lost)) what = kEndedWithoutClosing;
+  const bool is_new = link.state == TcpLink::State::kConnecting || link.state == TcpLink::State::kGreeted;
+  if (is_new && ended)
+    on_lost(link);
+  else if (is_new && is_lack(error))
+    dial_later(link, kAgainAfter, /*lacks=*/true);
+  else
+    on_broken(link, std::move(what), ended);
 }
 
 void TcpTransportImpl::on_broken(TcpLink& link, std::string what, bool ended) {
@@ -664,6 +874,7 @@ void TcpTransportImpl::on_broken(TcpLink& link, std::string what, bool ended) {
 void TcpTransportImpl::close(TcpLink& link, const core::Status& cause, bool reset) {
   if (link.state == TcpLink::State::kClosed) return;
   if (link.state == TcpLink::State::kGreeting) std::erase(greeting_, &link);
+  if (link.state == TcpLink::State::kWaiting) std::erase(waiting_, &link);
   link.state = TcpLink::State::kClosed;
   has_closed_ = true;
   if (std::exchange(link.is_listed, false)) std::erase(listed_, &link);
@@ -671,16 +882,16 @@ void TcpTransportImpl::close(TcpLink& link, const core::Status& cause, bool rese
     std::erase(endpoint->links_, &link);
     if (endpoint->out_ == &link) endpoint->out_ = nullptr;
   }
-  if (reset) {
+  if (reset && link.socket) {
     const linger at_once{1, 0};
     (void)::setsockopt(link.socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
   }
   // Not left to close(): a child on its way to exec may hold a copy, and the set would go on naming what is freed.
-  (void)::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, link.socket.get(), nullptr);
+  if (link.socket) (void)::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, link.socket.get(), nullptr);
   link.socket.reset();
   if (RxSlot* const slot = std::exchange(link.slot, nullptr); slot != nullptr) rx_pool_->release(slot);
   for (TcpSend* const send : link.queue) {
-    if (send->endpoint != nullptr) --unsent_;
+    --unsent_;
     completions_.push_back({send, cause});
   }
   link.queue.clear();
@@ -716,9 +927,7 @@ bool TcpTransportImpl::step(TcpEndpoint& endpoint, core::TimePoint now) {
   TcpLink* const out = endpoint.out_;
   const bool late = endpoint.close_deadline_.has_passed(now);
   if (endpoint.state_ == State::kDraining && out != nullptr && !late) {
-    // A greeting alone is nothing to wait for.
-    const auto is_of_endpoint = [](const TcpSend* send) { return send->endpoint != nullptr; };
-    if (std::any_of(out->queue.begin(), out->queue.end(), is_of_endpoint)) return true;
+    if (!out->queue.empty()) return true;
     if (out->state == TcpLink::State::kOpen) {
       (void)::shutdown(out->socket.get(), SHUT_WR);
       endpoint.state_ = State::kFlushing;

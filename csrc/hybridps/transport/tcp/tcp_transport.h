@@ -3,7 +3,8 @@
 // Owner    the engine, one for each network card and socket.
 // Threads  one thread at a time for everything, destructor included.
 // Memory   payloads are sent from where they lie (attach() says where they may) and received into slots of its own.
-// Failure  a broken connection fails its endpoint at once and is reported from progress(). An endpoint that failed or was
+// Failure  a broken connection fails its endpoint at once and is reported from progress(); one that is lost before the other side
+//          has answered, or that has no descriptors, here or there, is made again. An endpoint that failed or was
 //          closed is never opened again.
 // Fork     sockets are closed in a forked child; there every method does nothing or returns kClosed, and destruction leaks.
 // Security who does not know the 128 random bits of our address gets no further than the greeting (tcp_wire.h).
@@ -31,6 +32,11 @@ struct TcpOptions {
   core::Duration user_timeout = core::from_seconds(10);
   /// Who connects has this long for its greeting.
   core::Duration greeting_timeout = core::from_seconds(10);
+  /// A connection that is lost before the other side has answered is made again for so long.
+  core::Duration redial_for = core::from_seconds(5);
+  /// So many may have connected and not greeted: beyond it the oldest goes. 0: 1024, and no more than a quarter of the
+  /// descriptors.
+  std::size_t greetings_max = 0;
   /// Larger incoming payloads break the connection: nobody of ours sends them.
   std::size_t payload_bytes_max = std::size_t{64} << 20;
 };
@@ -42,6 +48,8 @@ struct TcpCounters {
   std::uint64_t bytes_copied = 0;          // of payloads: came in with the header before them
   std::uint64_t refused = 0;               // connections that did not greet as a peer does
   std::uint64_t malformed = 0;             // connections that broke for what they sent
+  std::uint64_t redials = 0;               // connections that were lost before an answer, or had no descriptors
+  std::uint64_t turned_away = 0;           // connections that were told to come again: no descriptors
   std::uint64_t receive_bytes = 0;         // of memory for payloads, now
   std::uint64_t receive_slots_in_use = 0;  // now
 };

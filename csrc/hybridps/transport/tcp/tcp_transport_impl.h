@@ -33,6 +33,7 @@ class TcpTransportImpl final : public TcpTransport {
   std::vector<std::byte> address() const override { return encode(address_); }
   core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override;
   Endpoint* find(core::EngineId peer) noexcept override;
+  Way way(core::EngineId peer, std::span<const std::byte> address) noexcept override;
   std::size_t progress() override;
   int event_fd() const noexcept override { return poller_.get(); }
   bool arm() override;
@@ -56,9 +57,21 @@ class TcpTransportImpl final : public TcpTransport {
   // Connections
   core::Status watch(TcpLink& link, bool write, bool added = true);
   core::Result<TcpLink*> dial(const TcpAddress& to);
+  /// kOutOfResources: not now. kPeerDead: there is no way.
+  core::Status try_dial(TcpLink& link);
+  void dial_later(TcpLink& link, core::Duration pause, bool lacks);
+  void on_lost(TcpLink& link);
+  std::size_t dial_waiting(core::TimePoint now);
+  void say_hello(TcpLink& link);
+  bool hear_answer(TcpLink& link);
+  void take_over(TcpLink& to, TcpLink& from);
   std::size_t accept_all();
+  void stop_accepting();
+  void accept_again();
+  bool turn_away();
+  void keep_spare();
   bool greet(TcpLink& link);
-  void refuse(TcpLink& link);
+  void refuse(TcpLink& link, bool reset = true);
   void adopt(TcpLink& link, TcpEndpoint& endpoint);
   void set_options(int socket) const;
   void expire_greetings();
@@ -101,11 +114,14 @@ class TcpTransportImpl final : public TcpTransport {
   core::Descriptor listener_;
   bool accepts_ = true;  // the listener is watched; not while there are no descriptors
   core::TimePoint accepts_again_{};
+  core::Descriptor spare_;  // given up for a moment to tell somebody that there are no others
+  std::size_t greetings_max_ = 0;
   Receiver* receiver_ = nullptr;
   std::vector<std::span<std::byte>> regions_;
 
   std::vector<std::unique_ptr<TcpLink>> links_;
   std::vector<TcpLink*> greeting_;  // accepted and not heard of, oldest first
+  std::vector<TcpLink*> waiting_;   // to be dialled again
   bool has_closed_ = false;         // some of links_ are to be freed
   std::unordered_map<core::EngineId, std::unique_ptr<TcpEndpoint>> endpoints_;
   std::map<TcpId, TcpEndpoint*> by_id_;

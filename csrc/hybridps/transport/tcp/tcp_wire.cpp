@@ -16,7 +16,8 @@
 namespace hybridps::transport {
 namespace {
 
-constexpr std::array<char, 8> kGreetingMark = {'H', 'P', 'S', 'T', 'C', 'P', 0, 1};
+constexpr std::array<char, 8> kGreetingMark = {'H', 'P', 'S', 'T', 'C', 'P', 0, 2};
+constexpr std::array<char, 7> kAnswerMark = {'H', 'P', 'S', 'T', 'C', 'P', 2};
 constexpr std::uint16_t kFrameMark = 0x5048;
 
 template <typename Value>
@@ -163,8 +164,12 @@ std::array<std::byte, kGreetingBytes> encode_greeting(const TcpId& from, const T
   return bytes;
 }
 
+bool is_greeting(std::span<const std::byte, kGreetingBytes> bytes) {
+  return std::memcmp(bytes.data(), kGreetingMark.data(), kGreetingMark.size()) == 0;
+}
+
 std::optional<TcpId> decode_greeting(std::span<const std::byte, kGreetingBytes> bytes, const TcpId& us) {
-  if (std::memcmp(bytes.data(), kGreetingMark.data(), kGreetingMark.size()) != 0) return std::nullopt;
+  if (!is_greeting(bytes)) return std::nullopt;
   TcpId from;
   const std::byte* at = bytes.data() + kGreetingMark.size();
   std::copy_n(at, from.size(), from.begin());
@@ -172,6 +177,20 @@ std::optional<TcpId> decode_greeting(std::span<const std::byte, kGreetingBytes> 
   std::byte differs{0};
   for (std::size_t i = 0; i < us.size(); ++i) differs |= at[from.size() + i] ^ us[i];
   return differs == std::byte{0} ? std::optional(from) : std::nullopt;
+}
+
+std::array<std::byte, kAnswerBytes> encode_answer(TcpAnswer answer) {
+  std::array<std::byte, kAnswerBytes> bytes;
+  std::memcpy(bytes.data(), kAnswerMark.data(), kAnswerMark.size());
+  bytes.back() = static_cast<std::byte>(answer);
+  return bytes;
+}
+
+std::optional<TcpAnswer> decode_answer(std::span<const std::byte, kAnswerBytes> bytes) {
+  if (std::memcmp(bytes.data(), kAnswerMark.data(), kAnswerMark.size()) != 0 ||
+      bytes.back() > static_cast<std::byte>(TcpAnswer::kNotHere))
+    return std::nullopt;
+  return static_cast<TcpAnswer>(bytes.back());
 }
 
 void encode(const Frame& frame, std::byte* to) {

@@ -1,6 +1,7 @@
 // hybridps/transport/tcp/tcp_wire.h: what goes over a connection, and where it leads to.
 //
 //   greeting   once, from who connects: 8 bytes mark, 16 bytes its own id, 16 bytes the id that it wants to reach
+//   answer     once, from who accepted, 8 bytes: whether messages may follow
 //   message    4 bytes length of the payload, 2 bytes length of the header, 2 bytes mark; the header; the payload
 //
 // All little endian. An id is 128 random bits that a transport draws; they are in its address, which members of a group
@@ -49,8 +50,21 @@ core::Result<TcpAddress> decode_tcp_address(std::span<const std::byte> bytes);
 
 inline constexpr std::size_t kGreetingBytes = 8 + 2 * sizeof(TcpId);
 std::array<std::byte, kGreetingBytes> encode_greeting(const TcpId& from, const TcpId& to);
+/// Whether they begin as a greeting does, whoever it is for.
+bool is_greeting(std::span<const std::byte, kGreetingBytes> bytes);
 /// Who greets, if it is for `us`.
 std::optional<TcpId> decode_greeting(std::span<const std::byte, kGreetingBytes> bytes, const TcpId& us);
+
+/// To who has connected. Before it nothing but the greeting was sent there: where none comes, the same can be sent once more.
+enum class TcpAnswer : std::uint8_t {
+  kWelcome,
+  kBusy,    // no descriptors or memory for it now: come again
+  kClosed,  // the one who greets was given up, or left, before
+  kNotHere  // another process has the address now
+};
+inline constexpr std::size_t kAnswerBytes = 8;
+std::array<std::byte, kAnswerBytes> encode_answer(TcpAnswer answer);
+std::optional<TcpAnswer> decode_answer(std::span<const std::byte, kAnswerBytes> bytes);
 
 struct Frame {
   std::uint32_t payload_bytes = 0;

@@ -1,6 +1,7 @@
 // What TCP adds to the endpoint contract: greetings, strangers, company in one system call, forked children.
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -245,11 +247,235 @@ TEST_CASE("transport/tcp: the end of one of two connections does not cut off wha
   CHECK(done.count == 0);
 }
 
+/// A place that listens, without a transport behind it.
+struct Door {
+  Door() {
+    const core::ForkLock lock;
+    listener = core::Descriptor(lock, ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    there.id = make_tcp_id();
+    there.socket = *parse_address("127.0.0.1", 0);
+    REQUIRE(::bind(listener.get(), there.socket.get(), there.socket.bytes) == 0);
+    REQUIRE(::listen(listener.get(), 16) == 0);
+    REQUIRE(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&there.socket.name), &there.socket.bytes) == 0);
+  }
+  bool take() {
+    guest.reset();
+    heard = 0;
+    const core::ForkLock lock;
+    guest = core::Descriptor(lock, ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    return static_cast<bool>(guest);
+  }
+  void reset_guest() {
+    const linger at_once{1, 0};
+    REQUIRE(::setsockopt(guest.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once) == 0);
+    guest.reset();
+  }
+  void answer(TcpAnswer with) const {
+    const auto bytes = encode_answer(with);
+    REQUIRE(::send(guest.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
+  }
+  /// How much has come by now.
+  std::size_t hear() {
+    std::array<char, 4096> bytes{};
+    if (const ssize_t got = ::recv(guest.get(), bytes.data(), bytes.size(), MSG_DONTWAIT); got > 0)
+      heard += static_cast<std::size_t>(got);
+    return heard;
+  }
+
+  TcpAddress there;
+  core::Descriptor listener;
+  core::Descriptor guest;
+  std::size_t heard = 0;
+};
+
+/// While it lives this process gets no further descriptor.
+struct NoDescriptors {
+  NoDescriptors() {
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+    const int lowest = ::dup(0);
+    ::close(lowest);
+    const rlimit none{static_cast<rlim_t>(lowest), before.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  }
+  ~NoDescriptors() { (void)::setrlimit(RLIMIT_NOFILE, &before); }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+  rlimit before{};
+};
+
+TEST_CASE(
+    "transport/tcp: a connection that is lost before an answer is made again, and nothing was sent on it but a "
+    "greeting",
+    "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  Door door;
+  const auto endpoint = pair->a.transport->connect(pair->b.id, encode(door.there));
+  REQUIRE(endpoint.is_ok());
+  contract::Side::Done done;
+  REQUIRE(endpoint.value()->send(numbered(1), {}, 0, pair->a.record(done)).is_ok());
+  for (int i = 0; i < 4; ++i) {
+    REQUIRE(pair->run_until([&] { return door.take(); }));
+    if (i % 2 == 1) {
+      REQUIRE(pair->run_until([&] { return door.hear() == kGreetingBytes; }));
+    }
+    if (i == 2) {
+      door.guest.reset();  // an end, and no reset
+    } else {
+      door.reset_guest();
+    }
+  }
+  REQUIRE(pair->run_until([&] { return door.take(); }));
+  REQUIRE(pair->run_until([&] { return door.hear() == kGreetingBytes; }));
+  pair->settle();
+  CHECK(done.count == 0);
+  door.answer(TcpAnswer::kWelcome);
+  CHECK(pair->run_until([&] { return door.hear() == kGreetingBytes + kFrameBytes + sizeof(std::uint64_t); }));
+  CHECK(pair->run_until([&] { return done.count == 1; }));
+  CHECK(done.last.is_ok());
+  CHECK(pair->a.receiver.failures.empty());
+  // After an answer its end is the end.
+  door.reset_guest();
+  CHECK(pair->run_until([&] { return pair->a.receiver.failures.size() == 1; }));
+}
+
+TEST_CASE("transport/tcp: a peer whose connections are lost before an answer each time fails in time",
+          "[transport][fast]") {
+  TcpOptions options = test_options();
+  std::string what = "reset before an answer came";
+  bool answers = false;
+  TcpAnswer answer = TcpAnswer::kWelcome;
+  SECTION("for too long") { options.redial_for = core::from_seconds(0.05); }
+  SECTION("at once where nobody listens any more") { what = kEndedWithoutClosing; }
+  SECTION("at once where another process answers") {
+    answers = true;
+    answer = TcpAnswer::kNotHere;
+    what = kEndedWithoutClosing;
+  }
+  SECTION("at once where it has given us up") {
+    answers = true;
+    answer = TcpAnswer::kClosed;
+    what = "has given up this process";
+  }
+  auto pair = make_tcp_pair(options);
+  Door door;
+  REQUIRE(pair->a.transport->connect(pair->b.id, encode(door.there)).is_ok());
+  CHECK(pair->run_until([&] {
+    if (door.listener && door.take()) {
+      if (answers) {
+        door.answer(answer);
+      } else {
+        if (what == kEndedWithoutClosing) door.listener.reset();
+        door.reset_guest();
+      }
+    }
+    return pair->a.receiver.failures.size() == 1;
+  }));
+  const core::Status& cause = pair->a.receiver.failures[0].second;
+  CHECK(cause.code() == core::Code::kPeerDead);
+  CHECK(cause.message().find(what) != std::string_view::npos);
+}
+
+TEST_CASE("transport/tcp: who is told to come again does so, and has not failed meanwhile", "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  Door door;
+  const auto endpoint = pair->a.transport->connect(pair->b.id, encode(door.there));
+  REQUIRE(endpoint.is_ok());
+  CHECK(pair->a.transport->way(pair->b.id, encode(door.there)) == Way::kStands);
+  REQUIRE(endpoint.value()->send(numbered(1), {}, 0, {}).is_ok());
+  for (int i = 0; i < 2; ++i) {
+    REQUIRE(pair->run_until([&] { return door.take(); }));
+    door.answer(TcpAnswer::kBusy);
+    CHECK(pair->run_until([&] { return tcp(pair->a).counters().redials == static_cast<std::uint64_t>(i) + 1; }));
+    CHECK(pair->a.transport->way(pair->b.id, encode(door.there)) == Way::kLacks);
+  }
+  REQUIRE(pair->run_until([&] { return door.take(); }));
+  door.answer(TcpAnswer::kWelcome);
+  CHECK(pair->run_until([&] { return door.hear() > kGreetingBytes; }));
+  CHECK(pair->a.transport->way(pair->b.id, encode(door.there)) == Way::kStands);
+  CHECK(pair->a.receiver.failures.empty());
+}
+
+TEST_CASE("transport/tcp: where there are no descriptors for a moment nobody has failed", "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  const std::vector<std::byte> to_b = pair->b.transport->address();
+  SECTION("for a connection that is made") {
+    const NoDescriptors none;
+    contract::Pair::connect_one(pair->a, pair->b);
+    REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
+    pair->settle();
+    CHECK(pair->a.transport->way(pair->b.id, to_b) == Way::kLacks);
+  }
+  SECTION("for one that comes") {
+    contract::Pair::connect_one(pair->a, pair->b);
+    REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
+    const NoDescriptors none;
+    CHECK(pair->run_until([&] { return tcp(pair->b).counters().turned_away > 0; }));
+    CHECK(pair->run_until([&] { return pair->a.transport->way(pair->b.id, to_b) == Way::kLacks; }));
+  }
+  CHECK(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  CHECK(pair->a.receiver.failures.empty());
+  CHECK(pair->b.receiver.failures.empty());
+}
+
+TEST_CASE("transport/tcp: a connection to a peer that has connected meanwhile is not waited for", "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  {
+    const NoDescriptors none;
+    contract::Pair::connect_one(pair->a, pair->b);
+    REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
+  }
+  contract::Pair::connect_one(pair->b, pair->a);
+  REQUIRE(pair->b.peer->send(numbered(2), {}, 0, {}).is_ok());
+  CHECK(
+      pair->run_until([&] { return pair->a.receiver.messages.size() == 1 && pair->b.receiver.messages.size() == 1; }));
+  CHECK(pair->a.transport->paths().size() == 1);
+  CHECK(pair->b.transport->paths().size() == 1);
+  CHECK(tcp(pair->a).counters().redials <= 1);
+}
+
+TEST_CASE("transport/tcp: of too many who have connected and said nothing the oldest goes, and a peer comes again",
+          "[transport][fast]") {
+  TcpOptions options = test_options();
+  options.greetings_max = 4;
+  auto pair = make_tcp_pair(options);
+  contract::Pair::connect_one(pair->a, pair->b);
+  REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
+  bool is_first = false;
+  SECTION("it has not said it yet") {}
+  SECTION("it has said it") {
+    is_first = true;
+    pair->a.progress();
+  }
+  std::vector<std::unique_ptr<Stranger>> silent;
+  for (int i = 0; i < 6; ++i) silent.push_back(std::make_unique<Stranger>(pair->b));
+  pair->b.progress();
+  CHECK(tcp(pair->b).counters().refused == (is_first ? 2 : 3));
+  CHECK(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  CHECK(tcp(pair->a).counters().redials == (is_first ? 0 : 1));
+  CHECK(pair->a.receiver.failures.empty());
+  CHECK(pair->b.receiver.failures.empty());
+}
+
+TEST_CASE("transport/tcp: who was given up hears that when it comes again", "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  pair->connect();
+  pair->b.peer->close(core::Status(core::Code::kPeerDead, "it is silent"));
+  pair->settle();
+  const Stranger again(pair->b);
+  again.greet(address_of(pair->a).id);
+  std::array<std::byte, kAnswerBytes> bytes{};
+  CHECK(pair->run_until([&] {
+    return ::recv(again.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT) == static_cast<ssize_t>(bytes.size());
+  }));
+  CHECK(decode_answer(bytes) == TcpAnswer::kClosed);
+  CHECK(pair->run_until([&] { return again.was_hung_up_on(); }));
+}
+
 TEST_CASE("transport/tcp: only what leaves through the card is dialled", "[transport][fast]") {
   const auto at = [](const char* numeric) { return *parse_address(numeric, 4711); };
   CHECK(leads_through(at("127.0.0.1"), at("127.0.0.1")));
   CHECK(leads_through(at("127.0.0.1"), at("127.3.2.1")));
-  CHECK_FALSE(leads_through(at("127.0.0.1"), at("203.0.113.1")));  // whatever card leads there, it is not this one
+  CHECK_FALSE(leads_through(at("127.0.0.1"), at("203.0.113.1")));    // whatever card leads there, it is not this one
   CHECK_FALSE(leads_through(at("203.0.113.1"), at("203.0.113.2")));  // no card of ours
   auto pair = make_tcp_pair();
   TcpAddress elsewhere;

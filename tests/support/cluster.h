@@ -40,6 +40,7 @@ struct ClusterOptions {
   double warn_seconds = engine::RuntimeOptions().warn_seconds;
   std::size_t early_messages_max = std::size_t{1} << 20;
   engine::UnopenedGroups::Limits unopened;
+  bool control = false;  // a transport of its own for control
   /// Extra bytes of pool beyond the minimum.
   std::size_t pool_extra_bytes = 0;
   /// Wraps each transport (e.g. with injected faults); identity by default.
@@ -116,13 +117,20 @@ class Cluster {
     const auto codec = codecs.empty() ? nullptr : codecs[static_cast<std::size_t>(rank)];
     const auto chunk_bytes = static_cast<std::uint32_t>(options_.chunk_bytes / (codec ? 2 : 1));
     if (topology.is_dedicated(rank)) {
-      server::ServedGroup group{uid, "test", ids_, std::move(topology), chunk_bytes, codec, chunk_bytes, static_cast<std::uint32_t>(options_.chunk_bytes)};
+      server::ServedGroup group{uid,         "test", ids_,        std::move(topology),
+                                chunk_bytes, codec,  chunk_bytes, static_cast<std::uint32_t>(options_.chunk_bytes)};
       group.residual_budget->bytes_max = options_.server_residual_bytes;
       group.outer_budget->bytes_max = options_.outer_bytes;
       at(rank).open_served_group(std::move(group));
     } else {
-      worker::GroupInfo info{uid, "test", ids_, hosts, std::move(topology),
-                             schedule::Limits{chunk_bytes, options_.tiny_bytes}, codec, chunk_bytes,
+      worker::GroupInfo info{uid,
+                             "test",
+                             ids_,
+                             hosts,
+                             std::move(topology),
+                             schedule::Limits{chunk_bytes, options_.tiny_bytes},
+                             codec,
+                             chunk_bytes,
                              options_.residual_bytes};
       info.tuning.chunk_bytes = chunk_bytes;
       info.tuning.chunk_bytes_max = static_cast<std::uint32_t>(options_.chunk_bytes);
@@ -157,12 +165,17 @@ class Cluster {
     }
     return false;
   }
+  /// That this rank has opened for control alone.
+  std::uint64_t control_connections(int rank) const {
+    return controls_[static_cast<std::size_t>(rank)]->stats().endpoints_open;
+  }
   /// As if the process had got SIGSTOP, and SIGCONT.
   void stop(int rank) { stopped_.insert(static_cast<std::size_t>(rank)); }
   void go_on(int rank) { stopped_.erase(static_cast<std::size_t>(rank)); }
   /// As if the process had died.
   void kill(int rank) {
     data_.kill(id(rank));
+    control_.kill(id(rank));
     shm_.kill(id(rank));
     runtimes_[static_cast<std::size_t>(rank)].reset();
   }
@@ -193,12 +206,15 @@ class Cluster {
     engine::Transports t;
     t.data = data_.make_transport(ids_[r]);
     t.shm = shm_.make_transport(ids_[r]);
+    if (options_.control) t.control = control_.make_transport(ids_[r]);
+    controls_.push_back(t.control.get());
     if (options_.wrap) {
       t.data = options_.wrap(std::move(t.data), static_cast<int>(r));
       t.shm = options_.wrap(std::move(t.shm), static_cast<int>(r));
     }
     data_addresses_.push_back(t.data->address());
     shm_addresses_.push_back(t.shm->address());
+    control_addresses_.push_back(t.control ? t.control->address() : std::vector<std::byte>());
     runtimes_.push_back(engine::Runtime::create(o, {start, bytes}, nullptr, std::move(t)).value());
   }
   /// Runtime `to` knows the other one from now on.
@@ -208,6 +224,7 @@ class Cluster {
     const std::size_t ranks = options_.node_of.size();
     peer.local = other < ranks && to < ranks && options_.node_of[other] == options_.node_of[to];
     peer.data_address = data_addresses_[other];
+    peer.control_address = control_addresses_[other];
     peer.shm_address = shm_addresses_[other];
     peer.where = "rank " + std::to_string(other);
     peer.eager_bytes = options_.eager_bytes;
@@ -218,10 +235,13 @@ class Cluster {
   std::mt19937_64 random_;
   transport::LoopbackHub data_{transport::LoopbackHub::Done::kDelivered, options_.device_view};
   transport::LoopbackHub shm_;
+  transport::LoopbackHub control_;
   std::vector<core::EngineId> ids_;
   std::vector<std::unique_ptr<std::byte[]>> memories_;
   std::vector<std::vector<std::byte>> data_addresses_;
   std::vector<std::vector<std::byte>> shm_addresses_;
+  std::vector<std::vector<std::byte>> control_addresses_;
+  std::vector<transport::Transport*> controls_;
   std::vector<std::unique_ptr<engine::Runtime>> runtimes_;
   std::set<std::size_t> stopped_;
   std::uint64_t groups_ = 0;

@@ -37,9 +37,10 @@ struct Faults {
   double drop = 0;  // probabilities, 0..1
   double duplicate = 0;
   double delay = 0;
-  std::uint32_t delay_max = 8;   // calls of progress()
-  std::uint64_t kill_after = 0;  // messages; 0: never
-  core::EngineId silent_to{};    // what is sent to this peer is dropped
+  std::uint32_t delay_max = 8;               // calls of progress()
+  std::uint64_t kill_after = 0;              // messages; 0: never
+  core::EngineId silent_to{};                // what is sent to this peer is dropped
+  bool lacks = false;                        // way(): it waits for descriptors
   std::shared_ptr<std::int64_t> may_send{};  // messages, of all who share it; what is sent after them is dropped
 };
 
@@ -96,6 +97,10 @@ class FaultyTransport final : public transport::Transport, private transport::Re
     const auto found = endpoints_.find(peer);
     return found != endpoints_.end() && !found->second->dead && inner_->find(peer) != nullptr ? found->second.get()
                                                                                               : nullptr;
+  }
+
+  transport::Way way(core::EngineId peer, std::span<const std::byte> address) noexcept override {
+    return faults_.lacks ? transport::Way::kLacks : inner_->way(peer, address);
   }
 
   std::size_t progress() override {

@@ -58,8 +58,8 @@ std::size_t local_slots(const RuntimeOptions& o, std::size_t class_bytes) {
 bool is_kept_early(const wire::Message& message) {
   return message.chunk() != nullptr || message.is_point_to_point() || message.as<wire::Verdict>() != nullptr ||
          message.as<wire::Probe>() != nullptr || message.as<wire::ProbeReply>() != nullptr ||
-         message.as<wire::Join>() != nullptr || message.as<wire::Mend>() != nullptr || message.as<wire::PlanAsk>() != nullptr ||
-         message.as<wire::PlanSwitch>() != nullptr;
+         message.as<wire::Join>() != nullptr || message.as<wire::Mend>() != nullptr ||
+         message.as<wire::PlanAsk>() != nullptr || message.as<wire::PlanSwitch>() != nullptr;
 }
 
 }  // namespace
@@ -131,10 +131,10 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
   // Wider windows are no reason for more: what is granted keeps to no pace between owners (docs/decisions/0008).
   const std::uint64_t grant_bytes = options_.cards * std::min(options_.window_bytes, kGrantWindowBytes) * 2 / 3;
   server_ = std::make_unique<server::Server>(*outbox_, *forward, options_.grant_chunks, grant_bytes);
-  worker_ = std::make_unique<worker::Worker>(*outbox_, *server_, *this,
-                                             worker::WorkerOptions{options_.grant_chunks, options_.warn_seconds,
-                                                                   options_.early_messages_max, options_.find_rates,
-                                                                   options_.tune, options_.retained_bytes});
+  worker_ = std::make_unique<worker::Worker>(
+      *outbox_, *server_, *this,
+      worker::WorkerOptions{options_.grant_chunks, options_.warn_seconds, options_.early_messages_max,
+                            options_.find_rates, options_.tune, options_.retained_bytes});
   forward->worker = worker_.get();
   dedicated_ = std::make_unique<server::DedicatedServer>(*outbox_, *this, options_.grant_chunks, grant_bytes);
   keep_ = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(keep_, forward);
@@ -200,7 +200,8 @@ void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, cons
 
 Runtime::Windows Runtime::windows_of(const schedule::Topology& topology, std::uint16_t step) const {
   const bool has_servers = topology.servers() > 0;
-  std::uint64_t bytes = step == 0 ? options_.window_bytes * flow_.windows : core::Config::kWindowBytesUsual * flow_.usual_windows;
+  std::uint64_t bytes =
+      step == 0 ? options_.window_bytes * flow_.windows : core::Config::kWindowBytesUsual * flow_.usual_windows;
   if (flow_.naps) bytes += has_servers ? kNapWindowBytesWithServers : kNapWindowBytes;
   if (step != 0) {
     // From what can be used, or halves of a window beyond all allowances would be like the whole.
@@ -511,14 +512,22 @@ void Runtime::send_control(core::EngineId to, wire::Message message, std::string
   if (verdict) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
   if (auto* ping = std::get_if<wire::Ping>(&message.body)) ping->sent_ns = nanoseconds(core::Clock::now());
   const bool asks = message.as<wire::Ping>() != nullptr || message.as<wire::Probe>() != nullptr;
+  const PeerRecord& record = found->second.record;
+  // What stands already is used, whoever opened it: one more would take a descriptor on both sides, and opening one to a peer
+  // that may be leaving fails. But for verdicts rather that for control, where nothing waits behind bulk.
+  bool stands = record.local || (verdict && outbox_->is_open(to));
+  if (!stands && transports_.control) {
+    const transport::Way way = transports_.control->way(to, record.control_address);
+    stands = way != transport::Way::kStands &&
+             (outbox_->is_open(to) || transports_.data->way(to, record.data_address) == transport::Way::kStands);
+    if (asks && !stands && way == transport::Way::kLacks) return;  // one question waits there already
+  }
   if (asks && found->second.groups > 0) heartbeats_.on_asked(to, core::Clock::now());
-  // A verdict takes a connection that stands already, if there is one: opening one to a peer that may be leaving fails.
-  if (found->second.record.local || (verdict && outbox_->is_open(to))) {
+  if (stands) {
     outbox_->send_text(to, std::move(message), text);
     return;
   }
   transport::Transport& transport = transports_.control ? *transports_.control : *transports_.data;
-  const PeerRecord& record = found->second.record;
   core::Result<transport::Endpoint*> endpoint =
       transport.connect(to, transports_.control ? record.control_address : record.data_address);
   if (!endpoint.is_ok()) {
@@ -549,7 +558,8 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
     const wire::ChunkId& chunk = *message.chunk();
     const std::uint64_t came = trace->read_clock();
     trace->add({came, came, message.payload_bytes, chunk.sequence, chunk.span, chunk.number, trace->group(uid),
-                trace->peer(message.from.source), observe::EventType::kReceived, static_cast<std::uint8_t>(chunk.stage)});
+                trace->peer(message.from.source), observe::EventType::kReceived,
+                static_cast<std::uint8_t>(chunk.stage)});
   }
   if (on_engine_message(message, {payload.data(), payload.bytes()})) return;
   if (worker::GroupState* group = worker_->find(uid)) {
@@ -677,9 +687,23 @@ void Runtime::choose_watched() {
   heartbeats_.watch(std::move(watched));
 }
 
+bool Runtime::lacks_descriptors(core::EngineId peer) const {
+  const auto found = peers_.find(peer);
+  if (found == peers_.end() || found->second.record.local) return false;
+  const PeerRecord& record = found->second.record;
+  return (transports_.control && transports_.control->way(peer, record.control_address) == transport::Way::kLacks) ||
+         transports_.data->way(peer, record.data_address) == transport::Way::kLacks;
+}
+
 void Runtime::heartbeat(core::TimePoint now) {
   if (now < heartbeats_.next_due()) return;
-  const Heartbeats::Findings found = heartbeats_.look(now);
+  Heartbeats::Findings found = heartbeats_.look(now);
+  // Who could not be asked, or could not answer, for want of descriptors is not silent.
+  std::erase_if(found.silent, [this](const auto& one) {
+    const bool lacks = lacks_descriptors(one.first);
+    if (lacks) heartbeats_.on_heard(one.first);
+    return lacks;
+  });
   for (const core::EngineId peer : found.to_ping) send_control(peer, {{}, 0, wire::Ping{}}, {});
   if (found.silent.empty()) return;
   // By rank: all who lose several at once name the same one.
@@ -873,7 +897,8 @@ void Runtime::write_status(observe::Json& json, std::size_t peers_max) const {
     json.field("local", peer.record.local).field("dead", peer.dead);
     json.field("heard_seconds", seconds_since_heard(id)).field("round_trip_us", 1e6 * peer.round_trip_seconds);
     if (const auto flow = outbox_->flow_of(id))
-      json.field("window_bytes", flow->window_bytes).field("in_flight_bytes", flow->in_flight_bytes)
+      json.field("window_bytes", flow->window_bytes)
+          .field("in_flight_bytes", flow->in_flight_bytes)
           .field("streams_waiting", flow->streams_waiting);
     if (const auto path = paths.find(id); path != paths.end())
       json.field("tcp_rtt_us", 1e6 * path->second.rtt_seconds).field("tcp_retransmits", path->second.retransmits);

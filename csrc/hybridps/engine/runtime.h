@@ -233,6 +233,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void peer_failed(core::EngineId peer, core::Status cause, bool silent);
   void close_connections(core::EngineId peer, const core::Status& cause);
   void leave_parted();
+  bool lacks_descriptors(core::EngineId peer) const;
   void heartbeat(core::TimePoint now);
   /// Messages that nobody here waits for: what their senders paid for them goes back.
   void let_go(UnopenedGroups::Messages messages);
@@ -258,7 +259,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::map<core::GroupUid, std::vector<core::EngineId>> group_engines_;
   std::map<core::GroupUid, Windows> group_windows_;
   std::map<core::GroupUid, std::vector<core::EngineId>> newcomers_;  // that were met, and have not joined yet
-  std::vector<core::EngineId> parted_;                               // of these, not at once: parting is called from inside transports
+  std::vector<core::EngineId> parted_;  // of these, not at once: parting is called from inside transports
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;
   UnopenedGroups unopened_;
@@ -276,7 +277,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::uint64_t works_since_ns_ = 0;  // rounds in a row that had something to do
   core::TimePoint next_time_{};
   core::TimePoint napped_at_{};
-  struct Flow {                 // what windows follow
+  struct Flow {                       // what windows follow
     std::uint64_t windows = 1;        // times window_bytes
     std::uint64_t usual_windows = 1;  // times what is usual, for windows that are tuned
     bool naps = false;

@@ -441,3 +441,59 @@ TEST_CASE("engine/verdict: messages that nothing waits for yet are kept up to a 
     CHECK(text.find("rank 0 (host0) sends its ") != std::string::npos);
   }
 }
+
+TEST_CASE("engine/verdict: questions and answers travel over connections that stand", "[engine][slow]") {
+  ClusterOptions options = options_of({0, 1, 2, 3, 4});
+  options.control = true;
+  options.heartbeat_seconds = options.dead_seconds = 1e6;
+  Cluster cluster(options);
+  Job job(cluster, 5000);  // chunks for every server: all are connected
+  warm_up(job);
+  std::vector<std::uint64_t> before;  // the first question to a successor may come before there is anything else
+  for (const int rank : all_but(5, {})) before.push_back(cluster.control_connections(rank));
+  const std::vector<int> early = {0, 1, 2, 3};
+  for (const int rank : early) job.submit(rank, 1, std::chrono::milliseconds(700));  // they ask after 250 ms
+  REQUIRE(job.run([&] { return job.over(early); }));
+  for (const int rank : early) {
+    INFO(job.text(rank));
+    CHECK(job.text(rank).find("missing [4]: rank 4 (host4) was last seen finishing seq 0") != std::string::npos);
+  }
+  for (const int rank : all_but(5, {})) CHECK(cluster.control_connections(rank) == before[index(rank)]);
+}
+
+TEST_CASE("engine/verdict: where nothing stands a connection for control is made for a question", "[engine][fast]") {
+  ClusterOptions options = options_of({0, 1, 2});
+  options.control = true;
+  Cluster cluster(options);
+  Job job(cluster);
+  CHECK(job.run([&] { return cluster.control_connections(0) > 0; }));  // to its successor
+  job.sleep(2 * kDead);
+  warm_up(job);
+}
+
+TEST_CASE("engine/verdict: a peer that cannot be asked for want of descriptors is not silent", "[engine][slow]") {
+  std::vector<FaultyTransport*> data;
+  ClusterOptions options = options_of({0, 1});
+  options.wrap = [&](std::unique_ptr<transport::Transport> inner, int rank) -> std::unique_ptr<transport::Transport> {
+    auto faulty = std::make_unique<FaultyTransport>(std::move(inner), Faults(), rank + 1);
+    data.push_back(faulty.get());  // of each rank that between nodes, and then that inside one
+    return faulty;
+  };
+  Cluster cluster(options);
+  Job job(cluster);
+  Faults lack;
+  lack.lacks = true;
+  lack.silent_to = cluster.id(1);
+  data[0]->set_faults(lack);
+  lack.silent_to = cluster.id(0);
+  data[2]->set_faults(lack);
+  job.sleep(3 * kDead);
+  data[0]->set_faults({});
+  data[2]->set_faults({});
+  warm_up(job);
+  // And one that is, is.
+  cluster.stop(1);
+  job.submit(0, 1);
+  REQUIRE(job.run([&] { return job.over({0}); }));
+  CHECK(job.text(0).find("it sent no heartbeat for 0.") != std::string::npos);
+}

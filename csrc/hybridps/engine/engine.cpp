@@ -58,12 +58,24 @@ constexpr auto kCloseWithin = std::chrono::milliseconds(600);
 // Registering a GPU's memory takes milliseconds; a loop that hangs must not take its caller with it.
 constexpr auto kAttachWithin = std::chrono::seconds(10);
 
-std::size_t expected_local_peers() {
+/// 0: the launcher has not said.
+std::size_t local_world_size() {
   if (const char* text = std::getenv("LOCAL_WORLD_SIZE"); text != nullptr) {
     const long size = std::strtol(text, nullptr, 10);
     if (size > 0 && size < 4096) return static_cast<std::size_t>(size);
   }
-  return 7;
+  return 0;
+}
+
+std::size_t expected_local_peers() {
+  const std::size_t size = local_world_size();
+  return size > 0 ? size : 7;
+}
+
+/// Twice as many as there are: those of a life before may not have gone yet. What nobody uses takes no memory.
+std::uint32_t shm_peers_max() {
+  const auto size = static_cast<std::uint32_t>(local_world_size());
+  return size > 0 ? std::clamp<std::uint32_t>(2 * size, 64, 4096) : intranode::shm::ShmOptions().peers_max;
 }
 
 // What reserve() gives when the group has been left.
@@ -458,6 +470,7 @@ Status EngineImpl::start(core::Config config) {
     intranode::shm::ShmOptions shm_options;
     shm_options.self = id_;
     shm_options.pool_bytes = pool_bytes;
+    shm_options.peers_max = shm_peers_max();
     core::Result<std::unique_ptr<intranode::shm::ShmTransport>> shm = intranode::shm::ShmTransport::create(shm_options);
     if (!shm.is_ok()) return shm.status();
     memory = shm.value()->pool_memory();

@@ -41,8 +41,8 @@ struct ShmOptions {
   core::EngineId self;
   /// Memory for the engine's BufferPool; pages are taken when first used. 0: messages without payload only.
   std::size_t pool_bytes = std::size_t{256} << 20;
-  /// Engines of this host that may be connected at the same time.
-  std::uint32_t peers_max = 64;
+  /// Engines of this host that may be connected at the same time; each takes memory when it comes.
+  std::uint32_t peers_max = 512;
   /// Messages to this engine that wait in one peer's ring; more wait in the sender's heap. Power of two.
   std::uint32_t ring_entries = 256;
   /// Payloads that one peer may hold by reference; more wait in the sender's heap, and small messages

@@ -76,6 +76,25 @@ TEST_CASE("intranode/shm: messages before the connection stands are queued and a
   CHECK(shm_of(ends.a).counters().messages_queued > 0);
 }
 
+TEST_CASE("intranode/shm: eighty engines of a host talk to one, each in a slot of its own", "[intranode][fast]") {
+  Side hub;
+  open_side(hub);
+  std::vector<std::unique_ptr<Side>> others;
+  for (std::uint64_t i = 0; i < 80; ++i) {
+    others.push_back(std::make_unique<Side>());
+    Side& side = *others.back();
+    open_side(side);
+    side.peer = link(side, hub.id, hub.transport->address());
+    transport::Endpoint* const back = link(hub, side.id, side.transport->address());
+    REQUIRE(side.peer->send(numbered(i), {}, 0, {}).is_ok());
+    REQUIRE(back->send(numbered(i), {}, 0, {}).is_ok());
+    REQUIRE(run_until({&side, &hub},
+                      [&] { return side.receiver.messages.size() == 1 && hub.receiver.messages.size() == i + 1; }));
+  }
+  for (std::uint64_t i = 0; i < 80; ++i) CHECK(number_of(others[i]->receiver.messages[0].header) == i);
+  CHECK(hub.receiver.failures.empty());
+}
+
 TEST_CASE("intranode/shm: only one side needs to connect", "[intranode][fast]") {
   Ends ends;
   ends.a.peer = link(ends.a, ends.b.id, ends.b.transport->address());

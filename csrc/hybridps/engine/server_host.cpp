@@ -165,13 +165,21 @@ class Shard final : public LoopClient, core::Pinned {
       return Status(Code::kClosed, "the job has given up that the group is opened there");
     if (request.late && runtime_->dedicated().has(roster.uid))
       return Status(Code::kMismatch, "the group is still open there from before");
-    std::uint64_t strangers = 0;
-    for (const auto& member : roster.members) strangers += runtime_->knows(member.engine) ? 0 : 1;
-    if (runtime_->peers_known() + strangers > engines_max_)
-      return Status(Code::kOutOfResources, "its memory is enough for " + std::to_string(engines_max_) + " ranks, and " +
-                                               std::to_string(runtime_->peers_known()) +
-                                               " are served already; start it with more --memory");
     server::ServedGroup group{roster.uid, request.group_name, {}, served_topology(roster, before, index), 1};
+    // Of each node one rank pushes to us, unasked at first: the others take no memory here.
+    std::vector<core::EngineId> pushers;
+    for (int node = 0; node < group.topology.nodes(); ++node)
+      pushers.push_back(
+          roster.members[static_cast<std::size_t>(group.topology.agent(node, group.topology.rank()))].engine);
+    std::set<core::EngineId> all;
+    for (const auto& [uid, engines] : open_) all.insert(engines.begin(), engines.end());
+    const std::size_t served = all.size();
+    all.insert(pushers.begin(), pushers.end());
+    if (all.size() > engines_max_)
+      return Status(Code::kOutOfResources, "its memory is enough for " + std::to_string(engines_max_) +
+                                               " ranks that push to it, one of each node, and " +
+                                               std::to_string(served) + " of " + std::to_string(all.size()) +
+                                               " are served already; start it with more --memory");
     std::uint64_t chunk_bytes = record_.chunk_bytes;
     std::uint64_t chunk_bytes_max = record_.chunk_bytes_max;
     const auto add = [&](const bootstrap::MemberRecord& member, const std::string& where) {
@@ -198,7 +206,7 @@ class Shard final : public LoopClient, core::Pinned {
     group.residual_budget = residual_budget_;
     group.outer_budget = outer_budget_;
     runtime_->open_served_group(std::move(group));
-    open_.push_back(roster.uid);
+    open_.insert_or_assign(roster.uid, std::move(pushers));
     return Status::ok();
   }
   /// The job will not use it: not one either that is asked for later.
@@ -238,9 +246,9 @@ class Shard final : public LoopClient, core::Pinned {
     chunks_.store(s.chunks);
     bytes_.store(s.bytes);
     refused_.store(s.refused);
-    std::erase_if(open_, [&](core::GroupUid uid) {
-      if (runtime_->dedicated().has(uid)) return false;
-      closed(uid);
+    std::erase_if(open_, [&](const auto& group) {
+      if (runtime_->dedicated().has(group.first)) return false;
+      closed(group.first);
       return true;
     });
   }
@@ -255,8 +263,8 @@ class Shard final : public LoopClient, core::Pinned {
   std::unique_ptr<StatusDesk> desk_;
   std::unique_ptr<Loop> loop_;
   core::TimePoint next_publish_{};
-  std::vector<core::GroupUid> open_;  // in the loop only
-  std::deque<core::GroupUid> given_up_;  // likewise
+  std::map<core::GroupUid, std::vector<core::EngineId>> open_;  // who pushes, of each; in the loop only
+  std::deque<core::GroupUid> given_up_;                         // likewise
   std::atomic<std::uint64_t> groups_{0}, groups_total_{0}, chunks_{0}, bytes_{0}, refused_{0};
 };
 
@@ -325,7 +333,8 @@ class ServerHostImpl final : public ServerHost {
     const auto shards = static_cast<std::size_t>(options_.threads);
     core::Result<Interfaces> interfaces = choose_interfaces(config_, hint_, {0, options_.threads});
     DataThreadsPlan plan;
-    if (interfaces.is_ok()) plan = plan_data_threads(config_, cores_for_each(config_, 1), shards, interfaces.value(), 1);
+    if (interfaces.is_ok())
+      plan = plan_data_threads(config_, cores_for_each(config_, 1), shards, interfaces.value(), 1);
     return DataThreads(plan, core::Spinning::always({}));
   }
 
@@ -336,7 +345,8 @@ class ServerHostImpl final : public ServerHost {
       if (Status status = transport::validate_device(name); !status.is_ok()) return status;
     auto shard = std::make_shared<Shard>();
     shard->closed = [this, of = shard.get()](core::GroupUid uid) { on_closed(uid, of->record().engine); };
-    if (Status status = shard->start(options_, config_, interfaces.value(), index, threads); !status.is_ok()) return status;
+    if (Status status = shard->start(options_, config_, interfaces.value(), index, threads); !status.is_ok())
+      return status;
     return shard;
   }
 
@@ -354,13 +364,15 @@ class ServerHostImpl final : public ServerHost {
     for (std::size_t i = 0; i < shards_.size(); ++i) {
       if (std::find(engines.begin(), engines.end(), shards_[i]->record().engine) == engines.end()) continue;
       if (retired_.size() >= kRetiredMax)
-        return Status(Code::kOutOfResources, std::to_string(kRetiredMax) + " engines that jobs have given up still serve others");
+        return Status(Code::kOutOfResources,
+                      std::to_string(kRetiredMax) + " engines that jobs have given up still serve others");
       DataThreads threads = data_threads();
       auto shard = start_shard(static_cast<int>(i), threads);
       if (!shard.is_ok()) return shard.status();
       {
         const std::lock_guard lock(mutex_);
-        say("a job has given up engine " + core::to_string(shards_[i]->record().engine) + ": another one takes its place");
+        say("a job has given up engine " + core::to_string(shards_[i]->record().engine) +
+            ": another one takes its place");
       }
       const std::lock_guard lock(shards_mutex_);
       retired_.push_back(std::exchange(shards_[i], std::move(shard).value()));
@@ -447,9 +459,8 @@ class ServerHostImpl final : public ServerHost {
         for (const auto& server : roster.servers) {
           for (const auto& shard : shards_) {
             if (shard->record().engine != server.engine) continue;
-            if (Status status = shard->call([s = shard.get(), kept, i = server.group_rank](Status& out) {
-                  out = s->open(*kept, i);
-                });
+            if (Status status = shard->call(
+                    [s = shard.get(), kept, i = server.group_rank](Status& out) { out = s->open(*kept, i); });
                 !status.is_ok()) {
               for (Shard* s : opened) s->post([s, uid = roster.uid] { s->runtime().dedicated().drop(uid); });
               return refused(status);
@@ -485,7 +496,7 @@ class ServerHostImpl final : public ServerHost {
   mutable std::mutex shards_mutex_;
   std::vector<std::shared_ptr<Shard>> shards_;
   std::vector<std::shared_ptr<Shard>> retired_;  // given up by a job, and not by all
-  std::unique_ptr<door::Door> door_;  // after the shards: its thread uses them
+  std::unique_ptr<door::Door> door_;             // after the shards: its thread uses them
   std::atomic<bool> draining_{false};
 };
 

@@ -2,9 +2,9 @@
 //
 // Model    Each of `threads` shards is an engine of its own (its own UCX workers, pool and thread); a job sees them as
 //          so many servers behind one card. Jobs share nothing but memory and the card.
-// Memory   half of memory_bytes is what engines may send unasked, divided by what each is allowed: a job that would go
-//          beyond is refused. A quarter is the send pool. What is granted on top is
-//          bounded by the window (HYBRIDPS_WINDOW_BYTES).
+// Memory   a quarter of memory_bytes is what engines may send unasked, divided by what each is allowed, of those that push
+//          here, one of each node: a job that would go beyond is refused. A quarter is the send pool. What is granted on
+//          top is bounded by the window (HYBRIDPS_WINDOW_BYTES).
 // Threads  any thread may call; one thread per shard, one for the door.
 #pragma once
 

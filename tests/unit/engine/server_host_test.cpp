@@ -40,7 +40,8 @@ struct Scene {
     host = std::move(started).value();
   }
   core::Status ask(const ServerRequest& request) const {
-    return door::ask({"127.0.0.1", host->port()}, "secret", engine::encode(request), core::Deadline::after(std::chrono::seconds(20)))
+    return door::ask({"127.0.0.1", host->port()}, "secret", engine::encode(request),
+                     core::Deadline::after(std::chrono::seconds(20)))
         .status();
   }
   /// Of three ranks that are not there: nothing is sent to them in this test.
@@ -71,7 +72,8 @@ struct Scene {
   }
   std::ptrdiff_t count(const std::string& what) {
     const std::lock_guard lock(mutex);
-    return std::count_if(said.begin(), said.end(), [&](const std::string& line) { return line.find(what) != std::string::npos; });
+    return std::count_if(said.begin(), said.end(),
+                         [&](const std::string& line) { return line.find(what) != std::string::npos; });
   }
 
   std::mutex mutex;
@@ -80,6 +82,36 @@ struct Scene {
 };
 
 }  // namespace
+
+TEST_CASE("engine/server_host: memory is charged for the ranks that push to it, one of each node", "[engine]") {
+  Scene scene;  // 64 MiB: a quarter is 512 KiB each for 32
+  ServerRequest wide = scene.open(1);
+  const auto spread = [](ServerRequest& request, int size, int ranks_per_node) {
+    auto& roster = *request.roster;
+    const auto servers = roster.servers;
+    const core::GroupUid uid = roster.uid;
+    roster = bootstrap::testing::sample_roster(size);
+    for (int rank = 0; rank < size; ++rank) roster.node_of[static_cast<std::size_t>(rank)] = rank / ranks_per_node;
+    roster.servers = servers;
+    roster.uid = uid;
+  };
+  spread(wide, 8 * 32, 8);
+  CHECK(scene.ask(wide).is_ok());
+  REQUIRE(scene.soon(1));
+  ServerRequest same = scene.open(2);  // the same pushers: charged once
+  spread(same, 8 * 32, 8);
+  CHECK(scene.ask(same).is_ok());
+  REQUIRE(scene.soon(2));
+  REQUIRE(scene.ask(Scene::close(wide)).is_ok());
+  REQUIRE(scene.ask(Scene::close(same)).is_ok());
+  REQUIRE(scene.soon(0));
+
+  ServerRequest many = scene.open(3);
+  spread(many, 33, 1);
+  const core::Status refused = scene.ask(many);
+  CHECK(refused.code() == core::Code::kOutOfResources);
+  CHECK(std::string(refused.message()).find("enough for 32 ranks that push to it") != std::string::npos);
+}
 
 TEST_CASE("engine/server_host: a group is opened once, and not any more where the job has closed it", "[engine]") {
   Scene scene;
@@ -136,7 +168,8 @@ TEST_CASE("engine/server_host: what it refuses it says, and a draining one takes
   CHECK(scene.ask(second).code() == core::Code::kClosed);
   const auto found = engine::find_server({"127.0.0.1", scene.host->port()}, "secret");
   CHECK(found.status().code() == core::Code::kClosed);
-  CHECK(door::ask({"127.0.0.1", scene.host->port()}, "another", engine::encode(second), core::Deadline::after(std::chrono::seconds(20)))
+  CHECK(door::ask({"127.0.0.1", scene.host->port()}, "another", engine::encode(second),
+                  core::Deadline::after(std::chrono::seconds(20)))
             .status()
             .code() != core::Code::kOk);
   CHECK(Scene::wait_for([&] { return scene.host->stats().door_refused == 1; }));

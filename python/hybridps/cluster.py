@@ -33,8 +33,6 @@ PAIR_SECONDS = 10.0  # the most that a pair of cards takes beside its rates: a p
 UDP_SECONDS = 0.15
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: never cut up, and do not believe what was learned
 HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # of IP and UDP
-# Descriptors of a rank: without a peer, with some to spare, and for each machine beside its own (control; data per card and socket).
-DESCRIPTORS_OF_A_RANK = 40
 SLOW = 0.7  # a card or path that carries less than this part of the others' median is said to be slow
 # What may differ from machine to machine by its meaning, and is no matter for a note.
 OF_ONE_MACHINE = {"NODE", "INTERFACE", "DATA_INTERFACES", "NIC_GBPS", "TOKEN", "TOKEN_FILE", "STATS_FILE", "LOG_LEVEL"}
@@ -72,7 +70,7 @@ def record(interfaces: list[tuple[str, str, str, str]]) -> dict:
     """What this rank is, and what its settings come to. `interfaces`: name, state, address, MTU of each."""
     from hybridps import _load
 
-    nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a job raises the soft limit
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     found: dict = {
         "host": socket.gethostname(),
@@ -87,6 +85,7 @@ def record(interfaces: list[tuple[str, str, str, str]]) -> dict:
         "problems": [],
         "cards": [],
         "rdma": False,
+        "descriptors": {"own": 0, "remote": 0, "local": 0},  # of a rank: without others; for each on another machine, and on its own
     }
     try:
         import torch
@@ -113,6 +112,13 @@ def record(interfaces: list[tuple[str, str, str, str]]) -> dict:
         checked = [extension.check_settings(rank, ranks, first and rank == 0) for rank in range(ranks)]
         found["problems"] += dict.fromkeys(problem for one in checked for problem in one["problems"])
         found["rdma"] = any(one["rdma"] for one in checked)
+        ways = max(one["data_ways"] for one in checked)
+        own = extension.descriptors_needed(0, 0, ways)
+        found["descriptors"] = {
+            "own": own,
+            "remote": extension.descriptors_needed(1, 0, ways) - own,
+            "local": extension.descriptors_needed(0, 1, ways) - own,
+        }
         cards = {nic["name"]: nic for one in checked for nic in one["nics"] if nic["address"]}
         if not cards and checked[0]["control"]:  # RDMA ports have no address of their own
             name = checked[0]["control"]
@@ -437,7 +443,7 @@ def examine(meeting: Meeting, own: dict, seconds: float) -> dict | None:
             "nodes": [
                 {
                     "ranks": members,
-                    **{key: records[members[0]][key] for key in ("host", "cores", "versions", "rdma")},
+                    **{key: records[members[0]][key] for key in ("host", "cores", "versions", "rdma", "descriptors")},
                     "nofile": min(records[rank]["nofile"] for rank in members),
                     "memlock": min(records[rank]["memlock"] for rank in members),
                     "cards": cards[index],
@@ -628,11 +634,12 @@ def verdict(result: dict) -> tuple[list[str], list[str]]:
         for place, found in node["servers"].items():
             if found.get("error"):
                 problems.append(f"{node['host']} cannot reach the dedicated server {place}: {found['error']}")
+    ranks = sum(len(node["ranks"]) for node in nodes)
     for node in nodes:
-        if ranks_allowed(node) < len(nodes):
+        if ranks_allowed(node) < ranks:
             problems.append(
-                f"{node['host']}: {node['nofile']} file descriptors (ulimit -n) are enough for about {ranks_allowed(node)} machines, "
-                f"and this job has {len(nodes)}: raise the limit"
+                f"{node['host']}: {node['nofile']} file descriptors (ulimit -Hn) are enough for jobs of about {ranks_allowed(node)} "
+                f"ranks, {len(node['ranks'])} of them here, and this one has {ranks}: raise the limit"
             )
         if node["rdma"] and 0 <= node["memlock"] < 1 << 30:
             problems.append(
@@ -642,9 +649,10 @@ def verdict(result: dict) -> tuple[list[str], list[str]]:
 
 
 def ranks_allowed(node: dict) -> int:
-    """How many machines of one rank a rank may talk to with its limit of descriptors, itself included."""
-    of_peer = 1 + max(1, len(node["cards"]))
-    return max(0, node["nofile"] - DESCRIPTORS_OF_A_RANK) // of_peer + 1
+    """Of how many ranks a job may be with its limit of descriptors and as many ranks there as now."""
+    of, here = node["descriptors"], len(node["ranks"])
+    free = node["nofile"] - of["own"] - (here - 1) * of["local"]
+    return here + max(0, free) // max(1, of["remote"]) if free >= 0 else 0
 
 
 def clocks(result: dict) -> dict[int, tuple[float, float]]:
@@ -682,7 +690,7 @@ def report(result: dict) -> list[str]:
 
     nodes = result["nodes"]
     offsets = clocks(result)
-    rows = [["NODE", "HOST", "RANKS", "CARDS", "MTU", "CORES", "TORCH", "HYBRIDPS", "CLOCK", "MACHINES BY ulimit -n"]]
+    rows = [["NODE", "HOST", "RANKS", "CARDS", "MTU", "CORES", "TORCH", "HYBRIDPS", "CLOCK", "RANKS BY ulimit -Hn"]]
     for index, node in enumerate(nodes):
         clock = "0" if index == 0 else "?"
         if index in offsets:

@@ -19,6 +19,7 @@
 #include "hybridps/build_info.h"
 #include "hybridps/core/config.h"
 #include "hybridps/core/text.h"
+#include "hybridps/engine/descriptors.h"
 #include "hybridps/engine/engine.h"
 #include "hybridps/engine/settings.h"
 #include "hybridps/observe/metrics.h"
@@ -199,6 +200,7 @@ py::dict check_settings(int local_rank, int local_size, bool ask) {
   found["why"] = interfaces.why;
   found["node_gbps"] = interfaces.node_gbps;
   found["nics"] = std::move(nics);
+  found["data_ways"] = config.is_ok() ? engine::data_ways(config.value(), interfaces, 1) : 1;
   return found;
 }
 
@@ -523,6 +525,13 @@ void bind(py::module_& module) {
   module.def("config_table", &config_table);
   module.def("load_ucx_by", &load_ucx_by, py::arg("loader"));
   module.def("check_settings", &check_settings, py::arg("local_rank"), py::arg("local_size"), py::arg("ask"));
+  module.def(
+      "descriptors_needed",
+      [](std::uint64_t remote, std::uint64_t local, std::uint64_t ways) {
+        return engine::descriptors_needed({.remote = remote, .local = local, .ways = ways});
+      },
+      py::arg("remote"), py::arg("local"), py::arg("ways"),
+      "Of a rank with so many others on other nodes and on its own, and connections for data to each.");
   module.def("build_info", &build_info);
   module.def("cuda", &pg::describe_cuda_support, "The GPUs of this process, or why it has none.");
   module.def(

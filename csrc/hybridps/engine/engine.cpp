@@ -30,6 +30,7 @@
 #include "hybridps/engine/group_core.h"
 #include "hybridps/engine/groups.h"
 #include "hybridps/engine/data_transport.h"
+#include "hybridps/engine/descriptors.h"
 #include "hybridps/engine/interface.h"
 #include "hybridps/engine/joiner.h"
 #include "hybridps/engine/loop.h"
@@ -42,6 +43,7 @@
 #include "hybridps/intranode/shm/shm_transport.h"
 #include "hybridps/observe/outlet.h"
 #include "hybridps/observe/trace.h"
+#include "hybridps/transport/ucx/fork_guard.h"
 #include "hybridps/transport/ucx/ucx_config.h"
 
 namespace hybridps::engine {
@@ -208,6 +210,8 @@ class EngineImpl final : public Engine, public LoopClient {
   void open_outlet(const GroupOptions& first);
   /// Empty folder: ends the one that there is. Any thread but the loop's.
   Status trace_into(const std::string& folder, int rank);
+  /// Any thread, once started.
+  Status check_descriptors(const bootstrap::Roster& roster, int rank) const;
 
   const std::uint64_t generation_ = core::fork_generation();
   const core::EngineId id_;
@@ -216,6 +220,7 @@ class EngineImpl final : public Engine, public LoopClient {
   CheckedSettings settings_;
   std::vector<bootstrap::Nic> nics_;
   double limit_bytes_per_second_ = 0;  // of these; 0: not known
+  std::uint64_t own_descriptors_ = kDescriptorsOfARank;  // before there was a peer
   std::string identity_;
   bootstrap::Bytes data_address_;
   bootstrap::Bytes control_address_;
@@ -550,6 +555,7 @@ Status EngineImpl::start(core::Config config) {
   joined.open = [this](const auto& group, const bootstrap::Roster& roster) { groups_->open(group, roster); };
   joined.fail = [this](GroupCore& group, const Status& status) { groups_->not_joined(group, status); };
   joined.looked = [this] { groups_->on_looked(); };
+  joined.check = [this](const bootstrap::Roster& roster, int rank) { return check_descriptors(roster, rank); };
   joiner_ = std::make_unique<Joiner>(std::move(joined), proving);
   identity_ = bootstrap::node_identity(config_, id_);
   nics_ = to_record(interfaces.nics);
@@ -568,6 +574,8 @@ Status EngineImpl::start(core::Config config) {
   groups_->set_tuning(range);
   groups_->set_servers({settings_.servers, settings_.token, core::from_seconds(config_.servers_retry_seconds)});
   Status status = loop_->start();
+  if (const std::size_t open = transport::open_descriptors().size(); open > 0)
+    own_descriptors_ = open + kDescriptorsToSpare;
   watch.lap("send pool and threads");
   core::log_debug("engine started in ", watch.text());
   return status;
@@ -615,6 +623,19 @@ void EngineImpl::write_stats() const {
                number(s.net_rx_header_bytes), number(s.shm_tx_payload_bytes), number(s.shm_rx_payload_bytes),
                number(s.operations), identity_.c_str());
   std::fclose(file);
+}
+
+Status EngineImpl::check_descriptors(const bootstrap::Roster& roster, int rank) const {
+  DescriptorUse use;
+  use.own = own_descriptors_;
+  const int node = roster.node_of[static_cast<std::size_t>(rank)];
+  use.local = roster.ranks_of_node(node).size() - 1;
+  use.remote = static_cast<std::uint64_t>(roster.size()) - 1 - use.local + roster.servers.size();
+  std::size_t cards = 1;
+  for (const auto* side : {&roster.members, &roster.servers})
+    for (const bootstrap::MemberRecord& member : *side) cards = std::max(cards, member.nics.size());
+  use.ways = data_ways(config_, settings_.interfaces, cards);
+  return allow_descriptors(use);
 }
 
 Status EngineImpl::trace_into(const std::string& folder, int rank) {

@@ -189,6 +189,8 @@ bootstrap::Proof Joiner::prove(Joining& joining, const bootstrap::Roster& roster
       const std::lock_guard lock(joining.proof->mutex);
       joining.proof->abandoned = true;
     }
+    if (hooks_.check)
+      if (Status status = hooks_.check(roster, me); !status.is_ok()) return bootstrap::Proof::failed(std::move(status));
     auto request = std::make_shared<ProofRequest>();
     request->nonce = roster.nonce;
     request->since = core::Clock::now();

@@ -32,6 +32,8 @@ class Joiner : core::Pinned {
     std::function<void(const std::shared_ptr<GroupCore>&, const bootstrap::Roster&)> open;
     std::function<void(GroupCore&, const core::Status&)> fail;
     std::function<void()> looked;  // GroupCore::waiting_for is there
+    /// On the joiner's thread: what keeps this process, which has that rank, from being in such a group. May be unset.
+    std::function<core::Status(const bootstrap::Roster&, int rank)> check;
   };
   /// `shm` null: ranks of a node share no memory.
   Joiner(Hooks hooks, intranode::shm::ShmTransport* shm);

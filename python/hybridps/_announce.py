@@ -8,13 +8,15 @@ import socket
 import struct
 import time
 
+from hybridps._text import printable
+
 _MAGIC = 0x67535048
 _CODE_CLOSED = 7  # core::Code::kClosed
 _attempts: dict[str, int] = {}
 
 
 def failed(text: str, wall_ms: int) -> bytes:
-    body = text.encode()[:4096]
+    body = printable(text).encode()[:4096]
     return struct.pack("<IBQI", _MAGIC, _CODE_CLOSED, wall_ms, len(body)) + body + struct.pack("<I", 0)
 
 
@@ -25,7 +27,7 @@ def tell_of_failed_start(dist_backend_opts, why: str) -> None:
     _attempts[name] = attempt + 1
     if dist_backend_opts.group_size <= 1:
         return
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID") or "none"
+    run_id = printable(os.environ.get("TORCHELASTIC_RUN_ID") or "none")
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
     text = f"rank {rank} on {socket.gethostname()} (pid {os.getpid()}) could not join it: {why}"
     try:

@@ -141,7 +141,7 @@ def system_ucx() -> list[str]:
     paths = [os.path.join(folder, _UCX_SONAME) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     for program in ("ldconfig", "/sbin/ldconfig"):
         try:
-            cache = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=30).stdout
+            cache = os.fsdecode(subprocess.run([program, "-p"], capture_output=True, timeout=30).stdout)
         except (OSError, subprocess.SubprocessError):
             continue
         paths += re.findall(rf"^\s*{re.escape(_UCX_SONAME)} .*=> (\S+)$", cache, re.MULTILINE)
@@ -156,7 +156,7 @@ def _version_apart(path: str) -> tuple[int, int, int]:
         "ctypes.CDLL(sys.argv[1]).ucp_get_version(*map(ctypes.byref, n))\nprint(*(i.value for i in n))"
     )
     try:
-        done = subprocess.run([sys.executable, "-I", "-c", code, path], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-I", "-c", code, path], capture_output=True, timeout=60)
         major, minor, release = map(int, done.stdout.split())
     except (OSError, subprocess.SubprocessError, ValueError):
         return 0, 0, 0
@@ -246,7 +246,7 @@ def load_extension():
             check_torch(info.TORCH_MINOR, torch.__version__)
             check_cuda(info.CUDA, torch.version.cuda)
             extension = importlib.import_module(f"{__package__}._C")
-            extension.load_ucx_by(lambda: load_ucx(info))
+            extension.load_ucx_by(lambda: os.fsencode(load_ucx(info)))
 
             # Without destroy_process_group neither shutdown nor a destructor runs at exit.
             import atexit

@@ -42,6 +42,7 @@ import time
 from datetime import timedelta
 
 from hybridps import bounds, in_flight, local_ranks
+from hybridps._text import print_any_text
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 REDUCTIONS = ("sum", "avg", "min", "max")
@@ -927,6 +928,7 @@ def run(arguments, argv: list[str]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
+    print_any_text()
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="python -m hybridps.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

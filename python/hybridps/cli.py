@@ -49,7 +49,7 @@ def _interfaces() -> list[tuple[str, str, str, str]]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
-                request = struct.pack("256s", name.encode()[:15])
+                request = struct.pack("256s", os.fsencode(name)[:15])
                 address = socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24])  # SIOCGIFADDR
             except OSError:
                 address = "-"
@@ -246,7 +246,9 @@ def _version() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     from hybridps import bench
+    from hybridps._text import print_any_text
 
+    print_any_text()
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="hybridps", description=__doc__)
     parser.add_argument("--version", action="version", version=_version())

@@ -83,7 +83,7 @@ def ask(path: Path, question: str, patience: float) -> dict:
 def process_state(pid: int | None) -> str:
     """The kernel's letter for a process of this machine: "T" stopped, "t" traced; empty: not known."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace").rsplit(")", 1)[1].split()[0]
     except (OSError, IndexError):
         return ""
 

@@ -4,10 +4,12 @@ Where ranks disagree the issue's bar is one second; the tests print the time and
 their cores with whatever else runs.
 """
 
+import ctypes
 import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -480,3 +482,59 @@ def test_two_neighbours_stopped():
     env = {"HYBRIDPS_HEARTBEAT_SECONDS": "0.2", "HYBRIDPS_DEAD_SECONDS": "1"}
     results = run_ranks(two_stopped, "2+1+1", env=env, destroy=False)
     assert len({result["culprit"] for result in results}) == 1
+
+
+# ------------------------------------------------------------------------------------------ text that is no UTF-8
+
+
+def take_host_name(name):
+    """Of this process alone; why not, where that is refused."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_uts, new_user = 0x04000000, 0x10000000
+    if libc.unshare(new_uts) != 0 and libc.unshare(new_uts | new_user) != 0:
+        return f"no UTS namespace to be had: {os.strerror(ctypes.get_errno())}"
+    return "" if libc.sethostname(name, len(name)) == 0 else f"sethostname: {os.strerror(ctypes.get_errno())}"
+
+
+def on_a_strange_host(rank, world):
+    check = Checker(rank)
+    refused = take_host_name(b"caf\xe9")
+    if refused:
+        return {**check.result(), "refused": refused}
+    zygote.context.init(timeout_s=30, prefix="first")
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
+    check.that("the summary names the host", r"caf\xe9" in group.summary()["nodes"][0]["host"], group.summary()["text"])
+    error = check.raises("a mismatch", Exception, lambda: dist.all_reduce(torch.ones(3 + rank)))
+    check.that("it says why", r"caf\xe9" in str(error), str(error))
+    dist.destroy_process_group()
+    return {**check.result(), "refused": ""}
+
+
+@needs_hybridps
+def test_a_host_name_that_is_no_utf8_hides_no_error():
+    environment = {"HYBRIDPS_NODE": "node\udcff", "TORCHELASTIC_RUN_ID": "run\udcff"}
+    for result in run_ranks(on_a_strange_host, "2", init=False, destroy=False, env=environment):
+        if result["refused"]:
+            pytest.skip(result["refused"])
+
+
+def with_a_strange_variable(rank, world):
+    check = Checker(rank)
+    error = check.raises("the start", Exception, lambda: zygote.context.init(timeout_s=30, prefix="first"))
+    check.that("the variable is named", "HYBRIDPS_INTERFACE" in str(error), repr(error))
+    check.that("and its value", r"eth\xff" in str(error), repr(error))
+    return check.result()
+
+
+@needs_hybridps
+def test_a_variable_that_is_no_utf8_hides_no_error():
+    run_ranks(with_a_strange_variable, "1+1", init=False, destroy=False, env={"HYBRIDPS_INTERFACE": "eth\udcff"})
+
+
+@needs_hybridps
+def test_commands_print_a_variable_that_is_no_utf8():
+    environment = {**os.environ, "HYBRIDPS_TRACE": "/tmp/\udcff", "HYBRIDPS_POOL_BYTES": "lots\udcff"}
+    command = [sys.executable, "-m", "hybridps", "env"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert r"/tmp/\xff" in done.stdout, done.stdout + done.stderr
+    assert r"HYBRIDPS_POOL_BYTES='lots\xff' is not valid" in done.stderr, done.stderr

@@ -55,6 +55,17 @@ void install_interpreter_lock() {
   });
 }
 
+/// For Python, which takes nothing but UTF-8.
+py::str text_of(std::string_view text) { return core::printable(text); }
+
+/// What is no UTF-8 in a text of Python's, as os.environ and os.fsdecode() bring it in, escaped.
+std::string text_of(const py::handle& what) {
+  const auto bytes =
+      py::reinterpret_steal<py::bytes>(PyUnicode_AsEncodedString(py::str(what).ptr(), "utf-8", "backslashreplace"));
+  if (!bytes) throw py::error_already_set();
+  return bytes;
+}
+
 std::string describe(const Options& options) {
   return "hybridps.Options(timeout=" + core::format_seconds(static_cast<double>(options.timeout.count()) / 1000) +
          ", dedicated_servers=" + (options.dedicated_servers ? "True" : "False") + ", compress='" + options.compress +
@@ -141,7 +152,7 @@ void load_ucx_by(py::function loader) {
         PyErr_SetInterrupt();
         return core::Status(core::Code::kAborted, "interrupted while UCX was looked for");
       }
-      return core::Status(core::Code::kUnsupported, py::str(error.value()).cast<std::string>());
+      return core::Status(core::Code::kUnsupported, text_of(error.value()));
     } catch (const std::exception& error) {
       return core::Status(core::Code::kUnsupported, error.what());
     }
@@ -171,7 +182,7 @@ py::tuple config_table() {
 py::dict check_settings(int local_rank, int local_size, bool ask) {
   py::dict found;
   auto config = core::Config::from_environment();
-  std::vector<std::string> problems;
+  py::list problems;
   engine::CheckedSettings checked;
   if (config.is_ok()) {
     const py::gil_scoped_release released;
@@ -181,23 +192,23 @@ py::dict check_settings(int local_rank, int local_size, bool ask) {
   } else {
     checked.problems.push_back(config.status());
   }
-  for (const core::Status& status : checked.problems) problems.emplace_back(status.message());
+  for (const core::Status& status : checked.problems) problems.append(text_of(status.message()));
   found["problems"] = problems;
   const engine::Interfaces& interfaces = checked.interfaces;
   py::list nics;
   for (const auto& nic : interfaces.nics) {
     py::dict entry;
-    entry["name"] = nic.name;
-    entry["address"] = nic.address;
-    entry["network"] = nic.network;
+    entry["name"] = text_of(nic.name);
+    entry["address"] = text_of(nic.address);
+    entry["network"] = text_of(nic.network);
     entry["gbps"] = nic.gbps;
     nics.append(std::move(entry));
   }
-  found["control"] = interfaces.control;
-  found["control_why"] = interfaces.control_why;
-  found["loopback"] = interfaces.loopback;
+  found["control"] = text_of(interfaces.control);
+  found["control_why"] = text_of(interfaces.control_why);
+  found["loopback"] = text_of(interfaces.loopback);
   found["rdma"] = interfaces.rdma;
-  found["why"] = interfaces.why;
+  found["why"] = text_of(interfaces.why);
   found["node_gbps"] = interfaces.node_gbps;
   found["nics"] = std::move(nics);
   found["data_ways"] = config.is_ok() ? engine::data_ways(config.value(), interfaces, 1) : 1;
@@ -242,7 +253,7 @@ py::dict stats() {
         continue;
       }
       if (!all.contains(name)) all[name] = py::dict();
-      all[name].cast<py::dict>()[py::str(sample.label)] = number(sample.value);
+      all[name].cast<py::dict>()[text_of(sample.label)] = number(sample.value);
     }
   }
   // Exact, whatever their size.
@@ -290,20 +301,20 @@ py::dict summary_of(const ProcessGroupHybrid& group) {
   py::list nodes;
   for (const auto& node : summary.nodes) {
     py::dict entry;
-    entry["host"] = node.host;
+    entry["host"] = text_of(node.host);
     entry["ranks"] = node.ranks;
     entry["share"] = node.share;
-    entry["data"] = node.data;
-    entry["control"] = node.control;
+    entry["data"] = text_of(node.data);
+    entry["control"] = text_of(node.control);
     nodes.append(std::move(entry));
   }
   py::dict found;
-  found["text"] = summary.text;
+  found["text"] = text_of(summary.text);
   found["nodes"] = std::move(nodes);
-  found["transport"] = summary.transport;
+  found["transport"] = text_of(summary.transport);
   found["servers"] = summary.servers;
   found["servers_share"] = summary.servers_share;
-  found["servers_why"] = summary.servers_why;
+  found["servers_why"] = text_of(summary.servers_why);
   return found;
 }
 
@@ -348,7 +359,7 @@ py::list compression_state(ProcessGroupHybrid& group) {
 
 double compression_ratio(const std::string& codec, const std::string& dtype) {
   const auto ratio = pg::ratio_of(codec, dtype);
-  if (!ratio.is_ok()) throw py::value_error(std::string(ratio.status().message()));
+  if (!ratio.is_ok()) throw py::value_error(core::printable(ratio.status().message()));
   return ratio.value();
 }
 
@@ -533,7 +544,8 @@ void bind(py::module_& module) {
       py::arg("remote"), py::arg("local"), py::arg("ways"),
       "Of a rank with so many others on other nodes and on its own, and connections for data to each.");
   module.def("build_info", &build_info);
-  module.def("cuda", &pg::describe_cuda_support, "The GPUs of this process, or why it has none.");
+  module.def(
+      "cuda", [] { return text_of(pg::describe_cuda_support()); }, "The GPUs of this process, or why it has none.");
   module.def(
       "exchange_thread_priority",
       [](std::optional<int> priority) -> std::optional<int> {

@@ -2,12 +2,14 @@
 
 #include <cstdlib>
 
+#include "hybridps/core/text.h"
+
 namespace hybridps::bootstrap {
 namespace {
 
-std::string_view variable(const char* name, std::string_view otherwise) {
+std::string variable(const char* name, const char* otherwise) {
   const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): read only
-  return value == nullptr || *value == '\0' ? otherwise : std::string_view(value);
+  return value == nullptr || *value == '\0' ? otherwise : core::printable(value);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ std::uint64_t hash(std::string_view text) {
 std::string host_name() {
   std::array<char, 256> name{};
   if (gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "unknown";
-  return name.data();
+  return core::printable(name.data());
 }
 
 std::uint64_t machine_id() { return hash(boot_id() + "/" + name_space("/proc/self/ns/net")); }
@@ -76,7 +76,7 @@ std::uint64_t process_started_ms() {
 std::string node_identity(const core::Config& config, core::EngineId engine) {
   std::string identity = config.node.empty() ? "host:" + boot_id() + "/" + name_space("/proc/self/ns/ipc") + "/" +
                                                    name_space("/proc/self/ns/net")
-                                             : "node:" + config.node;
+                                             : "node:" + core::printable(config.node);
   if (!config.shm) identity += "/engine:" + core::to_string(engine);
   if (identity.size() > kIdentityBytesMax) {
     char digits[18];

@@ -315,7 +315,8 @@ std::string unknown_name_warning(const std::string& name) {
       nearest = full_name(setting);
     }
   }
-  return "unknown setting " + name + " is ignored; did you mean " + nearest + "? `hybridps env` lists all settings";
+  return "unknown setting " + printable(name) + " is ignored; did you mean " + nearest +
+         "? `hybridps env` lists all settings";
 }
 
 /// Reads what can be read; each setting that cannot is told to `refuse(name, value, message)`.
@@ -387,7 +388,7 @@ std::vector<SettingRow> Config::table_of_environment(std::vector<std::string>& w
   for (SettingRow& row : rows) {
     const auto found = refused.find(row.name);
     if (found == refused.end()) continue;
-    row.value = found->second.value;
+    row.value = printable(found->second.value);
     row.source = "env";
     row.problem = found->second.message;
   }
@@ -401,7 +402,7 @@ std::vector<SettingRow> Config::table() const {
   for (const Setting& setting : settings()) {
     SettingRow row;
     row.name = full_name(setting);
-    row.value = value_text(*this, setting);
+    row.value = printable(value_text(*this, setting));
     row.default_value = value_text(defaults, setting);
     row.source = given.contains(row.name) ? "env" : "default";
     row.unit = setting.unit;

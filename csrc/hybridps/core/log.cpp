@@ -4,6 +4,8 @@
 
 #include <cerrno>
 
+#include "hybridps/core/text.h"
+
 namespace hybridps::core {
 namespace {
 
@@ -42,7 +44,7 @@ std::string format_log_line(LogLevel level, std::string_view text) {
   line += name_of(level);
   line += ": ";
   while (text.ends_with('\n')) text.remove_suffix(1);
-  for (const char c : text) {
+  for (const char c : printable(text)) {
     line += c;
     if (c == '\n') line += "    ";
   }

@@ -21,6 +21,27 @@ std::string lower(std::string_view text) {
   return out;
 }
 
+void append_escaped(std::string& out, char byte) {
+  char escape[5];
+  std::snprintf(escape, sizeof escape, "\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(byte)));
+  out += escape;
+}
+
+/// Bytes of the character of UTF-8 that the text begins with; 0: it begins with none.
+std::size_t character_bytes(std::string_view text) noexcept {
+  const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = at(0);
+  if (first < 0x80) return 1;
+  const std::size_t bytes = first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
+  if (bytes == 0 || bytes > text.size()) return 0;
+  for (std::size_t i = 1; i < bytes; ++i)
+    if ((at(i) & 0xc0) != 0x80) return 0;
+  // Longer than need be, halves of UTF-16, and beyond the last character.
+  const bool wrong = (first == 0xe0 && at(1) < 0xa0) || (first == 0xed && at(1) >= 0xa0) ||
+                     (first == 0xf0 && at(1) < 0x90) || (first == 0xf4 && at(1) >= 0x90);
+  return wrong ? 0 : bytes;
+}
+
 }  // namespace
 
 std::string format_bytes(std::uint64_t bytes) {
@@ -149,17 +170,28 @@ std::size_t edit_distance(std::string_view left, std::string_view right) {
   return row.back();
 }
 
+std::string printable(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const std::size_t bytes = character_bytes(text);
+    if (bytes > 0)
+      out += text.substr(0, bytes);
+    else
+      append_escaped(out, text.front());
+    text.remove_prefix(std::max<std::size_t>(bytes, 1));
+  }
+  return out;
+}
+
 std::string quoted(std::string_view text, std::size_t bytes_max) {
   std::string out = "'";
   for (const char c : text.substr(0, bytes_max)) {
     const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte >= 0x7f || c == '\'' || c == '\\') {
-      char escape[5];
-      std::snprintf(escape, sizeof escape, "\\x%02x", byte);
-      out += escape;
-    } else {
+    if (byte < 0x20 || byte >= 0x7f || c == '\'' || c == '\\')
+      append_escaped(out, c);
+    else
       out += c;
-    }
   }
   if (text.size() > bytes_max) out += "...";
   return out + "'";

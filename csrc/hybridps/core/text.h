@@ -35,6 +35,9 @@ std::string expand_home(std::string_view path);
 std::string_view trim(std::string_view text) noexcept;
 /// Levenshtein distance.
 std::size_t edit_distance(std::string_view left, std::string_view right);
+/// As UTF-8, whatever it is: bytes that are none become "\\xff". Host names, paths, variables and the C library's texts may be
+/// anything, and Python takes no other string than UTF-8. What is compared or opened keeps its bytes.
+std::string printable(std::string_view text);
 /// For texts of foreign origin in messages: control characters and quotes escaped, cut at `bytes_max`.
 std::string quoted(std::string_view text, std::size_t bytes_max = 120);
 

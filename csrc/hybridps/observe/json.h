@@ -1,7 +1,7 @@
 // hybridps/observe/json.h: writes JSON text, piece by piece.
 //
 // Model    Json json; json.object().key("rank").value(3).key("pending").array()....end().end(); json.text()
-//          Commas are its own business; what is opened must be ended. Texts are taken as UTF-8, control characters escaped.
+//          Commas are its own business; what is opened must be ended. What is no UTF-8 in a text, and control characters, are escaped.
 // Threads  a plain value.
 #pragma once
 
@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 #include <utility>
+
+#include "hybridps/core/text.h"
 
 namespace hybridps::observe {
 
@@ -76,7 +78,7 @@ class Json {
   }
   void write_text(std::string_view text) {
     text_ += '"';
-    for (const char c : text) {
+    for (const char c : core::printable(text)) {
       if (c == '"' || c == '\\') {
         text_ += '\\';
         text_ += c;

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "hybridps/core/text.h"
+
 namespace hybridps::observe {
 namespace {
 
@@ -60,7 +62,7 @@ constexpr std::array kMetrics = {
 
 std::string escaped(std::string_view text) {
   std::string out;
-  for (const char c : text) {
+  for (const char c : core::printable(text)) {
     if (c == '\\' || c == '"') out += '\\';
     if (c == '\n')
       out += "\\n";

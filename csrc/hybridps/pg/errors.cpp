@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "hybridps/core/text.h"
+
 namespace hybridps::pg {
 namespace {
 
@@ -16,7 +18,7 @@ std::string text(const core::Status& status, const std::string& what) {
     case core::Code::kUnsupported: break;
     default: result += std::string(core::code_name(status.code())) + ": ";
   }
-  return result + std::string(status.message());
+  return core::printable(result + std::string(status.message()));  // Python could not raise it otherwise
 }
 
 }  // namespace
@@ -40,7 +42,7 @@ std::exception_ptr to_exception(const core::Status& status, const std::string& w
 
 std::string message_of(const std::exception& error) {
   const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
-  return of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
+  return core::printable(of_torch != nullptr ? of_torch->what_without_backtrace() : error.what());
 }
 
 void check_status(const core::Status& status, const std::string& what) {

@@ -15,7 +15,7 @@ namespace hybridps::pg {
 /// `what` says what failed: "all_reduce 17 of group 0 (rank 1 of 4)".
 [[noreturn]] void throw_status(const core::Status& status, const std::string& what);
 std::exception_ptr to_exception(const core::Status& status, const std::string& what);
-/// what(), without the C++ stack that torch's exceptions carry.
+/// what() as UTF-8, without the C++ stack that torch's exceptions carry.
 std::string message_of(const std::exception& error);
 /// Returns if ok.
 void check_status(const core::Status& status, const std::string& what);

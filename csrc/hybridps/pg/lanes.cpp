@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "hybridps/core/log.h"
+#include "hybridps/core/text.h"
 #include "hybridps/pg/gil.h"
 
 namespace hybridps::pg {
@@ -113,7 +114,7 @@ void Lanes::start(int lane) {
     Task nothing = [] {};
     put(lane, nothing);
   } catch (const std::system_error& error) {
-    throw std::runtime_error("hybridps: cannot start a thread for callbacks (" + std::string(error.what()) +
+    throw std::runtime_error("hybridps: cannot start a thread for callbacks (" + core::printable(error.what()) +
                              "); see `ulimit -u` and the limit of the container");
   }
 }

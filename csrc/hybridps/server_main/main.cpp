@@ -62,7 +62,7 @@ void say(const std::string& text) {
   std::tm local{};
   char clock[16] = "";
   if (localtime_r(&now, &local) != nullptr) (void)std::strftime(clock, sizeof clock, "%H:%M:%S", &local);
-  std::printf("%s %s\n", clock, text.c_str());
+  std::printf("%s %s\n", clock, hybridps::core::printable(text).c_str());
   std::fflush(stdout);
 }
 

@@ -20,6 +20,12 @@ TEST_CASE("bootstrap/node_identity: HYBRIDPS_NODE replaces the host's identity",
   CHECK(node_identity(config, core::EngineId{1}) == "node:left");
 }
 
+TEST_CASE("bootstrap/node_identity: a name that is no UTF-8 is escaped", "[bootstrap][fast]") {
+  core::Config config;
+  config.node = "caf\xe9";
+  CHECK(node_identity(config, core::EngineId{1}) == "node:caf\\xe9");
+}
+
 TEST_CASE("bootstrap/node_identity: without shared memory every engine is a node of its own", "[bootstrap][fast]") {
   core::Config config;
   config.shm = false;

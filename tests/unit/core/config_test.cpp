@@ -125,9 +125,12 @@ TEST_CASE("core/config: the table marks what cannot be used and shows the rest",
   REQUIRE(setenv("HYBRIDPS_POOL_BYTES", "lots", 1) == 0);
   REQUIRE(setenv("HYBRIDPS_SHM", "0", 1) == 0);
   REQUIRE(setenv("HYBRIDPS_POOL_BITES", "1", 1) == 0);
+  REQUIRE(setenv("HYBRIDPS_TRACE", "/tmp/\xff", 1) == 0);
   std::vector<std::string> warnings;
   const auto rows = Config::table_of_environment(warnings);
-  for (const char* name : {"HYBRIDPS_POOL_BYTES", "HYBRIDPS_SHM", "HYBRIDPS_POOL_BITES"}) REQUIRE(unsetenv(name) == 0);
+  CHECK(Config::from({{"HYBRIDPS_TRACE", "/tmp/\xff"}}).value().trace == "/tmp/\xff");  // a path keeps its bytes
+  for (const char* name : {"HYBRIDPS_POOL_BYTES", "HYBRIDPS_SHM", "HYBRIDPS_POOL_BITES", "HYBRIDPS_TRACE"})
+    REQUIRE(unsetenv(name) == 0);
   CHECK(rows.size() == Config().table().size());
   for (const SettingRow& row : rows) {
     INFO(row.name);
@@ -136,6 +139,7 @@ TEST_CASE("core/config: the table marks what cannot be used and shows the rest",
       CHECK(row.source == "env");
       CHECK(row.problem.find("'lots' is not valid: expected a number of bytes") != std::string::npos);
     } else {
+      if (row.name == "HYBRIDPS_TRACE") CHECK(row.value == "/tmp/\\xff");
       CHECK(row.problem.empty());
     }
     if (row.name == "HYBRIDPS_SHM") CHECK(row.value == "0");

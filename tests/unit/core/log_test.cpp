@@ -35,6 +35,10 @@ TEST_CASE("core/log: lines carry process and level", "[core][fast]") {
   CHECK(format_log_line(LogLevel::kError, "a\nb\n") == prefix + "error: a\n    b\n");
 }
 
+TEST_CASE("core/log: a line is UTF-8 whatever it is about", "[core][fast]") {
+  CHECK(format_log_line(LogLevel::kWarn, "no file /tmp/\xff").ends_with("warn: no file /tmp/\\xff\n"));
+}
+
 TEST_CASE("core/log: lines above the level are neither written nor formatted", "[core][fast]") {
   int formatted = 0;
   const LogLevel before = log_level();

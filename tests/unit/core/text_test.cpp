@@ -66,6 +66,19 @@ TEST_CASE("core/text: foreign text is escaped and cut", "[core][fast]") {
   CHECK(quoted("abcdef", 3) == "'abc...'");
 }
 
+TEST_CASE("core/text: what is no UTF-8 is escaped, and all else stays", "[core][fast]") {
+  for (const char* text : {"", "host-a", "b\xc3\xbc", "\xe2\x82\xac \xf0\x9f\x98\x80\n", "\xf4\x8f\xbf\xbf"})
+    CHECK(printable(text) == text);
+  CHECK(printable("caf\xe9.local") == "caf\\xe9.local");
+  CHECK(printable("\xff\xfe") == "\\xff\\xfe");
+  CHECK(printable("\xc3") == "\\xc3");             // cut
+  CHECK(printable("\xe2\x82|") == "\\xe2\\x82|");  // cut in the middle
+  CHECK(printable("\xc0\xaf") == "\\xc0\\xaf");    // longer than need be
+  CHECK(printable("\xe0\x80\xaf") == "\\xe0\\x80\\xaf");
+  CHECK(printable("\xed\xa0\x80") == "\\xed\\xa0\\x80");           // half a pair
+  CHECK(printable("\xf4\x90\x80\x80") == "\\xf4\\x90\\x80\\x80");  // beyond the last
+}
+
 TEST_CASE("core/text: a tilde in front of a path is the home folder", "[core][fast]") {
   const char* before = std::getenv("HOME");
   const std::string kept = before != nullptr ? before : "";

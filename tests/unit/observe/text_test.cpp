@@ -13,15 +13,15 @@ using namespace hybridps;
 
 TEST_CASE("observe/json: what is nested is separated and closed, and texts are escaped", "[observe][fast]") {
   observe::Json json;
-  json.object().field("a", 1).key("b").array().value(2).value("x\"\\\n").value(true).end();
+  json.object().field("a", 1).key("b").array().value(2).value("x\"\\\n\xff").value(true).end();
   json.key("c").object().end().field("d", 0.5).field("e", 1.0 / 0.0).end();
-  CHECK(json.text() == R"({"a":1,"b":[2,"x\"\\\u000a",true],"c":{},"d":0.5,"e":null})");
+  CHECK(json.text() == R"({"a":1,"b":[2,"x\"\\\u000a\\xff",true],"c":{},"d":0.5,"e":null})");
 }
 
 TEST_CASE("observe/metrics: samples stand under their metric with type and help", "[observe][fast]") {
   const std::vector<observe::Sample> samples = {{"groups", {}, 3},
                                                 {"kind_operations", "allreduce", 5},
-                                                {"kind_operations", "a\"b\\c\nd", 7},
+                                                {"kind_operations", "a\"b\\c\nd\xff", 7},
                                                 {"kind_seconds", "allreduce", 0.25},
                                                 {"no such metric", {}, 1}};
   const std::string text = observe::prometheus_text(samples, {{"rank", "2"}});
@@ -32,7 +32,7 @@ TEST_CASE("observe/metrics: samples stand under their metric with type and help"
         "# HELP hybridps_kind_operations_total Operations that succeeded, by kind.\n"
         "# TYPE hybridps_kind_operations_total counter\n"
         "hybridps_kind_operations_total{rank=\"2\",kind=\"allreduce\"} 5\n"
-        "hybridps_kind_operations_total{rank=\"2\",kind=\"a\\\"b\\\\c\\nd\"} 7\n"
+        "hybridps_kind_operations_total{rank=\"2\",kind=\"a\\\"b\\\\c\\nd\\\\xff\"} 7\n"
         "# HELP hybridps_kind_seconds_total Seconds from the calls to the ends of these operations.\n"
         "# TYPE hybridps_kind_seconds_total counter\n"
         "hybridps_kind_seconds_total{rank=\"2\",kind=\"allreduce\"} 0.25\n");

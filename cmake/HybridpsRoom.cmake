@@ -4,7 +4,7 @@
 #   OBJECT   an object library, for the room whose symbols must all reach the extension.
 #   DEPENDS  rooms it may link; checked against csrc/rooms.toml, so a forbidden arrow stops the configuration.
 #   LINK     targets of the outside world (hybridps::ucp, hybridps::torch).
-# A room without a .cpp is an interface library. Headers are a verified file set: the target
+# A room without a .cpp is an interface library. Headers without one are a verified file set: the target
 # all_verify_interface_header_sets (alias: headers) compiles each of them alone.
 
 set(HYBRIDPS_CSRC_DIR "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
@@ -80,9 +80,19 @@ function(hybridps_room name)
   target_include_directories(${target} ${scope} "${HYBRIDPS_CSRC_DIR}")
   target_link_libraries(${target} ${scope} ${arg_LINK} hybridps_build_info Threads::Threads ${links})
   if(headers)
-    target_sources(${target} ${scope}
-      FILE_SET HEADERS BASE_DIRS "${HYBRIDPS_CSRC_DIR}" FILES ${headers})
-    set_target_properties(${target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
+    # One that has a source file is compiled alone by it, which includes it first (tests/python/test_rooms.py).
+    set(alone ${headers})
+    foreach(header IN LISTS headers)
+      string(REGEX REPLACE "\\.h$" ".cpp" source "${header}")
+      cmake_path(RELATIVE_PATH source BASE_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}" OUTPUT_VARIABLE name)
+      if(source IN_LIST sources OR name IN_LIST sources)
+        list(REMOVE_ITEM alone "${header}")
+      endif()
+    endforeach()
+    if(alone)
+      target_sources(${target} ${scope} FILE_SET HEADERS BASE_DIRS "${HYBRIDPS_CSRC_DIR}" FILES ${alone})
+      set_target_properties(${target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
+    endif()
   endif()
 endfunction()
 

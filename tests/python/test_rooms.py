@@ -43,6 +43,16 @@ def test_every_source_file_is_in_a_room():
     assert not homeless
 
 
+def test_every_source_file_includes_its_header_first():
+    """So the header compiles alone; the target "headers" compiles only those without a source file."""
+    wrong = []
+    for path in SOURCES:
+        header = path.with_suffix(".h")
+        if path.suffix == ".cpp" and header.exists() and includes(path)[0] != ('"', str(header.relative_to(CSRC))):
+            wrong.append(str(path.relative_to(ROOT)))
+    assert not wrong
+
+
 def test_every_include_follows_an_allowed_arrow():
     wrong = []
     for path in SOURCES:

@@ -2,8 +2,9 @@
 
 For each backend in turn: four processes of this machine (a node each), a group made with enable_reconfigure. One is killed at a
 random moment of an all_reduce of --mib; the others get the exception, reconfigure() to three and reduce again; then a new process
-joins. Handles go through pipes, so all time is the backend's. Times are from the kill (from the call, for growing) to the last
-rank's result. gloo finds a death only at its neighbours, the others wait for the timeout: --timeout is what it is given.
+joins. Handles go through pipes, so all time is the backend's, and torch's: at the first failure of a process its flight recorder looks
+up the symbols of its stack traces, seconds of CPU time a rank (--fresh: at each; TORCH_INCLUDE_STACK_TRACE=0 spares it). Times are from
+the kill (from the call, for growing) to the last rank's result. gloo finds a death only at its neighbours, the others wait for the timeout: --timeout is what it is given.
 
 Columns: kill -> exception on all, kill -> right result of three, growing back to four; median and worst. Then what each of the
 ranks that stay has of threads, descriptors and memory, after the first cycles and at the end.
@@ -24,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 
-def rank_main(backend, rank, path, mib, timeout, pipe):
+def rank_main(backend, rank, path, mib, timeout, abort, pipe):
     torch.set_num_threads(1)
     dist.init_process_group(
         backend,
@@ -49,7 +50,10 @@ def rank_main(backend, rank, path, mib, timeout, pipe):
                 while True:
                     dist.all_reduce(tensor.fill_(1.0))
             except RuntimeError as error:
-                pipe.send((time.monotonic(), str(error).splitlines()[0][:200]))
+                failed = time.monotonic()
+                if abort:
+                    dist.distributed_c10d._get_default_group().abort()
+                pipe.send((failed, str(error).splitlines()[0][:200]))
         elif what == "once":
             dist.all_reduce(tensor.fill_(dist.get_rank() + 1.0))
             at = time.monotonic()
@@ -64,8 +68,8 @@ def rank_main(backend, rank, path, mib, timeout, pipe):
 
 
 class Job:
-    def __init__(self, backend, mib, timeout):
-        self.backend, self.mib, self.timeout = backend, mib, timeout
+    def __init__(self, backend, mib, timeout, abort):
+        self.backend, self.mib, self.timeout, self.abort = backend, mib, timeout, abort
         self.path = os.path.join(tempfile.mkdtemp(prefix="hybridps-elastic-"), "store")
         self.context = multiprocessing.get_context("fork")  # of a process that has imported torch: a newcomer is there at once
         self.names = 0
@@ -80,7 +84,7 @@ class Job:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(
             target=rank_main,
-            args=(self.backend, rank, self.path, self.mib, self.timeout, theirs),
+            args=(self.backend, rank, self.path, self.mib, self.timeout, self.abort, theirs),
             daemon=True,
         )
         os.environ["HYBRIDPS_NODE"] = f"elastic{rank}"
@@ -121,13 +125,22 @@ class Job:
                 entry["process"].kill()
 
 
-def measure(backend, cycles, mib, timeout):
-    job = Job(backend, mib, timeout)
+def started(*of_job):
+    job = Job(*of_job)
     job.reconfigure()
     job.right_sum()
+    return job
+
+
+def measure(cycles, fresh, *of_job):
+    backend, mib = of_job[:2]
+    job = started(*of_job)
     errors, results, grown, had = [], [], [], []
     text = ""
     for cycle in range(cycles):
+        if fresh and cycle > 0:
+            job.end()
+            job = started(*of_job)
         victim = job.ranks[max(job.ranks)]
         for entry in job.ranks.values():
             entry["pipe"].send(("until it fails",))
@@ -159,16 +172,16 @@ def main():
     parser.add_argument("--cycles", type=int, default=50)
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--timeout", type=float, default=20.0, help="of the group, seconds: for gloo it is how long a cycle takes")
+    parser.add_argument("--abort", action="store_true", help="who stays calls abort() of the group before reconfigure()")
+    parser.add_argument("--fresh", action="store_true", help="new processes for each cycle")
     parser.add_argument("--against", default="gloo", help="backend beside hybridps, or nothing")
     parser.add_argument("--against-cycles", type=int, default=3)
     parser.add_argument("--json", help="file for all figures")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # torch's flight recorder looks up the symbols of its stack traces at each failure: seconds of CPU time a rank.
-    os.environ.setdefault("TORCH_INCLUDE_STACK_TRACE", "0")
-    rows = [measure("hybridps", args.cycles, args.mib, args.timeout)]
+    rows = [measure(args.cycles, args.fresh, "hybridps", args.mib, args.timeout, args.abort)]
     if args.against:
-        rows.append(measure(args.against, args.against_cycles, args.mib, args.timeout))
+        rows.append(measure(args.against_cycles, args.fresh, args.against, args.mib, args.timeout, args.abort))
     print(f"all_reduce of {args.mib} MiB, 4 ranks, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print("| backend | cycles | kill to exception, s | kill to right result of 3, s | growing back, s |\n|---|---|---|---|---|")
     for row in rows:

@@ -7,12 +7,14 @@ import logging
 import os
 import pickle
 import tempfile
+import threading
 import time
 
 import harness
 import pytest
 import torch
 import torch.distributed as dist
+import zygote
 from harness import run_ranks
 from reference import Checker
 
@@ -205,6 +207,41 @@ def hooked(rank, world, folder):
 def test_pre_post_and_abort_hooks_and_durations():
     with tempfile.TemporaryDirectory() as folder:
         run_ranks(hooked, "2+1", args=(folder,), destroy=False, expected_exits={1: 7})
+
+
+def aborted_with_a_slow_hook(rank, world):
+    """Rank 0's hook ends once the others have been told: torch's own takes seconds."""
+    check = Checker(rank)
+    group = dist.distributed_c10d._get_default_group()
+    told, ran, in_time = threading.Event(), threading.Event(), []
+
+    def slow():
+        in_time.append(told.wait(10 * harness.TIME_SCALE))
+        ran.set()
+
+    dist.barrier()
+    zygote.context.meet(world)  # an abort may overtake the end of a barrier
+    if rank == 0:
+
+        def fails():
+            raise ValueError("of the program")
+
+        group.register_abort_hook(1, fails)
+        group.register_abort_hook(2, slow)
+        group.abort()
+    else:
+        check.raises("aborted", RuntimeError, lambda: [dist.all_reduce(torch.ones(10)) for _ in range(1000)])
+    zygote.context.meet(2 * world)
+    if rank == 0:
+        told.set()
+        check.that("the hook runs", ran.wait(30 * harness.TIME_SCALE))
+        check.that("the others were told before it ended", in_time == [True], in_time)
+    return check.result()
+
+
+@pytest.mark.skipif(harness.TORCH < (2, 15), reason="hooks as torch 2.15 has them")
+def test_abort_tells_the_other_ranks_before_hooks_end():
+    run_ranks(aborted_with_a_slow_hook, "2+1", destroy=False)
 
 
 # ------------------------------------------------------------------------------------------------------- DETAIL

@@ -1,6 +1,7 @@
 // hybridps/pg/hooks.h: torch's abort and completion hooks of one process group (its flight recorder registers some).
 //
-// Threads  every method from any thread; hooks run on the caller's, without locks of ours. Completion hooks run on the
+// Threads  every method from any thread; hooks run on the caller's, without locks of ours. Abort hooks take seconds: only a
+//          thread of their own runs them (WorkContext::post_abort_hooks()). Completion hooks run on the
 //          engine's progress thread: torch asks of them to be short and to leave the interpreter alone.
 // Versions torch 2.14 has abort hooks, 2.15 completion hooks; earlier ones register nothing.
 #pragma once

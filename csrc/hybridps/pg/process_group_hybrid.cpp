@@ -463,7 +463,6 @@ void ProcessGroupHybrid::abort() {
   auto group = life->membership ? life->membership->group() : nullptr;
   if (!group) return;
   const InterpreterReleased released;
-  hooks_->abort.run();
   aborted_.store(true);
   const std::string why = "aborted by the program (abort_process_group) on rank " + std::to_string(rank_);
   group->abort(why);
@@ -472,8 +471,9 @@ void ProcessGroupHybrid::abort() {
     for (const auto& [key, channel] : life->channels) channel->abort(core::Status(core::Code::kAborted, why));
   }
   if (is_reconfigurable()) group->supersede(why);  // nobody waits for those of it that have not come
-  group.reset();  // before the last one to leave ends the engine
-  leave();        // torch forgets an aborted group without shutting it down
+  life->context->post_abort_hooks();  // the other ranks know by now
+  group.reset();                      // before the last one to leave ends the engine
+  leave();                            // torch forgets an aborted group without shutting it down
 }
 
 void ProcessGroupHybrid::shutdown() {

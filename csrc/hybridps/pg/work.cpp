@@ -1,5 +1,9 @@
 #include "hybridps/pg/work.h"
 
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -19,6 +23,7 @@ namespace {
 
 // What a lane gets for the end of a callback whose outcome the program has already seen.
 constexpr std::chrono::milliseconds kMoment(20);
+constexpr int kAbortHooksNice = 10;  // still a tenth of a core that others want: they may hold the interpreter's lock
 
 thread_local const WorkHybrid* running_callback = nullptr;  // NOLINT: see of_running_callback()
 
@@ -54,12 +59,20 @@ std::uint64_t next_completion_key() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
+void WorkContext::post_abort_hooks() const {
+  if (hooks->abort.empty()) return;
+  Process::instance().abort_hooks()->post(1, [hooks = hooks] {
+    // What the program does next, such as going on with the ranks that are left, needs the cores more than they do.
+    static_cast<void>(setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kAbortHooksNice));
+    hooks->abort.run();
+  });
+}
+
 void report(WorkContext& context, const core::Status& status, std::uint64_t completion_key, float duration_ms) {
   if (status.is_ok()) {
     context.hooks->completion.run(completion_key, duration_ms);
   } else if (is_verdict(status) && !context.hooks->abort.empty() && !context.failure_told.exchange(true)) {
-    // A thread of their own: torch's flight recorder takes seconds to write, and the error must not wait for it.
-    Process::instance().abort_hooks()->post(1, [context = context.shared_from_this()] { context->hooks->abort.run(); });
+    context.post_abort_hooks();
   }
 }
 

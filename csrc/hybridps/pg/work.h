@@ -37,7 +37,11 @@
 namespace hybridps::pg {
 
 /// What the Works of one process group share. It does not keep the engine alive.
-struct WorkContext : std::enable_shared_from_this<WorkContext> {
+struct WorkContext {
+  /// Has the group's abort hooks run on a thread of their own, and returns at once: torch's flight recorder takes seconds
+  /// to write, and neither the error nor what the other ranks are to be told may wait for it.
+  void post_abort_hooks() const;
+
   std::string group_name;
   int rank = 0;
   int size = 1;

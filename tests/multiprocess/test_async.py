@@ -6,15 +6,19 @@ HYBRIDPS_TEST_RANDOM_LONG_OPS    the same for the long one, which is marked slow
 HYBRIDPS_TEST_RANDOM_LONG_SEEDS  (default 10)
 """
 
+import functools
+import gc
 import os
 import random
 import signal
 import sys
 import threading
 import time
+import weakref
 from datetime import timedelta
 
 import harness
+import numpy
 import pytest
 import reference
 import torch
@@ -685,6 +689,105 @@ def test_a_batch_keeps_no_tensor():
     """Its works were never freed, and what they had received neither."""
     for before, after in run_ranks(references_of_a_batch, "1+1"):
         assert after == before
+
+
+# ------------------------------------------------------------- tensors that get other memory while they are under way
+
+
+def operations_on(made, rank, world):
+    """By name: a call that returns a Work, and the tensors that it was given. Rank 0 cannot be done without rank 1."""
+    group = dist.distributed_c10d._get_default_group()
+    n = 6
+    some = functools.partial(made, n)
+    across = functools.partial(made, 2, 3, across=True)  # travels through a temporary
+    every = lambda one: [one() for _ in range(world)]  # noqa: E731
+
+    def coalesced(a, b):
+        with dist._coalescing_manager(async_ops=True) as manager:
+            dist.all_reduce(a)
+            dist.all_reduce(b)
+        return manager.works[0] if len(manager.works) == 1 else manager
+
+    def gathered(outs, one):
+        return dist.gather(one, outs if rank == 0 else None, dst=0, async_op=True)
+
+    def scattered(one, ins):
+        return dist.scatter(one, ins if rank == 1 else None, src=1, async_op=True)
+
+    whole = functools.partial(made, n * world)
+    yield "all_reduce", lambda a: dist.all_reduce(a, async_op=True), [some()]
+    yield "all_reduce, strided", lambda a: dist.all_reduce(a, async_op=True), [across()]
+    yield "all_reduce of two", lambda a, b: group.allreduce([a, b]), [some(), some()]
+    yield "all_reduce_coalesced", lambda a, b: group.allreduce_coalesced([a, b]), [some(), some()]
+    yield "coalescing manager", coalesced, [some(), some()]
+    yield "broadcast", lambda a: dist.broadcast(a, 1, async_op=True), [some()]
+    yield "broadcast, strided", lambda a: dist.broadcast(a, 1, async_op=True), [across()]
+    yield "broadcast of two", lambda a, b: group.broadcast([a, b], broadcast_from(1)), [some(), some()]
+    yield "reduce", lambda a: dist.reduce(a, 0, async_op=True), [some()]
+    yield "all_gather", lambda *a: dist.all_gather(list(a[1:]), a[0], async_op=True), [some(), *every(some)]
+    yield "all_gather, strided", lambda *a: dist.all_gather(list(a[1:]), a[0], async_op=True), [across(), *every(across)]
+    yield "all_gather_into_tensor", lambda a, b: dist.all_gather_into_tensor(a, b, async_op=True), [whole(), some()]
+    yield "gather", lambda *a: gathered(list(a[1:]), a[0]), [some(), *every(some)]
+    yield "scatter", lambda *a: scattered(a[0], list(a[1:])), [some(), *every(some)]
+    yield "reduce_scatter", lambda *a: dist.reduce_scatter(a[0], list(a[1:]), async_op=True), [some(), *every(some)]
+    yield "reduce_scatter_tensor", lambda a, b: dist.reduce_scatter_tensor(a, b, async_op=True), [some(), whole()]
+    yield "all_to_all_single", lambda a, b: dist.all_to_all_single(a, b, async_op=True), [some(), some()]
+    yield "all_to_all", lambda *a: dist.all_to_all(list(a[:world]), list(a[world:]), async_op=True), [*every(some), *every(some)]
+    yield "send", lambda a: dist.irecv(a, 0) if rank == 1 else dist.isend(a, 1), [some()]
+    yield "receive", lambda a: dist.isend(a, 0) if rank == 1 else dist.irecv(a, 1), [some()]
+    yield "receive, strided", lambda a: dist.isend(a, 0) if rank == 1 else dist.irecv(a, 1), [across()]
+
+
+def broadcast_from(root):
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    return options
+
+
+def other_memory(rank, world):
+    check = Checker(rank)
+    kept = []
+
+    def made(*sizes, across=False):
+        array = numpy.ones(sizes, dtype=numpy.float32)
+        if not across:
+            kept.append(weakref.ref(array))  # alive as long as the tensor's memory is
+        tensor = torch.from_numpy(array)
+        return tensor.t() if across else tensor
+
+    for turn, (name, call, tensors) in enumerate(operations_on(made, rank, world)):
+        if rank == 1:
+            zygote.context.meet((turn + 1) * world)
+            call(*tensors).wait()
+        else:
+            work = call(*tensors)
+            others = [torch.full_like(tensor, 77.0) for tensor in tensors]
+            for tensor, other in zip(tensors, others):
+                tensor.data = other
+            gc.collect()
+            alive = [ref() is not None for ref in kept]
+            if not hasattr(work, "is_completed") or not work.is_completed():  # a send may be
+                # Those that gather() and scatter() did not take on this rank are free, as they should be.
+                taken = alive[:1] if name == "scatter" else alive
+                check.that(f"{name}: its memory stays", all(taken), alive)
+            zygote.context.meet((turn + 1) * world)
+            work.wait()
+            for other in others:
+                check.that(f"{name}: other memory is left alone", bool((other == 77.0).all()), other)
+            del work
+            ends = time.monotonic() + 20 * harness.TIME_SCALE  # a lane drops them, a moment later
+            while any(ref() is not None for ref in kept) and time.monotonic() < ends:
+                time.sleep(0.001)
+            check.that(f"{name}: its memory is let go of", all(ref() is None for ref in kept), kept)
+        kept.clear()
+        dist.barrier()
+    return check.result()
+
+
+@pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="gloo writes to memory that is somebody else's")
+@pytest.mark.parametrize("nodes", ["1+1", "2"])
+def test_a_tensor_gets_other_memory_while_its_operation_is_under_way(nodes):
+    run_ranks(other_memory, nodes)
 
 
 # ------------------------------------------------------------------------------------------------ the deadlock test

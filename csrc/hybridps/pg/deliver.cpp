@@ -68,7 +68,7 @@ WorkPtr ProcessGroupHybrid::broadcast(std::vector<at::Tensor>& tensors, const c1
   call.operations.push_back(movement(schedule::Kind::kBroadcast, movable_dtype(tensor), root));
   call.operations.front().output = {call.buffers.output(tensor, rank_ == root)};
   for (const at::Tensor& other : tensors)
-    if (&other != &tensor) call.buffers.output_also(other);
+    if (&other != &tensor) call.buffers.output_also(other, tensor);
   call.type = c10d::OpType::BROADCAST;
   call.name = "broadcast";
   call.title = "hybridps:broadcast";
@@ -106,7 +106,7 @@ WorkPtr ProcessGroupHybrid::allgather(std::vector<std::vector<at::Tensor>>& outp
     operation.output.push_back(call.buffers.output(outputs.front()[j], false));
     if (j % inputs.size() == 0) operation.output_bytes.push_back(0);
     operation.output_bytes.back() += operation.output.back().bytes;
-    for (std::size_t i = 1; i < outputs.size(); ++i) call.buffers.output_also(outputs[i][j]);
+    for (std::size_t i = 1; i < outputs.size(); ++i) call.buffers.output_also(outputs[i][j], outputs.front()[j]);
   }
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     worker::Piece piece = call.buffers.input(inputs[i]);

@@ -16,6 +16,22 @@ namespace {
 
 bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
+at::Tensor contiguous_like(const at::Tensor& tensor) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+}
+
+at::Tensor contiguous_copy(const at::Tensor& tensor) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return contiguous_like(tensor).copy_(tensor);
+}
+
+/// The same memory, whatever the tensor gets meanwhile.
+at::Tensor alias_of(const at::Tensor& tensor) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return tensor.detach();
+}
+
 std::string size_text(at::IntArrayRef sizes) {
   std::string text = "[";
   for (std::size_t i = 0; i < sizes.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(sizes[i]);
@@ -187,55 +203,50 @@ bool overlap(const worker::Piece& a, const worker::Piece& b) noexcept {
   return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
 }
 
-at::Tensor Buffers::contiguous_copy(const at::Tensor& tensor) {
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  at::Tensor copy = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
-  copy.copy_(tensor);
-  return copy;
-}
-
 worker::Piece Buffers::input(const at::Tensor& tensor) {
-  held_.push_back(is_plain(tensor) ? tensor : contiguous_copy(tensor));
+  const bool plain = is_plain(tensor);
+  const at::Tensor copy = plain ? at::Tensor() : contiguous_copy(tensor);
+  const at::Tensor& read = plain ? tensor : copy;
+  hold(read);
   // Pieces have one type for both ways; the engine does not write to inputs.
-  auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(held_.back().const_data_ptr()));
-  return {data, bytes_of(held_.back())};
+  auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(read.const_data_ptr()));
+  return {data, bytes_of(read)};
 }
 
 worker::Piece Buffers::output(const at::Tensor& tensor, bool reads) {
-  if (is_plain(tensor)) {
-    held_.push_back(tensor);
-  } else {
+  last_is_temporary_ = !is_plain(tensor);
+  if (last_is_temporary_) {
     at::assert_no_internal_overlap(tensor);
     const at::AutoDispatchBelowADInplaceOrView guard;
-    held_.push_back(reads ? contiguous_copy(tensor)
-                          : at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous)));
-    copies_.emplace_back(tensor, held_.back());
+    copies_.emplace_back(alias_of(tensor), reads ? contiguous_copy(tensor) : contiguous_like(tensor));
   }
-  return {static_cast<std::byte*>(held_.back().mutable_data_ptr()), bytes_of(held_.back())};
+  const at::Tensor& written = last_is_temporary_ ? copies_.back().second : tensor;
+  hold(written);
+  return {static_cast<std::byte*>(written.mutable_data_ptr()), bytes_of(written)};
 }
 
 worker::Piece Buffers::output_of_all(const std::vector<at::Tensor>& tensors, const Reduction& what) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  at::Tensor total =
-      at::empty(tensors.front().sizes(), tensors.front().options().memory_format(at::MemoryFormat::Contiguous));
+  const at::Tensor total = contiguous_like(tensors.front());
   std::vector<at::Tensor> plain;
   std::vector<reduce::Input> inputs;
   for (const at::Tensor& tensor : tensors) {
     at::assert_no_internal_overlap(tensor);
     plain.push_back(is_plain(tensor) ? tensor : contiguous_copy(tensor));
     inputs.push_back({static_cast<const std::byte*>(plain.back().const_data_ptr())});
-    copies_.emplace_back(tensor, total);
+    copies_.emplace_back(alias_of(tensor), total);
   }
   auto* const data = static_cast<std::byte*>(total.mutable_data_ptr());
   const core::UsualFloatMode usual;  // this is the caller's thread
   reduce::combine(inputs, data, static_cast<std::size_t>(total.numel()), what.dtype, what.op);
-  held_.push_back(total);
+  hold(total);
+  last_is_temporary_ = true;
   return {data, bytes_of(total)};
 }
 
-void Buffers::output_also(const at::Tensor& tensor) {
+void Buffers::output_also(const at::Tensor& tensor, const at::Tensor& first) {
   at::assert_no_internal_overlap(tensor);
-  copies_.emplace_back(tensor, held_.back());
+  copies_.emplace_back(alias_of(tensor), last_is_temporary_ ? at::Tensor(copies_.back().second) : alias_of(first));
 }
 
 void Buffers::separate(worker::Piece& input, const at::Tensor& tensor, const std::vector<worker::Piece>& outputs,
@@ -243,8 +254,9 @@ void Buffers::separate(worker::Piece& input, const at::Tensor& tensor, const std
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!overlap(input, outputs[i])) continue;
     if (static_cast<int>(i) == own && input.data == outputs[i].data && input.bytes == outputs[i].bytes) continue;
-    held_.push_back(contiguous_copy(tensor));
-    input.data = static_cast<std::byte*>(held_.back().mutable_data_ptr());
+    const at::Tensor copy = contiguous_copy(tensor);
+    hold(copy);
+    input.data = static_cast<std::byte*>(copy.mutable_data_ptr());
     return;
   }
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "hybridps/core/dtype.h"
@@ -48,8 +49,9 @@ void check_root(const char* call, std::int64_t root, int size);
 inline std::uint64_t bytes_of(const at::Tensor& tensor) { return static_cast<std::uint64_t>(tensor.nbytes()); }
 bool overlap(const worker::Piece& a, const worker::Piece& b) noexcept;
 
-/// What one Work reads and writes, and what keeps it alive. A tensor that is not one contiguous run of plain values
-/// (strided, conjugated, negated views) travels through a temporary.
+/// What one Work reads and writes, and what keeps it alive: the memory itself, since a tensor may get other memory meanwhile
+/// (`t.data = other`, set_()). A tensor that is not one contiguous run of plain values (strided, conjugated, negated views)
+/// travels through a temporary.
 class Buffers {
  public:
   worker::Piece input(const at::Tensor& tensor);
@@ -57,21 +59,20 @@ class Buffers {
   worker::Piece output(const at::Tensor& tensor, bool reads);
   /// A temporary with the reduction of all of them; the operation's result goes to each. Tensors that are alike, on the CPU.
   worker::Piece output_of_all(const std::vector<at::Tensor>& tensors, const Reduction& what);
-  /// `tensor` gets what the output that was made last gets.
-  void output_also(const at::Tensor& tensor);
+  /// `tensor` gets what `first` gets, of which the last output was made.
+  void output_also(const at::Tensor& tensor, const at::Tensor& first);
   /// A copy of the input, if it overlaps one of `outputs` and is not the same memory as the one at `own` (-1: none).
   void separate(worker::Piece& input, const at::Tensor& tensor, const std::vector<worker::Piece>& outputs, int own);
-  void hold(at::Tensor tensor) { held_.push_back(std::move(tensor)); }
+  void hold(const at::Tensor& tensor) { held_.push_back(tensor.storage()); }
 
   /// Whether finish() has something to do before the outputs may be read.
   bool needs_finish() const noexcept { return !copies_.empty(); }
   void finish();
 
  private:
-  at::Tensor contiguous_copy(const at::Tensor& tensor);
-
-  std::vector<at::Tensor> held_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // to, from
+  std::vector<c10::Storage> held_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // to, from; none is a tensor that the program knows
+  bool last_is_temporary_ = false;                         // the last output: what the last copy is from
 };
 
 }  // namespace hybridps::pg

@@ -691,6 +691,67 @@ def test_a_batch_keeps_no_tensor():
         assert after == before
 
 
+def messages_to_oneself(rank, world):
+    check = Checker(rank)
+
+    def mine(value, n=1000):
+        return torch.full((n,), float(value))
+
+    def fails(name, errors, call, *words):
+        error = str(check.raises(name, errors, call))
+        check.that(f"{name}: says why", all(word in error for word in words), error)
+
+    # Either may be first; of one tag they come in order, tags pass each other.
+    sends = [dist.isend(mine(turn), rank, tag=turn % 2) for turn in range(4)]
+    gots = [mine(-1) for _ in range(6)]
+    order = [1, 3, 0, 2]
+    receives = [dist.irecv(got, rank, tag=turn % 2) for turn, got in zip(order, gots)]
+    receives += [dist.irecv(gots[4], rank, tag=7), dist.irecv(gots[5], tag=8)]
+    check.that("not before it was sent", not receives[4].is_completed() and not receives[5].is_completed())
+    sends += [dist.isend(mine(7), rank, tag=7), dist.isend(mine(8), rank, tag=8)]
+    for work in sends + receives:
+        work.wait()
+    for want, got in zip([*order, 7, 8], gots):
+        check.equal(f"message {want}", got, mine(want))
+    check.that("whose it is", receives[5]._source_rank() == rank, receives[5]._source_rank())
+    for what, sent, got in [
+        ("empty", torch.ones(0), torch.ones(0)),
+        ("large", torch.arange(3_000_000), torch.zeros(3_000_000, dtype=torch.int64)),
+        ("strided", torch.arange(12.0).view(3, 4).t(), torch.zeros(3, 4).t()),
+    ]:
+        ring = [dist.P2POp(dist.isend, sent, rank), dist.P2POp(dist.irecv, got, rank)]
+        for work in dist.batch_isend_irecv(ring):
+            work.wait()
+        check.equal(what, got, sent)
+    same = mine(5)
+    for work in [dist.isend(same, rank), dist.irecv(same, rank)]:
+        work.wait()
+    check.equal("to where it is", same, mine(5))
+    receive, send = dist.irecv(mine(0, 10), rank), dist.isend(mine(0, 11), rank)
+    for work in (receive, send):
+        fails("another size", RuntimeError, work.wait, "sent 44 bytes", "expects 40; both sides")
+    fails("send() waits at once", ValueError, lambda: dist.send(mine(0), rank), "should not be the same as the rank")
+    dist.barrier()
+    group = dist.new_group(list(range(world)), timeout=timedelta(seconds=1))
+    for name, work in [("send", group.send([mine(0)], rank, 0)), ("recv", group.recv([mine(0)], rank, 1))]:
+        fails(f"a {name} alone", RuntimeError, work.wait, f"{name} of 4000 bytes", f"rank {rank} (itself)", "timed out")
+    got = mine(0)
+    late = [group.send([mine(3)], rank, 0), group.recv([got], rank, 0)]
+    for work in late:
+        work.wait()
+    check.equal("after one that timed out", got, mine(3))
+    dist.barrier()
+    alone = dist.isend(mine(0), rank)  # nobody receives it: leaving does not wait for that
+    check.that("is pending", not alone.is_completed())
+    return check.result()
+
+
+@pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="gloo has no messages to oneself")
+@pytest.mark.parametrize("nodes", ["1", "1+1"])
+def test_messages_to_oneself(nodes):
+    run_ranks(messages_to_oneself, nodes)
+
+
 # ------------------------------------------------------------- tensors that get other memory while they are under way
 
 

@@ -417,10 +417,9 @@ WorkPtr ProcessGroupHybrid::point_to_point(c10d::OpType type, const char* name, 
                                            std::vector<at::Tensor>& tensors, int peer, int tag) {
   const at::Tensor& tensor = single_tensor(name, tensors);
   TORCH_CHECK(tag >= 0, "hybridps::", name, ": Tag must be nonnegative, got ", tag);
-  if (type != c10d::OpType::RECVANYSOURCE) {
-    TORCH_CHECK(peer >= 0 && peer < size_, "hybridps::", name, ": invalid rank: ", peer, " in a group of ", size_);
-    TORCH_CHECK(peer != rank_, "hybridps::", name, ": rank ", rank_, " cannot exchange messages with itself");
-  }
+  // Messages to oneself: torch allows isend() and irecv(), and refuses send() itself.
+  TORCH_CHECK(type == c10d::OpType::RECVANYSOURCE || (peer >= 0 && peer < size_), "hybridps::", name,
+              ": invalid rank: ", peer, " in a group of ", size_);
   return point_to_point(type, name, title, tensor, peer, static_cast<std::uint32_t>(tag),
                         timeout_of(c10d::kUnsetTimeout));
 }

@@ -38,6 +38,11 @@ void PointToPoint::submit(std::unique_ptr<OperationRun> run) {
   r.sequence = key.number;
   r.signature.total_bytes = r.input.bytes();
   sends_[key] = std::move(run);
+  if (is_own(key.peer)) {
+    unmatched_[key].stamp = ++stamps_;
+    match(key.peer, key.tag);
+    return;
+  }
   schedule::Request request;
   request.kind = schedule::Kind::kPointToPoint;
   request.root = o.peer;
@@ -60,7 +65,8 @@ void PointToPoint::post(std::unique_ptr<OperationRun> run) {
 
 void PointToPoint::on_message(const wire::Message& message, flow::Delivery payload) {
   const wire::From& from = message.from;
-  if (from.sender_rank >= over_.size()) return;  // a dedicated server has nothing to send here
+  if (from.sender_rank >= over_.size() || is_own(static_cast<int>(from.sender_rank)))
+    return;  // a dedicated server has nothing to send here, and this rank sends itself nothing in this way
   const auto key = [&](std::uint32_t tag) { return Key{static_cast<int>(from.sender_rank), tag, message.sequence()}; };
   if (const auto* ack = message.as<wire::Ack>()) {
     if (OperationRun* run = send_of(key(ack->tag)); run != nullptr && !std::exchange(run->acknowledged, true))
@@ -127,7 +133,7 @@ void PointToPoint::on_cancelled(const Key& key, const wire::Message& cancel) {
 
 void PointToPoint::give_up(const OperationRun& run, const core::Status& cause) {
   const Operation& o = run.operation;
-  if (o.peer == kAnySource) return;
+  if (o.peer == kAnySource || is_own(o.peer)) return;
   const Key key{o.peer, o.tag, run.sequence};
   const core::EngineId other = group_.info.engines[static_cast<std::size_t>(o.peer)];
   if (o.sending) {
@@ -158,6 +164,7 @@ void PointToPoint::deliver(OperationRun& run, const wire::Message& part, flow::D
 PointToPoint::Unmatched::iterator PointToPoint::next_message(int peer, std::uint32_t tag) {
   const auto first = unmatched_.lower_bound(Key{peer, tag, 0});
   if (first == unmatched_.end() || first->first.peer != peer || first->first.tag != tag) return unmatched_.end();
+  if (is_own(peer)) return first;  // they come in order
   const std::uint32_t follows = first->second.parts.front().first.chunk()->follows;
   const std::uint64_t number = first->first.number;
   if (follows == 0 || follows > number) return first;
@@ -211,14 +218,16 @@ void PointToPoint::bind(Posted::iterator receive, Unmatched::iterator message) {
   matched.from_any = run.operation.peer == kAnySource;
   run.operation.peer = key.peer;
   run.sequence = key.number;
+  if (is_own(key.peer)) {
+    move_own(*sends_.find(key)->second, run);
+    return;
+  }
   auto parts = std::exchange(matched.message.parts, {});
   kept_ -= parts.size();
   const wire::Message& first = parts.front().first;
   const std::uint64_t bytes = first.chunk()->span_bytes;
   if (bytes != run.output.bytes()) {
-    const std::string why = "rank " + std::to_string(key.peer) + " sent " + std::to_string(bytes) + " bytes with tag " +
-                            std::to_string(key.tag) + ", rank " + std::to_string(group_.info.topology.rank()) +
-                            " expects " + std::to_string(run.output.bytes()) + "; both sides must give the same size";
+    const std::string why = other_size(run, bytes);
     worker_.host().send_control(
         first.from.source, group_.message(wire::Verdict::on_message(key.number, key.tag, core::Code::kMismatch)), why);
     worker_.finish(run, core::Status(core::Code::kMismatch, why));
@@ -237,6 +246,36 @@ void PointToPoint::bind(Posted::iterator receive, Unmatched::iterator message) {
   }
 }
 
+void PointToPoint::move_own(OperationRun& send, OperationRun& receive) {
+  const std::uint64_t bytes = send.input.bytes();
+  if (bytes != receive.output.bytes()) {
+    const core::Status mismatch(core::Code::kMismatch, other_size(receive, bytes));
+    worker_.finish(receive, mismatch);
+    worker_.finish(send, mismatch);
+    return;
+  }
+  receive.signature.total_bytes = bytes;
+  std::byte* const to = receive.output.contiguous(0, bytes);
+  // Of point-to-point operations both are one piece. A tensor may be sent to itself.
+  if (bytes > 0 && to != send.input.contiguous(0, bytes)) send.input.read(0, bytes, to);
+  for (OperationRun* run : {&receive, &send}) {
+    ++run->pending;
+    worker_.part_done(*run);
+  }
+}
+
+std::string PointToPoint::other_size(const OperationRun& receive, std::uint64_t sent) const {
+  return "rank " + std::to_string(receive.operation.peer) + " sent " + std::to_string(sent) + " bytes with tag " +
+         std::to_string(receive.operation.tag) + ", rank " + std::to_string(group_.info.topology.rank()) + " expects " +
+         std::to_string(receive.output.bytes()) + "; both sides must give the same size";
+}
+
+bool PointToPoint::is_own(int rank) const noexcept { return rank == group_.info.topology.rank(); }
+
+bool PointToPoint::has_unacknowledged() const noexcept {
+  return std::any_of(sends_.begin(), sends_.end(), [&](const auto& send) { return !is_own(send.first.peer); });
+}
+
 std::unique_ptr<OperationRun> PointToPoint::remove(OperationRun& run) {
   const Operation& o = run.operation;
   const Key key{o.peer, o.tag, run.sequence};
@@ -244,6 +283,7 @@ std::unique_ptr<OperationRun> PointToPoint::remove(OperationRun& run) {
     const auto sent = sends_.find(key);
     if (!core::check(sent != sends_.end() && sent->second.get() == &run, "a send that ends was under way"))
       return nullptr;
+    if (is_own(o.peer)) unmatched_.erase(key);
     return std::move(sends_.extract(sent).mapped());
   }
   if (auto posted = posted_.extract({o.tag, o.peer, run.issued}); !posted.empty()) return std::move(posted.mapped());

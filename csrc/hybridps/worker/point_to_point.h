@@ -10,12 +10,15 @@
 //          a receive that had begun to take it waits for the next one. A receiver that gives up a message that it has
 //          begun to take tells the sender, whose send fails; one that has not begun leaves the message to the next receive.
 //          A send that times out while its acknowledgement is on the way may have been received nevertheless.
+// Oneself  a send to this rank is a message without parts, which stays in the sender's memory until it is matched. Both are
+//          done then.
 // Threads  the engine's progress thread.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <tuple>
 #include <unordered_set>
 #include <utility>
@@ -49,7 +52,8 @@ class PointToPoint : core::Pinned {
   void drop_unmatched();
   /// All runs that are not over.
   std::vector<OperationRun*> active() const;
-  bool has_unacknowledged() const noexcept { return !sends_.empty(); }
+  /// Sends to others that are not done.
+  bool has_unacknowledged() const noexcept;
 
  private:
   struct Key {
@@ -89,6 +93,10 @@ class PointToPoint : core::Pinned {
   void match_any(std::uint32_t tag);
   void bind(Posted::iterator receive, Unmatched::iterator message);
   void post(std::unique_ptr<OperationRun> run);
+  bool is_own(int rank) const noexcept;
+  /// A message to oneself has been matched.
+  void move_own(OperationRun& send, OperationRun& receive);
+  std::string other_size(const OperationRun& receive, std::uint64_t sent) const;
 
   Worker& worker_;
   GroupState& group_;

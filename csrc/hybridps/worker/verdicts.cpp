@@ -66,6 +66,7 @@ std::string Worker::describe(const OperationRun& run) const {
     text += run.operation.sending ? "to rank " : "from ";
     text += run.operation.peer < 0 ? "any rank"
                                    : (run.operation.sending ? "" : "rank ") + std::to_string(run.operation.peer);
+    if (run.operation.peer == me) text += " (itself)";
     text += ", tag " + std::to_string(run.operation.tag);
   } else {
     text += std::string(schedule::name_of(run.operation.kind)) + " seq " + std::to_string(run.sequence);
@@ -273,7 +274,8 @@ std::vector<int> Worker::missing_ranks(const OperationRun& run) const {
   const GroupState& group = run.group;
   std::vector<int> ranks;
   if (run.operation.kind == schedule::Kind::kPointToPoint) {
-    if (run.operation.peer >= 0) ranks.push_back(run.operation.peer);
+    if (run.operation.peer >= 0 && run.operation.peer != group.info.topology.rank())
+      ranks.push_back(run.operation.peer);
     return ranks;
   }
   if (group.asked_at <= run.submitted_at) return ranks;
@@ -400,7 +402,7 @@ void Worker::watch_peers(core::TimePoint now, std::set<core::GroupUid>& waiting)
   std::set<core::EngineId> asked;
   for (const auto& [uid, group] : groups_) {
     for (OperationRun* run : group->p2p->active()) {
-      if (run->operation.peer < 0) continue;
+      if (run->operation.peer < 0 || run->operation.peer == group->info.topology.rank()) continue;
       const bool first = run->probed_at == run->submitted_at;
       const core::TimePoint due =
           run->probed_at + (first ? core::Duration(kProbeAfter) : core::Duration(kProbeAgainAfter));

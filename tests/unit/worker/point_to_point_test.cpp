@@ -149,6 +149,34 @@ TEST_CASE("worker/point_to_point: a receive that gives up before a message came 
   }
 }
 
+TEST_CASE("worker/point_to_point: messages to oneself come in order, and one that is given up was never sent",
+          "[worker][fast]") {
+  for (const auto& nodes : kLayouts) {
+    Job job(layout(nodes));
+    Call& lost = job.send(0, 0, numbered(0, 5000), seconds(3));
+    job.pass(seconds(4));
+    REQUIRE(job.finish({&lost}));
+    CHECK(lost.code() == core::Code::kTimeout);
+    Call& early = job.receive(0, 0, 5000, seconds(30), 1);
+    Call& from_any = job.receive(0, worker::kAnySource, 5000, seconds(30));
+    Call& from_any_too = job.receive(0, worker::kAnySource, 5000, seconds(30));
+    Call& first = job.send(0, 0, numbered(1, 5000), seconds(30));
+    Call& other_tag = job.send(0, 0, numbered(2, 5000), seconds(30), 1);
+    REQUIRE(job.finish({&first, &from_any, &other_tag, &early}));
+    CHECK(from_any.out == numbered(1, 5000));
+    CHECK(early.out == numbered(2, 5000));
+    Call& of_another = job.send(1, 0, numbered(3, 5000), seconds(30));
+    REQUIRE(job.finish({&of_another, &from_any_too}));
+    CHECK(from_any_too.out == numbered(3, 5000));
+    Call& short_one = job.receive(0, 0, 4999, seconds(30));
+    Call& long_one = job.send(0, 0, numbered(4, 5000), seconds(30));
+    REQUIRE(job.finish({&short_one, &long_one}));
+    CHECK(short_one.code() == core::Code::kMismatch);
+    CHECK(long_one.code() == core::Code::kMismatch);
+    CHECK(job.is_clean());
+  }
+}
+
 TEST_CASE("worker/point_to_point: small collectives find their slots and allowance again after sends that timed out",
           "[worker][fast]") {
   for (const auto& nodes : kLayouts) {

@@ -234,6 +234,20 @@ def load_ucx(info) -> str:
     return mapped[0]
 
 
+class _AfterExitHandlers:
+    """Calls `do` when the interpreter has run all exit handlers, also those that were registered before this one: atexit then
+    drops what it holds, this object with it, and Python code still runs. As a handler it does nothing."""
+
+    def __init__(self, do):
+        self._do = do
+
+    def __call__(self):
+        pass
+
+    def __del__(self):
+        self._do()
+
+
 def load_extension():
     """Return hybridps._C, loading it on the first call."""
     global _extension
@@ -251,6 +265,6 @@ def load_extension():
             # Without destroy_process_group neither shutdown nor a destructor runs at exit.
             import atexit
 
-            atexit.register(extension.at_exit)
+            atexit.register(_AfterExitHandlers(extension.at_exit))
             _extension = extension
         return _extension

@@ -5,6 +5,7 @@ HYBRIDPS_TEST_REINITS   how often destroy and init follow each other in one proc
 
 import inspect
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -146,6 +147,35 @@ def test_exit_without_destroy(how):
     for report in results.reports:
         for word in ["terminate called", "Segmentation", "Fatal Python error", "core dumped"]:
             assert word not in report.output + report.stacks, report.output
+
+
+EXIT_HANDLER = """
+import atexit
+
+def part():
+    dist.barrier()
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    if destroys:
+        dist.destroy_process_group()
+    print("the handler saw", tensor.sum().item())
+
+atexit.register(part)
+import sys
+import torch
+import torch.distributed as dist
+destroys = sys.argv[2] == "destroys"
+dist.init_process_group(sys.argv[1], rank=0, world_size=1, store=dist.HashStore())
+dist.all_reduce(torch.ones(3))
+"""
+
+
+@pytest.mark.parametrize("how", ["destroys", "leaves it open"])
+def test_an_exit_handler_that_was_registered_before_torch_was_imported_has_the_group(how):
+    command = [sys.executable, "-c", EXIT_HANDLER, harness.BACKEND, how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120 * harness.TIME_SCALE)
+    assert (done.returncode, done.stdout) == (0, "the handler saw 3.0\n"), done
+    assert "Traceback" not in done.stderr, done.stderr
 
 
 def exit_while_others_work(rank, world):

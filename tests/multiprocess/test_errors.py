@@ -344,6 +344,35 @@ def test_a_deadline_before_the_group_is_complete():
     run_ranks(deadline_before_the_group, "1+1+1")
 
 
+def dies_before_the_group(rank, world, makes_it):
+    """A member ends when the others make a group with it: they know that from the world, and wait for it no longer."""
+    check = Checker(rank)
+    dist.barrier()
+    last = world - 1
+    if rank == last and not makes_it:
+        os._exit(7)
+    group = dist.new_group([0, 1, last], timeout=timedelta(seconds=60))
+    if rank == last:
+        os._exit(7)
+    if rank not in (0, 1):
+        zygote.context.store.wait(["the others are done"])
+        return check.result()
+    start = time.monotonic()
+    error = check.raises("the death", Exception, lambda: dist.all_reduce(torch.ones(10), group=group))
+    check.that("in time", time.monotonic() - start < SECONDS_MAX, f"{time.monotonic() - start:.2f} s")
+    if harness.IS_HYBRIDPS:
+        check.that("names it", re.search(rf"rank ({last}|2) .*is gone", str(error)), str(error))
+    if zygote.context.store.add("done", 1) == 2:
+        zygote.context.store.set("the others are done", "1")
+    return check.result()
+
+
+@pytest.mark.parametrize(("nodes", "makes_it"), [("1+1+1", False), ("1+1+1", True), ("1+1+1+1+1+1+1", False)])
+def test_a_member_that_dies_before_its_group_is_made(nodes, makes_it):
+    last = nodes.count("+")
+    run_ranks(dies_before_the_group, nodes, args=(makes_it,), destroy=False, expected_exits={last: 7})
+
+
 def told_by_the_store(rank, world):
     """Rank 1 stands for one whose control messages are lost: its verdict is in the Store alone."""
     context = zygote.context

@@ -183,6 +183,7 @@ Rendezvous::Phase Rendezvous::step(TimePoint now) {
   if (!started_) start(now);
   last_step_ = now;
   if (phase_ == Phase::kPending && proving_ && ask_proof()) next_poll_ = now;
+  if (phase_ == Phase::kPending) find_gone(now);
   const bool is_late = options_.deadline.has_passed(now);
   if (phase_ == Phase::kPending && (now >= next_poll_ || is_late)) {
     pace_ = poll(now) ? pace_min() : std::min(pace_ * 3 / 2, pace_max(now - started_at_));
@@ -203,6 +204,59 @@ Duration Rendezvous::pace_max(Duration age) const noexcept {
 
 TimePoint Rendezvous::next_step() const noexcept {
   return proving_ ? std::min(next_poll_, last_step_ + pace_min()) : next_poll_;
+}
+
+ExpectedMember Rendezvous::member_at(int rank) const {
+  const auto at = static_cast<std::size_t>(rank);
+  const auto of = [](const MemberRecord& record) { return ExpectedMember{record.engine, describe(record)}; };
+  if (at < records_.size() && records_[at]) return of(*records_[at]);
+  if (at < roster_.members.size() && own_ack_ != Ack::kStale) return of(roster_.members[at]);
+  for (const auto* known : {&options_.expected, &options_.presumed})
+    if (at < known->size() && (*known)[at].engine.value != 0)
+      return {(*known)[at].engine, "rank " + std::to_string(rank) + " (" + (*known)[at].where + ")"};
+  return {};
+}
+
+void Rendezvous::find_gone(TimePoint now) {
+  if (!options_.departures || size() == 1 || options_.departures->count() == departures_seen_) return;
+  const std::uint64_t count = options_.departures->count();
+  // One who has left may have seen the group become valid, and done its part.
+  poll(now);
+  if (phase_ != Phase::kPending) return;
+  departures_seen_ = count;
+  for (int rank = 0; rank < size(); ++rank) {
+    const ExpectedMember member = member_at(rank);
+    if (member.engine.value == 0 || member.engine == options_.self.engine) continue;
+    const Status why = options_.departures->why(member.engine);
+    if (why.is_ok()) continue;
+    return end_without(member.where, why);
+  }
+}
+
+void Rendezvous::end_without(const std::string& who, const Status& why) {
+  end(Status(why.code(), who + " of group " + core::quoted(options_.group_name) +
+                             " is gone, and was given up before by " + describe(options_.self) + ": " +
+                             std::string(why.message()) +
+                             ". What to do: start that process anew, or make the group without it; if it lives, let it "
+                             "destroy all of its groups and make them again"),
+      true);
+}
+
+std::vector<core::EngineId> Rendezvous::awaited() const {
+  std::vector<core::EngineId> engines;
+  const auto add = [&](int rank) {
+    if (const core::EngineId engine = member_at(rank).engine; engine.value != 0) engines.push_back(engine);
+  };
+  if (phase_ != Phase::kPending || size() == 1) return engines;
+  if (!is_leader()) {
+    if ((self_rank() & (self_rank() - 1)) == 0) add(0);
+    return engines;
+  }
+  for (int rank = 1; rank < size(); ++rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    if (gathering_ ? acks_[at] == Ack::kNone : !records_[at].has_value()) add(rank);
+  }
+  return engines;
 }
 
 void Rendezvous::fail(Status status) {
@@ -360,12 +414,10 @@ void Rendezvous::end_taken(int rank, const Bytes& bytes) {
 }
 
 bool Rendezvous::refuses(const MemberRecord& member) {
-  if (!options_.refuse || member.engine == options_.self.engine) return false;
-  const Status refused = options_.refuse(member);
-  if (refused.is_ok()) return false;
-  end(Status(refused.code(), describe(options_.self) + " takes " + describe(member) + " into no group " +
-                                 core::quoted(options_.group_name) + ": " + std::string(refused.message())),
-      true);
+  if (!options_.departures || member.engine == options_.self.engine) return false;
+  const Status why = options_.departures->why(member.engine);
+  if (why.is_ok()) return false;
+  end_without(describe(member), why);
   return true;
 }
 

@@ -18,7 +18,8 @@
 //          raise its text. One that was there before we first looked, does not name our engine and is older than this
 //          process by the wall clock may be of an earlier life: others believe it after kForeignGrace; rank 0 clears
 //          it, and believes it after kForeignGrace if its writer's record is then still there: nobody has come in its
-//          place.
+//          place. A member that the process knows to be gone, from another group or because it has met it itself, is waited
+//          for by nobody: unless the group is valid already, it ends.
 // Trust    what does not decode, or is of another incarnation, is skipped, and named if we time out.
 #pragma once
 
@@ -33,6 +34,7 @@
 #include <utility>
 #include <vector>
 
+#include "hybridps/bootstrap/departures.h"
 #include "hybridps/bootstrap/key_value.h"
 #include "hybridps/bootstrap/record.h"
 #include "hybridps/core/clock.h"
@@ -82,8 +84,11 @@ struct RendezvousOptions {
   /// an earlier life, and what is published there by others, or for another group, ends it for all at once. Else empty.
   std::vector<ExpectedMember> expected;
   std::string life;  // for messages, with `expected`: "uuid 17"
-  /// Why this process cannot be in a group with that member; ok: it can. Asked for all others; ends it for all members.
-  std::function<core::Status(const MemberRecord&)> refuse;
+  /// By group rank, where nobody has named the members: who this process takes for them since it knows them from another group;
+  /// engine 0: it does not know. Only for telling that one of them will not come. Empty: none is known.
+  std::vector<ExpectedMember> presumed;
+  /// Of processes that this one has found gone. With one of them there is no group: ends it for all members. Unset: none.
+  std::shared_ptr<const Departures> departures;
   /// Of keys under which the members of all lives of the group say which one they are in, for the message of one who waits in
   /// vain for somebody in another. Empty: nobody says.
   std::string lives_prefix;
@@ -115,6 +120,10 @@ class Rendezvous : core::Pinned {
 
   /// Ends it for all members (abort, a transport that cannot open). No effect once ready or failed.
   void fail(core::Status status);
+
+  /// Whom this member waits for and is to ask whether they live, of those that it can name: rank 0 those who are late; of the
+  /// others few look after rank 0, for it need not be asked by all.
+  std::vector<core::EngineId> awaited() const;
 
   /// "waiting for ranks [2, 3] (none of 2 published a record)".
   std::string unconfirmed_text(const std::vector<int>& ranks) const;
@@ -155,8 +164,13 @@ class Rendezvous : core::Pinned {
   bool is_named() const noexcept { return !options_.expected.empty(); }
   /// Whose record lies at a rank where another was expected: ends it.
   void end_taken(int rank, const Bytes& bytes);
-  /// Asks options_.refuse; whether it ended.
+  /// Whether it ended, since a process that was given up has come.
   bool refuses(const MemberRecord& member);
+  /// Ends it if one who is to come is gone.
+  void find_gone(core::TimePoint now);
+  void end_without(const std::string& who, const core::Status& why);
+  /// Who is at a rank, as far as it is known; engine 0: it is not.
+  ExpectedMember member_at(int rank) const;
   std::string absent_text(const std::vector<int>& absent) const;
   /// What absent ranks have last said of the life that they are in, if it is another.
   std::string other_lives(const std::vector<int>& absent);
@@ -188,6 +202,7 @@ class Rendezvous : core::Pinned {
   core::TimePoint next_progress_{};
   core::Duration pace_{};
   std::uint64_t polls_ = 0;
+  std::uint64_t departures_seen_ = 0;
 
   // The roster in hand: proposed by us (leader) or read (member).
   Roster roster_;

@@ -11,10 +11,10 @@
 #include <optional>
 #include <system_error>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "hybridps/bootstrap/departures.h"
 #include "hybridps/bootstrap/incarnation.h"
 #include "hybridps/bootstrap/node_identity.h"
 #include "hybridps/bootstrap/record.h"
@@ -205,6 +205,10 @@ class EngineImpl final : public Engine, public LoopClient {
   std::chrono::milliseconds sleep_at_most() const override;
   void finish() override;
 
+  /// In the loop: the members of a world that is open here.
+  void note_world(const std::shared_ptr<GroupCore>& group, const bootstrap::Roster& roster);
+  /// Who they are, where all worlds that this process is in agree; any thread.
+  std::vector<bootstrap::ExpectedMember> presumed(const std::vector<int>& global_ranks);
   void write_stats() const;
   /// From the first group on: how others look into this process.
   void open_outlet(const GroupOptions& first);
@@ -236,8 +240,13 @@ class EngineImpl final : public Engine, public LoopClient {
   std::mutex trace_mutex_;
   std::unique_ptr<observe::Trace> trace_;
 
-  std::mutex given_up_mutex_;
-  std::unordered_map<core::EngineId, Status> given_up_;  // peers that were found dead, and as what
+  const std::shared_ptr<bootstrap::Departures> departures_ = std::make_shared<bootstrap::Departures>();
+  struct World {
+    std::weak_ptr<GroupCore> group;
+    std::vector<bootstrap::ExpectedMember> members;
+  };
+  std::mutex worlds_mutex_;
+  std::vector<World> worlds_;  // that have opened here; those that were left are dropped now and then
 
   std::mutex linger_mutex_;
   std::condition_variable linger_changed_;
@@ -526,19 +535,18 @@ Status EngineImpl::start(core::Config config) {
   summary.transport = interfaces.rdma ? "RDMA" : interfaces.ucx ? "TCP through UCX" : "TCP";
   summary.servers_named = settings_.servers.size();
   summary.servers_nodes_min = DedicatedClient::kNodesMin;
-  groups_ = std::make_unique<Groups>(config_, id_, *runtime_, *board_, std::move(summary), [this] {
-    {
-      const std::lock_guard lock(linger_mutex_);
-      --groups_open_;
-    }
-    linger_changed_.notify_all();
-  }, [this](core::EngineId peer, const Status& cause) {
-    Status refused(Code::kPeerDead, "it was given up before, since " + std::string(cause.message()) +
-                                        ". What to do: start that process anew, or let it destroy all of its groups and make them "
-                                        "again");
-    const std::lock_guard lock(given_up_mutex_);
-    given_up_.insert_or_assign(peer, std::move(refused));
-  });
+  groups_ = std::make_unique<Groups>(
+      config_, id_, *runtime_, *board_, std::move(summary),
+      [this] {
+        {
+          const std::lock_guard lock(linger_mutex_);
+          --groups_open_;
+        }
+        linger_changed_.notify_all();
+      },
+      [this](core::EngineId peer, const Status& cause) {
+        departures_->add(peer, Status(Code::kPeerDead, std::string(cause.message())));
+      });
   StatusDesk::About about;
   about.engine = id_;
   about.job = job_name();
@@ -552,7 +560,13 @@ Status EngineImpl::start(core::Config config) {
   desk_ = std::make_unique<StatusDesk>(*runtime_, std::move(about));
   Joiner::Hooks joined;
   joined.post = [this](core::OnceFn<void()> command) { post(std::move(command)); };
-  joined.open = [this](const auto& group, const bootstrap::Roster& roster) { groups_->open(group, roster); };
+  joined.open = [this](const auto& group, const bootstrap::Roster& roster) {
+    if (group->options.is_world) note_world(group, roster);
+    groups_->open(group, roster);
+  };
+  joined.ask = [this](const std::vector<core::EngineId>& peers) {
+    for (const core::EngineId peer : peers) runtime_->send_control(peer, {{}, 0, wire::Ping{}}, {});
+  };
   joined.fail = [this](GroupCore& group, const Status& status) { groups_->not_joined(group, status); };
   joined.looked = [this] { groups_->on_looked(); };
   joined.check = [this](const bootstrap::Roster& roster, int rank) { return check_descriptors(roster, rank); };
@@ -783,6 +797,38 @@ void EngineImpl::linger() {
 
 // --- EngineImpl: bootstrap -------------------------------------------------------------------------------------------
 
+void EngineImpl::note_world(const std::shared_ptr<GroupCore>& group, const bootstrap::Roster& roster) {
+  World world{group, {}};
+  for (const bootstrap::MemberRecord& member : roster.members)
+    world.members.push_back({member.engine, member.host_name + " pid " + std::to_string(member.pid)});
+  const std::lock_guard lock(worlds_mutex_);
+  std::erase_if(worlds_, [](const World& other) { return other.group.expired(); });
+  worlds_.push_back(std::move(world));
+}
+
+std::vector<bootstrap::ExpectedMember> EngineImpl::presumed(const std::vector<int>& global_ranks) {
+  std::vector<bootstrap::ExpectedMember> members(global_ranks.size());
+  std::vector<bool> doubtful(global_ranks.size(), false);  // another world has another process there
+  const std::lock_guard lock(worlds_mutex_);
+  for (const World& world : worlds_) {
+    const std::shared_ptr<GroupCore> group = world.group.lock();
+    if (!group) continue;
+    {
+      const std::lock_guard of_group(group->mutex);
+      if (group->left) continue;
+    }
+    for (std::size_t rank = 0; rank < members.size(); ++rank) {
+      if (global_ranks[rank] < 0 || static_cast<std::size_t>(global_ranks[rank]) >= world.members.size()) continue;
+      const bootstrap::ExpectedMember& member = world.members[static_cast<std::size_t>(global_ranks[rank])];
+      if (members[rank].engine.value == 0) members[rank] = member;
+      if (members[rank].engine != member.engine) doubtful[rank] = true;
+    }
+  }
+  for (std::size_t rank = 0; rank < members.size(); ++rank)
+    if (doubtful[rank]) members[rank] = {};
+  return members;
+}
+
 core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options) {
   if (in_forked_child())
     return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
@@ -798,11 +844,8 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.expected = o.expected;
   r.life = o.life;
   if (o.life.empty()) r.lives_prefix = bootstrap::lives_key_prefix(o.name);
-  r.refuse = [this](const bootstrap::MemberRecord& member) {
-    const std::lock_guard lock(given_up_mutex_);
-    const auto found = given_up_.find(member.engine);
-    return found == given_up_.end() ? Status::ok() : found->second;
-  };
+  r.departures = departures_;
+  if (o.expected.empty()) r.presumed = presumed(o.global_ranks);
   r.key_prefix = group->prefix;
   r.self.build = std::string("hybridps ") + build_info::kVersion;
   // A rank sets slots aside for what its node's others may grant it, and takes them to grant as many as itself.

@@ -31,6 +31,8 @@ struct GroupOptions {
   /// Where the caller names this life of the group and says who is in it, by rank (bootstrap/rendezvous.h); else empty.
   std::vector<bootstrap::ExpectedMember> expected;
   std::string life;  // with `expected`, for messages and keys: "uuid 17"
+  /// By group rank, their ranks in the process's world; empty: this is the world.
+  std::vector<int> global_ranks;
   int rank = 0;
   int size = 1;
   std::shared_ptr<bootstrap::KeyValueStore> store;  // used from the bootstrap thread only

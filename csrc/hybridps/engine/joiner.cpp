@@ -27,6 +27,9 @@ constexpr auto kProofTimeout = std::chrono::seconds(10);
 // A connection of our own to the store keeps its host busy, in look-ups of names for seconds if it comes to the worst. So not
 // while others may still be reading that the group is valid; nobody waits for it.
 constexpr auto kSettleAfter = std::chrono::seconds(2);
+// Whom a group waits for is asked whether it lives, where this process knows it from another group.
+constexpr auto kAskAfter = std::chrono::milliseconds(250);
+constexpr auto kAskEvery = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -45,6 +48,7 @@ struct Joiner::Joining {
   std::unique_ptr<DedicatedClient> dedicated;  // rank 0's, when there are servers; the rendezvous calls it
   std::unique_ptr<bootstrap::Rendezvous> rendezvous;
   std::shared_ptr<ProofRequest> proof;
+  core::TimePoint ask_at = core::Clock::now() + kAskAfter;
 };
 
 Joiner::Joiner(Hooks hooks, intranode::shm::ShmTransport* shm) : hooks_(std::move(hooks)), shm_(shm) {}
@@ -122,6 +126,11 @@ void Joiner::run() {
       }
       const bootstrap::Rendezvous::Phase phase = joining.rendezvous->step(core::Clock::now());
       if (phase == bootstrap::Rendezvous::Phase::kPending) {
+        if (const core::TimePoint now = core::Clock::now(); now >= joining.ask_at) {
+          joining.ask_at = now + kAskEvery;
+          if (auto awaited = joining.rendezvous->awaited(); !awaited.empty())
+            hooks_.post([this, peers = std::move(awaited)] { hooks_.ask(peers); });
+        }
         if (joining.group->status_wanted.exchange(false)) {
           std::string waiting_for = joining.rendezvous->find_missing();
           const std::lock_guard lock(joining.group->mutex);

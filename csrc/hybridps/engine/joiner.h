@@ -34,6 +34,8 @@ class Joiner : core::Pinned {
     std::function<void()> looked;  // GroupCore::waiting_for is there
     /// On the joiner's thread: what keeps this process, which has that rank, from being in such a group. May be unset.
     std::function<core::Status(const bootstrap::Roster&, int rank)> check;
+    /// Whether these live, of those that the engine has in an open group.
+    std::function<void(const std::vector<core::EngineId>&)> ask;
   };
   /// `shm` null: ranks of a node share no memory.
   Joiner(Hooks hooks, intranode::shm::ShmTransport* shm);

@@ -166,6 +166,7 @@ std::shared_ptr<ProcessGroupHybrid::Life> ProcessGroupHybrid::open(engine::Group
   group_options.store = store_;
   if (group_options.life.empty()) group_options.timeout = options_->timeout;
   group_options.is_world = options_->global_ranks_in_group.empty();
+  group_options.global_ranks.assign(options_->global_ranks_in_group.begin(), options_->global_ranks_in_group.end());
   group_options.dedicated_servers = options_->dedicated_servers;
   const std::string keys = group_options.life.empty() ? group_options.incarnation : group_options.life;
   const auto require = [&](const core::Status& status, const std::string& what) {

@@ -45,6 +45,7 @@ class World {
   void start_all() {
     for (int rank = 0; rank < size_; ++rank) start(rank);
   }
+  void stop(int rank) { members_[static_cast<std::size_t>(rank)].reset(); }
   Rendezvous& member(int rank) { return *members_[static_cast<std::size_t>(rank)]; }
 
   void step_all() {
@@ -906,17 +907,106 @@ TEST_CASE("bootstrap/rendezvous: an absent member of a named life is called by i
   }
 }
 
-TEST_CASE("bootstrap/rendezvous: a member that one of the others refuses ends it for all", "[bootstrap][fast]") {
+TEST_CASE("bootstrap/rendezvous: a member that one of the others has given up before ends it for all",
+          "[bootstrap][fast]") {
   World world(4);
-  world.options(2).refuse = [](const MemberRecord& member) {
-    return member.group_rank == 3 ? core::Status(core::Code::kPeerDead, "it was given up before") : core::Status::ok();
-  };
+  const auto departures = std::make_shared<Departures>();
+  departures->add(world.options(3).self.engine, core::Status(core::Code::kPeerDead, "it sent no heartbeat"));
+  world.options(2).departures = departures;
   world.start_all();
   REQUIRE(world.run(Phase::kFailed, seconds(2)));
   for (int rank = 0; rank < 4; ++rank) {
-    CHECK(contains(message(world.member(rank)), "rank 3"));
-    CHECK(contains(message(world.member(rank)), "it was given up before"));
+    CHECK(world.member(rank).status().code() == core::Code::kPeerDead);
+    CHECK(contains(message(world.member(rank)), "rank 3 on host-0 (pid 1003) of group 'g' is gone"));
+    CHECK(contains(message(world.member(rank)), "given up before by rank 2"));
+    CHECK(contains(message(world.member(rank)), "it sent no heartbeat"));
   }
+}
+
+TEST_CASE("bootstrap/rendezvous: a member whose death one of the others hears of is waited for by nobody",
+          "[bootstrap][fast]") {
+  // What the member had done before: nothing, so that only who knows it from another group can tell; published its record; and
+  // confirmed a roster that a third one has not.
+  for (const int steps : {0, 1, 40}) {
+    for (const int hears : {0, 1, 2}) {
+      World world(4, std::make_shared<MemoryStore>(), static_cast<unsigned>(steps));
+      const auto departures = std::make_shared<Departures>();
+      world.options(hears).departures = departures;
+      if (steps == 0) world.options(hears).presumed = {{}, {}, {}, {world.options(3).self.engine, "host-0 pid 1003"}};
+      world.options(2).prove = [](const Roster&) { return Proof::pending(); };
+      for (const int rank : {0, 1, 2}) world.start(rank);
+      if (steps > 0) world.start(3);
+      for (int step = 0; step < steps; ++step) world.step_all();
+      if (steps == 1) {
+        world.member(3).step(world.now);
+        world.run_for(milliseconds(200));  // the others learn who it is
+      }
+      world.stop(3);
+      departures->add(core::EngineId{12345678}, core::Status(core::Code::kPeerDead, "of no concern"));
+      world.run_for(milliseconds(100));
+      REQUIRE(world.member(hears).phase() == Phase::kPending);
+      departures->add(world.options(3).self.engine, core::Status(core::Code::kPeerDead, "connection reset"));
+      INFO("steps " << steps << ", heard by " << hears);
+      REQUIRE(world.run(Phase::kFailed, seconds(1)));
+      for (const int rank : {0, 1, 2}) {
+        CHECK(world.member(rank).status().code() == core::Code::kPeerDead);
+        CHECK(contains(message(world.member(rank)), "rank 3"));
+        CHECK(contains(message(world.member(rank)), "pid 1003"));
+        CHECK(contains(message(world.member(rank)), "connection reset"));
+      }
+    }
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: a member that was gone before the group was made is named at once",
+          "[bootstrap][fast]") {
+  World world(3);
+  const auto departures = std::make_shared<Departures>();
+  departures->add(core::EngineId{7777}, core::Status(core::Code::kPeerDead, "connection reset"));
+  world.options(1).departures = departures;
+  world.options(1).presumed = {{}, {}, {core::EngineId{7777}, "host-b pid 9"}};
+  world.start(0);
+  world.run_for(milliseconds(100));
+  world.start(1);
+  REQUIRE(world.run(Phase::kFailed, seconds(1)));
+  for (const int rank : {0, 1})
+    CHECK(contains(message(world.member(rank)), "rank 2 (host-b pid 9) of group 'g' is gone"));
+}
+
+TEST_CASE("bootstrap/rendezvous: who leaves when the group is valid takes it from nobody who has not looked yet",
+          "[bootstrap][fast]") {
+  World world(3);
+  const auto departures = std::make_shared<Departures>();
+  world.options(1).departures = departures;
+  world.start_all();
+  const auto has_confirmed = [&] {
+    return world.member(1).waiting_for() == "waiting for all ranks to confirm the roster";
+  };
+  while (world.member(1).phase() == Phase::kPending && !(has_confirmed() && world.member(2).phase() == Phase::kReady)) {
+    world.member(0).step(world.now);
+    world.member(2).step(world.now);
+    if (!has_confirmed()) world.member(1).step(world.now);
+    world.now += milliseconds(1);
+  }
+  REQUIRE(world.member(1).phase() == Phase::kPending);
+  departures->add(world.options(2).self.engine, core::Status(core::Code::kPeerDead, "connection reset"));
+  world.stop(2);
+  CHECK(world.member(1).step(world.now) == Phase::kReady);
+}
+
+TEST_CASE("bootstrap/rendezvous: rank 0 asks after those who are late, and few after rank 0", "[bootstrap][fast]") {
+  World world(6);
+  std::vector<ExpectedMember> all;
+  for (int rank = 0; rank < 6; ++rank) all.push_back({world.options(rank).self.engine, "host"});
+  for (int rank = 0; rank < 6; ++rank) world.options(rank).presumed = all;
+  for (const int rank : {0, 1, 2, 3, 5}) world.start(rank);
+  world.run_for(milliseconds(100));
+  CHECK(world.member(0).awaited() == std::vector{all[4].engine});
+  for (const int rank : {1, 2}) CHECK(world.member(rank).awaited() == std::vector{all[0].engine});
+  for (const int rank : {3, 5}) CHECK(world.member(rank).awaited().empty());
+  world.start(4);
+  REQUIRE(world.run(Phase::kReady));
+  for (int rank = 0; rank < 6; ++rank) CHECK(world.member(rank).awaited().empty());
 }
 
 TEST_CASE("bootstrap/rendezvous: who waits in vain hears in which life the absent were last seen", "[bootstrap][fast]") {

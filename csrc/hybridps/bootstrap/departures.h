@@ -1,0 +1,41 @@
+// hybridps/bootstrap/departures.h: processes that this one has found gone, in whatever group it met them.
+//
+// Owner    the engine; every Rendezvous of the process reads it.
+// Threads  any.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "hybridps/core/ids.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
+
+namespace hybridps::bootstrap {
+
+class Departures : core::Pinned {
+ public:
+  void add(core::EngineId engine, core::Status why) {
+    const std::lock_guard lock(mutex_);
+    gone_.insert_or_assign(engine, std::move(why));
+    count_.fetch_add(1);
+  }
+  /// Ok: not known to be gone.
+  core::Status why(core::EngineId engine) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = gone_.find(engine);
+    return found == gone_.end() ? core::Status::ok() : found->second;
+  }
+  /// Grows when why() has more to say.
+  std::uint64_t count() const noexcept { return count_.load(); }
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_map<core::EngineId, core::Status> gone_;
+  std::atomic<std::uint64_t> count_{0};
+};
+
+}  // namespace hybridps::bootstrap

@@ -32,7 +32,7 @@ std::unique_ptr<contract::Pair> ThreadedUcxBackend::make_pair() {
     auto made = UcxTransport::create(test_options());
     INFO(made.status().to_string());
     REQUIRE(made.is_ok());
-    auto thread = start_transport_thread({"test-data", {}});
+    auto thread = start_transport_thread({"test-data"});
     REQUIRE(thread.is_ok());
     auto threaded = make_threaded(std::move(made).value(), std::move(thread).value());
     REQUIRE(threaded.is_ok());

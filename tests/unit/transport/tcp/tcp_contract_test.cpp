@@ -46,7 +46,7 @@ std::unique_ptr<contract::Pair> make_threaded_pair(bool one_thread, const std::o
     auto made = TcpTransport::create(test_options());
     INFO(made.status().to_string());
     REQUIRE(made.is_ok());
-    if (thread == nullptr || !one_thread) thread = start_transport_thread({"test-data", {}, {}, 1, one_thread}).value();
+    if (thread == nullptr || !one_thread) thread = start_transport_thread({.name = "test-data", .when_needed = one_thread}).value();
     auto threaded = make_threaded(std::move(made).value(), thread, handover ? std::make_shared<Handover>(*handover) : nullptr);
     REQUIRE(threaded.is_ok());
     side->transport = std::move(threaded).value();

@@ -435,10 +435,11 @@ std::size_t Groups::close_finished() {
     GroupCore& group = *groups_[i];
     bool waits = false;
     if (group.state != nullptr && group.goodbye_done && !group.closed) {
-      // After a failure others may just be opening a connection to tell us: stay for them.
+      // After a failure others may just be opening a connection to tell us: stay for those that do not know that we know.
       waits = group.state->status.is_ok() ? group.state->p2p->has_unacknowledged()
                                           : runtime_.has_unanswered_verdicts() ||
-                                                core::Clock::now() - group.state->failed_at < kStayAfterFailure;
+                                                (core::Clock::now() - group.state->failed_at < kStayAfterFailure &&
+                                                 !runtime_.all_know_of_failure(*group.state));
     }
     if (!group.closed && !(group.goodbye_done && !waits)) {
       ++i;

@@ -642,6 +642,14 @@ bool Runtime::on_engine_message(const wire::Message& message, std::span<const st
   return false;
 }
 
+bool Runtime::all_know_of_failure(const worker::GroupState& group) const {
+  return std::all_of(group.info.engines.begin(), group.info.engines.end(), [&](core::EngineId engine) {
+    if (engine == options_.self || group.know_of_failure.count(engine) > 0) return true;
+    const auto peer = peers_.find(engine);
+    return peer == peers_.end() || peer->second.dead || (group.told && unanswered_verdicts_.count(engine) == 0);
+  });
+}
+
 void Runtime::let_go(UnopenedGroups::Messages messages) {
   for (auto& [message, payload] : messages)
     if (peers_.count(message.from.source) > 0) with_cost(message, std::move(payload)).reset();

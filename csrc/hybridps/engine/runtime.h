@@ -144,6 +144,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   /// A verdict that was sent has not been answered yet (bounded in time): leaving now could make this engine look like
   /// the cause of what it reported.
   bool has_unanswered_verdicts() const noexcept { return !unanswered_verdicts_.empty(); }
+  /// All other members of a group that has failed are gone, or have sent a verdict on it, or have answered ours.
+  bool all_know_of_failure(const worker::GroupState& group) const;
   /// File descriptors to sleep on, constant.
   /// `data`: that of the data transport, too.
   std::vector<int> event_fds(bool data = true) const;

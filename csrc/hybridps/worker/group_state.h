@@ -171,6 +171,8 @@ struct GroupState : core::Pinned {
   core::Status status;  // first verdict on the group
   core::TimePoint last_finished_at{};  // a collective
   core::TimePoint failed_at{};
+  bool told = false;                         // the verdict was found here, and sent to all members
+  std::set<core::EngineId> know_of_failure;  // they have sent a verdict on the group
   bool leaving = false;         // this rank has said goodbye
   std::uint64_t submitted = 0;  // collectives issued, by number
   SequenceWindow over;

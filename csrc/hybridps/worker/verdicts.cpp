@@ -115,6 +115,7 @@ void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell)
   if (!group.status.is_ok()) return;
   group.status = cause;
   group.failed_at = core::Clock::now();
+  group.told = tell;
   wire::Verdict verdict = wire::Verdict::on_group(cause.code());
   if (tell) tell_members(group, verdict, cause.message(), /*servers=*/true);
   // Once more on the connections that carry data: there it comes before the end of this process, if that is next, so
@@ -203,6 +204,7 @@ void Worker::on_verdict(GroupState& group, const wire::From& from, const wire::V
                         const flow::Delivery& payload) {
   const core::Status status = verdict_in(from, verdict, payload);
   if (verdict.on == wire::Verdict::On::kGroup) {
+    group.know_of_failure.insert(from.source);
     fail_group(group, status, /*tell=*/false);
     return;
   }

@@ -326,6 +326,26 @@ TEST_CASE("engine/verdict: who asks after a group that has failed elsewhere hear
   CHECK(job.text(1).find("as told") != std::string::npos);
 }
 
+TEST_CASE("engine/verdict: that all others know of a failure is known by who told them", "[engine][fast]") {
+  Cluster cluster(options_of({0, 1, 2, 3}));
+  Job job(cluster);
+  const auto knows = [&](int rank) {
+    return cluster.at(rank).all_know_of_failure(*cluster.at(rank).worker().find(job.uid));
+  };
+  const auto fail = [&](int rank, bool tell) {
+    worker::Worker& worker = cluster.at(rank).worker();
+    worker.fail_group(*worker.find(job.uid), core::Status(core::Code::kAborted, "as told"), tell);
+  };
+  fail(2, /*tell=*/false);  // told by somebody, it tells nobody to whom it has no connection
+  CHECK_FALSE(knows(2));
+  fail(0, /*tell=*/true);
+  fail(1, /*tell=*/true);
+  CHECK_FALSE(knows(0));
+  REQUIRE(cluster.run_until([&] { return knows(0) && knows(1); }));
+  CHECK_FALSE(cluster.at(3).worker().find(job.uid)->status.is_ok());
+  CHECK_FALSE(knows(2));  // of rank 3
+}
+
 TEST_CASE("engine/verdict: that an operation goes on waiting is told, for the engine to ask elsewhere",
           "[engine][fast]") {
   test::MovableClock clock;
@@ -488,6 +508,10 @@ TEST_CASE("engine/verdict: a peer that cannot be asked for want of descriptors i
   lack.silent_to = cluster.id(0);
   data[2]->set_faults(lack);
   job.sleep(3 * kDead);
+  lack.silent_to = {};  // what was asked before is lost: a connection lacks until another question could be answered
+  data[0]->set_faults(lack);
+  data[2]->set_faults(lack);
+  job.sleep(kDead);
   data[0]->set_faults({});
   data[2]->set_faults({});
   warm_up(job);

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <unordered_map>
@@ -124,15 +125,15 @@ class TransportThread : core::Pinned {
     });
   }
 
-  /// Runs `function` on the thread between two rounds, and returns when it has run.
-  void call(const std::function<void()>& function) {
-    Call mine{&function, false};
-    std::unique_lock lock(call_mutex_);
-    calls_.push_back(&mine);
-    has_calls_.store(true);
-    wake();
-    answered_.wait(lock, [&] { return mine.done; });
-  }
+  /// Runs `function` between two rounds: in the caller's thread where no round is under way, else at the end of that one.
+  void call(const std::function<void()>& function) { (void)run_between_rounds(function, std::nullopt); }
+
+  enum class Answer : std::uint8_t { kRan, kLate, kLateStill };
+  /// The same, but waits for TransportThreadOptions::patience at most. kLate, kLateStill: it did not run and will not. A
+  /// round that somebody has waited for in vain is not waited for again (kLateStill).
+  Answer try_call(const std::function<void()>& function) { return run_between_rounds(function, options_.patience); }
+
+  const TransportThreadOptions& options() const noexcept { return options_; }
 
   /// After something was put down for it. With what the thread does before it sleeps this is Dekker's pattern: one of the
   /// two sides sees the other.
@@ -143,8 +144,57 @@ class TransportThread : core::Pinned {
  private:
   struct Call {
     const std::function<void()>* function = nullptr;
-    bool done = false;
+    bool ran = false;
   };
+
+  /// While one lives the transports are the thread's.
+  class Round : core::Pinned {
+   public:
+    explicit Round(TransportThread& thread) : thread_(thread) {
+      const std::lock_guard lock(thread_.round_mutex_);
+      thread_.in_round_ = true;
+      ++thread_.rounds_;
+    }
+    /// Runs what was asked for meanwhile: the thread need not stand still until who waits for that has woken up.
+    ~Round() {
+      const std::lock_guard lock(thread_.round_mutex_);
+      thread_.in_round_ = false;
+      if (thread_.calls_.empty()) return;
+      for (Call* call : thread_.calls_) {
+        (*call->function)();
+        call->ran = true;
+      }
+      thread_.calls_.clear();
+      thread_.ran_.notify_all();
+    }
+
+   private:
+    TransportThread& thread_;
+  };
+
+  Answer run_between_rounds(const std::function<void()>& function, std::optional<core::Duration> patience) {
+    {
+      std::unique_lock lock(round_mutex_);
+      if (!in_round_) {
+        function();
+      } else if (patience && given_up_ == rounds_) {
+        return Answer::kLateStill;
+      } else {
+        Call mine{&function};
+        calls_.push_back(&mine);
+        const auto has_run = [&] { return mine.ran; };
+        if (!patience) {
+          ran_.wait(lock, has_run);
+        } else if (!ran_.wait_for(lock, *patience, has_run)) {
+          std::erase(calls_, &mine);
+          given_up_ = rounds_;
+          return Answer::kLate;
+        }
+      }
+    }
+    wake();  // to what came of it
+    return Answer::kRan;
+  }
 
   bool watch(int fd) const {
     epoll_event event{};
@@ -153,24 +203,23 @@ class TransportThread : core::Pinned {
     return epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) == 0;
   }
 
-  std::size_t run_calls() {
-    if (!has_calls_.load()) return 0;
-    const std::lock_guard lock(call_mutex_);
-    has_calls_.store(false);
-    for (Call* call : calls_) {
-      (*call->function)();
-      call->done = true;
-    }
-    const std::size_t ran = calls_.size();
-    calls_.clear();
-    answered_.notify_all();
-    return ran;
+  std::size_t round() {
+    const Round mine(*this);
+    std::size_t did = 0;
+    for (Driven* driven : driven_) did += driven->round();
+    return did;
+  }
+
+  /// Nothing to do now for any of them.
+  bool arm() {
+    const Round mine(*this);
+    sleep_ms_ = driven_.empty() ? -1 : kSleepMs;
+    return std::all_of(driven_.begin(), driven_.end(), [](Driven* driven) { return driven->arm_inner(); });
   }
 
   void sleep() const {
     std::array<epoll_event, 16> events;
-    const int got =
-        epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), driven_.empty() ? -1 : kSleepMs);
+    const int got = epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), sleep_ms_);
     for (int i = 0; i < got; ++i)
       if (events[static_cast<std::size_t>(i)].data.fd == wake_fd_) drain(wake_fd_);
   }
@@ -193,18 +242,14 @@ class TransportThread : core::Pinned {
     choose_cpus();
     core::Spinning spinning = options_.spinning;
     for (;;) {
-      std::size_t work = run_calls();
-      for (Driven* driven : driven_) work += driven->round();
-      if (work > 0) {
+      if (round() > 0) {
         if (spinning.is_waiting()) spinning.found_work(core::Clock::now());
         continue;
       }
       if (stop_.load()) return;
       if (spinning.look_again(core::Clock::now())) continue;
       sleeping_.store(true);
-      if (!has_calls_.load() && !stop_.load() &&
-          std::all_of(driven_.begin(), driven_.end(), [](Driven* driven) { return driven->arm_inner(); }))
-        sleep();
+      if (!stop_.load() && arm()) sleep();
       sleeping_.store(false);
     }
   }
@@ -215,14 +260,17 @@ class TransportThread : core::Pinned {
   const std::uint64_t generation_ = core::fork_generation();
   int epoll_fd_ = -1;
   int wake_fd_ = -1;
-  bool is_watched_ = false;      // the latter by the former
-  std::vector<Driven*> driven_;  // the thread's
+  bool is_watched_ = false;  // the latter by the former
+  int sleep_ms_ = -1;        // the thread's
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> stop_{false};
-  std::mutex call_mutex_;
-  std::condition_variable answered_;
-  std::vector<Call*> calls_;
-  std::atomic<bool> has_calls_{false};
+  std::mutex round_mutex_;
+  std::condition_variable ran_;  // calls
+  std::vector<Call*> calls_;     // none between two rounds
+  bool in_round_ = false;
+  std::uint64_t rounds_ = 0;
+  std::uint64_t given_up_ = 0;  // the last of these that somebody has waited for in vain
+  std::vector<Driven*> driven_;  // the thread's in a round, a caller's between two
   std::unique_ptr<std::thread> thread_;
 };
 
@@ -376,11 +424,17 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     if (!is_driven_) {
       move_here(is_looking_, [&] { inner_->send_now(); });
     } else if (carried_.load(std::memory_order_acquire) != posted_) {
-      thread_->call([this] {
+      const auto answer = thread_->try_call([this] {
         run_commands();
         inner_->send_now();
         carried_.store(taken_, std::memory_order_release);
+        publish();
       });
+      if (answer == TransportThread::Answer::kLate)
+        core::log_warn("the thread ", thread_->options().name, " has not moved for ",
+                       core::format_seconds(core::to_seconds(thread_->options().patience)),
+                       "; does it get a core? The last messages of an operation leave over ", name_,
+                       " once it goes on. If this process ends before, they are lost, and other ranks wait for them");
     }
   }
   /// Messages leave by the thread where that drives. A peer may wait for a payload to be given back.
@@ -489,7 +543,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
 
   // The engine's side
 
-  /// Runs it in the thread that drives the inner transport.
+  /// Runs it while nobody else drives the inner transport.
   void there(const std::function<void()>& function) const {
     if (is_driven_)
       thread_->call(function);
@@ -673,7 +727,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     if (receiver_ != nullptr) receiver_->on_peer_failed(peer, std::move(cause));
   }
 
-  // The thread's side
+  // The thread's side, which a caller has between two rounds
 
   std::size_t round() override {
     std::size_t did = run_commands();

@@ -3,10 +3,11 @@
 // Why      Over TCP the system calls and copies of a fast card fill a core: the engine's thread has only one, and sums
 //          besides (docs/decisions/0015).
 // Model    send() and close() put down what is to be done for the TransportThread, which does it on the inner transport
-//          and puts down what came of it: messages, completions, failures. progress() hands these out. Nobody waits for
-//          the other side but in connect(), attach() and paths(), and in send_now() while something lies there to be sent, for
-//          one round of the thread. Each side wakes the other only
-//          where that one sleeps, or has armed: once, for however much lies there.
+//          and puts down what came of it: messages, completions, failures. progress() hands these out. Each side wakes the
+//          other only where that one sleeps, or has armed: once, for however much lies there.
+//          What has to be done at once (connect(), way(), attach(), paths(), and send_now() where something lies there to be
+//          sent) the caller does itself while the thread is between two rounds, or else the thread at the end of its round.
+//          send_now() waits for that for `patience` at most, then warns and leaves it to the thread.
 //
 //            engine: send, close, payloads given back --commands--> thread: inner.send, close, progress, arm, epoll_wait
 //            engine: progress() -> Receiver, done     <--events---
@@ -15,8 +16,8 @@
 //          it goes to its own thread and back between two calls of progress(), as these find worth it.
 // Memory   A Buffer's references are counted on the engine's side alone; the inner transport gets one that is lent
 //          (BufferPool::lend). A payload received stays where the inner transport has it, and goes back through the thread.
-// Threads  The Transport as every one. Its inner one belongs to the TransportThread until the destructor has taken it
-//          back, which then closes it in its caller's thread.
+// Threads  The Transport as every one. Its inner one belongs to the TransportThread in that one's rounds, and to a caller
+//          between two, until the destructor has taken it back, which then closes it in its caller's thread.
 // Counts   stats() are of this side: a message counts as sent when it was accepted here, as received when it is delivered.
 // Fork     in a forked child every method does nothing or returns kClosed, and destruction leaks on purpose.
 #pragma once
@@ -42,6 +43,7 @@ struct TransportThreadOptions {
   std::vector<int> cpus{};            // it runs on those of these that its maker may, if they are `cpus_needed` at least;
   std::size_t cpus_needed = 1;        // else on all that its maker may when start_transport_thread() is called
   bool when_needed = false;           // made when a transport comes to it, not before
+  core::Duration patience = std::chrono::seconds(1);  // send_now()'s with a round, which takes milliseconds
 };
 /// kOutOfResources: no thread or descriptor.
 core::Result<std::shared_ptr<TransportThread>> start_transport_thread(TransportThreadOptions options);

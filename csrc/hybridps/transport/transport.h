@@ -140,7 +140,7 @@ class Transport : core::Pinned {
   virtual bool arm() = 0;
   /// Puts on their way what send() has accepted and kept for company, as far as the path takes it now. From anywhere, also
   /// from inside progress(). Before somebody is told that an operation is over, who may end the process upon that. One that
-  /// is driven by a thread of its own waits for a round of that.
+  /// is driven by a thread of its own waits for the end of that one's round, for a bounded time, then warns.
   virtual void send_now() noexcept {}
   /// Messages that leave only if progress() is called again.
   virtual bool has_unsent() const noexcept = 0;

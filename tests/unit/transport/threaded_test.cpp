@@ -56,12 +56,55 @@ using contract::numbered;
 using test_support::Faults;
 using test_support::FaultyTransport;
 
-std::shared_ptr<TransportThread> make_thread() {
+std::shared_ptr<TransportThread> make_thread(core::Duration patience = std::chrono::seconds(1)) {
   TransportThreadOptions options;
+  options.patience = patience;
   options.name = "test-data";
   options.when_needed = true;
   return start_transport_thread(std::move(options)).value();
 }
+
+struct Wrapped : Transport {
+  explicit Wrapped(std::unique_ptr<Transport> transport) : inner(std::move(transport)) {}
+  std::string_view name() const noexcept override { return "wrapped"; }
+  core::Status attach(std::span<std::byte> memory) override { return inner->attach(memory); }
+  std::vector<std::byte> address() const override { return inner->address(); }
+  core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> to) override {
+    return inner->connect(peer, to);
+  }
+  Endpoint* find(core::EngineId peer) noexcept override { return inner->find(peer); }
+  std::size_t progress() override { return inner->progress(); }
+  int event_fd() const noexcept override { return inner->event_fd(); }
+  bool arm() override { return inner->arm(); }
+  void send_now() noexcept override { inner->send_now(); }
+  bool has_unsent() const noexcept override { return inner->has_unsent(); }
+  void set_receiver(Receiver* receiver) noexcept override { inner->set_receiver(receiver); }
+  TransportStats stats() const noexcept override { return inner->stats(); }
+  std::unique_ptr<Transport> inner;
+};
+
+/// What the two cases of a late thread look at. Outlives the transport.
+struct Lateness {
+  std::atomic<bool> stands_still{false};
+  std::atomic<bool> is_standing{false};
+  std::atomic<int> sent_by_caller{0};
+  std::thread::id caller = std::this_thread::get_id();
+};
+struct Late final : Wrapped {
+  Late(std::unique_ptr<Transport> transport, Lateness& shared) : Wrapped(std::move(transport)), lateness(shared) {}
+  std::size_t progress() override {
+    while (lateness.stands_still.load()) {
+      lateness.is_standing.store(true);
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    return Wrapped::progress();
+  }
+  void send_now() noexcept override {
+    if (std::this_thread::get_id() == lateness.caller) ++lateness.sent_by_caller;
+    Wrapped::send_now();
+  }
+  Lateness& lateness;
+};
 
 /// Every stretch in which a byte moves is too much for the one, and too little for the other.
 HandoverOptions to_and_fro() { return {core::Duration::zero(), 0, 1e30, 1, 1}; }
@@ -83,6 +126,20 @@ std::unique_ptr<contract::Pair> make_pair(LoopbackHub& hub, bool one_thread = fa
     side->transport = threaded(hub.make_transport(side->id), one_thread ? thread : make_thread(), handover);
   }
   pair->finish_setup();
+  return pair;
+}
+
+/// Side a's thread is late when told to be.
+std::unique_ptr<contract::Pair> make_late_pair(LoopbackHub& hub, Lateness& lateness) {
+  auto pair = std::make_unique<contract::Pair>();
+  for (contract::Side* side : {&pair->a, &pair->b}) {
+    side->use_heap();
+    std::unique_ptr<Transport> inner = hub.make_transport(side->id);
+    if (side == &pair->a) inner = std::make_unique<Late>(std::move(inner), lateness);
+    side->transport = threaded(std::move(inner), make_thread(std::chrono::milliseconds(50)));
+  }
+  pair->finish_setup();
+  pair->connect();
   return pair;
 }
 
@@ -404,7 +461,7 @@ TEST_CASE("transport/threaded: what is to be sent now has been sent when the cal
     side->use_heap();
     std::unique_ptr<Transport> made = hub.make_transport(side->id);
     inner = made.get();
-    side->transport = threaded(std::move(made));
+    side->transport = threaded(std::move(made), make_thread(std::chrono::minutes(1)));
   }
   pair->finish_setup();
   pair->connect();
@@ -418,6 +475,55 @@ TEST_CASE("transport/threaded: what is to be sent now has been sent when the cal
       return pair->a.pool->slots_in_use() == 0;
     }));
   }
+}
+
+TEST_CASE("transport/threaded: a thread that stands still keeps nobody from going on", "[transport][fast]") {
+  LoopbackHub hub;
+  Lateness lateness;
+  auto pair = make_late_pair(hub, lateness);
+  lateness.stands_still.store(true);
+  REQUIRE(pair->a.peer->send(numbered(0), {}, 0, {}).is_ok());  // wakes it
+  while (!lateness.is_standing.load()) std::this_thread::yield();
+  constexpr std::uint64_t kMessages = 1000;  // if each waited: 50 s
+  std::atomic<bool> gone_on{false};
+  // If the caller waits for the thread, that ends, for the test to fail instead of hanging.
+  std::thread watch([&] {
+    const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (!gone_on.load() && std::chrono::steady_clock::now() < late)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lateness.stands_still.store(false);
+  });
+  for (std::uint64_t i = 1; i <= kMessages; ++i) {
+    REQUIRE(pair->a.peer->send(numbered(i), {}, 0, {}).is_ok());
+    pair->a.transport->send_now();  // waits for the first only
+  }
+  const bool went_on = lateness.stands_still.load();
+  gone_on.store(true);
+  watch.join();
+  CHECK(went_on);
+  // Nothing is lost, and nothing sent twice.
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() > kMessages; }));
+  pair->settle();
+  std::vector<int> seen(kMessages + 1, 0);
+  for (const auto& message : pair->b.receiver.messages) ++seen.at(contract::number_of(message.header));
+  CHECK(std::count(seen.begin(), seen.end(), 1) == static_cast<std::ptrdiff_t>(seen.size()));
+  // And it is waited for again.
+  REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
+  pair->a.transport->send_now();
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == kMessages + 2; }));
+}
+
+TEST_CASE("transport/threaded: what is to be sent now does not wait for the thread to come", "[transport][fast]") {
+  LoopbackHub hub;
+  Lateness lateness;
+  auto pair = make_late_pair(hub, lateness);
+  const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  // Not each time: the thread, which send() woke, may have been faster.
+  for (std::uint64_t i = 0; lateness.sent_by_caller.load() < 20 && std::chrono::steady_clock::now() < late; ++i) {
+    REQUIRE(pair->a.peer->send(numbered(i), {}, 0, {}).is_ok());
+    pair->a.transport->send_now();
+  }
+  CHECK(lateness.sent_by_caller.load() >= 20);
 }
 
 TEST_CASE("transport/threaded: where there can be no thread to hand over to, bytes go on", "[transport][fast]") {
@@ -440,22 +546,10 @@ TEST_CASE("transport/threaded: where there can be no thread to hand over to, byt
 }
 
 TEST_CASE("transport/threaded: a transport that is polled is refused", "[transport][fast]") {
-  struct Polled final : Transport {
-    explicit Polled(std::unique_ptr<Transport> transport) : inner(std::move(transport)) {}
-    std::string_view name() const noexcept override { return "polled"; }
-    core::Status attach(std::span<std::byte> memory) override { return inner->attach(memory); }
-    std::vector<std::byte> address() const override { return inner->address(); }
-    core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> to) override {
-      return inner->connect(peer, to);
-    }
-    Endpoint* find(core::EngineId peer) noexcept override { return inner->find(peer); }
-    std::size_t progress() override { return inner->progress(); }
+  struct Polled final : Wrapped {
+    using Wrapped::Wrapped;
     int event_fd() const noexcept override { return -1; }
     bool arm() override { return false; }
-    bool has_unsent() const noexcept override { return false; }
-    void set_receiver(Receiver* receiver) noexcept override { inner->set_receiver(receiver); }
-    TransportStats stats() const noexcept override { return inner->stats(); }
-    std::unique_ptr<Transport> inner;
   };
   LoopbackHub hub;
   const auto made = make_threaded(std::make_unique<Polled>(hub.make_transport(core::make_engine_id())), make_thread());

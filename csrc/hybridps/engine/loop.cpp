@@ -82,11 +82,10 @@ bool Loop::post(core::OnceFn<void()> command, bool will_drive) {
     const std::lock_guard lock(command_mutex_);
     if (ended_) return false;
     commands_.push_back(std::move(command));
-    has_commands_.store(true, std::memory_order_relaxed);
+    has_commands_.store(true);
   }
-  // With the store to `sleeping` in sleep() this is Dekker's pattern: one of the two sides sees the other.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (driver_.sleeping.load(std::memory_order_relaxed)) {
+  // With the store to `sleeping` before a sleep this is Dekker's pattern: one of the two sides sees the other.
+  if (driver_.sleeping.load()) {
     wake(driver_);
     return true;
   }
@@ -94,14 +93,14 @@ bool Loop::post(core::OnceFn<void()> command, bool will_drive) {
     const std::lock_guard lock(park_mutex_);
     claimed_until_ = core::Clock::now() + kClaim;
     claim_seen_.store(true, std::memory_order_relaxed);
-  } else if (claim_seen_.load(std::memory_order_relaxed)) {
+  } else if (claim_seen_.load()) {
     {
       const std::lock_guard lock(park_mutex_);
       claimed_until_ = {};
     }
     unpark_.notify_one();
   }
-  if (own_.sleeping.load(std::memory_order_relaxed)) wake(own_);  // it parks if there is a claim
+  if (own_.sleeping.load()) wake(own_);  // it parks if there is a claim
   return true;
 }
 
@@ -231,9 +230,8 @@ void Loop::run() {
     }
     if (own_.spinning.look_again(runtime_.now())) continue;
     update_counters();
-    own_.sleeping.store(true, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (!has_commands_.load(std::memory_order_relaxed) && !stop_.load() && runtime_.arm()) {
+    own_.sleeping.store(true);
+    if (!has_commands_.load() && !stop_.load() && runtime_.arm()) {
       const core::TimePoint due = runtime_.next_due();
       const core::TimePoint nap_until = runtime_.nap_until();
       const auto at_most = client_.sleep_at_most();
@@ -272,9 +270,8 @@ void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
     const core::TimePoint now = runtime_.now();
     if (now >= until) break;
     if (driver_.spinning.look_again(now)) continue;
-    driver_.sleeping.store(true, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (!has_commands_.load(std::memory_order_relaxed) && runtime_.arm())
+    driver_.sleeping.store(true);
+    if (!has_commands_.load() && runtime_.arm())
       sleep(driver_, std::min(runtime_.next_due(), until), runtime_.nap_until(), client_.sleep_at_most());
     driver_.sleeping.store(false, std::memory_order_relaxed);
   }

@@ -3,9 +3,11 @@
 The bytes are those of csrc/hybridps/bootstrap/rendezvous.cpp (`failed`), the key that of incarnation.cpp.
 """
 
+import contextlib
 import os
 import socket
 import struct
+import threading
 import time
 
 from hybridps._text import printable
@@ -20,6 +22,11 @@ def failed(text: str, wall_ms: int) -> bytes:
     return struct.pack("<IBQI", _MAGIC, _CODE_CLOSED, wall_ms, len(body)) + body + struct.pack("<I", 0)
 
 
+def _set(store, key: str, value: bytes) -> None:
+    with contextlib.suppress(Exception):
+        store.set(key, value)
+
+
 def tell_of_failed_start(dist_backend_opts, why: str) -> None:
     """Never raises: `why` is about to be raised."""
     name, rank = dist_backend_opts.group_id, dist_backend_opts.group_rank
@@ -32,7 +39,11 @@ def tell_of_failed_start(dist_backend_opts, why: str) -> None:
     text = f"rank {rank} on {socket.gethostname()} (pid {os.getpid()}) could not join it: {why}"
     try:
         key = f"hybridps/{name}/{run_id}.{restart}.{attempt}/failed"
-        dist_backend_opts.store.set(key, failed(text, int(time.time() * 1000)))
+        tell = threading.Thread(
+            target=_set, args=(dist_backend_opts.store, key, failed(text, int(time.time() * 1000))), daemon=True
+        )
+        tell.start()
+        tell.join(2)  # of a Store that stands still the call never comes back
     except Exception:
         return
     if rank == 0:  # perhaps the Store's host: others must have read it before this process ends

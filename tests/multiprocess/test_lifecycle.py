@@ -5,10 +5,12 @@ HYBRIDPS_TEST_REINITS   how often destroy and init follow each other in one proc
 
 import inspect
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 
 import harness
 import pytest
@@ -375,6 +377,80 @@ def test_a_rank_that_dies_at_start_up(nodes):
         assert results[rank] not in ("no error", None)
         if harness.IS_HYBRIDPS:
             assert "2" in results[rank]
+
+
+STORE = """
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def store_process():
+    """A Store in a process of its own: port and pid."""
+    process = subprocess.Popen([sys.executable, "-c", STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield int(process.stdout.readline()), process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def stoppable_store(store_process):
+    yield store_process
+    os.kill(store_process[1], signal.SIGCONT)
+
+
+def store_stands_still(rank, world, address, when):
+    """The Store's process is stopped: each call ends in an error that says so, and the process comes to its end."""
+    check = Checker(rank)
+    port, pid = address
+    context = zygote.context
+    store = dist.PrefixStore(when, dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
+
+    def stop():
+        if context.store.add("ready to stop", 1) == world:
+            os.kill(pid, signal.SIGSTOP)
+            context.store.set("stopped", "1")
+        context.store.wait(["stopped"])
+
+    def init(timeout_s):
+        dist.init_process_group(
+            context.launch.backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s)
+        )
+
+    if when in ("init", "failing"):
+        stop()
+        if when == "failing":
+            os.environ["HYBRIDPS_CHUNK_BYTES"] = "nonsense"
+        error = check.raises("init_process_group", Exception, lambda: init(1))
+        if when == "init":
+            check.that("names the Store", "Store has not answered" in str(error), str(error))
+        else:
+            check.that("says why", "HYBRIDPS_CHUNK_BYTES" in str(error), str(error))
+        return check.result()
+    init(60)
+    dist.barrier()
+    if when == "exit":  # this one has connected for sub-groups already
+        dist.barrier(group=dist.new_group(list(range(world))))
+    stop()
+    group = dist.new_group(list(range(world)), timeout=timedelta(seconds=1))
+    error = check.raises("the new group", Exception, lambda: dist.all_reduce(torch.ones(3), group=group))
+    check.that("says so", "timed out" in str(error), str(error))
+    dist.all_reduce(torch.ones(3))  # groups that are open need no Store
+    if when == "destroy":
+        dist.destroy_process_group()
+    return check.result()
+
+
+@pytest.mark.skipif(harness.IS_GLOO, reason="gloo hangs")
+@pytest.mark.parametrize("when", ["init", "failing", "destroy", "exit"])
+def test_a_store_that_stands_still(stoppable_store, when):
+    run_ranks(store_stands_still, "1+1", args=(stoppable_store, when), init=False, destroy=False, timeout=30)
 
 
 # ------------------------------------------------------------------------------------------------------ groups

@@ -116,8 +116,8 @@ GroupPtr create_backend(const py::object& dist_options, const py::object& pg_opt
     options = options_of(pg_options);
   } catch (const py::type_error& error) {
     const py::gil_scoped_release released;  // the others would wait for this rank
-    pg::tell_of_failed_start(*pg::adapt_store(store, pg::StoreUse::kBorrowed), name, pg::Process::instance().incarnations().next(name), rank,
-                             size, error.what());
+    pg::tell_of_failed_start(pg::adapt_store(store, pg::StoreUse::kBorrowed), name,
+                             pg::Process::instance().incarnations().next(name), rank, size, error.what());
     throw;
   }
   if (timeout != kBackendDefaultTimeout) options->timeout = timeout;

@@ -41,6 +41,7 @@ struct GroupCore : core::Pinned {
   std::atomic<bool> status_wanted{false};
   std::atomic<bool> given_up{false};   // aborted before there was a roster
   std::atomic<bool> abandoned{false};  // superseded before there was one: it is to be waited for no longer
+  std::atomic<core::TimePoint> store_answered{core::TimePoint{}};  // a call of the bootstrap thread, last
   std::atomic<std::uint64_t> completed{0};
 
   // In the loop only.
@@ -50,6 +51,7 @@ struct GroupCore : core::Pinned {
     worker::Completion done;  // empty: it ran, the deadline has passed
   };
   bool is_joining = true;  // no roster yet, and it may come
+  core::TimePoint joining_until = core::TimePoint::max();  // what has become of it is known by then, if the Store answers
   worker::GroupState* state = nullptr;
   core::GroupUid uid;
   std::unique_ptr<LateServers> late;  // rank 0's, where there may be any; it refers to `state`

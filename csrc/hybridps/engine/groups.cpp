@@ -21,6 +21,9 @@ constexpr auto kLateEvery = std::chrono::milliseconds(50);
 // How long an operation past its deadline waits for the bootstrap thread to look up who is missing.
 constexpr auto kLookFor = std::chrono::milliseconds(80);
 
+// How long past a group's timeout the Store may take for each thing that the rendezvous looks up then.
+constexpr auto kStoreAnswersWithin = std::chrono::seconds(1);
+
 VerdictBoard::Location location_of(const GroupCore& group) {
   // A life with a name is of its members: others that use the name second have a verdict of their own.
   const std::string life = group.options.life.empty() ? "" : " of " + group.options.incarnation;
@@ -50,6 +53,16 @@ Groups::Groups(const core::Config& config, core::EngineId self, Runtime& runtime
   };
   hooks.peer_gone = std::move(gone);
   runtime_.set_hooks(std::move(hooks));
+}
+
+void Groups::add(Group group) {
+  const GroupOptions& o = group->options;
+  if (o.timeout.count() > 0) {
+    group->joining_until = core::Deadline::after(o.timeout, o.since).point();
+    if (group->joining_until < core::TimePoint::max() - kStoreAnswersWithin) group->joining_until += kStoreAnswersWithin;
+    joining_due_ = std::min(joining_due_, group->joining_until);
+  }
+  groups_.push_back(std::move(group));
 }
 
 bool Groups::look_for_status() const {
@@ -142,6 +155,7 @@ std::size_t Groups::tick() {
       if (groups_[i]->late) work += groups_[i]->late->tick(now);
   }
   if (queued_due_ != core::TimePoint::max()) work += expire_queued(core::Clock::now());
+  if (joining_due_ != core::TimePoint::max()) work += expire_joining(core::Clock::now());
   return work;
 }
 
@@ -425,6 +439,32 @@ std::size_t Groups::expire_queued(core::TimePoint now) {
       const std::lock_guard lock(group->mutex);
       group->waiting_for.clear();
     }
+  }
+  return work;
+}
+
+std::size_t Groups::expire_joining(core::TimePoint now) {
+  if (now < joining_due_) return 0;
+  std::size_t work = 0;
+  joining_due_ = core::TimePoint::max();
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const Group group = groups_[i];
+    if (!group->is_joining) continue;
+    if (group->joining_until <= now)
+      group->joining_until = std::max(group->joining_until, group->store_answered.load() + kStoreAnswersWithin);
+    if (now < group->joining_until) {
+      joining_due_ = std::min(joining_due_, group->joining_until);
+      continue;
+    }
+    ++work;
+    not_joined(*group,
+               Status(Code::kTimeout,
+                      "rank " + std::to_string(group->options.rank) + " timed out after " +
+                          core::format_seconds(core::to_seconds(now - group->options.since)) +
+                          " in the rendezvous of group " + core::quoted(group->options.name) +
+                          ": the Store has not answered. What to do: see whether the process that hosts it (often "
+                          "rank 0, or torchrun's agent) is stopped, or its host out of reach"));
+    group->abandoned.store(true);  // the Store may answer yet
   }
   return work;
 }

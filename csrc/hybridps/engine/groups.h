@@ -34,7 +34,7 @@ class Groups : core::Pinned {
   Groups(const core::Config& config, core::EngineId self, Runtime& runtime, VerdictBoard& board, SummaryOptions summary,
          std::function<void()> closed, std::function<void(core::EngineId, const core::Status&)> gone);
 
-  void add(Group group) { groups_.push_back(std::move(group)); }
+  void add(Group group);
   /// Its roster is valid.
   void open(const Group& group, const bootstrap::Roster& roster);
   /// It has none, and will not.
@@ -77,6 +77,8 @@ class Groups : core::Pinned {
   void give_up_goodbye(GroupCore& group);
   std::size_t close_finished();
   std::size_t expire_queued(core::TimePoint now);
+  /// Gives up groups whose rendezvous should have ended and has not: its Store stands still.
+  std::size_t expire_joining(core::TimePoint now);
   void close(GroupCore& group);
   /// A group whose roster is valid, or nothing.
   Group find(core::GroupUid uid) const;
@@ -92,6 +94,7 @@ class Groups : core::Pinned {
   LateServersOptions servers_;
   core::TimePoint late_due_{};
   core::TimePoint queued_due_ = core::TimePoint::max();  // the first deadline among queued operations
+  core::TimePoint joining_due_ = core::TimePoint::max();  // the first GroupCore::joining_until
 };
 
 }  // namespace hybridps::engine

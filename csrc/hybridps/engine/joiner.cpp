@@ -3,11 +3,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <mutex>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -30,6 +36,28 @@ constexpr auto kSettleAfter = std::chrono::seconds(2);
 // Whom a group waits for is asked whether it lives, where this process knows it from another group.
 constexpr auto kAskAfter = std::chrono::milliseconds(250);
 constexpr auto kAskEvery = std::chrono::seconds(1);
+// A Store that answers does so at once.
+constexpr auto kStopWithin = std::chrono::seconds(2);
+
+/// Notes when the group's Store has answered: slow is not still.
+class WatchedStore final : public bootstrap::KeyValueStore {
+ public:
+  explicit WatchedStore(std::shared_ptr<GroupCore> group) : group_(std::move(group)) {}
+
+  Status set(std::string_view key, std::span<const std::uint8_t> value) override {
+    Status status = group_->options.store->set(key, value);
+    group_->store_answered.store(core::Clock::now());
+    return status;
+  }
+  core::Result<std::optional<bootstrap::Bytes>> try_get(std::string_view key) override {
+    auto found = group_->options.store->try_get(key);
+    group_->store_answered.store(core::Clock::now());
+    return found;
+  }
+
+ private:
+  const std::shared_ptr<GroupCore> group_;
+};
 
 }  // namespace
 
@@ -51,29 +79,56 @@ struct Joiner::Joining {
   core::TimePoint ask_at = core::Clock::now() + kAskAfter;
 };
 
-Joiner::Joiner(Hooks hooks, intranode::shm::ShmTransport* shm) : hooks_(std::move(hooks)), shm_(shm) {}
+// What the thread touches, and so holds.
+struct Joiner::State : core::Pinned {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::unique_ptr<Joining>> arrived;
+  bool running = false;
+  bool stop = false;
+  Joiner* joiner = nullptr;  // null: it has gone, and the engine with it
+  std::atomic<std::thread::id> thread;
+
+  void run();
+  bootstrap::Proof prove(Joining& joining, const bootstrap::Roster& roster);
+  /// `command` takes the joiner, in the loop, which ends before the joiner.
+  template <typename Command>
+  void post(Command command) {
+    const std::lock_guard lock(mutex);
+    if (joiner != nullptr) joiner->hooks_.post([j = joiner, command = std::move(command)]() mutable { command(*j); });
+  }
+};
+
+Joiner::Joiner(Hooks hooks, intranode::shm::ShmTransport* shm)
+    : hooks_(std::move(hooks)), shm_(shm), state_(std::make_shared<State>()) {
+  state_->joiner = this;
+}
 
 Joiner::~Joiner() { stop(); }
 
 void Joiner::join(std::shared_ptr<GroupCore> group, bootstrap::RendezvousOptions options,
                   std::unique_ptr<DedicatedClient> dedicated) {
   auto joining = std::make_unique<Joining>();
-  options.prove = [this, j = joining.get()](const bootstrap::Roster& roster) { return prove(*j, roster); };
-  joining->rendezvous = std::make_unique<bootstrap::Rendezvous>(group->options.store, std::move(options));
+  // The state has the rendezvous, or its thread has.
+  options.prove = [state = state_.get(), j = joining.get()](const bootstrap::Roster& roster) {
+    return state->prove(*j, roster);
+  };
+  joining->rendezvous = std::make_unique<bootstrap::Rendezvous>(std::make_shared<WatchedStore>(group), std::move(options));
   joining->group = std::move(group);
   joining->dedicated = std::move(dedicated);
   {
-    const std::lock_guard lock(mutex_);
-    joining_.push_back(std::move(joining));
+    const std::lock_guard lock(state_->mutex);
+    state_->arrived.push_back(std::move(joining));
   }
-  changed_.notify_all();
+  state_->changed.notify_all();
 }
 
 core::Status Joiner::start() {
-  const std::lock_guard lock(mutex_);
-  if (thread_) return core::Status::ok();
+  const std::lock_guard lock(state_->mutex);
+  if (thread_.joinable()) return core::Status::ok();
   try {
-    thread_ = std::make_unique<std::thread>([this] { run(); });
+    thread_ = std::thread([state = state_] { state->run(); });
+    state_->running = true;
   } catch (const std::system_error& error) {
     return {core::Code::kOutOfResources, std::string("cannot start the thread hybridps-boot (") + error.what() +
                                              "); see `ulimit -u` and the limit of the container"};
@@ -82,16 +137,26 @@ core::Status Joiner::start() {
 }
 
 void Joiner::stop() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
+  if (!thread_.joinable()) return;
+  std::unique_lock lock(state_->mutex);
+  state_->stop = true;
+  state_->changed.notify_all();
+  if (state_->changed.wait_for(lock, kStopWithin, [&] { return !state_->running; })) {
+    lock.unlock();
+    thread_.join();
+    return;
   }
-  changed_.notify_all();
-  if (thread_ && thread_->joinable()) thread_->join();
+  state_->joiner = nullptr;
+  lock.unlock();
+  thread_.detach();
+  core::log_info("the Store has not answered; the thread hybridps-boot that asked it is left behind");
 }
 
-void Joiner::run() {
+bool Joiner::on_its_thread() const noexcept { return state_->thread.load() == std::this_thread::get_id(); }
+
+void Joiner::State::run() {
   core::begin_thread("hybridps-boot");
+  thread.store(std::this_thread::get_id());
   std::vector<std::unique_ptr<Joining>> active;
   struct Unsettled {
     core::TimePoint due;
@@ -100,19 +165,19 @@ void Joiner::run() {
   std::deque<Unsettled> unsettled;
   for (;;) {
     {
-      std::unique_lock lock(mutex_);
+      std::unique_lock lock(mutex);
       core::TimePoint next = core::TimePoint::max();
       if (!active.empty()) next = core::Clock::now() + std::chrono::milliseconds(50);
       for (const auto& joining : active) next = std::min(next, joining->rendezvous->next_step());
       if (active.empty() && !unsettled.empty()) next = unsettled.front().due;
-      const auto awake = [&] { return stop_ || !joining_.empty(); };
+      const auto awake = [&] { return stop || !arrived.empty(); };
       if (next == core::TimePoint::max())
-        changed_.wait(lock, awake);
+        changed.wait(lock, awake);
       else
-        changed_.wait_until(lock, next, awake);
-      for (auto& joining : joining_) active.push_back(std::move(joining));
-      joining_.clear();
-      if (stop_) break;
+        changed.wait_until(lock, next, awake);
+      for (auto& joining : arrived) active.push_back(std::move(joining));
+      arrived.clear();
+      if (stop) break;
     }
     for (std::size_t i = 0; i < active.size();) {
       Joining& joining = *active[i];
@@ -129,7 +194,7 @@ void Joiner::run() {
         if (const core::TimePoint now = core::Clock::now(); now >= joining.ask_at) {
           joining.ask_at = now + kAskEvery;
           if (auto awaited = joining.rendezvous->awaited(); !awaited.empty())
-            hooks_.post([this, peers = std::move(awaited)] { hooks_.ask(peers); });
+            post([peers = std::move(awaited)](Joiner& j) { j.hooks_.ask(peers); });
         }
         if (joining.group->status_wanted.exchange(false)) {
           std::string waiting_for = joining.rendezvous->find_missing();
@@ -142,19 +207,17 @@ void Joiner::run() {
             const std::lock_guard lock(joining.group->mutex);
             joining.group->waiting_for = std::move(waiting_for);
           }
-          hooks_.post([this] { hooks_.looked(); });
+          post([](Joiner& j) { j.hooks_.looked(); });
         }
         ++i;
         continue;
       }
       if (phase == bootstrap::Rendezvous::Phase::kReady) {
-        hooks_.post(
-            [this, group = joining.group, roster = joining.rendezvous->roster()] { hooks_.open(group, roster); });
+        post([group = joining.group, roster = joining.rendezvous->roster()](Joiner& j) { j.hooks_.open(group, roster); });
         if (joining.group->options.size > 1)
           unsettled.push_back({core::Clock::now() + kSettleAfter, joining.group->options.store});
       } else {
-        hooks_.post(
-            [this, group = joining.group, status = joining.rendezvous->status()] { hooks_.fail(*group, status); });
+        post([group = joining.group, status = joining.rendezvous->status()](Joiner& j) { j.hooks_.fail(*group, status); });
       }
       if (joining.proof) {
         const std::lock_guard lock(joining.proof->mutex);
@@ -189,24 +252,32 @@ void Joiner::run() {
     }
     joining->rendezvous->fail(std::move(status));
   }
+  active.clear();
+  const std::lock_guard lock(mutex);
+  running = false;
+  changed.notify_all();
 }
 
-bootstrap::Proof Joiner::prove(Joining& joining, const bootstrap::Roster& roster) {
+bootstrap::Proof Joiner::State::prove(Joining& joining, const bootstrap::Roster& roster) {
   const int me = joining.group->options.rank;
   if (!joining.proof || joining.proof->nonce != roster.nonce) {
     if (joining.proof) {
       const std::lock_guard lock(joining.proof->mutex);
       joining.proof->abandoned = true;
     }
-    if (hooks_.check)
-      if (Status status = hooks_.check(roster, me); !status.is_ok()) return bootstrap::Proof::failed(std::move(status));
+    {
+      const std::lock_guard lock(mutex);  // the engine stays
+      if (joiner == nullptr) return bootstrap::Proof::pending();
+      if (const auto& check = joiner->hooks_.check)
+        if (Status status = check(roster, me); !status.is_ok()) return bootstrap::Proof::failed(std::move(status));
+    }
     auto request = std::make_shared<ProofRequest>();
     request->nonce = roster.nonce;
     request->since = core::Clock::now();
     for (const int rank : roster.ranks_of_node(roster.node_of[static_cast<std::size_t>(me)]))
       if (rank != me) request->members.push_back(roster.members[static_cast<std::size_t>(rank)]);
     joining.proof = request;
-    if (!request->members.empty()) hooks_.post([this, request] { proofs_.push_back(request); });
+    if (!request->members.empty()) post([request](Joiner& j) { j.proofs_.push_back(request); });
   }
   ProofRequest& request = *joining.proof;
   const std::lock_guard lock(request.mutex);
@@ -246,7 +317,7 @@ std::size_t Joiner::answer_proofs() {
     }
     if (request.abandoned || request.answers.size() >= request.members.size()) {
       proofs_.erase(proofs_.begin() + static_cast<std::ptrdiff_t>(i));
-      changed_.notify_all();
+      state_->changed.notify_all();
       return work + 1;
     }
     ++i;

@@ -3,14 +3,14 @@
 // Owner    the engine, one for all groups.
 // Threads  join() and stop() from any thread; answer_proofs() and has_proofs() in the loop. Rendezvous run on a thread of
 //          the joiner's own, the only one that talks to the groups' Stores here, but for settle(); it never waits for the loop.
+//          A Store may stand still, and a call into it then never comes back: stop() waits for the thread two seconds, then leaves
+//          it behind. It holds what it touches (State), and touches nothing of the joiner's or the engine's any more.
 // Fork     in a forked child the joiner is leaked: its thread does not exist there.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -48,7 +48,7 @@ class Joiner : core::Pinned {
             std::unique_ptr<DedicatedClient> dedicated);
   /// Groups still on their way tell who waits for them why there will be no roster: they were aborted here, or left.
   void stop();
-  bool on_its_thread() const noexcept { return thread_ && thread_->get_id() == std::this_thread::get_id(); }
+  bool on_its_thread() const noexcept;
 
   /// Asks the transport for proofs that rendezvous want; returns how many there were.
   std::size_t answer_proofs();
@@ -57,18 +57,13 @@ class Joiner : core::Pinned {
  private:
   struct ProofRequest;
   struct Joining;
-  void run();
-  bootstrap::Proof prove(Joining& joining, const bootstrap::Roster& roster);
+  struct State;
 
   const Hooks hooks_;
   intranode::shm::ShmTransport* const shm_;
   std::vector<std::shared_ptr<ProofRequest>> proofs_;  // in the loop only
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::unique_ptr<Joining>> joining_;
-  bool stop_ = false;
-  std::unique_ptr<std::thread> thread_;  // since start()
+  const std::shared_ptr<State> state_;                 // shared with the thread
+  std::thread thread_;                                 // since start()
 };
 
 }  // namespace hybridps::engine

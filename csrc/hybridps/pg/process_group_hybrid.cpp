@@ -8,6 +8,7 @@
 #include <future>
 #include <mutex>
 #include <string_view>
+#include <system_error>
 #include <thread>
 
 #include <c10/util/Exception.h>
@@ -30,6 +31,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::chrono::milliseconds kDrainPatience = 6s;  // a library gives its peers 5
+constexpr std::chrono::milliseconds kStorePatience = 2s;
 
 std::string text_of(const std::string& name, int rank, int size) {
   return "group " + name + " (rank " + std::to_string(rank) + " of " + std::to_string(size) + ")";
@@ -72,14 +74,28 @@ double ms_between(core::TimePoint from, core::TimePoint to) { return 1000 * core
 
 }  // namespace
 
-void tell_of_failed_start(bootstrap::KeyValueStore& store, const std::string& group_name,
+void tell_of_failed_start(std::shared_ptr<bootstrap::KeyValueStore> store, const std::string& group_name,
                           const std::string& incarnation, int rank, int size, std::string_view why) {
   if (size <= 1) return;
   const core::Status failure(core::Code::kClosed, "rank " + std::to_string(rank) + " on " + bootstrap::host_name() +
                                                       " (pid " + std::to_string(getpid()) +
                                                       ") could not join it: " + std::string(why));
-  const core::Status told = bootstrap::announce_failure(store, bootstrap::group_key_prefix(group_name, incarnation),
-                                                        failure, bootstrap::wall_ms(), bootstrap::process_started_ms());
+  // A Store that stands still keeps its thread, and nobody else.
+  const auto answer = std::make_shared<std::promise<core::Status>>();
+  std::future<core::Status> answered = answer->get_future();
+  const auto tell = [store = std::move(store), prefix = bootstrap::group_key_prefix(group_name, incarnation), failure,
+                     answer] {
+    answer->set_value(
+        bootstrap::announce_failure(*store, prefix, failure, bootstrap::wall_ms(), bootstrap::process_started_ms()));
+  };
+  try {
+    std::thread(tell).detach();
+  } catch (const std::system_error&) {  // perhaps it is what has failed
+    tell();
+  }
+  const core::Status told = answered.wait_for(kStorePatience) == std::future_status::ready
+                                ? answered.get()
+                                : core::Status(core::Code::kTimeout, "the Store has not answered");
   if (!told.is_ok())
     core::log_warn("the other ranks could not be told that this one fails: ", told.message());
   else if (rank == 0)
@@ -119,7 +135,7 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
         "this process has used the incarnation " + given + " before; every life of a group needs a name of its own";
     {
       const InterpreterReleased released;
-      tell_of_failed_start(*store_, options_->group_name, first, rank, size, why);
+      tell_of_failed_start(store_, options_->group_name, first, rank, size, why);
     }
     TORCH_CHECK_VALUE(false, "hybridps: ", text_of(options_->group_name, rank, size), ": ", why);
   }
@@ -172,7 +188,7 @@ std::shared_ptr<ProcessGroupHybrid::Life> ProcessGroupHybrid::open(engine::Group
   const auto require = [&](const core::Status& status, const std::string& what) {
     if (status.is_ok()) return;
     const InterpreterReleased released;
-    tell_of_failed_start(*store_, options_->group_name, keys, rank_, size_, status.message());
+    tell_of_failed_start(store_, options_->group_name, keys, rank_, size_, status.message());
     throw_status(status, what);
   };
   const auto config = core::Config::from_environment();

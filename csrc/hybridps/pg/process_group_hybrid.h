@@ -57,8 +57,8 @@ inline constexpr char kBackendName[] = "hybridps";
 
 /// For a member whose start has failed, whatever failed: the others of its group raise `why`, with who it is, instead
 /// of waiting for it. `incarnation` as they count it. Takes 0.3 s on rank 0, which may be the host of the Store: others
-/// must have read it before the process ends. Not with the interpreter's lock.
-void tell_of_failed_start(bootstrap::KeyValueStore& store, const std::string& group_name,
+/// must have read it before the process ends; 2 s at most where the Store stands still. Not with the interpreter's lock.
+void tell_of_failed_start(std::shared_ptr<bootstrap::KeyValueStore> store, const std::string& group_name,
                           const std::string& incarnation, int rank, int size, std::string_view why);
 
 class ProcessGroupHybrid final : public c10d::Backend {

@@ -10,7 +10,6 @@
 
 #include "hybridps/core/log.h"
 #include "hybridps/pg/errors.h"
-#include "hybridps/pg/gil.h"
 
 namespace hybridps::pg {
 namespace {
@@ -84,9 +83,7 @@ core::Status failed(const char* call, const std::string& key, const std::excepti
 class StoreAdapter final : public bootstrap::KeyValueStore {
  public:
   StoreAdapter(StorePtr base, std::string prefix, StoreUse use)
-      : prefix_(std::move(prefix)), base_(std::move(base)) {
-    if (use == StoreUse::kOwn) settle();
-  }
+      : prefix_(std::move(prefix)), use_(use), base_(std::move(base)) {}
 
   void settle() override {
     StorePtr base;
@@ -125,11 +122,13 @@ class StoreAdapter final : public bootstrap::KeyValueStore {
 
  private:
   StorePtr store() {
+    if (use_ == StoreUse::kOwn) settle();
     const std::lock_guard lock(mutex_);
     return own_ ? own_ : base_;
   }
 
   const std::string prefix_;
+  const StoreUse use_;
   std::mutex mutex_;
   StorePtr base_;  // until settle()
   StorePtr own_;
@@ -138,7 +137,6 @@ class StoreAdapter final : public bootstrap::KeyValueStore {
 }  // namespace
 
 std::shared_ptr<bootstrap::KeyValueStore> adapt_store(const c10::intrusive_ptr<c10d::Store>& store, StoreUse use) {
-  const InterpreterReleased released;  // whoever holds the lock below may need the interpreter, for a Store in Python
   Unwrapped unwrapped = unwrap(store);
   return std::make_shared<StoreAdapter>(std::move(unwrapped.base), std::move(unwrapped.prefix), use);
 }

@@ -456,6 +456,23 @@ def test_a_store_that_stands_still(stoppable_store, when):
 # ------------------------------------------------------------------------------------------------------ groups
 
 
+def names_other_members(rank, world):
+    """torch gives both groups one name, and rank 1 is in neither."""
+    check = Checker(rank)
+    with_sub_group = dist.new_group([0, 1] if rank == 0 else [0, 2])
+    if rank != 1:
+        tensor = torch.full((4,), rank + 1.0)
+        error = check.raises("the sum", Exception, lambda: dist.all_reduce(tensor, group=with_sub_group))
+        check.that("names both lists", "[0, 1]" in str(error) and "[0, 2]" in str(error), str(error))
+    dist.barrier()
+    return check.result()
+
+
+@pytest.mark.skipif(harness.IS_GLOO, reason="gloo sums over both")
+def test_two_lists_of_members_under_one_name():
+    run_ranks(names_other_members, "1+1+1", timeout=30)
+
+
 def subsets(rank, world):
     check = Checker(rank)
 

@@ -19,9 +19,9 @@ constexpr std::uint32_t kRosterMagic = 0x72535048;  // "HPSr"
 constexpr std::uint16_t kHeadFormat = 1;
 
 // The least a record takes: head, five texts, three addresses, numbers. Bounds what a count may claim.
-constexpr std::size_t kRecordBytesMin = 12 + 6 + 8 + 12 + 12 + 25 + 24;
+constexpr std::size_t kRecordBytesMin = 12 + 6 + 8 + 12 + 12 + 10 + 25 + 24;
 constexpr std::size_t kRecordBytesMax =
-    7 * kTextBytesMax + 3 * kAddressBytesMax + (kNicsMax + 1) * (2 * kTextBytesMax + 12) + 256;
+    8 * kTextBytesMax + 3 * kAddressBytesMax + (kNicsMax + 1) * (2 * kTextBytesMax + 12) + 256;
 
 void write_head(ByteWriter& out, std::uint32_t magic, std::uint32_t protocol_version, std::string_view build) {
   out.u32(magic);
@@ -82,6 +82,7 @@ std::string_view oversize_of(const MemberRecord& record) {
   if (record.shm_address.size() > kAddressBytesMax) return "shared memory address";
   if (record.data_address.size() > kAddressBytesMax) return "data address";
   if (record.control_address.size() > kAddressBytesMax) return "control address";
+  if (record.members.size() > kTextBytesMax) return "list of members";
   if (record.loopback.size() > kTextBytesMax) return "reason for loopback";
   if (record.notes.size() > kTextBytesMax) return "notes";
   const auto too_long = [](const Nic& nic) {
@@ -140,6 +141,30 @@ std::string describe(const MemberRecord& member) {
          std::to_string(member.pid) + ")";
 }
 
+std::string members_text(std::span<const int> global_ranks) {
+  constexpr std::size_t kShown = 256;
+  std::uint64_t hash = 0xcbf29ce484222325ULL;  // FNV-1a
+  for (const int rank : global_ranks)
+    for (int shift = 0; shift < 32; shift += 8)
+      hash = (hash ^ ((static_cast<std::uint32_t>(rank) >> shift) & 0xff)) * 0x100000001b3ULL;
+  std::string text = "[";
+  for (std::size_t i = 0; i < global_ranks.size();) {
+    std::size_t last = i;  // of a run
+    const int step = i + 1 < global_ranks.size() ? global_ranks[i + 1] - global_ranks[i] : 0;
+    while (step > 0 && last + 1 < global_ranks.size() && global_ranks[last + 1] - global_ranks[last] == step) ++last;
+    std::string part = std::to_string(global_ranks[i]);
+    if (last >= i + 2)
+      part += '-' + std::to_string(global_ranks[last]) + (step > 1 ? " by " + std::to_string(step) : "");
+    else
+      last = i;
+    if (text.size() + part.size() > kShown)
+      return text + ", ...: " + std::to_string(global_ranks.size()) + " ranks, " + core::to_string(core::EngineId{hash}) + "]";
+    text += (i == 0 ? "" : ", ") + part;
+    i = last + 1;
+  }
+  return text + "]";
+}
+
 std::string joined_notes(const std::vector<std::string>& notes) {
   std::string text;
   for (const std::string& note : notes) {
@@ -191,6 +216,8 @@ core::Result<Bytes> encode(const MemberRecord& record) {
   out.u32(record.pid);
   out.u32(static_cast<std::uint32_t>(record.group_rank));
   out.u32(static_cast<std::uint32_t>(record.group_size));
+  out.text(record.members);
+  out.u64(record.made_ms);
   out.address(record.shm_address);
   out.address(record.data_address);
   out.address(record.control_address);
@@ -223,6 +250,8 @@ core::Result<MemberRecord> decode_record(std::span<const std::uint8_t> bytes) {
   record.pid = in.u32();
   const std::uint32_t rank = in.u32();
   const std::uint32_t size = in.u32();
+  record.members = in.text(kTextBytesMax);
+  record.made_ms = in.u64();
   record.shm_address = in.address(kAddressBytesMax);
   record.data_address = in.address(kAddressBytesMax);
   record.control_address = in.address(kAddressBytesMax);

@@ -6,7 +6,7 @@
 //   blob    := magic u32 | format u16 | protocol_version u32 | build text | body      (head: same in every version)
 //   text    := length u16 | bytes          address := length u32 | bytes
 //   record  := blob("HPSm", incarnation text | engine u64 | node_identity text | host_name text | pid u32
-//              | group_rank u32 | group_size u32 | shm address | data address | control address
+//              | group_rank u32 | group_size u32 | members text | made_ms u64 | shm address | data address | control address
 //              | eager_bytes u64 | chunk_bytes u64 | chunk_bytes_max u64 | compress text | priority text | node_gbps f64
 //              | machine u64 | loopback text | notes text | control nic | count u8 | count x nic)
 //   nic     := name text | network text | gbps f64
@@ -62,6 +62,8 @@ struct MemberRecord {
   std::uint32_t pid = 0;      // for messages
   int group_rank = 0;
   int group_size = 1;
+  std::string members;        // members_text() of the group, as its caller has it; empty: not said
+  std::uint64_t made_ms = 0;  // milliseconds since 1970; 0: not known
   Bytes shm_address;  // opaque to this room, each at most kAddressBytesMax; may be empty
   Bytes data_address;
   Bytes control_address;
@@ -82,6 +84,9 @@ struct MemberRecord {
 
 /// "rank 3 on host-b (pid 812)".
 std::string describe(const MemberRecord& member);
+/// For MemberRecord::members, equal where all ranks are: "[0-3, 8]", "[0-1016 by 8]"; of what is longer than 256 bytes the
+/// beginning, how many they are, and a number that stands for all.
+std::string members_text(std::span<const int> global_ranks);
 /// For MemberRecord::notes: cut to what a record holds.
 std::string joined_notes(const std::vector<std::string>& notes);
 

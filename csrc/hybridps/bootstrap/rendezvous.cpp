@@ -1,6 +1,7 @@
 #include "hybridps/bootstrap/rendezvous.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <map>
 
@@ -345,6 +346,7 @@ void Rendezvous::start(TimePoint now) {
     const std::optional<Bytes> there = get(record_key(self_rank()));
     if (there && *there != own.value()) end_taken(self_rank(), *there);
   }
+  if (phase_ == Phase::kPending) find_other_lists();
   if (size() > 1 && phase_ == Phase::kPending && !options_.lives_prefix.empty()) {
     const std::string& life = options_.self.incarnation;
     put(life_key(self_rank()), Bytes(life.begin(), life.end()));
@@ -413,6 +415,50 @@ void Rendezvous::end_taken(int rank, const Bytes& bytes) {
       true);
 }
 
+std::string Rendezvous::disagreement(const MemberRecord& other) const {
+  const MemberRecord& self = options_.self;
+  if (self.members.empty() || other.members.empty() || other.members == self.members) return {};
+  return "ranks name different members for group " + core::quoted(options_.group_name) + ": " + describe(self) + " names " +
+         self.members + ", " + describe(other) + " names " + other.members;
+}
+
+bool Rendezvous::is_of_this_life(const MemberRecord& other) const {
+  return options_.process_started_ms != 0 && other.made_ms >= options_.process_started_ms &&
+         other.incarnation == options_.self.incarnation;
+}
+
+bool Rendezvous::end_if_disagrees(const MemberRecord& other) {
+  const std::string text = disagreement(other);
+  if (text.empty() || !is_of_this_life(other)) return false;
+  // Who is in a group that is valid without us keeps it.
+  const std::optional<Bytes> bytes = get(key("head"));
+  const std::optional<Head> head = bytes ? decode_head(*bytes) : std::nullopt;
+  bool valid = false;
+  if (head && head->state == HeadState::kValid) {
+    const std::optional<Bytes> roster = get(roster_key(head->nonce));
+    if (!roster) return phase_ != Phase::kPending;
+    const core::Result<Roster> decoded = decode_roster(*roster);
+    valid = decoded.is_ok() && is_of_this_life(decoded.value().members.front());
+  }
+  if (phase_ == Phase::kPending)
+    end(Status(Code::kMismatch,
+               text + ". What to do: let all ranks of the job make the same groups in the same order with the same lists, also "
+                      "those that they are not in"),
+        !valid);
+  return true;
+}
+
+void Rendezvous::find_other_lists() {
+  if (size() == 1 || options_.self.members.empty()) return;
+  const auto look = [&](int rank) {
+    const std::optional<Bytes> bytes = phase_ == Phase::kPending ? get(record_key(rank)) : std::nullopt;
+    if (!bytes) return;
+    if (const core::Result<MemberRecord> record = decode_record(*bytes); record.is_ok()) end_if_disagrees(record.value());
+  };
+  look(self_rank());
+  if (!is_leader()) look(0);
+}
+
 bool Rendezvous::refuses(const MemberRecord& member) {
   if (!options_.departures || member.engine == options_.self.engine) return false;
   const Status why = options_.departures->why(member.engine);
@@ -441,6 +487,9 @@ bool Rendezvous::watch_failed(TimePoint now) {
       return true;
     }
   }
+  // Two who come at one moment have not seen each other. Ever more rarely, for it costs the Store's host.
+  if (std::has_single_bit(polls_ / kPollsPerFailedLook)) find_other_lists();
+  if (phase_ != Phase::kPending) return true;
   if (!failed_looked_) {
     failed_looked_ = true;
     failed_first_ = bytes;
@@ -506,6 +555,11 @@ bool Rendezvous::take_record(int rank, const Bytes& bytes) {
                      record.group_rank != rank || record.group_size != size() ||
                      record.incarnation != options_.self.incarnation)) {
     end_taken(rank, bytes);
+    return false;
+  }
+  if (end_if_disagrees(record)) return false;
+  if (const std::string text = disagreement(record); !text.empty()) {
+    note_ = text + ", perhaps in an earlier life";
     return false;
   }
   if (record.group_rank != rank || record.group_size != size()) {
@@ -697,6 +751,7 @@ bool Rendezvous::take_roster(std::uint64_t nonce, const Bytes& bytes) {
   const MemberRecord* entry =
       self_rank() < roster.size() ? &roster.members[static_cast<std::size_t>(self_rank())] : nullptr;
   if (roster.size() != size() || entry->engine != self.engine || entry->incarnation != self.incarnation) {
+    if (end_if_disagrees(roster.members.front())) return true;
     note_ = entry == nullptr || roster.size() != size()
                 ? "the last roster is for " + std::to_string(roster.size()) + " ranks"
                 : "the last roster has another process in this place, " + describe(*entry) +

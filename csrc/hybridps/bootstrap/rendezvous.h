@@ -12,7 +12,9 @@
 // node ("unproven": these pairs never share a node again). Nobody is ready before all have confirmed one roster.
 //
 // Threads  one thread at a time calls step(); hooks run inside it. No thread of its own, no waiting, no clock.
-// Cost     a member: 5 store calls and its polls (one small key each); rank 0: n records, n acks and its polls, in
+// Members  who names other members than the others (MemberRecord::members) is told so at once, with both lists, and so are they,
+//          unless they are ready already. Rank 0 compares all records, each member those at its own place and at rank 0's.
+// Cost     a member: 5 store calls (of a group that names its members 2 more) and its polls (one small key each); rank 0: n records, n acks and its polls, in
 //          batches of at most kBatch per step.
 // Failure  whoever finds an error writes `failed`, also who could not even make a record (announce_failure()); all
 //          raise its text. One that was there before we first looked, does not name our engine and is older than this
@@ -164,6 +166,14 @@ class Rendezvous : core::Pinned {
   bool is_named() const noexcept { return !options_.expected.empty(); }
   /// Whose record lies at a rank where another was expected: ends it.
   void end_taken(int rank, const Bytes& bytes);
+  /// That the two name different members, in words; empty: they do not.
+  std::string disagreement(const MemberRecord& other) const;
+  /// By the wall clock: an earlier life may have had other members.
+  bool is_of_this_life(const MemberRecord& other) const;
+  /// Whether it ended.
+  bool end_if_disagrees(const MemberRecord& other);
+  /// The same with whose records lie at our place and at rank 0's.
+  void find_other_lists();
   /// Whether it ended, since a process that was given up has come.
   bool refuses(const MemberRecord& member);
   /// Ends it if one who is to come is gone.

@@ -858,6 +858,8 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.self.pid = static_cast<std::uint32_t>(getpid());
   r.self.group_rank = o.rank;
   r.self.group_size = o.size;
+  if (o.expected.empty() && !o.global_ranks.empty()) r.self.members = bootstrap::members_text(o.global_ranks);
+  r.self.made_ms = bootstrap::wall_ms();
   r.self.shm_address = shm_address_;
   r.self.data_address = data_address_;
   r.self.control_address = control_address_;

@@ -17,12 +17,30 @@ TEST_CASE("bootstrap/record: a member record survives encode and decode", "[boot
   member.data_address.assign(kAddressBytesMax, 0xab);
   member.loopback = "its control uses lo: HYBRIDPS_INTERFACE";
   member.notes = "unknown setting X is ignored";
+  member.members = "[0-7]";
+  member.made_ms = 1234;
   const auto bytes = encode(member);
   REQUIRE(bytes.is_ok());
   const auto decoded = decode_record(bytes.value());
   REQUIRE(decoded.is_ok());
   CHECK(decoded.value() == member);
   CHECK(decode_version(bytes.value()).value() == BlobVersion{kProtocolVersion, "0.1.0"});
+}
+
+TEST_CASE("bootstrap/record: lists of members are short texts, equal where the lists are", "[bootstrap][fast]") {
+  CHECK(members_text(std::vector{0, 1, 2, 3, 8}) == "[0-3, 8]");
+  CHECK(members_text(std::vector{3, 1}) == "[3, 1]");
+  CHECK(members_text(std::vector{0, 1, 8}) == "[0, 1, 8]");
+  std::vector<int> ranks;
+  for (int rank = 0; rank < 1024; rank += 8) ranks.push_back(rank);
+  CHECK(members_text(ranks) == "[0-1016 by 8]");
+  std::vector<int> scattered;
+  for (int rank = 0; rank < 5000; ++rank) scattered.push_back(rank * rank);
+  const std::string text = members_text(scattered);
+  CHECK(text.size() < kTextBytesMax);
+  CHECK(text.find(", ...: 5000 ranks, ") != std::string::npos);
+  std::swap(scattered[4000], scattered[4001]);
+  CHECK(members_text(scattered) != text);
 }
 
 TEST_CASE("bootstrap/record: a roster survives encode and decode", "[bootstrap][fast]") {

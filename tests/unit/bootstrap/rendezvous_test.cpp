@@ -895,6 +895,91 @@ TEST_CASE("bootstrap/rendezvous: members that were given other members are told 
     CHECK(contains(message(world.member(rank)), "was given other members, or the same in another order"));
 }
 
+TEST_CASE("bootstrap/rendezvous: who names other members is told both lists on all ranks at once", "[bootstrap][fast]") {
+  constexpr std::uint64_t kStarted = 1'000'000;
+  struct List {
+    std::vector<int> ranks;
+    std::vector<int> of;  // those of the job that have it, by their numbers in it
+  };
+  const std::vector<std::pair<List, List>> cases = {
+      {{{0, 1}, {0}}, {{0, 2}, {2}}},              // as many; rank 1 is in neither
+      {{{0, 1}, {0, 1}}, {{0, 2}, {2}}},           // two at one place
+      {{{0, 1, 2}, {0, 1}}, {{1, 2}, {2}}},        // not as many
+      {{{0, 1, 2}, {0}}, {{0, 1, 2, 3}, {3}}},     // nobody at one place, and one has no rank 0
+      {{{0, 1}, {0, 1}}, {{2, 3}, {2, 3}}},        // nobody in both
+      {{{3, 1}, {3}}, {{1, 3}, {1}}},              // another order
+  };
+  for (const auto& [one, two] : cases) {
+    for (unsigned seed = 0; seed < 30; ++seed) {
+      auto store = std::make_shared<MemoryStore>();
+      std::vector<std::unique_ptr<Rendezvous>> all;
+      core::TimePoint now{std::chrono::hours(1)};
+      for (const List* list : {&one, &two}) {
+        for (const int global : list->of) {
+          RendezvousOptions options;
+          options.group_name = "g";
+          options.key_prefix = "hybridps/g/run.0.0";
+          const auto at = std::find(list->ranks.begin(), list->ranks.end(), global) - list->ranks.begin();
+          options.self = sample_member(static_cast<int>(at), static_cast<int>(list->ranks.size()), World::next_engine());
+          options.self.members = members_text(list->ranks);
+          options.process_started_ms = kStarted;
+          options.self.made_ms = kStarted + 3;
+          options.wall_ms = [] { return kStarted + 5; };
+          options.deadline = core::Deadline::at(now + seconds(60));
+          all.push_back(std::make_unique<Rendezvous>(store, options));
+        }
+      }
+      std::mt19937 random(seed);
+      const auto end = now + seconds(10);
+      // Some come together, others one after another.
+      const auto is_over = [](const auto& member) { return member->phase() != Phase::kPending; };
+      while (now < end && !std::all_of(all.begin(), all.end(), is_over)) {
+        std::shuffle(all.begin(), all.end(), random);
+        for (std::size_t i = 0; i < all.size(); ++i)
+          if (seed % 3 == 0 || random() % 4 == 0) all[i]->step(now);
+        now += milliseconds(1);
+      }
+      INFO(members_text(one.ranks) << " and " << members_text(two.ranks) << ", seed " << seed);
+      CHECK(std::all_of(all.begin(), all.end(), is_over));
+      std::size_t ready = 0;
+      for (const auto& member : all) {
+        if (member->phase() == Phase::kReady) {
+          ++ready;
+          continue;
+        }
+        CHECK(member->status().code() == core::Code::kMismatch);
+        CHECK(contains(message(*member), members_text(one.ranks)));
+        CHECK(contains(message(*member), members_text(two.ranks)));
+      }
+      CHECK(ready < all.size());
+    }
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: other members of an earlier life do not matter", "[bootstrap][fast]") {
+  constexpr std::uint64_t kStarted = 1'000'000;
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    auto store = std::make_shared<MemoryStore>();
+    World first(3, store, seed);
+    World second(3, store, seed);
+    for (int rank = 0; rank < 3; ++rank) {
+      first.options(rank).self.members = "[0, 1, 2]";
+      second.options(rank).self.members = "[1, 2, 4]";
+      first.options(rank).self.made_ms = kStarted - 1;
+      second.options(rank).self.made_ms = kStarted + 1;
+      second.options(rank).process_started_ms = kStarted;
+    }
+    first.start_all();
+    REQUIRE(first.run(Phase::kReady));
+    for (const int rank : {2, 0, 1}) {
+      second.start(rank);
+      second.run_for(seconds(1));
+    }
+    REQUIRE(second.run(Phase::kReady));
+    second.check_agreement();
+  }
+}
+
 TEST_CASE("bootstrap/rendezvous: an absent member of a named life is called by its name", "[bootstrap][fast]") {
   World world(3);
   name_life(world, 3, "uuid 3");

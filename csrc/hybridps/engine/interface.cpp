@@ -1,10 +1,7 @@
 #include "hybridps/engine/interface.h"
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,34 +9,19 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <utility>
 
 #include "hybridps/core/log.h"
+#include "hybridps/transport/interfaces.h"
 #include "hybridps/transport/ucx/ucx_config.h"
 
 namespace hybridps::engine {
 namespace {
 
-bool same_address(const sockaddr* a, const sockaddr* b) {
-  if (a == nullptr || a->sa_family != b->sa_family) return false;
-  if (a->sa_family == AF_INET)
-    return std::memcmp(&reinterpret_cast<const sockaddr_in*>(a)->sin_addr,
-                       &reinterpret_cast<const sockaddr_in*>(b)->sin_addr, sizeof(in_addr)) == 0;
-  if (a->sa_family == AF_INET6)
-    return std::memcmp(&reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr,
-                       &reinterpret_cast<const sockaddr_in6*>(b)->sin6_addr, sizeof(in6_addr)) == 0;
-  return false;
-}
-
-std::string interface_with(const sockaddr* address) {
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return {};
-  std::string name;
-  for (const ifaddrs* at = list; at != nullptr && name.empty(); at = at->ifa_next)
-    if (same_address(at->ifa_addr, address)) name = at->ifa_name;
-  freeifaddrs(list);
-  return name;
+std::string interface_with(const transport::IpBytes& address) {
+  for (const transport::InterfaceAddress& at : transport::interface_addresses())
+    if (!address.empty() && at.address == address) return at.interface;
+  return {};
 }
 
 std::string text_of(const char* name, std::string otherwise) {
@@ -86,7 +68,7 @@ std::string interface_to(const std::string& host, std::string* address) {
     socklen_t length = sizeof own;
     if (connect(fd, at->ai_addr, at->ai_addrlen) == 0 &&
         getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0)
-      name = interface_with(reinterpret_cast<const sockaddr*>(&own));
+      name = interface_with(transport::ip_bytes(reinterpret_cast<const sockaddr*>(&own)));
     close(fd);
   }
   freeaddrinfo(found);
@@ -134,26 +116,20 @@ ControlNetwork control_network(const core::Config& config, const std::string& hi
   if (!network.named.empty() || !hint.empty()) return network;
   if (!network.master.empty()) network.to_master = interface_to(network.master, &network.master_address);
   network.to_default = interface_to("192.0.2.1");  // TEST-NET: any address off this network
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return network;
   network.loopbacks.clear();
-  const auto add = [](std::vector<std::string>& names, const char* name) {
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.emplace_back(name);
+  const auto add = [](std::vector<std::string>& names, const std::string& name) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   };
-  for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
-    if (at->ifa_name == nullptr || at->ifa_addr == nullptr) continue;
-    const bool up = (at->ifa_flags & IFF_UP) != 0 && (at->ifa_flags & IFF_RUNNING) != 0;
-    if ((at->ifa_flags & IFF_LOOPBACK) != 0) {
-      add(network.loopbacks, at->ifa_name);
-    } else if (up && at->ifa_addr->sa_family == AF_INET) {
-      const auto& address = reinterpret_cast<const sockaddr_in*>(at->ifa_addr)->sin_addr;
-      if (ntohl(address.s_addr) >> 16 != 0xa9fe) add(network.others, at->ifa_name);  // 169.254: its own link alone
-    } else if (up && at->ifa_addr->sa_family == AF_INET6) {
-      const auto& address = reinterpret_cast<const sockaddr_in6*>(at->ifa_addr)->sin6_addr;
-      if (!IN6_IS_ADDR_LINKLOCAL(&address)) add(network.others, at->ifa_name);
+  for (const transport::InterfaceAddress& at : transport::interface_addresses()) {
+    const bool up = (at.flags & IFF_UP) != 0 && (at.flags & IFF_RUNNING) != 0;
+    if ((at.flags & IFF_LOOPBACK) != 0) {
+      add(network.loopbacks, at.interface);
+    } else if (up && !at.address.empty()) {
+      // 169.254 and fe80 to febf: of use on their own link alone
+      const unsigned start = static_cast<unsigned>(at.address[0] << 8 | at.address[1]);
+      if (at.address.size() == 4 ? start != 0xa9fe : (start & 0xffc0) != 0xfe80) add(network.others, at.interface);
     }
   }
-  freeifaddrs(list);
   return network;
 }
 
@@ -254,6 +230,11 @@ core::Result<DataChoice> choose_data(const DataNetwork& network) {
 
 core::Result<Interfaces> choose_interfaces(const core::Config& config, const std::string& hint, LocalRank place) {
   Interfaces chosen;
+  std::string missing;
+  transport::interface_addresses(&missing);
+  if (!missing.empty())
+    return core::Status(core::Code::kUnsupported,
+                        (config.interface.empty() ? "" : "HYBRIDPS_INTERFACE=" + config.interface + ": ") + missing);
   const ControlChoice control = choose_control(control_network(config, hint));
   chosen.control = control.name;
   chosen.control_why = control.why;

@@ -1,7 +1,6 @@
 #include "hybridps/transport/tcp/tcp_wire.h"
 
 #include <arpa/inet.h>
-#include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <unistd.h>
@@ -12,6 +11,7 @@
 #include "hybridps/core/descriptor.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/transport/envelope.h"
+#include "hybridps/transport/interfaces.h"
 
 namespace hybridps::transport {
 namespace {
@@ -69,36 +69,20 @@ std::optional<SocketAddress> parse_address(const std::string& numeric, std::uint
 
 namespace {
 
-std::span<const std::byte> host_of(const sockaddr* address) {
-  if (address != nullptr && address->sa_family == AF_INET)
-    return std::as_bytes(std::span(&reinterpret_cast<const sockaddr_in*>(address)->sin_addr, 1));
-  if (address != nullptr && address->sa_family == AF_INET6)
-    return std::as_bytes(std::span(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, 1));
-  return {};
-}
-
-bool are_equal(std::span<const std::byte> a, std::span<const std::byte> b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end());
-}
-
-bool is_in_network(std::span<const std::byte> here, std::span<const std::byte> there) {
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return false;
-  bool is = false;
-  for (const ifaddrs* at = list; at != nullptr && !is; at = at->ifa_next) {
-    const std::span<const std::byte> mask = host_of(at->ifa_netmask);
-    if (!are_equal(host_of(at->ifa_addr), here) || mask.size() != here.size() || there.size() != here.size()) continue;
-    is = true;
-    for (std::size_t i = 0; i < mask.size(); ++i) is = is && ((here[i] ^ there[i]) & mask[i]) == std::byte{0};
+bool is_in_network(const IpBytes& here, const IpBytes& there) {
+  for (const InterfaceAddress& at : interface_addresses()) {
+    if (at.address != here || at.mask.size() != here.size() || there.size() != here.size()) continue;
+    bool is = true;
+    for (std::size_t i = 0; i < at.mask.size(); ++i) is = is && ((here[i] ^ there[i]) & at.mask[i]) == 0;
+    if (is) return true;
   }
-  freeifaddrs(list);
-  return is;
+  return false;
 }
 
 }  // namespace
 
 bool leads_through(const SocketAddress& here, const SocketAddress& there) {
-  if (is_in_network(host_of(here.get()), host_of(there.get()))) return true;
+  if (is_in_network(ip_bytes(here.get()), ip_bytes(there.get()))) return true;
   // Connecting a datagram socket sends nothing: it only asks the routing table.
   SocketAddress source;
   source.bytes = sizeof source.name;
@@ -108,8 +92,8 @@ bool leads_through(const SocketAddress& here, const SocketAddress& there) {
   const bool known = ::connect(socket, there.get(), there.bytes) == 0 &&
                      ::getsockname(socket, reinterpret_cast<sockaddr*>(&source.name), &source.bytes) == 0;
   ::close(socket);
-  const std::span<const std::byte> through = host_of(source.get());
-  return known && (are_equal(through, host_of(here.get())) || are_equal(through, host_of(there.get())));
+  const IpBytes through = ip_bytes(source.get());
+  return known && (through == ip_bytes(here.get()) || through == ip_bytes(there.get()));
 }
 
 std::vector<std::byte> encode(const TcpAddress& address) {

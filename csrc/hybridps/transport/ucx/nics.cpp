@@ -1,7 +1,6 @@
 #include "hybridps/transport/ucx/nics.h"
 
 #include <arpa/inet.h>
-#include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -9,11 +8,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <system_error>
 
+#include "hybridps/transport/interfaces.h"
 #include "hybridps/transport/ucx/rdma.h"
 
 namespace hybridps::transport {
@@ -21,29 +20,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using Bytes = std::vector<unsigned char>;
-
-Bytes bytes_of(const sockaddr* address) {
-  if (address == nullptr) return {};
-  Bytes bytes;
-  if (address->sa_family == AF_INET) {
-    bytes.resize(sizeof(in_addr));
-    std::memcpy(bytes.data(), &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, bytes.size());
-  } else if (address->sa_family == AF_INET6) {
-    bytes.resize(sizeof(in6_addr));
-    std::memcpy(bytes.data(), &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, bytes.size());
-  }
-  return bytes;
-}
-
-std::string text_of(const Bytes& address) {
+std::string text_of(const IpBytes& address) {
   std::array<char, INET6_ADDRSTRLEN> text{};
   const int family = address.size() == sizeof(in_addr) ? AF_INET : AF_INET6;
   return inet_ntop(family, address.data(), text.data(), text.size()) != nullptr ? std::string(text.data())
                                                                                 : std::string();
 }
 
-std::string network_of(Bytes address, const Bytes& mask) {
+std::string network_of(IpBytes address, const IpBytes& mask) {
   if (mask.size() != address.size()) return {};
   int bits = 0;
   for (std::size_t i = 0; i < address.size(); ++i) {
@@ -54,7 +38,7 @@ std::string network_of(Bytes address, const Bytes& mask) {
 }
 
 /// IPv4 before IPv6, as UCX has it, and of IPv6 what is valid beyond the link.
-int rank_of(const Bytes& address) {
+int rank_of(const IpBytes& address) {
   if (address.size() == sizeof(in_addr)) return 0;
   return address[0] == 0xfe && (address[1] & 0xc0) == 0x80 ? 2 : 1;
 }
@@ -74,8 +58,7 @@ std::vector<std::string> device_names(std::string_view list) {
 
 std::vector<Nic> describe_nics(const std::vector<std::string>& names, const Locality& from, const fs::path& sysfs) {
   std::vector<Nic> nics;
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) list = nullptr;
+  const std::vector<InterfaceAddress> addresses = interface_addresses();
   for (const std::string& name : names) {
     Nic& nic = nics.emplace_back();
     nic.name = name;
@@ -86,17 +69,15 @@ std::vector<Nic> describe_nics(const std::vector<std::string>& names, const Loca
     nic.gbps = link_gbps(name, sysfs);
     nic.distance = distance_to(from, sysfs / "class/net" / name / "device", sysfs);
     int best = 3;
-    for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
-      if (at->ifa_name == nullptr || name != at->ifa_name) continue;
-      nic.loopback = (at->ifa_flags & IFF_LOOPBACK) != 0;
-      const Bytes address = bytes_of(at->ifa_addr);
-      if (address.empty() || rank_of(address) >= best) continue;
-      best = rank_of(address);
-      nic.address = text_of(address);
-      nic.network = best == 2 ? "" : network_of(address, bytes_of(at->ifa_netmask));
+    for (const InterfaceAddress& at : addresses) {
+      if (at.interface != name) continue;
+      nic.loopback = (at.flags & IFF_LOOPBACK) != 0;
+      if (at.address.empty() || rank_of(at.address) >= best) continue;
+      best = rank_of(at.address);
+      nic.address = text_of(at.address);
+      nic.network = best == 2 ? "" : network_of(at.address, at.mask);
     }
   }
-  if (list != nullptr) freeifaddrs(list);
   return nics;
 }
 

@@ -1,21 +1,18 @@
 #include "hybridps/transport/ucx/rdma.h"
 
 #include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <netinet/in.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <limits>
 #include <sstream>
 #include <string_view>
 
 #include "hybridps/core/files.h"
+#include "hybridps/transport/interfaces.h"
 
 namespace hybridps::transport {
 namespace {
@@ -86,22 +83,13 @@ std::string RdmaPort::describe() const {
 
 std::vector<std::string> own_gids() {
   std::vector<std::string> gids;
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return gids;
-  for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
-    if (at->ifa_addr == nullptr) continue;
+  for (const InterfaceAddress& at : interface_addresses()) {
     std::array<unsigned char, 16> bytes{};
-    if (at->ifa_addr->sa_family == AF_INET6) {
-      std::memcpy(bytes.data(), &reinterpret_cast<const sockaddr_in6*>(at->ifa_addr)->sin6_addr, 16);
-    } else if (at->ifa_addr->sa_family == AF_INET) {
-      bytes[10] = bytes[11] = 0xff;
-      std::memcpy(bytes.data() + 12, &reinterpret_cast<const sockaddr_in*>(at->ifa_addr)->sin_addr, 4);
-    } else {
-      continue;
-    }
+    if (at.address.empty() || at.address.size() > bytes.size()) continue;
+    if (at.address.size() == 4) bytes[10] = bytes[11] = 0xff;
+    std::copy(at.address.rbegin(), at.address.rend(), bytes.rbegin());
     gids.push_back(gid_text(bytes));
   }
-  freeifaddrs(list);
   return gids;
 }
 

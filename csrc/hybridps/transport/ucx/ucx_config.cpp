@@ -1,14 +1,13 @@
 #include "hybridps/transport/ucx/ucx_config.h"
 
-#include <ifaddrs.h>
 #include <net/if.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
 #include "hybridps/core/files.h"
+#include "hybridps/transport/interfaces.h"
 #include "hybridps/transport/ucx/rdma.h"
 
 namespace hybridps::transport {
@@ -106,22 +105,14 @@ std::vector<UcxSetting> ucx_settings(const UcxOptions& options, std::pair<unsign
 
 std::vector<NetDevice> list_net_devices() {
   std::vector<NetDevice> devices;
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) == 0) {
-    for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-      if (entry->ifa_name == nullptr) continue;
-      auto found = std::find_if(devices.begin(), devices.end(),
-                                [&](const NetDevice& device) { return device.name == entry->ifa_name; });
-      if (found == devices.end()) {
-        const unsigned flags = entry->ifa_flags;
-        devices.push_back({entry->ifa_name, false, (flags & IFF_UP) != 0 && (flags & IFF_RUNNING) != 0, false});
-        found = devices.end() - 1;
-      }
-      if (entry->ifa_addr != nullptr &&
-          (entry->ifa_addr->sa_family == AF_INET || entry->ifa_addr->sa_family == AF_INET6))
-        found->address = true;
+  for (const InterfaceAddress& entry : interface_addresses()) {
+    auto found = std::find_if(devices.begin(), devices.end(),
+                              [&](const NetDevice& device) { return device.name == entry.interface; });
+    if (found == devices.end()) {
+      const bool up = (entry.flags & IFF_UP) != 0 && (entry.flags & IFF_RUNNING) != 0;
+      found = devices.insert(devices.end(), {entry.interface, false, up, false});
     }
-    freeifaddrs(list);
+    found->address = found->address || !entry.address.empty();
   }
   for (const auto& device : core::entries_of("/sys/class/infiniband"))
     for (const auto& port : core::entries_of(device / "ports")) {

@@ -46,8 +46,12 @@ def _interfaces() -> list[tuple[str, str, str, str]]:
     import fcntl
 
     found = []
+    try:
+        names = [name for _, name in socket.if_nameindex()]
+    except OSError:  # a sandbox without netlink sockets
+        names = sorted(name for name in os.listdir("/sys/class/net") if os.path.isdir(f"/sys/class/net/{name}"))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
+        for name in names:
             try:
                 request = struct.pack("256s", os.fsencode(name)[:15])
                 address = socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24])  # SIOCGIFADDR
@@ -148,6 +152,10 @@ def doctor(arguments) -> int:
 
             if not torch.distributed.is_backend_available("hybridps"):
                 problems.append('torch.distributed.is_backend_available("hybridps") is false')
+    from hybridps import status
+
+    if problem := status.forbidden():
+        notes.append(f"{problem}: ranks of this machine cannot share memory, and `hybridps status` cannot ask them")
     print(_table(rows))
     print()
     print(_table([["INTERFACE", "STATE", "IPV4", "MTU"], *(list(item) for item in _interfaces())]))

@@ -8,6 +8,7 @@ who is to blame. Neither torch nor the extension is loaded.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -45,6 +46,17 @@ def folder() -> Path | None:
         return Path(runtime) / "hybridps"
     tmp = os.environ.get("TMPDIR", "")
     return Path(tmp if tmp.startswith("/") else "/tmp") / f"hybridps-{os.geteuid()}"
+
+
+def forbidden() -> str:
+    """Why no process here can ask or be asked; empty: they can."""
+    try:
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).close()
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EACCES, errno.EAFNOSUPPORT):
+            return ""
+        return f"Unix sockets (AF_UNIX) cannot be made here: {error.strerror}"
+    return ""
 
 
 def ask(path: Path, question: str, patience: float) -> dict:
@@ -557,6 +569,9 @@ def trace(into: str | None) -> int:
 
 
 def run(arguments) -> int:
+    if problem := forbidden():
+        print(f"hybridps: {problem}; ask from outside the sandbox", file=sys.stderr)
+        return 2
     if arguments.trace or arguments.trace_stop:
         return trace(arguments.trace)
     if not arguments.watch:

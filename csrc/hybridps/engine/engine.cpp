@@ -435,9 +435,8 @@ core::Result<std::shared_ptr<EngineImpl>> EngineImpl::create() {
                       ")");
     }
   });
-  const std::vector<std::string> warnings = config.value().warnings;
   if (Status status = engine->start(std::move(config).value()); !status.is_ok()) {
-    for (const std::string& warning : warnings) core::log_warn(warning);  // rank 0 will not: there will be no job
+    for (const std::string& warning : engine->config_.warnings) core::log_warn(warning);  // rank 0 will not: there will be no job
     return status;
   }
   return engine;
@@ -486,13 +485,22 @@ Status EngineImpl::start(core::Config config) {
     shm_options.pool_bytes = pool_bytes;
     shm_options.peers_max = shm_peers_max();
     core::Result<std::unique_ptr<intranode::shm::ShmTransport>> shm = intranode::shm::ShmTransport::create(shm_options);
-    if (!shm.is_ok()) return shm.status();
-    memory = shm.value()->pool_memory();
-    keep = shm.value()->keep_pool_memory();
-    shm_address_ = to_record(shm.value()->address());
-    proving = shm.value().get();
-    transports.shm = std::move(shm).value();
-  } else {
+    if (shm.is_ok()) {
+      memory = shm.value()->pool_memory();
+      keep = shm.value()->keep_pool_memory();
+      shm_address_ = to_record(shm.value()->address());
+      proving = shm.value().get();
+      transports.shm = std::move(shm).value();
+    } else if (shm.status().code() == Code::kUnsupported) {
+      config_.shm = false;  // the node identity tells the others
+      config_.warnings.push_back("no shared memory with other ranks of the node: " + std::string(shm.status().message()) +
+                                 "; their data goes over TCP, as with HYBRIDPS_SHM=0, which silences this. To have it, "
+                                 "allow AF_UNIX in the sandbox (seccomp, RestrictAddressFamilies=)");
+    } else {
+      return shm.status();
+    }
+  }
+  if (!config_.shm) {
     core::Result<PrivatePool> pool = map_pool(pool_bytes);
     if (!pool.is_ok())
       return Status(pool.status().code(), std::string(pool.status().message()) + "; lower HYBRIDPS_POOL_BYTES");

@@ -152,7 +152,7 @@ Status Outlet::open_socket() {
     const core::ForkLock lock;
     socket_ = core::Descriptor(lock, ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   }
-  if (!socket_) return complaint("no socket");
+  if (!socket_) return complaint("Unix sockets (AF_UNIX) cannot be made");
   ::unlink(path.c_str());  // of an earlier process with this pid
   if (::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       ::chmod(path.c_str(), 0600) != 0 || ::listen(socket_.get(), kVisitorsMax) != 0)

@@ -30,6 +30,9 @@ constexpr std::uint64_t tag_of(Source source, std::uint32_t which = 0) noexcept 
   return (static_cast<std::uint64_t>(source) << 32) | which;
 }
 
+/// What a sandbox answers: seccomp, systemd's RestrictAddressFamilies=, AppArmor.
+bool is_forbidden(int error) noexcept { return error == EPERM || error == EACCES || error == EAFNOSUPPORT; }
+
 Status system_error(const char* what, int error) {
   return {Code::kOutOfResources, std::string("shared memory transport: cannot make ") + what + ": " +
                                      std::strerror(error) + (error == EMFILE ? "; raise ulimit -n" : "")};
@@ -53,6 +56,13 @@ ShmTransport::ShmTransport(const ShmOptions& options)
     : options_(options), layout_{options.ring_entries, options.release_entries}, born_(core::fork_generation()) {}
 
 Status ShmTransport::start() {
+  socket_name_ = "hybridps-" + core::to_string(options_.self) + "-" + core::to_string(core::make_engine_id());
+  int error = 0;
+  constexpr int kBacklog = 512;  // cut by the kernel to net.core.somaxconn
+  listener_ = listen_on(socket_name_, kBacklog, error);
+  if (!listener_ && is_forbidden(error))
+    return {Code::kUnsupported, std::string("Unix sockets are forbidden here (AF_UNIX: ") + std::strerror(error) + ")"};
+  if (!listener_) return system_error("a listening socket", error);
   const std::size_t control_bytes =
       page_ceil(sizeof(EngineControl)) + options_.peers_max * page_ceil(layout_.slot_bytes());
   auto control = Segment::create("message rings", control_bytes);
@@ -68,11 +78,6 @@ Status ShmTransport::start() {
   slots_used_before_.resize(options_.peers_max);
   for (std::uint32_t i = options_.peers_max; i > 0; --i) slots_free_.push_back(i - 1);
 
-  socket_name_ = "hybridps-" + core::to_string(options_.self) + "-" + core::to_string(core::make_engine_id());
-  int error = 0;
-  constexpr int kBacklog = 512;  // cut by the kernel to net.core.somaxconn
-  listener_ = listen_on(socket_name_, kBacklog, error);
-  if (!listener_) return system_error("a listening socket", error);
   const core::ForkLock lock;
   event_ = core::Descriptor(lock, ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!event_) return system_error("an eventfd", errno);

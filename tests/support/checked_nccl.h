@@ -82,7 +82,7 @@ class CheckedNccl {
     int size = 0;
     std::mutex mutex;
     std::condition_variable changed;
-    std::map<int, std::shared_ptr<Comm>> comms;
+    std::set<int> comms;  // ranks whose communicator has come; a pointer to it would be a circle, which never goes
     std::map<std::uint64_t, Round> rounds;
     std::set<int> at_first;  // ranks that have come to their first launch
   };
@@ -336,7 +336,7 @@ inline intranode::NcclApi CheckedNccl::api(bool revokes) {
     self->later([comm] {
       World& world = *comm->world;
       std::unique_lock lock(world.mutex);
-      world.comms[comm->rank] = comm;
+      world.comms.insert(comm->rank);
       world.changed.notify_all();
       while (!comm->ended && static_cast<int>(world.comms.size()) < world.size)
         world.changed.wait_for(lock, std::chrono::milliseconds(5));

@@ -44,5 +44,7 @@ target_link_libraries(hybridps_flags INTERFACE Threads::Threads)
 
 if(HYBRIDPS_SANITIZE)
   add_compile_options("-fsanitize=${HYBRIDPS_SANITIZE}" -fno-omit-frame-pointer -fno-sanitize-recover=all)
-  add_link_options("-fsanitize=${HYBRIDPS_SANITIZE}")
+  # The sanitizers' runtimes call dlopen() for the program, and a RUNPATH counts only for the object that calls: programs of the
+  # build tree would not find UCX. An RPATH counts for all.
+  add_link_options("-fsanitize=${HYBRIDPS_SANITIZE}" -Wl,--disable-new-dtags)
 endif()

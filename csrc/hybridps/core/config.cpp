@@ -82,8 +82,9 @@ const auto& settings() {
           "it has the time, and over TCP, while it has not, as many as there are free cores, 4 at most."},
       Setting{"CORES", Kind::kCountOrAuto, &Config::cores, "cores", 1, 65536,
               "Cores that each process may count on, which decide what moves data; auto: those that it may "
-              "run on, or its container's quota, divided by LOCAL_WORLD_SIZE (7 if that is not set) unless each process was "
-              "given its own. Where several jobs share them: less."},
+              "run on, or its container's quota, divided by the ranks on the machine unless each process was given its own. "
+              "These are LOCAL_WORLD_SIZE, or what Open MPI, MPICH or Slurm say, or all of the job, 8 at most. Where several "
+              "jobs share them: less."},
       Setting{"NIC_GBPS", Kind::kNumbers, &Config::nic_gbps, "Gbit/s", 0, 1e6,
               "Rate of this machine's network, as a weight between unequal machines; or one rate for each of "
               "HYBRIDPS_DATA_INTERFACES, separated by commas. 0: not set."},

@@ -1,8 +1,10 @@
 #include "hybridps/core/files.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <sstream>
 #include <system_error>
 
 namespace hybridps::core {
@@ -21,6 +23,21 @@ std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folde
     entries.push_back(at->path());
   std::sort(entries.begin(), entries.end());
   return entries;
+}
+
+std::vector<int> cpus_in(const std::string& list) {
+  constexpr int kCpuMax = 65535;
+  std::vector<int> cpus;
+  std::istringstream parts(list);
+  for (std::string part; std::getline(parts, part, ',');) {
+    int first = 0;
+    int last = 0;
+    const int read = std::sscanf(part.c_str(), "%d-%d", &first, &last);
+    if (read < 1 || first < 0) continue;
+    if (read == 1) last = first;
+    for (int cpu = first; cpu <= std::min(last, kCpuMax); ++cpu) cpus.push_back(cpu);
+  }
+  return cpus;
 }
 
 int numa_node_of(const std::filesystem::path& device) {

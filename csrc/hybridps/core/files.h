@@ -14,6 +14,9 @@ std::string first_line_of(const std::filesystem::path& file);
 /// What is in a folder, sorted, without "." and ".."; empty if there is no such folder, cut short if it cannot be read on.
 std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
 
+/// The CPUs that a list of the kernel ("0-3,8") names, up to number 65535.
+std::vector<int> cpus_in(const std::string& list);
+
 /// NUMA node of a device's folder in /sys; -1: not known, as on machines without NUMA.
 int numa_node_of(const std::filesystem::path& device);
 

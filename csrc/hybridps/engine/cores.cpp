@@ -4,12 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <limits>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -32,20 +32,6 @@ std::size_t quota_in_cores(const std::filesystem::path& cgroups) {
   return static_cast<std::size_t>(std::clamp(std::floor(quota / period), 1.0, 1e6));
 }
 
-/// How many CPUs "0-3,8" names; 0: none.
-std::size_t count_of(const std::string& list) {
-  std::size_t count = 0;
-  std::istringstream parts(list);
-  for (std::string part; std::getline(parts, part, ',');) {
-    int first = 0;
-    int last = 0;
-    const int read = std::sscanf(part.c_str(), "%d-%d", &first, &last);
-    if (read == 1) ++count;
-    if (read == 2 && last >= first) count += static_cast<std::size_t>(last - first) + 1;
-  }
-  return count;
-}
-
 /// Of this process's cgroup, where its path means something here, else of the root, which is that of a container.
 std::size_t cpuset_in_cores(const std::filesystem::path& cgroups) {
   std::ifstream file("/proc/self/cgroup");
@@ -61,7 +47,7 @@ std::size_t cpuset_in_cores(const std::filesystem::path& cgroups) {
   candidates.push_back(cgroups / "cpuset.cpus.effective");
   candidates.push_back(cgroups / "cpuset/cpuset.effective_cpus");
   for (const auto& candidate : candidates)
-    if (const std::size_t count = count_of(core::first_line_of(candidate)); count > 0) return count;
+    if (const std::size_t count = core::cpus_in(core::first_line_of(candidate)).size(); count > 0) return count;
   return kUnlimited;
 }
 
@@ -71,12 +57,30 @@ std::size_t cpus_of(pid_t process) {
   return sched_getaffinity(process, sizeof cpus, &cpus) == 0 ? static_cast<std::size_t>(CPU_COUNT(&cpus)) : 0;
 }
 
+/// A positive number at the start of a variable; 0: none.
+std::size_t number_in(const char* variable) {
+  const char* text = std::getenv(variable);
+  const long number = text != nullptr ? std::strtol(text, nullptr, 10) : 0;
+  return number > 0 && number < 1'000'000 ? static_cast<std::size_t>(number) : 0;
+}
+
 }  // namespace
+
+std::size_t local_ranks(std::size_t ranks) {
+  if (const std::size_t local = number_in("LOCAL_WORLD_SIZE"); local > 0) return local;
+  // Set for the processes of a launcher, and for what these start: the job is the launcher's if it has as many ranks.
+  constexpr std::array<std::array<const char*, 2>, 3> kLaunchers{{{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+                                                                  {"PMI_SIZE", "MPI_LOCALNRANKS"},
+                                                                  {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"}}};
+  for (const auto& [world, local] : kLaunchers)
+    if (const std::size_t here = number_in(local); here > 0 && here <= ranks && number_in(world) == ranks) return here;
+  return 0;
+}
 
 std::size_t cores_for_each(const core::Config& config, std::size_t processes, const std::filesystem::path& cgroups) {
   if (config.cores > 0) return static_cast<std::size_t>(config.cores);
   processes = std::max<std::size_t>(1, processes);
-  std::size_t online = count_of(core::first_line_of("/sys/devices/system/cpu/online"));
+  std::size_t online = core::cpus_in(core::first_line_of("/sys/devices/system/cpu/online")).size();
   if (online == 0) online = std::max(1U, std::thread::hardware_concurrency());
   const std::size_t machine = std::min({online, cpuset_in_cores(cgroups), quota_in_cores(cgroups)});
   std::size_t own = cpus_of(0);

@@ -17,6 +17,10 @@ namespace hybridps::engine {
 /// can sum.
 inline constexpr std::int64_t kDataThreadsMost = 4;
 
+/// How many ranks of a job of `ranks` (0: not known) the launcher has started on this machine: LOCAL_WORLD_SIZE, or what Open MPI,
+/// MPICH or Slurm say of a job of that size. 0: nobody says.
+std::size_t local_ranks(std::size_t ranks);
+
 /// Cores for each of `processes` on this machine: HYBRIDPS_CORES, else those of the machine that may be used (online, in the
 /// container's cpuset, its quota: cgroup v2 or v1), divided, and no more than this process may run on. A set that it has from
 /// its parent or its container it shares with the others, so that is divided too; a set of its own is not.

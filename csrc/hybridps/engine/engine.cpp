@@ -60,25 +60,8 @@ constexpr auto kCloseWithin = std::chrono::milliseconds(600);
 // Registering a GPU's memory takes milliseconds; a loop that hangs must not take its caller with it.
 constexpr auto kAttachWithin = std::chrono::seconds(10);
 
-/// 0: the launcher has not said.
-std::size_t local_world_size() {
-  if (const char* text = std::getenv("LOCAL_WORLD_SIZE"); text != nullptr) {
-    const long size = std::strtol(text, nullptr, 10);
-    if (size > 0 && size < 4096) return static_cast<std::size_t>(size);
-  }
-  return 0;
-}
-
-std::size_t expected_local_peers() {
-  const std::size_t size = local_world_size();
-  return size > 0 ? size : 7;
-}
-
-/// Twice as many as there are: those of a life before may not have gone yet. What nobody uses takes no memory.
-std::uint32_t shm_peers_max() {
-  const auto size = static_cast<std::uint32_t>(local_world_size());
-  return size > 0 ? std::clamp<std::uint32_t>(2 * size, 64, 4096) : intranode::shm::ShmOptions().peers_max;
-}
+// How many ranks are taken to share a machine where nobody says and the job has more.
+constexpr std::size_t kLocalRanksUsual = 8;
 
 // What reserve() gives when the group has been left.
 constexpr std::uint64_t kNotReserved = ~std::uint64_t{0};
@@ -171,7 +154,7 @@ class GroupImpl final : public Group {
 
 class EngineImpl final : public Engine, public LoopClient {
  public:
-  static core::Result<std::shared_ptr<EngineImpl>> create();
+  static core::Result<std::shared_ptr<EngineImpl>> create(std::size_t ranks);
   ~EngineImpl() override;
 
   core::EngineId id() const noexcept override { return id_; }
@@ -197,7 +180,7 @@ class EngineImpl final : public Engine, public LoopClient {
 
  private:
   EngineImpl() : id_(core::make_engine_id()) {}
-  Status start(core::Config config);
+  Status start(core::Config config, std::size_t ranks);
   /// That there is room for.
   std::uint64_t chunk_bytes_max() const;
   // LoopClient
@@ -418,7 +401,7 @@ void GroupImpl::supersede(const std::string& reason) {
 
 // --- EngineImpl: life ------------------------------------------------------------------------------------------------
 
-core::Result<std::shared_ptr<EngineImpl>> EngineImpl::create() {
+core::Result<std::shared_ptr<EngineImpl>> EngineImpl::create(std::size_t ranks) {
   core::Result<core::Config> config = core::Config::from_environment();
   if (!config.is_ok()) return config.status();
   core::set_log_level(config.value().log_level);
@@ -435,7 +418,7 @@ core::Result<std::shared_ptr<EngineImpl>> EngineImpl::create() {
                       ")");
     }
   });
-  if (Status status = engine->start(std::move(config).value()); !status.is_ok()) {
+  if (Status status = engine->start(std::move(config).value(), ranks); !status.is_ok()) {
     for (const std::string& warning : engine->config_.warnings) core::log_warn(warning);  // rank 0 will not: there will be no job
     return status;
   }
@@ -446,7 +429,7 @@ std::uint64_t EngineImpl::chunk_bytes_max() const {
   return config_.tune ? std::max(config_.chunk_bytes, schedule::kChunkRoomBytes) : config_.chunk_bytes;
 }
 
-Status EngineImpl::start(core::Config config) {
+Status EngineImpl::start(core::Config config, std::size_t ranks) {
   config_ = std::move(config);
   Stopwatch watch;
   settings_ = check_settings(config_);
@@ -461,7 +444,10 @@ Status EngineImpl::start(core::Config config) {
   options.tune = config_.tune;
   options.window_bytes = config_.window_bytes;
   options.grant_chunks = static_cast<std::uint32_t>(config_.grant_chunks);
-  options.local_peers = expected_local_peers();
+  const std::size_t ranks_said = local_ranks(ranks);
+  const std::size_t ranks_here =
+      ranks_said > 0 ? ranks_said : std::min(ranks > 0 ? ranks : kLocalRanksUsual, kLocalRanksUsual);
+  options.local_peers = ranks_here;
   options.warn_seconds = config_.warn_seconds;
   options.find_rates = config_.find_rates;
   options.heartbeat_seconds = config_.heartbeat_seconds;
@@ -483,7 +469,10 @@ Status EngineImpl::start(core::Config config) {
     intranode::shm::ShmOptions shm_options;
     shm_options.self = id_;
     shm_options.pool_bytes = pool_bytes;
-    shm_options.peers_max = shm_peers_max();
+    // Twice as many as there are: those of a life before may not have gone yet. What nobody uses takes no memory.
+    const std::size_t least = ranks_said > 0 ? 64 : shm_options.peers_max;
+    shm_options.peers_max =
+        static_cast<std::uint32_t>(std::clamp<std::size_t>(2 * (ranks_said > 0 ? ranks_said : ranks), least, 4096));
     core::Result<std::unique_ptr<intranode::shm::ShmTransport>> shm = intranode::shm::ShmTransport::create(shm_options);
     if (shm.is_ok()) {
       memory = shm.value()->pool_memory();
@@ -508,8 +497,8 @@ Status EngineImpl::start(core::Config config) {
     keep = std::move(pool.value().keep);
   }
   watch.lap("shared memory");
-  const std::size_t cores = cores_for_each(config_, expected_local_peers());
-  const DataThreadsPlan data_threads = plan_data_threads(config_, cores, 1, interfaces, expected_local_peers());
+  const std::size_t cores = cores_for_each(config_, ranks_here);
+  const DataThreadsPlan data_threads = plan_data_threads(config_, cores, 1, interfaces, ranks_here);
   DataThreads threads(data_threads, spinning_of(config_));
   DataOptions data_options{kCloseWithin, user_timeout(config_), config_.gpudirect};
   if (config_.tune) data_options.sockets_to_choose = schedule::kSocketsToChoose;
@@ -927,7 +916,7 @@ Current& process_engine() {
 
 }  // namespace
 
-core::Result<std::shared_ptr<Engine>> Engine::acquire() {
+core::Result<std::shared_ptr<Engine>> Engine::acquire(std::size_t ranks) {
   Current& current = process_engine();
   if (makes_engine) return Status(Code::kUnsupported, "hybridps was called again, in a signal handler or finalizer, while it starts");
   if (current.generation && current.generation != core::fork_generation())
@@ -937,7 +926,7 @@ core::Result<std::shared_ptr<Engine>> Engine::acquire() {
   const std::lock_guard lock(current.mutex);
   if (std::shared_ptr<EngineImpl> engine = current.engine.lock()) return std::shared_ptr<Engine>(engine);
   makes_engine = true;
-  core::Result<std::shared_ptr<EngineImpl>> engine = EngineImpl::create();
+  core::Result<std::shared_ptr<EngineImpl>> engine = EngineImpl::create(ranks);
   makes_engine = false;
   if (!engine.is_ok()) return engine.status();
   current.engine = engine.value();

@@ -70,8 +70,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
  public:
   virtual ~Engine() = default;
 
-  /// The engine of this process, made on first use from the environment (core/config.h).
-  static core::Result<std::shared_ptr<Engine>> acquire();
+  /// The engine of this process, made on first use from the environment (core/config.h). `ranks`: of the job, 0: not known; so many
+  /// are on this machine at most, where the launcher does not say how many are.
+  static core::Result<std::shared_ptr<Engine>> acquire(std::size_t ranks = 0);
   /// `loader` is asked for libucp's file when UCX is needed for the first time: not where data goes over our own TCP. It may be
   /// called in any thread that calls acquire() or check_settings(). Before either.
   static void load_ucx_by(std::function<core::Result<std::string>()> loader);

@@ -204,7 +204,7 @@ std::shared_ptr<ProcessGroupHybrid::Life> ProcessGroupHybrid::open(engine::Group
   life->priorities = priorities.value();
   group_options.priority = worker::text_of(life->priorities);
   life->connected_at = core::Clock::now();
-  auto engine = engine::Engine::acquire();
+  auto engine = engine::Engine::acquire(static_cast<std::size_t>(size_));
   require(engine.status(), "starting the engine for " + whose);
   life->started_at = core::Clock::now();
   tell_of_cuda();

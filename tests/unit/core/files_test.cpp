@@ -29,3 +29,11 @@ TEST_CASE("core/files: first lines and entries, and nothing where there is nothi
 
   fs::remove_all(folder);
 }
+
+TEST_CASE("core/files: lists of CPUs", "[core][fast]") {
+  CHECK(core::cpus_in("0-3,8") == std::vector<int>{0, 1, 2, 3, 8});
+  CHECK(core::cpus_in("5") == std::vector<int>{5});
+  CHECK(core::cpus_in("").empty());
+  CHECK(core::cpus_in("3-1,none,-2").empty());
+  CHECK(core::cpus_in("65534-2000000000").size() == 2);
+}

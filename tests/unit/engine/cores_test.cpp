@@ -4,9 +4,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/support/catch.h"
 
@@ -94,6 +97,28 @@ TEST_CASE("engine/cores: those of the machine, of its container or as set, divid
 
   config.cores = 12;
   CHECK(cores_for_each(config, 4, files.path) == 12);  // each has them
+}
+
+TEST_CASE("engine/cores: the ranks of a machine are those of torchrun, or of a launcher that has started the job", "[engine][fast]") {
+  using Set = std::vector<std::pair<const char*, const char*>>;
+  const auto ranks = [](std::size_t of_the_job, const Set& variables) {
+    return in_child([&] {
+      for (const char* variable : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_SIZE",
+                                   "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"})
+        unsetenv(variable);
+      for (const auto& [name, value] : variables) setenv(name, value, 1);
+      return static_cast<int>(engine::local_ranks(of_the_job));
+    });
+  };
+  CHECK(ranks(16, {}) == 0);
+  CHECK(ranks(16, {{"LOCAL_WORLD_SIZE", "4"}}) == 4);
+  CHECK(ranks(16, {{"LOCAL_WORLD_SIZE", "none"}}) == 0);
+  CHECK(ranks(16, {{"OMPI_COMM_WORLD_SIZE", "16"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "8"}}) == 8);
+  CHECK(ranks(16, {{"PMI_SIZE", "16"}, {"MPI_LOCALNRANKS", "2"}}) == 2);
+  CHECK(ranks(16, {{"SLURM_STEP_NUM_TASKS", "16"}, {"SLURM_STEP_TASKS_PER_NODE", "6(x2),4"}}) == 6);
+  // Each of the launcher's tasks has started processes of its own.
+  CHECK(ranks(16, {{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"}}) == 0);
+  CHECK(ranks(0, {{"OMPI_COMM_WORLD_SIZE", "16"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "8"}}) == 0);
 }
 
 TEST_CASE("engine/cores: data has threads of its own where cores are free, unless told otherwise", "[engine][fast]") {

@@ -17,20 +17,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kNvidia = "0x10de";
 
-/// "0-3,8" as numbers.
-std::vector<int> cpu_list(const std::string& text) {
-  std::vector<int> cpus;
-  std::istringstream parts(text);
-  for (std::string part; std::getline(parts, part, ',');) {
-    int first = 0;
-    int last = 0;
-    const int read = std::sscanf(part.c_str(), "%d-%d", &first, &last);
-    if (read < 1) continue;
-    for (int cpu = first; cpu <= (read == 2 ? last : first); ++cpu) cpus.push_back(cpu);
-  }
-  return cpus;
-}
-
 /// NUMA nodes whose CPUs this process may use.
 std::vector<int> own_nodes(const fs::path& sysfs) {
   cpu_set_t set;
@@ -40,7 +26,7 @@ std::vector<int> own_nodes(const fs::path& sysfs) {
   for (const fs::path& entry : core::entries_of(sysfs / "devices/system/node")) {
     int node = 0;
     if (std::sscanf(entry.filename().c_str(), "node%d", &node) != 1) continue;
-    const std::vector<int> cpus = cpu_list(core::first_line_of(entry / "cpulist"));
+    const std::vector<int> cpus = core::cpus_in(core::first_line_of(entry / "cpulist"));
     if (std::any_of(cpus.begin(), cpus.end(), [&](int cpu) { return cpu < CPU_SETSIZE && CPU_ISSET(cpu, &set); }))
       nodes.push_back(node);
   }
@@ -126,7 +112,7 @@ std::vector<int> cpus_near(const fs::path& device, const fs::path& sysfs) {
   const int node = core::numa_node_of(device);
   const fs::path nodes = sysfs / "devices/system/node";
   if (node < 0 || core::first_line_of(nodes / "online").find_first_of("-,") == std::string::npos) return {};
-  return cpu_list(core::first_line_of(nodes / ("node" + std::to_string(node)) / "cpulist"));
+  return core::cpus_in(core::first_line_of(nodes / ("node" + std::to_string(node)) / "cpulist"));
 }
 
 std::vector<std::size_t> nearest_of(const std::vector<int>& distances, int local_rank, int local_size,

@@ -17,9 +17,9 @@ _CODE_CLOSED = 7  # core::Code::kClosed
 _attempts: dict[str, int] = {}
 
 
-def failed(text: str, wall_ms: int) -> bytes:
+def failed(text: str, wall_ms: int, rank: int) -> bytes:
     body = printable(text).encode()[:4096]
-    return struct.pack("<IBQI", _MAGIC, _CODE_CLOSED, wall_ms, len(body)) + body + struct.pack("<I", 0)
+    return struct.pack("<IBQII", _MAGIC, _CODE_CLOSED, wall_ms, rank, len(body)) + body + struct.pack("<I", 0)
 
 
 def _set(store, key: str, value: bytes) -> None:
@@ -40,7 +40,7 @@ def tell_of_failed_start(dist_backend_opts, why: str) -> None:
     try:
         key = f"hybridps/{name}/{run_id}.{restart}.{attempt}/failed"
         tell = threading.Thread(
-            target=_set, args=(dist_backend_opts.store, key, failed(text, int(time.time() * 1000))), daemon=True
+            target=_set, args=(dist_backend_opts.store, key, failed(text, int(time.time() * 1000), rank)), daemon=True
         )
         tell.start()
         tell.join(2)  # of a Store that stands still the call never comes back

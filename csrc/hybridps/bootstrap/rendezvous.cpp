@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <limits>
 #include <map>
 
 #include "hybridps/bootstrap/bytes.h"
@@ -98,14 +99,15 @@ std::optional<AckBlob> decode_ack(std::span<const std::uint8_t> bytes) {
   return ack;
 }
 
-// failed := magic u32 | code u8 | wall_ms u64 | text address | count u32 | count x engine u64   (engines known to the
-// writer)
+// failed := magic u32 | code u8 | wall_ms u64 | rank u32 | text address | count u32 | count x engine u64   (the writer's rank;
+// engines that it knows)
 constexpr std::uint32_t kFailedMagic = 0x67535048;  // "HPSg"; python/hybridps/_announce.py writes it, too
 constexpr std::size_t kFailedTextBytesMax = 4096;
 Bytes cleared() { return {0}; }  // not empty: some stores make a difference between empty and absent
 struct FailedBlob {
   Status status;
   std::uint64_t wall_ms = 0;  // when it was written; 0: not known
+  int rank = 0;               // the writer's
   std::vector<core::EngineId> engines;
 };
 
@@ -114,6 +116,7 @@ Bytes encode_failed(const FailedBlob& failed) {
   out.u32(kFailedMagic);
   out.u8(static_cast<std::uint8_t>(failed.status.code()));
   out.u64(failed.wall_ms);
+  out.u32(static_cast<std::uint32_t>(failed.rank));
   const std::string text(failed.status.message().substr(0, kFailedTextBytesMax));
   out.address(Bytes(text.begin(), text.end()));
   out.u32(static_cast<std::uint32_t>(failed.engines.size()));
@@ -126,15 +129,17 @@ std::optional<FailedBlob> decode_failed(std::span<const std::uint8_t> bytes) {
   const std::uint32_t magic = in.u32();
   const std::uint8_t code = in.u8();
   const std::uint64_t wall_ms = in.u64();
+  const std::uint32_t rank = in.u32();
   const Bytes text = in.address(kFailedTextBytesMax);
   const std::size_t count = in.u32();
   if (magic != kFailedMagic || code == 0 || code > static_cast<std::uint8_t>(Code::kInternal) ||
-      count != in.remaining() / 8) {
+      count != in.remaining() / 8 || rank > static_cast<std::uint32_t>(std::numeric_limits<int>::max())) {
     return std::nullopt;
   }
   FailedBlob failed;
   failed.status = Status(static_cast<Code>(code), std::string(text.begin(), text.end()));
   failed.wall_ms = wall_ms;
+  failed.rank = static_cast<int>(rank);
   for (std::size_t i = 0; i < count; ++i) failed.engines.push_back(core::EngineId{in.u64()});
   if (!in.finished()) return std::nullopt;
   return failed;
@@ -157,8 +162,8 @@ bool written_since(const FailedBlob& failed, std::uint64_t process_started_ms) {
 
 }  // namespace
 
-Status announce_failure(KeyValueStore& store, std::string_view key_prefix, const Status& failure, std::uint64_t wall_ms,
-                        std::uint64_t process_started_ms) {
+Status announce_failure(KeyValueStore& store, std::string_view key_prefix, int rank, const Status& failure,
+                        std::uint64_t wall_ms, std::uint64_t process_started_ms) {
   const std::string key = std::string(key_prefix) + "/failed";
   const core::Result<std::optional<Bytes>> present = store.try_get(key);
   if (!present.is_ok()) return present.status();
@@ -166,7 +171,7 @@ Status announce_failure(KeyValueStore& store, std::string_view key_prefix, const
     const std::optional<FailedBlob> first = decode_failed(*present.value());
     if (first && written_since(*first, process_started_ms)) return Status::ok();
   }
-  return store.set(key, encode_failed({failure, wall_ms, {}}));
+  return store.set(key, encode_failed({failure, wall_ms, rank, {}}));
 }
 
 Rendezvous::Rendezvous(std::shared_ptr<KeyValueStore> store, RendezvousOptions options)
@@ -386,7 +391,11 @@ std::optional<Status> Rendezvous::believed_failure(const std::optional<Bytes>& b
 std::optional<Status> Rendezvous::unreplaced_failure() {
   if (!cleared_failed_) return std::nullopt;
   const std::optional<FailedBlob> failed = decode_failed(*cleared_failed_);
-  if (!failed || failed->engines.empty()) return std::nullopt;
+  if (!failed) return std::nullopt;
+  if (failed->engines.empty()) {  // its writer had no record then
+    if (failed->rank == self_rank() || failed->rank >= size() || get(record_key(failed->rank))) return std::nullopt;
+    return failed->status;
+  }
   for (std::size_t rank = 1; rank < records_.size(); ++rank) {
     if (!records_[rank] || records_[rank]->engine != failed->engines.front()) continue;
     const std::optional<Bytes> bytes = get(record_key(static_cast<int>(rank)));
@@ -904,7 +913,7 @@ void Rendezvous::end(Status status, bool tell_others) {
     status_ = *std::move(first);
     return;
   }
-  FailedBlob failed{status_, options_.wall_ms ? options_.wall_ms() : 0, {options_.self.engine}};
+  FailedBlob failed{status_, options_.wall_ms ? options_.wall_ms() : 0, self_rank(), {options_.self.engine}};
   for (const auto& record : records_) {
     if (record) failed.engines.push_back(record->engine);
   }

@@ -19,9 +19,9 @@
 // Failure  whoever finds an error writes `failed`, also who could not even make a record (announce_failure()); all
 //          raise its text. One that was there before we first looked, does not name our engine and is older than this
 //          process by the wall clock may be of an earlier life: others believe it after kForeignGrace; rank 0 clears
-//          it, and believes it after kForeignGrace if its writer's record is then still there: nobody has come in its
-//          place. A member that the process knows to be gone, from another group or because it has met it itself, is waited
-//          for by nobody: unless the group is valid already, it ends.
+//          it, and believes it after kForeignGrace if its writer's record is then still the same, or if it had none and has
+//          none: nobody has come in its place. A member that the process knows to be gone, from another group or because
+//          it has met it itself, is waited for by nobody: unless the group is valid already, it ends.
 // Trust    what does not decode, or is of another incarnation, is skipped, and named if we time out.
 #pragma once
 
@@ -100,7 +100,7 @@ struct RendezvousOptions {
 
 /// For a member that has failed before it could join, with neither engine nor record: the others raise this. What
 /// another member has written since `process_started_ms` stays.
-core::Status announce_failure(KeyValueStore& store, std::string_view key_prefix, const core::Status& failure,
+core::Status announce_failure(KeyValueStore& store, std::string_view key_prefix, int rank, const core::Status& failure,
                               std::uint64_t wall_ms, std::uint64_t process_started_ms);
 
 class Rendezvous : core::Pinned {

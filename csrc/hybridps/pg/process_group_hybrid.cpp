@@ -83,10 +83,10 @@ void tell_of_failed_start(std::shared_ptr<bootstrap::KeyValueStore> store, const
   // A Store that stands still keeps its thread, and nobody else.
   const auto answer = std::make_shared<std::promise<core::Status>>();
   std::future<core::Status> answered = answer->get_future();
-  const auto tell = [store = std::move(store), prefix = bootstrap::group_key_prefix(group_name, incarnation), failure,
+  const auto tell = [store = std::move(store), prefix = bootstrap::group_key_prefix(group_name, incarnation), rank, failure,
                      answer] {
     answer->set_value(
-        bootstrap::announce_failure(*store, prefix, failure, bootstrap::wall_ms(), bootstrap::process_started_ms()));
+        bootstrap::announce_failure(*store, prefix, rank, failure, bootstrap::wall_ms(), bootstrap::process_started_ms()));
   };
   try {
     std::thread(tell).detach();

@@ -427,7 +427,7 @@ TEST_CASE("bootstrap/rendezvous: who cannot even begin tells the others, wheneve
       for (int rank = 0; rank < 3; ++rank) world.options(rank).process_started_ms = kStarted;
       const auto announce = [&] {
         const core::Status failure(core::Code::kClosed, "rank " + std::to_string(absent) + " could not join it: why");
-        REQUIRE(announce_failure(*store, world.options(0).key_prefix, failure, kStarted + 5, kStarted).is_ok());
+        REQUIRE(announce_failure(*store, world.options(0).key_prefix, absent, failure, kStarted + 5, kStarted).is_ok());
       };
       if (!others_wait) announce();
       for (int rank = 0; rank < 3; ++rank)
@@ -453,12 +453,30 @@ TEST_CASE("bootstrap/rendezvous: a failure from before this process was started 
   World world(2, store);
   for (int rank = 0; rank < 2; ++rank) world.options(rank).process_started_ms = kStarted;
   const core::Status failure(core::Code::kClosed, "of an earlier life");
-  REQUIRE(announce_failure(*store, world.options(0).key_prefix, failure, kStarted - 5, kStarted - 1000).is_ok());
+  REQUIRE(announce_failure(*store, world.options(0).key_prefix, 1, failure, kStarted - 5, kStarted - 1000).is_ok());
   world.start(0);
   world.run_for(seconds(20));
   CHECK(world.member(0).phase() == Phase::kPending);
   world.start(1);
   REQUIRE(world.run(Phase::kReady));
+}
+
+TEST_CASE("bootstrap/rendezvous: a failure from before this process was started is believed when its writer does not come again",
+          "[bootstrap][fast]") {
+  constexpr std::uint64_t kStarted = 1'000'000;
+  for (const int late : {0, 2}) {
+    auto store = std::make_shared<MemoryStore>();
+    World world(3, store);
+    world.options(late).process_started_ms = kStarted;
+    world.options(late).deadline = core::Deadline::at(world.now + seconds(1000));
+    const core::Status failure(core::Code::kClosed, "rank 1 could not join it: why");
+    REQUIRE(announce_failure(*store, world.options(0).key_prefix, 1, failure, kStarted - 5, kStarted - 1000).is_ok());
+    world.start(late);
+    world.run_for(seconds(50));
+    CHECK(world.member(late).phase() == Phase::kPending);
+    REQUIRE(world.run(Phase::kFailed, seconds(20)));
+    CHECK(message(world.member(late)) == "rank 1 could not join it: why");
+  }
 }
 
 TEST_CASE("bootstrap/rendezvous: of several that cannot begin all tell what the first one does", "[bootstrap][fast]") {
@@ -467,7 +485,7 @@ TEST_CASE("bootstrap/rendezvous: of several that cannot begin all tell what the 
   World world(3, store);
   world.options(0).process_started_ms = kStarted;
   const auto announce = [&](const std::string& text, std::uint64_t at) {
-    REQUIRE(announce_failure(*store, world.options(0).key_prefix, core::Status(core::Code::kClosed, text), at, kStarted)
+    REQUIRE(announce_failure(*store, world.options(0).key_prefix, 1, core::Status(core::Code::kClosed, text), at, kStarted)
                 .is_ok());
   };
   announce("left over", kStarted - 5);

@@ -98,10 +98,11 @@ TEST_CASE("engine/outer: rounds give the bits of one optimizer, whoever owns wha
     std::vector<float> m(count, 0.0F);
     for (std::uint64_t round = 0; round < 3; ++round) {
       std::vector<float> u(count);
+      const std::vector<float> of_rank[] = {floats(0, round, count), floats(1, round, count), floats(2, round, count)};
       for (std::size_t i = 0; i < count; ++i) {
         float sum = 0.0F;
         for (int r = 0; r < 3; ++r) {
-          volatile float scaled = floats(r, round, count)[i] * static_cast<float>(1.0 / 3.0);
+          volatile float scaled = of_rank[r][i] * static_cast<float>(1.0 / 3.0);
           sum = r == 0 ? scaled : sum + scaled;
           if (count > 5000) break;  // below: by a cluster of its own
         }

@@ -139,7 +139,8 @@ class Zygote:
         self._process = None
 
 
-default_zygote = Zygote(["pytest", "numpy"])
+# The first optimizer of a process, and DDP, import torch._dynamo and sympy: more than a second of CPU time a rank.
+default_zygote = Zygote(["pytest", "numpy", "torch._dynamo"])
 
 # Frameworks pull in torch._dynamo and sympy: seconds per rank, unless the fork server has them already.
 framework_zygote = Zygote(

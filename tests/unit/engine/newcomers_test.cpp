@@ -302,7 +302,7 @@ TEST_CASE("engine/newcomers: a server that rank 0 knows to be gone is left out o
 }
 
 TEST_CASE("engine/newcomers: servers come, go and die at any time, beside other changes of plans", "[engine][fast]") {
-  const int tries = 10;
+  const int tries = 20;
   int joined = 0, refused = 0, left = 0, killed = 0;
   for (std::uint64_t seed = 1; seed <= tries; ++seed) {
     std::mt19937_64 random(seed);

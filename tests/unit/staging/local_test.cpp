@@ -576,7 +576,7 @@ TEST_CASE("staging/local: a library that cannot be stopped does not hold up stre
   for (const auto& s : staged) REQUIRE(eventually([&] { return s->has_failed(); }));
   for (const auto& s : staged)
     REQUIRE(eventually([&] {
-      clock.pass(50ms);
+      clock.pass(2ms);
       return s->is_over();
     }));
   FakeLocalGroups::hold_stops(*hub, false);

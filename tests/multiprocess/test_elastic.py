@@ -112,7 +112,8 @@ def promises(rank, world):
     reconfigure(5, handles)
     check_sum(check, "all again")
 
-    # An abort is no end.
+    # An abort is no end. It would fail the sum of a rank that is not through with it.
+    meet("through with it", rank, everyone)
     pending = dist.all_reduce(torch.ones(10), async_op=True) if rank == 0 else None
     backend.abort()
     check.that("no error", backend.get_error() == torch._C._distributed_c10d.ErrorType.SUCCESS)

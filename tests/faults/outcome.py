@@ -47,7 +47,8 @@ def named(text):
     after its own sender and operation."""
     if not text:
         return []
-    body = re.sub(r"hybridps\[rank \d+/\d+[^\]]*\]:", "", text)
+    # The sender: of an operation that failed, or that a failed group did not take.
+    body = re.sub(r"hybridps\[rank \d+/\d+[^\]]*\]:|\(rank \d+ of \d+\)", "", text)
     body = body.split("failed after", 1)[-1]
     gone = re.search(r"\brank (\d+) [^;]* is gone", body)
     if gone:

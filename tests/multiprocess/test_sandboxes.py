@@ -15,6 +15,7 @@ import torch.distributed as dist
 from harness import run_ranks
 from reference import Checker
 from test_dedicated import COMMAND, reductions, servers, settings
+from test_nodes import CLAIMANT
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import hosts  # noqa: E402
@@ -134,20 +135,6 @@ def test_interfaces_that_cannot_be_looked_up_at_all_are_an_error_on_all_ranks():
     run_ranks(cannot_look_up, "1+1", init=False, destroy=False, env={"HYBRIDPS_INTERFACE": "lo"})
 
 
-RANK = """
-import json
-import torch, torch.distributed as dist
-dist.init_process_group("hybridps")
-from hybridps import _C
-rank, world = dist.get_rank(), dist.get_world_size()
-tensor = torch.full((100_000,), rank + 1.0)
-dist.all_reduce(tensor)
-right = bool((tensor == world * (world + 1) / 2).all())
-print(json.dumps({"right": right, "sent": _C.stats()["net_tx_payload_bytes"]}), flush=True)
-dist.destroy_process_group()
-"""
-
-
 @pytest.mark.slow
 def test_without_these_sockets_ranks_of_two_hosts_find_the_interface_that_leads_to_the_master():
     try:
@@ -165,7 +152,7 @@ def test_without_these_sockets_ranks_of_two_hosts_find_the_interface_that_leads_
                 "MASTER_PORT": "29500",
                 "OMP_NUM_THREADS": "1",
             }
-            command = [*WITHOUT, "unix,netlink", "EPERM", sys.executable, "-c", RANK]
+            command = [*WITHOUT, "unix,netlink", "EPERM", sys.executable, "-c", CLAIMANT]
             ranks.append(network.popen(name, command, env=environment, stdout=subprocess.PIPE, text=True))
         outputs = [json.loads(process.communicate(timeout=90)[0] or "null") for process in ranks]
     finally:

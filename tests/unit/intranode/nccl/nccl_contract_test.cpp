@@ -229,21 +229,33 @@ TEST_CASE("intranode/nccl: the checking library sees what is not kept", "[intran
   const auto settled = [&] {
     for (ncclResult_t state = ncclInProgress; state == ncclInProgress;) api.async_error(comm, &state);
   };
-  const auto sum = [&](device::Stream stream) {
+  const auto sum = [&](ncclComm_t by, device::Stream stream) {
     api.group_start();
-    api.all_reduce(bench.ranks[0].at(0), bench.ranks[0].at(kOut), 10, ncclFloat32, ncclSum, comm,
+    api.all_reduce(bench.ranks[0].at(0), bench.ranks[0].at(kOut), 10, ncclFloat32, ncclSum, by,
                    static_cast<cudaStream_t>(stream.native));
     api.group_end();
   };
   REQUIRE(gpu.run_here([&] {
+                ncclComm_t stuck = nullptr;
+                checked->hang_at(checked->calls() + 1);
+                api.comm_init(&stuck, 1, id, 0, &config);
+                checked->hang_at(checked->calls() + 2);  // the end of the group
+                sum(stuck, bench.ranks[0].streams[0]);   // the first call is in progress
+                api.comm_abort(stuck);
+                checked->hang_at(-1);
+                return core::Status();
+              }).is_ok());
+  REQUIRE(api.unique_id(&id) == ncclSuccess);
+  REQUIRE(gpu.run_here([&] {
                 api.comm_init(&comm, 1, id, 0, &config);
-                sum(bench.ranks[0].streams[0]);  // in progress
                 settled();
-                sum(bench.ranks[0].streams[1]);  // another stream
+                sum(comm, bench.ranks[0].streams[0]);
+                settled();
+                sum(comm, bench.ranks[0].streams[1]);  // another stream
                 settled();
                 return core::Status();
               }).is_ok());
-  sum(bench.ranks[0].streams[1]);  // no device current
+  sum(comm, bench.ranks[0].streams[1]);  // no device current
   settled();
   REQUIRE(bench.wait_for(bench.ranks[0]));
   REQUIRE(gpu.run_here([&] {

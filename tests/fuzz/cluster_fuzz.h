@@ -460,7 +460,7 @@ class Play {
       begun = std::min(begun, of(rank).next);
     }
     const worker::PlanChanges& plans = *group(0).plans;
-    if (plans.newest() > 0 && (begun == 0 || plans.binding_of(begun - 1).version != plans.newest())) return;
+    if (plans.newest() > 0 && (begun == 0 || plans.version_of(begun - 1).number != plans.newest())) return;
     std::vector<double> weights;
     for (int node = 0; node < group(0).info.topology.nodes(); ++node)
       weights.push_back(static_cast<double>(feed_.below(4)));

@@ -47,7 +47,7 @@ std::vector<double> LateServers::weights_with(const std::vector<bool>& are_there
 bool LateServers::has(core::EngineId engine) const {
   const auto& engines = group_.info.engines;
   const auto found = std::find(engines.begin() + group_.info.topology.size(), engines.end(), engine);
-  return found != engines.end() && !group_.lost_servers->contains(static_cast<int>(found - engines.begin()));
+  return found != engines.end() && !group_.servers.is_gone(static_cast<int>(found - engines.begin()));
 }
 
 bool LateServers::has_given_up(core::EngineId engine) const {

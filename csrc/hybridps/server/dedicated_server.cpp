@@ -16,8 +16,8 @@ constexpr std::size_t kOverKept = 1024;
 // header alone opens them. 16 TiB in chunks of 1 MiB.
 constexpr std::uint64_t kChunksMax = std::uint64_t{1} << 24;
 constexpr std::size_t kSpansMax = std::size_t{1} << 17;
-// Plan versions that operations may still be bound to: a trial of two at a time, and shares between them.
-constexpr std::size_t kVersionsKept = 64;
+// Plan versions that operations may still be bound to: a trial of two at a time, shares between them, and what was refused.
+constexpr std::size_t kVersionsKept = 1024;
 // What is over is the whole operation.
 constexpr std::uint32_t kAllSpans = 0xffffffffU;
 

@@ -201,7 +201,7 @@ struct Pong {
   bool operator==(const Pong&) const = default;
 };
 
-// Finding rates and changing shares (worker/plan_changes.h).
+// Finding rates and changing shares (membership/).
 
 /// Comes back as it is, as an EchoBack.
 struct Echo {
@@ -230,7 +230,7 @@ struct Rates {
 /// Payload: a weight per node, then per dedicated server, f64. To dedicated servers as well, which need no weights.
 struct PlanAsk {
   static constexpr std::string_view kName = "plan ask";
-  std::uint32_t version = 0;  // the next one: of turns.a; that of turns.b, where there are any pairs, is one higher
+  std::uint32_t version = 0;  // one that was never asked for: of turns.a; that of turns.b, where there are any pairs, is one higher
   schedule::Turns turns{};    // operations at which they begin: PlanSwitch::first
   bool operator==(const PlanAsk&) const = default;
 };

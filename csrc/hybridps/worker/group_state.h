@@ -19,6 +19,7 @@
 #include "hybridps/core/ids.h"
 #include "hybridps/compress/codec.h"
 #include "hybridps/compress/residuals.h"
+#include "hybridps/membership/server_life.h"
 #include "hybridps/outer/state.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/schedule/stores.h"
@@ -154,6 +155,7 @@ struct GroupState : core::Pinned {
 
   explicit GroupState(GroupInfo i)
       : info(std::move(i)),
+        servers(info.topology.size()),
         has_locals(info.topology.ranks_of(info.topology.my_node()).size() > 1),
         residuals(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
         owed(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
@@ -165,6 +167,7 @@ struct GroupState : core::Pinned {
   wire::From from() const { return {{}, info.uid, static_cast<std::uint32_t>(info.topology.rank())}; }
 
   GroupInfo info;
+  membership::ServerLife servers;
   const bool has_locals;  // other ranks of this node
   schedule::StoreChooser stores;
   std::uint64_t newest_start = 0;  // the collective that started last, where there are locals

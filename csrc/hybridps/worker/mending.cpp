@@ -10,6 +10,7 @@ namespace hybridps::worker {
 namespace {
 
 using What = wire::Mend::What;
+using Phase = membership::ServerLife::Phase;
 
 // What is retained meanwhile is bounded by WorkerOptions::retained_bytes_max.
 constexpr std::size_t kLandedMax = 32;
@@ -30,10 +31,10 @@ void for_bits(const wire::Mend& mend, std::uint32_t chunks, Visit visit) {
 // --- LostServers -----------------------------------------------------------------------------------------------------
 
 void LostServers::report(int member, const core::Status& cause) {
-  if (contains(member) || !group_.status.is_ok()) return;
+  if (group_.servers.is_gone(member) || !group_.status.is_ok()) return;
   if (group_.info.topology.rank() == 0) {
     decide(member, std::string(cause.message()));
-  } else if (reported_.insert(member).second) {
+  } else if (group_.servers.advance(member, Phase::kReported)) {
     const wire::Mend lost{What::kLost, static_cast<std::uint32_t>(member)};
     worker_.host().send_control(group_.info.engines.front(), group_.message(lost), cause.message());
   }
@@ -43,17 +44,17 @@ void LostServers::decide(int member, const std::string& why) {
   const wire::Mend lost{What::kLost, static_cast<std::uint32_t>(member)};
   for (int rank = 1; rank < group_.info.topology.size(); ++rank)
     worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)], group_.message(lost), why);
-  if (group_.plans->has_let_go(member))
+  if (group_.servers.is_leaving(member))
     core::log_info("group \"", group_.info.name, "\": ", group_.info.member_text(member), " has left: ", why);
   else
     core::log_warn("group \"", group_.info.name, "\": ", group_.info.member_text(member), " is gone: ", why,
                    "; the group goes on without it");
   apply(member, why);
-  group_.plans->leave_out_lost();
+  group_.plans->leave_out();
 }
 
 void LostServers::apply(int member, const std::string& why) {
-  if (!members_.insert(member).second) return;
+  if (!group_.servers.advance(member, Phase::kGone)) return;
   landed_.erase(member);
   // Also where it was healthy as seen from here: it must not think that it is still wanted.
   worker_.host().on_server_lost(group_.info.engines[static_cast<std::size_t>(member)], why);
@@ -79,9 +80,9 @@ void LostServers::fail_steps(int member, const std::string& why) {
 }
 
 void LostServers::on_launched(OperationRun& run) {
-  if (members_.empty()) return;
+  if (!group_.servers.any(Phase::kGone)) return;
   for (const auto& span : run.spans) {
-    if (!contains(span->plan().owner)) continue;
+    if (!group_.servers.is_gone(span->plan().owner)) continue;
     if (core::is_outer(run.operation.op))
       fail_steps(span->plan().owner, "before this operation was issued");
     else
@@ -92,7 +93,7 @@ void LostServers::on_launched(OperationRun& run) {
 void LostServers::on_kept(OperationRun& run, int from, const wire::Mend& mend) {
   const auto member = static_cast<int>(mend.server);
   if (mend.server >= group_.info.engines.size() || !group_.info.topology.is_dedicated(member)) return;
-  if (!contains(member) && group_.info.topology.rank() != 0) apply(member, "as rank " + std::to_string(from) + " says");
+  if (!group_.servers.is_gone(member) && group_.info.topology.rank() != 0) apply(member, "as rank " + std::to_string(from) + " says");
   if (SpanRun* span = run.find(mend.server)) span->on_mend(from, mend);
 }
 
@@ -155,7 +156,7 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
     return;
   }
   // Whoever says so has heard it from rank 0.
-  if (!contains(member)) {
+  if (!group_.servers.is_gone(member)) {
     if (topology.rank() == 0) return;
     apply(member, "as rank " + std::to_string(from) + " says");
   }
@@ -199,8 +200,8 @@ void LostServers::on_leaving(int member) {
     core::log_warn("group \"", group_.info.name, "\": ", group_.info.member_text(member),
                    " was told to stop, and keeps a part of the outer optimizer's state (LocalSteps): the group fails when it ends; "
                    "let its --drain-seconds outlast the job");
-  else
-    group_.plans->let_go(member);
+  else if (group_.servers.advance(member, Phase::kLeaving))
+    group_.plans->leave_out();
 }
 
 void LostServers::on_known(int server, std::uint64_t sequence) {

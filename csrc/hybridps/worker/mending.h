@@ -40,8 +40,6 @@ class LostServers : core::Pinned {
  public:
   LostServers(Worker& worker, GroupState& group) : worker_(worker), group_(group) {}
 
-  bool contains(int member) const { return members_.count(member) > 0; }
-  bool empty() const noexcept { return members_.empty(); }
   /// This rank finds that the server is gone.
   void report(int member, const core::Status& cause);
   /// Of type wire::Mend.
@@ -70,8 +68,6 @@ class LostServers : core::Pinned {
 
   Worker& worker_;
   GroupState& group_;
-  std::set<int> members_;
-  std::set<int> reported_;
   std::map<int, std::vector<std::uint64_t>> landed_;  // by server: operations of which it was not told yet
   std::size_t landed_count_ = 0;
   std::map<int, std::uint64_t> forgotten_;  // by server: tensors

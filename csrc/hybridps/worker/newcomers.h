@@ -5,7 +5,7 @@
 //          numbers are never used again.
 //
 //            rank 0 --meet, a record each--> all ranks --echo, by both ways--> the servers, which send it back
-//            ranks --met--> rank 0: asks for the plan version (plan_changes.h), the servers too --> switch: members
+//            ranks --met--> rank 0: wants the version (membership/agreement.h), the servers too --> switch: members
 //            one cannot be reached from a rank, or not in time --> rank 0 --part--> all: as if nothing had been
 //
 //          One that dies after it was met and before the switch becomes a member, and is lost as any (mending.h).

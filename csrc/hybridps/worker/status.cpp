@@ -83,7 +83,7 @@ core::TimePoint Worker::oldest_since(core::TimePoint now) const noexcept {
 
 void Worker::write_status(observe::Json& json, const GroupState& group, core::TimePoint now) const {
   const auto seconds_since = [now](core::TimePoint at) { return std::max(0.0, core::to_seconds(now - at)); };
-  const schedule::Topology& topology = group.plans->newest_binding().topology;
+  const schedule::Topology& topology = group.plans->newest_version().topology;
   json.field("submitted", group.submitted).field("finished", group.over.floor());
   if (group.over.floor() > 0 && !group.signatures_over.empty())
     json.field("last", wire::describe(

@@ -284,13 +284,13 @@ void Worker::start(OperationRun& run) {
     group.newest_start = run.sequence;
   }
   // A barrier has no shares, and may start much later than it was submitted: it belongs to no version.
-  const Binding* binding = !has_shares(o) ? nullptr : &group.plans->binding_of(run.sequence);
+  const membership::Version* version = !has_shares(o) ? nullptr : &group.plans->version_of(run.sequence);
   schedule::Limits limits = group.info.limits;
-  if (binding != nullptr) {
-    run.plan_version = binding->version;
-    run.shares_version = binding->shares;
-    run.pace_chunks = binding->tuning.pace_chunks;
-    if (binding->tuning.chunk_bytes != 0) limits.chunk_bytes = binding->tuning.chunk_bytes;
+  if (version != nullptr) {
+    run.plan_version = version->number;
+    run.shares_version = version->shares;
+    run.pace_chunks = version->tuning.pace_chunks;
+    if (version->tuning.chunk_bytes != 0) limits.chunk_bytes = version->tuning.chunk_bytes;
     group.plans->on_started(run);
   }
   if (o.coding != wire::Coding::kPlain && group.info.codecs != nullptr)
@@ -307,7 +307,7 @@ void Worker::start(OperationRun& run) {
   if (core::is_outer(o.op) && group.info.codecs != nullptr)
     if (const compress::Codec* codec = group.info.codecs->of(/*warming_up=*/false, o.dtype))
       request.granule_bytes = std::max<std::uint64_t>(64, codec->block_elements() * core::size_of(o.dtype));
-  launch(run, schedule::make_plan(request, binding != nullptr ? binding->topology : group.info.topology, limits));
+  launch(run, schedule::make_plan(request, version != nullptr ? version->topology : group.info.topology, limits));
   if (run.is_done || !run.started) return;
   for (auto messages = group.early.take(run.sequence); auto& [message, payload] : messages) {
     if (run.is_done) break;
@@ -533,7 +533,7 @@ void Worker::handle(GroupState& group, const wire::Message& message, flow::Deliv
     return;
   }
   const bool works = group.status.is_ok();
-  if (group.lost_servers->contains(static_cast<int>(from.sender_rank))) {
+  if (group.servers.is_gone(static_cast<int>(from.sender_rank))) {
     return;  // it has been left out, and may not know
   } else if (message.is_point_to_point()) {
     if (works) group.p2p->on_message(message, std::move(payload));

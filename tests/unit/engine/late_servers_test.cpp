@@ -141,7 +141,7 @@ TEST_CASE("engine/late_servers: one that comes late joins; lost and alive, its s
   Played played(scene.cluster, port);
   const auto has_share = [&](int server) {
     for (int rank = 0; rank < 3; ++rank) {
-      const schedule::Topology& topology = scene.group(rank).plans->newest_binding().topology;
+      const schedule::Topology& topology = scene.group(rank).plans->newest_version().topology;
       if (topology.servers() <= server || !(topology.server_weight(server) > 0.0)) return false;
     }
     return true;
@@ -159,7 +159,7 @@ TEST_CASE("engine/late_servers: one that comes late joins; lost and alive, its s
   REQUIRE(scene.within_seconds([&] { return has_share(1); }, {&played}));
   CHECK(played.renewed == std::set<core::EngineId>{first});
   CHECK(played.member == 4);
-  CHECK(scene.group().plans->newest_binding().topology.server_weight(0) == 0.0);
+  CHECK(scene.group().plans->newest_version().topology.server_weight(0) == 0.0);
 }
 
 TEST_CASE("engine/late_servers: another token is complained of once, however often it is asked", "[engine][fast]") {

@@ -118,20 +118,20 @@ struct Host {
       joining.clear();
     });
   }
-  bool is_lost(std::size_t server) const { return group().lost_servers->contains(cluster.size() + static_cast<int>(server)); }
+  bool is_lost(std::size_t server) const { return group().servers.is_gone(cluster.size() + static_cast<int>(server)); }
   double weight(std::size_t server, int rank = 0) const {
-    return group(rank).plans->newest_binding().topology.server_weight(static_cast<int>(server));
+    return group(rank).plans->newest_version().topology.server_weight(static_cast<int>(server));
   }
   bool all_agree() const {
     const worker::PlanChanges& first = *group().plans;
     for (int rank = 0; rank < cluster.size(); ++rank) {
       const worker::PlanChanges& plans = *group(rank).plans;
-      const schedule::Topology& topology = plans.newest_binding().topology;
+      const schedule::Topology& topology = plans.newest_version().topology;
       if (plans.is_frozen() || plans.newest() != first.newest()) return false;
       if (topology.servers() != static_cast<int>(runtime_of.size())) return false;
       if (group(rank).info.engines != group().info.engines) return false;
       for (int server = 0; server < topology.servers(); ++server)
-        if (topology.server_weight(server) != first.newest_binding().topology.server_weight(server)) return false;
+        if (topology.server_weight(server) != first.newest_version().topology.server_weight(server)) return false;
     }
     return true;
   }
@@ -171,7 +171,7 @@ TEST_CASE("engine/newcomers: a server joins between operations, has a share then
       CHECK(host.weight(before) > 0.0);
       CHECK(summed(cluster, late) == 0);
       run();
-      const schedule::Topology& topology = host.group().plans->newest_binding().topology;
+      const schedule::Topology& topology = host.group().plans->newest_version().topology;
       double total = 0.0;
       for (int node = 0; node < topology.nodes(); ++node) total += topology.weight(node);
       for (int server = 0; server < topology.servers(); ++server) total += topology.server_weight(server);
@@ -366,8 +366,8 @@ TEST_CASE("engine/newcomers: servers come, go and die at any time, beside other 
           std::vector<double> weights;
           for (int node = 0; node <= layout.back(); ++node) weights.push_back(1.0 + static_cast<double>(random() % 3));
           for (std::size_t server = 0; server < host.runtime_of.size(); ++server)
-            weights.push_back(host.is_lost(server) || plans.has_let_go(ranks + static_cast<int>(server)) ? 0.0 : host.weight(server));
-          if (weights.size() == static_cast<std::size_t>(layout.back() + 1 + plans.newest_binding().topology.servers()))
+            weights.push_back(host.is_lost(server) || host.group().servers.is_leaving(ranks + static_cast<int>(server)) ? 0.0 : host.weight(server));
+          if (weights.size() == static_cast<std::size_t>(layout.back() + 1 + plans.newest_version().topology.servers()))
             plans.propose(weights);
         }
       }

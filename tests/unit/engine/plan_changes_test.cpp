@@ -114,7 +114,7 @@ TEST_CASE("worker/plan_changes: results are right while shares change under runn
         for (int r = 0; r < ranks; ++r) {
           if (plans(r).newest() != proposed || plans(r).is_frozen()) return false;
           const std::uint64_t begun = program.begun(r);
-          if (proposed > 0 && (begun == 0 || plans(r).binding_of(begun - 1).version != proposed)) return false;
+          if (proposed > 0 && (begun == 0 || plans(r).version_of(begun - 1).number != proposed)) return false;
         }
         return true;
       };
@@ -136,7 +136,7 @@ TEST_CASE("worker/plan_changes: results are right while shares change under runn
       program.check();
       // The same version on all ranks for each operation that was bound late enough to be remembered.
       for (int r = 0; r < ranks; ++r)
-        CHECK(plans(r).binding_of(kOperations - 1).version == plans(0).binding_of(kOperations - 1).version);
+        CHECK(plans(r).version_of(kOperations - 1).number == plans(0).version_of(kOperations - 1).number);
     }
   }
 }
@@ -202,7 +202,7 @@ TEST_CASE("worker/plan_changes: results are right while settings take turns unde
       CHECK(proposed >= 4);
       program.check();
       for (int r = 0; r < ranks; ++r)
-        CHECK(plans(r).binding_of(kOperations - 1).version == plans(0).binding_of(kOperations - 1).version);
+        CHECK(plans(r).version_of(kOperations - 1).number == plans(0).version_of(kOperations - 1).number);
     }
   }
 }

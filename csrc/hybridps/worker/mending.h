@@ -29,7 +29,7 @@
 #include "hybridps/core/status.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/wire/message.h"
-#include "hybridps/worker/roles.h"
+#include "hybridps/worker/span_view.h"
 
 namespace hybridps::worker {
 

@@ -1,4 +1,4 @@
-// hybridps/worker/span_run.h: this rank's part in one span of one operation: the roles that it has there (roles.h).
+// hybridps/worker/span_run.h: this rank's part in one span of one operation: the roles that it has there (span_view.h).
 //
 // Threads  the engine's progress thread.
 #pragma once
@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "hybridps/worker/mending.h"
-#include "hybridps/worker/roles.h"
+#include "hybridps/worker/results.h"
+#include "hybridps/worker/sums.h"
 
 namespace hybridps::worker {
 

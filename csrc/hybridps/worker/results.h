@@ -1,0 +1,72 @@
+// hybridps/worker/results.h: the roles from a sum, or a source, to the ranks that want it: Results, Consumer (span_view.h says what they are).
+//
+// Threads  the engine's progress thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "hybridps/core/pinned.h"
+#include "hybridps/flow/outbox.h"
+#include "hybridps/server/result_streams.h"
+#include "hybridps/wire/message.h"
+#include "hybridps/worker/span_view.h"
+
+namespace hybridps::worker {
+
+/// An owner's results for other nodes, with a codec: each chunk is encoded once, when it is ready, and its own rank and node
+/// take what the others get instead of the sum.
+class EncodedResults final : public server::ResultStreams::Maker, core::Pinned {
+ public:
+  EncodedResults(const SpanView& span, ResultMemory& memory);
+  server::ResultStreams& streams() noexcept { return streams_; }
+  void encode(std::uint32_t chunk);
+
+  flow::Payload make(std::uint32_t chunk, std::size_t bytes) override;
+  void on_stream_sent() override;
+
+ private:
+  const SpanView& span_;
+  ResultMemory& memory_;
+  std::unordered_map<std::uint32_t, std::vector<std::byte>> encoded_;  // until the span is over: whoever comes later has it copied
+  server::ResultStreams streams_;
+};
+
+class Results final : public server::ResultStreams::Maker, core::Pinned {
+ public:
+  Results(const SpanView& span, ResultMemory& memory);
+  /// The chunk's result is in memory.
+  void offer(std::uint32_t chunk);
+  void on_grant(core::EngineId peer, const wire::Grant& grant);
+
+  flow::Payload make(std::uint32_t chunk, std::size_t bytes) override;
+  void on_stream_sent() override;
+
+ private:
+  const SpanView& span_;
+  ResultMemory& memory_;
+  bool serves_locals_ = false;
+  std::optional<EncodedResults> encoded_;  // those for other nodes, if they go so
+  server::ResultStreams streams_;
+};
+
+class Consumer : core::Pinned {
+ public:
+  explicit Consumer(const SpanView& span) : span_(span) {}
+  /// False: it came before.
+  bool on_data(const wire::Data& data, flow::Delivery payload);
+  /// Grants it: this rank has started the operation, what comes goes straight into its output.
+  void on_announce(const wire::From& from, const wire::Announce& announce);
+  bool has_landed(std::uint32_t chunk) const noexcept { return !landed_.empty() && landed_[chunk] != 0; }
+  /// It has come some other way. False: it was here.
+  bool mark(std::uint32_t chunk);
+
+ private:
+  const SpanView& span_;
+  std::vector<std::uint8_t> landed_;  // per chunk
+};
+
+}  // namespace hybridps::worker

@@ -81,8 +81,9 @@ void Agreement::on_ask(const wire::PlanAsk& ask, std::vector<double> weights) {
     return;
   }
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-  const bool are_weights = std::all_of(weights.begin(), weights.end(), [](double w) { return std::isfinite(w) && w >= 0.0; }) &&
-                           std::isfinite(total) && total > 0.0;
+  const bool are_weights =
+      std::all_of(weights.begin(), weights.end(), [](double w) { return std::isfinite(w) && w >= 0.0; }) &&
+      std::isfinite(total) && total > 0.0;
   Change change{ask.version, ask.turns, std::move(weights)};
   if (ask.version <= numbered_ || !are_weights || !host_.can_do(change)) {
     numbered_ = std::max(numbered_, last_number(ask));

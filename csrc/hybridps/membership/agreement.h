@@ -106,11 +106,13 @@ class Agreement : core::Pinned {
   const int rank_;
   const int size_;
   std::uint32_t newest_ = 0;
-  std::uint32_t numbered_ = 0;  // the highest number asked for: what was refused keeps its own, so that nothing late is taken for another
+  std::uint32_t numbered_ =
+      0;  // the highest number asked for: what was refused keeps its own, so that nothing late is taken for another
   std::optional<Change> change_;
   std::uint64_t unbound_ = 0;  // as answered
   bool is_ending_ = false;     // the host is told how it ended
-  std::optional<std::pair<wire::PlanAsk, std::vector<double>>> next_ask_;  // came before the end of the change under way
+  std::optional<std::pair<wire::PlanAsk, std::vector<double>>>
+      next_ask_;  // came before the end of the change under way
   // Rank 0.
   unsigned wanted_ = 0;  // bits of causes
   Cause cause_ = Cause::kLeave;

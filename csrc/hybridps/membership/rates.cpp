@@ -104,8 +104,8 @@ std::size_t Rates::tick(core::TimePoint now) {
   }
   if (!leads_its_node()) return 1;
   for (std::size_t partner = 0; partner < partners_.size(); ++partner)
-    host_.send_echo(partners_[partner],
-                    wire::Echo{measured_->sequence, static_cast<std::uint32_t>(partner), nanoseconds(core::Clock::now())});
+    host_.send_echo(partners_[partner], wire::Echo{measured_->sequence, static_cast<std::uint32_t>(partner),
+                                                   nanoseconds(core::Clock::now())});
   return 1;
 }
 
@@ -146,8 +146,8 @@ std::optional<std::map<int, RateReport>> Rates::on_report(int rank, std::uint64_
   return std::move(reports_.extract(found).mapped());
 }
 
-std::optional<std::vector<double>> Rates::learn(const std::map<int, RateReport>& reports, const schedule::Topology& topology,
-                                                const std::vector<bool>& is_out) {
+std::optional<std::vector<double>> Rates::learn(const std::map<int, RateReport>& reports,
+                                                const schedule::Topology& topology, const std::vector<bool>& is_out) {
   const schedule::Shares shares = shares_of(topology);
   const std::vector<schedule::CardReport> cards = cards_of(reports, topology, shares);
   const auto nodes = static_cast<std::size_t>(topology.nodes());

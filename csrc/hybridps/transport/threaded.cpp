@@ -1,6 +1,5 @@
 #include "hybridps/transport/threaded.h"
 
-#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -9,13 +8,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <functional>
 #include <mutex>
-#include <optional>
-#include <system_error>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -24,257 +19,18 @@
 #include "hybridps/core/fork.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
-#include "hybridps/core/thread.h"
 
 namespace hybridps::transport {
 namespace {
 
-constexpr int kSleepMs = 100;
 constexpr core::Duration kLook = std::chrono::milliseconds(20);  // how long rounds are timed after one that moved much
 constexpr std::uint64_t kSmallBytes = 4096;  // answers to so little leave in the round that brought it
-
-/// Of the calling thread, so that what is begun elsewhere begins as it would here.
-cpu_set_t own_cpus() noexcept {
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  if (sched_getaffinity(0, sizeof cpus, &cpus) != 0) CPU_ZERO(&cpus);
-  return cpus;
-}
 
 core::Duration own_cpu_time() noexcept {
   timespec time{};
   (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
-
-void signal(int event_fd) noexcept {
-  const std::uint64_t one = 1;
-  (void)!::write(event_fd, &one, sizeof one);
-}
-
-void drain(int event_fd) noexcept {
-  std::uint64_t count = 0;
-  (void)!::read(event_fd, &count, sizeof count);
-}
-
-/// One of the transports that a thread drives. Called by the thread.
-class Driven {
- public:
-  /// Returns what it did.
-  virtual std::size_t round() = 0;
-  /// As Transport::arm() of the inner transport.
-  virtual bool arm_inner() = 0;
-  virtual int inner_fd() const noexcept = 0;
-
- protected:
-  ~Driven() = default;
-};
-
-}  // namespace
-
-class TransportThread : core::Pinned {
- public:
-  explicit TransportThread(TransportThreadOptions options) : options_(std::move(options)), may_(own_cpus()) {}
-  ~TransportThread() {
-    if (core::fork_generation() != generation_) {
-      (void)thread_.release();  // NOLINT: it does not exist here
-      return;
-    }
-    if (thread_) {
-      stop_.store(true);
-      wake();
-      thread_->join();
-    }
-    if (epoll_fd_ >= 0) ::close(epoll_fd_);
-    if (wake_fd_ >= 0) ::close(wake_fd_);
-  }
-
-  bool starts_at_once() const noexcept { return !options_.when_needed; }
-
-  /// kOk where it runs already. From any thread: several engines may hand over to one.
-  core::Status start() {
-    const std::lock_guard lock(start_mutex_);
-    if (thread_) return core::Status::ok();
-    if (epoll_fd_ < 0) epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
-    if (wake_fd_ < 0) wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (epoll_fd_ >= 0 && wake_fd_ >= 0 && !is_watched_) is_watched_ = watch(wake_fd_);
-    if (!is_watched_)
-      return {core::Code::kOutOfResources, "no descriptors for the thread " + options_.name + "; raise `ulimit -n`"};
-    try {
-      thread_ = std::make_unique<std::thread>([this] { run(); });
-    } catch (const std::system_error& error) {
-      return {core::Code::kOutOfResources, "cannot start the thread " + options_.name + " (" + error.what() +
-                                               "); see `ulimit -u` and the limit of the container"};
-    }
-    return core::Status::ok();
-  }
-
-  core::Status add(Driven& driven) {
-    if (core::Status status = start(); !status.is_ok()) return status;
-    bool watched = false;
-    call([&] {
-      if ((watched = watch(driven.inner_fd()))) driven_.push_back(&driven);
-    });
-    if (watched) return core::Status::ok();
-    return {core::Code::kInternal, "the thread " + options_.name + " cannot watch a transport's event descriptor"};
-  }
-  /// From its return on the thread leaves it alone.
-  void remove(Driven& driven) {
-    call([&] {
-      if (std::erase(driven_, &driven) > 0) (void)epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, driven.inner_fd(), nullptr);
-    });
-  }
-
-  /// Runs `function` between two rounds: in the caller's thread where no round is under way, else at the end of that one.
-  void call(const std::function<void()>& function) { (void)run_between_rounds(function, std::nullopt); }
-
-  enum class Answer : std::uint8_t { kRan, kLate, kLateStill };
-  /// The same, but waits for TransportThreadOptions::patience at most. kLate, kLateStill: it did not run and will not. A
-  /// round that somebody has waited for in vain is not waited for again (kLateStill).
-  Answer try_call(const std::function<void()>& function) { return run_between_rounds(function, options_.patience); }
-
-  const TransportThreadOptions& options() const noexcept { return options_; }
-
-  /// After something was put down for it. With what the thread does before it sleeps this is Dekker's pattern: one of the
-  /// two sides sees the other.
-  void wake() noexcept {
-    if (sleeping_.load() && sleeping_.exchange(false)) signal(wake_fd_);
-  }
-
- private:
-  struct Call {
-    const std::function<void()>* function = nullptr;
-    bool ran = false;
-  };
-
-  /// While one lives the transports are the thread's.
-  class Round : core::Pinned {
-   public:
-    explicit Round(TransportThread& thread) : thread_(thread) {
-      const std::lock_guard lock(thread_.round_mutex_);
-      thread_.in_round_ = true;
-      ++thread_.rounds_;
-    }
-    /// Runs what was asked for meanwhile: the thread need not stand still until who waits for that has woken up.
-    ~Round() {
-      const std::lock_guard lock(thread_.round_mutex_);
-      thread_.in_round_ = false;
-      if (thread_.calls_.empty()) return;
-      for (Call* call : thread_.calls_) {
-        (*call->function)();
-        call->ran = true;
-      }
-      thread_.calls_.clear();
-      thread_.ran_.notify_all();
-    }
-
-   private:
-    TransportThread& thread_;
-  };
-
-  Answer run_between_rounds(const std::function<void()>& function, std::optional<core::Duration> patience) {
-    {
-      std::unique_lock lock(round_mutex_);
-      if (!in_round_) {
-        function();
-      } else if (patience && given_up_ == rounds_) {
-        return Answer::kLateStill;
-      } else {
-        Call mine{&function};
-        calls_.push_back(&mine);
-        const auto has_run = [&] { return mine.ran; };
-        if (!patience) {
-          ran_.wait(lock, has_run);
-        } else if (!ran_.wait_for(lock, *patience, has_run)) {
-          std::erase(calls_, &mine);
-          given_up_ = rounds_;
-          return Answer::kLate;
-        }
-      }
-    }
-    wake();  // to what came of it
-    return Answer::kRan;
-  }
-
-  bool watch(int fd) const {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.fd = fd;
-    return epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) == 0;
-  }
-
-  std::size_t round() {
-    const Round mine(*this);
-    std::size_t did = 0;
-    for (Driven* driven : driven_) did += driven->round();
-    return did;
-  }
-
-  /// Nothing to do now for any of them.
-  bool arm() {
-    const Round mine(*this);
-    sleep_ms_ = driven_.empty() ? -1 : kSleepMs;
-    return std::all_of(driven_.begin(), driven_.end(), [](Driven* driven) { return driven->arm_inner(); });
-  }
-
-  void sleep() const {
-    std::array<epoll_event, 16> events;
-    const int got = epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), sleep_ms_);
-    for (int i = 0; i < got; ++i)
-      if (events[static_cast<std::size_t>(i)].data.fd == wake_fd_) drain(wake_fd_);
-  }
-
-  /// Where it is begun late, that is from within whichever call of the program.
-  void choose_cpus() const noexcept {
-    cpu_set_t near;
-    CPU_ZERO(&near);
-    for (const int cpu : options_.cpus)
-      if (cpu >= 0 && cpu < CPU_SETSIZE && CPU_ISSET(cpu, &may_)) CPU_SET(cpu, &near);
-    const auto count = static_cast<std::size_t>(CPU_COUNT(&near));
-    const cpu_set_t& chosen = count > 0 && count >= options_.cpus_needed ? near : may_;
-    const cpu_set_t own = own_cpus();
-    if (CPU_COUNT(&chosen) > 0 && !CPU_EQUAL(&chosen, &own)) (void)sched_setaffinity(0, sizeof chosen, &chosen);
-  }
-
-  void run() {
-    core::begin_thread(options_.name.c_str());
-    core::ask_for_short_slices();
-    choose_cpus();
-    core::Spinning spinning = options_.spinning;
-    for (;;) {
-      if (round() > 0) {
-        if (spinning.is_waiting()) spinning.found_work(core::Clock::now());
-        continue;
-      }
-      if (stop_.load()) return;
-      if (spinning.look_again(core::Clock::now())) continue;
-      sleeping_.store(true);
-      if (!stop_.load() && arm()) sleep();
-      sleeping_.store(false);
-    }
-  }
-
-  const TransportThreadOptions options_;
-  const cpu_set_t may_;
-  std::mutex start_mutex_;
-  const std::uint64_t generation_ = core::fork_generation();
-  int epoll_fd_ = -1;
-  int wake_fd_ = -1;
-  bool is_watched_ = false;  // the latter by the former
-  int sleep_ms_ = -1;        // the thread's
-  std::atomic<bool> sleeping_{false};
-  std::atomic<bool> stop_{false};
-  std::mutex round_mutex_;
-  std::condition_variable ran_;  // calls
-  std::vector<Call*> calls_;     // none between two rounds
-  bool in_round_ = false;
-  std::uint64_t rounds_ = 0;
-  std::uint64_t given_up_ = 0;  // the last of these that somebody has waited for in vain
-  std::vector<Driven*> driven_;  // the thread's in a round, a caller's between two
-  std::unique_ptr<std::thread> thread_;
-};
-
-namespace {
 
 class ThreadedTransport;
 
@@ -881,13 +637,6 @@ core::Status ThreadedEndpoint::send(std::span<const std::byte> header, const Buf
 void ThreadedEndpoint::close(core::Status cause) noexcept { transport_.close(*this, std::move(cause)); }
 
 }  // namespace
-
-core::Result<std::shared_ptr<TransportThread>> start_transport_thread(TransportThreadOptions options) {
-  auto thread = std::make_shared<TransportThread>(std::move(options));
-  if (thread->starts_at_once())
-    if (core::Status status = thread->start(); !status.is_ok()) return status;
-  return thread;
-}
 
 core::Result<std::unique_ptr<Transport>> make_threaded(std::unique_ptr<Transport> inner,
                                                        std::shared_ptr<TransportThread> thread,

@@ -27,26 +27,12 @@
 #include <string>
 #include <vector>
 
-#include "hybridps/core/spinning.h"
 #include "hybridps/core/status.h"
 #include "hybridps/transport/handover.h"
 #include "hybridps/transport/transport.h"
+#include "hybridps/transport/transport_thread.h"
 
 namespace hybridps::transport {
-
-/// Drives the transports that were given to it. Ends with the last of them, and the last who holds it.
-class TransportThread;
-
-struct TransportThreadOptions {
-  std::string name;                   // at most 15 characters
-  core::Spinning spinning = core::Spinning::always({});
-  std::vector<int> cpus{};            // it runs on those of these that its maker may, if they are `cpus_needed` at least;
-  std::size_t cpus_needed = 1;        // else on all that its maker may when start_transport_thread() is called
-  bool when_needed = false;           // made when a transport comes to it, not before
-  core::Duration patience = std::chrono::seconds(1);  // send_now()'s with a round, which takes milliseconds
-};
-/// kOutOfResources: no thread or descriptor.
-core::Result<std::shared_ptr<TransportThread>> start_transport_thread(TransportThreadOptions options);
 
 /// `inner`: nobody has used it, and it can be waited for (kInvalidArgument otherwise). Driven by the thread from the start,
 /// or with `handover` when that says so; if there can be no thread then, that is a warning, and nothing changes.

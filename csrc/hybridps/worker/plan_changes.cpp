@@ -56,7 +56,7 @@ PlanChanges::PlanChanges(Worker& worker, GroupState& group, bool measures, bool 
     ladders_ = std::make_unique<schedule::TuningLadders>(group.info.tuning);
     tuner_ = std::make_unique<schedule::Tuner>(ladders_->knobs(), group.info.uid.low);
   }
-  if (measures && topology.nodes() >= kNodesToMeasure) 
+  if (measures && topology.nodes() >= kNodesToMeasure)
     rates_ = std::make_unique<membership::Rates>(static_cast<membership::Rates::Host&>(*this), topology);
 }
 
@@ -68,7 +68,8 @@ void PlanChanges::postpone(OperationRun& run) {
 }
 
 void PlanChanges::start_postponed() {
-  for (const std::set<std::uint64_t> postponed = std::exchange(postponed_, {}); const std::uint64_t sequence : postponed)
+  for (const std::set<std::uint64_t> postponed = std::exchange(postponed_, {});
+       const std::uint64_t sequence : postponed)
     worker_.start_unfrozen(group_, sequence);
 }
 
@@ -120,8 +121,8 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, membership::RateRe
   std::optional<std::vector<double>> weights = rates_->learn(*reports, version.topology, servers_out());
   if (!weights) return;
   if (rates_->finder().takes_back()) {
-    core::log_info("group \"", group_.info.name, "\": operations are no quicker under these shares, by operation ", sequence,
-                   "; they change back to ", percent_list(*weights));
+    core::log_info("group \"", group_.info.name, "\": operations are no quicker under these shares, by operation ",
+                   sequence, "; they change back to ", percent_list(*weights));
   } else {
     std::string rates;
     for (const double rate : rates_->found()) {
@@ -130,8 +131,8 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, membership::RateRe
       rates += one;
     }
     core::log_info("group \"", group_.info.name, "\": the networks of nodes",
-                   version.topology.servers() > 0 ? " and servers" : "", " carry ", rates, " Gbit/s, by operation ", sequence,
-                   "; shares change to ", percent_list(*weights));
+                   version.topology.servers() > 0 ? " and servers" : "", " carry ", rates, " Gbit/s, by operation ",
+                   sequence, "; shares change to ", percent_list(*weights));
   }
   propose(std::move(*weights));
 }
@@ -233,14 +234,16 @@ bool PlanChanges::can_do(const Change& change) const {
   const schedule::Topology& topology = group_.info.topology;
   const auto members = static_cast<std::size_t>(topology.nodes() + topology.servers());
   const std::size_t newcomers = group_.newcomers->met();
-  return schedule::is_sane(change.turns, std::max(group_.info.tuning.chunk_bytes_max, group_.info.limits.chunk_bytes)) &&
+  return schedule::is_sane(change.turns,
+                           std::max(group_.info.tuning.chunk_bytes_max, group_.info.limits.chunk_bytes)) &&
          (change.weights.size() == members || (newcomers > 0 && change.weights.size() == members + newcomers));
 }
 
 bool PlanChanges::is_awaited(int member) const {
   const schedule::Topology& topology = group_.info.topology;
   const int newcomer = member - topology.size() - topology.servers();
-  return newcomer >= 0 ? !group_.newcomers->is_gone(static_cast<std::size_t>(newcomer)) : !group_.servers.is_gone(member);
+  return newcomer >= 0 ? !group_.newcomers->is_gone(static_cast<std::size_t>(newcomer))
+                       : !group_.servers.is_gone(member);
 }
 
 std::uint64_t PlanChanges::first_unbound() const { return group_.submitted; }
@@ -274,14 +277,15 @@ void PlanChanges::on_switch(const Change& change, std::uint64_t first) {
   if (is_shares)
     core::log_info("group \"", group_.info.name, "\": plan version ", change.version, " from operation ", first, " on");
   else
-    core::log_debug("group \"", group_.info.name, "\": plan version ", change.version, " from operation ", first, " on, ",
-                    turns.operations(), " of them in turn with another");
+    core::log_debug("group \"", group_.info.name, "\": plan version ", change.version, " from operation ", first,
+                    " on, ", turns.operations(), " of them in turn with another");
   if (is_shares) worker_.host().on_shares(group_.info.uid, topology);
   // Bound is what was submitted before the question, but for what is reserved and will come late.
   std::uint64_t oldest = group_.submitted;
   if (!group_.reserved.empty()) oldest = std::min(oldest, *group_.reserved.begin());
   if (!postponed_.empty()) oldest = std::min(oldest, *postponed_.begin());
-  versions_.add(first, {change.version, is_shares ? change.version : shares_before, std::move(topology), turns.a}, turns, oldest);
+  versions_.add(first, {change.version, is_shares ? change.version : shares_before, std::move(topology), turns.a},
+                turns, oldest);
   if (turns.pairs > 0) {
     timed_ = std::make_unique<Timed>();
     timed_->version = change.version;
@@ -336,9 +340,9 @@ void PlanChanges::time(const OperationRun& run, bool succeeded) {
     if (group_.over.floor() >= timed_->first + timed_->seconds.size()) {
       const std::unique_ptr<Timed> timed = std::move(timed_);
       if (group_.info.topology.rank() != 0) {
-        worker_.host().send_control(group_.info.engines.front(), group_.message(wire::TrialTimes{timed->version}),
-                                    {reinterpret_cast<const char*>(timed->seconds.data()),
-                                     timed->seconds.size() * sizeof(double)});
+        worker_.host().send_control(
+            group_.info.engines.front(), group_.message(wire::TrialTimes{timed->version}),
+            {reinterpret_cast<const char*>(timed->seconds.data()), timed->seconds.size() * sizeof(double)});
       } else if (tuner_) {
         own_ = std::move(timed->own);
         on_times(0, timed->seconds);
@@ -368,9 +372,10 @@ void PlanChanges::on_times(int rank, const std::vector<double>& seconds) {
   if (tuner_->trials() == trials) return;
   const schedule::Tuner::Tried& tried = tuner_->tried().back();
   worker_.on_tried(tried.kept);
-  const std::string what = ladders_->describe(tried) + (tried.knob == schedule::Tuner::kUsual  ? ", as is usual"
-                                                        : tried.knob == schedule::Tuner::kBack ? ", back to where it began"
-                                                                                               : "");
+  const std::string what =
+      ladders_->describe(tried) + (tried.knob == schedule::Tuner::kUsual  ? ", as is usual"
+                                   : tried.knob == schedule::Tuner::kBack ? ", back to where it began"
+                                                                          : "");
   char times[64];
   std::snprintf(times, sizeof times, ": %.3f times the time, %d pairs; ", tried.ratio, tried.pairs);
   if (tried.kept)
@@ -400,7 +405,8 @@ void PlanChanges::send_ask(int member, const wire::PlanAsk& ask, const std::vect
 }
 
 void PlanChanges::send(int member, wire::Body body) {
-  worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(member)], group_.message(std::move(body)), {});
+  worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(member)], group_.message(std::move(body)),
+                              {});
 }
 
 void PlanChanges::on_message(const wire::Message& message, const flow::Delivery& payload) {

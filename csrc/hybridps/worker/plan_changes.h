@@ -73,7 +73,9 @@ class PlanChanges final : membership::Agreement::Host, membership::Rates::Host, 
   /// The newcomers that were met get a share.
   void take_in_newcomers() { agreement_.want(membership::Cause::kJoin); }
   /// A version that brings newcomers is being agreed upon. Every rank.
-  bool is_taking_in() const noexcept { return agreement_.under_way() != nullptr && newcomers_in(*agreement_.under_way()) > 0; }
+  bool is_taking_in() const noexcept {
+    return agreement_.under_way() != nullptr && newcomers_in(*agreement_.under_way()) > 0;
+  }
   bool has_answered(int member) const { return agreement_.has_answered(member); }
   void look_at_answers() { agreement_.look_at_answers(); }
 
@@ -120,9 +122,9 @@ class PlanChanges final : membership::Agreement::Host, membership::Rates::Host, 
   schedule::Tuning applied_;
 
   // Rank 0.
-  bool servers_are_told_ = false;    // since the first trial, or the first that joined
-  std::vector<double> proposed_;     // of Cause::kShares
-  schedule::Turns turns_;            // of Cause::kTrial
+  bool servers_are_told_ = false;  // since the first trial, or the first that joined
+  std::vector<double> proposed_;   // of Cause::kShares
+  schedule::Turns turns_;          // of Cause::kTrial
   std::unique_ptr<schedule::TuningLadders> ladders_;
   std::unique_ptr<schedule::Tuner> tuner_;
   std::optional<schedule::Tuner::Round> round_;  // asked for, and not over

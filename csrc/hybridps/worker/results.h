@@ -31,7 +31,8 @@ class EncodedResults final : public server::ResultStreams::Maker, core::Pinned {
  private:
   const SpanView& span_;
   ResultMemory& memory_;
-  std::unordered_map<std::uint32_t, std::vector<std::byte>> encoded_;  // until the span is over: whoever comes later has it copied
+  std::unordered_map<std::uint32_t, std::vector<std::byte>>
+      encoded_;  // until the span is over: whoever comes later has it copied
   server::ResultStreams streams_;
 };
 

@@ -110,15 +110,15 @@ void SpanView::decoded_since(core::TimePoint began) const {
 }
 
 bool SpanView::has_momentum() const noexcept {
-  return codec() != nullptr && run.signature.coding == wire::Coding::kFull && run.group.info.codecs->spec().momentum > 0;
+  return codec() != nullptr && run.signature.coding == wire::Coding::kFull &&
+         run.group.info.codecs->spec().momentum > 0;
 }
 
 void SpanView::accelerate(std::uint32_t chunk, std::byte* values) const {
   if (!has_momentum()) return;
   const std::uint64_t element_bytes = core::size_of(run.operation.dtype);
   const std::uint64_t first = (plan.input_offset + begin_of(chunk)) / element_bytes;
-  float* const momentum =
-      run.group.momenta.at(run.operation.tensor, run.input.bytes() / element_bytes, first);
+  float* const momentum = run.group.momenta.at(run.operation.tensor, run.input.bytes() / element_bytes, first);
   if (momentum != nullptr) codec()->accelerate(values, bytes_of(chunk), momentum);
 }
 

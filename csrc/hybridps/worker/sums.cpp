@@ -35,7 +35,8 @@ flow::Payload Contributor::payload(flow::Stream&, std::uint32_t chunk, std::size
   if (!buffer) return {};
   const observe::TraceSpan traced(span_.worker.outbox().trace(), observe::EventType::kCopy, 0, bytes,
                                   span_.run.sequence, span_.plan.id, chunk);
-  const core::Reader reader = span_.slot_reader(aggregate_ || span_.topology().node_of(span_.plan.owner) == span_.topology().my_node());
+  const core::Reader reader =
+      span_.slot_reader(aggregate_ || span_.topology().node_of(span_.plan.owner) == span_.topology().my_node());
   if (aggregate_)
     span_.run.input.read(span_.plan.input_offset + span_.begin_of(chunk), bytes, buffer.data(), reader);
   else
@@ -44,8 +45,7 @@ flow::Payload Contributor::payload(flow::Stream&, std::uint32_t chunk, std::size
 }
 
 void Contributor::on_sent(flow::Stream& stream, std::uint32_t) {
-  if (&stream == again_.get() ? stream.sent() == expected_again_ : stream.all_sent())
-    span_.worker.part_done(span_.run);
+  if (&stream == again_.get() ? stream.sent() == expected_again_ : stream.all_sent()) span_.worker.part_done(span_.run);
 }
 
 void Contributor::push_again(const wire::ChunkId& id) {
@@ -159,8 +159,9 @@ void OwnerSum::take_step(std::uint32_t chunk, std::byte* sum, std::size_t bytes)
       span_.run.group.outer.apply(operation.tensor, span_.plan.bytes / sizeof(float),
                                   span_.begin_of(chunk) / sizeof(float), step, sum, bytes / sizeof(float));
   if (!status.is_ok())
-    span_.worker.on_group_fault(span_.run.group, core::Status(status.code(), span_.run.group.info.member_text(span_.me()) +
-                                                                                 " has " + std::string(status.message())));
+    span_.worker.on_group_fault(span_.run.group,
+                                core::Status(status.code(), span_.run.group.info.member_text(span_.me()) + " has " +
+                                                                std::string(status.message())));
 }
 
 // --- NodeSum ---------------------------------------------------------------------------------------------------------

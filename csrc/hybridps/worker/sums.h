@@ -138,8 +138,8 @@ class NodeSum final : public flow::Source, public flow::GrantQueue::Waiter, core
   const std::uint32_t locals_;
   OwnerSum* owner_;
   std::unique_ptr<flow::Stream> stream_;
-  std::uint32_t expected_ = 0;          // chunks that the stream is to send
-  std::vector<std::uint8_t> needed_;    // per chunk, once the first owner is lost; empty: all are
+  std::uint32_t expected_ = 0;        // chunks that the stream is to send
+  std::vector<std::uint8_t> needed_;  // per chunk, once the first owner is lost; empty: all are
   /// What was sent to a dedicated server and cannot be made again with the same bits, until the result is here: contributions
   /// from which something was left out, which is remembered.
   std::unordered_map<std::uint32_t, std::vector<std::byte>> sent_;

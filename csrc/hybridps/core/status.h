@@ -5,6 +5,7 @@
 // an error is logs it.
 #pragma once
 
+#include <cassert>
 #include <memory>
 #include <optional>
 #include <string>
@@ -59,9 +60,19 @@ class [[nodiscard]] Result {
 
   bool is_ok() const noexcept { return value_.has_value(); }
   const Status& status() const noexcept { return status_; }
-  T& value() & { return *value_; }
-  const T& value() const& { return *value_; }
-  T&& value() && { return *std::move(value_); }
+  /// Only where is_ok().
+  T& value() & {
+    assert(is_ok());
+    return *value_;
+  }
+  const T& value() const& {
+    assert(is_ok());
+    return *value_;
+  }
+  T&& value() && {
+    assert(is_ok());
+    return *std::move(value_);
+  }
 
  private:
   std::optional<T> value_;

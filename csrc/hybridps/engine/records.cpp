@@ -243,12 +243,18 @@ core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap:
   codecs = std::make_shared<compress::Codecs>(spec.value());
   const std::uint64_t block_bytes =
       codecs->of(/*warming_up=*/false, core::DType::kFloat32)->block_elements() * core::size_of(core::DType::kFloat32);
+  const auto check_room = [&](const bootstrap::MemberRecord& member, const std::string& name) {
+    if (member.chunk_bytes >= block_bytes) return core::Status::ok();
+    return core::Status(core::Code::kInvalidArgument, "compression '" + first.compress + "' has blocks of " +
+                                                          std::to_string(block_bytes) +
+                                                          " bytes, but HYBRIDPS_CHUNK_BYTES of " + name + " is " +
+                                                          std::to_string(member.chunk_bytes) + "; raise it");
+  };
   for (const bootstrap::MemberRecord& member : roster.members)
-    if (member.chunk_bytes < block_bytes)
-      return core::Status(core::Code::kInvalidArgument,
-                          "compression '" + first.compress + "' has blocks of " + std::to_string(block_bytes) +
-                              " bytes, but HYBRIDPS_CHUNK_BYTES of " + bootstrap::describe(member) + " is " +
-                              std::to_string(member.chunk_bytes) + "; raise it");
+    if (const auto status = check_room(member, bootstrap::describe(member)); !status.is_ok()) return status;
+  for (const bootstrap::MemberRecord& server : roster.servers)
+    if (const auto status = check_room(server, "the dedicated server on " + server.host_name); !status.is_ok())
+      return status;
   return codecs;
 }
 

@@ -25,6 +25,7 @@ constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 struct Case {
   std::vector<int> node_of{0, 1, 2};
   std::vector<double> servers{1};
+  std::uint32_t chunk_bytes = 512;
   std::vector<std::size_t> counts{1500, 700, 90};  // one operation each, all submitted at once
   core::DType dtype = core::DType::kFloat32;
   core::ReduceOp op = core::ReduceOp::kSum;
@@ -81,7 +82,7 @@ Run run(const Case& c, const Fault& fault) {
   options.node_of = c.node_of;
   options.servers = c.servers;
   options.seed = c.seed;
-  options.chunk_bytes = 512;
+  options.chunk_bytes = c.chunk_bytes;
   options.eager_bytes = c.eager_bytes;
   options.retained_bytes = c.retained_bytes;
   const auto n = static_cast<int>(c.node_of.size());
@@ -96,9 +97,12 @@ Run run(const Case& c, const Fault& fault) {
     return std::make_unique<test_support::FaultyTransport>(std::move(inner), faults,
                                                            c.seed * 100 + static_cast<std::uint64_t>(rank));
   };
-  if (!c.codec.empty())
+  if (!c.codec.empty()) {
+    const auto spec = compress::parse_spec(c.codec);
+    REQUIRE(spec.is_ok());
     for (std::size_t member = 0; member < c.node_of.size() + c.servers.size(); ++member)
-      options.codecs.push_back(std::make_shared<compress::Codecs>(compress::parse_spec(c.codec).value()));
+      options.codecs.push_back(std::make_shared<compress::Codecs>(spec.value()));
+  }
   Run result;
   const std::size_t operations = c.counts.size();
   result.results.resize(operations * static_cast<std::size_t>(n));
@@ -240,7 +244,12 @@ TEST_CASE("engine/mending: a server killed after any message changes no bit", "[
     kill_everywhere({.node_of = {0, 0, 1, 1, 2}, .op = core::ReduceOp::kAvg, .codec = "int8"});
   }
   SECTION("compressed with what is left out remembered") {
-    kill_everywhere({.node_of = {0, 0, 1, 2}, .codec = "topk:0.1", .loses_residual = true});
+    // A chunk has room for a block of topk, 1024 elements.
+    kill_everywhere({.node_of = {0, 0, 1, 2},
+                     .chunk_bytes = 4096,
+                     .counts = {6500, 700, 90},
+                     .codec = "topk:k=0.1",
+                     .loses_residual = true});
   }
   SECTION("two servers, of which the second may die too") { kill_everywhere({.servers = {1, 1}}); }
   SECTION("a rank that comes late") { kill_everywhere({.node_of = {0, 0, 1, 2}, .late_rank = 3}); }

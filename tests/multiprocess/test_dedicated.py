@@ -267,6 +267,23 @@ def test_a_server_on_the_host_of_a_rank_is_left_out_or_refused():
         run_ranks(plain, "1+1+1", env=settings(running))
 
 
+def compressed(rank, world):
+    for _ in range(3):
+        tensor = torch.full((100_000,), float(rank))
+        dist.all_reduce(tensor)
+        assert bool(tensor.isfinite().all())
+
+
+def test_a_server_without_room_for_a_block_of_the_codec_is_left_out_or_refused():
+    with servers(1, env={"HYBRIDPS_CHUNK_BYTES": "2048", "HYBRIDPS_TUNE": "0"}) as running:
+        env = settings(running, HYBRIDPS_COMPRESS="topk:k=0.1", HYBRIDPS_SERVERS_REQUIRED="1")
+        pattern = "has blocks of 4096; start it with a larger HYBRIDPS_CHUNK_BYTES"
+        run_ranks(refused, "1+1+1", args=(pattern,), env=env, init=False, destroy=False)
+        env = settings(running, HYBRIDPS_COMPRESS="topk:k=0.1", HYBRIDPS_SERVERS_RETRY_SECONDS="0.05")
+        run_ranks(compressed, "1+1+1", env=env)
+        assert "opened group" not in running[0].stop()
+
+
 def test_a_server_says_who_comes_who_goes_and_who_is_refused():
     with servers(1, "--memory", "64M", "--status-seconds", "0.2") as running:
         run_ranks(plain, "1+1+1", env=settings(running))

@@ -8,6 +8,7 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/thread.h"
+#include "hybridps/engine/records.h"
 
 namespace hybridps::engine {
 namespace {
@@ -149,6 +150,24 @@ Status check_server(const Roster& roster, const std::vector<MemberRecord>& engin
   return Status::ok();
 }
 
+namespace {
+
+// A server that is there at the start has a part in the size of coded chunks; a late server takes the group's.
+Status check_block(const Roster& roster, const std::vector<MemberRecord>& engines, const std::string& name) {
+  const auto codecs = codecs_of(roster);
+  if (!codecs.is_ok() || codecs.value() == nullptr) return Status::ok();  // ranks that do not agree are told later
+  const std::uint64_t room = block_bytes(*codecs.value());
+  for (const MemberRecord& server : engines)
+    if (server.chunk_bytes < room)
+      return Status(Code::kInvalidArgument, name + " has room for coded chunks of " +
+                                                std::to_string(server.chunk_bytes) + " bytes, and compression '" +
+                                                roster.members.front().compress + "' has blocks of " +
+                                                std::to_string(room) + "; start it with a larger HYBRIDPS_CHUNK_BYTES");
+  return Status::ok();
+}
+
+}  // namespace
+
 struct DedicatedClient::Finding {
   std::mutex mutex;
   std::size_t left = 0;
@@ -203,6 +222,7 @@ std::optional<std::vector<MemberRecord>> DedicatedClient::servers(const Roster& 
       continue;
     }
     Status useless = check_server(roster, answer.value(), options_.addresses[i].text());
+    if (useless.is_ok()) useless = check_block(roster, answer.value(), name);
     const bool twice = std::any_of(servers.begin(), servers.end(), [&](const MemberRecord& other) {
       return other.engine == answer.value().front().engine;
     });

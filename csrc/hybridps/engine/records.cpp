@@ -225,6 +225,11 @@ core::Status check_priorities(const bootstrap::Roster& roster) {
   return core::Status::ok();
 }
 
+std::uint64_t block_bytes(const compress::Codecs& codecs) {
+  constexpr auto kDType = core::DType::kFloat32;
+  return codecs.of(/*warming_up=*/false, kDType)->block_elements() * core::size_of(kDType);
+}
+
 core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap::Roster& roster) {
   const bootstrap::MemberRecord& first = roster.members.front();
   const auto text = [](const bootstrap::MemberRecord& member) {
@@ -241,20 +246,13 @@ core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap:
   std::shared_ptr<const compress::Codecs> codecs;
   if (!spec.value()) return codecs;
   codecs = std::make_shared<compress::Codecs>(spec.value());
-  const std::uint64_t block_bytes =
-      codecs->of(/*warming_up=*/false, core::DType::kFloat32)->block_elements() * core::size_of(core::DType::kFloat32);
-  const auto check_room = [&](const bootstrap::MemberRecord& member, const std::string& name) {
-    if (member.chunk_bytes >= block_bytes) return core::Status::ok();
-    return core::Status(core::Code::kInvalidArgument, "compression '" + first.compress + "' has blocks of " +
-                                                          std::to_string(block_bytes) +
-                                                          " bytes, but HYBRIDPS_CHUNK_BYTES of " + name + " is " +
-                                                          std::to_string(member.chunk_bytes) + "; raise it");
-  };
+  const std::uint64_t room = block_bytes(*codecs);
   for (const bootstrap::MemberRecord& member : roster.members)
-    if (const auto status = check_room(member, bootstrap::describe(member)); !status.is_ok()) return status;
-  for (const bootstrap::MemberRecord& server : roster.servers)
-    if (const auto status = check_room(server, "the dedicated server on " + server.host_name); !status.is_ok())
-      return status;
+    if (member.chunk_bytes < room)
+      return core::Status(core::Code::kInvalidArgument,
+                          "compression '" + first.compress + "' has blocks of " + std::to_string(room) +
+                              " bytes, but HYBRIDPS_CHUNK_BYTES of " + bootstrap::describe(member) + " is " +
+                              std::to_string(member.chunk_bytes) + "; raise it");
   return codecs;
 }
 

@@ -30,8 +30,10 @@ PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where,
 schedule::NicLayout nic_layout(const bootstrap::Roster& roster);
 
 /// What all members of the group ask for; null: nothing. kMismatch: they do not agree; says who asks for what.
-/// kInvalidArgument: a member's or server's HYBRIDPS_CHUNK_BYTES has no room for a block of the codec.
+/// kInvalidArgument: a member's HYBRIDPS_CHUNK_BYTES has no room for a block of the codec.
 core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap::Roster& roster);
+/// The bytes of float32 that the codec compresses as one: a chunk holds one block at least.
+std::uint64_t block_bytes(const compress::Codecs& codecs);
 /// kMismatch: members give the group different priorities.
 core::Status check_priorities(const bootstrap::Roster& roster);
 

@@ -97,12 +97,6 @@ TEST_CASE("engine/records: members that ask for different compression are named 
     member.chunk_bytes = 65536;
   }
   CHECK(engine::codecs_of(roster).value()->spec().k == 0.05);
-  bootstrap::MemberRecord server = roster.members[0];
-  server.host_name = "spare";
-  server.chunk_bytes = 2048;
-  roster.servers = {server};
-  CHECK(mentions(complaint(roster), "HYBRIDPS_CHUNK_BYTES of the dedicated server on spare is 2048"));
-  roster.servers.clear();
   roster.members[2].chunk_bytes = 1024;
   CHECK(mentions(complaint(roster), "HYBRIDPS_CHUNK_BYTES"));
   CHECK(mentions(complaint(roster), "blocks of 4096 bytes"));

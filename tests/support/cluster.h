@@ -75,9 +75,8 @@ class Cluster {
     engines.push_back(id(runtime));
     std::vector<double> weights(static_cast<std::size_t>(member) - ranks, 0.0);
     weights.push_back(1.0);
-    server::ServedGroup group{uid, "test", engines, schedule::Topology(options_.node_of, member, {}, weights),
-                              static_cast<std::uint32_t>(options_.chunk_bytes)};
-    group.chunk_bytes_max = group.chunk_bytes;
+    server::ServedGroup group{uid, "test", engines, schedule::Topology(options_.node_of, member, {}, weights)};
+    group.chunks.usual = group.chunks.room = static_cast<std::uint32_t>(options_.chunk_bytes);
     at(runtime).open_served_group(std::move(group));
   }
   /// What ranks need to know of it.
@@ -115,10 +114,11 @@ class Cluster {
     schedule::Topology topology(options_.node_of, rank, {}, options_.servers);
     const auto& codecs = options_.codecs;
     const auto codec = codecs.empty() ? nullptr : codecs[static_cast<std::size_t>(rank)];
-    const auto chunk_bytes = static_cast<std::uint32_t>(options_.chunk_bytes / (codec ? 2 : 1));
+    const auto room = static_cast<std::uint32_t>(options_.chunk_bytes);
+    const std::uint32_t usual = room / (codec ? 2 : 1);
+    const schedule::ChunkSizes chunks{usual, usual, room};
     if (topology.is_dedicated(rank)) {
-      server::ServedGroup group{uid,         "test", ids_,        std::move(topology),
-                                chunk_bytes, codec,  chunk_bytes, static_cast<std::uint32_t>(options_.chunk_bytes)};
+      server::ServedGroup group{uid, "test", ids_, std::move(topology), chunks, codec};
       group.residual_budget->bytes_max = options_.server_residual_bytes;
       group.outer_budget->bytes_max = options_.outer_bytes;
       at(rank).open_served_group(std::move(group));
@@ -128,12 +128,11 @@ class Cluster {
                              ids_,
                              hosts,
                              std::move(topology),
-                             schedule::Limits{chunk_bytes, options_.tiny_bytes},
+                             options_.tiny_bytes,
+                             options_.tiny_bytes + 1,
                              codec,
-                             chunk_bytes,
                              options_.residual_bytes};
-      info.tuning.chunk_bytes = chunk_bytes;
-      info.tuning.chunk_bytes_max = static_cast<std::uint32_t>(options_.chunk_bytes);
+      info.tuning.chunks = chunks;
       at(rank).open_group(std::move(info));
     }
   }

@@ -41,9 +41,9 @@ Bytes encode(const ServerRequest& request) {
     out.u8(request.late ? 1 : 0);
     if (request.late) {
       out.u32(request.late->before);
-      out.u32(request.late->chunk_bytes);
-      out.u64(request.late->coded_chunk_bytes_max);
-      out.u32(request.late->chunk_bytes_max);
+      out.u32(request.late->chunks.usual);
+      out.u64(request.late->chunks.coded);
+      out.u32(request.late->chunks.room);
     }
   }
   if (request.kind == ServerRequest::Kind::kClose) {
@@ -70,10 +70,10 @@ core::Result<ServerRequest> decode_request(const Bytes& bytes) {
     if (is_late == 1) {
       ServerRequest::Late late;
       late.before = in.u32();
-      late.chunk_bytes = in.u32();
-      late.coded_chunk_bytes_max = in.u64();
-      late.chunk_bytes_max = in.u32();
-      if (late.before >= bootstrap::kServersMax || late.chunk_bytes == 0) return bad;
+      late.chunks.usual = in.u32();
+      late.chunks.coded = in.u64();
+      late.chunks.room = in.u32();
+      if (late.before >= bootstrap::kServersMax || late.chunks.usual == 0) return bad;
       request.late = late;
     }
     if (!in.finished()) return bad;

@@ -17,13 +17,14 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/door/door.h"
+#include "hybridps/schedule/chunk_sizes.h"
 
 namespace hybridps::engine {
 
 /// A request to a dedicated server, behind the door's own framing.
 ///   find := kind u8 1                                   answer: count u32 | count x (length u32 | record)
 ///   open := kind u8 2 | name text | length u32 | roster | late   answer: empty
-///   late := u8 0, or u8 1 | before u32 | chunk_bytes u32 | coded_chunk_bytes_max u64 | chunk_bytes_max u32
+///   late := u8 0, or u8 1 | before u32 | chunks: usual u32, coded u64, room u32
 ///   close := kind u8 3 | uid u64 u64 | count u32 | count x engine u64
 ///                                                        answer: empty. A roster that will not be used after all, by none of
 ///                                                        these engines, or of none by all: they never open that group again
@@ -34,10 +35,7 @@ struct ServerRequest {
   /// Of a group that is open and takes servers in (late_servers.h): its roster has none but those.
   struct Late {
     std::uint32_t before = 0;  // dedicated servers that the group has had: these are numbered behind them
-    // As all members have them.
-    std::uint32_t chunk_bytes = 0;
-    std::uint64_t coded_chunk_bytes_max = 0;
-    std::uint32_t chunk_bytes_max = 0;
+    schedule::ChunkSizes chunks{};
     bool operator==(const Late&) const = default;
   };
   Kind kind = Kind::kFind;

@@ -249,31 +249,24 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   }
   const int me = group->options.rank;
   const int my_node = roster.node_of[static_cast<std::size_t>(me)];
-  worker::GroupInfo info{roster.uid, group->options.name, {}, {}, topology_of(roster, me), {}};
+  worker::GroupInfo info{roster.uid, group->options.name, {}, {}, topology_of(roster, me)};
   info.coded_or_joined = group->coded_or_joined;
   SummaryOptions summary_options = summary_;
   summary_options.servers_wanted = group->options.dedicated_servers;
   GroupSummary summary = summarise(roster, info.topology, summary_options);
-  std::uint64_t chunk_bytes = config_.chunk_bytes;
-  std::uint64_t chunk_bytes_max = ~std::uint64_t{0};  // for which all have room
   const auto add = [&](const bootstrap::MemberRecord& member, bool local) {
     info.engines.push_back(member.engine);
     info.hosts.push_back(member.host_name + " pid " + std::to_string(member.pid));
-    chunk_bytes = std::min(chunk_bytes, member.chunk_bytes);
-    chunk_bytes_max = std::min(chunk_bytes_max, std::max(member.chunk_bytes, member.chunk_bytes_max));
     if (member.engine == self_) return;
     runtime_.add_peer(peer_record(member, info.hosts.back(), local));
   };
   for (int rank = 0; rank < roster.size(); ++rank)
     add(roster.members[static_cast<std::size_t>(rank)], roster.node_of[static_cast<std::size_t>(rank)] == my_node);
   for (const bootstrap::MemberRecord& server : roster.servers) add(server, false);
-  if (!config_.small_first) info.limits.urgent_below = 0;
-  info.limits.chunk_bytes = schedule::chunk_bytes_for(info.topology, chunk_bytes);
-  info.coded_chunk_bytes_max = chunk_bytes;
+  if (!config_.small_first) info.urgent_below = 0;
   // What concerns the whole process is tried out by one group alone.
   if (group->options.is_world) info.tuning = tuning_;
-  info.tuning.chunk_bytes = info.limits.chunk_bytes;
-  info.tuning.chunk_bytes_max = static_cast<std::uint32_t>(std::min<std::uint64_t>(chunk_bytes_max, 0x7fffffff));
+  info.tuning.chunks = chunk_sizes(roster, info.topology);
   const core::Config usual;
   info.tuning.chunk_bytes_usual = schedule::chunk_bytes_for(info.topology, usual.chunk_bytes);
   info.tuning.sockets_usual = static_cast<int>(usual.data_sockets);

@@ -160,9 +160,10 @@ Status LateServers::check(const Place& place, const std::vector<MemberRecord>& n
     return Status(Code::kOutOfResources, name + " would be more than the " + std::to_string(bootstrap::kServersMax) +
                                              " that a group may have had: make a new group");
   const worker::GroupInfo& info = group_.info;
-  std::uint64_t needs = info.limits.chunk_bytes;
-  if (info.codecs != nullptr) needs = std::max(needs, info.coded_chunk_bytes_max);
-  if (group_.plans->tuner() != nullptr) needs = std::max<std::uint64_t>(needs, info.tuning.chunk_bytes_max);
+  const schedule::ChunkSizes& chunks = info.tuning.chunks;
+  std::uint64_t needs = chunks.usual;
+  if (info.codecs != nullptr) needs = std::max(needs, chunks.coded);
+  if (group_.plans->tuner() != nullptr) needs = std::max<std::uint64_t>(needs, chunks.room);
   for (const MemberRecord& server : newcomers)
     if (std::max(server.chunk_bytes, server.chunk_bytes_max) < needs)
       return Status(Code::kInvalidArgument, name + " has room for chunks of " +
@@ -184,8 +185,7 @@ void LateServers::open(Place& place, std::vector<MemberRecord> newcomers) {
     request.roster->servers[i].group_rank = static_cast<int>(i);
     request.roster->servers[i].group_size = static_cast<int>(newcomers_.size());
   }
-  request.late = ServerRequest::Late{static_cast<std::uint32_t>(roster_.servers.size()), info.limits.chunk_bytes,
-                                     info.coded_chunk_bytes_max, info.tuning.chunk_bytes_max};
+  request.late = ServerRequest::Late{static_cast<std::uint32_t>(roster_.servers.size()), info.tuning.chunks};
   phase_ = Phase::kOpening;
   start(place, [address = place.address, token = options_.token, body = encode(request)](Asking& asking) {
     const core::Result<bootstrap::Bytes> answer = door::ask(address, token, body, core::Deadline::after(kPatience));

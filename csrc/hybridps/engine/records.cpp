@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <set>
 #include <tuple>
@@ -223,6 +224,20 @@ core::Status check_priorities(const bootstrap::Roster& roster) {
                                                      bootstrap::describe(member) + " '" + text(member) +
                                                      "'; give all ranks the same Options(priority=...)");
   return core::Status::ok();
+}
+
+schedule::ChunkSizes chunk_sizes(const bootstrap::Roster& roster, const schedule::Topology& topology) {
+  schedule::ChunkSizes sizes;
+  sizes.coded = std::numeric_limits<std::uint64_t>::max();
+  sizes.room = std::numeric_limits<std::int32_t>::max();
+  for (const auto* members : {&roster.members, &roster.servers})
+    for (const bootstrap::MemberRecord& member : *members) {
+      const std::uint64_t room = std::max(member.chunk_bytes, member.chunk_bytes_max);
+      sizes.coded = std::min(sizes.coded, std::max<std::uint64_t>(1, member.chunk_bytes));
+      sizes.room = static_cast<std::uint32_t>(std::min<std::uint64_t>(sizes.room, room));
+    }
+  sizes.usual = schedule::chunk_bytes_for(topology, sizes.coded);
+  return sizes;
 }
 
 std::uint64_t block_bytes(const compress::Codecs& codecs) {

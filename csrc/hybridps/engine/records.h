@@ -13,6 +13,7 @@
 #include "hybridps/compress/codec.h"
 #include "hybridps/core/status.h"
 #include "hybridps/engine/runtime.h"
+#include "hybridps/schedule/chunk_sizes.h"
 #include "hybridps/schedule/nic_shares.h"
 #include "hybridps/schedule/plan.h"
 
@@ -34,6 +35,8 @@ schedule::NicLayout nic_layout(const bootstrap::Roster& roster);
 core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap::Roster& roster);
 /// The bytes of float32 that the codec compresses as one: a chunk holds one block at least.
 std::uint64_t block_bytes(const compress::Codecs& codecs);
+/// For which all members and servers of the roster have room.
+schedule::ChunkSizes chunk_sizes(const bootstrap::Roster& roster, const schedule::Topology& topology);
 /// kMismatch: members give the group different priorities.
 core::Status check_priorities(const bootstrap::Roster& roster);
 

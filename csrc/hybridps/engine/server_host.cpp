@@ -165,7 +165,7 @@ class Shard final : public LoopClient, core::Pinned {
       return Status(Code::kClosed, "the job has given up that the group is opened there");
     if (request.late && runtime_->dedicated().has(roster.uid))
       return Status(Code::kMismatch, "the group is still open there from before");
-    server::ServedGroup group{roster.uid, request.group_name, {}, served_topology(roster, before, index), 1};
+    server::ServedGroup group{roster.uid, request.group_name, {}, served_topology(roster, before, index)};
     // Of each node one rank pushes to us, unasked at first: the others take no memory here.
     std::vector<core::EngineId> pushers;
     for (int node = 0; node < group.topology.nodes(); ++node)
@@ -180,29 +180,18 @@ class Shard final : public LoopClient, core::Pinned {
                                                " ranks that push to it, one of each node, and " +
                                                std::to_string(served) + " of " + std::to_string(all.size()) +
                                                " are served already; start it with more --memory");
-    std::uint64_t chunk_bytes = record_.chunk_bytes;
-    std::uint64_t chunk_bytes_max = record_.chunk_bytes_max;
     const auto add = [&](const bootstrap::MemberRecord& member, const std::string& where) {
       group.engines.push_back(member.engine);
-      chunk_bytes = std::min(chunk_bytes, member.chunk_bytes);
-      chunk_bytes_max = std::min(chunk_bytes_max, std::max(member.chunk_bytes, member.chunk_bytes_max));
       if (member.engine == id_) return;
       runtime_->add_peer(peer_record(member, where, /*local=*/false));
     };
     for (const auto& member : roster.members) add(member, bootstrap::describe(member));
     group.engines.resize(static_cast<std::size_t>(size + before));  // whom it need not know
     for (const auto& server : roster.servers) add(server, "a dedicated server on " + server.host_name);
-    group.chunk_bytes = schedule::chunk_bytes_for(group.topology, std::max<std::uint64_t>(1, chunk_bytes));
+    group.chunks = request.late ? request.late->chunks : chunk_sizes(roster, group.topology);
     auto codecs = codecs_of(roster);
     if (!codecs.is_ok()) return codecs.status();
     group.codecs = codecs.value();
-    group.coded_chunk_bytes_max = chunk_bytes;
-    group.chunk_bytes_max = static_cast<std::uint32_t>(std::min<std::uint64_t>(chunk_bytes_max, 0x7fffffff));
-    if (request.late) {
-      group.chunk_bytes = request.late->chunk_bytes;
-      group.coded_chunk_bytes_max = request.late->coded_chunk_bytes_max;
-      group.chunk_bytes_max = request.late->chunk_bytes_max;
-    }
     group.residual_budget = residual_budget_;
     group.outer_budget = outer_budget_;
     runtime_->open_served_group(std::move(group));

@@ -172,9 +172,8 @@ std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topolog
 std::uint32_t chunk_bytes_for(const Topology& topology, std::uint64_t chunk_bytes_max) noexcept;
 
 struct Limits {
-  std::uint32_t chunk_bytes = 64 * 1024;        // largest chunk; the same on all ranks of a group
-  std::uint64_t tiny_bytes = 4 * 1024;          // up to here an aggregate has one owner
-  std::uint64_t urgent_below = tiny_bytes + 1;  // messages of spans below this pass bulk; each rank's own choice
+  std::uint32_t chunk_bytes = 64 * 1024;  // largest chunk; the same on all ranks of a group
+  std::uint64_t tiny_bytes = 4 * 1024;    // up to here an aggregate has one owner
   bool operator==(const Limits&) const = default;
 };
 

@@ -37,10 +37,10 @@ int window_doublings(std::uint64_t set, std::uint64_t usual, std::uint64_t grant
 
 TuningLadders::TuningLadders(const TuningRange& range) {
   std::vector<int> chunks;
-  for (int bytes = kChunkLeast; bytes <= kChunkMost && bytes <= static_cast<int>(range.chunk_bytes_max); bytes *= 2)
+  for (int bytes = kChunkLeast; bytes <= kChunkMost && bytes <= static_cast<int>(range.chunks.most()); bytes *= 2)
     chunks.push_back(bytes);
-  const std::uint32_t usual = range.chunk_bytes_usual == 0 ? range.chunk_bytes : std::min(range.chunk_bytes_usual, range.chunk_bytes_max / 64 * 64);
-  add(What::kChunk, "chunk_bytes", std::move(chunks), static_cast<int>(range.chunk_bytes), static_cast<int>(usual));
+  const std::uint32_t usual = range.chunk_bytes_usual == 0 ? range.chunks.usual : std::min(range.chunk_bytes_usual, range.chunks.most() / 64 * 64);
+  add(What::kChunk, "chunk_bytes", std::move(chunks), static_cast<int>(range.chunks.usual), static_cast<int>(usual));
   std::vector<int> windows;
   const int most = kWindowStepUsual - 1;
   for (int doublings = -most; doublings <= most; ++doublings) windows.push_back(doublings);

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hybridps/schedule/chunk_sizes.h"
 #include "hybridps/schedule/tuner.h"
 
 namespace hybridps::schedule {
@@ -48,9 +49,8 @@ bool is_sane(const Turns& turns, std::uint64_t chunk_bytes_max) noexcept;
 
 /// What there is to choose from, in one group.
 struct TuningRange {
-  std::uint32_t chunk_bytes = 0;      // as the group was made
-  std::uint32_t chunk_bytes_max = 0;  // for which all members have room
-  int sockets = 1;                    // in use to begin with
+  ChunkSizes chunks;
+  int sockets = 1;  // in use to begin with
   // Without any settings; sockets of those that may be in use.
   std::uint32_t chunk_bytes_usual = 0;  // 0: as it was made
   int window_doublings = 0;             // of the usual one, to be that which is set

@@ -186,7 +186,7 @@ std::string DedicatedServer::refuse(const Served& group, int sender, const wire:
   const schedule::Tuning* const tuning = group.tuning_of(chunk);
   if (tuning == nullptr)
     return "a contribution under plan version " + std::to_string(chunk.plan_version) + ", of which it was not told";
-  const std::uint64_t chunk_bytes = tuning->chunk_bytes != 0 ? tuning->chunk_bytes : group.info.chunk_bytes;
+  const std::uint32_t chunk_bytes = chunk_bytes_of(group.info.chunks, *tuning, nullptr, chunk.signature.dtype);
   if (group.spans.count(key_of(group, chunk)) == 0 &&
       (group.spans.size() >= kSpansMax || chunk.span_bytes / chunk_bytes >= kChunksMax - group.chunks))
     return "more than " + std::to_string(kSpansMax) + " operations or " + std::to_string(kChunksMax) +
@@ -203,14 +203,10 @@ DedicatedServer::Span* DedicatedServer::open_span(Served& group, const wire::Chu
   opening.bytes = first.span_bytes;
   const wire::Signature& signature = first.signature;
   const schedule::Tuning& tuning = *group.tuning_of(first);
-  opening.chunk_bytes = tuning.chunk_bytes != 0 ? tuning.chunk_bytes : group.info.chunk_bytes;
   if (tuning != group.applied) host_.on_tuning(group.info.uid, group.applied = tuning);
   if (signature.coding != wire::Coding::kPlain && group.info.codecs != nullptr)
     opening.codec = group.info.codecs->of(signature.coding == wire::Coding::kWarmUp, signature.dtype);
-  if (opening.codec != nullptr)
-    opening.chunk_bytes = compress::chunk_bytes(
-        *opening.codec, core::size_of(signature.dtype), opening.chunk_bytes,
-        std::max<std::uint64_t>(group.info.coded_chunk_bytes_max, opening.chunk_bytes));
+  opening.chunk_bytes = chunk_bytes_of(group.info.chunks, tuning, opening.codec, signature.dtype);
   opening.chunks = static_cast<std::uint32_t>((first.span_bytes + opening.chunk_bytes - 1) / opening.chunk_bytes);
   opening.nodes = static_cast<std::uint32_t>(topology.nodes());
   opening.own_node = kNoNode;
@@ -319,7 +315,7 @@ void DedicatedServer::on_landed(Served& group, int rank, const wire::Mend& lande
 
 // It binds nothing: it has to know, before anybody uses them, what the versions have.
 void DedicatedServer::on_ask(Served& group, const wire::PlanAsk& ask) {
-  const bool is_sane = schedule::is_sane(ask.turns, std::max(group.info.chunk_bytes_max, group.info.chunk_bytes));
+  const bool is_sane = schedule::is_sane(ask.turns, group.info.chunks.most());
   if (is_sane) {
     if (group.first_told == 0) group.first_told = ask.version;
     group.tunings[ask.version] = ask.turns.a;

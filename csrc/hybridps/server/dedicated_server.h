@@ -40,11 +40,8 @@ struct ServedGroup {
   std::string name;                        // for the log
   std::vector<core::EngineId> engines;     // by group rank, then the dedicated servers
   schedule::Topology topology;             // rank() is this server's owner number
-  std::uint32_t chunk_bytes = 1;           // largest chunk, as all members have it
-  // As in worker::GroupInfo.
-  std::shared_ptr<const compress::Codecs> codecs{};
-  std::uint64_t coded_chunk_bytes_max = 0;
-  std::uint32_t chunk_bytes_max = 0;  // that members may choose later; 0: chunk_bytes
+  schedule::ChunkSizes chunks{};
+  std::shared_ptr<const compress::Codecs> codecs{};  // as in worker::GroupInfo
   std::shared_ptr<compress::MemoryBudget> residual_budget = std::make_shared<compress::MemoryBudget>();
   std::shared_ptr<compress::MemoryBudget> outer_budget = std::make_shared<compress::MemoryBudget>();
 };

@@ -13,6 +13,13 @@ constexpr std::uint32_t kNodesMax = 4096;
 
 }  // namespace
 
+std::uint32_t chunk_bytes_of(const schedule::ChunkSizes& sizes, const schedule::Tuning& tuning, const compress::Codec* codec,
+                             core::DType dtype) noexcept {
+  const std::uint32_t bytes = tuning.chunk_bytes != 0 ? tuning.chunk_bytes : sizes.usual;
+  if (codec == nullptr) return bytes;
+  return compress::chunk_bytes(*codec, core::size_of(dtype), bytes, std::max<std::uint64_t>(sizes.coded, bytes));
+}
+
 Server::Server(flow::Outbox& outbox, Listener& listener, std::uint32_t grant_chunks, std::uint64_t grant_bytes)
     : outbox_(outbox), listener_(listener), grants_(flow::GrantBudget(grant_chunks, grant_bytes)) {}
 

@@ -27,6 +27,7 @@
 #include "hybridps/flow/grants.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/reduce/sum.h"
+#include "hybridps/schedule/tuning.h"
 #include "hybridps/wire/message.h"
 
 namespace hybridps::server {
@@ -85,6 +86,10 @@ struct Opening {
   LocalOwner* owner = nullptr;
   std::vector<std::uint8_t> done{};  // per chunk: its result is there already; empty: none is
 };
+
+/// Into chunks of so many bytes of elements members and servers cut a span, under the plan version of `tuning`.
+std::uint32_t chunk_bytes_of(const schedule::ChunkSizes& sizes, const schedule::Tuning& tuning, const compress::Codec* codec,
+                             core::DType dtype) noexcept;
 
 class Server : core::Pinned {
  public:

@@ -57,11 +57,10 @@ struct GroupInfo {
   std::vector<core::EngineId> engines;  // by group rank, then the dedicated servers
   std::vector<std::string> hosts;       // likewise, for messages: "host7 pid 4121"
   schedule::Topology topology;
-  schedule::Limits limits;
+  std::uint64_t tiny_bytes = schedule::Limits().tiny_bytes;
+  std::uint64_t urgent_below = tiny_bytes + 1;  // messages of spans below this pass bulk; each rank's own choice
   /// Of contributions and results of sums between nodes; the same on all members. Null: all goes as it is.
   std::shared_ptr<const compress::Codecs> codecs{};
-  /// The most bytes of elements that a chunk may be made of, where it is smaller on the wire: what slots have room for.
-  std::uint64_t coded_chunk_bytes_max = 0;
   std::uint64_t residual_bytes_max = 0;
   /// Weights of the nodes and then of the dedicated servers, where those of which this says so, by server, are there; the last of
   /// them may be newcomers. Unset: as the topology has them, without the others, and newcomers have what a node has.
@@ -69,6 +68,9 @@ struct GroupInfo {
   schedule::TuningRange tuning{};
   std::shared_ptr<CodedOrJoined> coded_or_joined = std::make_shared<CodedOrJoined>();
 
+  /// Of plans: outside of versions and codecs, or for chunks of this size.
+  schedule::Limits limits() const noexcept { return limits(tuning.chunks.usual); }
+  schedule::Limits limits(std::uint32_t chunk_bytes) const noexcept { return {chunk_bytes, tiny_bytes}; }
   /// "rank 3 (host7 pid 4121)" or "the dedicated server host9 pid 77".
   std::string member_text(int member) const;
 };

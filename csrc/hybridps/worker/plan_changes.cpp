@@ -234,8 +234,7 @@ bool PlanChanges::can_do(const Change& change) const {
   const schedule::Topology& topology = group_.info.topology;
   const auto members = static_cast<std::size_t>(topology.nodes() + topology.servers());
   const std::size_t newcomers = group_.newcomers->met();
-  return schedule::is_sane(change.turns,
-                           std::max(group_.info.tuning.chunk_bytes_max, group_.info.limits.chunk_bytes)) &&
+  return schedule::is_sane(change.turns, group_.info.tuning.chunks.most()) &&
          (change.weights.size() == members || (newcomers > 0 && change.weights.size() == members + newcomers));
 }
 

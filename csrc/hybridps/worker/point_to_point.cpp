@@ -49,7 +49,7 @@ void PointToPoint::submit(std::unique_ptr<OperationRun> run) {
   request.sending = true;
   request.total_bytes = r.input.bytes();
   ++r.pending;  // the receiver's acknowledgement
-  worker_.launch(r, schedule::make_plan(request, group_.info.topology, group_.info.limits));
+  worker_.launch(r, schedule::make_plan(request, group_.info.topology, group_.info.limits()));
 }
 
 void PointToPoint::post(std::unique_ptr<OperationRun> run) {
@@ -239,7 +239,7 @@ void PointToPoint::bind(Posted::iterator receive, Unmatched::iterator message) {
   request.sending = false;
   request.total_bytes = run.output.bytes();
   run.signature.total_bytes = run.output.bytes();
-  worker_.launch(run, schedule::make_plan(request, group_.info.topology, group_.info.limits));
+  worker_.launch(run, schedule::make_plan(request, group_.info.topology, group_.info.limits()));
   for (auto& [part, payload] : parts) {
     if (run.is_done) return;
     deliver(run, part, std::move(payload));

@@ -135,7 +135,7 @@ std::unique_ptr<flow::Stream> SpanView::open_stream(flow::Source* source, int to
   stream->chunk_bytes = plan.chunk_bytes;
   stream->chunks = plan.chunks;
   stream->priority = run.operation.priority;
-  stream->urgent = plan.bytes < run.group.info.limits.urgent_below;
+  stream->urgent = plan.bytes < run.group.info.urgent_below;
   ++run.pending;
   return stream;
 }

@@ -285,12 +285,10 @@ void Worker::start(OperationRun& run) {
   }
   // A barrier has no shares, and may start much later than it was submitted: it belongs to no version.
   const membership::Version* version = !has_shares(o) ? nullptr : &group.plans->version_of(run.sequence);
-  schedule::Limits limits = group.info.limits;
   if (version != nullptr) {
     run.plan_version = version->number;
     run.shares_version = version->shares;
     run.pace_chunks = version->tuning.pace_chunks;
-    if (version->tuning.chunk_bytes != 0) limits.chunk_bytes = version->tuning.chunk_bytes;
     group.plans->on_started(run);
   }
   if (o.coding != wire::Coding::kPlain && group.info.codecs != nullptr)
@@ -299,15 +297,16 @@ void Worker::start(OperationRun& run) {
     const std::size_t element_bytes = core::size_of(o.dtype);
     run.seed = seed_of(group.info.name, run.sequence);
     request.granule_bytes = std::max<std::uint64_t>(64, run.codec->block_elements() * element_bytes);
-    limits.chunk_bytes = compress::chunk_bytes(*run.codec, element_bytes, limits.chunk_bytes,
-                                               std::max<std::uint64_t>(group.info.coded_chunk_bytes_max, limits.chunk_bytes));
     ++codec_counts_.operations;
   }
+  const std::uint32_t chunk_bytes = server::chunk_bytes_of(
+      group.info.tuning.chunks, version != nullptr ? version->tuning : schedule::Tuning(), run.codec, o.dtype);
   // Cut alike whether they are compressed or not: state is loaded and read as it is.
   if (core::is_outer(o.op) && group.info.codecs != nullptr)
     if (const compress::Codec* codec = group.info.codecs->of(/*warming_up=*/false, o.dtype))
       request.granule_bytes = std::max<std::uint64_t>(64, codec->block_elements() * core::size_of(o.dtype));
-  launch(run, schedule::make_plan(request, version != nullptr ? version->topology : group.info.topology, limits));
+  launch(run, schedule::make_plan(request, version != nullptr ? version->topology : group.info.topology,
+                                  group.info.limits(chunk_bytes)));
   if (run.is_done || !run.started) return;
   for (auto messages = group.early.take(run.sequence); auto& [message, payload] : messages) {
     if (run.is_done) break;

@@ -363,7 +363,7 @@ TEST_CASE("engine/dedicated: what a member opens is bounded, and too much fails 
   const auto a = cluster.open_group();
   const auto b = cluster.open_group();
   // Half of all chunks that a group may have under way, by a header alone; then more than the other half.
-  const std::uint64_t bytes = (std::uint64_t{1} << 23) * cluster.at(0).worker().find(a)->info.limits.chunk_bytes;
+  const std::uint64_t bytes = (std::uint64_t{1} << 23) * cluster.at(0).worker().find(a)->info.tuning.chunks.usual;
   wire::Announce announce;
   announce.chunk = {.stage = wire::Stage::kPush,
                     .signature = {schedule::Kind::kAllReduce, core::DType::kInt32, core::ReduceOp::kSum, -1, bytes},

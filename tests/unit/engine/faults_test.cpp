@@ -440,10 +440,12 @@ TEST_CASE("engine/faults: a process that dies at any moment fails its groups and
         if (node < 0) node = nodes++;
         node_of.push_back(node);
       }
-      for (std::size_t i = 0; i < ranks.size(); ++i)
-        cluster.at(ranks[i]).open_group(worker::GroupInfo{survivors_uid, "survivors", engines, hosts,
-                                                          schedule::Topology(node_of, static_cast<int>(i)),
-                                                          schedule::Limits{1024, 256}});
+      for (std::size_t i = 0; i < ranks.size(); ++i) {
+        worker::GroupInfo info{survivors_uid, "survivors", engines, hosts,
+                               schedule::Topology(node_of, static_cast<int>(i)), 256};
+        info.tuning.chunks.usual = 1024;
+        cluster.at(ranks[i]).open_group(std::move(info));
+      }
 
       std::vector<std::unique_ptr<Collective>> list = issue(faulty, uid, 8);
       std::vector<Ints> data(ranks.size(), Ints(3000, 2));

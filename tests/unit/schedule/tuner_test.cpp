@@ -381,8 +381,8 @@ TEST_CASE("schedule/tuner: rounds without a sample, and such that nobody carries
 TEST_CASE("schedule/tuning: ladders, what the rungs mean, and what is refused", "[schedule][fast]") {
   using hybridps::schedule::TuningLadders;
   hybridps::schedule::TuningRange range;
-  range.chunk_bytes = 20 * 1024;  // between two rungs
-  range.chunk_bytes_max = 64 * 1024;
+  range.chunks.usual = 20 * 1024;  // between two rungs
+  range.chunks.room = 64 * 1024;
   range.sockets_max = 4;
   const TuningLadders ladders(range);
   const auto knobs = ladders.knobs();
@@ -413,8 +413,8 @@ TEST_CASE("schedule/tuning: ladders, what the rungs mean, and what is refused", 
   CHECK(unusual.at(began) == hybridps::schedule::Tuning{});
   CHECK(unusual.describe({0, began, usual}) == "chunk_bytes 16384 instead of 20480, window 1 instead of as set, sockets 1 instead of 4");
   CHECK(is_sane(unusual.turns({began, usual, 2, 3, 2}), 64 * 1024));
-  range.chunk_bytes_max = 6000;  // of others, who have no room for what is usual
-  range.chunk_bytes = 5000;
+  range.chunks.room = 6000;  // of others, who have no room for what is usual
+  range.chunks.usual = 5000;
   const TuningLadders narrow(range);
   CHECK(narrow.at({narrow.knobs()[0].usual, 0, 0, 0}).chunk_bytes == 5952);
   using hybridps::schedule::window_doublings;

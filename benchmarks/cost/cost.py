@@ -5,6 +5,7 @@ plain TCP sockets that move the same bytes, in turn on the same hosts made of na
     benchmarks/cost/run --hosts 2,4 --mib 16 --rounds 5
     benchmarks/cost/run --hosts 8 --mbit 200       links of 200 Mbit/s: what is left for those who compute beside it
     benchmarks/cost/run --env HYBRIDPS_CHUNK_BYTES=262144
+    benchmarks/cost/run --runners hybridps,hybridps:HYBRIDPS_SPIN_MICROSECONDS=0    one setting beside another
 
 Medians over rounds; a figure of an operation is the mean over ranks. Where the time goes is sampled with perf in
 operations of their own, on rank 0, and left out where perf is not there. Writes cost.json, cost.md and cost.png.
@@ -58,8 +59,9 @@ def say(text: str = "") -> None:
     print(text, flush=True)
 
 
-def measure(network: hosts.Hosts, names: list[str], backend: str, options, samples: Path) -> list[dict]:
-    """One launch: what each rank measured."""
+def measure(network: hosts.Hosts, names: list[str], runner: str, options, samples: Path) -> list[dict]:
+    """One launch: what each rank measured. `runner`: a backend, and maybe a setting of its own behind a colon."""
+    backend, _, setting = runner.partition(":")
     unwanted = ("HYBRIDPS_", "UCX_", "GLOO_", "MASTER_", "TORCHELASTIC_")
     base = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
     base |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -69,7 +71,7 @@ def measure(network: hosts.Hosts, names: list[str], backend: str, options, sampl
         "LOCAL_WORLD_SIZE": "1",
     }
     base |= {"MASTER_ADDR": network.address[names[0]], "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": hosts.INTERFACE}
-    base |= {"HYBRIDPS_INTERFACE": hosts.INTERFACE} | dict(pair.split("=", 1) for pair in options.env)
+    base |= {"HYBRIDPS_INTERFACE": hosts.INTERFACE} | dict(pair.split("=", 1) for pair in (*options.env, setting) if pair)
     job = {
         "backend": backend,
         "bytes": int(options.mib * MIB),
@@ -237,7 +239,7 @@ def main() -> int:
         say("[cost] perf was not found (Debian: linux-perf): no system calls, and not where the time goes")
     size, done = int(options.mib * MIB), {}
     runners = options.runners.split(",")
-    if unknown := [name for name in runners if name not in RUNNERS]:
+    if unknown := [name for name in runners if name.partition(":")[0] not in RUNNERS]:
         say(f"[cost] nothing is called {', '.join(unknown)}: {', '.join(RUNNERS)}")
         return 1
     try:
@@ -249,8 +251,9 @@ def main() -> int:
             try:
                 with tempfile.TemporaryDirectory() as folder:
                     for index in range(options.rounds):
-                        for name in runners:
-                            samples = Path(folder) / f"{name}-{index}"
+                        first = index % len(runners)
+                        for name in runners[first:] + runners[:first]:
+                            samples = Path(folder) / f"{runners.index(name)}-{index}"
                             rounds[name].append(measure(network, names, name, options, samples))
                             parts[name].append(where(samples))
             finally:

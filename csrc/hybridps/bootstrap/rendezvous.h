@@ -137,6 +137,8 @@ class Rendezvous : core::Pinned {
   static constexpr core::Duration kForeignGrace = std::chrono::seconds(60);
 
  private:
+  /// A member looks for `failed` in one of so many polls.
+  static constexpr std::uint64_t kPollsPerFailedLook = 4;
   enum class Ack : std::uint8_t { kNone = 0, kOk = 1, kStale = 2, kUnproven = 3 };
   using EnginePair = std::pair<std::uint64_t, std::uint64_t>;  // ordered
 

@@ -1,0 +1,109 @@
+// What a rendezvous says of those it waits for.
+#include <algorithm>
+
+#include "hybridps/bootstrap/rendezvous.h"
+#include "hybridps/core/text.h"
+
+namespace hybridps::bootstrap {
+namespace {
+
+constexpr std::size_t kLivesTold = 3;
+
+}  // namespace
+
+std::string Rendezvous::waiting_for() const {
+  std::string text;
+  if (is_leader() && size() > 1) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < size(); ++rank) {
+      const auto at = static_cast<std::size_t>(rank);
+      if (gathering_ ? acks_[at] == Ack::kNone : !records_[at].has_value()) ranks.push_back(rank);
+    }
+    if (ranks.empty()) {
+      text = "about to propose a roster";
+    } else if (!gathering_) {
+      text = absent_text(ranks);
+    } else {
+      text = unconfirmed_text(ranks);
+    }
+  } else if (proving_) {
+    std::vector<int> ranks = roster_.ranks_of_node(roster_.node_of[static_cast<std::size_t>(self_rank())]);
+    text = "proving shared memory with ranks " + core::format_ranks(ranks);
+  } else if (own_ack_ == Ack::kOk || own_ack_ == Ack::kUnproven) {
+    text = "waiting for all ranks to confirm the roster";
+  } else if (own_ack_ == Ack::kStale) {
+    text = "waiting for rank 0 to make a roster with this process in it";
+  } else {
+    text = "waiting for rank 0 to make a roster";
+  }
+  return note_.empty() ? text : text + "; " + note_;
+}
+
+std::string Rendezvous::absent_text(const std::vector<int>& absent) const {
+  std::string text = "waiting for ranks " + core::format_ranks(absent) + " (none of " + std::to_string(absent.size()) +
+                     " published a record)";
+  if (is_named() && !absent.empty())
+    text += ", the first: rank " + std::to_string(absent.front()) + " (" +
+            options_.expected[static_cast<std::size_t>(absent.front())].where + ")";
+  return text;
+}
+
+std::string Rendezvous::other_lives(const std::vector<int>& absent) {
+  if (options_.lives_prefix.empty()) return {};
+  std::string text;
+  std::size_t looked = 0;
+  for (const int rank : absent) {
+    if (looked++ == kLivesTold || phase_ != Phase::kPending) break;
+    const std::optional<Bytes> bytes = get(life_key(rank));
+    if (!bytes || bytes->empty() || bytes->size() > kTextBytesMax) continue;
+    const std::string theirs(bytes->begin(), bytes->end());
+    if (theirs == options_.self.incarnation) continue;
+    text += "; rank " + std::to_string(rank) + " was last seen in life " + core::quoted(theirs) + " of this group";
+  }
+  if (!text.empty())
+    text += ", this rank is in " + core::quoted(options_.self.incarnation) +
+            " (run id, restart count, how often the process has made the group): lives find each other only by a name that "
+            "their callers give them, hybridps.Options(incarnation=...) or the uuid of reconfigure()";
+  return text;
+}
+
+std::string Rendezvous::unconfirmed_text(const std::vector<int>& ranks) const {
+  return "waiting for ranks " + core::format_ranks(ranks) + " to confirm the roster (the first: " +
+         describe(roster_.members[static_cast<std::size_t>(ranks.front())]) + ")";
+}
+
+std::string Rendezvous::find_missing() {
+  std::string text = waiting_for();
+  if (is_leader() && !gathering_ && size() > 1) {
+    std::vector<int> absent;
+    for (int rank = 1; rank < size(); ++rank)
+      if (!records_[static_cast<std::size_t>(rank)]) absent.push_back(rank);
+    text += other_lives(absent);
+  }
+  // Rank 0 knows them, but whose time is up first tells all.
+  if (phase_ == Phase::kPending && !is_leader() && (own_ack_ == Ack::kOk || own_ack_ == Ack::kUnproven)) {
+    std::vector<int> silent;
+    for (int rank = 1; rank < std::min(size(), kBatch) && phase_ == Phase::kPending; ++rank)
+      if (rank != self_rank() && !get(ack_key(nonce_, rank))) silent.push_back(rank);
+    if (phase_ == Phase::kPending && !silent.empty()) {
+      text = unconfirmed_text(silent);
+      if (!note_.empty()) text += "; " + note_;
+    }
+  }
+  if (phase_ == Phase::kPending && !is_leader() && own_ack_ == Ack::kNone && !proving_) {
+    // Rank 0 cannot tell us who is absent: look for ourselves.
+    std::vector<int> absent;
+    for (int rank = 0; rank < std::min(size(), kBatch) && phase_ == Phase::kPending; ++rank) {
+      if (rank != self_rank() && !get(record_key(rank))) absent.push_back(rank);
+    }
+    if (phase_ == Phase::kPending && !absent.empty()) {
+      text = absent_text(absent);
+      if (size() > kBatch) text += " among the first " + std::to_string(kBatch);
+      if (!note_.empty()) text += "; " + note_;
+      text += other_lives(absent);
+    }
+  }
+  return text;
+}
+
+}  // namespace hybridps::bootstrap

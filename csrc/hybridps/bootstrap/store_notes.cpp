@@ -1,0 +1,105 @@
+#include "hybridps/bootstrap/store_notes.h"
+
+#include <limits>
+#include <string>
+
+#include "hybridps/bootstrap/record.h"
+
+namespace hybridps::bootstrap {
+namespace {
+
+constexpr std::uint32_t kHeadMagic = 0x68535048;  // "HPSh"
+constexpr std::uint32_t kAckMagic = 0x61535048;  // "HPSa"
+constexpr std::uint8_t kAckKindMax = 3;
+constexpr std::uint32_t kFailedMagic = 0x67535048;  // "HPSg"
+constexpr std::size_t kFailedTextBytesMax = 4096;
+
+}  // namespace
+
+Bytes encode_head(const Head& head) {
+  ByteWriter out;
+  out.u32(kHeadMagic);
+  out.u64(head.nonce);
+  out.u8(static_cast<std::uint8_t>(head.state));
+  return std::move(out).take();
+}
+
+std::optional<Head> decode_head(std::span<const std::uint8_t> bytes) {
+  ByteReader in(bytes);
+  const std::uint32_t magic = in.u32();
+  Head head;
+  head.nonce = in.u64();
+  const std::uint8_t state = in.u8();
+  if (!in.finished() || magic != kHeadMagic || state > 1 || head.nonce == 0) return std::nullopt;
+  head.state = static_cast<HeadState>(state);
+  return head;
+}
+
+Bytes encode_ack(const AckBlob& ack) {
+  ByteWriter out;
+  out.u32(kAckMagic);
+  out.u8(ack.kind);
+  out.u64(ack.engine.value);
+  out.u32(static_cast<std::uint32_t>(ack.ranks.size()));
+  for (const int rank : ack.ranks) out.u32(static_cast<std::uint32_t>(rank));
+  return std::move(out).take();
+}
+
+std::optional<AckBlob> decode_ack(std::span<const std::uint8_t> bytes) {
+  ByteReader in(bytes);
+  const std::uint32_t magic = in.u32();
+  AckBlob ack;
+  ack.kind = in.u8();
+  ack.engine.value = in.u64();
+  const std::size_t count = in.u32();
+  if (magic != kAckMagic || ack.kind < 1 || ack.kind > kAckKindMax || count != in.remaining() / 4) return std::nullopt;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t rank = in.u32();
+    if (rank >= kMembersMax) return std::nullopt;
+    ack.ranks.push_back(static_cast<int>(rank));
+  }
+  if (!in.finished()) return std::nullopt;
+  return ack;
+}
+
+Bytes encode_failed(const FailedBlob& failed) {
+  ByteWriter out;
+  out.u32(kFailedMagic);
+  out.u8(static_cast<std::uint8_t>(failed.status.code()));
+  out.u64(failed.wall_ms);
+  out.u32(static_cast<std::uint32_t>(failed.rank));
+  const std::string text(failed.status.message().substr(0, kFailedTextBytesMax));
+  out.address(Bytes(text.begin(), text.end()));
+  out.u32(static_cast<std::uint32_t>(failed.engines.size()));
+  for (const core::EngineId engine : failed.engines) out.u64(engine.value);
+  return std::move(out).take();
+}
+
+std::optional<FailedBlob> decode_failed(std::span<const std::uint8_t> bytes) {
+  ByteReader in(bytes);
+  const std::uint32_t magic = in.u32();
+  const std::uint8_t code = in.u8();
+  const std::uint64_t wall_ms = in.u64();
+  const std::uint32_t rank = in.u32();
+  const Bytes text = in.address(kFailedTextBytesMax);
+  const std::size_t count = in.u32();
+  if (magic != kFailedMagic || code == 0 || code > static_cast<std::uint8_t>(core::Code::kInternal) ||
+      count != in.remaining() / 8 || rank > static_cast<std::uint32_t>(std::numeric_limits<int>::max())) {
+    return std::nullopt;
+  }
+  FailedBlob failed;
+  failed.status = core::Status(static_cast<core::Code>(code), std::string(text.begin(), text.end()));
+  failed.wall_ms = wall_ms;
+  failed.rank = static_cast<int>(rank);
+  for (std::size_t i = 0; i < count; ++i) failed.engines.push_back(core::EngineId{in.u64()});
+  if (!in.finished()) return std::nullopt;
+  return failed;
+}
+
+Bytes cleared_failure() { return {0}; }
+
+bool written_since(const FailedBlob& failed, std::uint64_t process_started_ms) {
+  return failed.wall_ms != 0 && process_started_ms != 0 && failed.wall_ms >= process_started_ms;
+}
+
+}  // namespace hybridps::bootstrap

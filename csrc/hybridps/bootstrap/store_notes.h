@@ -1,0 +1,53 @@
+// hybridps/bootstrap/store_notes.h: the small values that members leave in the Store beside records and rosters.
+//
+// Format   head   := magic u32 | nonce u64 | state u8
+//          ack    := magic u32 | kind u8 | engine u64 | count u32 | count x rank u32
+//          failed := magic u32 | code u8 | wall_ms u64 | rank u32 | text address | count u32 | count x engine u64
+// Errors   decoders return nothing for bytes of foreign origin. A `failed` is written by python/hybridps/_announce.py, too.
+// Threads  plain values.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "hybridps/bootstrap/bytes.h"
+#include "hybridps/core/ids.h"
+#include "hybridps/core/status.h"
+
+namespace hybridps::bootstrap {
+
+/// Which roster counts.
+enum class HeadState : std::uint8_t { kProposed = 0, kValid = 1 };
+struct Head {
+  std::uint64_t nonce = 0;
+  HeadState state = HeadState::kProposed;
+};
+Bytes encode_head(const Head& head);
+std::optional<Head> decode_head(std::span<const std::uint8_t> bytes);
+
+/// What a member says of a roster.
+struct AckBlob {
+  std::uint8_t kind = 0;
+  core::EngineId engine;
+  std::vector<int> ranks;
+};
+Bytes encode_ack(const AckBlob& ack);
+std::optional<AckBlob> decode_ack(std::span<const std::uint8_t> bytes);
+
+/// Why there will be no group.
+struct FailedBlob {
+  core::Status status;
+  std::uint64_t wall_ms = 0;           // when it was written; 0: not known
+  int rank = 0;                        // the writer's
+  std::vector<core::EngineId> engines;  // that the writer knows, its own first
+};
+Bytes encode_failed(const FailedBlob& failed);
+std::optional<FailedBlob> decode_failed(std::span<const std::uint8_t> bytes);
+/// What rank 0 writes over a failure of an earlier life. Not empty: some stores make a difference between empty and absent.
+Bytes cleared_failure();
+/// Both in milliseconds since 1970.
+bool written_since(const FailedBlob& failed, std::uint64_t process_started_ms);
+
+}  // namespace hybridps::bootstrap

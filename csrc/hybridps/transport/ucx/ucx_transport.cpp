@@ -47,23 +47,11 @@ UcxTransportImpl::UcxTransportImpl(const UcxOptions& options, UcpApi& api)
   held_.next = held_.previous = &held_;
 }
 
-core::Status UcxTransportImpl::start() {
-  if (ucx_inherited_by_fork())
-    return {core::Code::kUnsupported, "this process was forked off one that uses UCX; start it with spawn instead"};
-  unsigned major = 0;
-  unsigned minor = 0;
-  unsigned release = 0;
-  api_.get_version(&major, &minor, &release);
-  if (std::pair(major, minor) < std::pair<unsigned, unsigned>(UCP_API_MAJOR, UCP_API_MINOR))
-    return {core::Code::kUnsupported, "UCX " + std::to_string(major) + "." + std::to_string(minor) + " (" +
-                                          ucx_library_path() + ") is older than the " + std::to_string(UCP_API_MAJOR) +
-                                          "." + std::to_string(UCP_API_MINOR) +
-                                          " that hybridps was built with; load that one first or rebuild"};
-
+core::Status UcxTransportImpl::make_context(std::pair<unsigned, unsigned> version, const std::string& where) {
   ucp_config_t* config = nullptr;
   if (const ucs_status_t status = api_.config_read("HYBRIDPS", &config); status != UCS_OK)
     return ucs_error(core::Code::kInvalidArgument, "UCX does not accept its settings (UCX_*, HYBRIDPS_UCX_*)", status);
-  for (const UcxSetting& setting : ucx_settings(options_, {major, minor}, process_environment())) {
+  for (const UcxSetting& setting : ucx_settings(options_, version, process_environment())) {
     core::Status bad;
     if (setting.name == "NET_DEVICES" && setting.value != "all") bad = validate_device(setting.value);
     if (bad.is_ok()) {
@@ -81,39 +69,61 @@ core::Status UcxTransportImpl::start() {
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
   params.mt_workers_shared = 1;
   params.name = name_.c_str();
-  ucs_status_t status = api_.init(&params, config, &context_);
+  const ucs_status_t status = api_.init(&params, config, &context_);
   api_.config_release(config);
-  const std::string where = options_.net_device.empty() ? std::string() : " on '" + options_.net_device + "'";
   if (status != UCS_OK) {
     context_ = nullptr;
     return ucs_error(core::Code::kInvalidArgument, "UCX finds no transport" + where + " (" + name_ + ")", status);
   }
+  return core::Status::ok();
+}
 
+core::Status UcxTransportImpl::make_worker(std::size_t descriptors_before, const std::string& where) {
   constexpr std::size_t kDescriptorsOfAWorker = 32;  // about 10, and as many while it looks around
-  const std::vector<int> before = open_descriptors();
   ucp_worker_params_t worker_params{};
   worker_params.field_mask =
       UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_NAME | UCP_WORKER_PARAM_FIELD_AM_ALIGNMENT;
   worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   worker_params.name = name_.c_str();
   worker_params.am_alignment = 64;
-  status = api_.worker_create(context_, &worker_params, &worker_);
+  const ucs_status_t status = api_.worker_create(context_, &worker_params, &worker_);
   if (status != UCS_OK) {
     worker_ = nullptr;
     // UCX gives back what it had, so errno tells nothing any more.
     rlimit limit{};
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && before.size() + kDescriptorsOfAWorker > limit.rlim_cur)
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && descriptors_before + kDescriptorsOfAWorker > limit.rlim_cur)
       return {core::Code::kOutOfResources, "too few file descriptors for UCX" + where + ": " +
-                                               std::to_string(before.size()) + " of " + std::to_string(limit.rlim_cur) +
+                                               std::to_string(descriptors_before) + " of " + std::to_string(limit.rlim_cur) +
                                                " are in use; raise `ulimit -n`"};
     return ucs_error(core::Code::kInternal, "UCX made no worker" + where, status);
   }
+  return core::Status::ok();
+}
+
+core::Status UcxTransportImpl::start() {
+  if (ucx_inherited_by_fork())
+    return {core::Code::kUnsupported, "this process was forked off one that uses UCX; start it with spawn instead"};
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned release = 0;
+  api_.get_version(&major, &minor, &release);
+  if (std::pair(major, minor) < std::pair<unsigned, unsigned>(UCP_API_MAJOR, UCP_API_MINOR))
+    return {core::Code::kUnsupported, "UCX " + std::to_string(major) + "." + std::to_string(minor) + " (" +
+                                          ucx_library_path() + ") is older than the " + std::to_string(UCP_API_MAJOR) +
+                                          "." + std::to_string(UCP_API_MINOR) +
+                                          " that hybridps was built with; load that one first or rebuild"};
+
+  const std::string where = options_.net_device.empty() ? std::string() : " on '" + options_.net_device + "'";
+  if (core::Status made = make_context({major, minor}, where); !made.is_ok()) return made;
+  const std::vector<int> before = open_descriptors();
+  if (core::Status made = make_worker(before.size(), where); !made.is_ok()) return made;
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
   handler.id = kActiveMessageId;
   handler.cb = &UcxTransportImpl::on_active_message;
   handler.arg = this;
   std::vector<std::byte> worker_address;
+  ucs_status_t status = UCS_OK;
   if ((status = api_.set_am_handler(worker_, &handler)) != UCS_OK ||
       (status = api_.worker_address(worker_, &worker_address)) != UCS_OK ||
       (status = api_.worker_get_efd(worker_, &event_fd_)) != UCS_OK)
@@ -465,144 +475,6 @@ std::size_t UcxTransportImpl::run_completions() {
 }
 
 // Receiving
-
-ucs_status_t UcxTransportImpl::on_active_message(void* transport, const void* header, std::size_t header_bytes,
-                                                 void* data, std::size_t bytes, const ucp_am_recv_param_t* param) {
-  auto& self = *static_cast<UcxTransportImpl*>(transport);
-  if (self.receiver_ == nullptr) return UCS_OK;
-  if (header_bytes == 0 || header_bytes > kHeaderBytesMax || bytes > self.options_.payload_bytes_max) {
-    ++self.counters_.dropped_malformed;
-    return UCS_OK;
-  }
-  const std::span<const std::byte> header_view(static_cast<const std::byte*>(header), header_bytes);
-  if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return self.receive_rendezvous(header_view, data, bytes);
-  return self.receive_eager(header_view, data, bytes, (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0);
-}
-
-ucs_status_t UcxTransportImpl::receive_eager(std::span<const std::byte> header, void* data, std::size_t bytes,
-                                             bool may_keep) {
-  if (bytes == 0) {
-    deliver(header, RxPayload());
-    return UCS_OK;
-  }
-  if (may_keep) {
-    ++counters_.receives_kept;
-    data_in_callback_ = data;
-    released_in_callback_ = false;
-    deliver(header, RxPayload(static_cast<const std::byte*>(data), bytes, &release_kept, this, data));
-    data_in_callback_ = nullptr;
-    return released_in_callback_ ? UCS_OK : UCS_INPROGRESS;
-  }
-  RxSlot* slot = rx_pool_->allocate(bytes, /*past_cap=*/true);
-  if (slot == nullptr) {
-    // No memory at all: a lost message would hang its operation without a word.
-    core::log_error(name_, ": out of memory for a message of ", bytes, " bytes, dropped");
-    ++counters_.receives_failed;
-    return UCS_OK;
-  }
-  ++counters_.receives_copied;
-  std::memcpy(slot->data, data, bytes);
-  deliver(header, RxPayload(slot->data, bytes, &release_slot, this, slot));
-  return UCS_OK;
-}
-
-ucs_status_t UcxTransportImpl::receive_rendezvous(std::span<const std::byte> header, void* descriptor,
-                                                  std::size_t bytes) {
-  ++counters_.receives_rendezvous;
-  Receive* receive = nullptr;
-  if (free_receives_.empty()) {
-    receives_.push_back(std::make_unique<Receive>());
-    free_receives_.reserve(receives_.size());
-    receive = receives_.back().get();
-    receive->transport = this;
-  } else {
-    receive = free_receives_.back();
-    free_receives_.pop_back();
-  }
-  receive->descriptor = descriptor;
-  receive->payload_bytes = bytes;
-  receive->header_bytes = static_cast<std::uint32_t>(header.size());
-  std::memcpy(receive->header.data(), header.data(), header.size());
-  // Those that wait already go first.
-  receive->slot = waiting_.empty() ? rx_pool_->allocate(bytes) : nullptr;
-  if (receive->slot == nullptr) {
-    ++counters_.receives_waited;
-    waiting_.push_back(receive);
-  } else {
-    start_receive(receive);
-  }
-  return UCS_INPROGRESS;
-}
-
-void UcxTransportImpl::start_receive(Receive* receive) {
-  ucp_request_param_t param{};
-  param.op_attr_mask =
-      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-  param.cb.recv_am = &UcxTransportImpl::on_received;
-  param.user_data = receive;
-  param.memh = static_cast<ucp_mem_h>(receive->slot->handle);
-  param.memory_type = UCS_MEMORY_TYPE_HOST;
-  receive->pending = true;
-  ++receives_pending_;
-  const ucs_status_ptr_t posted =
-      api_.am_receive(worker_, receive->descriptor, receive->slot->data, receive->payload_bytes, &param);
-  if (!UCS_PTR_IS_PTR(posted)) finish_receive(receive, UCS_PTR_STATUS(posted));
-}
-
-void UcxTransportImpl::on_received(void* ucp_request, ucs_status_t status, std::size_t /*bytes*/, void* user_data) {
-  auto* receive = static_cast<Receive*>(user_data);
-  UcxTransportImpl& self = *receive->transport;
-  self.api_.request_free(ucp_request);
-  self.finish_receive(receive, status);
-}
-
-void UcxTransportImpl::finish_receive(Receive* receive, ucs_status_t status) {
-  receive->pending = false;
-  --receives_pending_;
-  RxSlot* slot = std::exchange(receive->slot, nullptr);
-  if (status != UCS_OK || receiver_ == nullptr) {
-    if (status != UCS_OK) ++counters_.receives_failed;
-    rx_pool_->release(slot);
-  } else {
-    deliver({receive->header.data(), receive->header_bytes},
-            RxPayload(slot->data, receive->payload_bytes, &release_slot, this, slot));
-  }
-  free_receives_.push_back(receive);
-}
-
-std::size_t UcxTransportImpl::start_waiting_receives() {
-  std::size_t started = 0;
-  while (!waiting_.empty()) {
-    Receive* receive = waiting_.front();
-    receive->slot = rx_pool_->allocate(receive->payload_bytes);
-    if (receive->slot == nullptr) break;
-    waiting_.pop_front();
-    start_receive(receive);
-    ++started;
-  }
-  return started;
-}
-
-void UcxTransportImpl::deliver(std::span<const std::byte> header, RxPayload payload) {
-  ++stats_.rx_messages;
-  stats_.rx_header_bytes += header.size();
-  stats_.rx_payload_bytes += payload.bytes();
-  receiver_->on_message(header, std::move(payload));
-}
-
-void UcxTransportImpl::release_kept(void* transport, void* data, std::uint64_t) noexcept {
-  auto& self = *static_cast<UcxTransportImpl*>(transport);
-  if (self.in_child()) return;
-  if (data == self.data_in_callback_)
-    self.released_in_callback_ = true;  // told by the callback's return value
-  else
-    self.api_.am_data_release(self.worker_, data);
-}
-
-void UcxTransportImpl::release_slot(void* transport, void* slot, std::uint64_t) noexcept {
-  auto& self = *static_cast<UcxTransportImpl*>(transport);
-  if (!self.in_child()) self.rx_pool_->release(static_cast<RxSlot*>(slot));
-}
 
 // Closing
 

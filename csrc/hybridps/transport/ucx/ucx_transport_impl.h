@@ -36,6 +36,9 @@ class UcxTransportImpl final : public UcxTransport {
   UcxTransportImpl(const UcxOptions& options, UcpApi& api);
   ~UcxTransportImpl() override;
   core::Status start();
+  // Parts of it; `where`: for messages.
+  core::Status make_context(std::pair<unsigned, unsigned> version, const std::string& where);
+  core::Status make_worker(std::size_t descriptors_before, const std::string& where);
 
   std::string_view name() const noexcept override { return name_; }
   core::Status attach(std::span<std::byte> pool_memory) override;

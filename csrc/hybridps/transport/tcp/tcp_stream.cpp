@@ -1,0 +1,267 @@
+// Frames over a connection: what is queued leaves, what arrives is cut into messages.
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "hybridps/transport/tcp/tcp_transport_impl.h"
+
+namespace hybridps::transport {
+namespace {
+
+/// Of one system call: so many parts, and bytes, which is more than a socket takes at once.
+constexpr std::size_t kPartsMax = 64;
+constexpr std::size_t kSendBytesMax = std::size_t{1} << 20;
+/// What one connection may bring before the others are looked at.
+constexpr std::size_t kReadBytesMax = std::size_t{512} << 10;
+constexpr std::size_t kBulkBytes = std::size_t{4} << 10;
+
+}  // namespace
+
+core::Status TcpTransportImpl::send(TcpEndpoint& endpoint, std::span<const std::byte> header, const Buffer& payload,
+                                    std::size_t payload_bytes, SendDone done) {
+  if (in_child()) return child_error();
+  if (!endpoint.is_open()) return endpoint.cause_;
+  if (header.empty() || header.size() > kHeaderBytesMax)
+    return {core::Code::kInvalidArgument, "a header of " + std::to_string(header.size()) + " bytes"};
+  if (payload_bytes > 0) {
+    if (!payload || payload_bytes > payload.capacity_bytes() || payload_bytes > options_.payload_bytes_max)
+      return {core::Code::kInvalidArgument, "more payload than its buffer holds, or than a message may have"};
+    const std::byte* const data = payload.data();
+    const auto holds = [&](std::span<std::byte> region) {
+      return data >= region.data() && data + payload_bytes <= region.data() + region.size();
+    };
+    if (std::none_of(regions_.begin(), regions_.end(), holds))
+      return {core::Code::kInvalidArgument, "the payload's memory was not attached to this transport"};
+  }
+  TcpSend* const send = acquire();
+  send->endpoint = &endpoint;
+  if (payload_bytes > 0) send->payload = payload;
+  send->payload_bytes = payload_bytes;
+  send->done = std::move(done);
+  encode(Frame{static_cast<std::uint32_t>(payload_bytes), static_cast<std::uint16_t>(header.size())},
+         send->head.data());
+  std::memcpy(send->head.data() + kFrameBytes, header.data(), header.size());
+  send->head_bytes = kFrameBytes + header.size();
+  endpoint.out_->queue.push_back(send);
+  ++unsent_;
+  list(*endpoint.out_);
+  ++stats_.tx_messages;
+  stats_.tx_header_bytes += header.size();
+  stats_.tx_payload_bytes += payload_bytes;
+  return core::Status::ok();
+}
+
+TcpSend* TcpTransportImpl::acquire() {
+  if (free_sends_.empty()) {
+    sends_.push_back(std::make_unique<TcpSend>());
+    free_sends_.reserve(sends_.size());
+    return sends_.back().get();
+  }
+  TcpSend* const send = free_sends_.back();
+  free_sends_.pop_back();
+  return send;
+}
+
+/// Nothing leaves inside send(): what is sent to one peer in a round goes with one system call, and in full packets.
+void TcpTransportImpl::list(TcpLink& link) {
+  if (link.state != TcpLink::State::kOpen || link.watches_write || link.error != 0) return;
+  if (std::exchange(link.is_listed, true)) return;
+  listed_.push_back(&link);
+}
+
+std::size_t TcpTransportImpl::flush_all() {
+  std::size_t did = 0;
+  while (!listed_.empty()) {
+    TcpLink* const link = listed_.back();
+    listed_.pop_back();
+    link->is_listed = false;
+    const bool given_up = link->endpoint != nullptr && link->endpoint->state_ == TcpEndpoint::State::kDoomed;
+    if (link->state == TcpLink::State::kOpen && !given_up) did += flush(*link);
+  }
+  return did;
+}
+
+std::size_t TcpTransportImpl::flush(TcpLink& link) {
+  std::size_t did = 0;
+  while (!link.queue.empty() && link.error == 0) {
+    std::array<iovec, kPartsMax> parts;
+    std::size_t count = 0;
+    std::size_t bytes = 0;
+    std::size_t skip = link.front_sent;
+    const auto add = [&](const std::byte* data, std::size_t length) {
+      if (skip >= length) {
+        skip -= length;
+        return;
+      }
+      parts[count++] = {const_cast<std::byte*>(data) + skip, length - skip};
+      bytes += length - skip;
+      skip = 0;
+    };
+    for (auto at = link.queue.begin(); at != link.queue.end() && count + 2 <= kPartsMax && bytes < kSendBytesMax;
+         ++at) {
+      add((*at)->head.data(), (*at)->head_bytes);
+      if ((*at)->payload_bytes > 0) add((*at)->payload.data(), (*at)->payload_bytes);
+    }
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = count;
+    const ssize_t sent = ::sendmsg(link.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
+      // What the peer said before it broke off is still to be read; then read() finds the end.
+      link.error = errno;
+      (void)::shutdown(link.socket.get(), SHUT_RDWR);
+      if (link.watches_write) (void)watch(link, /*write=*/false);
+      return did;
+    }
+    if (sent > 0) {
+      ++did;
+      ++counters_.sends;
+      has_sent(link, static_cast<std::size_t>(sent));
+    }
+    if (sent < 0 || static_cast<std::size_t>(sent) < bytes) {
+      if (!link.watches_write) (void)watch(link, /*write=*/true);
+      return did;
+    }
+  }
+  if (link.watches_write) (void)watch(link, /*write=*/false);
+  return did;
+}
+
+void TcpTransportImpl::has_sent(TcpLink& link, std::size_t bytes) {
+  link.front_sent += bytes;
+  while (!link.queue.empty()) {
+    TcpSend* const send = link.queue.front();
+    const std::size_t of_front = send->head_bytes + send->payload_bytes;
+    if (link.front_sent < of_front) return;
+    link.front_sent -= of_front;
+    link.queue.pop_front();
+    --unsent_;
+    completions_.push_back({send, core::Status::ok()});
+  }
+}
+
+std::size_t TcpTransportImpl::run_completions() {
+  if (completions_.empty()) return 0;
+  std::swap(running_completions_, completions_);
+  for (Completion& completion : running_completions_) {
+    TcpSend* const send = completion.send;
+    send->payload = Buffer();  // first, so that `done` may use the slot
+    SendDone done = std::move(send->done);
+    send->endpoint = nullptr;
+    send->payload_bytes = 0;
+    free_sends_.push_back(send);
+    done(std::move(completion.status));
+  }
+  const std::size_t count = running_completions_.size();
+  running_completions_.clear();
+  return count;
+}
+
+std::size_t TcpTransportImpl::read(TcpLink& link) {
+  std::size_t did = 0;
+  std::size_t had = 0;
+  while (link.socket && had < kReadBytesMax) {
+    if (link.begin > 0) {
+      std::memmove(link.read_ahead.data(), link.read_ahead.data() + link.begin, link.end - link.begin);
+      link.end -= std::exchange(link.begin, 0);
+    }
+    std::array<iovec, 2> parts;
+    std::size_t count = 0;
+    const std::size_t rest = link.slot != nullptr ? link.payload_bytes - link.payload_have : 0;
+    if (rest > 0) parts[count++] = {link.slot->data + link.payload_have, rest};
+    const std::size_t room = link.read_ahead.size() - link.end;
+    parts[count++] = {link.read_ahead.data() + link.end, room};
+    const ssize_t got = ::readv(link.socket.get(), parts.data(), static_cast<int>(count));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return did;
+    if (got <= 0) {
+      break_off(link, "broke", got < 0 ? errno : link.error);
+      return did + 1;
+    }
+    ++did;
+    ++counters_.receives;
+    const auto bytes = static_cast<std::size_t>(got);
+    had += bytes;
+    const std::size_t in_place = std::min(bytes, rest);
+    link.payload_have += in_place;
+    link.end += bytes - in_place;
+    parse(link);
+    if (bytes < rest + room) return did;  // that was all
+  }
+  return did;
+}
+
+void TcpTransportImpl::parse(TcpLink& link) {
+  for (;;) {
+    if (link.state == TcpLink::State::kGreeting) {
+      if (!greet(link)) return;
+    } else if (link.state == TcpLink::State::kGreeted) {
+      if (!hear_answer(link)) return;
+    } else if (link.state == TcpLink::State::kWaiting) {
+      return;
+    } else if (link.state == TcpLink::State::kClosed) {
+      return;
+    } else if (link.slot != nullptr) {
+      if (link.payload_have < link.payload_bytes) return;
+      deliver(link);
+    } else if (!begin_message(link)) {
+      return;
+    }
+  }
+}
+
+bool TcpTransportImpl::begin_message(TcpLink& link) {
+  const std::byte* const bytes = link.read_ahead.data() + link.begin;
+  const std::size_t have = link.end - link.begin;
+  if (have < kFrameBytes) return false;
+  const std::optional<Frame> frame = decode_frame(bytes);
+  if (!frame || frame->payload_bytes > options_.payload_bytes_max) {
+    ++counters_.malformed;
+    on_broken(link, "the connection (" + name_ + ") to " + link.to + " brought bytes that hybridps does not send");
+    return false;
+  }
+  const std::size_t head = kFrameBytes + frame->header_bytes;
+  if (have < head) return false;
+  if (frame->payload_bytes > 0) {
+    link.slot = rx_pool_->allocate(frame->payload_bytes);
+    if (link.slot == nullptr) {
+      on_broken(link, "no memory for a message of " + std::to_string(frame->payload_bytes) + " bytes from it");
+      return false;
+    }
+  }
+  link.header_bytes = frame->header_bytes;
+  std::memcpy(link.header.data(), bytes + kFrameBytes, link.header_bytes);
+  link.payload_bytes = frame->payload_bytes;
+  link.payload_have = std::min(have - head, link.payload_bytes);
+  link.begin += head + link.payload_have;
+  if (link.payload_have > 0) std::memcpy(link.slot->data, bytes + head, link.payload_have);
+  counters_.bytes_copied += link.payload_have;
+  if (link.begin == link.end) link.begin = link.end = 0;
+  if (link.payload_have == link.payload_bytes) deliver(link);
+  return true;
+}
+
+void TcpTransportImpl::deliver(TcpLink& link) {
+  RxSlot* const slot = std::exchange(link.slot, nullptr);
+  RxPayload payload;
+  if (slot != nullptr) payload = RxPayload(slot->data, link.payload_bytes, &release_slot, this, slot);
+  if (receiver_ == nullptr) return;
+  had_bulk_ |= link.payload_bytes >= kBulkBytes;
+  ++stats_.rx_messages;
+  stats_.rx_header_bytes += link.header_bytes;
+  stats_.rx_payload_bytes += link.payload_bytes;
+  receiver_->on_message({link.header.data(), link.header_bytes}, std::move(payload));
+}
+
+void TcpTransportImpl::release_slot(void* transport, void* slot, std::uint64_t) noexcept {
+  auto& self = *static_cast<TcpTransportImpl*>(transport);
+  if (!self.in_child()) self.rx_pool_->release(static_cast<RxSlot*>(slot));
+}
+
+}  // namespace hybridps::transport

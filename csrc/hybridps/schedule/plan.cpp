@@ -220,6 +220,27 @@ void add_pairs(const Request& request, const Topology& topology, Builder& plan) 
   }
 }
 
+// The bytes of one rail from the root's node to all others: by one of its ranks, or above a chunk by the other nodes in parts.
+template <typename Id>
+void add_rail_broadcast(const Request& request, const Topology& topology, const Limits& limits, int rail, std::uint64_t bytes,
+                        std::uint64_t offset, const Id& id, Builder& plan) {
+  const int root_node = topology.node_of(request.root);
+  const int source = topology.rail_rank(root_node, rail);
+  if (topology.nodes() <= 2 || bytes <= limits.chunk_bytes)
+    return plan.add(id(source, rail), source, source, kAll, bytes, offset, offset, rail);
+  std::vector<double> weights;
+  for (int node = 0; node < topology.nodes(); ++node)
+    if (node != root_node) weights.push_back(topology.weight(node));
+  const std::vector<std::uint64_t> cut = cut_by_weight(bytes, weights, kGranuleBytes);
+  for (int node = 0, i = 0; node < topology.nodes(); ++node) {
+    if (node == root_node) continue;
+    const std::uint64_t part = cut[static_cast<std::size_t>(i++)];
+    const int owner = topology.rail_rank(node, rail);
+    if (part > 0) plan.add(id(owner, rail), owner, source, kAll, part, offset, offset, rail);
+    offset += part;
+  }
+}
+
 std::vector<Span> plan_between_nodes(const Request& request, const Topology& topology, const Limits& limits) {
   Builder plan{chunk_bytes_of(request.kind, topology, limits)};
   const int me = topology.rank();
@@ -243,24 +264,8 @@ std::vector<Span> plan_between_nodes(const Request& request, const Topology& top
         if (topology.rail_rank(my_node, rail) != me || bytes == 0) continue;
         const std::uint64_t offset_of_rail = offset;
         if (request.kind == Kind::kBroadcast) {
-          const int root_node = topology.node_of(request.root);
-          const int source = topology.rail_rank(root_node, rail);
-          if (topology.nodes() <= 2 || bytes <= limits.chunk_bytes) {
-            plan.add(id(source, rail), source, source, kAll, bytes, offset, offset, rail);
-            offset += bytes;
-            continue;
-          }
-          std::vector<double> weights;
-          for (int node = 0; node < topology.nodes(); ++node)
-            if (node != root_node) weights.push_back(topology.weight(node));
-          const std::vector<std::uint64_t> cut = cut_by_weight(bytes, weights, kGranuleBytes);
-          for (int node = 0, i = 0; node < topology.nodes(); ++node) {
-            if (node == root_node) continue;
-            const std::uint64_t part = cut[static_cast<std::size_t>(i++)];
-            const int owner = topology.rail_rank(node, rail);
-            if (part > 0) plan.add(id(owner, rail), owner, source, kAll, part, offset, offset, rail);
-            offset += part;
-          }
+          add_rail_broadcast(request, topology, limits, rail, bytes, offset, id, plan);
+          offset += bytes;
           continue;
         }
         const bool reduce = request.kind == Kind::kReduce;

@@ -36,6 +36,37 @@ std::optional<Shares> RateFinder::take_back() {
   return before;
 }
 
+double RateFinder::set_rates(const std::vector<CardReport>& reports, const std::vector<double>& part,
+                             const std::vector<double>& delays, double pace, double longest) {
+  const std::size_t n = cards_.size();
+  double fastest = 0.0;
+  rates_.assign(n, 0.0);
+  for (std::size_t i = 0; i < n; ++i) {
+    Card& card = cards_[i];
+    const double carried = i < nodes_ ? std::max(reports[i].bytes_per_second, part[i] * pace) : reports[i].bytes_per_second;
+    const double last = std::exchange(card.last_carried, carried);
+    if (reports[i].delay_seconds >= longest / 2) {
+      card.rate = std::max(carried, last);  // one slow operation says nothing of the card
+      card.age = card.free = 0;
+      if (std::exchange(card.is_tried, false))
+        card.remembered = carried > kTriedMin * card.was ? kRemembered : std::min(2 * card.remembered, kRememberedMax);
+    } else if (delays[i] >= longest / 2) {
+      card.rate = std::max(card.rate, carried);  // it did so the last time
+      card.free = 0;
+    } else {
+      ++card.free;
+      if (++card.age > card.remembered && card.rate > 0.0) {
+        card.is_tried = true;
+        card.was = std::exchange(card.rate, 0.0);
+      }
+      if (card.rate > 0.0) card.rate = std::max(card.rate, carried);
+    }
+    rates_[i] = card.rate > 0.0 ? card.rate : 2.0 * carried;
+    fastest = std::max(fastest, card.rate > 0.0 ? card.rate : carried);
+  }
+  return fastest;
+}
+
 std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, const Shares& shares, std::uint64_t bytes) {
   takes_back_ = false;
   const std::size_t n = cards_.size();
@@ -82,31 +113,7 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
     ++active;
     setters += delays[i] >= longest / 2 ? 1 : 0;
   }
-  double fastest = 0.0;
-  rates_.assign(n, 0.0);
-  for (std::size_t i = 0; i < n; ++i) {
-    Card& card = cards_[i];
-    const double carried = i < nodes_ ? std::max(reports[i].bytes_per_second, part[i] * pace) : reports[i].bytes_per_second;
-    const double last = std::exchange(card.last_carried, carried);
-    if (reports[i].delay_seconds >= longest / 2) {
-      card.rate = std::max(carried, last);  // one slow operation says nothing of the card
-      card.age = card.free = 0;
-      if (std::exchange(card.is_tried, false))
-        card.remembered = carried > kTriedMin * card.was ? kRemembered : std::min(2 * card.remembered, kRememberedMax);
-    } else if (delays[i] >= longest / 2) {
-      card.rate = std::max(card.rate, carried);  // it did so the last time
-      card.free = 0;
-    } else {
-      ++card.free;
-      if (++card.age > card.remembered && card.rate > 0.0) {
-        card.is_tried = true;
-        card.was = std::exchange(card.rate, 0.0);
-      }
-      if (card.rate > 0.0) card.rate = std::max(card.rate, carried);
-    }
-    rates_[i] = card.rate > 0.0 ? card.rate : 2.0 * carried;
-    fastest = std::max(fastest, card.rate > 0.0 ? card.rate : carried);
-  }
+  const double fastest = set_rates(reports, part, delays, pace, longest);
   if (2 * setters > active)
     for (std::size_t i = 0; i < n; ++i)
       if (cards_[i].rate == 0.0 && cards_[i].free < kBelieved) rates_[i] = std::min(rates_[i], fastest);

@@ -90,6 +90,9 @@ class RateFinder {
   };
   std::optional<Shares> take_back();
   std::vector<double> parts(const Shares& shares) const;
+  /// Rates to share by, of each card; returns the highest one.
+  double set_rates(const std::vector<CardReport>& reports, const std::vector<double>& part,
+                   const std::vector<double>& delays, double pace, double longest);
 
   std::size_t nodes_;
   std::vector<Card> cards_;

@@ -135,6 +135,39 @@ std::string metrics_of(const ServerHostStats& s) {
   return hybridps::observe::prometheus_text(samples, {});
 }
 
+// Until it is stopped and has drained.
+void serve(ServerHost& host, const Arguments& arguments) {
+  using Clock = std::chrono::steady_clock;
+  const auto seconds_since = [](Clock::time_point then) {
+    return std::chrono::duration<double>(Clock::now() - then).count();
+  };
+  Clock::time_point status_at = Clock::now();
+  Clock::time_point drained_at{};
+  std::uint64_t summed = 0;
+  for (;;) {
+    usleep(20'000);
+    const ServerHostStats s = host.stats();
+    if (arguments.status_seconds > 0 && seconds_since(status_at) >= arguments.status_seconds) {
+      const double mb = static_cast<double>(s.bytes_summed - summed) / 1e6 / seconds_since(status_at);
+      char line[160];
+      std::snprintf(line, sizeof line,
+                    "%" PRIu64 " group%s of %" PRIu64 " process%s, %.1f MB/s summed, %" PRIu64 " MB in all", s.groups,
+                    s.groups == 1 ? "" : "s", s.engines, s.engines == 1 ? "" : "es", mb, s.bytes_summed / 1'000'000);
+      say(line);
+      summed = s.bytes_summed;
+      status_at = Clock::now();
+    }
+    if (signals_seen == 0) continue;
+    if (drained_at == Clock::time_point{}) {
+      drained_at = Clock::now();
+      host.drain();
+      say("stopping: " + std::to_string(s.groups) + (s.groups == 1 ? " group is open" : " groups are open") +
+          (s.groups > 0 && arguments.drain_seconds > 0 ? "; a second signal leaves them" : ""));
+    }
+    if (s.groups == 0 || signals_seen > 1 || seconds_since(drained_at) > arguments.drain_seconds) break;
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -191,35 +224,7 @@ int main(int argc, char** argv) {
     if (outlet->port() > 0) say("metrics at http://" + arguments.metrics_listen.host + ":" + std::to_string(outlet->port()) + "/metrics");
   }
 
-  using Clock = std::chrono::steady_clock;
-  const auto seconds_since = [](Clock::time_point then) {
-    return std::chrono::duration<double>(Clock::now() - then).count();
-  };
-  Clock::time_point status_at = Clock::now();
-  Clock::time_point drained_at{};
-  std::uint64_t summed = 0;
-  for (;;) {
-    usleep(20'000);
-    const ServerHostStats s = host.stats();
-    if (arguments.status_seconds > 0 && seconds_since(status_at) >= arguments.status_seconds) {
-      const double mb = static_cast<double>(s.bytes_summed - summed) / 1e6 / seconds_since(status_at);
-      char line[160];
-      std::snprintf(line, sizeof line,
-                    "%" PRIu64 " group%s of %" PRIu64 " process%s, %.1f MB/s summed, %" PRIu64 " MB in all", s.groups,
-                    s.groups == 1 ? "" : "s", s.engines, s.engines == 1 ? "" : "es", mb, s.bytes_summed / 1'000'000);
-      say(line);
-      summed = s.bytes_summed;
-      status_at = Clock::now();
-    }
-    if (signals_seen == 0) continue;
-    if (drained_at == Clock::time_point{}) {
-      drained_at = Clock::now();
-      host.drain();
-      say("stopping: " + std::to_string(s.groups) + (s.groups == 1 ? " group is open" : " groups are open") +
-          (s.groups > 0 && arguments.drain_seconds > 0 ? "; a second signal leaves them" : ""));
-    }
-    if (s.groups == 0 || signals_seen > 1 || seconds_since(drained_at) > arguments.drain_seconds) break;
-  }
+  serve(host, arguments);
   host.dismiss("it was stopped");
   outlet.reset();  // writes the file once more
   say("stopped");

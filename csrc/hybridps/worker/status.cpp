@@ -33,6 +33,33 @@ std::uint64_t tensor_bytes(const OperationRun& run) {
   return run.signature.total_bytes > 0 ? run.signature.total_bytes : std::max(run.input.bytes(), run.output.bytes());
 }
 
+void write_tuner(observe::Json& json, const GroupState& group, const schedule::Tuner& tuner) {
+  json.key("tuner").object();
+  json.field("resting", tuner.is_resting()).field("trials", tuner.trials()).field("kept", tuner.kept());
+  json.key("tried").array();
+  const std::size_t count = tuner.tried().size();
+  for (std::size_t i = count > kTriedTold ? count - kTriedTold : 0; i < count; ++i) {
+    const schedule::Tuner::Tried& tried = tuner.tried()[i];
+    json.object().field("what", group.plans->describe(tried)).field("ratio", tried.ratio);
+    json.field("pairs", tried.pairs).field("kept", tried.kept).end();
+  }
+  json.end().end();
+}
+
+void write_remembered(observe::Json& json, const GroupState& group) {
+  json.key("remembered").object();
+  std::uint64_t bytes = 0;
+  std::uint64_t tensors = 0;
+  std::uint64_t dropped = 0;
+  for (const auto* part : {&group.residuals, &group.owed, &group.momenta}) {
+    const compress::Residuals::Stats stats = part->stats();
+    bytes += stats.bytes;
+    tensors += stats.tensors;
+    dropped += stats.dropped + stats.refused;
+  }
+  json.field("tensors", tensors).field("bytes", bytes).field("dropped", dropped).end();
+}
+
 }  // namespace
 
 void Worker::count(const OperationRun& run, const core::Status& status) {
@@ -81,18 +108,8 @@ core::TimePoint Worker::oldest_since(core::TimePoint now) const noexcept {
   return since;
 }
 
-void Worker::write_status(observe::Json& json, const GroupState& group, core::TimePoint now) const {
+void Worker::write_under_way(observe::Json& json, const GroupState& group, core::TimePoint now) const {
   const auto seconds_since = [now](core::TimePoint at) { return std::max(0.0, core::to_seconds(now - at)); };
-  const schedule::Topology& topology = group.plans->newest_version().topology;
-  json.field("submitted", group.submitted).field("finished", group.over.floor());
-  if (group.over.floor() > 0 && !group.signatures_over.empty())
-    json.field("last", wire::describe(
-                           group.signatures_over[(group.over.floor() - 1) % GroupState::kSignaturesKept].second));
-  if (group.last_finished_at != core::TimePoint{})
-    json.field("since_last_seconds", seconds_since(group.last_finished_at));
-  json.field("leaving", group.leaving);
-  if (!group.status.is_ok()) json.field("error", group.status.message());
-
   json.field("pending_count", group.running.size());
   json.key("pending").array();
   std::size_t told = 0;
@@ -132,7 +149,21 @@ void Worker::write_status(observe::Json& json, const GroupState& group, core::Ti
     json.field("seconds", seconds_since(run->submitted_at)).end();
   }
   json.end();
+}
 
+void Worker::write_status(observe::Json& json, const GroupState& group, core::TimePoint now) const {
+  const auto seconds_since = [now](core::TimePoint at) { return std::max(0.0, core::to_seconds(now - at)); };
+  const schedule::Topology& topology = group.plans->newest_version().topology;
+  json.field("submitted", group.submitted).field("finished", group.over.floor());
+  if (group.over.floor() > 0 && !group.signatures_over.empty())
+    json.field("last", wire::describe(
+                           group.signatures_over[(group.over.floor() - 1) % GroupState::kSignaturesKept].second));
+  if (group.last_finished_at != core::TimePoint{})
+    json.field("since_last_seconds", seconds_since(group.last_finished_at));
+  json.field("leaving", group.leaving);
+  if (!group.status.is_ok()) json.field("error", group.status.message());
+
+  write_under_way(json, group, now);
   json.field("plan_version", group.plans->newest()).field("changing_plan", group.plans->is_frozen());
   double total = 0;
   std::vector<double> weights;
@@ -145,30 +176,9 @@ void Worker::write_status(observe::Json& json, const GroupState& group, core::Ti
   json.key("rates_found").array();
   for (const double rate : group.plans->rates()) json.value(rate);
   json.end();
-  if (const schedule::Tuner* const tuner = group.plans->tuner()) {
-    json.key("tuner").object();
-    json.field("resting", tuner->is_resting()).field("trials", tuner->trials()).field("kept", tuner->kept());
-    json.key("tried").array();
-    const std::size_t count = tuner->tried().size();
-    for (std::size_t i = count > kTriedTold ? count - kTriedTold : 0; i < count; ++i) {
-      const schedule::Tuner::Tried& tried = tuner->tried()[i];
-      json.object().field("what", group.plans->describe(tried)).field("ratio", tried.ratio);
-      json.field("pairs", tried.pairs).field("kept", tried.kept).end();
-    }
-    json.end().end();
-  }
+  if (const schedule::Tuner* const tuner = group.plans->tuner()) write_tuner(json, group, *tuner);
   json.field("early_messages", group.early.size());
-  json.key("remembered").object();
-  std::uint64_t bytes = 0;
-  std::uint64_t tensors = 0;
-  std::uint64_t dropped = 0;
-  for (const auto* part : {&group.residuals, &group.owed, &group.momenta}) {
-    const compress::Residuals::Stats stats = part->stats();
-    bytes += stats.bytes;
-    tensors += stats.tensors;
-    dropped += stats.dropped + stats.refused;
-  }
-  json.field("tensors", tensors).field("bytes", bytes).field("dropped", dropped).end();
+  write_remembered(json, group);
 }
 
 }  // namespace hybridps::worker

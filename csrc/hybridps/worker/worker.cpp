@@ -60,10 +60,6 @@ std::uint64_t seed_of(const std::string& group, std::uint64_t sequence) {
   return (hash ^ sequence) * 0x9e3779b97f4a7c15ULL;
 }
 
-server::Call call_of(const wire::From& from, const wire::Signature& signature) {
-  return {static_cast<int>(from.sender_rank), signature};
-}
-
 }  // namespace
 
 Worker::Worker(flow::Outbox& outbox, server::Server& server, Host& host, WorkerOptions options)
@@ -232,6 +228,27 @@ void Worker::refuse(OperationRun& run, const core::Status& status) {
   if (run.done) run.done(Outcome{in_full(run, status), -1});
 }
 
+void Worker::choose_stores(OperationRun& run) {
+  GroupState& group = run.group;
+  const Operation& o = run.operation;
+  const std::uint64_t bytes = run.input.bytes() + run.output.bytes();
+  // Whether it takes part in the trials of how slots are written (schedule/stores.h,
+  // docs/decisions/0037-past-the-cache.md). In a trial all ranks write alike, and know how by an operation's kind and
+  // size: left out is what may have another size on each rank (all_to_all). What is compared is how long operations
+  // take: left out are kinds that end on some ranks well before others (reduce, gather, scatter). So are operations
+  // of which the engine does only a part (other scopes), compressed ones, and owners'.
+  const bool may_try = o.scope == schedule::Scope::kRanks && o.coding == wire::Coding::kPlain && !core::is_outer(o.op) &&
+                       (o.kind == schedule::Kind::kAllReduce || o.kind == schedule::Kind::kReduceScatter ||
+                        o.kind == schedule::Kind::kAllGather || o.kind == schedule::Kind::kBroadcast);
+  if (may_try)
+    run.stores = group.stores.begin(static_cast<std::uint32_t>(o.kind), run.signature.total_bytes);
+  else
+    run.stores.past_cache = bytes >= 2 * schedule::StoreChooser::kPastCacheBytes;
+  if (run.stores.of != 0) run.stores_began_at = core::Clock::now();
+  run.stores.counts = run.stores.counts && group.running.size() == 1;
+  group.newest_start = run.sequence;
+}
+
 void Worker::start(OperationRun& run) {
   GroupState& group = run.group;
   const Operation& o = run.operation;
@@ -265,24 +282,7 @@ void Worker::start(OperationRun& run) {
   if (o.residual) group.residuals.restore(o.tensor, *o.residual);
   if (o.owed) group.owed.restore(o.tensor, *o.owed);
   if (o.accelerated) group.momenta.restore(o.tensor, *o.accelerated);
-  if (group.has_locals) {
-    const std::uint64_t bytes = run.input.bytes() + run.output.bytes();
-    // Whether it takes part in the trials of how slots are written (schedule/stores.h,
-    // docs/decisions/0037-past-the-cache.md). In a trial all ranks write alike, and know how by an operation's kind and
-    // size: left out is what may have another size on each rank (all_to_all). What is compared is how long operations
-    // take: left out are kinds that end on some ranks well before others (reduce, gather, scatter). So are operations
-    // of which the engine does only a part (other scopes), compressed ones, and owners'.
-    const bool may_try = o.scope == schedule::Scope::kRanks && o.coding == wire::Coding::kPlain && !core::is_outer(o.op) &&
-                         (o.kind == schedule::Kind::kAllReduce || o.kind == schedule::Kind::kReduceScatter ||
-                          o.kind == schedule::Kind::kAllGather || o.kind == schedule::Kind::kBroadcast);
-    if (may_try)
-      run.stores = group.stores.begin(static_cast<std::uint32_t>(o.kind), request.total_bytes);
-    else
-      run.stores.past_cache = bytes >= 2 * schedule::StoreChooser::kPastCacheBytes;
-    if (run.stores.of != 0) run.stores_began_at = core::Clock::now();
-    run.stores.counts = run.stores.counts && group.running.size() == 1;
-    group.newest_start = run.sequence;
-  }
+  if (group.has_locals) choose_stores(run);
   // A barrier has no shares, and may start much later than it was submitted: it belongs to no version.
   const membership::Version* version = !has_shares(o) ? nullptr : &group.plans->version_of(run.sequence);
   if (version != nullptr) {
@@ -506,139 +506,6 @@ void Worker::start_barriers(GroupState& group) {
     start(run);
     settle();  // it may have been all: the next one may start then
   }
-}
-
-void Worker::see_local(OperationRun& run, const wire::ChunkId& chunk) {
-  if (chunk.stage != wire::Stage::kLocalPush || chunk.contributor >= run.local_seen.size()) return;
-  if (std::exchange(run.local_seen[chunk.contributor], 1) != 0) return;
-  if (++run.local_seen_count + 1 < run.local_seen.size()) return;
-  for (const auto& span : run.spans) span->on_local_seen();
-}
-
-void Worker::on_message(GroupState& group, const wire::Message& message, flow::Delivery payload) {
-  const Entry entry(*this);
-  handle(group, message, std::move(payload));
-}
-
-void Worker::handle(GroupState& group, const wire::Message& message, flow::Delivery payload) {
-  const wire::From& from = message.from;
-  if (from.sender_rank >= group.info.engines.size() && group.status.is_ok()) {
-    group.newcomers->on_word(message, payload);
-    return;
-  }
-  if (from.sender_rank >= group.info.engines.size() || group.info.engines[from.sender_rank] != from.source) {
-    core::log_warn("dropped a message that claims to be from rank ", from.sender_rank, " of group \"", group.info.name,
-                   "\" but is not");
-    return;
-  }
-  const bool works = group.status.is_ok();
-  if (group.servers.is_gone(static_cast<int>(from.sender_rank))) {
-    return;  // it has been left out, and may not know
-  } else if (message.is_point_to_point()) {
-    if (works) group.p2p->on_message(message, std::move(payload));
-  } else if (const auto* verdict = message.as<wire::Verdict>()) {
-    on_verdict(group, from, *verdict, payload);
-  } else if (const auto* probe = message.as<wire::Probe>()) {
-    on_probe(group, from, *probe);
-  } else if (const auto* reply = message.as<wire::ProbeReply>()) {
-    on_probe_reply(group, from, *reply);
-  } else if (const wire::ChunkId* chunk = message.chunk()) {
-    if (works) on_chunk(group, message, *chunk, std::move(payload));
-  } else if (message.as<wire::Mend>() != nullptr) {
-    if (works) group.lost_servers->on_message(message, std::move(payload));
-  } else if (message.as<wire::Join>() != nullptr) {
-    if (works) group.newcomers->on_message(message, payload);
-  } else if (works) {
-    group.plans->on_message(message, payload);
-  }
-}
-
-void Worker::on_chunk(GroupState& group, const wire::Message& message, const wire::ChunkId& chunk,
-                      flow::Delivery payload) {
-  const wire::From& from = message.from;
-  std::uint64_t& heard = group.heard[from.sender_rank];
-  const bool is_news = heard <= chunk.sequence;
-  if (is_news) heard = chunk.sequence + 1;
-  if (group.over.contains(chunk.sequence)) {
-    if (const auto retained = group.retained.find(chunk.sequence);
-        retained != group.retained.end() && message.as<wire::Grant>() != nullptr &&
-        retained->second->find(chunk.span) != nullptr) {  // of what it serves to others
-      dispatch(*retained->second, message, {});
-      return;
-    }
-    contradicts_finished(group, chunk.sequence, call_of(from, chunk.signature));
-    return;
-  }
-  const auto found = group.running.find(chunk.sequence);
-  const bool known = found != group.running.end();
-  if (known && is_news) {
-    found->second->last_heard = static_cast<int>(from.sender_rank);
-    found->second->last_heard_at = now_;
-  }
-  if (known && chunk.signature != found->second->signature) {
-    mismatch(*found->second, call_of(from, chunk.signature));
-    return;
-  }
-  const bool is_grant = message.as<wire::Grant>() != nullptr;
-  const bool to_server =
-      chunk.stage == wire::Stage::kPush && !is_grant &&
-      (chunk.signature.kind != schedule::Kind::kBroadcast || chunk.signature.scope == schedule::Scope::kWitness);
-  if (to_server) {
-    if (message.as<wire::Data>() != nullptr)
-      server_.on_push(from, chunk, std::move(payload));
-    else
-      server_.on_announce(from, chunk);
-  } else if (known && found->second->started) {
-    dispatch(*found->second, message, std::move(payload));
-  } else if (!is_grant && can_keep(group, group.early.size(), message)) {  // a grant: there is nothing to send
-    group.early.add(message, std::move(payload));
-  }
-}
-
-void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Delivery payload) {
-  if (const auto* mend = message.as<wire::Mend>()) {
-    run.group.lost_servers->on_kept(run, static_cast<int>(message.from.sender_rank), *mend);
-    return;
-  }
-  const wire::ChunkId& chunk = *message.chunk();
-  const wire::From& from = message.from;
-  if (chunk.signature != run.signature) {
-    mismatch(run, call_of(from, chunk.signature));
-    return;
-  }
-  SpanRun* span = run.find(chunk.span);
-  const auto* grant = message.as<wire::Grant>();
-  if (chunk.plan_version != run.plan_version && grant == nullptr) {
-    on_bad_message(server::OperationKey{run.group.info.uid, run.sequence},
-                   "a message of rank " + std::to_string(from.sender_rank) + " under plan version " +
-                       std::to_string(chunk.plan_version) + " instead of " + std::to_string(run.plan_version));
-    return;
-  }
-  if (span == nullptr) {
-    on_bad_message(server::OperationKey{run.group.info.uid, run.sequence},
-                   "a message of rank " + std::to_string(from.sender_rank) + " for span " + std::to_string(chunk.span) +
-                       " that this rank has no part in");
-    return;
-  }
-  // What stays inside a node is the same whoever the owner is.
-  const bool is_local = chunk.stage == wire::Stage::kLocalPush || chunk.stage == wire::Stage::kLocalResult;
-  if (!is_local && chunk.attempt < span->plan().attempt) return;  // it has another owner since
-  if (!is_local && chunk.attempt > span->plan().attempt) {
-    on_bad_message(server::OperationKey{run.group.info.uid, run.sequence},
-                   "a message of rank " + std::to_string(from.sender_rank) + " of attempt " +
-                       std::to_string(chunk.attempt) + " at span " + std::to_string(chunk.span) + ", which is at " +
-                       std::to_string(span->plan().attempt));
-    return;
-  }
-  if (grant != nullptr) {  // goes the other way: its contributor names nobody
-    span->on_grant(from.source, *grant);
-    return;
-  }
-  see_local(run, chunk);
-  if (const auto* data = message.as<wire::Data>())
-    span->on_data(from, *data, std::move(payload));
-  else if (const auto* announce = message.as<wire::Announce>())
-    span->on_announce(from, *announce);
 }
 
 std::size_t Worker::tick(core::TimePoint now) {

@@ -219,6 +219,9 @@ class Worker final : public server::Listener, core::Pinned {
   };
 
   void start(OperationRun& run);
+  void write_under_way(observe::Json& json, const GroupState& group, core::TimePoint now) const;
+  /// How it writes slots for other ranks of the node (schedule/stores.h).
+  void choose_stores(OperationRun& run);
   /// Of an operation whose memory is coded: kInvalidArgument says what of it cannot be so.
   core::Status check_coded(const OperationRun& run) const;
   /// Ends one that was never taken up.

@@ -197,8 +197,7 @@ class Cluster {
     o.early_messages_max = options_.early_messages_max;
     o.unopened = options_.unopened;
     o.tune = options_.tune;
-    const auto classes = engine::Runtime::pool_classes(o, options_.pool_extra_bytes);
-    const std::size_t bytes = std::max(engine::Runtime::pool_bytes(classes), options_.pool_extra_bytes);
+    const std::size_t bytes = std::max(o.pool_bytes(), options_.pool_extra_bytes);
     memories_.push_back(std::make_unique<std::byte[]>(bytes + 64));
     auto* start = reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(memories_.back().get()) + 63) &
                                                ~std::uintptr_t{63});

@@ -3,68 +3,44 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
-#include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
-#include <mutex>
 #include <optional>
 #include <system_error>
 #include <thread>
-#include <utility>
-#include <vector>
 
-#include "hybridps/bootstrap/departures.h"
 #include "hybridps/bootstrap/incarnation.h"
 #include "hybridps/bootstrap/node_identity.h"
-#include "hybridps/bootstrap/record.h"
-#include "hybridps/bootstrap/rendezvous.h"
 #include "hybridps/build_info.h"
 #include "hybridps/core/clock.h"
-#include "hybridps/core/fork.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
-#include "hybridps/door/door.h"
 #include "hybridps/engine/cores.h"
 #include "hybridps/engine/dedicated_client.h"
-#include "hybridps/engine/group_core.h"
-#include "hybridps/engine/groups.h"
 #include "hybridps/engine/data_transport.h"
-#include "hybridps/engine/descriptors.h"
+#include "hybridps/engine/engine_impl.h"
+#include "hybridps/engine/group_handle.h"
 #include "hybridps/engine/interface.h"
-#include "hybridps/engine/joiner.h"
-#include "hybridps/engine/loop.h"
 #include "hybridps/engine/records.h"
-#include "hybridps/engine/runtime.h"
-#include "hybridps/engine/settings.h"
-#include "hybridps/engine/status_desk.h"
 #include "hybridps/engine/summary.h"
-#include "hybridps/engine/verdict_board.h"
 #include "hybridps/intranode/shm/shm_transport.h"
-#include "hybridps/observe/outlet.h"
-#include "hybridps/observe/trace.h"
 #include "hybridps/transport/ucx/fork_guard.h"
 #include "hybridps/transport/ucx/ucx_config.h"
 
 namespace hybridps::engine {
-namespace {
 
 using core::Code;
 using core::Status;
+
+namespace {
 
 // How long goodbyes are waited for where the last operation of a group has failed: somebody may not be there to say one.
 constexpr auto kLingerAfterFailure = std::chrono::milliseconds(1000);
 // How long each network transport waits at the end for what is on its way. A peer that another rank found dead takes all of
 // it, twice, and leaving a failed group should take less than 2 s.
 constexpr auto kCloseWithin = std::chrono::milliseconds(600);
-// Registering a GPU's memory takes milliseconds; a loop that hangs must not take its caller with it.
-constexpr auto kAttachWithin = std::chrono::seconds(10);
 
 // How many ranks are taken to share a machine where nobody says and the job has more.
 constexpr std::size_t kLocalRanksUsual = 8;
-
-// What reserve() gives when the group has been left.
-constexpr std::uint64_t kNotReserved = ~std::uint64_t{0};
 
 /// How long the parts of a start took, for the log.
 class Stopwatch {
@@ -89,315 +65,7 @@ class Stopwatch {
   std::string parts_;
 };
 
-/// As its launcher has it, the same on all ranks; empty: it has said nothing.
-std::string job_name() {
-  const auto value = [](const char* name) {
-    const char* text = std::getenv(name);
-    return std::string(text == nullptr ? "" : text);
-  };
-  if (const std::string run = value("TORCHELASTIC_RUN_ID"); !run.empty() && run != "none") return run;
-  if (const std::string slurm = value("SLURM_JOB_ID"); !slurm.empty()) return slurm;
-  const std::string address = value("MASTER_ADDR");
-  return address.empty() ? address : address + ':' + value("MASTER_PORT");
-}
-
-class EngineImpl;
-
-class GroupImpl final : public Group {
- public:
-  GroupImpl(std::shared_ptr<EngineImpl> engine, std::shared_ptr<GroupCore> core)
-      : engine_(std::move(engine)), core_(std::move(core)) {}
-  ~GroupImpl() override;
-
-  int rank() const noexcept override { return core_->options.rank; }
-  int size() const noexcept override { return core_->options.size; }
-  const std::string& name() const noexcept override { return core_->options.name; }
-  std::shared_ptr<Engine> engine() const noexcept override;
-  std::uint64_t submit(worker::Operation operation, worker::Completion done, bool will_drive) override;
-  std::uint64_t reserve() override;
-  void submit_reserved(std::uint64_t sequence, worker::Operation operation, worker::Completion done) override;
-  core::Result<std::shared_ptr<void>> attach_device(transport::DeviceMemory memory,
-                                                    std::shared_ptr<void> keep) override;
-  core::Result<std::vector<Remembered>> remembered(std::vector<compress::TensorKey> keys) override;
-  core::Result<RememberedSummary> remembered_summary() override;
-  bool may_code() override {
-    const std::lock_guard lock(core_->mutex);
-    return core_->ready && core_->summary.servers.empty() && core_->coded_or_joined->may_code();
-  }
-  void drive(const std::function<bool()>& done, core::TimePoint until) override;
-  Status wait_ready() override;
-  Status status() const override {
-    const std::lock_guard lock(core_->mutex);
-    return core_->status;
-  }
-  void abort(const std::string& reason) override;
-  void leave() override;
-  void supersede(const std::string& reason) override;
-  std::uint64_t sequence_submitted() const noexcept override {
-    const std::lock_guard lock(core_->mutex);
-    return core_->submitted;
-  }
-  std::uint64_t sequence_completed() const noexcept override { return core_->completed.load(); }
-  std::vector<int> node_of() const override {
-    const std::lock_guard lock(core_->mutex);
-    return core_->node_of;
-  }
-  GroupSummary summary() const override {
-    const std::lock_guard lock(core_->mutex);
-    return core_->summary;
-  }
-
- private:
-  const std::shared_ptr<EngineImpl> engine_;
-  const std::shared_ptr<GroupCore> core_;
-};
-
-class EngineImpl final : public Engine, public LoopClient {
- public:
-  static core::Result<std::shared_ptr<EngineImpl>> create(std::size_t ranks);
-  ~EngineImpl() override;
-
-  core::EngineId id() const noexcept override { return id_; }
-  core::Result<std::shared_ptr<Group>> open_group(GroupOptions options) override;
-  void linger() override;
-  EngineStats stats() const override;
-  std::string describe() const override { return description_; }
-
-  bool in_forked_child() const noexcept { return core::fork_generation() != generation_; }
-  bool on_own_thread() const noexcept {
-    return (loop_ != nullptr && loop_->in_round()) || (joiner_ != nullptr && joiner_->on_its_thread());
-  }
-  Loop& loop() noexcept { return *loop_; }
-  bool post(core::OnceFn<void()> command) { return loop_->post(std::move(command)); }
-  /// A group was left; its goodbye is on the way.
-  void count_left() {
-    const std::lock_guard lock(linger_mutex_);
-    --groups_staying_;
-  }
-  // In the loop only.
-  Groups& groups() { return *groups_; }
-  Runtime& runtime() { return *runtime_; }
-
- private:
-  EngineImpl() : id_(core::make_engine_id()) {}
-  Status start(core::Config config, std::size_t ranks);
-  /// That there is room for.
-  std::uint64_t chunk_bytes_max() const;
-  // LoopClient
-  std::size_t round() override;
-  std::chrono::milliseconds sleep_at_most() const override;
-  void finish() override;
-
-  /// In the loop: the members of a world that is open here.
-  void note_world(const std::shared_ptr<GroupCore>& group, const bootstrap::Roster& roster);
-  /// Who they are, where all worlds that this process is in agree; any thread.
-  std::vector<bootstrap::ExpectedMember> presumed(const std::vector<int>& global_ranks);
-  void write_stats() const;
-  /// From the first group on: how others look into this process.
-  void open_outlet(const GroupOptions& first);
-  /// Empty folder: ends the one that there is. Any thread but the loop's.
-  Status trace_into(const std::string& folder, int rank);
-  /// Any thread, once started.
-  Status check_descriptors(const bootstrap::Roster& roster, int rank) const;
-
-  const std::uint64_t generation_ = core::fork_generation();
-  const core::EngineId id_;
-  core::Config config_;
-  std::string description_;
-  CheckedSettings settings_;
-  std::vector<bootstrap::Nic> nics_;
-  double limit_bytes_per_second_ = 0;  // of these; 0: not known
-  std::uint64_t own_descriptors_ = kDescriptorsOfARank;  // before there was a peer
-  std::string identity_;
-  bootstrap::Bytes data_address_;
-  bootstrap::Bytes control_address_;
-  bootstrap::Bytes shm_address_;
-  std::unique_ptr<Runtime> runtime_;  // in the loop only, once that runs
-  std::unique_ptr<Loop> loop_;
-  std::unique_ptr<VerdictBoard> board_;  // in the loop only, while that runs
-  std::unique_ptr<Groups> groups_;       // in the loop only, once that runs
-  std::unique_ptr<Joiner> joiner_;
-  std::unique_ptr<StatusDesk> desk_;
-  std::once_flag outlet_opened_;
-  std::unique_ptr<observe::Outlet> outlet_;
-  std::mutex trace_mutex_;
-  std::unique_ptr<observe::Trace> trace_;
-
-  const std::shared_ptr<bootstrap::Departures> departures_ = std::make_shared<bootstrap::Departures>();
-  struct World {
-    std::weak_ptr<GroupCore> group;
-    std::vector<bootstrap::ExpectedMember> members;
-  };
-  std::mutex worlds_mutex_;
-  std::vector<World> worlds_;  // that have opened here; those that were left are dropped now and then
-
-  std::mutex linger_mutex_;
-  std::condition_variable linger_changed_;
-  std::size_t groups_open_ = 0;     // not closed
-  std::size_t groups_staying_ = 0;  // not left
-  bool hurry_ = false;              // a group that waits for goodbyes has failed before
-};
-
-// --- GroupImpl -------------------------------------------------------------------------------------------------------
-
-GroupImpl::~GroupImpl() {
-  if (!engine_->in_forked_child()) leave();
-}
-
-std::shared_ptr<Engine> GroupImpl::engine() const noexcept { return engine_; }
-
-std::uint64_t GroupImpl::submit(worker::Operation operation, worker::Completion done, bool will_drive) {
-  if (engine_->in_forked_child()) {
-    done(worker::Outcome{Status(Code::kUnsupported,
-                                "hybridps cannot be used in a forked child process; start it with the \"spawn\" or "
-                                "\"forkserver\" method, or communicate in the parent only"),
-                         -1});
-    return 0;
-  }
-  Status refused;
-  std::uint64_t sequence = 0;
-  operation.issued_at = core::Clock::now();
-  {
-    const std::lock_guard lock(core_->mutex);
-    if (core_->left)
-      refused =
-          Status(Code::kClosed, "process group \"" + name() + "\" was destroyed; no further operation is possible");
-    else if (!core_->status.is_ok())
-      refused = core_->status;
-    // Counted even when refused, as the caller did call.
-    if (operation.kind != schedule::Kind::kPointToPoint) sequence = core_->submitted++;
-    if (refused.is_ok()) {
-      // Under the lock: commands of one group are in the order of their sequence numbers.
-      engine_->loop().post(
-          [engine = engine_.get(), core = core_, o = std::move(operation), sequence, d = std::move(done)]() mutable {
-            engine->groups().submit(core, std::move(o), sequence, std::move(d));
-          },
-          will_drive);
-      return sequence;
-    }
-  }
-  done(worker::Outcome{std::move(refused), -1});
-  return sequence;
-}
-
-std::uint64_t GroupImpl::reserve() {
-  const std::lock_guard lock(core_->mutex);
-  if (core_->left || engine_->in_forked_child()) return kNotReserved;
-  const std::uint64_t sequence = core_->submitted++;
-  engine_->post([engine = engine_.get(), core = core_, sequence] { engine->groups().reserve(*core, sequence); });
-  return sequence;
-}
-
-void GroupImpl::submit_reserved(std::uint64_t sequence, worker::Operation operation, worker::Completion done) {
-  if (engine_->in_forked_child() || sequence == kNotReserved) {
-    done(worker::Outcome{
-        Status(Code::kClosed, "process group \"" + name() + "\" was destroyed; no further operation is possible"), -1});
-    return;
-  }
-  engine_->post(
-      [engine = engine_.get(), core = core_, o = std::move(operation), sequence, d = std::move(done)]() mutable {
-        engine->groups().submit(core, std::move(o), sequence, std::move(d));
-      });
-}
-
-core::Result<std::shared_ptr<void>> GroupImpl::attach_device(transport::DeviceMemory memory,
-                                                             std::shared_ptr<void> keep) {
-  if (engine_->in_forked_child())
-    return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
-  const std::span<std::byte> bytes = memory.bytes;
-  const Status status = engine_->loop().call(
-      [engine = engine_.get(), memory = std::move(memory), keep = std::move(keep)](Status& attached) mutable {
-        attached = engine->runtime().attach_device(memory, std::move(keep));
-      },
-      kAttachWithin);
-  if (status.code() == Code::kTimeout)  // the loop may still come to it
-    engine_->post([engine = engine_.get(), bytes] { engine->runtime().detach_device(bytes); });
-  if (!status.is_ok()) return status;
-  // An engine that is gone has let go of it: its Runtime dropped `keep`.
-  return std::shared_ptr<void>(bytes.data(), [bytes, weak = std::weak_ptr<EngineImpl>(engine_)](void*) {
-    if (const auto engine = weak.lock(); engine && !engine->in_forked_child())
-      engine->post([raw = engine.get(), bytes] { raw->runtime().detach_device(bytes); });
-  });
-}
-
-core::Result<std::vector<Group::Remembered>> GroupImpl::remembered(std::vector<compress::TensorKey> keys) {
-  if (engine_->in_forked_child())
-    return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
-  auto found = std::make_shared<std::vector<Remembered>>();  // the loop may come to it after the time is up
-  const Status status = engine_->loop().call(
-      [core = core_, keys = std::move(keys), found](Status&) {
-        if (core->state == nullptr) return;
-        for (const compress::TensorKey key : keys)
-          found->push_back({core->state->residuals.copy_of(key).values, core->state->owed.copy_of(key).values,
-                            core->state->momenta.copy_of(key).values});
-      },
-      kAttachWithin);
-  if (!status.is_ok()) return status;
-  return std::move(*found);
-}
-
-core::Result<Group::RememberedSummary> GroupImpl::remembered_summary() {
-  if (engine_->in_forked_child())
-    return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
-  auto summary = std::make_shared<RememberedSummary>();
-  const Status status = engine_->loop().call(
-      [core = core_, summary](Status&) {
-        if (core->state == nullptr) return;
-        const worker::GroupState& group = *core->state;
-        summary->norm = std::hypot(group.residuals.norm(), group.owed.norm());
-        for (const auto* part : {&group.residuals, &group.owed, &group.momenta}) {
-          const compress::Residuals::Stats stats = part->stats();
-          summary->tensors += stats.tensors;
-          summary->bytes += stats.bytes;
-          summary->dropped += stats.dropped;
-          summary->refused += stats.refused;
-        }
-        if (group.lost_servers) summary->refused_by_servers = group.lost_servers->tensors_forgotten();
-      },
-      kAttachWithin);
-  if (!status.is_ok()) return status;
-  return *summary;
-}
-
-void GroupImpl::drive(const std::function<bool()>& done, core::TimePoint until) {
-  if (!engine_->in_forked_child()) engine_->loop().drive(done, until);
-}
-
-Status GroupImpl::wait_ready() {
-  if (engine_->in_forked_child())
-    return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
-  std::unique_lock lock(core_->mutex);
-  if (!core_->ready && engine_->on_own_thread())
-    return Status(Code::kUnsupported, "a completion cannot wait for process group \"" + name() + "\"");
-  core_->changed.wait(lock, [&] { return core_->ready || (!core_->opening && !core_->status.is_ok()); });
-  // Ranks that were quicker may have found that their calls differ: that is for this rank's operations to tell.
-  return core_->ready && core_->status.code() == Code::kMismatch ? core_->disagreement : core_->status;
-}
-
-void GroupImpl::abort(const std::string& reason) {
-  if (engine_->in_forked_child()) return;
-  engine_->post([engine = engine_.get(), core = core_, reason] { engine->groups().abort(*core, reason); });
-}
-
-void GroupImpl::leave() {
-  if (engine_->in_forked_child()) return;
-  {
-    const std::lock_guard lock(core_->mutex);
-    if (std::exchange(core_->left, true)) return;
-  }
-  engine_->count_left();
-  engine_->post([engine = engine_.get(), core = core_] { engine->groups().want_goodbye(core); });
-}
-
-void GroupImpl::supersede(const std::string& reason) {
-  if (engine_->in_forked_child()) return;
-  {
-    const std::lock_guard lock(core_->mutex);
-    if (std::exchange(core_->left, true)) return;
-  }
-  engine_->count_left();
-  engine_->post([engine = engine_.get(), core = core_, reason] { engine->groups().supersede(core, reason); });
-}
+}  // namespace
 
 // --- EngineImpl: life ------------------------------------------------------------------------------------------------
 
@@ -425,111 +93,136 @@ core::Result<std::shared_ptr<EngineImpl>> EngineImpl::create(std::size_t ranks) 
   return engine;
 }
 
-std::uint64_t EngineImpl::chunk_bytes_max() const {
-  return config_.tune ? std::max(config_.chunk_bytes, schedule::kChunkRoomBytes) : config_.chunk_bytes;
-}
-
 Status EngineImpl::start(core::Config config, std::size_t ranks) {
   config_ = std::move(config);
   Stopwatch watch;
   settings_ = check_settings(config_);
   if (!settings_.problems.empty()) return settings_.problems.front();
-  const Interfaces& interfaces = settings_.interfaces;
   watch.lap("settings and interfaces");
 
-  RuntimeOptions options;
-  options.self = id_;
-  options.eager_bytes = config_.eager_bytes;
-  options.chunk_bytes = chunk_bytes_max();
-  options.tune = config_.tune;
-  options.window_bytes = config_.window_bytes;
-  options.grant_chunks = static_cast<std::uint32_t>(config_.grant_chunks);
   const std::size_t ranks_said = local_ranks(ranks);
   const std::size_t ranks_here =
       ranks_said > 0 ? ranks_said : std::min(ranks > 0 ? ranks : kLocalRanksUsual, kLocalRanksUsual);
+  RuntimeOptions options = RuntimeOptions::of(config_, id_);
   options.local_peers = ranks_here;
+  options.tune = config_.tune;
   options.warn_seconds = config_.warn_seconds;
   options.find_rates = config_.find_rates;
-  options.heartbeat_seconds = config_.heartbeat_seconds;
-  options.dead_seconds = config_.dead_seconds;
-  const std::size_t pool_bytes =
-      whole_pages(std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(options, 0)), config_.pool_bytes));
-
-  if (interfaces.rdma)
+  const std::size_t pool_bytes = whole_pages(std::max<std::size_t>(options.pool_bytes(), config_.pool_bytes));
+  if (settings_.interfaces.rdma)
     if (Status status = transport::check_locked_memory(transport::locked_memory_needed(pool_bytes),
                                                        transport::locked_memory_limit());
         !status.is_ok())
       return status;
 
   Transports transports;
-  std::span<std::byte> memory;
-  std::shared_ptr<void> keep;
-  intranode::shm::ShmTransport* proving = nullptr;
-  if (config_.shm) {
-    intranode::shm::ShmOptions shm_options;
-    shm_options.self = id_;
-    shm_options.pool_bytes = pool_bytes;
-    // Twice as many as there are: those of a life before may not have gone yet. What nobody uses takes no memory.
-    const std::size_t least = ranks_said > 0 ? 64 : shm_options.peers_max;
-    shm_options.peers_max =
-        static_cast<std::uint32_t>(std::clamp<std::size_t>(2 * (ranks_said > 0 ? ranks_said : ranks), least, 4096));
-    core::Result<std::unique_ptr<intranode::shm::ShmTransport>> shm = intranode::shm::ShmTransport::create(shm_options);
-    if (shm.is_ok()) {
-      memory = shm.value()->pool_memory();
-      keep = shm.value()->keep_pool_memory();
-      shm_address_ = to_record(shm.value()->address());
-      proving = shm.value().get();
-      transports.shm = std::move(shm).value();
-    } else if (shm.status().code() == Code::kUnsupported) {
-      config_.shm = false;  // the node identity tells the others
-      config_.warnings.push_back("no shared memory with other ranks of the node: " + std::string(shm.status().message()) +
-                                 "; their data goes over TCP, as with HYBRIDPS_SHM=0, which silences this. To have it, "
-                                 "allow AF_UNIX in the sandbox (seccomp, RestrictAddressFamilies=)");
-    } else {
-      return shm.status();
-    }
-  }
-  if (!config_.shm) {
-    core::Result<PrivatePool> pool = map_pool(pool_bytes);
-    if (!pool.is_ok())
-      return Status(pool.status().code(), std::string(pool.status().message()) + "; lower HYBRIDPS_POOL_BYTES");
-    memory = pool.value().memory;
-    keep = std::move(pool.value().keep);
-  }
+  core::Result<PrivatePool> pool = make_pool(pool_bytes, ranks_said > 0 ? std::optional(ranks_said) : std::nullopt,
+                                             ranks, transports);
+  if (!pool.is_ok()) return pool.status();
+  auto* const proving = static_cast<intranode::shm::ShmTransport*>(transports.shm.get());
   watch.lap("shared memory");
-  const std::size_t cores = cores_for_each(config_, ranks_here);
-  const DataThreadsPlan data_threads = plan_data_threads(config_, cores, 1, interfaces, ranks_here);
-  DataThreads threads(data_threads, spinning_of(config_));
   DataOptions data_options{kCloseWithin, user_timeout(config_), config_.gpudirect};
   if (config_.tune) data_options.sockets_to_choose = schedule::kSocketsToChoose;
-  core::Result<std::unique_ptr<transport::Transport>> data_transport =
+  if (Status status = make_network(ranks_here, data_options, options, transports); !status.is_ok()) return status;
+  watch.lap("network");
+
+  core::Result<std::unique_ptr<Runtime>> runtime =
+      Runtime::create(options, pool.value().memory, std::move(pool.value().keep), std::move(transports));
+  if (!runtime.is_ok()) return runtime.status();
+  runtime_ = std::move(runtime).value();
+  make_groups();
+  make_desk();
+  make_joiner(proving);
+  self_.notes = bootstrap::joined_notes(config_.warnings);
+  description_ = text_of(settings_.interfaces) + (config_.shm ? " shm" : "");
+  core::log_debug("engine ", core::to_string(id_), " ", description_,
+                  (settings_.interfaces.control_ucx ? " ucx " + transport::ucx_version() : ""), "; control by ",
+                  settings_.interfaces.control, ": ", settings_.interfaces.control_why);
+
+  LoopOptions loop;
+  loop.thread_name = "hybridps";
+  loop.spinning = spinning_of(config_);
+  loop_ = std::make_unique<Loop>(*runtime_, *this, loop);
+  desk_->set_loop(loop_.get());
+  schedule::TuningRange range;
+  range.sockets = static_cast<int>(config_.data_sockets);
+  range.sockets_max = static_cast<int>(sockets_of(settings_.interfaces, data_options, config_.data_sockets));
+  groups_->set_tuning(range);
+  groups_->set_servers({settings_.servers, settings_.token, core::from_seconds(config_.servers_retry_seconds)});
+  Status status = loop_->start();
+  if (const std::size_t open = transport::open_descriptors().size(); open > 0)
+    own_descriptors_ = open + kDescriptorsToSpare;
+  watch.lap("send pool and threads");
+  core::log_debug("engine started in ", watch.text());
+  return status;
+}
+
+core::Result<PrivatePool> EngineImpl::make_pool(std::size_t bytes, std::optional<std::size_t> ranks_here,
+                                                std::size_t ranks, Transports& transports) {
+  if (config_.shm) {
+    intranode::shm::ShmOptions options;
+    options.self = id_;
+    options.pool_bytes = bytes;
+    // Twice as many as there are: those of a life before may not have gone yet. What nobody uses takes no memory.
+    const std::size_t least = ranks_here ? 64 : options.peers_max;
+    options.peers_max = static_cast<std::uint32_t>(std::clamp<std::size_t>(2 * ranks_here.value_or(ranks), least, 4096));
+    core::Result<std::unique_ptr<intranode::shm::ShmTransport>> shm = intranode::shm::ShmTransport::create(options);
+    if (shm.is_ok()) {
+      PrivatePool pool{shm.value()->pool_memory(), shm.value()->keep_pool_memory()};
+      self_.shm_address = to_record(shm.value()->address());
+      transports.shm = std::move(shm).value();
+      return pool;
+    }
+    if (shm.status().code() != Code::kUnsupported) return shm.status();
+    config_.shm = false;  // the node identity tells the others
+    config_.warnings.push_back("no shared memory with other ranks of the node: " + std::string(shm.status().message()) +
+                               "; their data goes over TCP, as with HYBRIDPS_SHM=0, which silences this. To have it, "
+                               "allow AF_UNIX in the sandbox (seccomp, RestrictAddressFamilies=)");
+  }
+  core::Result<PrivatePool> pool = map_pool(bytes);
+  if (pool.is_ok()) return pool;
+  return Status(pool.status().code(), std::string(pool.status().message()) + "; lower HYBRIDPS_POOL_BYTES");
+}
+
+Status EngineImpl::make_network(std::size_t ranks_here, const DataOptions& data_options, RuntimeOptions& options,
+                                Transports& transports) {
+  const Interfaces& interfaces = settings_.interfaces;
+  const std::size_t cores = cores_for_each(config_, ranks_here);
+  const DataThreadsPlan plan = plan_data_threads(config_, cores, 1, interfaces, ranks_here);
+  DataThreads threads(plan, spinning_of(config_));
+  core::Result<std::unique_ptr<transport::Transport>> data =
       make_data_transport(interfaces, data_options, config_.data_sockets, threads);
-  if (!data_transport.is_ok()) return data_transport.status();
+  if (!data.is_ok()) return data.status();
   threads.warn_of_idle();
-  watch.lap("data transport");
-  core::Result<std::unique_ptr<transport::Transport>> control_transport =
-      make_control_transport(interfaces, data_options);
-  if (!control_transport.is_ok()) return control_transport.status();
-  watch.lap("control transport");
-  data_address_ = to_record(data_transport.value()->address());
-  control_address_ = to_record(control_transport.value()->address());
-  transports.data = std::move(data_transport).value();
-  transports.control = std::move(control_transport).value();
+  core::Result<std::unique_ptr<transport::Transport>> control = make_control_transport(interfaces, data_options);
+  if (!control.is_ok()) return control.status();
+  const auto shm_address = std::move(self_.shm_address);
+  self_ = own_record(config_, interfaces, options, *data.value(), *control.value());
+  self_.shm_address = shm_address;
+  // A rank sets slots aside for what its node's others may grant it, and takes them to grant as many as itself.
+  if (config_.grant_chunks != core::Config().grant_chunks)
+    self_.build += " HYBRIDPS_GRANT_CHUNKS=" + std::to_string(config_.grant_chunks);
+  transports.data = std::move(data).value();
+  transports.control = std::move(control).value();
 
   options.cards = std::max<std::size_t>(interfaces.nics.size(), 1);
   options.urgent_by_control = interfaces.with_control;  // not where data has a better network
-  const bool apart = data_threads.most > 0 && !data_threads.when_busy;
-  options.urgent_always = apart;                        // two hand-overs less
+  const bool apart = plan.most > 0 && !plan.when_busy;
+  options.urgent_always = apart;  // two hand-overs less
   options.may_nap = options.urgent_by_control && !interfaces.ucx && !apart;
-  core::Result<std::unique_ptr<Runtime>> runtime =
-      Runtime::create(options, memory, std::move(keep), std::move(transports));
-  if (!runtime.is_ok()) return runtime.status();
-  runtime_ = std::move(runtime).value();
+  return Status::ok();
+}
+
+std::string EngineImpl::transport_text() const {
+  return settings_.interfaces.rdma ? "RDMA" : settings_.interfaces.ucx ? "TCP through UCX" : "TCP";
+}
+
+void EngineImpl::make_groups() {
   board_ = std::make_unique<VerdictBoard>([this](core::GroupUid uid, const Status& verdict) {
     post([this, uid, verdict] { groups_->on_told(uid, verdict); });
   });
   SummaryOptions summary;
-  summary.transport = interfaces.rdma ? "RDMA" : interfaces.ucx ? "TCP through UCX" : "TCP";
+  summary.transport = transport_text();
   summary.servers_named = settings_.servers.size();
   summary.servers_nodes_min = DedicatedClient::kNodesMin;
   groups_ = std::make_unique<Groups>(
@@ -544,17 +237,23 @@ Status EngineImpl::start(core::Config config, std::size_t ranks) {
       [this](core::EngineId peer, const Status& cause) {
         departures_->add(peer, Status(Code::kPeerDead, std::string(cause.message())));
       });
+}
+
+void EngineImpl::make_desk() {
   StatusDesk::About about;
   about.engine = id_;
   about.job = job_name();
-  about.transport = interfaces.rdma ? "RDMA" : interfaces.ucx ? "TCP through UCX" : "TCP";
-  for (const transport::Nic& nic : interfaces.nics) about.limit_bytes_per_second += nic.gbps * 1e9 / 8;
+  about.transport = transport_text();
+  for (const transport::Nic& nic : settings_.interfaces.nics) about.limit_bytes_per_second += nic.gbps * 1e9 / 8;
   limit_bytes_per_second_ = about.limit_bytes_per_second;
   about.codec = config_.compress;
   about.write_groups = [this](observe::Json& json, bool members) { groups_->write_status(json, members); };
   about.look = [this] { return groups_->look_for_status(); };
   about.name = [this](core::EngineId engine) { return groups_->name_of(engine); };
   desk_ = std::make_unique<StatusDesk>(*runtime_, std::move(about));
+}
+
+void EngineImpl::make_joiner(intranode::shm::ShmTransport* proving) {
   Joiner::Hooks joined;
   joined.post = [this](core::OnceFn<void()> command) { post(std::move(command)); };
   joined.open = [this](const auto& group, const bootstrap::Roster& roster) {
@@ -568,28 +267,6 @@ Status EngineImpl::start(core::Config config, std::size_t ranks) {
   joined.looked = [this] { groups_->on_looked(); };
   joined.check = [this](const bootstrap::Roster& roster, int rank) { return check_descriptors(roster, rank); };
   joiner_ = std::make_unique<Joiner>(std::move(joined), proving);
-  identity_ = bootstrap::node_identity(config_, id_);
-  nics_ = to_record(interfaces.nics);
-  description_ = text_of(interfaces) + (config_.shm ? " shm" : "");
-  core::log_debug("engine ", core::to_string(id_), " ", description_, (interfaces.control_ucx ? " ucx " + transport::ucx_version() : ""),
-                  "; control by ", interfaces.control, ": ", interfaces.control_why);
-
-  LoopOptions loop;
-  loop.thread_name = "hybridps";
-  loop.spinning = spinning_of(config_);
-  loop_ = std::make_unique<Loop>(*runtime_, *this, loop);
-  desk_->set_loop(loop_.get());
-  schedule::TuningRange range;
-  range.sockets = static_cast<int>(config_.data_sockets);
-  range.sockets_max = static_cast<int>(sockets_of(interfaces, data_options, config_.data_sockets));
-  groups_->set_tuning(range);
-  groups_->set_servers({settings_.servers, settings_.token, core::from_seconds(config_.servers_retry_seconds)});
-  Status status = loop_->start();
-  if (const std::size_t open = transport::open_descriptors().size(); open > 0)
-    own_descriptors_ = open + kDescriptorsToSpare;
-  watch.lap("send pool and threads");
-  core::log_debug("engine started in ", watch.text());
-  return status;
 }
 
 EngineImpl::~EngineImpl() {
@@ -616,26 +293,6 @@ EngineImpl::~EngineImpl() {
   runtime_.reset();
 }
 
-void EngineImpl::write_stats() const {
-  const std::string path = config_.stats_path();
-  if (path.empty()) return;
-  std::FILE* file = std::fopen(path.c_str(), "we");
-  if (file == nullptr) {
-    core::log_warn("cannot write HYBRIDPS_STATS_FILE ", path);
-    return;
-  }
-  const EngineStats s = stats();
-  const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
-  std::fprintf(file,
-               "{\"net_tx_payload_bytes\": %llu, \"net_rx_payload_bytes\": %llu, \"net_tx_header_bytes\": %llu, "
-               "\"net_rx_header_bytes\": %llu, \"shm_tx_payload_bytes\": %llu, \"shm_rx_payload_bytes\": %llu, "
-               "\"ops\": %llu, \"node\": \"%s\"}\n",
-               number(s.net_tx_payload_bytes), number(s.net_rx_payload_bytes), number(s.net_tx_header_bytes),
-               number(s.net_rx_header_bytes), number(s.shm_tx_payload_bytes), number(s.shm_rx_payload_bytes),
-               number(s.operations), identity_.c_str());
-  std::fclose(file);
-}
-
 Status EngineImpl::check_descriptors(const bootstrap::Roster& roster, int rank) const {
   DescriptorUse use;
   use.own = own_descriptors_;
@@ -647,112 +304,6 @@ Status EngineImpl::check_descriptors(const bootstrap::Roster& roster, int rank) 
     for (const bootstrap::MemberRecord& member : *side) cards = std::max(cards, member.nics.size());
   use.ways = data_ways(config_, settings_.interfaces, cards);
   return allow_descriptors(use);
-}
-
-Status EngineImpl::trace_into(const std::string& folder, int rank) {
-  const std::lock_guard lock(trace_mutex_);
-  std::unique_ptr<observe::Trace> next;
-  if (!folder.empty()) {
-    if (trace_ != nullptr) return Status(Code::kInvalidArgument, "a trace is being written already: " + trace_->path());
-    observe::Json about;
-    about.object().field("engine", core::to_string(id_)).field("role", "rank").field("rank", rank);
-    about.field("host", bootstrap::host_name()).field("pid", static_cast<std::int64_t>(getpid()));
-    about.field("job", job_name()).field("limit_bytes_per_second", limit_bytes_per_second_).field("version", build_info::kVersion);
-    about.end();
-    char name[300];
-    std::snprintf(name, sizeof name, "rank%d-%.200s-%d", rank, bootstrap::host_name().c_str(), static_cast<int>(getpid()));
-    auto opened = observe::Trace::open(core::expand_home(folder), name, about.text().substr(1, about.text().size() - 2));
-    if (!opened.is_ok()) return opened.status();
-    next = std::move(opened).value();
-  }
-  const Status status = loop_->call(
-      [this, raw = next.get()](Status&) { runtime_->set_trace(raw); }, std::chrono::seconds(2));
-  if (status.code() == Code::kTimeout) {  // the loop may still come to it: neither may go before
-    if (next) trace_ = std::move(next);
-    return status;
-  }
-  trace_ = std::move(next);
-  return status;
-}
-
-void EngineImpl::open_outlet(const GroupOptions& first) {
-  if (!config_.trace.empty())
-    if (Status status = trace_into(config_.trace, first.rank); !status.is_ok()) core::log_warn(status.message());
-  observe::OutletOptions o;
-  if (config_.status != "off" && config_.status != "0")
-    o.folder = config_.status.empty() ? observe::default_folder() : core::expand_home(config_.status);
-  o.tag = std::to_string(first.rank) + '-' + std::to_string(first.size);
-  o.file = config_.metrics_path();
-  if (!config_.metrics_listen.empty()) {
-    core::Result<door::Address> address = door::parse_address(config_.metrics_listen);
-    if (address.is_ok()) {
-      o.listen_host = address.value().host;
-      o.listen_port = address.value().port + (address.value().port > 0 ? local_rank().rank : 0);
-    } else {
-      core::log_warn("no metrics at HYBRIDPS_METRICS_LISTEN=", config_.metrics_listen, ": ",
-                     address.status().message());
-    }
-  }
-  if (o.folder.empty() && o.file.empty() && o.listen_host.empty()) return;
-  std::vector<std::pair<std::string, std::string>> labels = {{"rank", std::to_string(first.rank)},
-                                                             {"host", bootstrap::host_name()}};
-  if (const std::string job = job_name(); !job.empty()) labels.emplace_back("job", job);
-  o.answer = [this, rank = first.rank](const std::string& line) {
-    if (line == "job") return desk_->job();
-    if (line == "alone") return desk_->alone();
-    if (line == "trace stop" || line.starts_with("trace start ")) {
-      const Status status = trace_into(line == "trace stop" ? "" : line.substr(12), rank);
-      return observe::Json().object().field("error", status.message()).end().text();
-    }
-    return std::string(R"({"error": "unknown question"})");
-  };
-  o.metrics = [this, labels] { return desk_->metrics(labels); };
-  for (;;) {
-    core::Result<std::unique_ptr<observe::Outlet>> outlet = observe::Outlet::open(o);
-    if (outlet.is_ok()) {
-      outlet_ = std::move(outlet).value();
-      if (outlet_->port() > 0) core::log_info("metrics at http://", o.listen_host, ":", outlet_->port(), "/metrics");
-      return;
-    }
-    // What nobody has asked for is no reason to warn.
-    if (!o.listen_host.empty() || !config_.status.empty())
-      core::log_warn(outlet.status().message());
-    else
-      core::log_info("hybridps status cannot ask this process: ", outlet.status().message());
-    if (o.listen_host.empty() && o.folder.empty()) return;  // nothing is left to do without
-    if (!o.listen_host.empty() && !outlet.status().message().starts_with(observe::kNoSocket))
-      o.listen_host.clear();
-    else
-      o.folder.clear();
-    if (o.folder.empty() && o.file.empty() && o.listen_host.empty()) return;
-  }
-}
-
-EngineStats EngineImpl::stats() const {
-  EngineStats s;
-  if (!runtime_) return s;
-  // Asks the loop, so that an operation that is over is counted in full.
-  if (!in_forked_child()) s.samples = desk_->samples();
-  const observe::EngineCounters& c = runtime_->counters();
-  s.net_tx_payload_bytes = c.net_tx_payload_bytes.load();
-  s.net_rx_payload_bytes = c.net_rx_payload_bytes.load();
-  s.net_tx_device_bytes = c.net_tx_device_bytes.load();
-  s.tuner_trials = c.tuner_trials.load();
-  s.tuner_kept = c.tuner_kept.load();
-  s.compress_operations = c.compress_operations.load();
-  s.compress_bytes = c.compress_bytes.load();
-  s.compress_wire_bytes = c.compress_wire_bytes.load();
-  s.compress_not_finite = c.compress_not_finite.load();
-  s.compress_encode_ns = c.compress_encode_ns.load();
-  s.compress_decode_ns = c.compress_decode_ns.load();
-  s.net_tx_header_bytes = c.net_tx_header_bytes.load();
-  s.net_rx_header_bytes = c.net_rx_header_bytes.load();
-  s.shm_tx_payload_bytes = c.shm_tx_payload_bytes.load();
-  s.shm_rx_payload_bytes = c.shm_rx_payload_bytes.load();
-  s.operations = c.operations.load();
-  s.groups = c.groups.load();
-  s.endpoints = c.endpoints.load();
-  return s;
 }
 
 // --- EngineImpl: in the loop -----------------------------------------------------------------------------------------
@@ -844,33 +395,14 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.departures = departures_;
   if (o.expected.empty()) r.presumed = presumed(o.global_ranks);
   r.key_prefix = group->prefix;
-  r.self.build = std::string("hybridps ") + build_info::kVersion;
-  // A rank sets slots aside for what its node's others may grant it, and takes them to grant as many as itself.
-  if (config_.grant_chunks != core::Config().grant_chunks)
-    r.self.build += " HYBRIDPS_GRANT_CHUNKS=" + std::to_string(config_.grant_chunks);
+  r.self = self_;
   r.self.incarnation = o.incarnation;
-  r.self.engine = id_;
-  r.self.node_identity = identity_;
-  r.self.host_name = bootstrap::host_name();
-  r.self.pid = static_cast<std::uint32_t>(getpid());
   r.self.group_rank = o.rank;
   r.self.group_size = o.size;
   if (o.expected.empty() && !o.global_ranks.empty()) r.self.members = bootstrap::members_text(o.global_ranks);
   r.self.made_ms = bootstrap::wall_ms();
-  r.self.shm_address = shm_address_;
-  r.self.data_address = data_address_;
-  r.self.control_address = control_address_;
-  r.self.eager_bytes = config_.eager_bytes;
-  r.self.chunk_bytes = config_.chunk_bytes;
-  r.self.chunk_bytes_max = chunk_bytes_max();
   r.self.compress = o.compress;
   r.self.priority = o.priority;
-  r.self.nics = nics_;
-  r.self.node_gbps = settings_.interfaces.node_gbps;
-  r.self.control = to_record(std::vector{settings_.interfaces.control_nic})[0];
-  r.self.machine = bootstrap::machine_id();
-  r.self.loopback = settings_.interfaces.loopback.substr(0, bootstrap::kTextBytesMax);
-  r.self.notes = bootstrap::joined_notes(config_.warnings);
   r.process_started_ms = bootstrap::process_started_ms();
   r.wall_ms = &bootstrap::wall_ms;
   r.deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout, o.since) : core::Deadline::never();
@@ -895,10 +427,12 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   post([this, group] { groups_->add(group); });
   joiner_->join(group, std::move(r), std::move(dedicated));
   return std::shared_ptr<Group>(
-      std::make_shared<GroupImpl>(std::static_pointer_cast<EngineImpl>(shared_from_this()), group));
+      std::make_shared<GroupHandle>(std::static_pointer_cast<EngineImpl>(shared_from_this()), group));
 }
 
 // --- The engine of this process --------------------------------------------------------------------------------------
+
+namespace {
 
 struct Current {
   std::mutex mutex;

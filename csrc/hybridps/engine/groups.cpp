@@ -85,7 +85,7 @@ std::string Groups::name_of(core::EngineId engine) const {
         return info.topology.is_dedicated(static_cast<int>(member)) ? "server " + info.hosts[member]
                                                                     : std::to_string(member);
   }
-  return runtime_.where(engine);
+  return runtime_.peers().where(engine);
 }
 
 void Groups::write_status(observe::Json& json, bool members) const {
@@ -241,19 +241,16 @@ void Groups::fail(GroupCore& group, const Status& status) {
   give_up_goodbye(group);
 }
 
-void Groups::open(const Group& group, const bootstrap::Roster& roster) {
-  group->is_joining = false;
-  if (group->closed) {
-    runtime_.forget_group(roster.uid);
-    return;
-  }
-  const int me = group->options.rank;
+bool Groups::may_take_in(const GroupCore& group, const bootstrap::Roster& roster) const {
+  return group.options.rank == 0 && roster.node_count() >= DedicatedClient::kNodesMin && group.options.dedicated_servers &&
+         !servers_.addresses.empty() && servers_.retry > core::Duration::zero();
+}
+
+worker::GroupInfo Groups::info_of(GroupCore& group, const bootstrap::Roster& roster) {
+  const int me = group.options.rank;
   const int my_node = roster.node_of[static_cast<std::size_t>(me)];
-  worker::GroupInfo info{roster.uid, group->options.name, {}, {}, topology_of(roster, me)};
-  info.coded_or_joined = group->coded_or_joined;
-  SummaryOptions summary_options = summary_;
-  summary_options.servers_wanted = group->options.dedicated_servers;
-  GroupSummary summary = summarise(roster, info.topology, summary_options);
+  worker::GroupInfo info{roster.uid, group.options.name, {}, {}, topology_of(roster, me)};
+  info.coded_or_joined = group.coded_or_joined;
   const auto add = [&](const bootstrap::MemberRecord& member, bool local) {
     info.engines.push_back(member.engine);
     info.hosts.push_back(member.host_name + " pid " + std::to_string(member.pid));
@@ -265,7 +262,7 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   for (const bootstrap::MemberRecord& server : roster.servers) add(server, false);
   if (!config_.small_first) info.urgent_below = 0;
   // What concerns the whole process is tried out by one group alone.
-  if (group->options.is_world) info.tuning = tuning_;
+  if (group.options.is_world) info.tuning = tuning_;
   info.tuning.chunks = chunk_sizes(roster, info.topology);
   const core::Config usual;
   info.tuning.chunk_bytes_usual = schedule::chunk_bytes_for(info.topology, usual.chunk_bytes);
@@ -273,12 +270,24 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   info.tuning.window_doublings =
       schedule::window_doublings(config_.window_bytes, core::Config::kWindowBytesUsual, config_.eager_bytes * info.topology.fan());
   info.residual_bytes_max = config_.compress_memory;
-  const bool may_take_in = me == 0 && roster.node_count() >= DedicatedClient::kNodesMin && group->options.dedicated_servers &&
-                           !servers_.addresses.empty() && servers_.retry > core::Duration::zero();
-  if (me == 0 && (may_take_in || !roster.servers.empty()))
-    info.weights_with = [roster, core = group.get()](const std::vector<bool>& are_there) {
+  if (me == 0 && (may_take_in(group, roster) || !roster.servers.empty()))
+    info.weights_with = [roster, core = &group](const std::vector<bool>& are_there) {
       return core->late ? core->late->weights_with(are_there) : weights_with(roster, are_there);
     };
+  return info;
+}
+
+void Groups::open(const Group& group, const bootstrap::Roster& roster) {
+  group->is_joining = false;
+  if (group->closed) {
+    runtime_.forget_group(roster.uid);
+    return;
+  }
+  const int me = group->options.rank;
+  worker::GroupInfo info = info_of(*group, roster);
+  SummaryOptions summary_options = summary_;
+  summary_options.servers_wanted = group->options.dedicated_servers;
+  GroupSummary summary = summarise(roster, info.topology, summary_options);
   auto codecs = codecs_of(roster);
   if (codecs.is_ok()) info.codecs = codecs.value();
   {
@@ -287,7 +296,7 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   }
   group->uid = roster.uid;
   group->state = &runtime_.open_group(std::move(info));
-  if (may_take_in) group->late = std::make_unique<LateServers>(servers_, roster, *group->state);
+  if (may_take_in(*group, roster)) group->late = std::make_unique<LateServers>(servers_, roster, *group->state);
   // All members find the same in the roster: nobody need be told.
   Status disagreement;
   for (const Status& found : {codecs.status(), check_priorities(roster)}) {

@@ -70,6 +70,10 @@ class Groups : core::Pinned {
   void set_tuning(const schedule::TuningRange& range) { tuning_ = range; }
 
  private:
+  /// Dedicated servers may join it while it is open.
+  bool may_take_in(const GroupCore& group, const bootstrap::Roster& roster) const;
+  /// What the worker is told of it, but for codecs; its members become peers.
+  worker::GroupInfo info_of(GroupCore& group, const bootstrap::Roster& roster);
   void fail(GroupCore& group, const core::Status& status);
   void send_goodbye(const Group& group);
   void tell_of(const GroupCore& group, const bootstrap::Roster& roster) const;

@@ -90,6 +90,9 @@ struct Joiner::State : core::Pinned {
   std::atomic<std::thread::id> thread;
 
   void run();
+  /// What others want of one that is not done.
+  void attend(Joining& joining);
+  void fail_left(Joining& joining);
   bootstrap::Proof prove(Joining& joining, const bootstrap::Roster& roster);
   /// `command` takes the joiner, in the loop, which ends before the joiner.
   template <typename Command>
@@ -154,6 +157,57 @@ void Joiner::stop() {
 
 bool Joiner::on_its_thread() const noexcept { return state_->thread.load() == std::this_thread::get_id(); }
 
+namespace {
+
+// A host that is gone is tried for minutes, and stop() waits for the thread that calls this.
+void settle(std::shared_ptr<bootstrap::KeyValueStore> store) {
+  try {
+    std::thread([store = std::move(store)] {
+      core::begin_thread("hybridps-store");
+      store->settle();
+    }).detach();
+  } catch (const std::system_error&) {  // then when a verdict is to be written
+  }
+}
+
+}  // namespace
+
+void Joiner::State::attend(Joining& joining) {
+  if (const core::TimePoint now = core::Clock::now(); now >= joining.ask_at) {
+    joining.ask_at = now + kAskEvery;
+    if (auto awaited = joining.rendezvous->awaited(); !awaited.empty())
+      post([peers = std::move(awaited)](Joiner& j) { j.hooks_.ask(peers); });
+  }
+  if (joining.group->status_wanted.exchange(false)) {
+    std::string waiting_for = joining.rendezvous->find_missing();
+    const std::lock_guard lock(joining.group->mutex);
+    joining.group->status_waiting_for = std::move(waiting_for);
+  }
+  if (joining.group->look_wanted.exchange(false)) {
+    std::string waiting_for = joining.rendezvous->find_missing();
+    {
+      const std::lock_guard lock(joining.group->mutex);
+      joining.group->waiting_for = std::move(waiting_for);
+    }
+    post([](Joiner& j) { j.hooks_.looked(); });
+  }
+}
+
+// This rank will confirm no roster any more, so there will be none: who waits for one reads why. A group that was not
+// aborted here was left, or it would hold the engine.
+void Joiner::State::fail_left(Joining& joining) {
+  GroupCore& group = *joining.group;
+  Status status(Code::kClosed, "rank " + std::to_string(group.options.rank) + " (" + bootstrap::host_name() +
+                                   " pid " + std::to_string(getpid()) +
+                                   ") left the group (destroy_process_group, or the end of its program) before all "
+                                   "ranks had made it");
+  if (group.given_up.load()) {
+    const std::lock_guard lock(group.mutex);
+    status = group.status;
+  }
+  joining.rendezvous->fail(std::move(status));
+}
+
 void Joiner::State::run() {
   core::begin_thread("hybridps-boot");
   thread.store(std::this_thread::get_id());
@@ -191,24 +245,7 @@ void Joiner::State::run() {
       }
       const bootstrap::Rendezvous::Phase phase = joining.rendezvous->step(core::Clock::now());
       if (phase == bootstrap::Rendezvous::Phase::kPending) {
-        if (const core::TimePoint now = core::Clock::now(); now >= joining.ask_at) {
-          joining.ask_at = now + kAskEvery;
-          if (auto awaited = joining.rendezvous->awaited(); !awaited.empty())
-            post([peers = std::move(awaited)](Joiner& j) { j.hooks_.ask(peers); });
-        }
-        if (joining.group->status_wanted.exchange(false)) {
-          std::string waiting_for = joining.rendezvous->find_missing();
-          const std::lock_guard lock(joining.group->mutex);
-          joining.group->status_waiting_for = std::move(waiting_for);
-        }
-        if (joining.group->look_wanted.exchange(false)) {
-          std::string waiting_for = joining.rendezvous->find_missing();
-          {
-            const std::lock_guard lock(joining.group->mutex);
-            joining.group->waiting_for = std::move(waiting_for);
-          }
-          post([](Joiner& j) { j.hooks_.looked(); });
-        }
+        attend(joining);
         ++i;
         continue;
       }
@@ -226,32 +263,11 @@ void Joiner::State::run() {
       active.erase(active.begin() + static_cast<std::ptrdiff_t>(i));
     }
     while (active.empty() && !unsettled.empty() && unsettled.front().due <= core::Clock::now()) {
-      if (auto store = unsettled.front().store.lock()) {
-        try {  // a host that is gone is tried for minutes, and stop() waits for this thread
-          std::thread([store = std::move(store)] {
-            core::begin_thread("hybridps-store");
-            store->settle();
-          }).detach();
-        } catch (const std::system_error&) {  // then when a verdict is to be written
-        }
-      }
+      if (auto store = unsettled.front().store.lock()) settle(std::move(store));
       unsettled.pop_front();
     }
   }
-  // This rank will confirm no roster any more, so there will be none: who waits for one reads why. A group that was not
-  // aborted here was left, or it would hold the engine.
-  for (const auto& joining : active) {
-    GroupCore& group = *joining->group;
-    Status status(Code::kClosed, "rank " + std::to_string(group.options.rank) + " (" + bootstrap::host_name() +
-                                     " pid " + std::to_string(getpid()) +
-                                     ") left the group (destroy_process_group, or the end of its program) before all "
-                                     "ranks had made it");
-    if (group.given_up.load()) {
-      const std::lock_guard lock(group.mutex);
-      status = group.status;
-    }
-    joining->rendezvous->fail(std::move(status));
-  }
+  for (const auto& joining : active) fail_left(*joining);
   active.clear();
   const std::lock_guard lock(mutex);
   running = false;

@@ -12,6 +12,10 @@
 #include <tuple>
 #include <utility>
 
+#include "hybridps/bootstrap/node_identity.h"
+#include "hybridps/build_info.h"
+#include "hybridps/engine/data_transport.h"
+
 namespace hybridps::engine {
 namespace {
 
@@ -48,6 +52,27 @@ bootstrap::Bytes to_record(const std::vector<std::byte>& address) { return bytes
 
 std::vector<std::byte> to_transport(const bootstrap::Bytes& address) {
   return bytes_as<std::vector<std::byte>>(address);
+}
+
+bootstrap::MemberRecord own_record(const core::Config& config, const Interfaces& interfaces, const RuntimeOptions& options,
+                                   const transport::Transport& data, const transport::Transport& control) {
+  bootstrap::MemberRecord record;
+  record.build = std::string("hybridps ") + build_info::kVersion;
+  record.engine = options.self;
+  record.node_identity = bootstrap::node_identity(config, options.self);
+  record.host_name = bootstrap::host_name();
+  record.machine = bootstrap::machine_id();
+  record.pid = static_cast<std::uint32_t>(getpid());
+  record.loopback = interfaces.loopback.substr(0, bootstrap::kTextBytesMax);
+  record.data_address = to_record(data.address());
+  record.control_address = to_record(control.address());
+  record.control = to_record(std::vector{interfaces.control_nic})[0];
+  record.nics = to_record(interfaces.nics);
+  record.node_gbps = interfaces.node_gbps;
+  record.eager_bytes = options.eager_bytes;
+  record.chunk_bytes = config.chunk_bytes;
+  record.chunk_bytes_max = options.chunk_bytes;
+  return record;
 }
 
 PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where, bool local) {

@@ -12,7 +12,10 @@
 #include "hybridps/bootstrap/record.h"
 #include "hybridps/compress/codec.h"
 #include "hybridps/core/status.h"
-#include "hybridps/engine/runtime.h"
+#include "hybridps/core/config.h"
+#include "hybridps/engine/interface.h"
+#include "hybridps/engine/peers.h"
+#include "hybridps/engine/runtime_options.h"
 #include "hybridps/schedule/chunk_sizes.h"
 #include "hybridps/schedule/nic_shares.h"
 #include "hybridps/schedule/plan.h"
@@ -21,6 +24,9 @@ namespace hybridps::engine {
 
 bootstrap::Bytes to_record(const std::vector<std::byte>& address);
 std::vector<std::byte> to_transport(const bootstrap::Bytes& address);
+/// Of this process, as far as it is the same in all groups.
+bootstrap::MemberRecord own_record(const core::Config& config, const Interfaces& interfaces, const RuntimeOptions& options,
+                                   const transport::Transport& data, const transport::Transport& control);
 /// `local`: memory proven to be shared.
 PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where, bool local);
 

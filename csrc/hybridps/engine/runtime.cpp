@@ -1,14 +1,11 @@
 #include "hybridps/engine/runtime.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
-#include <map>
 #include <utility>
 
 #include "hybridps/bootstrap/record.h"
 #include "hybridps/core/check.h"
-#include "hybridps/core/config.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
 #include "hybridps/engine/records.h"
@@ -16,41 +13,20 @@
 namespace hybridps::engine {
 namespace {
 
-// Size classes below the chunk: what tiny operations and control texts need, and one in between.
-constexpr std::size_t kSmallBytes = 1024;
-constexpr std::size_t kMiddleBytes = 8 * 1024;
 // How long an answer to a verdict is waited for.
 constexpr auto kVerdictAnswerWithin = std::chrono::milliseconds(500);
-// A peer without a group and without a connection is known this long.
-constexpr auto kKeepUnused = std::chrono::seconds(60);
 // Groups that are over and whose late messages are known as such.
 constexpr std::size_t kClosedKept = 65536;
-// Slots per class for messages between nodes, at least.
-constexpr std::size_t kNetSlotsMin = 4;
 // Windows of this size, at most, are what grants follow.
 constexpr std::size_t kGrantWindowBytes = 128 * 1024;
-// Where both sides nap, what is sent waits for two naps, and each is as long as a batch takes. Where dedicated servers help
-// owners of unequal shares wait for each other, too.
+// Where both sides nap, what is sent waits for two naps, and each is as long as a batch takes.
 constexpr std::uint64_t kNapWindowBytes = 2 * WakeModeration::kBatchBytes;
-constexpr std::uint64_t kNapWindowBytesWithServers = 2 * kNapWindowBytes;
 // Windows fall back when there was no nap for so long.
 constexpr auto kNapsEndAfter = std::chrono::seconds(1);
-// Under way to a card: what it carries in so long, at most so many times the window that is set.
-constexpr double kWindowSeconds = 0.002;
-constexpr double kWindowsMax = 32;
-// What the status calls the rate of the network is that of so many of the last samples.
-constexpr auto kSampleEvery = std::chrono::milliseconds(200);
-constexpr std::size_t kSamples = 6;
 constexpr auto kTimeEvery = std::chrono::milliseconds(50);
 
 std::uint64_t nanoseconds(core::TimePoint at) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(at.time_since_epoch()).count());
-}
-
-// What local peers may hold of each class at the worst: their allowance, and the chunks granted by them as agents and
-// as owners.
-std::size_t local_slots(const RuntimeOptions& o, std::size_t class_bytes) {
-  return o.local_peers * ((o.eager_bytes + class_bytes - 1) / class_bytes + 2 * std::size_t{o.grant_chunks} + 2);
 }
 
 // Whether the group that it is of will want it, once that is open here. Rank 0 may open it first, and know already that one of its
@@ -64,33 +40,6 @@ bool is_kept_early(const wire::Message& message) {
 
 }  // namespace
 
-std::vector<transport::BufferPool::SizeClass> Runtime::pool_classes(const RuntimeOptions& options,
-                                                                    std::size_t bytes_max) {
-  std::vector<std::size_t> sizes;
-  for (const std::size_t bytes : {kSmallBytes, kMiddleBytes})
-    if (bytes < options.chunk_bytes) sizes.push_back(bytes);
-  sizes.push_back(options.chunk_bytes);
-  std::vector<transport::BufferPool::SizeClass> classes;
-  std::size_t used = 0;
-  for (const std::size_t bytes : sizes) {
-    classes.push_back({bytes, local_slots(options, bytes) + kNetSlotsMin});
-    used += bytes * classes.back().slot_count;
-  }
-  // The rest goes to messages between nodes, most of it as chunks.
-  if (bytes_max > used) {
-    const std::size_t rest = bytes_max - used;
-    for (std::size_t c = 0; c + 1 < classes.size(); ++c) classes[c].slot_count += rest / 16 / classes[c].slot_bytes;
-    classes.back().slot_count += (rest - (classes.size() - 1) * (rest / 16)) / classes.back().slot_bytes;
-  }
-  return classes;
-}
-
-std::size_t Runtime::pool_bytes(const std::vector<transport::BufferPool::SizeClass>& classes) {
-  std::size_t bytes = 0;
-  for (const auto& size_class : classes) bytes += size_class.slot_bytes * size_class.slot_count;
-  return bytes;
-}
-
 core::Result<std::unique_ptr<Runtime>> Runtime::create(RuntimeOptions options, std::span<std::byte> memory,
                                                        std::shared_ptr<void> keep, Transports transports) {
   std::unique_ptr<Runtime> runtime(new Runtime(options, memory, std::move(keep), std::move(transports)));
@@ -102,9 +51,11 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
     : options_(options),
       keep_(std::move(keep)),
       transports_(std::move(transports)),
+      peers_(transports_, {options.eager_bytes, options.urgent_by_control}),
+      windows_({options.window_bytes, options.eager_bytes, options.cards, kNapWindowBytes}),
       unopened_(options.unopened),
       heartbeats_(core::from_seconds(options.heartbeat_seconds), core::from_seconds(options.dead_seconds)) {
-  const auto classes = pool_classes(options_, memory.size());
+  const auto classes = options_.pool_classes(memory.size());
   pool_ = std::make_unique<transport::BufferPool>(memory, classes);
   flow::OutboxOptions flow_options;
   flow_options.self = options_.self;
@@ -113,7 +64,7 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
   flow_options.urgent_always = options_.urgent_always;
   for (const auto& size_class : classes) {
     flow_options.class_bytes.push_back(size_class.slot_bytes);
-    flow_options.net_slots.push_back(size_class.slot_count - local_slots(options_, size_class.slot_bytes));
+    flow_options.net_slots.push_back(size_class.slot_count - options_.local_slots(size_class.slot_bytes));
   }
   outbox_ = std::make_unique<flow::Outbox>(flow_options, *pool_, *this);
 
@@ -183,92 +134,46 @@ Runtime::~Runtime() {
 
 void Runtime::add_peer(PeerRecord peer) {
   const core::OneThread::Inside inside(one_thread_);
-  const core::EngineId id = peer.engine;
-  const auto found = peers_.find(id);
-  if (found != peers_.end()) return;
-  peers_[id].record = std::move(peer);
+  peers_.add(std::move(peer));
 }
 
 void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology) {
-  group_windows_.insert_or_assign(uid, windows_of(topology, 0));
   for (const core::EngineId engine : engines)
-    if (const auto found = peers_.find(engine); found != peers_.end()) ++found->second.groups;
-  group_engines_[uid] = std::move(engines);
+    if (PeerState* peer = peers_.find(engine)) ++peer->groups;
+  windows_.open(uid, std::move(engines), topology);
   choose_watched();
-  choose_windows();
-}
-
-Runtime::Windows Runtime::windows_of(const schedule::Topology& topology, std::uint16_t step) const {
-  const bool has_servers = topology.servers() > 0;
-  std::uint64_t bytes =
-      step == 0 ? options_.window_bytes * flow_.windows : core::Config::kWindowBytesUsual * flow_.usual_windows;
-  if (flow_.naps) bytes += has_servers ? kNapWindowBytesWithServers : kNapWindowBytes;
-  if (step != 0) {
-    // From what can be used, or halves of a window beyond all allowances would be like the whole.
-    bytes = std::min<std::uint64_t>(bytes, options_.eager_bytes * topology.fan());
-    bytes = step >= schedule::kWindowStepUsual ? bytes << (step - schedule::kWindowStepUsual)
-                                               : bytes >> (schedule::kWindowStepUsual - step);
-  }
-  return {topology, schedule::windows_bytes(bytes, topology), step};
+  apply_windows();
 }
 
 void Runtime::look_at_flow(core::TimePoint now) {
   next_look_ = now + WakeModeration::kWindow;
   moderation_.look(bytes_through_card(), worker_->bytes_awaited() + dedicated_->spans_open(), now);
-  Flow flow = flow_;
-  flow.naps = now - napped_at_ < kNapsEndAfter;
-  // What a card carries in so long may be under way to it. In steps, and down only by two of them: rates are never still.
-  const double rate = moderation_.rate() / static_cast<double>(options_.cards);
-  const auto follow = [rate](std::uint64_t& windows, std::uint64_t bytes) {
-    const double carried = rate * kWindowSeconds / static_cast<double>(bytes);
-    const std::uint64_t step = std::bit_floor(static_cast<std::uint64_t>(std::clamp(carried, 1.0, kWindowsMax)));
-    if (step > windows || 4 * step <= windows) windows = step;
-  };
-  follow(flow.windows, options_.window_bytes);
-  follow(flow.usual_windows, core::Config::kWindowBytesUsual);
-  if (flow == flow_) return;
-  flow_ = flow;
-  outbox_->set_naps(flow_.naps);
-  for (auto& [uid, of_group] : group_windows_) of_group = windows_of(of_group.topology, of_group.step);
-  choose_windows();
+  const bool naps = now - napped_at_ < kNapsEndAfter;
+  if (!windows_.follow(moderation_.rate(), naps)) return;
+  outbox_->set_naps(naps);
+  apply_windows();
 }
 
-// All who send to one card at a time share window_bytes, or what the card carries in 2 ms: beyond what its queue holds, more
-// only makes the switch drop. What owners grant chunk by chunk comes on top. Figures: docs/decisions/0007, 0008, 0016, 0020.
-void Runtime::choose_windows() {
-  // In several groups with one peer: the least, since operations of all may meet at one card.
-  std::unordered_map<core::EngineId, std::uint64_t> windows;
-  std::unordered_set<core::EngineId> patient;
-  for (const auto& [uid, engines] : group_engines_) {
-    const Windows& of_group = group_windows_.at(uid);
-    for (std::size_t i = 0; i < engines.size(); ++i) {
-      if (of_group.bytes[i] == 0) continue;
-      std::uint64_t& window = windows.emplace(engines[i], of_group.bytes[i]).first->second;
-      window = std::min(window, of_group.bytes[i]);
-      if (of_group.topology.servers() > 0) patient.insert(engines[i]);
-    }
-  }
-  for (const auto& [engine, window] : windows) {
-    const auto found = peers_.find(engine);
-    if (found == peers_.end() || found->second.record.local) continue;
-    outbox_->set_window(engine,
-                        static_cast<std::int64_t>(std::min<std::uint64_t>(window, found->second.record.eager_bytes)),
-                        patient.contains(engine) ? schedule::WindowTuner::kPatient : schedule::WindowTuner::kUsual);
+void Runtime::apply_windows() {
+  for (const auto& [engine, window] : windows_.by_member()) {
+    const PeerState* peer = peers_.find(engine);
+    if (peer == nullptr || peer->record.local) continue;
+    outbox_->set_window(engine, static_cast<std::int64_t>(std::min(window.bytes, peer->record.eager_bytes)),
+                        window.beside_servers ? schedule::WindowTuner::kPatient : schedule::WindowTuner::kUsual);
   }
 }
 
 void Runtime::forget_group(core::GroupUid uid) {
-  if (const auto engines = group_engines_.find(uid); engines != group_engines_.end()) {
-    for (const core::EngineId engine : engines->second) {
-      const auto found = peers_.find(engine);
-      if (found != peers_.end() && core::check(found->second.groups > 0, "a peer leaves no group that it is not in") &&
-          --found->second.groups == 0) {
-        found->second.unused_since = core::Clock::now();
+  if (const auto group = windows_.groups().find(uid); group != windows_.groups().end()) {
+    for (const core::EngineId engine : group->second.engines) {
+      PeerState* peer = peers_.find(engine);
+      if (peer != nullptr && core::check(peer->groups > 0, "a peer leaves no group that it is not in") &&
+          --peer->groups == 0) {
+        peer->unused_since = core::Clock::now();
         heartbeats_.on_heard(engine);
       }
     }
-    group_engines_.erase(engines);
-    group_windows_.erase(uid);
+    windows_.close(uid);
   }
   if (const auto newcomers = newcomers_.extract(uid); !newcomers.empty())
     parted_.insert(parted_.end(), newcomers.mapped().begin(), newcomers.mapped().end());
@@ -279,7 +184,7 @@ void Runtime::forget_group(core::GroupUid uid) {
     closed_order_.pop_front();
   }
   choose_watched();
-  choose_windows();
+  apply_windows();
 }
 
 worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
@@ -289,9 +194,9 @@ worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
   worker::GroupState& group = worker_->open_group(std::move(info));
   if (outbox_->trace() != nullptr) trace_group(group.info);
   for (std::size_t member = 0; member < group.info.engines.size(); ++member) {
-    const auto found = peers_.find(group.info.engines[member]);
-    if (found == peers_.end() || !found->second.dead) continue;
-    const core::Status gone(core::Code::kPeerDead, found->second.record.where + " is gone");
+    const PeerState* peer = peers_.find(group.info.engines[member]);
+    if (peer == nullptr || !peer->dead) continue;
+    const core::Status gone(core::Code::kPeerDead, peer->record.where + " is gone");
     if (group.info.topology.is_dedicated(static_cast<int>(member)))
       group.lost_servers->report(static_cast<int>(member), gone);
     else
@@ -335,83 +240,37 @@ void Runtime::on_served_group_closed(core::GroupUid uid, const core::Status& why
   forget_group(uid);
 }
 
-// Of a dedicated server all, of a training process those that are dead: it knows the others for as long as it lives. A connection
-// is never closed from here, since the other side could not tell that from our death; it ends with the other process.
+// Of a dedicated server all, of a training process those that are dead: it knows the others for as long as it lives.
 void Runtime::forget_unused(core::TimePoint now) {
   if (now < next_forgetting_) return;
   next_forgetting_ = now + std::chrono::seconds(10);
-  const bool serves = dedicated_->stats().groups_total > 0;
-  for (auto at = peers_.begin(); at != peers_.end();) {
-    const Peer& peer = at->second;
-    const bool connected = transports_.data->find(at->first) != nullptr ||
-                           (transports_.control && transports_.control->find(at->first) != nullptr);
-    if (!(serves || peer.dead) || peer.groups > 0 || connected || now - peer.unused_since < kKeepUnused) {
-      ++at;
-      continue;
-    }
-    outbox_->forget(at->first);
-    unanswered_verdicts_.erase(at->first);
-    at = peers_.erase(at);
+  for (const core::EngineId peer : peers_.forget_unused(now, dedicated_->stats().groups_total > 0)) {
+    outbox_->forget(peer);
+    unanswered_verdicts_.erase(peer);
   }
-}
-
-flow::Peer Runtime::describe(core::EngineId peer) {
-  const auto found = peers_.find(peer);
-  if (found == peers_.end()) return {};
-  const PeerRecord& record = found->second.record;
-  // A local peer holds slots of our own pool: it may hold no more than we have set aside for it.
-  const std::uint64_t limit =
-      record.local ? std::min<std::uint64_t>(record.eager_bytes, options_.eager_bytes) : record.eager_bytes;
-  return flow::Peer{record.local, static_cast<std::int64_t>(limit)};
-}
-
-core::Result<transport::Endpoint*> Runtime::connect(core::EngineId peer) {
-  const auto found = peers_.find(peer);
-  if (found == peers_.end())
-    return core::Status(core::Code::kInternal, "no address is known for engine " + core::to_string(peer));
-  if (found->second.dead) return core::Status(core::Code::kPeerDead, found->second.record.where + " is gone");
-  const PeerRecord& record = found->second.record;
-  if (record.local) return transports_.shm->connect(peer, record.shm_address);
-  return transports_.data->connect(peer, record.data_address);
-}
-
-core::Result<transport::Endpoint*> Runtime::connect_urgent(core::EngineId peer) {
-  const auto found = peers_.find(peer);
-  if (!options_.urgent_by_control || !transports_.control || found == peers_.end() || found->second.dead ||
-      found->second.record.local)
-    return static_cast<transport::Endpoint*>(nullptr);
-  return transports_.control->connect(peer, found->second.record.control_address);
 }
 
 void Runtime::on_unreachable(core::EngineId peer, core::Status cause) { suspects_.report(peer, std::move(cause)); }
 
 void Runtime::peer_failed(core::EngineId id, core::Status cause, bool silent) {
-  const auto found = peers_.find(id);
-  if (found == peers_.end() || found->second.dead) return;
-  Peer& peer = found->second;
-  if (peer.groups == 0) {  // it has said goodbye everywhere; a later group would connect again
+  PeerState* const peer = peers_.find(id);
+  if (peer == nullptr || peer->dead) return;
+  if (peer->groups == 0) {  // it has said goodbye everywhere; a later group would connect again
     outbox_->forget(id);
     return;
   }
-  core::log_info("peer ", peer.record.where, " is gone: ", cause.message());
+  core::log_info("peer ", peer->record.where, " is gone: ", cause.message());
   if (hooks_.peer_gone) hooks_.peer_gone(id, cause);
   // Who stood still for so long was given up: it was the others who broke what breaks now.
   const std::string own_fault = heartbeats_.own_fault(core::Clock::now());
-  peer.dead = !silent;  // one that is stopped may live to read why it was given up
+  peer->dead = !silent;  // one that is stopped may live to read why it was given up
   worker_->on_peer_dead(id, cause, own_fault);
   dedicated_->on_peer_dead(id, cause);
-  peer.dead = true;
+  peer->dead = true;
   heartbeats_.on_heard(id);
   unanswered_verdicts_.erase(id);
   send_now();  // what was just said to it, before the connection is closed
-  close_connections(id, cause);
-}
-
-// Nothing waits for what such a peer does not take.
-void Runtime::close_connections(core::EngineId peer, const core::Status& cause) {
-  for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
-    if (transport::Endpoint* endpoint = transport != nullptr ? transport->find(peer) : nullptr; endpoint != nullptr)
-      endpoint->close(cause);
+  peers_.close_connections(id, cause);
 }
 
 std::size_t Runtime::judge_suspects(core::TimePoint now) {
@@ -419,8 +278,8 @@ std::size_t Runtime::judge_suspects(core::TimePoint now) {
   const std::vector<Suspects::Suspect> due = suspects_.judge(now);
   for (const Suspects::Suspect& suspect : due) {
     // A proof of shared memory that failed, with one who claimed to be of this node.
-    const auto found = peers_.find(suspect.peer);
-    if (suspect.memory && found != peers_.end() && !found->second.record.local) continue;
+    const PeerState* peer = peers_.find(suspect.peer);
+    if (suspect.memory && peer != nullptr && !peer->record.local) continue;
     peer_failed(suspect.peer, suspect.cause, /*silent=*/false);
   }
   return due.size();
@@ -442,7 +301,7 @@ std::uint64_t Runtime::bytes_through_card() const {
 
 // Later: this is called from inside the transports.
 void Runtime::on_server_lost(core::EngineId server, const std::string& why) {
-  if (const auto found = peers_.find(server); found != peers_.end() && !found->second.dead)
+  if (const PeerState* peer = peers_.find(server); peer != nullptr && !peer->dead)
     suspects_.report(server, core::Status(core::Code::kPeerDead, why));
 }
 
@@ -453,7 +312,7 @@ core::Result<worker::Newcomer> Runtime::meet(core::GroupUid uid, std::span<const
   const core::EngineId engine = record.value().engine;
   const std::string where = record.value().host_name + " pid " + std::to_string(record.value().pid);
   add_peer(peer_record(record.value(), where, /*local=*/false));
-  Peer& peer = peers_.at(engine);
+  PeerState& peer = *peers_.find(engine);
   if (peer.dead) return core::Status(core::Code::kPeerDead, where + " was given up there before");
   ++peer.groups;
   newcomers_[uid].push_back(engine);
@@ -471,48 +330,40 @@ void Runtime::part(core::GroupUid uid, core::EngineId server) {
 // A connection that has no other use is closed, and the server with it: it may have been reached in part only.
 void Runtime::leave_parted() {
   for (const core::EngineId server : std::exchange(parted_, {})) {
-    const auto found = peers_.find(server);
-    if (found == peers_.end() || --found->second.groups > 0) continue;
-    found->second.unused_since = now_;
-    found->second.dead = true;
+    PeerState* const peer = peers_.find(server);
+    if (peer == nullptr || --peer->groups > 0) continue;
+    peer->unused_since = now_;
+    peer->dead = true;
     heartbeats_.on_heard(server);
-    close_connections(server, core::Status(core::Code::kClosed, "it has not joined"));
+    peers_.close_connections(server, core::Status(core::Code::kClosed, "it has not joined"));
   }
 }
 
 void Runtime::on_joined(core::GroupUid uid, const std::vector<core::EngineId>& servers) {
   newcomers_.erase(uid);
-  std::vector<core::EngineId>& engines = group_engines_.at(uid);
-  engines.insert(engines.end(), servers.begin(), servers.end());
+  windows_.add_members(uid, servers);
   choose_watched();
   if (outbox_->trace() != nullptr) trace_group(worker_->find(uid)->info);
 }
 
 void Runtime::on_shares(core::GroupUid uid, const schedule::Topology& topology) {
-  const auto found = group_windows_.find(uid);
-  if (found == group_windows_.end()) return;
-  found->second = windows_of(topology, found->second.step);
-  choose_windows();
+  if (windows_.set_shares(uid, topology)) apply_windows();
 }
 
 void Runtime::on_tuning(core::GroupUid uid, const schedule::Tuning& tuning) {
-  const auto found = group_windows_.find(uid);
-  if (found == group_windows_.end()) return;
-  if (found->second.step != tuning.window_step) {
-    found->second = windows_of(found->second.topology, tuning.window_step);
-    choose_windows();
-  }
+  if (windows_.groups().count(uid) == 0) return;
+  if (windows_.set_step(uid, tuning.window_step)) apply_windows();
   transports_.data->use_sockets(tuning.sockets);
 }
 
 void Runtime::send_control(core::EngineId to, wire::Message message, std::string_view text) {
-  const auto found = peers_.find(to);
-  if (found == peers_.end() || found->second.dead) return;
+  const PeerState* const peer = peers_.find(to);
+  if (peer == nullptr || peer->dead) return;
   const bool verdict = message.as<wire::Verdict>() != nullptr;
   if (verdict) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
   if (auto* ping = std::get_if<wire::Ping>(&message.body)) ping->sent_ns = nanoseconds(core::Clock::now());
   const bool asks = message.as<wire::Ping>() != nullptr || message.as<wire::Probe>() != nullptr;
-  const PeerRecord& record = found->second.record;
+  const PeerRecord& record = peer->record;
   // What stands already is used, whoever opened it: one more would take a descriptor on both sides, and opening one to a peer
   // that may be leaving fails. But for verdicts rather that for control, where nothing waits behind bulk.
   bool stands = record.local || (verdict && outbox_->is_open(to));
@@ -522,7 +373,7 @@ void Runtime::send_control(core::EngineId to, wire::Message message, std::string
              (outbox_->is_open(to) || transports_.data->way(to, record.data_address) == transport::Way::kStands);
     if (asks && !stands && way == transport::Way::kLacks) return;  // one question waits there already
   }
-  if (asks && found->second.groups > 0) heartbeats_.on_asked(to, core::Clock::now());
+  if (asks && peer->groups > 0) heartbeats_.on_asked(to, core::Clock::now());
   if (stands) {
     outbox_->send_text(to, std::move(message), text);
     return;
@@ -548,7 +399,7 @@ void Runtime::send_control(core::EngineId to, wire::Message message, std::string
 void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload payload) noexcept {
   core::Result<wire::Message> decoded = wire::decode(bytes);
   if (!decoded.is_ok() || decoded.value().payload_bytes != payload.bytes()) {
-    counters_.bad_messages.fetch_add(1, std::memory_order_relaxed);
+    report_.count_bad_messages(1);
     return;
   }
   const wire::Message& message = decoded.value();
@@ -573,12 +424,12 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
     return;
   }
   if (!options_.keep_early || !is_kept_early(message) || closed_.count(uid) > 0) {
-    if (peers_.count(message.from.source) > 0) with_cost(message, std::move(payload)).reset();  // its credit goes back
+    if (peers_.knows(message.from.source)) with_cost(message, std::move(payload)).reset();  // its credit goes back
     return;
   }
   // Its roster is valid there and not yet here.
   UnopenedGroups::Messages dropped = unopened_.keep(message, std::move(payload), core::Clock::now());
-  counters_.bad_messages.fetch_add(dropped.size(), std::memory_order_relaxed);
+  report_.count_bad_messages(dropped.size());
   let_go(std::move(dropped));
 }
 
@@ -593,7 +444,7 @@ void Runtime::set_hooks(Hooks hooks) {
   take(hooks_.status_answered, std::move(hooks.status_answered));
 }
 
-void Runtime::note_round_trip(Peer& peer, std::uint64_t sent_ns, std::uint64_t theirs_ns) {
+void Runtime::note_round_trip(PeerState& peer, std::uint64_t sent_ns, std::uint64_t theirs_ns) {
   const std::uint64_t now = nanoseconds(core::Clock::now());
   if (sent_ns == 0 || sent_ns > now) return;  // not our clock's
   peer.round_trip_seconds = static_cast<double>(now - sent_ns) * 1e-9;
@@ -603,10 +454,10 @@ void Runtime::note_round_trip(Peer& peer, std::uint64_t sent_ns, std::uint64_t t
 
 bool Runtime::on_engine_message(const wire::Message& message, std::span<const std::byte> payload) {
   const core::EngineId source = message.from.source;
-  const auto peer = peers_.find(source);
-  if (peer == peers_.end()) return false;
+  PeerState* const peer = peers_.find(source);
+  if (peer == nullptr) return false;
   heartbeats_.on_heard(source);
-  peer->second.heard_at = now_;
+  peer->heard_at = now_;
   const wire::Message pong{{}, 0, wire::Pong{}};
   if (const auto* credit = message.as<wire::Credit>()) {
     outbox_->on_credit(source, *credit);
@@ -614,7 +465,7 @@ bool Runtime::on_engine_message(const wire::Message& message, std::span<const st
   }
   if (const auto* answer = message.as<wire::Pong>()) {
     unanswered_verdicts_.erase(source);
-    note_round_trip(peer->second, answer->ping_ns, answer->now_ns);
+    note_round_trip(*peer, answer->ping_ns, answer->now_ns);
     return true;
   }
   if (const auto* ping = message.as<wire::Ping>()) {
@@ -626,7 +477,7 @@ bool Runtime::on_engine_message(const wire::Message& message, std::span<const st
     return true;
   }
   if (const auto* answer = message.as<wire::StatusAnswer>()) {
-    note_round_trip(peer->second, answer->ask_ns, answer->now_ns);
+    note_round_trip(*peer, answer->ask_ns, answer->now_ns);
     if (hooks_.status_answered) hooks_.status_answered(source, *answer, payload);
     return true;
   }
@@ -645,14 +496,14 @@ bool Runtime::on_engine_message(const wire::Message& message, std::span<const st
 bool Runtime::all_know_of_failure(const worker::GroupState& group) const {
   return std::all_of(group.info.engines.begin(), group.info.engines.end(), [&](core::EngineId engine) {
     if (engine == options_.self || group.know_of_failure.count(engine) > 0) return true;
-    const auto peer = peers_.find(engine);
-    return peer == peers_.end() || peer->second.dead || (group.told && unanswered_verdicts_.count(engine) == 0);
+    const PeerState* peer = peers_.find(engine);
+    return peer == nullptr || peer->dead || (group.told && unanswered_verdicts_.count(engine) == 0);
   });
 }
 
 void Runtime::let_go(UnopenedGroups::Messages messages) {
   for (auto& [message, payload] : messages)
-    if (peers_.count(message.from.source) > 0) with_cost(message, std::move(payload)).reset();
+    if (peers_.knows(message.from.source)) with_cost(message, std::move(payload)).reset();
 }
 
 flow::Delivery Runtime::with_cost(const wire::Message& message, transport::RxPayload payload) {
@@ -660,7 +511,7 @@ flow::Delivery Runtime::with_cost(const wire::Message& message, transport::RxPay
   const auto* data = message.as<wire::Data>();
   const auto* announce = message.as<wire::Announce>();
   const std::uint32_t window = data != nullptr ? data->window : announce != nullptr ? announce->window : 0;
-  if (window > 0 && peers_.count(source) > 0) {
+  if (window > 0 && peers_.knows(source)) {
     outbox_->note_window(source, window);
     if (announce != nullptr) outbox_->return_credit(source);
   }
@@ -674,33 +525,25 @@ void Runtime::deliver(worker::GroupState& group, const wire::Message& message, t
 }
 
 void Runtime::choose_watched() {
-  all_are_local_ = transports_.shm != nullptr && !group_engines_.empty();
-  for (const auto& [uid, engines] : group_engines_)
-    for (const core::EngineId engine : engines)
-      if (const auto found = peers_.find(engine); found != peers_.end() && !found->second.record.local)
-        all_are_local_ = false;
+  all_are_local_ = transports_.shm != nullptr && !windows_.groups().empty();
+  for (const auto& [uid, group] : windows_.groups())
+    for (const core::EngineId engine : group.engines)
+      if (const PeerState* peer = peers_.find(engine); peer != nullptr && !peer->record.local) all_are_local_ = false;
   // In every group each engine watches its successor: of ranks that fall silent one at least has a watcher that has
   // not. Beyond these, probe() asks whoever an operation waits for.
   std::unordered_set<core::EngineId> watched;
-  for (const auto& [uid, engines] : group_engines_) {
+  for (const auto& [uid, group] : windows_.groups()) {
+    const std::vector<core::EngineId>& engines = group.engines;
     const auto self = std::find(engines.begin(), engines.end(), options_.self);
     if (self == engines.end() || engines.size() < 2) continue;
     const auto me = static_cast<std::size_t>(self - engines.begin());
     watched.insert(engines[(me + 1) % engines.size()]);
     // Dedicated servers say nothing of each other that counts: each has a rank that watches it.
-    const auto ranks = static_cast<std::size_t>(group_windows_.at(uid).topology.size());
+    const auto ranks = static_cast<std::size_t>(group.topology.size());
     for (std::size_t server = ranks; server < engines.size(); ++server)
       if ((server + 1) % ranks == me) watched.insert(engines[server]);
   }
   heartbeats_.watch(std::move(watched));
-}
-
-bool Runtime::lacks_descriptors(core::EngineId peer) const {
-  const auto found = peers_.find(peer);
-  if (found == peers_.end() || found->second.record.local) return false;
-  const PeerRecord& record = found->second.record;
-  return (transports_.control && transports_.control->way(peer, record.control_address) == transport::Way::kLacks) ||
-         transports_.data->way(peer, record.data_address) == transport::Way::kLacks;
 }
 
 void Runtime::heartbeat(core::TimePoint now) {
@@ -708,7 +551,7 @@ void Runtime::heartbeat(core::TimePoint now) {
   Heartbeats::Findings found = heartbeats_.look(now);
   // Who could not be asked, or could not answer, for want of descriptors is not silent.
   std::erase_if(found.silent, [this](const auto& one) {
-    const bool lacks = lacks_descriptors(one.first);
+    const bool lacks = peers_.lacks_descriptors(one.first);
     if (lacks) heartbeats_.on_heard(one.first);
     return lacks;
   });
@@ -717,8 +560,8 @@ void Runtime::heartbeat(core::TimePoint now) {
   // By rank: all who lose several at once name the same one.
   std::unordered_map<core::EngineId, core::Duration> silent(found.silent.begin(), found.silent.end());
   std::vector<std::pair<core::EngineId, core::Duration>> in_order;
-  for (const auto& [uid, engines] : group_engines_)
-    for (const core::EngineId engine : engines)
+  for (const auto& [uid, group] : windows_.groups())
+    for (const core::EngineId engine : group.engines)
       if (const auto one = silent.extract(engine); !one.empty()) in_order.emplace_back(engine, one.mapped());
   for (const auto& [engine, silence] : in_order)
     peer_failed(engine,
@@ -734,7 +577,7 @@ void Runtime::set_trace(observe::Trace* trace) {
   works_since_ns_ = 0;
   next_time_ = {};
   if (trace == nullptr) return;
-  for (const auto& [uid, engines] : group_engines_)
+  for (const auto& [uid, of_windows] : windows_.groups())
     if (const worker::GroupState* group = worker_->find(uid)) trace_group(group->info);
   worker_->trace_under_way();
 }
@@ -764,9 +607,9 @@ void Runtime::ask_for_time(core::TimePoint now) {
   if (now < next_time_) return;
   next_time_ = now + kTimeEvery;
   std::unordered_set<core::EngineId> asked;
-  for (const auto& [uid, engines] : group_engines_)
-    if (engines.front() != options_.self && asked.insert(engines.front()).second)
-      send_control(engines.front(), {{}, 0, wire::Ping{}}, {});
+  for (const auto& [uid, group] : windows_.groups())
+    if (const core::EngineId first = group.engines.front(); first != options_.self && asked.insert(first).second)
+      send_control(first, {{}, 0, wire::Ping{}}, {});
 }
 
 std::size_t Runtime::progress() {
@@ -791,7 +634,7 @@ std::size_t Runtime::progress() {
   if (dedicated_->has_work()) work += dedicated_->tick();
   heartbeat(now);
   if (now >= next_look_) look_at_flow(now);
-  if (now >= next_sample_) sample_rates(now);
+  report_.sample(transports_, now);
   forget_unused(now);
   if (now >= unopened_.next_due()) let_go(unopened_.expire(now));
   if (!parted_.empty()) leave_parted();
@@ -846,172 +689,6 @@ std::vector<int> Runtime::event_fds(bool data) const {
        {transports_.shm.get(), data ? transports_.data.get() : nullptr, transports_.control.get()})
     if (transport != nullptr && transport->event_fd() >= 0) fds.push_back(transport->event_fd());
   return fds;
-}
-
-void Runtime::sample_rates(core::TimePoint now) {
-  next_sample_ = now + kSampleEvery;
-  const transport::TransportStats net = transports_.data->stats();
-  rate_samples_.push_back({now, net.tx_payload_bytes, net.rx_payload_bytes});
-  while (rate_samples_.size() > kSamples) rate_samples_.pop_front();
-}
-
-std::vector<core::EngineId> Runtime::peers_in_use() const {
-  std::vector<core::EngineId> found;
-  for (const auto& [id, peer] : peers_)
-    if (peer.groups > 0 && !peer.dead) found.push_back(id);
-  return found;
-}
-
-std::string Runtime::where(core::EngineId peer) const {
-  const auto found = peers_.find(peer);
-  return found == peers_.end() ? std::string() : found->second.record.where;
-}
-
-double Runtime::seconds_since_heard(core::EngineId peer) const {
-  const auto found = peers_.find(peer);
-  if (found == peers_.end() || found->second.heard_at == core::TimePoint{}) return -1;
-  return core::to_seconds(core::Clock::now() - found->second.heard_at);
-}
-
-void Runtime::write_status(observe::Json& json, std::size_t peers_max) const {
-  const core::TimePoint now = core::Clock::now();
-  const transport::TransportStats net = transports_.data->stats();
-  double tx = 0;
-  double rx = 0;
-  if (!rate_samples_.empty() && now > rate_samples_.front().at) {
-    const RateSample& first = rate_samples_.front();
-    const double seconds = core::to_seconds(now - first.at);
-    tx = static_cast<double>(net.tx_payload_bytes - first.tx) / seconds;
-    rx = static_cast<double>(net.rx_payload_bytes - first.rx) / seconds;
-  }
-  json.key("net").object();
-  json.field("tx_bytes_per_second", tx).field("rx_bytes_per_second", rx);
-  json.field("tx_payload_bytes", net.tx_payload_bytes).field("rx_payload_bytes", net.rx_payload_bytes).end();
-  json.key("memory").object();
-  json.field("pool_bytes", pool_->memory().size()).field("pool_slots_in_use", pool_->slots_in_use()).end();
-
-  std::unordered_map<core::EngineId, transport::PathInfo> paths;
-  for (const transport::PathInfo& path : transports_.data->paths()) {
-    transport::PathInfo& all = paths.emplace(path.peer, path).first->second;  // of several connections the worst
-    if (&all == &path) continue;
-    all.rtt_seconds = std::max(all.rtt_seconds, path.rtt_seconds);
-    all.retransmits = std::max(all.retransmits, path.retransmits);
-  }
-  json.key("peers").array();
-  for (const auto& [id, peer] : peers_) {
-    if (peer.groups == 0) continue;
-    if (peers_max-- == 0) break;
-    json.object().field("engine", core::to_string(id)).field("where", peer.record.where);
-    json.field("local", peer.record.local).field("dead", peer.dead);
-    json.field("heard_seconds", seconds_since_heard(id)).field("round_trip_us", 1e6 * peer.round_trip_seconds);
-    if (const auto flow = outbox_->flow_of(id))
-      json.field("window_bytes", flow->window_bytes)
-          .field("in_flight_bytes", flow->in_flight_bytes)
-          .field("streams_waiting", flow->streams_waiting);
-    if (const auto path = paths.find(id); path != paths.end())
-      json.field("tcp_rtt_us", 1e6 * path->second.rtt_seconds).field("tcp_retransmits", path->second.retransmits);
-    json.end();
-  }
-  json.end();
-}
-
-std::vector<observe::Sample> Runtime::samples(const std::function<std::string(core::EngineId)>& name) {
-  update_counters();
-  const core::TimePoint now = core::Clock::now();
-  std::vector<observe::Sample> all;
-  const auto add = [&all](std::string_view metric, auto value, std::string label = {}) {
-    all.push_back({metric, std::move(label), static_cast<double>(value)});
-  };
-  const observe::EngineCounters& c = counters_;
-  add("operations", c.operations.load());
-  add("groups", c.groups.load());
-  add("endpoints", c.endpoints.load());
-  add("pending_operations", worker_->operations_active());
-  add("oldest_pending_seconds", core::to_seconds(now - worker_->oldest_since(now)));
-  const worker::OperationCounts& counts = worker_->counts();
-  for (std::size_t kind = 0; kind < counts.of_kind.size(); ++kind) {
-    const auto& one = counts.of_kind[kind];
-    if (one.operations == 0) continue;
-    const std::string label(schedule::name_of(static_cast<schedule::Kind>(kind)));
-    add("kind_operations", one.operations, label);
-    add("kind_bytes", one.bytes, label);
-    add("kind_bus_bytes", one.bus_bytes, label);
-    add("kind_seconds", core::to_seconds(one.time), label);
-  }
-  std::map<std::string, double> waited;  // engines that are known no more have no names left
-  for (const auto& [engine, time] : counts.waited_for) {
-    const std::string who = engine == core::EngineId{} ? "unknown" : name(engine);
-    waited[who.empty() ? "gone" : who] += core::to_seconds(time);
-  }
-  for (const auto& [who, seconds] : waited) add("waited_seconds", seconds, who);
-  for (const auto& [code, count] : counts.errors) add("errors", count, std::string(core::code_name(code)));
-  add("net_tx_payload_bytes", c.net_tx_payload_bytes.load());
-  add("net_rx_payload_bytes", c.net_rx_payload_bytes.load());
-  add("net_tx_device_bytes", c.net_tx_device_bytes.load());
-  add("net_tx_header_bytes", c.net_tx_header_bytes.load());
-  add("net_rx_header_bytes", c.net_rx_header_bytes.load());
-  std::uint64_t retransmits = 0;
-  for (const transport::PathInfo& path : transports_.data->paths()) retransmits += path.retransmits;
-  add("net_retransmits", retransmits);
-  add("shm_tx_payload_bytes", c.shm_tx_payload_bytes.load());
-  add("shm_rx_payload_bytes", c.shm_rx_payload_bytes.load());
-  add("bad_messages", c.bad_messages.load());
-  std::uint64_t dead = 0;
-  for (const auto& [id, peer] : peers_) dead += peer.groups > 0 && peer.dead ? 1 : 0;
-  add("peers_dead", dead);
-  add("pool_slots_in_use", pool_->slots_in_use());
-  add("trace_dropped", outbox_->trace() == nullptr ? 0 : outbox_->trace()->dropped());
-  add("tuner_trials", c.tuner_trials.load());
-  add("tuner_kept", c.tuner_kept.load());
-  add("compress_operations", c.compress_operations.load());
-  add("compress_bytes", c.compress_bytes.load());
-  add("compress_wire_bytes", c.compress_wire_bytes.load());
-  add("compress_not_finite", c.compress_not_finite.load());
-  add("compress_encode_ns", c.compress_encode_ns.load());
-  add("compress_decode_ns", c.compress_decode_ns.load());
-  return all;
-}
-
-void Runtime::update_counters() {
-  const auto store = [](std::atomic<std::uint64_t>& to, std::uint64_t value) {
-    to.store(value, std::memory_order_relaxed);
-  };
-  transport::TransportStats net = transports_.data->stats();
-  std::uint64_t endpoints = net.endpoints_open;
-  if (transports_.control) {
-    const transport::TransportStats control = transports_.control->stats();
-    net.tx_header_bytes += control.tx_header_bytes;
-    net.rx_header_bytes += control.rx_header_bytes;
-    net.tx_payload_bytes += control.tx_payload_bytes;
-    net.rx_payload_bytes += control.rx_payload_bytes;
-    endpoints += control.endpoints_open;
-  }
-  store(counters_.net_tx_payload_bytes, net.tx_payload_bytes);
-  store(counters_.net_rx_payload_bytes, net.rx_payload_bytes);
-  store(counters_.net_tx_device_bytes, net.tx_device_bytes);
-  const worker::CodecCounts& codecs = worker_->codec_counts();
-  store(counters_.tuner_trials, worker_->tuner_trials());
-  store(counters_.tuner_kept, worker_->tuner_kept());
-  store(counters_.compress_operations, codecs.operations);
-  store(counters_.compress_bytes, codecs.bytes);
-  store(counters_.compress_wire_bytes, codecs.wire_bytes);
-  store(counters_.compress_not_finite, codecs.blocks_not_finite);
-  const auto nanoseconds = [](core::Duration time) {
-    return static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
-  };
-  store(counters_.compress_encode_ns, nanoseconds(codecs.encoding));
-  store(counters_.compress_decode_ns, nanoseconds(codecs.decoding));
-  store(counters_.net_tx_header_bytes, net.tx_header_bytes);
-  store(counters_.net_rx_header_bytes, net.rx_header_bytes);
-  if (transports_.shm) {
-    const transport::TransportStats shm = transports_.shm->stats();
-    store(counters_.shm_tx_payload_bytes, shm.tx_payload_bytes);
-    store(counters_.shm_rx_payload_bytes, shm.rx_payload_bytes);
-    endpoints += shm.endpoints_open;
-  }
-  store(counters_.operations, worker_->operations_finished());
-  store(counters_.groups, group_engines_.size());
-  store(counters_.endpoints, endpoints);
 }
 
 }  // namespace hybridps::engine

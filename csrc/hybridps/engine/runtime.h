@@ -23,12 +23,13 @@
 #include "hybridps/core/one_thread.h"
 #include "hybridps/core/status.h"
 #include "hybridps/engine/liveness.h"
+#include "hybridps/engine/peers.h"
+#include "hybridps/engine/report.h"
+#include "hybridps/engine/runtime_options.h"
 #include "hybridps/engine/unopened_groups.h"
 #include "hybridps/engine/wake_moderation.h"
 #include "hybridps/flow/outbox.h"
-#include "hybridps/observe/counters.h"
-#include "hybridps/observe/json.h"
-#include "hybridps/observe/metrics.h"
+#include "hybridps/schedule/group_windows.h"
 #include "hybridps/server/dedicated_server.h"
 #include "hybridps/server/server.h"
 #include "hybridps/transport/buffer_pool.h"
@@ -37,53 +38,9 @@
 
 namespace hybridps::engine {
 
-struct RuntimeOptions {
-  core::EngineId self;
-  std::size_t eager_bytes = 512 * 1024;  // what we allow each peer
-  std::size_t chunk_bytes = 64 * 1024;   // largest chunk of any group
-  std::uint32_t grant_chunks = 4;
-  std::uint64_t retained_bytes = worker::WorkerOptions().retained_bytes;
-  std::size_t local_peers = 7;            // for which the pool has room to be generous
-  bool keep_early = true;                 // messages of groups that are not open yet; a dedicated server needs none
-  std::size_t window_bytes = 128 * 1024;  // see Runtime::choose_windows()
-  std::size_t cards = 1;                  // that data comes through
-  double warn_seconds = 10;
-  std::size_t early_messages_max = std::size_t{1} << 20;  // worker::WorkerOptions
-  UnopenedGroups::Limits unopened;
-  bool urgent_by_control = false;  // small operations take the control transport, where they wait behind no bulk
-  bool urgent_always = false;      // with it: also where no bulk is under way
-  bool may_nap = false;            // data waits in the kernel's buffers, and nothing urgent comes with it
-  bool find_rates = true;          // shares follow what the network is found to carry
-  bool tune = false;               // of groups that this engine is rank 0 of (schedule/tuner.h)
-  double heartbeat_seconds = 1;
-  double dead_seconds = 5;
-};
-
-struct PeerRecord {
-  core::EngineId engine;
-  bool local = false;  // memory proven to be shared
-  std::vector<std::byte> data_address;
-  std::vector<std::byte> control_address;
-  std::vector<std::byte> shm_address;
-  std::string where;              // "host7 pid 4121", for messages
-  std::uint64_t eager_bytes = 0;  // what it allows us
-};
-
-/// The transports of one engine. shm may be absent; control may be absent (data is used then).
-struct Transports {
-  std::unique_ptr<transport::Transport> data;
-  std::unique_ptr<transport::Transport> control;
-  std::unique_ptr<transport::Transport> shm;
-};
-
 class Runtime final : public flow::Router, public worker::Host, public server::DedicatedHost, core::Pinned {
  public:
-  /// Classes of the send pool for these options, and the bytes they need.
-  static std::vector<transport::BufferPool::SizeClass> pool_classes(const RuntimeOptions& options,
-                                                                    std::size_t bytes_max);
-  static std::size_t pool_bytes(const std::vector<transport::BufferPool::SizeClass>& classes);
-
-  /// `memory`: for the pool, at least pool_bytes(); `keep` holds it for as long as this lives.
+  /// `memory`: for the pool, at least RuntimeOptions::pool_bytes(); `keep` holds it for as long as this lives.
   static core::Result<std::unique_ptr<Runtime>> create(RuntimeOptions options, std::span<std::byte> memory,
                                                        std::shared_ptr<void> keep, Transports transports);
   ~Runtime() override;
@@ -101,14 +58,19 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void open_served_group(server::ServedGroup group);
   server::DedicatedServer& dedicated() noexcept { return *dedicated_; }
   const server::DedicatedStats& dedicated_stats() const noexcept { return dedicated_->stats(); }
-  bool knows(core::EngineId peer) const { return peers_.count(peer) > 0; }
-  std::size_t peers_known() const noexcept { return peers_.size(); }
+  const Peers& peers() const noexcept { return peers_; }
 
   std::size_t progress();
   /// The clock as the last progress() read it.
   core::TimePoint now() const noexcept { return now_; }
-  /// Brings counters() up to date. It walks over all connections: not for every round.
-  void update_counters();
+  // As Report has them (engine/report.h).
+  const observe::EngineCounters& counters() const noexcept { return report_.counters(); }
+  void update_counters() { report_.update(reported(), windows_.groups().size()); }
+  std::vector<observe::Sample> samples(const std::function<std::string(core::EngineId)>& name) {
+    update_counters();
+    return report_.samples(reported(), name);
+  }
+  void write_status(observe::Json& json, std::size_t peers_max) { report_.write_status(reported(), json, peers_max); }
 
   /// As worker::Host's calls of these names.
   struct Hooks {
@@ -122,15 +84,6 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   };
   /// Those that are set replace earlier ones.
   void set_hooks(Hooks hooks);
-  /// Peers of open groups that are not known to be dead.
-  std::vector<core::EngineId> peers_in_use() const;
-  std::string where(core::EngineId peer) const;
-  /// Since something came from it; less than 0: nothing yet.
-  double seconds_since_heard(core::EngineId peer) const;
-  /// Fields of the object that `json` is in: the network, memory, and peers of open groups, `peers_max` at most.
-  void write_status(observe::Json& json, std::size_t peers_max) const;
-  /// Of the table of metrics (observe/metrics.h) all that an engine has. `name` gives ranks their labels.
-  std::vector<observe::Sample> samples(const std::function<std::string(core::EngineId)>& name);
   /// True: every transport is armed, nothing to do before next_due() or an event.
   bool arm();
   /// Whoever called progress() does something else now, for how long nobody knows.
@@ -160,14 +113,13 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void set_trace(observe::Trace* trace);
 
   transport::Transport* shm() noexcept { return transports_.shm.get(); }
-  const observe::EngineCounters& counters() const noexcept { return counters_; }
   transport::BufferPool& pool() noexcept { return *pool_; }
   const flow::Outbox& outbox() const noexcept { return *outbox_; }
 
   // flow::Router
-  core::Result<transport::Endpoint*> connect(core::EngineId peer) override;
-  core::Result<transport::Endpoint*> connect_urgent(core::EngineId peer) override;
-  flow::Peer describe(core::EngineId peer) override;
+  core::Result<transport::Endpoint*> connect(core::EngineId peer) override { return peers_.connect(peer); }
+  core::Result<transport::Endpoint*> connect_urgent(core::EngineId peer) override { return peers_.connect_urgent(peer); }
+  flow::Peer describe(core::EngineId peer) override { return peers_.describe(peer); }
   void on_unreachable(core::EngineId peer, core::Status cause) override;
   // worker::Host
   void send_control(core::EngineId to, wire::Message message, std::string_view text) override;
@@ -204,28 +156,12 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
     Runtime& runtime_;
     const bool memory_;
   };
-  struct Peer {
-    PeerRecord record;
-    bool dead = false;
-    std::uint64_t groups = 0;
-    core::TimePoint unused_since{};  // groups became 0
-    core::TimePoint heard_at{};
-    double round_trip_seconds = 0;  // of the last ping or question of status; 0: not known
-  };
-  /// Of a group.
-  struct Windows {
-    schedule::Topology topology;
-    std::vector<std::uint64_t> bytes;  // per engine
-    std::uint16_t step = 0;            // schedule::Tuning::window_step
-  };
-
   Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep, Transports transports);
   core::Status attach();
   void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept;
   /// Heartbeats, credit, answers: what is of no group, or of one whatever its state. Whether that was all.
   bool on_engine_message(const wire::Message& message, std::span<const std::byte> payload);
-  void note_round_trip(Peer& peer, std::uint64_t sent_ns, std::uint64_t theirs_ns);
-  void sample_rates(core::TimePoint now);
+  void note_round_trip(PeerState& peer, std::uint64_t sent_ns, std::uint64_t theirs_ns);
   void trace_group(const worker::GroupInfo& info);
   void trace_work(std::uint64_t began, std::uint64_t now, bool worked);
   void ask_for_time(core::TimePoint now);
@@ -233,18 +169,16 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void deliver(worker::GroupState& group, const wire::Message& message, transport::RxPayload payload);
   std::size_t judge_suspects(core::TimePoint now);
   void peer_failed(core::EngineId peer, core::Status cause, bool silent);
-  void close_connections(core::EngineId peer, const core::Status& cause);
   void leave_parted();
-  bool lacks_descriptors(core::EngineId peer) const;
   void heartbeat(core::TimePoint now);
   /// Messages that nobody here waits for: what their senders paid for them goes back.
   void let_go(UnopenedGroups::Messages messages);
   void choose_watched();
   void join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology);
   void forget_unused(core::TimePoint now);
-  Windows windows_of(const schedule::Topology& topology, std::uint16_t step) const;
   void look_at_flow(core::TimePoint now);
-  void choose_windows();
+  void apply_windows();
+  Reported reported() const { return {transports_, peers_, *pool_, *outbox_, *worker_}; }
 
   core::OneThread one_thread_;
   const RuntimeOptions options_;
@@ -257,9 +191,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::unique_ptr<server::Server> server_;
   std::unique_ptr<worker::Worker> worker_;
   std::unique_ptr<server::DedicatedServer> dedicated_;
-  std::unordered_map<core::EngineId, Peer> peers_;
-  std::map<core::GroupUid, std::vector<core::EngineId>> group_engines_;
-  std::map<core::GroupUid, Windows> group_windows_;
+  Peers peers_;
+  schedule::GroupWindows windows_;
   std::map<core::GroupUid, std::vector<core::EngineId>> newcomers_;  // that were met, and have not joined yet
   std::vector<core::EngineId> parted_;  // of these, not at once: parting is called from inside transports
   std::unordered_set<core::GroupUid> closed_;
@@ -268,24 +201,10 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   Heartbeats heartbeats_;
   WakeModeration moderation_;
   core::TimePoint next_look_{};
-  struct RateSample {
-    core::TimePoint at;
-    std::uint64_t tx = 0;
-    std::uint64_t rx = 0;
-  };
-  std::deque<RateSample> rate_samples_;  // of the last second
-  core::TimePoint next_sample_{};
   // While there is a trace.
   std::uint64_t works_since_ns_ = 0;  // rounds in a row that had something to do
   core::TimePoint next_time_{};
   core::TimePoint napped_at_{};
-  struct Flow {                       // what windows follow
-    std::uint64_t windows = 1;        // times window_bytes
-    std::uint64_t usual_windows = 1;  // times what is usual, for windows that are tuned
-    bool naps = false;
-    bool operator==(const Flow&) const = default;
-  };
-  Flow flow_;
   Suspects suspects_;
   std::unordered_map<core::EngineId, core::TimePoint> unanswered_verdicts_;  // peer -> waited for until
   core::TimePoint next_forgetting_{};
@@ -294,7 +213,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   bool armed_ = true;             // time may have passed since the last round
   bool all_are_local_ = false;    // the members of all groups (there are some) are on this node
   core::TimePoint now_{};
-  observe::EngineCounters counters_;
+  Report report_;
   Hooks hooks_;
 };
 

@@ -12,7 +12,6 @@
 #include <thread>
 #include <utility>
 
-#include "hybridps/bootstrap/node_identity.h"
 #include "hybridps/build_info.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/once_fn.h"
@@ -60,22 +59,15 @@ class Shard final : public LoopClient, core::Pinned {
 
   Status start(const ServerHostOptions& options, const core::Config& config, const Interfaces& interfaces, int index,
                DataThreads& threads) {
-    RuntimeOptions o;
-    o.self = id_ = core::make_engine_id();
-    o.chunk_bytes = config.tune ? std::max(config.chunk_bytes, schedule::kChunkRoomBytes) : config.chunk_bytes;
-    o.eager_bytes = config.eager_bytes;
-    o.window_bytes = config.window_bytes;
-    o.local_peers = 0;
+    id_ = core::make_engine_id();
+    RuntimeOptions o = RuntimeOptions::of(config, id_);
     o.keep_early = false;
-    o.heartbeat_seconds = config.heartbeat_seconds;
-    o.dead_seconds = config.dead_seconds;
     const std::uint64_t memory = options.memory_bytes / static_cast<std::uint64_t>(options.threads);
-    o.grant_chunks = static_cast<std::uint32_t>(config.grant_chunks);
     residual_budget_->bytes_max = memory / 4;
     outer_budget_->bytes_max = memory / 4;
     engines_max_ = std::max<std::uint64_t>(1, memory / 4 / std::max<std::uint64_t>(1, o.eager_bytes));
     const std::size_t pool_bytes =
-        whole_pages(std::max<std::size_t>(Runtime::pool_bytes(Runtime::pool_classes(o, 0)), memory / 4));
+        whole_pages(std::max<std::size_t>(o.pool_bytes(), memory / 4));
     if (interfaces.rdma)
       if (Status status = transport::check_locked_memory(
               transport::locked_memory_needed(pool_bytes) * static_cast<std::uint64_t>(options.threads),
@@ -92,24 +84,11 @@ class Shard final : public LoopClient, core::Pinned {
     if (!made.is_ok()) return made.status();
     auto second = make_control_transport(interfaces, network);
     if (!second.is_ok()) return second.status();
-    record_.build = std::string("hybridps ") + build_info::kVersion;
+    record_ = own_record(config, interfaces, o, *made.value(), *second.value());
     record_.incarnation = "server";
-    record_.engine = id_;
-    record_.node_identity = bootstrap::node_identity(config, id_);
-    record_.host_name = bootstrap::host_name();
-    record_.machine = bootstrap::machine_id();
-    record_.loopback = interfaces.loopback;
-    record_.control = to_record(std::vector{interfaces.control_nic})[0];
-    record_.pid = static_cast<std::uint32_t>(getpid());
     record_.group_rank = index;
     record_.group_size = options.threads;
-    record_.data_address = to_record(made.value()->address());
-    record_.control_address = to_record(second.value()->address());
-    record_.eager_bytes = o.eager_bytes;
-    record_.chunk_bytes = config.chunk_bytes;
-    record_.chunk_bytes_max = o.chunk_bytes;
-    record_.nics = to_record(interfaces.nics);
-    record_.node_gbps = interfaces.node_gbps / options.threads;
+    record_.node_gbps /= options.threads;
     transports.data = std::move(made).value();
     transports.control = std::move(second).value();
     auto runtime = Runtime::create(o, pool.value().memory, std::move(pool.value().keep), std::move(transports));

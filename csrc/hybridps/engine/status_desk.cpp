@@ -121,8 +121,8 @@ std::string StatusDesk::ask(bool others) {
         const std::uint64_t number = ++number_;
         asked_.emplace(number, question);
         while (asked_.size() > kQuestionsKept) asked_.erase(asked_.begin());
-        for (const core::EngineId peer : runtime_.peers_in_use()) {
-          question->who[peer] = {runtime_.where(peer), runtime_.seconds_since_heard(peer)};
+        for (const core::EngineId peer : runtime_.peers().in_use()) {
+          question->who[peer] = {runtime_.peers().where(peer), runtime_.peers().seconds_since_heard(peer)};
           question->answers[peer];
           ++question->open;
           runtime_.send_control(peer, {{}, 0, wire::StatusAsk{number, now_ns()}}, {});

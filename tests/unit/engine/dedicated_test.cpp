@@ -323,13 +323,13 @@ TEST_CASE("engine/dedicated: engines that have left and gone are forgotten after
     cluster.run_until([] { return false; }, 20);
   };
   pass_minutes();
-  CHECK(cluster.at(3).peers_known() == 3);
+  CHECK(cluster.at(3).peers().size() == 3);
   for (int r = 0; r < 3; ++r) cluster.at(r).close_group(uid);
   REQUIRE(cluster.run_until([&] { return cluster.at(3).dedicated_stats().groups == 0; }, 100));
   cluster.kill(0);
   pass_minutes();
-  CHECK_FALSE(cluster.at(3).knows(cluster.id(0)));
-  CHECK(cluster.at(3).peers_known() == 2);  // those with a connection
+  CHECK_FALSE(cluster.at(3).peers().knows(cluster.id(0)));
+  CHECK(cluster.at(3).peers().size() == 2);  // those with a connection
 }
 
 TEST_CASE("engine/dedicated: what does not fit the roster fails that group alone", "[engine][fast]") {

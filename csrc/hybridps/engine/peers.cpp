@@ -1,0 +1,99 @@
+#include "hybridps/engine/peers.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hybridps::engine {
+namespace {
+
+constexpr auto kKeepUnused = std::chrono::seconds(60);
+
+}  // namespace
+
+void Peers::add(PeerRecord record) {
+  const core::EngineId id = record.engine;
+  if (!knows(id)) peers_[id].record = std::move(record);
+}
+
+PeerState* Peers::find(core::EngineId id) noexcept {
+  const auto found = peers_.find(id);
+  return found == peers_.end() ? nullptr : &found->second;
+}
+
+const PeerState* Peers::find(core::EngineId id) const noexcept {
+  const auto found = peers_.find(id);
+  return found == peers_.end() ? nullptr : &found->second;
+}
+
+std::vector<core::EngineId> Peers::in_use() const {
+  std::vector<core::EngineId> found;
+  for (const auto& [id, peer] : peers_)
+    if (peer.groups > 0 && !peer.dead) found.push_back(id);
+  return found;
+}
+
+std::string Peers::where(core::EngineId id) const {
+  const PeerState* peer = find(id);
+  return peer == nullptr ? std::string() : peer->record.where;
+}
+
+double Peers::seconds_since_heard(core::EngineId id) const {
+  const PeerState* peer = find(id);
+  if (peer == nullptr || peer->heard_at == core::TimePoint{}) return -1;
+  return core::to_seconds(core::Clock::now() - peer->heard_at);
+}
+
+flow::Peer Peers::describe(core::EngineId id) const {
+  const PeerState* peer = find(id);
+  if (peer == nullptr) return {};
+  // A local peer holds slots of our own pool: it may hold no more than we have set aside for it.
+  const std::uint64_t theirs = peer->record.eager_bytes;
+  const std::uint64_t limit = peer->record.local ? std::min(theirs, allowance_.eager_bytes) : theirs;
+  return flow::Peer{peer->record.local, static_cast<std::int64_t>(limit)};
+}
+
+core::Result<transport::Endpoint*> Peers::connect(core::EngineId id) {
+  const PeerState* peer = find(id);
+  if (peer == nullptr)
+    return core::Status(core::Code::kInternal, "no address is known for engine " + core::to_string(id));
+  const PeerRecord& record = peer->record;
+  if (peer->dead) return core::Status(core::Code::kPeerDead, record.where + " is gone");
+  if (record.local) return transports_.shm->connect(id, record.shm_address);
+  return transports_.data->connect(id, record.data_address);
+}
+
+core::Result<transport::Endpoint*> Peers::connect_urgent(core::EngineId id) {
+  const PeerState* peer = find(id);
+  if (!allowance_.urgent_by_control || !transports_.control || peer == nullptr || peer->dead || peer->record.local)
+    return static_cast<transport::Endpoint*>(nullptr);
+  return transports_.control->connect(id, peer->record.control_address);
+}
+
+void Peers::close_connections(core::EngineId id, const core::Status& cause) {
+  for (transport::Transport* transport : {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
+    if (transport::Endpoint* endpoint = transport != nullptr ? transport->find(id) : nullptr; endpoint != nullptr)
+      endpoint->close(cause);
+}
+
+bool Peers::lacks_descriptors(core::EngineId id) const {
+  const PeerState* peer = find(id);
+  if (peer == nullptr || peer->record.local) return false;
+  const PeerRecord& record = peer->record;
+  return (transports_.control && transports_.control->way(id, record.control_address) == transport::Way::kLacks) ||
+         transports_.data->way(id, record.data_address) == transport::Way::kLacks;
+}
+
+std::vector<core::EngineId> Peers::forget_unused(core::TimePoint now, bool all) {
+  std::vector<core::EngineId> forgotten;
+  std::erase_if(peers_, [&](const auto& entry) {
+    const auto& [id, peer] = entry;
+    const bool connected = transports_.data->find(id) != nullptr ||
+                           (transports_.control && transports_.control->find(id) != nullptr);
+    if (!(all || peer.dead) || peer.groups > 0 || connected || now - peer.unused_since < kKeepUnused) return false;
+    forgotten.push_back(id);
+    return true;
+  });
+  return forgotten;
+}
+
+}  // namespace hybridps::engine

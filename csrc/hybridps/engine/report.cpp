@@ -1,0 +1,165 @@
+#include "hybridps/engine/report.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+namespace hybridps::engine {
+namespace {
+
+// What the status calls the rate of the network is that of so many of the last samples.
+constexpr auto kSampleEvery = std::chrono::milliseconds(200);
+constexpr std::size_t kSamples = 6;
+
+}  // namespace
+
+void Report::take_sample(const Transports& transports, core::TimePoint now) {
+  next_sample_ = now + kSampleEvery;
+  const transport::TransportStats net = transports.data->stats();
+  rate_samples_.push_back({now, net.tx_payload_bytes, net.rx_payload_bytes});
+  while (rate_samples_.size() > kSamples) rate_samples_.pop_front();
+}
+
+void Report::write_status(const Reported& of, observe::Json& json, std::size_t peers_max) const {
+  const core::TimePoint now = core::Clock::now();
+  const transport::TransportStats net = of.transports.data->stats();
+  double tx = 0;
+  double rx = 0;
+  if (!rate_samples_.empty() && now > rate_samples_.front().at) {
+    const RateSample& first = rate_samples_.front();
+    const double seconds = core::to_seconds(now - first.at);
+    tx = static_cast<double>(net.tx_payload_bytes - first.tx) / seconds;
+    rx = static_cast<double>(net.rx_payload_bytes - first.rx) / seconds;
+  }
+  json.key("net").object();
+  json.field("tx_bytes_per_second", tx).field("rx_bytes_per_second", rx);
+  json.field("tx_payload_bytes", net.tx_payload_bytes).field("rx_payload_bytes", net.rx_payload_bytes).end();
+  json.key("memory").object();
+  json.field("pool_bytes", of.pool.memory().size()).field("pool_slots_in_use", of.pool.slots_in_use()).end();
+
+  std::unordered_map<core::EngineId, transport::PathInfo> paths;
+  for (const transport::PathInfo& path : of.transports.data->paths()) {
+    transport::PathInfo& all = paths.emplace(path.peer, path).first->second;  // of several connections the worst
+    if (&all == &path) continue;
+    all.rtt_seconds = std::max(all.rtt_seconds, path.rtt_seconds);
+    all.retransmits = std::max(all.retransmits, path.retransmits);
+  }
+  json.key("peers").array();
+  for (const auto& [id, peer] : of.peers.all()) {
+    if (peer.groups == 0) continue;
+    if (peers_max-- == 0) break;
+    json.object().field("engine", core::to_string(id)).field("where", peer.record.where);
+    json.field("local", peer.record.local).field("dead", peer.dead);
+    json.field("heard_seconds", of.peers.seconds_since_heard(id)).field("round_trip_us", 1e6 * peer.round_trip_seconds);
+    if (const auto flow = of.outbox.flow_of(id))
+      json.field("window_bytes", flow->window_bytes)
+          .field("in_flight_bytes", flow->in_flight_bytes)
+          .field("streams_waiting", flow->streams_waiting);
+    if (const auto path = paths.find(id); path != paths.end())
+      json.field("tcp_rtt_us", 1e6 * path->second.rtt_seconds).field("tcp_retransmits", path->second.retransmits);
+    json.end();
+  }
+  json.end();
+}
+
+std::vector<observe::Sample> Report::samples(const Reported& of,
+                                            const std::function<std::string(core::EngineId)>& name) const {
+  const core::TimePoint now = core::Clock::now();
+  std::vector<observe::Sample> all;
+  const auto add = [&all](std::string_view metric, auto value, std::string label = {}) {
+    all.push_back({metric, std::move(label), static_cast<double>(value)});
+  };
+  const observe::EngineCounters& c = counters_;
+  add("operations", c.operations.load());
+  add("groups", c.groups.load());
+  add("endpoints", c.endpoints.load());
+  add("pending_operations", of.worker.operations_active());
+  add("oldest_pending_seconds", core::to_seconds(now - of.worker.oldest_since(now)));
+  const worker::OperationCounts& counts = of.worker.counts();
+  for (std::size_t kind = 0; kind < counts.of_kind.size(); ++kind) {
+    const auto& one = counts.of_kind[kind];
+    if (one.operations == 0) continue;
+    const std::string label(schedule::name_of(static_cast<schedule::Kind>(kind)));
+    add("kind_operations", one.operations, label);
+    add("kind_bytes", one.bytes, label);
+    add("kind_bus_bytes", one.bus_bytes, label);
+    add("kind_seconds", core::to_seconds(one.time), label);
+  }
+  std::map<std::string, double> waited;  // engines that are known no more have no names left
+  for (const auto& [engine, time] : counts.waited_for) {
+    const std::string who = engine == core::EngineId{} ? "unknown" : name(engine);
+    waited[who.empty() ? "gone" : who] += core::to_seconds(time);
+  }
+  for (const auto& [who, seconds] : waited) add("waited_seconds", seconds, who);
+  for (const auto& [code, count] : counts.errors) add("errors", count, std::string(core::code_name(code)));
+  add("net_tx_payload_bytes", c.net_tx_payload_bytes.load());
+  add("net_rx_payload_bytes", c.net_rx_payload_bytes.load());
+  add("net_tx_device_bytes", c.net_tx_device_bytes.load());
+  add("net_tx_header_bytes", c.net_tx_header_bytes.load());
+  add("net_rx_header_bytes", c.net_rx_header_bytes.load());
+  std::uint64_t retransmits = 0;
+  for (const transport::PathInfo& path : of.transports.data->paths()) retransmits += path.retransmits;
+  add("net_retransmits", retransmits);
+  add("shm_tx_payload_bytes", c.shm_tx_payload_bytes.load());
+  add("shm_rx_payload_bytes", c.shm_rx_payload_bytes.load());
+  add("bad_messages", c.bad_messages.load());
+  std::uint64_t dead = 0;
+  for (const auto& [id, peer] : of.peers.all()) dead += peer.groups > 0 && peer.dead ? 1 : 0;
+  add("peers_dead", dead);
+  add("pool_slots_in_use", of.pool.slots_in_use());
+  add("trace_dropped", of.outbox.trace() == nullptr ? 0 : of.outbox.trace()->dropped());
+  add("tuner_trials", c.tuner_trials.load());
+  add("tuner_kept", c.tuner_kept.load());
+  add("compress_operations", c.compress_operations.load());
+  add("compress_bytes", c.compress_bytes.load());
+  add("compress_wire_bytes", c.compress_wire_bytes.load());
+  add("compress_not_finite", c.compress_not_finite.load());
+  add("compress_encode_ns", c.compress_encode_ns.load());
+  add("compress_decode_ns", c.compress_decode_ns.load());
+  return all;
+}
+
+void Report::update(const Reported& of, std::size_t groups) {
+  const auto store = [](std::atomic<std::uint64_t>& to, std::uint64_t value) {
+    to.store(value, std::memory_order_relaxed);
+  };
+  transport::TransportStats net = of.transports.data->stats();
+  std::uint64_t endpoints = net.endpoints_open;
+  if (of.transports.control) {
+    const transport::TransportStats control = of.transports.control->stats();
+    net.tx_header_bytes += control.tx_header_bytes;
+    net.rx_header_bytes += control.rx_header_bytes;
+    net.tx_payload_bytes += control.tx_payload_bytes;
+    net.rx_payload_bytes += control.rx_payload_bytes;
+    endpoints += control.endpoints_open;
+  }
+  store(counters_.net_tx_payload_bytes, net.tx_payload_bytes);
+  store(counters_.net_rx_payload_bytes, net.rx_payload_bytes);
+  store(counters_.net_tx_device_bytes, net.tx_device_bytes);
+  const worker::CodecCounts& codecs = of.worker.codec_counts();
+  store(counters_.tuner_trials, of.worker.tuner_trials());
+  store(counters_.tuner_kept, of.worker.tuner_kept());
+  store(counters_.compress_operations, codecs.operations);
+  store(counters_.compress_bytes, codecs.bytes);
+  store(counters_.compress_wire_bytes, codecs.wire_bytes);
+  store(counters_.compress_not_finite, codecs.blocks_not_finite);
+  const auto nanoseconds = [](core::Duration time) {
+    return static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
+  };
+  store(counters_.compress_encode_ns, nanoseconds(codecs.encoding));
+  store(counters_.compress_decode_ns, nanoseconds(codecs.decoding));
+  store(counters_.net_tx_header_bytes, net.tx_header_bytes);
+  store(counters_.net_rx_header_bytes, net.rx_header_bytes);
+  if (of.transports.shm) {
+    const transport::TransportStats shm = of.transports.shm->stats();
+    store(counters_.shm_tx_payload_bytes, shm.tx_payload_bytes);
+    store(counters_.shm_rx_payload_bytes, shm.rx_payload_bytes);
+    endpoints += shm.endpoints_open;
+  }
+  store(counters_.operations, of.worker.operations_finished());
+  store(counters_.groups, groups);
+  store(counters_.endpoints, endpoints);
+}
+
+}  // namespace hybridps::engine

@@ -1,0 +1,88 @@
+#include "hybridps/schedule/group_windows.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "hybridps/schedule/tuning.h"
+
+namespace hybridps::schedule {
+namespace {
+
+// Under way to a card: what it carries in so long, at most so many times the window that is set.
+constexpr double kWindowSeconds = 0.002;
+constexpr double kWindowsMax = 32;
+
+// In steps, and down only by two of them: rates are never still.
+void follow_carried(std::uint64_t& windows, double bytes_carried, std::uint64_t window_bytes) {
+  const double carried = bytes_carried / static_cast<double>(window_bytes);
+  const std::uint64_t step = std::bit_floor(static_cast<std::uint64_t>(std::clamp(carried, 1.0, kWindowsMax)));
+  if (step > windows || 4 * step <= windows) windows = step;
+}
+
+}  // namespace
+
+void GroupWindows::open(core::GroupUid uid, std::vector<core::EngineId> members, const Topology& topology) {
+  divide(groups_.insert_or_assign(uid, Members{std::move(members), topology}).first->second);
+}
+
+void GroupWindows::add_members(core::GroupUid uid, const std::vector<core::EngineId>& servers) {
+  std::vector<core::EngineId>& members = groups_.at(uid).engines;
+  members.insert(members.end(), servers.begin(), servers.end());
+}
+
+bool GroupWindows::set_shares(core::GroupUid uid, const Topology& topology) {
+  const auto found = groups_.find(uid);
+  if (found == groups_.end()) return false;
+  found->second.topology = topology;
+  divide(found->second);
+  return true;
+}
+
+bool GroupWindows::set_step(core::GroupUid uid, std::uint16_t step) {
+  const auto found = groups_.find(uid);
+  if (found == groups_.end() || found->second.step == step) return false;
+  found->second.step = step;
+  divide(found->second);
+  return true;
+}
+
+bool GroupWindows::follow(double rate, bool naps) {
+  const auto before = std::make_pair(set_windows_, usual_windows_);
+  const double carried = rate / static_cast<double>(settings_.cards) * kWindowSeconds;
+  follow_carried(set_windows_, carried, settings_.window_bytes);
+  follow_carried(usual_windows_, carried, core::Config::kWindowBytesUsual);
+  const bool napped = std::exchange(naps_, naps);
+  if (napped == naps && before == std::make_pair(set_windows_, usual_windows_)) return false;
+  for (auto& [uid, group] : groups_) divide(group);
+  return true;
+}
+
+void GroupWindows::divide(Members& group) const {
+  std::uint64_t bytes =
+      group.step == 0 ? settings_.window_bytes * set_windows_ : core::Config::kWindowBytesUsual * usual_windows_;
+  // With dedicated servers the owners of unequal shares wait for each other, too.
+  if (naps_) bytes += (group.topology.servers() > 0 ? 2 : 1) * settings_.nap_bytes;
+  if (group.step != 0) {
+    // From what can be used, or halves of a window beyond all allowances would be like the whole.
+    bytes = std::min<std::uint64_t>(bytes, settings_.eager_bytes * group.topology.fan());
+    bytes = group.step >= kWindowStepUsual ? bytes << (group.step - kWindowStepUsual)
+                                           : bytes >> (kWindowStepUsual - group.step);
+  }
+  group.bytes = windows_bytes(bytes, group.topology);
+}
+
+std::unordered_map<core::EngineId, GroupWindows::Window> GroupWindows::by_member() const {
+  std::unordered_map<core::EngineId, Window> windows;
+  for (const auto& [uid, group] : groups_) {
+    for (std::size_t member = 0; member < group.bytes.size(); ++member) {
+      if (group.bytes[member] == 0) continue;
+      Window& window = windows.emplace(group.engines[member], Window{group.bytes[member]}).first->second;
+      window.bytes = std::min(window.bytes, group.bytes[member]);
+      window.beside_servers |= group.topology.servers() > 0;
+    }
+  }
+  return windows;
+}
+
+}  // namespace hybridps::schedule

@@ -78,7 +78,7 @@ void bench(std::size_t bytes) {
     std::vector<Input> inputs(c.inputs);
     for (std::size_t k = 0; k < c.inputs; ++k) inputs[k] = {tensors[k].data(), 0.5};
     Finish finish;
-    if (c.scaled) finish = {Finish::Kind::kMultiply, 0.5, 1};
+    if (c.scaled) finish = {Finish::Scaling::kMultiply, 0.5, 1};
     const std::size_t count = bytes / hybridps::core::size_of(c.dtype);
     std::printf("%-13s%-11s n=%zu     ", hybridps::core::name_of(c.dtype).data(), hybridps::core::name_of(c.op).data(),
                 c.inputs);

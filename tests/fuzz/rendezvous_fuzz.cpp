@@ -70,12 +70,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     options.deadline = core::Deadline::at(deadline);
     options.prove = [&feed, rank](const Roster& roster) {
       const std::uint8_t answer = feed.byte();
-      if (answer < 248) return answer < 128 ? Proof::ok() : Proof::pending();
+      if (answer < 248) return answer < 128 ? MemoryProof::ok() : MemoryProof::pending();
       const auto node = roster.ranks_of_node(roster.node_of[static_cast<std::size_t>(rank)]);
       std::vector<int> others;
       for (const int other : node)
         if (other != rank) others.push_back(other);
-      return others.empty() ? Proof::ok() : Proof::unproven_with(others);
+      return others.empty() ? MemoryProof::ok() : MemoryProof::unproven_with(others);
     };
     all.push_back(std::make_unique<Rendezvous>(store, std::move(options)));
   }
@@ -113,7 +113,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       }
     }
   }
-  const auto pending = [](const auto& r) { return r->phase() == Rendezvous::Phase::kPending; };
+  const auto pending = [](const auto& r) { return r->phase() == Rendezvous::RendezvousPhase::kPending; };
   while (std::any_of(all.begin(), all.end(), pending)) {
     if (now > deadline + std::chrono::seconds(1)) std::abort();  // past its own deadline
     for (const auto& r : all) r->step(now);
@@ -122,7 +122,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   for (int rank = 0; rank < members; ++rank) {
     const Rendezvous& r = *all[static_cast<std::size_t>(rank)];
-    if (r.phase() == Rendezvous::Phase::kFailed) {
+    if (r.phase() == Rendezvous::RendezvousPhase::kFailed) {
       if (!touched || r.status().message().empty()) {
         std::fprintf(stderr, "rank %d failed: %s\n", rank, std::string(r.status().message()).c_str());
         std::abort();

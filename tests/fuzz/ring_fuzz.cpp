@@ -30,7 +30,7 @@ struct Slot {
 };
 
 void read_one(MessageReader& reader, Slot& slot) {
-  Message message;
+  RingMessage message;
   if (reader.peek(message) != Taken::kEntry) return;
   if (message.header_bytes == 0 || message.header_bytes > message.header.size()) std::abort();
   if (message.is_inline) {

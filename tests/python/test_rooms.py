@@ -11,6 +11,11 @@ TABLE = rooms_table()
 ROOMS, OUTSIDE = TABLE["rooms"], TABLE["outside"]
 GENERATED = {"hybridps/build_info.h"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+TYPE = re.compile(  # that is defined here, nested ones as well: its last name, as in "struct Outbox::Sent : Base {"
+    r"^[ \t]*(?:template\s*<[^{};]*>\s*)?(?:struct|class|union|enum(?:\s+(?:class|struct))?)\s+"
+    r"(?:alignas\([^)]*\)\s*|\[\[[^\]]*\]\]\s*)*(?:\w+::)*(\w+)\b(?:\s+final)?\s*(?::(?!:)[^;{]*)?\{",
+    re.MULTILINE,
+)
 SOURCES = sorted(path for kind in ("*.h", "*.cpp") for path in (CSRC / "hybridps").rglob(kind))
 
 
@@ -82,6 +87,21 @@ def test_every_include_of_our_own_names_a_file_by_its_full_path():
             if quote == '"' and target not in GENERATED and not (CSRC / target).is_file():
                 wrong.append(f'{path.relative_to(ROOT)}: #include "{target}"')
     assert not wrong
+
+
+def test_no_type_has_the_name_of_another_rooms_type():
+    """So a name says what is meant, wherever it is read or searched for."""
+    found = {}
+    for path in SOURCES:
+        room = room_of(str(path.relative_to(CSRC / "hybridps")))
+        for name in TYPE.findall(path.read_text()):
+            found.setdefault(name, {}).setdefault(room, set()).add(str(path.relative_to(ROOT)))
+    assert len(found) > 400
+    wrong = []
+    for name, by_room in sorted(found.items()):
+        if len(by_room) > 1:
+            wrong.append(f"{name}: {', '.join(sorted(set().union(*by_room.values())))}")
+    assert not wrong, "names of types in more than one room:\n" + "\n".join(wrong)
 
 
 @pytest.mark.parametrize("prefix", OUTSIDE)

@@ -17,9 +17,9 @@ namespace hybridps::simulated {
 namespace {
 
 using core::Status;
-using device::Event;
+using device::DeviceEvent;
 using device::FakeDevice;
-using device::Stream;
+using device::DeviceStream;
 
 constexpr std::uint64_t kSmallestBlock = 512;
 constexpr std::uint64_t kChunk = std::uint64_t{2} << 20;
@@ -207,30 +207,30 @@ int SimulatedDevice::new_stream() {
   return number;
 }
 
-int SimulatedDevice::number_of(Stream stream) const {
+int SimulatedDevice::number_of(DeviceStream stream) const {
   const std::lock_guard lock(mutex_);
   const auto known = numbers_.find(stream.native);
   return known == numbers_.end() ? 0 : known->second;
 }
 
-Stream SimulatedDevice::stream(int number) const {
+DeviceStream SimulatedDevice::stream(int number) const {
   const std::lock_guard lock(mutex_);
   return streams_.at(static_cast<std::size_t>(number));
 }
 
-core::Result<Stream> SimulatedDevice::make_stream() {
+core::Result<DeviceStream> SimulatedDevice::make_stream() {
   look();
   return stream(new_stream());
 }
 
-void SimulatedDevice::destroy(Stream) noexcept { look(); }  // numbers are not used again
+void SimulatedDevice::destroy(DeviceStream) noexcept { look(); }  // numbers are not used again
 
-core::Result<Event> SimulatedDevice::make_event() {
+core::Result<DeviceEvent> SimulatedDevice::make_event() {
   look();
   return fake_.make_event();
 }
 
-void SimulatedDevice::destroy(Event event) noexcept {
+void SimulatedDevice::destroy(DeviceEvent event) noexcept {
   look();
   {
     const std::lock_guard lock(mutex_);
@@ -239,38 +239,38 @@ void SimulatedDevice::destroy(Event event) noexcept {
   fake_.destroy(event);
 }
 
-core::Status SimulatedDevice::record(Event event, Stream stream) {
+core::Status SimulatedDevice::record(DeviceEvent event, DeviceStream stream) {
   look();
   if (dropped("record", __builtin_return_address(0))) return {};
   torch_record(event, number_of(stream));
   return {};
 }
 
-core::Status SimulatedDevice::wait(Stream stream, Event event) {
+core::Status SimulatedDevice::wait(DeviceStream stream, DeviceEvent event) {
   look();
   if (dropped("wait", __builtin_return_address(0))) return {};
   torch_wait(number_of(stream), event);
   return {};
 }
 
-core::Result<bool> SimulatedDevice::is_done(Event event) {
+core::Result<bool> SimulatedDevice::is_done(DeviceEvent event) {
   look();
   return torch_is_done(event);
 }
 
-core::Status SimulatedDevice::copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+core::Status SimulatedDevice::copy_to_host(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) {
   look();
   order_.put(number_of(stream), "copy to staging", {{from, bytes, false}, {to, bytes, true}});
   return fake_.copy_to_host(stream, to, from, bytes);
 }
 
-core::Status SimulatedDevice::copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+core::Status SimulatedDevice::copy_to_device(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) {
   look();
   order_.put(number_of(stream), "copy from staging", {{from, bytes, false}, {to, bytes, true}});
   return fake_.copy_to_device(stream, to, from, bytes);
 }
 
-core::Status SimulatedDevice::copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+core::Status SimulatedDevice::copy_within(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) {
   look();
   order_.put(number_of(stream), "copy within the device", {{from, bytes, false}, {to, bytes, true}});
   return fake_.copy_within(stream, to, from, bytes);
@@ -281,19 +281,20 @@ core::Status SimulatedDevice::prepare_int8() {
   return fake_.prepare_int8();
 }
 
-core::Status SimulatedDevice::encode_int8(Stream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) {
+core::Status SimulatedDevice::encode_int8(DeviceStream stream, std::byte* to, const float* from,
+                                          std::uint64_t elements, float factor) {
   look();
   order_.put(number_of(stream), "encoding", {{from, elements * sizeof(float), false}, {to, device::int8::bytes_of(elements), true}});
   return fake_.encode_int8(stream, to, from, elements, factor);
 }
 
-core::Status SimulatedDevice::decode_int8(Stream stream, float* to, const std::byte* from, std::uint64_t elements) {
+core::Status SimulatedDevice::decode_int8(DeviceStream stream, float* to, const std::byte* from, std::uint64_t elements) {
   look();
   order_.put(number_of(stream), "decoding", {{from, device::int8::bytes_of(elements), false}, {to, elements * sizeof(float), true}});
   return fake_.decode_int8(stream, to, from, elements);
 }
 
-core::Status SimulatedDevice::write_flag(Stream stream, device::Flag flag, std::uint32_t value) {
+core::Status SimulatedDevice::write_flag(DeviceStream stream, device::Flag flag, std::uint32_t value) {
   look();
   if (dropped("write_flag", __builtin_return_address(0))) return {};
   const int number = number_of(stream);
@@ -303,13 +304,13 @@ core::Status SimulatedDevice::write_flag(Stream stream, device::Flag flag, std::
   return status.is_ok() ? fake_.write_flag(stream, flag, value) : status;
 }
 
-core::Status SimulatedDevice::wait_flag(Stream stream, device::Flag flag, std::uint32_t value) {
+core::Status SimulatedDevice::wait_flag(DeviceStream stream, device::Flag flag, std::uint32_t value) {
   look();
   if (dropped("wait_flag", __builtin_return_address(0))) return {};
   return fake_.wait_flag(stream, flag, value);
 }
 
-core::Result<bool> SimulatedDevice::is_capturing(Stream stream) {
+core::Result<bool> SimulatedDevice::is_capturing(DeviceStream stream) {
   look();
   return fake_.is_capturing(stream);
 }
@@ -367,7 +368,7 @@ void SimulatedDevice::synchronize() {
 }
 
 bool SimulatedDevice::is_idle(int stream) {
-  const Event event = torch_event();
+  const DeviceEvent event = torch_event();
   torch_record(event, stream);
   std::this_thread::sleep_for(std::chrono::microseconds(50));
   const bool done = torch_is_done(event);
@@ -375,9 +376,9 @@ bool SimulatedDevice::is_idle(int stream) {
   return done;
 }
 
-Event SimulatedDevice::torch_event() { return fake_.make_event().value(); }
+DeviceEvent SimulatedDevice::torch_event() { return fake_.make_event().value(); }
 
-void SimulatedDevice::torch_record(Event event, int stream) {
+void SimulatedDevice::torch_record(DeviceEvent event, int stream) {
   order_.put(stream, "event", {});
   {
     const Before before = order_.of(stream);
@@ -388,7 +389,7 @@ void SimulatedDevice::torch_record(Event event, int stream) {
   static_cast<void>(ignored);
 }
 
-void SimulatedDevice::torch_wait(int stream, Event event) {
+void SimulatedDevice::torch_wait(int stream, DeviceEvent event) {
   Before before;
   {
     const std::lock_guard lock(mutex_);
@@ -399,7 +400,7 @@ void SimulatedDevice::torch_wait(int stream, Event event) {
   static_cast<void>(ignored);
 }
 
-bool SimulatedDevice::torch_is_done(Event event) {
+bool SimulatedDevice::torch_is_done(DeviceEvent event) {
   Before before;
   {
     const std::lock_guard lock(mutex_);
@@ -411,7 +412,7 @@ bool SimulatedDevice::torch_is_done(Event event) {
   return true;
 }
 
-void SimulatedDevice::torch_synchronize(Event event) {
+void SimulatedDevice::torch_synchronize(DeviceEvent event) {
   while (!torch_is_done(event)) std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
@@ -485,14 +486,14 @@ void SimulatedDevice::collect_pending() {
   {
     const std::lock_guard lock(memory_mutex_);
     std::erase_if(pending_, [&](Pending& pending) {
-      for (const Event event : pending.events)
+      for (const DeviceEvent event : pending.events)
         if (!torch_is_done(event)) return false;
       over.push_back(std::move(pending));
       return true;
     });
   }
   for (const Pending& pending : over) {
-    for (const Event event : pending.events) fake_.destroy(event);
+    for (const DeviceEvent event : pending.events) fake_.destroy(event);
     give_back(pending.block);
   }
 }

@@ -105,22 +105,23 @@ class SimulatedDevice final : public device::Device {
   core::Result<std::string> physical_id() override { return physical_id_; }
   int hardware_queues() const noexcept override { return fake_.hardware_queues(); }
   core::Status run_here(const std::function<core::Status()>& call) override { return call(); }
-  core::Result<device::Stream> make_stream() override;
-  void destroy(device::Stream stream) noexcept override;
-  core::Result<device::Event> make_event() override;
-  void destroy(device::Event event) noexcept override;
-  core::Status record(device::Event event, device::Stream stream) override;
-  core::Status wait(device::Stream stream, device::Event event) override;
-  core::Result<bool> is_done(device::Event event) override;
-  core::Status copy_to_host(device::Stream stream, void* to, const void* from, std::uint64_t bytes) override;
-  core::Status copy_to_device(device::Stream stream, void* to, const void* from, std::uint64_t bytes) override;
-  core::Status copy_within(device::Stream stream, void* to, const void* from, std::uint64_t bytes) override;
+  core::Result<device::DeviceStream> make_stream() override;
+  void destroy(device::DeviceStream stream) noexcept override;
+  core::Result<device::DeviceEvent> make_event() override;
+  void destroy(device::DeviceEvent event) noexcept override;
+  core::Status record(device::DeviceEvent event, device::DeviceStream stream) override;
+  core::Status wait(device::DeviceStream stream, device::DeviceEvent event) override;
+  core::Result<bool> is_done(device::DeviceEvent event) override;
+  core::Status copy_to_host(device::DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
+  core::Status copy_to_device(device::DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
+  core::Status copy_within(device::DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status prepare_int8() override;
-  core::Status encode_int8(device::Stream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) override;
-  core::Status decode_int8(device::Stream stream, float* to, const std::byte* from, std::uint64_t elements) override;
-  core::Status write_flag(device::Stream stream, device::Flag flag, std::uint32_t value) override;
-  core::Status wait_flag(device::Stream stream, device::Flag flag, std::uint32_t value) override;
-  core::Result<bool> is_capturing(device::Stream stream) override;
+  core::Status encode_int8(device::DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements,
+                           float factor) override;
+  core::Status decode_int8(device::DeviceStream stream, float* to, const std::byte* from, std::uint64_t elements) override;
+  core::Status write_flag(device::DeviceStream stream, device::Flag flag, std::uint32_t value) override;
+  core::Status wait_flag(device::DeviceStream stream, device::Flag flag, std::uint32_t value) override;
+  core::Result<bool> is_capturing(device::DeviceStream stream) override;
   core::Result<device::HostMemory> allocate_host(std::uint64_t bytes) override;
   void free_host(device::HostMemory memory) noexcept override;
   core::Result<std::byte*> allocate_device(std::uint64_t bytes) override;
@@ -129,19 +130,19 @@ class SimulatedDevice final : public device::Device {
   // What torch's side needs ---------------------------------------------------------------------------------------
   // Streams by number; 0 is the default stream.
   int new_stream();
-  int number_of(device::Stream stream) const;
-  device::Stream stream(int number) const;
+  int number_of(device::DeviceStream stream) const;
+  device::DeviceStream stream(int number) const;
   /// A kernel. It runs later, on the stream's thread, and sees memory through FakeDevice::host_view().
   void launch(int stream, const char* what, const std::vector<Access>& accesses, std::function<void()> kernel);
   /// Blocks until all that was put on it is done.
   void synchronize(int stream);
   void synchronize();
   bool is_idle(int stream);
-  device::Event torch_event();
-  void torch_record(device::Event event, int stream);
-  void torch_wait(int stream, device::Event event);
-  bool torch_is_done(device::Event event);
-  void torch_synchronize(device::Event event);
+  device::DeviceEvent torch_event();
+  void torch_record(device::DeviceEvent event, int stream);
+  void torch_wait(int stream, device::DeviceEvent event);
+  bool torch_is_done(device::DeviceEvent event);
+  void torch_synchronize(device::DeviceEvent event);
 
   Block* allocate(std::uint64_t bytes, int stream);
   void free(Block* block);
@@ -167,7 +168,7 @@ class SimulatedDevice final : public device::Device {
   const bool poison_freed_;
   Order order_;
   mutable std::mutex mutex_;
-  std::vector<device::Stream> streams_;
+  std::vector<device::DeviceStream> streams_;
   std::unordered_map<void*, int> numbers_;
   std::unordered_map<void*, Before> recorded_;
   std::map<std::string, std::uint64_t> sites_;
@@ -176,7 +177,7 @@ class SimulatedDevice final : public device::Device {
   mutable std::mutex memory_mutex_;
   struct Pending {
     Block* block = nullptr;
-    std::vector<device::Event> events;
+    std::vector<device::DeviceEvent> events;
   };
   std::map<std::pair<int, std::uint64_t>, std::vector<std::byte*>> free_;
   std::map<const std::byte*, std::uint64_t> segments_;

@@ -22,7 +22,7 @@ namespace {
 using core::Code;
 using core::Status;
 using intranode::Leg;
-using intranode::Message;
+using intranode::Transfer;
 using intranode::Part;
 using intranode::Patience;
 using intranode::Reduction;
@@ -38,7 +38,7 @@ struct Work {
   Call call = Call::kAllReduce;
   std::vector<Part> parts;
   Reduction reduction;
-  std::vector<Message> messages;
+  std::vector<Transfer> messages;
 
   bool sums() const { return call == Call::kAllReduce || call == Call::kReduce; }
   /// Of what all ranks must call alike.
@@ -120,7 +120,7 @@ class Meeting : core::Pinned {
       if (work.sums() || part.rank == static_cast<int>(me)) fits = fits && give(part.from, part.bytes);
     for (std::size_t peer = 0; peer < static_cast<std::size_t>(size_); ++peer) {
       mine.sent_from[peer] = used;
-      for (const Message& message : work.messages)
+      for (const Transfer& message : work.messages)
         if (message.from != nullptr && message.peer == static_cast<int>(peer)) fits = fits && give(message.from, message.bytes);
       mine.sent_until[peer] = used;
     }
@@ -164,7 +164,7 @@ class Meeting : core::Pinned {
             inputs.push_back({area(r) + at, head_->ranks[r].factor});
           reduce::Finish finish;
           if (work.reduction.op == core::ReduceOp::kAvg)
-            finish = {reduce::Finish::Kind::kMultiply, 1.0 / static_cast<double>(size_), 1};
+            finish = {reduce::Finish::Scaling::kMultiply, 1.0 / static_cast<double>(size_), 1};
           reduce::combine(inputs, seen(part.to), part.bytes / core::size_of(work.reduction.dtype), work.reduction.dtype,
                           work.reduction.op, finish);
         }
@@ -177,7 +177,7 @@ class Meeting : core::Pinned {
     for (std::size_t peer = 0; peer < static_cast<std::size_t>(size_); ++peer) {
       const Rank& other = head_->ranks[peer];
       std::uint64_t from = other.sent_from[me];
-      for (const Message& message : work.messages) {
+      for (const Transfer& message : work.messages) {
         if (message.to == nullptr || message.peer != static_cast<int>(peer)) continue;
         if (from + message.bytes > other.sent_until[me]) return "a message that is not sent";
         std::memcpy(seen(message.to), area(peer) + from, message.bytes);
@@ -201,18 +201,18 @@ class Group final : public intranode::LocalGroup {
 
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return size_; }
-  Status all_reduce(Leg leg, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+  Status all_reduce(Leg leg, device::DeviceStream stream, std::span<const Part> parts, const Reduction& reduction,
                     const Patience&) override {
     return put(leg, stream, "all-reduce within the node", {Call::kAllReduce, {parts.begin(), parts.end()}, reduction, {}});
   }
-  Status reduce(Leg leg, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+  Status reduce(Leg leg, device::DeviceStream stream, std::span<const Part> parts, const Reduction& reduction,
                 const Patience&) override {
     return put(leg, stream, "reduce within the node", {Call::kReduce, {parts.begin(), parts.end()}, reduction, {}});
   }
-  Status spread(Leg leg, device::Stream stream, std::span<const Part> parts, const Patience&) override {
+  Status spread(Leg leg, device::DeviceStream stream, std::span<const Part> parts, const Patience&) override {
     return put(leg, stream, "spread within the node", {Call::kSpread, {parts.begin(), parts.end()}, {}, {}});
   }
-  Status exchange(Leg leg, device::Stream stream, std::span<const Message> messages, const Patience&) override {
+  Status exchange(Leg leg, device::DeviceStream stream, std::span<const Transfer> messages, const Patience&) override {
     return put(leg, stream, "exchange within the node", {Call::kExchange, {}, {}, {messages.begin(), messages.end()}});
   }
   Status poll() override { return ended_->load() ? Status(Code::kAborted, "the simulated library was aborted") : Status(); }
@@ -220,7 +220,7 @@ class Group final : public intranode::LocalGroup {
   bool is_stopped() const noexcept override { return ended_->load(); }
 
  private:
-  Status put(Leg leg, device::Stream stream, const char* what, Work work) {
+  Status put(Leg leg, device::DeviceStream stream, const char* what, Work work) {
     const auto at = static_cast<std::size_t>(leg);
     const auto& meeting = meetings[at];
     if (!meeting) return Status(Code::kInternal, "this leg was not connected");
@@ -234,7 +234,7 @@ class Group final : public intranode::LocalGroup {
       if (work.sums() && part.to == part.from && (work.call == Call::kAllReduce || part.rank == rank_))
         accesses.push_back({part.to, part.bytes, true});
     }
-    for (const Message& message : work.messages)
+    for (const Transfer& message : work.messages)
       accesses.push_back(message.from != nullptr ? Access{message.from, message.bytes, false}
                                                  : Access{message.to, message.bytes, true});
     device_->launch(device_->number_of(stream), what, accesses,

@@ -59,7 +59,7 @@ SimulatedDevice& simulated_of(const at::Tensor& tensor) { return simulated::devi
 int stream_of(const at::Tensor& tensor) { return static_cast<int>(current_stream_of(tensor.device().index())); }
 
 struct TorchEvent {
-  device::Event event;
+  device::DeviceEvent event;
   c10::DeviceIndex index = 0;
 };
 
@@ -517,10 +517,10 @@ class SimulatedAccelerator final : public pg::Accelerator {
   core::Result<std::shared_ptr<device::Device>> open(int index) override {
     return std::shared_ptr<device::Device>(std::shared_ptr<void>(), &simulated::device(index));  // never destroyed
   }
-  device::Stream native(c10::Stream stream) override {
+  device::DeviceStream native(c10::Stream stream) override {
     return simulated::device(stream.device_index()).stream(static_cast<int>(stream.id()));
   }
-  c10::Stream as_torch(device::Stream stream, c10::Device device) override {
+  c10::Stream as_torch(device::DeviceStream stream, c10::Device device) override {
     return c10::Stream(c10::Stream::UNSAFE, device, simulated::device(device.index()).number_of(stream));
   }
   std::uint64_t pinned_bytes() override {

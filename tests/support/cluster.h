@@ -39,7 +39,7 @@ struct ClusterOptions {
   double dead_seconds = 5000;
   double warn_seconds = engine::RuntimeOptions().warn_seconds;
   std::size_t early_messages_max = std::size_t{1} << 20;
-  engine::UnopenedGroups::Limits unopened;
+  engine::UnopenedGroups::KeepLimits unopened;
   bool control = false;  // a transport of its own for control
   /// Extra bytes of pool beyond the minimum.
   std::size_t pool_extra_bytes = 0;

@@ -76,7 +76,7 @@ class ClusterGroup final : public engine::Group {
     for (int r = 0; r < cluster.size(); ++r) {
       groups.push_back(std::make_shared<ClusterGroup>(cluster, uid, r));
       cluster.run([&](Cluster& c) {
-        engine::Runtime::Hooks hooks;
+        engine::Runtime::RuntimeHooks hooks;
         hooks.group_failed = [failed = groups.back()->failed_](core::GroupUid, const core::Status& status,
                                                                const core::Status&, bool) {
           const std::lock_guard lock(failed->mutex);

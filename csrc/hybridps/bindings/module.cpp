@@ -365,7 +365,7 @@ double compression_ratio(const std::string& codec, const std::string& dtype) {
 
 py::dict compression_summary(ProcessGroupHybrid& group) {
   engine::Group::RememberedSummary summary;
-  std::vector<pg::Compression::Class> decided;
+  std::vector<pg::Compression::SizeDecision> decided;
   std::size_t unclaimed = 0;
   {
     const py::gil_scoped_release released;
@@ -374,7 +374,7 @@ py::dict compression_summary(ProcessGroupHybrid& group) {
     unclaimed = group.compression_unclaimed();
   }
   py::list classes;
-  for (const pg::Compression::Class& c : decided) {
+  for (const pg::Compression::SizeDecision& c : decided) {
     py::dict one;
     one["sizes"] = c.sizes;
     one["bytes_min"] = c.bytes_min;

@@ -58,19 +58,19 @@ Rendezvous::Rendezvous(std::shared_ptr<KeyValueStore> store, RendezvousOptions o
   }
 }
 
-Rendezvous::Phase Rendezvous::step(TimePoint now) {
-  if (phase_ != Phase::kPending) return phase_;
+Rendezvous::RendezvousPhase Rendezvous::step(TimePoint now) {
+  if (phase_ != RendezvousPhase::kPending) return phase_;
   if (!started_) start(now);
   last_step_ = now;
-  if (phase_ == Phase::kPending && proving_ && ask_proof()) next_poll_ = now;
-  if (phase_ == Phase::kPending) find_gone(now);
+  if (phase_ == RendezvousPhase::kPending && proving_ && ask_proof()) next_poll_ = now;
+  if (phase_ == RendezvousPhase::kPending) find_gone(now);
   const bool is_late = options_.deadline.has_passed(now);
-  if (phase_ == Phase::kPending && (now >= next_poll_ || is_late)) {
+  if (phase_ == RendezvousPhase::kPending && (now >= next_poll_ || is_late)) {
     pace_ = poll(now) ? pace_min() : std::min(pace_ * 3 / 2, pace_max(now - started_at_));
     next_poll_ = now + pace_;
   }
-  if (phase_ == Phase::kPending && is_late) time_out(now);
-  if (phase_ == Phase::kPending && now >= next_progress_) report_progress(now);
+  if (phase_ == RendezvousPhase::kPending && is_late) time_out(now);
+  if (phase_ == RendezvousPhase::kPending && now >= next_progress_) report_progress(now);
   return phase_;
 }
 
@@ -90,7 +90,7 @@ ExpectedMember Rendezvous::member_at(int rank) const {
   const auto at = static_cast<std::size_t>(rank);
   const auto of = [](const MemberRecord& record) { return ExpectedMember{record.engine, describe(record)}; };
   if (at < records_.size() && records_[at]) return of(*records_[at]);
-  if (at < roster_.members.size() && own_ack_ != Ack::kStale) return of(roster_.members[at]);
+  if (at < roster_.members.size() && own_ack_ != RosterAck::kStale) return of(roster_.members[at]);
   for (const auto* known : {&options_.expected, &options_.presumed})
     if (at < known->size() && (*known)[at].engine.value != 0)
       return {(*known)[at].engine, "rank " + std::to_string(rank) + " (" + (*known)[at].where + ")"};
@@ -102,20 +102,20 @@ std::vector<core::EngineId> Rendezvous::awaited() const {
   const auto add = [&](int rank) {
     if (const core::EngineId engine = member_at(rank).engine; engine.value != 0) engines.push_back(engine);
   };
-  if (phase_ != Phase::kPending || size() == 1) return engines;
+  if (phase_ != RendezvousPhase::kPending || size() == 1) return engines;
   if (!is_leader()) {
     if ((self_rank() & (self_rank() - 1)) == 0) add(0);
     return engines;
   }
   for (int rank = 1; rank < size(); ++rank) {
     const auto at = static_cast<std::size_t>(rank);
-    if (gathering_ ? acks_[at] == Ack::kNone : !records_[at].has_value()) add(rank);
+    if (gathering_ ? acks_[at] == RosterAck::kNone : !records_[at].has_value()) add(rank);
   }
   return engines;
 }
 
 void Rendezvous::fail(Status status) {
-  if (phase_ == Phase::kPending) end(std::move(status), true);
+  if (phase_ == RendezvousPhase::kPending) end(std::move(status), true);
 }
 
 std::string Rendezvous::key(std::string_view suffix) const { return options_.key_prefix + "/" + std::string(suffix); }
@@ -139,12 +139,12 @@ void Rendezvous::start(TimePoint now) {
     const std::optional<Bytes> there = get(record_key(self_rank()));
     if (there && *there != own.value()) end_taken(self_rank(), *there);
   }
-  if (phase_ == Phase::kPending) find_other_lists();
-  if (size() > 1 && phase_ == Phase::kPending && !options_.lives_prefix.empty()) {
+  if (phase_ == RendezvousPhase::kPending) find_other_lists();
+  if (size() > 1 && phase_ == RendezvousPhase::kPending && !options_.lives_prefix.empty()) {
     const std::string& life = options_.self.incarnation;
     put(life_key(self_rank()), Bytes(life.begin(), life.end()));
   }
-  if (phase_ != Phase::kPending) return;
+  if (phase_ != RendezvousPhase::kPending) return;
   if (size() > 1) return put(record_key(self_rank()), own.value());
   records_.assign(1, options_.self);  // alone: no store, but the same proof as everyone
   roster_ = make_roster();
@@ -153,12 +153,12 @@ void Rendezvous::start(TimePoint now) {
 
 bool Rendezvous::poll(TimePoint now) {
   if (size() == 1) {
-    if (own_ack_ == Ack::kOk) phase_ = Phase::kReady;
+    if (own_ack_ == RosterAck::kOk) phase_ = RendezvousPhase::kReady;
     return false;
   }
   bool moved = false;
   if (polls_++ % kPollsPerFailedLook == 0) moved = watch_failed(now);
-  if (phase_ == Phase::kPending && (is_leader() ? lead(now) : follow())) moved = true;
+  if (phase_ == RendezvousPhase::kPending && (is_leader() ? lead(now) : follow())) moved = true;
   return moved;
 }
 
@@ -170,9 +170,9 @@ bool Rendezvous::lead(TimePoint now) {
     moved = collect();
     const bool all =
         std::all_of(records_.begin(), records_.end(), [](const auto& record) { return record.has_value(); });
-    if (phase_ == Phase::kPending && all && now >= propose_not_before_) moved = propose(now);
+    if (phase_ == RendezvousPhase::kPending && all && now >= propose_not_before_) moved = propose(now);
   }
-  if (phase_ == Phase::kPending && gathering_ && gather(now)) moved = true;
+  if (phase_ == RendezvousPhase::kPending && gathering_ && gather(now)) moved = true;
   return moved;
 }
 
@@ -181,7 +181,7 @@ bool Rendezvous::collect() {
   note_.clear();  // set again below while it holds
   bool moved = false;
   int looked = 0;
-  for (int i = 0; i < size() && phase_ == Phase::kPending; ++i) {
+  for (int i = 0; i < size() && phase_ == RendezvousPhase::kPending; ++i) {
     const int rank = (cursor_ + i) % size();
     if (records_[static_cast<std::size_t>(rank)]) continue;
     if (looked++ == kBatch) {
@@ -296,11 +296,11 @@ bool Rendezvous::propose(TimePoint now) {
     return false;
   }
   put(roster_key(nonce_), bytes.value());  // before the head that names it
-  if (phase_ == Phase::kPending) put(key("head"), encode_head({nonce_, HeadState::kProposed}));
-  std::fill(acks_.begin(), acks_.end(), Ack::kNone);
-  own_ack_ = Ack::kNone;
+  if (phase_ == RendezvousPhase::kPending) put(key("head"), encode_head({nonce_, HeadState::kProposed}));
+  std::fill(acks_.begin(), acks_.end(), RosterAck::kNone);
+  own_ack_ = RosterAck::kNone;
   gathering_ = true;
-  proving_ = phase_ == Phase::kPending;
+  proving_ = phase_ == RendezvousPhase::kPending;
   cursor_ = 0;
   propose_pace_ = std::clamp(propose_pace_ * 2, kProposePaceMin, kProposePaceMax);
   propose_not_before_ = now + propose_pace_;
@@ -310,9 +310,9 @@ bool Rendezvous::propose(TimePoint now) {
 bool Rendezvous::gather(TimePoint now) {
   bool moved = false;
   int looked = 0;
-  for (int i = 0; i < size() && phase_ == Phase::kPending; ++i) {
+  for (int i = 0; i < size() && phase_ == RendezvousPhase::kPending; ++i) {
     const int rank = (cursor_ + i) % size();
-    if (rank == 0 || acks_[static_cast<std::size_t>(rank)] != Ack::kNone) continue;
+    if (rank == 0 || acks_[static_cast<std::size_t>(rank)] != RosterAck::kNone) continue;
     if (looked++ == kBatch) {
       cursor_ = rank;
       break;
@@ -320,48 +320,48 @@ bool Rendezvous::gather(TimePoint now) {
     if (const auto bytes = get(ack_key(nonce_, rank)); bytes && take_ack(rank, *bytes)) moved = true;
   }
   acks_[0] = own_ack_;
-  if (phase_ != Phase::kPending) return moved;
+  if (phase_ != RendezvousPhase::kPending) return moved;
 
-  if (std::find(acks_.begin(), acks_.end(), Ack::kStale) != acks_.end()) {
+  if (std::find(acks_.begin(), acks_.end(), RosterAck::kStale) != acks_.end()) {
     // Read again what nobody has vouched for; of the stale ones, another record than before.
     for (std::size_t rank = 1; rank < acks_.size(); ++rank) {
-      if (acks_[rank] == Ack::kStale) rejected_[rank] = roster_.members[rank].engine;
-      if (acks_[rank] == Ack::kStale || acks_[rank] == Ack::kNone) records_[rank].reset();
+      if (acks_[rank] == RosterAck::kStale) rejected_[rank] = roster_.members[rank].engine;
+      if (acks_[rank] == RosterAck::kStale || acks_[rank] == RosterAck::kNone) records_[rank].reset();
     }
     gathering_ = false;
     proving_ = false;
     cursor_ = 0;
     return true;
   }
-  if (std::find(acks_.begin(), acks_.end(), Ack::kNone) != acks_.end()) return moved;
-  if (std::find(acks_.begin(), acks_.end(), Ack::kUnproven) != acks_.end()) {
+  if (std::find(acks_.begin(), acks_.end(), RosterAck::kNone) != acks_.end()) return moved;
+  if (std::find(acks_.begin(), acks_.end(), RosterAck::kUnproven) != acks_.end()) {
     return now >= propose_not_before_ ? propose(now) : moved;
   }
   return commit(now) || moved;
 }
 
 bool Rendezvous::commit(TimePoint now) {
-  const Proof proof = options_.commit ? options_.commit(roster_) : Proof::ok();
+  const MemoryProof proof = options_.commit ? options_.commit(roster_) : MemoryProof::ok();
   switch (proof.state) {
-    case Proof::State::kPending: return false;
-    case Proof::State::kUnproven: return propose(now);
-    case Proof::State::kFailed: end(proof.status, true); return true;
-    case Proof::State::kOk: break;
+    case MemoryProof::ProofResult::kPending: return false;
+    case MemoryProof::ProofResult::kUnproven: return propose(now);
+    case MemoryProof::ProofResult::kFailed: end(proof.status, true); return true;
+    case MemoryProof::ProofResult::kOk: break;
   }
   put(key("head"), encode_head({nonce_, HeadState::kValid}));
-  if (phase_ == Phase::kPending) phase_ = Phase::kReady;
+  if (phase_ == RendezvousPhase::kPending) phase_ = RendezvousPhase::kReady;
   return true;
 }
 
 bool Rendezvous::take_ack(int rank, const Bytes& bytes) {
   const auto at = static_cast<std::size_t>(rank);
   const std::optional<AckBlob> ack = decode_ack(bytes);
-  const auto kind = ack ? static_cast<Ack>(ack->kind) : Ack::kNone;
-  if (kind == Ack::kNone || (kind != Ack::kStale && ack->engine != roster_.members[at].engine)) {
+  const auto kind = ack ? static_cast<RosterAck>(ack->kind) : RosterAck::kNone;
+  if (kind == RosterAck::kNone || (kind != RosterAck::kStale && ack->engine != roster_.members[at].engine)) {
     note_ = "rank " + std::to_string(rank) + " confirmed with what cannot be read";
     return false;
   }
-  if (kind == Ack::kUnproven) add_unproven(rank, ack->ranks);
+  if (kind == RosterAck::kUnproven) add_unproven(rank, ack->ranks);
   acks_[at] = kind;
   return true;
 }
@@ -389,16 +389,17 @@ bool Rendezvous::follow() {
     const std::optional<Bytes> roster = get(roster_key(head->nonce));
     if (!roster) return false;
     moved = take_roster(head->nonce, *roster);
-    if (phase_ == Phase::kPending && proving_) ask_proof();
+    if (phase_ == RendezvousPhase::kPending && proving_) ask_proof();
   }
-  if (phase_ == Phase::kPending && head->state == HeadState::kValid && own_ack_ == Ack::kOk) phase_ = Phase::kReady;
+  if (phase_ == RendezvousPhase::kPending && head->state == HeadState::kValid && own_ack_ == RosterAck::kOk)
+    phase_ = RendezvousPhase::kReady;
   return moved;
 }
 
 bool Rendezvous::take_roster(std::uint64_t nonce, const Bytes& bytes) {
   nonce_ = nonce;
   proving_ = false;
-  own_ack_ = Ack::kNone;
+  own_ack_ = RosterAck::kNone;
   core::Result<Roster> decoded = decode_roster(bytes);
   if (!decoded.is_ok() || decoded.value().nonce != nonce) {
     // Perhaps of an earlier life and another version: rank 0 tells if our versions differ.
@@ -421,7 +422,7 @@ bool Rendezvous::take_roster(std::uint64_t nonce, const Bytes& bytes) {
                                       ". What to do: take a uuid that was never used before"),
           true);
     else
-      acknowledge(Ack::kStale, {});
+      acknowledge(RosterAck::kStale, {});
     return true;
   }
   for (const MemberRecord& member : roster.members)
@@ -433,17 +434,17 @@ bool Rendezvous::take_roster(std::uint64_t nonce, const Bytes& bytes) {
 }
 
 bool Rendezvous::ask_proof() {
-  Proof proof = options_.prove ? options_.prove(roster_) : Proof::ok();
-  if (proof.state == Proof::State::kPending) return false;
+  MemoryProof proof = options_.prove ? options_.prove(roster_) : MemoryProof::ok();
+  if (proof.state == MemoryProof::ProofResult::kPending) return false;
   proving_ = false;
-  if (proof.state == Proof::State::kFailed) {
+  if (proof.state == MemoryProof::ProofResult::kFailed) {
     end(Status(proof.status.code(), describe(options_.self) + " in group " + core::quoted(options_.group_name) + ": " +
                                         std::string(proof.status.message())),
         true);
     return true;
   }
   std::vector<int> unproven;
-  if (proof.state == Proof::State::kUnproven) {
+  if (proof.state == MemoryProof::ProofResult::kUnproven) {
     const auto node = [&](int rank) { return roster_.node_of[static_cast<std::size_t>(rank)]; };
     for (const int rank : proof.unproven) {
       if (rank < 0 || rank >= size() || rank == self_rank() || node(rank) != node(self_rank())) continue;
@@ -452,11 +453,11 @@ bool Rendezvous::ask_proof() {
     std::sort(unproven.begin(), unproven.end());
     unproven.erase(std::unique(unproven.begin(), unproven.end()), unproven.end());
   }
-  acknowledge(unproven.empty() ? Ack::kOk : Ack::kUnproven, unproven);
+  acknowledge(unproven.empty() ? RosterAck::kOk : RosterAck::kUnproven, unproven);
   return true;
 }
 
-void Rendezvous::acknowledge(Ack ack, const std::vector<int>& unproven) {
+void Rendezvous::acknowledge(RosterAck ack, const std::vector<int>& unproven) {
   own_ack_ = ack;
   if (size() == 1) return;
   if (is_leader()) return add_unproven(0, unproven);
@@ -488,8 +489,8 @@ void Rendezvous::report_progress(TimePoint now) {
   next_progress_ = now + kProgressInterval;
   if (!options_.progress) return;
   std::string text = waiting_for();
-  if (!is_leader() && nonce_ == 0 && !get(record_key(0)) && phase_ == Phase::kPending) text = absent_text({0});
-  if (phase_ != Phase::kPending) return;
+  if (!is_leader() && nonce_ == 0 && !get(record_key(0)) && phase_ == RendezvousPhase::kPending) text = absent_text({0});
+  if (phase_ != RendezvousPhase::kPending) return;
   options_.progress("rank " + std::to_string(self_rank()) + " has been in the rendezvous of group " +
                     core::quoted(options_.group_name) + " for " +
                     std::to_string(std::chrono::duration_cast<seconds>(now - started_at_).count()) + " s: " + text);

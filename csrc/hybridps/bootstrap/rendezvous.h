@@ -47,16 +47,16 @@
 namespace hybridps::bootstrap {
 
 /// What a member's prove hook found out about its candidate node.
-struct Proof {
-  enum class State { kPending, kOk, kUnproven, kFailed };
-  State state = State::kPending;
+struct MemoryProof {
+  enum class ProofResult { kPending, kOk, kUnproven, kFailed };
+  ProofResult state = ProofResult::kPending;
   std::vector<int> unproven;  // kUnproven: group ranks of this member's node in the roster, never itself
   core::Status status;        // kFailed: ends the rendezvous for all members
 
-  static Proof pending() { return {}; }
-  static Proof ok() { return {State::kOk, {}, {}}; }
-  static Proof unproven_with(std::vector<int> ranks) { return {State::kUnproven, std::move(ranks), {}}; }
-  static Proof failed(core::Status status) { return {State::kFailed, {}, std::move(status)}; }
+  static MemoryProof pending() { return {}; }
+  static MemoryProof ok() { return {ProofResult::kOk, {}, {}}; }
+  static MemoryProof unproven_with(std::vector<int> ranks) { return {ProofResult::kUnproven, std::move(ranks), {}}; }
+  static MemoryProof failed(core::Status status) { return {ProofResult::kFailed, {}, std::move(status)}; }
 };
 
 /// Who is to be at a rank, where the caller has said who is in the group.
@@ -76,12 +76,12 @@ struct RendezvousOptions {
   std::uint64_t process_started_ms = 0;
   /// Called on each step until it is not pending, then not again for this roster. A roster of another nonce
   /// supersedes: what was set up for the former one is to be dropped. Unset: every candidate node is believed.
-  std::function<Proof(const Roster&)> prove;
+  std::function<MemoryProof(const Roster&)> prove;
   /// Rank 0 only: the dedicated servers for the next roster; nothing while that is being found out. Unset: none.
   std::function<std::optional<std::vector<MemberRecord>>(const Roster&)> servers;
   /// Rank 0 only, once all have confirmed a roster, until not pending: opens the group at the roster's servers. Unproven: one
   /// could not; the roster is made again, with what servers() then says. Others push only after this.
-  std::function<Proof(const Roster&)> commit;
+  std::function<MemoryProof(const Roster&)> commit;
   /// By group rank, where the caller has named this life of the group and all who are in it: then nothing under its keys is of
   /// an earlier life, and what is published there by others, or for another group, ends it for all at once. Else empty.
   std::vector<ExpectedMember> expected;
@@ -105,15 +105,15 @@ core::Status announce_failure(KeyValueStore& store, std::string_view key_prefix,
 
 class Rendezvous : core::Pinned {
  public:
-  enum class Phase { kPending, kReady, kFailed };
+  enum class RendezvousPhase { kPending, kReady, kFailed };
 
   Rendezvous(std::shared_ptr<KeyValueStore> store, RendezvousOptions options);
 
   /// Does what can be done now. Calls before next_step() cost nothing, except that a pending proof is asked again.
-  Phase step(core::TimePoint now);
+  RendezvousPhase step(core::TimePoint now);
   /// When to call step() again: for the store, or for a pending proof.
   core::TimePoint next_step() const noexcept;
-  Phase phase() const noexcept { return phase_; }
+  RendezvousPhase phase() const noexcept { return phase_; }
 
   /// Once ready: the roster that every member has confirmed.
   const Roster& roster() const noexcept { return roster_; }
@@ -139,7 +139,7 @@ class Rendezvous : core::Pinned {
  private:
   /// A member looks for `failed` in one of so many polls.
   static constexpr std::uint64_t kPollsPerFailedLook = 4;
-  enum class Ack : std::uint8_t { kNone = 0, kOk = 1, kStale = 2, kUnproven = 3 };
+  enum class RosterAck : std::uint8_t { kNone = 0, kOk = 1, kStale = 2, kUnproven = 3 };
   using EnginePair = std::pair<std::uint64_t, std::uint64_t>;  // ordered
 
   bool is_leader() const noexcept { return self_rank() == 0; }
@@ -188,7 +188,7 @@ class Rendezvous : core::Pinned {
   std::string other_lives(const std::vector<int>& absent);
   std::string life_key(int rank) const;
   bool ask_proof();
-  void acknowledge(Ack ack, const std::vector<int>& unproven);
+  void acknowledge(RosterAck ack, const std::vector<int>& unproven);
   void add_unproven(int rank, const std::vector<int>& others);
   Roster make_roster() const;
   std::vector<int> map_nodes() const;
@@ -203,7 +203,7 @@ class Rendezvous : core::Pinned {
 
   const std::shared_ptr<KeyValueStore> store_;
   const RendezvousOptions options_;
-  Phase phase_ = Phase::kPending;
+  RendezvousPhase phase_ = RendezvousPhase::kPending;
   core::Status status_;
 
   // Pace.
@@ -220,7 +220,7 @@ class Rendezvous : core::Pinned {
   Roster roster_;
   std::uint64_t nonce_ = 0;  // of the last roster looked at, ours or not
   bool proving_ = false;
-  Ack own_ack_ = Ack::kNone;
+  RosterAck own_ack_ = RosterAck::kNone;
   std::string note_;  // an oddity worth telling if we time out
 
   // `failed` as first seen.
@@ -234,7 +234,7 @@ class Rendezvous : core::Pinned {
   bool gathering_ = false;
   std::vector<std::optional<MemberRecord>> records_;
   std::vector<core::EngineId> rejected_;  // stale: a record of this engine is not taken again
-  std::vector<Ack> acks_;
+  std::vector<RosterAck> acks_;
   std::set<EnginePair> unproven_;
   int cursor_ = 0;  // where the next batch starts
   core::TimePoint propose_not_before_{};

@@ -31,7 +31,7 @@ void Rendezvous::find_gone(TimePoint now) {
   const std::uint64_t count = options_.departures->count();
   // One who has left may have seen the group become valid, and done its part.
   poll(now);
-  if (phase_ != Phase::kPending) return;
+  if (phase_ != RendezvousPhase::kPending) return;
   departures_seen_ = count;
   for (int rank = 0; rank < size(); ++rank) {
     const ExpectedMember member = member_at(rank);
@@ -122,11 +122,11 @@ bool Rendezvous::end_if_disagrees(const MemberRecord& other) {
   bool valid = false;
   if (head && head->state == HeadState::kValid) {
     const std::optional<Bytes> roster = get(roster_key(head->nonce));
-    if (!roster) return phase_ != Phase::kPending;
+    if (!roster) return phase_ != RendezvousPhase::kPending;
     const core::Result<Roster> decoded = decode_roster(*roster);
     valid = decoded.is_ok() && is_of_this_life(decoded.value().members.front());
   }
-  if (phase_ == Phase::kPending)
+  if (phase_ == RendezvousPhase::kPending)
     end(Status(Code::kMismatch,
                text + ". What to do: let all ranks of the job make the same groups in the same order with the same lists, also "
                       "those that they are not in"),
@@ -137,7 +137,7 @@ bool Rendezvous::end_if_disagrees(const MemberRecord& other) {
 void Rendezvous::find_other_lists() {
   if (size() == 1 || options_.self.members.empty()) return;
   const auto look = [&](int rank) {
-    const std::optional<Bytes> bytes = phase_ == Phase::kPending ? get(record_key(rank)) : std::nullopt;
+    const std::optional<Bytes> bytes = phase_ == RendezvousPhase::kPending ? get(record_key(rank)) : std::nullopt;
     if (!bytes) return;
     if (const core::Result<MemberRecord> record = decode_record(*bytes); record.is_ok()) end_if_disagrees(record.value());
   };
@@ -155,17 +155,17 @@ bool Rendezvous::refuses(const MemberRecord& member) {
 
 bool Rendezvous::watch_failed(TimePoint now) {
   const std::optional<Bytes> bytes = get(key("failed"));
-  if (phase_ != Phase::kPending) return false;
+  if (phase_ != RendezvousPhase::kPending) return false;
   const bool grace_is_over = now - started_at_ >= kForeignGrace;
   if (auto failure = believed_failure(bytes, grace_is_over)) {
     end(*std::move(failure), false);
     return true;
   }
-  if (auto failure = grace_is_over ? unreplaced_failure() : std::nullopt; failure && phase_ == Phase::kPending) {
+  if (auto failure = grace_is_over ? unreplaced_failure() : std::nullopt; failure && phase_ == RendezvousPhase::kPending) {
     end(*std::move(failure), true);
     return true;
   }
-  if (is_named() && failed_looked_ && phase_ == Phase::kPending) {
+  if (is_named() && failed_looked_ && phase_ == RendezvousPhase::kPending) {
     const std::optional<Bytes> own = get(record_key(self_rank()));
     const core::Result<Bytes> ours = encode(options_.self);
     if (own && ours.is_ok() && *own != ours.value()) {
@@ -175,7 +175,7 @@ bool Rendezvous::watch_failed(TimePoint now) {
   }
   // Two who come at one moment have not seen each other. Ever more rarely, for it costs the Store's host.
   if (std::has_single_bit(polls_ / kPollsPerFailedLook)) find_other_lists();
-  if (phase_ != Phase::kPending) return true;
+  if (phase_ != RendezvousPhase::kPending) return true;
   if (!failed_looked_) {
     failed_looked_ = true;
     failed_first_ = bytes;
@@ -191,9 +191,9 @@ bool Rendezvous::watch_failed(TimePoint now) {
 
 void Rendezvous::time_out(TimePoint now) {
   std::string text = find_missing();
-  if (phase_ != Phase::kPending) return;
+  if (phase_ != RendezvousPhase::kPending) return;
   const std::optional<Bytes> bytes = get(key("failed"));
-  if (phase_ != Phase::kPending) return;
+  if (phase_ != RendezvousPhase::kPending) return;
   if (auto failure = believed_failure(bytes, false)) return end(*std::move(failure), false);
   std::optional<Status> doubtful = believed_failure(bytes, true);
   if (!doubtful) doubtful = unreplaced_failure();
@@ -210,8 +210,8 @@ void Rendezvous::time_out(TimePoint now) {
 }
 
 void Rendezvous::end(Status status, bool tell_others) {
-  if (phase_ == Phase::kFailed) return;
-  phase_ = Phase::kFailed;
+  if (phase_ == RendezvousPhase::kFailed) return;
+  phase_ = RendezvousPhase::kFailed;
   proving_ = false;
   status_ = std::move(status);
   if (!tell_others || size() <= 1) return;
@@ -227,7 +227,7 @@ void Rendezvous::end(Status status, bool tell_others) {
   for (const auto& record : records_) {
     if (record) failed.engines.push_back(record->engine);
   }
-  if (!is_leader() && own_ack_ != Ack::kStale) {
+  if (!is_leader() && own_ack_ != RosterAck::kStale) {
     for (const MemberRecord& member : roster_.members) failed.engines.push_back(member.engine);
   }
   // The store may be what failed: nothing better to do than to raise our own text.

@@ -17,7 +17,7 @@ std::string Rendezvous::waiting_for() const {
     std::vector<int> ranks;
     for (int rank = 0; rank < size(); ++rank) {
       const auto at = static_cast<std::size_t>(rank);
-      if (gathering_ ? acks_[at] == Ack::kNone : !records_[at].has_value()) ranks.push_back(rank);
+      if (gathering_ ? acks_[at] == RosterAck::kNone : !records_[at].has_value()) ranks.push_back(rank);
     }
     if (ranks.empty()) {
       text = "about to propose a roster";
@@ -29,9 +29,9 @@ std::string Rendezvous::waiting_for() const {
   } else if (proving_) {
     std::vector<int> ranks = roster_.ranks_of_node(roster_.node_of[static_cast<std::size_t>(self_rank())]);
     text = "proving shared memory with ranks " + core::format_ranks(ranks);
-  } else if (own_ack_ == Ack::kOk || own_ack_ == Ack::kUnproven) {
+  } else if (own_ack_ == RosterAck::kOk || own_ack_ == RosterAck::kUnproven) {
     text = "waiting for all ranks to confirm the roster";
-  } else if (own_ack_ == Ack::kStale) {
+  } else if (own_ack_ == RosterAck::kStale) {
     text = "waiting for rank 0 to make a roster with this process in it";
   } else {
     text = "waiting for rank 0 to make a roster";
@@ -53,7 +53,7 @@ std::string Rendezvous::other_lives(const std::vector<int>& absent) {
   std::string text;
   std::size_t looked = 0;
   for (const int rank : absent) {
-    if (looked++ == kLivesTold || phase_ != Phase::kPending) break;
+    if (looked++ == kLivesTold || phase_ != RendezvousPhase::kPending) break;
     const std::optional<Bytes> bytes = get(life_key(rank));
     if (!bytes || bytes->empty() || bytes->size() > kTextBytesMax) continue;
     const std::string theirs(bytes->begin(), bytes->end());
@@ -81,22 +81,22 @@ std::string Rendezvous::find_missing() {
     text += other_lives(absent);
   }
   // Rank 0 knows them, but whose time is up first tells all.
-  if (phase_ == Phase::kPending && !is_leader() && (own_ack_ == Ack::kOk || own_ack_ == Ack::kUnproven)) {
+  if (phase_ == RendezvousPhase::kPending && !is_leader() && (own_ack_ == RosterAck::kOk || own_ack_ == RosterAck::kUnproven)) {
     std::vector<int> silent;
-    for (int rank = 1; rank < std::min(size(), kBatch) && phase_ == Phase::kPending; ++rank)
+    for (int rank = 1; rank < std::min(size(), kBatch) && phase_ == RendezvousPhase::kPending; ++rank)
       if (rank != self_rank() && !get(ack_key(nonce_, rank))) silent.push_back(rank);
-    if (phase_ == Phase::kPending && !silent.empty()) {
+    if (phase_ == RendezvousPhase::kPending && !silent.empty()) {
       text = unconfirmed_text(silent);
       if (!note_.empty()) text += "; " + note_;
     }
   }
-  if (phase_ == Phase::kPending && !is_leader() && own_ack_ == Ack::kNone && !proving_) {
+  if (phase_ == RendezvousPhase::kPending && !is_leader() && own_ack_ == RosterAck::kNone && !proving_) {
     // Rank 0 cannot tell us who is absent: look for ourselves.
     std::vector<int> absent;
-    for (int rank = 0; rank < std::min(size(), kBatch) && phase_ == Phase::kPending; ++rank) {
+    for (int rank = 0; rank < std::min(size(), kBatch) && phase_ == RendezvousPhase::kPending; ++rank) {
       if (rank != self_rank() && !get(record_key(rank))) absent.push_back(rank);
     }
-    if (phase_ == Phase::kPending && !absent.empty()) {
+    if (phase_ == RendezvousPhase::kPending && !absent.empty()) {
       text = absent_text(absent);
       if (size() > kBatch) text += " among the first " + std::to_string(kBatch);
       if (!note_.empty()) text += "; " + note_;

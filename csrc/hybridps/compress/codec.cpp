@@ -22,15 +22,15 @@ constexpr std::size_t kStackElements = 2048;                   // of one step of
 
 Kernel kernel_of(const Spec& spec) {
   switch (spec.kind) {
-    case Kind::kNone:
-    case Kind::kBf16: return Kernel::kBf16;
-    case Kind::kFp16: return Kernel::kFp16;
-    case Kind::kInt8: return Kernel::kInt8;
-    case Kind::kInt4: return Kernel::kInt4;
-    case Kind::kOneBit: return Kernel::kOneBit;
-    case Kind::kTopK: return Kernel::kTopK;
-    case Kind::kRandomK: return Kernel::kRandomK;
-    case Kind::kDithering: return spec.natural ? Kernel::kNatural : Kernel::kLinear;
+    case CodecKind::kNone:
+    case CodecKind::kBf16: return Kernel::kBf16;
+    case CodecKind::kFp16: return Kernel::kFp16;
+    case CodecKind::kInt8: return Kernel::kInt8;
+    case CodecKind::kInt4: return Kernel::kInt4;
+    case CodecKind::kOneBit: return Kernel::kOneBit;
+    case CodecKind::kTopK: return Kernel::kTopK;
+    case CodecKind::kRandomK: return Kernel::kRandomK;
+    case CodecKind::kDithering: return spec.natural ? Kernel::kNatural : Kernel::kLinear;
   }
   return Kernel::kBf16;
 }
@@ -77,7 +77,7 @@ class KernelCodec final : public Codec {
     return bytes == 0 ? 0 : front_bytes_ + blocks_bytes(bytes / element_bytes_);
   }
 
-  std::size_t encode(const std::byte* in, std::size_t bytes, Place& place, std::byte* out) const override {
+  std::size_t encode(const std::byte* in, std::size_t bytes, ChunkOrigin& place, std::byte* out) const override {
     const std::size_t n = bytes / element_bytes_;
     thread_local std::vector<float> scratch;
     const float* values = reinterpret_cast<const float*>(in);
@@ -121,7 +121,7 @@ class KernelCodec final : public Codec {
     assert(first % block_ == 0);
     Draw draw = draw_;
     if (front_bytes_ == kPlaceBytes) {
-      const Place place = place_of(data);
+      const ChunkOrigin place = place_of(data);
       draw.seed = place.seed;
       draw.first = place.first + first;
     } else if (kernel_ == Kernel::kOneBit) {
@@ -169,8 +169,8 @@ class KernelCodec final : public Codec {
     return found;
   }
 
-  Place place_of(const std::byte* data) const noexcept override {
-    Place place;
+  ChunkOrigin place_of(const std::byte* data) const noexcept override {
+    ChunkOrigin place;
     if (front_bytes_ != kPlaceBytes) return place;
     std::memcpy(&place.seed, data, 8);
     std::memcpy(&place.first, data + 8, 8);
@@ -273,8 +273,8 @@ std::uint32_t chunk_bytes(const Codec& codec, std::size_t element_bytes, std::ui
 }
 
 std::unique_ptr<Codec> make_codec_with(const KernelTable& table, const Spec& spec, DType dtype) {
-  if (type_index(dtype) < 0 || spec.kind == Kind::kNone) return nullptr;
-  const bool casts = spec.kind == Kind::kBf16 || spec.kind == Kind::kFp16;
+  if (type_index(dtype) < 0 || spec.kind == CodecKind::kNone) return nullptr;
+  const bool casts = spec.kind == CodecKind::kBf16 || spec.kind == CodecKind::kFp16;
   if (casts && dtype != DType::kFloat32) return nullptr;
   return std::make_unique<KernelCodec>(table, spec, dtype);
 }
@@ -285,7 +285,7 @@ std::unique_ptr<Codec> make_codec(const Spec& spec, DType dtype) {
 
 Codecs::Codecs(Spec spec) : spec_(spec) {
   Spec warm_up = spec;
-  warm_up.kind = spec.kind == Kind::kNone ? Kind::kNone : Kind::kBf16;
+  warm_up.kind = spec.kind == CodecKind::kNone ? CodecKind::kNone : CodecKind::kBf16;
   for (const DType dtype : {DType::kFloat32, DType::kBfloat16, DType::kFloat16}) {
     const auto type = static_cast<std::size_t>(type_index(dtype));
     codecs_[0][type] = make_codec(warm_up, dtype);

@@ -22,7 +22,7 @@ namespace hybridps::compress {
 constexpr std::uint64_t wire_bytes_limit(std::uint64_t bytes) noexcept { return 2 * bytes + 256; }
 
 /// Where a chunk is from, for codecs that draw lots or remember.
-struct Place {
+struct ChunkOrigin {
   std::uint64_t seed = 0;       // of the operation; the same on all ranks
   std::uint64_t first = 0;      // of the tensor: the chunk's first element
   std::uint32_t speaker = 0;    // 0: the owner, of a sum; node + 1: of its contribution
@@ -39,7 +39,7 @@ class Codec : public reduce::Format {
   /// What they become where none is zero.
   virtual std::size_t bytes_full(std::size_t bytes) const noexcept = 0;
   /// Writes at most bytes_max(bytes) bytes to `out` and returns how many. `in` is left as it is.
-  virtual std::size_t encode(const std::byte* in, std::size_t bytes, Place& place, std::byte* out) const = 0;
+  virtual std::size_t encode(const std::byte* in, std::size_t bytes, ChunkOrigin& place, std::byte* out) const = 0;
   /// Whether these can be the bytes of a chunk that has so many in memory: from a peer, to be asked before expand().
   virtual bool fits(const std::byte* data, std::size_t wire_bytes, std::size_t bytes) const noexcept = 0;
   /// Whether bytes depend on elements alone, and those of a block lie at bytes_full() of the elements before it: so what somebody
@@ -51,7 +51,7 @@ class Codec : public reduce::Format {
   virtual void accelerate(std::byte* values, std::size_t bytes, float* momentum) const = 0;
   /// Of a chunk that fits: its seed and first, as far as the codec says them on the wire, else zeros. For who sums without
   /// knowing the tensor.
-  virtual Place place_of(const std::byte* data) const noexcept = 0;
+  virtual ChunkOrigin place_of(const std::byte* data) const noexcept = 0;
 };
 
 /// The most bytes of elements that a chunk may have for which it is at most `wire_bytes` on the wire, and itself at most

@@ -21,7 +21,7 @@ double seconds_or_none(double seconds) { return seconds > 0.0 ? seconds : kNone;
 }  // namespace
 
 Payoff::Payoff(double ratio, bool decides) noexcept
-    : ratio_(ratio), phase_(decides ? Phase::kSettling : Phase::kDecided) {
+    : ratio_(ratio), phase_(decides ? PayoffPhase::kSettling : PayoffPhase::kDecided) {
   for (Decision& decision : decisions_) decision.why = decides ? Why::kUndecided : Why::kForced;
 }
 
@@ -44,7 +44,7 @@ std::string Payoff::class_text(std::size_t size_class) {
 }
 
 // Sums in order of issue. One that has not ended, as where a program does not wait for it, says nothing of its class.
-Payoff::Step Payoff::measure(const std::vector<std::shared_ptr<Timed>>& sums) {
+Payoff::Step Payoff::measure(const std::vector<std::shared_ptr<TimedSum>>& sums) {
   Step step;
   std::array<bool, kClasses> missing{};
   core::TimePoint before{};
@@ -65,29 +65,29 @@ Payoff::Step Payoff::measure(const std::vector<std::shared_ptr<Timed>>& sums) {
 }
 
 void Payoff::begin_step() {
-  if (phase_ == Phase::kDecided) return;
-  if (phase_ == Phase::kShare || phase_ == Phase::kTrial) {
-    const bool coded = phase_ == Phase::kShare || left_ == kStepsOfTrial - 1 || left_ == kStepsOfTrial - 2;
+  if (phase_ == PayoffPhase::kDecided) return;
+  if (phase_ == PayoffPhase::kShare || phase_ == PayoffPhase::kTrial) {
+    const bool coded = phase_ == PayoffPhase::kShare || left_ == kStepsOfTrial - 1 || left_ == kStepsOfTrial - 2;
     if (!sums_.empty()) steps_.emplace_back(coded, measure(sums_));
   }
   sums_.clear();
-  const auto enter = [&](Phase phase, std::uint64_t steps) {
+  const auto enter = [&](PayoffPhase phase, std::uint64_t steps) {
     phase_ = phase;
     left_ = steps;
   };
   switch (phase_) {
-    case Phase::kSettling:
-      if (left_-- == 0) enter(Phase::kShare, kStepsOfShare);
+    case PayoffPhase::kSettling:
+      if (left_-- == 0) enter(PayoffPhase::kShare, kStepsOfShare);
       break;
-    case Phase::kShare:
+    case PayoffPhase::kShare:
       if (--left_ == 0) {
-        enter(Phase::kAskShare, 1);
+        enter(PayoffPhase::kAskShare, 1);
         asks_ = true;
       }
       break;
-    case Phase::kTrial:
+    case PayoffPhase::kTrial:
       if (--left_ == 0) {
-        enter(Phase::kAskTrial, 1);
+        enter(PayoffPhase::kAskTrial, 1);
         asks_ = true;
       }
       break;
@@ -100,7 +100,7 @@ std::optional<std::vector<double>> Payoff::question() {
   std::vector<double> values(3 * kClasses, kNone);
   for (const auto& [coded, step] : steps_) {
     for (std::size_t i = 0; i < kClasses; ++i) {
-      const Measured& measured = step[i];
+      const StepTimes& measured = step[i];
       double& least = values[(coded ? 0 : kClasses) + i];
       least = std::min(least, seconds_or_none(measured.seconds));
       // What is not the codec's: of all ranks and steps the least part.
@@ -114,8 +114,8 @@ std::optional<std::vector<double>> Payoff::question() {
 }
 
 void Payoff::answer(const std::vector<double>& least) {
-  const bool asked_share = phase_ == Phase::kAskShare;
-  if (!asked_share && phase_ != Phase::kAskTrial) return;
+  const bool asked_share = phase_ == PayoffPhase::kAskShare;
+  if (!asked_share && phase_ != PayoffPhase::kAskTrial) return;
   const bool known = least.size() == 3 * kClasses;
   bool doubt = false;
   for (std::size_t i = 0; known && i < kClasses; ++i) {
@@ -140,11 +140,11 @@ void Payoff::answer(const std::vector<double>& least) {
     }
   }
   if (doubt) {
-    phase_ = Phase::kTrial;
+    phase_ = PayoffPhase::kTrial;
     left_ = kStepsOfTrial + 1;  // the next step is the first
     return;
   }
-  phase_ = Phase::kDecided;
+  phase_ = PayoffPhase::kDecided;
   // Sizes that have not come up go as the nearest below, or above.
   const auto is_known = [&](std::size_t i) { return decisions_[i].why != Why::kUndecided; };
   std::optional<bool> nearest;
@@ -164,13 +164,13 @@ void Payoff::answer(const std::vector<double>& least) {
 
 bool Payoff::is_coded(std::uint64_t bytes) const noexcept {
   const Decision& decision = decisions_[class_of(bytes)];
-  if (phase_ == Phase::kTrial && (left_ == kStepsOfTrial || left_ == 1)) return decision.why != Why::kUndecided;
-  return phase_ != Phase::kDecided || decision.coded;
+  if (phase_ == PayoffPhase::kTrial && (left_ == kStepsOfTrial || left_ == 1)) return decision.why != Why::kUndecided;
+  return phase_ != PayoffPhase::kDecided || decision.coded;
 }
 
-std::shared_ptr<Timed> Payoff::timed(std::uint64_t bytes) {
-  if (phase_ != Phase::kShare && phase_ != Phase::kTrial) return nullptr;
-  auto sum = std::make_shared<Timed>();
+std::shared_ptr<TimedSum> Payoff::timed(std::uint64_t bytes) {
+  if (phase_ != PayoffPhase::kShare && phase_ != PayoffPhase::kTrial) return nullptr;
+  auto sum = std::make_shared<TimedSum>();
   sum->size_class = class_of(bytes);
   sums_.push_back(sum);
   return sum;

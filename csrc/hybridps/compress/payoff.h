@@ -7,7 +7,7 @@
 //          step add up to the time in which any was under way. Ranks that wait for others measure the others' time, too: so
 //          the least of all ranks counts, and of two steps the quicker.
 // Agreement the steps are the same on all ranks; what was measured is reduced over them (question(), answer()).
-// Threads  one at a time; Timed::end() any.
+// Threads  one at a time; TimedSum::end() any.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@
 namespace hybridps::compress {
 
 /// One sum that is measured.
-struct Timed {
+struct TimedSum {
   std::size_t size_class = 0;
   /// When it can begin, on the thread that begins it; a device comes to it later than the call.
   void begin(core::TimePoint at) noexcept { began_.store(at.time_since_epoch().count(), std::memory_order_relaxed); }
@@ -81,27 +81,27 @@ class Payoff : core::Pinned {
   /// How a sum of this step goes.
   bool is_coded(std::uint64_t bytes) const noexcept;
   /// Null: it is not measured.
-  std::shared_ptr<Timed> timed(std::uint64_t bytes);
+  std::shared_ptr<TimedSum> timed(std::uint64_t bytes);
 
   const std::array<Decision, kClasses>& decisions() const noexcept { return decisions_; }
-  bool is_decided() const noexcept { return phase_ == Phase::kDecided; }
+  bool is_decided() const noexcept { return phase_ == PayoffPhase::kDecided; }
 
  private:
-  enum class Phase : std::uint8_t { kSettling, kShare, kAskShare, kTrial, kAskTrial, kDecided };
-  struct Measured {
+  enum class PayoffPhase : std::uint8_t { kSettling, kShare, kAskShare, kTrial, kAskTrial, kDecided };
+  struct StepTimes {
     double seconds = 0.0;  // of one step; 0: none
     double codecs = 0.0;
   };
-  using Step = std::array<Measured, kClasses>;
+  using Step = std::array<StepTimes, kClasses>;
 
-  static Step measure(const std::vector<std::shared_ptr<Timed>>& sums);
+  static Step measure(const std::vector<std::shared_ptr<TimedSum>>& sums);
 
   const double ratio_;
-  Phase phase_;
+  PayoffPhase phase_;
   std::uint64_t left_ = kStepsToSettle;  // steps of the phase, with the one that runs
   bool asks_ = false;
-  std::vector<std::shared_ptr<Timed>> sums_;  // of this step
-  std::vector<std::pair<bool, Step>> steps_;  // of this phase: coded?
+  std::vector<std::shared_ptr<TimedSum>> sums_;  // of this step
+  std::vector<std::pair<bool, Step>> steps_;     // of this phase: coded?
   std::array<Decision, kClasses> decisions_;
 };
 

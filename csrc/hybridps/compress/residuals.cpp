@@ -8,8 +8,8 @@
 
 namespace hybridps::compress {
 
-Residuals::Tensor& Residuals::open(TensorKey key, std::uint64_t elements) {
-  Tensor& tensor = kept_[key];
+Residuals::Residual& Residuals::open(TensorKey key, std::uint64_t elements) {
+  Residual& tensor = kept_[key];
   if (tensor.elements == elements) return tensor;
   if (tensor.elements != 0) {
     drop(key);

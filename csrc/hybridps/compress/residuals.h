@@ -62,20 +62,20 @@ class Residuals : core::Pinned {
   bool restore(TensorKey key, const std::vector<float>& values);
 
  private:
-  struct Free {
+  struct Deleter {
     void operator()(float* memory) const noexcept { std::free(memory); }
   };
-  struct Tensor {
+  struct Residual {
     std::uint64_t elements = 0;
-    std::unique_ptr<float, Free> values;  // null: refused
+    std::unique_ptr<float, Deleter> values;  // null: refused
   };
-  Tensor& open(TensorKey key, std::uint64_t elements);
+  Residual& open(TensorKey key, std::uint64_t elements);
 
   const std::shared_ptr<MemoryBudget> budget_;
   std::uint64_t bytes_ = 0;
   std::uint64_t dropped_ = 0;
   std::uint64_t refused_count_ = 0;
-  std::map<TensorKey, Tensor> kept_;
+  std::map<TensorKey, Residual> kept_;
 };
 
 }  // namespace hybridps::compress

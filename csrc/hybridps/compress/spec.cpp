@@ -11,13 +11,13 @@ constexpr double kPartMax = 0.25;  // of 8 bytes each, that is half
 
 struct Named {
   std::string_view name;
-  Kind kind;
+  CodecKind kind;
   bool feedback;  // unless asked otherwise
 };
 constexpr Named kNamed[] = {
-    {"none", Kind::kNone, false},     {"bf16", Kind::kBf16, false},     {"fp16", Kind::kFp16, false},
-    {"int8", Kind::kInt8, false},     {"int4", Kind::kInt4, true},      {"onebit", Kind::kOneBit, true},
-    {"topk", Kind::kTopK, true},      {"randomk", Kind::kRandomK, true}, {"dithering", Kind::kDithering, false},
+    {"none", CodecKind::kNone, false},     {"bf16", CodecKind::kBf16, false},     {"fp16", CodecKind::kFp16, false},
+    {"int8", CodecKind::kInt8, false},     {"int4", CodecKind::kInt4, true},      {"onebit", CodecKind::kOneBit, true},
+    {"topk", CodecKind::kTopK, true},      {"randomk", CodecKind::kRandomK, true}, {"dithering", CodecKind::kDithering, false},
 };
 constexpr std::uint32_t kWarmUpWithFeedback = 2;
 constexpr std::string_view kGrammar =
@@ -46,16 +46,16 @@ core::Result<Spec> parse_spec(std::string_view text) {
   Spec spec;
   bool known = false;
   for (const Named& named : kNamed) {
-    if (name != named.name && !(name.empty() && named.kind == Kind::kNone)) continue;
+    if (name != named.name && !(name.empty() && named.kind == CodecKind::kNone)) continue;
     spec.kind = named.kind;
     spec.feedback = named.feedback;
     known = true;
   }
   if (!known) return wrong(text, "there is no codec '" + std::string(name) + "'");
-  const bool sparse = spec.kind == Kind::kTopK || spec.kind == Kind::kRandomK;
+  const bool sparse = spec.kind == CodecKind::kTopK || spec.kind == CodecKind::kRandomK;
   std::optional<std::uint32_t> warm_up;
   std::string_view rest = colon == std::string_view::npos ? std::string_view() : text.substr(colon + 1);
-  if (colon != std::string_view::npos && (rest.empty() || spec.kind == Kind::kNone))
+  if (colon != std::string_view::npos && (rest.empty() || spec.kind == CodecKind::kNone))
     return wrong(text, "there are no such parameters");
   while (!rest.empty()) {
     const std::size_t comma = rest.find(',');
@@ -87,10 +87,10 @@ core::Result<Spec> parse_spec(std::string_view text) {
       fine = number && *number > 0.0 && *number <= kPartMax;
       if (number && !fine) return wrong(text, "k is a part, above 0 and at most 0.25: more would not be smaller");
       if (fine) spec.k = *number;
-    } else if (key == "kind" && spec.kind == Kind::kDithering) {
+    } else if (key == "kind" && spec.kind == CodecKind::kDithering) {
       fine = value == "linear" || value == "natural";
       spec.natural = value == "natural";
-    } else if (key == "levels" && spec.kind == Kind::kDithering) {
+    } else if (key == "levels" && spec.kind == CodecKind::kDithering) {
       fine = value == "7" || value == "127";
       if (fine) spec.levels = static_cast<std::uint32_t>(*number);
     } else {
@@ -101,7 +101,7 @@ core::Result<Spec> parse_spec(std::string_view text) {
   if (spec.natural && spec.levels != 7) return wrong(text, "natural dithering has levels of its own");
   // Momentum is part of what the caller trains with: it may not go.
   if (spec.momentum > 0.0) spec.decides = false;
-  if (spec.kind != Kind::kNone) spec.warm_up = warm_up.value_or(spec.feedback ? kWarmUpWithFeedback : 0);
+  if (spec.kind != CodecKind::kNone) spec.warm_up = warm_up.value_or(spec.feedback ? kWarmUpWithFeedback : 0);
   return spec;
 }
 
@@ -109,10 +109,10 @@ std::string text_of(const Spec& spec) {
   std::ostringstream out;
   for (const Named& named : kNamed)
     if (named.kind == spec.kind) out << named.name;
-  if (spec.kind == Kind::kNone) return out.str();
+  if (spec.kind == CodecKind::kNone) return out.str();
   out << ":ef=" << spec.feedback << ",warmup=" << spec.warm_up;
-  if (spec.kind == Kind::kTopK || spec.kind == Kind::kRandomK) out << ",k=" << spec.k;
-  if (spec.kind == Kind::kDithering) {
+  if (spec.kind == CodecKind::kTopK || spec.kind == CodecKind::kRandomK) out << ",k=" << spec.k;
+  if (spec.kind == CodecKind::kDithering) {
     out << ",kind=" << (spec.natural ? "natural" : "linear");
     if (!spec.natural) out << ",levels=" << spec.levels;
   }

@@ -13,10 +13,10 @@
 
 namespace hybridps::compress {
 
-enum class Kind : std::uint8_t { kNone, kBf16, kFp16, kInt8, kInt4, kOneBit, kTopK, kRandomK, kDithering };
+enum class CodecKind : std::uint8_t { kNone, kBf16, kFp16, kInt8, kInt4, kOneBit, kTopK, kRandomK, kDithering };
 
 struct Spec {
-  Kind kind = Kind::kNone;
+  CodecKind kind = CodecKind::kNone;
   double k = 0.01;              // topk, randomk: the part that is sent, 0 < k <= 0.25
   std::uint32_t levels = 7;     // dithering: 7 or 127
   bool natural = false;         // dithering: powers of two
@@ -26,7 +26,7 @@ struct Spec {
   bool always = false;          // also what is called outside of a backward pass
   bool decides = true;          // whether it pays, by measuring; false: it is used whatever it costs
 
-  explicit operator bool() const noexcept { return kind != Kind::kNone; }
+  explicit operator bool() const noexcept { return kind != CodecKind::kNone; }
   bool operator==(const Spec&) const = default;
 };
 

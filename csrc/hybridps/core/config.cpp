@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kPrefix = "HYBRIDPS_";
 constexpr std::string_view kUcxPrefix = "HYBRIDPS_UCX_";
 
-enum class Kind { kText, kSecret, kBool, kNumber, kNumbers, kCount, kCountOrAuto, kBytes, kLevel, kTransport };
+enum class SettingKind { kText, kSecret, kBool, kNumber, kNumbers, kCount, kCountOrAuto, kBytes, kLevel, kTransport };
 
 using Field =
     std::variant<std::string Config::*, bool Config::*, double Config::*, std::vector<double> Config::*,
@@ -26,7 +26,7 @@ using Field =
 
 struct Setting {
   std::string_view name;  // without the prefix
-  Kind kind;
+  SettingKind kind;
   Field field;
   std::string_view unit;
   double value_min;
@@ -44,133 +44,133 @@ constexpr double kDay = 86400;
 // The table. Order: identity and network, failure detection, memory and flow, logs, standing in.
 const auto& settings() {
   static const std::array kSettings = {
-      Setting{"NODE", Kind::kText, &Config::node, "", 0, 0,
+      Setting{"NODE", SettingKind::kText, &Config::node, "", 0, 0,
               "Node identity of this rank: ranks with the same one share memory. Unset: derived from the host's boot "
               "id and namespaces. Also the way to emulate several nodes on one machine."},
       Setting{
-          "SERVERS", Kind::kText, &Config::servers, "", 0, 0,
+          "SERVERS", SettingKind::kText, &Config::servers, "", 0, 0,
           "Dedicated servers to use, host:port separated by commas; asked by rank 0 of each group of 3 nodes or more."},
-      Setting{"SERVERS_REQUIRED", Kind::kBool, &Config::servers_required, "", 0, 0,
+      Setting{"SERVERS_REQUIRED", SettingKind::kBool, &Config::servers_required, "", 0, 0,
               "Whether a dedicated server that cannot be used ends the job. Off: it is reported and left out."},
-      Setting{"SERVERS_RETRY_SECONDS", Kind::kNumber, &Config::servers_retry_seconds, "seconds", 0, kDay,
+      Setting{"SERVERS_RETRY_SECONDS", SettingKind::kNumber, &Config::servers_retry_seconds, "seconds", 0, kDay,
               "How soon a group that is open asks again for dedicated servers that it lacks or has lost, which join it then; up to 16 "
               "times as long where they do not come. 0: never, they are left out until there is a new group."},
-      Setting{"TOKEN", Kind::kSecret, &Config::token, "", 0, 0,
+      Setting{"TOKEN", SettingKind::kSecret, &Config::token, "", 0, 0,
               "Secret that a job and its dedicated servers share; visible to whoever may see the environment."},
-      Setting{"TOKEN_FILE", Kind::kText, &Config::token_file, "", 0, 0,
+      Setting{"TOKEN_FILE", SettingKind::kText, &Config::token_file, "", 0, 0,
               "File whose first line is the token, readable by its owner alone, ~/ for the home folder; HYBRIDPS_TOKEN "
               "wins."},
-      Setting{"INTERFACE", Kind::kText, &Config::interface, "", 0, 0,
+      Setting{"INTERFACE", SettingKind::kText, &Config::interface, "", 0, 0,
               "Network interface for control traffic. Unset: the one that routes to MASTER_ADDR, or where that is a "
               "name of "
               "this machine for loopback (127.0.1.1), that of the default route, else the only one."},
-      Setting{"DATA_INTERFACES", Kind::kText, &Config::data_interfaces, "", 0, 0,
+      Setting{"DATA_INTERFACES", SettingKind::kText, &Config::data_interfaces, "", 0, 0,
               "Network interfaces or RDMA ports (mlx5_0:1) for data, separated by commas; of several each local rank "
               "takes the nearest. Unset: see HYBRIDPS_DATA_TRANSPORT."},
-      Setting{"DATA_TRANSPORT", Kind::kTransport, &Config::data_transport, "", 0, 0,
+      Setting{"DATA_TRANSPORT", SettingKind::kTransport, &Config::data_transport, "", 0, 0,
               "auto: RDMA where this machine has an active port and UCX has verbs, else TCP on the control interface; "
               "rdma: an error where that is not so; tcp: no RDMA; ucx: no RDMA, and TCP through UCX, which auto takes "
               "as well "
               "where UCX's own settings for TCP or its devices are set. The same on all ranks and servers."},
-      Setting{"DATA_SOCKETS", Kind::kCount, &Config::data_sockets, "connections", 1, 16,
+      Setting{"DATA_SOCKETS", SettingKind::kCount, &Config::data_sockets, "connections", 1, 16,
               "TCP connections for data to each peer and network card: more than one where one alone does not fill the "
               "card, as over long distances or where a cloud limits each."},
       Setting{
-          "DATA_THREADS", Kind::kCountOrAuto, &Config::data_threads, "threads", 0, 16,
+          "DATA_THREADS", SettingKind::kCountOrAuto, &Config::data_threads, "threads", 0, 16,
           "Threads of a process that move its data through the network, each with connections of its own; at most one "
           "for each of HYBRIDPS_DATA_SOCKETS and network card. 0: the thread that sums does it. auto: that thread while "
           "it has the time, and over TCP, while it has not, as many as there are free cores, 4 at most."},
-      Setting{"CORES", Kind::kCountOrAuto, &Config::cores, "cores", 1, 65536,
+      Setting{"CORES", SettingKind::kCountOrAuto, &Config::cores, "cores", 1, 65536,
               "Cores that each process may count on, which decide what moves data; auto: those that it may "
               "run on, or its container's quota, divided by the ranks on the machine unless each process was given its own. "
               "These are LOCAL_WORLD_SIZE, or what Open MPI, MPICH or Slurm say, or all of the job, 8 at most. Where several "
               "jobs share them: less."},
-      Setting{"NIC_GBPS", Kind::kNumbers, &Config::nic_gbps, "Gbit/s", 0, 1e6,
+      Setting{"NIC_GBPS", SettingKind::kNumbers, &Config::nic_gbps, "Gbit/s", 0, 1e6,
               "Rate of this machine's network, as a weight between unequal machines; or one rate for each of "
               "HYBRIDPS_DATA_INTERFACES, separated by commas. 0: not set."},
       Setting{
-          "FIND_RATES", Kind::kBool, &Config::find_rates, "", 0, 0,
+          "FIND_RATES", SettingKind::kBool, &Config::find_rates, "", 0, 0,
           "Whether shares follow what the network is found to carry, beyond what HYBRIDPS_NIC_GBPS says; groups of 3 "
           "nodes or more."},
-      Setting{"TUNE", Kind::kBool, &Config::tune, "", 0, 0,
+      Setting{"TUNE", SettingKind::kBool, &Config::tune, "", 0, 0,
               "Whether chunk sizes, windows, connections and pace are tried out while the job runs, and kept "
               "where operations take less time; results are the same. Of groups whose rank 0 has it on; to choose from, "
               "all ranks need it."},
-      Setting{"SMALL_FIRST", Kind::kBool, &Config::small_first, "", 0, 0,
+      Setting{"SMALL_FIRST", SettingKind::kBool, &Config::small_first, "", 0, 0,
               "Whether operations of 4 KiB at most pass larger ones. Off: they wait behind them, to compare."},
-      Setting{"SHM", Kind::kBool, &Config::shm, "", 0, 0,
+      Setting{"SHM", SettingKind::kBool, &Config::shm, "", 0, 0,
               "Whether ranks on one node share memory. Off: every rank is a node of its own."},
-      Setting{"HEARTBEAT_SECONDS", Kind::kNumber, &Config::heartbeat_seconds, "seconds", 0.01, kDay,
+      Setting{"HEARTBEAT_SECONDS", SettingKind::kNumber, &Config::heartbeat_seconds, "seconds", 0.01, kDay,
               "A watched peer is asked twice in this time whether it lives."},
-      Setting{"DEAD_SECONDS", Kind::kNumber, &Config::dead_seconds, "seconds", 0.05, kDay,
+      Setting{"DEAD_SECONDS", SettingKind::kNumber, &Config::dead_seconds, "seconds", 0.05, kDay,
               "A peer that has not answered for so long is declared dead; more than HYBRIDPS_HEARTBEAT_SECONDS."},
-      Setting{"LINGER_SECONDS", Kind::kNumber, &Config::linger_seconds, "seconds", 0, kDay,
+      Setting{"LINGER_SECONDS", SettingKind::kNumber, &Config::linger_seconds, "seconds", 0, kDay,
               "How long shutdown keeps serving peers that have not said goodbye."},
-      Setting{"WARN_SECONDS", Kind::kNumber, &Config::warn_seconds, "seconds", 0, kDay,
+      Setting{"WARN_SECONDS", SettingKind::kNumber, &Config::warn_seconds, "seconds", 0, kDay,
               "Waiting time after which an operation is reported as slow; 0: never."},
-      Setting{"POOL_BYTES", Kind::kBytes, &Config::pool_bytes, "bytes", kMiB, 1024 * kGiB,
+      Setting{"POOL_BYTES", SettingKind::kBytes, &Config::pool_bytes, "bytes", kMiB, 1024 * kGiB,
               "Memory for network buffers per process; K, M and G are powers of 1024."},
-      Setting{"EAGER_BYTES", Kind::kBytes, &Config::eager_bytes, "bytes", 0, kGiB,
+      Setting{"EAGER_BYTES", SettingKind::kBytes, &Config::eager_bytes, "bytes", 0, kGiB,
               "What a peer may send before it is granted memory."},
-      Setting{"WINDOW_BYTES", Kind::kBytes, &Config::window_bytes, "bytes", kKiB, kGiB,
+      Setting{"WINDOW_BYTES", SettingKind::kBytes, &Config::window_bytes, "bytes", kKiB, kGiB,
               "What all peers together may have under way unasked to one network card; each uses its part, at least "
               "32K, and more where the card is seen to carry more in 2 ms, or credit comes back within 1 ms (10 ms in "
               "groups with dedicated servers)."},
-      Setting{"CHUNK_BYTES", Kind::kBytes, &Config::chunk_bytes, "bytes", kKiB, 64 * kMiB,
+      Setting{"CHUNK_BYTES", SettingKind::kBytes, &Config::chunk_bytes, "bytes", kKiB, 64 * kMiB,
               "Payload of one network message, at most; groups of many nodes use less, 16K at the least."},
-      Setting{"GRANT_CHUNKS", Kind::kCount, &Config::grant_chunks, "chunks", 1, 65536,
+      Setting{"GRANT_CHUNKS", SettingKind::kCount, &Config::grant_chunks, "chunks", 1, 65536,
               "Chunks in flight per peer once its eager allowance is spent."},
-      Setting{"COMPRESS", Kind::kText, &Config::compress, "", 0, 0,
+      Setting{"COMPRESS", SettingKind::kText, &Config::compress, "", 0, 0,
               "What gradients become between nodes, in groups that do not say otherwise (pg_options): bf16, fp16, int8, "
               "int4, onebit, topk, randomk or dithering, with parameters behind a colon; the same on all ranks. Lossy: "
               "docs/compression.md."},
-      Setting{"COMPRESS_MIN_BYTES", Kind::kBytes, &Config::compress_min_bytes, "bytes", 0, kGiB,
+      Setting{"COMPRESS_MIN_BYTES", SettingKind::kBytes, &Config::compress_min_bytes, "bytes", 0, kGiB,
               "Tensors below are never compressed; the same on all ranks."},
-      Setting{"COMPRESS_MEMORY", Kind::kBytes, &Config::compress_memory, "bytes", 0, 1024 * kGiB,
+      Setting{"COMPRESS_MEMORY", SettingKind::kBytes, &Config::compress_memory, "bytes", 0, 1024 * kGiB,
               "What error feedback may remember per group, at most; a tensor beyond it goes without."},
-      Setting{"DEVICE_CODECS", Kind::kBool, &Config::device_codecs, "", 0, 0,
+      Setting{"DEVICE_CODECS", SettingKind::kBool, &Config::device_codecs, "", 0, 0,
               "Whether sums of CUDA tensors that go between nodes by int8 are encoded and decoded on the GPU, where it can; "
               "else by the CPU, with the same bits. Each rank's own choice."},
-      Setting{"SLICE_BYTES", Kind::kBytes, &Config::slice_bytes, "bytes", kKiB, kGiB,
+      Setting{"SLICE_BYTES", SettingKind::kBytes, &Config::slice_bytes, "bytes", kKiB, kGiB,
               "CUDA tensors larger than this go through the network in slices, at most 8; the same on all ranks."},
-      Setting{"STAGING_BYTES", Kind::kBytes, &Config::staging_bytes, "bytes", kMiB, 1024 * kGiB,
+      Setting{"STAGING_BYTES", SettingKind::kBytes, &Config::staging_bytes, "bytes", kMiB, 1024 * kGiB,
               "Pinned memory per group and GPU for CUDA tensors, at most; more only where one slice needs it."},
-      Setting{"LOCAL_NCCL", Kind::kBool, &Config::local_nccl, "", 0, 0,
+      Setting{"LOCAL_NCCL", SettingKind::kBool, &Config::local_nccl, "", 0, 0,
               "Whether ranks of one node that have a GPU each work on CUDA tensors with NCCL among themselves. Off on "
               "any rank of a group: through shared memory, as where there is no NCCL or ranks share a GPU."},
-      Setting{"GPUDIRECT", Kind::kBool, &Config::gpudirect, "", 0, 0,
+      Setting{"GPUDIRECT", SettingKind::kBool, &Config::gpudirect, "", 0, 0,
               "Whether UCX sends CUDA tensors to other nodes from GPU memory, where it has CUDA support; not what is "
               "summed. On, and not possible: a warning, and the way through pinned memory."},
-      Setting{"BLOCKING_WAIT", Kind::kBool, &Config::blocking_wait, "", 0, 0,
+      Setting{"BLOCKING_WAIT", SettingKind::kBool, &Config::blocking_wait, "", 0, 0,
               "Whether wait() of an operation on CUDA tensors blocks the host until the operation is complete."},
-      Setting{"SPIN_MICROSECONDS", Kind::kCountOrAuto, &Config::spin_microseconds, "microseconds", 0, 1e6,
+      Setting{"SPIN_MICROSECONDS", SettingKind::kCountOrAuto, &Config::spin_microseconds, "microseconds", 0, 1e6,
               "How long a progress thread polls before it sleeps; auto: 50 where its "
               "waits are that short and nobody else wants the core, else 0."},
-      Setting{"LOG_LEVEL", Kind::kLevel, &Config::log_level, "", 0, 0,
+      Setting{"LOG_LEVEL", SettingKind::kLevel, &Config::log_level, "", 0, 0,
               "error, warn, info or debug; lines go to stderr. info: rank 0 says what the job is doing; debug: each "
               "rank how "
               "long its start took."},
-      Setting{"STATS_FILE", Kind::kText, &Config::stats_file, "", 0, 0,
+      Setting{"STATS_FILE", SettingKind::kText, &Config::stats_file, "", 0, 0,
               "File for this process's counters, written at shutdown; %p becomes the process id, ~/ the home folder."},
-      Setting{"STATUS", Kind::kText, &Config::status, "", 0, 0,
+      Setting{"STATUS", SettingKind::kText, &Config::status, "", 0, 0,
               "Folder of the socket by which `hybridps status` asks this process, for its user alone; off: none. Unset: "
               "hybridps in XDG_RUNTIME_DIR, else hybridps-UID in TMPDIR or /tmp."},
-      Setting{"METRICS_FILE", Kind::kText, &Config::metrics_file, "", 0, 0,
+      Setting{"METRICS_FILE", SettingKind::kText, &Config::metrics_file, "", 0, 0,
               "File for this process's metrics in Prometheus' text format, replaced every second; %p becomes the process "
               "id, ~/ the home folder."},
-      Setting{"METRICS_LISTEN", Kind::kText, &Config::metrics_listen, "", 0, 0,
+      Setting{"METRICS_LISTEN", SettingKind::kText, &Config::metrics_listen, "", 0, 0,
               "host:port where the same can be had by HTTP (GET /metrics); the local rank is added to the port. Whoever "
               "reaches it may read it."},
-      Setting{"TRACE", Kind::kText, &Config::trace, "", 0, 0,
+      Setting{"TRACE", SettingKind::kText, &Config::trace, "", 0, 0,
               "Folder for a trace of this process, of servers as well, for `hybridps trace`; made if it is not there. Unset: "
               "none, until `hybridps status --trace` asks for one."},
-      Setting{"AS", Kind::kText, &Config::as, "", 0, 0,
+      Setting{"AS", SettingKind::kText, &Config::as, "", 0, 0,
               "Backends whose place hybridps takes, separated by commas: a program that asks torch for one of these "
               "names gets hybridps. Read at import torch; `hybridps run --as` sets it."},
-      Setting{"ADVISE", Kind::kText, &Config::advise, "", 0, 0,
+      Setting{"ADVISE", SettingKind::kText, &Config::advise, "", 0, 0,
               "File for figures of DDP models, which group rank 0 writes at the end of the process, and prints advice from. "
               "Read when the first group is made; `hybridps run --advise` sets it."},
-      Setting{"LEAVE_SIDE_GROUPS", Kind::kBool, &Config::leave_side_groups, "", 0, 0,
+      Setting{"LEAVE_SIDE_GROUPS", SettingKind::kBool, &Config::leave_side_groups, "", 0, 0,
               "With HYBRIDPS_AS: groups that name their backend in new_group() get the one they name."},
   };
   return kSettings;
@@ -179,23 +179,23 @@ const auto& settings() {
 std::string full_name(const Setting& setting) { return std::string(kPrefix) + std::string(setting.name); }
 
 std::string format_bound(const Setting& setting, double bound) {
-  return setting.kind == Kind::kBytes ? format_byte_setting(static_cast<std::uint64_t>(bound)) : format_double(bound);
+  return setting.kind == SettingKind::kBytes ? format_byte_setting(static_cast<std::uint64_t>(bound)) : format_double(bound);
 }
 
 std::string expected(const Setting& setting) {
   const std::string range =
       " from " + format_bound(setting, setting.value_min) + " to " + format_bound(setting, setting.value_max);
   switch (setting.kind) {
-    case Kind::kText:
-    case Kind::kSecret: return "text";
-    case Kind::kBool: return "1 or 0 (also on, off, true, false, yes, no)";
-    case Kind::kNumber: return "a number" + range;
-    case Kind::kNumbers: return "numbers separated by commas, each" + range;
-    case Kind::kCount: return "a whole number" + range;
-    case Kind::kCountOrAuto: return "'auto' or a whole number" + range;
-    case Kind::kBytes: return "a number of bytes" + range + ", such as 65536, 64K, 1.5M, 2G";
-    case Kind::kLevel: return "error, warn, info or debug";
-    case Kind::kTransport: return "auto, rdma, tcp or ucx";
+    case SettingKind::kText:
+    case SettingKind::kSecret: return "text";
+    case SettingKind::kBool: return "1 or 0 (also on, off, true, false, yes, no)";
+    case SettingKind::kNumber: return "a number" + range;
+    case SettingKind::kNumbers: return "numbers separated by commas, each" + range;
+    case SettingKind::kCount: return "a whole number" + range;
+    case SettingKind::kCountOrAuto: return "'auto' or a whole number" + range;
+    case SettingKind::kBytes: return "a number of bytes" + range + ", such as 65536, 64K, 1.5M, 2G";
+    case SettingKind::kLevel: return "error, warn, info or debug";
+    case SettingKind::kTransport: return "auto, rdma, tcp or ucx";
   }
   return {};
 }
@@ -206,20 +206,20 @@ bool in_range(const Setting& setting, double value) { return value >= setting.va
 bool assign(Config& config, const Setting& setting, std::string_view text) {
   text = trim(text);
   switch (setting.kind) {
-    case Kind::kText:
-    case Kind::kSecret: config.*std::get<std::string Config::*>(setting.field) = std::string(text); return true;
-    case Kind::kBool: {
+    case SettingKind::kText:
+    case SettingKind::kSecret: config.*std::get<std::string Config::*>(setting.field) = std::string(text); return true;
+    case SettingKind::kBool: {
       const auto value = parse_bool(text);
       if (value) config.*std::get<bool Config::*>(setting.field) = *value;
       return value.has_value();
     }
-    case Kind::kNumber: {
+    case SettingKind::kNumber: {
       const auto value = parse_double(text);
       if (!value || !in_range(setting, *value)) return false;
       config.*std::get<double Config::*>(setting.field) = *value;
       return true;
     }
-    case Kind::kNumbers: {
+    case SettingKind::kNumbers: {
       std::vector<double> values;
       for (std::string_view rest = text; !rest.empty() || values.empty();) {
         const std::size_t comma = rest.find(',');
@@ -233,30 +233,30 @@ bool assign(Config& config, const Setting& setting, std::string_view text) {
       config.*std::get<std::vector<double> Config::*>(setting.field) = std::move(values);
       return true;
     }
-    case Kind::kCountOrAuto:
+    case SettingKind::kCountOrAuto:
       if (text == "auto" || text == "-1") {
         config.*std::get<std::int64_t Config::*>(setting.field) = -1;
         return true;
       }
       [[fallthrough]];
-    case Kind::kCount: {
+    case SettingKind::kCount: {
       const auto value = parse_int(text);
       if (!value || !in_range(setting, static_cast<double>(*value))) return false;
       config.*std::get<std::int64_t Config::*>(setting.field) = *value;
       return true;
     }
-    case Kind::kBytes: {
+    case SettingKind::kBytes: {
       const auto value = parse_bytes(text);
       if (!value || !in_range(setting, static_cast<double>(*value))) return false;
       config.*std::get<std::uint64_t Config::*>(setting.field) = *value;
       return true;
     }
-    case Kind::kLevel: {
+    case SettingKind::kLevel: {
       const auto value = parse_log_level(text);
       if (value) config.*std::get<LogLevel Config::*>(setting.field) = *value;
       return value.has_value();
     }
-    case Kind::kTransport: {
+    case SettingKind::kTransport: {
       for (std::size_t i = 0; i < kTransportNames.size(); ++i)
         if (text == kTransportNames[i]) {
           config.*std::get<DataTransport Config::*>(setting.field) = static_cast<DataTransport>(i);
@@ -270,24 +270,24 @@ bool assign(Config& config, const Setting& setting, std::string_view text) {
 
 std::string value_text(const Config& config, const Setting& setting) {
   switch (setting.kind) {
-    case Kind::kText: return config.*std::get<std::string Config::*>(setting.field);
-    case Kind::kSecret: return (config.*std::get<std::string Config::*>(setting.field)).empty() ? "" : "(given)";
-    case Kind::kBool: return config.*std::get<bool Config::*>(setting.field) ? "1" : "0";
-    case Kind::kNumber: return format_double(config.*std::get<double Config::*>(setting.field));
-    case Kind::kNumbers: {
+    case SettingKind::kText: return config.*std::get<std::string Config::*>(setting.field);
+    case SettingKind::kSecret: return (config.*std::get<std::string Config::*>(setting.field)).empty() ? "" : "(given)";
+    case SettingKind::kBool: return config.*std::get<bool Config::*>(setting.field) ? "1" : "0";
+    case SettingKind::kNumber: return format_double(config.*std::get<double Config::*>(setting.field));
+    case SettingKind::kNumbers: {
       std::string text;
       for (const double value : config.*std::get<std::vector<double> Config::*>(setting.field))
         text += (text.empty() ? "" : ",") + format_double(value);
       return text;
     }
-    case Kind::kCount: return std::to_string(config.*std::get<std::int64_t Config::*>(setting.field));
-    case Kind::kCountOrAuto: {
+    case SettingKind::kCount: return std::to_string(config.*std::get<std::int64_t Config::*>(setting.field));
+    case SettingKind::kCountOrAuto: {
       const std::int64_t value = config.*std::get<std::int64_t Config::*>(setting.field);
       return value < 0 ? "auto" : std::to_string(value);
     }
-    case Kind::kBytes: return format_byte_setting(config.*std::get<std::uint64_t Config::*>(setting.field));
-    case Kind::kLevel: return std::string(name_of(config.*std::get<LogLevel Config::*>(setting.field)));
-    case Kind::kTransport:
+    case SettingKind::kBytes: return format_byte_setting(config.*std::get<std::uint64_t Config::*>(setting.field));
+    case SettingKind::kLevel: return std::string(name_of(config.*std::get<LogLevel Config::*>(setting.field)));
+    case SettingKind::kTransport:
       return std::string(
           kTransportNames[static_cast<std::size_t>(config.*std::get<DataTransport Config::*>(setting.field))]);
   }

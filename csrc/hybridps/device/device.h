@@ -25,11 +25,11 @@
 namespace hybridps::device {
 
 /// CUDA's stream; null is its default stream.
-struct Stream {
+struct DeviceStream {
   void* native = nullptr;
 };
 
-struct Event {
+struct DeviceEvent {
   void* native = nullptr;
 };
 
@@ -87,22 +87,22 @@ class Device : core::Pinned {
   /// Runs `call` with the device current on this thread, for libraries that look there. Does not wait itself.
   virtual core::Status run_here(const std::function<core::Status()>& call) = 0;
 
-  virtual core::Result<Stream> make_stream() = 0;
+  virtual core::Result<DeviceStream> make_stream() = 0;
   /// What was put on it goes on.
-  virtual void destroy(Stream stream) noexcept = 0;
-  virtual core::Result<Event> make_event() = 0;
-  virtual void destroy(Event event) noexcept = 0;
+  virtual void destroy(DeviceStream stream) noexcept = 0;
+  virtual core::Result<DeviceEvent> make_event() = 0;
+  virtual void destroy(DeviceEvent event) noexcept = 0;
 
   /// The event then stands for what is on the stream now, and no longer for what it stood for.
-  virtual core::Status record(Event event, Stream stream) = 0;
+  virtual core::Status record(DeviceEvent event, DeviceStream stream) = 0;
   /// What comes later on `stream` waits for what the event stands for now: nothing, when it was never recorded.
-  virtual core::Status wait(Stream stream, Event event) = 0;
-  virtual core::Result<bool> is_done(Event event) = 0;
+  virtual core::Status wait(DeviceStream stream, DeviceEvent event) = 0;
+  virtual core::Result<bool> is_done(DeviceEvent event) = 0;
 
-  virtual core::Status copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) = 0;
-  virtual core::Status copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) = 0;
+  virtual core::Status copy_to_host(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) = 0;
+  virtual core::Status copy_to_device(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) = 0;
   /// Between two places of its own memory that do not overlap.
-  virtual core::Status copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) = 0;
+  virtual core::Status copy_within(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) = 0;
 
   /// Makes encode_int8() and decode_int8() ready: may wait for the device, and take a second the first time. kUnsupported says why
   /// this one cannot; then they are not to be called.
@@ -111,21 +111,21 @@ class Device : core::Pinned {
   }
   /// `elements` fp32, times `factor`, become int8::bytes_of() them, by the codec of int8.h; and back. Between places of its own memory
   /// that do not overlap.
-  virtual core::Status encode_int8(Stream /*stream*/, std::byte* /*to*/, const float* /*from*/, std::uint64_t /*elements*/,
+  virtual core::Status encode_int8(DeviceStream /*stream*/, std::byte* /*to*/, const float* /*from*/, std::uint64_t /*elements*/,
                                    float /*factor*/) {
     return prepare_int8();
   }
-  virtual core::Status decode_int8(Stream /*stream*/, float* /*to*/, const std::byte* /*from*/, std::uint64_t /*elements*/) {
+  virtual core::Status decode_int8(DeviceStream /*stream*/, float* /*to*/, const std::byte* /*from*/, std::uint64_t /*elements*/) {
     return prepare_int8();
   }
 
   /// The stream sets the word when it gets there; what it did before is visible to who has read the value (acquire).
-  virtual core::Status write_flag(Stream stream, Flag flag, std::uint32_t value) = 0;
+  virtual core::Status write_flag(DeviceStream stream, Flag flag, std::uint32_t value) = 0;
   /// The stream waits until has_reached(word, value); what was written before the word was set (release) is visible.
-  virtual core::Status wait_flag(Stream stream, Flag flag, std::uint32_t value) = 0;
+  virtual core::Status wait_flag(DeviceStream stream, Flag flag, std::uint32_t value) = 0;
 
   /// Whether the stream records a graph instead of running.
-  virtual core::Result<bool> is_capturing(Stream stream) = 0;
+  virtual core::Result<bool> is_capturing(DeviceStream stream) = 0;
   /// For a thread of ours that makes calls while the program may be recording a graph.
   virtual void begin_helper_thread() noexcept {}
 

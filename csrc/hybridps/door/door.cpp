@@ -42,9 +42,9 @@ constexpr auto kAnswerPatience = std::chrono::seconds(30);
 // How long the door leaves the queue of connections alone when there is no descriptor for the next one.
 constexpr auto kNoDescriptorPause = std::chrono::milliseconds(100);
 
-struct Socket : core::Pinned {
-  explicit Socket(int f) : fd(f) {}
-  ~Socket() {
+struct OpenSocket : core::Pinned {
+  explicit OpenSocket(int f) : fd(f) {}
+  ~OpenSocket() {
     if (fd >= 0) ::close(fd);
   }
   int fd;
@@ -203,7 +203,7 @@ core::Result<Bytes> ask(const Address& address, const std::string& token, const 
   if (body.size() > kBodyBytesMax) return Status(Code::kInvalidArgument, "a request of more than 64 MiB");
   core::Result<int> connected = connect_to(address, deadline, where);
   if (!connected.is_ok()) return connected.status();
-  const Socket socket(connected.value());
+  const OpenSocket socket(connected.value());
   const int on = 1;
   setsockopt(socket.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   const core::Result<Bytes> mine = hello();
@@ -256,7 +256,7 @@ core::Result<Bytes> ask(const Address& address, const std::string& token, const 
 struct Door::Guest : core::Pinned {
   Guest(int f, const std::string& token, const Handler& handler)
       : socket(f), visit(token, handler), deadline(core::Deadline::after(kStrangerPatience)) {}
-  Socket socket;
+  OpenSocket socket;
   Visit visit;
   core::Deadline deadline;
   std::size_t written = 0;

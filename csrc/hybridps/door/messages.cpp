@@ -54,7 +54,7 @@ bool Visit::input(std::span<const std::uint8_t> bytes) {
 
 bool Visit::understand() {
   switch (state_) {
-    case State::kHello: {
+    case VisitState::kHello: {
       if (get_u32(in_.data()) != kMagic) return false;
       core::Result<Bytes> mine = hello();
       if (!mine.is_ok()) return false;
@@ -64,20 +64,20 @@ bool Visit::understand() {
       out_ = std::move(mine).value();
       out_.insert(out_.end(), mac.begin(), mac.end());
       // Whoever speaks another version is told ours, and can say so.
-      state_ = State::kProof;
+      state_ = VisitState::kProof;
       wanted_ = get_u32(in_.data() + 4) == kVersion ? 2 * kMacBytes + 4 : 0;
       break;
     }
-    case State::kProof: {
+    case VisitState::kProof: {
       if (!equal(mac_of(token_, "job", job_nonce_.data(), server_nonce_.data()), in_.data())) return false;
       std::copy_n(in_.begin() + kMacBytes, kMacBytes, seal_.begin());
       const std::uint32_t length = get_u32(in_.data() + 2 * kMacBytes);
       if (length < 1 || length > kBodyBytesMax) return false;
-      state_ = State::kBody;
+      state_ = VisitState::kBody;
       wanted_ = length;
       break;
     }
-    case State::kBody: {
+    case VisitState::kBody: {
       if (!equal(mac_of(token_, "request", job_nonce_.data(), server_nonce_.data(), in_), seal_.data())) return false;
       core::Result<Bytes> result = handler_(in_);
       Bytes answer;
@@ -93,11 +93,11 @@ bool Visit::understand() {
       out_.insert(out_.end(), mac.begin(), mac.end());
       put_u32(out_, static_cast<std::uint32_t>(answer.size()));
       out_.insert(out_.end(), answer.begin(), answer.end());
-      state_ = State::kAnswered;
+      state_ = VisitState::kAnswered;
       wanted_ = 0;
       break;
     }
-    case State::kAnswered: return false;
+    case VisitState::kAnswered: return false;
   }
   in_.clear();
   return true;

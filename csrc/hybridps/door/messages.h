@@ -66,19 +66,19 @@ class Visit : core::Pinned {
   /// Everything to be sent so far; it only grows.
   const Bytes& output() const noexcept { return out_; }
   /// He holds the token.
-  bool is_proven() const noexcept { return state_ == State::kBody || state_ == State::kAnswered; }
-  bool is_answered() const noexcept { return state_ == State::kAnswered; }
+  bool is_proven() const noexcept { return state_ == VisitState::kBody || state_ == VisitState::kAnswered; }
+  bool is_answered() const noexcept { return state_ == VisitState::kAnswered; }
   /// He speaks this protocol, but has not shown that he holds the token: a job with another one, which hangs up when it
   /// sees ours.
-  bool has_hung_up_at_token() const noexcept { return state_ == State::kProof; }
+  bool has_hung_up_at_token() const noexcept { return state_ == VisitState::kProof; }
 
  private:
-  enum class State { kHello, kProof, kBody, kAnswered };
+  enum class VisitState { kHello, kProof, kBody, kAnswered };
   bool understand();
 
   const std::string& token_;
   const Handler& handler_;
-  State state_ = State::kHello;
+  VisitState state_ = VisitState::kHello;
   Bytes in_;
   std::size_t wanted_ = kHelloBytes;
   Bytes out_;

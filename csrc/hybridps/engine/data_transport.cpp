@@ -115,7 +115,7 @@ core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const In
   } else {
     // In the order of cards, several times: what joins pairs by place finds the same card each time.
     for (std::int64_t socket = 0; socket < sockets; ++socket)
-      for (const transport::Nic& nic : interfaces.nics)
+      for (const transport::LocalNic& nic : interfaces.nics)
         if (status.is_ok())
           status = add({nic.name, nic.address, nic.network, nic.gbps / static_cast<double>(sockets), {}}, nic.name,
                        "data " + nic.name);
@@ -135,9 +135,9 @@ core::Result<std::unique_ptr<transport::Transport>> make_control_transport(const
   return as_transport(transport::UcxTransport::create(control));
 }
 
-std::vector<bootstrap::Nic> to_record(const std::vector<transport::Nic>& nics) {
+std::vector<bootstrap::Nic> to_record(const std::vector<transport::LocalNic>& nics) {
   std::vector<bootstrap::Nic> records;
-  for (const transport::Nic& nic : nics) records.push_back({nic.name, nic.network, nic.gbps});
+  for (const transport::LocalNic& nic : nics) records.push_back({nic.name, nic.network, nic.gbps});
   return records;
 }
 
@@ -150,7 +150,7 @@ std::string text_of(const Interfaces& interfaces) {
     return text + " rate=" + core::format_double(interfaces.node_gbps) + "Gbit/s(HYBRIDPS_NIC_GBPS)";
   if (!all) return text;
   std::string rates;
-  for (const transport::Nic& nic : interfaces.nics) rates += (rates.empty() ? "" : "+") + core::format_double(nic.gbps);
+  for (const transport::LocalNic& nic : interfaces.nics) rates += (rates.empty() ? "" : "+") + core::format_double(nic.gbps);
   return text + " rate=" + rates + "Gbit/s";
 }
 

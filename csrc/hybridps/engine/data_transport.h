@@ -66,7 +66,7 @@ core::Result<std::unique_ptr<transport::Transport>> make_control_transport(const
 std::int64_t sockets_of(const Interfaces& interfaces, const DataOptions& options, std::int64_t sockets);
 
 /// For a member's record.
-std::vector<bootstrap::Nic> to_record(const std::vector<transport::Nic>& nics);
+std::vector<bootstrap::Nic> to_record(const std::vector<transport::LocalNic>& nics);
 
 /// "data=eth0,eth1 control=eth0 rate=25+25Gbit/s".
 std::string text_of(const Interfaces& interfaces);

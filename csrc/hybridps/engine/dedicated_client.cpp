@@ -15,7 +15,7 @@ namespace {
 
 using bootstrap::Bytes;
 using bootstrap::MemberRecord;
-using bootstrap::Proof;
+using bootstrap::MemoryProof;
 using bootstrap::Roster;
 using core::Code;
 using core::Status;
@@ -34,7 +34,7 @@ void on_helper_thread(const Task& task) {
 Bytes encode(const ServerRequest& request) {
   bootstrap::ByteWriter out;
   out.u8(static_cast<std::uint8_t>(request.kind));
-  if (request.kind == ServerRequest::Kind::kOpen) {
+  if (request.kind == ServerRequest::RequestKind::kOpen) {
     out.text(std::string_view(request.group_name).substr(0, bootstrap::kTextBytesMax));
     const core::Result<Bytes> roster = bootstrap::encode(*request.roster);
     out.address(roster.is_ok() ? roster.value() : Bytes());
@@ -46,11 +46,11 @@ Bytes encode(const ServerRequest& request) {
       out.u32(request.late->chunks.room);
     }
   }
-  if (request.kind == ServerRequest::Kind::kClose) {
+  if (request.kind == ServerRequest::RequestKind::kClose) {
     out.u64(request.uid.high);
     out.u64(request.uid.low);
   }
-  if (request.kind == ServerRequest::Kind::kRenew || request.kind == ServerRequest::Kind::kClose) {
+  if (request.kind == ServerRequest::RequestKind::kRenew || request.kind == ServerRequest::RequestKind::kClose) {
     out.u32(static_cast<std::uint32_t>(request.engines.size()));
     for (const core::EngineId engine : request.engines) out.u64(engine.value);
   }
@@ -61,8 +61,8 @@ core::Result<ServerRequest> decode_request(const Bytes& bytes) {
   const Status bad(Code::kMismatch, "a request that this version does not know");
   bootstrap::ByteReader in(bytes);
   ServerRequest request;
-  request.kind = static_cast<ServerRequest::Kind>(in.u8());
-  if (request.kind == ServerRequest::Kind::kOpen) {
+  request.kind = static_cast<ServerRequest::RequestKind>(in.u8());
+  if (request.kind == ServerRequest::RequestKind::kOpen) {
     request.group_name = in.text(bootstrap::kTextBytesMax);
     const Bytes body = in.address(door::kBodyBytesMax);
     const std::uint8_t is_late = in.u8();
@@ -82,15 +82,15 @@ core::Result<ServerRequest> decode_request(const Bytes& bytes) {
     request.roster = std::move(roster).value();
     return request;
   }
-  if (request.kind == ServerRequest::Kind::kClose) {
+  if (request.kind == ServerRequest::RequestKind::kClose) {
     request.uid.high = in.u64();
     request.uid.low = in.u64();
   }
-  if (request.kind == ServerRequest::Kind::kRenew || request.kind == ServerRequest::Kind::kClose) {
+  if (request.kind == ServerRequest::RequestKind::kRenew || request.kind == ServerRequest::RequestKind::kClose) {
     const std::size_t count = in.u32();
     for (std::size_t i = 0; i < count && in.ok() && count <= bootstrap::kServersMax; ++i)
       request.engines.push_back(core::EngineId{in.u64()});
-  } else if (request.kind != ServerRequest::Kind::kFind) {
+  } else if (request.kind != ServerRequest::RequestKind::kFind) {
     return bad;
   }
   if (!in.finished()) return bad;
@@ -168,13 +168,13 @@ Status check_block(const Roster& roster, const std::vector<MemberRecord>& engine
 
 }  // namespace
 
-struct DedicatedClient::Finding {
+struct DedicatedClient::FindRequests {
   std::mutex mutex;
   std::size_t left = 0;
   std::vector<core::Result<std::vector<MemberRecord>>> answers;  // by address
 };
 
-struct DedicatedClient::Opening {
+struct DedicatedClient::OpenRequests {
   std::mutex mutex;
   std::uint64_t nonce = 0;
   std::size_t left = 0;
@@ -196,7 +196,7 @@ void DedicatedClient::complain(const Status& why) {
 std::optional<std::vector<MemberRecord>> DedicatedClient::servers(const Roster& roster) {
   if (roster.node_count() < kNodesMin) return std::vector<MemberRecord>();
   if (!finding_) {
-    auto finding = std::make_shared<Finding>();
+    auto finding = std::make_shared<FindRequests>();
     finding->left = options_.addresses.size();
     finding->answers.resize(options_.addresses.size(), Status(Code::kTimeout, "no answer"));
     finding_ = finding;
@@ -242,14 +242,14 @@ std::optional<std::vector<MemberRecord>> DedicatedClient::servers(const Roster& 
   return servers;
 }
 
-Proof DedicatedClient::commit(const Roster& roster) {
-  if (!refused_.is_ok()) return Proof::failed(refused_);
-  if (roster.servers.empty()) return Proof::ok();
+MemoryProof DedicatedClient::commit(const Roster& roster) {
+  if (!refused_.is_ok()) return MemoryProof::failed(refused_);
+  if (roster.servers.empty()) return MemoryProof::ok();
   if (!opening_ || opening_->nonce != roster.nonce) {
-    auto opening = std::make_shared<Opening>();
+    auto opening = std::make_shared<OpenRequests>();
     opening->nonce = roster.nonce;
     ServerRequest request;
-    request.kind = ServerRequest::Kind::kOpen;
+    request.kind = ServerRequest::RequestKind::kOpen;
     request.group_name = options_.group_name;
     request.roster = roster;
     const auto body = std::make_shared<const Bytes>(encode(request));
@@ -267,10 +267,10 @@ Proof DedicatedClient::commit(const Roster& roster) {
       });
     }
   }
-  const std::shared_ptr<Opening> opening_now = opening_;
+  const std::shared_ptr<OpenRequests> opening_now = opening_;
   const std::lock_guard lock(opening_now->mutex);
-  if (opening_->left > 0) return Proof::pending();
-  if (opening_->failed.empty()) return Proof::ok();
+  if (opening_->left > 0) return MemoryProof::pending();
+  if (opening_->failed.empty()) return MemoryProof::ok();
   const std::vector<bool> not_asked = excluded_;
   for (const auto& [address, status] : opening_->failed) {
     if (!excluded_[address]) complain(status);
@@ -279,7 +279,7 @@ Proof DedicatedClient::commit(const Roster& roster) {
   // The next roster has another uid: what was opened is not used. One that failed may have it open on some of its threads,
   // or a little later.
   ServerRequest close;
-  close.kind = ServerRequest::Kind::kClose;
+  close.kind = ServerRequest::RequestKind::kClose;
   close.uid = roster.uid;
   for (std::size_t i = 0; i < not_asked.size(); ++i)
     if (!not_asked[i])
@@ -287,7 +287,7 @@ Proof DedicatedClient::commit(const Roster& roster) {
         (void)door::ask(address, token, body, core::Deadline::after(kPatience));
       });
   opening_.reset();
-  return refused_.is_ok() ? Proof::unproven_with({}) : Proof::failed(refused_);
+  return refused_.is_ok() ? MemoryProof::unproven_with({}) : MemoryProof::failed(refused_);
 }
 
 }  // namespace hybridps::engine

@@ -31,14 +31,14 @@ namespace hybridps::engine {
 ///   renew := kind u8 4 | count u32 | count x engine u64  answer: as of find. Of these engines the job will not use any again: new
 ///                                                        ones take their place, which they give up when their groups are over
 struct ServerRequest {
-  enum class Kind : std::uint8_t { kFind = 1, kOpen = 2, kClose = 3, kRenew = 4 };
+  enum class RequestKind : std::uint8_t { kFind = 1, kOpen = 2, kClose = 3, kRenew = 4 };
   /// Of a group that is open and takes servers in (late_servers.h): its roster has none but those.
   struct Late {
     std::uint32_t before = 0;  // dedicated servers that the group has had: these are numbered behind them
     schedule::ChunkSizes chunks{};
     bool operator==(const Late&) const = default;
   };
-  Kind kind = Kind::kFind;
+  RequestKind kind = RequestKind::kFind;
   std::string group_name;
   std::optional<bootstrap::Roster> roster;
   std::optional<Late> late;
@@ -76,17 +76,17 @@ class DedicatedClient : core::Pinned {
   /// For RendezvousOptions::servers. Groups of fewer than kNodesMin nodes get none.
   std::optional<std::vector<bootstrap::MemberRecord>> servers(const bootstrap::Roster& roster);
   /// For RendezvousOptions::commit.
-  bootstrap::Proof commit(const bootstrap::Roster& roster);
+  bootstrap::MemoryProof commit(const bootstrap::Roster& roster);
 
  private:
-  struct Finding;
-  struct Opening;
+  struct FindRequests;
+  struct OpenRequests;
   void complain(const core::Status& why);
 
   const DedicatedClientOptions options_;
   std::vector<bool> excluded_;  // by address
-  std::shared_ptr<Finding> finding_;
-  std::shared_ptr<Opening> opening_;
+  std::shared_ptr<FindRequests> finding_;
+  std::shared_ptr<OpenRequests> opening_;
   core::Status refused_;  // required, and missing
 };
 

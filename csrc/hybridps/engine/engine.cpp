@@ -244,7 +244,7 @@ void EngineImpl::make_desk() {
   about.engine = id_;
   about.job = job_name();
   about.transport = transport_text();
-  for (const transport::Nic& nic : settings_.interfaces.nics) about.limit_bytes_per_second += nic.gbps * 1e9 / 8;
+  for (const transport::LocalNic& nic : settings_.interfaces.nics) about.limit_bytes_per_second += nic.gbps * 1e9 / 8;
   limit_bytes_per_second_ = about.limit_bytes_per_second;
   about.codec = config_.compress;
   about.write_groups = [this](observe::Json& json, bool members) { groups_->write_status(json, members); };
@@ -254,7 +254,7 @@ void EngineImpl::make_desk() {
 }
 
 void EngineImpl::make_joiner(intranode::shm::ShmTransport* proving) {
-  Joiner::Hooks joined;
+  Joiner::JoinerHooks joined;
   joined.post = [this](core::OnceFn<void()> command) { post(std::move(command)); };
   joined.open = [this](const auto& group, const bootstrap::Roster& roster) {
     if (group->options.is_world) note_world(group, roster);

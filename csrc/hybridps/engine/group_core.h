@@ -45,7 +45,7 @@ struct GroupCore : core::Pinned {
   std::atomic<std::uint64_t> completed{0};
 
   // In the loop only.
-  struct Queued {
+  struct QueuedOperation {
     worker::Operation operation;
     std::uint64_t sequence;
     worker::Completion done;  // empty: it ran, the deadline has passed
@@ -55,7 +55,7 @@ struct GroupCore : core::Pinned {
   worker::GroupState* state = nullptr;
   core::GroupUid uid;
   std::unique_ptr<LateServers> late;  // rank 0's, where there may be any; it refers to `state`
-  std::deque<Queued> queued;
+  std::deque<QueuedOperation> queued;
   std::vector<std::uint64_t> reserved_early;  // before the roster was valid
   bool goodbye_wanted = false;
   bool goodbye_sent = false;

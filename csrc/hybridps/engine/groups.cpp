@@ -41,7 +41,7 @@ Groups::Groups(const core::Config& config, core::EngineId self, Runtime& runtime
       board_(board),
       summary_(std::move(summary)),
       closed_(std::move(closed)) {
-  Runtime::Hooks hooks;
+  Runtime::RuntimeHooks hooks;
   hooks.group_failed = [this](core::GroupUid uid, const Status& status, const Status& cause, bool found_here) {
     const Group group = find(uid);
     if (!group) return;

@@ -29,9 +29,9 @@ std::string text_of(const char* name, std::string otherwise) {
   return value != nullptr && *value != '\0' ? std::string(value) : otherwise;
 }
 
-std::string joined(const std::vector<transport::Nic>& nics) {
+std::string joined(const std::vector<transport::LocalNic>& nics) {
   std::string names;
-  for (const transport::Nic& nic : nics) names += (names.empty() ? "" : ",") + nic.name;
+  for (const transport::LocalNic& nic : nics) names += (names.empty() ? "" : ",") + nic.name;
   return names;
 }
 
@@ -156,9 +156,9 @@ std::string DataChoice::devices() const { return joined(nics); }
 core::Result<DataChoice> choose_data(const DataNetwork& network) {
   DataChoice choice;
   const auto known = [&](const std::string& name) {
-    for (const transport::Nic& nic : network.nics)
+    for (const transport::LocalNic& nic : network.nics)
       if (nic.name == name) return nic;
-    transport::Nic nic;
+    transport::LocalNic nic;
     nic.name = name;
     return nic;
   };
@@ -189,11 +189,11 @@ core::Result<DataChoice> choose_data(const DataNetwork& network) {
     if (network.users || choice.nics.size() < 2) return choice;
     std::vector<int> distances;
     std::string each;
-    for (const transport::Nic& nic : choice.nics) {
+    for (const transport::LocalNic& nic : choice.nics) {
       distances.push_back(nic.distance);
       each += (each.empty() ? "" : ", ") + nic.name + (nic.distance < 0 ? "" : " " + std::to_string(nic.distance));
     }
-    std::vector<transport::Nic> nearest;
+    std::vector<transport::LocalNic> nearest;
     for (const std::size_t at : transport::nearest_of(distances, network.place.rank, network.place.size, true))
       nearest.push_back(choice.nics[at]);
     const bool alike = std::all_of(distances.begin(), distances.end(), [&](int d) { return d == distances[0]; });
@@ -281,7 +281,7 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config, const std
   chosen.rdma = data.value().rdma;
   chosen.users = network.users;
   // Cards are found by their addresses there, which must mean the same on other hosts. A user who tunes UCX's TCP means UCX's.
-  const auto has_address = [](const transport::Nic& nic) { return !nic.address.empty() && !nic.network.empty(); };
+  const auto has_address = [](const transport::LocalNic& nic) { return !nic.address.empty() && !nic.network.empty(); };
   chosen.ucx = chosen.rdma || chosen.users || network.wanted == core::DataTransport::kUcx ||
                (network.wanted == core::DataTransport::kAuto && transport::tcp_is_tuned_by_user()) ||
                !std::all_of(chosen.nics.begin(), chosen.nics.end(), has_address);
@@ -291,7 +291,7 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config, const std
                             ? !chosen.rdma
                             : std::find(names.begin(), names.end() - 1, chosen.control) != names.end() - 1;
   const auto data_on_loopback =
-      std::find_if(chosen.nics.begin(), chosen.nics.end(), [](const transport::Nic& nic) { return nic.loopback; });
+      std::find_if(chosen.nics.begin(), chosen.nics.end(), [](const transport::LocalNic& nic) { return nic.loopback; });
   if (chosen.control_nic.loopback)
     chosen.loopback = "its control uses " + chosen.control + ": " + chosen.control_why;
   else if (data_on_loopback != chosen.nics.end())

@@ -22,18 +22,18 @@ struct LocalRank {
 LocalRank local_rank();
 
 struct Interfaces {
-  transport::Nic control_nic;  // what control goes through
-  std::string control;         // its name, "eth0"
-  std::string control_why;     // "HYBRIDPS_INTERFACE", "it routes to MASTER_ADDR=boxa"
-  std::string loopback;        // why no other machine can reach this process: what of it uses lo, and for what reason
-  std::vector<transport::Nic> nics;  // what this process's data goes through; their rates where they are known
-  double node_gbps = 0;              // of all the machine's cards for data together; 0: not known
-  bool rdma = false;                 // data goes over RDMA
-  bool ucx = false;                  // data goes through UCX: RDMA, or its TCP
-  bool control_ucx = false;          // control does: where data does, or its interface has no address that means the same elsewhere
-  bool users = false;                // the user's UCX_NET_DEVICES, not ours
-  bool with_control = false;         // data of this machine goes through the control interface, too
-  std::string why;                   // "nearest of eth0, eth1 to the CPUs of NUMA node 0", "HYBRIDPS_DATA_INTERFACES"
+  transport::LocalNic control_nic;  // what control goes through
+  std::string control;              // its name, "eth0"
+  std::string control_why;          // "HYBRIDPS_INTERFACE", "it routes to MASTER_ADDR=boxa"
+  std::string loopback;             // why no other machine can reach this process: what of it uses lo, and for what reason
+  std::vector<transport::LocalNic> nics;  // what this process's data goes through; their rates where they are known
+  double node_gbps = 0;                   // of all the machine's cards for data together; 0: not known
+  bool rdma = false;                      // data goes over RDMA
+  bool ucx = false;                       // data goes through UCX: RDMA, or its TCP
+  bool control_ucx = false;               // control does: with data, or its interface has no address that means the same elsewhere
+  bool users = false;                     // the user's UCX_NET_DEVICES, not ours
+  bool with_control = false;              // data of this machine goes through the control interface, too
+  std::string why;                        // "nearest of eth0, eth1 to the CPUs of NUMA node 0", "HYBRIDPS_DATA_INTERFACES"
 
   std::string data() const;  // "eth0,eth1"
 };
@@ -75,14 +75,14 @@ struct DataNetwork {
   std::string control;  // the control interface
   std::string ucx_tls;  // the user's UCX_TLS
   std::vector<transport::RdmaPort> ports;
-  std::vector<transport::Nic> nics;  // what is known of those named and of the control interface
+  std::vector<transport::LocalNic> nics;  // what is known of those named and of the control interface
   bool ucx_has_verbs = false;
   std::string ucx;  // "UCX 1.22.0 (/usr/lib/libucp.so.0)"
   LocalRank place;
   std::string nearest_to = "this process";  // Locality::text
 };
 struct DataChoice {
-  std::vector<transport::Nic> nics;
+  std::vector<transport::LocalNic> nics;
   bool rdma = false;
   std::string why;
   std::string warning;  // empty: none

@@ -80,7 +80,7 @@ struct Joiner::Joining {
 };
 
 // What the thread touches, and so holds.
-struct Joiner::State : core::Pinned {
+struct Joiner::JoinerState : core::Pinned {
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<std::unique_ptr<Joining>> arrived;
@@ -93,7 +93,7 @@ struct Joiner::State : core::Pinned {
   /// What others want of one that is not done.
   void attend(Joining& joining);
   void fail_left(Joining& joining);
-  bootstrap::Proof prove(Joining& joining, const bootstrap::Roster& roster);
+  bootstrap::MemoryProof prove(Joining& joining, const bootstrap::Roster& roster);
   /// `command` takes the joiner, in the loop, which ends before the joiner.
   template <typename Command>
   void post(Command command) {
@@ -102,8 +102,8 @@ struct Joiner::State : core::Pinned {
   }
 };
 
-Joiner::Joiner(Hooks hooks, intranode::shm::ShmTransport* shm)
-    : hooks_(std::move(hooks)), shm_(shm), state_(std::make_shared<State>()) {
+Joiner::Joiner(JoinerHooks hooks, intranode::shm::ShmTransport* shm)
+    : hooks_(std::move(hooks)), shm_(shm), state_(std::make_shared<JoinerState>()) {
   state_->joiner = this;
 }
 
@@ -172,7 +172,7 @@ void settle(std::shared_ptr<bootstrap::KeyValueStore> store) {
 
 }  // namespace
 
-void Joiner::State::attend(Joining& joining) {
+void Joiner::JoinerState::attend(Joining& joining) {
   if (const core::TimePoint now = core::Clock::now(); now >= joining.ask_at) {
     joining.ask_at = now + kAskEvery;
     if (auto awaited = joining.rendezvous->awaited(); !awaited.empty())
@@ -195,7 +195,7 @@ void Joiner::State::attend(Joining& joining) {
 
 // This rank will confirm no roster any more, so there will be none: who waits for one reads why. A group that was not
 // aborted here was left, or it would hold the engine.
-void Joiner::State::fail_left(Joining& joining) {
+void Joiner::JoinerState::fail_left(Joining& joining) {
   GroupCore& group = *joining.group;
   Status status(Code::kClosed, "rank " + std::to_string(group.options.rank) + " (" + bootstrap::host_name() +
                                    " pid " + std::to_string(getpid()) +
@@ -208,7 +208,7 @@ void Joiner::State::fail_left(Joining& joining) {
   joining.rendezvous->fail(std::move(status));
 }
 
-void Joiner::State::run() {
+void Joiner::JoinerState::run() {
   core::begin_thread("hybridps-boot");
   thread.store(std::this_thread::get_id());
   std::vector<std::unique_ptr<Joining>> active;
@@ -243,13 +243,13 @@ void Joiner::State::run() {
         }
         joining.rendezvous->fail(std::move(status));
       }
-      const bootstrap::Rendezvous::Phase phase = joining.rendezvous->step(core::Clock::now());
-      if (phase == bootstrap::Rendezvous::Phase::kPending) {
+      const bootstrap::Rendezvous::RendezvousPhase phase = joining.rendezvous->step(core::Clock::now());
+      if (phase == bootstrap::Rendezvous::RendezvousPhase::kPending) {
         attend(joining);
         ++i;
         continue;
       }
-      if (phase == bootstrap::Rendezvous::Phase::kReady) {
+      if (phase == bootstrap::Rendezvous::RendezvousPhase::kReady) {
         post([group = joining.group, roster = joining.rendezvous->roster()](Joiner& j) { j.hooks_.open(group, roster); });
         if (joining.group->options.size > 1)
           unsettled.push_back({core::Clock::now() + kSettleAfter, joining.group->options.store});
@@ -274,7 +274,7 @@ void Joiner::State::run() {
   changed.notify_all();
 }
 
-bootstrap::Proof Joiner::State::prove(Joining& joining, const bootstrap::Roster& roster) {
+bootstrap::MemoryProof Joiner::JoinerState::prove(Joining& joining, const bootstrap::Roster& roster) {
   const int me = joining.group->options.rank;
   if (!joining.proof || joining.proof->nonce != roster.nonce) {
     if (joining.proof) {
@@ -283,9 +283,9 @@ bootstrap::Proof Joiner::State::prove(Joining& joining, const bootstrap::Roster&
     }
     {
       const std::lock_guard lock(mutex);  // the engine stays
-      if (joiner == nullptr) return bootstrap::Proof::pending();
+      if (joiner == nullptr) return bootstrap::MemoryProof::pending();
       if (const auto& check = joiner->hooks_.check)
-        if (Status status = check(roster, me); !status.is_ok()) return bootstrap::Proof::failed(std::move(status));
+        if (Status status = check(roster, me); !status.is_ok()) return bootstrap::MemoryProof::failed(std::move(status));
     }
     auto request = std::make_shared<ProofRequest>();
     request->nonce = roster.nonce;
@@ -298,13 +298,13 @@ bootstrap::Proof Joiner::State::prove(Joining& joining, const bootstrap::Roster&
   ProofRequest& request = *joining.proof;
   const std::lock_guard lock(request.mutex);
   if (request.answers.size() < request.members.size()) {
-    if (core::Clock::now() - request.since < kProofTimeout) return bootstrap::Proof::pending();
+    if (core::Clock::now() - request.since < kProofTimeout) return bootstrap::MemoryProof::pending();
     for (const auto& member : request.members) request.answers.emplace(member.group_rank, false);
   }
   std::vector<int> unproven;
   for (const auto& [rank, proven] : request.answers)
     if (!proven) unproven.push_back(rank);
-  return unproven.empty() ? bootstrap::Proof::ok() : bootstrap::Proof::unproven_with(std::move(unproven));
+  return unproven.empty() ? bootstrap::MemoryProof::ok() : bootstrap::MemoryProof::unproven_with(std::move(unproven));
 }
 
 std::size_t Joiner::answer_proofs() {

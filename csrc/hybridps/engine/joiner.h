@@ -4,7 +4,7 @@
 // Threads  join() and stop() from any thread; answer_proofs() and has_proofs() in the loop. Rendezvous run on a thread of
 //          the joiner's own, the only one that talks to the groups' Stores here, but for settle(); it never waits for the loop.
 //          A Store may stand still, and a call into it then never comes back: stop() waits for the thread two seconds, then leaves
-//          it behind. It holds what it touches (State), and touches nothing of the joiner's or the engine's any more.
+//          it behind. It holds what it touches (JoinerState), and touches nothing of the joiner's or the engine's any more.
 // Fork     in a forked child the joiner is leaked: its thread does not exist there.
 #pragma once
 
@@ -26,7 +26,7 @@ namespace hybridps::engine {
 
 class Joiner : core::Pinned {
  public:
-  struct Hooks {
+  struct JoinerHooks {
     std::function<void(core::OnceFn<void()>)> post;  // runs it in the loop; any thread
     // In the loop:
     std::function<void(const std::shared_ptr<GroupCore>&, const bootstrap::Roster&)> open;
@@ -38,7 +38,7 @@ class Joiner : core::Pinned {
     std::function<void(const std::vector<core::EngineId>&)> ask;
   };
   /// `shm` null: ranks of a node share no memory.
-  Joiner(Hooks hooks, intranode::shm::ShmTransport* shm);
+  Joiner(JoinerHooks hooks, intranode::shm::ShmTransport* shm);
   ~Joiner();
 
   /// Before the first join(); once is enough.
@@ -57,12 +57,12 @@ class Joiner : core::Pinned {
  private:
   struct ProofRequest;
   struct Joining;
-  struct State;
+  struct JoinerState;
 
-  const Hooks hooks_;
+  const JoinerHooks hooks_;
   intranode::shm::ShmTransport* const shm_;
   std::vector<std::shared_ptr<ProofRequest>> proofs_;  // in the loop only
-  const std::shared_ptr<State> state_;                 // shared with the thread
+  const std::shared_ptr<JoinerState> state_;           // shared with the thread
   std::thread thread_;                                 // since start()
 };
 

@@ -35,7 +35,7 @@ LateServers::LateServers(LateServersOptions options, bootstrap::Roster roster, w
 }
 
 LateServers::~LateServers() {
-  if (phase_ == Phase::kOpening || phase_ == Phase::kJoining) give_up();
+  if (phase_ == JoinPhase::kOpening || phase_ == JoinPhase::kJoining) give_up();
 }
 
 std::vector<double> LateServers::weights_with(const std::vector<bool>& are_there) const {
@@ -57,22 +57,22 @@ bool LateServers::has_given_up(core::EngineId engine) const {
 
 std::size_t LateServers::tick(core::TimePoint now) {
   if (!group_.status.is_ok() || group_.leaving) return 0;
-  Place& place = places_[busy_];
+  PolledAddress& place = places_[busy_];
   switch (phase_) {
-    case Phase::kIdle:
+    case JoinPhase::kIdle:
       break;
-    case Phase::kFinding:
-    case Phase::kRenewing:
+    case JoinPhase::kFinding:
+    case JoinPhase::kRenewing:
       return on_found(place);
-    case Phase::kOpening:
+    case JoinPhase::kOpening:
       on_opened(place);
       return 0;
-    case Phase::kJoining:
+    case JoinPhase::kJoining:
       if (*joined_) on_joined(place);
       return 0;
   }
   for (std::size_t i = 0; i < places_.size(); ++i) {
-    Place& one = places_[i];
+    PolledAddress& one = places_[i];
     if (one.has_all) {
       if (std::all_of(one.engines.begin(), one.engines.end(), [&](core::EngineId engine) { return has(engine); })) continue;
       one.has_all = false;
@@ -81,7 +81,7 @@ std::size_t LateServers::tick(core::TimePoint now) {
     }
     if (now < one.next) continue;
     busy_ = i;
-    phase_ = Phase::kFinding;
+    phase_ = JoinPhase::kFinding;
     ask(one, {});
     return 1;
   }
@@ -90,14 +90,14 @@ std::size_t LateServers::tick(core::TimePoint now) {
 
 // The loop waits for nobody: where no thread can be had, it is tried later.
 template <typename Task>
-void LateServers::start(Place& place, Task task) {
+void LateServers::start(PolledAddress& place, Task task) {
   asking_ = std::make_shared<Asking>();
   no_answer_at_ = core::Clock::now() + kNoAnswerAfter;
   if (!core::run_detached("hybridps-ask", [asking = asking_, task = std::move(task)] { task(*asking); }))
     try_later(place, Answers::kNo, Status(Code::kOutOfResources, "no thread"));
 }
 
-void LateServers::ask(Place& place, ServerRequest request) {
+void LateServers::ask(PolledAddress& place, ServerRequest request) {
   start(place, [address = place.address, token = options_.token, r = std::move(request)](Asking& asking) {
     core::Result<std::vector<MemberRecord>> found = find_server(address, token, r);
     const std::lock_guard lock(asking.mutex);
@@ -105,7 +105,7 @@ void LateServers::ask(Place& place, ServerRequest request) {
   });
 }
 
-std::size_t LateServers::on_found(Place& place) {
+std::size_t LateServers::on_found(PolledAddress& place) {
   std::optional<core::Result<std::vector<MemberRecord>>> found;
   {
     const std::lock_guard lock(asking_->mutex);
@@ -124,7 +124,7 @@ std::size_t LateServers::on_found(Place& place) {
   place.engines.clear();
   std::vector<MemberRecord> newcomers;
   ServerRequest renew;
-  renew.kind = ServerRequest::Kind::kRenew;
+  renew.kind = ServerRequest::RequestKind::kRenew;
   for (MemberRecord& record : found->value()) {
     place.engines.push_back(record.engine);
     if (has(record.engine)) continue;
@@ -132,17 +132,17 @@ std::size_t LateServers::on_found(Place& place) {
     newcomers.push_back(std::move(record));
   }
   if (!renew.engines.empty()) {
-    if (phase_ == Phase::kRenewing) {
+    if (phase_ == JoinPhase::kRenewing) {
       try_later(place, Answers::kNo, Status(Code::kPeerDead, "it has no other engine"));
     } else {
-      phase_ = Phase::kRenewing;
+      phase_ = JoinPhase::kRenewing;
       ask(place, std::move(renew));
     }
     return 1;
   }
   if (newcomers.empty()) {
     place.has_all = true;
-    phase_ = Phase::kIdle;
+    phase_ = JoinPhase::kIdle;
     return 1;
   }
   if (Status useless = check(place, newcomers); !useless.is_ok())
@@ -153,7 +153,7 @@ std::size_t LateServers::on_found(Place& place) {
 }
 
 // All members go by what the group was opened with: who has less room cannot join.
-Status LateServers::check(const Place& place, const std::vector<MemberRecord>& newcomers) const {
+Status LateServers::check(const PolledAddress& place, const std::vector<MemberRecord>& newcomers) const {
   if (Status useless = check_server(roster_, newcomers, place.address.text()); !useless.is_ok()) return useless;
   const std::string name = "the dedicated server " + place.address.text();
   if (roster_.servers.size() + newcomers.size() > bootstrap::kServersMax)
@@ -173,11 +173,11 @@ Status LateServers::check(const Place& place, const std::vector<MemberRecord>& n
   return Status::ok();
 }
 
-void LateServers::open(Place& place, std::vector<MemberRecord> newcomers) {
+void LateServers::open(PolledAddress& place, std::vector<MemberRecord> newcomers) {
   const worker::GroupInfo& info = group_.info;
   newcomers_ = std::move(newcomers);
   ServerRequest request;
-  request.kind = ServerRequest::Kind::kOpen;
+  request.kind = ServerRequest::RequestKind::kOpen;
   request.group_name = info.name;
   request.roster = roster_;
   request.roster->servers = newcomers_;
@@ -186,7 +186,7 @@ void LateServers::open(Place& place, std::vector<MemberRecord> newcomers) {
     request.roster->servers[i].group_size = static_cast<int>(newcomers_.size());
   }
   request.late = ServerRequest::Late{static_cast<std::uint32_t>(roster_.servers.size()), info.tuning.chunks};
-  phase_ = Phase::kOpening;
+  phase_ = JoinPhase::kOpening;
   start(place, [address = place.address, token = options_.token, body = encode(request)](Asking& asking) {
     const core::Result<bootstrap::Bytes> answer = door::ask(address, token, body, core::Deadline::after(kPatience));
     const std::lock_guard lock(asking.mutex);
@@ -194,7 +194,7 @@ void LateServers::open(Place& place, std::vector<MemberRecord> newcomers) {
   });
 }
 
-void LateServers::on_opened(Place& place) {
+void LateServers::on_opened(PolledAddress& place) {
   std::optional<Status> opened;
   {
     const std::lock_guard lock(asking_->mutex);
@@ -213,19 +213,19 @@ void LateServers::on_opened(Place& place) {
     const core::Result<bootstrap::Bytes> bytes = bootstrap::encode(record);
     records.emplace_back(bytes.is_ok() ? std::string(bytes.value().begin(), bytes.value().end()) : std::string());
   }
-  phase_ = Phase::kJoining;
+  phase_ = JoinPhase::kJoining;
   joined_ = std::make_shared<std::optional<Status>>();
   group_.newcomers->take_in(records, [joined = joined_](const Status& status) { *joined = status; });
 }
 
-void LateServers::on_joined(Place& place) {
+void LateServers::on_joined(PolledAddress& place) {
   const Status status = **joined_;
   if (status.is_ok()) {
     roster_.servers.insert(roster_.servers.end(), newcomers_.begin(), newcomers_.end());
     newcomers_.clear();
     place.has_all = true;
     place.complaint.clear();
-    phase_ = Phase::kIdle;
+    phase_ = JoinPhase::kIdle;
     return;
   }
   give_up();
@@ -236,7 +236,7 @@ void LateServers::on_joined(Place& place) {
 // What has the group open there, or may have it soon, and will not be used.
 void LateServers::give_up() {
   ServerRequest request;
-  request.kind = ServerRequest::Kind::kClose;
+  request.kind = ServerRequest::RequestKind::kClose;
   request.uid = group_.info.uid;
   for (const MemberRecord& record : newcomers_) {
     given_up_.insert(record.engine);
@@ -248,8 +248,8 @@ void LateServers::give_up() {
   });
 }
 
-void LateServers::try_later(Place& place, Answers answers, const Status& why) {
-  phase_ = Phase::kIdle;
+void LateServers::try_later(PolledAddress& place, Answers answers, const Status& why) {
+  phase_ = JoinPhase::kIdle;
   newcomers_.clear();
   const std::string text(why.message());
   const bool is_news = std::exchange(place.complaint, text) != text;

@@ -47,7 +47,7 @@ class LateServers : core::Pinned {
   std::vector<double> weights_with(const std::vector<bool>& are_there) const;
 
  private:
-  struct Place {
+  struct PolledAddress {
     door::Address address;
     std::vector<core::EngineId> engines;  // as it has said
     bool has_all = false;                 // of them, the group
@@ -60,26 +60,26 @@ class LateServers : core::Pinned {
   bool has(core::EngineId engine) const;
   bool has_given_up(core::EngineId engine) const;
   template <typename Task>
-  void start(Place& place, Task task);
-  void ask(Place& place, ServerRequest request);
-  std::size_t on_found(Place& place);
-  void open(Place& place, std::vector<bootstrap::MemberRecord> newcomers);
-  void on_opened(Place& place);
-  void on_joined(Place& place);
+  void start(PolledAddress& place, Task task);
+  void ask(PolledAddress& place, ServerRequest request);
+  std::size_t on_found(PolledAddress& place);
+  void open(PolledAddress& place, std::vector<bootstrap::MemberRecord> newcomers);
+  void on_opened(PolledAddress& place);
+  void on_joined(PolledAddress& place);
   void give_up();
   /// Of one that answers it is said why it is not used.
   enum class Answers { kNo, kYes };
-  void try_later(Place& place, Answers answers, const core::Status& why);
-  core::Status check(const Place& place, const std::vector<bootstrap::MemberRecord>& newcomers) const;
+  void try_later(PolledAddress& place, Answers answers, const core::Status& why);
+  core::Status check(const PolledAddress& place, const std::vector<bootstrap::MemberRecord>& newcomers) const;
 
   const LateServersOptions options_;
   bootstrap::Roster roster_;                        // its servers are all that have been members, in their order
   std::vector<bootstrap::MemberRecord> newcomers_;  // that are to be
   worker::GroupState& group_;
-  std::vector<Place> places_;
+  std::vector<PolledAddress> places_;
   std::set<core::EngineId> given_up_;
-  enum class Phase { kIdle, kFinding, kRenewing, kOpening, kJoining };
-  Phase phase_ = Phase::kIdle;
+  enum class JoinPhase { kIdle, kFinding, kRenewing, kOpening, kJoining };
+  JoinPhase phase_ = JoinPhase::kIdle;
   std::size_t busy_ = 0;  // the place that it is about
   std::shared_ptr<Asking> asking_;
   core::TimePoint no_answer_at_;

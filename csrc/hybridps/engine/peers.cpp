@@ -15,12 +15,12 @@ void Peers::add(PeerRecord record) {
   if (!knows(id)) peers_[id].record = std::move(record);
 }
 
-PeerState* Peers::find(core::EngineId id) noexcept {
+KnownPeer* Peers::find(core::EngineId id) noexcept {
   const auto found = peers_.find(id);
   return found == peers_.end() ? nullptr : &found->second;
 }
 
-const PeerState* Peers::find(core::EngineId id) const noexcept {
+const KnownPeer* Peers::find(core::EngineId id) const noexcept {
   const auto found = peers_.find(id);
   return found == peers_.end() ? nullptr : &found->second;
 }
@@ -33,18 +33,18 @@ std::vector<core::EngineId> Peers::in_use() const {
 }
 
 std::string Peers::where(core::EngineId id) const {
-  const PeerState* peer = find(id);
+  const KnownPeer* peer = find(id);
   return peer == nullptr ? std::string() : peer->record.where;
 }
 
 double Peers::seconds_since_heard(core::EngineId id) const {
-  const PeerState* peer = find(id);
+  const KnownPeer* peer = find(id);
   if (peer == nullptr || peer->heard_at == core::TimePoint{}) return -1;
   return core::to_seconds(core::Clock::now() - peer->heard_at);
 }
 
 flow::Peer Peers::describe(core::EngineId id) const {
-  const PeerState* peer = find(id);
+  const KnownPeer* peer = find(id);
   if (peer == nullptr) return {};
   // A local peer holds slots of our own pool: it may hold no more than we have set aside for it.
   const std::uint64_t theirs = peer->record.eager_bytes;
@@ -53,7 +53,7 @@ flow::Peer Peers::describe(core::EngineId id) const {
 }
 
 core::Result<transport::Endpoint*> Peers::connect(core::EngineId id) {
-  const PeerState* peer = find(id);
+  const KnownPeer* peer = find(id);
   if (peer == nullptr)
     return core::Status(core::Code::kInternal, "no address is known for engine " + core::to_string(id));
   const PeerRecord& record = peer->record;
@@ -63,7 +63,7 @@ core::Result<transport::Endpoint*> Peers::connect(core::EngineId id) {
 }
 
 core::Result<transport::Endpoint*> Peers::connect_urgent(core::EngineId id) {
-  const PeerState* peer = find(id);
+  const KnownPeer* peer = find(id);
   if (!allowance_.urgent_by_control || !transports_.control || peer == nullptr || peer->dead || peer->record.local)
     return static_cast<transport::Endpoint*>(nullptr);
   return transports_.control->connect(id, peer->record.control_address);
@@ -76,7 +76,7 @@ void Peers::close_connections(core::EngineId id, const core::Status& cause) {
 }
 
 bool Peers::lacks_descriptors(core::EngineId id) const {
-  const PeerState* peer = find(id);
+  const KnownPeer* peer = find(id);
   if (peer == nullptr || peer->record.local) return false;
   const PeerRecord& record = peer->record;
   return (transports_.control && transports_.control->way(id, record.control_address) == transport::Way::kLacks) ||

@@ -34,7 +34,7 @@ struct Transports {
   std::unique_ptr<transport::Transport> shm;
 };
 
-struct PeerState {
+struct KnownPeer {
   PeerRecord record;
   bool dead = false;
   std::uint64_t groups = 0;
@@ -55,11 +55,11 @@ class Peers {
   /// Nothing, where it is known already.
   void add(PeerRecord record);
   /// Null: not known.
-  PeerState* find(core::EngineId id) noexcept;
-  const PeerState* find(core::EngineId id) const noexcept;
+  KnownPeer* find(core::EngineId id) noexcept;
+  const KnownPeer* find(core::EngineId id) const noexcept;
   bool knows(core::EngineId id) const { return peers_.count(id) > 0; }
   std::size_t size() const noexcept { return peers_.size(); }
-  const std::unordered_map<core::EngineId, PeerState>& all() const noexcept { return peers_; }
+  const std::unordered_map<core::EngineId, KnownPeer>& all() const noexcept { return peers_; }
 
   /// In open groups, and not known to be dead.
   std::vector<core::EngineId> in_use() const;
@@ -83,7 +83,7 @@ class Peers {
  private:
   const Transports& transports_;
   const Allowance allowance_;
-  std::unordered_map<core::EngineId, PeerState> peers_;
+  std::unordered_map<core::EngineId, KnownPeer> peers_;
 };
 
 }  // namespace hybridps::engine

@@ -71,7 +71,7 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
   // The server reports to the worker, which needs the server: it is made second, behind a forwarder.
   struct Forward final : server::Listener {
     worker::Worker* worker = nullptr;
-    void on_mismatch(const server::OperationKey& key, const server::Call& ours, const server::Call& theirs) override {
+    void on_mismatch(const server::OperationKey& key, const server::RankCall& ours, const server::RankCall& theirs) override {
       worker->on_mismatch(key, ours, theirs);
     }
     void on_bad_message(const server::OperationKey& key, std::string what) override {
@@ -139,7 +139,7 @@ void Runtime::add_peer(PeerRecord peer) {
 
 void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology) {
   for (const core::EngineId engine : engines)
-    if (PeerState* peer = peers_.find(engine)) ++peer->groups;
+    if (KnownPeer* peer = peers_.find(engine)) ++peer->groups;
   windows_.open(uid, std::move(engines), topology);
   choose_watched();
   apply_windows();
@@ -156,7 +156,7 @@ void Runtime::look_at_flow(core::TimePoint now) {
 
 void Runtime::apply_windows() {
   for (const auto& [engine, window] : windows_.by_member()) {
-    const PeerState* peer = peers_.find(engine);
+    const KnownPeer* peer = peers_.find(engine);
     if (peer == nullptr || peer->record.local) continue;
     outbox_->set_window(engine, static_cast<std::int64_t>(std::min(window.bytes, peer->record.eager_bytes)),
                         window.beside_servers ? schedule::WindowTuner::kPatient : schedule::WindowTuner::kUsual);
@@ -166,7 +166,7 @@ void Runtime::apply_windows() {
 void Runtime::forget_group(core::GroupUid uid) {
   if (const auto group = windows_.groups().find(uid); group != windows_.groups().end()) {
     for (const core::EngineId engine : group->second.engines) {
-      PeerState* peer = peers_.find(engine);
+      KnownPeer* peer = peers_.find(engine);
       if (peer != nullptr && core::check(peer->groups > 0, "a peer leaves no group that it is not in") &&
           --peer->groups == 0) {
         peer->unused_since = core::Clock::now();
@@ -194,7 +194,7 @@ worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
   worker::GroupState& group = worker_->open_group(std::move(info));
   if (outbox_->trace() != nullptr) trace_group(group.info);
   for (std::size_t member = 0; member < group.info.engines.size(); ++member) {
-    const PeerState* peer = peers_.find(group.info.engines[member]);
+    const KnownPeer* peer = peers_.find(group.info.engines[member]);
     if (peer == nullptr || !peer->dead) continue;
     const core::Status gone(core::Code::kPeerDead, peer->record.where + " is gone");
     if (group.info.topology.is_dedicated(static_cast<int>(member)))
@@ -202,7 +202,7 @@ worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
     else
       worker_->fail_group(group, gone, /*tell=*/false);
   }
-  UnopenedGroups::Taken taken = unopened_.take(uid);
+  UnopenedGroups::TakenMessages taken = unopened_.take(uid);
   if (!taken.why_incomplete.empty())
     worker_->fail_group(
         group,
@@ -253,7 +253,7 @@ void Runtime::forget_unused(core::TimePoint now) {
 void Runtime::on_unreachable(core::EngineId peer, core::Status cause) { suspects_.report(peer, std::move(cause)); }
 
 void Runtime::peer_failed(core::EngineId id, core::Status cause, bool silent) {
-  PeerState* const peer = peers_.find(id);
+  KnownPeer* const peer = peers_.find(id);
   if (peer == nullptr || peer->dead) return;
   if (peer->groups == 0) {  // it has said goodbye everywhere; a later group would connect again
     outbox_->forget(id);
@@ -278,7 +278,7 @@ std::size_t Runtime::judge_suspects(core::TimePoint now) {
   const std::vector<Suspects::Suspect> due = suspects_.judge(now);
   for (const Suspects::Suspect& suspect : due) {
     // A proof of shared memory that failed, with one who claimed to be of this node.
-    const PeerState* peer = peers_.find(suspect.peer);
+    const KnownPeer* peer = peers_.find(suspect.peer);
     if (suspect.memory && peer != nullptr && !peer->record.local) continue;
     peer_failed(suspect.peer, suspect.cause, /*silent=*/false);
   }
@@ -301,7 +301,7 @@ std::uint64_t Runtime::bytes_through_card() const {
 
 // Later: this is called from inside the transports.
 void Runtime::on_server_lost(core::EngineId server, const std::string& why) {
-  if (const PeerState* peer = peers_.find(server); peer != nullptr && !peer->dead)
+  if (const KnownPeer* peer = peers_.find(server); peer != nullptr && !peer->dead)
     suspects_.report(server, core::Status(core::Code::kPeerDead, why));
 }
 
@@ -312,7 +312,7 @@ core::Result<worker::Newcomer> Runtime::meet(core::GroupUid uid, std::span<const
   const core::EngineId engine = record.value().engine;
   const std::string where = record.value().host_name + " pid " + std::to_string(record.value().pid);
   add_peer(peer_record(record.value(), where, /*local=*/false));
-  PeerState& peer = *peers_.find(engine);
+  KnownPeer& peer = *peers_.find(engine);
   if (peer.dead) return core::Status(core::Code::kPeerDead, where + " was given up there before");
   ++peer.groups;
   newcomers_[uid].push_back(engine);
@@ -330,7 +330,7 @@ void Runtime::part(core::GroupUid uid, core::EngineId server) {
 // A connection that has no other use is closed, and the server with it: it may have been reached in part only.
 void Runtime::leave_parted() {
   for (const core::EngineId server : std::exchange(parted_, {})) {
-    PeerState* const peer = peers_.find(server);
+    KnownPeer* const peer = peers_.find(server);
     if (peer == nullptr || --peer->groups > 0) continue;
     peer->unused_since = now_;
     peer->dead = true;
@@ -357,7 +357,7 @@ void Runtime::on_tuning(core::GroupUid uid, const schedule::Tuning& tuning) {
 }
 
 void Runtime::send_control(core::EngineId to, wire::Message message, std::string_view text) {
-  const PeerState* const peer = peers_.find(to);
+  const KnownPeer* const peer = peers_.find(to);
   if (peer == nullptr || peer->dead) return;
   const bool verdict = message.as<wire::Verdict>() != nullptr;
   if (verdict) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
@@ -433,7 +433,7 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
   let_go(std::move(dropped));
 }
 
-void Runtime::set_hooks(Hooks hooks) {
+void Runtime::set_hooks(RuntimeHooks hooks) {
   const auto take = [](auto& to, auto&& from) {
     if (from) to = std::move(from);
   };
@@ -444,7 +444,7 @@ void Runtime::set_hooks(Hooks hooks) {
   take(hooks_.status_answered, std::move(hooks.status_answered));
 }
 
-void Runtime::note_round_trip(PeerState& peer, std::uint64_t sent_ns, std::uint64_t theirs_ns) {
+void Runtime::note_round_trip(KnownPeer& peer, std::uint64_t sent_ns, std::uint64_t theirs_ns) {
   const std::uint64_t now = nanoseconds(core::Clock::now());
   if (sent_ns == 0 || sent_ns > now) return;  // not our clock's
   peer.round_trip_seconds = static_cast<double>(now - sent_ns) * 1e-9;
@@ -454,7 +454,7 @@ void Runtime::note_round_trip(PeerState& peer, std::uint64_t sent_ns, std::uint6
 
 bool Runtime::on_engine_message(const wire::Message& message, std::span<const std::byte> payload) {
   const core::EngineId source = message.from.source;
-  PeerState* const peer = peers_.find(source);
+  KnownPeer* const peer = peers_.find(source);
   if (peer == nullptr) return false;
   heartbeats_.on_heard(source);
   peer->heard_at = now_;
@@ -496,7 +496,7 @@ bool Runtime::on_engine_message(const wire::Message& message, std::span<const st
 bool Runtime::all_know_of_failure(const worker::GroupState& group) const {
   return std::all_of(group.info.engines.begin(), group.info.engines.end(), [&](core::EngineId engine) {
     if (engine == options_.self || group.know_of_failure.count(engine) > 0) return true;
-    const PeerState* peer = peers_.find(engine);
+    const KnownPeer* peer = peers_.find(engine);
     return peer == nullptr || peer->dead || (group.told && unanswered_verdicts_.count(engine) == 0);
   });
 }
@@ -528,7 +528,7 @@ void Runtime::choose_watched() {
   all_are_local_ = transports_.shm != nullptr && !windows_.groups().empty();
   for (const auto& [uid, group] : windows_.groups())
     for (const core::EngineId engine : group.engines)
-      if (const PeerState* peer = peers_.find(engine); peer != nullptr && !peer->record.local) all_are_local_ = false;
+      if (const KnownPeer* peer = peers_.find(engine); peer != nullptr && !peer->record.local) all_are_local_ = false;
   // In every group each engine watches its successor: of ranks that fall silent one at least has a watcher that has
   // not. Beyond these, probe() asks whoever an operation waits for.
   std::unordered_set<core::EngineId> watched;

@@ -73,7 +73,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void write_status(observe::Json& json, std::size_t peers_max) { report_.write_status(reported(), json, peers_max); }
 
   /// As worker::Host's calls of these names.
-  struct Hooks {
+  struct RuntimeHooks {
     std::function<void(core::GroupUid, const core::Status& status, const core::Status& cause, bool found_here)>
         group_failed;
     std::function<void(core::GroupUid)> group_waits;
@@ -83,7 +83,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
     std::function<void(core::EngineId, const core::Status& cause)> peer_gone;
   };
   /// Those that are set replace earlier ones.
-  void set_hooks(Hooks hooks);
+  void set_hooks(RuntimeHooks hooks);
   /// True: every transport is armed, nothing to do before next_due() or an event.
   bool arm();
   /// Whoever called progress() does something else now, for how long nobody knows.
@@ -161,7 +161,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept;
   /// Heartbeats, credit, answers: what is of no group, or of one whatever its state. Whether that was all.
   bool on_engine_message(const wire::Message& message, std::span<const std::byte> payload);
-  void note_round_trip(PeerState& peer, std::uint64_t sent_ns, std::uint64_t theirs_ns);
+  void note_round_trip(KnownPeer& peer, std::uint64_t sent_ns, std::uint64_t theirs_ns);
   void trace_group(const worker::GroupInfo& info);
   void trace_work(std::uint64_t began, std::uint64_t now, bool worked);
   void ask_for_time(core::TimePoint now);
@@ -214,7 +214,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   bool all_are_local_ = false;    // the members of all groups (there are some) are on this node
   core::TimePoint now_{};
   Report report_;
-  Hooks hooks_;
+  RuntimeHooks hooks_;
 };
 
 }  // namespace hybridps::engine

@@ -27,7 +27,7 @@ struct RuntimeOptions {
   std::size_t cards = 1;                  // that data comes through
   double warn_seconds = 10;
   std::size_t early_messages_max = std::size_t{1} << 20;  // worker::WorkerOptions
-  UnopenedGroups::Limits unopened;
+  UnopenedGroups::KeepLimits unopened;
   bool urgent_by_control = false;  // small operations take the control transport, where they wait behind no bulk
   bool urgent_always = false;      // with it: also where no bulk is under way
   bool may_nap = false;            // data waits in the kernel's buffers, and nothing urgent comes with it

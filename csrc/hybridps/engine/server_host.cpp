@@ -383,15 +383,15 @@ class ServerHostImpl final : public ServerHost {
       return request.status();
     }
     switch (request.value().kind) {
-      case ServerRequest::Kind::kFind: reap(); return records();
-      case ServerRequest::Kind::kRenew:
+      case ServerRequest::RequestKind::kFind: reap(); return records();
+      case ServerRequest::RequestKind::kRenew:
         if (draining_.load()) return records();
         if (Status status = renew(request.value().engines); !status.is_ok()) {
           say("cannot start another engine: " + std::string(status.message()));
           return status;
         }
         return records();
-      case ServerRequest::Kind::kOpen: {
+      case ServerRequest::RequestKind::kOpen: {
         if (draining_.load()) return Status(Code::kClosed, "it is about to stop and takes no new job");
         const auto kept = std::make_shared<const ServerRequest>(std::move(request).value());
         const bootstrap::Roster& roster = *kept->roster;
@@ -443,7 +443,7 @@ class ServerHostImpl final : public ServerHost {
         }
         return door::Bytes();
       }
-      case ServerRequest::Kind::kClose:
+      case ServerRequest::RequestKind::kClose:
         for (const auto& shard : all_shards()) {
           const std::vector<core::EngineId>& of = request.value().engines;
           if (of.empty() || std::find(of.begin(), of.end(), shard->record().engine) != of.end())

@@ -36,7 +36,7 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 }  // namespace
 
 StatusDesk::StatusDesk(Runtime& runtime, About about) : runtime_(runtime), about_(std::move(about)) {
-  Runtime::Hooks hooks;
+  Runtime::RuntimeHooks hooks;
   hooks.status_asked = [this](core::EngineId from, const wire::StatusAsk& ask) { on_asked(from, ask); };
   hooks.status_answered = [this](core::EngineId from, const wire::StatusAnswer& answer,
                                  std::span<const std::byte> part) { on_answered(from, answer, part); };

@@ -36,7 +36,7 @@ std::string counted(std::size_t count, const std::string& thing) {
 
 /// One text where all nodes have the same, else that of each node; the first ones of many.
 template <typename Of>
-std::string of_nodes(const std::vector<GroupSummary::Node>& nodes, const Of& of) {
+std::string of_nodes(const std::vector<GroupSummary::NodeSummary>& nodes, const Of& of) {
   const std::string first = of(nodes[0]);
   if (std::all_of(nodes.begin(), nodes.end(), [&](const auto& node) { return of(node) == first; })) return first;
   constexpr std::size_t kShown = 8;
@@ -46,7 +46,7 @@ std::string of_nodes(const std::vector<GroupSummary::Node>& nodes, const Of& of)
   return nodes.size() > kShown ? text + ", ..." : text;
 }
 
-std::string nodes_text(const std::vector<GroupSummary::Node>& nodes) {
+std::string nodes_text(const std::vector<GroupSummary::NodeSummary>& nodes) {
   constexpr std::size_t kShown = 8;
   std::string text;
   for (std::size_t i = 0; i < std::min(nodes.size(), kShown); ++i)
@@ -81,7 +81,7 @@ GroupSummary summarise(const bootstrap::Roster& roster, const schedule::Topology
     summary.servers_share += topology.server_weight(server);
   }
   for (int node = 0; node < topology.nodes(); ++node) {
-    GroupSummary::Node& entry = summary.nodes.emplace_back();
+    GroupSummary::NodeSummary& entry = summary.nodes.emplace_back();
     entry.ranks = topology.ranks_of(node);
     const bootstrap::MemberRecord& first = roster.members[static_cast<std::size_t>(entry.ranks[0])];
     entry.host = first.host_name;

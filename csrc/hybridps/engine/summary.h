@@ -13,14 +13,14 @@ namespace hybridps::engine {
 
 /// Of a group that is open, as its roster has it.
 struct GroupSummary {
-  struct Node {
+  struct NodeSummary {
     std::string host;
     std::vector<int> ranks;  // they share memory
     double share = 0;  // of each tensor that is summed, owned by its ranks when the group was opened; all of them: 1
     std::string data;  // "eth0 (10.0.0.0/24, 25 Gbit/s)", of its first rank
     std::string control;
   };
-  std::vector<Node> nodes;
+  std::vector<NodeSummary> nodes;
   std::string transport;             // "TCP", "RDMA", "TCP through UCX"
   std::vector<std::string> servers;  // hosts of dedicated servers, one for each of their engines
   double servers_share = 0;

@@ -21,7 +21,7 @@ UnopenedGroups::Messages UnopenedGroups::keep(wire::Message message, transport::
     return dropped;
   }
   const auto [found, is_new] = groups_.try_emplace(message.from.uid);
-  Kept& group = found->second;
+  KeptMessages& group = found->second;
   if (is_new) {
     group.since = now;
     next_due_ = std::min(next_due_, now + limits_.keep_for);
@@ -39,8 +39,8 @@ UnopenedGroups::Messages UnopenedGroups::keep(wire::Message message, transport::
                            std::to_string(limits_.bytes) + " bytes had come for groups that were not open there yet");
 }
 
-UnopenedGroups::Taken UnopenedGroups::take(core::GroupUid uid) {
-  Taken taken;
+UnopenedGroups::TakenMessages UnopenedGroups::take(core::GroupUid uid) {
+  TakenMessages taken;
   if (const auto why = dropped_.find(uid); why != dropped_.end()) {
     taken.why_incomplete = std::move(why->second);
     dropped_.erase(why);
@@ -92,7 +92,7 @@ void UnopenedGroups::clear() noexcept {
   next_due_ = core::TimePoint::max();
 }
 
-void UnopenedGroups::count_out(const Kept& group) noexcept {
+void UnopenedGroups::count_out(const KeptMessages& group) noexcept {
   messages_ -= group.messages.size();
   bytes_ -= group.bytes;
 }

@@ -22,24 +22,24 @@ namespace hybridps::engine {
 
 class UnopenedGroups {
  public:
-  struct Limits {
+  struct KeepLimits {
     std::size_t messages = 65536;
     std::size_t bytes = std::size_t{256} << 20;
     /// What is older waits for nobody: operations with torch's usual timeout have failed by then.
     core::Duration keep_for = std::chrono::minutes(30);
   };
   using Messages = std::vector<std::pair<wire::Message, transport::RxPayload>>;
-  struct Taken {
+  struct TakenMessages {
     Messages messages;
     std::string why_incomplete;  // empty: nothing was dropped
   };
 
-  explicit UnopenedGroups(Limits limits) : limits_(limits) {}
+  explicit UnopenedGroups(KeepLimits limits) : limits_(limits) {}
 
   /// Keeps it; returns what had to be dropped, of whichever group.
   Messages keep(wire::Message message, transport::RxPayload payload, core::TimePoint now);
   /// The group opens, or is over: forgets it.
-  Taken take(core::GroupUid uid);
+  TakenMessages take(core::GroupUid uid);
   /// Drops what has waited for too long.
   Messages expire(core::TimePoint now);
   /// Lets go of everything.
@@ -48,17 +48,17 @@ class UnopenedGroups {
   core::TimePoint next_due() const noexcept { return next_due_; }
 
  private:
-  struct Kept {
+  struct KeptMessages {
     Messages messages;
     std::size_t bytes = 0;
     core::TimePoint since;
   };
-  using AllKept = std::unordered_map<core::GroupUid, Kept>;
+  using AllKept = std::unordered_map<core::GroupUid, KeptMessages>;
 
   Messages drop(AllKept::iterator group, std::string why);
-  void count_out(const Kept& group) noexcept;
+  void count_out(const KeptMessages& group) noexcept;
 
-  const Limits limits_;
+  const KeepLimits limits_;
   AllKept groups_;
   std::size_t messages_ = 0;
   std::size_t bytes_ = 0;

@@ -42,7 +42,7 @@ std::optional<Status> decode_verdict(std::span<const std::uint8_t> bytes) {
   return Status(static_cast<Code>(bytes[1]), std::string(bytes.begin() + 2, bytes.end()));
 }
 
-struct VerdictBoard::State {
+struct VerdictBoard::BoardState {
   struct Task {
     Location location;
     std::optional<Status> verdict;  // to write; else look
@@ -84,14 +84,14 @@ struct VerdictBoard::State {
 };
 
 VerdictBoard::VerdictBoard(std::function<void(core::GroupUid, const Status&)> found)
-    : state_(std::make_shared<State>()) {
+    : state_(std::make_shared<BoardState>()) {
   state_->found = std::move(found);
 }
 
 VerdictBoard::~VerdictBoard() {
   std::unique_lock lock(state_->mutex);
   state_->stopped = true;
-  std::erase_if(state_->tasks, [](const State::Task& task) { return !task.verdict; });
+  std::erase_if(state_->tasks, [](const BoardState::Task& task) { return !task.verdict; });
   state_->changed.notify_all();
   // A Store that answers does so at once.
   state_->changed.wait_for(lock, std::chrono::milliseconds(200), [&] { return !state_->running; });
@@ -105,7 +105,7 @@ void VerdictBoard::look(Location location) { ask(std::move(location), std::nullo
 void VerdictBoard::ask(Location location, std::optional<Status> verdict) {
   const std::lock_guard lock(state_->mutex);
   if (state_->stopped || state_->tasks.size() >= kTasksMax || !location.store) return;
-  const auto same = [&](const State::Task& task) {
+  const auto same = [&](const BoardState::Task& task) {
     return task.location.key == location.key && task.verdict.has_value() == verdict.has_value();
   };
   if (std::any_of(state_->tasks.begin(), state_->tasks.end(), same)) return;

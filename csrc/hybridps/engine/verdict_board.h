@@ -42,10 +42,10 @@ class VerdictBoard : core::Pinned {
   void look(Location location);
 
  private:
-  struct State;
+  struct BoardState;
   void ask(Location location, std::optional<core::Status> verdict);
 
-  const std::shared_ptr<State> state_;
+  const std::shared_ptr<BoardState> state_;
 };
 
 }  // namespace hybridps::engine

@@ -9,12 +9,12 @@ void GrantQueue::add(Waiter& waiter, std::int8_t priority) {
   if (waiter.ticket_) return;
   waiter.priority_ = priority;
   waiter.ticket_ = tickets_++;
-  waiting_.emplace(Place{priority, *waiter.ticket_}, &waiter);
+  waiting_.emplace(QueuePosition{priority, *waiter.ticket_}, &waiter);
   give();
 }
 
 void GrantQueue::remove(Waiter& waiter) noexcept {
-  if (const auto ticket = std::exchange(waiter.ticket_, {})) waiting_.erase(Place{waiter.priority_, *ticket});
+  if (const auto ticket = std::exchange(waiter.ticket_, {})) waiting_.erase(QueuePosition{waiter.priority_, *ticket});
 }
 
 void GrantQueue::give_back(std::uint64_t grant_bytes, std::uint32_t units) {
@@ -29,7 +29,7 @@ GrantQueue::Row::iterator GrantQueue::next() noexcept {
   auto longest = front;
   for (auto at = front; at != waiting_.end();) {
     if (at != front && (longest == front || at->first.ticket < longest->first.ticket)) longest = at;
-    at = waiting_.upper_bound(Place{at->first.priority, ~std::uint64_t{0}});
+    at = waiting_.upper_bound(QueuePosition{at->first.priority, ~std::uint64_t{0}});
   }
   return longest;
 }

@@ -51,14 +51,14 @@ class GrantQueue : core::Pinned {
   std::uint32_t units() const noexcept { return budget_.chunks(); }
 
  private:
-  struct Place {
+  struct QueuePosition {
     std::int8_t priority = 0;
     std::uint64_t ticket = 0;
-    bool operator<(const Place& other) const noexcept {
+    bool operator<(const QueuePosition& other) const noexcept {
       return priority != other.priority ? priority > other.priority : ticket < other.ticket;
     }
   };
-  using Row = std::map<Place, Waiter*>;
+  using Row = std::map<QueuePosition, Waiter*>;
 
   void give();
   /// Whose turn it is, of a row that is not empty.

@@ -196,7 +196,7 @@ transport::SendDone Outbox::when_sent(const PeerState& peer, const Stream& strea
                      static_cast<std::uint8_t>(stream.id.stage)}};
 }
 
-Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t chunk) {
+Outbox::SendResult Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t chunk) {
   const std::size_t bytes = stream.bytes_of(chunk);
   std::uint8_t& marks = stream.marks_[chunk];
   wire::Data data{stream.id, stream.premul, wire::Permit::kGrant, 0, 0};
@@ -207,10 +207,10 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
   };
   if (bytes == 0) {
     if (!send({}, when_sent(peer, stream, chunk, 0, {this, alive_, peer.id, 0, 0, false, false})).is_ok())
-      return Step::kBroken;
+      return SendResult::kBroken;
     marks |= kSent;
     ++stream.sent_;
-    return Step::kSent;
+    return SendResult::kSent;
   }
   const std::size_t size_class = class_of(stream.source->wire_bytes_max(bytes));
   const std::int64_t cost = cost_of(peer, stream, chunk);
@@ -222,7 +222,7 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
     } else if (stream.granted_all_ && peer.book.pay_whole(cost)) {
       by_all = true;
     } else {
-      return Step::kNoPermit;
+      return SendResult::kNoPermit;
     }
   }
   Payload payload;
@@ -230,7 +230,7 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
     payload = stream.source->payload(stream, chunk, bytes);
   if (!payload.buffer) {
     if (by_all) peer.book.unpay_whole(cost);
-    return Step::kNoSlot;
+    return SendResult::kNoSlot;
   }
 
   if ((marks & kByAllowance) != 0)
@@ -253,12 +253,12 @@ Outbox::Step Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t c
       slot_released_ = true;
     }
     if (by_all) peer.book.unpay_whole(cost);
-    return Step::kBroken;
+    return SendResult::kBroken;
   }
   if ((marks & kPermitted) != 0) --stream.permits_;
   marks |= kSent;
   ++stream.sent_;
-  return Step::kSent;
+  return SendResult::kSent;
 }
 
 std::uint32_t Outbox::serve_wanted(PeerState& peer, Stream& stream, std::uint32_t chunks_max) {
@@ -332,14 +332,14 @@ Outbox::Pumped Outbox::pump(Stream& stream, std::uint32_t chunks_max) {
       return pumped;
     }
     const std::uint32_t chunk = permitted ? stream.free_.front() : stream.ready_.front();
-    const Step step = send_chunk(peer, stream, chunk);
-    if (step == Step::kSent) {
+    const SendResult step = send_chunk(peer, stream, chunk);
+    if (step == SendResult::kSent) {
       (permitted ? stream.free_ : stream.ready_).pop_front();
       ++pumped.chunks;
       stream.source->on_sent(stream, chunk);
-    } else if (step == Step::kNoPermit) {
+    } else if (step == SendResult::kNoPermit) {
       blocked = true;
-    } else if (step == Step::kNoSlot) {
+    } else if (step == SendResult::kNoSlot) {
       if (!permitted && (stream.marks_[chunk] & kPermitted) != 0) {
         stream.ready_.pop_front();
         stream.free_.push_back(chunk);

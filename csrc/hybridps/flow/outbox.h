@@ -191,7 +191,7 @@ class Outbox : core::Pinned {
     std::int64_t traced_window = 0;
     Waiting& of(const Stream& stream) noexcept { return stream.urgent ? urgent : bulk; }
   };
-  enum class Step { kSent, kNoPermit, kNoSlot, kBroken };
+  enum class SendResult { kSent, kNoPermit, kNoSlot, kBroken };
   struct Pumped {
     std::uint32_t chunks = 0;  // that it has sent, or got a permit for
     bool goes_on = false;      // it could send more than it was let
@@ -211,7 +211,7 @@ class Outbox : core::Pinned {
   struct TracedSent;
   transport::SendDone when_sent(const PeerState& peer, const Stream& stream, std::uint32_t chunk, std::size_t bytes,
                                 Sent sent);
-  Step send_chunk(PeerState& peer, Stream& stream, std::uint32_t chunk);
+  SendResult send_chunk(PeerState& peer, Stream& stream, std::uint32_t chunk);
   std::uint32_t serve_wanted(PeerState& peer, Stream& stream, std::uint32_t chunks_max);
   void wait(PeerState& peer, Stream& stream);
   void starve(const PeerState& peer, Stream& stream, std::uint32_t chunk);

@@ -47,7 +47,7 @@ struct Part {
 };
 
 /// One end of what goes from one rank to another; whole elements, never 0 bytes.
-struct Message {
+struct Transfer {
   int peer = 0;  // local, another rank
   std::uint64_t bytes = 0;
   const std::byte* from = nullptr;  // set: to the peer
@@ -85,17 +85,17 @@ class LocalGroup : core::Pinned {
   virtual int size() const noexcept = 0;
 
   /// Each part's sum to every rank. `from` may be `to`; otherwise memory does not overlap, here and below.
-  virtual core::Status all_reduce(Leg leg, device::Stream stream, std::span<const Part> parts,
+  virtual core::Status all_reduce(Leg leg, device::DeviceStream stream, std::span<const Part> parts,
                                   const Reduction& reduction, const Patience& patience) = 0;
   /// Each part's sum to its rank.
-  virtual core::Status reduce(Leg leg, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+  virtual core::Status reduce(Leg leg, device::DeviceStream stream, std::span<const Part> parts, const Reduction& reduction,
                               const Patience& patience) = 0;
   /// Each part from its rank to every rank.
-  virtual core::Status spread(Leg leg, device::Stream stream, std::span<const Part> parts,
+  virtual core::Status spread(Leg leg, device::DeviceStream stream, std::span<const Part> parts,
                               const Patience& patience) = 0;
   /// What each rank has for each other. The messages from one rank to another are the same, in the same order, to both;
   /// else nothing is alike, and a rank may have none: it calls as well.
-  virtual core::Status exchange(Leg leg, device::Stream stream, std::span<const Message> messages,
+  virtual core::Status exchange(Leg leg, device::DeviceStream stream, std::span<const Transfer> messages,
                                 const Patience& patience) = 0;
 
   /// What has gone wrong by itself since. Returns at once.

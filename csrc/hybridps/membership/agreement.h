@@ -47,9 +47,9 @@ struct Change {
 class Agreement : core::Pinned {
  public:
   /// The group, as the agreement needs it.
-  class Host {
+  class AgreementHost {
    public:
-    virtual ~Host() = default;
+    virtual ~AgreementHost() = default;
     /// Rank 0. The change that this cause has now, without its version; none: it wants nothing any more.
     virtual std::optional<Change> draft(Cause cause) = 0;
     /// Rank 0. Is anyone to wait for this member? Not for a server that is gone.
@@ -68,7 +68,7 @@ class Agreement : core::Pinned {
 
   static constexpr auto kAgainAfter = std::chrono::milliseconds(5);
 
-  Agreement(Host& host, int rank, int size) : host_(host), rank_(rank), size_(size) {}
+  Agreement(AgreementHost& host, int rank, int size) : host_(host), rank_(rank), size_(size) {}
 
   /// No operation may be bound now.
   bool is_frozen() const noexcept { return change_.has_value(); }
@@ -102,7 +102,7 @@ class Agreement : core::Pinned {
   void end(std::uint64_t first);
   void answer(std::uint32_t version, std::uint64_t first);
 
-  Host& host_;
+  AgreementHost& host_;
   const int rank_;
   const int size_;
   std::uint32_t newest_ = 0;

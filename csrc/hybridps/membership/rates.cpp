@@ -61,14 +61,14 @@ std::vector<schedule::CardReport> cards_of(const std::map<int, RateReport>& repo
 
 }  // namespace
 
-Rates::Rates(Host& host, const schedule::Topology& topology)
+RateMeter::RateMeter(RatesHost& host, const schedule::Topology& topology)
     : host_(host),
       topology_(topology),
       finder_(static_cast<std::size_t>(topology.nodes()), static_cast<std::size_t>(topology.servers())) {
   choose_partners();
 }
 
-void Rates::choose_partners() {
+void RateMeter::choose_partners() {
   partners_.clear();
   const int me = topology_.my_node();
   for (int step = 1; step < topology_.nodes() && partners_.size() < kPartnersMax; step *= 2)
@@ -79,14 +79,14 @@ void Rates::choose_partners() {
     partners_.push_back(topology_.size() + (me + i) % servers);
 }
 
-void Rates::on_servers(const schedule::Topology& topology) {
+void RateMeter::on_servers(const schedule::Topology& topology) {
   topology_ = topology;
   measured_.reset();
   choose_partners();
   finder_.set_servers(static_cast<std::size_t>(topology.servers()));
 }
 
-void Rates::on_started(std::uint64_t sequence, const wire::Signature& signature) {
+void RateMeter::on_started(std::uint64_t sequence, const wire::Signature& signature) {
   if (measured_ || sequence % kMeasureEvery != kMeasureEvery - 1) return;
   if (signature.kind != schedule::Kind::kAllReduce || signature.total_bytes < kMeasureBytesMin) return;
   measured_.emplace();
@@ -95,7 +95,7 @@ void Rates::on_started(std::uint64_t sequence, const wire::Signature& signature)
   next_echo_ = core::Clock::now() + kMeasureAfter;
 }
 
-std::size_t Rates::tick(core::TimePoint now) {
+std::size_t RateMeter::tick(core::TimePoint now) {
   if (!measured_ || now < next_echo_) return 0;
   next_echo_ = now + kEchoEvery;
   if (measured_->since == core::TimePoint{}) {
@@ -109,13 +109,13 @@ std::size_t Rates::tick(core::TimePoint now) {
   return 1;
 }
 
-void Rates::on_echo_back(const wire::Echo& sent) {
+void RateMeter::on_echo_back(const wire::Echo& sent) {
   const std::uint64_t now = nanoseconds(core::Clock::now());
   if (measured_ && sent.sequence == measured_->sequence && sent.partner < partners_.size() && sent.sent_ns < now)
     measured_->round_trips[sent.partner].push_back(static_cast<double>(now - sent.sent_ns) * 1e-9);
 }
 
-std::optional<RateReport> Rates::on_finished(std::uint64_t sequence, std::uint64_t bytes) {
+std::optional<RateReport> RateMeter::on_finished(std::uint64_t sequence, std::uint64_t bytes) {
   if (!measured_ || measured_->sequence != sequence) return std::nullopt;
   const Measured measured = *std::exchange(measured_, std::nullopt);
   const core::TimePoint now = core::Clock::now();
@@ -138,7 +138,7 @@ std::optional<RateReport> Rates::on_finished(std::uint64_t sequence, std::uint64
   return report;
 }
 
-std::optional<std::map<int, RateReport>> Rates::on_report(int rank, std::uint64_t sequence, RateReport report) {
+std::optional<std::map<int, RateReport>> RateMeter::on_report(int rank, std::uint64_t sequence, RateReport report) {
   reports_[sequence][rank] = std::move(report);
   while (reports_.size() > kReportsKept) reports_.erase(reports_.begin());
   const auto found = reports_.find(sequence);
@@ -146,8 +146,8 @@ std::optional<std::map<int, RateReport>> Rates::on_report(int rank, std::uint64_
   return std::move(reports_.extract(found).mapped());
 }
 
-std::optional<std::vector<double>> Rates::learn(const std::map<int, RateReport>& reports,
-                                                const schedule::Topology& topology, const std::vector<bool>& is_out) {
+std::optional<std::vector<double>> RateMeter::learn(const std::map<int, RateReport>& reports,
+                                                    const schedule::Topology& topology, const std::vector<bool>& is_out) {
   const schedule::Shares shares = shares_of(topology);
   const std::vector<schedule::CardReport> cards = cards_of(reports, topology, shares);
   const auto nodes = static_cast<std::size_t>(topology.nodes());

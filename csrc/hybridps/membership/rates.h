@@ -31,20 +31,20 @@ struct RateReport {
   std::vector<double> server_delays;  // seconds, per dedicated server; 0: not known. Empty but from leaders of nodes
 };
 
-class Rates : core::Pinned {
+class RateMeter : core::Pinned {
  public:
   static constexpr std::uint64_t kMeasureEvery = 5;
   static constexpr std::uint64_t kMeasureBytesMin = 1 << 20;
 
-  class Host {
+  class RatesHost {
    public:
-    virtual ~Host() = default;
+    virtual ~RatesHost() = default;
     /// On the connection that carries data.
     virtual void send_echo(int member, const wire::Echo& echo) = 0;
     virtual std::uint64_t bytes_through_card() const = 0;
   };
 
-  Rates(Host& host, const schedule::Topology& topology);
+  RateMeter(RatesHost& host, const schedule::Topology& topology);
 
   /// A collective begins here.
   void on_started(std::uint64_t sequence, const wire::Signature& signature);
@@ -77,7 +77,7 @@ class Rates : core::Pinned {
   void choose_partners();
   bool leads_its_node() const { return topology_.local_index(topology_.rank()) == 0; }
 
-  Host& host_;
+  RatesHost& host_;
   schedule::Topology topology_;
   std::vector<int> partners_;  // members
   std::optional<Measured> measured_;

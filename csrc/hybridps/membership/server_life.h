@@ -15,7 +15,7 @@ namespace hybridps::membership {
 
 class ServerLife {
  public:
-  enum class Phase : unsigned char {
+  enum class LifePhase : unsigned char {
     kMember,
     kReported,  // this rank has told rank 0 that it is gone
     kLeaving,   // it has asked to leave
@@ -26,27 +26,27 @@ class ServerLife {
   /// Members below `ranks` are ranks.
   explicit ServerLife(int ranks) : ranks_(ranks) {}
 
-  Phase of(int member) const noexcept {
+  LifePhase of(int member) const noexcept {
     const auto at = static_cast<std::size_t>(member - ranks_);
-    return member >= ranks_ && at < phases_.size() ? phases_[at] : Phase::kMember;
+    return member >= ranks_ && at < phases_.size() ? phases_[at] : LifePhase::kMember;
   }
-  bool is_gone(int member) const noexcept { return of(member) == Phase::kGone; }
-  bool is_leaving(int member) const noexcept { return of(member) == Phase::kLeaving || of(member) == Phase::kReleased; }
+  bool is_gone(int member) const noexcept { return of(member) == LifePhase::kGone; }
+  bool is_leaving(int member) const noexcept { return of(member) == LifePhase::kLeaving || of(member) == LifePhase::kReleased; }
   /// It is to own nothing in versions to come.
-  bool is_out(int member) const noexcept { return of(member) >= Phase::kLeaving; }
-  bool any(Phase phase) const noexcept { return std::find(phases_.begin(), phases_.end(), phase) != phases_.end(); }
+  bool is_out(int member) const noexcept { return of(member) >= LifePhase::kLeaving; }
+  bool any(LifePhase phase) const noexcept { return std::find(phases_.begin(), phases_.end(), phase) != phases_.end(); }
   /// False: it is as far already. Of a rank nothing is kept.
-  bool advance(int member, Phase to) {
+  bool advance(int member, LifePhase to) {
     if (member < ranks_ || of(member) >= to) return false;
     const auto at = static_cast<std::size_t>(member - ranks_);
-    if (phases_.size() <= at) phases_.resize(at + 1, Phase::kMember);
+    if (phases_.size() <= at) phases_.resize(at + 1, LifePhase::kMember);
     phases_[at] = to;
     return true;
   }
 
  private:
   int ranks_;
-  std::vector<Phase> phases_;  // by server
+  std::vector<LifePhase> phases_;  // by server
 };
 
 }  // namespace hybridps::membership

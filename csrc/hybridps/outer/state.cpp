@@ -31,7 +31,7 @@ Status State::try_apply(Slot slot, std::uint64_t elements, std::uint64_t first, 
   float* kept = found != parts_.end() ? found->second.values.get() : nullptr;
   if (kept == nullptr && !reads && (!steps || step.momentum != 0.0F)) {
     const std::uint64_t bytes = elements * sizeof(float);
-    Part part{elements, {}};
+    OwnedPart part{elements, {}};
     if (bytes <= budget_->bytes_max - budget_->used)
       part.values.reset(static_cast<float*>(std::calloc(elements, sizeof(float))));
     if (!part.values)

@@ -43,14 +43,14 @@ class State : core::Pinned {
   struct Free {
     void operator()(float* memory) const noexcept { std::free(memory); }
   };
-  struct Part {
+  struct OwnedPart {
     std::uint64_t elements = 0;
     std::unique_ptr<float, Free> values;
   };
 
   const std::shared_ptr<compress::MemoryBudget> budget_;
   std::uint64_t bytes_ = 0;
-  std::map<Slot, Part> parts_;
+  std::map<Slot, OwnedPart> parts_;
 };
 
 }  // namespace hybridps::outer

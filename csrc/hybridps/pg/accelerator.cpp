@@ -50,11 +50,11 @@ const AcceleratorSeam& accelerator_seam() noexcept {
   return kSeam;
 }
 
-device::Stream current_stream(c10::Device device) {
+device::DeviceStream current_stream(c10::Device device) {
   return known(device).native(c10::impl::getDeviceGuardImpl(device.type())->getStream(device));
 }
 
-c10::Stream as_torch_stream(device::Stream stream, c10::Device device) {
+c10::Stream as_torch_stream(device::DeviceStream stream, c10::Device device) {
   return known(device).as_torch(stream, device);
 }
 

@@ -29,9 +29,9 @@ class Accelerator {
   /// The same object for the same index. kUnsupported, kInvalidArgument: says what is missing.
   virtual core::Result<std::shared_ptr<device::Device>> open(int index) = 0;
   /// What the Device knows torch's stream by.
-  virtual device::Stream native(c10::Stream stream) = 0;
+  virtual device::DeviceStream native(c10::Stream stream) = 0;
   /// A stream of ours, as torch's guards take it.
-  virtual c10::Stream as_torch(device::Stream stream, c10::Device device) = 0;
+  virtual c10::Stream as_torch(device::DeviceStream stream, c10::Device device) = 0;
   /// Of host memory that is pinned by the devices of this process.
   virtual std::uint64_t pinned_bytes() = 0;
   /// What the ranks of a node have for working together on their devices: kUnsupported says what is missing.
@@ -55,9 +55,9 @@ struct AcceleratorSeam {
 const AcceleratorSeam& accelerator_seam() noexcept;
 
 /// torch's current stream of this thread. `device` has an Accelerator.
-device::Stream current_stream(c10::Device device);
+device::DeviceStream current_stream(c10::Device device);
 /// A stream of ours, as torch's guards take it. `device` has an Accelerator.
-c10::Stream as_torch_stream(device::Stream stream, c10::Device device);
+c10::Stream as_torch_stream(device::DeviceStream stream, c10::Device device);
 core::Result<std::shared_ptr<device::Device>> open_device(c10::Device device);
 /// Of all kinds.
 std::uint64_t pinned_bytes();

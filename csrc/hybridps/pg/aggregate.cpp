@@ -17,7 +17,7 @@ namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-worker::Operation reduction(schedule::Kind kind, const Reduction& what) {
+worker::Operation reduction(schedule::Kind kind, const TensorReduction& what) {
   worker::Operation operation;
   operation.kind = kind;
   operation.dtype = what.dtype;
@@ -66,7 +66,7 @@ WorkPtr ProcessGroupHybrid::allreduce(std::vector<at::Tensor>& tensors, const c1
   const at::Tensor& tensor = tensors.front();
   if (tensor.defined() && tensor.is_sparse() && tensor.is_cpu()) return sparse_allreduce(tensors, opts);
   check_tensors("all_reduce", tensors);
-  const Reduction what = reduction_of("all_reduce", tensor, opts.reduceOp);
+  const TensorReduction what = reduction_of("all_reduce", tensor, opts.reduceOp);
   Call call;
   call.operations.push_back(reduction(schedule::Kind::kAllReduce, what));
   // Several tensors: the reduction is over all tensors of all ranks, and all of them get it, as in gloo.

@@ -76,9 +76,9 @@ void Compression::choose(worker::Operation& operation, const void* address, int 
     operation.tensor = key_of({{ordinal, bytes, operation.dtype}, address, false, step_, 0}, operation);
 }
 
-std::vector<Compression::Class> Compression::classes() const {
+std::vector<Compression::SizeDecision> Compression::classes() const {
   static constexpr const char* kWhy[] = {"undecided", "forced", "codec_share", "trial"};
-  std::vector<Class> all;
+  std::vector<SizeDecision> all;
   for (std::size_t i = 0; i < compress::Payoff::kClasses; ++i) {
     const compress::Payoff::Decision& decision = payoff_.decisions()[i];
     all.push_back({compress::Payoff::class_text(i), compress::Payoff::class_begin(i),
@@ -133,8 +133,8 @@ void Compression::tell() const {
                  ": measured in the first steps, sums go, by size: ", text, "; auto=0 compresses all");
 }
 
-std::vector<std::pair<Compression::Place, compress::TensorKey>> Compression::tensors() const {
-  std::vector<std::pair<Place, compress::TensorKey>> all;
+std::vector<std::pair<Compression::TensorIdentity, compress::TensorKey>> Compression::tensors() const {
+  std::vector<std::pair<TensorIdentity, compress::TensorKey>> all;
   for (const Tensor& tensor : tensors_) all.emplace_back(tensor.place, tensor.key);
   return all;
 }

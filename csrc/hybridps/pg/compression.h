@@ -43,29 +43,29 @@ class Compression : core::Pinned {
   /// To be issued before the operations for which choose() was called last; none as a rule.
   std::optional<Vote> take_vote() { return std::exchange(vote_, {}); }
   /// What is decided of sums, by size.
-  struct Class {
+  struct SizeDecision {
     std::string sizes;  // "256 KiB to 1 MiB"
     std::uint64_t bytes_min = 0;
     const char* why = "";  // undecided, forced, codec_share, trial
     compress::Payoff::Decision decision;
   };
-  std::vector<Class> classes() const;
+  std::vector<SizeDecision> classes() const;
 
   /// A tensor by what stays the same in another process.
-  struct Place {
+  struct TensorIdentity {
     std::uint32_t ordinal = 0;  // in its step
     std::uint64_t bytes = 0;
     core::DType dtype = core::DType::kBytes;
-    bool operator==(const Place&) const = default;
+    bool operator==(const TensorIdentity&) const = default;
   };
   struct Saved {
-    Place place;
+    TensorIdentity place;
     std::vector<float> residual;  // per element; empty: none
     std::vector<float> owed;
     std::vector<float> momentum;
   };
   /// Tensors of which something may be remembered, and their keys.
-  std::vector<std::pair<Place, compress::TensorKey>> tensors() const;
+  std::vector<std::pair<TensorIdentity, compress::TensorKey>> tensors() const;
   /// What each has when it is first reduced, instead of zeros. What is loaded and never asked for stays in `unclaimed()`.
   void load(std::vector<Saved> saved) { loaded_ = std::move(saved); }
   std::size_t unclaimed() const noexcept { return loaded_.size(); }
@@ -74,7 +74,7 @@ class Compression : core::Pinned {
   bool devices_may_encode() const noexcept {
     if (codecs_ == nullptr) return false;
     const compress::Spec& spec = codecs_->spec();
-    return spec.kind == compress::Kind::kInt8 && !spec.feedback && spec.momentum <= 0.0;
+    return spec.kind == compress::CodecKind::kInt8 && !spec.feedback && spec.momentum <= 0.0;
   }
   /// Steps that have reduced something, for the first steps' codec.
   std::uint64_t steps() const noexcept { return step_; }
@@ -82,7 +82,7 @@ class Compression : core::Pinned {
 
  private:
   struct Tensor {
-    Place place;
+    TensorIdentity place;
     const void* address = nullptr;
     bool stays = false;  // it was here before
     std::uint64_t step = 0;

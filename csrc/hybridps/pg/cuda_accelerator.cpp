@@ -49,8 +49,8 @@ class CudaAccelerator final : public Accelerator {
     opened_.emplace(index, device);
     return std::shared_ptr<device::Device>(std::move(device));
   }
-  device::Stream native(c10::Stream stream) override { return {c10::cuda::CUDAStream(stream).stream()}; }
-  c10::Stream as_torch(device::Stream stream, c10::Device device) override {
+  device::DeviceStream native(c10::Stream stream) override { return {c10::cuda::CUDAStream(stream).stream()}; }
+  c10::Stream as_torch(device::DeviceStream stream, c10::Device device) override {
     return c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream.native), device.index()).unwrap();
   }
   std::uint64_t pinned_bytes() override {

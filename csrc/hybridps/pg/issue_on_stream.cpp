@@ -173,7 +173,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
       held->buffers().hold(memory);
     }
     for (std::size_t i = 0; i < call.operations.size(); ++i) {
-      staging::Request request;
+      staging::StagingRequest request;
       request.scratch = scratch[i];
       request.operation = std::move(call.operations[i]);
       request.caller = current_stream(device);

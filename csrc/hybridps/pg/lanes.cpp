@@ -183,7 +183,7 @@ std::uint64_t InOrder::next() const {
 
 void InOrder::leave(std::uint64_t ticket, Lanes::Task task, bool calls_back) {
   const std::lock_guard lock(mutex_);
-  Slot& left = slots_[static_cast<std::size_t>(ticket - first_)];
+  TicketSlot& left = slots_[static_cast<std::size_t>(ticket - first_)];
   left.done = true;
   if (calls_back) {
     left.callbacks.insert(left.callbacks.begin(), std::move(task));  // before what was appended
@@ -191,7 +191,7 @@ void InOrder::leave(std::uint64_t ticket, Lanes::Task task, bool calls_back) {
     left.task = std::move(task);
   }
   while (!slots_.empty() && slots_.front().done) {
-    Slot ready = std::move(slots_.front());
+    TicketSlot ready = std::move(slots_.front());
     slots_.pop_front();
     ++first_;
     if (ready.task) lanes_->post(lane_, std::move(ready.task));

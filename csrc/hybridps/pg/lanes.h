@@ -89,7 +89,7 @@ class InOrder : public std::enable_shared_from_this<InOrder>, core::Pinned {
   std::uint64_t next() const;
 
  private:
-  struct Slot {
+  struct TicketSlot {
     bool done = false;
     Lanes::Task task;                    // of leave()
     std::vector<Lanes::Task> callbacks;  // after it
@@ -103,7 +103,7 @@ class InOrder : public std::enable_shared_from_this<InOrder>, core::Pinned {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t first_ = 0;  // ticket of slots_.front()
-  std::deque<Slot> slots_;
+  std::deque<TicketSlot> slots_;
   std::size_t callbacks_left_ = 0;  // tasks on the lane that call back, the running one included
 };
 

@@ -319,7 +319,7 @@ std::string ProcessGroupHybrid::compression() const {
 std::vector<Compression::Saved> ProcessGroupHybrid::compression_state() {
   const auto life = this->life();
   const auto group = group_or_throw(*life, "compress.state_dict");
-  std::vector<std::pair<Compression::Place, compress::TensorKey>> tensors;
+  std::vector<std::pair<Compression::TensorIdentity, compress::TensorKey>> tensors;
   {
     const std::lock_guard lock(issue_mutex_);
     tensors = life->compression->tensors();
@@ -348,7 +348,7 @@ std::uint64_t ProcessGroupHybrid::compression_steps() {
   return life->compression->steps();
 }
 
-std::vector<Compression::Class> ProcessGroupHybrid::compression_classes() {
+std::vector<Compression::SizeDecision> ProcessGroupHybrid::compression_classes() {
   const auto life = this->life();
   const std::lock_guard lock(issue_mutex_);
   return life->compression->classes();

@@ -100,7 +100,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   std::vector<Compression::Saved> compression_state();
   void load_compression_state(std::vector<Compression::Saved> saved, std::uint64_t steps);
   std::uint64_t compression_steps();
-  std::vector<Compression::Class> compression_classes();
+  std::vector<Compression::SizeDecision> compression_classes();
   /// Tensors of a loaded state that none here has asked for yet.
   std::size_t compression_unclaimed();
   /// compress::text_of() what is in effect: "none", "int8:...".

@@ -40,12 +40,12 @@ Unwrapped unwrap(StorePtr store) {
 /// One clone per base store, for as long as that lives: connecting is dear (TCPStore looks up the peer's name on the
 /// server's only thread, and a slow name service then holds up every rank), so groups must not each connect anew.
 StorePtr shared_clone(const StorePtr& base) {
-  struct Entry {
+  struct ClonedStore {
     c10::weak_intrusive_ptr<c10d::Store> base;
     StorePtr clone;
   };
   static auto& mutex = *new std::mutex;
-  static auto& clones = *new std::map<c10d::Store*, Entry>;
+  static auto& clones = *new std::map<c10d::Store*, ClonedStore>;
   std::vector<StorePtr> unused;  // closed after the lock is released
   std::unique_lock lock(mutex);
   for (auto at = clones.begin(); at != clones.end();) {
@@ -68,7 +68,7 @@ StorePtr shared_clone(const StorePtr& base) {
     return base;
   }
   lock.lock();
-  const auto [at, is_new] = clones.try_emplace(base.get(), Entry{c10::weak_intrusive_ptr<c10d::Store>(base), clone});
+  const auto [at, is_new] = clones.try_emplace(base.get(), ClonedStore{c10::weak_intrusive_ptr<c10d::Store>(base), clone});
   if (!is_new) unused.push_back(std::exchange(clone, at->second.clone));  // somebody else was faster
   return clone;
 }

@@ -141,7 +141,7 @@ void StreamWork::throw_failure() const {
 
 void StreamWork::synchronize() {
   throw_failure();
-  const device::Stream current = current_stream(device_);
+  const device::DeviceStream current = current_stream(device_);
   for (const auto& staged : staged_) check_status(staged->wait_on(current), describe());
   for (const Ptr& work : joined_) work->synchronize();
   // Memory that was made on another stream would be used again by that one, which does not wait.
@@ -214,7 +214,7 @@ StreamWork::FuturePtr StreamWork::getFuture() {
     // The value is ready when the current stream of this moment has come so far.
     std::vector<Ptr> all = joined_;
     all.push_back(Ptr::reclaim_copy(this));
-    device::Stream last{};
+    device::DeviceStream last{};
     bool found = false;
     for (const Ptr& work : all) {
       if (work->channels_.empty()) continue;

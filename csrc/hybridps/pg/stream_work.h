@@ -119,7 +119,7 @@ class StreamWork final : public c10d::Work {
   const char* const name_;
   std::vector<at::Tensor> outputs_;
   const c10::Device device_;
-  const device::Stream issued_on_;
+  const device::DeviceStream issued_on_;
   const std::chrono::milliseconds timeout_;
   const bool blocks_host_;
   const std::shared_ptr<Held> held_;

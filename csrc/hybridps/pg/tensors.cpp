@@ -117,10 +117,10 @@ core::DType movable_dtype(const std::vector<at::Tensor>& tensors) noexcept {
   return movable_dtype(tensors.front());
 }
 
-Reduction reduction_of(const char* call, const at::Tensor& tensor, const c10d::ReduceOp& op) {
+TensorReduction reduction_of(const char* call, const at::Tensor& tensor, const c10d::ReduceOp& op) {
   const auto dtype = dtype_of(tensor.scalar_type());
   TORCH_CHECK(dtype.has_value(), "hybridps::", call, ": cannot reduce tensors of type ", tensor.scalar_type());
-  Reduction result;
+  TensorReduction result;
   result.dtype = *dtype;
   result.op = op_of(call, op);
   if (!core::is_reducible(result.dtype, result.op)) {
@@ -225,7 +225,7 @@ worker::Piece Buffers::output(const at::Tensor& tensor, bool reads) {
   return {static_cast<std::byte*>(written.mutable_data_ptr()), bytes_of(written)};
 }
 
-worker::Piece Buffers::output_of_all(const std::vector<at::Tensor>& tensors, const Reduction& what) {
+worker::Piece Buffers::output_of_all(const std::vector<at::Tensor>& tensors, const TensorReduction& what) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   const at::Tensor total = contiguous_like(tensors.front());
   std::vector<at::Tensor> plain;

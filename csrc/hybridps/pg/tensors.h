@@ -24,13 +24,13 @@ core::DType movable_dtype(const at::Tensor& tensor) noexcept;
 /// movable_dtype() if all tensors share it, else kBytes.
 core::DType movable_dtype(const std::vector<at::Tensor>& tensors) noexcept;
 
-struct Reduction {
+struct TensorReduction {
   core::DType dtype = core::DType::kBytes;
   core::ReduceOp op = core::ReduceOp::kNone;
   double premul = 1.0;
 };
 /// Throws, as gloo does, for pairs that are not defined. `call` is for messages: "all_reduce".
-Reduction reduction_of(const char* call, const at::Tensor& tensor, const c10d::ReduceOp& op);
+TensorReduction reduction_of(const char* call, const at::Tensor& tensor, const c10d::ReduceOp& op);
 
 /// Throws unless the tensor is one that we carry: defined, dense, on the CPU or, in a build with CUDA, on a GPU.
 void check_tensor(const char* call, const at::Tensor& tensor);
@@ -58,7 +58,7 @@ class Buffers {
   /// `reads`: the operation reads it too, so that a temporary starts with the tensor's values.
   worker::Piece output(const at::Tensor& tensor, bool reads);
   /// A temporary with the reduction of all of them; the operation's result goes to each. Tensors that are alike, on the CPU.
-  worker::Piece output_of_all(const std::vector<at::Tensor>& tensors, const Reduction& what);
+  worker::Piece output_of_all(const std::vector<at::Tensor>& tensors, const TensorReduction& what);
   /// `tensor` gets what `first` gets, of which the last output was made.
   void output_also(const at::Tensor& tensor, const at::Tensor& first);
   /// A copy of the input, if it overlaps one of `outputs` and is not the same memory as the one at `own` (-1: none).

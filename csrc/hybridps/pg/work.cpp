@@ -146,7 +146,7 @@ void WorkHybrid::arrived(Ptr work) {
   const int lane = work->lane_;
   {
     const std::lock_guard lock(work->mutex_);
-    work->stage_ = Stage::kArrived;
+    work->stage_ = WorkStage::kArrived;
     if (work->waiters_ > 0) work->cv_.notify_all();
   }
   // Both may get there first: the lane can be busy with a callback that waits for this very work.
@@ -158,8 +158,8 @@ void WorkHybrid::arrived(Ptr work) {
 
 bool WorkHybrid::claim_finish() {
   const std::lock_guard lock(mutex_);
-  if (stage_ != Stage::kArrived) return false;
-  stage_ = Stage::kFinishing;
+  if (stage_ != WorkStage::kArrived) return false;
+  stage_ = WorkStage::kFinishing;
   return true;
 }
 
@@ -192,7 +192,7 @@ void WorkHybrid::complete(Ptr work) {
   FuturePtr future_result;
   {
     const std::lock_guard lock(work->mutex_);
-    work->stage_ = Stage::kComplete;
+    work->stage_ = WorkStage::kComplete;
     work->completed_ = true;
     work->duration_ms_ = duration_ms;
     parents.swap(work->parents_);
@@ -266,7 +266,7 @@ void WorkHybrid::add_parent(const Ptr& work, Ptr parent) {
   worker::Outcome outcome;
   {
     const std::lock_guard lock(work->mutex_);
-    if (work->stage_ != Stage::kComplete) {
+    if (work->stage_ != WorkStage::kComplete) {
       work->parents_.push_back(std::move(parent));
       return;
     }
@@ -283,7 +283,7 @@ bool WorkHybrid::wait(std::chrono::milliseconds timeout) {
   bool drives = false;
   {
     const std::lock_guard lock(mutex_);
-    if (waited_for_ && stage_ == Stage::kPending) group = context_->group.lock();
+    if (waited_for_ && stage_ == WorkStage::kPending) group = context_->group.lock();
     drives = group != nullptr;
   }
   const bool complete = wait_with_signals(deadline.point(), [&](core::TimePoint until) {
@@ -313,19 +313,19 @@ bool WorkHybrid::drive(engine::Group& group, core::TimePoint until) {
   }
   const auto is_pending = [this] {
     const std::lock_guard lock(mutex_);
-    return stage_ == Stage::kPending;
+    return stage_ == WorkStage::kPending;
   };
   group.drive([&] { return !is_pending(); }, until);
   const std::lock_guard lock(mutex_);
   --waiters_;
-  return stage_ == Stage::kPending && core::Clock::now() >= until;
+  return stage_ == WorkStage::kPending && core::Clock::now() >= until;
 }
 
 bool WorkHybrid::sleep_until(core::TimePoint until) {
   std::unique_lock lock(mutex_);
-  while (stage_ != Stage::kComplete) {
-    if (stage_ == Stage::kArrived) {
-      stage_ = Stage::kFinishing;
+  while (stage_ != WorkStage::kComplete) {
+    if (stage_ == WorkStage::kArrived) {
+      stage_ = WorkStage::kFinishing;
       lock.unlock();
       finish_and_complete(Ptr::reclaim_copy(this));
       lock.lock();
@@ -334,26 +334,26 @@ bool WorkHybrid::sleep_until(core::TimePoint until) {
     ++waiters_;
     const bool woken = cv_.wait_until(lock, until) == std::cv_status::no_timeout;
     --waiters_;
-    if (!woken && stage_ != Stage::kComplete && stage_ != Stage::kArrived) return false;
+    if (!woken && stage_ != WorkStage::kComplete && stage_ != WorkStage::kArrived) return false;
   }
   return true;
 }
 
 bool WorkHybrid::isCompleted() {
   const std::lock_guard lock(mutex_);
-  if (stage_ != Stage::kComplete) return false;
+  if (stage_ != WorkStage::kComplete) return false;
   seen_complete_.store(true, std::memory_order_relaxed);
   return true;
 }
 
 bool WorkHybrid::isSuccess() const {
   const std::lock_guard lock(mutex_);
-  return stage_ == Stage::kComplete && status_.is_ok();
+  return stage_ == WorkStage::kComplete && status_.is_ok();
 }
 
 std::exception_ptr WorkHybrid::exception() const {
   const std::lock_guard lock(mutex_);
-  if (stage_ != Stage::kComplete || status_.is_ok()) return nullptr;
+  if (stage_ != WorkStage::kComplete || status_.is_ok()) return nullptr;
   return to_exception(status_, describe());
 }
 
@@ -378,7 +378,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHybrid::getFuture() {
     const std::lock_guard lock(mutex_);
     if (future_) return future_;
     future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    if (stage_ != Stage::kComplete) return future_;
+    if (stage_ != WorkStage::kComplete) return future_;
   }
   // Nobody else knows it yet, and no lane will complete it. Callbacks of earlier works go first, even where this one
   // was complete before them: a callback that is added to a finished future runs in the caller. But who knows that the
@@ -401,7 +401,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHybrid::getFutureResult() {
     const std::lock_guard lock(mutex_);
     if (future_result_) return future_result_;
     future_result_ = c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get());
-    if (stage_ != Stage::kComplete) return future_result_;
+    if (stage_ != WorkStage::kComplete) return future_result_;
   }
   mark_result(future_result_);
   return future_result_;
@@ -411,7 +411,7 @@ uint64_t WorkHybrid::getSequencenumber() const { return sequence_.load(std::memo
 
 float WorkHybrid::getDuration() const {
   const std::lock_guard lock(mutex_);
-  TORCH_CHECK(stage_ == Stage::kComplete, "getDuration() may only be called once the work is complete (", describe(),
+  TORCH_CHECK(stage_ == WorkStage::kComplete, "getDuration() may only be called once the work is complete (", describe(),
               ")");
   return duration_ms_;
 }

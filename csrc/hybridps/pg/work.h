@@ -121,7 +121,7 @@ class WorkHybrid final : public c10d::Work {
 #endif
 
  private:
-  enum class Stage { kPending, kArrived, kFinishing, kComplete };
+  enum class WorkStage { kPending, kArrived, kFinishing, kComplete };
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
   static void arrived(Ptr work);
@@ -159,7 +159,7 @@ class WorkHybrid final : public c10d::Work {
   std::vector<std::pair<std::shared_ptr<InOrder>, std::uint64_t>> ancestors_;  // works whose callbacks led here
 
   // Under mutex_ (of the base class, as is cv_).
-  Stage stage_ = Stage::kPending;
+  WorkStage stage_ = WorkStage::kPending;
   std::size_t parts_left_;
   core::Status status_;
   int source_rank_ = -1;

@@ -17,26 +17,26 @@ namespace hybridps::reduce {
 /// combine() for one dtype and operation; n >= 1. Reads every input once and writes `out` once.
 using Kernel = void (*)(const Input* inputs, std::size_t n, std::byte* out, std::size_t count, const Finish& finish);
 
-struct KernelTable {
+struct SumKernels {
   const char* name = nullptr;  // what instruction_set() says
   // By dtype and operation. nullptr where core::is_reducible() is false, and for the complex sums, which
   // combine() runs as sums of twice as many real numbers.
   Kernel kernels[core::kDTypeCount][core::kReduceOpCount] = {};
 };
 
-extern const KernelTable kBaselineTable;  // "scalar": vector instructions only where the compiler sees them
+extern const SumKernels kBaselineTable;  // "scalar": vector instructions only where the compiler sees them
 #if defined(__x86_64__)
-extern const KernelTable kAvx2Table;
-extern const KernelTable kAvx512Table;
+extern const SumKernels kAvx2Table;
+extern const SumKernels kAvx512Table;
 #elif defined(__aarch64__)
-extern const KernelTable kNeonTable;
+extern const SumKernels kNeonTable;
 #endif
 
 /// What this CPU and its operating system can run, slowest first. Never empty.
-std::span<const KernelTable* const> available_tables() noexcept;
+std::span<const SumKernels* const> available_tables() noexcept;
 
 /// combine() by the kernels of one table.
-void combine_with(const KernelTable& table, std::span<const Input> inputs, std::byte* out, std::size_t count,
+void combine_with(const SumKernels& table, std::span<const Input> inputs, std::byte* out, std::size_t count,
                   core::DType dtype, core::ReduceOp op, Finish finish);
 
 }  // namespace hybridps::reduce

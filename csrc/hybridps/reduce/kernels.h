@@ -72,12 +72,12 @@ void block_loop(const Input* inputs, std::size_t n, std::byte* out, std::size_t 
       }
     }
     if constexpr (E::kFloating) {
-      if (finish.kind == Finish::Kind::kMultiply) {
+      if (finish.kind == Finish::Scaling::kMultiply) {
         const auto factor = static_cast<typename E::Factor>(finish.factor);
         for (std::size_t j = 0; j < m; ++j) acc[j] = E::scale(acc[j], factor);
       }
     } else if constexpr (E::kDivides) {
-      if (finish.kind == Finish::Kind::kDivideTruncate) {
+      if (finish.kind == Finish::Scaling::kDivideTruncate) {
         for (std::size_t j = 0; j < m; ++j) acc[j] = E::divide(acc[j], finish.divisor);
       }
     }
@@ -134,14 +134,14 @@ void lanes_kernel(const Input* inputs, std::size_t n, std::byte* out, std::size_
   constexpr std::size_t kRegisters = 4;  // enough independent additions to hide their latency
   std::size_t done = 0;
   if constexpr (E::kFloating) {
-    if (finish.kind == Finish::Kind::kMultiply) {
+    if (finish.kind == Finish::Scaling::kMultiply) {
       done = lanes_steps<L, kFold, true, kRegisters>(inputs, n, out, done, count, finish);
       done = lanes_steps<L, kFold, true, 1>(inputs, n, out, done, count, finish);
     } else {
       done = lanes_steps<L, kFold, false, kRegisters>(inputs, n, out, done, count, finish);
       done = lanes_steps<L, kFold, false, 1>(inputs, n, out, done, count, finish);
     }
-  } else if (finish.kind == Finish::Kind::kNone) {  // no vector instruction divides integers
+  } else if (finish.kind == Finish::Scaling::kNone) {  // no vector instruction divides integers
     done = lanes_steps<L, kFold, false, kRegisters>(inputs, n, out, done, count, finish);
     done = lanes_steps<L, kFold, false, 1>(inputs, n, out, done, count, finish);
   }
@@ -159,7 +159,7 @@ constexpr Kernel kernel_of() {
   }
 }
 
-constexpr Kernel& slot(KernelTable& table, core::DType dtype, core::ReduceOp op) {
+constexpr Kernel& slot(SumKernels& table, core::DType dtype, core::ReduceOp op) {
   return table.kernels[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
 }
 
@@ -167,7 +167,7 @@ constexpr Kernel& slot(KernelTable& table, core::DType dtype, core::ReduceOp op)
 /// compiler, so that no code of a newer instruction set runs before the choice.
 template <template <class Element> class LanesOf>
 struct TableMaker {
-  KernelTable table;
+  SumKernels table;
 
   template <class E, Fold kFold>
   constexpr void add(core::DType dtype, core::ReduceOp op) {
@@ -223,7 +223,7 @@ struct TableMaker {
 };
 
 template <template <class Element> class LanesOf>
-constexpr KernelTable make_table(const char* name) {
+constexpr SumKernels make_table(const char* name) {
   return TableMaker<LanesOf>(name).table;
 }
 

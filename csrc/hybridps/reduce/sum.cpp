@@ -22,7 +22,7 @@ using core::DType;
 using core::ReduceOp;
 
 struct AvailableTables {
-  const KernelTable* tables[3] = {&kBaselineTable};
+  const SumKernels* tables[3] = {&kBaselineTable};
   std::size_t count = 1;
 
   AvailableTables() noexcept {
@@ -51,21 +51,21 @@ const AvailableTables& available() noexcept {
 
 }  // namespace
 
-std::span<const KernelTable* const> available_tables() noexcept { return {available().tables, available().count}; }
+std::span<const SumKernels* const> available_tables() noexcept { return {available().tables, available().count}; }
 
 const char* instruction_set() noexcept { return available_tables().back()->name; }
 
-void combine_with(const KernelTable& table, std::span<const Input> inputs, std::byte* out, std::size_t count,
+void combine_with(const SumKernels& table, std::span<const Input> inputs, std::byte* out, std::size_t count,
                   DType dtype, ReduceOp op, Finish finish) {
   assert(core::is_reducible(dtype, op));
   assert(!inputs.empty());
-  assert(finish.kind != Finish::Kind::kMultiply || core::is_floating(dtype));
-  assert(finish.kind != Finish::Kind::kDivideTruncate || (!core::is_floating(dtype) && finish.divisor >= 1));
+  assert(finish.kind != Finish::Scaling::kMultiply || core::is_floating(dtype));
+  assert(finish.kind != Finish::Scaling::kDivideTruncate || (!core::is_floating(dtype) && finish.divisor >= 1));
   if (count == 0) return;
 
   // One input, nothing to do: its bytes, so that not even a NaN's payload changes. Not for bool, which is
   // normalised.
-  if (inputs.size() == 1 && finish.kind == Finish::Kind::kNone && dtype != DType::kBool &&
+  if (inputs.size() == 1 && finish.kind == Finish::Scaling::kNone && dtype != DType::kBool &&
       (op != ReduceOp::kPremulSum || inputs[0].premul == 1.0)) {
     if (out != inputs[0].data) std::memcpy(out, inputs[0].data, count * core::size_of(dtype));
     return;
@@ -85,7 +85,7 @@ void combine_with(const KernelTable& table, std::span<const Input> inputs, std::
 
 void combine(std::span<const Input> inputs, std::byte* out, std::size_t count, DType dtype, ReduceOp op,
              Finish finish) {
-  const KernelTable& table = *available_tables().back();
+  const SumKernels& table = *available_tables().back();
   const auto is_plain = [](const Input& input) { return input.format == nullptr; };
   if (std::all_of(inputs.begin(), inputs.end(), is_plain)) {
     combine_with(table, inputs, out, count, dtype, op, finish);

@@ -31,7 +31,7 @@ struct Input {
 
 /// What happens to the accumulator before it is rounded into the output.
 struct Finish {
-  enum class Kind { kNone, kMultiply, kDivideTruncate } kind = Kind::kNone;
+  enum class Scaling { kNone, kMultiply, kDivideTruncate } kind = Scaling::kNone;
   double factor = 1.0;    // kMultiply: floating types only, e.g. AVG's 1/world at the node stage
   long long divisor = 1;  // kDivideTruncate: integer types only, e.g. AVG's world at the owner stage
 };

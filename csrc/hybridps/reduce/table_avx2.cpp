@@ -8,6 +8,6 @@
 
 namespace hybridps::reduce {
 
-constinit const KernelTable kAvx2Table = make_table<Avx2Lanes>("avx2");
+constinit const SumKernels kAvx2Table = make_table<Avx2Lanes>("avx2");
 
 }  // namespace hybridps::reduce

@@ -8,6 +8,6 @@
 
 namespace hybridps::reduce {
 
-constinit const KernelTable kAvx512Table = make_table<Avx512Lanes>("avx512");
+constinit const SumKernels kAvx512Table = make_table<Avx512Lanes>("avx512");
 
 }  // namespace hybridps::reduce

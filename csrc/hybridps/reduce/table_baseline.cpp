@@ -4,6 +4,6 @@
 
 namespace hybridps::reduce {
 
-constinit const KernelTable kBaselineTable = make_table<NoLanes>("scalar");
+constinit const SumKernels kBaselineTable = make_table<NoLanes>("scalar");
 
 }  // namespace hybridps::reduce

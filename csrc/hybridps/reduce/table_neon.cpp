@@ -8,6 +8,6 @@
 
 namespace hybridps::reduce {
 
-constinit const KernelTable kNeonTable = make_table<NeonLanes>("neon");
+constinit const SumKernels kNeonTable = make_table<NeonLanes>("neon");
 
 }  // namespace hybridps::reduce

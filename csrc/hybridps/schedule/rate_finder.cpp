@@ -28,7 +28,7 @@ std::optional<Shares> RateFinder::take_back() {
   held_ = std::exchange(held_next_, std::min(2 * held_next_, kHeldMax));
   held_time_ = proof_->time;
   held_bytes_ = proof_->bytes;
-  for (Card& card : cards_) card = Card{};
+  for (MeasuredCard& card : cards_) card = MeasuredCard{};
   has_last_ = false;
   takes_back_ = true;
   Shares before = std::move(proof_->before);
@@ -42,7 +42,7 @@ double RateFinder::set_rates(const std::vector<CardReport>& reports, const std::
   double fastest = 0.0;
   rates_.assign(n, 0.0);
   for (std::size_t i = 0; i < n; ++i) {
-    Card& card = cards_[i];
+    MeasuredCard& card = cards_[i];
     const double carried = i < nodes_ ? std::max(reports[i].bytes_per_second, part[i] * pace) : reports[i].bytes_per_second;
     const double last = std::exchange(card.last_carried, carried);
     if (reports[i].delay_seconds >= longest / 2) {
@@ -91,7 +91,7 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
   const double time = 1.0 / pace;
   const bool same_shares = same(shares, last_shares_);
   if (!same_shares)
-    for (Card& card : cards_) card.free = 0;
+    for (MeasuredCard& card : cards_) card.free = 0;
   const bool as_before = same_shares && alike(bytes, last_bytes_);
   const double best_time = as_before ? std::min(time, last_time_) : time;
   last_time_ = time;
@@ -137,7 +137,7 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
     return proof_ && proves && proof_->slower >= 2 ? take_back() : std::nullopt;
   if (is_held) return std::nullopt;
   held_ = 0;
-  if (!tries && !proof_) proof_ = Proof{shares, best_time, bytes, 0};
+  if (!tries && !proof_) proof_ = Baseline{shares, best_time, bytes, 0};
   return best;
 }
 

@@ -72,7 +72,7 @@ class RateFinder {
   const std::vector<double>& rates() const noexcept { return rates_; }
 
  private:
-  struct Card {
+  struct MeasuredCard {
     double last_delay = 0.0;
     double last_carried = 0.0;
     double rate = 0.0;  // measured while it set the pace; 0: not known
@@ -82,7 +82,7 @@ class RateFinder {
     bool is_tried = false;  // it was slow, and is given more to see whether it still is
     double was = 0.0;       // then: its rate
   };
-  struct Proof {
+  struct Baseline {
     Shares before;
     double time = 0.0;  // then, of a byte
     std::uint64_t bytes = 0;
@@ -95,14 +95,14 @@ class RateFinder {
                    const std::vector<double>& delays, double pace, double longest);
 
   std::size_t nodes_;
-  std::vector<Card> cards_;
+  std::vector<MeasuredCard> cards_;
   std::vector<double> rates_;
   bool has_last_ = false;
   Shares last_shares_;
   double last_time_ = 0.0;  // of a byte, of the operation before
   std::uint64_t last_bytes_ = 0;
   bool takes_back_ = false;
-  std::optional<Proof> proof_;
+  std::optional<Baseline> proof_;
   int held_ = 0;  // operations to come in which nothing changes
   int held_next_ = kHeld;
   double held_time_ = 0.0;  // of a byte, in operations of about so many

@@ -43,7 +43,7 @@ StoreChooser::Choice StoreChooser::begin(std::uint32_t kind, std::uint64_t bytes
   return {key, bytes, trial, index % of.block != 0, index + 1 == 4 * of.block, index < of.block || index >= 3 * of.block};
 }
 
-std::optional<StoreChooser::Outcome> StoreChooser::end(const Choice& choice, double seconds) {
+std::optional<StoreChooser::TrialOutcome> StoreChooser::end(const Choice& choice, double seconds) {
   const auto found = classes_.find(choice.of);
   if (found == classes_.end()) return std::nullopt;
   Class& of = found->second;
@@ -61,7 +61,7 @@ std::optional<StoreChooser::Outcome> StoreChooser::end(const Choice& choice, dou
   if (!choice.last || static_cast<std::uint64_t>(std::min(of.counts[0], of.counts[1])) < of.block - 1) return std::nullopt;
   const double most = of.past_cache ? of.stays_below : of.begins_below;
   of.past_cache = of.quickest[1] < most * of.quickest[0];
-  return Outcome{std::uint64_t{1} << ((choice.of & 0xff) - 1), of.quickest[0], of.quickest[1], of.past_cache};
+  return TrialOutcome{std::uint64_t{1} << ((choice.of & 0xff) - 1), of.quickest[0], of.quickest[1], of.past_cache};
 }
 
 }  // namespace hybridps::schedule

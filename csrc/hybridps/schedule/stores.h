@@ -47,14 +47,14 @@ class StoreChooser {
   /// The next operation: `kind` and `bytes` as all ranks have them, in the same order on all of them.
   Choice begin(std::uint32_t kind, std::uint64_t bytes);
   /// What a trial has shown: the quickest of either kind, seconds per byte, and what comes of it.
-  struct Outcome {
+  struct TrialOutcome {
     std::uint64_t bytes = 0;  // the least of the class
     double through = 0.0;
     double past = 0.0;
     bool past_cache = false;
   };
   /// It is over after so long; 0: it does not count. An outcome with the last of a trial, if at least half of either kind counted.
-  std::optional<Outcome> end(const Choice& choice, double seconds);
+  std::optional<TrialOutcome> end(const Choice& choice, double seconds);
 
  private:
   struct Class {

@@ -63,7 +63,7 @@ void Tuner::order_knobs() {
   sensitivity_.assign(knobs_.size(), 0.0);
 }
 
-Tuner::Class Tuner::class_of(const Sample& sample) noexcept {
+Tuner::Class Tuner::class_of(const TimedOperation& sample) noexcept {
   return std::uint64_t{sample.kind} << 8 | static_cast<std::uint64_t>(std::bit_width(sample.bytes));
 }
 
@@ -91,7 +91,7 @@ void Tuner::rest() {
   operations_ = 0;
 }
 
-void Tuner::on_operation(const Sample& sample) {
+void Tuner::on_operation(const TimedOperation& sample) {
   ++operations_;
   if (sample.seconds > 0.0) {
     spent_ += sample.seconds;
@@ -231,29 +231,29 @@ std::optional<Tuner::Round> Tuner::next(int depth) {
   return round_of(trial_->probes && trial_->pairs < kPairsOfRound ? 1 : kPairsOfRound, depth);
 }
 
-void Tuner::on_round(const Round& round, const std::vector<Sample>& samples) {
+void Tuner::on_round(const Round& round, const std::vector<TimedOperation>& samples) {
   refusals_ = 0;
   if (!trial_ || round.pairs == 0) return;
   trial_->pairs += round.pairs;
-  for (const Sample& sample : samples) {
+  for (const TimedOperation& sample : samples) {
     if (sample.bytes == 0 || !(sample.seconds > 0.0) || sample.index < 0 || sample.index >= round.operations()) continue;
     const auto bytes = static_cast<double>(sample.bytes);
     trial_->seen.push_back({class_of(sample), round.is_b(sample.index), bytes, sample.seconds / bytes});
   }
   pay(round, samples);
   const Finding finding = find();
-  if (const Verdict verdict = judge(finding); verdict != Verdict::kOpen) conclude(finding, verdict == Verdict::kKeep);
+  if (const Judgement verdict = judge(finding); verdict != Judgement::kOpen) conclude(finding, verdict == Judgement::kKeep);
 }
 
 // What these operations have taken, and how much more than what is in use would have; by medians, since an outlier is nobody's doing.
-void Tuner::pay(const Round& round, const std::vector<Sample>& samples) {
+void Tuner::pay(const Round& round, const std::vector<TimedOperation>& samples) {
   std::map<Class, std::pair<std::vector<double>, std::vector<double>>> by_class;
   for (const Trial::Seen& one : trial_->seen) {
     auto& [a, b] = by_class[one.of];
     (one.b ? b : a).push_back(one.per_byte);
   }
   double price = 0.0;
-  for (const Sample& sample : samples) {
+  for (const TimedOperation& sample : samples) {
     if (sample.bytes == 0 || !(sample.seconds > 0.0) || sample.index < 0) continue;
     spent_ += sample.seconds;
     const auto found = by_class.find(class_of(sample));
@@ -306,32 +306,32 @@ Tuner::Finding Tuner::find() const {
   return finding;
 }
 
-Tuner::Verdict Tuner::judge(const Finding& finding) const {
+Tuner::Judgement Tuner::judge(const Finding& finding) const {
   const double gain = -std::log1p(-kGainMin);
   const bool last = trial_->pairs >= kPairsMax;
-  const Verdict open = last ? Verdict::kTakeBack : Verdict::kOpen;
+  const Judgement open = last ? Judgement::kTakeBack : Judgement::kOpen;
   if (finding.count == 0) return open;
   const bool few = finding.count < kFew;
   const double errors = (few ? kErrorsOfFew : kErrors) * finding.error;
   if (trial_->knob == kUsual) {
     const double much = std::log1p(kMuchWorse);
-    if (finding.quickest > std::log1p(kFarWorse)) return Verdict::kTakeBack;
-    if (trial_->pairs == 1) return Verdict::kOpen;
-    if (finding.log_ratio + errors < much) return Verdict::kKeep;
-    if (finding.log_ratio - errors > much) return Verdict::kTakeBack;
-    return !last ? Verdict::kOpen : finding.log_ratio > much ? Verdict::kTakeBack : Verdict::kKeep;
+    if (finding.quickest > std::log1p(kFarWorse)) return Judgement::kTakeBack;
+    if (trial_->pairs == 1) return Judgement::kOpen;
+    if (finding.log_ratio + errors < much) return Judgement::kKeep;
+    if (finding.log_ratio - errors > much) return Judgement::kTakeBack;
+    return !last ? Judgement::kOpen : finding.log_ratio > much ? Judgement::kTakeBack : Judgement::kKeep;
   }
-  if (finding.worse > std::log1p(kMuchWorse) && trial_->knob != kBack) return Verdict::kTakeBack;
+  if (finding.worse > std::log1p(kMuchWorse) && trial_->knob != kBack) return Judgement::kTakeBack;
   // In step with a program, one pair may meet what is slow with one of them alone: that something is gained takes both orders.
-  if (trial_->pairs == 1) return finding.quickest > std::log1p(kMuchWorse) ? Verdict::kTakeBack : Verdict::kOpen;
-  if (finding.better > std::log1p(kMuchBetter) && trial_->knob != kBack) return Verdict::kKeep;
+  if (trial_->pairs == 1) return finding.quickest > std::log1p(kMuchWorse) ? Judgement::kTakeBack : Judgement::kOpen;
+  if (finding.better > std::log1p(kMuchBetter) && trial_->knob != kBack) return Judgement::kKeep;
   if (trial_->knob < 0) {  // back to where the pass began, unless that is known to be slower
-    if (finding.log_ratio - errors > 0.0) return Verdict::kTakeBack;
-    if (!last) return Verdict::kOpen;
-    return finding.log_ratio > gain ? Verdict::kTakeBack : Verdict::kKeep;
+    if (finding.log_ratio - errors > 0.0) return Judgement::kTakeBack;
+    if (!last) return Judgement::kOpen;
+    return finding.log_ratio > gain ? Judgement::kTakeBack : Judgement::kKeep;
   }
-  if (finding.log_ratio < -gain && finding.log_ratio + errors < 0.0) return Verdict::kKeep;
-  if (finding.log_ratio > (few ? -gain / 2 : -gain)) return Verdict::kTakeBack;
+  if (finding.log_ratio < -gain && finding.log_ratio + errors < 0.0) return Judgement::kKeep;
+  if (finding.log_ratio > (few ? -gain / 2 : -gain)) return Judgement::kTakeBack;
   return open;
 }
 

@@ -70,7 +70,7 @@ class Tuner {
     int operations() const noexcept { return 2 * pairs * block; }
   };
   /// An operation that was timed.
-  struct Sample {
+  struct TimedOperation {
     int index = 0;            // in its round
     std::uint32_t kind = 0;   // those of one kind and size compare
     std::uint64_t bytes = 0;  // > 0
@@ -100,17 +100,17 @@ class Tuner {
   const std::deque<Tried>& tried() const noexcept { return tried_; }
 
   /// An operation outside of rounds is over.
-  void on_operation(const Sample& sample);
+  void on_operation(const TimedOperation& sample);
   /// What to do now: none of its rounds is under way. `depth`: operations under way at a time. Nothing: go on as it is.
   std::optional<Round> next(int depth);
   /// The round is over; operations of which nothing is known are left out.
-  void on_round(const Round& round, const std::vector<Sample>& samples);
+  void on_round(const Round& round, const std::vector<TimedOperation>& samples);
   /// It was not carried out.
   void on_refused() noexcept { refused_ = true; }
 
  private:
   enum class Phase { kUsual, kPass, kGuard, kLook, kRest };
-  enum class Verdict { kOpen, kKeep, kTakeBack };
+  enum class Judgement { kOpen, kKeep, kTakeBack };
   using Class = std::uint64_t;
   struct Trial {
     int knob = 0;
@@ -126,7 +126,7 @@ class Tuner {
     std::vector<Seen> seen;
   };
 
-  static Class class_of(const Sample& sample) noexcept;
+  static Class class_of(const TimedOperation& sample) noexcept;
   bool begin_trial();
   bool begin_move(std::size_t knob, int rungs);
   bool advance();
@@ -140,12 +140,12 @@ class Tuner {
     std::size_t count = 0;   // operations of the kind that has fewer
   };
   Finding find() const;
-  Verdict judge(const Finding& finding) const;
+  Judgement judge(const Finding& finding) const;
   void conclude(const Finding& finding, bool keep);
   void rest();
   void begin_pass();
   void forget_price() noexcept { spent_ = price_ = gained_seconds_ = log_now_ = log_began_ = 0.0; }
-  void pay(const Round& round, const std::vector<Sample>& samples);
+  void pay(const Round& round, const std::vector<TimedOperation>& samples);
   bool can_pay() const noexcept { return price_ <= kPriceMax * spent_ + gained_seconds_ / 2; }
   void order_knobs();
   Round round_of(int pairs, int depth);

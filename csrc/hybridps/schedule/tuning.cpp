@@ -40,18 +40,18 @@ TuningLadders::TuningLadders(const TuningRange& range) {
   for (int bytes = kChunkLeast; bytes <= kChunkMost && bytes <= static_cast<int>(range.chunks.most()); bytes *= 2)
     chunks.push_back(bytes);
   const std::uint32_t usual = range.chunk_bytes_usual == 0 ? range.chunks.usual : std::min(range.chunk_bytes_usual, range.chunks.most() / 64 * 64);
-  add(What::kChunk, "chunk_bytes", std::move(chunks), static_cast<int>(range.chunks.usual), static_cast<int>(usual));
+  add(Tunable::kChunk, "chunk_bytes", std::move(chunks), static_cast<int>(range.chunks.usual), static_cast<int>(usual));
   std::vector<int> windows;
   const int most = kWindowStepUsual - 1;
   for (int doublings = -most; doublings <= most; ++doublings) windows.push_back(doublings);
-  add(What::kWindow, "window", std::move(windows), std::clamp(range.window_doublings, -most - 1, most + 1), 0);
+  add(Tunable::kWindow, "window", std::move(windows), std::clamp(range.window_doublings, -most - 1, most + 1), 0);
   std::vector<int> sockets;
   for (int count = 1; count <= range.sockets_max; count *= 2) sockets.push_back(count);
-  add(What::kSockets, "sockets", std::move(sockets), range.sockets, std::min(range.sockets_usual, range.sockets_max));
-  add(What::kPace, "pace_chunks", {2, 4, 8, 16, 32}, Tuning::kPaceChunks, Tuning::kPaceChunks);
+  add(Tunable::kSockets, "sockets", std::move(sockets), range.sockets, std::min(range.sockets_usual, range.sockets_max));
+  add(Tunable::kPace, "pace_chunks", {2, 4, 8, 16, 32}, Tuning::kPaceChunks, Tuning::kPaceChunks);
 }
 
-void TuningLadders::add(What what, std::string_view name, std::vector<int> values, int now, int usual) {
+void TuningLadders::add(Tunable what, std::string_view name, std::vector<int> values, int now, int usual) {
   for (const int value : {now, usual})
     if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
   std::sort(values.begin(), values.end());
@@ -75,10 +75,10 @@ Tuning TuningLadders::at(const Tuner::Rungs& rungs) const {
     if (rungs[i] == ladders_[i].at) continue;  // as set
     const int value = ladders_[i].values[static_cast<std::size_t>(rungs[i])];
     switch (ladders_[i].what) {
-      case What::kChunk: tuning.chunk_bytes = static_cast<std::uint32_t>(value); break;
-      case What::kWindow: tuning.window_step = static_cast<std::uint16_t>(kWindowStepUsual + value); break;
-      case What::kSockets: tuning.sockets = static_cast<std::uint16_t>(value); break;
-      case What::kPace: tuning.pace_chunks = static_cast<std::uint16_t>(value); break;
+      case Tunable::kChunk: tuning.chunk_bytes = static_cast<std::uint32_t>(value); break;
+      case Tunable::kWindow: tuning.window_step = static_cast<std::uint16_t>(kWindowStepUsual + value); break;
+      case Tunable::kSockets: tuning.sockets = static_cast<std::uint16_t>(value); break;
+      case Tunable::kPace: tuning.pace_chunks = static_cast<std::uint16_t>(value); break;
     }
   }
   return tuning;
@@ -92,7 +92,7 @@ Turns TuningLadders::turns(const Tuner::Round& round) const {
 std::string TuningLadders::text(std::size_t ladder, int rung) const {
   const Ladder& of = ladders_[ladder];
   const int value = of.values[static_cast<std::size_t>(rung)];
-  if (of.what != What::kWindow) return std::to_string(value);
+  if (of.what != Tunable::kWindow) return std::to_string(value);
   if (rung == of.at && of.at != of.usual) return "as set";
   return value < 0 ? "1/" + std::to_string(1 << -value) : std::to_string(1 << value);
 }

@@ -69,15 +69,15 @@ class TuningLadders {
   std::string describe(const Tuner::Tried& tried) const;
 
  private:
-  enum class What { kChunk, kWindow, kSockets, kPace };
+  enum class Tunable { kChunk, kWindow, kSockets, kPace };
   struct Ladder {
-    What what;
+    Tunable what;
     std::string_view name;
     std::vector<int> values;
     int at = 0;
     int usual = 0;
   };
-  void add(What what, std::string_view name, std::vector<int> values, int now, int usual);
+  void add(Tunable what, std::string_view name, std::vector<int> values, int now, int usual);
   std::string text(std::size_t ladder, int rung) const;
   std::vector<Ladder> ladders_;
 };

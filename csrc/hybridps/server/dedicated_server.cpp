@@ -26,7 +26,7 @@ constexpr std::uint32_t kAllSpans = 0xffffffffU;
 struct DedicatedServer::Served : core::Pinned {
   explicit Served(ServedGroup i) : info(std::move(i)), residuals(info.residual_budget), outer(info.outer_budget) {}
   ServedGroup info;
-  std::map<SpanKey, std::unique_ptr<Span>> spans;
+  std::map<SpanKey, std::unique_ptr<ServedSpan>> spans;
   std::uint64_t chunks = 0;  // of all spans
   compress::Residuals residuals;
   outer::State outer;
@@ -51,10 +51,10 @@ SpanKey DedicatedServer::key_of(const Served& group, const wire::ChunkId& chunk)
   return {{group.info.uid, chunk.sequence}, chunk.span, chunk.attempt};
 }
 
-class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Maker, core::Pinned {
+class DedicatedServer::ServedSpan final : public LocalOwner, public ResultStreams::Maker, core::Pinned {
  public:
-  Span(DedicatedServer& dedicated, Served& group, SpanKey key, const Opening& opening, compress::TensorKey tensor,
-       const compress::Codec* codec)
+  ServedSpan(DedicatedServer& dedicated, Served& group, SpanKey key, const Opening& opening, compress::TensorKey tensor,
+             const compress::Codec* codec)
       : dedicated_(dedicated),
         group_(group),
         key_(key),
@@ -91,7 +91,7 @@ class DedicatedServer::Span final : public LocalOwner, public ResultStreams::Mak
       dedicated_.server_.sum_into(key_, chunk, buffer.data());
       take_step(chunk, buffer.data(), bytes);
     } else {
-      compress::Place place = dedicated_.server_.place_of(key_, chunk);
+      compress::ChunkOrigin place = dedicated_.server_.place_of(key_, chunk);
       place.speaker = 0;
       if (group_.info.codecs->spec().feedback) {
         const std::uint64_t refused = group_.residuals.stats().refused;
@@ -194,7 +194,7 @@ std::string DedicatedServer::refuse(const Served& group, int sender, const wire:
   return {};
 }
 
-DedicatedServer::Span* DedicatedServer::open_span(Served& group, const wire::ChunkId& first,
+DedicatedServer::ServedSpan* DedicatedServer::open_span(Served& group, const wire::ChunkId& first,
                                                        std::int8_t priority) {
   const schedule::Topology& topology = group.info.topology;
   const SpanKey key = key_of(group, first);
@@ -213,10 +213,10 @@ DedicatedServer::Span* DedicatedServer::open_span(Served& group, const wire::Chu
   opening.priority = priority;
   opening.own_rank = topology.rank();
   if (first.signature.op == core::ReduceOp::kAvg && !core::is_floating(first.signature.dtype))
-    opening.finish = {reduce::Finish::Kind::kDivideTruncate, 1.0, topology.size()};
+    opening.finish = {reduce::Finish::Scaling::kDivideTruncate, 1.0, topology.size()};
 
-  auto made = std::make_unique<Span>(*this, group, key, opening, first.tensor, opening.codec);
-  Span* span = made.get();
+  auto made = std::make_unique<ServedSpan>(*this, group, key, opening, first.tensor, opening.codec);
+  ServedSpan* span = made.get();
   opening.owner = span;
   const auto add = [&](int rank) {
     auto stream = std::make_unique<flow::Stream>();
@@ -434,7 +434,7 @@ void DedicatedServer::leave_all(const core::Status& cause) {
   for (const core::GroupUid uid : uids) close_later(uid, cause, Tell::kLost);
 }
 
-void DedicatedServer::on_mismatch(const OperationKey& key, const Call& ours, const Call& theirs) {
+void DedicatedServer::on_mismatch(const OperationKey& key, const RankCall& ours, const RankCall& theirs) {
   const Served* group = find(key.uid);
   if (group == nullptr) return;
   std::string what = "ranks disagree about operation " + std::to_string(key.sequence) + ": rank " +

@@ -91,12 +91,12 @@ class DedicatedServer final : public Listener, core::Pinned {
   const DedicatedStats& stats() const noexcept { return stats_; }
 
   // Listener
-  void on_mismatch(const OperationKey& key, const Call& ours, const Call& theirs) override;
+  void on_mismatch(const OperationKey& key, const RankCall& ours, const RankCall& theirs) override;
   void on_bad_message(const OperationKey& key, std::string what) override;
 
  private:
   struct Served;
-  class Span;
+  class ServedSpan;
 
   /// The members, of a group that closes.
   enum class Tell { kNothing, kLost, kFailed };
@@ -104,7 +104,7 @@ class DedicatedServer final : public Listener, core::Pinned {
   Served* find(core::GroupUid uid);
   void on_landed(Served& group, int rank, const wire::Mend& landed);
   /// With the first message of a span that came; its priority is the span's.
-  Span* open_span(Served& group, const wire::ChunkId& first, std::int8_t priority);
+  ServedSpan* open_span(Served& group, const wire::ChunkId& first, std::int8_t priority);
   void close_later(core::GroupUid uid, core::Status why, Tell tell);
   void close(core::GroupUid uid, const core::Status& why, Tell tell);
   static SpanKey key_of(const Served& group, const wire::ChunkId& chunk);

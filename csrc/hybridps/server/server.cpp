@@ -192,7 +192,7 @@ void Server::sum_into(const SpanKey& key, std::uint32_t index, std::byte* out) {
   const Chunk& chunk = found->second;
   const std::size_t bytes = bytes_of(span, index);
   const Opening& o = span.opening;
-  const bool is_made = o.nodes == 1 && o.finish.kind == reduce::Finish::Kind::kNone && chunk.local == out;
+  const bool is_made = o.nodes == 1 && o.finish.kind == reduce::Finish::Scaling::kNone && chunk.local == out;
   if (bytes > 0 && !is_made) {
     const observe::TraceSpan traced(outbox_.trace(), observe::EventType::kSum, 1, bytes, key.operation.sequence, key.span,
                                     index);
@@ -211,7 +211,7 @@ void Server::replace_own(const SpanKey& key, std::uint32_t index, const std::byt
   spans_.at(key)->chunks.at(index).local = data;
 }
 
-compress::Place Server::place_of(const SpanKey& key, std::uint32_t index) const {
+compress::ChunkOrigin Server::place_of(const SpanKey& key, std::uint32_t index) const {
   const SpanState& span = *spans_.at(key);
   const Chunk& chunk = span.chunks.at(index);
   for (const flow::Delivery& payload : chunk.payloads)
@@ -271,10 +271,10 @@ void Server::grant(SpanState& span, std::uint32_t index) {
   if (chunk.present.size() <= own || !chunk.present[own]) span.opening.owner->on_granted(span.key.span, index);
 }
 
-std::optional<Call> Server::contradiction(const OperationKey& key, const wire::Signature& ours) const noexcept {
+std::optional<RankCall> Server::contradiction(const OperationKey& key, const wire::Signature& ours) const noexcept {
   for (auto at = spans_.lower_bound(SpanKey{key}); at != spans_.end() && at->first.operation == key; ++at)
     if (const auto& first = at->second->first; first && first->chunk.signature != ours)
-      return Call{first->rank, first->chunk.signature};
+      return RankCall{first->rank, first->chunk.signature};
   return {};
 }
 

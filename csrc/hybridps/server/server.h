@@ -57,7 +57,7 @@ class LocalOwner {
 };
 
 /// What a rank of the group has called.
-struct Call {
+struct RankCall {
   int rank = -1;
   wire::Signature signature;
 };
@@ -66,7 +66,7 @@ class Listener {
  public:
   virtual ~Listener() = default;
   /// Two contributions disagree.
-  virtual void on_mismatch(const OperationKey& key, const Call& ours, const Call& theirs) = 0;
+  virtual void on_mismatch(const OperationKey& key, const RankCall& ours, const RankCall& theirs) = 0;
   virtual void on_bad_message(const OperationKey& key, std::string what) = 0;
 };
 
@@ -115,12 +115,12 @@ class Server : core::Pinned {
   /// memory of the others back.
   void sum_into(const SpanKey& key, std::uint32_t chunk, std::byte* out);
   /// Of a chunk that is complete: what a contribution says of its place, as far as its codec does.
-  compress::Place place_of(const SpanKey& key, std::uint32_t chunk) const;
+  compress::ChunkOrigin place_of(const SpanKey& key, std::uint32_t chunk) const;
   /// A node's contribution (stage kPush of an aggregate) from a peer.
   void on_push(const wire::From& from, const wire::ChunkId& id, flow::Delivery payload);
   void on_announce(const wire::From& from, const wire::ChunkId& id);
   /// Of contributions that came to spans which are not open, one that is of another operation; null: none.
-  std::optional<Call> contradiction(const OperationKey& key, const wire::Signature& ours) const noexcept;
+  std::optional<RankCall> contradiction(const OperationKey& key, const wire::Signature& ours) const noexcept;
   /// Drops the span's state: it is finished here, or given up.
   void close(const SpanKey& key);
   /// Drops the operation's state: it is finished here, or has failed.

@@ -77,30 +77,30 @@ core::Status Channel::open() {
 /// be put on them as a whole has left work there that no flag tells of.
 struct Channel::Remains {
   std::shared_ptr<DevicePool> pool;
-  std::vector<device::Stream> streams;
+  std::vector<device::DeviceStream> streams;
   std::vector<device::HostMemory> memories;
   std::vector<std::shared_ptr<DirectRing>> rings;
   std::shared_ptr<Local> local;
-  std::vector<device::Event> tails;
+  std::vector<device::DeviceEvent> tails;
   bool recorded = false;
 
   /// Whether they have come there. Calls the driver.
   bool end() {
     device::Device& device = pool->device();
     if (!std::exchange(recorded, true)) {
-      for (const device::Stream stream : streams) {
+      for (const device::DeviceStream stream : streams) {
         auto tail = pool->take_event();
         if (!tail.is_ok()) break;  // a device that has failed: nothing on it will be done any more
         tails.push_back(tail.value());
         if (!device.record(tail.value(), stream).is_ok()) break;
       }
     }
-    for (const device::Event tail : tails)
+    for (const device::DeviceEvent tail : tails)
       if (const auto done = device.is_done(tail); done.is_ok() && !done.value()) return false;
     local.reset();
     rings.clear();
-    for (const device::Event tail : tails) pool->give_back(tail);
-    for (const device::Stream stream : streams) pool->give_back(stream);
+    for (const device::DeviceEvent tail : tails) pool->give_back(tail);
+    for (const device::DeviceStream stream : streams) pool->give_back(stream);
     for (const device::HostMemory& memory : memories) give_back(*pool, memory);
     return true;
   }
@@ -110,7 +110,7 @@ struct Channel::Remains {
 Channel::~Channel() {
   pool_->channels().fetch_sub(1);
   for (const auto& [number, event] : over_) pool_->give_back(event);
-  for (const Way& way : open_ways_) pool_->give_back(way.arrived);
+  for (const WayBack& way : open_ways_) pool_->give_back(way.arrived);
   auto remains = std::make_shared<Remains>();
   remains->pool = pool_;
   if (in_.native != nullptr) remains->streams.push_back(in_);
@@ -153,7 +153,7 @@ bool Channel::is_direct() const {
 
 // Channel: what the caller does ---------------------------------------------------------------------------------------
 
-core::Result<std::shared_ptr<Staged>> Channel::enqueue(Request request) {
+core::Result<std::shared_ptr<Staged>> Channel::enqueue(StagingRequest request) {
   if (!opened_.is_ok()) return opened_;
   const auto group = group_.lock();
   if (!group) return group_is_gone(request.what);
@@ -266,8 +266,8 @@ core::Status Channel::witness(const std::shared_ptr<Staged>& staged, const worke
   return {};
 }
 
-core::Status Channel::put(const std::shared_ptr<Staged>& staged, Request& request, engine::Group& group) {
-  for (device::Event* event : {&staged->start_, &staged->end_}) {
+core::Status Channel::put(const std::shared_ptr<Staged>& staged, StagingRequest& request, engine::Group& group) {
+  for (device::DeviceEvent* event : {&staged->start_, &staged->end_}) {
     auto taken = pool_->take_event();
     if (!taken.is_ok()) return taken.status();
     *event = taken.value();
@@ -281,7 +281,7 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, Request& reques
   staged->finish_ = std::move(request.finish);
 
   const bool rails = local_ && local_->takes(request.operation);
-  const Limits& limits = local_ ? local_->limits() : options_.limits;
+  const SliceLimits& limits = local_ ? local_->limits() : options_.limits;
   if (rails && is_pairwise(request.operation.kind))
     if (const Status status = check_pairs(request.operation, local_->topology()); !status.is_ok())
       return Status(status.code(), request.what + ": " + std::string(status.message()));
@@ -333,7 +333,7 @@ core::Status Channel::put_within(const std::shared_ptr<Staged>& staged, const Sl
   return local_->run(slice.after, intranode::Leg::kOut, out_, patience_until(staged->deadline_));
 }
 
-core::Status Channel::move(const Slice& slice, device::Stream stream) {
+core::Status Channel::move(const Slice& slice, device::DeviceStream stream) {
   for (const Move& move : slice.moves)
     if (Status status = device_->copy_within(stream, move.to, move.from, move.bytes); !status.is_ok()) return status;
   return {};
@@ -364,7 +364,7 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
       if (Status status = device_->wait_flag(in_, direct_->released(), word_of(direct.displaced)); !status.is_ok())
         return status;
   }
-  if (slice.before.kind != Step::Kind::kNone)
+  if (slice.before.kind != LocalStep::StepKind::kNone)
     if (Status status = local_->run(slice.before, intranode::Leg::kIn, in_, patience_until(staged->deadline_));
         !status.is_ok())
       return status;
@@ -377,7 +377,7 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
     if (!status.is_ok()) return status;
   }
   const bool collective = slice.operation.kind != schedule::Kind::kPointToPoint;
-  Waiting waiting{number, collective ? group.reserve() : 0, {}, staged};
+  WaitingSlice waiting{number, collective ? group.reserve() : 0, {}, staged};
   slice.bind(base, direct.data);
   slice.operation.device_memory = std::move(direct.held);
   waiting.operation = std::move(slice.operation);
@@ -388,7 +388,7 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
   }
   if (Status status = device_->write_flag(in_, ready_, word_of(number)); !status.is_ok()) return status;
   if (Status status = move(slice, in_); !status.is_ok()) return status;
-  if (slice.beside.kind != Step::Kind::kNone)
+  if (slice.beside.kind != LocalStep::StepKind::kNone)
     if (Status status = local_->run(slice.beside, intranode::Leg::kIn, in_, patience_until(staged->deadline_));
         !status.is_ok())
       return status;
@@ -401,13 +401,13 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
 }
 
 core::Status Channel::put_next_out() {
-  const Way way = std::move(open_ways_.front());
+  const WayBack way = std::move(open_ways_.front());
   open_ways_.pop_front();
   // A slice that failed is done although the in stream has not come to it: what is over must come after both.
   Status met = out_.native != in_.native ? device_->wait(out_, way.arrived) : Status();
   pool_->give_back(way.arrived);
   if (!met.is_ok()) return met;
-  device::Event over;
+  device::DeviceEvent over;
   if (way.has_place) {  // no other one will ever be displaced, and so given back
     auto taken = pool_->take_event();
     if (!taken.is_ok()) return taken.status();
@@ -422,7 +422,7 @@ core::Status Channel::put_next_out() {
     if (Status status = device_->record(over, out_); !status.is_ok()) return status;
   for (const Slice::Coded& coded : way.coded)
     if (Status status = device_->decode_int8(out_, coded.elements, coded.codes, coded.count); !status.is_ok()) return status;
-  if (way.after.kind == Step::Kind::kNone) return {};
+  if (way.after.kind == LocalStep::StepKind::kNone) return {};
   return local_->run(way.after, intranode::Leg::kOut, out_, patience_until(way.deadline));
 }
 
@@ -474,7 +474,7 @@ const schedule::Topology* Channel::topology_of(engine::Group& group) {
 }
 
 /// mutex_ held. How slices are coded between nodes, and which of them are so on the device.
-void Channel::choose_codes(std::vector<Slice>& slices, const Request& request, engine::Group& group, bool rails) {
+void Channel::choose_codes(std::vector<Slice>& slices, const StagingRequest& request, engine::Group& group, bool rails) {
   if (!request.code) return;
   std::vector<Slice*> here;
   std::uint64_t bytes = 0;

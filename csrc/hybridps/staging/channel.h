@@ -54,9 +54,9 @@ namespace hybridps::staging {
 
 class Stager;
 
-struct Request {
+struct StagingRequest {
   worker::Operation operation;   // its pieces are in the device's memory and stay valid until `done`
-  device::Stream caller;         // the operation comes after what is on this stream
+  device::DeviceStream caller;   // the operation comes after what is on this stream
   std::byte* scratch = nullptr;  // device memory of Channel::scratch_bytes(), valid as the pieces are
   std::string what;              // for messages: "all_reduce"
   /// For each slice that goes between nodes, in order, before it takes its place in the group: may say how it is coded there.
@@ -76,7 +76,7 @@ struct Request {
 };
 
 struct ChannelOptions {
-  Limits limits;
+  SliceLimits limits;
   std::uint64_t staging_bytes_max = std::uint64_t{256} << 20;  // more only where one slice needs it
   bool one_stream = false;                                     // for what only comes in: no way in to overtake
   bool direct = false;  // what is delivered to other nodes goes from device memory, where the transport can (direct.h)
@@ -92,7 +92,7 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
 
   /// Everything is on the streams when it returns. Errors: the group or the device has failed, the stream is being
   /// captured, memory is short; then nothing of this operation will be done.
-  core::Result<std::shared_ptr<Staged>> enqueue(Request request);
+  core::Result<std::shared_ptr<Staged>> enqueue(StagingRequest request);
   /// What the first collective would do besides: the ranks agree about Local and make it. A collective of the group.
   /// Does nothing when it has been done.
   core::Status connect(std::chrono::milliseconds timeout);
@@ -107,7 +107,7 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   /// aborts the group and lets go of it: what hangs within the node, on the device, then has nobody else who says so.
   void abort(const core::Status& why);
 
-  device::Stream out_stream() const noexcept { return out_; }
+  device::DeviceStream out_stream() const noexcept { return out_; }
   device::Device& device() noexcept { return *device_; }
   /// Bytes of staging, pinned or not.
   std::uint64_t staging_bytes() const;
@@ -117,17 +117,17 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
  private:
   friend class Stager;
   friend class Staged;
-  struct Way {  // of one slice, back to the device
+  struct WayBack {  // of one slice, back to the device
     std::uint64_t number = 0;
     bool has_place = false;  // in the ring
     std::vector<Copy> copies;
     std::byte* base = nullptr;
     std::vector<Slice::Coded> coded;
-    device::Event arrived;  // the way in is done
-    Step after;
+    device::DeviceEvent arrived;  // the way in is done
+    LocalStep after;
     core::Deadline deadline;
   };
-  struct Waiting {  // for the in stream
+  struct WaitingSlice {  // for the in stream
     std::uint64_t number = 0;
     std::uint64_t sequence = 0;
     worker::Operation operation;
@@ -145,18 +145,18 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   core::Status agree(engine::Group& group, std::chrono::milliseconds timeout);  // mutex_ held
   intranode::Patience patience_until(core::Deadline deadline) const;
   core::Status witness(const std::shared_ptr<Staged>& staged, const worker::Operation& operation, engine::Group& group);
-  core::Status put(const std::shared_ptr<Staged>& staged, Request& request, engine::Group& group);
+  core::Status put(const std::shared_ptr<Staged>& staged, StagingRequest& request, engine::Group& group);
   core::Status put_within(const std::shared_ptr<Staged>& staged, const Slice& slice);
   core::Status put_in(const std::shared_ptr<Staged>& staged, Slice slice, engine::Group& group);
   /// The first of open_ways_, which is not among them any more even if it fails.
   core::Status put_next_out();
-  core::Status move(const Slice& slice, device::Stream stream);
+  core::Status move(const Slice& slice, device::DeviceStream stream);
   core::Status end(Staged& staged);  // mutex_ held
   core::Status complete_enqueue(Staged& staged);
   std::uint64_t ring_bytes(std::uint64_t slice_bytes, std::uint64_t operation_bytes, std::uint64_t have) const;
   core::Status make_room(std::uint64_t slice_bytes, std::uint64_t operation_bytes);
   const schedule::Topology* topology_of(engine::Group& group);
-  void choose_codes(std::vector<Slice>& slices, const Request& request, engine::Group& group, bool rails);
+  void choose_codes(std::vector<Slice>& slices, const StagingRequest& request, engine::Group& group, bool rails);
   bool can_encode();
   void make_direct(std::vector<Slice>& slices, const worker::Operation& operation, engine::Group& group, bool rails);
   device::HostMemory allocate(std::uint64_t bytes);
@@ -175,7 +175,7 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   void release_if_stopped(core::TimePoint now);  // progress_mutex_ held
   void fail_local(const core::Status& status);
   bool is_idle() const;
-  void submit(Waiting waiting);
+  void submit(WaitingSlice waiting);
   void expire(const core::Status& status, engine::Group* group);
   void slice_done(std::uint64_t number, Staged& staged, const worker::Outcome& outcome);
 
@@ -185,8 +185,8 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   const ChannelOptions options_;
   const std::shared_ptr<DevicePool> pool_;
   core::Status opened_;
-  device::Stream in_;
-  device::Stream out_;
+  device::DeviceStream in_;
+  device::DeviceStream out_;
   device::HostMemory flags_;
   device::Flag ready_;
   device::Flag done_;
@@ -198,19 +198,19 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   Ring ring_;
   std::uint64_t numbers_ = 0;                                // slices so far; the first is 1
   std::uint64_t ends_ = 0;                                   // operations whose end is on the out stream
-  std::map<std::uint64_t, device::Event> over_;              // slice -> its place in the ring is free
+  std::map<std::uint64_t, device::DeviceEvent> over_;        // slice -> its place in the ring is free
   std::optional<schedule::Topology> topology_;               // of the group, once it is open
   std::optional<bool> can_encode_;                           // once the device was asked
   bool no_direct_ = false;                                   // it was tried
   std::vector<std::shared_ptr<DirectRing>> smaller_direct_;  // kept: streams may use them
-  std::deque<Way> open_ways_;                                // not on the out stream yet
+  std::deque<WayBack> open_ways_;                            // not on the out stream yet
   bool warned_ = false;
   bool agreed_ = false;          // asked whether there is Local
   std::uint64_t ways_open_ = 0;  // of the operation being put: ways in that may be ahead of the ways out
 
   // Held for moments only: the engine's loop takes it. After mutex_.
   mutable std::mutex progress_mutex_;
-  std::deque<Waiting> waiting_;
+  std::deque<WaitingSlice> waiting_;
   std::deque<bool> slices_done_;  // of those after done_until_
   std::uint64_t done_until_ = 0;
   std::deque<std::shared_ptr<Staged>> staged_;  // in order of their ends

@@ -26,7 +26,7 @@ std::string seconds_text(core::Duration duration) {
 
 Channel::Progress Channel::progress(core::TimePoint now) {
   Progress result;
-  std::vector<Waiting> ready;
+  std::vector<WaitingSlice> ready;
   std::vector<std::shared_ptr<Staged>> over;
   Status failure;
   {
@@ -62,7 +62,7 @@ Channel::Progress Channel::progress(core::TimePoint now) {
     release_if_stopped(now);
   }
   if (failure.is_ok()) failure = trouble(now);
-  for (Waiting& waiting : ready) submit(std::move(waiting));
+  for (WaitingSlice& waiting : ready) submit(std::move(waiting));
   result.did = !ready.empty() || !over.empty();
   if (!failure.is_ok()) expire(failure, group_.lock().get());
   for (const auto& staged : over) {
@@ -131,7 +131,7 @@ bool Channel::is_idle() const {
   return waiting_.empty() && staged_.empty() && putting_ == 0 && !withheld_;
 }
 
-void Channel::submit(Waiting waiting) {
+void Channel::submit(WaitingSlice waiting) {
   const auto group = group_.lock();
   if (!group) {
     slice_done(waiting.number, *waiting.staged, worker::Outcome{group_is_gone(waiting.staged->what_), -1});
@@ -147,7 +147,7 @@ void Channel::submit(Waiting waiting) {
 
 /// What has not reached the engine never will.
 void Channel::expire(const Status& status, engine::Group* group) {
-  std::deque<Waiting> waiting;
+  std::deque<WaitingSlice> waiting;
   std::shared_ptr<Local> local;
   std::shared_ptr<DirectRing> direct;
   std::deque<std::shared_ptr<Staged>> under_way;
@@ -162,7 +162,7 @@ void Channel::expire(const Status& status, engine::Group* group) {
   // Of operations within the node the engine has nothing to tell.
   for (const auto& staged : under_way) staged->set_failed(status);
   if (group != nullptr) group->abort(std::string(status.message()) + " (rank " + std::to_string(group->rank()) + ")");
-  for (const Waiting& slice : waiting) slice_done(slice.number, *slice.staged, worker::Outcome{status, -1});
+  for (const WaitingSlice& slice : waiting) slice_done(slice.number, *slice.staged, worker::Outcome{status, -1});
   if (group == nullptr && direct) direct->give_up();
   if (!local) return;
   local->abort();

@@ -31,8 +31,8 @@ bool take_last(std::vector<Thing>& all, Thing& taken) {
 
 }  // namespace
 
-core::Result<device::Event> DevicePool::take_event() {
-  device::Event event;
+core::Result<device::DeviceEvent> DevicePool::take_event() {
+  device::DeviceEvent event;
   {
     const std::lock_guard lock(mutex_);
     if (take_last(events_, event)) return event;
@@ -40,8 +40,8 @@ core::Result<device::Event> DevicePool::take_event() {
   return device_->make_event();
 }
 
-core::Result<device::Stream> DevicePool::take_stream() {
-  device::Stream stream;
+core::Result<device::DeviceStream> DevicePool::take_stream() {
+  device::DeviceStream stream;
   {
     const std::lock_guard lock(mutex_);
     if (take_last(streams_, stream)) return stream;
@@ -69,13 +69,13 @@ core::Result<DevicePool::Run> DevicePool::take_device(std::uint64_t bytes) {
   return Run{made.value(), bytes};
 }
 
-void DevicePool::give_back(device::Event event) {
+void DevicePool::give_back(device::DeviceEvent event) {
   if (event.native == nullptr) return;
   const std::lock_guard lock(mutex_);
   events_.push_back(event);
 }
 
-void DevicePool::give_back(device::Stream stream) {
+void DevicePool::give_back(device::DeviceStream stream) {
   if (stream.native == nullptr) return;
   const std::lock_guard lock(mutex_);
   streams_.push_back(stream);
@@ -94,8 +94,8 @@ void DevicePool::give_back(Run run) {
 }
 
 void DevicePool::trim() noexcept {
-  std::vector<device::Event> events;
-  std::vector<device::Stream> streams;
+  std::vector<device::DeviceEvent> events;
+  std::vector<device::DeviceStream> streams;
   std::vector<device::HostMemory> host;
   std::vector<Run> runs;
   {
@@ -105,8 +105,8 @@ void DevicePool::trim() noexcept {
     host.swap(host_);
     runs.swap(runs_);
   }
-  for (const device::Event event : events) device_->destroy(event);
-  for (const device::Stream stream : streams) device_->destroy(stream);
+  for (const device::DeviceEvent event : events) device_->destroy(event);
+  for (const device::DeviceStream stream : streams) device_->destroy(stream);
   for (const device::HostMemory& memory : host) device_->free_host(memory);
   for (const Run& run : runs) device_->free_device(run.data);
 }

@@ -37,16 +37,16 @@ class DevicePool : core::Pinned {
   device::Device& device() noexcept { return *device_; }
   /// Channels of the device that live: they count themselves.
   std::atomic<int>& channels() noexcept { return channels_; }
-  core::Result<device::Event> take_event();
-  core::Result<device::Stream> take_stream();
+  core::Result<device::DeviceEvent> take_event();
+  core::Result<device::DeviceStream> take_stream();
   /// Pinned; `bytes` or more, as they were left.
   core::Result<device::HostMemory> take_host(std::uint64_t bytes);
   core::Result<Run> take_device(std::uint64_t bytes);
 
   /// Streams may still wait for it.
-  void give_back(device::Event event);
+  void give_back(device::DeviceEvent event);
   /// Nothing is on it any more, and below: nothing on a stream uses it, nor does anybody else.
-  void give_back(device::Stream stream);
+  void give_back(device::DeviceStream stream);
   void give_back(const device::HostMemory& memory);
   void give_back(Run run);
 
@@ -57,8 +57,8 @@ class DevicePool : core::Pinned {
   const std::shared_ptr<device::Device> device_;
   std::atomic<int> channels_{0};
   std::mutex mutex_;
-  std::vector<device::Event> events_;
-  std::vector<device::Stream> streams_;
+  std::vector<device::DeviceEvent> events_;
+  std::vector<device::DeviceStream> streams_;
   std::vector<device::HostMemory> host_;
   std::vector<Run> runs_;
 };

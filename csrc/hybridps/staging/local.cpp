@@ -94,7 +94,7 @@ Local::Pairs Local::pairs_of(const intranode::LocalGroups& library) {
 }
 
 core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const std::shared_ptr<device::Device>& device,
-                                                  const LocalOptions& options, const Limits& limits,
+                                                  const LocalOptions& options, const SliceLimits& limits,
                                                   std::chrono::milliseconds timeout) {
   const std::shared_ptr<Local> none;
   if (Status status = group.wait_ready(); !status.is_ok()) return status;
@@ -135,7 +135,7 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
 
   auto facts = exchange(group, fact, timeout);
   if (!facts.is_ok()) return facts.status();
-  Limits agreed = limits;
+  SliceLimits agreed = limits;
   Pairs pairs;
   pairs.set();
   std::string obstacle;
@@ -233,15 +233,15 @@ bool Local::takes(const worker::Operation& operation) const noexcept {
   return has(operation.op);
 }
 
-core::Status Local::run(const Step& step, intranode::Leg leg, device::Stream stream,
+core::Status Local::run(const LocalStep& step, intranode::Leg leg, device::DeviceStream stream,
                         const intranode::Patience& patience) {
   if (!group_) return {};
   switch (step.kind) {
-    case Step::Kind::kNone: return {};
-    case Step::Kind::kAllReduce: return group_->all_reduce(leg, stream, step.parts, step.reduction, patience);
-    case Step::Kind::kReduce: return group_->reduce(leg, stream, step.parts, step.reduction, patience);
-    case Step::Kind::kSpread: return group_->spread(leg, stream, step.parts, patience);
-    case Step::Kind::kExchange: return group_->exchange(leg, stream, step.messages, patience);
+    case LocalStep::StepKind::kNone: return {};
+    case LocalStep::StepKind::kAllReduce: return group_->all_reduce(leg, stream, step.parts, step.reduction, patience);
+    case LocalStep::StepKind::kReduce: return group_->reduce(leg, stream, step.parts, step.reduction, patience);
+    case LocalStep::StepKind::kSpread: return group_->spread(leg, stream, step.parts, patience);
+    case LocalStep::StepKind::kExchange: return group_->exchange(leg, stream, step.messages, patience);
   }
   return {};
 }

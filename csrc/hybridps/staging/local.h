@@ -37,15 +37,15 @@ class Local : core::Pinned {
  public:
   /// Null: not used. `limits` are this rank's; the least of all ranks' hold.
   static core::Result<std::shared_ptr<Local>> agree(engine::Group& group, const std::shared_ptr<device::Device>& device,
-                                                    const LocalOptions& options, const Limits& limits,
+                                                    const LocalOptions& options, const SliceLimits& limits,
                                                     std::chrono::milliseconds timeout);
 
   const schedule::Topology& topology() const noexcept { return topology_; }
-  const Limits& limits() const noexcept { return limits_; }
+  const SliceLimits& limits() const noexcept { return limits_; }
   /// Whether this operation goes this way: the same answer on all ranks.
   bool takes(const worker::Operation& operation) const noexcept;
 
-  core::Status run(const Step& step, intranode::Leg leg, device::Stream stream, const intranode::Patience& patience);
+  core::Status run(const LocalStep& step, intranode::Leg leg, device::DeviceStream stream, const intranode::Patience& patience);
   core::Status poll() { return group_ ? group_->poll() : core::Status(); }
   void abort() noexcept {
     if (group_) group_->abort();
@@ -57,11 +57,11 @@ class Local : core::Pinned {
   struct Fact;
   static Pairs pairs_of(const intranode::LocalGroups& library);
 
-  Local(schedule::Topology topology, Limits limits, Pairs pairs, std::shared_ptr<intranode::LocalGroup> group)
+  Local(schedule::Topology topology, SliceLimits limits, Pairs pairs, std::shared_ptr<intranode::LocalGroup> group)
       : topology_(std::move(topology)), limits_(limits), pairs_(pairs), group_(std::move(group)) {}
 
   const schedule::Topology topology_;
-  const Limits limits_;
+  const SliceLimits limits_;
   const Pairs pairs_;
   const std::shared_ptr<intranode::LocalGroup> group_;  // null on a node of one rank
 };

@@ -126,8 +126,8 @@ Slice cut_pairs(const Operation& o, const Topology& topology) {
 
   const std::vector<int>& mine = topology.ranks_of(node);
   if (mine.size() == 1 || (o.kind != Kind::kAllToAll && topology.node_of(o.root) != node)) return slice;
-  Step& step = slice.crosses ? slice.beside : slice.after;
-  step.kind = Step::Kind::kExchange;
+  LocalStep& step = slice.crosses ? slice.beside : slice.after;
+  step.kind = LocalStep::StepKind::kExchange;
   for (const int rank : mine) {
     if (rank == me) continue;
     const int local = topology.local_index(rank);

@@ -26,7 +26,7 @@ Runs one(std::byte* data, std::uint64_t bytes) { return bytes > 0 ? Runs{{data, 
 /// Adds parts to a step, which has its kind.
 class StepBuilder {
  public:
-  explicit StepBuilder(Step::Kind kind) { step_.kind = kind; }
+  explicit StepBuilder(LocalStep::StepKind kind) { step_.kind = kind; }
 
   /// Cut at the ends of what every rank has; the other side, where it is on this rank, ends nowhere else.
   void add(int rank, const Runs& from, const Runs& to) {
@@ -35,8 +35,8 @@ class StepBuilder {
     while (!f.is_over() || !t.is_over()) {
       const std::uint64_t run = std::min(f.left(), t.left());
       // The side that every rank has.
-      const Cursor& common = step_.kind == Step::Kind::kSpread ? t : f;
-      const Step::Point here{common.piece(), common.inside()};
+      const Cursor& common = step_.kind == LocalStep::StepKind::kSpread ? t : f;
+      const LocalStep::Point here{common.piece(), common.inside()};
       if (step_.parts.empty()) step_.begin = here;
       Part part{rank, run, f.data(), t.data(), here.piece >= 0 && here == step_.end};
       step_.end = {here.piece, here.inside + run};
@@ -46,8 +46,8 @@ class StepBuilder {
       assert(common.is_over() || common.done == 0);
     }
   }
-  Step take() { return step_.parts.empty() ? Step{} : std::move(step_); }
-  Step& step() { return step_; }
+  LocalStep take() { return step_.parts.empty() ? LocalStep{} : std::move(step_); }
+  LocalStep& step() { return step_; }
 
  private:
   struct Cursor {  // over the runs
@@ -66,7 +66,7 @@ class StepBuilder {
     }
   };
 
-  Step step_;
+  LocalStep step_;
 };
 
 void add_copies(std::vector<Copy>& copies, const Runs& device, std::uint64_t offset) {
@@ -95,7 +95,7 @@ std::uint64_t total_of(const Operation& o) {
   }
 }
 
-std::uint64_t slice_count(const Operation& o, const Topology& topology, const Limits& limits) {
+std::uint64_t slice_count(const Operation& o, const Topology& topology, const SliceLimits& limits) {
   const std::uint64_t slice_bytes =
       std::max(limits.slice_bytes, kCutAlignment * static_cast<std::uint64_t>(topology.size()));
   return std::clamp((total_of(o) + slice_bytes - 1) / slice_bytes, std::uint64_t{1},
@@ -190,7 +190,7 @@ Slice all_reduce(const Operation& o, const NodeRank& place, std::uint64_t from, 
   Slice slice = in_rails(o, place, to - from);
   between(slice.operation, place);
   std::uint64_t mine = 0;
-  StepBuilder parts(Step::Kind::kReduce);
+  StepBuilder parts(LocalStep::StepKind::kReduce);
   for_rails(slice.operation.rail_bytes, [&](int rail, std::uint64_t begin, std::uint64_t end) {
     const Runs here = runs(o.output, from + begin, from + end);
     parts.add(place.local_of_rail(rail), here, here);
@@ -203,7 +203,7 @@ Slice all_reduce(const Operation& o, const NodeRank& place, std::uint64_t from, 
   if (place.locals == 1) return slice;
   if (parts.step().parts.empty()) return slice;
   slice.after = parts.step();
-  slice.after.kind = Step::Kind::kSpread;
+  slice.after.kind = LocalStep::StepKind::kSpread;
   parts.step().reduction = inside(o, place.topology);
   slice.before = parts.take();
   return slice;
@@ -216,9 +216,9 @@ Slice reduce(const Operation& o, const NodeRank& place, std::uint64_t from, std:
   const bool root = place.me == o.root;
   const bool root_node = place.topology.node_of(o.root) == place.node;
   std::uint64_t mine = 0;
-  StepBuilder before(Step::Kind::kReduce);
-  Step after;
-  if (root_node) after.kind = Step::Kind::kExchange;
+  StepBuilder before(LocalStep::StepKind::kReduce);
+  LocalStep after;
+  if (root_node) after.kind = LocalStep::StepKind::kExchange;
   for_rails(slice.operation.rail_bytes, [&](int rail, std::uint64_t begin, std::uint64_t end) {
     const std::uint64_t bytes = end - begin;
     const int local = place.local_of_rail(rail);
@@ -255,7 +255,7 @@ Slice broadcast(const Operation& o, const NodeRank& place, std::uint64_t from, s
   Slice slice = in_rails(o, place, to - from);
   const bool root_node = place.topology.node_of(o.root) == place.node;
   std::uint64_t mine = 0;
-  StepBuilder spread(Step::Kind::kSpread);
+  StepBuilder spread(LocalStep::StepKind::kSpread);
   for_rails(slice.operation.rail_bytes, [&](int rail, std::uint64_t begin, std::uint64_t end) {
     const Runs here = runs(o.output, from + begin, from + end);
     if (!root_node) spread.add(place.local_of_rail(rail), here, here);
@@ -333,7 +333,7 @@ Slice all_gather(const Operation& o, const NodeRank& place, std::uint64_t i, std
     add_copies(slice.out, place_of(self), own_at);
     return slice;
   }
-  StepBuilder spread(Step::Kind::kSpread);
+  StepBuilder spread(LocalStep::StepKind::kSpread);
   for_ranks(place.topology, [&](int rank, std::size_t r) {
     const Runs to = place_of(r);
     const bool here = place.topology.node_of(rank) == place.node;
@@ -373,7 +373,7 @@ Slice reduce_scatter(const Operation& o, const NodeRank& place, std::uint64_t i,
   slice.operation.input = {at(0, held[static_cast<std::size_t>(place.index)])};
   slice.operation.output = {at(offset[self], parts.bytes[self])};
   if (place.locals == 1) return slice;
-  StepBuilder before(Step::Kind::kReduce);
+  StepBuilder before(LocalStep::StepKind::kReduce);
   for_ranks(place.topology, [&](int rank, std::size_t r) {
     const int local = place.local_of(rank);
     const Runs none;
@@ -389,8 +389,8 @@ Slice within(const Operation& o, const NodeRank& place) {
   const std::uint64_t total = total_of(o);
   const auto local = [&](int rank) { return place.topology.local_index(rank); };
   const bool moves = o.kind == Kind::kBroadcast || o.kind == Kind::kAllGather;
-  const Step::Kind sums = o.kind == Kind::kAllReduce ? Step::Kind::kAllReduce : Step::Kind::kReduce;
-  StepBuilder step(moves ? Step::Kind::kSpread : sums);
+  const LocalStep::StepKind sums = o.kind == Kind::kAllReduce ? LocalStep::StepKind::kAllReduce : LocalStep::StepKind::kReduce;
+  StepBuilder step(moves ? LocalStep::StepKind::kSpread : sums);
   step.step().reduction = inside(o, place.topology);
   const RankParts parts(o.kind == Kind::kAllGather ? o.output_bytes : o.input_bytes, 0, 1);
   switch (o.kind) {
@@ -439,12 +439,12 @@ std::uint64_t scratch_of(const Operation& o, const NodeRank& place, std::uint64_
   return (bytes + kCutAlignment - 1) / kCutAlignment * kCutAlignment;
 }
 
-void append(Step& to, Step from) {
-  if (to.kind == Step::Kind::kNone) {
+void append(LocalStep& to, LocalStep from) {
+  if (to.kind == LocalStep::StepKind::kNone) {
     to = std::move(from);
     return;
   }
-  if (from.kind == Step::Kind::kNone) return;
+  if (from.kind == LocalStep::StepKind::kNone) return;
   if (!from.parts.empty()) from.parts.front().follows = from.begin.piece >= 0 && from.begin == to.end;
   to.parts.insert(to.parts.end(), from.parts.begin(), from.parts.end());
   to.end = from.end;
@@ -454,8 +454,8 @@ void append(Step& to, Step from) {
 /// Each step is a launch, for which NCCL makes a thread and the caller waits: one before all slices and one after them, with
 /// the parts that they had. What the node does is fast beside the network; copies, then, follow each other.
 void join_steps(std::vector<Slice>& slices) {
-  Step before;
-  Step after;
+  LocalStep before;
+  LocalStep after;
   for (Slice& slice : slices) {
     append(before, std::exchange(slice.before, {}));
     append(after, std::exchange(slice.after, {}));
@@ -481,7 +481,7 @@ bool has_rails(schedule::Kind kind) noexcept {
   }
 }
 
-std::uint64_t scratch_bytes(const Operation& o, const Topology& topology, const Limits& limits) {
+std::uint64_t scratch_bytes(const Operation& o, const Topology& topology, const SliceLimits& limits) {
   const NodeRank place(topology);
   if (!needs_scratch(o, place)) return 0;
   const std::uint64_t count = slice_count(o, topology, limits);
@@ -490,7 +490,7 @@ std::uint64_t scratch_bytes(const Operation& o, const Topology& topology, const 
   return bytes;
 }
 
-std::vector<Slice> cut_for_rails(const Operation& o, const Topology& topology, const Limits& limits,
+std::vector<Slice> cut_for_rails(const Operation& o, const Topology& topology, const SliceLimits& limits,
                                  std::byte* scratch) {
   const NodeRank place(topology);
   std::vector<Slice> slices;

@@ -12,7 +12,7 @@
 //          On one node: one step, nothing else. A node of one rank has nothing to do before and after.
 //          What pairs of ranks exchange has no rails: pairs.h.
 // Agreement the ranks of a node make the same steps with the same parts: they depend on the operation's sizes, the topology
-//          and Limits, and on how the tensors are cut into pieces, which all ranks must do alike (torch: one per tensor).
+//          and SliceLimits, and on how the tensors are cut into pieces, which all ranks must do alike (torch: one per tensor).
 #pragma once
 
 #include <cstddef>
@@ -30,11 +30,11 @@ bool has_rails(schedule::Kind kind) noexcept;
 
 /// Device memory beside the tensors that the operation needs on this rank.
 std::uint64_t scratch_bytes(const worker::Operation& operation, const schedule::Topology& topology,
-                            const Limits& limits);
+                            const SliceLimits& limits);
 
 /// `scratch` has scratch_bytes(). All slices have the same staging_bytes on all ranks of a node.
 std::vector<Slice> cut_for_rails(const worker::Operation& operation, const schedule::Topology& topology,
-                                 const Limits& limits, std::byte* scratch);
+                                 const SliceLimits& limits, std::byte* scratch);
 
 /// The operation as ranks compare it when the call is made.
 worker::Operation witness_of(const worker::Operation& operation, const schedule::Topology& topology);

@@ -145,7 +145,7 @@ void Slice::bind(std::byte* base, std::byte* device) {
   }
 }
 
-std::vector<Slice> cut(const worker::Operation& o, int rank, int size, const Limits& limits) {
+std::vector<Slice> cut(const worker::Operation& o, int rank, int size, const SliceLimits& limits) {
   const auto me = static_cast<std::size_t>(rank);
   const bool root = rank == o.root;
   std::uint64_t total = 0;

@@ -3,7 +3,7 @@
 // Model    Pure: an Operation whose pieces name device memory is cut into slices. Each is an Operation of its own on
 //          one run of staging memory, with the copies that fill it before and empty it after. Slices of one operation go
 //          through the network while others are copied.
-// Agreement all ranks must cut alike: it depends on the operation's total and on Limits only. What ranks see differently
+// Agreement all ranks must cut alike: it depends on the operation's total and on SliceLimits only. What ranks see differently
 //          (gather, scatter, all_to_all, point to point) is one slice.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace hybridps::staging {
 
-struct Limits {
+struct SliceLimits {
   std::uint64_t slice_bytes = std::uint64_t{4} << 20;  // less is not cut
   std::uint64_t slices_max = 8;
 };
@@ -35,19 +35,19 @@ struct Move {
 };
 
 /// Work of a LocalGroup (staging/rails.h, staging/pairs.h).
-struct Step {
-  enum class Kind : std::uint8_t { kNone, kAllReduce, kReduce, kSpread, kExchange };
+struct LocalStep {
+  enum class StepKind : std::uint8_t { kNone, kAllReduce, kReduce, kSpread, kExchange };
   /// In the tensors: piece -1 is no place of theirs.
   struct Point {
     int piece = -1;
     std::uint64_t inside = 0;
     bool operator==(const Point&) const = default;
   };
-  Kind kind = Kind::kNone;
+  StepKind kind = StepKind::kNone;
   std::vector<intranode::Part> parts;
   intranode::Reduction reduction;
-  std::vector<intranode::Message> messages;  // kExchange
-  Point begin;                               // of the parts, in the memory that every rank has, and their end
+  std::vector<intranode::Transfer> messages;  // kExchange
+  Point begin;                                // of the parts, in the memory that every rank has, and their end
   Point end;
 };
 
@@ -56,9 +56,9 @@ struct Slice {
   std::uint64_t staging_bytes = 0;  // one run
   std::vector<Copy> in;             // from the device, before the operation
   std::vector<Copy> out;            // to the device, after it
-  Step before = {};                 // on the way in, before the copies
-  Step after = {};                  // on the way out, after them
-  Step beside = {};                 // while it is between nodes: on the way in, after the copies
+  LocalStep before = {};            // on the way in, before the copies
+  LocalStep after = {};             // on the way out, after them
+  LocalStep beside = {};            // while it is between nodes: on the way in, after the copies
   std::vector<Move> moves = {};     // with the step beside it
   /// Elements that the device encodes before `in` and decodes after `out`, which are of codes then (staging/coded.h).
   struct Coded {
@@ -85,6 +85,6 @@ struct Slice {
 };
 
 /// `rank` of `size` in the operation's group.
-std::vector<Slice> cut(const worker::Operation& operation, int rank, int size, const Limits& limits);
+std::vector<Slice> cut(const worker::Operation& operation, int rank, int size, const SliceLimits& limits);
 
 }  // namespace hybridps::staging

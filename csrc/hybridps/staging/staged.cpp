@@ -21,7 +21,7 @@ core::Status Staged::complete_enqueue() {
   return channel ? channel->complete_enqueue(*this) : Status();
 }
 
-core::Status Staged::wait_on(device::Stream stream) {
+core::Status Staged::wait_on(device::DeviceStream stream) {
   if (is_over()) return {};
   const auto channel = channel_.lock();
   if (!channel) return {};  // it outlives what is under way on it

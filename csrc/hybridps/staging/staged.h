@@ -29,7 +29,7 @@ class Staged : public std::enable_shared_from_this<Staged>, core::Pinned {
   ~Staged();
 
   /// What comes later on `stream` comes after the operation.
-  core::Status wait_on(device::Stream stream);
+  core::Status wait_on(device::DeviceStream stream);
   /// Puts the way back on the out stream, if enqueue() was asked to leave it. Idempotent.
   core::Status complete_enqueue();
   /// The stream has come to the end, or will never: nothing of the operation touches the caller's memory any more.
@@ -54,8 +54,8 @@ class Staged : public std::enable_shared_from_this<Staged>, core::Pinned {
 
   const std::weak_ptr<Channel> channel_;
   const std::shared_ptr<DevicePool> pool_;
-  device::Event start_;
-  device::Event end_;
+  device::DeviceEvent start_;
+  device::DeviceEvent end_;
   core::Deadline deadline_;
   core::Duration timeout_{};
   std::string what_;

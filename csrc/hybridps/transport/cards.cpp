@@ -46,9 +46,9 @@ void put_all(std::vector<std::byte>& out, const Bytes& bytes) {
   for (const auto byte : bytes) out.push_back(static_cast<std::byte>(byte));
 }
 
-class Reader {
+class AddressReader {
  public:
-  explicit Reader(std::span<const std::byte> rest) : rest_(rest) {}
+  explicit AddressReader(std::span<const std::byte> rest) : rest_(rest) {}
   std::uint64_t number(std::size_t bytes) {
     std::uint64_t value = 0;
     const auto read = raw(bytes);
@@ -136,7 +136,7 @@ class CardsTransport final : public Transport {
       card.info.inner = card.transport->address();
       infos_.push_back(std::move(card.info));
       transports_.push_back(std::move(card.transport));
-      inlets_.push_back(std::make_unique<Inlet>(*this));
+      inlets_.push_back(std::make_unique<CardInlet>(*this));
       if (!name_.empty()) name_ += " + ";
       name_ += transports_.back()->name();
     }
@@ -188,7 +188,7 @@ class CardsTransport final : public Transport {
     if (const auto found = peers_.find(peer); found != peers_.end()) return endpoint_of(found->first, found->second);
     core::Result<std::vector<CardInfo>> theirs = decode_cards(address);
     if (!theirs.is_ok()) return theirs.status();
-    Peer made;
+    CardPeer made;
     std::vector<CardsEndpoint::Way> ways;
     std::vector<std::size_t> used(transports_.size(), 0);
     for (const CardPair& pair : pairs_between(infos_, theirs.value())) {
@@ -313,8 +313,8 @@ class CardsTransport final : public Transport {
   }
 
  private:
-  struct Inlet final : Receiver {
-    explicit Inlet(CardsTransport& transport) : cards(transport) {}
+  struct CardInlet final : Receiver {
+    explicit CardInlet(CardsTransport& transport) : cards(transport) {}
     void on_message(std::span<const std::byte> header, RxPayload payload) noexcept override {
       cards.receiver_->on_message(header, std::move(payload));
     }
@@ -329,7 +329,7 @@ class CardsTransport final : public Transport {
     std::vector<std::byte> inner;
     std::string text;
   };
-  struct Peer {
+  struct CardPeer {
     std::vector<Way> ways;
     std::unique_ptr<CardsEndpoint> endpoint;  // null: one way, and the inner transport's own endpoint
     core::Status cause;                       // why it could not be reached
@@ -341,19 +341,19 @@ class CardsTransport final : public Transport {
     return std::string(cause) + " [" + way + ": the cards that data takes here, HYBRIDPS_DATA_INTERFACES]";
   }
 
-  Endpoint* open_endpoint(const std::pair<const core::EngineId, Peer>& peer) const noexcept {
+  Endpoint* open_endpoint(const std::pair<const core::EngineId, CardPeer>& peer) const noexcept {
     if (!peer.second.cause.is_ok()) return nullptr;
     if (peer.second.endpoint) return peer.second.endpoint->cause().is_ok() ? peer.second.endpoint.get() : nullptr;
     return transports_[peer.second.ways.front().card]->find(peer.first);
   }
-  core::Result<Endpoint*> endpoint_of(core::EngineId id, const Peer& peer) {
+  core::Result<Endpoint*> endpoint_of(core::EngineId id, const CardPeer& peer) {
     if (!peer.cause.is_ok()) return peer.cause;
     if (!peer.endpoint) return transports_[peer.ways.front().card]->connect(id, peer.ways.front().inner);
     if (!peer.endpoint->cause().is_ok()) return peer.endpoint->cause();
     return static_cast<Endpoint*>(peer.endpoint.get());
   }
 
-  void pair_failed(const Inlet& inlet, core::EngineId id, core::Status cause) noexcept {
+  void pair_failed(const CardInlet& inlet, core::EngineId id, core::Status cause) noexcept {
     const auto alias = aliases_.find(id);
     const core::EngineId peer = alias != aliases_.end() ? alias->second : id;
     const auto found = peers_.find(peer);
@@ -379,8 +379,8 @@ class CardsTransport final : public Transport {
   std::uint64_t rounds_ = 0;
   bool look_everywhere_ = true;
   std::vector<CardInfo> infos_;
-  std::vector<std::unique_ptr<Inlet>> inlets_;  // outlive the transports
-  std::unordered_map<core::EngineId, Peer> peers_;
+  std::vector<std::unique_ptr<CardInlet>> inlets_;  // outlive the transports
+  std::unordered_map<core::EngineId, CardPeer> peers_;
   std::unordered_map<core::EngineId, core::EngineId> aliases_;
   std::deque<std::pair<core::EngineId, core::Deadline>> ending_;  // some of their ways have ended
   std::vector<std::unique_ptr<Transport>> transports_;
@@ -420,10 +420,10 @@ core::Result<std::vector<CardInfo>> decode_cards(std::span<const std::byte> byte
   if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0)
     return malformed("it begins otherwise; do all ranks run the same hybridps?");
   const auto body = bytes.subspan(kEnvelopeBytes);
-  Reader envelope(bytes.subspan(kMagic.size(), 8));
+  AddressReader envelope(bytes.subspan(kMagic.size(), 8));
   if (envelope.number(4) != body.size()) return malformed("wrong length");
   if (envelope.number(4) != fnv1a(body)) return malformed("its bytes were changed on the way");
-  Reader in(body);
+  AddressReader in(body);
   const std::size_t count = in.number(1);
   if (count < 1 || count > kCardsMax) return malformed("wrong number of cards");
   std::vector<CardInfo> cards;

@@ -99,7 +99,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     flush();
     run_commands();
     publish();
-    for (const Event& event : events_)
+    for (const Notice& event : events_)
       if (event.arrival != nullptr) event.arrival->payload.reset();
     inner_.reset();
     publish();
@@ -186,7 +186,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
         carried_.store(taken_, std::memory_order_release);
         publish();
       });
-      if (answer == TransportThread::Answer::kLate)
+      if (answer == TransportThread::CallResult::kLate)
         core::log_warn("the thread ", thread_->options().name, " has not moved for ",
                        core::format_seconds(core::to_seconds(thread_->options().patience)),
                        "; does it get a core? The last messages of an operation leave over ", name_,
@@ -268,7 +268,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     std::array<std::byte, kHeaderBytesMax> header;
   };
   /// One that came: made and let go of on the thread.
-  struct Arrival {
+  struct Incoming {
     RxPayload payload;
     std::size_t header_bytes = 0;
     std::array<std::byte, kHeaderBytesMax> header;
@@ -276,14 +276,14 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   /// One of these.
   struct Command {
     Send* send = nullptr;
-    Arrival* given_back = nullptr;
+    Incoming* given_back = nullptr;
     Endpoint* close = nullptr;
     core::Status cause;  // of the close
   };
   /// An end, an arrival, or else the failure of a peer.
-  struct Event {
+  struct Notice {
     Send* send = nullptr;
-    Arrival* arrival = nullptr;
+    Incoming* arrival = nullptr;
     core::EngineId failed;
     core::Status cause;
   };
@@ -385,7 +385,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
       has_events_.store(false);
       running_.swap(events_);
     }
-    for (Event& event : running_) {
+    for (Notice& event : running_) {
       if (event.send != nullptr)
         finish(*event.send);
       else if (event.arrival != nullptr)
@@ -426,14 +426,14 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   void flush() {
     if (given_back_.empty()) return;
     if (!is_driven_) {
-      for (Arrival* arrival : given_back_) take_back(*arrival);
+      for (Incoming* arrival : given_back_) take_back(*arrival);
       given_back_.clear();
       return;
     }
     bool is_awaited = false;
     {
       const std::lock_guard lock(command_mutex_);
-      for (Arrival* arrival : given_back_) {
+      for (Incoming* arrival : given_back_) {
         is_awaited = is_awaited || arrival->payload.bytes() > 0;
         commands_.emplace_back().given_back = arrival;
       }
@@ -453,7 +453,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     done(std::move(status));
   }
 
-  void deliver(Arrival& arrival) {
+  void deliver(Incoming& arrival) {
     const std::size_t bytes = arrival.payload.bytes();
     if (receiver_ != nullptr) {
       ++stats_.rx_messages;
@@ -471,9 +471,9 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     auto& self = *static_cast<ThreadedTransport*>(transport);
     if (self.in_child()) return;
     if (self.is_driven_)
-      self.given_back_.push_back(static_cast<Arrival*>(arrival));
+      self.given_back_.push_back(static_cast<Incoming*>(arrival));
     else
-      self.take_back(*static_cast<Arrival*>(arrival));
+      self.take_back(*static_cast<Incoming*>(arrival));
   }
 
   void fail(core::EngineId peer, core::Status cause) {
@@ -517,7 +517,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     return did;
   }
 
-  void take_back(Arrival& arrival) {
+  void take_back(Incoming& arrival) {
     arrival.payload.reset();
     free_arrivals_.push_back(&arrival);
   }
@@ -544,10 +544,10 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
 
   void on_message(std::span<const std::byte> header, RxPayload payload) noexcept override {
     if (free_arrivals_.empty()) {
-      arrivals_.push_back(std::make_unique<Arrival>());
+      arrivals_.push_back(std::make_unique<Incoming>());
       free_arrivals_.push_back(arrivals_.back().get());
     }
-    Arrival& arrival = *free_arrivals_.back();
+    Incoming& arrival = *free_arrivals_.back();
     free_arrivals_.pop_back();
     arrival.header_bytes = header.size();
     std::memcpy(arrival.header.data(), header.data(), header.size());
@@ -556,7 +556,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   }
 
   void on_peer_failed(core::EngineId peer, core::Status cause) noexcept override {
-    Event& event = batch_.emplace_back();
+    Notice& event = batch_.emplace_back();
     event.failed = peer;
     event.cause = std::move(cause);
   }
@@ -602,8 +602,8 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   std::unordered_map<core::EngineId, std::unique_ptr<ThreadedEndpoint>> endpoints_;
   std::vector<std::unique_ptr<Send>> sends_;
   std::vector<Send*> free_sends_;
-  std::vector<Arrival*> given_back_;  // the thread has not been told
-  std::vector<Event> running_;
+  std::vector<Incoming*> given_back_;  // the thread has not been told
+  std::vector<Notice> running_;
   TransportStats stats_;
 
   // Between the two
@@ -611,7 +611,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   std::vector<Command> commands_;
   std::atomic<bool> has_commands_{false};
   std::mutex event_mutex_;
-  std::vector<Event> events_;
+  std::vector<Notice> events_;
   std::vector<Send*> ended_;  // that nobody waits for
   std::atomic<bool> has_events_{false};
   std::atomic<bool> armed_{false};         // the engine may sleep
@@ -620,11 +620,11 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   // The thread's side
   std::unique_ptr<BufferPool> loans_ =
       std::make_unique<BufferPool>(std::span<std::byte>(), std::span<BufferPool::SizeClass>());
-  std::vector<std::unique_ptr<Arrival>> arrivals_;
-  std::vector<Arrival*> free_arrivals_;
+  std::vector<std::unique_ptr<Incoming>> arrivals_;
+  std::vector<Incoming*> free_arrivals_;
   std::vector<Command> running_commands_;
   std::uint64_t taken_ = 0;  // of those posted
-  std::vector<Event> batch_;
+  std::vector<Notice> batch_;
   std::vector<Send*> ended_here_;
   std::unique_ptr<Transport> inner_;  // goes before the loans
 };

@@ -86,19 +86,19 @@ void TransportThread::remove(Driven& driven) {
 }
 
 /// While one lives the transports are the thread's.
-class TransportThread::Round : core::Pinned {
+class TransportThread::ThreadRound : core::Pinned {
  public:
-  explicit Round(TransportThread& thread) : thread_(thread) {
+  explicit ThreadRound(TransportThread& thread) : thread_(thread) {
     const std::lock_guard lock(thread_.round_mutex_);
     thread_.in_round_ = true;
     ++thread_.rounds_;
   }
   /// Runs what was asked for meanwhile: the thread need not stand still until who waits for that has woken up.
-  ~Round() {
+  ~ThreadRound() {
     const std::lock_guard lock(thread_.round_mutex_);
     thread_.in_round_ = false;
     if (thread_.calls_.empty()) return;
-    for (Call* call : thread_.calls_) {
+    for (PendingCall* call : thread_.calls_) {
       (*call->function)();
       call->ran = true;
     }
@@ -110,16 +110,16 @@ class TransportThread::Round : core::Pinned {
   TransportThread& thread_;
 };
 
-TransportThread::Answer TransportThread::run_between_rounds(const std::function<void()>& function,
-                                                            std::optional<core::Duration> patience) {
+TransportThread::CallResult TransportThread::run_between_rounds(const std::function<void()>& function,
+                                                                std::optional<core::Duration> patience) {
   {
     std::unique_lock lock(round_mutex_);
     if (!in_round_) {
       function();
     } else if (patience && given_up_ == rounds_) {
-      return Answer::kLateStill;
+      return CallResult::kLateStill;
     } else {
-      Call mine{&function};
+      PendingCall mine{&function};
       calls_.push_back(&mine);
       const auto has_run = [&] { return mine.ran; };
       if (!patience) {
@@ -127,12 +127,12 @@ TransportThread::Answer TransportThread::run_between_rounds(const std::function<
       } else if (!ran_.wait_for(lock, *patience, has_run)) {
         std::erase(calls_, &mine);
         given_up_ = rounds_;
-        return Answer::kLate;
+        return CallResult::kLate;
       }
     }
   }
   wake();  // to what came of it
-  return Answer::kRan;
+  return CallResult::kRan;
 }
 
 bool TransportThread::watch(int fd) const {
@@ -143,14 +143,14 @@ bool TransportThread::watch(int fd) const {
 }
 
 std::size_t TransportThread::round() {
-  const Round mine(*this);
+  const ThreadRound mine(*this);
   std::size_t did = 0;
   for (Driven* driven : driven_) did += driven->round();
   return did;
 }
 
 bool TransportThread::arm() {
-  const Round mine(*this);
+  const ThreadRound mine(*this);
   sleep_ms_ = driven_.empty() ? -1 : kSleepMs;
   return std::all_of(driven_.begin(), driven_.end(), [](Driven* driven) { return driven->arm_inner(); });
 }

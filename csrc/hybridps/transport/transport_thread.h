@@ -72,10 +72,10 @@ class TransportThread : core::Pinned {
   /// Runs `function` between two rounds: in the caller's thread where no round is under way, else at the end of that one.
   void call(const std::function<void()>& function) { (void)run_between_rounds(function, std::nullopt); }
 
-  enum class Answer : std::uint8_t { kRan, kLate, kLateStill };
+  enum class CallResult : std::uint8_t { kRan, kLate, kLateStill };
   /// The same, but waits for TransportThreadOptions::patience at most. kLate, kLateStill: it did not run and will not. A
   /// round that somebody has waited for in vain is not waited for again (kLateStill).
-  Answer try_call(const std::function<void()>& function) { return run_between_rounds(function, options_.patience); }
+  CallResult try_call(const std::function<void()>& function) { return run_between_rounds(function, options_.patience); }
 
   const TransportThreadOptions& options() const noexcept { return options_; }
 
@@ -86,14 +86,14 @@ class TransportThread : core::Pinned {
   }
 
  private:
-  struct Call {
+  struct PendingCall {
     const std::function<void()>* function = nullptr;
     bool ran = false;
   };
 
-  class Round;
+  class ThreadRound;
 
-  Answer run_between_rounds(const std::function<void()>& function, std::optional<core::Duration> patience);
+  CallResult run_between_rounds(const std::function<void()>& function, std::optional<core::Duration> patience);
 
   bool watch(int fd) const;
   std::size_t round();
@@ -115,8 +115,8 @@ class TransportThread : core::Pinned {
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> stop_{false};
   std::mutex round_mutex_;
-  std::condition_variable ran_;  // calls
-  std::vector<Call*> calls_;     // none between two rounds
+  std::condition_variable ran_;      // calls
+  std::vector<PendingCall*> calls_;  // none between two rounds
   bool in_round_ = false;
   std::uint64_t rounds_ = 0;
   std::uint64_t given_up_ = 0;   // the last of these that somebody has waited for in vain

@@ -18,7 +18,7 @@ constexpr unsigned count_of(Stage) { return kStageCount; }
 constexpr unsigned count_of(Permit) { return kPermitCount; }
 constexpr unsigned count_of(Verdict::On) { return kVerdictOnCount; }
 constexpr unsigned count_of(Mend::What) { return kMendWhatCount; }
-constexpr unsigned count_of(Join::Step) { return kJoinStepCount; }
+constexpr unsigned count_of(Join::JoinStep) { return kJoinStepCount; }
 constexpr unsigned count_of(Coding) { return kCodingCount; }
 constexpr unsigned count_of(schedule::Scope) { return schedule::kScopeCount; }
 constexpr unsigned count_of(schedule::Kind) { return schedule::kKindCount; }
@@ -260,7 +260,7 @@ struct Writer {
   }
 };
 
-struct Reader {
+struct FieldReader {
   const std::byte* at;
   bool is_valid = true;
   template <typename T>
@@ -346,7 +346,7 @@ core::Result<Message> decode(std::span<const std::byte> bytes) {
   if (bytes.size() != kHeaderBytes)
     return refuse("message header of " + std::to_string(bytes.size()) + " bytes, expected " +
                   std::to_string(kHeaderBytes));
-  Reader reader{bytes.data()};
+  FieldReader reader{bytes.data()};
   Envelope envelope;
   fields(reader, envelope);
   if (envelope.magic != kMagic) return refuse("message without the hybridps magic number");

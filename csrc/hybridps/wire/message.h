@@ -320,13 +320,13 @@ struct TrialTimes {
 /// Dedicated servers that are to join a group that is open (worker/newcomers.h). Those of one attempt join together, or none.
 struct Join {
   static constexpr std::string_view kName = "join";
-  enum class Step : std::uint8_t {
+  enum class JoinStep : std::uint8_t {
     kMeet = 0,    // from rank 0: connect to it. Payload: its record, as Host::meet() reads it
     kMet = 1,     // to rank 0: all of the attempt can be reached from here
     kNotMet = 2,  // to rank 0: this one cannot. Payload: why
     kPart = 3,    // from rank 0: none of them joins
   };
-  Step step = Step::kMeet;
+  JoinStep step = JoinStep::kMeet;
   std::uint32_t attempt = 0;  // from 1
   std::uint32_t server = 0;   // group member that it is to be
   std::uint32_t servers = 0;  // of the attempt

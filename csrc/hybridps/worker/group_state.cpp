@@ -22,12 +22,12 @@ EarlyMessages::Messages EarlyMessages::take(std::uint64_t sequence) {
   return messages;
 }
 
-std::optional<server::Call> EarlyMessages::contradiction(std::uint64_t sequence,
-                                                         const wire::Signature& ours) const noexcept {
+std::optional<server::RankCall> EarlyMessages::contradiction(std::uint64_t sequence,
+                                                             const wire::Signature& ours) const noexcept {
   if (const auto found = by_sequence_.find(sequence); found != by_sequence_.end())
     for (const auto& [message, payload] : found->second)
       if (const wire::ChunkId* chunk = message.chunk(); chunk != nullptr && chunk->signature != ours)
-        return server::Call{static_cast<int>(message.from.sender_rank), chunk->signature};
+        return server::RankCall{static_cast<int>(message.from.sender_rank), chunk->signature};
   return {};
 }
 

@@ -43,8 +43,8 @@ class CodedOrJoined : core::Pinned {
   bool may_join() noexcept { return claim(kJoined); }
 
  private:
-  enum What : int { kNeither, kCoded, kJoined };
-  bool claim(What what) noexcept {
+  enum Claim : int { kNeither, kCoded, kJoined };
+  bool claim(Claim what) noexcept {
     int found = kNeither;
     return claimed_.compare_exchange_strong(found, what) || found == what;
   }
@@ -143,7 +143,7 @@ class EarlyMessages {
   Messages take(std::uint64_t sequence);
   void drop(std::uint64_t sequence) { take(sequence); }
   /// Who sent one that is of another operation, and which.
-  std::optional<server::Call> contradiction(std::uint64_t sequence, const wire::Signature& ours) const noexcept;
+  std::optional<server::RankCall> contradiction(std::uint64_t sequence, const wire::Signature& ours) const noexcept;
   void clear();
 
  private:

@@ -10,7 +10,7 @@ namespace hybridps::worker {
 namespace {
 
 using What = wire::Mend::What;
-using Phase = membership::ServerLife::Phase;
+using Phase = membership::ServerLife::LifePhase;
 
 // What is retained meanwhile is bounded by WorkerOptions::retained_bytes_max.
 constexpr std::size_t kLandedMax = 32;

@@ -8,7 +8,7 @@
 namespace hybridps::worker {
 namespace {
 
-server::Call call_of(const wire::From& from, const wire::Signature& signature) {
+server::RankCall call_of(const wire::From& from, const wire::Signature& signature) {
   return {static_cast<int>(from.sender_rank), signature};
 }
 

@@ -10,7 +10,7 @@
 namespace hybridps::worker {
 namespace {
 
-using Step = wire::Join::Step;
+using JoinStep = wire::Join::JoinStep;
 
 // Echoes go by the way of data and by that of control; Echo::partner of other echoes is a small number.
 constexpr std::uint32_t kByData = 0x40000000;
@@ -33,7 +33,7 @@ void Newcomers::take_in(const std::vector<std::string>& records, Done done) {
   done_ = std::move(done);
   ranks_.clear();
   due_ = core::Clock::now() + kMeetWithin;
-  wire::Join join{Step::kMeet, ++attempts_, 0, static_cast<std::uint32_t>(records.size())};
+  wire::Join join{JoinStep::kMeet, ++attempts_, 0, static_cast<std::uint32_t>(records.size())};
   const auto before = static_cast<std::uint32_t>(group_.info.engines.size());
   for (const std::string& record : records) {
     join.server = before + static_cast<std::uint32_t>(&record - records.data());
@@ -63,7 +63,7 @@ void Newcomers::on_not_met(int rank, std::uint32_t server, const std::string& wh
 }
 
 void Newcomers::give_up(const core::Status& why) {
-  const wire::Join parting{Step::kPart, attempt_, 0, expected_};
+  const wire::Join parting{JoinStep::kPart, attempt_, 0, expected_};
   for (int rank = 1; rank < group_.info.topology.size(); ++rank)
     worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)], group_.message(parting), {});
   part();
@@ -97,7 +97,7 @@ std::size_t Newcomers::tick(core::TimePoint now) {
 
 void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) {
   if (group_.plans->is_taking_in()) {  // what came of the attempt before has not come here yet
-    const wire::Join answer{Step::kNotMet, join.attempt, join.server, join.servers};
+    const wire::Join answer{JoinStep::kNotMet, join.attempt, join.server, join.servers};
     worker_.host().send_control(group_.info.engines.front(), group_.message(answer), "another change of plans is under way");
     return;
   }
@@ -107,16 +107,16 @@ void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) 
     expected_ = join.servers;
   }
   if (join.servers == 0 || join.servers > kAtATimeMax || join.server != group_.info.engines.size() + met_.size()) {
-    say(Step::kNotMet, join.server, "this rank counts other servers");
+    say(JoinStep::kNotMet, join.server, "this rank counts other servers");
     return;
   }
   if (!group_.info.coded_or_joined->may_join()) {
-    say(Step::kNotMet, join.server, "its sums are coded on the device (HYBRIDPS_DEVICE_CODECS=0 turns that off)");
+    say(JoinStep::kNotMet, join.server, "its sums are coded on the device (HYBRIDPS_DEVICE_CODECS=0 turns that off)");
     return;
   }
   core::Result<Newcomer> met = worker_.host().meet(group_.info.uid, record);
   if (!met.is_ok()) {
-    say(Step::kNotMet, join.server, met.status().message());
+    say(JoinStep::kNotMet, join.server, met.status().message());
     return;
   }
   const core::EngineId engine = met.value().engine;
@@ -126,9 +126,9 @@ void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) 
   worker_.host().send_control(engine, group_.message(wire::Echo{join.attempt, kByControl | index, 0}), {});
 }
 
-void Newcomers::say(Step step, std::uint32_t server, std::string_view why) {
+void Newcomers::say(JoinStep step, std::uint32_t server, std::string_view why) {
   if (is_first()) {
-    step == Step::kMet ? on_met(0) : on_not_met(0, server, std::string(why));
+    step == JoinStep::kMet ? on_met(0) : on_not_met(0, server, std::string(why));
     return;
   }
   worker_.host().send_control(group_.info.engines.front(), group_.message(wire::Join{step, attempt_, server, expected_}), why);
@@ -140,11 +140,11 @@ void Newcomers::on_message(const wire::Message& message, const flow::Delivery& p
   const std::string why(reinterpret_cast<const char*>(payload.data()), payload.bytes());
   if (is_first()) {
     if (join.attempt != attempt_ || !done_ || from >= group_.info.topology.size()) return;
-    if (join.step == Step::kMet) on_met(from);
-    if (join.step == Step::kNotMet) on_not_met(from, join.server, why.empty() ? "no reason came" : why);
-  } else if (from == 0 && join.step == Step::kMeet) {
+    if (join.step == JoinStep::kMet) on_met(from);
+    if (join.step == JoinStep::kNotMet) on_not_met(from, join.server, why.empty() ? "no reason came" : why);
+  } else if (from == 0 && join.step == JoinStep::kMeet) {
     meet(join, {payload.data(), payload.bytes()});
-  } else if (from == 0 && join.step == Step::kPart && join.attempt == attempt_) {
+  } else if (from == 0 && join.step == JoinStep::kPart && join.attempt == attempt_) {
     part();
   }
 }
@@ -157,7 +157,7 @@ void Newcomers::on_word(const wire::Message& message, const flow::Delivery& payl
     if (back->echo.sequence != attempt_ || (back->echo.partner ^ way) != index) return;
     const bool had_all = has_met_all();
     met_[index].echoes |= way == kByData ? 1U : 2U;
-    if (!had_all && has_met_all()) say(Step::kMet, message.from.sender_rank);
+    if (!had_all && has_met_all()) say(JoinStep::kMet, message.from.sender_rank);
   } else if (message.as<wire::PlanAnswer>() != nullptr) {
     group_.plans->on_message(message, payload);
   } else if (const auto* mend = message.as<wire::Mend>(); mend != nullptr && mend->what == wire::Mend::What::kLost) {
@@ -180,7 +180,7 @@ void Newcomers::on_gone(std::size_t index, const core::Status& cause) {
   if (is_first() && group_.plans->is_taking_in())
     group_.plans->look_at_answers();  // it is waited for no longer
   else
-    say(Step::kNotMet, static_cast<std::uint32_t>(group_.info.engines.size() + index), cause.message());
+    say(JoinStep::kNotMet, static_cast<std::uint32_t>(group_.info.engines.size() + index), cause.message());
 }
 
 void Newcomers::part() {

@@ -87,7 +87,7 @@ class Newcomers : core::Pinned {
   bool has_met_all() const noexcept;
   void meet(const wire::Join& join, std::span<const std::byte> record);
   void on_gone(std::size_t index, const core::Status& cause);
-  void say(wire::Join::Step step, std::uint32_t server, std::string_view why = {});
+  void say(wire::Join::JoinStep step, std::uint32_t server, std::string_view why = {});
   void on_met(int rank);
   void on_not_met(int rank, std::uint32_t server, const std::string& why);
   void part();

@@ -80,7 +80,7 @@ struct Operation {
   /// Which chunks of this rank go first where several wait: those of the higher one. Never the order in which operations are
   /// matched, nor a result. Ranks may differ: each orders what it sends.
   std::int8_t priority = 0;
-  std::shared_ptr<compress::Timed> timed;      // told when it begins and ends; null: nobody asks
+  std::shared_ptr<compress::TimedSum> timed;  // told when it begins and ends; null: nobody asks
   std::chrono::milliseconds timeout{0};  // 0: none
   core::TimePoint issued_at{};           // from which the timeout counts; none: from submit()
 };

@@ -57,7 +57,7 @@ PlanChanges::PlanChanges(Worker& worker, GroupState& group, bool measures, bool 
     tuner_ = std::make_unique<schedule::Tuner>(ladders_->knobs(), group.info.uid.low);
   }
   if (measures && topology.nodes() >= kNodesToMeasure)
-    rates_ = std::make_unique<membership::Rates>(static_cast<membership::Rates::Host&>(*this), topology);
+    rates_ = std::make_unique<membership::RateMeter>(static_cast<membership::RateMeter::RatesHost&>(*this), topology);
 }
 
 // --- operations ------------------------------------------------------------------------------------------------------
@@ -302,14 +302,14 @@ void PlanChanges::on_switch(const Change& change, std::uint64_t first) {
 
 // What is over here has been summed by the server: it knows itself who has not all results of it yet.
 void PlanChanges::release() {
-  if (is_frozen() || !group_.servers.any(ServerLife::Phase::kLeaving)) return;
+  if (is_frozen() || !group_.servers.any(ServerLife::LifePhase::kLeaving)) return;
   const schedule::Topology& topology = newest_version().topology;
   for (int server = 0; server < topology.servers(); ++server) {
     const int member = topology.size() + server;
-    if (group_.servers.of(member) != ServerLife::Phase::kLeaving) continue;
+    if (group_.servers.of(member) != ServerLife::LifePhase::kLeaving) continue;
     const std::optional<std::uint64_t> first = versions_.owns_nothing_from(server);
     if (!first || group_.over.floor() < *first) continue;
-    group_.servers.advance(member, ServerLife::Phase::kReleased);
+    group_.servers.advance(member, ServerLife::LifePhase::kReleased);
     const wire::Mend released{wire::Mend::What::kReleased, static_cast<std::uint32_t>(member)};
     worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(member)], group_.message(released), {});
   }
@@ -326,7 +326,7 @@ void PlanChanges::time(const OperationRun& run, bool succeeded) {
                       run.operation.scope != schedule::Scope::kWitness && !core::is_outer(run.operation.op) &&
                       (kind == schedule::Kind::kAllReduce || kind == schedule::Kind::kReduceScatter ||
                        kind == schedule::Kind::kAllGather);
-  const schedule::Tuner::Sample sample{
+  const schedule::Tuner::TimedOperation sample{
       0, (static_cast<std::uint32_t>(kind) << 4) | static_cast<std::uint32_t>(run.operation.coding),
       run.signature.total_bytes, core::to_seconds(now - since)};
   if (timed_ && run.sequence >= timed_->first) {
@@ -357,9 +357,9 @@ void PlanChanges::on_times(int rank, const std::vector<double>& seconds) {
   if (!round_ || seconds.size() != static_cast<std::size_t>(round_->operations())) return;
   times_[rank] = seconds;
   if (times_.size() < static_cast<std::size_t>(group_.info.topology.size())) return;
-  std::vector<schedule::Tuner::Sample> samples;
+  std::vector<schedule::Tuner::TimedOperation> samples;
   for (std::size_t index = 0; index < own_.size(); ++index) {
-    schedule::Tuner::Sample sample = own_[index];
+    schedule::Tuner::TimedOperation sample = own_[index];
     sample.index = static_cast<int>(index);
     for (const auto& [from, times] : times_)
       sample.seconds = times[index] > 0.0 ? std::min(sample.seconds, times[index]) : 0.0;

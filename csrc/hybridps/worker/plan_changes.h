@@ -33,7 +33,7 @@ struct GroupState;
 struct OperationRun;
 class Worker;
 
-class PlanChanges final : membership::Agreement::Host, membership::Rates::Host, core::Pinned {
+class PlanChanges final : membership::Agreement::AgreementHost, membership::RateMeter::RatesHost, core::Pinned {
  public:
   static constexpr std::uint64_t kTimedBytesMin = 16 << 10;  // of operations that count in trials
 
@@ -80,7 +80,7 @@ class PlanChanges final : membership::Agreement::Host, membership::Rates::Host, 
   void look_at_answers() { agreement_.look_at_answers(); }
 
  private:
-  // membership::Agreement::Host
+  // membership::Agreement::AgreementHost
   std::optional<membership::Change> draft(membership::Cause cause) override;
   bool is_awaited(int member) const override;
   bool can_do(const membership::Change& change) const override;
@@ -89,7 +89,7 @@ class PlanChanges final : membership::Agreement::Host, membership::Rates::Host, 
   void send(int member, wire::Body body) override;
   void on_switch(const membership::Change& change, std::uint64_t first) override;
   void on_refused(const membership::Change& change) override;
-  // membership::Rates::Host
+  // membership::RateMeter::RatesHost
   void send_echo(int member, const wire::Echo& echo) override;
   std::uint64_t bytes_through_card() const override;
 
@@ -107,15 +107,15 @@ class PlanChanges final : membership::Agreement::Host, membership::Rates::Host, 
   GroupState& group_;
   membership::Versions versions_;
   membership::Agreement agreement_;
-  std::unique_ptr<membership::Rates> rates_;
+  std::unique_ptr<membership::RateMeter> rates_;
   std::set<std::uint64_t> postponed_;
 
   // A trial, as a member sees it.
   struct Timed {
     std::uint32_t version = 0;
     std::uint64_t first = 0;
-    std::vector<double> seconds;               // of each operation; 0: it does not count
-    std::vector<schedule::Tuner::Sample> own;  // rank 0: what they were
+    std::vector<double> seconds;                       // of each operation; 0: it does not count
+    std::vector<schedule::Tuner::TimedOperation> own;  // rank 0: what they were
   };
   std::unique_ptr<Timed> timed_;
   core::TimePoint last_end_{};  // of a collective
@@ -127,10 +127,10 @@ class PlanChanges final : membership::Agreement::Host, membership::Rates::Host, 
   schedule::Turns turns_;          // of Cause::kTrial
   std::unique_ptr<schedule::TuningLadders> ladders_;
   std::unique_ptr<schedule::Tuner> tuner_;
-  std::optional<schedule::Tuner::Round> round_;  // asked for, and not over
-  std::map<int, std::vector<double>> times_;     // of it, by rank
-  std::vector<schedule::Tuner::Sample> own_;     // of it, what its operations were
-  int depth_ = 1;                                // collectives under way at a time, lately
+  std::optional<schedule::Tuner::Round> round_;       // asked for, and not over
+  std::map<int, std::vector<double>> times_;          // of it, by rank
+  std::vector<schedule::Tuner::TimedOperation> own_;  // of it, what its operations were
+  int depth_ = 1;                                     // collectives under way at a time, lately
 };
 
 }  // namespace hybridps::worker

@@ -97,7 +97,7 @@ void PointToPoint::on_part(const Key& key, const wire::Message& part, flow::Deli
   if (over_[static_cast<std::size_t>(key.peer)].contains(key.number)) return;
   if (!worker_.can_keep(group_, kept_, part)) return;
   const auto [found, is_new] = unmatched_.try_emplace(key);
-  Message& message = found->second;
+  IncomingMessage& message = found->second;
   if (is_new) message.stamp = ++stamps_;
   note(message, part, payload.bytes());
   ++kept_;
@@ -145,7 +145,7 @@ void PointToPoint::give_up(const OperationRun& run, const core::Status& cause) {
   }
 }
 
-void PointToPoint::note(Message& message, const wire::Message& part, std::size_t bytes) {
+void PointToPoint::note(IncomingMessage& message, const wire::Message& part, std::size_t bytes) {
   const auto* data = part.as<wire::Data>();
   if (data == nullptr) return;
   if (message.chunks.insert(data->chunk.number).second) message.bytes += bytes;

@@ -62,7 +62,7 @@ class PointToPoint : core::Pinned {
     std::uint64_t number = 0;
     auto operator<=>(const Key&) const = default;
   };
-  struct Message {
+  struct IncomingMessage {
     std::vector<std::pair<wire::Message, flow::Delivery>> parts;  // until matched
     std::unordered_set<std::uint32_t> chunks;                     // that have come, with
     std::uint64_t bytes = 0;                                      // so many bytes
@@ -72,10 +72,10 @@ class PointToPoint : core::Pinned {
   struct Matched {
     std::unique_ptr<OperationRun> run;
     bool from_any = false;  // it would take a message of any rank
-    Message message;
+    IncomingMessage message;
   };
   using Posted = std::map<std::tuple<std::uint32_t, int, std::uint64_t>, std::unique_ptr<OperationRun>>;
-  using Unmatched = std::map<Key, Message>;
+  using Unmatched = std::map<Key, IncomingMessage>;
 
   /// The send that a message of its receiver is about; null: it is over.
   OperationRun* send_of(const Key& key);
@@ -83,7 +83,7 @@ class PointToPoint : core::Pinned {
   void on_cancelled(const Key& key, const wire::Message& cancel);
   static void deliver(OperationRun& run, const wire::Message& part, flow::Delivery payload);
   /// Counts a part that has come, and acknowledges the message if it was the last one.
-  void note(Message& message, const wire::Message& part, std::size_t bytes);
+  void note(IncomingMessage& message, const wire::Message& part, std::size_t bytes);
   /// The next message of this sender and tag, if it may be matched.
   Unmatched::iterator next_message(int peer, std::uint32_t tag);
   /// The receive that takes it, if there is one.

@@ -56,7 +56,7 @@ std::size_t SpanView::encode(std::uint32_t chunk, const std::byte* values, std::
                              std::byte* out) const {
   const core::TimePoint began = core::Clock::now();
   const std::uint64_t element_bytes = core::size_of(run.operation.dtype);
-  compress::Place place;
+  compress::ChunkOrigin place;
   place.seed = run.seed;
   place.speaker = speaker;
   place.first = (plan.agreed_offset + begin_of(chunk)) / element_bytes;

@@ -50,9 +50,9 @@ struct SpanView {
   core::Reader slot_reader(bool is_local) const noexcept;
   /// Of what goes between nodes; null: none.
   const compress::Codec* codec() const noexcept;
-  /// Of this node's contributions: compress::Place::speaker.
+  /// Of this node's contributions: compress::ChunkOrigin::speaker.
   std::uint32_t own_speaker() const noexcept { return static_cast<std::uint32_t>(topology().my_node()) + 1; }
-  /// Encodes the chunk, `values`, and counts it. `speaker` as in compress::Place.
+  /// Encodes the chunk, `values`, and counts it. `speaker` as in compress::ChunkOrigin.
   std::size_t encode(std::uint32_t chunk, const std::byte* values, std::uint32_t speaker, std::byte* out) const;
   /// Where the operation has what the codec makes of the chunk, contribution or result; null: it has elements (Operation::coded).
   std::byte* coded(std::uint32_t chunk) const;

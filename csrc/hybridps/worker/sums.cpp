@@ -91,7 +91,7 @@ bool OwnerSum::start(const std::vector<std::uint8_t>* only) {
   span_.run.pending +=  // until each is summed
       only == nullptr ? span_.plan.chunks : static_cast<std::uint64_t>(std::count(only->begin(), only->end(), 1));
   if (operation.op == core::ReduceOp::kAvg && !core::is_floating(operation.dtype))
-    opening.finish = {reduce::Finish::Kind::kDivideTruncate, 1.0, topology.size()};
+    opening.finish = {reduce::Finish::Scaling::kDivideTruncate, 1.0, topology.size()};
   return span_.worker.server().open(span_.key(), opening);
 }
 
@@ -204,8 +204,8 @@ std::uint32_t NodeSum::own() const noexcept {
   return static_cast<std::uint32_t>(span_.topology().local_index(span_.me()));
 }
 
-NodeSum::Chunk& NodeSum::open(std::uint32_t chunk) {
-  Chunk& local = chunks_[chunk];
+NodeSum::LocalChunk& NodeSum::open(std::uint32_t chunk) {
+  LocalChunk& local = chunks_[chunk];
   if (local.present.empty()) {
     local.payloads.resize(locals_);
     local.present.resize(locals_, 0);
@@ -221,7 +221,7 @@ void NodeSum::on_data(const wire::From& from, const wire::Data& data, flow::Deli
     span_.refuse("a contribution", from);
     return;
   }
-  Chunk& local = open(id.number);
+  LocalChunk& local = open(id.number);
   if (std::exchange(local.present[id.contributor], 1) != 0) return;
   local.payloads[id.contributor] = std::move(payload);
   local.premul[id.contributor] = data.premul;
@@ -293,13 +293,13 @@ void NodeSum::combine(std::uint32_t chunk, std::byte* out) {
     mine = gathered.data();
   }
   std::vector<reduce::Input> inputs(locals_, reduce::Input{mine, operation.premul});
-  Chunk* const local = locals_ > 1 ? &open(chunk) : nullptr;
+  LocalChunk* const local = locals_ > 1 ? &open(chunk) : nullptr;
   for (std::uint32_t l = 0; l < locals_; ++l)
     if (local != nullptr && l != own()) inputs[l] = reduce::Input{local->payloads[l].data(), local->premul[l]};
   reduce::Finish finish;
   const core::ReduceOp op = core::combined_by(operation.op);
   if (op == core::ReduceOp::kAvg && core::is_floating(operation.dtype))
-    finish = {reduce::Finish::Kind::kMultiply, 1.0 / span_.topology().size(), 1};
+    finish = {reduce::Finish::Scaling::kMultiply, 1.0 / span_.topology().size(), 1};
   reduce::combine(inputs, out, bytes / core::size_of(operation.dtype), operation.dtype, op, finish);
   // The node's inputs are used up: give the memory back, keep the entry for its budget.
   if (local == nullptr) return;
@@ -448,7 +448,7 @@ void NodeSum::on_granted(std::uint32_t chunk) {
 }
 
 void NodeSum::fetch(std::uint32_t chunk) {
-  const Chunk& local = open(chunk);
+  const LocalChunk& local = open(chunk);
   const worker::GroupState& group = span_.run.group;
   wire::Grant grant{span_.chunk_id(wire::Stage::kLocalPush)};
   grant.chunk.number = chunk;

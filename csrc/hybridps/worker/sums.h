@@ -109,7 +109,7 @@ class NodeSum final : public flow::Source, public flow::GrantQueue::Waiter, core
   void grant(std::uint32_t chunk) override;
 
  private:
-  struct Chunk {
+  struct LocalChunk {
     std::vector<flow::Delivery> payloads;  // by local index; the own one stays empty
     std::vector<std::uint8_t> present;
     std::vector<double> premul;
@@ -119,7 +119,7 @@ class NodeSum final : public flow::Source, public flow::GrantQueue::Waiter, core
   };
 
   std::uint32_t own() const noexcept;
-  Chunk& open(std::uint32_t chunk);
+  LocalChunk& open(std::uint32_t chunk);
   bool is_collected(std::uint32_t chunk) const noexcept { return !collected_.empty() && collected_[chunk] != 0; }
   void on_collected(std::uint32_t chunk);
   /// Adds the node's inputs of the chunk in rank order, and lets go of them.
@@ -144,7 +144,7 @@ class NodeSum final : public flow::Source, public flow::GrantQueue::Waiter, core
   /// from which something was left out, which is remembered.
   std::unordered_map<std::uint32_t, std::vector<std::byte>> sent_;
   std::uint32_t offered_ = 0;  // paced: chunks before it were offered
-  std::unordered_map<std::uint32_t, Chunk> chunks_;
+  std::unordered_map<std::uint32_t, LocalChunk> chunks_;
   std::vector<std::uint8_t> collected_;  // per chunk: all local contributions have come
   flow::ChunkQueue permitted_;           // to be fetched from the node when there is a unit
   bool announced_ = false;               // a local rank waits for a permit

@@ -140,20 +140,20 @@ void Worker::repeat_verdict(const GroupState& group, core::EngineId to) {
   host_.send_control(to, group.message(wire::Verdict::on_group(group.status.code())), group.status.message());
 }
 
-void Worker::mismatch(const OperationRun& run, const server::Call& theirs) {
+void Worker::mismatch(const OperationRun& run, const server::RankCall& theirs) {
   const GroupInfo& info = run.group.info;
   on_mismatch(server::OperationKey{info.uid, run.sequence}, {info.topology.rank(), run.signature}, theirs);
 }
 
-void Worker::on_mismatch(const server::OperationKey& key, const server::Call& ours, const server::Call& theirs) {
+void Worker::on_mismatch(const server::OperationKey& key, const server::RankCall& ours, const server::RankCall& theirs) {
   const GroupState* group = find(key.uid);
   if (group == nullptr) return;
   const GroupInfo& info = group->info;
   std::string what;
   const bool they_left = theirs.signature.kind == schedule::Kind::kGoodbye;
   if (they_left || ours.signature.kind == schedule::Kind::kGoodbye) {
-    const server::Call& gone = they_left ? theirs : ours;
-    const server::Call& waiting = they_left ? ours : theirs;
+    const server::RankCall& gone = they_left ? theirs : ours;
+    const server::RankCall& waiting = they_left ? ours : theirs;
     what = info.member_text(gone.rank) + " has destroyed the group after " + std::to_string(key.sequence) +
            " operations while " + info.member_text(waiting.rank) + " is in operation " + std::to_string(key.sequence) +
            ", " + wire::describe(waiting.signature);
@@ -229,7 +229,7 @@ void Worker::probe(OperationRun& run, core::TimePoint now) {
       host_.send_control(run.group.info.engines[static_cast<std::size_t>(span->plan().owner)], {{}, 0, wire::Ping{}}, {});
 }
 
-bool Worker::contradicts_finished(const GroupState& group, std::uint64_t sequence, const server::Call& theirs) {
+bool Worker::contradicts_finished(const GroupState& group, std::uint64_t sequence, const server::RankCall& theirs) {
   if (group.signatures_over.empty()) return false;
   const auto& [finished, signature] = group.signatures_over[sequence % GroupState::kSignaturesKept];
   if (finished != sequence || signature == theirs.signature) return false;
@@ -238,7 +238,7 @@ bool Worker::contradicts_finished(const GroupState& group, std::uint64_t sequenc
 }
 
 void Worker::on_probe(GroupState& group, const wire::From& from, const wire::Probe& probe) {
-  const server::Call theirs{static_cast<int>(from.sender_rank), probe.signature};
+  const server::RankCall theirs{static_cast<int>(from.sender_rank), probe.signature};
   if (contradicts_finished(group, probe.sequence, theirs)) return;
   if (const auto found = group.running.find(probe.sequence);
       found != group.running.end() && found->second->signature != probe.signature) {

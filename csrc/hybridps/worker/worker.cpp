@@ -159,7 +159,7 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
     return;
   }
   // A root may be done as soon as it starts: what lies here already would go unread.
-  std::optional<server::Call> theirs = group.early.contradiction(sequence, r.signature);
+  std::optional<server::RankCall> theirs = group.early.contradiction(sequence, r.signature);
   if (!theirs) theirs = server_.contradiction({group.info.uid, sequence}, r.signature);
   if (theirs) {
     mismatch(r, *theirs);
@@ -383,7 +383,7 @@ void Worker::part_done(OperationRun& run) {
 std::size_t Worker::settle_events() {
   std::size_t work = 0;
   for (; !events_.empty(); ++work) {
-    const Event event = std::move(events_.front());
+    const Settlement event = std::move(events_.front());
     events_.pop_front();
     if (OperationRun* run = event.done) {
       run->is_done = false;
@@ -420,7 +420,7 @@ bool Worker::may_retain(const OperationRun& run) const noexcept {
 
 void Worker::drop_retained(OperationRun& run) {
   GroupState& group = run.group;
-  if (run.is_done) std::erase_if(events_, [&](const Event& event) { return event.done == &run; });
+  if (run.is_done) std::erase_if(events_, [&](const Settlement& event) { return event.done == &run; });
   if (run.pace_due) std::erase(pacing_, &run);
   group.retained_bytes -= run.retained_bytes;
   for (const auto& span : run.spans)
@@ -438,7 +438,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   count(run, status);
   trace(run, observe::EventType::kOperation, !status.is_ok());
   if (!status.is_ok()) status = in_full(run, status);
-  if (run.is_done) std::erase_if(events_, [&](const Event& event) { return event.done == &run; });
+  if (run.is_done) std::erase_if(events_, [&](const Settlement& event) { return event.done == &run; });
   if (status.is_ok() && run.awaits_known > 0) {
     run.is_retained = true;
     std::erase_if(run.spans, [](const auto& span) { return !span->waits_known(); });

@@ -154,7 +154,7 @@ class Worker final : public server::Listener, core::Pinned {
   void trace_under_way();
 
   // server::Listener
-  void on_mismatch(const server::OperationKey& key, const server::Call& ours, const server::Call& theirs) override;
+  void on_mismatch(const server::OperationKey& key, const server::RankCall& ours, const server::RankCall& theirs) override;
   void on_bad_message(const server::OperationKey& key, std::string what) override;
 
   // For roles and PointToPoint.
@@ -174,7 +174,7 @@ class Worker final : public server::Listener, core::Pinned {
   void drop_retained(GroupState& group);
   /// `run` failed here first: tells the members, then fails it.
   void fail(OperationRun& run, core::Status cause);
-  void mismatch(const OperationRun& run, const server::Call& theirs);
+  void mismatch(const OperationRun& run, const server::RankCall& theirs);
   /// Fails the group with the verdict, with settle().
   void on_group_fault(const GroupState& group, core::Status verdict) {
     events_.push_back({nullptr, group.info.uid, std::move(verdict)});
@@ -243,7 +243,7 @@ class Worker final : public server::Listener, core::Pinned {
   static void on_probe_reply(GroupState& group, const wire::From& from, const wire::ProbeReply& reply);
   void count(const OperationRun& run, const core::Status& status);
   void trace(const OperationRun& run, observe::EventType type, bool failed);
-  bool contradicts_finished(const GroupState& group, std::uint64_t sequence, const server::Call& theirs);
+  bool contradicts_finished(const GroupState& group, std::uint64_t sequence, const server::RankCall& theirs);
   void see_local(OperationRun& run, const wire::ChunkId& chunk);
   static bool has_issued(const GroupState& group, int rank, std::uint64_t sequence);
   /// Who has not issued the operation. None of whom nobody knows: before a rank had time to answer a probe, it is not to be
@@ -276,12 +276,12 @@ class Worker final : public server::Listener, core::Pinned {
   Expiries deadlines_;
   std::set<OperationRun*> tracked_;
   std::vector<OperationRun*> pacing_;  // those with pace_due
-  struct Event {                       // for settle()
+  struct Settlement {                  // for settle()
     OperationRun* done = nullptr;
     core::GroupUid uid;  // of the group that fails, where nothing is done
     core::Status verdict;
   };
-  std::deque<Event> events_;
+  std::deque<Settlement> events_;
   std::size_t entered_ = 0;  // calls from outside under way, one inside another
   core::TimePoint next_watch_;
   core::TimePoint next_peers_watch_;

@@ -15,7 +15,7 @@ using namespace hybridps::bootstrap;
 using bootstrap::testing::sample_member;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using Phase = Rendezvous::Phase;
+using Phase = Rendezvous::RendezvousPhase;
 
 namespace {
 
@@ -110,7 +110,7 @@ auto prover(int rank, std::map<int, std::vector<int>> blind, int* calls = nullpt
         }
       }
     }
-    return unproven.empty() ? Proof::ok() : Proof::unproven_with(unproven);
+    return unproven.empty() ? MemoryProof::ok() : MemoryProof::unproven_with(unproven);
   };
 }
 
@@ -269,7 +269,7 @@ TEST_CASE("bootstrap/rendezvous: progress is told after 10 s and then every 10 s
 
 TEST_CASE("bootstrap/rendezvous: a rank that does not confirm is named", "[bootstrap][fast]") {
   World world(3);
-  world.options(2).prove = [](const Roster&) { return Proof::pending(); };
+  world.options(2).prove = [](const Roster&) { return MemoryProof::pending(); };
   world.start_all();
   REQUIRE(world.run(Phase::kFailed, seconds(70)));
   CHECK(world.member(0).status().code() == core::Code::kTimeout);
@@ -283,7 +283,7 @@ TEST_CASE("bootstrap/rendezvous: a rank that does not confirm is named", "[boots
 TEST_CASE("bootstrap/rendezvous: a rank that does not confirm is named by whoever's time is up first", "[bootstrap][fast]") {
   for (const int first : {1, 3}) {
     World world(4);
-    world.options(2).prove = [](const Roster&) { return Proof::pending(); };
+    world.options(2).prove = [](const Roster&) { return MemoryProof::pending(); };
     world.options(first).deadline = core::Deadline::at(world.now + seconds(20));
     world.start_all();
     REQUIRE(world.run(Phase::kFailed, seconds(70)));
@@ -368,7 +368,7 @@ TEST_CASE("bootstrap/rendezvous: a failure of an earlier life is not believed", 
   for (const bool leader_first : {true, false}) {
     auto store = std::make_shared<MemoryStore>();
     World first(3, store);
-    first.options(2).prove = [](const Roster&) { return Proof::pending(); };
+    first.options(2).prove = [](const Roster&) { return MemoryProof::pending(); };
     first.start_all();
     first.run_for(seconds(1));
     first.member(1).fail(core::Status(core::Code::kAborted, "rank 1 was aborted"));
@@ -514,7 +514,7 @@ TEST_CASE("bootstrap/rendezvous: a failure of an earlier life is not believed ei
   for (const int writer : {0, 1}) {
     auto store = std::make_shared<MemoryStore>();
     World first(3, store);
-    first.options(2).prove = [](const Roster&) { return Proof::pending(); };
+    first.options(2).prove = [](const Roster&) { return MemoryProof::pending(); };
     first.start_all();
     first.run_for(seconds(1));
     first.member(writer).fail(core::Status(core::Code::kAborted, "aborted"));
@@ -574,8 +574,8 @@ TEST_CASE("bootstrap/rendezvous: dedicated servers are in the roster once they h
     return std::vector<MemberRecord>{server(0, 1)};
   };
   world.options(0).commit = [&](const Roster& roster) {
-    if (++commits == 1) return Proof::pending();
-    return roster.servers.size() == 2 ? Proof::unproven_with({}) : Proof::ok();
+    if (++commits == 1) return MemoryProof::pending();
+    return roster.servers.size() == 2 ? MemoryProof::unproven_with({}) : MemoryProof::ok();
   };
   for (int r = 0; r < 3; ++r) world.start(r);
   REQUIRE(world.run(Phase::kReady));
@@ -591,7 +591,7 @@ TEST_CASE("bootstrap/rendezvous: a required server that is missing ends the grou
   World world(3);
   world.options(0).servers = [](const Roster&) { return std::optional(std::vector<MemberRecord>()); };
   world.options(0).commit = [](const Roster&) {
-    return Proof::failed(core::Status(core::Code::kPeerDead, "the dedicated server x:1 cannot be reached"));
+    return MemoryProof::failed(core::Status(core::Code::kPeerDead, "the dedicated server x:1 cannot be reached"));
   };
   for (int r = 0; r < 3; ++r) world.start(r);
   REQUIRE(world.run(Phase::kFailed));
@@ -675,7 +675,7 @@ TEST_CASE("bootstrap/rendezvous: stale records and unproven pairs together settl
 TEST_CASE("bootstrap/rendezvous: a pending proof is asked again until it is decided", "[bootstrap][fast]") {
   World world(3);
   int asked = 0;
-  world.options(1).prove = [&](const Roster&) { return ++asked < 50 ? Proof::pending() : Proof::ok(); };
+  world.options(1).prove = [&](const Roster&) { return ++asked < 50 ? MemoryProof::pending() : MemoryProof::ok(); };
   world.start_all();
   world.run_for(milliseconds(20));
   CHECK(world.member(1).next_step() <= world.now + milliseconds(1));
@@ -686,7 +686,7 @@ TEST_CASE("bootstrap/rendezvous: a pending proof is asked again until it is deci
 
 TEST_CASE("bootstrap/rendezvous: a proof that reports nonsense is taken for what it proves", "[bootstrap][fast]") {
   World world(5);
-  world.options(1).prove = [](const Roster&) { return Proof::unproven_with({1, 4, -3, 99}); };  // itself, other node
+  world.options(1).prove = [](const Roster&) { return MemoryProof::unproven_with({1, 4, -3, 99}); };  // itself, other node
   world.start_all();
   REQUIRE(world.run(Phase::kReady));
   CHECK(world.member(0).roster().node_of == std::vector<int>{0, 0, 0, 0, 1});
@@ -696,7 +696,7 @@ TEST_CASE("bootstrap/rendezvous: a proof that fails ends it for all with one tex
   for (const int culprit : {0, 2}) {
     World world(3);
     world.options(culprit).prove = [](const Roster&) {
-      return Proof::failed(core::Status(core::Code::kOutOfResources, "no memory for the arena"));
+      return MemoryProof::failed(core::Status(core::Code::kOutOfResources, "no memory for the arena"));
     };
     world.start_all();
     const auto begin = world.now;
@@ -1036,7 +1036,7 @@ TEST_CASE("bootstrap/rendezvous: a member whose death one of the others hears of
       const auto departures = std::make_shared<Departures>();
       world.options(hears).departures = departures;
       if (steps == 0) world.options(hears).presumed = {{}, {}, {}, {world.options(3).self.engine, "host-0 pid 1003"}};
-      world.options(2).prove = [](const Roster&) { return Proof::pending(); };
+      world.options(2).prove = [](const Roster&) { return MemoryProof::pending(); };
       for (const int rank : {0, 1, 2}) world.start(rank);
       if (steps > 0) world.start(3);
       for (int step = 0; step < steps; ++step) world.step_all();

@@ -18,7 +18,7 @@
 namespace {
 
 using namespace hybridps;
-using compress::Place;
+using compress::ChunkOrigin;
 using core::DType;
 
 const std::vector<std::string> kSpecs = {
@@ -52,7 +52,7 @@ Encoded encode(const compress::Codec& codec, const void* values, std::size_t byt
   Encoded out;
   out.residual = residual;
   out.wire.resize(codec.bytes_max(bytes));
-  Place place;
+  ChunkOrigin place;
   place.seed = 77;
   place.first = first;
   place.speaker = speaker;
@@ -519,7 +519,7 @@ TEST_CASE("compress/codec: rates", "[.rates]") {
         Bytes wire(parts * wire_bytes);
         const auto encoding = [&](bool feeds) {
           return gb_per_second([&](std::size_t part) {
-            Place place;
+            ChunkOrigin place;
             place.residual = feeds ? residual.data() + part * kPart : nullptr;
             codec->encode(from(part), kBytes, place, wire.data() + part * wire_bytes);
           });

@@ -8,7 +8,7 @@
 #include "tests/support/catch.h"
 
 using hybridps::compress::Payoff;
-using hybridps::compress::Timed;
+using hybridps::compress::TimedSum;
 
 namespace {
 
@@ -126,7 +126,7 @@ TEST_CASE("compress/payoff: forced, unanswered, and sums that never end", "[comp
     CHECK(forced.is_coded(kMiB));
   }
   Payoff unanswered(kInt8, true);
-  std::shared_ptr<Timed> kept;
+  std::shared_ptr<TimedSum> kept;
   for (int step = 0; step < 20; ++step) {
     unanswered.begin_step();
     if (unanswered.question()) unanswered.answer({});

@@ -31,13 +31,13 @@ struct Fixture {
     for (const auto stream : streams) device->destroy(stream);
     for (const auto& memory : memories) device->free_host(memory);
   }
-  device::Stream stream() {
+  device::DeviceStream stream() {
     auto made = device->make_stream();
     REQUIRE(made.is_ok());
     streams.push_back(made.value());
     return made.value();
   }
-  device::Event event() {
+  device::DeviceEvent event() {
     auto made = device->make_event();
     REQUIRE(made.is_ok());
     events.push_back(made.value());
@@ -49,7 +49,7 @@ struct Fixture {
     memories.push_back(made.value());
     return made.value();
   }
-  bool becomes_done(device::Event of) {
+  bool becomes_done(device::DeviceEvent of) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (std::chrono::steady_clock::now() < until) {
       const auto done = device->is_done(of);
@@ -61,8 +61,8 @@ struct Fixture {
   }
 
   std::unique_ptr<device::Device> device;
-  std::vector<device::Stream> streams;
-  std::vector<device::Event> events;
+  std::vector<device::DeviceStream> streams;
+  std::vector<device::DeviceEvent> events;
   std::vector<device::HostMemory> memories;
 };
 

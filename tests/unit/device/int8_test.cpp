@@ -28,7 +28,7 @@ std::vector<std::uint32_t> bits_of(const Floats& values) {
 std::unique_ptr<compress::Codec> codec() { return compress::make_codec(compress::parse_spec("int8").value(), core::DType::kFloat32); }
 
 Bytes encoded(const Floats& values) {
-  compress::Place place;
+  compress::ChunkOrigin place;
   Bytes out(codec()->bytes_max(4 * values.size()));
   out.resize(codec()->encode(reinterpret_cast<const std::byte*>(values.data()), 4 * values.size(), place, out.data()));
   return out;
@@ -45,7 +45,7 @@ Floats scaled(const Floats& values, float factor) {
   Floats out(values.size());
   const reduce::Input input{reinterpret_cast<const std::byte*>(values.data())};
   reduce::combine({&input, 1}, reinterpret_cast<std::byte*>(out.data()), out.size(), core::DType::kFloat32, core::ReduceOp::kAvg,
-                  {reduce::Finish::Kind::kMultiply, factor, 1});
+                  {reduce::Finish::Scaling::kMultiply, factor, 1});
   return out;
 }
 

@@ -21,8 +21,8 @@ class Padding final : public compress::Codec {
   std::size_t bytes_full(std::size_t bytes) const noexcept override { return bytes + kMark; }
   std::size_t block_elements() const noexcept override { return 16; }
   void accelerate(std::byte*, std::size_t, float*) const override {}
-  compress::Place place_of(const std::byte*) const noexcept override { return {}; }
-  std::size_t encode(const std::byte* in, std::size_t bytes, compress::Place&, std::byte* out) const override {
+  compress::ChunkOrigin place_of(const std::byte*) const noexcept override { return {}; }
+  std::size_t encode(const std::byte* in, std::size_t bytes, compress::ChunkOrigin&, std::byte* out) const override {
     std::memset(out, 0xA5, kMark);
     std::memcpy(out + kMark, in, bytes);
     const std::size_t more = encoded++ % (kMost + 1);
@@ -449,7 +449,7 @@ struct CodedJob {
   }
   const compress::Codec& codec() const { return *codecs.of(false, core::DType::kFloat32); }
   Bytes coded(const std::vector<float>& values) const {
-    compress::Place place;
+    compress::ChunkOrigin place;
     Bytes out(codec().bytes_max(4 * values.size()));
     out.resize(codec().encode(reinterpret_cast<const std::byte*>(values.data()), 4 * values.size(), place, out.data()));
     return out;

@@ -14,7 +14,7 @@ namespace {
 
 using namespace hybridps;
 using bootstrap::Bytes;
-using bootstrap::Proof;
+using bootstrap::MemoryProof;
 using engine::ServerRequest;
 
 /// Answers as a dedicated server does that opens groups, or does not.
@@ -23,9 +23,9 @@ struct FakeServer {
     const auto record = bootstrap::testing::sample_member(0, 1, engine, "node:server " + std::to_string(engine));
     door = door::Door::open({"127.0.0.1", 0}, "secret", [=, this](const Bytes& body) -> core::Result<Bytes> {
              const ServerRequest request = engine::decode_request(body).value();
-             if (request.kind == ServerRequest::Kind::kFind) return engine::encode_records({record});
-             if (request.kind == ServerRequest::Kind::kClose) closed = request.uid.low;
-             if (request.kind == ServerRequest::Kind::kOpen && !opens)
+             if (request.kind == ServerRequest::RequestKind::kFind) return engine::encode_records({record});
+             if (request.kind == ServerRequest::RequestKind::kClose) closed = request.uid.low;
+             if (request.kind == ServerRequest::RequestKind::kOpen && !opens)
                return core::Status(core::Code::kTimeout, "it is too busy to answer");
              return Bytes();
            }).value();
@@ -61,9 +61,9 @@ TEST_CASE("engine/dedicated_client: where a server does not open the group, all 
   };
   roster.servers = find();
   REQUIRE(roster.servers.size() == 2);
-  Proof proof;
-  REQUIRE(within_seconds([&] { return (proof = client.commit(roster)).state != Proof::State::kPending; }));
-  CHECK(proof.state == Proof::State::kUnproven);
+  MemoryProof proof;
+  REQUIRE(within_seconds([&] { return (proof = client.commit(roster)).state != MemoryProof::ProofResult::kPending; }));
+  CHECK(proof.state == MemoryProof::ProofResult::kUnproven);
   // The other may have it open, in part or a little later.
   CHECK(within_seconds([&] { return one.closed == roster.uid.low && other.closed == roster.uid.low; }));
 
@@ -72,14 +72,14 @@ TEST_CASE("engine/dedicated_client: where a server does not open the group, all 
   REQUIRE(roster.servers.size() == 1);
   roster.nonce = 8;
   roster.uid.low = 3;
-  REQUIRE(within_seconds([&] { return (proof = client.commit(roster)).state != Proof::State::kPending; }));
-  CHECK(proof.state == Proof::State::kOk);
+  REQUIRE(within_seconds([&] { return (proof = client.commit(roster)).state != MemoryProof::ProofResult::kPending; }));
+  CHECK(proof.state == MemoryProof::ProofResult::kOk);
   CHECK(one.closed == 2);
 }
 
 TEST_CASE("engine/dedicated_client: requests of groups that are open are read as they were written", "[engine][fast]") {
   ServerRequest open;
-  open.kind = ServerRequest::Kind::kOpen;
+  open.kind = ServerRequest::RequestKind::kOpen;
   open.group_name = "0";
   open.roster = bootstrap::testing::sample_roster(4);
   open.late = ServerRequest::Late{3, 65536, std::uint64_t{1} << 33, 1 << 20};
@@ -92,12 +92,12 @@ TEST_CASE("engine/dedicated_client: requests of groups that are open are read as
     REQUIRE_FALSE(engine::decode_request(Bytes(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(length))).is_ok());
 
   ServerRequest renew;
-  renew.kind = ServerRequest::Kind::kRenew;
+  renew.kind = ServerRequest::RequestKind::kRenew;
   renew.engines = {core::EngineId{5}, core::EngineId{77}};
   CHECK(engine::decode_request(engine::encode(renew)).value().engines == renew.engines);
 
   ServerRequest close = renew;
-  close.kind = ServerRequest::Kind::kClose;
+  close.kind = ServerRequest::RequestKind::kClose;
   close.uid = {7, 9};
   const Bytes closing = engine::encode(close);
   CHECK(engine::decode_request(closing).value().engines == close.engines);

@@ -100,7 +100,7 @@ namespace {
 hybridps::engine::DataNetwork with_nics(const std::vector<std::pair<std::string, int>>& distances, int rank, int size) {
   auto network = machine(false, false);
   for (const auto& [name, distance] : distances) {
-    hybridps::transport::Nic nic;
+    hybridps::transport::LocalNic nic;
     nic.name = name;
     nic.distance = distance;
     nic.address = "10.0.0.1";

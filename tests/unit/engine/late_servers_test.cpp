@@ -40,13 +40,13 @@ struct Played {
     const std::lock_guard lock(mutex);
     if (!asked) return;
     switch (asked->kind) {
-      case ServerRequest::Kind::kFind: ++finds; answer = records(); break;
-      case ServerRequest::Kind::kRenew:
+      case ServerRequest::RequestKind::kFind: ++finds; answer = records(); break;
+      case ServerRequest::RequestKind::kRenew:
         for (const core::EngineId engine : asked->engines) renewed.insert(engine);
         runtime = -1;
         answer = records();
         break;
-      case ServerRequest::Kind::kOpen:
+      case ServerRequest::RequestKind::kOpen:
         CHECK(asked->roster->servers.size() == 1);
         ++opens;
         if (!refuses.is_ok()) {
@@ -57,7 +57,7 @@ struct Played {
         cluster.open_late(asked->roster->uid, runtime, member);
         answer = Bytes();
         break;
-      case ServerRequest::Kind::kClose:
+      case ServerRequest::RequestKind::kClose:
         for (const core::EngineId engine : asked->engines) closed.insert(engine);
         answer = Bytes();
         break;

@@ -47,7 +47,7 @@ struct Scene {
   /// Of three ranks that are not there: nothing is sent to them in this test.
   ServerRequest open(std::uint64_t group, bool late = true) const {
     ServerRequest request;
-    request.kind = ServerRequest::Kind::kOpen;
+    request.kind = ServerRequest::RequestKind::kOpen;
     request.group_name = "group " + std::to_string(group);
     request.roster = bootstrap::testing::sample_roster(3);
     request.roster->uid = {group, 7};
@@ -57,7 +57,7 @@ struct Scene {
   }
   static ServerRequest close(const ServerRequest& open) {
     ServerRequest request;
-    request.kind = ServerRequest::Kind::kClose;
+    request.kind = ServerRequest::RequestKind::kClose;
     request.uid = open.roster->uid;
     for (const auto& server : open.roster->servers) request.engines.push_back(server.engine);
     return request;
@@ -142,7 +142,7 @@ TEST_CASE("engine/server_host: a group is opened once, and not any more where th
 
   // Another engine in place of the one that a job has given up knows nothing of that; the old one serves the second group.
   ServerRequest renew;
-  renew.kind = ServerRequest::Kind::kRenew;
+  renew.kind = ServerRequest::RequestKind::kRenew;
   renew.engines = Scene::close(first).engines;
   REQUIRE(scene.ask(renew).is_ok());
   const ServerRequest with_another = scene.open(1);

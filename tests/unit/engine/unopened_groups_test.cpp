@@ -12,8 +12,8 @@ wire::Message of(std::uint64_t group, std::uint64_t sequence) {
   return {{{}, core::GroupUid{1, group}, 0}, 0, wire::Probe{sequence, {}}};
 }
 
-UnopenedGroups::Limits limits(std::size_t messages) {
-  UnopenedGroups::Limits l;
+UnopenedGroups::KeepLimits limits(std::size_t messages) {
+  UnopenedGroups::KeepLimits l;
   l.messages = messages;
   l.keep_for = seconds(10);
   return l;

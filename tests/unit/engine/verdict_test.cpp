@@ -354,7 +354,7 @@ TEST_CASE("engine/verdict: that an operation goes on waiting is told, for the en
   Cluster cluster(options);
   Job job(cluster);
   std::vector<core::GroupUid> waiting;
-  engine::Runtime::Hooks hooks;
+  engine::Runtime::RuntimeHooks hooks;
   hooks.group_waits = [&](core::GroupUid uid) { waiting.push_back(uid); };
   cluster.at(0).set_hooks(std::move(hooks));
   job.submit(0, 0);

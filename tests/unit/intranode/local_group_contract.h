@@ -22,7 +22,7 @@ using namespace hybridps;
 using namespace std::chrono_literals;
 using intranode::Leg;
 using intranode::LocalGroup;
-using intranode::Message;
+using intranode::Transfer;
 using intranode::Part;
 using intranode::Patience;
 using intranode::Reduction;
@@ -38,8 +38,8 @@ struct Bench {
   struct Rank {
     std::shared_ptr<device::Device> device;
     std::shared_ptr<LocalGroup> group;
-    std::array<device::Stream, intranode::kLegs> streams;
-    device::Event event;
+    std::array<device::DeviceStream, intranode::kLegs> streams;
+    device::DeviceEvent event;
     device::HostMemory memory;
     core::Status status;
 
@@ -231,7 +231,7 @@ TEMPLATE_TEST_CASE("intranode/local_group: each rank has something for some othe
     bench.each([&](int r, auto& rank) -> core::Status {
       for (std::size_t i = 0; i < kOut; ++i) *rank.at(i) = value(r, i);
       for (int round = 0; round < 2; ++round) {
-        std::vector<Message> messages;
+        std::vector<Transfer> messages;
         const auto add = [&](int peer, std::size_t count, std::size_t at, bool sends) {
           if (count == 0) return;
           std::byte* const data = rank.bytes_at(at);

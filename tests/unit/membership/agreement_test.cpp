@@ -36,7 +36,7 @@ struct Letter {
 class Group;
 
 /// One rank of the group: its operations are numbers, which it binds in order.
-class Rank final : Agreement::Host {
+class Rank final : Agreement::AgreementHost {
  public:
   Rank(Group& group, int rank, const schedule::Topology& topology)
       : group_(group), rank_(rank), topology_(topology), versions_(topology), agreement_(*this, rank, topology.size()) {}
@@ -195,7 +195,7 @@ class Group {
   void leave_or_die(int member) {
     const bool dies = random_() % 2 == 0;
     if (dies) dead_[static_cast<std::size_t>(member - ranks_)] = true;
-    if (!life.advance(member, dies ? ServerLife::Phase::kGone : ServerLife::Phase::kLeaving)) return;
+    if (!life.advance(member, dies ? ServerLife::LifePhase::kGone : ServerLife::LifePhase::kLeaving)) return;
     ++left_out;
     first().agreement().want(Cause::kLeave);
   }
@@ -321,7 +321,7 @@ TEST_CASE("membership/agreement: all members bind each operation to the same ver
 TEST_CASE("membership/agreement: the same in 100,000 histories", "[.long]") { live(100'000); }
 
 TEST_CASE("membership/agreement: nonsense is refused, and what nobody has asked is not answered", "[membership][fast]") {
-  struct Host final : Agreement::Host {
+  struct Host final : Agreement::AgreementHost {
     std::optional<Change> draft(Cause) override { return std::nullopt; }
     bool is_awaited(int) const override { return true; }
     bool can_do(const Change&) const override { return true; }

@@ -3,7 +3,7 @@
 #include "tests/support/catch.h"
 
 using hybridps::membership::ServerLife;
-using Phase = ServerLife::Phase;
+using Phase = ServerLife::LifePhase;
 
 TEST_CASE("membership/server_life: a server goes on, never back", "[membership][fast]") {
   ServerLife life(3);

@@ -87,7 +87,7 @@ TEST_CASE("reduce/convert: every table rounds every half times a factor as the r
     for (const double factor : factors) {
       const std::vector<Input> inputs = {{all.data(), factor}};
       testing::reference_combine(inputs, want.data(), count, dtype, ReduceOp::kPremulSum);
-      for (const KernelTable* table : available_tables()) {
+      for (const SumKernels* table : available_tables()) {
         combine_with(*table, inputs, out.data(), count, dtype, ReduceOp::kPremulSum, {});
         INFO(table->name << " " << testing::describe(dtype, ReduceOp::kPremulSum, 1) << " factor " << factor);
         REQUIRE(testing::difference(dtype, out.data(), want.data(), count) == "");
@@ -107,7 +107,7 @@ TEST_CASE("reduce/convert: every pair of float8 numbers adds and multiplies as t
   for (const DType dtype : {DType::kFloat8E4M3fn, DType::kFloat8E5M2, DType::kFloat8E4M3fnuz, DType::kFloat8E5M2fnuz}) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax}) {
       testing::reference_combine(inputs, want.data(), kCount, dtype, op);
-      for (const KernelTable* table : available_tables()) {
+      for (const SumKernels* table : available_tables()) {
         combine_with(*table, inputs, out.data(), kCount, dtype, op, {});
         INFO(table->name << " " << testing::describe(dtype, op, 2));
         REQUIRE(testing::difference(dtype, out.data(), want.data(), kCount) == "");

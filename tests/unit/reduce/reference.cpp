@@ -119,7 +119,7 @@ std::uint64_t combine_real(const std::vector<std::uint64_t>& codes, const std::v
   for (std::size_t k = 1; k < codes.size(); ++k) {
     acc = fold_real(op, acc, decode(dtype, codes[k]), rounded(inputs[k].premul, wide), wide);
   }
-  if (finish.kind == Finish::Kind::kMultiply) acc = rounded(acc * rounded(finish.factor, wide), wide);
+  if (finish.kind == Finish::Scaling::kMultiply) acc = rounded(acc * rounded(finish.factor, wide), wide);
   return encode(dtype, acc);
 }
 
@@ -148,7 +148,7 @@ std::uint64_t combine_integer(const std::vector<std::uint64_t>& codes, DType dty
     }
     acc = extend(acc);
   }
-  if (finish.kind == Finish::Kind::kDivideTruncate) {
+  if (finish.kind == Finish::Scaling::kDivideTruncate) {
     acc = is_signed ? static_cast<std::uint64_t>(static_cast<std::int64_t>(acc) / finish.divisor)
                     : acc / static_cast<std::uint64_t>(finish.divisor);
   }
@@ -209,7 +209,7 @@ void store_code(DType dtype, std::byte* to, std::uint64_t code) {
 void reference_combine(const std::vector<Input>& inputs, std::byte* out, std::size_t count, DType dtype, ReduceOp op,
                        Finish finish) {
   const std::size_t bytes = core::size_of(dtype);
-  if (inputs.size() == 1 && finish.kind == Finish::Kind::kNone && dtype != DType::kBool &&
+  if (inputs.size() == 1 && finish.kind == Finish::Scaling::kNone && dtype != DType::kBool &&
       (op != ReduceOp::kPremulSum || inputs[0].premul == 1.0)) {
     std::memmove(out, inputs[0].data, count * bytes);
     return;
@@ -231,7 +231,7 @@ void reference_combine(const std::vector<Input>& inputs, std::byte* out, std::si
       for (std::size_t k = 1; k < inputs.size(); ++k) {
         multiply_complex(re, im, real_part(inputs[k]), imag_part(inputs[k]), wide);
       }
-      if (finish.kind == Finish::Kind::kMultiply) {
+      if (finish.kind == Finish::Scaling::kMultiply) {
         re = rounded(re * rounded(finish.factor, wide), wide);
         im = rounded(im * rounded(finish.factor, wide), wide);
       }

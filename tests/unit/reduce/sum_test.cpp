@@ -57,9 +57,9 @@ struct Problem {
 };
 
 std::vector<Finish> finishes_of(DType dtype) {
-  if (core::is_floating(dtype)) return {{}, {Finish::Kind::kMultiply, 1.0 / 3, 1}};
+  if (core::is_floating(dtype)) return {{}, {Finish::Scaling::kMultiply, 1.0 / 3, 1}};
   if (dtype == DType::kBool) return {{}};
-  return {{}, {Finish::Kind::kDivideTruncate, 1.0, 3}};
+  return {{}, {Finish::Scaling::kDivideTruncate, 1.0, 3}};
 }
 
 }  // namespace
@@ -76,7 +76,7 @@ TEST_CASE("reduce/sum: every dtype and operation matches the reference at every 
         const Problem problem(random, dtype, n, kLengthMax, n % 2 ? Data::kOrdinary : Data::kAnyBits);
         std::vector<std::byte> want(kLengthMax * bytes);
         testing::reference_combine(problem.inputs, want.data(), kLengthMax, dtype, op, finish);
-        for (const KernelTable* table : available_tables()) {
+        for (const SumKernels* table : available_tables()) {
           for (std::size_t length = 0; length <= kLengthMax; ++length) {
             const std::size_t skew = length % 9;
             const Skewed skewed(problem.tensors, problem.inputs, skew);
@@ -111,7 +111,7 @@ TEST_CASE("reduce/sum: every table gives the same bits on long random data", "[r
           const Problem problem(random, dtype, n, kCount, data);
           std::vector<std::byte> want(kCount * core::size_of(dtype));
           combine_with(kBaselineTable, problem.inputs, want.data(), kCount, dtype, op, finish);
-          for (const KernelTable* table : available_tables()) {
+          for (const SumKernels* table : available_tables()) {
             std::vector<std::byte> out(want.size());
             combine_with(*table, problem.inputs, out.data(), kCount, dtype, op, finish);
             INFO(table->name << " " << testing::describe(dtype, op, n));
@@ -144,7 +144,7 @@ TEST_CASE("reduce/sum: the output may be any one of the inputs", "[reduce][fast]
       const Problem problem(random, dtype, n, kCount, Data::kOrdinary);
       std::vector<std::byte> want(kCount * core::size_of(dtype));
       testing::reference_combine(problem.inputs, want.data(), kCount, dtype, op);
-      for (const KernelTable* table : available_tables()) {
+      for (const SumKernels* table : available_tables()) {
         for (std::size_t alias = 0; alias < n; ++alias) {
           std::vector<std::byte> out = problem.tensors[alias];
           std::vector<Input> inputs = problem.inputs;
@@ -170,7 +170,7 @@ TEST_CASE("reduce/sum: an input may appear twice", "[reduce][fast]") {
 TEST_CASE("reduce/sum: a kernel exists for every reducible pair in every table", "[reduce][fast]") {
   for_each_pair([&](DType dtype, ReduceOp op) {
     const bool complex_sum = (dtype == DType::kComplex64 || dtype == DType::kComplex128) && op != ReduceOp::kProduct;
-    for (const KernelTable* table : available_tables()) {
+    for (const SumKernels* table : available_tables()) {
       INFO(table->name << " " << testing::describe(dtype, op, 1));
       const Kernel kernel = table->kernels[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
       CHECK((kernel != nullptr) == !complex_sum);

@@ -36,7 +36,7 @@ std::uint64_t combine_codes(DType dtype, ReduceOp op, const std::vector<std::uin
   }
   std::uint64_t answer = 0;
   bool first = true;
-  for (const KernelTable* table : available_tables()) {
+  for (const SumKernels* table : available_tables()) {
     std::vector<std::byte> out(kCount * bytes);
     combine_with(*table, inputs, out.data(), kCount, dtype, op, finish);
     for (std::size_t i = 0; i < kCount; ++i) {
@@ -107,7 +107,7 @@ TEST_CASE("reduce/sum: halves accumulate in fp32 and round once", "[reduce][fast
   CHECK(combine_codes(DType::kBfloat16, ReduceOp::kSum, {0x4380, 0x3f80, 0x3f80}) ==
         testing::encode(DType::kBfloat16, 258));
   // The largest fp16 twice overflows only if it is still too large after the scale.
-  const Finish half{Finish::Kind::kMultiply, 0.5, 1};
+  const Finish half{Finish::Scaling::kMultiply, 0.5, 1};
   CHECK(combine_codes(DType::kFloat16, ReduceOp::kAvg, {0x7bff, 0x7bff}, half) == 0x7bff);
   CHECK(combine_codes(DType::kFloat16, ReduceOp::kSum, {0x7bff, 0x7bff}) == 0x7c00);
 }
@@ -165,7 +165,7 @@ TEST_CASE("reduce/sum: premul multiplies each input by its own factor and only t
 }
 
 TEST_CASE("reduce/sum: the divisor truncates towards zero and may exceed the type", "[reduce][fast]") {
-  const auto divide = [](long long d) { return Finish{Finish::Kind::kDivideTruncate, 1.0, d}; };
+  const auto divide = [](long long d) { return Finish{Finish::Scaling::kDivideTruncate, 1.0, d}; };
   CHECK(combine_codes(DType::kInt32, ReduceOp::kAvg, {0xfffffffdu, 0xfffffffcu}, divide(2)) == 0xfffffffdu);  // -7/2
   CHECK(combine_codes(DType::kInt8, ReduceOp::kAvg, {0xff, 0}, divide(2)) == 0);                              // -1/2
   CHECK(combine_codes(DType::kInt64, ReduceOp::kAvg, {~0ull, ~0ull, ~0ull - 4}, divide(3)) == ~0ull - 1);     // -7/3
@@ -207,14 +207,14 @@ TEST_CASE("reduce/sum: complex numbers multiply and scale", "[reduce][fast]") {
   const std::vector<Input> inputs = {{reinterpret_cast<const std::byte*>(a.data()), 2.0},
                                      {reinterpret_cast<const std::byte*>(b.data()), 0.5}};
   auto* to = reinterpret_cast<std::byte*>(out.data());
-  for (const KernelTable* table : available_tables()) {
+  for (const SumKernels* table : available_tables()) {
     combine_with(*table, inputs, to, 1, DType::kComplex64, ReduceOp::kProduct, {});
     CHECK(out == std::vector<float>{11, 2});
     combine_with(*table, inputs, to, 1, DType::kComplex64, ReduceOp::kSum, {});
     CHECK(out == std::vector<float>{4, -2});
     combine_with(*table, inputs, to, 1, DType::kComplex64, ReduceOp::kPremulSum, {});
     CHECK(out == std::vector<float>{3.5f, 2});
-    combine_with(*table, inputs, to, 1, DType::kComplex64, ReduceOp::kAvg, {Finish::Kind::kMultiply, 0.5, 1});
+    combine_with(*table, inputs, to, 1, DType::kComplex64, ReduceOp::kAvg, {Finish::Scaling::kMultiply, 0.5, 1});
     CHECK(out == std::vector<float>{2, -1});
   }
 }

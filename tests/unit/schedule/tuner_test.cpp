@@ -93,7 +93,7 @@ struct Run {
       spent += seconds;
       quiet += link.seconds(bytes, setting_of(rungs));
       untuned += link.seconds(bytes, setting_of(started));
-      const Tuner::Sample sample{index, 0, static_cast<std::uint64_t>(bytes), seconds};
+      const Tuner::TimedOperation sample{index, 0, static_cast<std::uint64_t>(bytes), seconds};
       if (!in_round) {
         tuner.on_operation(sample);
         continue;
@@ -115,7 +115,7 @@ struct Run {
   std::mt19937_64 random;
   Tuner::Rungs started;
   std::optional<Tuner::Round> round;
-  std::vector<Tuner::Sample> samples;
+  std::vector<Tuner::TimedOperation> samples;
   int index = 0;
   int wait = 0;
   int number = 0;
@@ -293,7 +293,7 @@ TEST_CASE("schedule/tuner: operations of many sizes, in steps that repeat", "[sc
     for (int i = 0; i < 600; ++i) {
       if (!run.round) run.round = run.tuner.next(1);
       const double seconds = (i % 4 < 2 ? 1.5 : 1.0) * std::exp(std::normal_distribution<double>(0.0, 0.03)(run.random));
-      const Tuner::Sample sample{run.index, 0, 1 << 20, seconds};
+      const Tuner::TimedOperation sample{run.index, 0, 1 << 20, seconds};
       if (!run.round || run.round->pairs == 0) {
         run.round.reset();
         run.tuner.on_operation(sample);

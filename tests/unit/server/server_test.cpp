@@ -45,14 +45,14 @@ struct Owner final : server::LocalOwner {
 };
 
 struct Listener final : server::Listener {
-  void on_mismatch(const OperationKey& key, const server::Call& ours, const server::Call& theirs) override {
+  void on_mismatch(const OperationKey& key, const server::RankCall& ours, const server::RankCall& theirs) override {
     mismatches.push_back({key, ours, theirs});
   }
   void on_bad_message(const OperationKey& key, std::string what) override { bad.emplace_back(key, std::move(what)); }
   struct Mismatch {
     OperationKey key;
-    server::Call ours;
-    server::Call theirs;
+    server::RankCall ours;
+    server::RankCall theirs;
   };
   std::vector<Mismatch> mismatches;
   std::vector<std::pair<OperationKey, std::string>> bad;
@@ -276,7 +276,7 @@ TEST_CASE("server/server: averages of integers truncate and premultiplied sums a
   rig.signature.dtype = DType::kInt32;
   rig.signature.op = ReduceOp::kAvg;
   server::Opening opening = rig.opening(8);
-  opening.finish = {reduce::Finish::Kind::kDivideTruncate, 1.0, 3};
+  opening.finish = {reduce::Finish::Scaling::kDivideTruncate, 1.0, 3};
   REQUIRE(rig.server->open(rig.key(), opening));
   std::vector<std::int32_t> ints = {7, -7};
   rig.push(rig.key(), 1, 0, 8, std::vector<std::int32_t>{1, -1});

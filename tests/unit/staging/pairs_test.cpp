@@ -81,8 +81,8 @@ TEST_CASE("staging/pairs: what stays on a node is not staged and what leaves it 
       for (const auto& copy : slice.out) see(copy.device, copy.bytes);
       for (const auto& move : slice.moves) see(move.to, move.bytes);
       const auto& mine = topology.ranks_of(topology.my_node());
-      const staging::Step& step = slice.crosses ? slice.beside : slice.after;
-      REQUIRE((step.kind == staging::Step::Kind::kExchange) == (mine.size() > 1));
+      const staging::LocalStep& step = slice.crosses ? slice.beside : slice.after;
+      REQUIRE((step.kind == staging::LocalStep::StepKind::kExchange) == (mine.size() > 1));
       for (const auto& message : step.messages) {
         const int peer = mine[static_cast<std::size_t>(message.peer)];
         const int me = static_cast<int>(r);

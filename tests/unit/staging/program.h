@@ -27,7 +27,7 @@ using device::FakeOptions;
 using schedule::Kind;
 using staging::Channel;
 using staging::ChannelOptions;
-using staging::Request;
+using staging::StagingRequest;
 using staging::Staged;
 using staging::Stager;
 using test::Cluster;
@@ -75,7 +75,7 @@ struct Rank {
   }
   std::shared_ptr<Staged> enqueue(worker::Operation operation, Channel* on = nullptr, bool leave_open = false) {
     if (operation.dtype == core::DType::kBytes) operation.dtype = core::DType::kInt32;
-    Request request;
+    StagingRequest request;
     if (const auto bytes = channel->scratch_bytes(operation); bytes.is_ok() && bytes.value() > 0) {
       auto scratch = std::make_shared<std::vector<std::byte>>(bytes.value());
       request.scratch = scratch->data();
@@ -98,7 +98,7 @@ struct Rank {
   std::shared_ptr<Stager> stager;
   std::shared_ptr<Channel> channel;
   std::vector<std::shared_ptr<Channel>> others;
-  device::Stream caller;
+  device::DeviceStream caller;
   std::shared_ptr<std::atomic<int>> over = std::make_shared<std::atomic<int>>(0);
   core::Status refused;
   std::function<bool(worker::Operation&, const std::byte*)> code;  // of what comes

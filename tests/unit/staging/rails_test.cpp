@@ -22,9 +22,9 @@ using core::ReduceOp;
 using schedule::Kind;
 using schedule::Scope;
 using schedule::Topology;
-using staging::Limits;
+using staging::SliceLimits;
 using staging::Slice;
-using staging::Step;
+using staging::LocalStep;
 using worker::Operation;
 using worker::Piece;
 using Bytes = std::vector<std::byte>;
@@ -87,7 +87,7 @@ struct Case {
   int root = -1;
   Sizes pieces;  // of the whole tensor, on every rank
   Sizes parts;   // per rank: all_gather, reduce_scatter
-  Limits limits;
+  SliceLimits limits;
   std::vector<Sizes> own;  // pieces of each rank's own part, or of a reduce's output; none: one
 };
 
@@ -216,7 +216,7 @@ class Play {
       INFO("rank " << r << " slice " << i);
       REQUIRE(s.crosses == (nodes() > 1));
       if (!s.crosses) {
-        REQUIRE((s.in.empty() && s.out.empty() && s.staging_bytes == 0 && s.before.kind == Step::Kind::kNone));
+        REQUIRE((s.in.empty() && s.out.empty() && s.staging_bytes == 0 && s.before.kind == LocalStep::StepKind::kNone));
         continue;
       }
       const Operation& o = s.operation;
@@ -229,12 +229,12 @@ class Play {
       if (c_.parts.empty()) check_rails(o);
       const bool has_root = c_.kind == Kind::kReduce && any().node_of(r) == any().node_of(c_.root);
       const bool last = i + 1 == ranks_[index(r)].slices.size();
-      REQUIRE((s.after.kind == Step::Kind::kExchange) == (last && has_root && locals(any().node_of(r)) > 1));
+      REQUIRE((s.after.kind == LocalStep::StepKind::kExchange) == (last && has_root && locals(any().node_of(r)) > 1));
       // One step before all slices, one after them.
-      if (i > 0) REQUIRE(s.before.kind == Step::Kind::kNone);
-      if (!last) REQUIRE(s.after.kind == Step::Kind::kNone);
+      if (i > 0) REQUIRE(s.before.kind == LocalStep::StepKind::kNone);
+      if (!last) REQUIRE(s.after.kind == LocalStep::StepKind::kNone);
       if (locals(any().node_of(r)) == 1)
-        REQUIRE((s.before.kind == Step::Kind::kNone && s.after.kind == Step::Kind::kNone));
+        REQUIRE((s.before.kind == LocalStep::StepKind::kNone && s.after.kind == LocalStep::StepKind::kNone));
     }
   }
 
@@ -297,19 +297,19 @@ class Play {
     for (int node = 0; node < nodes(); ++node) run_step(node, i, &Slice::after);
   }
 
-  void run_step(int node, std::size_t i, Step Slice::*which) {
-    std::vector<const Step*> steps;
+  void run_step(int node, std::size_t i, LocalStep Slice::*which) {
+    std::vector<const LocalStep*> steps;
     for (const int r : ranks_of(node)) steps.push_back(&(slice(r, i).*which));
-    const Step& first = *steps.front();
-    for (const Step* step : steps) {
+    const LocalStep& first = *steps.front();
+    for (const LocalStep* step : steps) {
       REQUIRE(step->kind == first.kind);
       REQUIRE(step->parts.size() == first.parts.size());
       REQUIRE(step->reduction == first.reduction);
     }
-    if (first.kind == Step::Kind::kExchange) return exchange(steps);
-    if (first.kind == Step::Kind::kNone) return;
+    if (first.kind == LocalStep::StepKind::kExchange) return exchange(steps);
+    if (first.kind == LocalStep::StepKind::kNone) return;
     REQUIRE_FALSE(first.parts.empty());
-    const bool spreads = first.kind == Step::Kind::kSpread;
+    const bool spreads = first.kind == LocalStep::StepKind::kSpread;
     std::vector<const std::byte*> end(steps.size(), nullptr);
     for (std::size_t p = 0; p < first.parts.size(); ++p) {
       const intranode::Part& part = first.parts[p];
@@ -325,7 +325,7 @@ class Play {
         REQUIRE(mine.follows == (common == end[local]));
         end[local] = common + mine.bytes;
         const bool holds = part.rank == static_cast<int>(local);
-        if (holds || first.kind == Step::Kind::kAllReduce) REQUIRE((mine.from != nullptr && mine.to != nullptr));
+        if (holds || first.kind == LocalStep::StepKind::kAllReduce) REQUIRE((mine.from != nullptr && mine.to != nullptr));
         if (!spreads)
           for (std::uint64_t b = 0; b < part.bytes; ++b) bytes[b] = bytes[b] + mine.from[b];
         else if (holds)
@@ -333,16 +333,16 @@ class Play {
       }
       for (std::size_t local = 0; local < steps.size(); ++local) {
         std::byte* const to = steps[local]->parts[p].to;
-        const bool takes = first.kind != Step::Kind::kReduce || part.rank == static_cast<int>(local);
+        const bool takes = first.kind != LocalStep::StepKind::kReduce || part.rank == static_cast<int>(local);
         if (takes) std::copy_n(bytes.data(), part.bytes, to);
       }
     }
   }
 
-  static void exchange(const std::vector<const Step*>& steps) {
+  static void exchange(const std::vector<const LocalStep*>& steps) {
     std::map<std::pair<int, int>, std::deque<Bytes>> under_way;
     for (std::size_t local = 0; local < steps.size(); ++local)
-      for (const intranode::Message& message : steps[local]->messages) {
+      for (const intranode::Transfer& message : steps[local]->messages) {
         REQUIRE(message.bytes > 0);
         REQUIRE(message.peer != static_cast<int>(local));
         REQUIRE((message.from == nullptr) != (message.to == nullptr));
@@ -350,7 +350,7 @@ class Play {
           under_way[{static_cast<int>(local), message.peer}].emplace_back(message.from, message.from + message.bytes);
       }
     for (std::size_t local = 0; local < steps.size(); ++local)
-      for (const intranode::Message& message : steps[local]->messages) {
+      for (const intranode::Transfer& message : steps[local]->messages) {
         if (message.to == nullptr) continue;
         auto& sent = under_way[{message.peer, static_cast<int>(local)}];
         REQUIRE_FALSE(sent.empty());
@@ -485,7 +485,7 @@ class Play {
       REQUIRE(rank.scratch_bytes % 256 == 0);
       std::uint64_t held = 0;
       for (const Slice& slice : rank.slices) {
-        if (rank.slices.front().before.kind == Step::Kind::kReduce && c_.kind != Kind::kAllReduce)
+        if (rank.slices.front().before.kind == LocalStep::StepKind::kReduce && c_.kind != Kind::kAllReduce)
           held += (slice.operation.input.front().bytes + 255) / 256 * 256;
       }
       REQUIRE(rank.scratch_bytes == held);
@@ -502,7 +502,7 @@ const std::vector<int> kLayouts[] = {
     {0, 0, 0, 1}, {1, 0, 0, 1, 1}, {0, 0, 0, 1, 1}, {0, 0, 0, 1, 2, 2}, {1, 0, 0, 2, 1, 0}};
 const std::uint64_t kTotals[] = {0,    1,    255,  256,   257,   4095,  4096,  4097, 7919,
                                  8191, 8192, 8193, 12287, 12288, 12289, 16500, 40961};
-const Limits kLimits[] = {{std::uint64_t{1} << 20, 8}, {8192, 3}, {1, 64}, {4096, 0}, {12288, 2}};
+const SliceLimits kLimits[] = {{std::uint64_t{1} << 20, 8}, {8192, 3}, {1, 64}, {4096, 0}, {12288, 2}};
 
 std::string text(const Case& c) {
   std::string out = std::string(name_of(c.kind)) + " root " + std::to_string(c.root) + " nodes";
@@ -541,7 +541,7 @@ TEST_CASE("staging/rails: every byte goes where the collective wants it whatever
           "[staging][fast]") {
   std::mt19937_64 random(11);
   for (const std::vector<int>& layout : kLayouts)
-    for (const Limits& limits : kLimits)
+    for (const SliceLimits& limits : kLimits)
       for (const std::uint64_t bytes : kTotals)
         for (const Kind kind :
              {Kind::kAllReduce, Kind::kReduce, Kind::kBroadcast, Kind::kAllGather, Kind::kReduceScatter}) {
@@ -579,15 +579,15 @@ TEST_CASE("staging/rails: the root of a reduce in place gets from its node what 
         std::byte* const start = memory[index(r)].data();
         o.input = {{start, 5000}, {start + 6000, 11000}};
         if (r == root) o.output = o.input;
-        Bytes scratch(staging::scratch_bytes(o, topology, Limits{}));
-        const auto slices = staging::cut_for_rails(o, topology, Limits{}, scratch.data());
+        Bytes scratch(staging::scratch_bytes(o, topology, SliceLimits{}));
+        const auto slices = staging::cut_for_rails(o, topology, SliceLimits{}, scratch.data());
         REQUIRE(slices.size() == 1);
         const Slice& slice = slices.front();
         std::uint64_t written = 0;
         for (const staging::Copy& copy : slice.out) written += copy.bytes;
         std::uint64_t received = 0;
         std::uint64_t sent = 0;
-        for (const intranode::Message& message : slice.after.messages)
+        for (const intranode::Transfer& message : slice.after.messages)
           (message.to != nullptr ? received : sent) += message.bytes;
         if (r == root) {
           CHECK(written + received == 16000);
@@ -672,7 +672,7 @@ TEST_CASE("staging/rails: averages and factors are taken once", "[staging][fast]
         CHECK(many.front().operation.premul == e.factor_of_many);
       }
       const auto one = staging::cut_for_rails(o, Topology({0, 0, 0, 1}, 3), {}, nullptr);
-      CHECK(one.front().before.kind == Step::Kind::kNone);
+      CHECK(one.front().before.kind == LocalStep::StepKind::kNone);
       CHECK(one.front().operation.op == e.between);
       CHECK(one.front().operation.premul == e.factor_of_one);
       const auto within = staging::cut_for_rails(o, Topology({0, 0, 0, 0}, 0), {}, nullptr);

@@ -12,11 +12,11 @@ namespace {
 using namespace hybridps;
 using schedule::Kind;
 using staging::cut;
-using staging::Limits;
+using staging::SliceLimits;
 using staging::Ring;
 using staging::Slice;
 
-constexpr Limits kSmall{4096, 8};
+constexpr SliceLimits kSmall{4096, 8};
 
 std::uint64_t bytes_of(const std::vector<staging::Copy>& copies) {
   std::uint64_t bytes = 0;

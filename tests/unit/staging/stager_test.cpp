@@ -133,7 +133,7 @@ TEST_CASE("staging/stager: its naps are as short as it says", "[staging][fast]")
   std::vector<Part> parts;
   for (Rank& rank : all) {
     parts.push_back(make(Kind::kAllReduce, rank.group->rank(), 2, 3000, 1));
-    Request request;
+    StagingRequest request;
     request.operation = parts.back().operation;
     request.operation.dtype = core::DType::kInt32;
     request.caller = rank.caller;

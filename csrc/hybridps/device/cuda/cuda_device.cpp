@@ -13,8 +13,8 @@ namespace {
 using core::Code;
 using core::Status;
 
-CUstream stream_of(Stream stream) { return static_cast<CUstream>(stream.native); }
-CUevent event_of(Event event) { return static_cast<CUevent>(event.native); }
+CUstream stream_of(DeviceStream stream) { return static_cast<CUstream>(stream.native); }
+CUevent event_of(DeviceEvent event) { return static_cast<CUevent>(event.native); }
 CUdeviceptr address_of(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
 std::string device_name(const Driver& driver, CUdevice device) {
@@ -82,7 +82,7 @@ core::Status CudaDevice::run_here(const std::function<core::Status()>& call) {
   return status;
 }
 
-core::Result<Stream> CudaDevice::make_stream() {
+core::Result<DeviceStream> CudaDevice::make_stream() {
   CUstream stream = nullptr;
   Status status = in_context("cuStreamCreateWithPriority", [&] {
     int least = 0;
@@ -91,36 +91,36 @@ core::Result<Stream> CudaDevice::make_stream() {
     return driver_.stream_create(&stream, CU_STREAM_NON_BLOCKING, greatest);
   });
   if (!status.is_ok()) return status;
-  return Stream{stream};
+  return DeviceStream{stream};
 }
 
-void CudaDevice::destroy(Stream stream) noexcept {
+void CudaDevice::destroy(DeviceStream stream) noexcept {
   const Status ignored = in_context("cuStreamDestroy", [&] { return driver_.stream_destroy(stream_of(stream)); });
   static_cast<void>(ignored);
 }
 
-core::Result<Event> CudaDevice::make_event() {
+core::Result<DeviceEvent> CudaDevice::make_event() {
   CUevent event = nullptr;
   Status status = in_context("cuEventCreate", [&] { return driver_.event_create(&event, CU_EVENT_DISABLE_TIMING); });
   if (!status.is_ok()) return status;
-  return Event{event};
+  return DeviceEvent{event};
 }
 
-void CudaDevice::destroy(Event event) noexcept {
+void CudaDevice::destroy(DeviceEvent event) noexcept {
   const Status ignored = in_context("cuEventDestroy", [&] { return driver_.event_destroy(event_of(event)); });
   static_cast<void>(ignored);
 }
 
-core::Status CudaDevice::record(Event event, Stream stream) {
+core::Status CudaDevice::record(DeviceEvent event, DeviceStream stream) {
   return in_context("cuEventRecord", [&] { return driver_.event_record(event_of(event), stream_of(stream)); });
 }
 
-core::Status CudaDevice::wait(Stream stream, Event event) {
+core::Status CudaDevice::wait(DeviceStream stream, DeviceEvent event) {
   return in_context("cuStreamWaitEvent",
                     [&] { return driver_.stream_wait_event(stream_of(stream), event_of(event), 0); });
 }
 
-core::Result<bool> CudaDevice::is_done(Event event) {
+core::Result<bool> CudaDevice::is_done(DeviceEvent event) {
   bool done = false;
   Status status = in_context("cuEventQuery", [&] {
     const CUresult result = driver_.event_query(event_of(event));
@@ -131,19 +131,19 @@ core::Result<bool> CudaDevice::is_done(Event event) {
   return done;
 }
 
-core::Status CudaDevice::copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+core::Status CudaDevice::copy_to_host(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) {
   if (bytes == 0) return {};
   return in_context("cuMemcpyDtoHAsync",
                     [&] { return driver_.copy_to_host(to, address_of(from), bytes, stream_of(stream)); });
 }
 
-core::Status CudaDevice::copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+core::Status CudaDevice::copy_to_device(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) {
   if (bytes == 0) return {};
   return in_context("cuMemcpyHtoDAsync",
                     [&] { return driver_.copy_to_device(address_of(to), from, bytes, stream_of(stream)); });
 }
 
-core::Status CudaDevice::copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+core::Status CudaDevice::copy_within(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) {
   if (bytes == 0) return {};
   return in_context("cuMemcpyDtoDAsync",
                     [&] { return driver_.copy_within(address_of(to), address_of(from), bytes, stream_of(stream)); });
@@ -176,7 +176,7 @@ core::Status CudaDevice::make_int8() {
   });
 }
 
-core::Status CudaDevice::launch(Stream stream, CUfunction kernel, std::uint64_t threads, void** arguments) {
+core::Status CudaDevice::launch(DeviceStream stream, CUfunction kernel, std::uint64_t threads, void** arguments) {
   constexpr unsigned kThreads = 256;  // of a block: whole warps
   if (threads == 0) return {};
   const std::uint64_t blocks = (threads + kThreads - 1) / kThreads;
@@ -186,30 +186,30 @@ core::Status CudaDevice::launch(Stream stream, CUfunction kernel, std::uint64_t 
   });
 }
 
-core::Status CudaDevice::encode_int8(Stream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) {
+core::Status CudaDevice::encode_int8(DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) {
   void* arguments[] = {&to, &from, &elements, &factor};
   return launch(stream, int8_encode_, elements, arguments);
 }
 
-core::Status CudaDevice::decode_int8(Stream stream, float* to, const std::byte* from, std::uint64_t elements) {
+core::Status CudaDevice::decode_int8(DeviceStream stream, float* to, const std::byte* from, std::uint64_t elements) {
   void* arguments[] = {&to, &from, &elements};
   return launch(stream, int8_decode_, elements, arguments);
 }
 
-core::Status CudaDevice::write_flag(Stream stream, Flag flag, std::uint32_t value) {
+core::Status CudaDevice::write_flag(DeviceStream stream, Flag flag, std::uint32_t value) {
   // The default puts a memory barrier before the write: the copies are in host memory by then.
   return in_context("cuStreamWriteValue32", [&] {
     return driver_.stream_write_value(stream_of(stream), flag.device_address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
   });
 }
 
-core::Status CudaDevice::wait_flag(Stream stream, Flag flag, std::uint32_t value) {
+core::Status CudaDevice::wait_flag(DeviceStream stream, Flag flag, std::uint32_t value) {
   return in_context("cuStreamWaitValue32", [&] {
     return driver_.stream_wait_value(stream_of(stream), flag.device_address, value, CU_STREAM_WAIT_VALUE_GEQ);
   });
 }
 
-core::Result<bool> CudaDevice::is_capturing(Stream stream) {
+core::Result<bool> CudaDevice::is_capturing(DeviceStream stream) {
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   Status status =
       in_context("cuStreamIsCapturing", [&] { return driver_.stream_is_capturing(stream_of(stream), &capture); });

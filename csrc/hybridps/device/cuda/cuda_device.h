@@ -33,23 +33,23 @@ class CudaDevice final : public Device {
   int hardware_queues() const noexcept override;
   core::Status run_here(const std::function<core::Status()>& call) override;
 
-  core::Result<Stream> make_stream() override;
-  void destroy(Stream stream) noexcept override;
-  core::Result<Event> make_event() override;
-  void destroy(Event event) noexcept override;
-  core::Status record(Event event, Stream stream) override;
-  core::Status wait(Stream stream, Event event) override;
-  core::Result<bool> is_done(Event event) override;
-  core::Status copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
-  core::Status copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
-  core::Status copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
+  core::Result<DeviceStream> make_stream() override;
+  void destroy(DeviceStream stream) noexcept override;
+  core::Result<DeviceEvent> make_event() override;
+  void destroy(DeviceEvent event) noexcept override;
+  core::Status record(DeviceEvent event, DeviceStream stream) override;
+  core::Status wait(DeviceStream stream, DeviceEvent event) override;
+  core::Result<bool> is_done(DeviceEvent event) override;
+  core::Status copy_to_host(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
+  core::Status copy_to_device(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
+  core::Status copy_within(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
   /// Compiles the kernels by NVRTC, once.
   core::Status prepare_int8() override;
-  core::Status encode_int8(Stream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) override;
-  core::Status decode_int8(Stream stream, float* to, const std::byte* from, std::uint64_t elements) override;
-  core::Status write_flag(Stream stream, Flag flag, std::uint32_t value) override;
-  core::Status wait_flag(Stream stream, Flag flag, std::uint32_t value) override;
-  core::Result<bool> is_capturing(Stream stream) override;
+  core::Status encode_int8(DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) override;
+  core::Status decode_int8(DeviceStream stream, float* to, const std::byte* from, std::uint64_t elements) override;
+  core::Status write_flag(DeviceStream stream, Flag flag, std::uint32_t value) override;
+  core::Status wait_flag(DeviceStream stream, Flag flag, std::uint32_t value) override;
+  core::Result<bool> is_capturing(DeviceStream stream) override;
   void begin_helper_thread() noexcept override;
   core::Result<HostMemory> allocate_host(std::uint64_t bytes) override;
   void free_host(HostMemory memory) noexcept override;
@@ -67,7 +67,7 @@ class CudaDevice final : public Device {
   core::Status in_context(const char* what, const Call& call) const;
 
   core::Status make_int8();  // int8_mutex_ held
-  core::Status launch(Stream stream, CUfunction kernel, std::uint64_t threads, void** arguments);
+  core::Status launch(DeviceStream stream, CUfunction kernel, std::uint64_t threads, void** arguments);
 
   const Driver& driver_;
   const Nvrtc* const nvrtc_;

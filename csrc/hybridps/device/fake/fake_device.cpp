@@ -220,11 +220,11 @@ struct FakeDevice::Impl {
     return lock;
   }
 
-  Status put(Stream stream, std::function<void()> task) {
+  Status put(DeviceStream stream, std::function<void()> task) {
     const auto lock = call();
     return put_in_call(stream, std::move(task));
   }
-  Status put_in_call(Stream stream, std::function<void()> task) {
+  Status put_in_call(DeviceStream stream, std::function<void()> task) {
     if (Status status = check(); !status.is_ok()) return status;
     Queue& queue = *static_cast<StreamState*>(stream.native)->queue;
     const auto has_room = [&] {
@@ -238,7 +238,7 @@ struct FakeDevice::Impl {
     return {};
   }
   /// Until it is done, in the call.
-  Status put_and_wait(Stream stream, std::function<void()> task) {
+  Status put_and_wait(DeviceStream stream, std::function<void()> task) {
     const auto done = std::make_shared<std::atomic<bool>>(false);
     Status status = put_in_call(stream, [done, task = std::move(task)] {
       task();
@@ -247,7 +247,7 @@ struct FakeDevice::Impl {
     if (status.is_ok()) wait_until([&] { return done->load(); });
     return status;
   }
-  Status put_copy(Stream stream, bool waits, std::function<void()> task) {
+  Status put_copy(DeviceStream stream, bool waits, std::function<void()> task) {
     const auto lock = call();
     return waits ? put_and_wait(stream, std::move(task)) : put_in_call(stream, std::move(task));
   }
@@ -313,38 +313,38 @@ core::Result<std::string> FakeDevice::physical_id() {
   return "fake " + std::to_string(reinterpret_cast<std::uintptr_t>(this));
 }
 
-core::Result<Stream> FakeDevice::make_stream() {
+core::Result<DeviceStream> FakeDevice::make_stream() {
   const auto call = impl_->call();
   if (Status status = impl_->check(); !status.is_ok()) return status;
   const std::lock_guard lock(impl_->mutex);
   auto* state = new StreamState();
   state->queue = impl_->queues[impl_->streams++ % impl_->queues.size()].get();
-  return Stream{state};
+  return DeviceStream{state};
 }
 
-void FakeDevice::destroy(Stream stream) noexcept {
+void FakeDevice::destroy(DeviceStream stream) noexcept {
   const auto call = impl_->call();
   const std::lock_guard lock(impl_->mutex);
   --impl_->streams;
   delete static_cast<StreamState*>(stream.native);
 }
 
-core::Result<Event> FakeDevice::make_event() {
+core::Result<DeviceEvent> FakeDevice::make_event() {
   const auto call = impl_->call();
   if (Status status = impl_->check(); !status.is_ok()) return status;
   const std::lock_guard lock(impl_->mutex);
   ++impl_->events;
-  return Event{new EventPtr(std::make_shared<EventState>())};
+  return DeviceEvent{new EventPtr(std::make_shared<EventState>())};
 }
 
-void FakeDevice::destroy(Event event) noexcept {
+void FakeDevice::destroy(DeviceEvent event) noexcept {
   const auto call = impl_->call();
   const std::lock_guard lock(impl_->mutex);
   --impl_->events;
   delete static_cast<EventPtr*>(event.native);
 }
 
-core::Status FakeDevice::record(Event event, Stream stream) {
+core::Status FakeDevice::record(DeviceEvent event, DeviceStream stream) {
   if (impl_->records_to_failure.fetch_sub(1) == 0) return Status(Code::kInternal, "an event cannot be recorded");
   EventState& state = **static_cast<EventPtr*>(event.native);
   auto reached = std::make_shared<std::atomic<bool>>(false);
@@ -355,7 +355,7 @@ core::Status FakeDevice::record(Event event, Stream stream) {
   return impl_->put(stream, [reached] { reached->store(true); });
 }
 
-core::Status FakeDevice::wait(Stream stream, Event event) {
+core::Status FakeDevice::wait(DeviceStream stream, DeviceEvent event) {
   const auto reached = (*static_cast<EventPtr*>(event.native))->last();
   if (!reached) {
     const auto call = impl_->call();
@@ -364,24 +364,24 @@ core::Status FakeDevice::wait(Stream stream, Event event) {
   return impl_->put(stream, [this, reached] { impl_->wait_until([&] { return reached->load(); }); });
 }
 
-core::Result<bool> FakeDevice::is_done(Event event) {
+core::Result<bool> FakeDevice::is_done(DeviceEvent event) {
   const auto call = impl_->call();
   if (Status status = impl_->check(); !status.is_ok()) return status;
   const auto reached = (*static_cast<EventPtr*>(event.native))->last();
   return !reached || reached->load();
 }
 
-core::Status FakeDevice::copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+core::Status FakeDevice::copy_to_host(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) {
   impl_->to_host.fetch_add(bytes);
   return impl_->put_copy(stream, !impl_->is_pinned(to), [to, from, bytes] { copy(to, from, bytes); });
 }
 
-core::Status FakeDevice::copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+core::Status FakeDevice::copy_to_device(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) {
   impl_->to_device.fetch_add(bytes);
   return impl_->put_copy(stream, !impl_->is_pinned(from), [to, from, bytes] { copy(to, from, bytes); });
 }
 
-core::Status FakeDevice::copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+core::Status FakeDevice::copy_within(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) {
   impl_->within.fetch_add(bytes);
   return impl_->put(stream, [to, from, bytes] { copy(to, from, bytes); });
 }
@@ -392,29 +392,29 @@ core::Status FakeDevice::prepare_int8() {
   return impl_->check();
 }
 
-core::Status FakeDevice::encode_int8(Stream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) {
+core::Status FakeDevice::encode_int8(DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) {
   return launch_in_call(stream, [to, from, elements, factor] {
     int8::encode(seen(to), seen(from), elements, factor);
   });
 }
 
-core::Status FakeDevice::decode_int8(Stream stream, float* to, const std::byte* from, std::uint64_t elements) {
+core::Status FakeDevice::decode_int8(DeviceStream stream, float* to, const std::byte* from, std::uint64_t elements) {
   return launch_in_call(stream, [to, from, elements] {
     int8::decode(seen(to), seen(from), elements);
   });
 }
 
-core::Status FakeDevice::write_flag(Stream stream, Flag flag, std::uint32_t value) {
+core::Status FakeDevice::write_flag(DeviceStream stream, Flag flag, std::uint32_t value) {
   return impl_->put(stream, [flag, value] { flag.word->store(value, std::memory_order_release); });
 }
 
-core::Status FakeDevice::wait_flag(Stream stream, Flag flag, std::uint32_t value) {
+core::Status FakeDevice::wait_flag(DeviceStream stream, Flag flag, std::uint32_t value) {
   return impl_->put(stream, [this, flag, value] {
     impl_->wait_until([&] { return has_reached(flag.word->load(std::memory_order_acquire), value); });
   });
 }
 
-core::Result<bool> FakeDevice::is_capturing(Stream stream) {
+core::Result<bool> FakeDevice::is_capturing(DeviceStream stream) {
   const auto call = impl_->call();
   if (Status status = impl_->check(); !status.is_ok()) return status;
   return static_cast<StreamState*>(stream.native)->capturing.load();
@@ -464,21 +464,21 @@ const std::byte* FakeDevice::host_view(const std::byte* address) {
   return own_memory().view(const_cast<std::byte*>(address));
 }
 
-void FakeDevice::launch(Stream stream, std::function<void()> kernel) {
+void FakeDevice::launch(DeviceStream stream, std::function<void()> kernel) {
   static_cast<void>(launch_in_call(stream, std::move(kernel)));
 }
 
-core::Status FakeDevice::launch_in_call(Stream stream, std::function<void()> kernel) {
+core::Status FakeDevice::launch_in_call(DeviceStream stream, std::function<void()> kernel) {
   const auto call = impl_->call();
   return impl_->options.launch_blocking ? impl_->put_and_wait(stream, std::move(kernel))
                                         : impl_->put_in_call(stream, std::move(kernel));
 }
 
-core::Status FakeDevice::call_host(Stream stream, std::function<void()> function) {
+core::Status FakeDevice::call_host(DeviceStream stream, std::function<void()> function) {
   return impl_->put(stream, std::move(function));
 }
 
-void FakeDevice::set_capturing(Stream stream, bool capturing) {
+void FakeDevice::set_capturing(DeviceStream stream, bool capturing) {
   static_cast<StreamState*>(stream.native)->capturing.store(capturing);
 }
 
@@ -496,7 +496,7 @@ void FakeDevice::break_down(const std::string& why) {
   }
 }
 
-void FakeDevice::synchronize(Stream stream) {
+void FakeDevice::synchronize(DeviceStream stream) {
   // The wait is not in a call: CUDA's does not hold the lock either.
   const auto done = std::make_shared<std::atomic<bool>>(false);
   if (!impl_->put(stream, [done] { done->store(true); }).is_ok()) return;

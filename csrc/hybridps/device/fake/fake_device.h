@@ -50,22 +50,22 @@ class FakeDevice final : public Device {
   /// Which one run_here() has made current on this thread; null outside of it.
   static FakeDevice* current() noexcept;
 
-  core::Result<Stream> make_stream() override;
-  void destroy(Stream stream) noexcept override;
-  core::Result<Event> make_event() override;
-  void destroy(Event event) noexcept override;
-  core::Status record(Event event, Stream stream) override;
-  core::Status wait(Stream stream, Event event) override;
-  core::Result<bool> is_done(Event event) override;
-  core::Status copy_to_host(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
-  core::Status copy_to_device(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
-  core::Status copy_within(Stream stream, void* to, const void* from, std::uint64_t bytes) override;
+  core::Result<DeviceStream> make_stream() override;
+  void destroy(DeviceStream stream) noexcept override;
+  core::Result<DeviceEvent> make_event() override;
+  void destroy(DeviceEvent event) noexcept override;
+  core::Status record(DeviceEvent event, DeviceStream stream) override;
+  core::Status wait(DeviceStream stream, DeviceEvent event) override;
+  core::Result<bool> is_done(DeviceEvent event) override;
+  core::Status copy_to_host(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
+  core::Status copy_to_device(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
+  core::Status copy_within(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status prepare_int8() override;
-  core::Status encode_int8(Stream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) override;
-  core::Status decode_int8(Stream stream, float* to, const std::byte* from, std::uint64_t elements) override;
-  core::Status write_flag(Stream stream, Flag flag, std::uint32_t value) override;
-  core::Status wait_flag(Stream stream, Flag flag, std::uint32_t value) override;
-  core::Result<bool> is_capturing(Stream stream) override;
+  core::Status encode_int8(DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) override;
+  core::Status decode_int8(DeviceStream stream, float* to, const std::byte* from, std::uint64_t elements) override;
+  core::Status write_flag(DeviceStream stream, Flag flag, std::uint32_t value) override;
+  core::Status wait_flag(DeviceStream stream, Flag flag, std::uint32_t value) override;
+  core::Result<bool> is_capturing(DeviceStream stream) override;
   core::Result<HostMemory> allocate_host(std::uint64_t bytes) override;
   void free_host(HostMemory memory) noexcept override;
   core::Result<std::byte*> allocate_device(std::uint64_t bytes) override;
@@ -74,16 +74,16 @@ class FakeDevice final : public Device {
   /// Where this process reads what lies at `address`, if that is memory of any FakeDevice; else `address`.
   static const std::byte* host_view(const std::byte* address);
   /// A kernel.
-  void launch(Stream stream, std::function<void()> kernel);
+  void launch(DeviceStream stream, std::function<void()> kernel);
   /// A host function: a task that no option makes wait.
-  core::Status call_host(Stream stream, std::function<void()> function);
-  void set_capturing(Stream stream, bool capturing);
+  core::Status call_host(DeviceStream stream, std::function<void()> function);
+  void set_capturing(DeviceStream stream, bool capturing);
   /// The record() after so many more fails; those that follow do not.
   void fail_records_after(int count);
   /// Every call from now on fails, as after a kernel's bad access, and nothing that is on the streams is done any more.
   void break_down(const std::string& why);
   /// Blocks until all that was put on the stream is done.
-  void synchronize(Stream stream);
+  void synchronize(DeviceStream stream);
 
   std::uint64_t pinned_bytes() const;
   std::uint64_t device_bytes() const;
@@ -98,7 +98,7 @@ class FakeDevice final : public Device {
   std::size_t events() const;
 
  private:
-  core::Status launch_in_call(Stream stream, std::function<void()> kernel);
+  core::Status launch_in_call(DeviceStream stream, std::function<void()> kernel);
 
   struct Impl;
   const std::unique_ptr<Impl> impl_;

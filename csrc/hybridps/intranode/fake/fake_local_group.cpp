@@ -17,13 +17,13 @@ namespace {
 using core::Code;
 using core::Status;
 
-enum class Call { kAllReduce, kReduce, kSpread, kExchange };
+enum class CallKind { kAllReduce, kReduce, kSpread, kExchange };
 
 struct Work {
-  Call call = Call::kAllReduce;
+  CallKind call = CallKind::kAllReduce;
   std::vector<Part> parts;
   Reduction reduction;
-  std::vector<Message> messages;
+  std::vector<Transfer> messages;
 
   bool is_like(const Work& other) const {
     if (call != other.call || parts.size() != other.parts.size() || reduction.dtype != other.reduction.dtype ||
@@ -41,15 +41,15 @@ struct Work {
       if (!parts[i].follows) continue;
       if (i == 0) return false;
       const Part& before = parts[i - 1];
-      if (call == Call::kSpread ? before.to + before.bytes != parts[i].to : before.from + before.bytes != parts[i].from)
+      if (call == CallKind::kSpread ? before.to + before.bytes != parts[i].to : before.from + before.bytes != parts[i].from)
         return false;
     }
     return true;
   }
   /// What it has for `peer`, or awaits from it.
-  std::vector<Message> with(std::size_t peer, bool sends) const {
-    std::vector<Message> result;
-    for (const Message& m : messages)
+  std::vector<Transfer> with(std::size_t peer, bool sends) const {
+    std::vector<Transfer> result;
+    for (const Transfer& m : messages)
       if (m.peer == static_cast<int>(peer) && (m.from != nullptr) == sends) result.push_back(m);
     return result;
   }
@@ -58,12 +58,12 @@ struct Work {
 /// Whether what is sent is what is awaited.
 bool pair_up(const std::vector<Work>& work) {
   for (std::size_t a = 0; a < work.size(); ++a) {
-    for (const Message& m : work[a].messages)
+    for (const Transfer& m : work[a].messages)
       if (m.bytes == 0 || (m.from == nullptr) == (m.to == nullptr) || m.peer < 0 || m.peer == static_cast<int>(a) ||
           static_cast<std::size_t>(m.peer) >= work.size())
         return false;
     for (std::size_t b = 0; b < work.size(); ++b)
-      if (!std::ranges::equal(work[a].with(b, true), work[b].with(a, false), {}, &Message::bytes, &Message::bytes))
+      if (!std::ranges::equal(work[a].with(b, true), work[b].with(a, false), {}, &Transfer::bytes, &Transfer::bytes))
         return false;
   }
   return true;
@@ -72,7 +72,7 @@ bool pair_up(const std::vector<Work>& work) {
 /// One leg of one group: where the ranks' kernels meet.
 struct Meeting {
   explicit Meeting(int n) : size(static_cast<std::size_t>(n)), aborted(size, 0) {}
-  struct Turn {
+  struct MeetingTurn {
     std::vector<Work> work;
     std::size_t here = 0;
     std::size_t readers = 0;  // of other ranks' memory, now
@@ -84,7 +84,7 @@ struct Meeting {
   const std::size_t size;
   std::mutex mutex;
   std::condition_variable changed;
-  std::map<std::uint64_t, Turn> turns;
+  std::map<std::uint64_t, MeetingTurn> turns;
   std::size_t joined = 0;
   std::vector<std::uint8_t> aborted;  // by rank
 };
@@ -159,9 +159,9 @@ std::vector<std::pair<std::byte*, std::vector<std::byte>>> results_of(const std:
   for (std::size_t i = 0; i < mine.parts.size(); ++i) {
     const Part& part = mine.parts[i];
     const auto holder = static_cast<std::size_t>(part.rank);
-    const bool sums = mine.call == Call::kAllReduce || mine.call == Call::kReduce;
+    const bool sums = mine.call == CallKind::kAllReduce || mine.call == CallKind::kReduce;
     const bool ends_here =
-        mine.call == Call::kAllReduce || mine.call == Call::kSpread || (mine.call == Call::kReduce && holder == me);
+        mine.call == CallKind::kAllReduce || mine.call == CallKind::kSpread || (mine.call == CallKind::kReduce && holder == me);
     if (part.bytes == 0 || !ends_here) continue;
     std::vector<std::byte> out(part.bytes);
     if (sums) {
@@ -170,9 +170,9 @@ std::vector<std::pair<std::byte*, std::vector<std::byte>>> results_of(const std:
       reduce::Finish finish;
       if (mine.reduction.op == core::ReduceOp::kAvg) {
         if (core::is_floating(mine.reduction.dtype))
-          finish = {reduce::Finish::Kind::kMultiply, 1.0 / static_cast<double>(work.size()), 1};
+          finish = {reduce::Finish::Scaling::kMultiply, 1.0 / static_cast<double>(work.size()), 1};
         else
-          finish = {reduce::Finish::Kind::kDivideTruncate, 1.0, static_cast<long long>(work.size())};
+          finish = {reduce::Finish::Scaling::kDivideTruncate, 1.0, static_cast<long long>(work.size())};
       }
       reduce::combine(inputs, out.data(), part.bytes / core::size_of(mine.reduction.dtype), mine.reduction.dtype,
                       mine.reduction.op, finish);
@@ -182,8 +182,8 @@ std::vector<std::pair<std::byte*, std::vector<std::byte>>> results_of(const std:
     results.emplace_back(part.to, std::move(out));
   }
   for (std::size_t peer = 0; peer < work.size(); ++peer) {
-    const std::vector<Message> sent = work[peer].with(me, true);
-    const std::vector<Message> received = mine.with(peer, false);
+    const std::vector<Transfer> sent = work[peer].with(me, true);
+    const std::vector<Transfer> received = mine.with(peer, false);
     for (std::size_t i = 0; i < sent.size(); ++i)
       results.emplace_back(received[i].to, std::vector<std::byte>(sent[i].from, sent[i].from + sent[i].bytes));
   }
@@ -194,7 +194,7 @@ std::vector<std::pair<std::byte*, std::vector<std::byte>>> results_of(const std:
 void meet(Meeting& meeting, FakeLocalHub& hub, std::uint64_t number, std::size_t me, Work mine) {
   std::unique_lock lock(meeting.mutex);
   if (meeting.aborted[me] != 0) return;  // what begins after is_stopped() ends undone, whoever is there
-  Meeting::Turn& turn = meeting.turns[number];
+  Meeting::MeetingTurn& turn = meeting.turns[number];
   turn.work.resize(meeting.size);
   turn.work[me] = std::move(mine);
   ++turn.here;
@@ -242,21 +242,21 @@ class FakeLocalGroup final : public LocalGroup {
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return size_; }
 
-  Status all_reduce(Leg leg, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+  Status all_reduce(Leg leg, device::DeviceStream stream, std::span<const Part> parts, const Reduction& reduction,
                     const Patience&) override {
-    return put(leg, stream, {Call::kAllReduce, {parts.begin(), parts.end()}, reduction, {}});
+    return put(leg, stream, {CallKind::kAllReduce, {parts.begin(), parts.end()}, reduction, {}});
   }
-  Status reduce(Leg leg, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+  Status reduce(Leg leg, device::DeviceStream stream, std::span<const Part> parts, const Reduction& reduction,
                 const Patience&) override {
-    return put(leg, stream, {Call::kReduce, {parts.begin(), parts.end()}, reduction, {}});
+    return put(leg, stream, {CallKind::kReduce, {parts.begin(), parts.end()}, reduction, {}});
   }
-  Status spread(Leg leg, device::Stream stream, std::span<const Part> parts, const Patience&) override {
-    return put(leg, stream, {Call::kSpread, {parts.begin(), parts.end()}, {}, {}});
+  Status spread(Leg leg, device::DeviceStream stream, std::span<const Part> parts, const Patience&) override {
+    return put(leg, stream, {CallKind::kSpread, {parts.begin(), parts.end()}, {}, {}});
   }
-  Status exchange(Leg leg, device::Stream stream, std::span<const Message> messages, const Patience&) override {
-    for (const Message& m : messages)
+  Status exchange(Leg leg, device::DeviceStream stream, std::span<const Transfer> messages, const Patience&) override {
+    for (const Transfer& m : messages)
       if (m.from != nullptr) hub_->exchanged_bytes.fetch_add(m.bytes);
-    return put(leg, stream, {Call::kExchange, {}, {}, {messages.begin(), messages.end()}});
+    return put(leg, stream, {CallKind::kExchange, {}, {}, {messages.begin(), messages.end()}});
   }
   Status poll() override {
     return aborted_.load() ? Status(Code::kAborted, "the local group was aborted") : Status();
@@ -276,7 +276,7 @@ class FakeLocalGroup final : public LocalGroup {
   bool is_stopped() const noexcept override { return memory_->stopped.load(); }
 
  private:
-  Status put(Leg leg, device::Stream stream, Work work) {
+  Status put(Leg leg, device::DeviceStream stream, Work work) {
     const auto& at = meeting(leg);
     if (!at) return Status(Code::kInternal, "this leg was not connected");
     if (Status status = poll(); !status.is_ok()) return status;
@@ -295,7 +295,7 @@ class FakeLocalGroup final : public LocalGroup {
   }
 
   /// What kernels of this rank use.
-  struct Memory {
+  struct KernelMemory {
     std::atomic<bool> stopped{false};
     std::atomic<bool> freed{false};
     std::atomic<int> kernels{0};  // that run
@@ -307,7 +307,7 @@ class FakeLocalGroup final : public LocalGroup {
   const int size_;
   std::array<std::shared_ptr<Meeting>, kLegs> meetings_;
   std::array<std::uint64_t, kLegs> numbers_{};
-  const std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
+  const std::shared_ptr<KernelMemory> memory_ = std::make_shared<KernelMemory>();
   std::atomic<bool> aborted_{false};
 };
 

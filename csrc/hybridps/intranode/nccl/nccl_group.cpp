@@ -309,7 +309,7 @@ class NcclGroup final : public LocalGroup {
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return size_; }
 
-  Status all_reduce(Leg leg, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+  Status all_reduce(Leg leg, device::DeviceStream stream, std::span<const Part> parts, const Reduction& reduction,
                     const Patience& patience) override {
     return launch(leg, "ncclAllReduce", &reduction, patience, [&](ncclComm_t comm, const Native& native) -> Status {
       for (const Part& part : parts) {
@@ -324,7 +324,7 @@ class NcclGroup final : public LocalGroup {
     });
   }
 
-  Status reduce(Leg leg, device::Stream stream, std::span<const Part> parts, const Reduction& reduction,
+  Status reduce(Leg leg, device::DeviceStream stream, std::span<const Part> parts, const Reduction& reduction,
                 const Patience& patience) override {
     return launch(leg, "ncclReduceScatter", &reduction, patience, [&](ncclComm_t comm, const Native& native) -> Status {
       const auto n = static_cast<std::size_t>(size_);
@@ -349,7 +349,7 @@ class NcclGroup final : public LocalGroup {
     });
   }
 
-  Status spread(Leg leg, device::Stream stream, std::span<const Part> parts, const Patience& patience) override {
+  Status spread(Leg leg, device::DeviceStream stream, std::span<const Part> parts, const Patience& patience) override {
     return launch(leg, "ncclAllGather", nullptr, patience, [&](ncclComm_t comm, const Native&) -> Status {
       const auto n = static_cast<std::size_t>(size_);
       for (std::size_t i = 0; i < parts.size();) {
@@ -374,10 +374,10 @@ class NcclGroup final : public LocalGroup {
     });
   }
 
-  Status exchange(Leg leg, device::Stream stream, std::span<const Message> messages,
+  Status exchange(Leg leg, device::DeviceStream stream, std::span<const Transfer> messages,
                   const Patience& patience) override {
     return launch(leg, "ncclSend/ncclRecv", nullptr, patience, [&](ncclComm_t comm, const Native&) -> Status {
-      for (const Message& m : messages) {
+      for (const Transfer& m : messages) {
         Status status = m.from != nullptr
                             ? check(api_.send(m.from, m.bytes, ncclInt8, m.peer, comm, cuda(stream)), "ncclSend", comm)
                             : check(api_.recv(m.to, m.bytes, ncclInt8, m.peer, comm, cuda(stream)), "ncclRecv", comm);
@@ -417,7 +417,7 @@ class NcclGroup final : public LocalGroup {
     std::uint64_t bytes = 1;
     ncclRedOp_t op = ncclSum;
   };
-  static cudaStream_t cuda(device::Stream stream) { return static_cast<cudaStream_t>(stream.native); }
+  static cudaStream_t cuda(device::DeviceStream stream) { return static_cast<cudaStream_t>(stream.native); }
   Status check(ncclResult_t result, const char* call, ncclComm_t comm) const { return api_.status(result, call, comm); }
 
   /// Whether `size` parts from `i` on are one ncclReduceScatter or ncclAllGather. The same answer on all ranks.

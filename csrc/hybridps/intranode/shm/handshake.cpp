@@ -19,13 +19,13 @@ constexpr std::array<char, 4> kAddressMagic = {'H', 'P', 'S', 'M'};
 constexpr std::size_t kNameBytesMax = sizeof(sockaddr_un::sun_path) - 1;
 static_assert(std::is_trivially_copyable_v<Packet>);
 
-struct SocketAddress {
+struct UnixAddress {
   sockaddr_un address{};
   socklen_t bytes = 0;
 };
 
-SocketAddress abstract_address(std::string_view name) noexcept {
-  SocketAddress result;
+UnixAddress abstract_address(std::string_view name) noexcept {
+  UnixAddress result;
   result.address.sun_family = AF_UNIX;
   name = name.substr(0, kNameBytesMax);
   std::memcpy(result.address.sun_path + 1, name.data(), name.size());  // the leading zero makes it abstract
@@ -132,7 +132,7 @@ Received receive_packet(int socket, Packet& packet, std::array<core::Descriptor,
 
 core::Descriptor listen_on(std::string_view name, int backlog, int& error) {
   core::Descriptor socket = make_socket();
-  const SocketAddress where = abstract_address(name);
+  const UnixAddress where = abstract_address(name);
   if (!socket || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&where.address), where.bytes) != 0 ||
       ::listen(socket.get(), backlog) != 0) {
     error = errno;
@@ -144,7 +144,7 @@ core::Descriptor listen_on(std::string_view name, int backlog, int& error) {
 
 core::Descriptor connect_to(std::string_view name, int& error) {
   core::Descriptor socket = make_socket();
-  const SocketAddress where = abstract_address(name);
+  const UnixAddress where = abstract_address(name);
   if (!socket || ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&where.address), where.bytes) != 0) {
     error = errno;
     return {};
@@ -169,7 +169,7 @@ bool is_same_user(int socket, int& pid) noexcept {
   return peer.uid == ::geteuid();
 }
 
-std::vector<std::byte> encode(const Address& address) {
+std::vector<std::byte> encode(const ShmAddress& address) {
   std::vector<std::byte> bytes;
   for (char c : kAddressMagic) bytes.push_back(static_cast<std::byte>(c));
   bytes.push_back(static_cast<std::byte>(kVersion));
@@ -180,7 +180,7 @@ std::vector<std::byte> encode(const Address& address) {
   return bytes;
 }
 
-std::optional<Address> decode(std::span<const std::byte> bytes) {
+std::optional<ShmAddress> decode(std::span<const std::byte> bytes) {
   constexpr std::size_t kFixedBytes = kAddressMagic.size() + 1 + 8 + 1;
   constexpr std::size_t kChecksumBytes = 8;
   if (bytes.size() < kFixedBytes + kChecksumBytes) return std::nullopt;
@@ -192,7 +192,7 @@ std::optional<Address> decode(std::span<const std::byte> bytes) {
     return std::nullopt;
   }
   if (static_cast<std::uint32_t>(bytes[4]) != kVersion) return std::nullopt;
-  Address address;
+  ShmAddress address;
   address.engine.value = get_u64(bytes.subspan(5, 8));
   const auto name_bytes = static_cast<std::size_t>(bytes[13]);
   if (name_bytes == 0 || name_bytes > kNameBytesMax || bytes.size() != kFixedBytes + name_bytes) return std::nullopt;

@@ -65,11 +65,11 @@ bool is_same_user(int socket, int& pid) noexcept;
 
 /// What Transport::address() returns. Grammar: "HPSM" version:u8 engine:u64le name_bytes:u8 name
 /// checksum:u64le, the checksum being FNV-1a of all bytes before it.
-struct Address {
+struct ShmAddress {
   core::EngineId engine;
   std::string socket_name;
 };
-std::vector<std::byte> encode(const Address& address);
-std::optional<Address> decode(std::span<const std::byte> bytes);
+std::vector<std::byte> encode(const ShmAddress& address);
+std::optional<ShmAddress> decode(std::span<const std::byte> bytes);
 
 }  // namespace hybridps::intranode::shm

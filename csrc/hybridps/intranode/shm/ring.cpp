@@ -77,7 +77,7 @@ bool MessageReader::has_more() const noexcept {
   return turn != lap_before;
 }
 
-Taken MessageReader::peek(Message& message) noexcept {
+Taken MessageReader::peek(RingMessage& message) noexcept {
   const MessageEntry& entry = next();
   const std::uint64_t turn = entry.turn.load(std::memory_order_acquire);
   if (turn != read_ + 1) {

@@ -111,7 +111,7 @@ class MessageWriter {
 };
 
 /// One entry, copied out and checked, except for where a referenced payload lies.
-struct Message {
+struct RingMessage {
   std::uint64_t offset_bytes = 0;
   std::uint64_t payload_bytes = 0;
   std::uint32_t token = 0;
@@ -128,7 +128,7 @@ class MessageReader {
       : slot_(&slot_of(slot)), ring_(ring_of(slot, layout)), entries_(layout.ring_entries) {}
 
   bool has_more() const noexcept;
-  Taken peek(Message& message) noexcept;
+  Taken peek(RingMessage& message) noexcept;
   void advance() noexcept { ++read_; }
   /// Tells the producer how far the reader is; true: the producer waits for it, wake it. Cheap when nothing
   /// changed.

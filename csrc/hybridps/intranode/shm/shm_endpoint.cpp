@@ -79,15 +79,15 @@ void ShmEndpoint::dial() {
     return end({Code::kPeerDead, "the socket of " + who() + " belongs to another user"}, true, true);
   }
   watch_socket(std::move(socket));
-  state_ = State::kHelloSent;
+  state_ = ConnectionState::kHelloSent;
   if (!say_hello({})) on_socket();  // what it left us says more than a broken pipe
 }
 
 void ShmEndpoint::retry(steady_clock::time_point now) {
   if (now < deadline_) return;
-  if (state_ == State::kConnecting) {
+  if (state_ == ConnectionState::kConnecting) {
     dial();
-  } else if (state_ == State::kYielded) {
+  } else if (state_ == ConnectionState::kYielded) {
     end({Code::kPeerDead, who() + " asked to use its own connection, but did not connect"}, true, true);
   }
 }
@@ -149,7 +149,7 @@ void ShmEndpoint::accept(core::Descriptor socket, const Packet& hello,
                          std::array<core::Descriptor, kDescriptorsMax>& descriptors) {
   is_same_user(socket.get(), pid_);
   watch_socket(std::move(socket));
-  state_ = State::kProving;
+  state_ = ConnectionState::kProving;
   if (Status mapped = map_peer(hello, descriptors); !mapped.is_ok()) return end(std::move(mapped), true, true);
   say_hello(hello.nonce);
   say_proof();
@@ -163,7 +163,7 @@ void ShmEndpoint::check_proof(const Packet& packet) {
   if (packet.nonce != memory_nonce_ || echoed != memory_nonce_ || packet.echo != session_nonce_) {
     return end({Code::kPeerDead, who() + " could not show that it shares this host's memory"}, true, true);
   }
-  state_ = State::kOpen;
+  state_ = ConnectionState::kOpen;
   was_open_ = true;
   --owner_.handshakes_;
 }
@@ -177,7 +177,7 @@ void ShmEndpoint::on_socket() {
       case Received::kEndOfFile: return on_peer_gone();
       case Received::kJunk: end(corrupt("nonsense on its socket"), true, true); break;
       case Received::kPacket:
-        if (state_ == State::kEnded) break;
+        if (state_ == ConnectionState::kEnded) break;
         if (packet.from == peer_.value && packet.to == owner_.options_.self.value) {
           on_packet(packet, descriptors);
         } else {
@@ -191,18 +191,18 @@ void ShmEndpoint::on_socket() {
 void ShmEndpoint::on_packet(const Packet& packet, std::array<core::Descriptor, kDescriptorsMax>& descriptors) {
   switch (packet.kind) {
     case PacketKind::kHello:
-      if (state_ != State::kHelloSent || packet.echo != session_nonce_) break;
-      state_ = State::kProving;
+      if (state_ != ConnectionState::kHelloSent || packet.echo != session_nonce_) break;
+      state_ = ConnectionState::kProving;
       if (Status mapped = map_peer(packet, descriptors); !mapped.is_ok()) return end(std::move(mapped), true, true);
       return say_proof();
     case PacketKind::kProof:
-      if (state_ != State::kProving) break;
+      if (state_ != ConnectionState::kProving) break;
       return check_proof(packet);
     case PacketKind::kYield:
-      if (state_ != State::kHelloSent) break;
+      if (state_ != ConnectionState::kHelloSent) break;
       owner_.unwatch(socket_.get());
       socket_.reset();
-      state_ = State::kYielded;
+      state_ = ConnectionState::kYielded;
       deadline_ = steady_clock::now() + owner_.options_.hello_deadline;
       return owner_.set_timer();
     case PacketKind::kRefuse:
@@ -234,10 +234,10 @@ Status ShmEndpoint::send(std::span<const std::byte> header, const transport::Buf
     }
   }
   const bool must_park = !is_inline(payload_bytes) && (!may_lend() || !parked_.empty());
-  if (state_ == State::kOpen && queue_.empty() && !must_park && try_post(header, payload, payload_bytes, done)) {
+  if (state_ == ConnectionState::kOpen && queue_.empty() && !must_park && try_post(header, payload, payload_bytes, done)) {
     return Status::ok();
   }
-  if (state_ == State::kEnded) return cause_;
+  if (state_ == ConnectionState::kEnded) return cause_;
   Queued& queued = (must_park ? parked_ : queue_).emplace_back();
   std::memcpy(queued.header.data(), header.data(), header.size());
   queued.header_bytes = header.size();
@@ -292,14 +292,14 @@ void ShmEndpoint::wake() noexcept {
 
 std::size_t ShmEndpoint::step() {
   constexpr std::size_t kMessagesPerStep = 64;
-  if (state_ == State::kOpen) {
+  if (state_ == ConnectionState::kOpen) {
     std::size_t done = take_releases();
     if (owner_.receiver_ != nullptr) done += take_messages(kMessagesPerStep);
-    if (!nothing_queued() && state_ == State::kOpen) done += flush_queue();
-    if (closing_ && nothing_queued() && state_ == State::kOpen) end(cause_, false, false);
+    if (!nothing_queued() && state_ == ConnectionState::kOpen) done += flush_queue();
+    if (closing_ && nothing_queued() && state_ == ConnectionState::kOpen) end(cause_, false, false);
     return done;
   }
-  if (state_ != State::kEnded) return 0;
+  if (state_ != ConnectionState::kEnded) return 0;
   const std::size_t done = lent_count_ > 0 ? take_releases() : 0;
   return done + (finish() ? 1 : 0);
 }
@@ -312,7 +312,7 @@ std::size_t ShmEndpoint::take_releases() {
     if (taken == Taken::kNothing) return count;
     const std::uint32_t place = token & 0xffff;
     if (taken == Taken::kCorrupt || place >= lent_.size() || !lent_[place].in_use || lent_[place].life != token >> 16) {
-      if (state_ == State::kEnded) {
+      if (state_ == ConnectionState::kEnded) {
         let_go_all();
       } else {
         end(corrupt("a release of what was not sent"), true, true);
@@ -332,8 +332,8 @@ std::size_t ShmEndpoint::take_releases() {
 
 std::size_t ShmEndpoint::take_messages(std::size_t messages_max) {
   std::size_t count = 0;
-  Message message;
-  while (count < messages_max && state_ == State::kOpen) {
+  RingMessage message;
+  while (count < messages_max && state_ == ConnectionState::kOpen) {
     const Taken taken = messages_in_.peek(message);
     if (taken == Taken::kNothing) break;
     if (taken == Taken::kCorrupt) {
@@ -382,8 +382,8 @@ bool ShmEndpoint::post_front(std::deque<Queued>& queue) {
 
 std::size_t ShmEndpoint::flush_queue() {
   std::size_t count = 0;
-  while (state_ == State::kOpen && !parked_.empty() && may_lend() && post_front(parked_)) ++count;
-  while (state_ == State::kOpen && !queue_.empty()) {
+  while (state_ == ConnectionState::kOpen && !parked_.empty() && may_lend() && post_front(parked_)) ++count;
+  while (state_ == ConnectionState::kOpen && !queue_.empty()) {
     if (!is_inline(queue_.front().payload_bytes) && (!may_lend() || !parked_.empty())) {
       parked_.push_back(std::move(queue_.front()));
       queue_.pop_front();
@@ -392,13 +392,13 @@ std::size_t ShmEndpoint::flush_queue() {
     }
     ++count;
   }
-  if (state_ == State::kOpen && nothing_queued()) messages_out_.set_waiting(false);
+  if (state_ == ConnectionState::kOpen && nothing_queued()) messages_out_.set_waiting(false);
   return count;
 }
 
 bool ShmEndpoint::has_work() {
-  if (state_ == State::kEnded) return (lent_count_ > 0 && releases_in_.has_more()) || can_finish_more();
-  if (state_ != State::kOpen) return false;
+  if (state_ == ConnectionState::kEnded) return (lent_count_ > 0 && releases_in_.has_more()) || can_finish_more();
+  if (state_ != ConnectionState::kOpen) return false;
   if (lent_count_ > 0 && releases_in_.has_more()) return true;
   if (owner_.receiver_ != nullptr && messages_in_.has_more()) return true;
   if (nothing_queued()) return false;
@@ -437,14 +437,14 @@ void ShmEndpoint::close(Status cause) noexcept {
 }
 
 void ShmEndpoint::end(Status cause, bool gone, bool report) {
-  if (state_ == State::kEnded) {
+  if (state_ == ConnectionState::kEnded) {
     if (gone) let_go_all();
     return;
   }
-  if (state_ != State::kOpen) --owner_.handshakes_;
+  if (state_ != ConnectionState::kOpen) --owner_.handshakes_;
   report = report && !closing_ && (requested_ || was_open_);
   if (std::exchange(requested_, false)) --owner_.stats_.endpoints_open;
-  state_ = State::kEnded;
+  state_ = ConnectionState::kEnded;
   if (!closing_) cause_ = std::move(cause);
   if (socket_ && !peer_gone_)
     send_packet(socket_.get(), make_packet(PacketKind::kGoodbye, owner_.options_.self, peer_));
@@ -471,7 +471,7 @@ void ShmEndpoint::let_go_all() {
 void ShmEndpoint::on_peer_gone() {
   owner_.unwatch(socket_.get());
   peer_gone_ = true;
-  if (state_ == State::kOpen) {
+  if (state_ == ConnectionState::kOpen) {
     drain_and_end({Code::kPeerDead, std::string(transport::kEndedWithoutClosing)});
   } else {
     end({Code::kPeerDead, who() + " ended or hung up before the connection stood"}, true, true);
@@ -480,10 +480,10 @@ void ShmEndpoint::on_peer_gone() {
 }
 
 void ShmEndpoint::drain_and_end(Status cause) {
-  if (state_ == State::kOpen) {
+  if (state_ == ConnectionState::kOpen) {
     take_releases();
     // A peer that lives on could refill the ring for ever; what it wrote before fits in the ring.
-    if (state_ == State::kOpen && owner_.receiver_ != nullptr) take_messages(owner_.layout_.ring_entries);
+    if (state_ == ConnectionState::kOpen && owner_.receiver_ != nullptr) take_messages(owner_.layout_.ring_entries);
   }
   end(std::move(cause), peer_gone_, true);
 }

@@ -47,7 +47,7 @@ class ShmEndpoint final : public transport::Endpoint {
 
  private:
   friend class ShmTransport;
-  enum class State { kConnecting, kHelloSent, kYielded, kProving, kOpen, kEnded };
+  enum class ConnectionState { kConnecting, kHelloSent, kYielded, kProving, kOpen, kEnded };
   using Nonce = std::array<std::uint64_t, 2>;
 
   struct Queued {
@@ -79,7 +79,7 @@ class ShmEndpoint final : public transport::Endpoint {
   void watch_socket(core::Descriptor socket);
 
   // Messages.
-  bool is_usable() const noexcept { return state_ != State::kEnded && !closing_; }
+  bool is_usable() const noexcept { return state_ != ConnectionState::kEnded && !closing_; }
   bool is_inline(std::size_t payload_bytes) const noexcept { return payload_bytes <= kInlineBytesMax; }
   /// False: no room now, or the endpoint has just ended.
   bool try_post(std::span<const std::byte> header, const transport::Buffer& payload, std::size_t payload_bytes,
@@ -111,7 +111,7 @@ class ShmEndpoint final : public transport::Endpoint {
   ShmTransport& owner_;
   const core::EngineId peer_;
   const std::uint32_t index_;
-  State state_ = State::kConnecting;
+  ConnectionState state_ = ConnectionState::kConnecting;
   bool requested_ = false;  // connect() was called
   bool was_open_ = false;
   bool closing_ = false;    // close(kClosed): what was accepted goes out first

@@ -25,8 +25,8 @@ constexpr auto kAcceptAgainAfter = std::chrono::milliseconds(100);
 constexpr std::size_t kStrangersMax = 128;
 
 // epoll tags: what (32) | which (32).
-enum class Source : std::uint32_t { kListener = 1, kWakeUp = 2, kTimer = 3, kStranger = 4, kEndpoint = 5 };
-constexpr std::uint64_t tag_of(Source source, std::uint32_t which = 0) noexcept {
+enum class EpollSource : std::uint32_t { kListener = 1, kWakeUp = 2, kTimer = 3, kStranger = 4, kEndpoint = 5 };
+constexpr std::uint64_t tag_of(EpollSource source, std::uint32_t which = 0) noexcept {
   return (static_cast<std::uint64_t>(source) << 32) | which;
 }
 
@@ -85,9 +85,9 @@ Status ShmTransport::start() {
   if (!timer_) return system_error("a timer", errno);
   poller_ = core::Descriptor(lock, ::epoll_create1(EPOLL_CLOEXEC));
   if (!poller_) return system_error("an epoll descriptor", errno);
-  watch(listener_.get(), EPOLLIN, tag_of(Source::kListener));
-  watch(event_.get(), EPOLLIN | EPOLLET, tag_of(Source::kWakeUp));
-  watch(timer_.get(), EPOLLIN, tag_of(Source::kTimer));
+  watch(listener_.get(), EPOLLIN, tag_of(EpollSource::kListener));
+  watch(event_.get(), EPOLLIN | EPOLLET, tag_of(EpollSource::kWakeUp));
+  watch(timer_.get(), EPOLLIN, tag_of(EpollSource::kTimer));
   return Status::ok();
 }
 
@@ -108,8 +108,8 @@ Proof ShmTransport::proof(core::EngineId peer) const {
   const ShmEndpoint* const endpoint = look_up(peer);
   if (endpoint == nullptr) return {};
   switch (endpoint->state_) {
-    case ShmEndpoint::State::kOpen: return {ProofState::kProven, {}};
-    case ShmEndpoint::State::kEnded: return {ProofState::kFailed, endpoint->cause_};
+    case ShmEndpoint::ConnectionState::kOpen: return {ProofState::kProven, {}};
+    case ShmEndpoint::ConnectionState::kEnded: return {ProofState::kFailed, endpoint->cause_};
     default: return {};
   }
 }
@@ -127,7 +127,7 @@ std::vector<std::byte> ShmTransport::address() const { return encode({options_.s
 
 core::Result<transport::Endpoint*> ShmTransport::connect(core::EngineId peer, std::span<const std::byte> address) {
   if (in_forked_child()) return Status(Code::kClosed, "a forked child cannot connect");
-  const std::optional<Address> decoded = decode(address);
+  const std::optional<ShmAddress> decoded = decode(address);
   if (!decoded || decoded->engine != peer || peer == options_.self) {
     return Status(Code::kInvalidArgument,
                   "not a shared memory address of engine " + core::to_string(peer) + " (other than this one)");
@@ -221,12 +221,12 @@ std::size_t ShmTransport::poll() {
     ready = ::epoll_wait(poller_.get(), events.data(), kEventsMax, 0);
     for (int i = 0; i < ready; ++i) {
       const auto which = static_cast<std::uint32_t>(events[i].data.u64);
-      switch (static_cast<Source>(events[i].data.u64 >> 32)) {
-        case Source::kListener: accept_strangers(); break;
-        case Source::kWakeUp: continue;
-        case Source::kTimer: run_timers(); break;
-        case Source::kStranger: serve_stranger(which); break;
-        case Source::kEndpoint: endpoints_[which]->on_socket(); break;
+      switch (static_cast<EpollSource>(events[i].data.u64 >> 32)) {
+        case EpollSource::kListener: accept_strangers(); break;
+        case EpollSource::kWakeUp: continue;
+        case EpollSource::kTimer: run_timers(); break;
+        case EpollSource::kStranger: serve_stranger(which); break;
+        case EpollSource::kEndpoint: endpoints_[which]->on_socket(); break;
       }
       ++count;
     }
@@ -241,7 +241,7 @@ std::size_t ShmTransport::run_completions() {
   if (completions_.empty()) return 0;
   completions_running_.swap(completions_);  // what they add runs next time
   const std::size_t count = completions_running_.size();
-  for (Completion& completion : completions_running_) {
+  for (ShmCompletion& completion : completions_running_) {
     completion.payload = {};
     completion.done(completion.status);
   }
@@ -277,7 +277,7 @@ void ShmTransport::release_inline(void* context, void* token, std::uint64_t /*ex
 
 // ---- Connections
 
-std::uint64_t ShmTransport::endpoint_tag(std::uint32_t index) noexcept { return tag_of(Source::kEndpoint, index); }
+std::uint64_t ShmTransport::endpoint_tag(std::uint32_t index) noexcept { return tag_of(EpollSource::kEndpoint, index); }
 
 void ShmTransport::watch(int fd, std::uint32_t events, std::uint64_t tag) noexcept {
   epoll_event event{};
@@ -338,7 +338,7 @@ void ShmTransport::accept_strangers() {
       continue;
     }
     const std::uint32_t serial = strangers_seen_++;
-    watch(socket.get(), EPOLLIN | EPOLLRDHUP, tag_of(Source::kStranger, serial));
+    watch(socket.get(), EPOLLIN | EPOLLRDHUP, tag_of(EpollSource::kStranger, serial));
     strangers_.emplace(serial, Stranger{std::move(socket), steady_clock::now() + options_.hello_deadline});
     set_timer();
     serve_stranger(serial);  // its hello is usually there already
@@ -361,7 +361,7 @@ void ShmTransport::serve_stranger(std::uint32_t serial) {
     ++counters_.strangers_dropped;
     return;
   }
-  using State = ShmEndpoint::State;
+  using ConnectionState = ShmEndpoint::ConnectionState;
   ShmEndpoint* endpoint = look_up(from);
   if (endpoint == nullptr) {
     std::uint32_t slot = 0;
@@ -371,12 +371,12 @@ void ShmTransport::serve_stranger(std::uint32_t serial) {
     }
     endpoint = &add_endpoint(from);
     endpoint->open_slot(slot);
-  } else if (endpoint->state_ == State::kConnecting || endpoint->state_ == State::kHelloSent) {
+  } else if (endpoint->state_ == ConnectionState::kConnecting || endpoint->state_ == ConnectionState::kHelloSent) {
     if (options_.self < from) {  // both connected: the smaller id's socket is used
       send_packet(socket.get(), make_packet(PacketKind::kYield, options_.self, from));
       return;
     }
-  } else if (endpoint->state_ != State::kYielded) {
+  } else if (endpoint->state_ != ConnectionState::kYielded) {
     ++counters_.strangers_dropped;
     return;
   }
@@ -399,7 +399,7 @@ void ShmTransport::run_timers() {
   for (std::size_t i = 0; i < live_.size(); ++i) live_[i]->retry(now);
   if (!accepting_) {
     accepting_ = true;
-    watch(listener_.get(), EPOLLIN, tag_of(Source::kListener));
+    watch(listener_.get(), EPOLLIN, tag_of(EpollSource::kListener));
   }
   set_timer();
 }
@@ -408,8 +408,8 @@ void ShmTransport::set_timer() noexcept {
   auto next = steady_clock::time_point::max();
   for (const auto& [serial, stranger] : strangers_) next = std::min(next, stranger.deadline);
   for (const ShmEndpoint* endpoint : live_) {
-    using State = ShmEndpoint::State;
-    const bool waits = endpoint->state_ == State::kConnecting || endpoint->state_ == State::kYielded;
+    using ConnectionState = ShmEndpoint::ConnectionState;
+    const bool waits = endpoint->state_ == ConnectionState::kConnecting || endpoint->state_ == ConnectionState::kYielded;
     if (waits) next = std::min(next, endpoint->deadline_);
   }
   const auto now = steady_clock::now();

@@ -100,7 +100,7 @@ class ShmTransport final : public transport::Transport {
   friend class ShmEndpoint;
   /// User code runs from progress() only, at one place: buffers are dropped there too, as their pool has a
   /// hook.
-  struct Completion {
+  struct ShmCompletion {
     transport::SendDone done;
     core::Status status;
     transport::Buffer payload;
@@ -162,8 +162,8 @@ class ShmTransport final : public transport::Transport {
   bool accepting_ = true;
   std::uint32_t handshakes_ = 0;  // endpoints on their way to being proven
 
-  std::vector<Completion> completions_;
-  std::vector<Completion> completions_running_;
+  std::vector<ShmCompletion> completions_;
+  std::vector<ShmCompletion> completions_running_;
   std::vector<ShmEndpoint*> failures_;  // to report
   std::vector<std::unique_ptr<InlinePayload>> inline_free_;
   transport::Receiver* receiver_ = nullptr;

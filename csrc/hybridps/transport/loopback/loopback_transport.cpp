@@ -20,7 +20,7 @@ constexpr std::size_t kAddressBytes = kAddressMagic.size() + sizeof(std::uint64_
 
 /// One message on its way. The sender's Buffer stays with the sender, whose counts are not atomic; `source`
 /// points into it for as long as the sender waits for `done`.
-struct Message {
+struct LoopbackMessage {
   core::EngineId from;
   core::EngineId to;
   std::uint64_t id = 0;  // the sender's name for it
@@ -30,13 +30,13 @@ struct Message {
   std::size_t payload_bytes = 0;
 };
 
-struct Event {
-  enum class Kind { kMessage, kReleased, kPeerGone };
-  Kind kind = Kind::kMessage;
-  std::shared_ptr<Message> message;  // kMessage
-  std::uint64_t id = 0;              // kReleased
-  core::EngineId peer;               // kPeerGone
-  std::string reason;                // kPeerGone
+struct LoopbackEvent {
+  enum class EventKind { kMessage, kReleased, kPeerGone };
+  EventKind kind = EventKind::kMessage;
+  std::shared_ptr<LoopbackMessage> message;  // kMessage
+  std::uint64_t id = 0;                      // kReleased
+  core::EngineId peer;                       // kPeerGone
+  std::string reason;                        // kPeerGone
 };
 
 /// What others put down for one transport.
@@ -48,7 +48,7 @@ struct Inbox {
   Inbox(const Inbox&) = delete;
   Inbox& operator=(const Inbox&) = delete;
 
-  void push(Event event) {
+  void push(LoopbackEvent event) {
     events.push_back(std::move(event));
     signal();
   }
@@ -59,13 +59,13 @@ struct Inbox {
   }
 
   int event_fd = -1;  // made when somebody wants to sleep on it
-  std::vector<Event> events;
+  std::vector<LoopbackEvent> events;
   bool gone = false;  // destroyed or killed
 };
 
 }  // namespace
 
-struct LoopbackHub::State {
+struct LoopbackHub::HubState {
   mutable std::mutex mutex;
   std::unordered_map<core::EngineId, std::shared_ptr<Inbox>> inboxes;
   std::uint64_t payloads_changed_early = 0;
@@ -80,8 +80,8 @@ struct LoopbackHub::State {
   }
   void announce_gone(core::EngineId gone, core::EngineId to, const std::string& reason) {
     if (Inbox* inbox = live_inbox(to)) {
-      Event event;
-      event.kind = Event::Kind::kPeerGone;
+      LoopbackEvent event;
+      event.kind = LoopbackEvent::EventKind::kPeerGone;
       event.peer = gone;
       event.reason = reason;
       inbox->push(std::move(event));
@@ -95,7 +95,7 @@ struct LoopbackHub::State {
 
 namespace {
 
-using State = LoopbackHub::State;
+using HubState = LoopbackHub::HubState;
 
 class LoopbackTransport;
 
@@ -116,7 +116,7 @@ class LoopbackEndpoint final : public Endpoint {
 
 class LoopbackTransport final : public Transport {
  public:
-  LoopbackTransport(std::shared_ptr<State> state, std::shared_ptr<Inbox> inbox, core::EngineId self)
+  LoopbackTransport(std::shared_ptr<HubState> state, std::shared_ptr<Inbox> inbox, core::EngineId self)
       : state_(std::move(state)), inbox_(std::move(inbox)), self_(self) {}
 
   ~LoopbackTransport() override {
@@ -204,18 +204,18 @@ class LoopbackTransport final : public Transport {
       entry.done(entry.status);
       ++count;
     }
-    std::vector<Event> events;
+    std::vector<LoopbackEvent> events;
     {
       const std::lock_guard lock(state_->mutex);
       if (inbox_->gone) return count;
       events.swap(inbox_->events);
     }
-    for (Event& event : events) {
+    for (LoopbackEvent& event : events) {
       ++count;
       switch (event.kind) {
-        case Event::Kind::kMessage: deliver(std::move(event.message)); break;
-        case Event::Kind::kReleased: finish(event.id, core::Status::ok()); break;
-        case Event::Kind::kPeerGone:
+        case LoopbackEvent::EventKind::kMessage: deliver(std::move(event.message)); break;
+        case LoopbackEvent::EventKind::kReleased: finish(event.id, core::Status::ok()); break;
+        case LoopbackEvent::EventKind::kPeerGone:
           if (const auto found = endpoints_.find(event.peer); found != endpoints_.end())
             fail(*found->second, core::Status(core::Code::kPeerDead,
                                               "engine " + core::to_string(event.peer) + " is gone: " + event.reason));
@@ -265,7 +265,7 @@ class LoopbackTransport final : public Transport {
       if (!from_device && !is_in(attached_, payload.data(), payload_bytes))
         return core::Status(core::Code::kInvalidArgument, "the payload's memory was not attached to this transport");
     }
-    auto message = std::make_shared<Message>();
+    auto message = std::make_shared<LoopbackMessage>();
     message->from = self_;
     message->to = endpoint.peer_;
     message->id = ++last_id_;
@@ -280,7 +280,7 @@ class LoopbackTransport final : public Transport {
     const std::lock_guard lock(state_->mutex);
     // A peer that is gone takes nothing; its kPeerGone event is on the way to us and fails this message.
     if (Inbox* inbox = inbox_->gone ? nullptr : state_->live_inbox(endpoint.peer_)) {
-      Event event;
+      LoopbackEvent event;
       event.message = std::move(message);
       inbox->push(std::move(event));
     }
@@ -306,7 +306,7 @@ class LoopbackTransport final : public Transport {
     LoopbackEndpoint* endpoint = nullptr;
     Buffer payload;
     SendDone done;
-    std::shared_ptr<Message> message;
+    std::shared_ptr<LoopbackMessage> message;
   };
   struct Finished {
     Buffer payload;
@@ -314,8 +314,8 @@ class LoopbackTransport final : public Transport {
     core::Status status;
   };
   struct Loan {
-    std::shared_ptr<State> state;
-    std::shared_ptr<Message> message;
+    std::shared_ptr<HubState> state;
+    std::shared_ptr<LoopbackMessage> message;
   };
 
   static bool is_in(const std::vector<std::span<std::byte>>& memories, const std::byte* data, std::size_t bytes) {
@@ -324,7 +324,7 @@ class LoopbackTransport final : public Transport {
     return false;
   }
 
-  void deliver(std::shared_ptr<Message> message) {
+  void deliver(std::shared_ptr<LoopbackMessage> message) {
     RxPayload payload;
     {
       const std::lock_guard lock(state_->mutex);
@@ -353,7 +353,7 @@ class LoopbackTransport final : public Transport {
 
   static void release(void* context, void* /*token*/, std::uint64_t /*extra*/) noexcept {
     const std::unique_ptr<Loan> loan(static_cast<Loan*>(context));
-    Message& message = *loan->message;
+    LoopbackMessage& message = *loan->message;
     {
       const std::lock_guard lock(loan->state->mutex);
       --loan->state->payloads_lent;
@@ -364,11 +364,11 @@ class LoopbackTransport final : public Transport {
     give_back(*loan->state, message);
   }
 
-  static void give_back(State& state, const Message& message) {
+  static void give_back(HubState& state, const LoopbackMessage& message) {
     const std::lock_guard lock(state.mutex);
     if (Inbox* inbox = state.live_inbox(message.from)) {
-      Event event;
-      event.kind = Event::Kind::kReleased;
+      LoopbackEvent event;
+      event.kind = LoopbackEvent::EventKind::kReleased;
       event.id = message.id;
       inbox->push(std::move(event));
     }
@@ -405,7 +405,7 @@ class LoopbackTransport final : public Transport {
   }
 
   /// Under the hub's mutex: the message must not read the sender's buffer any more.
-  static void let_go(Message& message, bool keep_copy) {
+  static void let_go(LoopbackMessage& message, bool keep_copy) {
     if (message.source != nullptr && !message.copy && keep_copy) {
       message.copy = std::make_unique<std::byte[]>(message.payload_bytes);
       std::memcpy(message.copy.get(), message.source, message.payload_bytes);
@@ -415,7 +415,7 @@ class LoopbackTransport final : public Transport {
 
   void drop_inbox() { inbox_->events.clear(); }
 
-  const std::shared_ptr<State> state_;
+  const std::shared_ptr<HubState> state_;
   const std::shared_ptr<Inbox> inbox_;
   const core::EngineId self_;
   Receiver* receiver_ = nullptr;
@@ -437,7 +437,7 @@ void LoopbackEndpoint::close(core::Status cause) noexcept { transport_.close(*th
 
 }  // namespace
 
-LoopbackHub::LoopbackHub(Done done, DeviceView view) : state_(std::make_shared<State>()) {
+LoopbackHub::LoopbackHub(Done done, DeviceView view) : state_(std::make_shared<HubState>()) {
   state_->done_on_delivery = done == Done::kDelivered;
   state_->device_view = view;
 }
@@ -459,8 +459,8 @@ void LoopbackHub::kill(core::EngineId victim) {
   inbox->gone = true;
   inbox->events.clear();
   for (auto& [id, other] : state_->inboxes)
-    std::erase_if(other->events, [victim](const Event& event) {
-      return event.kind == Event::Kind::kMessage && event.message->from == victim;
+    std::erase_if(other->events, [victim](const LoopbackEvent& event) {
+      return event.kind == LoopbackEvent::EventKind::kMessage && event.message->from == victim;
     });
   state_->announce_gone_to_all(victim, "it was killed");
 }

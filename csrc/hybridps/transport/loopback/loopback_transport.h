@@ -28,7 +28,7 @@ namespace hybridps::transport {
 /// Shared by its transports, which keep it alive. Thread-safe.
 class LoopbackHub : core::Pinned {
  public:
-  struct State;
+  struct HubState;
 
   /// When a sender's `done` runs: like shared memory's, when the receiver gave the payload back, or like a
   /// network's, when it has arrived.
@@ -53,7 +53,7 @@ class LoopbackHub : core::Pinned {
   std::uint64_t payloads_lent() const;
 
  private:
-  std::shared_ptr<State> state_;
+  std::shared_ptr<HubState> state_;
 };
 
 }  // namespace hybridps::transport

@@ -94,7 +94,7 @@ core::Status TcpTransportImpl::try_dial(TcpLink& link) {
     link.socket.reset();
     return status.code() == core::Code::kOutOfResources ? lack(std::move(status)) : status;
   }
-  link.state = TcpLink::State::kConnecting;
+  link.state = TcpLink::LinkState::kConnecting;
   return core::Status::ok();
 }
 
@@ -106,7 +106,7 @@ void TcpTransportImpl::dial_later(TcpLink& link, core::Duration pause, bool lack
   link.begin = link.end = 0;
   link.error = 0;
   link.watches_write = false;
-  link.state = TcpLink::State::kWaiting;
+  link.state = TcpLink::LinkState::kWaiting;
   link.lacks = lacks;
   if (lacks) link.losses = 0;  // somebody was there, or it was not even tried
   link.dial_at = core::Clock::now() + pause;
@@ -151,7 +151,7 @@ std::size_t TcpTransportImpl::dial_waiting(core::TimePoint now) {
 void TcpTransportImpl::say_hello(TcpLink& link) {
   const auto greeting = encode_greeting(address_.id, link.peer);
   (void)!::send(link.socket.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  link.state = TcpLink::State::kGreeted;
+  link.state = TcpLink::LinkState::kGreeted;
   (void)watch(link, /*write=*/false);
 }
 
@@ -162,7 +162,7 @@ bool TcpTransportImpl::hear_answer(TcpLink& link) {
   const std::optional<TcpAnswer> answer = decode_answer(bytes);
   if (answer == TcpAnswer::kWelcome) {
     link.begin += kAnswerBytes;
-    link.state = TcpLink::State::kOpen;
+    link.state = TcpLink::LinkState::kOpen;
     link.lacks = false;
     if (!link.queue.empty()) list(link);
     return true;
@@ -260,7 +260,7 @@ std::size_t TcpTransportImpl::accept_all() {
     }
     ++accepted;
     set_options(link->socket.get());
-    link->state = TcpLink::State::kGreeting;
+    link->state = TcpLink::LinkState::kGreeting;
     link->to = from.text();
     link->greeting_due = core::Deadline::after(options_.greeting_timeout);
     if (!watch(*link, /*write=*/false, /*added=*/false).is_ok()) continue;
@@ -270,7 +270,7 @@ std::size_t TcpTransportImpl::accept_all() {
     // Its greeting may lie there already. If not, a peer comes again.
     TcpLink& oldest = *greeting_.front();
     (void)read(oldest);
-    if (oldest.state == TcpLink::State::kGreeting) refuse(oldest);
+    if (oldest.state == TcpLink::LinkState::kGreeting) refuse(oldest);
   }
   return accepted;
 }
@@ -296,13 +296,13 @@ bool TcpTransportImpl::greet(TcpLink& link) {
   }
   say(TcpAnswer::kWelcome);
   link.peer = *peer;
-  link.state = TcpLink::State::kOpen;
+  link.state = TcpLink::LinkState::kOpen;
   std::erase(greeting_, &link);
   if (endpoint == nullptr) return true;
   adopt(link, *endpoint);
   // Ours has not even greeted yet: one is enough.
   TcpLink* const out = endpoint->out_;
-  if (out != nullptr && (out->state == TcpLink::State::kWaiting || out->state == TcpLink::State::kConnecting))
+  if (out != nullptr && (out->state == TcpLink::LinkState::kWaiting || out->state == TcpLink::LinkState::kConnecting))
     take_over(link, *out);
   return true;
 }

@@ -21,7 +21,7 @@ struct TcpLink;
 
 class TcpEndpoint final : public Endpoint {
  public:
-  enum class State : std::uint8_t { kOpen, kDraining, kFlushing, kEnding, kDoomed, kGone };
+  enum class EndpointState : std::uint8_t { kOpen, kDraining, kFlushing, kEnding, kDoomed, kGone };
 
   TcpEndpoint(TcpTransportImpl& transport, core::EngineId peer, const TcpId& id)
       : transport_(transport), peer_(peer), id_(id) {}
@@ -33,14 +33,14 @@ class TcpEndpoint final : public Endpoint {
 
  private:
   friend class TcpTransportImpl;
-  bool is_open() const noexcept { return state_ == State::kOpen; }
+  bool is_open() const noexcept { return state_ == EndpointState::kOpen; }
 
   TcpTransportImpl& transport_;
   const core::EngineId peer_;
   const TcpId id_;
   TcpLink* out_ = nullptr;       // what it sends on
   std::vector<TcpLink*> links_;  // all to this peer
-  State state_ = State::kOpen;
+  EndpointState state_ = EndpointState::kOpen;
   bool report_ = false;  // on_peer_failed is due
   core::Status cause_;   // of the first failure or close
   core::Deadline close_deadline_;

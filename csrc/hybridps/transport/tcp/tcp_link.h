@@ -38,9 +38,9 @@ struct TcpSend {
 };
 
 struct TcpLink : core::Pinned {
-  enum class State : std::uint8_t { kWaiting, kConnecting, kGreeted, kGreeting, kOpen, kClosed };
+  enum class LinkState : std::uint8_t { kWaiting, kConnecting, kGreeted, kGreeting, kOpen, kClosed };
 
-  State state = State::kConnecting;
+  LinkState state = LinkState::kConnecting;
   core::Descriptor socket;
   TcpId peer{};                     // of the other transport; not known while it has not greeted
   TcpEndpoint* endpoint = nullptr;  // whose failure its end is
@@ -53,7 +53,7 @@ struct TcpLink : core::Pinned {
   bool lacks = false;         // it was for descriptors, here or there, that it had to wait
 
   bool is_lacking(core::TimePoint now) const noexcept {
-    return lacks && state != State::kOpen && (state == State::kWaiting || now < dial_at + std::chrono::seconds(1));
+    return lacks && state != LinkState::kOpen && (state == LinkState::kWaiting || now < dial_at + std::chrono::seconds(1));
   }
   std::string to;  // "10.0.0.2:4711", for errors
 

@@ -69,7 +69,7 @@ TcpSend* TcpTransportImpl::acquire() {
 
 /// Nothing leaves inside send(): what is sent to one peer in a round goes with one system call, and in full packets.
 void TcpTransportImpl::list(TcpLink& link) {
-  if (link.state != TcpLink::State::kOpen || link.watches_write || link.error != 0) return;
+  if (link.state != TcpLink::LinkState::kOpen || link.watches_write || link.error != 0) return;
   if (std::exchange(link.is_listed, true)) return;
   listed_.push_back(&link);
 }
@@ -80,8 +80,8 @@ std::size_t TcpTransportImpl::flush_all() {
     TcpLink* const link = listed_.back();
     listed_.pop_back();
     link->is_listed = false;
-    const bool given_up = link->endpoint != nullptr && link->endpoint->state_ == TcpEndpoint::State::kDoomed;
-    if (link->state == TcpLink::State::kOpen && !given_up) did += flush(*link);
+    const bool given_up = link->endpoint != nullptr && link->endpoint->state_ == TcpEndpoint::EndpointState::kDoomed;
+    if (link->state == TcpLink::LinkState::kOpen && !given_up) did += flush(*link);
   }
   return did;
 }
@@ -149,7 +149,7 @@ void TcpTransportImpl::has_sent(TcpLink& link, std::size_t bytes) {
 std::size_t TcpTransportImpl::run_completions() {
   if (completions_.empty()) return 0;
   std::swap(running_completions_, completions_);
-  for (Completion& completion : running_completions_) {
+  for (TcpCompletion& completion : running_completions_) {
     TcpSend* const send = completion.send;
     send->payload = Buffer();  // first, so that `done` may use the slot
     SendDone done = std::move(send->done);
@@ -199,13 +199,13 @@ std::size_t TcpTransportImpl::read(TcpLink& link) {
 
 void TcpTransportImpl::parse(TcpLink& link) {
   for (;;) {
-    if (link.state == TcpLink::State::kGreeting) {
+    if (link.state == TcpLink::LinkState::kGreeting) {
       if (!greet(link)) return;
-    } else if (link.state == TcpLink::State::kGreeted) {
+    } else if (link.state == TcpLink::LinkState::kGreeted) {
       if (!hear_answer(link)) return;
-    } else if (link.state == TcpLink::State::kWaiting) {
+    } else if (link.state == TcpLink::LinkState::kWaiting) {
       return;
-    } else if (link.state == TcpLink::State::kClosed) {
+    } else if (link.state == TcpLink::LinkState::kClosed) {
       return;
     } else if (link.slot != nullptr) {
       if (link.payload_have < link.payload_bytes) return;

@@ -131,7 +131,7 @@ core::Result<Endpoint*> TcpTransportImpl::connect(core::EngineId peer, std::span
     return core::Status(core::Code::kInvalidArgument, "the address of another engine");
   // One that the peer has made serves both ways.
   const auto is_there = [&](const std::unique_ptr<TcpLink>& link) {
-    return link->state == TcpLink::State::kOpen && link->endpoint == nullptr && link->peer == to.value().id;
+    return link->state == TcpLink::LinkState::kOpen && link->endpoint == nullptr && link->peer == to.value().id;
   };
   const auto found = std::find_if(links_.begin(), links_.end(), is_there);
   TcpLink* out = found != links_.end() ? found->get() : nullptr;
@@ -165,7 +165,7 @@ Way TcpTransportImpl::way(core::EngineId peer, std::span<const std::byte> addres
   }
   const core::Result<TcpAddress> to = decode_tcp_address(address);
   const auto is_there = [&](const std::unique_ptr<TcpLink>& link) {
-    return link->state == TcpLink::State::kOpen && link->endpoint == nullptr && link->peer == to.value().id;
+    return link->state == TcpLink::LinkState::kOpen && link->endpoint == nullptr && link->peer == to.value().id;
   };
   return to.is_ok() && std::any_of(links_.begin(), links_.end(), is_there) ? Way::kStands : Way::kNone;
 }
@@ -202,7 +202,7 @@ std::size_t TcpTransportImpl::progress() {
   did += run_completions();
   did += attend();
   if (std::exchange(has_closed_, false))
-    std::erase_if(links_, [](const auto& link) { return link->state == TcpLink::State::kClosed; });
+    std::erase_if(links_, [](const auto& link) { return link->state == TcpLink::LinkState::kClosed; });
   return did;
 }
 
@@ -215,7 +215,7 @@ bool TcpTransportImpl::arm() {
 
 std::size_t TcpTransportImpl::on_event(TcpLink& link, std::uint32_t events) {
   std::size_t did = 0;
-  if (link.state == TcpLink::State::kConnecting) {
+  if (link.state == TcpLink::LinkState::kConnecting) {
     int error = 0;
     socklen_t bytes = sizeof error;
     if (::getsockopt(link.socket.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
@@ -228,7 +228,7 @@ std::size_t TcpTransportImpl::on_event(TcpLink& link, std::uint32_t events) {
     return 1;
   }
   if (!link.socket) return 0;
-  if ((events & EPOLLOUT) != 0 && link.state == TcpLink::State::kOpen) did += flush(link);
+  if ((events & EPOLLOUT) != 0 && link.state == TcpLink::LinkState::kOpen) did += flush(link);
   if (link.socket && (events & ~std::uint32_t{EPOLLOUT}) != 0) did += read(link);
   return did;
 }
@@ -246,7 +246,7 @@ std::vector<PathInfo> TcpTransportImpl::paths() const {
     for (const TcpLink* link : endpoint->links_) {
       tcp_info info{};
       socklen_t length = sizeof info;
-      if (link->state != TcpLink::State::kOpen ||
+      if (link->state != TcpLink::LinkState::kOpen ||
           ::getsockopt(link->socket.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0)
         continue;
       paths.push_back({peer, info.tcpi_rtt * 1e-6, info.tcpi_total_retrans});
@@ -281,7 +281,7 @@ void TcpTransportImpl::break_off(TcpLink& link, const char* doing, int error) {
   const bool was_lost = link.losses > 0;
   // One that has listened and does so no more has ended.
   if (ended || (error == ECONNREFUSED && was_lost)) what = kEndedWithoutClosing;
-  const bool is_new = link.state == TcpLink::State::kConnecting || link.state == TcpLink::State::kGreeted;
+  const bool is_new = link.state == TcpLink::LinkState::kConnecting || link.state == TcpLink::LinkState::kGreeted;
   if (is_new && ended)
     on_lost(link);
   else if (is_new && is_lack(error))
@@ -298,7 +298,7 @@ void TcpTransportImpl::on_broken(TcpLink& link, std::string what, bool ended) {
       endpoint->report_ = true;
       // The end of the connection that it did not send on may overtake what it has sent on the other.
       const bool more_may_come = ended && endpoint->links_.size() > 1;
-      endpoint->state_ = more_may_come ? TcpEndpoint::State::kEnding : TcpEndpoint::State::kDoomed;
+      endpoint->state_ = more_may_come ? TcpEndpoint::EndpointState::kEnding : TcpEndpoint::EndpointState::kDoomed;
       endpoint->close_deadline_ = core::Deadline::after(kEndWithin);
       attention_.push_back(endpoint);
     }
@@ -308,10 +308,10 @@ void TcpTransportImpl::on_broken(TcpLink& link, std::string what, bool ended) {
 }
 
 void TcpTransportImpl::close(TcpLink& link, const core::Status& cause, bool reset) {
-  if (link.state == TcpLink::State::kClosed) return;
-  if (link.state == TcpLink::State::kGreeting) std::erase(greeting_, &link);
-  if (link.state == TcpLink::State::kWaiting) std::erase(waiting_, &link);
-  link.state = TcpLink::State::kClosed;
+  if (link.state == TcpLink::LinkState::kClosed) return;
+  if (link.state == TcpLink::LinkState::kGreeting) std::erase(greeting_, &link);
+  if (link.state == TcpLink::LinkState::kWaiting) std::erase(waiting_, &link);
+  link.state = TcpLink::LinkState::kClosed;
   has_closed_ = true;
   if (std::exchange(link.is_listed, false)) std::erase(listed_, &link);
   if (TcpEndpoint* const endpoint = std::exchange(link.endpoint, nullptr); endpoint != nullptr) {
@@ -337,7 +337,7 @@ void TcpTransportImpl::close(TcpEndpoint& endpoint, core::Status cause) {
   if (in_child() || !endpoint.is_open()) return;
   const bool friendly = cause.is_ok() || cause.code() == core::Code::kClosed;
   endpoint.cause_ = cause.is_ok() ? core::Status(core::Code::kClosed, "the endpoint was closed") : std::move(cause);
-  endpoint.state_ = friendly ? TcpEndpoint::State::kDraining : TcpEndpoint::State::kDoomed;
+  endpoint.state_ = friendly ? TcpEndpoint::EndpointState::kDraining : TcpEndpoint::EndpointState::kDoomed;
   endpoint.close_deadline_ = core::Deadline::after(options_.close_timeout);
   attention_.push_back(&endpoint);
 }
@@ -359,24 +359,24 @@ std::size_t TcpTransportImpl::attend() {
 }
 
 bool TcpTransportImpl::step(TcpEndpoint& endpoint, core::TimePoint now) {
-  using State = TcpEndpoint::State;
+  using EndpointState = TcpEndpoint::EndpointState;
   TcpLink* const out = endpoint.out_;
   const bool late = endpoint.close_deadline_.has_passed(now);
-  if (endpoint.state_ == State::kDraining && out != nullptr && !late) {
+  if (endpoint.state_ == EndpointState::kDraining && out != nullptr && !late) {
     if (!out->queue.empty()) return true;
-    if (out->state == TcpLink::State::kOpen) {
+    if (out->state == TcpLink::LinkState::kOpen) {
       (void)::shutdown(out->socket.get(), SHUT_WR);
-      endpoint.state_ = State::kFlushing;
+      endpoint.state_ = EndpointState::kFlushing;
     }
   }
-  if (endpoint.state_ == State::kFlushing && out != nullptr && !late) {
+  if (endpoint.state_ == EndpointState::kFlushing && out != nullptr && !late) {
     int unacknowledged = 0;
     if (::ioctl(out->socket.get(), SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0) return true;
   }
-  if (endpoint.state_ == State::kEnding && !endpoint.links_.empty() && !late) return true;
-  if (endpoint.state_ == State::kGone) return false;
-  const bool forced = endpoint.state_ == State::kDoomed || endpoint.state_ == State::kEnding;
-  endpoint.state_ = State::kGone;
+  if (endpoint.state_ == EndpointState::kEnding && !endpoint.links_.empty() && !late) return true;
+  if (endpoint.state_ == EndpointState::kGone) return false;
+  const bool forced = endpoint.state_ == EndpointState::kDoomed || endpoint.state_ == EndpointState::kEnding;
+  endpoint.state_ = EndpointState::kGone;
   while (!endpoint.links_.empty()) close(*endpoint.links_.back(), endpoint.cause_, forced);
   return false;
 }

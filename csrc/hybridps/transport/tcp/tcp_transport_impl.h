@@ -46,7 +46,7 @@ class TcpTransportImpl final : public TcpTransport {
 
  private:
   friend class TcpEndpoint;
-  struct Completion {
+  struct TcpCompletion {
     TcpSend* send = nullptr;
     core::Status status;
   };
@@ -131,8 +131,8 @@ class TcpTransportImpl final : public TcpTransport {
   std::size_t unsent_ = 0;
   bool had_bulk_ = false;         // in this progress()
   std::vector<TcpLink*> listed_;  // have something to send, and nobody says that they cannot
-  std::vector<Completion> completions_;
-  std::vector<Completion> running_completions_;
+  std::vector<TcpCompletion> completions_;
+  std::vector<TcpCompletion> running_completions_;
 
   std::unique_ptr<RxPool> rx_pool_;
   std::vector<TcpEndpoint*> attention_;  // new work

@@ -44,7 +44,7 @@ struct ForkHandlers {
   static void in_child() {
     ForkHandlers& self = get();
     for (const ForkGuard* guard : self.guards) {
-      for (const ForkGuard::Socket& socket : guard->at_fork_) {
+      for (const ForkGuard::GuardedSocket& socket : guard->at_fork_) {
         struct stat status{};
         if (fstat(socket.fd, &status) == 0 && S_ISSOCK(status.st_mode) && status.st_ino == socket.inode)
           ::close(socket.fd);
@@ -87,7 +87,7 @@ std::vector<int> members_of(int epoll_fd) {
   return members;
 }
 
-void collect(int epoll_fd, int depth, std::vector<ForkGuard::Socket>& sockets) {
+void collect(int epoll_fd, int depth, std::vector<ForkGuard::GuardedSocket>& sockets) {
   for (const int fd : members_of(epoll_fd)) {
     ino_t inode = 0;
     if (socket_inode(fd, &inode))
@@ -160,14 +160,14 @@ ForkGuard::~ForkGuard() {
   std::erase(handlers.guards, this);
 }
 
-std::vector<ForkGuard::Socket> ForkGuard::sockets() const {
-  std::vector<Socket> sockets = listening_;
+std::vector<ForkGuard::GuardedSocket> ForkGuard::sockets() const {
+  std::vector<GuardedSocket> sockets = listening_;
   if (event_fd_ >= 0) collect(event_fd_, 2, sockets);
   return sockets;
 }
 
 void ForkGuard::refresh() noexcept {
-  for (const Socket& socket : sockets()) {
+  for (const GuardedSocket& socket : sockets()) {
     const int flags = ::fcntl(socket.fd, F_GETFD);
     if (flags >= 0 && (flags & FD_CLOEXEC) == 0) ::fcntl(socket.fd, F_SETFD, flags | FD_CLOEXEC);
   }

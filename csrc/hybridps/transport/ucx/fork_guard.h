@@ -33,7 +33,7 @@ std::vector<int> listening_sockets_since(std::span<const int> before, std::span<
 /// One per UCX worker, for as long as it lives.
 class ForkGuard : core::Pinned {
  public:
-  struct Socket {
+  struct GuardedSocket {
     int fd = -1;
     ino_t inode = 0;
   };
@@ -46,13 +46,13 @@ class ForkGuard : core::Pinned {
   /// likes.
   void refresh() noexcept;
   /// The sockets of this worker as they are now.
-  std::vector<Socket> sockets() const;
+  std::vector<GuardedSocket> sockets() const;
 
  private:
   friend struct ForkHandlers;
   const int event_fd_;
-  std::vector<Socket> listening_;
-  std::vector<Socket> at_fork_;
+  std::vector<GuardedSocket> listening_;
+  std::vector<GuardedSocket> at_fork_;
 };
 
 }  // namespace hybridps::transport

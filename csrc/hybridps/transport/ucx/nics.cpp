@@ -56,11 +56,11 @@ std::vector<std::string> device_names(std::string_view list) {
   return names;
 }
 
-std::vector<Nic> describe_nics(const std::vector<std::string>& names, const Locality& from, const fs::path& sysfs) {
-  std::vector<Nic> nics;
+std::vector<LocalNic> describe_nics(const std::vector<std::string>& names, const Locality& from, const fs::path& sysfs) {
+  std::vector<LocalNic> nics;
   const std::vector<InterfaceAddress> addresses = interface_addresses();
   for (const std::string& name : names) {
-    Nic& nic = nics.emplace_back();
+    LocalNic& nic = nics.emplace_back();
     nic.name = name;
     if (names_rdma(name)) {
       nic.distance = distance_to(from, sysfs / "class/infiniband" / name.substr(0, name.rfind(':')) / "device", sysfs);
@@ -81,7 +81,7 @@ std::vector<Nic> describe_nics(const std::vector<std::string>& names, const Loca
   return nics;
 }
 
-core::Status check_together(const std::vector<Nic>& nics) {
+core::Status check_together(const std::vector<LocalNic>& nics) {
   const auto bad = [](std::string what) { return core::Status(core::Code::kInvalidArgument, std::move(what)); };
   for (std::size_t i = 0; i < nics.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j)

@@ -14,7 +14,7 @@
 
 namespace hybridps::transport {
 
-struct Nic {
+struct LocalNic {
   std::string name;     // "eth0", "mlx5_0:1"
   std::string address;  // the first IPv4 address, else IPv6: what UCX listens on; empty for RDMA ports
   std::string network;  // "10.1.0.0/24"
@@ -27,11 +27,11 @@ struct Nic {
 std::vector<std::string> device_names(std::string_view list);
 
 /// In the order of `names`. RDMA ports get name and distance.
-std::vector<Nic> describe_nics(const std::vector<std::string>& names, const Locality& from,
-                               const std::filesystem::path& sysfs = "/sys");
+std::vector<LocalNic> describe_nics(const std::vector<std::string>& names, const Locality& from,
+                                    const std::filesystem::path& sysfs = "/sys");
 
 /// What cannot be right about a list of cards that all exist: one twice, loopback beside others, IP beside RDMA.
-core::Status check_together(const std::vector<Nic>& nics);
+core::Status check_together(const std::vector<LocalNic>& nics);
 
 /// Gbit/s of an interface as the kernel reports its link; 0 where it does not know, or it is virtual: what such report
 /// says nothing about the network below.

@@ -25,16 +25,16 @@ void UcxEndpoint::on_error(void* endpoint, ucp_ep_h /*ep*/, ucs_status_t status)
 
 void UcxEndpoint::fail(core::Status cause) {
   switch (state_) {
-    case State::kOpen:
+    case UcxState::kOpen:
       cause_ = std::move(cause);
       report_ = true;
       break;
-    case State::kDraining:
-    case State::kFlushing: break;  // we were leaving anyway: now at once
-    case State::kDoomed:
-    case State::kGone: return;
+    case UcxState::kDraining:
+    case UcxState::kFlushing: break;  // we were leaving anyway: now at once
+    case UcxState::kDoomed:
+    case UcxState::kGone: return;
   }
-  state_ = State::kDoomed;
+  state_ = UcxState::kDoomed;
   transport_.needs_attention(*this);
 }
 

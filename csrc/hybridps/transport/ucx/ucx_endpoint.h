@@ -35,7 +35,7 @@ struct SendRequest {
 
 class UcxEndpoint final : public Endpoint {
  public:
-  enum class State : std::uint8_t { kOpen, kDraining, kFlushing, kDoomed, kGone };
+  enum class UcxState : std::uint8_t { kOpen, kDraining, kFlushing, kDoomed, kGone };
 
   UcxEndpoint(UcxTransportImpl& transport, core::EngineId peer) : transport_(transport), peer_(peer) {}
 
@@ -50,14 +50,14 @@ class UcxEndpoint final : public Endpoint {
  private:
   friend class UcxTransportImpl;
 
-  bool is_open() const noexcept { return state_ == State::kOpen; }
+  bool is_open() const noexcept { return state_ == UcxState::kOpen; }
   /// The connection broke: no more sends, close by force, report.
   void fail(core::Status cause);
 
   UcxTransportImpl& transport_;
   const core::EngineId peer_;
   ucp_ep_h ep_ = nullptr;
-  State state_ = State::kOpen;
+  UcxState state_ = UcxState::kOpen;
   bool report_ = false;        // on_peer_failed is due
   bool used_ = false;          // something was sent
   bool flush_done_ = false;    // or failed

@@ -15,14 +15,14 @@ namespace {
 
 constexpr const char* kSoname = "libucp.so.0";
 
-struct State {
+struct LibraryState {
   std::mutex mutex;
   UcxLoader loader = [] { return core::Result<std::string>(std::string(kSoname)); };
   std::atomic<const UcxLibrary*> library{nullptr};
 };
 
-State& state() {
-  static State* const state = new State();  // never destroyed: transports may outlive static destructors
+LibraryState& state() {
+  static LibraryState* const state = new LibraryState();  // never destroyed: transports may outlive static destructors
   return *state;
 }
 

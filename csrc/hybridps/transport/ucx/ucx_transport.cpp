@@ -463,7 +463,7 @@ void UcxTransportImpl::on_sent(void* ucp_request, ucs_status_t status, void* use
 std::size_t UcxTransportImpl::run_completions() {
   if (completions_.empty()) return 0;
   std::swap(running_completions_, completions_);
-  for (Completion& completion : running_completions_) {
+  for (UcxCompletion& completion : running_completions_) {
     completion.request->payload = Buffer();  // first, so that `done` may use the slot
     SendDone done = std::move(completion.request->done);
     release_request(completion.request);
@@ -482,7 +482,7 @@ void UcxTransportImpl::close(UcxEndpoint& endpoint, core::Status cause) {
   if (in_child() || !endpoint.is_open()) return;
   const bool friendly = cause.is_ok() || cause.code() == core::Code::kClosed;
   endpoint.cause_ = cause.is_ok() ? core::Status(core::Code::kClosed, "the endpoint was closed") : std::move(cause);
-  endpoint.state_ = friendly ? UcxEndpoint::State::kDraining : UcxEndpoint::State::kDoomed;
+  endpoint.state_ = friendly ? UcxEndpoint::UcxState::kDraining : UcxEndpoint::UcxState::kDoomed;
   endpoint.close_deadline_ = core::Deadline::after(options_.close_timeout);
   needs_attention(endpoint);
 }
@@ -509,15 +509,15 @@ std::size_t UcxTransportImpl::attend() {
 }
 
 bool UcxTransportImpl::step(UcxEndpoint& endpoint, core::TimePoint now) {
-  using State = UcxEndpoint::State;
+  using UcxState = UcxEndpoint::UcxState;
   const bool late = endpoint.close_deadline_.has_passed(now);
-  if (endpoint.state_ == State::kDraining && endpoint.used_ && !late) {
+  if (endpoint.state_ == UcxState::kDraining && endpoint.used_ && !late) {
     if (endpoint.in_flight_ > 0) return true;
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
     param.cb.send = &UcxTransportImpl::on_flushed;
     param.user_data = &endpoint;
-    endpoint.state_ = State::kFlushing;
+    endpoint.state_ = UcxState::kFlushing;
     ++closes_pending_;
     if (!UCS_PTR_IS_PTR(api_.ep_flush(endpoint.ep_, &param))) {
       --closes_pending_;
@@ -525,20 +525,20 @@ bool UcxTransportImpl::step(UcxEndpoint& endpoint, core::TimePoint now) {
     }
   }
   switch (endpoint.state_) {
-    case State::kFlushing:
+    case UcxState::kFlushing:
       if (!endpoint.flush_done_ && !late) return true;
       break;
-    case State::kDraining:
-    case State::kDoomed: break;
-    case State::kOpen:
-    case State::kGone: return false;
+    case UcxState::kDraining:
+    case UcxState::kDoomed: break;
+    case UcxState::kOpen:
+    case UcxState::kGone: return false;
   }
   force_close(endpoint);
   return false;
 }
 
 void UcxTransportImpl::force_close(UcxEndpoint& endpoint) {
-  endpoint.state_ = UcxEndpoint::State::kGone;
+  endpoint.state_ = UcxEndpoint::UcxState::kGone;
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;

@@ -65,7 +65,7 @@ class UcxTransportImpl final : public UcxTransport {
     ucs_memory_type_t type = UCS_MEMORY_TYPE_HOST;
     Within within{};  // of a device's memory
   };
-  struct Completion {
+  struct UcxCompletion {
     SendRequest* request = nullptr;
     core::Status status;
   };
@@ -144,8 +144,8 @@ class UcxTransportImpl final : public UcxTransport {
   std::vector<std::unique_ptr<SendRequest>> requests_;
   std::vector<SendRequest*> free_requests_;
   SendRequest held_;  // head of the list of requests that UCX holds
-  std::vector<Completion> completions_;
-  std::vector<Completion> running_completions_;
+  std::vector<UcxCompletion> completions_;
+  std::vector<UcxCompletion> running_completions_;
 
   std::unique_ptr<RxPool> rx_pool_;
   std::vector<std::unique_ptr<Receive>> receives_;

@@ -42,7 +42,7 @@ TEST_CASE("intranode/fake: calls that differ between ranks are found and end by 
     });
   for (std::thread& thread : threads) thread.join();
   std::vector<std::byte> memory(800);
-  const std::array<device::Stream, 2> streams = {devices[0]->make_stream().value(), devices[1]->make_stream().value()};
+  const std::array<device::DeviceStream, 2> streams = {devices[0]->make_stream().value(), devices[1]->make_stream().value()};
   for (std::size_t r = 0; r < 2; ++r) {
     const auto stream = streams[r];
     const Part part[] = {{0, r == 0 ? 400U : 396U, memory.data() + 400 * r, memory.data() + 400 * r, false}};
@@ -64,8 +64,8 @@ TEST_CASE("intranode/fake: messages that do not meet are found", "[intranode][fa
   std::vector<std::byte> memory(800);
   std::byte* const mine = memory.data();
   std::byte* const other = memory.data() + 400;
-  const std::vector<Message> sent = {{1, 100, mine, nullptr}, {1, 50, mine + 100, nullptr}};
-  const std::vector<Message> wrong[] = {
+  const std::vector<Transfer> sent = {{1, 100, mine, nullptr}, {1, 50, mine + 100, nullptr}};
+  const std::vector<Transfer> wrong[] = {
       {{0, 50, nullptr, other}, {0, 100, nullptr, other + 100}},  // another order
       {{0, 100, nullptr, other}},                                 // one only
       {},
@@ -84,7 +84,7 @@ TEST_CASE("intranode/fake: messages that do not meet are found", "[intranode][fa
             one.connect(devices[static_cast<std::size_t>(r)], r, 2, ids, patience()).value();
       });
     for (std::thread& thread : threads) thread.join();
-    std::vector<device::Stream> streams;
+    std::vector<device::DeviceStream> streams;
     for (std::size_t r = 0; r < 2; ++r) {
       streams.push_back(devices[r]->make_stream().value());
       REQUIRE(groups[r]->exchange(Leg::kOut, streams[r], r == 0 ? sent : messages, patience()).is_ok());

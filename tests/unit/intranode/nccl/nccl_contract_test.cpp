@@ -96,7 +96,7 @@ TEMPLATE_TEST_CASE("intranode/nccl: many calls of every kind keep to what NCCL d
         if (auto status = rank.group->reduce(Leg::kIn, rank.streams[0], sums, turn % 2 == 0 ? kSum : premul, patience());
             !status.is_ok())
           return status;
-        const std::vector<Message> messages = {{(r + 1) % 3, 40, rank.bytes_at(0), nullptr},
+        const std::vector<Transfer> messages = {{(r + 1) % 3, 40, rank.bytes_at(0), nullptr},
                                                {(r + 2) % 3, 40, nullptr, rank.bytes_at(2 * kOut)}};
         return rank.group->exchange(Leg::kOut, rank.streams[1], messages, patience());
       });
@@ -159,8 +159,8 @@ TEST_CASE("intranode/nccl: kernels of a dozen groups that reach the GPUs in othe
     }
     struct Lane {
       std::shared_ptr<LocalGroup> group;
-      device::Stream stream;
-      device::Event end;
+      device::DeviceStream stream;
+      device::DeviceEvent end;
       std::vector<std::string> ids;
     };
     std::array<std::array<Lane, kGroups>, 2> lanes;
@@ -229,7 +229,7 @@ TEST_CASE("intranode/nccl: the checking library sees what is not kept", "[intran
   const auto settled = [&] {
     for (ncclResult_t state = ncclInProgress; state == ncclInProgress;) api.async_error(comm, &state);
   };
-  const auto sum = [&](ncclComm_t by, device::Stream stream) {
+  const auto sum = [&](ncclComm_t by, device::DeviceStream stream) {
     api.group_start();
     api.all_reduce(bench.ranks[0].at(0), bench.ranks[0].at(kOut), 10, ncclFloat32, ncclSum, by,
                    static_cast<cudaStream_t>(stream.native));

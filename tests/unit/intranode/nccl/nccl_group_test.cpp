@@ -160,19 +160,19 @@ struct Here final : device::Device {
     is_here = false;
     return status;
   }
-  core::Result<device::Stream> make_stream() override { return device::Stream{}; }
-  void destroy(device::Stream) noexcept override {}
-  core::Result<device::Event> make_event() override { return device::Event{}; }
-  void destroy(device::Event) noexcept override {}
-  core::Status record(device::Event, device::Stream) override { return {}; }
-  core::Status wait(device::Stream, device::Event) override { return {}; }
-  core::Result<bool> is_done(device::Event) override { return true; }
-  core::Status copy_to_host(device::Stream, void*, const void*, std::uint64_t) override { return {}; }
-  core::Status copy_to_device(device::Stream, void*, const void*, std::uint64_t) override { return {}; }
-  core::Status copy_within(device::Stream, void*, const void*, std::uint64_t) override { return {}; }
-  core::Status write_flag(device::Stream, device::Flag, std::uint32_t) override { return {}; }
-  core::Status wait_flag(device::Stream, device::Flag, std::uint32_t) override { return {}; }
-  core::Result<bool> is_capturing(device::Stream) override { return false; }
+  core::Result<device::DeviceStream> make_stream() override { return device::DeviceStream{}; }
+  void destroy(device::DeviceStream) noexcept override {}
+  core::Result<device::DeviceEvent> make_event() override { return device::DeviceEvent{}; }
+  void destroy(device::DeviceEvent) noexcept override {}
+  core::Status record(device::DeviceEvent, device::DeviceStream) override { return {}; }
+  core::Status wait(device::DeviceStream, device::DeviceEvent) override { return {}; }
+  core::Result<bool> is_done(device::DeviceEvent) override { return true; }
+  core::Status copy_to_host(device::DeviceStream, void*, const void*, std::uint64_t) override { return {}; }
+  core::Status copy_to_device(device::DeviceStream, void*, const void*, std::uint64_t) override { return {}; }
+  core::Status copy_within(device::DeviceStream, void*, const void*, std::uint64_t) override { return {}; }
+  core::Status write_flag(device::DeviceStream, device::Flag, std::uint32_t) override { return {}; }
+  core::Status wait_flag(device::DeviceStream, device::Flag, std::uint32_t) override { return {}; }
+  core::Result<bool> is_capturing(device::DeviceStream) override { return false; }
   core::Result<device::HostMemory> allocate_host(std::uint64_t) override {
     return core::Status(core::Code::kInternal, "");
   }
@@ -242,7 +242,7 @@ TEST_CASE("intranode/nccl: equal parts in a row are one call and others one each
   REQUIRE(group->spread(Leg::kOut, {}, spreads, patience()).is_ok());
   CHECK(script.calls() ==
         Calls{"start", "all_gather 1040>1000 x40", "broadcast 500>1080 x8 r1", "broadcast 1088>1088 x12 r0", "end"});
-  const Message messages[] = {
+  const Transfer messages[] = {
       {0, 24, at(600), nullptr}, {2, 8, nullptr, at(700)}, {0, 16, nullptr, at(708)}, {0, 4, at(624), nullptr}};
   REQUIRE(group->exchange(Leg::kOut, {}, messages, patience()).is_ok());
   CHECK(script.calls() ==

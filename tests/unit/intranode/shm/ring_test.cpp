@@ -27,7 +27,7 @@ struct Slot {
 
   void put(std::uint64_t number) { messages_out.put_inline(std::as_bytes(std::span(&number, 1)), {}); }
   std::uint64_t take() {
-    Message message;
+    RingMessage message;
     REQUIRE(messages_in.peek(message) == Taken::kEntry);
     REQUIRE(message.header_bytes == 8);
     std::uint64_t number = 0;
@@ -50,7 +50,7 @@ TEST_CASE("intranode/shm: a ring keeps order through many laps", "[intranode][fa
   std::mt19937 random(1);
   std::uint64_t put = 0;
   std::uint64_t taken = 0;
-  Message message;
+  RingMessage message;
   while (taken < 5000) {
     while (random() % 4 != 0 && slot.messages_out.room() == Taken::kEntry) slot.put(put++);
     while (random() % 4 != 0 && taken < put) REQUIRE(slot.take() == taken++);
@@ -98,7 +98,7 @@ TEST_CASE("intranode/shm: header and inline payload of every size survive", "[in
     for (std::size_t p = 0; p <= payload.size(); p += 32) {
       REQUIRE(slot.messages_out.room() == Taken::kEntry);
       slot.messages_out.put_inline(std::span(header).first(h), std::span(payload).first(p));
-      Message message;
+      RingMessage message;
       REQUIRE(slot.messages_in.peek(message) == Taken::kEntry);
       CHECK(message.is_inline);
       REQUIRE(message.header_bytes == h);
@@ -113,7 +113,7 @@ TEST_CASE("intranode/shm: header and inline payload of every size survive", "[in
 
 TEST_CASE("intranode/shm: nonsense in a ring is seen and not believed", "[intranode][fast]") {
   const std::byte header[4] = {};
-  Message message;
+  RingMessage message;
   const auto corrupt = [&](auto spoil) {
     Slot slot(4);
     slot.messages_out.put_reference(header, 0, 1000, 5);
@@ -190,7 +190,7 @@ TEST_CASE("intranode/shm: a ring passes messages between threads", "[intranode][
     }
   });
   std::uint64_t wrong = 0;
-  Message message;
+  RingMessage message;
   for (std::uint64_t i = 0; i < kCount;) {
     if (slot.messages_in.peek(message) != Taken::kEntry) {
       slot.messages_in.publish();

@@ -60,7 +60,7 @@ class FakeSysfs {
 
 std::vector<int> distances(const FakeSysfs& sysfs, int rank, int size) {
   std::vector<int> found;
-  for (const Nic& nic : describe_nics({"eth0", "eth1", "veth"}, own_locality(rank, size, sysfs.root()), sysfs.root()))
+  for (const LocalNic& nic : describe_nics({"eth0", "eth1", "veth"}, own_locality(rank, size, sysfs.root()), sysfs.root()))
     found.push_back(nic.distance);
   return found;
 }
@@ -161,9 +161,9 @@ TEST_CASE("transport/nics: an interface has its address and network", "[transpor
 }
 
 TEST_CASE("transport/nics: cards that do not go together are refused", "[transport][fast]") {
-  Nic lo{"lo", "127.0.0.1", "127.0.0.0/8", 0, -1, true};
-  Nic eth0{"eth0", "10.0.0.1", "10.0.0.0/24", 0, -1, false};
-  Nic ib{"mlx5_0:1", "", "", 0, -1, false};
+  LocalNic lo{"lo", "127.0.0.1", "127.0.0.0/8", 0, -1, true};
+  LocalNic eth0{"eth0", "10.0.0.1", "10.0.0.0/24", 0, -1, false};
+  LocalNic ib{"mlx5_0:1", "", "", 0, -1, false};
   CHECK(check_together({lo}).is_ok());
   CHECK(check_together({eth0}).is_ok());
   CHECK_FALSE(check_together({eth0, lo}).is_ok());

@@ -55,7 +55,7 @@ void Spinning::look_at_cores(TimePoint now) noexcept {
   } else if (seen->thread == seen_.thread) {  // else there is nothing to compare it with
     const Duration ran = seen->ran - seen_.ran;
     const Duration in_line = seen->stood_in_line - seen_.stood_in_line;
-    core_is_free_ = to_seconds(in_line) <= kInLineMost * to_seconds(ran + in_line);
+    if (ran + in_line >= kCountedLeast) core_is_free_ = to_seconds(in_line) <= kInLineMost * to_seconds(ran + in_line);
   }
   seen_ = seen.value_or(CoreTime{});
   if (spins_ && !core_is_free_) stop(now);

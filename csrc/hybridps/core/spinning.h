@@ -37,8 +37,10 @@ class Spinning {
   static constexpr Duration kPauseLeast = std::chrono::milliseconds(10);
   static constexpr Duration kPauseMost = std::chrono::seconds(1);
   static constexpr Duration kLookAtCoresEvery = std::chrono::milliseconds(10);
-  /// Above this part of its time in line, others want the core.
-  static constexpr double kInLineMost = 0.1;
+  /// Above this part of its time in line, others want the core. Of less time than kCountedLeast nothing can be said: each wake-up
+  /// stands in line for a moment.
+  static constexpr double kInLineMost = 0.2;
+  static constexpr Duration kCountedLeast = std::chrono::microseconds(500);
   using ReadCoreTime = std::optional<CoreTime> (*)() noexcept;
 
   /// As `most` says, always.

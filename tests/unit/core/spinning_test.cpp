@@ -92,6 +92,19 @@ TEST_CASE("core/spinning: nobody looks where others want the core, or where that
   CHECK_FALSE(thread.spinning.spins());
 }
 
+TEST_CASE("core/spinning: a thread that has slept for long is not judged by how it woke up", "[core][fast]") {
+  counted = CoreTime{1, 1s, 0s};
+  Thread thread;
+  thread.wait(20us, 1s);
+  for (int i = 0; i < 100; ++i) {
+    thread.spinning.forget();
+    thread.now += 50ms;
+    counted->stood_in_line += 20us;
+    thread.wait(20us, 60us);
+    CHECK(thread.spinning.spins());
+  }
+}
+
 TEST_CASE("core/spinning: what two threads were counted is not compared", "[core][fast]") {
   counted = CoreTime{1, 1s, 0s};
   Thread thread;

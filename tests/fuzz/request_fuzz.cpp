@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "hybridps/engine/dedicated_client.h"
+#include "hybridps/engine/server_request.h"
 #include "hybridps/engine/verdict_board.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -14,7 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto again = engine::decode_request(engine::encode(request.value()));
     if (!again.is_ok() || again.value().kind != request.value().kind || again.value().uid != request.value().uid ||
         again.value().group_name != request.value().group_name || !(again.value().roster == request.value().roster) ||
-        !(again.value().late == request.value().late) || again.value().engines != request.value().engines)
+        again.value().before != request.value().before || !(again.value().chunks == request.value().chunks) ||
+        again.value().engines != request.value().engines)
       std::abort();
   }
   if (const auto records = engine::decode_records(bytes); records.is_ok()) {

@@ -297,6 +297,7 @@ core::Result<Bytes> encode(const Roster& roster) {
   };
   if (Status status = write(roster.members); !status.is_ok()) return status;
   for (const int node : roster.node_of) out.u32(static_cast<std::uint32_t>(node));
+  out.u8(roster.names_servers ? 1 : 0);
   if (Status status = write(roster.servers); !status.is_ok()) return status;
   return std::move(out).take();
 }
@@ -332,6 +333,9 @@ core::Result<Roster> decode_roster(std::span<const std::uint8_t> bytes) {
     if (node >= roster.members.size()) return Status(Code::kMismatch, "roster: bad node number");
     roster.node_of.push_back(static_cast<int>(node));
   }
+  const std::uint8_t names_servers = in.u8();
+  if (names_servers > 1) return Status(Code::kMismatch, "roster: bad flag");
+  roster.names_servers = names_servers == 1;
   if (Status status = read(roster.servers, 0, kServersMax); !status.is_ok()) return status;
   if (!in.finished()) return Status(Code::kMismatch, "roster: wrong length");
   if (const std::string fault = fault_of(roster); !fault.empty()) {

@@ -11,7 +11,7 @@
 //              | machine u64 | loopback text | notes text | control nic | count u8 | count x nic)
 //   nic     := name text | network text | gbps f64
 //   roster  := blob("HPSr", nonce u64 | uid u64 u64 | count u32 | count x (length u32 | record) | count x node u32
-//              | servers u32 | servers x (length u32 | record))
+//              | names servers u8 | servers u32 | servers x (length u32 | record))
 #pragma once
 
 #include <cstddef>
@@ -95,7 +95,8 @@ struct Roster {
   core::GroupUid uid;                 // drawn anew for each roster
   std::vector<MemberRecord> members;  // by group rank
   std::vector<int> node_of;           // by group rank; dense, numbered in order of each node's first rank
-  /// Dedicated servers that have opened the group, as records whose rank and size count the servers.
+  bool names_servers = false;         // rank 0 knows dedicated servers, which may join before the group's first operation
+  /// Dedicated servers, in the order in which they have joined. Where all members find each other there are none yet.
   std::vector<MemberRecord> servers;
 
   bool operator==(const Roster&) const = default;

@@ -273,6 +273,7 @@ Roster Rendezvous::make_roster() const {
   roster.uid = core::make_group_uid();
   for (const auto& record : records_) roster.members.push_back(*record);
   roster.node_of = map_nodes();
+  roster.names_servers = options_.names_servers;
   return roster;
 }
 
@@ -282,11 +283,6 @@ bool Rendezvous::propose(TimePoint now) {
     end(Status(status.code(), "group " + core::quoted(options_.group_name) + ": " + std::string(status.message())),
         true);
     return false;
-  }
-  if (options_.servers) {
-    auto servers = options_.servers(roster);
-    if (!servers) return false;
-    roster.servers = *std::move(servers);
   }
   roster_ = std::move(roster);
   nonce_ = roster_.nonce;
@@ -336,17 +332,6 @@ bool Rendezvous::gather(TimePoint now) {
   if (std::find(acks_.begin(), acks_.end(), RosterAck::kNone) != acks_.end()) return moved;
   if (std::find(acks_.begin(), acks_.end(), RosterAck::kUnproven) != acks_.end()) {
     return now >= propose_not_before_ ? propose(now) : moved;
-  }
-  return commit(now) || moved;
-}
-
-bool Rendezvous::commit(TimePoint now) {
-  const MemoryProof proof = options_.commit ? options_.commit(roster_) : MemoryProof::ok();
-  switch (proof.state) {
-    case MemoryProof::ProofResult::kPending: return false;
-    case MemoryProof::ProofResult::kUnproven: return propose(now);
-    case MemoryProof::ProofResult::kFailed: end(proof.status, true); return true;
-    case MemoryProof::ProofResult::kOk: break;
   }
   put(key("head"), encode_head({nonce_, HeadState::kValid}));
   if (phase_ == RendezvousPhase::kPending) phase_ = RendezvousPhase::kReady;

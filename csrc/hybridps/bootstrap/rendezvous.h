@@ -2,9 +2,8 @@
 //
 //   member r                        store                         group rank 0
 //   publish rec/<r> ---------------> rec/<r> --------------------> collect all, map nodes
-//   read, find itself <------------- roster/<nonce>, head <------- find dedicated servers, propose
-//   prove shared memory, confirm --> ack/<nonce>/<r> ------------> all ok: open the group at the servers, then
-//                                                                  head says valid; else propose again
+//   read, find itself <------------- roster/<nonce>, head <------- propose
+//   prove shared memory, confirm --> ack/<nonce>/<r> ------------> all ok: head says valid; else propose again
 //   ready <------------------------- head (valid)
 //
 // A roster is proposed again, under a new nonce, when a member finds a record of an earlier life in its place
@@ -77,11 +76,7 @@ struct RendezvousOptions {
   /// Called on each step until it is not pending, then not again for this roster. A roster of another nonce
   /// supersedes: what was set up for the former one is to be dropped. Unset: every candidate node is believed.
   std::function<MemoryProof(const Roster&)> prove;
-  /// Rank 0 only: the dedicated servers for the next roster; nothing while that is being found out. Unset: none.
-  std::function<std::optional<std::vector<MemberRecord>>(const Roster&)> servers;
-  /// Rank 0 only, once all have confirmed a roster, until not pending: opens the group at the roster's servers. Unproven: one
-  /// could not; the roster is made again, with what servers() then says. Others push only after this.
-  std::function<MemoryProof(const Roster&)> commit;
+  bool names_servers = false;  // rank 0 only: Roster::names_servers
   /// By group rank, where the caller has named this life of the group and all who are in it: then nothing under its keys is of
   /// an earlier life, and what is published there by others, or for another group, ends it for all at once. Else empty.
   std::vector<ExpectedMember> expected;
@@ -160,7 +155,6 @@ class Rendezvous : core::Pinned {
   bool collect();
   bool take_record(int rank, const Bytes& bytes);
   bool propose(core::TimePoint now);
-  bool commit(core::TimePoint now);
   bool gather(core::TimePoint now);
   bool take_ack(int rank, const Bytes& bytes);
   bool follow();

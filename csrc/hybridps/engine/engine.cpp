@@ -15,7 +15,7 @@
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
 #include "hybridps/engine/cores.h"
-#include "hybridps/engine/dedicated_client.h"
+#include "hybridps/engine/server_joins.h"
 #include "hybridps/engine/data_transport.h"
 #include "hybridps/engine/engine_impl.h"
 #include "hybridps/engine/group_handle.h"
@@ -148,7 +148,9 @@ Status EngineImpl::start(core::Config config, std::size_t ranks) {
   range.sockets = static_cast<int>(config_.data_sockets);
   range.sockets_max = static_cast<int>(sockets_of(settings_.interfaces, data_options, config_.data_sockets));
   groups_->set_tuning(range);
-  groups_->set_servers({settings_.servers, settings_.token, core::from_seconds(config_.servers_retry_seconds)});
+  groups_->set_servers(
+      {settings_.servers, settings_.token, core::from_seconds(config_.servers_retry_seconds), config_.servers_required},
+      [this](const bootstrap::Roster& roster, int rank) { return check_descriptors(roster, rank); });
   Status status = loop_->start();
   if (const std::size_t open = transport::open_descriptors().size(); open > 0)
     own_descriptors_ = open + kDescriptorsToSpare;
@@ -224,7 +226,7 @@ void EngineImpl::make_groups() {
   SummaryOptions summary;
   summary.transport = transport_text();
   summary.servers_named = settings_.servers.size();
-  summary.servers_nodes_min = DedicatedClient::kNodesMin;
+  summary.servers_nodes_min = ServerJoins::kNodesMin;
   groups_ = std::make_unique<Groups>(
       config_, id_, *runtime_, *board_, std::move(summary),
       [this] {
@@ -385,7 +387,6 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   group->options = std::move(options);
   const GroupOptions& o = group->options;
 
-  std::unique_ptr<DedicatedClient> dedicated;
   bootstrap::RendezvousOptions r;
   r.group_name = o.name;
   group->prefix = bootstrap::group_key_prefix(o.name, o.life.empty() ? o.incarnation : o.life);
@@ -407,16 +408,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.wall_ms = &bootstrap::wall_ms;
   r.deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout, o.since) : core::Deadline::never();
   r.progress = [](std::string_view text) { core::log_warn(text); };
-  if (o.rank == 0 && o.size > 1 && !settings_.servers.empty() && o.dedicated_servers) {
-    DedicatedClientOptions d;
-    d.addresses = settings_.servers;
-    d.token = settings_.token;
-    d.required = config_.servers_required;
-    d.group_name = o.name;
-    dedicated = std::make_unique<DedicatedClient>(std::move(d));
-    r.servers = [client = dedicated.get()](const bootstrap::Roster& roster) { return client->servers(roster); };
-    r.commit = [client = dedicated.get()](const bootstrap::Roster& roster) { return client->commit(roster); };
-  }
+  r.names_servers = o.rank == 0 && !settings_.servers.empty() && o.dedicated_servers;
   {
     const std::lock_guard lock(linger_mutex_);
     ++groups_open_;
@@ -425,7 +417,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   linger_changed_.notify_all();
   std::call_once(outlet_opened_, [&] { open_outlet(o); });
   post([this, group] { groups_->add(group); });
-  joiner_->join(group, std::move(r), std::move(dedicated));
+  joiner_->join(group, std::move(r));
   return std::shared_ptr<Group>(
       std::make_shared<GroupHandle>(std::static_pointer_cast<EngineImpl>(shared_from_this()), group));
 }

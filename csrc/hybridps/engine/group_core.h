@@ -14,7 +14,7 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/engine/engine.h"
-#include "hybridps/engine/late_servers.h"
+#include "hybridps/engine/server_joins.h"
 #include "hybridps/worker/worker.h"
 
 namespace hybridps::engine {
@@ -54,9 +54,12 @@ struct GroupCore : core::Pinned {
   core::TimePoint joining_until = core::TimePoint::max();  // what has become of it is known by then, if the Store answers
   worker::GroupState* state = nullptr;
   core::GroupUid uid;
-  std::unique_ptr<LateServers> late;  // rank 0's, where there may be any; it refers to `state`
+  bootstrap::Roster roster;             // and the dedicated servers that have joined
+  bool awaits_servers = false;          // `state` is there, and takes no operation until those have joined that are there at the start
+  bool takes_operations() const noexcept { return state != nullptr && !awaits_servers; }
+  std::unique_ptr<ServerJoins> joins;   // rank 0's, where there may be any; it refers to `state` and `roster`
   std::deque<QueuedOperation> queued;
-  std::vector<std::uint64_t> reserved_early;  // before the roster was valid
+  std::vector<std::uint64_t> reserved_early;  // before it takes operations
   bool goodbye_wanted = false;
   bool goodbye_sent = false;
   bool goodbye_done = false;

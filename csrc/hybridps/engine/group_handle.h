@@ -33,7 +33,7 @@ class GroupHandle final : public Group {
   core::Result<RememberedSummary> remembered_summary() override;
   bool may_code() override {
     const std::lock_guard lock(core_->mutex);
-    return core_->ready && core_->summary.servers.empty() && core_->coded_or_joined->may_code();
+    return core_->ready && core_->coded_or_joined->may_code();
   }
   void drive(const std::function<bool()>& done, core::TimePoint until) override;
   core::Status wait_ready() override;

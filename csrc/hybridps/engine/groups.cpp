@@ -1,6 +1,7 @@
 #include "hybridps/engine/groups.h"
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
@@ -16,8 +17,10 @@ using core::Code;
 using core::Status;
 
 constexpr auto kStayAfterFailure = std::chrono::milliseconds(200);
-// How often it is looked at dedicated servers that come late: rarely, for a round is short.
+// How often it is looked at dedicated servers that come late: rarely, for a round is short. At the start a group waits for them.
 constexpr auto kLateEvery = std::chrono::milliseconds(50);
+constexpr auto kStartEvery = std::chrono::milliseconds(2);
+constexpr auto kAwaitsServers = "its dedicated servers have neither joined nor failed yet";
 // How long an operation past its deadline waits for the bootstrap thread to look up who is missing.
 constexpr auto kLookFor = std::chrono::milliseconds(80);
 
@@ -28,6 +31,10 @@ VerdictBoard::Location location_of(const GroupCore& group) {
   // A life with a name is of its members: others that use the name second have a verdict of their own.
   const std::string life = group.options.life.empty() ? "" : " of " + group.options.incarnation;
   return {group.options.store, group.prefix + "/verdict" + life, group.uid};
+}
+
+bool may_have_servers(const bootstrap::Roster& roster) {
+  return roster.names_servers && roster.node_count() >= ServerJoins::kNodesMin;
 }
 
 }  // namespace
@@ -50,6 +57,13 @@ Groups::Groups(const core::Config& config, core::EngineId self, Runtime& runtime
   };
   hooks.group_waits = [this](core::GroupUid uid) {
     if (const Group group = find(uid); group && group->options.size > 1) board_.look(location_of(*group));
+  };
+  hooks.group_starts = [this](core::GroupUid uid) {
+    if (const Group group = find(uid); group && group->awaits_servers) start(group);
+  };
+  hooks.may_meet = [this](core::GroupUid uid, const auto& newcomers) { return may_meet(uid, newcomers); };
+  hooks.servers_joined = [this](core::GroupUid uid, std::vector<bootstrap::MemberRecord> servers) {
+    if (const Group group = find(uid)) on_servers_joined(*group, std::move(servers));
   };
   hooks.peer_gone = std::move(gone);
   runtime_.set_hooks(std::move(hooks));
@@ -99,9 +113,12 @@ void Groups::write_status(observe::Json& json, bool members) const {
     {
       const std::lock_guard lock(group->mutex);
       const bool failed = !group->status.is_ok();
-      json.field("state", failed ? "failed" : group->state == nullptr ? "joining" : "ready");
+      json.field("state", failed ? "failed" : group->takes_operations() ? "ready" : "joining");
       if (failed) json.field("failure", group->status.message());
-      if (group->state == nullptr) json.field("waiting_for", group->status_waiting_for);
+      if (group->awaits_servers)
+        json.field("waiting_for", kAwaitsServers);
+      else if (group->state == nullptr)
+        json.field("waiting_for", group->status_waiting_for);
       json.field("called", group->submitted).field("queued", group->queued.size());
       if (members) json.field("summary", group->summary.text);
     }
@@ -149,10 +166,13 @@ std::size_t Groups::tick() {
     abort(group, group.superseded);
   }
   std::size_t work = close_finished();
-  if (const core::TimePoint now = runtime_.now(); now >= late_due_) {
-    late_due_ = now + kLateEvery;
-    for (std::size_t i = 0; i < groups_.size(); ++i)
-      if (groups_[i]->late) work += groups_[i]->late->tick(now);
+  if (const core::TimePoint now = runtime_.now(); now >= joins_due_) {
+    joins_due_ = now + kLateEvery;
+    for (std::size_t i = 0; i < groups_.size(); ++i) {
+      if (!groups_[i]->joins) continue;
+      work += groups_[i]->joins->tick(now);
+      if (groups_[i]->awaits_servers) joins_due_ = now;
+    }
   }
   if (queued_due_ != core::TimePoint::max()) work += expire_queued(core::Clock::now());
   if (joining_due_ != core::TimePoint::max()) work += expire_joining(core::Clock::now());
@@ -160,6 +180,8 @@ std::size_t Groups::tick() {
 }
 
 std::chrono::milliseconds Groups::sleep_at_most() const {
+  for (const Group& group : groups_)
+    if (group->joins && group->awaits_servers) return kStartEvery;
   for (const Group& group : groups_)
     if (group->goodbye_done) return std::chrono::milliseconds(20);
   constexpr std::chrono::milliseconds kUsual(100);
@@ -190,7 +212,7 @@ Groups::Group Groups::find(core::GroupUid uid) const {
 }
 
 void Groups::submit(const Group& group, worker::Operation operation, std::uint64_t sequence, worker::Completion done) {
-  if (group->state == nullptr) {
+  if (!group->takes_operations()) {
     Status status;
     {
       const std::lock_guard lock(group->mutex);
@@ -215,7 +237,7 @@ void Groups::submit(const Group& group, worker::Operation operation, std::uint64
 }
 
 void Groups::reserve(GroupCore& group, std::uint64_t sequence) {
-  if (group.state != nullptr)
+  if (group.takes_operations())
     runtime_.worker().reserve(*group.state, sequence);
   else
     group.reserved_early.push_back(sequence);
@@ -230,6 +252,7 @@ void Groups::fail(GroupCore& group, const Status& status) {
   group.changed.notify_all();
   for (auto queued = std::exchange(group.queued, {}); auto& item : queued)
     if (item.done) item.done(worker::Outcome{status, -1});
+  if (group.awaits_servers) start(find(group.uid));
   if (group.state != nullptr) return;
   group.last_failed = true;
   // No roster yet, and so nobody to send it to. If this engine ends before there is one, members find it in the Store: those
@@ -241,12 +264,8 @@ void Groups::fail(GroupCore& group, const Status& status) {
   give_up_goodbye(group);
 }
 
-bool Groups::may_take_in(const GroupCore& group, const bootstrap::Roster& roster) const {
-  return group.options.rank == 0 && roster.node_count() >= DedicatedClient::kNodesMin && group.options.dedicated_servers &&
-         !servers_.addresses.empty() && servers_.retry > core::Duration::zero();
-}
-
-worker::GroupInfo Groups::info_of(GroupCore& group, const bootstrap::Roster& roster) {
+worker::GroupInfo Groups::info_of(GroupCore& group) {
+  const bootstrap::Roster& roster = group.roster;
   const int me = group.options.rank;
   const int my_node = roster.node_of[static_cast<std::size_t>(me)];
   worker::GroupInfo info{roster.uid, group.options.name, {}, {}, topology_of(roster, me)};
@@ -259,22 +278,41 @@ worker::GroupInfo Groups::info_of(GroupCore& group, const bootstrap::Roster& ros
   };
   for (int rank = 0; rank < roster.size(); ++rank)
     add(roster.members[static_cast<std::size_t>(rank)], roster.node_of[static_cast<std::size_t>(rank)] == my_node);
-  for (const bootstrap::MemberRecord& server : roster.servers) add(server, false);
   if (!config_.small_first) info.urgent_below = 0;
   // What concerns the whole process is tried out by one group alone.
   if (group.options.is_world) info.tuning = tuning_;
-  info.tuning.chunks = chunk_sizes(roster, info.topology);
+  set_sizes(info, roster);
+  info.residual_bytes_max = config_.compress_memory;
+  if (me == 0 && may_have_servers(roster))
+    info.weights_with = [core = &group](const std::vector<bool>& are_there) { return core->joins->weights_with(are_there); };
+  return info;
+}
+
+void Groups::set_sizes(worker::GroupInfo& info, const bootstrap::Roster& roster) const {
   const core::Config usual;
+  info.tuning.chunks = chunk_sizes(roster, info.topology);
   info.tuning.chunk_bytes_usual = schedule::chunk_bytes_for(info.topology, usual.chunk_bytes);
   info.tuning.sockets_usual = static_cast<int>(usual.data_sockets);
   info.tuning.window_doublings =
       schedule::window_doublings(config_.window_bytes, core::Config::kWindowBytesUsual, config_.eager_bytes * info.topology.fan());
-  info.residual_bytes_max = config_.compress_memory;
-  if (me == 0 && (may_take_in(group, roster) || !roster.servers.empty()))
-    info.weights_with = [roster, core = &group](const std::vector<bool>& are_there) {
-      return core->late ? core->late->weights_with(are_there) : weights_with(roster, are_there);
-    };
-  return info;
+}
+
+Status Groups::may_meet(core::GroupUid uid, const std::vector<bootstrap::MemberRecord>& newcomers) const {
+  const auto found = std::find_if(groups_.begin(), groups_.end(), [uid](const Group& group) { return group->uid == uid; });
+  if (found == groups_.end() || !check_) return Status::ok();
+  bootstrap::Roster roster = (*found)->roster;
+  roster.servers.insert(roster.servers.end(), newcomers.begin(), newcomers.end());
+  return check_(roster, (*found)->options.rank);
+}
+
+// Where nothing has begun, all is as if they had been there from the beginning: what knows no versions, too.
+void Groups::on_servers_joined(GroupCore& group, std::vector<bootstrap::MemberRecord> servers) {
+  bootstrap::Roster& roster = group.roster;
+  std::move(servers.begin(), servers.end(), std::back_inserter(roster.servers));
+  if (!group.awaits_servers) return;
+  worker::GroupInfo& info = group.state->info;
+  info.topology = topology_of(roster, group.options.rank);
+  set_sizes(info, roster);
 }
 
 void Groups::open(const Group& group, const bootstrap::Roster& roster) {
@@ -283,20 +321,18 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
     runtime_.forget_group(roster.uid);
     return;
   }
-  const int me = group->options.rank;
-  worker::GroupInfo info = info_of(*group, roster);
-  SummaryOptions summary_options = summary_;
-  summary_options.servers_wanted = group->options.dedicated_servers;
-  GroupSummary summary = summarise(roster, info.topology, summary_options);
+  group->uid = roster.uid;
+  group->roster = roster;
+  worker::GroupInfo info = info_of(*group);
   auto codecs = codecs_of(roster);
   if (codecs.is_ok()) info.codecs = codecs.value();
+  Status status;
   {
     const std::lock_guard lock(group->mutex);
     group->opening = true;
+    status = group->status;
   }
-  group->uid = roster.uid;
   group->state = &runtime_.open_group(std::move(info));
-  if (may_take_in(*group, roster)) group->late = std::make_unique<LateServers>(servers_, roster, *group->state);
   // All members find the same in the roster: nobody need be told.
   Status disagreement;
   for (const Status& found : {codecs.status(), check_priorities(roster)}) {
@@ -304,16 +340,36 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
     runtime_.worker().fail_group(*group->state, found, /*tell=*/false);
     if (disagreement.is_ok()) disagreement = found;
   }
+  {
+    const std::lock_guard lock(group->mutex);
+    group->node_of = roster.node_of;
+    group->disagreement = std::move(disagreement);
+  }
+  group->awaits_servers = may_have_servers(roster) && status.is_ok() && group->state->status.is_ok() &&
+                          !group->state->newcomers->has_started();
+  if (group->options.rank == 0 && may_have_servers(roster))
+    group->joins = std::make_unique<ServerJoins>(
+        servers_, group->roster, *group->state,
+        group->awaits_servers ? ServerJoins::GroupStart::kAwaitsServers : ServerJoins::GroupStart::kIsOver,
+        [this, core = group.get()](const Status& why) { runtime_.worker().fail_group(*core->state, why, /*tell=*/true); });
+  joins_due_ = {};
+  if (!group->awaits_servers) start(group);
+}
+
+void Groups::start(const Group& group) {
+  group->awaits_servers = false;
+  const int me = group->options.rank;
+  SummaryOptions summary_options = summary_;
+  summary_options.servers_wanted = group->options.dedicated_servers;
+  GroupSummary summary = summarise(group->roster, group->state->info.topology, summary_options);
   Status status;
   {
     const std::lock_guard lock(group->mutex);
     group->ready = true;
-    group->node_of = roster.node_of;
     group->summary = std::move(summary);
     status = group->status;
-    group->disagreement = std::move(disagreement);
   }
-  if (me == 0) tell_of(*group, roster);
+  if (me == 0) tell_of(*group);
   group->changed.notify_all();
   // Failed here while it was still being made: the others have waited for this rank, and hear of it now.
   if (!status.is_ok()) runtime_.worker().fail_group(*group->state, status, /*tell=*/true);
@@ -335,7 +391,8 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
 }
 
 // Of a job once, by one rank: what is the same on all ranks need not be read on each.
-void Groups::tell_of(const GroupCore& group, const bootstrap::Roster& roster) const {
+void Groups::tell_of(const GroupCore& group) const {
+  const bootstrap::Roster& roster = group.roster;
   const std::string& text = group.summary.text;
   if (!group.options.is_world) {
     core::log_debug("group ", core::quoted(group.options.name), ": ", text);
@@ -352,7 +409,7 @@ void Groups::tell_of(const GroupCore& group, const bootstrap::Roster& roster) co
 
 void Groups::want_goodbye(const Group& group) {
   group->goodbye_wanted = true;
-  if (group->state != nullptr)
+  if (group->takes_operations())
     send_goodbye(group);
   else
     give_up_goodbye(*group);
@@ -397,9 +454,13 @@ void Groups::send_goodbye(const Group& group) {
 void Groups::close(GroupCore& group) {
   if (std::exchange(group.closed, true)) return;
   if (group.state != nullptr) {
-    group.late.reset();
+    group.joins.reset();
     group.state = nullptr;
     runtime_.close_group(group.uid);
+  }
+  if (std::exchange(group.awaits_servers, false)) {
+    const std::lock_guard lock(group.mutex);
+    group.opening = false;
   }
   fail(group, Status(Code::kClosed, "the group was destroyed"));
   closed_();
@@ -423,6 +484,7 @@ std::size_t Groups::expire_queued(core::TimePoint now) {
         const std::lock_guard lock(group->mutex);
         missing = group->waiting_for;
       }
+      if (group->awaits_servers) missing = kAwaitsServers;
       if (missing.empty() && now < deadline.point() + kLookFor) {
         group->look_wanted.store(true);
         queued_due_ = std::min(queued_due_, deadline.point() + kLookFor);

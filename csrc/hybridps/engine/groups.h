@@ -1,6 +1,7 @@
 // hybridps/engine/groups.h: an engine's groups in its loop, from the call that makes them until they are closed.
 //
-// Model    Operations wait here for the roster, with their deadlines; then the Worker has them. A verdict that this rank has found
+// Model    Operations wait here for the roster, and for the dedicated servers that are there at the start, with their deadlines; then the
+//          Worker has them. A verdict that this rank has found
 //          goes to the members by message, and to the Store for those whom none reaches. A group that is left says goodbye, its last
 //          collective, and is closed when that is done.
 // Threads  the engine's loop; what others may look at is under GroupCore::mutex.
@@ -64,19 +65,27 @@ class Groups : core::Pinned {
   bool has_failed_leaver() const;
   void close_left();
   void close_all();
+  /// What keeps this process, which has that rank, from being in such a group.
+  using RosterCheck = std::function<core::Status(const bootstrap::Roster&, int rank)>;
+  /// Dedicated servers that groups of this rank 0 may take in.
+  void set_servers(ServerJoinsOptions servers, RosterCheck check) {
+    servers_ = std::move(servers);
+    check_ = std::move(check);
+  }
   /// What groups may try out, but for sizes of chunks.
-  /// That groups of this rank 0 may take in while they are open.
-  void set_servers(LateServersOptions servers) { servers_ = std::move(servers); }
   void set_tuning(const schedule::TuningRange& range) { tuning_ = range; }
 
  private:
-  /// Dedicated servers may join it while it is open.
-  bool may_take_in(const GroupCore& group, const bootstrap::Roster& roster) const;
+  /// Operations may begin: `group` has all servers that are there at its start, or has failed.
+  void start(const Group& group);
+  void on_servers_joined(GroupCore& group, std::vector<bootstrap::MemberRecord> servers);
+  core::Status may_meet(core::GroupUid uid, const std::vector<bootstrap::MemberRecord>& newcomers) const;
   /// What the worker is told of it, but for codecs; its members become peers.
-  worker::GroupInfo info_of(GroupCore& group, const bootstrap::Roster& roster);
+  worker::GroupInfo info_of(GroupCore& group);
+  void set_sizes(worker::GroupInfo& info, const bootstrap::Roster& roster) const;
   void fail(GroupCore& group, const core::Status& status);
   void send_goodbye(const Group& group);
-  void tell_of(const GroupCore& group, const bootstrap::Roster& roster) const;
+  void tell_of(const GroupCore& group) const;
   /// For a group that has failed and will have nobody to say it to. One that is still being made may have.
   void give_up_goodbye(GroupCore& group);
   std::size_t close_finished();
@@ -95,8 +104,9 @@ class Groups : core::Pinned {
   const std::function<void()> closed_;
   std::vector<Group> groups_;
   schedule::TuningRange tuning_;
-  LateServersOptions servers_;
-  core::TimePoint late_due_{};
+  ServerJoinsOptions servers_;
+  RosterCheck check_;
+  core::TimePoint joins_due_{};
   core::TimePoint queued_due_ = core::TimePoint::max();  // the first deadline among queued operations
   core::TimePoint joining_due_ = core::TimePoint::max();  // the first GroupCore::joining_until
 };

@@ -73,7 +73,6 @@ struct Joiner::ProofRequest {
 
 struct Joiner::Joining {
   std::shared_ptr<GroupCore> group;
-  std::unique_ptr<DedicatedClient> dedicated;  // rank 0's, when there are servers; the rendezvous calls it
   std::unique_ptr<bootstrap::Rendezvous> rendezvous;
   std::shared_ptr<ProofRequest> proof;
   core::TimePoint ask_at = core::Clock::now() + kAskAfter;
@@ -109,8 +108,7 @@ Joiner::Joiner(JoinerHooks hooks, intranode::shm::ShmTransport* shm)
 
 Joiner::~Joiner() { stop(); }
 
-void Joiner::join(std::shared_ptr<GroupCore> group, bootstrap::RendezvousOptions options,
-                  std::unique_ptr<DedicatedClient> dedicated) {
+void Joiner::join(std::shared_ptr<GroupCore> group, bootstrap::RendezvousOptions options) {
   auto joining = std::make_unique<Joining>();
   // The state has the rendezvous, or its thread has.
   options.prove = [state = state_.get(), j = joining.get()](const bootstrap::Roster& roster) {
@@ -118,7 +116,6 @@ void Joiner::join(std::shared_ptr<GroupCore> group, bootstrap::RendezvousOptions
   };
   joining->rendezvous = std::make_unique<bootstrap::Rendezvous>(std::make_shared<WatchedStore>(group), std::move(options));
   joining->group = std::move(group);
-  joining->dedicated = std::move(dedicated);
   {
     const std::lock_guard lock(state_->mutex);
     state_->arrived.push_back(std::move(joining));

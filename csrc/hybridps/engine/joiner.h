@@ -18,7 +18,6 @@
 #include "hybridps/core/once_fn.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
-#include "hybridps/engine/dedicated_client.h"
 #include "hybridps/engine/group_core.h"
 #include "hybridps/intranode/shm/shm_transport.h"
 
@@ -43,9 +42,8 @@ class Joiner : core::Pinned {
 
   /// Before the first join(); once is enough.
   core::Status start();
-  /// `dedicated` is what `options` calls, if anything; options.prove is set here.
-  void join(std::shared_ptr<GroupCore> group, bootstrap::RendezvousOptions options,
-            std::unique_ptr<DedicatedClient> dedicated);
+  /// Sets options.prove.
+  void join(std::shared_ptr<GroupCore> group, bootstrap::RendezvousOptions options);
   /// Groups still on their way tell who waits for them why there will be no roster: they were aborted here, or left.
   void stop();
   bool on_its_thread() const noexcept;

@@ -176,7 +176,7 @@ void Runtime::forget_group(core::GroupUid uid) {
     windows_.close(uid);
   }
   if (const auto newcomers = newcomers_.extract(uid); !newcomers.empty())
-    parted_.insert(parted_.end(), newcomers.mapped().begin(), newcomers.mapped().end());
+    for (const bootstrap::MemberRecord& record : newcomers.mapped()) parted_.push_back(record.engine);
   let_go(unopened_.take(uid).messages);
   if (closed_.insert(uid).second) closed_order_.push_back(uid);
   if (closed_order_.size() > kClosedKept) {
@@ -309,19 +309,27 @@ core::Result<worker::Newcomer> Runtime::meet(core::GroupUid uid, std::span<const
   const core::Result<bootstrap::MemberRecord> record =
       bootstrap::decode_record({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()});
   if (!record.is_ok()) return record.status();
+  std::vector<bootstrap::MemberRecord>& newcomers = newcomers_[uid];
+  newcomers.push_back(record.value());
+  if (core::Status status = hooks_.may_meet ? hooks_.may_meet(uid, newcomers) : core::Status::ok(); !status.is_ok()) {
+    newcomers.pop_back();
+    return status;
+  }
   const core::EngineId engine = record.value().engine;
   const std::string where = record.value().host_name + " pid " + std::to_string(record.value().pid);
   add_peer(peer_record(record.value(), where, /*local=*/false));
   KnownPeer& peer = *peers_.find(engine);
-  if (peer.dead) return core::Status(core::Code::kPeerDead, where + " was given up there before");
+  if (peer.dead) {
+    newcomers.pop_back();
+    return core::Status(core::Code::kPeerDead, where + " was given up there before");
+  }
   ++peer.groups;
-  newcomers_[uid].push_back(engine);
   return worker::Newcomer{engine, where};
 }
 
 void Runtime::part(core::GroupUid uid, core::EngineId server) {
   if (const auto found = newcomers_.find(uid); found != newcomers_.end()) {
-    std::erase(found->second, server);
+    std::erase_if(found->second, [server](const auto& record) { return record.engine == server; });
     if (found->second.empty()) newcomers_.erase(found);
     parted_.push_back(server);
   }
@@ -340,10 +348,15 @@ void Runtime::leave_parted() {
 }
 
 void Runtime::on_joined(core::GroupUid uid, const std::vector<core::EngineId>& servers) {
-  newcomers_.erase(uid);
+  auto newcomers = newcomers_.extract(uid);
   windows_.add_members(uid, servers);
+  if (hooks_.servers_joined && !newcomers.empty()) hooks_.servers_joined(uid, std::move(newcomers.mapped()));
   choose_watched();
   if (outbox_->trace() != nullptr) trace_group(worker_->find(uid)->info);
+}
+
+void Runtime::on_start(core::GroupUid uid) {
+  if (hooks_.group_starts) hooks_.group_starts(uid);
 }
 
 void Runtime::on_shares(core::GroupUid uid, const schedule::Topology& topology) {
@@ -439,6 +452,9 @@ void Runtime::set_hooks(RuntimeHooks hooks) {
   };
   take(hooks_.group_failed, std::move(hooks.group_failed));
   take(hooks_.group_waits, std::move(hooks.group_waits));
+  take(hooks_.group_starts, std::move(hooks.group_starts));
+  take(hooks_.may_meet, std::move(hooks.may_meet));
+  take(hooks_.servers_joined, std::move(hooks.servers_joined));
   take(hooks_.peer_gone, std::move(hooks.peer_gone));
   take(hooks_.status_asked, std::move(hooks.status_asked));
   take(hooks_.status_answered, std::move(hooks.status_answered));

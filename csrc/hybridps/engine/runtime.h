@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "hybridps/bootstrap/record.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/one_thread.h"
@@ -77,6 +78,10 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
     std::function<void(core::GroupUid, const core::Status& status, const core::Status& cause, bool found_here)>
         group_failed;
     std::function<void(core::GroupUid)> group_waits;
+    std::function<void(core::GroupUid)> group_starts;
+    /// What keeps this process from having these connections more, the dedicated servers that the group is to take in.
+    std::function<core::Status(core::GroupUid, const std::vector<bootstrap::MemberRecord>&)> may_meet;
+    std::function<void(core::GroupUid, std::vector<bootstrap::MemberRecord>)> servers_joined;
     // Of the status of a job (status_desk.h).
     std::function<void(core::EngineId from, const wire::StatusAsk&)> status_asked;
     std::function<void(core::EngineId from, const wire::StatusAnswer&, std::span<const std::byte>)> status_answered;
@@ -134,6 +139,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   core::Result<worker::Newcomer> meet(core::GroupUid uid, std::span<const std::byte> record) override;
   void part(core::GroupUid uid, core::EngineId server) override;
   void on_joined(core::GroupUid uid, const std::vector<core::EngineId>& servers) override;
+  void on_start(core::GroupUid uid) override;
   void on_shares(core::GroupUid uid, const schedule::Topology& topology) override;
   void on_server_lost(core::EngineId server, const std::string& why) override;
   // worker::Host, server::DedicatedHost
@@ -193,7 +199,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::unique_ptr<server::DedicatedServer> dedicated_;
   Peers peers_;
   schedule::GroupWindows windows_;
-  std::map<core::GroupUid, std::vector<core::EngineId>> newcomers_;  // that were met, and have not joined yet
+  std::map<core::GroupUid, std::vector<bootstrap::MemberRecord>> newcomers_;  // that were met, and have not joined yet
   std::vector<core::EngineId> parted_;  // of these, not at once: parting is called from inside transports
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;

@@ -17,11 +17,11 @@
 #include "hybridps/core/once_fn.h"
 #include "hybridps/core/text.h"
 #include "hybridps/engine/data_transport.h"
-#include "hybridps/engine/dedicated_client.h"
 #include "hybridps/engine/interface.h"
 #include "hybridps/engine/loop.h"
 #include "hybridps/engine/records.h"
 #include "hybridps/engine/runtime.h"
+#include "hybridps/engine/server_request.h"
 #include "hybridps/engine/status_desk.h"
 #include "hybridps/observe/trace.h"
 #include "hybridps/transport/ucx/ucx_config.h"
@@ -138,11 +138,11 @@ class Shard final : public LoopClient, core::Pinned {
 
   Status open(const ServerRequest& request, int index) {
     const bootstrap::Roster& roster = *request.roster;
-    const auto before = static_cast<int>(request.late ? request.late->before : 0);
+    const auto before = static_cast<int>(request.before);
     const int size = roster.size();
     if (std::find(given_up_.begin(), given_up_.end(), roster.uid) != given_up_.end())
       return Status(Code::kClosed, "the job has given up that the group is opened there");
-    if (request.late && runtime_->dedicated().has(roster.uid))
+    if (runtime_->dedicated().has(roster.uid))
       return Status(Code::kMismatch, "the group is still open there from before");
     server::ServedGroup group{roster.uid, request.group_name, {}, served_topology(roster, before, index)};
     // Of each node one rank pushes to us, unasked at first: the others take no memory here.
@@ -167,7 +167,7 @@ class Shard final : public LoopClient, core::Pinned {
     for (const auto& member : roster.members) add(member, bootstrap::describe(member));
     group.engines.resize(static_cast<std::size_t>(size + before));  // whom it need not know
     for (const auto& server : roster.servers) add(server, "a dedicated server on " + server.host_name);
-    group.chunks = request.late ? request.late->chunks : chunk_sizes(roster, group.topology);
+    group.chunks = request.chunks;
     auto codecs = codecs_of(roster);
     if (!codecs.is_ok()) return codecs.status();
     group.codecs = codecs.value();
@@ -446,7 +446,7 @@ class ServerHostImpl final : public ServerHost {
       case ServerRequest::RequestKind::kClose:
         for (const auto& shard : all_shards()) {
           const std::vector<core::EngineId>& of = request.value().engines;
-          if (of.empty() || std::find(of.begin(), of.end(), shard->record().engine) != of.end())
+          if (std::find(of.begin(), of.end(), shard->record().engine) != of.end())
             shard->post([s = shard.get(), uid = request.value().uid] { s->give_up(uid); });
         }
         return door::Bytes();

@@ -3,7 +3,7 @@
 #include <thread>
 #include <utility>
 
-#include "hybridps/engine/dedicated_client.h"
+#include "hybridps/engine/server_request.h"
 #include "hybridps/transport/ucx/ucx_config.h"
 
 namespace hybridps::engine {

@@ -3,7 +3,7 @@
 //            member --> reported --> gone        ranks but rank 0: it was found to be gone, and rank 0 was told
 //            member --> leaving --> released --> gone     rank 0
 //
-// Model    A server never goes back: one that was given up and is alive joins as another member (engine/late_servers.h).
+// Model    A server never goes back: one that was given up and is alive joins as another member (engine/server_joins.h).
 // Threads  the engine's progress thread.
 #pragma once
 

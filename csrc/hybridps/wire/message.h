@@ -325,6 +325,7 @@ struct Join {
     kMet = 1,     // to rank 0: all of the attempt can be reached from here
     kNotMet = 2,  // to rank 0: this one cannot. Payload: why
     kPart = 3,    // from rank 0: none of them joins
+    kStart = 4,   // from rank 0: the group, which has waited for servers, starts without
   };
   JoinStep step = JoinStep::kMeet;
   std::uint32_t attempt = 0;  // from 1
@@ -332,7 +333,7 @@ struct Join {
   std::uint32_t servers = 0;  // of the attempt
   bool operator==(const Join&) const = default;
 };
-inline constexpr std::uint8_t kJoinStepCount = 4;
+inline constexpr std::uint8_t kJoinStepCount = 5;
 
 /// The type on the wire is the index here: new ones go to the end.
 using Body = std::variant<Data, Announce, Grant, Credit, Ack, Cancel, Verdict, Probe, ProbeReply, Ping, Pong, Echo,

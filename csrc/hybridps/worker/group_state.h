@@ -41,6 +41,8 @@ class CodedOrJoined : core::Pinned {
  public:
   bool may_code() noexcept { return claim(kCoded); }
   bool may_join() noexcept { return claim(kJoined); }
+  /// The group starts, and nothing has joined or was coded.
+  void forget() noexcept { claimed_ = kNeither; }
 
  private:
   enum Claim : int { kNeither, kCoded, kJoined };

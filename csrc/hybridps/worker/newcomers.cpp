@@ -59,16 +59,24 @@ void Newcomers::on_not_met(int rank, std::uint32_t server, const std::string& wh
     if (index < met_.size()) on_gone(index, core::Status(core::Code::kPeerDead, why));
     return;
   }
-  give_up(core::Status(core::Code::kPeerDead, group_.info.member_text(rank) + " cannot use it: " + why));
+  give_up(core::Status(core::Code::kPeerDead, group_.info.member_text(rank) + " cannot use it: " + why), index);
 }
 
-void Newcomers::give_up(const core::Status& why) {
+void Newcomers::give_up(const core::Status& why, std::optional<std::size_t> server) {
   const wire::Join parting{JoinStep::kPart, attempt_, 0, expected_};
   for (int rank = 1; rank < group_.info.topology.size(); ++rank)
     worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)], group_.message(parting), {});
   part();
   due_ = core::TimePoint::max();
-  if (const Done done = std::exchange(done_, nullptr)) done(why);
+  if (const Done done = std::exchange(done_, nullptr)) done({why, server});
+}
+
+void Newcomers::start_without() {
+  for (int rank = 1; rank < group_.info.topology.size(); ++rank)
+    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)],
+                                group_.message(wire::Join{JoinStep::kStart, 0, 0, 0}), {});
+  group_.info.coded_or_joined->forget();
+  start();
 }
 
 void Newcomers::refused() {
@@ -146,6 +154,10 @@ void Newcomers::on_message(const wire::Message& message, const flow::Delivery& p
     meet(join, {payload.data(), payload.bytes()});
   } else if (from == 0 && join.step == JoinStep::kPart && join.attempt == attempt_) {
     part();
+  } else if (from == 0 && join.step == JoinStep::kStart && !started_) {
+    part();
+    group_.info.coded_or_joined->forget();
+    start();
   }
 }
 
@@ -200,7 +212,7 @@ void Newcomers::admit() {
     who += (who.empty() ? "" : ", ") + one.it.host;
     if (!one.gone.is_ok()) gone_members_.emplace_back(member, one.gone);
   }
-  // As before, and they own nothing: what knows no versions, an outer step, goes on with what the group was made with.
+  // As before, and they own nothing: what knows no versions, an outer step, goes on with what the group has started with.
   const schedule::Topology& before = group_.info.topology;
   std::vector<double> nodes;
   std::vector<double> servers;
@@ -212,12 +224,17 @@ void Newcomers::admit() {
   attempt_ = expected_ = 0;
   due_ = core::TimePoint::max();
   worker_.host().on_joined(group_.info.uid, engines);
-  if (is_first()) core::log_info("group \"", group_.info.name, "\": the dedicated server ", who, " has joined");
+  if (is_first() && started_) core::log_info("group \"", group_.info.name, "\": the dedicated server ", who, " has joined");
 }
 
-void Newcomers::report_gone() {
+void Newcomers::start() {
+  if (!std::exchange(started_, true)) worker_.host().on_start(group_.info.uid);
+}
+
+void Newcomers::on_admitted() {
+  start();
   for (const auto& [member, cause] : std::exchange(gone_members_, {})) group_.lost_servers->report(member, cause);
-  if (const Done done = std::exchange(done_, nullptr)) done(core::Status::ok());
+  if (const Done done = std::exchange(done_, nullptr)) done({});
 }
 
 }  // namespace hybridps::worker

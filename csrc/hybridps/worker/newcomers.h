@@ -1,6 +1,6 @@
 // hybridps/worker/newcomers.h: dedicated servers that join a group that is open.
 //
-// Model    Rank 0 has their records and has had the group opened there (engine/late_servers.h). All ranks connect to them; then
+// Model    Rank 0 has their records and has had the group opened there (engine/server_joins.h). All ranks connect to them; then
 //          a plan version gives them shares, and with that version they are members, numbered behind those that there were:
 //          numbers are never used again.
 //
@@ -9,12 +9,15 @@
 //            one cannot be reached from a rank, or not in time --> rank 0 --part--> all: as if nothing had been
 //
 //          One that dies after it was met and before the switch becomes a member, and is lost as any (mending.h).
+// Start    where a group awaits servers, its owner submits nothing before Host::on_start(): it comes with the first version that brings
+//          servers, or where rank 0 says that none joins.
 // Threads  the engine's progress thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -39,10 +42,16 @@ struct Newcomer {
   std::string host;  // "host9 pid 77"
 };
 
+/// They are members, or why not.
+struct JoinOutcome {
+  core::Status status;
+  std::optional<std::size_t> server;  // whose fault it is, where one is known: index in the attempt
+};
+
 class Newcomers : core::Pinned {
  public:
-  /// Called once with what has come of it: they are members, or why not. Not where the group ends before.
-  using Done = std::function<void(const core::Status&)>;
+  /// Called once with what has come of it. Not where the group ends before.
+  using Done = std::function<void(const JoinOutcome&)>;
   /// A rank that cannot reach one may not notice for long.
   static constexpr auto kMeetWithin = std::chrono::seconds(10);
   /// All ranks wait for what it says to the plan.
@@ -53,6 +62,10 @@ class Newcomers : core::Pinned {
   /// Rank 0 only, with no other attempt under way. A record for each, as Host::meet() reads them.
   void take_in(const std::vector<std::string>& records, Done done);
   bool is_under_way() const noexcept { return attempt_ != 0; }
+  /// Rank 0 only: the group starts, and no server has joined.
+  void start_without();
+  /// Every rank: on_start() was called.
+  bool has_started() const noexcept { return started_; }
 
   /// Those that this rank has met, if they are all of the attempt: the members that the next version may bring.
   std::size_t met() const noexcept { return has_met_all() ? met_.size() : 0; }
@@ -63,8 +76,8 @@ class Newcomers : core::Pinned {
   void on_asked() { due_ = core::Clock::now() + kAnswerWithin; }
   /// The version that gives them shares begins: they are members of the group.
   void admit();
-  /// After admit() and once that version is in use: those that have gone meanwhile are lost.
-  void report_gone();
+  /// After admit() and once that version is in use: the group starts if it has not, and those that have gone meanwhile are lost.
+  void on_admitted();
   /// There will be no such version.
   void refused();
 
@@ -91,7 +104,8 @@ class Newcomers : core::Pinned {
   void on_met(int rank);
   void on_not_met(int rank, std::uint32_t server, const std::string& why);
   void part();
-  void give_up(const core::Status& why);
+  void give_up(const core::Status& why, std::optional<std::size_t> server = {});
+  void start();
 
   Worker& worker_;
   GroupState& group_;
@@ -99,6 +113,7 @@ class Newcomers : core::Pinned {
   std::uint32_t expected_ = 0;  // servers of it
   std::vector<Met> met_;        // by index
   std::vector<std::pair<int, core::Status>> gone_members_;  // of those that were admitted
+  bool started_ = false;
   // Rank 0.
   std::uint32_t attempts_ = 0;
   std::set<int> ranks_;  // that have met all

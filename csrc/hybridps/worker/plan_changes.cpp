@@ -52,12 +52,14 @@ PlanChanges::PlanChanges(Worker& worker, GroupState& group, bool measures, bool 
       versions_(group.info.topology),
       agreement_(*this, group.info.topology.rank(), group.info.topology.size()) {
   const schedule::Topology& topology = group.info.topology;
-  if (tunes && topology.nodes() >= 2 && topology.rank() == 0) {
-    ladders_ = std::make_unique<schedule::TuningLadders>(group.info.tuning);
-    tuner_ = std::make_unique<schedule::Tuner>(ladders_->knobs(), group.info.uid.low);
-  }
+  if (tunes && topology.nodes() >= 2 && topology.rank() == 0) make_tuner();
   if (measures && topology.nodes() >= kNodesToMeasure)
     rates_ = std::make_unique<membership::RateMeter>(static_cast<membership::RateMeter::RatesHost&>(*this), topology);
+}
+
+void PlanChanges::make_tuner() {
+  ladders_ = std::make_unique<schedule::TuningLadders>(group_.info.tuning);
+  tuner_ = std::make_unique<schedule::Tuner>(ladders_->knobs(), group_.info.uid.low);
 }
 
 // --- operations ------------------------------------------------------------------------------------------------------
@@ -266,6 +268,7 @@ void PlanChanges::on_switch(const Change& change, std::uint64_t first) {
   if (has_newcomers) {
     group_.newcomers->admit();
     servers_are_told_ = true;
+    if (tuner_ && first == 0) make_tuner();  // with the sizes that servers have room for
     if (rates_) rates_->on_servers(group_.info.topology);
   }
   const auto servers = change.weights.begin() + group_.info.topology.nodes();
@@ -273,7 +276,7 @@ void PlanChanges::on_switch(const Change& change, std::uint64_t first) {
       group_.info.topology.with_weights({change.weights.begin(), servers}, {servers, change.weights.end()});
   const bool is_shares = change.weights != weights_before;
   const schedule::Turns& turns = change.turns;
-  if (is_shares)
+  if (is_shares && first > 0)
     core::log_info("group \"", group_.info.name, "\": plan version ", change.version, " from operation ", first, " on");
   else
     core::log_debug("group \"", group_.info.name, "\": plan version ", change.version, " from operation ", first,
@@ -297,7 +300,7 @@ void PlanChanges::on_switch(const Change& change, std::uint64_t first) {
   }
   start_postponed();
   release();
-  if (has_newcomers) group_.newcomers->report_gone();
+  if (has_newcomers) group_.newcomers->on_admitted();
 }
 
 // What is over here has been summed by the server: it knows itself who has not all results of it yet.

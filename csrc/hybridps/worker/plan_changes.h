@@ -101,6 +101,7 @@ class PlanChanges final : membership::Agreement::AgreementHost, membership::Rate
   void release();
   void time(const OperationRun& run, bool succeeded);
   void on_times(int rank, const std::vector<double>& seconds);
+  void make_tuner();
   void tune();
 
   Worker& worker_;

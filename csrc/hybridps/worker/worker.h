@@ -57,8 +57,11 @@ class Host {
   virtual core::Result<Newcomer> meet(core::GroupUid uid, std::span<const std::byte> record) = 0;
   /// It does not join.
   virtual void part(core::GroupUid uid, core::EngineId server) = 0;
-  /// They do: they are the group's last members. on_shares() comes next.
+  /// They do: they are the group's last members. on_shares() comes next. Where the group has not started, GroupInfo::topology and
+  /// tuning may be changed now.
   virtual void on_joined(core::GroupUid uid, const std::vector<core::EngineId>& servers) = 0;
+  /// Called once for a group that has waited for servers: they have joined, or none does. Operations may begin.
+  virtual void on_start(core::GroupUid uid) = 0;
   /// From now on the group's nodes own other shares.
   virtual void on_shares(core::GroupUid uid, const schedule::Topology& topology) = 0;
   /// What of it concerns more than one operation: windows of the group's peers, connections, waiting.

@@ -558,44 +558,15 @@ TEST_CASE("bootstrap/rendezvous: two groups of one name after another do not mee
   CHECK(uids[1] != uids[2]);
 }
 
-TEST_CASE("bootstrap/rendezvous: dedicated servers are in the roster once they have opened the group",
-          "[bootstrap][fast]") {
-  World world(3);
-  int finds = 0;
-  int commits = 0;
-  const auto server = [](int index, int count) {
-    return sample_member(index, count, 900 + static_cast<std::uint64_t>(index));
-  };
-  // Two are found; the second cannot open the group at first, so the roster is made again without it.
-  world.options(0).servers = [&](const Roster& roster) -> std::optional<std::vector<MemberRecord>> {
-    CHECK(roster.size() == 3);
-    if (finds++ == 0) return std::nullopt;
-    if (commits == 0) return std::vector<MemberRecord>{server(0, 2), server(1, 2)};
-    return std::vector<MemberRecord>{server(0, 1)};
-  };
-  world.options(0).commit = [&](const Roster& roster) {
-    if (++commits == 1) return MemoryProof::pending();
-    return roster.servers.size() == 2 ? MemoryProof::unproven_with({}) : MemoryProof::ok();
-  };
-  for (int r = 0; r < 3; ++r) world.start(r);
-  REQUIRE(world.run(Phase::kReady));
-  CHECK(commits >= 3);
-  for (int r = 0; r < 3; ++r) {
-    REQUIRE(world.member(r).roster().servers.size() == 1);
-    CHECK(world.member(r).roster().servers.front().engine == core::EngineId{900});
-    CHECK(world.member(r).roster().uid == world.member(0).roster().uid);
+TEST_CASE("bootstrap/rendezvous: all members know whether rank 0 names dedicated servers", "[bootstrap][fast]") {
+  for (const bool names : {false, true}) {
+    World world(3);
+    world.options(0).names_servers = names;
+    world.options(1).names_servers = !names;
+    for (int r = 0; r < 3; ++r) world.start(r);
+    REQUIRE(world.run(Phase::kReady));
+    for (int r = 0; r < 3; ++r) CHECK(world.member(r).roster().names_servers == names);
   }
-}
-
-TEST_CASE("bootstrap/rendezvous: a required server that is missing ends the group for all", "[bootstrap][fast]") {
-  World world(3);
-  world.options(0).servers = [](const Roster&) { return std::optional(std::vector<MemberRecord>()); };
-  world.options(0).commit = [](const Roster&) {
-    return MemoryProof::failed(core::Status(core::Code::kPeerDead, "the dedicated server x:1 cannot be reached"));
-  };
-  for (int r = 0; r < 3; ++r) world.start(r);
-  REQUIRE(world.run(Phase::kFailed));
-  for (int r = 0; r < 3; ++r) CHECK(contains(message(world.member(r)), "x:1 cannot be reached"));
 }
 
 TEST_CASE("bootstrap/rendezvous: another protocol or build is refused at once with both named", "[bootstrap][fast]") {

@@ -112,9 +112,9 @@ struct Host {
       records.push_back(cluster.record_of(runtime));
       joining.push_back(runtime);
     }
-    group().newcomers->take_in(records, [this](const core::Status& status) {
-      outcome = status;
-      if (status.is_ok()) runtime_of.insert(runtime_of.end(), joining.begin(), joining.end());
+    group().newcomers->take_in(records, [this](const worker::JoinOutcome& what) {
+      outcome = what.status;
+      if (what.status.is_ok()) runtime_of.insert(runtime_of.end(), joining.begin(), joining.end());
       joining.clear();
     });
   }
@@ -213,7 +213,7 @@ TEST_CASE("engine/newcomers: one that a rank cannot reach joins nowhere, and the
     const int runtime = cluster.add_server();
     std::string record = cluster.record_of(runtime, core::kProtocolVersion + (how == "unreadable" ? 0 : 1));
     if (how == "unreadable") record.resize(record.size() / 2);
-    host.group().newcomers->take_in({record}, [&](const core::Status& status) { host.outcome = status; });
+    host.group().newcomers->take_in({record}, [&](const worker::JoinOutcome& joined) { host.outcome = joined.status; });
   } else {
     host.take_in(1);
     const int runtime = host.joining.front();

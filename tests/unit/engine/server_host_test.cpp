@@ -11,7 +11,7 @@
 
 #include "hybridps/core/config.h"
 #include "hybridps/door/door.h"
-#include "hybridps/engine/dedicated_client.h"
+#include "hybridps/engine/server_request.h"
 #include "tests/support/catch.h"
 #include "tests/unit/bootstrap/sample.h"
 
@@ -45,14 +45,14 @@ struct Scene {
         .status();
   }
   /// Of three ranks that are not there: nothing is sent to them in this test.
-  ServerRequest open(std::uint64_t group, bool late = true) const {
+  ServerRequest open(std::uint64_t group) const {
     ServerRequest request;
     request.kind = ServerRequest::RequestKind::kOpen;
     request.group_name = "group " + std::to_string(group);
     request.roster = bootstrap::testing::sample_roster(3);
     request.roster->uid = {group, 7};
     request.roster->servers = engine::find_server({"127.0.0.1", host->port()}, "secret").value();
-    if (late) request.late = ServerRequest::Late{0, 16384, 16384, 16384};
+    request.chunks = {16384, 16384, 16384};
     return request;
   }
   static ServerRequest close(const ServerRequest& open) {
@@ -160,7 +160,7 @@ TEST_CASE("engine/server_host: a group is opened once, and not any more where th
 
 TEST_CASE("engine/server_host: what it refuses it says, and a draining one takes nothing new", "[engine]") {
   Scene scene;
-  const ServerRequest first = scene.open(1, false);
+  const ServerRequest first = scene.open(1);
   REQUIRE(scene.ask(first).is_ok());
   REQUIRE(scene.soon(1));
   const ServerRequest second = scene.open(2);

@@ -1,9 +1,11 @@
-// Rank 0 asks for servers that its group lacks, at doors that are played here.
-#include "hybridps/engine/late_servers.h"
+// Rank 0 brings servers into its group, at the start and later, from doors that are played here.
+#include "hybridps/engine/server_joins.h"
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -47,13 +49,14 @@ struct Played {
         answer = records();
         break;
       case ServerRequest::RequestKind::kOpen:
-        CHECK(asked->roster->servers.size() == 1);
         ++opens;
         if (!refuses.is_ok()) {
           answer = refuses;
           break;
         }
-        member = asked->roster->size() + static_cast<int>(asked->late->before);
+        for (const bootstrap::MemberRecord& server : asked->roster->servers)
+          if (server.engine == cluster.id(runtime))
+            member = asked->roster->size() + static_cast<int>(asked->before) + server.group_rank;
         cluster.open_late(asked->roster->uid, runtime, member);
         answer = Bytes();
         break;
@@ -86,17 +89,31 @@ struct Played {
   std::unique_ptr<door::Door> door;
 };
 
+using engine::ServerJoins;
+
 struct Scene {
-  explicit Scene(std::vector<door::Address> addresses) {
+  explicit Scene(std::vector<door::Address> addresses, ServerJoins::GroupStart start = ServerJoins::GroupStart::kIsOver,
+                 bool required = false) {
     uid = cluster.open_group();
     roster = bootstrap::testing::sample_roster(3);
     roster.uid = uid;
     roster.node_of = {0, 1, 2};
     roster.servers.clear();
-    late = std::make_unique<engine::LateServers>(
-        engine::LateServersOptions{std::move(addresses), "secret", std::chrono::milliseconds(2)}, roster, group());
+    for (int rank = 0; rank < 3; ++rank) {
+      engine::Runtime::RuntimeHooks hooks;
+      hooks.servers_joined = [this, rank](core::GroupUid, std::vector<bootstrap::MemberRecord> servers) {
+        joined[rank] += servers.size();
+        if (rank == 0) std::move(servers.begin(), servers.end(), std::back_inserter(roster.servers));
+      };
+      hooks.group_starts = [this, rank](core::GroupUid) { ++starts[rank]; };
+      cluster.at(rank).set_hooks(std::move(hooks));
+    }
+    late = std::make_unique<ServerJoins>(
+        engine::ServerJoinsOptions{std::move(addresses), "secret", std::chrono::milliseconds(2), required}, roster, group(),
+        start, [this](const core::Status& why) { cluster.at(0).worker().fail_group(group(), why, /*tell=*/true); });
     group().info.weights_with = [this](const std::vector<bool>& are_there) { return late->weights_with(are_there); };
   }
+  bool has_started() const { return starts == std::map<int, int>{{0, 1}, {1, 1}, {2, 1}}; }
   worker::GroupState& group(int rank = 0) { return *cluster.at(rank).worker().find(uid); }
   /// Real time: doors have threads.
   template <typename Condition>
@@ -118,7 +135,9 @@ struct Scene {
   }()};
   core::GroupUid uid;
   bootstrap::Roster roster;
-  std::unique_ptr<engine::LateServers> late;
+  std::map<int, std::size_t> joined;  // servers, by rank
+  std::map<int, int> starts;          // by rank
+  std::unique_ptr<ServerJoins> late;
 };
 
 int free_port() {
@@ -128,7 +147,7 @@ int free_port() {
 
 }  // namespace
 
-TEST_CASE("engine/late_servers: one that comes late joins; lost and alive, its server is asked for another engine",
+TEST_CASE("engine/server_joins: one that comes late joins; lost and alive, its server is asked for another engine",
           "[engine][fast]") {
   const int port = free_port();
   Scene scene({{"127.0.0.1", port}});
@@ -162,7 +181,7 @@ TEST_CASE("engine/late_servers: one that comes late joins; lost and alive, its s
   CHECK(scene.group().plans->newest_version().topology.server_weight(0) == 0.0);
 }
 
-TEST_CASE("engine/late_servers: another token is complained of once, however often it is asked", "[engine][fast]") {
+TEST_CASE("engine/server_joins: another token is complained of once, however often it is asked", "[engine][fast]") {
   test::CapturedStderr log;
   {
     const int port = free_port();
@@ -178,7 +197,7 @@ TEST_CASE("engine/late_servers: another token is complained of once, however oft
   CHECK(text.find("goes on without a dedicated server", first + 1) == std::string::npos);
 }
 
-TEST_CASE("engine/late_servers: one that refuses is asked again; where it is not known whether it has opened, it takes another engine",
+TEST_CASE("engine/server_joins: one that refuses is asked again; where it is not known whether it has opened, it takes another engine",
           "[engine][fast]") {
   const int port = free_port();
   Scene scene({{"127.0.0.1", port}});
@@ -194,4 +213,85 @@ TEST_CASE("engine/late_servers: one that refuses is asked again; where it is not
   REQUIRE(scene.within_seconds([&] { return scene.group(2).info.engines.size() == 4; }, {&played}));
   CHECK(played.closed == std::set<core::EngineId>{first});
   CHECK(played.renewed == std::set<core::EngineId>{first});
+}
+
+TEST_CASE("engine/server_joins: a group starts when all servers that are there have joined, in one change", "[engine][fast]") {
+  test::CapturedStderr log;
+  const int nobody = free_port();
+  const int ports[] = {free_port(), free_port()};
+  Scene scene({{"127.0.0.1", ports[0]}, {"127.0.0.1", nobody}, {"127.0.0.1", ports[1]}},
+              ServerJoins::GroupStart::kAwaitsServers);
+  Played one(scene.cluster, ports[0]);
+  Played other(scene.cluster, ports[1]);
+  REQUIRE(scene.within_seconds([&] { return scene.has_started(); }, {&one, &other}));
+  for (int rank = 0; rank < 3; ++rank) {
+    const schedule::Topology& topology = scene.group(rank).plans->newest_version().topology;
+    CHECK(scene.joined[rank] == 2);
+    REQUIRE(topology.servers() == 2);
+    CHECK(topology.server_weight(0) > 0.0);
+    CHECK(topology.server_weight(1) > 0.0);
+    CHECK(scene.group(rank).plans->newest() == 1);
+    CHECK(scene.group(rank).plans->version_of(0).number == 1);
+  }
+  CHECK(one.member == 3);
+  CHECK(other.member == 4);
+  CHECK(one.opens == 1);
+  CHECK(one.closed.empty());
+  CHECK(log.finish().find("goes on without a dedicated server") != std::string::npos);
+}
+
+TEST_CASE("engine/server_joins: a group whose servers are not there starts without, and takes them in later", "[engine][fast]") {
+  const int port = free_port();
+  Scene scene({{"127.0.0.1", port}}, ServerJoins::GroupStart::kAwaitsServers);
+  REQUIRE(scene.within_seconds([&] { return scene.has_started(); }, {}));
+  CHECK(scene.joined.empty());
+  for (int rank = 0; rank < 3; ++rank) CHECK(scene.group(rank).plans->newest() == 0);
+  Played played(scene.cluster, port);
+  REQUIRE(scene.within_seconds([&] { return scene.joined[2] == 1; }, {&played}));
+  CHECK(scene.has_started());
+}
+
+TEST_CASE("engine/server_joins: where one does not open the group, the start is made again without it", "[engine][fast]") {
+  const int ports[] = {free_port(), free_port()};
+  Scene scene({{"127.0.0.1", ports[0]}, {"127.0.0.1", ports[1]}}, ServerJoins::GroupStart::kAwaitsServers);
+  Played refuses(scene.cluster, ports[0]);
+  Played opens(scene.cluster, ports[1]);
+  // It may have it open, in part or a little later.
+  refuses.refuses = core::Status(core::Code::kTimeout, "the server is too busy to answer");
+  REQUIRE(scene.within_seconds([&] { return scene.has_started() && !refuses.closed.empty(); }, {&refuses, &opens}));
+  CHECK(scene.joined[1] == 1);
+  CHECK(opens.member == 3);
+  CHECK(opens.opens == 2);
+  CHECK(opens.closed.size() == 1);
+  CHECK(opens.renewed == opens.closed);
+}
+
+TEST_CASE("engine/server_joins: a server that a rank cannot use is named, and the others join", "[engine][fast]") {
+  test::CapturedStderr log;
+  const int ports[] = {free_port(), free_port()};
+  Scene scene({{"127.0.0.1", ports[0]}, {"127.0.0.1", ports[1]}}, ServerJoins::GroupStart::kAwaitsServers);
+  Played useless(scene.cluster, ports[0]);
+  Played useful(scene.cluster, ports[1]);
+  engine::Runtime::RuntimeHooks hooks;
+  hooks.may_meet = [&](core::GroupUid, const std::vector<bootstrap::MemberRecord>& newcomers) {
+    return newcomers.back().engine == scene.cluster.id(useless.runtime)
+               ? core::Status(core::Code::kOutOfResources, "too few file descriptors")
+               : core::Status::ok();
+  };
+  scene.cluster.at(2).set_hooks(std::move(hooks));
+  REQUIRE(scene.within_seconds([&] { return scene.has_started(); }, {&useless, &useful}));
+  CHECK(scene.joined[2] == 1);
+  CHECK(useful.member == 3);
+  const std::string text = log.finish();
+  CHECK(text.find("127.0.0.1:" + std::to_string(ports[0]) + " does not join: rank 2") != std::string::npos);
+  CHECK(text.find("too few file descriptors") != std::string::npos);
+  CHECK(text.find("127.0.0.1:" + std::to_string(ports[1]) + " does not join") == std::string::npos);
+}
+
+TEST_CASE("engine/server_joins: a required server that is missing at the start ends the group for all", "[engine][fast]") {
+  Scene scene({{"127.0.0.1", free_port()}}, ServerJoins::GroupStart::kAwaitsServers, /*required=*/true);
+  REQUIRE(scene.within_seconds(
+      [&] { return !scene.group(0).status.is_ok() && !scene.group(1).status.is_ok() && !scene.group(2).status.is_ok(); }, {}));
+  CHECK(std::string(scene.group(1).status.message()).find("HYBRIDPS_SERVERS_REQUIRED is on") != std::string::npos);
+  CHECK(scene.starts.empty());
 }

@@ -1,0 +1,363 @@
+#include "hybridps/engine/server_joins.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "hybridps/core/log.h"
+#include "hybridps/core/thread.h"
+#include "hybridps/engine/records.h"
+
+namespace hybridps::engine {
+namespace {
+
+using bootstrap::MemberRecord;
+using core::Code;
+using core::Status;
+
+// For a thread that was started and gives no answer.
+constexpr auto kNoAnswerAfter = std::chrono::seconds(60);
+
+std::string name_of(const door::Address& address) { return "the dedicated server " + address.text(); }
+
+}  // namespace
+
+struct ServerJoins::Asking {
+  std::mutex mutex;
+  std::optional<core::Result<std::vector<MemberRecord>>> found;
+  std::optional<Status> opened;
+};
+
+ServerJoins::ServerJoins(ServerJoinsOptions options, const bootstrap::Roster& roster, worker::GroupState& group,
+                         GroupStart start, std::function<void(const Status&)> fail)
+    : options_(std::move(options)),
+      roster_(roster),
+      group_(group),
+      fail_(std::move(fail)),
+      is_starting_(start == GroupStart::kAwaitsServers) {
+  for (const door::Address& address : options_.addresses) {
+    PolledAddress& place = places_.emplace_back();
+    place.address = address;
+    place.next = core::Clock::now() + options_.retry;
+  }
+}
+
+ServerJoins::~ServerJoins() {
+  for (PolledAddress& place : places_)
+    if (place.step == AddressStep::kOpening || place.step == AddressStep::kOpened) give_up(place);
+}
+
+bootstrap::Roster ServerJoins::with_newcomers() const {
+  bootstrap::Roster all = roster_;
+  all.servers.insert(all.servers.end(), newcomers_.begin(), newcomers_.end());
+  return all;
+}
+
+std::vector<double> ServerJoins::weights_with(const std::vector<bool>& are_there) const {
+  return engine::weights_with(with_newcomers(), are_there);
+}
+
+bool ServerJoins::has(core::EngineId engine) const {
+  const auto& engines = group_.info.engines;
+  const auto found = std::find(engines.begin() + group_.info.topology.size(), engines.end(), engine);
+  return found != engines.end() && !group_.servers.is_gone(static_cast<int>(found - engines.begin()));
+}
+
+bool ServerJoins::has_given_up(core::EngineId engine) const {
+  const auto& engines = group_.info.engines;
+  return given_up_.count(engine) > 0 || (std::find(engines.begin(), engines.end(), engine) != engines.end() && !has(engine));
+}
+
+bool ServerJoins::any_in(AddressStep step) const {
+  return std::any_of(places_.begin(), places_.end(), [step](const PolledAddress& place) { return place.step == step; });
+}
+
+std::size_t ServerJoins::tick(core::TimePoint now) {
+  if (!group_.status.is_ok() || group_.leaving) return 0;
+  std::size_t work = 0;
+  switch (phase_) {
+    case JoinPhase::kIdle:
+      return is_starting_ ? begin_start() : begin_round(now);
+    case JoinPhase::kAsking:
+      for (PolledAddress& place : places_)
+        if (place.step == AddressStep::kFinding || place.step == AddressStep::kRenewing) work += on_found(place);
+      if (!any_in(AddressStep::kFinding) && !any_in(AddressStep::kRenewing)) open_found();
+      return work;
+    case JoinPhase::kOpening:
+      for (PolledAddress& place : places_)
+        if (place.step == AddressStep::kOpening) work += on_opened(place);
+      if (!any_in(AddressStep::kOpening)) take_in_opened();
+      return work;
+    case JoinPhase::kJoining:
+      if (*joined_) on_joined();
+      return 0;
+  }
+  return 0;
+}
+
+// --- a round ---------------------------------------------------------------------------------------------------------
+
+std::size_t ServerJoins::begin_start() {
+  phase_ = JoinPhase::kAsking;
+  for (PolledAddress& place : places_)
+    if (!place.left_out) ask(place, AddressStep::kFinding, {});
+  if (any_in(AddressStep::kFinding)) return 1;
+  end_round();
+  is_starting_ = false;
+  if (group_.status.is_ok()) group_.newcomers->start_without();
+  return 1;
+}
+
+std::size_t ServerJoins::begin_round(core::TimePoint now) {
+  if (options_.retry == core::Duration::zero()) return 0;
+  for (PolledAddress& place : places_) {
+    if (place.has_all) {
+      if (std::all_of(place.engines.begin(), place.engines.end(), [&](core::EngineId engine) { return has(engine); })) continue;
+      place.has_all = false;
+      place.pause = 1;
+      place.next = now + options_.retry;
+    }
+    if (now < place.next) continue;
+    phase_ = JoinPhase::kAsking;
+    ask(place, AddressStep::kFinding, {});
+    return 1;
+  }
+  return 0;
+}
+
+void ServerJoins::end_round() {
+  for (PolledAddress& place : places_) {
+    place.step = AddressStep::kIdle;
+    place.newcomers.clear();
+  }
+  newcomers_.clear();
+  phase_ = JoinPhase::kIdle;
+}
+
+// The loop waits for nobody: where no thread can be had, it is tried later.
+template <typename Task>
+void ServerJoins::ask_by_thread(PolledAddress& place, AddressStep step, Task task) {
+  place.step = step;
+  place.asking = std::make_shared<Asking>();
+  place.no_answer_at = core::Clock::now() + kNoAnswerAfter;
+  if (!core::run_detached("hybridps-ask", [asking = place.asking, task = std::move(task)] { task(*asking); }))
+    try_later(place, Answers::kNo, Status(Code::kOutOfResources, "no thread"));
+}
+
+void ServerJoins::ask(PolledAddress& place, AddressStep step, ServerRequest request) {
+  ask_by_thread(place, step, [address = place.address, token = options_.token, r = std::move(request)](Asking& asking) {
+    core::Result<std::vector<MemberRecord>> found = find_server(address, token, r);
+    const std::lock_guard lock(asking.mutex);
+    asking.found = std::move(found);
+  });
+}
+
+std::size_t ServerJoins::on_found(PolledAddress& place) {
+  std::optional<core::Result<std::vector<MemberRecord>>> found;
+  {
+    const std::lock_guard lock(place.asking->mutex);
+    found = std::move(place.asking->found);
+  }
+  if (!found) {
+    if (core::Clock::now() >= place.no_answer_at) try_later(place, Answers::kNo, Status(Code::kTimeout, "no answer"));
+    return 0;
+  }
+  if (!found->is_ok()) {
+    const Code code = found->status().code();
+    const bool answers = code == Code::kMismatch || code == Code::kInvalidArgument;
+    try_later(place, answers ? Answers::kYes : Answers::kNo, found->status());
+    return 1;
+  }
+  place.engines.clear();
+  place.newcomers.clear();
+  ServerRequest renew;
+  renew.kind = ServerRequest::RequestKind::kRenew;
+  for (MemberRecord& record : found->value()) {
+    place.engines.push_back(record.engine);
+    if (has(record.engine)) continue;
+    if (has_given_up(record.engine)) renew.engines.push_back(record.engine);
+    place.newcomers.push_back(std::move(record));
+  }
+  if (!renew.engines.empty()) {
+    if (place.step == AddressStep::kRenewing)
+      try_later(place, Answers::kNo, Status(Code::kPeerDead, "it has no other engine"));
+    else
+      ask(place, AddressStep::kRenewing, std::move(renew));
+    return 1;
+  }
+  place.has_all = place.newcomers.empty();
+  place.step = place.has_all ? AddressStep::kIdle : AddressStep::kFound;
+  return 1;
+}
+
+Status ServerJoins::check(const PolledAddress& place) const {
+  const auto is_other = [&](const PolledAddress& other) {
+    return &other < &place && other.step == AddressStep::kFound &&
+           other.newcomers.front().engine == place.newcomers.front().engine;
+  };
+  if (std::any_of(places_.begin(), places_.end(), is_other))
+    return Status(Code::kInvalidArgument, name_of(place.address) + " is named twice under different addresses");
+  if (Status useless = check_server(roster_, place.newcomers, place.address.text()); !useless.is_ok()) return useless;
+  if (roster_.servers.size() + newcomers_.size() + place.newcomers.size() > bootstrap::kServersMax)
+    return Status(Code::kOutOfResources, name_of(place.address) + " would be more than the " +
+                                             std::to_string(bootstrap::kServersMax) +
+                                             " that a group may have had: make a new group");
+  return check_room(place);
+}
+
+// At the start all of them have a part in how large chunks are, down to a block of the codec. Later they take the chunks as they are.
+Status ServerJoins::check_room(const PolledAddress& place) const {
+  const worker::GroupInfo& info = group_.info;
+  const schedule::ChunkSizes& chunks = info.tuning.chunks;
+  if (is_starting_) {
+    const std::uint64_t block = info.codecs != nullptr ? block_bytes(*info.codecs) : 0;
+    for (const MemberRecord& server : place.newcomers)
+      if (server.chunk_bytes < block)
+        return Status(Code::kInvalidArgument, name_of(place.address) + " has room for coded chunks of " +
+                                                  std::to_string(server.chunk_bytes) + " bytes, and compression '" +
+                                                  roster_.members.front().compress + "' has blocks of " +
+                                                  std::to_string(block) + "; start it with a larger HYBRIDPS_CHUNK_BYTES");
+    return Status::ok();
+  }
+  std::uint64_t needs = chunks.usual;
+  if (info.codecs != nullptr) needs = std::max(needs, chunks.coded);
+  if (group_.plans->tuner() != nullptr) needs = std::max<std::uint64_t>(needs, chunks.room);
+  for (const MemberRecord& server : place.newcomers)
+    if (std::max(server.chunk_bytes, server.chunk_bytes_max) < needs)
+      return Status(Code::kInvalidArgument, name_of(place.address) + " has room for chunks of " +
+                                                std::to_string(std::max(server.chunk_bytes, server.chunk_bytes_max)) +
+                                                " bytes, and those of the group may have " + std::to_string(needs) +
+                                                "; start it with the same HYBRIDPS_CHUNK_BYTES and HYBRIDPS_TUNE as the ranks");
+  return Status::ok();
+}
+
+void ServerJoins::open_found() {
+  for (PolledAddress& place : places_) {
+    if (place.step != AddressStep::kFound) continue;
+    if (const Status useless = check(place); !useless.is_ok())
+      try_later(place, Answers::kYes, useless);
+    else
+      newcomers_.insert(newcomers_.end(), place.newcomers.begin(), place.newcomers.end());
+  }
+  if (newcomers_.empty()) {
+    end_round();
+    return;
+  }
+  for (std::size_t i = 0; i < newcomers_.size(); ++i) {
+    newcomers_[i].group_rank = static_cast<int>(i);
+    newcomers_[i].group_size = static_cast<int>(newcomers_.size());
+  }
+  ServerRequest request;
+  request.kind = ServerRequest::RequestKind::kOpen;
+  request.group_name = group_.info.name;
+  request.roster = roster_;
+  request.roster->servers = newcomers_;
+  request.before = static_cast<std::uint32_t>(roster_.servers.size());
+  request.chunks = group_.info.tuning.chunks;
+  if (is_starting_) {
+    const bootstrap::Roster all = with_newcomers();
+    request.chunks = chunk_sizes(all, topology_of(all, 0));
+  }
+  phase_ = JoinPhase::kOpening;
+  const auto body = std::make_shared<const bootstrap::Bytes>(encode(request));
+  for (PolledAddress& place : places_) {
+    if (place.step != AddressStep::kFound) continue;
+    ask_by_thread(place, AddressStep::kOpening, [address = place.address, token = options_.token, body](Asking& asking) {
+      const core::Result<bootstrap::Bytes> answer =
+          door::ask(address, token, *body, core::Deadline::after(kServerAnswersWithin));
+      const std::lock_guard lock(asking.mutex);
+      asking.opened = answer.is_ok() ? Status::ok() : answer.status();
+    });
+  }
+}
+
+std::size_t ServerJoins::on_opened(PolledAddress& place) {
+  std::optional<Status> opened;
+  {
+    const std::lock_guard lock(place.asking->mutex);
+    opened = place.asking->opened;
+  }
+  if (!opened && core::Clock::now() >= place.no_answer_at) opened = Status(Code::kTimeout, "no answer");
+  if (!opened) return 0;
+  place.opened = *std::move(opened);
+  place.step = AddressStep::kOpened;
+  return 1;
+}
+
+// Each is numbered among all that were asked: without one of them, all begin anew.
+void ServerJoins::take_in_opened() {
+  std::size_t opened = 0;
+  for (const PolledAddress& place : places_)
+    if (place.step == AddressStep::kOpened && place.opened.is_ok()) opened += place.newcomers.size();
+  if (opened == newcomers_.size()) {
+    std::vector<std::string> records;
+    for (const MemberRecord& record : newcomers_) {
+      const core::Result<bootstrap::Bytes> bytes = bootstrap::encode(record);
+      records.emplace_back(bytes.is_ok() ? std::string(bytes.value().begin(), bytes.value().end()) : std::string());
+    }
+    phase_ = JoinPhase::kJoining;
+    joined_ = std::make_shared<std::optional<worker::JoinOutcome>>();
+    group_.newcomers->take_in(records, [joined = joined_](const worker::JoinOutcome& outcome) { *joined = outcome; });
+    return;
+  }
+  for (PolledAddress& place : places_) {
+    if (place.step != AddressStep::kOpened) continue;
+    const Status status = place.opened;
+    // Where it has refused, none of its threads has the group open.
+    if (status.is_ok() || status.code() == Code::kTimeout || status.code() == Code::kPeerDead) give_up(place);
+    if (!status.is_ok()) try_later(place, Answers::kYes, status);
+  }
+  end_round();
+}
+
+void ServerJoins::on_joined() {
+  const worker::JoinOutcome outcome = **joined_;
+  std::size_t before = 0;
+  for (PolledAddress& place : places_) {
+    if (place.step != AddressStep::kOpened) continue;
+    const std::size_t first = std::exchange(before, before + place.newcomers.size());
+    if (outcome.status.is_ok()) {
+      place.has_all = true;
+      place.complaint.clear();
+      continue;
+    }
+    give_up(place);
+    if (!outcome.server || (*outcome.server >= first && *outcome.server < before))
+      try_later(place, Answers::kYes, Status(outcome.status.code(), name_of(place.address) + " does not join: " +
+                                                                         std::string(outcome.status.message())));
+  }
+  if (outcome.status.is_ok()) is_starting_ = false;
+  end_round();
+}
+
+// What has the group open there, or may have it soon, and will not be used.
+void ServerJoins::give_up(PolledAddress& place) {
+  ServerRequest request;
+  request.kind = ServerRequest::RequestKind::kClose;
+  request.uid = group_.info.uid;
+  for (const MemberRecord& record : place.newcomers) {
+    given_up_.insert(record.engine);
+    request.engines.push_back(record.engine);
+  }
+  // Without a thread the server has it open until the group ends.
+  (void)core::run_detached("hybridps-ask", [address = place.address, token = options_.token, body = encode(request)] {
+    (void)door::ask(address, token, body, core::Deadline::after(kServerAnswersWithin));
+  });
+}
+
+void ServerJoins::try_later(PolledAddress& place, Answers answers, const Status& why) {
+  place.step = AddressStep::kIdle;
+  const std::string text(why.message());
+  const bool is_news = std::exchange(place.complaint, text) != text;
+  if (is_starting_ && options_.required)
+    fail_(Status(why.code(), text + " (HYBRIDPS_SERVERS_REQUIRED is on)"));
+  else if ((is_starting_ || answers == Answers::kYes) && is_news)
+    core::log_warn("group \"", group_.info.name, "\" goes on without a dedicated server: ", text);
+  else
+    core::log_debug("group \"", group_.info.name, "\": ", text);
+  place.left_out = true;
+  place.pause = answers == Answers::kYes ? kPauseMax : std::min(2 * place.pause, kPauseMax);
+  place.next = core::Clock::now() + place.pause * options_.retry;
+}
+
+}  // namespace hybridps::engine

@@ -72,14 +72,7 @@ WorkPtr ProcessGroupHybrid::allreduce(std::vector<at::Tensor>& tensors, const c1
   // Several tensors: the reduction is over all tensors of all ranks, and all of them get it, as in gloo.
   call.operations.front().output = {tensors.size() == 1 ? call.buffers.output(tensor, true)
                                                         : call.buffers.output_of_all(tensors, what)};
-  call.type = c10d::OpType::ALLREDUCE;
-  call.name = "all_reduce";
-  call.title = "hybridps:all_reduce";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
-  call.inputs = tensors;
-  call.outputs = tensors;
-  return issue(std::move(call));
+  return issue(std::move(call).of(c10d::OpType::ALLREDUCE, "all_reduce", "hybridps:all_reduce", opts, tensors, tensors));
 }
 
 WorkPtr ProcessGroupHybrid::allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) {
@@ -97,14 +90,7 @@ WorkPtr ProcessGroupHybrid::allreduce_coalesced(std::vector<at::Tensor>& tensors
   Call call;
   call.operations.push_back(reduction(schedule::Kind::kAllReduce, reduction_of(kName, tensors.front(), opts.reduceOp)));
   for (const auto& tensor : tensors) call.operations.front().output.push_back(call.buffers.output(tensor, true));
-  call.type = c10d::OpType::ALLREDUCE_COALESCED;
-  call.name = kName;
-  call.title = "hybridps:all_reduce";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
-  call.inputs = tensors;
-  call.outputs = tensors;
-  return issue(std::move(call));
+  return issue(std::move(call).of(c10d::OpType::ALLREDUCE_COALESCED, kName, "hybridps:all_reduce", opts, tensors, tensors));
 }
 
 WorkPtr ProcessGroupHybrid::reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& opts) {
@@ -121,14 +107,7 @@ WorkPtr ProcessGroupHybrid::reduce(std::vector<at::Tensor>& tensors, const c10d:
   } else {
     operation.input = {call.buffers.input(tensor)};
   }
-  call.type = c10d::OpType::REDUCE;
-  call.name = "reduce";
-  call.title = "hybridps:reduce";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
-  call.inputs = tensors;
-  call.outputs = tensors;
-  return issue(std::move(call));
+  return issue(std::move(call).of(c10d::OpType::REDUCE, "reduce", "hybridps:reduce", opts, tensors, tensors));
 }
 
 WorkPtr ProcessGroupHybrid::reduce_scatter(std::vector<at::Tensor>& outputs,
@@ -157,14 +136,7 @@ WorkPtr ProcessGroupHybrid::reduce_scatter(std::vector<at::Tensor>& outputs,
     operation.input.push_back(piece);
     operation.input_bytes.push_back(piece.bytes);
   }
-  call.type = c10d::OpType::REDUCE_SCATTER;
-  call.name = kName;
-  call.title = "hybridps:reduce_scatter";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
-  call.inputs = inputs.front();
-  call.outputs = outputs;
-  return issue(std::move(call));
+  return issue(std::move(call).of(c10d::OpType::REDUCE_SCATTER, kName, "hybridps:reduce_scatter", opts, inputs.front(), outputs));
 }
 
 WorkPtr ProcessGroupHybrid::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -219,17 +191,11 @@ WorkPtr ProcessGroupHybrid::reduce_scatter_tensor_coalesced(std::vector<at::Tens
     call.operations.push_back(std::move(operation));
   }
 #if HYBRIDPS_TORCH_AT_LEAST(15)
-  call.type = outputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED;
+  const auto type = outputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED;
 #else
-  call.type = outputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::COALESCED;
+  const auto type = outputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::COALESCED;
 #endif
-  call.name = name;
-  call.title = "hybridps:_reduce_scatter_base";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
-  call.inputs = inputs;
-  call.outputs = outputs;
-  return issue(std::move(call));
+  return issue(std::move(call).of(type, name, "hybridps:_reduce_scatter_base", opts, inputs, outputs));
 }
 
 // As gloo does it: every rank gets all indices and values, and adds the parts in rank order. The sizes are exchanged in
@@ -294,14 +260,7 @@ WorkPtr ProcessGroupHybrid::sparse_allreduce(const std::vector<at::Tensor>& tens
     sum = sum.coalesce();
     for (at::Tensor target : tensors) target.copy_(sum);
   };
-  call.type = c10d::OpType::_ALLREDUCE_SPARSE;
-  call.name = "all_reduce (sparse)";
-  call.title = "hybridps:sparse_all_reduce";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
-  call.inputs = tensors;
-  call.outputs = tensors;
-  return issue(std::move(call));
+  return issue(std::move(call).of(c10d::OpType::_ALLREDUCE_SPARSE, "all_reduce (sparse)", "hybridps:sparse_all_reduce", opts, tensors, tensors));
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::outer_step(at::Tensor tensor, const std::string& what,
@@ -352,14 +311,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::outer_step(at::Tensor tensor,
 // Barriers ------------------------------------------------------------------------------------------------------------
 
 WorkPtr ProcessGroupHybrid::barrier(const c10d::BarrierOptions& opts) {
-  Call call;
+  Call call = Call().of(c10d::OpType::BARRIER, "barrier", "hybridps:barrier", opts, {}, {});
   call.operations.resize(1);
   call.operations.front().kind = schedule::Kind::kBarrier;
-  call.type = c10d::OpType::BARRIER;
-  call.name = "barrier";
-  call.title = "hybridps:barrier";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
   // In a group that works on a GPU it also comes after what is on the current stream. Other ranks see one and the same.
   if (const auto device = last_device()) return issue_on_stream(std::move(call), *device);
   return issue(std::move(call));

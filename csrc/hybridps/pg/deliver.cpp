@@ -69,14 +69,7 @@ WorkPtr ProcessGroupHybrid::broadcast(std::vector<at::Tensor>& tensors, const c1
   call.operations.front().output = {call.buffers.output(tensor, rank_ == root)};
   for (const at::Tensor& other : tensors)
     if (&other != &tensor) call.buffers.output_also(other, tensor);
-  call.type = c10d::OpType::BROADCAST;
-  call.name = "broadcast";
-  call.title = "hybridps:broadcast";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
-  call.inputs = tensors;
-  call.outputs = tensors;
-  return issue(std::move(call));
+  return issue(std::move(call).of(c10d::OpType::BROADCAST, "broadcast", "hybridps:broadcast", opts, tensors, tensors));
 }
 
 WorkPtr ProcessGroupHybrid::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -114,14 +107,7 @@ WorkPtr ProcessGroupHybrid::allgather(std::vector<std::vector<at::Tensor>>& outp
                           static_cast<int>(static_cast<std::size_t>(rank_) * inputs.size() + i));
     operation.input.push_back(piece);
   }
-  call.type = c10d::OpType::ALLGATHER;
-  call.name = kName;
-  call.title = "hybridps:all_gather";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
-  call.inputs = inputs;
-  call.outputs = flatten(outputs);
-  return issue(std::move(call));
+  return issue(std::move(call).of(c10d::OpType::ALLGATHER, kName, "hybridps:all_gather", opts, inputs, flatten(outputs)));
 }
 
 WorkPtr ProcessGroupHybrid::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
@@ -162,17 +148,11 @@ WorkPtr ProcessGroupHybrid::allgather_into_tensor_coalesced(std::vector<at::Tens
     operation.output_bytes.push_back(bytes);
   }
 #if HYBRIDPS_TORCH_AT_LEAST(15)
-  call.type = outputs.size() == 1 ? c10d::OpType::_ALLGATHER_BASE : c10d::OpType::ALLGATHER_INTO_TENSOR_COALESCED;
+  const auto type = outputs.size() == 1 ? c10d::OpType::_ALLGATHER_BASE : c10d::OpType::ALLGATHER_INTO_TENSOR_COALESCED;
 #else
-  call.type = outputs.size() == 1 ? c10d::OpType::_ALLGATHER_BASE : c10d::OpType::COALESCED;
+  const auto type = outputs.size() == 1 ? c10d::OpType::_ALLGATHER_BASE : c10d::OpType::COALESCED;
 #endif
-  call.name = name;
-  call.title = "hybridps:_all_gather_base";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
-  call.inputs = inputs;
-  call.outputs = outputs;
-  return issue(std::move(call));
+  return issue(std::move(call).of(type, name, "hybridps:_all_gather_base", opts, inputs, outputs));
 }
 
 WorkPtr ProcessGroupHybrid::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
@@ -208,14 +188,7 @@ WorkPtr ProcessGroupHybrid::allgather_coalesced(std::vector<std::vector<at::Tens
                           static_cast<int>(static_cast<std::size_t>(rank_) * inputs.size() + i));
     operation.input.push_back(piece);
   }
-  call.type = c10d::OpType::ALLGATHER_COALESCED;
-  call.name = kName;
-  call.title = "hybridps:all_gather";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
-  call.inputs = inputs;
-  call.outputs = flatten(outputs);
-  return issue(std::move(call));
+  return issue(std::move(call).of(c10d::OpType::ALLGATHER_COALESCED, kName, "hybridps:all_gather", opts, inputs, flatten(outputs)));
 }
 
 WorkPtr ProcessGroupHybrid::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -246,13 +219,7 @@ WorkPtr ProcessGroupHybrid::gather(std::vector<std::vector<at::Tensor>>& outputs
   }
   operation.input = {call.buffers.input(input)};
   call.buffers.separate(operation.input.front(), input, operation.output, rank_);
-  call.type = c10d::OpType::GATHER;
-  call.name = kName;
-  call.title = "hybridps:gather";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
-  call.inputs = inputs;
-  return issue(std::move(call));
+  return issue(std::move(call).of(c10d::OpType::GATHER, kName, "hybridps:gather", opts, inputs, std::move(call.outputs)));
 }
 
 #if HYBRIDPS_TORCH_AT_LEAST(14)
@@ -275,13 +242,7 @@ WorkPtr ProcessGroupHybrid::gather_into_tensor(at::Tensor& output, at::Tensor& i
     call.buffers.separate(operation.input.front(), input, operation.output, rank_);
     call.outputs = {output};
   }
-  call.type = c10d::OpType::GATHER;
-  call.name = kName;
-  call.title = "hybridps:gather";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
-  call.inputs = {input};
-  return issue(std::move(call));
+  return issue(std::move(call).of(c10d::OpType::GATHER, kName, "hybridps:gather", opts, {input}, std::move(call.outputs)));
 }
 #endif
 
@@ -315,13 +276,7 @@ WorkPtr ProcessGroupHybrid::scatter(std::vector<at::Tensor>& outputs, std::vecto
   } else {
     TORCH_CHECK(inputs.empty(), "hybridps::", kName, ": requires empty input on non-root");
   }
-  call.type = c10d::OpType::SCATTER;
-  call.name = kName;
-  call.title = "hybridps:scatter";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
-  call.outputs = outputs;
-  return issue(std::move(call));
+  return issue(std::move(call).of(c10d::OpType::SCATTER, kName, "hybridps:scatter", opts, std::move(call.inputs), outputs));
 }
 
 WorkPtr ProcessGroupHybrid::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
@@ -349,16 +304,9 @@ WorkPtr ProcessGroupHybrid::alltoall_base(at::Tensor& output, at::Tensor& input,
   TORCH_CHECK(operation.input_bytes[own] == operation.output_bytes[own], "hybridps::", kName,
               ": invalid split size at index ", own, ": this rank sends itself ", operation.input_bytes[own],
               " bytes and expects ", operation.output_bytes[own]);
-  call.type = c10d::OpType::ALLTOALL_BASE;
-  call.name = kName;
-  call.title = "hybridps:all_to_all";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
-  call.inputs = {input};
-  call.outputs = {output};
   call.input_splits = input_splits;
   call.output_splits = output_splits;
-  return issue(std::move(call));
+  return issue(std::move(call).of(c10d::OpType::ALLTOALL_BASE, kName, "hybridps:all_to_all", opts, {input}, {output}));
 }
 
 WorkPtr ProcessGroupHybrid::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
@@ -388,14 +336,7 @@ WorkPtr ProcessGroupHybrid::alltoall(std::vector<at::Tensor>& outputs, std::vect
     operation.input.push_back(piece);
     operation.input_bytes.push_back(piece.bytes);
   }
-  call.type = c10d::OpType::ALLTOALL;
-  call.name = kName;
-  call.title = "hybridps:all_to_all";
-  call.timeout = opts.timeout;
-  call.asynchronous = opts.asyncOp;
-  call.inputs = inputs;
-  call.outputs = outputs;
-  return issue(std::move(call));
+  return issue(std::move(call).of(c10d::OpType::ALLTOALL, kName, "hybridps:all_to_all", opts, inputs, outputs));
 }
 
 // Point to point ------------------------------------------------------------------------------------------------------

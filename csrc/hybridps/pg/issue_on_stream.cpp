@@ -87,6 +87,55 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
   return channel;
 }
 
+std::vector<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channels_of(
+    Life& life, const std::vector<worker::Operation>& operations, c10::Device device,
+    const std::shared_ptr<engine::Group>& group, const std::string& what) {
+  std::vector<std::shared_ptr<staging::Channel>> channels;
+  for (const worker::Operation& operation : operations) {
+    ChannelKey key;
+    key.type = device.type();
+    key.device = device.index();
+    if (operation.kind == schedule::Kind::kPointToPoint) {
+      key.peer = operation.peer;
+      key.direction = operation.sending ? 1 : 2;
+    }
+    auto channel = channel_for(life, key, device, group);
+    check_status(channel.status(), what);
+    channels.push_back(channel.value());
+  }
+  return channels;
+}
+
+std::byte* ProcessGroupHybrid::scratch_for(const std::shared_ptr<staging::Channel>& channel,
+                                           const worker::Operation& operation, c10::Device device,
+                                           const std::shared_ptr<engine::Group>& group, Buffers& buffers,
+                                           const std::string& what) const {
+  core::Result<std::uint64_t> bytes = std::uint64_t{0};
+  const auto ask = [&] {
+    bytes = channel->scratch_bytes(operation);
+    return bytes.status();
+  };
+  // The first one may have to wait for all members.
+  if (operation.kind != schedule::Kind::kPointToPoint)
+    check_status(channel->is_connected() ? ask() : wait_for(group, ask), what);
+  if (bytes.value() == 0) return nullptr;
+  const at::Tensor memory = at::empty({static_cast<std::int64_t>(bytes.value())}, at::device(device).dtype(at::kByte));
+  buffers.hold(memory);
+  return static_cast<std::byte*>(memory.mutable_data_ptr());
+}
+
+/// Whether what `slice` sends between nodes is coded on the device, which has its elements at `at`.
+bool ProcessGroupHybrid::choose_coding(Life& life, const std::shared_ptr<engine::Group>& group, core::ReduceOp asked,
+                                       worker::Operation& slice, const std::byte* at) const {
+  // Between nodes an average of rails is a sum of products (staging/rails.cpp).
+  const core::ReduceOp op = std::exchange(slice.op, asked);
+  life.compression->choose(slice, at, torch::autograd::get_current_graph_task_id());
+  slice.op = op;
+  if (auto vote = life.compression->take_vote()) group->submit(std::move(vote->operation), std::move(vote->done));
+  return device_codecs_ && slice.coding == wire::Coding::kFull && life.compression->devices_may_encode() &&
+         group->may_code();
+}
+
 c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c10::Device device) {
   const auto life = this->life();
   for (auto& operation : call.operations) operation.priority = priority_of(*life, operation);
@@ -104,20 +153,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
   std::chrono::milliseconds timeout = timeout_of(call.timeout);
   auto held = std::make_shared<StreamWork::Held>(life->context, call.operations.size());
   held->set_extensions(take_extensions(timeout));
-  std::vector<std::shared_ptr<staging::Channel>> channels;
-  for (auto& operation : call.operations) {
-    operation.timeout = timeout;
-    ChannelKey key;
-    key.type = device.type();
-    key.device = device.index();
-    if (!collective) {
-      key.peer = operation.peer;
-      key.direction = operation.sending ? 1 : 2;
-    }
-    auto channel = channel_for(*life, key, device, group);
-    check_status(channel.status(), what);
-    channels.push_back(channel.value());
-  }
+  for (auto& operation : call.operations) operation.timeout = timeout;
+  const auto channels = channels_of(*life, call.operations, device, group, what);
   StreamWork::Init init{life->context,
                         call.type,
                         call.name,
@@ -155,23 +192,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
       }
     }
     std::vector<std::byte*> scratch;
-    for (std::size_t i = 0; i < call.operations.size(); ++i) {
-      core::Result<std::uint64_t> bytes = std::uint64_t{0};
-      const auto ask = [&] {
-        bytes = channels[i]->scratch_bytes(call.operations[i]);
-        return bytes.status();
-      };
-      // The first one may have to wait for all members.
-      if (collective) check_status(channels[i]->is_connected() ? ask() : wait_for(group, ask), what);
-      if (bytes.value() == 0) {
-        scratch.push_back(nullptr);
-        continue;
-      }
-      const at::Tensor memory =
-          at::empty({static_cast<std::int64_t>(bytes.value())}, at::device(device).dtype(at::kByte));
-      scratch.push_back(static_cast<std::byte*>(memory.mutable_data_ptr()));
-      held->buffers().hold(memory);
-    }
+    for (std::size_t i = 0; i < call.operations.size(); ++i)
+      scratch.push_back(scratch_for(channels[i], call.operations[i], device, group, held->buffers(), what));
     for (std::size_t i = 0; i < call.operations.size(); ++i) {
       staging::StagingRequest request;
       request.scratch = scratch[i];
@@ -183,13 +205,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
       request.leave_open = open;
       if (collective) {
         request.code = [this, &life, &group, asked = request.operation.op](worker::Operation& slice, const std::byte* at) {
-          // Between nodes an average of rails is a sum of products (staging/rails.cpp).
-          const core::ReduceOp op = std::exchange(slice.op, asked);
-          life->compression->choose(slice, at, torch::autograd::get_current_graph_task_id());
-          slice.op = op;
-          if (auto vote = life->compression->take_vote()) group->submit(std::move(vote->operation), std::move(vote->done));
-          return device_codecs_ && slice.coding == wire::Coding::kFull && life->compression->devices_may_encode() &&
-                 group->may_code();
+          return choose_coding(*life, group, asked, slice, at);
         };
         request.codes = [&held, device](std::uint64_t bytes) { return memory_for_codes(*held, device, bytes); };
       }

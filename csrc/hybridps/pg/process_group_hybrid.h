@@ -243,6 +243,20 @@ class ProcessGroupHybrid final : public c10d::Backend {
     std::function<void()> finish;       // before the Work counts as complete, not on the engine's thread
     std::vector<int64_t> input_splits;  // for the profiler
     std::vector<int64_t> output_splits;
+
+    /// With what each of c10d's calls has.
+    template <typename C10dOptions>
+    Call&& of(c10d::OpType what, const char* called, const char* profiled, const C10dOptions& options,
+              std::vector<at::Tensor> in, std::vector<at::Tensor> out) && {
+      type = what;
+      name = called;
+      title = profiled;
+      timeout = options.timeout;
+      asynchronous = options.asyncOp;
+      inputs = std::move(in);
+      outputs = std::move(out);
+      return std::move(*this);
+    }
   };
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   WorkPtr issue(Call call);
@@ -254,6 +268,15 @@ class ProcessGroupHybrid final : public c10d::Backend {
   struct ChannelKey;
   core::Result<std::shared_ptr<staging::Channel>> channel_for(Life& life, const ChannelKey& key, c10::Device device,
                                                               const std::shared_ptr<engine::Group>& group);
+  std::vector<std::shared_ptr<staging::Channel>> channels_of(Life& life, const std::vector<worker::Operation>& operations,
+                                                             c10::Device device, const std::shared_ptr<engine::Group>& group,
+                                                             const std::string& what);
+  /// Memory of the device that `buffers` hold, where the channel wants any; else null.
+  std::byte* scratch_for(const std::shared_ptr<staging::Channel>& channel, const worker::Operation& operation,
+                         c10::Device device, const std::shared_ptr<engine::Group>& group, Buffers& buffers,
+                         const std::string& what) const;
+  bool choose_coding(Life& life, const std::shared_ptr<engine::Group>& group, core::ReduceOp asked,
+                     worker::Operation& slice, const std::byte* at) const;
   /// Where CUDA tensors were last used in this group.
   std::optional<c10::Device> last_device() const;
   WorkPtr combine_all(std::vector<WorkPtr> works);

@@ -1,6 +1,6 @@
 #include "hybridps/device/cuda/driver.h"
 
-#include <dlfcn.h>
+#include "hybridps/core/shared_library.h"
 
 namespace hybridps::device {
 namespace {
@@ -11,57 +11,51 @@ using core::Status;
 constexpr int kDriverVersionMin = 12000;
 
 core::Result<Driver> open_driver() {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr)
+  core::SharedLibrary library("libcuda.so.1");
+  if (!library.is_open())
     return Status(Code::kUnsupported, "libcuda.so.1 cannot be opened: no NVIDIA driver is installed");
   Driver driver;
-  std::string missing;
-  const auto find = [&](auto& function, const char* name) {
-    void* address = dlsym(library, name);
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
-    if (address == nullptr) missing += std::string(missing.empty() ? "" : ", ") + name;
-  };
-  find(driver.init, "cuInit");
-  find(driver.driver_version, "cuDriverGetVersion");
-  find(driver.error_name, "cuGetErrorName");
-  find(driver.error_string, "cuGetErrorString");
-  find(driver.device_count, "cuDeviceGetCount");
-  find(driver.device_get, "cuDeviceGet");
-  find(driver.device_name, "cuDeviceGetName");
-  find(driver.device_bus_id, "cuDeviceGetPCIBusId");
-  find(driver.primary_context_retain, "cuDevicePrimaryCtxRetain");
-  find(driver.primary_context_release, "cuDevicePrimaryCtxRelease_v2");
-  find(driver.context_push, "cuCtxPushCurrent_v2");
-  find(driver.context_pop, "cuCtxPopCurrent_v2");
-  find(driver.priority_range, "cuCtxGetStreamPriorityRange");
-  find(driver.stream_create, "cuStreamCreateWithPriority");
-  find(driver.stream_destroy, "cuStreamDestroy_v2");
-  find(driver.event_create, "cuEventCreate");
-  find(driver.event_destroy, "cuEventDestroy_v2");
-  find(driver.event_record, "cuEventRecord");
-  find(driver.event_query, "cuEventQuery");
-  find(driver.stream_wait_event, "cuStreamWaitEvent");
+  library.find(driver.init, "cuInit");
+  library.find(driver.driver_version, "cuDriverGetVersion");
+  library.find(driver.error_name, "cuGetErrorName");
+  library.find(driver.error_string, "cuGetErrorString");
+  library.find(driver.device_count, "cuDeviceGetCount");
+  library.find(driver.device_get, "cuDeviceGet");
+  library.find(driver.device_name, "cuDeviceGetName");
+  library.find(driver.device_bus_id, "cuDeviceGetPCIBusId");
+  library.find(driver.primary_context_retain, "cuDevicePrimaryCtxRetain");
+  library.find(driver.primary_context_release, "cuDevicePrimaryCtxRelease_v2");
+  library.find(driver.context_push, "cuCtxPushCurrent_v2");
+  library.find(driver.context_pop, "cuCtxPopCurrent_v2");
+  library.find(driver.priority_range, "cuCtxGetStreamPriorityRange");
+  library.find(driver.stream_create, "cuStreamCreateWithPriority");
+  library.find(driver.stream_destroy, "cuStreamDestroy_v2");
+  library.find(driver.event_create, "cuEventCreate");
+  library.find(driver.event_destroy, "cuEventDestroy_v2");
+  library.find(driver.event_record, "cuEventRecord");
+  library.find(driver.event_query, "cuEventQuery");
+  library.find(driver.stream_wait_event, "cuStreamWaitEvent");
   // _v2: since CUDA 11.7 no longer behind a module parameter of the driver.
-  find(driver.stream_wait_value, "cuStreamWaitValue32_v2");
-  find(driver.stream_write_value, "cuStreamWriteValue32_v2");
-  find(driver.stream_is_capturing, "cuStreamIsCapturing");
-  find(driver.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
-  find(driver.copy_to_host, "cuMemcpyDtoHAsync_v2");
-  find(driver.copy_to_device, "cuMemcpyHtoDAsync_v2");
-  find(driver.copy_within, "cuMemcpyDtoDAsync_v2");
-  find(driver.host_allocate, "cuMemHostAlloc");
-  find(driver.host_device_pointer, "cuMemHostGetDevicePointer_v2");
-  find(driver.host_free, "cuMemFreeHost");
-  find(driver.device_allocate, "cuMemAlloc_v2");
-  find(driver.device_free, "cuMemFree_v2");
-  find(driver.pointer_set_attribute, "cuPointerSetAttribute");
-  find(driver.device_attribute, "cuDeviceGetAttribute");
-  find(driver.module_load, "cuModuleLoadData");
-  find(driver.module_unload, "cuModuleUnload");
-  find(driver.module_function, "cuModuleGetFunction");
-  find(driver.launch, "cuLaunchKernel");
-  if (!missing.empty())
-    return Status(Code::kUnsupported, "the NVIDIA driver is too old: it lacks " + missing + "; CUDA 12.0 is needed");
+  library.find(driver.stream_wait_value, "cuStreamWaitValue32_v2");
+  library.find(driver.stream_write_value, "cuStreamWriteValue32_v2");
+  library.find(driver.stream_is_capturing, "cuStreamIsCapturing");
+  library.find(driver.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
+  library.find(driver.copy_to_host, "cuMemcpyDtoHAsync_v2");
+  library.find(driver.copy_to_device, "cuMemcpyHtoDAsync_v2");
+  library.find(driver.copy_within, "cuMemcpyDtoDAsync_v2");
+  library.find(driver.host_allocate, "cuMemHostAlloc");
+  library.find(driver.host_device_pointer, "cuMemHostGetDevicePointer_v2");
+  library.find(driver.host_free, "cuMemFreeHost");
+  library.find(driver.device_allocate, "cuMemAlloc_v2");
+  library.find(driver.device_free, "cuMemFree_v2");
+  library.find(driver.pointer_set_attribute, "cuPointerSetAttribute");
+  library.find(driver.device_attribute, "cuDeviceGetAttribute");
+  library.find(driver.module_load, "cuModuleLoadData");
+  library.find(driver.module_unload, "cuModuleUnload");
+  library.find(driver.module_function, "cuModuleGetFunction");
+  library.find(driver.launch, "cuLaunchKernel");
+  if (!library.missing().empty())
+    return Status(Code::kUnsupported, "the NVIDIA driver is too old: it lacks " + library.missing() + "; CUDA 12.0 is needed");
   if (Status status = driver.status(driver.init(0), "cuInit"); !status.is_ok())
     return Status(Code::kUnsupported, std::string(status.message()));
   int version = 0;

@@ -1,10 +1,10 @@
 #include "hybridps/device/cuda/nvrtc.h"
 
 #include <cuda.h>
-#include <dlfcn.h>
 
 #include <iterator>
-#include <type_traits>
+
+#include "hybridps/core/shared_library.h"
 
 namespace hybridps::device {
 namespace {
@@ -16,29 +16,20 @@ using core::Status;
 core::Result<Nvrtc> open_nvrtc() {
   const std::string name = "libnvrtc.so." + std::to_string(CUDA_VERSION / 1000);
   // Torch has its path, and loads it for kernels of its own.
-  void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* const why = dlerror();
-    return Status(Code::kUnsupported, name + " cannot be opened: " + (why != nullptr ? why : "no reason given"));
-  }
+  core::SharedLibrary library(name);
+  if (!library.is_open()) return Status(Code::kUnsupported, name + " cannot be opened: " + library.error());
   Nvrtc nvrtc;
-  std::string missing;
-  const auto find = [&](auto& function, const char* symbol) {
-    void* address = dlsym(library, symbol);
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
-    if (address == nullptr) missing += std::string(missing.empty() ? "" : ", ") + symbol;
-  };
-  find(nvrtc.create, "nvrtcCreateProgram");
-  find(nvrtc.destroy, "nvrtcDestroyProgram");
-  find(nvrtc.compile, "nvrtcCompileProgram");
-  find(nvrtc.log_size, "nvrtcGetProgramLogSize");
-  find(nvrtc.log, "nvrtcGetProgramLog");
-  find(nvrtc.binary_size, "nvrtcGetCUBINSize");
-  find(nvrtc.binary, "nvrtcGetCUBIN");
-  find(nvrtc.ptx_size, "nvrtcGetPTXSize");
-  find(nvrtc.ptx, "nvrtcGetPTX");
-  find(nvrtc.error_string, "nvrtcGetErrorString");
-  if (!missing.empty()) return Status(Code::kUnsupported, name + " is too old: it lacks " + missing);
+  library.find(nvrtc.create, "nvrtcCreateProgram");
+  library.find(nvrtc.destroy, "nvrtcDestroyProgram");
+  library.find(nvrtc.compile, "nvrtcCompileProgram");
+  library.find(nvrtc.log_size, "nvrtcGetProgramLogSize");
+  library.find(nvrtc.log, "nvrtcGetProgramLog");
+  library.find(nvrtc.binary_size, "nvrtcGetCUBINSize");
+  library.find(nvrtc.binary, "nvrtcGetCUBIN");
+  library.find(nvrtc.ptx_size, "nvrtcGetPTXSize");
+  library.find(nvrtc.ptx, "nvrtcGetPTX");
+  library.find(nvrtc.error_string, "nvrtcGetErrorString");
+  if (!library.missing().empty()) return Status(Code::kUnsupported, name + " is too old: it lacks " + library.missing());
   return nvrtc;
 }
 

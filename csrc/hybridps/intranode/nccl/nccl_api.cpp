@@ -1,8 +1,6 @@
 #include "hybridps/intranode/nccl/nccl_api.h"
 
-#include <dlfcn.h>
-
-#include <type_traits>
+#include "hybridps/core/shared_library.h"
 
 namespace hybridps::intranode {
 namespace {
@@ -17,40 +15,33 @@ constexpr int kVersionEnd = NCCL_VERSION(3, 0, 0);
 
 core::Result<NcclApi> open_nccl() {
   // The one that torch has loaded, under whatever path. Without it, what the linker finds.
-  void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-  if (library == nullptr) library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr)
+  core::SharedLibrary library("libnccl.so.2");
+  if (!library.is_open())
     return Status(Code::kUnsupported, "libnccl.so.2 cannot be opened: this torch brings no NCCL, or has it built in");
   NcclApi api;
-  std::string missing;
-  const auto find = [&](auto& function, const char* name) {
-    void* address = dlsym(library, name);
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
-    if (address == nullptr) missing += std::string(missing.empty() ? "" : ", ") + name;
-  };
-  find(api.get_version, "ncclGetVersion");
-  find(api.error_string, "ncclGetErrorString");
-  find(api.last_error, "ncclGetLastError");
-  find(api.unique_id, "ncclGetUniqueId");
-  find(api.comm_init, "ncclCommInitRankConfig");
-  find(api.comm_finalize, "ncclCommFinalize");
-  find(api.comm_destroy, "ncclCommDestroy");
-  find(api.comm_abort, "ncclCommAbort");
-  find(api.async_error, "ncclCommGetAsyncError");
-  find(api.group_start, "ncclGroupStart");
-  find(api.group_end, "ncclGroupEnd");
-  find(api.all_reduce, "ncclAllReduce");
-  find(api.reduce, "ncclReduce");
-  find(api.reduce_scatter, "ncclReduceScatter");
-  find(api.all_gather, "ncclAllGather");
-  find(api.broadcast, "ncclBroadcast");
-  find(api.send, "ncclSend");
-  find(api.recv, "ncclRecv");
-  find(api.create_premul_sum, "ncclRedOpCreatePreMulSum");
-  find(api.destroy_op, "ncclRedOpDestroy");
+  library.find(api.get_version, "ncclGetVersion");
+  library.find(api.error_string, "ncclGetErrorString");
+  library.find(api.last_error, "ncclGetLastError");
+  library.find(api.unique_id, "ncclGetUniqueId");
+  library.find(api.comm_init, "ncclCommInitRankConfig");
+  library.find(api.comm_finalize, "ncclCommFinalize");
+  library.find(api.comm_destroy, "ncclCommDestroy");
+  library.find(api.comm_abort, "ncclCommAbort");
+  library.find(api.async_error, "ncclCommGetAsyncError");
+  library.find(api.group_start, "ncclGroupStart");
+  library.find(api.group_end, "ncclGroupEnd");
+  library.find(api.all_reduce, "ncclAllReduce");
+  library.find(api.reduce, "ncclReduce");
+  library.find(api.reduce_scatter, "ncclReduceScatter");
+  library.find(api.all_gather, "ncclAllGather");
+  library.find(api.broadcast, "ncclBroadcast");
+  library.find(api.send, "ncclSend");
+  library.find(api.recv, "ncclRecv");
+  library.find(api.create_premul_sum, "ncclRedOpCreatePreMulSum");
+  library.find(api.destroy_op, "ncclRedOpDestroy");
   // May be absent; its type is not in older headers.
-  api.comm_revoke = reinterpret_cast<decltype(api.comm_revoke)>(dlsym(library, "ncclCommRevoke"));
-  if (!missing.empty()) return Status(Code::kUnsupported, "libnccl.so.2 is too old: it lacks " + missing);
+  library.find_optional(api.comm_revoke, "ncclCommRevoke");
+  if (!library.missing().empty()) return Status(Code::kUnsupported, "libnccl.so.2 is too old: it lacks " + library.missing());
   if (api.get_version(&api.version) != ncclSuccess) return Status(Code::kUnsupported, "libnccl.so.2 has no version");
   if (api.version < kVersionMin || api.version >= kVersionEnd)
     return Status(Code::kUnsupported,

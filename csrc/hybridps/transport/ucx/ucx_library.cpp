@@ -7,8 +7,9 @@
 #include <memory>
 #include <mutex>
 #include <system_error>
-#include <type_traits>
 #include <utility>
+
+#include "hybridps/core/shared_library.h"
 
 namespace hybridps::transport {
 namespace {
@@ -35,21 +36,16 @@ std::string file_of(const void* function) {
 }
 
 core::Result<std::unique_ptr<UcxLibrary>> open_library(const std::string& file) {
-  const auto bad = [](const char* what) {
+  const auto bad = [](const std::string& what) {
     return core::Status(core::Code::kUnsupported,
-                        "UCX cannot be loaded: " + std::string(what == nullptr ? "unknown error" : what) +
+                        "UCX cannot be loaded: " + what +
                             "; install it (pip install libucx-cu13, or the system's libucx0), or let data go over TCP "
                             "(HYBRIDPS_DATA_TRANSPORT=tcp)");
   };
-  void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) return bad(dlerror());
+  core::SharedLibrary loaded(file);
+  if (!loaded.is_open()) return bad(loaded.error());
   auto library = std::make_unique<UcxLibrary>();
-  std::string missing;
-  const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
-    if (function == nullptr && missing.empty()) missing = name;
-  };
-#define HYBRIDPS_FIND(name) find(library->name, "ucp_" #name)
+#define HYBRIDPS_FIND(name) loaded.find(library->name, "ucp_" #name)
   HYBRIDPS_FIND(get_version);
   HYBRIDPS_FIND(get_version_string);
   HYBRIDPS_FIND(config_read);
@@ -76,8 +72,8 @@ core::Result<std::unique_ptr<UcxLibrary>> open_library(const std::string& file) 
   HYBRIDPS_FIND(am_data_release);
   HYBRIDPS_FIND(request_free);
 #undef HYBRIDPS_FIND
-  find(library->status_string, "ucs_status_string");  // of libucs, on which libucp depends
-  if (!missing.empty()) return bad((file + " has no " + missing).c_str());
+  loaded.find(library->status_string, "ucs_status_string");  // of libucs, on which libucp depends
+  if (!loaded.missing().empty()) return bad(file + " has no " + loaded.missing());
   library->path = file_of(reinterpret_cast<const void*>(library->get_version));
   return library;
 }

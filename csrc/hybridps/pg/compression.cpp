@@ -68,12 +68,15 @@ void Compression::choose(worker::Operation& operation, const void* address, int 
     return;
   }
   operation.timed = payoff_.timed(bytes);
-  operation.forgotten = std::exchange(forgotten_, {});
+  worker::Recollection recollection;
+  recollection.forgotten = std::exchange(forgotten_, {});
   // What is left out of a tensor stays while it is tried without, and is forgotten where that is how it stays.
-  if (!payoff_.is_coded(bytes)) return;
-  operation.coding = wire::Coding::kFull;
-  if (spec.feedback || spec.momentum > 0.0)
-    operation.tensor = key_of({{ordinal, bytes, operation.dtype}, address, false, step_, 0}, operation);
+  if (payoff_.is_coded(bytes)) {
+    operation.coding = wire::Coding::kFull;
+    if (spec.feedback || spec.momentum > 0.0)
+      operation.tensor = key_of({{ordinal, bytes, operation.dtype}, address, false, step_, 0}, recollection);
+  }
+  if (!recollection.is_empty()) operation.recollection = std::make_shared<const worker::Recollection>(std::move(recollection));
 }
 
 std::vector<Compression::SizeDecision> Compression::classes() const {
@@ -139,7 +142,7 @@ std::vector<std::pair<Compression::TensorIdentity, compress::TensorKey>> Compres
   return all;
 }
 
-compress::TensorKey Compression::key_of(const Tensor& tensor, worker::Operation& operation) {
+compress::TensorKey Compression::key_of(const Tensor& tensor, worker::Recollection& recollection) {
   Tensor* moving = nullptr;
   for (Tensor& known : tensors_) {
     if (known.place != tensor.place) continue;
@@ -170,11 +173,9 @@ compress::TensorKey Compression::key_of(const Tensor& tensor, worker::Operation&
   const auto saved =
       std::find_if(loaded_.begin(), loaded_.end(), [&](const Saved& s) { return s.place == tensor.place; });
   if (saved != loaded_.end()) {
-    if (!saved->residual.empty())
-      operation.residual = std::make_shared<const std::vector<float>>(std::move(saved->residual));
-    if (!saved->owed.empty()) operation.owed = std::make_shared<const std::vector<float>>(std::move(saved->owed));
-    if (!saved->momentum.empty())
-      operation.accelerated = std::make_shared<const std::vector<float>>(std::move(saved->momentum));
+    recollection.residual = std::move(saved->residual);
+    recollection.owed = std::move(saved->owed);
+    recollection.momentum = std::move(saved->momentum);
     loaded_.erase(saved);
   }
   return key;

@@ -96,7 +96,7 @@ class Compression : core::Pinned {
   };
   void begin_step(std::chrono::milliseconds timeout);
   void tell() const;
-  compress::TensorKey key_of(const Tensor& tensor, worker::Operation& operation);
+  compress::TensorKey key_of(const Tensor& tensor, worker::Recollection& recollection);
   void forget_unused();
 
   const std::shared_ptr<const compress::Codecs> codecs_;

@@ -27,6 +27,17 @@ struct Piece {
 
 inline constexpr int kAnySource = -1;
 
+/// Changes of what codecs remember, before an operation.
+struct Recollection {
+  std::vector<compress::TensorKey> forgotten;  // tensors that will not come again
+  // Of the operation's tensor, which is new here; empty: zeros.
+  std::vector<float> residual;
+  std::vector<float> owed;
+  std::vector<float> momentum;
+
+  bool is_empty() const noexcept { return forgotten.empty() && residual.empty() && owed.empty() && momentum.empty(); }
+};
+
 struct Operation {
   schedule::Kind kind = schedule::Kind::kBarrier;
   core::DType dtype = core::DType::kBytes;
@@ -73,10 +84,7 @@ struct Operation {
   /// the same. total_bytes is then what ranks compare, bytes of elements; see Worker::check_coded() for what cannot be so.
   bool coded = false;
   compress::TensorKey tensor = 0;          // what is remembered of it; 0: nothing
-  std::shared_ptr<const std::vector<float>> residual;  // to begin with, of a tensor that is new here; null: zeros
-  std::shared_ptr<const std::vector<float>> owed;      // likewise
-  std::shared_ptr<const std::vector<float>> accelerated;  // likewise, of the codec's momentum
-  std::vector<compress::TensorKey> forgotten;  // tensors that will not come again: before this operation
+  std::shared_ptr<const Recollection> recollection;  // null: as it is
   /// Which chunks of this rank go first where several wait: those of the higher one. Never the order in which operations are
   /// matched, nor a result. Ranks may differ: each orders what it sends.
   std::int8_t priority = 0;

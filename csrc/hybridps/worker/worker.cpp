@@ -60,6 +60,18 @@ std::uint64_t seed_of(const std::string& group, std::uint64_t sequence) {
   return (hash ^ sequence) * 0x9e3779b97f4a7c15ULL;
 }
 
+void recollect(GroupState& group, compress::TensorKey tensor, const Recollection& what) {
+  for (const compress::TensorKey key : what.forgotten) {
+    group.residuals.drop(key);
+    group.owed.drop(key);
+    group.momenta.drop(key);
+    group.owed_version.erase(key);
+  }
+  if (!what.residual.empty()) group.residuals.restore(tensor, what.residual);
+  if (!what.owed.empty()) group.owed.restore(tensor, what.owed);
+  if (!what.momentum.empty()) group.momenta.restore(tensor, what.momentum);
+}
+
 }  // namespace
 
 Worker::Worker(flow::Outbox& outbox, server::Server& server, Host& host, WorkerOptions options)
@@ -273,15 +285,7 @@ void Worker::start(OperationRun& run) {
       request.output_bytes[me] = run.output.bytes();
     }
   }
-  for (const compress::TensorKey key : o.forgotten) {
-    group.residuals.drop(key);
-    group.owed.drop(key);
-    group.momenta.drop(key);
-    group.owed_version.erase(key);
-  }
-  if (o.residual) group.residuals.restore(o.tensor, *o.residual);
-  if (o.owed) group.owed.restore(o.tensor, *o.owed);
-  if (o.accelerated) group.momenta.restore(o.tensor, *o.accelerated);
+  if (o.recollection) recollect(group, o.tensor, *o.recollection);
   if (group.has_locals) choose_stores(run);
   // A barrier has no shares, and may start much later than it was submitted: it belongs to no version.
   const membership::Version* version = !has_shares(o) ? nullptr : &group.plans->version_of(run.sequence);

@@ -70,10 +70,8 @@ core::Result<std::vector<T>> exchange(engine::Group& group, const T& own, std::c
   return std::move(shared->all);
 }
 
-}  // namespace
-
 /// Sent as it is: the ranks of a group have one build (bootstrap compares versions).
-struct Local::Fact {
+struct LocalFact {
   std::uint64_t slice_bytes = 0;
   std::uint64_t slices_max = 0;
   std::array<unsigned char, 64> pairs{};
@@ -84,8 +82,8 @@ struct Local::Fact {
   std::array<char, kTextBytes> why{};  // it has none
 };
 
-Local::Pairs Local::pairs_of(const intranode::LocalGroups& library) {
-  Pairs pairs;
+Local::Pairs pairs_of(const intranode::LocalGroups& library) {
+  Local::Pairs pairs;
   for (unsigned dtype = 0; dtype < core::kDTypeCount; ++dtype)
     for (unsigned op = 0; op < core::kReduceOpCount; ++op)
       pairs[pair_index(static_cast<core::DType>(dtype), static_cast<core::ReduceOp>(op))] =
@@ -93,30 +91,22 @@ Local::Pairs Local::pairs_of(const intranode::LocalGroups& library) {
   return pairs;
 }
 
-core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const std::shared_ptr<device::Device>& device,
-                                                  const LocalOptions& options, const SliceLimits& limits,
-                                                  std::chrono::milliseconds timeout) {
-  const std::shared_ptr<Local> none;
-  if (Status status = group.wait_ready(); !status.is_ok()) return status;
-  schedule::Topology topology(group.node_of(), group.rank());
-  if (topology.rails() == 1) return none;
-  const std::vector<int>& mine = topology.ranks_of(topology.my_node());
-  const int local = topology.local_index(topology.rank());
-  const int legs = topology.nodes() == 1 ? 1 : intranode::kLegs;
-
-  Fact fact;
+/// Of this rank, whose place on its node is `local`. Ids are the first one's.
+LocalFact own_fact(device::Device& device, const LocalOptions& options, const SliceLimits& limits, bool has_neighbours,
+                   int local, int legs) {
+  LocalFact fact;
   fact.slice_bytes = limits.slice_bytes;
   fact.slices_max = limits.slices_max;
   std::string why = options.library ? "" : options.why_not;
-  if (mine.size() > 1) {
-    if (auto card = device->physical_id(); card.is_ok())
+  if (has_neighbours) {
+    if (auto card = device.physical_id(); card.is_ok())
       put_text(fact.card, card.value());
     else if (why.empty())
       why = card.status().message();
   }
-  if (mine.size() > 1 && options.library) {
-    const Pairs pairs = pairs_of(*options.library);
-    static_assert(Pairs().size() <= sizeof fact.pairs * 8);
+  if (has_neighbours && options.library) {
+    const Local::Pairs pairs = pairs_of(*options.library);
+    static_assert(Local::Pairs().size() <= sizeof fact.pairs * 8);
     for (std::size_t i = 0; i < pairs.size(); ++i)
       if (pairs[i]) fact.pairs[i / 8] = static_cast<unsigned char>(fact.pairs[i / 8] | (1U << (i % 8)));
     for (int leg = 0; leg < legs && local == 0 && why.empty(); ++leg) {
@@ -132,67 +122,102 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
     if (why.empty()) put_text(fact.library, options.library->describe());
   }
   put_text(fact.why, why);
+  return fact;
+}
 
-  auto facts = exchange(group, fact, timeout);
-  if (!facts.is_ok()) return facts.status();
-  SliceLimits agreed = limits;
-  Pairs pairs;
-  pairs.set();
-  std::string obstacle;
+/// What follows from the facts of all ranks, on each of them.
+struct FactsTogether {
+  SliceLimits limits;
+  Local::Pairs pairs;
+  std::string obstacle;   // empty: none
   bool own_cards = true;  // of all ranks that share a node: they would gain by a library
+};
+
+FactsTogether together(const std::vector<LocalFact>& facts, const schedule::Topology& topology, const SliceLimits& limits) {
+  FactsTogether all;
+  all.limits = limits;
+  all.pairs.set();
   for (int node = 0; node < topology.nodes(); ++node) {
     const std::vector<int>& ranks = topology.ranks_of(node);
     std::set<std::string> cards;
     for (const int rank : ranks) {
-      const Fact& other = facts.value()[static_cast<std::size_t>(rank)];
-      agreed.slice_bytes = std::min(agreed.slice_bytes, other.slice_bytes);
-      agreed.slices_max = std::min(agreed.slices_max, other.slices_max);
+      const LocalFact& other = facts[static_cast<std::size_t>(rank)];
+      all.limits.slice_bytes = std::min(all.limits.slice_bytes, other.slice_bytes);
+      all.limits.slices_max = std::min(all.limits.slices_max, other.slices_max);
       if (ranks.size() == 1) continue;
       const bool own_card = !text_of(other.card).empty() && cards.insert(text_of(other.card)).second;
-      own_cards &= own_card;
-      if (!obstacle.empty()) continue;
-      const Fact& first = facts.value()[static_cast<std::size_t>(ranks.front())];
+      all.own_cards &= own_card;
+      if (!all.obstacle.empty()) continue;
+      const LocalFact& first = facts[static_cast<std::size_t>(ranks.front())];
       const std::string who = "rank " + std::to_string(rank);
       if (text_of(other.library).empty())
-        obstacle = who + ": " + text_of(other.why);
+        all.obstacle = who + ": " + text_of(other.why);
       else if (text_of(other.library) != text_of(first.library))
-        obstacle = who + " has " + text_of(other.library) + ", rank " + std::to_string(ranks.front()) +
-                   " of the same node " + text_of(first.library);
+        all.obstacle = who + " has " + text_of(other.library) + ", rank " + std::to_string(ranks.front()) +
+                       " of the same node " + text_of(first.library);
       else if (!own_card)
-        obstacle = who + " shares its GPU (" + text_of(other.card) + ") with another rank";
-      for (std::size_t i = 0; i < pairs.size(); ++i)
-        if ((other.pairs[i / 8] >> (i % 8) & 1U) == 0) pairs.reset(i);
+        all.obstacle = who + " shares its GPU (" + text_of(other.card) + ") with another rank";
+      for (std::size_t i = 0; i < all.pairs.size(); ++i)
+        if ((other.pairs[i / 8] >> (i % 8) & 1U) == 0) all.pairs.reset(i);
     }
   }
+  return all;
+}
+
+/// Those who fail say so; those who wait for them give up in time.
+core::Result<std::shared_ptr<intranode::LocalGroup>> connect_node(const engine::Group& group,
+                                                                  const std::shared_ptr<device::Device>& device,
+                                                                  intranode::LocalGroups& library, const LocalFact& leader,
+                                                                  int legs, int local, int size,
+                                                                  std::chrono::milliseconds timeout) {
+  std::vector<std::string> ids;
+  for (int leg = 0; leg < legs; ++leg) {
+    const auto i = static_cast<std::size_t>(leg);
+    ids.emplace_back(leader.ids[i].data(), std::min<std::size_t>(leader.id_bytes[i], leader.ids[i].size()));
+  }
+  intranode::Patience patience;
+  const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(kConnectTimeout);
+  patience.until = core::Deadline::after(timeout.count() > 0 ? std::min(timeout / 2, limit) : limit, core::Clock::now());
+  patience.still_wanted = [&group] { return group.status(); };
+  return library.connect(device, local, size, ids, patience);
+}
+
+}  // namespace
+
+core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const std::shared_ptr<device::Device>& device,
+                                                  const LocalOptions& options, const SliceLimits& limits,
+                                                  std::chrono::milliseconds timeout) {
+  const std::shared_ptr<Local> none;
+  if (Status status = group.wait_ready(); !status.is_ok()) return status;
+  schedule::Topology topology(group.node_of(), group.rank());
+  if (topology.rails() == 1) return none;
+  const std::vector<int>& mine = topology.ranks_of(topology.my_node());
+  const int local = topology.local_index(topology.rank());
+  const int legs = topology.nodes() == 1 ? 1 : intranode::kLegs;
+
+  auto facts =
+      exchange(group, own_fact(*device, options, limits, mine.size() > 1, local, legs), timeout);
+  if (!facts.is_ok()) return facts.status();
+  const FactsTogether all = together(facts.value(), topology, limits);
   const auto give_up = [&](const std::string& what) {
     if (group.rank() != 0) return;
     const std::string text = "group \"" + group.name() + "\": CUDA tensors go through shared memory inside the nodes: ";
-    if (options.wanted || (own_cards && !options.off))
+    if (options.wanted || (all.own_cards && !options.off))
       core::log_warn(text, what);
     else
       core::log_info(text, what);
   };
-  if (!obstacle.empty()) {
-    give_up(obstacle);
+  if (!all.obstacle.empty()) {
+    give_up(all.obstacle);
     return none;
   }
 
-  // Whether it works is known when it has been done. Those who fail say so; those who wait for them give up in time.
+  // Whether it works is known when it has been done.
   std::shared_ptr<intranode::LocalGroup> joined;
   Status failure;
   if (mine.size() > 1) {
-    const Fact& leader = facts.value()[static_cast<std::size_t>(mine.front())];
-    std::vector<std::string> ids;
-    for (int leg = 0; leg < legs; ++leg) {
-      const auto i = static_cast<std::size_t>(leg);
-      ids.emplace_back(leader.ids[i].data(), std::min<std::size_t>(leader.id_bytes[i], leader.ids[i].size()));
-    }
-    intranode::Patience patience;
-    const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(kConnectTimeout);
-    patience.until =
-        core::Deadline::after(timeout.count() > 0 ? std::min(timeout / 2, limit) : limit, core::Clock::now());
-    patience.still_wanted = [&group] { return group.status(); };
-    auto connected = options.library->connect(device, local, static_cast<int>(mine.size()), ids, patience);
+    auto connected = connect_node(group, device, *options.library, facts.value()[static_cast<std::size_t>(mine.front())],
+                                  legs, local, static_cast<int>(mine.size()), timeout);
     if (connected.is_ok())
       joined = connected.value();
     else
@@ -212,7 +237,7 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
     give_up("rank " + std::to_string(rank) + ": " + text);
     return none;
   }
-  return std::shared_ptr<Local>(new Local(std::move(topology), agreed, pairs, std::move(joined)));
+  return std::shared_ptr<Local>(new Local(std::move(topology), all.limits, all.pairs, std::move(joined)));
 }
 
 bool Local::takes(const worker::Operation& operation) const noexcept {

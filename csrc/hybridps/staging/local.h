@@ -35,6 +35,9 @@ struct LocalOptions {
 
 class Local : core::Pinned {
  public:
+  /// Types and operations that the library of a node can reduce.
+  using Pairs = std::bitset<std::size_t{core::kDTypeCount} * core::kReduceOpCount>;
+
   /// Null: not used. `limits` are this rank's; the least of all ranks' hold.
   static core::Result<std::shared_ptr<Local>> agree(engine::Group& group, const std::shared_ptr<device::Device>& device,
                                                     const LocalOptions& options, const SliceLimits& limits,
@@ -53,10 +56,6 @@ class Local : core::Pinned {
   bool is_stopped() const noexcept { return !group_ || group_->is_stopped(); }
 
  private:
-  using Pairs = std::bitset<std::size_t{core::kDTypeCount} * core::kReduceOpCount>;
-  struct Fact;
-  static Pairs pairs_of(const intranode::LocalGroups& library);
-
   Local(schedule::Topology topology, SliceLimits limits, Pairs pairs, std::shared_ptr<intranode::LocalGroup> group)
       : topology_(std::move(topology)), limits_(limits), pairs_(pairs), group_(std::move(group)) {}
 

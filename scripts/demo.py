@@ -130,7 +130,7 @@ class Training:
             unwanted = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
             environment = {k: v for k, v in os.environ.items() if k not in unwanted}
             environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-            environment |= {"HYBRIDPS_STATS_FILE": str(self.folder / f"stats-{node}-%p.jsonl")}
+            environment |= {"HYBRIDPS_METRICS_FILE": str(self.folder / f"metrics-{node}-%p.prom")}
             environment |= self.network.environment(node)
             if index == 0:
                 say("[demo] $ " + " ".join(["torchrun", *command[3:]]).replace(f"{ROOT}/", ""))
@@ -194,11 +194,12 @@ class Training:
         """Sum of what the ranks of each node sent to other nodes, by the backend's own counters."""
         sums = {}
         for node in NODES:
-            files = list(self.folder.glob(f"stats-{node}-*.jsonl"))
+            files = list(self.folder.glob(f"metrics-{node}-*.prom"))
             if not files:
                 return None
-            lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line.strip()]
-            sums[node] = sum(int(line.get("net_tx_payload_bytes", 0)) for line in lines)
+            lines = [line for file in files for line in file.read_text().splitlines()]
+            wanted = [line for line in lines if line.startswith("hybridps_net_tx_payload_bytes_total")]
+            sums[node] = sum(int(line.rsplit(" ", 1)[1]) for line in wanted)
         return sums
 
 

@@ -256,29 +256,8 @@ py::dict stats() {
       all[name].cast<py::dict>()[text_of(sample.label)] = number(sample.value);
     }
   }
-  // Exact, whatever their size.
-  const std::map<std::string, std::uint64_t> counters = {
-      {"net_tx_payload_bytes", now.net_tx_payload_bytes},
-      {"net_tx_device_bytes", now.net_tx_device_bytes},
-      {"net_rx_payload_bytes", now.net_rx_payload_bytes},
-      {"net_tx_header_bytes", now.net_tx_header_bytes},
-      {"net_rx_header_bytes", now.net_rx_header_bytes},
-      {"shm_tx_payload_bytes", now.shm_tx_payload_bytes},
-      {"shm_rx_payload_bytes", now.shm_rx_payload_bytes},
-      {"operations", now.operations},
-      {"groups", now.groups},
-      {"endpoints", now.endpoints},
-      {"pinned_bytes", pinned},
-      {"tuner_trials", now.tuner_trials},
-      {"tuner_kept", now.tuner_kept},
-      {"compress_operations", now.compress_operations},
-      {"compress_bytes", now.compress_bytes},
-      {"compress_wire_bytes", now.compress_wire_bytes},
-      {"compress_not_finite", now.compress_not_finite},
-      {"compress_encode_ns", now.compress_encode_ns},
-      {"compress_decode_ns", now.compress_decode_ns},
-  };
-  for (const auto& [name, value] : counters) all[py::str(name)] = value;
+  for (const auto& [name, value] : now.counters) all[py::str(std::string(name))] = value;
+  all["pinned_bytes"] = pinned;
   return all;
 }
 
@@ -438,11 +417,9 @@ class EngineHold : core::Pinned {
   std::shared_ptr<pg::Stay> stay_;
 };
 
-void bind(py::module_& module) {
-  // Their base classes are bound there.
-  py::module_::import("torch.distributed");
+using GroupClass = py::class_<ProcessGroupHybrid, GroupPtr, c10d::Backend>;
 
-  py::class_<ProcessGroupHybrid, GroupPtr, c10d::Backend> group(module, "ProcessGroupHybrid");
+void bind_options(GroupClass& group) {
   py::class_<Options, OptionsPtr, c10d::Backend::Options>(
       group, "Options",
       "Options of one group, for `pg_options` of init_process_group(), new_group() and split_group(). A group copies "
@@ -493,6 +470,9 @@ void bind(py::module_& module) {
       .def("__copy__", [](const Options& self) { return copy_of(self); })
       .def("__deepcopy__", [](const Options& self, const py::object&) { return copy_of(self); })
       .def(py::pickle(&options_state, &options_from));
+}
+
+void bind_group(py::module_& module, GroupClass& group) {
   py::class_<OuterWork>(module, "OuterWork", "An outer step under way.")
       .def(
           "wait", [](OuterWork& self) { self.work->wait(); }, py::call_guard<py::gil_scoped_release>(),
@@ -530,6 +510,9 @@ void bind(py::module_& module) {
   py::class_<EngineHold>(module, "EngineHold", "Keeps the engine of this process between two process groups, until end().")
       .def(py::init<>())
       .def("end", &EngineHold::end);
+}
+
+void bind_functions(py::module_& module) {
   module.def("create_backend", &create_backend, py::arg("dist_backend_opts"), py::arg("pg_options"),
              py::arg("called_at"));
   module.def("compression_ratio", &compression_ratio, py::arg("codec"), py::arg("dtype"));
@@ -572,6 +555,11 @@ void bind(py::module_& module) {
 }  // namespace hybridps::bindings
 
 PYBIND11_MODULE(_C, module) {
-  hybridps::bindings::install_interpreter_lock();
-  hybridps::bindings::bind(module);
+  using namespace hybridps::bindings;
+  install_interpreter_lock();
+  py::module_::import("torch.distributed");  // their base classes are bound there
+  GroupClass group(module, "ProcessGroupHybrid");
+  bind_options(group);
+  bind_group(module, group);
+  bind_functions(module);
 }

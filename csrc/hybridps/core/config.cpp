@@ -150,8 +150,6 @@ const auto& settings() {
               "error, warn, info or debug; lines go to stderr. info: rank 0 says what the job is doing; debug: each "
               "rank how "
               "long its start took."},
-      Setting{"STATS_FILE", SettingKind::kText, &Config::stats_file, "", 0, 0,
-              "File for this process's counters, written at shutdown; %p becomes the process id, ~/ the home folder."},
       Setting{"STATUS", SettingKind::kText, &Config::status, "", 0, 0,
               "Folder of the socket by which `hybridps status` asks this process, for its user alone; off: none. Unset: "
               "hybridps in XDG_RUNTIME_DIR, else hybridps-UID in TMPDIR or /tmp."},
@@ -426,7 +424,6 @@ std::string with_pid(const std::string& text) {
 
 }  // namespace
 
-std::string Config::stats_path() const { return with_pid(stats_file); }
 std::string Config::metrics_path() const { return with_pid(metrics_file); }
 
 }  // namespace hybridps::core

@@ -68,9 +68,8 @@ struct Config {
   bool blocking_wait = false;
   std::int64_t spin_microseconds = -1;  // "auto"
   LogLevel log_level = LogLevel::kWarn;
-  std::string stats_file;  // as written, %p included: see stats_path()
   std::string status;      // folder of the local socket; "off": none; empty: the usual one
-  std::string metrics_file;    // as stats_file: see metrics_path()
+  std::string metrics_file;    // as written, %p included: see metrics_path()
   std::string metrics_listen;  // host:port, to which the local rank is added
   std::string trace;           // folder
   double warn_seconds = 10;
@@ -97,8 +96,7 @@ struct Config {
 
   /// All settings, in the order of the documentation.
   std::vector<SettingRow> table() const;
-  /// stats_file with `~/` and each %p (the process id) replaced; empty when not set.
-  std::string stats_path() const;
+  /// metrics_file with `~/` and each %p (the process id) replaced; empty when not set.
   std::string metrics_path() const;
 };
 

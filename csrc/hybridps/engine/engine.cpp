@@ -287,7 +287,6 @@ EngineImpl::~EngineImpl() {
   if (loop_) {
     loop_->stop();
     board_.reset();  // it posts to the loop what it finds
-    write_stats();
     loop_.reset();
   }
   if (runtime_) runtime_->set_trace(nullptr);

@@ -45,24 +45,7 @@ struct GroupOptions {
 };
 
 struct EngineStats {
-  std::uint64_t net_tx_payload_bytes = 0;  // between nodes, exact
-  std::uint64_t net_rx_payload_bytes = 0;
-  std::uint64_t net_tx_device_bytes = 0;  // of those sent, what UCX took from a GPU's memory
-  std::uint64_t net_tx_header_bytes = 0;
-  std::uint64_t net_rx_header_bytes = 0;
-  std::uint64_t shm_tx_payload_bytes = 0;
-  std::uint64_t shm_rx_payload_bytes = 0;
-  std::uint64_t operations = 0;
-  std::uint64_t groups = 0;
-  std::uint64_t endpoints = 0;
-  std::uint64_t tuner_trials = 0;         // of groups that this rank is the first of
-  std::uint64_t tuner_kept = 0;
-  std::uint64_t compress_operations = 0;
-  std::uint64_t compress_bytes = 0;       // of elements, encoded here
-  std::uint64_t compress_wire_bytes = 0;  // what they became
-  std::uint64_t compress_not_finite = 0;  // blocks
-  std::uint64_t compress_encode_ns = 0;
-  std::uint64_t compress_decode_ns = 0;
+  std::vector<std::pair<std::string_view, std::uint64_t>> counters;  // by their metrics' names: exact, whatever their size
   std::vector<observe::Sample> samples;  // the metrics (observe/metrics.h); empty where the loop does not answer
 };
 

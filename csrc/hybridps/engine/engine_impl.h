@@ -85,7 +85,6 @@ class EngineImpl final : public Engine, public LoopClient {
   void note_world(const std::shared_ptr<GroupCore>& group, const bootstrap::Roster& roster);
   /// Who they are, where all worlds that this process is in agree; any thread.
   std::vector<bootstrap::ExpectedMember> presumed(const std::vector<int>& global_ranks);
-  void write_stats() const;
   /// From the first group on: how others look into this process.
   void open_outlet(const GroupOptions& first);
   /// Empty folder: ends the one that there is. Any thread but the loop's.

@@ -31,26 +31,6 @@ std::string job_name() {
   return address.empty() ? address : address + ':' + value("MASTER_PORT");
 }
 
-void EngineImpl::write_stats() const {
-  const std::string path = config_.stats_path();
-  if (path.empty()) return;
-  std::FILE* file = std::fopen(path.c_str(), "we");
-  if (file == nullptr) {
-    core::log_warn("cannot write HYBRIDPS_STATS_FILE ", path);
-    return;
-  }
-  const EngineStats s = stats();
-  const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
-  std::fprintf(file,
-               "{\"net_tx_payload_bytes\": %llu, \"net_rx_payload_bytes\": %llu, \"net_tx_header_bytes\": %llu, "
-               "\"net_rx_header_bytes\": %llu, \"shm_tx_payload_bytes\": %llu, \"shm_rx_payload_bytes\": %llu, "
-               "\"ops\": %llu, \"node\": \"%s\"}\n",
-               number(s.net_tx_payload_bytes), number(s.net_rx_payload_bytes), number(s.net_tx_header_bytes),
-               number(s.net_rx_header_bytes), number(s.shm_tx_payload_bytes), number(s.shm_rx_payload_bytes),
-               number(s.operations), self_.node_identity.c_str());
-  std::fclose(file);
-}
-
 Status EngineImpl::trace_into(const std::string& folder, int rank) {
   const std::lock_guard lock(trace_mutex_);
   std::unique_ptr<observe::Trace> next;
@@ -135,25 +115,8 @@ EngineStats EngineImpl::stats() const {
   if (!runtime_) return s;
   // Asks the loop, so that an operation that is over is counted in full.
   if (!in_forked_child()) s.samples = desk_->samples();
-  const observe::EngineCounters& c = runtime_->counters();
-  s.net_tx_payload_bytes = c.net_tx_payload_bytes.load();
-  s.net_rx_payload_bytes = c.net_rx_payload_bytes.load();
-  s.net_tx_device_bytes = c.net_tx_device_bytes.load();
-  s.tuner_trials = c.tuner_trials.load();
-  s.tuner_kept = c.tuner_kept.load();
-  s.compress_operations = c.compress_operations.load();
-  s.compress_bytes = c.compress_bytes.load();
-  s.compress_wire_bytes = c.compress_wire_bytes.load();
-  s.compress_not_finite = c.compress_not_finite.load();
-  s.compress_encode_ns = c.compress_encode_ns.load();
-  s.compress_decode_ns = c.compress_decode_ns.load();
-  s.net_tx_header_bytes = c.net_tx_header_bytes.load();
-  s.net_rx_header_bytes = c.net_rx_header_bytes.load();
-  s.shm_tx_payload_bytes = c.shm_tx_payload_bytes.load();
-  s.shm_rx_payload_bytes = c.shm_rx_payload_bytes.load();
-  s.operations = c.operations.load();
-  s.groups = c.groups.load();
-  s.endpoints = c.endpoints.load();
+  for (const observe::Metric& metric : observe::metrics())
+    if (metric.counter) s.counters.emplace_back(metric.name, runtime_->counters()[*metric.counter]);
   return s;
 }
 

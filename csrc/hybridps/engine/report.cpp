@@ -70,10 +70,8 @@ std::vector<observe::Sample> Report::samples(const Reported& of,
   const auto add = [&all](std::string_view metric, auto value, std::string label = {}) {
     all.push_back({metric, std::move(label), static_cast<double>(value)});
   };
-  const observe::EngineCounters& c = counters_;
-  add("operations", c.operations.load());
-  add("groups", c.groups.load());
-  add("endpoints", c.endpoints.load());
+  for (const observe::Metric& metric : observe::metrics())
+    if (metric.counter) add(metric.name, counters_[*metric.counter]);
   add("pending_operations", of.worker.operations_active());
   add("oldest_pending_seconds", core::to_seconds(now - of.worker.oldest_since(now)));
   const worker::OperationCounts& counts = of.worker.counts();
@@ -93,37 +91,19 @@ std::vector<observe::Sample> Report::samples(const Reported& of,
   }
   for (const auto& [who, seconds] : waited) add("waited_seconds", seconds, who);
   for (const auto& [code, count] : counts.errors) add("errors", count, std::string(core::code_name(code)));
-  add("net_tx_payload_bytes", c.net_tx_payload_bytes.load());
-  add("net_rx_payload_bytes", c.net_rx_payload_bytes.load());
-  add("net_tx_device_bytes", c.net_tx_device_bytes.load());
-  add("net_tx_header_bytes", c.net_tx_header_bytes.load());
-  add("net_rx_header_bytes", c.net_rx_header_bytes.load());
   std::uint64_t retransmits = 0;
   for (const transport::PathInfo& path : of.transports.data->paths()) retransmits += path.retransmits;
   add("net_retransmits", retransmits);
-  add("shm_tx_payload_bytes", c.shm_tx_payload_bytes.load());
-  add("shm_rx_payload_bytes", c.shm_rx_payload_bytes.load());
-  add("bad_messages", c.bad_messages.load());
   std::uint64_t dead = 0;
   for (const auto& [id, peer] : of.peers.all()) dead += peer.groups > 0 && peer.dead ? 1 : 0;
   add("peers_dead", dead);
   add("pool_slots_in_use", of.pool.slots_in_use());
   add("trace_dropped", of.outbox.trace() == nullptr ? 0 : of.outbox.trace()->dropped());
-  add("tuner_trials", c.tuner_trials.load());
-  add("tuner_kept", c.tuner_kept.load());
-  add("compress_operations", c.compress_operations.load());
-  add("compress_bytes", c.compress_bytes.load());
-  add("compress_wire_bytes", c.compress_wire_bytes.load());
-  add("compress_not_finite", c.compress_not_finite.load());
-  add("compress_encode_ns", c.compress_encode_ns.load());
-  add("compress_decode_ns", c.compress_decode_ns.load());
   return all;
 }
 
 void Report::update(const Reported& of, std::size_t groups) {
-  const auto store = [](std::atomic<std::uint64_t>& to, std::uint64_t value) {
-    to.store(value, std::memory_order_relaxed);
-  };
+  using observe::Counter;
   transport::TransportStats net = of.transports.data->stats();
   std::uint64_t endpoints = net.endpoints_open;
   if (of.transports.control) {
@@ -134,32 +114,32 @@ void Report::update(const Reported& of, std::size_t groups) {
     net.rx_payload_bytes += control.rx_payload_bytes;
     endpoints += control.endpoints_open;
   }
-  store(counters_.net_tx_payload_bytes, net.tx_payload_bytes);
-  store(counters_.net_rx_payload_bytes, net.rx_payload_bytes);
-  store(counters_.net_tx_device_bytes, net.tx_device_bytes);
+  counters_.set(Counter::kNetTxPayloadBytes, net.tx_payload_bytes);
+  counters_.set(Counter::kNetRxPayloadBytes, net.rx_payload_bytes);
+  counters_.set(Counter::kNetTxDeviceBytes, net.tx_device_bytes);
   const worker::CodecCounts& codecs = of.worker.codec_counts();
-  store(counters_.tuner_trials, of.worker.tuner_trials());
-  store(counters_.tuner_kept, of.worker.tuner_kept());
-  store(counters_.compress_operations, codecs.operations);
-  store(counters_.compress_bytes, codecs.bytes);
-  store(counters_.compress_wire_bytes, codecs.wire_bytes);
-  store(counters_.compress_not_finite, codecs.blocks_not_finite);
+  counters_.set(Counter::kTunerTrials, of.worker.tuner_trials());
+  counters_.set(Counter::kTunerKept, of.worker.tuner_kept());
+  counters_.set(Counter::kCompressOperations, codecs.operations);
+  counters_.set(Counter::kCompressBytes, codecs.bytes);
+  counters_.set(Counter::kCompressWireBytes, codecs.wire_bytes);
+  counters_.set(Counter::kCompressNotFinite, codecs.blocks_not_finite);
   const auto nanoseconds = [](core::Duration time) {
     return static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
   };
-  store(counters_.compress_encode_ns, nanoseconds(codecs.encoding));
-  store(counters_.compress_decode_ns, nanoseconds(codecs.decoding));
-  store(counters_.net_tx_header_bytes, net.tx_header_bytes);
-  store(counters_.net_rx_header_bytes, net.rx_header_bytes);
+  counters_.set(Counter::kCompressEncodeNs, nanoseconds(codecs.encoding));
+  counters_.set(Counter::kCompressDecodeNs, nanoseconds(codecs.decoding));
+  counters_.set(Counter::kNetTxHeaderBytes, net.tx_header_bytes);
+  counters_.set(Counter::kNetRxHeaderBytes, net.rx_header_bytes);
   if (of.transports.shm) {
     const transport::TransportStats shm = of.transports.shm->stats();
-    store(counters_.shm_tx_payload_bytes, shm.tx_payload_bytes);
-    store(counters_.shm_rx_payload_bytes, shm.rx_payload_bytes);
+    counters_.set(Counter::kShmTxPayloadBytes, shm.tx_payload_bytes);
+    counters_.set(Counter::kShmRxPayloadBytes, shm.rx_payload_bytes);
     endpoints += shm.endpoints_open;
   }
-  store(counters_.operations, of.worker.operations_finished());
-  store(counters_.groups, groups);
-  store(counters_.endpoints, endpoints);
+  counters_.set(Counter::kOperations, of.worker.operations_finished());
+  counters_.set(Counter::kGroups, groups);
+  counters_.set(Counter::kEndpoints, endpoints);
 }
 
 }  // namespace hybridps::engine

@@ -29,10 +29,8 @@ struct Reported {
 
 class Report {
  public:
-  const observe::EngineCounters& counters() const noexcept { return counters_; }
-  void count_bad_messages(std::size_t count) noexcept {
-    counters_.bad_messages.fetch_add(count, std::memory_order_relaxed);
-  }
+  const observe::Counters& counters() const noexcept { return counters_; }
+  void count_bad_messages(std::size_t count) noexcept { counters_.add(observe::Counter::kBadMessages, count); }
   /// Called in every round: for the rates that the status has.
   void sample(const Transports& transports, core::TimePoint now) {
     if (now >= next_sample_) take_sample(transports, now);
@@ -53,7 +51,7 @@ class Report {
 
   void take_sample(const Transports& transports, core::TimePoint now);
 
-  observe::EngineCounters counters_;
+  observe::Counters counters_;
   std::deque<RateSample> rate_samples_;  // of the last second
   core::TimePoint next_sample_{};
 };

@@ -65,7 +65,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   /// The clock as the last progress() read it.
   core::TimePoint now() const noexcept { return now_; }
   // As Report has them (engine/report.h).
-  const observe::EngineCounters& counters() const noexcept { return report_.counters(); }
+  const observe::Counters& counters() const noexcept { return report_.counters(); }
   void update_counters() { report_.update(reported(), windows_.groups().size()); }
   std::vector<observe::Sample> samples(const std::function<std::string(core::EngineId)>& name) {
     update_counters();

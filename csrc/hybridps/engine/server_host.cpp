@@ -191,9 +191,9 @@ class Shard final : public LoopClient, core::Pinned {
     s.groups_total += groups_total_.load();
     s.chunks += chunks_.load();
     s.bytes_summed += bytes_.load();
-    s.refused_messages += refused_.load() + runtime_->counters().bad_messages.load();
-    s.rx_payload_bytes += runtime_->counters().net_rx_payload_bytes.load();
-    s.tx_payload_bytes += runtime_->counters().net_tx_payload_bytes.load();
+    s.refused_messages += refused_.load() + runtime_->counters()[observe::Counter::kBadMessages];
+    s.rx_payload_bytes += runtime_->counters()[observe::Counter::kNetRxPayloadBytes];
+    s.tx_payload_bytes += runtime_->counters()[observe::Counter::kNetTxPayloadBytes];
   }
 
  private:

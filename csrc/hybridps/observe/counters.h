@@ -1,34 +1,53 @@
-// hybridps/observe/counters.h: what the engine counts, readable from any thread.
+// hybridps/observe/counters.h: what the engine counts, exactly.
+//
+// Names    each is a metric, which says in words what it is (metrics.cpp). To add one: here, there, and where it is counted.
+// Threads  any; one thread writes.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace hybridps::observe {
 
-/// Written by the progress thread with relaxed stores, read by anyone.
-struct EngineCounters {
-  std::atomic<std::uint64_t> net_tx_payload_bytes{0};  // between nodes, exact
-  std::atomic<std::uint64_t> net_rx_payload_bytes{0};
-  std::atomic<std::uint64_t> net_tx_device_bytes{0};  // of those sent, what lay in a GPU's memory
-  std::atomic<std::uint64_t> net_tx_header_bytes{0};
-  std::atomic<std::uint64_t> net_rx_header_bytes{0};
-  std::atomic<std::uint64_t> shm_tx_payload_bytes{0};
-  std::atomic<std::uint64_t> shm_rx_payload_bytes{0};
-  std::atomic<std::uint64_t> operations{0};
-  std::atomic<std::uint64_t> groups{0};
-  std::atomic<std::uint64_t> endpoints{0};
-  std::atomic<std::uint64_t> bad_messages{0};
-  // What tuners did, of groups that this rank is the first of.
-  std::atomic<std::uint64_t> tuner_trials{0};
-  std::atomic<std::uint64_t> tuner_kept{0};
-  // What codecs did on this rank.
-  std::atomic<std::uint64_t> compress_operations{0};
-  std::atomic<std::uint64_t> compress_bytes{0};       // of elements, encoded
-  std::atomic<std::uint64_t> compress_wire_bytes{0};  // what they became
-  std::atomic<std::uint64_t> compress_not_finite{0};  // blocks
-  std::atomic<std::uint64_t> compress_encode_ns{0};
-  std::atomic<std::uint64_t> compress_decode_ns{0};
+enum class Counter : std::uint8_t {
+  kOperations,
+  kGroups,
+  kEndpoints,
+  kNetTxPayloadBytes,
+  kNetRxPayloadBytes,
+  kNetTxDeviceBytes,
+  kNetTxHeaderBytes,
+  kNetRxHeaderBytes,
+  kShmTxPayloadBytes,
+  kShmRxPayloadBytes,
+  kBadMessages,
+  kTunerTrials,
+  kTunerKept,
+  kCompressOperations,
+  kCompressBytes,
+  kCompressWireBytes,
+  kCompressNotFinite,
+  kCompressEncodeNs,
+  kCompressDecodeNs,
+};
+inline constexpr std::size_t kCounterCount = 19;
+
+class Counters {
+ public:
+  std::uint64_t operator[](Counter counter) const noexcept { return at(counter).load(std::memory_order_relaxed); }
+  void set(Counter counter, std::uint64_t value) noexcept {
+    values_[static_cast<std::size_t>(counter)].store(value, std::memory_order_relaxed);
+  }
+  void add(Counter counter, std::uint64_t count) noexcept {
+    values_[static_cast<std::size_t>(counter)].fetch_add(count, std::memory_order_relaxed);
+  }
+
+ private:
+  const std::atomic<std::uint64_t>& at(Counter counter) const noexcept { return values_[static_cast<std::size_t>(counter)]; }
+
+  std::array<std::atomic<std::uint64_t>, kCounterCount> values_{};
 };
 
 }  // namespace hybridps::observe

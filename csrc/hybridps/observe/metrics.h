@@ -5,11 +5,14 @@
 // Threads  plain values and pure functions.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "hybridps/observe/counters.h"
 
 namespace hybridps::observe {
 
@@ -20,6 +23,7 @@ struct Metric {
   MetricType type = MetricType::kCounter;
   std::string_view label;  // by what it is split: "kind"; empty: it is one number
   std::string_view help;
+  std::optional<Counter> counter{};  // it is that one; else a Sample
 };
 
 /// Of ranks and servers, in the order of the text.

@@ -113,12 +113,12 @@ TEST_CASE("core/config: the process environment is read", "[core][fast]") {
   CHECK(config.value().grant_chunks == 9);
 }
 
-TEST_CASE("core/config: each %p in the name of the stats file becomes the process id", "[core][fast]") {
+TEST_CASE("core/config: each %p in the name of the metrics file becomes the process id", "[core][fast]") {
   Config config;
-  CHECK(config.stats_path().empty());
-  config.stats_file = "/tmp/%p/stats.%p.json";
+  CHECK(config.metrics_path().empty());
+  config.metrics_file = "/tmp/%p/metrics.%p.prom";
   const std::string pid = std::to_string(getpid());
-  CHECK(config.stats_path() == "/tmp/" + pid + "/stats." + pid + ".json");
+  CHECK(config.metrics_path() == "/tmp/" + pid + "/metrics." + pid + ".prom");
 }
 
 TEST_CASE("core/config: the table marks what cannot be used and shows the rest", "[core][fast]") {

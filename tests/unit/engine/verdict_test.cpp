@@ -159,7 +159,7 @@ TEST_CASE("engine/verdict: a rank that stands still is given up, with what it do
   CHECK(other.worker().find(job.uid)->status.code() == core::Code::kPeerDead);
   CHECK(other.pool().slots_in_use() == 0);
   other.update_counters();
-  CHECK(other.counters().endpoints == 0);
+  CHECK(other.counters()[observe::Counter::kEndpoints] == 0);
 }
 
 TEST_CASE("engine/verdict: a rank that stands still for less than the limit causes no error", "[engine][fast]") {
@@ -411,7 +411,7 @@ TEST_CASE("engine/verdict: a group whose messages were dropped before it was ope
   settle();
   if (by_age) clock.pass(std::chrono::minutes(31));
   settle();
-  CHECK(cluster.at(2).counters().bad_messages.load() >= 20);
+  CHECK(cluster.at(2).counters()[observe::Counter::kBadMessages] >= 20);
   // What the senders paid has come back: the other group, over the same connections, goes on.
   for (int rank = 0; rank < 3; ++rank) other.submit(rank, 0);
   settle();

@@ -103,7 +103,7 @@ struct Job {
     for (int rank = 0; rank < cluster->size(); ++rank)
       cluster->run([&](Cluster& c) {
         c.at(rank).update_counters();
-        operations += c.at(rank).counters().compress_operations.load();
+        operations += c.at(rank).counters()[observe::Counter::kCompressOperations];
       });
     return operations;
   }
@@ -246,8 +246,8 @@ Ran ran(const Codes& codes, const std::vector<Floats>& inputs, core::ReduceOp op
   for (int rank = 0; rank < job.cluster->size(); ++rank)
     job.cluster->run([&](Cluster& c) {
       c.at(rank).update_counters();
-      result.wire += c.at(rank).counters().compress_wire_bytes.load();
-      result.not_finite += c.at(rank).counters().compress_not_finite.load();
+      result.wire += c.at(rank).counters()[observe::Counter::kCompressWireBytes];
+      result.not_finite += c.at(rank).counters()[observe::Counter::kCompressNotFinite];
     });
   return result;
 }

@@ -323,7 +323,7 @@ inline std::uint64_t sent_from_device(ClusterThread& cluster, int rank) {
   std::uint64_t bytes = 0;
   cluster.run([&](Cluster& c) {
     c.at(rank).update_counters();
-    bytes = c.at(rank).counters().net_tx_device_bytes.load();
+    bytes = c.at(rank).counters()[observe::Counter::kNetTxDeviceBytes];
   });
   return bytes;
 }

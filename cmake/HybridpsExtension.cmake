@@ -1,6 +1,6 @@
 # hybridps._C: the rooms pg and bindings and everything below, in one module. One module per torch minor.
 # Neither torch nor UCX is bundled, and no path of this machine is written into the file: at run time torch is loaded
-# first (or found by the rpath below), and hybridps/_load.py has loaded UCX by then.
+# first (or found by the rpath below), and hybridps/backend/load.py has loaded UCX by then.
 
 if(TARGET hybridps_bindings)
   get_target_property(hybridps_bindings_type hybridps_bindings TYPE)

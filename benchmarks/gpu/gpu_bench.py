@@ -45,11 +45,11 @@ def gpus() -> tuple[int, str]:
     """How many there are, and their name or why there is none."""
     try:
         import torch
-        from hybridps import _load
+        from hybridps.backend import load
 
-        if not _load.build_info().CUDA:
+        if not load.build_info().CUDA:
             return 0, "this build of hybridps carries CPU tensors only"
-        found = _load.load_extension().cuda().split(";")[0]
+        found = load.load_extension().cuda().split(";")[0]
         if found.startswith("no device") or not torch.cuda.is_available():
             return 0, found if found.startswith("no device") else "torch.cuda.is_available() is false"
         return torch.cuda.device_count(), found

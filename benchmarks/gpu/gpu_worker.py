@@ -13,7 +13,8 @@ import time
 import gpt
 import torch
 import torch.distributed as dist
-from hybridps import _load, bench
+from hybridps import bench
+from hybridps.backend.load import load_extension
 
 SYNCHRONISATIONS = {
     f"{prefix}{what}Synchronize" for prefix, whats in (("cuda", ("Device", "Stream", "Event")),
@@ -317,7 +318,7 @@ def fsdp2(session, job):
 
 def memory(session, job):
     """Bytes that this process holds, while many operations of three sizes go on."""
-    extension = _load.load_extension()
+    extension = load_extension()
     group = session.groups["hybridps"]
     tensors = [torch.ones(count, device=session.device) for count in (10, 10_000, max(1, job["bytes"] // 4))]
 

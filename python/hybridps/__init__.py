@@ -121,7 +121,9 @@ def topology(group: ProcessGroup | None = None) -> Topology:
     Any thread; local otherwise. Raises ValueError where the group has no hybridps backend for CPU tensors, and what
     `init_process_group` raises where a member does not come.
     """
-    backend = _backend_of(group)
+    from hybridps.backend.groups import backend_of
+
+    backend = backend_of(group)
     backend.wait_ready()
     found = backend.summary()
     found["nodes"] = [Node(**node) for node in found["nodes"]]
@@ -147,37 +149,16 @@ def stats() -> dict[str, int | float | str | dict[str, int | float]]:
     """
     import torch.distributed as dist
 
-    from hybridps._load import load_extension
+    from hybridps.backend.groups import backend_of
+    from hybridps.backend.load import load_extension
 
     counters: dict[str, Any] = dict(load_extension().stats())
     if counters and dist.is_initialized():
         try:
-            counters["job"] = _backend_of(None).summary()["text"]
+            counters["job"] = backend_of(None).summary()["text"]
         except ValueError:  # the world is another backend's
             pass
     return counters
-
-
-def _backend_of(group: ProcessGroup | None) -> ProcessGroupHybrid:
-    import torch
-    import torch.distributed as dist
-
-    from hybridps._load import load_extension
-
-    kind = load_extension().ProcessGroupHybrid
-    if group is None:
-        if not dist.is_initialized():
-            raise ValueError("hybridps: there is no process group: call init_process_group first")
-        group = dist.group.WORLD
-    try:
-        backend = group._get_backend(torch.device("cpu"))
-    except (AttributeError, RuntimeError) as error:
-        raise ValueError(f"hybridps: not a process group with a backend for CPU tensors: {group!r}") from error
-    if not isinstance(backend, kind):
-        backend = getattr(backend, "wrapped_pg", backend)  # under TORCH_DISTRIBUTED_DEBUG=DETAIL
-    if not isinstance(backend, kind):
-        raise ValueError(f"hybridps: the group's backend is {backend.name()}, not hybridps")
-    return backend
 
 
 def __getattr__(name: str) -> object:
@@ -201,7 +182,7 @@ def __getattr__(name: str) -> object:
 
         return version("hybridps")
     if name in ("Options", "ProcessGroupHybrid"):
-        from hybridps._load import load_extension
+        from hybridps.backend.load import load_extension
 
         kind = load_extension().ProcessGroupHybrid
         return kind.Options if name == "Options" else kind

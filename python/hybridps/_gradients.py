@@ -21,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hybridps._agreement import agree, here
 from hybridps._priority import prioritized
+from hybridps.backend.groups import backend_of
 
 BUCKET_BYTES = 1 << 20
 
@@ -93,8 +94,6 @@ class Bucket:
 
 def _compresses(group: dist.ProcessGroup | None) -> bool:
     """Whether a codec may change sums of this group; the same on all of its ranks."""
-    from hybridps.compress import backend_of
-
     try:
         return backend_of(group).compression() != "none"
     except ValueError:  # another backend

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
+from hybridps.backend.groups import backend_of
+from hybridps.backend.load import load_extension
+
 LOWEST, HIGHEST = -128, 127
 
 
@@ -18,8 +21,6 @@ def priority(value: int | None) -> Iterator[None]:
 
     Raises ValueError outside that range, ImportError without the extension. Groups of other backends take no notice.
     """
-    from hybridps._load import load_extension
-
     exchange = load_extension().exchange_thread_priority
     before = exchange(value)
     try:
@@ -30,8 +31,6 @@ def priority(value: int | None) -> Iterator[None]:
 
 def has_priorities(group: dist.ProcessGroup | None) -> bool:
     """Whether the group's backend is hybridps."""
-    from hybridps.compress import backend_of
-
     try:
         backend_of(group)
     except ValueError:

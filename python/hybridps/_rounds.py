@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 
-from hybridps.compress import backend_of
+from hybridps.backend.groups import backend_of
 
 _ABSENT = -1
 _MEETING, _END = -1, -2  # in place of a round's number

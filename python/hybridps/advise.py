@@ -187,7 +187,7 @@ def watch(path: str) -> None:
     def __init__(self, *arguments, **more):
         own(self, *arguments, **more)
         from hybridps import topology
-        from hybridps.compress import backend_of
+        from hybridps.backend.groups import backend_of
 
         try:
             found, backend = topology(self.process_group), backend_of(self.process_group)

@@ -21,7 +21,7 @@ def _table(rows: list[list[str]]) -> str:
 
 def env(_arguments) -> int:
     """Print every setting with its value, default and origin; 1 when a value cannot be used, whose row is marked."""
-    from hybridps._load import load_extension
+    from hybridps.backend.load import load_extension
 
     rows = [["", "NAME", "VALUE", "DEFAULT", "FROM", "MEANING"]]
     table, warnings = load_extension().config_table()
@@ -107,23 +107,23 @@ def doctor(arguments) -> int:
     else:
         from importlib.metadata import PackageNotFoundError, version
 
-        from hybridps import _load
+        from hybridps.backend import load
 
         try:
-            show("hybridps", f"{version('hybridps')} ({_load.installed_from()})")
+            show("hybridps", f"{version('hybridps')} ({load.installed_from()})")
         except PackageNotFoundError:
             problems.append("hybridps is not installed in this environment: torch cannot find it by name")
         try:
-            info = _load.build_info()
+            info = load.build_info()
             show("built for torch", info.TORCH_VERSION)
             show("built with UCX", f"{info.UCX_VERSION} from {info.UCX_ORIGIN}")
             show("built with CUDA", "yes" if info.CUDA else "no")
             show("built by", f"{info.COMPILER}, {info.BUILD_TYPE}")
-            extension = _load.load_extension()
+            extension = load.load_extension()
             try:
-                path = _load.load_ucx(info)
-                show("UCX at hand", f"{'.'.join(map(str, _load.ucx_version(path)))} ({path})")
-                show("UCX has verbs", "yes" if _load.has_verbs(path) else "no")
+                path = load.load_ucx(info)
+                show("UCX at hand", f"{'.'.join(map(str, load.ucx_version(path)))} ({path})")
+                show("UCX has verbs", "yes" if load.has_verbs(path) else "no")
             except ImportError as error:  # where it is needed, check_settings() finds that it is a problem
                 notes.append(f"{error} (needed for RDMA; over TCP it is not)")
             show("CUDA path", extension.cuda())

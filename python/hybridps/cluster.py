@@ -68,7 +68,7 @@ def _mtu(card: str) -> int:
 
 def record(interfaces: list[tuple[str, str, str, str]]) -> dict:
     """What this rank is, and what its settings come to. `interfaces`: name, state, address, MTU of each."""
-    from hybridps import _load
+    from hybridps.backend import load
 
     nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a job raises the soft limit
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
@@ -90,15 +90,15 @@ def record(interfaces: list[tuple[str, str, str, str]]) -> dict:
     try:
         import torch
 
-        info = _load.build_info()
+        info = load.build_info()
         found["versions"] |= {
             "torch": torch.__version__,
             "hybridps": info.VERSION,
             "hybridps for torch": info.TORCH_MINOR,
         }
-        extension = _load.load_extension()
+        extension = load.load_extension()
         try:
-            found["versions"]["UCX"] = ".".join(map(str, _load.ucx_version(_load.load_ucx(info))))
+            found["versions"]["UCX"] = ".".join(map(str, load.ucx_version(load.load_ucx(info))))
         except ImportError:
             found["versions"]["UCX"] = "none"  # check_settings() says where that is a problem
         for row in extension.config_table()[0]:

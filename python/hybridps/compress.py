@@ -9,6 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hybridps.backend.groups import backend_of
+from hybridps.backend.load import load_extension
+
 __all__ = ["HookState", "ddp_hook", "load_state_dict", "ratio", "state_dict", "stats"]
 
 _VERSION = 1
@@ -16,18 +19,9 @@ _VERSION = 1
 _DTYPES = {5: torch.float16, 6: torch.bfloat16, 7: torch.float32}
 
 
-def backend_of(group: "dist.ProcessGroup | None") -> Any:
-    """The ProcessGroupHybrid of a group; ValueError if it has none for CPU tensors, or there is no group."""
-    from hybridps import _backend_of
-
-    return _backend_of(group)
-
-
 def ratio(codec: str, dtype: torch.dtype = torch.float32) -> float:
     """What part of their bytes sums of `dtype` are between nodes, of large ones: 34 / 128 for "int8" and float32. One bit's may be
     up to 66 / 34 of it in sums with zeros. 1.0: not compressed. ValueError: there is no such codec, or parameter."""
-    from hybridps._load import load_extension
-
     return load_extension().compression_ratio(codec, str(dtype).removeprefix("torch."))
 
 
@@ -39,8 +33,6 @@ class HookState:
     """
 
     def __init__(self, codec: str = "int8", process_group: dist.ProcessGroup | None = None) -> None:
-        from hybridps._load import load_extension
-
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
         options = load_extension().ProcessGroupHybrid.Options(compress=codec)
         # Of torch's ways to make a group over some ranks, this one does not ask those outside.
@@ -153,8 +145,6 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     compressed), "undecided" (too few steps yet, or no such sums), "codec_share" (the codec takes so little of a sum's time
     that the network is the limit), "trial" (both ways were measured); seconds of a step's sums of that size, the least of
     all ranks, since those that wait for others measure these."""
-    from hybridps._load import load_extension
-
     backend = backend_of(group)
     now = load_extension().stats()
     return {

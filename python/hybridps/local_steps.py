@@ -20,7 +20,7 @@ from torch import nn
 
 from hybridps._agreement import agree, broadcast_tensors, here
 from hybridps._rounds import Rounds
-from hybridps.compress import backend_of
+from hybridps.backend.groups import backend_of
 
 _VERSION = 1
 # (name of the step in the engine, rate, momentum)
@@ -217,7 +217,7 @@ class LocalSteps:
         check(fragments == 1 and self.delay == 0, "staleness with fragments or delay", "one of both ways to overlap")
 
     def _new_group(self, compress: str) -> dist.ProcessGroup:
-        from hybridps._load import load_extension
+        from hybridps.backend.load import load_extension
 
         ranks = dist.get_process_group_ranks(self._parent or dist.group.WORLD)
         options = load_extension().ProcessGroupHybrid.Options(compress=compress)

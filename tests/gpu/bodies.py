@@ -147,10 +147,10 @@ def on_own_gpu(rank, world, body, *args):
 
 
 def nothing_through_shared_memory(rank, world, device):
-    from hybridps import _load
+    from hybridps.backend.load import load_extension
 
     def moved():
-        return _load.load_extension().stats()["shm_tx_payload_bytes"]
+        return load_extension().stats()["shm_tx_payload_bytes"]
 
     dist.all_reduce(torch.ones(10, device=device))  # the ranks agree
     torch.cuda.synchronize()
@@ -499,7 +499,7 @@ def fsdp2_equals_gloo_and_one_process(rank, world, device):
 
 def soak(rank, world, device, rounds):
     """Memory stays flat: the process's, what it has pinned, and the device's."""
-    from hybridps import _load
+    from hybridps.backend.load import load_extension
 
     on_gpu = has_streams(device)
 
@@ -510,7 +510,7 @@ def soak(rank, world, device, rounds):
         gc.collect()
         with open("/proc/self/statm") as file:
             resident = int(file.read().split()[1]) * 4096
-        pinned = _load.load_extension().stats()["pinned_bytes"]
+        pinned = load_extension().stats()["pinned_bytes"]
         return resident, pinned, module_of(device).memory_allocated() if on_gpu else 0
 
     tensors = [torch.ones(count, device=device) for count in (10, 10_000, 3_000_000)]

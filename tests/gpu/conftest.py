@@ -26,10 +26,10 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture
 def on_gpu():
     """Skips unless a test's processes can use a GPU."""
-    from hybridps import _load
+    from hybridps.backend import load
 
-    extension = _load.load_extension()
-    if not _load.build_info().CUDA:
+    extension = load.load_extension()
+    if not load.build_info().CUDA:
         pytest.skip("no GPU test: this build carries CPU tensors only")
     found = extension.cuda()
     if found.startswith("no device"):
@@ -41,13 +41,13 @@ def on_gpu():
 def on_gpus(on_gpu):
     """A function of the layout ("2+1"): skips unless each rank can have a GPU of its own, and there is NCCL."""
     import torch
-    from hybridps import _load
+    from hybridps.backend import load
 
     def check(nodes):
         ranks = sum(int(count) for count in nodes.split("+"))
         if torch.cuda.device_count() < ranks:
             pytest.skip(f"no GPU test: {ranks} GPUs are needed, there are {torch.cuda.device_count()}")
-        found = _load.load_extension().cuda()
+        found = load.load_extension().cuda()
         if not found.partition("ranks of one node: ")[2].startswith("NCCL"):
             pytest.skip(f"no GPU test: {found}")
 

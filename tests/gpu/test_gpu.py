@@ -190,16 +190,16 @@ def test_bodies_are_right_on_cpu_tensors_of_all_layouts(nodes):
 
 def test_what_there_is_for_cuda_tensors_is_said():
     """In the log, once a process, as `hybridps doctor` says it; at the level info only where there is something."""
-    from hybridps import _load
+    from hybridps.backend import load
 
-    found = _load.load_extension().cuda()
-    if not _load.build_info().CUDA:
+    found = load.load_extension().cuda()
+    if not load.build_info().CUDA:
         assert found == "not built"
     elif not torch.cuda.is_available():
         assert found.startswith("no device: ")
     else:
         assert "device" in found
-    level = "info" if torch.cuda.is_available() and _load.build_info().CUDA else "debug"
+    level = "info" if torch.cuda.is_available() and load.build_info().CUDA else "debug"
     results = run_ranks(bodies.several_devices, "1+1", args=(["cpu"],), env={"HYBRIDPS_LOG_LEVEL": "debug"})
     for report in results.reports:
         assert report.output.count(f"{level}: CUDA path: {found}\n") == 1, report.output

@@ -22,9 +22,9 @@ def kind(group=None):
 
 
 def a_program_of_gloos(rank, world, leave):
-    from hybridps import _stand_in
+    from hybridps.backend import stand_in
 
-    _stand_in.install()  # what `import torch` does; these ranks are forked from a process that has done it
+    stand_in.install()  # what `import torch` does; these ranks are forked from a process that has done it
     from torch.distributed.device_mesh import init_device_mesh
     from torch.nn.parallel import DistributedDataParallel
 
@@ -82,9 +82,9 @@ def test_a_program_that_says_gloo(leave, level):
 
 def a_program_under_detail(rank, world, leave):
     """The wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL has no name of its own: the results must do."""
-    from hybridps import _stand_in
+    from hybridps.backend import stand_in
 
-    _stand_in.install()
+    stand_in.install()
     check = Checker(rank)
     zygote.context.init(backend="gloo")
     tensor = torch.full((1000,), float(rank))

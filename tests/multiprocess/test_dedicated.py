@@ -20,7 +20,7 @@ from reference import Checker
 
 pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="only hybridps has dedicated servers")
 
-COMMAND = [sys.executable, "-c", "from hybridps._server import main; raise SystemExit(main())"]
+COMMAND = [sys.executable, "-c", "from hybridps.backend.server import main; raise SystemExit(main())"]
 TOKEN = "a token of these tests"
 
 

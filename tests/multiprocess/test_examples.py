@@ -20,12 +20,12 @@ pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="examples of hyb
 def runs(rank, world, name, arguments):
     sys.argv = [name, *arguments]
     if "--as" in arguments:  # what `hybridps run --as gloo --leave-side-groups` does
-        from hybridps import _stand_in
+        from hybridps.backend import stand_in
 
         at = arguments.index("--as")
         sys.argv = [name, *arguments[:at], *arguments[at + 2 :]]
         os.environ |= {"HYBRIDPS_AS": arguments[at + 1], "HYBRIDPS_LEAVE_SIDE_GROUPS": "1"}
-        _stand_in.install()
+        stand_in.install()
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 

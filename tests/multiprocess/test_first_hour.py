@@ -279,11 +279,11 @@ def test_options_are_of_one_group_and_of_the_right_type():
 
 def maps_ucx(rank, world, is_there, copies):
     """Trains where UCX can be found or not; `copies` of it are in the process afterwards."""
-    from hybridps import _load
+    from hybridps.backend import load
 
     check = Checker(rank)
     if not is_there:
-        _load._from_wheel = _load._from_system = lambda *_: False
+        load._from_wheel = load._from_system = lambda *_: False
     zygote.context.init(timeout_s=60)
     tensor = torch.ones(300_000)
     dist.all_reduce(tensor)
@@ -291,7 +291,7 @@ def maps_ucx(rank, world, is_there, copies):
     small = torch.ones(1)
     dist.all_reduce(small)  # small ones go with control
     check.that("small", small.item() == world)
-    check.that("UCX", len(_load.mapped_ucx()) == copies, _load.mapped_ucx())
+    check.that("UCX", len(load.mapped_ucx()) == copies, load.mapped_ucx())
     return check.result()
 
 
@@ -317,9 +317,9 @@ def test_ucx_that_is_needed_and_not_there_is_an_error_with_what_to_do():
 def as_a_user(rank, world):
     """Ranks that are nobody: no home, no privileges, no folder of a login."""
     check = Checker(rank)
-    import hybridps.status  # what Python itself needs lies in a folder of root's here and there
-    import hybridps._load
-    import hybridps._register
+    import hybridps.backend.load  # what Python itself needs lies in a folder of root's here and there
+    import hybridps.backend.register
+    import hybridps.status
 
     for name in ("XDG_RUNTIME_DIR", "HYBRIDPS_STATUS"):
         os.environ.pop(name, None)

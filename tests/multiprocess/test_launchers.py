@@ -439,9 +439,9 @@ def image():
     def buildah(*words):
         return subprocess.run(["buildah", *words], check=True, capture_output=True, text=True, timeout=120).stdout.strip()
 
-    from hybridps import _server
+    from hybridps.backend.server import program
 
-    script = [str(ROOT / "scripts" / "image"), "--program", _server.program(), "--tag", tag]
+    script = [str(ROOT / "scripts" / "image"), "--program", program(), "--tag", tag]
     done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"^\[image\] {tag}: [\d.]+ MB$", done.stdout, re.M), done.stdout

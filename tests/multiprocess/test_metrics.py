@@ -13,7 +13,7 @@ import torch.distributed as dist
 from harness import run_ranks
 
 import hybridps
-from hybridps._load import load_extension
+from hybridps.backend.load import load_extension
 
 pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="about hybridps's own metrics")
 

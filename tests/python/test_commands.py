@@ -21,7 +21,7 @@ PROGRAMS = sorted(
 # The programs that installing brings: name -> command.
 INSTALLED = {
     "hybridps": [sys.executable, "-m", "hybridps"],
-    "hybridps-server": [sys.executable, "-c", "from hybridps._server import main; raise SystemExit(main())"],
+    "hybridps-server": [sys.executable, "-c", "from hybridps.backend.server import main; raise SystemExit(main())"],
 }
 OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
 

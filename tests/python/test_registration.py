@@ -19,7 +19,7 @@ try:
 except PackageNotFoundError:
     pytest.skip("hybridps is not installed in this environment (scripts/setup)", allow_module_level=True)
 
-from hybridps import _load  # noqa: E402
+from hybridps.backend import load  # noqa: E402
 
 
 def torch_minor() -> tuple[int, int]:
@@ -68,15 +68,15 @@ def test_backend_is_available_by_name_alone():
 
 
 def test_in_a_job_the_name_is_told_when_torch_is_imported_and_nothing_is_loaded():
-    from hybridps import _autoload
+    from hybridps.backend import autoload
 
-    if _autoload._may_have_driver():
+    if autoload._may_have_driver():
         pytest.skip("this machine may have an NVIDIA driver: there the name is told when it is first used")
     done = python(
         "import sys, torch\n"
         "from torch.distributed.distributed_c10d import Backend\n"
         "assert 'HYBRIDPS' in Backend._plugins\n"
-        "assert 'hybridps._C' not in sys.modules and 'hybridps._load' not in sys.modules\n"
+        "assert 'hybridps._C' not in sys.modules and 'hybridps.backend.load' not in sys.modules\n"
         "assert 'libucp' not in open('/proc/self/maps').read()",
         WORLD_SIZE="2",
     )
@@ -86,7 +86,8 @@ def test_in_a_job_the_name_is_told_when_torch_is_imported_and_nothing_is_loaded(
 @pytest.mark.parametrize("driver, devices", [(True, ["cpu", "cuda"]), (False, ["cpu"])])
 def test_cuda_is_served_where_there_is_a_driver(driver, devices, monkeypatch):
     import torch.distributed as dist
-    from hybridps import _build_info, _register
+    from hybridps import _build_info
+    from hybridps.backend import register
 
     asked, registered = [], []
 
@@ -96,10 +97,10 @@ def test_cuda_is_served_where_there_is_a_driver(driver, devices, monkeypatch):
             raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(_build_info, "CUDA", "13.2")
-    monkeypatch.setattr(_register.ctypes, "CDLL", load)
+    monkeypatch.setattr(register.ctypes, "CDLL", load)
     monkeypatch.setattr(dist.Backend, "_plugins", {})
     monkeypatch.setattr(dist.Backend, "register_backend", lambda *_, devices, **__: registered.append(devices))
-    _register.register()
+    register.register()
     assert asked == ["libcuda.so.1"]
     assert registered == [devices]
 
@@ -108,7 +109,7 @@ def test_importing_torch_loads_neither_the_extension_nor_ucx():
     done = python(
         "import sys, torch\n"
         "assert 'hybridps._C' not in sys.modules\n"
-        "assert 'hybridps._load' not in sys.modules\n"
+        "assert 'hybridps.backend.load' not in sys.modules\n"
         "assert 'libucp' not in open('/proc/self/maps').read()"
     )
     assert done.returncode == 0, done.stderr
@@ -119,10 +120,10 @@ def test_autoload_is_a_no_op_where_torch_finds_backends_by_name():
         pytest.skip(f"torch {torch.__version__} has no entry points for backends: autoload registers")
     done = python(
         "import sys, torch\n"
-        "from hybridps._autoload import autoload\n"
+        "from hybridps.backend.autoload import autoload\n"
         "autoload()\n"
         "from torch.distributed.distributed_c10d import Backend\n"
-        "assert 'HYBRIDPS' not in Backend._plugins and 'hybridps._register' not in sys.modules"
+        "assert 'HYBRIDPS' not in Backend._plugins and 'hybridps.backend.register' not in sys.modules"
     )
     assert done.returncode == 0, done.stderr
 
@@ -132,7 +133,7 @@ def test_autoload_registers_on_older_torch(version):
     done = python(
         "import sys, torch\n"
         f"torch.__version__ = {version!r}\n"
-        "from hybridps._autoload import autoload\n"
+        "from hybridps.backend.autoload import autoload\n"
         "autoload(), autoload()\n"
         "from torch.distributed.distributed_c10d import Backend\n"
         "assert 'HYBRIDPS' in Backend._plugins and 'hybridps._C' not in sys.modules"
@@ -142,7 +143,7 @@ def test_autoload_registers_on_older_torch(version):
 
 @pytest.mark.parametrize("version", ["", "nonsense", "2"])
 def test_autoload_never_raises(version, monkeypatch):
-    from hybridps._autoload import autoload
+    from hybridps.backend.autoload import autoload
 
     monkeypatch.setattr(torch, "__version__", version)
     autoload()
@@ -150,8 +151,8 @@ def test_autoload_never_raises(version, monkeypatch):
 
 def test_another_torch_minor_is_refused_with_the_build_to_install():
     with pytest.raises(ImportError, match=r"for torch 2\.14, but torch 2\.15\.0.* is running.*built for torch 2\.15"):
-        _load.check_torch("2.14", "2.15.0+cu132")
-    _load.check_torch("2.15", "2.15.3")
+        load.check_torch("2.14", "2.15.0+cu132")
+    load.check_torch("2.15", "2.15.3")
 
 
 def test_another_torch_minor_is_refused_at_init_process_group():
@@ -173,28 +174,28 @@ def test_a_checkout_without_the_extension_says_how_to_build_it(monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(_load.importlib, "import_module", missing)
+    monkeypatch.setattr(load.importlib, "import_module", missing)
     with pytest.raises(ImportError, match="scripts/setup"):
-        _load.build_info()
+        load.build_info()
 
 
 def test_an_older_ucx_is_refused_with_both_versions(monkeypatch):
-    monkeypatch.setattr(_load, "mapped_ucx", lambda: ["/usr/lib/libucp.so.0.0.0"])
-    monkeypatch.setattr(_load, "ucx_version", lambda path: (1, 13, 1))
+    monkeypatch.setattr(load, "mapped_ucx", lambda: ["/usr/lib/libucp.so.0.0.0"])
+    monkeypatch.setattr(load, "ucx_version", lambda path: (1, 13, 1))
     with pytest.raises(ImportError, match=r"UCX 1\.13\.1 \(/usr/lib/libucp.*already loaded.*UCX 1\.22"):
-        _load.load_ucx(info())
+        load.load_ucx(info())
 
 
 def test_a_newer_ucx_that_is_already_mapped_is_used(monkeypatch):
-    monkeypatch.setattr(_load, "mapped_ucx", lambda: ["/usr/lib/libucp.so.0.0.0"])
-    monkeypatch.setattr(_load, "ucx_version", lambda path: (1, 23, 0))
-    assert _load.load_ucx(info()) == "/usr/lib/libucp.so.0.0.0"
+    monkeypatch.setattr(load, "mapped_ucx", lambda: ["/usr/lib/libucp.so.0.0.0"])
+    monkeypatch.setattr(load, "ucx_version", lambda path: (1, 23, 0))
+    assert load.load_ucx(info()) == "/usr/lib/libucp.so.0.0.0"
 
 
 def test_two_copies_of_ucx_are_refused_with_both_paths(monkeypatch):
-    monkeypatch.setattr(_load, "mapped_ucx", lambda: ["/a/libucp.so.0", "/b/libucp.so.0"])
+    monkeypatch.setattr(load, "mapped_ucx", lambda: ["/a/libucp.so.0", "/b/libucp.so.0"])
     with pytest.raises(ImportError, match=r"two copies of UCX.*/a/libucp\.so\.0, /b/libucp\.so\.0"):
-        _load.load_ucx(info())
+        load.load_ucx(info())
 
 
 def rdma_port(sysfs, state: str) -> None:
@@ -205,65 +206,65 @@ def rdma_port(sysfs, state: str) -> None:
 
 def test_rdma_is_wanted_where_a_port_is_active_unless_told_otherwise(monkeypatch, tmp_path):
     monkeypatch.delenv("HYBRIDPS_DATA_TRANSPORT", raising=False)
-    assert not _load.rdma_is_wanted(str(tmp_path))
+    assert not load.rdma_is_wanted(str(tmp_path))
     rdma_port(tmp_path, "1: DOWN")
-    assert not _load.rdma_is_wanted(str(tmp_path))
+    assert not load.rdma_is_wanted(str(tmp_path))
     rdma_port(tmp_path, "4: ACTIVE")
-    assert _load.rdma_is_wanted(str(tmp_path))
+    assert load.rdma_is_wanted(str(tmp_path))
     monkeypatch.setenv("HYBRIDPS_DATA_TRANSPORT", "tcp")
-    assert not _load.rdma_is_wanted(str(tmp_path))
+    assert not load.rdma_is_wanted(str(tmp_path))
 
 
 def test_verbs_are_seen_beside_the_library(monkeypatch, tmp_path):
     monkeypatch.delenv("UCX_MODULE_DIR", raising=False)
     library = tmp_path / "libucp.so.0"
-    assert not _load.has_verbs(str(library))
+    assert not load.has_verbs(str(library))
     (tmp_path / "ucx").mkdir()
     (tmp_path / "ucx" / "libuct_ib.so.0").touch()
-    assert _load.has_verbs(str(library))
+    assert load.has_verbs(str(library))
 
 
 def test_with_rdma_the_first_ucx_of_the_system_that_can_use_it_is_taken(monkeypatch):
     versions = {"/old/libucp.so.0": (1, 18, 1), "/no-verbs/libucp.so.0": (1, 23, 0), "/good/libucp.so.0": (1, 22, 0)}
     loaded = []
     monkeypatch.delenv("RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY", raising=False)
-    monkeypatch.setattr(_load, "rdma_is_wanted", lambda: True)
-    monkeypatch.setattr(_load, "system_ucx", lambda: list(versions))
-    monkeypatch.setattr(_load, "has_verbs", lambda path: "no-verbs" not in path)
-    monkeypatch.setattr(_load, "_version_apart", versions.get)
-    monkeypatch.setattr(_load, "ucx_version", versions.get)
-    monkeypatch.setattr(_load, "mapped_ucx", lambda: loaded)
-    monkeypatch.setattr(_load, "_from_wheel", lambda: loaded.append("/wheel/libucp.so.0") or True)
-    monkeypatch.setattr(_load, "_from_system", lambda folder="": loaded.append(folder + "/libucp.so.0") or True)
-    assert _load.load_ucx(info()) == "/good/libucp.so.0"
+    monkeypatch.setattr(load, "rdma_is_wanted", lambda: True)
+    monkeypatch.setattr(load, "system_ucx", lambda: list(versions))
+    monkeypatch.setattr(load, "has_verbs", lambda path: "no-verbs" not in path)
+    monkeypatch.setattr(load, "_version_apart", versions.get)
+    monkeypatch.setattr(load, "ucx_version", versions.get)
+    monkeypatch.setattr(load, "mapped_ucx", lambda: loaded)
+    monkeypatch.setattr(load, "_from_wheel", lambda: loaded.append("/wheel/libucp.so.0") or True)
+    monkeypatch.setattr(load, "_from_system", lambda folder="": loaded.append(folder + "/libucp.so.0") or True)
+    assert load.load_ucx(info()) == "/good/libucp.so.0"
 
     loaded.clear()
     versions["/wheel/libucp.so.0"] = (1, 22, 0)
-    monkeypatch.setattr(_load, "rdma_is_wanted", lambda: False)
-    assert _load.load_ucx(info()) == "/wheel/libucp.so.0"
+    monkeypatch.setattr(load, "rdma_is_wanted", lambda: False)
+    assert load.load_ucx(info()) == "/wheel/libucp.so.0"
 
 
 def test_the_systems_copies_of_ucx_are_those_of_the_loader(monkeypatch, tmp_path):
     (tmp_path / "libucp.so.0").touch()
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{tmp_path}")
-    assert _load.system_ucx()[0] == str(tmp_path / "libucp.so.0")
-    assert _load._version_apart(str(tmp_path / "libucp.so.0")) == (0, 0, 0)
+    assert load.system_ucx()[0] == str(tmp_path / "libucp.so.0")
+    assert load._version_apart(str(tmp_path / "libucp.so.0")) == (0, 0, 0)
 
 
 def test_a_missing_ucx_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(_load, "mapped_ucx", list)
-    monkeypatch.setattr(_load, "_from_wheel", lambda: False)
-    monkeypatch.setattr(_load, "_from_system", lambda folder="": False)
+    monkeypatch.setattr(load, "mapped_ucx", list)
+    monkeypatch.setattr(load, "_from_wheel", lambda: False)
+    monkeypatch.setattr(load, "_from_system", lambda folder="": False)
     with pytest.raises(ImportError, match="pip install libucx-cu13"):
-        _load.load_ucx(info())
+        load.load_ucx(info())
 
 
 def test_ucx_is_loaded_once_without_taking_signal_handlers():
     done = python(
         "import ctypes, os, signal\n"
-        "from hybridps import _load\n"
-        "path = _load.load_ucx(_load.build_info())\n"
-        "assert _load.load_ucx(_load.build_info()) == path and len(_load.mapped_ucx()) == 1\n"
+        "from hybridps.backend import load\n"
+        "path = load.load_ucx(load.build_info())\n"
+        "assert load.load_ucx(load.build_info()) == path and len(load.mapped_ucx()) == 1\n"
         "status = open('/proc/self/status').read()\n"
         "caught = int([l for l in status.splitlines() if l.startswith('SigCgt')][0].split()[1], 16)\n"
         "for name in ('SIGHUP', 'SIGSEGV', 'SIGBUS', 'SIGFPE', 'SIGILL'):\n"
@@ -287,11 +288,11 @@ def test_over_tcp_ucx_does_not_patch_the_c_library(environment, patched):
     # It takes 0.4 s, each start of each rank. What a function is patched with begins with a jump.
     done = python(
         "import ctypes, os\n"
-        "from hybridps import _load\n"
-        "_load.rdma_is_wanted = lambda *_: False\n"
+        "from hybridps.backend import load\n"
+        "load.rdma_is_wanted = lambda *_: False\n"
         "at = ctypes.cast(ctypes.CDLL(None).munmap, ctypes.c_void_p).value\n"
         "before, given = ctypes.string_at(at, 16), os.environ.get('UCX_MEM_EVENTS')\n"
-        "_load.load_ucx(_load.build_info())\n"
+        "load.load_ucx(load.build_info())\n"
         "assert os.environ.get('UCX_MEM_EVENTS') == given, 'children would inherit it'\n"
         "print(ctypes.string_at(at, 16) != before)",
         **environment,
@@ -301,15 +302,15 @@ def test_over_tcp_ucx_does_not_patch_the_c_library(environment, patched):
 
 
 def test_with_rdma_ucx_sees_memory_events(monkeypatch):
-    monkeypatch.setattr(_load, "rdma_is_wanted", lambda *_: True)
-    assert _load.needs_memory_events()
+    monkeypatch.setattr(load, "rdma_is_wanted", lambda *_: True)
+    assert load.needs_memory_events()
 
 
 def test_a_users_ucx_setting_wins():
     done = python(
         "import os\n"
-        "from hybridps import _load\n"
-        "_load.load_ucx(_load.build_info())\n"
+        "from hybridps.backend import load\n"
+        "load.load_ucx(load.build_info())\n"
         "assert os.environ['UCX_HANDLE_ERRORS'] == 'bt'",
         UCX_HANDLE_ERRORS="bt",
     )
@@ -318,10 +319,10 @@ def test_a_users_ucx_setting_wins():
 
 def test_extension_loads_in_a_fresh_process_and_reports_its_build():
     done = python(
-        "from hybridps import _load\n"
-        "extension, info = _load.load_extension(), _load.build_info()\n"
-        "assert extension is _load.load_extension()\n"
-        "assert isinstance(extension.build_info(), dict) and not _load.mapped_ucx()"
+        "from hybridps.backend import load\n"
+        "extension, info = load.load_extension(), load.build_info()\n"
+        "assert extension is load.load_extension()\n"
+        "assert isinstance(extension.build_info(), dict) and not load.mapped_ucx()"
     )
     assert done.returncode == 0, done.stderr
 
@@ -404,7 +405,7 @@ def test_the_stub_names_what_the_extension_has():
     import hybridps
 
     stub = ast.parse((Path(hybridps.__file__).parent / "_C.pyi").read_text())
-    extension = _load.load_extension()
+    extension = load.load_extension()
     group = next(node for node in stub.body if isinstance(node, ast.ClassDef))
     functions = {node.name for node in stub.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     bound = {name for name in vars(extension) if not name.startswith("_")}
@@ -427,7 +428,7 @@ def test_without_a_group_there_is_nothing_to_look_at():
 
 def test_the_page_of_settings_is_the_table():
     code = (
-        "from hybridps._load import load_extension; import json; print(json.dumps(load_extension().config_table()[0]))"
+        "from hybridps.backend import load; import json; print(json.dumps(load.load_extension().config_table()[0]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

@@ -29,7 +29,7 @@ def hybridps(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 def test_a_program_that_says_gloo_gets_hybridps_and_one_line_of_log():
     code = (
-        "assert not {'hybridps._C', 'hybridps._load'} & set(sys.modules), 'import torch is to stay fast'\n"
+        "assert not {'hybridps._C', 'hybridps.backend.load'} & set(sys.modules), 'import torch is to stay fast'\n"
         + KIND
         + ALONE.format(name="'gloo'")
         + "assert kind() == 'hybridps', kind()\n"
@@ -96,11 +96,11 @@ def test_a_job_that_asks_gloo_for_encryption_or_an_unknown_transport_is_refused_
 
 @pytest.mark.parametrize(("name", "broken"), [("glooo", False), ("gloo", True)])
 def test_autoload_never_raises_but_says_that_it_cannot(name, broken, monkeypatch, capsys):
-    from hybridps._autoload import autoload
+    from hybridps.backend.autoload import autoload
 
     monkeypatch.setenv("HYBRIDPS_AS", name)
     if broken:
-        monkeypatch.setitem(sys.modules, "hybridps._stand_in", types.ModuleType("broken"))
+        monkeypatch.setitem(sys.modules, "hybridps.backend.stand_in", types.ModuleType("broken"))
     autoload()
     said = capsys.readouterr().err
     assert "cannot stand in as HYBRIDPS_AS asks" in said

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from hybridps._register import register
+from hybridps.backend.register import register
 
 rank, world, folder = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 register()  # this copy has no entry point by which torch would

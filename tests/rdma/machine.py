@@ -274,7 +274,7 @@ class Machine:
     def _build_extension(self) -> None:
         after = """
             cd /share/build-py/python/hybridps
-            cp /share/build-py/generated/python/_build_info.py /src/python/hybridps/*.py .
+            cp -R /share/build-py/generated/python/_build_info.py /src/python/hybridps/. .
             python3 -c "import torch; print(torch.__version__)" > ../torch
             """
         self._build("extension", "/share/build-py", "ON", "_C", after)

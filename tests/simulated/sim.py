@@ -38,7 +38,7 @@ def install():
     if _native is not None:
         return _native
     import torch
-    from hybridps import _load
+    from hybridps.backend.load import load_extension
 
     if os.environ.get("SIMULATED_EXTENSION"):  # mutations.py
         sys.meta_path.insert(0, _Extension(os.environ["SIMULATED_EXTENSION"]))
@@ -46,7 +46,7 @@ def install():
     import _simulated
 
     _native = _simulated
-    _native.join_hybridps(_load.load_extension()._accelerator_seam())
+    _native.join_hybridps(load_extension()._accelerator_seam())
     torch.utils.rename_privateuse1_backend("sim")
     torch._register_device_module("sim", _module(torch))
     torch.utils.generate_methods_for_privateuse1_backend()

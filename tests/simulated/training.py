@@ -271,10 +271,10 @@ def by_rails(rank, world, device):
 
 def as_nccl(rank, world):
     """HYBRIDPS_AS=nccl: a program of NCCL's with its own options, like Megatron. Returns whether torch has them."""
-    from hybridps import _stand_in
+    from hybridps.backend import stand_in
     from zygote import context
 
-    _stand_in.install()
+    stand_in.install()
     sim.install()
     if not hasattr(dist, "ProcessGroupNCCL"):
         return False

@@ -3,7 +3,8 @@
 // Format   head   := magic u32 | nonce u64 | state u8
 //          ack    := magic u32 | kind u8 | engine u64 | count u32 | count x rank u32
 //          failed := magic u32 | code u8 | wall_ms u64 | rank u32 | text address | count u32 | count x engine u64
-// Errors   decoders return nothing for bytes of foreign origin. A `failed` is written by python/hybridps/_announce.py, too.
+// Errors   decoders return nothing for bytes of foreign origin.
+//          A `failed` is written by python/hybridps/backend/announce.py, too.
 // Threads  plain values.
 #pragma once
 

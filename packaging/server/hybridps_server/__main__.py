@@ -1,5 +1,5 @@
 import sys
 
-from hybridps_server._server import main
+from hybridps_server.server import main
 
 sys.exit(main())

@@ -5,16 +5,21 @@ The bytes are those of csrc/hybridps/bootstrap/rendezvous.cpp (`failed`), the ke
 
 import contextlib
 import os
+import re
 import socket
 import struct
 import threading
 import time
 
-from hybridps._text import printable
-
 _MAGIC = 0x67535048
 _CODE_CLOSED = 7  # core::Code::kClosed
 _attempts: dict[str, int] = {}
+
+
+def printable(text: str) -> str:
+    r"""Text from outside that may be no UTF-8, whose bytes Python holds as lone surrogates: what core::printable() makes of
+    the same bytes, "\xff"."""
+    return re.sub("[\udc80-\udcff]", lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", text)
 
 
 def failed(text: str, wall_ms: int, rank: int) -> bytes:

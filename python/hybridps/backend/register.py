@@ -7,12 +7,12 @@ import time
 
 def _create(dist_backend_opts, pg_options):
     called_at = time.monotonic()  # the timeout counts from here: with RDMA, loading UCX takes half a second
-    from hybridps._load import load_extension
+    from hybridps.backend.load import load_extension
 
     try:
         extension = load_extension()
     except Exception as error:
-        from hybridps._announce import tell_of_failed_start
+        from hybridps.backend.announce import tell_of_failed_start
 
         tell_of_failed_start(dist_backend_opts, str(error))
         raise

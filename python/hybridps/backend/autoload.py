@@ -20,14 +20,14 @@ def autoload() -> None:
         major, minor = (int(part) for part in torch.__version__.split(".")[:2])
         # Where there may be a driver, it is loaded to see; that is for those who use the backend.
         if (major, minor) < (2, 14) or ("WORLD_SIZE" in os.environ and not _may_have_driver()):
-            from hybridps._register import register
+            from hybridps.backend.register import register
 
             register()
     except Exception:  # a failure here would make `import torch` fail
         pass
     if os.environ.get("HYBRIDPS_AS"):
         try:
-            from hybridps._stand_in import install
+            from hybridps.backend.stand_in import install
 
             install()
         except Exception as error:

@@ -1,23 +1,20 @@
 """The command `hybridps-server`: starts the program of that name with UCX's folder on the loader's path.
 
-This file and _load.py are also in the package hybridps_server, which has no torch: they name their package nowhere.
+This file and load.py are also in the package hybridps_server, which has no torch: they name their package nowhere.
 """
 
 import importlib.util
 import os
 import sys
 
-from . import _load
+from . import load
 
 
 def program() -> str:
     """Path of the compiled program; ImportError when this installation has none."""
-    spec = importlib.util.find_spec(f"{__package__}._build_info")
-    folders = [os.path.dirname(os.path.abspath(__file__))]
+    spec = importlib.util.find_spec(f"{load.PACKAGE}._build_info")  # an editable install keeps what is built elsewhere
     if spec is not None and spec.origin:
-        folders.insert(0, os.path.dirname(spec.origin))  # an editable install keeps what is built elsewhere
-    for folder in folders:
-        path = os.path.join(folder, "bin", "hybridps-server")
+        path = os.path.join(os.path.dirname(spec.origin), "bin", "hybridps-server")
         if os.access(path, os.X_OK):
             return path
     raise ImportError("this installation of hybridps has no hybridps-server; build it again with UCX (scripts/setup)")
@@ -26,12 +23,12 @@ def program() -> str:
 def environment() -> dict[str, str]:
     """What the program needs beyond this process's environment; UCX's own settings of the user win."""
     try:
-        path = _load.load_ucx(_load.build_info())  # also sets UCX's defaults in os.environ
+        path = load.load_ucx(load.build_info())  # also sets UCX's defaults in os.environ
     except ImportError:  # over TCP it is not needed; where it is, the server says so
         return dict(os.environ)
     folder = os.path.dirname(path)
     before = os.environ.get("LD_LIBRARY_PATH")
-    events = {} if _load.needs_memory_events() else {"UCX_MEM_EVENTS": "n"}
+    events = {} if load.needs_memory_events() else {"UCX_MEM_EVENTS": "n"}
     return {**events, **os.environ, "LD_LIBRARY_PATH": folder + (os.pathsep + before if before else "")}
 
 

@@ -25,6 +25,8 @@ _UCX_ENVIRONMENT = {
 
 _MEMORY_EVENTS = "UCX_MEM_EVENTS"
 
+PACKAGE = __package__.partition(".")[0]  # this file is also in the package hybridps_server
+
 _lock = threading.Lock()
 _extension = None
 
@@ -32,7 +34,7 @@ _extension = None
 def build_info():
     """What the extension was built for, read without loading it."""
     try:
-        return importlib.import_module(f"{__package__}._build_info")
+        return importlib.import_module(f"{PACKAGE}._build_info")
     except ModuleNotFoundError as error:
         raise ImportError(
             "hybridps is here as source only, its extension was never built; "
@@ -259,7 +261,7 @@ def load_extension():
             info = build_info()
             check_torch(info.TORCH_MINOR, torch.__version__)
             check_cuda(info.CUDA, torch.version.cuda)
-            extension = importlib.import_module(f"{__package__}._C")
+            extension = importlib.import_module(f"{PACKAGE}._C")
             extension.load_ucx_by(lambda: os.fsencode(load_ucx(info)))
 
             # Without destroy_process_group neither shutdown nor a destructor runs at exit.

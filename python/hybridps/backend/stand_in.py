@@ -64,13 +64,13 @@ def _creator(name: str, own, leave_side_groups: bool):
         if leave_side_groups and _named_by_the_caller():
             return own.creator_fn(dist_backend_opts, pg_options)
         if name == "gloo" and (problem := _not_as_gloo()):
-            from hybridps._announce import tell_of_failed_start
+            from hybridps.backend.announce import tell_of_failed_start
 
             tell_of_failed_start(dist_backend_opts, problem)
             raise RuntimeError(problem)
         from torch._C._distributed_c10d import Backend
 
-        from hybridps._register import _create
+        from hybridps.backend.register import _create
 
         # The program's are for the backend that it asked for; what they say of timeouts the call says, too.
         if isinstance(pg_options, Backend.Options) and not type(pg_options).__module__.startswith("hybridps"):

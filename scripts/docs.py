@@ -34,10 +34,12 @@ def relinked(text: str, source: Path) -> str:
 def api() -> str:
     """The public names of the package, from its source: nothing is imported."""
     lines = ["# API", "", "Made from the docstrings of `import hybridps`. Settings of a process are in [settings](settings.md).", ""]
-    for name in ("__init__", "_priority", "compress", "direct", "cross_barrier", "local_steps", "torchft"):
-        tree = ast.parse((ROOT / "python" / "hybridps" / f"{name}.py").read_text())
-        module = "hybridps" if name in ("__init__", "_priority") else f"hybridps.{name}"
-        if name != "_priority":
+    training = [f"training/{name}" for name in ("priority", "compress", "direct", "cross_barrier", "local_steps")]
+    for path in ("__init__", *training, "backend/torchft"):
+        tree = ast.parse((ROOT / "python" / "hybridps" / f"{path}.py").read_text())
+        name = path.split("/")[-1]
+        module = "hybridps" if name == "__init__" else f"hybridps.{name}"
+        if name != "priority":
             lines += [f"## {module}", "", "```text", ast.get_docstring(tree) or "", "```", ""]
         for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_") and ast.get_docstring(node):

@@ -26,11 +26,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from hybridps import compress as compress
-    from hybridps._agreement import RanksDisagree
     from hybridps._C import ProcessGroupHybrid
-    from hybridps._priority import priority
-    from hybridps.cross_barrier import CrossBarrier
-    from hybridps.direct import (
+    from hybridps.training.agreement import RanksDisagree
+    from hybridps.training.cross_barrier import CrossBarrier
+    from hybridps.training.direct import (
         Compression,
         DistributedOptimizer,
         broadcast_object,
@@ -50,7 +49,8 @@ if TYPE_CHECKING:
         size,
         synchronize,
     )
-    from hybridps.local_steps import LocalSteps
+    from hybridps.training.local_steps import LocalSteps
+    from hybridps.training.priority import priority
 
     Options = ProcessGroupHybrid.Options
     __version__: str
@@ -168,11 +168,10 @@ def __getattr__(name: str) -> object:
         places = {
             "CrossBarrier": "cross_barrier",
             "LocalSteps": "local_steps",
-            "RanksDisagree": "_agreement",
-            "priority": "_priority",
+            "RanksDisagree": "agreement",
+            "priority": "priority",
         }
-        place = places.get(name, "direct")
-        return getattr(import_module(f"hybridps.{place}"), name)
+        return getattr(import_module(f"hybridps.training.{places.get(name, 'direct')}"), name)
     if name == "compress":  # hybridps.compress.stats() after `import hybridps`
         from importlib import import_module
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from harness import run_ranks
-from hybridps.cross_barrier import MEASURED_STEPS
+from hybridps.training.cross_barrier import MEASURED_STEPS
 from torch.utils.checkpoint import checkpoint
 
 STEPS = MEASURED_STEPS + 5

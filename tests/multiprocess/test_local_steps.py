@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import run_ranks
-from hybridps.local_steps import cut
+from hybridps.training.local_steps import cut
 from test_dedicated import servers, settings
 from torch import nn
 
@@ -499,12 +499,12 @@ def test_close_leaves_no_thread_and_no_group():
 def decided(took_last, then=()):
     """What rank 0 decides where three of four ranks are ready and the fourth has computed for a second; its last time took
     `took_last` seconds. `then`: what it is told after that."""
-    from hybridps import _rounds
+    from hybridps.training.rounds import _ABSENT, _READY, Rounds
 
-    rounds = object.__new__(_rounds.Rounds)
+    rounds = object.__new__(Rounds)
     rounds._rank, rounds._size, rounds._error, rounds._schedule = 0, 4, None, None
     rounds._staleness, rounds._quorum, rounds._patience, rounds.rounds = 4, 3, 1e5, 7
-    rounds._state, rounds._since = [_rounds._READY] * 3 + [_rounds._ABSENT], [7] * 4
+    rounds._state, rounds._since = [_READY] * 3 + [_ABSENT], [7] * 4
     rounds._told = queue.Queue()
     rounds._last_round_at = time.monotonic() - 1.0
     rounds._began, rounds._took = [rounds._last_round_at] * 4, [1.0, 1.0, 1.0, took_last]
@@ -518,10 +518,10 @@ def decided(took_last, then=()):
 
 
 def test_a_round_waits_for_who_may_be_ready_soon_and_for_nobody_else():
-    from hybridps import _rounds
+    from hybridps.training.rounds import _READY
 
     assert decided(took_last=1e9) == [[7, 0, 0, 0, -1]]  # at once, whatever the patience
-    soon = [(3, _rounds._READY)]
+    soon = [(3, _READY)]
     assert decided(took_last=1.0, then=soon) == [[7, 0, 0, 0, 0]]
     assert decided(took_last=None, then=soon) == [[7, 0, 0, 0, 0]]
 

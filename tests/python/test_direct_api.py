@@ -1,5 +1,6 @@
 """hybridps.push_pull and CrossBarrier as far as one process can tell: names, what is refused, the planned order."""
 
+import importlib
 import subprocess
 import sys
 
@@ -22,8 +23,8 @@ def test_importing_hybridps_loads_nothing_but_names():
         "import sys; before = set(sys.modules); import hybridps; dir(hybridps)\n"
         "loaded = {name for name in set(sys.modules) - before if name.startswith(('torch', 'hybridps'))}\n"
         "assert loaded == {'hybridps'}, loaded\n"
-        "assert hybridps.push_pull.__module__ == 'hybridps.direct' and 'torch' in sys.modules\n"
-        "assert 'hybridps.cross_barrier' not in sys.modules and 'hybridps._C' not in sys.modules\n"
+        "assert hybridps.push_pull.__module__ == 'hybridps.training.direct' and 'torch' in sys.modules\n"
+        "assert 'hybridps.training.cross_barrier' not in sys.modules and 'hybridps._C' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
     with pytest.raises(AttributeError, match="has no attribute 'push_pul'"):
@@ -35,6 +36,14 @@ def test_every_name_is_there():
     assert isinstance(hybridps.__version__, str)
     for name in set(hybridps.__all__) - {"__version__"}:
         assert getattr(hybridps, name).__name__ == name
+
+
+@pytest.mark.parametrize("path", ["compress", "cross_barrier", "direct", "local_steps"])
+def test_a_module_of_training_has_its_public_path(path):
+    public, code = (importlib.import_module(f"hybridps.{prefix}{path}") for prefix in ("", "training."))
+    own = [name for name, value in vars(code).items() if getattr(value, "__module__", "") == code.__name__]
+    for name in getattr(code, "__all__", own):
+        assert name.startswith("_") or getattr(public, name) is getattr(code, name)
 
 
 def test_without_a_launcher_init_says_what_to_do(monkeypatch):
@@ -97,7 +106,7 @@ def test_arguments_are_checked(world_of_one):
 
 
 def test_buckets_have_one_kind_and_their_least_size():
-    from hybridps._gradients import grouped
+    from hybridps.training.gradients import grouped
 
     assert grouped([("f", 4), ("f", 4), ("f", 4)], 8) == [[0, 1], [2]]
     assert grouped([("f", 4), ("h", 100), ("f", 4), ("h", 1)], 8) == [[1], [0, 2], [3]]
@@ -117,7 +126,7 @@ def forward_ends(order, ready, cost, layer_s):
 
 
 def test_the_order_of_sending_is_that_of_a_link_which_takes_what_forward_needs_first():
-    from hybridps.cross_barrier import send_order
+    from hybridps.training.cross_barrier import send_order
 
     assert send_order([0, 1, 2, 3], [0.5] * 4) == [0, 1, 2, 3]  # hidden behind backward: as they come
     assert send_order([0, 0, 0, 0], [1] * 4) == [3, 2, 1, 0]  # all there at once: as forward needs them

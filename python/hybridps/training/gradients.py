@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hybridps._agreement import agree, here
-from hybridps._priority import prioritized
 from hybridps.backend.groups import backend_of
+from hybridps.training.agreement import agree, here
+from hybridps.training.priority import prioritized
 
 BUCKET_BYTES = 1 << 20
 

@@ -1,0 +1,1 @@
+"""What a training program calls besides torch: push_pull and its kin, CrossBarrier, LocalSteps, compression, priorities."""

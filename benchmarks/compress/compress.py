@@ -5,7 +5,7 @@ compressed and gloo's in turn in the same processes.
     benchmarks/compress/run --mbit 1000 --codecs int8,onebit --rounds 9
     benchmarks/compress/run --servers 2                      with dedicated servers beside the hosts
 
-Medians over rounds of the slowest rank. "limit": hybridps.bounds' for what the cards deliver, with the dedicated servers', times what
+Medians over rounds of the slowest rank. "limit": hybridps.limits.bounds' for what the cards deliver, with the dedicated servers', times what
 the codec makes of bytes; bytes: a rank's, beside what the plan and the codec's block say. NMSE: squared error of the sum, by the sum's square. Writes
 compress.json and compress.md.
 """
@@ -22,7 +22,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import hosts  # noqa: E402
 
-from hybridps import bounds  # noqa: E402
+from hybridps.limits import bounds  # noqa: E402
 
 MARK = "RESULT "
 MIB = 1 << 20
@@ -95,7 +95,7 @@ def planned(options, mib: float, ratio: float) -> float | None:
 
 
 def limit(options, mib: float) -> float:
-    """Seconds of the tensor as it is (hybridps.bounds): what TCP delivers through the cards, servers' too."""
+    """Seconds of the tensor as it is (hybridps.limits.bounds): what TCP delivers through the cards, servers' too."""
     rate = bounds.goodput(options.mbit / 1e3)
     nodes = list(range(options.hosts))
     return bounds.limit_seconds("allreduce", mib * MIB, nodes, [rate] * options.hosts, [rate] * options.servers)

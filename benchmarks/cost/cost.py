@@ -27,7 +27,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT / "scripts")]
 
 import hosts  # noqa: E402
-from hybridps import bench  # noqa: E402
+from hybridps.tools.output import plot_complaint  # noqa: E402
 
 MIB = 2**20
 RUNNERS = ("hybridps", "gloo", "sockets")
@@ -272,7 +272,7 @@ def main() -> int:
     links = f"links of {options.mbit:g} Mbit/s" if options.mbit else "links without a limit"
     text = table(done, size, links)
     (folder / "cost.md").write_text(text)
-    if complaint := bench.plot_complaint():
+    if complaint := plot_complaint():
         say(f"[cost] no picture: {complaint}")
     else:
         draw(done, size, folder / "cost.png")

@@ -21,7 +21,8 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
 import gpu_rows  # noqa: E402
-from hybridps import bench, local_ranks  # noqa: E402
+from hybridps.tools import local_ranks  # noqa: E402
+from hybridps.tools.output import load_of_machine  # noqa: E402
 
 SKIPPED = 77
 DRIFT_MAX, OF_LIMIT_MAX = 0.1, 1.05
@@ -244,7 +245,7 @@ def main() -> int:
         say(f"[gpu] skipped, nothing was measured: {found}. --device cpu runs the same code on CPU tensors")
         return SKIPPED
     if found:
-        say(f"[gpu] {found}; load {bench.load_of_machine()}")
+        say(f"[gpu] {found}; load {load_of_machine()}")
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     try:

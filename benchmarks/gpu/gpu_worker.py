@@ -13,8 +13,9 @@ import time
 import gpt
 import torch
 import torch.distributed as dist
-from hybridps import bench
 from hybridps.backend.load import load_extension
+from hybridps.tools import bench
+from hybridps.tools.output import load_of_machine
 
 SYNCHRONISATIONS = {
     f"{prefix}{what}Synchronize" for prefix, whats in (("cuda", ("Device", "Stream", "Event")),
@@ -368,9 +369,9 @@ def main() -> None:
         world_size=world,
     )
     for job in context["jobs"]:
-        before = bench.load_of_machine()
+        before = load_of_machine()
         result = JOBS[job["do"]](session, job)
-        result |= {"name": job["name"], "job": job, "load_before": before, "load_after": bench.load_of_machine()}
+        result |= {"name": job["name"], "job": job, "load_before": before, "load_after": load_of_machine()}
         if session.device != "cpu":
             result["gpu"] = torch.cuda.get_device_name()
         if session.rank == 0:

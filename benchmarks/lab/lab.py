@@ -31,7 +31,8 @@ sys.path[:0] = [str(HERE), str(ROOT / "scripts")]
 
 import hosts  # noqa: E402
 import rows  # noqa: E402
-from hybridps import bench, bounds  # noqa: E402
+from hybridps.limits import bounds  # noqa: E402
+from hybridps.tools.output import load_of_machine, plot_complaint  # noqa: E402
 
 PEER = "gloo"
 PORT, SERVER_PORT = 29500, 29600
@@ -389,7 +390,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         selected = chosen(options.only)
-        if complaint := bench.plot_complaint():
+        if complaint := plot_complaint():
             say(f"[lab] no picture: {complaint}")
         if options.render:
             render(stored(selected, Path(options.output)), Path(options.output))
@@ -427,7 +428,7 @@ def measure(selected: list[rows.Row], options) -> int:
                 say(f"[lab] {row.name}: not available, the program hybridps-server was not found")
                 done.append((row, {"unavailable": "no hybridps-server"}))
             continue
-        say(f"[lab] {setup.text}: {', '.join(row.name for row in together)}; load {bench.load_of_machine()}")
+        say(f"[lab] {setup.text}: {', '.join(row.name for row in together)}; load {load_of_machine()}")
         try:
             totals = Run(setup, options).measure(together, keep)
             by_card = f", by card {totals['sent_by_card']}" if "sent_by_card" in totals else ""
@@ -456,7 +457,7 @@ def stored(selected: list[rows.Row], folder: Path) -> list[tuple[rows.Row, dict]
 def render(done: list[tuple[rows.Row, dict]], folder: Path) -> None:
     text = table(done)
     (folder / "table.md").write_text(text)
-    if not bench.plot_complaint():
+    if not plot_complaint():
         # Not what a setting costs when it is off.
         between = [(row, result) for row, result in done if row.setup.hosts > 1 and row.setup.small_first]
         draw(between, folder / "table.png", "the links allow")

@@ -8,7 +8,9 @@ import os
 import sys
 import time
 
-from hybridps import bench, bounds
+from hybridps.limits import bounds
+from hybridps.tools import bench
+from hybridps.tools.output import load_of_machine
 
 MARK = "RESULT "
 
@@ -448,10 +450,10 @@ def main() -> None:
     context = json.loads(sys.argv[1])
     session = bench.Session(context["backends"], context["timeout"])
     for job in context["jobs"]:
-        before = bench.load_of_machine()
+        before = load_of_machine()
         jobs = (collective, loaded, ddp, cross_barrier, train, urgent, mesh, sharded)
         result = {function.__name__: function for function in jobs}[job["do"]](session, job, context)
-        result |= {"name": job["name"], "load_before": before, "load_after": bench.load_of_machine()}
+        result |= {"name": job["name"], "load_before": before, "load_after": load_of_machine()}
         if session.rank == 0:
             print(MARK + json.dumps(result), flush=True)
     session.close()

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hybridps import status
+from hybridps.tools import status
 
 
 def cpu_us():

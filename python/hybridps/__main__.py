@@ -1,5 +1,5 @@
 import sys
 
-from hybridps.cli import main
+from hybridps.tools.cli import main
 
 sys.exit(main())

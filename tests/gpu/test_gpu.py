@@ -9,7 +9,7 @@ import bodies
 import pytest
 import torch
 from harness import run_ranks
-from hybridps import local_ranks
+from hybridps.tools import local_ranks
 
 NODES = ["1+1", "1+1+1+1"]
 # Two ranks on a node share memory; the path of CUDA tensors is the same, without NCCL.

@@ -6,7 +6,7 @@ import sys
 
 import harness
 import pytest
-from hybridps import bounds
+from hybridps.limits import bounds
 
 pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="compares with gloo by itself")
 

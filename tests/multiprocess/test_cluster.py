@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import hosts  # noqa: E402
 
-from hybridps import cluster  # noqa: E402
+from hybridps.tools import cluster  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="a command of hybridps")
 NAMES = ["boxa", "boxb", "boxc"]

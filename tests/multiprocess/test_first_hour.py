@@ -317,9 +317,9 @@ def test_ucx_that_is_needed_and_not_there_is_an_error_with_what_to_do():
 def as_a_user(rank, world):
     """Ranks that are nobody: no home, no privileges, no folder of a login."""
     check = Checker(rank)
-    import hybridps.backend.load  # what Python itself needs lies in a folder of root's here and there
-    import hybridps.backend.register
-    import hybridps.status
+    # What Python itself needs lies in a folder of root's here and there.
+    from hybridps.backend import load, register  # noqa: F401
+    from hybridps.tools import status
 
     for name in ("XDG_RUNTIME_DIR", "HYBRIDPS_STATUS"):
         os.environ.pop(name, None)
@@ -332,9 +332,9 @@ def as_a_user(rank, world):
     tensor = torch.ones(300_000)
     dist.all_reduce(tensor)
     check.that("works", bool((tensor == world).all()))
-    place = hybridps.status.folder()
+    place = status.folder()
     check.that("a folder of its own", place.stat().st_uid == 65534 and place.stat().st_mode & 0o777 == 0o700, place)
-    mine = [path for path in place.glob("*.sock") if hybridps.status.ask(path, "alone", 10)["pid"] == os.getpid()]
+    mine = [path for path in place.glob("*.sock") if status.ask(path, "alone", 10)["pid"] == os.getpid()]
     check.that("can be asked", len(mine) == 1, list(place.iterdir()))
     dist.barrier()
     dist.destroy_process_group()

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from harness import run_ranks
 
-from hybridps import status
+from hybridps.tools import status
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import hosts  # noqa: E402
@@ -288,7 +288,7 @@ def test_a_rank_that_has_not_started_is_named(place, make_job):
 
 def command(*arguments, user=None):
     return subprocess.run(
-        [sys.executable, "-m", "hybridps.cli", "status", *arguments],
+        [sys.executable, "-m", "hybridps", "status", *arguments],
         env=dict(os.environ),
         user=user,
         capture_output=True,
@@ -464,7 +464,7 @@ def beside_a_server(rank, world, server_pid):
 def test_a_server_answers_is_named_when_it_does_not_and_is_traced(place, tmp_path):
     from test_dedicated import servers, settings
 
-    from hybridps import trace
+    from hybridps.tools import trace
 
     traces = tmp_path / "traces"
     more = {"HYBRIDPS_TRACE": str(traces)}

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from harness import run_ranks
 
-from hybridps import trace
+from hybridps.tools import trace
 
 pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="about hybridps's own traces")
 
@@ -128,7 +128,7 @@ def profiled(rank, world, folder):
 
 def command(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "hybridps.cli", *arguments], capture_output=True, text=True, timeout=60 * harness.TIME_SCALE
+        [sys.executable, "-m", "hybridps", *arguments], capture_output=True, text=True, timeout=60 * harness.TIME_SCALE
     )
 
 

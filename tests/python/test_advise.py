@@ -1,4 +1,4 @@
-"""hybridps.advise: the rate that explains a run, the best buckets, and the command. The figures come from the same model with
+"""hybridps advise: the rate that explains a run, the best buckets, and the command. The figures come from the same model with
 noise, so that what is best is known."""
 
 import json
@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from hybridps import advise, cli
-from hybridps.advise import MIB, Run, best_cap_mib, done_at, rate_of, report, split, step_s
+from hybridps.limits.advice import CAPS_MIB, MIB, Run, best_cap_mib, done_at, rate_of, report, split, step_s
+from hybridps.tools import cli
 
 
 def run_with(rate, cap_mib=25, megabytes=100, forward=0.1, backward=0.2, noise=0.0, **more):
@@ -30,7 +30,7 @@ def test_the_cap_that_is_advised_is_as_good_as_the_best_found_by_search():
         rate = 10 ** random.uniform(7.5, 9.5)
         run = run_with(
             rate,
-            cap_mib=random.choice(advise.CAPS_MIB),
+            cap_mib=random.choice(CAPS_MIB),
             megabytes=random.choice([10, 100, 1000]),
             backward=random.uniform(0.05, 1),
             noise=random.uniform(-0.05, 0.05),
@@ -48,7 +48,7 @@ def test_buckets_are_cut_as_ddp_does_it():
     assert split(100, 1000) == [100]
     assert split(10 * MIB, 4 * MIB) == [MIB, 3 * MIB, 3 * MIB, 3 * MIB]
     for total in (MIB, 7 * MIB + 3, 1000 * MIB):
-        for cap in advise.CAPS_MIB:
+        for cap in CAPS_MIB:
             assert sum(split(total, cap * MIB)) == pytest.approx(total)
             assert max(split(total, cap * MIB)) <= cap * MIB * 1.0001
 

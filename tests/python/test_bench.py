@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hybridps import bench, cli
+from hybridps.tools import bench, cli
 
 
 def test_sizes_are_read_and_written():
@@ -154,7 +154,7 @@ def test_a_picture_is_drawn(tmp_path):
 
 def test_help_does_not_import_torch():
     code = (
-        "import sys; from hybridps import cli\n"
+        "import sys; from hybridps.tools import cli\n"
         "try: cli.main(['bench', '--help'])\n"
         "except SystemExit: pass\n"
         "print('torch' in sys.modules, 'numpy' in sys.modules, 'matplotlib' in sys.modules)"

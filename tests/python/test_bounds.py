@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from hybridps import bounds
+from hybridps.limits import bounds
 
 
 def slowest_load(shares, workers, servers=()):

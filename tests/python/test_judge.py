@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hybridps import status
+from hybridps.tools import status
 
 
 def job(size=3, nodes=None, groups=None, peers=None, silent=()):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-trace = pytest.importorskip("hybridps.trace")
+trace = pytest.importorskip("hybridps.tools.trace")
 
 MS = 1_000_000
 ALLREDUCE, BARRIER = trace.KINDS.index("allreduce"), trace.KINDS.index("barrier")

@@ -6,7 +6,7 @@
 // File     "HPSTRC01", then records of 48 bytes, little-endian: an Event as it stands; or one of type kText, whose `bytes` is the
 //          length of a JSON text that follows it, padded with zeros to 48 bytes. The first text says which engine it is and
 //          relates its clock to the time of day; others name groups and peers, whose events have numbers.
-//          python/hybridps/trace.py reads it.
+//          python/hybridps/tools/trace.py reads it.
 // Threads  add() and the indices: one at a time, the loop's. The rest: any.
 #pragma once
 

@@ -151,7 +151,7 @@ class Worker final : public server::Listener, core::Pinned {
   /// Since when the oldest operation waits; now if there is none.
   core::TimePoint oldest_since(core::TimePoint now) const noexcept;
   /// An open group as fields of the object that `json` is in: what is pending and for how long, who has not come, how far it
-  /// is, plan, shares, rates. (status.cpp; read by python/hybridps/status.py.)
+  /// is, plan, shares, rates. (status.cpp; read by python/hybridps/tools/status.py.)
   void write_status(observe::Json& json, const GroupState& group, core::TimePoint now) const;
   /// A trace begins: what was called before is in it.
   void trace_under_way();

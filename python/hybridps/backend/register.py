@@ -18,7 +18,7 @@ def _create(dist_backend_opts, pg_options):
         raise
     backend = extension.create_backend(dist_backend_opts, pg_options, called_at)
     if path := os.environ.get("HYBRIDPS_ADVISE"):
-        from hybridps.advise import watch
+        from hybridps.backend.watch import watch
 
         watch(path)
     return backend

@@ -22,6 +22,8 @@ from concurrent.futures import wait as wait_for
 from pathlib import Path
 from statistics import median
 
+from hybridps.tools.output import table
+
 # Seconds. A process answers for itself in milliseconds, 0.3 s after which its own thread gives its engine up; with a group on
 # its way it has 0.12 s more to see who is missing. For a job it waits 0.45 s for the others.
 ALONE_PATIENCE = 0.7
@@ -454,8 +456,6 @@ def _rate(value: float) -> str:
 
 
 def report(job: dict) -> str:
-    from hybridps.cli import _table
-
     members = members_of(job)
     rank_of = {member["engine"]: rank for rank, member in enumerate(members)}
     answered = len(job['engines'])
@@ -491,7 +491,7 @@ def report(job: dict) -> str:
                 f"{snapshot['memory']['pool_slots_in_use']} slots",
             ]
         )
-    lines += ["  " + line for line in _table(rows).splitlines()]
+    lines += ["  " + line for line in table(rows).splitlines()]
     codecs = {snapshot["compress"] for snapshot in job["engines"].values() if snapshot.get("compress")}
     if codecs:
         lines.append(f"  compression: {', '.join(sorted(codecs))}")

@@ -25,6 +25,8 @@ import threading
 import time
 from datetime import timedelta
 
+from hybridps.tools.output import plot_complaint, table
+
 PINGS = 50
 FRAME = 1 << 20
 PIECE = 400
@@ -686,8 +688,6 @@ def matrix(result: dict, value: str, scale: float) -> tuple[list[str], list[list
 
 
 def report(result: dict) -> list[str]:
-    from hybridps.cli import _table
-
     nodes = result["nodes"]
     offsets = clocks(result)
     rows = [["NODE", "HOST", "RANKS", "CARDS", "MTU", "CORES", "TORCH", "HYBRIDPS", "CLOCK", "RANKS BY ulimit -Hn"]]
@@ -709,7 +709,7 @@ def report(result: dict) -> list[str]:
                 str(ranks_allowed(node)),
             ]
         )
-    lines = [_table(rows), ""]
+    lines = [table(rows), ""]
     for title, value, scale, digits in (
         ("Gbit/s from the row's card to the column's, one connection", "rate", 8e-9, ".3g"),
         ("round trip in us", "trip_us", 1, ".0f"),
@@ -720,20 +720,20 @@ def report(result: dict) -> list[str]:
         if not known:
             continue
         if len(names) <= MATRIX_MAX:
-            table = [["", *names]]
+            grid = [["", *names]]
             for name, row in zip(names, values, strict=True):
-                table.append([name, *("-" if cell is None else format(cell, digits) for cell in row)])
-            lines += [title, _table(table), ""]
+                grid.append([name, *("-" if cell is None else format(cell, digits) for cell in row)])
+            lines += [title, table(grid), ""]
         else:
             span = f"{min(known):{digits}} to {max(known):{digits}}, median {statistics.median(known):{digits}}"
             lines += [f"{title}: {span}", ""]
     places = {place for node in nodes for place in node["servers"]}
     if places:
-        table = [["SERVER", *(node["host"] for node in nodes)]]
+        grid = [["SERVER", *(node["host"] for node in nodes)]]
         for place in sorted(places):
             found = [node["servers"].get(place, {"error": "not asked"}) for node in nodes]
-            table.append([place, *(one.get("error") or f"{one['ms']:.1f} ms" for one in found)])
-        lines += [_table(table), ""]
+            grid.append([place, *(one.get("error") or f"{one['ms']:.1f} ms" for one in found)])
+        lines += [table(grid), ""]
     return lines
 
 
@@ -771,8 +771,6 @@ def run(arguments, interfaces: list[tuple[str, str, str, str]]) -> int:
     """The command; prints on rank 0, whose exit status says whether a job can run. 1 on a rank that could not take part."""
     try:
         if arguments.picture:
-            from hybridps.bench import plot_complaint
-
             if complaint := plot_complaint():
                 raise Complaint(f"--picture: {complaint}")
         meeting = join(arguments.timeout)

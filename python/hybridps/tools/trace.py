@@ -18,6 +18,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+from hybridps.tools.output import table
+
 MAGIC = b"HPSTRC01"
 RECORD = struct.Struct("<QQQQIIIHBB")  # observe::Event
 OPERATION, SENT, RECEIVED, SUM, COPY, WORK, WINDOW, CLOCK, CALLED, TEXT = (*range(9), 255)
@@ -496,8 +498,6 @@ def _split(trace: Trace, calls: list[Event], waits: list[tuple], bounds: list[in
 
 
 def report_text(reports: list[Report]) -> str:
-    from hybridps.cli import _table
-
     rows = [["RANK", "STEPS", "STEP", *(part.upper() for part in PARTS), "NETWORK'S LIMIT"]]
     for one in reports:
         whole = one.step_seconds or 1.0
@@ -506,7 +506,7 @@ def report_text(reports: list[Report]) -> str:
         rows.append(
             [one.name, str(one.steps), f"{1e3 * one.step_seconds:.2f} ms", *cells, f"{limit} ({one.net_bytes / 1e6:.2f} MB)"]
         )
-    lines = [_table(rows)]
+    lines = [table(rows)]
     for one in reports:
         if one.culprits:
             lines.append(f"{one.name} waits for {_most(one.culprits)} a step")

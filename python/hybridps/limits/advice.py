@@ -13,16 +13,15 @@ S: bytes of all gradients; R: bytes/s of an all-reduce; c: what an operation cos
 one for which done(last) - ready(first) is the communication time that DDP has measured with the run's buckets. A step takes
 forward + max(backward, done(last)).
     buckets       the cap with the least predicted step, allowing for errors of 5 %; the smallest of those within 1 %
-    servers       R grows as the limit does (hybridps.bounds, Theorem 1 of BytePS), with equal cards
+    servers       R grows as the limit does (bounds.py, Theorem 1 of BytePS), with equal cards
     compression   R grows by the bytes that are saved; what encoding costs is left out, so this is the most it can be
 Not looked at: sockets, data threads (`HYBRIDPS_DATA_THREADS`), memory, several DDP models that share a link.
 """
 
-import atexit
 import dataclasses
-import json
-import sys
 from collections.abc import Sequence
+
+from hybridps.limits import bounds
 
 MIB = 2**20
 PER_BUCKET_S = 3e-4
@@ -107,8 +106,6 @@ def best_cap_mib(run: Run, rate: float) -> tuple[int, float]:
 
 def report(run: Run) -> str:
     """The advice, with the formulas' figures. ValueError: there are too few figures, or they make no sense."""
-    from hybridps import bounds
-
     if run.steps < STEPS_MIN:
         raise ValueError(f"{run.steps} steps were seen, and {STEPS_MIN} are needed")
     if run.bytes <= 0 or run.communication_s <= 0 or run.backward_s <= 0:
@@ -155,67 +152,6 @@ def report(run: Run) -> str:
     return "\n".join(lines)
 
 
-# ------------------------------------------------------------------------------------------------------- under a program
-
-
-def run_of(data: dict, nodes: int, servers: int, compress: str) -> Run:
-    """From DDP's own record (`_get_ddp_logging_data`); times there are in nanoseconds."""
-    text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
-    return Run(
-        [int(part) for part in text.split(",") if part.strip()],
-        *(
-            data.get(name, 0) / 1e9
-            for name in ("forward_compute_time", "backward_compute_time", "backward_comm_time")
-        ),
-        nodes,
-        servers,
-        compress,
-        data.get("iteration", 0),
-    )
-
-
-def watch(path: str) -> None:
-    """From now on each DDP model of this process that hybridps reduces, where this is its group's rank 0, is remembered; at
-    the end of the process their figures go to `path` and the advice to stderr. Done twice it is done once."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    own = DistributedDataParallel.__init__
-    if getattr(own, "hybridps_advises", False):
-        return
-    seen: list = []
-
-    def __init__(self, *arguments, **more):
-        own(self, *arguments, **more)
-        from hybridps import topology
-        from hybridps.backend.groups import backend_of
-
-        try:
-            found, backend = topology(self.process_group), backend_of(self.process_group)
-        except ValueError:  # another backend's
-            return
-        if backend.rank() == 0:
-            seen.append((self.logger, len(found.nodes), len(found.servers), backend.compression()))
-
-    __init__.hybridps_advises = True  # type: ignore[attr-defined]
-    DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign]
-
-    def tell() -> None:
-        runs = []
-        for logger, *rest in seen:
-            record = logger._get_ddp_logging_data()
-            runs.append(run_of({**record.strs_map, **record.ints_map}, *rest))
-        if not runs:
-            return
-        try:
-            with open(path, "w") as file:
-                json.dump([dataclasses.asdict(run) for run in runs], file)
-        except OSError as error:
-            print(f"hybridps advise: cannot write {path}: {error.strerror}", file=sys.stderr)
-        print(text_of(runs), file=sys.stderr, flush=True)
-
-    atexit.register(tell)
-
-
 def text_of(runs: Sequence[Run]) -> str:
     parts = []
     for index, run in enumerate(runs):
@@ -226,16 +162,3 @@ def text_of(runs: Sequence[Run]) -> str:
         title = f"hybridps advise, DDP model {index + 1} of {len(runs)}:"
         parts.append("\n  ".join([title, *text.splitlines()]))
     return "\n".join(parts)
-
-
-def main(path: str) -> int:
-    """Prints the advice from a file of `hybridps run --advise`; 1 when it cannot be read."""
-    try:
-        with open(path) as file:
-            runs = [Run(**entry) for entry in json.load(file)]
-    except (OSError, ValueError, TypeError) as error:
-        print(f"hybridps: {path}: {error}: not a file of `hybridps run --advise`", file=sys.stderr)
-        return 1
-    print(text_of(runs))
-    return 0
-

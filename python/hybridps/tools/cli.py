@@ -1,0 +1,184 @@
+"""The command `hybridps`: `env` prints the settings, `doctor` checks this machine, `bench` measures collectives, `status`
+shows how jobs stand, `trace` where their time went, `run` gives hybridps to a program that asks for another backend, `advise`
+says what would make one faster."""
+
+import argparse
+import json
+import os
+import sys
+
+from hybridps.backend.load import load_extension
+from hybridps.limits.advice import Run, text_of
+from hybridps.tools import bench, status, trace
+from hybridps.tools import doctor as machine
+from hybridps.tools.output import print_any_text, table
+
+
+def env(_arguments) -> int:
+    """Print every setting with its value, default and origin; 1 when a value cannot be used, whose row is marked."""
+    rows = [["", "NAME", "VALUE", "DEFAULT", "FROM", "MEANING"]]
+    entries, warnings = load_extension().config_table()
+    problems = []
+    for entry in entries:
+        mark = ">>" if entry["problem"] else ""
+        meaning = f"NOT VALID, see below. {entry['doc']}" if mark else entry["doc"]
+        rows.append([mark, *(str(entry[key]) for key in ("name", "value", "default", "source")), meaning])
+        problems += [entry["problem"]] if mark else []
+    if not problems:
+        rows = [row[1:] for row in rows]
+    print(table(rows))
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    for problem in problems:
+        print(f"problem: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def doctor(arguments) -> int:
+    """Check this machine and its settings as a job does, and print what a bug report needs; 1 when it cannot work."""
+    return machine.run(arguments)
+
+
+# Names that torch knows, so that only for others seconds are spent on asking it.
+_USUAL = ("gloo",)
+
+
+def _unknown_backend(names: list[str]) -> str:
+    """What is wrong with names of backends to stand in for; empty: nothing."""
+    unusual = [name for name in names if name not in (*_USUAL, "hybridps")]
+    if not unusual:
+        return ""
+    from torch.distributed import Backend
+
+    for name in unusual:
+        try:
+            Backend._ensure_backend_registered(name)
+        except Exception:  # it is not there: what follows says so
+            pass
+        if name.upper() not in Backend._plugins:
+            known = sorted(
+                {*Backend.backend_list, *(key.lower() for key in Backend._plugins)} - {"fake", "hybridps", "undefined"}
+            )
+            return f"--as {name}: torch knows no backend of that name; there are {', '.join(known)}"
+    return ""
+
+
+def run(arguments) -> int:
+    """Run a program in which hybridps takes the place of another backend."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    names = [name.strip().lower() for name in (arguments.names or "").split(",") if name.strip()]
+    problem = ""
+    if not command:
+        problem = "no program given: hybridps run --as gloo -- torchrun train.py"
+    elif not names and arguments.names is None and arguments.advise:
+        pass  # the program asks for hybridps
+    elif not names:
+        problem = "--as needs the name that the program asks for, such as gloo"
+    elif os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+        problem = "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading what hybridps needs for this; unset it"
+    else:
+        try:
+            torch_version = version("torch")
+        except PackageNotFoundError:
+            problem = "torch is not installed in this environment"
+        else:
+            if tuple(int(part) for part in torch_version.split(".")[:2]) < (2, 14):
+                problem = f"standing in for a backend needs torch 2.14 or newer, and this is {torch_version}"
+            else:
+                problem = _unknown_backend(names)
+    if problem:
+        print(f"hybridps: {problem}", file=sys.stderr)
+        return 2
+    if names:
+        os.environ["HYBRIDPS_AS"] = ",".join(names)
+    if arguments.advise:
+        os.environ["HYBRIDPS_ADVISE"] = os.path.abspath(arguments.advise)
+    if arguments.leave_side_groups:
+        os.environ["HYBRIDPS_LEAVE_SIDE_GROUPS"] = "1"
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"hybridps: cannot run {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+def advise(arguments) -> int:
+    """Print what would make a DDP run faster, from its figures."""
+    try:
+        with open(arguments.file) as file:
+            runs = [Run(**entry) for entry in json.load(file)]
+    except (OSError, ValueError, TypeError) as error:
+        print(f"hybridps: {arguments.file}: {error}: not a file of `hybridps run --advise`", file=sys.stderr)
+        return 1
+    print(text_of(runs))
+    return 0
+
+
+def _version() -> str:
+    import hybridps
+
+    try:
+        return f"hybridps {hybridps.__version__}"
+    except ImportError:  # PackageNotFoundError
+        return "hybridps, not installed in this environment"
+
+
+def _parser(argv: list[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hybridps", description=__doc__)
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    def add(function) -> argparse.ArgumentParser:
+        command = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
+        command.set_defaults(function=function)
+        return command
+
+    def add_module(name: str, module, function, help: str) -> None:
+        command = commands.add_parser(
+            name, help=help, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        module.add_arguments(command)
+        command.set_defaults(function=function)
+
+    add(env)
+    machine.add_arguments(add(doctor))
+    command = add(run)
+    command.usage = "hybridps run [--as NAME[,NAME]] [--advise FILE] [--leave-side-groups] [--] PROGRAM [ARGUMENTS]"
+    command.add_argument("--as", dest="names", metavar="NAME", help="what the program asks for: gloo")
+    command.add_argument(
+        "--advise", metavar="FILE", help="at the end say what would make DDP faster, and keep the figures (hybridps advise)"
+    )
+    command.add_argument(
+        "--leave-side-groups",
+        action="store_true",
+        help="groups that the program makes with new_group(backend=NAME) stay with torch's own",
+    )
+    command.add_argument("command", nargs=argparse.REMAINDER, metavar="PROGRAM", help="torchrun, python, ...")
+    add(advise).add_argument("file", metavar="FILE", help="of `hybridps run --advise FILE`")
+    add_module(
+        "bench",
+        bench,
+        lambda arguments: bench.run(arguments, argv[argv.index("bench") + 1 :]),
+        "Measure collectives: times, bandwidth, errors, the network's limit.",
+    )
+    add_module("status", status, status.run, "How the jobs on this machine stand: who waits for whom, since when.")
+    add_module("trace", trace, trace.run, "Traces of a job on one clock: for Perfetto, or where a step's time went.")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    print_any_text()
+    parser = _parser(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(argv)
+    if "function" not in arguments:
+        parser.print_help()
+        return 0
+    try:
+        return arguments.function(arguments)
+    except ImportError as error:
+        print(f"hybridps: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 0

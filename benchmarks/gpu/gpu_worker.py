@@ -14,7 +14,8 @@ import gpt
 import torch
 import torch.distributed as dist
 from hybridps.backend.load import load_extension
-from hybridps.tools import bench
+from hybridps.tools.bench.figures import paired_ratio, summarise
+from hybridps.tools.bench.session import Session
 from hybridps.tools.output import load_of_machine
 
 SYNCHRONISATIONS = {
@@ -54,11 +55,11 @@ def usable(session, attempt) -> tuple[dict, dict]:
 def compared(session, times: dict[str, list[float]]) -> dict:
     """Seconds of the same operations in each backend, in turns -> the figures of each, ours beside the others."""
     all_times = everyones(session, times)
-    result = {name: bench.summarise([ranks[name] for ranks in all_times]) for name in times}
+    result = {name: summarise([ranks[name] for ranks in all_times]) for name in times}
     ours, *others = times
     for other in others:
         pair = [[ranks[name] for ranks in all_times] for name in (ours, other)]
-        result[other]["ours_is_faster_by"] = bench.paired_ratio(*pair, 1)
+        result[other]["ours_is_faster_by"] = paired_ratio(*pair, 1)
     return result
 
 
@@ -360,7 +361,7 @@ def main() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or its sums are not the same each time
     context, store = json.loads(sys.argv[1]), sys.argv[sys.argv.index("--store") + 1]
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    session = bench.Session(
+    session = Session(
         context["backends"],
         context["timeout"],
         context["device"],

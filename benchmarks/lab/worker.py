@@ -9,7 +9,8 @@ import sys
 import time
 
 from hybridps.limits import bounds
-from hybridps.tools import bench
+from hybridps.tools.bench.figures import add_limits, paired_ratio, summarise
+from hybridps.tools.bench.session import Session
 from hybridps.tools.output import load_of_machine
 
 MARK = "RESULT "
@@ -25,7 +26,7 @@ def collective(session, job, context):
         check=job.get("check", True),
         interface=context["interface"],
     )
-    bench.add_limits(row, session.node_of, context["goodput"], context["servers_goodput"])
+    add_limits(row, session.node_of, context["goodput"], context["servers_goodput"])
     return row
 
 
@@ -69,8 +70,8 @@ def loaded(session, job, context):
             if not any(over for _, over in times)
         ]
         result["backends"][name] = {
-            "alone": bench.summarise([alone]),
-            "loaded": bench.summarise([inside]) if inside else None,
+            "alone": summarise([alone]),
+            "loaded": summarise([inside]) if inside else None,
             "inside": len(inside),
             "small_seconds": small_seconds,
             "bulk_seconds": bulk_seconds,
@@ -151,14 +152,14 @@ def ddp(session, job, context):
     result |= {"limit_seconds": formula, "pipeline_seconds": done, "wrong": sum(ranks[1] for ranks in everyones)}
     result["backends"] = {}
     for name in session.groups:
-        figures = bench.summarise([ranks[0][name] for ranks in everyones])
+        figures = summarise([ranks[0][name] for ranks in everyones])
         figures["cpu_seconds"] = sum(ranks[2][name] for ranks in everyones) / job["iterations"]
         figures["of_limit"] = formula / figures["seconds"]
         result["backends"][name] = figures
     ours, *others = session.groups
     for other in others:
         pair = [[ranks[0][name] for ranks in everyones] for name in (ours, other)]
-        result["backends"][other]["ours_is_faster_by"] = bench.paired_ratio(*pair, 1)
+        result["backends"][other]["ours_is_faster_by"] = paired_ratio(*pair, 1)
     return result
 
 
@@ -256,12 +257,12 @@ def cross_barrier(session, job, context):
     result |= {"forward_seconds": forward_s * layers, "backward_seconds": backward_s * layers, "backends": {}}
     result["wrong"] = sum(ranks[1] for ranks in everyones)
     for name in ways:
-        figures = bench.summarise([ranks[0][name] for ranks in everyones])
+        figures = summarise([ranks[0][name] for ranks in everyones])
         figures["cpu_seconds"] = sum(ranks[2][name] for ranks in everyones) / job["iterations"]
         figures["of_limit"] = limit / figures["seconds"]
         if name != ours:
             pair = [[ranks[0][which] for ranks in everyones] for which in (ours, name)]
-            figures["ours_is_faster_by"] = bench.paired_ratio(*pair, 1)
+            figures["ours_is_faster_by"] = paired_ratio(*pair, 1)
         result["backends"][name] = figures
     return result
 
@@ -304,13 +305,13 @@ def train(session, job, context):
     everyones = session._everyones((steps, cpu_s, apart))
     result = {"bytes": first.numel() * 4, "wrong": int(max(ranks[2] for ranks in everyones) > 1e-5), "backends": {}}
     for name in models:
-        figures = bench.summarise([ranks[0][name] for ranks in everyones])
+        figures = summarise([ranks[0][name] for ranks in everyones])
         figures["cpu_seconds"] = sum(ranks[1][name] for ranks in everyones) / job["iterations"]
         result["backends"][name] = figures
     ours, *others = models
     for other in others:
         pair = [[ranks[0][name] for ranks in everyones] for name in (ours, other)]
-        result["backends"][other]["ours_is_faster_by"] = bench.paired_ratio(*pair, 1)
+        result["backends"][other]["ours_is_faster_by"] = paired_ratio(*pair, 1)
     return result
 
 
@@ -345,7 +346,7 @@ def urgent(session, job, context):
                     assert not work.is_completed(), "the bulk is too short"
                 work.wait()
     everyones = session._everyones(times)
-    summary = {way: bench.summarise([ranks[way] for ranks in everyones]) for way in times}
+    summary = {way: summarise([ranks[way] for ranks in everyones]) for way in times}
     window = int(os.environ.get("HYBRIDPS_WINDOW_BYTES", 128 * 1024))
     in_flight = (2 + 2 / 3) * window / min(context["goodput"])
     result = {"bytes": job["bytes"], "urgent_beside_bytes": job["bulk_bytes"], "in_flight_seconds": in_flight}
@@ -390,7 +391,7 @@ def mesh(session, job, context):
             if index >= job["warmup"]:
                 steps[way].append(time.perf_counter() - begin)
     everyones = session._everyones(steps)
-    classes, plain, alone = (bench.summarise([ranks[way] for ranks in everyones]) for way in ("classes", "plain", "alone"))
+    classes, plain, alone = (summarise([ranks[way] for ranks in everyones]) for way in ("classes", "plain", "alone"))
     # Between two hosts an allreduce of S sends S each way.
     rate = min(context["goodput"])
     layer = job["layer_seconds"] + job["layer_bytes"] / rate
@@ -398,7 +399,7 @@ def mesh(session, job, context):
     result = {"bytes": job["bytes"], "limit_seconds": limit, "backends": {ours: classes, f"{ours} plain": plain}}
     result["backends"][f"{ours} alone"] = alone
     classes["of_limit"] = limit / classes["seconds"]
-    classes["ours_is_faster_by"] = bench.paired_ratio(
+    classes["ours_is_faster_by"] = paired_ratio(
         [ranks["classes"] for ranks in everyones], [ranks["plain"] for ranks in everyones], 1
     )
     return result
@@ -435,11 +436,11 @@ def sharded(session, job, context):
             if index >= job["warmup"]:
                 steps[way].append(time.perf_counter() - begin)
     everyones = session._everyones(steps)
-    classes, plain = (bench.summarise([ranks[way] for ranks in everyones]) for way in ("classes", "plain"))
+    classes, plain = (summarise([ranks[way] for ranks in everyones]) for way in ("classes", "plain"))
     way_s = job["layer_bytes"] * (1 - 1 / session.world) / min(context["goodput"])
     limit = max(job["layers"] * (way_s + job["layer_seconds"]) + way_s, 2 * job["layers"] * way_s + job["layer_seconds"])
     classes["of_limit"] = limit / classes["seconds"]
-    classes["ours_is_faster_by"] = bench.paired_ratio(
+    classes["ours_is_faster_by"] = paired_ratio(
         [ranks["classes"] for ranks in everyones], [ranks["plain"] for ranks in everyones], 1
     )
     bytes_moved = 2 * job["layers"] * job["layer_bytes"]
@@ -448,7 +449,7 @@ def sharded(session, job, context):
 
 def main() -> None:
     context = json.loads(sys.argv[1])
-    session = bench.Session(context["backends"], context["timeout"])
+    session = Session(context["backends"], context["timeout"])
     for job in context["jobs"]:
         before = load_of_machine()
         jobs = (collective, loaded, ddp, cross_barrier, train, urgent, mesh, sharded)

@@ -2,7 +2,7 @@
 
 import sys
 
-from hybridps.tools.bench import main
+from hybridps.tools.bench.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

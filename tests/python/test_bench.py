@@ -7,43 +7,53 @@ import subprocess
 import sys
 
 import pytest
-from hybridps.tools import bench, cli
+from hybridps.tools import cli
+from hybridps.tools.bench import command, show
+from hybridps.tools.bench.figures import (
+    add_limits,
+    paired_ratio,
+    parse_size,
+    percentile,
+    size_text,
+    sizes_between,
+    summarise,
+)
 
 
 def test_sizes_are_read_and_written():
     for text, size in (("64", 64), ("1K", 1024), ("1.5M", 3 << 19), ("2g", 2 << 30), ("16MiB", 16 << 20), ("8B", 8)):
-        assert bench.parse_size(text) == size
+        assert parse_size(text) == size
     for text in ("", "K", "-1", "1T", "nan", "inf"):
         with pytest.raises(argparse.ArgumentTypeError):
-            bench.parse_size(text)
-    assert [bench.size_text(size) for size in (64, 2048, 3 << 20)] == ["64 B", "2 KiB", "3 MiB"]
+            parse_size(text)
+    assert [size_text(size) for size in (64, 2048, 3 << 20)] == ["64 B", "2 KiB", "3 MiB"]
 
 
 def test_sizes_go_from_first_to_last():
-    assert bench.sizes_between(64, 1024, 4) == [64, 256, 1024]
-    assert bench.sizes_between(0, 3, 2) == [0, 1, 2]
-    assert bench.sizes_between(1, 4, 1.1) == [1, 2, 3, 4]
-    assert bench.sizes_between(10, 30, 0, step=10) == [10, 20, 30]
+    assert sizes_between(64, 1024, 4) == [64, 256, 1024]
+    assert sizes_between(0, 3, 2) == [0, 1, 2]
+    assert sizes_between(1, 4, 1.1) == [1, 2, 3, 4]
+    assert sizes_between(10, 30, 0, step=10) == [10, 20, 30]
     for wrong in ((8, 4, 2), (4, 8, 1)):
         with pytest.raises(ValueError):
-            bench.sizes_between(*wrong)
+            sizes_between(*wrong)
 
 
 def test_percentiles_are_of_the_nearest_rank():
     values = list(range(100, 0, -1))
-    assert [bench.percentile(values, p) for p in (1, 50, 99, 100)] == [1, 50, 99, 100]
-    assert bench.percentile([3.0], 99) == 3.0
+    assert [percentile(values, p) for p in (1, 50, 99, 100)] == [1, 50, 99, 100]
+    assert percentile([3.0], 99) == 3.0
 
 
 def test_the_slowest_rank_counts():
-    figures = bench.summarise([[1.0, 2.0, 1.0, 5.0], [2.0, 1.0, 3.0, 1.0]])  # slowest: 2 2 3 5
+    figures = summarise([[1.0, 2.0, 1.0, 5.0], [2.0, 1.0, 3.0, 1.0]])  # slowest: 2 2 3 5
     assert figures["seconds"] == 2.5 and figures["p99_seconds"] == 5 and figures["mean_seconds"] == 3
     assert figures["drift"] == pytest.approx(1.0)  # 2 in the first half, 4 in the second
-    assert bench.summarise([[1.0]])["drift"] == 0
+    assert summarise([[1.0]])["drift"] == 0
 
 
 def test_back_to_back_the_average_rank_counts():
-    figures = bench.summarise([[1.0, 2.0, 1.0, 5.0], [2.0, 1.0, 3.0, 1.0]], block=4)  # averages: 1.5 1.5 2 3
+    figures = summarise([[1.0, 2.0, 1.0, 5.0], [2.0, 1.0, 3.0, 1.0]], block=4)  # averages: 1.5 1.5 2 3
     assert figures["seconds"] == 1.75 and figures["p99_seconds"] == 5 and figures["mean_seconds"] == 2
 
 
@@ -51,13 +61,13 @@ def test_the_ratio_is_of_neighbouring_blocks():
     # The machine slows down threefold in the middle: the ratio of medians would be off, that of pairs is not.
     ours = [[1.0, 1.0, 3.0, 3.0, 3.0, 3.0]]
     peers = [[2.0, 2.0, 6.0, 6.0, 6.0, 6.0]]
-    assert bench.paired_ratio(ours, peers, 2) == 2
+    assert paired_ratio(ours, peers, 2) == 2
 
 
 def test_limits_are_put_beside_what_was_measured():
     figures = {"seconds": 3.0, "payload": [(9.0, 9.0)] * 3 + [(9.0, 10.0)]}
     row = {"bytes": 6, "collective": "allreduce", "root": None, "backends": {"hybridps": figures}}
-    bench.add_limits(row, [0, 1, 2, 3], [4.5] * 4, [])
+    add_limits(row, [0, 1, 2, 3], [4.5] * 4, [])
     assert row["limit_seconds"] == pytest.approx(2) and figures["of_limit"] == pytest.approx(2 / 3)
     assert figures["payload_to_plan"] == pytest.approx(10 / 9)  # the worst card
 
@@ -71,24 +81,24 @@ def test_lines_have_the_columns_of_the_heading():
         "limit_seconds": 1.5e-3,
         "backends": {"hybridps": figures, "gloo": peer},
     }
-    columns = bench.columns_for(["hybridps", "gloo"], limits=True)
-    lines = bench.lines_of(row, columns)
+    columns = show.columns_for(["hybridps", "gloo"], limits=True)
+    lines = show.lines_of(row, columns)
     assert lines[0].split() == ["6", "hybridps", "3000.0", "4000.0", "2.000", "3.000", "0", "1500", "50%"]
     assert lines[1].split()[-1] == "1.25"
-    assert bench.heading(columns).splitlines()[0].lstrip("#").split() == [
+    assert show.heading(columns).splitlines()[0].lstrip("#").split() == [
         *"size backend time p99 algbw busbw #wrong limit %limit faster".split()
     ]
-    everything = bench.columns_for(["hybridps", "gloo"], limits=True, nodes=2, interface=True)
-    for line in [*bench.lines_of(row, everything), *bench.heading(everything).splitlines()]:
+    everything = show.columns_for(["hybridps", "gloo"], limits=True, nodes=2, interface=True)
+    for line in [*show.lines_of(row, everything), *show.heading(everything).splitlines()]:
         assert len(line) <= 140
 
 
 def test_a_column_that_would_be_empty_is_left_out():
-    alone = bench.columns_for(["hybridps"])
+    alone = show.columns_for(["hybridps"])
     assert alone == ["size", "time", "p99", "algbw", "busbw", "wrong"]
-    assert "wrong" not in bench.columns_for(["hybridps"], check=False)
-    assert "sent" not in bench.columns_for(["gloo"], nodes=2)
-    assert {"sent", "sent_plan"} <= {*bench.columns_for(["hybridps"], nodes=2)}
+    assert "wrong" not in show.columns_for(["hybridps"], check=False)
+    assert "sent" not in show.columns_for(["gloo"], nodes=2)
+    assert {"sent", "sent_plan"} <= {*show.columns_for(["hybridps"], nodes=2)}
 
 
 def result_of(of_limit, goodput):
@@ -102,7 +112,7 @@ def result_of(of_limit, goodput):
 
 
 def test_the_end_says_what_the_table_comes_to():
-    lines = bench.summary_of(result_of(0.9, [1e9, 1e9]))
+    lines = show.summary_of(result_of(0.9, [1e9, 1e9]))
     assert len(lines) == 2
     assert lines[0] == "# allreduce of 64 B: hybridps 1000 us, 90% of the limit, 2.00 times gloo's speed"
     assert lines[1] == "# allreduce of 1 MiB: hybridps 1000 us, 3.00 GB/s, 90% of the limit, 2.00 times gloo's speed"
@@ -111,17 +121,17 @@ def test_the_end_says_what_the_table_comes_to():
 def test_more_than_the_limit_is_explained():
     for goodput, cause in (([1e9, 1e9], "--nic-gbps"), (None, "memory")):
         result = result_of(2.83, goodput)
-        assert cause in bench.summary_of(result)[-1]
+        assert cause in show.summary_of(result)[-1]
         row = result["rows"][0]
         for figures in row["backends"].values():
             figures.update({"p99_seconds": 1.0, "algbw": 1.0, "wrong": 0})
-        assert "283%!" in bench.lines_of(row, bench.columns_for(["hybridps", "gloo"], limits=True))[0]
+        assert "283%!" in show.lines_of(row, show.columns_for(["hybridps", "gloo"], limits=True))[0]
 
 
 def complaint_of(*argv):
     parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    return bench._complaint(parser.parse_args(argv))
+    command.add_arguments(parser)
+    return command._complaint(parser.parse_args(argv))
 
 
 def test_wrong_arguments_are_complained_about():
@@ -148,7 +158,7 @@ def test_a_picture_is_drawn(tmp_path):
         figures = {"seconds": size / 1e6, "busbw": 1e6}
         rows.append({"collective": "allreduce", "bytes": size, "limit_seconds": size / 2e6})
         rows[-1]["backends"] = {"hybridps": figures, "gloo": figures}
-    bench.plot({"title": "four ranks", "rows": rows}, str(tmp_path / "x.png"))
+    show.plot({"title": "four ranks", "rows": rows}, str(tmp_path / "x.png"))
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -165,7 +175,7 @@ def test_help_does_not_import_torch():
 
 def test_the_command_hands_its_arguments_on(monkeypatch):
     seen = []
-    monkeypatch.setattr(bench, "launch", lambda argv, ranks, nodes: seen.append((argv, ranks, nodes)) or 0)
+    monkeypatch.setattr(command, "launch", lambda argv, ranks, nodes: seen.append((argv, ranks, nodes)) or 0)
     monkeypatch.delenv("RANK", raising=False)
     assert cli.main(["bench", "barrier", "-n", "3", "--nodes", "4"]) == 0
     assert seen == [(["barrier", "-n", "3", "--nodes", "4"], 1, 4)]
@@ -190,11 +200,11 @@ def test_what_cannot_be_measured_is_said_in_a_line_before_anything_runs(argument
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(bench, "launch", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.setattr(command, "launch", lambda *_: pytest.fail("ranks were started"))
     assert cli.main(["bench", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and re.search(said, error), error
 
 
 def test_rows_are_plain_data():
-    json.dumps(bench.summarise([[1.0, 2.0]]))
+    json.dumps(summarise([[1.0, 2.0]]))

@@ -140,7 +140,9 @@ def report(run: Run) -> str:
             for count in (run.servers, run.servers + 1, run.servers + run.nodes // 2, run.servers + run.nodes)
         )
         for count, limit in zip((1, run.nodes // 2, run.nodes), more, strict=True):
-            what = f"{count} more dedicated server{'s' if count > 1 else ''} (R x {plain / limit:.2f}, the limit's growth)"
+            what = (
+                f"{count} more dedicated server{'s' if count > 1 else ''} (R x {plain / limit:.2f}, the limit's growth)"
+            )
             lines.append(compared(what, step_s(run, buckets, rate * plain / limit)))
     if run.compress in ("", "none"):
         for codec, factor in CODECS.items():

@@ -1,6 +1,6 @@
 """The command `hybridps`: `env` prints the settings, `doctor` checks this machine, `bench` measures collectives, `status`
-shows how jobs stand, `trace` where their time went, `run` gives hybridps to a program that asks for another backend, `advise`
-says what would make one faster."""
+shows how jobs stand, `trace` where their time went, `run` gives hybridps to a program that asks for another backend,
+`advise` says what would make one faster."""
 
 import argparse
 import json
@@ -9,8 +9,9 @@ import sys
 
 from hybridps.backend.load import load_extension
 from hybridps.limits.advice import Run, text_of
-from hybridps.tools import bench, status, trace
 from hybridps.tools import doctor as machine
+from hybridps.tools import status, trace
+from hybridps.tools.bench import command as bench
 from hybridps.tools.output import print_any_text, table
 
 
@@ -148,7 +149,9 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
     command.usage = "hybridps run [--as NAME[,NAME]] [--advise FILE] [--leave-side-groups] [--] PROGRAM [ARGUMENTS]"
     command.add_argument("--as", dest="names", metavar="NAME", help="what the program asks for: gloo")
     command.add_argument(
-        "--advise", metavar="FILE", help="at the end say what would make DDP faster, and keep the figures (hybridps advise)"
+        "--advise",
+        metavar="FILE",
+        help="at the end say what would make DDP faster, and keep the figures (hybridps advise)",
     )
     command.add_argument(
         "--leave-side-groups",

@@ -72,8 +72,8 @@ def _look_at_settings(found: Found, extension, ranks: int) -> None:
         # A name that stands for this machine alone is a mistake of its /etc/hosts; the others mean what they say.
         mistake = "resolves to" in text and not any(found.problems)
         (found.problems if mistake else found.notes).append(
-            f"ranks of other machines cannot reach this one: {text}; set HYBRIDPS_INTERFACE, or give the name its network "
-            "address in /etc/hosts"
+            f"ranks of other machines cannot reach this one: {text}; set HYBRIDPS_INTERFACE, or give the name its "
+            "network address in /etc/hosts"
         )
 
 
@@ -139,7 +139,9 @@ def run(arguments) -> int:
     found.show("/dev/shm free", f"{shm.f_bavail * shm.f_frsize / 2**20:.0f} MiB")
     _look_at_torch(found, arguments.ranks or int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
     if problem := status.forbidden():
-        found.notes.append(f"{problem}: ranks of this machine cannot share memory, and `hybridps status` cannot ask them")
+        found.notes.append(
+            f"{problem}: ranks of this machine cannot share memory, and `hybridps status` cannot ask them"
+        )
     print(table(found.rows))
     print()
     print(table([["INTERFACE", "STATE", "IPV4", "MTU"], *(list(item) for item in interfaces())]))

@@ -14,8 +14,8 @@ def table(rows: list[list[str]]) -> str:
 
 
 def print_any_text() -> None:
-    """From now on print() writes what it cannot encode as an escape, as it does to stderr, and raises nothing: names of hosts,
-    paths and variables may be no UTF-8."""
+    """From now on print() writes what it cannot encode as an escape, as it does to stderr, and raises nothing: names of
+    hosts, paths and variables may be no UTF-8."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
 

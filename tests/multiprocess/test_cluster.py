@@ -12,7 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import hosts  # noqa: E402
 
-from hybridps.tools import cluster  # noqa: E402
+from hybridps.tools.cluster.meeting import card_pairs, rounds  # noqa: E402
+from hybridps.tools.cluster.verdict import clocks, directed  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="a command of hybridps")
 NAMES = ["boxa", "boxb", "boxc"]
@@ -65,10 +66,10 @@ def test_machines_without_a_fault_are_ok(three_hosts, tmp_path):
     assert code == 0 and outputs[0][0].splitlines()[-1] == "ok", outputs
     assert not any(out for out, _ in outputs[1:]), outputs
     assert [node["ranks"] for node in found["nodes"]] == [[0, 1], [2], [3]]
-    ways = cluster.directed(found)
+    ways = directed(found)
     assert len(ways) == 6 and all(way["path_mtu"] == 1500 for way in ways.values()), ways
     assert all(0.1e9 < way["rate"] * 8 < 0.25e9 for way in ways.values()), ways  # the links carry 0.2e9
-    assert all(abs(offset) < 0.1 for offset, _ in cluster.clocks(found).values())
+    assert all(abs(offset) < 0.1 for offset, _ in clocks(found).values())
     assert not found["problems"] and image.read_bytes().startswith(b"\x89PNG")
 
 
@@ -115,7 +116,7 @@ def test_without_a_launcher_it_says_how_it_is_run(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 9])
 def test_each_pair_has_its_round_and_nobody_is_in_two_at_once(count):
-    made = cluster.rounds(count)
+    made = rounds(count)
     assert sorted(pair for pairs in made for pair in pairs) == [(a, b) for a in range(count) for b in range(a + 1, count)]
     assert all(len(set(sum(pairs, ()))) == 2 * len(pairs) for pairs in made)
 
@@ -124,7 +125,7 @@ def test_cards_talk_to_those_of_their_network():
     def cards(*networks):
         return [{"network": network} for network in networks]
 
-    assert cluster.card_pairs(cards("a", "b"), cards("b", "a")) == [(0, 1), (1, 0)]
-    assert cluster.card_pairs(cards("a"), cards("c")) == [(0, 0)]
-    assert cluster.card_pairs(cards("a", "b"), cards("a")) == [(0, 0), (1, 0)]
-    assert cluster.card_pairs(cards("a"), []) == []
+    assert card_pairs(cards("a", "b"), cards("b", "a")) == [(0, 1), (1, 0)]
+    assert card_pairs(cards("a"), cards("c")) == [(0, 0)]
+    assert card_pairs(cards("a", "b"), cards("a")) == [(0, 0), (1, 0)]
+    assert card_pairs(cards("a"), []) == []

@@ -17,8 +17,8 @@ _attempts: dict[str, int] = {}
 
 
 def printable(text: str) -> str:
-    r"""Text from outside that may be no UTF-8, whose bytes Python holds as lone surrogates: what core::printable() makes of
-    the same bytes, "\xff"."""
+    r"""Text from outside may be no UTF-8, and Python holds its bytes as lone surrogates: what core::printable() makes
+    of the same bytes, "\xff"."""
     return re.sub("[\udc80-\udcff]", lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", text)
 
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def backend_of(group: ProcessGroup | None) -> ProcessGroupHybrid:
-    """The ProcessGroupHybrid of a group, None: of the world; ValueError if it has none for CPU tensors, or there is no group."""
+    """The ProcessGroupHybrid of a group, None: of the world; ValueError if it has none for CPU tensors, or there is no
+    group."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""HYBRIDPS_ADVISE=FILE: keeps the figures of each DDP model of this process for `hybridps advise`, and gives the advice at its end."""
+"""HYBRIDPS_ADVISE=FILE: keeps the figures of each DDP model for `hybridps advise`, and gives the advice at the end."""
 
 import atexit
 import dataclasses
@@ -14,10 +14,7 @@ def run_of(data: dict, nodes: int, servers: int, compress: str) -> Run:
     text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
     return Run(
         [int(part) for part in text.split(",") if part.strip()],
-        *(
-            data.get(name, 0) / 1e9
-            for name in ("forward_compute_time", "backward_compute_time", "backward_comm_time")
-        ),
+        *(data.get(name, 0) / 1e9 for name in ("forward_compute_time", "backward_compute_time", "backward_comm_time")),
         nodes,
         servers,
         compress,
@@ -26,8 +23,9 @@ def run_of(data: dict, nodes: int, servers: int, compress: str) -> Run:
 
 
 def watch(path: str) -> None:
-    """From now on each DDP model of this process that hybridps reduces, where this is its group's rank 0, is remembered; at
-    the end of the process their figures go to `path` and the advice to stderr. Done twice it is done once."""
+    """From now on each DDP model of this process that hybridps reduces, where this is its group's rank 0, is
+    remembered; at the end of the process their figures go to `path` and the advice to stderr. Done twice it is done
+    once."""
     from torch.nn.parallel import DistributedDataParallel
 
     own = DistributedDataParallel.__init__

@@ -1,6 +1,6 @@
-"""The command `hybridps`: `env` prints the settings, `doctor` checks this machine, `bench` measures collectives, `status`
-shows how jobs stand, `trace` where their time went, `run` gives hybridps to a program that asks for another backend,
-`advise` says what would make one faster."""
+"""The command `hybridps`: `env` prints the settings, `doctor` checks this machine, `bench` measures collectives,
+`status` shows how jobs stand, `trace` where their time went, `run` gives hybridps to a program that asks for another
+backend, `advise` says what would make one faster."""
 
 import argparse
 import json

@@ -8,6 +8,7 @@ import struct
 import sys
 
 from hybridps.tools import status
+from hybridps.tools.cluster import command as cluster
 from hybridps.tools.output import table
 
 
@@ -128,8 +129,6 @@ def _look_at_torch(found: Found, ranks: int) -> None:
 
 def run(arguments) -> int:
     if arguments.cluster:
-        from hybridps.tools import cluster
-
         return cluster.run(arguments, interfaces())
     found = Found()
     found.show("python", f"{platform.python_version()} ({sys.executable})")

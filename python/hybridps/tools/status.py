@@ -239,33 +239,36 @@ def groups_of(job: dict) -> dict[str, dict]:
 def _judge_group(group: dict, findings: list[dict]) -> None:
     by_rank = group["by_rank"]
     name = "" if group["world"] else f' of group "{group["name"]}"'
-
-    def who(rank: int) -> str:
-        return f"rank {rank} ({by_rank[rank]['host']} pid {by_rank[rank]['pid']})"
-
     failures = {rank: g["failure"] for rank, g in by_rank.items() if g.get("state") == "failed" and g.get("failure")}
     if failures:
         rank, text = min(failures.items())
         findings.append({"kind": "failed", "group": group["name"], "ranks": [], "text": f"the group{name} has failed: {text}"})
-        return
-    joining = {rank: g for rank, g in by_rank.items() if g.get("state") == "joining"}
-    if joining:
-        waited = max(g.get("since_seconds", 0) for g in joining.values())
-        said = [g["waiting_for"] for _, g in sorted(joining.items()) if g.get("waiting_for")]
-        # The lowest rank knows best: rank 0 has the records. Those of other machines cannot be asked yet.
-        named = re.search(r"ranks \[([\d, ]+)\]", said[0]) if said else None
-        missing = [int(rank) for rank in named[1].split(",")] if named else sorted(set(range(group["size"])) - set(by_rank))
-        if waited >= WAITS_SECONDS:
-            text = f"{_ranks(sorted(joining))}{name}: waiting for the group to be complete since {_seconds(waited)}"
-            text += f": {said[0]}" if said else ""
-            findings.append({"kind": "missing", "group": group["name"], "ranks": missing, "text": text})
-        return
-    oldest: tuple[int, int, dict] | None = None
-    for rank, g in sorted(by_rank.items()):
-        for operation in g.get("pending", [])[:1]:
-            if operation["seconds"] >= WAITS_SECONDS and (oldest is None or operation["sequence"] < oldest[0]):
-                oldest = (operation["sequence"], rank, operation)
-    for rank, g in sorted(by_rank.items()):
+    elif any(g.get("state") == "joining" for g in by_rank.values()):
+        _judge_joining(group, name, findings)
+    else:
+        _judge_messages(group, name, findings)
+        _judge_oldest(group, name, findings)
+
+
+def _who(group: dict, rank: int) -> str:
+    return f"rank {rank} ({group['by_rank'][rank]['host']} pid {group['by_rank'][rank]['pid']})"
+
+
+def _judge_joining(group: dict, name: str, findings: list[dict]) -> None:
+    joining = {rank: g for rank, g in group["by_rank"].items() if g.get("state") == "joining"}
+    waited = max(g.get("since_seconds", 0) for g in joining.values())
+    said = [g["waiting_for"] for _, g in sorted(joining.items()) if g.get("waiting_for")]
+    # The lowest rank knows best: rank 0 has the records. Those of other machines cannot be asked yet.
+    named = re.search(r"ranks \[([\d, ]+)\]", said[0]) if said else None
+    missing = [int(rank) for rank in named[1].split(",")] if named else sorted(set(range(group["size"])) - set(group["by_rank"]))
+    if waited >= WAITS_SECONDS:
+        text = f"{_ranks(sorted(joining))}{name}: waiting for the group to be complete since {_seconds(waited)}"
+        text += f": {said[0]}" if said else ""
+        findings.append({"kind": "missing", "group": group["name"], "ranks": missing, "text": text})
+
+
+def _judge_messages(group: dict, name: str, findings: list[dict]) -> None:
+    for rank, g in sorted(group["by_rank"].items()):
         for message in g.get("messages", [])[:1]:
             if message["seconds"] < WAITS_SECONDS:
                 continue
@@ -276,10 +279,20 @@ def _judge_group(group: dict, findings: list[dict]) -> None:
                     "kind": "message",
                     "group": group["name"],
                     "ranks": [message["peer"]] if message["peer"] >= 0 else [],
-                    "text": f"{who(rank)}{name} {doing} a message of {message['bytes']} bytes (tag {message['tag']}) "
+                    "text": f"{_who(group, rank)}{name} {doing} a message of {message['bytes']} bytes (tag {message['tag']}) "
                     f"since {_seconds(message['seconds'])}",
                 }
             )
+
+
+def _judge_oldest(group: dict, name: str, findings: list[dict]) -> None:
+    """The oldest operation that waits, and for whom."""
+    by_rank = group["by_rank"]
+    oldest: tuple[int, int, dict] | None = None
+    for rank, g in sorted(by_rank.items()):
+        for operation in g.get("pending", [])[:1]:
+            if operation["seconds"] >= WAITS_SECONDS and (oldest is None or operation["sequence"] < oldest[0]):
+                oldest = (operation["sequence"], rank, operation)
     if oldest is None:
         return
     sequence, _, operation = oldest
@@ -292,13 +305,13 @@ def _judge_group(group: dict, findings: list[dict]) -> None:
         for rank in late[:3]:
             g = by_rank[rank]
             if g.get("pending"):
-                described.append(f"{who(rank)} is in seq {g['pending'][0]['sequence']}, {g['pending'][0]['what']}")
+                described.append(f"{_who(group, rank)} is in seq {g['pending'][0]['sequence']}, {g['pending'][0]['what']}")
             elif g.get("submitted", 0) == 0:
-                described.append(f"{who(rank)} has not called an operation of this group")
+                described.append(f"{_who(group, rank)} has not called an operation of this group")
             else:
                 since = f" {_seconds(g['since_last_seconds'])} ago" if "since_last_seconds" in g else ""
                 described.append(
-                    f"{who(rank)} finished seq {g['finished'] - 1}, {g.get('last', 'its last')},{since} and is in its own "
+                    f"{_who(group, rank)} finished seq {g['finished'] - 1}, {g.get('last', 'its last')},{since} and is in its own "
                     "program since"
                 )
         findings.append(

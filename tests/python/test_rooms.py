@@ -1,5 +1,8 @@
-"""The arrows between the rooms of csrc/hybridps are those of csrc/rooms.toml, in #includes and in symbols."""
+"""The arrows between the rooms of csrc/hybridps are those of csrc/rooms.toml, in #includes and in symbols; those
+between the packages of python/hybridps are the ones below."""
 
+import ast
+import graphlib
 import re
 import shutil
 import subprocess
@@ -17,6 +20,8 @@ TYPE = re.compile(  # that is defined here, nested ones as well: its last name, 
     re.MULTILINE,
 )
 SOURCES = sorted(path for kind in ("*.h", "*.cpp") for path in (CSRC / "hybridps").rglob(kind))
+
+PACKAGES = {"limits": set(), "backend": {"limits"}, "training": {"backend"}, "tools": {"backend", "limits"}}
 
 
 def room_of(path: str) -> str | None:
@@ -139,3 +144,38 @@ def test_only_pg_and_bindings_reference_symbols_of_torch():
         named = [line.strip() for line in undefined.splitlines() if torch_names.search(line)]
         wrong += [f"{library.relative_to(ROOT)}: {line}" for line in named[:3]]
     assert not wrong
+
+
+def python_imports() -> dict[str, set[str]]:
+    """What each module of python/hybridps imports of the others, in functions too. Without hybridps itself, which hands
+    on names."""
+    files = {path.relative_to(ROOT / "python").with_suffix(""): path for path in (ROOT / "python").rglob("*.py")}
+    modules = {".".join(name.parts).removesuffix(".__init__"): path for name, path in files.items()}
+    found = {}
+    for module, path in modules.items():
+        names = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                package = ".".join(module.split(".")[: -node.level]) if node.level else node.module
+                names |= {package} | {f"{package}.{alias.name}" for alias in node.names}
+        found[module] = names & set(modules) - {module, "hybridps"}
+    del found["hybridps"]
+    return found
+
+
+def test_the_packages_of_python_import_each_other_one_way():
+    used = {package: set() for package in PACKAGES}
+    for module, imports in python_imports().items():
+        package = module.split(".")[1]
+        if package in PACKAGES:
+            used[package] |= {name.split(".")[1] for name in imports} - {package}
+    assert used == PACKAGES
+
+
+def test_no_modules_of_python_import_each_other_in_a_circle():
+    try:
+        graphlib.TopologicalSorter(python_imports()).prepare()
+    except graphlib.CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None

@@ -4,7 +4,7 @@ import statistics
 
 SLOW = 0.7  # a card or path that carries less than this part of the others' median is said to be slow
 # What may differ from machine to machine by its meaning, and is no matter for a note.
-OF_ONE_MACHINE = {"NODE", "INTERFACE", "DATA_INTERFACES", "NIC_GBPS", "TOKEN", "TOKEN_FILE", "STATS_FILE", "LOG_LEVEL"}
+OF_ONE_MACHINE = {"NODE", "INTERFACE", "DATA_INTERFACES", "NIC_GBPS", "TOKEN", "TOKEN_FILE", "METRICS_FILE", "LOG_LEVEL"}
 
 
 def directed(result: dict) -> dict[tuple[tuple[int, str], tuple[int, str]], dict]:

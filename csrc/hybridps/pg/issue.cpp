@@ -110,6 +110,14 @@ void ProcessGroupHybrid::coalesce(const WorkPtr& work) {
   if (at != coalescing_.end()) at->second.push_back(work);
 }
 
+const WorkHybrid* ProcessGroupHybrid::lock_order(std::unique_lock<std::mutex>& lock, const Life& life) {
+  lock.lock();
+  const WorkHybrid* const parent = WorkHybrid::of_running_callback();
+  if (parent == nullptr || !parent->overtaken(life.orders)) return nullptr;
+  lock.unlock();
+  return parent;
+}
+
 void ProcessGroupHybrid::refuse_without_order(const std::shared_ptr<engine::Group>& group, const std::string& work,
                                               const WorkHybrid& parent) const {
   const std::string message =
@@ -129,12 +137,7 @@ void ProcessGroupHybrid::submit(Life& life, const std::shared_ptr<engine::Group>
   const bool collective = operations.front().kind != schedule::Kind::kPointToPoint;
   std::unique_lock lock(issue_mutex_, std::defer_lock);
   if (collective) {
-    lock.lock();
-    const WorkHybrid* const parent = WorkHybrid::of_running_callback();
-    if (parent != nullptr && parent->overtaken(life.orders)) {
-      lock.unlock();
-      refuse_without_order(group, work->describe(), *parent);
-    }
+    if (const WorkHybrid* const parent = lock_order(lock, life)) refuse_without_order(group, work->describe(), *parent);
     work->set_order(order_of_this_lane(life));
     for (auto& operation : operations) {
       const auto& pieces = operation.kind == schedule::Kind::kAllReduce ? operation.output : operation.input;

@@ -159,13 +159,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
                         call.type,
                         call.name,
                         observed ? call.title : nullptr,
-                        {},
+                        observed ? call.inputs : std::vector<at::Tensor>(),
                         call.outputs,
                         device,
                         timeout,
                         call.type == c10d::OpType::BARRIER || blocking_wait_,
                         held};
-  if (observed) init.inputs = call.inputs;
   auto work = c10::make_intrusive<StreamWork>(std::move(init));
 
   // What comes after the last copy back, on the out stream: into strided tensors.
@@ -183,14 +182,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
   const auto enqueue = [&] {
     // Collectives take their places in the order in which they are put on the streams.
     std::unique_lock lock(issue_mutex_, std::defer_lock);
-    if (collective) {
-      lock.lock();
-      const WorkHybrid* const parent = WorkHybrid::of_running_callback();
-      if (parent != nullptr && parent->overtaken(life->orders)) {
-        lock.unlock();
-        refuse_without_order(group, what, *parent);
-      }
-    }
+    if (collective)
+      if (const WorkHybrid* const parent = lock_order(lock, *life)) refuse_without_order(group, what, *parent);
     std::vector<std::byte*> scratch;
     for (std::size_t i = 0; i < call.operations.size(); ++i)
       scratch.push_back(scratch_for(channels[i], call.operations[i], device, group, held->buffers(), what));

@@ -286,6 +286,9 @@ class ProcessGroupHybrid final : public c10d::Backend {
   core::Status wait_for(const std::shared_ptr<engine::Group>& group, const std::function<core::Status()>& call) const;
   void submit(Life& life, const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work,
               std::vector<worker::Operation> operations);
+  /// Locks issue_mutex_ by `lock` for a collective, which has the next place then. Not null: it has none, for it was issued in a
+  /// callback of this work, and the program has issued more since then. Nothing is locked.
+  static const WorkHybrid* lock_order(std::unique_lock<std::mutex>& lock, const Life& life);
   /// Fails the group, so that no peer waits for it, and throws.
   [[noreturn]] void refuse_without_order(const std::shared_ptr<engine::Group>& group, const std::string& work,
                                          const WorkHybrid& parent) const;

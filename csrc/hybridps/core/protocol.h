@@ -7,6 +7,6 @@ namespace hybridps::core {
 
 /// Raised by any change of what is in the Store (bootstrap/record.h), a transport's address included, between engines
 /// (wire/message.h), or said to dedicated servers. Members of a group must have the same.
-inline constexpr std::uint8_t kProtocolVersion = 16;
+inline constexpr std::uint8_t kProtocolVersion = 17;
 
 }  // namespace hybridps::core

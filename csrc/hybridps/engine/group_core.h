@@ -21,6 +21,8 @@ namespace hybridps::engine {
 
 /// It never holds the engine.
 struct GroupCore : core::Pinned {
+  bool takes_operations() const noexcept { return state != nullptr && !awaits_servers; }
+
   GroupOptions options;
   std::string prefix;  // of its keys in the Store
 
@@ -54,10 +56,9 @@ struct GroupCore : core::Pinned {
   core::TimePoint joining_until = core::TimePoint::max();  // what has become of it is known by then, if the Store answers
   worker::GroupState* state = nullptr;
   core::GroupUid uid;
-  bootstrap::Roster roster;             // and the dedicated servers that have joined
-  bool awaits_servers = false;          // `state` is there, and takes no operation until those have joined that are there at the start
-  bool takes_operations() const noexcept { return state != nullptr && !awaits_servers; }
-  std::unique_ptr<ServerJoins> joins;   // rank 0's, where there may be any; it refers to `state` and `roster`
+  bootstrap::Roster roster;            // and the dedicated servers that have joined; empty after the start where there are none
+  bool awaits_servers = false;         // `state` is there, and takes no operation until those have joined that are there at the start
+  std::unique_ptr<ServerJoins> joins;  // rank 0's, where there may be any; it refers to `state` and `roster`
   std::deque<QueuedOperation> queued;
   std::vector<std::uint64_t> reserved_early;  // before it takes operations
   bool goodbye_wanted = false;

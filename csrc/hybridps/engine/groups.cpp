@@ -33,6 +33,10 @@ VerdictBoard::Location location_of(const GroupCore& group) {
   return {group.options.store, group.prefix + "/verdict" + life, group.uid};
 }
 
+core::TimePoint timeout_of(const GroupOptions& o) {
+  return o.timeout.count() > 0 ? core::Deadline::after(o.timeout, o.since).point() : core::TimePoint::max();
+}
+
 bool may_have_servers(const bootstrap::Roster& roster) {
   return roster.names_servers && roster.node_count() >= ServerJoins::kNodesMin;
 }
@@ -72,7 +76,7 @@ Groups::Groups(const core::Config& config, core::EngineId self, Runtime& runtime
 void Groups::add(Group group) {
   const GroupOptions& o = group->options;
   if (o.timeout.count() > 0) {
-    group->joining_until = core::Deadline::after(o.timeout, o.since).point();
+    group->joining_until = timeout_of(o);
     if (group->joining_until < core::TimePoint::max() - kStoreAnswersWithin) group->joining_until += kStoreAnswersWithin;
     joining_due_ = std::min(joining_due_, group->joining_until);
   }
@@ -301,6 +305,7 @@ Status Groups::may_meet(core::GroupUid uid, const std::vector<bootstrap::MemberR
   const auto found = std::find_if(groups_.begin(), groups_.end(), [uid](const Group& group) { return group->uid == uid; });
   if (found == groups_.end() || !check_) return Status::ok();
   bootstrap::Roster roster = (*found)->roster;
+  if (!may_have_servers(roster)) return Status(Code::kMismatch, "its rank 0 named no dedicated servers");
   roster.servers.insert(roster.servers.end(), newcomers.begin(), newcomers.end());
   return check_(roster, (*found)->options.rank);
 }
@@ -351,6 +356,7 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
     group->joins = std::make_unique<ServerJoins>(
         servers_, group->roster, *group->state,
         group->awaits_servers ? ServerJoins::GroupStart::kAwaitsServers : ServerJoins::GroupStart::kIsOver,
+        timeout_of(group->options),
         [this, core = group.get()](const Status& why) { runtime_.worker().fail_group(*core->state, why, /*tell=*/true); });
   joins_due_ = {};
   if (!group->awaits_servers) start(group);
@@ -373,6 +379,7 @@ void Groups::start(const Group& group) {
   group->changed.notify_all();
   // Failed here while it was still being made: the others have waited for this rank, and hear of it now.
   if (!status.is_ok()) runtime_.worker().fail_group(*group->state, status, /*tell=*/true);
+  if (!may_have_servers(group->roster)) group->roster = {};  // nobody reads it from now on
   // A member of it is known to be dead.
   if (const Status& verdict = group->state->status; !verdict.is_ok()) fail(*group, verdict);
   for (const std::uint64_t sequence : std::exchange(group->reserved_early, {}))
@@ -494,7 +501,9 @@ std::size_t Groups::expire_queued(core::TimePoint now) {
                          ", before the group was complete";
       if (!missing.empty()) text += ": " + missing;
       expired = true;
-      text += ". What to do: see whether these ranks are alive and make the same group, or pass a longer timeout";
+      text += group->awaits_servers
+                  ? ". What to do: see whether the servers of HYBRIDPS_SERVERS answer, or pass a longer timeout"
+                  : ". What to do: see whether these ranks are alive and make the same group, or pass a longer timeout";
       ++work;
       group->last_failed = true;
       std::exchange(item.done, {})(worker::Outcome{Status(Code::kTimeout, std::move(text)), -1});

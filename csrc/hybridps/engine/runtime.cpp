@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "hybridps/bootstrap/record.h"
@@ -369,7 +370,35 @@ void Runtime::on_tuning(core::GroupUid uid, const schedule::Tuning& tuning) {
   transports_.data->use_sockets(tuning.sockets);
 }
 
+bool Runtime::has_room(std::string_view text) {
+  return text.empty() || pool_->allocate(std::min(text.size(), pool_->slot_bytes_max()));
+}
+
+// A text belongs to what its message says: the message waits for room, and later ones wait behind it. What tells of life and death
+// neither waits nor needs its text.
 void Runtime::send_control(core::EngineId to, wire::Message message, std::string_view text) {
+  const bool is_alone = message.as<wire::Verdict>() != nullptr || message.from.uid == core::GroupUid{};
+  if (!is_alone && (waiting_texts_.count(to) > 0 || !has_room(text)))
+    waiting_texts_[to].push_back({std::move(message), std::string(text)});
+  else
+    send_control_now(to, std::move(message), text);
+}
+
+std::size_t Runtime::send_waiting() {
+  std::size_t work = 0;
+  for (auto it = waiting_texts_.begin(); it != waiting_texts_.end();) {
+    std::deque<WaitingText>& queue = it->second;
+    for (; !queue.empty() && has_room(queue.front().text); ++work) {
+      const WaitingText first = std::move(queue.front());
+      queue.pop_front();
+      send_control_now(it->first, first.message, first.text);
+    }
+    it = queue.empty() ? waiting_texts_.erase(it) : std::next(it);
+  }
+  return work;
+}
+
+void Runtime::send_control_now(core::EngineId to, wire::Message message, std::string_view text) {
   const KnownPeer* const peer = peers_.find(to);
   if (peer == nullptr || peer->dead) return;
   const bool verdict = message.as<wire::Verdict>() != nullptr;
@@ -646,6 +675,7 @@ std::size_t Runtime::progress() {
   const core::TimePoint now = now_ = core::Clock::now();
   if (trace != nullptr) trace->note_clock(observe::trace_ns(now));
   work += outbox_->progress(now);
+  if (!waiting_texts_.empty()) work += send_waiting();
   work += worker_->tick(now);
   if (dedicated_->has_work()) work += dedicated_->tick();
   heartbeat(now);

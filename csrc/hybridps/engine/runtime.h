@@ -172,6 +172,9 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void trace_work(std::uint64_t began, std::uint64_t now, bool worked);
   void ask_for_time(core::TimePoint now);
   flow::Delivery with_cost(const wire::Message& message, transport::RxPayload payload);
+  void send_control_now(core::EngineId to, wire::Message message, std::string_view text);
+  bool has_room(std::string_view text);
+  std::size_t send_waiting();
   void deliver(worker::GroupState& group, const wire::Message& message, transport::RxPayload payload);
   std::size_t judge_suspects(core::TimePoint now);
   void peer_failed(core::EngineId peer, core::Status cause, bool silent);
@@ -201,6 +204,11 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   schedule::GroupWindows windows_;
   std::map<core::GroupUid, std::vector<bootstrap::MemberRecord>> newcomers_;  // that were met, and have not joined yet
   std::vector<core::EngineId> parted_;  // of these, not at once: parting is called from inside transports
+  struct WaitingText {
+    wire::Message message;
+    std::string text;
+  };
+  std::map<core::EngineId, std::deque<WaitingText>> waiting_texts_;  // by peer, for room in the pool
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;
   UnopenedGroups unopened_;

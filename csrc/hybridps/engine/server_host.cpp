@@ -142,8 +142,8 @@ class Shard final : public LoopClient, core::Pinned {
     const int size = roster.size();
     if (std::find(given_up_.begin(), given_up_.end(), roster.uid) != given_up_.end())
       return Status(Code::kClosed, "the job has given up that the group is opened there");
-    if (runtime_->dedicated().has(roster.uid))
-      return Status(Code::kMismatch, "the group is still open there from before");
+    if (runtime_->dedicated().has(roster.uid) && !drop_before(roster.uid, request.attempt))
+      return Status(Code::kMismatch, "the group is open there, by this request or a later one");
     server::ServedGroup group{roster.uid, request.group_name, {}, served_topology(roster, before, index)};
     // Of each node one rank pushes to us, unasked at first: the others take no memory here.
     std::vector<core::EngineId> pushers;
@@ -151,7 +151,7 @@ class Shard final : public LoopClient, core::Pinned {
       pushers.push_back(
           roster.members[static_cast<std::size_t>(group.topology.agent(node, group.topology.rank()))].engine);
     std::set<core::EngineId> all;
-    for (const auto& [uid, engines] : open_) all.insert(engines.begin(), engines.end());
+    for (const auto& [uid, open] : open_) all.insert(open.pushers.begin(), open.pushers.end());
     const std::size_t served = all.size();
     all.insert(pushers.begin(), pushers.end());
     if (all.size() > engines_max_)
@@ -174,8 +174,16 @@ class Shard final : public LoopClient, core::Pinned {
     group.residual_budget = residual_budget_;
     group.outer_budget = outer_budget_;
     runtime_->open_served_group(std::move(group));
-    open_.insert_or_assign(roster.uid, std::move(pushers));
+    open_.insert_or_assign(roster.uid, ShardGroup{request.attempt, std::move(pushers)});
     return Status::ok();
+  }
+  /// Closes the group if an attempt before this one opened it: no rank has met this engine then. Returns whether it is closed.
+  bool drop_before(core::GroupUid uid, std::uint32_t attempt) {
+    const auto found = open_.find(uid);
+    if (found == open_.end() || found->second.attempt >= attempt) return false;
+    runtime_->dedicated().drop(uid);
+    runtime_->dedicated().tick();  // now
+    return true;
   }
   /// The job will not use it: not one either that is asked for later.
   void give_up(core::GroupUid uid) {
@@ -231,8 +239,13 @@ class Shard final : public LoopClient, core::Pinned {
   std::unique_ptr<StatusDesk> desk_;
   std::unique_ptr<Loop> loop_;
   core::TimePoint next_publish_{};
-  std::map<core::GroupUid, std::vector<core::EngineId>> open_;  // who pushes, of each; in the loop only
-  std::deque<core::GroupUid> given_up_;                         // likewise
+  // In the loop only.
+  struct ShardGroup {
+    std::uint32_t attempt;  // that opened it
+    std::vector<core::EngineId> pushers;
+  };
+  std::map<core::GroupUid, ShardGroup> open_;
+  std::deque<core::GroupUid> given_up_;
   std::atomic<std::uint64_t> groups_{0}, groups_total_{0}, chunks_{0}, bytes_{0}, refused_{0};
 };
 
@@ -430,7 +443,11 @@ class ServerHostImpl final : public ServerHost {
             if (Status status = shard->call(
                     [s = shard.get(), kept, i = server.group_rank](Status& out) { out = s->open(*kept, i); });
                 !status.is_ok()) {
-              for (Shard* s : opened) s->post([s, uid = roster.uid] { s->runtime().dedicated().drop(uid); });
+              // All or nothing, and nothing of an earlier attempt either.
+              for (Shard* s : opened)
+                s->post([s, uid = roster.uid, next = kept->attempt + 1] { s->drop_before(uid, next); });
+              for (const auto& one : shards_)
+                one->post([s = one.get(), uid = roster.uid, attempt = kept->attempt] { s->drop_before(uid, attempt); });
               return refused(status);
             }
             opened.push_back(shard.get());

@@ -29,12 +29,13 @@ struct ServerJoins::Asking {
 };
 
 ServerJoins::ServerJoins(ServerJoinsOptions options, const bootstrap::Roster& roster, worker::GroupState& group,
-                         GroupStart start, std::function<void(const Status&)> fail)
+                         GroupStart start, core::TimePoint start_until, std::function<void(const Status&)> fail)
     : options_(std::move(options)),
       roster_(roster),
       group_(group),
       fail_(std::move(fail)),
-      is_starting_(start == GroupStart::kAwaitsServers) {
+      is_starting_(start == GroupStart::kAwaitsServers),
+      start_until_(start_until) {
   for (const door::Address& address : options_.addresses) {
     PolledAddress& place = places_.emplace_back();
     place.address = address;
@@ -43,13 +44,21 @@ ServerJoins::ServerJoins(ServerJoinsOptions options, const bootstrap::Roster& ro
 }
 
 ServerJoins::~ServerJoins() {
-  for (PolledAddress& place : places_)
-    if (place.step == AddressStep::kOpening || place.step == AddressStep::kOpened) give_up(place);
+  for (PolledAddress& place : places_) give_up(place);
+}
+
+std::vector<MemberRecord> ServerJoins::newcomers() const {
+  std::vector<MemberRecord> all;
+  for (const PolledAddress& place : places_)
+    if (place.step == AddressStep::kOpening || place.step == AddressStep::kOpened)
+      all.insert(all.end(), place.newcomers.begin(), place.newcomers.end());
+  return all;
 }
 
 bootstrap::Roster ServerJoins::with_newcomers() const {
   bootstrap::Roster all = roster_;
-  all.servers.insert(all.servers.end(), newcomers_.begin(), newcomers_.end());
+  const std::vector<MemberRecord> added = newcomers();
+  all.servers.insert(all.servers.end(), added.begin(), added.end());
   return all;
 }
 
@@ -74,6 +83,7 @@ bool ServerJoins::any_in(AddressStep step) const {
 
 std::size_t ServerJoins::tick(core::TimePoint now) {
   if (!group_.status.is_ok() || group_.leaving) return 0;
+  if (is_starting_ && now >= start_until_ && phase_ != JoinPhase::kJoining) return end_start();
   std::size_t work = 0;
   switch (phase_) {
     case JoinPhase::kIdle:
@@ -101,7 +111,13 @@ std::size_t ServerJoins::begin_start() {
   phase_ = JoinPhase::kAsking;
   for (PolledAddress& place : places_)
     if (!place.left_out) ask(place, AddressStep::kFinding, {});
-  if (any_in(AddressStep::kFinding)) return 1;
+  return any_in(AddressStep::kFinding) ? 1 : end_start();
+}
+
+std::size_t ServerJoins::end_start() {
+  for (PolledAddress& place : places_)
+    if (!place.left_out)
+      try_later(place, Answers::kNo, Status(Code::kTimeout, name_of(place.address) + " has not joined within the group's timeout"));
   end_round();
   is_starting_ = false;
   if (group_.status.is_ok()) group_.newcomers->start_without();
@@ -130,7 +146,6 @@ void ServerJoins::end_round() {
     place.step = AddressStep::kIdle;
     place.newcomers.clear();
   }
-  newcomers_.clear();
   phase_ = JoinPhase::kIdle;
 }
 
@@ -192,13 +207,13 @@ std::size_t ServerJoins::on_found(PolledAddress& place) {
 
 Status ServerJoins::check(const PolledAddress& place) const {
   const auto is_other = [&](const PolledAddress& other) {
-    return &other < &place && other.step == AddressStep::kFound &&
+    return &other < &place && other.step == AddressStep::kOpening &&
            other.newcomers.front().engine == place.newcomers.front().engine;
   };
   if (std::any_of(places_.begin(), places_.end(), is_other))
     return Status(Code::kInvalidArgument, name_of(place.address) + " is named twice under different addresses");
   if (Status useless = check_server(roster_, place.newcomers, place.address.text()); !useless.is_ok()) return useless;
-  if (roster_.servers.size() + newcomers_.size() + place.newcomers.size() > bootstrap::kServersMax)
+  if (roster_.servers.size() + newcomers().size() + place.newcomers.size() > bootstrap::kServersMax)
     return Status(Code::kOutOfResources, name_of(place.address) + " would be more than the " +
                                              std::to_string(bootstrap::kServersMax) +
                                              " that a group may have had: make a new group");
@@ -232,26 +247,28 @@ Status ServerJoins::check_room(const PolledAddress& place) const {
 }
 
 void ServerJoins::open_found() {
+  asked_ = 0;
   for (PolledAddress& place : places_) {
     if (place.step != AddressStep::kFound) continue;
-    if (const Status useless = check(place); !useless.is_ok())
+    if (const Status useless = check(place); !useless.is_ok()) {
       try_later(place, Answers::kYes, useless);
-    else
-      newcomers_.insert(newcomers_.end(), place.newcomers.begin(), place.newcomers.end());
+      continue;
+    }
+    place.step = AddressStep::kOpening;
+    for (MemberRecord& record : place.newcomers) record.group_rank = static_cast<int>(asked_++);
   }
-  if (newcomers_.empty()) {
+  if (asked_ == 0) {
     end_round();
     return;
   }
-  for (std::size_t i = 0; i < newcomers_.size(); ++i) {
-    newcomers_[i].group_rank = static_cast<int>(i);
-    newcomers_[i].group_size = static_cast<int>(newcomers_.size());
-  }
+  for (PolledAddress& place : places_)
+    for (MemberRecord& record : place.newcomers) record.group_size = static_cast<int>(asked_);
   ServerRequest request;
   request.kind = ServerRequest::RequestKind::kOpen;
   request.group_name = group_.info.name;
   request.roster = roster_;
-  request.roster->servers = newcomers_;
+  request.roster->servers = newcomers();
+  request.attempt = ++attempt_;
   request.before = static_cast<std::uint32_t>(roster_.servers.size());
   request.chunks = group_.info.tuning.chunks;
   if (is_starting_) {
@@ -261,7 +278,8 @@ void ServerJoins::open_found() {
   phase_ = JoinPhase::kOpening;
   const auto body = std::make_shared<const bootstrap::Bytes>(encode(request));
   for (PolledAddress& place : places_) {
-    if (place.step != AddressStep::kFound) continue;
+    if (place.step != AddressStep::kOpening) continue;
+    place.has_open = true;  // for all that is known
     ask_by_thread(place, AddressStep::kOpening, [address = place.address, token = options_.token, body](Asking& asking) {
       const core::Result<bootstrap::Bytes> answer =
           door::ask(address, token, *body, core::Deadline::after(kServerAnswersWithin));
@@ -284,30 +302,29 @@ std::size_t ServerJoins::on_opened(PolledAddress& place) {
   return 1;
 }
 
-// Each is numbered among all that were asked: without one of them, all begin anew.
 void ServerJoins::take_in_opened() {
-  std::size_t opened = 0;
-  for (const PolledAddress& place : places_)
-    if (place.step == AddressStep::kOpened && place.opened.is_ok()) opened += place.newcomers.size();
-  if (opened == newcomers_.size()) {
-    std::vector<std::string> records;
-    for (const MemberRecord& record : newcomers_) {
-      const core::Result<bootstrap::Bytes> bytes = bootstrap::encode(record);
-      records.emplace_back(bytes.is_ok() ? std::string(bytes.value().begin(), bytes.value().end()) : std::string());
-    }
-    phase_ = JoinPhase::kJoining;
-    joined_ = std::make_shared<std::optional<worker::JoinOutcome>>();
-    group_.newcomers->take_in(records, [joined = joined_](const worker::JoinOutcome& outcome) { *joined = outcome; });
+  for (PolledAddress& place : places_) {
+    if (place.step != AddressStep::kOpened || place.opened.is_ok()) continue;
+    // Where it has refused, none of its threads has the group open.
+    const Code code = place.opened.code();
+    if (code != Code::kTimeout && code != Code::kPeerDead) place.has_open = false;
+    try_later(place, Answers::kYes, place.opened);
+  }
+  const std::vector<MemberRecord> opened = newcomers();
+  if (opened.size() < asked_) {  // each is numbered among all that were asked: no rank knows them yet
+    for (PolledAddress& place : places_)
+      if (place.step == AddressStep::kOpened) place.step = AddressStep::kFound;
+    open_found();
     return;
   }
-  for (PolledAddress& place : places_) {
-    if (place.step != AddressStep::kOpened) continue;
-    const Status status = place.opened;
-    // Where it has refused, none of its threads has the group open.
-    if (status.is_ok() || status.code() == Code::kTimeout || status.code() == Code::kPeerDead) give_up(place);
-    if (!status.is_ok()) try_later(place, Answers::kYes, status);
+  std::vector<std::string> records;
+  for (const MemberRecord& record : opened) {
+    const core::Result<bootstrap::Bytes> bytes = bootstrap::encode(record);
+    records.emplace_back(bytes.is_ok() ? std::string(bytes.value().begin(), bytes.value().end()) : std::string());
   }
-  end_round();
+  phase_ = JoinPhase::kJoining;
+  joined_ = std::make_shared<std::optional<worker::JoinOutcome>>();
+  group_.newcomers->take_in(records, [joined = joined_](const worker::JoinOutcome& outcome) { *joined = outcome; });
 }
 
 void ServerJoins::on_joined() {
@@ -318,6 +335,7 @@ void ServerJoins::on_joined() {
     const std::size_t first = std::exchange(before, before + place.newcomers.size());
     if (outcome.status.is_ok()) {
       place.has_all = true;
+      place.has_open = false;
       place.complaint.clear();
       continue;
     }
@@ -332,6 +350,7 @@ void ServerJoins::on_joined() {
 
 // What has the group open there, or may have it soon, and will not be used.
 void ServerJoins::give_up(PolledAddress& place) {
+  if (!std::exchange(place.has_open, false)) return;
   ServerRequest request;
   request.kind = ServerRequest::RequestKind::kClose;
   request.uid = group_.info.uid;
@@ -346,6 +365,7 @@ void ServerJoins::give_up(PolledAddress& place) {
 }
 
 void ServerJoins::try_later(PolledAddress& place, Answers answers, const Status& why) {
+  give_up(place);
   place.step = AddressStep::kIdle;
   const std::string text(why.message());
   const bool is_news = std::exchange(place.complaint, text) != text;

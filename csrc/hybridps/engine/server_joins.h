@@ -3,7 +3,8 @@
 // Model    At the group's rank 0. A round asks addresses of HYBRIDPS_SERVERS for their engines, has the group opened there, and then
 //          all ranks take these servers in or none does (worker/newcomers.h):
 //            idle -> asking -> opening -> joining -> idle
-//          Start  a round of all addresses, then another one without those that failed. No operation begins before that is over.
+//          Start  a round of all addresses. Those that fail are left out, and the others are opened once more, with other numbers. No
+//                 operation begins before that is over, and it is over when the group's timeout is.
 //          Late   rounds of one address whose engines are not all in the group: at first after `retry`, then after twice that and so
 //                 on, 16 times at most. That begins anew when an engine is lost.
 //          An engine that this group has given up is never used again: its server is asked for another one in its place.
@@ -12,6 +13,9 @@
 //          address that nobody answers at is not worth a line.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -32,8 +36,8 @@ namespace hybridps::engine {
 struct ServerJoinsOptions {
   std::vector<door::Address> addresses;
   std::string token;
-  core::Duration retry = std::chrono::seconds(2);  // 0: none joins after the start
-  bool required = false;                           // one that is missing at the start ends the group
+  core::Duration retry = std::chrono::seconds(2);                // 0: none joins after the start
+  bool required = false;                                         // one that is missing at the start ends the group
 };
 
 class ServerJoins : core::Pinned {
@@ -44,9 +48,10 @@ class ServerJoins : core::Pinned {
   enum class GroupStart { kAwaitsServers, kIsOver };
 
   /// The group is open with this roster, to which its owner adds the servers that join. Both outlive this, and are in the loop.
+  /// `start_until`: when a group that awaits servers starts without those that have not joined.
   /// `fail` ends the group for all its members.
   ServerJoins(ServerJoinsOptions options, const bootstrap::Roster& roster, worker::GroupState& group, GroupStart start,
-              std::function<void(const core::Status&)> fail);
+              core::TimePoint start_until, std::function<void(const core::Status&)> fail);
   ~ServerJoins();
 
   /// Now and then; as often as can be while the group starts.
@@ -61,6 +66,7 @@ class ServerJoins : core::Pinned {
     door::Address address;
     std::vector<core::EngineId> engines;  // as it has said
     bool has_all = false;                 // of them, the group
+    bool has_open = false;                // the group, at `newcomers`, and they have not joined
     bool left_out = false;                // of the group's start
     core::TimePoint next;
     int pause = 1;  // times options.retry
@@ -87,20 +93,24 @@ class ServerJoins : core::Pinned {
   void take_in_opened();
   void on_joined();
   void give_up(PolledAddress& place);
+  std::size_t end_start();
   void end_round();
   /// Of one that answers it is said why it is not used.
   enum class Answers { kNo, kYes };
   void try_later(PolledAddress& place, Answers answers, const core::Status& why);
   core::Status check(const PolledAddress& place) const;
   core::Status check_room(const PolledAddress& place) const;
+  std::vector<bootstrap::MemberRecord> newcomers() const;
   bootstrap::Roster with_newcomers() const;
 
   const ServerJoinsOptions options_;
-  const bootstrap::Roster& roster_;                 // its servers are all that have been members, in their order
-  std::vector<bootstrap::MemberRecord> newcomers_;  // that are to be
+  const bootstrap::Roster& roster_;  // its servers are all that have been members, in their order
   worker::GroupState& group_;
   const std::function<void(const core::Status&)> fail_;
   bool is_starting_;
+  const core::TimePoint start_until_;
+  std::uint32_t attempt_ = 0;  // to have the group opened
+  std::size_t asked_ = 0;      // engines in it
   std::vector<PolledAddress> places_;
   std::set<core::EngineId> given_up_;
   enum class JoinPhase { kIdle, kAsking, kOpening, kJoining };

@@ -20,6 +20,7 @@ Bytes encode(const ServerRequest& request) {
     out.text(std::string_view(request.group_name).substr(0, bootstrap::kTextBytesMax));
     const core::Result<Bytes> roster = bootstrap::encode(*request.roster);
     out.address(roster.is_ok() ? roster.value() : Bytes());
+    out.u32(request.attempt);
     out.u32(request.before);
     out.u32(request.chunks.usual);
     out.u64(request.chunks.coded);
@@ -44,6 +45,7 @@ core::Result<ServerRequest> decode_request(const Bytes& bytes) {
   if (request.kind == ServerRequest::RequestKind::kOpen) {
     request.group_name = in.text(bootstrap::kTextBytesMax);
     const Bytes body = in.address(door::kBodyBytesMax);
+    request.attempt = in.u32();
     request.before = in.u32();
     request.chunks.usual = in.u32();
     request.chunks.coded = in.u64();

@@ -19,8 +19,9 @@ namespace hybridps::engine {
 
 /// Behind the door's own framing.
 ///   find := kind u8 1                                   answer: count u32 | count x (length u32 | record)
-///   open := kind u8 2 | name text | length u32 | roster | before u32 | chunks: usual u32, coded u64, room u32
-///                                                        answer: empty. The roster's servers are those that are to join now
+///   open := kind u8 2 | name text | length u32 | roster | attempt u32 | before u32 | chunks: usual u32, coded u64, room u32
+///                                                        answer: empty. The roster's servers are those that are to join now.
+///                                                        A later attempt takes the place of an earlier one
 ///   close := kind u8 3 | uid u64 u64 | count u32 | count x engine u64
 ///                                                        answer: empty. These engines will not be used in the group, and
 ///                                                        never open it again
@@ -31,7 +32,8 @@ struct ServerRequest {
   RequestKind kind = RequestKind::kFind;
   std::string group_name;
   std::optional<bootstrap::Roster> roster;
-  std::uint32_t before = 0;  // dedicated servers that the group has had: those of the roster are numbered behind them
+  std::uint32_t attempt = 0;  // to open this group, from 1
+  std::uint32_t before = 0;   // dedicated servers that the group has had: those of the roster are numbered behind them
   schedule::ChunkSizes chunks{};
   core::GroupUid uid;
   std::vector<core::EngineId> engines;

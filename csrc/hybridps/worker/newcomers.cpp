@@ -16,7 +16,7 @@ using JoinStep = wire::Join::JoinStep;
 constexpr std::uint32_t kByData = 0x40000000;
 constexpr std::uint32_t kByControl = 0x80000000;
 constexpr unsigned kBothWays = 3;
-constexpr std::uint32_t kAtATimeMax = 256;
+constexpr std::uint32_t kAtATimeMax = 1024;
 
 }  // namespace
 

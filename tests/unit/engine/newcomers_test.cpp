@@ -193,6 +193,23 @@ TEST_CASE("engine/newcomers: a server joins between operations, has a share then
   }
 }
 
+TEST_CASE("engine/newcomers: more than 256 servers join at once", "[engine]") {
+  test::MovableClock clock;
+  ClusterOptions options;
+  options.node_of = {0, 1, 2};
+  options.chunk_bytes = 16384;  // room for all shares
+  Cluster cluster(options);
+  Host host{cluster, cluster.open_group(), {}};
+  Program program(cluster, host.uid, 1);
+  host.take_in(300);
+  REQUIRE(cluster.run_until([&] { return host.outcome.has_value() && host.all_agree(); }));
+  CHECK(host.outcome->to_string() == core::Status::ok().to_string());
+  for (const std::size_t server : {0, 299}) CHECK(host.weight(server) > 0.0);
+  program.submit_on_all();
+  REQUIRE(cluster.run_until([&] { return program.is_done(); }));
+  program.check(options.node_of);
+}
+
 TEST_CASE("engine/newcomers: one that a rank cannot reach joins nowhere, and the next one does", "[engine][fast]") {
   test::MovableClock clock;
   ClusterOptions options;

@@ -121,7 +121,7 @@ TEST_CASE("engine/server_host: a group is opened once, and not any more where th
   REQUIRE(scene.soon(1));
   const core::Status again = scene.ask(first);
   CHECK(again.code() == core::Code::kMismatch);
-  CHECK(std::string(again.message()).find("still open") != std::string::npos);
+  CHECK(std::string(again.message()).find("is open there") != std::string::npos);
   CHECK(scene.host->stats().engines == 3);
   REQUIRE(scene.ask(second).is_ok());
   REQUIRE(scene.soon(2));
@@ -156,6 +156,38 @@ TEST_CASE("engine/server_host: a group is opened once, and not any more where th
     CHECK(Scene::wait_for([&] { return scene.count(closed) > 0; }));
     CHECK(scene.count(closed) == 1);
   }
+}
+
+TEST_CASE("engine/server_host: a later attempt to open a group takes the place of an earlier one", "[engine]") {
+  Scene scene;
+  ServerRequest request = scene.open(1);
+  request.attempt = 2;
+  request.roster->servers[0].group_rank = 1;  // of two, the other somewhere else
+  request.roster->servers[0].group_size = 2;
+  request.roster->servers.insert(request.roster->servers.begin(), bootstrap::testing::sample_member(0, 2, 999));
+  request.roster->servers[0].group_rank = 0;
+  REQUIRE(scene.ask(request).is_ok());
+  ServerRequest late = request;
+  late.attempt = 1;
+  CHECK(scene.ask(late).code() == core::Code::kMismatch);
+  ServerRequest alone = scene.open(1);
+  alone.attempt = 3;
+  REQUIRE(scene.ask(alone).is_ok());
+  CHECK(scene.ask(request).code() == core::Code::kMismatch);
+  CHECK(Scene::wait_for([&] { return scene.host->stats().groups_total == 2; }));
+  CHECK(scene.soon(1));
+  CHECK(scene.count("closed group") == 0);
+  // One that fails leaves nothing of the earlier ones.
+  ServerRequest wide = scene.open(1);
+  wide.attempt = 4;
+  const auto servers = wide.roster->servers;
+  wide.roster = bootstrap::testing::sample_roster(33);
+  for (int rank = 0; rank < 33; ++rank) wide.roster->node_of[static_cast<std::size_t>(rank)] = rank;
+  wide.roster->uid = alone.roster->uid;
+  wide.roster->servers = servers;
+  CHECK(scene.ask(wide).code() == core::Code::kOutOfResources);
+  CHECK(scene.soon(0));
+  CHECK(Scene::wait_for([&] { return scene.count("closed group 'group 1'") == 1; }));
 }
 
 TEST_CASE("engine/server_host: what it refuses it says, and a draining one takes nothing new", "[engine]") {

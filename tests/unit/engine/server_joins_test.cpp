@@ -50,6 +50,8 @@ struct Played {
         break;
       case ServerRequest::RequestKind::kOpen:
         ++opens;
+        CHECK(asked->attempt > attempt);
+        attempt = asked->attempt;
         if (!refuses.is_ok()) {
           answer = refuses;
           break;
@@ -57,6 +59,10 @@ struct Played {
         for (const bootstrap::MemberRecord& server : asked->roster->servers)
           if (server.engine == cluster.id(runtime))
             member = asked->roster->size() + static_cast<int>(asked->before) + server.group_rank;
+        if (attempt > 1) {
+          cluster.at(runtime).dedicated().drop(asked->roster->uid);
+          cluster.at(runtime).dedicated().tick();
+        }
         cluster.open_late(asked->roster->uid, runtime, member);
         answer = Bytes();
         break;
@@ -79,6 +85,7 @@ struct Played {
   int member = -1;
   int finds = 0;
   int opens = 0;
+  std::uint32_t attempt = 0;
   core::Status refuses;
   std::set<core::EngineId> closed;
   std::set<core::EngineId> renewed;
@@ -93,7 +100,7 @@ using engine::ServerJoins;
 
 struct Scene {
   explicit Scene(std::vector<door::Address> addresses, ServerJoins::GroupStart start = ServerJoins::GroupStart::kIsOver,
-                 bool required = false) {
+                 bool required = false, core::TimePoint start_until = core::TimePoint::max()) {
     uid = cluster.open_group();
     roster = bootstrap::testing::sample_roster(3);
     roster.uid = uid;
@@ -110,7 +117,7 @@ struct Scene {
     }
     late = std::make_unique<ServerJoins>(
         engine::ServerJoinsOptions{std::move(addresses), "secret", std::chrono::milliseconds(2), required}, roster, group(),
-        start, [this](const core::Status& why) { cluster.at(0).worker().fail_group(group(), why, /*tell=*/true); });
+        start, start_until, [this](const core::Status& why) { cluster.at(0).worker().fail_group(group(), why, /*tell=*/true); });
     group().info.weights_with = [this](const std::vector<bool>& are_there) { return late->weights_with(are_there); };
   }
   bool has_started() const { return starts == std::map<int, int>{{0, 1}, {1, 1}, {2, 1}}; }
@@ -262,8 +269,25 @@ TEST_CASE("engine/server_joins: where one does not open the group, the start is 
   CHECK(scene.joined[1] == 1);
   CHECK(opens.member == 3);
   CHECK(opens.opens == 2);
-  CHECK(opens.closed.size() == 1);
-  CHECK(opens.renewed == opens.closed);
+  CHECK(opens.closed.empty());  // it keeps its engine
+  CHECK(opens.renewed.empty());
+  CHECK(scene.group(1).plans->newest_version().topology.server_weight(0) > 0.0);
+}
+
+TEST_CASE("engine/server_joins: the start is over when the group's timeout is, and what has not joined joins late", "[engine][fast]") {
+  test::CapturedStderr log;
+  const int ports[] = {free_port(), free_port()};
+  Scene scene({{"127.0.0.1", ports[0]}, {"127.0.0.1", ports[1]}}, ServerJoins::GroupStart::kAwaitsServers, /*required=*/false,
+              core::Clock::now() + std::chrono::milliseconds(200));
+  Played slow(scene.cluster, ports[0]);
+  Played opens(scene.cluster, ports[1]);
+  // The first one is asked and does not answer.
+  REQUIRE(scene.within_seconds([&] { return scene.has_started(); }, {&opens}));
+  CHECK(scene.joined.empty());
+  REQUIRE(scene.within_seconds([&] { return scene.joined[1] == 2; }, {&slow, &opens}));
+  const std::string text = log.finish();
+  for (const int port : ports)
+    CHECK(text.find("127.0.0.1:" + std::to_string(port) + " has not joined within the group's timeout") != std::string::npos);
 }
 
 TEST_CASE("engine/server_joins: a server that a rank cannot use is named, and the others join", "[engine][fast]") {

@@ -19,12 +19,14 @@ TEST_CASE("engine/server_request: requests are read as they were written", "[eng
   open.kind = ServerRequest::RequestKind::kOpen;
   open.group_name = "0";
   open.roster = bootstrap::testing::sample_roster(4);
+  open.attempt = 2;
   open.before = 3;
   open.chunks = {65536, std::uint64_t{1} << 33, 1 << 20};
   const Bytes bytes = engine::encode(open);
   const auto read = engine::decode_request(bytes);
   REQUIRE(read.is_ok());
   CHECK(read.value().roster == open.roster);
+  CHECK(read.value().attempt == open.attempt);
   CHECK(read.value().before == open.before);
   CHECK(read.value().chunks == open.chunks);
   for (std::size_t length = 0; length < bytes.size(); ++length)

@@ -141,7 +141,7 @@ std::uint64_t summed(Cluster& cluster, int runtime) { return cluster.at(runtime)
 
 }  // namespace
 
-TEST_CASE("engine/newcomers: a server joins between operations, has a share then, and leaves again", "[engine][fast]") {
+TEST_CASE("cluster/newcomers: a server joins between operations, has a share then, and leaves again", "[cluster][fast]") {
   for (const std::vector<int>& layout : {std::vector<int>{0, 1, 2}, {0, 0, 1, 1, 2}, {0, 1, 2, 3}}) {
     for (const std::size_t before : {0, 1, 2}) {
       INFO(layout.size() << " ranks, " << before << " servers before");
@@ -193,7 +193,7 @@ TEST_CASE("engine/newcomers: a server joins between operations, has a share then
   }
 }
 
-TEST_CASE("engine/newcomers: more than 256 servers join at once", "[engine]") {
+TEST_CASE("cluster/newcomers: more than 256 servers join at once", "[cluster]") {
   test::MovableClock clock;
   ClusterOptions options;
   options.node_of = {0, 1, 2};
@@ -210,7 +210,7 @@ TEST_CASE("engine/newcomers: more than 256 servers join at once", "[engine]") {
   program.check(options.node_of);
 }
 
-TEST_CASE("engine/newcomers: one that a rank cannot reach joins nowhere, and the next one does", "[engine][fast]") {
+TEST_CASE("cluster/newcomers: one that a rank cannot reach joins nowhere, and the next one does", "[cluster][fast]") {
   test::MovableClock clock;
   ClusterOptions options;
   options.node_of = {0, 1, 2, 3};
@@ -268,7 +268,7 @@ TEST_CASE("engine/newcomers: one that a rank cannot reach joins nowhere, and the
   program.check(options.node_of);
 }
 
-TEST_CASE("engine/newcomers: none joins a group whose sums may be coded already, and where one joined none are", "[engine][fast]") {
+TEST_CASE("cluster/newcomers: none joins a group whose sums may be coded already, and where one joined none are", "[cluster][fast]") {
   test::MovableClock clock;
   ClusterOptions options;
   options.node_of = {0, 1, 2};
@@ -289,7 +289,7 @@ TEST_CASE("engine/newcomers: none joins a group whose sums may be coded already,
   }
 }
 
-TEST_CASE("engine/newcomers: a server that rank 0 knows to be gone is left out of a group that others open later", "[engine][fast]") {
+TEST_CASE("cluster/newcomers: a server that rank 0 knows to be gone is left out of a group that others open later", "[cluster][fast]") {
   test::MovableClock clock;
   ClusterOptions options;
   options.node_of = {0, 1, 2};
@@ -318,7 +318,7 @@ TEST_CASE("engine/newcomers: a server that rank 0 knows to be gone is left out o
   CHECK(host.weight(0) == 0.0);
 }
 
-TEST_CASE("engine/newcomers: servers come, go and die at any time, beside other changes of plans", "[engine][fast]") {
+TEST_CASE("cluster/newcomers: servers come, go and die at any time, beside other changes of plans", "[cluster][fast]") {
   const int tries = 20;
   int joined = 0, refused = 0, left = 0, killed = 0;
   for (std::uint64_t seed = 1; seed <= tries; ++seed) {

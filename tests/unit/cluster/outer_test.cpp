@@ -90,8 +90,8 @@ ClusterOptions layout(std::vector<int> node_of, std::vector<double> servers = {}
 
 }  // namespace
 
-TEST_CASE("engine/outer: rounds give the bits of one optimizer, whoever owns what, in chunks of any size",
-          "[engine][fast]") {
+TEST_CASE("cluster/outer: rounds give the bits of one optimizer, whoever owns what, in chunks of any size",
+          "[cluster][fast]") {
   for (const std::size_t count : {0, 1, 60, 65, 4099, 20011}) {
     INFO(count << " elements");
     std::vector<std::vector<float>> reference;
@@ -135,8 +135,8 @@ TEST_CASE("engine/outer: rounds give the bits of one optimizer, whoever owns wha
   }
 }
 
-TEST_CASE("engine/outer: state that is read goes to other owners and servers, and the next round is the same",
-          "[engine][fast]") {
+TEST_CASE("cluster/outer: state that is read goes to other owners and servers, and the next round is the same",
+          "[cluster][fast]") {
   constexpr std::size_t kCount = 9001;
   Job before(layout({0, 1, 2}, {2}));
   for (std::uint64_t round = 0; round < 3; ++round) before.step(round, kCount, {});
@@ -151,7 +151,7 @@ TEST_CASE("engine/outer: state that is read goes to other owners and servers, an
   REQUIRE(without.step(3, kCount, {}) != next);  // it does matter
 }
 
-TEST_CASE("engine/outer: with a codec too bits do not depend on owners, and state is cut as steps are", "[engine][fast]") {
+TEST_CASE("cluster/outer: with a codec too bits do not depend on owners, and state is cut as steps are", "[cluster][fast]") {
   constexpr std::size_t kCount = 20011;
   for (const std::string spec : {"int8", "int4:ef=1", "topk:k=0.1,ef=1"}) {
     INFO(spec);
@@ -177,8 +177,8 @@ TEST_CASE("engine/outer: with a codec too bits do not depend on owners, and stat
   }
 }
 
-TEST_CASE("engine/outer: ranks that step by other rates or another optimizer are told who asked for what",
-          "[engine][fast]") {
+TEST_CASE("cluster/outer: ranks that step by other rates or another optimizer are told who asked for what",
+          "[cluster][fast]") {
   for (const auto& servers : {std::vector<double>{}, std::vector<double>{100}}) {
     for (const Call& other : {Call{ReduceOp::kNesterovStep, 1, 0.5F}, Call{ReduceOp::kMomentumStep},
                               Call{ReduceOp::kNesterovStep, 1, 0.7F, 0.8F}, Call{ReduceOp::kStateRead}}) {
@@ -192,8 +192,8 @@ TEST_CASE("engine/outer: ranks that step by other rates or another optimizer are
   }
 }
 
-TEST_CASE("engine/outer: a slot that is used for a tensor of another size fails the group and gives no step",
-          "[engine][fast]") {
+TEST_CASE("cluster/outer: a slot that is used for a tensor of another size fails the group and gives no step",
+          "[cluster][fast]") {
   for (const auto& servers : {std::vector<double>{}, std::vector<double>{2}}) {
     Job job(layout({0, 1, 2}, servers));
     job.step(0, 3000, {});
@@ -204,7 +204,7 @@ TEST_CASE("engine/outer: a slot that is used for a tensor of another size fails 
   }
 }
 
-TEST_CASE("engine/outer: a dedicated server without memory for the momentum fails the group and says so", "[engine][fast]") {
+TEST_CASE("cluster/outer: a dedicated server without memory for the momentum fails the group and says so", "[cluster][fast]") {
   ClusterOptions options = layout({0, 1, 2}, {2});
   options.outer_bytes = 1000;
   Job job(options);
@@ -216,8 +216,8 @@ TEST_CASE("engine/outer: a dedicated server without memory for the momentum fail
 }
 
 // An heir has no momentum: what it made of the sum would be wrong, and nobody would know.
-TEST_CASE("engine/outer: a dedicated server that dies or leaves fails the group and no rank gets a wrong step",
-          "[engine][fast]") {
+TEST_CASE("cluster/outer: a dedicated server that dies or leaves fails the group and no rank gets a wrong step",
+          "[cluster][fast]") {
   constexpr std::size_t kCount = 6000;
   std::vector<std::vector<float>> right;
   Job undisturbed(layout({0, 1, 1, 2}, {2}));
@@ -274,7 +274,7 @@ TEST_CASE("engine/outer: a dedicated server that dies or leaves fails the group 
   CHECK(failed_in_a_step > 30);
 }
 
-TEST_CASE("engine/outer: a step whose server was lost before says so, and sums go on until then", "[engine][fast]") {
+TEST_CASE("cluster/outer: a step whose server was lost before says so, and sums go on until then", "[cluster][fast]") {
   Job job(layout({0, 1, 2}, {2}));
   job.idle_rounds = 100000000;  // until a broken connection is a verdict
   job.cluster.kill(3);

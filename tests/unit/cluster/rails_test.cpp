@@ -34,8 +34,8 @@ const Case kCases[] = {
 
 }  // namespace
 
-TEST_CASE("engine/rails: allreduce and reduce sum what the nodes bring, broadcast hands on what one brings",
-          "[engine][fast]") {
+TEST_CASE("cluster/rails: allreduce and reduce sum what the nodes bring, broadcast hands on what one brings",
+          "[cluster][fast]") {
   for (const Case& c : kCases) {
     ClusterOptions options;
     options.node_of = c.node_of;
@@ -108,7 +108,7 @@ TEST_CASE("engine/rails: allreduce and reduce sum what the nodes bring, broadcas
   }
 }
 
-TEST_CASE("engine/rails: a witness finds what ranks call differently, of every kind", "[engine][fast]") {
+TEST_CASE("cluster/rails: a witness finds what ranks call differently, of every kind", "[cluster][fast]") {
   for (const Kind kind : {Kind::kAllReduce, Kind::kReduce, Kind::kBroadcast, Kind::kReduceScatter, Kind::kAllGather}) {
     for (const bool differ : {false, true}) {
       INFO(name_of(kind) << (differ ? ", different" : ""));
@@ -162,7 +162,7 @@ constexpr Kind kPairwise[] = {Kind::kGather, Kind::kScatter, Kind::kAllToAll};
 
 }  // namespace
 
-TEST_CASE("engine/rails: of gather, scatter and all_to_all go the parts for ranks of other nodes", "[engine][fast]") {
+TEST_CASE("cluster/rails: of gather, scatter and all_to_all go the parts for ranks of other nodes", "[cluster][fast]") {
   for (const Case& c : kCases) {
     ClusterOptions options;
     options.node_of = c.node_of;
@@ -213,7 +213,7 @@ TEST_CASE("engine/rails: of gather, scatter and all_to_all go the parts for rank
   }
 }
 
-TEST_CASE("engine/rails: a witness compares what two ranks of a node mean to exchange", "[engine][fast]") {
+TEST_CASE("cluster/rails: a witness compares what two ranks of a node mean to exchange", "[cluster][fast]") {
   for (const Kind kind : kPairwise) {
     for (const bool differ : {false, true}) {
       INFO(name_of(kind) << (differ ? ", different" : ""));
@@ -253,7 +253,7 @@ TEST_CASE("engine/rails: a witness compares what two ranks of a node mean to exc
   }
 }
 
-TEST_CASE("engine/rails: a witness and an operation with data are not the same call", "[engine][fast]") {
+TEST_CASE("cluster/rails: a witness and an operation with data are not the same call", "[cluster][fast]") {
   ClusterOptions options;
   options.node_of = {0, 0, 1, 1};
   Cluster cluster(options);

@@ -93,7 +93,7 @@ class Program {
 
 }  // namespace
 
-TEST_CASE("worker/plan_changes: results are right while shares change under running operations", "[engine][fast]") {
+TEST_CASE("cluster/plan_changes: results are right while shares change under running operations", "[cluster][fast]") {
   const std::vector<double> servers = GENERATE(std::vector<double>{}, std::vector<double>{1.0, 0.5});
   for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
     for (const std::vector<int>& layout : {std::vector<int>{0, 1, 2}, {0, 0, 1, 1, 2}, {0, 1, 2, 3}}) {
@@ -141,7 +141,7 @@ TEST_CASE("worker/plan_changes: results are right while shares change under runn
   }
 }
 
-TEST_CASE("worker/plan_changes: results are right while settings take turns under running operations", "[engine][fast]") {
+TEST_CASE("cluster/plan_changes: results are right while settings take turns under running operations", "[cluster][fast]") {
   const std::vector<double> servers = GENERATE(std::vector<double>{}, std::vector<double>{1.0, 0.5});
   for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
     for (const std::vector<int>& layout : {std::vector<int>{0, 1}, {0, 0, 1, 1, 2}, {0, 1, 2, 3}}) {
@@ -207,7 +207,7 @@ TEST_CASE("worker/plan_changes: results are right while settings take turns unde
   }
 }
 
-TEST_CASE("worker/plan_changes: rank 0 tries settings out by itself, and what it does not keep is as before", "[engine][fast]") {
+TEST_CASE("cluster/plan_changes: rank 0 tries settings out by itself, and what it does not keep is as before", "[cluster][fast]") {
   const std::vector<double> servers = GENERATE(std::vector<double>{}, std::vector<double>{1.0});
   ClusterOptions options;
   options.node_of = {0, 0, 1, 2};
@@ -246,7 +246,7 @@ TEST_CASE("worker/plan_changes: rank 0 tries settings out by itself, and what it
   for (const schedule::Tuner::Tried& tried : tuner.tried()) CHECK(plans(0).describe(tried) != "");
 }
 
-TEST_CASE("worker/plan_changes: a question that arrives without its weights changes nothing", "[engine][fast]") {
+TEST_CASE("cluster/plan_changes: a question that arrives without its weights changes nothing", "[cluster][fast]") {
   ClusterOptions options;
   options.node_of = {0, 1, 2};
   Cluster cluster(options);
@@ -266,7 +266,7 @@ TEST_CASE("worker/plan_changes: a question that arrives without its weights chan
   }
 }
 
-TEST_CASE("worker/plan_changes: a change in a group that fails ends with it", "[engine][fast]") {
+TEST_CASE("cluster/plan_changes: a change in a group that fails ends with it", "[cluster][fast]") {
   ClusterOptions options;
   options.node_of = {0, 1, 2};
   Cluster cluster(options);
@@ -284,7 +284,7 @@ TEST_CASE("worker/plan_changes: a change in a group that fails ends with it", "[
   for (int r = 0; r < 3; ++r) cluster.at(r).close_group(uid);
 }
 
-TEST_CASE("worker/plan_changes: nonsense from members is not believed", "[engine][fast]") {
+TEST_CASE("cluster/plan_changes: nonsense from members is not believed", "[cluster][fast]") {
   ClusterOptions options;
   options.node_of = {0, 1, 2};
   Cluster cluster(options);

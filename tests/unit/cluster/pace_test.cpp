@@ -15,7 +15,7 @@ namespace {
 
 using namespace hybridps;
 
-TEST_CASE("engine/pace: contributions to large and small owners leave together", "[engine][fast]") {
+TEST_CASE("cluster/pace: contributions to large and small owners leave together", "[cluster][fast]") {
   // Ranks own 13 chunks each, the server 39; all fit into the windows, so nothing but the pace holds them up.
   constexpr std::size_t kChunk = 1024;
   constexpr std::size_t kChunks = 78;

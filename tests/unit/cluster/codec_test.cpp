@@ -128,7 +128,7 @@ const std::vector<Layout> kLayouts = {
 
 }  // namespace
 
-TEST_CASE("engine/codec: what goes as other bytes between nodes gives the same bits", "[engine][fast]") {
+TEST_CASE("cluster/codec: what goes as other bytes between nodes gives the same bits", "[cluster][fast]") {
   for (std::size_t layout = 0; layout < kLayouts.size(); ++layout) {
     // The same chunks in both.
     Job plain(kLayouts[layout], false, 448);
@@ -144,7 +144,7 @@ TEST_CASE("engine/codec: what goes as other bytes between nodes gives the same b
   }
 }
 
-TEST_CASE("engine/codec: each chunk is encoded once by who sends it, for all who get it", "[engine][fast]") {
+TEST_CASE("cluster/codec: each chunk is encoded once by who sends it, for all who get it", "[cluster][fast]") {
   for (const auto& layout : kLayouts) {
     Job job(layout, true);
     job.run(Kind::kAllReduce, 5003, core::ReduceOp::kSum, -1);
@@ -171,7 +171,7 @@ TEST_CASE("engine/codec: each chunk is encoded once by who sends it, for all who
   }
 }
 
-TEST_CASE("engine/codec: every rank gets what goes out, the owner and its node too", "[engine][fast]") {
+TEST_CASE("cluster/codec: every rank gets what goes out, the owner and its node too", "[cluster][fast]") {
   for (const auto& layout : kLayouts) {
     Job job(layout, true);
     for (const auto& codec : job.codecs) codec->padding.make_coarse = true;
@@ -184,7 +184,7 @@ TEST_CASE("engine/codec: every rank gets what goes out, the owner and its node t
   }
 }
 
-TEST_CASE("engine/codec: a chunk that a codec cannot have made fails the group", "[engine][fast]") {
+TEST_CASE("cluster/codec: a chunk that a codec cannot have made fails the group", "[cluster][fast]") {
   Job job({{0, 1}, {}}, true);
   // One member has none.
   ClusterOptions options;
@@ -295,7 +295,7 @@ struct Training {
 
 }  // namespace
 
-TEST_CASE("engine/codec: what was applied and what is left out are the sum of all gradients", "[engine][fast]") {
+TEST_CASE("cluster/codec: what was applied and what is left out are the sum of all gradients", "[cluster][fast]") {
   for (const std::string spec : {"int4", "onebit", "topk:k=0.02", "randomk:k=0.05", "int8:ef=1"})
     for (const Layout& layout : {Layout{{0, 1}, {}}, Layout{{0, 1, 2}, {}}, Layout{{0, 0, 1, 1}, {}}}) {
       INFO(spec << " " << layout.node_of.size());
@@ -308,7 +308,7 @@ TEST_CASE("engine/codec: what was applied and what is left out are the sum of al
     }
 }
 
-TEST_CASE("engine/codec: a step that is not finite leaves what was left out before", "[engine][fast]") {
+TEST_CASE("cluster/codec: a step that is not finite leaves what was left out before", "[cluster][fast]") {
   Training training({{0, 1, 2}, {}}, "int4", 3000);
   training.nan_step = 20;
   for (int step = 0; step < 40; ++step) {
@@ -325,7 +325,7 @@ TEST_CASE("engine/codec: a step that is not finite leaves what was left out befo
   }
 }
 
-TEST_CASE("engine/codec: a thousand steps, rows of zeros, one that is not finite, and shares that change", "[engine][fast]") {
+TEST_CASE("cluster/codec: a thousand steps, rows of zeros, one that is not finite, and shares that change", "[cluster][fast]") {
   for (const std::string spec : {"int4", "onebit"})
     for (const Layout& layout : {Layout{{0, 1, 2}, {}}, Layout{{0, 0, 1, 2, 2}, {}}}) {
       INFO(spec << " " << layout.node_of.size());
@@ -358,7 +358,7 @@ TEST_CASE("engine/codec: a thousand steps, rows of zeros, one that is not finite
     }
 }
 
-TEST_CASE("engine/codec: bits depend neither on who owns what nor on chunks", "[engine][fast]") {
+TEST_CASE("cluster/codec: bits depend neither on who owns what nor on chunks", "[cluster][fast]") {
   for (const std::string spec : {"int8", "int4", "onebit", "topk:k=0.02", "randomk:k=0.05", "dithering", "bf16"}) {
     std::vector<float> expected;
     for (const std::size_t chunk : {std::size_t{8192}, std::size_t{32768}})
@@ -374,7 +374,7 @@ TEST_CASE("engine/codec: bits depend neither on who owns what nor on chunks", "[
   }
 }
 
-TEST_CASE("engine/codec: settings that take turns change no bit, whatever is remembered between operations", "[engine][fast]") {
+TEST_CASE("cluster/codec: settings that take turns change no bit, whatever is remembered between operations", "[cluster][fast]") {
   for (const std::string spec : {"int8", "int8:ef=1", "int4", "onebit", "topk:k=0.02", "randomk:k=0.05", "dithering", "bf16"})
     for (const std::vector<double>& servers : {std::vector<double>{}, std::vector<double>{3, 1}}) {
       INFO(spec << " servers " << servers.size());
@@ -402,7 +402,7 @@ TEST_CASE("engine/codec: settings that take turns change no bit, whatever is rem
     }
 }
 
-TEST_CASE("engine/codec: results that wait for one receiver hold no slots that others need", "[engine][fast]") {
+TEST_CASE("cluster/codec: results that wait for one receiver hold no slots that others need", "[cluster][fast]") {
   for (const std::vector<double>& servers : {std::vector<double>{}, std::vector<double>{}, std::vector<double>{}, std::vector<double>{1}, std::vector<double>{3, 1}}) {
     INFO("servers " << servers.size());
     // Many chunks for few slots; and what they hold comes free in another order at each receiver.
@@ -411,7 +411,7 @@ TEST_CASE("engine/codec: results that wait for one receiver hold no slots that o
   }
 }
 
-TEST_CASE("engine/codec: a dedicated server without memory for what its sums leave out tells all ranks, and they go on", "[engine][fast]") {
+TEST_CASE("cluster/codec: a dedicated server without memory for what its sums leave out tells all ranks, and they go on", "[cluster][fast]") {
   constexpr std::size_t kCount = 6000;
   for (const bool has_memory : {true, false}) {
     INFO(has_memory);
@@ -519,7 +519,7 @@ bool says(const std::string& text, const std::string& what) { return text.find(w
 
 }  // namespace
 
-TEST_CASE("engine/codec: memory that is coded goes out and comes back as it would be coded here", "[engine][fast]") {
+TEST_CASE("cluster/codec: memory that is coded goes out and comes back as it would be coded here", "[cluster][fast]") {
   for (const auto& layout : {Layout{{0, 1}, {}}, Layout{{0, 1, 2}, {}}, Layout{{0, 1, 1}, {}}})
     for (const std::string spec : {"int8", "int4:ef=0"})
       for (const std::size_t count : {std::size_t{1}, std::size_t{32}, std::size_t{1000}, std::size_t{50021}}) {
@@ -532,7 +532,7 @@ TEST_CASE("engine/codec: memory that is coded goes out and comes back as it woul
       }
 }
 
-TEST_CASE("engine/codec: memory that cannot be coded is refused, and why", "[engine][fast]") {
+TEST_CASE("cluster/codec: memory that cannot be coded is refused, and why", "[cluster][fast]") {
   const auto as_it_is = [](worker::Operation&) {};
   CodedJob job({{0, 1}, {}}, "int8");
   CHECK(says(job.refusal([](worker::Operation& o) { o.output[0].bytes -= 1; }), "the memory is coded and has 1063 bytes, where 1064"));

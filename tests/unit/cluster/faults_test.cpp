@@ -237,7 +237,7 @@ int failures(const std::vector<std::unique_ptr<Collective>>& list) {
 
 }  // namespace
 
-TEST_CASE("engine/faults: delayed and reordered messages change no result", "[engine][fast]") {
+TEST_CASE("cluster/faults: delayed and reordered messages change no result", "[cluster][fast]") {
   for (const auto& layout : kLayouts) {
     for (std::uint64_t seed = 1; seed <= 6; ++seed) {
       Faults faults;
@@ -254,7 +254,7 @@ TEST_CASE("engine/faults: delayed and reordered messages change no result", "[en
   }
 }
 
-TEST_CASE("engine/faults: duplicated messages do no harm", "[engine][fast]") {
+TEST_CASE("cluster/faults: duplicated messages do no harm", "[cluster][fast]") {
   for (const auto& layout : kLayouts) {
     for (std::uint64_t seed = 1; seed <= 4; ++seed) {
       Faults faults;
@@ -272,7 +272,7 @@ TEST_CASE("engine/faults: duplicated messages do no harm", "[engine][fast]") {
   }
 }
 
-TEST_CASE("engine/faults: point to point survives reordering and duplicates", "[engine][fast]") {
+TEST_CASE("cluster/faults: point to point survives reordering and duplicates", "[cluster][fast]") {
   for (const auto& layout : std::vector<std::vector<int>>{{0, 0}, {0, 1}}) {
     for (std::uint64_t seed = 1; seed <= 10; ++seed) {
       Faults faults;
@@ -321,7 +321,7 @@ TEST_CASE("engine/faults: point to point survives reordering and duplicates", "[
   }
 }
 
-TEST_CASE("engine/faults: operations with a deadline end although messages are lost", "[engine][fast]") {
+TEST_CASE("cluster/faults: operations with a deadline end although messages are lost", "[cluster][fast]") {
   int failed = 0;
   for (const auto& layout : kLayouts) {
     for (std::uint64_t seed = 1; seed <= 2; ++seed) {
@@ -358,7 +358,7 @@ TEST_CASE("engine/faults: operations with a deadline end although messages are l
   CHECK(failed > 0);
 }
 
-TEST_CASE("engine/faults: when nothing arrives every operation fails at its deadline", "[engine][fast]") {
+TEST_CASE("cluster/faults: when nothing arrives every operation fails at its deadline", "[cluster][fast]") {
   Faults faults;
   faults.drop = 1;
   for (const auto& layout : kLayouts) {
@@ -382,7 +382,7 @@ TEST_CASE("engine/faults: when nothing arrives every operation fails at its dead
   }
 }
 
-TEST_CASE("engine/faults: a cut cable fails everything that is under way and nothing hangs", "[engine][fast]") {
+TEST_CASE("cluster/faults: a cut cable fails everything that is under way and nothing hangs", "[cluster][fast]") {
   for (const auto& layout : kLayouts) {
     for (std::uint64_t seed = 1; seed <= 4; ++seed) {
       FaultyCluster faulty(layout, {}, seed);
@@ -412,7 +412,7 @@ TEST_CASE("engine/faults: a cut cable fails everything that is under way and not
   }
 }
 
-TEST_CASE("engine/faults: a process that dies at any moment fails its groups and no others", "[engine][fast]") {
+TEST_CASE("cluster/faults: a process that dies at any moment fails its groups and no others", "[cluster][fast]") {
   for (const auto& layout : std::vector<std::vector<int>>{{0, 0, 0}, {0, 1, 2}, {0, 0, 1, 1}, {0, 1, 1, 0, 2}}) {
     for (std::uint64_t seed = 1; seed <= 4; ++seed) {
       Faults faults;

@@ -97,7 +97,7 @@ void warm_up(Job& job) {
 
 }  // namespace
 
-TEST_CASE("engine/verdict: ranks that stand still are named by all others and by themselves", "[engine][slow]") {
+TEST_CASE("cluster/verdict: ranks that stand still are named by all others and by themselves", "[cluster][slow]") {
   struct Case {
     std::vector<int> node_of;
     std::vector<int> victims;
@@ -140,8 +140,8 @@ TEST_CASE("engine/verdict: ranks that stand still are named by all others and by
   }
 }
 
-TEST_CASE("engine/verdict: a rank that stands still is given up, with what it does not take, whoever waits for it",
-          "[engine][fast]") {
+TEST_CASE("cluster/verdict: a rank that stands still is given up, with what it does not take, whoever waits for it",
+          "[cluster][fast]") {
   const bool waits = GENERATE(false, true);
   test::MovableClock clock;
   Cluster cluster(options_of({0, 1}));
@@ -162,7 +162,7 @@ TEST_CASE("engine/verdict: a rank that stands still is given up, with what it do
   CHECK(other.counters()[observe::Counter::kEndpoints] == 0);
 }
 
-TEST_CASE("engine/verdict: a rank that stands still for less than the limit causes no error", "[engine][fast]") {
+TEST_CASE("cluster/verdict: a rank that stands still for less than the limit causes no error", "[cluster][fast]") {
   for (const std::vector<int>& layout : {std::vector<int>{0, 0, 1}, std::vector<int>{0, 1, 2}}) {
     Cluster cluster(options_of(layout));
     Job job(cluster);
@@ -180,8 +180,8 @@ TEST_CASE("engine/verdict: a rank that stands still for less than the limit caus
   }
 }
 
-TEST_CASE("engine/verdict: a cut between two ranks that do not watch each other is found by who waits",
-          "[engine][fast]") {
+TEST_CASE("cluster/verdict: a cut between two ranks that do not watch each other is found by who waits",
+          "[cluster][fast]") {
   std::vector<FaultyTransport*> links;
   ClusterOptions options = options_of({0, 1, 2, 3});
   options.wrap = [&](std::unique_ptr<transport::Transport> inner, int) {
@@ -207,7 +207,7 @@ TEST_CASE("engine/verdict: a cut between two ranks that do not watch each other 
   }
 }
 
-TEST_CASE("engine/verdict: a deadline says who waits, who is missing, and what those did last", "[engine][fast]") {
+TEST_CASE("cluster/verdict: a deadline says who waits, who is missing, and what those did last", "[cluster][fast]") {
   ClusterOptions options = options_of({0, 0, 1});
   options.dead_seconds = 1000;
   Cluster cluster(options);
@@ -238,7 +238,7 @@ TEST_CASE("engine/verdict: a deadline says who waits, who is missing, and what t
   }
 }
 
-TEST_CASE("engine/verdict: a deadline names nobody who has issued the operation and waits as well", "[engine][fast]") {
+TEST_CASE("cluster/verdict: a deadline names nobody who has issued the operation and waits as well", "[cluster][fast]") {
   std::vector<FaultyTransport*> links;
   ClusterOptions options = options_of({0, 1, 2});
   options.dead_seconds = 1000;
@@ -278,8 +278,8 @@ TEST_CASE("engine/verdict: a deadline names nobody who has issued the operation 
   CHECK(job.text(0).find("; waiting [0, 2]; 0/1 chunks") != std::string::npos);  // rank 1, the owner, is done
 }
 
-TEST_CASE("engine/verdict: a deadline counts from the call and not from when the engine hears of it",
-          "[engine][fast]") {
+TEST_CASE("cluster/verdict: a deadline counts from the call and not from when the engine hears of it",
+          "[cluster][fast]") {
   Cluster cluster(options_of({0, 1}));
   Job job(cluster);
   warm_up(job);
@@ -295,7 +295,7 @@ TEST_CASE("engine/verdict: a deadline counts from the call and not from when the
   CHECK(to_seconds(Clock::now() - start) < 0.05 + kSlack);
 }
 
-TEST_CASE("engine/verdict: who gave an operation up before the group was open tells the others", "[engine][fast]") {
+TEST_CASE("cluster/verdict: who gave an operation up before the group was open tells the others", "[cluster][fast]") {
   Cluster cluster(options_of({0, 1, 2}));
   Job job(cluster);
   worker::Operation o;
@@ -312,7 +312,7 @@ TEST_CASE("engine/verdict: who gave an operation up before the group was open te
   for (int rank = 0; rank < 3; ++rank) CHECK(job.outcomes[index(rank)]->is_ok());
 }
 
-TEST_CASE("engine/verdict: who asks after a group that has failed elsewhere hears why", "[engine][fast]") {
+TEST_CASE("cluster/verdict: who asks after a group that has failed elsewhere hears why", "[cluster][fast]") {
   test::MovableClock clock;
   Cluster cluster(options_of({0, 1}));
   Job job(cluster);
@@ -326,7 +326,7 @@ TEST_CASE("engine/verdict: who asks after a group that has failed elsewhere hear
   CHECK(job.text(1).find("as told") != std::string::npos);
 }
 
-TEST_CASE("engine/verdict: that all others know of a failure is known by who told them", "[engine][fast]") {
+TEST_CASE("cluster/verdict: that all others know of a failure is known by who told them", "[cluster][fast]") {
   Cluster cluster(options_of({0, 1, 2, 3}));
   Job job(cluster);
   const auto knows = [&](int rank) {
@@ -346,8 +346,8 @@ TEST_CASE("engine/verdict: that all others know of a failure is known by who tol
   CHECK_FALSE(knows(2));  // of rank 3
 }
 
-TEST_CASE("engine/verdict: that an operation goes on waiting is told, for the engine to ask elsewhere",
-          "[engine][fast]") {
+TEST_CASE("cluster/verdict: that an operation goes on waiting is told, for the engine to ask elsewhere",
+          "[cluster][fast]") {
   test::MovableClock clock;
   ClusterOptions options = options_of({0, 1});
   options.dead_seconds = 1000;
@@ -372,8 +372,8 @@ TEST_CASE("engine/verdict: that an operation goes on waiting is told, for the en
   REQUIRE(cluster.run_until([&] { return job.over({0, 1}); }, 100));
 }
 
-TEST_CASE("engine/verdict: a group whose messages were dropped before it was open fails when it opens",
-          "[engine][fast]") {
+TEST_CASE("cluster/verdict: a group whose messages were dropped before it was open fails when it opens",
+          "[cluster][fast]") {
   const bool by_age = GENERATE(false, true);
   test::MovableClock clock;
   ClusterOptions options = options_of({0, 1, 2});
@@ -429,7 +429,7 @@ TEST_CASE("engine/verdict: a group whose messages were dropped before it was ope
   CHECK(cluster.at(2).worker().find(other.uid)->status.is_ok());
 }
 
-TEST_CASE("engine/verdict: messages that nothing waits for yet are kept up to a limit", "[engine][fast]") {
+TEST_CASE("cluster/verdict: messages that nothing waits for yet are kept up to a limit", "[cluster][fast]") {
   ClusterOptions options = options_of({0, 1, 2});
   options.early_messages_max = 50;
   Cluster cluster(options);
@@ -462,7 +462,7 @@ TEST_CASE("engine/verdict: messages that nothing waits for yet are kept up to a 
   }
 }
 
-TEST_CASE("engine/verdict: questions and answers travel over connections that stand", "[engine][slow]") {
+TEST_CASE("cluster/verdict: questions and answers travel over connections that stand", "[cluster][slow]") {
   ClusterOptions options = options_of({0, 1, 2, 3, 4});
   options.control = true;
   options.heartbeat_seconds = options.dead_seconds = 1e6;
@@ -481,7 +481,7 @@ TEST_CASE("engine/verdict: questions and answers travel over connections that st
   for (const int rank : all_but(5, {})) CHECK(cluster.control_connections(rank) == before[index(rank)]);
 }
 
-TEST_CASE("engine/verdict: where nothing stands a connection for control is made for a question", "[engine][fast]") {
+TEST_CASE("cluster/verdict: where nothing stands a connection for control is made for a question", "[cluster][fast]") {
   ClusterOptions options = options_of({0, 1, 2});
   options.control = true;
   Cluster cluster(options);
@@ -491,7 +491,7 @@ TEST_CASE("engine/verdict: where nothing stands a connection for control is made
   warm_up(job);
 }
 
-TEST_CASE("engine/verdict: a peer that cannot be asked for want of descriptors is not silent", "[engine][slow]") {
+TEST_CASE("cluster/verdict: a peer that cannot be asked for want of descriptors is not silent", "[cluster][slow]") {
   std::vector<FaultyTransport*> data;
   ClusterOptions options = options_of({0, 1});
   options.wrap = [&](std::unique_ptr<transport::Transport> inner, int rank) -> std::unique_ptr<transport::Transport> {

@@ -86,7 +86,7 @@ std::size_t bulk_beside(const Layout& layout, std::size_t chunks, std::int8_t pr
 
 }  // namespace
 
-TEST_CASE("engine/priority: beside what is urgent only as much bulk is sent as is under way", "[engine][fast]") {
+TEST_CASE("cluster/priority: beside what is urgent only as much bulk is sent as is under way", "[cluster][fast]") {
   constexpr std::size_t kUrgent = 60;
   for (const Layout& layout : kLayouts)
     for (std::uint64_t seed = 1; seed <= 3; ++seed) {
@@ -98,7 +98,7 @@ TEST_CASE("engine/priority: beside what is urgent only as much bulk is sent as i
     }
 }
 
-TEST_CASE("engine/priority: whatever the priorities, and if ranks differ, all get the sums", "[engine][fast]") {
+TEST_CASE("cluster/priority: whatever the priorities, and if ranks differ, all get the sums", "[cluster][fast]") {
   for (const Layout& layout : kLayouts)
     for (std::uint64_t seed = 1; seed <= 8; ++seed) {
       ClusterOptions options;

@@ -111,8 +111,8 @@ std::uint64_t summed(Cluster& cluster) {
 
 }  // namespace
 
-TEST_CASE("engine/dedicated: the same bits as without servers, for every layout, operation and size",
-          "[engine][fast]") {
+TEST_CASE("cluster/dedicated: the same bits as without servers, for every layout, operation and size",
+          "[cluster][fast]") {
   for (const Layout& layout : kLayouts) {
     Cluster with(options_of(layout));
     Layout bare = layout;
@@ -150,7 +150,7 @@ TEST_CASE("engine/dedicated: the same bits as without servers, for every layout,
   }
 }
 
-TEST_CASE("engine/dedicated: an average of integers divides once and truncates", "[engine][fast]") {
+TEST_CASE("cluster/dedicated: an average of integers divides once and truncates", "[cluster][fast]") {
   Cluster cluster(options_of({{0, 1, 2}, {5}}));
   const auto uid = cluster.open_group();
   std::vector<std::vector<std::int32_t>> data;
@@ -171,7 +171,7 @@ TEST_CASE("engine/dedicated: an average of integers divides once and truncates",
       REQUIRE(data[static_cast<std::size_t>(r)][i] == (-static_cast<std::int32_t>(i) + 3) / 3);
 }
 
-TEST_CASE("engine/dedicated: many groups in different orders finish with the smallest pools", "[engine][fast]") {
+TEST_CASE("cluster/dedicated: many groups in different orders finish with the smallest pools", "[cluster][fast]") {
   for (const Layout& layout : {Layout{{0, 1, 2}, {2}}, Layout{{0, 0, 1, 2}, {1, 1}}, Layout{{0, 1, 2, 3}, {4, 4}}}) {
     for (const std::uint64_t seed : {1, 2, 3, 4}) {
       ClusterOptions options = options_of(layout);
@@ -217,7 +217,7 @@ TEST_CASE("engine/dedicated: many groups in different orders finish with the sma
   }
 }
 
-TEST_CASE("engine/dedicated: messages delayed, reordered and doubled change nothing", "[engine][fast]") {
+TEST_CASE("cluster/dedicated: messages delayed, reordered and doubled change nothing", "[cluster][fast]") {
   for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
     ClusterOptions options = options_of({{0, 0, 1, 2}, {2, 1}});
     options.seed = seed;
@@ -250,7 +250,7 @@ TEST_CASE("engine/dedicated: messages delayed, reordered and doubled change noth
   }
 }
 
-TEST_CASE("engine/dedicated: ranks that disagree all fail with both signatures", "[engine][fast]") {
+TEST_CASE("cluster/dedicated: ranks that disagree all fail with both signatures", "[cluster][fast]") {
   // Nearly all is the server's, so that it is the one to find out.
   Cluster cluster(options_of({{0, 1, 2}, {1000}}));
   const auto uid = cluster.open_group();
@@ -271,7 +271,7 @@ TEST_CASE("engine/dedicated: ranks that disagree all fail with both signatures",
   REQUIRE(cluster.run_until([&] { return cluster.at(3).dedicated_stats().groups == 0; }));
 }
 
-TEST_CASE("engine/dedicated: a server that dies in an operation fails nobody", "[engine][fast]") {
+TEST_CASE("cluster/dedicated: a server that dies in an operation fails nobody", "[cluster][fast]") {
   Cluster cluster(options_of({{0, 1, 2}, {1, 1}}));
   const auto uid = cluster.open_group();
   Tally first;
@@ -298,7 +298,7 @@ TEST_CASE("engine/dedicated: a server that dies in an operation fails nobody", "
   CHECK(cluster.at(3).dedicated_stats().bytes > then);
 }
 
-TEST_CASE("engine/dedicated: a group that its members leave is forgotten", "[engine][fast]") {
+TEST_CASE("cluster/dedicated: a group that its members leave is forgotten", "[cluster][fast]") {
   Cluster cluster(options_of({{0, 1, 2}, {1}}));
   const auto a = cluster.open_group();
   const auto b = cluster.open_group();
@@ -312,7 +312,7 @@ TEST_CASE("engine/dedicated: a group that its members leave is forgotten", "[eng
   REQUIRE(tally.first_error == "");
 }
 
-TEST_CASE("engine/dedicated: engines that have left and gone are forgotten after a while", "[engine][fast]") {
+TEST_CASE("cluster/dedicated: engines that have left and gone are forgotten after a while", "[cluster][fast]") {
   test::MovableClock clock;
   Cluster cluster(options_of({{0, 1, 2}, {1}}));
   const auto uid = cluster.open_group();
@@ -332,7 +332,7 @@ TEST_CASE("engine/dedicated: engines that have left and gone are forgotten after
   CHECK(cluster.at(3).peers().size() == 2);  // those with a connection
 }
 
-TEST_CASE("engine/dedicated: what does not fit the roster fails that group alone", "[engine][fast]") {
+TEST_CASE("cluster/dedicated: what does not fit the roster fails that group alone", "[cluster][fast]") {
   Cluster cluster(options_of({{0, 1, 2}, {1}}));
   const auto a = cluster.open_group();
   const auto b = cluster.open_group();
@@ -358,7 +358,7 @@ TEST_CASE("engine/dedicated: what does not fit the roster fails that group alone
   REQUIRE(other.first_error == "");
 }
 
-TEST_CASE("engine/dedicated: what a member opens is bounded, and too much fails its group alone", "[engine][fast]") {
+TEST_CASE("cluster/dedicated: what a member opens is bounded, and too much fails its group alone", "[cluster][fast]") {
   Cluster cluster(options_of({{0, 1, 2}, {1}}));
   const auto a = cluster.open_group();
   const auto b = cluster.open_group();

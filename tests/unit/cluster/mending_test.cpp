@@ -225,7 +225,7 @@ void kill_everywhere(Case c, int count = 0) {
 
 }  // namespace
 
-TEST_CASE("engine/mending: a server killed after any message changes no bit", "[engine][mending]") {
+TEST_CASE("cluster/mending: a server killed after any message changes no bit", "[cluster][mending]") {
   SECTION("one rank a node") { kill_everywhere({}); }
   SECTION("average") { kill_everywhere({.op = core::ReduceOp::kAvg}); }
   SECTION("factors") { kill_everywhere({.op = core::ReduceOp::kPremulSum}); }
@@ -299,7 +299,7 @@ void kill_at_random(int cases, std::uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("engine/mending: random jobs, killed at random", "[engine][mending]") { kill_at_random(60, 1); }
+TEST_CASE("cluster/mending: random jobs, killed at random", "[cluster][mending]") { kill_at_random(60, 1); }
 
 // scripts/test --long: 100,000 kills.
-TEST_CASE("engine/mending: very many random jobs, killed at random", "[.long]") { kill_at_random(25000, 2); }
+TEST_CASE("cluster/mending: very many random jobs, killed at random", "[.long]") { kill_at_random(25000, 2); }

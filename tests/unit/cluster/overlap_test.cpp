@@ -154,7 +154,7 @@ double step_seconds(Seconds compute, bool by_priority) {
 
 }  // namespace
 
-TEST_CASE("engine/overlap: forward hides what backward does not, on a card that is as busy as the ranks", "[engine]") {
+TEST_CASE("cluster/overlap: forward hides what backward does not, on a card that is as busy as the ranks", "[cluster]") {
   // Each card sends, and takes, 2 (n - 1) / n of what there is.
   const double communication = 1.5 * kLayers * kLayerBytes / kRate;
   const Seconds compute(communication / 2 / kLayers);

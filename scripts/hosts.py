@@ -3,8 +3,8 @@
 With anything less a library that looks for shared memory finds it, and the network is not used. Two hosts without rates
 are joined by a veth pair; otherwise each has a veth to a bridge in one more namespace, and both ends of it are shaped,
 the host's for what it sends, the bridge's for what it receives. Hosts may have several cards (net0, net1, ...): card k
-of all hosts is on a bridge and in a subnet of its own, 10.77.k.0/24, with no way from one to another. Needs root (in a
-user namespace at least).
+of all hosts is on a bridge and in a subnet of its own, 10.77.k.0/24, with no way from one to another. Hosts may lie in
+regions that uplinks join: see Uplinks. Needs root (in a user namespace at least).
 
 Nothing here has a name that could collide or be left behind: namespaces belong to sleeping processes, which the kernel
 kills when their parent ends, however that ends, and devices go with their namespaces. So two labs do not meet.
@@ -17,6 +17,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 INTERFACE = "net0"  # the veth's name inside each host
 # The burst has to hold a GSO packet of 64 KiB and its accounting: with less, two-way traffic collapses into
@@ -40,6 +42,19 @@ def missing_tools(shaped: bool = False) -> list[str]:
     return [tool for tool in tools if not shutil.which(tool)]
 
 
+@dataclass(frozen=True)
+class Uplinks:
+    """What joins regions: each has an uplink to one place that has no limit of its own. Two regions with equal uplinks are
+    two regions with one trunk."""
+
+    region_of: Mapping[str, int]  # of each host, from 0
+    mbit: Sequence[float]  # of each region's uplink, each way
+    delay_ms: float = 0  # from a host of one region to a host of another, one way
+    loss: float = 0  # part of the frames between two regions that vanish
+    queue_ms: float = 5  # in front of each uplink
+    relay: Path | None = None  # the program benchmarks/lab/relay.cpp; needed for delay and loss
+
+
 class Hosts:
     def __init__(
         self,
@@ -49,6 +64,7 @@ class Hosts:
         mtu: int = 1500,
         prefix: str = "",
         nics: int | Mapping[str, int] = 1,
+        uplinks: Uplinks | None = None,
     ):
         """`mbit`: rate of each host's link, both ways, or of each of its links; `nics`: how many each host has, or of
         each; `queue_ms`: how long a packet may wait in front of a link;
@@ -59,6 +75,7 @@ class Hosts:
         if missing:
             raise Failed(f"{', '.join(missing)} not found")
         self.names, self.prefix = list(names), prefix
+        self.uplinks, self.relay = uplinks, None
         self.address = {name: f"10.77.0.{index + 1}" for index, name in enumerate(names)}
         self.nics = {name: nics if isinstance(nics, int) else nics[name] for name in self.names}
         # Of each card; empty where a host is not shaped.
@@ -119,20 +136,65 @@ class Hosts:
 
     def _star(self, mtu: int, queue_ms: float) -> None:
         self._hold("", is_host=False)  # no host can have this name
-        for card in range(max(self.nics.values())):
-            self.enter("", *f"ip link add bridge{card} type bridge forward_delay 0 stp_state 0".split())
-            self.enter("", *f"ip link set bridge{card} up".split())
+        if self.uplinks:
+            self._join_regions(self.uplinks)
+        else:
+            for card in range(max(self.nics.values())):
+                self._bridge(f"bridge{card}")
         for name, card in self._cards():
             port, interface = self._port(name, card), f"net{card}"
             end = ["mtu", str(mtu)]
             peer = [*"type veth peer name".split(), interface, *end, "netns", self._pid(name)]
             self.enter("", *"ip link add".split(), port, *end, *peer)
-            self.enter("", *"ip link set".split(), port, "master", f"bridge{card}", "up")
+            bridge = f"bridge{self.uplinks.region_of[name] if self.uplinks else card}"
+            self.enter("", *"ip link set".split(), port, "master", bridge, "up")
             if name in self.mbit:
                 rate = self.mbit[name][card]
                 shape = f"root tbf rate {rate:g}mbit burst {BURST} latency {queue_ms:g}ms".split()
                 self.enter("", *"tc qdisc add dev".split(), port, *shape)
                 self.enter(name, *"tc qdisc add dev".split(), interface, *shape)
+
+    def _bridge(self, name: str) -> None:
+        self.enter("", *f"ip link add {name} type bridge forward_delay 0 stp_state 0".split())
+        self.enter("", *f"ip link set {name} up".split())
+
+    def _join_regions(self, up: Uplinks) -> None:
+        """A bridge for each region; where there is no delay and no loss, the kernel does the rest."""
+        for region in range(len(up.mbit)):
+            self._bridge(f"bridge{region}")
+        if up.delay_ms or up.loss:
+            rates = [f"{rate:g}" for rate in up.mbit]
+            command = [str(up.relay), f"{up.queue_ms:g}", f"{up.delay_ms:g}", f"{up.loss:g}", "1", *rates]
+            self.relay = self.popen("", command, stdout=subprocess.PIPE, text=True)
+            if self.relay.stdout.readline().strip() != "ready":
+                raise Failed("the relay between regions did not start")
+            for region in range(len(up.mbit)):
+                self.enter("", *f"ip link set region{region} mtu 1500 master bridge{region} up".split())
+            return
+        self._bridge("core")
+        for region, rate in enumerate(up.mbit):
+            self.enter("", *f"ip link add up{region} type veth peer name down{region}".split())
+            self.enter("", *f"ip link set up{region} master bridge{region} up".split())
+            self.enter("", *f"ip link set down{region} master core up".split())
+            for end in ("up", "down"):
+                shape = f"root tbf rate {rate:g}mbit burst {BURST} latency {up.queue_ms:g}ms".split()
+                self.enter("", *f"tc qdisc add dev {end}{region}".split(), *shape)
+
+    def sent_up(self) -> list[int] | None:
+        """Bytes that each region has sent through its uplink so far; None where only the relay knows, at its end."""
+        if not self.uplinks or self.relay:
+            return None
+        show = [f"tc -s -j qdisc show dev up{region} root" for region in range(len(self.uplinks.mbit))]
+        return [int(json.loads(self.enter("", *command.split()))[0]["bytes"]) for command in show]
+
+    def end_relay(self) -> list[dict] | None:
+        """Ends the relay between regions: what it has counted for each region."""
+        if not self.relay:
+            return None
+        self.relay.terminate()
+        counted = self.relay.communicate(timeout=10)[0]
+        self.relay = None
+        return json.loads(counted)
 
     def _cards(self) -> list[tuple[str, int]]:
         return [(name, card) for name in self.names for card in range(self.nics[name])]
@@ -196,6 +258,9 @@ class Hosts:
         return result
 
     def close(self) -> None:
+        if self.relay:
+            self.relay.kill()
+            self.relay.communicate()
         for holder in self.holders.values():
             holder.kill()
             holder.wait()

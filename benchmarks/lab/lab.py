@@ -8,6 +8,9 @@
 Writes NAME.json for each row, table.md, table.png and table-one-host.png to the output folder. Everything that it makes
 in the system belongs to its own processes and goes with them.
 
+Rows with regions have a trunk between bridges. Where it has a delay or loses packets, a program does that (relay.cpp, made
+with g++ when it is needed), for the kernel may lack netem.
+
 A row is marked invalid when the wire bytes contradict the plan, when the processes used more than 80 % of the cores
 (then the CPU is measured, not the network), or when gloo drifted by more than 10 % between the halves.
 """
@@ -63,6 +66,17 @@ def server_program() -> str | None:
     return str(beside) if beside.is_file() else shutil.which("hybridps-server")
 
 
+def relay_program() -> Path:
+    """The relay, made when it is older than its source."""
+    source, program = HERE / "relay.cpp", ROOT / "build" / "relay"
+    if not program.is_file() or program.stat().st_mtime < source.stat().st_mtime:
+        program.parent.mkdir(exist_ok=True)
+        made = subprocess.run(["g++", "-std=c++20", "-O2", "-o", str(program), str(source)], capture_output=True, text=True)
+        if made.returncode != 0:
+            raise hosts.Failed(f"cannot make the relay between regions: {made.stderr.strip()}")
+    return program
+
+
 class Run:
     """One setup: hosts, servers, the worker processes of each host."""
 
@@ -81,13 +95,23 @@ class Run:
     def measure(self, chosen_rows: list[rows.Row], on_result) -> dict:
         """Calls on_result(row, result) for each; the wire bytes and drops of the whole run."""
         rates = {name: self.setup.cards or rate for name, rate in self.mbit.items()}
-        network = hosts.Hosts(self.workers + self.servers, rates, self.options.queue_ms, nics=len(self.interfaces))
+        network = hosts.Hosts(
+            self.workers + self.servers,
+            rates,
+            self.options.queue_ms,
+            nics=len(self.interfaces),
+            uplinks=self._uplinks(),
+        )
         try:
-            before, cards_before = network.sent(), network.sent_by_card()
+            before, cards_before, up_before = network.sent(), network.sent_by_card(), network.sent_up()
             self._start(network, chosen_rows)
             self._collect(chosen_rows, on_result)
             after = network.sent()
             result = {"sent": {n: after[n] - before[n] for n in after}, "dropped": network.dropped()}
+            if up_before:
+                result["sent_up"] = [b - a for a, b in zip(up_before, network.sent_up(), strict=True)]
+            if relayed := network.end_relay():
+                result["relayed"] = relayed
             if self.setup.cards:
                 result["sent_by_card"] = {
                     name: [b - a for a, b in zip(cards_before[name], cards, strict=True)]
@@ -100,6 +124,16 @@ class Run:
                     process.kill()
                 process.wait()
             network.close()
+
+    def _uplinks(self) -> hosts.Uplinks | None:
+        setup = self.setup
+        if not setup.regions:
+            return None
+        region_of = dict(zip(self.workers, setup.region_of, strict=True))
+        relay = relay_program() if setup.delay_ms or setup.loss else None
+        # A router's queue holds what is under way, or the senders cannot fill the trunk.
+        queue_ms = max(self.options.queue_ms, setup.delay_ms)
+        return hosts.Uplinks(region_of, setup.uplinks, setup.delay_ms / 2, setup.loss, queue_ms, relay)
 
     def _start(self, network: hosts.Hosts, chosen_rows: list[rows.Row]) -> None:
         unwanted = ("HYBRIDPS_", "UCX_", "GLOO_", "MASTER_", "TORCHELASTIC_")
@@ -116,6 +150,8 @@ class Run:
             "timeout": 120,
             "goodput": goodput,
             "servers_goodput": [bounds.goodput(self.mbit[name] / 1000) for name in self.servers],
+            "regions": self.setup.regions
+            and (self.setup.region_of, [bounds.goodput(rate / 1000) for rate in self.setup.uplinks]),
             "jobs": [{"name": row.name, **self._job(row)} for row in chosen_rows],
         }
         self.results: queue.Queue = queue.Queue()
@@ -432,7 +468,8 @@ def measure(selected: list[rows.Row], options) -> int:
         try:
             totals = Run(setup, options).measure(together, keep)
             by_card = f", by card {totals['sent_by_card']}" if "sent_by_card" in totals else ""
-            say(f"[lab] sent {totals['sent']}{by_card}, dropped {totals['dropped']}")
+            trunk = "".join(f", {name} {totals[name]}" for name in ("sent_up", "relayed") if name in totals)
+            say(f"[lab] sent {totals['sent']}{by_card}, dropped {totals['dropped']}{trunk}")
         except hosts.Failed as error:
             failed = str(error)
             say(f"[lab] {failed}")

@@ -18,6 +18,15 @@ class Setup:
     declared: bool = False  # whether HYBRIDPS_NIC_GBPS says so
     small_first: bool = True  # HYBRIDPS_SMALL_FIRST
     cards: tuple[float, ...] = ()  # Mbit/s of each card of a host, where it has several; `mbit` is then not used
+    regions: tuple[int, ...] = ()  # hosts of each region, where there are several; ranks go by regions
+    uplinks: tuple[float, ...] = ()  # Mbit/s of each region's uplink, each way
+    delay_ms: float = 0  # round trip between regions
+    loss: float = 0  # part of the packets between regions that are lost
+
+    @property
+    def region_of(self) -> list[int]:
+        """Of each host."""
+        return [region for region, hosts in enumerate(self.regions) for _ in range(hosts)]
 
     @property
     def text(self) -> str:
@@ -26,6 +35,8 @@ class Setup:
         text = f"n = {self.hosts}, {self.mbit:g} Mbit/s"
         if self.cards:
             text = f"n = {self.hosts}, cards of {' and '.join(f'{rate:g}' for rate in self.cards)} Mbit/s"
+        if self.regions:
+            text = f"{' + '.join(map(str, self.regions))} hosts of {self.mbit:g} Mbit/s, trunk {self._trunk()}"
         if self.ranks > 1:
             text += f", {self.ranks} ranks each"
         if self.servers:
@@ -38,6 +49,15 @@ class Setup:
             text += f", one server at {self.slow_server:g} of it, not declared"
         if not self.small_first:
             text += ", HYBRIDPS_SMALL_FIRST=0"
+        return text
+
+    def _trunk(self) -> str:
+        equal = len(set(self.uplinks)) == 1
+        text = " and ".join(f"{rate:g}" for rate in (self.uplinks[:1] if equal else self.uplinks)) + " Mbit/s"
+        if self.delay_ms:
+            text += f", {self.delay_ms:g} ms round trip"
+        if self.loss:
+            text += f", {self.loss:.1%} lost"
         return text
 
 
@@ -79,7 +99,14 @@ def tiny(limit_ms: float) -> tuple[Bar, ...]:
     return (at_most("ms", limit_ms), at_least("ratio", 15), at_most("p99_to_peer", 1))
 
 
+def regions(*of: int, uplinks: tuple[float, ...] = (), trunk: float = 500, **more) -> Setup:
+    """Hosts of each region, joined by a trunk of that rate or by these uplinks."""
+    return Setup(hosts=sum(of), regions=of, uplinks=uplinks or (trunk,) * len(of), **more)
+
+
 N4, N8 = Setup(), Setup(hosts=8, mbit=200)
+R22, R24 = regions(2, 2), regions(4, 4)
+FAR11, FAR22 = regions(1, 1, trunk=200, delay_ms=50), regions(2, 2, trunk=200, delay_ms=50)
 ONE, ONE4 = Setup(hosts=1, ranks=2), Setup(hosts=1, ranks=4)
 WIRE = at_most("wire_error", 0.03)
 
@@ -305,6 +332,38 @@ ROWS = (
             ("n4-cards-one-rank-16M", 4, 1, (250, 250), 1.8),
             ("n4-cards-unequal-16M", 4, 2, (375, 125), 1.25),
         )
+    ),
+    # Regions behind a trunk: near, far, and with loss.
+    *(
+        Row(
+            f"{name}-{size // MIB}M",
+            setup,
+            job("allreduce", size, iterations, warmup=2, check=size < 64 * MIB),
+            (*([at_least("of_limit", share)] if share else []), at_least("ratio", ratio)),
+            (tag,),
+        )
+        for name, setup, share, ratio, iterations, sizes, tag in (
+            ("r2+2", R22, 0.90, 1.4, 8, (16 * MIB, 64 * MIB), "trunk"),
+            ("r4+4", R24, 0.90, 1.4, 6, (16 * MIB, 64 * MIB), "trunk"),
+            ("r2+2+2", regions(2, 2, 2, uplinks=(500, 250, 250)), 0.85, 1.3, 8, (16 * MIB,), "trunk"),
+            ("far1+1", FAR11, 0.85, 1.8, 5, (16 * MIB,), "far"),
+            ("far1+1", FAR11, 0.90, 1.8, 4, (64 * MIB,), "far"),
+            ("far2+2", FAR22, 0.85, 1.8, 5, (16 * MIB,), "far"),
+            ("far2+2", FAR22, 0.90, 1.8, 4, (64 * MIB,), "far"),
+            ("lossy-far2+2", regions(2, 2, trunk=200, delay_ms=50, loss=0.001), 0.80, 1.0, 5, (16 * MIB,), "far"),
+            ("lossy2+2", regions(2, 2, trunk=200, loss=0.01), 0.85, 1.0, 8, (16 * MIB,), "far"),
+            ("lossy-slow2+2", regions(2, 2, trunk=50, delay_ms=150, loss=0.01), 0, 1.0, 3, (4 * MIB,), "far"),
+        )
+        for size in sizes
+    ),
+    *(
+        # 0.6 of the round trip.
+        Row(f"far2+2-{name}", FAR22, job("allreduce", size, 20), (at_most("ms", 30),), ("far",))
+        for name, size in (("64B", 64), ("64K", 64 * KIB))
+    ),
+    *(
+        Row(f"r4+4-{collective}-16M", R24, job(collective, 16 * MIB, 6), (at_least("ratio", 1),), ("trunk",))
+        for collective in ("broadcast", "all_gather", "reduce_scatter")
     ),
     Row("one-64B", ONE, job("allreduce", 64, 2000), (at_most("ms", 0.040),), ("one",)),
     Row("one-64K", ONE, job("allreduce", 64 * KIB, 1000), (at_most("ms", 0.070),), ("one",)),

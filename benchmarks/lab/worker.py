@@ -26,7 +26,7 @@ def collective(session, job, context):
         check=job.get("check", True),
         interface=context["interface"],
     )
-    add_limits(row, session.node_of, context["goodput"], context["servers_goodput"])
+    add_limits(row, session.node_of, context["goodput"], context["servers_goodput"], context["regions"])
     return row
 
 

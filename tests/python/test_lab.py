@@ -200,3 +200,42 @@ def test_the_command_lists_its_rows():
     assert shutil.which("bash")
     done = subprocess.run([str(ROOT / "benchmarks/lab/run"), "--list"], capture_output=True, text=True, check=True)
     assert "n4-k4-64M" in done.stdout and "≥ 1.4x gloo" in done.stdout
+
+
+def test_the_limit_of_regions_is_that_of_their_uplinks():
+    from hybridps.tools.bench.figures import add_limits
+
+    row = {"bytes": 1000, "collective": "allreduce", "root": None, "backends": {}}
+    add_limits(row, [0, 1, 2, 3], [500.0] * 4, [], ([0, 0, 1, 1], [100.0, 100.0]))
+    assert row["limit_seconds"] == pytest.approx(10)  # both regions send all of it once; the cards alone need 3
+    add_limits(row, [0, 1, 2, 3], [100.0] * 4, [], ([0, 0, 1, 1], [500.0, 500.0]))
+    assert row["limit_seconds"] == pytest.approx(15)
+
+
+CONNECT = "import socket, sys, time; t = time.time(); socket.create_connection((sys.argv[1], 5000)); print(time.time() - t)"
+LISTEN = "import socket, sys; s = socket.create_server((sys.argv[1], 5000)); print('ready', flush=True); s.accept()[0].recv(1)"
+
+
+def test_packets_between_regions_take_their_time(namespaces):
+    try:
+        relay = lab.relay_program()
+    except (hosts.Failed, OSError) as error:
+        pytest.skip(f"no relay: {error}")
+    if not os.path.exists("/dev/net/tun"):
+        pytest.skip("no /dev/net/tun")
+    uplinks = hosts.Uplinks({"a": 0, "b": 0, "c": 1}, [200, 200], delay_ms=20, relay=relay)
+    network = hosts.Hosts(["a", "b", "c"], dict.fromkeys("abc", 500.0), uplinks=uplinks)
+    try:
+        seconds = {}
+        for name in "bc":
+            pipe = {"stdout": subprocess.PIPE, "text": True}
+            listener = network.popen(name, [sys.executable, "-c", LISTEN, network.address[name]], **pipe)
+            assert listener.stdout.readline() == "ready\n"
+            seconds[name] = float(network.enter("a", sys.executable, "-c", CONNECT, network.address[name]))
+            listener.communicate(timeout=20)
+        assert seconds["c"] >= 0.04
+        assert seconds["b"] < seconds["c"]
+        counted = network.end_relay()
+        assert all(region["frames"] >= 3 for region in counted)
+    finally:
+        network.close()

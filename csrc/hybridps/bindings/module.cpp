@@ -40,7 +40,7 @@ using Options = ProcessGroupHybrid::Options;
 using OptionsPtr = c10::intrusive_ptr<Options>;
 using GroupPtr = c10::intrusive_ptr<ProcessGroupHybrid>;
 
-/// Ctrl-C while waiting for other ranks.
+/// Throws after Ctrl-C, while a thread waits for other ranks.
 void poll_signals() {
   const py::gil_scoped_acquire lock;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -55,10 +55,10 @@ void install_interpreter_lock() {
   });
 }
 
-/// For Python, which takes nothing but UTF-8.
+/// A text for Python, which takes nothing but UTF-8.
 py::str text_of(std::string_view text) { return core::printable(text); }
 
-/// What is no UTF-8 in a text of Python's, as os.environ and os.fsdecode() bring it in, escaped.
+/// A text from Python. Parts that are not UTF-8 (from os.environ and os.fsdecode()) are escaped.
 std::string text_of(const py::handle& what) {
   const auto bytes =
       py::reinterpret_steal<py::bytes>(PyUnicode_AsEncodedString(py::str(what).ptr(), "utf-8", "backslashreplace"));
@@ -82,8 +82,8 @@ void set_priority(Options& options, const py::object& given) {
 
 OptionsPtr copy_of(const Options& options) { return c10::make_intrusive<Options>(options); }
 
-/// What a group is made with: a copy of ours, or torch's own for any backend, which has a timeout. TypeError: anything
-/// else.
+/// The options that a group is made with: a copy of our Options, or the timeout (and enable_reconfigure) of torch's own
+/// options for any backend. None: the defaults. TypeError: anything else.
 OptionsPtr options_of(const py::object& pg_options) {
   if (pg_options.is_none()) return c10::make_intrusive<Options>();
   if (py::isinstance<Options>(pg_options)) return copy_of(*pg_options.cast<OptionsPtr>());
@@ -101,9 +101,9 @@ OptionsPtr options_of(const py::object& pg_options) {
                        type.attr("__qualname__").cast<std::string>());
 }
 
-/// The creator that python/hybridps registers: c10d's _DistributedBackendOptions, and what options_of() takes.
-/// `called_at`: when, on time.monotonic(), which is core::Clock; the timeout counts from there.
-/// The timeout is the call's, or that of the options where the call's is torch's default.
+/// The creator that python/hybridps registers. `dist_options`: c10d's _DistributedBackendOptions. `pg_options`: as in
+/// options_of(). `called_at`: the time of the call in seconds on time.monotonic(), which is core::Clock; the timeout
+/// counts from there. The timeout is the call's, or the options' if the call has torch's default.
 GroupPtr create_backend(const py::object& dist_options, const py::object& pg_options, double called_at) {
   const auto store = dist_options.attr("store").cast<c10::intrusive_ptr<c10d::Store>>();
   const int rank = dist_options.attr("group_rank").cast<int>();
@@ -115,7 +115,7 @@ GroupPtr create_backend(const py::object& dist_options, const py::object& pg_opt
   try {
     options = options_of(pg_options);
   } catch (const py::type_error& error) {
-    const py::gil_scoped_release released;  // the others would wait for this rank
+    const py::gil_scoped_release released;  // the other ranks would wait for this rank
     pg::tell_of_failed_start(pg::adapt_store(store, pg::StoreUse::kBorrowed), name,
                              pg::Process::instance().incarnations().next(name), rank, size, error.what());
     throw;
@@ -125,13 +125,13 @@ GroupPtr create_backend(const py::object& dist_options, const py::object& pg_opt
   bool waits = true;
 #if HYBRIDPS_TORCH_AT_LEAST(15)
   if (dist_options.attr("enable_reconfigure").cast<bool>()) options->enable_reconfigure = true;
-  waits = !options->enable_reconfigure;  // nobody is in it yet
+  waits = !options->enable_reconfigure;  // the group has no members yet
 #endif
   const auto global_ranks = dist_options.attr("global_ranks_in_group").cast<std::vector<std::int64_t>>();
   options->global_ranks_in_group.assign(global_ranks.begin(), global_ranks.end());
 
   const py::gil_scoped_release released;
-  // The world waits for all; a sub-group's operations queue, since its members may make their groups in any order.
+  // The world waits for all members. A sub-group does not: members may make groups in any order; operations queue.
   waits = waits && global_ranks.empty();
   auto group = c10::make_intrusive<ProcessGroupHybrid>(store, rank, size, std::move(options),
                                                        core::TimePoint(core::from_seconds(called_at)),
@@ -140,15 +140,15 @@ GroupPtr create_backend(const py::object& dist_options, const py::object& pg_opt
   return group;
 }
 
-/// `loader` brings UCX into the process when it is needed, and says where its file is.
+/// `loader` loads UCX into the process when UCX is needed, and returns the path of UCX's file.
 void load_ucx_by(py::function loader) {
-  auto* const kept = new py::function(std::move(loader));  // for as long as the process lives
+  auto* const kept = new py::function(std::move(loader));  // kept as long as the process lives
   engine::Engine::load_ucx_by([kept]() -> core::Result<std::string> {
     const py::gil_scoped_acquire lock;
     try {
       return (*kept)().cast<std::string>();
     } catch (py::error_already_set& error) {
-      if (!error.matches(PyExc_Exception)) {  // Ctrl-C: the interpreter raises it in the main thread once more, when this call is over
+      if (!error.matches(PyExc_Exception)) {  // Ctrl-C: raised again in the main thread after this call
         PyErr_SetInterrupt();
         return core::Status(core::Code::kAborted, "interrupted while UCX was looked for");
       }
@@ -159,7 +159,7 @@ void load_ucx_by(py::function loader) {
   });
 }
 
-/// (a row for each setting, complaints about names that are no setting)
+/// Returns (a row for each setting, complaints about names that are not settings).
 py::tuple config_table() {
   std::vector<std::string> warnings;
   std::vector<py::dict> rows;
@@ -177,8 +177,8 @@ py::tuple config_table() {
   return py::make_tuple(rows, warnings);
 }
 
-/// What a rank's settings come to on this machine, checked as a job checks them: `problems`, and the network cards that
-/// it would use, and why those. `ask`: whether the dedicated servers are asked, too.
+/// Checks a rank's settings on this machine as a job checks them. Returns the `problems`, the network cards that the
+/// rank would use, and the reason for these cards. `ask`: the dedicated servers are asked, too.
 py::dict check_settings(int local_rank, int local_size, bool ask) {
   py::dict found;
   auto config = core::Config::from_environment();
@@ -227,8 +227,8 @@ py::dict build_info() {
   return info;
 }
 
-/// Counters of this process's engine, and metrics (observe/metrics.h), those with a label as a dictionary by it; empty when
-/// it has none.
+/// Counters and metrics (observe/metrics.h) of this process's engine. A metric with a label is a dictionary by the
+/// label's value. Empty: the process has no engine.
 py::dict stats() {
   py::dict all;
   engine::EngineStats now;
@@ -314,12 +314,12 @@ OptionsPtr options_from(const py::tuple& state) {
   return options;
 }
 
-/// torch's own class of a Work has a holder of its own, which is not ours to make.
+/// Wraps a Work: torch's class of a Work has a holder of torch's own, which we cannot make.
 struct OuterWork {
   c10::intrusive_ptr<c10d::Work> work;
 };
 
-/// [(ordinal, bytes, dtype, residual, owed, momentum)], the last three as bytes of float32.
+/// Returns [(ordinal, bytes, dtype, residual, owed, momentum)], the last three as bytes of float32.
 py::list compression_state(ProcessGroupHybrid& group) {
   std::vector<pg::Compression::Saved> saved;
   {
@@ -396,7 +396,7 @@ void load_compression_state(ProcessGroupHybrid& group, const py::list& all, std:
   group.load_compression_state(std::move(saved), steps);
 }
 
-/// Keeps this process's engine while a program goes from one process group to the next, as pg::Stay does for reconfigure().
+/// Keeps this process's engine between two process groups, as pg::Stay does for reconfigure().
 class EngineHold : core::Pinned {
  public:
   EngineHold() {
@@ -481,7 +481,7 @@ void bind_group(py::module_& module, GroupClass& group) {
           "is_completed", [](OuterWork& self) { return self.work->isCompleted(); },
           py::call_guard<py::gil_scoped_release>());
   group
-      // torch 2.11 binds it for its own backends only, and copies it in split_group().
+      // torch 2.11 binds `options` for its own backends only, and copies `options` in split_group().
       .def_property_readonly("options", [](const ProcessGroupHybrid& self) { return self.options(); })
       .def("node_of", &ProcessGroupHybrid::node_of, py::call_guard<py::gil_scoped_release>(),
            "Group ranks by node; empty until all members have come.")
@@ -504,7 +504,7 @@ void bind_group(py::module_& module, GroupClass& group) {
            "Leaves the group for one that is made next; who says no goodbye in time is told the reason.")
       .def("wait_ready", &ProcessGroupHybrid::wait_ready, py::call_guard<py::gil_scoped_release>(),
            "Waits until all members have come.")
-      // Called on ranks that are not in a group split from this one: nothing of ours is collective there.
+      // Called on ranks that are not in a new group of split_group(): on such ranks our split has nothing to do.
       .def("perform_nocolor_split", [](ProcessGroupHybrid&, const py::object&) {}, py::arg("device") = py::none());
 
   py::class_<EngineHold>(module, "EngineHold", "Keeps the engine of this process between two process groups, until end().")
@@ -557,7 +557,7 @@ void bind_functions(py::module_& module) {
 PYBIND11_MODULE(_C, module) {
   using namespace hybridps::bindings;
   install_interpreter_lock();
-  py::module_::import("torch.distributed");  // their base classes are bound there
+  py::module_::import("torch.distributed");  // the base classes of our classes are bound there
   GroupClass group(module, "ProcessGroupHybrid");
   bind_options(group);
   bind_group(module, group);

@@ -2,7 +2,8 @@
 
 namespace hybridps::bootstrap {
 
-// Not in the header: where g++ 14 puts several of these into one function it sees writes beyond the end that are none.
+// Not in the header: g++ 14 puts several of these calls into one function, and then warns wrongly of writes beyond the
+// end.
 
 void ByteWriter::raw(std::span<const std::uint8_t> bytes) { out_.insert(out_.end(), bytes.begin(), bytes.end()); }
 

@@ -1,7 +1,7 @@
-// hybridps/bootstrap/bytes.h: little-endian writing and bounds-checked reading of what goes through the store.
+// hybridps/bootstrap/bytes.h: little-endian writing, and bounds-checked reading, of the values in the store.
 //
-// A reader past its end, or over a cap, turns not ok, returns zeros from then on, and allocates nothing: decoders
-// read everything, then ask ok() once.
+// A reader that runs past its end or over a cap turns not ok, returns zeros from then on, and allocates nothing. So a
+// decoder reads everything, then asks ok() once.
 #pragma once
 
 #include <bit>
@@ -69,9 +69,9 @@ class ByteReader {
     return Bytes(bytes.begin(), bytes.end());
   }
 
-  /// Everything so far was there and within its cap.
+  /// Whether everything read so far was there and within its cap.
   bool ok() const noexcept { return ok_; }
-  /// ok(), and nothing is left.
+  /// ok(), and no byte is left.
   bool finished() const noexcept { return ok_ && rest_.empty(); }
   std::size_t remaining() const noexcept { return rest_.size(); }
 

@@ -1,6 +1,6 @@
-// hybridps/bootstrap/departures.h: processes that this one has found gone, in whatever group it met them.
+// hybridps/bootstrap/departures.h: processes that this process has found gone, in any group.
 //
-// Owner    the engine; every Rendezvous of the process reads it.
+// Owner    the engine; every Rendezvous of the process reads Departures.
 // Threads  any.
 #pragma once
 
@@ -23,13 +23,13 @@ class Departures : core::Pinned {
     gone_.insert_or_assign(engine, std::move(why));
     count_.fetch_add(1);
   }
-  /// Ok: not known to be gone.
+  /// Why the process is gone. Ok: not known to be gone.
   core::Status why(core::EngineId engine) const {
     const std::lock_guard lock(mutex_);
     const auto found = gone_.find(engine);
     return found == gone_.end() ? core::Status::ok() : found->second;
   }
-  /// Grows when why() has more to say.
+  /// Grows with every add().
   std::uint64_t count() const noexcept { return count_.load(); }
 
  private:

@@ -1,8 +1,9 @@
 // hybridps/bootstrap/incarnation.h: names one life of one group, so that keys of an earlier life are never read.
 //
-// torchrun restarts workers on the same store with the same keys, and destroy_process_group() followed by
-// init_process_group() reuses the group's name: hence run id, restart count and a counter per name. A caller who knows better
-// (reconfigure()'s uuid, a quorum) gives the life a name of its own: processes of several launchers count differently.
+// torchrun restarts workers on the same store with the same keys. destroy_process_group() followed by
+// init_process_group() reuses the group's name. Hence the name has a run id, a restart count and a counter per group
+// name. Processes of several launchers count differently. So a caller that knows better (reconfigure()'s uuid, a
+// quorum) names the life itself.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@
 
 namespace hybridps::bootstrap {
 
-/// Counts the groups of each name that this process has made. One per process (a new engine must not start again
-/// at zero): whoever makes engines owns it. Every member makes groups of one name equally often, so counts agree.
+/// Counts the groups of each name that this process has made. One per process, owned by the creator of the engines: a
+/// new engine must not start again at zero. Every member makes groups of one name equally often, so the counts agree.
 class IncarnationCounter : core::Pinned {
  public:
   /// "<run id>.<restart count>.<count of this name>", from TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT
@@ -30,7 +31,7 @@ class IncarnationCounter : core::Pinned {
   std::map<std::string, std::uint64_t, std::less<>> counts_;
 };
 
-/// "hybridps/<group name>": of what the group's lives have in common.
+/// "hybridps/<group name>": the prefix of keys that all lives of the group share.
 std::string lives_key_prefix(std::string_view group_name);
 /// "hybridps/<group name>/<incarnation>": the prefix of all keys of one rendezvous.
 std::string group_key_prefix(std::string_view group_name, std::string_view incarnation);

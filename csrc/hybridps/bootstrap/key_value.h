@@ -1,9 +1,10 @@
-// hybridps/bootstrap/key_value.h: what bootstrap needs of a key-value store: torch's Store, a socket, or memory.
+// hybridps/bootstrap/key_value.h: the key-value store that bootstrap needs: torch's Store, a socket, or memory.
 //
 // Threads  every method from any thread.
-// Waiting  neither call waits for another rank: c10d's Store is asked with check(), then get(), never wait().
-// Order    a set() that returned is seen by every later try_get(), of any rank, together with all sets before it.
-// Trust    values are bytes of foreign origin: decoders validate them.
+// Waiting  neither set() nor try_get() waits for another rank: with c10d's Store, try_get() calls check(), then get(),
+//          never wait().
+// Order    after a set() has returned, every later try_get() of any rank sees this set() and all sets before it.
+// Trust    values are bytes of foreign origin, so decoders validate them.
 #pragma once
 
 #include <cstddef>
@@ -28,15 +29,16 @@ class KeyValueStore : core::Pinned {
  public:
   virtual ~KeyValueStore() = default;
 
-  /// Creates or overwrites.
+  /// Creates or overwrites the key.
   virtual core::Status set(std::string_view key, std::span<const std::uint8_t> value) = 0;
-  /// Nothing when the key is absent.
+  /// The key's value, or nothing when the key is absent.
   virtual core::Result<std::optional<Bytes>> try_get(std::string_view key) = 0;
-  /// Who made it may from now on wait in the same store: gets a connection of its own, if it has none. May take seconds.
+  /// From now on the store's creator may wait in the same store. So this object gets its own connection, if it has
+  /// none. May take seconds.
   virtual void settle() {}
 };
 
-/// In this process's memory, thread-safe: tests and groups of one process.
+/// A store in this process's memory, thread-safe, for tests and groups of one process.
 class MemoryStore final : public KeyValueStore {
  public:
   core::Status set(std::string_view key, std::span<const std::uint8_t> value) override {
@@ -54,12 +56,12 @@ class MemoryStore final : public KeyValueStore {
     return std::optional<Bytes>(at->second);
   }
 
-  /// All calls so far.
+  /// The number of all calls so far.
   std::size_t operation_count() const {
     const std::lock_guard lock(mutex_);
     return operations_;
   }
-  /// A copy, for tests.
+  /// A copy of all values, for tests.
   std::map<std::string, Bytes, std::less<>> contents() const {
     const std::lock_guard lock(mutex_);
     return values_;

@@ -31,7 +31,7 @@ std::string name_space(const char* path) {
   return length <= 0 ? "?" : std::string(target.data(), static_cast<std::size_t>(length));
 }
 
-/// FNV-1a: to tell apart long texts that begin alike.
+/// FNV-1a, to distinguish long texts that begin alike.
 std::uint64_t hash(std::string_view text) {
   std::uint64_t value = 0xcbf29ce484222325;
   for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -58,18 +58,18 @@ std::uint64_t process_started_ms() {
   std::ifstream file("/proc/self/stat");
   std::string line;
   std::getline(file, line);
-  const std::size_t name_end = line.rfind(')');  // the name may hold anything
+  const std::size_t name_end = line.rfind(')');  // the name may hold any character
   if (name_end == std::string::npos) return 0;
   std::istringstream fields(line.substr(name_end + 1));
   std::string skipped;
   for (int field = 3; field < 22; ++field) fields >> skipped;
-  std::uint64_t ticks = 0;  // since boot
+  std::uint64_t ticks = 0;  // from boot to the process's start
   timespec since_boot{};
   const long ticks_per_second = sysconf(_SC_CLK_TCK);
   if (!(fields >> ticks) || ticks_per_second <= 0 || clock_gettime(CLOCK_BOOTTIME, &since_boot) != 0) return 0;
   const auto up_ms =
       static_cast<std::uint64_t>(since_boot.tv_sec) * 1000 + static_cast<std::uint64_t>(since_boot.tv_nsec) / 1'000'000;
-  const std::uint64_t started_ms = (ticks + 1) * 1000 / static_cast<std::uint64_t>(ticks_per_second);  // not earlier
+  const std::uint64_t started_ms = (ticks + 1) * 1000 / static_cast<std::uint64_t>(ticks_per_second);  // round up
   return wall_ms() - (up_ms > started_ms ? up_ms - started_ms : 0);
 }
 

@@ -1,6 +1,6 @@
 // hybridps/bootstrap/node_identity.h: which ranks may share memory, as a string to compare.
 //
-// Equal identities make a *candidate* node; the node is real once the ranks have proven it (rendezvous.h, Prove).
+// Equal identities make a *candidate* node. The node is real once the ranks have proven it (RendezvousOptions::prove).
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,17 @@
 
 namespace hybridps::bootstrap {
 
-/// HYBRIDPS_NODE ("node:<text>"), else "host:<boot id>/<ipc namespace>/<net namespace>": the kernel's shared memory
-/// is per IPC namespace, abstract sockets are per network namespace. With HYBRIDPS_SHM off the engine id is added:
-/// every rank is a node of its own. At most kIdentityBytesMax (record.h) long: longer text ends in its hash.
+/// HYBRIDPS_NODE ("node:<text>"), else "host:<boot id>/<ipc namespace>/<net namespace>": the kernel has shared memory
+/// per IPC namespace, and abstract sockets per network namespace. With HYBRIDPS_SHM off, the engine id is added, so
+/// every rank is a node of its own. At most kIdentityBytesMax (record.h) long: a longer text ends in its hash.
 std::string node_identity(const core::Config& config, core::EngineId engine);
 
-/// Of this machine's boot and this process's network namespace: processes with the same one have one loopback
+/// Stands for this machine's boot and this process's network namespace. Processes with equal values share a loopback
 /// interface.
 std::uint64_t machine_id();
 
-/// Milliseconds since 1970, as RendezvousOptions wants them: now, and when this process was started (0: not known).
+/// Both in milliseconds since 1970, as RendezvousOptions wants them: the time now, and this process's start (0: not
+/// known).
 std::uint64_t wall_ms();
 std::uint64_t process_started_ms();
 

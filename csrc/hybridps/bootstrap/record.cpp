@@ -18,7 +18,7 @@ constexpr std::uint32_t kRecordMagic = 0x6d535048;  // "HPSm"
 constexpr std::uint32_t kRosterMagic = 0x72535048;  // "HPSr"
 constexpr std::uint16_t kHeadFormat = 1;
 
-// The least a record takes: head, five texts, three addresses, numbers. Bounds what a count may claim.
+// A lower bound on a record's size: head, texts, addresses, numbers. Limits the count that a roster may claim.
 constexpr std::size_t kRecordBytesMin = 12 + 6 + 8 + 12 + 12 + 10 + 25 + 24;
 constexpr std::size_t kRecordBytesMax =
     8 * kTextBytesMax + 3 * kAddressBytesMax + (kNicsMax + 1) * (2 * kTextBytesMax + 12) + 256;
@@ -57,7 +57,7 @@ Status check_head(const ByteReader& in, const Head& head, std::uint32_t magic, s
   return Status::ok();
 }
 
-/// Empty when valid.
+/// The name of an invalid field. Empty: the record is valid.
 std::string_view fault_of(const MemberRecord& record) {
   if (record.engine.value == 0) return "engine id 0";
   if (record.group_size < 1 || static_cast<std::size_t>(record.group_size) > kMembersMax) return "group size";
@@ -92,7 +92,7 @@ std::string_view oversize_of(const MemberRecord& record) {
   return {};
 }
 
-/// Empty when valid.
+/// What is wrong with the roster. Empty: the roster is valid.
 std::string fault_of(const Roster& roster) {
   const std::size_t size = roster.members.size();
   if (size < 1 || size > kMembersMax) return "member count";
@@ -149,7 +149,7 @@ std::string members_text(std::span<const int> global_ranks) {
       hash = (hash ^ ((static_cast<std::uint32_t>(rank) >> shift) & 0xff)) * 0x100000001b3ULL;
   std::string text = "[";
   for (std::size_t i = 0; i < global_ranks.size();) {
-    std::size_t last = i;  // of a run
+    std::size_t last = i;  // of a run of evenly spaced ranks
     const int step = i + 1 < global_ranks.size() ? global_ranks[i + 1] - global_ranks[i] : 0;
     while (step > 0 && last + 1 < global_ranks.size() && global_ranks[last + 1] - global_ranks[last] == step) ++last;
     std::string part = std::to_string(global_ranks[i]);

@@ -1,14 +1,15 @@
-// hybridps/bootstrap/record.h: what a member says about itself, and the roster that group rank 0 makes of it.
+// hybridps/bootstrap/record.h: a member's record about itself, and the roster that group rank 0 makes from all records.
 //
-// Both travel through the store. Decoders take bytes of foreign origin: every length is capped and checked before
-// anything is allocated, every field is validated, trailing bytes are an error. Little-endian.
+// Both travel through the store. Decoders take bytes of foreign origin: every length is capped and checked before any
+// allocation, every field is validated, and trailing bytes are an error. Little-endian.
 //
 //   blob    := magic u32 | format u16 | protocol_version u32 | build text | body      (head: same in every version)
 //   text    := length u16 | bytes          address := length u32 | bytes
 //   record  := blob("HPSm", incarnation text | engine u64 | node_identity text | host_name text | pid u32
-//              | group_rank u32 | group_size u32 | members text | made_ms u64 | shm address | data address | control address
-//              | eager_bytes u64 | chunk_bytes u64 | chunk_bytes_max u64 | compress text | priority text | node_gbps f64
-//              | machine u64 | loopback text | notes text | control nic | count u8 | count x nic)
+//              | group_rank u32 | group_size u32 | members text | made_ms u64 | shm address | data address
+//              | control address | eager_bytes u64 | chunk_bytes u64 | chunk_bytes_max u64 | compress text
+//              | priority text | node_gbps f64 | machine u64 | loopback text | notes text | control nic | count u8
+//              | count x nic)
 //   nic     := name text | network text | gbps f64
 //   roster  := blob("HPSr", nonce u64 | uid u64 u64 | count u32 | count x (length u32 | record) | count x node u32
 //              | names servers u8 | servers u32 | servers x (length u32 | record))
@@ -36,7 +37,7 @@ inline constexpr std::size_t kMembersMax = 65536;
 inline constexpr std::size_t kServersMax = 1024;
 inline constexpr std::size_t kNicsMax = 32;
 
-/// The versions a blob was made by; readable whatever they are.
+/// The versions that made a blob. Readable for every version.
 struct BlobVersion {
   std::uint32_t protocol_version = 0;
   std::string build;
@@ -54,7 +55,7 @@ struct Nic {
 
 struct MemberRecord {
   std::uint32_t protocol_version = kProtocolVersion;
-  std::string build;          // hybridps' version and what else must be equal on all ranks
+  std::string build;          // hybridps' version and everything else that must be equal on all ranks
   std::string incarnation;    // see incarnation.h
   core::EngineId engine;      // never 0
   std::string node_identity;  // see node_identity.h
@@ -62,64 +63,64 @@ struct MemberRecord {
   std::uint32_t pid = 0;      // for messages
   int group_rank = 0;
   int group_size = 1;
-  std::string members;        // members_text() of the group, as its caller has it; empty: not said
-  std::uint64_t made_ms = 0;  // milliseconds since 1970; 0: not known
-  Bytes shm_address;  // opaque to this room, each at most kAddressBytesMax; may be empty
+  std::string members;        // members_text() of the group, from the caller's list; empty: not given
+  std::uint64_t made_ms = 0;  // time of making, milliseconds since 1970; 0: not known
+  Bytes shm_address;  // this and the next two: opaque here, at most kAddressBytesMax each, may be empty
   Bytes data_address;
   Bytes control_address;
   std::uint64_t eager_bytes = 0;
   std::uint64_t chunk_bytes = 0;
-  std::uint64_t chunk_bytes_max = 0;  // for which it has room: what a tuner may choose; 0: chunk_bytes
-  std::string compress;       // what the group is asked to compress with, opaque to this room; servers: empty
-  std::string priority;       // of the group's operations, likewise
-  double node_gbps = 0;       // of all cards of its node together; 0: not known; never negative, infinite or NaN
-  std::vector<Nic> nics;      // that its data goes through; at most kNicsMax
-  Nic control;                // that its control messages go through; for messages
-  std::uint64_t machine = 0;  // machine_id(): members with the same one reach each other over loopback
-  std::string loopback;       // why members on other machines cannot reach it: "control uses lo: ..."; empty: they can
-  std::string notes;          // complaints about its settings, one a line; rank 0 says them once for all members
+  std::uint64_t chunk_bytes_max = 0;  // largest chunk it has room for, a tuner's limit; 0: chunk_bytes
+  std::string compress;       // the compression asked for in the group, opaque to this room; servers: empty
+  std::string priority;       // the priority of the group's operations, also opaque; servers: empty
+  double node_gbps = 0;       // total of its node's cards; 0: not known; never negative, infinite or NaN
+  std::vector<Nic> nics;      // network cards for its data; at most kNicsMax
+  Nic control;                // network card for its control messages; used in messages to people
+  std::uint64_t machine = 0;  // machine_id(): members with the same value reach each other over loopback
+  std::string loopback;       // why other machines cannot reach it: "control uses lo: ..."; empty: they can
+  std::string notes;          // complaints about its settings, one a line; rank 0 reports them for all members
 
   bool operator==(const MemberRecord&) const = default;
 };
 
 /// "rank 3 on host-b (pid 812)".
 std::string describe(const MemberRecord& member);
-/// For MemberRecord::members, equal where all ranks are: "[0-3, 8]", "[0-1016 by 8]"; of what is longer than 256 bytes the
-/// beginning, how many they are, and a number that stands for all.
+/// The text for MemberRecord::members: "[0-3, 8]", "[0-1016 by 8]". Equal lists give equal texts. A text over 256 bytes
+/// becomes its beginning, the number of ranks, and a hash of all ranks.
 std::string members_text(std::span<const int> global_ranks);
-/// For MemberRecord::notes: cut to what a record holds.
+/// The text for MemberRecord::notes, cut to what a record holds.
 std::string joined_notes(const std::vector<std::string>& notes);
 
 struct Roster {
-  std::uint64_t nonce = 0;            // names this roster among all attempts; never 0
-  core::GroupUid uid;                 // drawn anew for each roster
+  std::uint64_t nonce = 0;            // distinguishes this roster from all other attempts; never 0
+  core::GroupUid uid;                 // a new random value for each roster
   std::vector<MemberRecord> members;  // by group rank
-  std::vector<int> node_of;           // by group rank; dense, numbered in order of each node's first rank
-  bool names_servers = false;         // rank 0 knows dedicated servers, which may join before the group's first operation
-  /// Dedicated servers, in the order in which they have joined. Where all members find each other there are none yet.
+  std::vector<int> node_of;           // by group rank; dense, nodes are numbered in order of their first rank
+  bool names_servers = false;         // rank 0 knows dedicated servers; they may join before the first operation
+  /// Dedicated servers, in the order of joining. Empty during the rendezvous of the members.
   std::vector<MemberRecord> servers;
 
   bool operator==(const Roster&) const = default;
 
   int size() const noexcept { return static_cast<int>(members.size()); }
   int node_count() const noexcept;
-  /// Ascending.
+  /// The ranks of `node`, ascending.
   std::vector<int> ranks_of_node(int node) const;
 };
 
-/// Whether all members can reach each other as far as their records tell. kInvalidArgument names one that listens on
-/// its loopback interface while others are on other machines, why it does, and what to change there.
+/// Checks from the records that all members can reach each other. kInvalidArgument names a member that listens on its
+/// loopback interface while others are on other machines, the reason for it, and the setting to change.
 core::Status check_reachable(const Roster& roster);
 
-/// kInvalidArgument: a field is over its cap or not valid.
+/// Error kInvalidArgument: a field is over its cap or not valid.
 core::Result<Bytes> encode(const MemberRecord& record);
 core::Result<Bytes> encode(const Roster& roster);
 
-/// kMismatch: not such a blob, damaged, or made by another protocol version.
+/// Error kMismatch: not such a blob, damaged, or made by another protocol version.
 core::Result<MemberRecord> decode_record(std::span<const std::uint8_t> bytes);
-/// Beyond the grammar: rank i's record is for rank i of this size, engine ids are distinct, node numbers are dense.
+/// Also checks: rank i's record is for rank i of this group size, engine ids are distinct, and node numbers are dense.
 core::Result<Roster> decode_roster(std::span<const std::uint8_t> bytes);
-/// The head alone, of a record or roster of any version. kMismatch: neither.
+/// Reads only the head of a record or roster, of any version. Error kMismatch: the blob is neither.
 core::Result<BlobVersion> decode_version(std::span<const std::uint8_t> bytes);
 
 }  // namespace hybridps::bootstrap

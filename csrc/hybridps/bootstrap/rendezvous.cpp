@@ -20,11 +20,11 @@ using core::TimePoint;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// After a look that found something, which is when the next thing is near.
+// The pace after a poll that found something: the next change is then probably near.
 constexpr Duration kPaceMin = std::chrono::microseconds(200);
 constexpr Duration kPaceMinPerRank = std::chrono::microseconds(25);
 constexpr Duration kPaceMinMax = milliseconds(1);
-// Between looks: in the first half second as often as the store's host can well answer that many ranks.
+// The longest pace. In the first half second, as fast as the store's host can serve that many ranks.
 constexpr Duration kPaceMaxEarly = milliseconds(2);
 constexpr Duration kPaceMaxEarlyPerRank = std::chrono::microseconds(250);
 constexpr Duration kEarly = milliseconds(500);
@@ -135,7 +135,7 @@ void Rendezvous::start(TimePoint now) {
   const core::Result<Bytes> own = encode(options_.self);
   if (!own.is_ok()) return end(own.status(), size() > 1);
   if (size() > 1 && is_named()) {
-    // Of another use of the name, a record that is not ours: never to be overwritten.
+    // A foreign record is from another use of the name. Never overwrite a foreign record.
     const std::optional<Bytes> there = get(record_key(self_rank()));
     if (there && *there != own.value()) end_taken(self_rank(), *there);
   }
@@ -146,7 +146,7 @@ void Rendezvous::start(TimePoint now) {
   }
   if (phase_ != RendezvousPhase::kPending) return;
   if (size() > 1) return put(record_key(self_rank()), own.value());
-  records_.assign(1, options_.self);  // alone: no store, but the same proof as everyone
+  records_.assign(1, options_.self);  // a group of one rank uses no store, but makes the same proof
   roster_ = make_roster();
   proving_ = true;
 }
@@ -178,7 +178,7 @@ bool Rendezvous::lead(TimePoint now) {
 
 bool Rendezvous::collect() {
   records_[0] = options_.self;
-  note_.clear();  // set again below while it holds
+  note_.clear();  // set again below if still true
   bool moved = false;
   int looked = 0;
   for (int i = 0; i < size() && phase_ == RendezvousPhase::kPending; ++i) {
@@ -232,7 +232,7 @@ bool Rendezvous::take_record(int rank, const Bytes& bytes) {
     return false;
   }
   const auto at = static_cast<std::size_t>(rank);
-  if (record.engine == rejected_[at]) return false;  // the stale one still
+  if (record.engine == rejected_[at]) return false;  // still the stale record
   if (refuses(record)) return false;
   for (const auto& other : records_) {
     if (other && other->engine == record.engine) {
@@ -291,7 +291,7 @@ bool Rendezvous::propose(TimePoint now) {
     end(bytes.status(), true);
     return false;
   }
-  put(roster_key(nonce_), bytes.value());  // before the head that names it
+  put(roster_key(nonce_), bytes.value());  // before the head that names this roster
   if (phase_ == RendezvousPhase::kPending) put(key("head"), encode_head({nonce_, HeadState::kProposed}));
   std::fill(acks_.begin(), acks_.end(), RosterAck::kNone);
   own_ack_ = RosterAck::kNone;
@@ -319,7 +319,7 @@ bool Rendezvous::gather(TimePoint now) {
   if (phase_ != RendezvousPhase::kPending) return moved;
 
   if (std::find(acks_.begin(), acks_.end(), RosterAck::kStale) != acks_.end()) {
-    // Read again what nobody has vouched for; of the stale ones, another record than before.
+    // Read again the records that nobody has confirmed. For a stale record, accept only a record of another engine.
     for (std::size_t rank = 1; rank < acks_.size(); ++rank) {
       if (acks_[rank] == RosterAck::kStale) rejected_[rank] = roster_.members[rank].engine;
       if (acks_[rank] == RosterAck::kStale || acks_[rank] == RosterAck::kNone) records_[rank].reset();
@@ -387,7 +387,7 @@ bool Rendezvous::take_roster(std::uint64_t nonce, const Bytes& bytes) {
   own_ack_ = RosterAck::kNone;
   core::Result<Roster> decoded = decode_roster(bytes);
   if (!decoded.is_ok() || decoded.value().nonce != nonce) {
-    // Perhaps of an earlier life and another version: rank 0 tells if our versions differ.
+    // Perhaps from an earlier life and another version. If our versions differ, rank 0 reports the difference.
     note_ = "the store holds a roster that cannot be read: " + std::string(decoded.status().message());
     return false;
   }

@@ -6,22 +6,26 @@
 //   prove shared memory, confirm --> ack/<nonce>/<r> ------------> all ok: head says valid; else propose again
 //   ready <------------------------- head (valid)
 //
-// A roster is proposed again, under a new nonce, when a member finds a record of an earlier life in its place
-// ("stale": the leader reads that record again) or could not prove shared memory with members of its candidate
-// node ("unproven": these pairs never share a node again). Nobody is ready before all have confirmed one roster.
+// Rank 0 proposes a new roster, with a new nonce, in two cases. "stale": a member finds a record of an earlier life in
+// its place, so rank 0 reads that record again. "unproven": a member could not prove shared memory with members of its
+// candidate node, so these pairs never share a node again. No member is ready before all have confirmed one roster.
 //
-// Threads  one thread at a time calls step(); hooks run inside it. No thread of its own, no waiting, no clock.
-// Members  who names other members than the others (MemberRecord::members) is told so at once, with both lists, and so are they,
-//          unless they are ready already. Rank 0 compares all records, each member those at its own place and at rank 0's.
-// Cost     a member: 5 store calls (of a group that names its members 2 more) and its polls (one small key each); rank 0: n records, n acks and its polls, in
-//          batches of at most kBatch per step.
-// Failure  whoever finds an error writes `failed`, also who could not even make a record (announce_failure()); all
-//          raise its text. One that was there before we first looked, does not name our engine and is older than this
-//          process by the wall clock may be of an earlier life: others believe it after kForeignGrace; rank 0 clears
-//          it, and believes it after kForeignGrace if its writer's record is then still the same, or if it had none and has
-//          none: nobody has come in its place. A member that the process knows to be gone, from another group or because
-//          it has met it itself, is waited for by nobody: unless the group is valid already, it ends.
-// Trust    what does not decode, or is of another incarnation, is skipped, and named if we time out.
+// Threads  one thread at a time calls step(); hooks run inside step(). No thread of its own, no waiting, no clock.
+// Members  members may name different members for the group (MemberRecord::members). Then both sides get an error at
+//          once, with both lists, unless the side is ready already. Rank 0 compares all records. Each other member
+//          compares the records at its own place and at rank 0's place.
+// Cost     a member: 5 store calls (2 more in a group that names its members) and its polls (one small key each). Rank
+//          0: n records, n acks and its polls, in batches of at most kBatch per step.
+// Failure  a member that finds an error writes `failed`, even a member that could not make a record
+//          (announce_failure()). All members raise the text of `failed`. A failure may be of an earlier life if it was
+//          there before our first look, does not name our engine, and is older than this process by the wall clock.
+//          Other ranks believe such a failure after kForeignGrace. Rank 0 clears such a failure, and believes the
+//          failure after kForeignGrace if nobody has come in the writer's place: the writer's record is still the same,
+//          or the writer had no record and still has none.
+//          The process may know that a member is gone, from another group or from this one. Nobody waits for such a
+//          member: the rendezvous ends, unless the group is valid already.
+// Trust    a value that does not decode, or is of another incarnation, is skipped. A timeout's message names such a
+//          value.
 #pragma once
 
 #include <cstddef>
@@ -45,11 +49,11 @@
 
 namespace hybridps::bootstrap {
 
-/// What a member's prove hook found out about its candidate node.
+/// The result of a member's prove hook for its candidate node.
 struct MemoryProof {
   enum class ProofResult { kPending, kOk, kUnproven, kFailed };
   ProofResult state = ProofResult::kPending;
-  std::vector<int> unproven;  // kUnproven: group ranks of this member's node in the roster, never itself
+  std::vector<int> unproven;  // kUnproven: group ranks of this member's node in the roster, never the member itself
   core::Status status;        // kFailed: ends the rendezvous for all members
 
   static MemoryProof pending() { return {}; }
@@ -58,7 +62,7 @@ struct MemoryProof {
   static MemoryProof failed(core::Status status) { return {ProofResult::kFailed, {}, std::move(status)}; }
 };
 
-/// Who is to be at a rank, where the caller has said who is in the group.
+/// The process that should be at a rank, if the caller has named the group's members.
 struct ExpectedMember {
   core::EngineId engine;
   std::string where;  // "host-b pid 812"
@@ -67,34 +71,37 @@ struct ExpectedMember {
 struct RendezvousOptions {
   std::string group_name;  // for messages
   std::string key_prefix;  // group_key_prefix()
-  MemberRecord self;       // group_rank and group_size say who we are
+  MemberRecord self;       // group_rank and group_size are this member's
   core::Deadline deadline;
-  /// Milliseconds since 1970, as announce_failure() takes them: now, and when this process began. A failure that was
-  /// written since then is of this life. Unset, 0: not known.
+  /// Times in milliseconds since 1970, as for announce_failure(): now, and this process's start. A failure written
+  /// since the start is of this life. Unset or 0: not known.
   std::function<std::uint64_t()> wall_ms;
   std::uint64_t process_started_ms = 0;
-  /// Called on each step until it is not pending, then not again for this roster. A roster of another nonce
-  /// supersedes: what was set up for the former one is to be dropped. Unset: every candidate node is believed.
+  /// Called on each step until the result is not pending, then not again for this roster. A roster with another nonce
+  /// replaces the former roster: the hook drops everything set up for the former roster. Unset: every candidate node is
+  /// believed.
   std::function<MemoryProof(const Roster&)> prove;
   bool names_servers = false;  // rank 0 only: Roster::names_servers
-  /// By group rank, where the caller has named this life of the group and all who are in it: then nothing under its keys is of
-  /// an earlier life, and what is published there by others, or for another group, ends it for all at once. Else empty.
+  /// By group rank, if the caller has named this life of the group and all its members; else empty. If set, no value
+  /// under the group's keys is of an earlier life. A value from other processes, or for another group, ends the
+  /// rendezvous for all members at once.
   std::vector<ExpectedMember> expected;
   std::string life;  // for messages, with `expected`: "uuid 17"
-  /// By group rank, where nobody has named the members: who this process takes for them since it knows them from another group;
-  /// engine 0: it does not know. Only for telling that one of them will not come. Empty: none is known.
+  /// By group rank, if nobody has named the members: the processes that this process presumes, from another group.
+  /// Engine 0: not known. Used only to report that a member will not come. Empty: no member is known.
   std::vector<ExpectedMember> presumed;
-  /// Of processes that this one has found gone. With one of them there is no group: ends it for all members. Unset: none.
+  /// The processes that this process has found gone. If a member is gone, the rendezvous ends for all members. Unset:
+  /// none.
   std::shared_ptr<const Departures> departures;
-  /// Of keys under which the members of all lives of the group say which one they are in, for the message of one who waits in
-  /// vain for somebody in another. Empty: nobody says.
+  /// Prefix of keys under which members of all lives of the group publish their current life. Used in the message when
+  /// a member waits in vain for members of another life. Empty: nobody publishes.
   std::string lives_prefix;
-  /// A line about what is being waited for: after 10 s, then every 10 s.
+  /// Gets a line about what this member waits for, after 10 s and then every 10 s.
   std::function<void(std::string_view)> progress;
 };
 
-/// For a member that has failed before it could join, with neither engine nor record: the others raise this. What
-/// another member has written since `process_started_ms` stays.
+/// For a member that has failed before it could join, and has neither engine nor record. The other members raise
+/// `failure`. A failure that another member has written since `process_started_ms` stays.
 core::Status announce_failure(KeyValueStore& store, std::string_view key_prefix, int rank, const core::Status& failure,
                               std::uint64_t wall_ms, std::uint64_t process_started_ms);
 
@@ -104,38 +111,38 @@ class Rendezvous : core::Pinned {
 
   Rendezvous(std::shared_ptr<KeyValueStore> store, RendezvousOptions options);
 
-  /// Does what can be done now. Calls before next_step() cost nothing, except that a pending proof is asked again.
+  /// Does the work that is possible now. Calls before next_step() cost nothing, but ask a pending proof again.
   RendezvousPhase step(core::TimePoint now);
-  /// When to call step() again: for the store, or for a pending proof.
+  /// When to call step() again, for the store or for a pending proof.
   core::TimePoint next_step() const noexcept;
   RendezvousPhase phase() const noexcept { return phase_; }
 
-  /// Once ready: the roster that every member has confirmed.
+  /// When ready: the roster that every member has confirmed.
   const Roster& roster() const noexcept { return roster_; }
-  /// Once failed: the same text on every member that could be told.
+  /// When failed: the same text on every member that could be told.
   const core::Status& status() const noexcept { return status_; }
 
-  /// Ends it for all members (abort, a transport that cannot open). No effect once ready or failed.
+  /// Ends the rendezvous for all members (abort, a transport that cannot open). No effect when ready or failed.
   void fail(core::Status status);
 
-  /// Whom this member waits for and is to ask whether they live, of those that it can name: rank 0 those who are late; of the
-  /// others few look after rank 0, for it need not be asked by all.
+  /// Engines of the members that this member waits for and must check for life, as far as known. Rank 0 checks all late
+  /// members. Only a few of the other members check rank 0, to spare rank 0.
   std::vector<core::EngineId> awaited() const;
 
   /// "waiting for ranks [2, 3] (none of 2 published a record)".
   std::string unconfirmed_text(const std::vector<int>& ranks) const;
   std::string waiting_for() const;
-  /// The same, after a look into the store where this member cannot know; may end the rendezvous, if the store fails.
+  /// As waiting_for(), after a look into the store where this member cannot know. A store error may end the rendezvous.
   std::string find_missing();
 
   static constexpr int kBatch = 64;
   static constexpr core::Duration kForeignGrace = std::chrono::seconds(60);
 
  private:
-  /// A member looks for `failed` in one of so many polls.
+  /// A member looks for `failed` once in this many polls.
   static constexpr std::uint64_t kPollsPerFailedLook = 4;
   enum class RosterAck : std::uint8_t { kNone = 0, kOk = 1, kStale = 2, kUnproven = 3 };
-  using EnginePair = std::pair<std::uint64_t, std::uint64_t>;  // ordered
+  using EnginePair = std::pair<std::uint64_t, std::uint64_t>;  // ordered: the smaller value first
 
   bool is_leader() const noexcept { return self_rank() == 0; }
   int self_rank() const noexcept { return options_.self.group_rank; }
@@ -145,7 +152,7 @@ class Rendezvous : core::Pinned {
   std::string roster_key(std::uint64_t nonce) const;
   std::string ack_key(std::uint64_t nonce, int rank) const;
 
-  // Those that return bool say whether anything moved. All end the rendezvous on errors.
+  // The bool results say whether anything moved. All these functions end the rendezvous on errors.
   void start(core::TimePoint now);
   bool poll(core::TimePoint now);
   core::Duration pace_min() const noexcept;
@@ -160,25 +167,25 @@ class Rendezvous : core::Pinned {
   bool follow();
   bool take_roster(std::uint64_t nonce, const Bytes& bytes);
   bool is_named() const noexcept { return !options_.expected.empty(); }
-  /// Whose record lies at a rank where another was expected: ends it.
+  /// Ends the rendezvous: another process's record lies at `rank`.
   void end_taken(int rank, const Bytes& bytes);
-  /// That the two name different members, in words; empty: they do not.
+  /// Says in words that this member and `other` name different members. Empty: they name the same.
   std::string disagreement(const MemberRecord& other) const;
-  /// By the wall clock: an earlier life may have had other members.
+  /// By incarnation and wall clock. An earlier life may have had other members.
   bool is_of_this_life(const MemberRecord& other) const;
-  /// Whether it ended.
+  /// Ends the rendezvous if the lists differ in this life. Returns whether the rendezvous ended.
   bool end_if_disagrees(const MemberRecord& other);
-  /// The same with whose records lie at our place and at rank 0's.
+  /// Calls end_if_disagrees() for the records at our place and at rank 0's place.
   void find_other_lists();
-  /// Whether it ended, since a process that was given up has come.
+  /// Ends the rendezvous if `member` was given up before. Returns whether the rendezvous ended.
   bool refuses(const MemberRecord& member);
-  /// Ends it if one who is to come is gone.
+  /// Ends the rendezvous if an expected member is gone.
   void find_gone(core::TimePoint now);
   void end_without(const std::string& who, const core::Status& why);
-  /// Who is at a rank, as far as it is known; engine 0: it is not.
+  /// The process at a rank, as far as known; engine 0: not known.
   ExpectedMember member_at(int rank) const;
   std::string absent_text(const std::vector<int>& absent) const;
-  /// What absent ranks have last said of the life that they are in, if it is another.
+  /// The lives that absent ranks have published last, if they differ from ours.
   std::string other_lives(const std::vector<int>& absent);
   std::string life_key(int rank) const;
   bool ask_proof();
@@ -210,19 +217,19 @@ class Rendezvous : core::Pinned {
   std::uint64_t polls_ = 0;
   std::uint64_t departures_seen_ = 0;
 
-  // The roster in hand: proposed by us (leader) or read (member).
+  // The current roster: proposed by us (leader) or read (other members).
   Roster roster_;
-  std::uint64_t nonce_ = 0;  // of the last roster looked at, ours or not
+  std::uint64_t nonce_ = 0;  // of the last roster looked at, ours or another
   bool proving_ = false;
   RosterAck own_ack_ = RosterAck::kNone;
-  std::string note_;  // an oddity worth telling if we time out
+  std::string note_;  // an oddity that a timeout's message reports
 
-  // `failed` as first seen.
+  // `failed` at our first look.
   bool failed_looked_ = false;
   std::optional<Bytes> failed_first_;
 
   // Leader only.
-  std::optional<Bytes> cleared_failed_;  // what it found under `failed` and cleared
+  std::optional<Bytes> cleared_failed_;  // the value that rank 0 found under `failed` and cleared
 
   // Leader only, by rank.
   bool gathering_ = false;

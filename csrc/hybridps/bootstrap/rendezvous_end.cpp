@@ -1,4 +1,5 @@
-// How a rendezvous ends without a group: a failure in the Store, a member that is gone, others' lists, time.
+// How a rendezvous ends without a group: a failure in the store, a member that is gone, different lists of members, a
+// timeout.
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -29,7 +30,7 @@ Status announce_failure(KeyValueStore& store, std::string_view key_prefix, int r
 void Rendezvous::find_gone(TimePoint now) {
   if (!options_.departures || size() == 1 || options_.departures->count() == departures_seen_) return;
   const std::uint64_t count = options_.departures->count();
-  // One who has left may have seen the group become valid, and done its part.
+  // A member may leave after the group became valid, with its part done. So poll before judging.
   poll(now);
   if (phase_ != RendezvousPhase::kPending) return;
   departures_seen_ = count;
@@ -63,13 +64,14 @@ std::optional<Status> Rendezvous::believed_failure(const std::optional<Bytes>& b
   return failed->status;
 }
 
-// What rank 0 has cleared is of this life if its writer wrote it before rank 0 came. Nothing in the store tells that from an
-// earlier life whose rank has not come again yet; but who comes again publishes another record.
+// A failure that rank 0 cleared may still be of this life, if its writer wrote it before rank 0 came. The store cannot
+// tell this case from an earlier life's failure whose writer has not come again yet. But a writer that comes again
+// publishes another record.
 std::optional<Status> Rendezvous::unreplaced_failure() {
   if (!cleared_failed_) return std::nullopt;
   const std::optional<FailedBlob> failed = decode_failed(*cleared_failed_);
   if (!failed) return std::nullopt;
-  if (failed->engines.empty()) {  // its writer had no record then
+  if (failed->engines.empty()) {  // the writer had no record
     if (failed->rank == self_rank() || failed->rank >= size() || get(record_key(failed->rank))) return std::nullopt;
     return failed->status;
   }
@@ -116,7 +118,7 @@ bool Rendezvous::is_of_this_life(const MemberRecord& other) const {
 bool Rendezvous::end_if_disagrees(const MemberRecord& other) {
   const std::string text = disagreement(other);
   if (text.empty() || !is_of_this_life(other)) return false;
-  // Who is in a group that is valid without us keeps it.
+  // A member of a group that is valid without us keeps its group.
   const std::optional<Bytes> bytes = get(key("head"));
   const std::optional<Head> head = bytes ? decode_head(*bytes) : std::nullopt;
   bool valid = false;
@@ -173,13 +175,14 @@ bool Rendezvous::watch_failed(TimePoint now) {
       return true;
     }
   }
-  // Two who come at one moment have not seen each other. Ever more rarely, for it costs the Store's host.
+  // Two members that come at the same moment have not seen each other. So look again, ever more rarely, because a look
+  // costs the store's host.
   if (std::has_single_bit(polls_ / kPollsPerFailedLook)) find_other_lists();
   if (phase_ != RendezvousPhase::kPending) return true;
   if (!failed_looked_) {
     failed_looked_ = true;
     failed_first_ = bytes;
-    // Of a life with a name it may be this life's: time_out() names it.
+    // A life with a name may own this failure, so rank 0 does not clear it. time_out() names the failure.
     if (is_leader() && !is_named() && bytes && *bytes != cleared_failure()) {
       put(key("failed"), cleared_failure());
       failed_first_ = cleared_failure();
@@ -216,7 +219,7 @@ void Rendezvous::end(Status status, bool tell_others) {
   status_ = std::move(status);
   if (!tell_others || size() <= 1) return;
 
-  // Another rank may have been first: then all raise its text.
+  // Another rank may have been first. Then all members raise the text of that rank.
   const auto present = store_->try_get(key("failed"));
   if (!present.is_ok()) return;
   if (auto first = believed_failure(present.value(), false)) {
@@ -230,7 +233,7 @@ void Rendezvous::end(Status status, bool tell_others) {
   if (!is_leader() && own_ack_ != RosterAck::kStale) {
     for (const MemberRecord& member : roster_.members) failed.engines.push_back(member.engine);
   }
-  // The store may be what failed: nothing better to do than to raise our own text.
+  // The store itself may have failed. Then we can only raise our own text.
   static_cast<void>(store_->set(key("failed"), encode_failed(failed)).is_ok());
 }
 

@@ -1,4 +1,4 @@
-// What a rendezvous says of those it waits for.
+// The messages of a rendezvous about the members that it waits for.
 #include <algorithm>
 
 #include "hybridps/bootstrap/rendezvous.h"
@@ -80,7 +80,7 @@ std::string Rendezvous::find_missing() {
       if (!records_[static_cast<std::size_t>(rank)]) absent.push_back(rank);
     text += other_lives(absent);
   }
-  // Rank 0 knows them, but whose time is up first tells all.
+  // Rank 0 knows the silent ranks, but the member that times out first tells all others.
   if (phase_ == RendezvousPhase::kPending && !is_leader() && (own_ack_ == RosterAck::kOk || own_ack_ == RosterAck::kUnproven)) {
     std::vector<int> silent;
     for (int rank = 1; rank < std::min(size(), kBatch) && phase_ == RendezvousPhase::kPending; ++rank)
@@ -91,7 +91,7 @@ std::string Rendezvous::find_missing() {
     }
   }
   if (phase_ == RendezvousPhase::kPending && !is_leader() && own_ack_ == RosterAck::kNone && !proving_) {
-    // Rank 0 cannot tell us who is absent: look for ourselves.
+    // Rank 0 cannot tell us who is absent, so look into the store.
     std::vector<int> absent;
     for (int rank = 0; rank < std::min(size(), kBatch) && phase_ == RendezvousPhase::kPending; ++rank) {
       if (rank != self_rank() && !get(record_key(rank))) absent.push_back(rank);

@@ -1,10 +1,10 @@
-// hybridps/bootstrap/store_notes.h: the small values that members leave in the Store beside records and rosters.
+// hybridps/bootstrap/store_notes.h: the small values that members leave in the store, beside records and rosters.
 //
 // Format   head   := magic u32 | nonce u64 | state u8
 //          ack    := magic u32 | kind u8 | engine u64 | count u32 | count x rank u32
 //          failed := magic u32 | code u8 | wall_ms u64 | rank u32 | text address | count u32 | count x engine u64
 // Errors   decoders return nothing for bytes of foreign origin.
-//          A `failed` is written by python/hybridps/backend/announce.py, too.
+//          python/hybridps/backend/announce.py also writes `failed`.
 // Threads  plain values.
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace hybridps::bootstrap {
 
-/// Which roster counts.
+/// Names the roster that counts.
 enum class HeadState : std::uint8_t { kProposed = 0, kValid = 1 };
 struct Head {
   std::uint64_t nonce = 0;
@@ -28,7 +28,7 @@ struct Head {
 Bytes encode_head(const Head& head);
 std::optional<Head> decode_head(std::span<const std::uint8_t> bytes);
 
-/// What a member says of a roster.
+/// A member's answer to a roster.
 struct AckBlob {
   std::uint8_t kind = 0;
   core::EngineId engine;
@@ -37,18 +37,20 @@ struct AckBlob {
 Bytes encode_ack(const AckBlob& ack);
 std::optional<AckBlob> decode_ack(std::span<const std::uint8_t> bytes);
 
-/// Why there will be no group.
+/// The reason why there will be no group.
 struct FailedBlob {
   core::Status status;
   std::uint64_t wall_ms = 0;           // when it was written; 0: not known
-  int rank = 0;                        // the writer's
-  std::vector<core::EngineId> engines;  // that the writer knows, its own first
+  int rank = 0;                        // the writer's rank
+  std::vector<core::EngineId> engines;  // engines that the writer knows, its own first
 };
 Bytes encode_failed(const FailedBlob& failed);
 std::optional<FailedBlob> decode_failed(std::span<const std::uint8_t> bytes);
-/// What rank 0 writes over a failure of an earlier life. Not empty: some stores make a difference between empty and absent.
+/// The value that rank 0 writes over a failure of an earlier life. Not empty, because some stores distinguish empty and
+/// absent.
 Bytes cleared_failure();
-/// Both in milliseconds since 1970.
+/// Whether the failure was written after the process started. Times in milliseconds since 1970; false if one of them is
+/// unknown.
 bool written_since(const FailedBlob& failed, std::uint64_t process_started_ms);
 
 }  // namespace hybridps::bootstrap

@@ -14,11 +14,11 @@ namespace {
 
 using core::DType;
 
-constexpr std::size_t kPlaceBytes = 16;  // seed and first element, in front of chunks of codecs that draw lots
-constexpr std::size_t kCountBytes = 4;   // elements, in front of chunks of one bit: their zeros lie behind the blocks
-constexpr std::uint32_t kSomeZeros = 0x80000000U;  // of the count: a block has some
-constexpr std::uint64_t kSpeakerStep = 0xd1342543de82ef95ULL;  // odd: speakers have lots of their own
-constexpr std::size_t kStackElements = 2048;                   // of one step of expand()
+constexpr std::size_t kPlaceBytes = 16;  // seed and first element, in front of chunks of codecs with random numbers
+constexpr std::size_t kCountBytes = 4;   // element count, in front of one-bit chunks: zeros lie behind the blocks
+constexpr std::uint32_t kSomeZeros = 0x80000000U;  // flag in the count: a block has zeros
+constexpr std::uint64_t kSpeakerStep = 0xd1342543de82ef95ULL;  // odd; gives each speaker its own random numbers
+constexpr std::size_t kStackElements = 2048;                   // for one step of expand()
 
 Kernel kernel_of(const Spec& spec) {
   switch (spec.kind) {
@@ -190,7 +190,7 @@ class KernelCodec final : public Codec {
     else
       table_.narrow(in, n, dtype_ == DType::kBfloat16, out);
   }
-  /// Of a whole or a last, shorter block.
+  /// The encoded size of one block, whole or the shorter last block.
   std::size_t block_bytes(std::size_t n) const noexcept {
     switch (kernel_) {
       case Kernel::kBf16:
@@ -214,7 +214,8 @@ class KernelCodec final : public Codec {
     std::memcpy(&count, data, kCountBytes);
     return count;
   }
-  /// One bit: bytes that blocks below element n, a multiple of the block or the chunk's end, have behind the last block.
+  /// One bit: the bytes behind the last block that belong to blocks below element n. n is a multiple of the block, or
+  /// the chunk's end.
   std::size_t zeros_before(const std::byte* data, std::size_t n) const noexcept {
     std::size_t bytes = 0;
     const std::byte* block = data + front_bytes_;
@@ -303,7 +304,7 @@ std::span<const KernelTable* const> available_tables() noexcept {
     const KernelTable* tables[3] = {&kBaselineTable};
     std::size_t count = 1;
     Available() noexcept {
-      // What the sums run on; the same features are needed here.
+      // The set that the sums use. The codecs need the same CPU features.
       const std::string_view name = reduce::instruction_set();
 #if defined(__x86_64__)
       if (name == "avx2" || name == "avx512") tables[count++] = &kAvx2Table;

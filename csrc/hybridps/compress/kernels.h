@@ -1,4 +1,4 @@
-// hybridps/compress/kernels.h: the kernel tables of the codecs, one per instruction set. Private to the room and its tests.
+// hybridps/compress/kernels.h: the codecs' kernel tables, one per instruction set. Private to the room and its tests.
 //
 // Threads  any; the tables are constants.
 // Bits     the same from every table: no fused multiply-add, sums in one order (docs of kernels_impl.h).
@@ -15,21 +15,21 @@
 
 namespace hybridps::compress {
 
-/// What a kernel may need besides the elements.
+/// What a kernel may need beside the elements.
 struct Draw {
-  std::uint64_t seed = 0;   // of lots: the same on all ranks and runs
-  std::uint64_t first = 0;  // of the tensor: its element `in[0]`
-  std::uint32_t keep = 0;   // top-k, random-k: of a full block
+  std::uint64_t seed = 0;   // of the random numbers: the same on all ranks and in all runs
+  std::uint64_t first = 0;  // index in the tensor of the element `in[0]`
+  std::uint32_t keep = 0;   // top-k, random-k: elements kept in a full block
   std::uint32_t levels = 0;
-  const std::byte* zeros = nullptr;  // one bit: those of the first block that has some
-  std::byte* zeros_out = nullptr;    // one bit: where encode puts them; behind the last afterwards
+  const std::byte* zeros = nullptr;  // one bit: the zeros of the first block that has some
+  std::byte* zeros_out = nullptr;    // one bit: where encode puts zeros; moved behind the last one
 };
 
-/// n elements of `in` (and what was left out before, `residual`, null: nothing is remembered) become blocks at `out`;
-/// what is left out now goes to `residual`. `n` need not be whole blocks: the last one is shorter. Returns how many
-/// blocks had a value that is not finite: such a block is NaN on the other side, and its residual stays as it was.
+/// Encodes n elements of `in` into blocks at `out`. First adds `residual`, what was left out before; then stores there
+/// what is left out now. Null: nothing is remembered. `n` need not be whole blocks: the last block is shorter. Returns
+/// the number of blocks with a value that is not finite. Such a block decodes to NaN, and its residual does not change.
 using Encode = std::uint32_t (*)(const float* in, float* residual, std::size_t n, Draw& draw, std::byte* out);
-/// The reverse.
+/// Decodes n elements from the blocks at `in`.
 using Decode = void (*)(const std::byte* in, std::size_t n, const Draw& draw, float* out);
 
 struct Kernels {
@@ -43,10 +43,10 @@ inline constexpr std::size_t kKernelCount = 9;
 struct KernelTable {
   const char* name = nullptr;  // "scalar", "avx2", "avx512", "neon"
   Kernels kernels[kKernelCount] = {};
-  /// Elements of 16 bits (bf16: true, else fp16) and fp32.
+  /// Convert between elements of 16 bits (bf16: true, else fp16) and fp32.
   void (*widen)(const std::byte* in, std::size_t n, bool bf16, float* out) = nullptr;
   void (*narrow)(const float* in, std::size_t n, bool bf16, std::byte* out) = nullptr;
-  /// Momentum of Nesterov on the way in: m = mu m + g; out = g + mu m.
+  /// Nesterov's momentum before encoding: m = mu m + g; out = g + mu m.
   void (*nesterov)(const float* in, float* momentum, std::size_t n, float mu, float* out) = nullptr;
 };
 
@@ -58,20 +58,20 @@ extern const KernelTable kAvx512Table;
 extern const KernelTable kNeonTable;
 #endif
 
-/// What this CPU and its operating system can run, slowest first. Never empty.
+/// The tables that this CPU and its operating system can run, slowest first. Never empty.
 std::span<const KernelTable* const> available_tables() noexcept;
-/// make_codec() by the kernels of one table.
+/// As make_codec(), with the kernels of one table.
 std::unique_ptr<Codec> make_codec_with(const KernelTable& table, const Spec& spec, core::DType dtype);
 
-/// One bit: whether a block says of each of its elements whether it is zero.
+/// One bit: whether the block has a bit for each element that says "zero".
 inline bool has_zeros(const std::byte* block) noexcept { return (block[1] & std::byte{0x80}) != std::byte{0}; }
 
-// Blocks, elements.
+// Block sizes in elements.
 inline constexpr std::size_t kBlockInt = 32;
 inline constexpr std::size_t kBlockOneBit = 256;
 inline constexpr std::size_t kBlockSparse = 1024;
 
-/// Of n elements in a block of top-k or random-k that keeps `keep` of a full one.
+/// How many of n elements a block of top-k or random-k keeps, if a full block keeps `keep`.
 constexpr std::size_t kept_of(std::size_t n, std::size_t keep) noexcept {
   const std::size_t part = (n * keep + kBlockSparse - 1) / kBlockSparse;
   return part < n ? part : n;

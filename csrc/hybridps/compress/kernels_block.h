@@ -1,4 +1,5 @@
-// hybridps/compress/kernels_block.h: what kernels of all codecs share: scales, a block with its residual, lots. Part of kernels_impl.h.
+// hybridps/compress/kernels_block.h: what kernels of all codecs share: scales, a block with its residual, random
+// numbers. Part of kernels_impl.h.
 #pragma once
 
 #include "hybridps/compress/kernels.h"
@@ -18,7 +19,7 @@ constexpr std::uint32_t kAbs = 0x7fffffffU;
 constexpr std::uint32_t kInfinity = 0x7f800000U;
 constexpr std::uint32_t kSmallestNormal = 0x00800000U;
 constexpr std::uint16_t kNanScale = 0x7fc0;
-// Added to |x| < 2^22 it leaves no bits behind the point: the adder rounds to nearest even.
+// The sum of |x| < 2^22 and this number has no bits behind the point: the adder rounds to nearest even.
 constexpr float kMagic = 12582912.0F;
 constexpr std::int32_t kMagicBits = 0x4B400000;
 
@@ -34,7 +35,7 @@ inline std::uint32_t get32(const std::byte* at) noexcept {
   return value;
 }
 
-/// The smallest bf16 that is not below `value`, and never subnormal. Bits of fp32. `value` >= 0.
+/// The smallest bf16 that is not below `value` and not subnormal, as bits of fp32. 0 for 0. `value` >= 0.
 inline std::uint32_t scale_up(float value) noexcept {
   if (value == 0.0F) return 0;
   const std::uint32_t up = (bits_of_float(value) + 0xffffU) & 0xffff0000U;
@@ -45,8 +46,8 @@ inline void put_scale(std::byte* out, std::uint32_t scale) noexcept {
 }
 inline float get_scale(const std::byte* in) noexcept { return reduce::widen_bf16(get16(in)); }
 
-/// For `levels` steps up to `largest`, bits of fp32. So near the end of the range that its last step would be infinite, it is the
-/// largest one that is not, and the block's values are brought down to it.
+/// The step size for `levels` steps up to `largest` (bits of fp32). If the last step would be infinite, returns the
+/// largest step size for which it is finite, and reduces the block's values to this last step.
 inline std::uint32_t scale_for(std::uint32_t largest, float levels, float* p, std::size_t n) noexcept {
   const std::uint32_t up = scale_up(float_of_bits(largest) / levels);
   if ((bits_of_float(float_of_bits(up) * levels) & kAbs) < kInfinity) return up;
@@ -59,7 +60,8 @@ inline std::uint32_t scale_for(std::uint32_t largest, float levels, float* p, st
 
 inline void fill(std::byte* out, std::size_t n, unsigned value) noexcept { __builtin_memset(out, int(value), n); }
 
-/// memcpy() of few elements would be in steps of 16 bytes, which a load of a whole vector behind it has to wait for.
+/// For few elements, memcpy() would store in steps of 16 bytes. A later load of a whole vector would have to wait for
+/// these stores.
 [[gnu::always_inline]] inline void copy(const float* in, std::size_t n, float* out) noexcept {
   std::size_t i = 0;
 #if defined(__AVX512F__)
@@ -70,7 +72,7 @@ inline void fill(std::byte* out, std::size_t n, unsigned value) noexcept { __bui
   __builtin_memcpy(out + i, in + i, (n - i) * sizeof(float));
 }
 
-/// in + residual; returns the largest magnitude, as bits.
+/// p = in + residual; returns the largest magnitude, as bits.
 template <bool kFeedback>
 [[gnu::always_inline]] inline std::uint32_t gather(const float* in, const float* residual, std::size_t n, float* p) noexcept {
   std::uint32_t largest = 0;
@@ -92,14 +94,14 @@ inline std::int32_t round_to_int(float x) noexcept {
   return static_cast<std::int32_t>(bits_of_float(x + kMagic)) - kMagicBits;
 }
 
-/// Of a counter: the finaliser of SplitMix64 (Steele et al., OOPSLA 2014).
+/// A random number for a counter: the finaliser of SplitMix64 (Steele et al., OOPSLA 2014).
 inline std::uint64_t lot(std::uint64_t seed, std::uint64_t counter) noexcept {
   std::uint64_t z = seed + (counter + 1) * 0x9e3779b97f4a7c15ULL;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
   return z ^ (z >> 31);
 }
-/// In [0, 1), of 24 bits.
+/// A random number in [0, 1), of 24 bits.
 inline float lot01(std::uint64_t seed, std::uint64_t counter) noexcept {
   return static_cast<float>(static_cast<std::int32_t>(lot(seed, counter) >> 40)) * 0x1p-24F;
 }

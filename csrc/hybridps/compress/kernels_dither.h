@@ -1,4 +1,4 @@
-// hybridps/compress/kernels_dither.h: levels drawn by lot, linear and natural. Part of kernels_impl.h.
+// hybridps/compress/kernels_dither.h: randomly rounded levels, linear and natural. Part of kernels_impl.h.
 #pragma once
 
 #include "hybridps/compress/kernels_levels.h"
@@ -6,14 +6,14 @@
 namespace hybridps::compress {
 namespace {  // NOLINT(google-build-namespaces): as in reduce/convert.h
 
-/// A level in [0, levels] whose mean over all lots is x levels; x in [0, 1].
+/// A random level in [0, levels] with the mean x levels; x in [0, 1]. `lots`: the random number.
 inline std::uint32_t linear_level(float x, float levels, float lots) noexcept {
   const float y = x * levels + lots;
   const auto level = static_cast<std::int32_t>(y);
   return static_cast<std::uint32_t>(level) < static_cast<std::uint32_t>(levels) ? static_cast<std::uint32_t>(level)
                                                                                 : static_cast<std::uint32_t>(levels);
 }
-/// 0: zero, c: 2^(c - 7); the mean over all lots is x.
+/// A random code with the mean x: code 0 is zero, code c is 2^(c - 7).
 inline std::uint32_t natural_code(float x, float lots) noexcept {
   if (x >= 1.0F) return 7;
   const std::uint32_t exponent = bits_of_float(x) >> 23;  // x = 2^(exponent - 127) (1 + fraction)
@@ -44,7 +44,7 @@ inline std::uint32_t encode_dither(const float* in, float* residual, std::size_t
       ++odd;
     } else {
       const std::uint32_t scale_bits = scale_up(float_of_bits(largest));
-      // Rounded up it may be infinite: the largest bf16 then, and what is above it counts as it.
+      // Rounded up, the scale may be infinite. Then use the largest bf16; larger values count as this scale.
       const float scale = float_of_bits(scale_bits >= kInfinity ? 0x7f7f0000U : scale_bits);
       put_scale(out, bits_of_float(scale));
       for (std::size_t i = 0; i < count; ++i) {

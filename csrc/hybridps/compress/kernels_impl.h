@@ -1,13 +1,13 @@
-// hybridps/compress/kernels_impl.h: what the kernel tables are made of; included once per instruction set.
+// hybridps/compress/kernels_impl.h: builds a kernel table; included once per instruction set.
 //
 // Arith.   Every line below means the same on every instruction set: no contraction (the room's flags), rounding by the
 //          adder, maxima of bit patterns, and sums in sixteen lanes that are added in one order.
-// Layout   of a block, one after the other, little-endian; s: bf16.
+// Layout   of a block; blocks follow each other, little-endian; s is a bf16.
 //            bf16, fp16   2 bytes an element
 //            int8         s | n x int8                     value = q s, q in [-127, 127]
 //            int4         s | ceil(n/2) bytes              low half: the first ceil(n/2) elements, q + 8 in [1, 15]
-//            one bit      s | ceil(n/8) signs              s < 0: some are zero. Behind all blocks: ceil(n/8) bytes for each
-//                                                          such block, in order, a bit for every zero
+//            one bit      s | ceil(n/8) signs              s < 0: some are zero. Behind all blocks: ceil(n/8) bytes
+//                                                          for each such block, in order, a bit for every zero
 //            top-k        k x u32 index | k x fp32         in the order of the indices
 //            random-k     k x fp32                         indices drawn from (seed, block)
 //            linear       s | n bytes: sign, level of 127; or ceil(n/2) bytes: sign, level of 7
@@ -42,7 +42,7 @@ void nesterov(const float* in, float* momentum, std::size_t n, float mu, float* 
   for (std::size_t i = 0; i < n; ++i) {
     const float m = mu * momentum[i] + in[i];
     out[i] = in[i] + mu * m;
-    // What is not finite passes, and is not remembered.
+    // A value that is not finite is passed on, but the momentum does not remember it.
     const bool finite = (bits_of_float(m) & kAbs) < kInfinity;
     momentum[i] = float_of_bits(reduce::select(finite, bits_of_float(m), bits_of_float(momentum[i])));
   }

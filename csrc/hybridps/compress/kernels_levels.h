@@ -1,4 +1,4 @@
-// hybridps/compress/kernels_levels.h: casts, and a scale with integers of 8 or 4 bits. Part of kernels_impl.h.
+// hybridps/compress/kernels_levels.h: casts, and integers of 8 or 4 bits with a scale. Part of kernels_impl.h.
 #pragma once
 
 #include "hybridps/compress/kernels_block.h"
@@ -33,7 +33,7 @@ inline std::uint32_t encode_cast_blocks(const float* in, float* residual, std::s
         const float p = in[at + i] + residual[at + i];
         packed[i] = narrow16<kBf16>(p);
         const float left = p - widen16<kBf16>(packed[i]);
-        // Of a value that is not finite, or too large for 16 bits, what was left out before stays.
+        // If the value is not finite, or too large for 16 bits, the old residual stays.
         const bool finite = (bits_of_float(left) & kAbs) < kInfinity;
         residual[at + i] = float_of_bits(reduce::select(finite, bits_of_float(left), bits_of_float(residual[at + i])));
       }
@@ -57,7 +57,7 @@ inline void decode_cast(const std::byte* in, std::size_t n, const Draw&, float* 
 
 // --- int8 ------------------------------------------------------------------------------------------------------------
 
-// g++ 12 finds no good way for it with AVX2 alone.
+// With AVX2 alone, g++ 12 generates slow code for the loop below.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 [[gnu::always_inline]] inline void pack8(const std::int32_t* q, std::size_t n, std::uint8_t* out) noexcept {
   if (n != kBlockInt) {
@@ -148,8 +148,8 @@ inline void decode_int8(const std::byte* in, std::size_t n, const Draw&, float* 
 
 // --- int4 ------------------------------------------------------------------------------------------------------------
 
-/// The first half of the elements in the low halves of the bytes, the others in the high ones: pairs of neighbours would
-/// have to be taken apart.
+/// The first half of the elements goes to the low halves of the bytes, the second half to the high halves. Pairs of
+/// neighbours would have to be separated when unpacked.
 [[gnu::always_inline]] inline void pack4(const std::uint8_t* codes, std::size_t n, std::byte* out) noexcept {
   const std::size_t half = (n + 1) / 2;
   std::uint8_t packed[kBlockSparse / 2];

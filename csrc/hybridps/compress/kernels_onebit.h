@@ -1,4 +1,4 @@
-// hybridps/compress/kernels_onebit.h: a scale with one bit an element. Part of kernels_impl.h.
+// hybridps/compress/kernels_onebit.h: one bit an element, with a scale. Part of kernels_impl.h.
 #pragma once
 
 #include "hybridps/compress/kernels_block.h"
@@ -35,7 +35,7 @@ inline std::uint16_t zeros16(const float* p) noexcept {
 #endif
 }
 
-/// Sixteen values of this magnitude, bits of fp32, with these signs, but +0 where `zeros` has a bit.
+/// Stores sixteen values with this magnitude (bits of fp32) and these signs. A value is +0 where `zeros` has a bit.
 template <bool kZeros>
 [[gnu::always_inline]] inline void put_signed16(std::uint32_t magnitude, std::uint16_t signs, std::uint16_t zeros, float* out) noexcept {
 #if defined(__AVX512DQ__)
@@ -45,7 +45,7 @@ template <bool kZeros>
   _mm512_storeu_si512(out, values);
 #elif defined(__AVX2__)
   const __m256i places = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-  const auto all_of = [places](unsigned bits) {  // a lane of ones for every bit
+  const auto all_of = [places](unsigned bits) {  // all ones in the lane of every set bit
     return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), places), places);
   };
   for (unsigned half = 0; half < 2; ++half) {
@@ -62,7 +62,7 @@ template <bool kZeros>
 #endif
 }
 
-/// Of n elements, 16 or fewer.
+/// The bits of n elements, n <= 16.
 inline std::uint16_t get_bits(const std::byte* bits, std::size_t n) noexcept {
   return n > 8 ? get16(bits) : static_cast<std::uint16_t>(bits[0]);
 }
@@ -80,7 +80,7 @@ template <bool kZeros>
   __builtin_memcpy(out + i, last, (n - i) * sizeof(float));
 }
 
-/// A bit of each of n elements, by sixteen_of(sixteen elements).
+/// Stores one bit for each of n elements. sixteen_of(p) gives the bits of sixteen elements.
 template <class SixteenOf>
 [[gnu::always_inline]] inline void put_bits(const float* p, std::size_t n, std::byte* out, SixteenOf sixteen_of) noexcept {
   std::size_t i = 0;
@@ -100,7 +100,8 @@ template <class SixteenOf>
   return count;
 }
 
-/// `zeros`: where this block's would be; moved behind them if it has some.
+/// `zeros`: where this block's zero bits go. Moved behind these bits if the block has zeros. Returns whether a value is
+/// not finite.
 template <bool kFeedback>
 [[gnu::always_inline]] inline bool onebit_block(const float* in, float* residual, std::size_t n, std::byte* out, std::byte*& zeros) noexcept {
   alignas(64) float p[kBlockOneBit];
@@ -126,7 +127,7 @@ template <bool kFeedback>
     for (std::size_t j = 0; j < width; ++j) lanes[j] += lanes[j + width];
   const std::size_t none = count_zeros(p, n);
   const float mean = lanes[0] / static_cast<float>(n - none);
-  // To nearest; the sum may have been too large for a float though no value was.
+  // Rounded to nearest. The sum may exceed a float's range even if no value does.
   std::uint32_t scale = std::uint32_t{reduce::narrow_bf16(mean)} << 16;
   if (scale >= kInfinity) scale = 0x7f7f0000U;
   if (scale < kSmallestNormal) scale = kSmallestNormal;

@@ -8,9 +8,9 @@ namespace {  // NOLINT(google-build-namespaces): as in reduce/convert.h
 
 constexpr std::uint32_t kNoIndex = 0xffffffffU;
 
-/// Marks the k elements of largest magnitude; of equal ones the first. By halving the range of bit patterns.
+/// Marks the k elements of largest magnitude; among equal elements, the first. Halves the range of bit patterns.
 inline void mark_largest(const std::uint32_t* magnitude, std::size_t n, std::size_t k, bool* marked) noexcept {
-  std::uint32_t low = 0;  // at least k are >= low
+  std::uint32_t low = 0;  // at least k elements are >= low
   std::uint32_t high = kInfinity;
   while (high - low > 1) {
     const std::uint32_t middle = low + (high - low) / 2;
@@ -80,12 +80,13 @@ inline void decode_topk(const std::byte* in, std::size_t n, const Draw& draw, fl
   }
 }
 
-/// k different indices of n, in order: Floyd's algorithm (Bentley, CACM 30(9), 1987), by lots of the block.
+/// Draws k different indices below n, as bits of `chosen`: Floyd's algorithm (Bentley, CACM 30(9), 1987), with the
+/// block's random numbers.
 inline void draw_indices(std::uint64_t seed, std::uint64_t block, std::size_t n, std::size_t k,
                          std::uint64_t* chosen) noexcept {
   for (std::size_t i = 0; i < kBlockSparse / 64; ++i) chosen[i] = 0;
   for (std::size_t j = n - k; j < n; ++j) {
-    // Of 32 bits, times j + 1: the bias is below 2^-22.
+    // A 32-bit random number times j + 1: the bias is below 2^-22.
     const std::uint64_t t = ((lot(seed, block * kBlockSparse + j) >> 32) * (j + 1)) >> 32;
     const std::uint64_t pick = (chosen[t / 64] >> (t % 64) & 1U) == 0 ? t : j;
     chosen[pick / 64] |= std::uint64_t{1} << (pick % 64);

@@ -9,9 +9,10 @@ namespace {
 
 constexpr std::uint64_t kStepsOfShare = 2;
 constexpr std::uint64_t kStepsOfTrial = 4;
-// Quicker by so much, as foretold, is certain enough to try nothing: the model leaves out what does not shrink with bytes.
+// A predicted gain of this factor needs no trial. The margin is for costs that do not shrink with bytes, which the
+// model leaves out.
 constexpr double kCertainGain = 2.5;
-// Of the most that a codec can gain, for those that cannot gain so much.
+// Part of a codec's greatest possible gain. Enough for codecs that cannot reach kCertainGain.
 constexpr double kCertainPart = 0.75;
 constexpr std::uint64_t kClassBegin[Payoff::kClasses] = {0, 256 << 10, 1 << 20, 4 << 20, 16 << 20};
 constexpr double kNone = std::numeric_limits<double>::infinity();
@@ -43,7 +44,8 @@ std::string Payoff::class_text(std::size_t size_class) {
   return text(kClassBegin[size_class]) + " to " + text(kClassBegin[size_class + 1]);
 }
 
-// Sums in order of issue. One that has not ended, as where a program does not wait for it, says nothing of its class.
+// Sums in order of issue. A sum may not have ended, if a program does not wait for it. Then the class of that sum is
+// not measured.
 Payoff::Step Payoff::measure(const std::vector<std::shared_ptr<TimedSum>>& sums) {
   Step step;
   std::array<bool, kClasses> missing{};
@@ -91,7 +93,7 @@ void Payoff::begin_step() {
         asks_ = true;
       }
       break;
-    default: break;  // answer() goes on
+    default: break;  // answer() continues
   }
 }
 
@@ -103,7 +105,7 @@ std::optional<std::vector<double>> Payoff::question() {
       const StepTimes& measured = step[i];
       double& least = values[(coded ? 0 : kClasses) + i];
       least = std::min(least, seconds_or_none(measured.seconds));
-      // What is not the codec's: of all ranks and steps the least part.
+      // The part of the time outside the codec: the smallest value of all steps and ranks.
       if (coded && measured.seconds > 0.0)
         values[2 * kClasses + i] =
             std::min(values[2 * kClasses + i], std::max(0.0, 1.0 - measured.codecs / measured.seconds));
@@ -141,11 +143,11 @@ void Payoff::answer(const std::vector<double>& least) {
   }
   if (doubt) {
     phase_ = PayoffPhase::kTrial;
-    left_ = kStepsOfTrial + 1;  // the next step is the first
+    left_ = kStepsOfTrial + 1;  // begin_step() counts it down, so the next step is the first
     return;
   }
   phase_ = PayoffPhase::kDecided;
-  // Sizes that have not come up go as the nearest below, or above.
+  // Size classes that did not occur go as the nearest known class below, or else above.
   const auto is_known = [&](std::size_t i) { return decisions_[i].why != Why::kUndecided; };
   std::optional<bool> nearest;
   for (std::size_t i = 0; i < kClasses; ++i)

@@ -1,13 +1,14 @@
-// hybridps/compress/payoff.h: whether a codec pays, by the size of sums: decided once, by all ranks alike.
+// hybridps/compress/payoff.h: whether a codec pays, by the size of sums. Decided once, alike on all ranks.
 //
-// Model    Steps are counted from the first that the codec is used in. Two settle; two measure what part of a sum's time the codec
-//          takes. Were the rest a wire's, a sum as it is would take rest / ratio: where that is much more, the codec pays and
-//          nothing else is tried. Else four steps are a trial, as they are, coded, coded, as they are; the quicker way
-//          stays. A sum's time is from when it began, or the one before it ended if that was later, to its end: those of a
-//          step add up to the time in which any was under way. Ranks that wait for others measure the others' time, too: so
-//          the least of all ranks counts, and of two steps the quicker.
-// Agreement the steps are the same on all ranks; what was measured is reduced over them (question(), answer()).
-// Threads  one at a time; TimedSum::end() any.
+// Model    Steps count from the first step that uses the codec. Two steps settle. Two steps measure the codec's part of
+//          a sum's time. If the rest were all wire time, a plain sum would take rest / ratio. Where a plain sum would
+//          take much longer than a coded sum, the codec pays and nothing else is tried. Otherwise four steps are a
+//          trial: plain, coded, coded, plain; the faster way stays.
+//          A sum's time runs from its begin, or from the end of the sum before if that end is later, to the sum's end.
+//          So the times of a step add up to the time in which any sum was under way. A rank that waits for others
+//          measures their time too, so the smallest value of all ranks counts. Of two steps, the faster counts.
+// Agreement the steps are the same on all ranks. The measurements are reduced over all ranks (question(), answer()).
+// Threads  one thread at a time; TimedSum::end() any thread.
 #pragma once
 
 #include <array>
@@ -26,9 +27,9 @@ namespace hybridps::compress {
 /// One sum that is measured.
 struct TimedSum {
   std::size_t size_class = 0;
-  /// When it can begin, on the thread that begins it; a device comes to it later than the call.
+  /// Sets when the sum can begin: for a device, later than the call. Called on the thread that begins the sum.
   void begin(core::TimePoint at) noexcept { began_.store(at.time_since_epoch().count(), std::memory_order_relaxed); }
-  /// On the thread that ends it. `codecs`: this rank's time in codecs for it.
+  /// Called on the thread that ends the sum. `codecs`: this rank's time in codecs for the sum.
   void end(core::TimePoint at, core::Duration codecs) noexcept {
     codecs_.store(codecs.count(), std::memory_order_relaxed);
     ended_.store(at.time_since_epoch().count(), std::memory_order_release);
@@ -57,30 +58,30 @@ class Payoff : core::Pinned {
   struct Decision {
     Why why = Why::kUndecided;
     bool coded = true;
-    double codec_share = 0.0;    // of a coded sum's time; 0: not measured
-    double coded_seconds = 0.0;  // a step's sums of the class; 0: not measured
-    double plain_seconds = 0.0;  // likewise; of kShare: foretold
+    double codec_share = 0.0;    // part of a coded sum's time; 0: not measured
+    double coded_seconds = 0.0;  // all sums of the class in a step; 0: not measured
+    double plain_seconds = 0.0;  // the same for plain sums; for kShare: predicted
   };
 
-  /// `ratio`: what the codec makes of bytes. `decides`: false: it is used, whatever it costs.
+  /// `ratio`: encoded bytes / plain bytes. `decides`: false: the codec is always used, whatever it costs.
   Payoff(double ratio, bool decides) noexcept;
 
   static std::size_t class_of(std::uint64_t bytes) noexcept;
-  /// "256 KiB to 1 MiB".
+  /// The class in words: "256 KiB to 1 MiB".
   static std::string class_text(std::size_t size_class);
-  /// The least that belongs to it.
+  /// The smallest size in bytes that belongs to the class.
   static std::uint64_t class_begin(std::size_t size_class) noexcept;
 
-  /// Of the sum that a step has begun with; the step before it is over.
+  /// Called for the first sum of a step, when the step before is over.
   void begin_step();
-  /// Set where all ranks are to take the least of each, over all of them, before this step's first sum; answer() has it
-  /// before the next step begins. Asked once per such step.
+  /// Values to reduce by minimum over all ranks before this step's first sum; empty: nothing to reduce. answer() gets
+  /// the result before the next step begins. Asked once per such step.
   std::optional<std::vector<double>> question();
-  /// Empty: it could not be had, and the codec stays.
+  /// `least` empty: the reduction failed, and the codec stays.
   void answer(const std::vector<double>& least);
-  /// How a sum of this step goes.
+  /// Whether a sum of this step is coded.
   bool is_coded(std::uint64_t bytes) const noexcept;
-  /// Null: it is not measured.
+  /// Null: the sum is not measured.
   std::shared_ptr<TimedSum> timed(std::uint64_t bytes);
 
   const std::array<Decision, kClasses>& decisions() const noexcept { return decisions_; }
@@ -89,7 +90,7 @@ class Payoff : core::Pinned {
  private:
   enum class PayoffPhase : std::uint8_t { kSettling, kShare, kAskShare, kTrial, kAskTrial, kDecided };
   struct StepTimes {
-    double seconds = 0.0;  // of one step; 0: none
+    double seconds = 0.0;  // of one step; 0: not measured
     double codecs = 0.0;
   };
   using Step = std::array<StepTimes, kClasses>;
@@ -98,10 +99,10 @@ class Payoff : core::Pinned {
 
   const double ratio_;
   PayoffPhase phase_;
-  std::uint64_t left_ = kStepsToSettle;  // steps of the phase, with the one that runs
+  std::uint64_t left_ = kStepsToSettle;  // steps of the phase that are left, with the current step
   bool asks_ = false;
   std::vector<std::shared_ptr<TimedSum>> sums_;  // of this step
-  std::vector<std::pair<bool, Step>> steps_;     // of this phase: coded?
+  std::vector<std::pair<bool, Step>> steps_;     // of this phase; true: the step was coded
   std::array<Decision, kClasses> decisions_;
 };
 

@@ -1,10 +1,12 @@
-// hybridps/compress/residuals.h: what encodings left out of a group's tensors, to be added to the next.
+// hybridps/compress/residuals.h: what encodings left out of a group's tensors, to be added to the next encodings.
 //
-// Model    One value per element of a tensor, whatever part of it this engine encodes. A group has one of these for its node's
-//          contributions and one for the sums that it owns. Both are in units of the sum, so when shares move, what was left out of
-//          a sum is added to what this node contributes: nothing is lost, and nothing is handed over.
-// Memory   claimed as it is touched; no more than the budget in all. A tensor for which there is none goes without.
-// Owner    a group, or a dedicated server's.   Threads  the engine's progress thread.
+// Model    One value per element of a tensor, whatever part of the tensor this engine encodes. A group has one
+//          Residuals for its node's contributions, and one for the sums that it owns. Both are in units of the sum. So
+//          when shares move, a sum's residual is added to this node's contribution: nothing is lost, and nothing is
+//          sent to the new owner.
+// Memory   claimed as it is touched; in total no more than the budget. A tensor without memory has no residual.
+// Owner    a group, or a group of a dedicated server.
+// Threads  the engine's progress thread.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +20,10 @@
 
 namespace hybridps::compress {
 
-/// Numbers a group's tensors, the same on all ranks; 0: a tensor that nothing is remembered of.
+/// Numbers a group's tensors, the same on all ranks; 0: a tensor of which nothing is remembered.
 using TensorKey = std::uint16_t;
 
-/// Memory that several may share.
+/// A memory limit that several Residuals may share.
 struct MemoryBudget {
   std::uint64_t bytes_max = 0;
   std::uint64_t used = 0;
@@ -32,25 +34,25 @@ class Residuals : core::Pinned {
   explicit Residuals(std::shared_ptr<MemoryBudget> budget) noexcept : budget_(std::move(budget)) {}
   ~Residuals() { budget_->used -= bytes_; }
 
-  /// Of elements [first, first + count) of a tensor of `elements`; null: there is no memory, or no key. What was kept under
-  /// this key for a tensor of another size is dropped.
+  /// The values of elements [first, end) of a tensor of `elements`. Null: no memory, or no key. Values kept under this
+  /// key for a tensor of another size are dropped.
   float* at(TensorKey key, std::uint64_t elements, std::uint64_t first);
   void drop(TensorKey key);
   struct Range {
     std::uint64_t first = 0;
     std::uint64_t end = 0;
   };
-  /// All of the tensor but `stays`, in ascending order, is added to what `to` has of it, and is zero here.
+  /// Adds all values of the tensor to those in `to`, and sets them to zero here, except the ranges `stays` (ascending).
   void move_to(Residuals& to, TensorKey key, const std::vector<Range>& stays);
 
   struct Stats {
     std::uint64_t tensors = 0;
     std::uint64_t bytes = 0;
-    std::uint64_t dropped = 0;  // tensors, since the beginning
-    std::uint64_t refused = 0;  // likewise
+    std::uint64_t dropped = 0;  // number of tensors, since the start
+    std::uint64_t refused = 0;  // number of tensors, since the start
   };
   Stats stats() const noexcept { return {kept_.size(), bytes_, dropped_, refused_count_}; }
-  /// sqrt of the sum of squares of all that is kept.
+  /// The square root of the sum of squares of all kept values.
   double norm() const noexcept;
 
   struct Kept {
@@ -58,7 +60,7 @@ class Residuals : core::Pinned {
     std::vector<float> values;
   };
   Kept copy_of(TensorKey key) const;
-  /// False: there is no memory.
+  /// False: there is no memory for the values.
   bool restore(TensorKey key, const std::vector<float>& values);
 
  private:
@@ -67,7 +69,7 @@ class Residuals : core::Pinned {
   };
   struct Residual {
     std::uint64_t elements = 0;
-    std::unique_ptr<float, Deleter> values;  // null: refused
+    std::unique_ptr<float, Deleter> values;  // null: the memory was refused
   };
   Residual& open(TensorKey key, std::uint64_t elements);
 

@@ -7,12 +7,12 @@
 namespace hybridps::compress {
 namespace {
 
-constexpr double kPartMax = 0.25;  // of 8 bytes each, that is half
+constexpr double kPartMax = 0.25;  // an element takes 8 bytes, so this is half of fp32
 
 struct Named {
   std::string_view name;
   CodecKind kind;
-  bool feedback;  // unless asked otherwise
+  bool feedback;  // the default of ef=
 };
 constexpr Named kNamed[] = {
     {"none", CodecKind::kNone, false},     {"bf16", CodecKind::kBf16, false},     {"fp16", CodecKind::kFp16, false},
@@ -99,7 +99,7 @@ core::Result<Spec> parse_spec(std::string_view text) {
     if (!fine) return wrong(text, "'" + std::string(pair) + "' is not a value of it");
   }
   if (spec.natural && spec.levels != 7) return wrong(text, "natural dithering has levels of its own");
-  // Momentum is part of what the caller trains with: it may not go.
+  // Momentum is part of the caller's training method, so the codec must stay.
   if (spec.momentum > 0.0) spec.decides = false;
   if (spec.kind != CodecKind::kNone) spec.warm_up = warm_up.value_or(spec.feedback ? kWarmUpWithFeedback : 0);
   return spec;

@@ -1,8 +1,9 @@
-// hybridps/core/check.h: invariants of our own that are looked at in every build.
+// hybridps/core/check.h: invariants of our own that every build checks.
 //
-// Why      assert() is gone from optimised builds, also from the unit tests', and to end the user's process is no answer to a
-//          mistake of ours. So who finds one stops short of what it would corrupt, and fails the operation or the group.
-//          In unit programs a check that failed fails the program (tests/support/catch_main.cpp).
+// Why      assert() is gone from optimized builds, also from those of the unit tests. To end the user's process is no
+//          answer to a mistake of ours. So code that finds a broken invariant stops before it corrupts anything, and
+//          fails the operation or the group. In unit programs a failed check fails the program
+//          (tests/support/catch_main.cpp).
 // Threads  any.
 #pragma once
 
@@ -10,10 +11,10 @@
 
 namespace hybridps::core {
 
-/// Counts it and writes a line that names the place, one in 10 s.
+/// Counts the failed check and logs a line that names the place, at most one line in 10 s.
 void check_failed(const char* what, const char* file, int line) noexcept;
 
-/// Whether it holds, as it must. `what` should.
+/// Returns `holds`, which must be true. `what`: the invariant in words, for the log line.
 [[nodiscard]] inline bool check(bool holds, const char* what, const char* file = __builtin_FILE(),
                                 int line = __builtin_LINE()) noexcept {  // clang before 15 has no std::source_location
   if (holds) [[likely]]
@@ -22,7 +23,7 @@ void check_failed(const char* what, const char* file, int line) noexcept;
   return false;
 }
 
-/// Of this process so far.
+/// The number of failed checks in this process so far.
 std::uint64_t checks_failed() noexcept;
 
 }  // namespace hybridps::core

@@ -34,14 +34,14 @@ struct Setting {
   std::string_view doc;
 };
 
-constexpr std::array<std::string_view, 4> kTransportNames = {"auto", "rdma", "tcp", "ucx"};  // as in DataTransport
+constexpr std::array<std::string_view, 4> kTransportNames = {"auto", "rdma", "tcp", "ucx"};  // order of DataTransport
 
 constexpr double kKiB = 1024;
 constexpr double kMiB = 1024 * kKiB;
 constexpr double kGiB = 1024 * kMiB;
 constexpr double kDay = 86400;
 
-// The table. Order: identity and network, failure detection, memory and flow, logs, standing in.
+// The table. Order: identity and network, failure detection, memory and flow, logs, standing in for other backends.
 const auto& settings() {
   static const std::array kSettings = {
       Setting{"NODE", SettingKind::kText, &Config::node, "", 0, 0,
@@ -299,13 +299,13 @@ const Setting* find(std::string_view full) {
   return nullptr;
 }
 
-/// Names the nearest known setting when it is near enough to be a slip.
+/// Names the nearest known setting, if it is near enough for a misspelling.
 std::string unknown_name_warning(const std::string& name) {
   std::string nearest;
   std::size_t distance_min = std::numeric_limits<std::size_t>::max();
   const std::string_view own = std::string_view(name).substr(kPrefix.size());
   for (const Setting& setting : settings()) {
-    // Lengths that differ by so much are so far apart at least.
+    // The distance is at least the difference of the lengths.
     const std::size_t longer = std::max(own.size(), setting.name.size()) - std::min(own.size(), setting.name.size());
     if (longer >= distance_min) continue;
     const std::size_t distance = edit_distance(own, setting.name);
@@ -318,7 +318,7 @@ std::string unknown_name_warning(const std::string& name) {
          "? `hybridps env` lists all settings";
 }
 
-/// Reads what can be read; each setting that cannot is told to `refuse(name, value, message)`.
+/// Reads all valid settings; calls `refuse(name, value, message)` for each other setting.
 template <typename Refuse>
 Config read(const Config::Environment& environment, const Refuse& refuse) {
   Config config;

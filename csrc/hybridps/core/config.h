@@ -1,8 +1,8 @@
 // hybridps/core/config.h: every setting, in one table; read from the environment once per engine.
 //
-// A setting HYBRIDPS_X is the field x; its default is the initialiser below, its meaning the `doc` in config.cpp,
-// and `hybridps env` prints both. To add one: a field here, a row in config.cpp.
-// Only what the code reads belongs here. Names that begin with HYBRIDPS_UCX_ are not settings: they are handed to UCX.
+// The setting HYBRIDPS_X is the field x. Its default is the initializer below. Its meaning is the `doc` in config.cpp.
+// `hybridps env` prints both. To add a setting: a field here, a row in config.cpp. Only settings that the code reads
+// belong here. Names that begin with HYBRIDPS_UCX_ are not settings: they are handed to UCX.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@ namespace hybridps::core {
 struct SettingRow {
   std::string name;           // "HYBRIDPS_POOL_BYTES"
   std::string value;          // as it would be written in the environment
-  std::string default_value;  // likewise; empty text where the default is "not set"
+  std::string default_value;  // in the same form; empty: "not set"
   std::string source;         // "env" or "default"
   std::string unit;           // "bytes", "seconds", "Gbit/s", ... or empty
   std::string doc;            // a sentence or two
-  std::string problem;        // why what the environment has cannot be used; empty: it can
+  std::string problem;        // why the value in the environment cannot be used; empty: no problem
 };
 
 /// HYBRIDPS_DATA_TRANSPORT.
@@ -41,7 +41,7 @@ struct Config {
   std::string interface;
   std::string data_interfaces;
   DataTransport data_transport = DataTransport::kAuto;
-  std::vector<double> nic_gbps = {0};  // one: of the whole machine; else one for each data interface
+  std::vector<double> nic_gbps = {0};  // one value: of the whole machine; else one value for each data interface
   bool find_rates = true;
   bool tune = false;
   bool small_first = true;
@@ -70,18 +70,17 @@ struct Config {
   LogLevel log_level = LogLevel::kWarn;
   std::string status;      // folder of the local socket; "off": none; empty: the usual one
   std::string metrics_file;    // as written, %p included: see metrics_path()
-  std::string metrics_listen;  // host:port, to which the local rank is added
+  std::string metrics_listen;  // host:port; the local rank is added to the port
   std::string trace;           // folder
   double warn_seconds = 10;
   bool shm = true;
-  std::string as;                  // these three are read by python/hybridps alone, and
+  std::string as;                  // only python/hybridps reads as, advise and leave_side_groups; this table
   std::string advise;
-  bool leave_side_groups = false;  // here so that they are documented, and not taken for slips
+  bool leave_side_groups = false;  // documents them, and makes their names known
 
   /// Names found in the environment, e.g. "HYBRIDPS_NODE".
   std::set<std::string> given;
-  /// Complaints that are not errors (unknown names). Who reads the settings sees that they are told: in a job rank 0,
-  /// once.
+  /// Complaints that are not errors (unknown names). The reader must report them; in a job rank 0 does so, once.
   std::vector<std::string> warnings;
 
   using Environment = std::map<std::string, std::string>;
@@ -91,7 +90,8 @@ struct Config {
   static Result<Config> from_environment();
   /// The same from given variables.
   static Result<Config> from(const Environment& environment);
-  /// The table of this process's environment with what the first two would refuse at its row, for tools that show it.
+  /// The table of this process's environment, for tools that show it. A value that from_environment() would refuse has
+  /// the reason in the `problem` of its row.
   static std::vector<SettingRow> table_of_environment(std::vector<std::string>& warnings);
 
   /// All settings, in the order of the documentation.

@@ -15,9 +15,10 @@ namespace hybridps::core {
 
 enum class Reader { kThisCore, kAnother };
 
-/// As std::memcpy, by stores that leave the cache alone (x86-64's MOVNTDQ; elsewhere it is memcpy). Where two cores take turns with
-/// the same memory, a line that is written through the cache is fetched from the other core's cache first, and by it afterwards:
-/// where they share no cache that is several times as slow as memory. What fits into a shared cache goes faster through it.
+/// Like std::memcpy, but with non-temporal stores (x86-64's MOVNTDQ; elsewhere it is memcpy). Two cores may take turns
+/// with the same memory. A line that is written through the cache is first fetched from the other core's cache, and the
+/// other core later fetches the line back. If the cores share no cache, this is several times as slow as memory. Data
+/// that fits into a shared cache is faster through the cache.
 inline void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
 #if defined(__SSE2__)
   constexpr std::size_t kLine = 64;
@@ -39,7 +40,7 @@ inline void copy_past_cache(std::byte* to, const std::byte* from, std::size_t by
       _mm_stream_si128(out + 2, c);
       _mm_stream_si128(out + 3, d);
     }
-    _mm_sfence();  // these stores are in no order with those that tell of them
+    _mm_sfence();  // non-temporal stores have no order with the stores that announce the data
   }
 #endif
   if (bytes > 0) std::memcpy(to, from, bytes);

@@ -44,11 +44,12 @@ enum class ReduceOp : std::uint8_t {
   kBxor = 7,
   kPremulSum = 8,
   kNone = 9,  // operations that only move bytes
-  // Sums of an allreduce of which its owners make something else, by what they keep (outer/state.h); no kernel has them.
+  // Outer operations: sums of an allreduce that the owners turn into another result, with the state that the owners
+  // keep (outer/state.h). No kernel has them.
   kMomentumStep = 10,  // average, then a step of SGD with momentum
-  kNesterovStep = 11,  // likewise, Nesterov's
-  kStateLoad = 12,     // the sum is what is kept from now on
-  kStateRead = 13,     // what is kept is the result
+  kNesterovStep = 11,  // average, then a step of SGD with Nesterov's momentum
+  kStateLoad = 12,     // the sum becomes the kept state
+  kStateRead = 13,     // the kept state becomes the result
 };
 inline constexpr std::uint8_t kReduceOpCount = 14;
 
@@ -58,17 +59,17 @@ std::size_t size_of(DType dtype) noexcept;
 std::string_view name_of(DType dtype) noexcept;
 /// "sum", "avg", ...
 std::string_view name_of(ReduceOp op) noexcept;
-/// Whether owners make something of the sum.
+/// Whether owners turn the sum into another result.
 constexpr bool is_outer(ReduceOp op) noexcept { return op >= ReduceOp::kMomentumStep; }
-/// How contributions are combined: of an owner's operation avg or sum, of others itself.
+/// The operation that combines contributions: avg or sum for an outer operation, else `op` itself.
 constexpr ReduceOp combined_by(ReduceOp op) noexcept {
   if (!is_outer(op)) return op;
   return op <= ReduceOp::kNesterovStep ? ReduceOp::kAvg : ReduceOp::kSum;
 }
 /// float16, bfloat16, float32, float64, the float8 kinds, complex64 and complex128.
 bool is_floating(DType dtype) noexcept;
-/// Whether the pair is defined: no BAND/BOR/BXOR on floating types, no MIN/MAX on complex ones, PREMUL_SUM on
-/// floating types only, nothing on kFloat8E8M0fnu and kBytes, and no operation of owners: those are combined_by() another.
+/// Whether the pair is defined. Not defined: BAND/BOR/BXOR on floating types, MIN/MAX on complex types, PREMUL_SUM on
+/// other than floating types, everything on kFloat8E8M0fnu and kBytes, and outer operations (use combined_by()).
 bool is_reducible(DType dtype, ReduceOp op) noexcept;
 
 }  // namespace hybridps::core

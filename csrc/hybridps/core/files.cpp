@@ -18,7 +18,7 @@ std::string first_line_of(const std::filesystem::path& file) {
 
 std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder) {
   std::vector<std::filesystem::path> entries;
-  std::error_code error;  // a range-for would throw where reading on fails
+  std::error_code error;  // a range-for would throw if reading fails
   for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
     entries.push_back(at->path());
   std::sort(entries.begin(), entries.end());

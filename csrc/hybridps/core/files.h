@@ -1,6 +1,6 @@
-// hybridps/core/files.h: small files and folders of the kernel (/sys, /proc), which may go while they are read.
+// hybridps/core/files.h: small files and folders of the kernel (/sys, /proc), which may vanish while they are read.
 //
-// Threads  any. Nothing here throws but std::bad_alloc.
+// Threads  any. Nothing here throws except std::bad_alloc.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +11,7 @@ namespace hybridps::core {
 
 /// The first line without its end; empty if there is no such file or it cannot be read.
 std::string first_line_of(const std::filesystem::path& file);
-/// What is in a folder, sorted, without "." and ".."; empty if there is no such folder, cut short if it cannot be read on.
+/// The entries of a folder, sorted, without "." and "..". Empty if there is no such folder; cut short if reading fails.
 std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
 
 /// The CPUs that a list of the kernel ("0-3,8") names, up to number 65535.

@@ -7,8 +7,8 @@
 
 namespace hybridps::core {
 
-/// How many forks lie between this process and the one of the first call: an object that was made at another count belongs
-/// to the parent, whose threads are not here. As good as comparing getpid(), without the system call.
+/// The number of forks between the process of the first call and this process. An object made at another number belongs
+/// to the parent, and the parent's threads are not here. As good as comparing getpid(), without the system call.
 std::uint64_t fork_generation() noexcept;
 
 }  // namespace hybridps::core

@@ -1,7 +1,7 @@
 // hybridps/core/log.h: leveled lines on stderr, `hybridps[pid] level: text`.
 //
 // Threads  any. One line is one write(2), so lines of several threads and processes do not mix.
-// Errors   only the function that first decides what an error is logs it.
+// Errors   only the first function that knows an error's meaning logs the error.
 // State    one atomic level, the only global of this room.
 #pragma once
 

@@ -1,10 +1,10 @@
-// hybridps/core/one_thread.h: what only one thread at a time may use, and says so when a second one comes.
+// hybridps/core/one_thread.h: guards an object that only one thread at a time may use, and reports a second thread.
 //
-// Why      the rooms below the engine have no locks: whoever drives its loop is alone in them. That is a rule of theirs which
-//          a caller can break without a crash, and this notices it, in every build, as core::check() does.
-// Limits   two that come within the same few nanoseconds may not see each other: it is in every poll, so it has no locked
-//          instruction.
-// Threads  any; that is what it is about.
+// Why      the rooms below the engine have no locks: the thread that drives the engine's loop is alone in them. A
+//          caller can break this rule without a crash. OneThread notices this in every build, as core::check() does.
+// Limits   two threads that come within the same few nanoseconds may not see each other. OneThread is in every poll, so
+//          it has no locked instruction.
+// Threads  any; to notice a second thread is the purpose.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ namespace hybridps::core {
 
 class OneThread : Pinned {
  public:
-  /// For the length of a call; calls of one thread may be nested.
+  /// Lives for the length of a call; calls of one thread may be nested.
   class Inside : Pinned {
    public:
     explicit Inside(OneThread& what, const char* file = __builtin_FILE(), int line = __builtin_LINE()) noexcept

@@ -1,4 +1,4 @@
-// hybridps/core/pinned.h: base of objects whose address is their identity.
+// hybridps/core/pinned.h: base of objects with an address that is their identity.
 #pragma once
 
 namespace hybridps::core {

@@ -1,7 +1,7 @@
 // hybridps/core/shared_library.h: the functions of a library that is loaded when it is needed.
 //
-// Owner    the process: a library stays loaded, for its functions may be called while static objects are destroyed.
-// Threads  one at a time.
+// Owner    the process: a library stays loaded, because its functions may be called while static objects are destroyed.
+// Threads  one thread at a time.
 #pragma once
 
 #include <dlfcn.h>
@@ -12,7 +12,7 @@ namespace hybridps::core {
 
 class SharedLibrary {
  public:
-  /// One that the process has loaded under whatever path comes before what the loader finds by this name or path.
+  /// Takes the library that the process has loaded, under any path; else loads what the loader finds by `file`.
   explicit SharedLibrary(const std::string& file) : handle_(dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)) {
     if (handle_ == nullptr) handle_ = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle_ != nullptr) return;
@@ -24,12 +24,12 @@ class SharedLibrary {
   /// Why it is not open.
   const std::string& error() const noexcept { return error_; }
 
-  /// Null where the library has none of this name.
+  /// Sets `function` to null if the library has no function of this name.
   template <typename Function>
   void find_optional(Function*& function, const char* name) {
     function = reinterpret_cast<Function*>(dlsym(handle_, name));
   }
-  /// The same, and then missing() names it.
+  /// The same; missing() then names a function that was not found.
   template <typename Function>
   void find(Function*& function, const char* name) {
     find_optional(function, name);

@@ -19,7 +19,7 @@ std::optional<CoreTime> core_time_of_this_thread() noexcept {
   long long ran = 0;
   long long in_line = 0;
   if (got <= 0 || std::sscanf(text.data(), "%lld %lld", &ran, &in_line) != 2) return std::nullopt;
-  if (ran == 0) return std::nullopt;  // there, but not counted
+  if (ran == 0) return std::nullopt;  // the file is there, but the kernel does not count
   return CoreTime{static_cast<int>(syscall(SYS_gettid)), std::chrono::nanoseconds(ran),
                   std::chrono::nanoseconds(in_line)};
 }
@@ -52,7 +52,7 @@ void Spinning::look_at_cores(TimePoint now) noexcept {
   const std::optional<CoreTime> seen = read_();
   if (!seen) {
     core_is_free_ = false;
-  } else if (seen->thread == seen_.thread) {  // else there is nothing to compare it with
+  } else if (seen->thread == seen_.thread) {  // else there are no earlier values to compare with
     const Duration ran = seen->ran - seen_.ran;
     const Duration in_line = seen->stood_in_line - seen_.stood_in_line;
     if (ran + in_line >= kCountedLeast) core_is_free_ = to_seconds(in_line) <= kInLineMost * to_seconds(ran + in_line);

@@ -1,8 +1,7 @@
 // hybridps/core/status.h: the outcome of an operation, copyable and safe to pass between threads.
 //
-// Rooms below pg/ return Status and never throw; pg/ translates it to c10d's exceptions, once.
-// A message says what happened, to whom and what to do. Only the function that first decides what
-// an error is logs it.
+// Rooms below pg/ return Status and never throw; pg/ translates it to c10d's exceptions, once. A message says what
+// happened, to whom and what to do. Only the first function that knows an error's meaning logs the error.
 #pragma once
 
 #include <cassert>
@@ -25,7 +24,7 @@ enum class Code {
   kClosed,           // the object is shut down
   kUnsupported,      // not available in this build or on this machine
   kOutOfResources,   // memory, descriptors, locked memory
-  kInternal,         // our own broken invariant
+  kInternal,         // a broken invariant of hybridps
 };
 
 /// Short stable name of a code, e.g. "timeout".
@@ -60,7 +59,7 @@ class [[nodiscard]] Result {
 
   bool is_ok() const noexcept { return value_.has_value(); }
   const Status& status() const noexcept { return status_; }
-  /// Only where is_ok().
+  /// Call only if is_ok().
   T& value() & {
     assert(is_ok());
     return *value_;

@@ -27,7 +27,7 @@ void append_escaped(std::string& out, char byte) {
   out += escape;
 }
 
-/// Bytes of the character of UTF-8 that the text begins with; 0: it begins with none.
+/// The bytes of the UTF-8 character at the beginning of the text; 0: there is none.
 std::size_t character_bytes(std::string_view text) noexcept {
   const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = at(0);
@@ -36,7 +36,7 @@ std::size_t character_bytes(std::string_view text) noexcept {
   if (bytes == 0 || bytes > text.size()) return 0;
   for (std::size_t i = 1; i < bytes; ++i)
     if ((at(i) & 0xc0) != 0x80) return 0;
-  // Longer than need be, halves of UTF-16, and beyond the last character.
+  // Overlong forms, surrogates of UTF-16, and values beyond the last character (U+10FFFF).
   const bool wrong = (first == 0xe0 && at(1) < 0xa0) || (first == 0xed && at(1) >= 0xa0) ||
                      (first == 0xf0 && at(1) < 0x90) || (first == 0xf4 && at(1) >= 0x90);
   return wrong ? 0 : bytes;

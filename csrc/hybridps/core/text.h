@@ -14,8 +14,7 @@ namespace hybridps::core {
 std::string format_bytes(std::uint64_t bytes);
 /// The shortest text that parse_bytes() reads back as the same number: "512", "64K", "1G".
 std::string format_byte_setting(std::uint64_t bytes);
-/// "65536", "64K", "64k", "64KiB", "1.5M", "2G": powers of 2^10. Nothing for any other text, for negative numbers
-/// and for those that do not fit.
+/// "65536", "64K", "64k", "64KiB", "1.5M", "2G": powers of 2^10. Empty: other texts, negative or too large numbers.
 std::optional<std::uint64_t> parse_bytes(std::string_view text);
 /// Whole text as a number; nothing for empty text, trailing characters, infinities and NaN.
 std::optional<double> parse_double(std::string_view text);
@@ -28,15 +27,14 @@ std::string format_seconds(double seconds);
 std::string format_double(double value);
 /// "[2, 3]"; at most `count_max` entries, then ", ... 12 more]".
 std::string format_ranks(std::span<const int> ranks, std::size_t count_max = 16);
-/// "~/token" with HOME in the place of the tilde: the shell does it only where it sees the path begin. Other texts as
-/// they are.
+/// Replaces the tilde in "~/token" by HOME: the shell does so only where it sees a path begin. Keeps other texts.
 std::string expand_home(std::string_view path);
 /// Without white space at both ends.
 std::string_view trim(std::string_view text) noexcept;
 /// Levenshtein distance.
 std::size_t edit_distance(std::string_view left, std::string_view right);
-/// As UTF-8, whatever it is: bytes that are none become "\\xff". Host names, paths, variables and the C library's texts may be
-/// anything, and Python takes no other string than UTF-8. What is compared or opened keeps its bytes.
+/// The text as UTF-8: bytes that are not UTF-8 become "\\xff". Host names, paths, variables and the C library's texts
+/// may have any bytes, and Python takes no string but UTF-8. Not for texts that are compared or opened.
 std::string printable(std::string_view text);
 /// For texts of foreign origin in messages: control characters and quotes escaped, cut at `bytes_max`.
 std::string quoted(std::string_view text, std::size_t bytes_max = 120);

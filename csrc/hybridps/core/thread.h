@@ -1,6 +1,6 @@
 // hybridps/core/thread.h: what every thread of ours does first, and threads that nobody waits for.
 //
-// Threads  run_detached(): any; all else is of the calling thread alone.
+// Threads  run_detached(): any thread. All other functions act on the calling thread alone.
 #pragma once
 
 #include <pthread.h>
@@ -21,8 +21,8 @@
 
 namespace hybridps::core {
 
-/// Names the thread (at most 15 characters), blocks all signals in it (they are the program's business), and gives it the
-/// usual floating-point mode, whatever its maker's is.
+/// Names the thread (at most 15 characters), blocks all signals in the thread (signals are the program's business), and
+/// sets the usual floating-point mode, whatever the mode of the thread that made it.
 inline void begin_thread(const char* name) noexcept {
   sigset_t all;
   sigfillset(&all);
@@ -31,8 +31,8 @@ inline void begin_thread(const char* name) noexcept {
   use_usual_float_mode();
 }
 
-/// Runs it on a thread of its own that nobody waits for: the task owns what it uses. What it throws is a warning and ends it alone.
-/// False: no thread can be had, and the task has not run.
+/// Runs `task` on a thread of its own that nobody waits for. The task must own everything that it uses. An exception of
+/// the task is logged as a warning and ends only this thread. False: no thread could be made, and the task has not run.
 template <typename Task>
 [[nodiscard]] bool run_detached(const char* name, Task task) {
   try {
@@ -50,16 +50,16 @@ template <typename Task>
   }
 }
 
-/// For a thread that sleeps for tens of microseconds: the kernel adds up to 50 us to every sleep of a thread, to wake several
-/// at once (PR_SET_TIMERSLACK); for this one, from here on, 1 us.
+/// For a thread that sleeps for tens of microseconds. The kernel adds up to 50 us to every sleep, to wake several
+/// threads at once (PR_SET_TIMERSLACK). From this call on, the kernel adds up to 1 us for the calling thread.
 inline void sleep_precisely() noexcept { prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL); }
 
-/// For a thread that sleeps a lot and works in moments, on cores that others compute on: asks the scheduler for slices of
-/// 0.1 ms, the shortest it gives. It gets no more of a core than before, but gets it when it wakes, instead of after what
-/// is left of a computing thread's slice. Linux 6.12 and later (EEVDF, sched_attr::sched_runtime of ordinary threads);
-/// older kernels take no notice.
+/// For a thread that sleeps a lot and works in moments, on cores that others compute on. Asks the scheduler for slices
+/// of 0.1 ms, the shortest slices there are. The thread gets no more of a core than before, but gets the core at its
+/// wake-up, instead of after the rest of a computing thread's slice. Needs Linux 6.12 or later (EEVDF,
+/// sched_attr::sched_runtime of ordinary threads); older kernels ignore the request.
 inline void ask_for_short_slices() noexcept {
-  struct Attributes {  // of sched_setattr(2), which glibc declares since 2.41 only
+  struct Attributes {  // for sched_setattr(2); glibc declares it only since 2.41
     std::uint32_t size = sizeof(Attributes);
     std::uint32_t policy = 0;
     std::uint64_t flags = 0;

@@ -1,11 +1,14 @@
-// hybridps/device/int8.h: the codec int8 where elements are in a device's memory. One source, read by three compilers: the CUDA
-// kernels (device/cuda gives this text to NVRTC), the host function of devices made of threads, and the test that runs the
-// kernels' own lines on the CPU.
+// hybridps/device/int8.h: the codec int8 for elements in device memory. Three compilers read this source: NVRTC for
+// CUDA kernels (device/cuda passes it this text), the host compiler for fake devices, and the test that runs the
+// kernels' lines on the CPU.
 //
-// Layout   of a block of 32 fp32, the last one shorter: bf16 scale, then a signed byte an element: value = scale times byte.
-// Bits     those of compress/kernels_impl.h, without feedback: the same operations, each rounded by itself (no fused ones), a
-//          block with a value that is not finite has a NaN as its scale, and no operation makes that NaN anew.
-// Errors   none. Threads  any.
+// Layout   blocks of 32 fp32, the last block may be shorter: a bf16 scale, then a signed byte per element. Value =
+//          scale times byte.
+// Bits     the same as compress/kernels_impl.h without feedback: the same operations, each rounded separately (not
+//          fused). A block with a value that is not finite has a NaN as its scale. No arithmetic operation recomputes
+//          this NaN.
+// Errors   none.
+// Threads  any.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -19,7 +22,7 @@
 
 namespace hybridps::device::int8 {
 
-using Bits = unsigned;  // of fp32
+using Bits = unsigned;  // bits of an fp32
 using Count = unsigned long long;
 static_assert(sizeof(Bits) == 4 && sizeof(Count) == 8);
 
@@ -29,7 +32,7 @@ constexpr Bits kAbs = 0x7fffffffU;
 constexpr Bits kInfinity = 0x7f800000U;
 constexpr Bits kSmallestNormal = 0x00800000U;
 constexpr Bits kNanScale = 0x7fc00000U;
-// Added to |x| < 2^22 it leaves no bits behind the point: the adder rounds to nearest even.
+// The sum of |x| < 2^22 and this number has no bits behind the point: the adder rounds to nearest even.
 constexpr float kMagic = 12582912.0F;
 constexpr int kMagicBits = 0x4B400000;
 
@@ -49,8 +52,8 @@ HYBRIDPS_INLINE float sum(float a, float b) { return a + b; }
 
 HYBRIDPS_INLINE Bits magnitude(float value) { return bits_of(value) & kAbs; }
 
-/// The step of a block whose largest magnitude is this: the smallest bf16 that suffices, never subnormal; the one below where 127 of
-/// it would be infinite, with which nothing is more than 127.01 steps.
+/// The step size of a block with this largest magnitude: the smallest bf16 that suffices, never subnormal. If 127 steps
+/// would be infinite, the next smaller bf16. No value is then more than 127.01 steps.
 HYBRIDPS_INLINE Bits scale_of(Bits largest) {
   if (largest >= kInfinity) return kNanScale;
   const float step = quotient(float_of(largest), 127.0F);
@@ -73,7 +76,7 @@ HYBRIDPS_INLINE float value_of(unsigned char code, Bits scale) {
 
 #if defined(HYBRIDPS_KERNEL)
 
-// A warp a block of elements, in whole warps.
+// One warp per block of elements, in whole warps.
 HYBRIDPS_KERNEL hybridps_int8_encode(unsigned char* out, const float* in, Count elements, float factor) {
   const Count at = static_cast<Count>(blockIdx.x) * blockDim.x + threadIdx.x;
   const Count first = at / kBlock * kBlock;
@@ -94,7 +97,7 @@ HYBRIDPS_KERNEL hybridps_int8_encode(unsigned char* out, const float* in, Count 
   if (is_there) block[2 + at % kBlock] = code_of(value, scale);
 }
 
-// A thread an element.
+// One thread per element.
 HYBRIDPS_KERNEL hybridps_int8_decode(float* out, const unsigned char* in, Count elements) {
   const Count at = static_cast<Count>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (at >= elements) return;
@@ -106,12 +109,12 @@ HYBRIDPS_KERNEL hybridps_int8_decode(float* out, const unsigned char* in, Count 
 
 #if !defined(__CUDACC__)
 
-/// What so many elements become.
+/// The encoded size of so many elements.
 constexpr Count bytes_of(Count elements) {
   return elements / kBlock * kBlockBytes + (elements % kBlock > 0 ? elements % kBlock + 2 : 0);
 }
 
-/// `elements` times `factor`; `out` gets bytes_of() them.
+/// Encodes `elements` times `factor`. `out` gets bytes_of() them.
 inline void encode(std::byte* out, const float* in, Count elements, float factor) {
   for (Count first = 0; first < elements; first += kBlock) {
     const Count n = elements - first < kBlock ? elements - first : kBlock;

@@ -35,11 +35,11 @@ using core::Code;
 using core::Status;
 
 constexpr std::size_t kGuestsMax = 64;
-// A machine that is there answers in a round trip; one that is not there costs the start of a job no more than this.
+// A reachable machine answers in a round trip. An unreachable machine delays the start of a job by no more than this.
 constexpr auto kConnectPatience = std::chrono::seconds(1);
 constexpr auto kStrangerPatience = std::chrono::seconds(5);
 constexpr auto kAnswerPatience = std::chrono::seconds(30);
-// How long the door leaves the queue of connections alone when there is no descriptor for the next one.
+// The door accepts no connections for this long when there is no descriptor for the next connection.
 constexpr auto kNoDescriptorPause = std::chrono::milliseconds(100);
 
 struct OpenSocket : core::Pinned {
@@ -348,7 +348,7 @@ void Door::run() {
       }
       stats_.accepted.fetch_add(1, std::memory_order_relaxed);
       if (guests.size() >= kGuestsMax) {
-        // Strangers first; who holds the token is not pushed out by those who do not.
+        // Strangers go first, so that they cannot push out a guest that has proven its token.
         auto victim =
             std::find_if(guests.begin(), guests.end(), [](const Guest& guest) { return !guest.visit.is_proven(); });
         if (victim == guests.end()) victim = guests.begin();
@@ -362,7 +362,7 @@ void Door::run() {
 
 void Door::refuse(const Guest& guest) {
   stats_.refused.fetch_add(1, std::memory_order_relaxed);
-  if (!guest.visit.has_hung_up_at_token()) return;  // a stranger: nobody who wants to use this server
+  if (!guest.visit.has_hung_up_at_token()) return;  // a stranger, not a job
   static core::LogRate rate(core::from_seconds(10));
   const auto more = rate.permit();
   if (!more) return;

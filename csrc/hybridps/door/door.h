@@ -1,6 +1,6 @@
 // hybridps/door/door.h: the TCP conversation between a job and a dedicated server.
 //
-// What they say: messages.h.
+// The messages are in messages.h.
 #pragma once
 
 #include <atomic>
@@ -27,23 +27,22 @@ struct Address {
 
 /// "host:port" or "[v6]:port"; kInvalidArgument says what is wrong.
 core::Result<Address> parse_address(const std::string& text);
-/// Several, separated by commas; each once.
+/// Several addresses, separated by commas. kInvalidArgument if an address is wrong or occurs twice.
 core::Result<std::vector<Address>> parse_addresses(const std::string& text);
 
-/// `token`, or the first line of the file at `file_path` (~/ is its owner's home); empty when neither is given. A file
-/// that others may read is refused.
+/// `token` unless empty, else the first line of the file at `file_path` ("~/" stands for HOME). Empty if both are
+/// empty. kInvalidArgument: the file cannot be read, has no token, or may be accessed by group or others.
 core::Result<std::string> read_token(const std::string& token, const std::string& file_path);
 
-/// One request and its answer. Waits until the deadline at most, and 1 s for a connection to each address of the host.
-/// Errors name the address:
-/// kPeerDead (refused, unreachable, ended), kTimeout, kMismatch (no hybridps server, another version),
-/// kInvalidArgument (wrong token), or what the server answered.
+/// Sends one request and returns its answer. Waits until `deadline` at most, and 1 s for a connection to each address
+/// of the host. Errors name the address: kPeerDead (refused, unreachable, ended), kTimeout, kMismatch (no hybridps
+/// server, another version), kInvalidArgument (no such host, wrong token, above 64 MiB), or the server's answer.
 core::Result<Bytes> ask(const Address& address, const std::string& token, const Bytes& body, core::Deadline deadline);
 
 struct DoorStats {
   std::atomic<std::uint64_t> accepted{0};
   std::atomic<std::uint64_t> answered{0};
-  std::atomic<std::uint64_t> refused{0};  // strangers, wrong tokens, too slow
+  std::atomic<std::uint64_t> refused{0};  // strangers, wrong tokens, too slow, or displaced
 };
 
 class Door : core::Pinned {
@@ -51,7 +50,7 @@ class Door : core::Pinned {
   /// Runs on the door's thread.
   using Handler = door::Handler;
 
-  /// Listens at once; port 0: the kernel chooses. kInvalidArgument or kOutOfResources with what to do.
+  /// Listens at once; port 0: the kernel chooses. kInvalidArgument or kOutOfResources: the text says what to do.
   static core::Result<std::unique_ptr<Door>> open(const Address& listen, std::string token, Handler handler);
   ~Door();
 

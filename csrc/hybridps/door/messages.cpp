@@ -63,7 +63,7 @@ bool Visit::understand() {
       const Mac mac = mac_of(token_, "server", job_nonce_.data(), server_nonce_.data());
       out_ = std::move(mine).value();
       out_.insert(out_.end(), mac.begin(), mac.end());
-      // Whoever speaks another version is told ours, and can say so.
+      // A job of another version learns our version and can report the mismatch.
       state_ = VisitState::kProof;
       wanted_ = get_u32(in_.data() + 4) == kVersion ? 2 * kMacBytes + 4 : 0;
       break;

@@ -7,13 +7,13 @@
 //   <------------------------------- mac(body) | length | body
 //
 //   magic u32, version u32, nonce 36 bytes, mac 32 bytes (HMAC-SHA256 with the token), length u32; little-endian.
-//   A request's body is opaque here, an answer's is status u8 (0: ok) and bytes.
+//   A request's body is opaque here. An answer's body is status u8 (0: ok) and bytes.
 //
-// Memory   of a stranger at most 112 bytes are kept; what he says is parsed no further than this picture until his mac
-//          is right.
+// Memory   at most 112 bytes of a stranger are kept. Until the stranger's mac is right, only this picture's fields are
+//          parsed.
 // Threads  none; a Visit belongs to one thread at a time.
-// Source   challenge and response with HMAC: RFC 2104 and its use in RFC 2195; the roles in the text keep an answer
-//          from being reflected.
+// Source   challenge and response with HMAC: RFC 2104 and its use in RFC 2195. The role names in the macs keep an
+//          answer from being reflected.
 #pragma once
 
 #include <array>
@@ -43,33 +43,33 @@ using Mac = std::array<std::uint8_t, kMacBytes>;
 
 Mac mac_of(const std::string& token, std::string_view role, const std::uint8_t* job_nonce,
            const std::uint8_t* server_nonce, const Bytes& body = {});
-/// In constant time; `other` has kMacBytes.
+/// Compares in constant time; `other` has kMacBytes bytes.
 bool equal(const Mac& mac, const std::uint8_t* other);
 void put_u32(Bytes& out, std::uint32_t value);
 std::uint32_t get_u32(const std::uint8_t* at);
 /// A first message with a fresh nonce.
 core::Result<Bytes> hello();
 
-/// Answers a request of somebody who holds the token.
+/// Answers a request. The requester has proven that it holds the token.
 using Handler = std::function<core::Result<Bytes>(const Bytes& body)>;
 
-/// One conversation as the server has it: bytes in, bytes out.
+/// The server's side of one conversation: bytes in, bytes out.
 class Visit : core::Pinned {
  public:
-  /// Both must outlive it.
+  /// `token` and `handler` must outlive the Visit.
   Visit(const std::string& token, const Handler& handler) : token_(token), handler_(handler) {}
 
-  /// The next bytes of the visitor, at most wanted(). False: the conversation is over, he is to be dropped.
+  /// Takes the visitor's next bytes, at most wanted(). False: the conversation is over; drop the visitor.
   bool input(std::span<const std::uint8_t> bytes);
-  /// How many bytes may come next; 0 once answered.
+  /// How many bytes may come next; 0 once the request is answered.
   std::size_t wanted() const noexcept { return wanted_ - in_.size(); }
-  /// Everything to be sent so far; it only grows.
+  /// All bytes to send since the start; the output only grows.
   const Bytes& output() const noexcept { return out_; }
-  /// He holds the token.
+  /// The visitor has proven that it holds the token.
   bool is_proven() const noexcept { return state_ == VisitState::kBody || state_ == VisitState::kAnswered; }
   bool is_answered() const noexcept { return state_ == VisitState::kAnswered; }
-  /// He speaks this protocol, but has not shown that he holds the token: a job with another one, which hangs up when it
-  /// sees ours.
+  /// The visitor speaks this protocol, but has not proven that it holds the token. Such a visitor is a job with another
+  /// token, which hangs up when it sees our mac.
   bool has_hung_up_at_token() const noexcept { return state_ == VisitState::kProof; }
 
  private:

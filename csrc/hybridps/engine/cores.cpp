@@ -32,7 +32,8 @@ std::size_t quota_in_cores(const std::filesystem::path& cgroups) {
   return static_cast<std::size_t>(std::clamp(std::floor(quota / period), 1.0, 1e6));
 }
 
-/// Of this process's cgroup, where its path means something here, else of the root, which is that of a container.
+/// CPUs in the cpuset of this process's cgroup, if the cgroup's path exists here. Otherwise of the root cgroup, which
+/// in a container is the container's own.
 std::size_t cpuset_in_cores(const std::filesystem::path& cgroups) {
   std::ifstream file("/proc/self/cgroup");
   std::vector<std::filesystem::path> candidates;
@@ -68,7 +69,7 @@ std::size_t number_in(const char* variable) {
 
 std::size_t local_ranks(std::size_t ranks) {
   if (const std::size_t local = number_in("LOCAL_WORLD_SIZE"); local > 0) return local;
-  // Set for the processes of a launcher, and for what these start: the job is the launcher's if it has as many ranks.
+  // A launcher's processes and their children have these variables. They count if the job has as many ranks.
   constexpr std::array<std::array<const char*, 2>, 3> kLaunchers{{{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
                                                                   {"PMI_SIZE", "MPI_LOCALNRANKS"},
                                                                   {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"}}};
@@ -84,7 +85,7 @@ std::size_t cores_for_each(const core::Config& config, std::size_t processes, co
   if (online == 0) online = std::max(1U, std::thread::hardware_concurrency());
   const std::size_t machine = std::min({online, cpuset_in_cores(cgroups), quota_in_cores(cgroups)});
   std::size_t own = cpus_of(0);
-  if (own == 0) own = online;  // more than a cpu_set_t holds
+  if (own == 0) own = online;  // more CPUs than a cpu_set_t holds
   const bool is_shared = own == cpus_of(getppid()) || own >= machine;
   return is_shared ? std::min(own, machine) / processes : std::min(own, machine / processes);
 }

@@ -113,7 +113,7 @@ core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const In
     }
     status = add(std::move(info), interfaces.data(), "data");
   } else {
-    // In the order of cards, several times: what joins pairs by place finds the same card each time.
+    // All cards in order, once for each socket: so pairing by place finds the same card for every socket.
     for (std::int64_t socket = 0; socket < sockets; ++socket)
       for (const transport::LocalNic& nic : interfaces.nics)
         if (status.is_ok())

@@ -1,4 +1,4 @@
-// hybridps/engine/data_transport.h: the data transport of a process, over all of its network cards, and the one for control.
+// hybridps/engine/data_transport.h: the transports of a process: data over all its network cards, and control.
 //
 // Threads  as UcxTransport and TcpTransport; with DataThreads as make_threaded().
 // Errors   those of UcxTransport::create(), TcpTransport::create(), join_cards() and start_transport_thread().
@@ -20,20 +20,21 @@
 
 namespace hybridps::engine {
 
-/// HYBRIDPS_DATA_THREADS: threads that are made when transports come to them, in turn, and end with these.
+/// The threads of HYBRIDPS_DATA_THREADS, which take transports in turn. A thread lives while it has transports.
 class DataThreads {
  public:
   DataThreads(const DataThreadsPlan& plan, core::Spinning spinning) : plan_(plan), spinning_(spinning) {}
 
-  /// Driven by one of the threads from now on, or when `handover`, which is of all transports of an engine, says so; as it is
-  /// where there are none. The thread runs near the network card (its device in sysfs) of the first that comes to it, where
-  /// there are CPUs for all such threads of the machine.
+  /// One of the threads drives `transport` from now on or, with `handover`, when `handover` says so. All transports of
+  /// an engine share one `handover`. If the plan has no threads, `transport` is returned unchanged. `card`: the device
+  /// of the network card in sysfs. A thread runs near the card of its first transport, if there are CPUs for all data
+  /// threads of the machine. Errors: start_transport_thread()'s and make_threaded()'s.
   core::Result<std::unique_ptr<transport::Transport>> drive(std::unique_ptr<transport::Transport> transport,
                                                             const std::shared_ptr<transport::Handover>& handover = nullptr,
                                                             const std::filesystem::path& card = {});
-  /// For an engine's transports; none where the threads drive from the start.
+  /// A handover for the transports of one engine. Null: the threads drive from the start, or there are none.
   std::shared_ptr<transport::Handover> make_handover() const;
-  /// Says so where transports were too few for all threads that were asked for.
+  /// Warns if there are fewer transports than requested threads.
   void warn_of_idle() const;
 
  private:
@@ -45,27 +46,27 @@ class DataThreads {
 
 struct DataOptions {
   core::Duration close_timeout = core::from_seconds(1);
-  /// Of unacknowledged data, over TCP: above HYBRIDPS_DEAD_SECONDS, whose verdict comes first.
+  /// TCP's limit for unacknowledged data. Longer than HYBRIDPS_DEAD_SECONDS: the verdict of heartbeats comes first.
   core::Duration user_timeout = core::from_seconds(10);
-  bool device_memory = false;  // UCX may be given some (HYBRIDPS_GPUDIRECT)
-  /// So many sockets at least are made, of which those asked for are used to begin with.
+  bool device_memory = false;  // attach_device() may give UCX device memory (HYBRIDPS_GPUDIRECT)
+  /// Each card gets at least this many sockets, over our own TCP. At first only the requested sockets are used.
   std::int64_t sockets_to_choose = 1;
 };
 
 core::Duration user_timeout(const core::Config& config);
 
-/// Over TCP a transport uses one card, and one connection to each peer, so each card has `sockets` transports of its own
-/// (kCardsMax in all); RDMA ports share one, and so does what the user's UCX_NET_DEVICES names.
+/// A TCP transport uses one card and one connection to each peer. So each card gets `sockets` transports, kCardsMax at
+/// most for all cards. One transport serves all RDMA ports, and one serves all devices of the user's UCX_NET_DEVICES.
 core::Result<std::unique_ptr<transport::Transport>> make_data_transport(const Interfaces& interfaces,
                                                                         const DataOptions& options,
                                                                         std::int64_t sockets, DataThreads& threads);
-/// What control goes through: as data TCP or UCX, over one interface, in the thread of who drives it.
+/// The transport for control: TCP or UCX, over one interface. The thread that drives the Runtime drives this transport.
 core::Result<std::unique_ptr<transport::Transport>> make_control_transport(const Interfaces& interfaces,
                                                                            const DataOptions& options);
-/// How many sockets of each card that transport has to choose from (Transport::use_sockets).
+/// How many sockets the data transport makes for each card (Transport::use_sockets() chooses among them).
 std::int64_t sockets_of(const Interfaces& interfaces, const DataOptions& options, std::int64_t sockets);
 
-/// For a member's record.
+/// The cards in the form of a member's record.
 std::vector<bootstrap::Nic> to_record(const std::vector<transport::LocalNic>& nics);
 
 /// "data=eth0,eth1 control=eth0 rate=25+25Gbit/s".

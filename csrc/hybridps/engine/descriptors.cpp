@@ -13,7 +13,7 @@ namespace hybridps::engine {
 namespace {
 
 constexpr std::uint64_t kSides = 2;
-constexpr std::uint64_t kOfLocalPeer = 2;  // a socket, and what wakes it
+constexpr std::uint64_t kOfLocalPeer = 2;  // a socket, and the peer's eventfd
 
 }  // namespace
 

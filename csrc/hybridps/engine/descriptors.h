@@ -1,8 +1,9 @@
-// hybridps/engine/descriptors.h: how many file descriptors a rank needs, and that it may have as many. A job reckons with
-// what its process has open, `hybridps doctor --cluster` with kDescriptorsOfARank.
+// hybridps/engine/descriptors.h: how many file descriptors a rank needs, and whether the process may have so many.
 //
+// Model    A job counts the descriptors that its process has open. `hybridps doctor --cluster` assumes
+//          kDescriptorsOfARank.
 // Threads  any.
-// Errors   kOutOfResources: the limit is lower, with all figures and what to do.
+// Errors   kOutOfResources: the limit is too low; the text has all figures and says what to do.
 #pragma once
 
 #include <cstdint>
@@ -13,25 +14,26 @@
 
 namespace hybridps::engine {
 
-/// Of a process with torch and our transports, without a peer; with kDescriptorsToSpare.
+/// Descriptors of a process with torch and our transports, without any peer. Includes kDescriptorsToSpare.
 inline constexpr std::uint64_t kDescriptorsOfARank = 48;
-/// For what its program opens meanwhile.
+/// Descriptors for files that the program opens later.
 inline constexpr std::uint64_t kDescriptorsToSpare = 16;
 
 struct DescriptorUse {
-  std::uint64_t own = kDescriptorsOfARank;  // without a peer
+  std::uint64_t own = kDescriptorsOfARank;  // descriptors of the process without any peer
   std::uint64_t remote = 0;                 // ranks on other nodes, and dedicated servers
   std::uint64_t local = 0;                  // the other ranks of the node
-  std::uint64_t ways = 1;                   // connections for data between two ranks
+  std::uint64_t ways = 1;                   // data connections between two ranks
 };
 
-/// Both sides of a pair may dial at the same time, and then keep both connections: for control as for data.
+/// Counts two connections for each pair and use: both sides may connect at the same time and then keep both
+/// connections. This holds for control and for data.
 std::uint64_t descriptors_needed(const DescriptorUse& use) noexcept;
 
-/// `cards`: the most that a member's data goes through. 0 over RDMA.
+/// The number of data connections between two ranks; 0 over RDMA. `cards`: the most data cards that a member has.
 std::uint64_t data_ways(const core::Config& config, const Interfaces& interfaces, std::size_t cards);
 
-/// Raises the soft limit of this process to its hard one where it is lower than what is needed.
+/// If the soft limit of this process is too low, raises it to the hard limit.
 core::Status allow_descriptors(const DescriptorUse& use);
 
 }  // namespace hybridps::engine

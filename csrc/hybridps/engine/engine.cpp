@@ -33,16 +33,16 @@ using core::Status;
 
 namespace {
 
-// How long goodbyes are waited for where the last operation of a group has failed: somebody may not be there to say one.
+// How long linger() waits for goodbyes if the last operation of a group has failed: a member may no longer exist.
 constexpr auto kLingerAfterFailure = std::chrono::milliseconds(1000);
-// How long each network transport waits at the end for what is on its way. A peer that another rank found dead takes all of
-// it, twice, and leaving a failed group should take less than 2 s.
+// How long each network transport waits at its end for data under way. A peer that another rank found dead uses up this
+// time twice, and leaving a failed group should take less than 2 s.
 constexpr auto kCloseWithin = std::chrono::milliseconds(600);
 
-// How many ranks are taken to share a machine where nobody says and the job has more.
+// The assumed number of ranks on a machine, if the launcher gives none and the job has more ranks than this.
 constexpr std::size_t kLocalRanksUsual = 8;
 
-/// How long the parts of a start took, for the log.
+/// Measures the parts of a start, for the log.
 class Stopwatch {
  public:
   void lap(const char* what) {
@@ -87,7 +87,8 @@ core::Result<std::shared_ptr<EngineImpl>> EngineImpl::create(std::size_t ranks) 
     }
   });
   if (Status status = engine->start(std::move(config).value(), ranks); !status.is_ok()) {
-    for (const std::string& warning : engine->config_.warnings) core::log_warn(warning);  // rank 0 will not: there will be no job
+    // Rank 0 will not log these warnings: there will be no job.
+    for (const std::string& warning : engine->config_.warnings) core::log_warn(warning);
     return status;
   }
   return engine;
@@ -165,7 +166,7 @@ core::Result<PrivatePool> EngineImpl::make_pool(std::size_t bytes, std::optional
     intranode::shm::ShmOptions options;
     options.self = id_;
     options.pool_bytes = bytes;
-    // Twice as many as there are: those of a life before may not have gone yet. What nobody uses takes no memory.
+    // Twice the number of ranks: ranks of an earlier life may not have ended yet. An unused place takes no memory.
     const std::size_t least = ranks_here ? 64 : options.peers_max;
     options.peers_max = static_cast<std::uint32_t>(std::clamp<std::size_t>(2 * ranks_here.value_or(ranks), least, 4096));
     core::Result<std::unique_ptr<intranode::shm::ShmTransport>> shm = intranode::shm::ShmTransport::create(options);
@@ -201,16 +202,17 @@ Status EngineImpl::make_network(std::size_t ranks_here, const DataOptions& data_
   const auto shm_address = std::move(self_.shm_address);
   self_ = own_record(config_, interfaces, options, *data.value(), *control.value());
   self_.shm_address = shm_address;
-  // A rank sets slots aside for what its node's others may grant it, and takes them to grant as many as itself.
+  // A rank sets slots aside for grants from the other ranks of its node, and assumes that all ranks grant equally many.
+  // So the setting is a part of the build text.
   if (config_.grant_chunks != core::Config().grant_chunks)
     self_.build += " HYBRIDPS_GRANT_CHUNKS=" + std::to_string(config_.grant_chunks);
   transports.data = std::move(data).value();
   transports.control = std::move(control).value();
 
   options.cards = std::max<std::size_t>(interfaces.nics.size(), 1);
-  options.urgent_by_control = interfaces.with_control;  // not where data has a better network
+  options.urgent_by_control = interfaces.with_control;  // not if data has a better network
   const bool apart = plan.most > 0 && !plan.when_busy;
-  options.urgent_always = apart;  // two hand-overs less
+  options.urgent_always = apart;  // saves two hand-overs between threads
   options.may_nap = options.urgent_by_control && !interfaces.ucx && !apart;
   return Status::ok();
 }
@@ -276,17 +278,17 @@ EngineImpl::~EngineImpl() {
     (void)loop_.release();     // NOLINT: its thread does not exist here
     (void)runtime_.release();  // NOLINT: its transports belong to the parent
     (void)board_.release();    // NOLINT: its thread does not exist here
-    (void)joiner_.release();   // NOLINT: the same
-    (void)outlet_.release();   // NOLINT: the same
-    (void)desk_.release();     // NOLINT: it refers to these
+    (void)joiner_.release();   // NOLINT: its thread does not exist here
+    (void)outlet_.release();   // NOLINT: its thread does not exist here
+    (void)desk_.release();     // NOLINT: it refers to loop_ and runtime_
     (void)trace_.release();    // NOLINT: its thread does not exist here
     return;
   }
-  outlet_.reset();  // it asks the loop
+  outlet_.reset();  // the outlet asks the loop
   if (joiner_) joiner_->stop();
   if (loop_) {
     loop_->stop();
-    board_.reset();  // it posts to the loop what it finds
+    board_.reset();  // the board posts verdicts to the loop
     loop_.reset();
   }
   if (runtime_) runtime_->set_trace(nullptr);
@@ -332,7 +334,7 @@ void EngineImpl::linger() {
   lock.lock();
   const auto start = core::Clock::now();
   const auto deadline = start + core::from_seconds(config_.linger_seconds);
-  const auto closed = [&] { return groups_open_ == 0 || groups_staying_ > 0; };  // or somebody came meanwhile
+  const auto closed = [&] { return groups_open_ == 0 || groups_staying_ > 0; };  // or a new group has been opened
   linger_changed_.wait_until(lock, std::min(deadline, start + kLingerAfterFailure), closed);
   linger_changed_.wait_until(lock, deadline, [&] { return closed() || hurry_; });
   if (closed()) return;
@@ -357,7 +359,7 @@ void EngineImpl::note_world(const std::shared_ptr<GroupCore>& group, const boots
 
 std::vector<bootstrap::ExpectedMember> EngineImpl::presumed(const std::vector<int>& global_ranks) {
   std::vector<bootstrap::ExpectedMember> members(global_ranks.size());
-  std::vector<bool> doubtful(global_ranks.size(), false);  // another world has another process there
+  std::vector<bool> doubtful(global_ranks.size(), false);  // two worlds have different processes at this rank
   const std::lock_guard lock(worlds_mutex_);
   for (const World& world : worlds_) {
     const std::shared_ptr<GroupCore> group = world.group.lock();
@@ -428,10 +430,11 @@ namespace {
 struct Current {
   std::mutex mutex;
   std::weak_ptr<EngineImpl> engine;
-  std::optional<std::uint64_t> generation;  // of forks, when it was made
+  std::optional<std::uint64_t> generation;  // fork generation at the time the engine was made
 };
 
-/// This thread has the mutex. UCX is brought by a caller's function, of Python, where signal handlers and finalizers run.
+/// This thread holds the mutex and makes the engine. The UCX loader is a Python function of the caller, and signal
+/// handlers and finalizers may run in it. They may call acquire() again on this thread.
 thread_local bool makes_engine = false;
 
 Current& process_engine() {

@@ -1,6 +1,6 @@
-// hybridps/engine/engine_impl.h: the engine of a process: what it is made of.
+// hybridps/engine/engine_impl.h: the implementation of the engine of a process, and its parts.
 //
-// Threads  as each member says; groups_ and runtime_ belong to the loop once that runs.
+// Threads  as each member says; groups_ and runtime_ belong to the loop once the loop runs.
 #pragma once
 
 #include <condition_variable>
@@ -34,7 +34,7 @@
 
 namespace hybridps::engine {
 
-/// As its launcher has it, the same on all ranks; empty: it has said nothing.
+/// The job's name as the launcher gives it, the same on all ranks. Empty: the launcher gives none.
 std::string job_name();
 
 class EngineImpl final : public Engine, public LoopClient {
@@ -54,7 +54,7 @@ class EngineImpl final : public Engine, public LoopClient {
   }
   Loop& loop() noexcept { return *loop_; }
   bool post(core::OnceFn<void()> command) { return loop_->post(std::move(command)); }
-  /// A group was left; its goodbye is on the way.
+  /// A group was left, and its goodbye follows.
   void count_left() {
     const std::lock_guard lock(linger_mutex_);
     --groups_staying_;
@@ -67,7 +67,8 @@ class EngineImpl final : public Engine, public LoopClient {
   EngineImpl() : id_(core::make_engine_id()) {}
   core::Status start(core::Config config, std::size_t ranks);
   // Parts of start().
-  /// Memory for messages, shared with the node's ranks where that is possible. `ranks_here`: of this node, where somebody has said.
+  /// Memory for messages, shared with the node's ranks if possible. `ranks_here`: the number of ranks on this node;
+  /// empty: the launcher does not say. `ranks`: as in Engine::acquire().
   core::Result<PrivatePool> make_pool(std::size_t bytes, std::optional<std::size_t> ranks_here, std::size_t ranks,
                                       Transports& transports);
   core::Status make_network(std::size_t ranks_here, const DataOptions& data_options, RuntimeOptions& options,
@@ -81,13 +82,13 @@ class EngineImpl final : public Engine, public LoopClient {
   std::chrono::milliseconds sleep_at_most() const override;
   void finish() override;
 
-  /// In the loop: the members of a world that is open here.
+  /// In the loop: keeps the members of a world that is open here.
   void note_world(const std::shared_ptr<GroupCore>& group, const bootstrap::Roster& roster);
-  /// Who they are, where all worlds that this process is in agree; any thread.
+  /// The engines at these ranks, if all worlds that this process is in agree on them. Any thread.
   std::vector<bootstrap::ExpectedMember> presumed(const std::vector<int>& global_ranks);
-  /// From the first group on: how others look into this process.
+  /// Called with the first group: opens the outlet for status, metrics and traces of this process.
   void open_outlet(const GroupOptions& first);
-  /// Empty folder: ends the one that there is. Any thread but the loop's.
+  /// Starts a trace in `folder`. An empty `folder` ends the current trace. Any thread but the loop's.
   core::Status trace_into(const std::string& folder, int rank);
   /// Any thread, once started.
   core::Status check_descriptors(const bootstrap::Roster& roster, int rank) const;
@@ -97,13 +98,13 @@ class EngineImpl final : public Engine, public LoopClient {
   core::Config config_;
   std::string description_;
   CheckedSettings settings_;
-  double limit_bytes_per_second_ = 0;  // of these; 0: not known
-  std::uint64_t own_descriptors_ = kDescriptorsOfARank;  // before there was a peer
-  bootstrap::MemberRecord self_;  // as far as it is the same in all groups
-  std::unique_ptr<Runtime> runtime_;  // in the loop only, once that runs
+  double limit_bytes_per_second_ = 0;  // of the data cards in settings_; 0: not known
+  std::uint64_t own_descriptors_ = kDescriptorsOfARank;  // descriptors of this process without any peer
+  bootstrap::MemberRecord self_;  // the part that is the same in all groups
+  std::unique_ptr<Runtime> runtime_;  // in the loop only, once the loop runs
   std::unique_ptr<Loop> loop_;
-  std::unique_ptr<VerdictBoard> board_;  // in the loop only, while that runs
-  std::unique_ptr<Groups> groups_;       // in the loop only, once that runs
+  std::unique_ptr<VerdictBoard> board_;  // in the loop only, while the loop runs
+  std::unique_ptr<Groups> groups_;       // in the loop only, once the loop runs
   std::unique_ptr<Joiner> joiner_;
   std::unique_ptr<StatusDesk> desk_;
   std::once_flag outlet_opened_;
@@ -117,13 +118,13 @@ class EngineImpl final : public Engine, public LoopClient {
     std::vector<bootstrap::ExpectedMember> members;
   };
   std::mutex worlds_mutex_;
-  std::vector<World> worlds_;  // that have opened here; those that were left are dropped now and then
+  std::vector<World> worlds_;  // worlds that have opened here; note_world() drops the worlds whose group is gone
 
   std::mutex linger_mutex_;
   std::condition_variable linger_changed_;
-  std::size_t groups_open_ = 0;     // not closed
-  std::size_t groups_staying_ = 0;  // not left
-  bool hurry_ = false;              // a group that waits for goodbyes has failed before
+  std::size_t groups_open_ = 0;     // groups that are not closed
+  std::size_t groups_staying_ = 0;  // groups that are not left
+  bool hurry_ = false;              // the last operation failed in a group that waits for goodbyes
 };
 
 }  // namespace hybridps::engine

@@ -1,4 +1,4 @@
-// How others look into this process: counters, traces, and the outlet for status and metrics.
+// How other code and processes look into this process: counters, traces, and the outlet for status and metrics.
 #include <unistd.h>
 
 #include <cstdio>
@@ -49,7 +49,7 @@ Status EngineImpl::trace_into(const std::string& folder, int rank) {
   }
   const Status status = loop_->call(
       [this, raw = next.get()](Status&) { runtime_->set_trace(raw); }, std::chrono::seconds(2));
-  if (status.code() == Code::kTimeout) {  // the loop may still come to it: neither may go before
+  if (status.code() == Code::kTimeout) {  // the loop may still run the command: no trace may end before that
     if (next) trace_ = std::move(next);
     return status;
   }
@@ -96,12 +96,12 @@ void EngineImpl::open_outlet(const GroupOptions& first) {
       if (outlet_->port() > 0) core::log_info("metrics at http://", o.listen_host, ":", outlet_->port(), "/metrics");
       return;
     }
-    // What nobody has asked for is no reason to warn.
+    // No warning if the user has asked for neither an address nor a status folder.
     if (!o.listen_host.empty() || !config_.status.empty())
       core::log_warn(outlet.status().message());
     else
       core::log_info("hybridps status cannot ask this process: ", outlet.status().message());
-    if (o.listen_host.empty() && o.folder.empty()) return;  // nothing is left to do without
+    if (o.listen_host.empty() && o.folder.empty()) return;  // no other option is left to drop
     if (!o.listen_host.empty() && !outlet.status().message().starts_with(observe::kNoSocket))
       o.listen_host.clear();
     else
@@ -113,7 +113,7 @@ void EngineImpl::open_outlet(const GroupOptions& first) {
 EngineStats EngineImpl::stats() const {
   EngineStats s;
   if (!runtime_) return s;
-  // Asks the loop, so that an operation that is over is counted in full.
+  // Asks the loop first, so that the counters below include every finished operation in full.
   if (!in_forked_child()) s.samples = desk_->samples();
   for (const observe::Metric& metric : observe::metrics())
     if (metric.counter) s.counters.emplace_back(metric.name, runtime_->counters()[*metric.counter]);

@@ -9,10 +9,10 @@ using core::Status;
 
 namespace {
 
-// Registering a GPU's memory takes milliseconds; a loop that hangs must not take its caller with it.
+// How long a call may wait for the loop, which may hang. Registering GPU memory takes milliseconds.
 constexpr auto kAttachWithin = std::chrono::seconds(10);
 
-// What reserve() gives when the group has been left.
+// The result of reserve() for a group that has been left.
 constexpr std::uint64_t kNotReserved = ~std::uint64_t{0};
 
 }  // namespace
@@ -41,10 +41,10 @@ std::uint64_t GroupHandle::submit(worker::Operation operation, worker::Completio
           Status(Code::kClosed, "process group \"" + name() + "\" was destroyed; no further operation is possible");
     else if (!core_->status.is_ok())
       refused = core_->status;
-    // Counted even when refused, as the caller did call.
+    // A refused collective counts as well: the caller did call.
     if (operation.kind != schedule::Kind::kPointToPoint) sequence = core_->submitted++;
     if (refused.is_ok()) {
-      // Under the lock: commands of one group are in the order of their sequence numbers.
+      // Posted under the lock: the commands of a group keep the order of their sequence numbers.
       engine_->loop().post(
           [engine = engine_.get(), core = core_, o = std::move(operation), sequence, d = std::move(done)]() mutable {
             engine->groups().submit(core, std::move(o), sequence, std::move(d));
@@ -87,10 +87,10 @@ core::Result<std::shared_ptr<void>> GroupHandle::attach_device(transport::Device
         attached = engine->runtime().attach_device(memory, std::move(keep));
       },
       kAttachWithin);
-  if (status.code() == Code::kTimeout)  // the loop may still come to it
+  if (status.code() == Code::kTimeout)  // the loop may still attach the memory later
     engine_->post([engine = engine_.get(), bytes] { engine->runtime().detach_device(bytes); });
   if (!status.is_ok()) return status;
-  // An engine that is gone has let go of it: its Runtime dropped `keep`.
+  // If the engine is gone, the memory is detached already: the Runtime dropped `keep` at its end.
   return std::shared_ptr<void>(bytes.data(), [bytes, weak = std::weak_ptr<EngineImpl>(engine_)](void*) {
     if (const auto engine = weak.lock(); engine && !engine->in_forked_child())
       engine->post([raw = engine.get(), bytes] { raw->runtime().detach_device(bytes); });
@@ -100,7 +100,7 @@ core::Result<std::shared_ptr<void>> GroupHandle::attach_device(transport::Device
 core::Result<std::vector<Group::Remembered>> GroupHandle::remembered(std::vector<compress::TensorKey> keys) {
   if (engine_->in_forked_child())
     return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
-  auto found = std::make_shared<std::vector<Remembered>>();  // the loop may come to it after the time is up
+  auto found = std::make_shared<std::vector<Remembered>>();  // shared: the loop may write it after the timeout
   const Status status = engine_->loop().call(
       [core = core_, keys = std::move(keys), found](Status&) {
         if (core->state == nullptr) return;
@@ -147,7 +147,7 @@ Status GroupHandle::wait_ready() {
   if (!core_->ready && engine_->on_own_thread())
     return Status(Code::kUnsupported, "a completion cannot wait for process group \"" + name() + "\"");
   core_->changed.wait(lock, [&] { return core_->ready || (!core_->opening && !core_->status.is_ok()); });
-  // Ranks that were quicker may have found that their calls differ: that is for this rank's operations to tell.
+  // Quicker ranks may have found already that their calls differ. Only this rank's operations report that mismatch.
   return core_->ready && core_->status.code() == Code::kMismatch ? core_->disagreement : core_->status;
 }
 

@@ -1,4 +1,4 @@
-// hybridps/engine/group_handle.h: a group as its caller holds it: each call is handed to the engine's loop.
+// hybridps/engine/group_handle.h: the caller's handle of a group. It hands each call to the engine's loop.
 //
 // Threads  any.
 #pragma once

@@ -17,18 +17,18 @@ using core::Code;
 using core::Status;
 
 constexpr auto kStayAfterFailure = std::chrono::milliseconds(200);
-// How often it is looked at dedicated servers that come late: rarely, for a round is short. At the start a group waits for them.
+// How often the loop looks at dedicated servers: rarely at late ones, often while a group's start waits for them.
 constexpr auto kLateEvery = std::chrono::milliseconds(50);
 constexpr auto kStartEvery = std::chrono::milliseconds(2);
 constexpr auto kAwaitsServers = "its dedicated servers have neither joined nor failed yet";
 // How long an operation past its deadline waits for the bootstrap thread to look up who is missing.
 constexpr auto kLookFor = std::chrono::milliseconds(80);
 
-// How long past a group's timeout the Store may take for each thing that the rendezvous looks up then.
+// How long the Store may take for each call of the rendezvous after a group's timeout.
 constexpr auto kStoreAnswersWithin = std::chrono::seconds(1);
 
 VerdictBoard::Location location_of(const GroupCore& group) {
-  // A life with a name is of its members: others that use the name second have a verdict of their own.
+  // A named life has its own members. Another set of members that uses the same name later gets its own verdict key.
   const std::string life = group.options.life.empty() ? "" : " of " + group.options.incarnation;
   return {group.options.store, group.prefix + "/verdict" + life, group.uid};
 }
@@ -150,7 +150,8 @@ void Groups::on_told(core::GroupUid uid, const Status& verdict) {
 
 void Groups::not_joined(GroupCore& group, const Status& status) {
   group.is_joining = false;
-  // For members that have the roster already, which this one had confirmed; of a life with a name nothing older is there.
+  // This rank may have confirmed the roster, and other members may have the roster already: they find the verdict in
+  // the Store. A named life has no older verdict under its key.
   if (!group.options.expected.empty() && group.options.size > 1) board_.post(location_of(group), status);
   fail(group, status);
   give_up_goodbye(group);
@@ -259,8 +260,8 @@ void Groups::fail(GroupCore& group, const Status& status) {
   if (group.awaits_servers) start(find(group.uid));
   if (group.state != nullptr) return;
   group.last_failed = true;
-  // No roster yet, and so nobody to send it to. If this engine ends before there is one, members find it in the Store: those
-  // without a roster what the Joiner leaves there, the others the board's.
+  // Without a roster this rank can send the abort to nobody. If this engine ends before it has a roster, the Store has
+  // the abort: the Joiner writes it for members without a roster, and the board for the other members.
   if (status.code() == Code::kAborted && group.options.size > 1) {
     group.given_up.store(true);
     board_.post(location_of(group), status);
@@ -283,7 +284,7 @@ worker::GroupInfo Groups::info_of(GroupCore& group) {
   for (int rank = 0; rank < roster.size(); ++rank)
     add(roster.members[static_cast<std::size_t>(rank)], roster.node_of[static_cast<std::size_t>(rank)] == my_node);
   if (!config_.small_first) info.urgent_below = 0;
-  // What concerns the whole process is tried out by one group alone.
+  // Only the world may tune settings of the whole process.
   if (group.options.is_world) info.tuning = tuning_;
   set_sizes(info, roster);
   info.residual_bytes_max = config_.compress_memory;
@@ -310,7 +311,8 @@ Status Groups::may_meet(core::GroupUid uid, const std::vector<bootstrap::MemberR
   return check_(roster, (*found)->options.rank);
 }
 
-// Where nothing has begun, all is as if they had been there from the beginning: what knows no versions, too.
+// In a group that has not started, the servers count as there from the beginning. So the topology and the sizes, which
+// have no plan versions, are set anew.
 void Groups::on_servers_joined(GroupCore& group, std::vector<bootstrap::MemberRecord> servers) {
   bootstrap::Roster& roster = group.roster;
   std::move(servers.begin(), servers.end(), std::back_inserter(roster.servers));
@@ -338,7 +340,7 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
     status = group->status;
   }
   group->state = &runtime_.open_group(std::move(info));
-  // All members find the same in the roster: nobody need be told.
+  // All members find the same disagreement in the roster. So this rank tells nobody.
   Status disagreement;
   for (const Status& found : {codecs.status(), check_priorities(roster)}) {
     if (found.is_ok()) continue;
@@ -377,10 +379,10 @@ void Groups::start(const Group& group) {
   }
   if (me == 0) tell_of(*group);
   group->changed.notify_all();
-  // Failed here while it was still being made: the others have waited for this rank, and hear of it now.
+  // The group failed here while it was being made. The other members waited for this rank, and now hear of the failure.
   if (!status.is_ok()) runtime_.worker().fail_group(*group->state, status, /*tell=*/true);
-  if (!may_have_servers(group->roster)) group->roster = {};  // nobody reads it from now on
-  // A member of it is known to be dead.
+  if (!may_have_servers(group->roster)) group->roster = {};  // nobody reads the roster from now on
+  // The Runtime may have failed the group at its opening: a member is dead, for example.
   if (const Status& verdict = group->state->status; !verdict.is_ok()) fail(*group, verdict);
   for (const std::uint64_t sequence : std::exchange(group->reserved_early, {}))
     runtime_.worker().reserve(*group->state, sequence);
@@ -397,7 +399,7 @@ void Groups::start(const Group& group) {
   if (group->goodbye_wanted) send_goodbye(group);
 }
 
-// Of a job once, by one rank: what is the same on all ranks need not be read on each.
+// Logs the summary of a group. Only rank 0 calls this: the summary is the same on all ranks.
 void Groups::tell_of(const GroupCore& group) const {
   const bootstrap::Roster& roster = group.roster;
   const std::string& text = group.summary.text;
@@ -407,7 +409,7 @@ void Groups::tell_of(const GroupCore& group) const {
   }
   for (const std::string& complaint : complaints_of(roster)) core::log_warn(complaint);
   core::log_info("hybridps ", build_info::kVersion, ": ", text);
-  // What somebody has asked for and does not get is no detail. Servers that failed were named before.
+  // The user asked for dedicated servers and gets none: worth a warning. ServerJoins has warned of servers that failed.
   if (summary_.servers_named > 0 && roster.servers.empty() && roster.node_count() < summary_.servers_nodes_min &&
       group.options.size > 1)
     core::log_warn("HYBRIDPS_SERVERS is not used by this job of ", roster.node_count(),
@@ -430,7 +432,7 @@ void Groups::supersede(const Group& group, const std::string& reason) {
     const std::lock_guard lock(group->mutex);
     submitted = group->submitted;
   }
-  // Also what has a place only: a device's stream has not come to it.
+  // `submitted` includes reserved operations: for those, a device's stream has not reached the operation yet.
   const bool idle = state != nullptr && group->completed.load() == submitted && state->p2p->active().empty();
   if (!idle) abort(*group, reason);
   if (state == nullptr) group->abandoned.store(true);
@@ -508,7 +510,7 @@ std::size_t Groups::expire_queued(core::TimePoint now) {
       group->last_failed = true;
       std::exchange(item.done, {})(worker::Outcome{Status(Code::kTimeout, std::move(text)), -1});
     }
-    if (expired) {  // the next one asks anew
+    if (expired) {  // the next expired operation asks anew
       const std::lock_guard lock(group->mutex);
       group->waiting_for.clear();
     }
@@ -537,7 +539,7 @@ std::size_t Groups::expire_joining(core::TimePoint now) {
                           " in the rendezvous of group " + core::quoted(group->options.name) +
                           ": the Store has not answered. What to do: see whether the process that hosts it (often "
                           "rank 0, or torchrun's agent) is stopped, or its host out of reach"));
-    group->abandoned.store(true);  // the Store may answer yet
+    group->abandoned.store(true);  // the Store may still answer later
   }
   return work;
 }
@@ -548,7 +550,8 @@ std::size_t Groups::close_finished() {
     GroupCore& group = *groups_[i];
     bool waits = false;
     if (group.state != nullptr && group.goodbye_done && !group.closed) {
-      // After a failure others may just be opening a connection to tell us: stay for those that do not know that we know.
+      // After a failure another member may be opening a connection to tell us. So this rank stays for members that do
+      // not know yet that this rank knows of the failure.
       waits = group.state->status.is_ok() ? group.state->p2p->has_unacknowledged()
                                           : runtime_.has_unanswered_verdicts() ||
                                                 (core::Clock::now() - group.state->failed_at < kStayAfterFailure &&

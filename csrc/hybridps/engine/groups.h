@@ -1,10 +1,10 @@
 // hybridps/engine/groups.h: an engine's groups in its loop, from the call that makes them until they are closed.
 //
-// Model    Operations wait here for the roster, and for the dedicated servers that are there at the start, with their deadlines; then the
-//          Worker has them. A verdict that this rank has found
-//          goes to the members by message, and to the Store for those whom none reaches. A group that is left says goodbye, its last
-//          collective, and is closed when that is done.
-// Threads  the engine's loop; what others may look at is under GroupCore::mutex.
+// Model    Operations wait here, with their deadlines, for the roster and for the dedicated servers that join at the
+//          start. Then the Worker takes the operations. A verdict that this rank finds goes to the members by message,
+//          and also to the Store, for members that get no message. A group that is left says goodbye as its last
+//          collective. The group is closed when the goodbye is done.
+// Threads  the engine's loop. GroupCore::mutex guards the fields that other threads may read.
 #pragma once
 
 #include <chrono>
@@ -29,71 +29,70 @@ class Groups : core::Pinned {
  public:
   using Group = std::shared_ptr<GroupCore>;
 
-  /// `closed` is called once for each group that was added, when it is closed. Takes the Runtime's hooks.
-  /// `summary`: what of it an engine knows and a roster does not.
-  /// `gone`: a peer was found dead, and as what.
+  /// Sets the Runtime's hooks for groups. `summary`: the facts for summaries that a roster does not have. `closed` is
+  /// called once for each added group, when the group is closed. `gone` is called with a dead peer and the cause.
   Groups(const core::Config& config, core::EngineId self, Runtime& runtime, VerdictBoard& board, SummaryOptions summary,
          std::function<void()> closed, std::function<void(core::EngineId, const core::Status&)> gone);
 
   void add(Group group);
-  /// Its roster is valid.
+  /// The group's roster is valid.
   void open(const Group& group, const bootstrap::Roster& roster);
-  /// It has none, and will not.
+  /// The group has no roster and will get none.
   void not_joined(GroupCore& group, const core::Status& status);
   void submit(const Group& group, worker::Operation operation, std::uint64_t sequence, worker::Completion done);
   void reserve(GroupCore& group, std::uint64_t sequence);
   void abort(GroupCore& group, const std::string& reason);
-  /// It was left.
+  /// The group was left.
   void want_goodbye(const Group& group);
-  /// It was left for its next life (Group::supersede()).
+  /// The group was left for its next life (Group::supersede()).
   void supersede(const Group& group, const std::string& reason);
-  /// From the Store.
+  /// The VerdictBoard found this verdict in the Store.
   void on_told(core::GroupUid uid, const core::Status& verdict);
-  /// GroupCore::waiting_for is there.
+  /// The bootstrap thread has set GroupCore::waiting_for.
   void on_looked() { queued_due_ = core::Clock::now(); }
 
-  /// Each as an object (status_desk.h).
+  /// Writes each group as an object (status_desk.h).
   void write_status(observe::Json& json, bool members) const;
-  /// Has somebody look what groups without a roster wait for; whether there are any.
+  /// Asks the bootstrap thread what the groups without a roster wait for. False: there are no such groups.
   bool look_for_status() const;
-  /// Its rank in the world, else where it is.
+  /// The engine's rank in the world; else its host and process.
   std::string name_of(core::EngineId engine) const;
-  /// Deadlines, and groups that are over. Returns what it did.
+  /// Handles deadlines, and closes groups that are over. Returns the amount of work done; 0: none.
   std::size_t tick();
   std::chrono::milliseconds sleep_at_most() const;
-  /// Of those left, whether one has ended in a failure.
+  /// Whether the last operation failed in any group that was left.
   bool has_failed_leaver() const;
   void close_left();
   void close_all();
-  /// What keeps this process, which has that rank, from being in such a group.
+  /// Returns an error if this process cannot be rank `rank` of a group with this roster.
   using RosterCheck = std::function<core::Status(const bootstrap::Roster&, int rank)>;
   /// Dedicated servers that groups of this rank 0 may take in.
   void set_servers(ServerJoinsOptions servers, RosterCheck check) {
     servers_ = std::move(servers);
     check_ = std::move(check);
   }
-  /// What groups may try out, but for sizes of chunks.
+  /// The tuning that groups may try, except chunk sizes.
   void set_tuning(const schedule::TuningRange& range) { tuning_ = range; }
 
  private:
-  /// Operations may begin: `group` has all servers that are there at its start, or has failed.
+  /// Lets operations begin: the wait for dedicated servers is over, or the group has failed.
   void start(const Group& group);
   void on_servers_joined(GroupCore& group, std::vector<bootstrap::MemberRecord> servers);
   core::Status may_meet(core::GroupUid uid, const std::vector<bootstrap::MemberRecord>& newcomers) const;
-  /// What the worker is told of it, but for codecs; its members become peers.
+  /// The group as the worker needs it, without codecs. The members become peers.
   worker::GroupInfo info_of(GroupCore& group);
   void set_sizes(worker::GroupInfo& info, const bootstrap::Roster& roster) const;
   void fail(GroupCore& group, const core::Status& status);
   void send_goodbye(const Group& group);
   void tell_of(const GroupCore& group) const;
-  /// For a group that has failed and will have nobody to say it to. One that is still being made may have.
+  /// Skips the goodbye of a failed group without a roster. Does nothing while the roster may still come.
   void give_up_goodbye(GroupCore& group);
   std::size_t close_finished();
   std::size_t expire_queued(core::TimePoint now);
-  /// Gives up groups whose rendezvous should have ended and has not: its Store stands still.
+  /// Gives up groups with an overdue rendezvous: their Store does not answer.
   std::size_t expire_joining(core::TimePoint now);
   void close(GroupCore& group);
-  /// A group whose roster is valid, or nothing.
+  /// Null: no group with a valid roster has this uid.
   Group find(core::GroupUid uid) const;
 
   const core::Config& config_;
@@ -107,8 +106,8 @@ class Groups : core::Pinned {
   ServerJoinsOptions servers_;
   RosterCheck check_;
   core::TimePoint joins_due_{};
-  core::TimePoint queued_due_ = core::TimePoint::max();  // the first deadline among queued operations
-  core::TimePoint joining_due_ = core::TimePoint::max();  // the first GroupCore::joining_until
+  core::TimePoint queued_due_ = core::TimePoint::max();  // the earliest deadline of queued operations
+  core::TimePoint joining_due_ = core::TimePoint::max();  // the earliest GroupCore::joining_until
 };
 
 }  // namespace hybridps::engine

@@ -35,7 +35,7 @@ std::string joined(const std::vector<transport::LocalNic>& nics) {
   return names;
 }
 
-/// Whether the user's UCX_TLS leaves a transport that speaks verbs.
+/// Whether the user's UCX_TLS allows a transport that uses verbs.
 bool allows_rdma(const std::string& tls) {
   if (tls.empty() || tls.front() == '^') return true;
   for (const char* name : {"all", "ib", "rc", "dc", "ud"})
@@ -85,7 +85,7 @@ ControlChoice choose_control(const ControlNetwork& network) {
   if (!network.to_master.empty() && !local_master)
     return {network.to_master, "it routes to MASTER_ADDR=" + network.master};
   const std::string master = "MASTER_ADDR=" + network.master;
-  // Who writes these means this machine and no other.
+  // A user who writes one of these means this machine only.
   for (const char* here : {"localhost", "127.0.0.1", "::1"})
     if (local_master && network.master == here) return {network.to_master, master};
   if (local_master && network.one_machine) return {network.to_master, "all ranks are on this machine"};
@@ -115,7 +115,7 @@ ControlNetwork control_network(const core::Config& config, const std::string& hi
   network.one_machine = !world.empty() && world == text_of("LOCAL_WORLD_SIZE", "");
   if (!network.named.empty() || !hint.empty()) return network;
   if (!network.master.empty()) network.to_master = interface_to(network.master, &network.master_address);
-  network.to_default = interface_to("192.0.2.1");  // TEST-NET: any address off this network
+  network.to_default = interface_to("192.0.2.1");  // TEST-NET: stands for any address on another network
   network.loopbacks.clear();
   const auto add = [](std::vector<std::string>& names, const std::string& name) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
@@ -125,7 +125,7 @@ ControlNetwork control_network(const core::Config& config, const std::string& hi
     if ((at.flags & IFF_LOOPBACK) != 0) {
       add(network.loopbacks, at.interface);
     } else if (up && !at.address.empty()) {
-      // 169.254 and fe80 to febf: of use on their own link alone
+      // Link-local addresses (169.254, fe80 to febf) are valid on their own link only.
       const unsigned start = static_cast<unsigned>(at.address[0] << 8 | at.address[1]);
       if (at.address.size() == 4 ? start != 0xa9fe : (start & 0xffc0) != 0xfe80) add(network.others, at.interface);
     }
@@ -133,7 +133,7 @@ ControlNetwork control_network(const core::Config& config, const std::string& hi
   return network;
 }
 
-/// UCX is loaded for it only where the answer matters.
+/// Finds out whether UCX has verbs. Loads UCX only if the answer matters.
 void ask_for_verbs(DataNetwork& network) {
   if (is_tcp(network.wanted) || (network.ports.empty() && !transport::names_rdma(network.named))) return;
   if (const core::Status status = transport::need_ucx(); !status.is_ok()) {
@@ -280,7 +280,8 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config, const std
   chosen.nics = data.value().nics;
   chosen.rdma = data.value().rdma;
   chosen.users = network.users;
-  // Cards are found by their addresses there, which must mean the same on other hosts. A user who tunes UCX's TCP means UCX's.
+  // Our own TCP finds a card by its address, so every card needs an address that is valid on other hosts. Otherwise
+  // data goes through UCX. A user who tunes UCX's TCP wants UCX's TCP.
   const auto has_address = [](const transport::LocalNic& nic) { return !nic.address.empty() && !nic.network.empty(); };
   chosen.ucx = chosen.rdma || chosen.users || network.wanted == core::DataTransport::kUcx ||
                (network.wanted == core::DataTransport::kAuto && transport::tcp_is_tuned_by_user()) ||

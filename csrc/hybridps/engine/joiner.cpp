@@ -30,16 +30,17 @@ using core::Code;
 using core::Status;
 
 constexpr auto kProofTimeout = std::chrono::seconds(10);
-// A connection of our own to the store keeps its host busy, in look-ups of names for seconds if it comes to the worst. So not
-// while others may still be reading that the group is valid; nobody waits for it.
+// When to open this process's own connection to the Store, after the group is valid. The connection keeps the Store's
+// host busy, at worst for seconds of name look-ups. By this time the other members should have read that the group is
+// valid. Nobody waits for the connection.
 constexpr auto kSettleAfter = std::chrono::seconds(2);
-// Whom a group waits for is asked whether it lives, where this process knows it from another group.
+// When to ping the members that a rendezvous waits for, if this process knows them from another group.
 constexpr auto kAskAfter = std::chrono::milliseconds(250);
 constexpr auto kAskEvery = std::chrono::seconds(1);
-// A Store that answers does so at once.
+// How long stop() waits for the thread: a Store that works answers at once.
 constexpr auto kStopWithin = std::chrono::seconds(2);
 
-/// Notes when the group's Store has answered: slow is not still.
+/// Notes the time of each answer of the group's Store: a slow Store must not count as one that hangs.
 class WatchedStore final : public bootstrap::KeyValueStore {
  public:
   explicit WatchedStore(std::shared_ptr<GroupCore> group) : group_(std::move(group)) {}
@@ -61,11 +62,11 @@ class WatchedStore final : public bootstrap::KeyValueStore {
 
 }  // namespace
 
-// Asked for by the rendezvous, answered in the loop.
+// A request of a rendezvous for proofs of shared memory. The loop answers it.
 struct Joiner::ProofRequest {
   std::uint64_t nonce = 0;
   core::TimePoint since;
-  std::vector<bootstrap::MemberRecord> members;  // of the candidate node, without us
+  std::vector<bootstrap::MemberRecord> members;  // the other members of this rank's candidate node
   std::mutex mutex;
   std::map<int, bool> answers;  // group rank -> proven
   bool abandoned = false;
@@ -78,22 +79,22 @@ struct Joiner::Joining {
   core::TimePoint ask_at = core::Clock::now() + kAskAfter;
 };
 
-// What the thread touches, and so holds.
+// Everything that the joiner's thread uses. The thread holds it.
 struct Joiner::JoinerState : core::Pinned {
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<std::unique_ptr<Joining>> arrived;
   bool running = false;
   bool stop = false;
-  Joiner* joiner = nullptr;  // null: it has gone, and the engine with it
+  Joiner* joiner = nullptr;  // null: the joiner and the engine are gone
   std::atomic<std::thread::id> thread;
 
   void run();
-  /// What others want of one that is not done.
+  /// Handles requests about a rendezvous that is still running.
   void attend(Joining& joining);
   void fail_left(Joining& joining);
   bootstrap::MemoryProof prove(Joining& joining, const bootstrap::Roster& roster);
-  /// `command` takes the joiner, in the loop, which ends before the joiner.
+  /// Runs `command` in the loop, with the joiner as its argument. The loop ends before the joiner is destroyed.
   template <typename Command>
   void post(Command command) {
     const std::lock_guard lock(mutex);
@@ -110,7 +111,7 @@ Joiner::~Joiner() { stop(); }
 
 void Joiner::join(std::shared_ptr<GroupCore> group, bootstrap::RendezvousOptions options) {
   auto joining = std::make_unique<Joining>();
-  // The state has the rendezvous, or its thread has.
+  // The raw pointers are safe: the state or its thread owns the rendezvous.
   options.prove = [state = state_.get(), j = joining.get()](const bootstrap::Roster& roster) {
     return state->prove(*j, roster);
   };
@@ -156,14 +157,14 @@ bool Joiner::on_its_thread() const noexcept { return state_->thread.load() == st
 
 namespace {
 
-// A host that is gone is tried for minutes, and stop() waits for the thread that calls this.
+// Uses a thread of its own: connecting to a host that is gone takes minutes, and stop() waits for the calling thread.
 void settle(std::shared_ptr<bootstrap::KeyValueStore> store) {
   try {
     std::thread([store = std::move(store)] {
       core::begin_thread("hybridps-store");
       store->settle();
     }).detach();
-  } catch (const std::system_error&) {  // then when a verdict is to be written
+  } catch (const std::system_error&) {  // no thread: the VerdictBoard settles the Store when it needs the Store
   }
 }
 
@@ -190,8 +191,8 @@ void Joiner::JoinerState::attend(Joining& joining) {
   }
 }
 
-// This rank will confirm no roster any more, so there will be none: who waits for one reads why. A group that was not
-// aborted here was left, or it would hold the engine.
+// This rank will confirm no roster any more, so the group gets none, and the waiting members read the reason. The group
+// was either aborted or left here: a group that is still in use would hold the engine.
 void Joiner::JoinerState::fail_left(Joining& joining) {
   GroupCore& group = *joining.group;
   Status status(Code::kClosed, "rank " + std::to_string(group.options.rank) + " (" + bootstrap::host_name() +
@@ -279,7 +280,7 @@ bootstrap::MemoryProof Joiner::JoinerState::prove(Joining& joining, const bootst
       joining.proof->abandoned = true;
     }
     {
-      const std::lock_guard lock(mutex);  // the engine stays
+      const std::lock_guard lock(mutex);  // the engine stays while this lock is held
       if (joiner == nullptr) return bootstrap::MemoryProof::pending();
       if (const auto& check = joiner->hooks_.check)
         if (Status status = check(roster, me); !status.is_ok()) return bootstrap::MemoryProof::failed(std::move(status));
@@ -307,7 +308,7 @@ bootstrap::MemoryProof Joiner::JoinerState::prove(Joining& joining, const bootst
 std::size_t Joiner::answer_proofs() {
   std::size_t work = 0;
   for (std::size_t i = 0; i < proofs_.size();) {
-    const std::shared_ptr<ProofRequest> kept = proofs_[i];  // beyond the lock
+    const std::shared_ptr<ProofRequest> kept = proofs_[i];  // keeps the request alive until the lock is released
     ProofRequest& request = *kept;
     const std::lock_guard lock(request.mutex);
     for (const bootstrap::MemberRecord& member : request.members) {

@@ -26,7 +26,7 @@ Heartbeats::Findings Heartbeats::look(core::TimePoint now) {
     stood_still_for_ = late + pause_;
     stood_still_until_ = now;
   }
-  // Twice an interval: who stops right after an answer is found within dead_after and half an interval.
+  // Twice per interval: so a peer that stops right after an answer is found within dead_after plus half an interval.
   if (now >= next_ping_) {
     next_ping_ = now + pause_;
     found.to_ping.assign(watched_.begin(), watched_.end());

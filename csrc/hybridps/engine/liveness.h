@@ -1,7 +1,6 @@
-// hybridps/engine/liveness.h: which peers are taken for dead: those that owe an answer for too long, and those whose
-// connection broke.
+// hybridps/engine/liveness.h: which peers count as dead: silent peers, and peers with a broken connection.
 //
-// Model    Pure: both are told what happens and when, and say what follows; Runtime acts on it.
+// Model    Pure: Heartbeats and Suspects get events with their times and return findings. Runtime acts on the findings.
 // Threads  the engine's progress thread.
 #pragma once
 
@@ -17,50 +16,50 @@
 
 namespace hybridps::engine {
 
-/// Peers that are stopped, or cut off without a broken connection: found by asking.
+/// Finds peers that are stopped, or cut off without a broken connection, by asking them.
 class Heartbeats {
  public:
-  /// Watched peers are asked twice an `interval`; who has not been heard for `dead_after` since it was asked is silent.
+  /// Watched peers are asked twice per `interval`. A peer is silent `dead_after` after its first unanswered question.
   Heartbeats(core::Duration interval, core::Duration dead_after) : pause_(interval / 2), dead_after_(dead_after) {}
 
   void watch(std::unordered_set<core::EngineId> peers) { watched_ = std::move(peers); }
-  /// A ping or probe has gone to it: from the first one on it owes an answer.
+  /// A ping or probe has gone to `peer`. The peer owes an answer from the first ping or probe on.
   void on_asked(core::EngineId peer, core::TimePoint now);
-  /// Anything came from it, or nobody needs it any more.
+  /// Something has come from `peer`, or nobody needs the peer any more.
   void on_heard(core::EngineId peer) {
     if (!asked_at_.empty()) asked_at_.erase(peer);
   }
 
   struct Findings {
     std::vector<core::EngineId> to_ping;
-    std::vector<std::pair<core::EngineId, core::Duration>> silent;  // for so long
+    std::vector<std::pair<core::EngineId, core::Duration>> silent;  // with the time since they were first asked
   };
-  /// Nothing before next_due(). If this process itself has stood still since, nobody is silent yet: the answers may lie in
-  /// our sockets.
+  /// Finds nothing before next_due(). If this process itself has stood still, no peer counts as silent yet, since
+  /// answers may wait in our sockets.
   Findings look(core::TimePoint now);
   core::TimePoint next_due() const noexcept { return next_; }
-  /// Where this process stood still so long, not long ago, that others have given it up: a text that says so; else empty.
+  /// A text if this process recently stood still for so long that the other engines have given it up; else empty.
   std::string own_fault(core::TimePoint now) const;
 
  private:
   const core::Duration pause_;
   const core::Duration dead_after_;
   std::unordered_set<core::EngineId> watched_;
-  std::unordered_map<core::EngineId, core::TimePoint> asked_at_;  // those that owe an answer
+  std::unordered_map<core::EngineId, core::TimePoint> asked_at_;  // peers that owe an answer
   core::TimePoint next_ping_{};
-  core::TimePoint next_{};  // the next ping, or the moment when a peer has been silent for too long
+  core::TimePoint next_{};  // time of the next ping, or the earlier time when a peer becomes silent
   core::Duration stood_still_for_{};
   core::TimePoint stood_still_until_{};
 };
 
-/// Broken connections. Each becomes a verdict a moment later: one who leaves because of somebody else's failure has told
-/// us by then, and one who left in good order has answered our goodbye.
+/// Broken connections. Each becomes a verdict 50 ms later. By then, a peer that leaves because of another failure has
+/// told us of that failure. A peer that leaves normally has answered our goodbye by then.
 class Suspects {
  public:
   struct Suspect {
     core::EngineId peer;
     core::Status cause;
-    bool memory = false;  // found by the transport over shared memory: says nothing of a peer on another node
+    bool memory = false;  // reported by the shared-memory transport: means nothing for a peer on another node
     core::TimePoint due;  // set by judge()
   };
 
@@ -68,7 +67,7 @@ class Suspects {
     reported_.push_back({peer, std::move(cause), memory, {}});
   }
   bool has_reports() const noexcept { return !reported_.empty(); }
-  /// Those whose moment is over. Reports since the last call begin to wait.
+  /// Returns the suspects whose waiting time is over. Reports since the last call begin to wait.
   std::vector<Suspect> judge(core::TimePoint now);
   core::TimePoint next_due() const noexcept { return waiting_.empty() ? core::TimePoint::max() : waiting_.front().due; }
 

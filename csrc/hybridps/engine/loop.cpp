@@ -84,7 +84,7 @@ bool Loop::post(core::OnceFn<void()> command, bool will_drive) {
     commands_.push_back(std::move(command));
     has_commands_.store(true);
   }
-  // With the store to `sleeping` before a sleep this is Dekker's pattern: one of the two sides sees the other.
+  // Dekker's pattern, with the store to `sleeping` before a sleep: at least one side sees the other side's store.
   if (driver_.sleeping.load()) {
     wake(driver_);
     return true;
@@ -100,7 +100,7 @@ bool Loop::post(core::OnceFn<void()> command, bool will_drive) {
     }
     unpark_.notify_one();
   }
-  if (own_.sleeping.load()) wake(own_);  // it parks if there is a claim
+  if (own_.sleeping.load()) wake(own_);  // with a claim, the thread parks after it wakes
   return true;
 }
 
@@ -190,13 +190,13 @@ bool Loop::is_claimed() {
 
 void Loop::park() {
   std::unique_lock lock(park_mutex_);
-  // In a row of short operations each look here finds a claim that was renewed; it takes the time of a caller on this
-  // core, so looks become rarer.
+  // In a row of short operations every look finds a renewed claim and takes core time from the caller. So the looks
+  // become rarer.
   core::Duration late{};
   while (!stop_.load()) {
     const core::TimePoint now = core::Clock::now();
     if (!driving_ && now >= claimed_until_) return;
-    // A caller that has driven for long says when it leaves; one that drives for moments, again and again, does not.
+    // A caller notifies unpark_ after a drive longer than kClaim. After a short drive it may not notify.
     if (driving_ && now - driving_since_ > kClaim)
       unpark_.wait_for(lock, std::chrono::milliseconds(100));
     else
@@ -237,7 +237,7 @@ void Loop::run() {
       const auto at_most = client_.sleep_at_most();
       baton.unlock();
       sleep(own_, due, nap_until, at_most);
-      if (is_claimed()) {  // before it takes the baton, so as not to stand in the caller's way
+      if (is_claimed()) {  // checked before the thread takes the baton, which the caller needs
         own_.sleeping.store(false, std::memory_order_relaxed);
         park();
       }
@@ -259,7 +259,7 @@ void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
     claim_seen_.store(true, std::memory_order_relaxed);
   }
   const core::UsualFloatMode usual;
-  std::unique_lock baton(baton_);  // the thread lets go after its round
+  std::unique_lock baton(baton_);  // the loop's thread releases the baton after its round
   round_of_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   driver_.spinning.forget();
   for (;;) {
@@ -283,14 +283,14 @@ void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
   {
     const std::lock_guard lock(park_mutex_);
     driving_ = false;
-    // Under the lock: who posts now finds the claim and takes it back.
+    // Under the lock: a thread that posts after this finds the claim and takes the claim back.
     claimed_until_ = quiet && !has_commands_.load() ? now + kClaim : core::TimePoint{};
     if (now < claimed_until_ && now - driving_since_ <= kClaim) {
       if (!own_.sleeping.load(std::memory_order_relaxed)) return;
     }
   }
   unpark_.notify_one();
-  // Nobody has armed what it sleeps on: it must look again, after the claim.
+  // The loop's thread sleeps on transports that nobody has armed. So the thread must look again, after the claim.
   if (own_.sleeping.load(std::memory_order_relaxed)) wake(own_);
 }
 

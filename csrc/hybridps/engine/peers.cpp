@@ -46,7 +46,7 @@ double Peers::seconds_since_heard(core::EngineId id) const {
 flow::Peer Peers::describe(core::EngineId id) const {
   const KnownPeer* peer = find(id);
   if (peer == nullptr) return {};
-  // A local peer holds slots of our own pool: it may hold no more than we have set aside for it.
+  // A local peer holds slots of our own pool. So its limit is the number of bytes that we have set aside for each peer.
   const std::uint64_t theirs = peer->record.eager_bytes;
   const std::uint64_t limit = peer->record.local ? std::min(theirs, allowance_.eager_bytes) : theirs;
   return flow::Peer{peer->record.local, static_cast<std::int64_t>(limit)};

@@ -1,4 +1,4 @@
-// hybridps/engine/peers.h: the engines that this one knows, and the connections to them.
+// hybridps/engine/peers.h: the engines that this engine knows, and the connections to them.
 //
 // Threads  one at a time.
 #pragma once
@@ -19,15 +19,15 @@ namespace hybridps::engine {
 
 struct PeerRecord {
   core::EngineId engine;
-  bool local = false;  // memory proven to be shared
+  bool local = false;  // shared memory with this peer is proven
   std::vector<std::byte> data_address;
   std::vector<std::byte> control_address;
   std::vector<std::byte> shm_address;
   std::string where;              // "host7 pid 4121", for messages
-  std::uint64_t eager_bytes = 0;  // what it allows us
+  std::uint64_t eager_bytes = 0;  // the peer's allowance for us
 };
 
-/// The transports of one engine. shm may be absent; control may be absent (data is used then).
+/// The transports of one engine. shm may be absent. If control is absent, control messages go over data.
 struct Transports {
   std::unique_ptr<transport::Transport> data;
   std::unique_ptr<transport::Transport> control;
@@ -38,46 +38,47 @@ struct KnownPeer {
   PeerRecord record;
   bool dead = false;
   std::uint64_t groups = 0;
-  core::TimePoint unused_since{};  // groups became 0
+  core::TimePoint unused_since{};  // when `groups` became 0
   core::TimePoint heard_at{};
-  double round_trip_seconds = 0;  // of the last ping or question of status; 0: not known
+  double round_trip_seconds = 0;  // of the last ping or status question; 0: not known
 };
 
 class Peers {
  public:
   struct Allowance {
-    std::uint64_t eager_bytes = 0;   // that we allow each of them
+    std::uint64_t eager_bytes = 0;   // our allowance for each peer
     bool urgent_by_control = false;  // as in RuntimeOptions
   };
-  /// The transports may change until the first connection.
+  /// `transports` may change until the first connection.
   Peers(const Transports& transports, Allowance allowance) : transports_(transports), allowance_(allowance) {}
 
-  /// Nothing, where it is known already.
+  /// Does nothing if the peer is known already.
   void add(PeerRecord record);
-  /// Null: not known.
+  /// Null: the peer is not known.
   KnownPeer* find(core::EngineId id) noexcept;
   const KnownPeer* find(core::EngineId id) const noexcept;
   bool knows(core::EngineId id) const { return peers_.count(id) > 0; }
   std::size_t size() const noexcept { return peers_.size(); }
   const std::unordered_map<core::EngineId, KnownPeer>& all() const noexcept { return peers_; }
 
-  /// In open groups, and not known to be dead.
+  /// Peers in open groups that are not known to be dead.
   std::vector<core::EngineId> in_use() const;
   std::string where(core::EngineId id) const;
-  /// Since something came from it; less than 0: nothing yet.
+  /// Seconds since the peer's last message; less than 0: none yet.
   double seconds_since_heard(core::EngineId id) const;
-  /// What flow has to know; by default: not known.
+  /// The facts that flow needs. For an unknown peer: default values.
   flow::Peer describe(core::EngineId id) const;
 
   core::Result<transport::Endpoint*> connect(core::EngineId id);
-  /// For small operations. Null: by the usual way.
+  /// The connection for small operations. Null: use connect().
   core::Result<transport::Endpoint*> connect_urgent(core::EngineId id);
-  /// Nothing waits for what it does not take.
+  /// Closes all connections to the peer, and does not wait for unsent messages.
   void close_connections(core::EngineId id, const core::Status& cause);
-  /// A connection to it waits for a file descriptor.
+  /// True: a connection to the peer waits for a file descriptor.
   bool lacks_descriptors(core::EngineId id) const;
-  /// Those without a group and without a connection for a minute: `all`, or only those that are dead. A connection is never closed
-  /// from here, since the other side could not tell that from our death; it ends with the other process.
+  /// Forgets peers without a connection that have had no group for a minute: with `all` every such peer, else only dead
+  /// ones. Returns the forgotten peers. Never closes a connection: the other side could not tell that from our death. A
+  /// connection ends with the other process.
   std::vector<core::EngineId> forget_unused(core::TimePoint now, bool all);
 
  private:

@@ -28,7 +28,7 @@ To bytes_as(const From& from) {
 
 constexpr double kWeightMin = 1e-9;
 
-/// The part of its node that a rank has by its cards' rates.
+/// The rank's part of the card rates of its node. Ranks that use the same card share its rate equally.
 double card_part(const schedule::NicLayout& layout, std::size_t rank) {
   std::vector<int> users(layout.rates.size(), 0);
   for (const std::vector<int>& cards : layout.cards_of)
@@ -89,7 +89,8 @@ PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where,
 
 namespace {
 
-/// What a dedicated server's data goes through; the shards of one server program share its cards. 0: not known.
+/// The rate of each dedicated server's cards. The shards of one server program share the program's cards. A server
+/// counts with `usual` for each card if the nodes' rates (`known`) or its own rates are not known.
 std::vector<double> server_rates(const bootstrap::Roster& roster, bool known, double usual) {
   using Card = std::tuple<std::string, std::uint32_t, std::string>;
   const auto cards = [](const bootstrap::MemberRecord& server) {
@@ -104,7 +105,7 @@ std::vector<double> server_rates(const bootstrap::Roster& roster, bool known, do
   std::vector<double> rates;
   for (const auto& server : roster.servers) {
     double links = 0.0;
-    double parts = 0.0;  // of cards
+    double parts = 0.0;  // the shard's parts of its cards, summed
     for (const bootstrap::Nic& nic : server.nics) links += nic.gbps / shards[{server.host_name, server.pid, nic.name}];
     for (const Card& card : cards(server)) parts += 1.0 / shards[card];
     const bool has_links = !server.nics.empty() && std::all_of(server.nics.begin(), server.nics.end(),
@@ -122,7 +123,7 @@ std::vector<double> server_rates(const bootstrap::Roster& roster, bool known, do
 }  // namespace
 
 schedule::NicLayout nic_layout(const bootstrap::Roster& roster) {
-  std::map<std::string, std::set<int>> nodes_on;  // by network
+  std::map<std::string, std::set<int>> nodes_on;  // the nodes with a card on a network; servers are negative
   for (std::size_t rank = 0; rank < roster.members.size(); ++rank)
     for (const bootstrap::Nic& nic : roster.members[rank].nics) nodes_on[nic.network].insert(roster.node_of[rank]);
   int other = -1;
@@ -161,7 +162,8 @@ schedule::NicLayout nic_layout(const bootstrap::Roster& roster) {
     std::sort(cards.begin(), cards.end());
     cards.erase(std::unique(cards.begin(), cards.end()), cards.end());
   }
-  // A machine's rate, given as one number, is that of its cards together: by their links, where all are known.
+  // A machine's rate, given as one number, is the rate of all its cards together. The cards divide the rate in
+  // proportion to their link rates if all are known, else equally.
   for (std::size_t node = 0; node < node_gbps.size(); ++node) {
     if (node_gbps[node] <= 0.0) continue;
     double links = 0.0;
@@ -187,7 +189,7 @@ schedule::Topology topology_of(const bootstrap::Roster& roster, int rank) {
   schedule::NicLayout layout = nic_layout(roster);
   const auto nodes = static_cast<std::size_t>(roster.node_count());
   const std::size_t servers = layout.dedicated.size();
-  if (nodes < 3) layout.dedicated.clear();  // nothing to gain, so nothing goes there
+  if (nodes < 3) layout.dedicated.clear();  // servers do not help below 3 nodes, so they get no share
   schedule::OwnerShares shares = schedule::optimal_owner_shares(layout);
   shares.dedicated.resize(servers, 0.0);
 
@@ -201,7 +203,7 @@ schedule::Topology topology_of(const bootstrap::Roster& roster, int rank) {
   bool equal = true;
   for (std::size_t member = 0; member < shares.worker.size(); ++member) {
     const auto node = static_cast<std::size_t>(roster.node_of[member]);
-    // A node that owns next to nothing may own more later: by its cards then.
+    // A node that owns next to nothing may own more later. Its ranks then divide its share by their cards' rates.
     double part = shares.worker[member] / weights[node];
     if (weights[node] < kWeightMin) part = card_part(layout, member);
     use.parts.push_back(part);

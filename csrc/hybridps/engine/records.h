@@ -1,6 +1,6 @@
-// hybridps/engine/records.h: from what members publish to what a Runtime takes: peers, shares, memory for its pool.
+// hybridps/engine/records.h: turns members' published records into a Runtime's inputs: peers, shares, pool memory.
 //
-// Threads  pure functions, but for map_pool(), which asks the kernel.
+// Threads  pure functions. own_record() also reads host facts, and map_pool() asks the kernel for memory.
 #pragma once
 
 #include <cstddef>
@@ -24,40 +24,41 @@ namespace hybridps::engine {
 
 bootstrap::Bytes to_record(const std::vector<std::byte>& address);
 std::vector<std::byte> to_transport(const bootstrap::Bytes& address);
-/// Of this process, as far as it is the same in all groups.
+/// The part of this process's record that is the same in all groups.
 bootstrap::MemberRecord own_record(const core::Config& config, const Interfaces& interfaces, const RuntimeOptions& options,
                                    const transport::Transport& data, const transport::Transport& control);
-/// `local`: memory proven to be shared.
+/// `local`: shared memory with this member is proven.
 PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where, bool local);
 
-/// Which cards each rank's data goes through, and what they carry. A rank that has a card on a network with other nodes
-/// does not use one on a network of its own node alone. Rates count when those of every card of the nodes are known: of
-/// the card (its link, or HYBRIDPS_NIC_GBPS for each), or its part of its machine's (HYBRIDPS_NIC_GBPS as one number);
-/// else all cards are taken to be alike.
+/// The cards that each rank's data goes through, and their rates. If a rank has cards on networks with other nodes, the
+/// layout leaves out its cards on networks of its own node alone. A card's rate comes from its link, from
+/// HYBRIDPS_NIC_GBPS for each card, or as a part of the machine's rate (HYBRIDPS_NIC_GBPS as one number). Rates count
+/// only if the rates of all cards of the nodes are known. Otherwise all cards count as equal.
 schedule::NicLayout nic_layout(const bootstrap::Roster& roster);
 
-/// What all members of the group ask for; null: nothing. kMismatch: they do not agree; says who asks for what.
-/// kInvalidArgument: a member's HYBRIDPS_CHUNK_BYTES has no room for a block of the codec.
+/// The codecs that all members ask for; null: none. kMismatch: members ask for different codecs; the text says who asks
+/// for what. kInvalidArgument: a member's HYBRIDPS_CHUNK_BYTES has no room for a block of the codec.
 core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap::Roster& roster);
-/// The bytes of float32 that the codec compresses as one: a chunk holds one block at least.
+/// The size of a codec block, in bytes of float32. A chunk holds at least one block.
 std::uint64_t block_bytes(const compress::Codecs& codecs);
-/// For which all members and servers of the roster have room.
+/// The chunk sizes for which all members and servers of the roster have room.
 schedule::ChunkSizes chunk_sizes(const bootstrap::Roster& roster, const schedule::Topology& topology);
 /// kMismatch: members give the group different priorities.
 core::Status check_priorities(const bootstrap::Roster& roster);
 
-/// Who owns how much, as seen from `rank` (size() + d: dedicated server d).
+/// The owners' shares, as seen from `rank`. A `rank` of size() + d is dedicated server d.
 schedule::Topology topology_of(const bootstrap::Roster& roster, int rank);
 
-/// Weights of the nodes and then of the dedicated servers, of which only those are there of which it says so.
+/// Weights of the nodes, followed by weights of the roster's dedicated servers. `are_there`, by server: true if the
+/// server takes part. A server that does not take part has weight 0.
 std::vector<double> weights_with(bootstrap::Roster roster, const std::vector<bool>& are_there);
 
 struct PrivatePool {
   std::span<std::byte> memory;
-  std::shared_ptr<void> keep;  // unmaps it
+  std::shared_ptr<void> keep;  // the last reference unmaps the memory
 };
 std::size_t whole_pages(std::size_t bytes);
-/// Memory of this process alone, claimed as it is touched.
+/// Private memory of this process. The kernel provides the pages when they are touched. kOutOfResources: cannot map.
 core::Result<PrivatePool> map_pool(std::size_t bytes);
 
 }  // namespace hybridps::engine

@@ -8,7 +8,7 @@
 namespace hybridps::engine {
 namespace {
 
-// What the status calls the rate of the network is that of so many of the last samples.
+// The status gives the network's rate over the last kSamples samples.
 constexpr auto kSampleEvery = std::chrono::milliseconds(200);
 constexpr std::size_t kSamples = 6;
 
@@ -40,7 +40,7 @@ void Report::write_status(const Reported& of, observe::Json& json, std::size_t p
 
   std::unordered_map<core::EngineId, transport::PathInfo> paths;
   for (const transport::PathInfo& path : of.transports.data->paths()) {
-    transport::PathInfo& all = paths.emplace(path.peer, path).first->second;  // of several connections the worst
+    transport::PathInfo& all = paths.emplace(path.peer, path).first->second;  // the worst of several connections counts
     if (&all == &path) continue;
     all.rtt_seconds = std::max(all.rtt_seconds, path.rtt_seconds);
     all.retransmits = std::max(all.retransmits, path.retransmits);
@@ -84,7 +84,7 @@ std::vector<observe::Sample> Report::samples(const Reported& of,
     add("kind_bus_bytes", one.bus_bytes, label);
     add("kind_seconds", core::to_seconds(one.time), label);
   }
-  std::map<std::string, double> waited;  // engines that are known no more have no names left
+  std::map<std::string, double> waited;  // engines that are no longer known count together, as "gone"
   for (const auto& [engine, time] : counts.waited_for) {
     const std::string who = engine == core::EngineId{} ? "unknown" : name(engine);
     waited[who.empty() ? "gone" : who] += core::to_seconds(time);

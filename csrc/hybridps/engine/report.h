@@ -1,4 +1,4 @@
-// hybridps/engine/report.h: what an engine says of itself: counters, metrics and status.
+// hybridps/engine/report.h: an engine's report on itself: counters, metrics and status.
 //
 // Threads  the engine's progress thread; counters() may be read from any thread.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace hybridps::engine {
 
-/// What is reported on. All of it outlives the report's use.
+/// The objects to report on. The caller keeps them alive while the Report uses them.
 struct Reported {
   const Transports& transports;
   const Peers& peers;
@@ -31,15 +31,15 @@ class Report {
  public:
   const observe::Counters& counters() const noexcept { return counters_; }
   void count_bad_messages(std::size_t count) noexcept { counters_.add(observe::Counter::kBadMessages, count); }
-  /// Called in every round: for the rates that the status has.
+  /// Takes samples for the rates in the status. Called in every round.
   void sample(const Transports& transports, core::TimePoint now) {
     if (now >= next_sample_) take_sample(transports, now);
   }
-  /// Brings counters() up to date. It walks over all connections: not for every round.
+  /// Brings counters() up to date. Walks over all connections, so it is too slow for every round.
   void update(const Reported& of, std::size_t groups);
-  /// Of the table of metrics (observe/metrics.h) all that an engine has, as update() left them. `name` gives ranks their labels.
+  /// The engine's metrics (observe/metrics.h), with the counters of the last update(). `name` labels engines.
   std::vector<observe::Sample> samples(const Reported& of, const std::function<std::string(core::EngineId)>& name) const;
-  /// Fields of the object that `json` is in: the network, memory, and peers of open groups, `peers_max` at most.
+  /// Adds fields to the open object of `json`: the network, memory, and the peers of open groups, `peers_max` at most.
   void write_status(const Reported& of, observe::Json& json, std::size_t peers_max) const;
 
  private:
@@ -52,7 +52,7 @@ class Report {
   void take_sample(const Transports& transports, core::TimePoint now);
 
   observe::Counters counters_;
-  std::deque<RateSample> rate_samples_;  // of the last second
+  std::deque<RateSample> rate_samples_;  // samples of the last second
   core::TimePoint next_sample_{};
 };
 

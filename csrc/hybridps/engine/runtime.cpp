@@ -14,15 +14,15 @@
 namespace hybridps::engine {
 namespace {
 
-// How long an answer to a verdict is waited for.
+// How long this engine waits for the answer to a verdict.
 constexpr auto kVerdictAnswerWithin = std::chrono::milliseconds(500);
-// Groups that are over and whose late messages are known as such.
+// The number of closed groups to remember, so that their late messages are dropped.
 constexpr std::size_t kClosedKept = 65536;
-// Windows of this size, at most, are what grants follow.
+// Grants grow with the window up to this window size.
 constexpr std::size_t kGrantWindowBytes = 128 * 1024;
-// Where both sides nap, what is sent waits for two naps, and each is as long as a batch takes.
+// If both sides nap, a message waits for two naps. Each nap lasts as long as one batch takes to arrive.
 constexpr std::uint64_t kNapWindowBytes = 2 * WakeModeration::kBatchBytes;
-// Windows fall back when there was no nap for so long.
+// Windows fall back to their usual size after this time without a nap.
 constexpr auto kNapsEndAfter = std::chrono::seconds(1);
 constexpr auto kTimeEvery = std::chrono::milliseconds(50);
 
@@ -30,8 +30,8 @@ std::uint64_t nanoseconds(core::TimePoint at) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(at.time_since_epoch()).count());
 }
 
-// Whether the group that it is of will want it, once that is open here. Rank 0 may open it first, and know already that one of its
-// servers is gone.
+// Whether a group needs this message when the group opens here later. Mend is among them: rank 0 may open the group
+// first, and may already know that a dedicated server is gone.
 bool is_kept_early(const wire::Message& message) {
   return message.chunk() != nullptr || message.is_point_to_point() || message.as<wire::Verdict>() != nullptr ||
          message.as<wire::Probe>() != nullptr || message.as<wire::ProbeReply>() != nullptr ||
@@ -69,7 +69,7 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
   }
   outbox_ = std::make_unique<flow::Outbox>(flow_options, *pool_, *this);
 
-  // The server reports to the worker, which needs the server: it is made second, behind a forwarder.
+  // The server reports to the worker, and the worker needs the server. So a forwarder to the worker is made first.
   struct Forward final : server::Listener {
     worker::Worker* worker = nullptr;
     void on_mismatch(const server::OperationKey& key, const server::RankCall& ours, const server::RankCall& theirs) override {
@@ -80,7 +80,7 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
     }
   };
   auto forward = std::make_shared<Forward>();
-  // Wider windows are no reason for more: what is granted keeps to no pace between owners (docs/decisions/0008).
+  // Wider windows do not raise the grants: granted chunks ignore the common pace of the owners (docs/decisions/0008).
   const std::uint64_t grant_bytes = options_.cards * std::min(options_.window_bytes, kGrantWindowBytes) * 2 / 3;
   server_ = std::make_unique<server::Server>(*outbox_, *forward, options_.grant_chunks, grant_bytes);
   worker_ = std::make_unique<worker::Worker>(
@@ -121,7 +121,7 @@ void Runtime::detach_device(std::span<std::byte> memory) {
 }
 
 Runtime::~Runtime() {
-  // Payloads of peers go back to their transports first, then the transports let go of our own buffers.
+  // First the received payloads go back to their transports. Then the transports release our own buffers.
   worker_.reset();
   dedicated_.reset();
   unopened_.clear();
@@ -217,8 +217,8 @@ worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
 void Runtime::close_group(core::GroupUid uid) {
   const core::OneThread::Inside inside(one_thread_);
   if (const worker::GroupState* group = worker_->find(uid); group != nullptr && group->status.is_ok()) {
-    // Everyone is done with it: the dedicated servers may forget it. Were this lost, they would find out when this
-    // process ends.
+    // All members are done with the group, so the dedicated servers may forget the group. If this message is lost, the
+    // servers notice when this process ends.
     wire::Verdict left = wire::Verdict::on_group(core::Code::kClosed);
     left.passed_on = true;
     const auto ranks = static_cast<std::size_t>(group->info.topology.size());
@@ -241,7 +241,7 @@ void Runtime::on_served_group_closed(core::GroupUid uid, const core::Status& why
   forget_group(uid);
 }
 
-// Of a dedicated server all, of a training process those that are dead: it knows the others for as long as it lives.
+// A dedicated server forgets all unused peers. A training process forgets only dead peers.
 void Runtime::forget_unused(core::TimePoint now) {
   if (now < next_forgetting_) return;
   next_forgetting_ = now + std::chrono::seconds(10);
@@ -256,21 +256,21 @@ void Runtime::on_unreachable(core::EngineId peer, core::Status cause) { suspects
 void Runtime::peer_failed(core::EngineId id, core::Status cause, bool silent) {
   KnownPeer* const peer = peers_.find(id);
   if (peer == nullptr || peer->dead) return;
-  if (peer->groups == 0) {  // it has said goodbye everywhere; a later group would connect again
+  if (peer->groups == 0) {  // the peer has said goodbye in all groups; a later group would connect again
     outbox_->forget(id);
     return;
   }
   core::log_info("peer ", peer->record.where, " is gone: ", cause.message());
   if (hooks_.peer_gone) hooks_.peer_gone(id, cause);
-  // Who stood still for so long was given up: it was the others who broke what breaks now.
+  // If this process stood still for too long, the other engines gave it up and closed their connections to it.
   const std::string own_fault = heartbeats_.own_fault(core::Clock::now());
-  peer->dead = !silent;  // one that is stopped may live to read why it was given up
+  peer->dead = !silent;  // a stopped peer may continue later and read why it was given up
   worker_->on_peer_dead(id, cause, own_fault);
   dedicated_->on_peer_dead(id, cause);
   peer->dead = true;
   heartbeats_.on_heard(id);
   unanswered_verdicts_.erase(id);
-  send_now();  // what was just said to it, before the connection is closed
+  send_now();  // sends the last messages to the peer before its connections are closed
   peers_.close_connections(id, cause);
 }
 
@@ -278,7 +278,7 @@ std::size_t Runtime::judge_suspects(core::TimePoint now) {
   std::erase_if(unanswered_verdicts_, [now](const auto& entry) { return entry.second <= now; });
   const std::vector<Suspects::Suspect> due = suspects_.judge(now);
   for (const Suspects::Suspect& suspect : due) {
-    // A proof of shared memory that failed, with one who claimed to be of this node.
+    // Only the proof of shared memory failed: the peer claims to be on this node, but counts as being on another node.
     const KnownPeer* peer = peers_.find(suspect.peer);
     if (suspect.memory && peer != nullptr && !peer->record.local) continue;
     peer_failed(suspect.peer, suspect.cause, /*silent=*/false);
@@ -300,7 +300,7 @@ std::uint64_t Runtime::bytes_through_card() const {
   return std::max(net.tx_payload_bytes, net.rx_payload_bytes);
 }
 
-// Later: this is called from inside the transports.
+// Reports a suspect instead of acting at once: this function is called from inside the transports.
 void Runtime::on_server_lost(core::EngineId server, const std::string& why) {
   if (const KnownPeer* peer = peers_.find(server); peer != nullptr && !peer->dead)
     suspects_.report(server, core::Status(core::Code::kPeerDead, why));
@@ -336,7 +336,7 @@ void Runtime::part(core::GroupUid uid, core::EngineId server) {
   }
 }
 
-// A connection that has no other use is closed, and the server with it: it may have been reached in part only.
+// Closes the connections to a server that no group uses, and marks the server dead: the connections may be incomplete.
 void Runtime::leave_parted() {
   for (const core::EngineId server : std::exchange(parted_, {})) {
     KnownPeer* const peer = peers_.find(server);
@@ -374,8 +374,8 @@ bool Runtime::has_room(std::string_view text) {
   return text.empty() || pool_->allocate(std::min(text.size(), pool_->slot_bytes_max()));
 }
 
-// A text belongs to what its message says: the message waits for room, and later ones wait behind it. What tells of life and death
-// neither waits nor needs its text.
+// A message is useless without its text. So the message waits for room in the pool, and later messages to the peer wait
+// behind it. Verdicts and messages of no group (pings, for example) never wait: they are useful without their text.
 void Runtime::send_control(core::EngineId to, wire::Message message, std::string_view text) {
   const bool is_alone = message.as<wire::Verdict>() != nullptr || message.from.uid == core::GroupUid{};
   if (!is_alone && (waiting_texts_.count(to) > 0 || !has_room(text)))
@@ -406,14 +406,15 @@ void Runtime::send_control_now(core::EngineId to, wire::Message message, std::st
   if (auto* ping = std::get_if<wire::Ping>(&message.body)) ping->sent_ns = nanoseconds(core::Clock::now());
   const bool asks = message.as<wire::Ping>() != nullptr || message.as<wire::Probe>() != nullptr;
   const PeerRecord& record = peer->record;
-  // What stands already is used, whoever opened it: one more would take a descriptor on both sides, and opening one to a peer
-  // that may be leaving fails. But for verdicts rather that for control, where nothing waits behind bulk.
+  // Uses a connection that exists already, even if the peer opened it. A new one would take a descriptor on both sides,
+  // and would fail if the peer is leaving. The control connection comes first, since nothing waits behind bulk there. A
+  // verdict takes an open connection of the outbox first.
   bool stands = record.local || (verdict && outbox_->is_open(to));
   if (!stands && transports_.control) {
     const transport::Way way = transports_.control->way(to, record.control_address);
     stands = way != transport::Way::kStands &&
              (outbox_->is_open(to) || transports_.data->way(to, record.data_address) == transport::Way::kStands);
-    if (asks && !stands && way == transport::Way::kLacks) return;  // one question waits there already
+    if (asks && !stands && way == transport::Way::kLacks) return;  // a ping or probe waits there already
   }
   if (asks && peer->groups > 0) heartbeats_.on_asked(to, core::Clock::now());
   if (stands) {
@@ -466,10 +467,10 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
     return;
   }
   if (!options_.keep_early || !is_kept_early(message) || closed_.count(uid) > 0) {
-    if (peers_.knows(message.from.source)) with_cost(message, std::move(payload)).reset();  // its credit goes back
+    if (peers_.knows(message.from.source)) with_cost(message, std::move(payload)).reset();  // returns the credit
     return;
   }
-  // Its roster is valid there and not yet here.
+  // The sender's roster is valid already, and this rank's roster is not yet.
   UnopenedGroups::Messages dropped = unopened_.keep(message, std::move(payload), core::Clock::now());
   report_.count_bad_messages(dropped.size());
   let_go(std::move(dropped));
@@ -491,7 +492,7 @@ void Runtime::set_hooks(RuntimeHooks hooks) {
 
 void Runtime::note_round_trip(KnownPeer& peer, std::uint64_t sent_ns, std::uint64_t theirs_ns) {
   const std::uint64_t now = nanoseconds(core::Clock::now());
-  if (sent_ns == 0 || sent_ns > now) return;  // not our clock's
+  if (sent_ns == 0 || sent_ns > now) return;  // not a time of our clock
   peer.round_trip_seconds = static_cast<double>(now - sent_ns) * 1e-9;
   if (observe::Trace* const trace = outbox_->trace())
     trace->add({sent_ns, now, theirs_ns, 0, 0, 0, 0, trace->peer(peer.record.engine), observe::EventType::kClock, 0});
@@ -527,7 +528,7 @@ bool Runtime::on_engine_message(const wire::Message& message, std::span<const st
     return true;
   }
   if (message.as<wire::Probe>() != nullptr) {
-    // The worker answers for groups that work; that this process lives is an answer in any case.
+    // The worker answers for groups that work. In every other case the pong says that this process lives.
     const worker::GroupState* group = worker_->find(message.from.uid);
     if (group != nullptr && group->status.is_ok()) return false;
     if (group != nullptr) worker_->repeat_verdict(*group, source);
@@ -561,7 +562,7 @@ flow::Delivery Runtime::with_cost(const wire::Message& message, transport::RxPay
     if (announce != nullptr) outbox_->return_credit(source);
   }
   if (data == nullptr || payload.bytes() == 0) return {std::move(payload), outbox_.get(), source, 0};
-  // As the sender counted it: by slots that may be larger than ours, and one that is larger than its whole allowance.
+  // The cost as the sender counted it: its slots may be larger than ours, or than its whole allowance.
   return {std::move(payload), outbox_.get(), source, data->cost, data->permit};
 }
 
@@ -574,8 +575,8 @@ void Runtime::choose_watched() {
   for (const auto& [uid, group] : windows_.groups())
     for (const core::EngineId engine : group.engines)
       if (const KnownPeer* peer = peers_.find(engine); peer != nullptr && !peer->record.local) all_are_local_ = false;
-  // In every group each engine watches its successor: of ranks that fall silent one at least has a watcher that has
-  // not. Beyond these, probe() asks whoever an operation waits for.
+  // In every group each engine watches its successor. So at least one of the silent ranks has a watcher that is not
+  // silent. In addition, the worker probes the ranks that an operation waits for.
   std::unordered_set<core::EngineId> watched;
   for (const auto& [uid, group] : windows_.groups()) {
     const std::vector<core::EngineId>& engines = group.engines;
@@ -583,7 +584,7 @@ void Runtime::choose_watched() {
     if (self == engines.end() || engines.size() < 2) continue;
     const auto me = static_cast<std::size_t>(self - engines.begin());
     watched.insert(engines[(me + 1) % engines.size()]);
-    // Dedicated servers say nothing of each other that counts: each has a rank that watches it.
+    // The verdict of one dedicated server on another does not count. So a rank watches each server.
     const auto ranks = static_cast<std::size_t>(group.topology.size());
     for (std::size_t server = ranks; server < engines.size(); ++server)
       if ((server + 1) % ranks == me) watched.insert(engines[server]);
@@ -594,7 +595,7 @@ void Runtime::choose_watched() {
 void Runtime::heartbeat(core::TimePoint now) {
   if (now < heartbeats_.next_due()) return;
   Heartbeats::Findings found = heartbeats_.look(now);
-  // Who could not be asked, or could not answer, for want of descriptors is not silent.
+  // A peer is not silent if a lack of descriptors kept it from being asked or from answering.
   std::erase_if(found.silent, [this](const auto& one) {
     const bool lacks = peers_.lacks_descriptors(one.first);
     if (lacks) heartbeats_.on_heard(one.first);
@@ -602,7 +603,7 @@ void Runtime::heartbeat(core::TimePoint now) {
   });
   for (const core::EngineId peer : found.to_ping) send_control(peer, {{}, 0, wire::Ping{}}, {});
   if (found.silent.empty()) return;
-  // By rank: all who lose several at once name the same one.
+  // In rank order: engines that lose several peers at once then all name the same peer.
   std::unordered_map<core::EngineId, core::Duration> silent(found.silent.begin(), found.silent.end());
   std::vector<std::pair<core::EngineId, core::Duration>> in_order;
   for (const auto& [uid, group] : windows_.groups())
@@ -636,8 +637,8 @@ void Runtime::trace_group(const worker::GroupInfo& info) {
   outbox_->trace()->write_text(json.text());
 }
 
-// An event for rounds in a row that had something to do, not one for each: from the beginning of the first to when the first after
-// them has found that the transports have nothing.
+// Writes one event for a row of rounds with work. The event starts with the first of these rounds, and ends in the next
+// round without work, when that round has found the transports empty.
 void Runtime::trace_work(std::uint64_t began, std::uint64_t now, bool worked) {
   if (worked) {
     if (works_since_ns_ == 0) works_since_ns_ = began;
@@ -647,7 +648,7 @@ void Runtime::trace_work(std::uint64_t began, std::uint64_t now, bool worked) {
     outbox_->trace()->add({since, now, 0, 0, 0, 0, 0, 0, observe::EventType::kWork, 0});
 }
 
-// Traces are put on one clock by round trips to each group's rank 0: the quickest of many is the best.
+// Round trips to each group's rank 0 put the traces on one clock. The quickest of many round trips is the most exact.
 void Runtime::ask_for_time(core::TimePoint now) {
   if (now < next_time_) return;
   next_time_ = now + kTimeEvery;
@@ -660,15 +661,15 @@ void Runtime::ask_for_time(core::TimePoint now) {
 std::size_t Runtime::progress() {
   const core::OneThread::Inside inside(one_thread_);
   observe::Trace* const trace = outbox_->trace();
-  // Where no sleep was between, a round begins where the last one looked at the clock, near enough.
+  // Without a sleep in between, the last round's clock reading is near enough to this round's start.
   const bool slept = std::exchange(armed_, false);
   const std::uint64_t began = trace == nullptr || works_since_ns_ != 0 ? 0
                               : slept                                  ? observe::trace_ns()
                                                                        : observe::trace_ns(now_);
   std::size_t work = 0;
   if (transports_.shm) work += transports_.shm->progress();
-  // Rare and small: control traffic, and what comes over the network while the members of all groups are on this node.
-  // Looked at every few rounds, and whenever arm() finds that there is something.
+  // Control traffic is rare and small. So is network traffic while all groups' members are on this node. Such traffic
+  // is polled every 8 rounds, and whenever arm() finds that something has come.
   const bool look = std::exchange(look_everywhere_, false) || ++progress_calls_ % 8 == 0;
   if (!all_are_local_ || look) work += transports_.data->progress();
   if (transports_.control && ((!all_are_local_ && work == 0) || look)) work += transports_.control->progress();
@@ -686,11 +687,11 @@ std::size_t Runtime::progress() {
   if (!parted_.empty()) leave_parted();
   if (suspects_.has_reports() || now >= suspects_.next_due() || !unanswered_verdicts_.empty())
     work += judge_suspects(now);
-  if (transports_.control) transports_.control->send_now();  // which may not be looked at in the next rounds
+  if (transports_.control) transports_.control->send_now();  // the next rounds may not poll this transport
   if (trace != nullptr) {
     ask_for_time(now);
     trace_work(began, observe::trace_ns(now), work > 0);
-    trace->make_stale();  // there is no telling when the next round comes
+    trace->make_stale();  // the time until the next round is unknown
   }
   return work;
 }

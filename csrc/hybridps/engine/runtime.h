@@ -1,9 +1,9 @@
 // hybridps/engine/runtime.h: the engine without its threads: transports, flow, server and worker put together.
 //
-// Model    One object, driven by one thread that calls progress() in a loop and sleeps when every transport is armed.
-//          Tests drive several of them in one thread over loopback transports; engine.cpp puts one on a thread.
+// Model    One thread drives a Runtime: the thread calls progress() in a loop and sleeps when every transport is armed.
+//          Tests drive several Runtimes in one thread, over loopback transports. engine.cpp puts a Runtime on a thread.
 // Threads  none of its own; one thread at a time. counters() may be read from any thread.
-// Errors   a dead peer fails the groups that it belongs to (worker/worker.h).
+// Errors   a dead peer fails every group that the peer is a member of (worker/worker.h).
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ namespace hybridps::engine {
 
 class Runtime final : public flow::Router, public worker::Host, public server::DedicatedHost, core::Pinned {
  public:
-  /// `memory`: for the pool, at least RuntimeOptions::pool_bytes(); `keep` holds it for as long as this lives.
+  /// `memory` is for the pool: at least RuntimeOptions::pool_bytes(). `keep` holds `memory` while the Runtime lives.
   static core::Result<std::unique_ptr<Runtime>> create(RuntimeOptions options, std::span<std::byte> memory,
                                                        std::shared_ptr<void> keep, Transports transports);
   ~Runtime() override;
@@ -49,13 +49,13 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void add_peer(PeerRecord peer);
   /// All engines in `info` must have been added.
   worker::GroupState& open_group(worker::GroupInfo info);
-  /// Fails what is pending; later messages of the group are dropped.
+  /// Fails pending operations. Later messages of the group are dropped.
   void close_group(core::GroupUid uid);
-  /// The messages of a group that will not be opened here (any more) are dropped, those that came early and later ones.
+  /// For a group that will not be opened here, or not again: drops its early messages, and its messages from now on.
   void forget_group(core::GroupUid uid);
   worker::Worker& worker() noexcept { return *worker_; }
-  /// A group for which this engine is a dedicated server. Its engines must have been added. It closes itself when its
-  /// members have left or failed.
+  /// Opens a group for which this engine is a dedicated server. The group's engines must have been added. The group
+  /// closes itself when its members have left or failed.
   void open_served_group(server::ServedGroup group);
   server::DedicatedServer& dedicated() noexcept { return *dedicated_; }
   const server::DedicatedStats& dedicated_stats() const noexcept { return dedicated_->stats(); }
@@ -64,7 +64,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::size_t progress();
   /// The clock as the last progress() read it.
   core::TimePoint now() const noexcept { return now_; }
-  // As Report has them (engine/report.h).
+  // See Report (engine/report.h).
   const observe::Counters& counters() const noexcept { return report_.counters(); }
   void update_counters() { report_.update(reported(), windows_.groups().size()); }
   std::vector<observe::Sample> samples(const std::function<std::string(core::EngineId)>& name) {
@@ -73,48 +73,49 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   }
   void write_status(observe::Json& json, std::size_t peers_max) { report_.write_status(reported(), json, peers_max); }
 
-  /// As worker::Host's calls of these names.
+  /// Hooks for the engine. The hooks for groups have the meaning of the worker::Host calls with similar names.
   struct RuntimeHooks {
     std::function<void(core::GroupUid, const core::Status& status, const core::Status& cause, bool found_here)>
         group_failed;
     std::function<void(core::GroupUid)> group_waits;
     std::function<void(core::GroupUid)> group_starts;
-    /// What keeps this process from having these connections more, the dedicated servers that the group is to take in.
+    /// The records are the dedicated servers that the group is to take in. Returns an error if this process cannot have
+    /// the connections that these servers add.
     std::function<core::Status(core::GroupUid, const std::vector<bootstrap::MemberRecord>&)> may_meet;
     std::function<void(core::GroupUid, std::vector<bootstrap::MemberRecord>)> servers_joined;
-    // Of the status of a job (status_desk.h).
+    // For the status of a job (status_desk.h).
     std::function<void(core::EngineId from, const wire::StatusAsk&)> status_asked;
     std::function<void(core::EngineId from, const wire::StatusAnswer&, std::span<const std::byte>)> status_answered;
     std::function<void(core::EngineId, const core::Status& cause)> peer_gone;
   };
-  /// Those that are set replace earlier ones.
+  /// A hook that is set in `hooks` replaces the earlier one. The other hooks stay.
   void set_hooks(RuntimeHooks hooks);
-  /// True: every transport is armed, nothing to do before next_due() or an event.
+  /// True: every transport is armed, and there is nothing to do before next_due() or an event.
   bool arm();
-  /// Whoever called progress() does something else now, for how long nobody knows.
+  /// The caller of progress() does something else now, for an unknown time.
   void pause() noexcept { armed_ = true; }
   core::TimePoint next_due() const;
-  /// Until then data may be left to the kernel's buffers, if nothing urgent comes; the epoch: it may not.
+  /// Until this time data may stay in the kernel's buffers, if nothing urgent comes. The epoch: no nap is allowed.
   core::TimePoint nap_until();
 
-  /// No operation of this rank is under way and no message waits to leave: nobody waits for this engine's progress.
+  /// No operation of this rank is under way, and no message waits to leave. So nobody waits for this engine's progress.
   bool is_quiet() const;
-  /// A verdict that was sent has not been answered yet (bounded in time): leaving now could make this engine look like
-  /// the cause of what it reported.
+  /// A verdict that this engine sent has not been answered yet (bounded in time). If the engine left now, it could look
+  /// like the cause of the failure that it reported.
   bool has_unanswered_verdicts() const noexcept { return !unanswered_verdicts_.empty(); }
-  /// All other members of a group that has failed are gone, or have sent a verdict on it, or have answered ours.
+  /// Every other member of a failed group is gone, or has sent a verdict on the group, or has answered our verdict.
   bool all_know_of_failure(const worker::GroupState& group) const;
-  /// File descriptors to sleep on, constant.
-  /// `data`: that of the data transport, too.
+  /// The file descriptors to sleep on. They never change. `data`: include the data transport's descriptor.
   std::vector<int> event_fds(bool data = true) const;
 
-  /// Operations may then name memory that lies in it as their device_memory (worker/operation.h). `keep` is held until
-  /// detach_device(), or the end of this. Errors: the data transport's.
+  /// Afterwards operations may name parts of `memory` as their device_memory (worker/operation.h). `keep` is held until
+  /// detach_device(), or until the Runtime ends. Errors: the data transport's.
   core::Status attach_device(const transport::DeviceMemory& memory, std::shared_ptr<void> keep);
-  /// No operation and no transport has any of it left. Not from inside progress().
+  /// Call this only when no operation and no transport uses `memory`. Not from inside progress().
   void detach_device(std::span<std::byte> memory);
 
-  /// From now on what happens is written there; null: no more. It must outlive its use. Not from inside progress().
+  /// Events are written to `trace` from now on; null: to nowhere. The caller keeps `trace` alive until another
+  /// set_trace(). Not from inside progress().
   void set_trace(observe::Trace* trace);
 
   transport::Transport* shm() noexcept { return transports_.shm.get(); }
@@ -165,7 +166,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep, Transports transports);
   core::Status attach();
   void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept;
-  /// Heartbeats, credit, answers: what is of no group, or of one whatever its state. Whether that was all.
+  /// Handles what needs no working group: heartbeats, credit, answers. True: the message needs nothing more.
   bool on_engine_message(const wire::Message& message, std::span<const std::byte> payload);
   void note_round_trip(KnownPeer& peer, std::uint64_t sent_ns, std::uint64_t theirs_ns);
   void trace_group(const worker::GroupInfo& info);
@@ -180,7 +181,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void peer_failed(core::EngineId peer, core::Status cause, bool silent);
   void leave_parted();
   void heartbeat(core::TimePoint now);
-  /// Messages that nobody here waits for: what their senders paid for them goes back.
+  /// Drops messages that nobody here waits for. Their credit goes back to the senders.
   void let_go(UnopenedGroups::Messages messages);
   void choose_watched();
   void join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology);
@@ -202,30 +203,30 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::unique_ptr<server::DedicatedServer> dedicated_;
   Peers peers_;
   schedule::GroupWindows windows_;
-  std::map<core::GroupUid, std::vector<bootstrap::MemberRecord>> newcomers_;  // that were met, and have not joined yet
-  std::vector<core::EngineId> parted_;  // of these, not at once: parting is called from inside transports
+  std::map<core::GroupUid, std::vector<bootstrap::MemberRecord>> newcomers_;  // met, but not joined yet
+  std::vector<core::EngineId> parted_;  // newcomers to let go in the next round: part() is called inside transports
   struct WaitingText {
     wire::Message message;
     std::string text;
   };
-  std::map<core::EngineId, std::deque<WaitingText>> waiting_texts_;  // by peer, for room in the pool
+  std::map<core::EngineId, std::deque<WaitingText>> waiting_texts_;  // by peer: texts that wait for room in the pool
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;
   UnopenedGroups unopened_;
   Heartbeats heartbeats_;
   WakeModeration moderation_;
   core::TimePoint next_look_{};
-  // While there is a trace.
-  std::uint64_t works_since_ns_ = 0;  // rounds in a row that had something to do
+  // Used while there is a trace:
+  std::uint64_t works_since_ns_ = 0;  // start of the current row of rounds with work; 0: the last round had none
   core::TimePoint next_time_{};
   core::TimePoint napped_at_{};
   Suspects suspects_;
-  std::unordered_map<core::EngineId, core::TimePoint> unanswered_verdicts_;  // peer -> waited for until
+  std::unordered_map<core::EngineId, core::TimePoint> unanswered_verdicts_;  // by peer: wait until then
   core::TimePoint next_forgetting_{};
   std::uint64_t progress_calls_ = 0;
   bool look_everywhere_ = false;  // arm() found something: the next round looks at every transport
   bool armed_ = true;             // time may have passed since the last round
-  bool all_are_local_ = false;    // the members of all groups (there are some) are on this node
+  bool all_are_local_ = false;    // there are groups, and all their members are on this node
   core::TimePoint now_{};
   Report report_;
   RuntimeHooks hooks_;

@@ -7,10 +7,10 @@
 namespace hybridps::engine {
 namespace {
 
-// Size classes below the chunk: what tiny operations and control texts need, and one in between.
+// Size classes below the chunk: one for tiny operations and control texts, and one in between.
 constexpr std::size_t kSmallBytes = 1024;
 constexpr std::size_t kMiddleBytes = 8 * 1024;
-// Slots per class for messages between nodes, at least.
+// The least number of slots per class for messages between nodes.
 constexpr std::size_t kNetSlotsMin = 4;
 
 }  // namespace
@@ -28,7 +28,7 @@ RuntimeOptions RuntimeOptions::of(const core::Config& config, core::EngineId sel
   return options;
 }
 
-// Their allowance, and the chunks granted by them as agents and as owners.
+// A local peer may hold slots for its allowance, and for the chunks that it grants as agent and as owner.
 std::size_t RuntimeOptions::local_slots(std::size_t class_bytes) const {
   return local_peers * ((eager_bytes + class_bytes - 1) / class_bytes + 2 * std::size_t{grant_chunks} + 2);
 }
@@ -44,7 +44,7 @@ std::vector<transport::BufferPool::SizeClass> RuntimeOptions::pool_classes(std::
     classes.push_back({bytes, local_slots(bytes) + kNetSlotsMin});
     used += bytes * classes.back().slot_count;
   }
-  // The rest goes to messages between nodes, most of it as chunks.
+  // The rest is for messages between nodes. Most of the rest becomes slots of chunk size.
   if (bytes_max > used) {
     const std::size_t rest = bytes_max - used;
     for (std::size_t c = 0; c + 1 < classes.size(); ++c) classes[c].slot_count += rest / 16 / classes[c].slot_bytes;

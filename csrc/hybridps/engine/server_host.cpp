@@ -34,14 +34,14 @@ using core::Status;
 
 constexpr auto kCommandPatience = std::chrono::seconds(10);
 constexpr auto kPublishEvery = std::chrono::milliseconds(100);
-// How long groups have to let a server go that is told to stop: an operation that takes longer is mended.
+// How long the groups of a stopping server have to let it go. Operations that take longer are mended.
 constexpr auto kLeaveWithin = std::chrono::milliseconds(1500);
-// Engines that jobs have given up and others still use.
+// The most engines that some jobs have given up and other jobs still use.
 constexpr std::size_t kRetiredMax = 8;
-// A request to open a group may come after the one that takes it back: some seconds later, by the patience of both.
+// The number of given-up groups to remember: a request to open a group may come some seconds after its close request.
 constexpr std::size_t kGivenUpKept = 1024;
 
-/// As the server sees it that is number `before` + `index`; of the `before` others it knows no more than that they own nothing here.
+/// The topology for server number `before` + `index`. The `before` earlier servers own nothing in this topology.
 schedule::Topology served_topology(const bootstrap::Roster& roster, int before, int index) {
   schedule::Topology topology = topology_of(roster, roster.size() + before + index);
   if (before == 0) return topology;
@@ -54,7 +54,7 @@ schedule::Topology served_topology(const bootstrap::Roster& roster, int before, 
 
 class Shard final : public LoopClient, core::Pinned {
  public:
-  /// Called on the shard's thread when a group that was opened here is open no more.
+  /// Called on the shard's thread when a group that was opened here has closed.
   std::function<void(core::GroupUid)> closed;
 
   Status start(const ServerHostOptions& options, const core::Config& config, const Interfaces& interfaces, int index,
@@ -121,19 +121,20 @@ class Shard final : public LoopClient, core::Pinned {
   }
 
   ~Shard() override {
-    loop_.reset();  // before what it reads
+    loop_.reset();  // first: the loop's thread uses the other members
     if (runtime_) runtime_->set_trace(nullptr);
   }
 
   const bootstrap::MemberRecord& record() const noexcept { return record_; }
 
-  /// Runs on the shard's thread; waits for the answer. On a timeout the command may still run: it must own what it uses.
+  /// Runs `command` on the shard's thread and waits for the status. kTimeout: it may still run, so it must own its
+  /// data.
   Status call(core::OnceFn<void(Status&)> command) {
     Status status = loop_->call(std::move(command), kCommandPatience);
     return status.code() == Code::kTimeout ? Status(Code::kTimeout, "the server is too busy to answer") : status;
   }
 
-  /// As call(), and waits for nothing.
+  /// As call(), without waiting.
   void post(core::OnceFn<void()> command) { loop_->post(std::move(command)); }
 
   Status open(const ServerRequest& request, int index) {
@@ -145,7 +146,7 @@ class Shard final : public LoopClient, core::Pinned {
     if (runtime_->dedicated().has(roster.uid) && !drop_before(roster.uid, request.attempt))
       return Status(Code::kMismatch, "the group is open there, by this request or a later one");
     server::ServedGroup group{roster.uid, request.group_name, {}, served_topology(roster, before, index)};
-    // Of each node one rank pushes to us, unasked at first: the others take no memory here.
+    // One rank of each node pushes to this server, at first unasked. The other ranks take no memory here.
     std::vector<core::EngineId> pushers;
     for (int node = 0; node < group.topology.nodes(); ++node)
       pushers.push_back(
@@ -165,7 +166,7 @@ class Shard final : public LoopClient, core::Pinned {
       runtime_->add_peer(peer_record(member, where, /*local=*/false));
     };
     for (const auto& member : roster.members) add(member, bootstrap::describe(member));
-    group.engines.resize(static_cast<std::size_t>(size + before));  // whom it need not know
+    group.engines.resize(static_cast<std::size_t>(size + before));  // no engine ids are needed for earlier servers
     for (const auto& server : roster.servers) add(server, "a dedicated server on " + server.host_name);
     group.chunks = request.chunks;
     auto codecs = codecs_of(roster);
@@ -177,15 +178,15 @@ class Shard final : public LoopClient, core::Pinned {
     open_.insert_or_assign(roster.uid, ShardGroup{request.attempt, std::move(pushers)});
     return Status::ok();
   }
-  /// Closes the group if an attempt before this one opened it: no rank has met this engine then. Returns whether it is closed.
+  /// Closes the group and returns true, if an earlier attempt opened it: no rank has met this engine then.
   bool drop_before(core::GroupUid uid, std::uint32_t attempt) {
     const auto found = open_.find(uid);
     if (found == open_.end() || found->second.attempt >= attempt) return false;
     runtime_->dedicated().drop(uid);
-    runtime_->dedicated().tick();  // now
+    runtime_->dedicated().tick();  // closes the group at once
     return true;
   }
-  /// The job will not use it: not one either that is asked for later.
+  /// The job will not use this group here. A later request to open the group is refused.
   void give_up(core::GroupUid uid) {
     runtime_->dedicated().drop(uid);
     given_up_.push_back(uid);
@@ -241,7 +242,7 @@ class Shard final : public LoopClient, core::Pinned {
   core::TimePoint next_publish_{};
   // In the loop only.
   struct ShardGroup {
-    std::uint32_t attempt;  // that opened it
+    std::uint32_t attempt;  // the attempt that opened the group
     std::vector<core::EngineId> pushers;
   };
   std::map<core::GroupUid, ShardGroup> open_;
@@ -255,10 +256,10 @@ class ServerHostImpl final : public ServerHost {
     say_ = options.say;
     options_ = options;
     config_ = config;
-    // Unless told otherwise, the interface that has the address it listens on.
+    // By default the server uses the interface of the address that it listens on.
     const bool any = options.listen.host == "0.0.0.0" || options.listen.host == "::";
     hint_ = any ? std::string() : interface_to(options.listen.host);
-    DataThreads threads = data_threads();  // of all shards together
+    DataThreads threads = data_threads();  // shared by all shards
     for (int i = 0; i < options.threads; ++i) {
       auto shard = start_shard(i, threads);
       if (!shard.is_ok()) return shard.status();
@@ -299,14 +300,14 @@ class ServerHostImpl final : public ServerHost {
     };
     leave(&server::DedicatedServer::ask_to_leave, kLeaveWithin);
     if (stats().groups > 0) leave(&server::DedicatedServer::leave_all, std::chrono::seconds(2));
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // for the messages to leave
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // time to send the last messages
   }
 
  private:
   struct OpenGroup {
     std::string text;  // "'world' of 3 ranks on 3 nodes (rank 0 on host-a (pid 12))"
     std::vector<core::EngineId> engines;
-    std::set<core::EngineId> shards;  // that have it open
+    std::set<core::EngineId> shards;  // the shards that have the group open
     core::TimePoint since;
   };
 
@@ -331,7 +332,7 @@ class ServerHostImpl final : public ServerHost {
     return shard;
   }
 
-  /// Those that have been replaced, too.
+  /// Includes the retired shards.
   std::vector<std::shared_ptr<Shard>> all_shards() const {
     const std::lock_guard lock(shards_mutex_);
     std::vector<std::shared_ptr<Shard>> all = shards_;
@@ -339,7 +340,8 @@ class ServerHostImpl final : public ServerHost {
     return all;
   }
 
-  // A job never uses an engine again that it has given up: what was on its way to it, or from it, may still come.
+  // Starts a new shard in place of each given one. A job never uses an engine again after giving it up: late messages
+  // to or from that engine may still arrive.
   Status renew(const std::vector<core::EngineId>& engines) {
     reap();
     for (std::size_t i = 0; i < shards_.size(); ++i) {
@@ -362,7 +364,7 @@ class ServerHostImpl final : public ServerHost {
   }
 
   void reap() {
-    std::vector<std::shared_ptr<Shard>> over;  // end outside the lock
+    std::vector<std::shared_ptr<Shard>> over;  // declared first: the shards end after the lock is released
     const std::lock_guard lock(shards_mutex_);
     for (auto& shard : retired_)
       if (!shard->has_groups()) over.push_back(std::move(shard));
@@ -420,7 +422,7 @@ class ServerHostImpl final : public ServerHost {
         std::vector<core::EngineId> added;
         {
           const std::lock_guard lock(mutex_);
-          OpenGroup& known = open_[roster.uid];  // on others of its shards, maybe, or on this one from before
+          OpenGroup& known = open_[roster.uid];  // other shards, or an earlier attempt, may have the group open already
           for (const core::EngineId shard : group.shards)
             if (!known.shards.contains(shard)) added.push_back(shard);
           if (!known.shards.empty()) group.since = known.since;
@@ -443,7 +445,7 @@ class ServerHostImpl final : public ServerHost {
             if (Status status = shard->call(
                     [s = shard.get(), kept, i = server.group_rank](Status& out) { out = s->open(*kept, i); });
                 !status.is_ok()) {
-              // All or nothing, and nothing of an earlier attempt either.
+              // Either all shards open the group or none: also closes the group where an earlier attempt opened it.
               for (Shard* s : opened)
                 s->post([s, uid = roster.uid, next = kept->attempt + 1] { s->drop_before(uid, next); });
               for (const auto& one : shards_)
@@ -472,16 +474,16 @@ class ServerHostImpl final : public ServerHost {
   }
 
   std::function<void(const std::string&)> say_;
-  mutable std::mutex mutex_;  // of open_, and of the order of what is said
+  mutable std::mutex mutex_;  // guards open_ and the order of the lines to say_
   std::map<core::GroupUid, OpenGroup> open_;
   ServerHostOptions options_;
   core::Config config_;
-  std::string hint_;  // of the interface
-  // Changed by the door's thread alone, under the lock.
+  std::string hint_;  // the interface of the address that the server listens on; empty: any address
+  // After start() only the door's thread changes shards_ and retired_, under shards_mutex_.
   mutable std::mutex shards_mutex_;
   std::vector<std::shared_ptr<Shard>> shards_;
-  std::vector<std::shared_ptr<Shard>> retired_;  // given up by a job, and not by all
-  std::unique_ptr<door::Door> door_;             // after the shards: its thread uses them
+  std::vector<std::shared_ptr<Shard>> retired_;  // given up by one job, and perhaps still used by others
+  std::unique_ptr<door::Door> door_;             // declared after the shards: the door's thread uses the shards
   std::atomic<bool> draining_{false};
 };
 

@@ -1,10 +1,11 @@
-// hybridps/engine/server_host.h: a dedicated server: a door, and engines that sum for whoever comes through it.
+// hybridps/engine/server_host.h: a dedicated server: a door, and engines that sum for the jobs that use the door.
 //
-// Model    Each of `threads` shards is an engine of its own (its own UCX workers, pool and thread); a job sees them as
-//          so many servers behind one card. Jobs share nothing but memory and the card.
-// Memory   a quarter of memory_bytes is what engines may send unasked, divided by what each is allowed, of those that push
-//          here, one of each node: a job that would go beyond is refused. A quarter is the send pool. What is granted on
-//          top is bounded by the window (HYBRIDPS_WINDOW_BYTES).
+// Model    Each of `threads` shards is an engine of its own with its own transports, pool and thread. A job sees the
+//          shards as separate servers behind one card. Jobs share only memory and the card.
+// Memory   memory_bytes is divided equally among the shards. A quarter holds the bytes that ranks may send unasked: one
+//          rank of each node pushes, and each may send its allowance (eager_bytes). A job that needs more is refused.
+//          At least a quarter is the send pool. A quarter may hold codec residuals, and a quarter the momentum of
+//          outer steps. HYBRIDPS_WINDOW_BYTES bounds the memory of granted chunks, which comes on top.
 // Threads  any thread may call; one thread per shard, one for the door.
 #pragma once
 
@@ -26,8 +27,8 @@ struct ServerHostOptions {
   std::string token;
   int threads = 1;
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
-  /// A line for whoever looks after the server: a job's group was opened, closed or refused. From threads of its own,
-  /// one at a time. Unset: nobody.
+  /// Gets a line of text for the server's operator: a job's group was opened, closed or refused. Called from the
+  /// server's own threads. Lines about a group come one at a time; others may come at the same time. Unset: no lines.
   std::function<void(const std::string&)> say;
 };
 
@@ -46,7 +47,7 @@ struct ServerHostStats {
 
 class ServerHost : core::Pinned {
  public:
-  /// Listens when it returns. The environment's HYBRIDPS_* settings hold where they mean something for a server.
+  /// The server listens when start() returns. `config`: the HYBRIDPS_* settings, as far as they apply to a server.
   static core::Result<std::unique_ptr<ServerHost>> start(ServerHostOptions options, const core::Config& config);
   virtual ~ServerHost() = default;
 
@@ -54,7 +55,8 @@ class ServerHost : core::Pinned {
   /// Refuses new groups from now on.
   virtual void drain() = 0;
   virtual ServerHostStats stats() const = 0;
-  /// Tells the members of all groups that this server goes, and waits a moment for it to reach them. They go on without it.
+  /// Tells the members of all groups that this server stops. Waits for the groups to let the server go, about 4 s at
+  /// most. The groups go on without the server.
   virtual void dismiss(const std::string& why) = 0;
 };
 

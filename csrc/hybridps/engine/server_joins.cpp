@@ -15,7 +15,7 @@ using bootstrap::MemberRecord;
 using core::Code;
 using core::Status;
 
-// For a thread that was started and gives no answer.
+// How long to wait for a helper thread that gives no answer.
 constexpr auto kNoAnswerAfter = std::chrono::seconds(60);
 
 std::string name_of(const door::Address& address) { return "the dedicated server " + address.text(); }
@@ -149,7 +149,7 @@ void ServerJoins::end_round() {
   phase_ = JoinPhase::kIdle;
 }
 
-// The loop waits for nobody: where no thread can be had, it is tried later.
+// The loop never waits. If no helper thread can start, the address is tried again later.
 template <typename Task>
 void ServerJoins::ask_by_thread(PolledAddress& place, AddressStep step, Task task) {
   place.step = step;
@@ -220,7 +220,8 @@ Status ServerJoins::check(const PolledAddress& place) const {
   return check_room(place);
 }
 
-// At the start all of them have a part in how large chunks are, down to a block of the codec. Later they take the chunks as they are.
+// At the start the servers take part in choosing the chunk sizes; each must have room for one block of the codec.
+// A server that joins later must have room for the group's existing chunk sizes.
 Status ServerJoins::check_room(const PolledAddress& place) const {
   const worker::GroupInfo& info = group_.info;
   const schedule::ChunkSizes& chunks = info.tuning.chunks;
@@ -279,7 +280,7 @@ void ServerJoins::open_found() {
   const auto body = std::make_shared<const bootstrap::Bytes>(encode(request));
   for (PolledAddress& place : places_) {
     if (place.step != AddressStep::kOpening) continue;
-    place.has_open = true;  // for all that is known
+    place.has_open = true;  // true until the server says otherwise
     ask_by_thread(place, AddressStep::kOpening, [address = place.address, token = options_.token, body](Asking& asking) {
       const core::Result<bootstrap::Bytes> answer =
           door::ask(address, token, *body, core::Deadline::after(kServerAnswersWithin));
@@ -305,13 +306,13 @@ std::size_t ServerJoins::on_opened(PolledAddress& place) {
 void ServerJoins::take_in_opened() {
   for (PolledAddress& place : places_) {
     if (place.step != AddressStep::kOpened || place.opened.is_ok()) continue;
-    // Where it has refused, none of its threads has the group open.
+    // If the server has refused, none of its engines has the group open.
     const Code code = place.opened.code();
     if (code != Code::kTimeout && code != Code::kPeerDead) place.has_open = false;
     try_later(place, Answers::kYes, place.opened);
   }
   const std::vector<MemberRecord> opened = newcomers();
-  if (opened.size() < asked_) {  // each is numbered among all that were asked: no rank knows them yet
+  if (opened.size() < asked_) {  // some failed, so the others need new numbers; no rank knows these servers yet
     for (PolledAddress& place : places_)
       if (place.step == AddressStep::kOpened) place.step = AddressStep::kFound;
     open_found();
@@ -348,7 +349,7 @@ void ServerJoins::on_joined() {
   end_round();
 }
 
-// What has the group open there, or may have it soon, and will not be used.
+// Closes the group at newcomers that have it open, or may open it soon, and will not be used.
 void ServerJoins::give_up(PolledAddress& place) {
   if (!std::exchange(place.has_open, false)) return;
   ServerRequest request;
@@ -358,7 +359,7 @@ void ServerJoins::give_up(PolledAddress& place) {
     given_up_.insert(record.engine);
     request.engines.push_back(record.engine);
   }
-  // Without a thread the server has it open until the group ends.
+  // If no thread can start, the server keeps the group open until the group ends.
   (void)core::run_detached("hybridps-ask", [address = place.address, token = options_.token, body = encode(request)] {
     (void)door::ask(address, token, body, core::Deadline::after(kServerAnswersWithin));
   });

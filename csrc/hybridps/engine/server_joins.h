@@ -1,16 +1,19 @@
-// hybridps/engine/server_joins.h: how dedicated servers come into a group: at its start, late, started again, or given up and alive.
+// hybridps/engine/server_joins.h: how dedicated servers join a group: at its start, late, or again after a loss.
 //
-// Model    At the group's rank 0. A round asks addresses of HYBRIDPS_SERVERS for their engines, has the group opened there, and then
-//          all ranks take these servers in or none does (worker/newcomers.h):
+// Model    Runs at the group's rank 0, in rounds. A round asks addresses of HYBRIDPS_SERVERS for their engines, and has
+//          the group opened at these engines. Then either all ranks take these servers in, or no rank does
+//          (worker/newcomers.h):
 //            idle -> asking -> opening -> joining -> idle
-//          Start  a round of all addresses. Those that fail are left out, and the others are opened once more, with other numbers. No
-//                 operation begins before that is over, and it is over when the group's timeout is.
-//          Late   rounds of one address whose engines are not all in the group: at first after `retry`, then after twice that and so
-//                 on, 16 times at most. That begins anew when an engine is lost.
-//          An engine that this group has given up is never used again: its server is asked for another one in its place.
-// Threads  the loop; what waits for the network is done on helper threads, which hold nothing of this and may outlive it by 10 s.
-// Errors   a server that cannot be used is a warning, once. Where servers are required, it ends the group at its start. Later, an
-//          address that nobody answers at is not worth a line.
+//          Start  One round covers all addresses. Addresses that fail are left out. The others then open the group once
+//                 more, with new server numbers. No operation begins before the start is over. The start ends at the
+//                 group's timeout, unless servers are joining then.
+//          Late   A round covers one address with engines that are not all in the group. The first round comes after
+//                 `retry`. The pause doubles with each failure, up to 16 times `retry`; after an answer that rules the
+//                 server out, the pause is 16 times `retry` at once. The pauses begin anew when an engine is lost.
+//          The group never uses an engine again after giving it up. Rank 0 asks the server for a new engine instead.
+// Threads  the loop. Helper threads wait for the network. They hold nothing of this object and may outlive it by 10 s.
+// Errors   a server that cannot be used causes one warning. If servers are required, such a server ends a group that is
+//          starting. After the start, an address without an answer is logged at debug level only.
 #pragma once
 
 #include <cstddef>
@@ -36,27 +39,27 @@ namespace hybridps::engine {
 struct ServerJoinsOptions {
   std::vector<door::Address> addresses;
   std::string token;
-  core::Duration retry = std::chrono::seconds(2);                // 0: none joins after the start
-  bool required = false;                                         // one that is missing at the start ends the group
+  core::Duration retry = std::chrono::seconds(2);                // 0: no server joins after the start
+  bool required = false;                                         // a server that is missing at the start ends the group
 };
 
 class ServerJoins : core::Pinned {
  public:
-  static constexpr int kPauseMax = 16;  // times options.retry
-  /// Servers cannot help groups of fewer nodes.
+  static constexpr int kPauseMax = 16;  // in units of options.retry
+  /// Servers cannot help groups with fewer nodes than this.
   static constexpr int kNodesMin = 3;
   enum class GroupStart { kAwaitsServers, kIsOver };
 
-  /// The group is open with this roster, to which its owner adds the servers that join. Both outlive this, and are in the loop.
-  /// `start_until`: when a group that awaits servers starts without those that have not joined.
-  /// `fail` ends the group for all its members.
+  /// `group` is open with `roster`. The group's owner adds the servers that join to `roster`. `group` and `roster`
+  /// outlive this object and belong to the loop. `start_until`: when a group that awaits servers starts without the
+  /// missing ones. `fail` ends the group for all its members.
   ServerJoins(ServerJoinsOptions options, const bootstrap::Roster& roster, worker::GroupState& group, GroupStart start,
               core::TimePoint start_until, std::function<void(const core::Status&)> fail);
   ~ServerJoins();
 
-  /// Now and then; as often as can be while the group starts.
+  /// Call regularly, and as often as possible while the group starts. Returns the amount of work done; 0: none.
   std::size_t tick(core::TimePoint now);
-  /// For GroupInfo::weights_with: as records.h has it, of members and newcomers.
+  /// For GroupInfo::weights_with: weights_with() of records.h, for the roster's servers and the newcomers.
   std::vector<double> weights_with(const std::vector<bool>& are_there) const;
 
  private:
@@ -64,14 +67,14 @@ class ServerJoins : core::Pinned {
   struct Asking;
   struct PolledAddress {
     door::Address address;
-    std::vector<core::EngineId> engines;  // as it has said
-    bool has_all = false;                 // of them, the group
-    bool has_open = false;                // the group, at `newcomers`, and they have not joined
-    bool left_out = false;                // of the group's start
-    core::TimePoint next;
-    int pause = 1;  // times options.retry
+    std::vector<core::EngineId> engines;  // the server's engines, from its last answer
+    bool has_all = false;                 // all of `engines` are in the group
+    bool has_open = false;                // `newcomers` may have the group open, and have not joined
+    bool left_out = false;                // the group's start goes on without this address
+    core::TimePoint next;                 // earliest next round of this address
+    int pause = 1;                        // in units of options.retry
     std::string complaint;
-    // Of the round.
+    // State of the current round:
     AddressStep step = AddressStep::kIdle;
     std::vector<bootstrap::MemberRecord> newcomers;
     std::shared_ptr<Asking> asking;
@@ -95,7 +98,7 @@ class ServerJoins : core::Pinned {
   void give_up(PolledAddress& place);
   std::size_t end_start();
   void end_round();
-  /// Of one that answers it is said why it is not used.
+  /// kYes: the server answered, so a warning says why the group does not use the server.
   enum class Answers { kNo, kYes };
   void try_later(PolledAddress& place, Answers answers, const core::Status& why);
   core::Status check(const PolledAddress& place) const;
@@ -104,18 +107,18 @@ class ServerJoins : core::Pinned {
   bootstrap::Roster with_newcomers() const;
 
   const ServerJoinsOptions options_;
-  const bootstrap::Roster& roster_;  // its servers are all that have been members, in their order
+  const bootstrap::Roster& roster_;  // roster_.servers: all servers that are or were members, in the order of joining
   worker::GroupState& group_;
   const std::function<void(const core::Status&)> fail_;
   bool is_starting_;
   const core::TimePoint start_until_;
-  std::uint32_t attempt_ = 0;  // to have the group opened
-  std::size_t asked_ = 0;      // engines in it
+  std::uint32_t attempt_ = 0;  // number of the last attempt to have the group opened
+  std::size_t asked_ = 0;      // engines in the last attempt
   std::vector<PolledAddress> places_;
   std::set<core::EngineId> given_up_;
   enum class JoinPhase { kIdle, kAsking, kOpening, kJoining };
   JoinPhase phase_ = JoinPhase::kIdle;
-  std::shared_ptr<std::optional<worker::JoinOutcome>> joined_;  // what has come of it
+  std::shared_ptr<std::optional<worker::JoinOutcome>> joined_;  // the outcome of the current join; empty: none yet
 };
 
 }  // namespace hybridps::engine

@@ -1,4 +1,4 @@
-// hybridps/engine/server_request.h: what a job asks of dedicated servers, at their doors.
+// hybridps/engine/server_request.h: the requests of a job to dedicated servers, at their doors.
 //
 // Threads  pure functions; find_server() waits.
 #pragma once
@@ -17,23 +17,25 @@
 
 namespace hybridps::engine {
 
-/// Behind the door's own framing.
+/// The body of a door message:
 ///   find := kind u8 1                                   answer: count u32 | count x (length u32 | record)
-///   open := kind u8 2 | name text | length u32 | roster | attempt u32 | before u32 | chunks: usual u32, coded u64, room u32
-///                                                        answer: empty. The roster's servers are those that are to join now.
-///                                                        A later attempt takes the place of an earlier one
+///   open := kind u8 2 | name text | length u32 | roster | attempt u32 | before u32
+///           | chunks: usual u32, coded u64, room u32
+///                                                        answer: empty. The roster's servers are to join now.
+///                                                        A later attempt replaces an earlier attempt
 ///   close := kind u8 3 | uid u64 u64 | count u32 | count x engine u64
-///                                                        answer: empty. These engines will not be used in the group, and
-///                                                        never open it again
-///   renew := kind u8 4 | count u32 | count x engine u64  answer: as of find. Of these engines the job will not use any again: new
-///                                                        ones take their place, which they give up when their groups are over
+///                                                        answer: empty. The group will not use these engines, and the
+///                                                        engines never open the group again
+///   renew := kind u8 4 | count u32 | count x engine u64  answer: as for find. The job will not use these engines
+///                                                        again. New engines replace them. Each old engine ends when
+///                                                        its groups are over
 struct ServerRequest {
   enum class RequestKind : std::uint8_t { kFind = 1, kOpen = 2, kClose = 3, kRenew = 4 };
   RequestKind kind = RequestKind::kFind;
   std::string group_name;
   std::optional<bootstrap::Roster> roster;
-  std::uint32_t attempt = 0;  // to open this group, from 1
-  std::uint32_t before = 0;   // dedicated servers that the group has had: those of the roster are numbered behind them
+  std::uint32_t attempt = 0;  // number of the attempt to open this group, from 1
+  std::uint32_t before = 0;   // servers that the group has or had; the roster's servers are numbered after these
   schedule::ChunkSizes chunks{};
   core::GroupUid uid;
   std::vector<core::EngineId> engines;
@@ -45,11 +47,12 @@ core::Result<std::vector<bootstrap::MemberRecord>> decode_records(const bootstra
 
 /// How long a server may take to answer.
 inline constexpr auto kServerAnswersWithin = std::chrono::seconds(10);
-/// The engines of a dedicated server. Waits for its answer, kServerAnswersWithin at most, and 1 s for a connection. Errors name the
-/// address.
+/// The engines of a dedicated server. Waits kServerAnswersWithin at most for the answer, and 1 s at most for a
+/// connection. Errors name the address.
 core::Result<std::vector<bootstrap::MemberRecord>> find_server(const door::Address& address, const std::string& token,
                                                                const ServerRequest& request = {});
-/// Why this server is of no use to the group, where that shows in its records; `address` is what the message names it by.
+/// Returns an error if the server's records show that the group cannot use the server: it can be reached on its own
+/// machine only, or it shares a host with a rank. The error text calls the server by `address`.
 core::Status check_server(const bootstrap::Roster& roster, const std::vector<bootstrap::MemberRecord>& engines,
                           const std::string& address);
 

@@ -1,6 +1,6 @@
-// hybridps/engine/settings.h: the settings of a process as a job checks them; `hybridps doctor` checks the same.
+// hybridps/engine/settings.h: the checks that a job makes on its settings. `hybridps doctor` makes the same checks.
 //
-// Threads  any; reads files, the kernel's tables and names' addresses.
+// Threads  any; reads files and the kernel's tables, and resolves host names.
 #pragma once
 
 #include <string>
@@ -13,18 +13,18 @@
 
 namespace hybridps::engine {
 
-/// What the settings come to.
+/// The result of the checks.
 struct CheckedSettings {
   std::vector<door::Address> servers;
   std::string token;
   Interfaces interfaces;
-  /// What is wrong with them, each naming its setting. A job ends with the first one.
+  /// The errors in the settings. Each names its setting. A job ends with the first error.
   std::vector<core::Status> problems;
 };
 CheckedSettings check_settings(const core::Config& config, LocalRank place = local_rank());
 
-/// Asks all dedicated servers at the same time whether they would serve this job: what is wrong with each that would
-/// not. Waits as long as a job does.
+/// Asks all dedicated servers, all at the same time, whether they would serve this job. Returns one error for each
+/// server that would not. Waits for answers as long as a job does (kServerAnswersWithin).
 std::vector<core::Status> ask_servers(const CheckedSettings& settings);
 
 }  // namespace hybridps::engine

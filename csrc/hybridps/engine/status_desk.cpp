@@ -17,12 +17,12 @@ namespace {
 
 using core::Status;
 
-// Peers that an answer to another engine describes: the whole is read once for each rank.
+// The most peers in an answer to another engine. The reader gets such an answer from every rank.
 constexpr std::size_t kPeersToOthers = 32;
 constexpr std::size_t kPeersMax = 4096;
 constexpr std::size_t kQuestionsKept = 16;
 constexpr std::size_t kPartBytes = 8192;
-// The bootstrap thread looks every 50 ms at the latest.
+// How long to wait for the bootstrap thread, which looks at least every 50 ms.
 constexpr auto kLookFor = std::chrono::milliseconds(120);
 
 std::uint64_t now_ns() {
@@ -61,7 +61,7 @@ std::string StatusDesk::own(bool full) {
 
 void StatusDesk::on_asked(core::EngineId from, const wire::StatusAsk& ask) {
   const std::string text = own(/*full=*/false);
-  // The smaller slots: of the larger ones a network that is behind may have none left.
+  // Small parts take the pool's smaller slots: on a slow network no larger slot may be free.
   const std::size_t part_bytes = std::min(kPartBytes, runtime_.pool().slot_bytes_max());
   const std::size_t parts = std::max<std::size_t>(1, (text.size() + part_bytes - 1) / part_bytes);
   if (parts > wire::kStatusPartsMax) return;
@@ -88,7 +88,7 @@ void StatusDesk::on_answered(core::EngineId from, const wire::StatusAnswer& answ
     all.parts.resize(answer.parts);
     all.missing = answer.parts;
   }
-  if (part.empty()) {  // it had no memory to say it in, and is there all the same
+  if (part.empty()) {  // the engine lives, but had no memory for its answer
     all.parts.clear();
     all.complete = true;
     --question.open;
@@ -160,7 +160,7 @@ std::vector<observe::Sample> StatusDesk::samples() {
   const Status status =
       loop_->call([this, found](Status&) { *found = runtime_.samples(about_.name); }, std::chrono::seconds(1));
   std::vector<observe::Sample> samples;
-  if (status.is_ok()) samples = std::move(*found);  // else the loop may still come to it
+  if (status.is_ok()) samples = std::move(*found);  // otherwise the loop may still write *found
   samples.push_back({"net_limit_bytes_per_second", {}, about_.limit_bytes_per_second});
   return samples;
 }

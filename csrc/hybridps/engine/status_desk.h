@@ -1,11 +1,11 @@
-// hybridps/engine/status_desk.h: how this engine stands, and how the job stands as all its engines say.
+// hybridps/engine/status_desk.h: the status of this engine, and the status of the job as all its engines report it.
 //
-// Model    An engine describes itself as one JSON text: groups, what is pending, peers, network, memory. Whoever asks it for the
-//          job makes it ask every engine that it has a group with (wire::StatusAsk), dedicated servers included; answers come
-//          in parts as large as a message may be. Who has not answered within kPatience is silent: stopped, or cut off. There is
-//          no leader in it: the one that would be may be the one that hangs.
-// Threads  job(), alone(), samples() and metrics() on any thread but the loop's. They wait for the loop, kLoopPatience
-//          at most, and for answers, never for the program.
+// Model    An engine describes itself as one JSON text: groups, pending operations, peers, network, memory. For the
+//          job's status, the engine also asks every engine that shares a group with it (wire::StatusAsk), dedicated
+//          servers included. Answers come in parts of 8 KiB at most. An engine without an answer within kPatience is
+//          silent: stopped, or cut off. No engine leads, since a leader could be the engine that hangs.
+// Threads  job(), alone(), samples() and metrics() on any thread but the loop's. They wait for the loop and answers,
+//          never for the program. Each call into the loop takes kLoopPatience at most; samples() waits 1 s at most.
 #pragma once
 
 #include <condition_variable>
@@ -36,28 +36,28 @@ class StatusDesk : core::Pinned {
   struct About {
     core::EngineId engine;
     bool is_server = false;
-    std::string job;         // what its launcher calls it: run id, or MASTER_ADDR:MASTER_PORT; empty: nothing
+    std::string job;         // the launcher's run id or job id, else MASTER_ADDR:MASTER_PORT; empty: not known
     std::string transport;   // "TCP"
-    double limit_bytes_per_second = 0;  // of its cards; 0: not known
+    double limit_bytes_per_second = 0;  // rate of the data cards; 0: not known
     std::string codec;       // HYBRIDPS_COMPRESS
-    /// Groups, as elements of the array that the JSON is in; `members`: with who they are. In the loop.
+    /// Writes the groups as elements of the JSON's open array; `members`: with the list of members. Called in the loop.
     std::function<void(observe::Json&, bool members)> write_groups;
-    /// Asks what groups that are still being made wait for; whether there are any. In the loop.
+    /// Starts a look-up of what groups without a roster wait for. False: no such groups. Called in the loop.
     std::function<bool()> look;
-    /// A rank of the world for short, else host and process. In the loop.
+    /// The engine's rank in the world, else its host and process. Called in the loop.
     std::function<std::string(core::EngineId)> name;
   };
-  /// Takes the Runtime's hooks for status. 
+  /// Sets the Runtime's hooks for status.
   StatusDesk(Runtime& runtime, About about);
   void set_loop(Loop* loop) noexcept { loop_ = loop; }
 
-  /// {"own": text of this engine, "answers": [{engine, round_trip_us, text}], "silent": [{engine, where, heard_seconds}]};
-  /// where the loop has not answered, {"stuck": why}.
+  /// {"own": text of this engine, "answers": [{engine, round_trip_us, text}],
+  /// "silent": [{engine, where, heard_seconds}]}. If the loop does not answer: {"stuck": reason}.
   std::string job();
-  /// The same without asking others.
+  /// As job(), without asking other engines.
   std::string alone();
   std::vector<observe::Sample> samples();
-  /// In Prometheus' format; the labels go to each.
+  /// The samples in Prometheus' format. Every metric gets `labels`.
   std::string metrics(const std::vector<std::pair<std::string, std::string>>& labels);
 
  private:
@@ -71,8 +71,8 @@ class StatusDesk : core::Pinned {
     std::mutex mutex;
     std::condition_variable changed;
     std::string own;
-    std::map<core::EngineId, Answer> answers;  // of all who were asked
-    std::map<core::EngineId, std::pair<std::string, double>> who;  // where, seconds since it was heard
+    std::map<core::EngineId, Answer> answers;  // one entry for each engine that was asked
+    std::map<core::EngineId, std::pair<std::string, double>> who;  // host and process, seconds since the last message
     std::size_t open = 0;
   };
 
@@ -84,8 +84,8 @@ class StatusDesk : core::Pinned {
   Runtime& runtime_;
   const About about_;
   Loop* loop_ = nullptr;
-  std::uint64_t number_ = 0;                                  // in the loop
-  std::map<std::uint64_t, std::shared_ptr<Question>> asked_;  // in the loop
+  std::uint64_t number_ = 0;                                  // of the last question; in the loop only
+  std::map<std::uint64_t, std::shared_ptr<Question>> asked_;  // by number; in the loop only
 };
 
 }  // namespace hybridps::engine

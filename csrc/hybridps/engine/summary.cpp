@@ -34,7 +34,7 @@ std::string counted(std::size_t count, const std::string& thing) {
   return std::to_string(count) + " " + thing + (count == 1 ? "" : "s");
 }
 
-/// One text where all nodes have the same, else that of each node; the first ones of many.
+/// One text if all nodes have the same text. Otherwise the texts of the first kShown nodes.
 template <typename Of>
 std::string of_nodes(const std::vector<GroupSummary::NodeSummary>& nodes, const Of& of) {
   const std::string first = of(nodes[0]);
@@ -126,7 +126,7 @@ GroupSummary summarise(const bootstrap::Roster& roster, const schedule::Topology
 }
 
 std::vector<std::string> complaints_of(const bootstrap::Roster& roster) {
-  std::vector<std::pair<std::string, std::vector<int>>> found;  // in order of the first rank that has it
+  std::vector<std::pair<std::string, std::vector<int>>> found;  // in the order of each note's first rank
   for (const bootstrap::MemberRecord& member : roster.members) {
     std::string_view rest = member.notes;
     while (!rest.empty()) {

@@ -8,7 +8,7 @@
 namespace hybridps::engine {
 namespace {
 
-// Groups of which it is known that messages were dropped.
+// The number of groups to remember as having lost messages.
 constexpr std::size_t kDroppedKept = 65536;
 
 }  // namespace

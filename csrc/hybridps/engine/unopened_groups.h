@@ -1,7 +1,8 @@
-// hybridps/engine/unopened_groups.h: messages of groups that are valid elsewhere and not open here yet.
+// hybridps/engine/unopened_groups.h: messages of groups that are valid at other ranks and not open here yet.
 //
-// Bounded   in number, bytes and time. What is over a bound costs the group with the most messages all of them, so that
-//           strangers and failed rendezvous take nothing from others. Such a group must fail when it opens: take() says why.
+// Bounded   in number, bytes and time. Over a bound, the group with the most messages or bytes loses all its messages.
+//           So strangers and failed rendezvous take nothing from other groups. A group that lost messages must fail
+//           when it opens: take() gives the reason.
 // Threads   the progress thread.
 #pragma once
 
@@ -25,7 +26,7 @@ class UnopenedGroups {
   struct KeepLimits {
     std::size_t messages = 65536;
     std::size_t bytes = std::size_t{256} << 20;
-    /// What is older waits for nobody: operations with torch's usual timeout have failed by then.
+    /// Older messages are useless: operations with torch's usual timeout have failed by then.
     core::Duration keep_for = std::chrono::minutes(30);
   };
   using Messages = std::vector<std::pair<wire::Message, transport::RxPayload>>;
@@ -36,15 +37,15 @@ class UnopenedGroups {
 
   explicit UnopenedGroups(KeepLimits limits) : limits_(limits) {}
 
-  /// Keeps it; returns what had to be dropped, of whichever group.
+  /// Keeps the message. Returns the messages that had to be dropped, of any group.
   Messages keep(wire::Message message, transport::RxPayload payload, core::TimePoint now);
-  /// The group opens, or is over: forgets it.
+  /// Returns and forgets what is kept of a group. Call it when the group opens or is over.
   TakenMessages take(core::GroupUid uid);
-  /// Drops what has waited for too long.
+  /// Returns the messages that have waited for too long, and forgets them.
   Messages expire(core::TimePoint now);
-  /// Lets go of everything.
+  /// Drops all kept messages.
   void clear() noexcept;
-  /// When expire() has something to do at the earliest.
+  /// The earliest time when expire() has something to do.
   core::TimePoint next_due() const noexcept { return next_due_; }
 
  private:
@@ -63,7 +64,7 @@ class UnopenedGroups {
   std::size_t messages_ = 0;
   std::size_t bytes_ = 0;
   core::TimePoint next_due_ = core::TimePoint::max();
-  std::unordered_map<core::GroupUid, std::string> dropped_;  // why
+  std::unordered_map<core::GroupUid, std::string> dropped_;  // the reason, by group
   std::deque<core::GroupUid> dropped_order_;
 };
 

@@ -21,7 +21,7 @@ using core::Status;
 
 constexpr std::uint8_t kMagic = 0x76;  // 'v'
 constexpr std::size_t kTextMax = 4096;
-// More than one question a group at a time is not needed, and a Store that hangs must not gather them.
+// The longest queue: one question per group is enough, and questions must not pile up when a Store hangs.
 constexpr std::size_t kTasksMax = 256;
 
 }  // namespace
@@ -45,14 +45,14 @@ std::optional<Status> decode_verdict(std::span<const std::uint8_t> bytes) {
 struct VerdictBoard::BoardState {
   struct Task {
     Location location;
-    std::optional<Status> verdict;  // to write; else look
+    std::optional<Status> verdict;  // the verdict to write; empty: look for one
   };
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Task> tasks;
   bool running = false;
-  bool stopped = false;    // what is to be written still is, nothing else
-  bool abandoned = false;  // nothing is
+  bool stopped = false;    // the thread still writes queued verdicts, and does nothing else
+  bool abandoned = false;  // the thread does nothing any more
   std::function<void(core::GroupUid, const Status&)> found;
 
   void run() {
@@ -68,13 +68,13 @@ struct VerdictBoard::BoardState {
       Task task = std::move(tasks.front());
       tasks.pop_front();
       lock.unlock();
-      task.location.store->settle();  // the program may be waiting in the one that it lent
+      task.location.store->settle();  // the program may be waiting inside the connection that it lent us
       const core::Result<std::optional<Bytes>> there = task.location.store->try_get(task.location.key);
       std::optional<Status> verdict;
       if (there.is_ok() && there.value()) verdict = decode_verdict(*there.value());
       if (there.is_ok() && !there.value() && task.verdict)
         (void)task.location.store->set(task.location.key, encode_verdict(*task.verdict));
-      task.location.store.reset();  // perhaps the last reference: not under the lock
+      task.location.store.reset();  // may be the last reference, so it is dropped outside the lock
       lock.lock();
       if (verdict && !task.verdict && !stopped) found(task.location.uid, *verdict);
     }
@@ -93,7 +93,7 @@ VerdictBoard::~VerdictBoard() {
   state_->stopped = true;
   std::erase_if(state_->tasks, [](const BoardState::Task& task) { return !task.verdict; });
   state_->changed.notify_all();
-  // A Store that answers does so at once.
+  // A Store that works answers at once.
   state_->changed.wait_for(lock, std::chrono::milliseconds(200), [&] { return !state_->running; });
   state_->abandoned = true;
 }
@@ -114,7 +114,7 @@ void VerdictBoard::ask(Location location, std::optional<Status> verdict) {
   if (std::exchange(state_->running, true)) return;
   try {
     std::thread([state = state_] { state->run(); }).detach();
-  } catch (const std::system_error&) {  // no thread to be had: then without the Store
+  } catch (const std::system_error&) {  // no thread can start: goes on without the Store
     state_->running = false;
     state_->tasks.clear();
   }

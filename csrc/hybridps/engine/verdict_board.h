@@ -1,11 +1,12 @@
 // hybridps/engine/verdict_board.h: verdicts on groups in their Stores, for members that control messages do not reach.
 //
-// Owner    the engine, one for all groups.
-// Threads  post() and look() from the loop; they never wait. The Store is asked on a thread of its own, made when first
-//          needed, for its host may be the very one that is cut off: a call that hangs holds up nobody. A thread that is
-//          still in such a call when the board goes is left behind, and touches nothing of the board's any more.
-// Errors   a Store that fails is no verdict: the board stays silent, deadlines and heartbeats remain.
-// Trust    what is read has been written by anyone who may write to the Store; it is decoded as foreign bytes.
+// Owner    the engine; one board for all groups.
+// Threads  post() and look() from the loop; they never wait. A separate thread asks the Store, because the Store's host
+//          may be the one that is cut off. So a call that hangs holds up nobody. The thread starts when needed and ends
+//          after a second without work. If a call still hangs when the board is destroyed, the thread is left behind
+//          and no longer calls `found`.
+// Errors   a Store that fails is no verdict: the board stays silent, and deadlines and heartbeats remain.
+// Trust    anyone who may write to the Store may have written a verdict. So verdicts are decoded as foreign bytes.
 #pragma once
 
 #include <functional>
@@ -21,24 +22,25 @@
 
 namespace hybridps::engine {
 
-/// Texts are cut to 4 KiB.
+/// Cuts the text to 4 KiB.
 bootstrap::Bytes encode_verdict(const core::Status& verdict);
-/// Nothing when the bytes are no verdict.
+/// Empty if the bytes are not a verdict.
 std::optional<core::Status> decode_verdict(std::span<const std::uint8_t> bytes);
 
 class VerdictBoard : core::Pinned {
  public:
   struct Location {
     std::shared_ptr<bootstrap::KeyValueStore> store;
-    std::string key;  // of one group, the same on all members
+    std::string key;  // the group's key, the same on all members
     core::GroupUid uid;
   };
-  /// `found` runs in the board's thread, for each look() that found a verdict; never after the destructor began.
+  /// `found` runs on the board's thread for each look() that finds a verdict, but not after the destructor began.
   explicit VerdictBoard(std::function<void(core::GroupUid, const core::Status&)> found);
   ~VerdictBoard();
 
-  /// Writes it down unless there is one already: the first stays.
+  /// Writes the verdict to the Store, unless the Store has one already: the first verdict stays.
   void post(Location location, const core::Status& verdict);
+  /// Reads the verdict from the Store; see `found`.
   void look(Location location);
 
  private:

@@ -1,17 +1,17 @@
-// hybridps/flow/credit.h: the book of permits: who may have how much under way with whom.
+// hybridps/flow/credit.h: the book of permits: how many bytes each sender may have under way to each receiver.
 //
 // Words    permit     the right to send one chunk: paid from the allowance, or granted by the receiver
 //          allowance  bytes that a peer lets us send it unasked
-//          window     how much of its allowance we use, so that many senders do not flood one card
-//          credit     what gives allowance back: the receiver has consumed so many bytes
+//          window     how much of a peer's allowance we use, so that many senders do not flood one card
+//          credit     returns allowance: the receiver has consumed a number of bytes
 //          grant      a receiver's permit, for one chunk or for all chunks of a stream
-//          budget     how many granted chunks a receiver has unfinished at a time
-// Model    SendBook is one sender's page about one peer, ReturnBook the receiver's page about that sender; between them go
-//          messages and credits, which may be late but are not lost. GrantBudget is a receiver's, over all senders.
-// Invariants  what is outstanding is never negative, and above the allowance only for one message that is alone. What is paid
-//          comes back once, by credit or unpay(). Less than a batch of the receiver's may be missing for good: where that
-//          could stop a sender, it may send.
-// Threads  plain values; pure functions of what they are told, with no clock of their own.
+//          budget     how many granted chunks of a receiver may be unfinished at a time
+// Model    A sender has a SendBook for each peer. A receiver has a ReturnBook for each sender and account. Messages and
+//          credits between the two may be late but are not lost. A receiver has one GrantBudget over all senders.
+// Invariants  outstanding bytes are never negative. They exceed the allowance only while a single message is under way.
+//          Paid bytes come back once, by credit or unpay(). Less than one batch of the receiver may never come back:
+//          where this could stop a sender, the sender may send.
+// Threads  plain values without a clock: pure functions of their arguments.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 
 namespace hybridps::flow {
 
-/// Credit under "all chunks" grants is returned by so many bytes: a constant, since both sides must know it.
+/// Size of one credit under "all chunks" grants, in bytes: a constant, since both sides must know the size.
 inline constexpr std::int64_t kWholeBatchBytes = 8 * 1024;
 
 class SendBook {
@@ -31,8 +31,8 @@ class SendBook {
   using Rounds = schedule::WindowTuner::Rounds;
 
   SendBook() = default;
-  /// `local`: through shared memory, where `whole_max` bytes may be in flight under "all chunks" grants; else the window
-  /// bounds these, too, and follows round trips.
+  /// `local`: the peer is reached through shared memory, and `whole_max` bytes may be in flight under "all chunks"
+  /// grants. Otherwise the window limits these bytes too, and the window follows round trips.
   SendBook(std::int64_t allowance, bool local, std::int64_t whole_max) noexcept
       : local_(local), allowance_(allowance), base_(allowance), window_(allowance), whole_max_(whole_max) {
     tuner_.reset(base_, allowance_);
@@ -42,7 +42,7 @@ class SendBook {
   std::int64_t outstanding() const noexcept { return outstanding_; }
   std::int64_t whole_outstanding() const noexcept { return whole_outstanding_; }
 
-  /// Uses so much of the allowance from now on. True: more than before.
+  /// Uses `bytes` of the allowance from now on. True: the window has grown.
   bool set_window(std::int64_t bytes, const Rounds& rounds) noexcept {
     if (bytes == base_ && rounds == tuner_.rounds()) return false;
     base_ = bytes;
@@ -50,40 +50,40 @@ class SendBook {
     return bytes > std::exchange(window_, bytes);
   }
 
-  /// Pays for a permit. The window is for bulk: what is urgent may use the whole allowance. One message may always be under
-  /// way, so that an allowance below one chunk is still an allowance.
+  /// Pays for a permit. The window limits bulk; urgent messages may use the whole allowance. One message may always be
+  /// under way, so that an allowance below one chunk still works.
   bool pay(std::int64_t cost, bool urgent) noexcept {
     if (cost > (urgent ? allowance_ : window_) - outstanding_ && outstanding_ > 0) return false;
     outstanding_ += cost;
     paid_ += static_cast<std::uint64_t>(cost);
     return true;
   }
-  /// Bulk was refused, so that more than the window waits to be sent: only then is a round trip worth measuring, as credit
-  /// for the end of an operation may come back with the next one.
+  /// Asked when bulk was refused: more than the window waits to be sent. Only then is a round trip worth measuring,
+  /// because credit for the end of an operation may come back only during the next operation.
   bool wants_round() const noexcept { return !local_ && !tuner_.is_measuring(); }
   void begin_round(Duration now) noexcept { tuner_.on_spent(paid_, now); }
-  /// A permit that was not used.
+  /// Gives back the cost of a permit that was not used.
   void unpay(std::int64_t cost) noexcept { give_back(cost); }
-  /// Credit came. A peer that returns too much, or what was unpaid meanwhile, does not turn the sign of a count.
+  /// Credit came. Counts never get negative, even if the peer returns too much, or bytes that were unpaid meanwhile.
   void on_credit(std::uint64_t bytes, Duration now) noexcept {
     give_back(at_most(bytes, outstanding_));
     if (!local_ && tuner_.on_returned(returned_, now)) window_ = tuner_.window();
   }
 
-  /// The same under an "all chunks" grant. What a peer has used up and not yet returned is less than a batch: below that
-  /// nothing may hold us up, however small the window is or has become, as no credit would come.
+  /// pay() under an "all chunks" grant. A peer can have consumed almost a batch without returning it. So a payment is
+  /// always allowed while less than a batch is outstanding, however small the window is: no credit would come.
   bool pay_whole(std::int64_t cost) noexcept {
     const bool fits = local_ ? whole_outstanding_ == 0 || whole_outstanding_ + cost <= whole_max_
                              : whole_outstanding_ < kWholeBatchBytes || whole_outstanding_ + cost <= window_;
     if (fits) whole_outstanding_ += cost;
     return fits;
   }
-  /// It was not sent, or (local) it has been taken; possibly of a page that was forgotten meanwhile.
+  /// The chunk was not sent, or (local) the send is done. The book that paid may have been forgotten since.
   void unpay_whole(std::int64_t cost) noexcept { whole_outstanding_ -= std::min(cost, whole_outstanding_); }
   void on_whole_credit(std::uint64_t bytes) noexcept { whole_outstanding_ -= at_most(bytes, whole_outstanding_); }
 
-  /// What has left and not come back may still wait in front of the card. A quarter of the window, and a batch, may be
-  /// missing for good: credit comes in such parts.
+  /// Whether outstanding bytes may still wait in front of the card. A quarter of the window and a batch may stay
+  /// outstanding without a backlog, because credit comes in such parts.
   bool has_backlog() const noexcept {
     return !local_ && outstanding_ + whole_outstanding_ > window_ / 2 + kWholeBatchBytes;
   }
@@ -104,7 +104,7 @@ class SendBook {
   std::int64_t whole_max_ = 0;
   std::int64_t outstanding_ = 0;  // paid from the allowance and not returned
   std::int64_t whole_outstanding_ = 0;
-  std::uint64_t paid_ = 0;  // since the beginning
+  std::uint64_t paid_ = 0;  // total since the beginning
   std::uint64_t returned_ = 0;
   schedule::WindowTuner tuner_;
 };
@@ -114,12 +114,12 @@ class ReturnBook {
   ReturnBook() = default;
   explicit ReturnBook(std::int64_t batch_max) noexcept : batch_max_(batch_max), batch_(batch_max) {}
 
-  /// The sender uses so much of its allowance. A quarter at a time is returned: it still has most of it while credit is on
-  /// its way.
+  /// The sender uses `bytes` of its allowance. Credit returns a quarter at a time, so the sender still has most of its
+  /// window while credit is on the way.
   void note_window(std::int64_t bytes) noexcept { batch_ = std::clamp<std::int64_t>(bytes / 4, 1, batch_max_); }
-  /// So much was consumed. True: a batch is due.
+  /// `cost` bytes were consumed. True: a batch is due.
   bool consumed(std::int64_t cost) noexcept { return (due_ += cost) >= batch_; }
-  /// All that is due, to be sent as one credit; 0: none.
+  /// Takes all bytes that are due, for one credit message; 0: none.
   std::int64_t take_due() noexcept { return std::exchange(due_, 0); }
   std::int64_t due() const noexcept { return due_; }
 
@@ -131,7 +131,7 @@ class ReturnBook {
 
 class GrantBudget {
  public:
-  /// At least one chunk; no second one where their bytes together would be more than `bytes`.
+  /// Allows at least one chunk. Allows further chunks up to `chunks`, while all together have at most `bytes`.
   explicit GrantBudget(std::uint32_t chunks, std::uint64_t bytes = ~std::uint64_t{0}) noexcept
       : chunks_max_(std::max(1U, chunks)), bytes_max_(bytes) {}
 

@@ -25,7 +25,7 @@ void GrantQueue::give_back(std::uint64_t grant_bytes, std::uint32_t units) {
 GrantQueue::Row::iterator GrantQueue::next() noexcept {
   const auto front = waiting_.begin();
   if (passes_ < kPassesMax) return front;
-  // The first of each priority below the front's: the one that has waited longest.
+  // Among the first waiters of each priority below the front's, the one that has waited longest.
   auto longest = front;
   for (auto at = front; at != waiting_.end();) {
     if (at != front && (longest == front || at->first.ticket < longest->first.ticket)) longest = at;
@@ -35,7 +35,7 @@ GrantQueue::Row::iterator GrantQueue::next() noexcept {
 }
 
 void GrantQueue::give() {
-  if (std::exchange(giving_, true)) return;  // a grant may use its chunk up at once, and so give its unit back
+  if (std::exchange(giving_, true)) return;  // grant() may consume its chunk at once, and so call give_back()
   while (budget_.has_unit() && !waiting_.empty()) {
     const auto at = next();
     Waiter* const waiter = at->second;

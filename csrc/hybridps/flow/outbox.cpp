@@ -58,7 +58,7 @@ std::size_t Outbox::class_of(std::size_t bytes) const noexcept {
   return options_.class_bytes.size() - 1;
 }
 
-// A local peer holds a whole slot of ours; one across the network holds the bytes, or a small buffer of its own.
+// A local peer holds a whole slot of ours. A peer across the network holds the bytes, or a small buffer of its own.
 std::int64_t Outbox::cost_of(const PeerState& peer, const Stream& stream, std::uint32_t chunk) const noexcept {
   const std::size_t bytes = stream.source->wire_bytes_max(stream.bytes_of(chunk));
   return static_cast<std::int64_t>(peer.local ? options_.class_bytes[class_of(bytes)]
@@ -88,7 +88,7 @@ void Outbox::send_credit(PeerState& peer, ReturnBook& due, wire::Permit of) {
 
 std::uint32_t Outbox::window_of(const PeerState& peer) noexcept {
   constexpr std::int64_t kMost = 0xffffffff;
-  // 0 would say "as before": a peer that took us for a user of its whole allowance returned credit in batches of a quarter.
+  // Never 0, which means "unchanged": the peer would return credit in batches of a quarter of its whole allowance.
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(peer.book.window(), 1, kMost));
 }
 
@@ -121,7 +121,7 @@ core::Status Outbox::transmit(PeerState& peer, wire::Message message, const tran
                               transport::SendDone done, bool urgent) {
   const core::OneThread::Inside inside(one_thread_);
   if (peer.broken) return core::Status(core::Code::kPeerDead, "peer is gone");
-  // The other connection may be one that cannot read a device's memory.
+  // The urgent connection may be unable to read a device's memory.
   const bool lent = buffer && buffer.is_lent();
   core::Result<transport::Endpoint*> endpoint =
       open(peer, urgent && !lent && (options_.urgent_always || naps_ || peer.book.has_backlog()));
@@ -143,15 +143,15 @@ void Outbox::trace_window(PeerState& peer) {
                observe::EventType::kWindow, 0});
 }
 
-/// Run when the transport needs a message no more.
+/// The callback that runs when the transport no longer needs a message.
 struct Outbox::Sent {
   Outbox* outbox;
   std::shared_ptr<bool> alive;
   core::EngineId peer;
   std::size_t size_class;
   std::int64_t cost;
-  bool holds_slot;  // of those between nodes
-  bool holds_whole;
+  bool holds_slot;   // a slot of the share between nodes
+  bool holds_whole;  // bytes paid under an "all chunks" grant
 
   void operator()(const core::Status&) const {
     if (!*alive) return;
@@ -167,16 +167,16 @@ struct Outbox::Sent {
   }
 };
 
-/// The same, and what a trace has of it: one allocation for both.
+/// `Sent` together with its trace event: one allocation for both.
 struct Outbox::TracedSent {
   Sent sent;
   observe::Trace* trace;
   observe::Event event;
 
   void operator()(const core::Status& status) {
-    // Another trace, begun since, does not know the event's group and peer.
+    // A trace that began later does not know the event's group and peer.
     if (*sent.alive && sent.outbox->trace_ == trace) {
-      // Those that are done together are so at one time.
+      // Sends that complete together get the same time.
       event.end_ns = trace->recent() > event.start_ns ? trace->recent() : trace->read_clock();
       trace->add(event);
     }
@@ -237,7 +237,7 @@ Outbox::SendResult Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint
     data.permit = wire::Permit::kAllowance;
   else if (by_all)
     data.permit = wire::Permit::kWholeGrant;
-  // A local peer returns nothing for whole grants: what counts is what is still being sent.
+  // A local peer returns no credit for whole grants: `Sent` frees these bytes when the send is done.
   if ((marks & kByAllowance) != 0 || (by_all && !peer.local)) {
     data.cost = static_cast<std::uint32_t>(cost);
     data.window = window_of(peer);
@@ -247,7 +247,7 @@ Outbox::SendResult Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint
                                                       {this, alive_, peer.id, size_class, cost, !peer.local, by_all}));
   if (trace_ != nullptr) trace_->make_stale();  // shared memory and UCX may call the kernel
   if (!status.is_ok()) {
-    // `done` was dropped unrun.
+    // `done` was dropped without a run.
     if (!peer.local) {
       --net_in_use_[size_class];
       slot_released_ = true;
@@ -297,14 +297,15 @@ void Outbox::stop_waiting(Stream& stream) noexcept {
     StreamQueue::remove(stream, hook);
 }
 
-// For the chunk that lacks a slot it has a permit, or a grant of all: it holds up nobody who waits for a permit.
+// The stream has a permit for the chunk that lacks a slot, or an "all chunks" grant. So it leaves the queues for
+// permits, and holds up no stream there.
 void Outbox::starve(const PeerState& peer, Stream& stream, std::uint32_t chunk) {
   const std::size_t bytes = stream.source->wire_bytes_max(stream.bytes_of(chunk));
   for (const auto hook : {&Stream::turn_, &Stream::whole_, &Stream::unannounced_}) StreamQueue::remove(stream, hook);
   starved_[class_of(bytes) + (peer.local ? options_.class_bytes.size() : 0)].add(stream);
 }
 
-// Callbacks from in here may offer, want and cancel, this stream and others, so nothing is kept across them.
+// Callbacks from here may offer, want and cancel this stream and others, so no state is kept across a callback.
 Outbox::Pumped Outbox::pump(Stream& stream, std::uint32_t chunks_max) {
   ++looks_;
   PeerState& peer = state_of(stream.peer);
@@ -320,14 +321,14 @@ Outbox::Pumped Outbox::pump(Stream& stream, std::uint32_t chunks_max) {
     return pumped;
   }
   for (;;) {
-    // Chunks that hold a permit first: they are what the peer waits for.
+    // Chunks that hold a permit go first: the peer waits for them.
     const bool permitted = !stream.free_.empty();
     if (!permitted) {
       while (!stream.ready_.empty() && (stream.marks_[stream.ready_.front()] & (kPermitted | kSent)) != 0)
         stream.ready_.pop_front();
       if (blocked || stream.ready_.empty()) break;
     }
-    if (pumped.chunks >= chunks_max) {  // another one's turn; it stays where it waits
+    if (pumped.chunks >= chunks_max) {  // another stream's turn; this stream keeps its place
       pumped.goes_on = true;
       return pumped;
     }
@@ -352,7 +353,7 @@ Outbox::Pumped Outbox::pump(Stream& stream, std::uint32_t chunks_max) {
     }
   }
   StreamQueue::remove(stream, &Stream::starved_);
-  // A callback may have cancelled the stream: then it has nothing to wait for.
+  // A callback may have cancelled the stream: a cancelled stream must not wait.
   if (blocked && !(stream.ready_.empty() && stream.wanted_.empty()))
     wait(peer, stream);
   else
@@ -360,7 +361,7 @@ Outbox::Pumped Outbox::pump(Stream& stream, std::uint32_t chunks_max) {
   return pumped;
 }
 
-/// Lets streams go, those whose turn it is. Whether one is left that may not.
+/// Lets streams send in their turn. True: a stream is left that cannot send.
 bool Outbox::pump_queue(StreamQueue& queue) {
   for (;;) {
     const StreamQueue::Turn turn = queue.turn();
@@ -372,13 +373,12 @@ bool Outbox::pump_queue(StreamQueue& queue) {
 }
 
 void Outbox::pump_peer(PeerState& peer) {
-  // Who waits for the allowance holds up all behind it, except those that the peer has granted: what they wait for has
-  // nothing to do with it, and its own turn may come only after they are done. (Single chunks that were granted have
-  // gone, or wait for slots.)
+  // A stream that waits for allowance holds up all streams behind it, except those with an "all chunks" grant. Streams
+  // with such a grant do not wait for allowance, and the blocked stream may get allowance only after they are done.
+  // (Single granted chunks have gone already, or wait for slots.)
   const Stream* const first = peer.urgent.turn.front();
   const bool blocked = pump_queue(peer.urgent.turn);
-  // As long as it goes on, many tiny operations in a row need not announce themselves one by one: credit is what they
-  // wait for.
+  // While the queue moves, many tiny operations in a row wait only for credit, and need not announce themselves.
   if (blocked && peer.urgent.turn.front() != first) peer.urgent.since = core::Clock::now();
   if ((blocked || pump_queue(peer.bulk.turn)) && !pump_queue(peer.urgent.whole)) pump_queue(peer.bulk.whole);
 }
@@ -396,7 +396,7 @@ void Outbox::offer(Stream& stream, std::uint32_t chunk) {
     return;
   }
   if (stream.turn_.in != nullptr) return;
-  // Others of the same class wait for this peer's allowance: take a place behind them.
+  // Other streams of the same class (urgent or bulk) wait for this peer's allowance: take a place behind them.
   PeerState& peer = state_of(stream.peer);
   if (peer.broken) return;
   if (peer.of(stream).turn.empty())
@@ -427,7 +427,7 @@ void Outbox::granted(Stream& stream, std::uint32_t chunk) {
       ++stream.permits_;
       if ((marks & kOffered) != 0) stream.free_.push_back(chunk);
     }
-    // The peer waits for this chunk: even where nobody here asked for it, its data must now be fetched.
+    // The peer waits for this chunk: the source must fetch the data now, even if want() was not called.
     if ((marks & kOffered) == 0) {
       marks &= static_cast<std::uint8_t>(~kWanted);
       stream.source->on_permitted(stream, chunk);
@@ -439,7 +439,7 @@ void Outbox::granted(Stream& stream, std::uint32_t chunk) {
 void Outbox::cancel(Stream& stream) {
   const core::OneThread::Inside inside(one_thread_);
   stop_waiting(stream);
-  // Permits that were paid for and not used go back.
+  // Give back permits that were paid for and not used.
   if (std::exchange(stream.permits_, 0) > 0) {
     for (std::uint32_t chunk = 0; chunk < stream.chunks; ++chunk) {
       if ((stream.marks_[chunk] & (kByAllowance | kSent)) != kByAllowance) continue;
@@ -494,7 +494,7 @@ std::size_t Outbox::progress(core::TimePoint now) {
   std::size_t work = 0;
   if (slot_released_) {
     slot_released_ = false;
-    // Whoever waits for other slots than those in front, or peers, is not held up by them.
+    // One queue per kind of slot: a stream that waits for one kind does not hold up streams that wait for another.
     for (StreamQueue& kind : starved_) {
       const std::uint64_t before = looks_;
       pump_queue(kind);

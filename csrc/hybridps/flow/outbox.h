@@ -1,26 +1,27 @@
-// hybridps/flow/outbox.h: who may send what to whom, and when: eager allowance, announce, grant.
+// hybridps/flow/outbox.h: which message an engine may send to which peer, and when: eager allowance, announce, grant.
 //
-// Model    A Stream is one span's chunks on their way to one peer. Its owner (worker or server) offers chunks as their
-//          data becomes available; the Outbox sends each as soon as it has a permit:
-//            eager    each peer allows a number of bytes that nobody has asked for ("allowance"); it comes back with the
-//                     peer's Credit messages once it has consumed them. We may use less of it than we are allowed
-//                     (set_window()), so that many peers together do not flood one receiver; every message says how
-//                     much, since the peer returns credit in parts of that;
-//            granted  when the allowance is spent the stream announces itself (one header); the peer grants chunks once
-//                     it knows that they can be used up in bounded time. "All chunks" is granted by who uses them up as
-//                     they come; across the network their sender keeps to the window here too, by credit of its own.
-//          No staging memory is held while waiting for a permit: a chunk's bytes are produced (Source::payload) only
-//          when it may go. That, and grants that are given only to work that can finish, is why operations of different
-//          groups may be issued in different orders on different ranks (docs/architecture.md, Memory).
-// Order    Per peer urgent streams (tiny operations) go first, then streams by priority, those of one priority in order of
-//          their first offer. It is looked at for every chunk, so that what comes late passes the rest of what is under way;
-//          of kPassesMax + 1 chunks one is of a stream that is passed, so that none waits for ever. Peers do
-//          not wait for each other: a bulk operation walks its owners as their allowances come back. Urgent messages take
-//          a connection of their own while bulk is under way on the other (or always: OutboxOptions::urgent_always).
-// Cost     Whatever comes (an offer, a credit, a grant, a free slot) looks at the streams that it lets go, and at most one
-//          more in each queue: how many wait makes no difference.
+// Model    A Stream is one span's chunks on their way to one peer. The stream's owner (worker or server) offers a chunk
+//          when the chunk's data is available. The Outbox sends the chunk as soon as the chunk has a permit:
+//            eager    each peer lets us send a number of bytes unasked (the allowance). The peer returns the allowance
+//                     with Credit messages when it has consumed the bytes. We may use only a part of the allowance
+//                     (set_window()), so that many peers together do not flood one receiver. Messages state the
+//                     size of this part, since the peer returns credit in fractions of this size;
+//            granted  a stream without allowance announces itself (one header). The peer grants chunks when it knows
+//                     that it can consume them in bounded time. A peer that consumes chunks as they arrive grants "all
+//                     chunks". Across the network the window also limits these chunks, with a separate credit account.
+//          A stream that waits for a permit holds no staging memory: Source::payload produces a chunk's bytes only when
+//          the chunk may go. Receivers grant only work that can finish. For these two reasons, ranks may issue
+//          operations of different groups in different orders (docs/architecture.md, Memory).
+// Order    Per peer, urgent streams (tiny operations) go first, then streams by priority. Streams of one priority go in
+//          order of their first offer. The Outbox decides again for every chunk, so a late stream of high priority
+//          passes the remaining chunks of others. No stream waits for ever: one of kPassesMax + 1 chunks belongs to a
+//          passed stream. Peers do not wait for each other: a bulk operation sends to each owner as the owner's
+//          allowance comes back. Urgent messages use a separate connection while bulk is under way on the other
+//          connection (or always: OutboxOptions::urgent_always).
+// Cost     An event (an offer, a credit, a grant, a free slot) looks at the streams that it releases, and at most one
+//          more in each queue. The number of waiting streams makes no difference.
 // Threads  the engine's progress thread.
-// Errors   a peer that cannot be sent to is reported to the Router, once, from progress().
+// Errors   the Router is told about a peer that cannot be reached, once, from progress().
 #pragma once
 
 #include <cstddef>
@@ -52,14 +53,14 @@ class Outbox;
 
 struct Peer {
   bool local = false;            // reached through shared memory
-  std::int64_t eager_bytes = 0;  // its allowance for us
+  std::int64_t eager_bytes = 0;  // the allowance that the peer gives us
 };
 
 class Router {
  public:
   virtual ~Router() = default;
   virtual core::Result<transport::Endpoint*> connect(core::EngineId peer) = 0;
-  /// A connection that carries no bulk; nullptr: there is none.
+  /// A connection that carries no bulk; nullptr: no such connection exists.
   virtual core::Result<transport::Endpoint*> connect_urgent(core::EngineId) {
     return static_cast<transport::Endpoint*>(nullptr);
   }
@@ -69,25 +70,25 @@ class Router {
 
 struct OutboxOptions {
   core::EngineId self;
-  /// Allowance that we return in one Credit message: a fraction of what we allow others.
+  /// The most that we return in one Credit message: a fraction of the allowance that we give to others.
   std::int64_t credit_batch_bytes = 128 * 1024;
-  /// Slots per size class of the pool that messages between nodes may hold together; the rest is kept for local peers,
-  /// who may hold what they were sent until others deliver.
+  /// Slots of each size class of the pool that all messages between nodes may hold together. The rest is kept for local
+  /// peers, because a local peer may hold a slot until other ranks deliver.
   std::vector<std::size_t> net_slots;
-  std::vector<std::size_t> class_bytes;  // of the pool, rising
+  std::vector<std::size_t> class_bytes;  // size classes of the pool, rising
   /// Bytes in flight to one local peer under "all chunks" grants.
   std::int64_t granted_bytes_max = 256 * 1024;
-  /// Urgent messages take the connection that carries no bulk even where none is under way: it is the quicker one.
+  /// Urgent messages always use the connection without bulk, because this connection is the quicker one.
   bool urgent_always = false;
   /// A stream without a permit announces itself after this long.
   core::Duration announce_after = std::chrono::microseconds(500);
 };
 
-/// A received payload that gives the sender's allowance back when it is consumed. Move-only.
+/// A received payload. Its end of life (reset() or destruction) returns the sender's allowance. Move-only.
 class Delivery {
  public:
   Delivery() = default;
-  /// `cost` of which account (wire::Data).
+  /// `cost`: bytes that go back to the account of `permit` (wire::Data).
   Delivery(transport::RxPayload payload, Outbox* outbox, core::EngineId source, std::int64_t cost,
            wire::Permit permit = wire::Permit::kAllowance) noexcept
       : payload_(std::move(payload)), outbox_(outbox), source_(source), cost_(cost), permit_(permit) {}
@@ -112,89 +113,89 @@ class Outbox : core::Pinned {
   Outbox(OutboxOptions options, transport::BufferPool& pool, Router& router);
   ~Outbox();
 
-  /// The chunk's data is available: send it now or when permitted. Each chunk at most once.
+  /// The chunk's data is available: sends it now, or when it has a permit. At most one call per chunk.
   void offer(Stream& stream, std::uint32_t chunk);
   /// Asks for a permit for a chunk whose data is not available yet; Source::on_permitted answers (perhaps at once).
   void want(Stream& stream, std::uint32_t chunk);
-  /// Forgets a stream that will send no more. Required before destroying one that is not all_sent().
+  /// Forgets a stream that will send no more. Required before the destruction of a stream that is not all_sent().
   void cancel(Stream& stream);
   /// A Grant for the stream arrived.
   void granted(Stream& stream, std::uint32_t chunk);
   /// A Credit message arrived.
   void on_credit(core::EngineId peer, const wire::Credit& credit);
 
-  /// A message without payload, at once.
+  /// Sends a message without payload at once.
   void send(core::EngineId peer, wire::Message message);
-  /// A message with a short text as payload (cut to the largest size class); dropped when no slot is free.
+  /// Sends a message with a short text as payload, cut to the largest size class. Without a free slot the text is
+  /// dropped, and the message goes without payload.
   void send_text(core::EngineId peer, wire::Message message, std::string_view text);
 
   /// Whether a connection to the peer was opened and has not failed.
   bool is_open(core::EngineId peer) const;
 
-  /// Streams that waited for slots, announcements that are due, peers that broke. Returns what it did.
+  /// Serves streams that waited for slots, sends due announcements, reports broken peers. Returns the amount of work.
   std::size_t progress(core::TimePoint now);
-  /// When progress() wants to be called next at the latest (announcements).
+  /// The latest time for the next call of progress() (announcements).
   core::TimePoint next_due() const noexcept;
   /// Drops all state about a peer; its streams must have been cancelled.
   void forget(core::EngineId peer);
 
-  /// Use so many bytes of the peer's allowance from now on (at least one message in any case), and more where credit
-  /// comes back quickly (schedule/window_tuner.h).
+  /// Limits our use of the peer's allowance to `bytes` from now on, but never below one message. The limit grows where
+  /// credit comes back quickly (schedule/window_tuner.h).
   void set_window(core::EngineId peer, std::int64_t bytes,
                   const schedule::WindowTuner::Rounds& rounds = schedule::WindowTuner::kUsual);
-  /// Peers leave data to their kernels for moments, as we do: what is urgent takes its own connection, also where no bulk of
-  /// ours is under way.
+  /// True: peers leave data in their kernels for moments, as we do. Then urgent messages always use their connection.
   void set_naps(bool naps) noexcept { naps_ = naps; }
-  /// A peer's message says how much of our allowance it uses.
+  /// A message of the peer states how many bytes of our allowance the peer uses.
   void note_window(core::EngineId peer, std::int64_t bytes);
-  /// A peer announces a stream: it is short of allowance, so it gets back what is due.
+  /// A peer that announces a stream is short of allowance: sends it all credit that is due.
   void return_credit(core::EngineId peer);
 
-  /// How what goes to a peer stands, for people; nothing where nothing has gone to it.
+  /// State of the traffic to a peer, for status reports; no value where nothing was sent to the peer.
   struct Flow {
     std::int64_t window_bytes = 0;
-    std::int64_t in_flight_bytes = 0;  // of its allowance, not given back
-    std::size_t streams_waiting = 0;   // for a permit
+    std::int64_t in_flight_bytes = 0;  // paid from the allowance or under "all chunks" grants, and not returned
+    std::size_t streams_waiting = 0;   // streams that wait for a permit
   };
   std::optional<Flow> flow_of(core::EngineId peer) const;
   /// Called by Delivery.
   void consumed(core::EngineId source, std::int64_t cost, wire::Permit permit) noexcept;
 
   transport::BufferPool& pool() noexcept { return pool_; }
-  /// What is sent and received, here and by those above; null: nothing is. It must outlive its use.
+  /// The trace that records what this and the rooms above send and receive; null: no trace. Must outlive its use.
   void set_trace(observe::Trace* trace) noexcept { trace_ = trace; }
   observe::Trace* trace() const noexcept { return trace_; }
-  /// How often a stream was looked at, since the beginning: what the work of the queues is measured by.
+  /// How often a stream was looked at since the beginning: the measure of the queues' work.
   std::uint64_t looks() const noexcept { return looks_; }
   /// One line per peer and waiting stream, for debugging a stall.
   std::string describe() const;
 
  private:
-  struct PeerState {  // one peer
+  struct PeerState {
     core::EngineId id;
     transport::Endpoint* endpoint = nullptr;
-    transport::Endpoint* urgent_endpoint = nullptr;  // the same where there is no other
+    transport::Endpoint* urgent_endpoint = nullptr;  // equals endpoint where no urgent connection exists
     bool local = false;
     bool broken = false;
-    SendBook book;         // what we may send it
-    ReturnBook due;        // what we owe it: of the allowance, and
-    ReturnBook whole_due;  // of what it sent under "all chunks" grants
+    SendBook book;         // what we may send to the peer
+    ReturnBook due;        // credit that we owe the peer for its allowance
+    ReturnBook whole_due;  // credit that we owe the peer for chunks under "all chunks" grants
     struct Waiting {
-      StreamQueue turn{&Stream::turn_};                // all, by priority and first offer
-      StreamQueue whole{&Stream::whole_};              // those granted as a whole, by priority and grant
-      StreamQueue unannounced{&Stream::unannounced_};  // those that the peer has not been told of
-      core::TimePoint since;                           // when the first came; of urgent ones, when the last went
+      StreamQueue turn{&Stream::turn_};                // all waiting streams, by priority and first offer
+      StreamQueue whole{&Stream::whole_};              // streams with an "all chunks" grant, by priority and grant
+      StreamQueue unannounced{&Stream::unannounced_};  // streams that the peer has not been told about
+      core::TimePoint since;                           // when the first stream came, or the urgent front moved on
     };
-    Waiting urgent;  // for a permit
+    Waiting urgent;  // urgent streams that wait for a permit
     Waiting bulk;
-    bool resumes = false;  // in resume_
+    bool resumes = false;  // listed in resume_
     std::int64_t traced_window = 0;
     Waiting& of(const Stream& stream) noexcept { return stream.urgent ? urgent : bulk; }
   };
   enum class SendResult { kSent, kNoPermit, kNoSlot, kBroken };
   struct Pumped {
-    std::uint32_t chunks = 0;  // that it has sent, or got a permit for
-    bool goes_on = false;      // it could send more than it was let
+    std::uint32_t chunks = 0;  // chunks that the stream has sent, or got a permit for
+    bool goes_on = false;      // the stream could send more than chunks_max
   };
 
   PeerState& state_of(core::EngineId peer);
@@ -230,7 +231,7 @@ class Outbox : core::Pinned {
   transport::BufferPool& pool_;
   Router& router_;
   std::unordered_map<core::EngineId, std::unique_ptr<PeerState>> peers_;
-  /// Streams that found no slot, by what would do: a size class, between nodes or to a local peer.
+  /// Streams that wait for a slot. One queue per size class between nodes, then one per size class to local peers.
   std::deque<StreamQueue> starved_;
   std::vector<std::size_t> net_in_use_;
   std::vector<std::pair<core::EngineId, core::Status>> broken_;

@@ -57,7 +57,7 @@ StreamQueue::Turn StreamQueue::turn() const noexcept {
   if (passes_ < kPassesMax) return {front_, kPassesMax - passes_, false};
   Stream* longest = nullptr;
   for (auto level = levels_.begin(); std::next(level) != levels_.end(); ++level) {
-    Stream* const first = (level->last->*hook_).after;  // of the next level
+    Stream* const first = (level->last->*hook_).after;  // the first stream of the next level
     if (longest == nullptr || (first->*hook_).ticket < (longest->*hook_).ticket) longest = first;
   }
   return {longest, 1, true};

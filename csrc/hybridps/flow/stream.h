@@ -1,6 +1,6 @@
 // hybridps/flow/stream.h: the chunks of one span on their way to one peer, and the queues in which such streams wait.
 //
-// Owner    a role, or a point-to-point message, has Streams and is their Source; the Outbox sends them (outbox.h).
+// Owner    a role or a point-to-point message owns Streams and is their Source. The Outbox sends them (outbox.h).
 // Threads  the engine's progress thread.
 #pragma once
 
@@ -18,21 +18,21 @@ namespace hybridps::flow {
 class Outbox;
 struct Stream;
 
-/// A chunk as it goes out.
+/// The bytes of a chunk as they go on the wire.
 struct Payload {
   transport::Buffer buffer;
   std::size_t bytes = 0;
 };
 
-/// Produces the chunks of streams. Calls come from inside Outbox::offer(), want(), granted(), on_credit() or progress().
+/// Produces the chunks of streams. Called from inside Outbox::offer(), want(), granted(), on_credit() and progress().
 class Source {
  public:
   virtual ~Source() = default;
-  /// The most that a chunk of so many bytes is on the wire: what its permit costs. The same whenever it is asked.
+  /// The largest size of a chunk of `bytes` on the wire: what its permit costs. Always the same answer.
   virtual std::size_t wire_bytes_max(std::size_t bytes) const noexcept { return bytes; }
-  /// The chunk (bytes > 0) as it goes out, in a buffer of at most wire_bytes_max(bytes), which may be shared between streams.
-  /// No buffer: no slot is free; asked again later. One that was lent (transport/buffer_pool.h) counts like a slot of its
-  /// size.
+  /// The chunk (bytes > 0) as it goes on the wire, in a buffer of at most wire_bytes_max(bytes). Streams may share the
+  /// buffer. No buffer: no slot is free, and the Outbox asks again later. A lent buffer (transport/buffer_pool.h)
+  /// counts like a slot of its size.
   virtual Payload payload(Stream& stream, std::uint32_t chunk, std::size_t bytes) = 0;
   /// The chunk was sent; the stream does not need its data any more.
   virtual void on_sent(Stream& stream, std::uint32_t chunk) = 0;
@@ -40,20 +40,21 @@ class Source {
   virtual void on_permitted(Stream& stream, std::uint32_t chunk) = 0;
 };
 
-/// So many chunks (of streams to one peer, or of a receiver's grants) may pass those of less priority; then it is the turn of
-/// the one of these that has waited longest. So nobody starves: what waits has one chunk of kPassesMax + 1. Not more of them: what is
-/// done early that others wait for late leaves the card idle at the end (docs/decisions/0025-priorities.md).
+/// How many chunks in a row (to one peer, or of a receiver's grants) may pass waiters of lower priority. Then comes the
+/// passed waiter that has waited longest. So no waiter starves: one of kPassesMax + 1 chunks goes to a passed waiter. A
+/// larger share would hurt: chunks that are done early, but needed late, leave the card idle at the end
+/// (docs/decisions/0025-priorities.md).
 inline constexpr std::uint32_t kPassesMax = 63;
 
-/// Streams that wait for one thing, in a row: by priority, then in the order in which they came. Each is linked by its own
-/// hook, so that it leaves from anywhere at once.
+/// A queue of streams that wait for the same thing, by priority, then by arrival. Each stream is linked by its own
+/// hook, so it can leave from any place without a search.
 class StreamQueue : core::Pinned {
  public:
   struct Hook {
     StreamQueue* in = nullptr;
     Stream* before = nullptr;
     Stream* after = nullptr;
-    std::uint64_t ticket = 0;  // rises with each that comes
+    std::uint64_t ticket = 0;  // rises with each arrival
   };
   explicit StreamQueue(Hook Stream::*hook) noexcept : hook_(hook) {}
   ~StreamQueue();
@@ -61,24 +62,24 @@ class StreamQueue : core::Pinned {
   bool empty() const noexcept { return front_ == nullptr; }
   Stream* front() const noexcept { return front_; }
   Stream* next(const Stream& stream) const noexcept;
-  /// Behind all of its priority or a higher one, and out of any other queue of this hook; one that is in this queue keeps its
-  /// place.
+  /// Adds the stream behind all streams of its priority or higher, and takes it out of any other queue of this hook. A
+  /// stream that is in this queue already keeps its place.
   void add(Stream& stream);
-  /// Out of whichever queue of this hook it is in, if any.
+  /// Takes the stream out of the queue of this hook that it is in, if any.
   static void remove(Stream& stream, Hook Stream::*hook) noexcept;
 
-  /// Whose turn it is, and how many chunks it may send before that is asked again.
+  /// The stream whose turn it is, and how many chunks the stream may send before turn() is asked again.
   struct Turn {
-    Stream* stream = nullptr;  // null: nobody waits
+    Stream* stream = nullptr;  // null: no stream waits
     std::uint32_t chunks = 0;
-    bool passed = false;  // it is not the front: others have passed it long enough
+    bool passed = false;  // the stream is not the front: others have passed it often enough
   };
   Turn turn() const noexcept;
-  /// The one whose turn it was has sent so many.
+  /// The stream of `turn` has sent `sent` chunks.
   void count(const Turn& turn, std::uint32_t sent) noexcept;
 
  private:
-  struct Level {  // streams of one priority: one behind the other
+  struct Level {  // the consecutive streams of one priority
     std::int8_t priority = 0;
     Stream* last = nullptr;
   };
@@ -87,12 +88,12 @@ class StreamQueue : core::Pinned {
   Hook Stream::*const hook_;
   Stream* front_ = nullptr;
   Stream* back_ = nullptr;
-  std::vector<Level> levels_;  // that are not empty, the highest first
+  std::vector<Level> levels_;  // levels that are not empty, highest priority first
   std::uint64_t tickets_ = 0;
-  std::uint32_t passes_ = 0;  // chunks in a row that have gone before others of less priority
+  std::uint32_t passes_ = 0;  // chunks sent in a row that passed streams of lower priority
 };
 
-/// Chunks of one stream in a row. One alone, which is all that a small operation has, needs no memory but this.
+/// A queue of chunks of one stream. A single chunk, as in a small operation, needs no allocation.
 class ChunkQueue {
  public:
   bool empty() const noexcept { return size_ == 0; }
@@ -119,12 +120,12 @@ class ChunkQueue {
  private:
   std::uint32_t front_ = 0;
   std::size_t size_ = 0;
-  std::vector<std::uint32_t> rest_;  // behind the front, from passed_ on
+  std::vector<std::uint32_t> rest_;  // the chunks behind the front begin at index passed_
   std::size_t passed_ = 0;
 };
 
 struct Stream : core::Pinned {
-  // Of every message; source, number, permit and what it costs are filled in.
+  // These fields go into every message. The Outbox fills in source, number, permit and cost.
   wire::From from;
   wire::ChunkId id;
   double premul = 1.0;
@@ -134,8 +135,8 @@ struct Stream : core::Pinned {
   std::uint32_t chunk_bytes = 1;
   std::uint32_t chunks = 1;
   bool urgent = false;
-  std::int8_t priority = 0;  // among those to its peer that are not urgent; not to be changed while it waits
-  std::uint32_t index = 0;  // free for the owner
+  std::int8_t priority = 0;  // among streams to its peer of the same urgency; must not change while the stream waits
+  std::uint32_t index = 0;   // free for the owner's use
 
   std::size_t bytes_of(std::uint32_t chunk) const noexcept;
   bool is_offered(std::uint32_t chunk) const noexcept;
@@ -148,19 +149,19 @@ struct Stream : core::Pinned {
   friend class Outbox;
   std::vector<std::uint8_t> marks_;  // per chunk, made on first use
   ChunkQueue free_;                  // offered, with a permit, and not sent
-  ChunkQueue ready_;                 // offered without a permit; those that have got one since are passed over
-  ChunkQueue wanted_;                // want()ed; likewise
+  ChunkQueue ready_;                 // offered without a permit; entries that got a permit since are skipped
+  ChunkQueue wanted_;                // want()ed; entries that are answered since are skipped
   std::uint32_t sent_ = 0;
   std::uint32_t permits_ = 0;  // chunks that hold a permit and are not sent
   bool announced_ = false;
   bool granted_all_ = false;
   StreamQueue::Hook turn_;         // waits for a permit, in its peer's order
-  StreamQueue::Hook whole_;        // of these, granted as a whole
-  StreamQueue::Hook unannounced_;  // of these, the peer has not been told
+  StreamQueue::Hook whole_;        // among these, has an "all chunks" grant
+  StreamQueue::Hook unannounced_;  // among these, the peer has not been told
   StreamQueue::Hook starved_;      // waits for a slot
 };
 
-/// What the Outbox knows of a chunk.
+/// The Outbox's marks for a chunk.
 namespace mark {
 inline constexpr std::uint8_t kOffered = 1;
 inline constexpr std::uint8_t kByAllowance = 2;  // holds a permit paid from the allowance

@@ -1,7 +1,7 @@
 // hybridps/observe/counters.h: what the engine counts, exactly.
 //
-// Names    each is a metric, which says in words what it is (metrics.cpp). To add one: here, there, and where it is counted.
-// Threads  any; one thread writes.
+// Names    each counter is a metric, explained in metrics.cpp. To add a counter: here, there, and where it counts.
+// Threads  any thread reads; one thread writes.
 #pragma once
 
 #include <array>

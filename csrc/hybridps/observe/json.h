@@ -1,7 +1,8 @@
 // hybridps/observe/json.h: writes JSON text, piece by piece.
 //
 // Model    Json json; json.object().key("rank").value(3).key("pending").array()....end().end(); json.text()
-//          Commas are its own business; what is opened must be ended. What is no UTF-8 in a text, and control characters, are escaped.
+//          Json adds the commas; everything that is opened must be ended. In texts, bytes that are not UTF-8 and
+//          control characters are escaped.
 // Threads  a plain value.
 #pragma once
 
@@ -50,7 +51,7 @@ class Json {
     text_ += std::to_string(number);
     return *this;
   }
-  /// What is no finite number becomes null.
+  /// A number that is not finite becomes null.
   Json& value(double number) {
     separate();
     char text[32];

@@ -47,7 +47,7 @@ constexpr std::array kMetrics = {
     Metric{"compress_encode_ns", kCounter, "", "Nanoseconds of encoding.", Counter::kCompressEncodeNs},
     Metric{"compress_decode_ns", kCounter, "", "Nanoseconds of decoding.", Counter::kCompressDecodeNs},
     Metric{"trace_dropped", kCounter, "", "Events of a trace that were dropped, since the file was slower."},
-    // Dedicated servers alone.
+    // Only of dedicated servers.
     Metric{"server_groups", kGauge, "", "Process groups that are open."},
     Metric{"server_groups_total", kCounter, "", "Process groups opened since the start."},
     Metric{"server_engines", kGauge, "", "Processes in the groups that are open."},

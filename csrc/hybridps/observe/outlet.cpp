@@ -38,7 +38,7 @@ Status complaint(const std::string& what) {
   return {Code::kInvalidArgument, what + ": " + std::strerror(errno)};
 }
 
-/// Made if it is not there; of this user alone.
+/// Makes the folder if there is none. The folder must belong to this user alone.
 Status make_folder(const std::string& folder) {
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return complaint("cannot make " + folder);
   struct stat found{};
@@ -48,8 +48,8 @@ Status make_folder(const std::string& folder) {
   return Status::ok();
 }
 
-/// What processes that are gone have left. Those of other pid namespaces that use the same folder look gone as well: a socket is
-/// removed only if nobody listens.
+/// Removes the sockets of ended processes. Processes of other pid namespaces that use the same folder look ended as
+/// well, so a socket is removed only if nobody listens.
 void remove_stale(const std::string& folder) {
   for (const std::filesystem::path& file : core::entries_of(folder)) {
     if (file.extension() != ".sock") continue;
@@ -68,7 +68,7 @@ void remove_stale(const std::string& folder) {
   }
 }
 
-/// `stop`: the outlet closes, and visitors that have nothing to say must not hold it up.
+/// `stop`: the outlet closes, and silent visitors must not delay that.
 bool is_ready(int fd, short events, const core::Deadline& deadline, const std::atomic<bool>& stop) {
   while (!stop.load() && !deadline.has_passed()) {
     pollfd one{fd, events, 0};
@@ -77,7 +77,7 @@ bool is_ready(int fd, short events, const core::Deadline& deadline, const std::a
   return false;
 }
 
-/// Up to `end`; what came until then if it does not come in time.
+/// Reads up to `end`. If `end` does not come in time, returns what has come until then.
 std::string read_until(int fd, std::string_view end, const std::atomic<bool>& stop) {
   const core::Deadline deadline = core::Deadline::after(kPatience);
   std::string text;
@@ -153,7 +153,7 @@ Status Outlet::open_socket() {
     socket_ = core::Descriptor(lock, ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   }
   if (!socket_) return complaint("Unix sockets (AF_UNIX) cannot be made");
-  ::unlink(path.c_str());  // of an earlier process with this pid
+  ::unlink(path.c_str());  // left by an earlier process with this pid
   if (::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       ::chmod(path.c_str(), 0600) != 0 || ::listen(socket_.get(), kVisitorsMax) != 0)
     return complaint("cannot listen on " + path);
@@ -189,7 +189,7 @@ Status Outlet::open_port() {
 }
 
 Outlet::~Outlet() {
-  // First: the next engine of this process may have a socket of the same name before the last visitor here has gone.
+  // Remove the socket first: the next engine here may make one of the same name before the last visitor has gone.
   if (!path_.empty()) ::unlink(path_.c_str());
   stop_.store(true);
   const std::uint64_t one = 1;
@@ -223,7 +223,7 @@ void Outlet::run() {
       }
       if (visitor)
         serve(std::move(visitor), i == 2);
-      else  // no descriptor is left: the visitor stays at the door, and poll() would not wait
+      else  // no descriptor is left: the visitor stays in the queue, and poll() would not wait
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     if (core::Clock::now() >= next) {
@@ -234,7 +234,7 @@ void Outlet::run() {
   if (!options_.file.empty()) write_file();
 }
 
-// On a thread of its own: an answer that waits for other ranks must not keep the next visitor waiting.
+// Serves a visitor on a thread of its own: an answer that waits for other ranks must not delay the next visitor.
 void Outlet::serve(core::Descriptor visitor, bool http) {
   if (!http) {
     ucred who{};

@@ -1,12 +1,13 @@
-// hybridps/observe/outlet.h: where others look into this process: a local socket for its owner, metrics over HTTP, a file.
+// hybridps/observe/outlet.h: lets others look into this process: a local socket for its owner, HTTP metrics, a file.
 //
-// Model    One thread, "hybridps-see", that sleeps until somebody asks. It is not the program's and not the engine's: it answers
-//          while either of them hangs. A visitor of the socket sends one line and gets one text; of the port, GET /metrics.
-// Socket   DIR/PID.TAG.sock. DIR is made with mode 0700 and must be its owner's alone; who connects must be the same user
-//          (or root), by the kernel's word (SO_PEERCRED). Sockets that processes which are gone have left are removed.
-// Bounds   A visitor has 2 s to ask and 2 s to take the answer, 16 at a time; one whose answer takes long does not hold up the next.
+// Model    One thread, "hybridps-see", sleeps until somebody asks. The thread belongs neither to the program nor to the
+//          engine, so it answers while either of them hangs. A visitor of the socket sends one line and gets one text.
+//          A visitor of the port sends GET /metrics.
+// Socket   DIR/PID.TAG.sock. DIR is made with mode 0700 and must belong to its owner alone. A visitor must be the same
+//          user or root; the kernel says who the visitor is (SO_PEERCRED). Sockets of ended processes are removed.
+// Bounds   A visitor has 2 s to ask and 2 s to take the answer. 16 visitors at a time. A slow answer delays nobody.
 // Threads  any; `answer` and `metrics` run on threads of the outlet.
-// Fork     in a forked child it is leaked: its thread does not exist there. Descriptors are closed there.
+// Fork     a forked child leaks the outlet: the outlet's thread does not exist there. Descriptors are closed there.
 #pragma once
 
 #include <atomic>
@@ -26,11 +27,11 @@
 namespace hybridps::observe {
 
 struct OutletOptions {
-  std::string folder;  // of sockets; empty: none
-  std::string tag;     // of the socket's name: letters, digits, '-' and '.'
-  std::string listen_host;  // of metrics; empty: no port
+  std::string folder;  // folder of the socket; empty: no socket
+  std::string tag;     // part of the socket's name: letters, digits, '-' and '.'
+  std::string listen_host;  // for metrics; empty: no port
   int listen_port = 0;      // 0: the kernel chooses
-  std::string file;         // of metrics, replaced every `every`; empty: none
+  std::string file;         // for metrics, replaced every `every`; empty: no file
   std::chrono::milliseconds every{1000};
   std::function<std::string(const std::string& line)> answer;
   std::function<std::string()> metrics;
@@ -39,15 +40,15 @@ struct OutletOptions {
 /// The folder of this user's sockets: $XDG_RUNTIME_DIR/hybridps, else $TMPDIR (/tmp)/hybridps-UID.
 std::string default_folder();
 
-/// How open() begins its complaint where the folder's socket is the obstacle, not the port.
+/// The start of open()'s error text if the obstacle is the folder's socket, not the port.
 inline constexpr std::string_view kNoSocket = "no socket for the status: ";
 
 class Outlet : core::Pinned {
  public:
-  /// Errors: kInvalidArgument where the port or the folder cannot be had, and why. A socket that cannot be made is no reason
-  /// to end a job: the caller says so and goes on.
+  /// kInvalidArgument: the socket or the port cannot be opened; kOutOfResources: no thread can be made. The text says
+  /// why. A missing socket is no reason to end a job: the caller logs the error and goes on.
   static core::Result<std::unique_ptr<Outlet>> open(OutletOptions options);
-  /// Removes the socket, writes the file once more, joins.
+  /// Removes the socket, writes the file once more, joins the thread and waits for the visitors' threads.
   ~Outlet();
 
   const std::string& socket_path() const noexcept { return path_; }

@@ -27,13 +27,13 @@ core::Result<std::unique_ptr<Trace>> Trace::open(const std::string& folder, cons
                                                  const std::string& about) {
   if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) return complaint("no trace: cannot make " + folder);
   std::unique_ptr<Trace> trace(new Trace());
-  // A trace of this process that is there already stays.
+  // An existing trace of this process stays; the new file gets a number.
   for (int again = 1; trace->file_ == nullptr; ++again) {
     trace->path_ = folder + '/' + name + (again > 1 ? '.' + std::to_string(again) : std::string()) + ".hpstrace";
     trace->file_ = std::fopen(trace->path_.c_str(), "wbxe");
     if (trace->file_ == nullptr && errno != EEXIST) return complaint("no trace: cannot write " + trace->path_);
   }
-  // Nothing may lie in memory that a forked child would write once more.
+  // No buffer: a forked child would write the contents of a buffer once more.
   std::setvbuf(trace->file_, nullptr, _IONBF, 0);
   trace->ring_ = std::make_unique<Event[]>(kRing);
   (void)std::fwrite("HPSTRC01", 1, 8, trace->file_);
@@ -86,7 +86,7 @@ void Trace::run() {
 }
 
 void Trace::flush() {
-  // Events first to be looked at, texts first to be written: a group's name is there before its events.
+  // Look at the events first, but write the texts first: a group's name then comes before the group's events.
   const std::uint64_t end = added_.load(std::memory_order_acquire);
   std::vector<std::string> texts;
   {

@@ -1,13 +1,13 @@
-// hybridps/observe/trace.h: what an engine does and when, written to a file while it does it.
+// hybridps/observe/trace.h: what an engine does and when, written to a file at the same time.
 //
-// Model    One Trace per engine and file. The engine's loop adds events to a ring; a thread, "hybridps-trace", writes them out
-//          every 50 ms. Where it falls behind by a whole ring, events are dropped and counted, never waited for. No Trace, no
-//          cost: who has events looks at a pointer that is null.
-// File     "HPSTRC01", then records of 48 bytes, little-endian: an Event as it stands; or one of type kText, whose `bytes` is the
-//          length of a JSON text that follows it, padded with zeros to 48 bytes. The first text says which engine it is and
-//          relates its clock to the time of day; others name groups and peers, whose events have numbers.
-//          python/hybridps/tools/trace.py reads it.
-// Threads  add() and the indices: one at a time, the loop's. The rest: any.
+// Model    One Trace per engine and file. The engine's loop adds events to a ring. A thread, "hybridps-trace", writes
+//          the events out every 50 ms. If the thread falls behind by a whole ring, events are dropped and counted; the
+//          loop never waits. Without a Trace there is no cost: code with events tests a pointer that is null.
+// File     "HPSTRC01", then records of 48 bytes, little-endian. A record is an Event as in memory. After a record of
+//          type kText comes a JSON text, padded with zeros to a multiple of 48 bytes; `bytes` is the length of the
+//          text. The first text says which engine this is and relates its clock to the time of day. Other texts name
+//          the groups and peers for which events have numbers. python/hybridps/tools/trace.py reads the file.
+// Threads  add() and the indices (group(), peer()): one thread at a time, the loop's. The rest: any.
 #pragma once
 
 #include <array>
@@ -33,14 +33,14 @@ namespace hybridps::observe {
 /// Values are in files: append only.
 enum class EventType : std::uint8_t {
   kOperation = 0,  // from the call to the end; detail: schedule::Kind; chunk: 1 if it failed
-  kSent = 1,       // a chunk, from when the transport has it until it needs it no more; detail: wire::Stage; peer: to whom
+  kSent = 1,       // a chunk, while the transport needs it; detail: wire::Stage; peer: to whom
   kReceived = 2,   // a chunk, when it came; detail: wire::Stage; peer: from whom
-  kSum = 3,        // CPU time in which contributions are added; detail: 0 a node's, 1 the owner's
-  kCopy = 4,       // CPU time in which a chunk is copied into or out of a network buffer; detail: 0 out, 1 in
-  kWork = 5,       // rounds of the loop that had something to do, sums and copies included
+  kSum = 3,        // CPU time of adding contributions; detail: 0 at a node, 1 at the owner
+  kCopy = 4,       // CPU time of copying a chunk out of or into a network buffer; detail: 0 out, 1 in
+  kWork = 5,       // rounds of the loop with something to do, sums and copies included
   kWindow = 6,     // `bytes` may be under way to the peer from now on
-  kClock = 7,      // start, end: of a round trip to the peer; `bytes`: its clock in the middle, nanoseconds
-  kCalled = 8,     // the operation that begins at `start`; one that has no kOperation was under way when the trace ended
+  kClock = 7,      // start, end: of a round trip to the peer; `bytes`: the peer's clock in the middle, nanoseconds
+  kCalled = 8,     // an operation begins at `start`; without a kOperation it was under way when the trace ended
   kText = 255,
 };
 
@@ -67,8 +67,8 @@ class Trace : core::Pinned {
  public:
   static constexpr std::size_t kRing = std::size_t{1} << 16;
 
-  /// FOLDER/NAME.hpstrace; the folder is made if it is not there. `about`: fields of a JSON object that say whose it is, to which
-  /// the two clocks are added. Errors: the file cannot be written, and why.
+  /// Opens FOLDER/NAME.hpstrace; makes the folder if there is none. `about`: fields of a JSON object that identify the
+  /// engine; open() adds the two clocks. kInvalidArgument: why the file cannot be written; kOutOfResources: no thread.
   static core::Result<std::unique_ptr<Trace>> open(const std::string& folder, const std::string& name,
                                                    const std::string& about);
   /// Writes what is left.
@@ -83,14 +83,15 @@ class Trace : core::Pinned {
     ring_[end % kRing] = event;
     added_.store(end + 1, std::memory_order_release);
   }
-  /// Reading the clock is half of what an event costs: what begins where another event has just ended, and what ends with others,
-  /// takes the last reading. Who does something that takes time and is no event (a system call) makes it stale.
+  /// Reading the clock is half of an event's cost. So an event that begins where another has just ended, or ends
+  /// together with others, uses the last reading. Code that takes time without an event (a system call) calls
+  /// make_stale().
   std::uint64_t read_clock() noexcept { return recent_ns_ = trace_ns(); }
   std::uint64_t recent() noexcept { return recent_ns_ != 0 ? recent_ns_ : read_clock(); }
   void note_clock(std::uint64_t now_ns) noexcept { recent_ns_ = now_ns; }
   void make_stale() noexcept { recent_ns_ = 0; }
 
-  /// The number of a group in events.
+  /// The number of the group in events.
   std::uint32_t group(core::GroupUid uid) {
     if (uid == last_group_.first) return last_group_.second;
     const auto [found, is_new] = groups_.emplace(uid, static_cast<std::uint32_t>(groups_.size()));
@@ -108,7 +109,7 @@ class Trace : core::Pinned {
     return found->second;
   }
 
-  /// A JSON object.
+  /// Adds a JSON object to the file.
   void write_text(const std::string& json);
 
   std::uint64_t dropped() const noexcept { return dropped_.load(std::memory_order_relaxed); }
@@ -137,7 +138,7 @@ class Trace : core::Pinned {
   std::thread thread_;
 };
 
-/// From here to the end of the block, as an event of this type; nothing without a Trace.
+/// An event of this type, from here to the end of the block. Without a Trace does nothing.
 class TraceSpan : core::Pinned {
  public:
   TraceSpan(Trace* trace, EventType type, std::uint8_t detail, std::uint64_t bytes, std::uint64_t sequence,

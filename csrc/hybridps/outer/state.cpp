@@ -12,7 +12,7 @@ using core::Status;
 Status State::apply(Slot slot, std::uint64_t elements, std::uint64_t first, const Step& step, std::byte* values,
                     std::size_t count) {
   Status status = try_apply(slot, elements, first, step, values, count);
-  // It may be on its way before the verdict is: nobody may take it for a step.
+  // The result may leave before the verdict about the error does: no rank may take the result for a step.
   if (!status.is_ok()) std::memset(values, 0xff, count * sizeof(float));
   return status;
 }

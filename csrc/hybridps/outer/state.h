@@ -1,10 +1,10 @@
-// hybridps/outer/state.h: what an owner keeps of the spans that it owns from one outer step to the next.
+// hybridps/outer/state.h: the state that an owner keeps for its spans from one outer step to the next.
 //
-// Model    One slot per tensor of a group: the momentum of this owner's part of it, and of nothing else. Slots are numbered
-//          by the caller, the same on all ranks; a slot's part never changes, as owners' operations have fixed shares
-//          (worker: has_shares()). A slot without state counts as zeros.
-// Memory   claimed with the first step that has momentum or the first load, from a budget; what there is no memory for is an
-//          error, never a step without momentum.
+// Model    One slot per tensor of a group: only the momentum of this owner's part of the tensor. The caller numbers the
+//          slots, the same on all ranks. A slot's part never changes, because outer steps have fixed shares (worker:
+//          has_shares()). A slot without state counts as zeros.
+// Memory   claimed from a budget, by the first step with momentum or the first load. Missing memory is an error, never
+//          a step without momentum.
 // Owner    a group on a rank, or on a dedicated server.   Threads  the engine's progress thread.
 #pragma once
 
@@ -29,9 +29,10 @@ class State : core::Pinned {
   explicit State(std::shared_ptr<compress::MemoryBudget> budget) noexcept : budget_(std::move(budget)) {}
   ~State() { budget_->used -= bytes_; }
 
-  /// All contributions to elements [first, first + count) of this owner's part, which has `elements`, are added up in
-  /// `values`; what every rank gets is left there: NaN where there is an error.
-  ///   kOutOfResources  no memory     kMismatch  the slot is of a part of another size; no slot
+  /// `values`: in, the combined contributions to elements [first, first + count) of this owner's part, which has
+  /// `elements` elements; out, the result for every rank, NaN after an error. `values` has `count` fp32 numbers.
+  ///   kOutOfResources  no memory
+  ///   kMismatch        the slot belongs to a part of another size; no slot (0); elements outside of the part
   core::Status apply(Slot slot, std::uint64_t elements, std::uint64_t first, const Step& step, std::byte* values,
                      std::size_t count);
   std::uint64_t bytes() const noexcept { return bytes_; }

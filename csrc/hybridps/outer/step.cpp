@@ -19,7 +19,7 @@ void accumulate(float* g, float* m, std::size_t n, float rate, float momentum) n
 }  // namespace
 
 void take_step(const Step& step, std::byte* values, float* kept, std::size_t count) noexcept {
-  // Values may lie anywhere: part by part through memory that is aligned, and stays in the cache.
+  // Values may have any alignment. So each part is copied through an aligned buffer that stays in the cache.
   alignas(64) float part[kPart];
   for (std::size_t first = 0; first < count; first += kPart) {
     const std::size_t n = std::min(kPart, count - first);

@@ -1,12 +1,12 @@
 // hybridps/outer/step.h: the outer optimizer's arithmetic, on some elements of a sum.
 //
-// Arith.   fp32, each operation rounded by itself (no fused multiply-add): the same bits on every machine, and those of
-//          torch where its operations are written one by one.
+// Arith.   fp32. Each operation is rounded separately (no fused multiply-add). So the bits are the same on every
+//          machine, and the same as in torch, if the torch code does these operations one by one.
 //            m = momentum m + g       (not touched without momentum)
 //            momentum step: u = rate m      Nesterov's: u = rate (g + momentum m)
-//          which is torch.optim.SGD's with dampening 0; what it subtracts from the weights is u.
-// Threads  any; pure.
-// Source   Nesterov's form as torch has it: Sutskever et al. 2013; as an outer optimizer: DiLoCo, arXiv 2311.08105.
+//          This is torch.optim.SGD with dampening 0: SGD subtracts u from the weights.
+// Threads  any thread; pure functions.
+// Source   Nesterov's form as in torch: Sutskever et al. 2013; use as an outer optimizer: DiLoCo, arXiv 2311.08105.
 #pragma once
 
 #include <cstddef>

@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kTypes = static_cast<std::size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES);
 
-// Never destroyed: at exit a driver may be gone before we are. Read without a lock in every call.
+// Never destroyed: at exit a driver may be gone before this object. Read without a lock in every call.
 struct Kinds {
   std::array<std::atomic<Accelerator*>, kTypes> of{};
   Kinds() { of[static_cast<std::size_t>(c10::DeviceType::CUDA)].store(make_cuda_accelerator().release()); }

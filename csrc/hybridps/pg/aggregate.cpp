@@ -42,7 +42,7 @@ void check_reduce_scatter(const char* call, const at::Tensor& output, const at::
               " elements, not ", output.numel(), " x ", size, ")");
 }
 
-// What ranks tell each other about a sparse tensor: sparse_dim, dense_dim, nnz, type, then the sizes.
+// The record of a sparse tensor that ranks exchange: sparse_dim, dense_dim, nnz, type, then the sizes.
 constexpr std::int64_t kSparseDimsMax = 28;
 constexpr std::int64_t kSparseRecord = 4 + kSparseDimsMax;
 
@@ -69,7 +69,7 @@ WorkPtr ProcessGroupHybrid::allreduce(std::vector<at::Tensor>& tensors, const c1
   const TensorReduction what = reduction_of("all_reduce", tensor, opts.reduceOp);
   Call call;
   call.operations.push_back(reduction(schedule::Kind::kAllReduce, what));
-  // Several tensors: the reduction is over all tensors of all ranks, and all of them get it, as in gloo.
+  // Several tensors: the reduction is over all tensors of all ranks, and each tensor gets the result, as in gloo.
   call.operations.front().output = {tensors.size() == 1 ? call.buffers.output(tensor, true)
                                                         : call.buffers.output_of_all(tensors, what)};
   return issue(std::move(call).of(c10d::OpType::ALLREDUCE, "all_reduce", "hybridps:all_reduce", opts, tensors, tensors));
@@ -155,7 +155,7 @@ WorkPtr ProcessGroupHybrid::reduce_scatter_tensor_coalesced(std::vector<at::Tens
               ": requires input/output tensor lists to have the same length");
   for (std::size_t i = 0; i < inputs.size(); ++i) check_reduce_scatter(name, outputs[i], inputs[i], size_);
 
-  // One operation for all tensors of a type: for each rank in turn, its slice of every input.
+  // One operation for all tensors of one type. Its input: for each rank in turn, that rank's slice of every tensor.
   Call call;
   std::vector<bool> taken(inputs.size(), false);
   for (std::size_t first = 0; first < inputs.size(); ++first) {
@@ -175,7 +175,7 @@ WorkPtr ProcessGroupHybrid::reduce_scatter_tensor_coalesced(std::vector<at::Tens
       worker::Piece piece = call.buffers.input(input);
       const worker::Piece& own = operation.output[m];
       const worker::Piece in_place = slice(piece, rank_, size_);
-      // The output may be this rank's slice of the input; any other overlap would lose values that others need.
+      // The output may be this rank's slice of the input. Any other overlap would lose values that other ranks need.
       if (own.data != in_place.data || own.bytes != in_place.bytes)
         call.buffers.separate(piece, input, operation.output, -1);
       whole.push_back(piece);
@@ -198,8 +198,8 @@ WorkPtr ProcessGroupHybrid::reduce_scatter_tensor_coalesced(std::vector<at::Tens
   return issue(std::move(call).of(type, name, "hybridps:_reduce_scatter_base", opts, inputs, outputs));
 }
 
-// As gloo does it: every rank gets all indices and values, and adds the parts in rank order. The sizes are exchanged in
-// the call itself: a second round issued from a completion would have no fixed place among the program's collectives.
+// As in gloo, every rank gets all indices and values, and adds the parts in rank order. The call itself exchanges the
+// sizes: a second round from a completion would have no fixed place among the program's collectives.
 WorkPtr ProcessGroupHybrid::sparse_allreduce(const std::vector<at::Tensor>& tensors,
                                              const c10d::AllreduceOptions& opts) {
   TORCH_CHECK(opts.reduceOp == c10d::ReduceOp::SUM,
@@ -314,14 +314,14 @@ WorkPtr ProcessGroupHybrid::barrier(const c10d::BarrierOptions& opts) {
   Call call = Call().of(c10d::OpType::BARRIER, "barrier", "hybridps:barrier", opts, {}, {});
   call.operations.resize(1);
   call.operations.front().kind = schedule::Kind::kBarrier;
-  // In a group that works on a GPU it also comes after what is on the current stream. Other ranks see one and the same.
+  // In a group that works on a GPU, the barrier also follows the current stream's work. Other ranks see no difference.
   if (const auto device = last_device()) return issue_on_stream(std::move(call), *device);
   return issue(std::move(call));
 }
 
-// Rank 0 hears from all, then answers all, so that either every rank passes or none, and rank 0 can name who is missing.
-// Only rank 0 is held to the timeout: the others would give up first and hide the name. Its answer is 0, or 1 + the rank
-// that failed, so that they need not wait for their own timeout.
+// Rank 0 hears from all ranks, then answers all ranks. So either every rank passes or none, and rank 0 can name a
+// missing rank. Only rank 0 keeps the timeout: other ranks would give up first and hide the name. Rank 0 answers 0, or
+// 1 + the rank that failed, so that the other ranks need not wait for their own timeout.
 void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   constexpr const char* kName = "monitored_barrier";
   constexpr const char* kTitle = "hybridps:monitored_barrier";
@@ -332,7 +332,7 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
   const std::uint32_t arrive = kReserved + 2 * turn;
   const std::uint32_t depart = arrive + 1;
 
-  // torch's meaning of 0 here, and only here: no time at all.
+  // In this call, and only here, torch's timeout of 0 means no time at all.
   TORCH_CHECK(rank_ != 0 || opts.timeout.count() != 0,
               "[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms. No ranks successfully processed in "
               "monitoredBarrier.");
@@ -367,7 +367,7 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
           point_to_point(c10d::OpType::SEND, kName, kTitle, at::full({1}, value, at::kLong), r, depart, within));
     return works;
   };
-  // Throws with the first rank that failed, or with all of them.
+  // Waits. Throws with the first rank that failed, or all of them (wait_all_ranks). `tell`: first answers all ranks.
   const auto collect = [&](const std::vector<WorkPtr>& works, bool tell) {
     std::vector<int> failed;
     std::string first;
@@ -385,9 +385,10 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
     }
     if (failed.empty()) return;
     try {
-      // Not waited for: some of them may be gone. But who is late is to hear of it: a send that times out counts as never sent.
+      // Nobody waits for these answers: some ranks may be gone. The limit is `patience`, so that a late rank still gets
+      // its answer: a send that times out counts as never sent.
       if (tell) answer_all(1 + failed.front(), patience);
-    } catch (const c10::Error&) {  // the group has failed: the others know
+    } catch (const c10::Error&) {  // the group has failed, so the other ranks know
     }
     TORCH_CHECK(wait_all_ranks, first);
     TORCH_CHECK(false, "[Rank 0]: Ranks ", c10::Join(", ", failed), " failed to pass monitoredBarrier in ",

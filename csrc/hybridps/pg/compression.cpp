@@ -11,7 +11,7 @@
 namespace hybridps::pg {
 namespace {
 
-// A tensor that no step has reduced for so long is not coming back: DDP has rebuilt its buckets, or the model is gone.
+// A tensor that no step has reduced for so long will not come back: DDP has rebuilt its buckets, or the model is gone.
 constexpr std::uint64_t kStepsKept = 16;
 
 double ratio_of(const compress::Codec* codec) {
@@ -19,7 +19,7 @@ double ratio_of(const compress::Codec* codec) {
   return codec == nullptr ? 1.0 : static_cast<double>(codec->bytes_full(kBytes)) / kBytes;
 }
 
-/// Of fp32, which what trains mostly is.
+/// The ratio for fp32, the usual type in training.
 double ratio_of(const compress::Codecs* codecs) {
   return ratio_of(codecs == nullptr ? nullptr : codecs->of(false, core::DType::kFloat32));
 }
@@ -52,7 +52,7 @@ void Compression::choose(worker::Operation& operation, const void* address, int 
   const std::uint64_t bytes = whole ? bytes_in(allreduce ? operation.output : operation.input) : operation.total_bytes;
   if (bytes == 0 || bytes < bytes_min_ || codecs_->of(/*warming_up=*/false, operation.dtype) == nullptr) return;
 
-  if (graph_task < 0) {  // no step, and so no place in one
+  if (graph_task < 0) {  // no step, so the tensor has no place in a step
     operation.coding = wire::Coding::kFull;
     return;
   }
@@ -70,7 +70,7 @@ void Compression::choose(worker::Operation& operation, const void* address, int 
   operation.timed = payoff_.timed(bytes);
   worker::Recollection recollection;
   recollection.forgotten = std::exchange(forgotten_, {});
-  // What is left out of a tensor stays while it is tried without, and is forgotten where that is how it stays.
+  // A tensor's residual stays while plain sums are on trial. If plain sums win, forget_unused() drops the residual.
   if (payoff_.is_coded(bytes)) {
     operation.coding = wire::Coding::kFull;
     if (spec.feedback || spec.momentum > 0.0)
@@ -131,7 +131,7 @@ void Compression::tell() const {
                   decision.why == Payoff::Why::kTrial ? "as they are" : "else about", decision.plain_seconds * 1e3);
     text += (text.empty() ? "" : ", ") + Payoff::class_text(i) + (decision.coded ? " compressed" : " as they are") + times;
   }
-  if (text.empty()) return;  // nothing could be measured, and it stays
+  if (text.empty()) return;  // nothing could be measured, so the codec stays
   core::log_info("group \"", group_, "\", ", compress::text_of(codecs_->spec()),
                  ": measured in the first steps, sums go, by size: ", text, "; auto=0 compresses all");
 }
@@ -159,14 +159,14 @@ compress::TensorKey Compression::key_of(const Tensor& tensor, worker::Recollecti
     return moving->key;
   }
   compress::TensorKey key = 0;
-  // New ones first: a dedicated server does not hear what is forgotten.
+  // New keys first: a dedicated server does not learn which keys are forgotten.
   if (keys_ < std::numeric_limits<compress::TensorKey>::max()) {
     key = ++keys_;
   } else if (!free_keys_.empty()) {
     key = free_keys_.back();
     free_keys_.pop_back();
   } else {
-    return 0;  // so many tensors: without
+    return 0;  // no key is left: nothing is remembered of this tensor
   }
   tensors_.push_back(tensor);
   tensors_.back().key = key;

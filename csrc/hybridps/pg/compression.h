@@ -1,11 +1,12 @@
 // hybridps/pg/compression.h: which of a group's operations are compressed, and which tensor is which from step to step.
 //
-// Model    Gradients are told by where they are reduced: inside autograd's engine, where DDP and FSDP start their sums. A step
-//          is a backward pass that reduces something. What is remembered of a tensor goes by its place in the step, size, type
-//          and address; of a tensor that moves with every step, by the others alone. Outside of steps nothing is remembered.
-//          Whether the codec pays is decided after the first steps (compress/payoff.h), with an operation of the group's own.
-// Ranks    take the same decisions, as they issue the same operations in the same order.
-// Threads  under the group's issue mutex; Vote any.
+// Model    Gradients are recognized by where they are reduced: inside autograd's engine, where DDP and FSDP start their
+//          sums. A step is a backward pass that reduces something. What is remembered of a tensor belongs to the
+//          tensor's place in the step, size, type and address. For a tensor that moves with every step, the address
+//          does not count. Outside of steps nothing is remembered. After the first steps, an operation of the group's
+//          own decides whether the codec pays (compress/payoff.h).
+// Ranks    all ranks take the same decisions, because they issue the same operations in the same order.
+// Threads  call every method under the group's issue mutex; a Vote may be used on any thread.
 #pragma once
 
 #include <condition_variable>
@@ -27,22 +28,24 @@ namespace hybridps::pg {
 
 class Compression : core::Pinned {
  public:
-  /// `codecs`: null: nothing is compressed. `bytes_min`: of an operation. `tells`: one rank says what is decided.
+  /// `codecs` null: nothing is compressed. `bytes_min`: the smallest size of a compressed operation, in bytes. `tells`:
+  /// this rank logs the decisions; one rank of the group does.
   Compression(std::shared_ptr<const compress::Codecs> codecs, std::uint64_t bytes_min, std::string group, bool tells);
 
-  /// Fills in what is compression's. `address`: of what is reduced, where it stays between steps. `graph_task`: autograd's on this
-  /// thread; negative: none. Once in a group's life it waits for an answer of the other ranks that they have given by then unless
-  /// they are a whole step behind.
+  /// Sets the compression fields of `operation`. `address`: the address of the data that is reduced; identifies a
+  /// tensor that stays at its address between steps. `graph_task`: autograd's task on this thread; negative: none. At
+  /// most twice in a group's life, choose() waits for an answer of the other ranks. The other ranks have given this
+  /// answer by then, unless they are a whole step behind.
   void choose(worker::Operation& operation, const void* address, int graph_task);
 
-  /// What ranks have measured; an all-reduce of it.
+  /// An allreduce of the times that the ranks have measured.
   struct Vote {
     worker::Operation operation;
     worker::Completion done;
   };
-  /// To be issued before the operations for which choose() was called last; none as a rule.
+  /// The vote to issue before the operations of the last choose() calls; usually empty.
   std::optional<Vote> take_vote() { return std::exchange(vote_, {}); }
-  /// What is decided of sums, by size.
+  /// The decision for sums of one class of sizes.
   struct SizeDecision {
     std::string sizes;  // "256 KiB to 1 MiB"
     std::uint64_t bytes_min = 0;
@@ -51,9 +54,9 @@ class Compression : core::Pinned {
   };
   std::vector<SizeDecision> classes() const;
 
-  /// A tensor by what stays the same in another process.
+  /// Identifies a tensor by properties that are the same in another process.
   struct TensorIdentity {
-    std::uint32_t ordinal = 0;  // in its step
+    std::uint32_t ordinal = 0;  // place in its step
     std::uint64_t bytes = 0;
     core::DType dtype = core::DType::kBytes;
     bool operator==(const TensorIdentity&) const = default;
@@ -64,19 +67,20 @@ class Compression : core::Pinned {
     std::vector<float> owed;
     std::vector<float> momentum;
   };
-  /// Tensors of which something may be remembered, and their keys.
+  /// The tensors for which something may be remembered, with their keys.
   std::vector<std::pair<TensorIdentity, compress::TensorKey>> tensors() const;
-  /// What each has when it is first reduced, instead of zeros. What is loaded and never asked for stays in `unclaimed()`.
+  /// Sets the state that each tensor has when it is first reduced, instead of zeros. unclaimed() counts the loaded
+  /// entries that no tensor has taken.
   void load(std::vector<Saved> saved) { loaded_ = std::move(saved); }
   std::size_t unclaimed() const noexcept { return loaded_.size(); }
   const compress::Codecs* codecs() const noexcept { return codecs_.get(); }
-  /// Whether the codec is one that devices have, and remembers nothing.
+  /// Whether devices have this codec, and the codec remembers nothing.
   bool devices_may_encode() const noexcept {
     if (codecs_ == nullptr) return false;
     const compress::Spec& spec = codecs_->spec();
     return spec.kind == compress::CodecKind::kInt8 && !spec.feedback && spec.momentum <= 0.0;
   }
-  /// Steps that have reduced something, for the first steps' codec.
+  /// The number of steps that have reduced something; selects the codec of the first steps.
   std::uint64_t steps() const noexcept { return step_; }
   void set_steps(std::uint64_t steps) noexcept { step_ = steps; }
 
@@ -84,7 +88,7 @@ class Compression : core::Pinned {
   struct Tensor {
     TensorIdentity place;
     const void* address = nullptr;
-    bool stays = false;  // it was here before
+    bool stays = false;  // a later step found the tensor at the same address
     std::uint64_t step = 0;
     compress::TensorKey key = 0;
   };
@@ -92,7 +96,7 @@ class Compression : core::Pinned {
     std::vector<double> values;
     std::mutex mutex;
     std::condition_variable changed;
-    std::optional<bool> good;  // once it is over
+    std::optional<bool> good;  // set when the vote is over: whether it succeeded
   };
   void begin_step(std::chrono::milliseconds timeout);
   void tell() const;
@@ -111,13 +115,13 @@ class Compression : core::Pinned {
   std::uint32_t ordinal_ = 0;
   std::vector<Tensor> tensors_;
   std::vector<compress::TensorKey> free_keys_;
-  std::vector<compress::TensorKey> forgotten_;  // to be said with the next operation
+  std::vector<compress::TensorKey> forgotten_;  // to report with the next operation
   compress::TensorKey keys_ = 0;
   std::vector<Saved> loaded_;
 };
 
-/// What part of their bytes large sums of `dtype` ("float32") become by the codec; 1: it does not compress them. kInvalidArgument: there is
-/// no such codec.
+/// Encoded bytes / plain bytes for large sums of `dtype` ("float32"); 1: the codec does not compress `dtype`.
+/// kInvalidArgument: there is no such codec.
 core::Result<double> ratio_of(const std::string& codec, const std::string& dtype);
 
 }  // namespace hybridps::pg

@@ -1,4 +1,4 @@
-// CUDA's own calls, and NCCL's opening: all of pg that differs between builds with and without them.
+// CUDA's own calls and the opening of NCCL: the only code of pg that differs between builds with and without them.
 #include "hybridps/pg/accelerator.h"
 
 #if HYBRIDPS_WITH_CUDA

@@ -25,7 +25,7 @@ worker::Piece slice(const worker::Piece& whole, int rank, int size) {
   return {whole.data + static_cast<std::uint64_t>(rank) * bytes, bytes};
 }
 
-/// Bytes to or from each rank of an all_to_all over dimension 0; no splits: equal ones.
+/// Bytes to or from each rank of an all_to_all over dimension 0. Empty `splits`: equal parts.
 std::vector<std::uint64_t> split_bytes(const std::vector<int64_t>& splits, const at::Tensor& tensor, int size) {
   const std::int64_t rows = tensor.size(0);
   const std::uint64_t row_bytes = rows > 0 ? bytes_of(tensor) / static_cast<std::uint64_t>(rows) : 0;
@@ -125,7 +125,7 @@ WorkPtr ProcessGroupHybrid::allgather_into_tensor_coalesced(std::vector<at::Tens
               ": requires input/output tensor lists to have the same length");
   for (std::size_t i = 0; i < inputs.size(); ++i) check_all_gather(name, outputs[i], inputs[i], size_);
 
-  // One operation: this rank's inputs in turn; from each rank in turn, its slice of every output.
+  // One operation. Input: this rank's inputs in turn. Output: for each rank in turn, that rank's slice of every output.
   Call call;
   call.operations.push_back(movement(schedule::Kind::kAllGather, movable_dtype(inputs)));
   worker::Operation& operation = call.operations.front();
@@ -134,7 +134,7 @@ WorkPtr ProcessGroupHybrid::allgather_into_tensor_coalesced(std::vector<at::Tens
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     worker::Piece piece = call.buffers.input(inputs[i]);
     const worker::Piece in_place = slice(whole[i], rank_, size_);
-    // The input may be this rank's slice of the output, as FSDP has it; any other overlap would be overwritten.
+    // The input may be this rank's slice of the output, as in FSDP. Any other overlap would be overwritten.
     if (piece.data != in_place.data || piece.bytes != in_place.bytes)
       call.buffers.separate(piece, inputs[i], whole, -1);
     operation.input.push_back(piece);
@@ -358,7 +358,7 @@ WorkPtr ProcessGroupHybrid::point_to_point(c10d::OpType type, const char* name, 
                                            std::vector<at::Tensor>& tensors, int peer, int tag) {
   const at::Tensor& tensor = single_tensor(name, tensors);
   TORCH_CHECK(tag >= 0, "hybridps::", name, ": Tag must be nonnegative, got ", tag);
-  // Messages to oneself: torch allows isend() and irecv(), and refuses send() itself.
+  // A rank may send to itself: torch allows this in isend() and irecv(), and refuses such a send() itself.
   TORCH_CHECK(type == c10d::OpType::RECVANYSOURCE || (peer >= 0 && peer < size_), "hybridps::", name,
               ": invalid rank: ", peer, " in a group of ", size_);
   return point_to_point(type, name, title, tensor, peer, static_cast<std::uint32_t>(tag),

@@ -8,7 +8,7 @@ namespace hybridps::pg {
 namespace {
 
 std::string text(const core::Status& status, const std::string& what) {
-  // The engine's own messages begin by saying who, which group and which operation.
+  // The engine's own messages already begin with the rank, the group and the operation.
   const bool complete = status.message().starts_with("hybridps[");
   std::string result = complete ? "hybridps: " : "hybridps: " + what + ": ";
   switch (status.code()) {
@@ -18,7 +18,7 @@ std::string text(const core::Status& status, const std::string& what) {
     case core::Code::kUnsupported: break;
     default: result += std::string(core::code_name(status.code())) + ": ";
   }
-  return core::printable(result + std::string(status.message()));  // Python could not raise it otherwise
+  return core::printable(result + std::string(status.message()));  // Python cannot raise text that is not UTF-8
 }
 
 }  // namespace

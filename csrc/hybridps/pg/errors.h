@@ -17,7 +17,7 @@ namespace hybridps::pg {
 std::exception_ptr to_exception(const core::Status& status, const std::string& what);
 /// what() as UTF-8, without the C++ stack that torch's exceptions carry.
 std::string message_of(const std::exception& error);
-/// Returns if ok.
+/// Throws unless `status` is ok.
 void check_status(const core::Status& status, const std::string& what);
 
 }  // namespace hybridps::pg

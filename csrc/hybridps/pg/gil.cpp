@@ -3,7 +3,7 @@
 #include <cxxabi.h>
 #include <unistd.h>
 
-// The header hides it from C++. Weak: it is old, and a C library may drop it.
+// The header hides this function from C++. Weak: the function is old, and a C library may drop it.
 extern "C" [[gnu::weak]] void _pthread_cleanup_push(_pthread_cleanup_buffer* buffer, void (*routine)(void*), void* arg);
 
 namespace hybridps::pg {
@@ -21,8 +21,8 @@ void sleep_for_ever() noexcept {
   for (;;) pause();
 }
 
-// What is pushed here runs when the stack is unwound to the frame that the buffer lies in, before that frame's destructors.
-// One that lies in no frame runs first of all.
+// A pushed routine runs when the stack is unwound to the frame of its buffer, before the destructors of that frame. A
+// routine with a buffer in no frame (on the heap) runs first of all.
 void UnwindsNever::begin() noexcept {
   if (&_pthread_cleanup_push != nullptr)
     _pthread_cleanup_push(

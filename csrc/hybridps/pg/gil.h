@@ -1,5 +1,5 @@
-// hybridps/pg/gil.h: letting go of the interpreter's lock, and hearing of Ctrl-C, without knowing the interpreter;
-// bindings installs how.
+// hybridps/pg/gil.h: releases the interpreter's lock and hears of Ctrl-C, without knowing the interpreter;
+// bindings installs the functions for this.
 #pragma once
 
 #include <pthread.h>
@@ -12,7 +12,7 @@
 
 namespace hybridps::pg {
 
-/// CPython's calls. Without an interpreter (C++ programs, tests) all stay null and nothing is done.
+/// CPython's calls. Without an interpreter (C++ programs, tests) all pointers stay null, and nothing is done.
 struct InterpreterLock {
   bool (*held)() = nullptr;
   void* (*release)() = nullptr;
@@ -20,15 +20,16 @@ struct InterpreterLock {
   void (*check_signals)() = nullptr;  // throws what a signal handler of the program has raised
 };
 
-/// Once, when the module is loaded.
+/// Call once, when the module is loaded.
 void install_interpreter_lock(InterpreterLock lock) noexcept;
 
-/// For whoever waits long, now and then, without the interpreter's lock: throws KeyboardInterrupt after Ctrl-C. Does
-/// nothing on other threads than the main one, which alone runs signal handlers.
+/// Throws KeyboardInterrupt after Ctrl-C. A long wait calls check_signals() now and then, without the interpreter's
+/// lock. Does nothing on threads other than the main thread, because only the main thread runs signal handlers.
 void check_signals();
 
-/// How all waits of this room sleep: `sleep(t)` sleeps until t, or returns true because what it waits for is there. Comes
-/// back now and then for Ctrl-C, on the main thread. False when `until` has passed. Without the interpreter's lock.
+/// The sleep of all waits in this room. `sleep(t)` sleeps until t, or returns true because the awaited event is there.
+/// Every 100 ms the main thread looks for Ctrl-C. Returns false when `until` has passed. Without the interpreter's
+/// lock.
 template <typename Sleep>
 bool wait_with_signals(core::TimePoint until, const Sleep& sleep) {
   constexpr std::chrono::milliseconds kPeriod(100);
@@ -41,21 +42,22 @@ bool wait_with_signals(core::TimePoint until, const Sleep& sleep) {
 
 [[noreturn]] void sleep_for_ever() noexcept;
 
-/// An interpreter that ends wants no thread back: whoever asks for its lock then is ended by pthread_exit() until Python 3.13,
-/// and sleeps for ever from 3.14 on. pthread_exit() unwinds the stack, through frames of torch and pybind11 whose destructors
-/// ask for the lock again or may not throw: the process aborts. A thread that runs callbacks therefore has one of these,
-/// and sleeps for ever instead, before anything is unwound. It lies on the heap, for as long as the thread runs.
+/// Keeps a thread that runs callbacks from being unwound when the interpreter ends. A thread that then asks for the
+/// interpreter's lock is ended by pthread_exit() until Python 3.13, and sleeps for ever from 3.14 on. pthread_exit()
+/// unwinds the stack through frames of torch and pybind11. Destructors there ask for the lock again or may not throw,
+/// so the process aborts. A thread with an UnwindsNever sleeps for ever instead, before anything is unwound. An
+/// UnwindsNever lies on the heap and lives as long as its thread runs.
 class UnwindsNever : core::Pinned {
  public:
-  /// On the thread.
+  /// Call on the thread itself.
   void begin() noexcept;
 
  private:
   _pthread_cleanup_buffer buffer_{};
 };
 
-/// While alive, this thread does not hold the interpreter's lock, whether it did before or not. For whatever waits
-/// for a thread that may drop a tensor: ~Backend runs with the lock held.
+/// While this object lives, this thread does not hold the interpreter's lock, whether it did before or not. Use around
+/// waits for a thread that may drop a tensor: ~Backend runs with the lock held.
 class InterpreterReleased : core::Pinned {
  public:
   InterpreterReleased();

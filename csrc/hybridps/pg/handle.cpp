@@ -15,7 +15,7 @@ using core::Status;
 
 constexpr std::string_view kMark = "hybridps-handle-1";
 constexpr std::size_t kBytesMax = 4096;
-constexpr int kRankDigits = 7;  // sorted as text
+constexpr int kRankDigits = 7;  // fixed width, because handles are sorted as text
 
 std::string without_bars(std::string text) {
   std::replace(text.begin(), text.end(), '|', '_');

@@ -1,9 +1,10 @@
 // hybridps/pg/hooks.h: torch's abort and completion hooks of one process group (its flight recorder registers some).
 //
-// Threads  every method from any thread; hooks run on the caller's, without locks of ours. Abort hooks take seconds: only a
-//          thread of their own runs them (WorkContext::post_abort_hooks()). Completion hooks run on the
-//          engine's progress thread: torch asks of them to be short and to leave the interpreter alone.
-// Versions torch 2.14 has abort hooks, 2.15 completion hooks; earlier ones register nothing.
+// Threads  every method is thread-safe. Hooks run on the caller's thread, without locks of ours. Abort hooks take
+//          seconds, so only a thread of their own runs them (WorkContext::post_abort_hooks()). Completion hooks run on
+//          the engine's progress thread, a waiter's thread or a lane. torch requires completion hooks to be short and
+//          not to use the interpreter.
+// Versions torch 2.14 has abort hooks, torch 2.15 completion hooks; earlier versions register nothing.
 #pragma once
 
 #include <atomic>

@@ -32,7 +32,7 @@ std::chrono::milliseconds ProcessGroupHybrid::timeout_of(std::chrono::millisecon
   return std::chrono::milliseconds(timeout_ms_.load(std::memory_order_relaxed));
 }
 
-/// Adds the running extensions to `timeout`; returns those that end with this work.
+/// Adds the running extensions to `timeout`; returns the extensions that end with this work.
 std::vector<std::shared_ptr<TimeExtension>> ProcessGroupHybrid::take_extensions(std::chrono::milliseconds& timeout) {
   std::vector<std::shared_ptr<TimeExtension>> carried;
   const std::lock_guard lock(extensions_mutex_);

@@ -1,4 +1,4 @@
-// The way of operations on CUDA tensors into the engine: through the channels of staging/.
+// Issues operations on CUDA tensors to the engine, through the channels of staging/.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -20,7 +20,7 @@ namespace hybridps::pg {
 
 namespace {
 
-/// Null where the device has no more: the CPU encodes then.
+/// Null if the device has no memory left; then the CPU encodes.
 std::byte* memory_for_codes(StreamWork::Held& held, c10::Device device, std::uint64_t bytes) {
   try {
     const at::Tensor memory = at::empty({static_cast<std::int64_t>(bytes)}, at::device(device).dtype(at::kByte));
@@ -71,7 +71,7 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
     else
       local.why_not = library.status().message();
     options.local = std::move(local);
-    // The ranks of a node agree once, about one GPU each.
+    // The ranks of a node agree only once, about one GPU for each rank.
     for (const auto& [other, known] : life.channels)
       if (other.direction == 0 && known->has_local())
         return core::Status(
@@ -115,7 +115,7 @@ std::byte* ProcessGroupHybrid::scratch_for(const std::shared_ptr<staging::Channe
     bytes = channel->scratch_bytes(operation);
     return bytes.status();
   };
-  // The first one may have to wait for all members.
+  // The first operation may have to wait for all members.
   if (operation.kind != schedule::Kind::kPointToPoint)
     check_status(channel->is_connected() ? ask() : wait_for(group, ask), what);
   if (bytes.value() == 0) return nullptr;
@@ -124,10 +124,10 @@ std::byte* ProcessGroupHybrid::scratch_for(const std::shared_ptr<staging::Channe
   return static_cast<std::byte*>(memory.mutable_data_ptr());
 }
 
-/// Whether what `slice` sends between nodes is coded on the device, which has its elements at `at`.
+/// Whether the device encodes what `slice` sends between nodes. `at`: the slice's elements on the device.
 bool ProcessGroupHybrid::choose_coding(Life& life, const std::shared_ptr<engine::Group>& group, core::ReduceOp asked,
                                        worker::Operation& slice, const std::byte* at) const {
-  // Between nodes an average of rails is a sum of products (staging/rails.cpp).
+  // For rails, an average between nodes has become a sum of products (staging/rails.cpp): choose by the caller's op.
   const core::ReduceOp op = std::exchange(slice.op, asked);
   life.compression->choose(slice, at, torch::autograd::get_current_graph_task_id());
   slice.op = op;
@@ -167,7 +167,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
                         held};
   auto work = c10::make_intrusive<StreamWork>(std::move(init));
 
-  // What comes after the last copy back, on the out stream: into strided tensors.
+  // Runs after the last copy back, on the out stream: copies into strided tensors.
   std::function<void()> finish;
   const bool open = !collective && is_coalescing();
   if (call.buffers.needs_finish() || call.finish) {
@@ -180,7 +180,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
   held->buffers() = std::move(call.buffers);
 
   const auto enqueue = [&] {
-    // Collectives take their places in the order in which they are put on the streams.
+    // The order of collectives is the order in which they are put on the streams.
     std::unique_lock lock(issue_mutex_, std::defer_lock);
     if (collective)
       if (const WorkHybrid* const parent = lock_order(lock, *life)) refuse_without_order(group, what, *parent);

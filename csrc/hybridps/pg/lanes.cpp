@@ -55,7 +55,7 @@ void Lanes::run(const std::shared_ptr<Lane>& lane, int index) {
     } catch (...) {
       core::log_error("a callback of a future raised an unknown exception");
     }
-    task = nullptr;  // what it held goes now, outside the lock
+    task = nullptr;  // drops what the task held, outside the lock
     lock.lock();
   }
   lane->finished = true;
@@ -71,7 +71,7 @@ void Lanes::post(int lane, Task task) {
     core::log_error("cannot start a thread for callbacks (", error.what(),
                     "); see `ulimit -u` and the limit of the container");
   }
-  // One below runs it: that it may wait for another lane is given up before the callback is.
+  // A lower lane runs the task. Losing the task would be worse than a callback that cannot wait for another lane.
   while (--lane > 0)
     if (put_to_running(lane, task)) return;
 }
@@ -93,7 +93,7 @@ void Lanes::put(int lane, Task& task) {
   if (put_to_running(lane, task)) return;
   auto& at = lanes_[slot];
   if (at) {
-    at->thread.join();  // over since end_when_idle()
+    at->thread.join();  // the thread has ended since end_when_idle()
     at.reset();
   }
   auto made = std::make_shared<Lane>();
@@ -154,7 +154,7 @@ void Lanes::stop(std::chrono::milliseconds patience) {
     if (finished) {
       lane->thread.join();
     } else {
-      lane->thread.detach();  // it owns its Lane
+      lane->thread.detach();  // the thread owns its Lane
     }
   }
 }
@@ -186,7 +186,7 @@ void InOrder::leave(std::uint64_t ticket, Lanes::Task task, bool calls_back) {
   TicketSlot& left = slots_[static_cast<std::size_t>(ticket - first_)];
   left.done = true;
   if (calls_back) {
-    left.callbacks.insert(left.callbacks.begin(), std::move(task));  // before what was appended
+    left.callbacks.insert(left.callbacks.begin(), std::move(task));  // before the appended tasks
   } else {
     left.task = std::move(task);
   }
@@ -203,7 +203,7 @@ void InOrder::leave(std::uint64_t ticket, Lanes::Task task, bool calls_back) {
 void InOrder::post_callbacks(Lanes::Task task) {
   ++callbacks_left_;
   lanes_->post(lane_, [self = shared_from_this(), task = std::move(task)] {
-    // Also when it throws. Not when the thread is unwound, which then is for ever.
+    // callbacks_over() also runs if the task throws, but not if the thread is unwound: the thread then sleeps for ever.
     try {
       task();
     } catch (const std::exception&) {

@@ -29,7 +29,7 @@ Membership::Membership(std::shared_ptr<engine::Group> group)
     : group_(std::move(group)), generation_(core::fork_generation()) {}
 
 Membership::~Membership() {
-  // The engine's threads do not exist in the child, and its locks may be held by them for ever.
+  // Leaked in a forked child: the engine's threads do not exist there, and may hold the engine's locks for ever.
   if (is_forked() && group_) new std::shared_ptr<engine::Group>(std::move(group_));
 }
 
@@ -88,7 +88,7 @@ Process::Arrival::Arrival(Process& process) : process_(process) {
 Process::Arrival::~Arrival() {
   const std::lock_guard lock(process_.mutex_);
   if (--process_.arriving_ > 0 || !process_.members_.empty() || !process_.stays_.empty()) return;
-  // Nothing came of it, and who was last may have left meanwhile.
+  // Nobody has joined, and the last member may have left meanwhile.
   process_.lanes_->end_when_idle();
   process_.abort_hooks_->end_when_idle();
 }
@@ -152,8 +152,8 @@ void Process::end_if_last(std::shared_ptr<engine::Engine> engine) {
   };
   if (joined_meanwhile()) return;
   stager_->stop(kStagerPatience);
-  // With the engine's end (it joins its threads) no further task reaches the lanes, but for what an operation holds that
-  // another thread is just asking about.
+  // The engine's end joins its threads, so no further task reaches the lanes. Exception: what an operation holds while
+  // another thread is just asking about that operation.
   engine.reset();
   lanes_->stop(kLanePatience);
   abort_hooks_->end_when_idle();  // the flight recorder may still be writing
@@ -164,7 +164,7 @@ void Process::end_if_last(std::shared_ptr<engine::Engine> engine) {
 
 void Process::at_exit() {
   std::vector<std::shared_ptr<engine::Group>> groups;
-  std::shared_ptr<engine::Engine> kept;  // the only one of this process, but for one that is just ending
+  std::shared_ptr<engine::Engine> kept;  // the only engine of this process, except an engine that is just ending
   {
     const std::lock_guard lock(mutex_);
     for (const auto& stay : stays_)

@@ -1,9 +1,9 @@
-// hybridps/pg/process.h: what the process groups of one process share: lanes, incarnation counts, who is still in.
+// hybridps/pg/process.h: what the process groups of one process share: lanes, incarnation counts, current members.
 //
-// Owner    one per process, made on first use and never destroyed (at exit, destructors run in no useful order).
-//          The engine is not here: memberships hold it, and it ends with the last of them.
-// Fork     a forked child gets an empty one; a Membership made before the fork is not usable in it.
-// Threads  every method from any thread. leave() and at_exit() wait: never with the interpreter's lock held.
+// Owner    one Process in each process, made on first use and never destroyed (at exit, destructors run in no useful
+//          order). The engine is not here: memberships hold the engine, and the engine ends with the last of them.
+// Fork     a forked child gets an empty Process. A Membership made before the fork is not usable in the child.
+// Threads  every method is thread-safe. leave(), end() and at_exit() wait: call them without the interpreter's lock.
 #pragma once
 
 #include <cstddef>
@@ -22,11 +22,11 @@
 
 namespace hybridps::pg {
 
-/// One process group's hold on its engine group: taken away by leave() or at exit, whichever is first.
+/// One process group's hold on its engine group. leave() or at_exit() takes the hold away, whichever is first.
 class Membership : core::Pinned {
  public:
   explicit Membership(std::shared_ptr<engine::Group> group);
-  ~Membership();  // in a forked child: lets go of nothing
+  ~Membership();  // in a forked child: releases nothing
 
   /// Null once left, and in a forked child.
   std::shared_ptr<engine::Group> group() const;
@@ -38,15 +38,15 @@ class Membership : core::Pinned {
 
   mutable std::mutex mutex_;
   std::shared_ptr<engine::Group> group_;
-  const std::uint64_t generation_;  // of forks
+  const std::uint64_t generation_;  // core::fork_generation() at the start
 };
 
-/// The hold on the engine of a process group that goes from one life to the next: while it is there, leave() of the last group
-/// ends nothing, and the engine's id stays what the group's handle says.
+/// Keeps the engine for a process group that goes from one life to the next. While a Stay exists, leave() of the last
+/// group does not end the engine, and the engine's id stays the id in the group's handle.
 class Stay : core::Pinned {
  public:
   explicit Stay(std::shared_ptr<engine::Engine> engine);
-  ~Stay();  // in a forked child: lets go of nothing
+  ~Stay();  // in a forked child: releases nothing
 
   /// Null since end() or at_exit(), and in a forked child.
   std::shared_ptr<engine::Engine> engine() const;
@@ -57,15 +57,15 @@ class Stay : core::Pinned {
 
   mutable std::mutex mutex_;
   std::shared_ptr<engine::Engine> engine_;
-  const std::uint64_t generation_;  // of forks
+  const std::uint64_t generation_;  // core::fork_generation() at the start
 };
 
 class Process : core::Pinned {
  public:
   static Process& instance();
 
-  /// Somebody is about to join: to be had before the engine is asked for, and kept until join(). While it is there the last
-  /// one to leave ends no threads.
+  /// Announces a new member. Make an Arrival before asking for the engine, and keep it until join(). While an Arrival
+  /// exists, the last member to leave ends no threads.
   class Arrival : core::Pinned {
    public:
     explicit Arrival(Process& process);
@@ -76,21 +76,21 @@ class Process : core::Pinned {
   };
 
   const std::shared_ptr<Lanes>& lanes() const noexcept { return lanes_; }
-  /// Where abort hooks run; apart from the lanes, since a program that fails often ends at once, and at_exit() gives
-  /// what they write more time than it gives callbacks.
+  /// Lanes for abort hooks alone. A program that fails often ends at once, and at_exit() gives abort hooks more time to
+  /// write than it gives callbacks.
   const std::shared_ptr<Lanes>& abort_hooks() const noexcept { return abort_hooks_; }
   /// Carries operations on CUDA tensors.
   const std::shared_ptr<staging::Stager>& stager() const noexcept { return stager_; }
   bootstrap::IncarnationCounter& incarnations() noexcept { return incarnations_; }
 
   std::shared_ptr<Membership> join(std::shared_ptr<engine::Group> group);
-  /// Says goodbye. The last one to leave waits until all peers did, or the linger time passed, and ends the lanes.
-  /// Idempotent.
+  /// Says goodbye. The last member to leave waits until all peers have said goodbye or the linger time has passed, and
+  /// ends the lanes. Idempotent.
   void leave(Membership& membership);
   std::shared_ptr<Stay> stay(std::shared_ptr<engine::Engine> engine);
-  /// As leave(), when the group of the stay has left. Idempotent.
+  /// Does the same as leave() for a stay; call after the group of the stay has left. Idempotent.
   void end(Stay& stay);
-  /// The same for all that are left, when the program ends without destroy_process_group().
+  /// Does the same for all remaining members, when the program ends without destroy_process_group().
   void at_exit();
 
  private:

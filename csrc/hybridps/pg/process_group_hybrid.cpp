@@ -30,7 +30,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::chrono::milliseconds kDrainPatience = 6s;  // a library gives its peers 5
+constexpr std::chrono::milliseconds kDrainPatience = 6s;  // a local library gives its peers 5 s
 constexpr std::chrono::milliseconds kStorePatience = 2s;
 
 std::string text_of(const std::string& name, int rank, int size) {
@@ -59,7 +59,7 @@ std::string group_text(const WorkContext& context) {
   return text_of(context.group_name, context.rank, context.size);
 }
 
-/// Only where it is read: asking loads the driver. Of a machine without a GPU nobody wants to hear that it has none.
+/// Only if level info is logged, because asking loads the driver. A machine without a GPU logs this at level debug.
 void tell_of_cuda() {
   static std::once_flag said;
   if (!core::log_enabled(core::LogLevel::kInfo)) return;
@@ -80,7 +80,7 @@ void tell_of_failed_start(std::shared_ptr<bootstrap::KeyValueStore> store, const
   const core::Status failure(core::Code::kClosed, "rank " + std::to_string(rank) + " on " + bootstrap::host_name() +
                                                       " (pid " + std::to_string(getpid()) +
                                                       ") could not join it: " + std::string(why));
-  // A Store that stands still keeps its thread, and nobody else.
+  // If the Store does not answer, only this thread stays blocked.
   const auto answer = std::make_shared<std::promise<core::Status>>();
   std::future<core::Status> answered = answer->get_future();
   const auto tell = [store = std::move(store), prefix = bootstrap::group_key_prefix(group_name, incarnation), rank, failure,
@@ -90,7 +90,7 @@ void tell_of_failed_start(std::shared_ptr<bootstrap::KeyValueStore> store, const
   };
   try {
     std::thread(tell).detach();
-  } catch (const std::system_error&) {  // perhaps it is what has failed
+  } catch (const std::system_error&) {  // the lack of threads may be what has failed
     tell();
   }
   const core::Status told = answered.wait_for(kStorePatience) == std::future_status::ready
@@ -127,7 +127,7 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
   engine::GroupOptions group_options;
   group_options.since = called_at;
   const std::string& given = options_->incarnation;
-  // Counted also where what follows fails.
+  // The incarnation count goes up even if the code below fails.
   group_options.incarnation = given.empty() ? process.incarnations().next(options_->group_name)
                                             : process.incarnations().next(options_->group_name + " " + given, given, "named");
   if (const std::string first = given + ".named.0"; !given.empty() && group_options.incarnation != first) {
@@ -217,10 +217,10 @@ std::shared_ptr<ProcessGroupHybrid::Life> ProcessGroupHybrid::open(engine::Group
 
 ProcessGroupHybrid::~ProcessGroupHybrid() {
   if (generation_ != core::fork_generation()) {
-    if (life_) new std::shared_ptr<Life>(std::move(life_));  // its devices and their threads are the parent's
+    if (life_) new std::shared_ptr<Life>(std::move(life_));  // leaked: its devices and their threads are the parent's
     return;
   }
-  // The engine's threads and the lanes may be about to drop tensors, for which they need the interpreter's lock.
+  // The engine's threads and the lanes may be about to drop tensors, and need the interpreter's lock for that.
   const InterpreterReleased released;
   try {
     if (life_ && life_->membership) Process::instance().leave(*life_->membership);
@@ -238,7 +238,7 @@ core::Status ProcessGroupHybrid::wait_for(const std::shared_ptr<engine::Group>& 
   try {
     wait_with_signals(core::TimePoint::max(),
                       [&](core::TimePoint until) { return answer.wait_until(until) == std::future_status::ready; });
-  } catch (...) {  // and on
+  } catch (...) {
     group->abort("interrupted while waiting for the other ranks");
     waiter.join();
     throw;
@@ -269,7 +269,7 @@ void ProcessGroupHybrid::eagerConnectSingleDevice(at::Device device) {
   check_status(channel.status(), what);
   const std::chrono::milliseconds timeout = timeout_of(c10d::kUnsetTimeout);
   const core::Status status = wait_for(group, [&] {
-    const std::lock_guard lock(issue_mutex_);  // its place among the program's collectives
+    const std::lock_guard lock(issue_mutex_);  // connect() takes its place among the program's collectives
     return channel.value()->connect(timeout);
   });
   check_status(status, what);
@@ -459,7 +459,7 @@ void ProcessGroupHybrid::setTimeout(std::chrono::milliseconds timeout) {
 c10d::ErrorType ProcessGroupHybrid::getError() {
   const auto life = this->life();
   const auto group = life->membership ? life->membership->group() : nullptr;
-  // Of a group that may have another life an abort is no error (torch's rule).
+  // In a group that can have another life, an abort is no error (torch's rule).
   if (!group) return aborted_.load() && !is_reconfigurable() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
   switch (group->status().code()) {
     case core::Code::kOk: return c10d::ErrorType::SUCCESS;
@@ -487,9 +487,9 @@ void ProcessGroupHybrid::abort() {
     const std::lock_guard lock(channels_mutex_);
     for (const auto& [key, channel] : life->channels) channel->abort(core::Status(core::Code::kAborted, why));
   }
-  if (is_reconfigurable()) group->supersede(why);  // nobody waits for those of it that have not come
+  if (is_reconfigurable()) group->supersede(why);  // nobody waits for members that have not come
   life->context->post_abort_hooks();  // the other ranks know by now
-  group.reset();                      // before the last one to leave ends the engine
+  group.reset();                      // before leave(): the last group to leave ends the engine
   leave();                            // torch forgets an aborted group without shutting it down
 }
 
@@ -500,16 +500,16 @@ void ProcessGroupHybrid::shutdown() {
   std::shared_ptr<Stay> stay;
   {
     const std::lock_guard lock(life_mutex_);
-    if (!stay_) stay_ = std::make_shared<Stay>(nullptr);  // no other life begins
+    if (!stay_) stay_ = std::make_shared<Stay>(nullptr);  // an empty Stay: no other life begins
     stay = stay_;
   }
   if (stay) Process::instance().end(*stay);
-  drain_local_libraries(kDrainPatience);  // the program may end now
+  drain_local_libraries(kDrainPatience);  // the program may end after this
 }
 
 void ProcessGroupHybrid::leave() {
   const auto life = this->life();
-  std::map<ChannelKey, std::shared_ptr<staging::Channel>> channels;  // what is under way keeps its own
+  std::map<ChannelKey, std::shared_ptr<staging::Channel>> channels;  // operations under way hold their own references
   {
     const std::lock_guard lock(channels_mutex_);
     channels.swap(life->channels);

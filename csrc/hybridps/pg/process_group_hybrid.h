@@ -1,17 +1,18 @@
 // hybridps/pg/process_group_hybrid.h: torch's view of one group.
 //
-// Model    Each collective becomes one or several worker::Operations that name the tensors' memory, submitted to the
-//          engine's group; the call returns a Work at once. Nothing here moves bytes.
-// Threads  every method from any thread, without the interpreter's lock except where torch holds it (supports*, getters,
-//          the destructor). Those that wait for the network: wait_ready(), eagerConnectSingleDevice(), shutdown(), abort(), reconfigure(),
-//          shrink(), leave_for_next(), monitoredBarrier(), allreduce of sparse tensors (their sizes), the destructor when shutdown() was not called.
-// Errors   bad arguments throw in the call; everything else surfaces in the Work (errors.h).
+// Model    Each collective becomes one or several worker::Operations on the tensors' memory. The call submits these
+//          operations to the engine's group and returns a Work at once. This class moves no bytes.
+// Threads  every method is thread-safe. Call methods without the interpreter's lock, except where torch holds the lock
+//          (supports*, getters, the destructor). These methods wait for the network: wait_ready(),
+//          eagerConnectSingleDevice(), shutdown(), abort(), reconfigure(), shrink(), leave_for_next(),
+//          monitoredBarrier(), allreduce of sparse tensors (their sizes), the destructor without shutdown().
+// Errors   bad arguments throw in the call; the Work reports every other error (errors.h).
 // Fork     in a forked child every operation throws and the destructor does nothing.
-// Versions overrides carry the names that torch 2.11 to 2.15 share; newer ones are guarded.
-// Lives    reconfigure() ends one life of the group and begins the next, with other members; rank and size change then. No other
-//          thread issues operations meanwhile; abort() and getters may come.
-// Files    process_group_hybrid.cpp life and options; reconfigure.cpp the next life, shrinking; issue.cpp the way into the engine, issue_on_stream.cpp for CUDA
-//          tensors; aggregate.cpp reductions; deliver.cpp the rest.
+// Versions overrides have the names that torch 2.11 to 2.15 share; newer overrides are guarded.
+// Lives    reconfigure() ends one life of the group and begins the next life, with other members. Rank and size change
+//          then. During reconfigure() no other thread may issue operations; abort() and getters are allowed.
+// Files    process_group_hybrid.cpp: life and options. reconfigure.cpp: the next life, shrinking. issue.cpp: into the
+//          engine. issue_on_stream.cpp: for CUDA tensors. aggregate.cpp: reductions. deliver.cpp: the rest.
 #pragma once
 
 #include <atomic>
@@ -55,9 +56,11 @@ namespace hybridps::pg {
 
 inline constexpr char kBackendName[] = "hybridps";
 
-/// For a member whose start has failed, whatever failed: the others of its group raise `why`, with who it is, instead
-/// of waiting for it. `incarnation` as they count it. Takes 0.3 s on rank 0, which may be the host of the Store: others
-/// must have read it before the process ends; 2 s at most where the Store stands still. Not with the interpreter's lock.
+/// Tells the other members of the group that this member could not start. The other members then raise `why`, with the
+/// name of this member, instead of waiting. `incarnation`: the group's incarnation as the other members count it. Rank
+/// 0 waits 0.3 s more: rank 0 may host the Store, and the other members must read the text before the process ends.
+/// Gives up with a warning if the Store does not answer in 2 s (no limit if no thread can be made). Call without the
+/// interpreter's lock.
 void tell_of_failed_start(std::shared_ptr<bootstrap::KeyValueStore> store, const std::string& group_name,
                           const std::string& incarnation, int rank, int size, std::string_view why);
 
@@ -66,55 +69,57 @@ class ProcessGroupHybrid final : public c10d::Backend {
   struct Options final : c10d::Backend::Options {
     explicit Options(std::chrono::milliseconds timeout_of_operations = kBackendDefaultTimeout)
         : c10d::Backend::Options(kBackendName, timeout_of_operations) {}
-    bool dedicated_servers = true;  // whether the group may use those of HYBRIDPS_SERVERS; group rank 0's counts
-    /// What gradients become between nodes (compress/spec.h); empty: HYBRIDPS_COMPRESS.
+    bool dedicated_servers = true;  // whether the group may use the servers of HYBRIDPS_SERVERS; group rank 0 decides
+    /// The codec for gradients between nodes (compress/spec.h); empty: HYBRIDPS_COMPRESS.
     std::string compress;
-    /// The name of this life of the group, the same on all members and used once; empty: run id, restart count and how often
-    /// the process has made the group.
+    /// The name of this life of the group: the same on all members, used only once. Empty: the name is made of the run
+    /// id, the restart count and how often the process has made the group.
     std::string incarnation;
-    /// worker/priority.h: which of what waits goes first. Not of groups that are split off: these say their own.
+    /// The order of waiting operations (worker/priority.h). A group made by split() does not inherit the value.
     std::string priority;
-    /// ValueError (c10::ValueError) where it is none.
+    /// Throws c10::ValueError (ValueError in Python) if `text` is not a valid priority.
     void set_priority(const std::string& text);
 #if HYBRIDPS_TORCH_AT_LEAST(14)
     c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
 #endif
   };
 
-  /// Publishes this member and returns; operations queue until all members have come. options->group_name names the
-  /// group; its global_ranks_in_group is empty for the world. The timeout counts from `called_at`. Connects to the Store
-  /// (StoreUse::kBorrowed: the caller goes on to wait_ready() at once, and lends its connection): not with the interpreter's lock.
+  /// Publishes this member and returns. Operations queue until all members have come. options->group_name names the
+  /// group; options->global_ranks_in_group is empty for the world. The timeout counts from `called_at`. The constructor
+  /// connects to the Store, so call it without the interpreter's lock. StoreUse::kBorrowed: the caller lends its
+  /// connection to the Store and calls wait_ready() at once.
   ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                      c10::intrusive_ptr<Options> options, core::TimePoint called_at = core::Clock::now(),
                      StoreUse store_use = StoreUse::kOwn);
   ~ProcessGroupHybrid() override;
 
-  /// Waits until all members have come, or throws, naming those that have not. Ctrl-C aborts the group.
+  /// Waits until all members have come, or throws and names the absent members. Ctrl-C aborts the group.
   void wait_ready();
-  /// Leaves as shutdown() does, for a group that the caller makes next: nobody is waited for who says no goodbye within the linger
-  /// time, but told `reason`, as is at once who has part in what is under way here.
+  /// Leaves as shutdown() does, because the caller makes another group next. If operations are under way here, they
+  /// fail at once on all members with `reason`. Nobody waits for a member that says no goodbye within the linger time:
+  /// such a member gets `reason`.
   void leave_for_next(const std::string& reason);
-  /// Group ranks by node; empty until all members have come.
+  /// The node of each group rank; empty until all members have come.
   std::vector<int> node_of() const;
-  /// What compression remembers on this rank, between two steps; and the reverse, before the first. Any thread.
+  /// Reads or sets what compression remembers on this rank. Read between two steps; set before the first. Any thread.
   std::vector<Compression::Saved> compression_state();
   void load_compression_state(std::vector<Compression::Saved> saved, std::uint64_t steps);
   std::uint64_t compression_steps();
   std::vector<Compression::SizeDecision> compression_classes();
-  /// Tensors of a loaded state that none here has asked for yet.
+  /// The number of tensors in a loaded state that no tensor of this group has claimed yet.
   std::size_t compression_unclaimed();
-  /// compress::text_of() what is in effect: "none", "int8:...".
+  /// The codec in effect, as text of compress::text_of(): "none", "int8:...".
   std::string compression() const;
   engine::Group::RememberedSummary remembered_summary();
-  /// What the roster comes to; no nodes until all members have come.
+  /// A summary of the roster; no nodes until all members have come.
   engine::GroupSummary summary() const;
 
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
   const c10::intrusive_ptr<Options>& options() const noexcept { return options_; }
 
-  /// Of operations that this thread issues from now on, in whatever group, instead of their groups' own; none: as those
-  /// say. Returns what was before. Ranks may differ: each orders what it sends.
+  /// Sets the priority of operations that this thread issues from now on, in all groups. Empty: each group's own
+  /// priority. Returns the previous value. Ranks may use different values: each rank orders only what it sends.
   static std::optional<std::int8_t> exchange_thread_priority(std::optional<std::int8_t> priority) noexcept;
 
   // Reductions (aggregate.cpp) --------------------------------------------------------------------------------------
@@ -140,10 +145,12 @@ class ProcessGroupHybrid final : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& opts = c10d::BarrierOptions(),
                         bool wait_all_ranks = false) override;
 
-  /// An allreduce after which the owner of each part of the tensor steps (outer/state.h): in place, of contiguous fp32 on the
-  /// CPU. "momentum", "nesterov": the ranks' average is replaced by what the step subtracts from the weights; compressed where the
-  /// group compresses. "load": what is kept becomes the ranks' sum. "read": the tensor becomes what is kept. `slot`: 1 to 65535,
-  /// one for each tensor, always of the same size.
+  /// An allreduce after which the owner of each part of the tensor makes a step (outer/state.h). The tensor is
+  /// contiguous fp32 on the CPU and is changed in place. `slot`: 1 to 65535, one for each tensor, always of the same
+  /// size.
+  /// `what` "momentum", "nesterov": the ranks' average becomes the value that the step subtracts from the weights;
+  /// compressed if the group compresses. "load": the ranks' sum becomes the kept state. "read": the tensor becomes the
+  /// kept state.
   c10::intrusive_ptr<c10d::Work> outer_step(at::Tensor tensor, const std::string& what, std::int64_t slot, double rate,
                                             double momentum);
 
@@ -178,33 +185,36 @@ class ProcessGroupHybrid final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int source, int tag) override;
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
 
-  // Coalescing: operations start at once, endCoalescing() returns one Work for all that this thread issued since.
+  // Coalescing: operations start at once. endCoalescing() returns one Work for all operations that this thread has
+  // issued since startCoalescing().
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
 
   // Membership (reconfigure.cpp) ------------------------------------------------------------------------------------
   bool supportsShrinking() const override { return true; }
-  /// A group of those that are not in `ranks`, in their order; called by them alone, and waits for them. `flags` 1: fails what is
-  /// under way in this one, first. This one is left then: who says no goodbye to it is not waited for.
+  /// Makes a group of the members that are not in `ranks`, in the order of their ranks. Only these members call
+  /// shrink(); the call waits for all of them. `flags` 1: first, operations under way in this group fail. At the end
+  /// the call leaves this group and does not wait for members that say no goodbye.
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks, int flags,
                                            const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
   // Groups, life ----------------------------------------------------------------------------------------------------
   bool supportsSplitting() const override { return true; }
-  /// Null on ranks that are not in `ranks`. Called again with the same name and ranks: the same child.
+  /// Null on ranks that are not in `ranks`. A second call with the same name and ranks returns the same child.
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
-  /// Of a group that is to work on this GPU (`device_id`): makes its channel, and agrees with the other ranks about the
-  /// GPUs of their nodes, so that the first collective need not. Waits for all members. Groups split off do it, too.
+  /// Prepares the group for work on this GPU (`device_id`), so that the first collective need not do so: makes the
+  /// GPU's channel, and agrees with the other ranks about the GPUs of their nodes. Waits for all members. Groups that
+  /// are split off later do the same.
   void eagerConnectSingleDevice(at::Device device) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   c10d::ErrorType getError() override;
   uint64_t getSequenceNumberForGroup() override;
   void setSequenceNumberForGroup() override {}
-  /// Works have durations in any case.
+  /// Nothing to enable: Works always have durations.
   void enableCollectivesTiming() override {}
-  /// Fails what is under way, here and on the other ranks, and leaves as shutdown() does.
+  /// Fails the operations under way, here and on the other ranks, and leaves as shutdown() does.
   void abort() override;
   void shutdown() override;
 #if HYBRIDPS_TORCH_AT_LEAST(14)
@@ -215,12 +225,12 @@ class ProcessGroupHybrid final : public c10d::Backend {
 #if HYBRIDPS_TORCH_AT_LEAST(15)
   bool isInitialized() override { return life()->membership != nullptr; }
   bool supportsReconfigure() const override { return true; }
-  /// The same for as long as this process group lives. Takes hold of the engine.
+  /// The same handle as long as this process group lives. From the first call on, the process group keeps the engine.
   c10d::ReconfigureHandle get_reconfigure_handle() const override;
-  /// Begins the group's next life, with those whose handles are given. What is under way in the life before fails; what the
-  /// members of a healthy one have issued is still served. The Work completes when all members have come; until then, and
-  /// after a failure, the process group has the rank and size that it asked for, and another call may follow at once.
-  /// Throws: bad handles, a uuid that it had before.
+  /// Begins the group's next life, with the processes that made the given handles. Operations under way in the old life
+  /// fail. If the old life is healthy, what its members have issued is still served. The Work completes when all
+  /// members have come. Until then, and after a failure, the process group has the rank and size of this call, and the
+  /// next call may follow at once. Throws: bad handles, a uuid that this process group has used before.
   c10::intrusive_ptr<c10d::Work> reconfigure(const c10d::ReconfigureOptions& opts) override;
   bool supportsAbortHooks() const override { return true; }
   bool supportsCompletionHooks() const override { return true; }
@@ -236,15 +246,15 @@ class ProcessGroupHybrid final : public c10d::Backend {
     const char* title = "";                 // in torch's profiler: "hybridps:all_reduce"
     std::chrono::milliseconds timeout{-1};  // negative: the group's
     bool asynchronous = true;
-    std::vector<worker::Operation> operations;  // one Work completes when all have
+    std::vector<worker::Operation> operations;  // the Work completes when all operations have
     std::vector<at::Tensor> inputs;             // for the profiler
     std::vector<at::Tensor> outputs;            // Work::result(), the future's value
     Buffers buffers;
-    std::function<void()> finish;       // before the Work counts as complete, not on the engine's thread
+    std::function<void()> finish;       // runs before the Work counts as complete; not on the engine's thread
     std::vector<int64_t> input_splits;  // for the profiler
     std::vector<int64_t> output_splits;
 
-    /// With what each of c10d's calls has.
+    /// Fills in the fields that every call of c10d has.
     template <typename C10dOptions>
     Call&& of(c10d::OpType what, const char* called, const char* profiled, const C10dOptions& options,
               std::vector<at::Tensor> in, std::vector<at::Tensor> out) && {
@@ -263,7 +273,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   struct Life;
   std::shared_ptr<Life> life() const;
   static std::int8_t priority_of(const Life& life, const worker::Operation& operation) noexcept;
-  /// The same for CUDA tensors (issue_on_stream.cpp).
+  /// issue() for CUDA tensors (issue_on_stream.cpp).
   WorkPtr issue_on_stream(Call call, c10::Device device);
   struct ChannelKey;
   core::Result<std::shared_ptr<staging::Channel>> channel_for(Life& life, const ChannelKey& key, c10::Device device,
@@ -271,25 +281,26 @@ class ProcessGroupHybrid final : public c10d::Backend {
   std::vector<std::shared_ptr<staging::Channel>> channels_of(Life& life, const std::vector<worker::Operation>& operations,
                                                              c10::Device device, const std::shared_ptr<engine::Group>& group,
                                                              const std::string& what);
-  /// Memory of the device that `buffers` hold, where the channel wants any; else null.
+  /// Scratch memory on the device for the channel, held by `buffers`. Null: the channel needs none.
   std::byte* scratch_for(const std::shared_ptr<staging::Channel>& channel, const worker::Operation& operation,
                          c10::Device device, const std::shared_ptr<engine::Group>& group, Buffers& buffers,
                          const std::string& what) const;
   bool choose_coding(Life& life, const std::shared_ptr<engine::Group>& group, core::ReduceOp asked,
                      worker::Operation& slice, const std::byte* at) const;
-  /// Where CUDA tensors were last used in this group.
+  /// The device of the last CUDA tensors in this group; empty: none yet.
   std::optional<c10::Device> last_device() const;
   WorkPtr combine_all(std::vector<WorkPtr> works);
   c10::intrusive_ptr<ProcessGroupHybrid> make_child(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const std::vector<int>& ranks, c10::intrusive_ptr<Options> options);
-  /// `call`, which cannot be interrupted, on a thread of its own. Ctrl-C aborts the group meanwhile, which must end `call`.
+  /// Runs `call` on a thread of its own and waits. Ctrl-C aborts the group, which must end `call`.
   core::Status wait_for(const std::shared_ptr<engine::Group>& group, const std::function<core::Status()>& call) const;
   void submit(Life& life, const std::shared_ptr<engine::Group>& group, const WorkHybrid::Ptr& work,
               std::vector<worker::Operation> operations);
-  /// Locks issue_mutex_ by `lock` for a collective, which has the next place then. Not null: it has none, for it was issued in a
-  /// callback of this work, and the program has issued more since then. Nothing is locked.
+  /// Locks issue_mutex_ through `lock` and returns null: the collective has the next place in the order. Not null: the
+  /// collective has no place, and nothing is locked. The collective was issued in a callback of the returned work, and
+  /// the program has issued more operations since then.
   static const WorkHybrid* lock_order(std::unique_lock<std::mutex>& lock, const Life& life);
-  /// Fails the group, so that no peer waits for it, and throws.
+  /// Fails the group, so that no peer waits for the refused operation, and throws.
   [[noreturn]] void refuse_without_order(const std::shared_ptr<engine::Group>& group, const std::string& work,
                                          const WorkHybrid& parent) const;
   /// Runs `submit` in the scope of torch's record of the call.
@@ -298,15 +309,15 @@ class ProcessGroupHybrid final : public c10d::Backend {
   void coalesce(const WorkPtr& work);
   std::shared_ptr<engine::Group> group_or_throw(const Life& life, const char* name) const;
   std::shared_ptr<engine::Group> group_or_throw(const char* name) const { return group_or_throw(*life(), name); }
-  /// Publishes this member of a new life and returns it. Throws; the others are told.
+  /// Publishes this member in a new life and returns the life. On a failure tells the other members and throws.
   std::shared_ptr<Life> open(engine::GroupOptions group_options);
   std::shared_ptr<Life> closed(std::string why);
-  /// Ends the work of the life on all members; as leave(), but never the engine.
+  /// Ends the operations of the life on all members. Like leave(), but never ends the engine.
   void supersede(Life& life, const std::string& reason);
   bool is_reconfigurable() const noexcept;  // made with enable_reconfigure
   std::shared_ptr<Stay> stay() const;
   Handle own_handle(core::EngineId engine) const;
-  /// As the last group of the process it waits, bounded, for the members' goodbyes, and ends the engine.
+  /// Leaves the group. The last group of the process waits, bounded, for its members' goodbyes, and ends the engine.
   void leave();
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked) const;
   std::vector<std::shared_ptr<TimeExtension>> take_extensions(std::chrono::milliseconds& timeout);
@@ -332,7 +343,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   int global_rank_start_ = 0;
   int global_rank_stride_ = 1;
 
-  // Device, and for messages peer and direction; collectives share one channel of a device.
+  // A device, and for messages the peer and the direction. All collectives of a device share one channel.
   struct ChannelKey {
     c10::DeviceType type = c10::DeviceType::CUDA;
     int device = 0;
@@ -340,28 +351,28 @@ class ProcessGroupHybrid final : public c10d::Backend {
     int direction = 0;  // 0 collectives, 1 sends, 2 receives
     auto operator<=>(const ChannelKey&) const = default;
   };
-  /// From the constructor or a reconfigure() to the next, or the end. A call works with one from its beginning to its end.
+  /// One life: from the constructor or a reconfigure() to the next, or to the end. A call uses one Life throughout.
   struct Life {
     std::shared_ptr<WorkContext> context;
     worker::Priorities priorities;
-    std::shared_ptr<Membership> membership;  // null: nobody is in it
-    std::string why_none;                    // in that case
+    std::shared_ptr<Membership> membership;  // null: nobody is in this life
+    std::string why_none;                    // why membership is null
     std::string incarnation;
     core::TimePoint connected_at{};  // for the log
     core::TimePoint started_at{};
-    // issue_mutex_
-    std::vector<std::shared_ptr<InOrder>> orders;  // by the lane they are issued from
+    // Guarded by issue_mutex_:
+    std::vector<std::shared_ptr<InOrder>> orders;  // indexed by the lane that issues
     std::unique_ptr<Compression> compression;
-    // channels_mutex_
+    // Guarded by channels_mutex_:
     std::map<ChannelKey, std::shared_ptr<staging::Channel>> channels;
   };
   mutable std::mutex life_mutex_;
   std::shared_ptr<Life> life_;
-  std::mutex reconfigure_mutex_;  // one at a time
-  std::set<std::int64_t> uuids_;  // that reconfigure() had
-  mutable std::shared_ptr<Stay> stay_;  // life_mutex_
+  std::mutex reconfigure_mutex_;  // one reconfigure() at a time
+  std::set<std::int64_t> uuids_;  // used by reconfigure() before
+  mutable std::shared_ptr<Stay> stay_;  // guarded by life_mutex_
 
-  // Collectives take their sequence number and their place on the lane together.
+  // Held so that a collective takes its sequence number and its place on the lane together.
   std::mutex issue_mutex_;
 
   mutable std::mutex coalescing_mutex_;

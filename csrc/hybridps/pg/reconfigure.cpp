@@ -1,4 +1,4 @@
-// Lives of a process group: the next one with other members, and groups that are made of what is left of another.
+// The next life of a process group with other members, and groups of the members that are left (shrinking).
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int kShrinkAbort = 1;  // torch.distributed.distributed_c10d.SHRINK_ABORT
-/// The rendezvous has the timeout; what all say to each other when they have come takes no more than this on top.
+/// The rendezvous has the timeout. The members' barrier after the rendezvous may take this much longer.
 constexpr std::chrono::milliseconds kOnTop = 2s;
 
 std::string where() { return bootstrap::host_name() + " pid " + std::to_string(getpid()); }
@@ -126,7 +126,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::reconfigure(const c10d::Recon
   monitored_barriers_.store(0);
   {
     const std::lock_guard of_children(children_mutex_);
-    children_.clear();  // of this life; others may be members of the next
+    children_.clear();  // children of the old life; the new life may have other members
   }
   const auto begin = [this](std::shared_ptr<Life> next) {
     std::shared_ptr<Life> last;
@@ -143,7 +143,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::reconfigure(const c10d::Recon
     throw;
   }
 
-  // It is over when all members have the roster and say so to each other.
+  // The Work completes when all members have the roster and have told each other so.
   Call call;
   call.operations.resize(1);
   call.operations.front().kind = schedule::Kind::kBarrier;
@@ -175,7 +175,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::shrink(const std::vector<i
   const std::string without = core::format_ranks(excluded, excluded.size());
   const std::string reason = "rank " + std::to_string(rank_) + " (" + where() + ") has shrunk the group to what it is without ranks " +
                              without + " (shrink_group), and left this one";
-  // A rank that has nothing under way leaves alone what the others may be about to complete.
+  // A rank without operations under way does not abort: other ranks may be about to complete theirs.
   const bool idle = group->status().is_ok() && group->sequence_completed() == group->sequence_submitted();
   if ((flags & kShrinkAbort) != 0 && !idle) {
     group->abort(reason);
@@ -189,7 +189,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::shrink(const std::vector<i
   child_options->compress = own != nullptr && !own->compress.empty() ? own->compress : options_->compress;
   child_options->priority = (own != nullptr ? *own : *options_).priority;
   child_options->group_name = options_->group_name + ":shrunk";
-  // Its members have made as many of this name, whatever else they have made.
+  // All members have made the same number of groups of this name, whatever other groups they have made.
   child_options->incarnation =
       Process::instance().incarnations().next(child_options->group_name, life->incarnation, "without " + without);
   const auto child = make_child(torch_store_, left, std::move(child_options));

@@ -16,7 +16,7 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-/// How a PrefixStore joins its prefix and a key is not public, but a class derived from it may ask.
+/// PrefixStore's way of joining a prefix and a key is not public, but a derived class may use it.
 struct PrefixPeek : c10d::PrefixStore {
   static std::string join(c10d::PrefixStore& store, const std::string& key) {
     return (store.*&PrefixPeek::joinKey)(key);
@@ -37,8 +37,8 @@ Unwrapped unwrap(StorePtr store) {
   return result;
 }
 
-/// One clone per base store, for as long as that lives: connecting is dear (TCPStore looks up the peer's name on the
-/// server's only thread, and a slow name service then holds up every rank), so groups must not each connect anew.
+/// One clone for each base Store, as long as the base Store lives. Groups share the clone because connecting is
+/// expensive: TCPStore looks up the peer's name on the server's only thread. A slow name service then delays all.
 StorePtr shared_clone(const StorePtr& base) {
   struct ClonedStore {
     c10::weak_intrusive_ptr<c10d::Store> base;
@@ -56,20 +56,20 @@ StorePtr shared_clone(const StorePtr& base) {
       ++at;
     }
   }
-  // An entry's weak reference keeps the address from being used again while it is there.
+  // While an entry is there, its weak reference keeps the address from being used again.
   if (const auto at = clones.find(base.get()); at != clones.end()) return at->second.clone;
   StorePtr clone;
-  lock.unlock();  // a host that is gone is tried for minutes, and others have other stores
+  lock.unlock();  // clone() tries a dead host for minutes; other threads have other Stores
   try {
     clone = base->clone();
   } catch (const std::exception& error) {
-    // A Store written in Python may have none.
+    // A Store written in Python may have no clone().
     core::log_debug("the Store cannot be cloned and is used as it is: ", message_of(error));
     return base;
   }
   lock.lock();
   const auto [at, is_new] = clones.try_emplace(base.get(), ClonedStore{c10::weak_intrusive_ptr<c10d::Store>(base), clone});
-  if (!is_new) unused.push_back(std::exchange(clone, at->second.clone));  // somebody else was faster
+  if (!is_new) unused.push_back(std::exchange(clone, at->second.clone));  // another thread was faster
   return clone;
 }
 
@@ -92,11 +92,11 @@ class StoreAdapter final : public bootstrap::KeyValueStore {
       base = base_;
     }
     if (!base) return;
-    StorePtr own = shared_clone(base);  // a host that is gone is tried for minutes
+    StorePtr own = shared_clone(base);  // without the lock: a dead host is tried for minutes
     const std::lock_guard lock(mutex_);
     if (!base_) return;
     own_ = std::move(own);
-    base_ = nullptr;  // perhaps the server: whoever asks last must not be its end
+    base_ = nullptr;  // may be the server: the last call must not hold the server's last reference
   }
 
   core::Status set(std::string_view key, std::span<const std::uint8_t> value) override {

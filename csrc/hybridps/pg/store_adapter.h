@@ -10,15 +10,17 @@
 namespace hybridps::pg {
 
 enum class StoreUse {
-  kOwn,       // connects in the first call, which is not the caller's: its Store may stand still
-  kBorrowed,  // the caller's own connection until settle(), for one who waits for the group meanwhile, and not on the store
+  kOwn,       // connects in the first call, on another thread than the caller's: the Store may not answer
+  kBorrowed,  // uses the caller's connection until settle(); the caller waits for the group, not on the Store
 };
 
-/// Uses a clone of `store`, so that a caller who waits on the original delays nobody; groups over one store share the
-/// clone, which is one connection and stays until the store is gone and the next one is adapted. To make it costs both sides
-/// look-ups of names, seconds where a name service does not answer: so a caller who waits anyhow lends the original. Only
-/// check(), get() and set() are called. None of that happens here, and whoever waits for a thread that does it waits with a
-/// bound: a call into a Store whose process is stopped never comes back.
+/// Uses a clone of `store`, so that a caller that waits on the original delays nobody. Groups over one Store share the
+/// clone. The clone is one connection, and stays until the Store is gone and the next Store is adapted. Making a clone
+/// costs both sides name look-ups: seconds if a name service does not answer. So a caller that waits anyway lends the
+/// original (kBorrowed).
+/// The adapter calls only check(), get() and set(). adapt_store() itself calls none of these and makes no clone. A
+/// thread that waits for another thread's call into the Store needs a bound: a call into a Store of a stopped process
+/// never returns.
 std::shared_ptr<bootstrap::KeyValueStore> adapt_store(const c10::intrusive_ptr<c10d::Store>& store,
                                                       StoreUse use = StoreUse::kOwn);
 

@@ -144,7 +144,7 @@ void StreamWork::synchronize() {
   const device::DeviceStream current = current_stream(device_);
   for (const auto& staged : staged_) check_status(staged->wait_on(current), describe());
   for (const Ptr& work : joined_) work->synchronize();
-  // Memory that was made on another stream would be used again by that one, which does not wait.
+  // Keep memory that was made on another stream: that stream would use the memory again and does not wait.
   if (current.native == issued_on_.native) held_->let_go();
 }
 
@@ -188,7 +188,7 @@ std::exception_ptr StreamWork::exception() const {
 
 int StreamWork::sourceRank() const {
   const InterpreterReleased released;
-  // dist.recv() asks after its wait(), which has not waited for the message.
+  // dist.recv() calls this after wait(), but wait() has not waited for the message.
   for (const auto& staged : staged_) {
     await(*staged, core::TimePoint::max());
     if (const int rank = staged->source_rank(); rank >= 0) return rank;
@@ -211,7 +211,7 @@ StreamWork::FuturePtr StreamWork::getFuture() {
   if (const core::Status status = failure(); !status.is_ok()) {
     future->setError(to_exception(status, describe()));
   } else {
-    // The value is ready when the current stream of this moment has come so far.
+    // The value is ready when the stream that is current at markCompleted() has come this far.
     std::vector<Ptr> all = joined_;
     all.push_back(Ptr::reclaim_copy(this));
     device::DeviceStream last{};
@@ -237,7 +237,7 @@ StreamWork::FuturePtr StreamWork::getFuture() {
 }
 
 StreamWork::FuturePtr StreamWork::getFutureResult() {
-  // Of several that were joined: the last.
+  // If several works were joined, the last counts.
   if (!staged_.empty()) return held_->future_result();
   return joined_.empty() ? on_host_.back()->getFutureResult() : joined_.back()->getFutureResult();
 }

@@ -1,13 +1,14 @@
 // hybridps/pg/stream_work.h: the handle of an operation on CUDA tensors.
 //
-// Model    As NCCL's: everything is on the streams when the call returns. wait() makes the current stream wait for the
-//          operation's end and blocks the host only for a barrier, with a timeout, or with HYBRIDPS_BLOCKING_WAIT. The future is
-//          completed at once, on the channel's out stream: whoever takes its value waits on the device.
-// Owner    the caller, who may drop it at once. What the operation reads and writes is held by Held until the caller's
-//          stream waits for the end, or the end is over: then a lane drops it, since a tensor may want the interpreter's
-//          lock.
-// Threads  every method from any thread; those that block, without the interpreter's lock.
-// Errors   known at wait(): thrown there. Known later: thrown by the next call on the group, once.
+// Model    As with NCCL, everything is on the streams when the call returns. wait() makes the current stream wait for
+//          the operation's end. wait() blocks the host only for a barrier, with a timeout, or with
+//          HYBRIDPS_BLOCKING_WAIT. The future is completed at once, on the channel's out stream: a reader of the
+//          future's value waits on the device.
+// Owner    the caller, who may drop the handle at once. Held keeps what the operation reads and writes until the
+//          caller's stream waits for the end, or the operation is over. In the second case a lane drops the memory,
+//          because dropping a tensor may take the interpreter's lock.
+// Threads  every method is thread-safe. Call methods that block without the interpreter's lock.
+// Errors   an error that is known at wait() is thrown there. The next call on the group throws a later error, once.
 #pragma once
 
 #include <chrono>
@@ -33,7 +34,7 @@ class StreamWork final : public c10d::Work {
   using Ptr = c10::intrusive_ptr<StreamWork>;
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-  /// What outlives the handle until the device is through.
+  /// The data that outlives the handle, until the device has finished.
   class Held {
    public:
     Held(std::shared_ptr<WorkContext> context, std::size_t parts) : context_(std::move(context)), parts_left_(parts) {}
@@ -42,9 +43,9 @@ class StreamWork final : public c10d::Work {
     std::uint64_t completion_key() const noexcept { return completion_key_; }
     /// Drops the tensors.
     void let_go();
-    /// One of `parts` is over: on the Stager's thread.
+    /// One of `parts` is over. Called on the Stager's thread.
     static void part_over(const std::shared_ptr<Held>& held, const core::Status& status);
-    /// Completed when all parts are over.
+    /// The future that completes when all parts are over.
     FuturePtr future_result();
     float duration_ms() const;
 
@@ -78,13 +79,13 @@ class StreamWork final : public c10d::Work {
   explicit StreamWork(Init init);
 
   // For the process group -------------------------------------------------------------------------------------------
-  /// Before anybody else has it.
+  /// Call before any other thread has this work.
   void add(std::shared_ptr<staging::Staged> staged, std::shared_ptr<staging::Channel> channel);
-  /// Everything was enqueued: the profiler's span ends.
+  /// Call when everything is enqueued: ends the profiler's span.
   void enqueued();
-  /// Makes this one stand for `works` too, of either kind.
+  /// Makes this work stand for `works` too; StreamWorks and WorkHybrids are allowed.
   void join(const std::vector<c10::intrusive_ptr<c10d::Work>>& works);
-  /// Puts the ways back on the streams, if they were left open.
+  /// Puts the ways back (from the host to the device) on the streams, if enqueue() left them open.
   void complete_enqueue();
   const std::vector<at::Tensor>& outputs() const noexcept { return outputs_; }
   c10::Device device() const noexcept { return device_; }
@@ -124,7 +125,7 @@ class StreamWork final : public c10d::Work {
   const bool blocks_host_;
   const std::shared_ptr<Held> held_;
   std::vector<std::shared_ptr<staging::Staged>> staged_;
-  std::vector<std::shared_ptr<staging::Channel>> channels_;  // of staged_
+  std::vector<std::shared_ptr<staging::Channel>> channels_;  // the channel of each entry of staged_
   std::vector<Ptr> joined_;
   std::vector<c10::intrusive_ptr<c10d::Work>> on_host_;
   std::mutex future_mutex_;

@@ -26,7 +26,7 @@ at::Tensor contiguous_copy(const at::Tensor& tensor) {
   return contiguous_like(tensor).copy_(tensor);
 }
 
-/// The same memory, whatever the tensor gets meanwhile.
+/// A tensor on the same memory, even if the program gives `tensor` other memory meanwhile.
 at::Tensor alias_of(const at::Tensor& tensor) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   return tensor.detach();
@@ -67,7 +67,7 @@ std::string torch_name_of(core::ReduceOp op) {
 }
 
 double premul_factor(const char* call, const c10d::ReduceOp& op) {
-  // The only kind of supplement there is; null when the operation was made without torch's factory.
+  // torch has no other kind of supplement. Null: the operation was made without torch's factory.
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK(supplement != nullptr, "hybridps::", call,
               ": ReduceOp.PREMUL_SUM carries no factor; make it with torch.distributed._make_nccl_premul_sum(factor)");
@@ -208,7 +208,7 @@ worker::Piece Buffers::input(const at::Tensor& tensor) {
   const at::Tensor copy = plain ? at::Tensor() : contiguous_copy(tensor);
   const at::Tensor& read = plain ? tensor : copy;
   hold(read);
-  // Pieces have one type for both ways; the engine does not write to inputs.
+  // Inputs and outputs have the same Piece type; the engine does not write to inputs.
   auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(read.const_data_ptr()));
   return {data, bytes_of(read)};
 }

@@ -21,9 +21,9 @@
 namespace hybridps::pg {
 namespace {
 
-// What a lane gets for the end of a callback whose outcome the program has already seen.
+// How long getFuture() waits for a lane to end earlier callbacks, if the program has already seen the work complete.
 constexpr std::chrono::milliseconds kMoment(20);
-constexpr int kAbortHooksNice = 10;  // still a tenth of a core that others want: they may hold the interpreter's lock
+constexpr int kAbortHooksNice = 10;  // still leaves a tenth of a busy core: hooks may hold the interpreter's lock
 
 thread_local const WorkHybrid* running_callback = nullptr;  // NOLINT: see of_running_callback()
 
@@ -41,7 +41,7 @@ std::optional<std::vector<at::Tensor>> span_inputs(WorkHybrid::Init& init) {
   return std::move(init.inputs);
 }
 
-/// A peer's fault or a late one, not the caller's own doing: what abort hooks are there to explain.
+/// Whether abort hooks should explain the error: a peer's fault or a delay, not the caller's own action.
 bool is_verdict(const core::Status& status) {
   switch (status.code()) {
     case core::Code::kTimeout:
@@ -62,7 +62,7 @@ std::uint64_t next_completion_key() {
 void WorkContext::post_abort_hooks() const {
   if (hooks->abort.empty()) return;
   Process::instance().abort_hooks()->post(1, [hooks = hooks] {
-    // What the program does next, such as going on with the ranks that are left, needs the cores more than they do.
+    // The program's next work, such as going on with the remaining ranks, needs the cores more than the hooks do.
     static_cast<void>(setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kAbortHooksNice));
     hooks->abort.run();
   });
@@ -92,8 +92,8 @@ WorkHybrid::WorkHybrid(Init init)
       parts_left_(init.parts) {}
 
 WorkHybrid::~WorkHybrid() {
-  // The count of references says that nobody else is here, but the last one may have been dropped in torch's own code,
-  // which is not compiled with the thread sanitizer: the lock shows it that settle() came before.
+  // The reference count says that no other thread is here. But torch's own code may have dropped the last reference,
+  // and torch is not compiled with the thread sanitizer. The lock shows the sanitizer that settling() came before.
   const std::lock_guard lock(mutex_);
 }
 
@@ -136,7 +136,7 @@ void WorkHybrid::part_done(Ptr work, const worker::Outcome& outcome) {
 }
 
 void WorkHybrid::arrived(Ptr work) {
-  // Until stage_ moves on, no other thread touches these.
+  // Until stage_ changes, no other thread touches buffers_ and finish_.
   const bool to_finish = work->status_.is_ok() && (work->buffers_.needs_finish() || work->finish_ != nullptr);
   if (!to_finish) {
     complete(std::move(work));
@@ -149,7 +149,7 @@ void WorkHybrid::arrived(Ptr work) {
     work->stage_ = WorkStage::kArrived;
     if (work->waiters_ > 0) work->cv_.notify_all();
   }
-  // Both may get there first: the lane can be busy with a callback that waits for this very work.
+  // The lane or a waiter may be first: the lane can be busy with a callback that waits for this very work.
   lanes.post(lane, [work = std::move(work)]() mutable {
     if (work->claim_finish()) finish_and_complete(std::move(work));
     work.reset();
@@ -165,7 +165,7 @@ bool WorkHybrid::claim_finish() {
 
 void WorkHybrid::finish_and_complete(Ptr work) {
   try {
-    const core::UsualFloatMode usual;  // sparse parts are summed, in a waiter's thread or a lane
+    const core::UsualFloatMode usual;  // finish_ sums sparse parts, on a waiter's thread or a lane
     work->buffers_.finish();
     if (work->finish_) work->finish_();
     work->finish_ = nullptr;
@@ -196,11 +196,11 @@ void WorkHybrid::complete(Ptr work) {
     work->completed_ = true;
     work->duration_ms_ = duration_ms;
     parents.swap(work->parents_);
-    future = work->future_;  // one that is asked for later is complete at once
+    future = work->future_;  // getFuture() completes a future that is asked for later
     future_result = work->future_result_;
     if (work->waiters_ > 0) {
       work->cv_.notify_all();
-      // Nobody but the waiter is interested: it drops the reference, and no lane wakes for it. The waiter may destroy
+      // Only the waiter needs the work, so the waiter drops the reference, and no lane wakes up. The waiter may destroy
       // the work as soon as this lock is released.
       if (!future && !future_result) {
         WorkHybrid& target = *work;
@@ -220,7 +220,7 @@ void WorkHybrid::complete(Ptr work) {
 }
 
 Lanes::Task WorkHybrid::settling(Ptr work, FuturePtr future, FuturePtr future_result) {
-  // The buffers go with the task.
+  // The buffers are destroyed with the task.
   return [work = std::move(work), future = std::move(future), future_result = std::move(future_result),
           buffers = Buffers()]() mutable {
     {
@@ -279,7 +279,7 @@ void WorkHybrid::add_parent(const Ptr& work, Ptr parent) {
 
 bool WorkHybrid::wait(std::chrono::milliseconds timeout) {
   const auto deadline = timeout.count() > 0 ? core::Deadline::after(timeout) : core::Deadline::never();
-  std::shared_ptr<engine::Group> group;  // maybe the last reference: goes after the lock
+  std::shared_ptr<engine::Group> group;  // may be the last reference: dropped after the lock
   bool drives = false;
   {
     const std::lock_guard lock(mutex_);
@@ -309,7 +309,7 @@ bool WorkHybrid::wait(std::chrono::milliseconds timeout) {
 bool WorkHybrid::drive(engine::Group& group, core::TimePoint until) {
   {
     const std::lock_guard lock(mutex_);
-    ++waiters_;  // so that no lane wakes for it
+    ++waiters_;  // so that no lane wakes up for this work
   }
   const auto is_pending = [this] {
     const std::lock_guard lock(mutex_);
@@ -380,10 +380,10 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHybrid::getFuture() {
     future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     if (stage_ != WorkStage::kComplete) return future_;
   }
-  // Nobody else knows it yet, and no lane will complete it. Callbacks of earlier works go first, even where this one
-  // was complete before them: a callback that is added to a finished future runs in the caller. But who knows that the
-  // work is complete may ask for the value at once (DDP's join does): a lane that is merely about to finish is given its
-  // moment, and the interpreter's lock, which it may need for that.
+  // No other thread knows future_ yet, and no lane will complete it. Callbacks of earlier works run first, even if this
+  // work was complete before them: a callback that is added to a finished future runs in the caller. But a caller that
+  // knows the work to be complete may ask for the value at once (DDP's join does). So a lane that is about to finish
+  // gets kMoment, and the interpreter's lock, which the lane may need.
   if (order_ && Lanes::current() < lane_) {
     if (seen_complete_.load(std::memory_order_relaxed) && !order_->is_first(ticket_)) {
       const InterpreterReleased released;

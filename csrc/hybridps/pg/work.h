@@ -1,12 +1,13 @@
 // hybridps/pg/work.h: the handle of one operation of a process group.
 //
-// Life     pending -> (arrived -> finishing ->) complete. The engine's completion moves it on. `arrived` is for what
-//          must still be done before anybody may look: copying temporaries back, summing sparse parts;
-//          the first waiter does it, or a lane, never the engine's thread. Then waiters go on, and a lane completes
-//          the future, in the group's order.
-// Owner    the caller, who may drop it at once, and the engine's completion, which hands its reference to a waiter or
-//          a lane: dropping a tensor may take the interpreter's lock.
-// Threads  every method from any thread; wait() blocks, so without the interpreter's lock (torch's binding releases it).
+// Life     pending -> (arrived -> finishing ->) complete. The engine's completion moves the work on. A work becomes
+//          `arrived` if something remains to do before anybody may look: copying temporaries back, summing sparse
+//          parts. The first waiter or a lane does this, never the engine's thread. Then waiters go on, and a lane
+//          completes the future, in the group's order.
+// Owner    the caller, who may drop the work at once, and the engine's completion. The completion hands its reference
+//          to a waiter or a lane, because dropping a tensor may take the interpreter's lock.
+// Threads  every method is thread-safe. wait() blocks: call wait() without the interpreter's lock (torch's binding
+//          releases the lock).
 // Errors   every wait() throws the same error; the message names the operation.
 #pragma once
 
@@ -36,10 +37,10 @@
 
 namespace hybridps::pg {
 
-/// What the Works of one process group share. It does not keep the engine alive.
+/// The data that all Works of one process group share. Does not keep the engine alive.
 struct WorkContext {
-  /// Has the group's abort hooks run on a thread of their own, and returns at once: torch's flight recorder takes seconds
-  /// to write, and neither the error nor what the other ranks are to be told may wait for it.
+  /// Runs the group's abort hooks on a thread of their own and returns at once. torch's flight recorder takes seconds
+  /// to write. Neither the error nor the messages to the other ranks may wait for the flight recorder.
   void post_abort_hooks() const;
 
   std::string group_name;
@@ -47,15 +48,15 @@ struct WorkContext {
   int size = 1;
   std::shared_ptr<Lanes> lanes;
   std::weak_ptr<engine::Group> group;
-  std::shared_ptr<Hooks> hooks = std::make_shared<Hooks>();  // all lives of a process group have the same
+  std::shared_ptr<Hooks> hooks = std::make_shared<Hooks>();  // shared by all lives of a process group
   std::atomic<bool> failure_told{false};  // abort hooks run once, for the first verdict
 };
 
-/// Time that addEphemeralTimeout() grants to all works until the first one made after it is complete.
+/// Extra time that addEphemeralTimeout() grants to all works. Ends when the first work made after the call is complete.
 struct TimeExtension {
   explicit TimeExtension(std::chrono::milliseconds by) : extra(by) {}
   const std::chrono::milliseconds extra;
-  std::atomic<bool> used{false};  // a work carries it; process group's lock
+  std::atomic<bool> used{false};  // a work carries the extension; guarded by the process group's lock
   std::atomic<bool> expired{false};
 };
 
@@ -82,16 +83,17 @@ class WorkHybrid final : public c10d::Work {
   ~WorkHybrid() override;
 
   // For the process group -------------------------------------------------------------------------------------------
-  /// Before the first part is submitted. `order` null: the future completes as soon as the operation does.
+  /// Call before the first part is submitted. Without set_order() the future completes as soon as the operation does.
   void set_order(std::shared_ptr<InOrder> order);
-  /// The work whose future's callbacks this thread is running, on a lane; else null.
+  /// The work for which this thread, a lane, is running callbacks of the future; null: none.
   static const WorkHybrid* of_running_callback() noexcept;
-  /// Whether a group with these orders has issued collectives since this work, or since one whose callback led to it.
-  /// What a callback of this work issues now has no place among them: on another rank it may have come before.
+  /// Whether the group with these orders has issued collectives after this work, or after an ancestor of this work. An
+  /// ancestor is a work with a callback that led to this work. If true, a collective that a callback of this work
+  /// issues now has no place in the orders: on another rank it may have come before the other collectives.
   bool overtaken(const std::vector<std::shared_ptr<InOrder>>& orders) const;
-  /// For messages; the last part's.
+  /// The sequence number for messages: that of the last part.
   void set_sequence(std::uint64_t sequence) noexcept { sequence_.store(sequence, std::memory_order_relaxed); }
-  /// One of `parts` completions.
+  /// Called once for each of `parts`, when the part is complete.
   static void part_done(Ptr work, const worker::Outcome& outcome);
   /// Makes `parent` count this work as one of its parts.
   static void add_parent(const Ptr& work, Ptr parent);
@@ -125,13 +127,14 @@ class WorkHybrid final : public c10d::Work {
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
   static void arrived(Ptr work);
-  static void finish_and_complete(Ptr work);  // whoever claimed kFinishing
+  static void finish_and_complete(Ptr work);  // called by the thread that claimed kFinishing
   static void complete(Ptr work);
-  /// For a lane: the futures that somebody has asked for, the span, the references.
+  /// For a lane: completes the futures that were asked for, ends the profiler's span, drops the references.
   static Lanes::Task settling(Ptr work, FuturePtr future, FuturePtr future_result);
-  /// Runs the engine meanwhile. False: it is not pending any more, or somebody else drives.
+  /// Runs the engine on this thread until the work is no longer pending or `until` has passed. True: still pending at
+  /// `until`. False: not pending any more, or another thread drives the engine.
   bool drive(engine::Group& group, core::TimePoint until);
-  /// Whether it is complete.
+  /// Waits until `until`. Returns whether the work is complete.
   bool sleep_until(core::TimePoint until);
   bool claim_finish();
   void mark(const FuturePtr& future) const;
@@ -148,17 +151,17 @@ class WorkHybrid final : public c10d::Work {
   const std::uint64_t completion_key_;
   const int lane_;
   std::atomic<std::uint64_t> sequence_{0};
-  std::atomic<bool> seen_complete_{false};  // the program knows
+  std::atomic<bool> seen_complete_{false};  // the program has seen that the work is complete
 
-  // Touched by one thread at a time: the issuing one, then whoever finishes, then whoever drops.
+  // Used by one thread at a time: the issuing thread, then the finishing thread, then the thread that drops the work.
   Buffers buffers_;
   std::function<void()> finish_;
   std::vector<std::shared_ptr<TimeExtension>> extensions_;
   std::shared_ptr<InOrder> order_;
   std::uint64_t ticket_ = 0;
-  std::vector<std::pair<std::shared_ptr<InOrder>, std::uint64_t>> ancestors_;  // works whose callbacks led here
+  std::vector<std::pair<std::shared_ptr<InOrder>, std::uint64_t>> ancestors_;  // works with callbacks that led here
 
-  // Under mutex_ (of the base class, as is cv_).
+  // Guarded by mutex_. mutex_ and cv_ are members of the base class.
   WorkStage stage_ = WorkStage::kPending;
   std::size_t parts_left_;
   core::Status status_;
@@ -170,12 +173,12 @@ class WorkHybrid final : public c10d::Work {
   std::vector<Ptr> parents_;
   Ptr kept_;  // the completion's reference, for the waiter to drop
 
-  std::mutex span_mutex_;  // recordFunctionEndCallback_
+  std::mutex span_mutex_;  // guards recordFunctionEndCallback_
 };
 
-/// Never the same twice.
+/// Returns a new key in every call.
 std::uint64_t next_completion_key();
-/// Tells the group's hooks how a work ended: completion hooks of a success, abort hooks of the first verdict.
+/// Runs the group's hooks at the end of a work: completion hooks after a success, abort hooks after the first verdict.
 void report(WorkContext& context, const core::Status& status, std::uint64_t completion_key, float duration_ms);
 
 /// One Work that completes when all of `works` have, with the first error among them; null works count as complete.

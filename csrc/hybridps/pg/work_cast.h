@@ -1,4 +1,4 @@
-// hybridps/pg/work_cast.h: which kind of Work it is.
+// hybridps/pg/work_cast.h: casts a Work to a kind of Work.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -6,8 +6,8 @@
 
 namespace hybridps::pg {
 
-/// The same work as a T, or null where it is none. torch's dynamic_intrusive_pointer_cast never drops its reference
-/// when the cast fails: the work would live for ever, and its tensors with it.
+/// `work` as a T; null if it is no T. torch's dynamic_intrusive_pointer_cast keeps its reference when the cast fails:
+/// the work and its tensors would live for ever.
 template <class T>
 c10::intrusive_ptr<T> work_cast(const c10::intrusive_ptr<c10d::Work>& work) {
   auto* const as = dynamic_cast<T*>(work.get());

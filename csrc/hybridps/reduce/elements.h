@@ -1,8 +1,8 @@
 // hybridps/reduce/elements.h: how one element of each dtype is loaded, combined, finished and stored.
 //
 // Threads  any; pure functions.
-// Arith.   sum.h states the rules. A NaN result is always the positive quiet NaN of its type, since which
-//          operand's NaN an adder returns depends on the instruction and on the compiler's operand order.
+// Arith.   sum.h states the rules. A NaN result is always the positive quiet NaN of its type. Otherwise an adder's NaN
+//          would depend on the instruction and on the compiler's operand order.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 namespace hybridps::reduce {
 namespace {  // NOLINT(google-build-namespaces): compiled once per instruction set, see convert.h
 
-/// What is done with one more input. AVG adds; kPremulAdd multiplies each input by its own factor first.
+/// How one more input is combined. AVG adds; kPremulAdd first multiplies each input by its own factor.
 enum class Fold { kAdd, kPremulAdd, kMul, kMin, kMax, kAnd, kOr, kXor };
 
 template <class T>
@@ -42,8 +42,7 @@ struct IntElement {
 
   template <Fold kFold>
   static Acc fold(Acc acc, Acc x) noexcept {
-    // Unsigned and at least 32 bits wide: int16 times int16 promotes to int, and overflow of int is
-    // undefined.
+    // Unsigned and at least 32 bits wide. int16 times int16 would promote to int, and int overflow is undefined.
     if constexpr (kFold == Fold::kAdd) return static_cast<T>(wide(acc) + wide(x));
     if constexpr (kFold == Fold::kMul) return static_cast<T>(wide(acc) * wide(x));
     if constexpr (kFold == Fold::kMin) return x < acc ? x : acc;
@@ -53,7 +52,7 @@ struct IntElement {
     if constexpr (kFold == Fold::kXor) return static_cast<T>(acc ^ x);
   }
 
-  /// In 64 bits, so that uint8 may be divided by a world of 300. divisor >= 1.
+  /// In 64 bits, so that a uint8 may be divided by a world size of 300. divisor >= 1.
   static Acc divide(Acc acc, long long divisor) noexcept {
     if constexpr (static_cast<T>(-1) > 0) {
       return static_cast<T>(static_cast<unsigned long long>(acc) / static_cast<unsigned long long>(divisor));
@@ -67,7 +66,7 @@ struct IntElement {
   static Wide wide(T x) noexcept { return static_cast<Wide>(x); }
 };
 
-/// Any nonzero byte is true on entry; 0 or 1 comes out.
+/// Any nonzero input byte is true; the output is 0 or 1.
 struct BoolElement {
   using Acc = std::uint8_t;
   static constexpr std::size_t kBytes = 1;
@@ -85,8 +84,8 @@ struct BoolElement {
   }
 };
 
-/// Real floating types. T is float or double; kFold's NaN rules are torch's: the first NaN wins, ties keep
-/// the left.
+/// Real floating types; T is float or double. fold()'s NaN rules are torch's: the first NaN wins, and a tie keeps the
+/// left value.
 template <class T>
 struct RealAcc {
   using Acc = T;
@@ -142,7 +141,7 @@ struct Fp8Element : RealAcc<float> {
   }
 };
 
-/// Only for PRODUCT. The textbook formula, as c10::complex has it: no rescue of infinities as in C's Annex G.
+/// Only for PRODUCT. The textbook formula, as in c10::complex: infinities are not rescued, unlike in C's Annex G.
 template <class T>
 struct ComplexElement {
   struct Acc {
@@ -170,8 +169,8 @@ struct ComplexElement {
  private:
   static T canonical(T x) noexcept { return x != x ? static_cast<T>(__builtin_nan("")) : x; }
 
-  /// A product that stays one. g++ 12 makes vfmaddsub of the textbook formula in spite of -ffp-contract=off,
-  /// where the flags allow that instruction (seen with 12.2 and -mavx512f; sum_test.cpp catches it).
+  /// A product that the compiler does not fuse. g++ 12 turns the textbook formula into vfmaddsub in spite of
+  /// -ffp-contract=off, if the flags allow this instruction (seen with 12.2 and -mavx512f; sum_test.cpp catches it).
   static T product(T a, T b) noexcept {
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_assoc_barrier)

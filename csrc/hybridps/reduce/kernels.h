@@ -1,11 +1,11 @@
-// hybridps/reduce/kernels.h: the loops, and the table made of them. Included by one file per instruction set.
+// hybridps/reduce/kernels.h: the loops, and the kernel table made of them. Included by one file per instruction set.
 //
 // Two loops do everything:
 //   block   any element type. Each block of inputs is folded into an accumulator array that stays in L1; the
 //           compiler vectorises the inner loops with whatever the file's flags allow.
 //   lanes   the hot types. Accumulators stay in registers; lanes_*.h supplies the vector operations.
-// Both read an input once and write the output once, after every input of that position has been read: `out`
-// may be one of the inputs.
+// Both loops read each input once and write the output once. An output element is written after every input of that
+// position has been read. So `out` may be one of the inputs.
 #pragma once
 
 #include <cstddef>
@@ -20,15 +20,15 @@
 namespace hybridps::reduce {
 namespace {  // NOLINT(google-build-namespaces): compiled once per instruction set, see convert.h
 
-/// A LanesOf<Element>::Type is the vector counterpart of an element, or void where there is none. It has
-///   Reg, kWidth (elements per register), load, store (finished and rounded), fold<Fold>, kFolds<Fold> (is it
-///   there), and for floating types Factor, splat, scale.
+/// LanesOf<Element>::Type is the vector counterpart of an element, or void if there is none. The Type has Reg, kWidth
+/// (elements per register), load, store (finished and rounded), fold<Fold>, kFolds<Fold> (whether fold<Fold> exists),
+/// and for floating types Factor, splat, scale.
 template <class Element>
 struct NoLanes {
   using Type = void;
 };
 
-/// What lanes support: the rest is rare, and left to the block loop.
+/// The folds that lanes support. Other folds are rare and left to the block loop.
 template <Fold kFold>
 inline constexpr bool kIsRealFold = kFold == Fold::kAdd || kFold == Fold::kPremulAdd || kFold == Fold::kMul ||
                                     kFold == Fold::kMin || kFold == Fold::kMax;
@@ -38,7 +38,7 @@ inline constexpr bool kIsIntFold = kFold == Fold::kAdd || kFold == Fold::kMin ||
 template <class Element>
 inline constexpr std::size_t kBlockElements = 4096 / sizeof(typename Element::Acc);
 
-/// Elements [begin, count).
+/// Combines the elements [begin, count).
 template <class E, Fold kFold>
 void block_loop(const Input* inputs, std::size_t n, std::byte* out, std::size_t begin, std::size_t count,
                 const Finish& finish) {
@@ -86,8 +86,8 @@ void block_loop(const Input* inputs, std::size_t n, std::byte* out, std::size_t 
   }
 }
 
-/// kRegisters registers' worth of elements from `begin` on, as often as they fit below `count`. Returns where
-/// it stopped.
+/// Combines steps of kRegisters registers, from element `begin` on, as many as fit below `count`. Returns the end of
+/// the last step.
 template <class L, Fold kFold, bool kScaled, std::size_t kRegisters>
 std::size_t lanes_steps(const Input* inputs, std::size_t n, std::byte* out, std::size_t begin, std::size_t count,
                         const Finish& finish) {
@@ -163,8 +163,8 @@ constexpr Kernel& slot(SumKernels& table, core::DType dtype, core::ReduceOp op) 
   return table.kernels[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
 }
 
-/// Every kernel, as this file's flags compile it, in registers where LanesOf says how. Evaluated by the
-/// compiler, so that no code of a newer instruction set runs before the choice.
+/// Makes every kernel with this file's compile flags, in registers where LanesOf has a Type. Evaluated at compile time,
+/// so that no code of a newer instruction set runs before the choice.
 template <template <class Element> class LanesOf>
 struct TableMaker {
   SumKernels table;

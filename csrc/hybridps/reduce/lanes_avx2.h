@@ -1,7 +1,7 @@
 // hybridps/reduce/lanes_avx2.h: the hot element types in 256-bit registers (AVX2 and F16C).
 //
-// Empty unless the including file is compiled with -mavx2 -mf16c. Operations match elements.h bit for bit;
-// the tests compare every table with the baseline one.
+// Empty unless the including file is compiled with -mavx2 -mf16c. Operations match elements.h bit for bit; the tests
+// compare every table with the baseline table.
 #pragma once
 
 #include "hybridps/reduce/kernels.h"
@@ -26,7 +26,7 @@ struct Avx2Real32 {
   static Reg fold(Reg acc, Reg x) {
     if constexpr (kFold == Fold::kAdd) return _mm256_add_ps(acc, x);
     if constexpr (kFold == Fold::kMul) return _mm256_mul_ps(acc, x);
-    // Not minps: it would drop a NaN in acc, and order equal zeros by its operands.
+    // Not minps: minps would drop a NaN in acc, and would order equal zeros by operand position.
     if constexpr (kFold == Fold::kMin) return take(acc, x, _mm256_cmp_ps(x, acc, _CMP_LT_OQ));
     if constexpr (kFold == Fold::kMax) return take(acc, x, _mm256_cmp_ps(x, acc, _CMP_GT_OQ));
   }
@@ -58,7 +58,7 @@ struct Avx2Fp16 : Avx2Real32 {
   }
 };
 
-/// 16 elements, the even ones apart from the odd ones: widening and narrowing are shifts then, nothing changes its place.
+/// 16 elements, even elements separate from odd ones. Widening and narrowing are then shifts, and no element moves.
 struct Avx2Bf16 {
   using Half = Avx2Real32;
   struct Reg {
@@ -90,8 +90,8 @@ struct Avx2Bf16 {
   }
 
  private:
-  /// The result in the upper half of each element, the rest is of no account. The canonical NaN survives the rounding's
-  /// carry, so narrow_bf16's select is not needed.
+  /// The result is in the upper half of each element; the lower half is ignored. The canonical NaN survives the
+  /// rounding's carry, so narrow_bf16's select is not needed.
   static __m256i rounded(__m256 acc) {
     const __m256i bits = _mm256_castps_si256(Half::canonical(acc));
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

@@ -1,7 +1,7 @@
 // hybridps/reduce/lanes_avx512.h: the hot element types in 512-bit registers (AVX-512 F, BW, VL and DQ).
 //
-// Empty unless the including file is compiled with those flags. Operations match elements.h bit for bit; the
-// tests compare every table with the baseline one.
+// Empty unless the including file is compiled with those flags. Operations match elements.h bit for bit; the tests
+// compare every table with the baseline table.
 #pragma once
 
 #include "hybridps/reduce/kernels.h"
@@ -26,7 +26,7 @@ struct Avx512Real32 {
   static Reg fold(Reg acc, Reg x) {
     if constexpr (kFold == Fold::kAdd) return _mm512_add_ps(acc, x);
     if constexpr (kFold == Fold::kMul) return _mm512_mul_ps(acc, x);
-    // Not minps: it would drop a NaN in acc, and order equal zeros by its operands.
+    // Not minps: minps would drop a NaN in acc, and would order equal zeros by operand position.
     if constexpr (kFold == Fold::kMin) return take(acc, x, _mm512_cmp_ps_mask(x, acc, _CMP_LT_OQ));
     if constexpr (kFold == Fold::kMax) return take(acc, x, _mm512_cmp_ps_mask(x, acc, _CMP_GT_OQ));
   }
@@ -58,7 +58,7 @@ struct Avx512Fp16 : Avx512Real32 {
   }
 };
 
-/// 32 elements, the even ones apart from the odd ones: widening and narrowing are shifts then, nothing changes its place.
+/// 32 elements, even elements separate from odd ones. Widening and narrowing are then shifts, and no element moves.
 struct Avx512Bf16 {
   using Half = Avx512Real32;
   struct Reg {
@@ -90,8 +90,8 @@ struct Avx512Bf16 {
   }
 
  private:
-  /// The result in the upper half of each element, the rest is of no account. Not vcvtneps2bf16 of AVX512_BF16: it
-  /// flushes subnormals. The canonical NaN survives the rounding's carry.
+  /// The result is in the upper half of each element; the lower half is ignored. Not vcvtneps2bf16 of AVX512_BF16,
+  /// because that flushes subnormals. The canonical NaN survives the rounding's carry.
   static __m512i rounded(__m512 acc) {
     const __m512i bits = _mm512_castps_si512(Half::canonical(acc));
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

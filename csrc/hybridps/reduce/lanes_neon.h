@@ -1,8 +1,8 @@
 // hybridps/reduce/lanes_neon.h: the hot element types in 128-bit registers (Advanced SIMD of AArch64).
 //
-// Empty elsewhere. Every AArch64 CPU that runs Linux has these instructions, so the file needs no flags; those of later
-// extensions (bf16 and fp16 arithmetic, SVE) are not used. Operations match elements.h bit for bit; the tests compare
-// every table with the baseline one.
+// Empty elsewhere. Every AArch64 CPU that runs Linux has these instructions, so the file needs no flags. Instructions
+// of later extensions (bf16 and fp16 arithmetic, SVE) are not used. Operations match elements.h bit for bit; the tests
+// compare every table with the baseline table.
 #pragma once
 
 #include "hybridps/reduce/kernels.h"
@@ -27,7 +27,7 @@ struct NeonReal32 {
   static Reg fold(Reg acc, Reg x) {
     if constexpr (kFold == Fold::kAdd) return vaddq_f32(acc, x);
     if constexpr (kFold == Fold::kMul) return vmulq_f32(acc, x);
-    // Not fmin: it puts -0 below +0, where the left of equal values has to stay.
+    // Not fmin: fmin orders -0 below +0, but of equal values the left one must stay.
     if constexpr (kFold == Fold::kMin) return take(acc, x, vcltq_f32(x, acc));
     if constexpr (kFold == Fold::kMax) return take(acc, x, vcgtq_f32(x, acc));
   }
@@ -44,7 +44,8 @@ struct NeonFp32 : NeonReal32 {
   static void store(std::byte* to, Reg acc) { store_as<float32x4_t>(to, canonical(acc)); }
 };
 
-/// Eight narrow elements, one load or store, in two registers; which of them are in which is the type's choice.
+/// Eight narrow elements in two registers, with one load or store. The derived type chooses which element is in which
+/// register.
 struct NeonReal32Pair {
   using Half = NeonReal32;
   struct Reg {
@@ -64,7 +65,7 @@ struct NeonReal32Pair {
   }
 };
 
-/// The lower four elements, then the upper four.
+/// a: the lower four elements; b: the upper four.
 struct NeonFp16 : NeonReal32Pair {
   static Reg load(const std::byte* from) {
     const auto halves = load_as<float16x8_t>(from);
@@ -75,7 +76,7 @@ struct NeonFp16 : NeonReal32Pair {
   }
 };
 
-/// The even elements, then the odd ones: widening and narrowing are shifts then, nothing changes its place.
+/// a: the even elements; b: the odd ones. Widening and narrowing are then shifts, and no element moves.
 struct NeonBf16 : NeonReal32Pair {
   static Reg load(const std::byte* from) {
     const auto pairs = load_as<uint32x4_t>(from);
@@ -87,8 +88,8 @@ struct NeonBf16 : NeonReal32Pair {
   }
 
  private:
-  /// The result in the upper half of each element, the rest is of no account. The canonical NaN survives the rounding's
-  /// carry, so narrow_bf16's select is not needed.
+  /// The result is in the upper half of each element; the lower half is ignored. The canonical NaN survives the
+  /// rounding's carry, so narrow_bf16's select is not needed.
   static uint32x4_t rounded(float32x4_t acc) {
     const uint32x4_t bits = vreinterpretq_u32_f32(Half::canonical(acc));
     const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
@@ -123,7 +124,7 @@ struct NeonFp64 {
   static Reg take(Reg acc, Reg x, uint64x2_t better) { return vbslq_f64(vornq_u64(better, vceqq_f64(x, x)), x, acc); }
 };
 
-/// Unsigned registers, since the compilers' headers add with the operator +, which must not overflow a signed type.
+/// Unsigned registers: the compilers' headers add with operator +, which must not overflow a signed type.
 struct NeonInt32 {
   using Reg = uint32x4_t;
   static constexpr std::size_t kBytes = 4;

@@ -28,7 +28,7 @@ struct AvailableTables {
   AvailableTables() noexcept {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    // F16C by hand: not every compiler's __builtin_cpu_supports knows the name.
+    // F16C is checked by hand: not every compiler's __builtin_cpu_supports knows the name.
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
     if (f16c && __builtin_cpu_supports("avx2")) {
@@ -39,7 +39,7 @@ struct AvailableTables {
       }
     }
 #elif defined(__aarch64__)
-    tables[count++] = &kNeonTable;  // part of the architecture's baseline: nothing to ask
+    tables[count++] = &kNeonTable;  // part of the architecture's baseline: no check needed
 #endif
   }
 };
@@ -63,15 +63,14 @@ void combine_with(const SumKernels& table, std::span<const Input> inputs, std::b
   assert(finish.kind != Finish::Scaling::kDivideTruncate || (!core::is_floating(dtype) && finish.divisor >= 1));
   if (count == 0) return;
 
-  // One input, nothing to do: its bytes, so that not even a NaN's payload changes. Not for bool, which is
-  // normalised.
+  // One input and nothing to do: copy the bytes, so that even a NaN's payload stays. Not for bool, which is normalised.
   if (inputs.size() == 1 && finish.kind == Finish::Scaling::kNone && dtype != DType::kBool &&
       (op != ReduceOp::kPremulSum || inputs[0].premul == 1.0)) {
     if (out != inputs[0].data) std::memcpy(out, inputs[0].data, count * core::size_of(dtype));
     return;
   }
 
-  // Sums of complex numbers, and their product with a real one, are those of twice as many real numbers.
+  // Complex sums, and complex numbers times a real number, equal the same operations on twice as many real numbers.
   if (op != ReduceOp::kProduct) {
     if (dtype == DType::kComplex64 || dtype == DType::kComplex128) {
       dtype = dtype == DType::kComplex64 ? DType::kFloat32 : DType::kFloat64;
@@ -91,7 +90,8 @@ void combine(std::span<const Input> inputs, std::byte* out, std::size_t count, D
     combine_with(table, inputs, out, count, dtype, op, finish);
     return;
   }
-  // Part by part, so that what is expanded stays in the first cache, of 32 KiB or more. Whole blocks of every format.
+  // Part by part, so that expanded data stays in the L1 cache of 32 KiB or more. A part is whole blocks of every
+  // format.
   constexpr std::size_t kPartElements = 1024;
   const std::size_t size = core::size_of(dtype);
   std::vector<Input> parts(inputs.begin(), inputs.end());

@@ -14,11 +14,11 @@
 
 namespace hybridps::reduce {
 
-/// How elements lie in an input's bytes, where they are not one after the other in combine()'s type. Threads: any.
+/// The layout of an input's elements, if they do not lie one after the other in combine()'s type. Threads: any.
 class Format {
  public:
   virtual ~Format() = default;
-  /// Elements [first, first + count) in combine()'s type.
+  /// Writes elements [first, first + count) to `out`, in combine()'s type.
   virtual void expand(const std::byte* data, std::size_t first, std::size_t count, std::byte* out) const noexcept = 0;
 };
 
@@ -26,10 +26,10 @@ class Format {
 struct Input {
   const std::byte* data = nullptr;  // count elements, any alignment
   double premul = 1.0;              // PREMUL_SUM: multiplied in the accumulator's type before the add
-  const Format* format = nullptr;   // null: plain elements. Else `out` may not overlap the data
+  const Format* format = nullptr;   // null: plain elements. Else `out` of combine() must not overlap the data
 };
 
-/// What happens to the accumulator before it is rounded into the output.
+/// The last step on the accumulator, before rounding into the output.
 struct Finish {
   enum class Scaling { kNone, kMultiply, kDivideTruncate } kind = Scaling::kNone;
   double factor = 1.0;    // kMultiply: floating types only, e.g. AVG's 1/world at the node stage

@@ -1,4 +1,4 @@
-// The kernels for every CPU of the architecture, and the reference that the other tables are compared with.
+// The kernels for every CPU of the architecture. The reference for all other tables.
 #include "hybridps/reduce/dispatch.h"
 #include "hybridps/reduce/kernels.h"
 

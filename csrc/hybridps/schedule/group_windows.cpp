@@ -9,11 +9,11 @@
 namespace hybridps::schedule {
 namespace {
 
-// Under way to a card: what it carries in so long, at most so many times the window that is set.
+// Bytes under way to a card: what the card carries in kWindowSeconds, at most kWindowsMax windows.
 constexpr double kWindowSeconds = 0.002;
 constexpr double kWindowsMax = 32;
 
-// In steps, and down only by two of them: rates are never still.
+// Steps are powers of two. Windows shrink only by two steps or more, because rates are never still.
 void follow_carried(std::uint64_t& windows, double bytes_carried, std::uint64_t window_bytes) {
   const double carried = bytes_carried / static_cast<double>(window_bytes);
   const std::uint64_t step = std::bit_floor(static_cast<std::uint64_t>(std::clamp(carried, 1.0, kWindowsMax)));
@@ -61,10 +61,10 @@ bool GroupWindows::follow(double rate, bool naps) {
 void GroupWindows::divide(Members& group) const {
   std::uint64_t bytes =
       group.step == 0 ? settings_.window_bytes * set_windows_ : core::Config::kWindowBytesUsual * usual_windows_;
-  // With dedicated servers the owners of unequal shares wait for each other, too.
+  // With dedicated servers, owners with unequal shares also wait for each other.
   if (naps_) bytes += (group.topology.servers() > 0 ? 2 : 1) * settings_.nap_bytes;
   if (group.step != 0) {
-    // From what can be used, or halves of a window beyond all allowances would be like the whole.
+    // Doublings begin at the bytes that can be used: half of a window above all allowances would have no effect.
     bytes = std::min<std::uint64_t>(bytes, settings_.eager_bytes * group.topology.fan());
     bytes = group.step >= kWindowStepUsual ? bytes << (group.step - kWindowStepUsual)
                                            : bytes >> (kWindowStepUsual - group.step);

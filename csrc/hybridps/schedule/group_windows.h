@@ -1,13 +1,14 @@
 // hybridps/schedule/group_windows.h: how many bytes may be under way to each member of the groups of an engine.
 //
-// Model    All members that send to one card at a time share one window: the one that is set, or what the card carries in 2 ms. Beyond
-//          what the card's queue holds, more only makes the switch drop. What owners grant chunk by chunk comes on top.
+// Model    All members that send to one card at a time share one window: the window that is set, or more, up to what
+//          the card carries in 2 ms. More bytes than the card's queue holds only make the switch drop packets. Chunks
+//          that owners grant one by one come on top.
 //          - A group divides the window among its members by what an allreduce sends to each (windows_bytes()).
 //          - A plan version may have a wider or narrower window (Tuning::window_step).
-//          - Threads that nap read later: windows are wider by what arrives meanwhile.
-//          - Of several groups with one member the least counts: operations of all may meet at one card.
+//          - Threads that nap read later: windows grow by the bytes that arrive meanwhile.
+//          - A member of several groups gets its smallest window: operations of all groups may meet at one card.
 // Source   figures: docs/decisions/0007, 0008, 0016, 0020.
-// Threads  one at a time.
+// Threads  not thread-safe: one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +26,9 @@ class GroupWindows {
  public:
   struct Settings {
     std::uint64_t window_bytes = core::Config::kWindowBytesUsual;
-    std::uint64_t eager_bytes = 512 * 1024;  // that each member allows, whatever the window
+    std::uint64_t eager_bytes = 512 * 1024;  // allowance of each member, whatever the window
     std::size_t cards = 1;
-    std::uint64_t nap_bytes = 0;  // that arrive while both sides nap
+    std::uint64_t nap_bytes = 0;  // bytes that arrive while both sides nap
   };
   struct Members {
     std::vector<core::EngineId> engines;  // by group rank, then the dedicated servers
@@ -37,7 +38,7 @@ class GroupWindows {
   };
   struct Window {
     std::uint64_t bytes = 0;
-    bool beside_servers = false;  // dedicated servers have a part in a group with it
+    bool beside_servers = false;  // the member is in a group with dedicated servers
   };
 
   explicit GroupWindows(Settings settings) : settings_(settings) {}
@@ -46,14 +47,14 @@ class GroupWindows {
   bool naps() const noexcept { return naps_; }
 
   void open(core::GroupUid uid, std::vector<core::EngineId> members, const Topology& topology);
-  /// They get windows with the next set_shares().
+  /// The servers get windows with the next set_shares().
   void add_members(core::GroupUid uid, const std::vector<core::EngineId>& servers);
   void close(core::GroupUid uid) { groups_.erase(uid); }
 
-  // True: windows are not what they were.
+  // These return true if the windows may have changed.
   bool set_shares(core::GroupUid uid, const Topology& topology);
   bool set_step(core::GroupUid uid, std::uint16_t step);
-  /// `rate`: bytes/s through all cards.
+  /// Adapts windows to `rate`, bytes/s through all cards, and to naps.
   bool follow(double rate, bool naps);
 
   std::unordered_map<core::EngineId, Window> by_member() const;
@@ -63,8 +64,8 @@ class GroupWindows {
 
   const Settings settings_;
   std::map<core::GroupUid, Members> groups_;
-  std::uint64_t set_windows_ = 1;    // times the window that is set
-  std::uint64_t usual_windows_ = 1;  // times the usual one, for groups whose window is tuned
+  std::uint64_t set_windows_ = 1;    // factor of the window that is set
+  std::uint64_t usual_windows_ = 1;  // factor of the usual window, for groups with a tuned window
   bool naps_ = false;
 };
 

@@ -10,13 +10,13 @@
 namespace hybridps::schedule {
 namespace {
 
-// The iteration minimises the sum of (load / rate)^p over the cards, for p = 8, 16, ..., 1024: with the last, the busiest
-// card is within 1 % of the least possible for any number of cards that a job may have.
+// The iteration minimises the sum of (load / rate)^p over the cards, for p = 8, 16, ..., 1024. With p = 1024 the
+// busiest card is within 1 % of the least possible load, for any number of cards that a job may have.
 constexpr int kPowerFirst = 3;
 constexpr int kPowerLast = 10;
 constexpr int kRoundsPerPower = 150;
 constexpr double kRatioMax = 1e6;
-constexpr double kShareMin = 1e-4;  // of an equal share, to begin with: what is 0 cannot grow
+constexpr double kShareMin = 1e-4;  // least initial share, relative to an equal share: a share of 0 cannot grow
 
 struct Nodes {
   std::vector<std::vector<int>> ranks_of;
@@ -44,7 +44,7 @@ double rate_of(const NicLayout& layout, std::size_t rank) {
 /// What each rank moves each way.
 std::vector<double> rank_loads(const OwnerShares& shares, const Nodes& nodes) {
   const auto n = static_cast<double>(nodes.count());
-  std::vector<double> owned(nodes.ranks_max, 0.0);  // by all ranks of one local index
+  std::vector<double> owned(nodes.ranks_max, 0.0);  // per local index, by all ranks with this index
   for (std::size_t rank = 0; rank < shares.worker.size(); ++rank)
     owned[static_cast<std::size_t>(nodes.index_of[rank])] += shares.worker[rank];
   std::vector<double> loads(shares.worker.size(), 0.0);
@@ -85,7 +85,7 @@ double time_of(const OwnerShares& shares, const NicLayout& layout, const Nodes& 
   return time;
 }
 
-/// The planes where cards and ranks lie the same way on all nodes: for each local index the number of its plane; else empty.
+/// For each local index, the number of its plane (set of cards); empty unless all nodes have the same card layout.
 std::vector<int> planes_of(const NicLayout& layout, const Nodes& nodes) {
   std::vector<int> planes;
   for (const std::vector<int>& ranks : nodes.ranks_of) {
@@ -96,7 +96,7 @@ std::vector<int> planes_of(const NicLayout& layout, const Nodes& nodes) {
       const auto same = std::find_if(sets.begin(), sets.end(), [&](const auto* set) { return *set == cards; });
       here.push_back(static_cast<int>(same - sets.begin()));
       if (same != sets.end()) continue;
-      for (const auto* set : sets)  // neither the same nor apart
+      for (const auto* set : sets)  // the sets overlap, but differ
         if (std::find_first_of(set->begin(), set->end(), cards.begin(), cards.end()) != set->end()) return {};
       sets.push_back(&cards);
     }
@@ -134,7 +134,7 @@ OwnerShares water_filled(const NicLayout& layout, const Nodes& nodes, const std:
   return result;
 }
 
-/// A node gets what all its cards together would deserve, a rank its cards' part of that.
+/// A node gets the share for the rate of all its cards together. A rank gets its cards' part of the node's share.
 OwnerShares first_guess(const NicLayout& layout, const Nodes& nodes) {
   std::vector<int> users(layout.rates.size(), 0);
   for (const std::vector<int>& cards : layout.cards_of)
@@ -194,7 +194,7 @@ OwnerShares iterated(const NicLayout& layout, const Nodes& nodes) {
       for (std::size_t card = 0; card < loads.size(); ++card)
         price[card] = power(loads[card] / card_rate(layout, card) / busiest, p) / card_rate(layout, card);
 
-      // What a little more for an owner costs: on its own cards, and on those of its agents.
+      // The cost of a little more share for an owner: on its own cards, and on the cards of its agents.
       std::vector<double> rank_price(shares.worker.size(), 0.0);
       for (std::size_t rank = 0; rank < rank_price.size(); ++rank)
         for (const int card : layout.cards_of[rank])

@@ -1,18 +1,20 @@
 // hybridps/schedule/nic_shares.h: how much of a tensor each rank's server should own where nodes have several network
 // cards.
 //
-// Model    As in shares.h, but a node's ranks go through one or several of its cards each, and several ranks may share
-//          one. Plans are rail-aligned: what rank j of a node owns goes, on every other node, through the card of the
-//          rank with local index j (modulo its ranks). Rank j of node i, which owns w(i,j) of the tensor, therefore moves
-//          (n - 1) w(i,j) as an owner, and as an agent what ranks of its index own elsewhere, each way. A card moves that
-//          of all its ranks; a rank with several cards uses them in proportion to their rates.
-// Method   One set of cards per node: water-filling (shares.h). Ranks and cards lie the same way on all nodes: each rail
-//          is a network of its own, which alone would need the time t; a rail gets a part in proportion to 1 / t, and is
-//          water-filled. Both are exact. Else (other numbers of ranks or cards, dedicated servers) iteration: shares
-//          shrink where their cards are the busiest. Its tests compare it with a linear program: within 1 %.
-// Limits   Where rails of different speed cross (index 0 on the fast card of one node and on the slow one of another) no
-//          shares reach what all the cards of a node together would allow.
-// Threads  pure functions. Equal on all ranks: only operations that IEEE 754 defines to the bit.
+// Model    As in shares.h, but each rank of a node uses one or several of the node's cards, and several ranks may share
+//          a card. Plans are rail-aligned: bytes that rank j of a node owns go, on every other node, through the card
+//          of the rank with local index j (modulo the node's ranks). Rank j of node i owns w(i,j) of the tensor. Each
+//          way, the rank moves (n - 1) w(i,j) as an owner, and as an agent the bytes that ranks with its index own
+//          elsewhere. A card moves the bytes of all its ranks. A rank with several cards uses the cards in proportion
+//          to their rates.
+// Method   One set of cards per node: water-filling (shares.h). Same layout of ranks and cards on all nodes: each rail
+//          is a separate network, which alone would need the time t. A rail gets a part in proportion to 1 / t, and is
+//          water-filled. Both are exact. Other cases (different numbers of ranks or cards, dedicated servers):
+//          iteration, in which shares on the busiest cards shrink. The tests compare the iteration with a linear
+//          program: within 1 %.
+// Limits   Where rails of different speed cross (index 0 on one node's fast card and on another node's slow card), no
+//          shares reach what all cards of a node together would allow.
+// Threads  pure functions. Equal on all ranks: the code uses only operations that IEEE 754 defines to the bit.
 #pragma once
 
 #include <vector>
@@ -34,10 +36,10 @@ struct OwnerShares {
 
 OwnerShares optimal_owner_shares(const NicLayout& layout);
 
-/// What each card moves each way under these shares, in tensors: cards of nodes, then of dedicated servers.
+/// What each card moves each way under these shares, in tensors: first cards of nodes, then cards of dedicated servers.
 std::vector<double> card_loads(const OwnerShares& shares, const NicLayout& layout);
 
-/// How many ranks go through the busiest card: 2 where pairs share one, 0.5 where each rank has two.
+/// How many ranks use the busiest card: 2 where two ranks share each card, 0.5 where each rank has two cards.
 double ranks_per_card(const NicLayout& layout);
 
 }  // namespace hybridps::schedule

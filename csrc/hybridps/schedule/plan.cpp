@@ -9,16 +9,16 @@
 namespace hybridps::schedule {
 namespace {
 
-// Spans end on cache lines, so that no two owners write one line of a result.
+// Spans end on cache lines, so that no two owners write the same line of a result.
 constexpr std::uint64_t kGranuleBytes = 64;
-// Where an aggregate is cut for all owners, a span is not cut finer than this.
+// Where equal spans of an aggregate would be smaller than this, spans are cut at multiples of this size.
 constexpr std::uint64_t kSmallestSpanBytes = 1024;
 constexpr std::uint64_t kSmallestChunkBytes = 16 * 1024;
 constexpr std::uint64_t kLargestChunkBytes = 64 * 1024;
-// What the chunks of all senders to one card are cut for. Larger than the window to begin with: fewer, larger chunks
-// cost less, and one or two of each sender are enough where the network is slow.
+// The chunk size follows from this total for all senders to one card. The total is larger than the initial window:
+// fewer, larger chunks cost less, and one or two chunks of each sender are enough on a slow network.
 constexpr std::uint64_t kChunkWindowBytes = 384 * 1024;
-// The default of HYBRIDPS_WINDOW_BYTES, which may differ from rank to rank: chunks must not.
+// The default of HYBRIDPS_WINDOW_BYTES. The setting may differ from rank to rank, chunk sizes must not.
 constexpr std::uint64_t kFirstWindowBytes = 128 * 1024;
 constexpr std::uint64_t kChunkStepBytes = 4 * 1024;
 
@@ -47,9 +47,9 @@ struct Builder {
   }
 };
 
-// In a reduce_scatter nothing is under way but contributions, and the credit for each waits for those of all other nodes.
-// With one chunk from each sender the cards fall into step such that one always idles (4 hosts: 3/4 of the rate, in a
-// third of the operations); with two they do not.
+// In a reduce_scatter only contributions are under way, and the credit for each waits for the contributions of all
+// other nodes. With one chunk from each sender, the cards can fall into a pattern in which one card is always idle (4
+// hosts: 3/4 of the rate, in a third of the operations). With two chunks they do not.
 std::uint32_t chunk_bytes_of(Kind kind, const Topology& topology, const Limits& limits) {
   if (kind != Kind::kReduceScatter) return limits.chunk_bytes;
   const std::uint64_t half = window_bytes(kFirstWindowBytes, topology.fan()) / 2;
@@ -59,8 +59,8 @@ std::uint32_t chunk_bytes_of(Kind kind, const Topology& topology, const Limits& 
 
 enum class Dedicated { kTakePart, kStayOut };
 
-// The owners that share a tensor of `bytes`, with their weights: every rank's server and the dedicated ones. `excluded_node` owns nothing (a broadcast's root node); tiny tensors have one
-// owner, among the ranks.
+// The owners that share a tensor of `bytes`, with the bytes of each: every rank's server and the dedicated servers.
+// `excluded_node` (a broadcast's root node) owns nothing. A tiny tensor has one owner, among the ranks.
 std::vector<std::pair<int, std::uint64_t>> owner_cut(std::uint64_t bytes, const Topology& topology,
                                                      std::uint64_t sequence, int excluded_node, const Limits& limits,
                                                      Dedicated dedicated, std::uint64_t granule_bytes = kGranuleBytes) {
@@ -95,7 +95,7 @@ std::uint64_t at(const std::vector<std::uint64_t>& bytes, int rank) {
   return static_cast<std::size_t>(rank) < bytes.size() ? bytes[static_cast<std::size_t>(rank)] : 0;
 }
 
-/// The rail whose ranks act for every node towards a dedicated server, which owns one span of an operation at most.
+/// The rail whose ranks act for their nodes towards this dedicated server, the owner of at most one span per operation.
 int rail_of_server(int server, const Topology& topology) {
   const int rails = topology.rails();
   if (server < rails) return server;
@@ -103,9 +103,8 @@ int rail_of_server(int server, const Topology& topology) {
   return even ? server % rails : kNoRail;
 }
 
-// The owners that share one rail's part of an allreduce: the rail's rank of each node by the node's weight, and the
-// dedicated servers that are asked through this rail. Those take what is their share of the whole tensor, as far as the
-// rail has it.
+// The owners that share one rail's part of an allreduce: the rail's rank of each node, by the node's weight, and the
+// dedicated servers of this rail. A server takes its share of the whole tensor, at most the rail's part.
 std::vector<std::pair<int, std::uint64_t>> rail_cut(std::uint64_t bytes, int rail, const Topology& topology,
                                                     std::uint64_t sequence, const Limits& limits, Dedicated dedicated,
                                                     std::uint64_t granule_bytes) {
@@ -115,7 +114,7 @@ std::vector<std::pair<int, std::uint64_t>> rail_cut(std::uint64_t bytes, int rai
   double of_nodes = 0.0;
   double of_servers = 0.0;
   double here = 0.0;
-  // As of the whole node, but for how its ranks share its cards.
+  // The node's weight, corrected for how the node's ranks share its cards.
   const auto node_weight = [&](int node) {
     return topology.owner_weight(topology.rail_rank(node, rail)) * static_cast<double>(topology.ranks_of(node).size());
   };
@@ -127,7 +126,7 @@ std::vector<std::pair<int, std::uint64_t>> rail_cut(std::uint64_t bytes, int rai
     }
   }
   const double total = of_nodes + of_servers;
-  const double part = total > 0.0 ? std::min(1.0, here * topology.rails() / total) : 0.0;  // of the rail, for servers
+  const double part = total > 0.0 ? std::min(1.0, here * topology.rails() / total) : 0.0;  // servers' part
   std::vector<int> owners;
   std::vector<double> weights;
   for (int node = 0; node < nodes; ++node) {
@@ -147,8 +146,8 @@ std::vector<std::pair<int, std::uint64_t>> rail_cut(std::uint64_t bytes, int rai
   return result;
 }
 
-/// Gather, scatter and all_to_all: a span per pair of ranks in which this one is. Between nodes, those of two nodes. In a
-/// witness, those of two ranks of one node, which carry nothing but are of the size that either has in mind.
+/// Gather, scatter and all_to_all: one span for each pair of ranks that includes this rank. Scope::kNodes: only pairs
+/// on two nodes. Scope::kWitness: only pairs on one node, with the expected size but without bytes.
 void add_pairs(const Request& request, const Topology& topology, Builder& plan) {
   const int me = topology.rank();
   const int size = topology.size();
@@ -161,7 +160,7 @@ void add_pairs(const Request& request, const Topology& topology, Builder& plan) 
     }
     return false;
   };
-  // Where each rank's part begins in this rank's input or output, which have no other ranks' parts.
+  // The offset of each rank's part in this rank's input or output, which hold only the parts of ranks that take part.
   const auto offsets = [&](const std::vector<std::uint64_t>& bytes) {
     std::vector<std::uint64_t> result;
     std::uint64_t sum = 0;
@@ -174,7 +173,7 @@ void add_pairs(const Request& request, const Topology& topology, Builder& plan) 
   const bool witness = request.scope == Scope::kWitness;
   const auto add = [&](std::uint32_t id, int source, int sink, std::uint64_t bytes, std::uint64_t input_offset,
                        std::uint64_t output_offset) {
-    // The first ids are those of the span of all ranks.
+    // The first ids belong to the span of all ranks.
     if (witness)
       plan.add(static_cast<std::uint32_t>(size) + id, source, source, sink, 0, 0, 0);
     else
@@ -205,7 +204,7 @@ void add_pairs(const Request& request, const Topology& topology, Builder& plan) 
       break;
     case Kind::kAllToAll: {
       const auto id = [size](int from, int to) { return static_cast<std::uint32_t>(from * size + to); };
-      // Destinations are walked from the own rank on, so that not all ranks send to rank 0 first.
+      // The loop over destinations starts at the own rank, so that not all ranks send to rank 0 first.
       for (int step = 0; step < size; ++step) {
         const int to = (me + step) % size;
         if (takes_part(to)) add(id(me, to), me, to, at(input, to), at(input_at, to), to == me ? at(output_at, me) : 0);
@@ -220,7 +219,8 @@ void add_pairs(const Request& request, const Topology& topology, Builder& plan) 
   }
 }
 
-// The bytes of one rail from the root's node to all others: by one of its ranks, or above a chunk by the other nodes in parts.
+// Sends the bytes of one rail from the root's node to all other nodes. Up to one chunk, the source rank sends them
+// itself. Above, each other node owns and forwards a part.
 template <typename Id>
 void add_rail_broadcast(const Request& request, const Topology& topology, const Limits& limits, int rail, std::uint64_t bytes,
                         std::uint64_t offset, const Id& id, Builder& plan) {
@@ -246,13 +246,13 @@ std::vector<Span> plan_between_nodes(const Request& request, const Topology& top
   const int me = topology.rank();
   const int my_node = topology.my_node();
   const auto members = static_cast<std::uint32_t>(topology.size() + topology.servers());
-  // A rank of a small node owns spans in several rails. A dedicated server knows its span by its own number.
+  // A rank of a small node owns spans in several rails. The id of a dedicated server's span is the server's number.
   const auto id = [&](int owner, int rail) {
     return static_cast<std::uint32_t>(owner) +
            (topology.is_dedicated(owner) ? 0 : members * static_cast<std::uint32_t>(rail + 1));
   };
   std::uint64_t offset = 0;  // in this rank's input or output
-  std::uint64_t agreed = 0;  // in all ranks'
+  std::uint64_t agreed = 0;  // in the tensor of all ranks
   switch (request.kind) {
     case Kind::kAllReduce:
     case Kind::kReduce:
@@ -270,7 +270,7 @@ std::vector<Span> plan_between_nodes(const Request& request, const Topology& top
         }
         const bool reduce = request.kind == Kind::kReduce;
         const int sink = reduce ? topology.rail_rank(topology.node_of(request.root), rail) : kAll;
-        // A dedicated server answers a reduce's root itself, which is not what is wanted here.
+        // A dedicated server would send the result of a reduce to the root, not to the rail's rank of the root's node.
         for (const auto& [owner, part] : rail_cut(bytes, rail, topology, request.sequence, limits,
                                                   reduce ? Dedicated::kStayOut : Dedicated::kTakePart,
                                                   request.granule_bytes)) {
@@ -396,7 +396,7 @@ std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topolog
     if (topology.is_dedicated(owner)) return topology.server_weight(owner - ranks) / total;
     return topology.owner_weight(owner) / total;
   };
-  // Bytes of the busiest card, in tensors (schedule/shares.h); where a node has several, each has its part of them.
+  // Bytes of the busiest card, in tensors (schedule/shares.h). Where a node has several cards, each card has a part.
   double busiest = 0.0;
   std::size_t ranks_max = 1;
   for (int node = 0; node < topology.nodes(); ++node) {
@@ -421,7 +421,7 @@ std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topolog
 }
 
 std::uint32_t chunk_bytes_for(const Topology& topology, std::uint64_t chunk_bytes_max) noexcept {
-  // A rank with several cards needs several chunks under way on each of them, for each peer.
+  // A rank with several cards needs several chunks under way on each card, for each peer.
   const double streams =
       std::max(1.0, topology.ranks_per_card()) * std::max(1, topology.nodes() - 1 + topology.servers());
   const double cards_of_rank = std::max(1.0, 1.0 / topology.ranks_per_card());
@@ -434,7 +434,7 @@ std::uint32_t chunk_bytes_for(const Topology& topology, std::uint64_t chunk_byte
 std::vector<std::uint64_t> cut_by_weight(std::uint64_t bytes, const std::vector<double>& weights,
                                          std::uint64_t granule) {
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-  // As when the only node with a share is the source's, and the others are to forward.
+  // For example, only the source's node has a share, and the other nodes must forward.
   if (total <= 0.0) return cut_by_weight(bytes, std::vector<double>(weights.size(), 1.0), granule);
   std::vector<std::uint64_t> parts;
   double running = 0.0;
@@ -493,7 +493,7 @@ std::vector<Span> make_plan(const Request& request, const Topology& topology, co
     }
     case Kind::kBroadcast: {
       const int root_node = topology.node_of(request.root);
-      // One hop for what is small, two for what is large: then each card carries the tensor once.
+      // One hop for small tensors. Two hops for large tensors: then each card carries the tensor once.
       if (topology.nodes() <= 2 || request.total_bytes <= limits.chunk_bytes) {
         plan.add(static_cast<std::uint32_t>(request.root), request.root, request.root, kAll, request.total_bytes, 0, 0);
         break;

@@ -1,9 +1,9 @@
 // hybridps/schedule/plan.h: the pure function that maps one operation to spans, owners and roles.
 //
-// Both ends of every transfer derive the same plan from the same request and topology: nothing is negotiated per
-// operation. No threads, no I/O, no clock; any thread may call it.
+// Both ends of every transfer derive the same plan from the same request and topology, without negotiation per
+// operation. No threads, no I/O, no clock; any thread may call these functions.
 //
-// Every collective is a list of spans, and every span takes the same way (design: "Two primitives carry every
+// Every collective is a list of spans. Every span takes the same path (design: "Two primitives carry every
 // collective"):
 //
 //   contributors --local push--> agent of their node --push--> owner --result--> agents --local result--> consumers
@@ -11,9 +11,9 @@
 //   aggregate   contributors: all ranks       (allreduce, reduce, reduce_scatter, barrier)
 //   deliver     contributor: one source rank  (broadcast, all_gather, gather, scatter, all_to_all, send)
 //
-// The agent of a node for a span is the local rank with the owner's local index modulo the node's ranks, and the owner
-// itself on the owner's node ("rail-aligned"). Bytes cross the network once per node. A dedicated server owns spans of
-// allreduce and reduce; it is on no node, and its number stands for a local index.
+// A node's agent for a span is the node's rank with local index (the owner's local index modulo the number of the
+// node's ranks). So the agent on the owner's node is the owner itself ("rail-aligned"). Bytes cross the network once
+// per node. A dedicated server owns spans of allreduce and reduce. It is on no node: its number is its local index.
 #pragma once
 
 #include <cstddef>
@@ -37,29 +37,29 @@ enum class Kind : std::uint8_t {
   kScatter = 7,
   kAllToAll = 8,
   kPointToPoint = 9,
-  kGoodbye = 10,  // a barrier that says that a group is being left
+  kGoodbye = 10,  // a barrier before ranks leave a group
 };
 inline constexpr std::uint8_t kKindCount = 11;
 std::string_view name_of(Kind kind) noexcept;
 
-/// How the ranks of a node share its network cards, where not all go through the same.
+/// How the ranks of a node share the node's network cards, where not all ranks use the same card.
 struct CardUse {
-  /// The part of its node's weight that each rank's server owns; those of a node add up to 1. Empty: equal parts.
+  /// For each rank, the part of its node's weight that its server owns; 1 in sum for each node. Empty: equal parts.
   std::vector<double> parts;
-  /// Through the busiest card (nic_shares.h); 0: all ranks of a node go through one.
+  /// Ranks that use the busiest card (nic_shares.h); 0: all ranks of a node use one card.
   double ranks_per_card = 0.0;
 };
 
-/// Which ranks share which node, and which dedicated servers help. Ranks and nodes are group-relative; dedicated server
-/// d is the owner numbered size() + d.
+/// Which ranks share which node, and which dedicated servers help. Rank and node numbers count within the group.
+/// Dedicated server d is the owner with number size() + d.
 class Topology {
  public:
-  /// node_of[rank] in [0, nodes), every node with at least one rank. weights: the share of a tensor that each node's
-  /// ranks own together, one per node, >= 0, not all 0; empty: equal. server_weights: likewise per dedicated server.
-  /// rank: this process, size() + d on dedicated server d.
+  /// node_of[rank] is in [0, nodes), and every node has at least one rank. weights: one per node, the share of a tensor
+  /// that the node's ranks own together, >= 0, not all 0; empty: equal shares. server_weights: the share of each
+  /// dedicated server. rank: this process; size() + d on dedicated server d.
   Topology(std::vector<int> node_of, int rank, std::vector<double> weights = {},
            std::vector<double> server_weights = {}, CardUse cards = {});
-  /// The same with other weights, of the nodes and of the dedicated servers.
+  /// A copy of this topology with other weights of the nodes and of the dedicated servers.
   Topology with_weights(std::vector<double> weights, std::vector<double> server_weights = {}) const;
 
   int rank() const noexcept { return rank_; }
@@ -67,29 +67,30 @@ class Topology {
   int nodes() const noexcept { return static_cast<int>(ranks_of_.size()); }
   int servers() const noexcept { return static_cast<int>(server_weights_.size()); }
   bool is_dedicated(int owner) const noexcept { return owner >= size(); }
-  /// -1 for a dedicated server: it shares memory with nobody.
+  /// -1 for a dedicated server, which shares memory with no rank.
   int node_of(int rank) const noexcept { return is_dedicated(rank) ? -1 : node_of_[static_cast<std::size_t>(rank)]; }
   int my_node() const noexcept { return node_of(rank_); }
   int local_index(int rank) const noexcept { return local_index_[static_cast<std::size_t>(rank)]; }
   /// Ranks of a node in ascending order; local_index is a rank's place in it.
   const std::vector<int>& ranks_of(int node) const noexcept { return ranks_of_[static_cast<std::size_t>(node)]; }
   double weight(int node) const noexcept { return weights_[static_cast<std::size_t>(node)]; }
-  /// The weight of what a rank's own server owns.
+  /// The weight of the part that a rank's own server owns.
   double owner_weight(int rank) const noexcept {
     const double of_node = weight(node_of(rank));
     return cards_.parts.empty() ? of_node / static_cast<double>(ranks_of(node_of(rank)).size())
                                 : of_node * cards_.parts[static_cast<std::size_t>(rank)];
   }
   double server_weight(int server) const noexcept { return server_weights_[static_cast<std::size_t>(server)]; }
-  /// Ranks of a node that go through one card, at most; below 1 where a rank has several.
+  /// The largest number of a node's ranks on one card; below 1 where a rank has several cards.
   double ranks_per_card() const noexcept;
-  /// How many streams may come to one card at the same time: from each other node and each server to each of its ranks.
+  /// How many streams may arrive at one card at a time: from each other node and each server to each rank of the card.
   std::uint64_t fan() const noexcept;
   /// The rank that acts for `node` in spans owned by `owner`.
   int agent(int node, int owner) const noexcept;
-  /// As many as the largest node has ranks: parts that are reduced inside the nodes before they come here (Scope).
+  /// The number of rails: parts of a tensor that the nodes reduce inside before the engine gets them (Scope). Equal to
+  /// the number of ranks of the largest node.
   int rails() const noexcept;
-  /// The rank of `node` that holds that part.
+  /// The rank of `node` that holds the part `rail`.
   int rail_rank(int node, int rail) const noexcept;
 
  private:
@@ -107,14 +108,14 @@ inline constexpr int kNoRail = -1;
 
 /// How much of an operation goes through the engine. Values travel on the wire: append only.
 enum class Scope : std::uint8_t {
-  /// All of it.
+  /// The whole operation.
   kRanks = 0,
-  /// What goes between nodes: on each node one rank per rail holds what the node has to give, and takes what it gets.
-  /// The rest is done inside the nodes by other means (GPUs, with NCCL). Gather, scatter and all_to_all have no rails:
-  /// each rank sends and takes its own parts, but for those of its node. Not for barriers and point to point.
+  /// Only the traffic between nodes. On each node one rank per rail holds the node's contribution and takes the node's
+  /// result. The part inside the nodes uses other means (GPUs, with NCCL). Gather, scatter and all_to_all have no
+  /// rails: each rank exchanges its own parts with the ranks of other nodes. Not for barriers and point to point.
   kNodes = 1,
-  /// Nothing: ranks only find out that all of them have called the same operation, and two ranks of a node that they have
-  /// the same size in mind for what they exchange in a gather, a scatter or an all_to_all.
+  /// No data: the ranks only check that all of them have called the same operation. In a gather, a scatter or an
+  /// all_to_all, each pair of ranks of a node also checks that both expect the same size of their exchange.
   kWitness = 2,
 };
 inline constexpr std::uint8_t kScopeCount = 3;
@@ -125,15 +126,15 @@ struct Span {
   int source = kAll;  // contributing rank, or kAll
   int sink = kAll;    // consuming rank, or kAll
   std::uint64_t bytes = 0;
-  std::uint64_t agreed_bytes = 0;   // on which source and sink must agree: bytes, but in a witness, which carries none
+  std::uint64_t agreed_bytes = 0;   // source and sink must agree on this; equals `bytes`, except in a witness
   std::uint64_t input_offset = 0;   // in a contributor's input, bytes
   std::uint64_t output_offset = 0;  // in a consumer's output, bytes
-  std::uint64_t agreed_offset = 0;  // of an aggregate: in what the ranks have together, the same on all of them
+  std::uint64_t agreed_offset = 0;  // aggregates: offset in the tensor of all ranks, the same on all ranks
   std::uint32_t chunk_bytes = 1;    // all chunks but the last have this many bytes
-  std::uint32_t chunks = 1;         // at least 1: a span of 0 bytes is one empty chunk
-  std::uint16_t attempt = 0;        // how often it was given to another owner before
-  int first_owner = -1;             // then: the one before, whose agents act for their nodes as they did
-  int rail = kNoRail;               // Scope::kNodes: the ranks of this rail alone have a part in it
+  std::uint32_t chunks = 1;         // at least 1: a span of 0 bytes has one empty chunk
+  std::uint16_t attempt = 0;        // how often the span was given to another owner
+  int first_owner = -1;             // attempt > 0: the earlier owner; this owner's agents still act for their nodes
+  int rail = kNoRail;               // Scope::kNodes: only the ranks of this rail take part in the span
 };
 
 struct Request {
@@ -152,36 +153,38 @@ struct Request {
   std::vector<std::uint64_t> output_bytes;
   bool sending = false;  // point to point: this rank sends to root, else receives from it
   Scope scope = Scope::kRanks;
-  /// kNodes: allreduce, reduce and broadcast: bytes of each rail's part, rails() entries; their sum is total_bytes. A
-  /// rank's input and output are the parts of its own rails, one after the other. In a reduce_scatter its input, and in an
-  /// all_gather its output, are likewise the pieces of the ranks for which it acts (all_gather: on other nodes), in
-  /// rank order. In a gather, scatter or all_to_all they are the parts of the ranks of other nodes, in rank order.
+  /// Only Scope::kNodes. allreduce, reduce and broadcast: bytes of each rail's part, rails() entries with sum
+  /// total_bytes. A rank's input and output are the parts of its own rails, one after the other. In a reduce_scatter
+  /// the input, and in an all_gather the output, holds the pieces of the ranks for which the rank acts (all_gather:
+  /// those on other nodes), in rank order. In a gather, scatter or all_to_all, input and output hold the parts of the
+  /// ranks of other nodes, in rank order.
   std::vector<std::uint64_t> rail_bytes;
-  /// Spans of an aggregate begin, and its chunks are, at multiples of it: blocks of a codec. A multiple of 64.
+  /// Block size of a codec, a multiple of 64. Spans and chunks of an aggregate begin at multiples of this size.
   std::uint64_t granule_bytes = 64;
 };
 
-/// What each of `fan` senders may have under way unasked, of what one card takes: never below two of the smallest chunks.
+/// Bytes that each of `fan` senders to a card of `card_bytes` may have under way unasked; at least two smallest chunks.
 std::uint64_t window_bytes(std::uint64_t card_bytes, std::uint64_t fan) noexcept;
-/// The same for each member of the group (its ranks, then its servers) as seen from topology.rank(): in proportion to
-/// what an allreduce sends there, since the flow with the least room for its bytes sets the pace of all; never below an
-/// equal part. 0 for members on the own node.
+/// The window from topology.rank() to each member of the group (the ranks, then the servers), in bytes. A window is in
+/// proportion to what an allreduce sends to the member, since the flow with the smallest window per byte sets the pace
+/// of all. At least two of the smallest chunks. An equal part for a member to which an allreduce sends nothing. 0 for
+/// members on the own node.
 std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topology& topology);
-/// Chunk size for a group, the same on all ranks; a reduce_scatter uses smaller ones where two would not fit into a
-/// sender's part of the default window.
+/// Chunk size for a group in bytes, the same on all ranks. A reduce_scatter uses smaller chunks where two chunks would
+/// not fit into a sender's part of the default window.
 std::uint32_t chunk_bytes_for(const Topology& topology, std::uint64_t chunk_bytes_max) noexcept;
 
 struct Limits {
   std::uint32_t chunk_bytes = 64 * 1024;  // largest chunk; the same on all ranks of a group
-  std::uint64_t tiny_bytes = 4 * 1024;    // up to here an aggregate has one owner
+  std::uint64_t tiny_bytes = 4 * 1024;    // up to this size an aggregate has one owner
   bool operator==(const Limits&) const = default;
 };
 
-/// The spans in which topology.rank() has a part, ids being the same on all ranks.
+/// The spans in which topology.rank() takes part. Span ids are the same on all ranks.
 std::vector<Span> make_plan(const Request& request, const Topology& topology, const Limits& limits);
 
-/// Cuts `bytes` into weights.size() contiguous parts in proportion to the weights, each but the last a multiple of
-/// `granule` bytes (rounded so that the running total is always nearest to the exact one). Sum of result == bytes.
+/// Cuts `bytes` into weights.size() contiguous parts in proportion to the weights. Each part but the last is a multiple
+/// of `granule` bytes, rounded so that the running total stays nearest to the exact total. Sum of result == bytes.
 std::vector<std::uint64_t> cut_by_weight(std::uint64_t bytes, const std::vector<double>& weights,
                                          std::uint64_t granule);
 

@@ -8,7 +8,7 @@
 namespace hybridps::schedule {
 namespace {
 
-// A try that would give less than so many times what it has is none.
+// A try of a slow card must give the card at least this many times its present share.
 constexpr double kTriedMin = 1.2;
 
 bool same(const Shares& a, const Shares& b) { return a.worker == b.worker && a.dedicated == b.dedicated; }
@@ -46,12 +46,12 @@ double RateFinder::set_rates(const std::vector<CardReport>& reports, const std::
     const double carried = i < nodes_ ? std::max(reports[i].bytes_per_second, part[i] * pace) : reports[i].bytes_per_second;
     const double last = std::exchange(card.last_carried, carried);
     if (reports[i].delay_seconds >= longest / 2) {
-      card.rate = std::max(carried, last);  // one slow operation says nothing of the card
+      card.rate = std::max(carried, last);  // one slow operation says nothing about the card
       card.age = card.free = 0;
       if (std::exchange(card.is_tried, false))
         card.remembered = carried > kTriedMin * card.was ? kRemembered : std::min(2 * card.remembered, kRememberedMax);
     } else if (delays[i] >= longest / 2) {
-      card.rate = std::max(card.rate, carried);  // it did so the last time
+      card.rate = std::max(card.rate, carried);  // it set the pace in the last operation
       card.free = 0;
     } else {
       ++card.free;
@@ -107,7 +107,7 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
   if (!std::exchange(has_last_, true) || longest < kDelayMin) return std::nullopt;
 
   std::size_t active = 0;
-  std::size_t setters = 0;  // in one of the last two operations
+  std::size_t setters = 0;  // cards that set the pace in one of the last two operations
   for (std::size_t i = 0; i < n; ++i) {
     if (!is_active[i]) continue;
     ++active;
@@ -128,7 +128,7 @@ std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, 
     const double gets = i < nodes_ ? best.worker[i] : best.dedicated[i - nodes_];
     if (gets > kTriedMin * has) {
       tries = true;
-    } else {  // it has what it can have
+    } else {  // the card has its full share already
       cards_[i].is_tried = false;
       cards_[i].remembered = kRemembered;
     }

@@ -1,24 +1,25 @@
-// hybridps/schedule/rate_finder.h: which cards are slower than they are taken to be, and what the shares should be then.
+// hybridps/schedule/rate_finder.h: finds cards that are slower than assumed, and the shares that fit the found rates.
 //
-// Model    In an allreduce every card, of nodes and of dedicated servers, has its part, and the slowest sets the pace of all. What it carries then is its rate;
-//          of the others it is only known that they could carry more. The card that sets the pace is the one with a queue
-//          in front of it: messages to and from it take long whoever the other side is, while two others still reach
-//          each other quickly.
-//            learn()  takes what was seen of each card in one operation: the least of the round trips to it under load
-//                     (typical for each partner) and its rate. Cards whose delay is at least half the longest one's set
-//                     the pace. What they carried is their rate; a card that did not, and whose rate is not known, is
-//                     taken for twice as fast as it went, and the next operation will tell. Where most cards have set
-//                     the pace in one of the last two operations the parts are about right, and a few without a queue may be noise: such a card is taken
-//                     for as fast as the fastest at most, and for more only after kBelieved operations in a row.
-//          A node's operation takes as long as it is waited for by others, so its own figure can only be too low: a card carried at
-//          least what its part is at the nodes' typical pace.
-// Bounds   Shares change only where all cards together would gain kGainMin by it, and a card counts as waiting for others
-//          only after two operations in a row. Below kDelayMin no network sets the pace: nothing is learned.
-// Again    A card that was slow is tried after a while: it gets twice as much, whatever that gains, and so on until it has its share. If it
-//          sets the pace then, it is still slow, and is tried twice as late the next time.
-// Proof    A change has to show: where nothing is left to correct, two operations in a row that are slower than before it bring the old
-//          shares back (and kSlowerMax do in any case); then nothing changes for a while, which is longer each time, unless operations
-//          become a lot slower.
+// Model    In an allreduce every card (of a node or a dedicated server) has its part, and the slowest card sets the
+//          pace of all. What the slowest card carries is its rate. The other cards could carry more, by an unknown
+//          amount. The card that sets the pace has a queue in front of it: messages to and from this card take long
+//          with every partner, while two other cards still reach each other quickly.
+//            learn()  takes a report of each card for one operation: the shortest round trip to the card under load
+//                     (typical for each partner), and the card's rate. A card sets the pace if its delay is at least
+//                     half of the longest delay. What such a card carried is its rate. A card that does not set the
+//                     pace and has no known rate is taken for twice as fast as it went; the next operation will tell.
+//                     If most cards have set the pace in one of the last two operations, the shares are about right,
+//                     and a card without a queue may be noise. Such a card is taken for at most as fast as the fastest
+//                     card, and for more only after kBelieved operations in a row.
+//          A node's operation lasts as long as others wait for the node. So the rate that a node reports can only be
+//          too low: a card carried at least its part at the typical pace of the nodes.
+// Bounds   Shares change only if all cards together would gain kGainMin. A card counts as waiting for others only after
+//          two operations in a row. Delays below kDelayMin teach nothing: no network sets the pace.
+// Again    A card that was slow is tried again after a while. The card gets twice as much, whatever the gain, and so on
+//          until it has its share. If the card sets the pace then, it is still slow: the next wait is twice as long.
+// Proof    A change must show a gain. If nothing is left to correct, two operations in a row that are slower than
+//          before the change bring the old shares back. More than kSlowerMax slow operations bring them back in any
+//          case. Then nothing changes for a while (longer each time), unless operations become a lot slower.
 // Threads  a plain value.
 #pragma once
 
@@ -32,7 +33,7 @@
 namespace hybridps::schedule {
 
 struct CardReport {
-  double delay_seconds = 0.0;     // least of its round trips to others
+  double delay_seconds = 0.0;     // shortest of its round trips to others
   double bytes_per_second = 0.0;  // through its card, in the busier direction
 };
 
@@ -40,35 +41,35 @@ class RateFinder {
  public:
   static constexpr double kDelayMin = 1e-3;
   static constexpr double kGainMin = 1.1;
-  static constexpr int kRemembered = 32;  // operations for which a rate counts that was not seen again, at first
+  static constexpr int kRemembered = 32;  // operations for which a rate counts without being seen again; initial value
   static constexpr int kRememberedMax = 1024;
   static constexpr int kBelieved = 8;
-  static constexpr double kSlower = 1.02;      // so many times the time is no gain
+  static constexpr double kSlower = 1.02;      // an operation is slower from this many times the earlier time on
   static constexpr int kSlowerMax = 6;
   static constexpr double kALotSlower = 1.5;
-  static constexpr int kHeld = 32;  // operations, at first, after a change that was taken back
+  static constexpr int kHeld = 32;  // operations without a change after a change was taken back; initial value
   static constexpr int kHeldMax = 1024;
 
   explicit RateFinder(std::size_t nodes, std::size_t servers = 0) : nodes_(nodes), cards_(nodes + servers) {}
 
-  /// One operation, a report for each node and then for each dedicated server, under these shares (`time` is not read).
-  /// The shares to use from now on, where others are better. `bytes`: of the operation; only of about the same size are any held
-  /// against each other.
+  /// Learns from one operation under `shares` (`time` is not read). `reports`: one per node, then one per dedicated
+  /// server. `bytes`: size of the operation; only operations of about the same size are compared with each other.
+  /// Returns better shares to use from now on, if there are any.
   std::optional<Shares> learn(const std::vector<CardReport>& reports, const Shares& shares, std::uint64_t bytes = 1);
-  /// What learn() has just given is what was before.
+  /// Whether the last learn() returned the shares from before a change.
   bool takes_back() const noexcept { return takes_back_; }
 
-  /// Others have come: nothing is known of them.
+  /// The number of dedicated servers has changed. Nothing is known of new servers.
   void set_servers(std::size_t servers) {
     cards_.resize(nodes_ + servers);
     rates_.clear();
     on_other_change();
   }
 
-  /// The shares have changed for another reason: what operations take now says nothing of the last change.
+  /// The shares have changed for another reason: the time of operations no longer says anything about the last change.
   void on_other_change() noexcept { proof_.reset(); }
 
-  /// What is known or supposed of each card, bytes/s, after the last learn() that found one that sets the pace.
+  /// The known or assumed rate of each card, bytes/s, after the last learn() that found a card that sets the pace.
   const std::vector<double>& rates() const noexcept { return rates_; }
 
  private:
@@ -76,21 +77,21 @@ class RateFinder {
     double last_delay = 0.0;
     double last_carried = 0.0;
     double rate = 0.0;  // measured while it set the pace; 0: not known
-    int age = 0;        // operations since
-    int free = 0;       // operations in a row, with these shares, in which it did not set the pace
+    int age = 0;        // operations since `rate` was measured
+    int free = 0;       // operations in a row, with these shares, in which the card did not set the pace
     int remembered = kRemembered;
-    bool is_tried = false;  // it was slow, and is given more to see whether it still is
-    double was = 0.0;       // then: its rate
+    bool is_tried = false;  // the card was slow, and gets more as a test
+    double was = 0.0;       // is_tried: the rate from before the test
   };
   struct Baseline {
     Shares before;
-    double time = 0.0;  // then, of a byte
+    double time = 0.0;  // seconds per byte with these shares
     std::uint64_t bytes = 0;
-    int slower = 0;     // operations in a row
+    int slower = 0;     // slower operations in a row
   };
   std::optional<Shares> take_back();
   std::vector<double> parts(const Shares& shares) const;
-  /// Rates to share by, of each card; returns the highest one.
+  /// Sets rates_, the rates for the shares. Returns the highest rate that is known or was carried.
   double set_rates(const std::vector<CardReport>& reports, const std::vector<double>& part,
                    const std::vector<double>& delays, double pace, double longest);
 
@@ -99,13 +100,13 @@ class RateFinder {
   std::vector<double> rates_;
   bool has_last_ = false;
   Shares last_shares_;
-  double last_time_ = 0.0;  // of a byte, of the operation before
+  double last_time_ = 0.0;  // seconds per byte of the previous operation
   std::uint64_t last_bytes_ = 0;
   bool takes_back_ = false;
   std::optional<Baseline> proof_;
-  int held_ = 0;  // operations to come in which nothing changes
+  int held_ = 0;  // coming operations in which nothing changes
   int held_next_ = kHeld;
-  double held_time_ = 0.0;  // of a byte, in operations of about so many
+  double held_time_ = 0.0;  // seconds per byte, in operations of about held_bytes_
   std::uint64_t held_bytes_ = 0;
 };
 

@@ -6,7 +6,7 @@
 namespace hybridps::schedule {
 namespace {
 
-// The largest shares that can be served within `time`; empty if some worker cannot even move its own tensor.
+// The largest shares that the cards can serve within `time`; empty if a worker cannot even move its own tensor.
 std::vector<double> served_within(double time, const std::vector<double>& workers,
                                   const std::vector<double>& dedicated) {
   const auto n = static_cast<double>(workers.size());
@@ -33,7 +33,7 @@ Shares optimal_shares(const std::vector<double>& worker_rates, const std::vector
     return result;
   }
   double low =
-      1.0 / *std::min_element(worker_rates.begin(), worker_rates.end());  // the floor: send and receive it once
+      1.0 / *std::min_element(worker_rates.begin(), worker_rates.end());  // the floor: send and receive the tensor once
   double high = low * std::max(1.0, static_cast<double>(n) - 1.0);        // the slowest could own everything
   if (total(served_within(low, worker_rates, dedicated_rates)) >= 1.0) high = low;
   for (int i = 0; i < 200 && high - low > 1e-13 * high; ++i) {

@@ -1,8 +1,8 @@
 // hybridps/schedule/shares.h: how much of a tensor each node should own, from the rates of the network cards.
 //
 // Model    Every worker node holds `bytes` after its local reduction; cards are full duplex; summing is free; push and
-//          pull overlap. A node that owns share y moves (1 + (n - 2) y) times the tensor each way, a dedicated server
-//          with share x moves n x times it. The best shares let every card finish at the same time (water-filling).
+//          pull overlap. A node that owns share y moves (1 + (n - 2) y) tensors each way. A dedicated server with share
+//          x moves n x tensors each way. The best shares let every card finish at the same time (water-filling).
 // Source   the equal-rate case is Theorem 1 of BytePS (OSDI 2020); for other rates, bisection on the time.
 // Threads  pure functions.
 #pragma once
@@ -20,7 +20,7 @@ struct Shares {
 /// Rates in any unit, > 0; at least one worker.
 Shares optimal_shares(const std::vector<double>& worker_rates, const std::vector<double>& dedicated_rates = {});
 
-/// The time that given shares take: the busiest card decides.
+/// The time of an allreduce with these shares: the time of the busiest card.
 double push_pull_time(const Shares& shares, const std::vector<double>& worker_rates,
                       const std::vector<double>& dedicated_rates = {});
 

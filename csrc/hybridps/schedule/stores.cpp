@@ -11,7 +11,7 @@ constexpr std::uint64_t kFirstTrials[] = {8, 64, 512};
 
 }  // namespace
 
-// Where the trial began that this place is in.
+// The first place of the trial that contains `place`, or kNoTrial.
 std::uint64_t StoreChooser::trial_of(const Class& of, std::uint64_t place) noexcept {
   for (const std::uint64_t first : kFirstTrials)
     if (place >= first && place < first + 4 * of.block) return first;

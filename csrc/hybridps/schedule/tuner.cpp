@@ -10,11 +10,11 @@
 namespace hybridps::schedule {
 namespace {
 
-constexpr double kNoiseMin = 0.02;  // of an operation: nothing is known better
-constexpr double kErrors = 2.5;     // a gain is believed that is so many times its error; of few operations
-constexpr double kErrorsOfFew = 3.5;
+constexpr double kNoiseMin = 0.02;  // noise of an operation's time is never taken for less
+constexpr double kErrors = 2.5;       // a gain counts if it is this many times its error
+constexpr double kErrorsOfFew = 3.5;  // the same for fewer than kFew operations
 constexpr std::size_t kFew = 6;
-constexpr double kOutlier = 0.3;    // of the logarithm: one that is farther off counts as this
+constexpr double kOutlier = 0.3;      // a larger logarithm of a deviation counts as this
 constexpr int kBlockMin = 2;
 constexpr int kBlockMax = 16;
 constexpr int kPairsOfRound = 2;
@@ -31,7 +31,7 @@ double median(std::vector<double> values) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-/// Values with their weights, not empty.
+/// `values`: pairs of value and weight, not empty.
 double weighted_median(std::vector<std::pair<double, double>> values) {
   std::sort(values.begin(), values.end());
   double total = 0.0;
@@ -104,7 +104,7 @@ void Tuner::on_operation(const TimedOperation& sample) {
   const double per_byte = sample.seconds / static_cast<double>(sample.bytes);
   if (typical.size() < kTypicalCount) {
     typical.push_back(per_byte);
-    if (typical.size() == kTypicalCount) typical.front() = median(typical);  // all that is kept of them
+    if (typical.size() == kTypicalCount) typical.front() = median(typical);  // only the median is kept
     return;
   }
   lately_.push_back(per_byte / typical.front());
@@ -119,7 +119,7 @@ void Tuner::on_operation(const TimedOperation& sample) {
 bool Tuner::begin_move(std::size_t k, int rungs) {
   const int to = std::clamp(current_[k] + rungs, 0, knobs_[k].rungs - 1);
   if (to == current_[k]) return false;
-  if (std::abs(to - current_[k]) <= step_) stride_ = 1;  // the end of the ladder: less far is tried with the next pass
+  if (std::abs(to - current_[k]) <= step_) stride_ = 1;  // end of the ladder: the next pass tries a shorter step
   trial_ = Trial{};
   trial_->knob = static_cast<int>(k);
   trial_->b = current_;
@@ -130,9 +130,9 @@ bool Tuner::begin_move(std::size_t k, int rungs) {
   return true;
 }
 
-// The next direction of this knob, the next knob, the next pass; false: nothing is left to try.
+// Goes to the next direction of this knob, the next knob, or the next pass. False: nothing is left to try.
 bool Tuner::advance() {
-  if (std::exchange(stride_, 1) > 1) return true;  // not so far
+  if (std::exchange(stride_, 1) > 1) return true;  // try a shorter stride
   if (direction_ > 0 && !moved_) {
     direction_ = -1;
   } else {
@@ -181,7 +181,7 @@ bool Tuner::begin_trial() {
   return true;
 }
 
-// Nothing is left to try.
+// Called when nothing is left to try.
 void Tuner::end_pass() {
   const bool found = current_ != pass_began_;
   if (phase_ == Phase::kLook) rest_ = found ? kRestMin : std::min(2 * rest_, kRestMax);
@@ -203,7 +203,7 @@ Tuner::Round Tuner::round_of(int pairs, int depth) {
   random_ ^= random_ << 13;
   random_ ^= random_ >> 7;
   random_ ^= random_ << 17;
-  // A B B A or B A A B: what the program repeats after as many operations meets both.
+  // A B B A or B A A B: a pattern of the program with this period then meets both A and B.
   const auto drawn = static_cast<std::uint32_t>(random_ >> 20) & 0x55555555U;
   round.order = pairs == 1 ? (trial_->pairs == 0 ? 0U : 1U) : drawn | ((~drawn & 0x55555555U) << 1);
   announced_ = current_;
@@ -214,7 +214,7 @@ Tuner::Round Tuner::round_of(int pairs, int depth) {
 std::optional<Tuner::Round> Tuner::next(int depth) {
   if (knobs_.empty()) return std::nullopt;
   if (refused_) {
-    announced_.clear();  // nobody knows
+    announced_.clear();  // unknown
     refused_ = false;
     if (trial_ && ++refusals_ >= kRefusalsMax) {
       refusals_ = 0;
@@ -245,7 +245,7 @@ void Tuner::on_round(const Round& round, const std::vector<TimedOperation>& samp
   if (const Judgement verdict = judge(finding); verdict != Judgement::kOpen) conclude(finding, verdict == Judgement::kKeep);
 }
 
-// What these operations have taken, and how much more than what is in use would have; by medians, since an outlier is nobody's doing.
+// Adds the time of these operations, and their extra time over the settings in use: by medians, to ignore outliers.
 void Tuner::pay(const Round& round, const std::vector<TimedOperation>& samples) {
   std::map<Class, std::pair<std::vector<double>, std::vector<double>>> by_class;
   for (const Trial::Seen& one : trial_->seen) {
@@ -267,7 +267,7 @@ void Tuner::pay(const Round& round, const std::vector<TimedOperation>& samples) 
 }
 
 Tuner::Finding Tuner::find() const {
-  // Of a class that only one kind has met nothing can be said.
+  // A class that only A or only B has met says nothing.
   std::map<Class, std::pair<std::vector<double>, std::vector<double>>> by_class;
   for (const Trial::Seen& one : trial_->seen) {
     auto& [a, b] = by_class[one.of];
@@ -292,7 +292,7 @@ Tuner::Finding Tuner::find() const {
   finding.worse = std::log(least[1] / most[0]);
   finding.better = std::log(least[0] / most[1]);
   finding.quickest = std::log(least[1] / least[0]);
-  // Not the median deviation: of two kinds of operations that look alike it would say that all are the same.
+  // Not the median deviation: where one class mixes two kinds of operations, it could be zero.
   double squares = 0.0;
   double weights = 0.0;
   for (int kind = 0; kind < 2; ++kind)
@@ -301,7 +301,7 @@ Tuner::Finding Tuner::find() const {
       weights += weight;
     }
   const double noise = std::max(kNoiseMin, std::sqrt(squares / weights));
-  // 1.25: the error of a median to that of a mean.
+  // 1.25: error of a median / error of a mean.
   finding.error = 1.25 * noise * std::sqrt(2.0 / static_cast<double>(finding.count));
   return finding;
 }
@@ -322,10 +322,10 @@ Tuner::Judgement Tuner::judge(const Finding& finding) const {
     return !last ? Judgement::kOpen : finding.log_ratio > much ? Judgement::kTakeBack : Judgement::kKeep;
   }
   if (finding.worse > std::log1p(kMuchWorse) && trial_->knob != kBack) return Judgement::kTakeBack;
-  // In step with a program, one pair may meet what is slow with one of them alone: that something is gained takes both orders.
+  // In one pair, a slow part of the program may meet only A or only B: a gain is believed only after both orders.
   if (trial_->pairs == 1) return finding.quickest > std::log1p(kMuchWorse) ? Judgement::kTakeBack : Judgement::kOpen;
   if (finding.better > std::log1p(kMuchBetter) && trial_->knob != kBack) return Judgement::kKeep;
-  if (trial_->knob < 0) {  // back to where the pass began, unless that is known to be slower
+  if (trial_->knob < 0) {  // kBack: go back to where the pass began, unless this is known to be slower
     if (finding.log_ratio - errors > 0.0) return Judgement::kTakeBack;
     if (!last) return Judgement::kOpen;
     return finding.log_ratio > gain ? Judgement::kTakeBack : Judgement::kKeep;

@@ -1,5 +1,5 @@
-// hybridps/schedule/tuning.h: what may differ between operations without changing a result, and the ladders on which a
-// Tuner moves it.
+// hybridps/schedule/tuning.h: settings that may differ between operations without changing a result, and the ladders on
+// which a Tuner moves the settings.
 //
 // Threads  plain values.
 #pragma once
@@ -14,51 +14,52 @@
 
 namespace hybridps::schedule {
 
-/// The same on all ranks for one operation, as parts of its plan version. The default: all is as the settings say.
+/// Part of a plan version, so the same on all ranks for one operation. Default: everything as configured.
 struct Tuning {
   static constexpr std::uint16_t kPaceChunks = 8;
 
-  std::uint32_t chunk_bytes = 0;          // the largest chunk of the group; 0: as it was made
-  std::uint16_t window_step = 0;          // windows are the usual ones, doubled so often beyond kWindowStepUsual, or halved; 0: as set
-  std::uint16_t pace_chunks = kPaceChunks; // that contributions to one owner may be ahead of those to another
-  std::uint16_t sockets = 0;              // connections to each peer and card in use; 0: as set
+  std::uint32_t chunk_bytes = 0;          // the largest chunk, bytes; 0: as set when the group was made
+  /// 0: windows as set. Else the usual windows, doubled once per step above kWindowStepUsual, or halved per step below.
+  std::uint16_t window_step = 0;
+  std::uint16_t pace_chunks = kPaceChunks;  // how far contributions to one owner may be ahead of those to another
+  std::uint16_t sockets = 0;              // connections in use to each peer and card; 0: as set
   bool operator==(const Tuning&) const = default;
 };
-/// For chunks of this size a tuner wants room, and so many connections, whatever the settings begin with.
+/// A tuner needs room for chunks of this size and this number of connections, whatever the initial settings.
 inline constexpr std::uint64_t kChunkRoomBytes = std::uint64_t{64} << 10;
 inline constexpr std::int64_t kSocketsToChoose = 4;
 inline constexpr std::uint16_t kWindowStepUsual = 7;
 inline constexpr std::uint16_t kWindowStepMax = 2 * kWindowStepUsual - 1;
-/// How often the `usual` window is doubled (below 0: halved) to be the one that is `set`, as near as it gets. `granted`: bytes of
-/// either that can be used.
+/// How often the `usual` window must be doubled (below 0: halved) to come nearest to the `set` window. `granted`: the
+/// most bytes of a window that can be used.
 int window_doublings(std::uint64_t set, std::uint64_t usual, std::uint64_t granted) noexcept;
 
-/// What a trial takes turns between. Nothing here is trusted that came over the network: see is_sane().
+/// The two tunings of a trial and the order of their turns. Comes over the network, so check it with is_sane().
 struct Turns {
-  Tuning a;                  // also afterwards
+  Tuning a;                  // also used after the turns
   Tuning b;
-  std::uint16_t pairs = 0;   // of blocks; 0: `a` for good
-  std::uint16_t block = 1;   // operations of a block
+  std::uint16_t pairs = 0;   // pairs of blocks; 0: `a` for good
+  std::uint16_t block = 1;   // operations per block
   std::uint32_t order = 0;   // as in Tuner::Round
   std::uint64_t operations() const noexcept { return std::uint64_t{2} * pairs * block; }
   bool is_b(std::uint64_t index) const noexcept;
   bool operator==(const Turns&) const = default;
 };
-inline constexpr std::uint64_t kTurnsMax = 256;  // operations
+inline constexpr std::uint64_t kTurnsMax = 256;  // of Turns::operations()
 bool is_sane(const Turns& turns, std::uint64_t chunk_bytes_max) noexcept;
 
-/// What there is to choose from, in one group.
+/// The range of tunings in one group.
 struct TuningRange {
   ChunkSizes chunks;
-  int sockets = 1;  // in use to begin with
-  // Without any settings; sockets of those that may be in use.
-  std::uint32_t chunk_bytes_usual = 0;  // 0: as it was made
-  int window_doublings = 0;             // of the usual one, to be that which is set
+  int sockets = 1;  // initially in use
+  // The usual values are those without any settings.
+  std::uint32_t chunk_bytes_usual = 0;  // 0: as set when the group was made
+  int window_doublings = 0;             // doublings from the usual window to the window that is set
   int sockets_usual = 1;
   int sockets_max = 1;
 };
 
-/// Knobs for a Tuner, and what their rungs mean.
+/// The knobs for a Tuner, and the meaning of their rungs.
 class TuningLadders {
  public:
   explicit TuningLadders(const TuningRange& range);

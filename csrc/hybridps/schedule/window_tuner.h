@@ -1,11 +1,11 @@
-// hybridps/schedule/window_tuner.h: how much may be under way to one peer, from the round trips that it takes.
+// hybridps/schedule/window_tuner.h: how many bytes may be under way to one peer, from the time of round trips.
 //
-// Model    The base window is right where the network is slow: what it holds keeps a card busy, and queues short. Where
-//          what is sent comes back as credit within a quick round, the window itself is the limit, not the card: it
-//          grows, by a quarter a round, as long as that holds. Where a round is slow, data waits in queues or for other
-//          nodes' contributions, and more of it would not help: the window falls back, never below its base.
+// Model    The base window is right on a slow network: it keeps a card busy, and queues short. If the window's bytes
+//          come back as credit within a quick round, the window is the limit, not the card. Then the window grows by a
+//          quarter per round. In a slow round, data waits in queues or for other nodes' contributions, and a larger
+//          window would not help. Then the window falls by a quarter per round, never below the base.
 // Source   congestion avoidance by delay, as in TCP Vegas (Brakmo, Peterson 1995), between fixed bounds.
-// Threads  a plain value; pure functions of what it is told. No clock of its own.
+// Threads  a plain value without a clock: pure functions of the arguments.
 #pragma once
 
 #include <algorithm>
@@ -16,18 +16,18 @@ namespace hybridps::schedule {
 
 class WindowTuner {
  public:
-  using Duration = std::chrono::nanoseconds;  // a point in time is the time since any fixed one
+  using Duration = std::chrono::nanoseconds;  // a point in time is the time since any fixed point
   struct Rounds {
-    Duration quick;  // below: the window grows
-    Duration slow;   // above: it falls
+    Duration quick;  // the window grows after a shorter round
+    Duration slow;   // the window falls after a longer round
     bool operator==(const Rounds&) const = default;
   };
   static constexpr Rounds kUsual = {std::chrono::milliseconds(1), std::chrono::milliseconds(2)};
-  /// Where dedicated servers help: owners of unequal shares wait for each other, and what is under way meanwhile keeps the
+  /// With dedicated servers, owners with unequal shares wait for each other. The bytes under way meanwhile keep the
   /// cards busy (docs/decisions/0016).
   static constexpr Rounds kPatient = {std::chrono::milliseconds(10), std::chrono::milliseconds(20)};
 
-  /// Starts again. `base` <= `limit`, bytes; limit: what the peer allows.
+  /// Starts again with window `base`. `limit`: what the peer allows, bytes; a smaller limit counts as `base`.
   void reset(std::int64_t base, std::int64_t limit, const Rounds& rounds = kUsual) noexcept {
     base_ = window_ = base;
     limit_ = std::max(base, limit);
@@ -37,13 +37,13 @@ class WindowTuner {
   std::int64_t window() const noexcept { return window_; }
   const Rounds& rounds() const noexcept { return rounds_; }
 
-  /// A round has begun and not ended: on_spent() would do nothing.
+  /// True during a round: on_spent() would do nothing.
   bool is_measuring() const noexcept { return measuring_; }
   /// The window is spent: `total` bytes have left since the beginning, and a further message waits.
   void on_spent(std::uint64_t total, Duration now) noexcept {
     if (measuring_) return;
     measuring_ = true;
-    // Credit comes back in batches of a quarter of the window; the last one stays away while nothing more is sent.
+    // Credit comes back in batches of a quarter of the window. The last batch does not come while nothing more is sent.
     mark_ = total - std::min<std::uint64_t>(total, static_cast<std::uint64_t>(window_ / 4));
     since_ = now;
   }

@@ -10,15 +10,15 @@
 namespace hybridps::server {
 namespace {
 
-// A duplicate of a span that is over may come this many spans later, at most.
+// A duplicate message of a finished span may come at most this many spans later.
 constexpr std::size_t kOverKept = 1024;
-// What a group's members may have under way at a time: a span costs about a kilobyte, a chunk at least a byte, and a
-// header alone opens them. 16 TiB in chunks of 1 MiB.
+// Limits of the chunks and spans that a group's members may have open at a time. A span costs about a kilobyte, a chunk
+// at least a byte, and a header alone opens both. The chunk limit is 16 TiB in chunks of 1 MiB.
 constexpr std::uint64_t kChunksMax = std::uint64_t{1} << 24;
 constexpr std::size_t kSpansMax = std::size_t{1} << 17;
-// Plan versions that operations may still be bound to: a trial of two at a time, shares between them, and what was refused.
+// Plan versions to which operations may still be bound: two per trial, changes of shares, and refused versions.
 constexpr std::size_t kVersionsKept = 1024;
-// What is over is the whole operation.
+// In SpanKey::span: the whole operation is over.
 constexpr std::uint32_t kAllSpans = 0xffffffffU;
 
 }  // namespace
@@ -27,12 +27,12 @@ struct DedicatedServer::Served : core::Pinned {
   explicit Served(ServedGroup i) : info(std::move(i)), residuals(info.residual_budget), outer(info.outer_budget) {}
   ServedGroup info;
   std::map<SpanKey, std::unique_ptr<ServedSpan>> spans;
-  std::uint64_t chunks = 0;  // of all spans
+  std::uint64_t chunks = 0;  // chunks of all open spans
   compress::Residuals residuals;
   outer::State outer;
-  /// By plan version, of those that members may still use.
+  /// The tuning of each plan version that members may still use.
   std::map<std::uint32_t, schedule::Tuning> tunings{{0, {}}};
-  std::uint32_t first_told = 0;  // those before have the tuning of version 0; 0: all have
+  std::uint32_t first_told = 0;  // versions before this have the tuning of version 0; 0: all versions have
   const schedule::Tuning* tuning_of(const wire::ChunkId& chunk) const {
     // An outer step belongs to no version.
     const bool is_first = core::is_outer(chunk.signature.op) || first_told == 0 || chunk.plan_version < first_told;
@@ -42,7 +42,7 @@ struct DedicatedServer::Served : core::Pinned {
   schedule::Tuning applied;
   std::set<SpanKey> over;
   std::deque<SpanKey> over_order;
-  core::Status leaving;  // why, once it has asked to
+  core::Status leaving;  // why the server leaves; set when it has asked to leave
   bool released = false;
   bool closing = false;
 };
@@ -68,7 +68,7 @@ class DedicatedServer::ServedSpan final : public LocalOwner, public ResultStream
         results_(dedicated.outbox_, *this, ResultStreams::Keep::kUntilAllSent, codec) {}
 
   ResultStreams& results() noexcept { return results_; }
-  /// A rank that takes results has all of them. Whether it was the last.
+  /// `rank` has all results of the span. Returns whether it was the last taker.
   bool on_landed(int rank) {
     const auto found = std::find(takers_.begin(), takers_.end(), rank);
     if (found == takers_.end()) return false;
@@ -80,7 +80,7 @@ class DedicatedServer::ServedSpan final : public LocalOwner, public ResultStream
 
   // LocalOwner
   void on_complete(std::uint32_t, std::uint32_t chunk) override { results_.offer(chunk); }
-  void on_granted(std::uint32_t, std::uint32_t) override {}  // nobody here contributes
+  void on_granted(std::uint32_t, std::uint32_t) override {}  // no rank here contributes
 
   // ResultStreams::Maker
   flow::Payload make(std::uint32_t chunk, std::size_t bytes) override {
@@ -114,7 +114,7 @@ class DedicatedServer::ServedSpan final : public LocalOwner, public ResultStream
     if (!buffer && dedicated_.set_results_aside()) buffer = pool.allocate(bytes);
     return buffer;
   }
-  void on_stream_sent() override {}  // it is over when all of it has landed
+  void on_stream_sent() override {}  // the span is over only when all results have landed
 
  private:
   void take_step(std::uint32_t chunk, std::byte* sum, std::size_t bytes) {
@@ -132,13 +132,13 @@ class DedicatedServer::ServedSpan final : public LocalOwner, public ResultStream
   const SpanKey key_;
   const std::uint32_t chunks_;
   const std::uint64_t chunk_elements_;
-  const std::uint64_t elements_;  // of the span
-  const compress::TensorKey tensor_;  // of what its codec leaves out
+  const std::uint64_t elements_;  // elements of the span
+  const compress::TensorKey tensor_;  // key of the error feedback; 0: none
   const outer::Slot slot_;
   const outer::Step step_;
   const compress::Codec* const codec_;
   ResultStreams results_;
-  std::vector<int> takers_;  // ranks, without those that have all
+  std::vector<int> takers_;  // ranks that still lack results
 };
 
 DedicatedServer::DedicatedServer(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t grant_chunks,
@@ -235,7 +235,7 @@ DedicatedServer::ServedSpan* DedicatedServer::open_span(Served& group, const wir
   if (first.signature.kind == schedule::Kind::kReduce) {
     add(first.signature.root);
   } else {
-    // Rotated, so that not all servers send to node 0 first.
+    // The first node differs per server, so that not all servers send to node 0 first.
     const int first_node = topology.rank() % topology.nodes();
     for (int step = 0; step < topology.nodes(); ++step)
       add(topology.agent((first_node + step) % topology.nodes(), topology.rank()));
@@ -296,7 +296,7 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
   }
 }
 
-// Of what has landed everywhere nobody needs what he has kept any more.
+// Tells the agents which spans have landed everywhere: no rank needs to keep data for these spans any longer.
 void DedicatedServer::on_landed(Served& group, int rank, const wire::Mend& landed) {
   const schedule::Topology& topology = group.info.topology;
   const wire::From me{{}, group.info.uid, static_cast<std::uint32_t>(topology.rank())};
@@ -313,14 +313,15 @@ void DedicatedServer::on_landed(Served& group, int rank, const wire::Mend& lande
       outbox_.send(group.info.engines[static_cast<std::size_t>(topology.agent(node, topology.rank()))], {me, 0, known});
 }
 
-// It binds nothing: it has to know, before anybody uses them, what the versions have.
+// A dedicated server binds no operations. It must know the tuning of a version before a rank uses the version.
 void DedicatedServer::on_ask(Served& group, const wire::PlanAsk& ask) {
   const bool is_sane = schedule::is_sane(ask.turns, group.info.chunks.most());
   if (is_sane) {
     if (group.first_told == 0) group.first_told = ask.version;
     group.tunings[ask.version] = ask.turns.a;
     if (ask.turns.pairs > 0) group.tunings[ask.version + 1] = ask.turns.b;
-    while (group.tunings.size() > kVersionsKept) group.tunings.erase(std::next(group.tunings.begin()));  // not version 0
+    // Version 0 stays.
+    while (group.tunings.size() > kVersionsKept) group.tunings.erase(std::next(group.tunings.begin()));
   }
   const wire::From me{{}, group.info.uid, static_cast<std::uint32_t>(group.info.topology.rank())};
   host_.send_control(group.info.engines.front(), {me, 0, wire::PlanAnswer{ask.version, is_sane ? 0 : wire::kRefused}}, {});
@@ -439,7 +440,7 @@ void DedicatedServer::on_mismatch(const OperationKey& key, const RankCall& ours,
   if (group == nullptr) return;
   std::string what = "ranks disagree about operation " + std::to_string(key.sequence) + ": rank " +
                      std::to_string(theirs.rank) + " called " + wire::describe(theirs.signature) + ", ";
-  // Its own "rank" is this server: another rank's call was the first to come.
+  // If `ours` is this server, the signature came from the first contribution, and its rank is not known.
   what += (ours.rank == group->info.topology.rank() ? "another" : "rank " + std::to_string(ours.rank)) +
           std::string(" called ") + wire::describe(ours.signature);
   close_later(key.uid,

@@ -1,11 +1,11 @@
-// hybridps/server/dedicated_server.h: the spans that a dedicated server sums for groups of which it is no member.
+// hybridps/server/dedicated_server.h: the spans that a dedicated server sums for groups of other processes.
 //
-// Model    A group is opened with its roster before its first message. A span is opened by its first contribution: the
-//          header and the roster say all that the plan would. When all nodes have contributed a chunk, it is offered to
-//          the agents (allreduce) or to the root (reduce); the sum is made in the buffer it is sent from, at the moment
-//          when it may go, so memory is held for what can leave.
+// Model    A group is opened with its roster before its first message. The first contribution opens a span: the header
+//          and the roster give all facts of the plan. When all nodes have contributed to a chunk, the chunk is offered
+//          to the agents (allreduce) or to the root (reduce). The sum is made in the buffer that is sent, at the moment
+//          when the chunk may go. So memory is held only for chunks that can leave.
 // Memory   contributions: what each engine may send unasked, and grant_chunks more; sums: slots of the send pool.
-// Isolation  messages count only from engines of the group's roster; what contradicts it fails that group alone.
+// Isolation  messages count only from engines of the group's roster. A contradiction to it fails only this group.
 // Owner    the engine's runtime.   Threads  its progress thread.
 #pragma once
 
@@ -46,23 +46,23 @@ struct ServedGroup {
   std::shared_ptr<compress::MemoryBudget> outer_budget = std::make_shared<compress::MemoryBudget>();
 };
 
-/// What it needs from the engine.
+/// What a DedicatedServer needs from the engine.
 class DedicatedHost {
  public:
   virtual ~DedicatedHost() = default;
   virtual void send_control(core::EngineId to, wire::Message message, std::string_view text) = 0;
-  /// The group is over here (its members left it, or it failed): forget its peers. Called from tick() only.
+  /// The group is closed here (its members left it, or it failed): forget its peers. Called only from tick().
   virtual void on_served_group_closed(core::GroupUid uid, const core::Status& why) = 0;
-  /// The operations that begin have this now (schedule/tuning.h).
+  /// Operations that begin from now on use this tuning (schedule/tuning.h).
   virtual void on_tuning(core::GroupUid uid, const schedule::Tuning& tuning) = 0;
 };
 
 struct DedicatedStats {
   std::uint64_t groups = 0;
   std::uint64_t groups_total = 0;
-  std::uint64_t chunks = 0;   // summed
-  std::uint64_t bytes = 0;    // summed, of results
-  std::uint64_t refused = 0;  // messages that did not fit their group's roster
+  std::uint64_t chunks = 0;   // summed chunks
+  std::uint64_t bytes = 0;    // bytes of the summed results
+  std::uint64_t refused = 0;  // messages that contradicted their group's roster
 };
 
 class DedicatedServer final : public Listener, core::Pinned {
@@ -72,19 +72,19 @@ class DedicatedServer final : public Listener, core::Pinned {
 
   void open_group(ServedGroup group);
   bool has(core::GroupUid uid) const { return groups_.count(uid) > 0; }
-  /// Any message of a group that is open here.
+  /// Handles any message of a group that is open here.
   void on_message(const wire::Message& message, flow::Delivery payload);
-  /// A peer died: groups of which it is a rank are dropped, and their members told that they have lost this server, for they
-  /// may see that rank alive.
+  /// A peer died. Drops the groups in which the peer is a rank, and tells their members that they have lost this
+  /// server: the members may still see that rank alive.
   void on_peer_dead(core::EngineId peer, const core::Status& cause);
-  /// Forgets a group that will not be used. Its peers are told nothing.
+  /// Forgets a group that will not be used. The group's peers are not told.
   void drop(core::GroupUid uid) { close_later(uid, core::Status::ok(), Tell::kNothing); }
-  /// Asks every group to give it nothing more. It leaves each when all that it owned is over; groups with state that it keeps do not
-  /// answer.
+  /// Asks every group to give this server no more spans. The server leaves a group when all its spans in the group are
+  /// over. A group for which the server keeps state (outer steps) does not answer.
   void ask_to_leave(const core::Status& cause);
-  /// Leaves every group now, telling its members why (a server that is shut down): they go on without it.
+  /// Leaves every group now and tells the members why (for a shutdown). The members go on without this server.
   void leave_all(const core::Status& cause);
-  /// Frees what is finished and closes what was left. Returns what it did.
+  /// Frees finished spans and closes groups. Returns the amount of work.
   std::size_t tick();
   bool has_work() const noexcept { return !finished_.empty() || !closing_.empty() || !forgetful_.empty(); }
   std::size_t spans_open() const noexcept { return server_.spans_open(); }
@@ -98,22 +98,22 @@ class DedicatedServer final : public Listener, core::Pinned {
   struct Served;
   class ServedSpan;
 
-  /// The members, of a group that closes.
+  /// What the members are told when a group closes.
   enum class Tell { kNothing, kLost, kFailed };
 
   Served* find(core::GroupUid uid);
   void on_landed(Served& group, int rank, const wire::Mend& landed);
-  /// With the first message of a span that came; its priority is the span's.
+  /// `first`: the first message of the span; `priority`: the priority of this message, which becomes the span's.
   ServedSpan* open_span(Served& group, const wire::ChunkId& first, std::int8_t priority);
   void close_later(core::GroupUid uid, core::Status why, Tell tell);
   void close(core::GroupUid uid, const core::Status& why, Tell tell);
   static SpanKey key_of(const Served& group, const wire::ChunkId& chunk);
   void end_span(Served& group, const SpanKey& key);
-  /// Frees the slots of results that wait for those that are behind. Whether any were.
+  /// Frees the slots of results that wait for slow receivers. Returns whether there were any.
   bool set_results_aside();
   std::string refuse(const Served& group, int sender, const wire::ChunkId& chunk) const;
   void on_ask(Served& group, const wire::PlanAsk& ask);
-  /// Members are told of sums that go without error feedback from now on.
+  /// Tells the members about tensors whose sums go without error feedback from now on.
   void tell_forgotten(Served& group);
   void leave_if_released(Served& group);
 
@@ -122,14 +122,14 @@ class DedicatedServer final : public Listener, core::Pinned {
   DedicatedHost& host_;
   Server server_;
   std::unordered_map<core::GroupUid, std::unique_ptr<Served>> groups_;
-  std::vector<SpanKey> finished_;  // landed everywhere
+  std::vector<SpanKey> finished_;  // spans whose results have landed everywhere
   struct Closing {
     core::GroupUid uid;
     core::Status why;
     Tell tell = Tell::kNothing;
   };
   std::vector<Closing> closing_;
-  std::vector<core::GroupUid> forgetful_;  // groups that have more tensors without memory than their members know
+  std::vector<core::GroupUid> forgetful_;  // groups with more tensors without feedback memory than their members know
   DedicatedStats stats_;
   std::vector<std::byte> scratch_;
 };

@@ -1,6 +1,6 @@
-// hybridps/server/result_streams.h: results on their way to all who want them.
+// hybridps/server/result_streams.h: results on their way to all their receivers.
 //
-// Model    One stream per receiver, and one buffer for all of them, made when the first of them may send the chunk.
+// Model    One stream per receiver. All streams share one buffer per chunk, made when the first of them may send it.
 // Threads  the engine's progress thread.
 #pragma once
 
@@ -18,34 +18,33 @@ namespace hybridps::server {
 
 class ResultStreams final : public flow::Source, core::Pinned {
  public:
-  /// Where the bytes come from.
+  /// Makes the bytes of results.
   class Maker {
    public:
     virtual ~Maker() = default;
-    /// The chunk's result as it goes out; no buffer: no slot is free.
+    /// The chunk's result as it goes on the wire; no buffer: no slot is free.
     virtual flow::Payload make(std::uint32_t chunk, std::size_t bytes) = 0;
-    /// A buffer for what was set aside; none: no slot is free. Only of what can be made once.
+    /// A buffer for a result that was set aside; no buffer: no slot is free. Needed only with Keep::kUntilAllSent.
     virtual transport::Buffer room(std::size_t) { return {}; }
     virtual void on_stream_sent() = 0;
   };
   enum class Keep {
-    kWhileSent,     // shared as long as one of the sends is under way: whoever comes later has it made again
-    kUntilAllSent,  // it can be made only once; set_aside() lets go of the slots
+    kWhileSent,     // shared while a send is under way: a later stream has the result made again
+    kUntilAllSent,  // the result can be made only once; set_aside() frees the slots
   };
 
-  /// `codec`: of what goes out; null: none.
+  /// `codec`: the codec of the results on the wire; null: none.
   ResultStreams(flow::Outbox& outbox, Maker& maker, Keep keep, const compress::Codec* codec)
       : outbox_(outbox), maker_(maker), keep_(keep), codec_(codec) {}
   ~ResultStreams() override;
 
   bool empty() const noexcept { return streams_.empty(); }
   void add(std::unique_ptr<flow::Stream> stream);
-  /// The chunk's result is there.
+  /// The chunk's result is available.
   void offer(std::uint32_t chunk);
   void on_grant(core::EngineId peer, const wire::Grant& grant);
   bool all_sent() const noexcept;
-  /// Copies what is kept out of its slots, so that one receiver that is behind does not hold those that others need. Whether
-  /// anything was.
+  /// Copies kept results out of slots that other receivers need. False: there were none.
   bool set_aside();
 
   std::size_t wire_bytes_max(std::size_t bytes) const noexcept override {
@@ -62,7 +61,7 @@ class ResultStreams final : public flow::Source, core::Pinned {
     std::size_t bytes = 0;
     transport::Buffer kept;
     std::vector<std::byte> aside;
-    std::size_t sent = 0;  // streams that have
+    std::size_t sent = 0;  // streams that have sent the chunk
   };
 
   flow::Outbox& outbox_;
@@ -71,7 +70,7 @@ class ResultStreams final : public flow::Source, core::Pinned {
   const compress::Codec* const codec_;
   std::vector<std::unique_ptr<flow::Stream>> streams_;
   std::vector<Made> made_;  // per chunk, where there are several streams
-  std::size_t kept_ = 0;    // of these, in slots
+  std::size_t kept_ = 0;    // entries of made_ that hold a slot
 };
 
 }  // namespace hybridps::server

@@ -78,14 +78,14 @@ bool Server::open(const SpanKey& key, const Opening& opening) {
   span.done.resize(opening.chunks, 0);
   span.nodes.resize(std::max<std::size_t>(span.nodes.size(), opening.nodes));
   if (!fits(span)) {
-    span.opened = false;  // more may come before the operation fails: none of it may complete a chunk
+    span.opened = false;  // contributions may still come before the operation fails: they must not complete a chunk
     return false;
   }
   if (span.wanted) want_grants(span);
   return true;
 }
 
-// What came before the span was opened.
+// Checks the messages that came before the span was opened.
 bool Server::fits(SpanState& span) {
   if (!span.first) return true;
   const Opening& o = span.opening;
@@ -144,7 +144,7 @@ void Server::on_push(const wire::From& from, const wire::ChunkId& id, flow::Deli
   Chunk& chunk = span.chunks[id.number];
   const std::size_t node = id.contributor;
   if (chunk.present.size() <= node) chunk.present.resize(node + 1, 0);
-  if (chunk.present[node]) return;  // doubled on the way
+  if (chunk.present[node]) return;  // the message was duplicated on the way
   if (chunk.payloads.size() <= node) chunk.payloads.resize(node + 1);
   chunk.payloads[node] = std::move(payload);
   chunk.present[node] = 1;
@@ -173,7 +173,7 @@ void Server::combine(const SpanState& span, const Chunk& chunk, std::size_t byte
   for (std::uint32_t node = 0; node < o.nodes; ++node)
     inputs[node] =
         node == o.own_node ? reduce::Input{chunk.local} : reduce::Input{chunk.payloads[node].data(), 1.0, o.codec};
-  // Premultiplication happened at the nodes: here it is a plain sum.
+  // The nodes have premultiplied already: the owner makes a plain sum.
   const core::ReduceOp op =
       o.signature.op == core::ReduceOp::kPremulSum ? core::ReduceOp::kSum : core::combined_by(o.signature.op);
   reduce::combine(inputs, out, bytes / core::size_of(o.signature.dtype), o.signature.dtype, op, o.finish);
@@ -199,7 +199,7 @@ void Server::sum_into(const SpanKey& key, std::uint32_t index, std::byte* out) {
     combine(span, chunk, bytes, out);
   }
   const bool granted = chunk.granted;
-  span.chunks.erase(found);  // gives the payloads back
+  span.chunks.erase(found);  // releases the payloads
   if (granted) grants_.give_back(span.grant_bytes());
 }
 
@@ -267,7 +267,7 @@ void Server::grant(SpanState& span, std::uint32_t index) {
   for (std::uint32_t node = 0; node < span.opening.nodes; ++node)
     if (node != own && (chunk.present.size() <= node || !chunk.present[node]))
       outbox_.send(span.nodes[node].engine, {from, 0, grant});
-  // Last, since it may finish the chunk.
+  // on_granted() comes last, since it may finish the chunk.
   if (chunk.present.size() <= own || !chunk.present[own]) span.opening.owner->on_granted(span.key.span, index);
 }
 
@@ -294,7 +294,7 @@ void Server::close(const OperationKey& key) {
   const core::OneThread::Inside inside(one_thread_);
   std::vector<SpanKey> keys;
   for (auto at = spans_.lower_bound(SpanKey{key}); at != spans_.end() && at->first.operation == key; ++at) {
-    grants_.remove(*at->second);  // what one gives back is not for the others
+    grants_.remove(*at->second);  // units that one span gives back must not go to the operation's other spans
     keys.push_back(at->first);
   }
   for (const SpanKey& span : keys) close(span);

@@ -1,14 +1,14 @@
 // hybridps/server/server.h: the summing state machine of an owner: contributions in, results out.
 //
-// Model    For every chunk of every span that this engine owns, the Server collects one contribution per node and, when
-//          all are there, says so to the span's LocalOwner, which has the sum made where and when it likes: in node order,
-//          in one pass (reduce/sum.h). It works from message headers, so contributions may come before the owner's own
-//          rank has started the operation.
-// Memory   Contributions sent under the eager allowance are bounded by it. Beyond it nodes announce; once every node is
-//          known to take part, chunks are granted in order, at most `grant_chunks` unfinished ones at a time: each of
-//          those can finish whatever else is waiting (docs/architecture.md, Memory).
+// Model    For every chunk of every span that this engine owns, the Server collects one contribution per node. When all
+//          contributions are there, the Server tells the span's LocalOwner. The LocalOwner chooses when and where the
+//          sum is made. The sum is made in node order, in one pass (reduce/sum.h). The Server needs only message
+//          headers, so contributions may arrive before the owner's own rank has started the operation.
+// Memory   The eager allowance bounds the contributions that nodes send under it. Beyond the allowance, nodes announce.
+//          Once every node is known to take part, chunks are granted in order, at most `grant_chunks` unfinished chunks
+//          at a time. Each granted chunk can finish, whatever else waits (docs/architecture.md, Memory).
 // Threads  the engine's progress thread.
-// Errors   a contribution that disagrees with the others is reported to the Listener, with both signatures.
+// Errors   the Listener is told about a contribution that disagrees with the others, with both signatures.
 #pragma once
 
 #include <cstddef>
@@ -46,17 +46,17 @@ struct SpanKey {
   auto operator<=>(const SpanKey&) const = default;
 };
 
-/// The own side of a span that this engine owns: the worker's operation, or a dedicated server's span.
+/// The local side of a span that this engine owns: the worker's operation, or a dedicated server's span.
 class LocalOwner {
  public:
   virtual ~LocalOwner() = default;
-  /// All contributions are here: Server::sum_into() makes the sum, now or later.
+  /// All contributions are here. Server::sum_into() makes the sum, now or later.
   virtual void on_complete(std::uint32_t span, std::uint32_t chunk) = 0;
-  /// The chunk may be fetched from the own node's ranks whatever their allowance (the answer to local_announce()).
+  /// The chunk may be fetched from the own node's ranks, whatever their allowance (e.g. after local_announce()).
   virtual void on_granted(std::uint32_t span, std::uint32_t chunk) = 0;
 };
 
-/// What a rank of the group has called.
+/// The operation that a rank of the group has called.
 struct RankCall {
   int rank = -1;
   wire::Signature signature;
@@ -78,29 +78,28 @@ struct Opening {
   std::uint32_t chunk_bytes = 1;
   std::uint32_t chunks = 1;
   std::uint32_t nodes = 1;     // contributions per chunk
-  std::uint32_t own_node = 0;  // which of them is local; kNoNode on a dedicated server
+  std::uint32_t own_node = 0;  // the node of this engine; kNoNode on a dedicated server
   int own_rank = 0;
   reduce::Finish finish;
-  std::int8_t priority = 0;  // of its grants
-  const compress::Codec* codec = nullptr;  // of contributions from other nodes; null: none
+  std::int8_t priority = 0;  // priority of the span's grants
+  const compress::Codec* codec = nullptr;  // codec of contributions from other nodes; null: none
   LocalOwner* owner = nullptr;
-  std::vector<std::uint8_t> done{};  // per chunk: its result is there already; empty: none is
+  std::vector<std::uint8_t> done{};  // per chunk: 1 if the result exists already; empty: no result exists
 };
 
-/// Into chunks of so many bytes of elements members and servers cut a span, under the plan version of `tuning`.
+/// Chunk size, in bytes of elements, with which members and servers cut a span under the plan version with `tuning`.
 std::uint32_t chunk_bytes_of(const schedule::ChunkSizes& sizes, const schedule::Tuning& tuning, const compress::Codec* codec,
                              core::DType dtype) noexcept;
 
 class Server : core::Pinned {
  public:
-  /// At most grant_chunks chunks are granted and unfinished, and no second one where all contributions to them together
-  /// would be more than grant_bytes: they all come at once.
+  /// At most grant_chunks chunks are granted and unfinished at a time. A second chunk is granted only if all
+  /// contributions to the granted chunks have at most grant_bytes together: all these contributions may arrive at once.
   Server(flow::Outbox& outbox, Listener& listener, std::uint32_t grant_chunks,
          std::uint64_t grant_bytes = ~std::uint64_t{0});
   ~Server();
 
-  /// The own rank has started the operation. Returns false when contributions that came before disagree (the Listener
-  /// was told).
+  /// The own rank has started the operation. Returns false if earlier contributions disagree; the Listener was told.
   bool open(const SpanKey& key, const Opening& opening);
   /// All ranks of the own node are known to take part.
   void local_seen(const SpanKey& key);
@@ -108,24 +107,25 @@ class Server : core::Pinned {
   void local_announce(const SpanKey& key);
   /// The own node's contribution; `data` stays valid until the sum is made.
   void contribute(const SpanKey& key, std::uint32_t chunk, const std::byte* data);
-  /// The own node's, until the sum is made; and others in its place, where a codec has changed them.
+  /// The own node's contribution; valid until the sum is made.
   const std::byte* own_contribution(const SpanKey& key, std::uint32_t chunk) const;
+  /// Replaces the own node's contribution, for a codec that has changed the values.
   void replace_own(const SpanKey& key, std::uint32_t chunk, const std::byte* data);
-  /// After on_complete(), once: writes the chunk's sum to `out`, which may be the own node's contribution, and gives the
-  /// memory of the others back.
+  /// Call once, after on_complete(). Writes the chunk's sum to `out`, which may be the own node's contribution. Gives
+  /// back the memory of the other contributions.
   void sum_into(const SpanKey& key, std::uint32_t chunk, std::byte* out);
-  /// Of a chunk that is complete: what a contribution says of its place, as far as its codec does.
+  /// The place of a complete chunk, as a contribution states it; default values if the codec does not state it.
   compress::ChunkOrigin place_of(const SpanKey& key, std::uint32_t chunk) const;
   /// A node's contribution (stage kPush of an aggregate) from a peer.
   void on_push(const wire::From& from, const wire::ChunkId& id, flow::Delivery payload);
   void on_announce(const wire::From& from, const wire::ChunkId& id);
-  /// Of contributions that came to spans which are not open, one that is of another operation; null: none.
+  /// An early contribution (to a span that is not open) with another signature than `ours`; no value: there is none.
   std::optional<RankCall> contradiction(const OperationKey& key, const wire::Signature& ours) const noexcept;
-  /// Drops the span's state: it is finished here, or given up.
+  /// Drops the state of a span that is finished here, or given up.
   void close(const SpanKey& key);
-  /// Drops the operation's state: it is finished here, or has failed.
+  /// Drops the state of an operation that is finished here, or has failed.
   void close(const OperationKey& key);
-  /// Drops everything of a group.
+  /// Drops all state of a group.
   void close_group(core::GroupUid uid);
 
   std::size_t spans_open() const noexcept { return spans_.size(); }
@@ -134,7 +134,7 @@ class Server : core::Pinned {
 
  private:
   struct Chunk {
-    std::vector<flow::Delivery> payloads;  // per node; empty ones have not come (or are local)
+    std::vector<flow::Delivery> payloads;  // per node; empty: not arrived, or local
     std::vector<std::uint8_t> present;
     std::uint32_t count = 0;
     const std::byte* local = nullptr;
@@ -145,7 +145,7 @@ class Server : core::Pinned {
     bool seen = false;
     int rank = -1;
   };
-  struct First {  // message of a span
+  struct First {  // the first message of a span
     int rank = -1;
     wire::ChunkId chunk;
   };
@@ -159,7 +159,7 @@ class Server : core::Pinned {
     const SpanKey key;
     Opening opening;
     bool opened = false;
-    bool wanted = false;  // somebody waits for grants
+    bool wanted = false;  // a node waits for grants
     std::uint32_t seen = 0;
     std::uint32_t finished = 0;
     std::uint32_t next_grant = 0;

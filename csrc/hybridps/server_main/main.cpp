@@ -1,4 +1,4 @@
-// hybridps-server: sums for training jobs on a machine that has no rank of theirs.
+// hybridps-server: computes sums for training jobs, on a machine that has no rank of these jobs.
 #include <signal.h>
 #include <unistd.h>
 
@@ -56,7 +56,7 @@ int wrong(const std::string& why) {
   return 2;
 }
 
-/// A line on stdout, whole, with the time of day. From several threads.
+/// Writes one whole line with the time of day to stdout. Thread-safe.
 void say(const std::string& text) {
   const std::time_t now = std::time(nullptr);
   std::tm local{};
@@ -74,7 +74,7 @@ struct Arguments {
   double drain_seconds = 0;
 };
 
-/// Empty: fine.
+/// Returns what is wrong; empty: nothing.
 std::string parse(const std::vector<std::string_view>& words, Arguments& out) {
   bool listens = false;
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -135,7 +135,7 @@ std::string metrics_of(const ServerHostStats& s) {
   return hybridps::observe::prometheus_text(samples, {});
 }
 
-// Until it is stopped and has drained.
+// Serves until the server is stopped and has drained.
 void serve(ServerHost& host, const Arguments& arguments) {
   using Clock = std::chrono::steady_clock;
   const auto seconds_since = [](Clock::time_point then) {
@@ -226,7 +226,7 @@ int main(int argc, char** argv) {
 
   serve(host, arguments);
   host.dismiss("it was stopped");
-  outlet.reset();  // writes the file once more
+  outlet.reset();  // writes the metrics file once more
   say("stopped");
   return 0;
 }

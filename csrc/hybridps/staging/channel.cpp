@@ -22,7 +22,7 @@ using core::Status;
 
 constexpr std::uint64_t kFlagBytes = 4096;
 constexpr std::uint64_t kReadyAt = 0;
-constexpr std::uint64_t kDoneAt = 128;  // cache lines of their own
+constexpr std::uint64_t kDoneAt = 128;  // each flag has its own cache line
 constexpr std::uint64_t kEndedAt = 256;
 constexpr std::uint64_t kStagingBytesMin = std::uint64_t{1} << 20;
 
@@ -73,8 +73,8 @@ core::Status Channel::open() {
   return {};
 }
 
-/// What a channel leaves behind. Others may have it when the streams have come to an end: an operation that could not
-/// be put on them as a whole has left work there that no flag tells of.
+/// What a channel leaves behind. Others may use the remains when the streams have run out of work. An operation that
+/// could be put on the streams only in part leaves work there, and no flag reports the end of this work.
 struct Channel::Remains {
   std::shared_ptr<DevicePool> pool;
   std::vector<device::DeviceStream> streams;
@@ -84,13 +84,13 @@ struct Channel::Remains {
   std::vector<device::DeviceEvent> tails;
   bool recorded = false;
 
-  /// Whether they have come there. Calls the driver.
+  /// Whether the streams have run out of work. Calls the driver.
   bool end() {
     device::Device& device = pool->device();
     if (!std::exchange(recorded, true)) {
       for (const device::DeviceStream stream : streams) {
         auto tail = pool->take_event();
-        if (!tail.is_ok()) break;  // a device that has failed: nothing on it will be done any more
+        if (!tail.is_ok()) break;  // the device has failed: no work on it will be done any more
         tails.push_back(tail.value());
         if (!device.record(tail.value(), stream).is_ok()) break;
       }
@@ -106,7 +106,7 @@ struct Channel::Remains {
   }
 };
 
-// The last reference may be dropped by a completion in the engine's loop, which makes no call to the driver.
+// A completion in the engine's loop may drop the last reference, so the destructor makes no driver call.
 Channel::~Channel() {
   pool_->channels().fetch_sub(1);
   for (const auto& [number, event] : over_) pool_->give_back(event);
@@ -120,7 +120,7 @@ Channel::~Channel() {
   for (const Retired& retired : retired_) remains->memories.push_back(retired.memory);
   remains->rings = std::move(smaller_direct_);
   remains->rings.push_back(std::move(direct_));
-  // What hangs within the node would not end by itself.
+  // Work that hangs within the node would not end by itself.
   if (local_ && (!broken_.is_ok() || !local_failed_.is_ok())) local_->abort();
   remains->local = std::move(local_);
   stager_->bury([remains = std::move(remains)] { return remains->end(); });
@@ -177,12 +177,13 @@ core::Result<std::shared_ptr<Staged>> Channel::enqueue(StagingRequest request) {
                                     std::string(why.message()));
     }
   }
-  // While nothing is on the streams. Any of the calls that follow may be held up, by a full queue, a lock of the
-  // driver's or launches that wait for their end, after the device has begun to wait for the Stager's thread.
+  // The Stager must watch the channel while nothing is on the streams yet. The calls below may be held up (by a full
+  // queue, a driver's lock, or launches that wait for their end) after the device has begun to wait for the Stager's
+  // thread.
   const Putting putting(*this);
   if (Status status = stager_->begin(shared_from_this()); !status.is_ok())
     return Status(status.code(), request.what + ": " + std::string(status.message()));
-  // Others may be called on a part of the ranks' GPUs only: a barrier, say.
+  // Other kinds, such as a barrier, may run on the GPUs of only some ranks, so these kinds do not ask.
   const bool asks = has_rails(request.operation.kind);
   if (Status status = asks ? agree(*group, request.operation.timeout) : Status(); !status.is_ok()) {
     break_down(status, group.get());
@@ -193,7 +194,7 @@ core::Result<std::shared_ptr<Staged>> Channel::enqueue(StagingRequest request) {
   if (status.is_ok() && !request.leave_open) status = end(*staged);
   if (!status.is_ok()) {
     staged->forget();
-    // Why the library was told to abort says more than that it was.
+    // The reason for the library's abort says more than "aborted".
     if (Status failed = group->status(); !failed.is_ok()) status = failed;
     const std::lock_guard progress(progress_mutex_);
     if (!local_failed_.is_ok()) status = local_failed_;
@@ -250,7 +251,8 @@ intranode::Patience Channel::patience_until(core::Deadline deadline) const {
           }};
 }
 
-/// The ranks of a node check nothing when their GPUs meet, and two nodes see each other's sums only.
+/// Ranks of a node check nothing when their GPUs meet, and nodes see only each other's sums. So the engine compares the
+/// calls.
 core::Status Channel::witness(const std::shared_ptr<Staged>& staged, const worker::Operation& operation,
                               engine::Group& group) {
   group.submit(witness_of(operation, local_->topology()),
@@ -311,7 +313,7 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, StagingRequest&
   if (rails && !slices.front().crosses) return put_within(staged, slices.front());
   if (Status status = device_->wait(in_, staged->start_); !status.is_ok()) return status;
   if (local_ && request.operation.kind == schedule::Kind::kBarrier) {
-    // It speaks for what was put before it, and the engine does not see all of that.
+    // A barrier covers everything that was put before it, and the engine does not see all of this.
     auto before = pool_->take_event();
     if (!before.is_ok()) return before.status();
     Status status = device_->record(before.value(), out_);
@@ -326,7 +328,7 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, StagingRequest&
   return {};
 }
 
-/// On one node: nothing to stage, no flags.
+/// On one node: nothing is staged, and no flag is used.
 core::Status Channel::put_within(const std::shared_ptr<Staged>& staged, const Slice& slice) {
   if (Status status = device_->wait(out_, staged->start_); !status.is_ok()) return status;
   if (Status status = move(slice, out_); !status.is_ok()) return status;
@@ -346,7 +348,8 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
   const Ring::Place place = ring_.take(slice.pinned_bytes(), number);
   std::byte* const base = memory_.data + place.offset;
   for (const std::uint64_t earlier : place.displaced) {
-    // Its end must be on the out stream by now: a stream that waits for an event that is not recorded yet does not wait.
+    // The earlier slice's end must be on the out stream by now: a stream does not wait for an event that is not
+    // recorded yet.
     while (!open_ways_.empty() && open_ways_.front().number <= earlier)
       if (Status status = put_next_out(); !status.is_ok()) return status;
     const auto over = over_.find(earlier);
@@ -403,12 +406,12 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
 core::Status Channel::put_next_out() {
   const WayBack way = std::move(open_ways_.front());
   open_ways_.pop_front();
-  // A slice that failed is done although the in stream has not come to it: what is over must come after both.
+  // A failed slice is done even if the in stream has not reached it. The end must come after both streams.
   Status met = out_.native != in_.native ? device_->wait(out_, way.arrived) : Status();
   pool_->give_back(way.arrived);
   if (!met.is_ok()) return met;
   device::DeviceEvent over;
-  if (way.has_place) {  // no other one will ever be displaced, and so given back
+  if (way.has_place) {  // only a place in the ring gets displaced, and only then is its event given back
     auto taken = pool_->take_event();
     if (!taken.is_ok()) return taken.status();
     over = taken.value();
@@ -450,10 +453,10 @@ core::Status Channel::complete_enqueue(Staged& staged) {
   return status;
 }
 
-/// What a ring should have that has `have`.
+/// The size that a ring should have, if its size is `have` now.
 std::uint64_t Channel::ring_bytes(std::uint64_t slice_bytes, std::uint64_t operation_bytes, std::uint64_t have) const {
-  // Twice the largest operation, so that one can be copied while another is on the network; bounded, but for what one
-  // slice needs.
+  // Twice the largest operation, so that one operation can be copied while another is on the network. Bounded, except
+  // for what one slice needs.
   const std::uint64_t wanted = std::max({slice_bytes, std::min(2 * operation_bytes, options_.staging_bytes_max),
                                          std::min(kStagingBytesMin, operation_bytes)});
   if (wanted <= have) return have;
@@ -463,7 +466,7 @@ std::uint64_t Channel::ring_bytes(std::uint64_t slice_bytes, std::uint64_t opera
   return bytes;
 }
 
-/// mutex_ held. Null: the group is still being made.
+/// mutex_ held. Null: the group is not open yet.
 const schedule::Topology* Channel::topology_of(engine::Group& group) {
   if (!topology_) {
     std::vector<int> node_of = group.node_of();
@@ -473,7 +476,7 @@ const schedule::Topology* Channel::topology_of(engine::Group& group) {
   return &*topology_;
 }
 
-/// mutex_ held. How slices are coded between nodes, and which of them are so on the device.
+/// mutex_ held. Chooses the coding of slices between nodes, and which slices the device encodes.
 void Channel::choose_codes(std::vector<Slice>& slices, const StagingRequest& request, engine::Group& group, bool rails) {
   if (!request.code) return;
   std::vector<Slice*> here;
@@ -501,13 +504,13 @@ bool Channel::can_encode() {
   if (can_encode_) return *can_encode_;
   const Status status = device_->prepare_int8();
   can_encode_ = status.is_ok();
-  static std::atomic<bool> told{false};  // every channel comes here
+  static std::atomic<bool> told{false};  // told once for all channels
   if (!status.is_ok() && !told.exchange(true))
     core::log_info("int8 is encoded by the CPU, from staging: ", device_->describe(), ": ", status.message());
   return *can_encode_;
 }
 
-/// mutex_ held. Where it cannot be the slices stay as they are.
+/// mutex_ held. Slices that cannot go out from device memory stay as they are.
 void Channel::make_direct(std::vector<Slice>& slices, const worker::Operation& operation, engine::Group& group,
                           bool rails) {
   if (!options_.direct || no_direct_) return;
@@ -526,7 +529,7 @@ void Channel::make_direct(std::vector<Slice>& slices, const worker::Operation& o
         pool_, group, bytes, [stager = stager_](std::function<bool()> funeral) { stager->bury(std::move(funeral)); });
     if (!made.is_ok()) {
       no_direct_ = true;
-      static core::LogRate rate(core::from_seconds(10));  // every channel comes here
+      static core::LogRate rate(core::from_seconds(10));  // one rate for all channels
       if (rate.permit())
         core::log_warn("HYBRIDPS_GPUDIRECT is on, and group \"", group.name(), "\" (rank ", group.rank(),
                        ") cannot send from the memory of ", device_->describe(), ": ", made.status().message(),
@@ -549,7 +552,7 @@ core::Status Channel::make_room(std::uint64_t slice_bytes, std::uint64_t operati
   if (larger.data == nullptr)
     return Status(Code::kOutOfResources, "no memory for " + std::to_string(bytes) + " bytes of staging");
 
-  // What was in use goes when its last user is through.
+  // The old memory is released after its last user.
   while (!open_ways_.empty())
     if (Status status = put_next_out(); !status.is_ok()) return status;
   if (memory_.data != nullptr) {
@@ -576,7 +579,7 @@ device::HostMemory Channel::allocate(std::uint64_t bytes) {
   return memory;
 }
 
-/// mutex_ held. Ranks no longer agree on what was issued: the group ends here.
+/// mutex_ held. Ranks no longer agree on what was issued, so the group ends here.
 void Channel::break_down(const Status& status, engine::Group* group) {
   if (!broken_.is_ok()) return;
   broken_ = status;

@@ -1,4 +1,4 @@
-// Channel: what is done on the Stager's threads, and by the engine's completions.
+// Channel: the part that runs on the Stager's threads and in the engine's completions.
 #include <utility>
 
 #include "hybridps/core/check.h"
@@ -11,10 +11,10 @@ namespace {
 using core::Code;
 using core::Status;
 
-// After the deadline, so that the engine can name who is missing first.
+// Waiting time after the deadline, so that the engine can first name the missing ranks.
 constexpr auto kGrace = std::chrono::milliseconds(500);
 constexpr auto kTroubleEvery = std::chrono::milliseconds(2);
-// A LocalGroup that is not stopped by then never will be: streams go on, whatever its work brings.
+// A LocalGroup that has not stopped after this time never will. Streams then go on, whatever its work does.
 constexpr auto kStopPatience = std::chrono::seconds(5);
 
 std::string seconds_text(core::Duration duration) {
@@ -36,7 +36,7 @@ Channel::Progress Channel::progress(core::TimePoint now) {
       ready.push_back(std::move(waiting_.front()));
       waiting_.pop_front();
     }
-    // Where there is a witness, it is to say first who is missing.
+    // Where there is a witness, the witness must first name the missing ranks.
     if (!waiting_.empty() && waiting_.front().staged->deadline_.has_passed(local_ ? now - kGrace : now)) {
       const Staged& late = *waiting_.front().staged;
       failure = Status(Code::kTimeout, late.what_ + " timed out after " + seconds_text(late.timeout_) + ": " +
@@ -82,7 +82,7 @@ void Channel::look() {
     if (local_failed_.is_ok() && !(staged_.empty() && putting_ == 0)) local = local_;
     if (!staged_.empty()) oldest = staged_.front();
   }
-  // Its answer is of no interest: a device that has failed says so in every call.
+  // Only the error matters, not whether the event is done: a failed device says so in every call.
   const Status device = oldest ? device_->is_done(oldest->end_).status() : Status();
   const Status found = local ? local->poll() : Status();
   const std::lock_guard lock(progress_mutex_);
@@ -90,14 +90,14 @@ void Channel::look() {
   if (local_found_.is_ok()) local_found_ = found;
 }
 
-/// What keeps a LocalGroup's work from ending: nothing on the streams says so.
+/// Finds reasons why a LocalGroup's work cannot end. Nothing on the streams reports such reasons.
 core::Status Channel::trouble(core::TimePoint now) {
   std::shared_ptr<Staged> oldest;
   {
     const std::lock_guard lock(progress_mutex_);
     if (!local_ || now < next_trouble_ || (staged_.empty() && putting_ == 0 && !withheld_)) return {};
     next_trouble_ = now + kTroubleEvery;
-    if (!local_failed_.is_ok()) return local_failed_;  // else it holds nothing back
+    if (!local_failed_.is_ok()) return local_failed_;  // a failed Local withholds "done"
     if (!local_found_.is_ok()) return local_found_;
     if (!staged_.empty()) oldest = staged_.front();
   }
@@ -110,7 +110,8 @@ core::Status Channel::trouble(core::TimePoint now) {
                     "to it, or pass a longer timeout");
 }
 
-/// What was put on the streams behind the flag runs then, and a LocalGroup that is stopped lets it end at once, undone.
+/// progress_mutex_ held. Moves "done" when Local has stopped. Work behind the flag then runs, and a stopped LocalGroup
+/// lets this work end at once, undone.
 void Channel::release_if_stopped(core::TimePoint now) {
   if (release_by_ == core::TimePoint::max() || released_) return;
   if (now < release_by_ && !local_->is_stopped()) return;
@@ -145,7 +146,7 @@ void Channel::submit(WaitingSlice waiting) {
     group->submit_reserved(waiting.sequence, std::move(waiting.operation), std::move(done));
 }
 
-/// What has not reached the engine never will.
+/// Slices that have not reached the engine are never submitted.
 void Channel::expire(const Status& status, engine::Group* group) {
   std::deque<WaitingSlice> waiting;
   std::shared_ptr<Local> local;
@@ -157,9 +158,9 @@ void Channel::expire(const Status& status, engine::Group* group) {
     local = local_;
     direct = direct_;
     if (local) under_way = staged_;
-    if (group == nullptr) released_ = true;  // nobody will come back to it
+    if (group == nullptr) released_ = true;  // nobody calls again to release "done"
   }
-  // Of operations within the node the engine has nothing to tell.
+  // The engine reports nothing about operations within the node.
   for (const auto& staged : under_way) staged->set_failed(status);
   if (group != nullptr) group->abort(std::string(status.message()) + " (rank " + std::to_string(group->rank()) + ")");
   for (const WaitingSlice& slice : waiting) slice_done(slice.number, *slice.staged, worker::Outcome{status, -1});
@@ -180,7 +181,7 @@ void Channel::expire(const Status& status, engine::Group* group) {
 
 void Channel::slice_done(std::uint64_t number, Staged& staged, const worker::Outcome& outcome) {
   const device::NoDriverCalls the_out_stream_waits_for_this;
-  staged.slice_done(outcome);  // first: who sees the flag sees the failure
+  staged.slice_done(outcome);  // first, so that a thread that sees the flag sees the failure too
   bool withheld = false;
   {
     const std::lock_guard lock(progress_mutex_);
@@ -199,10 +200,11 @@ void Channel::slice_done(std::uint64_t number, Staged& staged, const worker::Out
     withheld = withheld_;
     if (done_until_ != before && !withheld) done_.word->store(word_of(done_until_), std::memory_order_release);
   }
-  if (withheld) stager_->activate(shared_from_this());  // an operation that could not be put as a whole left it idle
+  if (withheld) stager_->activate(shared_from_this());  // it may be idle: an operation was put only in part
 }
 
-/// progress_mutex_ held. What comes back is not what the ranks of the node wait for: none of them may have it and go on.
+/// progress_mutex_ held. The ranks of the node must not go on with a wrong result, so "done" is withheld until Local
+/// has stopped.
 void Channel::fail_local(const Status& status) {
   if (!local_) return;
   if (local_failed_.is_ok()) local_failed_ = status;

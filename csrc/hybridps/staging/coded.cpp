@@ -18,7 +18,7 @@ std::uint64_t codes_of(const Slice& slice) {
   return int8::bytes_of(bytes / sizeof(float));
 }
 
-/// What a rank's elements are multiplied by before they are added.
+/// The factor of a rank's elements before they are added.
 float factor_of(const worker::Operation& operation, int ranks) {
   if (operation.op == core::ReduceOp::kAvg) return static_cast<float>(1.0 / ranks);
   return operation.op == core::ReduceOp::kPremulSum ? static_cast<float>(operation.premul) : 1.0F;
@@ -45,7 +45,7 @@ void code_on_device(Slice& slice, std::byte* memory, int ranks) {
     const std::uint64_t count = copy.bytes / sizeof(float);
     Slice::Coded* const last = slice.coded.empty() ? nullptr : &slice.coded.back();
     if (last != nullptr && last->elements + last->count == reinterpret_cast<float*>(copy.device))
-      last->count += count;  // the surplus of a rail: copies follow each other
+      last->count += count;  // the surplus of a rail: its copy follows the copy before
     else
       slice.coded.push_back({reinterpret_cast<float*>(copy.device), codes, count});
   }

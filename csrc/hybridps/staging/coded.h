@@ -1,8 +1,9 @@
-// hybridps/staging/coded.h: slices whose elements become codes on the device, so that no more than those is staged.
+// hybridps/staging/coded.h: slices whose elements the device encodes, so that only codes are staged.
 //
-// Model    Pure. The device encodes what the rank contributes before the copies in, and decodes the result after the copies
-//          out, in memory beside the tensors; the engine is given an operation whose memory is coded (worker::Operation::
-//          coded). Each rank may do so or not: messages and bits are the same as where the engine encodes.
+// Model    Pure. The device encodes the rank's contribution before the copies in, and decodes the result after the
+//          copies out, in memory beside the tensors. The engine gets an operation whose memory is coded
+//          (worker::Operation::coded). Each rank may do so or not: messages and bits are the same as when the engine
+//          encodes.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +14,16 @@
 
 namespace hybridps::staging {
 
-/// Whether the device can code the slice, which is int8 between nodes and of which nothing is remembered. `rails`: as cut_for_rails()
-/// made it. Not: where ranks of the node add up elements in host memory, and where a tensor ends inside a block.
+/// Whether the device can encode the slice. The slice must be int8 between nodes, and nothing of it is remembered.
+/// `rails`: the slice comes from cut_for_rails(). False where ranks of the node add up elements in host memory, and
+/// where a tensor ends inside a block.
 bool can_be_coded(const Slice& slice, const schedule::Topology& topology, bool rails);
 
-/// Device memory for one that can.
+/// Bytes of device memory for a slice that can_be_coded().
 std::uint64_t room_for_codes(const Slice& slice);
 
-/// Of such a slice. `memory` has room_for_codes(), aligned to 4 bytes, and stays until the operation is over. `ranks`: of the group.
+/// Makes such a slice coded. `memory` has room_for_codes() bytes, is aligned to 4 bytes, and stays until the operation
+/// is over. `ranks`: size of the group.
 void code_on_device(Slice& slice, std::byte* memory, int ranks);
 
 }  // namespace hybridps::staging

@@ -11,7 +11,7 @@
 
 namespace hybridps::staging {
 
-inline constexpr std::uint64_t kCutAlignment = 256;  // bytes: a multiple of every element
+inline constexpr std::uint64_t kCutAlignment = 256;  // bytes: a multiple of every element size
 
 inline std::uint64_t bytes_of(const std::vector<worker::Piece>& pieces) {
   std::uint64_t bytes = 0;
@@ -29,12 +29,12 @@ inline std::uint64_t sum(const std::vector<std::uint64_t>& values) {
 struct Run {
   std::byte* data = nullptr;
   std::uint64_t bytes = 0;
-  int piece = -1;            // of the tensors; none: scratch
-  std::uint64_t inside = 0;  // the piece
+  int piece = -1;            // index among the tensors' pieces; -1: scratch
+  std::uint64_t inside = 0;  // offset in the piece
 };
 using Runs = std::vector<Run>;
 
-/// Where [from, to) of the concatenation of `pieces` lies: in order.
+/// Where the bytes [from, to) of the concatenation of `pieces` lie, in order.
 inline Runs runs(const std::vector<worker::Piece>& pieces, std::uint64_t from, std::uint64_t to) {
   Runs result;
   std::uint64_t begin = 0;

@@ -7,7 +7,8 @@ namespace {
 
 constexpr std::uint64_t kPage = 4096;
 
-/// The smallest that is large enough, taken out. A page of flags does not take a ring.
+/// Takes out the smallest memory that is large enough. A request for a page (flags) needs an exact fit, so that it
+/// never takes a ring.
 template <typename Memory>
 bool take_from(std::vector<Memory>& all, std::uint64_t bytes, Memory& taken) {
   auto best = all.end();

@@ -1,12 +1,11 @@
 // hybridps/staging/device_pool.h: streams, events and memory of one device, used again and again.
 //
-// Model    What is given back stays here for who asks next. To free memory a driver may wait for the whole device, and
-//          hold up every call of the process meanwhile: where a stream waits for a flag of ours, ranks that were to
-//          help with that could be held up likewise. So nothing is freed but by trim(), which the Stager calls when
-//          nothing of the process is under way.
-// Threads  every method from any thread. give_back() makes no call to the driver; take_...(), trim() and the destructor
-//          may.
-// Errors   of take_...(): the device's.
+// Model    Returned objects stay in the pool for the next user. A driver that frees memory may wait for the whole
+//          device, and meanwhile hold up every call of the process. If a stream then waits for one of our flags, the
+//          ranks that must help to set the flag could be held up too. So only trim() frees anything. The Stager calls
+//          trim() when nothing of the process is under way.
+// Threads  every method from any thread. give_back() makes no driver call; take_...(), trim() and the destructor may.
+// Errors   take_...() returns the device's error.
 #pragma once
 
 #include <atomic>
@@ -25,7 +24,7 @@ namespace hybridps::staging {
 
 class DevicePool : core::Pinned {
  public:
-  /// Of the device's own memory.
+  /// A run of the device's own memory.
   struct Run {
     std::byte* data = nullptr;
     std::uint64_t bytes = 0;
@@ -35,22 +34,22 @@ class DevicePool : core::Pinned {
   ~DevicePool() { trim(); }
 
   device::Device& device() noexcept { return *device_; }
-  /// Channels of the device that live: they count themselves.
+  /// Live channels of the device. The channels count themselves.
   std::atomic<int>& channels() noexcept { return channels_; }
   core::Result<device::DeviceEvent> take_event();
   core::Result<device::DeviceStream> take_stream();
-  /// Pinned; `bytes` or more, as they were left.
+  /// Pinned memory of `bytes` or more, with its old contents.
   core::Result<device::HostMemory> take_host(std::uint64_t bytes);
   core::Result<Run> take_device(std::uint64_t bytes);
 
-  /// Streams may still wait for it.
+  /// Streams may still wait for the event.
   void give_back(device::DeviceEvent event);
-  /// Nothing is on it any more, and below: nothing on a stream uses it, nor does anybody else.
+  /// For the stream: no work is on it any more. For the memory below: no stream and nobody else uses it.
   void give_back(device::DeviceStream stream);
   void give_back(const device::HostMemory& memory);
   void give_back(Run run);
 
-  /// Gives the driver what nobody has. May wait for the whole device.
+  /// Gives everything unused back to the driver. May wait for the whole device.
   void trim() noexcept;
 
  private:

@@ -20,7 +20,7 @@ constexpr std::uint64_t kFlagBytes = 4096;
 
 std::uint64_t offset_of(const Piece& piece) { return reinterpret_cast<std::uintptr_t>(piece.data); }
 
-/// What of the copies lies in [from, from + bytes) of the staging: in order.
+/// The parts of `copies` that lie in [from, from + bytes) of the staging, in order.
 std::vector<Copy> part_of(const std::vector<Copy>& copies, std::uint64_t from, std::uint64_t bytes) {
   std::vector<Copy> part;
   for (const Copy& copy : copies) {
@@ -31,7 +31,7 @@ std::vector<Copy> part_of(const std::vector<Copy>& copies, std::uint64_t from, s
   return part;
 }
 
-/// Where a rank's own part lies in the staging: as it comes, and as it goes back.
+/// Where a rank's own part lies in the staging: `from` on the way in, `to` on the way out.
 struct Own {
   std::uint64_t from = 0;
   std::uint64_t to = 0;
@@ -63,7 +63,7 @@ Own own_part(const Operation& o, int rank) {
 bool can_go_direct(const Operation& o, const Topology& topology, bool rails) {
   const int me = topology.rank();
   const int node = topology.my_node();
-  // With rails the engine has nothing to do inside the node.
+  // With rails, the engine has no work inside the node.
   const bool no_neighbours = rails || topology.ranks_of(node).size() == 1;
   if (topology.nodes() == 1) return false;
   switch (o.kind) {
@@ -100,7 +100,7 @@ void go_direct(Slice& slice, int rank) {
     slice.out = std::move(others);
     for (std::size_t f = 0, t = 0; f < own_from.size() && t < own_to.size();) {
       const std::uint64_t bytes = std::min(own_from[f].bytes, own_to[t].bytes);
-      if (own_to[t].device != own_from[f].device)  // else in place
+      if (own_to[t].device != own_from[f].device)  // else the part is in place
         slice.moves.push_back({own_to[t].device, own_from[f].device, bytes});
       own_from[f].device += bytes;
       own_to[t].device += bytes;
@@ -148,7 +148,7 @@ core::Result<std::shared_ptr<DirectRing>> DirectRing::make(const std::shared_ptr
       call();
       return core::Status();
     });
-    if (!status.is_ok() && !ran) call();  // a device that has failed must not hold up the transport
+    if (!status.is_ok() && !ran) call();  // a failed device must not hold up the transport
   };
   auto lease = group.attach_device(std::move(lent), memory);
   if (!lease.is_ok()) return lease.status();

@@ -1,15 +1,15 @@
 // hybridps/staging/direct.h: what goes to other nodes straight from device memory (HYBRIDPS_GPUDIRECT).
 //
-// Model    What an operation delivers is copied into a ring of device memory, and the transport between nodes takes it from
-//          there: not through pinned memory, and no byte is read by the engine. What comes in is staged as ever. It is the
-//          sender's choice alone: other ranks see no difference.
-//          Not for sums, which CPUs make, and not where a rank of the same node is to have the bytes from this one by way of
-//          the engine, since shared memory cannot take them from a device.
-// Memory   a place in the ring is used again when the operation is over *and* the transports have let go of it: both are
-//          known by the end of what take() has given, and told to the stream by a flag. So an operation that fails moves on
-//          at once, and what a transport still reads stays as it is. The ring is freed when all of that has ended, and the
-//          engine has taken it from the transport: it goes back to the pool.
-// Threads  DirectRing: take() one at a time; what it gave may end on any thread.
+// Model    Outgoing data is copied into a ring of device memory, and the transport between nodes takes the data from
+//          the ring. The data does not go through pinned memory, and the engine reads no byte of it. Incoming data is
+//          staged as usual. Each sender decides alone: other ranks see no difference.
+//          Not for sums, which CPUs compute. Not where a rank of the same node gets the bytes from this rank through
+//          the engine: shared memory cannot take bytes from a device.
+// Memory   a place in the ring is used again when the operation is over *and* the transports have let go of the place.
+//          The end of Place::held marks both, and a flag tells the stream. So a failed operation moves on at once, and
+//          bytes that a transport still reads stay unchanged. The ring returns to the pool when all places have ended
+//          and the engine has taken the memory back from the transport.
+// Threads  DirectRing: take() one at a time; Place::held may end on any thread.
 #pragma once
 
 #include <cstddef>
@@ -31,23 +31,24 @@
 
 namespace hybridps::staging {
 
-/// Whether slices of the operation may go out so on this rank. `rails`: they were cut for the nodes' own library.
+/// Whether this rank may send slices of the operation from device memory. `rails`: the slices were cut for the node's
+/// own library.
 bool can_go_direct(const worker::Operation& operation, const schedule::Topology& topology, bool rails);
 
-/// Bytes that the slice brings to its staging.
+/// Bytes that the slice copies to its staging.
 std::uint64_t bytes_in(const Slice& slice);
 
-/// Makes a slice of such an operation, not bound yet, go out from device memory, if it brings anything. The rank's own part
-/// then goes from its place in the input to that in the output on the device.
+/// Makes a slice of such an operation go out from device memory, if the slice sends anything. The slice is not bound
+/// yet. The rank's own part is then moved on the device, from the input to the output.
 void go_direct(Slice& slice, int rank);
 
 class DirectRing : public std::enable_shared_from_this<DirectRing>, core::Pinned {
  public:
-  /// Runs a function where waiting for a driver does no harm, until it says that it is done.
+  /// Runs a function repeatedly, until it returns true, where waiting for a driver does no harm.
   using Bury = std::function<void(std::function<bool()>)>;
 
-  /// Takes the memory and gives it to the transport of `group`'s engine. Waits for the engine's loop. Errors say why
-  /// that is not possible.
+  /// Takes the memory from the pool and gives it to the transport of `group`'s engine. Waits for the engine's loop.
+  /// Errors say why the transport or the pool cannot.
   static core::Result<std::shared_ptr<DirectRing>> make(const std::shared_ptr<DevicePool>& pool, engine::Group& group,
                                                         std::uint64_t bytes, Bury bury);
 
@@ -55,14 +56,14 @@ class DirectRing : public std::enable_shared_from_this<DirectRing>, core::Pinned
 
   struct Place {
     std::byte* data = nullptr;
-    std::uint64_t displaced = 0;       // the last slice that had some of it: streams wait for it first; 0: none
-    std::shared_ptr<const void> held;  // the place is in use until this ends; keeps the ring
+    std::uint64_t displaced = 0;       // the last slice that used part of the place: streams wait for it first; 0: none
+    std::shared_ptr<const void> held;  // the place is in use until `held` ends; `held` keeps the ring alive
   };
-  /// For slice `number`, which rises from call to call; at most bytes().
+  /// A place of `bytes` (at most bytes()) for slice `number`. `number` rises from call to call.
   Place take(std::uint64_t bytes, std::uint64_t number);
-  /// Reaches a slice's number when it and all before it have ended.
+  /// The flag reaches a slice's number when this slice and all before it have ended.
   device::Flag released() const { return memory_->flags.flag_at(0); }
-  /// Nobody will come back to it: streams that wait for released() go on.
+  /// The owner gives up: streams that wait for released() go on, and nobody uses the ring later.
   void give_up();
 
  private:
@@ -81,7 +82,7 @@ class DirectRing : public std::enable_shared_from_this<DirectRing>, core::Pinned
   void publish(std::uint64_t number);  // mutex_ held
 
   const std::shared_ptr<Memory> memory_;
-  const std::shared_ptr<void> lease_;  // Group::attach_device()
+  const std::shared_ptr<void> lease_;  // from Group::attach_device()
   Ring ring_;
   std::mutex mutex_;
   std::set<std::uint64_t> held_;

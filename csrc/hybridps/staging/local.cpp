@@ -36,7 +36,7 @@ std::string text_of(const std::array<char, kBytes>& from) {
   return {from.data(), strnlen(from.data(), kBytes)};
 }
 
-/// Every rank's `own`, in rank order.
+/// Collects every rank's `own`, in rank order. Blocks.
 template <typename T>
 core::Result<std::vector<T>> exchange(engine::Group& group, const T& own, std::chrono::milliseconds timeout) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -48,7 +48,7 @@ core::Result<std::vector<T>> exchange(engine::Group& group, const T& own, std::c
     bool done = false;
     Status status;
   };
-  auto shared = std::make_shared<Shared>();  // the engine's until it is done
+  auto shared = std::make_shared<Shared>();  // the engine uses `shared` until the operation is done
   const auto size = static_cast<std::size_t>(group.size());
   shared->all.resize(size);
   shared->own = own;
@@ -70,7 +70,7 @@ core::Result<std::vector<T>> exchange(engine::Group& group, const T& own, std::c
   return std::move(shared->all);
 }
 
-/// Sent as it is: the ranks of a group have one build (bootstrap compares versions).
+/// Sent as raw bytes: all ranks of a group run the same build (bootstrap compares versions).
 struct LocalFact {
   std::uint64_t slice_bytes = 0;
   std::uint64_t slices_max = 0;
@@ -79,7 +79,7 @@ struct LocalFact {
   std::array<std::uint32_t, intranode::kLegs> id_bytes{};
   std::array<char, 64> card{};
   std::array<char, 64> library{};      // empty: none
-  std::array<char, kTextBytes> why{};  // it has none
+  std::array<char, kTextBytes> why{};  // why there is no library
 };
 
 Local::Pairs pairs_of(const intranode::LocalGroups& library) {
@@ -91,7 +91,7 @@ Local::Pairs pairs_of(const intranode::LocalGroups& library) {
   return pairs;
 }
 
-/// Of this rank, whose place on its node is `local`. Ids are the first one's.
+/// The fact of this rank. `local` is the rank's index on its node. Local rank 0 makes the ids.
 LocalFact own_fact(device::Device& device, const LocalOptions& options, const SliceLimits& limits, bool has_neighbours,
                    int local, int legs) {
   LocalFact fact;
@@ -125,12 +125,12 @@ LocalFact own_fact(device::Device& device, const LocalOptions& options, const Sl
   return fact;
 }
 
-/// What follows from the facts of all ranks, on each of them.
+/// The conclusion from the facts of all ranks, the same on every rank.
 struct FactsTogether {
   SliceLimits limits;
   Local::Pairs pairs;
   std::string obstacle;   // empty: none
-  bool own_cards = true;  // of all ranks that share a node: they would gain by a library
+  bool own_cards = true;  // all ranks that share a node have their own cards, and would gain by a library
 };
 
 FactsTogether together(const std::vector<LocalFact>& facts, const schedule::Topology& topology, const SliceLimits& limits) {
@@ -164,7 +164,7 @@ FactsTogether together(const std::vector<LocalFact>& facts, const schedule::Topo
   return all;
 }
 
-/// Those who fail say so; those who wait for them give up in time.
+/// A rank that fails reports the failure. Ranks that wait for a failed rank give up in time.
 core::Result<std::shared_ptr<intranode::LocalGroup>> connect_node(const engine::Group& group,
                                                                   const std::shared_ptr<device::Device>& device,
                                                                   intranode::LocalGroups& library, const LocalFact& leader,
@@ -212,7 +212,7 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
     return none;
   }
 
-  // Whether it works is known when it has been done.
+  // Only an attempt shows whether the library works.
   std::shared_ptr<intranode::LocalGroup> joined;
   Status failure;
   if (mine.size() > 1) {
@@ -250,7 +250,7 @@ bool Local::takes(const worker::Operation& operation) const noexcept {
     case schedule::Kind::kAllToAll: return true;
     default: break;
   }
-  // An average between nodes is done in two steps (rails.cpp).
+  // Between nodes, an average takes two steps (rails.cpp).
   const auto has = [&](core::ReduceOp op) { return bool{pairs_[pair_index(operation.dtype, op)]}; };
   if (operation.op == core::ReduceOp::kAvg)
     return has(operation.op) &&

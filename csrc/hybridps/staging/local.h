@@ -1,11 +1,13 @@
 // hybridps/staging/local.h: what the ranks of a group have agreed on about the GPUs of their nodes.
 //
-// Model    agree() is a collective of the group: in two all_gathers, through the engine as any other operation, each rank
-//          says which card it uses, which library (intranode::LocalGroups) it has and what that can reduce, and then
-//          whether it has joined the group of its node. All come to the same answer: all use Local, or none does and what
-//          is in the way is logged. A rank that is missing is named as in any operation.
-// Threads  agree() blocks the caller, as a group's first call does with NCCL. run(): one at a time. poll() and abort() any.
-// Errors   of agree(): the group's own, or the device's. A library that cannot be used is not one.
+// Model    agree() is a collective of the group: two all_gathers, which the engine runs as any other operation. In the
+//          first, each rank says which card it uses, which library (intranode::LocalGroups) it has, and what this
+//          library can reduce. In the second, each rank says whether it has joined the group of its node. All ranks
+//          reach the same answer: all use Local, or none does and the obstacle is logged. A missing rank is named as in
+//          any operation.
+// Threads  agree() blocks the caller, as a group's first call does with NCCL. run(): one at a time. poll() and abort():
+//          any thread.
+// Errors   agree() returns errors of the group or the device. A library that cannot be used is no error.
 #pragma once
 
 #include <bitset>
@@ -26,26 +28,26 @@
 namespace hybridps::staging {
 
 struct LocalOptions {
-  /// Null: this rank has none, and `why_not` says why.
+  /// Null: this rank has no library, and `why_not` says why.
   std::shared_ptr<intranode::LocalGroups> library;
   std::string why_not;
-  bool wanted = false;  // log at warning level where it cannot be used; else only where every rank has a card of its own
-  bool off = false;     // by a setting: then at info
+  bool wanted = false;  // an unusable library is logged as a warning; else only where every rank has its own card
+  bool off = false;     // switched off by a setting: logged at level info
 };
 
 class Local : core::Pinned {
  public:
-  /// Types and operations that the library of a node can reduce.
+  /// The types and operations that a node's library can reduce.
   using Pairs = std::bitset<std::size_t{core::kDTypeCount} * core::kReduceOpCount>;
 
-  /// Null: not used. `limits` are this rank's; the least of all ranks' hold.
+  /// Null: Local is not used. `limits`: this rank's limits; the smallest limits of all ranks hold.
   static core::Result<std::shared_ptr<Local>> agree(engine::Group& group, const std::shared_ptr<device::Device>& device,
                                                     const LocalOptions& options, const SliceLimits& limits,
                                                     std::chrono::milliseconds timeout);
 
   const schedule::Topology& topology() const noexcept { return topology_; }
   const SliceLimits& limits() const noexcept { return limits_; }
-  /// Whether this operation goes this way: the same answer on all ranks.
+  /// Whether the operation uses Local. All ranks get the same answer.
   bool takes(const worker::Operation& operation) const noexcept;
 
   core::Status run(const LocalStep& step, intranode::Leg leg, device::DeviceStream stream, const intranode::Patience& patience);

@@ -16,7 +16,7 @@ using schedule::Topology;
 using worker::Operation;
 using worker::Piece;
 
-/// The parts of a rank's input, by the rank that gets them, or of its output, by the rank that gives them.
+/// The parts of a rank's input by receiving rank, or of its output by sending rank.
 class Parts {
  public:
   Parts(const std::vector<Piece>& pieces, std::vector<std::uint64_t> bytes)
@@ -39,7 +39,8 @@ class Parts {
   std::uint64_t total_ = 0;
 };
 
-/// Both in rank order. Who is not the root of a gather or scatter has something for the root alone, or from it.
+/// Both are in rank order. In a gather or scatter, a rank other than the root has a part only for the root, or only
+/// from the root.
 Parts parts_of(const Operation& o, const Topology& topology, const std::vector<Piece>& pieces,
                const std::vector<std::uint64_t>& bytes, Kind at_root) {
   std::vector<std::uint64_t> parts(static_cast<std::size_t>(topology.size()), 0);
@@ -93,7 +94,7 @@ Slice cut_pairs(const Operation& o, const Topology& topology) {
   slice.operation.scope = schedule::Scope::kNodes;
   slice.crosses = topology.nodes() > 1;
 
-  std::uint64_t sent = 0;  // staged: one after the other, what is received behind
+  std::uint64_t sent = 0;  // staging: sent parts one after the other, received parts behind them
   std::uint64_t received = 0;
   const auto stage = [](std::vector<Copy>& copies, const Runs& device, std::uint64_t& offset) {
     for (const Run& run : device) {
@@ -119,7 +120,7 @@ Slice cut_pairs(const Operation& o, const Topology& topology) {
   for (std::size_t f = 0, t = 0; f < from.size() && t < to.size();) {
     const std::uint64_t bytes = std::min(from[f].bytes - done_from, to[t].bytes - done_to);
     const Move move{to[t].data + done_to, from[f].data + done_from, bytes};
-    if (move.to != move.from) slice.moves.push_back(move);  // in place
+    if (move.to != move.from) slice.moves.push_back(move);  // else the part is in place
     if ((done_from += bytes) == from[f].bytes) ++f, done_from = 0;
     if ((done_to += bytes) == to[t].bytes) ++t, done_to = 0;
   }

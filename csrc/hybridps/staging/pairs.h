@@ -1,10 +1,10 @@
 // hybridps/staging/pairs.h: gather, scatter and all_to_all on device memory, where the ranks of a node work together.
 //
-// Model    Pure. What a rank has for one of its node goes there by a LocalGroup, what it has for itself is moved on the
-//          device, and neither is staged. What it has for ranks of other nodes goes through staging, from rank to rank, as
-//          one operation of the engine (Scope::kNodes), while the other two are done.
-// Agreement each rank has its own sizes. All ranks of a node make the step (gather and scatter: on the root's node), also
-//          those that have nothing for the others.
+// Model    Pure. A LocalGroup carries what a rank has for ranks of its own node. The device moves what the rank has for
+//          itself. Neither is staged. What the rank has for ranks of other nodes goes through staging, from rank to
+//          rank, as one operation of the engine (Scope::kNodes), at the same time.
+// Agreement each rank has its own sizes. All ranks of a node make the step (gather and scatter: on the root's node),
+//          even ranks that have nothing for the others.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,15 @@ namespace hybridps::staging {
 
 bool is_pairwise(schedule::Kind kind) noexcept;
 
-/// What must hold for cut_pairs(): each other rank's part lies in one run (both ends of a message are cut alike), and a rank
-/// has for itself what it expects. Else kInvalidArgument.
+/// Checks the conditions of cut_pairs(). Each other rank's part lies in one run (both ends of a message are cut alike),
+/// checked for ranks of this node. What a rank has for itself has the size that the rank expects. Else
+/// kInvalidArgument.
 core::Status check_pairs(const worker::Operation& operation, const schedule::Topology& topology);
 
 Slice cut_pairs(const worker::Operation& operation, const schedule::Topology& topology);
 
-/// `bytes` of the input or output, in `pieces`, as the engine wants them where no pieces tell (schedule::Request).
+/// The sizes of the input or output in `pieces`, as the engine wants them where it gets no pieces (schedule::Request).
+/// `bytes`: the operation's sizes per rank.
 std::vector<std::uint64_t> sizes_for_engine(const worker::Operation& operation, const schedule::Topology& topology,
                                             const std::vector<worker::Piece>& pieces,
                                             const std::vector<std::uint64_t>& bytes);

@@ -16,19 +16,19 @@ using schedule::Topology;
 using worker::Operation;
 using worker::Piece;
 
-// A rail is not cut finer: what is small takes one.
+// Rails are not smaller than this: a small slice takes one rail.
 constexpr std::uint64_t kSmallestRailBytes = 4096;
 
 Piece at(std::uint64_t offset, std::uint64_t bytes) { return {reinterpret_cast<std::byte*>(offset), bytes}; }
 
 Runs one(std::byte* data, std::uint64_t bytes) { return bytes > 0 ? Runs{{data, bytes}} : Runs{}; }
 
-/// Adds parts to a step, which has its kind.
+/// Adds parts to a step of a given kind.
 class StepBuilder {
  public:
   explicit StepBuilder(LocalStep::StepKind kind) { step_.kind = kind; }
 
-  /// Cut at the ends of what every rank has; the other side, where it is on this rank, ends nowhere else.
+  /// Cuts at the ends of the runs that every rank has. The other side, where this rank has it, has no other ends.
   void add(int rank, const Runs& from, const Runs& to) {
     Cursor f{from};
     Cursor t{to};
@@ -50,7 +50,7 @@ class StepBuilder {
   LocalStep& step() { return step_; }
 
  private:
-  struct Cursor {  // over the runs
+  struct Cursor {  // a position in the runs
     const Runs& of;
     std::size_t i = 0;
     std::uint64_t done = 0;
@@ -102,7 +102,7 @@ std::uint64_t slice_count(const Operation& o, const Topology& topology, const Sl
                     std::max(limits.slices_max, std::uint64_t{1}));
 }
 
-/// What this rank is in its node.
+/// This rank's place in its node.
 struct NodeRank {
   explicit NodeRank(const Topology& t)
       : topology(t),
@@ -116,12 +116,12 @@ struct NodeRank {
   int locals;
   int index;
   int local_of_rail(int rail) const { return rail % locals; }
-  /// Who acts here for a rank of any node.
+  /// The local rank that acts on this node for `rank`, a rank of any node.
   int local_of(int rank) const { return topology.local_index(rank) % locals; }
   bool is_mine(int rail) const { return local_of_rail(rail) == index; }
 };
 
-/// Cut of `bytes` among the rails; equal but for the last.
+/// Cuts `bytes` into rails. All used rails are equal, except the last.
 std::vector<std::uint64_t> rails_of(std::uint64_t bytes, int rails) {
   const auto used = std::clamp(bytes / kSmallestRailBytes, std::uint64_t{1}, static_cast<std::uint64_t>(rails));
   std::vector<std::uint64_t> result(static_cast<std::size_t>(rails), 0);
@@ -131,8 +131,8 @@ std::vector<std::uint64_t> rails_of(std::uint64_t bytes, int rails) {
   return result;
 }
 
-/// Calls visit(rail, begin, end) for the rails in turn; the last one's surplus over the others comes alone, so that the
-/// rest are equal parts, which libraries do best.
+/// Calls visit(rail, begin, end) for each rail in turn. The last rail's surplus over the others is visited alone: the
+/// other parts are then equal, and libraries handle equal parts best.
 template <typename Visit>
 void for_rails(const std::vector<std::uint64_t>& rails, const Visit& visit) {
   std::uint64_t begin = 0;
@@ -154,7 +154,7 @@ std::uint64_t largest_of_node(const std::vector<std::uint64_t>& rails, const Nod
 
 bool is_float_average(const Operation& o) { return o.op == core::ReduceOp::kAvg && core::is_floating(o.dtype); }
 
-/// What the node's ranks do; what the engine then does with the node sums.
+/// The reduction inside the node. between() sets what the engine then does with the node sums.
 intranode::Reduction inside(const Operation& o, const Topology& topology) {
   intranode::Reduction reduction{o.dtype, o.op, 1.0};
   if (o.op == core::ReduceOp::kPremulSum) reduction.factor = o.premul;
@@ -176,7 +176,7 @@ void between(Operation& o, const NodeRank& place) {
   }
 }
 
-/// `bytes` of the operation, without its steps.
+/// A slice for `bytes` of the operation, without its steps.
 Slice in_rails(const Operation& o, const NodeRank& place, std::uint64_t bytes) {
   Slice slice;
   slice.operation = shell(o);
@@ -209,7 +209,7 @@ Slice all_reduce(const Operation& o, const NodeRank& place, std::uint64_t from, 
   return slice;
 }
 
-/// `scratch`: this rank's rails of the slice.
+/// `scratch`: room for this rank's rails of the slice.
 Slice reduce(const Operation& o, const NodeRank& place, std::uint64_t from, std::uint64_t to, std::byte* scratch) {
   Slice slice = in_rails(o, place, to - from);
   between(slice.operation, place);
@@ -266,7 +266,7 @@ Slice broadcast(const Operation& o, const NodeRank& place, std::uint64_t from, s
   slice.operation.output = {at(0, mine)};
   if (place.locals == 1) return slice;
   if (root_node) {
-    // Every rank of the node is to have it anyway; then each has its rails.
+    // Every rank of the node gets all bytes anyway, so each rank then has its rails.
     const Runs here = runs(o.output, from, to);
     spread.add(place.topology.local_index(o.root), here, here);
     slice.before = spread.take();
@@ -276,7 +276,7 @@ Slice broadcast(const Operation& o, const NodeRank& place, std::uint64_t from, s
   return slice;
 }
 
-/// Slice `i` of `count` of each rank's part.
+/// Slice `i` of `count`, taken from each rank's part.
 struct RankParts {
   RankParts(const std::vector<std::uint64_t>& parts, std::uint64_t i, std::uint64_t count) {
     std::uint64_t begin = 0;
@@ -289,10 +289,10 @@ struct RankParts {
   }
   std::vector<std::uint64_t> inside;  // in the rank's part
   std::vector<std::uint64_t> bytes;
-  std::vector<std::uint64_t> from;  // in the concatenation
+  std::vector<std::uint64_t> from;  // in the concatenation of all parts
 };
 
-/// Ranks node by node, so that those of a node are neighbours.
+/// Visits ranks node by node, so that ranks of a node are neighbours.
 template <typename Visit>
 void for_ranks(const Topology& topology, const Visit& visit) {
   for (int node = 0; node < topology.nodes(); ++node)
@@ -309,7 +309,7 @@ Slice all_gather(const Operation& o, const NodeRank& place, std::uint64_t i, std
   const Runs own = runs(o.input, parts.inside[self], parts.inside[self] + parts.bytes[self]);
   const auto place_of = [&](std::size_t r) { return runs(o.output, parts.from[r], parts.from[r] + parts.bytes[r]); };
 
-  // Staging: what comes, in rank order, then the own part.
+  // Staging layout: received parts in rank order, then the own part.
   std::vector<std::uint64_t> received(static_cast<std::size_t>(place.locals), 0);
   std::uint64_t own_max = 0;
   for (int rank = 0; rank < place.topology.size(); ++rank) {
@@ -345,7 +345,7 @@ Slice all_gather(const Operation& o, const NodeRank& place, std::uint64_t i, std
   return slice;
 }
 
-/// `scratch`: the sums of the parts of the ranks for which this one acts.
+/// `scratch`: room for the sums of the parts that this rank handles for other ranks and itself.
 Slice reduce_scatter(const Operation& o, const NodeRank& place, std::uint64_t i, std::uint64_t count,
                      std::byte* scratch) {
   const RankParts parts(o.input_bytes, i, count);
@@ -384,7 +384,7 @@ Slice reduce_scatter(const Operation& o, const NodeRank& place, std::uint64_t i,
   return slice;
 }
 
-/// All ranks are on one node.
+/// The slice of an operation whose ranks are all on one node.
 Slice within(const Operation& o, const NodeRank& place) {
   const std::uint64_t total = total_of(o);
   const auto local = [&](int rank) { return place.topology.local_index(rank); };
@@ -451,8 +451,9 @@ void append(LocalStep& to, LocalStep from) {
   to.messages.insert(to.messages.end(), from.messages.begin(), from.messages.end());
 }
 
-/// Each step is a launch, for which NCCL makes a thread and the caller waits: one before all slices and one after them, with
-/// the parts that they had. What the node does is fast beside the network; copies, then, follow each other.
+/// Makes one step before all slices and one after them, with the parts of all slices. Each step is a launch: NCCL makes
+/// a thread for a launch, and the caller waits. The node is fast compared with the network, and the copies then follow
+/// each other.
 void join_steps(std::vector<Slice>& slices) {
   LocalStep before;
   LocalStep after;
@@ -528,7 +529,7 @@ worker::Operation witness_of(const Operation& o, const Topology& topology) {
   witness.input_bytes.clear();
   witness.output_bytes.clear();
   if (is_pairwise(o.kind)) {
-    // Ranks have different sizes in mind: those of a node compare what they have for each other.
+    // Ranks have different sizes. Ranks of a node compare the sizes that they have for each other.
     witness.scope = schedule::Scope::kWitness;
     witness.input_bytes = sizes_for_engine(o, topology, o.input, o.input_bytes);
     witness.output_bytes = sizes_for_engine(o, topology, o.output, o.output_bytes);
@@ -536,7 +537,7 @@ worker::Operation witness_of(const Operation& o, const Topology& topology) {
   }
   witness.scope = schedule::Scope::kWitness;
   witness.total_bytes = total_of(o);
-  // The sizes per rank, where the operation has them, take the place of the root, which it then has not.
+  // An operation with sizes per rank has no root, so a hash of the sizes takes the root's place.
   const std::vector<std::uint64_t>& sizes = o.kind == Kind::kAllGather ? o.output_bytes : o.input_bytes;
   if (o.root < 0 && !sizes.empty()) {
     std::uint64_t hash = 0xcbf29ce484222325U;  // FNV-1a

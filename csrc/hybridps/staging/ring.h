@@ -1,8 +1,8 @@
-// hybridps/staging/ring.h: places in one run of staging memory, given out in turn and used again in the same order.
+// hybridps/staging/ring.h: places in one run of staging memory, handed out in turn and reused in the same order.
 //
-// Model    take() never fails and never waits: it says which earlier places the new one covers, and the caller makes its
-//          stream wait until those are over. Nothing is given back.
-// Threads  one at a time.
+// Model    take() never fails and never waits. take() says which earlier places the new place covers, and the caller
+//          makes its stream wait until those uses are over. Nothing is given back.
+// Threads  one caller at a time.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +19,13 @@ class Ring {
 
   struct Place {
     std::uint64_t offset = 0;
-    std::vector<std::uint64_t> displaced;  // turns of earlier places that it covers, oldest first
+    std::vector<std::uint64_t> displaced;  // turns of the earlier places that this place covers, oldest first
   };
 
   explicit Ring(std::uint64_t bytes = 0) : bytes_(bytes) {}
   std::uint64_t bytes() const noexcept { return bytes_; }
 
-  /// A place of `bytes` (at most bytes()) for `turn`, which rises from call to call.
+  /// A place of `bytes` (at most bytes()) for `turn`. `turn` rises from call to call.
   Place take(std::uint64_t bytes, std::uint64_t turn) {
     assert(bytes <= bytes_);
     Place place;
@@ -40,7 +40,7 @@ class Ring {
     next_ = (end + kAlignment - 1) / kAlignment * kAlignment;
     return place;
   }
-  /// Turns that have a place which nobody has covered yet.
+  /// Number of turns whose place is not covered by a later place.
   std::size_t uses() const noexcept { return uses_.size(); }
 
  private:

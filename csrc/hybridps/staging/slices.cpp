@@ -12,7 +12,7 @@ using schedule::Kind;
 using worker::Operation;
 using worker::Piece;
 
-/// Copies between [from, to) of the concatenation of `pieces` and staging from `offset` on.
+/// Adds copies between the bytes [from, to) of the concatenation of `pieces` and the staging, from `offset` on.
 void add_copies(std::vector<Copy>& copies, const std::vector<Piece>& pieces, std::uint64_t from, std::uint64_t to,
                 std::uint64_t offset) {
   std::uint64_t begin = 0;
@@ -25,7 +25,7 @@ void add_copies(std::vector<Copy>& copies, const std::vector<Piece>& pieces, std
   }
 }
 
-/// Offsets count from null until the slice is bound.
+/// An offset instead of an address, until the slice is bound.
 Piece at(std::uint64_t offset, std::uint64_t bytes) { return {reinterpret_cast<std::byte*>(offset), bytes}; }
 
 /// The operation without its pieces.
@@ -36,7 +36,7 @@ Operation shell(const Operation& operation) {
   return copy;
 }
 
-/// One run per rank, of which slice `i` takes its part.
+/// One part per rank. Slice `i` of `count` takes its share of each part.
 struct Parts {
   Parts(const std::vector<std::uint64_t>& parts, std::uint64_t i, std::uint64_t count) {
     std::uint64_t begin = 0;
@@ -84,7 +84,7 @@ Slice broadcast(const Operation& o, std::uint64_t from, std::uint64_t to, bool r
   return slice;
 }
 
-// A rank's own part needs no second place: the engine takes it where it lies.
+// A rank's own part needs no second place: the engine takes the part where it lies.
 Slice all_gather(const Operation& o, std::size_t me, std::uint64_t i, std::uint64_t count) {
   const Parts parts(o.output_bytes, i, count);
   Slice slice{shell(o), parts.total, {}, {}};
@@ -109,7 +109,7 @@ Slice reduce_scatter(const Operation& o, std::size_t me, std::uint64_t i, std::u
   return slice;
 }
 
-/// Root of a gather: its output with its input inside. Root of a scatter: the other way round.
+/// The root of a gather: its input lies inside its output. The root of a scatter: its output lies inside its input.
 Slice rooted(const Operation& o, std::size_t me) {
   const bool gather = o.kind == Kind::kGather;
   const Parts parts(gather ? o.output_bytes : o.input_bytes, 0, 1);
@@ -123,7 +123,7 @@ Slice rooted(const Operation& o, std::size_t me) {
   return slice;
 }
 
-/// Input and output apart.
+/// Input and output lie one after the other.
 Slice separate(const Operation& o) {
   const std::uint64_t input = bytes_of(o.input);
   const std::uint64_t output = bytes_of(o.output);

@@ -24,7 +24,7 @@ core::Status Staged::complete_enqueue() {
 core::Status Staged::wait_on(device::DeviceStream stream) {
   if (is_over()) return {};
   const auto channel = channel_.lock();
-  if (!channel) return {};  // it outlives what is under way on it
+  if (!channel) return {};  // a channel outlives the work on it, so the operation is over
   if (Status status = channel->complete_enqueue(*this); !status.is_ok()) return status;
   return channel->device_->wait(stream, end_);
 }

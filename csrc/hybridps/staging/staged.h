@@ -1,7 +1,7 @@
 // hybridps/staging/staged.h: one operation on device memory under way, as its caller sees it (channel.h).
 //
-// Owner    the caller holds it; the Channel too, until it is over.
-// Threads  every method from any thread. Blocking: wait() alone.
+// Owner    the caller holds the Staged; the Channel holds it too, until the operation is over.
+// Threads  every method from any thread. Blocking: only wait().
 #pragma once
 
 #include <condition_variable>
@@ -28,19 +28,20 @@ class Staged : public std::enable_shared_from_this<Staged>, core::Pinned {
   Staged(std::shared_ptr<Channel> channel, std::shared_ptr<DevicePool> pool) noexcept;
   ~Staged();
 
-  /// What comes later on `stream` comes after the operation.
+  /// Later work on `stream` runs after the operation.
   core::Status wait_on(device::DeviceStream stream);
-  /// Puts the way back on the out stream, if enqueue() was asked to leave it. Idempotent.
+  /// Puts the way back on the out stream, if enqueue() left it open. Idempotent.
   core::Status complete_enqueue();
-  /// The stream has come to the end, or will never: nothing of the operation touches the caller's memory any more.
+  /// Whether the stream has reached the operation's end, or never will. Then nothing of the operation touches the
+  /// caller's memory any more.
   bool is_over() const;
-  /// kOk until a failure is known. Counts as told.
+  /// kOk until a failure is known. A failure returned here counts as told.
   core::Status status();
   bool has_failed() const;
   bool is_told() const;
-  /// Blocks until it is over or has failed, or `until`; whether it did.
+  /// Blocks until the operation is over or has failed, or until `until`. False: the time ran out.
   bool wait(core::TimePoint until);
-  /// Of a receive that is over; else -1.
+  /// The sending rank of a receive that is over; else -1.
   int source_rank() const;
 
  private:
@@ -48,8 +49,8 @@ class Staged : public std::enable_shared_from_this<Staged>, core::Pinned {
   void set_failed(const core::Status& status);
   void slice_done(const worker::Outcome& outcome);
   void set_over();
-  /// Of the caller: its functions, and what they hold, which may be tensors, do not end on a thread that streams wait
-  /// for.
+  /// Drops the caller's functions and what they hold (maybe tensors) on the calling thread, not on a thread that
+  /// streams wait for.
   void forget();
 
   const std::weak_ptr<Channel> channel_;
@@ -60,11 +61,11 @@ class Staged : public std::enable_shared_from_this<Staged>, core::Pinned {
   core::Duration timeout_{};
   std::string what_;
 
-  // Under the channel's mutex_.
+  // Guarded by the channel's mutex_.
   std::function<void()> finish_;
   std::uint64_t last_number_ = 0;
   bool ended_ = false;
-  std::uint64_t end_number_ = 0;  // what the out stream writes at the end; once ended_
+  std::uint64_t end_number_ = 0;  // what the out stream writes at the operation's end; valid once ended_
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

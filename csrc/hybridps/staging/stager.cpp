@@ -18,7 +18,7 @@ using core::Status;
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kNapForStream = std::chrono::microseconds(20);
 constexpr auto kNapForEnd = std::chrono::microseconds(200);
-constexpr int kQueuesByDefault = 8;  // CUDA's
+constexpr int kQueuesByDefault = 8;  // CUDA's default
 constexpr auto kLookEvery = std::chrono::milliseconds(2);
 
 core::Status no_thread(const char* name, const std::system_error& error) {
@@ -29,7 +29,8 @@ core::Status no_thread(const char* name, const std::system_error& error) {
 }  // namespace
 
 Stager::~Stager() {
-  // Each thread holds a reference: it has ended, or is this one, at its end.
+  // Each thread holds a reference to the Stager. So both threads have ended, or one of them runs this destructor at its
+  // end.
   if (thread_.joinable()) thread_.detach();
   if (driver_.joinable()) driver_.detach();
 }
@@ -56,8 +57,8 @@ void Stager::warn_of_few_queues_locked(DevicePool& pool) {
   const device::Device& device = pool.device();
   const int queues = device.hardware_queues();
   const int channels = pool.channels().load();
-  // A channel's streams wait for the network: its in stream for the caller, its out stream for a flag. With one queue both
-  // stand before the program's kernels, whatever the number of groups.
+  // A channel's streams wait for the network: the in stream for the caller, the out stream for a flag. With only one
+  // hardware queue, both stand before the program's kernels, however many groups there are.
   const int wanted = 2 * channels + 2;
   if (queues == 0 || queues >= wanted || warned_of_few_queues_) return;
   if (queues > 1 && queues >= kQueuesByDefault) {
@@ -96,7 +97,7 @@ Status Stager::start_locked() {
 
 Status Stager::start_driver_locked() {
   if (driver_running_) return {};
-  if (driver_.joinable()) driver_.join();  // at its very end
+  if (driver_.joinable()) driver_.join();  // the thread is at its very end
   try {
     driver_ = std::thread([self = shared_from_this()] { self->run_driver(); });
   } catch (const std::system_error& error) {
@@ -113,7 +114,7 @@ std::size_t Stager::active() const {
 
 void Stager::activate(std::shared_ptr<Channel> channel) {
   const std::lock_guard lock(mutex_);
-  // stop() may have come after start(). A channel that nobody watches now is watched by the next thread that can be made.
+  // stop() may have come after begin(). A channel without a thread is watched by the next thread that can be started.
   if (const Status status = start_locked(); !status.is_ok()) core::log_error(status.message());
   watch_locked(std::move(channel));
 }
@@ -128,7 +129,7 @@ void Stager::watch_locked(std::shared_ptr<Channel> channel) {
 void Stager::bury(Funeral funeral) {
   const std::lock_guard lock(mutex_);
   funerals_.push_back(std::move(funeral));
-  // Without a thread it waits for the next one.
+  // Without a driver's thread, the funeral waits for the next one.
   if (const Status status = start_driver_locked(); !status.is_ok()) core::log_error(status.message());
   driver_changed_.notify_all();
 }
@@ -146,7 +147,8 @@ void Stager::stop(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   const auto ended = [&] { return !driver_running_; };
   if (!driver_changed_.wait_until(lock, stop_at_, ended)) {
-    // It waits for a stream, and can be told, or is held up in a call, and cannot: then it is left there.
+    // If the driver's thread waits for a stream, abandon_ ends this wait. If the driver's thread is held up in a driver
+    // call, stop() leaves the thread there.
     abandon_ = true;
     driver_changed_.notify_all();
     if (!driver_changed_.wait_for(lock, 10 * kLookEvery, ended)) return;
@@ -188,7 +190,7 @@ void Stager::run() {
       const Channel::Progress progress = channel->progress(now);
       did |= progress.did;
       waits_for_stream |= progress.waits_for_stream;
-      // begin() comes before anything is put on the channel.
+      // begin() comes before any work is put on the channel.
       const std::lock_guard lock(mutex_);
       if (channel->is_idle()) std::erase(active_, channel);
     }
@@ -197,7 +199,7 @@ void Stager::run() {
       continue;
     }
     if (channels.empty()) continue;
-    // Small operations are over within microseconds; a stream may also be seconds away.
+    // Small operations end within microseconds, but a stream may also need seconds.
     if (now - busy_since < kSpin)
       std::this_thread::yield();
     else
@@ -215,7 +217,7 @@ void Stager::run_driver() {
   for (;;) {
     driver_changed_.wait(lock, [&] { return !active_.empty() || !funerals_.empty() || !running_; });
     if (abandon_ && !funerals_.empty()) {
-      // Streams may use what they would give back.
+      // Streams may still use what these funerals would give back, so the funerals are leaked.
       new std::vector<Funeral>(std::move(funerals_));
       funerals_.clear();
       gave_up_ = true;
@@ -227,7 +229,7 @@ void Stager::run_driver() {
         driver_changed_.notify_all();
         return;
       }
-      // Nothing is under way, and start() keeps it so.
+      // Nothing is under way, and begin() waits until the trim is over.
       trimming_ = true;
       const auto pools = pools_;
       lock.unlock();

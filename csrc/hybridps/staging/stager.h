@@ -1,13 +1,13 @@
-// hybridps/staging/stager.h: the threads that channels of a process need.
+// hybridps/staging/stager.h: the two threads that serve all channels of a process.
 //
-// Model    Two threads, since a call of the driver may wait for the device, and the device waits for flags:
-//          "hybridps-stage" looks at the flags of all channels, gives operations to the engine and judges deadlines.
-//          Streams wait for what it does. It makes no call to the driver (device::NoDriverCalls). "hybridps-driver"
-//          asks the driver and the nodes' libraries whether they have failed, waits for streams of channels that are
-//          gone, and gives memory back to the driver. Nothing waits for it but stop(), and begin() for a trim. Memory
-//          goes back to the driver only when nothing of the process is under way: after stop().
-// Threads  every method from any thread. Blocking: stop(); begin() while memory is given back, which waits for what the
-//          program itself has put on the device, and for no flag.
+// Model    Two threads, because a driver call may wait for the device, and the device waits for flags.
+//          "hybridps-stage" looks at the flags of all channels, gives operations to the engine, and judges deadlines.
+//          Streams wait for this thread, so it makes no driver call (device::NoDriverCalls).
+//          "hybridps-driver" asks the driver and the nodes' libraries whether they have failed, waits for streams of
+//          destroyed channels, and gives memory back to the driver. Only stop() waits for this thread, and begin()
+//          during a trim. Memory goes back to the driver only when nothing of the process is under way: after stop().
+// Threads  every method from any thread. Blocking: stop(); begin() while memory is given back. This wait is for the
+//          program's own work on the device, and for no flag.
 #pragma once
 
 #include <chrono>
@@ -29,7 +29,7 @@
 
 namespace hybridps::staging {
 
-/// The threads end with stop(), and only then can the Stager be destroyed.
+/// stop() ends the threads. Only then can the Stager be destroyed.
 class Stager : public std::enable_shared_from_this<Stager>, core::Pinned {
  public:
   Stager() = default;
@@ -37,27 +37,27 @@ class Stager : public std::enable_shared_from_this<Stager>, core::Pinned {
 
   core::Result<std::shared_ptr<Channel>> open(std::shared_ptr<device::Device> device,
                                               std::weak_ptr<engine::Group> group, ChannelOptions options);
-  /// Waits for what is under way, `patience` at most; then gives it up (its streams go on) and ends the threads. A
-  /// later operation makes new ones.
+  /// Waits for what is under way, at most `patience`. Then gives up the rest (its streams go on) and ends the threads.
+  /// A later operation starts new threads.
   void stop(std::chrono::milliseconds patience);
   /// Channels with something under way.
   std::size_t active() const;
 
  private:
   friend class Channel;
-  /// Whether it is done with; else it is asked again.
+  /// Returns whether the funeral has finished. If not, the driver's thread calls it again.
   using Funeral = std::function<bool()>;
 
-  /// Its threads look at the channel from now on, until it is idle: before anything is put on a stream that they must
-  /// release.
+  /// From now on the threads look at the channel, until the channel is idle. Called before any work is put on a stream
+  /// that the threads must release.
   core::Status begin(std::shared_ptr<Channel> channel);
-  /// The same, without an answer, for what need not wait for a trim.
+  /// As begin(), but without a result and without waiting for a trim.
   void activate(std::shared_ptr<Channel> channel);
   core::Status start_locked();  // mutex_ held, here and below
   core::Status start_driver_locked();
   void watch_locked(std::shared_ptr<Channel> channel);
   void warn_of_few_queues_locked(DevicePool& pool);
-  /// Runs it on the driver's thread.
+  /// Runs `funeral` on the driver's thread.
   void bury(Funeral funeral);
   void run();
   void run_driver();
@@ -75,8 +75,8 @@ class Stager : public std::enable_shared_from_this<Stager>, core::Pinned {
   bool driver_running_ = false;
   bool trimming_ = false;
   bool stopping_ = false;
-  bool abandon_ = false;  // the driver's thread does not wait for streams any more
-  bool gave_up_ = false;  // something may be on a stream for ever: nothing is freed
+  bool abandon_ = false;  // the driver's thread no longer waits for streams
+  bool gave_up_ = false;  // work may stay on a stream for ever, so nothing is freed
   core::TimePoint stop_at_{};
 };
 

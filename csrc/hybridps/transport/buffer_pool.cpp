@@ -106,7 +106,7 @@ void BufferPool::release(std::uint32_t slot) noexcept {
   if (slots_[slot].size_class == kLent) {
     --lent_;
     free_lent_.push_back(slot);
-    // Last: whoever hears of it may lend again.
+    // Dropped last, because the deleter may call lend() again.
     const std::shared_ptr<const void> kept = std::exchange(slots_[slot].keep, nullptr);
     return;
   }

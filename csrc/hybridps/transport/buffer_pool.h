@@ -1,10 +1,10 @@
 // hybridps/transport/buffer_pool.h: the one memory from which an engine sends.
 //
-// Model    Fixed slots of a few size classes over memory that the caller owns (a shared segment, or plain memory in
-//          tests). A Buffer is a counted reference to one slot: it is filled once, then sent on any number of
-//          endpoints of any transport that the memory was attached to, and returns to the pool with its last reference.
-//          lend() makes Buffers of memory elsewhere: a GPU's, which only transports may read that it was attached to, or
-//          that of a pool whose counts another thread keeps.
+// Model    The caller owns the memory (a shared segment, or plain memory in tests). The pool divides the memory into
+//          fixed slots of a few size classes. A Buffer is a counted reference to one slot. The slot is filled once,
+//          then sent on any number of endpoints of any transport that the memory was attached to. The slot returns to
+//          the pool with its last reference. lend() makes Buffers over other memory: GPU memory, which only transports
+//          that attached it may read, or memory of a pool with reference counts that another thread keeps.
 // Threads  the engine's progress thread only.
 // Errors   allocate() returns an empty Buffer when no slot is free: nothing is queued, try again after a release.
 #pragma once
@@ -24,7 +24,7 @@ namespace hybridps::transport {
 
 class BufferPool;
 
-/// Counted reference to one slot; copyable; an empty one holds nothing.
+/// Counted reference to one slot. Copyable. An empty Buffer holds nothing.
 class Buffer {
  public:
   Buffer() = default;
@@ -34,13 +34,13 @@ class Buffer {
   ~Buffer();
 
   explicit operator bool() const noexcept { return pool_ != nullptr; }
-  /// Of one that was lent: not to be read here.
+  /// Only transports may read the data of a lent Buffer.
   std::byte* data() const noexcept;
   std::size_t capacity_bytes() const noexcept;
   bool is_lent() const noexcept;
-  /// Distance of data() from the start of the pool's memory, bytes: what a peer that maps it needs. Not of one lent.
+  /// Distance of data() from the start of the pool's memory, bytes. For peers that map it. Not for a lent Buffer.
   std::size_t offset_bytes() const noexcept;
-  /// Changes with every allocation: with slot() it names one life of one slot, for weak look-ups.
+  /// Changes with every allocation. The pair (slot(), life()) identifies one use of one slot, for weak look-ups.
   std::uint64_t life() const noexcept;
   std::uint32_t slot() const noexcept { return slot_; }
 
@@ -58,26 +58,26 @@ class BufferPool : core::Pinned {
     std::size_t slot_count = 0;
   };
 
-  /// `classes` in rising order of slot_bytes; memory.size() >= sum of slot_bytes * slot_count; memory 64-byte aligned
-  /// and outliving the pool. All Buffers must be gone before the pool is.
+  /// `classes` in rising order of slot_bytes. memory.size() >= sum of slot_bytes * slot_count. `memory` is 64-byte
+  /// aligned and outlives the pool. All Buffers must be gone before the pool is.
   BufferPool(std::span<std::byte> memory, std::span<const SizeClass> classes);
   ~BufferPool();
 
-  /// A slot of the smallest class that holds `bytes` and has one free; larger classes are not robbed for smaller
-  /// requests. Empty when none is free or `bytes` exceeds the largest class.
+  /// A free slot of the smallest class that holds `bytes`. Larger classes are not used for smaller requests. Empty if
+  /// that class has no free slot, or `bytes` exceeds the largest class.
   Buffer allocate(std::size_t bytes);
-  /// A Buffer of memory that is not the pool's. `keep` is dropped with the last reference.
+  /// A Buffer over memory outside the pool. `keep` is dropped with the last reference.
   Buffer lend(std::byte* data, std::size_t bytes, std::shared_ptr<const void> keep);
-  /// What a message of `bytes` costs in credit: the size of its slot class.
+  /// The credit that a message of `bytes` costs: the slot size of its class.
   std::size_t slot_bytes_for(std::size_t bytes) const noexcept;
-  /// The Buffer that (slot, life) named, if that life has not ended, else empty.
+  /// The Buffer that (slot, life) identifies. Empty if its last reference is gone.
   Buffer revive(std::uint32_t slot, std::uint64_t life);
 
   std::span<std::byte> memory() const noexcept { return memory_; }
   std::size_t slot_bytes_max() const noexcept;
   std::size_t slots_in_use() const noexcept { return in_use_; }
   std::size_t lent() const noexcept { return lent_; }
-  /// Called after a slot became free again (on the progress thread; may allocate).
+  /// `hook` is called after a slot became free, on the progress thread. The hook may allocate.
   void set_release_hook(std::function<void()> hook) { release_hook_ = std::move(hook); }
 
  private:
@@ -86,7 +86,7 @@ class BufferPool : core::Pinned {
     std::byte* data = nullptr;
     std::uint64_t life = 0;
     std::uint32_t references = 0;
-    std::uint8_t size_class = 0;       // kLent: it has no slot
+    std::uint8_t size_class = 0;       // kLent: a lent Buffer without a slot
     std::size_t lent_bytes = 0;        // kLent
     std::shared_ptr<const void> keep;  // kLent
   };
@@ -99,7 +99,7 @@ class BufferPool : core::Pinned {
   std::vector<Slot> slots_;
   std::vector<std::vector<std::uint32_t>> free_;
   std::size_t in_use_ = 0;
-  std::vector<std::uint32_t> free_lent_;  // places in slots_, behind those that have one
+  std::vector<std::uint32_t> free_lent_;  // free entries of slots_ for lent Buffers, behind the pool's slots
   std::size_t lent_ = 0;
   std::function<void()> release_hook_;
 };

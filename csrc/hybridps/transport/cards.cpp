@@ -24,10 +24,10 @@ constexpr std::array<char, 8> kMagic = {'H', 'P', 'S', 'R', 'A', 'I', 'L', 1};
 constexpr std::size_t kEnvelopeBytes = kMagic.size() + 2 * sizeof(std::uint32_t);
 constexpr std::size_t kTextBytesMax = 128;
 constexpr std::size_t kInnerBytesMax = 8192;
-/// How long after the end of one way what comes on the others is taken. A peer that goes, or dies, ends all within
-/// milliseconds; one whose card has failed does not.
+/// After one pair has ended, the other pairs may still deliver for this long. A peer that leaves or dies ends all pairs
+/// within milliseconds. A peer with a failed card does not.
 constexpr auto kEndWithin = std::chrono::milliseconds(250);
-/// What a message costs beside its payload: headers, ours and the network's.
+/// Bytes that a message costs besides its payload: our header and the network's headers.
 constexpr double kMessageBytes = 200;
 
 std::uint32_t fnv1a(std::span<const std::byte> bytes) {
@@ -96,7 +96,7 @@ class CardsEndpoint final : public Endpoint {
   core::Status send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,
                     SendDone done) override {
     if (!cause_.is_ok()) return cause_;
-    // The one that would be through with it first.
+    // Choose the way that would finish this message first.
     const double bytes = static_cast<double>(payload_bytes) + kMessageBytes;
     Way* first = &ways_.front();
     for (Way& way : ways_)
@@ -105,7 +105,7 @@ class CardsEndpoint final : public Endpoint {
     if (status.is_ok()) first->dealt += bytes / first->weight;
     return status;
   }
-  /// Deals over so many sockets of each card from now on; the first way is always one of them.
+  /// From now on distributes over `used` sockets of each card. The first way is always among them.
   void use_sockets(std::size_t used) noexcept {
     used_ = used;
     for (Way& way : ways_) way.dealt = 0;
@@ -116,7 +116,7 @@ class CardsEndpoint final : public Endpoint {
     if (cause_.is_ok()) cause_ = cause.is_ok() ? core::Status(core::Code::kClosed, "the endpoint was closed") : cause;
     for (Way& way : ways_) way.endpoint->close(cause);
   }
-  /// Sends no more; the ways stay open for what comes.
+  /// Sends nothing more. The ways stay open for incoming messages.
   void refuse(const core::Status& cause) noexcept { cause_ = cause; }
   const core::Status& cause() const noexcept { return cause_; }
 
@@ -153,7 +153,7 @@ class CardsTransport final : public Transport {
       return core::Status::ok();
     }
     for (const auto& transport : transports_)
-      if (transport->event_fd() < 0) return core::Status::ok();  // one that is polled: so are all
+      if (transport->event_fd() < 0) return core::Status::ok();  // if one transport must be polled, all are polled
     event_fd_ = epoll_create1(EPOLL_CLOEXEC);
     for (const auto& transport : transports_) {
       epoll_event event{};
@@ -195,7 +195,7 @@ class CardsTransport final : public Transport {
       const CardInfo& other = theirs.value()[pair.theirs];
       Way way;
       way.card = pair.own;
-      // An inner transport has one endpoint for each engine id: further pairs from one card have ids of their own.
+      // An inner transport has one endpoint for each engine id. So further pairs from the same card get new ids.
       way.id = used[pair.own]++ == 0 ? peer : core::make_engine_id();
       way.inner = other.inner;
       way.text = infos_[pair.own].describe() + " -> " + other.describe();
@@ -242,7 +242,7 @@ class CardsTransport final : public Transport {
   }
   std::size_t progress() override {
     std::size_t did = 0;
-    // Nothing is sent on sockets that are not in use, here or, but for a moment, by peers.
+    // Unused sockets carry nothing from here, and from peers only for a moment: check them less often.
     const std::size_t looked_at = look_everywhere_ || ++rounds_ % kRoundsPerLook == 0
                                       ? transports_.size()
                                       : transports_.size() / sockets_ * used_;
@@ -325,17 +325,17 @@ class CardsTransport final : public Transport {
   };
   struct Way {
     std::size_t card = 0;
-    core::EngineId id;  // as the inner transport knows the peer
+    core::EngineId id;  // id of the peer in the inner transport
     std::vector<std::byte> inner;
     std::string text;
   };
   struct CardPeer {
     std::vector<Way> ways;
-    std::unique_ptr<CardsEndpoint> endpoint;  // null: one way, and the inner transport's own endpoint
-    core::Status cause;                       // why it could not be reached
+    std::unique_ptr<CardsEndpoint> endpoint;  // null: there is one way, and the inner transport's endpoint is used
+    core::Status cause;                       // why the peer could not be reached
   };
 
-  /// The words for a process that has ended are the same from every transport.
+  /// Adds the names of the cards. The text for an ended process stays the same from every transport.
   static std::string named(std::string_view cause, const std::string& way) {
     if (cause == kEndedWithoutClosing) return std::string(cause);
     return std::string(cause) + " [" + way + ": the cards that data takes here, HYBRIDPS_DATA_INTERFACES]";
@@ -363,9 +363,9 @@ class CardsTransport final : public Transport {
     for (const Way& way : found->second.ways)
       if (way.card == card && way.id == id) cause = core::Status(cause.code(), named(cause.message(), way.text));
     if (CardsEndpoint* endpoint = found->second.endpoint.get()) {
-      if (!endpoint->cause().is_ok()) return;  // it was told already, or closed from here
+      if (!endpoint->cause().is_ok()) return;  // already reported, or closed on this side
       endpoint->refuse(cause);
-      // The end of each way comes behind what was sent on that one. Closing the others now would lose what comes there.
+      // The end of a way arrives after the messages sent on it. Closing the other ways now would lose their messages.
       ending_.emplace_back(peer, core::Deadline::after(kEndWithin));
     }
     if (receiver_ != nullptr) receiver_->on_peer_failed(peer, std::move(cause));
@@ -373,16 +373,16 @@ class CardsTransport final : public Transport {
 
   static constexpr std::uint64_t kRoundsPerLook = 8;
 
-  const std::size_t sockets_;  // rounds of the same cards among the transports
+  const std::size_t sockets_;  // how many times transports_ holds the same cards
   const std::size_t set_;
   std::size_t used_;
   std::uint64_t rounds_ = 0;
   bool look_everywhere_ = true;
   std::vector<CardInfo> infos_;
-  std::vector<std::unique_ptr<CardInlet>> inlets_;  // outlive the transports
+  std::vector<std::unique_ptr<CardInlet>> inlets_;  // must outlive the transports
   std::unordered_map<core::EngineId, CardPeer> peers_;
   std::unordered_map<core::EngineId, core::EngineId> aliases_;
-  std::deque<std::pair<core::EngineId, core::Deadline>> ending_;  // some of their ways have ended
+  std::deque<std::pair<core::EngineId, core::Deadline>> ending_;  // peers that lost a way, and their closing deadline
   std::vector<std::unique_ptr<Transport>> transports_;
   std::string name_;
   std::vector<std::byte> address_;

@@ -10,7 +10,7 @@ namespace hybridps::transport {
 namespace {
 
 constexpr std::byte kVersion{1};
-constexpr std::size_t kMarkBytes = 8;  // with a zero and the version
+constexpr std::size_t kMarkBytes = 8;  // the mark, a zero, the version
 constexpr std::size_t kEnvelopeBytes = kMarkBytes + 2 * sizeof(std::uint32_t);
 
 std::uint32_t fnv1a(std::span<const std::byte> bytes) {

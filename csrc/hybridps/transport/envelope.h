@@ -2,13 +2,13 @@
 //
 //   bytes  0..6   the kind of transport, such as "HPSUCX", filled up with 0
 //   byte   7      version, 1
-//   bytes  8..11  length of what is inside, little endian
-//   bytes 12..15  FNV-1a of it, little endian
-//   bytes 16..    what is inside
+//   bytes  8..11  length of the content, little endian
+//   bytes 12..15  FNV-1a checksum of the content, little endian
+//   bytes 16..    the content
 //
-// Why      Addresses come from a Store that others write: cut or damaged bytes must not reach what trusts them, and those of
-//          another kind of transport must be told as such. The sum is no signature: who forges it must be kept out by other
-//          means.
+// Why      Addresses come from a Store that others write. Cut or damaged bytes must not reach code that trusts them. An
+//          address of another kind of transport must give a clear error. The checksum is no signature: other means must
+//          keep forgers out.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ inline constexpr EnvelopeKind kUcxEnvelope = {"HPSUCX", "a UCX address", 16, 409
 inline constexpr EnvelopeKind kTcpEnvelope = {"HPSTCP", "a TCP address", 36, 36};
 
 std::vector<std::byte> wrap(const EnvelopeKind& kind, std::span<const std::byte> inside);
-/// What is inside, a view into `bytes`; kInvalidArgument for anything else.
+/// The content, a view into `bytes`. kInvalidArgument: `bytes` is not a valid envelope of this kind.
 core::Result<std::span<const std::byte>> unwrap(const EnvelopeKind& kind, std::span<const std::byte> bytes);
 
 }  // namespace hybridps::transport

@@ -20,7 +20,7 @@
 namespace hybridps::transport {
 namespace {
 
-/// Any will do: these questions are not about its family, which may be forbidden as well.
+/// A socket of any IP family. The queries do not depend on the family, and one family may be forbidden.
 core::Descriptor any_ip_socket() {
   const core::ForkLock lock;
   const int v4 = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -41,7 +41,7 @@ unsigned flags_of(int socket, const std::string& interface) {
 void add_ipv4(int socket, std::vector<InterfaceAddress>& all) {
   std::vector<ifreq> requests(32);
   ifconf listed{};
-  do {  // it does not say how many there are, only how many it had room for
+  do {  // SIOCGIFCONF does not tell the full count, only how many entries fitted
     requests.resize(2 * requests.size());
     listed.ifc_len = static_cast<int>(requests.size() * sizeof(ifreq));
     listed.ifc_req = requests.data();
@@ -53,11 +53,13 @@ void add_ipv4(int socket, std::vector<InterfaceAddress>& all) {
     entry.interface.assign(request.ifr_name, strnlen(request.ifr_name, sizeof request.ifr_name));
     entry.flags = flags_of(socket, entry.interface);
     entry.address = ip_bytes(&request.ifr_addr);
-    if (::ioctl(socket, SIOCGIFNETMASK, &request) == 0) entry.mask = ip_bytes(&request.ifr_netmask);  // of this address
+    // With an address in the request, the kernel returns the mask of this address.
+    if (::ioctl(socket, SIOCGIFNETMASK, &request) == 0) entry.mask = ip_bytes(&request.ifr_netmask);
   }
 }
 
-/// "fe800000000000000011223344556677 02 40 20 80 eth0": address, index, length of the prefix, scope, flags; but the name in hex.
+/// Lines such as "fe800000000000000011223344556677 02 40 20 80 eth0": address, index, prefix length, scope, flags,
+/// name. All fields but the name are hex.
 void add_ipv6(int socket, std::vector<InterfaceAddress>& all) {
   std::ifstream file("/proc/net/if_inet6");
   for (std::string line; std::getline(file, line);) {

@@ -1,8 +1,8 @@
 // hybridps/transport/rx_pool.h: memory that incoming payloads land in.
 //
-// Model    Slots of power-of-two size classes, cut from blocks that are made once and kept until the end. Where a library
-//          wants to know a block (RDMA), it is registered as it is made, and its slots carry the handle.
-// Threads  the transport's.
+// Model    Slots have power-of-two size classes and are cut from blocks. A block is allocated once and kept until the
+//          end. If a library must know the memory (RDMA), each new block is registered, and its slots carry the handle.
+// Threads  the transport's thread only.
 // Errors   allocate() gives nullptr at the cap or when there is no memory; nothing else fails.
 #pragma once
 
@@ -18,12 +18,12 @@ namespace hybridps::transport {
 
 struct RxSlot {
   std::byte* data = nullptr;
-  void* handle = nullptr;  // of its block, from RxRegistration::add
+  void* handle = nullptr;  // handle of the block, from RxRegistration::add
   std::uint32_t size_class = 0;
 };
 
 struct RxRegistration {
-  /// Puts the handle there. False: the block cannot be used.
+  /// Registers `block` and sets `*handle`. False: the block cannot be used.
   std::function<bool(std::span<std::byte> block, void** handle)> add;
   std::function<void(void* handle)> remove;
 };
@@ -34,12 +34,12 @@ class RxPool : core::Pinned {
   static constexpr std::size_t kBlockBytes = std::size_t{4} << 20;
   static constexpr std::size_t kAlignment = 4096;
 
-  /// `bytes_max` bounds the blocks; one block may always be made. Without functions nothing is registered.
+  /// `bytes_max` limits the total of the blocks; one block may always be made. Without functions nothing is registered.
   explicit RxPool(std::size_t bytes_max, RxRegistration registration = {});
-  /// Unregisters and frees all blocks, whatever is still out.
+  /// Unregisters and frees all blocks, even if slots are still in use.
   ~RxPool();
 
-  /// A slot of at least `bytes`. `past_cap` is for bytes that are already here and only need a place.
+  /// A slot of at least `bytes`. `past_cap` ignores the limit, for bytes that have arrived already.
   RxSlot* allocate(std::size_t bytes, bool past_cap = false);
   void release(RxSlot* slot) noexcept;
 

@@ -23,8 +23,8 @@
 namespace hybridps::transport {
 namespace {
 
-constexpr core::Duration kLook = std::chrono::milliseconds(20);  // how long rounds are timed after one that moved much
-constexpr std::uint64_t kSmallBytes = 4096;  // answers to so little leave in the round that brought it
+constexpr core::Duration kLook = std::chrono::milliseconds(20);  // rounds are timed for this long after a bulk round
+constexpr std::uint64_t kSmallBytes = 4096;                      // after a round that moved less, answers leave at once
 
 core::Duration own_cpu_time() noexcept {
   timespec time{};
@@ -45,9 +45,9 @@ class ThreadedEndpoint final : public Endpoint {
   void close(core::Status cause) noexcept override;
 
   ThreadedTransport& transport_;
-  Endpoint& inner_;  // the thread's
+  Endpoint& inner_;  // used only by the side that drives the inner transport
   const core::EngineId peer_;
-  core::Status cause_;  // of the first failure or close
+  core::Status cause_;  // cause of the first failure or close
 };
 
 class ThreadedTransport final : public Transport, private Receiver, private Driven {
@@ -67,7 +67,8 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     if (event_fd_ < 0) return {core::Code::kOutOfResources, "no event descriptor for " + name_ + "; raise `ulimit -n`"};
     inner_->set_receiver(this);
     if (handover_) {
-      // One descriptor to sleep on, whoever drives: that of events, and while the inner transport is driven here its own.
+      // The engine sleeps on one epoll descriptor, whichever thread drives. The epoll set holds event_fd_ and, while
+      // the engine drives, the inner transport's descriptor.
       outer_fd_ = epoll_create1(EPOLL_CLOEXEC);
       if (outer_fd_ >= 0 && watch(event_fd_) && watch(inner_->event_fd())) return core::Status::ok();
       return {core::Code::kOutOfResources, "no epoll for " + name_ + "; raise `ulimit -n`"};
@@ -92,9 +93,9 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     receiver_ = nullptr;
     if (is_driven_) thread_->remove(*this);
     handover_.reset();
-    is_driven_ = true;  // by nobody any more
+    is_driven_ = true;  // no thread drives any more, but the queues below are still used
     is_ended_ = true;
-    // All is this thread's now. What was accepted leaves as it would have; payloads go back before their transport goes.
+    // This thread owns everything now. Accepted messages still leave. Payloads go back before their transport goes.
     inner_->set_receiver(nullptr);
     flush();
     run_commands();
@@ -193,7 +194,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
                        " once it goes on. If this process ends before, they are lost, and other ranks wait for them");
     }
   }
-  /// Messages leave by the thread where that drives. A peer may wait for a payload to be given back.
+  /// A driving thread sends messages by itself. Payloads to give back count too: a peer may wait for their return.
   bool has_unsent() const noexcept override { return !given_back_.empty() || (!is_driven_ && inner_->has_unsent()); }
   std::vector<PathInfo> paths() const override {
     std::vector<PathInfo> paths;
@@ -256,31 +257,31 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   }
 
  private:
-  /// One message on its way out: made and let go of on the engine's side.
+  /// One outgoing message. The engine's side makes and frees it.
   struct Send {
-    Buffer payload;  // the engine's side's, as `done`
+    Buffer payload;  // used on the engine's side only, like `done`
     SendDone done;
     const ThreadedEndpoint* endpoint = nullptr;
     std::span<std::byte> data;
     std::size_t header_bytes = 0;
-    bool is_awaited = false;  // somebody waits for its end
-    core::Status status;      // how it ended
+    bool is_awaited = false;  // there is a payload or a `done`, so the end must be reported
+    core::Status status;      // result of the send
     std::array<std::byte, kHeaderBytesMax> header;
   };
-  /// One that came: made and let go of on the thread.
+  /// One received message. The thread makes and frees it.
   struct Incoming {
     RxPayload payload;
     std::size_t header_bytes = 0;
     std::array<std::byte, kHeaderBytesMax> header;
   };
-  /// One of these.
+  /// Exactly one of the three pointers is set.
   struct Command {
     Send* send = nullptr;
     Incoming* given_back = nullptr;
     Endpoint* close = nullptr;
-    core::Status cause;  // of the close
+    core::Status cause;  // cause of the close
   };
-  /// An end, an arrival, or else the failure of a peer.
+  /// A finished send, an arrived message or, if both pointers are null, the failure of a peer.
   struct Notice {
     Send* send = nullptr;
     Incoming* arrival = nullptr;
@@ -299,7 +300,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
 
   // The engine's side
 
-  /// Runs it while nobody else drives the inner transport.
+  /// Runs `function` while no other thread drives the inner transport.
   void there(const std::function<void()>& function) const {
     if (is_driven_)
       thread_->call(function);
@@ -315,7 +316,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
 
   std::uint64_t moved_bytes() const noexcept { return stats_.tx_payload_bytes + stats_.rx_payload_bytes; }
 
-  /// Runs it in the engine's thread, and counts what that takes of its core if it is looked at.
+  /// Runs `work` in the engine's thread. If `looks`, adds the CPU time to spent_.
   template <typename Work>
   void move_here(bool looks, const Work& work) {
     const core::Duration before = looks ? own_cpu_time() : core::Duration::zero();
@@ -323,8 +324,8 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     if (looks) spent_ += own_cpu_time() - before;
   }
 
-  /// A round of the inner transport in the engine's thread, and what came of it. What it takes is looked at
-  /// for a while after much was moved at once: rounds in which nothing moves are not worth two system calls.
+  /// Runs a round of the inner transport in the engine's thread and hands out its events. CPU time is measured only for
+  /// a while after a bulk round. Rounds in which nothing moves are not worth the two system calls.
   std::size_t progress_here() {
     const std::uint64_t before = moved_bytes();
     std::size_t did = 0;
@@ -353,7 +354,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
 
   void hand_over() {
     publish();
-    inner_->send_now();  // what it keeps for company is nobody's command
+    inner_->send_now();  // no queued command would send the messages that inner_ still holds back
     is_looking_ = false;
     const core::Status status = thread_->add(*this);
     if (!status.is_ok()) {
@@ -368,12 +369,12 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   }
 
   void return_to_engine() {
-    if (!watch(inner_->event_fd())) return;  // no memory for that now: at the next occasion
+    if (!watch(inner_->event_fd())) return;  // no memory now; tried again when the Handover asks again
     thread_->remove(*this);
     is_driven_ = false;
-    run_commands();  // posted in the thread's last round
+    run_commands();  // commands posted during the thread's last round
     carried_.store(posted_ = taken_, std::memory_order_relaxed);
-    drain(event_fd_);  // what it may say is seen by the next round
+    drain(event_fd_);  // the next round sees all that event_fd_ signals
     seen_bytes_ = counted_bytes_;
     core::log_debug(name_, " is driven by the thread that sums again");
   }
@@ -422,7 +423,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     thread_->wake();
   }
 
-  /// Payloads that were given back, all at once: the thread need not hear of each.
+  /// Returns all released payloads in one batch, so that the thread need not hear of each.
   void flush() {
     if (given_back_.empty()) return;
     if (!is_driven_) {
@@ -447,7 +448,8 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     send.payload = Buffer();  // first, so that `done` may use the slot
     SendDone done = std::move(send.done);
     core::Status status = std::move(send.status);
-    // A close from here counts from its call on, also where the thread heard the peer's answer to it before it.
+    // A failed send ends with the endpoint's first cause. After a close() here, the thread may have seen the peer's
+    // reaction before the close command.
     if (!status.is_ok() && !send.endpoint->cause_.is_ok()) status = send.endpoint->cause_;
     free_sends_.push_back(&send);
     done(std::move(status));
@@ -478,12 +480,12 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
 
   void fail(core::EngineId peer, core::Status cause) {
     const auto found = endpoints_.find(peer);
-    if (found == endpoints_.end() || !found->second->cause_.is_ok()) return;  // closed from here, meanwhile
+    if (found == endpoints_.end() || !found->second->cause_.is_ok()) return;  // already closed on this side
     found->second->cause_ = cause;
     if (receiver_ != nullptr) receiver_->on_peer_failed(peer, std::move(cause));
   }
 
-  // The thread's side, which a caller has between two rounds
+  // The thread's side. A caller may run it between two rounds.
 
   std::size_t round() override {
     std::size_t did = run_commands();
@@ -529,7 +531,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
         {send.header.data(), send.header_bytes},
         send.data.empty() ? Buffer() : loans_->lend(send.data.data(), send.data.size(), nullptr), send.data.size(),
         std::move(done));
-    // The engine was told kOk: it hears of a refusal by `done`.
+    // send() has returned kOk to the engine, so `done` reports the refusal.
     if (!send.is_awaited || !status.is_ok()) end(send, std::move(status));
   }
 
@@ -561,7 +563,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     event.cause = std::move(cause);
   }
 
-  /// Once a round, for all that happened in it.
+  /// Called once per round: passes the events of the round to the engine's side.
   void publish() {
     if (batch_.empty() && ended_here_.empty()) return;
     const bool is_news = !batch_.empty();
@@ -585,37 +587,37 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   const std::shared_ptr<TransportThread> thread_;
   int event_fd_ = -1;
   int outer_fd_ =
-      -1;  // of one that is handed over: epoll for event_fd_, and for the inner one's while it is driven here
-  bool is_driven_ = false;  // by the thread; where not, the engine's side does the thread's part, too
-  bool is_ended_ = false;   // its destructor runs
+      -1;  // only with a Handover: epoll over event_fd_ and, while the engine's side drives, the inner descriptor
+  bool is_driven_ = false;  // the thread drives; if false, the engine's side does the thread's part too
+  bool is_ended_ = false;   // the destructor runs
 
   // The engine's side
   std::shared_ptr<Handover> handover_;
-  bool is_looking_ = false;  // at what moving bytes here takes
+  bool is_looking_ = false;  // CPU time of rounds here is measured
   core::TimePoint look_until_{};
-  core::Duration spent_{};           // since handover_ was last told
-  std::uint64_t seen_bytes_ = 0;     // moved before the last round
-  std::uint64_t counted_bytes_ = 0;  // moved before handover_ was last told
-  std::uint64_t posted_ = 0;         // sends and closes, while the thread drives
+  core::Duration spent_{};           // CPU time since the last report to handover_
+  std::uint64_t seen_bytes_ = 0;     // moved_bytes() at the last look()
+  std::uint64_t counted_bytes_ = 0;  // moved_bytes() at the last report to handover_
+  std::uint64_t posted_ = 0;         // sends and closes that were queued for the thread
   Receiver* receiver_ = nullptr;
   std::vector<std::span<std::byte>> attached_;
   std::unordered_map<core::EngineId, std::unique_ptr<ThreadedEndpoint>> endpoints_;
   std::vector<std::unique_ptr<Send>> sends_;
   std::vector<Send*> free_sends_;
-  std::vector<Incoming*> given_back_;  // the thread has not been told
+  std::vector<Incoming*> given_back_;  // released payloads that the thread has not been told of
   std::vector<Notice> running_;
   TransportStats stats_;
 
-  // Between the two
+  // Shared by the two sides
   std::mutex command_mutex_;
   std::vector<Command> commands_;
   std::atomic<bool> has_commands_{false};
   std::mutex event_mutex_;
   std::vector<Notice> events_;
-  std::vector<Send*> ended_;  // that nobody waits for
+  std::vector<Send*> ended_;  // finished sends that nobody waits for
   std::atomic<bool> has_events_{false};
   std::atomic<bool> armed_{false};         // the engine may sleep
-  std::atomic<std::uint64_t> carried_{0};  // of those posted, on their way as far as the path takes them
+  std::atomic<std::uint64_t> carried_{0};  // how many of posted_ are sent, as far as the network takes them
 
   // The thread's side
   std::unique_ptr<BufferPool> loans_ =
@@ -623,10 +625,10 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   std::vector<std::unique_ptr<Incoming>> arrivals_;
   std::vector<Incoming*> free_arrivals_;
   std::vector<Command> running_commands_;
-  std::uint64_t taken_ = 0;  // of those posted
+  std::uint64_t taken_ = 0;  // how many of posted_ the thread has run
   std::vector<Notice> batch_;
   std::vector<Send*> ended_here_;
-  std::unique_ptr<Transport> inner_;  // goes before the loans
+  std::unique_ptr<Transport> inner_;  // destroyed before loans_
 };
 
 core::Status ThreadedEndpoint::send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,

@@ -1,7 +1,8 @@
 // hybridps/transport/transport.h: opens endpoints to engines, receives their messages, runs progress.
 //
 // Owner    the engine. Destroying a Transport closes its endpoints; nothing is called back after that.
-// Threads  one at a time, whichever drives the engine's loop ("the progress thread"); event_fd() is constant.
+// Threads  one thread at a time: the thread that drives the engine's loop ("the progress thread"). event_fd() is
+//          constant.
 // Headers  are opaque bytes to every transport.
 #pragma once
 
@@ -22,8 +23,8 @@
 
 namespace hybridps::transport {
 
-/// A received payload: read-only bytes lent by a transport, given back by the destructor. Move-only. It must not
-/// outlive its Transport and is released on the progress thread.
+/// A received payload: read-only bytes lent by a transport. The destructor gives the bytes back, on the progress
+/// thread. Move-only. An RxPayload must not outlive its Transport.
 class RxPayload {
  public:
   using Release = void (*)(void* context, void* token, std::uint64_t extra) noexcept;
@@ -64,7 +65,7 @@ class RxPayload {
   std::uint64_t extra_ = 0;
 };
 
-/// Where a Transport delivers. Called on the progress thread, from within progress() only.
+/// Receives what a Transport delivers. Methods are called on the progress thread, from within progress() only.
 class Receiver {
  public:
   virtual ~Receiver() = default;
@@ -75,11 +76,11 @@ class Receiver {
   virtual void on_peer_failed(core::EngineId peer, core::Status cause) noexcept = 0;
 };
 
-/// Exact counters since creation, bytes as handed to the wire below us: payload and headers apart.
+/// Exact counters since creation. Bytes are counted as handed to the layer below, payloads and headers apart.
 struct TransportStats {
   std::uint64_t tx_messages = 0;
   std::uint64_t tx_payload_bytes = 0;
-  std::uint64_t tx_device_bytes = 0;  // of these, what lay in a device's memory
+  std::uint64_t tx_device_bytes = 0;  // part of tx_payload_bytes that lay in a device's memory
   std::uint64_t tx_header_bytes = 0;
   std::uint64_t rx_messages = 0;
   std::uint64_t rx_payload_bytes = 0;
@@ -91,21 +92,21 @@ struct TransportStats {
 struct PathInfo {
   core::EngineId peer;
   double rtt_seconds = 0;         // smoothed
-  std::uint64_t retransmits = 0;  // segments, since it was made
+  std::uint64_t retransmits = 0;  // segments, since the connection was opened
 };
 
-/// A run of an accelerator's memory.
+/// A contiguous range of an accelerator's memory.
 struct DeviceMemory {
   std::span<std::byte> bytes;
-  /// Runs the call with the device current on this thread, for libraries that look there. Empty: nothing is needed.
+  /// Runs `call` with the device current on this thread, for libraries that use the current device. Empty: not needed.
   std::function<void(const std::function<void()>& call)> within;
 };
 
-/// How the way to a peer stands.
+/// State of the connection to a peer.
 enum class Way : std::uint8_t {
   kNone,    // connect() would open a connection
-  kStands,  // there is one, whoever made it, or it is on its way
-  kLacks    // it waits for descriptors, of this process or of the peer
+  kStands,  // there is a connection, or one is being opened, by either side
+  kLacks    // the connection waits for file descriptors of this process or of the peer
 };
 
 class Transport : core::Pinned {
@@ -113,42 +114,42 @@ class Transport : core::Pinned {
   virtual ~Transport() = default;
 
   virtual std::string_view name() const noexcept = 0;
-  /// Registers the pool's memory, once, before the first send with a payload. It must outlive the Transport.
+  /// Registers the pool's memory, once, before the first send with a payload. The memory must outlive the Transport.
   virtual core::Status attach(std::span<std::byte> pool_memory) = 0;
-  /// Registers memory of an accelerator: Buffers that lie in it may then be sent to any peer, and no byte of them is read
-  /// by this process's own code. It stays until detach_device(), or outlives the Transport. kUnsupported: this transport
-  /// cannot do that, and why; it stays as it was after any error.
+  /// Registers an accelerator's memory. Buffers in this memory may then be sent to any peer. This process's own code
+  /// never reads the memory. The memory must stay valid until detach_device() or outlive the Transport. kUnsupported:
+  /// this transport cannot send device memory; the text says why. After any error the transport is unchanged.
   virtual core::Status attach_device(const DeviceMemory& memory);
-  /// No Buffer lies in it any more. Not from inside progress().
+  /// The caller guarantees that no Buffer lies in `memory` any more. Not from inside progress().
   virtual void detach_device(std::span<std::byte> memory) noexcept;
-  /// What a peer passes to connect(). Opaque bytes, at most a few hundred.
+  /// The address that a peer passes to connect(). Opaque bytes, at most a few hundred.
   virtual std::vector<std::byte> address() const = 0;
-  /// The endpoint to `peer`, opened on first use; the same object for the same peer. May return before the
-  /// connection stands. Malformed addresses are an error, never undefined behaviour.
+  /// The endpoint to `peer`, opened on first use; the same object for the same peer. connect() may return before the
+  /// connection is established. Malformed addresses are an error, never undefined behaviour.
   virtual core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) = 0;
-  /// The endpoint to `peer` if connect() made one and it has not failed, else nullptr.
+  /// The endpoint to `peer` if connect() made one and the endpoint has not failed, else nullptr.
   virtual Endpoint* find(core::EngineId peer) noexcept = 0;
-  /// `address`: as for connect().
+  /// State of the connection to `peer`. `address`: as for connect().
   virtual Way way(core::EngineId peer, std::span<const std::byte> /*address*/) noexcept {
     return find(peer) != nullptr ? Way::kStands : Way::kNone;
   }
-  /// Receives and completes what is there without waiting; returns how much it did (0: nothing to do).
+  /// Receives and completes pending work without waiting. Returns the number of things done (0: nothing to do).
   virtual std::size_t progress() = 0;
-  /// Readable when progress() may have work, provided that arm() returned true before. -1: never (poll it).
+  /// Readable when progress() may have work, provided that arm() returned true before. -1: no descriptor.
   virtual int event_fd() const noexcept = 0;
-  /// True: nothing to do now and event_fd() will tell. False: call progress() again.
+  /// True: nothing to do now, and event_fd() will signal work. False: call progress() again.
   virtual bool arm() = 0;
-  /// Puts on their way what send() has accepted and kept for company, as far as the path takes it now. From anywhere, also
-  /// from inside progress(). Before somebody is told that an operation is over, who may end the process upon that. One that
-  /// is driven by a thread of its own waits for the end of that one's round, for a bounded time, then warns.
+  /// Sends the messages that send() has accepted but held back for batching, as far as the network takes them now. May
+  /// be called from anywhere, also inside progress(). Call send_now() before reporting that an operation is over,
+  /// because the program may end the process then. A threaded transport waits for a bounded time, then warns.
   virtual void send_now() noexcept {}
-  /// Messages that leave only if progress() is called again.
+  /// True: some messages leave only if progress() is called again.
   virtual bool has_unsent() const noexcept = 0;
   virtual void set_receiver(Receiver* receiver) noexcept = 0;
   virtual TransportStats stats() const noexcept = 0;
-  /// Connections that are open, where the kernel tells of them (TCP); a system call for each. Not from inside progress().
+  /// The open connections, if the kernel reports on them (TCP). One system call each. Not inside progress().
   virtual std::vector<PathInfo> paths() const { return {}; }
-  /// Sends to each peer over so many connections of each card, as far as there are any to choose from; 0: as set.
+  /// Sends to each peer over `sockets` connections per card, or all if there are fewer. 0: the configured number.
   virtual void use_sockets(std::size_t /*sockets*/) noexcept {}
 };
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kSleepMs = 100;
 
-/// Of the calling thread, so that what is begun elsewhere begins as it would here.
+/// CPUs of the calling thread. A thread that another caller starts later gets the same CPUs.
 cpu_set_t own_cpus() noexcept {
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
@@ -85,7 +85,7 @@ void TransportThread::remove(Driven& driven) {
   });
 }
 
-/// While one lives the transports are the thread's.
+/// While a ThreadRound exists, the transports belong to the thread.
 class TransportThread::ThreadRound : core::Pinned {
  public:
   explicit ThreadRound(TransportThread& thread) : thread_(thread) {
@@ -93,7 +93,7 @@ class TransportThread::ThreadRound : core::Pinned {
     thread_.in_round_ = true;
     ++thread_.rounds_;
   }
-  /// Runs what was asked for meanwhile: the thread need not stand still until who waits for that has woken up.
+  /// Runs the calls that arrived meanwhile. So the thread need not stand still until their callers have woken up.
   ~ThreadRound() {
     const std::lock_guard lock(thread_.round_mutex_);
     thread_.in_round_ = false;
@@ -131,7 +131,7 @@ TransportThread::CallResult TransportThread::run_between_rounds(const std::funct
       }
     }
   }
-  wake();  // to what came of it
+  wake();  // `function` may have queued work
   return CallResult::kRan;
 }
 

@@ -1,8 +1,10 @@
 // hybridps/transport/transport_thread.h: a thread that drives transports (threaded.h has the other side).
 //
-// Model    It works in rounds, over all that it drives, and sleeps in epoll_wait when none of them has anything to do. What another
-//          thread wants done with these transports runs between two rounds: there where no round is under way, else at its end.
-// Threads  every public method from any, but for its own; the destructor in no thread that a round calls.
+// Model    The thread works in rounds over all transports that it drives. The thread sleeps in epoll_wait when no
+//          transport has work. Other threads may ask for a call on these transports. The call runs between two rounds:
+//          in the calling thread if no round is under way, otherwise in this thread at the end of its round.
+// Threads  Public methods may be called from any thread except this thread itself. The destructor must not run inside a
+//          round.
 // Fork     in a forked child the thread does not exist: the destructor leaks on purpose.
 #pragma once
 
@@ -31,22 +33,22 @@ namespace hybridps::transport {
 struct TransportThreadOptions {
   std::string name;  // at most 15 characters
   core::Spinning spinning = core::Spinning::always({});
-  std::vector<int> cpus{};      // it runs on those of these that its maker may, if they are `cpus_needed` at least;
-  std::size_t cpus_needed = 1;  // else on all that its maker may when start_transport_thread() is called
-  bool when_needed = false;     // made when a transport comes to it, not before
-  core::Duration patience = std::chrono::seconds(1);  // send_now()'s with a round, which takes milliseconds
+  std::vector<int> cpus{};      // preferred CPUs; only those that the creator may use count
+  std::size_t cpus_needed = 1;  // with fewer, all CPUs that the creator may use at start_transport_thread()
+  bool when_needed = false;     // the thread starts with its first transport, not at once
+  core::Duration patience = std::chrono::seconds(1);  // limit of send_now()'s wait; a round takes milliseconds
 };
 
-/// Of an eventfd: makes it readable; takes back what has.
+/// signal() makes an eventfd readable, drain() makes it unreadable again.
 void signal(int event_fd) noexcept;
 void drain(int event_fd) noexcept;
 
-/// One of the transports that a thread drives. Called by the thread.
+/// A transport that a thread drives. The thread calls these methods.
 class Driven {
  public:
-  /// Returns what it did.
+  /// Returns the number of things done.
   virtual std::size_t round() = 0;
-  /// As Transport::arm() of the inner transport.
+  /// Like Transport::arm(), for the inner transport.
   virtual bool arm_inner() = 0;
   virtual int inner_fd() const noexcept = 0;
 
@@ -54,7 +56,7 @@ class Driven {
   ~Driven() = default;
 };
 
-/// Drives the transports that were given to it. Ends with the last of them, and the last who holds it.
+/// Drives the transports that add() gave it. The object lives as long as its last shared_ptr; each transport holds one.
 class TransportThread : core::Pinned {
  public:
   explicit TransportThread(TransportThreadOptions options);
@@ -62,25 +64,25 @@ class TransportThread : core::Pinned {
 
   bool starts_at_once() const noexcept { return !options_.when_needed; }
 
-  /// kOk where it runs already. From any thread: several engines may hand over to one.
+  /// kOk if the thread runs already. Thread-safe, because several engines may hand over to the same thread.
   core::Status start();
 
   core::Status add(Driven& driven);
-  /// From its return on the thread leaves it alone.
+  /// After remove() has returned, the thread does not touch `driven` any more.
   void remove(Driven& driven);
 
-  /// Runs `function` between two rounds: in the caller's thread where no round is under way, else at the end of that one.
+  /// Runs `function` between two rounds: in the caller's thread if no round is under way, else in this thread.
   void call(const std::function<void()>& function) { (void)run_between_rounds(function, std::nullopt); }
 
   enum class CallResult : std::uint8_t { kRan, kLate, kLateStill };
-  /// The same, but waits for TransportThreadOptions::patience at most. kLate, kLateStill: it did not run and will not. A
-  /// round that somebody has waited for in vain is not waited for again (kLateStill).
+  /// Like call(), but waits for TransportThreadOptions::patience at most. kLate, kLateStill: `function` did not run and
+  /// will not run. kLateStill: an earlier caller waited in vain for this round, so this call did not wait.
   CallResult try_call(const std::function<void()>& function) { return run_between_rounds(function, options_.patience); }
 
   const TransportThreadOptions& options() const noexcept { return options_; }
 
-  /// After something was put down for it. With what the thread does before it sleeps this is Dekker's pattern: one of the
-  /// two sides sees the other.
+  /// Call wake() after queueing work for the thread. Together with the checks before the thread sleeps this is Dekker's
+  /// pattern: at least one side sees the other's flag.
   void wake() noexcept {
     if (sleeping_.load() && sleeping_.exchange(false)) signal(wake_fd_);
   }
@@ -97,10 +99,10 @@ class TransportThread : core::Pinned {
 
   bool watch(int fd) const;
   std::size_t round();
-  /// Nothing to do now for any of them.
+  /// True: no driven transport has work now.
   bool arm();
   void sleep() const;
-  /// Where it is begun late, that is from within whichever call of the program.
+  /// Sets the thread's CPUs, because a thread that starts late would inherit the CPUs of whichever thread starts it.
   void choose_cpus() const noexcept;
   void run();
 
@@ -110,17 +112,17 @@ class TransportThread : core::Pinned {
   const std::uint64_t generation_ = core::fork_generation();
   int epoll_fd_ = -1;
   int wake_fd_ = -1;
-  bool is_watched_ = false;  // the latter by the former
-  int sleep_ms_ = -1;        // the thread's
+  bool is_watched_ = false;  // epoll_fd_ watches wake_fd_
+  int sleep_ms_ = -1;        // timeout of epoll_wait; used by the thread only
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> stop_{false};
   std::mutex round_mutex_;
-  std::condition_variable ran_;      // calls
-  std::vector<PendingCall*> calls_;  // none between two rounds
+  std::condition_variable ran_;      // notified after calls_ ran
+  std::vector<PendingCall*> calls_;  // waiting calls; empty between two rounds
   bool in_round_ = false;
   std::uint64_t rounds_ = 0;
-  std::uint64_t given_up_ = 0;   // the last of these that somebody has waited for in vain
-  std::vector<Driven*> driven_;  // the thread's in a round, a caller's between two
+  std::uint64_t given_up_ = 0;   // last round that a caller has waited for in vain
+  std::vector<Driven*> driven_;  // used by the thread in a round, by a caller between two rounds
   std::unique_ptr<std::thread> thread_;
 };
 

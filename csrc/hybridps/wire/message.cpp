@@ -39,7 +39,7 @@ void fields(Io& io, Signature& s) {
   io("coding", s.coding);
 }
 
-/// Those that all messages but data have room for.
+/// The rate and momentum of outer steps. Data has room for these two only in place of premul.
 template <typename Io>
 void step_fields(Io& io, Signature& s) {
   io("rate", s.rate);
@@ -249,7 +249,7 @@ void fields(Io& io, Envelope& e) {
   io("payload_bytes", e.payload_bytes);
 }
 
-// --- what is done with it --------------------------------------------------------------------------------------------
+// --- users of the table ----------------------------------------------------------------------------------------------
 
 struct Writer {
   std::byte* at;
@@ -290,7 +290,7 @@ struct Lister {
   }
 };
 
-/// One of each type, in their order.
+/// One body of each type, in the order of the types.
 template <std::size_t... I>
 std::array<Body, sizeof...(I)> make_bodies(std::index_sequence<I...>) {
   return {Body(std::in_place_index<I>)...};

@@ -1,11 +1,11 @@
-// hybridps/wire/message.h: what engines say to each other, and the bytes that say it, in front of every payload.
+// hybridps/wire/message.h: the messages between engines, and their bytes in the header in front of every payload.
 //
 // Grammar (little-endian, kHeaderBytes in all):
 //   header   := envelope body zeros
 //   envelope := magic:u32 version:u8 type:u8 priority:i8 zero:u8 source:u64 uid:u128 sender_rank:u32 payload_bytes:u32
 //   body     := the fields of the type's struct below, without gaps, in the order of layout()
 // Threads  pure functions.
-// Errors   decode() checks everything that can be checked without knowing the group; a peer's bytes are never trusted.
+// Errors   decode() checks everything that can be checked without knowing the group: it never trusts a peer's bytes.
 #pragma once
 
 #include <array>
@@ -38,15 +38,15 @@ enum class Stage : std::uint8_t {
 };
 inline constexpr std::uint8_t kStageCount = 4;
 
-/// What a sum's chunks are between nodes. Values travel on the wire: append only.
+/// How the chunks of a sum are encoded between nodes. Values travel on the wire: append only.
 enum class Coding : std::uint8_t {
   kPlain = 0,
-  kWarmUp = 1,  // bf16, while a codec that leaves much out sees only the first steps
+  kWarmUp = 1,  // bf16: the first steps of training, before the group's codec
   kFull = 2,    // the group's codec (compress/codec.h)
 };
 inline constexpr std::uint8_t kCodingCount = 3;
 
-/// What ranks must agree on.
+/// The properties of an operation on which all its ranks must agree.
 struct Signature {
   schedule::Kind kind = schedule::Kind::kBarrier;
   core::DType dtype = core::DType::kBytes;
@@ -55,7 +55,7 @@ struct Signature {
   std::uint64_t total_bytes = 0;  // 0 where ranks may differ (gather, scatter, all_to_all)
   schedule::Scope scope = schedule::Scope::kRanks;
   Coding coding = Coding::kPlain;
-  // Of owners' steps (core::is_outer); else 0.
+  // Only outer optimizer steps (core::is_outer) have these two; else 0.
   float rate = 0.0F;
   float momentum = 0.0F;
   bool operator==(const Signature&) const = default;
@@ -71,22 +71,25 @@ struct ChunkId {
   Stage stage = Stage::kLocalPush;
   bool point_to_point = false;
   Signature signature{};
-  std::uint32_t plan_version = 0;  // the shares that the operation is bound to
-  std::uint16_t attempt = 0;       // at the span: a higher one is asked for again, of another owner
-  std::uint64_t sequence = 0;  // of the operation in its group; of the message between its two ranks, whatever its tag
-  std::uint32_t number = 0;    // in its span; kAllChunks in a grant: every one
-  std::uint64_t span_bytes = 0;  // of the whole span, or message
-  // Collectives.
+  std::uint32_t plan_version = 0;  // the version of shares and tuning that the operation is bound to
+  std::uint16_t attempt = 0;       // 0: the span's first owner; it rises each time the span gets another owner
+  // Number of the operation in its group, or of the message between its two ranks (one count for all tags).
+  std::uint64_t sequence = 0;
+  std::uint32_t number = 0;    // of the chunk in its span; kAllChunks in a grant: every chunk
+  std::uint64_t span_bytes = 0;  // size of the whole span, or message
+  // Collectives only.
   std::uint32_t span = 0;
   std::uint32_t contributor = 0;  // see Stage
-  std::uint16_t tensor = 0;       // which of the group's tensors it is, where something is remembered of it; 0: nothing is
-  // Messages.
+  // Number of the tensor in the group, where owners keep state for the tensor; 0: no state is kept.
+  std::uint16_t tensor = 0;
+  // Point-to-point messages only.
   std::uint32_t tag = 0;
-  std::uint32_t follows = 0;  // so many numbers ago is the one of this tag that must be matched before; 0: none
+  // An earlier message of the same tag must be matched first: the one with number sequence - follows. 0: none.
+  std::uint32_t follows = 0;
   bool operator==(const ChunkId&) const = default;
 };
 
-/// What allows a chunk to be sent (flow/credit.h): the receiver returns its cost to that account.
+/// The permit under which a chunk is sent (flow/credit.h). The receiver returns the chunk's cost to this account.
 enum class Permit : std::uint8_t {
   kAllowance = 0,   // the eager allowance
   kGrant = 1,       // a grant of this chunk, which costs nothing
@@ -100,10 +103,10 @@ inline constexpr std::uint8_t kPermitCount = 3;
 struct Data {
   static constexpr std::string_view kName = "data";
   ChunkId chunk;
-  double premul = 1.0;  // factor of PREMUL_SUM, applied at the node sum; 1 in owners' operations, which have others
+  double premul = 1.0;  // factor of PREMUL_SUM, applied at the node sum; 1 in outer steps
   Permit permit = Permit::kAllowance;
-  std::uint32_t cost = 0;    // bytes of the permit's account that come back once the chunk is consumed
-  std::uint32_t window = 0;  // how much of the allowance the sender uses; 0: as before
+  std::uint32_t cost = 0;    // bytes that return to the permit's account once the chunk is consumed
+  std::uint32_t window = 0;  // bytes of the allowance that the sender uses; 0: unchanged
   bool operator==(const Data&) const = default;
 };
 
@@ -122,11 +125,11 @@ struct Grant {
   bool operator==(const Grant&) const = default;
 };
 
-/// So many bytes of an account are free again.
+/// Gives `bytes` back to an account of this message's receiver: the data that they paid for is consumed.
 struct Credit {
   static constexpr std::string_view kName = "credit";
   std::uint64_t bytes = 0;
-  Permit of = Permit::kAllowance;  // or kWholeGrant
+  Permit of = Permit::kAllowance;  // the account: kAllowance or kWholeGrant
   bool operator==(const Credit&) const = default;
 };
 
@@ -138,7 +141,7 @@ struct Ack {
   bool operator==(const Ack&) const = default;
 };
 
-/// Its sender gave this message up: it counts as one that was never sent.
+/// The sender of a point-to-point message has given the message up: the message counts as never sent.
 struct Cancel {
   static constexpr std::string_view kName = "cancel";
   std::uint64_t sequence = 0;
@@ -151,8 +154,8 @@ struct Verdict {
   static constexpr std::string_view kName = "verdict";
   enum class On : std::uint8_t { kOperation = 0, kMessage = 1, kGroup = 2 };
   On on = On::kOperation;
-  bool passed_on = false;      // by one who was told: needs no answer
-  std::uint64_t sequence = 0;  // unless on the group
+  bool passed_on = false;      // the sender learned it from another member: needs no answer
+  std::uint64_t sequence = 0;  // of the operation or message; 0 for a group
   std::uint32_t tag = 0;       // of a message
   std::uint32_t code = 0;      // core::Code
   bool operator==(const Verdict&) const = default;
@@ -180,33 +183,33 @@ struct Probe {
 
 struct ProbeReply {
   static constexpr std::string_view kName = "probe reply";
-  std::uint64_t issued = 0;    // collectives of the group
-  std::uint64_t finished = 0;  // all up to this number
-  Signature last;              // the one the rank is in, else the last one it finished
+  std::uint64_t issued = 0;    // collectives that the rank has issued in the group
+  std::uint64_t finished = 0;  // number of the first collective that is not finished
+  Signature last;              // of the collective that the rank is in, else of the last finished one
   bool operator==(const ProbeReply&) const = default;
 };
 
 /// Heartbeat.
 struct Ping {
   static constexpr std::string_view kName = "ping";
-  std::uint64_t sent_ns = 0;  // by the sender's clock; 0: it does not ask for the time
+  std::uint64_t sent_ns = 0;  // by the sender's clock; 0: the sender does not ask for the time
   bool operator==(const Ping&) const = default;
 };
 
-/// The answer to a ping, a verdict, or the probe of a group that is not at work here.
+/// The answer to a ping, a verdict, or a probe of a group that is unknown here or has failed.
 struct Pong {
   static constexpr std::string_view kName = "pong";
   std::uint64_t ping_ns = 0;  // Ping::sent_ns; 0: the answer to something else
-  std::uint64_t now_ns = 0;   // by the clock of who answers, when it had the ping
+  std::uint64_t now_ns = 0;   // by the answering engine's clock, when the ping arrived
   bool operator==(const Pong&) const = default;
 };
 
 // Finding rates and changing shares (membership/).
 
-/// Comes back as it is, as an EchoBack.
+/// The receiver returns the same fields as an EchoBack.
 struct Echo {
   static constexpr std::string_view kName = "echo";
-  std::uint64_t sequence = 0;  // of the measured operation
+  std::uint64_t sequence = 0;  // number of the measured operation
   std::uint32_t partner = 0;
   std::uint64_t sent_ns = 0;  // by the sender's clock
   bool operator==(const Echo&) const = default;
@@ -218,20 +221,20 @@ struct EchoBack {
   bool operator==(const EchoBack&) const = default;
 };
 
-/// What a rank measured. Payload, from leaders of nodes: least round trip per dedicated server, seconds, f64.
+/// What a rank measured. Payload, only from node leaders: shortest round trip to each dedicated server, f64 seconds.
 struct Rates {
   static constexpr std::string_view kName = "rates";
   std::uint64_t sequence = 0;
-  std::uint64_t round_trip_ns = 0;     // the least
+  std::uint64_t round_trip_ns = 0;     // the shortest
   std::uint64_t bytes_per_second = 0;  // through the sender's card
   bool operator==(const Rates&) const = default;
 };
 
-/// Payload: a weight per node, then per dedicated server, f64. To dedicated servers as well, which need no weights.
+/// Payload: one f64 weight per node, then one per dedicated server. Dedicated servers get this message without payload.
 struct PlanAsk {
   static constexpr std::string_view kName = "plan ask";
-  std::uint32_t version = 0;  // one that was never asked for: of turns.a; that of turns.b, where there are any pairs, is one higher
-  schedule::Turns turns{};    // operations at which they begin: PlanSwitch::first
+  std::uint32_t version = 0;  // a new version, which has turns.a; version + 1 has turns.b where turns.pairs > 0
+  schedule::Turns turns{};    // begin at operation PlanSwitch::first
   bool operator==(const PlanAsk&) const = default;
 };
 
@@ -240,23 +243,23 @@ inline constexpr std::uint64_t kRefused = ~std::uint64_t{0};
 struct PlanAnswer {
   static constexpr std::string_view kName = "plan answer";
   std::uint32_t version = 0;
-  std::uint64_t first = 0;  // the first operation that is not bound, or kRefused
+  std::uint64_t first = 0;  // the first operation without a bound version, or kRefused
   bool operator==(const PlanAnswer&) const = default;
 };
 
 struct PlanSwitch {
   static constexpr std::string_view kName = "plan switch";
   std::uint32_t version = 0;
-  std::uint64_t first = 0;  // the first operation with it, or kRefused: no change
+  std::uint64_t first = 0;  // the first operation with this version, or kRefused: no change
   bool operator==(const PlanSwitch&) const = default;
 };
 
 // Status of a job (engine/status_desk.h).
 
-/// "How do you stand?" From and to any engine that has a group in common.
+/// "What is your status?" Any engine may ask any engine with which it shares a group.
 struct StatusAsk {
   static constexpr std::string_view kName = "status ask";
-  std::uint64_t number = 0;   // of the question, as its sender counts
+  std::uint64_t number = 0;   // of the question, counted by the sender
   std::uint64_t sent_ns = 0;  // by the sender's clock
   bool operator==(const StatusAsk&) const = default;
 };
@@ -266,84 +269,84 @@ struct StatusAnswer {
   static constexpr std::string_view kName = "status answer";
   std::uint64_t number = 0;  // StatusAsk::number
   std::uint64_t ask_ns = 0;  // StatusAsk::sent_ns
-  std::uint64_t now_ns = 0;  // by the clock of who answers
+  std::uint64_t now_ns = 0;  // by the answering engine's clock
   std::uint32_t part = 0;
   std::uint32_t parts = 1;
   bool operator==(const StatusAnswer&) const = default;
 };
 inline constexpr std::uint32_t kStatusPartsMax = 64;
 
-/// About the span that a dedicated server owns in an operation, which must survive its loss (worker/mending.h), or about the
-/// server itself.
+/// About a dedicated server, or the span that it owns in an operation. Spans survive the server's loss
+/// (worker/mending.h): a rank, the heir, becomes their owner.
 struct Mend {
   static constexpr std::string_view kName = "mend";
   static constexpr std::uint32_t kChunksPerMessage = 48 * 8;
   enum class What : std::uint8_t {
-    kLost = 0,    // the group has lost the server: from rank 0 to all, from others to rank 0. Payload: why
-    kLanded = 1,  // to the server: all results of its spans are here; bit i: in operation sequence + i
-    kKnown = 2,   // from the server: they are everywhere; likewise
-    kHeld = 3,    // to the heir: these chunks' results are here
-    kAsk = 4,     // from the heir: what is held there?
-    kOver = 5,    // the answer where the operation is over
-    kSum = 6,     // from the heir: contributions to these chunks, once more
-    kServe = 7,   // from the heir: results of these chunks
-    kMended = 8,  // from the heir: whatever is not everywhere yet is with it
-    kLeaving = 9,    // from the server to rank 0: it would like to go
-    kReleased = 10,  // the answer, once it owns nothing that is not over for rank 0
-    kForgets = 11,  // from the server to all: it has no memory for what its sums of so many tensors (`first`) leave out. Payload: why
+    kLost = 0,    // the group has lost the server. Rank 0 and the server tell all, others tell rank 0. Payload: why
+    kLanded = 1,  // to the server: all results of its span are here. Bit i: operation sequence + i
+    kKnown = 2,   // from the server (agents pass it on): all takers have all results of its span. Bits as in kLanded
+    kHeld = 3,    // to the heir: the results of these chunks are here
+    kAsk = 4,     // from the heir: which chunks' results do you hold?
+    kOver = 5,    // answer to kAsk: the operation is over here
+    kSum = 6,     // from the heir: send contributions to these chunks again
+    kServe = 7,   // from the heir: send the results of these chunks
+    kMended = 8,  // from the heir: the heir has every result that another rank still lacks
+    kLeaving = 9,    // from the server to rank 0: the server wants to leave
+    kReleased = 10,  // answer to kLeaving: all operations in which the server owns a span are over for rank 0
+    kForgets = 11,   // from the server to all: no memory for the error feedback of `first` tensors. Payload: why
   };
   What what = What::kLost;
   std::uint32_t server = 0;  // group member
   std::uint64_t sequence = 0;
-  std::uint32_t first = 0;  // chunk of the first bit
+  std::uint32_t first = 0;  // the chunk of bit 0
   std::array<std::uint64_t, 6> bits{};
   bool operator==(const Mend&) const = default;
 };
 inline constexpr std::uint8_t kMendWhatCount = 12;
 
-/// As few messages of kind kLanded or kKnown as these operations fit in.
+/// Packs these operations into as few messages of kind kLanded or kKnown as possible.
 std::vector<Mend> mends_of(Mend::What what, std::uint32_t server, std::vector<std::uint64_t> sequences);
-/// Calls `visit` with each operation of such a message.
+/// Calls `visit` with each operation in a kLanded or kKnown message.
 template <typename Visit>
 void for_operations(const Mend& mend, Visit visit) {
   for (std::uint32_t i = 0; i < Mend::kChunksPerMessage; ++i)
     if ((mend.bits[i / 64] >> (i % 64) & 1) != 0) visit(mend.sequence + i);
 }
 
-/// How long the operations of a trial took here. Payload: seconds, f64, of each in its order; 0: it does not count.
+/// How long the operations of a trial took on this rank. Payload: f64 seconds, in order; 0: operation does not count.
 struct TrialTimes {
   static constexpr std::string_view kName = "trial times";
   std::uint32_t version = 0;  // PlanAsk::version
   bool operator==(const TrialTimes&) const = default;
 };
 
-/// Dedicated servers that are to join a group that is open (worker/newcomers.h). Those of one attempt join together, or none.
+/// Dedicated servers join an open group (worker/newcomers.h). All servers of one attempt join together, or none joins.
 struct Join {
   static constexpr std::string_view kName = "join";
   enum class JoinStep : std::uint8_t {
-    kMeet = 0,    // from rank 0: connect to it. Payload: its record, as Host::meet() reads it
-    kMet = 1,     // to rank 0: all of the attempt can be reached from here
-    kNotMet = 2,  // to rank 0: this one cannot. Payload: why
-    kPart = 3,    // from rank 0: none of them joins
-    kStart = 4,   // from rank 0: the group, which has waited for servers, starts without
+    kMeet = 0,    // from rank 0: connect to the server. Payload: the server's record, for Host::meet()
+    kMet = 1,     // to rank 0: all servers of the attempt can be reached from here
+    kNotMet = 2,  // to rank 0: this server cannot be reached. Payload: why
+    kPart = 3,    // from rank 0: no server of the attempt joins
+    kStart = 4,   // from rank 0: the group has waited for servers, and now starts without them
   };
   JoinStep step = JoinStep::kMeet;
   std::uint32_t attempt = 0;  // from 1
-  std::uint32_t server = 0;   // group member that it is to be
-  std::uint32_t servers = 0;  // of the attempt
+  std::uint32_t server = 0;   // the group member number that the server gets
+  std::uint32_t servers = 0;  // number of servers in the attempt
   bool operator==(const Join&) const = default;
 };
 inline constexpr std::uint8_t kJoinStepCount = 5;
 
-/// The type on the wire is the index here: new ones go to the end.
+/// A message's type on the wire is its index in this list: append only.
 using Body = std::variant<Data, Announce, Grant, Credit, Ack, Cancel, Verdict, Probe, ProbeReply, Ping, Pong, Echo,
                           EchoBack, Rates, PlanAsk, PlanAnswer, PlanSwitch, StatusAsk, StatusAnswer, Mend,
                           TrialTimes, Join>;
 inline constexpr std::uint8_t kTypeCount = std::variant_size_v<Body>;
 
 struct From {
-  core::EngineId source;          // filled in by who sends it
-  core::GroupUid uid;             // zero: of no group
+  core::EngineId source;          // filled in by the sending function
+  core::GroupUid uid;             // zero: the message belongs to no group
   std::uint32_t sender_rank = 0;  // in the group; must be the rank of `source`
   bool operator==(const From&) const = default;
 };
@@ -352,18 +355,19 @@ struct Message {
   From from;
   std::uint32_t payload_bytes = 0;
   Body body;
-  /// Of data, announcements and grants; else 0. Of the operation, as its sender has it; whoever sends more of it on its behalf (a dedicated server) takes it over.
+  /// The operation's priority, as set on the sending rank; 0 unless chunk() is set. A dedicated server sends results
+  /// with the priority of the first message that it got for the span.
   std::int8_t priority = 0;
 
   template <typename T>
   const T* as() const noexcept {
     return std::get_if<T>(&body);
   }
-  /// Of data, announcements and grants; else null.
+  /// The chunk of Data, Announce and Grant messages; else null.
   const ChunkId* chunk() const noexcept;
-  /// Whether it is about a message from one rank to another.
+  /// Whether the message is about a point-to-point message.
   bool is_point_to_point() const noexcept;
-  /// Of the operation or message that it is about; 0 where there is none.
+  /// Number of the operation or point-to-point message concerned; 0: none.
   std::uint64_t sequence() const noexcept;
   bool operator==(const Message&) const = default;
 };
@@ -371,10 +375,10 @@ struct Message {
 using HeaderBytes = std::array<std::byte, kHeaderBytes>;
 
 HeaderBytes encode(const Message& message);
-/// Exactly kHeaderBytes of a known version with every enumeration in range and zeros behind, else kInvalidArgument.
+/// kInvalidArgument unless: kHeaderBytes bytes, known version, enumerations in range, only zeros after the fields.
 core::Result<Message> decode(std::span<const std::byte> bytes);
 
-/// A field of the header. Of the envelope: `message` is empty.
+/// A field of the header. `message` is empty for a field of the envelope.
 struct Field {
   std::string_view message;
   std::string_view name;
@@ -382,7 +386,7 @@ struct Field {
   std::size_t bytes = 0;
   bool operator==(const Field&) const = default;
 };
-/// What encode() and decode() do, in the order of the types: docs/architecture.md has the same table.
+/// The fields that encode() and decode() use, in the order of the types. docs/architecture.md has the same table.
 std::vector<Field> layout();
 
 }  // namespace hybridps::wire

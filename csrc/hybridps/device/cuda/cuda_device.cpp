@@ -177,7 +177,7 @@ core::Status CudaDevice::make_int8() {
 }
 
 core::Status CudaDevice::launch(DeviceStream stream, CUfunction kernel, std::uint64_t threads, void** arguments) {
-  constexpr unsigned kThreads = 256;  // of a block: whole warps
+  constexpr unsigned kThreads = 256;  // threads of a block: whole warps
   if (threads == 0) return {};
   const std::uint64_t blocks = (threads + kThreads - 1) / kThreads;
   if (blocks > 0x7fffffffU) return Status(Code::kInvalidArgument, "CUDA: " + std::to_string(threads) + " threads are too many for a launch");
@@ -197,7 +197,7 @@ core::Status CudaDevice::decode_int8(DeviceStream stream, float* to, const std::
 }
 
 core::Status CudaDevice::write_flag(DeviceStream stream, Flag flag, std::uint32_t value) {
-  // The default puts a memory barrier before the write: the copies are in host memory by then.
+  // By default a memory barrier precedes the write, so the copies are in host memory by then.
   return in_context("cuStreamWriteValue32", [&] {
     return driver_.stream_write_value(stream_of(stream), flag.device_address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
   });
@@ -218,7 +218,7 @@ core::Result<bool> CudaDevice::is_capturing(DeviceStream stream) {
 }
 
 void CudaDevice::begin_helper_thread() noexcept {
-  // Else a query of ours would spoil a graph that another thread records.
+  // Otherwise a query of ours would invalidate a graph that another thread records.
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   driver_.exchange_capture_mode(&mode);
 }
@@ -231,7 +231,7 @@ core::Result<HostMemory> CudaDevice::allocate_host(std::uint64_t bytes) {
   const core::Result<std::string> bus_id = physical_id();
   const NearNode near_gpu(bus_id.is_ok() ? numa_node_of(bus_id.value()) : -1);
   Status status = in_context("cuMemHostAlloc", [&] {
-    // Recording a graph on this thread must not forbid it.
+    // Allocation must be allowed while this thread records a graph.
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     driver_.exchange_capture_mode(&mode);
     CUresult result = driver_.host_allocate(&data, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
@@ -265,8 +265,8 @@ core::Result<std::byte*> CudaDevice::allocate_device(std::uint64_t bytes) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     driver_.exchange_capture_mode(&mode);
     const CUresult result = driver_.device_allocate(&address, bytes);
-    // As "GPUDirect RDMA" asks, or a copy that the driver calls synchronous may still be under way when a card reads it.
-    // We make none; a library beside us might.
+    // "GPUDirect RDMA" asks for this. Otherwise a copy that the driver calls synchronous may still be under way when a
+    // network card reads the memory. We make no such copies, but another library might.
     const unsigned synchronize = 1;
     if (result == CUDA_SUCCESS) driver_.pointer_set_attribute(&synchronize, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address);
     driver_.exchange_capture_mode(&mode);

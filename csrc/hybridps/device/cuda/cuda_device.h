@@ -1,7 +1,8 @@
 // hybridps/device/cuda/cuda_device.h: a GPU of this process, through the driver.
 //
-// Model    Works in the device's primary context, which is the one that torch uses. Each call makes that context current
-//          and puts back what was. Streams are non-blocking ones of the highest priority: copies and flags are short.
+// Model    Works in the device's primary context, which torch also uses. Each call makes this context current and then
+//          restores the previous one. Streams are non-blocking and have the highest priority, because copies and flags
+//          are short.
 // Life     retains the primary context until destroyed.
 #pragma once
 
@@ -20,14 +21,14 @@ namespace hybridps::device {
 
 class CudaDevice final : public Device {
  public:
-  /// `driver` outlives it. kInvalidArgument: no such device.
-  /// `nvrtc` likewise; null: load_nvrtc(), when it is needed.
+  /// `driver` and `nvrtc` must outlive the device. `nvrtc` null: load_nvrtc() when needed. Error kInvalidArgument: no
+  /// such device.
   static core::Result<std::unique_ptr<CudaDevice>> open(const Driver& driver, int index, const Nvrtc* nvrtc = nullptr);
   ~CudaDevice() override;
 
   int index() const noexcept override { return index_; }
   std::string describe() const override;
-  /// PCI bus id: what NCCL compares. Two MIG instances of one GPU have the same.
+  /// The PCI bus id, which NCCL also compares. Two MIG instances of one GPU have the same id.
   core::Result<std::string> physical_id() override;
   /// CUDA_DEVICE_MAX_CONNECTIONS, as the driver reads it.
   int hardware_queues() const noexcept override;
@@ -43,7 +44,7 @@ class CudaDevice final : public Device {
   core::Status copy_to_host(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status copy_to_device(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status copy_within(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
-  /// Compiles the kernels by NVRTC, once.
+  /// Compiles the kernels with NVRTC, once.
   core::Status prepare_int8() override;
   core::Status encode_int8(DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) override;
   core::Status decode_int8(DeviceStream stream, float* to, const std::byte* from, std::uint64_t elements) override;
@@ -55,7 +56,7 @@ class CudaDevice final : public Device {
   void free_host(HostMemory memory) noexcept override;
   core::Result<std::byte*> allocate_device(std::uint64_t bytes) override;
   void free_device(std::byte* memory) noexcept override;
-  /// Of host memory that allocate_host() has given and that is not free yet. Any thread.
+  /// Bytes of host memory from allocate_host() that are not freed yet. Any thread.
   std::uint64_t pinned_bytes() const noexcept { return pinned_bytes_.load(std::memory_order_relaxed); }
 
  private:
@@ -78,7 +79,7 @@ class CudaDevice final : public Device {
   std::atomic<std::uint64_t> pinned_bytes_{0};
   std::mutex int8_mutex_;
   std::optional<core::Status> int8_made_;
-  // Constant once they are made; until the device ends.
+  // Constant once made, until the device is destroyed.
   CUmodule int8_ = nullptr;
   CUfunction int8_encode_ = nullptr;
   CUfunction int8_decode_ = nullptr;

@@ -35,7 +35,7 @@ core::Result<Driver> open_driver() {
   library.find(driver.event_record, "cuEventRecord");
   library.find(driver.event_query, "cuEventQuery");
   library.find(driver.stream_wait_event, "cuStreamWaitEvent");
-  // _v2: since CUDA 11.7 no longer behind a module parameter of the driver.
+  // _v2: since CUDA 11.7 these work without a module parameter of the driver.
   library.find(driver.stream_wait_value, "cuStreamWaitValue32_v2");
   library.find(driver.stream_write_value, "cuStreamWriteValue32_v2");
   library.find(driver.stream_is_capturing, "cuStreamIsCapturing");

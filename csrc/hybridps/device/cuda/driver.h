@@ -1,8 +1,8 @@
-// hybridps/device/cuda/driver.h: the CUDA driver's functions that we call, found at run time.
+// hybridps/device/cuda/driver.h: the CUDA driver functions that we call, found at run time.
 //
-// Why not linked: a process that has torch built for CUDA may run on a machine without a driver, and must then still
-// import and work on CPU tensors. Why the driver, not the runtime: streams that wait for flags exist only there.
-// A plain table, so that tests can fill it with functions of their own.
+// Not linked, because a process with a CUDA build of torch may run on a machine without a driver. Such a process must
+// still import and work on CPU tensors. The driver and not the runtime, because only the driver has streams that wait
+// for flags. A plain table, so that tests can fill it with their own functions.
 #pragma once
 
 #include <cudaTypedefs.h>
@@ -57,8 +57,8 @@ struct Driver {
   core::Status status(CUresult result, const char* call) const;
 };
 
-/// The driver of this machine, initialised; loaded once. kUnsupported says what is missing: the library, a device, a
-/// newer driver. In a forked child of a process that has used CUDA nothing of it works, as in torch.
+/// The initialised driver of this machine, loaded once. Error kUnsupported says what is missing: the library, a device,
+/// or a newer driver. In a forked child of a process that has used CUDA, no driver call works, as in torch.
 const core::Result<Driver>& load_driver();
 
 }  // namespace hybridps::device

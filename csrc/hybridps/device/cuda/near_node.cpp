@@ -23,7 +23,7 @@ NearNode::NearNode(int node) noexcept {
   if (syscall(SYS_get_mempolicy, &mode_before_, nodes_before_.data(), kNodesMax, nullptr, 0) != 0) return;
   Mask nodes{};
   nodes[static_cast<std::size_t>(node) / kBits] = 1UL << (static_cast<unsigned long>(node) % kBits);
-  // The kernel counts one less than it is told.
+  // The kernel uses one bit less than the given number.
   in_force_ = syscall(SYS_set_mempolicy, MPOL_PREFERRED, nodes.data(), kNodesMax + 1) == 0;
 }
 

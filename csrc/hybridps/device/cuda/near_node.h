@@ -1,6 +1,6 @@
-// hybridps/device/cuda/near_node.h: memory near a GPU: of the NUMA node that its PCI slot belongs to.
+// hybridps/device/cuda/near_node.h: memory near a GPU, on the NUMA node of its PCI slot.
 //
-// Threads  a NearNode changes the policy of the thread that makes it, which must destroy it.
+// Threads  a NearNode changes the memory policy of the thread that makes it. The same thread must destroy it.
 // Source   set_mempolicy(2): MPOL_PREFERRED, so that a full node is no error.
 #pragma once
 
@@ -12,11 +12,12 @@
 
 namespace hybridps::device {
 
-/// The node of the PCI device with this bus id ("0000:3B:00.0", as CUDA writes it). -1: not known, as where there is one.
+/// The NUMA node of the PCI device with this bus id (as CUDA writes it: "0000:3B:00.0"). -1: not known, or a single
+/// node.
 int numa_node_of(std::string bus_id, const std::filesystem::path& sysfs = "/sys");
 
-/// While it lives, pages that its thread takes come from `node` as long as that has some. -1, or a system that refuses,
-/// as containers may: nothing changes.
+/// While a NearNode lives, its thread's new pages come from `node` as long as the node has memory. No effect if `node`
+/// is -1, or if the system refuses, as in some containers.
 class NearNode : core::Pinned {
  public:
   explicit NearNode(int node) noexcept;

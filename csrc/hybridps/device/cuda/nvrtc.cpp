@@ -12,10 +12,10 @@ namespace {
 using core::Code;
 using core::Status;
 
-// Of CUDA 11.2: binaries of the architecture at hand.
+// Needs CUDA 11.2, the first version with binaries for a real architecture.
 core::Result<Nvrtc> open_nvrtc() {
   const std::string name = "libnvrtc.so." + std::to_string(CUDA_VERSION / 1000);
-  // Torch has its path, and loads it for kernels of its own.
+  // Torch loads this library for its own kernels, so its path is known.
   core::SharedLibrary library(name);
   if (!library.is_open()) return Status(Code::kUnsupported, name + " cannot be opened: " + library.error());
   Nvrtc nvrtc;

@@ -1,7 +1,8 @@
-// hybridps/device/cuda/nvrtc.h: kernels made at run time, for the GPU that is there, by the compiler that torch brings.
+// hybridps/device/cuda/nvrtc.h: compiles kernels at run time, for the GPU in use, with the compiler that torch brings.
 //
-// Why not nvcc: torch's wheels have no toolkit, and a wheel of ours would have to hold every architecture that they do.
-// Why not linked: as the driver (driver.h). A plain table, so that tests can fill it; nvrtc.h is not needed.
+// Not nvcc, because torch's wheels have no toolkit, and our wheel would have to hold every architecture that torch's
+// wheels hold. Not linked, for the same reasons as the driver (driver.h). A plain table, so that tests can fill it;
+// nvrtc.h is not needed.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 
 namespace hybridps::device {
 
-/// NVRTC's functions that we call. Results: 0 is success.
+/// The NVRTC functions that we call. Result 0 is success.
 struct Nvrtc {
   using Program = void*;
   int (*create)(Program* program, const char* source, const char* name, int headers, const char* const* header_texts,
@@ -27,14 +28,15 @@ struct Nvrtc {
   const char* (*error_string)(int result) = nullptr;
 };
 
-/// The one that torch has loaded, or what the linker finds; loaded once. kUnsupported says which were looked for.
+/// The library that torch has loaded, or that the linker finds. Loaded once. Error kUnsupported names the file.
 const core::Result<Nvrtc>& load_nvrtc();
 
 /// The text of device/int8.h.
 extern const char kInt8Source[];
 
-/// `source` for GPUs of compute capability `capability` (90: 9.0), with arithmetic as it is written: nothing fused, nothing flushed to
-/// zero, divisions rounded. `binary`: what the driver loads at once; else PTX. kUnsupported: what the compiler says.
+/// Compiles `source` for compute capability `capability` (90: 9.0), with arithmetic as written: no fusing, no flush to
+/// zero, rounded divisions. Returns what the driver loads directly (`binary`), else PTX. Error kUnsupported: the
+/// compiler's message.
 core::Result<std::string> compile(const Nvrtc& nvrtc, const char* source, int capability, bool binary = true);
 
 }  // namespace hybridps::device

@@ -26,10 +26,10 @@ using core::Status;
 
 constexpr std::uint64_t kPage = 4096;
 
-// Each recording has a word of its own: who waits for one is not let go by a later one on another stream.
+// Each recording has its own word. So a later recording on another stream does not release a waiter of an earlier one.
 struct EventState {
   std::mutex mutex;
-  std::shared_ptr<std::atomic<bool>> reached;  // of the last recording; null: never recorded
+  std::shared_ptr<std::atomic<bool>> reached;  // word of the last recording; null: never recorded
   std::shared_ptr<std::atomic<bool>> last() {
     const std::lock_guard lock(mutex);
     return reached;
@@ -46,7 +46,8 @@ struct Queue {
   std::thread thread;
 };
 
-/// Memory of devices of this process: nothing may touch it at its address, and copies go by the view.
+/// Memory of this process's fake devices. No thread can touch this memory at its address. Copies use the second
+/// mapping, the view.
 class OwnMemory {
  public:
   core::Result<std::byte*> allocate(std::uint64_t bytes) {
@@ -67,7 +68,7 @@ class OwnMemory {
     runs_[static_cast<std::byte*>(address)] = {bytes, static_cast<std::byte*>(view)};
     return static_cast<std::byte*>(address);
   }
-  /// The bytes it had.
+  /// Returns the size that was freed, in bytes.
   std::uint64_t free(std::byte* address) {
     const std::lock_guard lock(mutex_);
     const auto found = runs_.find(address);
@@ -89,7 +90,7 @@ class OwnMemory {
 
  private:
   mutable std::mutex mutex_;
-  std::map<std::byte*, std::pair<std::uint64_t, std::byte*>> runs_;  // bytes, view
+  std::map<std::byte*, std::pair<std::uint64_t, std::byte*>> runs_;  // address -> bytes, view
 };
 
 OwnMemory& own_memory() {
@@ -97,7 +98,7 @@ OwnMemory& own_memory() {
   return memory;
 }
 
-/// Where a kernel sees what lies there.
+/// The address where a kernel reads `at`.
 template <typename T>
 T* seen(T* at) {
   auto* const address = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(at));
@@ -109,7 +110,7 @@ void copy(void* to, const void* from, std::uint64_t bytes) {
               FakeDevice::host_view(static_cast<const std::byte*>(from)), bytes);
 }
 
-/// Of the driver: who wants it alone is not overtaken.
+/// The driver's lock. Nobody overtakes a thread that wants the lock exclusively.
 class DriverLock {
  public:
   void lock_shared() {
@@ -191,7 +192,7 @@ struct FakeDevice::Impl {
     if (options.pause_us_max <= 0) return std::chrono::microseconds(0);
     const auto drawn = queue.random();
     const auto pause = static_cast<int>((drawn >> 8) % static_cast<std::uint64_t>(options.pause_us_max + 1));
-    // Most tasks follow at once, or everything would be in step with the pauses.
+    // Most tasks have no pause. Otherwise all tasks would run in step with the pauses.
     if (drawn % 4 != 0) return std::chrono::microseconds(0);
     return std::chrono::microseconds((drawn >> 4) % 16 == 0 ? 10 * pause : pause);
   }
@@ -201,12 +202,12 @@ struct FakeDevice::Impl {
     return broken;
   }
 
-  /// A call to the driver, for as long as it lasts.
+  /// Held during a driver call.
   [[nodiscard]] std::shared_lock<DriverLock> call() {
     NoDriverCalls::look();
     return std::shared_lock(driver);
   }
-  /// One that waits for the device.
+  /// Held during a driver call that waits for the device.
   [[nodiscard]] std::unique_lock<DriverLock> memory_call() {
     NoDriverCalls::look();
     std::unique_lock lock(driver);
@@ -237,7 +238,7 @@ struct FakeDevice::Impl {
     queue.changed.notify_all();
     return {};
   }
-  /// Until it is done, in the call.
+  /// Waits in the call until the task is done.
   Status put_and_wait(DeviceStream stream, std::function<void()> task) {
     const auto done = std::make_shared<std::atomic<bool>>(false);
     Status status = put_in_call(stream, [done, task = std::move(task)] {
@@ -497,7 +498,7 @@ void FakeDevice::break_down(const std::string& why) {
 }
 
 void FakeDevice::synchronize(DeviceStream stream) {
-  // The wait is not in a call: CUDA's does not hold the lock either.
+  // This wait is outside of a call, because CUDA does not hold the lock here either.
   const auto done = std::make_shared<std::atomic<bool>>(false);
   if (!impl_->put(stream, [done] { done->store(true); }).is_ok()) return;
   impl_->wait_until([&] { return done->load(); });

@@ -1,17 +1,18 @@
 // hybridps/device/fake/fake_device.h: a device made of threads, for tests.
 //
-// Model    Hardware queues are threads, each with a list of tasks that it runs in order. Streams are spread over them;
-//          two streams of one queue hold each other up, as on a GPU with CUDA_DEVICE_MAX_CONNECTIONS=1. Each task is
-//          preceded by a pause drawn from the seed, so that streams overtake each other in ever new ways.
-//          Calls share the driver's lock. What allocates or frees memory takes it alone, and holds it until the device
-//          has come to the end of all that was put on it, as CUDA's driver is known to do. A queue holds so many tasks;
-//          a call that finds it full waits, and holds the lock too. So does a launch with launch_blocking. A call on a
-//          thread that has NoDriverCalls fails a core::check(). A program's device memory is ordinary memory: copies
-//          are made by the queue's thread, and TSan sees every race. What allocate_device() gives no thread can read or
-//          write: who tries to ends the process, as on a GPU. Copies, and tests, reach it by another mapping
-//          (host_view()).
+// Model    Each hardware queue is a thread with a list of tasks, which it runs in order. Streams are spread over the
+//          queues. Two streams of one queue hold each other up, as on a GPU with CUDA_DEVICE_MAX_CONNECTIONS=1. Some
+//          tasks wait for a random pause first, drawn from the seed, so that streams overtake each other in varying
+//          ways.
+//          Calls share the driver's lock. A call that allocates or frees memory takes the lock exclusively, and holds
+//          it until the device has finished all work put on it, as CUDA's driver does. A queue has a limit of tasks. A
+//          call that finds its queue full waits and holds the lock. So does a launch with launch_blocking. A call on a
+//          thread that has NoDriverCalls fails a core::check().
+//          A program's device memory is ordinary memory: the queue's thread makes the copies, and TSan sees every race.
+//          No thread can read or write memory from allocate_device(): an attempt ends the process, as on a GPU. Copies
+//          and tests reach this memory by another mapping (host_view()).
 // Threads  as Device; one thread per hardware queue.
-// Life     the destructor gives up waits that are still under way and joins.
+// Life     the destructor ends waits that are still under way, and joins the threads.
 #pragma once
 
 #include <cstdint>
@@ -27,12 +28,12 @@ namespace hybridps::device {
 struct FakeOptions {
   std::uint64_t seed = 1;
   int hardware_queues = 8;
-  int pause_us_max = 50;                               // before a task; one in sixteen is ten times as long
-  std::uint64_t pinned_bytes_max = ~std::uint64_t{0};  // then allocate_host() fails
-  std::uint64_t device_bytes_max = ~std::uint64_t{0};  // then allocate_device() fails
-  std::string physical_id;                             // empty: its own
-  bool memory_calls_wait = true;                       // false: no call waits for the device by itself
-  std::size_t launches_max = 1000;                     // tasks on a queue; the next waits in its call
+  int pause_us_max = 50;                               // longest pause; 1 task in 4 pauses, 1 pause in 16 is 10-fold
+  std::uint64_t pinned_bytes_max = ~std::uint64_t{0};  // beyond this, allocate_host() fails
+  std::uint64_t device_bytes_max = ~std::uint64_t{0};  // beyond this, allocate_device() fails
+  std::string physical_id;                             // empty: an id of its own
+  bool memory_calls_wait = true;                       // false: no call waits for the device
+  std::size_t launches_max = 1000;                     // most tasks on a queue; the next call waits
   bool has_int8 = true;                                // false: prepare_int8() fails
   bool launch_blocking = false;                        // launches wait for their end (CUDA_LAUNCH_BLOCKING=1)
 };
@@ -47,7 +48,7 @@ class FakeDevice final : public Device {
   core::Result<std::string> physical_id() override;
   int hardware_queues() const noexcept override;
   core::Status run_here(const std::function<core::Status()>& call) override;
-  /// Which one run_here() has made current on this thread; null outside of it.
+  /// The device that run_here() has made current on this thread; null outside of run_here().
   static FakeDevice* current() noexcept;
 
   core::Result<DeviceStream> make_stream() override;
@@ -71,30 +72,30 @@ class FakeDevice final : public Device {
   core::Result<std::byte*> allocate_device(std::uint64_t bytes) override;
   void free_device(std::byte* memory) noexcept override;
 
-  /// Where this process reads what lies at `address`, if that is memory of any FakeDevice; else `address`.
+  /// The address where this process can read `address`, if it is memory of any FakeDevice; else `address` itself.
   static const std::byte* host_view(const std::byte* address);
-  /// A kernel.
+  /// Puts a kernel on the stream.
   void launch(DeviceStream stream, std::function<void()> kernel);
-  /// A host function: a task that no option makes wait.
+  /// Puts a host function on the stream. launch_blocking does not apply to host functions.
   core::Status call_host(DeviceStream stream, std::function<void()> function);
   void set_capturing(DeviceStream stream, bool capturing);
-  /// The record() after so many more fails; those that follow do not.
+  /// The record() after `count` more calls fails. Later calls do not fail.
   void fail_records_after(int count);
-  /// Every call from now on fails, as after a kernel's bad access, and nothing that is on the streams is done any more.
+  /// From now on every call fails, as after a kernel's bad access, and no work on the streams runs any more.
   void break_down(const std::string& why);
-  /// Blocks until all that was put on the stream is done.
+  /// Blocks until all work on the stream is done.
   void synchronize(DeviceStream stream);
 
   std::uint64_t pinned_bytes() const;
   std::uint64_t device_bytes() const;
-  /// Asked for so far, by the direction.
+  /// Bytes of all copies requested so far, by direction.
   struct Copied {
     std::uint64_t to_host = 0;
     std::uint64_t to_device = 0;
     std::uint64_t within = 0;
   };
   Copied copied_bytes() const;
-  std::size_t streams() const;  // that exist
+  std::size_t streams() const;  // existing streams
   std::size_t events() const;
 
  private:

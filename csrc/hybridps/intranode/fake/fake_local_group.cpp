@@ -35,7 +35,7 @@ struct Work {
         return false;
     return true;
   }
-  /// Whether what is said to follow does.
+  /// Whether every part marked `follows` does follow the part before.
   bool is_true() const {
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (!parts[i].follows) continue;
@@ -46,7 +46,7 @@ struct Work {
     }
     return true;
   }
-  /// What it has for `peer`, or awaits from it.
+  /// The messages to `peer` (`sends`), or from `peer`.
   std::vector<Transfer> with(std::size_t peer, bool sends) const {
     std::vector<Transfer> result;
     for (const Transfer& m : messages)
@@ -55,7 +55,7 @@ struct Work {
   }
 };
 
-/// Whether what is sent is what is awaited.
+/// Whether the messages sent match the messages expected.
 bool pair_up(const std::vector<Work>& work) {
   for (std::size_t a = 0; a < work.size(); ++a) {
     for (const Transfer& m : work[a].messages)
@@ -69,17 +69,17 @@ bool pair_up(const std::vector<Work>& work) {
   return true;
 }
 
-/// One leg of one group: where the ranks' kernels meet.
+/// One leg of one group: the place where the ranks' kernels meet.
 struct Meeting {
   explicit Meeting(int n) : size(static_cast<std::size_t>(n)), aborted(size, 0) {}
   struct MeetingTurn {
     std::vector<Work> work;
     std::size_t here = 0;
-    std::size_t readers = 0;  // of other ranks' memory, now
+    std::size_t readers = 0;  // ranks that read other ranks' memory now
     std::size_t computed = 0;
     std::size_t written = 0;
-    bool counted = false;  // as a mismatch
-    bool dead = false;     // nobody will complete it
+    bool counted = false;  // counted as a mismatch
+    bool dead = false;     // the turn will never complete
   };
   const std::size_t size;
   std::mutex mutex;
@@ -129,7 +129,7 @@ class FakeLocalHub : core::Pinned {
     }
     for (const auto& stop : stops) stop();
   }
-  /// Now, or when they are held no longer.
+  /// Runs `stop` now, or when hold_stops() ends.
   void stop(std::function<void()> stop) {
     {
       const std::lock_guard lock(mutex_);
@@ -144,7 +144,7 @@ class FakeLocalHub : core::Pinned {
  private:
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Meeting>> meetings_;
-  std::map<const Meeting*, std::map<int, std::string>> orders_;  // by the group's out leg
+  std::map<const Meeting*, std::map<int, std::string>> orders_;  // key: the Meeting of the group's out leg
   int ids_ = 0;
   bool holds_stops_ = false;
   std::vector<std::function<void()>> held_stops_;
@@ -152,7 +152,7 @@ class FakeLocalHub : core::Pinned {
 
 namespace {
 
-/// What `me` writes at the end: one run of bytes per part that ends here.
+/// What `me` writes at the end: one run of bytes for each part that ends at `me`.
 std::vector<std::pair<std::byte*, std::vector<std::byte>>> results_of(const std::vector<Work>& work, std::size_t me) {
   const Work& mine = work[me];
   std::vector<std::pair<std::byte*, std::vector<std::byte>>> results;
@@ -190,16 +190,17 @@ std::vector<std::pair<std::byte*, std::vector<std::byte>>> results_of(const std:
   return results;
 }
 
-/// The kernel.
+/// The kernel of rank `me`.
 void meet(Meeting& meeting, FakeLocalHub& hub, std::uint64_t number, std::size_t me, Work mine) {
   std::unique_lock lock(meeting.mutex);
-  if (meeting.aborted[me] != 0) return;  // what begins after is_stopped() ends undone, whoever is there
+  if (meeting.aborted[me] != 0) return;  // work that begins after is_stopped() ends undone, whichever ranks are there
   Meeting::MeetingTurn& turn = meeting.turns[number];
   turn.work.resize(meeting.size);
   turn.work[me] = std::move(mine);
   ++turn.here;
   meeting.changed.notify_all();
-  // Whoever was aborted leaves, when nobody reads its memory any more. The others wait on: only their own abort() ends that.
+  // An aborted rank leaves when nobody reads its memory any more. The other ranks wait on: only their own abort() ends
+  // the wait.
   const auto all = [&](const std::size_t& count) {
     meeting.changed.wait(lock, [&] { return (count == meeting.size && !turn.dead) || meeting.aborted[me] != 0; });
     if (count == meeting.size && !turn.dead) return true;
@@ -220,7 +221,7 @@ void meet(Meeting& meeting, FakeLocalHub& hub, std::uint64_t number, std::size_t
   const auto results = results_of(turn.work, me);
   lock.lock();
   --turn.readers;
-  ++turn.computed;  // from here on nobody reads another's memory
+  ++turn.computed;  // after this, no rank reads another rank's memory
   meeting.changed.notify_all();
   if (!all(turn.computed)) return;
   lock.unlock();
@@ -294,11 +295,11 @@ class FakeLocalGroup final : public LocalGroup {
     return {};
   }
 
-  /// What kernels of this rank use.
+  /// The memory that kernels of this rank use.
   struct KernelMemory {
     std::atomic<bool> stopped{false};
     std::atomic<bool> freed{false};
-    std::atomic<int> kernels{0};  // that run
+    std::atomic<int> kernels{0};  // running kernels
   };
 
   const std::shared_ptr<FakeLocalHub> hub_;
@@ -325,7 +326,7 @@ void FakeLocalGroups::hold_stops(FakeLocalHub& hub, bool hold) { hub.hold_stops(
 bool FakeLocalGroups::is_one_order(FakeLocalHub& hub) { return hub.is_one_order(); }
 
 bool FakeLocalGroups::can_reduce(core::DType dtype, core::ReduceOp op) const noexcept {
-  // As NCCL: no bit operations, no 16-bit integers, no bool.
+  // Like NCCL: no bit operations, no 16-bit integers, no bool.
   switch (op) {
     case core::ReduceOp::kBand:
     case core::ReduceOp::kBor:

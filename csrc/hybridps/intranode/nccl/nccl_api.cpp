@@ -8,13 +8,13 @@ namespace {
 using core::Code;
 using core::Status;
 
-// Communicators that do not block, ncclCommFinalize and ncclCommInitRankConfig are of 2.14; 2.18 is the first in which torch
-// uses them, and CUDA 12's.
+// Nonblocking communicators, ncclCommFinalize and ncclCommInitRankConfig came with 2.14. 2.18 is the first version for
+// CUDA 12, and the first in which torch uses these functions.
 constexpr int kVersionMin = NCCL_VERSION(2, 18, 0);
 constexpr int kVersionEnd = NCCL_VERSION(3, 0, 0);
 
 core::Result<NcclApi> open_nccl() {
-  // The one that torch has loaded, under whatever path. Without it, what the linker finds.
+  // The library that torch has loaded, under any path. Else the library that the linker finds.
   core::SharedLibrary library("libnccl.so.2");
   if (!library.is_open())
     return Status(Code::kUnsupported, "libnccl.so.2 cannot be opened: this torch brings no NCCL, or has it built in");
@@ -39,7 +39,7 @@ core::Result<NcclApi> open_nccl() {
   library.find(api.recv, "ncclRecv");
   library.find(api.create_premul_sum, "ncclRedOpCreatePreMulSum");
   library.find(api.destroy_op, "ncclRedOpDestroy");
-  // May be absent; its type is not in older headers.
+  // May be absent. Older headers do not have its type.
   library.find_optional(api.comm_revoke, "ncclCommRevoke");
   if (!library.missing().empty()) return Status(Code::kUnsupported, "libnccl.so.2 is too old: it lacks " + library.missing());
   if (api.get_version(&api.version) != ncclSuccess) return Status(Code::kUnsupported, "libnccl.so.2 has no version");

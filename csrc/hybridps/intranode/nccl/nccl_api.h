@@ -1,7 +1,7 @@
 // hybridps/intranode/nccl/nccl_api.h: the NCCL functions that we call, found at run time.
 //
-// Why not linked: torch brings its NCCL, and a process must have one only; a torch without one must still be usable.
-// A plain table, so that tests can fill it with functions of their own.
+// Not linked, because torch brings its NCCL and a process must have only one NCCL. A torch without NCCL must still
+// work. A plain table, so that tests can fill it with their own functions.
 #pragma once
 
 #include <nccl.h>
@@ -36,13 +36,13 @@ struct NcclApi {
   decltype(&ncclRedOpDestroy) destroy_op = nullptr;
   int version = 0;  // 23007: 2.30.7
 
-  /// "2.30.7".
+  /// The version in words: "2.30.7".
   std::string version_text() const;
   /// kOk for success and for "in progress"; else "NCCL: ncclReduce failed: unhandled cuda error (last error: ...)".
   core::Status status(ncclResult_t result, const char* call, ncclComm_t comm = nullptr) const;
 };
 
-/// Of this process; looked for once. kUnsupported says what is missing.
+/// The API of this process, looked up once. Error kUnsupported says what is missing.
 const core::Result<NcclApi>& load_nccl();
 
 }  // namespace hybridps::intranode

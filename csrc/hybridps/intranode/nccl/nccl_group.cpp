@@ -29,17 +29,18 @@ using core::Status;
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kNap = std::chrono::microseconds(50);
 constexpr auto kFinalizePatience = std::chrono::seconds(5);
-// A kernel that waits for its counterparts holds a multiprocessor a block. By default NCCL takes tens of them; a GPU has
-// about 132. Eight ought to move more than a network card does (not measured). NCCL_MAX_CTAS overrides it, in NCCL itself.
+// A kernel that waits for its counterparts holds one multiprocessor per block. NCCL's default is tens of blocks, and a
+// GPU has about 132 multiprocessors. Eight blocks should move more than a network card does (not measured). In NCCL
+// itself, NCCL_MAX_CTAS overrides this number.
 constexpr int kBlocksBesideTheNetwork = 8;
-constexpr auto kAbortTells = std::chrono::milliseconds(20);  // NCCL takes microseconds
+constexpr auto kAbortTells = std::chrono::milliseconds(20);  // NCCL needs microseconds
 
 struct NativeType {
   ncclDataType_t type = ncclInt8;
   std::uint64_t bytes = 1;
 };
 
-/// Complex numbers are two of their parts.
+/// A complex number counts as its two parts.
 std::optional<NativeType> native_type(core::DType dtype) noexcept {
   switch (dtype) {
     case core::DType::kUint8: return NativeType{ncclUint8, 1};
@@ -75,7 +76,7 @@ std::optional<ncclRedOp_t> native_op(core::ReduceOp op) noexcept {
 
 /// `factor` as an element of `type`.
 std::array<std::byte, 8> scalar_of(ncclDataType_t type, double factor) noexcept {
-  const core::UsualFloatMode usual;  // this may be the caller's thread
+  const core::UsualFloatMode usual;  // the current thread may be the caller's
   std::array<std::byte, 8> scalar{};
   const auto narrow = [&](std::uint16_t one, core::DType dtype) {
     const reduce::Input input{reinterpret_cast<const std::byte*>(&one), factor};
@@ -94,8 +95,9 @@ std::array<std::byte, 8> scalar_of(ncclDataType_t type, double factor) noexcept 
   return scalar;
 }
 
-/// Threads that outlive every group: what they do may wait for the device. One each, since one may wait for a stream
-/// that goes on only when another is done: an abort, for the kernel of another communicator.
+/// Threads that outlive every group, because their work may wait for the device. One thread per work item: an item may
+/// wait for a stream that goes on only after another item. For example, an abort waits for the kernel of another
+/// communicator.
 class Closer : core::Pinned {
  public:
   static Closer& instance() {
@@ -140,18 +142,18 @@ class Closer : core::Pinned {
   int running_ = 0;
 };
 
-/// The communicators of a group: shared with the Closer, which may have them longer than the group lives.
+/// The communicators of a group. Shared with the Closer, which may keep them longer than the group lives.
 struct Comms : std::enable_shared_from_this<Comms>, core::Pinned {
   Comms(const NcclApi& a, std::shared_ptr<device::Device> d) : api(a), device(std::move(d)) {}
   const NcclApi& api;
   const std::shared_ptr<device::Device> device;
   std::atomic<bool> aborted{false};
-  std::atomic<int> to_stop{kLegs};  // communicators of which kernels that begin do not end by themselves
-  std::mutex mutex;                 // one NCCL call at a time; none blocks, or should
+  std::atomic<int> to_stop{kLegs};  // communicators not stopped: kernels that begin on them do not end by themselves
+  std::mutex mutex;                 // one NCCL call at a time; no call blocks, or none should
   std::array<ncclComm_t, kLegs> comms{};
   std::array<bool, kLegs> busy{};           // a call is in progress
-  std::array<ncclComm_t, kLegs> revoked{};  // their memory is still there
-  bool gone = false;                        // the group: nothing of it is on a stream
+  std::array<ncclComm_t, kLegs> revoked{};  // revoked communicators that still have their memory
+  bool gone = false;                        // the group is destroyed: none of its work is on a stream
 
   Status in_state(std::size_t leg, const char* call, bool& in_progress) {
     in_progress = false;
@@ -165,7 +167,7 @@ struct Comms : std::enable_shared_from_this<Comms>, core::Pinned {
     return api.status(state, call, comm);
   }
 
-  /// Until the last call is on the stream.
+  /// Waits until the last call's work is on the stream.
   Status settle(std::size_t leg, const char* call, const Patience& patience) {
     const auto spin_until = core::Clock::now() + kSpin;
     for (bool in_progress = true;;) {
@@ -179,18 +181,19 @@ struct Comms : std::enable_shared_from_this<Comms>, core::Pinned {
     }
   }
 
-  /// Of a group that was aborted. A revoked communicator ends what runs, and what begins later, and keeps its memory,
-  /// so the streams can come to their end before that is freed. Else, ncclCommAbort() tells the kernels, then waits for
-  /// all that were launched, then frees (commDestroySync() in NCCL's init.cc, 2.18 to 2.30): streams must go on while
-  /// it waits. When it has told them it does not say. A kernel that begins before may exchange with other ranks what
-  /// they must not have; they have been told of the failure by then, and no memory is gone.
+  /// Stops a leg of an aborted group. A revoked communicator ends the work that runs and the work that begins later.
+  /// The communicator keeps its memory, so the streams can end before this memory is freed. Without revoke,
+  /// ncclCommAbort() tells the kernels, then waits for all launched kernels, then frees (commDestroySync() in NCCL's
+  /// init.cc, 2.18 to 2.30). Streams must go on while ncclCommAbort() waits, but NCCL does not report when the kernels
+  /// have been told. A kernel that begins before may still exchange invalid data with other ranks. These ranks know of
+  /// the failure by then, and no memory is freed yet.
   void stop(std::size_t leg) {
     ncclComm_t comm = nullptr;
     bool revokes = false;
     {
-      const std::lock_guard lock(mutex);  // nobody is in a call then, and nobody finds it later
+      const std::lock_guard lock(mutex);  // so nobody is in a call now, and nobody finds the communicator later
       comm = std::exchange(comms[leg], nullptr);
-      // Not in the middle of a call: NCCL 2.30 frees such a call's job in ncclCommRevoke(), and again when it destroys.
+      // Not in the middle of a call: NCCL 2.30 frees the call's job in ncclCommRevoke(), and again in the destroy.
       revokes = comm != nullptr && api.comm_revoke != nullptr && !busy[leg];
     }
     if (comm == nullptr) {
@@ -218,7 +221,7 @@ struct Comms : std::enable_shared_from_this<Comms>, core::Pinned {
     abort(comm);
   }
 
-  /// The group is gone.
+  /// Called when the group is destroyed.
   void free_after_stop() {
     const std::lock_guard lock(mutex);
     gone = true;
@@ -226,7 +229,7 @@ struct Comms : std::enable_shared_from_this<Comms>, core::Pinned {
       if (comm != nullptr) free_revoked(std::exchange(comm, nullptr));
   }
 
-  /// ncclCommRevoke() waits for the streams by itself; they are at their end. Aborted, not destroyed: other ranks may
+  /// ncclCommRevoke() itself waits for the streams, which have ended. Aborted, not destroyed, because other ranks may
   /// be gone.
   void free_revoked(ncclComm_t comm) const {
     const auto until = core::Clock::now() + kFinalizePatience;
@@ -298,7 +301,7 @@ class NcclGroup final : public LocalGroup {
               !status.is_ok())
             return status;
         }
-        // One after the other: each needs all ranks.
+        // One after the other, because each communicator needs all ranks.
         if (Status status = comms_->settle(first + i, "ncclCommInitRankConfig", patience); !status.is_ok())
           return status;
       }
@@ -361,7 +364,7 @@ class NcclGroup final : public LocalGroup {
                          "ncclAllGather", comm);
           i += n;
         } else {
-          // "sendbuff" is read on the root alone.
+          // "sendbuff" is read only on the root.
           if (part.bytes > 0)
             status = check(api_.broadcast(part.rank == rank_ ? part.from : part.to, part.to, part.bytes, ncclInt8,
                                           part.rank, comm, cuda(stream)),
@@ -390,7 +393,7 @@ class NcclGroup final : public LocalGroup {
   Status poll() override {
     if (comms_->aborted.load()) return Status(Code::kAborted, "NCCL: the communicator was aborted");
     const std::unique_lock lock(comms_->mutex, std::try_to_lock);
-    if (!lock.owns_lock()) return {};  // who has it finds out
+    if (!lock.owns_lock()) return {};  // the thread with the lock finds errors itself
     for (ncclComm_t comm : comms_->comms) {
       if (comm == nullptr) continue;
       ncclResult_t state = ncclSuccess;
@@ -420,7 +423,7 @@ class NcclGroup final : public LocalGroup {
   static cudaStream_t cuda(device::DeviceStream stream) { return static_cast<cudaStream_t>(stream.native); }
   Status check(ncclResult_t result, const char* call, ncclComm_t comm) const { return api_.status(result, call, comm); }
 
-  /// Whether `size` parts from `i` on are one ncclReduceScatter or ncclAllGather. The same answer on all ranks.
+  /// Whether the `size` parts from `i` on form one ncclReduceScatter or ncclAllGather. All ranks get the same answer.
   bool is_even(std::span<const Part> parts, std::size_t i) const noexcept {
     if (parts[i].bytes == 0 || i + static_cast<std::size_t>(size_) > parts.size()) return false;
     for (std::size_t k = 0; k < static_cast<std::size_t>(size_); ++k)
@@ -438,7 +441,7 @@ class NcclGroup final : public LocalGroup {
       Status status = put(index, what, reduction, made, body);
       if (status.is_ok()) status = comms_->settle(index, what, patience);
       if (made) {
-        // Not before: the work that names it is enqueued only now.
+        // Not earlier: the work that uses the operator was enqueued only now.
         const std::lock_guard lock(comms_->mutex);
         if (ncclComm_t comm = comms_->comms[index]; comm != nullptr && status.is_ok())
           status = check(api_.destroy_op(*made, comm), "ncclRedOpDestroy", comm);
@@ -479,7 +482,7 @@ class NcclGroup final : public LocalGroup {
     comms_->busy[leg] = true;
     if (Status status = check(api_.group_start(), "ncclGroupStart", comm); !status.is_ok()) return status;
     Status status = body(comm, native);
-    // A group that was started must be ended, whatever was in it.
+    // A started NCCL group must be ended, whatever it contains.
     const Status ended = check(api_.group_end(), "ncclGroupEnd", comm);
     return status.is_ok() ? ended : status;
   }

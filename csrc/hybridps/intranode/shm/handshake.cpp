@@ -98,7 +98,8 @@ Received receive_packet(int socket, Packet& packet, std::array<core::Descriptor,
   ssize_t received;
   {
     const core::ForkLock lock;
-    // ECONNRESET is told once, before what is still queued: ask again for that and for the end of file.
+    // The kernel reports ECONNRESET once, before data that is still queued. Read again for this data and the end of
+    // file.
     int resets = 0;
     do {
       message.msg_control = control.data();
@@ -115,7 +116,7 @@ Received receive_packet(int socket, Packet& packet, std::array<core::Descriptor,
           if (i < kDescriptorsMax) {
             descriptors[i] = core::Descriptor(lock, fd);
           } else {
-            ::close(fd);  // the buffer's alignment leaves room for one too many
+            ::close(fd);  // the alignment of `control` leaves room for one descriptor too many
           }
         }
       }

@@ -1,11 +1,9 @@
-// hybridps/intranode/shm/handshake.h: what two engines say over their Unix socket, and with which
-// descriptors.
+// hybridps/intranode/shm/handshake.h: the packets that two engines exchange over their Unix socket, with descriptors.
 //
-// Model    fixed-size packets over SOCK_SEQPACKET; hello carries three descriptors (control area, pool,
-// eventfd). The
-//          sequence of packets is in ../README.md.
-// Trust    packets come from any process of this host: receive() checks size, magic and version, the caller
-// the rest.
+// Model    fixed-size packets over SOCK_SEQPACKET. The hello carries three descriptors (control area, pool, eventfd).
+//          The sequence of packets is in ../README.md.
+// Trust    packets may come from any process of this host. receive_packet() checks size, magic and version; the caller
+//          checks the rest.
 #pragma once
 
 #include <array>
@@ -25,12 +23,12 @@ namespace hybridps::intranode::shm {
 enum class PacketKind : std::uint32_t {
   kHello = 1,    // who I am and what I share
   kProof = 2,    // `nonce` is what I read in your control area
-  kYield = 3,    // both of us connected: use mine
+  kYield = 3,    // we both connected: use my connection
   kRefuse = 4,   // no slot free for you
-  kGoodbye = 5,  // I send no more messages; payloads of yours that I hold come back before my end of file
+  kGoodbye = 5,  // I send no more messages; I return your payloads before my end of file
 };
 
-/// As on the wire: native byte order, both ends are on one host.
+/// Sent as it lies in memory: native byte order, because both ends are on one host.
 struct Packet {
   std::array<char, 8> magic{};
   std::uint32_t version = 0;
@@ -39,7 +37,7 @@ struct Packet {
   std::uint64_t to = 0;
   std::array<std::uint64_t, 2> nonce{};  // hello: the session's; proof: read from memory
   std::array<std::uint64_t, 2> echo{};   // the other side's session nonce; zero in the first hello
-  std::uint64_t slot_offset_bytes = 0;   // hello: in my control area, the slot that is yours to write
+  std::uint64_t slot_offset_bytes = 0;   // hello: offset in my control area of the slot that you may write
   std::uint64_t pool_bytes = 0;          // hello
   std::uint32_t ring_entries = 0;        // hello
   std::uint32_t release_entries = 0;     // hello
@@ -51,20 +49,20 @@ Packet make_packet(PacketKind kind, core::EngineId from, core::EngineId to) noex
 enum class Received { kPacket, kNothing, kEndOfFile, kJunk };
 inline constexpr std::size_t kDescriptorsMax = 3;
 
-/// False when the packet could not be queued: the peer is gone or does not read.
+/// False: the packet could not be queued, because the peer is gone or does not read.
 bool send_packet(int socket, const Packet& packet, std::span<const int> descriptors = {}) noexcept;
 /// Never waits.
 Received receive_packet(int socket, Packet& packet, std::array<core::Descriptor, kDescriptorsMax>& descriptors);
 
-/// Abstract-namespace sockets: nothing in the file system, gone with the process.
+/// Sockets in the abstract namespace: no file, and they disappear with the process.
 core::Descriptor listen_on(std::string_view name, int backlog, int& error);
 core::Descriptor connect_to(std::string_view name, int& error);
 core::Descriptor accept_from(int listener, int& error);
-/// Whether the process at the other end runs as our user; `pid` is set when it is visible from here, else 0.
+/// Whether the process at the other end runs as our user. Sets `pid` if it is visible from here, else 0.
 bool is_same_user(int socket, int& pid) noexcept;
 
-/// What Transport::address() returns. Grammar: "HPSM" version:u8 engine:u64le name_bytes:u8 name
-/// checksum:u64le, the checksum being FNV-1a of all bytes before it.
+/// The content of Transport::address(). Grammar: "HPSM" version:u8 engine:u64le name_bytes:u8 name checksum:u64le. The
+/// checksum is FNV-1a of all bytes before it.
 struct ShmAddress {
   core::EngineId engine;
   std::string socket_name;

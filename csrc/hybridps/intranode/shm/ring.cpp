@@ -71,7 +71,7 @@ void MessageWriter::set_waiting(bool waiting) noexcept {
 }
 
 bool MessageReader::has_more() const noexcept {
-  // Not only the expected turn: a corrupt one must be looked at too.
+  // Any unexpected turn counts as more, because a corrupt turn must be looked at too.
   const std::uint64_t turn = next().turn.load(std::memory_order_seq_cst);
   const std::uint64_t lap_before = read_ + 1 > entries_ ? read_ + 1 - entries_ : 0;
   return turn != lap_before;

@@ -1,15 +1,12 @@
-// hybridps/intranode/shm/ring.h: the control area of an engine and the two rings of each local peer in it.
+// hybridps/intranode/shm/ring.h: an engine's control area, and the two rings of each local peer in it.
 //
-// Model    An engine's control area is one page of EngineControl, then one PeerSlot per local peer. A slot
-// holds what
-//          its peer writes and its owner reads: messages to the owner, and releases of payloads that the
-//          owner sent. The grammar of the bytes is in ../README.md.
-// Threads  single producer, single consumer per ring. Publishing stores and the loads that precede sleep are
-//          sequentially consistent: either the sender sees `sleeping`, or the sleeper sees the entry
-//          (Dekker).
-// Trust    a reader believes nothing: each word is loaded once and checked, and header and inline payload are
-// copied
-//          out before use. Errors are kCorrupt, never undefined behaviour.
+// Model    An engine's control area is one page of EngineControl, then one PeerSlot per local peer. The peer writes a
+//          slot and the owner reads it: messages to the owner, and releases of payloads that the owner sent. The
+//          grammar of the bytes is in ../README.md.
+// Threads  single producer, single consumer per ring. Publishing stores, and loads before sleep, are sequentially
+//          consistent: either the sender sees `sleeping`, or the sleeper sees the entry (Dekker).
+// Trust    a reader trusts nothing. Each word is loaded once and checked; header and inline payload are copied out
+//          before use. Errors are kCorrupt, never undefined behaviour.
 #pragma once
 
 #include <array>
@@ -24,7 +21,7 @@ namespace hybridps::intranode::shm {
 
 inline constexpr std::size_t kEntryBytes = 512;
 inline constexpr std::size_t kEntryDataBytes = kEntryBytes - 4 * sizeof(std::uint64_t);
-/// Payloads up to this travel inside the entry, larger ones by reference.
+/// Payloads up to this size travel inside the entry, larger payloads by reference.
 inline constexpr std::size_t kInlineBytesMax = 256;
 inline constexpr std::size_t kCacheLineBytes = 64;
 
@@ -34,7 +31,7 @@ struct alignas(kCacheLineBytes) EngineControl {
 };
 
 struct alignas(kCacheLineBytes) MessageEntry {
-  std::atomic<std::uint64_t> turn;  // index + 1 once written, counted from 0 through all laps
+  std::atomic<std::uint64_t> turn;  // index + 1 once written; the index counts from 0 through all laps
   std::atomic<std::uint64_t> offset_bytes;
   std::atomic<std::uint64_t> payload_bytes;
   std::atomic<std::uint64_t> shape;             // token (32) | header bytes (16) | 1: inline
@@ -46,13 +43,13 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
 
 /// Start of a slot; the rings follow it.
 struct PeerSlot {
-  alignas(kCacheLineBytes) std::array<std::atomic<std::uint64_t>, 2> nonce;  // by the owner
-  std::array<std::atomic<std::uint64_t>, 2> echo;                            // by the peer
-  alignas(kCacheLineBytes) std::atomic<std::uint64_t> consumed;              // by the owner: entries read
-  alignas(kCacheLineBytes) std::atomic<std::uint32_t> producer_waits;  // by the peer: tell me when `consumed` moves
+  alignas(kCacheLineBytes) std::array<std::atomic<std::uint64_t>, 2> nonce;  // written by the owner
+  std::array<std::atomic<std::uint64_t>, 2> echo;                            // written by the peer
+  alignas(kCacheLineBytes) std::atomic<std::uint64_t> consumed;              // written by the owner: entries read
+  alignas(kCacheLineBytes) std::atomic<std::uint32_t> producer_waits;  // written by the peer: wake me after reads
 };
 
-/// Sizes of a slot; exchanged in the handshake, since each engine chooses its own.
+/// Sizes of a slot. Exchanged in the handshake, because each engine chooses its own sizes.
 struct SlotLayout {
   std::uint32_t ring_entries = 0;     // power of two
   std::uint32_t release_entries = 0;  // power of two
@@ -90,14 +87,14 @@ class MessageWriter {
   MessageWriter(std::byte* slot, const SlotLayout& layout) noexcept
       : slot_(&slot_of(slot)), ring_(ring_of(slot, layout)), entries_(layout.ring_entries) {}
 
-  /// kNothing: full. kEntry: there is room for one. kCorrupt: the consumer claims to have read what was not
+  /// kNothing: full. kEntry: room for one entry. kCorrupt: the consumer claims to have read entries that were not
   /// written.
   Taken room() noexcept;
   /// Call only after room() said kEntry. `inline_payload` may be empty.
   void put_inline(std::span<const std::byte> header, std::span<const std::byte> inline_payload) noexcept;
   void put_reference(std::span<const std::byte> header, std::uint64_t offset_bytes, std::uint64_t payload_bytes,
                      std::uint32_t token) noexcept;
-  /// Whether the consumer shall wake this producer whenever it has read something.
+  /// Whether the consumer shall wake this producer after each read.
   void set_waiting(bool waiting) noexcept;
 
  private:
@@ -110,7 +107,7 @@ class MessageWriter {
   bool waiting_ = false;
 };
 
-/// One entry, copied out and checked, except for where a referenced payload lies.
+/// One entry, copied out and checked. Not checked: the place of a referenced payload.
 struct RingMessage {
   std::uint64_t offset_bytes = 0;
   std::uint64_t payload_bytes = 0;
@@ -130,8 +127,7 @@ class MessageReader {
   bool has_more() const noexcept;
   Taken peek(RingMessage& message) noexcept;
   void advance() noexcept { ++read_; }
-  /// Tells the producer how far the reader is; true: the producer waits for it, wake it. Cheap when nothing
-  /// changed.
+  /// Tells the producer how far the reader is. True: the producer waits, so wake it. Cheap when nothing changed.
   bool publish() noexcept;
   bool publish_is_due() const noexcept { return read_ - published_ >= entries_ / 4; }
 
@@ -144,7 +140,7 @@ class MessageReader {
   std::uint64_t published_ = 0;
 };
 
-/// The sender of a payload never has more of them unreleased than there are entries, hence no check for room.
+/// No check for room: a sender never has more unreleased payloads than the ring has entries.
 class ReleaseWriter {
  public:
   ReleaseWriter() = default;

@@ -73,7 +73,7 @@ core::Status no_memory(std::string_view purpose, std::size_t bytes, std::string_
 }
 
 int make_memfd() noexcept {
-  constexpr const char* kName = "hybridps";  // seen in /proc/PID/maps only, need not be unique
+  constexpr const char* kName = "hybridps";  // only visible in /proc/PID/maps, need not be unique
   int fd = ::memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
   if (fd < 0 && errno == EINVAL) fd = ::memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING);  // before Linux 6.3
   return fd;
@@ -88,7 +88,7 @@ int make_nameless_dev_shm() {
   return named;
 }
 
-/// ftruncate beyond `ulimit -f` would raise SIGXFSZ, which kills.
+/// ftruncate beyond `ulimit -f` would raise SIGXFSZ, which kills the process.
 bool file_size_allowed(std::size_t bytes) noexcept {
   rlimit limit{};
   return ::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur;
@@ -155,7 +155,7 @@ core::Result<std::unique_ptr<Segment>> Segment::map(int fd, std::size_t offset_b
     return refused("it is smaller than announced");
   }
   const int seals = ::fcntl(fd, F_GET_SEALS);
-  const bool sealable = seals >= 0 && seals != F_SEAL_SEAL;  // not so the files of /dev/shm that create() falls back to
+  const bool sealable = seals >= 0 && seals != F_SEAL_SEAL;  // false for the /dev/shm files of create()
   if (sealable && (seals & F_SEAL_SHRINK) == 0) return refused("it could shrink");
   const int protection = access == Access::kReadWrite ? PROT_READ | PROT_WRITE : PROT_READ;
   void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, static_cast<off_t>(offset_bytes));

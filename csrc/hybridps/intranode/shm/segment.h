@@ -1,10 +1,8 @@
 // hybridps/intranode/shm/segment.h: nameless shared memory of one process, and a peer's view of it.
 //
-// Model    memfd, sealed against shrinking, so that no reader can be killed by SIGBUS because a peer
-// truncated it.
-//          Where memfd_create is not allowed: a file of /dev/shm that has no name (or loses it at once),
-//          filled up front, because /dev/shm may be smaller than it looks. Nothing is left behind after kill
-//          -9 in either case.
+// Model    memfd, sealed against shrinking: a peer cannot truncate the file, so SIGBUS cannot kill a reader. If
+//          memfd_create is not allowed: a file in /dev/shm without a name (or unlinked at once). This file is filled up
+//          front, because /dev/shm may be smaller than it looks. In both cases kill -9 leaves nothing behind.
 // Memory   pages are taken at first touch (memfd). Forked children do not get the mapping.
 // Threads  a Segment is constant after it is made.
 // Errors   Status with what was needed, what is available and what to do.
@@ -27,21 +25,20 @@ class Segment : core::Pinned {
   enum class Backing { kMemfd, kDevShm };
   enum class Access { kReadOnly, kReadWrite };
 
-  /// Makes at least `bytes` (rounded up to whole pages) of zeroed memory. `purpose` names it in errors.
-  /// kMemfd falls back to kDevShm by itself.
+  /// Makes at least `bytes` (rounded up to whole pages) of zeroed memory. `purpose` names the memory in errors. Falls
+  /// back from kMemfd to kDevShm.
   static core::Result<std::unique_ptr<Segment>> create(std::string_view purpose, std::size_t bytes,
                                                        Backing backing = Backing::kMemfd);
-  /// Maps [offset_bytes, offset_bytes + bytes) of a peer's segment. Bytes from a peer: everything is checked,
-  /// the descriptor stays the caller's.
+  /// Maps [offset_bytes, offset_bytes + bytes) of a peer's segment. Values from a peer are all checked. The caller
+  /// keeps the descriptor.
   static core::Result<std::unique_ptr<Segment>> map(int fd, std::size_t offset_bytes, std::size_t bytes, Access access);
   ~Segment();
 
-  /// From now on peers can map it for reading only; this mapping stays writable. Without effect before
-  /// Linux 5.1.
+  /// From now on peers can map the segment only for reading; this mapping stays writable. No effect before Linux 5.1.
   void seal_against_writers() noexcept;
 
   std::span<std::byte> memory() const noexcept { return {data_, bytes_}; }
-  /// What to pass to peers; -1 for a mapped one.
+  /// The descriptor to pass to peers; -1 for a mapped segment.
   int fd() const noexcept { return fd_.get(); }
 
  private:

@@ -28,7 +28,7 @@ std::array<std::uint64_t, 2> draw_nonce() {
   return {bits.high, bits.low};
 }
 
-/// An eventfd that cannot block us: the peer could pass anything.
+/// Whether `fd` can be an eventfd that cannot block us. The peer could pass anything.
 bool is_safe_to_write(int fd) noexcept {
   struct stat file {};
   if (::fstat(fd, &file) != 0) return false;
@@ -61,7 +61,7 @@ void ShmEndpoint::watch_socket(core::Descriptor socket) {
 void ShmEndpoint::dial() {
   int error = 0;
   core::Descriptor socket = connect_to(socket_name_, error);
-  if (error == EAGAIN || error == EINTR) {  // its queue of connections is full
+  if (error == EAGAIN || error == EINTR) {  // the peer's queue of connections is full
     deadline_ = steady_clock::now() + kDialAgainAfter;
     owner_.set_timer();
     return;
@@ -80,7 +80,7 @@ void ShmEndpoint::dial() {
   }
   watch_socket(std::move(socket));
   state_ = ConnectionState::kHelloSent;
-  if (!say_hello({})) on_socket();  // what it left us says more than a broken pipe
+  if (!say_hello({})) on_socket();  // a packet from the peer says more than a broken pipe
 }
 
 void ShmEndpoint::retry(steady_clock::time_point now) {
@@ -113,7 +113,7 @@ void ShmEndpoint::say_proof() {
     slot.echo[i].store(packet.nonce[i], std::memory_order_seq_cst);
   }
   packet.echo = peer_session_nonce_;
-  send_packet(socket_.get(), packet);  // a failure shows as end of file
+  send_packet(socket_.get(), packet);  // on_socket() reports a failure as end of file
 }
 
 Status ShmEndpoint::map_peer(const Packet& hello, std::array<core::Descriptor, kDescriptorsMax>& descriptors) {
@@ -286,7 +286,7 @@ void ShmEndpoint::wake() noexcept {
   auto& sleeping = reinterpret_cast<EngineControl*>(peer_front_->memory().data())->sleeping;
   if (sleeping.load(std::memory_order_seq_cst) == 0 || sleeping.exchange(0, std::memory_order_seq_cst) == 0) return;
   const std::uint64_t one = 1;
-  static_cast<void>(!::write(wake_.get(), &one, sizeof one));  // full: it is readable anyway
+  static_cast<void>(!::write(wake_.get(), &one, sizeof one));  // a full eventfd is readable anyway
   ++owner_.counters_.wakeups_sent;
 }
 
@@ -372,9 +372,9 @@ bool ShmEndpoint::may_lend() const noexcept { return lent_count_ < owner_.layout
 bool ShmEndpoint::post_front(std::deque<Queued>& queue) {
   Queued& next = queue.front();
   if (!try_post(std::span(next.header).first(next.header_bytes), next.payload, next.payload_bytes, next.done)) {
-    return false;  // `next` may be gone
+    return false;  // end() may have destroyed `next`
   }
-  // Not dropped here: the pool's hook may send, and must find the queues in order.
+  // Do not drop the buffer here: the pool's hook may send, and must find the queues in order.
   if (next.payload) owner_.completions_.push_back({{}, Status::ok(), std::move(next.payload)});
   queue.pop_front();
   return true;
@@ -431,7 +431,7 @@ void ShmEndpoint::close(Status cause) noexcept {
   if (owner_.in_forked_child() || !is_usable()) return;
   if (cause.is_ok()) cause = {Code::kClosed, "the connection to " + who() + " was closed here"};
   if (cause.code() != Code::kClosed || nothing_queued()) return end(std::move(cause), false, false);
-  closing_ = true;  // step() ends it when the queue is empty
+  closing_ = true;  // step() ends the endpoint when the queues are empty
   cause_ = std::move(cause);
   if (std::exchange(requested_, false)) --owner_.stats_.endpoints_open;
 }
@@ -482,7 +482,7 @@ void ShmEndpoint::on_peer_gone() {
 void ShmEndpoint::drain_and_end(Status cause) {
   if (state_ == ConnectionState::kOpen) {
     take_releases();
-    // A peer that lives on could refill the ring for ever; what it wrote before fits in the ring.
+    // A live peer could refill the ring for ever. Everything written before the end or goodbye fits in the ring.
     if (state_ == ConnectionState::kOpen && owner_.receiver_ != nullptr) take_messages(owner_.layout_.ring_entries);
   }
   end(std::move(cause), peer_gone_, true);

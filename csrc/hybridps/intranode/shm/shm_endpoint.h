@@ -1,14 +1,12 @@
-// hybridps/intranode/shm/shm_endpoint.h: one peer of a ShmTransport: its socket, its views of memory, its
-// rings.
+// hybridps/intranode/shm/shm_endpoint.h: one peer of a ShmTransport: its socket, its views of memory, its rings.
 //
 // Internal to this folder. The life of an endpoint:
 //
 //   kConnecting -> kHelloSent -> kProving -> kOpen -> kEnded      we connect
-//                      |  \-> kYielded -^                         both connected, the smaller engine id's
-//                      socket is used
+//                      |  \-> kYielded -^                         both connect: the smaller engine id's socket is used
 //                  (accepted) ----------^                         the peer connects
 //
-// kEnded keeps socket, rings and views until both sides hold no payload of the other or the peer is gone.
+// kEnded keeps socket, rings and views until neither side holds a payload of the other, or the peer is gone.
 #pragma once
 
 #include <array>
@@ -61,7 +59,7 @@ class ShmEndpoint final : public transport::Endpoint {
   struct Lent {
     transport::Buffer payload;
     transport::SendDone done;
-    std::uint16_t life = 0;  // told apart from earlier uses of the same place
+    std::uint16_t life = 0;  // distinguishes uses of the same place
     bool in_use = false;
   };
 
@@ -81,7 +79,7 @@ class ShmEndpoint final : public transport::Endpoint {
   // Messages.
   bool is_usable() const noexcept { return state_ != ConnectionState::kEnded && !closing_; }
   bool is_inline(std::size_t payload_bytes) const noexcept { return payload_bytes <= kInlineBytesMax; }
-  /// False: no room now, or the endpoint has just ended.
+  /// False: there is no room now, or the endpoint has just ended.
   bool try_post(std::span<const std::byte> header, const transport::Buffer& payload, std::size_t payload_bytes,
                 transport::SendDone& done);
   std::size_t step();
@@ -96,13 +94,13 @@ class ShmEndpoint final : public transport::Endpoint {
   static void release_held(void* context, void* token, std::uint64_t extra) noexcept;
 
   // End.
-  /// `gone`: the peer reads our memory no more, or is not trusted to say so. `report`: tell the receiver.
+  /// `gone`: the peer no longer reads our memory, or its word is not trusted. `report`: tell the receiver.
   void end(core::Status cause, bool gone, bool report);
   void on_peer_gone();
   void let_go_all();
-  /// Delivers what the peer wrote before its end, then ends.
+  /// Delivers what the peer wrote before its end, then ends the endpoint.
   void drain_and_end(core::Status cause);
-  /// Gives up socket, views and slot when neither side needs them; safe to repeat.
+  /// Gives up socket, views and slot when neither side needs them. Idempotent.
   bool finish();
   bool can_finish_more() const noexcept;
   std::string who() const;
@@ -114,12 +112,12 @@ class ShmEndpoint final : public transport::Endpoint {
   ConnectionState state_ = ConnectionState::kConnecting;
   bool requested_ = false;  // connect() was called
   bool was_open_ = false;
-  bool closing_ = false;    // close(kClosed): what was accepted goes out first
-  bool peer_gone_ = false;  // end of file seen
+  bool closing_ = false;    // close(kClosed): accepted messages go out first
+  bool peer_gone_ = false;  // end of file was read
   bool write_shut_ = false;
   bool finished_ = false;
   core::Status cause_;
-  std::string socket_name_;                           // the peer's, when we connected
+  std::string socket_name_;                           // the peer's socket, if we connected
   std::chrono::steady_clock::time_point deadline_{};  // kConnecting: next try; kYielded: the peer must have connected
   int pid_ = 0;
 
@@ -138,8 +136,8 @@ class ShmEndpoint final : public transport::Endpoint {
   ReleaseReader releases_in_;
   MessageWriter messages_out_;
   ReleaseWriter releases_out_;
-  std::deque<Queued> queue_;   // in order; the connection or room in the ring is missing
-  std::deque<Queued> parked_;  // payloads by reference beyond release_entries, until the peer gives some back
+  std::deque<Queued> queue_;   // in order; wait for the connection or for room in the ring
+  std::deque<Queued> parked_;  // payloads by reference beyond release_entries; wait until the peer gives some back
   std::vector<Lent> lent_;     // grows to release_entries
   std::vector<std::uint32_t> lent_free_;
   std::size_t lent_count_ = 0;

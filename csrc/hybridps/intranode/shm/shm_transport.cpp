@@ -24,13 +24,13 @@ using std::chrono::steady_clock;
 constexpr auto kAcceptAgainAfter = std::chrono::milliseconds(100);
 constexpr std::size_t kStrangersMax = 128;
 
-// epoll tags: what (32) | which (32).
+// epoll tags: EpollSource (32 bits) | index or serial (32 bits).
 enum class EpollSource : std::uint32_t { kListener = 1, kWakeUp = 2, kTimer = 3, kStranger = 4, kEndpoint = 5 };
 constexpr std::uint64_t tag_of(EpollSource source, std::uint32_t which = 0) noexcept {
   return (static_cast<std::uint64_t>(source) << 32) | which;
 }
 
-/// What a sandbox answers: seccomp, systemd's RestrictAddressFamilies=, AppArmor.
+/// Errors of a sandbox: seccomp, systemd's RestrictAddressFamilies=, AppArmor.
 bool is_forbidden(int error) noexcept { return error == EPERM || error == EACCES || error == EAFNOSUPPORT; }
 
 Status system_error(const char* what, int error) {
@@ -58,7 +58,7 @@ ShmTransport::ShmTransport(const ShmOptions& options)
 Status ShmTransport::start() {
   socket_name_ = "hybridps-" + core::to_string(options_.self) + "-" + core::to_string(core::make_engine_id());
   int error = 0;
-  constexpr int kBacklog = 512;  // cut by the kernel to net.core.somaxconn
+  constexpr int kBacklog = 512;  // the kernel limits it to net.core.somaxconn
   listener_ = listen_on(socket_name_, kBacklog, error);
   if (!listener_ && is_forbidden(error))
     return {Code::kUnsupported, std::string("Unix sockets are forbidden here (AF_UNIX: ") + std::strerror(error) + ")"};
@@ -200,8 +200,7 @@ bool ShmTransport::poll_is_due() noexcept {
     sleep_->sleeping.store(0, std::memory_order_relaxed);
     return true;
   }
-  // A busy loop: look at the sockets once per tick of the coarse clock (1 to 10 ms), which costs no system
-  // call.
+  // A busy loop looks at the sockets once per tick of the coarse clock (1 to 10 ms). This clock costs no system call.
   constexpr std::uint32_t kCallsPerClock = 8;
   if (++calls_since_clock_ < kCallsPerClock) return false;
   calls_since_clock_ = 0;
@@ -239,7 +238,7 @@ std::size_t ShmTransport::poll() {
 
 std::size_t ShmTransport::run_completions() {
   if (completions_.empty()) return 0;
-  completions_running_.swap(completions_);  // what they add runs next time
+  completions_running_.swap(completions_);  // completions added by callbacks run next time
   const std::size_t count = completions_running_.size();
   for (ShmCompletion& completion : completions_running_) {
     completion.payload = {};
@@ -326,7 +325,7 @@ void ShmTransport::accept_strangers() {
     core::Descriptor socket = accept_from(listener_.get(), error);
     if (!socket) {
       if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS) {
-        unwatch(listener_.get());  // or it would wake us all the time
+        unwatch(listener_.get());  // else the listener would wake us all the time
         accepting_ = false;
         set_timer();
       }
@@ -341,7 +340,7 @@ void ShmTransport::accept_strangers() {
     watch(socket.get(), EPOLLIN | EPOLLRDHUP, tag_of(EpollSource::kStranger, serial));
     strangers_.emplace(serial, Stranger{std::move(socket), steady_clock::now() + options_.hello_deadline});
     set_timer();
-    serve_stranger(serial);  // its hello is usually there already
+    serve_stranger(serial);  // the hello is usually there already
   }
 }
 

@@ -1,16 +1,14 @@
 // hybridps/intranode/shm/shm_transport.h: the transport between engines of one host, without copies.
 //
-// Model    The engine fills Buffers of a pool in this transport's shared segment; a message carries the place
-// of its
-//          payload, the receiver reads it where it lies and gives it back. Small payloads travel inside the
-//          ring entry. Connecting proves that both processes share a host: see proof().
-// Owner    the engine. The pool's memory outlives the transport for as long as keep_pool_memory() is held.
+// Model    The engine fills Buffers of a pool in this transport's shared segment. A message carries the place of its
+//          payload. The receiver reads the payload in place and gives it back. Small payloads travel inside the ring
+//          entry. Connecting proves that both processes share a host: see proof().
+// Owner    the engine. The pool's memory outlives the transport as long as keep_pool_memory() is held.
 // Threads  as Transport: one at a time; event_fd() is constant. In a forked child every call does nothing.
-// Failures a peer whose process ends is reported at once, however it ends, with kPeerDead; one that closed
-// its
-//          transport or its endpoint with kClosed; one whose rings hold nonsense with kPeerDead. Payloads
-//          received from it stay readable until given back; payloads it still reads are let go when it is
-//          gone.
+// Failures a peer whose process ends in any way is reported at once, with kPeerDead. A peer that closed its transport
+//          or its endpoint is reported with kClosed, and a peer with nonsense in its rings with kPeerDead. Payloads
+//          received from a failed peer stay readable until given back. Payloads that a peer still reads are released
+//          when the peer is gone.
 #pragma once
 
 #include <array>
@@ -41,19 +39,19 @@ struct ShmOptions {
   core::EngineId self;
   /// Memory for the engine's BufferPool; pages are taken when first used. 0: messages without payload only.
   std::size_t pool_bytes = std::size_t{256} << 20;
-  /// Engines of this host that may be connected at the same time; each takes memory when it comes.
+  /// Engines of this host that may be connected at the same time. Each takes memory when it connects.
   std::uint32_t peers_max = 512;
-  /// Messages to this engine that wait in one peer's ring; more wait in the sender's heap. Power of two.
+  /// Messages to this engine that one peer's ring holds; more wait in the sender's heap. Power of two.
   std::uint32_t ring_entries = 256;
-  /// Payloads that one peer may hold by reference; more wait in the sender's heap, and small messages
-  /// overtake them. Power of two.
+  /// Payloads that one peer may hold by reference. More wait in the sender's heap, and small messages overtake them.
+  /// Power of two.
   std::uint32_t release_entries = 4096;
-  /// How long a stranger may stay connected to the socket without a valid hello.
+  /// How long a stranger may stay connected without a valid hello.
   std::chrono::milliseconds hello_deadline{5000};
 };
 
 enum class ProofState {
-  kPending,  // not connected yet, or the exchange is under way
+  kPending,  // not connected yet, or the handshake is under way
   kProven,   // each side read and wrote the other's memory
   kFailed,   // not on this host, refused, or gone
 };
@@ -62,25 +60,25 @@ struct Proof {
   core::Status reason;  // kFailed: why
 };
 
-/// Exact, since creation.
+/// Exact counts since creation.
 struct ShmCounters {
-  std::uint64_t wakeups_sent = 0;     // eventfd writes: the peer slept
-  std::uint64_t polls = 0;            // epoll_wait calls: the only system call of a progress() that finds no failure
-  std::uint64_t messages_queued = 0;  // went through the heap: not connected yet, ring full, too many payloads out
+  std::uint64_t wakeups_sent = 0;     // eventfd writes: the peer was asleep
+  std::uint64_t polls = 0;            // epoll_wait calls; a progress() without failures makes no other system call
+  std::uint64_t messages_queued = 0;  // queued in the heap: not connected yet, ring full, or too many payloads out
   std::uint64_t strangers_dropped = 0;
 };
 
 class ShmTransport final : public transport::Transport {
  public:
   static core::Result<std::unique_ptr<ShmTransport>> create(const ShmOptions& options);
-  /// Says goodbye to all peers; each pending done gets kClosed, in here.
+  /// Says goodbye to all peers. Each pending `done` gets kClosed, inside the destructor.
   ~ShmTransport() override;
 
-  /// Where the engine makes its BufferPool; the only memory that attach() accepts.
+  /// The memory for the engine's BufferPool. attach() accepts only this memory.
   std::span<std::byte> pool_memory() const noexcept;
-  /// Keeps pool_memory() mapped beyond the transport, for a BufferPool that is destroyed after it.
+  /// Keeps pool_memory() mapped longer than the transport, for a BufferPool that is destroyed later.
   std::shared_ptr<void> keep_pool_memory() const noexcept { return pool_; }
-  /// Whether `peer` was shown to share this host's memory. Either side may have connected.
+  /// Whether `peer` has proven that it shares this host's memory. Either side may have connected.
   Proof proof(core::EngineId peer) const;
   ShmCounters counters() const noexcept { return counters_; }
 
@@ -98,8 +96,8 @@ class ShmTransport final : public transport::Transport {
 
  private:
   friend class ShmEndpoint;
-  /// User code runs from progress() only, at one place: buffers are dropped there too, as their pool has a
-  /// hook.
+  /// Work for run_completions(), which progress() and the destructor call. `done` runs only there. Buffers are dropped
+  /// there too, because their pool has a hook.
   struct ShmCompletion {
     transport::SendDone done;
     core::Status status;
@@ -109,7 +107,7 @@ class ShmTransport final : public transport::Transport {
   struct alignas(kCacheLineBytes) InlinePayload {
     std::array<std::byte, kInlineBytesMax> bytes;
   };
-  /// A connection to our socket that has not said hello yet.
+  /// A connection to our socket without a hello so far.
   struct Stranger {
     core::Descriptor socket;
     std::chrono::steady_clock::time_point deadline;
@@ -150,26 +148,26 @@ class ShmTransport final : public transport::Transport {
   core::Descriptor listener_;
   core::Descriptor event_;  // peers write it when we sleep; edge-triggered, never read
   core::Descriptor timer_;
-  core::Descriptor poller_;  // epoll over all of them and each peer's socket
+  core::Descriptor poller_;  // epoll over the descriptors above and each peer's socket
 
-  std::vector<std::unique_ptr<ShmEndpoint>> endpoints_;  // never shrinks: endpoints live as long as we do
-  std::vector<ShmEndpoint*> live_;                       // still have a connection or hold memory
+  std::vector<std::unique_ptr<ShmEndpoint>> endpoints_;  // never shrinks: endpoints live as long as the transport
+  std::vector<ShmEndpoint*> live_;                       // endpoints that have a connection or hold memory
   std::unordered_map<core::EngineId, ShmEndpoint*> by_peer_;
   std::vector<std::uint32_t> slots_free_;
   std::vector<bool> slots_used_before_;
   std::unordered_map<std::uint32_t, Stranger> strangers_;
   std::uint32_t strangers_seen_ = 0;
   bool accepting_ = true;
-  std::uint32_t handshakes_ = 0;  // endpoints on their way to being proven
+  std::uint32_t handshakes_ = 0;  // endpoints that are not proven yet
 
   std::vector<ShmCompletion> completions_;
   std::vector<ShmCompletion> completions_running_;
-  std::vector<ShmEndpoint*> failures_;  // to report
+  std::vector<ShmEndpoint*> failures_;  // endpoints whose failure must be reported
   std::vector<std::unique_ptr<InlinePayload>> inline_free_;
   transport::Receiver* receiver_ = nullptr;
   bool armed_ = false;
   std::uint32_t calls_since_clock_ = 0;
-  std::int64_t tick_ns_ = 0;  // of the coarse clock, at the last poll
+  std::int64_t tick_ns_ = 0;  // the coarse clock at the last poll
   transport::TransportStats stats_;
   ShmCounters counters_;
 };

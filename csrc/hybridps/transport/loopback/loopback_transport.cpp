@@ -18,14 +18,14 @@ namespace {
 constexpr std::array<char, 8> kAddressMagic = {'H', 'P', 'S', 'L', 'O', 'O', 'P', 1};
 constexpr std::size_t kAddressBytes = kAddressMagic.size() + sizeof(std::uint64_t);
 
-/// One message on its way. The sender's Buffer stays with the sender, whose counts are not atomic; `source`
-/// points into it for as long as the sender waits for `done`.
+/// One message in transit. The Buffer stays with the sender, because its reference count is not atomic. `source` points
+/// into the Buffer for as long as the sender waits for `done`.
 struct LoopbackMessage {
   core::EngineId from;
   core::EngineId to;
-  std::uint64_t id = 0;  // the sender's name for it
+  std::uint64_t id = 0;  // number that the sender gave the message
   std::vector<std::byte> header;
-  const std::byte* source = nullptr;  // null once the sender has let go
+  const std::byte* source = nullptr;  // null once the sender has released the buffer
   std::unique_ptr<std::byte[]> copy;  // made at delivery, or when the sender leaves gracefully
   std::size_t payload_bytes = 0;
 };
@@ -39,7 +39,7 @@ struct LoopbackEvent {
   std::string reason;                        // kPeerGone
 };
 
-/// What others put down for one transport.
+/// Events that other transports queued for one transport.
 struct Inbox {
   Inbox() = default;
   ~Inbox() {
@@ -58,7 +58,7 @@ struct Inbox {
     [[maybe_unused]] const auto written = ::write(event_fd, &one, sizeof one);
   }
 
-  int event_fd = -1;  // made when somebody wants to sleep on it
+  int event_fd = -1;  // made by the first call of event_fd()
   std::vector<LoopbackEvent> events;
   bool gone = false;  // destroyed or killed
 };
@@ -110,7 +110,7 @@ class LoopbackEndpoint final : public Endpoint {
 
   LoopbackTransport& transport_;
   const core::EngineId peer_;
-  core::Status cause_;  // of the first failure or close
+  core::Status cause_;  // cause of the first failure or close
   bool open_ = true;
 };
 
@@ -196,7 +196,7 @@ class LoopbackTransport final : public Transport {
 
   std::size_t progress() override {
     std::size_t count = 0;
-    // Only what is there now: a handler that sends to and fro must not keep us here for ever.
+    // Handles only what is queued now. Otherwise handlers that answer each other would keep progress() here for ever.
     auto finished = std::move(finished_);
     finished_.clear();
     for (auto& entry : finished) {
@@ -278,7 +278,7 @@ class LoopbackTransport final : public Transport {
     stats_.tx_payload_bytes += payload_bytes;
     if (from_device) stats_.tx_device_bytes += payload_bytes;
     const std::lock_guard lock(state_->mutex);
-    // A peer that is gone takes nothing; its kPeerGone event is on the way to us and fails this message.
+    // A peer that is gone takes no message. Its kPeerGone event is on the way here and fails this message.
     if (Inbox* inbox = inbox_->gone ? nullptr : state_->live_inbox(endpoint.peer_)) {
       LoopbackEvent event;
       event.message = std::move(message);
@@ -287,8 +287,8 @@ class LoopbackTransport final : public Transport {
     return core::Status::ok();
   }
 
-  /// The other side sees a reset. Messages already queued still arrive after a graceful close, not after a
-  /// verdict.
+  /// The other side sees a reset. After a graceful close, queued messages still arrive. After a verdict, queued
+  /// messages with a payload do not.
   void close(LoopbackEndpoint& endpoint, const core::Status& cause) {
     if (!endpoint.open_) return;
     const bool graceful = cause.is_ok() || cause.code() == core::Code::kClosed;
@@ -359,7 +359,7 @@ class LoopbackTransport final : public Transport {
       --loan->state->payloads_lent;
       if (message.source != nullptr && std::memcmp(message.source, message.copy.get(), message.payload_bytes) != 0)
         ++loan->state->payloads_changed_early;
-      message.copy.reset();  // now, so that a late reader meets freed memory
+      message.copy.reset();  // freed now, so that ASan catches a late reader
     }
     give_back(*loan->state, message);
   }
@@ -404,7 +404,7 @@ class LoopbackTransport final : public Transport {
     if (!finished_.empty()) inbox_->signal();
   }
 
-  /// Under the hub's mutex: the message must not read the sender's buffer any more.
+  /// The caller holds the hub's mutex. Afterwards the message does not read the sender's buffer any more.
   static void let_go(LoopbackMessage& message, bool keep_copy) {
     if (message.source != nullptr && !message.copy && keep_copy) {
       message.copy = std::make_unique<std::byte[]>(message.payload_bytes);

@@ -1,17 +1,14 @@
 // hybridps/transport/loopback/loopback_transport.h: a Transport between engines of one process, for tests.
 //
-// Model    A LoopbackHub connects LoopbackTransports by EngineId. send() queues at the receiver; its
-// progress()
-//          copies the payload to the heap and delivers; `done` runs in the sender's progress() after the
-//          receiver gave the copy back. So late use shows under ASan, and a payload that was changed before
-//          its `done` is counted by the hub.
-//          Device memory can be attached where the hub knows how to read it.
-// Threads  each transport from one thread; transports of one hub may live on different threads. With one
-// thread the
-//          run is deterministic: first in, first out.
-// Failure  destroying a transport, Endpoint::close() and LoopbackHub::kill() look like a reset to the other
-// side,
-//          behind the messages that were queued before.
+// Model    A LoopbackHub connects LoopbackTransports by EngineId. send() queues the message at the receiver. The
+//          receiver's progress() copies the payload to the heap and delivers the copy. `done` runs in the sender's
+//          progress(), after the receiver gave the copy back (or see Done). So ASan detects a late use of the payload.
+//          The hub counts payloads that were changed before their `done`. Device memory can be attached if the hub can
+//          read it.
+// Threads  one thread for each transport; transports of one hub may live on different threads. With one thread the run
+//          is deterministic: first in, first out.
+// Failure  destroying a transport, Endpoint::close() and LoopbackHub::kill() look like a reset to the other side. The
+//          reset arrives after the messages that were queued before. kill() drops these messages.
 #pragma once
 
 #include <cstdint>
@@ -25,26 +22,26 @@
 
 namespace hybridps::transport {
 
-/// Shared by its transports, which keep it alive. Thread-safe.
+/// Thread-safe. The transports share the hub's state and keep the state alive.
 class LoopbackHub : core::Pinned {
  public:
   struct HubState;
 
-  /// When a sender's `done` runs: like shared memory's, when the receiver gave the payload back, or like a
-  /// network's, when it has arrived.
+  /// When a sender's `done` runs. kReleased: when the receiver gave the payload back, as over shared memory.
+  /// kDelivered: when the payload has arrived, as over a network.
   enum class Done { kReleased, kDelivered };
 
-  /// Where this process reads what lies in a device's memory.
+  /// Maps an address in a device's memory to an address that this process can read.
   using DeviceView = const std::byte* (*)(const std::byte* address);
 
   explicit LoopbackHub(Done done = Done::kReleased, DeviceView view = nullptr);
   ~LoopbackHub();
 
-  /// A transport known to the others as `self`, which must be new to this hub.
+  /// A transport that the others know as `self`. `self` must be new to this hub.
   std::unique_ptr<Transport> make_transport(core::EngineId self);
 
-  /// As if the process of `victim` died: what it queued and what was queued for it is lost, its transport
-  /// does nothing any more, and every endpoint to it fails at the owner's next progress().
+  /// Acts as if the process of `victim` died. Queued messages from and to `victim` are lost. The victim's transport
+  /// does nothing any more. Every endpoint to `victim` fails at the next progress() of the endpoint's owner.
   void kill(core::EngineId victim);
 
   /// Payloads that their sender changed before `done` ran: a bug of the sender.

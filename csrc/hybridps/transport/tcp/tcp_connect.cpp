@@ -1,4 +1,4 @@
-// How connections come: dialled and greeted, accepted and answered, tried again where descriptors lack.
+// How connections are made: dial and greet, accept and answer, retry when descriptors are lacking.
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -22,9 +22,9 @@
 namespace hybridps::transport {
 namespace {
 
-/// Taken before anything else is looked at.
+/// Connections accepted in one go, before any other work.
 constexpr std::size_t kAcceptsMax = 64;
-/// After a connection was lost before an answer: at once, then doubled each time.
+/// After a loss before an answer, the first retry is immediate. Later pauses start at kRedialPause and double.
 constexpr core::Duration kRedialPause = core::from_seconds(0.01);
 constexpr core::Duration kRedialPauseMax = core::from_seconds(0.5);
 
@@ -98,7 +98,7 @@ core::Status TcpTransportImpl::try_dial(TcpLink& link) {
   return core::Status::ok();
 }
 
-/// Nothing but a greeting has left there: what waits in its queue waits on.
+/// At most a greeting was sent on this connection, so its queue is kept unchanged.
 void TcpTransportImpl::dial_later(TcpLink& link, core::Duration pause, bool lacks) {
   ++counters_.redials;
   if (link.socket) (void)::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, link.socket.get(), nullptr);
@@ -108,12 +108,12 @@ void TcpTransportImpl::dial_later(TcpLink& link, core::Duration pause, bool lack
   link.watches_write = false;
   link.state = TcpLink::LinkState::kWaiting;
   link.lacks = lacks;
-  if (lacks) link.losses = 0;  // somebody was there, or it was not even tried
+  if (lacks) link.losses = 0;  // the peer answered, or no attempt was made
   link.dial_at = core::Clock::now() + pause;
   waiting_.push_back(&link);
 }
 
-/// Whoever reset it, or let it end, had heard nothing from us but that we are there. A peer that is gone refuses the next one.
+/// Only our greeting was sent before the loss, so a retry is safe. A peer that is gone refuses the next connection.
 void TcpTransportImpl::on_lost(TcpLink& link) {
   if (link.losses++ == 0) link.dial_until = core::Deadline::after(options_.redial_for);
   const core::TimePoint now = core::Clock::now();
@@ -147,7 +147,7 @@ std::size_t TcpTransportImpl::dial_waiting(core::TimePoint now) {
   return did;
 }
 
-/// The connection stands. So few bytes always fit.
+/// The connection is established. The few bytes of a greeting always fit into its send buffer.
 void TcpTransportImpl::say_hello(TcpLink& link) {
   const auto greeting = encode_greeting(address_.id, link.peer);
   (void)!::send(link.socket.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -155,7 +155,7 @@ void TcpTransportImpl::say_hello(TcpLink& link) {
   (void)watch(link, /*write=*/false);
 }
 
-/// False: more must come first, or this connection is over.
+/// False: more bytes must arrive first, or this connection is over.
 bool TcpTransportImpl::hear_answer(TcpLink& link) {
   if (link.end - link.begin < kAnswerBytes) return false;
   const std::span<const std::byte, kAnswerBytes> bytes(link.read_ahead.data() + link.begin, kAnswerBytes);
@@ -185,7 +185,7 @@ bool TcpTransportImpl::hear_answer(TcpLink& link) {
   return false;
 }
 
-/// What waited for a connection that nobody has heard of leaves on one that stands.
+/// Moves the queue of `from`, which has not greeted, to the open connection `to`. Closes `from`.
 void TcpTransportImpl::take_over(TcpLink& to, TcpLink& from) {
   to.queue.insert(to.queue.end(), from.queue.begin(), from.queue.end());
   from.queue.clear();
@@ -201,7 +201,7 @@ void TcpTransportImpl::keep_spare() {
   spare_ = core::Descriptor(lock, ::eventfd(0, EFD_CLOEXEC));
 }
 
-/// Those who wait at the door hear that there is no room now, and come again. False: they wait on, and hear nothing.
+/// Tells waiting connections that there is no room now, so that they come again. False: they wait on without an answer.
 bool TcpTransportImpl::turn_away() {
   keep_spare();
   if (!spare_) return false;
@@ -214,7 +214,7 @@ bool TcpTransportImpl::turn_away() {
     }
     if (!socket) break;
     ++counters_.turned_away;
-    std::array<std::byte, kGreetingBytes> unread;  // else its kernel hears of a reset
+    std::array<std::byte, kGreetingBytes> unread;  // unread bytes would make the close send a reset
     (void)!::recv(socket.get(), unread.data(), unread.size(), MSG_DONTWAIT);
     const auto answer = encode_answer(TcpAnswer::kBusy);
     (void)!::send(socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -223,7 +223,7 @@ bool TcpTransportImpl::turn_away() {
   return true;
 }
 
-/// Who waits there waits on: a listener that is always readable would keep this thread awake meanwhile.
+/// Waiting connections stay in the kernel's queue. A listener that is always readable would keep this thread awake.
 void TcpTransportImpl::stop_accepting() {
   (void)::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
   accepts_ = false;
@@ -267,7 +267,7 @@ std::size_t TcpTransportImpl::accept_all() {
     greeting_.push_back(link.get());
     links_.push_back(std::move(link));
     if (greeting_.size() <= greetings_max_) continue;
-    // Its greeting may lie there already. If not, a peer comes again.
+    // The greeting of the oldest may have arrived already. If not, a peer comes again.
     TcpLink& oldest = *greeting_.front();
     (void)read(oldest);
     if (oldest.state == TcpLink::LinkState::kGreeting) refuse(oldest);
@@ -275,7 +275,7 @@ std::size_t TcpTransportImpl::accept_all() {
   return accepted;
 }
 
-/// False: more must come first, or it was refused.
+/// False: more bytes must arrive first, or the connection was refused.
 bool TcpTransportImpl::greet(TcpLink& link) {
   if (link.end - link.begin < kGreetingBytes) return false;
   const std::span<const std::byte, kGreetingBytes> bytes(link.read_ahead.data() + link.begin, kGreetingBytes);
@@ -300,7 +300,7 @@ bool TcpTransportImpl::greet(TcpLink& link) {
   std::erase(greeting_, &link);
   if (endpoint == nullptr) return true;
   adopt(link, *endpoint);
-  // Ours has not even greeted yet: one is enough.
+  // Our own connection has not greeted yet. One connection is enough.
   TcpLink* const out = endpoint->out_;
   if (out != nullptr && (out->state == TcpLink::LinkState::kWaiting || out->state == TcpLink::LinkState::kConnecting))
     take_over(link, *out);

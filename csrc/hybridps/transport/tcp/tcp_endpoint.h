@@ -1,4 +1,4 @@
-// hybridps/transport/tcp/tcp_endpoint.h: the way to one peer. Internal to this room.
+// hybridps/transport/tcp/tcp_endpoint.h: the endpoint to one peer. Internal to this room.
 //
 //   kOpen ──close(kClosed)──> kDraining ──all has left──> kFlushing ──the peer's kernel has it, or late──┐
 //     │                                                                                                  v
@@ -38,11 +38,11 @@ class TcpEndpoint final : public Endpoint {
   TcpTransportImpl& transport_;
   const core::EngineId peer_;
   const TcpId id_;
-  TcpLink* out_ = nullptr;       // what it sends on
-  std::vector<TcpLink*> links_;  // all to this peer
+  TcpLink* out_ = nullptr;       // connection for sending
+  std::vector<TcpLink*> links_;  // all connections to this peer
   EndpointState state_ = EndpointState::kOpen;
   bool report_ = false;  // on_peer_failed is due
-  core::Status cause_;   // of the first failure or close
+  core::Status cause_;   // cause of the first failure or close
   core::Deadline close_deadline_;
 };
 

@@ -1,4 +1,4 @@
-// hybridps/transport/tcp/tcp_link.h: one TCP connection: what waits to be sent, and the message that is coming in.
+// hybridps/transport/tcp/tcp_link.h: one TCP connection: its send queue and the message that it receives.
 // Internal to this room.
 //
 //   dialled:   kConnecting ──> kGreeted ──its answer──> kOpen ──┐
@@ -7,7 +7,8 @@
 //              kWaiting <─────────┘                               │
 //   accepted:  kGreeting ─────────────────────────────> kOpen ────┴──> kClosed
 //
-// Two sides that dial each other at once have two connections: each sends on its own, both read both.
+// If two sides dial each other at once, there are two connections. Each side sends on the connection that it dialled.
+// Both sides read both connections.
 #pragma once
 
 #include <array>
@@ -42,15 +43,15 @@ struct TcpLink : core::Pinned {
 
   LinkState state = LinkState::kConnecting;
   core::Descriptor socket;
-  TcpId peer{};                     // of the other transport; not known while it has not greeted
-  TcpEndpoint* endpoint = nullptr;  // whose failure its end is
+  TcpId peer{};                     // id of the other transport; unknown until it has greeted
+  TcpEndpoint* endpoint = nullptr;  // the endpoint that fails if this connection ends
   core::Deadline greeting_due;
-  // Of one that was dialled.
+  // Only for a dialled connection.
   SocketAddress there;
-  core::TimePoint dial_at{};  // kWaiting: again then
-  core::Deadline dial_until;  // once it was lost before an answer
-  int losses = 0;             // before an answer
-  bool lacks = false;         // it was for descriptors, here or there, that it had to wait
+  core::TimePoint dial_at{};  // kWaiting: time of the next attempt
+  core::Deadline dial_until;  // limit for retries after the first loss before an answer
+  int losses = 0;             // losses before an answer
+  bool lacks = false;         // the wait is for descriptors, of this process or of the peer
 
   bool is_lacking(core::TimePoint now) const noexcept {
     return lacks && state != LinkState::kOpen && (state == LinkState::kWaiting || now < dial_at + std::chrono::seconds(1));
@@ -58,18 +59,18 @@ struct TcpLink : core::Pinned {
   std::string to;  // "10.0.0.2:4711", for errors
 
   std::deque<TcpSend*> queue;
-  std::size_t front_sent = 0;  // bytes of the front that have left
+  std::size_t front_sent = 0;  // bytes of the front message that have left
   bool watches_write = false;
-  bool is_listed = false;  // among those with something to send
-  int error = 0;           // of the last attempt to send: nothing more leaves
+  bool is_listed = false;  // in the transport's listed_
+  int error = 0;           // errno of the last attempt to send: nothing more leaves
 
-  // What has been read: a message in parts. Small ones come many at a time, so does the beginning of the next large one;
-  // the rest of a payload is received in place.
+  // Bytes that were read but not parsed. One read may bring many small messages and the beginning of a large one. The
+  // rest of a large payload is received directly into its slot.
   static constexpr std::size_t kReadAheadBytes = 4096;
   std::array<std::byte, kReadAheadBytes> read_ahead;
   std::size_t begin = 0;
   std::size_t end = 0;
-  RxSlot* slot = nullptr;  // of the payload that is coming in
+  RxSlot* slot = nullptr;  // slot of the incoming payload
   std::size_t payload_bytes = 0;
   std::size_t payload_have = 0;
   std::size_t header_bytes = 0;

@@ -11,14 +11,14 @@
 
 namespace hybridps::transport {
 
-/// Where there are no descriptors.
+/// Pause before the next attempt when descriptors are lacking.
 inline constexpr core::Duration kAgainAfter = core::from_seconds(0.1);
 
-/// This machine, or this process, has no more of something: that says nothing of a peer.
+/// True: this machine or this process has run out of a resource. Such an error says nothing about a peer.
 bool is_lack(int error);
-/// With what to do, where descriptors lack.
+/// kOutOfResources if is_lack(error), else kInvalidArgument. If descriptors are lacking, the text says what to do.
 core::Status socket_error(const std::string& what, int error);
-/// Does not block, and is closed in children. Empty: errno says why.
+/// A TCP socket that does not block and is closed in forked children. Empty: errno says why.
 core::Descriptor make_socket(int family);
 
 }  // namespace hybridps::transport

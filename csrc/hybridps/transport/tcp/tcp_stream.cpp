@@ -1,4 +1,4 @@
-// Frames over a connection: what is queued leaves, what arrives is cut into messages.
+// Frames over a connection: sends the queued messages, and cuts the received bytes into messages.
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -13,10 +13,10 @@
 namespace hybridps::transport {
 namespace {
 
-/// Of one system call: so many parts, and bytes, which is more than a socket takes at once.
+/// Limits of one system call, in parts and in bytes. A socket takes fewer bytes at once.
 constexpr std::size_t kPartsMax = 64;
 constexpr std::size_t kSendBytesMax = std::size_t{1} << 20;
-/// What one connection may bring before the others are looked at.
+/// Bytes that one connection may bring before the others are read.
 constexpr std::size_t kReadBytesMax = std::size_t{512} << 10;
 constexpr std::size_t kBulkBytes = std::size_t{4} << 10;
 
@@ -67,7 +67,7 @@ TcpSend* TcpTransportImpl::acquire() {
   return send;
 }
 
-/// Nothing leaves inside send(): what is sent to one peer in a round goes with one system call, and in full packets.
+/// send() only queues. So the messages of a round to one peer leave with one system call, and in full packets.
 void TcpTransportImpl::list(TcpLink& link) {
   if (link.state != TcpLink::LinkState::kOpen || link.watches_write || link.error != 0) return;
   if (std::exchange(link.is_listed, true)) return;
@@ -113,7 +113,7 @@ std::size_t TcpTransportImpl::flush(TcpLink& link) {
     const ssize_t sent = ::sendmsg(link.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
-      // What the peer said before it broke off is still to be read; then read() finds the end.
+      // What the peer sent before it broke off must still be read. Then read() finds the end.
       link.error = errno;
       (void)::shutdown(link.socket.get(), SHUT_RDWR);
       if (link.watches_write) (void)watch(link, /*write=*/false);
@@ -192,7 +192,7 @@ std::size_t TcpTransportImpl::read(TcpLink& link) {
     link.payload_have += in_place;
     link.end += bytes - in_place;
     parse(link);
-    if (bytes < rest + room) return did;  // that was all
+    if (bytes < rest + room) return did;  // the socket is empty now
   }
   return did;
 }

@@ -30,7 +30,7 @@ namespace {
 
 constexpr std::size_t kGreetingsMax = 1024;
 constexpr int kBacklog = 4096;
-/// Once one of two connections to a peer has ended, the other may still bring something for so long.
+/// After one of two connections to a peer has ended, the other may still deliver for this long.
 constexpr core::Duration kEndWithin = core::from_seconds(0.25);
 
 }  // namespace
@@ -87,13 +87,13 @@ TcpTransportImpl::~TcpTransportImpl() {
   }
 }
 
-/// In a forked child: whatever has a destructor that would run someone's `done`, or give a slot back, is leaked.
+/// In a forked child: leaks all objects with a destructor that would run a `done` or give a slot back.
 void TcpTransportImpl::leave_to_parent() noexcept {
   for (auto& send : sends_) (void)send.release();
   (void)rx_pool_.release();
 }
 
-/// Friendly closes for close_timeout, then forced ones.
+/// Closes the endpoints in the friendly way for close_timeout, then by force.
 void TcpTransportImpl::run_down() {
   for (auto& [peer, endpoint] : endpoints_)
     close(*endpoint, core::Status(core::Code::kClosed, "the transport was destroyed"));
@@ -129,7 +129,7 @@ core::Result<Endpoint*> TcpTransportImpl::connect(core::EngineId peer, std::span
   if (!to.is_ok()) return to.status();
   if (by_id_.count(to.value().id) > 0)
     return core::Status(core::Code::kInvalidArgument, "the address of another engine");
-  // One that the peer has made serves both ways.
+  // A connection that the peer has made serves both ways.
   const auto is_there = [&](const std::unique_ptr<TcpLink>& link) {
     return link->state == TcpLink::LinkState::kOpen && link->endpoint == nullptr && link->peer == to.value().id;
   };
@@ -196,8 +196,8 @@ std::size_t TcpTransportImpl::progress() {
     if (!accepts_ && now >= accepts_again_) accept_again();
     did += dial_waiting(now);
   }
-  // Answers to small messages go at once. Those to large ones wait for what the engine has to say besides, before the next
-  // progress(): credit and the next chunk to the same peer are one packet then instead of two.
+  // Answers to small messages go at once. Answers to large messages wait for the next progress(), because the engine
+  // may add more. Credit and the next chunk to the same peer are then one packet instead of two.
   if (!std::exchange(had_bulk_, false)) did += flush_all();
   did += run_completions();
   did += attend();
@@ -279,7 +279,7 @@ void TcpTransportImpl::break_off(TcpLink& link, const char* doing, int error) {
   const bool ended = error == 0 || error == ECONNRESET || error == EPIPE;
   std::string what = "the connection (" + name_ + ") to " + link.to + " " + doing + ": " + std::strerror(error);
   const bool was_lost = link.losses > 0;
-  // One that has listened and does so no more has ended.
+  // A peer that listened before and does not listen now has ended.
   if (ended || (error == ECONNREFUSED && was_lost)) what = kEndedWithoutClosing;
   const bool is_new = link.state == TcpLink::LinkState::kConnecting || link.state == TcpLink::LinkState::kGreeted;
   if (is_new && ended)
@@ -296,13 +296,13 @@ void TcpTransportImpl::on_broken(TcpLink& link, std::string what, bool ended) {
     if (endpoint->is_open()) {
       endpoint->cause_ = cause;
       endpoint->report_ = true;
-      // The end of the connection that it did not send on may overtake what it has sent on the other.
+      // A peer sends on one connection only. The other connection's end may overtake the peer's last messages.
       const bool more_may_come = ended && endpoint->links_.size() > 1;
       endpoint->state_ = more_may_come ? TcpEndpoint::EndpointState::kEnding : TcpEndpoint::EndpointState::kDoomed;
       endpoint->close_deadline_ = core::Deadline::after(kEndWithin);
       attention_.push_back(endpoint);
     }
-    cause = endpoint->cause_;  // of those that were leaving, why
+    cause = endpoint->cause_;  // if the endpoint was closing already, the first cause counts
   }
   close(link, cause, /*reset=*/true);
 }
@@ -322,7 +322,8 @@ void TcpTransportImpl::close(TcpLink& link, const core::Status& cause, bool rese
     const linger at_once{1, 0};
     (void)::setsockopt(link.socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
   }
-  // Not left to close(): a child on its way to exec may hold a copy, and the set would go on naming what is freed.
+  // Not left to close(): a child on its way to exec may hold a copy of the socket. The epoll set would then keep a
+  // pointer to the freed link.
   if (link.socket) (void)::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, link.socket.get(), nullptr);
   link.socket.reset();
   if (RxSlot* const slot = std::exchange(link.slot, nullptr); slot != nullptr) rx_pool_->release(slot);

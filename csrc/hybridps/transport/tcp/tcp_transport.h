@@ -1,13 +1,14 @@
-// hybridps/transport/tcp/tcp_transport.h: the Transport between machines over the kernel's TCP, without a library between.
+// hybridps/transport/tcp/tcp_transport.h: the Transport between machines over the kernel's TCP, without a library.
 //
-// Owner    the engine, one for each network card and socket.
+// Owner    the engine, one TcpTransport for each network card and socket.
 // Threads  one thread at a time for everything, destructor included.
-// Memory   payloads are sent from where they lie (attach() says where they may) and received into slots of its own.
-// Failure  a broken connection fails its endpoint at once and is reported from progress(); one that is lost before the other side
-//          has answered, or that has no descriptors, here or there, is made again. An endpoint that failed or was
-//          closed is never opened again.
-// Fork     sockets are closed in a forked child; there every method does nothing or returns kClosed, and destruction leaks.
-// Security who does not know the 128 random bits of our address gets no further than the greeting (tcp_wire.h).
+// Memory   payloads are sent directly from attached memory (attach()) and received into slots that the transport owns.
+// Failure  a broken connection fails its endpoint at once and is reported from progress(). A connection is made again
+//          if it was lost before the other side answered, or if either side had no descriptors. An endpoint that failed
+//          or was closed is never opened again.
+// Fork     sockets are closed in a forked child; there every method does nothing or returns kClosed, and destruction
+//          leaks.
+// Security without the 128 random bits of our address, a stranger gets no further than the greeting (tcp_wire.h).
 #pragma once
 
 #include <cstddef>
@@ -22,41 +23,41 @@
 namespace hybridps::transport {
 
 struct TcpOptions {
-  /// Of the card: numeric, IPv4 or IPv6. Connections come in there and go out from there.
+  /// Numeric IPv4 or IPv6 address of the card. The transport listens on this address and connects from it.
   std::string address;
-  /// In names, logs and errors.
+  /// Used in names, logs and errors.
   std::string label = "data";
-  /// How long a friendly close, and the destructor, wait for what is on its way.
+  /// A friendly close and the destructor wait this long for data in flight.
   core::Duration close_timeout = core::from_seconds(1);
-  /// The kernel gives up on unacknowledged data, and on connecting, after this; 0: its own default.
+  /// The kernel gives up on unacknowledged data, and on connecting, after this time; 0: the kernel's default.
   core::Duration user_timeout = core::from_seconds(10);
-  /// Who connects has this long for its greeting.
+  /// A connecting side has this long to send its greeting.
   core::Duration greeting_timeout = core::from_seconds(10);
-  /// A connection that is lost before the other side has answered is made again for so long.
+  /// A connection that is lost before the other side has answered is retried for this long.
   core::Duration redial_for = core::from_seconds(5);
-  /// So many may have connected and not greeted: beyond it the oldest goes. 0: 1024, and no more than a quarter of the
-  /// descriptors.
+  /// Limit of accepted connections that have not greeted yet. Beyond the limit the oldest is dropped. 0: 1024, but at
+  /// most a quarter of the allowed descriptors.
   std::size_t greetings_max = 0;
-  /// Larger incoming payloads break the connection: nobody of ours sends them.
+  /// Larger incoming payloads break the connection: hybridps never sends them.
   std::size_t payload_bytes_max = std::size_t{64} << 20;
 };
 
-/// Since creation, where not said otherwise.
+/// Counts since creation, except for the values marked "now".
 struct TcpCounters {
   std::uint64_t sends = 0;                 // system calls that sent something
   std::uint64_t receives = 0;              // system calls that received something
-  std::uint64_t bytes_copied = 0;          // of payloads: came in with the header before them
-  std::uint64_t refused = 0;               // connections that did not greet as a peer does
-  std::uint64_t malformed = 0;             // connections that broke for what they sent
-  std::uint64_t redials = 0;               // connections that were lost before an answer, or had no descriptors
-  std::uint64_t turned_away = 0;           // connections that were told to come again: no descriptors
-  std::uint64_t receive_bytes = 0;         // of memory for payloads, now
+  std::uint64_t bytes_copied = 0;          // payload bytes that arrived together with their header
+  std::uint64_t refused = 0;               // connections that were closed at the greeting
+  std::uint64_t malformed = 0;             // connections that were closed for invalid bytes
+  std::uint64_t redials = 0;               // retries after a loss before an answer, or for lack of descriptors
+  std::uint64_t turned_away = 0;           // connections that were told to come again: no descriptors here
+  std::uint64_t receive_bytes = 0;         // memory for received payloads, now
   std::uint64_t receive_slots_in_use = 0;  // now
 };
 
 class TcpTransport : public Transport {
  public:
-  /// kInvalidArgument: no such address here. kOutOfResources: descriptors.
+  /// kInvalidArgument: no such address here. kOutOfResources: no descriptors.
   static core::Result<std::unique_ptr<TcpTransport>> create(const TcpOptions& options);
 
   virtual TcpCounters counters() const noexcept = 0;

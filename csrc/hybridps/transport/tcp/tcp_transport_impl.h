@@ -1,6 +1,6 @@
 // hybridps/transport/tcp/tcp_transport_impl.h: TcpTransport's state. Internal to this room.
 //
-// Messages are delivered while sockets are read; `done`, closes and reports come after that in the same progress().
+// Messages are delivered while sockets are read. `done`, closes and failure reports follow in the same progress().
 #pragma once
 
 #include <cstddef>
@@ -57,7 +57,7 @@ class TcpTransportImpl final : public TcpTransport {
   // Connections
   core::Status watch(TcpLink& link, bool write, bool added = true);
   core::Result<TcpLink*> dial(const TcpAddress& to);
-  /// kOutOfResources: not now. kPeerDead: there is no way.
+  /// kOutOfResources: try again later. kPeerDead: the peer cannot be reached.
   core::Status try_dial(TcpLink& link);
   void dial_later(TcpLink& link, core::Duration pause, bool lacks);
   void on_lost(TcpLink& link);
@@ -98,10 +98,10 @@ class TcpTransportImpl final : public TcpTransport {
   void close(TcpEndpoint& endpoint, core::Status cause);
   void on_broken(TcpLink& link, std::string what, bool ended = false);
   void break_off(TcpLink& link, const char* doing, int error);
-  /// Its socket is closed, what it had to send ends with `cause`; it is freed at the end of progress().
+  /// Closes the socket. Queued messages end with `cause`. The link is freed at the end of progress().
   void close(TcpLink& link, const core::Status& cause, bool reset);
   std::size_t attend();
-  /// True when the endpoint needs to be looked at again.
+  /// True: the endpoint needs another step() later.
   bool step(TcpEndpoint& endpoint, core::TimePoint now);
   void run_down();
   void leave_to_parent() noexcept;
@@ -112,15 +112,15 @@ class TcpTransportImpl final : public TcpTransport {
   TcpAddress address_;
   core::Descriptor poller_;  // epoll over the listener and all sockets, level-triggered
   core::Descriptor listener_;
-  bool accepts_ = true;  // the listener is watched; not while there are no descriptors
+  bool accepts_ = true;  // the listener is watched; false while there are no descriptors
   core::TimePoint accepts_again_{};
-  core::Descriptor spare_;  // given up for a moment to tell somebody that there are no others
+  core::Descriptor spare_;  // reserve, given up for a moment to turn connections away
   std::size_t greetings_max_ = 0;
   Receiver* receiver_ = nullptr;
   std::vector<std::span<std::byte>> regions_;
 
   std::vector<std::unique_ptr<TcpLink>> links_;
-  std::vector<TcpLink*> greeting_;  // accepted and not heard of, oldest first
+  std::vector<TcpLink*> greeting_;  // accepted, without a greeting yet, oldest first
   std::vector<TcpLink*> waiting_;   // to be dialled again
   bool has_closed_ = false;         // some of links_ are to be freed
   std::unordered_map<core::EngineId, std::unique_ptr<TcpEndpoint>> endpoints_;
@@ -129,13 +129,13 @@ class TcpTransportImpl final : public TcpTransport {
   std::vector<std::unique_ptr<TcpSend>> sends_;
   std::vector<TcpSend*> free_sends_;
   std::size_t unsent_ = 0;
-  bool had_bulk_ = false;         // in this progress()
-  std::vector<TcpLink*> listed_;  // have something to send, and nobody says that they cannot
+  bool had_bulk_ = false;         // a large message was delivered in this progress()
+  std::vector<TcpLink*> listed_;  // links that have something to send and may send now
   std::vector<TcpCompletion> completions_;
   std::vector<TcpCompletion> running_completions_;
 
   std::unique_ptr<RxPool> rx_pool_;
-  std::vector<TcpEndpoint*> attention_;  // new work
+  std::vector<TcpEndpoint*> attention_;  // endpoints with new work
   std::vector<TcpEndpoint*> closing_;    // friendly closes under way
 
   TransportStats stats_;

@@ -88,7 +88,7 @@ bool leads_through(const SocketAddress& here, const SocketAddress& there) {
   source.bytes = sizeof source.name;
   const core::ForkLock lock;
   const int socket = ::socket(there.name.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (socket < 0) return true;  // what is wrong shows when it is used
+  if (socket < 0) return true;  // the real connection will show what is wrong
   const bool known = ::connect(socket, there.get(), there.bytes) == 0 &&
                      ::getsockname(socket, reinterpret_cast<sockaddr*>(&source.name), &source.bytes) == 0;
   ::close(socket);
@@ -157,7 +157,7 @@ std::optional<TcpId> decode_greeting(std::span<const std::byte, kGreetingBytes> 
   TcpId from;
   const std::byte* at = bytes.data() + kGreetingMark.size();
   std::copy_n(at, from.size(), from.begin());
-  // Every byte is looked at, so that how long it takes does not tell how many were right.
+  // All bytes are compared, so that the time taken does not tell how many were right.
   std::byte differs{0};
   for (std::size_t i = 0; i < us.size(); ++i) differs |= at[from.size() + i] ^ us[i];
   return differs == std::byte{0} ? std::optional(from) : std::nullopt;

@@ -1,11 +1,11 @@
 // hybridps/transport/tcp/tcp_wire.h: what goes over a connection, and where it leads to.
 //
-//   greeting   once, from who connects: 8 bytes mark, 16 bytes its own id, 16 bytes the id that it wants to reach
-//   answer     once, from who accepted, 8 bytes: whether messages may follow
+//   greeting   once, from the connecting side: 8 bytes mark, 16 bytes own id, 16 bytes id of the wanted side
+//   answer     once, from the accepting side, 8 bytes: whether messages may follow
 //   message    4 bytes length of the payload, 2 bytes length of the header, 2 bytes mark; the header; the payload
 //
-// All little endian. An id is 128 random bits that a transport draws; they are in its address, which members of a group
-// have from each other. Who does not know them is not heard.
+// Numbers are little endian. An id is 128 random bits that a transport draws. The id is part of the transport's
+// address. The members of a group have each other's addresses. A side that does not know the id is refused.
 #pragma once
 
 #include <sys/socket.h>
@@ -34,11 +34,12 @@ struct SocketAddress {
   std::string text() const;
   const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&name); }
 };
-/// Of a numeric address; nothing where it is none.
+/// Parses a numeric IP address. Nothing: `numeric` is no IP address.
 std::optional<SocketAddress> parse_address(const std::string& numeric, std::uint16_t port);
 
-/// Whether packets to `there` leave through the card with the address `here`: it is in the card's own network, or the kernel's
-/// routes lead through the card, or it is an address of this machine. Else they would take another card than was chosen.
+/// Whether packets to `there` leave through the card with the address `here`. True if `there` is in the card's own
+/// network, if the kernel's routes lead through the card, or if `there` is an address of this machine. Otherwise the
+/// packets would take another card than the chosen one.
 bool leads_through(const SocketAddress& here, const SocketAddress& there);
 
 struct TcpAddress {
@@ -50,16 +51,17 @@ core::Result<TcpAddress> decode_tcp_address(std::span<const std::byte> bytes);
 
 inline constexpr std::size_t kGreetingBytes = 8 + 2 * sizeof(TcpId);
 std::array<std::byte, kGreetingBytes> encode_greeting(const TcpId& from, const TcpId& to);
-/// Whether they begin as a greeting does, whoever it is for.
+/// Whether `bytes` begin as a greeting does, for any receiver.
 bool is_greeting(std::span<const std::byte, kGreetingBytes> bytes);
-/// Who greets, if it is for `us`.
+/// The id of the greeting side, if the greeting is for `us`.
 std::optional<TcpId> decode_greeting(std::span<const std::byte, kGreetingBytes> bytes, const TcpId& us);
 
-/// To who has connected. Before it nothing but the greeting was sent there: where none comes, the same can be sent once more.
+/// The answer to the connecting side. Before the answer, the connecting side sends only its greeting. So if no answer
+/// comes, the connecting side can send everything again on a new connection.
 enum class TcpAnswer : std::uint8_t {
   kWelcome,
-  kBusy,    // no descriptors or memory for it now: come again
-  kClosed,  // the one who greets was given up, or left, before
+  kBusy,    // no descriptors or memory for the connection now: come again
+  kClosed,  // the accepting side's endpoint to the greeting side has failed or was closed
   kNotHere  // another process has the address now
 };
 inline constexpr std::size_t kAnswerBytes = 8;
@@ -72,7 +74,7 @@ struct Frame {
 };
 inline constexpr std::size_t kFrameBytes = 8;
 void encode(const Frame& frame, std::byte* to);
-/// Nothing: those are not bytes of ours.
+/// Nothing: hybridps does not send such bytes.
 std::optional<Frame> decode_frame(const std::byte* from);
 
 }  // namespace hybridps::transport

@@ -20,7 +20,7 @@
 
 namespace hybridps::transport {
 
-/// pthread_atfork knows no arguments, hence the only process-wide state of this room.
+/// Process-wide, because the handlers of pthread_atfork() take no arguments.
 struct ForkHandlers {
   std::mutex mutex;
   std::vector<ForkGuard*> guards;
@@ -40,7 +40,7 @@ struct ForkHandlers {
     for (ForkGuard* guard : self.guards) guard->at_fork_ = guard->sockets();
   }
   static void in_parent() { get().mutex.unlock(); }
-  /// Only calls that are safe after a fork of a threaded process.
+  /// May only make calls that are safe after a fork of a threaded process.
   static void in_child() {
     ForkHandlers& self = get();
     for (const ForkGuard* guard : self.guards) {
@@ -50,7 +50,7 @@ struct ForkHandlers {
           ::close(socket.fd);
       }
     }
-    // The epoll sets still name the parent's descriptors, which mean nothing here: forget them.
+    // The epoll sets still hold the parent's descriptors, which mean nothing here. So the guards are dropped.
     self.guards.clear();
     if (self.ever_used) self.inherited.store(true, std::memory_order_relaxed);
     self.mutex.unlock();

@@ -43,7 +43,7 @@ std::string pci_root(const fs::path& device) {
   return {};
 }
 
-/// The numbers that CUDA shows; all of `count` when nothing is set or it is not numbers.
+/// Numbers of the GPUs that CUDA shows. All `count` GPUs if CUDA_VISIBLE_DEVICES is unset or has other names.
 std::vector<std::size_t> visible_gpus(std::size_t count) {
   std::vector<std::size_t> all(count);
   for (std::size_t i = 0; i < count; ++i) all[i] = i;
@@ -54,7 +54,7 @@ std::vector<std::size_t> visible_gpus(std::size_t count) {
   for (std::string part; std::getline(parts, part, ',');) {
     char* end = nullptr;
     const long number = std::strtol(part.c_str(), &end, 10);
-    if (end == part.c_str() || *end != '\0') return all;                 // by UUID
+    if (end == part.c_str() || *end != '\0') return all;                 // named by UUID
     if (number < 0 || static_cast<std::size_t>(number) >= count) break;  // CUDA stops there, too
     chosen.push_back(static_cast<std::size_t>(number));
   }
@@ -76,7 +76,7 @@ Locality own_locality(int local_rank, int local_size, const fs::path& sysfs) {
   Locality here;
   const std::vector<fs::path> gpus = nvidia_gpus(sysfs);
   const std::vector<std::size_t> visible = visible_gpus(gpus.size());
-  // Launchers may show each rank its own GPU only.
+  // A launcher may show each rank only its own GPU.
   const bool one_each = visible.size() == 1 && gpus.size() > 1;
   const auto rank = static_cast<std::size_t>(one_each ? 0 : std::max(0, local_rank));
   if (one_each) local_size = 1;
@@ -121,7 +121,7 @@ std::vector<std::size_t> nearest_of(const std::vector<int>& distances, int local
   const auto rank = static_cast<std::size_t>(std::max(0, local_rank));
   std::vector<std::size_t> nearest;
   for (std::size_t i = 0; i < distances.size(); ++i) {
-    const auto key = [&](std::size_t at) { return static_cast<unsigned>(distances[at]); };  // not known: the farthest
+    const auto key = [&](std::size_t at) { return static_cast<unsigned>(distances[at]); };  // -1 becomes the farthest
     if (ranks == 1 && all_for_one) {
       nearest.push_back(i);
       continue;
@@ -131,7 +131,7 @@ std::vector<std::size_t> nearest_of(const std::vector<int>& distances, int local
     nearest.push_back(i);
   }
   if (ranks == 1 || nearest.size() < 2) return nearest;
-  // How many ranks share these: as many as their part of all cards.
+  // How many ranks share the nearest cards: in proportion to the nearest cards' part of all cards.
   const std::size_t sharing =
       std::clamp<std::size_t>((nearest.size() * ranks + distances.size() / 2) / distances.size(), 1, ranks);
   if (sharing >= nearest.size()) return {nearest[rank % nearest.size()]};

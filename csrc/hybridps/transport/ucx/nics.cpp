@@ -37,7 +37,7 @@ std::string network_of(IpBytes address, const IpBytes& mask) {
   return text_of(address) + "/" + std::to_string(bits);
 }
 
-/// IPv4 before IPv6, as UCX has it, and of IPv6 what is valid beyond the link.
+/// Smaller is better: IPv4 first, as in UCX, then IPv6 that is valid beyond the link, then link-local IPv6.
 int rank_of(const IpBytes& address) {
   if (address.size() == sizeof(in_addr)) return 0;
   return address[0] == 0xfe && (address[1] & 0xc0) == 0x80 ? 2 : 1;

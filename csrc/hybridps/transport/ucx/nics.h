@@ -1,4 +1,4 @@
-// hybridps/transport/ucx/nics.h: the network cards that data is to go through, and what is known of each.
+// hybridps/transport/ucx/nics.h: the network cards for data, and what is known of each.
 //
 // Threads  any; reads sysfs and the kernel's tables.
 // Errors   what cannot be read counts as not known; validate_device() says what is wrong with a name.
@@ -18,23 +18,23 @@ struct LocalNic {
   std::string name;     // "eth0", "mlx5_0:1"
   std::string address;  // the first IPv4 address, else IPv6: what UCX listens on; empty for RDMA ports
   std::string network;  // "10.1.0.0/24"
-  double gbps = 0;      // of the link, where the card is real and the kernel knows; else 0
+  double gbps = 0;      // rate of a physical card's link, if the kernel knows it; else 0
   int distance = -1;    // distance_to(); -1: not known
   bool loopback = false;
 };
 
-/// "eth0, eth1" as names.
+/// Splits a list such as "eth0, eth1" into names.
 std::vector<std::string> device_names(std::string_view list);
 
-/// In the order of `names`. RDMA ports get name and distance.
+/// In the order of `names`. RDMA ports get only name and distance.
 std::vector<LocalNic> describe_nics(const std::vector<std::string>& names, const Locality& from,
                                     const std::filesystem::path& sysfs = "/sys");
 
-/// What cannot be right about a list of cards that all exist: one twice, loopback beside others, IP beside RDMA.
+/// kInvalidArgument if cards that all exist do not fit together: a card twice, loopback beside others, IP beside RDMA.
 core::Status check_together(const std::vector<LocalNic>& nics);
 
-/// Gbit/s of an interface as the kernel reports its link; 0 where it does not know, or it is virtual: what such report
-/// says nothing about the network below.
+/// Link rate of an interface as the kernel reports it, Gbit/s. 0: not known, or the interface is virtual. A virtual
+/// interface's rate says nothing about the network below.
 double link_gbps(const std::string& interface, const std::filesystem::path& sysfs = "/sys");
 
 }  // namespace hybridps::transport

@@ -23,7 +23,7 @@ constexpr int kGidsRead = 64;  // the tables have up to 1024 rows, filled from t
 constexpr std::string_view kNoGid = "0000:0000:0000:0000:0000:0000:0000:0000";
 constexpr std::string_view kIpv4Gid = "0000:0000:0000:0000:0000:ffff:";
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-/// Over what tests/rdma measures ("pinned"): UCX's queues and bounce buffers, and receive slots of 4 MiB at a time.
+/// For UCX's queues and bounce buffers, and for receive slots of 4 MiB at a time. Above tests/rdma's "pinned".
 constexpr std::uint64_t kLockedBesidePool = 128 * kMiB;
 constexpr int kCapIpcLock = 14;
 

@@ -1,9 +1,9 @@
-// hybridps/transport/ucx/ucp_api.h: the libucp calls that this room uses, as a seam.
+// hybridps/transport/ucx/ucp_api.h: the libucp calls that this room uses, replaceable in tests.
 //
-// Each method is one call; the base class makes it. Tests derive and script the rare outcomes: no memory, an
-// unreachable peer, a request that UCX never gives back.
+// Each method is one libucp call, made by the base class. Tests derive a class that simulates rare outcomes: no memory,
+// an unreachable peer, a request that UCX never gives back.
 // Threads  as the transport that uses it.
-// Errors   the base class may be made without libucp, and must not be called then.
+// Errors   the base class can be made without libucp, but its methods must not be called then.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -57,7 +57,7 @@ class UcpApi {
   virtual unsigned worker_progress(ucp_worker_h worker) { return ucp_->worker_progress(worker); }
   virtual ucs_status_t worker_arm(ucp_worker_h worker) { return ucp_->worker_arm(worker); }
   virtual ucs_status_t worker_get_efd(ucp_worker_h worker, int* fd) { return ucp_->worker_get_efd(worker, fd); }
-  /// ucp_worker_query and ucp_worker_release_address: the address by value, network devices only.
+  /// ucp_worker_query and ucp_worker_release_address: copies the address, network devices only.
   virtual ucs_status_t worker_address(ucp_worker_h worker, std::vector<std::byte>* address) {
     ucp_worker_attr_t attributes{};
     attributes.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS | UCP_WORKER_ATTR_FIELD_ADDRESS_FLAGS;

@@ -13,14 +13,13 @@
 namespace hybridps::transport {
 namespace {
 
-/// UCX's name for posix, sysv, xpmem, cma and knem; naming them one by one warns about those that are not
-/// there.
+/// UCX's name for posix, sysv, xpmem, cma and knem. Naming them one by one would warn about the missing ones.
 constexpr std::string_view kAllButSharedMemory = "^shm";
-/// And without those of GPUs, by UCX's name for cuda_copy, cuda_ipc and gdr_copy. With any of them UCX asks the CUDA
-/// driver about memory while it makes progress; that may wait for the device, which may be waiting for what the
-/// progress brings.
+/// Also without GPU transports: "cuda" is UCX's name for cuda_copy, cuda_ipc and gdr_copy. With any of them UCX asks
+/// CUDA's driver about memory in progress calls. The driver may wait for the device, and the device for what progress
+/// brings.
 constexpr std::string_view kNeitherSharedMemoryNorCuda = "^shm,cuda";
-/// From here on ucp_config_modify() takes the settings of transports.
+/// From this version on, ucp_config_modify() takes the settings of transports.
 constexpr std::pair<unsigned, unsigned> kTransportSettingsSince = {1, 17};
 
 std::vector<std::string> split(std::string_view text) {
@@ -41,7 +40,7 @@ std::optional<std::string> users(const Environment& environment, const std::stri
   return environment("UCX_" + name);
 }
 
-/// Whether some entry may be an IP interface: all names but those of RDMA ports ("mlx5_0:1").
+/// Whether some entry may be an IP interface: any name except that of an RDMA port ("mlx5_0:1").
 bool may_name_interfaces(const std::string& devices) {
   for (const std::string& name : split(devices))
     if (name.find(':') == std::string::npos) return true;
@@ -85,16 +84,16 @@ std::vector<UcxSetting> ucx_settings(const UcxOptions& options, std::pair<unsign
     set_unless_given("TLS", std::string(options.device_memory ? kAllButSharedMemory : kNeitherSharedMemoryNorCuda));
     if (!options.net_device.empty()) set_unless_given("NET_DEVICES", options.net_device);
     if (version >= kTransportSettingsSince) {
-      // UCX's 8 KiB cost 1.7 times the CPU per byte.
+      // UCX's default of 8 KiB costs 1.7 times the CPU per byte.
       set_unless_given("TCP_TX_SEG_SIZE", "256k", false);
       set_unless_given("TCP_RX_SEG_SIZE", "256k", false);
-      // Of a closed connection UCX 1.22 frees what it keeps at the event "last work request reached", and crashes when a
-      // device raises that twice, as Soft-RoCE does. Without events it is freed with the worker.
+      // UCX 1.22 frees the state of a closed connection at the event "last work request reached". UCX crashes if a
+      // device raises the event twice, as Soft-RoCE does. Without events the state is freed with the worker.
       if (names_rdma(options.net_device)) set_unless_given("IB_ASYNC_EVENTS", "n", false);
     }
   }
-  // A blocking connect() to a host that does not answer would hold up the engine for as long as the kernel tries: heartbeats
-  // would stop, and others would take this process for dead.
+  // A blocking connect() to a silent host would stop the engine for as long as the kernel tries. Heartbeats would stop,
+  // and others would take this process for dead.
   set_unless_given("TCP_CONN_NB", "y", false);
   const double user_timeout_s = core::to_seconds(options.tcp_user_timeout);
   if (user_timeout_s > 0 && version >= std::pair<unsigned, unsigned>{1, 22})

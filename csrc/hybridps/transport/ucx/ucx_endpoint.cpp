@@ -30,7 +30,7 @@ void UcxEndpoint::fail(core::Status cause) {
       report_ = true;
       break;
     case UcxState::kDraining:
-    case UcxState::kFlushing: break;  // we were leaving anyway: now at once
+    case UcxState::kFlushing: break;  // closing already: now by force
     case UcxState::kDoomed:
     case UcxState::kGone: return;
   }

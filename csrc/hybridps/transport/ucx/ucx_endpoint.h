@@ -1,11 +1,11 @@
-// hybridps/transport/ucx/ucx_endpoint.h: one ucp_ep and what is in flight on it. Internal to this room.
+// hybridps/transport/ucx/ucx_endpoint.h: one ucp_ep and its sends in flight. Internal to this room.
 //
 //   kOpen ──close(kClosed)──> kDraining ──nothing in flight, or late──> kFlushing ──flushed, or late──┐
 //     │                                                                                              v
 //     └──error of UCX, close(any other code)──> kDoomed ──next progress()───────────────────────> kGone
 //
-// The ucp_ep is always let go of by a forced close: UCX allows one close per endpoint, so a friendly one that
-// hangs could not be hurried.
+// The ucp_ep is always released by a forced close. UCX allows one close per endpoint, so a friendly close that hangs
+// could not be forced later.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -28,7 +28,7 @@ struct SendRequest {
   UcxEndpoint* endpoint = nullptr;
   Buffer payload;
   SendDone done;
-  SendRequest* previous = nullptr;  // in the transport's list while UCX holds it
+  SendRequest* previous = nullptr;  // in the transport's list while UCX holds the request
   SendRequest* next = nullptr;
   std::array<std::byte, kHeaderBytesMax> header;  // UCX reads it until completion
 };
@@ -60,9 +60,9 @@ class UcxEndpoint final : public Endpoint {
   UcxState state_ = UcxState::kOpen;
   bool report_ = false;        // on_peer_failed is due
   bool used_ = false;          // something was sent
-  bool flush_done_ = false;    // or failed
+  bool flush_done_ = false;    // the flush is done or has failed
   std::size_t in_flight_ = 0;  // sends that UCX holds
-  core::Status cause_;         // of the first failure or close
+  core::Status cause_;         // cause of the first failure or close
   core::Deadline close_deadline_;
 };
 

@@ -1,9 +1,9 @@
 // hybridps/transport/ucx/ucx_library.h: the libucp of this process, loaded when the first transport needs it.
 //
-// Why      Loading UCX takes a rank longer than all else of its start, and over our own TCP none of it is used. So nothing here
+// Why      Loading UCX takes longer than the rest of a rank's start, and our own TCP does not use UCX. So nothing here
 //          links to libucp: its functions are looked up by name.
 // Threads  any.
-// Errors   kUnsupported: it was not found, or lacks a function; it is looked for again the next time.
+// Errors   kUnsupported: libucp was not found or lacks a function. The next call looks for it again.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -15,7 +15,7 @@
 
 namespace hybridps::transport {
 
-/// The functions of libucp and libucs that this room calls, by the names that they have there.
+/// The functions of libucp and libucs that this room calls, named without their prefix ucp_ or ucs_.
 struct UcxLibrary {
   decltype(&ucp_get_version) get_version = nullptr;
   decltype(&ucp_get_version_string) get_version_string = nullptr;
@@ -43,14 +43,14 @@ struct UcxLibrary {
   decltype(&ucp_am_data_release) am_data_release = nullptr;
   decltype(&ucp_request_free) request_free = nullptr;
   decltype(&ucs_status_string) status_string = nullptr;
-  std::string path;  // of its file
+  std::string path;  // path of the library's file
 };
 
-/// Loads it, the first time that it succeeds; it stays loaded. See set_ucx_loader() (ucx_config.h).
+/// Loads UCX unless an earlier call succeeded; UCX stays loaded. See set_ucx_loader() (ucx_config.h).
 core::Result<const UcxLibrary*> load_ucx();
 /// Null: load_ucx() has not succeeded yet.
 const UcxLibrary* loaded_ucx() noexcept;
-/// UCX's words for it.
+/// UCX's text for `status`.
 const char* text_of(ucs_status_t status) noexcept;
 
 }  // namespace hybridps::transport

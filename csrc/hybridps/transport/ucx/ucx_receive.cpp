@@ -1,4 +1,4 @@
-// What arrives by UCX: eager messages, and payloads that are fetched by rendezvous.
+// Receiving over UCX: eager messages, and payloads that are fetched by rendezvous.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -38,7 +38,7 @@ ucs_status_t UcxTransportImpl::receive_eager(std::span<const std::byte> header, 
   }
   RxSlot* slot = rx_pool_->allocate(bytes, /*past_cap=*/true);
   if (slot == nullptr) {
-    // No memory at all: a lost message would hang its operation without a word.
+    // No memory at all. The loss must be logged, because the operation of a lost message would hang silently.
     core::log_error(name_, ": out of memory for a message of ", bytes, " bytes, dropped");
     ++counters_.receives_failed;
     return UCS_OK;
@@ -66,7 +66,7 @@ ucs_status_t UcxTransportImpl::receive_rendezvous(std::span<const std::byte> hea
   receive->payload_bytes = bytes;
   receive->header_bytes = static_cast<std::uint32_t>(header.size());
   std::memcpy(receive->header.data(), header.data(), header.size());
-  // Those that wait already go first.
+  // Receives that wait already go first.
   receive->slot = waiting_.empty() ? rx_pool_->allocate(bytes) : nullptr;
   if (receive->slot == nullptr) {
     ++counters_.receives_waited;
@@ -137,7 +137,7 @@ void UcxTransportImpl::release_kept(void* transport, void* data, std::uint64_t) 
   auto& self = *static_cast<UcxTransportImpl*>(transport);
   if (self.in_child()) return;
   if (data == self.data_in_callback_)
-    self.released_in_callback_ = true;  // told by the callback's return value
+    self.released_in_callback_ = true;  // the callback's return value tells UCX
   else
     self.api_.am_data_release(self.worker_, data);
 }

@@ -19,7 +19,7 @@ namespace {
 
 constexpr unsigned kActiveMessageId = 7;
 constexpr core::Duration kRefreshEvery = core::from_seconds(1);
-/// For what a forced close cancels; UCX needs microseconds.
+/// Limit for operations that a forced close cancels; UCX needs microseconds.
 constexpr core::Duration kCancelTimeout = core::from_seconds(0.25);
 
 core::Status ucs_error(core::Code code, const std::string& what, ucs_status_t status) {
@@ -79,7 +79,7 @@ core::Status UcxTransportImpl::make_context(std::pair<unsigned, unsigned> versio
 }
 
 core::Status UcxTransportImpl::make_worker(std::size_t descriptors_before, const std::string& where) {
-  constexpr std::size_t kDescriptorsOfAWorker = 32;  // about 10, and as many while it looks around
+  constexpr std::size_t kDescriptorsOfAWorker = 32;  // about 10, and as many again while UCX looks for devices
   ucp_worker_params_t worker_params{};
   worker_params.field_mask =
       UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_NAME | UCP_WORKER_PARAM_FIELD_AM_ALIGNMENT;
@@ -89,7 +89,7 @@ core::Status UcxTransportImpl::make_worker(std::size_t descriptors_before, const
   const ucs_status_t status = api_.worker_create(context_, &worker_params, &worker_);
   if (status != UCS_OK) {
     worker_ = nullptr;
-    // UCX gives back what it had, so errno tells nothing any more.
+    // UCX has closed its descriptors again, so errno tells nothing.
     rlimit limit{};
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && descriptors_before + kDescriptorsOfAWorker > limit.rlim_cur)
       return {core::Code::kOutOfResources, "too few file descriptors for UCX" + where + ": " +
@@ -162,7 +162,7 @@ UcxTransportImpl::~UcxTransportImpl() {
   for (const Region& region : regions_) within(region.within, [&] { (void)api_.mem_unmap(context_, region.memh); });
   rx_pool_.reset();
   if (context_ != nullptr) api_.cleanup(context_);
-  // UCX is gone, so every payload is let go.
+  // UCX is gone and uses no payload any more.
   const core::Status closed(core::Code::kClosed, "the transport was destroyed");
   while (held_.next != &held_) {
     SendRequest* request = held_.next;
@@ -173,14 +173,14 @@ UcxTransportImpl::~UcxTransportImpl() {
   }
 }
 
-/// In a forked child: whatever has a destructor that would speak to UCX, or run someone's `done`, is leaked.
+/// In a forked child: leaks all objects with a destructor that would call UCX or run a `done`.
 void UcxTransportImpl::leave_to_parent() noexcept {
   for (auto& request : requests_) (void)request.release();
   for (auto& receive : receives_) (void)receive.release();
   (void)rx_pool_.release();
 }
 
-/// Friendly closes for close_timeout, then forced ones.
+/// Closes the endpoints in the friendly way for close_timeout, then by force.
 void UcxTransportImpl::run_down() {
   for (auto& [peer, endpoint] : endpoints_)
     close(*endpoint, core::Status(core::Code::kClosed, "the transport was destroyed"));
@@ -212,7 +212,7 @@ core::Status UcxTransportImpl::attach(std::span<std::byte> pool_memory) {
 bool UcxTransportImpl::map_block(std::span<std::byte> block, ucp_mem_h* memh) {
   ucp_mem_map_params_t params{};
   params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
-                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;  // else UCX finds out, by asking CUDA where it has it
+                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;  // otherwise UCX asks CUDA, if it has CUDA
   params.address = block.data();
   params.length = block.size();
   params.memory_type = UCS_MEMORY_TYPE_HOST;
@@ -290,7 +290,7 @@ core::Result<Endpoint*> UcxTransportImpl::connect(core::EngineId peer, std::span
   ucp_ep_params_t params{};
   params.field_mask =
       UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  // UCX reads structures out of it: align them.
+  // UCX reads structures from the address, so the address must be aligned.
   std::vector<std::uint64_t> aligned((worker_address.value().size() + 7) / 8);
   std::memcpy(aligned.data(), worker_address.value().data(), worker_address.value().size());
   params.address = reinterpret_cast<const ucp_address_t*>(aligned.data());

@@ -2,16 +2,12 @@
 //
 // Owner    the engine, which makes two: "data", and "control" with tcp_only.
 // Threads  one thread at a time for everything, destructor included; UCX's own thread only opens connections.
-// Memory   attach() maps pools once, attach_device() what is a GPU's, where UCX knows CUDA; every send names its
-//          handle and kind. Incoming payloads land in registered memory
-// that the
-//          transport owns, or stay where UCX received them; 64-byte aligned.
-// Failure  a broken connection fails the endpoint at once and is reported from progress(); `done` of a
-// pending send
-//          runs when UCX has let go of its payload. An endpoint that failed or was closed is never opened
-//          again.
-// Fork     in a forked child every method does nothing or returns kClosed, and destruction leaks on purpose:
-// touching
+// Memory   attach() maps a pool once. attach_device() maps GPU memory if UCX supports CUDA. Every send names the handle
+//          and kind of its memory. Incoming payloads land in registered memory that the transport owns, or stay where
+//          UCX received them; 64-byte aligned.
+// Failure  a broken connection fails the endpoint at once and is reported from progress(). `done` of a pending send
+//          runs when UCX no longer uses its payload. An endpoint that failed or was closed is never opened again.
+// Fork     in a forked child every method does nothing or returns kClosed, and destruction leaks on purpose: touching
 //          UCX there would break the parent.
 #pragma once
 
@@ -26,10 +22,10 @@ namespace hybridps::transport {
 
 class UcpApi;
 
-/// What went wrong without being anyone's error yet. Since creation.
+/// Counts since creation: how messages were received, and problems that are not reported as errors.
 struct UcxCounters {
   std::uint64_t dropped_malformed = 0;  // empty or long header, payload above the cap
-  std::uint64_t receives_failed = 0;    // the sender broke off during a rendezvous
+  std::uint64_t receives_failed = 0;    // the sender broke off during a rendezvous, or no memory
   std::uint64_t receives_waited = 0;    // large messages that waited for receive memory
   std::uint64_t receives_kept = 0;      // eager messages kept in UCX's own buffer
   std::uint64_t receives_copied = 0;    // eager messages copied out of UCX's buffer
@@ -40,11 +36,10 @@ struct UcxCounters {
 
 class UcxTransport : public Transport {
  public:
-  /// kInvalidArgument: no such device (see validate_device()), or UCX found no transport on it. kUnsupported:
-  /// the libucp in this process is older than the one compiled against, or this process was forked off an
-  /// engine's.
+  /// kInvalidArgument: no such device (see validate_device()), or UCX found no transport on it. kUnsupported: the
+  /// libucp in this process is older than the one compiled against, or this process was forked from one that uses UCX.
   static core::Result<std::unique_ptr<UcxTransport>> create(const UcxOptions& options);
-  /// The same with another libucp, for tests; `api` outlives the transport.
+  /// The same with another libucp, for tests. `api` must outlive the transport.
   static core::Result<std::unique_ptr<UcxTransport>> create(const UcxOptions& options, UcpApi& api);
 
   virtual UcxCounters counters() const noexcept = 0;

@@ -1,7 +1,7 @@
 // hybridps/transport/ucx/ucx_transport_impl.h: UcxTransport's state. Internal to this room.
 //
-// Callbacks of UCX only take notes, except that messages are delivered from them; `done`, closes and reports
-// run from progress(), after ucp_worker_progress() has returned.
+// UCX callbacks only record what happened, except that they deliver messages. `done` callbacks, closes and failure
+// reports run from progress(), after ucp_worker_progress() has returned.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -36,7 +36,7 @@ class UcxTransportImpl final : public UcxTransport {
   UcxTransportImpl(const UcxOptions& options, UcpApi& api);
   ~UcxTransportImpl() override;
   core::Status start();
-  // Parts of it; `where`: for messages.
+  // Parts of start(); `where` is used in error texts.
   core::Status make_context(std::pair<unsigned, unsigned> version, const std::string& where);
   core::Status make_worker(std::size_t descriptors_before, const std::string& where);
 
@@ -63,20 +63,20 @@ class UcxTransportImpl final : public UcxTransport {
     std::span<std::byte> memory;
     ucp_mem_h memh = nullptr;
     ucs_memory_type_t type = UCS_MEMORY_TYPE_HOST;
-    Within within{};  // of a device's memory
+    Within within{};  // set for a device's memory only
   };
   struct UcxCompletion {
     SendRequest* request = nullptr;
     core::Status status;
   };
-  /// A rendezvous message: waiting for memory (slot null), then being received.
+  /// A rendezvous message: first waiting for memory (slot null), then being received.
   struct Receive {
     UcxTransportImpl* transport = nullptr;
     void* descriptor = nullptr;
     RxSlot* slot = nullptr;
     std::size_t payload_bytes = 0;
     std::uint32_t header_bytes = 0;
-    bool pending = false;  // UCX holds it
+    bool pending = false;  // UCX holds the request
     std::array<std::byte, kHeaderBytesMax> header;
   };
 
@@ -85,10 +85,10 @@ class UcxTransportImpl final : public UcxTransport {
   const Region* region_of(const std::byte* data, std::size_t bytes) const noexcept;
   core::Status map(Region region);
   bool map_block(std::span<std::byte> block, ucp_mem_h* memh);
-  /// Runs a call of UCX that is about a region's memory; empty: of the host.
+  /// Runs a UCX call about the memory of one region. `device` is empty for host memory.
   template <typename Call>
   static void within(const Within& device, const Call& call);
-  /// One that may be about any: in the first device's (UCX finds the others by their addresses).
+  /// Runs a UCX call that may concern any region, with the first device current. UCX finds others by address.
   template <typename Call>
   void within_first(const Call& call) const;
 
@@ -119,7 +119,7 @@ class UcxTransportImpl final : public UcxTransport {
   void close(UcxEndpoint& endpoint, core::Status cause);
   void needs_attention(UcxEndpoint& endpoint);
   std::size_t attend();
-  /// True when the endpoint needs to be looked at again.
+  /// True: the endpoint needs another step() later.
   bool step(UcxEndpoint& endpoint, core::TimePoint now);
   void force_close(UcxEndpoint& endpoint);
   static void on_flushed(void* ucp_request, ucs_status_t status, void* endpoint);
@@ -152,10 +152,10 @@ class UcxTransportImpl final : public UcxTransport {
   std::vector<Receive*> free_receives_;
   std::deque<Receive*> waiting_;
   std::size_t receives_pending_ = 0;
-  void* data_in_callback_ = nullptr;  // what UCX waits to hear about, during a delivery
+  void* data_in_callback_ = nullptr;  // during a delivery: UCX's buffer, which the callback's result keeps or releases
   bool released_in_callback_ = false;
 
-  std::vector<UcxEndpoint*> attention_;  // new work
+  std::vector<UcxEndpoint*> attention_;  // endpoints with new work
   std::vector<UcxEndpoint*> closing_;    // friendly closes under way
   std::size_t closes_pending_ = 0;
 

@@ -1,7 +1,7 @@
-// The words that cuda_runtime_api.h takes from this file of the toolkit, as a host compiler of GNU's kind sees them.
+// The macros that cuda_runtime_api.h takes from this toolkit file, as a GNU-like host compiler sees them.
 //
-// Why here: torch's wheels bring CUDA's headers without the folder crt/, and c10/cuda/CUDAStream.h needs them. Taken
-// only where the folder that CUDA's headers come from lacks it (cmake/FindCudaHeaders.cmake).
+// Torch's wheels bring CUDA's headers without the folder crt/, and c10/cuda/CUDAStream.h needs these macros. Used only
+// where the folder of CUDA's headers lacks the file (cmake/FindCudaHeaders.cmake).
 #pragma once
 
 #define CUDARTAPI

@@ -510,8 +510,8 @@ FAULTS = {
     "a rank starts 3 s late": Fault(late_rank),
     "another protocol version": Fault(version, in_default_tests=True, gloo=False),
     "a wrong token": Fault(wrong_token, gloo=False),
-    "junk at a server's door, 1,000/s": Fault(
-        junk.at_the_door, {"seconds": 3}, {"seconds": 60}, long_runs=1, in_default_tests=True, gloo=False
+    "junk at a server's port, 1,000/s": Fault(
+        junk.at_admission, {"seconds": 3}, {"seconds": 60}, long_runs=1, in_default_tests=True, gloo=False
     ),
     "junk at the ranks' ports, 1,000/s": Fault(
         junk.at_ranks, {"seconds": 3}, {"seconds": 60}, long_runs=1, in_default_tests=True

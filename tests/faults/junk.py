@@ -107,7 +107,7 @@ def at_ranks(backend, runs, seconds):
     return row
 
 
-def at_the_door(backend, runs, seconds):
+def at_admission(backend, runs, seconds):
     import test_dedicated
 
     if backend != "hybridps":
@@ -147,7 +147,7 @@ def at_the_door(backend, runs, seconds):
                 watch.set()
                 watcher.join()
                 strangers.stop()
-            # A job of its own finds the door open while strangers are still in it.
+            # A job of its own is admitted while strangers are still in it.
             launch(test_dedicated.plain, "1+1+1", backend, env=env, init=True, destroy=True)
             memory, descriptors = (max(sample[i] - seen[0][i] for sample in seen) for i in (0, 1))
             row.note = (

@@ -8,7 +8,7 @@
 
 #include "hybridps/core/config.h"
 #include "hybridps/core/text.h"
-#include "hybridps/door/door.h"
+#include "hybridps/admission/admission_server.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace hybridps;
@@ -16,9 +16,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (const auto bytes = core::parse_bytes(text))
     if (core::parse_bytes(core::format_byte_setting(*bytes)) != bytes) std::abort();
   if (core::quoted(text).size() > 1000) std::abort();
-  if (const auto addresses = door::parse_addresses(std::string(text)); addresses.is_ok())
-    for (const door::Address& address : addresses.value()) {
-      const auto again = door::parse_address(address.text());
+  if (const auto addresses = admission::parse_addresses(std::string(text)); addresses.is_ok())
+    for (const admission::Address& address : addresses.value()) {
+      const auto again = admission::parse_address(address.text());
       if (!again.is_ok() || again.value().host != address.host || again.value().port != address.port) std::abort();
     }
 

@@ -475,7 +475,7 @@ def test_a_server_answers_is_named_when_it_does_not_and_is_traced(place, tmp_pat
         with socket.create_connection(("127.0.0.1", port)) as link:
             link.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
             answer = b"".join(iter(lambda: link.recv(4096), b"")).decode()
-        assert "hybridps_server_door_accepted_total" in answer
+        assert "hybridps_server_admission_accepted_total" in answer
         pid = running[0].process.pid
         results = run_ranks(beside_a_server, "1+1+1", args=(pid,), env=settings(running, **more))
     report, found = results[0]

@@ -67,7 +67,7 @@ class Cluster {
     for (std::size_t rank = 0; rank < options_.node_of.size(); ++rank) introduce(rank, server);
     return static_cast<int>(server);
   }
-  /// As its door would: the group takes it in as this member.
+  /// As its admission server would: the group takes it in as this member.
   void open_late(core::GroupUid uid, int runtime, int member) {
     const std::size_t ranks = options_.node_of.size();
     std::vector<core::EngineId> engines(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(ranks));

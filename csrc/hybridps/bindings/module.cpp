@@ -484,7 +484,7 @@ void bind_group(py::module_& module, GroupClass& group) {
       // torch 2.11 binds `options` for its own backends only, and copies `options` in split_group().
       .def_property_readonly("options", [](const ProcessGroupHybrid& self) { return self.options(); })
       .def("node_of", &ProcessGroupHybrid::node_of, py::call_guard<py::gil_scoped_release>(),
-           "Group ranks by node; empty until all members have come.")
+           "The node of each group rank; empty until all members have come.")
       .def("compression", &ProcessGroupHybrid::compression, "What gradients of this group become between nodes.")
       .def("compression_steps", &ProcessGroupHybrid::compression_steps, py::call_guard<py::gil_scoped_release>())
       .def("compression_summary", &compression_summary)

@@ -11,7 +11,7 @@
 #include "hybridps/build_info.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
-#include "hybridps/door/door.h"
+#include "hybridps/admission/admission_server.h"
 #include "hybridps/engine/cores.h"
 #include "hybridps/engine/engine_impl.h"
 
@@ -66,7 +66,7 @@ void EngineImpl::open_outlet(const GroupOptions& first) {
   o.tag = std::to_string(first.rank) + '-' + std::to_string(first.size);
   o.file = config_.metrics_path();
   if (!config_.metrics_listen.empty()) {
-    core::Result<door::Address> address = door::parse_address(config_.metrics_listen);
+    core::Result<admission::Address> address = admission::parse_address(config_.metrics_listen);
     if (address.is_ok()) {
       o.listen_host = address.value().host;
       o.listen_port = address.value().port + (address.value().port > 0 ? local_rank().rank : 0);

@@ -30,12 +30,12 @@ std::uint64_t nanoseconds(core::TimePoint at) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(at.time_since_epoch()).count());
 }
 
-// Whether a group needs this message when the group opens here later. Mend is among them: rank 0 may open the group
+// Whether a group needs this message when the group opens here later. Failover is among them: rank 0 may open the group
 // first, and may already know that a dedicated server is gone.
 bool is_kept_early(const wire::Message& message) {
   return message.chunk() != nullptr || message.is_point_to_point() || message.as<wire::Verdict>() != nullptr ||
          message.as<wire::Probe>() != nullptr || message.as<wire::ProbeReply>() != nullptr ||
-         message.as<wire::Join>() != nullptr || message.as<wire::Mend>() != nullptr ||
+         message.as<wire::Join>() != nullptr || message.as<wire::Failover>() != nullptr ||
          message.as<wire::PlanAsk>() != nullptr || message.as<wire::PlanSwitch>() != nullptr;
 }
 

@@ -34,7 +34,7 @@ using core::Status;
 
 constexpr auto kCommandPatience = std::chrono::seconds(10);
 constexpr auto kPublishEvery = std::chrono::milliseconds(100);
-// How long the groups of a stopping server have to let it go. Operations that take longer are mended.
+// How long the groups of a stopping server have to let it go. Operations that take longer fail over to ranks.
 constexpr auto kLeaveWithin = std::chrono::milliseconds(1500);
 // The most engines that some jobs have given up and other jobs still use.
 constexpr std::size_t kRetiredMax = 8;
@@ -266,15 +266,15 @@ class ServerHostImpl final : public ServerHost {
       shards_.push_back(std::move(shard).value());
     }
     threads.warn_of_idle();
-    auto door =
-        door::Door::open(options.listen, options.token, [this](const door::Bytes& body) { return answer(body); });
-    if (!door.is_ok()) return door.status();
-    door_ = std::move(door).value();
+    auto admission =
+        admission::AdmissionServer::open(options.listen, options.token, [this](const admission::Bytes& body) { return answer(body); });
+    if (!admission.is_ok()) return admission.status();
+    admission_ = std::move(admission).value();
     return Status::ok();
   }
-  ~ServerHostImpl() override { door_.reset(); }
+  ~ServerHostImpl() override { admission_.reset(); }
 
-  int port() const override { return door_->port(); }
+  int port() const override { return admission_->port(); }
   void drain() override { draining_.store(true); }
   ServerHostStats stats() const override {
     ServerHostStats s;
@@ -285,8 +285,8 @@ class ServerHostImpl final : public ServerHost {
       for (const auto& [uid, group] : open_) engines.insert(group.engines.begin(), group.engines.end());
       s.engines = engines.size();
     }
-    s.door_accepted = door_->stats().accepted.load();
-    s.door_refused = door_->stats().refused.load();
+    s.admission_accepted = admission_->stats().accepted.load();
+    s.admission_refused = admission_->stats().refused.load();
     return s;
   }
   void dismiss(const std::string& why) override {
@@ -371,7 +371,7 @@ class ServerHostImpl final : public ServerHost {
     std::erase(retired_, nullptr);
   }
 
-  core::Result<door::Bytes> records() const {
+  core::Result<admission::Bytes> records() const {
     if (draining_.load()) return Status(Code::kClosed, "it is about to stop and takes no new job");
     std::vector<bootstrap::MemberRecord> all;
     for (const auto& shard : shards_) all.push_back(shard->record());
@@ -391,9 +391,10 @@ class ServerHostImpl final : public ServerHost {
     open_.erase(found);
   }
 
-  core::Result<door::Bytes> answer(const door::Bytes& body) {
+  core::Result<admission::Bytes> answer(const admission::Bytes& body) {
     core::Result<ServerRequest> request = decode_request(body);
     if (!request.is_ok()) {
+      const std::lock_guard lock(mutex_);
       say("refused a job: " + std::string(request.status().message()));
       return request.status();
     }
@@ -402,6 +403,7 @@ class ServerHostImpl final : public ServerHost {
       case ServerRequest::RequestKind::kRenew:
         if (draining_.load()) return records();
         if (Status status = renew(request.value().engines); !status.is_ok()) {
+          const std::lock_guard lock(mutex_);
           say("cannot start another engine: " + std::string(status.message()));
           return status;
         }
@@ -460,7 +462,7 @@ class ServerHostImpl final : public ServerHost {
           const std::lock_guard lock(mutex_);
           say("opened group " + text);
         }
-        return door::Bytes();
+        return admission::Bytes();
       }
       case ServerRequest::RequestKind::kClose:
         for (const auto& shard : all_shards()) {
@@ -468,7 +470,7 @@ class ServerHostImpl final : public ServerHost {
           if (std::find(of.begin(), of.end(), shard->record().engine) != of.end())
             shard->post([s = shard.get(), uid = request.value().uid] { s->give_up(uid); });
         }
-        return door::Bytes();
+        return admission::Bytes();
     }
     return Status(Code::kMismatch, "unknown request");
   }
@@ -479,11 +481,11 @@ class ServerHostImpl final : public ServerHost {
   ServerHostOptions options_;
   core::Config config_;
   std::string hint_;  // the interface of the address that the server listens on; empty: any address
-  // After start() only the door's thread changes shards_ and retired_, under shards_mutex_.
+  // After start() only the admission server's thread changes shards_ and retired_, under shards_mutex_.
   mutable std::mutex shards_mutex_;
   std::vector<std::shared_ptr<Shard>> shards_;
   std::vector<std::shared_ptr<Shard>> retired_;  // given up by one job, and perhaps still used by others
-  std::unique_ptr<door::Door> door_;             // declared after the shards: the door's thread uses the shards
+  std::unique_ptr<admission::AdmissionServer> admission_;             // declared after the shards: the admission server's thread uses the shards
   std::atomic<bool> draining_{false};
 };
 

@@ -1,4 +1,4 @@
-// hybridps/engine/server_host.h: a dedicated server: a door, and engines that sum for the jobs that use the door.
+// hybridps/engine/server_host.h: a dedicated server: a admission server, and engines that sum for the jobs that use the admission server.
 //
 // Model    Each of `threads` shards is an engine of its own with its own transports, pool and thread. A job sees the
 //          shards as separate servers behind one card. Jobs share only memory and the card.
@@ -6,7 +6,7 @@
 //          rank of each node pushes, and each may send its allowance (eager_bytes). A job that needs more is refused.
 //          At least a quarter is the send pool. A quarter may hold codec residuals, and a quarter the momentum of
 //          outer steps. HYBRIDPS_WINDOW_BYTES bounds the memory of granted chunks, which comes on top.
-// Threads  any thread may call; one thread per shard, one for the door.
+// Threads  any thread may call; one thread per shard, one for the admission server.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +18,17 @@
 #include "hybridps/core/config.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
-#include "hybridps/door/door.h"
+#include "hybridps/admission/admission_server.h"
 
 namespace hybridps::engine {
 
 struct ServerHostOptions {
-  door::Address listen;
+  admission::Address listen;
   std::string token;
   int threads = 1;
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
   /// Gets a line of text for the server's operator: a job's group was opened, closed or refused. Called from the
-  /// server's own threads. Lines about a group come one at a time; others may come at the same time. Unset: no lines.
+  /// server's own threads, one line at a time. Unset: no lines.
   std::function<void(const std::string&)> say;
 };
 
@@ -41,8 +41,8 @@ struct ServerHostStats {
   std::uint64_t rx_payload_bytes = 0;
   std::uint64_t tx_payload_bytes = 0;
   std::uint64_t refused_messages = 0;
-  std::uint64_t door_accepted = 0;
-  std::uint64_t door_refused = 0;
+  std::uint64_t admission_accepted = 0;
+  std::uint64_t admission_refused = 0;
 };
 
 class ServerHost : core::Pinned {

@@ -18,7 +18,7 @@ using core::Status;
 // How long to wait for a helper thread that gives no answer.
 constexpr auto kNoAnswerAfter = std::chrono::seconds(60);
 
-std::string name_of(const door::Address& address) { return "the dedicated server " + address.text(); }
+std::string name_of(const admission::Address& address) { return "the dedicated server " + address.text(); }
 
 }  // namespace
 
@@ -36,7 +36,7 @@ ServerJoins::ServerJoins(ServerJoinsOptions options, const bootstrap::Roster& ro
       fail_(std::move(fail)),
       is_starting_(start == GroupStart::kAwaitsServers),
       start_until_(start_until) {
-  for (const door::Address& address : options_.addresses) {
+  for (const admission::Address& address : options_.addresses) {
     PolledAddress& place = places_.emplace_back();
     place.address = address;
     place.next = core::Clock::now() + options_.retry;
@@ -283,7 +283,7 @@ void ServerJoins::open_found() {
     place.has_open = true;  // true until the server says otherwise
     ask_by_thread(place, AddressStep::kOpening, [address = place.address, token = options_.token, body](Asking& asking) {
       const core::Result<bootstrap::Bytes> answer =
-          door::ask(address, token, *body, core::Deadline::after(kServerAnswersWithin));
+          admission::ask(address, token, *body, core::Deadline::after(kServerAnswersWithin));
       const std::lock_guard lock(asking.mutex);
       asking.opened = answer.is_ok() ? Status::ok() : answer.status();
     });
@@ -361,7 +361,7 @@ void ServerJoins::give_up(PolledAddress& place) {
   }
   // If no thread can start, the server keeps the group open until the group ends.
   (void)core::run_detached("hybridps-ask", [address = place.address, token = options_.token, body = encode(request)] {
-    (void)door::ask(address, token, body, core::Deadline::after(kServerAnswersWithin));
+    (void)admission::ask(address, token, body, core::Deadline::after(kServerAnswersWithin));
   });
 }
 

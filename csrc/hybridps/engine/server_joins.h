@@ -30,14 +30,14 @@
 #include "hybridps/core/ids.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
-#include "hybridps/door/door.h"
+#include "hybridps/admission/admission_server.h"
 #include "hybridps/engine/server_request.h"
 #include "hybridps/worker/worker.h"
 
 namespace hybridps::engine {
 
 struct ServerJoinsOptions {
-  std::vector<door::Address> addresses;
+  std::vector<admission::Address> addresses;
   std::string token;
   core::Duration retry = std::chrono::seconds(2);                // 0: no server joins after the start
   bool required = false;                                         // a server that is missing at the start ends the group
@@ -66,7 +66,7 @@ class ServerJoins : core::Pinned {
   enum class AddressStep { kIdle, kFinding, kRenewing, kFound, kOpening, kOpened };
   struct Asking;
   struct PolledAddress {
-    door::Address address;
+    admission::Address address;
     std::vector<core::EngineId> engines;  // the server's engines, from its last answer
     bool has_all = false;                 // all of `engines` are in the group
     bool has_open = false;                // `newcomers` may have the group open, and have not joined

@@ -44,7 +44,7 @@ core::Result<ServerRequest> decode_request(const Bytes& bytes) {
   request.kind = static_cast<ServerRequest::RequestKind>(in.u8());
   if (request.kind == ServerRequest::RequestKind::kOpen) {
     request.group_name = in.text(bootstrap::kTextBytesMax);
-    const Bytes body = in.address(door::kBodyBytesMax);
+    const Bytes body = in.address(admission::kBodyBytesMax);
     request.attempt = in.u32();
     request.before = in.u32();
     request.chunks.usual = in.u32();
@@ -96,9 +96,9 @@ core::Result<std::vector<MemberRecord>> decode_records(const Bytes& bytes) {
   return records;
 }
 
-core::Result<std::vector<MemberRecord>> find_server(const door::Address& address, const std::string& token,
+core::Result<std::vector<MemberRecord>> find_server(const admission::Address& address, const std::string& token,
                                                     const ServerRequest& request) {
-  const core::Result<Bytes> answer = door::ask(address, token, encode(request), core::Deadline::after(kServerAnswersWithin));
+  const core::Result<Bytes> answer = admission::ask(address, token, encode(request), core::Deadline::after(kServerAnswersWithin));
   if (!answer.is_ok()) return answer.status();
   core::Result<std::vector<MemberRecord>> records = decode_records(answer.value());
   if (records.is_ok()) return records;

@@ -1,4 +1,4 @@
-// hybridps/engine/server_request.h: the requests of a job to dedicated servers, at their doors.
+// hybridps/engine/server_request.h: the requests of a job to dedicated servers, at their admission servers.
 //
 // Threads  pure functions; find_server() waits.
 #pragma once
@@ -12,12 +12,12 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/status.h"
-#include "hybridps/door/door.h"
+#include "hybridps/admission/admission_server.h"
 #include "hybridps/schedule/chunk_sizes.h"
 
 namespace hybridps::engine {
 
-/// The body of a door message:
+/// The body of a admission server message:
 ///   find := kind u8 1                                   answer: count u32 | count x (length u32 | record)
 ///   open := kind u8 2 | name text | length u32 | roster | attempt u32 | before u32
 ///           | chunks: usual u32, coded u64, room u32
@@ -49,7 +49,7 @@ core::Result<std::vector<bootstrap::MemberRecord>> decode_records(const bootstra
 inline constexpr auto kServerAnswersWithin = std::chrono::seconds(10);
 /// The engines of a dedicated server. Waits kServerAnswersWithin at most for the answer, and 1 s at most for a
 /// connection. Errors name the address.
-core::Result<std::vector<bootstrap::MemberRecord>> find_server(const door::Address& address, const std::string& token,
+core::Result<std::vector<bootstrap::MemberRecord>> find_server(const admission::Address& address, const std::string& token,
                                                                const ServerRequest& request = {});
 /// Returns an error if the server's records show that the group cannot use the server: it can be reached on its own
 /// machine only, or it shares a host with a rank. The error text calls the server by `address`.

@@ -16,17 +16,17 @@ CheckedSettings check_settings(const core::Config& config, LocalRank place) {
   const auto refuse = [&](const Status& status, const std::string& setting = {}) {
     if (!status.is_ok()) checked.problems.emplace_back(status.code(), setting + std::string(status.message()));
   };
-  core::Result<std::vector<door::Address>> servers = door::parse_addresses(config.servers);
+  core::Result<std::vector<admission::Address>> servers = admission::parse_addresses(config.servers);
   refuse(servers.status(), "HYBRIDPS_SERVERS: ");
   if (servers.is_ok()) checked.servers = std::move(servers).value();
-  core::Result<std::string> token = door::read_token(config.token, config.token_file);
+  core::Result<std::string> token = admission::read_token(config.token, config.token_file);
   refuse(token.status());
   if (token.is_ok()) checked.token = std::move(token).value();
   core::Result<Interfaces> interfaces = choose_interfaces(config, {}, place);
   refuse(interfaces.status());
   if (interfaces.is_ok()) checked.interfaces = std::move(interfaces).value();
   if (!config.metrics_listen.empty())
-    refuse(door::parse_address(config.metrics_listen).status(), "HYBRIDPS_METRICS_LISTEN: ");
+    refuse(admission::parse_address(config.metrics_listen).status(), "HYBRIDPS_METRICS_LISTEN: ");
   if (!config.interface.empty()) refuse(transport::validate_device(config.interface), "HYBRIDPS_INTERFACE: ");
   return checked;
 }

@@ -8,14 +8,14 @@
 
 #include "hybridps/core/config.h"
 #include "hybridps/core/status.h"
-#include "hybridps/door/door.h"
+#include "hybridps/admission/admission_server.h"
 #include "hybridps/engine/interface.h"
 
 namespace hybridps::engine {
 
 /// The result of the checks.
 struct CheckedSettings {
-  std::vector<door::Address> servers;
+  std::vector<admission::Address> servers;
   std::string token;
   Interfaces interfaces;
   /// The errors in the settings. Each names its setting. A job ends with the first error.

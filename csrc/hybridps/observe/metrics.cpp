@@ -56,8 +56,8 @@ constexpr std::array kMetrics = {
     Metric{"server_received_bytes", kCounter, "", "Payload received."},
     Metric{"server_sent_bytes", kCounter, "", "Payload sent."},
     Metric{"server_refused_messages", kCounter, "", "Messages that fit no open group."},
-    Metric{"server_door_accepted", kCounter, "", "Connections to the listening port."},
-    Metric{"server_door_refused", kCounter, "", "Of these, refused: strangers and wrong tokens."},
+    Metric{"server_admission_accepted", kCounter, "", "Connections to the listening port."},
+    Metric{"server_admission_refused", kCounter, "", "Of these, refused: strangers and wrong tokens."},
 };
 
 std::string escaped(std::string_view text) {

@@ -274,9 +274,9 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
   } else if (const auto* grant = message.as<wire::Grant>()) {
     if (const auto found = group->spans.find(key_of(*group, grant->chunk)); found != group->spans.end())
       found->second->results().on_grant(from.source, *grant);
-  } else if (const auto* mend = message.as<wire::Mend>()) {
-    if (mend->what == wire::Mend::What::kLanded) on_landed(*group, static_cast<int>(from.sender_rank), *mend);
-    if (mend->what == wire::Mend::What::kReleased && from.sender_rank == 0 && !group->leaving.is_ok()) {
+  } else if (const auto* failover = message.as<wire::Failover>()) {
+    if (failover->what == wire::Failover::What::kLanded) on_landed(*group, static_cast<int>(from.sender_rank), *failover);
+    if (failover->what == wire::Failover::What::kReleased && from.sender_rank == 0 && !group->leaving.is_ok()) {
       group->released = true;
       leave_if_released(*group);
     }
@@ -297,7 +297,7 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
 }
 
 // Tells the agents which spans have landed everywhere: no rank needs to keep data for these spans any longer.
-void DedicatedServer::on_landed(Served& group, int rank, const wire::Mend& landed) {
+void DedicatedServer::on_landed(Served& group, int rank, const wire::Failover& landed) {
   const schedule::Topology& topology = group.info.topology;
   const wire::From me{{}, group.info.uid, static_cast<std::uint32_t>(topology.rank())};
   std::vector<std::uint64_t> everywhere;
@@ -308,7 +308,7 @@ void DedicatedServer::on_landed(Served& group, int rank, const wire::Mend& lande
     everywhere.push_back(sequence);
     finished_.push_back(key);
   });
-  for (const wire::Mend& known : wire::mends_of(wire::Mend::What::kKnown, me.sender_rank, std::move(everywhere)))
+  for (const wire::Failover& known : wire::failovers_of(wire::Failover::What::kKnown, me.sender_rank, std::move(everywhere)))
     for (int node = 0; node < topology.nodes(); ++node)
       outbox_.send(group.info.engines[static_cast<std::size_t>(topology.agent(node, topology.rank()))], {me, 0, known});
 }
@@ -352,7 +352,7 @@ void DedicatedServer::end_span(Served& group, const SpanKey& key) {
 void DedicatedServer::tell_forgotten(Served& group) {
   const compress::MemoryBudget& budget = *group.info.residual_budget;
   const wire::From me{{}, group.info.uid, static_cast<std::uint32_t>(group.info.topology.rank())};
-  const wire::Mend forgets{wire::Mend::What::kForgets, me.sender_rank, 0, static_cast<std::uint32_t>(group.residuals.stats().refused)};
+  const wire::Failover forgets{wire::Failover::What::kForgets, me.sender_rank, 0, static_cast<std::uint32_t>(group.residuals.stats().refused)};
   const std::string why = "of " + std::to_string(budget.bytes_max) + " bytes for it " + std::to_string(budget.used) + " are used";
   for (int rank = 0; rank < group.info.topology.size(); ++rank)
     host_.send_control(group.info.engines[static_cast<std::size_t>(rank)], {me, 0, forgets}, why);
@@ -368,7 +368,7 @@ void DedicatedServer::ask_to_leave(const core::Status& cause) {
     if (!group->leaving.is_ok()) continue;
     group->leaving = cause;
     const wire::From me{{}, uid, static_cast<std::uint32_t>(group->info.topology.rank())};
-    host_.send_control(group->info.engines.front(), {me, 0, wire::Mend{wire::Mend::What::kLeaving, me.sender_rank}}, {});
+    host_.send_control(group->info.engines.front(), {me, 0, wire::Failover{wire::Failover::What::kLeaving, me.sender_rank}}, {});
   }
 }
 
@@ -385,7 +385,7 @@ void DedicatedServer::close(core::GroupUid uid, const core::Status& why, Tell te
   Served& group = *found->second;
   if (tell == Tell::kLost) {
     const wire::From me{{}, uid, static_cast<std::uint32_t>(group.info.topology.rank())};
-    const wire::Mend lost{wire::Mend::What::kLost, me.sender_rank};
+    const wire::Failover lost{wire::Failover::What::kLost, me.sender_rank};
     for (int rank = 0; rank < group.info.topology.size(); ++rank)
       host_.send_control(group.info.engines[static_cast<std::size_t>(rank)], {me, 0, lost}, why.message());
   } else if (tell == Tell::kFailed) {

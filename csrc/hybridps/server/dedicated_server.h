@@ -102,7 +102,7 @@ class DedicatedServer final : public Listener, core::Pinned {
   enum class Tell { kNothing, kLost, kFailed };
 
   Served* find(core::GroupUid uid);
-  void on_landed(Served& group, int rank, const wire::Mend& landed);
+  void on_landed(Served& group, int rank, const wire::Failover& landed);
   /// `first`: the first message of the span; `priority`: the priority of this message, which becomes the span's.
   ServedSpan* open_span(Served& group, const wire::ChunkId& first, std::int8_t priority);
   void close_later(core::GroupUid uid, core::Status why, Tell tell);

@@ -15,7 +15,7 @@
 #include "hybridps/core/config.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
-#include "hybridps/door/door.h"
+#include "hybridps/admission/admission_server.h"
 #include "hybridps/engine/server_host.h"
 #include "hybridps/observe/metrics.h"
 #include "hybridps/observe/outlet.h"
@@ -69,7 +69,7 @@ void say(const std::string& text) {
 struct Arguments {
   ServerHostOptions options;
   std::string metrics;
-  hybridps::door::Address metrics_listen;
+  hybridps::admission::Address metrics_listen;
   double status_seconds = 60;
   double drain_seconds = 0;
 };
@@ -89,7 +89,7 @@ std::string parse(const std::vector<std::string_view>& words, Arguments& out) {
       return std::string(name) + " needs a value, or is not known";
     }
     if (name == "--listen") {
-      Result<hybridps::door::Address> address = hybridps::door::parse_address(std::string(value));
+      Result<hybridps::admission::Address> address = hybridps::admission::parse_address(std::string(value));
       if (!address.is_ok()) return "--listen: " + std::string(address.status().message());
       out.options.listen = std::move(address).value();
       listens = true;
@@ -104,7 +104,7 @@ std::string parse(const std::vector<std::string_view>& words, Arguments& out) {
     } else if (name == "--metrics") {
       out.metrics = hybridps::core::expand_home(value);
     } else if (name == "--metrics-listen") {
-      Result<hybridps::door::Address> address = hybridps::door::parse_address(std::string(value));
+      Result<hybridps::admission::Address> address = hybridps::admission::parse_address(std::string(value));
       if (!address.is_ok()) return "--metrics-listen: " + std::string(address.status().message());
       out.metrics_listen = std::move(address).value();
     } else if (name == "--status-seconds" || name == "--drain-seconds") {
@@ -129,8 +129,8 @@ std::string metrics_of(const ServerHostStats& s) {
       {"server_received_bytes", {}, number(s.rx_payload_bytes)},
       {"server_sent_bytes", {}, number(s.tx_payload_bytes)},
       {"server_refused_messages", {}, number(s.refused_messages)},
-      {"server_door_accepted", {}, number(s.door_accepted)},
-      {"server_door_refused", {}, number(s.door_refused)},
+      {"server_admission_accepted", {}, number(s.admission_accepted)},
+      {"server_admission_refused", {}, number(s.admission_refused)},
   };
   return hybridps::observe::prometheus_text(samples, {});
 }
@@ -183,7 +183,7 @@ int main(int argc, char** argv) {
   if (!config.is_ok()) return wrong(std::string(config.status().message()));
   hybridps::core::set_log_level(config.value().log_level);
   for (const std::string& warning : config.value().warnings) hybridps::core::log_warn(warning);
-  Result<std::string> token = hybridps::door::read_token(config.value().token, config.value().token_file);
+  Result<std::string> token = hybridps::admission::read_token(config.value().token, config.value().token_file);
   if (!token.is_ok()) return wrong(std::string(token.status().message()));
   arguments.options.token = std::move(token).value();
   if (arguments.options.token.empty())

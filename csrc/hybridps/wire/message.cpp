@@ -17,7 +17,7 @@ static_assert(std::endian::native == std::endian::little, "big-endian machines n
 constexpr unsigned count_of(Stage) { return kStageCount; }
 constexpr unsigned count_of(Permit) { return kPermitCount; }
 constexpr unsigned count_of(Verdict::On) { return kVerdictOnCount; }
-constexpr unsigned count_of(Mend::What) { return kMendWhatCount; }
+constexpr unsigned count_of(Failover::What) { return kFailoverWhatCount; }
 constexpr unsigned count_of(Join::JoinStep) { return kJoinStepCount; }
 constexpr unsigned count_of(Coding) { return kCodingCount; }
 constexpr unsigned count_of(schedule::Scope) { return schedule::kScopeCount; }
@@ -204,7 +204,7 @@ void fields(Io& io, StatusAnswer& m) {
 }
 
 template <typename Io>
-void fields(Io& io, Mend& m) {
+void fields(Io& io, Failover& m) {
   io("what", m.what);
   io("server", m.server);
   io("sequence", m.sequence);
@@ -379,16 +379,16 @@ std::vector<Field> layout() {
   return list;
 }
 
-std::vector<Mend> mends_of(Mend::What what, std::uint32_t server, std::vector<std::uint64_t> sequences) {
+std::vector<Failover> failovers_of(Failover::What what, std::uint32_t server, std::vector<std::uint64_t> sequences) {
   std::sort(sequences.begin(), sequences.end());
-  std::vector<Mend> mends;
+  std::vector<Failover> failovers;
   for (const std::uint64_t sequence : sequences) {
-    if (mends.empty() || sequence - mends.back().sequence >= Mend::kChunksPerMessage)
-      mends.push_back({what, server, sequence});
-    const std::uint64_t bit = sequence - mends.back().sequence;
-    mends.back().bits[bit / 64] |= std::uint64_t{1} << (bit % 64);
+    if (failovers.empty() || sequence - failovers.back().sequence >= Failover::kChunksPerMessage)
+      failovers.push_back({what, server, sequence});
+    const std::uint64_t bit = sequence - failovers.back().sequence;
+    failovers.back().bits[bit / 64] |= std::uint64_t{1} << (bit % 64);
   }
-  return mends;
+  return failovers;
 }
 
 std::string describe(const Signature& s) {

@@ -277,9 +277,9 @@ struct StatusAnswer {
 inline constexpr std::uint32_t kStatusPartsMax = 64;
 
 /// About a dedicated server, or the span that it owns in an operation. Spans survive the server's loss
-/// (worker/mending.h): a rank, the heir, becomes their owner.
-struct Mend {
-  static constexpr std::string_view kName = "mend";
+/// (worker/failover.h): a rank, the heir, becomes their owner.
+struct Failover {
+  static constexpr std::string_view kName = "failover";
   static constexpr std::uint32_t kChunksPerMessage = 48 * 8;
   enum class What : std::uint8_t {
     kLost = 0,    // the group has lost the server. Rank 0 and the server tell all, others tell rank 0. Payload: why
@@ -290,7 +290,7 @@ struct Mend {
     kOver = 5,    // answer to kAsk: the operation is over here
     kSum = 6,     // from the heir: send contributions to these chunks again
     kServe = 7,   // from the heir: send the results of these chunks
-    kMended = 8,  // from the heir: the heir has every result that another rank still lacks
+    kTakenOver = 8,  // from the heir: the heir has every result that another rank still lacks
     kLeaving = 9,    // from the server to rank 0: the server wants to leave
     kReleased = 10,  // answer to kLeaving: all operations in which the server owns a span are over for rank 0
     kForgets = 11,   // from the server to all: no memory for the error feedback of `first` tensors. Payload: why
@@ -300,17 +300,17 @@ struct Mend {
   std::uint64_t sequence = 0;
   std::uint32_t first = 0;  // the chunk of bit 0
   std::array<std::uint64_t, 6> bits{};
-  bool operator==(const Mend&) const = default;
+  bool operator==(const Failover&) const = default;
 };
-inline constexpr std::uint8_t kMendWhatCount = 12;
+inline constexpr std::uint8_t kFailoverWhatCount = 12;
 
 /// Packs these operations into as few messages of kind kLanded or kKnown as possible.
-std::vector<Mend> mends_of(Mend::What what, std::uint32_t server, std::vector<std::uint64_t> sequences);
+std::vector<Failover> failovers_of(Failover::What what, std::uint32_t server, std::vector<std::uint64_t> sequences);
 /// Calls `visit` with each operation in a kLanded or kKnown message.
 template <typename Visit>
-void for_operations(const Mend& mend, Visit visit) {
-  for (std::uint32_t i = 0; i < Mend::kChunksPerMessage; ++i)
-    if ((mend.bits[i / 64] >> (i % 64) & 1) != 0) visit(mend.sequence + i);
+void for_operations(const Failover& failover, Visit visit) {
+  for (std::uint32_t i = 0; i < Failover::kChunksPerMessage; ++i)
+    if ((failover.bits[i / 64] >> (i % 64) & 1) != 0) visit(failover.sequence + i);
 }
 
 /// How long the operations of a trial took on this rank. Payload: f64 seconds, in order; 0: operation does not count.
@@ -340,7 +340,7 @@ inline constexpr std::uint8_t kJoinStepCount = 5;
 
 /// A message's type on the wire is its index in this list: append only.
 using Body = std::variant<Data, Announce, Grant, Credit, Ack, Cancel, Verdict, Probe, ProbeReply, Ping, Pong, Echo,
-                          EchoBack, Rates, PlanAsk, PlanAnswer, PlanSwitch, StatusAsk, StatusAnswer, Mend,
+                          EchoBack, Rates, PlanAsk, PlanAnswer, PlanSwitch, StatusAsk, StatusAnswer, Failover,
                           TrialTimes, Join>;
 inline constexpr std::uint8_t kTypeCount = std::variant_size_v<Body>;
 

@@ -24,7 +24,7 @@
 #include "hybridps/schedule/plan.h"
 #include "hybridps/schedule/stores.h"
 #include "hybridps/server/server.h"
-#include "hybridps/worker/mending.h"
+#include "hybridps/worker/failover.h"
 #include "hybridps/worker/newcomers.h"
 #include "hybridps/worker/operation.h"
 #include "hybridps/worker/pieces.h"
@@ -36,7 +36,7 @@
 namespace hybridps::worker {
 
 /// Memory that is coded (Operation::coded) and dedicated servers that join later exclude each other in a group: what comes first
-/// stays, for what is mended when such a server is lost are elements. Threads: any.
+/// stays, because failover needs elements. Threads: any.
 class CodedOrJoined : core::Pinned {
  public:
   bool may_code() noexcept { return claim(kCoded); }
@@ -185,7 +185,7 @@ struct GroupState : core::Pinned {
   SequenceWindow over;
   std::map<std::uint64_t, std::unique_ptr<OperationRun>> running;
   /// Over for their callers, of whose memory they know nothing any more. They have results of a dedicated server until all have
-  /// them, if that server should be lost (mending.h).
+  /// them, if that server should be lost (failover.h).
   std::map<std::uint64_t, std::unique_ptr<OperationRun>> retained;
   std::uint64_t retained_bytes = 0;
   std::vector<std::vector<std::byte>> spare_copies;  // new memory for each would cost more than the copy

@@ -50,7 +50,7 @@ void Worker::handle(GroupState& group, const wire::Message& message, flow::Deliv
     on_probe_reply(group, from, *reply);
   } else if (const wire::ChunkId* chunk = message.chunk()) {
     if (works) on_chunk(group, message, *chunk, std::move(payload));
-  } else if (message.as<wire::Mend>() != nullptr) {
+  } else if (message.as<wire::Failover>() != nullptr) {
     if (works) group.lost_servers->on_message(message, std::move(payload));
   } else if (message.as<wire::Join>() != nullptr) {
     if (works) group.newcomers->on_message(message, payload);
@@ -102,8 +102,8 @@ void Worker::on_chunk(GroupState& group, const wire::Message& message, const wir
 }
 
 void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Delivery payload) {
-  if (const auto* mend = message.as<wire::Mend>()) {
-    run.group.lost_servers->on_kept(run, static_cast<int>(message.from.sender_rank), *mend);
+  if (const auto* failover = message.as<wire::Failover>()) {
+    run.group.lost_servers->on_kept(run, static_cast<int>(message.from.sender_rank), *failover);
     return;
   }
   const wire::ChunkId& chunk = *message.chunk();

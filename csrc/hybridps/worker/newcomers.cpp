@@ -172,7 +172,7 @@ void Newcomers::on_word(const wire::Message& message, const flow::Delivery& payl
     if (!had_all && has_met_all()) say(JoinStep::kMet, message.from.sender_rank);
   } else if (message.as<wire::PlanAnswer>() != nullptr) {
     group_.plans->on_message(message, payload);
-  } else if (const auto* mend = message.as<wire::Mend>(); mend != nullptr && mend->what == wire::Mend::What::kLost) {
+  } else if (const auto* failover = message.as<wire::Failover>(); failover != nullptr && failover->what == wire::Failover::What::kLost) {
     on_gone(index, core::Status(core::Code::kPeerDead, std::string(reinterpret_cast<const char*>(payload.data()), payload.bytes())));
   }
 }

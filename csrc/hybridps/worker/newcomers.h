@@ -8,7 +8,7 @@
 //            ranks --met--> rank 0: wants the version (membership/agreement.h), the servers too --> switch: members
 //            one cannot be reached from a rank, or not in time --> rank 0 --part--> all: as if nothing had been
 //
-//          One that dies after it was met and before the switch becomes a member, and is lost as any (mending.h).
+//          One that dies after it was met and before the switch becomes a member, and is lost as any (failover.h).
 // Start    where a group awaits servers, its owner submits nothing before Host::on_start(): it comes with the first version that brings
 //          servers, or where rank 0 says that none joins.
 // Threads  the engine's progress thread.

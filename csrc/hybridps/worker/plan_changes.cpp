@@ -313,7 +313,7 @@ void PlanChanges::release() {
     const std::optional<std::uint64_t> first = versions_.owns_nothing_from(server);
     if (!first || group_.over.floor() < *first) continue;
     group_.servers.advance(member, ServerLife::LifePhase::kReleased);
-    const wire::Mend released{wire::Mend::What::kReleased, static_cast<std::uint32_t>(member)};
+    const wire::Failover released{wire::Failover::What::kReleased, static_cast<std::uint32_t>(member)};
     worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(member)], group_.message(released), {});
   }
 }

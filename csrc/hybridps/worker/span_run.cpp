@@ -82,8 +82,8 @@ void SpanRun::on_data(const wire::From& from, const wire::Data& data, flow::Deli
 void SpanRun::landed(std::uint32_t chunk) {
   if (node_) node_->forget_sent(chunk);
   result_ready(chunk);
-  if (mending_) {
-    mending_->on_obtained(chunk);
+  if (failover_) {
+    failover_->on_obtained(chunk);
   } else if (chunks_done_ == plan_.chunks && span_.topology().is_dedicated(plan_.owner)) {
     if (span_.agent_of(span_.topology().my_node()) == span_.me() || plan_.sink == span_.me())
       span_.run.group.lost_servers->landed(plan_.owner, span_.run.sequence,
@@ -95,11 +95,11 @@ void SpanRun::landed(std::uint32_t chunk) {
 
 void SpanRun::on_complete(std::uint32_t chunk) {
   owner_->on_complete(chunk);
-  if (mending_) {
+  if (failover_) {
     if (consumer_ && consumer_->mark(chunk))
       landed(chunk);
     else
-      mending_->on_obtained(chunk);
+      failover_->on_obtained(chunk);
   } else {
     result_ready(chunk);
   }
@@ -131,7 +131,7 @@ void SpanRun::on_grant(core::EngineId peer, const wire::Grant& grant) {
     contributor_->push_again(grant.chunk);
   else if (stream != nullptr && stream->peer == peer && stream->id.stage == grant.chunk.stage)
     span_.worker.outbox().granted(*stream, grant.chunk.number);
-  else if (mending_ && mending_->on_grant(peer, grant))
+  else if (failover_ && failover_->on_grant(peer, grant))
     return;
   else if (results_)
     results_->on_grant(peer, grant);
@@ -161,8 +161,8 @@ void SpanRun::on_known() {
   if (plan_.sink != schedule::kAll && span_.agent_of(topology.my_node()) == span_.me()) {
     const worker::GroupState& group = span_.run.group;
     const int server = plan_.first_owner < 0 ? plan_.owner : plan_.first_owner;
-    const wire::Mend known =
-        wire::mends_of(wire::Mend::What::kKnown, static_cast<std::uint32_t>(server), {span_.run.sequence}).front();
+    const wire::Failover known =
+        wire::failovers_of(wire::Failover::What::kKnown, static_cast<std::uint32_t>(server), {span_.run.sequence}).front();
     for (const int rank : topology.ranks_of(topology.my_node()))
       if (rank != span_.me() && rank != plan_.sink)
         span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(rank)], group.message(known));
@@ -173,7 +173,7 @@ void SpanRun::on_known() {
 }
 
 void SpanRun::lose_owner() {
-  if (mending_ || is_known_) return;
+  if (failover_ || is_known_) return;
   const schedule::Topology& topology = span_.topology();
   const bool acts = span_.agent_of(topology.my_node()) == span_.me();
   if (!acts && plan_.sink != span_.me()) return;  // its node's agent sees to it
@@ -186,17 +186,17 @@ void SpanRun::lose_owner() {
   ++plan_.attempt;
   if (node_) node_->stand_still();
   span_.worker.pace_soon(span_.run);  // others may have waited for it
-  mending_.emplace(*this, span_, memory_);
-  mending_->start();
+  failover_.emplace(*this, span_, memory_);
+  failover_->start();
 }
 
-void SpanRun::on_mend(int from, const wire::Mend& mend) {
-  using What = wire::Mend::What;
-  if (mending_) {
-    mending_->on_message(from, mend);
-  } else if (is_known_ && (mend.what == What::kHeld || mend.what == What::kAsk)) {
+void SpanRun::on_failover(int from, const wire::Failover& failover) {
+  using What = wire::Failover::What;
+  if (failover_) {
+    failover_->on_message(from, failover);
+  } else if (is_known_ && (failover.what == What::kHeld || failover.what == What::kAsk)) {
     const worker::GroupState& group = span_.run.group;
-    const wire::Mend answer{mend.what == What::kHeld ? What::kMended : What::kOver, mend.server, mend.sequence};
+    const wire::Failover answer{failover.what == What::kHeld ? What::kTakenOver : What::kOver, failover.server, failover.sequence};
     span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(from)], group.message(answer));
   }
 }
@@ -213,8 +213,8 @@ bool SpanRun::become_owner(const ChunkSet& chunks) {
   return true;
 }
 
-void SpanRun::cannot_be_mended() {
-  span_.worker.on_unmendable(span_.run, plan_.first_owner);
+void SpanRun::cannot_fail_over() {
+  span_.worker.on_failover_impossible(span_.run, plan_.first_owner);
 }
 
 bool SpanRun::waits_for_owner() noexcept {

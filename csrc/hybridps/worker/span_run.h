@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "hybridps/worker/mending.h"
+#include "hybridps/worker/failover.h"
 #include "hybridps/worker/results.h"
 #include "hybridps/worker/sums.h"
 
@@ -31,15 +31,15 @@ class SpanRun : core::Pinned {
   /// From the Server: the chunk may be fetched from this node's ranks.
   void on_granted(std::uint32_t chunk);
 
-  // A dedicated server's span (mending.h).
+  // A dedicated server's span (failover.h).
   /// The server is lost: the span goes on with another owner.
   void lose_owner();
-  void on_mend(int from, const wire::Mend& mend);
+  void on_failover(int from, const wire::Failover& failover);
   /// All results are known to be everywhere, or to be had from the heir.
   void on_known();
   /// The server, or of a reduce the node's agent, has said so.
   void on_known_everywhere() {
-    if (!mending_) on_known();
+    if (!failover_) on_known();
   }
   bool has_landed(std::uint32_t chunk) const noexcept { return consumer_ && consumer_->has_landed(chunk); }
   bool consumes() const noexcept { return consumer_.has_value(); }
@@ -47,11 +47,11 @@ class SpanRun : core::Pinned {
   void push_again(const ChunkSet& chunks);
   /// This rank is the heir, and sums these chunks. False: contributions that came before disagree.
   bool become_owner(const ChunkSet& chunks);
-  void cannot_be_mended();
+  void cannot_fail_over();
   /// Not over before it is known that all have the results.
   bool waits_known() const noexcept { return waits_known_; }
   /// That may be waited for with a copy of them.
-  bool is_retainable() const noexcept { return plan_.sink == schedule::kAll && !mending_; }
+  bool is_retainable() const noexcept { return plan_.sink == schedule::kAll && !failover_; }
   void retain(std::vector<std::byte> memory) { memory_.retain(std::move(memory)); }
   std::vector<std::byte> take_back() { return memory_.take_back(); }
 
@@ -84,7 +84,7 @@ class SpanRun : core::Pinned {
   std::uint32_t chunks_done_ = 0;
   bool waits_known_ = false;  // a part of the operation that is pending
   bool is_known_ = false;
-  std::optional<Mending> mending_;
+  std::optional<SpanFailover> failover_;
 };
 
 }  // namespace hybridps::worker

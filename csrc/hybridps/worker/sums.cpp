@@ -124,7 +124,7 @@ void OwnerSum::on_complete(std::uint32_t chunk) {
     const core::TimePoint began = core::Clock::now();
     server.sum_into(span_.key(), chunk, out);
     span_.decoded_since(began);
-    // Of a dedicated server's span: the others get this chunk as values (mending.h), the same that its codec would have given.
+    // Of a dedicated server's span: the others get this chunk as values (failover.h), the same that its codec would have given.
     if (span_.plan.attempt > 0) {
       std::byte* const wire = span_.worker.scratch(span_.codec()->bytes_max(bytes));
       span_.encode(chunk, out, /*speaker=*/0, wire);

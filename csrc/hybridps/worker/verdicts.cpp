@@ -168,7 +168,7 @@ void Worker::on_mismatch(const server::OperationKey& key, const server::RankCall
   events_.push_back({nullptr, key.uid, core::Status(core::Code::kMismatch, std::move(what))});
 }
 
-void Worker::on_unmendable(const OperationRun& run, int server) {
+void Worker::on_failover_impossible(const OperationRun& run, int server) {
   const GroupInfo& info = run.group.info;
   events_.push_back({nullptr, info.uid,
                      core::Status(core::Code::kPeerDead, info.member_text(server) + " is gone, and a rank that had a part of operation " +

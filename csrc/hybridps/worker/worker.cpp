@@ -205,7 +205,7 @@ core::Status Worker::check_coded(const OperationRun& run) const {
   else if (topology.nodes() < 2)
     why = "its results do not leave the node";
   else if (topology.servers() > 0)
-    why = "what is mended when a dedicated server is lost are elements";
+    why = "failover from a dedicated server needs elements";
   if (why != nullptr) return core::Status(core::Code::kInvalidArgument, std::string("the memory is coded, but ") + why);
   const std::uint64_t block = codec->block_elements() * core::size_of(o.dtype);
   std::uint64_t bytes = o.scope == schedule::Scope::kNodes ? 0 : o.total_bytes;
@@ -473,7 +473,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
       const bool counts = status.is_ok() && group.newest_start == run.sequence && !waited;
       if (const auto outcome = group.stores.end(run.stores, counts ? core::to_seconds(took) : 0.0))
         core::log_debug("group \"", group.info.name, "\": slots of ", schedule::name_of(run.operation.kind), ", ", outcome->bytes >> 10,
-                        " KiB and more: ", 1e-9 / outcome->past, " GB/s past the cache, ", 1e-9 / outcome->through, " GB/s through it: from now on ",
+                        " KiB and more: ", 1e-9 / outcome->past, " GB/s with non-temporal stores, ", 1e-9 / outcome->through, " GB/s through it: from now on ",
                         outcome->past_cache ? "past" : "through");
     }
     group.last_finished_at = now_;

@@ -183,7 +183,7 @@ class Worker final : public server::Listener, core::Pinned {
     events_.push_back({nullptr, group.info.uid, std::move(verdict)});
   }
   /// What a lost dedicated server held of it cannot be had again.
-  void on_unmendable(const OperationRun& run, int server);
+  void on_failover_impossible(const OperationRun& run, int server);
   void settle_owed(OperationRun& run, const std::vector<schedule::Span>& plan);
   /// Registers and starts a run whose spans are made by `plan`.
   void launch(OperationRun& run, const std::vector<schedule::Span>& plan);

@@ -93,7 +93,7 @@ class Program {
   std::string error_;
 };
 
-/// What rank 0's engine does, without doors.
+/// What rank 0's engine does, without admission servers.
 struct Host {
   Cluster& cluster;
   core::GroupUid uid;

@@ -1,4 +1,4 @@
-// A dedicated server as jobs meet it: by requests at its door.
+// A dedicated server as jobs meet it: by requests at its admission server.
 #include "hybridps/engine/server_host.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "hybridps/core/config.h"
-#include "hybridps/door/door.h"
+#include "hybridps/admission/admission_server.h"
 #include "hybridps/engine/server_request.h"
 #include "tests/support/catch.h"
 #include "tests/unit/bootstrap/sample.h"
@@ -40,7 +40,7 @@ struct Scene {
     host = std::move(started).value();
   }
   core::Status ask(const ServerRequest& request) const {
-    return door::ask({"127.0.0.1", host->port()}, "secret", engine::encode(request),
+    return admission::ask({"127.0.0.1", host->port()}, "secret", engine::encode(request),
                      core::Deadline::after(std::chrono::seconds(20)))
         .status();
   }
@@ -200,11 +200,11 @@ TEST_CASE("engine/server_host: what it refuses it says, and a draining one takes
   CHECK(scene.ask(second).code() == core::Code::kClosed);
   const auto found = engine::find_server({"127.0.0.1", scene.host->port()}, "secret");
   CHECK(found.status().code() == core::Code::kClosed);
-  CHECK(door::ask({"127.0.0.1", scene.host->port()}, "another", engine::encode(second),
+  CHECK(admission::ask({"127.0.0.1", scene.host->port()}, "another", engine::encode(second),
                   core::Deadline::after(std::chrono::seconds(20)))
             .status()
             .code() != core::Code::kOk);
-  CHECK(Scene::wait_for([&] { return scene.host->stats().door_refused == 1; }));
+  CHECK(Scene::wait_for([&] { return scene.host->stats().admission_refused == 1; }));
   CHECK(scene.host->stats().groups == 1);
   CHECK(scene.count("opened group 'group 1' of 3 ranks") == 1);
 }

@@ -1,4 +1,4 @@
-// Rank 0 brings servers into its group, at the start and later, from doors that are played here.
+// Rank 0 brings servers into its group, at the start and later, from admission servers that are played here.
 #include "hybridps/engine/server_joins.h"
 
 #include <atomic>
@@ -24,11 +24,11 @@ using bootstrap::Bytes;
 using engine::ServerRequest;
 using test::Cluster;
 
-/// A door behind which runtimes of the cluster serve, made when they are asked for. What touches the cluster is done in the
+/// A admission server behind which runtimes of the cluster serve, made when they are asked for. What touches the cluster is done in the
 /// test's thread, by serve().
 struct Played {
   Played(Cluster& c, int port = 0, const std::string& token = "secret") : cluster(c) {
-    door = door::Door::open({"127.0.0.1", port}, token, [this](const Bytes& body) -> core::Result<Bytes> {
+    admission = admission::AdmissionServer::open({"127.0.0.1", port}, token, [this](const Bytes& body) -> core::Result<Bytes> {
              ServerRequest request = engine::decode_request(body).value();
              std::unique_lock lock(mutex);
              asked = std::move(request);
@@ -93,13 +93,13 @@ struct Played {
   std::condition_variable changed;
   std::optional<ServerRequest> asked;
   std::optional<core::Result<Bytes>> answer;
-  std::unique_ptr<door::Door> door;
+  std::unique_ptr<admission::AdmissionServer> admission;
 };
 
 using engine::ServerJoins;
 
 struct Scene {
-  explicit Scene(std::vector<door::Address> addresses, ServerJoins::GroupStart start = ServerJoins::GroupStart::kIsOver,
+  explicit Scene(std::vector<admission::Address> addresses, ServerJoins::GroupStart start = ServerJoins::GroupStart::kIsOver,
                  bool required = false, core::TimePoint start_until = core::TimePoint::max()) {
     uid = cluster.open_group();
     roster = bootstrap::testing::sample_roster(3);
@@ -122,7 +122,7 @@ struct Scene {
   }
   bool has_started() const { return starts == std::map<int, int>{{0, 1}, {1, 1}, {2, 1}}; }
   worker::GroupState& group(int rank = 0) { return *cluster.at(rank).worker().find(uid); }
-  /// Real time: doors have threads.
+  /// Real time: admission servers have threads.
   template <typename Condition>
   bool within_seconds(Condition condition, const std::vector<Played*>& played) {
     const auto limit = core::Clock::now() + std::chrono::seconds(30);
@@ -148,8 +148,8 @@ struct Scene {
 };
 
 int free_port() {
-  const auto door = door::Door::open({"127.0.0.1", 0}, "", [](const Bytes&) { return Bytes(); });
-  return door.value()->port();
+  const auto admission = admission::AdmissionServer::open({"127.0.0.1", 0}, "", [](const Bytes&) { return Bytes(); });
+  return admission.value()->port();
 }
 
 }  // namespace
@@ -194,7 +194,7 @@ TEST_CASE("engine/server_joins: another token is complained of once, however oft
     const int port = free_port();
     Scene scene({{"127.0.0.1", port}});
     Played played(scene.cluster, port, "another token");
-    const auto& refused = played.door->stats().refused;
+    const auto& refused = played.admission->stats().refused;
     REQUIRE(scene.within_seconds([&] { return refused.load() >= 3; }, {&played}));
     CHECK(scene.group().info.engines.size() == 3);
   }

@@ -33,13 +33,13 @@ TEST_CASE("engine/settings: all that is wrong is found, each with its setting", 
 }
 
 TEST_CASE("engine/settings: servers are asked, and who does not serve is named", "[engine][fast]") {
-  const auto door = door::Door::open({"127.0.0.1", 0}, "secret", [](const door::Bytes&) {
-                      return core::Result<door::Bytes>(core::Status(core::Code::kClosed, "it is about to stop"));
+  const auto admission = admission::AdmissionServer::open({"127.0.0.1", 0}, "secret", [](const admission::Bytes&) {
+                      return core::Result<admission::Bytes>(core::Status(core::Code::kClosed, "it is about to stop"));
                     }).value();
   core::Config config;
   config.interface = "lo";
   config.token = "secret";
-  config.servers = "127.0.0.1:1,127.0.0.1:" + std::to_string(door->port());
+  config.servers = "127.0.0.1:1,127.0.0.1:" + std::to_string(admission->port());
   const auto checked = engine::check_settings(config, {0, 1});
   CHECK(checked.problems.empty());
   const auto answers = engine::ask_servers(checked);

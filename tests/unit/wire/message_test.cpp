@@ -184,7 +184,7 @@ TEST_CASE("wire/message: every value of an enumeration beyond the last is refuse
                                       {"dtype", core::kDTypeCount},     {"op", core::kReduceOpCount},
                                       {"permit", wire::kPermitCount},   {"of", wire::kPermitCount},
                                       {"on", wire::kVerdictOnCount},    {"passed_on", 2},
-                                      {"coding", wire::kCodingCount},   {"what", wire::kMendWhatCount},
+                                      {"coding", wire::kCodingCount},   {"what", wire::kFailoverWhatCount},
                                       {"step", wire::kJoinStepCount}};
   for (std::uint8_t type = 0; type < wire::kTypeCount; ++type) {
     for (const wire::Field& field : fields_of(name_of(bodies()[type]))) {

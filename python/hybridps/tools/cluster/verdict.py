@@ -122,7 +122,7 @@ def _at_mtus(result: dict, problems: list[str], notes: list[str]) -> None:
             problems.append(
                 f"between {_name(result, here)} and {_name(result, there)} packets of more than {path['path_mtu']} "
                 f"bytes are lost, though the cards allow {path['mtu']}: connections will hang. Set both cards' MTU to "
-                f"{path['path_mtu']}, or mend what is between"
+                f"{path['path_mtu']}, or repair what is between"
             )
     mtus: dict[str, list[str]] = {}
     for node in result["nodes"]:

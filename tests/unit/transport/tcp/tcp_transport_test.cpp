@@ -248,8 +248,8 @@ TEST_CASE("transport/tcp: the end of one of two connections does not cut off wha
 }
 
 /// A place that listens, without a transport behind it.
-struct Door {
-  Door() {
+struct AdmissionServer {
+  AdmissionServer() {
     const core::ForkLock lock;
     listener = core::Descriptor(lock, ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     there.id = make_tcp_id();
@@ -308,33 +308,33 @@ TEST_CASE(
     "greeting",
     "[transport][fast]") {
   auto pair = make_tcp_pair();
-  Door door;
-  const auto endpoint = pair->a.transport->connect(pair->b.id, encode(door.there));
+  AdmissionServer admission;
+  const auto endpoint = pair->a.transport->connect(pair->b.id, encode(admission.there));
   REQUIRE(endpoint.is_ok());
   contract::Side::Done done;
   REQUIRE(endpoint.value()->send(numbered(1), {}, 0, pair->a.record(done)).is_ok());
   for (int i = 0; i < 4; ++i) {
-    REQUIRE(pair->run_until([&] { return door.take(); }));
+    REQUIRE(pair->run_until([&] { return admission.take(); }));
     if (i % 2 == 1) {
-      REQUIRE(pair->run_until([&] { return door.hear() == kGreetingBytes; }));
+      REQUIRE(pair->run_until([&] { return admission.hear() == kGreetingBytes; }));
     }
     if (i == 2) {
-      door.guest.reset();  // an end, and no reset
+      admission.guest.reset();  // an end, and no reset
     } else {
-      door.reset_guest();
+      admission.reset_guest();
     }
   }
-  REQUIRE(pair->run_until([&] { return door.take(); }));
-  REQUIRE(pair->run_until([&] { return door.hear() == kGreetingBytes; }));
+  REQUIRE(pair->run_until([&] { return admission.take(); }));
+  REQUIRE(pair->run_until([&] { return admission.hear() == kGreetingBytes; }));
   pair->settle();
   CHECK(done.count == 0);
-  door.answer(TcpAnswer::kWelcome);
-  CHECK(pair->run_until([&] { return door.hear() == kGreetingBytes + kFrameBytes + sizeof(std::uint64_t); }));
+  admission.answer(TcpAnswer::kWelcome);
+  CHECK(pair->run_until([&] { return admission.hear() == kGreetingBytes + kFrameBytes + sizeof(std::uint64_t); }));
   CHECK(pair->run_until([&] { return done.count == 1; }));
   CHECK(done.last.is_ok());
   CHECK(pair->a.receiver.failures.empty());
   // After an answer its end is the end.
-  door.reset_guest();
+  admission.reset_guest();
   CHECK(pair->run_until([&] { return pair->a.receiver.failures.size() == 1; }));
 }
 
@@ -357,15 +357,15 @@ TEST_CASE("transport/tcp: a peer whose connections are lost before an answer eac
     what = "has given up this process";
   }
   auto pair = make_tcp_pair(options);
-  Door door;
-  REQUIRE(pair->a.transport->connect(pair->b.id, encode(door.there)).is_ok());
+  AdmissionServer admission;
+  REQUIRE(pair->a.transport->connect(pair->b.id, encode(admission.there)).is_ok());
   CHECK(pair->run_until([&] {
-    if (door.listener && door.take()) {
+    if (admission.listener && admission.take()) {
       if (answers) {
-        door.answer(answer);
+        admission.answer(answer);
       } else {
-        if (what == kEndedWithoutClosing) door.listener.reset();
-        door.reset_guest();
+        if (what == kEndedWithoutClosing) admission.listener.reset();
+        admission.reset_guest();
       }
     }
     return pair->a.receiver.failures.size() == 1;
@@ -377,21 +377,21 @@ TEST_CASE("transport/tcp: a peer whose connections are lost before an answer eac
 
 TEST_CASE("transport/tcp: who is told to come again does so, and has not failed meanwhile", "[transport][fast]") {
   auto pair = make_tcp_pair();
-  Door door;
-  const auto endpoint = pair->a.transport->connect(pair->b.id, encode(door.there));
+  AdmissionServer admission;
+  const auto endpoint = pair->a.transport->connect(pair->b.id, encode(admission.there));
   REQUIRE(endpoint.is_ok());
-  CHECK(pair->a.transport->way(pair->b.id, encode(door.there)) == Way::kStands);
+  CHECK(pair->a.transport->way(pair->b.id, encode(admission.there)) == Way::kStands);
   REQUIRE(endpoint.value()->send(numbered(1), {}, 0, {}).is_ok());
   for (int i = 0; i < 2; ++i) {
-    REQUIRE(pair->run_until([&] { return door.take(); }));
-    door.answer(TcpAnswer::kBusy);
+    REQUIRE(pair->run_until([&] { return admission.take(); }));
+    admission.answer(TcpAnswer::kBusy);
     CHECK(pair->run_until([&] { return tcp(pair->a).counters().redials == static_cast<std::uint64_t>(i) + 1; }));
-    CHECK(pair->a.transport->way(pair->b.id, encode(door.there)) == Way::kLacks);
+    CHECK(pair->a.transport->way(pair->b.id, encode(admission.there)) == Way::kLacks);
   }
-  REQUIRE(pair->run_until([&] { return door.take(); }));
-  door.answer(TcpAnswer::kWelcome);
-  CHECK(pair->run_until([&] { return door.hear() > kGreetingBytes; }));
-  CHECK(pair->a.transport->way(pair->b.id, encode(door.there)) == Way::kStands);
+  REQUIRE(pair->run_until([&] { return admission.take(); }));
+  admission.answer(TcpAnswer::kWelcome);
+  CHECK(pair->run_until([&] { return admission.hear() > kGreetingBytes; }));
+  CHECK(pair->a.transport->way(pair->b.id, encode(admission.there)) == Way::kStands);
   CHECK(pair->a.receiver.failures.empty());
 }
 

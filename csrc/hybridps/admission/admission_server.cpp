@@ -1,4 +1,4 @@
-#include "hybridps/door/door.h"
+#include "hybridps/admission/admission_server.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -26,9 +26,9 @@
 #include "hybridps/core/thread.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
-#include "hybridps/door/messages.h"
+#include "hybridps/admission/messages.h"
 
-namespace hybridps::door {
+namespace hybridps::admission {
 namespace {
 
 using core::Code;
@@ -39,7 +39,7 @@ constexpr std::size_t kGuestsMax = 64;
 constexpr auto kConnectPatience = std::chrono::seconds(1);
 constexpr auto kStrangerPatience = std::chrono::seconds(5);
 constexpr auto kAnswerPatience = std::chrono::seconds(30);
-// The door accepts no connections for this long when there is no descriptor for the next connection.
+// The admission server accepts no connections for this long when there is no descriptor for the next connection.
 constexpr auto kNoDescriptorPause = std::chrono::milliseconds(100);
 
 struct OpenSocket : core::Pinned {
@@ -251,9 +251,9 @@ core::Result<Bytes> ask(const Address& address, const std::string& token, const 
   return Status(static_cast<Code>(code), where + ": " + std::string(answer.begin(), answer.end()));
 }
 
-// --- Door ------------------------------------------------------------------------------------------------------------
+// --- AdmissionServer ------------------------------------------------------------------------------------------------------------
 
-struct Door::Guest : core::Pinned {
+struct AdmissionServer::Guest : core::Pinned {
   Guest(int f, const std::string& token, const Handler& handler)
       : socket(f), visit(token, handler), deadline(core::Deadline::after(kStrangerPatience)) {}
   OpenSocket socket;
@@ -262,7 +262,7 @@ struct Door::Guest : core::Pinned {
   std::size_t written = 0;
 };
 
-core::Result<std::unique_ptr<Door>> Door::open(const Address& listen, std::string token, Handler handler) {
+core::Result<std::unique_ptr<AdmissionServer>> AdmissionServer::open(const Address& listen, std::string token, Handler handler) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
@@ -270,35 +270,35 @@ core::Result<std::unique_ptr<Door>> Door::open(const Address& listen, std::strin
   if (const int code = getaddrinfo(listen.host.c_str(), std::to_string(listen.port).c_str(), &hints, &found); code != 0)
     return Status(Code::kInvalidArgument, "cannot listen on " + listen.text() + ": " + gai_strerror(code));
   const Addresses addresses(found);
-  std::unique_ptr<Door> door(new Door(std::move(token), std::move(handler)));
+  std::unique_ptr<AdmissionServer> admission(new AdmissionServer(std::move(token), std::move(handler)));
   std::string why = "no address";
-  for (const addrinfo* at = addresses.first; at != nullptr && door->listen_fd_ < 0; at = at->ai_next) {
+  for (const addrinfo* at = addresses.first; at != nullptr && admission->listen_fd_ < 0; at = at->ai_next) {
     const int fd = ::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) continue;
     const int on = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (::bind(fd, at->ai_addr, at->ai_addrlen) == 0 && ::listen(fd, 128) == 0) {
-      door->listen_fd_ = fd;
+      admission->listen_fd_ = fd;
     } else {
       why = std::strerror(errno);
       ::close(fd);
     }
   }
-  if (door->listen_fd_ < 0)
+  if (admission->listen_fd_ < 0)
     return Status(Code::kInvalidArgument, "cannot listen on " + listen.text() + ": " + why +
                                               "; choose a free port and an address of this machine");
   sockaddr_storage bound{};
   socklen_t length = sizeof bound;
-  getsockname(door->listen_fd_, reinterpret_cast<sockaddr*>(&bound), &length);
-  door->port_ = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
+  getsockname(admission->listen_fd_, reinterpret_cast<sockaddr*>(&bound), &length);
+  admission->port_ = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
                                                   : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
-  door->wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (door->wake_fd_ < 0) return Status(Code::kOutOfResources, "cannot make an event descriptor; raise `ulimit -n`");
-  door->thread_ = std::thread([d = door.get()] { d->run(); });
-  return door;
+  admission->wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (admission->wake_fd_ < 0) return Status(Code::kOutOfResources, "cannot make an event descriptor; raise `ulimit -n`");
+  admission->thread_ = std::thread([d = admission.get()] { d->run(); });
+  return admission;
 }
 
-Door::~Door() {
+AdmissionServer::~AdmissionServer() {
   if (thread_.joinable()) {
     const std::uint64_t one = 1;
     (void)!::write(wake_fd_, &one, sizeof one);
@@ -308,8 +308,8 @@ Door::~Door() {
   if (wake_fd_ >= 0) ::close(wake_fd_);
 }
 
-void Door::run() {
-  core::begin_thread("hybridps-door");
+void AdmissionServer::run() {
+  core::begin_thread("hybridps-admit");
   std::list<Guest> guests;
   std::vector<pollfd> events;
   core::TimePoint accept_again{};
@@ -320,7 +320,7 @@ void Door::run() {
       events.push_back(
           {guest.socket.fd, static_cast<short>(guest.written < guest.visit.output().size() ? POLLOUT : POLLIN), 0});
     if (::poll(events.data(), events.size(), guests.empty() && !pausing ? 1000 : 50) < 0 && errno != EINTR) {
-      core::log_error("the door's poll failed: ", std::strerror(errno));
+      core::log_error("the poll of the admission server failed: ", std::strerror(errno));
       return;
     }
     if ((events[0].revents & POLLIN) != 0) return;
@@ -360,7 +360,7 @@ void Door::run() {
   }
 }
 
-void Door::refuse(const Guest& guest) {
+void AdmissionServer::refuse(const Guest& guest) {
   stats_.refused.fetch_add(1, std::memory_order_relaxed);
   if (!guest.visit.has_hung_up_at_token()) return;  // a stranger, not a job
   static core::LogRate rate(core::from_seconds(10));
@@ -377,7 +377,7 @@ void Door::refuse(const Guest& guest) {
                  *more > 0 ? ", as " + std::to_string(*more) + " before it" : std::string());
 }
 
-bool Door::serve(Guest& guest) {
+bool AdmissionServer::serve(Guest& guest) {
   for (;;) {
     const Bytes& out = guest.visit.output();
     while (guest.written < out.size()) {
@@ -399,4 +399,4 @@ bool Door::serve(Guest& guest) {
   }
 }
 
-}  // namespace hybridps::door
+}  // namespace hybridps::admission

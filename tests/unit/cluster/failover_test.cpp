@@ -212,20 +212,20 @@ void kill_everywhere(Case c, int count = 0) {
     INFO("nodes " << c.node_of.size() << " op " << static_cast<int>(c.op) << " root " << c.root << " codec " << c.codec << " retained " << c.retained_bytes
                   << " seed " << these.seed << " killed after " << fault.after << " of " << undisturbed.sent
                   << ", lingering " << fault.lingering);
-    const Run mended = run(these, fault);
-    REQUIRE(mended.error == "");
-    REQUIRE((mended.was_killed || fault.after >= undisturbed.sent));
-    if (!c.loses_residual) REQUIRE(mended.results == undisturbed.results);
+    const Run after_loss = run(these, fault);
+    REQUIRE(after_loss.error == "");
+    REQUIRE((after_loss.was_killed || fault.after >= undisturbed.sent));
+    if (!c.loses_residual) REQUIRE(after_loss.results == undisturbed.results);
     // What each rank has is what all have, whatever it is.
     const std::size_t n = c.node_of.size();
-    for (std::size_t at = 0; c.root < 0 && at < mended.results.size(); ++at)
-      REQUIRE(mended.results[at] == mended.results[at / n * n]);
+    for (std::size_t at = 0; c.root < 0 && at < after_loss.results.size(); ++at)
+      REQUIRE(after_loss.results[at] == after_loss.results[at / n * n]);
   }
 }
 
 }  // namespace
 
-TEST_CASE("cluster/mending: a server killed after any message changes no bit", "[cluster][mending]") {
+TEST_CASE("cluster/failover: a server killed after any message changes no bit", "[cluster][failover]") {
   SECTION("one rank a node") { kill_everywhere({}); }
   SECTION("average") { kill_everywhere({.op = core::ReduceOp::kAvg}); }
   SECTION("factors") { kill_everywhere({.op = core::ReduceOp::kPremulSum}); }
@@ -290,16 +290,16 @@ void kill_at_random(int cases, std::uint64_t seed) {
       if (c.servers.size() > 1 && random() % 2 == 0)
         fault.second_after = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(undisturbed.sent));
       INFO("killed after " << fault.after << " of " << undisturbed.sent << ", the second after " << fault.second_after);
-      const Run mended = run(c, fault);
-      REQUIRE(mended.error == "");
-      REQUIRE(mended.results == undisturbed.results);
+      const Run after_loss = run(c, fault);
+      REQUIRE(after_loss.error == "");
+      REQUIRE(after_loss.results == undisturbed.results);
     }
   }
 }
 
 }  // namespace
 
-TEST_CASE("cluster/mending: random jobs, killed at random", "[cluster][mending]") { kill_at_random(60, 1); }
+TEST_CASE("cluster/failover: random jobs, killed at random", "[cluster][failover]") { kill_at_random(60, 1); }
 
 // scripts/test --long: 100,000 kills.
-TEST_CASE("cluster/mending: very many random jobs, killed at random", "[.long]") { kill_at_random(25000, 2); }
+TEST_CASE("cluster/failover: very many random jobs, killed at random", "[.long]") { kill_at_random(25000, 2); }

@@ -1,4 +1,4 @@
-#include "hybridps/door/messages.h"
+#include "hybridps/admission/messages.h"
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace hybridps::door {
+namespace hybridps::admission {
 
 using core::Code;
 using core::Status;
@@ -103,4 +103,4 @@ bool Visit::understand() {
   return true;
 }
 
-}  // namespace hybridps::door
+}  // namespace hybridps::admission

@@ -1,4 +1,4 @@
-// hybridps/door/door.h: the TCP conversation between a job and a dedicated server.
+// hybridps/admission/admission_server.h: the TCP conversation between a job and a dedicated server.
 //
 // The messages are in messages.h.
 #pragma once
@@ -13,9 +13,9 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
-#include "hybridps/door/messages.h"
+#include "hybridps/admission/messages.h"
 
-namespace hybridps::door {
+namespace hybridps::admission {
 
 struct Address {
   std::string host;
@@ -39,27 +39,27 @@ core::Result<std::string> read_token(const std::string& token, const std::string
 /// server, another version), kInvalidArgument (no such host, wrong token, above 64 MiB), or the server's answer.
 core::Result<Bytes> ask(const Address& address, const std::string& token, const Bytes& body, core::Deadline deadline);
 
-struct DoorStats {
+struct AdmissionStats {
   std::atomic<std::uint64_t> accepted{0};
   std::atomic<std::uint64_t> answered{0};
   std::atomic<std::uint64_t> refused{0};  // strangers, wrong tokens, too slow, or displaced
 };
 
-class Door : core::Pinned {
+class AdmissionServer : core::Pinned {
  public:
-  /// Runs on the door's thread.
-  using Handler = door::Handler;
+  /// Runs on the admission server's thread.
+  using Handler = admission::Handler;
 
   /// Listens at once; port 0: the kernel chooses. kInvalidArgument or kOutOfResources: the text says what to do.
-  static core::Result<std::unique_ptr<Door>> open(const Address& listen, std::string token, Handler handler);
-  ~Door();
+  static core::Result<std::unique_ptr<AdmissionServer>> open(const Address& listen, std::string token, Handler handler);
+  ~AdmissionServer();
 
   int port() const noexcept { return port_; }
-  const DoorStats& stats() const noexcept { return stats_; }
+  const AdmissionStats& stats() const noexcept { return stats_; }
 
  private:
   struct Guest;
-  Door(std::string token, Handler handler) : token_(std::move(token)), handler_(std::move(handler)) {}
+  AdmissionServer(std::string token, Handler handler) : token_(std::move(token)), handler_(std::move(handler)) {}
   void run();
   bool serve(Guest& guest);
   void refuse(const Guest& guest);
@@ -69,8 +69,8 @@ class Door : core::Pinned {
   int listen_fd_ = -1;
   int wake_fd_ = -1;
   int port_ = 0;
-  DoorStats stats_;
+  AdmissionStats stats_;
   std::thread thread_;
 };
 
-}  // namespace hybridps::door
+}  // namespace hybridps::admission

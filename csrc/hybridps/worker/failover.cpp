@@ -1,4 +1,4 @@
-#include "hybridps/worker/mending.h"
+#include "hybridps/worker/failover.h"
 
 #include <algorithm>
 #include <utility>
@@ -9,21 +9,21 @@
 namespace hybridps::worker {
 namespace {
 
-using What = wire::Mend::What;
+using What = wire::Failover::What;
 using Phase = membership::ServerLife::LifePhase;
 
 // What is retained meanwhile is bounded by WorkerOptions::retained_bytes_max.
 constexpr std::size_t kLandedMax = 32;
 constexpr std::uint64_t kRetainedBytesUnsaid = std::uint64_t{512} << 10;
 constexpr auto kSayLandedAfter = std::chrono::milliseconds(20);
-constexpr std::uint32_t kPart = wire::Mend::kChunksPerMessage;
+constexpr std::uint32_t kPart = wire::Failover::kChunksPerMessage;
 
 std::uint32_t parts_of(std::uint32_t chunks) { return (chunks + kPart - 1) / kPart; }
 
 template <typename Visit>
-void for_bits(const wire::Mend& mend, std::uint32_t chunks, Visit visit) {
+void for_bits(const wire::Failover& failover, std::uint32_t chunks, Visit visit) {
   for (std::uint32_t i = 0; i < kPart; ++i)
-    if ((mend.bits[i / 64] >> (i % 64) & 1) != 0 && std::uint64_t{mend.first} + i < chunks) visit(mend.first + i);
+    if ((failover.bits[i / 64] >> (i % 64) & 1) != 0 && std::uint64_t{failover.first} + i < chunks) visit(failover.first + i);
 }
 
 }  // namespace
@@ -35,13 +35,13 @@ void LostServers::report(int member, const core::Status& cause) {
   if (group_.info.topology.rank() == 0) {
     decide(member, std::string(cause.message()));
   } else if (group_.servers.advance(member, Phase::kReported)) {
-    const wire::Mend lost{What::kLost, static_cast<std::uint32_t>(member)};
+    const wire::Failover lost{What::kLost, static_cast<std::uint32_t>(member)};
     worker_.host().send_control(group_.info.engines.front(), group_.message(lost), cause.message());
   }
 }
 
 void LostServers::decide(int member, const std::string& why) {
-  const wire::Mend lost{What::kLost, static_cast<std::uint32_t>(member)};
+  const wire::Failover lost{What::kLost, static_cast<std::uint32_t>(member)};
   for (int rank = 1; rank < group_.info.topology.size(); ++rank)
     worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)], group_.message(lost), why);
   if (group_.servers.is_leaving(member))
@@ -90,11 +90,11 @@ void LostServers::on_launched(OperationRun& run) {
   }
 }
 
-void LostServers::on_kept(OperationRun& run, int from, const wire::Mend& mend) {
-  const auto member = static_cast<int>(mend.server);
-  if (mend.server >= group_.info.engines.size() || !group_.info.topology.is_dedicated(member)) return;
+void LostServers::on_kept(OperationRun& run, int from, const wire::Failover& failover) {
+  const auto member = static_cast<int>(failover.server);
+  if (failover.server >= group_.info.engines.size() || !group_.info.topology.is_dedicated(member)) return;
   if (!group_.servers.is_gone(member) && group_.info.topology.rank() != 0) apply(member, "as rank " + std::to_string(from) + " says");
-  if (SpanRun* span = run.find(mend.server)) span->on_mend(from, mend);
+  if (SpanRun* span = run.find(failover.server)) span->on_failover(from, failover);
 }
 
 void LostServers::landed(int server, std::uint64_t sequence, bool waits) {
@@ -109,8 +109,8 @@ void LostServers::say_landed() {
   say_at_ = core::TimePoint::max();
   if (std::exchange(landed_count_, 0) == 0) return;
   for (auto& [server, sequences] : landed_)
-    for (const wire::Mend& mend : wire::mends_of(What::kLanded, static_cast<std::uint32_t>(server), std::exchange(sequences, {})))
-      worker_.outbox().send(group_.info.engines[static_cast<std::size_t>(server)], group_.message(mend));
+    for (const wire::Failover& failover : wire::failovers_of(What::kLanded, static_cast<std::uint32_t>(server), std::exchange(sequences, {})))
+      worker_.outbox().send(group_.info.engines[static_cast<std::size_t>(server)], group_.message(failover));
 }
 
 std::size_t LostServers::tick(core::TimePoint now) {
@@ -120,19 +120,19 @@ std::size_t LostServers::tick(core::TimePoint now) {
 }
 
 void LostServers::on_message(const wire::Message& message, flow::Delivery payload) {
-  const wire::Mend& mend = *message.as<wire::Mend>();
+  const wire::Failover& failover = *message.as<wire::Failover>();
   const schedule::Topology& topology = group_.info.topology;
-  const auto member = static_cast<int>(mend.server);
+  const auto member = static_cast<int>(failover.server);
   const auto from = static_cast<int>(message.from.sender_rank);
   if (!topology.is_dedicated(member)) return;
-  if (mend.server >= group_.info.engines.size()) {
+  if (failover.server >= group_.info.engines.size()) {
     // A newcomer that was lost at once: the version that brought it has not come here yet, nor then the operation begun.
-    if (mend.what != What::kLost && mend.what != What::kKnown && !topology.is_dedicated(from) && mend.sequence >= group_.over.floor() &&
+    if (failover.what != What::kLost && failover.what != What::kKnown && !topology.is_dedicated(from) && failover.sequence >= group_.over.floor() &&
         worker_.can_keep(group_, group_.early.size(), message))
       group_.early.add(message, std::move(payload));
     return;
   }
-  if (mend.what == What::kLost) {
+  if (failover.what == What::kLost) {
     std::string why(reinterpret_cast<const char*>(payload.data()), payload.bytes());
     if (why.empty()) why = "no reason came";
     if (topology.rank() == 0 || from == member)
@@ -141,18 +141,18 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
       apply(member, why);
     return;
   }
-  if (mend.what == What::kForgets) {
-    if (from == member) on_forgets(member, mend, std::string(reinterpret_cast<const char*>(payload.data()), payload.bytes()));
+  if (failover.what == What::kForgets) {
+    if (from == member) on_forgets(member, failover, std::string(reinterpret_cast<const char*>(payload.data()), payload.bytes()));
     return;
   }
-  if (mend.what == What::kLeaving) {
+  if (failover.what == What::kLeaving) {
     if (topology.rank() == 0 && from == member) on_leaving(member);
     return;
   }
   // Known: of a reduce also from the node's agent.
-  if (topology.is_dedicated(from) && (mend.what != What::kKnown || from != member)) return;
-  if (mend.what == What::kKnown) {
-    wire::for_operations(mend, [&](std::uint64_t sequence) { on_known(member, sequence); });
+  if (topology.is_dedicated(from) && (failover.what != What::kKnown || from != member)) return;
+  if (failover.what == What::kKnown) {
+    wire::for_operations(failover, [&](std::uint64_t sequence) { on_known(member, sequence); });
     return;
   }
   // Whoever says so has heard it from rank 0.
@@ -160,26 +160,26 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
     if (topology.rank() == 0) return;
     apply(member, "as rank " + std::to_string(from) + " says");
   }
-  if (const auto retained = group_.retained.find(mend.sequence); retained != group_.retained.end()) {
-    if (SpanRun* span = retained->second->find(mend.server))
-      span->on_mend(from, mend);
+  if (const auto retained = group_.retained.find(failover.sequence); retained != group_.retained.end()) {
+    if (SpanRun* span = retained->second->find(failover.server))
+      span->on_failover(from, failover);
     else  // it retains only what another server's span has
-      answer_for_one_that_is_over(message, mend);
+      answer_for_one_that_is_over(message, failover);
     return;
   }
-  if (group_.over.contains(mend.sequence)) {
-    answer_for_one_that_is_over(message, mend);
+  if (group_.over.contains(failover.sequence)) {
+    answer_for_one_that_is_over(message, failover);
     return;
   }
-  const auto found = group_.running.find(mend.sequence);
+  const auto found = group_.running.find(failover.sequence);
   if (found == group_.running.end() || !found->second->started) {
     if (worker_.can_keep(group_, group_.early.size(), message)) group_.early.add(message, std::move(payload));
     return;
   }
-  if (SpanRun* span = found->second->find(mend.server)) span->on_mend(from, mend);
+  if (SpanRun* span = found->second->find(failover.server)) span->on_failover(from, failover);
 }
 
-void LostServers::on_forgets(int member, const wire::Mend& forgets, const std::string& why) {
+void LostServers::on_forgets(int member, const wire::Failover& forgets, const std::string& why) {
   const bool is_first = forgotten_.count(member) == 0;
   forgotten_[member] = forgets.first;
   if (is_first && group_.info.topology.rank() == 0)
@@ -214,15 +214,15 @@ void LostServers::on_known(int server, std::uint64_t sequence) {
 }
 
 // It was known to be everywhere, or it has failed, of which all are told.
-void LostServers::answer_for_one_that_is_over(const wire::Message& message, const wire::Mend& mend) {
-  if (mend.what != What::kHeld && mend.what != What::kAsk) return;
-  const wire::Mend answer{mend.what == What::kHeld ? What::kMended : What::kOver, mend.server, mend.sequence};
+void LostServers::answer_for_one_that_is_over(const wire::Message& message, const wire::Failover& failover) {
+  if (failover.what != What::kHeld && failover.what != What::kAsk) return;
+  const wire::Failover answer{failover.what == What::kHeld ? What::kTakenOver : What::kOver, failover.server, failover.sequence};
   worker_.outbox().send(message.from.source, group_.message(answer));
 }
 
-// --- Mending ---------------------------------------------------------------------------------------------------------
+// --- SpanFailover ---------------------------------------------------------------------------------------------------------
 
-Mending::Mending(SpanRun& run, const SpanView& span, const ResultMemory& memory)
+SpanFailover::SpanFailover(SpanRun& run, const SpanView& span, const ResultMemory& memory)
     : run_(run), span_(span), memory_(memory), served_(span.plan.chunks, 0) {
   if (!is_heir()) return;
   for (const int rank : is_reduce() ? std::vector<int>{span.plan.sink} : agents()) {
@@ -233,21 +233,21 @@ Mending::Mending(SpanRun& run, const SpanView& span, const ResultMemory& memory)
   }
 }
 
-Mending::~Mending() {
+SpanFailover::~SpanFailover() {
   for (const auto& sending : sendings_) span_.worker.outbox().cancel(*sending->stream);
 }
 
-bool Mending::is_heir() const noexcept { return span_.plan.owner == span_.me(); }
+bool SpanFailover::is_heir() const noexcept { return span_.plan.owner == span_.me(); }
 
-bool Mending::is_reduce() const noexcept { return span_.plan.sink != schedule::kAll; }
+bool SpanFailover::is_reduce() const noexcept { return span_.plan.sink != schedule::kAll; }
 
-std::vector<int> Mending::agents() const {
+std::vector<int> SpanFailover::agents() const {
   std::vector<int> ranks;
   for (int node = 0; node < span_.topology().nodes(); ++node) ranks.push_back(span_.agent_of(node));
   return ranks;
 }
 
-void Mending::start() {
+void SpanFailover::start() {
   if (is_heir()) {
     for (const Party& party : parties_) send(party.rank, What::kAsk);
     if (parties_.empty()) decide();
@@ -258,66 +258,66 @@ void Mending::start() {
   send(span_.plan.owner, What::kHeld, &held);
 }
 
-void Mending::send(int to, What what, const ChunkSet* chunks) {
+void SpanFailover::send(int to, What what, const ChunkSet* chunks) {
   const worker::GroupState& group = span_.run.group;
-  wire::Mend mend{what, static_cast<std::uint32_t>(span_.plan.first_owner), span_.run.sequence};
+  wire::Failover failover{what, static_cast<std::uint32_t>(span_.plan.first_owner), span_.run.sequence};
   const std::uint32_t parts = chunks == nullptr ? 1 : parts_of(span_.plan.chunks);
   for (std::uint32_t part = 0; part < parts; ++part) {
-    mend.first = part * kPart;
-    mend.bits = {};
+    failover.first = part * kPart;
+    failover.bits = {};
     bool any = chunks == nullptr || what == What::kHeld;  // of which every part is waited for
-    for (std::uint32_t i = 0; chunks != nullptr && i < kPart && mend.first + i < span_.plan.chunks; ++i) {
-      if ((*chunks)[mend.first + i] == 0) continue;
-      mend.bits[i / 64] |= std::uint64_t{1} << (i % 64);
+    for (std::uint32_t i = 0; chunks != nullptr && i < kPart && failover.first + i < span_.plan.chunks; ++i) {
+      if ((*chunks)[failover.first + i] == 0) continue;
+      failover.bits[i / 64] |= std::uint64_t{1} << (i % 64);
       any = true;
     }
-    if (any) span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(to)], group.message(mend));
+    if (any) span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(to)], group.message(failover));
   }
 }
 
-void Mending::on_message(int from, const wire::Mend& mend) {
+void SpanFailover::on_message(int from, const wire::Failover& failover) {
   const bool from_heir = from == span_.plan.owner && !is_heir();
-  switch (mend.what) {
+  switch (failover.what) {
     case What::kHeld:
     case What::kOver: {
       const auto party = std::find_if(parties_.begin(), parties_.end(), [&](const Party& p) { return p.rank == from; });
       if (party == parties_.end() || party->has_answered) return;
-      if (mend.what == What::kOver) {
+      if (failover.what == What::kOver) {
         party->over = true;
         on_answer(*party);
         return;
       }
-      if (mend.first % kPart != 0 || mend.first >= span_.plan.chunks || !party->parts.insert(mend.first).second) return;
-      for_bits(mend, span_.plan.chunks, [&](std::uint32_t chunk) { party->held[chunk] = 1; });
+      if (failover.first % kPart != 0 || failover.first >= span_.plan.chunks || !party->parts.insert(failover.first).second) return;
+      for_bits(failover, span_.plan.chunks, [&](std::uint32_t chunk) { party->held[chunk] = 1; });
       if (party->parts.size() == parts_of(span_.plan.chunks)) on_answer(*party);
       return;
     }
     case What::kSum: {
       if (!from_heir) return;
       ChunkSet wanted(span_.plan.chunks, 0);
-      for_bits(mend, span_.plan.chunks, [&](std::uint32_t chunk) { wanted[chunk] = 1; });
+      for_bits(failover, span_.plan.chunks, [&](std::uint32_t chunk) { wanted[chunk] = 1; });
       run_.push_again(wanted);
       return;
     }
     case What::kServe:
       if (!from_heir) return;
-      for_bits(mend, span_.plan.chunks, [&](std::uint32_t chunk) {
+      for_bits(failover, span_.plan.chunks, [&](std::uint32_t chunk) {
         if (run_.has_landed(chunk) && std::exchange(served_[chunk], 1) == 0) send_result(from, chunk);
       });
       return;
-    case What::kMended:
-      if (from_heir && !std::exchange(is_mended_, true)) run_.on_known();
+    case What::kTakenOver:
+      if (from_heir && !std::exchange(is_taken_over_, true)) run_.on_known();
       return;
     default: return;  // an answer to what it asks has gone, or comes when it starts
   }
 }
 
-void Mending::on_answer(Party& party) {
+void SpanFailover::on_answer(Party& party) {
   party.has_answered = true;
   if (++answers_ == parties_.size()) decide();
 }
 
-void Mending::decide() {
+void SpanFailover::decide() {
   if (std::exchange(decided_, true)) return;
   const std::uint32_t chunks = span_.plan.chunks;
   awaited_.assign(chunks, 0);
@@ -351,7 +351,7 @@ void Mending::decide() {
       serve[holder].resize(chunks, 0);
       serve[holder][chunk] = 1;
     } else if (any_over) {
-      run_.cannot_be_mended();
+      run_.cannot_fail_over();
       return;
     } else {
       sum[chunk] = 1;
@@ -370,7 +370,7 @@ void Mending::decide() {
   if (awaited_count_ == 0) all_is_here();
 }
 
-void Mending::on_obtained(std::uint32_t chunk) {
+void SpanFailover::on_obtained(std::uint32_t chunk) {
   if (!decided_ || awaited_[chunk] == 0) return;
   awaited_[chunk] = 0;
   for (const Party& party : parties_)
@@ -378,17 +378,17 @@ void Mending::on_obtained(std::uint32_t chunk) {
   if (--awaited_count_ == 0) all_is_here();
 }
 
-void Mending::all_is_here() {
+void SpanFailover::all_is_here() {
   std::vector<int> ranks = agents();
   if (is_reduce() && std::find(ranks.begin(), ranks.end(), span_.plan.sink) == ranks.end())
     ranks.push_back(span_.plan.sink);
   for (const int rank : ranks)
-    if (rank != span_.me()) send(rank, What::kMended);
+    if (rank != span_.me()) send(rank, What::kTakenOver);
   run_.on_known();
 }
 
 // Plain, whatever codec the sum went by: what lies here are the values that all have.
-void Mending::send_result(int to, std::uint32_t chunk) {
+void SpanFailover::send_result(int to, std::uint32_t chunk) {
   const core::EngineId peer = span_.run.group.info.engines[static_cast<std::size_t>(to)];
   auto found = std::find_if(sendings_.begin(), sendings_.end(), [&](const auto& s) { return s->stream->peer == peer; });
   if (found == sendings_.end()) {
@@ -404,7 +404,7 @@ void Mending::send_result(int to, std::uint32_t chunk) {
   span_.worker.outbox().offer(*(*found)->stream, chunk);
 }
 
-bool Mending::on_grant(core::EngineId peer, const wire::Grant& grant) {
+bool SpanFailover::on_grant(core::EngineId peer, const wire::Grant& grant) {
   if (grant.chunk.stage != wire::Stage::kResult) return false;
   for (const auto& sending : sendings_) {
     if (sending->stream->peer != peer) continue;
@@ -414,14 +414,14 @@ bool Mending::on_grant(core::EngineId peer, const wire::Grant& grant) {
   return false;
 }
 
-flow::Payload Mending::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
+flow::Payload SpanFailover::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
   transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
   if (!buffer) return {};
   memory_.read(chunk, buffer.data());
   return {std::move(buffer), bytes};
 }
 
-void Mending::on_sent(flow::Stream& stream, std::uint32_t) {
+void SpanFailover::on_sent(flow::Stream& stream, std::uint32_t) {
   if (stream.sent() == sendings_[stream.index]->expected) span_.worker.part_done(span_.run);
 }
 

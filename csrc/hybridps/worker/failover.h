@@ -1,4 +1,4 @@
-// hybridps/worker/mending.h: what ranks do when their group loses a dedicated server.
+// hybridps/worker/failover.h: what ranks do when their group loses a dedicated server.
 //
 // Model    The server's spans get another owner, the heir: one of the ranks that acted for their nodes towards it. All
 //          that it held can be had again, with the same bits: a result that has come anywhere is there still, since no rank's
@@ -8,10 +8,10 @@
 //            rank that notices --lost--> rank 0 --lost--> all: the span stands still, what comes from the server is dropped
 //            agents (of a reduce: the root) --held: chunks whose results are here--> heir
 //            heir: whoever has a chunk serves it; one that nobody has is pushed again, and summed by the heir as any owner does
-//            heir --results--> who lacks them;  heir --mended--> all, when all that somebody lacks is with it
+//            heir --results--> who lacks them;  heir --taken over--> all, when all that somebody lacks is with it
 //
-//          The heir is a rank, so a second server's loss is mended like the first; a rank's ends the group as ever.
-//          LostServers is the group's part, Mending a rank's part in one span (worker/span_run.h has one).
+//          The heir is a rank, so the loss of a second server fails over like the first; a rank's ends the group as ever.
+//          LostServers is the group's part, SpanFailover a rank's part in one span (worker/span_run.h has one).
 // Threads  the engine's progress thread.
 // Errors   where a chunk cannot be had again (a rank's operation had failed), the group fails, naming the server. So it does
 //          where the server kept state from one operation to the next that nobody else has (outer/state.h).
@@ -42,10 +42,10 @@ class LostServers : core::Pinned {
 
   /// This rank finds that the server is gone.
   void report(int member, const core::Status& cause);
-  /// Of type wire::Mend.
+  /// Of type wire::Failover.
   void on_message(const wire::Message& message, flow::Delivery payload);
   /// One that came before its operation was started, which it is now.
-  void on_kept(OperationRun& run, int from, const wire::Mend& mend);
+  void on_kept(OperationRun& run, int from, const wire::Failover& failover);
   /// An operation starts whose plan is from before.
   void on_launched(OperationRun& run);
   /// All results of this server's span are here. Who does not wait for that to be known says it later, of many operations at once.
@@ -57,14 +57,14 @@ class LostServers : core::Pinned {
   std::uint64_t tensors_forgotten() const noexcept;
 
  private:
-  void on_forgets(int member, const wire::Mend& forgets, const std::string& why);
+  void on_forgets(int member, const wire::Failover& forgets, const std::string& why);
   void decide(int member, const std::string& why);
   void apply(int member, const std::string& why);
   bool owns_steps(int member) const;
   void fail_steps(int member, const std::string& why);
   void on_leaving(int member);
   void on_known(int server, std::uint64_t sequence);
-  void answer_for_one_that_is_over(const wire::Message& message, const wire::Mend& mend);
+  void answer_for_one_that_is_over(const wire::Message& message, const wire::Failover& failover);
 
   Worker& worker_;
   GroupState& group_;
@@ -77,14 +77,14 @@ class LostServers : core::Pinned {
 /// Bits by chunk.
 using ChunkSet = std::vector<std::uint8_t>;
 
-class Mending final : public flow::Source, core::Pinned {
+class SpanFailover final : public flow::Source, core::Pinned {
  public:
   /// The span's plan has the heir as its owner already.
-  Mending(SpanRun& run, const SpanView& span, const ResultMemory& memory);
-  ~Mending() override;
+  SpanFailover(SpanRun& run, const SpanView& span, const ResultMemory& memory);
+  ~SpanFailover() override;
   /// Says what is held here.
   void start();
-  void on_message(int from, const wire::Mend& mend);
+  void on_message(int from, const wire::Failover& failover);
   /// A chunk's result has come here, or was made.
   void on_obtained(std::uint32_t chunk);
   /// False: it is of no stream of this.
@@ -110,7 +110,7 @@ class Mending final : public flow::Source, core::Pinned {
   bool is_heir() const noexcept;
   bool is_reduce() const noexcept;
   std::vector<int> agents() const;
-  void send(int to, wire::Mend::What what, const ChunkSet* chunks = nullptr);
+  void send(int to, wire::Failover::What what, const ChunkSet* chunks = nullptr);
   void send_result(int to, std::uint32_t chunk);
   void on_answer(Party& party);
   void decide();
@@ -128,7 +128,7 @@ class Mending final : public flow::Source, core::Pinned {
   std::uint32_t awaited_count_ = 0;
   // Others'.
   ChunkSet served_;
-  bool is_mended_ = false;
+  bool is_taken_over_ = false;
 };
 
 }  // namespace hybridps::worker

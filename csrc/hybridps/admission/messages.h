@@ -1,4 +1,4 @@
-// hybridps/door/messages.h: what a job and a dedicated server say at the door, without sockets.
+// hybridps/admission/messages.h: what a job and a dedicated server say at the admission server, without sockets.
 //
 //   job                                   server
 //   magic | version | nonce -----------------> (44 bytes)
@@ -28,7 +28,7 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 
-namespace hybridps::door {
+namespace hybridps::admission {
 
 using bootstrap::Bytes;
 
@@ -87,4 +87,4 @@ class Visit : core::Pinned {
   Mac seal_{};
 };
 
-}  // namespace hybridps::door
+}  // namespace hybridps::admission

@@ -9,7 +9,7 @@
 namespace hybridps::membership {
 namespace {
 
-// Turns are between two versions.
+// The last version number of a change. A change with turns has two versions.
 template <typename AskOrChange>
 std::uint32_t last_number(const AskOrChange& change) noexcept {
   return change.version + (change.turns.pairs > 0 ? 1 : 0);
@@ -23,7 +23,7 @@ void Agreement::want(Cause cause) {
   if (!core::check(rank_ == 0, "rank 0 alone proposes changes")) return;
   wanted_ |= bit(cause);
   if (is_frozen())
-    look_at_answers();  // the cause may be a server that is awaited no longer
+    look_at_answers();  // the cause may be a server that is no longer awaited
   else
     begin_next();
 }

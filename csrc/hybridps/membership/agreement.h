@@ -1,15 +1,17 @@
 // hybridps/membership/agreement.h: how all members of a group change to a new version together.
 //
-// Model    Rank 0 asks. Each member stops binding operations (calls still return, operations wait) and answers with the first
-//          operation that it has not bound. Rank 0 takes the largest answer and tells all: below it operations go on as before, from
-//          it on with what is new. Two messages each way, and none for operations otherwise. Dedicated servers answer where they must
-//          know of the change (schedule/tuning.h); they bind nothing and are not told.
+// Model    Rank 0 asks all members. Each member stops binding operations to versions: calls still return, but new
+//          operations wait. The member answers with the first operation that it has not bound. Rank 0 takes the largest
+//          answer and tells all ranks. Operations below this number keep the old version; later operations use the new
+//          version. A change takes three messages per rank; an operation takes none. Dedicated servers are asked only
+//          if they must know of the change (schedule/tuning.h). They bind nothing, and are not told the number.
 //
 //            rank 0: want(cause) --draft--> ask --> all      all: answer (first unbound) --> rank 0 --switch--> all
 //
-// Queue    What waits for its turn is a set of causes, served in the order in which `Cause` has them. What a change is to be is drafted when
-//          its turn comes, never before: a draft is never older than the version it follows.
-// Errors   a member that cannot do what is asked refuses, and then nobody changes. A change that leaves servers out is tried again.
+// Queue    a set of causes waits. The order of `Cause` decides which cause is next. Each change is drafted when its
+//          turn comes, never earlier. So a draft is never older than the version before it.
+// Errors   a member that cannot do the change refuses, and then no member changes. A refused change that leaves servers
+//          out is tried again.
 // Threads  the engine's progress thread.
 #pragma once
 
@@ -28,40 +30,41 @@ namespace hybridps::membership {
 
 /// Why a version is wanted, most urgent first.
 enum class Cause : std::uint8_t {
-  kLeave,   // servers that are gone or leave own nothing from then on
-  kJoin,    // servers that were met become members
+  kLeave,   // servers that are gone or leave own nothing from now on
+  kJoin,    // newcomers become members
   kShares,  // other weights
-  kTrial,   // settings take turns
+  kTrial,   // two tunings take turns
 };
 inline constexpr int kCauses = 4;
 
 struct Change {
   std::uint32_t version = 0;
   schedule::Turns turns;
-  /// Of the nodes, then of the dedicated servers, those that are to join last.
+  /// Weights of the nodes, then of the dedicated servers, then of newcomers.
   std::vector<double> weights;
-  /// Rank 0: members whose answers count: the ranks, and dedicated servers behind them.
+  /// Rank 0 only. Members below this number are asked: all ranks, and maybe the dedicated servers.
   int asked = 0;
 };
 
 class Agreement : core::Pinned {
  public:
-  /// The group, as the agreement needs it.
+  /// What the agreement needs from the group.
   class AgreementHost {
    public:
     virtual ~AgreementHost() = default;
-    /// Rank 0. The change that this cause has now, without its version; none: it wants nothing any more.
+    /// Rank 0. The change for this cause, without a version number; no value: the cause needs no change any more.
     virtual std::optional<Change> draft(Cause cause) = 0;
-    /// Rank 0. Is anyone to wait for this member? Not for a server that is gone.
+    /// Rank 0. Whether to wait for this member's answer. False for a server that is gone.
     virtual bool is_awaited(int member) const = 0;
-    /// Others. Can this rank do it?
+    /// Other ranks. Whether this rank can do the change.
     virtual bool can_do(const Change& change) const = 0;
-    /// This rank has bound all collectives below.
+    /// This rank has bound all collectives below this number.
     virtual std::uint64_t first_unbound() const = 0;
-    /// Weights are for ranks.
+    /// Sends the question to a member. Only ranks get the weights.
     virtual void send_ask(int member, const wire::PlanAsk& ask, const std::vector<double>& weights) = 0;
     virtual void send(int member, wire::Body body) = 0;
-    /// A change begins here: operations are not bound until one of the two below.
+    /// The change is over, and operations may be bound again. on_switch(): operations from `first` on use the new
+    /// version. on_refused(): nothing changes.
     virtual void on_switch(const Change& change, std::uint64_t first) = 0;
     virtual void on_refused(const Change& change) = 0;
   };
@@ -70,26 +73,26 @@ class Agreement : core::Pinned {
 
   Agreement(AgreementHost& host, int rank, int size) : host_(host), rank_(rank), size_(size) {}
 
-  /// No operation may be bound now.
+  /// A change is under way, so no operation may be bound now.
   bool is_frozen() const noexcept { return change_.has_value(); }
   /// The change under way; null: none.
   const Change* under_way() const noexcept { return change_ ? &*change_ : nullptr; }
-  /// The highest number of any version.
+  /// The highest version number so far.
   std::uint32_t newest() const noexcept { return newest_; }
-  /// This member's answer to the change under way has come. Rank 0 only.
+  /// Rank 0 only. Whether this member has answered the change under way.
   bool has_answered(int member) const { return answers_.count(member) > 0; }
 
-  /// Rank 0 only. At once, or when the changes before it are over.
+  /// Rank 0 only. Starts a change for this cause: at once, or when the changes before it are over.
   void want(Cause cause);
   bool wants(Cause cause) const noexcept { return (wanted_ & bit(cause)) != 0; }
   bool is_idle() const noexcept { return !is_frozen() && !is_ending_ && wanted_ == 0; }
-  /// Rank 0 only. A member is awaited no longer.
+  /// Rank 0 only. Call when AgreementHost::is_awaited() has become false for a member.
   void look_at_answers();
 
-  // From rank 0, to others.
+  // Messages from rank 0 to other ranks.
   void on_ask(const wire::PlanAsk& ask, std::vector<double> weights);
   void on_switch(const wire::PlanSwitch& change);
-  // To rank 0. Whether the member may answer is its caller's to know.
+  // A message to rank 0. The caller must check that the member may answer.
   void on_answer(int member, const wire::PlanAnswer& answer);
 
   std::size_t tick(core::TimePoint now);
@@ -106,15 +109,15 @@ class Agreement : core::Pinned {
   const int rank_;
   const int size_;
   std::uint32_t newest_ = 0;
-  std::uint32_t numbered_ =
-      0;  // the highest number asked for: what was refused keeps its own, so that nothing late is taken for another
+  // The highest number asked for. A refused change keeps its number, so a late message is not taken for another change.
+  std::uint32_t numbered_ = 0;
   std::optional<Change> change_;
-  std::uint64_t unbound_ = 0;  // as answered
-  bool is_ending_ = false;     // the host is told how it ended
-  std::optional<std::pair<wire::PlanAsk, std::vector<double>>>
-      next_ask_;  // came before the end of the change under way
+  std::uint64_t unbound_ = 0;  // this rank's answer
+  bool is_ending_ = false;     // inside on_switch() or on_refused() of the host
+  // A question that came before the end of the change under way.
+  std::optional<std::pair<wire::PlanAsk, std::vector<double>>> next_ask_;
   // Rank 0.
-  unsigned wanted_ = 0;  // bits of causes
+  unsigned wanted_ = 0;  // bits of the causes that wait
   Cause cause_ = Cause::kLeave;
   std::map<int, std::uint64_t> answers_;
   core::TimePoint again_at_ = core::TimePoint::max();

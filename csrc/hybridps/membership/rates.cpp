@@ -6,7 +6,8 @@
 namespace hybridps::membership {
 namespace {
 
-// Shorter operations are not worth it, and their beginning says little: a rank may come late.
+// The measurement begins this long after the start. Shorter operations are not worth a measurement. The first part of
+// an operation says little, because a rank may come late.
 constexpr auto kMeasureAfter = std::chrono::milliseconds(10);
 constexpr auto kEchoEvery = std::chrono::milliseconds(5);
 constexpr std::size_t kPartnersMax = 6;
@@ -73,7 +74,7 @@ void RateMeter::choose_partners() {
   const int me = topology_.my_node();
   for (int step = 1; step < topology_.nodes() && partners_.size() < kPartnersMax; step *= 2)
     partners_.push_back(topology_.ranks_of((me + step) % topology_.nodes()).front());
-  // Of the servers each node begins with another one.
+  // Each node begins with another server.
   const int servers = topology_.servers();
   for (int i = 0; i < std::min(servers, static_cast<int>(kPartnersMax)); ++i)
     partners_.push_back(topology_.size() + (me + i) % servers);
@@ -153,7 +154,7 @@ std::optional<std::vector<double>> RateMeter::learn(const std::map<int, RateRepo
   const auto nodes = static_cast<std::size_t>(topology.nodes());
   for (std::size_t card = 0; card < cards.size(); ++card)
     if ((card < nodes || !is_out[card - nodes]) && !(cards[card].delay_seconds > 0.0))
-      return std::nullopt;  // nobody had an answer of it
+      return std::nullopt;  // no rank has measured this card's delay
   const auto better = finder_.learn(cards, shares, reports.at(0).bytes);
   if (!better) return std::nullopt;
   std::vector<double> weights = better->worker;

@@ -1,9 +1,10 @@
-// hybridps/membership/rates.h: what feeds the rate finder: every kMeasureEvery-th collective that sums and takes long is measured by
-// all ranks, and rank 0 learns from what they report.
+// hybridps/membership/rates.h: measures operations for the rate finder.
 //
-// Model    A rank measures round trips of small messages on the connections that carry data, also to dedicated servers, and bytes
-//          through its card. A node asks its neighbours at distances 1, 2, 4, ...: with the least of the answers one quick partner is
-//          enough. What a server's card carried follows from its share. Groups of fewer than 3 nodes have nothing to gain.
+// Model    All ranks measure every kMeasureEvery-th collective, if it is a long allreduce. Rank 0 learns from their
+//          reports. A rank measures the bytes through its card. The leader of a node also measures round trips of small
+//          messages, on the connections that carry data. The leader's partners are the nodes at distances 1, 2, 4, ...
+//          and the dedicated servers. Only the shortest round trip counts, so one quick partner is enough. The bytes
+//          through a server's card follow from its share. Groups of fewer than 3 nodes have nothing to gain.
 // Threads  the engine's progress thread.
 #pragma once
 
@@ -23,12 +24,12 @@
 
 namespace hybridps::membership {
 
-/// Of one rank, of one operation.
+/// One rank's measurements of one operation.
 struct RateReport {
-  double delay_seconds = 0.0;         // the least of its round trips; leaders of nodes only
-  double bytes_per_second = 0.0;      // through its card
-  std::uint64_t bytes = 0;            // of the operation; of rank 0 only
-  std::vector<double> server_delays;  // seconds, per dedicated server; 0: not known. Empty but from leaders of nodes
+  double delay_seconds = 0.0;         // shortest round trip (median for each partner); only from node leaders
+  double bytes_per_second = 0.0;      // through the rank's card
+  std::uint64_t bytes = 0;            // bytes of the operation; only from rank 0
+  std::vector<double> server_delays;  // seconds, per dedicated server; 0: unknown. Only from node leaders, else empty
 };
 
 class RateMeter : core::Pinned {
@@ -39,28 +40,28 @@ class RateMeter : core::Pinned {
   class RatesHost {
    public:
     virtual ~RatesHost() = default;
-    /// On the connection that carries data.
+    /// Sends `echo` on the connection that carries data.
     virtual void send_echo(int member, const wire::Echo& echo) = 0;
     virtual std::uint64_t bytes_through_card() const = 0;
   };
 
   RateMeter(RatesHost& host, const schedule::Topology& topology);
 
-  /// A collective begins here.
+  /// A collective begins on this rank.
   void on_started(std::uint64_t sequence, const wire::Signature& signature);
   std::size_t tick(core::TimePoint now);
   core::TimePoint next_due() const noexcept { return measured_ ? next_echo_ : core::TimePoint::max(); }
   void on_echo_back(const wire::Echo& sent);
-  /// A collective is over here. What this rank has to report of it, if it was measured.
+  /// A collective is over on this rank. Returns this rank's report, if the collective was measured.
   std::optional<RateReport> on_finished(std::uint64_t sequence, std::uint64_t bytes);
-  /// Other dedicated servers: what is being measured counts no more, and nothing is known of those that have come.
+  /// The group has other dedicated servers. Drops the measurement under way. The rates of new servers are unknown.
   void on_servers(const schedule::Topology& topology);
 
   // Rank 0.
-  /// A rank's report of a measured operation. All reports of it, by rank, where this was the last one.
+  /// A rank's report of a measured operation. With the last report of an operation, returns all its reports, by rank.
   std::optional<std::map<int, RateReport>> on_report(int rank, std::uint64_t sequence, RateReport report);
-  /// Learns from an operation that had these shares. Weights that are better, of nodes and then of servers. `is_out`: of servers that are to
-  /// own nothing.
+  /// Learns from an operation with the shares of `topology`. Returns better weights, of the nodes and then of the
+  /// servers, if there are any. `is_out`: by server, true if the server must own nothing.
   std::optional<std::vector<double>> learn(const std::map<int, RateReport>& reports, const schedule::Topology& topology,
                                            const std::vector<bool>& is_out);
   schedule::RateFinder& finder() noexcept { return finder_; }
@@ -79,7 +80,7 @@ class RateMeter : core::Pinned {
 
   RatesHost& host_;
   schedule::Topology topology_;
-  std::vector<int> partners_;  // members
+  std::vector<int> partners_;  // member numbers
   std::optional<Measured> measured_;
   core::TimePoint next_echo_{};
   schedule::RateFinder finder_;

@@ -1,9 +1,10 @@
-// hybridps/membership/server_life.h: how far each dedicated server of a group is, as one rank knows it.
+// hybridps/membership/server_life.h: the phase of each dedicated server of a group, as one rank knows it.
 //
-//            member --> reported --> gone        ranks but rank 0: it was found to be gone, and rank 0 was told
-//            member --> leaving --> released --> gone     rank 0
+//            member --> reported --> gone                 on ranks other than rank 0
+//            member --> leaving --> released --> gone     on rank 0
 //
-// Model    A server never goes back: one that was given up and is alive joins as another member (engine/server_joins.h).
+// Model    A server never goes back to an earlier phase. A server that was given up but is alive joins again, with a
+//          new member number (engine/server_joins.h).
 // Threads  the engine's progress thread.
 #pragma once
 
@@ -17,10 +18,10 @@ class ServerLife {
  public:
   enum class LifePhase : unsigned char {
     kMember,
-    kReported,  // this rank has told rank 0 that it is gone
-    kLeaving,   // it has asked to leave
-    kReleased,  // all that it owned is over here, and it was told so
-    kGone,      // its group goes on without it
+    kReported,  // this rank has found that the server is gone, and has told rank 0
+    kLeaving,   // the server has asked to leave
+    kReleased,  // all operations in which the server owned a span are over here, and the server was told
+    kGone,      // the group goes on without the server
   };
 
   /// Members below `ranks` are ranks.
@@ -32,10 +33,10 @@ class ServerLife {
   }
   bool is_gone(int member) const noexcept { return of(member) == LifePhase::kGone; }
   bool is_leaving(int member) const noexcept { return of(member) == LifePhase::kLeaving || of(member) == LifePhase::kReleased; }
-  /// It is to own nothing in versions to come.
+  /// The server must own nothing in new versions.
   bool is_out(int member) const noexcept { return of(member) >= LifePhase::kLeaving; }
   bool any(LifePhase phase) const noexcept { return std::find(phases_.begin(), phases_.end(), phase) != phases_.end(); }
-  /// False: it is as far already. Of a rank nothing is kept.
+  /// False: the server is in this phase or a later phase already, or `member` is a rank.
   bool advance(int member, LifePhase to) {
     if (member < ranks_ || of(member) >= to) return false;
     const auto at = static_cast<std::size_t>(member - ranks_);

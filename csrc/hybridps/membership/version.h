@@ -1,7 +1,8 @@
-// hybridps/membership/version.h: with which shares and settings the members of a group do an operation.
+// hybridps/membership/version.h: the shares and settings with which the members of a group do an operation.
 //
-// Model    A group has versions, numbered from 0 on. An operation is bound to the newest version whose first operation is not after
-//          it. Versions differ in shares and in settings: never in who is whose agent, never in the bits of a result.
+// Model    A group has versions, numbered from 0 on. Each version has a first operation. An operation is bound to the
+//          newest version that begins at or before the operation. Versions differ in shares and settings. All versions
+//          have the same agents, and give results with the same bits.
 // Threads  the engine's progress thread.
 #pragma once
 
@@ -28,17 +29,18 @@ class Versions {
 
   const Version& of(std::uint64_t sequence) const { return std::prev(by_first_.upper_bound(sequence))->second; }
   const Version& newest() const noexcept { return by_first_.rbegin()->second; }
-  /// From operation `first` on there is `version`, after the turns that `turns` takes between it and the version after it. Operations
-  /// below `oldest` are not asked for again.
+  /// Adds `version`, which begins at operation `first`. If `turns` has pairs, `version` and the next number (with
+  /// tuning turns.b) take turns first, and then `version` stays. The caller must not ask for operations below `oldest`
+  /// again.
   void add(std::uint64_t first, Version version, const schedule::Turns& turns, std::uint64_t oldest);
-  /// The first operation from which on this server owns nothing; none: it owns a part in the newest version.
+  /// From this operation on, the server owns nothing; no value: the server owns a part in the newest version.
   std::optional<std::uint64_t> owns_nothing_from(int server) const;
 
  private:
-  std::map<std::uint64_t, Version> by_first_;  // two in use, more only for what is reserved or takes turns
+  std::map<std::uint64_t, Version> by_first_;  // mostly two; more for reserved operations or turns
 };
 
-/// Of the nodes and then of the dedicated servers.
+/// Weights of the nodes and then of the dedicated servers.
 std::vector<double> weights_of(const schedule::Topology& topology);
 
 }  // namespace hybridps::membership

@@ -12,7 +12,8 @@ namespace {
 using What = wire::Failover::What;
 using Phase = membership::ServerLife::LifePhase;
 
-// What is retained meanwhile is bounded by WorkerOptions::retained_bytes_max.
+// A landed message goes out after this many operations, this many retained bytes, or this time. Until then, retained
+// copies stay; WorkerOptions::retained_bytes_max bounds them.
 constexpr std::size_t kLandedMax = 32;
 constexpr std::uint64_t kRetainedBytesUnsaid = std::uint64_t{512} << 10;
 constexpr auto kSayLandedAfter = std::chrono::milliseconds(20);
@@ -56,7 +57,7 @@ void LostServers::decide(int member, const std::string& why) {
 void LostServers::apply(int member, const std::string& why) {
   if (!group_.servers.advance(member, Phase::kGone)) return;
   landed_.erase(member);
-  // Also where it was healthy as seen from here: it must not think that it is still wanted.
+  // Even if the server is healthy as seen from here: closed connections tell the server that the group left it.
   worker_.host().on_server_lost(group_.info.engines[static_cast<std::size_t>(member)], why);
   if (group_.steps && owns_steps(member)) fail_steps(member, why);
   for (const auto& [sequence, run] : group_.running)
@@ -64,13 +65,13 @@ void LostServers::apply(int member, const std::string& why) {
   for (const auto& [sequence, run] : group_.retained) on_launched(*run);
 }
 
-// Owners' operations keep the shares that the group was made with.
+// Outer steps keep the shares with which the group was made.
 bool LostServers::owns_steps(int member) const {
   const schedule::Topology& topology = group_.info.topology;
   return topology.server_weight(member - topology.size()) > 0.0;
 }
 
-// Nobody else has what it kept: a sum that an heir made would be taken without its momentum.
+// Only the server had its part of the outer state. An heir would take the step without the momentum.
 void LostServers::fail_steps(int member, const std::string& why) {
   worker_.on_group_fault(
       group_, core::Status(core::Code::kPeerDead,
@@ -126,7 +127,7 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
   const auto from = static_cast<int>(message.from.sender_rank);
   if (!topology.is_dedicated(member)) return;
   if (failover.server >= group_.info.engines.size()) {
-    // A newcomer that was lost at once: the version that brought it has not come here yet, nor then the operation begun.
+    // The server is a newcomer that was lost at once. Its version has not begun here yet, and neither has the operation.
     if (failover.what != What::kLost && failover.what != What::kKnown && !topology.is_dedicated(from) && failover.sequence >= group_.over.floor() &&
         worker_.can_keep(group_, group_.early.size(), message))
       group_.early.add(message, std::move(payload));
@@ -149,13 +150,13 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
     if (topology.rank() == 0 && from == member) on_leaving(member);
     return;
   }
-  // Known: of a reduce also from the node's agent.
+  // A dedicated server may only say kKnown, for its own span. In a reduce, the node's agent says kKnown, too.
   if (topology.is_dedicated(from) && (failover.what != What::kKnown || from != member)) return;
   if (failover.what == What::kKnown) {
     wire::for_operations(failover, [&](std::uint64_t sequence) { on_known(member, sequence); });
     return;
   }
-  // Whoever says so has heard it from rank 0.
+  // A rank that sends such a message has heard of the loss from rank 0.
   if (!group_.servers.is_gone(member)) {
     if (topology.rank() == 0) return;
     apply(member, "as rank " + std::to_string(from) + " says");
@@ -163,7 +164,7 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
   if (const auto retained = group_.retained.find(failover.sequence); retained != group_.retained.end()) {
     if (SpanRun* span = retained->second->find(failover.server))
       span->on_failover(from, failover);
-    else  // it retains only what another server's span has
+    else  // the run retains only the span of another server
       answer_for_one_that_is_over(message, failover);
     return;
   }
@@ -194,7 +195,7 @@ std::uint64_t LostServers::tensors_forgotten() const noexcept {
   return tensors;
 }
 
-// What it keeps of outer steps cannot be moved: it is not let go, and when it ends it is lost.
+// The outer state of a server cannot be moved. So a server with outer state is not released. When it ends, it is lost.
 void LostServers::on_leaving(int member) {
   if (group_.steps && owns_steps(member))
     core::log_warn("group \"", group_.info.name, "\": ", group_.info.member_text(member),
@@ -213,7 +214,7 @@ void LostServers::on_known(int server, std::uint64_t sequence) {
   if (SpanRun* span = found->second->find(static_cast<std::uint32_t>(server))) span->on_known_everywhere();
 }
 
-// It was known to be everywhere, or it has failed, of which all are told.
+// The operation is over: all takers have its results, or it has failed, and a verdict tells all ranks.
 void LostServers::answer_for_one_that_is_over(const wire::Message& message, const wire::Failover& failover) {
   if (failover.what != What::kHeld && failover.what != What::kAsk) return;
   const wire::Failover answer{failover.what == What::kHeld ? What::kTakenOver : What::kOver, failover.server, failover.sequence};
@@ -265,7 +266,7 @@ void SpanFailover::send(int to, What what, const ChunkSet* chunks) {
   for (std::uint32_t part = 0; part < parts; ++part) {
     failover.first = part * kPart;
     failover.bits = {};
-    bool any = chunks == nullptr || what == What::kHeld;  // of which every part is waited for
+    bool any = chunks == nullptr || what == What::kHeld;  // the heir waits for every part of kHeld, even an empty one
     for (std::uint32_t i = 0; chunks != nullptr && i < kPart && failover.first + i < span_.plan.chunks; ++i) {
       if ((*chunks)[failover.first + i] == 0) continue;
       failover.bits[i / 64] |= std::uint64_t{1} << (i % 64);
@@ -308,7 +309,7 @@ void SpanFailover::on_message(int from, const wire::Failover& failover) {
     case What::kTakenOver:
       if (from_heir && !std::exchange(is_taken_over_, true)) run_.on_known();
       return;
-    default: return;  // an answer to what it asks has gone, or comes when it starts
+    default: return;  // kAsk: start() sends the answer
   }
 }
 
@@ -326,13 +327,13 @@ void SpanFailover::decide() {
   bool any_sum = false;
   bool any_over = false;
   for (const Party& party : parties_) any_over = any_over || party.over;
-  std::vector<std::pair<std::size_t, std::uint32_t>> here;  // what can be sent at once
+  std::vector<std::pair<std::size_t, std::uint32_t>> here;  // party and chunk: results that can be sent at once
   for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
     const bool have = run_.has_landed(chunk);
     bool lacked = !have && run_.consumes();
     std::size_t holder = parties_.size();
     for (std::size_t i = 0; i < parties_.size(); ++i) {
-      const std::size_t p = (i + chunk) % parties_.size();  // not always the same one
+      const std::size_t p = (i + chunk) % parties_.size();  // spreads the chunks over the holders
       if (parties_[p].over) continue;
       if (parties_[p].held[chunk] != 0)
         holder = p;
@@ -358,7 +359,7 @@ void SpanFailover::decide() {
       any_sum = true;
     }
   }
-  // The own span first: a contribution may come at once.
+  // Become the owner before asking for contributions: the first may come at once.
   if (any_sum) {
     if (!run_.become_owner(sum)) return;
     for (const int rank : agents())
@@ -387,7 +388,7 @@ void SpanFailover::all_is_here() {
   run_.on_known();
 }
 
-// Plain, whatever codec the sum went by: what lies here are the values that all have.
+// Sends the elements uncoded, even if the span has a codec: these are the decoded values that all ranks have.
 void SpanFailover::send_result(int to, std::uint32_t chunk) {
   const core::EngineId peer = span_.run.group.info.engines[static_cast<std::size_t>(to)];
   auto found = std::find_if(sendings_.begin(), sendings_.end(), [&](const auto& s) { return s->stream->peer == peer; });
@@ -398,7 +399,7 @@ void SpanFailover::send_result(int to, std::uint32_t chunk) {
     sendings_.push_back(std::move(sending));
     found = std::prev(sendings_.end());
   } else if ((*found)->stream->sent() == (*found)->expected) {
-    ++span_.run.pending;  // it was done, and is not any more
+    ++span_.run.pending;  // the stream was done, and now has another chunk
   }
   ++(*found)->expected;
   span_.worker.outbox().offer(*(*found)->stream, chunk);

@@ -1,20 +1,24 @@
 // hybridps/worker/failover.h: what ranks do when their group loses a dedicated server.
 //
-// Model    The server's spans get another owner, the heir: one of the ranks that acted for their nodes towards it. All
-//          that it held can be had again, with the same bits: a result that has come anywhere is there still, since no rank's
-//          operation is over before all results of a server's span are known to be everywhere (landed, known: two small
-//          messages a rank), or it leaves a copy of them behind (GroupState::retained), where they are few; of the other chunks no rank has a result, so that no input has been overwritten.
+// Model    Each span of the server gets a new owner, the heir: one of the ranks that are agents of their nodes for the
+//          span. All chunks that the server held can be recovered, with the same bits. If any rank has got the chunk's
+//          result, the result still exists. Reason: a rank's operation ends only when all takers are known to have all
+//          results of the server's spans (landed, known: two small messages per rank). Or the operation leaves a copy
+//          of the results behind, if they are small (GroupState::retained). If no rank has got the chunk's result, no
+//          input has been overwritten, so the chunk can be summed again.
 //
-//            rank that notices --lost--> rank 0 --lost--> all: the span stands still, what comes from the server is dropped
-//            agents (of a reduce: the root) --held: chunks whose results are here--> heir
-//            heir: whoever has a chunk serves it; one that nobody has is pushed again, and summed by the heir as any owner does
-//            heir --results--> who lacks them;  heir --taken over--> all, when all that somebody lacks is with it
+//            rank that notices --lost--> rank 0 --lost--> all: the span stands still, the server's messages are dropped
+//            agents (in a reduce: the root) --held: chunks with their result here--> heir
+//            heir: a rank that holds a chunk's result serves it; a chunk without a result is pushed and summed again
+//            heir --results--> ranks that lack them;  heir --taken over--> all, once the heir has all results still lacking
 //
-//          The heir is a rank, so the loss of a second server fails over like the first; a rank's ends the group as ever.
-//          LostServers is the group's part, SpanFailover a rank's part in one span (worker/span_run.h has one).
+//          The heir is a rank. So the loss of a second server is handled in the same way, and the loss of the heir ends
+//          the group, as the loss of any rank does. LostServers does the group's part, SpanFailover a rank's part in one
+//          span (worker/span_run.h has one).
 // Threads  the engine's progress thread.
-// Errors   where a chunk cannot be had again (a rank's operation had failed), the group fails, naming the server. So it does
-//          where the server kept state from one operation to the next that nobody else has (outer/state.h).
+// Errors   the group fails, with the server's name, if a chunk cannot be recovered because an operation had failed on a
+//          rank. The group also fails if the server kept state between operations (outer/state.h): only the server had
+//          this state.
 #pragma once
 
 #include <cstdint>
@@ -42,18 +46,19 @@ class LostServers : core::Pinned {
 
   /// This rank finds that the server is gone.
   void report(int member, const core::Status& cause);
-  /// Of type wire::Failover.
+  /// A message of type wire::Failover.
   void on_message(const wire::Message& message, flow::Delivery payload);
-  /// One that came before its operation was started, which it is now.
+  /// A Failover message that came before its operation started. The operation starts now.
   void on_kept(OperationRun& run, int from, const wire::Failover& failover);
-  /// An operation starts whose plan is from before.
+  /// Spans of `run` that belong to lost servers get other owners: `run` starts with an older plan, or a server is lost.
   void on_launched(OperationRun& run);
-  /// All results of this server's span are here. Who does not wait for that to be known says it later, of many operations at once.
+  /// All results of this server's span in operation `sequence` are here. `waits`: tell the server now, because the
+  /// operation waits for the answer. Otherwise one later message tells of many operations.
   void landed(int server, std::uint64_t sequence, bool waits);
   void say_landed();
   std::size_t tick(core::TimePoint now);
   core::TimePoint next_due() const noexcept { return say_at_; }
-  /// Tensors of whose sums a dedicated server has no memory to remember what their codec leaves out.
+  /// Tensors without error feedback in sums of dedicated servers, because a server lacks memory for the feedback.
   std::uint64_t tensors_forgotten() const noexcept;
 
  private:
@@ -68,26 +73,26 @@ class LostServers : core::Pinned {
 
   Worker& worker_;
   GroupState& group_;
-  std::map<int, std::vector<std::uint64_t>> landed_;  // by server: operations of which it was not told yet
+  std::map<int, std::vector<std::uint64_t>> landed_;  // by server: operations that the server does not know of yet
   std::size_t landed_count_ = 0;
-  std::map<int, std::uint64_t> forgotten_;  // by server: tensors
+  std::map<int, std::uint64_t> forgotten_;  // by server: number of tensors
   core::TimePoint say_at_ = core::TimePoint::max();
 };
 
-/// Bits by chunk.
+/// Per chunk: 1 if the chunk is in the set, else 0.
 using ChunkSet = std::vector<std::uint8_t>;
 
 class SpanFailover final : public flow::Source, core::Pinned {
  public:
-  /// The span's plan has the heir as its owner already.
+  /// The span's plan must name the heir as its owner already.
   SpanFailover(SpanRun& run, const SpanView& span, const ResultMemory& memory);
   ~SpanFailover() override;
-  /// Says what is held here.
+  /// Tells the heir which results are here. On the heir: asks the other ranks for theirs.
   void start();
   void on_message(int from, const wire::Failover& failover);
-  /// A chunk's result has come here, or was made.
+  /// A chunk's result has come here, or was made here.
   void on_obtained(std::uint32_t chunk);
-  /// False: it is of no stream of this.
+  /// False: the grant is for none of these streams.
   bool on_grant(core::EngineId peer, const wire::Grant& grant);
 
   flow::Payload payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
@@ -95,11 +100,11 @@ class SpanFailover final : public flow::Source, core::Pinned {
   void on_permitted(flow::Stream&, std::uint32_t) override {}
 
  private:
-  struct Party {  // as the heir sees it
+  struct Party {  // another rank, as the heir sees it
     int rank = -1;
-    bool over = false;       // lacks nothing, has nothing
+    bool over = false;       // its operation is over: it lacks no result, and holds none
     ChunkSet held;
-    std::set<std::uint32_t> parts;  // of what it holds, that have come
+    std::set<std::uint32_t> parts;  // parts of `held` that have come, by first chunk
     bool has_answered = false;
   };
   struct Sending {
@@ -120,13 +125,13 @@ class SpanFailover final : public flow::Source, core::Pinned {
   const SpanView& span_;
   const ResultMemory& memory_;
   std::vector<std::unique_ptr<Sending>> sendings_;
-  // The heir's.
-  std::vector<Party> parties_;  // others
+  // Used by the heir.
+  std::vector<Party> parties_;  // the other ranks
   std::size_t answers_ = 0;
   bool decided_ = false;
-  ChunkSet awaited_;  // somebody lacks it, and it is not here yet
+  ChunkSet awaited_;  // chunks that some rank lacks, and that are not here yet
   std::uint32_t awaited_count_ = 0;
-  // Others'.
+  // Used by the other ranks.
   ChunkSet served_;
   bool is_taken_over_ = false;
 };

@@ -35,13 +35,14 @@
 
 namespace hybridps::worker {
 
-/// Memory that is coded (Operation::coded) and dedicated servers that join later exclude each other in a group: what comes first
-/// stays, because failover needs elements. Threads: any.
+/// In one group, coded memory (Operation::coded) and dedicated servers that join later exclude each other. The first of
+/// the two to be used wins. Reason: after the loss of a server, only results made of elements can be recovered.
+/// Thread-safe.
 class CodedOrJoined : core::Pinned {
  public:
   bool may_code() noexcept { return claim(kCoded); }
   bool may_join() noexcept { return claim(kJoined); }
-  /// The group starts, and nothing has joined or was coded.
+  /// The group starts. No server has joined, and no memory was coded.
   void forget() noexcept { claimed_ = kNeither; }
 
  private:
@@ -56,21 +57,22 @@ class CodedOrJoined : core::Pinned {
 struct GroupInfo {
   core::GroupUid uid;
   std::string name;
-  std::vector<core::EngineId> engines;  // by group rank, then the dedicated servers
-  std::vector<std::string> hosts;       // likewise, for messages: "host7 pid 4121"
+  std::vector<core::EngineId> engines;  // by member: the ranks, then the dedicated servers
+  std::vector<std::string> hosts;       // by member, for messages: "host7 pid 4121"
   schedule::Topology topology;
   std::uint64_t tiny_bytes = schedule::Limits().tiny_bytes;
-  std::uint64_t urgent_below = tiny_bytes + 1;  // messages of spans below this pass bulk; each rank's own choice
-  /// Of contributions and results of sums between nodes; the same on all members. Null: all goes as it is.
+  std::uint64_t urgent_below = tiny_bytes + 1;  // messages of smaller spans pass bulk data; each rank's own choice
+  /// Codecs for contributions to sums, and for sums, between nodes; the same on all members. Null: no codec.
   std::shared_ptr<const compress::Codecs> codecs{};
   std::uint64_t residual_bytes_max = 0;
-  /// Weights of the nodes and then of the dedicated servers, where those of which this says so, by server, are there; the last of
-  /// them may be newcomers. Unset: as the topology has them, without the others, and newcomers have what a node has.
+  /// Weights of the nodes and then of the dedicated servers. `are_there`: by server, whether the server takes part. The
+  /// last entries may be newcomers. Unset: the topology's weights, 0 for servers that do not take part, and the nodes'
+  /// average for a newcomer.
   std::function<std::vector<double>(const std::vector<bool>& are_there)> weights_with{};
   schedule::TuningRange tuning{};
   std::shared_ptr<CodedOrJoined> coded_or_joined = std::make_shared<CodedOrJoined>();
 
-  /// Of plans: outside of versions and codecs, or for chunks of this size.
+  /// Limits for plans. Without an argument: for operations without a plan version or codec.
   schedule::Limits limits() const noexcept { return limits(tuning.chunks.usual); }
   schedule::Limits limits(std::uint32_t chunk_bytes) const noexcept { return {chunk_bytes, tiny_bytes}; }
   /// "rank 3 (host7 pid 4121)" or "the dedicated server host9 pid 77".
@@ -80,8 +82,8 @@ struct GroupInfo {
 struct GroupState;
 struct OperationRun;
 
-/// By deadline. Of operations with one deadline the oldest of its group comes first: it alone has asked the others what
-/// they are doing.
+/// Operations by deadline, then by sequence. So at equal deadlines a group's oldest operation expires first: only the
+/// oldest operation has sent probes to the other ranks.
 using Expiries = std::multimap<std::pair<core::TimePoint, std::uint64_t>, OperationRun*>;
 
 struct OperationRun final : server::LocalOwner, core::Pinned {
@@ -96,21 +98,22 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
 
   GroupState& group;
   Operation operation;
-  /// Of the group. Point to point: the message's number, known once it is sent or matched; nothing is ordered by it here.
+  /// Number of the collective in its group. Point to point: the message's number, known once the message is sent or
+  /// matched; the worker orders nothing by this number.
   std::uint64_t sequence;
   std::uint64_t issued = 0;   // receives: order of issue in the group
-  std::uint32_t follows = 0;  // sends: so many numbers ago is the message that this one must not overtake; 0: none
+  std::uint32_t follows = 0;  // sends: must not overtake message number `sequence - follows`; 0: no such message
   bool acknowledged = false;  // sends
   std::uint32_t plan_version = 0;
   std::uint32_t shares_version = 0;
   std::uint16_t pace_chunks = schedule::Tuning::kPaceChunks;
-  bool postponed = false;  // by a change of plans
-  schedule::StoreChooser::Choice stores;  // of slots that another rank of this node reads
-  core::TimePoint stores_began_at;        // where it is a trial
+  bool postponed = false;  // a change of plans delayed the start
+  schedule::StoreChooser::Choice stores;  // for slots that another rank of this node reads
+  core::TimePoint stores_began_at;        // set if the choice is timed
   Completion done;
   wire::Signature signature;
-  const compress::Codec* codec = nullptr;  // of what goes between nodes
-  std::uint64_t seed = 0;                  // of its codec's lots
+  const compress::Codec* codec = nullptr;  // for data between nodes; null: none
+  std::uint64_t seed = 0;                  // for the codec's random choices
   core::Duration codec_time{};
   Pieces input;
   Pieces output;
@@ -118,21 +121,21 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   std::vector<std::uint8_t> local_seen;  // by local index
   std::uint32_t local_seen_count = 0;
   std::uint64_t pending = 0;  // parts of this rank that are not done
-  std::uint64_t awaits_known = 0;    // of these: spans that are kept until all have their results
-  std::uint64_t retained_bytes = 0;  // in copies, once the operation has ended without waiting for that
-  bool is_retained = false;          // it has; it is in GroupState::retained
+  std::uint64_t awaits_known = 0;    // pending parts that only wait to know that all takers have a span's results
+  std::uint64_t retained_bytes = 0;  // bytes of copied results, if is_retained
+  bool is_retained = false;          // ended for its caller, with spans that still wait; in GroupState::retained
   bool started = false;
   bool is_done = false;  // nothing is pending: Worker::settle() ends it
   bool pace_due = false;
-  int last_heard = -1;  // of the ranks that this one hears in it, the last to be heard for the first time, at
-  core::TimePoint last_heard_at;
-  int blamed = -1;  // by its answer to a probe a rank that had not issued it
+  int last_heard = -1;  // the rank whose first message for this operation came last
+  core::TimePoint last_heard_at;  // when this message came
+  int blamed = -1;  // a rank that had not issued the operation, by its answer to a probe
   double pace_ahead = 1.0;  // how far the contributions to one owner may run ahead of those to another, 0..1
   core::TimePoint submitted_at;
   core::TimePoint probed_at;
   core::TimePoint warned_at;
   core::Deadline deadline;
-  std::optional<Expiries::iterator> expiry;  // while it has a deadline ahead
+  std::optional<Expiries::iterator> expiry;  // unset: no deadline, or finished
 };
 
 /// Messages for operations that have not started here, by sequence number.
@@ -144,7 +147,7 @@ class EarlyMessages {
   void add(const wire::Message& message, flow::Delivery payload);
   Messages take(std::uint64_t sequence);
   void drop(std::uint64_t sequence) { take(sequence); }
-  /// Who sent one that is of another operation, and which.
+  /// The sender and the signature of a kept message with another signature than `ours`; no value: there is none.
   std::optional<server::RankCall> contradiction(std::uint64_t sequence, const wire::Signature& ours) const noexcept;
   void clear();
 
@@ -164,64 +167,63 @@ struct GroupState : core::Pinned {
         residuals(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
         owed(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
         momenta(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
-        // Bounded by the tensors that this process has.
+        // No limit: outer steps need no more memory than the tensors of this process.
         outer(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{~std::uint64_t{0}, 0})) {}
-  /// From this rank.
+  /// A message from this rank.
   wire::Message message(wire::Body body) const { return {from(), 0, std::move(body)}; }
   wire::From from() const { return {{}, info.uid, static_cast<std::uint32_t>(info.topology.rank())}; }
 
   GroupInfo info;
   membership::ServerLife servers;
-  const bool has_locals;  // other ranks of this node
+  const bool has_locals;  // whether this node has other ranks
   schedule::StoreChooser stores;
-  std::uint64_t newest_start = 0;  // the collective that started last, where there are locals
+  std::uint64_t newest_start = 0;  // the last collective that started; set only if has_locals
   core::Status status;  // first verdict on the group
-  core::TimePoint last_finished_at{};  // a collective
+  core::TimePoint last_finished_at{};  // end of the last collective
   core::TimePoint failed_at{};
   bool told = false;                         // the verdict was found here, and sent to all members
-  std::set<core::EngineId> know_of_failure;  // they have sent a verdict on the group
+  std::set<core::EngineId> know_of_failure;  // members that have sent a verdict on the group
   bool leaving = false;         // this rank has said goodbye
-  std::uint64_t submitted = 0;  // collectives issued, by number
+  std::uint64_t submitted = 0;  // number of collectives issued
   SequenceWindow over;
   std::map<std::uint64_t, std::unique_ptr<OperationRun>> running;
-  /// Over for their callers, of whose memory they know nothing any more. They have results of a dedicated server until all have
-  /// them, if that server should be lost (failover.h).
+  /// Finished for the caller. These operations no longer touch the caller's memory. They keep copies of a dedicated
+  /// server's results until all takers have the results: the copies replace the server if it is lost (failover.h).
   std::map<std::uint64_t, std::unique_ptr<OperationRun>> retained;
   std::uint64_t retained_bytes = 0;
-  std::vector<std::vector<std::byte>> spare_copies;  // new memory for each would cost more than the copy
-  /// Signatures of operations that are over, by sequence modulo its length: a late message that contradicts one of them
-  /// is a mismatch that nobody else may notice (two roots that both only send).
+  std::vector<std::vector<std::byte>> spare_copies;  // used again: a new allocation costs more than the copy
+  /// Signatures of finished operations, at index sequence modulo kSignaturesKept. A late message with another signature
+  /// is a mismatch that maybe no other rank notices (for example, two roots that both only send).
   std::vector<std::pair<std::uint64_t, wire::Signature>> signatures_over;
   std::set<std::uint64_t> reserved;  // issued, and not submitted yet
-  std::set<std::uint64_t> barriers;  // that wait for earlier operations
-  std::vector<std::uint64_t> heard;  // by member: 1 + the greatest collective that a message of it was of
-  /// What a rank has answered to probes, of whatever operation.
+  std::set<std::uint64_t> barriers;  // barriers that wait for earlier operations
+  std::vector<std::uint64_t> heard;  // by member: 1 + the highest collective for which the member sent a message
+  /// A rank's answers to probes, for any operation.
   struct Known {
-    std::uint64_t submitted = 0;  // collectives of this group
+    std::uint64_t submitted = 0;  // collectives that the rank has issued in this group
     std::uint64_t finished = 0;
-    wire::Signature last;  // the one it is in; if it is in none, the last one it finished
-    core::TimePoint at;    // of its last answer
+    wire::Signature last;  // the oldest operation under way on the rank; if there is none, the last finished operation
+    core::TimePoint at;    // time of the last answer
   };
   std::vector<Known> known;   // by rank
-  core::TimePoint asked_at;   // the last probe
-  core::TimePoint warned_at;  // the last warning
+  core::TimePoint asked_at;   // time of the last probe
+  core::TimePoint warned_at;  // time of the last warning
   EarlyMessages early;
   std::unordered_map<std::uint64_t, core::Status> verdicts;  // on operations not yet submitted here
   std::unique_ptr<PointToPoint> p2p;
   std::unique_ptr<PlanChanges> plans;
   std::unique_ptr<LostServers> lost_servers;
   std::unique_ptr<Newcomers> newcomers;
-  // What encodings left out of this node's contributions, and of the sums that it owns; and momentum of contributions.
-  compress::Residuals residuals;
-  compress::Residuals owed;
-  compress::Residuals momenta;
-  outer::State outer;  // of the spans that this rank owns
-  bool steps = false;  // an owners' operation was issued: other owners keep some of that state
-  /// By tensor: the shares by which `owed` is spread.
+  compress::Residuals residuals;  // what encodings left out of this node's contributions
+  compress::Residuals owed;       // what encodings left out of the sums that this rank owns
+  compress::Residuals momenta;    // momentum of this node's contributions
+  outer::State outer;  // state for the spans that this rank owns
+  bool steps = false;  // an owners' operation was issued: so other owners keep parts of the outer state
+  /// By tensor: the shares version under which `owed` was last settled.
   std::unordered_map<compress::TensorKey, std::uint32_t> owed_version;
 };
 
-/// What a verdict says; a peer's bytes are checked.
+/// The status in a peer's verdict. An unknown code becomes kInternal.
 core::Status verdict_in(const wire::From& from, const wire::Verdict& verdict, const flow::Delivery& payload);
 
 }  // namespace hybridps::worker

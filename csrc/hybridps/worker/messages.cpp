@@ -1,4 +1,4 @@
-// Where a message of a group goes: to what it is about, an operation, or a role in one of its spans.
+// Passes each message of a group to its target: a part of the group, an operation, or a role in a span.
 #include <string>
 #include <utility>
 
@@ -39,7 +39,7 @@ void Worker::handle(GroupState& group, const wire::Message& message, flow::Deliv
   }
   const bool works = group.status.is_ok();
   if (group.servers.is_gone(static_cast<int>(from.sender_rank))) {
-    return;  // it has been left out, and may not know
+    return;  // the group goes on without this server, and the server may not know it
   } else if (message.is_point_to_point()) {
     if (works) group.p2p->on_message(message, std::move(payload));
   } else if (const auto* verdict = message.as<wire::Verdict>()) {
@@ -68,7 +68,7 @@ void Worker::on_chunk(GroupState& group, const wire::Message& message, const wir
   if (group.over.contains(chunk.sequence)) {
     if (const auto retained = group.retained.find(chunk.sequence);
         retained != group.retained.end() && message.as<wire::Grant>() != nullptr &&
-        retained->second->find(chunk.span) != nullptr) {  // of what it serves to others
+        retained->second->find(chunk.span) != nullptr) {  // a grant for results that the operation serves to others
       dispatch(*retained->second, message, {});
       return;
     }
@@ -96,7 +96,7 @@ void Worker::on_chunk(GroupState& group, const wire::Message& message, const wir
       server_.on_announce(from, chunk);
   } else if (known && found->second->started) {
     dispatch(*found->second, message, std::move(payload));
-  } else if (!is_grant && can_keep(group, group.early.size(), message)) {  // a grant: there is nothing to send
+  } else if (!is_grant && can_keep(group, group.early.size(), message)) {  // an early grant has nothing to permit
     group.early.add(message, std::move(payload));
   }
 }
@@ -126,9 +126,9 @@ void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Del
                        " that this rank has no part in");
     return;
   }
-  // What stays inside a node is the same whoever the owner is.
+  // Messages inside a node do not depend on the owner.
   const bool is_local = chunk.stage == wire::Stage::kLocalPush || chunk.stage == wire::Stage::kLocalResult;
-  if (!is_local && chunk.attempt < span->plan().attempt) return;  // it has another owner since
+  if (!is_local && chunk.attempt < span->plan().attempt) return;  // sent before the span got its new owner
   if (!is_local && chunk.attempt > span->plan().attempt) {
     on_bad_message(server::OperationKey{run.group.info.uid, run.sequence},
                    "a message of rank " + std::to_string(from.sender_rank) + " of attempt " +
@@ -136,7 +136,7 @@ void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Del
                        std::to_string(span->plan().attempt));
     return;
   }
-  if (grant != nullptr) {  // goes the other way: its contributor names nobody
+  if (grant != nullptr) {  // a grant goes to the sender of data, so its contributor field is not used
     span->on_grant(from.source, *grant);
     return;
   }

@@ -12,7 +12,7 @@ namespace {
 
 using JoinStep = wire::Join::JoinStep;
 
-// Echoes go by the way of data and by that of control; Echo::partner of other echoes is a small number.
+// Flags in Echo::partner: the path of the echo, data or control. In other echoes, Echo::partner is a small number.
 constexpr std::uint32_t kByData = 0x40000000;
 constexpr std::uint32_t kByControl = 0x80000000;
 constexpr unsigned kBothWays = 3;
@@ -55,7 +55,7 @@ void Newcomers::on_met(int rank) {
 
 void Newcomers::on_not_met(int rank, std::uint32_t server, const std::string& why) {
   const std::uint32_t index = server - static_cast<std::uint32_t>(group_.info.engines.size());
-  if (group_.plans->is_taking_in()) {  // too late to leave it out: it will be lost at once
+  if (group_.plans->is_taking_in()) {  // too late to leave the server out: it joins, and is lost at once
     if (index < met_.size()) on_gone(index, core::Status(core::Code::kPeerDead, why));
     return;
   }
@@ -104,7 +104,7 @@ std::size_t Newcomers::tick(core::TimePoint now) {
 // --- every rank ------------------------------------------------------------------------------------------------------
 
 void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) {
-  if (group_.plans->is_taking_in()) {  // what came of the attempt before has not come here yet
+  if (group_.plans->is_taking_in()) {  // the end of the previous attempt has not reached this rank yet
     const wire::Join answer{JoinStep::kNotMet, join.attempt, join.server, join.servers};
     worker_.host().send_control(group_.info.engines.front(), group_.message(answer), "another change of plans is under way");
     return;
@@ -190,7 +190,7 @@ void Newcomers::on_gone(std::size_t index, const core::Status& cause) {
   if (!one.gone.is_ok()) return;
   one.gone = cause;
   if (is_first() && group_.plans->is_taking_in())
-    group_.plans->look_at_answers();  // it is waited for no longer
+    group_.plans->look_at_answers();  // nobody waits for this newcomer any longer
   else
     say(JoinStep::kNotMet, static_cast<std::uint32_t>(group_.info.engines.size() + index), cause.message());
 }
@@ -212,7 +212,8 @@ void Newcomers::admit() {
     who += (who.empty() ? "" : ", ") + one.it.host;
     if (!one.gone.is_ok()) gone_members_.emplace_back(member, one.gone);
   }
-  // As before, and they own nothing: what knows no versions, an outer step, goes on with what the group has started with.
+  // In the group's own topology the newcomers own nothing. Outer steps use this topology instead of a version's: they
+  // keep the shares with which the group started.
   const schedule::Topology& before = group_.info.topology;
   std::vector<double> nodes;
   std::vector<double> servers;

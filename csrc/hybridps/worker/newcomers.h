@@ -1,16 +1,17 @@
-// hybridps/worker/newcomers.h: dedicated servers that join a group that is open.
+// hybridps/worker/newcomers.h: dedicated servers that join an open group.
 //
-// Model    Rank 0 has their records and has had the group opened there (engine/server_joins.h). All ranks connect to them; then
-//          a plan version gives them shares, and with that version they are members, numbered behind those that there were:
-//          numbers are never used again.
+// Model    Rank 0 has the records of the servers, and has opened the group on them (engine/server_joins.h). All ranks
+//          connect to the servers. Then a plan version gives the servers shares, and makes them members. Their member
+//          numbers follow the existing numbers. A number is never used again.
 //
-//            rank 0 --meet, a record each--> all ranks --echo, by both ways--> the servers, which send it back
-//            ranks --met--> rank 0: wants the version (membership/agreement.h), the servers too --> switch: members
-//            one cannot be reached from a rank, or not in time --> rank 0 --part--> all: as if nothing had been
+//            rank 0 --meet, one record each--> all ranks --echo, on data and control path--> servers --echo--> ranks
+//            ranks --met--> rank 0 --ask for a version (membership/agreement.h)--> ranks, servers --switch--> members
+//            a rank cannot reach a server, or not in time --> rank 0 --part--> all: the group stays as it was
 //
-//          One that dies after it was met and before the switch becomes a member, and is lost as any (failover.h).
-// Start    where a group awaits servers, its owner submits nothing before Host::on_start(): it comes with the first version that brings
-//          servers, or where rank 0 says that none joins.
+//          A server may die after all ranks have met it and before the switch. Such a server becomes a member, and is
+//          lost like any other (failover.h).
+// Start    a group may wait for servers before it starts. The caller submits nothing before Host::on_start(). The call
+//          comes with the first version that brings servers, or when rank 0 says that no server joins.
 // Threads  the engine's progress thread.
 #pragma once
 
@@ -36,54 +37,56 @@ namespace hybridps::worker {
 struct GroupState;
 class Worker;
 
-/// What a record says, once it is a peer of this engine.
+/// A server after Host::meet(): a peer of this engine.
 struct Newcomer {
   core::EngineId engine;
   std::string host;  // "host9 pid 77"
 };
 
-/// They are members, or why not.
+/// The result of an attempt.
 struct JoinOutcome {
-  core::Status status;
-  std::optional<std::size_t> server;  // whose fault it is, where one is known: index in the attempt
+  core::Status status;                // ok: all servers are members; else: no server is a member, and why
+  std::optional<std::size_t> server;  // the server that caused the error, if known: index in the attempt
 };
 
 class Newcomers : core::Pinned {
  public:
-  /// Called once with what has come of it. Not where the group ends before.
+  /// Called once with the result of the attempt. Never called if the group ends first.
   using Done = std::function<void(const JoinOutcome&)>;
-  /// A rank that cannot reach one may not notice for long.
+  /// Time for all ranks to reach the servers. A rank may need long to notice that it cannot reach a server.
   static constexpr auto kMeetWithin = std::chrono::seconds(10);
-  /// All ranks wait for what it says to the plan.
+  /// Time for the servers to answer the plan version. All ranks wait for these answers.
   static constexpr auto kAnswerWithin = std::chrono::seconds(5);
 
   Newcomers(Worker& worker, GroupState& group) : worker_(worker), group_(group) {}
 
-  /// Rank 0 only, with no other attempt under way. A record for each, as Host::meet() reads them.
+  /// Starts an attempt. Rank 0 only, and only if no other attempt is under way. `records`: one per server, as
+  /// Host::meet() reads them.
   void take_in(const std::vector<std::string>& records, Done done);
   bool is_under_way() const noexcept { return attempt_ != 0; }
   /// Rank 0 only: the group starts, and no server has joined.
   void start_without();
-  /// Every rank: on_start() was called.
+  /// Every rank: Host::on_start() was called.
   bool has_started() const noexcept { return started_; }
 
-  /// Those that this rank has met, if they are all of the attempt: the members that the next version may bring.
+  /// Number of newcomers that the next version may bring; 0 unless this rank has met all servers of the attempt.
   std::size_t met() const noexcept { return has_met_all() ? met_.size() : 0; }
   core::EngineId engine(std::size_t index) const { return met_[index].it.engine; }
-  /// It is gone, as far as this rank knows: nobody waits for its answers.
+  /// This rank has found that the newcomer is gone. Nobody waits for its answers.
   bool is_gone(std::size_t index) const { return !met_[index].gone.is_ok(); }
-  /// Rank 0: they are asked for their word to it.
+  /// Rank 0: the newcomers are asked to answer the plan version.
   void on_asked() { due_ = core::Clock::now() + kAnswerWithin; }
-  /// The version that gives them shares begins: they are members of the group.
+  /// The version that gives the newcomers shares begins: they become members of the group.
   void admit();
-  /// After admit() and once that version is in use: the group starts if it has not, and those that have gone meanwhile are lost.
+  /// Call after admit(), once the version is in use. Starts the group if it has not started, and reports newcomers that
+  /// have died as lost.
   void on_admitted();
-  /// There will be no such version.
+  /// The members have refused the version that was to bring the newcomers.
   void refused();
 
-  /// Of type wire::Join, from a rank.
+  /// A message of type wire::Join, from a rank.
   void on_message(const wire::Message& message, const flow::Delivery& payload);
-  /// From one that is not a member yet, if it is of the attempt.
+  /// A message from an engine that is not a member yet. Ignored unless the engine is a newcomer of the attempt.
   void on_word(const wire::Message& message, const flow::Delivery& payload);
   void on_peer_dead(core::EngineId engine, const core::Status& cause);
   std::size_t tick(core::TimePoint now);
@@ -92,8 +95,8 @@ class Newcomers : core::Pinned {
  private:
   struct Met {
     Newcomer it;
-    unsigned echoes = 0;  // that have come back, a bit for each way
-    core::Status gone;
+    unsigned echoes = 0;  // echoes that have come back: bit 0 by the data path, bit 1 by the control path
+    core::Status gone;    // not ok: the newcomer is gone
   };
 
   bool is_first() const noexcept;
@@ -110,13 +113,13 @@ class Newcomers : core::Pinned {
   Worker& worker_;
   GroupState& group_;
   std::uint32_t attempt_ = 0;   // 0: none
-  std::uint32_t expected_ = 0;  // servers of it
+  std::uint32_t expected_ = 0;  // number of servers in the attempt
   std::vector<Met> met_;        // by index
-  std::vector<std::pair<int, core::Status>> gone_members_;  // of those that were admitted
+  std::vector<std::pair<int, core::Status>> gone_members_;  // admitted newcomers that were gone before the switch
   bool started_ = false;
   // Rank 0.
   std::uint32_t attempts_ = 0;
-  std::set<int> ranks_;  // that have met all
+  std::set<int> ranks_;  // ranks that have met all servers
   Done done_;
   core::TimePoint due_ = core::TimePoint::max();
 };

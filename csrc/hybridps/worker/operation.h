@@ -19,7 +19,7 @@
 
 namespace hybridps::worker {
 
-/// Contiguous memory of the caller; whole elements.
+/// Contiguous memory, owned by the caller; a whole number of elements.
 struct Piece {
   std::byte* data = nullptr;
   std::uint64_t bytes = 0;
@@ -27,10 +27,10 @@ struct Piece {
 
 inline constexpr int kAnySource = -1;
 
-/// Changes of what codecs remember, before an operation.
+/// Changes of the codecs' memory. They take effect before the operation.
 struct Recollection {
   std::vector<compress::TensorKey> forgotten;  // tensors that will not come again
-  // Of the operation's tensor, which is new here; empty: zeros.
+  // Initial values for the operation's tensor, which is new here; empty: zeros.
   std::vector<float> residual;
   std::vector<float> owed;
   std::vector<float> momentum;
@@ -43,10 +43,11 @@ struct Operation {
   core::DType dtype = core::DType::kBytes;
   core::ReduceOp op = core::ReduceOp::kNone;
   double premul = 1.0;  // this rank's PREMUL_SUM factor
-  float rate = 0.0F;      // of owners' steps (core::is_outer), an allreduce of fp32 with `tensor` as its slot
-  float momentum = 0.0F;  // likewise
+  // For outer steps (core::is_outer): such a step is an allreduce of fp32, with `tensor` as its slot.
+  float rate = 0.0F;
+  float momentum = 0.0F;
   int root = -1;        // group rank: reduce, broadcast, gather, scatter
-  /// The logical concatenation of the pieces is the input (output). Which are used:
+  /// The input (output) is the logical concatenation of its pieces. Used by:
   ///   allreduce       output only: it is input and output (in place)
   ///   broadcast       output only: the root's is read
   ///   reduce          input everywhere, output at the root (may be the same memory)
@@ -66,36 +67,39 @@ struct Operation {
   bool sending = false;
   int peer = kAnySource;
   std::uint32_t tag = 0;
-  /// What of it is the engine's. Other than kRanks: total_bytes is what ranks compare, and input_bytes and output_bytes
-  /// are of the whole operation; input and output, and rail_bytes, are as schedule::Request says (kWitness: none).
+  /// The part of the operation that goes through the engine. Other than kRanks: ranks compare total_bytes; input_bytes
+  /// and output_bytes describe the whole operation; schedule::Request describes input, output and rail_bytes (kWitness:
+  /// these three are empty).
   schedule::Scope scope = schedule::Scope::kRanks;
   std::uint64_t total_bytes = 0;
   std::vector<std::uint64_t> rail_bytes;
-  /// Set: what this rank sends, its input or (root of a broadcast) its output, is one piece in a device's memory that the
-  /// data transport was given (Runtime::attach_device). No byte of it is read here, so the part that the rank has for
-  /// itself is not moved to its output. Dropped once the operation is over and transports have let go of the memory. For
-  /// what is delivered, not for sums, and only where no rank of this node is to get it from this one.
+  /// Set: the bytes that this rank sends are one piece of device memory, known to the data transport
+  /// (Runtime::attach_device). These bytes are the input, or the output of a broadcast's root. The worker does not read
+  /// the memory, so the worker does not copy the rank's own part to the output. The reference is dropped after the
+  /// operation has ended and the transports have released the memory. Only for operations without sums, and only if no
+  /// rank of this node gets the bytes from this rank.
   std::shared_ptr<const void> device_memory;
-  /// Of allreduce and reduce_scatter, sums and averages: how chunks go between nodes, if the group has a codec
-  /// for the type. The same on all ranks.
+  /// How chunks go between nodes, if the group has a codec for the type. For sums and averages in allreduce and
+  /// reduce_scatter. The same on all ranks.
   wire::Coding coding = wire::Coding::kPlain;
-  /// Of an allreduce whose ranks are alone on their nodes, or of Scope::kNodes: the output holds no elements but what the codec
-  /// makes of them, averages and premul done, and gets the result likewise. Each rank's own choice: bits and messages are
-  /// the same. total_bytes is then what ranks compare, bytes of elements; see Worker::check_coded() for what cannot be so.
+  /// The output holds codec output instead of elements, with average and premul applied. The output gets the result in
+  /// the same form. Only for an allreduce with one rank per node, or with Scope::kNodes; Worker::check_coded() has all
+  /// conditions. Each rank's own choice: results and messages have the same bits either way. Ranks then compare
+  /// total_bytes, in bytes of elements.
   bool coded = false;
-  compress::TensorKey tensor = 0;          // what is remembered of it; 0: nothing
-  std::shared_ptr<const Recollection> recollection;  // null: as it is
-  /// Which chunks of this rank go first where several wait: those of the higher one. Never the order in which operations are
-  /// matched, nor a result. Ranks may differ: each orders what it sends.
+  compress::TensorKey tensor = 0;          // key of the codecs' memory for this tensor; 0: nothing is remembered
+  std::shared_ptr<const Recollection> recollection;  // null: no change
+  /// If several chunks of this rank wait, chunks with the higher priority go first. Changes neither the order of
+  /// matching nor a result. May differ between ranks: a rank's priorities order only the rank's own sends.
   std::int8_t priority = 0;
-  std::shared_ptr<compress::TimedSum> timed;  // told when it begins and ends; null: nobody asks
+  std::shared_ptr<compress::TimedSum> timed;  // told when the operation begins and ends; may be null
   std::chrono::milliseconds timeout{0};  // 0: none
-  core::TimePoint issued_at{};           // from which the timeout counts; none: from submit()
+  core::TimePoint issued_at{};           // start of the timeout; unset: submit()
 };
 
 struct Outcome {
   core::Status status;
-  int source_rank = -1;  // point-to-point receive: the group rank that sent
+  int source_rank = -1;  // point-to-point receive: the group rank that sent the message
 };
 
 using Completion = core::OnceFn<void(const Outcome&)>;

@@ -21,7 +21,7 @@ using membership::weights_of;
 
 constexpr int kNodesToMeasure = 3;
 
-/// Empty if they are no numbers.
+/// The payload as numbers; empty if its size is not a multiple of sizeof(double).
 std::vector<double> numbers_in(const flow::Delivery& payload) {
   std::vector<double> numbers(payload.bytes() / sizeof(double));
   if (payload.bytes() != numbers.size() * sizeof(double)) return {};
@@ -118,7 +118,7 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, membership::RateRe
   if (!reports) return;
   const Version& version = version_of(sequence);
   const Version& newest = newest_version();
-  // Nothing is learned from operations that take turns: what is tried out looks like a slow card.
+  // Learn nothing from operations of a trial: a slow tuning looks like a slow card.
   if (!agreement_.is_idle() || round_ || version.shares != newest.shares || version.tuning != newest.tuning) return;
   std::optional<std::vector<double>> weights = rates_->learn(*reports, version.topology, servers_out());
   if (!weights) return;
@@ -173,7 +173,7 @@ std::optional<Change> PlanChanges::draft(Cause cause) {
     }
     case Cause::kJoin: {
       const std::size_t newcomers = group_.newcomers->met();
-      if (newcomers == 0) return std::nullopt;  // one has gone meanwhile
+      if (newcomers == 0) return std::nullopt;  // the attempt was given up in the meantime
       servers_are_told_ = true;
       group_.newcomers->on_asked();
       change.weights = weights_without_those_out(newcomers);
@@ -182,7 +182,7 @@ std::optional<Change> PlanChanges::draft(Cause cause) {
     case Cause::kShares: {
       change.weights = std::move(proposed_);
       const auto nodes = static_cast<std::size_t>(now.topology.nodes());
-      if (change.weights.size() != nodes + out.size()) return std::nullopt;  // other servers have come meanwhile
+      if (change.weights.size() != nodes + out.size()) return std::nullopt;  // servers have joined since propose()
       for (std::size_t server = 0; server < out.size(); ++server)
         if (out[server]) change.weights[nodes + server] = 0.0;
       if (std::accumulate(change.weights.begin(), change.weights.end(), 0.0) <= 0.0) return std::nullopt;
@@ -194,7 +194,8 @@ std::optional<Change> PlanChanges::draft(Cause cause) {
       change.weights = weights_of(now.topology);
       break;
   }
-  // Servers need not know of shares: a server that was told of no tuning has that of the beginning for all versions.
+  // Servers need not know shares, only tunings. A server that was told of no tuning uses the initial tuning for all
+  // versions.
   const auto servers = static_cast<int>(change.weights.size()) - now.topology.nodes();
   change.asked = now.topology.size() + (servers_are_told_ ? servers : 0);
   return change;
@@ -222,7 +223,7 @@ std::vector<double> PlanChanges::weights_without_those_out(std::size_t newcomers
       weights.push_back(are_there[static_cast<std::size_t>(server)] ? now.server_weight(server) : 0.0);
     weights.resize(weights.size() + newcomers, usual > 0.0 ? usual : 1.0);
   }
-  if (std::accumulate(weights.begin(), weights.end(), 0.0) <= 0.0)  // all was theirs
+  if (std::accumulate(weights.begin(), weights.end(), 0.0) <= 0.0)  // only servers that are out had shares
     std::fill_n(weights.begin(), now.nodes(), 1.0);
   return weights;
 }
@@ -268,7 +269,7 @@ void PlanChanges::on_switch(const Change& change, std::uint64_t first) {
   if (has_newcomers) {
     group_.newcomers->admit();
     servers_are_told_ = true;
-    if (tuner_ && first == 0) make_tuner();  // with the sizes that servers have room for
+    if (tuner_ && first == 0) make_tuner();  // servers may have reduced the range of tunings
     if (rates_) rates_->on_servers(group_.info.topology);
   }
   const auto servers = change.weights.begin() + group_.info.topology.nodes();
@@ -282,7 +283,7 @@ void PlanChanges::on_switch(const Change& change, std::uint64_t first) {
     core::log_debug("group \"", group_.info.name, "\": plan version ", change.version, " from operation ", first,
                     " on, ", turns.operations(), " of them in turn with another");
   if (is_shares) worker_.host().on_shares(group_.info.uid, topology);
-  // Bound is what was submitted before the question, but for what is reserved and will come late.
+  // Operations below `oldest` are bound already. Reserved and postponed operations are bound later.
   std::uint64_t oldest = group_.submitted;
   if (!group_.reserved.empty()) oldest = std::min(oldest, *group_.reserved.begin());
   if (!postponed_.empty()) oldest = std::min(oldest, *postponed_.begin());
@@ -294,7 +295,7 @@ void PlanChanges::on_switch(const Change& change, std::uint64_t first) {
     timed_->first = first;
     timed_->seconds.assign(turns.operations(), 0.0);
     if (tuner_) timed_->own.resize(turns.operations());
-  } else {  // what was being tried is over
+  } else {  // a trial, if there was one, is over
     round_.reset();
     timed_.reset();
   }
@@ -303,7 +304,8 @@ void PlanChanges::on_switch(const Change& change, std::uint64_t first) {
   if (has_newcomers) group_.newcomers->on_admitted();
 }
 
-// What is over here has been summed by the server: it knows itself who has not all results of it yet.
+// Releases leaving servers whose operations are over here: the server has made all sums for these. The server itself
+// knows which ranks still lack results.
 void PlanChanges::release() {
   if (is_frozen() || !group_.servers.any(ServerLife::LifePhase::kLeaving)) return;
   const schedule::Topology& topology = newest_version().topology;
@@ -324,7 +326,7 @@ void PlanChanges::time(const OperationRun& run, bool succeeded) {
   const core::TimePoint now = core::Clock::now();
   const core::TimePoint since = std::max(run.submitted_at, std::exchange(last_end_, now));
   const schedule::Kind kind = run.signature.kind;
-  // Those in which all ranks are through at the same time.
+  // Only kinds that end on all ranks at the same time count.
   const bool counts = succeeded && !run.postponed && run.signature.total_bytes >= kTimedBytesMin && now > since &&
                       run.operation.scope != schedule::Scope::kWitness && !core::is_outer(run.operation.op) &&
                       (kind == schedule::Kind::kAllReduce || kind == schedule::Kind::kReduceScatter ||
@@ -334,7 +336,7 @@ void PlanChanges::time(const OperationRun& run, bool succeeded) {
       run.signature.total_bytes, core::to_seconds(now - since)};
   if (timed_ && run.sequence >= timed_->first) {
     const std::uint64_t index = run.sequence - timed_->first;
-    // What a change has held up is not the first operation's doing.
+    // The first operation does not count: the change may have delayed it.
     if (counts && index > 0 && index < timed_->seconds.size()) {
       timed_->seconds[index] = sample.seconds;
       if (!timed_->own.empty()) timed_->own[index] = sample;

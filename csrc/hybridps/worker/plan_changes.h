@@ -1,11 +1,12 @@
-// hybridps/worker/plan_changes.h: one group's shares and tuning over time: why a version is wanted, what it is to be, and what its
-// beginning means for operations.
+// hybridps/worker/plan_changes.h: changes of one group's shares and tuning over time.
 //
-// Model    membership/agreement.h says how all members change together, membership/version.h what an operation is bound to. This is
-//          the worker's side: it drafts changes, holds operations back while one is under way, and sends and receives the messages.
-// Trials   a change may be to two tunings in turn, for some operations, and to the first of them afterwards. All ranks time
-//          these operations and report to rank 0: what the last rank to take part waits counts, the least of all. There a
-//          schedule::Tuner decides what comes next.
+// Model    This is the worker's side. This class knows why a new version is wanted, drafts it, and handles what its
+//          beginning means for operations. It holds operations back while a change is under way, and sends and receives
+//          the messages. membership/agreement.h: how all members change together. membership/version.h: the version of
+//          each operation.
+// Trials   a change may use two tunings in turn for some operations, and the first tuning afterwards. All ranks time
+//          these operations and report to rank 0. An operation counts with the shortest time of any rank, which is the
+//          time on the last rank to take part. On rank 0 a schedule::Tuner decides what comes next.
 // Threads  the engine's progress thread.
 #pragma once
 
@@ -35,44 +36,45 @@ class Worker;
 
 class PlanChanges final : membership::Agreement::AgreementHost, membership::RateMeter::RatesHost, core::Pinned {
  public:
-  static constexpr std::uint64_t kTimedBytesMin = 16 << 10;  // of operations that count in trials
+  static constexpr std::uint64_t kTimedBytesMin = 16 << 10;  // smallest operation that counts in trials
 
-  /// `tunes`: where this rank is the one that decides.
+  /// `measures`: the group looks for better shares. `tunes`: the group's tuner runs; only rank 0 has the tuner.
   PlanChanges(Worker& worker, GroupState& group, bool measures, bool tunes);
 
   const membership::Version& version_of(std::uint64_t sequence) const { return versions_.of(sequence); }
   const membership::Version& newest_version() const noexcept { return versions_.newest(); }
-  /// The highest number of any version.
+  /// The highest version number so far.
   std::uint32_t newest() const noexcept { return agreement_.newest(); }
-  /// Rank 0: bytes/s of each node's card and then each server's, as far as they were found; else empty.
+  /// Rank 0: the rates found, in bytes/s, of each node's card and then of each server's; else empty.
   std::vector<double> rates() const { return rates_ ? rates_->found() : std::vector<double>(); }
-  /// No operation may be bound now: give it to postpone(), it starts with the answer.
+  /// A change is under way, so no operation may be bound to a version. Give the operation to postpone(): it starts when
+  /// the change is over.
   bool is_frozen() const noexcept { return agreement_.is_frozen(); }
   void postpone(OperationRun& run);
-  /// Rank 0, where it tunes; else null.
+  /// Null unless this rank is rank 0 and tunes.
   const schedule::Tuner* tuner() const noexcept { return tuner_.get(); }
-  /// "chunk_bytes 16384 instead of 4096", of what the tuner has tried.
+  /// Describes a trial: "chunk_bytes 16384 instead of 4096".
   std::string describe(const schedule::Tuner::Tried& tried) const { return ladders_->describe(tried); }
 
   void on_started(const OperationRun& run);
-  /// After it counts as over.
+  /// Call after the operation was added to GroupState::over.
   void on_finished(const OperationRun& run, bool succeeded);
-  /// kEcho and later types.
+  /// Messages of types Echo, EchoBack, Rates, TrialTimes, PlanAsk, PlanAnswer, PlanSwitch.
   void on_message(const wire::Message& message, const flow::Delivery& payload);
   std::size_t tick(core::TimePoint now);
   core::TimePoint next_due() const noexcept;
 
-  // Rank 0 only. All of these come with a version, at once or when the changes before them are over.
+  // Rank 0 only. Each of these functions leads to a new version: at once, or after the changes before it.
   /// New weights of the nodes and then of the dedicated servers. A trial that is under way ends.
   void propose(std::vector<double> weights);
-  /// The shares stay.
+  /// Starts a trial. The shares stay.
   void try_out(const schedule::Turns& turns);
-  /// Dedicated servers that are gone or leave own nothing from then on, and no change waits for those that are gone. Those that leave are
-  /// told when all before is over here.
+  /// From the new version on, dedicated servers that are gone or leave own nothing. No change waits for a server that
+  /// is gone. A leaving server is told when all operations in which the server owns a span are over here.
   void leave_out();
-  /// The newcomers that were met get a share.
+  /// The newcomers of the attempt get shares.
   void take_in_newcomers() { agreement_.want(membership::Cause::kJoin); }
-  /// A version that brings newcomers is being agreed upon. Every rank.
+  /// Every rank: the change under way brings newcomers.
   bool is_taking_in() const noexcept {
     return agreement_.under_way() != nullptr && newcomers_in(*agreement_.under_way()) > 0;
   }
@@ -111,27 +113,27 @@ class PlanChanges final : membership::Agreement::AgreementHost, membership::Rate
   std::unique_ptr<membership::RateMeter> rates_;
   std::set<std::uint64_t> postponed_;
 
-  // A trial, as a member sees it.
+  // A trial on this rank.
   struct Timed {
     std::uint32_t version = 0;
-    std::uint64_t first = 0;
-    std::vector<double> seconds;                       // of each operation; 0: it does not count
-    std::vector<schedule::Tuner::TimedOperation> own;  // rank 0: what they were
+    std::uint64_t first = 0;                           // the trial's first operation
+    std::vector<double> seconds;                       // per operation; 0: the operation does not count
+    std::vector<schedule::Tuner::TimedOperation> own;  // rank 0: this rank's samples
   };
   std::unique_ptr<Timed> timed_;
-  core::TimePoint last_end_{};  // of a collective
+  core::TimePoint last_end_{};  // end of the last collective
   schedule::Tuning applied_;
 
   // Rank 0.
-  bool servers_are_told_ = false;  // since the first trial, or the first that joined
-  std::vector<double> proposed_;   // of Cause::kShares
-  schedule::Turns turns_;          // of Cause::kTrial
+  bool servers_are_told_ = false;  // servers are asked too: true from the first trial or the first newcomer on
+  std::vector<double> proposed_;   // for Cause::kShares
+  schedule::Turns turns_;          // for Cause::kTrial
   std::unique_ptr<schedule::TuningLadders> ladders_;
   std::unique_ptr<schedule::Tuner> tuner_;
-  std::optional<schedule::Tuner::Round> round_;       // asked for, and not over
-  std::map<int, std::vector<double>> times_;          // of it, by rank
-  std::vector<schedule::Tuner::TimedOperation> own_;  // of it, what its operations were
-  int depth_ = 1;                                     // collectives under way at a time, lately
+  std::optional<schedule::Tuner::Round> round_;       // the round that is wanted or under way
+  std::map<int, std::vector<double>> times_;          // the round's times, by rank
+  std::vector<schedule::Tuner::TimedOperation> own_;  // the round's samples on this rank
+  int depth_ = 1;                                     // most collectives under way at a time since the last round began
 };
 
 }  // namespace hybridps::worker

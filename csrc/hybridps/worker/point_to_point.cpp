@@ -28,7 +28,7 @@ void PointToPoint::submit(std::unique_ptr<OperationRun> run) {
     return;
   }
   const Key key{o.peer, o.tag, numbers_[static_cast<std::size_t>(o.peer)]++};
-  // Of this receiver and tag, the last one that it has not acknowledged.
+  // Follow the last unacknowledged send to this receiver with this tag.
   if (const auto next = sends_.lower_bound(key); next != sends_.begin()) {
     const Key& last = std::prev(next)->first;
     if (last.peer == key.peer && last.tag == key.tag)
@@ -66,7 +66,7 @@ void PointToPoint::post(std::unique_ptr<OperationRun> run) {
 void PointToPoint::on_message(const wire::Message& message, flow::Delivery payload) {
   const wire::From& from = message.from;
   if (from.sender_rank >= over_.size() || is_own(static_cast<int>(from.sender_rank)))
-    return;  // a dedicated server has nothing to send here, and this rank sends itself nothing in this way
+    return;  // such messages never come from a dedicated server or from this rank
   const auto key = [&](std::uint32_t tag) { return Key{static_cast<int>(from.sender_rank), tag, message.sequence()}; };
   if (const auto* ack = message.as<wire::Ack>()) {
     if (OperationRun* run = send_of(key(ack->tag)); run != nullptr && !std::exchange(run->acknowledged, true))
@@ -108,11 +108,11 @@ void PointToPoint::on_part(const Key& key, const wire::Message& part, flow::Deli
 void PointToPoint::on_cancelled(const Key& key, const wire::Message& cancel) {
   SequenceWindow& over = over_[static_cast<std::size_t>(key.peer)];
   if (over.contains(key.number)) return;
-  // What is not next in line is remembered, as an early message is.
+  // A number beyond the first gap needs memory, as an early message does.
   if (!worker_.can_keep(group_, kept_ + over.ranges(), cancel)) return;
   over.add(key.number);
   if (const auto found = matched_.find(key); found != matched_.end()) {
-    // Its receive waits for the next one, in its old place: nothing of this message has happened.
+    // The receive waits for the next message, in its old place in the order, as if it had never taken this message.
     Matched matched = std::move(found->second);
     matched_.erase(found);
     OperationRun& run = *matched.run;
@@ -164,7 +164,7 @@ void PointToPoint::deliver(OperationRun& run, const wire::Message& part, flow::D
 PointToPoint::Unmatched::iterator PointToPoint::next_message(int peer, std::uint32_t tag) {
   const auto first = unmatched_.lower_bound(Key{peer, tag, 0});
   if (first == unmatched_.end() || first->first.peer != peer || first->first.tag != tag) return unmatched_.end();
-  if (is_own(peer)) return first;  // they come in order
+  if (is_own(peer)) return first;  // messages to oneself come in order
   const std::uint32_t follows = first->second.parts.front().first.chunk()->follows;
   const std::uint64_t number = first->first.number;
   if (follows == 0 || follows > number) return first;
@@ -256,7 +256,7 @@ void PointToPoint::move_own(OperationRun& send, OperationRun& receive) {
   }
   receive.signature.total_bytes = bytes;
   std::byte* const to = receive.output.contiguous(0, bytes);
-  // Of point-to-point operations both are one piece. A tensor may be sent to itself.
+  // In point to point, input and output are one piece each. Both may be the same memory.
   if (bytes > 0 && to != send.input.contiguous(0, bytes)) send.input.read(0, bytes, to);
   for (OperationRun* run : {&receive, &send}) {
     ++run->pending;

@@ -1,17 +1,18 @@
 // hybridps/worker/point_to_point.h: matching of sends and receives of one group.
 //
-// Order    torch's: messages of one sender, group and tag match receives in order of issue; a receive from any source
-//          takes the message that came first. The sender numbers its messages to a receiver, whatever their tags, and
-//          says in each which earlier one of the same tag it follows, if that has not been acknowledged: a message is
-//          matched once the one that it follows has been. So arrival order on the wire does not matter, and nothing is
-//          kept of tags without a message under way.
-// Done     a send completes when the receiver's engine has acknowledged the whole message (arrived, not yet matched).
-// Failed   either side may give up before that (its deadline). A sender then cancels the message: it was never sent, and
-//          a receive that had begun to take it waits for the next one. A receiver that gives up a message that it has
-//          begun to take tells the sender, whose send fails; one that has not begun leaves the message to the next receive.
-//          A send that times out while its acknowledgement is on the way may have been received nevertheless.
-// Oneself  a send to this rank is a message without parts, which stays in the sender's memory until it is matched. Both are
-//          done then.
+// Order    torch's order: messages of one sender, group and tag match receives in order of issue. A receive from any
+//          source takes the message that came first. A sender numbers its messages to a receiver, across all tags. Each
+//          message names the last earlier message of its tag that the receiver has not acknowledged. The receiver
+//          matches that earlier message first. So the order of arrival does not matter, and the engine keeps no state
+//          for a tag without a message under way.
+// Done     a send completes when the receiver's engine has acknowledged the whole message (arrived, maybe not matched).
+// Failed   either side may give up earlier, at its deadline. A sender that gives up cancels the message: the message
+//          counts as never sent, and a receive that had begun to take the message waits for the next message. If a
+//          receive gives up after it has begun to take a message, the send fails too. If the receive has not begun, the
+//          message stays for the next receive. A send may time out while its acknowledgement is on the way: then the
+//          receiver may have the message nevertheless.
+// Oneself  a send to this rank is a message without parts. The message stays in the sender's memory until the match.
+//          Then both operations are done.
 // Threads  the engine's progress thread.
 #pragma once
 
@@ -42,17 +43,17 @@ class PointToPoint : core::Pinned {
   ~PointToPoint();
 
   void submit(std::unique_ptr<OperationRun> run);
-  /// Any that is_point_to_point().
+  /// A message for which Message::is_point_to_point() is true.
   void on_message(const wire::Message& message, flow::Delivery payload);
-  /// The run is about to fail here, for `cause`: the other side is told, if it knows of the message.
+  /// `run` is about to fail here with `cause`. Tells the other side, if the other side can know of the message.
   void give_up(const OperationRun& run, const core::Status& cause);
-  /// The run is over: forget it. Returns its ownership.
+  /// `run` is over. Forgets it, and returns it to the caller, who then owns it.
   std::unique_ptr<OperationRun> remove(OperationRun& run);
-  /// The group has failed: what has come will not be received, and its senders get their allowance back.
+  /// The group has failed. Drops all unmatched messages, so their senders get their allowance back.
   void drop_unmatched();
   /// All runs that are not over.
   std::vector<OperationRun*> active() const;
-  /// Sends to others that are not done.
+  /// Whether a send to another rank is not done.
   bool has_unacknowledged() const noexcept;
 
  private:
@@ -64,32 +65,32 @@ class PointToPoint : core::Pinned {
   };
   struct IncomingMessage {
     std::vector<std::pair<wire::Message, flow::Delivery>> parts;  // until matched
-    std::unordered_set<std::uint32_t> chunks;                     // that have come, with
-    std::uint64_t bytes = 0;                                      // so many bytes
-    std::uint64_t stamp = 0;                                      // order of first sight
+    std::unordered_set<std::uint32_t> chunks;                     // chunks that have come
+    std::uint64_t bytes = 0;                                      // bytes of these chunks
+    std::uint64_t stamp = 0;                                      // order of arrival of the first part
     bool acknowledged = false;
   };
   struct Matched {
     std::unique_ptr<OperationRun> run;
-    bool from_any = false;  // it would take a message of any rank
+    bool from_any = false;  // the receive was posted with kAnySource
     IncomingMessage message;
   };
   using Posted = std::map<std::tuple<std::uint32_t, int, std::uint64_t>, std::unique_ptr<OperationRun>>;
   using Unmatched = std::map<Key, IncomingMessage>;
 
-  /// The send that a message of its receiver is about; null: it is over.
+  /// The send with this key; null: the send is over.
   OperationRun* send_of(const Key& key);
   void on_part(const Key& key, const wire::Message& part, flow::Delivery payload);
   void on_cancelled(const Key& key, const wire::Message& cancel);
   static void deliver(OperationRun& run, const wire::Message& part, flow::Delivery payload);
-  /// Counts a part that has come, and acknowledges the message if it was the last one.
+  /// Counts a part that has come. After the last part, acknowledges the message.
   void note(IncomingMessage& message, const wire::Message& part, std::size_t bytes);
   /// The next message of this sender and tag, if it may be matched.
   Unmatched::iterator next_message(int peer, std::uint32_t tag);
-  /// The receive that takes it, if there is one.
+  /// The receive that takes the sender's next message, if there is one.
   Posted::iterator next_receive(int peer, std::uint32_t tag);
   void match(int peer, std::uint32_t tag);
-  /// The same for messages of all ranks, in the order in which they came.
+  /// Like match(), for messages of all ranks, in the order in which the messages came.
   void match_any(std::uint32_t tag);
   void bind(Posted::iterator receive, Unmatched::iterator message);
   void post(std::unique_ptr<OperationRun> run);
@@ -100,7 +101,7 @@ class PointToPoint : core::Pinned {
 
   Worker& worker_;
   GroupState& group_;
-  std::vector<std::uint64_t> numbers_;  // of the next message, by receiver
+  std::vector<std::uint64_t> numbers_;  // by receiver: number of the next message
   std::map<Key, std::unique_ptr<OperationRun>> sends_;
   Posted posted_;  // by tag, peer (kAnySource) and order of issue
   Unmatched unmatched_;

@@ -1,10 +1,11 @@
-// hybridps/worker/priority.h: which of a group's operations go first, as its caller writes it.
+// hybridps/worker/priority.h: the text in which a caller says which of a group's operations go first.
 //
-//   priority := class | NUMBER | NUMBER ",all_gather=" NUMBER         numbers from -128 to 127, default 0: higher goes first
+//   priority := class | NUMBER | NUMBER ",all_gather=" NUMBER         -128 to 127, default 0; higher numbers go first
 //   class    := "tensor" (3) | "pipeline" (3) | "sharded" (1,all_gather=2) | "data" (0)
 //
-// Classes are of the dimensions of a device mesh: what a forward or backward waits for at once (tensor and pipeline
-// parallelism), before what is fetched ahead (FSDP's all_gather), before what only the optimizer waits for.
+// A class belongs to a dimension of a device mesh. First comes data for which a forward or backward pass waits at once
+// (tensor and pipeline parallelism). Then comes data that is fetched ahead (FSDP's all_gather). Last comes data for
+// which only the optimizer waits.
 // Threads  pure functions.
 #pragma once
 
@@ -25,9 +26,9 @@ struct Priorities {
   bool operator==(const Priorities&) const = default;
 };
 
-/// Empty: all 0. kInvalidArgument says what was written and what may be.
+/// Empty text: all 0. kInvalidArgument: contains the text and the allowed forms.
 core::Result<Priorities> parse_priorities(std::string_view text);
-/// The shortest that gives the same; of all 0 it is empty.
+/// A text that parse_priorities() turns into `priorities`; empty if all are 0.
 std::string text_of(const Priorities& priorities);
 
 }  // namespace hybridps::worker

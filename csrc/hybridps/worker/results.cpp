@@ -35,12 +35,12 @@ Results::Results(const SpanView& span, ResultMemory& memory)
     serves_locals_ = topology.node_of(plan.sink) == my_node;
     return;
   }
-  // A source that is not the owner serves its own node itself: its bytes need not come back over the network.
+  // A source that is not the owner serves its own node. So the bytes need not come back over the network.
   const int served_by_source =
       plan.source != schedule::kAll && plan.source != plan.owner ? topology.node_of(plan.source) : -1;
   if (plan.owner == me) {
     for (int step = 1; step < topology.nodes(); ++step) {
-      // Rotated, so that not all owners send to node 0 first.
+      // Each owner begins with another node, so that not all owners send to node 0 first.
       const int node = (my_node + step) % topology.nodes();
       if (node != served_by_source) open(span.agent_of(node), wire::Stage::kResult);
     }
@@ -86,7 +86,7 @@ EncodedResults::EncodedResults(const SpanView& span, ResultMemory& memory)
 
 void EncodedResults::encode(std::uint32_t chunk) {
   const std::size_t bytes = span_.bytes_of(chunk);
-  if (bytes == 0 || streams_.empty() || span_.run.operation.coded) return;  // else: it is
+  if (bytes == 0 || streams_.empty() || span_.run.operation.coded) return;
   const compress::Codec& codec = *span_.codec();
   std::byte* const there = memory_.contiguous(chunk);
   std::byte* const sum = there != nullptr ? there : span_.worker.scratch(bytes);

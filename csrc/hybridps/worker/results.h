@@ -1,4 +1,4 @@
-// hybridps/worker/results.h: the roles from a sum, or a source, to the ranks that want it: Results, Consumer (span_view.h says what they are).
+// hybridps/worker/results.h: roles from a sum or source to the ranks that want it (see span_view.h): Results, Consumer.
 //
 // Threads  the engine's progress thread.
 #pragma once
@@ -17,8 +17,8 @@
 
 namespace hybridps::worker {
 
-/// An owner's results for other nodes, with a codec: each chunk is encoded once, when it is ready, and its own rank and node
-/// take what the others get instead of the sum.
+/// An owner's results for other nodes, with a codec. Each chunk is encoded once, when its sum is ready. Then the
+/// decoded values replace the sum, so the owner's rank and node get the same values as the others.
 class EncodedResults final : public server::ResultStreams::Maker, core::Pinned {
  public:
   EncodedResults(const SpanView& span, ResultMemory& memory);
@@ -32,7 +32,7 @@ class EncodedResults final : public server::ResultStreams::Maker, core::Pinned {
   const SpanView& span_;
   ResultMemory& memory_;
   std::unordered_map<std::uint32_t, std::vector<std::byte>>
-      encoded_;  // until the span is over: whoever comes later has it copied
+      encoded_;  // kept until the span is over: a later receiver gets a copy
   server::ResultStreams streams_;
 };
 
@@ -50,19 +50,19 @@ class Results final : public server::ResultStreams::Maker, core::Pinned {
   const SpanView& span_;
   ResultMemory& memory_;
   bool serves_locals_ = false;
-  std::optional<EncodedResults> encoded_;  // those for other nodes, if they go so
+  std::optional<EncodedResults> encoded_;  // results for other nodes, if the span has a codec
   server::ResultStreams streams_;
 };
 
 class Consumer : core::Pinned {
  public:
   explicit Consumer(const SpanView& span) : span_(span) {}
-  /// False: it came before.
+  /// Writes the chunk into the output. False: the chunk has landed before.
   bool on_data(const wire::Data& data, flow::Delivery payload);
-  /// Grants it: this rank has started the operation, what comes goes straight into its output.
+  /// Grants all chunks. This rank has started the operation, so data goes straight into the output.
   void on_announce(const wire::From& from, const wire::Announce& announce);
   bool has_landed(std::uint32_t chunk) const noexcept { return !landed_.empty() && landed_[chunk] != 0; }
-  /// It has come some other way. False: it was here.
+  /// The chunk was made here instead of received. False: the chunk has landed before.
   bool mark(std::uint32_t chunk);
 
  private:

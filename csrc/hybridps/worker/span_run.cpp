@@ -40,7 +40,7 @@ bool SpanRun::start() {
   return true;
 }
 
-// all_gather's own piece, and what a rank scatters, gathers or exchanges with itself.
+// Copies the bytes that this rank sends to itself: all_gather, gather, scatter, all_to_all.
 void SpanRun::copy_own() {
   const bool keeps = plan_.rail == schedule::kNoRail && (plan_.sink == schedule::kAll || plan_.sink == span_.me());
   if (!keeps || plan_.bytes == 0 || span_.run.operation.kind == schedule::Kind::kBroadcast || memory_.is_lent()) return;
@@ -88,7 +88,7 @@ void SpanRun::landed(std::uint32_t chunk) {
     if (span_.agent_of(span_.topology().my_node()) == span_.me() || plan_.sink == span_.me())
       span_.run.group.lost_servers->landed(plan_.owner, span_.run.sequence,
                                            /*waits=*/plan_.sink != schedule::kAll || !span_.worker.may_retain(span_.run));
-    if (plan_.sink == span_.me()) on_known();  // nobody else waits for results
+    if (plan_.sink == span_.me()) on_known();  // the root is the only taker
   }
   span_.worker.part_done(span_.run);
 }
@@ -144,7 +144,8 @@ flow::Stream* SpanRun::push() noexcept {
 
 // --- a dedicated server's span ---------------------------------------------------------------------------------------
 
-// Who has inputs or results of it keeps them until all have the results. Of a reduce the root has nothing that others need.
+// Ranks with inputs or results of the span keep them until all takers have the results. In a reduce the root need not
+// wait: it is the only taker.
 void SpanRun::expect_known() {
   const schedule::Topology& topology = span_.topology();
   if (!topology.is_dedicated(plan_.owner)) return;
@@ -176,8 +177,9 @@ void SpanRun::lose_owner() {
   if (failover_ || is_known_) return;
   const schedule::Topology& topology = span_.topology();
   const bool acts = span_.agent_of(topology.my_node()) == span_.me();
-  if (!acts && plan_.sink != span_.me()) return;  // its node's agent sees to it
-  // One of those that acted for their nodes: they have the most of it. Not the same one each time.
+  if (!acts && plan_.sink != span_.me()) return;  // the node's agent handles the loss
+  // The heir is the agent of a node, since agents hold the most chunks. The node changes with each operation, except in
+  // a reduce, where it is the root's node.
   const auto turn = static_cast<int>((span_.run.sequence + static_cast<std::uint64_t>(plan_.owner)) %
                                      static_cast<std::uint64_t>(topology.nodes()));
   const int heir = span_.agent_of(plan_.sink == schedule::kAll ? turn : topology.node_of(plan_.sink));
@@ -185,7 +187,7 @@ void SpanRun::lose_owner() {
   plan_.owner = heir;
   ++plan_.attempt;
   if (node_) node_->stand_still();
-  span_.worker.pace_soon(span_.run);  // others may have waited for it
+  span_.worker.pace_soon(span_.run);  // other spans may have waited for this span's contributions
   failover_.emplace(*this, span_, memory_);
   failover_->start();
 }
@@ -202,7 +204,7 @@ void SpanRun::on_failover(int from, const wire::Failover& failover) {
 }
 
 void SpanRun::push_again(const ChunkSet& chunks) {
-  // What was retained is all of it: nobody lacks what only its inputs could give.
+  // A retained run has the results of all chunks, so no chunk must be summed again. Its inputs are gone.
   if (node_ && !owner_ && !span_.run.is_retained) node_->go_on(chunks, nullptr);
 }
 

@@ -1,17 +1,18 @@
-// hybridps/worker/span_view.h: one span of one operation as the roles in it see it, and where its bytes are.
+// hybridps/worker/span_view.h: one span of one operation as the roles in it see it, and the memory of its bytes.
 //
-// Model    schedule/plan.h has the picture of a span. What a rank can be in it (a role):
-//            Contributor  sends its own bytes to the agent of its node, or as the source of a deliver to the owner   sums.h
-//            NodeSum      the agent: collects its node's contributions of a chunk and adds them; the sum goes to the owner
-//            OwnerSum     the owner's own side: hands its node's contributions to the Server, which adds the nodes' to it
-//            Results      sends results on: from the owner to agents or the sink, from there to the ranks of a node  results.h
-//            Consumer     writes results that come into the output
-//          A chunk goes through these states, each known to one role:
-//            held (in the caller's memory) -> collected (NodeSum) -> under way (a Stream) -> summed (the Server, OwnerSum)
+// Model    schedule/plan.h has a drawing of a span. A rank has these roles in a span:
+//            Contributor  sends its own bytes to the agent of its node; the source of a deliver sends to the owner
+//            NodeSum      the agent: collects and adds its node's contributions of a chunk; the sum goes to the owner
+//            OwnerSum     on the owner: has the Server make the sum of all nodes, and writes it to the result's memory
+//            Results      sends results on: the owner to agents or the sink, an agent to the ranks of its node
+//            Consumer     writes received results into the output
+//          sums.h has the first three roles, results.h the other two. A chunk goes through these states; one role knows
+//          each state:
+//            held (in the caller's memory) -> collected (NodeSum) -> under way (a Stream) -> summed (Server, OwnerSum)
 //            -> under way (a Stream) -> landed (Consumer)
-//          Chunk events come in, chunk offers go out; no role waits. Chunk data lives in the caller's tensors, or where
-//          ResultMemory has a place of its own for a sum, until the moment it is sent.
-// Life     no role ends inside a call into it: an operation that is done or has failed ends with Worker::settle().
+//          A role gets chunk events and makes chunk offers; no role waits. Chunk data stays in the caller's tensors
+//          until it is sent. A sum without a place there stays in the memory of ResultMemory.
+// Life     no role ends inside a call into it. Worker::settle() ends operations that are done or have failed.
 // Threads  the engine's progress thread.
 #pragma once
 
@@ -46,51 +47,54 @@ struct SpanView {
   std::uint64_t begin_of(std::uint32_t chunk) const noexcept { return std::uint64_t{chunk} * plan.chunk_bytes; }
   std::size_t bytes_of(std::uint32_t chunk) const noexcept;
   server::SpanKey key() const noexcept;
-  /// Who reads a slot that is filled for a rank of this node, or not.
+  /// How core::copy_for() fills a slot: kAnother only if `is_local` (a rank of this node reads it) and the operation
+  /// uses non-temporal stores.
   core::Reader slot_reader(bool is_local) const noexcept;
-  /// Of what goes between nodes; null: none.
+  /// The codec for data between nodes; null: none.
   const compress::Codec* codec() const noexcept;
-  /// Of this node's contributions: compress::ChunkOrigin::speaker.
+  /// compress::ChunkOrigin::speaker of this node's contributions.
   std::uint32_t own_speaker() const noexcept { return static_cast<std::uint32_t>(topology().my_node()) + 1; }
-  /// Encodes the chunk, `values`, and counts it. `speaker` as in compress::ChunkOrigin.
+  /// Encodes `values`, the elements of the chunk, and updates the CodecCounts. Returns the encoded size. `speaker`: as
+  /// in compress::ChunkOrigin. `out`: room for the codec's bytes_max().
   std::size_t encode(std::uint32_t chunk, const std::byte* values, std::uint32_t speaker, std::byte* out) const;
-  /// Where the operation has what the codec makes of the chunk, contribution or result; null: it has elements (Operation::coded).
+  /// The chunk's encoded contribution or result in coded memory (Operation::coded); null: the memory has elements.
   std::byte* coded(std::uint32_t chunk) const;
   std::size_t coded_bytes_of(std::uint32_t chunk) const noexcept { return codec()->bytes_full(bytes_of(chunk)); }
-  /// As encode(), of the node's contribution where it is coded already; and what it counts.
+  /// Like encode(), for a contribution that is coded already: copies it to `out` and updates the CodecCounts.
   std::size_t copy_coded(std::uint32_t chunk, std::byte* out) const;
+  /// Updates the CodecCounts for a chunk that is coded already.
   void count_coded(std::uint32_t chunk, const std::byte* data) const;
-  /// What the codec has sent, `bytes` of elements.
+  /// Decodes `data` into `bytes` of elements.
   void expand(const std::byte* data, std::size_t bytes, std::byte* out) const;
   void decoded_since(core::TimePoint began) const;
-  /// The node's contribution to the chunk gets its momentum, where the codec has one.
+  /// Applies the momentum to the node's contribution `values`, if the codec has momentum.
   void accelerate(std::uint32_t chunk, std::byte* values) const;
   bool has_momentum() const noexcept;
-  /// Of no certain chunk.
+  /// A ChunkId of this span without a chunk number.
   wire::ChunkId chunk_id(wire::Stage stage) const;
-  /// The operation is not over before all of it is sent.
+  /// Opens a stream to `to_rank`. The stream is one pending part of the operation until all of it is sent.
   std::unique_ptr<flow::Stream> open_stream(flow::Source* source, int to_rank, wire::Stage stage,
                                             std::uint32_t contributor) const;
-  /// A message that the plan does not have.
+  /// Reports a message that the plan does not have. The next settle() fails the group.
   void refuse(std::string what, const wire::From& from) const;
 };
 
-/// Where this rank has a span's bytes: the caller's, or for a sum that has no place there, its own.
+/// The memory of a span's bytes on this rank: the caller's memory, or own memory for a sum without a place there.
 class ResultMemory : core::Pinned {
  public:
   explicit ResultMemory(const SpanView& span);
-  /// For a sum, if it has no place in the caller's memory.
+  /// Allocates own memory for a sum, if the sum has no place in the caller's memory.
   void allocate();
-  /// Null where the chunk lies in several pieces.
+  /// Null if the chunk is spread over several pieces.
   std::byte* contiguous(std::uint32_t chunk) noexcept;
   void read(std::uint32_t chunk, std::byte* to, core::Reader reader = core::Reader::kThisCore) const noexcept;
   void write(std::uint32_t chunk, const std::byte* from) noexcept;
-  /// The chunk where it lies, which is a device's memory.
+  /// A buffer that refers to the chunk in device memory, without a copy. Only if is_lent().
   transport::Buffer lend(std::uint32_t chunk) const;
   bool is_lent() const noexcept { return lent_; }
-  /// Copies it to `memory`: the caller's is not to be touched any more.
+  /// Copies the span to `memory`, and uses the copy from now on. The caller's memory is not touched any more.
   void retain(std::vector<std::byte> memory);
-  /// What was given to retain().
+  /// Returns the memory given to retain().
   std::vector<std::byte> take_back() { return std::move(scratch_); }
 
  private:

@@ -1,4 +1,4 @@
-// What the worker counts of operations, and what it says of those under way to whoever asks for the status of a job.
+// The worker's counts of operations, and its part of a job's status report.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -10,12 +10,13 @@
 namespace hybridps::worker {
 namespace {
 
-// Of one group, in full; of the others their number is said.
+// The most pending operations of a group that are written in full.
 constexpr std::size_t kPendingTold = 4;
-// What a tuner has tried last.
+// The most trials of a tuner that are written.
 constexpr std::size_t kTriedTold = 8;
 
-/// What a byte of the operation's tensor costs a card at least, as nccl-tests counts (doc/PERFORMANCE.md there).
+/// Bytes through a card per byte of the operation's tensor, at least: the bus factor of nccl-tests (doc/PERFORMANCE.md
+/// there).
 double bus_factor(schedule::Kind kind, int size) {
   const double n = size;
   switch (kind) {
@@ -78,7 +79,7 @@ void Worker::count(const OperationRun& run, const core::Status& status) {
   if (o.kind == schedule::Kind::kPointToPoint || o.kind == schedule::Kind::kGoodbye || run.last_heard < 0) return;
   const core::Duration waited = run.last_heard_at - run.submitted_at;
   if (waited <= core::Duration::zero()) return;
-  // Whoever hears the owner alone does not know for whom the owner has waited, unless a probe has told.
+  // A rank that is no owner only hears from owners. Only a probe can tell it which rank an owner has waited for.
   const bool is_owner =
       std::any_of(run.spans.begin(), run.spans.end(),
                   [&](const auto& span) { return span->plan().owner == group.info.topology.rank(); });
@@ -127,7 +128,7 @@ void Worker::write_under_way(observe::Json& json, const GroupState& group, core:
     json.field("plan_version", run->plan_version).field("chunks_done", done).field("chunks", wanted);
     if (std::string sums = server_.progress_of(server::OperationKey{group.info.uid, sequence}); !sums.empty())
       json.field("sums", sums);
-    // Dedicated servers that owe a result: they issue nothing, so of that there is no other sign.
+    // Dedicated servers that owe a result. They issue no operations, so a missing result is the only sign of a delay.
     json.key("servers_owing").array();
     std::vector<int> owing;
     for (const auto& span : run->spans)

@@ -62,7 +62,7 @@ void Contributor::push_again(const wire::ChunkId& id) {
   } else if (again_->is_offered(id.number)) {
     return;
   } else if (again_->sent() == expected_again_) {
-    ++span_.run.pending;  // it was done, and is not any more
+    ++span_.run.pending;  // the stream was done, and now has another chunk
   }
   ++expected_again_;
   outbox.granted(*again_, id.number);
@@ -88,7 +88,7 @@ bool OwnerSum::start(const std::vector<std::uint8_t>* only) {
   opening.priority = operation.priority;
   if (only != nullptr)
     for (const std::uint8_t is_wanted : *only) opening.done.push_back(is_wanted != 0 ? 0 : 1);
-  span_.run.pending +=  // until each is summed
+  span_.run.pending +=  // each chunk is pending until it is summed
       only == nullptr ? span_.plan.chunks : static_cast<std::uint64_t>(std::count(only->begin(), only->end(), 1));
   if (operation.op == core::ReduceOp::kAvg && !core::is_floating(operation.dtype))
     opening.finish = {reduce::Finish::Scaling::kDivideTruncate, 1.0, topology.size()};
@@ -113,8 +113,8 @@ void OwnerSum::on_complete(std::uint32_t chunk) {
   if (span_.codec() == nullptr || bytes == 0) {
     server.sum_into(span_.key(), chunk, out);
   } else {
-    // The own contribution as the other nodes' are: or the sum's bits would depend on who owns it. Here, not when it is
-    // contributed: a large tensor's would all be encoded before anything is sent.
+    // The own contribution is encoded and decoded like those of other nodes: else the sum's bits would depend on who
+    // owns the span. Not in contribute(): then a large tensor would be encoded as a whole before anything is sent.
     if (coded_.erase(chunk) == 0) {
       std::byte* const wire = span_.worker.scratch(span_.codec()->bytes_max(bytes));
       span_.encode(chunk, server.own_contribution(span_.key(), chunk), span_.own_speaker(), wire);
@@ -124,7 +124,8 @@ void OwnerSum::on_complete(std::uint32_t chunk) {
     const core::TimePoint began = core::Clock::now();
     server.sum_into(span_.key(), chunk, out);
     span_.decoded_since(began);
-    // Of a dedicated server's span: the others get this chunk as values (failover.h), the same that its codec would have given.
+    // If a dedicated server owned the span first, the other ranks get this chunk as elements (failover.h). The elements
+    // must have the bits that the codec would have given.
     if (span_.plan.attempt > 0) {
       std::byte* const wire = span_.worker.scratch(span_.codec()->bytes_max(bytes));
       span_.encode(chunk, out, /*speaker=*/0, wire);
@@ -184,7 +185,7 @@ NodeSum::~NodeSum() {
 }
 
 void NodeSum::start() {
-  if (locals_ > 1 || owner_ == nullptr) return;  // paced: Worker::pace() offers
+  if (locals_ > 1 || owner_ == nullptr) return;  // one local, another owner: Worker::pace() offers the chunks
   span_.worker.server().local_seen(span_.key());
   for (std::uint32_t chunk = 0; chunk < span_.plan.chunks; ++chunk) on_collected(chunk);
 }
@@ -216,7 +217,7 @@ NodeSum::LocalChunk& NodeSum::open(std::uint32_t chunk) {
 
 void NodeSum::on_data(const wire::From& from, const wire::Data& data, flow::Delivery payload) {
   const wire::ChunkId& id = data.chunk;
-  if (is_collected(id.number)) return;  // doubled on the way
+  if (is_collected(id.number)) return;  // a duplicate
   if (locals_ == 1 || id.contributor >= locals_ || id.contributor == own()) {
     span_.refuse("a contribution", from);
     return;
@@ -232,7 +233,7 @@ void NodeSum::on_data(const wire::From& from, const wire::Data& data, flow::Deli
 }
 
 void NodeSum::on_collected(std::uint32_t chunk) {
-  if (owner_ == nullptr && stream_ == nullptr) return;  // it stands still
+  if (owner_ == nullptr && stream_ == nullptr) return;  // after stand_still()
   if (!is_needed(chunk)) {
     drop(chunk);
     return;
@@ -301,7 +302,7 @@ void NodeSum::combine(std::uint32_t chunk, std::byte* out) {
   if (op == core::ReduceOp::kAvg && core::is_floating(operation.dtype))
     finish = {reduce::Finish::Scaling::kMultiply, 1.0 / span_.topology().size(), 1};
   reduce::combine(inputs, out, bytes / core::size_of(operation.dtype), operation.dtype, op, finish);
-  // The node's inputs are used up: give the memory back, keep the entry for its budget.
+  // The node's inputs have been added: free their memory. The entry stays, because it may hold a unit of the budget.
   if (local == nullptr) return;
   for (flow::Delivery& payload : local->payloads) payload.reset();
   local->used = true;
@@ -311,7 +312,7 @@ void NodeSum::drop(std::uint32_t chunk) {
   const auto found = chunks_.find(chunk);
   if (found == chunks_.end()) return;
   const bool granted = found->second.granted;
-  chunks_.erase(found);  // first: the next grant may be for another chunk of this span
+  chunks_.erase(found);  // before give_back(), which may grant another chunk of this span
   if (granted) span_.worker.local_grants().give_back(grant_bytes());
 }
 
@@ -356,7 +357,7 @@ void NodeSum::offer(std::uint32_t chunk) {
   if (!stream_->is_offered(chunk)) span_.worker.outbox().offer(*stream_, chunk);
 }
 
-// What lies here stays: it may be asked for, or turn out not to be needed.
+// Keeps all collected contributions: the new owner may need them.
 void NodeSum::stand_still() {
   flow::GrantQueue& grants = span_.worker.local_grants();
   grants.remove(*this);
@@ -387,7 +388,7 @@ void NodeSum::go_on(const std::vector<std::uint8_t>& chunks, OwnerSum* owner) {
     stream_ = span_.open_stream(this, span_.plan.owner, wire::Stage::kPush,
                                 static_cast<std::uint32_t>(span_.topology().my_node()));
   } else {
-    if (stream_->sent() == expected_) ++span_.run.pending;  // it was done, and is not any more
+    if (stream_->sent() == expected_) ++span_.run.pending;  // the stream was done, and now has more chunks
     expected_ += count;
   }
   const bool all_are_seen = span_.run.local_seen_count == locals_ - 1;
@@ -405,7 +406,7 @@ void NodeSum::go_on(const std::vector<std::uint8_t>& chunks, OwnerSum* owner) {
         ready.push_back(chunk);
         continue;
       }
-      if (found != chunks_.end()) chunks_.erase(found);  // holds no unit: it stood still
+      if (found != chunks_.end()) chunks_.erase(found);  // holds no unit after stand_still()
       collected_[chunk] = 0;
     }
     fetches = true;
@@ -421,7 +422,7 @@ void NodeSum::go_on(const std::vector<std::uint8_t>& chunks, OwnerSum* owner) {
 void NodeSum::on_permitted(flow::Stream& stream, std::uint32_t chunk) {
   if (locals_ == 1) {
     if (!stream.is_offered(chunk))
-      span_.worker.outbox().offer(stream, chunk);  // its owner waits for it: before an even pace
+      span_.worker.outbox().offer(stream, chunk);  // the owner waits for this chunk: do not wait for pace()
   } else if (!is_collected(chunk)) {
     permitted_.push_back(chunk);
     span_.worker.local_grants().add(*this, span_.run.operation.priority);

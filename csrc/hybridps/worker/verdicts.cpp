@@ -1,4 +1,5 @@
-// The worker's verdicts: what fails, who is told, and what is said about operations that fail or wait.
+// The worker's verdicts: which operations and groups fail, which members are told, and the texts about operations that
+// fail or wait.
 #include <algorithm>
 #include <utility>
 
@@ -9,23 +10,24 @@
 namespace hybridps::worker {
 namespace {
 
-// An operation that has not finished by then asks the others what they are doing: the answer names mismatches and
-// absent ranks. Nothing is sent for operations that finish sooner.
+// An operation that is not done after this time sends probes to the other ranks. The answers show mismatches and
+// missing ranks. An operation that finishes sooner sends no probe.
 constexpr auto kProbeAfter = std::chrono::milliseconds(250);
 constexpr auto kAnswerWithin = std::chrono::milliseconds(100);
 constexpr auto kProbeAgainAfter = std::chrono::seconds(5);
-// A deadline and a warning tell what the others do now: shortly before the one they are asked again, and before the other
-// unless they were asked as lately as that, or have not answered for so long.
+// The texts of a timeout and of a warning need fresh answers. Another probe goes out this long before a deadline.
 constexpr auto kAskBeforeDeadline = std::chrono::milliseconds(300);
+// A warning sends another probe if the last probe is older than this.
 constexpr auto kAnswersAge = std::chrono::seconds(3);
+// A warning waits this long for the answers of all ranks.
 constexpr auto kWarningWaits = std::chrono::seconds(1);
 
-// Ranks that are described in full in one message.
+// The most ranks described in full in one message.
 constexpr std::size_t kDescribedMax = 3;
 
 std::string seconds_text(core::Duration duration) { return core::format_seconds(core::to_seconds(duration)); }
 
-// Without the name of the operation: "sum of fp32[1024], 4096 bytes".
+// The signature's text without the operation's name: "sum of fp32[1024], 4096 bytes".
 std::string arguments_text(const wire::Signature& signature) {
   std::string text = wire::describe(signature).substr(schedule::name_of(signature.kind).size());
   for (const std::string_view lead : {",", " ", "of "})
@@ -45,7 +47,7 @@ std::string_view what_to_do(core::Code code) {
   }
 }
 
-// Where it matters how far the operation had come, and who is missing.
+// Whether the error text should say how far the operation was, and which ranks are missing.
 bool has_culprit(core::Code code) { return code == core::Code::kPeerDead || code == core::Code::kTimeout; }
 
 std::string with_advice(std::string text, core::Code code) {
@@ -111,15 +113,15 @@ void Worker::fail(OperationRun& run, core::Status cause) {
 }
 
 void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell) {
-  const Entry entry(*this);  // first: what it settles may fail the group
+  const Entry entry(*this);  // first: its settle() may fail the group
   if (!group.status.is_ok()) return;
   group.status = cause;
   group.failed_at = core::Clock::now();
   group.told = tell;
   wire::Verdict verdict = wire::Verdict::on_group(cause.code());
   if (tell) tell_members(group, verdict, cause.message(), /*servers=*/true);
-  // Once more on the connections that carry data: there it comes before the end of this process, if that is next, so
-  // that nobody takes us for the cause.
+  // Pass the verdict on, on the connections that carry data. If this process ends next, the verdict arrives before the
+  // connection closes. So the members do not take this rank for the cause.
   verdict.passed_on = true;
   if (!tell && cause.code() != core::Code::kClosed && !group.leaving)
     for (const core::EngineId engine : group.info.engines)
@@ -164,7 +166,7 @@ void Worker::on_mismatch(const server::OperationKey& key, const server::RankCall
            " called " + our_text + ", " + info.member_text(theirs.rank) + " called " + their_text;
     if (our_text == their_text) what += " with other sizes per rank";
   }
-  // Not at once: this is called from inside the server's and the runs' own loops.
+  // An event, because the loops of the server and of the runs call this function.
   events_.push_back({nullptr, key.uid, core::Status(core::Code::kMismatch, std::move(what))});
 }
 
@@ -208,7 +210,7 @@ void Worker::on_verdict(GroupState& group, const wire::From& from, const wire::V
     fail_group(group, status, /*tell=*/false);
     return;
   }
-  // It is over everywhere: with what it retained nobody can be helped.
+  // The operation fails on all ranks, so nobody needs the results that it retained.
   if (const auto retained = group.retained.find(verdict.sequence); retained != group.retained.end())
     drop_retained(*retained->second);
   if (group.over.contains(verdict.sequence)) return;
@@ -222,7 +224,7 @@ void Worker::on_verdict(GroupState& group, const wire::From& from, const wire::V
 
 void Worker::probe(OperationRun& run, core::TimePoint now) {
   run.probed_at = run.group.asked_at = now;
-  // Dedicated servers have no calls of their own to compare; whether they live is asked of those that owe something.
+  // Dedicated servers issue no operations, so they get no probe. A server that owes a result gets a ping.
   tell_members(run.group, wire::Probe{run.sequence, run.signature}, {}, /*servers=*/false);
   for (const auto& span : run.spans)
     if (run.group.info.topology.is_dedicated(span->plan().owner) && span->waits_for_owner())
@@ -257,7 +259,7 @@ void Worker::on_probe_reply(GroupState& group, const wire::From& from, const wir
   if (from.sender_rank >= group.known.size()) return;
   GroupState::Known& known = group.known[from.sender_rank];
   known.at = core::Clock::now();
-  if (reply.issued < known.submitted || reply.finished < known.finished) return;  // overtaken by a later answer
+  if (reply.issued < known.submitted || reply.finished < known.finished) return;  // a later answer came first
   known.submitted = reply.issued;
   known.finished = reply.finished;
   known.last = reply.last;
@@ -266,7 +268,7 @@ void Worker::on_probe_reply(GroupState& group, const wire::From& from, const wir
   if (reply.issued <= oldest.sequence) oldest.blamed = static_cast<int>(from.sender_rank);
 }
 
-// Operations are issued in order, so any message about a later one will do.
+// A rank issues operations in order. So a message for a later operation proves it, too.
 bool Worker::has_issued(const GroupState& group, int rank, std::uint64_t sequence) {
   const auto at = static_cast<std::size_t>(rank);
   return rank == group.info.topology.rank() || group.known[at].submitted > sequence || group.heard[at] > sequence;
@@ -281,14 +283,14 @@ std::vector<int> Worker::missing_ranks(const OperationRun& run) const {
     return ranks;
   }
   if (group.asked_at <= run.submitted_at) return ranks;
-  // Ranks that have not submitted the operation are the cause; who merely waits for them, or is slow, is not.
+  // Only ranks that have not submitted the operation are the cause. Slow or waiting ranks are not.
   const bool time_is_up = core::Clock::now() - group.asked_at >= kAnswerWithin;
   for (int rank = 0; rank < group.info.topology.size(); ++rank) {
     const bool has_answered = group.known[static_cast<std::size_t>(rank)].at >= group.asked_at;
     if (!has_issued(group, rank, run.sequence) && (has_answered || time_is_up)) ranks.push_back(rank);
   }
   if (!ranks.empty()) return ranks;
-  // A dedicated server issues nothing: of what it owes there is no other sign.
+  // A dedicated server issues no operations. A missing result is the only sign of its delay.
   for (const auto& span : run.spans)
     if (group.info.topology.is_dedicated(span->plan().owner) && span->waits_for_owner())
       ranks.push_back(span->plan().owner);
@@ -297,7 +299,7 @@ std::vector<int> Worker::missing_ranks(const OperationRun& run) const {
   return ranks;
 }
 
-// "rank 2 (host5 pid 880) was last seen finishing seq 16, barrier".
+// Example: "rank 2 (host5 pid 880) was last seen finishing seq 16, barrier".
 std::string Worker::last_known(const GroupState& group, int rank) const {
   std::string text = group.info.member_text(rank);
   if (group.info.topology.is_dedicated(rank)) return text;
@@ -313,7 +315,7 @@ std::string Worker::last_known(const GroupState& group, int rank) const {
   return text + " is in seq " + std::to_string(known.finished) + ", " + wire::describe(known.last);
 }
 
-// Where a failed operation stood, as far as this rank knows.
+// The operation's progress, as far as this rank knows.
 std::string Worker::standing(const OperationRun& run) const {
   if (!run.started || run.operation.kind == schedule::Kind::kPointToPoint) return {};
   const GroupState& group = run.group;
@@ -324,7 +326,7 @@ std::string Worker::standing(const OperationRun& run) const {
   };
   if (group.asked_at > run.submitted_at) {
     std::vector<int> waiting;
-    std::vector<int> behind;  // in an earlier one
+    std::vector<int> behind;  // ranks in an earlier operation
     for (int rank = 0; rank < group.info.topology.size(); ++rank) {
       const GroupState::Known& known = group.known[static_cast<std::size_t>(rank)];
       if (!has_issued(group, rank, run.sequence) || known.finished > run.sequence) continue;
@@ -375,11 +377,12 @@ void Worker::watch(core::TimePoint now) {
   for (const core::GroupUid uid : waiting) host_.on_group_waits(uid);
 }
 
-// The oldest operation alone: what the others wait for is behind it.
+// Watches only the group's oldest operation: later operations wait behind it.
 void Worker::watch(GroupState& group, core::TimePoint now, std::set<core::GroupUid>& waiting) {
   OperationRun& run = *group.running.begin()->second;
   const bool first = run.probed_at == run.submitted_at;
-  // Where many are in flight the oldest is another one each time, and the answers are the same.
+  // With many operations in flight, a new operation becomes the oldest again and again. The group's last probe counts,
+  // because the answers would be the same.
   const bool due =
       first ? now - std::max(run.submitted_at, group.asked_at) >= kProbeAfter : now - run.probed_at >= kProbeAgainAfter;
   const bool ends_soon = !run.deadline.is_never() && run.deadline.point() - now < kAskBeforeDeadline &&
@@ -398,9 +401,9 @@ void Worker::watch(GroupState& group, core::TimePoint now, std::set<core::GroupU
   core::log_warn(describe(run), " is not done after ", seconds_text(now - run.submitted_at), standing(run));
 }
 
-// Does the peer of a send or receive live? It need not have issued its part, so there is nothing else to ask.
+// Pings the peers of sends and receives. A peer need not have issued its part, so a probe would tell nothing.
 void Worker::watch_peers(core::TimePoint now, std::set<core::GroupUid>& waiting) {
-  next_peers_watch_ = now + kProbeAfter;  // what comes from now on
+  next_peers_watch_ = now + kProbeAfter;  // for operations submitted from now on
   std::set<core::EngineId> asked;
   for (const auto& [uid, group] : groups_) {
     for (OperationRun* run : group->p2p->active()) {
@@ -437,7 +440,7 @@ void Worker::on_peer_dead(core::EngineId peer, const core::Status& cause, const 
       group.lost_servers->report(rank, cause);
       continue;
     }
-    // Who has the answer to its goodbye may go before we have ours: that is no failure to tell anyone about.
+    // A peer may leave when its goodbye is complete, even if ours is not complete yet. The members need not be told.
     const bool only_goodbye =
         group.leaving &&
         (group.running.empty() || group.running.begin()->second->operation.kind == schedule::Kind::kGoodbye);

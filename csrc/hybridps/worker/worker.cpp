@@ -13,12 +13,13 @@
 namespace hybridps::worker {
 namespace {
 
-// Operations that end with few others under way need no more.
+// Enough if few operations are under way at a time.
 constexpr std::size_t kSpareCopiesMax = 16;
 
 bool is_barrier(schedule::Kind kind) { return kind == schedule::Kind::kBarrier || kind == schedule::Kind::kGoodbye; }
 
-/// Owners' operations keep the shares that the group was made with: what an owner keeps of a span stays there.
+/// Whether the operation follows the shares of plan versions. Outer steps keep the group's initial shares, because an
+/// owner keeps state for its spans.
 bool has_shares(const Operation& o) {
   return !is_barrier(o.kind) && o.scope != schedule::Scope::kWitness && !core::is_outer(o.op);
 }
@@ -53,7 +54,7 @@ wire::Signature signature_of(const Operation& operation, const Pieces& input, co
   return s;
 }
 
-/// The same on all ranks and in every run. FNV-1a of the group's name, mixed with the number.
+/// FNV-1a of the group's name, mixed with the sequence number: the same on all ranks and in every run.
 std::uint64_t seed_of(const std::string& group, std::uint64_t sequence) {
   std::uint64_t hash = 0xcbf29ce484222325ULL;
   for (const char c : group) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
@@ -107,7 +108,7 @@ void Worker::close_group(core::GroupUid uid) {
   const auto found = groups_.find(uid);
   if (found == groups_.end()) return;
   GroupState& group = *found->second;
-  group.leaving = true;  // nobody else's business
+  group.leaving = true;  // so that fail_group() sends nothing to other members
   fail_group(group, core::Status(core::Code::kAborted, "the group was destroyed while the operation was pending"),
              /*tell=*/false);
   server_.close_group(uid);
@@ -170,14 +171,14 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
     finish(r, status);
     return;
   }
-  // A root may be done as soon as it starts: what lies here already would go unread.
+  // A root may be done as soon as it starts. So compare it now with the early messages: later nobody would.
   std::optional<server::RankCall> theirs = group.early.contradiction(sequence, r.signature);
   if (!theirs) theirs = server_.contradiction({group.info.uid, sequence}, r.signature);
   if (theirs) {
     mismatch(r, *theirs);
     return;
   }
-  // A barrier speaks for all that its rank did before it.
+  // A barrier starts when all earlier collectives of its group are over on this rank.
   if (is_barrier(o.kind) && !is_oldest(group, sequence))
     group.barriers.insert(sequence);
   else if (group.plans->is_frozen() && has_shares(o))
@@ -244,11 +245,11 @@ void Worker::choose_stores(OperationRun& run) {
   GroupState& group = run.group;
   const Operation& o = run.operation;
   const std::uint64_t bytes = run.input.bytes() + run.output.bytes();
-  // Whether it takes part in the trials of how slots are written (schedule/stores.h,
-  // docs/decisions/0037-past-the-cache.md). In a trial all ranks write alike, and know how by an operation's kind and
-  // size: left out is what may have another size on each rank (all_to_all). What is compared is how long operations
-  // take: left out are kinds that end on some ranks well before others (reduce, gather, scatter). So are operations
-  // of which the engine does only a part (other scopes), compressed ones, and owners'.
+  // Whether the operation may be a trial of non-temporal stores (schedule/stores.h,
+  // docs/decisions/0037-past-the-cache.md). In a trial all ranks choose the same stores, by the operation's kind and
+  // size. So operations with different sizes per rank are left out (all_to_all). A trial compares durations. So kinds
+  // that end much earlier on some ranks are left out (reduce, gather, scatter), as are operations of which the engine
+  // does only a part (other scopes), compressed operations, and outer steps.
   const bool may_try = o.scope == schedule::Scope::kRanks && o.coding == wire::Coding::kPlain && !core::is_outer(o.op) &&
                        (o.kind == schedule::Kind::kAllReduce || o.kind == schedule::Kind::kReduceScatter ||
                         o.kind == schedule::Kind::kAllGather || o.kind == schedule::Kind::kBroadcast);
@@ -268,7 +269,7 @@ void Worker::start(OperationRun& run) {
   request.kind = o.kind;
   request.dtype = o.dtype;
   request.root = o.root;
-  request.sequence = core::is_outer(o.op) ? o.tensor : run.sequence;  // it finds its owner again
+  request.sequence = core::is_outer(o.op) ? o.tensor : run.sequence;  // each step of a tensor gets the same owner
   request.total_bytes = run.signature.total_bytes;
   request.input_bytes = o.input_bytes;
   request.output_bytes = o.output_bytes;
@@ -287,7 +288,7 @@ void Worker::start(OperationRun& run) {
   }
   if (o.recollection) recollect(group, o.tensor, *o.recollection);
   if (group.has_locals) choose_stores(run);
-  // A barrier has no shares, and may start much later than it was submitted: it belongs to no version.
+  // A barrier has no shares, and may start long after submit(). So it belongs to no version.
   const membership::Version* version = !has_shares(o) ? nullptr : &group.plans->version_of(run.sequence);
   if (version != nullptr) {
     run.plan_version = version->number;
@@ -305,7 +306,7 @@ void Worker::start(OperationRun& run) {
   }
   const std::uint32_t chunk_bytes = server::chunk_bytes_of(
       group.info.tuning.chunks, version != nullptr ? version->tuning : schedule::Tuning(), run.codec, o.dtype);
-  // Cut alike whether they are compressed or not: state is loaded and read as it is.
+  // Plain outer operations (loads and reads of state) are cut like compressed steps: both use the same state.
   if (core::is_outer(o.op) && group.info.codecs != nullptr)
     if (const compress::Codec* codec = group.info.codecs->of(/*warming_up=*/false, o.dtype))
       request.granule_bytes = std::max<std::uint64_t>(64, codec->block_elements() * core::size_of(o.dtype));
@@ -318,7 +319,7 @@ void Worker::start(OperationRun& run) {
   }
 }
 
-/// What was left out of sums that this rank does not own any more goes into its contributions.
+/// Moves the residuals of sums that this rank no longer owns into the residuals of its contributions.
 void Worker::settle_owed(OperationRun& run, const std::vector<schedule::Span>& plan) {
   GroupState& group = run.group;
   const compress::TensorKey key = run.operation.tensor;
@@ -326,7 +327,7 @@ void Worker::settle_owed(OperationRun& run, const std::vector<schedule::Span>& p
   const auto [known, is_new] = group.owed_version.emplace(key, run.shares_version);
   if (!is_new && std::exchange(known->second, run.shares_version) == run.shares_version) return;
   const std::uint64_t element_bytes = core::size_of(run.operation.dtype);
-  std::vector<compress::Residuals::Range> owned;  // in several rails, where a node has fewer ranks than others
+  std::vector<compress::Residuals::Range> owned;  // several, if this rank has several rails (its node has fewer ranks)
   for (const schedule::Span& span : plan)
     if (span.owner == group.info.topology.rank())
       owned.push_back({span.input_offset / element_bytes, (span.input_offset + span.bytes) / element_bytes});
@@ -340,8 +341,8 @@ void Worker::launch(OperationRun& run, const std::vector<schedule::Span>& plan) 
   run.local_seen.assign(topology.ranks_of(topology.my_node()).size(), 0);
   for (const schedule::Span& span : plan) run.spans.push_back(std::make_unique<SpanRun>(*this, run, span));
   ++run.pending;  // so that the first span cannot finish the operation
-  // Where one does not start, the operation is about to fail, with settle(). Not all spans have roles: no message may
-  // reach them.
+  // If a span does not start, the next settle() fails the group. `started` becomes false: later spans have no roles, so
+  // no message may reach them.
   for (std::size_t i = 0; i < run.spans.size() && run.started; ++i) run.started = run.spans[i]->start();
   if (run.started) {
     run.group.lost_servers->on_launched(run);
@@ -358,8 +359,8 @@ void Worker::launch(OperationRun& run, const std::vector<schedule::Span>& plan) 
   part_done(run);
 }
 
-// Owners of large and of small shares should all get their last chunk at the same time: then every card is busy to the
-// end. Left alone, connections share a card by the connection, and small shares are through early.
+// All owners should get their last chunk at the same time: then every card is busy to the end. Without pacing, all
+// connections get an equal part of a card, so the owners of small shares would get all their chunks early.
 void Worker::pace(OperationRun& run) {
   double slowest = 1.0;
   for (const auto& span : run.spans)
@@ -377,7 +378,7 @@ void Worker::part_done(OperationRun& run) {
   assert(run.pending > 0);
   if (--run.pending > run.awaits_known || run.is_done) return;
   if (run.pending > 0 && !may_leave(run)) {
-    if (!run.is_retained) run.group.lost_servers->say_landed();  // it waits
+    if (!run.is_retained) run.group.lost_servers->say_landed();  // the operation waits for the answer
     return;
   }
   run.is_done = true;
@@ -395,7 +396,7 @@ std::size_t Worker::settle_events() {
         if (run->pending == 0) drop_retained(*run);
         continue;
       }
-      if (run->pending > 0 && !may_leave(*run)) {  // its server has been lost meanwhile, or there is no room any more
+      if (run->pending > 0 && !may_leave(*run)) {  // since the event, the server was lost or the room was used up
         run->group.lost_servers->say_landed();
         continue;
       }
@@ -508,7 +509,7 @@ void Worker::start_barriers(GroupState& group) {
     OperationRun& run = *group.running.begin()->second;
     group.barriers.erase(group.barriers.begin());
     start(run);
-    settle();  // it may have been all: the next one may start then
+    settle();  // the barrier may be done already, and the next barrier may start then
   }
 }
 
@@ -527,7 +528,7 @@ std::size_t Worker::tick(core::TimePoint now) {
     if (!group->barriers.empty()) start_barriers(*group);
     work += group->plans->tick(now) + group->lost_servers->tick(now) + group->newcomers->tick(now);
   }
-  work += settle();  // what is done is not late
+  work += settle();  // before deadlines: an operation that is done does not time out
   while (!deadlines_.empty() && deadlines_.begin()->first.first <= now) {
     ++work;
     expire(*deadlines_.begin()->second);

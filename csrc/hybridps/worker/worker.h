@@ -2,9 +2,9 @@
 //
 // Owner    the engine's runtime. One Worker per engine; groups and operations are plain state inside it.
 // Threads  the engine's progress thread.
-// Life     an operation's memory may be read and written until its Completion ran. An operation completes when this
-//          rank's own part is done in every role (contributor, agent, owner, forwarder, consumer).
-// Errors   Completion gets the Status, its message in the form
+// Life     the worker may read and write an operation's memory until the operation's Completion has run. An operation
+//          completes when this rank's own part is done in every role (contributor, agent, owner, forwarder, consumer).
+// Errors   Completion gets the Status. Its message has the form
 //          `hybridps[rank R/N HOST pid P group "G"]: KIND seq S (WHAT) failed after T s: WHY`.
 #pragma once
 
@@ -38,70 +38,74 @@ namespace hybridps::worker {
 class Host {
  public:
   virtual ~Host() = default;
-  /// Sends a small message with a text by the control path.
+  /// Sends a small message with a text on the control path.
   virtual void send_control(core::EngineId to, wire::Message message, std::string_view text) = 0;
-  /// A group got its first verdict (already told to the members). `status` is what operations end with, `cause` the
-  /// verdict itself; `found_here`: this rank told it, else it was told.
+  /// A group got its first verdict. The members have been told already. `status`: the status for callers, with advice.
+  /// `cause`: the verdict itself. `found_here`: this rank told the members; else another rank told this rank.
   virtual void on_group_failed(core::GroupUid uid, const core::Status& status, const core::Status& cause,
                                bool found_here) = 0;
-  /// An operation of the group has waited for kProbeAgainAfter (5 s), once more.
+  /// An operation of the group has waited for another kProbeAgainAfter (5 s).
   virtual void on_group_waits(core::GroupUid uid) = 0;
-  /// Puts on their way what was sent and waits for company: an operation is over here, and its caller may end the process.
+  /// Sends the messages that wait for further messages to the same peer. Called when an operation is over here: its
+  /// caller may end the process next.
   virtual void send_now() = 0;
-  /// Payload that has crossed this process's network card, in the direction that has more.
+  /// Payload bytes through this process's network card, in the direction that has more.
   virtual std::uint64_t bytes_through_card() const = 0;
-  /// The group goes on without this dedicated server, whatever it looks like from here: its connections are to be closed, and
-  /// on_peer_dead() is to be called for it.
+  /// The group goes on without this dedicated server, even if the server looks healthy from here. The host must close
+  /// the connections to the server and call on_peer_dead() for the server.
   virtual void on_server_lost(core::EngineId server, const std::string& why) = 0;
-  /// A dedicated server may join the group: `record` is as rank 0 got it. It is a peer from now on. Errors: why it cannot be used from here.
+  /// A dedicated server may join the group. `record`: the server's record, as rank 0 got it. The server is a peer from
+  /// now on. Errors: why this rank cannot use the server.
   virtual core::Result<Newcomer> meet(core::GroupUid uid, std::span<const std::byte> record) = 0;
-  /// It does not join.
+  /// A server of meet() does not join.
   virtual void part(core::GroupUid uid, core::EngineId server) = 0;
-  /// They do: they are the group's last members. on_shares() comes next. Where the group has not started, GroupInfo::topology and
-  /// tuning may be changed now.
+  /// The servers of meet() have joined, as the group's last members. on_shares() comes next. If the group has not
+  /// started, the host may change GroupInfo::topology and GroupInfo::tuning in this call.
   virtual void on_joined(core::GroupUid uid, const std::vector<core::EngineId>& servers) = 0;
-  /// Called once for a group that has waited for servers: they have joined, or none does. Operations may begin.
+  /// The group may begin operations. Called once per group: after servers have joined, or if no server joins.
   virtual void on_start(core::GroupUid uid) = 0;
-  /// From now on the group's nodes own other shares.
+  /// From now on the group's nodes and servers own other shares.
   virtual void on_shares(core::GroupUid uid, const schedule::Topology& topology) = 0;
-  /// What of it concerns more than one operation: windows of the group's peers, connections, waiting.
+  /// The group has a new tuning. The host applies the settings that concern more than one operation: the windows of the
+  /// group's peers, and connections.
   virtual void on_tuning(core::GroupUid uid, const schedule::Tuning& tuning) = 0;
 };
 
 struct WorkerOptions {
   std::uint32_t grant_chunks = 4;
   double warn_seconds = 10;
-  /// Per group. A header and its keep are some 300 bytes, so what members that run ahead of this rank may claim is
-  /// bounded; the data itself is by the allowances.
+  /// The most messages kept per group for operations that have not started here. A kept message takes about 300 bytes
+  /// beside its data, so this limit bounds the memory for ranks that run ahead. The allowances bound the data.
   std::size_t early_messages_max = std::size_t{1} << 20;
   bool find_rates = true;
   bool tune = false;
-  /// Results of a dedicated server's spans that an operation may leave behind, copied, so that it need not wait until all
-  /// members have them: the most of one, and of all of a group. 0: all wait.
+  /// An operation waits until all members have the results of a dedicated server's spans. Instead, it may leave a copy
+  /// of the results behind, and end at once. These are the most bytes of copies per operation, and per group. 0: all
+  /// operations wait.
   std::uint64_t retained_bytes = std::uint64_t{256} << 10;
   std::uint64_t retained_bytes_max = std::uint64_t{8} << 20;
 };
 
-/// What codecs have done. Bytes of elements, and of those on the wire.
+/// Counts of all codecs.
 struct CodecCounts {
   std::uint64_t operations = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t wire_bytes = 0;
+  std::uint64_t bytes = 0;       // bytes of elements that were encoded
+  std::uint64_t wire_bytes = 0;  // encoded size of these elements
   std::uint64_t blocks_not_finite = 0;
   core::Duration encoding{};
-  core::Duration decoding{};  // the sums of contributions included
+  core::Duration decoding{};  // includes the sums of contributions
 };
 
-/// What operations came to, since the beginning.
+/// Counts of operations, since the start of the engine.
 struct OperationCounts {
   struct OfKind {
-    std::uint64_t operations = 0;  // that succeeded
-    double bytes = 0;              // of their tensors
-    double bus_bytes = 0;          // times what the collective has to move for each of them (nccl-tests' bus bandwidth)
+    std::uint64_t operations = 0;  // operations that succeeded
+    double bytes = 0;              // tensor bytes of these operations
+    double bus_bytes = 0;          // `bytes` times the bus factor of the collective (bus bandwidth of nccl-tests)
     core::Duration time{};         // from the call to the end
   };
   std::array<OfKind, schedule::kKindCount> of_kind{};
-  /// How long operations waited for the last rank to take part, by that rank; no id: it is not known who.
+  /// Key: the last rank to take part. Value: how long operations waited for this rank. No id: the rank is unknown.
   std::unordered_map<core::EngineId, core::Duration> waited_for;
   std::map<core::Code, std::uint64_t> errors;
 };
@@ -111,33 +115,34 @@ class Worker final : public server::Listener, core::Pinned {
   Worker(flow::Outbox& outbox, server::Server& server, Host& host, WorkerOptions options);
   ~Worker() override;
 
-  /// The group is known and its roster valid.
+  /// Opens a group. Its roster must be valid.
   GroupState& open_group(GroupInfo info);
   GroupState* find(core::GroupUid uid);
   /// Fails what is pending and forgets the group.
   void close_group(core::GroupUid uid);
 
-  /// A collective of this number will be submitted later, when its memory is ready.
+  /// The collective `sequence` will be submitted later, when its memory is ready.
   void reserve(GroupState& group, std::uint64_t sequence);
-  /// Collectives: `sequence` rises by one per group, but for those reserved. Point to point: ignored.
+  /// Collectives: `sequence` rises by one per group, except for reserved numbers. Point to point: ignores `sequence`.
   void submit(GroupState& group, Operation operation, std::uint64_t sequence, Completion done);
   /// Any message of a group that is open here.
   void on_message(GroupState& group, const wire::Message& message, flow::Delivery payload);
-  /// A verdict of ours: pending and later operations fail; members are told when `tell`.
+  /// Pending and later operations of the group fail with `cause`. `tell`: this rank tells the members.
   void fail_group(GroupState& group, const core::Status& cause, bool tell);
-  /// Tells a member once more that the group has failed: it waits, so it has not heard.
+  /// Tells a member once more that the group has failed. The member still waits, so the first message did not arrive.
   void repeat_verdict(const GroupState& group, core::EngineId to);
-  /// A peer died: every group with it fails. `own_fault`: it is this rank that is to blame, and why.
+  /// A peer died. If the peer is a rank, every group with the peer fails. If the peer is a dedicated server, its groups
+  /// go on without the server (failover.h). `own_fault`: set if this rank is to blame; says why.
   void on_peer_dead(core::EngineId peer, const core::Status& cause, const std::string& own_fault = {});
-  /// A collective whose deadline passed before the group was open here: the members are told.
+  /// The collective's deadline passed before the group was open here. The members are told.
   void submit_failed(GroupState& group, Operation operation, std::uint64_t sequence, const core::Status& cause);
 
-  /// Deadlines, probes, warnings. Returns what it did.
+  /// Handles deadlines, probes, warnings. Returns the number of things done.
   std::size_t tick(core::TimePoint now);
   core::TimePoint next_due(core::TimePoint now) const noexcept;
   bool is_idle() const noexcept { return active_ == 0; }
-  /// Bytes that the collectives under way still wait for, roughly; of many operations the first few. 0 beside sends and
-  /// receives: what they bring may be waited for at once.
+  /// Roughly the bytes that the collectives under way still wait for. Looks at up to 16 operations. 0 if one of these
+  /// operations is a send or a receive: its caller may wait for the data right now.
   std::uint64_t bytes_awaited() const noexcept;
   std::uint64_t operations_finished() const noexcept { return finished_count_; }
   std::uint64_t operations_active() const noexcept { return active_; }
@@ -148,12 +153,12 @@ class Worker final : public server::Listener, core::Pinned {
     ++tuner_trials_;
     if (kept) ++tuner_kept_;
   }
-  /// Since when the oldest operation waits; now if there is none.
+  /// When the oldest unfinished operation was submitted; `now` if there is no such operation.
   core::TimePoint oldest_since(core::TimePoint now) const noexcept;
-  /// An open group as fields of the object that `json` is in: what is pending and for how long, who has not come, how far it
-  /// is, plan, shares, rates. (status.cpp; read by python/hybridps/tools/status.py.)
+  /// Writes an open group as fields of the current object of `json`: pending operations and their age, servers that owe
+  /// results, progress, plan, shares, rates. (status.cpp; python/hybridps/tools/status.py reads the fields.)
   void write_status(observe::Json& json, const GroupState& group, core::TimePoint now) const;
-  /// A trace begins: what was called before is in it.
+  /// A trace begins. Adds the calls of operations that are under way already.
   void trace_under_way();
 
   // server::Listener
@@ -164,48 +169,48 @@ class Worker final : public server::Listener, core::Pinned {
   flow::Outbox& outbox() noexcept { return outbox_; }
   server::Server& server() noexcept { return server_; }
   Host& host() noexcept { return host_; }
-  /// One of its pending parts: the operation ends with settle() where that was the last one.
+  /// One pending part of `run` is done. After the last part, settle() ends the operation.
   void part_done(OperationRun& run);
-  /// Ends it, now: not from inside a call into one of its roles.
+  /// Ends the operation now. Not allowed from inside a call into one of the operation's roles.
   void finish(OperationRun& run, core::Status status, int source_rank = -1);
-  /// All that `run` still waits for is to know that everybody has its results, and these are few enough to be copied.
+  /// `run` only waits to know that all takers have its results, and the results are small enough to be copied.
   bool may_leave(const OperationRun& run) const noexcept;
-  /// These are few, and the group has room for them.
+  /// The results of `run` are small enough to be copied, and the group has room for the copy.
   bool may_retain(const OperationRun& run) const noexcept;
-  /// What it has retained is not needed any more.
+  /// The results that `run` has retained are not needed any more. Frees `run`.
   void drop_retained(OperationRun& run);
   void drop_retained(GroupState& group);
-  /// `run` failed here first: tells the members, then fails it.
+  /// This rank is the first to find that `run` fails. Tells the members, then ends `run` with `cause`.
   void fail(OperationRun& run, core::Status cause);
   void mismatch(const OperationRun& run, const server::RankCall& theirs);
-  /// Fails the group with the verdict, with settle().
+  /// The next settle() fails the group with the verdict.
   void on_group_fault(const GroupState& group, core::Status verdict) {
     events_.push_back({nullptr, group.info.uid, std::move(verdict)});
   }
-  /// What a lost dedicated server held of it cannot be had again.
+  /// Chunks of `run` that a lost dedicated server held cannot be recovered. The next settle() fails the group.
   void on_failover_impossible(const OperationRun& run, int server);
   void settle_owed(OperationRun& run, const std::vector<schedule::Span>& plan);
-  /// Registers and starts a run whose spans are made by `plan`.
+  /// Makes the run's spans from `plan` and starts them.
   void launch(OperationRun& run, const std::vector<schedule::Span>& plan);
   void track(OperationRun& run);
-  /// A collective that had to wait for a plan version.
+  /// Starts a collective that had to wait for a plan version.
   void start_unfrozen(GroupState& group, std::uint64_t sequence);
-  /// A contribution has left: others of the operation may follow, in the next tick().
+  /// A contribution has left. Further contributions of the operation may follow, in the next tick().
   void pace_soon(OperationRun& run);
-  /// Of chunks that this engine fetches from its node as an agent.
+  /// Grants of chunks that this engine, as an agent, fetches from ranks of its node.
   flow::GrantQueue& local_grants() noexcept { return local_grants_; }
   CodecCounts& codec_counts() noexcept { return codec_counts_; }
-  /// For `bytes`, until the next call.
+  /// Memory of at least `bytes`, valid until the next call. The worker owns it.
   std::byte* scratch(std::size_t bytes) {
     if (scratch_.size() < bytes) scratch_.resize(bytes);
     return scratch_.data();
   }
-  /// Whether one more message that nothing here waits for yet may be kept; else the group is about to fail.
+  /// Whether an early message may be kept, when `kept` are kept already. If not, the next settle() fails the group.
   bool can_keep(GroupState& group, std::size_t kept, const wire::Message& message);
   std::string describe(const OperationRun& run) const;
 
  private:
-  /// A call from outside: the outermost one settles.
+  /// A call from outside. The outermost Entry calls settle().
   class Entry : core::Pinned {
    public:
     explicit Entry(Worker& worker) : worker_(worker), inside_(worker.one_thread_) {
@@ -223,17 +228,18 @@ class Worker final : public server::Listener, core::Pinned {
 
   void start(OperationRun& run);
   void write_under_way(observe::Json& json, const GroupState& group, core::TimePoint now) const;
-  /// How it writes slots for other ranks of the node (schedule/stores.h).
+  /// Chooses how the operation writes slots for other ranks of the node (schedule/stores.h).
   void choose_stores(OperationRun& run);
-  /// Of an operation whose memory is coded: kInvalidArgument says what of it cannot be so.
+  /// Checks an operation with Operation::coded. kInvalidArgument says why this operation cannot have coded memory.
   core::Status check_coded(const OperationRun& run) const;
-  /// Ends one that was never taken up.
+  /// Ends an operation that was never tracked.
   void refuse(OperationRun& run, const core::Status& status);
   void pace(OperationRun& run);
   void handle(GroupState& group, const wire::Message& message, flow::Delivery payload);
   void on_chunk(GroupState& group, const wire::Message& message, const wire::ChunkId& chunk, flow::Delivery payload);
-  /// What callbacks have found, in their order: operations that are done end, verdicts fail groups. Every call into the
-  /// Worker ends with it, so that no operation ends inside a callback. Returns what it did.
+  /// Handles the events that callbacks have recorded, in order: ends operations that are done, fails groups that got a
+  /// verdict. Every call into the Worker ends with settle(), so no operation ends inside a callback. Returns the number
+  /// of events.
   std::size_t settle() { return events_.empty() ? 0 : settle_events(); }
   std::size_t settle_events();
   void start_barriers(GroupState& group);
@@ -249,18 +255,18 @@ class Worker final : public server::Listener, core::Pinned {
   bool contradicts_finished(const GroupState& group, std::uint64_t sequence, const server::RankCall& theirs);
   void see_local(OperationRun& run, const wire::ChunkId& chunk);
   static bool has_issued(const GroupState& group, int rank, std::uint64_t sequence);
-  /// Who has not issued the operation. None of whom nobody knows: before a rank had time to answer a probe, it is not to be
-  /// named.
+  /// Ranks that have not issued the operation. A rank is left out until it had time to answer a probe. Empty list: the
+  /// dedicated servers that owe a result instead. A send or receive: the peer.
   std::vector<int> missing_ranks(const OperationRun& run) const;
   std::string last_known(const GroupState& group, int rank) const;
   std::string standing(const OperationRun& run) const;
-  /// The status that the caller gets: who, which operation, how it stood, what to do.
+  /// The status for the caller: adds the rank, the operation, its progress and what to do.
   core::Status in_full(const OperationRun& run, const core::Status& status) const;
   void watch(core::TimePoint now);
   void watch(GroupState& group, core::TimePoint now, std::set<core::GroupUid>& waiting);
   void watch_peers(core::TimePoint now, std::set<core::GroupUid>& waiting);
   void expire(OperationRun& run);
-  /// `servers`: dedicated ones, too.
+  /// `servers`: tells dedicated servers, too.
   void tell_members(GroupState& group, const wire::Body& body, std::string_view text, bool servers);
 
   static constexpr auto kWatchEvery = std::chrono::milliseconds(100);
@@ -272,20 +278,20 @@ class Worker final : public server::Listener, core::Pinned {
   const WorkerOptions options_;
   CodecCounts codec_counts_;
   OperationCounts counts_;
-  core::TimePoint now_{};  // of the last tick()
+  core::TimePoint now_{};  // time of the last tick()
   std::vector<std::byte> scratch_;
   flow::GrantQueue local_grants_;
   std::unordered_map<core::GroupUid, std::unique_ptr<GroupState>> groups_;
   Expiries deadlines_;
   std::set<OperationRun*> tracked_;
-  std::vector<OperationRun*> pacing_;  // those with pace_due
-  struct Settlement {                  // for settle()
-    OperationRun* done = nullptr;
-    core::GroupUid uid;  // of the group that fails, where nothing is done
+  std::vector<OperationRun*> pacing_;  // operations with pace_due set
+  struct Settlement {                  // an event for settle()
+    OperationRun* done = nullptr;      // null: a group fails
+    core::GroupUid uid;                // the group that fails
     core::Status verdict;
   };
   std::deque<Settlement> events_;
-  std::size_t entered_ = 0;  // calls from outside under way, one inside another
+  std::size_t entered_ = 0;  // nested calls from outside that are under way
   core::TimePoint next_watch_;
   core::TimePoint next_peers_watch_;
   std::size_t active_ = 0;

@@ -127,7 +127,7 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
   const auto from = static_cast<int>(message.from.sender_rank);
   if (!topology.is_dedicated(member)) return;
   if (failover.server >= group_.info.engines.size()) {
-    // The server is a newcomer that was lost at once. Its version has not begun here yet, and neither has the operation.
+    // The server is a newcomer that was lost at once. Its version has not begun here, and neither has the operation.
     if (failover.what != What::kLost && failover.what != What::kKnown && !topology.is_dedicated(from) && failover.sequence >= group_.over.floor() &&
         worker_.can_keep(group_, group_.early.size(), message))
       group_.early.add(message, std::move(payload));
@@ -221,7 +221,7 @@ void LostServers::answer_for_one_that_is_over(const wire::Message& message, cons
   worker_.outbox().send(message.from.source, group_.message(answer));
 }
 
-// --- SpanFailover ---------------------------------------------------------------------------------------------------------
+// --- SpanFailover ------------------------------------------------------------------------------------------------
 
 SpanFailover::SpanFailover(SpanRun& run, const SpanView& span, const ResultMemory& memory)
     : run_(run), span_(span), memory_(memory), served_(span.plan.chunks, 0) {

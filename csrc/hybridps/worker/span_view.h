@@ -6,8 +6,7 @@
 //            OwnerSum     on the owner: has the Server make the sum of all nodes, and writes it to the result's memory
 //            Results      sends results on: the owner to agents or the sink, an agent to the ranks of its node
 //            Consumer     writes received results into the output
-//          sums.h has the first three roles, results.h the other two. A chunk goes through these states; one role knows
-//          each state:
+//          sums.h has the first three roles, results.h the other two. A chunk has these states, each known to one role:
 //            held (in the caller's memory) -> collected (NodeSum) -> under way (a Stream) -> summed (Server, OwnerSum)
 //            -> under way (a Stream) -> landed (Consumer)
 //          A role gets chunk events and makes chunk offers; no role waits. Chunk data stays in the caller's tensors

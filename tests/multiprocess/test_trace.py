@@ -180,8 +180,9 @@ def started_and_stopped(rank, world, folder):
     if rank == 0:
         work = dist.all_reduce(tensor, async_op=True)  # under way when the trace begins
         assert command("status", "--trace", folder).stdout.count("tracing") == world
+        (Path(folder) / "begun").touch()
     else:
-        wait_until(lambda: len(list(Path(folder).glob("*.hpstrace"))) == world)
+        wait_until((Path(folder) / "begun").exists)  # a trace's file is there before the trace begins
         work = dist.all_reduce(tensor, async_op=True)
     work.wait()
     dist.barrier()

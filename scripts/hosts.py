@@ -165,9 +165,10 @@ class Hosts:
         if up.delay_ms or up.loss:
             rates = [f"{rate:g}" for rate in up.mbit]
             command = [str(up.relay), f"{up.queue_ms:g}", f"{up.delay_ms:g}", f"{up.loss:g}", "1", *rates]
-            self.relay = self.popen("", command, stdout=subprocess.PIPE, text=True)
+            self.relay = self.popen("", command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             if self.relay.stdout.readline().strip() != "ready":
-                raise Failed("the relay between regions did not start")
+                said = self.relay.communicate(timeout=10)[1].strip()
+                raise Failed(f"the relay between regions did not start: {said or 'it said nothing'}")
             for region in range(len(up.mbit)):
                 self.enter("", *f"ip link set region{region} mtu 1500 master bridge{region} up".split())
             return

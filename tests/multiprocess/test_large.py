@@ -119,5 +119,5 @@ def tried(rank, world, nodes):
 @pytest.mark.parametrize("nodes", ["2", "3", "2+1"])
 def test_tried(nodes):
     results = run_ranks(tried, nodes, args=(nodes,), env={"HYBRIDPS_LOG_LEVEL": "debug"})
-    said = r"slots of (allreduce|all_gather|broadcast|reduce_scatter), \d+ KiB and more: .* GB/s with non-temporal stores, .* GB/s through it: from now on"
+    said = r"slots of (allreduce|all_gather|broadcast|reduce_scatter), \d+ KiB and more: .* GB/s with non-temporal stores, .* GB/s through the cache: from now on"
     assert any(re.search(said, report.output) for report in results.reports)  # a rank that waits for others learns nothing

@@ -192,8 +192,9 @@ core::Status Worker::check_coded(const OperationRun& run) const {
   if (!o.coded) return {};
   const GroupInfo& info = run.group.info;
   const schedule::Topology& topology = info.topology;
-  const compress::Codec* const codec =
-      info.codecs != nullptr && o.coding == wire::Coding::kFull ? info.codecs->of(/*warming_up=*/false, o.dtype) : nullptr;
+  const compress::Codec* const codec = info.codecs != nullptr && o.coding == wire::Coding::kFull
+                                           ? info.codecs->of(/*warming_up=*/false, o.dtype)
+                                           : nullptr;
   const char* why = nullptr;
   if (codec == nullptr || !codec->can_be_cut())
     why = "its codec's bytes cannot be cut";
@@ -250,7 +251,8 @@ void Worker::choose_stores(OperationRun& run) {
   // size. So operations with different sizes per rank are left out (all_to_all). A trial compares durations. So kinds
   // that end much earlier on some ranks are left out (reduce, gather, scatter), as are operations of which the engine
   // does only a part (other scopes), compressed operations, and outer steps.
-  const bool may_try = o.scope == schedule::Scope::kRanks && o.coding == wire::Coding::kPlain && !core::is_outer(o.op) &&
+  const bool may_try = o.scope == schedule::Scope::kRanks && o.coding == wire::Coding::kPlain &&
+                       !core::is_outer(o.op) &&
                        (o.kind == schedule::Kind::kAllReduce || o.kind == schedule::Kind::kReduceScatter ||
                         o.kind == schedule::Kind::kAllGather || o.kind == schedule::Kind::kBroadcast);
   if (may_try)
@@ -473,9 +475,10 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
       const bool waited = run.last_heard >= 0 && 2 * (run.last_heard_at - run.stores_began_at) > took;
       const bool counts = status.is_ok() && group.newest_start == run.sequence && !waited;
       if (const auto outcome = group.stores.end(run.stores, counts ? core::to_seconds(took) : 0.0))
-        core::log_debug("group \"", group.info.name, "\": slots of ", schedule::name_of(run.operation.kind), ", ", outcome->bytes >> 10,
-                        " KiB and more: ", 1e-9 / outcome->past, " GB/s with non-temporal stores, ", 1e-9 / outcome->through, " GB/s through it: from now on ",
-                        outcome->past_cache ? "past" : "through");
+        core::log_debug("group \"", group.info.name, "\": slots of ", schedule::name_of(run.operation.kind), ", ",
+                        outcome->bytes >> 10, " KiB and more: ", 1e-9 / outcome->past,
+                        " GB/s with non-temporal stores, ", 1e-9 / outcome->through,
+                        " GB/s through the cache: from now on ", outcome->past_cache ? "past" : "through");
     }
     group.last_finished_at = now_;
     if (group.signatures_over.empty())

@@ -248,8 +248,8 @@ TEST_CASE("transport/tcp: the end of one of two connections does not cut off wha
 }
 
 /// A place that listens, without a transport behind it.
-struct AdmissionServer {
-  AdmissionServer() {
+struct Listening {
+  Listening() {
     const core::ForkLock lock;
     listener = core::Descriptor(lock, ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     there.id = make_tcp_id();
@@ -308,33 +308,33 @@ TEST_CASE(
     "greeting",
     "[transport][fast]") {
   auto pair = make_tcp_pair();
-  AdmissionServer admission;
-  const auto endpoint = pair->a.transport->connect(pair->b.id, encode(admission.there));
+  Listening peer;
+  const auto endpoint = pair->a.transport->connect(pair->b.id, encode(peer.there));
   REQUIRE(endpoint.is_ok());
   contract::Side::Done done;
   REQUIRE(endpoint.value()->send(numbered(1), {}, 0, pair->a.record(done)).is_ok());
   for (int i = 0; i < 4; ++i) {
-    REQUIRE(pair->run_until([&] { return admission.take(); }));
+    REQUIRE(pair->run_until([&] { return peer.take(); }));
     if (i % 2 == 1) {
-      REQUIRE(pair->run_until([&] { return admission.hear() == kGreetingBytes; }));
+      REQUIRE(pair->run_until([&] { return peer.hear() == kGreetingBytes; }));
     }
     if (i == 2) {
-      admission.guest.reset();  // an end, and no reset
+      peer.guest.reset();  // an end, and no reset
     } else {
-      admission.reset_guest();
+      peer.reset_guest();
     }
   }
-  REQUIRE(pair->run_until([&] { return admission.take(); }));
-  REQUIRE(pair->run_until([&] { return admission.hear() == kGreetingBytes; }));
+  REQUIRE(pair->run_until([&] { return peer.take(); }));
+  REQUIRE(pair->run_until([&] { return peer.hear() == kGreetingBytes; }));
   pair->settle();
   CHECK(done.count == 0);
-  admission.answer(TcpAnswer::kWelcome);
-  CHECK(pair->run_until([&] { return admission.hear() == kGreetingBytes + kFrameBytes + sizeof(std::uint64_t); }));
+  peer.answer(TcpAnswer::kWelcome);
+  CHECK(pair->run_until([&] { return peer.hear() == kGreetingBytes + kFrameBytes + sizeof(std::uint64_t); }));
   CHECK(pair->run_until([&] { return done.count == 1; }));
   CHECK(done.last.is_ok());
   CHECK(pair->a.receiver.failures.empty());
   // After an answer its end is the end.
-  admission.reset_guest();
+  peer.reset_guest();
   CHECK(pair->run_until([&] { return pair->a.receiver.failures.size() == 1; }));
 }
 
@@ -357,15 +357,15 @@ TEST_CASE("transport/tcp: a peer whose connections are lost before an answer eac
     what = "has given up this process";
   }
   auto pair = make_tcp_pair(options);
-  AdmissionServer admission;
-  REQUIRE(pair->a.transport->connect(pair->b.id, encode(admission.there)).is_ok());
+  Listening peer;
+  REQUIRE(pair->a.transport->connect(pair->b.id, encode(peer.there)).is_ok());
   CHECK(pair->run_until([&] {
-    if (admission.listener && admission.take()) {
+    if (peer.listener && peer.take()) {
       if (answers) {
-        admission.answer(answer);
+        peer.answer(answer);
       } else {
-        if (what == kEndedWithoutClosing) admission.listener.reset();
-        admission.reset_guest();
+        if (what == kEndedWithoutClosing) peer.listener.reset();
+        peer.reset_guest();
       }
     }
     return pair->a.receiver.failures.size() == 1;
@@ -377,21 +377,21 @@ TEST_CASE("transport/tcp: a peer whose connections are lost before an answer eac
 
 TEST_CASE("transport/tcp: who is told to come again does so, and has not failed meanwhile", "[transport][fast]") {
   auto pair = make_tcp_pair();
-  AdmissionServer admission;
-  const auto endpoint = pair->a.transport->connect(pair->b.id, encode(admission.there));
+  Listening peer;
+  const auto endpoint = pair->a.transport->connect(pair->b.id, encode(peer.there));
   REQUIRE(endpoint.is_ok());
-  CHECK(pair->a.transport->way(pair->b.id, encode(admission.there)) == Way::kStands);
+  CHECK(pair->a.transport->way(pair->b.id, encode(peer.there)) == Way::kStands);
   REQUIRE(endpoint.value()->send(numbered(1), {}, 0, {}).is_ok());
   for (int i = 0; i < 2; ++i) {
-    REQUIRE(pair->run_until([&] { return admission.take(); }));
-    admission.answer(TcpAnswer::kBusy);
+    REQUIRE(pair->run_until([&] { return peer.take(); }));
+    peer.answer(TcpAnswer::kBusy);
     CHECK(pair->run_until([&] { return tcp(pair->a).counters().redials == static_cast<std::uint64_t>(i) + 1; }));
-    CHECK(pair->a.transport->way(pair->b.id, encode(admission.there)) == Way::kLacks);
+    CHECK(pair->a.transport->way(pair->b.id, encode(peer.there)) == Way::kLacks);
   }
-  REQUIRE(pair->run_until([&] { return admission.take(); }));
-  admission.answer(TcpAnswer::kWelcome);
-  CHECK(pair->run_until([&] { return admission.hear() > kGreetingBytes; }));
-  CHECK(pair->a.transport->way(pair->b.id, encode(admission.there)) == Way::kStands);
+  REQUIRE(pair->run_until([&] { return peer.take(); }));
+  peer.answer(TcpAnswer::kWelcome);
+  CHECK(pair->run_until([&] { return peer.hear() > kGreetingBytes; }));
+  CHECK(pair->a.transport->way(pair->b.id, encode(peer.there)) == Way::kStands);
   CHECK(pair->a.receiver.failures.empty());
 }
 

@@ -5,13 +5,13 @@
 //                                                                                  default: 64 10 5 0 1 2 auto auto/2
 //
 // In every round each number of threads has its turn, with two new processes, as many sockets as threads unless it says
-// otherwise, and asynchronous operations one after the other. Per number: medians over the rounds of the wall time of an
-// operation and of the CPU time that each thread of rank 0 used for it, user + system. Where cores are free, the thread that
-// uses most decides; where they are not, the sum does.
-// --share: free cores for everyone, on a machine with few: each thread gets so much of a core in every millisecond and no more
-// (SCHED_DEADLINE; root), as though it had a core to itself that is as much slower. Together those of both processes must fit
-// the machine: on two cores 45 for `0 1 auto`, 30 for `0 2`. What hands over by itself goes by the thread's time on a real core:
-// it does not at 30.
+// otherwise, and asynchronous operations one after the other. Per number: medians over the rounds of the wall time of
+// an operation and of the CPU time that each thread of rank 0 used for it, user + system. Where cores are free, the
+// thread that uses most decides; where they are not, the sum does.
+// --share: free cores for everyone, on a machine with few: each thread gets so much of a core in every millisecond and
+// no more (SCHED_DEADLINE; root), as though it had a core to itself that is as much slower. Together those of both
+// processes must fit the machine: on two cores 45 for `0 1 auto`, 30 for `0 2`. What hands over by itself goes by the
+// thread's time on a real core: it does not at 30.
 #include <sched.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -134,7 +134,8 @@ struct Way {
 Way way_of(const std::string& text) {
   const std::size_t slash = text.find('/');
   Way way{text.substr(0, slash), slash == std::string::npos ? "" : text.substr(slash + 1)};
-  if (way.sockets.empty()) way.sockets = way.threads == "auto" ? "1" : std::to_string(std::max(std::atoi(way.threads.c_str()), 1));
+  if (way.sockets.empty())
+    way.sockets = way.threads == "auto" ? "1" : std::to_string(std::max(std::atoi(way.threads.c_str()), 1));
   return way;
 }
 
@@ -160,7 +161,8 @@ void allreduce(engine::Group& group, std::vector<float>& data) {
   if (!status.is_ok()) throw std::runtime_error(status.to_string());
 }
 
-void rank_main(int rank, const Way& way, int share, std::size_t bytes, int operations, const std::string& folder, int answer) {
+void rank_main(int rank, const Way& way, int share, std::size_t bytes, int operations, const std::string& folder,
+               int answer) {
   setenv("HYBRIDPS_INTERFACE", "lo", 1);
   setenv("HYBRIDPS_NODE", rank == 0 ? "a" : "b", 1);
   setenv("LOCAL_WORLD_SIZE", "1", 1);
@@ -260,7 +262,9 @@ int main(int argc, char** argv) {
     given.erase(given.begin(), given.begin() + 2);
     if (share < 1) share = 101;  // refused below
   }
-  const auto argument = [&](std::size_t i, int otherwise) { return given.size() > i ? std::atoi(given[i].c_str()) : otherwise; };
+  const auto argument = [&](std::size_t i, int otherwise) {
+    return given.size() > i ? std::atoi(given[i].c_str()) : otherwise;
+  };
   const int mib = argument(0, 64);
   const int operations = argument(1, 10);
   const int rounds = argument(2, 5);

@@ -2,12 +2,14 @@
 //
 //   relay QUEUE_MS DELAY_MS LOSS SEED MBIT...      one rate for each region; both ways
 //
-// Model    Region i has a TAP device region<i>. A frame waits for its region's uplink, then for the uplink of the other region, then
-//          DELAY_MS. A queue that would hold a frame for more than QUEUE_MS drops the frame. LOSS is the part of frames that vanish
-//          between two regions, drawn at random. MAC addresses are learned as a switch learns them.
-//          Nothing is coalesced: the kernel cuts large packets before a TAP device gets them.
-// Output   "ready" when the devices exist. On SIGTERM one line of JSON: frames and bytes that left each region, drops, losses.
-// Source   the model of Mahimahi's link shell (Netravali et al., USENIX ATC 2015): one queue, one rate, one delay each way.
+// Model    Region i has a TAP device region<i>. A frame waits for its region's uplink, then for the uplink of the other
+// region, then
+//          DELAY_MS. A queue that would hold a frame for more than QUEUE_MS drops the frame. LOSS is the part of frames
+//          that vanish between two regions, drawn at random. MAC addresses are learned as a switch learns them. Nothing
+//          is coalesced: the kernel cuts large packets before a TAP device gets them.
+// Output   "ready" when the devices exist. On SIGTERM one line of JSON: frames and bytes that left each region, drops,
+// losses. Source   the model of Mahimahi's link shell (Netravali et al., USENIX ATC 2015): one queue, one rate, one
+// delay each way.
 
 #include <fcntl.h>
 #include <linux/if.h>
@@ -38,9 +40,7 @@ constexpr std::size_t kFrameMax = 2048;
 
 volatile std::sig_atomic_t stopped = 0;
 
-Seconds now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+Seconds now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 struct Frame {
   std::array<std::uint8_t, kFrameMax> bytes;
@@ -132,7 +132,8 @@ int main(int argc, char** argv) {
     timespec wait{1, 0};
     if (!events.empty()) {
       const Seconds left = std::clamp(events.top().at - now(), 0.0, 1.0);
-      wait = {static_cast<time_t>(left), static_cast<long>((left - static_cast<double>(static_cast<time_t>(left))) * 1e9)};
+      wait = {static_cast<time_t>(left),
+              static_cast<long>((left - static_cast<double>(static_cast<time_t>(left))) * 1e9)};
     }
     (void)ppoll(polled.data(), polled.size(), &wait, nullptr);
     for (int from = 0; from < static_cast<int>(regions.size()); ++from) {

@@ -1,5 +1,5 @@
-// A conversation at the admission server of a dedicated server. The visitor sends the fuzzer's bytes in the fuzzer's pieces; the
-// first byte says how far he plays by the rules: whether he has the token, and seals what he asks for.
+// A conversation at the admission server of a dedicated server. The visitor sends the fuzzer's bytes in the fuzzer's
+// pieces; the first byte says how far he plays by the rules: whether he has the token, and seals what he asks for.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

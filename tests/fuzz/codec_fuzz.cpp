@@ -1,4 +1,5 @@
-// Chunks of compressed sums as a peer may send them, and what a group asks for as people write it. Whatever fits must expand.
+// Chunks of compressed sums as a peer may send them, and what a group asks for as people write it. Whatever fits must
+// expand.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -17,8 +18,16 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       std::abort();
   }
 
-  static const char* const kSpecs[] = {"bf16",    "fp16",    "int8",      "int4",                 "onebit",
-                                       "topk:k=0.02", "randomk:k=0.05", "dithering", "dithering:levels=127", "dithering:kind=natural"};
+  static const char* const kSpecs[] = {"bf16",
+                                       "fp16",
+                                       "int8",
+                                       "int4",
+                                       "onebit",
+                                       "topk:k=0.02",
+                                       "randomk:k=0.05",
+                                       "dithering",
+                                       "dithering:levels=127",
+                                       "dithering:kind=natural"};
   static const core::DType kTypes[] = {core::DType::kFloat32, core::DType::kBfloat16, core::DType::kFloat16};
   if (size < 4) return 0;
   const auto spec = compress::parse_spec(kSpecs[data[0] % std::size(kSpecs)]);

@@ -18,8 +18,8 @@ namespace {
 
 using core::Status;
 using device::DeviceEvent;
-using device::FakeDevice;
 using device::DeviceStream;
+using device::FakeDevice;
 
 constexpr std::uint64_t kSmallestBlock = 512;
 constexpr std::uint64_t kChunk = std::uint64_t{2} << 20;
@@ -33,7 +33,8 @@ long number_from(const char* name, long otherwise) {
 
 }  // namespace
 
-// Order -----------------------------------------------------------------------------------------------------------------
+// Order
+// -----------------------------------------------------------------------------------------------------------------
 
 int Order::add_stream() {
   const std::lock_guard lock(mutex_);
@@ -64,9 +65,10 @@ void Order::check(int stream, const char* what, const Access& access, const Use&
   if (from < before.size() && before[from] >= earlier.number) return;
   if (reports_.size() >= kReportsMax) return;
   char text[256];
-  std::snprintf(text, sizeof text, "%s on stream %d %s %llu bytes at %p that %s on stream %d (its task %u) %s: no order between them",
-                what, stream, access.writes ? "writes" : "reads", static_cast<unsigned long long>(access.bytes), access.at,
-                earlier.what, earlier.stream, earlier.number, earlier_does);
+  std::snprintf(text, sizeof text,
+                "%s on stream %d %s %llu bytes at %p that %s on stream %d (its task %u) %s: no order between them",
+                what, stream, access.writes ? "writes" : "reads", static_cast<unsigned long long>(access.bytes),
+                access.at, earlier.what, earlier.stream, earlier.number, earlier_does);
   reports_.emplace_back(text);
 }
 
@@ -145,13 +147,15 @@ void Order::report(std::string text) {
   if (reports_.size() < kReportsMax) reports_.push_back(std::move(text));
 }
 
-// SimulatedDevice -------------------------------------------------------------------------------------------------------
+// SimulatedDevice
+// -------------------------------------------------------------------------------------------------------
 
 Settings Settings::from_environment() {
   Settings settings;
   settings.devices = static_cast<int>(number_from("SIMULATED_DEVICES", 2));
   settings.fake.seed = static_cast<std::uint64_t>(number_from("SIMULATED_SEED", 1));
-  if (const char* const rank = std::getenv("RANK")) settings.fake.seed = settings.fake.seed * 1000 + std::strtoul(rank, nullptr, 10);
+  if (const char* const rank = std::getenv("RANK"))
+    settings.fake.seed = settings.fake.seed * 1000 + std::strtoul(rank, nullptr, 10);
   settings.fake.hardware_queues = static_cast<int>(number_from("SIMULATED_QUEUES", 8));
   settings.fake.pause_us_max = static_cast<int>(number_from("SIMULATED_PAUSE_US", 50));
   settings.fake.launch_blocking = number_from("SIMULATED_LAUNCH_BLOCKING", 0) != 0;
@@ -281,16 +285,19 @@ core::Status SimulatedDevice::prepare_int8() {
   return fake_.prepare_int8();
 }
 
-core::Status SimulatedDevice::encode_int8(DeviceStream stream, std::byte* to, const float* from,
-                                          std::uint64_t elements, float factor) {
+core::Status SimulatedDevice::encode_int8(DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements,
+                                          float factor) {
   look();
-  order_.put(number_of(stream), "encoding", {{from, elements * sizeof(float), false}, {to, device::int8::bytes_of(elements), true}});
+  order_.put(number_of(stream), "encoding",
+             {{from, elements * sizeof(float), false}, {to, device::int8::bytes_of(elements), true}});
   return fake_.encode_int8(stream, to, from, elements, factor);
 }
 
-core::Status SimulatedDevice::decode_int8(DeviceStream stream, float* to, const std::byte* from, std::uint64_t elements) {
+core::Status SimulatedDevice::decode_int8(DeviceStream stream, float* to, const std::byte* from,
+                                          std::uint64_t elements) {
   look();
-  order_.put(number_of(stream), "decoding", {{from, device::int8::bytes_of(elements), false}, {to, elements * sizeof(float), true}});
+  order_.put(number_of(stream), "decoding",
+             {{from, device::int8::bytes_of(elements), false}, {to, elements * sizeof(float), true}});
   return fake_.decode_int8(stream, to, from, elements);
 }
 
@@ -344,7 +351,8 @@ void SimulatedDevice::free_device(std::byte* memory) noexcept {
   fake_.free_device(memory);
 }
 
-// torch's side ----------------------------------------------------------------------------------------------------------
+// torch's side
+// ----------------------------------------------------------------------------------------------------------
 
 void SimulatedDevice::launch(int stream, const char* what, const std::vector<Access>& accesses,
                              std::function<void()> kernel) {
@@ -455,10 +463,11 @@ Block* SimulatedDevice::allocate(std::uint64_t bytes, int stream) {
 }
 
 void SimulatedDevice::give_back(Block* block) {
-  if (poison_freed_) launch(block->stream, "freeing a tensor", {{block->data, block->bytes, true}},
-         [view = FakeDevice::host_view(block->data), n = block->bytes] {
-           std::memset(const_cast<std::byte*>(view), kPoison, n);
-         });
+  if (poison_freed_)
+    launch(block->stream, "freeing a tensor", {{block->data, block->bytes, true}},
+           [view = FakeDevice::host_view(block->data), n = block->bytes] {
+             std::memset(const_cast<std::byte*>(view), kPoison, n);
+           });
   const std::lock_guard lock(memory_mutex_);
   in_use_ -= block->bytes;
   free_[{block->stream, block->bytes}].push_back(block->data);
@@ -521,7 +530,8 @@ std::uint64_t SimulatedDevice::bytes_in_use() const {
   return in_use_;
 }
 
-// All of a process --------------------------------------------------------------------------------------------------------
+// All of a process
+// --------------------------------------------------------------------------------------------------------
 
 namespace {
 std::atomic<bool> made{false};

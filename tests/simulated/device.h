@@ -1,16 +1,16 @@
 // tests/simulated/device.h: an accelerator that torch and hybridps use together. Free of torch.
 //
 // Model    A FakeDevice (hardware queues are threads, seeded pauses, the driver's lock, memory that the host cannot
-//          touch) with a book beside it, Order, that says of every access whether what it needs comes before it. The book
-//          is kept when work is put on a stream, so a wait that is missing is found whatever the threads' timing: not by
-//          a wrong value, which needs luck.
-//          Order's rules: work of one stream is in order; a stream that waits for an event has what came before its
-//          recording; the host has what it waited for, and what came before a flag once that was written; what is put on
-//          a stream has what the host had then. A stream that waits for a flag has nothing by it: CUDA gives no order of
-//          the memory of a device there that an event would not give, and hybridps has both.
-//          Freed memory is written to (poison) on the stream that it belongs to: whoever still uses it is found. That is
-//          stricter than CUDA, where the next owner's first write is what counts: FSDP2 frees gradients of its
-//          reduce-scatter stream while the optimizer reads them, and lets that stream wait before it uses them again.
+//          touch) with a book beside it, Order, that says of every access whether what it needs comes before it. The
+//          book is kept when work is put on a stream, so a wait that is missing is found whatever the threads' timing:
+//          not by a wrong value, which needs luck. Order's rules: work of one stream is in order; a stream that waits
+//          for an event has what came before its recording; the host has what it waited for, and what came before a
+//          flag once that was written; what is put on a stream has what the host had then. A stream that waits for a
+//          flag has nothing by it: CUDA gives no order of the memory of a device there that an event would not give,
+//          and hybridps has both. Freed memory is written to (poison) on the stream that it belongs to: whoever still
+//          uses it is found. That is stricter than CUDA, where the next owner's first write is what counts: FSDP2 frees
+//          gradients of its reduce-scatter stream while the optimizer reads them, and lets that stream wait before it
+//          uses them again.
 // Threads  any.
 #pragma once
 
@@ -81,7 +81,7 @@ struct Settings {
   device::FakeOptions fake;
   bool poison_freed = true;
   bool library = false;  // the ranks of a node have one for their devices (library.h)
-  std::string drop;  // a call site of events or flags that does nothing: "wait 0x1a2b"
+  std::string drop;      // a call site of events or flags that does nothing: "wait 0x1a2b"
   static Settings from_environment();
 };
 
@@ -118,7 +118,8 @@ class SimulatedDevice final : public device::Device {
   core::Status prepare_int8() override;
   core::Status encode_int8(device::DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements,
                            float factor) override;
-  core::Status decode_int8(device::DeviceStream stream, float* to, const std::byte* from, std::uint64_t elements) override;
+  core::Status decode_int8(device::DeviceStream stream, float* to, const std::byte* from,
+                           std::uint64_t elements) override;
   core::Status write_flag(device::DeviceStream stream, device::Flag flag, std::uint32_t value) override;
   core::Status wait_flag(device::DeviceStream stream, device::Flag flag, std::uint32_t value) override;
   core::Result<bool> is_capturing(device::DeviceStream stream) override;

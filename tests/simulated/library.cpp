@@ -22,10 +22,10 @@ namespace {
 using core::Code;
 using core::Status;
 using intranode::Leg;
-using intranode::Transfer;
 using intranode::Part;
 using intranode::Patience;
 using intranode::Reduction;
+using intranode::Transfer;
 
 constexpr std::size_t kRanksMax = 16;
 constexpr std::uint64_t kAreaBytes = std::uint64_t{256} << 20;  // address space; pages come when they are used
@@ -93,7 +93,7 @@ class Meeting : core::Pinned {
 
   /// The kernel. "": done, or ended.
   std::string meet(std::uint64_t number, std::size_t me, const Work& work, const std::atomic<bool>& ended) {
-    const auto all = [&](const std::atomic<std::uint64_t> Rank::*count, std::uint64_t at_least) {
+    const auto all = [&](const std::atomic<std::uint64_t> Rank::* count, std::uint64_t at_least) {
       for (std::size_t r = 0; r < static_cast<std::size_t>(size_);) {
         if ((head_->ranks[r].*count).load(std::memory_order_acquire) >= at_least) {
           ++r;
@@ -121,7 +121,8 @@ class Meeting : core::Pinned {
     for (std::size_t peer = 0; peer < static_cast<std::size_t>(size_); ++peer) {
       mine.sent_from[peer] = used;
       for (const Transfer& message : work.messages)
-        if (message.from != nullptr && message.peer == static_cast<int>(peer)) fits = fits && give(message.from, message.bytes);
+        if (message.from != nullptr && message.peer == static_cast<int>(peer))
+          fits = fits && give(message.from, message.bytes);
       mine.sent_until[peer] = used;
     }
     if (!fits) return "more than the simulated library has room for";
@@ -153,8 +154,8 @@ class Meeting : core::Pinned {
   std::byte* area(std::size_t rank) { return reinterpret_cast<std::byte*>(head_ + 1) + rank * kAreaBytes; }
 
   std::string take(std::size_t me, const Work& work) {
-    std::uint64_t at = 0;                                          // of what every rank gives
-    std::array<std::uint64_t, kRanksMax> spread_at{};              // of what one does
+    std::uint64_t at = 0;                              // of what every rank gives
+    std::array<std::uint64_t, kRanksMax> spread_at{};  // of what one does
     for (const Part& part : work.parts) {
       const auto holder = static_cast<std::size_t>(part.rank);
       if (work.sums()) {
@@ -195,7 +196,8 @@ class Meeting : core::Pinned {
 
 class Group final : public intranode::LocalGroup {
  public:
-  Group(std::shared_ptr<SimulatedDevice> device, int rank, int size) : device_(std::move(device)), rank_(rank), size_(size) {}
+  Group(std::shared_ptr<SimulatedDevice> device, int rank, int size)
+      : device_(std::move(device)), rank_(rank), size_(size) {}
 
   std::array<std::shared_ptr<Meeting>, intranode::kLegs> meetings;
 
@@ -203,7 +205,8 @@ class Group final : public intranode::LocalGroup {
   int size() const noexcept override { return size_; }
   Status all_reduce(Leg leg, device::DeviceStream stream, std::span<const Part> parts, const Reduction& reduction,
                     const Patience&) override {
-    return put(leg, stream, "all-reduce within the node", {Call::kAllReduce, {parts.begin(), parts.end()}, reduction, {}});
+    return put(leg, stream, "all-reduce within the node",
+               {Call::kAllReduce, {parts.begin(), parts.end()}, reduction, {}});
   }
   Status reduce(Leg leg, device::DeviceStream stream, std::span<const Part> parts, const Reduction& reduction,
                 const Patience&) override {
@@ -215,7 +218,9 @@ class Group final : public intranode::LocalGroup {
   Status exchange(Leg leg, device::DeviceStream stream, std::span<const Transfer> messages, const Patience&) override {
     return put(leg, stream, "exchange within the node", {Call::kExchange, {}, {}, {messages.begin(), messages.end()}});
   }
-  Status poll() override { return ended_->load() ? Status(Code::kAborted, "the simulated library was aborted") : Status(); }
+  Status poll() override {
+    return ended_->load() ? Status(Code::kAborted, "the simulated library was aborted") : Status();
+  }
   void abort() noexcept override { ended_->store(true); }
   bool is_stopped() const noexcept override { return ended_->load(); }
 
@@ -238,8 +243,8 @@ class Group final : public intranode::LocalGroup {
       accesses.push_back(message.from != nullptr ? Access{message.from, message.bytes, false}
                                                  : Access{message.to, message.bytes, true});
     device_->launch(device_->number_of(stream), what, accesses,
-                    [meeting, number = ++numbers_[at], me = static_cast<std::size_t>(rank_), ended = ended_, device = device_.get(),
-                     work = std::move(work)] {
+                    [meeting, number = ++numbers_[at], me = static_cast<std::size_t>(rank_), ended = ended_,
+                     device = device_.get(), work = std::move(work)] {
                       if (const std::string wrong = meeting->meet(number, me, work, *ended); !wrong.empty())
                         device->order().report(wrong);
                     });
@@ -276,11 +281,12 @@ class Library final : public intranode::LocalGroups {
     static std::atomic<int> ids{0};
     return "/hybridps-simulated-" + std::to_string(getpid()) + "-" + std::to_string(++ids);
   }
-  core::Result<std::shared_ptr<intranode::LocalGroup>> connect(std::shared_ptr<device::Device> device, int rank, int size,
-                                                               const std::vector<std::string>& ids,
+  core::Result<std::shared_ptr<intranode::LocalGroup>> connect(std::shared_ptr<device::Device> device, int rank,
+                                                               int size, const std::vector<std::string>& ids,
                                                                const Patience& patience) override {
     auto simulated = std::dynamic_pointer_cast<SimulatedDevice>(device);
-    if (!simulated || size > static_cast<int>(kRanksMax)) return Status(Code::kInvalidArgument, "not simulated devices");
+    if (!simulated || size > static_cast<int>(kRanksMax))
+      return Status(Code::kInvalidArgument, "not simulated devices");
     auto group = std::make_shared<Group>(std::move(simulated), rank, size);
     const std::size_t first = ids.size() == 1 ? 1 : 0;
     for (std::size_t i = 0; i < ids.size(); ++i) {

@@ -1,8 +1,8 @@
-// tests/simulated/module.cpp: the simulated device as torch's PrivateUse1, and as an Accelerator of hybridps. The only file
-// of it that includes torch.
+// tests/simulated/module.cpp: the simulated device as torch's PrivateUse1, and as an Accelerator of hybridps. The only
+// file of it that includes torch.
 //
-// Every operator that has no kernel here is carried out by its CPU kernel, later, on the stream's thread: shapes come from
-// its meta kernel, in the call. What has none (nonzero), and what draws random numbers, waits for the stream.
+// Every operator that has no kernel here is carried out by its CPU kernel, later, on the stream's thread: shapes come
+// from its meta kernel, in the call. What has none (nonzero), and what draws random numbers, waits for the stream.
 #include <chrono>
 #include <exception>
 #include <future>
@@ -45,7 +45,8 @@ namespace {
 using device::FakeDevice;
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 
-// Streams and devices of a thread -----------------------------------------------------------------------------------------
+// Streams and devices of a thread
+// -----------------------------------------------------------------------------------------
 
 thread_local c10::DeviceIndex current_device = 0;
 thread_local std::vector<c10::StreamId> current_streams;
@@ -231,7 +232,9 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(settings().devices); }
   c10::DeviceIndex getCurrentDevice() const override { return current_device; }
   void setCurrentDevice(c10::DeviceIndex index) const override { current_device = index; }
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override { return std::exchange(current_device, index); }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
+    return std::exchange(current_device, index);
+  }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override { return exchangeDevice(index); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
   bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
@@ -265,8 +268,8 @@ at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::op
 
 const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size, std::optional<at::MemoryFormat>) {
   self.unsafeGetTensorImpl()->set_sizes_contiguous(size);
-  const std::size_t bytes = at::detail::computeStorageNbytesContiguous(
-      size, self.element_size(), static_cast<std::size_t>(self.storage_offset()));
+  const std::size_t bytes = at::detail::computeStorageNbytesContiguous(size, self.element_size(),
+                                                                       static_cast<std::size_t>(self.storage_offset()));
   if (self.storage().nbytes() < bytes) resize_storage(self.storage(), bytes);
   return self;
 }
@@ -380,7 +383,8 @@ void by_the_cpu_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
     const c10::AliasInfo* const alias = schema.arguments()[i].alias_info();
     const bool writes = alias != nullptr && alias->isWrite();
     if (value.isDevice()) {
-      if (value.toDevice().type() == kType) index = value.toDevice().has_index() ? value.toDevice().index() : current_device;
+      if (value.toDevice().type() == kType)
+        index = value.toDevice().has_index() ? value.toDevice().index() : current_device;
       on_cpu.emplace_back(c10::Device(at::kCPU));
       on_meta.emplace_back(c10::Device(at::kMeta));
       continue;
@@ -447,7 +451,8 @@ void by_the_cpu_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
       TORCH_CHECK(has_meta && like.isTensor(), "the simulated device cannot return ", op.operator_name());
       const at::Tensor& base = (*stack)[first + source].toTensor();
       const at::Tensor& view = like.toTensor();
-      at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(base.storage()), base.key_set(), view.dtype());
+      at::Tensor made =
+          at::detail::make_tensor<c10::TensorImpl>(c10::Storage(base.storage()), base.key_set(), view.dtype());
       made.unsafeGetTensorImpl()->set_storage_offset(base.storage_offset() + view.storage_offset());
       made.unsafeGetTensorImpl()->set_sizes_and_strides(view.sizes(), view.strides());
       returned.push_back(made);
@@ -510,7 +515,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", &set_storage);
 }
 
-// For hybridps ----------------------------------------------------------------------------------------------------------
+// For hybridps
+// ----------------------------------------------------------------------------------------------------------
 
 class SimulatedAccelerator final : public pg::Accelerator {
  public:

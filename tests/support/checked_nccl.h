@@ -1,14 +1,15 @@
 // tests/support/checked_nccl.h: an NCCL that does its work on FakeDevices and checks what NCCL demands of its callers.
 //
-// Demanded (user guide, 2.30)  no call of a communicator while one is in progress, nor after it was aborted, revoked, finalized or
-//          destroyed; groups that are ended; the same calls in the same order on all ranks of a communicator; one stream
-//          of a communicator; its device current; operations that a launch names alive until it is done; nothing on a
-//          stream when it is destroyed. What is not kept is in violations().
+// Demanded (user guide, 2.30)  no call of a communicator while one is in progress, nor after it was aborted, revoked,
+// finalized or
+//          destroyed; groups that are ended; the same calls in the same order on all ranks of a communicator; one
+//          stream of a communicator; its device current; operations that a launch names alive until it is done; nothing
+//          on a stream when it is destroyed. What is not kept is in violations().
 // Model    Ranks are threads, each with a FakeDevice. Communicators do not block: what a group holds reaches the stream
 //          later, from another thread, and the first launch of a communicator only when all ranks have come. A kernel
-//          waits on the stream for those of the other ranks. ncclCommAbort() ends them, waits, and frees. While it waits it
-//          holds as many multiprocessors of its device as its communicator may have blocks (32 unless told); one that finds
-//          too few free begins later.
+//          waits on the stream for those of the other ranks. ncclCommAbort() ends them, waits, and frees. While it
+//          waits it holds as many multiprocessors of its device as its communicator may have blocks (32 unless told);
+//          one that finds too few free begins later.
 // Faults   by the number of the call, counted over all: fail, hang (never done); a rank whose kernels never come; an
 //          asynchronous error.
 #pragma once
@@ -132,8 +133,10 @@ class CheckedNccl {
     comm.stream = stream;
     if (op.op > ncclAvg) {
       const auto made = comm.premuls.find(op.op);
-      if (made == comm.premuls.end()) violated(std::string(what) + " with an operation that is gone");
-      else op.factor = made->second, op.is_premul = true;
+      if (made == comm.premuls.end())
+        violated(std::string(what) + " with an operation that is gone");
+      else
+        op.factor = made->second, op.is_premul = true;
     }
     if (auto fault = call()) return *fault;
     pending.push_back({&comm, stream, op});
@@ -252,9 +255,12 @@ inline void CheckedNccl::carry_out(World& world, Round& round) {
   std::vector<std::vector<Op*>> collectives(n);
   for (auto& [rank, ops] : round.ops)
     for (Op& op : ops) {
-      if (op.kind == Kind::kSend) sent[{rank, op.root}].push_back(&op);
-      else if (op.kind == Kind::kRecv) received[{op.root, rank}].push_back(&op);
-      else collectives[static_cast<std::size_t>(rank)].push_back(&op);
+      if (op.kind == Kind::kSend)
+        sent[{rank, op.root}].push_back(&op);
+      else if (op.kind == Kind::kRecv)
+        received[{op.root, rank}].push_back(&op);
+      else
+        collectives[static_cast<std::size_t>(rank)].push_back(&op);
     }
   for (auto& [pair, ops] : sent) {
     auto& others = received[pair];
@@ -399,7 +405,9 @@ inline intranode::NcclApi CheckedNccl::api(bool revokes) {
     return ncclInProgress;
   };
   a.all_reduce = [](const void* f, void* t, std::size_t n, ncclDataType_t type, ncclRedOp_t op, ncclComm_t c,
-                    cudaStream_t s) { return self->add(c, s, {Kind::kAllReduce, f, t, n, type, op, 0}, "ncclAllReduce"); };
+                    cudaStream_t s) {
+    return self->add(c, s, {Kind::kAllReduce, f, t, n, type, op, 0}, "ncclAllReduce");
+  };
   a.reduce = [](const void* f, void* t, std::size_t n, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t c,
                 cudaStream_t s) { return self->add(c, s, {Kind::kReduce, f, t, n, type, op, root}, "ncclReduce"); };
   a.reduce_scatter = [](const void* f, void* t, std::size_t n, ncclDataType_t type, ncclRedOp_t op, ncclComm_t c,
@@ -422,9 +430,12 @@ inline intranode::NcclApi CheckedNccl::api(bool revokes) {
     Comm& comm = of(c);
     self->check(comm, "ncclRedOpCreatePreMulSum");
     double factor = 0;
-    if (type == ncclFloat64) std::memcpy(&factor, scalar, sizeof factor);
-    else if (type == ncclFloat32) factor = *static_cast<float*>(scalar);
-    else self->violated("the fake knows factors of float32 and float64");
+    if (type == ncclFloat64)
+      std::memcpy(&factor, scalar, sizeof factor);
+    else if (type == ncclFloat32)
+      factor = *static_cast<float*>(scalar);
+    else
+      self->violated("the fake knows factors of float32 and float64");
     const int number = ncclAvg + 1 + static_cast<int>(comm.premuls.size());
     comm.premuls[number] = factor;
     *op = static_cast<ncclRedOp_t>(number);

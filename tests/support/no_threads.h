@@ -7,11 +7,10 @@
 
 namespace hybridps::test {
 
-/// Runs `before` and then `check` in a child process whose user may have no further thread from then on. Whether `check`
-/// returned true there.
+/// Runs `before` and then `check` in a child process whose user may have no further thread from then on. Whether
+/// `check` returned true there.
 template <typename Check, typename Before = void (*)()>
-bool holds_without_threads(
-    Check check, Before before = [] {}) {
+bool holds_without_threads(Check check, Before before = [] {}) {
   const pid_t child = fork();
   if (child == 0) {
     before();

@@ -1,6 +1,8 @@
-// tests/support/shaped_transport.h: wraps Transports of a Cluster so that each has a card with a rate, in a MovableClock's time.
+// tests/support/shaped_transport.h: wraps Transports of a Cluster so that each has a card with a rate, in a
+// MovableClock's time.
 //
-// Model    A message leaves behind all that its sender's card has still to send, and arrives behind all that its receiver's
+// Model    A message leaves behind all that its sender's card has still to send, and arrives behind all that its
+// receiver's
 //          card has still to take: both full duplex, first come first served, without loss. Then it goes on through the
 //          wrapped transport, in the sender's next progress().
 // Threads  one, as the Cluster has it.
@@ -92,8 +94,9 @@ class ShapedTransport final : public transport::Transport {
     while (!held_.empty() && held_.begin()->first <= core::Clock::now()) {
       Message message = std::move(held_.extract(held_.begin()).mapped());
       auto done = std::make_shared<transport::SendDone>(std::move(message.done));
-      const core::Status status = message.endpoint->inner.send(
-          message.header, message.payload, message.payload_bytes, [done](core::Status result) { (*done)(std::move(result)); });
+      const core::Status status =
+          message.endpoint->inner.send(message.header, message.payload, message.payload_bytes,
+                                       [done](core::Status result) { (*done)(std::move(result)); });
       message.payload = transport::Buffer();
       if (!status.is_ok()) (*done)(status);
       ++did;
@@ -112,7 +115,8 @@ class ShapedTransport final : public transport::Transport {
     core::Status send(std::span<const std::byte> header, const transport::Buffer& payload, std::size_t payload_bytes,
                       transport::SendDone done) override {
       const core::TimePoint left = transport.cards_->leave(transport.self_, header.size() + payload_bytes);
-      transport.leaving_.emplace(left, Message{this, {header.begin(), header.end()}, payload, payload_bytes, std::move(done)});
+      transport.leaving_.emplace(
+          left, Message{this, {header.begin(), header.end()}, payload, payload_bytes, std::move(done)});
       return core::Status::ok();
     }
     core::EngineId peer() const noexcept override { return inner.peer(); }

@@ -251,7 +251,8 @@ core::Result<Bytes> ask(const Address& address, const std::string& token, const 
   return Status(static_cast<Code>(code), where + ": " + std::string(answer.begin(), answer.end()));
 }
 
-// --- AdmissionServer ------------------------------------------------------------------------------------------------------------
+// --- AdmissionServer
+// ------------------------------------------------------------------------------------------------------------
 
 struct AdmissionServer::Guest : core::Pinned {
   Guest(int f, const std::string& token, const Handler& handler)
@@ -262,7 +263,8 @@ struct AdmissionServer::Guest : core::Pinned {
   std::size_t written = 0;
 };
 
-core::Result<std::unique_ptr<AdmissionServer>> AdmissionServer::open(const Address& listen, std::string token, Handler handler) {
+core::Result<std::unique_ptr<AdmissionServer>> AdmissionServer::open(const Address& listen, std::string token,
+                                                                     Handler handler) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
@@ -291,9 +293,10 @@ core::Result<std::unique_ptr<AdmissionServer>> AdmissionServer::open(const Addre
   socklen_t length = sizeof bound;
   getsockname(admission->listen_fd_, reinterpret_cast<sockaddr*>(&bound), &length);
   admission->port_ = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
-                                                  : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
+                                                       : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
   admission->wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (admission->wake_fd_ < 0) return Status(Code::kOutOfResources, "cannot make an event descriptor; raise `ulimit -n`");
+  if (admission->wake_fd_ < 0)
+    return Status(Code::kOutOfResources, "cannot make an event descriptor; raise `ulimit -n`");
   admission->thread_ = std::thread([d = admission.get()] { d->run(); });
   return admission;
 }

@@ -241,7 +241,8 @@ py::dict stats() {
     pinned = pg::pinned_bytes();
   }
   const auto number = [](double value) -> py::object {
-    if (value == static_cast<double>(static_cast<std::int64_t>(value))) return py::int_(static_cast<std::int64_t>(value));
+    if (value == static_cast<double>(static_cast<std::int64_t>(value)))
+      return py::int_(static_cast<std::int64_t>(value));
     return py::float_(value);
   };
   for (const observe::Metric& metric : observe::metrics()) {
@@ -434,11 +435,15 @@ void bind_options(GroupClass& group) {
       "compress           str, what gradients become between nodes: 'int8', 'int4:ef=1', 'none', ...; '' as "
       "HYBRIDPS_COMPRESS\n"
       "                   says. The same on all ranks\n"
-      "incarnation        str, a name for this life of the group, the same on all members and used for no other ('' takes the\n"
-      "                   launcher's run id and restart count, and how often the process has made the group). For members\n"
+      "incarnation        str, a name for this life of the group, the same on all members and used for no other ('' "
+      "takes the\n"
+      "                   launcher's run id and restart count, and how often the process has made the group). For "
+      "members\n"
       "                   that were not started together\n"
-      "priority           int or str, whose chunks go first where several wait (0): -128 to 127, higher goes first, or\n"
-      "                   'tensor', 'pipeline', 'sharded', 'data' by the mesh's dimension (docs/overlap.md). The same on\n"
+      "priority           int or str, whose chunks go first where several wait (0): -128 to 127, higher goes first, "
+      "or\n"
+      "                   'tensor', 'pipeline', 'sharded', 'data' by the mesh's dimension (docs/overlap.md). The same "
+      "on\n"
       "                   all ranks; not taken over by groups split off")
       .def(py::init([](std::chrono::milliseconds timeout, bool dedicated_servers, std::string compress,
                        std::string incarnation, const py::object& priority) {
@@ -507,7 +512,8 @@ void bind_group(py::module_& module, GroupClass& group) {
       // Called on ranks that are not in a new group of split_group(): on such ranks our split has nothing to do.
       .def("perform_nocolor_split", [](ProcessGroupHybrid&, const py::object&) {}, py::arg("device") = py::none());
 
-  py::class_<EngineHold>(module, "EngineHold", "Keeps the engine of this process between two process groups, until end().")
+  py::class_<EngineHold>(module, "EngineHold",
+                         "Keeps the engine of this process between two process groups, until end().")
       .def(py::init<>())
       .def("end", &EngineHold::end);
 }
@@ -541,8 +547,9 @@ void bind_functions(py::module_& module) {
       py::arg("priority"), "Of what this thread issues from now on; None: as its groups say. Returns what was before.");
   module.def("stats", &stats);
   module.def("metric_table", &metric_table);
-  module.def("_accelerator_seam", [] { return py::capsule(&pg::accelerator_seam(), pg::AcceleratorSeam::kName); },
-             "For modules that add a kind of accelerator: pg/accelerator.h.");
+  module.def(
+      "_accelerator_seam", [] { return py::capsule(&pg::accelerator_seam(), pg::AcceleratorSeam::kName); },
+      "For modules that add a kind of accelerator: pg/accelerator.h.");
   module.def(
       "lane_threads", [] { return pg::Process::instance().lanes()->thread_count(); },
       "Threads on which futures complete.");

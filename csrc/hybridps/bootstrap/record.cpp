@@ -158,7 +158,8 @@ std::string members_text(std::span<const int> global_ranks) {
     else
       last = i;
     if (text.size() + part.size() > kShown)
-      return text + ", ...: " + std::to_string(global_ranks.size()) + " ranks, " + core::to_string(core::EngineId{hash}) + "]";
+      return text + ", ...: " + std::to_string(global_ranks.size()) + " ranks, " +
+             core::to_string(core::EngineId{hash}) + "]";
     text += (i == 0 ? "" : ", ") + part;
     i = last + 1;
   }

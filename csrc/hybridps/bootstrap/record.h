@@ -65,20 +65,20 @@ struct MemberRecord {
   int group_size = 1;
   std::string members;        // members_text() of the group, from the caller's list; empty: not given
   std::uint64_t made_ms = 0;  // time of making, milliseconds since 1970; 0: not known
-  Bytes shm_address;  // this and the next two: opaque here, at most kAddressBytesMax each, may be empty
+  Bytes shm_address;          // this and the next two: opaque here, at most kAddressBytesMax each, may be empty
   Bytes data_address;
   Bytes control_address;
   std::uint64_t eager_bytes = 0;
   std::uint64_t chunk_bytes = 0;
   std::uint64_t chunk_bytes_max = 0;  // largest chunk it has room for, a tuner's limit; 0: chunk_bytes
-  std::string compress;       // the compression asked for in the group, opaque to this room; servers: empty
-  std::string priority;       // the priority of the group's operations, also opaque; servers: empty
-  double node_gbps = 0;       // total of its node's cards; 0: not known; never negative, infinite or NaN
-  std::vector<Nic> nics;      // network cards for its data; at most kNicsMax
-  Nic control;                // network card for its control messages; used in messages to people
-  std::uint64_t machine = 0;  // machine_id(): members with the same value reach each other over loopback
-  std::string loopback;       // why other machines cannot reach it: "control uses lo: ..."; empty: they can
-  std::string notes;          // complaints about its settings, one a line; rank 0 reports them for all members
+  std::string compress;               // the compression asked for in the group, opaque to this room; servers: empty
+  std::string priority;               // the priority of the group's operations, also opaque; servers: empty
+  double node_gbps = 0;               // total of its node's cards; 0: not known; never negative, infinite or NaN
+  std::vector<Nic> nics;              // network cards for its data; at most kNicsMax
+  Nic control;                        // network card for its control messages; used in messages to people
+  std::uint64_t machine = 0;          // machine_id(): members with the same value reach each other over loopback
+  std::string loopback;               // why other machines cannot reach it: "control uses lo: ..."; empty: they can
+  std::string notes;                  // complaints about its settings, one a line; rank 0 reports them for all members
 
   bool operator==(const MemberRecord&) const = default;
 };

@@ -210,9 +210,9 @@ bool Rendezvous::take_record(int rank, const Bytes& bytes) {
     return false;
   }
   MemberRecord record = std::move(decoded).value();
-  if (is_named() && (record.engine != options_.expected[static_cast<std::size_t>(rank)].engine ||
-                     record.group_rank != rank || record.group_size != size() ||
-                     record.incarnation != options_.self.incarnation)) {
+  if (is_named() &&
+      (record.engine != options_.expected[static_cast<std::size_t>(rank)].engine || record.group_rank != rank ||
+       record.group_size != size() || record.incarnation != options_.self.incarnation)) {
     end_taken(rank, bytes);
     return false;
   }
@@ -474,7 +474,8 @@ void Rendezvous::report_progress(TimePoint now) {
   next_progress_ = now + kProgressInterval;
   if (!options_.progress) return;
   std::string text = waiting_for();
-  if (!is_leader() && nonce_ == 0 && !get(record_key(0)) && phase_ == RendezvousPhase::kPending) text = absent_text({0});
+  if (!is_leader() && nonce_ == 0 && !get(record_key(0)) && phase_ == RendezvousPhase::kPending)
+    text = absent_text({0});
   if (phase_ != RendezvousPhase::kPending) return;
   options_.progress("rank " + std::to_string(self_rank()) + " has been in the rendezvous of group " +
                     core::quoted(options_.group_name) + " for " +

@@ -98,16 +98,17 @@ void Rendezvous::end_taken(int rank, const Bytes& bytes) {
     text += "it was given other members, or the same in another order";
   }
   end(Status(Code::kMismatch,
-             text + ". What to do: give all members of a group the same handles in the same order, and every group, each "
-                    "time, a uuid that was never used before"),
+             text +
+                 ". What to do: give all members of a group the same handles in the same order, and every group, each "
+                 "time, a uuid that was never used before"),
       true);
 }
 
 std::string Rendezvous::disagreement(const MemberRecord& other) const {
   const MemberRecord& self = options_.self;
   if (self.members.empty() || other.members.empty() || other.members == self.members) return {};
-  return "ranks name different members for group " + core::quoted(options_.group_name) + ": " + describe(self) + " names " +
-         self.members + ", " + describe(other) + " names " + other.members;
+  return "ranks name different members for group " + core::quoted(options_.group_name) + ": " + describe(self) +
+         " names " + self.members + ", " + describe(other) + " names " + other.members;
 }
 
 bool Rendezvous::is_of_this_life(const MemberRecord& other) const {
@@ -129,9 +130,9 @@ bool Rendezvous::end_if_disagrees(const MemberRecord& other) {
     valid = decoded.is_ok() && is_of_this_life(decoded.value().members.front());
   }
   if (phase_ == RendezvousPhase::kPending)
-    end(Status(Code::kMismatch,
-               text + ". What to do: let all ranks of the job make the same groups in the same order with the same lists, also "
-                      "those that they are not in"),
+    end(Status(Code::kMismatch, text + ". What to do: let all ranks of the job make the same groups in the same order "
+                                       "with the same lists, also "
+                                       "those that they are not in"),
         !valid);
   return true;
 }
@@ -141,7 +142,8 @@ void Rendezvous::find_other_lists() {
   const auto look = [&](int rank) {
     const std::optional<Bytes> bytes = phase_ == RendezvousPhase::kPending ? get(record_key(rank)) : std::nullopt;
     if (!bytes) return;
-    if (const core::Result<MemberRecord> record = decode_record(*bytes); record.is_ok()) end_if_disagrees(record.value());
+    if (const core::Result<MemberRecord> record = decode_record(*bytes); record.is_ok())
+      end_if_disagrees(record.value());
   };
   look(self_rank());
   if (!is_leader()) look(0);
@@ -163,7 +165,8 @@ bool Rendezvous::watch_failed(TimePoint now) {
     end(*std::move(failure), false);
     return true;
   }
-  if (auto failure = grace_is_over ? unreplaced_failure() : std::nullopt; failure && phase_ == RendezvousPhase::kPending) {
+  if (auto failure = grace_is_over ? unreplaced_failure() : std::nullopt;
+      failure && phase_ == RendezvousPhase::kPending) {
     end(*std::move(failure), true);
     return true;
   }

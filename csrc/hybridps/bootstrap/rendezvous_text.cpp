@@ -61,15 +61,17 @@ std::string Rendezvous::other_lives(const std::vector<int>& absent) {
     text += "; rank " + std::to_string(rank) + " was last seen in life " + core::quoted(theirs) + " of this group";
   }
   if (!text.empty())
-    text += ", this rank is in " + core::quoted(options_.self.incarnation) +
-            " (run id, restart count, how often the process has made the group): lives find each other only by a name that "
-            "their callers give them, hybridps.Options(incarnation=...) or the uuid of reconfigure()";
+    text +=
+        ", this rank is in " + core::quoted(options_.self.incarnation) +
+        " (run id, restart count, how often the process has made the group): lives find each other only by a name that "
+        "their callers give them, hybridps.Options(incarnation=...) or the uuid of reconfigure()";
   return text;
 }
 
 std::string Rendezvous::unconfirmed_text(const std::vector<int>& ranks) const {
-  return "waiting for ranks " + core::format_ranks(ranks) + " to confirm the roster (the first: " +
-         describe(roster_.members[static_cast<std::size_t>(ranks.front())]) + ")";
+  return "waiting for ranks " + core::format_ranks(ranks) +
+         " to confirm the roster (the first: " + describe(roster_.members[static_cast<std::size_t>(ranks.front())]) +
+         ")";
 }
 
 std::string Rendezvous::find_missing() {
@@ -81,7 +83,8 @@ std::string Rendezvous::find_missing() {
     text += other_lives(absent);
   }
   // Rank 0 knows the silent ranks, but the member that times out first tells all others.
-  if (phase_ == RendezvousPhase::kPending && !is_leader() && (own_ack_ == RosterAck::kOk || own_ack_ == RosterAck::kUnproven)) {
+  if (phase_ == RendezvousPhase::kPending && !is_leader() &&
+      (own_ack_ == RosterAck::kOk || own_ack_ == RosterAck::kUnproven)) {
     std::vector<int> silent;
     for (int rank = 1; rank < std::min(size(), kBatch) && phase_ == RendezvousPhase::kPending; ++rank)
       if (rank != self_rank() && !get(ack_key(nonce_, rank))) silent.push_back(rank);

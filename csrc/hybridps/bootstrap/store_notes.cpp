@@ -9,7 +9,7 @@ namespace hybridps::bootstrap {
 namespace {
 
 constexpr std::uint32_t kHeadMagic = 0x68535048;  // "HPSh"
-constexpr std::uint32_t kAckMagic = 0x61535048;  // "HPSa"
+constexpr std::uint32_t kAckMagic = 0x61535048;   // "HPSa"
 constexpr std::uint8_t kAckKindMax = 3;
 constexpr std::uint32_t kFailedMagic = 0x67535048;  // "HPSg"
 constexpr std::size_t kFailedTextBytesMax = 4096;

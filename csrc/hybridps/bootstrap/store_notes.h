@@ -40,8 +40,8 @@ std::optional<AckBlob> decode_ack(std::span<const std::uint8_t> bytes);
 /// The reason why there will be no group.
 struct FailedBlob {
   core::Status status;
-  std::uint64_t wall_ms = 0;           // when it was written; 0: not known
-  int rank = 0;                        // the writer's rank
+  std::uint64_t wall_ms = 0;            // when it was written; 0: not known
+  int rank = 0;                         // the writer's rank
   std::vector<core::EngineId> engines;  // engines that the writer knows, its own first
 };
 Bytes encode_failed(const FailedBlob& failed);

@@ -16,7 +16,7 @@ using core::DType;
 
 constexpr std::size_t kPlaceBytes = 16;  // seed and first element, in front of chunks of codecs with random numbers
 constexpr std::size_t kCountBytes = 4;   // element count, in front of one-bit chunks: zeros lie behind the blocks
-constexpr std::uint32_t kSomeZeros = 0x80000000U;  // flag in the count: a block has zeros
+constexpr std::uint32_t kSomeZeros = 0x80000000U;              // flag in the count: a block has zeros
 constexpr std::uint64_t kSpeakerStep = 0xd1342543de82ef95ULL;  // odd; gives each speaker its own random numbers
 constexpr std::size_t kStackElements = 2048;                   // for one step of expand()
 
@@ -225,7 +225,8 @@ class KernelCodec final : public Codec {
   }
   const std::byte* zeros_of(const std::byte* data, std::size_t first) const noexcept {
     const std::uint32_t count = count_of(data);
-    return data + front_bytes_ + blocks_bytes(count & ~kSomeZeros) + ((count & kSomeZeros) != 0 ? zeros_before(data, first) : 0);
+    return data + front_bytes_ + blocks_bytes(count & ~kSomeZeros) +
+           ((count & kSomeZeros) != 0 ? zeros_before(data, first) : 0);
   }
   bool has_sound_indices(const std::byte* data, std::size_t n) const noexcept {
     for (std::size_t at = 0; at < n; at += block_) {

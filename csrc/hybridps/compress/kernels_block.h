@@ -74,7 +74,8 @@ inline void fill(std::byte* out, std::size_t n, unsigned value) noexcept { __bui
 
 /// p = in + residual; returns the largest magnitude, as bits.
 template <bool kFeedback>
-[[gnu::always_inline]] inline std::uint32_t gather(const float* in, const float* residual, std::size_t n, float* p) noexcept {
+[[gnu::always_inline]] inline std::uint32_t gather(const float* in, const float* residual, std::size_t n,
+                                                   float* p) noexcept {
   std::uint32_t largest = 0;
   if constexpr (kFeedback) {
 #pragma GCC unroll 1

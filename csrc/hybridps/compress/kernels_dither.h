@@ -21,13 +21,11 @@ inline std::uint32_t natural_code(float x, float lots) noexcept {
   const float low = float_of_bits(exponent << 23);
   return exponent - (127 - 7) + (lots < (x - low) / low ? 1 : 0);
 }
-inline float natural_value(std::uint32_t code) noexcept {
-  return code == 0 ? 0.0F : float_of_bits((code + 120) << 23);
-}
+inline float natural_value(std::uint32_t code) noexcept { return code == 0 ? 0.0F : float_of_bits((code + 120) << 23); }
 
 template <bool kNatural>
 inline std::uint32_t encode_dither(const float* in, float* residual, std::size_t n, Draw& draw,
-                            std::byte* out) noexcept {
+                                   std::byte* out) noexcept {
   std::uint32_t odd = 0;
   const auto levels = static_cast<float>(draw.levels);
   const bool narrow = kNatural || draw.levels <= 7;

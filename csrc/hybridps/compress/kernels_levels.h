@@ -92,7 +92,8 @@ inline __m128i load16(const std::byte* in) noexcept { return _mm_loadu_si128(rei
 #endif
 
 template <bool kFeedback>
-[[gnu::always_inline]] inline bool int8_block(const float* in, float* residual, std::size_t n, std::byte* out) noexcept {
+[[gnu::always_inline]] inline bool int8_block(const float* in, float* residual, std::size_t n,
+                                              std::byte* out) noexcept {
   alignas(64) float p[kBlockInt];
   const std::uint32_t largest = gather<kFeedback>(in, residual, n, p);
   std::byte* const q = out + 2;
@@ -169,7 +170,8 @@ inline void decode_int8(const std::byte* in, std::size_t n, const Draw&, float* 
 }
 
 template <bool kFeedback>
-[[gnu::always_inline]] inline bool int4_block(const float* in, float* residual, std::size_t n, std::byte* out) noexcept {
+[[gnu::always_inline]] inline bool int4_block(const float* in, float* residual, std::size_t n,
+                                              std::byte* out) noexcept {
   alignas(64) float p[kBlockInt];
   alignas(64) std::int32_t values[kBlockInt];
   alignas(64) std::uint8_t codes[kBlockInt];
@@ -189,8 +191,7 @@ template <bool kFeedback>
   pack4(codes, n, out + 2);
   if constexpr (kFeedback)
 #pragma GCC unroll 1
-    for (std::size_t i = 0; i < n; ++i)
-      residual[i] = p[i] - static_cast<float>(values[i] - 8) * scale;
+    for (std::size_t i = 0; i < n; ++i) residual[i] = p[i] - static_cast<float>(values[i] - 8) * scale;
   return false;
 }
 template <bool kFeedback>

@@ -10,8 +10,8 @@ inline std::uint16_t signs16(const float* p) noexcept {
 #if defined(__AVX512DQ__)
   return static_cast<std::uint16_t>(_mm512_movepi32_mask(_mm512_castps_si512(_mm512_loadu_ps(p))));
 #elif defined(__AVX2__)
-  return static_cast<std::uint16_t>(_mm256_movemask_ps(_mm256_loadu_ps(p)) |
-                                    _mm256_movemask_ps(_mm256_loadu_ps(p + 8)) << 8);
+  return static_cast<std::uint16_t>(_mm256_movemask_ps(_mm256_loadu_ps(p)) | _mm256_movemask_ps(_mm256_loadu_ps(p + 8))
+                                                                                 << 8);
 #else
   std::uint32_t mask = 0;
   for (unsigned i = 0; i < 16; ++i) mask |= (bits_of_float(p[i]) >> 31) << i;
@@ -24,7 +24,8 @@ inline std::uint16_t zeros16(const float* p) noexcept {
   return _mm512_testn_epi32_mask(_mm512_loadu_si512(p), _mm512_set1_epi32(kAbs));
 #elif defined(__AVX2__)
   const auto eight = [](const float* at) {
-    const __m256i magnitude = _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)), _mm256_set1_epi32(kAbs));
+    const __m256i magnitude =
+        _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)), _mm256_set1_epi32(kAbs));
     return _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(magnitude, _mm256_setzero_si256())));
   };
   return static_cast<std::uint16_t>(eight(p) | eight(p + 8) << 8);
@@ -37,7 +38,8 @@ inline std::uint16_t zeros16(const float* p) noexcept {
 
 /// Stores sixteen values with this magnitude (bits of fp32) and these signs. A value is +0 where `zeros` has a bit.
 template <bool kZeros>
-[[gnu::always_inline]] inline void put_signed16(std::uint32_t magnitude, std::uint16_t signs, std::uint16_t zeros, float* out) noexcept {
+[[gnu::always_inline]] inline void put_signed16(std::uint32_t magnitude, std::uint16_t signs, std::uint16_t zeros,
+                                                float* out) noexcept {
 #if defined(__AVX512DQ__)
   const __m512i sizes = _mm512_set1_epi32(static_cast<int>(magnitude));
   __m512i values = _mm512_mask_xor_epi32(sizes, signs, sizes, _mm512_set1_epi32(static_cast<int>(~kAbs)));
@@ -68,7 +70,8 @@ inline std::uint16_t get_bits(const std::byte* bits, std::size_t n) noexcept {
 }
 
 template <bool kZeros>
-[[gnu::always_inline]] inline void onebit_values(const std::byte* in, const std::byte* zeros, std::size_t n, float* out) noexcept {
+[[gnu::always_inline]] inline void onebit_values(const std::byte* in, const std::byte* zeros, std::size_t n,
+                                                 float* out) noexcept {
   const std::uint32_t magnitude = bits_of_float(get_scale(in)) & kAbs;
   const std::byte* const signs = in + 2;
   std::size_t i = 0;
@@ -76,13 +79,15 @@ template <bool kZeros>
     put_signed16<kZeros>(magnitude, get16(signs + i / 8), kZeros ? get16(zeros + i / 8) : std::uint16_t{0}, out + i);
   if (i == n) return;
   float last[16];
-  put_signed16<kZeros>(magnitude, get_bits(signs + i / 8, n - i), kZeros ? get_bits(zeros + i / 8, n - i) : std::uint16_t{0}, last);
+  put_signed16<kZeros>(magnitude, get_bits(signs + i / 8, n - i),
+                       kZeros ? get_bits(zeros + i / 8, n - i) : std::uint16_t{0}, last);
   __builtin_memcpy(out + i, last, (n - i) * sizeof(float));
 }
 
 /// Stores one bit for each of n elements. sixteen_of(p) gives the bits of sixteen elements.
 template <class SixteenOf>
-[[gnu::always_inline]] inline void put_bits(const float* p, std::size_t n, std::byte* out, SixteenOf sixteen_of) noexcept {
+[[gnu::always_inline]] inline void put_bits(const float* p, std::size_t n, std::byte* out,
+                                            SixteenOf sixteen_of) noexcept {
   std::size_t i = 0;
   for (; i + 16 <= n; i += 16) put16(out + i / 8, sixteen_of(p + i));
   if (i == n) return;
@@ -103,7 +108,8 @@ template <class SixteenOf>
 /// `zeros`: where this block's zero bits go. Moved behind these bits if the block has zeros. Returns whether a value is
 /// not finite.
 template <bool kFeedback>
-[[gnu::always_inline]] inline bool onebit_block(const float* in, float* residual, std::size_t n, std::byte* out, std::byte*& zeros) noexcept {
+[[gnu::always_inline]] inline bool onebit_block(const float* in, float* residual, std::size_t n, std::byte* out,
+                                                std::byte*& zeros) noexcept {
   alignas(64) float p[kBlockOneBit];
   const std::uint32_t largest = gather<kFeedback>(in, residual, n, p);
   const std::size_t bytes = (n + 7) / 8;
@@ -149,7 +155,8 @@ template <bool kFeedback>
 constexpr std::size_t kOneBitBytes = 2 + kBlockOneBit / 8;
 
 template <bool kFeedback>
-inline std::uint32_t onebit_blocks(const float* in, float* residual, std::size_t n, std::byte* out, std::byte*& zeros) noexcept {
+inline std::uint32_t onebit_blocks(const float* in, float* residual, std::size_t n, std::byte* out,
+                                   std::byte*& zeros) noexcept {
   std::uint32_t odd = 0;
   std::size_t at = 0;
   for (; at + kBlockOneBit <= n; at += kBlockOneBit, out += kOneBitBytes)
@@ -157,7 +164,8 @@ inline std::uint32_t onebit_blocks(const float* in, float* residual, std::size_t
   if (at < n) odd += onebit_block<kFeedback>(in + at, kFeedback ? residual + at : nullptr, n - at, out, zeros);
   return odd;
 }
-inline std::uint32_t encode_onebit(const float* in, float* residual, std::size_t n, Draw& draw, std::byte* out) noexcept {
+inline std::uint32_t encode_onebit(const float* in, float* residual, std::size_t n, Draw& draw,
+                                   std::byte* out) noexcept {
   return residual != nullptr ? onebit_blocks<true>(in, residual, n, out, draw.zeros_out)
                              : onebit_blocks<false>(in, residual, n, out, draw.zeros_out);
 }

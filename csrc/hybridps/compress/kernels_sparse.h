@@ -100,7 +100,7 @@ inline void visit_indices(const std::uint64_t* chosen, Visit visit) noexcept {
 }
 
 inline std::uint32_t encode_randomk(const float* in, float* residual, std::size_t n, Draw& draw,
-                             std::byte* out) noexcept {
+                                    std::byte* out) noexcept {
   std::uint32_t odd = 0;
   alignas(64) float p[kBlockSparse];
   std::uint64_t chosen[kBlockSparse / 64];

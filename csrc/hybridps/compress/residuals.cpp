@@ -17,7 +17,8 @@ Residuals::Residual& Residuals::open(TensorKey key, std::uint64_t elements) {
   }
   tensor.elements = elements;
   const std::uint64_t bytes = elements * sizeof(float);
-  if (bytes <= budget_->bytes_max - budget_->used) tensor.values.reset(static_cast<float*>(std::calloc(elements, sizeof(float))));
+  if (bytes <= budget_->bytes_max - budget_->used)
+    tensor.values.reset(static_cast<float*>(std::calloc(elements, sizeof(float))));
   if (tensor.values) {
     bytes_ += bytes;
     budget_->used += bytes;

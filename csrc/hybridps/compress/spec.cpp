@@ -15,13 +15,20 @@ struct Named {
   bool feedback;  // the default of ef=
 };
 constexpr Named kNamed[] = {
-    {"none", CodecKind::kNone, false},     {"bf16", CodecKind::kBf16, false},     {"fp16", CodecKind::kFp16, false},
-    {"int8", CodecKind::kInt8, false},     {"int4", CodecKind::kInt4, true},      {"onebit", CodecKind::kOneBit, true},
-    {"topk", CodecKind::kTopK, true},      {"randomk", CodecKind::kRandomK, true}, {"dithering", CodecKind::kDithering, false},
+    {"none", CodecKind::kNone, false},
+    {"bf16", CodecKind::kBf16, false},
+    {"fp16", CodecKind::kFp16, false},
+    {"int8", CodecKind::kInt8, false},
+    {"int4", CodecKind::kInt4, true},
+    {"onebit", CodecKind::kOneBit, true},
+    {"topk", CodecKind::kTopK, true},
+    {"randomk", CodecKind::kRandomK, true},
+    {"dithering", CodecKind::kDithering, false},
 };
 constexpr std::uint32_t kWarmUpWithFeedback = 2;
 constexpr std::string_view kGrammar =
-    "expected none, bf16, fp16, int8, int4, onebit, topk, randomk or dithering, and after a colon, with commas between: "
+    "expected none, bf16, fp16, int8, int4, onebit, topk, randomk or dithering, and after a colon, with commas "
+    "between: "
     "ef=0|1, warmup=STEPS, momentum=M, when=backward|always, auto=0|1, for topk and randomk k=PART, for dithering "
     "kind=linear|natural and levels=7|127; e.g. int8, or topk:k=0.05,ef=1";
 

@@ -17,14 +17,14 @@ enum class CodecKind : std::uint8_t { kNone, kBf16, kFp16, kInt8, kInt4, kOneBit
 
 struct Spec {
   CodecKind kind = CodecKind::kNone;
-  double k = 0.01;              // topk, randomk: the part of the elements that is sent, 0 < k <= 0.25
-  std::uint32_t levels = 7;     // dithering: 7 or 127
-  bool natural = false;         // dithering: levels are powers of two
-  bool feedback = false;        // what an encoding leaves out is added to the next
-  std::uint32_t warm_up = 0;    // steps in bf16 before the codec
-  double momentum = 0.0;        // Nesterov's momentum on the contributions; 0: none
-  bool always = false;          // also codes sums outside of a backward pass
-  bool decides = true;          // measure whether the codec pays; false: always used, whatever it costs
+  double k = 0.01;            // topk, randomk: the part of the elements that is sent, 0 < k <= 0.25
+  std::uint32_t levels = 7;   // dithering: 7 or 127
+  bool natural = false;       // dithering: levels are powers of two
+  bool feedback = false;      // what an encoding leaves out is added to the next
+  std::uint32_t warm_up = 0;  // steps in bf16 before the codec
+  double momentum = 0.0;      // Nesterov's momentum on the contributions; 0: none
+  bool always = false;        // also codes sums outside of a backward pass
+  bool decides = true;        // measure whether the codec pays; false: always used, whatever it costs
 
   explicit operator bool() const noexcept { return kind != CodecKind::kNone; }
   bool operator==(const Spec&) const = default;

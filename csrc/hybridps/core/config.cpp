@@ -53,8 +53,9 @@ const auto& settings() {
       Setting{"SERVERS_REQUIRED", SettingKind::kBool, &Config::servers_required, "", 0, 0,
               "Whether a dedicated server that cannot be used ends the job. Off: it is reported and left out."},
       Setting{"SERVERS_RETRY_SECONDS", SettingKind::kNumber, &Config::servers_retry_seconds, "seconds", 0, kDay,
-              "How soon a group that is open asks again for dedicated servers that it lacks or has lost, which join it then; up to 16 "
-              "times as long where they do not come. 0: never, they are left out until there is a new group."},
+              "How soon a group that is open asks again for dedicated servers that it lacks or has lost, which join it "
+              "then; up to 16 times as long where they do not come. 0: never, they are left out until there is a new "
+              "group."},
       Setting{"TOKEN", SettingKind::kSecret, &Config::token, "", 0, 0,
               "Secret that a job and its dedicated servers share; visible to whoever may see the environment."},
       Setting{"TOKEN_FILE", SettingKind::kText, &Config::token_file, "", 0, 0,
@@ -62,40 +63,37 @@ const auto& settings() {
               "wins."},
       Setting{"INTERFACE", SettingKind::kText, &Config::interface, "", 0, 0,
               "Network interface for control traffic. Unset: the one that routes to MASTER_ADDR, or where that is a "
-              "name of "
-              "this machine for loopback (127.0.1.1), that of the default route, else the only one."},
+              "name of this machine for loopback (127.0.1.1), that of the default route, else the only one."},
       Setting{"DATA_INTERFACES", SettingKind::kText, &Config::data_interfaces, "", 0, 0,
               "Network interfaces or RDMA ports (mlx5_0:1) for data, separated by commas; of several each local rank "
               "takes the nearest. Unset: see HYBRIDPS_DATA_TRANSPORT."},
       Setting{"DATA_TRANSPORT", SettingKind::kTransport, &Config::data_transport, "", 0, 0,
               "auto: RDMA where this machine has an active port and UCX has verbs, else TCP on the control interface; "
               "rdma: an error where that is not so; tcp: no RDMA; ucx: no RDMA, and TCP through UCX, which auto takes "
-              "as well "
-              "where UCX's own settings for TCP or its devices are set. The same on all ranks and servers."},
+              "as well where UCX's own settings for TCP or its devices are set. The same on all ranks and servers."},
       Setting{"DATA_SOCKETS", SettingKind::kCount, &Config::data_sockets, "connections", 1, 16,
               "TCP connections for data to each peer and network card: more than one where one alone does not fill the "
               "card, as over long distances or where a cloud limits each."},
       Setting{
           "DATA_THREADS", SettingKind::kCountOrAuto, &Config::data_threads, "threads", 0, 16,
           "Threads of a process that move its data through the network, each with connections of its own; at most one "
-          "for each of HYBRIDPS_DATA_SOCKETS and network card. 0: the thread that sums does it. auto: that thread while "
-          "it has the time, and over TCP, while it has not, as many as there are free cores, 4 at most."},
+          "for each of HYBRIDPS_DATA_SOCKETS and network card. 0: the thread that sums does it. auto: that thread "
+          "while it has the time, and over TCP, while it has not, as many as there are free cores, 4 at most."},
       Setting{"CORES", SettingKind::kCountOrAuto, &Config::cores, "cores", 1, 65536,
-              "Cores that each process may count on, which decide what moves data; auto: those that it may "
-              "run on, or its container's quota, divided by the ranks on the machine unless each process was given its own. "
-              "These are LOCAL_WORLD_SIZE, or what Open MPI, MPICH or Slurm say, or all of the job, 8 at most. Where several "
+              "Cores that each process may count on, which decide what moves data; auto: those that it may run on, or "
+              "its container's quota, divided by the ranks on the machine unless each process was given its own. These "
+              "are LOCAL_WORLD_SIZE, or what Open MPI, MPICH or Slurm say, or all of the job, 8 at most. Where several "
               "jobs share them: less."},
       Setting{"NIC_GBPS", SettingKind::kNumbers, &Config::nic_gbps, "Gbit/s", 0, 1e6,
               "Rate of this machine's network, as a weight between unequal machines; or one rate for each of "
               "HYBRIDPS_DATA_INTERFACES, separated by commas. 0: not set."},
-      Setting{
-          "FIND_RATES", SettingKind::kBool, &Config::find_rates, "", 0, 0,
-          "Whether shares follow what the network is found to carry, beyond what HYBRIDPS_NIC_GBPS says; groups of 3 "
-          "nodes or more."},
+      Setting{"FIND_RATES", SettingKind::kBool, &Config::find_rates, "", 0, 0,
+              "Whether shares follow what the network is found to carry, beyond what HYBRIDPS_NIC_GBPS says; groups of "
+              "3 nodes or more."},
       Setting{"TUNE", SettingKind::kBool, &Config::tune, "", 0, 0,
-              "Whether chunk sizes, windows, connections and pace are tried out while the job runs, and kept "
-              "where operations take less time; results are the same. Of groups whose rank 0 has it on; to choose from, "
-              "all ranks need it."},
+              "Whether chunk sizes, windows, connections and pace are tried out while the job runs, and kept where "
+              "operations take less time; results are the same. Of groups whose rank 0 has it on; to choose from, all "
+              "ranks need it."},
       Setting{"SMALL_FIRST", SettingKind::kBool, &Config::small_first, "", 0, 0,
               "Whether operations of 4 KiB at most pass larger ones. Off: they wait behind them, to compare."},
       Setting{"SHM", SettingKind::kBool, &Config::shm, "", 0, 0,
@@ -121,16 +119,16 @@ const auto& settings() {
       Setting{"GRANT_CHUNKS", SettingKind::kCount, &Config::grant_chunks, "chunks", 1, 65536,
               "Chunks in flight per peer once its eager allowance is spent."},
       Setting{"COMPRESS", SettingKind::kText, &Config::compress, "", 0, 0,
-              "What gradients become between nodes, in groups that do not say otherwise (pg_options): bf16, fp16, int8, "
-              "int4, onebit, topk, randomk or dithering, with parameters behind a colon; the same on all ranks. Lossy: "
-              "docs/compression.md."},
+              "What gradients become between nodes, in groups that do not say otherwise (pg_options): bf16, fp16, "
+              "int8, int4, onebit, topk, randomk or dithering, with parameters behind a colon; the same on all ranks. "
+              "Lossy: docs/compression.md."},
       Setting{"COMPRESS_MIN_BYTES", SettingKind::kBytes, &Config::compress_min_bytes, "bytes", 0, kGiB,
               "Tensors below are never compressed; the same on all ranks."},
       Setting{"COMPRESS_MEMORY", SettingKind::kBytes, &Config::compress_memory, "bytes", 0, 1024 * kGiB,
               "What error feedback may remember per group, at most; a tensor beyond it goes without."},
       Setting{"DEVICE_CODECS", SettingKind::kBool, &Config::device_codecs, "", 0, 0,
-              "Whether sums of CUDA tensors that go between nodes by int8 are encoded and decoded on the GPU, where it can; "
-              "else by the CPU, with the same bits. Each rank's own choice."},
+              "Whether sums of CUDA tensors that go between nodes by int8 are encoded and decoded on the GPU, where it "
+              "can; else by the CPU, with the same bits. Each rank's own choice."},
       Setting{"SLICE_BYTES", SettingKind::kBytes, &Config::slice_bytes, "bytes", kKiB, kGiB,
               "CUDA tensors larger than this go through the network in slices, at most 8; the same on all ranks."},
       Setting{"STAGING_BYTES", SettingKind::kBytes, &Config::staging_bytes, "bytes", kMiB, 1024 * kGiB,
@@ -144,30 +142,29 @@ const auto& settings() {
       Setting{"BLOCKING_WAIT", SettingKind::kBool, &Config::blocking_wait, "", 0, 0,
               "Whether wait() of an operation on CUDA tensors blocks the host until the operation is complete."},
       Setting{"SPIN_MICROSECONDS", SettingKind::kCountOrAuto, &Config::spin_microseconds, "microseconds", 0, 1e6,
-              "How long a progress thread polls before it sleeps; auto: 50 where its "
-              "waits are that short and nobody else wants the core, else 0."},
+              "How long a progress thread polls before it sleeps; auto: 50 where its waits are that short and nobody "
+              "else wants the core, else 0."},
       Setting{"LOG_LEVEL", SettingKind::kLevel, &Config::log_level, "", 0, 0,
               "error, warn, info or debug; lines go to stderr. info: rank 0 says what the job is doing; debug: each "
-              "rank how "
-              "long its start took."},
+              "rank how long its start took."},
       Setting{"STATUS", SettingKind::kText, &Config::status, "", 0, 0,
-              "Folder of the socket by which `hybridps status` asks this process, for its user alone; off: none. Unset: "
-              "hybridps in XDG_RUNTIME_DIR, else hybridps-UID in TMPDIR or /tmp."},
+              "Folder of the socket by which `hybridps status` asks this process, for its user alone; off: none. "
+              "Unset: hybridps in XDG_RUNTIME_DIR, else hybridps-UID in TMPDIR or /tmp."},
       Setting{"METRICS_FILE", SettingKind::kText, &Config::metrics_file, "", 0, 0,
-              "File for this process's metrics in Prometheus' text format, replaced every second; %p becomes the process "
-              "id, ~/ the home folder."},
+              "File for this process's metrics in Prometheus' text format, replaced every second; %p becomes the "
+              "process id, ~/ the home folder."},
       Setting{"METRICS_LISTEN", SettingKind::kText, &Config::metrics_listen, "", 0, 0,
-              "host:port where the same can be had by HTTP (GET /metrics); the local rank is added to the port. Whoever "
-              "reaches it may read it."},
+              "host:port where the same can be had by HTTP (GET /metrics); the local rank is added to the port. "
+              "Whoever reaches it may read it."},
       Setting{"TRACE", SettingKind::kText, &Config::trace, "", 0, 0,
-              "Folder for a trace of this process, of servers as well, for `hybridps trace`; made if it is not there. Unset: "
-              "none, until `hybridps status --trace` asks for one."},
+              "Folder for a trace of this process, of servers as well, for `hybridps trace`; made if it is not there. "
+              "Unset: none, until `hybridps status --trace` asks for one."},
       Setting{"AS", SettingKind::kText, &Config::as, "", 0, 0,
               "Backends whose place hybridps takes, separated by commas: a program that asks torch for one of these "
               "names gets hybridps. Read at import torch; `hybridps run --as` sets it."},
       Setting{"ADVISE", SettingKind::kText, &Config::advise, "", 0, 0,
-              "File for figures of DDP models, which group rank 0 writes at the end of the process, and prints advice from. "
-              "Read when the first group is made; `hybridps run --advise` sets it."},
+              "File for figures of DDP models, which group rank 0 writes at the end of the process, and prints advice "
+              "from. Read when the first group is made; `hybridps run --advise` sets it."},
       Setting{"LEAVE_SIDE_GROUPS", SettingKind::kBool, &Config::leave_side_groups, "", 0, 0,
               "With HYBRIDPS_AS: groups that name their backend in new_group() get the one they name."},
   };
@@ -177,7 +174,8 @@ const auto& settings() {
 std::string full_name(const Setting& setting) { return std::string(kPrefix) + std::string(setting.name); }
 
 std::string format_bound(const Setting& setting, double bound) {
-  return setting.kind == SettingKind::kBytes ? format_byte_setting(static_cast<std::uint64_t>(bound)) : format_double(bound);
+  return setting.kind == SettingKind::kBytes ? format_byte_setting(static_cast<std::uint64_t>(bound))
+                                             : format_double(bound);
 }
 
 std::string expected(const Setting& setting) {

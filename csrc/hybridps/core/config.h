@@ -68,13 +68,13 @@ struct Config {
   bool blocking_wait = false;
   std::int64_t spin_microseconds = -1;  // "auto"
   LogLevel log_level = LogLevel::kWarn;
-  std::string status;      // folder of the local socket; "off": none; empty: the usual one
+  std::string status;          // folder of the local socket; "off": none; empty: the usual one
   std::string metrics_file;    // as written, %p included: see metrics_path()
   std::string metrics_listen;  // host:port; the local rank is added to the port
   std::string trace;           // folder
   double warn_seconds = 10;
   bool shm = true;
-  std::string as;                  // only python/hybridps reads as, advise and leave_side_groups; this table
+  std::string as;  // only python/hybridps reads as, advise and leave_side_groups; this table
   std::string advise;
   bool leave_side_groups = false;  // documents them, and makes their names known
 

@@ -93,8 +93,7 @@ bool is_floating(DType dtype) noexcept {
 }
 
 bool is_reducible(DType dtype, ReduceOp op) noexcept {
-  if (dtype == DType::kBytes || dtype == DType::kFloat8E8M0fnu || op == ReduceOp::kNone || is_outer(op))
-    return false;
+  if (dtype == DType::kBytes || dtype == DType::kFloat8E8M0fnu || op == ReduceOp::kNone || is_outer(op)) return false;
   const bool complex = dtype == DType::kComplex64 || dtype == DType::kComplex128;
   switch (op) {
     case ReduceOp::kBand:

@@ -111,11 +111,12 @@ class Device : core::Pinned {
   }
   /// Encodes `elements` fp32, times `factor`, to int8::bytes_of() them with the codec of int8.h; decode_int8() is the
   /// reverse. Both between places of the device's own memory that do not overlap.
-  virtual core::Status encode_int8(DeviceStream /*stream*/, std::byte* /*to*/, const float* /*from*/, std::uint64_t /*elements*/,
-                                   float /*factor*/) {
+  virtual core::Status encode_int8(DeviceStream /*stream*/, std::byte* /*to*/, const float* /*from*/,
+                                   std::uint64_t /*elements*/, float /*factor*/) {
     return prepare_int8();
   }
-  virtual core::Status decode_int8(DeviceStream /*stream*/, float* /*to*/, const std::byte* /*from*/, std::uint64_t /*elements*/) {
+  virtual core::Status decode_int8(DeviceStream /*stream*/, float* /*to*/, const std::byte* /*from*/,
+                                   std::uint64_t /*elements*/) {
     return prepare_int8();
   }
 

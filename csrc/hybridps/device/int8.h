@@ -132,7 +132,8 @@ inline void decode(float* out, const std::byte* in, Count elements) {
   for (Count first = 0; first < elements; first += kBlock) {
     const Bits scale = static_cast<Bits>(in[0]) << 16 | static_cast<Bits>(in[1]) << 24;
     in += 2;
-    for (Count i = first; i < elements && i < first + kBlock; ++i) out[i] = value_of(static_cast<unsigned char>(*in++), scale);
+    for (Count i = first; i < elements && i < first + kBlock; ++i)
+      out[i] = value_of(static_cast<unsigned char>(*in++), scale);
   }
 }
 

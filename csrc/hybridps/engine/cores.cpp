@@ -70,9 +70,10 @@ std::size_t number_in(const char* variable) {
 std::size_t local_ranks(std::size_t ranks) {
   if (const std::size_t local = number_in("LOCAL_WORLD_SIZE"); local > 0) return local;
   // A launcher's processes and their children have these variables. They count if the job has as many ranks.
-  constexpr std::array<std::array<const char*, 2>, 3> kLaunchers{{{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-                                                                  {"PMI_SIZE", "MPI_LOCALNRANKS"},
-                                                                  {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"}}};
+  constexpr std::array<std::array<const char*, 2>, 3> kLaunchers{
+      {{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+       {"PMI_SIZE", "MPI_LOCALNRANKS"},
+       {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"}}};
   for (const auto& [world, local] : kLaunchers)
     if (const std::size_t here = number_in(local); here > 0 && here <= ranks && number_in(world) == ranks) return here;
   return 0;

@@ -150,7 +150,8 @@ std::string text_of(const Interfaces& interfaces) {
     return text + " rate=" + core::format_double(interfaces.node_gbps) + "Gbit/s(HYBRIDPS_NIC_GBPS)";
   if (!all) return text;
   std::string rates;
-  for (const transport::LocalNic& nic : interfaces.nics) rates += (rates.empty() ? "" : "+") + core::format_double(nic.gbps);
+  for (const transport::LocalNic& nic : interfaces.nics)
+    rates += (rates.empty() ? "" : "+") + core::format_double(nic.gbps);
   return text + " rate=" + rates + "Gbit/s";
 }
 

@@ -29,9 +29,9 @@ class DataThreads {
   /// an engine share one `handover`. If the plan has no threads, `transport` is returned unchanged. `card`: the device
   /// of the network card in sysfs. A thread runs near the card of its first transport, if there are CPUs for all data
   /// threads of the machine. Errors: start_transport_thread()'s and make_threaded()'s.
-  core::Result<std::unique_ptr<transport::Transport>> drive(std::unique_ptr<transport::Transport> transport,
-                                                            const std::shared_ptr<transport::Handover>& handover = nullptr,
-                                                            const std::filesystem::path& card = {});
+  core::Result<std::unique_ptr<transport::Transport>> drive(
+      std::unique_ptr<transport::Transport> transport, const std::shared_ptr<transport::Handover>& handover = nullptr,
+      const std::filesystem::path& card = {});
   /// A handover for the transports of one engine. Null: the threads drive from the start, or there are none.
   std::shared_ptr<transport::Handover> make_handover() const;
   /// Warns if there are fewer transports than requested threads.

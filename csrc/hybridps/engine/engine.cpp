@@ -117,8 +117,8 @@ Status EngineImpl::start(core::Config config, std::size_t ranks) {
       return status;
 
   Transports transports;
-  core::Result<PrivatePool> pool = make_pool(pool_bytes, ranks_said > 0 ? std::optional(ranks_said) : std::nullopt,
-                                             ranks, transports);
+  core::Result<PrivatePool> pool =
+      make_pool(pool_bytes, ranks_said > 0 ? std::optional(ranks_said) : std::nullopt, ranks, transports);
   if (!pool.is_ok()) return pool.status();
   auto* const proving = static_cast<intranode::shm::ShmTransport*>(transports.shm.get());
   watch.lap("shared memory");
@@ -168,7 +168,8 @@ core::Result<PrivatePool> EngineImpl::make_pool(std::size_t bytes, std::optional
     options.pool_bytes = bytes;
     // Twice the number of ranks: ranks of an earlier life may not have ended yet. An unused place takes no memory.
     const std::size_t least = ranks_here ? 64 : options.peers_max;
-    options.peers_max = static_cast<std::uint32_t>(std::clamp<std::size_t>(2 * ranks_here.value_or(ranks), least, 4096));
+    options.peers_max =
+        static_cast<std::uint32_t>(std::clamp<std::size_t>(2 * ranks_here.value_or(ranks), least, 4096));
     core::Result<std::unique_ptr<intranode::shm::ShmTransport>> shm = intranode::shm::ShmTransport::create(options);
     if (shm.is_ok()) {
       PrivatePool pool{shm.value()->pool_memory(), shm.value()->keep_pool_memory()};
@@ -446,7 +447,8 @@ Current& process_engine() {
 
 core::Result<std::shared_ptr<Engine>> Engine::acquire(std::size_t ranks) {
   Current& current = process_engine();
-  if (makes_engine) return Status(Code::kUnsupported, "hybridps was called again, in a signal handler or finalizer, while it starts");
+  if (makes_engine)
+    return Status(Code::kUnsupported, "hybridps was called again, in a signal handler or finalizer, while it starts");
   if (current.generation && current.generation != core::fork_generation())
     return Status(Code::kUnsupported,
                   "hybridps cannot be used in a forked child of a process that uses it; start the child with the "

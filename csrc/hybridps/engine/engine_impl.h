@@ -98,10 +98,10 @@ class EngineImpl final : public Engine, public LoopClient {
   core::Config config_;
   std::string description_;
   CheckedSettings settings_;
-  double limit_bytes_per_second_ = 0;  // of the data cards in settings_; 0: not known
+  double limit_bytes_per_second_ = 0;                    // of the data cards in settings_; 0: not known
   std::uint64_t own_descriptors_ = kDescriptorsOfARank;  // descriptors of this process without any peer
-  bootstrap::MemberRecord self_;  // the part that is the same in all groups
-  std::unique_ptr<Runtime> runtime_;  // in the loop only, once the loop runs
+  bootstrap::MemberRecord self_;                         // the part that is the same in all groups
+  std::unique_ptr<Runtime> runtime_;                     // in the loop only, once the loop runs
   std::unique_ptr<Loop> loop_;
   std::unique_ptr<VerdictBoard> board_;  // in the loop only, while the loop runs
   std::unique_ptr<Groups> groups_;       // in the loop only, once the loop runs

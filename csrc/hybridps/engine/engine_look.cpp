@@ -39,16 +39,20 @@ Status EngineImpl::trace_into(const std::string& folder, int rank) {
     observe::Json about;
     about.object().field("engine", core::to_string(id_)).field("role", "rank").field("rank", rank);
     about.field("host", bootstrap::host_name()).field("pid", static_cast<std::int64_t>(getpid()));
-    about.field("job", job_name()).field("limit_bytes_per_second", limit_bytes_per_second_).field("version", build_info::kVersion);
+    about.field("job", job_name())
+        .field("limit_bytes_per_second", limit_bytes_per_second_)
+        .field("version", build_info::kVersion);
     about.end();
     char name[300];
-    std::snprintf(name, sizeof name, "rank%d-%.200s-%d", rank, bootstrap::host_name().c_str(), static_cast<int>(getpid()));
-    auto opened = observe::Trace::open(core::expand_home(folder), name, about.text().substr(1, about.text().size() - 2));
+    std::snprintf(name, sizeof name, "rank%d-%.200s-%d", rank, bootstrap::host_name().c_str(),
+                  static_cast<int>(getpid()));
+    auto opened =
+        observe::Trace::open(core::expand_home(folder), name, about.text().substr(1, about.text().size() - 2));
     if (!opened.is_ok()) return opened.status();
     next = std::move(opened).value();
   }
-  const Status status = loop_->call(
-      [this, raw = next.get()](Status&) { runtime_->set_trace(raw); }, std::chrono::seconds(2));
+  const Status status =
+      loop_->call([this, raw = next.get()](Status&) { runtime_->set_trace(raw); }, std::chrono::seconds(2));
   if (status.code() == Code::kTimeout) {  // the loop may still run the command: no trace may end before that
     if (next) trace_ = std::move(next);
     return status;

@@ -95,8 +95,8 @@ class Group : core::Pinned {
     double norm = 0.0;  // of residuals and owed sums together, without momenta
     std::uint64_t tensors = 0;
     std::uint64_t bytes = 0;
-    std::uint64_t dropped = 0;  // tensors dropped since the group was made
-    std::uint64_t refused = 0;  // tensors refused for lack of memory since the group was made
+    std::uint64_t dropped = 0;             // tensors dropped since the group was made
+    std::uint64_t refused = 0;             // tensors refused for lack of memory since the group was made
     std::uint64_t refused_by_servers = 0;  // tensors: dedicated servers lack memory for what sums leave out
   };
   virtual core::Result<RememberedSummary> remembered_summary() = 0;

@@ -28,11 +28,11 @@ struct GroupCore : core::Pinned {
 
   std::mutex mutex;
   std::condition_variable changed;
-  bool opening = false;  // the roster is valid; `ready` follows, unless the group is closed first
-  bool ready = false;    // operations may begin, or fail at once
+  bool opening = false;       // the roster is valid; `ready` follows, unless the group is closed first
+  bool ready = false;         // operations may begin, or fail at once
   core::Status disagreement;  // once ready: members ask for different compression or priorities
-  core::Status status;  // the first failure
-  bool left = false;    // no more submissions
+  core::Status status;        // the first failure
+  bool left = false;          // no more submissions
   std::uint64_t submitted = 0;
   std::vector<int> node_of;
   GroupSummary summary;
@@ -52,7 +52,7 @@ struct GroupCore : core::Pinned {
     std::uint64_t sequence;
     worker::Completion done;  // empty: the deadline has passed, and the Completion has run
   };
-  bool is_joining = true;  // there is no roster yet, and the roster may still come
+  bool is_joining = true;                                  // there is no roster yet, and the roster may still come
   core::TimePoint joining_until = core::TimePoint::max();  // the rendezvous ends before this, if the Store answers
   worker::GroupState* state = nullptr;
   core::GroupUid uid;

@@ -78,7 +78,7 @@ void GroupHandle::submit_reserved(std::uint64_t sequence, worker::Operation oper
 }
 
 core::Result<std::shared_ptr<void>> GroupHandle::attach_device(transport::DeviceMemory memory,
-                                                             std::shared_ptr<void> keep) {
+                                                               std::shared_ptr<void> keep) {
   if (engine_->in_forked_child())
     return Status(Code::kUnsupported, "hybridps cannot be used in a forked child process of one that uses it");
   const std::span<std::byte> bytes = memory.bytes;

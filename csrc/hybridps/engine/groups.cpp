@@ -77,7 +77,8 @@ void Groups::add(Group group) {
   const GroupOptions& o = group->options;
   if (o.timeout.count() > 0) {
     group->joining_until = timeout_of(o);
-    if (group->joining_until < core::TimePoint::max() - kStoreAnswersWithin) group->joining_until += kStoreAnswersWithin;
+    if (group->joining_until < core::TimePoint::max() - kStoreAnswersWithin)
+      group->joining_until += kStoreAnswersWithin;
     joining_due_ = std::min(joining_due_, group->joining_until);
   }
   groups_.push_back(std::move(group));
@@ -166,7 +167,8 @@ void Groups::abort(GroupCore& group, const std::string& reason) {
 std::size_t Groups::tick() {
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     GroupCore& group = *groups_[i];
-    if (group.give_up_at == core::TimePoint::max() || group.goodbye_done || core::Clock::now() < group.give_up_at) continue;
+    if (group.give_up_at == core::TimePoint::max() || group.goodbye_done || core::Clock::now() < group.give_up_at)
+      continue;
     group.give_up_at = core::TimePoint::max();
     abort(group, group.superseded);
   }
@@ -289,7 +291,9 @@ worker::GroupInfo Groups::info_of(GroupCore& group) {
   set_sizes(info, roster);
   info.residual_bytes_max = config_.compress_memory;
   if (me == 0 && may_have_servers(roster))
-    info.weights_with = [core = &group](const std::vector<bool>& are_there) { return core->joins->weights_with(are_there); };
+    info.weights_with = [core = &group](const std::vector<bool>& are_there) {
+      return core->joins->weights_with(are_there);
+    };
   return info;
 }
 
@@ -298,12 +302,13 @@ void Groups::set_sizes(worker::GroupInfo& info, const bootstrap::Roster& roster)
   info.tuning.chunks = chunk_sizes(roster, info.topology);
   info.tuning.chunk_bytes_usual = schedule::chunk_bytes_for(info.topology, usual.chunk_bytes);
   info.tuning.sockets_usual = static_cast<int>(usual.data_sockets);
-  info.tuning.window_doublings =
-      schedule::window_doublings(config_.window_bytes, core::Config::kWindowBytesUsual, config_.eager_bytes * info.topology.fan());
+  info.tuning.window_doublings = schedule::window_doublings(config_.window_bytes, core::Config::kWindowBytesUsual,
+                                                            config_.eager_bytes * info.topology.fan());
 }
 
 Status Groups::may_meet(core::GroupUid uid, const std::vector<bootstrap::MemberRecord>& newcomers) const {
-  const auto found = std::find_if(groups_.begin(), groups_.end(), [uid](const Group& group) { return group->uid == uid; });
+  const auto found =
+      std::find_if(groups_.begin(), groups_.end(), [uid](const Group& group) { return group->uid == uid; });
   if (found == groups_.end() || !check_) return Status::ok();
   bootstrap::Roster roster = (*found)->roster;
   if (!may_have_servers(roster)) return Status(Code::kMismatch, "its rank 0 named no dedicated servers");
@@ -358,8 +363,9 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
     group->joins = std::make_unique<ServerJoins>(
         servers_, group->roster, *group->state,
         group->awaits_servers ? ServerJoins::GroupStart::kAwaitsServers : ServerJoins::GroupStart::kIsOver,
-        timeout_of(group->options),
-        [this, core = group.get()](const Status& why) { runtime_.worker().fail_group(*core->state, why, /*tell=*/true); });
+        timeout_of(group->options), [this, core = group.get()](const Status& why) {
+          runtime_.worker().fail_group(*core->state, why, /*tell=*/true);
+        });
   joins_due_ = {};
   if (!group->awaits_servers) start(group);
 }

@@ -106,7 +106,7 @@ class Groups : core::Pinned {
   ServerJoinsOptions servers_;
   RosterCheck check_;
   core::TimePoint joins_due_{};
-  core::TimePoint queued_due_ = core::TimePoint::max();  // the earliest deadline of queued operations
+  core::TimePoint queued_due_ = core::TimePoint::max();   // the earliest deadline of queued operations
   core::TimePoint joining_due_ = core::TimePoint::max();  // the earliest GroupCore::joining_until
 };
 

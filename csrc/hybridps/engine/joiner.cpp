@@ -115,7 +115,8 @@ void Joiner::join(std::shared_ptr<GroupCore> group, bootstrap::RendezvousOptions
   options.prove = [state = state_.get(), j = joining.get()](const bootstrap::Roster& roster) {
     return state->prove(*j, roster);
   };
-  joining->rendezvous = std::make_unique<bootstrap::Rendezvous>(std::make_shared<WatchedStore>(group), std::move(options));
+  joining->rendezvous =
+      std::make_unique<bootstrap::Rendezvous>(std::make_shared<WatchedStore>(group), std::move(options));
   joining->group = std::move(group);
   {
     const std::lock_guard lock(state_->mutex);
@@ -195,8 +196,8 @@ void Joiner::JoinerState::attend(Joining& joining) {
 // was either aborted or left here: a group that is still in use would hold the engine.
 void Joiner::JoinerState::fail_left(Joining& joining) {
   GroupCore& group = *joining.group;
-  Status status(Code::kClosed, "rank " + std::to_string(group.options.rank) + " (" + bootstrap::host_name() +
-                                   " pid " + std::to_string(getpid()) +
+  Status status(Code::kClosed, "rank " + std::to_string(group.options.rank) + " (" + bootstrap::host_name() + " pid " +
+                                   std::to_string(getpid()) +
                                    ") left the group (destroy_process_group, or the end of its program) before all "
                                    "ranks had made it");
   if (group.given_up.load()) {
@@ -248,11 +249,15 @@ void Joiner::JoinerState::run() {
         continue;
       }
       if (phase == bootstrap::Rendezvous::RendezvousPhase::kReady) {
-        post([group = joining.group, roster = joining.rendezvous->roster()](Joiner& j) { j.hooks_.open(group, roster); });
+        post([group = joining.group, roster = joining.rendezvous->roster()](Joiner& j) {
+          j.hooks_.open(group, roster);
+        });
         if (joining.group->options.size > 1)
           unsettled.push_back({core::Clock::now() + kSettleAfter, joining.group->options.store});
       } else {
-        post([group = joining.group, status = joining.rendezvous->status()](Joiner& j) { j.hooks_.fail(*group, status); });
+        post([group = joining.group, status = joining.rendezvous->status()](Joiner& j) {
+          j.hooks_.fail(*group, status);
+        });
       }
       if (joining.proof) {
         const std::lock_guard lock(joining.proof->mutex);
@@ -283,7 +288,8 @@ bootstrap::MemoryProof Joiner::JoinerState::prove(Joining& joining, const bootst
       const std::lock_guard lock(mutex);  // the engine stays while this lock is held
       if (joiner == nullptr) return bootstrap::MemoryProof::pending();
       if (const auto& check = joiner->hooks_.check)
-        if (Status status = check(roster, me); !status.is_ok()) return bootstrap::MemoryProof::failed(std::move(status));
+        if (Status status = check(roster, me); !status.is_ok())
+          return bootstrap::MemoryProof::failed(std::move(status));
     }
     auto request = std::make_shared<ProofRequest>();
     request->nonce = roster.nonce;

@@ -42,7 +42,7 @@ class LoopClient {
 };
 
 struct LoopOptions {
-  std::string thread_name;  // at most 15 characters
+  std::string thread_name;                                    // at most 15 characters
   core::Spinning spinning = core::Spinning::where_it_pays();  // for the thread, and for callers that drive
 };
 

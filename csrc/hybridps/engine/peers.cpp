@@ -87,8 +87,8 @@ std::vector<core::EngineId> Peers::forget_unused(core::TimePoint now, bool all) 
   std::vector<core::EngineId> forgotten;
   std::erase_if(peers_, [&](const auto& entry) {
     const auto& [id, peer] = entry;
-    const bool connected = transports_.data->find(id) != nullptr ||
-                           (transports_.control && transports_.control->find(id) != nullptr);
+    const bool connected =
+        transports_.data->find(id) != nullptr || (transports_.control && transports_.control->find(id) != nullptr);
     if (!(all || peer.dead) || peer.groups > 0 || connected || now - peer.unused_since < kKeepUnused) return false;
     forgotten.push_back(id);
     return true;

@@ -54,8 +54,9 @@ std::vector<std::byte> to_transport(const bootstrap::Bytes& address) {
   return bytes_as<std::vector<std::byte>>(address);
 }
 
-bootstrap::MemberRecord own_record(const core::Config& config, const Interfaces& interfaces, const RuntimeOptions& options,
-                                   const transport::Transport& data, const transport::Transport& control) {
+bootstrap::MemberRecord own_record(const core::Config& config, const Interfaces& interfaces,
+                                   const RuntimeOptions& options, const transport::Transport& data,
+                                   const transport::Transport& control) {
   bootstrap::MemberRecord record;
   record.build = std::string("hybridps ") + build_info::kVersion;
   record.engine = options.self;
@@ -246,10 +247,10 @@ core::Status check_priorities(const bootstrap::Roster& roster) {
   };
   for (const bootstrap::MemberRecord& member : roster.members)
     if (member.priority != first.priority)
-      return core::Status(core::Code::kMismatch, "ranks give the group different priorities: " +
-                                                     bootstrap::describe(first) + " '" + text(first) + "', " +
-                                                     bootstrap::describe(member) + " '" + text(member) +
-                                                     "'; give all ranks the same Options(priority=...)");
+      return core::Status(core::Code::kMismatch,
+                          "ranks give the group different priorities: " + bootstrap::describe(first) + " '" +
+                              text(first) + "', " + bootstrap::describe(member) + " '" + text(member) +
+                              "'; give all ranks the same Options(priority=...)");
   return core::Status::ok();
 }
 

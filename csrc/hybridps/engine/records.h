@@ -25,8 +25,9 @@ namespace hybridps::engine {
 bootstrap::Bytes to_record(const std::vector<std::byte>& address);
 std::vector<std::byte> to_transport(const bootstrap::Bytes& address);
 /// The part of this process's record that is the same in all groups.
-bootstrap::MemberRecord own_record(const core::Config& config, const Interfaces& interfaces, const RuntimeOptions& options,
-                                   const transport::Transport& data, const transport::Transport& control);
+bootstrap::MemberRecord own_record(const core::Config& config, const Interfaces& interfaces,
+                                   const RuntimeOptions& options, const transport::Transport& data,
+                                   const transport::Transport& control);
 /// `local`: shared memory with this member is proven.
 PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where, bool local);
 

@@ -64,7 +64,7 @@ void Report::write_status(const Reported& of, observe::Json& json, std::size_t p
 }
 
 std::vector<observe::Sample> Report::samples(const Reported& of,
-                                            const std::function<std::string(core::EngineId)>& name) const {
+                                             const std::function<std::string(core::EngineId)>& name) const {
   const core::TimePoint now = core::Clock::now();
   std::vector<observe::Sample> all;
   const auto add = [&all](std::string_view metric, auto value, std::string label = {}) {

@@ -72,7 +72,8 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
   // The server reports to the worker, and the worker needs the server. So a forwarder to the worker is made first.
   struct Forward final : server::Listener {
     worker::Worker* worker = nullptr;
-    void on_mismatch(const server::OperationKey& key, const server::RankCall& ours, const server::RankCall& theirs) override {
+    void on_mismatch(const server::OperationKey& key, const server::RankCall& ours,
+                     const server::RankCall& theirs) override {
       worker->on_mismatch(key, ours, theirs);
     }
     void on_bad_message(const server::OperationKey& key, std::string what) override {

@@ -124,7 +124,9 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
 
   // flow::Router
   core::Result<transport::Endpoint*> connect(core::EngineId peer) override { return peers_.connect(peer); }
-  core::Result<transport::Endpoint*> connect_urgent(core::EngineId peer) override { return peers_.connect_urgent(peer); }
+  core::Result<transport::Endpoint*> connect_urgent(core::EngineId peer) override {
+    return peers_.connect_urgent(peer);
+  }
   flow::Peer describe(core::EngineId peer) override { return peers_.describe(peer); }
   void on_unreachable(core::EngineId peer, core::Status cause) override;
   // worker::Host

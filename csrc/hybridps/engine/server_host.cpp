@@ -66,8 +66,7 @@ class Shard final : public LoopClient, core::Pinned {
     residual_budget_->bytes_max = memory / 4;
     outer_budget_->bytes_max = memory / 4;
     engines_max_ = std::max<std::uint64_t>(1, memory / 4 / std::max<std::uint64_t>(1, o.eager_bytes));
-    const std::size_t pool_bytes =
-        whole_pages(std::max<std::size_t>(o.pool_bytes(), memory / 4));
+    const std::size_t pool_bytes = whole_pages(std::max<std::size_t>(o.pool_bytes(), memory / 4));
     if (interfaces.rdma)
       if (Status status = transport::check_locked_memory(
               transport::locked_memory_needed(pool_bytes) * static_cast<std::uint64_t>(options.threads),
@@ -266,8 +265,8 @@ class ServerHostImpl final : public ServerHost {
       shards_.push_back(std::move(shard).value());
     }
     threads.warn_of_idle();
-    auto admission =
-        admission::AdmissionServer::open(options.listen, options.token, [this](const admission::Bytes& body) { return answer(body); });
+    auto admission = admission::AdmissionServer::open(options.listen, options.token,
+                                                      [this](const admission::Bytes& body) { return answer(body); });
     if (!admission.is_ok()) return admission.status();
     admission_ = std::move(admission).value();
     return Status::ok();
@@ -485,7 +484,8 @@ class ServerHostImpl final : public ServerHost {
   mutable std::mutex shards_mutex_;
   std::vector<std::shared_ptr<Shard>> shards_;
   std::vector<std::shared_ptr<Shard>> retired_;  // given up by one job, and perhaps still used by others
-  std::unique_ptr<admission::AdmissionServer> admission_;             // declared after the shards: the admission server's thread uses the shards
+  std::unique_ptr<admission::AdmissionServer>
+      admission_;  // declared after the shards: the admission server's thread uses the shards
   std::atomic<bool> draining_{false};
 };
 

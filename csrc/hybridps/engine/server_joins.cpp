@@ -74,7 +74,8 @@ bool ServerJoins::has(core::EngineId engine) const {
 
 bool ServerJoins::has_given_up(core::EngineId engine) const {
   const auto& engines = group_.info.engines;
-  return given_up_.count(engine) > 0 || (std::find(engines.begin(), engines.end(), engine) != engines.end() && !has(engine));
+  return given_up_.count(engine) > 0 ||
+         (std::find(engines.begin(), engines.end(), engine) != engines.end() && !has(engine));
 }
 
 bool ServerJoins::any_in(AddressStep step) const {
@@ -86,8 +87,7 @@ std::size_t ServerJoins::tick(core::TimePoint now) {
   if (is_starting_ && now >= start_until_ && phase_ != JoinPhase::kJoining) return end_start();
   std::size_t work = 0;
   switch (phase_) {
-    case JoinPhase::kIdle:
-      return is_starting_ ? begin_start() : begin_round(now);
+    case JoinPhase::kIdle: return is_starting_ ? begin_start() : begin_round(now);
     case JoinPhase::kAsking:
       for (PolledAddress& place : places_)
         if (place.step == AddressStep::kFinding || place.step == AddressStep::kRenewing) work += on_found(place);
@@ -117,7 +117,8 @@ std::size_t ServerJoins::begin_start() {
 std::size_t ServerJoins::end_start() {
   for (PolledAddress& place : places_)
     if (!place.left_out)
-      try_later(place, Answers::kNo, Status(Code::kTimeout, name_of(place.address) + " has not joined within the group's timeout"));
+      try_later(place, Answers::kNo,
+                Status(Code::kTimeout, name_of(place.address) + " has not joined within the group's timeout"));
   end_round();
   is_starting_ = false;
   if (group_.status.is_ok()) group_.newcomers->start_without();
@@ -128,7 +129,8 @@ std::size_t ServerJoins::begin_round(core::TimePoint now) {
   if (options_.retry == core::Duration::zero()) return 0;
   for (PolledAddress& place : places_) {
     if (place.has_all) {
-      if (std::all_of(place.engines.begin(), place.engines.end(), [&](core::EngineId engine) { return has(engine); })) continue;
+      if (std::all_of(place.engines.begin(), place.engines.end(), [&](core::EngineId engine) { return has(engine); }))
+        continue;
       place.has_all = false;
       place.pause = 1;
       place.next = now + options_.retry;
@@ -229,10 +231,10 @@ Status ServerJoins::check_room(const PolledAddress& place) const {
     const std::uint64_t block = info.codecs != nullptr ? block_bytes(*info.codecs) : 0;
     for (const MemberRecord& server : place.newcomers)
       if (server.chunk_bytes < block)
-        return Status(Code::kInvalidArgument, name_of(place.address) + " has room for coded chunks of " +
-                                                  std::to_string(server.chunk_bytes) + " bytes, and compression '" +
-                                                  roster_.members.front().compress + "' has blocks of " +
-                                                  std::to_string(block) + "; start it with a larger HYBRIDPS_CHUNK_BYTES");
+        return Status(Code::kInvalidArgument,
+                      name_of(place.address) + " has room for coded chunks of " + std::to_string(server.chunk_bytes) +
+                          " bytes, and compression '" + roster_.members.front().compress + "' has blocks of " +
+                          std::to_string(block) + "; start it with a larger HYBRIDPS_CHUNK_BYTES");
     return Status::ok();
   }
   std::uint64_t needs = chunks.usual;
@@ -240,10 +242,11 @@ Status ServerJoins::check_room(const PolledAddress& place) const {
   if (group_.plans->tuner() != nullptr) needs = std::max<std::uint64_t>(needs, chunks.room);
   for (const MemberRecord& server : place.newcomers)
     if (std::max(server.chunk_bytes, server.chunk_bytes_max) < needs)
-      return Status(Code::kInvalidArgument, name_of(place.address) + " has room for chunks of " +
-                                                std::to_string(std::max(server.chunk_bytes, server.chunk_bytes_max)) +
-                                                " bytes, and those of the group may have " + std::to_string(needs) +
-                                                "; start it with the same HYBRIDPS_CHUNK_BYTES and HYBRIDPS_TUNE as the ranks");
+      return Status(Code::kInvalidArgument,
+                    name_of(place.address) + " has room for chunks of " +
+                        std::to_string(std::max(server.chunk_bytes, server.chunk_bytes_max)) +
+                        " bytes, and those of the group may have " + std::to_string(needs) +
+                        "; start it with the same HYBRIDPS_CHUNK_BYTES and HYBRIDPS_TUNE as the ranks");
   return Status::ok();
 }
 
@@ -281,12 +284,13 @@ void ServerJoins::open_found() {
   for (PolledAddress& place : places_) {
     if (place.step != AddressStep::kOpening) continue;
     place.has_open = true;  // true until the server says otherwise
-    ask_by_thread(place, AddressStep::kOpening, [address = place.address, token = options_.token, body](Asking& asking) {
-      const core::Result<bootstrap::Bytes> answer =
-          admission::ask(address, token, *body, core::Deadline::after(kServerAnswersWithin));
-      const std::lock_guard lock(asking.mutex);
-      asking.opened = answer.is_ok() ? Status::ok() : answer.status();
-    });
+    ask_by_thread(place, AddressStep::kOpening,
+                  [address = place.address, token = options_.token, body](Asking& asking) {
+                    const core::Result<bootstrap::Bytes> answer =
+                        admission::ask(address, token, *body, core::Deadline::after(kServerAnswersWithin));
+                    const std::lock_guard lock(asking.mutex);
+                    asking.opened = answer.is_ok() ? Status::ok() : answer.status();
+                  });
   }
 }
 
@@ -342,8 +346,9 @@ void ServerJoins::on_joined() {
     }
     give_up(place);
     if (!outcome.server || (*outcome.server >= first && *outcome.server < before))
-      try_later(place, Answers::kYes, Status(outcome.status.code(), name_of(place.address) + " does not join: " +
-                                                                         std::string(outcome.status.message())));
+      try_later(place, Answers::kYes,
+                Status(outcome.status.code(),
+                       name_of(place.address) + " does not join: " + std::string(outcome.status.message())));
   }
   if (outcome.status.is_ok()) is_starting_ = false;
   end_round();

@@ -39,8 +39,8 @@ namespace hybridps::engine {
 struct ServerJoinsOptions {
   std::vector<admission::Address> addresses;
   std::string token;
-  core::Duration retry = std::chrono::seconds(2);                // 0: no server joins after the start
-  bool required = false;                                         // a server that is missing at the start ends the group
+  core::Duration retry = std::chrono::seconds(2);  // 0: no server joins after the start
+  bool required = false;                           // a server that is missing at the start ends the group
 };
 
 class ServerJoins : core::Pinned {

@@ -98,7 +98,8 @@ core::Result<std::vector<MemberRecord>> decode_records(const Bytes& bytes) {
 
 core::Result<std::vector<MemberRecord>> find_server(const admission::Address& address, const std::string& token,
                                                     const ServerRequest& request) {
-  const core::Result<Bytes> answer = admission::ask(address, token, encode(request), core::Deadline::after(kServerAnswersWithin));
+  const core::Result<Bytes> answer =
+      admission::ask(address, token, encode(request), core::Deadline::after(kServerAnswersWithin));
   if (!answer.is_ok()) return answer.status();
   core::Result<std::vector<MemberRecord>> records = decode_records(answer.value());
   if (records.is_ok()) return records;

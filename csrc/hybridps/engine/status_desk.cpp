@@ -76,8 +76,7 @@ void StatusDesk::on_asked(core::EngineId from, const wire::StatusAsk& ask) {
 
 void StatusDesk::on_answered(core::EngineId from, const wire::StatusAnswer& answer, std::span<const std::byte> part) {
   const auto found = asked_.find(answer.number);
-  if (found == asked_.end() || answer.parts == 0 || answer.parts > wire::kStatusPartsMax ||
-      answer.part >= answer.parts)
+  if (found == asked_.end() || answer.parts == 0 || answer.parts > wire::kStatusPartsMax || answer.part >= answer.parts)
     return;
   Question& question = *found->second;
   const std::lock_guard lock(question.mutex);
@@ -105,7 +104,9 @@ void StatusDesk::on_answered(core::EngineId from, const wire::StatusAnswer& answ
 }
 
 std::string StatusDesk::ask(bool others) {
-  const auto stuck = [](const Status& why) { return observe::Json().object().field("stuck", why.message()).end().text(); };
+  const auto stuck = [](const Status& why) {
+    return observe::Json().object().field("stuck", why.message()).end().text();
+  };
   if (about_.look) {
     const auto joining = std::make_shared<std::atomic<bool>>(false);
     const Status looked = loop_->call([this, joining](Status&) { joining->store(about_.look()); }, kLoopPatience);

@@ -36,10 +36,10 @@ class StatusDesk : core::Pinned {
   struct About {
     core::EngineId engine;
     bool is_server = false;
-    std::string job;         // the launcher's run id or job id, else MASTER_ADDR:MASTER_PORT; empty: not known
-    std::string transport;   // "TCP"
+    std::string job;        // the launcher's run id or job id, else MASTER_ADDR:MASTER_PORT; empty: not known
+    std::string transport;  // "TCP"
     double limit_bytes_per_second = 0;  // rate of the data cards; 0: not known
-    std::string codec;       // HYBRIDPS_COMPRESS
+    std::string codec;                  // HYBRIDPS_COMPRESS
     /// Writes the groups as elements of the JSON's open array; `members`: with the list of members. Called in the loop.
     std::function<void(observe::Json&, bool members)> write_groups;
     /// Starts a look-up of what groups without a roster wait for. False: no such groups. Called in the loop.
@@ -71,7 +71,7 @@ class StatusDesk : core::Pinned {
     std::mutex mutex;
     std::condition_variable changed;
     std::string own;
-    std::map<core::EngineId, Answer> answers;  // one entry for each engine that was asked
+    std::map<core::EngineId, Answer> answers;                      // one entry for each engine that was asked
     std::map<core::EngineId, std::pair<std::string, double>> who;  // host and process, seconds since the last message
     std::size_t open = 0;
   };

@@ -121,7 +121,8 @@ GroupSummary summarise(const bootstrap::Roster& roster, const schedule::Topology
   }
   if (const std::string& compress = roster.members.front().compress; !compress.empty())
     text += "; gradients compressed with " + compress;
-  if (const std::string& priority = roster.members.front().priority; !priority.empty()) text += "; priority " + priority;
+  if (const std::string& priority = roster.members.front().priority; !priority.empty())
+    text += "; priority " + priority;
   return summary;
 }
 

@@ -190,10 +190,11 @@ transport::SendDone Outbox::when_sent(const PeerState& peer, const Stream& strea
     if (!sent.holds_slot && !sent.holds_whole) return {};
     return sent;
   }
-  return TracedSent{std::move(sent), trace_,
-                    {trace_->recent(), 0, bytes, stream.id.sequence, stream.id.span, chunk,
-                     trace_->group(stream.from.uid), trace_->peer(peer.id), observe::EventType::kSent,
-                     static_cast<std::uint8_t>(stream.id.stage)}};
+  return TracedSent{
+      std::move(sent),
+      trace_,
+      {trace_->recent(), 0, bytes, stream.id.sequence, stream.id.span, chunk, trace_->group(stream.from.uid),
+       trace_->peer(peer.id), observe::EventType::kSent, static_cast<std::uint8_t>(stream.id.stage)}};
 }
 
 Outbox::SendResult Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t chunk) {
@@ -202,8 +203,8 @@ Outbox::SendResult Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint
   wire::Data data{stream.id, stream.premul, wire::Permit::kGrant, 0, 0};
   data.chunk.number = chunk;
   const auto send = [&](const Payload& payload, transport::SendDone done) {
-    return transmit(peer, {stream.from, static_cast<std::uint32_t>(payload.bytes), data, stream.priority}, payload.buffer,
-                    std::move(done), stream.urgent);
+    return transmit(peer, {stream.from, static_cast<std::uint32_t>(payload.bytes), data, stream.priority},
+                    payload.buffer, std::move(done), stream.urgent);
   };
   if (bytes == 0) {
     if (!send({}, when_sent(peer, stream, chunk, 0, {this, alive_, peer.id, 0, 0, false, false})).is_ok())

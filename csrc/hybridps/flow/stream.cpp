@@ -33,7 +33,7 @@ void StreamQueue::add(Stream& stream) {
   (after != nullptr ? (after->*hook_).before : back_) = &stream;
 }
 
-void StreamQueue::remove(Stream& stream, Hook Stream::*hook_of) noexcept {
+void StreamQueue::remove(Stream& stream, Hook Stream::* hook_of) noexcept {
   const Hook hook = std::exchange(stream.*hook_of, Hook{});
   if (hook.in == nullptr) return;
   (hook.before != nullptr ? (hook.before->*hook_of).after : hook.in->front_) = hook.after;

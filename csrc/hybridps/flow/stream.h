@@ -56,7 +56,7 @@ class StreamQueue : core::Pinned {
     Stream* after = nullptr;
     std::uint64_t ticket = 0;  // rises with each arrival
   };
-  explicit StreamQueue(Hook Stream::*hook) noexcept : hook_(hook) {}
+  explicit StreamQueue(Hook Stream::* hook) noexcept : hook_(hook) {}
   ~StreamQueue();
 
   bool empty() const noexcept { return front_ == nullptr; }
@@ -66,7 +66,7 @@ class StreamQueue : core::Pinned {
   /// stream that is in this queue already keeps its place.
   void add(Stream& stream);
   /// Takes the stream out of the queue of this hook that it is in, if any.
-  static void remove(Stream& stream, Hook Stream::*hook) noexcept;
+  static void remove(Stream& stream, Hook Stream::* hook) noexcept;
 
   /// The stream whose turn it is, and how many chunks the stream may send before turn() is asked again.
   struct Turn {
@@ -85,7 +85,7 @@ class StreamQueue : core::Pinned {
   };
   void leave(const Stream& stream, const Hook& hook) noexcept;
 
-  Hook Stream::*const hook_;
+  Hook Stream::* const hook_;
   Stream* front_ = nullptr;
   Stream* back_ = nullptr;
   std::vector<Level> levels_;  // levels that are not empty, highest priority first

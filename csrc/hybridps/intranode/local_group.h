@@ -88,8 +88,8 @@ class LocalGroup : core::Pinned {
   virtual core::Status all_reduce(Leg leg, device::DeviceStream stream, std::span<const Part> parts,
                                   const Reduction& reduction, const Patience& patience) = 0;
   /// Gives each part's sum to the part's rank.
-  virtual core::Status reduce(Leg leg, device::DeviceStream stream, std::span<const Part> parts, const Reduction& reduction,
-                              const Patience& patience) = 0;
+  virtual core::Status reduce(Leg leg, device::DeviceStream stream, std::span<const Part> parts,
+                              const Reduction& reduction, const Patience& patience) = 0;
   /// Gives each part from its rank to every rank.
   virtual core::Status spread(Leg leg, device::DeviceStream stream, std::span<const Part> parts,
                               const Patience& patience) = 0;

@@ -148,7 +148,8 @@ std::optional<std::map<int, RateReport>> RateMeter::on_report(int rank, std::uin
 }
 
 std::optional<std::vector<double>> RateMeter::learn(const std::map<int, RateReport>& reports,
-                                                    const schedule::Topology& topology, const std::vector<bool>& is_out) {
+                                                    const schedule::Topology& topology,
+                                                    const std::vector<bool>& is_out) {
   const schedule::Shares shares = shares_of(topology);
   const std::vector<schedule::CardReport> cards = cards_of(reports, topology, shares);
   const auto nodes = static_cast<std::size_t>(topology.nodes());

@@ -32,7 +32,9 @@ class ServerLife {
     return member >= ranks_ && at < phases_.size() ? phases_[at] : LifePhase::kMember;
   }
   bool is_gone(int member) const noexcept { return of(member) == LifePhase::kGone; }
-  bool is_leaving(int member) const noexcept { return of(member) == LifePhase::kLeaving || of(member) == LifePhase::kReleased; }
+  bool is_leaving(int member) const noexcept {
+    return of(member) == LifePhase::kLeaving || of(member) == LifePhase::kReleased;
+  }
   /// The server must own nothing in new versions.
   bool is_out(int member) const noexcept { return of(member) >= LifePhase::kLeaving; }
   bool any(LifePhase phase) const noexcept { return std::find(phases_.begin(), phases_.end(), phase) != phases_.end(); }

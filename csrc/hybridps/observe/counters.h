@@ -45,7 +45,9 @@ class Counters {
   }
 
  private:
-  const std::atomic<std::uint64_t>& at(Counter counter) const noexcept { return values_[static_cast<std::size_t>(counter)]; }
+  const std::atomic<std::uint64_t>& at(Counter counter) const noexcept {
+    return values_[static_cast<std::size_t>(counter)];
+  }
 
   std::array<std::atomic<std::uint64_t>, kCounterCount> values_{};
 };

@@ -34,9 +34,7 @@ constexpr int kVisitorsMax = 16;
 constexpr std::size_t kQuestionBytesMax = 4096;
 constexpr auto kPatience = std::chrono::seconds(2);
 
-Status complaint(const std::string& what) {
-  return {Code::kInvalidArgument, what + ": " + std::strerror(errno)};
-}
+Status complaint(const std::string& what) { return {Code::kInvalidArgument, what + ": " + std::strerror(errno)}; }
 
 /// Makes the folder if there is none. The folder must belong to this user alone.
 Status make_folder(const std::string& folder) {
@@ -61,8 +59,8 @@ void remove_stale(const std::string& folder) {
     std::memcpy(address.sun_path, file.c_str(), file.string().size() + 1);
     const int probe = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (probe < 0) return;
-    const bool refused = ::connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
-                         errno == ECONNREFUSED;
+    const bool refused =
+        ::connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 && errno == ECONNREFUSED;
     ::close(probe);
     if (refused) ::unlink(file.c_str());
   }
@@ -81,7 +79,8 @@ bool is_ready(int fd, short events, const core::Deadline& deadline, const std::a
 std::string read_until(int fd, std::string_view end, const std::atomic<bool>& stop) {
   const core::Deadline deadline = core::Deadline::after(kPatience);
   std::string text;
-  while (text.find(end) == std::string::npos && text.size() < kQuestionBytesMax && is_ready(fd, POLLIN, deadline, stop)) {
+  while (text.find(end) == std::string::npos && text.size() < kQuestionBytesMax &&
+         is_ready(fd, POLLIN, deadline, stop)) {
     std::array<char, 1024> some{};
     const ssize_t got = ::recv(fd, some.data(), some.size(), MSG_DONTWAIT);
     if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) break;
@@ -167,8 +166,8 @@ Status Outlet::open_port() {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
-  if (const int code = ::getaddrinfo(options_.listen_host.c_str(), std::to_string(options_.listen_port).c_str(), &hints,
-                                     &found);
+  if (const int code =
+          ::getaddrinfo(options_.listen_host.c_str(), std::to_string(options_.listen_port).c_str(), &hints, &found);
       code != 0)
     return {Code::kInvalidArgument, "metrics cannot be had at " + where + ": " + gai_strerror(code)};
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> addresses(found, &::freeaddrinfo);
@@ -253,9 +252,10 @@ void Outlet::serve(core::Descriptor visitor, bool http) {
       core::begin_thread("hybridps-see");
       const std::string question = read_until(v->get(), http ? "\r\n\r\n" : "\n", stop_);
       if (!question.empty())
-        write_all(v->get(), http ? http_answer(question, options_.metrics)
-                                 : options_.answer(question.substr(0, question.find('\n'))),
-                  stop_);
+        write_all(
+            v->get(),
+            http ? http_answer(question, options_.metrics) : options_.answer(question.substr(0, question.find('\n'))),
+            stop_);
       v->reset();
       const std::lock_guard lock(visitors->mutex);
       --visitors->count;

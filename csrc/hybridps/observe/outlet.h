@@ -27,8 +27,8 @@
 namespace hybridps::observe {
 
 struct OutletOptions {
-  std::string folder;  // folder of the socket; empty: no socket
-  std::string tag;     // part of the socket's name: letters, digits, '-' and '.'
+  std::string folder;       // folder of the socket; empty: no socket
+  std::string tag;          // part of the socket's name: letters, digits, '-' and '.'
   std::string listen_host;  // for metrics; empty: no port
   int listen_port = 0;      // 0: the kernel chooses
   std::string file;         // for metrics, replaced every `every`; empty: no file

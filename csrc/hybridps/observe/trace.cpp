@@ -98,8 +98,8 @@ void Trace::flush() {
     Event head;
     head.bytes = text.size();
     text.resize((text.size() + sizeof(Event) - 1) / sizeof(Event) * sizeof(Event));
-    fine = std::fwrite(&head, sizeof head, 1, file_) == 1 && std::fwrite(text.data(), 1, text.size(), file_) == text.size() &&
-           fine;
+    fine = std::fwrite(&head, sizeof head, 1, file_) == 1 &&
+           std::fwrite(text.data(), 1, text.size(), file_) == text.size() && fine;
   }
   for (std::uint64_t at = written_.load(std::memory_order_relaxed); at < end;) {
     const std::uint64_t run = std::min<std::uint64_t>(end - at, kRing - at % kRing);

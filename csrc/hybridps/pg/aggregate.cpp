@@ -72,7 +72,8 @@ WorkPtr ProcessGroupHybrid::allreduce(std::vector<at::Tensor>& tensors, const c1
   // Several tensors: the reduction is over all tensors of all ranks, and each tensor gets the result, as in gloo.
   call.operations.front().output = {tensors.size() == 1 ? call.buffers.output(tensor, true)
                                                         : call.buffers.output_of_all(tensors, what)};
-  return issue(std::move(call).of(c10d::OpType::ALLREDUCE, "all_reduce", "hybridps:all_reduce", opts, tensors, tensors));
+  return issue(
+      std::move(call).of(c10d::OpType::ALLREDUCE, "all_reduce", "hybridps:all_reduce", opts, tensors, tensors));
 }
 
 WorkPtr ProcessGroupHybrid::allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) {
@@ -90,7 +91,8 @@ WorkPtr ProcessGroupHybrid::allreduce_coalesced(std::vector<at::Tensor>& tensors
   Call call;
   call.operations.push_back(reduction(schedule::Kind::kAllReduce, reduction_of(kName, tensors.front(), opts.reduceOp)));
   for (const auto& tensor : tensors) call.operations.front().output.push_back(call.buffers.output(tensor, true));
-  return issue(std::move(call).of(c10d::OpType::ALLREDUCE_COALESCED, kName, "hybridps:all_reduce", opts, tensors, tensors));
+  return issue(
+      std::move(call).of(c10d::OpType::ALLREDUCE_COALESCED, kName, "hybridps:all_reduce", opts, tensors, tensors));
 }
 
 WorkPtr ProcessGroupHybrid::reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& opts) {
@@ -136,7 +138,8 @@ WorkPtr ProcessGroupHybrid::reduce_scatter(std::vector<at::Tensor>& outputs,
     operation.input.push_back(piece);
     operation.input_bytes.push_back(piece.bytes);
   }
-  return issue(std::move(call).of(c10d::OpType::REDUCE_SCATTER, kName, "hybridps:reduce_scatter", opts, inputs.front(), outputs));
+  return issue(std::move(call).of(c10d::OpType::REDUCE_SCATTER, kName, "hybridps:reduce_scatter", opts, inputs.front(),
+                                  outputs));
 }
 
 WorkPtr ProcessGroupHybrid::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -191,7 +194,8 @@ WorkPtr ProcessGroupHybrid::reduce_scatter_tensor_coalesced(std::vector<at::Tens
     call.operations.push_back(std::move(operation));
   }
 #if HYBRIDPS_TORCH_AT_LEAST(15)
-  const auto type = outputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED;
+  const auto type =
+      outputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED;
 #else
   const auto type = outputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::COALESCED;
 #endif
@@ -260,7 +264,8 @@ WorkPtr ProcessGroupHybrid::sparse_allreduce(const std::vector<at::Tensor>& tens
     sum = sum.coalesce();
     for (at::Tensor target : tensors) target.copy_(sum);
   };
-  return issue(std::move(call).of(c10d::OpType::_ALLREDUCE_SPARSE, "all_reduce (sparse)", "hybridps:sparse_all_reduce", opts, tensors, tensors));
+  return issue(std::move(call).of(c10d::OpType::_ALLREDUCE_SPARSE, "all_reduce (sparse)", "hybridps:sparse_all_reduce",
+                                  opts, tensors, tensors));
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::outer_step(at::Tensor tensor, const std::string& what,
@@ -271,10 +276,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::outer_step(at::Tensor tensor,
               ": a contiguous tensor of float32 on the CPU is needed, this one is of ", tensor.scalar_type(), " on ",
               tensor.device());
   core::ReduceOp op = core::ReduceOp::kNone;
-  for (const auto& [name, named] : {std::pair("momentum", core::ReduceOp::kMomentumStep),
-                                    std::pair("nesterov", core::ReduceOp::kNesterovStep),
-                                    std::pair("load", core::ReduceOp::kStateLoad),
-                                    std::pair("read", core::ReduceOp::kStateRead)})
+  for (const auto& [name, named] :
+       {std::pair("momentum", core::ReduceOp::kMomentumStep), std::pair("nesterov", core::ReduceOp::kNesterovStep),
+        std::pair("load", core::ReduceOp::kStateLoad), std::pair("read", core::ReduceOp::kStateRead)})
     if (what == name) op = named;
   TORCH_CHECK(op != core::ReduceOp::kNone, "hybridps::", kName, ": no step is called '", what, "'");
   TORCH_CHECK(slot >= 1 && slot <= 65535, "hybridps::", kName, ": slot ", slot, " is not in 1 to 65535");

@@ -76,7 +76,8 @@ void Compression::choose(worker::Operation& operation, const void* address, int 
     if (spec.feedback || spec.momentum > 0.0)
       operation.tensor = key_of({{ordinal, bytes, operation.dtype}, address, false, step_, 0}, recollection);
   }
-  if (!recollection.is_empty()) operation.recollection = std::make_shared<const worker::Recollection>(std::move(recollection));
+  if (!recollection.is_empty())
+    operation.recollection = std::make_shared<const worker::Recollection>(std::move(recollection));
 }
 
 std::vector<Compression::SizeDecision> Compression::classes() const {
@@ -129,7 +130,8 @@ void Compression::tell() const {
     char times[96];
     std::snprintf(times, sizeof times, " (%.3g ms a step, %s %.3g)", decision.coded_seconds * 1e3,
                   decision.why == Payoff::Why::kTrial ? "as they are" : "else about", decision.plain_seconds * 1e3);
-    text += (text.empty() ? "" : ", ") + Payoff::class_text(i) + (decision.coded ? " compressed" : " as they are") + times;
+    text +=
+        (text.empty() ? "" : ", ") + Payoff::class_text(i) + (decision.coded ? " compressed" : " as they are") + times;
   }
   if (text.empty()) return;  // nothing could be measured, so the codec stays
   core::log_info("group \"", group_, "\", ", compress::text_of(codecs_->spec()),

@@ -107,7 +107,8 @@ WorkPtr ProcessGroupHybrid::allgather(std::vector<std::vector<at::Tensor>>& outp
                           static_cast<int>(static_cast<std::size_t>(rank_) * inputs.size() + i));
     operation.input.push_back(piece);
   }
-  return issue(std::move(call).of(c10d::OpType::ALLGATHER, kName, "hybridps:all_gather", opts, inputs, flatten(outputs)));
+  return issue(
+      std::move(call).of(c10d::OpType::ALLGATHER, kName, "hybridps:all_gather", opts, inputs, flatten(outputs)));
 }
 
 WorkPtr ProcessGroupHybrid::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
@@ -188,7 +189,8 @@ WorkPtr ProcessGroupHybrid::allgather_coalesced(std::vector<std::vector<at::Tens
                           static_cast<int>(static_cast<std::size_t>(rank_) * inputs.size() + i));
     operation.input.push_back(piece);
   }
-  return issue(std::move(call).of(c10d::OpType::ALLGATHER_COALESCED, kName, "hybridps:all_gather", opts, inputs, flatten(outputs)));
+  return issue(std::move(call).of(c10d::OpType::ALLGATHER_COALESCED, kName, "hybridps:all_gather", opts, inputs,
+                                  flatten(outputs)));
 }
 
 WorkPtr ProcessGroupHybrid::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -219,7 +221,8 @@ WorkPtr ProcessGroupHybrid::gather(std::vector<std::vector<at::Tensor>>& outputs
   }
   operation.input = {call.buffers.input(input)};
   call.buffers.separate(operation.input.front(), input, operation.output, rank_);
-  return issue(std::move(call).of(c10d::OpType::GATHER, kName, "hybridps:gather", opts, inputs, std::move(call.outputs)));
+  return issue(
+      std::move(call).of(c10d::OpType::GATHER, kName, "hybridps:gather", opts, inputs, std::move(call.outputs)));
 }
 
 #if HYBRIDPS_TORCH_AT_LEAST(14)
@@ -242,7 +245,8 @@ WorkPtr ProcessGroupHybrid::gather_into_tensor(at::Tensor& output, at::Tensor& i
     call.buffers.separate(operation.input.front(), input, operation.output, rank_);
     call.outputs = {output};
   }
-  return issue(std::move(call).of(c10d::OpType::GATHER, kName, "hybridps:gather", opts, {input}, std::move(call.outputs)));
+  return issue(
+      std::move(call).of(c10d::OpType::GATHER, kName, "hybridps:gather", opts, {input}, std::move(call.outputs)));
 }
 #endif
 
@@ -276,7 +280,8 @@ WorkPtr ProcessGroupHybrid::scatter(std::vector<at::Tensor>& outputs, std::vecto
   } else {
     TORCH_CHECK(inputs.empty(), "hybridps::", kName, ": requires empty input on non-root");
   }
-  return issue(std::move(call).of(c10d::OpType::SCATTER, kName, "hybridps:scatter", opts, std::move(call.inputs), outputs));
+  return issue(
+      std::move(call).of(c10d::OpType::SCATTER, kName, "hybridps:scatter", opts, std::move(call.inputs), outputs));
 }
 
 WorkPtr ProcessGroupHybrid::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,

@@ -25,8 +25,7 @@ void sleep_for_ever() noexcept {
 // routine with a buffer in no frame (on the heap) runs first of all.
 void UnwindsNever::begin() noexcept {
   if (&_pthread_cleanup_push != nullptr)
-    _pthread_cleanup_push(
-        &buffer_, [](void* /*arg*/) { sleep_for_ever(); }, nullptr);
+    _pthread_cleanup_push(&buffer_, [](void* /*arg*/) { sleep_for_ever(); }, nullptr);
 }
 
 InterpreterReleased::InterpreterReleased() {

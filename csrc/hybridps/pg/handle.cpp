@@ -36,7 +36,8 @@ std::string to_text(const Handle& handle) {
   std::string text(kMark);
   for (const std::string& field :
        {rank, core::to_string(handle.engine), core::to_string(core::EngineId{handle.instance}),
-        std::to_string(handle.protocol_version), without_bars(handle.torch), without_bars(handle.where), without_bars(handle.group)})
+        std::to_string(handle.protocol_version), without_bars(handle.torch), without_bars(handle.where),
+        without_bars(handle.group)})
     text += "|" + field;
   return text;
 }
@@ -79,7 +80,8 @@ core::Result<std::vector<Handle>> parse_members(const std::vector<std::string>& 
       return refused(who + " is of torch " + handle.torch + ", this process has " + ours.torch +
                      "; install the same minor version on all ranks");
     if (handle.group != without_bars(ours.group))
-      return refused(who + " is of group " + core::quoted(handle.group) + ", this is group " + core::quoted(ours.group));
+      return refused(who + " is of group " + core::quoted(handle.group) + ", this is group " +
+                     core::quoted(ours.group));
     if (!engines.insert(handle.engine).second) return refused(who + " is there twice, or of a process that is");
     members.push_back(handle);
   }

@@ -142,9 +142,10 @@ void ProcessGroupHybrid::submit(Life& life, const std::shared_ptr<engine::Group>
     for (auto& operation : operations) {
       const auto& pieces = operation.kind == schedule::Kind::kAllReduce ? operation.output : operation.input;
       life.compression->choose(operation, pieces.empty() ? nullptr : pieces.front().data,
-                           torch::autograd::get_current_graph_task_id());
+                               torch::autograd::get_current_graph_task_id());
     }
-    if (auto vote = life.compression->take_vote()) group->submit(std::move(vote->operation), std::move(vote->done), false);
+    if (auto vote = life.compression->take_vote())
+      group->submit(std::move(vote->operation), std::move(vote->done), false);
   }
   for (auto& operation : operations) {
     const auto sequence = group->submit(

@@ -197,7 +197,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
       request.done = [held](const core::Status& status) { StreamWork::Held::part_over(held, status); };
       request.leave_open = open;
       if (collective) {
-        request.code = [this, &life, &group, asked = request.operation.op](worker::Operation& slice, const std::byte* at) {
+        request.code = [this, &life, &group, asked = request.operation.op](worker::Operation& slice,
+                                                                           const std::byte* at) {
           return choose_coding(*life, group, asked, slice, at);
         };
         request.codes = [&held, device](std::uint64_t bytes) { return memory_for_codes(*held, device, bytes); };

@@ -47,8 +47,7 @@ std::shared_ptr<engine::Group> Membership::take() {
   return std::move(group_);
 }
 
-Stay::Stay(std::shared_ptr<engine::Engine> engine)
-    : engine_(std::move(engine)), generation_(core::fork_generation()) {}
+Stay::Stay(std::shared_ptr<engine::Engine> engine) : engine_(std::move(engine)), generation_(core::fork_generation()) {}
 
 Stay::~Stay() {
   if (generation_ != core::fork_generation() && engine_) new std::shared_ptr<engine::Engine>(std::move(engine_));

@@ -55,9 +55,7 @@ std::shared_ptr<WorkContext> make_context(const std::string& name, int rank, int
   return context;
 }
 
-std::string group_text(const WorkContext& context) {
-  return text_of(context.group_name, context.rank, context.size);
-}
+std::string group_text(const WorkContext& context) { return text_of(context.group_name, context.rank, context.size); }
 
 /// Only if level info is logged, because asking loads the driver. A machine without a GPU logs this at level debug.
 void tell_of_cuda() {
@@ -83,10 +81,10 @@ void tell_of_failed_start(std::shared_ptr<bootstrap::KeyValueStore> store, const
   // If the Store does not answer, only this thread stays blocked.
   const auto answer = std::make_shared<std::promise<core::Status>>();
   std::future<core::Status> answered = answer->get_future();
-  const auto tell = [store = std::move(store), prefix = bootstrap::group_key_prefix(group_name, incarnation), rank, failure,
-                     answer] {
-    answer->set_value(
-        bootstrap::announce_failure(*store, prefix, rank, failure, bootstrap::wall_ms(), bootstrap::process_started_ms()));
+  const auto tell = [store = std::move(store), prefix = bootstrap::group_key_prefix(group_name, incarnation), rank,
+                     failure, answer] {
+    answer->set_value(bootstrap::announce_failure(*store, prefix, rank, failure, bootstrap::wall_ms(),
+                                                  bootstrap::process_started_ms()));
   };
   try {
     std::thread(tell).detach();
@@ -128,8 +126,9 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
   group_options.since = called_at;
   const std::string& given = options_->incarnation;
   // The incarnation count goes up even if the code below fails.
-  group_options.incarnation = given.empty() ? process.incarnations().next(options_->group_name)
-                                            : process.incarnations().next(options_->group_name + " " + given, given, "named");
+  group_options.incarnation = given.empty()
+                                  ? process.incarnations().next(options_->group_name)
+                                  : process.incarnations().next(options_->group_name + " " + given, given, "named");
   if (const std::string first = given + ".named.0"; !given.empty() && group_options.incarnation != first) {
     const std::string why =
         "this process has used the incarnation " + given + " before; every life of a group needs a name of its own";
@@ -196,9 +195,9 @@ std::shared_ptr<ProcessGroupHybrid::Life> ProcessGroupHybrid::open(engine::Group
   const auto spec = compress::parse_spec(options_->compress.empty() ? config.value().compress : options_->compress);
   require(spec.status(), whose);
   if (spec.value()) group_options.compress = compress::text_of(spec.value());
-  life->compression = std::make_unique<Compression>(
-      spec.value() ? std::make_shared<const compress::Codecs>(spec.value()) : nullptr, config.value().compress_min_bytes,
-      options_->group_name, rank_ == 0);
+  life->compression =
+      std::make_unique<Compression>(spec.value() ? std::make_shared<const compress::Codecs>(spec.value()) : nullptr,
+                                    config.value().compress_min_bytes, options_->group_name, rank_ == 0);
   const auto priorities = worker::parse_priorities(options_->priority);
   require(priorities.status(), whose);
   life->priorities = priorities.value();
@@ -251,8 +250,7 @@ void ProcessGroupHybrid::wait_ready() {
   const auto group = group_or_throw("init_process_group");
   const core::Status status = wait_for(group, [&] { return group->wait_ready(); });
   const std::string whose = group_text(*life()->context);
-  core::log_debug(whose, " waited ", static_cast<int>(ms_between(opened_at_, core::Clock::now())),
-                  " ms for all ranks");
+  core::log_debug(whose, " waited ", static_cast<int>(ms_between(opened_at_, core::Clock::now())), " ms for all ranks");
   check_status(status, "waiting for the ranks of " + whose);
 }
 
@@ -488,9 +486,9 @@ void ProcessGroupHybrid::abort() {
     for (const auto& [key, channel] : life->channels) channel->abort(core::Status(core::Code::kAborted, why));
   }
   if (is_reconfigurable()) group->supersede(why);  // nobody waits for members that have not come
-  life->context->post_abort_hooks();  // the other ranks know by now
-  group.reset();                      // before leave(): the last group to leave ends the engine
-  leave();                            // torch forgets an aborted group without shutting it down
+  life->context->post_abort_hooks();               // the other ranks know by now
+  group.reset();                                   // before leave(): the last group to leave ends the engine
+  leave();                                         // torch forgets an aborted group without shutting it down
 }
 
 void ProcessGroupHybrid::shutdown() {
@@ -532,13 +530,12 @@ void ProcessGroupHybrid::unregisterAbortHook(int64_t hook_id) { hooks_->abort.re
 
 #if HYBRIDPS_TORCH_AT_LEAST(15)
 void ProcessGroupHybrid::registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) {
-  hooks_->completion.add(hook_id,
-                                 [hook = std::move(hook)](std::uint64_t key, std::optional<float> duration_ms) {
-                                   c10d::CompletionHookArgs args;
-                                   args.completionKey = key;
-                                   args.duration_ms = duration_ms;
-                                   hook(args);
-                                 });
+  hooks_->completion.add(hook_id, [hook = std::move(hook)](std::uint64_t key, std::optional<float> duration_ms) {
+    c10d::CompletionHookArgs args;
+    args.completionKey = key;
+    args.duration_ms = duration_ms;
+    hook(args);
+  });
 }
 
 void ProcessGroupHybrid::unregisterCompletionHook(int64_t hook_id) { hooks_->completion.remove(hook_id); }

@@ -278,8 +278,10 @@ class ProcessGroupHybrid final : public c10d::Backend {
   struct ChannelKey;
   core::Result<std::shared_ptr<staging::Channel>> channel_for(Life& life, const ChannelKey& key, c10::Device device,
                                                               const std::shared_ptr<engine::Group>& group);
-  std::vector<std::shared_ptr<staging::Channel>> channels_of(Life& life, const std::vector<worker::Operation>& operations,
-                                                             c10::Device device, const std::shared_ptr<engine::Group>& group,
+  std::vector<std::shared_ptr<staging::Channel>> channels_of(Life& life,
+                                                             const std::vector<worker::Operation>& operations,
+                                                             c10::Device device,
+                                                             const std::shared_ptr<engine::Group>& group,
                                                              const std::string& what);
   /// Scratch memory on the device for the channel, held by `buffers`. Null: the channel needs none.
   std::byte* scratch_for(const std::shared_ptr<staging::Channel>& channel, const worker::Operation& operation,
@@ -368,8 +370,8 @@ class ProcessGroupHybrid final : public c10d::Backend {
   };
   mutable std::mutex life_mutex_;
   std::shared_ptr<Life> life_;
-  std::mutex reconfigure_mutex_;  // one reconfigure() at a time
-  std::set<std::int64_t> uuids_;  // used by reconfigure() before
+  std::mutex reconfigure_mutex_;        // one reconfigure() at a time
+  std::set<std::int64_t> uuids_;        // used by reconfigure() before
   mutable std::shared_ptr<Stay> stay_;  // guarded by life_mutex_
 
   // Held so that a collective takes its sequence number and its place on the lane together.

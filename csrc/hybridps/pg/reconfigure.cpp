@@ -110,11 +110,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::reconfigure(const c10d::Recon
   TORCH_CHECK_VALUE(timeout.count() > 0, what, "the timeout must be more than 0");
 
   const std::lock_guard lock(reconfigure_mutex_);
-  TORCH_CHECK(uuids_.insert(opts.uuid).second, what, "already used by this group; every attempt needs a uuid of its own");
-  supersede(*life(), "rank " + std::to_string(rank_) + " (" + ours.where + ") has gone on to the group's next life, " + uuid +
-                         " with " + std::to_string(texts.size()) +
-                         " members: reconfigure() ends what is under way. A process that is not among them has no part in it: "
-                         "it may end, or be given to a later reconfigure()");
+  TORCH_CHECK(uuids_.insert(opts.uuid).second, what,
+              "already used by this group; every attempt needs a uuid of its own");
+  supersede(*life(),
+            "rank " + std::to_string(rank_) + " (" + ours.where + ") has gone on to the group's next life, " + uuid +
+                " with " + std::to_string(texts.size()) +
+                " members: reconfigure() ends what is under way. A process that is not among them has no part in it: "
+                "it may end, or be given to a later reconfigure()");
   engine::GroupOptions group_options;
   group_options.life = uuid;
   group_options.incarnation = uuid + " of " + digest(texts);
@@ -173,8 +175,9 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::shrink(const std::vector<i
   for (int rank = 0; rank < size_; ++rank)
     if (!std::binary_search(excluded.begin(), excluded.end(), rank)) left.push_back(rank);
   const std::string without = core::format_ranks(excluded, excluded.size());
-  const std::string reason = "rank " + std::to_string(rank_) + " (" + where() + ") has shrunk the group to what it is without ranks " +
-                             without + " (shrink_group), and left this one";
+  const std::string reason = "rank " + std::to_string(rank_) + " (" + where() +
+                             ") has shrunk the group to what it is without ranks " + without +
+                             " (shrink_group), and left this one";
   // A rank without operations under way does not abort: other ranks may be about to complete theirs.
   const bool idle = group->status().is_ok() && group->sequence_completed() == group->sequence_submitted();
   if ((flags & kShrinkAbort) != 0 && !idle) {

@@ -68,7 +68,8 @@ StorePtr shared_clone(const StorePtr& base) {
     return base;
   }
   lock.lock();
-  const auto [at, is_new] = clones.try_emplace(base.get(), ClonedStore{c10::weak_intrusive_ptr<c10d::Store>(base), clone});
+  const auto [at, is_new] =
+      clones.try_emplace(base.get(), ClonedStore{c10::weak_intrusive_ptr<c10d::Store>(base), clone});
   if (!is_new) unused.push_back(std::exchange(clone, at->second.clone));  // another thread was faster
   return clone;
 }

@@ -411,8 +411,8 @@ uint64_t WorkHybrid::getSequencenumber() const { return sequence_.load(std::memo
 
 float WorkHybrid::getDuration() const {
   const std::lock_guard lock(mutex_);
-  TORCH_CHECK(stage_ == WorkStage::kComplete, "getDuration() may only be called once the work is complete (", describe(),
-              ")");
+  TORCH_CHECK(stage_ == WorkStage::kComplete, "getDuration() may only be called once the work is complete (",
+              describe(), ")");
   return duration_ms_;
 }
 

@@ -49,7 +49,7 @@ struct WorkContext {
   std::shared_ptr<Lanes> lanes;
   std::weak_ptr<engine::Group> group;
   std::shared_ptr<Hooks> hooks = std::make_shared<Hooks>();  // shared by all lives of a process group
-  std::atomic<bool> failure_told{false};  // abort hooks run once, for the first verdict
+  std::atomic<bool> failure_told{false};                     // abort hooks run once, for the first verdict
 };
 
 /// Extra time that addEphemeralTimeout() grants to all works. Ends when the first work made after the call is complete.

@@ -95,7 +95,8 @@ void combine(std::span<const Input> inputs, std::byte* out, std::size_t count, D
   constexpr std::size_t kPartElements = 1024;
   const std::size_t size = core::size_of(dtype);
   std::vector<Input> parts(inputs.begin(), inputs.end());
-  const auto expanded = std::make_unique_for_overwrite<std::byte[]>(inputs.size() * std::min(kPartElements, count) * size);
+  const auto expanded =
+      std::make_unique_for_overwrite<std::byte[]>(inputs.size() * std::min(kPartElements, count) * size);
   for (std::size_t first = 0; first < count; first += kPartElements) {
     const std::size_t n = std::min(kPartElements, count - first);
     std::byte* next = expanded.get();

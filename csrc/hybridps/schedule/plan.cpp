@@ -222,8 +222,8 @@ void add_pairs(const Request& request, const Topology& topology, Builder& plan) 
 // Sends the bytes of one rail from the root's node to all other nodes. Up to one chunk, the source rank sends them
 // itself. Above, each other node owns and forwards a part.
 template <typename Id>
-void add_rail_broadcast(const Request& request, const Topology& topology, const Limits& limits, int rail, std::uint64_t bytes,
-                        std::uint64_t offset, const Id& id, Builder& plan) {
+void add_rail_broadcast(const Request& request, const Topology& topology, const Limits& limits, int rail,
+                        std::uint64_t bytes, std::uint64_t offset, const Id& id, Builder& plan) {
   const int root_node = topology.node_of(request.root);
   const int source = topology.rail_rank(root_node, rail);
   if (topology.nodes() <= 2 || bytes <= limits.chunk_bytes)
@@ -271,9 +271,9 @@ std::vector<Span> plan_between_nodes(const Request& request, const Topology& top
         const bool reduce = request.kind == Kind::kReduce;
         const int sink = reduce ? topology.rail_rank(topology.node_of(request.root), rail) : kAll;
         // A dedicated server would send the result of a reduce to the root, not to the rail's rank of the root's node.
-        for (const auto& [owner, part] : rail_cut(bytes, rail, topology, request.sequence, limits,
-                                                  reduce ? Dedicated::kStayOut : Dedicated::kTakePart,
-                                                  request.granule_bytes)) {
+        for (const auto& [owner, part] :
+             rail_cut(bytes, rail, topology, request.sequence, limits,
+                      reduce ? Dedicated::kStayOut : Dedicated::kTakePart, request.granule_bytes)) {
           if (part > 0) {
             plan.add(id(owner, rail), owner, kAll, sink, part, offset, offset, rail);
             plan.spans.back().agreed_offset = rail_begin + (offset - offset_of_rail);

@@ -43,7 +43,8 @@ double RateFinder::set_rates(const std::vector<CardReport>& reports, const std::
   rates_.assign(n, 0.0);
   for (std::size_t i = 0; i < n; ++i) {
     MeasuredCard& card = cards_[i];
-    const double carried = i < nodes_ ? std::max(reports[i].bytes_per_second, part[i] * pace) : reports[i].bytes_per_second;
+    const double carried =
+        i < nodes_ ? std::max(reports[i].bytes_per_second, part[i] * pace) : reports[i].bytes_per_second;
     const double last = std::exchange(card.last_carried, carried);
     if (reports[i].delay_seconds >= longest / 2) {
       card.rate = std::max(carried, last);  // one slow operation says nothing about the card
@@ -67,7 +68,8 @@ double RateFinder::set_rates(const std::vector<CardReport>& reports, const std::
   return fastest;
 }
 
-std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, const Shares& shares, std::uint64_t bytes) {
+std::optional<Shares> RateFinder::learn(const std::vector<CardReport>& reports, const Shares& shares,
+                                        std::uint64_t bytes) {
   takes_back_ = false;
   const std::size_t n = cards_.size();
   if (reports.size() != n || shares.worker.size() != nodes_ || shares.dedicated.size() != n - nodes_ || nodes_ < 3)

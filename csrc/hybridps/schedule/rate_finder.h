@@ -44,7 +44,7 @@ class RateFinder {
   static constexpr int kRemembered = 32;  // operations for which a rate counts without being seen again; initial value
   static constexpr int kRememberedMax = 1024;
   static constexpr int kBelieved = 8;
-  static constexpr double kSlower = 1.02;      // an operation is slower from this many times the earlier time on
+  static constexpr double kSlower = 1.02;  // an operation is slower from this many times the earlier time on
   static constexpr int kSlowerMax = 6;
   static constexpr double kALotSlower = 1.5;
   static constexpr int kHeld = 32;  // operations without a change after a change was taken back; initial value
@@ -87,7 +87,7 @@ class RateFinder {
     Shares before;
     double time = 0.0;  // seconds per byte with these shares
     std::uint64_t bytes = 0;
-    int slower = 0;     // slower operations in a row
+    int slower = 0;  // slower operations in a row
   };
   std::optional<Shares> take_back();
   std::vector<double> parts(const Shares& shares) const;

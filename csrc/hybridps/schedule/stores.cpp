@@ -40,7 +40,8 @@ StoreChooser::Choice StoreChooser::begin(std::uint32_t kind, std::uint64_t bytes
   const std::uint64_t trial = trial_of(of, place);
   if (trial == kNoTrial) return {0, bytes, 0, false, false, of.past_cache};
   const std::uint64_t index = place - trial;
-  return {key, bytes, trial, index % of.block != 0, index + 1 == 4 * of.block, index < of.block || index >= 3 * of.block};
+  return {
+      key, bytes, trial, index % of.block != 0, index + 1 == 4 * of.block, index < of.block || index >= 3 * of.block};
 }
 
 std::optional<StoreChooser::TrialOutcome> StoreChooser::end(const Choice& choice, double seconds) {
@@ -58,7 +59,8 @@ std::optional<StoreChooser::TrialOutcome> StoreChooser::end(const Choice& choice
     quickest = quickest == 0.0 ? per_byte : std::min(quickest, per_byte);
     ++of.counts[choice.past_cache ? 1 : 0];
   }
-  if (!choice.last || static_cast<std::uint64_t>(std::min(of.counts[0], of.counts[1])) < of.block - 1) return std::nullopt;
+  if (!choice.last || static_cast<std::uint64_t>(std::min(of.counts[0], of.counts[1])) < of.block - 1)
+    return std::nullopt;
   const double most = of.past_cache ? of.stays_below : of.begins_below;
   of.past_cache = of.quickest[1] < most * of.quickest[0];
   return TrialOutcome{std::uint64_t{1} << ((choice.of & 0xff) - 1), of.quickest[0], of.quickest[1], of.past_cache};

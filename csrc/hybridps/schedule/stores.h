@@ -38,7 +38,7 @@ class StoreChooser {
   static constexpr std::size_t kClassesMax = 64;  // further classes get no trials
 
   struct Choice {
-    std::uint64_t of = 0;     // the operation's class; 0: not timed
+    std::uint64_t of = 0;  // the operation's class; 0: not timed
     std::uint64_t bytes = 0;
     std::uint64_t trial = 0;  // the place where its trial began
     bool counts = false;
@@ -69,8 +69,8 @@ class StoreChooser {
     double begins_below = 1.0 - 2 * kUndecided;
     std::uint64_t begun = 0;
     bool past_cache = false;
-    std::uint64_t trial = 0;               // the place where the trial began
-    std::array<double, 2> quickest{};      // cached, non-temporal; seconds per byte, 0: unknown
+    std::uint64_t trial = 0;           // the place where the trial began
+    std::array<double, 2> quickest{};  // cached, non-temporal; seconds per byte, 0: unknown
     std::array<int, 2> counts{};
   };
   static std::uint64_t trial_of(const Class& of, std::uint64_t place) noexcept;

@@ -10,11 +10,11 @@
 namespace hybridps::schedule {
 namespace {
 
-constexpr double kNoiseMin = 0.02;  // noise of an operation's time is never taken for less
+constexpr double kNoiseMin = 0.02;    // noise of an operation's time is never taken for less
 constexpr double kErrors = 2.5;       // a gain counts if it is this many times its error
 constexpr double kErrorsOfFew = 3.5;  // the same for fewer than kFew operations
 constexpr std::size_t kFew = 6;
-constexpr double kOutlier = 0.3;      // a larger logarithm of a deviation counts as this
+constexpr double kOutlier = 0.3;  // a larger logarithm of a deviation counts as this
 constexpr int kBlockMin = 2;
 constexpr int kBlockMax = 16;
 constexpr int kPairsOfRound = 2;
@@ -236,13 +236,15 @@ void Tuner::on_round(const Round& round, const std::vector<TimedOperation>& samp
   if (!trial_ || round.pairs == 0) return;
   trial_->pairs += round.pairs;
   for (const TimedOperation& sample : samples) {
-    if (sample.bytes == 0 || !(sample.seconds > 0.0) || sample.index < 0 || sample.index >= round.operations()) continue;
+    if (sample.bytes == 0 || !(sample.seconds > 0.0) || sample.index < 0 || sample.index >= round.operations())
+      continue;
     const auto bytes = static_cast<double>(sample.bytes);
     trial_->seen.push_back({class_of(sample), round.is_b(sample.index), bytes, sample.seconds / bytes});
   }
   pay(round, samples);
   const Finding finding = find();
-  if (const Judgement verdict = judge(finding); verdict != Judgement::kOpen) conclude(finding, verdict == Judgement::kKeep);
+  if (const Judgement verdict = judge(finding); verdict != Judgement::kOpen)
+    conclude(finding, verdict == Judgement::kKeep);
 }
 
 // Adds the time of these operations, and their extra time over the settings in use: by medians, to ignore outliers.

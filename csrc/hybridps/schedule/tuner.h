@@ -52,8 +52,8 @@ class Tuner {
   struct Knob {
     std::string_view name;
     int rungs = 1;
-    int at = 0;       // the initial rung, in [0, rungs)
-    int usual = -1;   // the rung without any settings; -1: same as `at`
+    int at = 0;      // the initial rung, in [0, rungs)
+    int usual = -1;  // the rung without any settings; -1: same as `at`
   };
   using Rungs = std::vector<int>;  // per knob
 
@@ -171,20 +171,20 @@ class Tuner {
   double gained_seconds_ = 0.0;  // compared with the settings at the beginning of the count
   double log_now_ = 0.0;         // log(time with the settings in use / time with the settings at the beginning)
 
-  std::vector<bool> probed_;     // per knob: down, then up
+  std::vector<bool> probed_;  // per knob: down, then up
 
   // State of a pass.
   Rungs pass_began_;
   double log_began_ = 0.0;  // log_now_ at that time
   int step_ = 2;
-  int stride_ = 1;        // factor of the step after gains in this direction
-  int passes_ = 0;  // passes with step 1, after the first pass with step 2
-  std::vector<std::size_t> order_;    // of the knobs: first those that mattered most in the last pass
-  std::vector<double> sensitivity_;   // per knob: the largest |log_ratio| of its trials in this pass
-  std::size_t place_ = 0;             // index into order_
-  int direction_ = 1;     // 1: up, -1: down
-  bool moved_ = false;    // the knob has moved in this direction
-  bool gained_ = false;   // any trial of this pass was kept
+  int stride_ = 1;                   // factor of the step after gains in this direction
+  int passes_ = 0;                   // passes with step 1, after the first pass with step 2
+  std::vector<std::size_t> order_;   // of the knobs: first those that mattered most in the last pass
+  std::vector<double> sensitivity_;  // per knob: the largest |log_ratio| of its trials in this pass
+  std::size_t place_ = 0;            // index into order_
+  int direction_ = 1;                // 1: up, -1: down
+  bool moved_ = false;               // the knob has moved in this direction
+  bool gained_ = false;              // any trial of this pass was kept
 
   // State at rest.
   std::uint64_t operations_ = 0;  // since the rest began

@@ -31,7 +31,9 @@ bool is_sane(const Turns& turns, std::uint64_t chunk_bytes_max) noexcept {
 }
 
 int window_doublings(std::uint64_t set, std::uint64_t usual, std::uint64_t granted) noexcept {
-  const auto used = [granted](std::uint64_t bytes) { return static_cast<double>(std::max<std::uint64_t>(1, std::min(bytes, granted))); };
+  const auto used = [granted](std::uint64_t bytes) {
+    return static_cast<double>(std::max<std::uint64_t>(1, std::min(bytes, granted)));
+  };
   return static_cast<int>(std::lround(std::log2(used(set) / used(usual))));
 }
 
@@ -39,7 +41,9 @@ TuningLadders::TuningLadders(const TuningRange& range) {
   std::vector<int> chunks;
   for (int bytes = kChunkLeast; bytes <= kChunkMost && bytes <= static_cast<int>(range.chunks.most()); bytes *= 2)
     chunks.push_back(bytes);
-  const std::uint32_t usual = range.chunk_bytes_usual == 0 ? range.chunks.usual : std::min(range.chunk_bytes_usual, range.chunks.most() / 64 * 64);
+  const std::uint32_t usual = range.chunk_bytes_usual == 0
+                                  ? range.chunks.usual
+                                  : std::min(range.chunk_bytes_usual, range.chunks.most() / 64 * 64);
   add(Tunable::kChunk, "chunk_bytes", std::move(chunks), static_cast<int>(range.chunks.usual), static_cast<int>(usual));
   std::vector<int> windows;
   const int most = kWindowStepUsual - 1;
@@ -47,7 +51,8 @@ TuningLadders::TuningLadders(const TuningRange& range) {
   add(Tunable::kWindow, "window", std::move(windows), std::clamp(range.window_doublings, -most - 1, most + 1), 0);
   std::vector<int> sockets;
   for (int count = 1; count <= range.sockets_max; count *= 2) sockets.push_back(count);
-  add(Tunable::kSockets, "sockets", std::move(sockets), range.sockets, std::min(range.sockets_usual, range.sockets_max));
+  add(Tunable::kSockets, "sockets", std::move(sockets), range.sockets,
+      std::min(range.sockets_usual, range.sockets_max));
   add(Tunable::kPace, "pace_chunks", {2, 4, 8, 16, 32}, Tuning::kPaceChunks, Tuning::kPaceChunks);
 }
 
@@ -56,7 +61,9 @@ void TuningLadders::add(Tunable what, std::string_view name, std::vector<int> va
     if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
   std::sort(values.begin(), values.end());
   if (values.size() < 2) return;
-  const auto rung = [&](int value) { return static_cast<int>(std::find(values.begin(), values.end(), value) - values.begin()); };
+  const auto rung = [&](int value) {
+    return static_cast<int>(std::find(values.begin(), values.end(), value) - values.begin());
+  };
   const int at = rung(now);
   const int at_usual = rung(usual);
   ladders_.push_back({what, name, std::move(values), at, at_usual});

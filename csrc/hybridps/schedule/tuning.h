@@ -18,11 +18,11 @@ namespace hybridps::schedule {
 struct Tuning {
   static constexpr std::uint16_t kPaceChunks = 8;
 
-  std::uint32_t chunk_bytes = 0;          // the largest chunk, bytes; 0: as set when the group was made
+  std::uint32_t chunk_bytes = 0;  // the largest chunk, bytes; 0: as set when the group was made
   /// 0: windows as set. Else the usual windows, doubled once per step above kWindowStepUsual, or halved per step below.
   std::uint16_t window_step = 0;
   std::uint16_t pace_chunks = kPaceChunks;  // how far contributions to one owner may be ahead of those to another
-  std::uint16_t sockets = 0;              // connections in use to each peer and card; 0: as set
+  std::uint16_t sockets = 0;                // connections in use to each peer and card; 0: as set
   bool operator==(const Tuning&) const = default;
 };
 /// A tuner needs room for chunks of this size and this number of connections, whatever the initial settings.
@@ -36,11 +36,11 @@ int window_doublings(std::uint64_t set, std::uint64_t usual, std::uint64_t grant
 
 /// The two tunings of a trial and the order of their turns. Comes over the network, so check it with is_sane().
 struct Turns {
-  Tuning a;                  // also used after the turns
+  Tuning a;  // also used after the turns
   Tuning b;
-  std::uint16_t pairs = 0;   // pairs of blocks; 0: `a` for good
-  std::uint16_t block = 1;   // operations per block
-  std::uint32_t order = 0;   // as in Tuner::Round
+  std::uint16_t pairs = 0;  // pairs of blocks; 0: `a` for good
+  std::uint16_t block = 1;  // operations per block
+  std::uint32_t order = 0;  // as in Tuner::Round
   std::uint64_t operations() const noexcept { return std::uint64_t{2} * pairs * block; }
   bool is_b(std::uint64_t index) const noexcept;
   bool operator==(const Turns&) const = default;

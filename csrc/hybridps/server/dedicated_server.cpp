@@ -132,7 +132,7 @@ class DedicatedServer::ServedSpan final : public LocalOwner, public ResultStream
   const SpanKey key_;
   const std::uint32_t chunks_;
   const std::uint64_t chunk_elements_;
-  const std::uint64_t elements_;  // elements of the span
+  const std::uint64_t elements_;      // elements of the span
   const compress::TensorKey tensor_;  // key of the error feedback; 0: none
   const outer::Slot slot_;
   const outer::Step step_;
@@ -195,7 +195,7 @@ std::string DedicatedServer::refuse(const Served& group, int sender, const wire:
 }
 
 DedicatedServer::ServedSpan* DedicatedServer::open_span(Served& group, const wire::ChunkId& first,
-                                                       std::int8_t priority) {
+                                                        std::int8_t priority) {
   const schedule::Topology& topology = group.info.topology;
   const SpanKey key = key_of(group, first);
   Opening opening;
@@ -275,7 +275,8 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
     if (const auto found = group->spans.find(key_of(*group, grant->chunk)); found != group->spans.end())
       found->second->results().on_grant(from.source, *grant);
   } else if (const auto* failover = message.as<wire::Failover>()) {
-    if (failover->what == wire::Failover::What::kLanded) on_landed(*group, static_cast<int>(from.sender_rank), *failover);
+    if (failover->what == wire::Failover::What::kLanded)
+      on_landed(*group, static_cast<int>(from.sender_rank), *failover);
     if (failover->what == wire::Failover::What::kReleased && from.sender_rank == 0 && !group->leaving.is_ok()) {
       group->released = true;
       leave_if_released(*group);
@@ -308,7 +309,8 @@ void DedicatedServer::on_landed(Served& group, int rank, const wire::Failover& l
     everywhere.push_back(sequence);
     finished_.push_back(key);
   });
-  for (const wire::Failover& known : wire::failovers_of(wire::Failover::What::kKnown, me.sender_rank, std::move(everywhere)))
+  for (const wire::Failover& known :
+       wire::failovers_of(wire::Failover::What::kKnown, me.sender_rank, std::move(everywhere)))
     for (int node = 0; node < topology.nodes(); ++node)
       outbox_.send(group.info.engines[static_cast<std::size_t>(topology.agent(node, topology.rank()))], {me, 0, known});
 }
@@ -324,7 +326,8 @@ void DedicatedServer::on_ask(Served& group, const wire::PlanAsk& ask) {
     while (group.tunings.size() > kVersionsKept) group.tunings.erase(std::next(group.tunings.begin()));
   }
   const wire::From me{{}, group.info.uid, static_cast<std::uint32_t>(group.info.topology.rank())};
-  host_.send_control(group.info.engines.front(), {me, 0, wire::PlanAnswer{ask.version, is_sane ? 0 : wire::kRefused}}, {});
+  host_.send_control(group.info.engines.front(), {me, 0, wire::PlanAnswer{ask.version, is_sane ? 0 : wire::kRefused}},
+                     {});
 }
 
 bool DedicatedServer::set_results_aside() {
@@ -352,8 +355,10 @@ void DedicatedServer::end_span(Served& group, const SpanKey& key) {
 void DedicatedServer::tell_forgotten(Served& group) {
   const compress::MemoryBudget& budget = *group.info.residual_budget;
   const wire::From me{{}, group.info.uid, static_cast<std::uint32_t>(group.info.topology.rank())};
-  const wire::Failover forgets{wire::Failover::What::kForgets, me.sender_rank, 0, static_cast<std::uint32_t>(group.residuals.stats().refused)};
-  const std::string why = "of " + std::to_string(budget.bytes_max) + " bytes for it " + std::to_string(budget.used) + " are used";
+  const wire::Failover forgets{wire::Failover::What::kForgets, me.sender_rank, 0,
+                               static_cast<std::uint32_t>(group.residuals.stats().refused)};
+  const std::string why =
+      "of " + std::to_string(budget.bytes_max) + " bytes for it " + std::to_string(budget.used) + " are used";
   for (int rank = 0; rank < group.info.topology.size(); ++rank)
     host_.send_control(group.info.engines[static_cast<std::size_t>(rank)], {me, 0, forgets}, why);
 }
@@ -368,7 +373,8 @@ void DedicatedServer::ask_to_leave(const core::Status& cause) {
     if (!group->leaving.is_ok()) continue;
     group->leaving = cause;
     const wire::From me{{}, uid, static_cast<std::uint32_t>(group->info.topology.rank())};
-    host_.send_control(group->info.engines.front(), {me, 0, wire::Failover{wire::Failover::What::kLeaving, me.sender_rank}}, {});
+    host_.send_control(group->info.engines.front(),
+                       {me, 0, wire::Failover{wire::Failover::What::kLeaving, me.sender_rank}}, {});
   }
 }
 

@@ -37,9 +37,9 @@ namespace hybridps::server {
 
 struct ServedGroup {
   core::GroupUid uid;
-  std::string name;                        // for the log
-  std::vector<core::EngineId> engines;     // by group rank, then the dedicated servers
-  schedule::Topology topology;             // rank() is this server's owner number
+  std::string name;                     // for the log
+  std::vector<core::EngineId> engines;  // by group rank, then the dedicated servers
+  schedule::Topology topology;          // rank() is this server's owner number
   schedule::ChunkSizes chunks{};
   std::shared_ptr<const compress::Codecs> codecs{};  // as in worker::GroupInfo
   std::shared_ptr<compress::MemoryBudget> residual_budget = std::make_shared<compress::MemoryBudget>();

@@ -13,8 +13,8 @@ constexpr std::uint32_t kNodesMax = 4096;
 
 }  // namespace
 
-std::uint32_t chunk_bytes_of(const schedule::ChunkSizes& sizes, const schedule::Tuning& tuning, const compress::Codec* codec,
-                             core::DType dtype) noexcept {
+std::uint32_t chunk_bytes_of(const schedule::ChunkSizes& sizes, const schedule::Tuning& tuning,
+                             const compress::Codec* codec, core::DType dtype) noexcept {
   const std::uint32_t bytes = tuning.chunk_bytes != 0 ? tuning.chunk_bytes : sizes.usual;
   if (codec == nullptr) return bytes;
   return compress::chunk_bytes(*codec, core::size_of(dtype), bytes, std::max<std::uint64_t>(sizes.coded, bytes));
@@ -194,8 +194,8 @@ void Server::sum_into(const SpanKey& key, std::uint32_t index, std::byte* out) {
   const Opening& o = span.opening;
   const bool is_made = o.nodes == 1 && o.finish.kind == reduce::Finish::Scaling::kNone && chunk.local == out;
   if (bytes > 0 && !is_made) {
-    const observe::TraceSpan traced(outbox_.trace(), observe::EventType::kSum, 1, bytes, key.operation.sequence, key.span,
-                                    index);
+    const observe::TraceSpan traced(outbox_.trace(), observe::EventType::kSum, 1, bytes, key.operation.sequence,
+                                    key.span, index);
     combine(span, chunk, bytes, out);
   }
   const bool granted = chunk.granted;

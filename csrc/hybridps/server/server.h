@@ -81,15 +81,15 @@ struct Opening {
   std::uint32_t own_node = 0;  // the node of this engine; kNoNode on a dedicated server
   int own_rank = 0;
   reduce::Finish finish;
-  std::int8_t priority = 0;  // priority of the span's grants
+  std::int8_t priority = 0;                // priority of the span's grants
   const compress::Codec* codec = nullptr;  // codec of contributions from other nodes; null: none
   LocalOwner* owner = nullptr;
   std::vector<std::uint8_t> done{};  // per chunk: 1 if the result exists already; empty: no result exists
 };
 
 /// Chunk size, in bytes of elements, with which members and servers cut a span under the plan version with `tuning`.
-std::uint32_t chunk_bytes_of(const schedule::ChunkSizes& sizes, const schedule::Tuning& tuning, const compress::Codec* codec,
-                             core::DType dtype) noexcept;
+std::uint32_t chunk_bytes_of(const schedule::ChunkSizes& sizes, const schedule::Tuning& tuning,
+                             const compress::Codec* codec, core::DType dtype) noexcept;
 
 class Server : core::Pinned {
  public:

@@ -221,7 +221,8 @@ int main(int argc, char** argv) {
       return 1;
     }
     outlet = std::move(opened).value();
-    if (outlet->port() > 0) say("metrics at http://" + arguments.metrics_listen.host + ":" + std::to_string(outlet->port()) + "/metrics");
+    if (outlet->port() > 0)
+      say("metrics at http://" + arguments.metrics_listen.host + ":" + std::to_string(outlet->port()) + "/metrics");
   }
 
   serve(host, arguments);

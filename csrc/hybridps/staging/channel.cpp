@@ -372,7 +372,8 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
         !status.is_ok())
       return status;
   for (const Slice::Coded& coded : slice.coded)
-    if (Status status = device_->encode_int8(in_, coded.codes, coded.elements, coded.count, slice.factor); !status.is_ok())
+    if (Status status = device_->encode_int8(in_, coded.codes, coded.elements, coded.count, slice.factor);
+        !status.is_ok())
       return status;
   for (const Copy& copy : slice.in) {
     Status status = slice.is_direct() ? device_->copy_within(in_, direct.data + copy.offset, copy.device, copy.bytes)
@@ -397,8 +398,8 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
       return status;
   auto arrived = pool_->take_event();
   if (!arrived.is_ok()) return arrived.status();
-  open_ways_.push_back({number, slice.pinned_bytes() > 0, std::move(slice.out), base, std::move(slice.coded), arrived.value(),
-                        std::move(slice.after), staged->deadline_});
+  open_ways_.push_back({number, slice.pinned_bytes() > 0, std::move(slice.out), base, std::move(slice.coded),
+                        arrived.value(), std::move(slice.after), staged->deadline_});
   if (Status status = device_->record(arrived.value(), in_); !status.is_ok()) return status;
   return {};
 }
@@ -424,7 +425,8 @@ core::Status Channel::put_next_out() {
   if (way.has_place)
     if (Status status = device_->record(over, out_); !status.is_ok()) return status;
   for (const Slice::Coded& coded : way.coded)
-    if (Status status = device_->decode_int8(out_, coded.elements, coded.codes, coded.count); !status.is_ok()) return status;
+    if (Status status = device_->decode_int8(out_, coded.elements, coded.codes, coded.count); !status.is_ok())
+      return status;
   if (way.after.kind == LocalStep::StepKind::kNone) return {};
   return local_->run(way.after, intranode::Leg::kOut, out_, patience_until(way.deadline));
 }
@@ -477,7 +479,8 @@ const schedule::Topology* Channel::topology_of(engine::Group& group) {
 }
 
 /// mutex_ held. Chooses the coding of slices between nodes, and which slices the device encodes.
-void Channel::choose_codes(std::vector<Slice>& slices, const StagingRequest& request, engine::Group& group, bool rails) {
+void Channel::choose_codes(std::vector<Slice>& slices, const StagingRequest& request, engine::Group& group,
+                           bool rails) {
   if (!request.code) return;
   std::vector<Slice*> here;
   std::uint64_t bytes = 0;

@@ -28,7 +28,8 @@ float factor_of(const worker::Operation& operation, int ranks) {
 
 bool can_be_coded(const Slice& slice, const schedule::Topology& topology, bool rails) {
   const worker::Operation& o = slice.operation;
-  if (o.kind != schedule::Kind::kAllReduce || o.dtype != core::DType::kFloat32 || o.coding != wire::Coding::kFull) return false;
+  if (o.kind != schedule::Kind::kAllReduce || o.dtype != core::DType::kFloat32 || o.coding != wire::Coding::kFull)
+    return false;
   if (topology.nodes() < 2 || (!rails && topology.ranks_of(topology.my_node()).size() > 1)) return false;
   const auto begins_a_block = [](const Copy& copy) { return copy.offset % kBlockOfElements == 0; };
   return !slice.in.empty() && std::ranges::all_of(slice.in, begins_a_block);

@@ -133,7 +133,8 @@ struct FactsTogether {
   bool own_cards = true;  // all ranks that share a node have their own cards, and would gain by a library
 };
 
-FactsTogether together(const std::vector<LocalFact>& facts, const schedule::Topology& topology, const SliceLimits& limits) {
+FactsTogether together(const std::vector<LocalFact>& facts, const schedule::Topology& topology,
+                       const SliceLimits& limits) {
   FactsTogether all;
   all.limits = limits;
   all.pairs.set();
@@ -167,9 +168,9 @@ FactsTogether together(const std::vector<LocalFact>& facts, const schedule::Topo
 /// A rank that fails reports the failure. Ranks that wait for a failed rank give up in time.
 core::Result<std::shared_ptr<intranode::LocalGroup>> connect_node(const engine::Group& group,
                                                                   const std::shared_ptr<device::Device>& device,
-                                                                  intranode::LocalGroups& library, const LocalFact& leader,
-                                                                  int legs, int local, int size,
-                                                                  std::chrono::milliseconds timeout) {
+                                                                  intranode::LocalGroups& library,
+                                                                  const LocalFact& leader, int legs, int local,
+                                                                  int size, std::chrono::milliseconds timeout) {
   std::vector<std::string> ids;
   for (int leg = 0; leg < legs; ++leg) {
     const auto i = static_cast<std::size_t>(leg);
@@ -177,7 +178,8 @@ core::Result<std::shared_ptr<intranode::LocalGroup>> connect_node(const engine::
   }
   intranode::Patience patience;
   const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(kConnectTimeout);
-  patience.until = core::Deadline::after(timeout.count() > 0 ? std::min(timeout / 2, limit) : limit, core::Clock::now());
+  patience.until =
+      core::Deadline::after(timeout.count() > 0 ? std::min(timeout / 2, limit) : limit, core::Clock::now());
   patience.still_wanted = [&group] { return group.status(); };
   return library.connect(device, local, size, ids, patience);
 }
@@ -195,8 +197,7 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
   const int local = topology.local_index(topology.rank());
   const int legs = topology.nodes() == 1 ? 1 : intranode::kLegs;
 
-  auto facts =
-      exchange(group, own_fact(*device, options, limits, mine.size() > 1, local, legs), timeout);
+  auto facts = exchange(group, own_fact(*device, options, limits, mine.size() > 1, local, legs), timeout);
   if (!facts.is_ok()) return facts.status();
   const FactsTogether all = together(facts.value(), topology, limits);
   const auto give_up = [&](const std::string& what) {
@@ -216,8 +217,9 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
   std::shared_ptr<intranode::LocalGroup> joined;
   Status failure;
   if (mine.size() > 1) {
-    auto connected = connect_node(group, device, *options.library, facts.value()[static_cast<std::size_t>(mine.front())],
-                                  legs, local, static_cast<int>(mine.size()), timeout);
+    auto connected =
+        connect_node(group, device, *options.library, facts.value()[static_cast<std::size_t>(mine.front())], legs,
+                     local, static_cast<int>(mine.size()), timeout);
     if (connected.is_ok())
       joined = connected.value();
     else

@@ -50,7 +50,8 @@ class Local : core::Pinned {
   /// Whether the operation uses Local. All ranks get the same answer.
   bool takes(const worker::Operation& operation) const noexcept;
 
-  core::Status run(const LocalStep& step, intranode::Leg leg, device::DeviceStream stream, const intranode::Patience& patience);
+  core::Status run(const LocalStep& step, intranode::Leg leg, device::DeviceStream stream,
+                   const intranode::Patience& patience);
   core::Status poll() { return group_ ? group_->poll() : core::Status(); }
   void abort() noexcept {
     if (group_) group_->abort();

@@ -389,7 +389,8 @@ Slice within(const Operation& o, const NodeRank& place) {
   const std::uint64_t total = total_of(o);
   const auto local = [&](int rank) { return place.topology.local_index(rank); };
   const bool moves = o.kind == Kind::kBroadcast || o.kind == Kind::kAllGather;
-  const LocalStep::StepKind sums = o.kind == Kind::kAllReduce ? LocalStep::StepKind::kAllReduce : LocalStep::StepKind::kReduce;
+  const LocalStep::StepKind sums =
+      o.kind == Kind::kAllReduce ? LocalStep::StepKind::kAllReduce : LocalStep::StepKind::kReduce;
   StepBuilder step(moves ? LocalStep::StepKind::kSpread : sums);
   step.step().reduction = inside(o, place.topology);
   const RankParts parts(o.kind == Kind::kAllGather ? o.output_bytes : o.input_bytes, 0, 1);

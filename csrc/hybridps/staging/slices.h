@@ -68,8 +68,8 @@ struct Slice {
     std::uint64_t count = 0;
   };
   std::vector<Coded> coded = {};
-  float factor = 1.0F;              // multiplies the elements that are encoded
-  bool crosses = true;              // goes between nodes; else the slice is only `moves` and the step `after`
+  float factor = 1.0F;  // multiplies the elements that are encoded
+  bool crosses = true;  // goes between nodes; else the slice is only `moves` and the step `after`
   // device_bytes > 0: what the slice sends lies in device memory (staging/direct.h). Then `in` copies to that device
   // memory, and host_bytes replaces staging_bytes.
   std::uint64_t device_bytes = 0;

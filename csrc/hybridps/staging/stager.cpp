@@ -44,8 +44,7 @@ core::Result<std::shared_ptr<Channel>> Stager::open(std::shared_ptr<device::Devi
       if (&known->device() == device.get()) pool = known;
     if (!pool) pools_.push_back(pool = std::make_shared<DevicePool>(device));
   }
-  auto channel =
-      std::make_shared<Channel>(shared_from_this(), std::move(device), pool, std::move(group), options);
+  auto channel = std::make_shared<Channel>(shared_from_this(), std::move(device), pool, std::move(group), options);
   if (!channel->opened_.is_ok()) return channel->opened_;
   const std::lock_guard lock(mutex_);
   warn_of_few_queues_locked(*pool);
@@ -62,13 +61,17 @@ void Stager::warn_of_few_queues_locked(DevicePool& pool) {
   const int wanted = 2 * channels + 2;
   if (queues == 0 || queues >= wanted || warned_of_few_queues_) return;
   if (queues > 1 && queues >= kQueuesByDefault) {
-    core::log_info(device.describe(), ": ", channels, " channels of hybridps and the program share ", queues,
-                   " hardware queues; CUDA_DEVICE_MAX_CONNECTIONS=32 keeps streams that wait for the network out of the "
-                   "way of kernels");
+    core::log_info(
+        device.describe(), ": ", channels, " channels of hybridps and the program share ", queues,
+        " hardware queues; CUDA_DEVICE_MAX_CONNECTIONS=32 keeps streams that wait for the network out of the "
+        "way of kernels");
   } else {
-    core::log_warn(device.describe(), ": CUDA_DEVICE_MAX_CONNECTIONS=", queues, ": kernels that are launched while an "
-                   "operation waits for the network stand behind it, so nothing overlaps, and groups that are used in different "
-                   "orders may wait for each other; ", std::min(wanted, 32), " or more (32 at most) keeps them apart");
+    core::log_warn(
+        device.describe(), ": CUDA_DEVICE_MAX_CONNECTIONS=", queues,
+        ": kernels that are launched while an "
+        "operation waits for the network stand behind it, so nothing overlaps, and groups that are used in different "
+        "orders may wait for each other; ",
+        std::min(wanted, 32), " or more (32 at most) keeps them apart");
   }
   warned_of_few_queues_ = true;
 }

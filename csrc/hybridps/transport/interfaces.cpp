@@ -70,8 +70,8 @@ void add_ipv6(int socket, std::vector<InterfaceAddress>& all) {
     unsigned prefix = 0;
     unsigned scope = 0;
     unsigned flags = 0;
-    if (!(fields >> digits >> std::hex >> index >> prefix >> scope >> flags >> name) || digits.size() != 32 || prefix > 128 ||
-        digits.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos)
+    if (!(fields >> digits >> std::hex >> index >> prefix >> scope >> flags >> name) || digits.size() != 32 ||
+        prefix > 128 || digits.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos)
       continue;
     InterfaceAddress& entry = all.emplace_back();
     entry.interface = name;
@@ -129,10 +129,14 @@ std::vector<InterfaceAddress> interface_addresses(std::string* missing) {
   all = interface_addresses_without_netlink();
   static std::atomic<bool> said{false};
   if (!said.exchange(true))
-    core::log_info("netlink sockets cannot be used here (", why, "): network interfaces are read from ioctl and /proc instead");
-  if (missing != nullptr && std::all_of(all.begin(), all.end(), [](const auto& entry) { return entry.address.empty(); }))
-    *missing = "the kernel does not tell this process the network interfaces of this machine: netlink sockets (AF_NETLINK) fail with \"" +
-               why + "\", and ioctl(SIOCGIFCONF) and /proc/net/if_inet6 name none; allow one of them in its sandbox";
+    core::log_info("netlink sockets cannot be used here (", why,
+                   "): network interfaces are read from ioctl and /proc instead");
+  if (missing != nullptr &&
+      std::all_of(all.begin(), all.end(), [](const auto& entry) { return entry.address.empty(); }))
+    *missing =
+        "the kernel does not tell this process the network interfaces of this machine: netlink sockets (AF_NETLINK) "
+        "fail with \"" +
+        why + "\", and ioctl(SIOCGIFCONF) and /proc/net/if_inet6 name none; allow one of them in its sandbox";
   return all;
 }
 

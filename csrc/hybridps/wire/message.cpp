@@ -359,7 +359,8 @@ core::Result<Message> decode(std::span<const std::byte> bytes) {
   static constexpr HeaderBytes kZeros{};
   const auto rest = static_cast<std::size_t>(bytes.data() + bytes.size() - reader.at);
   const bool may_have_priority = message.chunk() != nullptr;
-  if (!reader.is_valid || (message.priority != 0 && !may_have_priority) || std::memcmp(reader.at, kZeros.data(), rest) != 0)
+  if (!reader.is_valid || (message.priority != 0 && !may_have_priority) ||
+      std::memcmp(reader.at, kZeros.data(), rest) != 0)
     return refuse("message header with a value that no field of it may have");
   return message;
 }

@@ -75,7 +75,7 @@ struct ChunkId {
   std::uint16_t attempt = 0;       // 0: the span's first owner; it rises each time the span gets another owner
   // Number of the operation in its group, or of the message between its two ranks (one count for all tags).
   std::uint64_t sequence = 0;
-  std::uint32_t number = 0;    // of the chunk in its span; kAllChunks in a grant: every chunk
+  std::uint32_t number = 0;      // of the chunk in its span; kAllChunks in a grant: every chunk
   std::uint64_t span_bytes = 0;  // size of the whole span, or message
   // Collectives only.
   std::uint32_t span = 0;
@@ -282,14 +282,14 @@ struct Failover {
   static constexpr std::string_view kName = "failover";
   static constexpr std::uint32_t kChunksPerMessage = 48 * 8;
   enum class What : std::uint8_t {
-    kLost = 0,    // the group has lost the server. Rank 0 and the server tell all, others tell rank 0. Payload: why
-    kLanded = 1,  // to the server: all results of its span are here. Bit i: operation sequence + i
-    kKnown = 2,   // from the server (agents pass it on): all takers have all results of its span. Bits as in kLanded
-    kHeld = 3,    // to the heir: the results of these chunks are here
-    kAsk = 4,     // from the heir: which chunks' results do you hold?
-    kOver = 5,    // answer to kAsk: the operation is over here
-    kSum = 6,     // from the heir: send contributions to these chunks again
-    kServe = 7,   // from the heir: send the results of these chunks
+    kLost = 0,       // the group has lost the server. Rank 0 and the server tell all, others tell rank 0. Payload: why
+    kLanded = 1,     // to the server: all results of its span are here. Bit i: operation sequence + i
+    kKnown = 2,      // from the server (agents pass it on): all takers have all results of its span. Bits as in kLanded
+    kHeld = 3,       // to the heir: the results of these chunks are here
+    kAsk = 4,        // from the heir: which chunks' results do you hold?
+    kOver = 5,       // answer to kAsk: the operation is over here
+    kSum = 6,        // from the heir: send contributions to these chunks again
+    kServe = 7,      // from the heir: send the results of these chunks
     kTakenOver = 8,  // from the heir: the heir has every result that another rank still lacks
     kLeaving = 9,    // from the server to rank 0: the server wants to leave
     kReleased = 10,  // answer to kLeaving: all operations in which the server owns a span are over for rank 0
@@ -339,9 +339,9 @@ struct Join {
 inline constexpr std::uint8_t kJoinStepCount = 5;
 
 /// A message's type on the wire is its index in this list: append only.
-using Body = std::variant<Data, Announce, Grant, Credit, Ack, Cancel, Verdict, Probe, ProbeReply, Ping, Pong, Echo,
-                          EchoBack, Rates, PlanAsk, PlanAnswer, PlanSwitch, StatusAsk, StatusAnswer, Failover,
-                          TrialTimes, Join>;
+using Body =
+    std::variant<Data, Announce, Grant, Credit, Ack, Cancel, Verdict, Probe, ProbeReply, Ping, Pong, Echo, EchoBack,
+                 Rates, PlanAsk, PlanAnswer, PlanSwitch, StatusAsk, StatusAnswer, Failover, TrialTimes, Join>;
 inline constexpr std::uint8_t kTypeCount = std::variant_size_v<Body>;
 
 struct From {

@@ -24,7 +24,8 @@ std::uint32_t parts_of(std::uint32_t chunks) { return (chunks + kPart - 1) / kPa
 template <typename Visit>
 void for_bits(const wire::Failover& failover, std::uint32_t chunks, Visit visit) {
   for (std::uint32_t i = 0; i < kPart; ++i)
-    if ((failover.bits[i / 64] >> (i % 64) & 1) != 0 && std::uint64_t{failover.first} + i < chunks) visit(failover.first + i);
+    if ((failover.bits[i / 64] >> (i % 64) & 1) != 0 && std::uint64_t{failover.first} + i < chunks)
+      visit(failover.first + i);
 }
 
 }  // namespace
@@ -74,10 +75,12 @@ bool LostServers::owns_steps(int member) const {
 // Only the server had its part of the outer state. An heir would take the step without the momentum.
 void LostServers::fail_steps(int member, const std::string& why) {
   worker_.on_group_fault(
-      group_, core::Status(core::Code::kPeerDead,
-                           group_.info.member_text(member) + " is gone: " + why +
-                               "; it kept a part of the outer optimizer's state (LocalSteps), which is lost: go on in a new group, "
-                               "with the state that was saved last"));
+      group_,
+      core::Status(
+          core::Code::kPeerDead,
+          group_.info.member_text(member) + " is gone: " + why +
+              "; it kept a part of the outer optimizer's state (LocalSteps), which is lost: go on in a new group, "
+              "with the state that was saved last"));
 }
 
 void LostServers::on_launched(OperationRun& run) {
@@ -94,7 +97,8 @@ void LostServers::on_launched(OperationRun& run) {
 void LostServers::on_kept(OperationRun& run, int from, const wire::Failover& failover) {
   const auto member = static_cast<int>(failover.server);
   if (failover.server >= group_.info.engines.size() || !group_.info.topology.is_dedicated(member)) return;
-  if (!group_.servers.is_gone(member) && group_.info.topology.rank() != 0) apply(member, "as rank " + std::to_string(from) + " says");
+  if (!group_.servers.is_gone(member) && group_.info.topology.rank() != 0)
+    apply(member, "as rank " + std::to_string(from) + " says");
   if (SpanRun* span = run.find(failover.server)) span->on_failover(from, failover);
 }
 
@@ -110,7 +114,8 @@ void LostServers::say_landed() {
   say_at_ = core::TimePoint::max();
   if (std::exchange(landed_count_, 0) == 0) return;
   for (auto& [server, sequences] : landed_)
-    for (const wire::Failover& failover : wire::failovers_of(What::kLanded, static_cast<std::uint32_t>(server), std::exchange(sequences, {})))
+    for (const wire::Failover& failover :
+         wire::failovers_of(What::kLanded, static_cast<std::uint32_t>(server), std::exchange(sequences, {})))
       worker_.outbox().send(group_.info.engines[static_cast<std::size_t>(server)], group_.message(failover));
 }
 
@@ -128,8 +133,8 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
   if (!topology.is_dedicated(member)) return;
   if (failover.server >= group_.info.engines.size()) {
     // The server is a newcomer that was lost at once. Its version has not begun here, and neither has the operation.
-    if (failover.what != What::kLost && failover.what != What::kKnown && !topology.is_dedicated(from) && failover.sequence >= group_.over.floor() &&
-        worker_.can_keep(group_, group_.early.size(), message))
+    if (failover.what != What::kLost && failover.what != What::kKnown && !topology.is_dedicated(from) &&
+        failover.sequence >= group_.over.floor() && worker_.can_keep(group_, group_.early.size(), message))
       group_.early.add(message, std::move(payload));
     return;
   }
@@ -143,7 +148,8 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
     return;
   }
   if (failover.what == What::kForgets) {
-    if (from == member) on_forgets(member, failover, std::string(reinterpret_cast<const char*>(payload.data()), payload.bytes()));
+    if (from == member)
+      on_forgets(member, failover, std::string(reinterpret_cast<const char*>(payload.data()), payload.bytes()));
     return;
   }
   if (failover.what == What::kLeaving) {
@@ -184,9 +190,11 @@ void LostServers::on_forgets(int member, const wire::Failover& forgets, const st
   const bool is_first = forgotten_.count(member) == 0;
   forgotten_[member] = forgets.first;
   if (is_first && group_.info.topology.rank() == 0)
-    core::log_warn("group \"", group_.info.name, "\": ", group_.info.member_text(member),
-                   " has no memory to remember what the codec leaves out of its sums: on all ranks these go without error feedback (", why,
-                   "; a quarter of its --memory). hybridps.compress.stats()[\"refused_by_servers\"] counts the tensors");
+    core::log_warn(
+        "group \"", group_.info.name, "\": ", group_.info.member_text(member),
+        " has no memory to remember what the codec leaves out of its sums: on all ranks these go without error "
+        "feedback (",
+        why, "; a quarter of its --memory). hybridps.compress.stats()[\"refused_by_servers\"] counts the tensors");
 }
 
 std::uint64_t LostServers::tensors_forgotten() const noexcept {
@@ -199,7 +207,8 @@ std::uint64_t LostServers::tensors_forgotten() const noexcept {
 void LostServers::on_leaving(int member) {
   if (group_.steps && owns_steps(member))
     core::log_warn("group \"", group_.info.name, "\": ", group_.info.member_text(member),
-                   " was told to stop, and keeps a part of the outer optimizer's state (LocalSteps): the group fails when it ends; "
+                   " was told to stop, and keeps a part of the outer optimizer's state (LocalSteps): the group fails "
+                   "when it ends; "
                    "let its --drain-seconds outlast the job");
   else if (group_.servers.advance(member, Phase::kLeaving))
     group_.plans->leave_out();
@@ -217,7 +226,8 @@ void LostServers::on_known(int server, std::uint64_t sequence) {
 // The operation is over: all takers have its results, or it has failed, and a verdict tells all ranks.
 void LostServers::answer_for_one_that_is_over(const wire::Message& message, const wire::Failover& failover) {
   if (failover.what != What::kHeld && failover.what != What::kAsk) return;
-  const wire::Failover answer{failover.what == What::kHeld ? What::kTakenOver : What::kOver, failover.server, failover.sequence};
+  const wire::Failover answer{failover.what == What::kHeld ? What::kTakenOver : What::kOver, failover.server,
+                              failover.sequence};
   worker_.outbox().send(message.from.source, group_.message(answer));
 }
 
@@ -288,7 +298,9 @@ void SpanFailover::on_message(int from, const wire::Failover& failover) {
         on_answer(*party);
         return;
       }
-      if (failover.first % kPart != 0 || failover.first >= span_.plan.chunks || !party->parts.insert(failover.first).second) return;
+      if (failover.first % kPart != 0 || failover.first >= span_.plan.chunks ||
+          !party->parts.insert(failover.first).second)
+        return;
       for_bits(failover, span_.plan.chunks, [&](std::uint32_t chunk) { party->held[chunk] = 1; });
       if (party->parts.size() == parts_of(span_.plan.chunks)) on_answer(*party);
       return;

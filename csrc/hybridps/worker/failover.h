@@ -10,11 +10,12 @@
 //            rank that notices --lost--> rank 0 --lost--> all: the span stands still, the server's messages are dropped
 //            agents (in a reduce: the root) --held: chunks with their result here--> heir
 //            heir: a rank that holds a chunk's result serves it; a chunk without a result is pushed and summed again
-//            heir --results--> ranks that lack them;  heir --taken over--> all, once the heir has all results still lacking
+//            heir --results--> ranks that lack them;  heir --taken over--> all, once the heir has all results still
+//            lacking
 //
 //          The heir is a rank. So the loss of a second server is handled in the same way, and the loss of the heir ends
-//          the group, as the loss of any rank does. LostServers does the group's part, SpanFailover a rank's part in one
-//          span (worker/span_run.h has one).
+//          the group, as the loss of any rank does. LostServers does the group's part, SpanFailover a rank's part in
+//          one span (worker/span_run.h has one).
 // Threads  the engine's progress thread.
 // Errors   the group fails, with the server's name, if a chunk cannot be recovered because an operation had failed on a
 //          rank. The group also fails if the server kept state between operations (outer/state.h): only the server had
@@ -102,7 +103,7 @@ class SpanFailover final : public flow::Source, core::Pinned {
  private:
   struct Party {  // another rank, as the heir sees it
     int rank = -1;
-    bool over = false;       // its operation is over: it lacks no result, and holds none
+    bool over = false;  // its operation is over: it lacks no result, and holds none
     ChunkSet held;
     std::set<std::uint32_t> parts;  // parts of `held` that have come, by first chunk
     bool has_answered = false;

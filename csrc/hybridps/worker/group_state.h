@@ -107,7 +107,7 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   std::uint32_t plan_version = 0;
   std::uint32_t shares_version = 0;
   std::uint16_t pace_chunks = schedule::Tuning::kPaceChunks;
-  bool postponed = false;  // a change of plans delayed the start
+  bool postponed = false;                 // a change of plans delayed the start
   schedule::StoreChooser::Choice stores;  // for slots that another rank of this node reads
   core::TimePoint stores_began_at;        // set if the choice is timed
   Completion done;
@@ -120,17 +120,17 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   std::vector<std::unique_ptr<SpanRun>> spans;
   std::vector<std::uint8_t> local_seen;  // by local index
   std::uint32_t local_seen_count = 0;
-  std::uint64_t pending = 0;  // parts of this rank that are not done
+  std::uint64_t pending = 0;         // parts of this rank that are not done
   std::uint64_t awaits_known = 0;    // pending parts that only wait to know that all takers have a span's results
   std::uint64_t retained_bytes = 0;  // bytes of copied results, if is_retained
   bool is_retained = false;          // ended for its caller, with spans that still wait; in GroupState::retained
   bool started = false;
   bool is_done = false;  // nothing is pending: Worker::settle() ends it
   bool pace_due = false;
-  int last_heard = -1;  // the rank whose first message for this operation came last
+  int last_heard = -1;            // the rank whose first message for this operation came last
   core::TimePoint last_heard_at;  // when this message came
-  int blamed = -1;  // a rank that had not issued the operation, by its answer to a probe
-  double pace_ahead = 1.0;  // how far the contributions to one owner may run ahead of those to another, 0..1
+  int blamed = -1;                // a rank that had not issued the operation, by its answer to a probe
+  double pace_ahead = 1.0;        // how far the contributions to one owner may run ahead of those to another, 0..1
   core::TimePoint submitted_at;
   core::TimePoint probed_at;
   core::TimePoint warned_at;
@@ -177,14 +177,14 @@ struct GroupState : core::Pinned {
   membership::ServerLife servers;
   const bool has_locals;  // whether this node has other ranks
   schedule::StoreChooser stores;
-  std::uint64_t newest_start = 0;  // the last collective that started; set only if has_locals
-  core::Status status;  // first verdict on the group
+  std::uint64_t newest_start = 0;      // the last collective that started; set only if has_locals
+  core::Status status;                 // first verdict on the group
   core::TimePoint last_finished_at{};  // end of the last collective
   core::TimePoint failed_at{};
   bool told = false;                         // the verdict was found here, and sent to all members
   std::set<core::EngineId> know_of_failure;  // members that have sent a verdict on the group
-  bool leaving = false;         // this rank has said goodbye
-  std::uint64_t submitted = 0;  // number of collectives issued
+  bool leaving = false;                      // this rank has said goodbye
+  std::uint64_t submitted = 0;               // number of collectives issued
   SequenceWindow over;
   std::map<std::uint64_t, std::unique_ptr<OperationRun>> running;
   /// Finished for the caller. These operations no longer touch the caller's memory. They keep copies of a dedicated
@@ -217,8 +217,8 @@ struct GroupState : core::Pinned {
   compress::Residuals residuals;  // what encodings left out of this node's contributions
   compress::Residuals owed;       // what encodings left out of the sums that this rank owns
   compress::Residuals momenta;    // momentum of this node's contributions
-  outer::State outer;  // state for the spans that this rank owns
-  bool steps = false;  // an owners' operation was issued: so other owners keep parts of the outer state
+  outer::State outer;             // state for the spans that this rank owns
+  bool steps = false;             // an owners' operation was issued: so other owners keep parts of the outer state
   /// By tensor: the shares version under which `owed` was last settled.
   std::unordered_map<compress::TensorKey, std::uint32_t> owed_version;
 };

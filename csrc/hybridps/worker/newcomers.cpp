@@ -80,7 +80,8 @@ void Newcomers::start_without() {
 }
 
 void Newcomers::refused() {
-  if (attempt_ != 0 && is_first()) give_up(core::Status(core::Code::kMismatch, "a rank did not agree to the plan with it"));
+  if (attempt_ != 0 && is_first())
+    give_up(core::Status(core::Code::kMismatch, "a rank did not agree to the plan with it"));
 }
 
 std::size_t Newcomers::tick(core::TimePoint now) {
@@ -89,15 +90,16 @@ std::size_t Newcomers::tick(core::TimePoint now) {
   if (ranks_.size() == static_cast<std::size_t>(group_.info.topology.size())) {
     for (std::size_t index = 0; index < met_.size(); ++index)
       if (!group_.plans->has_answered(static_cast<int>(group_.info.engines.size() + index)))
-        on_gone(index, core::Status(core::Code::kTimeout, "it did not answer for " +
-                                                              core::format_seconds(core::to_seconds(kAnswerWithin))));
+        on_gone(index, core::Status(core::Code::kTimeout,
+                                    "it did not answer for " + core::format_seconds(core::to_seconds(kAnswerWithin))));
     return 1;
   }
   std::vector<int> missing;
   for (int rank = 0; rank < group_.info.topology.size(); ++rank)
     if (ranks_.count(rank) == 0) missing.push_back(rank);
-  give_up(core::Status(core::Code::kTimeout, "not reached within " + core::format_seconds(core::to_seconds(kMeetWithin)) +
-                                                 " from ranks " + core::format_ranks(missing)));
+  give_up(core::Status(core::Code::kTimeout, "not reached within " +
+                                                 core::format_seconds(core::to_seconds(kMeetWithin)) + " from ranks " +
+                                                 core::format_ranks(missing)));
   return 1;
 }
 
@@ -106,7 +108,8 @@ std::size_t Newcomers::tick(core::TimePoint now) {
 void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) {
   if (group_.plans->is_taking_in()) {  // the end of the previous attempt has not reached this rank yet
     const wire::Join answer{JoinStep::kNotMet, join.attempt, join.server, join.servers};
-    worker_.host().send_control(group_.info.engines.front(), group_.message(answer), "another change of plans is under way");
+    worker_.host().send_control(group_.info.engines.front(), group_.message(answer),
+                                "another change of plans is under way");
     return;
   }
   if (join.attempt != attempt_) {
@@ -139,7 +142,8 @@ void Newcomers::say(JoinStep step, std::uint32_t server, std::string_view why) {
     step == JoinStep::kMet ? on_met(0) : on_not_met(0, server, std::string(why));
     return;
   }
-  worker_.host().send_control(group_.info.engines.front(), group_.message(wire::Join{step, attempt_, server, expected_}), why);
+  worker_.host().send_control(group_.info.engines.front(),
+                              group_.message(wire::Join{step, attempt_, server, expected_}), why);
 }
 
 void Newcomers::on_message(const wire::Message& message, const flow::Delivery& payload) {
@@ -172,8 +176,10 @@ void Newcomers::on_word(const wire::Message& message, const flow::Delivery& payl
     if (!had_all && has_met_all()) say(JoinStep::kMet, message.from.sender_rank);
   } else if (message.as<wire::PlanAnswer>() != nullptr) {
     group_.plans->on_message(message, payload);
-  } else if (const auto* failover = message.as<wire::Failover>(); failover != nullptr && failover->what == wire::Failover::What::kLost) {
-    on_gone(index, core::Status(core::Code::kPeerDead, std::string(reinterpret_cast<const char*>(payload.data()), payload.bytes())));
+  } else if (const auto* failover = message.as<wire::Failover>();
+             failover != nullptr && failover->what == wire::Failover::What::kLost) {
+    on_gone(index, core::Status(core::Code::kPeerDead,
+                                std::string(reinterpret_cast<const char*>(payload.data()), payload.bytes())));
   }
 }
 
@@ -225,7 +231,8 @@ void Newcomers::admit() {
   attempt_ = expected_ = 0;
   due_ = core::TimePoint::max();
   worker_.host().on_joined(group_.info.uid, engines);
-  if (is_first() && started_) core::log_info("group \"", group_.info.name, "\": the dedicated server ", who, " has joined");
+  if (is_first() && started_)
+    core::log_info("group \"", group_.info.name, "\": the dedicated server ", who, " has joined");
 }
 
 void Newcomers::start() {

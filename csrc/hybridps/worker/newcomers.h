@@ -112,9 +112,9 @@ class Newcomers : core::Pinned {
 
   Worker& worker_;
   GroupState& group_;
-  std::uint32_t attempt_ = 0;   // 0: none
-  std::uint32_t expected_ = 0;  // number of servers in the attempt
-  std::vector<Met> met_;        // by index
+  std::uint32_t attempt_ = 0;                               // 0: none
+  std::uint32_t expected_ = 0;                              // number of servers in the attempt
+  std::vector<Met> met_;                                    // by index
   std::vector<std::pair<int, core::Status>> gone_members_;  // admitted newcomers that were gone before the switch
   bool started_ = false;
   // Rank 0.

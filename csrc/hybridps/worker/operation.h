@@ -46,7 +46,7 @@ struct Operation {
   // For outer steps (core::is_outer): such a step is an allreduce of fp32, with `tensor` as its slot.
   float rate = 0.0F;
   float momentum = 0.0F;
-  int root = -1;        // group rank: reduce, broadcast, gather, scatter
+  int root = -1;  // group rank: reduce, broadcast, gather, scatter
   /// The input (output) is the logical concatenation of its pieces. Used by:
   ///   allreduce       output only: it is input and output (in place)
   ///   broadcast       output only: the root's is read
@@ -87,14 +87,14 @@ struct Operation {
   /// conditions. Each rank's own choice: results and messages have the same bits either way. Ranks then compare
   /// total_bytes, in bytes of elements.
   bool coded = false;
-  compress::TensorKey tensor = 0;          // key of the codecs' memory for this tensor; 0: nothing is remembered
+  compress::TensorKey tensor = 0;  // key of the codecs' memory for this tensor; 0: nothing is remembered
   std::shared_ptr<const Recollection> recollection;  // null: no change
   /// If several chunks of this rank wait, chunks with the higher priority go first. Changes neither the order of
   /// matching nor a result. May differ between ranks: a rank's priorities order only the rank's own sends.
   std::int8_t priority = 0;
   std::shared_ptr<compress::TimedSum> timed;  // told when the operation begins and ends; may be null
-  std::chrono::milliseconds timeout{0};  // 0: none
-  core::TimePoint issued_at{};           // start of the timeout; unset: submit()
+  std::chrono::milliseconds timeout{0};       // 0: none
+  core::TimePoint issued_at{};                // start of the timeout; unset: submit()
 };
 
 struct Outcome {

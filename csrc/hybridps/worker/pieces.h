@@ -20,7 +20,8 @@ class Pieces {
   std::uint64_t bytes() const noexcept { return ends_.empty() ? 0 : ends_.back(); }
   /// The address of the range [offset, offset + bytes); null if the range is spread over several pieces, or is empty.
   std::byte* contiguous(std::uint64_t offset, std::size_t bytes) const noexcept;
-  void read(std::uint64_t offset, std::size_t bytes, std::byte* to, core::Reader reader = core::Reader::kThisCore) const noexcept;
+  void read(std::uint64_t offset, std::size_t bytes, std::byte* to,
+            core::Reader reader = core::Reader::kThisCore) const noexcept;
   void write(std::uint64_t offset, std::size_t bytes, const std::byte* from) const noexcept;
 
  private:

@@ -25,10 +25,11 @@ core::Result<Priorities> parse_priorities(std::string_view text) {
   const auto any = number_in(text.substr(0, at));
   const auto all_gather = at == std::string_view::npos ? any : number_in(text.substr(at + kGather.size()));
   if (any && all_gather) return Priorities{*any, *all_gather};
-  return core::Status(core::Code::kInvalidArgument,
-                      "priority '" + std::string(text) +
-                          "': it is a number from -128 to 127, \"NUMBER,all_gather=NUMBER\", or one of tensor, pipeline, "
-                          "sharded, data");
+  return core::Status(
+      core::Code::kInvalidArgument,
+      "priority '" + std::string(text) +
+          "': it is a number from -128 to 127, \"NUMBER,all_gather=NUMBER\", or one of tensor, pipeline, "
+          "sharded, data");
 }
 
 std::string text_of(const Priorities& priorities) {

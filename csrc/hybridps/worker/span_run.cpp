@@ -86,8 +86,9 @@ void SpanRun::landed(std::uint32_t chunk) {
     failover_->on_obtained(chunk);
   } else if (chunks_done_ == plan_.chunks && span_.topology().is_dedicated(plan_.owner)) {
     if (span_.agent_of(span_.topology().my_node()) == span_.me() || plan_.sink == span_.me())
-      span_.run.group.lost_servers->landed(plan_.owner, span_.run.sequence,
-                                           /*waits=*/plan_.sink != schedule::kAll || !span_.worker.may_retain(span_.run));
+      span_.run.group.lost_servers->landed(
+          plan_.owner, span_.run.sequence,
+          /*waits=*/plan_.sink != schedule::kAll || !span_.worker.may_retain(span_.run));
     if (plan_.sink == span_.me()) on_known();  // the root is the only taker
   }
   span_.worker.part_done(span_.run);
@@ -163,7 +164,8 @@ void SpanRun::on_known() {
     const worker::GroupState& group = span_.run.group;
     const int server = plan_.first_owner < 0 ? plan_.owner : plan_.first_owner;
     const wire::Failover known =
-        wire::failovers_of(wire::Failover::What::kKnown, static_cast<std::uint32_t>(server), {span_.run.sequence}).front();
+        wire::failovers_of(wire::Failover::What::kKnown, static_cast<std::uint32_t>(server), {span_.run.sequence})
+            .front();
     for (const int rank : topology.ranks_of(topology.my_node()))
       if (rank != span_.me() && rank != plan_.sink)
         span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(rank)], group.message(known));
@@ -198,7 +200,8 @@ void SpanRun::on_failover(int from, const wire::Failover& failover) {
     failover_->on_message(from, failover);
   } else if (is_known_ && (failover.what == What::kHeld || failover.what == What::kAsk)) {
     const worker::GroupState& group = span_.run.group;
-    const wire::Failover answer{failover.what == What::kHeld ? What::kTakenOver : What::kOver, failover.server, failover.sequence};
+    const wire::Failover answer{failover.what == What::kHeld ? What::kTakenOver : What::kOver, failover.server,
+                                failover.sequence};
     span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(from)], group.message(answer));
   }
 }
@@ -215,9 +218,7 @@ bool SpanRun::become_owner(const ChunkSet& chunks) {
   return true;
 }
 
-void SpanRun::cannot_fail_over() {
-  span_.worker.on_failover_impossible(span_.run, plan_.first_owner);
-}
+void SpanRun::cannot_fail_over() { span_.worker.on_failover_impossible(span_.run, plan_.first_owner); }
 
 bool SpanRun::waits_for_owner() noexcept {
   const flow::Stream* const stream = push();

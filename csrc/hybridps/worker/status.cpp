@@ -80,9 +80,8 @@ void Worker::count(const OperationRun& run, const core::Status& status) {
   const core::Duration waited = run.last_heard_at - run.submitted_at;
   if (waited <= core::Duration::zero()) return;
   // A rank that is no owner only hears from owners. Only a probe can tell it which rank an owner has waited for.
-  const bool is_owner =
-      std::any_of(run.spans.begin(), run.spans.end(),
-                  [&](const auto& span) { return span->plan().owner == group.info.topology.rank(); });
+  const bool is_owner = std::any_of(run.spans.begin(), run.spans.end(),
+                                    [&](const auto& span) { return span->plan().owner == group.info.topology.rank(); });
   const int culprit = is_owner ? run.last_heard : run.blamed;
   counts_.waited_for[culprit < 0 ? core::EngineId{} : group.info.engines[static_cast<std::size_t>(culprit)]] += waited;
 }
@@ -95,8 +94,8 @@ void Worker::trace(const OperationRun& run, observe::EventType type, bool failed
   const std::vector<core::EngineId>& engines = run.group.info.engines;
   trace->add({start, type == observe::EventType::kCalled ? start : observe::trace_ns(), tensor_bytes(run), run.sequence,
               to_one && run.operation.sending ? 1U : 0U, failed ? 1U : 0U, trace->group(run.group.info.uid),
-              to_one ? trace->peer(engines[static_cast<std::size_t>(run.operation.peer)]) : std::uint16_t{0xffff},
-              type, static_cast<std::uint8_t>(run.operation.kind)});
+              to_one ? trace->peer(engines[static_cast<std::size_t>(run.operation.peer)]) : std::uint16_t{0xffff}, type,
+              static_cast<std::uint8_t>(run.operation.kind)});
 }
 
 void Worker::trace_under_way() {
@@ -157,8 +156,8 @@ void Worker::write_status(observe::Json& json, const GroupState& group, core::Ti
   const schedule::Topology& topology = group.plans->newest_version().topology;
   json.field("submitted", group.submitted).field("finished", group.over.floor());
   if (group.over.floor() > 0 && !group.signatures_over.empty())
-    json.field("last", wire::describe(
-                           group.signatures_over[(group.over.floor() - 1) % GroupState::kSignaturesKept].second));
+    json.field("last",
+               wire::describe(group.signatures_over[(group.over.floor() - 1) % GroupState::kSignaturesKept].second));
   if (group.last_finished_at != core::TimePoint{})
     json.field("since_last_seconds", seconds_since(group.last_finished_at));
   json.field("leaving", group.leaving);

@@ -62,7 +62,7 @@ class OwnerSum : core::Pinned {
 
   const SpanView& span_;
   ResultMemory& memory_;
-  std::unordered_set<std::uint32_t> coded_;  // chunks of set_coded()
+  std::unordered_set<std::uint32_t> coded_;                            // chunks of set_coded()
   std::unordered_map<std::uint32_t, std::vector<std::byte>> bounces_;  // for chunks without a contiguous place
 };
 

@@ -147,7 +147,8 @@ void Worker::mismatch(const OperationRun& run, const server::RankCall& theirs) {
   on_mismatch(server::OperationKey{info.uid, run.sequence}, {info.topology.rank(), run.signature}, theirs);
 }
 
-void Worker::on_mismatch(const server::OperationKey& key, const server::RankCall& ours, const server::RankCall& theirs) {
+void Worker::on_mismatch(const server::OperationKey& key, const server::RankCall& ours,
+                         const server::RankCall& theirs) {
   const GroupState* group = find(key.uid);
   if (group == nullptr) return;
   const GroupInfo& info = group->info;
@@ -173,7 +174,8 @@ void Worker::on_mismatch(const server::OperationKey& key, const server::RankCall
 void Worker::on_failover_impossible(const OperationRun& run, int server) {
   const GroupInfo& info = run.group.info;
   events_.push_back({nullptr, info.uid,
-                     core::Status(core::Code::kPeerDead, info.member_text(server) + " is gone, and a rank that had a part of operation " +
+                     core::Status(core::Code::kPeerDead, info.member_text(server) +
+                                                             " is gone, and a rank that had a part of operation " +
                                                              std::to_string(run.sequence) + " has given it up")});
 }
 
@@ -228,7 +230,8 @@ void Worker::probe(OperationRun& run, core::TimePoint now) {
   tell_members(run.group, wire::Probe{run.sequence, run.signature}, {}, /*servers=*/false);
   for (const auto& span : run.spans)
     if (run.group.info.topology.is_dedicated(span->plan().owner) && span->waits_for_owner())
-      host_.send_control(run.group.info.engines[static_cast<std::size_t>(span->plan().owner)], {{}, 0, wire::Ping{}}, {});
+      host_.send_control(run.group.info.engines[static_cast<std::size_t>(span->plan().owner)], {{}, 0, wire::Ping{}},
+                         {});
 }
 
 bool Worker::contradicts_finished(const GroupState& group, std::uint64_t sequence, const server::RankCall& theirs) {

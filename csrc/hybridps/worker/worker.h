@@ -162,7 +162,8 @@ class Worker final : public server::Listener, core::Pinned {
   void trace_under_way();
 
   // server::Listener
-  void on_mismatch(const server::OperationKey& key, const server::RankCall& ours, const server::RankCall& theirs) override;
+  void on_mismatch(const server::OperationKey& key, const server::RankCall& ours,
+                   const server::RankCall& theirs) override;
   void on_bad_message(const server::OperationKey& key, std::string what) override;
 
   // For roles and PointToPoint.

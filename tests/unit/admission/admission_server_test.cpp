@@ -19,10 +19,10 @@
 namespace {
 
 using namespace hybridps;
-using core::Code;
 using admission::Address;
-using admission::Bytes;
 using admission::AdmissionServer;
+using admission::Bytes;
+using core::Code;
 
 core::Deadline soon(double seconds = 5) { return core::Deadline::after(core::from_seconds(seconds)); }
 
@@ -193,9 +193,11 @@ TEST_CASE("admission: strangers cost little and keep nobody out", "[admission][f
 
 TEST_CASE("admission: a port in use and an address that is not ours", "[admission][fast]") {
   const Listener other;
-  const auto taken = AdmissionServer::open({"127.0.0.1", other.port}, "", [](const Bytes& b) { return core::Result<Bytes>(b); });
+  const auto taken =
+      AdmissionServer::open({"127.0.0.1", other.port}, "", [](const Bytes& b) { return core::Result<Bytes>(b); });
   CHECK(taken.status().message().find("127.0.0.1:" + std::to_string(other.port)) != std::string::npos);
-  const auto foreign = AdmissionServer::open({"192.0.2.1", 0}, "", [](const Bytes& b) { return core::Result<Bytes>(b); });
+  const auto foreign =
+      AdmissionServer::open({"192.0.2.1", 0}, "", [](const Bytes& b) { return core::Result<Bytes>(b); });
   CHECK_FALSE(foreign.is_ok());
 }
 

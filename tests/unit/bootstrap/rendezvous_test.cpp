@@ -280,7 +280,8 @@ TEST_CASE("bootstrap/rendezvous: a rank that does not confirm is named", "[boots
   CHECK(message(world.member(1)) == text);
 }
 
-TEST_CASE("bootstrap/rendezvous: a rank that does not confirm is named by whoever's time is up first", "[bootstrap][fast]") {
+TEST_CASE("bootstrap/rendezvous: a rank that does not confirm is named by whoever's time is up first",
+          "[bootstrap][fast]") {
   for (const int first : {1, 3}) {
     World world(4);
     world.options(2).prove = [](const Roster&) { return MemoryProof::pending(); };
@@ -461,8 +462,10 @@ TEST_CASE("bootstrap/rendezvous: a failure from before this process was started 
   REQUIRE(world.run(Phase::kReady));
 }
 
-TEST_CASE("bootstrap/rendezvous: a failure from before this process was started is believed when its writer does not come again",
-          "[bootstrap][fast]") {
+TEST_CASE(
+    "bootstrap/rendezvous: a failure from before this process was started is believed when its writer does not come "
+    "again",
+    "[bootstrap][fast]") {
   constexpr std::uint64_t kStarted = 1'000'000;
   for (const int late : {0, 2}) {
     auto store = std::make_shared<MemoryStore>();
@@ -485,8 +488,9 @@ TEST_CASE("bootstrap/rendezvous: of several that cannot begin all tell what the 
   World world(3, store);
   world.options(0).process_started_ms = kStarted;
   const auto announce = [&](const std::string& text, std::uint64_t at) {
-    REQUIRE(announce_failure(*store, world.options(0).key_prefix, 1, core::Status(core::Code::kClosed, text), at, kStarted)
-                .is_ok());
+    REQUIRE(
+        announce_failure(*store, world.options(0).key_prefix, 1, core::Status(core::Code::kClosed, text), at, kStarted)
+            .is_ok());
   };
   announce("left over", kStarted - 5);
   announce("first", kStarted + 1);
@@ -657,7 +661,9 @@ TEST_CASE("bootstrap/rendezvous: a pending proof is asked again until it is deci
 
 TEST_CASE("bootstrap/rendezvous: a proof that reports nonsense is taken for what it proves", "[bootstrap][fast]") {
   World world(5);
-  world.options(1).prove = [](const Roster&) { return MemoryProof::unproven_with({1, 4, -3, 99}); };  // itself, other node
+  world.options(1).prove = [](const Roster&) {
+    return MemoryProof::unproven_with({1, 4, -3, 99});
+  };  // itself, other node
   world.start_all();
   REQUIRE(world.run(Phase::kReady));
   CHECK(world.member(0).roster().node_of == std::vector<int>{0, 0, 0, 0, 1});
@@ -884,19 +890,20 @@ TEST_CASE("bootstrap/rendezvous: members that were given other members are told 
     CHECK(contains(message(world.member(rank)), "was given other members, or the same in another order"));
 }
 
-TEST_CASE("bootstrap/rendezvous: who names other members is told both lists on all ranks at once", "[bootstrap][fast]") {
+TEST_CASE("bootstrap/rendezvous: who names other members is told both lists on all ranks at once",
+          "[bootstrap][fast]") {
   constexpr std::uint64_t kStarted = 1'000'000;
   struct List {
     std::vector<int> ranks;
     std::vector<int> of;  // those of the job that have it, by their numbers in it
   };
   const std::vector<std::pair<List, List>> cases = {
-      {{{0, 1}, {0}}, {{0, 2}, {2}}},              // as many; rank 1 is in neither
-      {{{0, 1}, {0, 1}}, {{0, 2}, {2}}},           // two at one place
-      {{{0, 1, 2}, {0, 1}}, {{1, 2}, {2}}},        // not as many
-      {{{0, 1, 2}, {0}}, {{0, 1, 2, 3}, {3}}},     // nobody at one place, and one has no rank 0
-      {{{0, 1}, {0, 1}}, {{2, 3}, {2, 3}}},        // nobody in both
-      {{{3, 1}, {3}}, {{1, 3}, {1}}},              // another order
+      {{{0, 1}, {0}}, {{0, 2}, {2}}},           // as many; rank 1 is in neither
+      {{{0, 1}, {0, 1}}, {{0, 2}, {2}}},        // two at one place
+      {{{0, 1, 2}, {0, 1}}, {{1, 2}, {2}}},     // not as many
+      {{{0, 1, 2}, {0}}, {{0, 1, 2, 3}, {3}}},  // nobody at one place, and one has no rank 0
+      {{{0, 1}, {0, 1}}, {{2, 3}, {2, 3}}},     // nobody in both
+      {{{3, 1}, {3}}, {{1, 3}, {1}}},           // another order
   };
   for (const auto& [one, two] : cases) {
     for (unsigned seed = 0; seed < 30; ++seed) {
@@ -909,7 +916,8 @@ TEST_CASE("bootstrap/rendezvous: who names other members is told both lists on a
           options.group_name = "g";
           options.key_prefix = "hybridps/g/run.0.0";
           const auto at = std::find(list->ranks.begin(), list->ranks.end(), global) - list->ranks.begin();
-          options.self = sample_member(static_cast<int>(at), static_cast<int>(list->ranks.size()), World::next_engine());
+          options.self =
+              sample_member(static_cast<int>(at), static_cast<int>(list->ranks.size()), World::next_engine());
           options.self.members = members_text(list->ranks);
           options.process_started_ms = kStarted;
           options.self.made_ms = kStarted + 3;
@@ -999,8 +1007,8 @@ TEST_CASE("bootstrap/rendezvous: a member that one of the others has given up be
 
 TEST_CASE("bootstrap/rendezvous: a member whose death one of the others hears of is waited for by nobody",
           "[bootstrap][fast]") {
-  // What the member had done before: nothing, so that only who knows it from another group can tell; published its record; and
-  // confirmed a roster that a third one has not.
+  // What the member had done before: nothing, so that only who knows it from another group can tell; published its
+  // record; and confirmed a roster that a third one has not.
   for (const int steps : {0, 1, 40}) {
     for (const int hears : {0, 1, 2}) {
       World world(4, std::make_shared<MemoryStore>(), static_cast<unsigned>(steps));
@@ -1083,7 +1091,8 @@ TEST_CASE("bootstrap/rendezvous: rank 0 asks after those who are late, and few a
   for (int rank = 0; rank < 6; ++rank) CHECK(world.member(rank).awaited().empty());
 }
 
-TEST_CASE("bootstrap/rendezvous: who waits in vain hears in which life the absent were last seen", "[bootstrap][fast]") {
+TEST_CASE("bootstrap/rendezvous: who waits in vain hears in which life the absent were last seen",
+          "[bootstrap][fast]") {
   const auto store = std::make_shared<MemoryStore>();
   World ours(3, store);
   World theirs(3, store, 2);
@@ -1096,5 +1105,6 @@ TEST_CASE("bootstrap/rendezvous: who waits in vain hears in which life the absen
   ours.start(0);
   ours.start(1);
   REQUIRE(ours.run(Phase::kFailed, seconds(120)));
-  CHECK(contains(message(ours.member(0)), "rank 2 was last seen in life 'other.0.4' of this group, this rank is in 'run.0.0'"));
+  CHECK(contains(message(ours.member(0)),
+                 "rank 2 was last seen in life 'other.0.4' of this group, this rank is in 'run.0.0'"));
 }

@@ -155,8 +155,9 @@ TEST_CASE("cluster/codec: each chunk is encoded once by who sends it, for all wh
       request.total_bytes = 5003 * sizeof(float);
       const Padding padding(sizeof(float));
       const std::uint32_t chunk_bytes = compress::chunk_bytes(padding, sizeof(float), 512, 512);
-      for (const schedule::Span& span : schedule::make_plan(
-               request, schedule::Topology(layout.node_of, rank, {}, layout.servers), schedule::Limits{chunk_bytes, 256}))
+      for (const schedule::Span& span :
+           schedule::make_plan(request, schedule::Topology(layout.node_of, rank, {}, layout.servers),
+                               schedule::Limits{chunk_bytes, 256}))
         spans[span.id] = span;
     }
     const schedule::Topology topology(layout.node_of, 0, {}, layout.servers);
@@ -212,7 +213,8 @@ namespace {
 
 /// Gradients of several tensors on all ranks, step after step, through a codec that leaves much out.
 struct Training {
-  Training(const Layout& l, const std::string& spec, std::size_t elements, std::size_t chunk_bytes = 8192, ClusterOptions options = {})
+  Training(const Layout& l, const std::string& spec, std::size_t elements, std::size_t chunk_bytes = 8192,
+           ClusterOptions options = {})
       : layout(l), count(elements) {
     options.node_of = l.node_of;
     options.servers = l.servers;
@@ -255,8 +257,7 @@ struct Training {
     }
     ++sequence;
     REQUIRE(cluster->run_until([&] { return done == n; }));
-    for (const auto& other : data)
-      REQUIRE(std::memcmp(other.data(), data.front().data(), count * sizeof(float)) == 0);
+    for (const auto& other : data) REQUIRE(std::memcmp(other.data(), data.front().data(), count * sizeof(float)) == 0);
     for (std::size_t i = number == nan_step ? 32 : 0; i < count; ++i)
       applied[i] += std::isnan(data.front()[i]) ? 0.0 : static_cast<double>(data.front()[i]);
     return data.front();
@@ -265,7 +266,8 @@ struct Training {
   std::vector<double> left(compress::TensorKey tensor = 1) {
     std::vector<double> sum(count, 0.0);
     for (int r = 0; r < cluster->size(); ++r) {
-      for (const auto* part : {&cluster->at(r).worker().find(uid)->residuals, &cluster->at(r).worker().find(uid)->owed}) {
+      for (const auto* part :
+           {&cluster->at(r).worker().find(uid)->residuals, &cluster->at(r).worker().find(uid)->owed}) {
         const auto kept = part->copy_of(tensor);
         for (std::size_t i = 0; i < kept.values.size(); ++i) sum[i] += static_cast<double>(kept.values[i]);
       }
@@ -325,7 +327,8 @@ TEST_CASE("cluster/codec: a step that is not finite leaves what was left out bef
   }
 }
 
-TEST_CASE("cluster/codec: a thousand steps, rows of zeros, one that is not finite, and shares that change", "[cluster][fast]") {
+TEST_CASE("cluster/codec: a thousand steps, rows of zeros, one that is not finite, and shares that change",
+          "[cluster][fast]") {
   for (const std::string spec : {"int4", "onebit"})
     for (const Layout& layout : {Layout{{0, 1, 2}, {}}, Layout{{0, 0, 1, 2, 2}, {}}}) {
       INFO(spec << " " << layout.node_of.size());
@@ -362,7 +365,8 @@ TEST_CASE("cluster/codec: bits depend neither on who owns what nor on chunks", "
   for (const std::string spec : {"int8", "int4", "onebit", "topk:k=0.02", "randomk:k=0.05", "dithering", "bf16"}) {
     std::vector<float> expected;
     for (const std::size_t chunk : {std::size_t{8192}, std::size_t{32768}})
-      for (const std::vector<double>& servers : {std::vector<double>{}, std::vector<double>{1}, std::vector<double>{3, 1}}) {
+      for (const std::vector<double>& servers :
+           {std::vector<double>{}, std::vector<double>{1}, std::vector<double>{3, 1}}) {
         INFO(spec << " chunks " << chunk << " servers " << servers.size());
         Training training({{0, 1, 2}, servers}, spec, 20000, chunk);
         for (int step = 0; step < 3; ++step) training.step(step);
@@ -374,8 +378,10 @@ TEST_CASE("cluster/codec: bits depend neither on who owns what nor on chunks", "
   }
 }
 
-TEST_CASE("cluster/codec: settings that take turns change no bit, whatever is remembered between operations", "[cluster][fast]") {
-  for (const std::string spec : {"int8", "int8:ef=1", "int4", "onebit", "topk:k=0.02", "randomk:k=0.05", "dithering", "bf16"})
+TEST_CASE("cluster/codec: settings that take turns change no bit, whatever is remembered between operations",
+          "[cluster][fast]") {
+  for (const std::string spec :
+       {"int8", "int8:ef=1", "int4", "onebit", "topk:k=0.02", "randomk:k=0.05", "dithering", "bf16"})
     for (const std::vector<double>& servers : {std::vector<double>{}, std::vector<double>{3, 1}}) {
       INFO(spec << " servers " << servers.size());
       Training plain({{0, 1, 1, 2}, servers}, spec, 8000, 32768);
@@ -403,7 +409,8 @@ TEST_CASE("cluster/codec: settings that take turns change no bit, whatever is re
 }
 
 TEST_CASE("cluster/codec: results that wait for one receiver hold no slots that others need", "[cluster][fast]") {
-  for (const std::vector<double>& servers : {std::vector<double>{}, std::vector<double>{}, std::vector<double>{}, std::vector<double>{1}, std::vector<double>{3, 1}}) {
+  for (const std::vector<double>& servers : {std::vector<double>{}, std::vector<double>{}, std::vector<double>{},
+                                             std::vector<double>{1}, std::vector<double>{3, 1}}) {
     INFO("servers " << servers.size());
     // Many chunks for few slots; and what they hold comes free in another order at each receiver.
     Training training({{0, 1, 2}, servers}, "int8", 20000, 1024);
@@ -411,7 +418,9 @@ TEST_CASE("cluster/codec: results that wait for one receiver hold no slots that 
   }
 }
 
-TEST_CASE("cluster/codec: a dedicated server without memory for what its sums leave out tells all ranks, and they go on", "[cluster][fast]") {
+TEST_CASE(
+    "cluster/codec: a dedicated server without memory for what its sums leave out tells all ranks, and they go on",
+    "[cluster][fast]") {
   constexpr std::size_t kCount = 6000;
   for (const bool has_memory : {true, false}) {
     INFO(has_memory);
@@ -430,7 +439,8 @@ TEST_CASE("cluster/codec: a dedicated server without memory for what its sums le
   }
 }
 
-// Memory that is coded already ------------------------------------------------------------------------------------------
+// Memory that is coded already
+// ------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -462,7 +472,8 @@ struct CodedJob {
     int done = 0;
     for (int r = 0; r < n; ++r) {
       values.emplace_back(count);
-      for (std::size_t i = 0; i < count; ++i) values.back()[i] = std::sin(static_cast<float>(i * 7 + static_cast<std::size_t>(r) * 131));
+      for (std::size_t i = 0; i < count; ++i)
+        values.back()[i] = std::sin(static_cast<float>(i * 7 + static_cast<std::size_t>(r) * 131));
       codes.push_back(coded(values.back()));
     }
     for (int r = 0; r < n; ++r) {
@@ -504,7 +515,8 @@ struct CodedJob {
     o.output = {{memory.data(), memory.size()}};
     change(o);
     std::string text = "nothing";
-    cluster->submit(uid, 0, o, sequence++, [&text](const worker::Outcome& outcome) { text = outcome.status.to_string(); });
+    cluster->submit(uid, 0, o, sequence++,
+                    [&text](const worker::Outcome& outcome) { text = outcome.status.to_string(); });
     cluster->run_until([&] { return text != "nothing"; });
     return text;
   }
@@ -535,17 +547,22 @@ TEST_CASE("cluster/codec: memory that is coded goes out and comes back as it wou
 TEST_CASE("cluster/codec: memory that cannot be coded is refused, and why", "[cluster][fast]") {
   const auto as_it_is = [](worker::Operation&) {};
   CodedJob job({{0, 1}, {}}, "int8");
-  CHECK(says(job.refusal([](worker::Operation& o) { o.output[0].bytes -= 1; }), "the memory is coded and has 1063 bytes, where 1064"));
-  CHECK(says(job.refusal([](worker::Operation& o) { o.coding = wire::Coding::kPlain; }), "its codec's bytes cannot be cut"));
-  CHECK(says(job.refusal([](worker::Operation& o) { o.dtype = core::DType::kInt32; }), "its codec's bytes cannot be cut"));
+  CHECK(says(job.refusal([](worker::Operation& o) { o.output[0].bytes -= 1; }),
+             "the memory is coded and has 1063 bytes, where 1064"));
+  CHECK(says(job.refusal([](worker::Operation& o) { o.coding = wire::Coding::kPlain; }),
+             "its codec's bytes cannot be cut"));
+  CHECK(says(job.refusal([](worker::Operation& o) { o.dtype = core::DType::kInt32; }),
+             "its codec's bytes cannot be cut"));
   CHECK(says(job.refusal([](worker::Operation& o) {
     o.kind = Kind::kReduce;
     o.root = 0;
-  }), "it is no allreduce"));
+  }),
+             "it is no allreduce"));
   CHECK(says(job.refusal([](worker::Operation& o) {
     o.scope = schedule::Scope::kNodes;
     o.rail_bytes = {4 * 1001};
-  }), "where 1065"));
+  }),
+             "where 1065"));
   CHECK(says(CodedJob({{0, 1}, {}}, "onebit:ef=0").refusal(as_it_is), "its codec's bytes cannot be cut"));
   CHECK(says(CodedJob({{0, 1}, {}}, "int8:ef=1").refusal(as_it_is), "its codec remembers elements"));
   CHECK(says(CodedJob({{0, 0, 1}, {}}, "int8").refusal(as_it_is), "ranks of a node add elements"));

@@ -1,5 +1,5 @@
-// A dedicated server is killed after every prefix of what it sends: no rank notices but by the time that it takes, and every
-// bit is what it would have been.
+// A dedicated server is killed after every prefix of what it sends: no rank notices but by the time that it takes, and
+// every bit is what it would have been.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -37,8 +37,9 @@ struct Case {
   double delay = 0;
   double duplicate = 0;
   bool loses_residual = false;  // the codec keeps one at the server: bits are the same on all ranks, but others
-  int late_rank = -1;  // submits only when nothing has happened for long
-  std::uint64_t retained_bytes = worker::WorkerOptions().retained_bytes;  // 0: operations wait until all have the results
+  int late_rank = -1;           // submits only when nothing has happened for long
+  std::uint64_t retained_bytes =
+      worker::WorkerOptions().retained_bytes;  // 0: operations wait until all have the results
 };
 
 struct Fault {
@@ -209,9 +210,9 @@ void kill_everywhere(Case c, int count = 0) {
     fault.victim = 0;
     fault.lingering = static_cast<int>(random() % 3) * 10;
     if (count > 0) these.seed = random() % 100000;
-    INFO("nodes " << c.node_of.size() << " op " << static_cast<int>(c.op) << " root " << c.root << " codec " << c.codec << " retained " << c.retained_bytes
-                  << " seed " << these.seed << " killed after " << fault.after << " of " << undisturbed.sent
-                  << ", lingering " << fault.lingering);
+    INFO("nodes " << c.node_of.size() << " op " << static_cast<int>(c.op) << " root " << c.root << " codec " << c.codec
+                  << " retained " << c.retained_bytes << " seed " << these.seed << " killed after " << fault.after
+                  << " of " << undisturbed.sent << ", lingering " << fault.lingering);
     const Run after_loss = run(these, fault);
     REQUIRE(after_loss.error == "");
     REQUIRE((after_loss.was_killed || fault.after >= undisturbed.sent));
@@ -260,16 +261,20 @@ namespace {
 
 void kill_at_random(int cases, std::uint64_t seed) {
   std::mt19937_64 random(seed);
-  const auto one_of = [&random](auto list) { return *(list.begin() + static_cast<std::ptrdiff_t>(random() % list.size())); };
+  const auto one_of = [&random](auto list) {
+    return *(list.begin() + static_cast<std::ptrdiff_t>(random() % list.size()));
+  };
   using Nodes = std::vector<int>;
   for (int i = 0; i < cases; ++i) {
     Case c;
-    c.node_of = one_of(std::initializer_list<Nodes>{{0, 1, 2}, {0, 1, 2, 3}, {0, 0, 1, 1, 2, 2}, {0, 0, 0, 1, 2}, {0, 1, 1, 2}});
+    c.node_of = one_of(
+        std::initializer_list<Nodes>{{0, 1, 2}, {0, 1, 2, 3}, {0, 0, 1, 1, 2, 2}, {0, 0, 0, 1, 2}, {0, 1, 1, 2}});
     c.servers.assign(1 + random() % 3, one_of(std::initializer_list<double>{0.5, 1, 100}));
     c.counts.clear();
     for (std::size_t operation = 1 + random() % 4; operation > 0; --operation) c.counts.push_back(1 + random() % 6000);
     c.dtype = one_of(std::initializer_list<core::DType>{core::DType::kFloat32, core::DType::kBfloat16});
-    c.op = one_of(std::initializer_list<core::ReduceOp>{core::ReduceOp::kSum, core::ReduceOp::kAvg, core::ReduceOp::kPremulSum});
+    c.op = one_of(
+        std::initializer_list<core::ReduceOp>{core::ReduceOp::kSum, core::ReduceOp::kAvg, core::ReduceOp::kPremulSum});
     if (random() % 4 == 0) c.root = static_cast<int>(random() % c.node_of.size());
     c.in_place = random() % 2 == 0;
     if (c.root < 0 && c.op != core::ReduceOp::kPremulSum && random() % 4 == 0) c.codec = "bf16";

@@ -441,8 +441,8 @@ TEST_CASE("cluster/faults: a process that dies at any moment fails its groups an
         node_of.push_back(node);
       }
       for (std::size_t i = 0; i < ranks.size(); ++i) {
-        worker::GroupInfo info{survivors_uid, "survivors", engines, hosts,
-                               schedule::Topology(node_of, static_cast<int>(i)), 256};
+        worker::GroupInfo info{
+            survivors_uid, "survivors", engines, hosts, schedule::Topology(node_of, static_cast<int>(i)), 256};
         info.tuning.chunks.usual = 1024;
         cluster.at(ranks[i]).open_group(std::move(info));
       }

@@ -1,5 +1,5 @@
-// Dedicated servers join a group whose operations are under way, and leave it: at random moments, beside other changes of plans
-// and deaths. Over loopback, driven in random orders.
+// Dedicated servers join a group whose operations are under way, and leave it: at random moments, beside other changes
+// of plans and deaths. Over loopback, driven in random orders.
 #include "hybridps/worker/newcomers.h"
 
 #include <algorithm>
@@ -57,9 +57,7 @@ class Program {
     for (std::size_t rank = 0; rank < next_.size(); ++rank) submit(rank);
   }
   bool is_done() const { return done_ == data_.size() * next_.size() || !error_.empty(); }
-  bool is_caught_up() const {
-    return done_ == next_.front() * next_.size() || !error_.empty();
-  }
+  bool is_caught_up() const { return done_ == next_.front() * next_.size() || !error_.empty(); }
   std::uint64_t begun() const { return *std::min_element(next_.begin(), next_.end()); }
   const std::string& error() const { return error_; }
   /// Every result has the bits that ranks alone would have made: one contribution per node, in their order.
@@ -80,7 +78,8 @@ class Program {
         for (std::size_t node = 1; node < nodes.size(); ++node) want[i] += nodes[node];
       }
       for (std::size_t r = 0; r < next_.size(); ++r)
-        if (data_[s][r].size() == kCount) REQUIRE(std::memcmp(data_[s][r].data(), want.data(), kCount * sizeof(float)) == 0);
+        if (data_[s][r].size() == kCount)
+          REQUIRE(std::memcmp(data_[s][r].data(), want.data(), kCount * sizeof(float)) == 0);
     }
   }
 
@@ -141,7 +140,8 @@ std::uint64_t summed(Cluster& cluster, int runtime) { return cluster.at(runtime)
 
 }  // namespace
 
-TEST_CASE("cluster/newcomers: a server joins between operations, has a share then, and leaves again", "[cluster][fast]") {
+TEST_CASE("cluster/newcomers: a server joins between operations, has a share then, and leaves again",
+          "[cluster][fast]") {
   for (const std::vector<int>& layout : {std::vector<int>{0, 1, 2}, {0, 0, 1, 1, 2}, {0, 1, 2, 3}}) {
     for (const std::size_t before : {0, 1, 2}) {
       INFO(layout.size() << " ranks, " << before << " servers before");
@@ -151,7 +151,8 @@ TEST_CASE("cluster/newcomers: a server joins between operations, has a share the
       options.servers.assign(before, 1.0);
       Cluster cluster(options);
       Host host{cluster, cluster.open_group(), {}};
-      for (std::size_t server = 0; server < before; ++server) host.runtime_of.push_back(static_cast<int>(layout.size() + server));
+      for (std::size_t server = 0; server < before; ++server)
+        host.runtime_of.push_back(static_cast<int>(layout.size() + server));
       Program program(cluster, host.uid, 9);
       const auto run = [&] {
         program.submit_on_all();
@@ -268,7 +269,8 @@ TEST_CASE("cluster/newcomers: one that a rank cannot reach joins nowhere, and th
   program.check(options.node_of);
 }
 
-TEST_CASE("cluster/newcomers: none joins a group whose sums may be coded already, and where one joined none are", "[cluster][fast]") {
+TEST_CASE("cluster/newcomers: none joins a group whose sums may be coded already, and where one joined none are",
+          "[cluster][fast]") {
   test::MovableClock clock;
   ClusterOptions options;
   options.node_of = {0, 1, 2};
@@ -283,13 +285,16 @@ TEST_CASE("cluster/newcomers: none joins a group whose sums may be coded already
     }));
     INFO(host.outcome->to_string());
     CHECK(host.outcome->is_ok() == !is_coded);
-    if (is_coded) CHECK(host.outcome->to_string().find("rank 1 (host1) cannot use it: its sums are coded on the device") != std::string::npos);
+    if (is_coded)
+      CHECK(host.outcome->to_string().find("rank 1 (host1) cannot use it: its sums are coded on the device") !=
+            std::string::npos);
     CHECK(host.group(0).info.engines.size() == (is_coded ? 3 : 4));
     CHECK(host.group(1).info.coded_or_joined->may_code() == is_coded);
   }
 }
 
-TEST_CASE("cluster/newcomers: a server that rank 0 knows to be gone is left out of a group that others open later", "[cluster][fast]") {
+TEST_CASE("cluster/newcomers: a server that rank 0 knows to be gone is left out of a group that others open later",
+          "[cluster][fast]") {
   test::MovableClock clock;
   ClusterOptions options;
   options.node_of = {0, 1, 2};
@@ -348,50 +353,60 @@ TEST_CASE("cluster/newcomers: servers come, go and die at any time, beside other
         if (cluster.is_alive(runtime)) alive.push_back(runtime);
       return alive;
     };
-    const bool finished = cluster.run_until([&] {
-      clock.pass(std::chrono::microseconds(100));
-      if (random() % 3 == 0) program.submit(random() % static_cast<std::uint64_t>(ranks));
-      if (program.begun() == kOperations) return program.is_done() && !host.group().newcomers->is_under_way() && host.all_agree();
-      if (!host.group().newcomers->is_under_way() && host.runtime_of.size() < 10 && random() % 30 == 0)
-        host.take_in(1 + static_cast<int>(random() % 2));
-      if (host.outcome) {
-        host.outcome->is_ok() ? ++joined : ++refused;
-        host.outcome.reset();
-      }
-      if (random() % 40 == 0 && !host.joining.empty()) {
-        const int victim = host.joining[random() % host.joining.size()];
-        if (cluster.is_alive(victim)) ++killed, cluster.kill(victim);
-      }
-      if (const std::vector<int> alive = servers_alive(); !alive.empty() && random() % 300 == 0) {
-        const int one = alive[random() % alive.size()];
-        if (random() % 2 == 0) {
-          ++killed, cluster.kill(one);
-        } else {
-          ++left, cluster.at(one).dedicated().ask_to_leave(core::Status(core::Code::kAborted, "it was told to stop"));
-        }
-      }
-      if (random() % 50 == 0 && !plans.is_frozen()) {
-        if (random() % 2 == 0) {
-          schedule::Turns turns;
-          turns.a.chunk_bytes = 512;
-          turns.b.chunk_bytes = 1024;
-          turns.pairs = static_cast<std::uint16_t>(random() % 3);
-          turns.block = 2;
-          turns.order = static_cast<std::uint32_t>(random());
-          plans.try_out(turns);
-        } else {
-          std::vector<double> weights;
-          for (int node = 0; node <= layout.back(); ++node) weights.push_back(1.0 + static_cast<double>(random() % 3));
-          for (std::size_t server = 0; server < host.runtime_of.size(); ++server)
-            weights.push_back(host.is_lost(server) || host.group().servers.is_leaving(ranks + static_cast<int>(server)) ? 0.0 : host.weight(server));
-          if (weights.size() == static_cast<std::size_t>(layout.back() + 1 + plans.newest_version().topology.servers()))
-            plans.propose(weights);
-        }
-      }
-      return false;
-    }, 200000);
+    const bool finished = cluster.run_until(
+        [&] {
+          clock.pass(std::chrono::microseconds(100));
+          if (random() % 3 == 0) program.submit(random() % static_cast<std::uint64_t>(ranks));
+          if (program.begun() == kOperations)
+            return program.is_done() && !host.group().newcomers->is_under_way() && host.all_agree();
+          if (!host.group().newcomers->is_under_way() && host.runtime_of.size() < 10 && random() % 30 == 0)
+            host.take_in(1 + static_cast<int>(random() % 2));
+          if (host.outcome) {
+            host.outcome->is_ok() ? ++joined : ++refused;
+            host.outcome.reset();
+          }
+          if (random() % 40 == 0 && !host.joining.empty()) {
+            const int victim = host.joining[random() % host.joining.size()];
+            if (cluster.is_alive(victim)) ++killed, cluster.kill(victim);
+          }
+          if (const std::vector<int> alive = servers_alive(); !alive.empty() && random() % 300 == 0) {
+            const int one = alive[random() % alive.size()];
+            if (random() % 2 == 0) {
+              ++killed, cluster.kill(one);
+            } else {
+              ++left,
+                  cluster.at(one).dedicated().ask_to_leave(core::Status(core::Code::kAborted, "it was told to stop"));
+            }
+          }
+          if (random() % 50 == 0 && !plans.is_frozen()) {
+            if (random() % 2 == 0) {
+              schedule::Turns turns;
+              turns.a.chunk_bytes = 512;
+              turns.b.chunk_bytes = 1024;
+              turns.pairs = static_cast<std::uint16_t>(random() % 3);
+              turns.block = 2;
+              turns.order = static_cast<std::uint32_t>(random());
+              plans.try_out(turns);
+            } else {
+              std::vector<double> weights;
+              for (int node = 0; node <= layout.back(); ++node)
+                weights.push_back(1.0 + static_cast<double>(random() % 3));
+              for (std::size_t server = 0; server < host.runtime_of.size(); ++server)
+                weights.push_back(host.is_lost(server) ||
+                                          host.group().servers.is_leaving(ranks + static_cast<int>(server))
+                                      ? 0.0
+                                      : host.weight(server));
+              if (weights.size() ==
+                  static_cast<std::size_t>(layout.back() + 1 + plans.newest_version().topology.servers()))
+                plans.propose(weights);
+            }
+          }
+          return false;
+        },
+        200000);
     REQUIRE(program.error() == "");
-    INFO("begun " << program.begun() << " under way " << host.group().newcomers->is_under_way() << " agree " << host.all_agree());
+    INFO("begun " << program.begun() << " under way " << host.group().newcomers->is_under_way() << " agree "
+                  << host.all_agree());
     REQUIRE(finished);
     program.check(layout);
     // What was lost or has left owns nothing; all memory comes back.
@@ -399,7 +414,8 @@ TEST_CASE("cluster/newcomers: servers come, go and die at any time, beside other
       clock.pass(std::chrono::milliseconds(1));
       std::size_t left_over = 0;
       for (std::size_t server = 0; server < host.runtime_of.size(); ++server) {
-        if (!cluster.is_alive(host.runtime_of[server]) || !cluster.at(host.runtime_of[server]).dedicated().has(host.uid))
+        if (!cluster.is_alive(host.runtime_of[server]) ||
+            !cluster.at(host.runtime_of[server]).dedicated().has(host.uid))
           left_over += host.weight(server) > 0.0 ? 1 : 0;
         else
           left_over += cluster.at(host.runtime_of[server]).dedicated().spans_open();

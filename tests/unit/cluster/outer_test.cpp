@@ -1,4 +1,5 @@
-// Owners' steps in an in-process cluster: what ranks get does not depend on who owns what, and is the step of one optimizer.
+// Owners' steps in an in-process cluster: what ranks get does not depend on who owns what, and is the step of one
+// optimizer.
 #include <cmath>
 #include <cstring>
 
@@ -68,7 +69,8 @@ struct Job {
 
   /// `op`: load of what rank 0 has, or read.
   std::vector<float> state(ReduceOp op, std::vector<float> values, compress::TensorKey slot = 1) {
-    std::vector<std::vector<float>> data(static_cast<std::size_t>(cluster.size()), std::vector<float>(values.size(), 0.0F));
+    std::vector<std::vector<float>> data(static_cast<std::size_t>(cluster.size()),
+                                         std::vector<float>(values.size(), 0.0F));
     data[0] = std::move(values);
     REQUIRE(run([&](int) { return Call{op, slot, 0.0F, 0.0F}; }, data) == "");
     for (const auto& all : data) REQUIRE(all == data[0]);
@@ -127,7 +129,8 @@ TEST_CASE("cluster/outer: rounds give the bits of one optimizer, whoever owns wh
         Job job(options);
         for (std::uint64_t round = 0; round < 3; ++round)
           for (const bool other : {false, true})  // another slot in between is another optimizer
-            REQUIRE(job.step(round, count, {ReduceOp::kNesterovStep, other ? compress::TensorKey{7} : compress::TensorKey{1}}) ==
+            REQUIRE(job.step(round, count,
+                             {ReduceOp::kNesterovStep, other ? compress::TensorKey{7} : compress::TensorKey{1}}) ==
                     reference[round]);
         REQUIRE(job.state(ReduceOp::kStateRead, std::vector<float>(count, 1.0F)) == m);
       }
@@ -151,7 +154,8 @@ TEST_CASE("cluster/outer: state that is read goes to other owners and servers, a
   REQUIRE(without.step(3, kCount, {}) != next);  // it does matter
 }
 
-TEST_CASE("cluster/outer: with a codec too bits do not depend on owners, and state is cut as steps are", "[cluster][fast]") {
+TEST_CASE("cluster/outer: with a codec too bits do not depend on owners, and state is cut as steps are",
+          "[cluster][fast]") {
   constexpr std::size_t kCount = 20011;
   for (const std::string spec : {"int8", "int4:ef=1", "topk:k=0.1,ef=1"}) {
     INFO(spec);
@@ -204,7 +208,8 @@ TEST_CASE("cluster/outer: a slot that is used for a tensor of another size fails
   }
 }
 
-TEST_CASE("cluster/outer: a dedicated server without memory for the momentum fails the group and says so", "[cluster][fast]") {
+TEST_CASE("cluster/outer: a dedicated server without memory for the momentum fails the group and says so",
+          "[cluster][fast]") {
   ClusterOptions options = layout({0, 1, 2}, {2});
   options.outer_bytes = 1000;
   Job job(options);

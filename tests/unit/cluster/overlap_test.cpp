@@ -79,8 +79,8 @@ class Training {
     o.eager_bytes = 512 * 1024;
     o.grant_chunks = 4;
     o.wrap = [this](std::unique_ptr<transport::Transport> inner, int rank) -> std::unique_ptr<transport::Transport> {
-      return std::make_unique<test::ShapedTransport>(std::move(inner), core::EngineId{1000 + static_cast<std::uint64_t>(rank)},
-                                                     cards_);
+      return std::make_unique<test::ShapedTransport>(std::move(inner),
+                                                     core::EngineId{1000 + static_cast<std::uint64_t>(rank)}, cards_);
     };
     return o;
   }
@@ -154,7 +154,8 @@ double step_seconds(Seconds compute, bool by_priority) {
 
 }  // namespace
 
-TEST_CASE("cluster/overlap: forward hides what backward does not, on a card that is as busy as the ranks", "[cluster]") {
+TEST_CASE("cluster/overlap: forward hides what backward does not, on a card that is as busy as the ranks",
+          "[cluster]") {
   // Each card sends, and takes, 2 (n - 1) / n of what there is.
   const double communication = 1.5 * kLayers * kLayerBytes / kRate;
   const Seconds compute(communication / 2 / kLayers);

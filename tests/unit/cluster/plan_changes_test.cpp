@@ -141,7 +141,8 @@ TEST_CASE("cluster/plan_changes: results are right while shares change under run
   }
 }
 
-TEST_CASE("cluster/plan_changes: results are right while settings take turns under running operations", "[cluster][fast]") {
+TEST_CASE("cluster/plan_changes: results are right while settings take turns under running operations",
+          "[cluster][fast]") {
   const std::vector<double> servers = GENERATE(std::vector<double>{}, std::vector<double>{1.0, 0.5});
   for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
     for (const std::vector<int>& layout : {std::vector<int>{0, 1}, {0, 0, 1, 1, 2}, {0, 1, 2, 3}}) {
@@ -177,7 +178,8 @@ TEST_CASE("cluster/plan_changes: results are right while settings take turns und
           kills = false;
           cluster.kill(victim);
           // A broken connection tells so; whoever has something to send finds it for itself.
-          cluster.at(1).worker().find(uid)->lost_servers->report(victim, core::Status(core::Code::kPeerDead, "it was killed"));
+          cluster.at(1).worker().find(uid)->lost_servers->report(victim,
+                                                                 core::Status(core::Code::kPeerDead, "it was killed"));
         }
         if (proposed < 12 && random() % 20 == 0 && !plans(0).is_frozen()) {
           ++proposed;
@@ -207,7 +209,8 @@ TEST_CASE("cluster/plan_changes: results are right while settings take turns und
   }
 }
 
-TEST_CASE("cluster/plan_changes: rank 0 tries settings out by itself, and what it does not keep is as before", "[cluster][fast]") {
+TEST_CASE("cluster/plan_changes: rank 0 tries settings out by itself, and what it does not keep is as before",
+          "[cluster][fast]") {
   const std::vector<double> servers = GENERATE(std::vector<double>{}, std::vector<double>{1.0});
   ClusterOptions options;
   options.node_of = {0, 0, 1, 2};
@@ -227,7 +230,8 @@ TEST_CASE("cluster/plan_changes: rank 0 tries settings out by itself, and what i
     int done = 0;
     std::string error;
     for (int r = 0; r < 4; ++r) {
-      std::fill(data[static_cast<std::size_t>(r)].begin(), data[static_cast<std::size_t>(r)].end(), r + static_cast<std::int32_t>(sequence));
+      std::fill(data[static_cast<std::size_t>(r)].begin(), data[static_cast<std::size_t>(r)].end(),
+                r + static_cast<std::int32_t>(sequence));
       cluster.submit(uid, r, operation(schedule::Kind::kAllReduce, data[static_cast<std::size_t>(r)]), sequence,
                      [&](const worker::Outcome& outcome) {
                        ++done;

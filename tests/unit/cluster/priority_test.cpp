@@ -35,7 +35,8 @@ worker::Operation all_reduce(std::vector<float>& tensor, std::int8_t priority) {
   return operation;
 }
 
-/// Chunks of bulk that are sent, between nodes and inside, while an allreduce of `chunks` chunks is under way beside it.
+/// Chunks of bulk that are sent, between nodes and inside, while an allreduce of `chunks` chunks is under way beside
+/// it.
 std::size_t bulk_beside(const Layout& layout, std::size_t chunks, std::int8_t priority, std::uint64_t seed) {
   test::MovableClock clock;  // announcements then come after so many rounds
   ClusterOptions options;
@@ -92,8 +93,8 @@ TEST_CASE("cluster/priority: beside what is urgent only as much bulk is sent as 
     for (std::uint64_t seed = 1; seed <= 3; ++seed) {
       const std::size_t equal = bulk_beside(layout, kUrgent, 0, seed);
       const std::size_t passed = bulk_beside(layout, kUrgent, 5, seed);
-      INFO("nodes " << layout.node_of.size() << " servers " << layout.servers.size() << " seed " << seed << ": " << equal
-                    << " chunks of bulk beside it, with priority " << passed);
+      INFO("nodes " << layout.node_of.size() << " servers " << layout.servers.size() << " seed " << seed << ": "
+                    << equal << " chunks of bulk beside it, with priority " << passed);
       CHECK(passed * 3 < equal);
     }
 }
@@ -124,12 +125,13 @@ TEST_CASE("cluster/priority: whatever the priorities, and if ranks differ, all g
           tensors[i].emplace_back(elements[i], static_cast<float>(rank + 1));
         }
         for (int rank = 0; rank < size; ++rank) {
-          cluster.submit(groups[g], rank,
-                         all_reduce(tensors[i][static_cast<std::size_t>(rank)], static_cast<std::int8_t>(random() % 256)),
-                         sequence, [&](const worker::Outcome& outcome) {
-                           ++done;
-                           failed += outcome.status.is_ok() ? 0 : 1;
-                         });
+          cluster.submit(
+              groups[g], rank,
+              all_reduce(tensors[i][static_cast<std::size_t>(rank)], static_cast<std::int8_t>(random() % 256)),
+              sequence, [&](const worker::Outcome& outcome) {
+                ++done;
+                failed += outcome.status.is_ok() ? 0 : 1;
+              });
           cluster.progress();
         }
       }

@@ -1,4 +1,5 @@
-// Who is named when a rank falls silent, and what the message says. Runtimes in one thread; a stopped one is not driven.
+// Who is named when a rank falls silent, and what the message says. Runtimes in one thread; a stopped one is not
+// driven.
 #include <climits>
 #include <string>
 #include <vector>
@@ -238,7 +239,8 @@ TEST_CASE("cluster/verdict: a deadline says who waits, who is missing, and what 
   }
 }
 
-TEST_CASE("cluster/verdict: a deadline names nobody who has issued the operation and waits as well", "[cluster][fast]") {
+TEST_CASE("cluster/verdict: a deadline names nobody who has issued the operation and waits as well",
+          "[cluster][fast]") {
   std::vector<FaultyTransport*> links;
   ClusterOptions options = options_of({0, 1, 2});
   options.dead_seconds = 1000;

@@ -22,10 +22,18 @@ using compress::ChunkOrigin;
 using core::DType;
 
 const std::vector<std::string> kSpecs = {
-    "bf16", "fp16", "int8", "int4", "onebit", "topk:k=0.02", "randomk:k=0.05", "dithering", "dithering:levels=127",
+    "bf16",
+    "fp16",
+    "int8",
+    "int4",
+    "onebit",
+    "topk:k=0.02",
+    "randomk:k=0.05",
+    "dithering",
+    "dithering:levels=127",
     "dithering:kind=natural",
 };
-const std::vector<std::size_t> kCounts = {1,  2,   3,   7,   8,   15,  16,   17,   31,   32,  33,
+const std::vector<std::size_t> kCounts = {1,  2,   3,   7,   8,   15,   16,   17,   31,   32,  33,
                                           63, 255, 256, 257, 999, 1023, 1024, 1025, 2100, 5000};
 
 compress::Spec spec_of(const std::string& text) { return compress::parse_spec(text).value(); }
@@ -215,7 +223,8 @@ TEST_CASE("compress/codec: a value that is not finite makes its block NaN, and n
 TEST_CASE("compress/codec: bf16 and fp16 pass what is not finite", "[compress][fast]") {
   for (const std::string text : {"bf16", "fp16"}) {
     const auto codec = compress::make_codec(spec_of(text), DType::kFloat32);
-    const Floats values = {1.0F, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), -2.0F};
+    const Floats values = {1.0F, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(),
+                           -2.0F};
     const Encoded out = encode(*codec, values.data(), 16, Floats(4, 0.0F));
     const Floats sent = decode(*codec, out.wire, 4);
     CHECK(sent[0] == 1.0F);
@@ -301,11 +310,13 @@ TEST_CASE("compress/codec: dithering is right in the mean", "[compress][fast]") 
       CHECK(std::fabs(mean[i] - static_cast<double>(values[i])) <=
             5.0 * 0.25 * static_cast<double>(largest) / std::sqrt(kTimes));
     // Nodes have lots of their own.
-    CHECK(encode(*codec, values.data(), count * 4, {}, 0, 1).wire != encode(*codec, values.data(), count * 4, {}, 0, 2).wire);
+    CHECK(encode(*codec, values.data(), count * 4, {}, 0, 1).wire !=
+          encode(*codec, values.data(), count * 4, {}, 0, 2).wire);
   }
 }
 
-TEST_CASE("compress/codec: random-k sends the same places of all nodes, each as often as it is due", "[compress][fast]") {
+TEST_CASE("compress/codec: random-k sends the same places of all nodes, each as often as it is due",
+          "[compress][fast]") {
   const auto codec = compress::make_codec(spec_of("randomk:k=0.1"), DType::kFloat32);
   const std::size_t count = 1024;
   std::vector<int> sent_times(count, 0);
@@ -363,7 +374,8 @@ TEST_CASE("compress/codec: momentum is Nesterov's", "[compress][fast]") {
   }
 }
 
-TEST_CASE("compress/codec: what can be cut is the same as a whole and in parts, and says what was not finite", "[compress][fast]") {
+TEST_CASE("compress/codec: what can be cut is the same as a whole and in parts, and says what was not finite",
+          "[compress][fast]") {
   int can = 0;
   for (const std::string& spec : kSpecs) {
     const auto codec = compress::make_codec(spec_of(spec), DType::kFloat32);
@@ -403,10 +415,10 @@ TEST_CASE("compress/spec: what is asked for is understood, or refused with what 
   CHECK_FALSE(compress::parse_spec("none").value());
   CHECK(compress::parse_spec("int4").value().feedback);
   CHECK_FALSE(compress::parse_spec("int4:ef=0").value().feedback);
-  for (const std::string bad : {"int9", "int8:", "int8:ef=2", "int8:k=0.1", "topk:k=0", "topk:k=0.5", "topk:k=-1",
-                                "topk:k=nan", "topk:k", "onebit:levels=7", "dithering:levels=5", "none:ef=1",
-                                "dithering:kind=natural,levels=127", "int8:momentum=1", "int8:when=never", "int8,ef=1",
-                                "int8:warmup=-1", "INT8"}) {
+  for (const std::string bad :
+       {"int9", "int8:", "int8:ef=2", "int8:k=0.1", "topk:k=0", "topk:k=0.5", "topk:k=-1", "topk:k=nan", "topk:k",
+        "onebit:levels=7", "dithering:levels=5", "none:ef=1", "dithering:kind=natural,levels=127", "int8:momentum=1",
+        "int8:when=never", "int8,ef=1", "int8:warmup=-1", "INT8"}) {
     INFO(bad);
     const auto spec = compress::parse_spec(bad);
     REQUIRE_FALSE(spec.is_ok());
@@ -486,8 +498,8 @@ TEST_CASE("compress/codec: one bit of nothing but zeros, some of them, and none"
   }
 }
 
-// unit_compress "[.rates]": what docs/compression.md says of kernels. In parts of 64 KiB, as chunks are; of one part again and again,
-// which stays in the cache, and of 64 MiB, which does not.
+// unit_compress "[.rates]": what docs/compression.md says of kernels. In parts of 64 KiB, as chunks are; of one part
+// again and again, which stays in the cache, and of 64 MiB, which does not.
 TEST_CASE("compress/codec: rates", "[.rates]") {
   constexpr std::size_t kPart = 16384;
   constexpr std::size_t kBytes = kPart * sizeof(float);
@@ -495,7 +507,9 @@ TEST_CASE("compress/codec: rates", "[.rates]") {
     const Floats values = gaussian(parts * kPart, 8);
     Floats other(parts * kPart);
     Floats residual(parts * kPart);
-    const auto from = [&](std::size_t part) { return reinterpret_cast<const std::byte*>(values.data() + part * kPart); };
+    const auto from = [&](std::size_t part) {
+      return reinterpret_cast<const std::byte*>(values.data() + part * kPart);
+    };
     const auto to = [&](std::size_t part) { return reinterpret_cast<std::byte*>(other.data() + part * kPart); };
     const auto gb_per_second = [&](const std::function<void(std::size_t part)>& work) {
       const int repeats = parts == 1 ? 200 : 1;
@@ -510,8 +524,9 @@ TEST_CASE("compress/codec: rates", "[.rates]") {
       return best;
     };
     const double copied = gb_per_second([&](std::size_t part) { std::memcpy(to(part), from(part), kBytes); });
-    std::printf("%zu KiB: memcpy %.1f GB/s; encode, with feedback, decode, decode and add: GB/s of fp32 and part of memcpy\n",
-                parts * kBytes / 1024, copied);
+    std::printf(
+        "%zu KiB: memcpy %.1f GB/s; encode, with feedback, decode, decode and add: GB/s of fp32 and part of memcpy\n",
+        parts * kBytes / 1024, copied);
     for (const compress::KernelTable* table : compress::available_tables())
       for (const char* text : {"bf16", "int8", "int4", "onebit"}) {
         const auto codec = compress::make_codec_with(*table, spec_of(text), DType::kFloat32);
@@ -532,8 +547,8 @@ TEST_CASE("compress/codec: rates", "[.rates]") {
           const reduce::Input inputs[] = {{from(part)}, {wire.data() + part * wire_bytes, 1.0, codec.get()}};
           reduce::combine(inputs, to(part), kPart, DType::kFloat32, core::ReduceOp::kSum, {});
         });
-        std::printf("%-8s %-7s %5.1f %3.0f %%  %5.1f %3.0f %%  %5.1f %3.0f %%  %5.1f %3.0f %%\n", table->name, text, plain,
-                    100 * plain / copied, fed, 100 * fed / copied, decoded, 100 * decoded / copied, added,
+        std::printf("%-8s %-7s %5.1f %3.0f %%  %5.1f %3.0f %%  %5.1f %3.0f %%  %5.1f %3.0f %%\n", table->name, text,
+                    plain, 100 * plain / copied, fed, 100 * fed / copied, decoded, 100 * decoded / copied, added,
                     100 * added / copied);
       }
   }

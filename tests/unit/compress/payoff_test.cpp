@@ -15,8 +15,8 @@ namespace {
 constexpr double kInt8 = 34.0 / 128.0;
 constexpr std::uint64_t kMiB = 1 << 20;
 
-/// Ranks that issue the same sums. A sum takes `wire` seconds a byte on the wire, the codec `codec` a byte, and each starts when the
-/// one before has ended or its rank is there, whichever is later.
+/// Ranks that issue the same sums. A sum takes `wire` seconds a byte on the wire, the codec `codec` a byte, and each
+/// starts when the one before has ended or its rank is there, whichever is later.
 struct Ranks {
   Ranks(int count, double ratio) : ratio_of_bytes(ratio) {
     for (int i = 0; i < count; ++i) all.push_back(std::make_unique<Payoff>(ratio, true));
@@ -45,8 +45,8 @@ struct Ranks {
         if (const auto timed = all[r]->timed(bytes)) {
           // The last rank comes late: the others wait for it.
           timed->begin(at(now - (r + 1 == all.size() ? 0.0 : late)));
-          timed->end(at(now + takes), std::chrono::duration_cast<hybridps::core::Duration>(
-                                          std::chrono::duration<double>(encoding)));
+          timed->end(at(now + takes),
+                     std::chrono::duration_cast<hybridps::core::Duration>(std::chrono::duration<double>(encoding)));
         }
       }
       now += takes + late;
@@ -67,7 +67,8 @@ struct Ranks {
 
 }  // namespace
 
-TEST_CASE("compress/payoff: where the wire is slow the codec stays, and nothing goes without it meanwhile", "[compress][fast]") {
+TEST_CASE("compress/payoff: where the wire is slow the codec stays, and nothing goes without it meanwhile",
+          "[compress][fast]") {
   Ranks ranks(3, kInt8);
   int plain = 0;
   for (int step = 0; step < 12; ++step) {
@@ -83,7 +84,8 @@ TEST_CASE("compress/payoff: where the wire is slow the codec stays, and nothing 
   }
 }
 
-TEST_CASE("compress/payoff: where the codec is the limit both ways are tried, and the quicker stays, by size", "[compress][fast]") {
+TEST_CASE("compress/payoff: where the codec is the limit both ways are tried, and the quicker stays, by size",
+          "[compress][fast]") {
   // 40 Gbit/s: as it is 0.2 ns a byte; coded 0.053 + 0.5.
   Ranks ranks(4, kInt8);
   std::vector<int> plain;

@@ -86,8 +86,8 @@ TEST_CASE("core/config: a bad value is an error that names variable and value an
       {"HYBRIDPS_GRANT_CHUNKS", "0"},     {"HYBRIDPS_GRANT_CHUNKS", "1.5"},  {"HYBRIDPS_SHM", "maybe"},
       {"HYBRIDPS_HEARTBEAT_SECONDS", ""}, {"HYBRIDPS_NIC_GBPS", "nan"},      {"HYBRIDPS_LOG_LEVEL", "loud"},
       {"HYBRIDPS_DATA_SOCKETS", "0"},     {"HYBRIDPS_DATA_SOCKETS", "17"},   {"HYBRIDPS_SPIN_MICROSECONDS", "-2"},
-      {"HYBRIDPS_DEAD_SECONDS", "0.5"},   {"HYBRIDPS_DATA_TRANSPORT", "ib"}, {"HYBRIDPS_DATA_THREADS", "17"}, {"HYBRIDPS_DATA_THREADS", "-2"},
-      {"HYBRIDPS_CORES", "0"},            {"HYBRIDPS_CORES", "many"},
+      {"HYBRIDPS_DEAD_SECONDS", "0.5"},   {"HYBRIDPS_DATA_TRANSPORT", "ib"}, {"HYBRIDPS_DATA_THREADS", "17"},
+      {"HYBRIDPS_DATA_THREADS", "-2"},    {"HYBRIDPS_CORES", "0"},           {"HYBRIDPS_CORES", "many"},
   };
   for (const auto& [name, value] : examples) {
     INFO(name << "=" << value);

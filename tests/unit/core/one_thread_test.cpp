@@ -13,7 +13,9 @@ TEST_CASE("core/one_thread: calls of one thread may be nested, and threads may t
   const auto before = checks_failed();
   const auto use = [&] {
     const OneThread::Inside outer(one);
-    { const OneThread::Inside inner(one); }
+    {
+      const OneThread::Inside inner(one);
+    }
     const OneThread::Inside again(one);
   };
   use();

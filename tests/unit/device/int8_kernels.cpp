@@ -1,4 +1,5 @@
-// The kernels of device/int8.h as NVRTC reads them, run by the CPU: a thread for each lane of a warp, one warp after the other.
+// The kernels of device/int8.h as NVRTC reads them, run by the CPU: a thread for each lane of a warp, one warp after
+// the other.
 #include "tests/unit/device/int8_kernels.h"
 
 #include <array>
@@ -79,7 +80,8 @@ void launch(std::uint64_t threads, const std::function<void()>& kernel) {
 
 void encode_by_kernel(std::byte* out, const float* in, std::uint64_t elements, float factor) {
   launch(elements, [=] {
-    hybridps_on_a_device::device::int8::hybridps_int8_encode(reinterpret_cast<unsigned char*>(out), in, elements, factor);
+    hybridps_on_a_device::device::int8::hybridps_int8_encode(reinterpret_cast<unsigned char*>(out), in, elements,
+                                                             factor);
   });
 }
 

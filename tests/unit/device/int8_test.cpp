@@ -25,7 +25,9 @@ std::vector<std::uint32_t> bits_of(const Floats& values) {
   return bits;
 }
 
-std::unique_ptr<compress::Codec> codec() { return compress::make_codec(compress::parse_spec("int8").value(), core::DType::kFloat32); }
+std::unique_ptr<compress::Codec> codec() {
+  return compress::make_codec(compress::parse_spec("int8").value(), core::DType::kFloat32);
+}
 
 Bytes encoded(const Floats& values) {
   compress::ChunkOrigin place;
@@ -44,8 +46,8 @@ Floats decoded(const Bytes& codes, std::size_t count) {
 Floats scaled(const Floats& values, float factor) {
   Floats out(values.size());
   const reduce::Input input{reinterpret_cast<const std::byte*>(values.data())};
-  reduce::combine({&input, 1}, reinterpret_cast<std::byte*>(out.data()), out.size(), core::DType::kFloat32, core::ReduceOp::kAvg,
-                  {reduce::Finish::Scaling::kMultiply, factor, 1});
+  reduce::combine({&input, 1}, reinterpret_cast<std::byte*>(out.data()), out.size(), core::DType::kFloat32,
+                  core::ReduceOp::kAvg, {reduce::Finish::Scaling::kMultiply, factor, 1});
   return out;
 }
 
@@ -62,9 +64,10 @@ std::vector<Floats> all_kinds() {
     for (float& value : values) value = draw();
     kinds.push_back(values);
   };
-  for (const std::size_t count : {1, 2, 31, 32, 33, 63, 64, 255, 256, 257, 1000, 2047}) add(count, [&] { return normal(random); });
+  for (const std::size_t count : {1, 2, 31, 32, 33, 63, 64, 255, 256, 257, 1000, 2047})
+    add(count, [&] { return normal(random); });
   add(700, [&] { return any_bits(random); });  // NaNs and infinities in most blocks
-  add(6400, [&] {                               // and in none
+  add(6400, [&] {                              // and in none
     const float value = any_bits(random);
     return std::isfinite(value) ? value : 1.0F;
   });
@@ -75,7 +78,8 @@ std::vector<Floats> all_kinds() {
   add(320, [&] { return normal(random) * Limits::denorm_min() * 200; });
   add(320, [&] { return random() % 3 == 0 ? Limits::max() : -Limits::max() / 3; });  // scales that would be too large
   add(320, [&] { return std::bit_cast<float>(0x7f7f0000U + static_cast<std::uint32_t>(random() % 0xffff)); });
-  for (const float odd : {Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN(), Limits::signaling_NaN(), -Limits::quiet_NaN()})
+  for (const float odd :
+       {Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN(), Limits::signaling_NaN(), -Limits::quiet_NaN()})
     for (const std::size_t at : {0, 5, 31, 32, 70, 95}) {
       add(96, [&] { return normal(random); });
       kinds.back()[at] = odd;
@@ -123,7 +127,8 @@ TEST_CASE("device/int8: the kernels have the codec's bits, and write nothing els
     test::encode_by_kernel(codes.data() + 32, values.data(), values.size(), 0.5F);
     Floats out(values.size() + 2, -7.0F);
     test::decode_by_kernel(out.data() + 1, codes.data() + 32, values.size());
-    for (std::size_t i = 0; i < 32; ++i) REQUIRE((codes[i] == std::byte{0xee} && codes[codes.size() - 1 - i] == std::byte{0xee}));
+    for (std::size_t i = 0; i < 32; ++i)
+      REQUIRE((codes[i] == std::byte{0xee} && codes[codes.size() - 1 - i] == std::byte{0xee}));
     REQUIRE((Bytes(codes.begin() + 32, codes.end() - 32) == want));
     REQUIRE((out.front() == -7.0F && out.back() == -7.0F));
     REQUIRE((bits_of(Floats(out.begin() + 1, out.end() - 1)) == bits_of(decoded(want, values.size()))));
@@ -141,6 +146,7 @@ TEST_CASE("device/int8: bytes that no encoder makes decode alike", "[device][fas
   for (std::size_t i = 0; i < count; ++i) {
     const auto a = std::bit_cast<std::uint32_t>(out[i]);
     const auto b = std::bit_cast<std::uint32_t>(want[i]);
-    REQUIRE((a == b || (std::isnan(out[i]) && std::isnan(want[i]))));  // zero times infinity is whatever NaN the machine has
+    REQUIRE((a == b ||
+             (std::isnan(out[i]) && std::isnan(want[i]))));  // zero times infinity is whatever NaN the machine has
   }
 }

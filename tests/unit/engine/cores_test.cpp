@@ -99,7 +99,8 @@ TEST_CASE("engine/cores: those of the machine, of its container or as set, divid
   CHECK(cores_for_each(config, 4, files.path) == 12);  // each has them
 }
 
-TEST_CASE("engine/cores: the ranks of a machine are those of torchrun, or of a launcher that has started the job", "[engine][fast]") {
+TEST_CASE("engine/cores: the ranks of a machine are those of torchrun, or of a launcher that has started the job",
+          "[engine][fast]") {
   using Set = std::vector<std::pair<const char*, const char*>>;
   const auto ranks = [](std::size_t of_the_job, const Set& variables) {
     return in_child([&] {
@@ -156,7 +157,8 @@ TEST_CASE("engine/cores: data has threads of its own where cores are free, unles
   CHECK(plan_data_threads(config, 96, 1, tcp, 8).most == 0);
 }
 
-TEST_CASE("engine/cores: CPUs of a rank's own count as such, those of its launcher or container as all ranks'", "[engine][fast]") {
+TEST_CASE("engine/cores: CPUs of a rank's own count as such, those of its launcher or container as all ranks'",
+          "[engine][fast]") {
   if (kHere < 2) return;  // nothing to tell apart
   core::Config config;
   const Cgroups files;

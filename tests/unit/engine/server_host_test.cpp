@@ -41,7 +41,7 @@ struct Scene {
   }
   core::Status ask(const ServerRequest& request) const {
     return admission::ask({"127.0.0.1", host->port()}, "secret", engine::encode(request),
-                     core::Deadline::after(std::chrono::seconds(20)))
+                          core::Deadline::after(std::chrono::seconds(20)))
         .status();
   }
   /// Of three ranks that are not there: nothing is sent to them in this test.
@@ -128,7 +128,8 @@ TEST_CASE("engine/server_host: a group is opened once, and not any more where th
 
   REQUIRE(scene.ask(Scene::close(first)).is_ok());
   REQUIRE(scene.soon(1));
-  // What was on its way when the job gave up comes too late, whenever it comes; the other group is none of its business.
+  // What was on its way when the job gave up comes too late, whenever it comes; the other group is none of its
+  // business.
   CHECK(scene.ask(first).code() == core::Code::kClosed);
   CHECK(scene.ask(second).code() == core::Code::kMismatch);
   CHECK(scene.host->stats().groups == 1);
@@ -140,7 +141,8 @@ TEST_CASE("engine/server_host: a group is opened once, and not any more where th
   CHECK(scene.ask(third).code() == core::Code::kClosed);
   CHECK(scene.host->stats().groups == 1);
 
-  // Another engine in place of the one that a job has given up knows nothing of that; the old one serves the second group.
+  // Another engine in place of the one that a job has given up knows nothing of that; the old one serves the second
+  // group.
   ServerRequest renew;
   renew.kind = ServerRequest::RequestKind::kRenew;
   renew.engines = Scene::close(first).engines;
@@ -201,7 +203,7 @@ TEST_CASE("engine/server_host: what it refuses it says, and a draining one takes
   const auto found = engine::find_server({"127.0.0.1", scene.host->port()}, "secret");
   CHECK(found.status().code() == core::Code::kClosed);
   CHECK(admission::ask({"127.0.0.1", scene.host->port()}, "another", engine::encode(second),
-                  core::Deadline::after(std::chrono::seconds(20)))
+                       core::Deadline::after(std::chrono::seconds(20)))
             .status()
             .code() != core::Code::kOk);
   CHECK(Scene::wait_for([&] { return scene.host->stats().admission_refused == 1; }));

@@ -24,25 +24,29 @@ using bootstrap::Bytes;
 using engine::ServerRequest;
 using test::Cluster;
 
-/// A admission server behind which runtimes of the cluster serve, made when they are asked for. What touches the cluster is done in the
-/// test's thread, by serve().
+/// A admission server behind which runtimes of the cluster serve, made when they are asked for. What touches the
+/// cluster is done in the test's thread, by serve().
 struct Played {
   Played(Cluster& c, int port = 0, const std::string& token = "secret") : cluster(c) {
-    admission = admission::AdmissionServer::open({"127.0.0.1", port}, token, [this](const Bytes& body) -> core::Result<Bytes> {
-             ServerRequest request = engine::decode_request(body).value();
-             std::unique_lock lock(mutex);
-             asked = std::move(request);
-             changed.wait(lock, [this] { return answer.has_value(); });
-             const core::Result<Bytes> said = *answer;
-             answer.reset();
-             return said;
-           }).value();
+    admission =
+        admission::AdmissionServer::open({"127.0.0.1", port}, token, [this](const Bytes& body) -> core::Result<Bytes> {
+          ServerRequest request = engine::decode_request(body).value();
+          std::unique_lock lock(mutex);
+          asked = std::move(request);
+          changed.wait(lock, [this] { return answer.has_value(); });
+          const core::Result<Bytes> said = *answer;
+          answer.reset();
+          return said;
+        }).value();
   }
   void serve() {
     const std::lock_guard lock(mutex);
     if (!asked) return;
     switch (asked->kind) {
-      case ServerRequest::RequestKind::kFind: ++finds; answer = records(); break;
+      case ServerRequest::RequestKind::kFind:
+        ++finds;
+        answer = records();
+        break;
       case ServerRequest::RequestKind::kRenew:
         for (const core::EngineId engine : asked->engines) renewed.insert(engine);
         runtime = -1;
@@ -99,8 +103,9 @@ struct Played {
 using engine::ServerJoins;
 
 struct Scene {
-  explicit Scene(std::vector<admission::Address> addresses, ServerJoins::GroupStart start = ServerJoins::GroupStart::kIsOver,
-                 bool required = false, core::TimePoint start_until = core::TimePoint::max()) {
+  explicit Scene(std::vector<admission::Address> addresses,
+                 ServerJoins::GroupStart start = ServerJoins::GroupStart::kIsOver, bool required = false,
+                 core::TimePoint start_until = core::TimePoint::max()) {
     uid = cluster.open_group();
     roster = bootstrap::testing::sample_roster(3);
     roster.uid = uid;
@@ -116,8 +121,9 @@ struct Scene {
       cluster.at(rank).set_hooks(std::move(hooks));
     }
     late = std::make_unique<ServerJoins>(
-        engine::ServerJoinsOptions{std::move(addresses), "secret", std::chrono::milliseconds(2), required}, roster, group(),
-        start, start_until, [this](const core::Status& why) { cluster.at(0).worker().fail_group(group(), why, /*tell=*/true); });
+        engine::ServerJoinsOptions{std::move(addresses), "secret", std::chrono::milliseconds(2), required}, roster,
+        group(), start, start_until,
+        [this](const core::Status& why) { cluster.at(0).worker().fail_group(group(), why, /*tell=*/true); });
     group().info.weights_with = [this](const std::vector<bool>& are_there) { return late->weights_with(are_there); };
   }
   bool has_started() const { return starts == std::map<int, int>{{0, 1}, {1, 1}, {2, 1}}; }
@@ -204,8 +210,10 @@ TEST_CASE("engine/server_joins: another token is complained of once, however oft
   CHECK(text.find("goes on without a dedicated server", first + 1) == std::string::npos);
 }
 
-TEST_CASE("engine/server_joins: one that refuses is asked again; where it is not known whether it has opened, it takes another engine",
-          "[engine][fast]") {
+TEST_CASE(
+    "engine/server_joins: one that refuses is asked again; where it is not known whether it has opened, it takes "
+    "another engine",
+    "[engine][fast]") {
   const int port = free_port();
   Scene scene({{"127.0.0.1", port}});
   Played played(scene.cluster, port);
@@ -222,7 +230,8 @@ TEST_CASE("engine/server_joins: one that refuses is asked again; where it is not
   CHECK(played.renewed == std::set<core::EngineId>{first});
 }
 
-TEST_CASE("engine/server_joins: a group starts when all servers that are there have joined, in one change", "[engine][fast]") {
+TEST_CASE("engine/server_joins: a group starts when all servers that are there have joined, in one change",
+          "[engine][fast]") {
   test::CapturedStderr log;
   const int nobody = free_port();
   const int ports[] = {free_port(), free_port()};
@@ -247,7 +256,8 @@ TEST_CASE("engine/server_joins: a group starts when all servers that are there h
   CHECK(log.finish().find("goes on without a dedicated server") != std::string::npos);
 }
 
-TEST_CASE("engine/server_joins: a group whose servers are not there starts without, and takes them in later", "[engine][fast]") {
+TEST_CASE("engine/server_joins: a group whose servers are not there starts without, and takes them in later",
+          "[engine][fast]") {
   const int port = free_port();
   Scene scene({{"127.0.0.1", port}}, ServerJoins::GroupStart::kAwaitsServers);
   REQUIRE(scene.within_seconds([&] { return scene.has_started(); }, {}));
@@ -258,7 +268,8 @@ TEST_CASE("engine/server_joins: a group whose servers are not there starts witho
   CHECK(scene.has_started());
 }
 
-TEST_CASE("engine/server_joins: where one does not open the group, the start is made again without it", "[engine][fast]") {
+TEST_CASE("engine/server_joins: where one does not open the group, the start is made again without it",
+          "[engine][fast]") {
   const int ports[] = {free_port(), free_port()};
   Scene scene({{"127.0.0.1", ports[0]}, {"127.0.0.1", ports[1]}}, ServerJoins::GroupStart::kAwaitsServers);
   Played refuses(scene.cluster, ports[0]);
@@ -274,11 +285,12 @@ TEST_CASE("engine/server_joins: where one does not open the group, the start is 
   CHECK(scene.group(1).plans->newest_version().topology.server_weight(0) > 0.0);
 }
 
-TEST_CASE("engine/server_joins: the start is over when the group's timeout is, and what has not joined joins late", "[engine][fast]") {
+TEST_CASE("engine/server_joins: the start is over when the group's timeout is, and what has not joined joins late",
+          "[engine][fast]") {
   test::CapturedStderr log;
   const int ports[] = {free_port(), free_port()};
-  Scene scene({{"127.0.0.1", ports[0]}, {"127.0.0.1", ports[1]}}, ServerJoins::GroupStart::kAwaitsServers, /*required=*/false,
-              core::Clock::now() + std::chrono::milliseconds(200));
+  Scene scene({{"127.0.0.1", ports[0]}, {"127.0.0.1", ports[1]}}, ServerJoins::GroupStart::kAwaitsServers,
+              /*required=*/false, core::Clock::now() + std::chrono::milliseconds(200));
   Played slow(scene.cluster, ports[0]);
   Played opens(scene.cluster, ports[1]);
   // The first one is asked and does not answer.
@@ -287,7 +299,8 @@ TEST_CASE("engine/server_joins: the start is over when the group's timeout is, a
   REQUIRE(scene.within_seconds([&] { return scene.joined[1] == 2; }, {&slow, &opens}));
   const std::string text = log.finish();
   for (const int port : ports)
-    CHECK(text.find("127.0.0.1:" + std::to_string(port) + " has not joined within the group's timeout") != std::string::npos);
+    CHECK(text.find("127.0.0.1:" + std::to_string(port) + " has not joined within the group's timeout") !=
+          std::string::npos);
 }
 
 TEST_CASE("engine/server_joins: a server that a rank cannot use is named, and the others join", "[engine][fast]") {
@@ -312,10 +325,14 @@ TEST_CASE("engine/server_joins: a server that a rank cannot use is named, and th
   CHECK(text.find("127.0.0.1:" + std::to_string(ports[1]) + " does not join") == std::string::npos);
 }
 
-TEST_CASE("engine/server_joins: a required server that is missing at the start ends the group for all", "[engine][fast]") {
+TEST_CASE("engine/server_joins: a required server that is missing at the start ends the group for all",
+          "[engine][fast]") {
   Scene scene({{"127.0.0.1", free_port()}}, ServerJoins::GroupStart::kAwaitsServers, /*required=*/true);
   REQUIRE(scene.within_seconds(
-      [&] { return !scene.group(0).status.is_ok() && !scene.group(1).status.is_ok() && !scene.group(2).status.is_ok(); }, {}));
+      [&] {
+        return !scene.group(0).status.is_ok() && !scene.group(1).status.is_ok() && !scene.group(2).status.is_ok();
+      },
+      {}));
   CHECK(std::string(scene.group(1).status.message()).find("HYBRIDPS_SERVERS_REQUIRED is on") != std::string::npos);
   CHECK(scene.starts.empty());
 }

@@ -30,7 +30,8 @@ TEST_CASE("engine/server_request: requests are read as they were written", "[eng
   CHECK(read.value().before == open.before);
   CHECK(read.value().chunks == open.chunks);
   for (std::size_t length = 0; length < bytes.size(); ++length)
-    REQUIRE_FALSE(engine::decode_request(Bytes(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(length))).is_ok());
+    REQUIRE_FALSE(
+        engine::decode_request(Bytes(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(length))).is_ok());
 
   ServerRequest renew;
   renew.kind = ServerRequest::RequestKind::kRenew;

@@ -33,9 +33,10 @@ TEST_CASE("engine/settings: all that is wrong is found, each with its setting", 
 }
 
 TEST_CASE("engine/settings: servers are asked, and who does not serve is named", "[engine][fast]") {
-  const auto admission = admission::AdmissionServer::open({"127.0.0.1", 0}, "secret", [](const admission::Bytes&) {
-                      return core::Result<admission::Bytes>(core::Status(core::Code::kClosed, "it is about to stop"));
-                    }).value();
+  const auto admission =
+      admission::AdmissionServer::open({"127.0.0.1", 0}, "secret", [](const admission::Bytes&) {
+        return core::Result<admission::Bytes>(core::Status(core::Code::kClosed, "it is about to stop"));
+      }).value();
   core::Config config;
   config.interface = "lo";
   config.token = "secret";

@@ -23,12 +23,14 @@ ClusterOptions threaded(std::vector<int> node_of, Faults faults, std::uint64_t s
   options.seed = seed;
   std::vector<std::shared_ptr<transport::TransportThread>> threads;
   for (int i = 0; i < 2; ++i) threads.push_back(transport::start_transport_thread({"test-data"}).value());
-  options.wrap = [threads, faults, seed, to_and_fro, next = 0](std::unique_ptr<transport::Transport> inner, int) mutable {
+  options.wrap = [threads, faults, seed, to_and_fro, next = 0](std::unique_ptr<transport::Transport> inner,
+                                                               int) mutable {
     auto faulty = std::make_unique<test_support::FaultyTransport>(std::move(inner), faults,
                                                                   seed * 100 + static_cast<std::uint64_t>(next));
     std::shared_ptr<transport::Handover> handover;
     if (to_and_fro)
-      handover = std::make_shared<transport::Handover>(transport::HandoverOptions{core::Duration::zero(), 0, 1e30, 1, 1});
+      handover =
+          std::make_shared<transport::Handover>(transport::HandoverOptions{core::Duration::zero(), 0, 1e30, 1, 1});
     return transport::make_threaded(std::move(faulty), threads[static_cast<std::size_t>(next++) % 2], handover).value();
   };
   return options;

@@ -38,7 +38,7 @@ TEST_CASE("engine/wake_moderation: a nap is as long as a batch takes, within its
   const double batch = static_cast<double>(WakeModeration::kBatchBytes);
   CHECK(hybridps::core::to_seconds(nap_at(62.5e6, 64 * kMiB)) == Approx(batch / 62.5e6).epsilon(0.05));
   CHECK(nap_at(10e6, 64 * kMiB) == WakeModeration::kNapMax);
-  CHECK(nap_at(1e6, 64 * kMiB) == Duration::zero());  // so slow that it may be anything
+  CHECK(nap_at(1e6, 64 * kMiB) == Duration::zero());     // so slow that it may be anything
   CHECK(nap_at(1.25e9, 64 * kMiB) == Duration::zero());  // 10 Gbit/s: not worth a timer
 }
 

@@ -116,7 +116,8 @@ TEST_CASE("flow/grants: one that is removed gets nothing more, and is in nobody'
   c.give_back();
 }
 
-TEST_CASE("flow/grants: who has priority goes first, and of so many grants one is for who waits longest", "[flow][fast]") {
+TEST_CASE("flow/grants: who has priority goes first, and of so many grants one is for who waits longest",
+          "[flow][fast]") {
   for (const auto turn : {GrantQueue::Turn::kAll, GrantQueue::Turn::kOne}) {
     constexpr std::size_t kTurn = hybridps::flow::kPassesMax + 1;
     GrantQueue queue{GrantBudget(1), turn};

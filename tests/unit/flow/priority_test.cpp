@@ -48,7 +48,8 @@ TEST_CASE("flow/priority: every chunk says what it is", "[flow][fast]") {
   for (const auto& one : sent) CHECK(one.message.priority == -7);
 }
 
-TEST_CASE("flow/priority: of so many chunks one is of who has waited longest among those that are passed", "[flow][fast]") {
+TEST_CASE("flow/priority: of so many chunks one is of who has waited longest among those that are passed",
+          "[flow][fast]") {
   // However much credit comes at a time.
   for (const std::uint64_t at_a_time : {1, 3, 40}) {
     Setup setup;

@@ -22,10 +22,10 @@ using namespace hybridps;
 using namespace std::chrono_literals;
 using intranode::Leg;
 using intranode::LocalGroup;
-using intranode::Transfer;
 using intranode::Part;
 using intranode::Patience;
 using intranode::Reduction;
+using intranode::Transfer;
 
 using Values = std::vector<float>;
 

@@ -16,8 +16,8 @@
 #include "hybridps/membership/version.h"
 #include "tests/support/catch.h"
 
-// A group whose shares change, whose servers come, leave and die, on a network that holds messages back, changes their order and
-// brings them twice: histories by seed, without threads, sockets or a runtime.
+// A group whose shares change, whose servers come, leave and die, on a network that holds messages back, changes their
+// order and brings them twice: histories by seed, without threads, sockets or a runtime.
 namespace {
 
 using namespace hybridps;
@@ -39,7 +39,11 @@ class Group;
 class Rank final : Agreement::AgreementHost {
  public:
   Rank(Group& group, int rank, const schedule::Topology& topology)
-      : group_(group), rank_(rank), topology_(topology), versions_(topology), agreement_(*this, rank, topology.size()) {}
+      : group_(group),
+        rank_(rank),
+        topology_(topology),
+        versions_(topology),
+        agreement_(*this, rank, topology.size()) {}
 
   void submit() {
     const std::uint64_t sequence = submitted_++;
@@ -65,11 +69,14 @@ class Rank final : Agreement::AgreementHost {
  private:
   void bind(std::uint64_t sequence) {
     const membership::Version& version = versions_.of(sequence);
-    const bool is_new = bound_.emplace(sequence, std::pair(version.number, membership::weights_of(version.topology))).second;
+    const bool is_new =
+        bound_.emplace(sequence, std::pair(version.number, membership::weights_of(version.topology))).second;
     if (agreement_.is_frozen() || !is_new) FAIL("an operation is bound twice, or while a change is under way");
   }
   void start_postponed() {
-    for (const std::set<std::uint64_t> postponed = std::exchange(postponed_, {}); const std::uint64_t sequence : postponed) bind(sequence);
+    for (const std::set<std::uint64_t> postponed = std::exchange(postponed_, {});
+         const std::uint64_t sequence : postponed)
+      bind(sequence);
   }
 
   std::optional<Change> draft(Cause cause) override;
@@ -98,9 +105,8 @@ class Group {
     std::vector<int> nodes(static_cast<std::size_t>(ranks));
     std::iota(nodes.begin(), nodes.end(), 0);
     for (int rank = 0; rank < ranks; ++rank) {
-      const schedule::Topology topology(
-          nodes, rank, std::vector<double>(static_cast<std::size_t>(ranks), 1.0),
-          std::vector<double>(static_cast<std::size_t>(servers), 1.0));
+      const schedule::Topology topology(nodes, rank, std::vector<double>(static_cast<std::size_t>(ranks), 1.0),
+                                        std::vector<double>(static_cast<std::size_t>(servers), 1.0));
       members_.push_back(std::make_unique<Rank>(*this, rank, topology));
     }
   }
@@ -166,7 +172,9 @@ class Group {
     const int server = member - ranks_;
     return server >= 0 && server < servers_ && dead_[static_cast<std::size_t>(server)];
   }
-  bool refuses(std::uint32_t version, int rank) const { return refuses_ && (version * 7 + static_cast<std::uint32_t>(rank)) % 13 == 0; }
+  bool refuses(std::uint32_t version, int rank) const {
+    return refuses_ && (version * 7 + static_cast<std::uint32_t>(rank)) % 13 == 0;
+  }
   void on_joined() {
     if (joining_ == 0) return;
     joining_ = 0;
@@ -265,7 +273,8 @@ bool Rank::is_awaited(int member) const { return !group_.life.is_gone(member); }
 
 bool Rank::can_do(const Change& change) const {
   const auto members = static_cast<std::size_t>(topology_.nodes() + topology_.servers());
-  return !group_.refuses(change.version, rank_) && change.weights.size() >= members && change.weights.size() <= members + 1;
+  return !group_.refuses(change.version, rank_) && change.weights.size() >= members &&
+         change.weights.size() <= members + 1;
 }
 
 void Rank::send_ask(int member, const wire::PlanAsk& ask, const std::vector<double>& weights) {
@@ -287,7 +296,8 @@ void Rank::on_switch(const Change& change, std::uint64_t first) {
 
 void Rank::on_refused(const Change& change) {
   ++group_.refused;
-  if (rank_ == 0 && static_cast<int>(change.weights.size()) > topology_.nodes() + topology_.servers()) group_.on_join_refused();
+  if (rank_ == 0 && static_cast<int>(change.weights.size()) > topology_.nodes() + topology_.servers())
+    group_.on_join_refused();
   start_postponed();
 }
 
@@ -314,13 +324,15 @@ void live(std::uint64_t histories) {
 
 }  // namespace
 
-TEST_CASE("membership/agreement: all members bind each operation to the same version, in 2,000 histories", "[membership][fast]") {
+TEST_CASE("membership/agreement: all members bind each operation to the same version, in 2,000 histories",
+          "[membership][fast]") {
   live(2'000);
 }
 
 TEST_CASE("membership/agreement: the same in 100,000 histories", "[.long]") { live(100'000); }
 
-TEST_CASE("membership/agreement: nonsense is refused, and what nobody has asked is not answered", "[membership][fast]") {
+TEST_CASE("membership/agreement: nonsense is refused, and what nobody has asked is not answered",
+          "[membership][fast]") {
   struct Host final : Agreement::AgreementHost {
     std::optional<Change> draft(Cause) override { return std::nullopt; }
     bool is_awaited(int) const override { return true; }

@@ -91,7 +91,8 @@ TEST_CASE("observe/outlet: a folder that others may use is refused", "[observe][
   CHECK(std::string(outlet.status().message()).find("0700") != std::string::npos);
 }
 
-TEST_CASE("observe/outlet: sockets of processes that are gone are removed and those that live stay", "[observe][fast]") {
+TEST_CASE("observe/outlet: sockets of processes that are gone are removed and those that live stay",
+          "[observe][fast]") {
   const Folder folder;
   const pid_t child = ::fork();
   if (child == 0) ::_exit(0);

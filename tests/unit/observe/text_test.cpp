@@ -36,7 +36,8 @@ TEST_CASE("observe/metrics: samples stand under their metric with type and help"
         "# HELP hybridps_kind_seconds_total Seconds from the calls to the ends of these operations.\n"
         "# TYPE hybridps_kind_seconds_total counter\n"
         "hybridps_kind_seconds_total{rank=\"2\",kind=\"allreduce\"} 0.25\n");
-  const std::string bare = observe::prometheus_text(std::vector<observe::Sample>{{"server_groups_total", {}, 4e15}}, {});
+  const std::string bare =
+      observe::prometheus_text(std::vector<observe::Sample>{{"server_groups_total", {}, 4e15}}, {});
   CHECK(bare.ends_with("\nhybridps_server_groups_total 4000000000000000\n"));
 }
 

@@ -97,7 +97,8 @@ TEST_CASE("observe/trace: more than a ring at once is dropped and counted and ne
   }
   const Contents found = read(path);
   CHECK(found.events.size() + dropped == kAdded);
-  for (std::size_t i = 1; i < found.events.size(); ++i) REQUIRE(found.events[i - 1].sequence < found.events[i].sequence);
+  for (std::size_t i = 1; i < found.events.size(); ++i)
+    REQUIRE(found.events[i - 1].sequence < found.events[i].sequence);
   if (dropped > 0) CHECK(found.texts.back() == "{\"dropped\": " + std::to_string(dropped) + "}");
 }
 
@@ -116,7 +117,9 @@ TEST_CASE("observe/trace: events share a reading of the clock until it is stale"
   const std::uint64_t first = trace.recent();
   clock.pass(std::chrono::microseconds(5));
   CHECK(trace.recent() == first);
-  { const observe::TraceSpan span(&trace, observe::EventType::kCopy, 0, 1, 1, 0, 0); }
+  {
+    const observe::TraceSpan span(&trace, observe::EventType::kCopy, 0, 1, 1, 0, 0);
+  }
   CHECK(trace.recent() == first + 5000);  // the span's end
   clock.pass(std::chrono::microseconds(5));
   trace.make_stale();

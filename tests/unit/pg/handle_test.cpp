@@ -41,7 +41,8 @@ TEST_CASE("pg/handle: a bar in a name does no harm", "[pg][fast]") {
 
 TEST_CASE("pg/handle: no text that is cut or changed in a number is taken", "[pg][fast]") {
   const std::string text = to_text(sample(3));
-  for (std::size_t bytes = 0; bytes < text.rfind('|'); ++bytes) CHECK_FALSE(pg::parse_handle(text.substr(0, bytes)).is_ok());
+  for (std::size_t bytes = 0; bytes < text.rfind('|'); ++bytes)
+    CHECK_FALSE(pg::parse_handle(text.substr(0, bytes)).is_ok());
   for (const std::string_view from : {"0000003", "0000abc3", "|9|"}) {
     std::string changed = text;
     changed.replace(changed.find(from), 2, "x-");

@@ -282,8 +282,7 @@ TEST_CASE("pg/lanes: a callback that throws is over, too", "[pg][fast]") {
   const auto lanes = std::make_shared<Lanes>();
   const auto order = std::make_shared<InOrder>(lanes, 1);
   const auto a = order->enter();
-  order->leave(
-      a, [] { throw std::runtime_error("on purpose"); }, true);
+  order->leave(a, [] { throw std::runtime_error("on purpose"); }, true);
   order->wait_until_first(a, std::chrono::steady_clock::now() + kLong);
   CHECK(order->is_first(a));
   lanes->stop(kLong);
@@ -297,8 +296,7 @@ TEST_CASE("pg/lanes: only callbacks of the same group are before a ticket", "[pg
   other->leave(other->enter(), gate.task(), true);
   gate.wait_until_entered();
   const auto a = order->enter();
-  order->leave(
-      a, [] {}, false);  // drops references: behind the other's callback, and in nobody's way
+  order->leave(a, [] {}, false);  // drops references: behind the other's callback, and in nobody's way
   CHECK(order->is_first(a));
   gate.open();
   lanes->stop(kLong);

@@ -204,7 +204,8 @@ TEST_CASE("pg/process: a group that is joined while the last one waits for goodb
   process.leave(*late);
 }
 
-TEST_CASE("pg/process: while a stay is there the last group to leave ends nothing, and then its end does", "[pg][fast]") {
+TEST_CASE("pg/process: while a stay is there the last group to leave ends nothing, and then its end does",
+          "[pg][fast]") {
   Process& process = Process::instance();
   int lingered = 0;
   auto engine = std::make_shared<WaitingEngine>([&] { ++lingered; });

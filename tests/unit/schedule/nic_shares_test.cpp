@@ -84,7 +84,8 @@ std::vector<double> counted_loads(const OwnerShares& shares, const NicLayout& la
   return loads;
 }
 
-/// The least time by the simplex method: with z = shares / time, the most of sum z so that no card has more than its rate.
+/// The least time by the simplex method: with z = shares / time, the most of sum z so that no card has more than its
+/// rate.
 double least_time(const NicLayout& layout) {
   const std::size_t workers = layout.node_of.size();
   const std::size_t owners = workers + layout.dedicated.size();

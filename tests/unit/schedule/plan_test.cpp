@@ -772,7 +772,8 @@ TEST_CASE("schedule: windows follow what an allreduce sends", "[schedule][fast]"
   REQUIRE(alike.size() == 4);
   CHECK(alike[1] == 0);
   for (const std::size_t member : {0, 2, 3}) CHECK(near(alike[member], kCard / 3.0));
-  // Two servers with 0.3 each, nodes with 0.1: a card carries 1.2 tensors, of which 0.3 go to a server and 0.2 to a node.
+  // Two servers with 0.3 each, nodes with 0.1: a card carries 1.2 tensors, of which 0.3 go to a server and 0.2 to a
+  // node.
   const std::vector<double> nodes(4, 0.1);
   const std::vector<double> servers(2, 0.3);
   for (int rank = 0; rank < 4; ++rank) {
@@ -792,7 +793,8 @@ TEST_CASE("schedule: windows follow what an allreduce sends", "[schedule][fast]"
   // The server's own view: results to each node.
   const auto of_server = hybridps::schedule::windows_bytes(kCard, Topology({0, 1, 2, 3}, 4, nodes, servers));
   for (std::size_t member = 0; member < 4; ++member) CHECK(near(of_server[member], kCard * 0.3 / 1.2));
-  // Two ranks on each of two nodes: only aligned ranks exchange an allreduce; others keep an equal part. Never below 32 KiB.
+  // Two ranks on each of two nodes: only aligned ranks exchange an allreduce; others keep an equal part. Never below 32
+  // KiB.
   const auto local = hybridps::schedule::windows_bytes(kCard, Topology({0, 0, 1, 1}, 0));
   CHECK(local[1] == 0);
   CHECK(near(local[2], kCard * 0.5));

@@ -136,7 +136,8 @@ TEST_CASE("schedule/rate_finder: one short delay in an equal network changes not
   }
 }
 
-TEST_CASE("schedule/rate_finder: where most cards set the pace, a few short queues change nothing for some operations", "[schedule][fast]") {
+TEST_CASE("schedule/rate_finder: where most cards set the pace, a few short queues change nothing for some operations",
+          "[schedule][fast]") {
   Network network(std::vector<double>(4, 1e8), 0.01, {1e8, 1e7});  // a slow server, whose queue is always the longest
   const Shares shares = optimal_shares(std::vector<double>(4, 1e8), {1e8, 1e7});
   for (int turn = 0; turn < 8; ++turn) {
@@ -168,7 +169,8 @@ TEST_CASE("schedule/rate_finder: nodes that wait for others to begin are not tak
   }
 }
 
-TEST_CASE("schedule/rate_finder: a change that does not show is taken back, and comes ever less often", "[schedule][fast]") {
+TEST_CASE("schedule/rate_finder: a change that does not show is taken back, and comes ever less often",
+          "[schedule][fast]") {
   // Its queue is short, for whatever reason, and yet it has nothing to spare.
   for (const std::size_t n : {3, 4, 8}) {
     Network network(std::vector<double>(n, 1e8), 0.01);
@@ -193,7 +195,8 @@ TEST_CASE("schedule/rate_finder: a change that does not show is taken back, and 
   }
 }
 
-TEST_CASE("schedule/rate_finder: after a change that was taken back, a card that becomes slow is still found", "[schedule][fast]") {
+TEST_CASE("schedule/rate_finder: after a change that was taken back, a card that becomes slow is still found",
+          "[schedule][fast]") {
   Network network(std::vector<double>(4, 1e8), 0.01);
   RateFinder finder(4);
   Shares shares = network.equal();
@@ -222,12 +225,14 @@ TEST_CASE("schedule/rate_finder: what is slower for another reason is not taken 
     for (std::size_t node = 0; node < 4; ++node) network.set_rate(node, node == 1 ? 2e7 : 4e7);
     if (is_told) finder.on_other_change();
     bool takes_back = false;
-    for (int i = 0; i < 6; ++i) takes_back = (finder.learn(network.run(shares), shares).has_value() && finder.takes_back()) || takes_back;
+    for (int i = 0; i < 6; ++i)
+      takes_back = (finder.learn(network.run(shares), shares).has_value() && finder.takes_back()) || takes_back;
     CHECK(takes_back == !is_told);
   }
 }
 
-TEST_CASE("schedule/rate_finder: small operations, which take longer for a byte, do not speak against a change", "[schedule][fast]") {
+TEST_CASE("schedule/rate_finder: small operations, which take longer for a byte, do not speak against a change",
+          "[schedule][fast]") {
   std::vector<double> rates(4, 6e7);
   rates[1] = 3e7;
   Network network(rates, 0.02);
@@ -286,8 +291,10 @@ TEST_CASE("schedule/rate_finder: a slow server and a slow node beside servers ar
   }
 }
 
-TEST_CASE("schedule/rate_finder: a server that becomes ten times slower holds nobody up, and has its share again when it is well",
-          "[schedule][fast]") {
+TEST_CASE(
+    "schedule/rate_finder: a server that becomes ten times slower holds nobody up, and has its share again when it is "
+    "well",
+    "[schedule][fast]") {
   for (const double factor : {10.0, 100.0}) {
     INFO(factor << " times slower");
     Network network(std::vector<double>(4, 1e8), 0.02, std::vector<double>(2, 1e8));

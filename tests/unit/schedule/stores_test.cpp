@@ -12,8 +12,8 @@ using hybridps::schedule::StoreChooser;
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
-/// Operations of one class, where either kind takes so long, but for noise that makes some longer, and one that follows the other
-/// kind takes 1.5 times as long. What the last one had.
+/// Operations of one class, where either kind takes so long, but for noise that makes some longer, and one that follows
+/// the other kind takes 1.5 times as long. What the last one had.
 struct Ranks {
   Ranks(int count, std::uint64_t seed) : choosers(static_cast<std::size_t>(count)), random(seed) {}
   bool run(int operations, std::uint64_t bytes, double through, double past) {

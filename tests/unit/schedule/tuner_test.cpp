@@ -30,16 +30,16 @@ std::vector<Tuner::Knob> knobs(int chunk, int window, int sockets, int pace = 2)
   return {{"chunk", 11, chunk}, {"window", 14, window}, {"sockets", 3, sockets}, {"pace", 5, pace}};
 }
 
-/// What one operation takes. Small chunks cost messages, large ones the time to fill the pipe; small windows wait for round
-/// trips, large ones overflow the switch; one connection may not fill the card.
+/// What one operation takes. Small chunks cost messages, large ones the time to fill the pipe; small windows wait for
+/// round trips, large ones overflow the switch; one connection may not fill the card.
 struct Link {
-  double rate = 60e6;         // bytes/s
-  double connection = 1e12;   // bytes/s, of one
+  double rate = 60e6;        // bytes/s
+  double connection = 1e12;  // bytes/s, of one
   double round_trip = 1.5e-3;
   double message = 25e-6;     // seconds of a core, each
   double queue = 300 * kKiB;  // of the switch
   double nodes = 4;
-  double noise = 0.05;   // of a normal distribution, of the logarithm
+  double noise = 0.05;     // of a normal distribution, of the logarithm
   double outliers = 0.02;  // of operations, up to four times as long
   double timeouts = 0.0;   // of operations whose window is beyond the queue, three times as long
 
@@ -69,7 +69,8 @@ struct Run {
   }
 
   double noise(const Link& link, const Setting& setting) {
-    const bool late = link.timeouts > 0.0 && setting.window > link.queue && std::uniform_real_distribution<double>()(random) < link.timeouts;
+    const bool late = link.timeouts > 0.0 && setting.window > link.queue &&
+                      std::uniform_real_distribution<double>()(random) < link.timeouts;
     return (late ? 3.0 : 1.0) * noise(link);
   }
   double noise(const Link& link) {
@@ -144,10 +145,14 @@ std::vector<Case> bad_settings() {
   fast.rate = 1.2e9;
   fast.round_trip = 2e-4;
   fast.message = 4e-6;
-  return {{"chunk 4 KiB", knobs(0, 4, 0), {}},          {"chunk 4 MiB", knobs(10, 4, 0), {}},
-          {"window 8 KiB", knobs(4, 0, 0), {}},         {"window 64 MiB", knobs(4, 13, 0), {}},
-          {"one socket of four", knobs(4, 5, 0), capped}, {"all of them", knobs(0, 0, 0), capped},
-          {"fast, chunk 4 KiB", knobs(0, 6, 0), fast},  {"fast, window 8 KiB", knobs(4, 0, 0), fast}};
+  return {{"chunk 4 KiB", knobs(0, 4, 0), {}},
+          {"chunk 4 MiB", knobs(10, 4, 0), {}},
+          {"window 8 KiB", knobs(4, 0, 0), {}},
+          {"window 64 MiB", knobs(4, 13, 0), {}},
+          {"one socket of four", knobs(4, 5, 0), capped},
+          {"all of them", knobs(0, 0, 0), capped},
+          {"fast, chunk 4 KiB", knobs(0, 6, 0), fast},
+          {"fast, window 8 KiB", knobs(4, 0, 0), fast}};
 }
 
 }  // namespace
@@ -167,7 +172,8 @@ TEST_CASE("schedule/tuner: from bad settings within 5 % of the best after 200 op
   CHECK(within >= runs * 95 / 100);
 }
 
-TEST_CASE("schedule/tuner: with all that its trials take, 200 operations are never below 97 % of where it began", "[schedule][fast]") {
+TEST_CASE("schedule/tuner: with all that its trials take, 200 operations are never below 97 % of where it began",
+          "[schedule][fast]") {
   std::vector<Case> cases = bad_settings();
   cases.push_back({"near the best", knobs(4, 4, 0), {}});
   cases.push_back({"nearer", knobs(3, 5, 0), {}});
@@ -235,7 +241,8 @@ TEST_CASE("schedule/tuner: what is usual stays unless it is seen to be slower", 
       CHECK(run.quiet < 1.05 * run.untuned);
     }
   CHECK(worse <= 3);
-  // Slower than the settings, but not by much: it stays, what is better is found from there, and the tuner comes to rest.
+  // Slower than the settings, but not by much: it stays, what is better is found from there, and the tuner comes to
+  // rest.
   int found = 0;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     Link link;
@@ -292,7 +299,8 @@ TEST_CASE("schedule/tuner: operations of many sizes, in steps that repeat", "[sc
     Run run({{"nothing", 5, 2}}, seed);
     for (int i = 0; i < 600; ++i) {
       if (!run.round) run.round = run.tuner.next(1);
-      const double seconds = (i % 4 < 2 ? 1.5 : 1.0) * std::exp(std::normal_distribution<double>(0.0, 0.03)(run.random));
+      const double seconds =
+          (i % 4 < 2 ? 1.5 : 1.0) * std::exp(std::normal_distribution<double>(0.0, 0.03)(run.random));
       const Tuner::TimedOperation sample{run.index, 0, 1 << 20, seconds};
       if (!run.round || run.round->pairs == 0) {
         run.round.reset();
@@ -311,7 +319,8 @@ TEST_CASE("schedule/tuner: operations of many sizes, in steps that repeat", "[sc
   CHECK(kept <= 4);  // in 20 runs of some 20 trials each
 }
 
-TEST_CASE("schedule/tuner: at rest it costs next to nothing, and less the longer nothing is gained", "[schedule][fast]") {
+TEST_CASE("schedule/tuner: at rest it costs next to nothing, and less the longer nothing is gained",
+          "[schedule][fast]") {
   const Link link;
   Run run(knobs(2, 5, 0), 5);
   run.operations(link, same, 3000);
@@ -359,7 +368,8 @@ TEST_CASE("schedule/tuner: a rate that wanders is not taken for a gain", "[sched
   CHECK(worse == 0);
 }
 
-TEST_CASE("schedule/tuner: rounds without a sample, and such that nobody carries out, lead nowhere", "[schedule][fast]") {
+TEST_CASE("schedule/tuner: rounds without a sample, and such that nobody carries out, lead nowhere",
+          "[schedule][fast]") {
   Tuner tuner(knobs(2, 5, 0), 3);
   CHECK_FALSE(tuner.next(1));  // nothing is known yet
   for (std::uint64_t i = 0; i < Tuner::kWarmUp; ++i) tuner.on_operation({0, 0, 1 << 20, 0.1});
@@ -411,7 +421,8 @@ TEST_CASE("schedule/tuning: ladders, what the rungs mean, and what is refused", 
     CHECK(std::max(knob.at, knob.usual) < knob.rungs);
   }
   CHECK(unusual.at(began) == hybridps::schedule::Tuning{});
-  CHECK(unusual.describe({0, began, usual}) == "chunk_bytes 16384 instead of 20480, window 1 instead of as set, sockets 1 instead of 4");
+  CHECK(unusual.describe({0, began, usual}) ==
+        "chunk_bytes 16384 instead of 20480, window 1 instead of as set, sockets 1 instead of 4");
   CHECK(is_sane(unusual.turns({began, usual, 2, 3, 2}), 64 * 1024));
   range.chunks.room = 6000;  // of others, who have no room for what is usual
   range.chunks.usual = 5000;
@@ -430,12 +441,12 @@ TEST_CASE("schedule/tuning: ladders, what the rungs mean, and what is refused", 
   CHECK_FALSE(turns.is_b(12));
   CHECK(is_sane(turns, 64 * 1024));
   CHECK_FALSE(is_sane(turns, 16 * 1024));
-  for (const auto spoil : {+[](hybridps::schedule::Turns& t) { t.block = 0; },
-                           +[](hybridps::schedule::Turns& t) { t.block = 60000; },
-                           +[](hybridps::schedule::Turns& t) { t.a.chunk_bytes = 63; },
-                           +[](hybridps::schedule::Turns& t) { t.b.chunk_bytes = 4097; },
-                           +[](hybridps::schedule::Turns& t) { t.a.window_step = 14; },
-                           +[](hybridps::schedule::Turns& t) { t.b.pace_chunks = 0; }}) {
+  for (const auto spoil :
+       {+[](hybridps::schedule::Turns& t) { t.block = 0; }, +[](hybridps::schedule::Turns& t) { t.block = 60000; },
+        +[](hybridps::schedule::Turns& t) { t.a.chunk_bytes = 63; },
+        +[](hybridps::schedule::Turns& t) { t.b.chunk_bytes = 4097; },
+        +[](hybridps::schedule::Turns& t) { t.a.window_step = 14; },
+        +[](hybridps::schedule::Turns& t) { t.b.pace_chunks = 0; }}) {
     auto bad = turns;
     spoil(bad);
     CHECK_FALSE(is_sane(bad, 64 * 1024));

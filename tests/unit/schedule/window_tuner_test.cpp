@@ -13,7 +13,8 @@ namespace {
 using Duration = WindowTuner::Duration;
 constexpr std::int64_t kKiB = 1024;
 
-// One sender over a link of `rate` bytes/s and a round trip of `trip`, always with more to send: its window after a while.
+// One sender over a link of `rate` bytes/s and a round trip of `trip`, always with more to send: its window after a
+// while.
 std::int64_t settled(double rate, Duration trip, std::int64_t base, std::int64_t limit, double held_up_ms = 0,
                      const WindowTuner::Rounds& rounds = WindowTuner::kUsual) {
   WindowTuner tuner;

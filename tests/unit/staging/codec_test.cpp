@@ -217,7 +217,8 @@ TEST_CASE("staging/codec: what is left out of a slice comes with its next", "[st
   }
 }
 
-// On the device ---------------------------------------------------------------------------------------------------------
+// On the device
+// ---------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -238,7 +239,8 @@ struct Ran {
   std::uint64_t not_finite = 0;
 };
 
-Ran ran(const Codes& codes, const std::vector<Floats>& inputs, core::ReduceOp op, const std::vector<std::size_t>& cuts = {}) {
+Ran ran(const Codes& codes, const std::vector<Floats>& inputs, core::ReduceOp op,
+        const std::vector<std::size_t>& cuts = {}) {
   Job job(codes);
   Ran result;
   result.results = job.run(Kind::kAllReduce, inputs, op, cuts);
@@ -257,11 +259,13 @@ struct Case {
   std::vector<int> layout;
   bool library = false;
 };
-const Case kCases[] = {{{0, 1}, false}, {{0, 1, 2}, false}, {{0, 1}, true}, {{0, 0, 1}, true}, {{0, 0, 1, 1, 1, 2}, true}};
+const Case kCases[] = {
+    {{0, 1}, false}, {{0, 1, 2}, false}, {{0, 1}, true}, {{0, 0, 1}, true}, {{0, 0, 1, 1, 1, 2}, true}};
 
 }  // namespace
 
-TEST_CASE("staging/codec: int8 on the device has the bits and messages of the CPU's, and a quarter of the copies", "[staging][fast]") {
+TEST_CASE("staging/codec: int8 on the device has the bits and messages of the CPU's, and a quarter of the copies",
+          "[staging][fast]") {
   for (const Case& c : kCases) {
     for (const core::ReduceOp op : {core::ReduceOp::kSum, core::ReduceOp::kAvg}) {
       INFO("ranks " << c.layout.size() << " library " << c.library << " averages " << (op == core::ReduceOp::kAvg));
@@ -269,7 +273,8 @@ TEST_CASE("staging/codec: int8 on the device has the bits and messages of the CP
       inputs[0][1000] = std::numeric_limits<float>::infinity();
       inputs[1][50000] = std::numeric_limits<float>::quiet_NaN();
       inputs[1][60012] = -std::numeric_limits<float>::infinity();
-      for (std::size_t i = 20000; i < 20100; ++i) inputs[0][i] = inputs[1][i] = std::numeric_limits<float>::denorm_min();
+      for (std::size_t i = 20000; i < 20100; ++i)
+        inputs[0][i] = inputs[1][i] = std::numeric_limits<float>::denorm_min();
       const Ran on_cpu = ran({c.layout, c.library, "int8", nobody}, inputs, op);
       const Ran on_device = ran({c.layout, c.library, "int8", everyone}, inputs, op);
       CHECK(same_bits(on_device.results, on_cpu.results));
@@ -289,13 +294,15 @@ TEST_CASE("staging/codec: each rank's device may code or not", "[staging][fast]"
   const auto inputs = gaussian(3, 60 * 1000);
   const Ran on_cpu = ran({{0, 1, 2}, false, "int8", nobody}, inputs, core::ReduceOp::kSum);
   for (int who = 0; who < 3; ++who) {
-    const Ran mixed = ran({{0, 1, 2}, false, "int8", [who](int rank) { return rank == who; }}, inputs, core::ReduceOp::kSum);
+    const Ran mixed =
+        ran({{0, 1, 2}, false, "int8", [who](int rank) { return rank == who; }}, inputs, core::ReduceOp::kSum);
     CHECK(same_bits(mixed.results, on_cpu.results));
     CHECK(mixed.copied.to_host == 2 * 4 * 60 * 1000 + device::int8::bytes_of(60 * 1000));
   }
 }
 
-TEST_CASE("staging/codec: tensors in pieces are coded on the device where pieces are of whole blocks", "[staging][fast]") {
+TEST_CASE("staging/codec: tensors in pieces are coded on the device where pieces are of whole blocks",
+          "[staging][fast]") {
   const auto inputs = gaussian(2, 20 * 1000);
   const std::vector<std::size_t> whole{320, 15 * 1024};
   const std::vector<std::size_t> inside{320, 15 * 1024 + 1};

@@ -1,5 +1,5 @@
-// What goes to other nodes straight from device memory. A fake device's own memory ends the process when a thread of the
-// host touches it, so each case also says that the engine does not.
+// What goes to other nodes straight from device memory. A fake device's own memory ends the process when a thread of
+// the host touches it, so each case also says that the engine does not.
 #include "hybridps/staging/direct.h"
 
 #include <map>
@@ -275,7 +275,8 @@ TEST_CASE("staging/direct: a larger operation gets a larger ring", "[staging][fa
   CHECK(all[0].gpu->copied_bytes().to_host == 0);
 }
 
-// What transports hold ---------------------------------------------------------------------------------------------------
+// What transports hold
+// ---------------------------------------------------------------------------------------------------
 
 /// A peer that is stopped takes nothing, so the sender's transport keeps what it was given; it may be given much.
 ClusterOptions generous(std::uint64_t seed) {
@@ -416,7 +417,8 @@ TEST_CASE("staging/direct: stop lets streams go that wait for a transport", "[st
   cluster.run([](Cluster& c) { c.go_on(1); });
 }
 
-// Which, on paper --------------------------------------------------------------------------------------------------------
+// Which, on paper
+// --------------------------------------------------------------------------------------------------------
 
 TEST_CASE("staging/direct: who may send from device memory follows from the topology", "[staging][fast]") {
   const auto can = [](Kind kind, int rank, int other, bool rails, const std::vector<int>& layout = {0, 0, 1}) {

@@ -195,7 +195,8 @@ TEST_CASE("staging/local: ranks that cannot have it all go through shared memory
        [](int, ChannelOptions& o, FakeOptions&, const Hub&) {
          o.local = staging::LocalOptions{nullptr, "switched off", false, true};
        }},
-      {"a shared card", false, [](int, ChannelOptions&, FakeOptions& f, const Hub&) { f.physical_id = "0000:01:00.0"; }},
+      {"a shared card", false,
+       [](int, ChannelOptions&, FakeOptions& f, const Hub&) { f.physical_id = "0000:01:00.0"; }},
       {"other libraries", true,
        [](int r, ChannelOptions& o, FakeOptions&, const Hub& hub) {
          o.local = local_of(hub, FakeLocalOptions{"fake " + std::to_string(r), false});

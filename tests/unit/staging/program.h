@@ -27,9 +27,9 @@ using device::FakeOptions;
 using schedule::Kind;
 using staging::Channel;
 using staging::ChannelOptions;
-using staging::StagingRequest;
 using staging::Staged;
 using staging::Stager;
+using staging::StagingRequest;
 using test::Cluster;
 using test::ClusterGroup;
 using test::ClusterOptions;
@@ -328,8 +328,8 @@ inline std::uint64_t sent_from_device(ClusterThread& cluster, int rank) {
   return bytes;
 }
 
-/// Ten turns of `kinds` on ranks 0 and 1 of three, which never wait; rank 2 dies in the middle. All streams come to their
-/// end, with the memory still there; what failed says why, and so does the group.
+/// Ten turns of `kinds` on ranks 0 and 1 of three, which never wait; rank 2 dies in the middle. All streams come to
+/// their end, with the memory still there; what failed says why, and so does the group.
 inline void outlive_rank_2(ClusterThread& cluster, std::vector<Rank>& all, std::span<const Kind> kinds) {
   std::vector<Part> parts;
   std::vector<std::shared_ptr<Staged>> staged;
@@ -361,8 +361,8 @@ inline void outlive_rank_2(ClusterThread& cluster, std::vector<Rank>& all, std::
   CHECK(eventually([&] { return all[0].group->status().code() == core::Code::kPeerDead; }));
 }
 
-/// A program on every rank that never waits: kernels that make the inputs and keep the outputs, operations between them.
-/// `direct`: what is delivered goes from device memory where it can. Bytes that did are returned, of all ranks.
+/// A program on every rank that never waits: kernels that make the inputs and keep the outputs, operations between
+/// them. `direct`: what is delivered goes from device memory where it can. Bytes that did are returned, of all ranks.
 inline std::uint64_t run_program(const std::vector<int>& layout, int queues, std::uint64_t seed, int rounds,
                                  const Hub& hub = nullptr, bool direct = false) {
   INFO("ranks " << layout.size() << " queues " << queues << " seed " << seed);

@@ -1,5 +1,5 @@
-// Rails, played on bytes: every rank's slices are carried out step by step, with sums of bytes for what a library and the
-// engine would do, and all memory is compared with what the collective should leave there.
+// Rails, played on bytes: every rank's slices are carried out step by step, with sums of bytes for what a library and
+// the engine would do, and all memory is compared with what the collective should leave there.
 #include "hybridps/staging/rails.h"
 
 #include <algorithm>
@@ -22,9 +22,9 @@ using core::ReduceOp;
 using schedule::Kind;
 using schedule::Scope;
 using schedule::Topology;
-using staging::SliceLimits;
-using staging::Slice;
 using staging::LocalStep;
+using staging::Slice;
+using staging::SliceLimits;
 using worker::Operation;
 using worker::Piece;
 using Bytes = std::vector<std::byte>;
@@ -297,7 +297,7 @@ class Play {
     for (int node = 0; node < nodes(); ++node) run_step(node, i, &Slice::after);
   }
 
-  void run_step(int node, std::size_t i, LocalStep Slice::*which) {
+  void run_step(int node, std::size_t i, LocalStep Slice::* which) {
     std::vector<const LocalStep*> steps;
     for (const int r : ranks_of(node)) steps.push_back(&(slice(r, i).*which));
     const LocalStep& first = *steps.front();
@@ -325,7 +325,8 @@ class Play {
         REQUIRE(mine.follows == (common == end[local]));
         end[local] = common + mine.bytes;
         const bool holds = part.rank == static_cast<int>(local);
-        if (holds || first.kind == LocalStep::StepKind::kAllReduce) REQUIRE((mine.from != nullptr && mine.to != nullptr));
+        if (holds || first.kind == LocalStep::StepKind::kAllReduce)
+          REQUIRE((mine.from != nullptr && mine.to != nullptr));
         if (!spreads)
           for (std::uint64_t b = 0; b < part.bytes; ++b) bytes[b] = bytes[b] + mine.from[b];
         else if (holds)

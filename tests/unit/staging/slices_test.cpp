@@ -12,9 +12,9 @@ namespace {
 using namespace hybridps;
 using schedule::Kind;
 using staging::cut;
-using staging::SliceLimits;
 using staging::Ring;
 using staging::Slice;
+using staging::SliceLimits;
 
 constexpr SliceLimits kSmall{4096, 8};
 

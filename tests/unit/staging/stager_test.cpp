@@ -261,7 +261,8 @@ TEST_CASE("staging/stager: operations without bytes leave no events behind", "[s
   CHECK(all[0].gpu->events() < events + 10);  // one more or less is under way
 }
 
-// Failures --------------------------------------------------------------------------------------------------------------
+// Failures
+// --------------------------------------------------------------------------------------------------------------
 
 TEST_CASE("staging/stager: a rank that never comes fails the operation and no stream hangs", "[staging][fast]") {
   ClusterThread cluster(nodes({0, 1}, 10));

@@ -36,7 +36,8 @@ struct Traffic {
 
 }  // namespace
 
-TEST_CASE("transport/handover: bytes that take much of a thread go to another, within two stretches", "[transport][fast]") {
+TEST_CASE("transport/handover: bytes that take much of a thread go to another, within two stretches",
+          "[transport][fast]") {
   for (const double ns : {0.2, 0.5, 4.0}) {
     Handover handover;
     Traffic traffic;
@@ -78,11 +79,13 @@ TEST_CASE("transport/handover: one burst is too short to say anything", "[transp
   }
 }
 
-TEST_CASE("transport/handover: of several that share the load as many go as it takes, and come back", "[transport][fast]") {
+TEST_CASE("transport/handover: of several that share the load as many go as it takes, and come back",
+          "[transport][fast]") {
   for (const int transports : {2, 4, 8}) {
     Handover handover;
     Traffic traffic;
-    // A saturated thread: two thirds of it move bytes, whosever turn it is, and what was handed over takes nothing of it.
+    // A saturated thread: two thirds of it move bytes, whosever turn it is, and what was handed over takes nothing of
+    // it.
     int over = 0;
     const auto run = [&](double share, double seconds) {
       const core::TimePoint until = traffic.now + core::from_seconds(seconds);

@@ -25,7 +25,8 @@ std::vector<std::string> texts_of(const std::vector<InterfaceAddress>& entries) 
   for (const InterfaceAddress& entry : entries) {
     const unsigned flags = entry.flags & (IFF_UP | IFF_RUNNING | IFF_LOOPBACK);
     texts.push_back(entry.interface + " is there with flags " + std::to_string(flags));
-    if (!entry.address.empty()) texts.push_back(entry.interface + " " + hex_of(entry.address) + "/" + hex_of(entry.mask));
+    if (!entry.address.empty())
+      texts.push_back(entry.interface + " " + hex_of(entry.address) + "/" + hex_of(entry.mask));
   }
   std::sort(texts.begin(), texts.end());
   texts.erase(std::unique(texts.begin(), texts.end()), texts.end());

@@ -112,8 +112,7 @@ HandoverOptions to_and_fro() { return {core::Duration::zero(), 0, 1e30, 1, 1}; }
 std::unique_ptr<Transport> threaded(std::unique_ptr<Transport> inner,
                                     std::shared_ptr<TransportThread> thread = make_thread(),
                                     const std::optional<HandoverOptions>& handover = std::nullopt) {
-  return make_threaded(std::move(inner), std::move(thread),
-                       handover ? std::make_shared<Handover>(*handover) : nullptr)
+  return make_threaded(std::move(inner), std::move(thread), handover ? std::make_shared<Handover>(*handover) : nullptr)
       .value();
 }
 
@@ -392,9 +391,10 @@ TEST_CASE("transport/threaded: who drives decides whether a message needs progre
   const auto before = threads();
   const auto exchange = [&](std::uint64_t number, std::size_t bytes) {
     contract::Side::Done done;
-    REQUIRE(pair->a.peer->send(numbered(number), bytes > 0 ? pair->a.filled(bytes, number) : Buffer(), bytes,
-                               pair->a.record(done))
-                .is_ok());
+    REQUIRE(
+        pair->a.peer
+            ->send(numbered(number), bytes > 0 ? pair->a.filled(bytes, number) : Buffer(), bytes, pair->a.record(done))
+            .is_ok());
     REQUIRE(pair->run_until([&] {
       for (const auto& message : pair->b.receiver.messages)
         CHECK(contract::matches(message.payload.data(), message.payload.bytes(), number));
@@ -418,7 +418,8 @@ TEST_CASE("transport/threaded: who drives decides whether a message needs progre
   pair->release_all();
 }
 
-TEST_CASE("transport/threaded: engines that hand over to one thread at the same time start it once", "[transport][fast]") {
+TEST_CASE("transport/threaded: engines that hand over to one thread at the same time start it once",
+          "[transport][fast]") {
   for (int round = 0; round < 20; ++round) {
     const auto thread = make_thread();
     std::atomic<int> ready{0};
@@ -430,7 +431,8 @@ TEST_CASE("transport/threaded: engines that hand over to one thread at the same 
         contract::Side sides[2];
         for (contract::Side& side : sides) {
           side.use_heap();
-          side.transport = threaded(hub.make_transport(side.id), thread, HandoverOptions{core::Duration::zero(), 0, 0, 1, 1});
+          side.transport =
+              threaded(hub.make_transport(side.id), thread, HandoverOptions{core::Duration::zero(), 0, 0, 1, 1});
           (void)side.transport->attach(side.memory);
           side.transport->set_receiver(&side.receiver);
         }
@@ -439,7 +441,9 @@ TEST_CASE("transport/threaded: engines that hand over to one thread at the same 
         std::size_t done = 0;
         const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
         for (std::size_t i = 0; i < 10; ++i) {
-          if (!endpoint.value()->send(numbered(i), sides[0].filled(60000, i), 60000, [&](core::Status) { ++done; }).is_ok())
+          if (!endpoint.value()
+                   ->send(numbered(i), sides[0].filled(60000, i), 60000, [&](core::Status) { ++done; })
+                   .is_ok())
             return;
           while (done <= i && std::chrono::steady_clock::now() < deadline) {
             for (contract::Side& side : sides) (void)side.transport->progress();

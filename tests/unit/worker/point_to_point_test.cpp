@@ -231,8 +231,8 @@ TEST_CASE(
   }
 }
 
-// Transports that reorder, ranks that wait, sends and receives that give up: what is received are the messages that were not
-// cancelled, in order, tag by tag.
+// Transports that reorder, ranks that wait, sends and receives that give up: what is received are the messages that
+// were not cancelled, in order, tag by tag.
 TEST_CASE("worker/point_to_point: whatever is given up, messages come in order of sender and tag", "[worker][fast]") {
   for (std::uint64_t seed = 1; seed <= 150; ++seed) {
     INFO("seed " << seed);
@@ -305,8 +305,8 @@ TEST_CASE("worker/point_to_point: whatever is given up, messages come in order o
       history += "received:";
       for (const int mark : marks_got) history += " " + std::to_string(mark);
       INFO("sender " << key.first << " tag " << key.second << ", sent: " << history);
-      // A receive that had begun with a message which was then cancelled may be passed by later ones; one from any rank,
-      // whichever sender cancelled.
+      // A receive that had begun with a message which was then cancelled may be passed by later ones; one from any
+      // rank, whichever sender cancelled.
       const bool in_order = failed.count(key.second) == 0;
       for (std::size_t i = 1; i < marks_got.size(); ++i) {
         REQUIRE(marks_got[i] != marks_got[i - 1]);

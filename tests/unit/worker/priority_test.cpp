@@ -30,7 +30,8 @@ TEST_CASE("worker/priority: the text is one for one meaning", "[worker][fast]") 
 }
 
 TEST_CASE("worker/priority: anything else is refused with what may be written", "[worker][fast]") {
-  for (const char* text : {"128", "-129", "high", "1,", "1,all_gather=", "1,all_gather=x", " 1", "1.5", ",all_gather=1"}) {
+  for (const char* text :
+       {"128", "-129", "high", "1,", "1,all_gather=", "1,all_gather=x", " 1", "1.5", ",all_gather=1"}) {
     INFO(text);
     const auto parsed = parse_priorities(text);
     REQUIRE_FALSE(parsed.is_ok());

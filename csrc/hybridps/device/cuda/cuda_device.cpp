@@ -37,7 +37,8 @@ core::Result<std::unique_ptr<CudaDevice>> CudaDevice::open(const Driver& driver,
   if (Status status = driver.status(driver.primary_context_retain(&context, device), "cuDevicePrimaryCtxRetain");
       !status.is_ok())
     return status;
-  return std::unique_ptr<CudaDevice>(new CudaDevice(driver, nvrtc, index, device, context, device_name(driver, device)));
+  return std::unique_ptr<CudaDevice>(
+      new CudaDevice(driver, nvrtc, index, device, context, device_name(driver, device)));
 }
 
 template <typename Call>
@@ -161,7 +162,8 @@ core::Status CudaDevice::make_int8() {
   int major = 0;
   int minor = 0;
   CUresult result = driver_.device_attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device_);
-  if (result == CUDA_SUCCESS) result = driver_.device_attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device_);
+  if (result == CUDA_SUCCESS)
+    result = driver_.device_attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device_);
   if (Status status = driver_.status(result, "cuDeviceGetAttribute"); !status.is_ok()) return status;
   const auto binary = compile(loaded != nullptr ? loaded->value() : *nvrtc_, kInt8Source, 10 * major + minor);
   if (!binary.is_ok()) return binary.status();
@@ -180,13 +182,16 @@ core::Status CudaDevice::launch(DeviceStream stream, CUfunction kernel, std::uin
   constexpr unsigned kThreads = 256;  // threads of a block: whole warps
   if (threads == 0) return {};
   const std::uint64_t blocks = (threads + kThreads - 1) / kThreads;
-  if (blocks > 0x7fffffffU) return Status(Code::kInvalidArgument, "CUDA: " + std::to_string(threads) + " threads are too many for a launch");
+  if (blocks > 0x7fffffffU)
+    return Status(Code::kInvalidArgument, "CUDA: " + std::to_string(threads) + " threads are too many for a launch");
   return in_context("cuLaunchKernel", [&] {
-    return driver_.launch(kernel, static_cast<unsigned>(blocks), 1, 1, kThreads, 1, 1, 0, stream_of(stream), arguments, nullptr);
+    return driver_.launch(kernel, static_cast<unsigned>(blocks), 1, 1, kThreads, 1, 1, 0, stream_of(stream), arguments,
+                          nullptr);
   });
 }
 
-core::Status CudaDevice::encode_int8(DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) {
+core::Status CudaDevice::encode_int8(DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements,
+                                     float factor) {
   void* arguments[] = {&to, &from, &elements, &factor};
   return launch(stream, int8_encode_, elements, arguments);
 }

@@ -55,7 +55,8 @@ core::Result<Driver> open_driver() {
   library.find(driver.module_function, "cuModuleGetFunction");
   library.find(driver.launch, "cuLaunchKernel");
   if (!library.missing().empty())
-    return Status(Code::kUnsupported, "the NVIDIA driver is too old: it lacks " + library.missing() + "; CUDA 12.0 is needed");
+    return Status(Code::kUnsupported,
+                  "the NVIDIA driver is too old: it lacks " + library.missing() + "; CUDA 12.0 is needed");
   if (Status status = driver.status(driver.init(0), "cuInit"); !status.is_ok())
     return Status(Code::kUnsupported, std::string(status.message()));
   int version = 0;

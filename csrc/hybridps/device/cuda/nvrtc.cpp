@@ -29,7 +29,8 @@ core::Result<Nvrtc> open_nvrtc() {
   library.find(nvrtc.ptx_size, "nvrtcGetPTXSize");
   library.find(nvrtc.ptx, "nvrtcGetPTX");
   library.find(nvrtc.error_string, "nvrtcGetErrorString");
-  if (!library.missing().empty()) return Status(Code::kUnsupported, name + " is too old: it lacks " + library.missing());
+  if (!library.missing().empty())
+    return Status(Code::kUnsupported, name + " is too old: it lacks " + library.missing());
   return nvrtc;
 }
 
@@ -47,9 +48,9 @@ core::Result<std::string> compiled(const Nvrtc& nvrtc, Nvrtc::Program program, i
       std::string("--gpu-architecture=") + (binary ? "sm_" : "compute_") + std::to_string(capability);
   const char* const options[] = {architecture.c_str(), "--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true"};
   if (const int result = nvrtc.compile(program, static_cast<int>(std::size(options)), options); result != 0)
-    return Status(Code::kUnsupported, std::string("NVRTC cannot compile for compute capability ") + std::to_string(capability / 10) +
-                                          "." + std::to_string(capability % 10) + ": " + nvrtc.error_string(result) + ": " +
-                                          log_of(nvrtc, program));
+    return Status(Code::kUnsupported, std::string("NVRTC cannot compile for compute capability ") +
+                                          std::to_string(capability / 10) + "." + std::to_string(capability % 10) +
+                                          ": " + nvrtc.error_string(result) + ": " + log_of(nvrtc, program));
   std::size_t bytes = 0;
   int result = binary ? nvrtc.binary_size(program, &bytes) : nvrtc.ptx_size(program, &bytes);
   std::string made(bytes, '\0');

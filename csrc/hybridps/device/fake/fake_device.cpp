@@ -393,16 +393,13 @@ core::Status FakeDevice::prepare_int8() {
   return impl_->check();
 }
 
-core::Status FakeDevice::encode_int8(DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) {
-  return launch_in_call(stream, [to, from, elements, factor] {
-    int8::encode(seen(to), seen(from), elements, factor);
-  });
+core::Status FakeDevice::encode_int8(DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements,
+                                     float factor) {
+  return launch_in_call(stream, [to, from, elements, factor] { int8::encode(seen(to), seen(from), elements, factor); });
 }
 
 core::Status FakeDevice::decode_int8(DeviceStream stream, float* to, const std::byte* from, std::uint64_t elements) {
-  return launch_in_call(stream, [to, from, elements] {
-    int8::decode(seen(to), seen(from), elements);
-  });
+  return launch_in_call(stream, [to, from, elements] { int8::decode(seen(to), seen(from), elements); });
 }
 
 core::Status FakeDevice::write_flag(DeviceStream stream, Flag flag, std::uint32_t value) {

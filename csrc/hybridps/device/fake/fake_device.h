@@ -62,7 +62,8 @@ class FakeDevice final : public Device {
   core::Status copy_to_device(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status copy_within(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status prepare_int8() override;
-  core::Status encode_int8(DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements, float factor) override;
+  core::Status encode_int8(DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements,
+                           float factor) override;
   core::Status decode_int8(DeviceStream stream, float* to, const std::byte* from, std::uint64_t elements) override;
   core::Status write_flag(DeviceStream stream, Flag flag, std::uint32_t value) override;
   core::Status wait_flag(DeviceStream stream, Flag flag, std::uint32_t value) override;

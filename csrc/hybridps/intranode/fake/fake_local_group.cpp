@@ -41,7 +41,8 @@ struct Work {
       if (!parts[i].follows) continue;
       if (i == 0) return false;
       const Part& before = parts[i - 1];
-      if (call == CallKind::kSpread ? before.to + before.bytes != parts[i].to : before.from + before.bytes != parts[i].from)
+      if (call == CallKind::kSpread ? before.to + before.bytes != parts[i].to
+                                    : before.from + before.bytes != parts[i].from)
         return false;
     }
     return true;
@@ -160,8 +161,8 @@ std::vector<std::pair<std::byte*, std::vector<std::byte>>> results_of(const std:
     const Part& part = mine.parts[i];
     const auto holder = static_cast<std::size_t>(part.rank);
     const bool sums = mine.call == CallKind::kAllReduce || mine.call == CallKind::kReduce;
-    const bool ends_here =
-        mine.call == CallKind::kAllReduce || mine.call == CallKind::kSpread || (mine.call == CallKind::kReduce && holder == me);
+    const bool ends_here = mine.call == CallKind::kAllReduce || mine.call == CallKind::kSpread ||
+                           (mine.call == CallKind::kReduce && holder == me);
     if (part.bytes == 0 || !ends_here) continue;
     std::vector<std::byte> out(part.bytes);
     if (sums) {
@@ -259,9 +260,7 @@ class FakeLocalGroup final : public LocalGroup {
       if (m.from != nullptr) hub_->exchanged_bytes.fetch_add(m.bytes);
     return put(leg, stream, {CallKind::kExchange, {}, {}, {messages.begin(), messages.end()}});
   }
-  Status poll() override {
-    return aborted_.load() ? Status(Code::kAborted, "the local group was aborted") : Status();
-  }
+  Status poll() override { return aborted_.load() ? Status(Code::kAborted, "the local group was aborted") : Status(); }
   void abort() noexcept override {
     if (aborted_.exchange(true)) return;
     hub_->stop([meetings = meetings_, me = static_cast<std::size_t>(rank_), memory = memory_] {
@@ -283,8 +282,7 @@ class FakeLocalGroup final : public LocalGroup {
     if (Status status = poll(); !status.is_ok()) return status;
     hub_->log_call(meeting(Leg::kOut).get(), rank_, leg);
     device_->launch(stream, [at, hub = hub_, number = numbers_[static_cast<std::size_t>(leg)]++,
-                             me = static_cast<std::size_t>(rank_), memory = memory_,
-                             work = std::move(work)]() mutable {
+                             me = static_cast<std::size_t>(rank_), memory = memory_, work = std::move(work)]() mutable {
       memory->kernels.fetch_add(1);
       if (memory->freed.load())
         hub->late_kernels.fetch_add(1);

@@ -41,7 +41,8 @@ core::Result<NcclApi> open_nccl() {
   library.find(api.destroy_op, "ncclRedOpDestroy");
   // May be absent. Older headers do not have its type.
   library.find_optional(api.comm_revoke, "ncclCommRevoke");
-  if (!library.missing().empty()) return Status(Code::kUnsupported, "libnccl.so.2 is too old: it lacks " + library.missing());
+  if (!library.missing().empty())
+    return Status(Code::kUnsupported, "libnccl.so.2 is too old: it lacks " + library.missing());
   if (api.get_version(&api.version) != ncclSuccess) return Status(Code::kUnsupported, "libnccl.so.2 has no version");
   if (api.version < kVersionMin || api.version >= kVersionEnd)
     return Status(Code::kUnsupported,

@@ -46,7 +46,7 @@ struct PeerSlot {
   alignas(kCacheLineBytes) std::array<std::atomic<std::uint64_t>, 2> nonce;  // written by the owner
   std::array<std::atomic<std::uint64_t>, 2> echo;                            // written by the peer
   alignas(kCacheLineBytes) std::atomic<std::uint64_t> consumed;              // written by the owner: entries read
-  alignas(kCacheLineBytes) std::atomic<std::uint32_t> producer_waits;  // written by the peer: wake me after reads
+  alignas(kCacheLineBytes) std::atomic<std::uint32_t> producer_waits;        // written by the peer: wake me after reads
 };
 
 /// Sizes of a slot. Exchanged in the handshake, because each engine chooses its own sizes.

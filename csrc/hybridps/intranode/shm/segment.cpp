@@ -128,7 +128,7 @@ core::Result<std::unique_ptr<Segment>> Segment::create(std::string_view purpose,
       return no_memory(purpose, bytes, "sealing", errno);
     }
   } else if (const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes)); error != 0) {
-    struct statvfs room {};
+    struct statvfs room{};
     std::string step = "filling /dev/shm";
     if (::statvfs("/dev/shm", &room) == 0) {
       step += ", which has " + gigabytes(static_cast<double>(room.f_bavail) * static_cast<double>(room.f_frsize)) +
@@ -147,7 +147,7 @@ core::Result<std::unique_ptr<Segment>> Segment::map(int fd, std::size_t offset_b
   const auto refused = [](const char* why) {
     return core::Status(core::Code::kPeerDead, std::string("the peer's shared memory cannot be used: ") + why);
   };
-  struct stat file {};
+  struct stat file{};
   if (::fstat(fd, &file) != 0 || !S_ISREG(file.st_mode)) return refused("not a memory file");
   const auto file_bytes = static_cast<std::size_t>(file.st_size);
   if (bytes == 0 || offset_bytes % page_bytes() != 0 || offset_bytes > file_bytes ||

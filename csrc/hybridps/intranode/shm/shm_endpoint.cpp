@@ -30,7 +30,7 @@ std::array<std::uint64_t, 2> draw_nonce() {
 
 /// Whether `fd` can be an eventfd that cannot block us. The peer could pass anything.
 bool is_safe_to_write(int fd) noexcept {
-  struct stat file {};
+  struct stat file{};
   if (::fstat(fd, &file) != 0) return false;
   const auto type = file.st_mode & S_IFMT;
   const int flags = ::fcntl(fd, F_GETFL);
@@ -234,7 +234,8 @@ Status ShmEndpoint::send(std::span<const std::byte> header, const transport::Buf
     }
   }
   const bool must_park = !is_inline(payload_bytes) && (!may_lend() || !parked_.empty());
-  if (state_ == ConnectionState::kOpen && queue_.empty() && !must_park && try_post(header, payload, payload_bytes, done)) {
+  if (state_ == ConnectionState::kOpen && queue_.empty() && !must_park &&
+      try_post(header, payload, payload_bytes, done)) {
     return Status::ok();
   }
   if (state_ == ConnectionState::kEnded) return cause_;

@@ -408,7 +408,8 @@ void ShmTransport::set_timer() noexcept {
   for (const auto& [serial, stranger] : strangers_) next = std::min(next, stranger.deadline);
   for (const ShmEndpoint* endpoint : live_) {
     using ConnectionState = ShmEndpoint::ConnectionState;
-    const bool waits = endpoint->state_ == ConnectionState::kConnecting || endpoint->state_ == ConnectionState::kYielded;
+    const bool waits =
+        endpoint->state_ == ConnectionState::kConnecting || endpoint->state_ == ConnectionState::kYielded;
     if (waits) next = std::min(next, endpoint->deadline_);
   }
   const auto now = steady_clock::now();

@@ -54,7 +54,8 @@ struct TcpLink : core::Pinned {
   bool lacks = false;         // the wait is for descriptors, of this process or of the peer
 
   bool is_lacking(core::TimePoint now) const noexcept {
-    return lacks && state != LinkState::kOpen && (state == LinkState::kWaiting || now < dial_at + std::chrono::seconds(1));
+    return lacks && state != LinkState::kOpen &&
+           (state == LinkState::kWaiting || now < dial_at + std::chrono::seconds(1));
   }
   std::string to;  // "10.0.0.2:4711", for errors
 

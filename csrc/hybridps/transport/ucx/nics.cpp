@@ -56,7 +56,8 @@ std::vector<std::string> device_names(std::string_view list) {
   return names;
 }
 
-std::vector<LocalNic> describe_nics(const std::vector<std::string>& names, const Locality& from, const fs::path& sysfs) {
+std::vector<LocalNic> describe_nics(const std::vector<std::string>& names, const Locality& from,
+                                    const fs::path& sysfs) {
   std::vector<LocalNic> nics;
   const std::vector<InterfaceAddress> addresses = interface_addresses();
   for (const std::string& name : names) {

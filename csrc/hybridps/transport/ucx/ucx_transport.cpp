@@ -93,8 +93,8 @@ core::Status UcxTransportImpl::make_worker(std::size_t descriptors_before, const
     rlimit limit{};
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && descriptors_before + kDescriptorsOfAWorker > limit.rlim_cur)
       return {core::Code::kOutOfResources, "too few file descriptors for UCX" + where + ": " +
-                                               std::to_string(descriptors_before) + " of " + std::to_string(limit.rlim_cur) +
-                                               " are in use; raise `ulimit -n`"};
+                                               std::to_string(descriptors_before) + " of " +
+                                               std::to_string(limit.rlim_cur) + " are in use; raise `ulimit -n`"};
     return ucs_error(core::Code::kInternal, "UCX made no worker" + where, status);
   }
   return core::Status::ok();

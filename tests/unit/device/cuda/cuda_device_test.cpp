@@ -16,7 +16,8 @@ struct Cuda {
 #define HYBRIDPS_DEVICE_BACKENDS Cuda
 #include "tests/unit/device/device_contract.h"
 
-// Without a GPU: the calls, on a driver that only takes notes. ----------------------------------------------------------
+// Without a GPU: the calls, on a driver that only takes notes.
+// ----------------------------------------------------------
 
 namespace {
 
@@ -193,7 +194,8 @@ TEST_CASE("device/cuda: what the driver refuses comes back with the call and CUD
   CHECK(book.contexts == 0);
 }
 
-// Kernels -------------------------------------------------------------------------------------------------------------------
+// Kernels
+// -------------------------------------------------------------------------------------------------------------------
 
 struct Compiler {
   std::vector<std::string> options;
@@ -248,16 +250,18 @@ Driver scripted_with_kernels() {
     *function = reinterpret_cast<CUfunction>(std::string(name) == "hybridps_int8_encode" ? 0x71 : 0x72);
     return CUDA_SUCCESS;
   };
-  d.launch = [](CUfunction kernel, unsigned x, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned, CUstream,
-                void** arguments, void**) {
+  d.launch = [](CUfunction kernel, unsigned x, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned,
+                CUstream, void** arguments, void**) {
     const bool encodes = reinterpret_cast<std::uintptr_t>(kernel) == 0x71;
-    launched = {x, threads, kernel, *static_cast<std::uint64_t*>(arguments[2]), encodes ? *static_cast<float*>(arguments[3]) : 0.0F};
+    launched = {x, threads, kernel, *static_cast<std::uint64_t*>(arguments[2]),
+                encodes ? *static_cast<float*>(arguments[3]) : 0.0F};
     return note("launch");
   };
   return d;
 }
 
-TEST_CASE("device/cuda: kernels are made once, for the GPU that is there, and launched in its context", "[device][fast]") {
+TEST_CASE("device/cuda: kernels are made once, for the GPU that is there, and launched in its context",
+          "[device][fast]") {
   Notes book;
   notes = &book;
   Compiler made;

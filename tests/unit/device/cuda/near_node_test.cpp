@@ -57,7 +57,9 @@ TEST_CASE("device/near_node: holds until it goes", "[device][fast]") {
     if (near_first.is_in_force()) {
       CHECK(policy().mode == MPOL_PREFERRED);
       CHECK(policy().nodes[0] == 1);
-      { const NearNode again(0); }  // puts back what it found
+      {
+        const NearNode again(0);
+      }  // puts back what it found
       CHECK(policy().mode == MPOL_PREFERRED);
     } else {
       WARN("this system does not let a thread choose the node of its memory");

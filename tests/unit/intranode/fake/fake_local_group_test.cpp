@@ -42,7 +42,8 @@ TEST_CASE("intranode/fake: calls that differ between ranks are found and end by 
     });
   for (std::thread& thread : threads) thread.join();
   std::vector<std::byte> memory(800);
-  const std::array<device::DeviceStream, 2> streams = {devices[0]->make_stream().value(), devices[1]->make_stream().value()};
+  const std::array<device::DeviceStream, 2> streams = {devices[0]->make_stream().value(),
+                                                       devices[1]->make_stream().value()};
   for (std::size_t r = 0; r < 2; ++r) {
     const auto stream = streams[r];
     const Part part[] = {{0, r == 0 ? 400U : 396U, memory.data() + 400 * r, memory.data() + 400 * r, false}};

@@ -82,8 +82,8 @@ TEST_CASE("intranode/nccl: the contract's cases ask of NCCL what it allows", "[i
   CHECK(RevokingNccl::end() == std::vector<std::string>{});  // of the last of them
 }
 
-TEMPLATE_TEST_CASE("intranode/nccl: many calls of every kind keep to what NCCL demands", "[intranode][fast]", RevokingNccl,
-                   AbortingNccl) {
+TEMPLATE_TEST_CASE("intranode/nccl: many calls of every kind keep to what NCCL demands", "[intranode][fast]",
+                   RevokingNccl, AbortingNccl) {
   {
     Bench<TestType> bench(3);
     for (int turn = 0; turn < 12; ++turn) {
@@ -93,11 +93,12 @@ TEMPLATE_TEST_CASE("intranode/nccl: many calls of every kind keep to what NCCL d
                              {1, 400, rank.bytes_at(100), rank.bytes_at(kOut), true},
                              {2, 400, rank.bytes_at(200), rank.bytes_at(kOut), true}};
         const Reduction premul{core::DType::kFloat32, core::ReduceOp::kPremulSum, 0.5};
-        if (auto status = rank.group->reduce(Leg::kIn, rank.streams[0], sums, turn % 2 == 0 ? kSum : premul, patience());
+        if (auto status =
+                rank.group->reduce(Leg::kIn, rank.streams[0], sums, turn % 2 == 0 ? kSum : premul, patience());
             !status.is_ok())
           return status;
         const std::vector<Transfer> messages = {{(r + 1) % 3, 40, rank.bytes_at(0), nullptr},
-                                               {(r + 2) % 3, 40, nullptr, rank.bytes_at(2 * kOut)}};
+                                                {(r + 2) % 3, 40, nullptr, rank.bytes_at(2 * kOut)}};
         return rank.group->exchange(Leg::kOut, rank.streams[1], messages, patience());
       });
       bench.finish();
@@ -236,33 +237,36 @@ TEST_CASE("intranode/nccl: the checking library sees what is not kept", "[intran
     api.group_end();
   };
   REQUIRE(gpu.run_here([&] {
-                ncclComm_t stuck = nullptr;
-                checked->hang_at(checked->calls() + 1);
-                api.comm_init(&stuck, 1, id, 0, &config);
-                checked->hang_at(checked->calls() + 2);  // the end of the group
-                sum(stuck, bench.ranks[0].streams[0]);   // the first call is in progress
-                api.comm_abort(stuck);
-                checked->hang_at(-1);
-                return core::Status();
-              }).is_ok());
+               ncclComm_t stuck = nullptr;
+               checked->hang_at(checked->calls() + 1);
+               api.comm_init(&stuck, 1, id, 0, &config);
+               checked->hang_at(checked->calls() + 2);  // the end of the group
+               sum(stuck, bench.ranks[0].streams[0]);   // the first call is in progress
+               api.comm_abort(stuck);
+               checked->hang_at(-1);
+               return core::Status();
+             })
+              .is_ok());
   REQUIRE(api.unique_id(&id) == ncclSuccess);
   REQUIRE(gpu.run_here([&] {
-                api.comm_init(&comm, 1, id, 0, &config);
-                settled();
-                sum(comm, bench.ranks[0].streams[0]);
-                settled();
-                sum(comm, bench.ranks[0].streams[1]);  // another stream
-                settled();
-                return core::Status();
-              }).is_ok());
+               api.comm_init(&comm, 1, id, 0, &config);
+               settled();
+               sum(comm, bench.ranks[0].streams[0]);
+               settled();
+               sum(comm, bench.ranks[0].streams[1]);  // another stream
+               settled();
+               return core::Status();
+             })
+              .is_ok());
   sum(comm, bench.ranks[0].streams[1]);  // no device current
   settled();
   REQUIRE(bench.wait_for(bench.ranks[0]));
   REQUIRE(gpu.run_here([&] {
-                api.comm_abort(comm);
-                api.comm_finalize(comm);
-                return core::Status();
-              }).is_ok());
+               api.comm_abort(comm);
+               api.comm_finalize(comm);
+               return core::Status();
+             })
+              .is_ok());
   const auto seen = [](const std::string& what) {
     const auto all = checked->violations();
     return std::any_of(all.begin(), all.end(), [&](const auto& text) { return text.find(what) != std::string::npos; });

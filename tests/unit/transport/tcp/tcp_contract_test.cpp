@@ -1,4 +1,5 @@
-// The endpoint contract over TCP and the loopback interface: driven by the test, by a thread for each side, and by both in turn.
+// The endpoint contract over TCP and the loopback interface: driven by the test, by a thread for each side, and by both
+// in turn.
 #include <memory>
 #include <optional>
 
@@ -27,7 +28,7 @@ struct HandoverTcpBackend {
 };
 }  // namespace hybridps::transport
 
-#define HYBRIDPS_ENDPOINT_BACKENDS                                                      \
+#define HYBRIDPS_ENDPOINT_BACKENDS                                              \
   ::hybridps::transport::TcpBackend, ::hybridps::transport::ThreadedTcpBackend, \
       ::hybridps::transport::HandoverTcpBackend
 #include "tests/unit/transport/tcp/tcp_pair.h"
@@ -46,8 +47,10 @@ std::unique_ptr<contract::Pair> make_threaded_pair(bool one_thread, const std::o
     auto made = TcpTransport::create(test_options());
     INFO(made.status().to_string());
     REQUIRE(made.is_ok());
-    if (thread == nullptr || !one_thread) thread = start_transport_thread({.name = "test-data", .when_needed = one_thread}).value();
-    auto threaded = make_threaded(std::move(made).value(), thread, handover ? std::make_shared<Handover>(*handover) : nullptr);
+    if (thread == nullptr || !one_thread)
+      thread = start_transport_thread({.name = "test-data", .when_needed = one_thread}).value();
+    auto threaded =
+        make_threaded(std::move(made).value(), thread, handover ? std::make_shared<Handover>(*handover) : nullptr);
     REQUIRE(threaded.is_ok());
     side->transport = std::move(threaded).value();
   }

@@ -60,7 +60,8 @@ class FakeSysfs {
 
 std::vector<int> distances(const FakeSysfs& sysfs, int rank, int size) {
   std::vector<int> found;
-  for (const LocalNic& nic : describe_nics({"eth0", "eth1", "veth"}, own_locality(rank, size, sysfs.root()), sysfs.root()))
+  for (const LocalNic& nic :
+       describe_nics({"eth0", "eth1", "veth"}, own_locality(rank, size, sysfs.root()), sysfs.root()))
     found.push_back(nic.distance);
   return found;
 }
@@ -69,7 +70,8 @@ using Chosen = std::vector<std::size_t>;
 
 }  // namespace
 
-TEST_CASE("transport/locality: CPUs near a card are those of its NUMA node, where there are several", "[transport][fast]") {
+TEST_CASE("transport/locality: CPUs near a card are those of its NUMA node, where there are several",
+          "[transport][fast]") {
   FakeSysfs sysfs;
   sysfs.card("eth0", "pci0000:00", "0000:01:00.0", 0, "25000");
   sysfs.card("eth1", "pci0000:80", "0000:81:00.0", 1, "25000");

@@ -70,12 +70,13 @@ class Cluster {
   /// As its admission server would: the group takes it in as this member.
   void open_late(core::GroupUid uid, int runtime, int member) {
     const std::size_t ranks = options_.node_of.size();
-    std::vector<core::EngineId> engines(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(ranks));
-    engines.resize(static_cast<std::size_t>(member));
-    engines.push_back(id(runtime));
+    std::vector<schedule::Member> members = members_of(ranks);
+    members.resize(static_cast<std::size_t>(member));
+    members.push_back({id(runtime), "host" + std::to_string(runtime)});
     std::vector<double> weights(static_cast<std::size_t>(member) - ranks, 0.0);
     weights.push_back(1.0);
-    server::ServedGroup group{uid, "test", engines, schedule::Topology(options_.node_of, member, {}, weights)};
+    server::ServedGroup group{uid, "test", schedule::Members(members),
+                              schedule::Topology(options_.node_of, member, {}, weights)};
     group.chunks.usual = group.chunks.room = static_cast<std::uint32_t>(options_.chunk_bytes);
     at(runtime).open_served_group(std::move(group));
   }
@@ -93,6 +94,12 @@ class Cluster {
     return {bytes.begin(), bytes.end()};
   }
 
+  /// The first `count` runtimes.
+  std::vector<schedule::Member> members_of(std::size_t count) const {
+    std::vector<schedule::Member> members;
+    for (std::size_t p = 0; p < count; ++p) members.push_back({ids_[p], "host" + std::to_string(p)});
+    return members;
+  }
   /// Ranks, without the dedicated servers.
   int size() const { return static_cast<int>(options_.node_of.size()); }
   int runtimes() const { return static_cast<int>(runtimes_.size()); }
@@ -109,8 +116,7 @@ class Cluster {
   }
   core::GroupUid new_uid() { return core::GroupUid{7, ++groups_}; }
   void open_group_on(core::GroupUid uid, int rank) {
-    std::vector<std::string> hosts;
-    for (std::size_t p = 0; p < ids_.size(); ++p) hosts.push_back("host" + std::to_string(p));
+    const schedule::Members members(members_of(ids_.size()));
     schedule::Topology topology(options_.node_of, rank, {}, options_.servers);
     const auto& codecs = options_.codecs;
     const auto codec = codecs.empty() ? nullptr : codecs[static_cast<std::size_t>(rank)];
@@ -118,15 +124,14 @@ class Cluster {
     const std::uint32_t usual = room / (codec ? 2 : 1);
     const schedule::ChunkSizes chunks{usual, usual, room};
     if (topology.is_dedicated(rank)) {
-      server::ServedGroup group{uid, "test", ids_, std::move(topology), chunks, codec};
+      server::ServedGroup group{uid, "test", members, std::move(topology), chunks, codec};
       group.residual_budget->bytes_max = options_.server_residual_bytes;
       group.outer_budget->bytes_max = options_.outer_bytes;
       at(rank).open_served_group(std::move(group));
     } else {
       worker::GroupInfo info{uid,
                              "test",
-                             ids_,
-                             hosts,
+                             members,
                              std::move(topology),
                              options_.tiny_bytes,
                              options_.tiny_bytes + 1,

@@ -99,10 +99,8 @@ std::string Groups::name_of(core::EngineId engine) const {
     const Group& group = *newest;
     if (!group->options.is_world || group->state == nullptr) continue;
     const worker::GroupInfo& info = group->state->info;
-    for (std::size_t member = 0; member < info.engines.size(); ++member)
-      if (info.engines[member] == engine)
-        return info.topology.is_dedicated(static_cast<int>(member)) ? "server " + info.hosts[member]
-                                                                    : std::to_string(member);
+    if (const std::optional<int> member = info.members.find(engine))
+      return info.topology.is_dedicated(*member) ? "server " + info.members.host(*member) : std::to_string(*member);
   }
   return runtime_.peers().where(engine);
 }
@@ -132,10 +130,10 @@ void Groups::write_status(observe::Json& json, bool members) const {
       json.field("uid", core::to_string(group->uid));
       if (members) {
         json.key("members").array();
-        for (std::size_t member = 0; member < info.engines.size(); ++member) {
-          const auto rank = static_cast<int>(member);
-          json.object().field("engine", core::to_string(info.engines[member])).field("where", info.hosts[member]);
-          json.field("node", info.topology.node_of(rank)).field("server", info.topology.is_dedicated(rank)).end();
+        for (int member = 0; member < static_cast<int>(info.members.size()); ++member) {
+          json.object().field("engine", core::to_string(info.members.engine(member)));
+          json.field("where", info.members.host(member)).field("node", info.topology.node_of(member));
+          json.field("server", info.topology.is_dedicated(member)).end();
         }
         json.end();
       }
@@ -275,16 +273,16 @@ worker::GroupInfo Groups::info_of(GroupCore& group) {
   const bootstrap::Roster& roster = group.roster;
   const int me = group.options.rank;
   const int my_node = roster.node_of[static_cast<std::size_t>(me)];
-  worker::GroupInfo info{roster.uid, group.options.name, {}, {}, topology_of(roster, me)};
+  worker::GroupInfo info{roster.uid, group.options.name, {}, topology_of(roster, me)};
   info.coded_or_joined = group.coded_or_joined;
+  std::vector<schedule::Member> members;
   const auto add = [&](const bootstrap::MemberRecord& member, bool local) {
-    info.engines.push_back(member.engine);
-    info.hosts.push_back(member.host_name + " pid " + std::to_string(member.pid));
-    if (member.engine == self_) return;
-    runtime_.add_peer(peer_record(member, info.hosts.back(), local));
+    members.push_back({member.engine, member.host_name + " pid " + std::to_string(member.pid)});
+    if (member.engine != self_) runtime_.add_peer(peer_record(member, members.back().host, local));
   };
   for (int rank = 0; rank < roster.size(); ++rank)
     add(roster.members[static_cast<std::size_t>(rank)], roster.node_of[static_cast<std::size_t>(rank)] == my_node);
+  info.members = schedule::Members(std::move(members));
   if (!config_.small_first) info.urgent_below = 0;
   // Only the world may tune settings of the whole process.
   if (group.options.is_world) info.tuning = tuning_;

@@ -139,10 +139,10 @@ void Runtime::add_peer(PeerRecord peer) {
   peers_.add(std::move(peer));
 }
 
-void Runtime::join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology) {
-  for (const core::EngineId engine : engines)
+void Runtime::join(core::GroupUid uid, schedule::Members members, const schedule::Topology& topology) {
+  for (const core::EngineId engine : members.engines())
     if (KnownPeer* peer = peers_.find(engine)) ++peer->groups;
-  windows_.open(uid, std::move(engines), topology);
+  windows_.open(uid, std::move(members), topology);
   choose_watched();
   apply_windows();
 }
@@ -167,7 +167,7 @@ void Runtime::apply_windows() {
 
 void Runtime::forget_group(core::GroupUid uid) {
   if (const auto group = windows_.groups().find(uid); group != windows_.groups().end()) {
-    for (const core::EngineId engine : group->second.engines) {
+    for (const core::EngineId engine : group->second.members.engines()) {
       KnownPeer* peer = peers_.find(engine);
       if (peer != nullptr && core::check(peer->groups > 0, "a peer leaves no group that it is not in") &&
           --peer->groups == 0) {
@@ -192,11 +192,11 @@ void Runtime::forget_group(core::GroupUid uid) {
 worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
   const core::OneThread::Inside inside(one_thread_);
   const core::GroupUid uid = info.uid;
-  join(uid, info.engines, info.topology);
+  join(uid, info.members, info.topology);
   worker::GroupState& group = worker_->open_group(std::move(info));
   if (outbox_->trace() != nullptr) trace_group(group.info);
-  for (std::size_t member = 0; member < group.info.engines.size(); ++member) {
-    const KnownPeer* peer = peers_.find(group.info.engines[member]);
+  for (std::size_t member = 0; member < group.info.members.size(); ++member) {
+    const KnownPeer* peer = peers_.find(group.info.members.engine(member));
     if (peer == nullptr || !peer->dead) continue;
     const core::Status gone(core::Code::kPeerDead, peer->record.where + " is gone");
     if (group.info.topology.is_dedicated(static_cast<int>(member)))
@@ -223,8 +223,8 @@ void Runtime::close_group(core::GroupUid uid) {
     wire::Verdict left = wire::Verdict::on_group(core::Code::kClosed);
     left.passed_on = true;
     const auto ranks = static_cast<std::size_t>(group->info.topology.size());
-    for (std::size_t server = ranks; server < group->info.engines.size(); ++server)
-      send_control(group->info.engines[server], group->message(left), {});
+    for (std::size_t server = ranks; server < group->info.members.size(); ++server)
+      send_control(group->info.members.engine(server), group->message(left), {});
   }
   worker_->close_group(uid);
   forget_group(uid);
@@ -233,7 +233,7 @@ void Runtime::close_group(core::GroupUid uid) {
 void Runtime::open_served_group(server::ServedGroup group) {
   const core::GroupUid uid = group.uid;
   if (dedicated_->has(uid)) return;
-  join(uid, group.engines, group.topology);
+  join(uid, group.members, group.topology);
   dedicated_->open_group(std::move(group));
 }
 
@@ -307,7 +307,7 @@ void Runtime::on_server_lost(core::EngineId server, const std::string& why) {
     suspects_.report(server, core::Status(core::Code::kPeerDead, why));
 }
 
-core::Result<worker::Newcomer> Runtime::meet(core::GroupUid uid, std::span<const std::byte> bytes) {
+core::Result<schedule::Member> Runtime::meet(core::GroupUid uid, std::span<const std::byte> bytes) {
   const core::Result<bootstrap::MemberRecord> record =
       bootstrap::decode_record({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()});
   if (!record.is_ok()) return record.status();
@@ -326,7 +326,7 @@ core::Result<worker::Newcomer> Runtime::meet(core::GroupUid uid, std::span<const
     return core::Status(core::Code::kPeerDead, where + " was given up there before");
   }
   ++peer.groups;
-  return worker::Newcomer{engine, where};
+  return schedule::Member{engine, where};
 }
 
 void Runtime::part(core::GroupUid uid, core::EngineId server) {
@@ -349,9 +349,9 @@ void Runtime::leave_parted() {
   }
 }
 
-void Runtime::on_joined(core::GroupUid uid, const std::vector<core::EngineId>& servers) {
+void Runtime::on_joined(core::GroupUid uid, const schedule::Members& members) {
   auto newcomers = newcomers_.extract(uid);
-  windows_.add_members(uid, servers);
+  windows_.set_members(uid, members);
   if (hooks_.servers_joined && !newcomers.empty()) hooks_.servers_joined(uid, std::move(newcomers.mapped()));
   choose_watched();
   if (outbox_->trace() != nullptr) trace_group(worker_->find(uid)->info);
@@ -541,11 +541,12 @@ bool Runtime::on_engine_message(const wire::Message& message, std::span<const st
 }
 
 bool Runtime::all_know_of_failure(const worker::GroupState& group) const {
-  return std::all_of(group.info.engines.begin(), group.info.engines.end(), [&](core::EngineId engine) {
-    if (engine == options_.self || group.know_of_failure.count(engine) > 0) return true;
-    const KnownPeer* peer = peers_.find(engine);
-    return peer == nullptr || peer->dead || (group.told && unanswered_verdicts_.count(engine) == 0);
-  });
+  return std::all_of(group.info.members.engines().begin(), group.info.members.engines().end(),
+                     [&](core::EngineId engine) {
+                       if (engine == options_.self || group.know_of_failure.count(engine) > 0) return true;
+                       const KnownPeer* peer = peers_.find(engine);
+                       return peer == nullptr || peer->dead || (group.told && unanswered_verdicts_.count(engine) == 0);
+                     });
 }
 
 void Runtime::let_go(UnopenedGroups::Messages messages) {
@@ -574,13 +575,13 @@ void Runtime::deliver(worker::GroupState& group, const wire::Message& message, t
 void Runtime::choose_watched() {
   all_are_local_ = transports_.shm != nullptr && !windows_.groups().empty();
   for (const auto& [uid, group] : windows_.groups())
-    for (const core::EngineId engine : group.engines)
+    for (const core::EngineId engine : group.members.engines())
       if (const KnownPeer* peer = peers_.find(engine); peer != nullptr && !peer->record.local) all_are_local_ = false;
   // In every group each engine watches its successor. So at least one of the silent ranks has a watcher that is not
   // silent. In addition, the worker probes the ranks that an operation waits for.
   std::unordered_set<core::EngineId> watched;
   for (const auto& [uid, group] : windows_.groups()) {
-    const std::vector<core::EngineId>& engines = group.engines;
+    const std::vector<core::EngineId>& engines = group.members.engines();
     const auto self = std::find(engines.begin(), engines.end(), options_.self);
     if (self == engines.end() || engines.size() < 2) continue;
     const auto me = static_cast<std::size_t>(self - engines.begin());
@@ -608,7 +609,7 @@ void Runtime::heartbeat(core::TimePoint now) {
   std::unordered_map<core::EngineId, core::Duration> silent(found.silent.begin(), found.silent.end());
   std::vector<std::pair<core::EngineId, core::Duration>> in_order;
   for (const auto& [uid, group] : windows_.groups())
-    for (const core::EngineId engine : group.engines)
+    for (const core::EngineId engine : group.members.engines())
       if (const auto one = silent.extract(engine); !one.empty()) in_order.emplace_back(engine, one.mapped());
   for (const auto& [engine, silence] : in_order)
     peer_failed(engine,
@@ -633,7 +634,7 @@ void Runtime::trace_group(const worker::GroupInfo& info) {
   observe::Json json;
   json.object().field("uid", core::to_string(info.uid)).field("name", info.name);
   json.field("rank", info.topology.rank()).field("size", info.topology.size()).key("members").array();
-  for (const core::EngineId engine : info.engines) json.value(core::to_string(engine));
+  for (const core::EngineId engine : info.members.engines()) json.value(core::to_string(engine));
   json.end().end();
   outbox_->trace()->write_text(json.text());
 }
@@ -655,7 +656,7 @@ void Runtime::ask_for_time(core::TimePoint now) {
   next_time_ = now + kTimeEvery;
   std::unordered_set<core::EngineId> asked;
   for (const auto& [uid, group] : windows_.groups())
-    if (const core::EngineId first = group.engines.front(); first != options_.self && asked.insert(first).second)
+    if (const core::EngineId first = group.members.engine(0); first != options_.self && asked.insert(first).second)
       send_control(first, {{}, 0, wire::Ping{}}, {});
 }
 

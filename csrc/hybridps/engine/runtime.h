@@ -139,9 +139,9 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
     transports_.data->send_now();
     if (transports_.control) transports_.control->send_now();
   }
-  core::Result<worker::Newcomer> meet(core::GroupUid uid, std::span<const std::byte> record) override;
+  core::Result<schedule::Member> meet(core::GroupUid uid, std::span<const std::byte> record) override;
   void part(core::GroupUid uid, core::EngineId server) override;
-  void on_joined(core::GroupUid uid, const std::vector<core::EngineId>& servers) override;
+  void on_joined(core::GroupUid uid, const schedule::Members& members) override;
   void on_start(core::GroupUid uid) override;
   void on_shares(core::GroupUid uid, const schedule::Topology& topology) override;
   void on_server_lost(core::EngineId server, const std::string& why) override;
@@ -186,7 +186,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   /// Drops messages that nobody here waits for. Their credit goes back to the senders.
   void let_go(UnopenedGroups::Messages messages);
   void choose_watched();
-  void join(core::GroupUid uid, std::vector<core::EngineId> engines, const schedule::Topology& topology);
+  void join(core::GroupUid uid, schedule::Members members, const schedule::Topology& topology);
   void forget_unused(core::TimePoint now);
   void look_at_flow(core::TimePoint now);
   void apply_windows();

@@ -159,14 +159,16 @@ class Shard final : public LoopClient, core::Pinned {
                                                " ranks that push to it, one of each node, and " +
                                                std::to_string(served) + " of " + std::to_string(all.size()) +
                                                " are served already; start it with more --memory");
+    std::vector<schedule::Member> members;
     const auto add = [&](const bootstrap::MemberRecord& member, const std::string& where) {
-      group.engines.push_back(member.engine);
+      members.push_back({member.engine, where});
       if (member.engine == id_) return;
       runtime_->add_peer(peer_record(member, where, /*local=*/false));
     };
     for (const auto& member : roster.members) add(member, bootstrap::describe(member));
-    group.engines.resize(static_cast<std::size_t>(size + before));  // no engine ids are needed for earlier servers
+    members.resize(static_cast<std::size_t>(size + before));  // no engine ids are needed for earlier servers
     for (const auto& server : roster.servers) add(server, "a dedicated server on " + server.host_name);
+    group.members = schedule::Members(std::move(members));
     group.chunks = request.chunks;
     auto codecs = codecs_of(roster);
     if (!codecs.is_ok()) return codecs.status();

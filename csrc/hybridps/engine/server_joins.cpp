@@ -67,15 +67,12 @@ std::vector<double> ServerJoins::weights_with(const std::vector<bool>& are_there
 }
 
 bool ServerJoins::has(core::EngineId engine) const {
-  const auto& engines = group_.info.engines;
-  const auto found = std::find(engines.begin() + group_.info.topology.size(), engines.end(), engine);
-  return found != engines.end() && !group_.servers.is_gone(static_cast<int>(found - engines.begin()));
+  const std::optional<int> member = group_.info.members.find(engine);
+  return member && group_.info.topology.is_dedicated(*member) && !group_.servers.is_gone(*member);
 }
 
 bool ServerJoins::has_given_up(core::EngineId engine) const {
-  const auto& engines = group_.info.engines;
-  return given_up_.count(engine) > 0 ||
-         (std::find(engines.begin(), engines.end(), engine) != engines.end() && !has(engine));
+  return given_up_.count(engine) > 0 || (group_.info.members.find(engine) && !has(engine));
 }
 
 bool ServerJoins::any_in(AddressStep step) const {

@@ -22,13 +22,8 @@ void follow_carried(std::uint64_t& windows, double bytes_carried, std::uint64_t 
 
 }  // namespace
 
-void GroupWindows::open(core::GroupUid uid, std::vector<core::EngineId> members, const Topology& topology) {
-  divide(groups_.insert_or_assign(uid, Members{std::move(members), topology}).first->second);
-}
-
-void GroupWindows::add_members(core::GroupUid uid, const std::vector<core::EngineId>& servers) {
-  std::vector<core::EngineId>& members = groups_.at(uid).engines;
-  members.insert(members.end(), servers.begin(), servers.end());
+void GroupWindows::open(core::GroupUid uid, Members members, const Topology& topology) {
+  divide(groups_.insert_or_assign(uid, Group{std::move(members), topology}).first->second);
 }
 
 bool GroupWindows::set_shares(core::GroupUid uid, const Topology& topology) {
@@ -58,7 +53,7 @@ bool GroupWindows::follow(double rate, bool naps) {
   return true;
 }
 
-void GroupWindows::divide(Members& group) const {
+void GroupWindows::divide(Group& group) const {
   std::uint64_t bytes =
       group.step == 0 ? settings_.window_bytes * set_windows_ : core::Config::kWindowBytesUsual * usual_windows_;
   // With dedicated servers, owners with unequal shares also wait for each other.
@@ -77,7 +72,7 @@ std::unordered_map<core::EngineId, GroupWindows::Window> GroupWindows::by_member
   for (const auto& [uid, group] : groups_) {
     for (std::size_t member = 0; member < group.bytes.size(); ++member) {
       if (group.bytes[member] == 0) continue;
-      Window& window = windows.emplace(group.engines[member], Window{group.bytes[member]}).first->second;
+      Window& window = windows.emplace(group.members.engine(member), Window{group.bytes[member]}).first->second;
       window.bytes = std::min(window.bytes, group.bytes[member]);
       window.beside_servers |= group.topology.servers() > 0;
     }

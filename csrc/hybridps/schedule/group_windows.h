@@ -14,10 +14,12 @@
 #include <cstdint>
 #include <map>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "hybridps/core/config.h"
 #include "hybridps/core/ids.h"
+#include "hybridps/schedule/members.h"
 #include "hybridps/schedule/plan.h"
 
 namespace hybridps::schedule {
@@ -30,8 +32,8 @@ class GroupWindows {
     std::size_t cards = 1;
     std::uint64_t nap_bytes = 0;  // bytes that arrive while both sides nap
   };
-  struct Members {
-    std::vector<core::EngineId> engines;  // by group rank, then the dedicated servers
+  struct Group {
+    Members members;
     Topology topology;
     std::uint16_t step = 0;              // Tuning::window_step
     std::vector<std::uint64_t> bytes{};  // by member; 0: on the same node
@@ -43,12 +45,12 @@ class GroupWindows {
 
   explicit GroupWindows(Settings settings) : settings_(settings) {}
 
-  const std::map<core::GroupUid, Members>& groups() const noexcept { return groups_; }
+  const std::map<core::GroupUid, Group>& groups() const noexcept { return groups_; }
   bool naps() const noexcept { return naps_; }
 
-  void open(core::GroupUid uid, std::vector<core::EngineId> members, const Topology& topology);
-  /// The servers get windows with the next set_shares().
-  void add_members(core::GroupUid uid, const std::vector<core::EngineId>& servers);
+  void open(core::GroupUid uid, Members members, const Topology& topology);
+  /// Servers have joined. They get windows with the next set_shares().
+  void set_members(core::GroupUid uid, Members members) { groups_.at(uid).members = std::move(members); }
   void close(core::GroupUid uid) { groups_.erase(uid); }
 
   // These return true if the windows may have changed.
@@ -60,10 +62,10 @@ class GroupWindows {
   std::unordered_map<core::EngineId, Window> by_member() const;
 
  private:
-  void divide(Members& group) const;
+  void divide(Group& group) const;
 
   const Settings settings_;
-  std::map<core::GroupUid, Members> groups_;
+  std::map<core::GroupUid, Group> groups_;
   std::uint64_t set_windows_ = 1;    // factor of the window that is set
   std::uint64_t usual_windows_ = 1;  // factor of the usual window, for groups with a tuned window
   bool naps_ = false;

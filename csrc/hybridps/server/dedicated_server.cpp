@@ -224,7 +224,7 @@ DedicatedServer::ServedSpan* DedicatedServer::open_span(Served& group, const wir
     stream->id = first;
     stream->id.stage = wire::Stage::kResult;
     stream->id.contributor = 0;
-    stream->peer = group.info.engines[static_cast<std::size_t>(rank)];
+    stream->peer = group.info.members.engine(rank);
     stream->bytes = opening.bytes;
     stream->priority = priority;
     stream->chunk_bytes = opening.chunk_bytes;
@@ -251,7 +251,7 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
   Served* group = find(from.uid);
   if (group == nullptr) return;
   if (from.sender_rank >= static_cast<std::uint32_t>(group->info.topology.size()) ||
-      group->info.engines[from.sender_rank] != from.source) {
+      group->info.members.engine(from.sender_rank) != from.source) {
     ++stats_.refused;
     return;
   }
@@ -312,7 +312,7 @@ void DedicatedServer::on_landed(Served& group, int rank, const wire::Failover& l
   for (const wire::Failover& known :
        wire::failovers_of(wire::Failover::What::kKnown, me.sender_rank, std::move(everywhere)))
     for (int node = 0; node < topology.nodes(); ++node)
-      outbox_.send(group.info.engines[static_cast<std::size_t>(topology.agent(node, topology.rank()))], {me, 0, known});
+      outbox_.send(group.info.members.engine(topology.agent(node, topology.rank())), {me, 0, known});
 }
 
 // A dedicated server binds no operations. It must know the tuning of a version before a rank uses the version.
@@ -326,7 +326,7 @@ void DedicatedServer::on_ask(Served& group, const wire::PlanAsk& ask) {
     while (group.tunings.size() > kVersionsKept) group.tunings.erase(std::next(group.tunings.begin()));
   }
   const wire::From me{{}, group.info.uid, static_cast<std::uint32_t>(group.info.topology.rank())};
-  host_.send_control(group.info.engines.front(), {me, 0, wire::PlanAnswer{ask.version, is_sane ? 0 : wire::kRefused}},
+  host_.send_control(group.info.members.engine(0), {me, 0, wire::PlanAnswer{ask.version, is_sane ? 0 : wire::kRefused}},
                      {});
 }
 
@@ -360,7 +360,7 @@ void DedicatedServer::tell_forgotten(Served& group) {
   const std::string why =
       "of " + std::to_string(budget.bytes_max) + " bytes for it " + std::to_string(budget.used) + " are used";
   for (int rank = 0; rank < group.info.topology.size(); ++rank)
-    host_.send_control(group.info.engines[static_cast<std::size_t>(rank)], {me, 0, forgets}, why);
+    host_.send_control(group.info.members.engine(rank), {me, 0, forgets}, why);
 }
 
 void DedicatedServer::leave_if_released(Served& group) {
@@ -373,7 +373,7 @@ void DedicatedServer::ask_to_leave(const core::Status& cause) {
     if (!group->leaving.is_ok()) continue;
     group->leaving = cause;
     const wire::From me{{}, uid, static_cast<std::uint32_t>(group->info.topology.rank())};
-    host_.send_control(group->info.engines.front(),
+    host_.send_control(group->info.members.engine(0),
                        {me, 0, wire::Failover{wire::Failover::What::kLeaving, me.sender_rank}}, {});
   }
 }
@@ -393,12 +393,12 @@ void DedicatedServer::close(core::GroupUid uid, const core::Status& why, Tell te
     const wire::From me{{}, uid, static_cast<std::uint32_t>(group.info.topology.rank())};
     const wire::Failover lost{wire::Failover::What::kLost, me.sender_rank};
     for (int rank = 0; rank < group.info.topology.size(); ++rank)
-      host_.send_control(group.info.engines[static_cast<std::size_t>(rank)], {me, 0, lost}, why.message());
+      host_.send_control(group.info.members.engine(rank), {me, 0, lost}, why.message());
   } else if (tell == Tell::kFailed) {
     const wire::From me{{}, uid, static_cast<std::uint32_t>(group.info.topology.rank())};
     const wire::Verdict verdict = wire::Verdict::on_group(why.code());
     for (int rank = 0; rank < group.info.topology.size(); ++rank)
-      host_.send_control(group.info.engines[static_cast<std::size_t>(rank)], {me, 0, verdict}, why.message());
+      host_.send_control(group.info.members.engine(rank), {me, 0, verdict}, why.message());
   }
   server_.close_group(uid);
   groups_.erase(found);
@@ -427,8 +427,8 @@ std::size_t DedicatedServer::tick() {
 void DedicatedServer::on_peer_dead(core::EngineId peer, const core::Status& cause) {
   const core::OneThread::Inside inside(one_thread_);
   for (const auto& [uid, group] : groups_) {
-    const auto ranks = group->info.engines.begin() + group->info.topology.size();
-    if (std::find(group->info.engines.begin(), ranks, peer) != ranks)
+    if (const std::optional<int> member = group->info.members.find(peer);
+        member && *member < group->info.topology.size())
       close_later(uid, core::Status(core::Code::kPeerDead, "it has lost a rank: " + std::string(cause.message())),
                   Tell::kLost);
   }

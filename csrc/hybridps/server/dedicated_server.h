@@ -27,6 +27,7 @@
 #include "hybridps/core/status.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/outer/state.h"
+#include "hybridps/schedule/members.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/schedule/tuning.h"
 #include "hybridps/server/result_streams.h"
@@ -37,9 +38,9 @@ namespace hybridps::server {
 
 struct ServedGroup {
   core::GroupUid uid;
-  std::string name;                     // for the log
-  std::vector<core::EngineId> engines;  // by group rank, then the dedicated servers
-  schedule::Topology topology;          // rank() is this server's owner number
+  std::string name;  // for the log
+  schedule::Members members;
+  schedule::Topology topology;  // rank() is this server's owner number
   schedule::ChunkSizes chunks{};
   std::shared_ptr<const compress::Codecs> codecs{};  // as in worker::GroupInfo
   std::shared_ptr<compress::MemoryBudget> residual_budget = std::make_shared<compress::MemoryBudget>();

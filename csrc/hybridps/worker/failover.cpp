@@ -38,14 +38,14 @@ void LostServers::report(int member, const core::Status& cause) {
     decide(member, std::string(cause.message()));
   } else if (group_.servers.advance(member, Phase::kReported)) {
     const wire::Failover lost{What::kLost, static_cast<std::uint32_t>(member)};
-    worker_.host().send_control(group_.info.engines.front(), group_.message(lost), cause.message());
+    worker_.host().send_control(group_.info.members.engine(0), group_.message(lost), cause.message());
   }
 }
 
 void LostServers::decide(int member, const std::string& why) {
   const wire::Failover lost{What::kLost, static_cast<std::uint32_t>(member)};
   for (int rank = 1; rank < group_.info.topology.size(); ++rank)
-    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)], group_.message(lost), why);
+    worker_.host().send_control(group_.info.members.engine(rank), group_.message(lost), why);
   if (group_.servers.is_leaving(member))
     core::log_info("group \"", group_.info.name, "\": ", group_.info.member_text(member), " has left: ", why);
   else
@@ -59,7 +59,7 @@ void LostServers::apply(int member, const std::string& why) {
   if (!group_.servers.advance(member, Phase::kGone)) return;
   landed_.erase(member);
   // Even if the server is healthy as seen from here: closed connections tell the server that the group left it.
-  worker_.host().on_server_lost(group_.info.engines[static_cast<std::size_t>(member)], why);
+  worker_.host().on_server_lost(group_.info.members.engine(member), why);
   if (group_.steps && owns_steps(member)) fail_steps(member, why);
   for (const auto& [sequence, run] : group_.running)
     if (run->started) on_launched(*run);
@@ -96,7 +96,7 @@ void LostServers::on_launched(OperationRun& run) {
 
 void LostServers::on_kept(OperationRun& run, int from, const wire::Failover& failover) {
   const auto member = static_cast<int>(failover.server);
-  if (failover.server >= group_.info.engines.size() || !group_.info.topology.is_dedicated(member)) return;
+  if (failover.server >= group_.info.members.size() || !group_.info.topology.is_dedicated(member)) return;
   if (!group_.servers.is_gone(member) && group_.info.topology.rank() != 0)
     apply(member, "as rank " + std::to_string(from) + " says");
   if (SpanRun* span = run.find(failover.server)) span->on_failover(from, failover);
@@ -116,7 +116,7 @@ void LostServers::say_landed() {
   for (auto& [server, sequences] : landed_)
     for (const wire::Failover& failover :
          wire::failovers_of(What::kLanded, static_cast<std::uint32_t>(server), std::exchange(sequences, {})))
-      worker_.outbox().send(group_.info.engines[static_cast<std::size_t>(server)], group_.message(failover));
+      worker_.outbox().send(group_.info.members.engine(server), group_.message(failover));
 }
 
 std::size_t LostServers::tick(core::TimePoint now) {
@@ -131,7 +131,7 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
   const auto member = static_cast<int>(failover.server);
   const auto from = static_cast<int>(message.from.sender_rank);
   if (!topology.is_dedicated(member)) return;
-  if (failover.server >= group_.info.engines.size()) {
+  if (failover.server >= group_.info.members.size()) {
     // The server is a newcomer that was lost at once. Its version has not begun here, and neither has the operation.
     if (failover.what != What::kLost && failover.what != What::kKnown && !topology.is_dedicated(from) &&
         failover.sequence >= group_.over.floor() && worker_.can_keep(group_, group_.early.size(), message))
@@ -282,7 +282,7 @@ void SpanFailover::send(int to, What what, const ChunkSet* chunks) {
       failover.bits[i / 64] |= std::uint64_t{1} << (i % 64);
       any = true;
     }
-    if (any) span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(to)], group.message(failover));
+    if (any) span_.worker.outbox().send(group.info.members.engine(to), group.message(failover));
   }
 }
 
@@ -402,7 +402,7 @@ void SpanFailover::all_is_here() {
 
 // Sends the elements uncoded, even if the span has a codec: these are the decoded values that all ranks have.
 void SpanFailover::send_result(int to, std::uint32_t chunk) {
-  const core::EngineId peer = span_.run.group.info.engines[static_cast<std::size_t>(to)];
+  const core::EngineId peer = span_.run.group.info.members.engine(to);
   auto found = std::find_if(sendings_.begin(), sendings_.end(), [&](const auto& s) { return s->stream->peer == peer; });
   if (found == sendings_.end()) {
     auto sending = std::make_unique<Sending>();

@@ -3,7 +3,7 @@
 namespace hybridps::worker {
 
 std::string GroupInfo::member_text(int member) const {
-  const std::string& host = hosts[static_cast<std::size_t>(member)];
+  const std::string& host = members.host(member);
   return topology.is_dedicated(member) ? "the dedicated server " + host
                                        : "rank " + std::to_string(member) + " (" + host + ")";
 }

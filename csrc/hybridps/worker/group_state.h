@@ -21,6 +21,7 @@
 #include "hybridps/compress/residuals.h"
 #include "hybridps/membership/server_life.h"
 #include "hybridps/outer/state.h"
+#include "hybridps/schedule/members.h"
 #include "hybridps/schedule/plan.h"
 #include "hybridps/schedule/stores.h"
 #include "hybridps/server/server.h"
@@ -57,8 +58,7 @@ class CodedOrJoined : core::Pinned {
 struct GroupInfo {
   core::GroupUid uid;
   std::string name;
-  std::vector<core::EngineId> engines;  // by member: the ranks, then the dedicated servers
-  std::vector<std::string> hosts;       // by member, for messages: "host7 pid 4121"
+  schedule::Members members;
   schedule::Topology topology;
   std::uint64_t tiny_bytes = schedule::Limits().tiny_bytes;
   std::uint64_t urgent_below = tiny_bytes + 1;  // messages of smaller spans pass bulk data; each rank's own choice

@@ -28,11 +28,11 @@ void Worker::on_message(GroupState& group, const wire::Message& message, flow::D
 
 void Worker::handle(GroupState& group, const wire::Message& message, flow::Delivery payload) {
   const wire::From& from = message.from;
-  if (from.sender_rank >= group.info.engines.size() && group.status.is_ok()) {
+  if (from.sender_rank >= group.info.members.size() && group.status.is_ok()) {
     group.newcomers->on_word(message, payload);
     return;
   }
-  if (from.sender_rank >= group.info.engines.size() || group.info.engines[from.sender_rank] != from.source) {
+  if (from.sender_rank >= group.info.members.size() || group.info.members.engine(from.sender_rank) != from.source) {
     core::log_warn("dropped a message that claims to be from rank ", from.sender_rank, " of group \"", group.info.name,
                    "\" but is not");
     return;

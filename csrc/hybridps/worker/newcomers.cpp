@@ -34,11 +34,11 @@ void Newcomers::take_in(const std::vector<std::string>& records, Done done) {
   ranks_.clear();
   due_ = core::Clock::now() + kMeetWithin;
   wire::Join join{JoinStep::kMeet, ++attempts_, 0, static_cast<std::uint32_t>(records.size())};
-  const auto before = static_cast<std::uint32_t>(group_.info.engines.size());
+  const auto before = static_cast<std::uint32_t>(group_.info.members.size());
   for (const std::string& record : records) {
     join.server = before + static_cast<std::uint32_t>(&record - records.data());
     for (int rank = 1; rank < group_.info.topology.size(); ++rank)
-      worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)], group_.message(join), record);
+      worker_.host().send_control(group_.info.members.engine(rank), group_.message(join), record);
   }
   for (const std::string& record : records) {
     join.server = before + static_cast<std::uint32_t>(&record - records.data());
@@ -54,7 +54,7 @@ void Newcomers::on_met(int rank) {
 }
 
 void Newcomers::on_not_met(int rank, std::uint32_t server, const std::string& why) {
-  const std::uint32_t index = server - static_cast<std::uint32_t>(group_.info.engines.size());
+  const std::uint32_t index = server - static_cast<std::uint32_t>(group_.info.members.size());
   if (group_.plans->is_taking_in()) {  // too late to leave the server out: it joins, and is lost at once
     if (index < met_.size()) on_gone(index, core::Status(core::Code::kPeerDead, why));
     return;
@@ -65,7 +65,7 @@ void Newcomers::on_not_met(int rank, std::uint32_t server, const std::string& wh
 void Newcomers::give_up(const core::Status& why, std::optional<std::size_t> server) {
   const wire::Join parting{JoinStep::kPart, attempt_, 0, expected_};
   for (int rank = 1; rank < group_.info.topology.size(); ++rank)
-    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)], group_.message(parting), {});
+    worker_.host().send_control(group_.info.members.engine(rank), group_.message(parting), {});
   part();
   due_ = core::TimePoint::max();
   if (const Done done = std::exchange(done_, nullptr)) done({why, server});
@@ -73,8 +73,8 @@ void Newcomers::give_up(const core::Status& why, std::optional<std::size_t> serv
 
 void Newcomers::start_without() {
   for (int rank = 1; rank < group_.info.topology.size(); ++rank)
-    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(rank)],
-                                group_.message(wire::Join{JoinStep::kStart, 0, 0, 0}), {});
+    worker_.host().send_control(group_.info.members.engine(rank), group_.message(wire::Join{JoinStep::kStart, 0, 0, 0}),
+                                {});
   group_.info.coded_or_joined->forget();
   start();
 }
@@ -89,7 +89,7 @@ std::size_t Newcomers::tick(core::TimePoint now) {
   due_ = core::TimePoint::max();
   if (ranks_.size() == static_cast<std::size_t>(group_.info.topology.size())) {
     for (std::size_t index = 0; index < met_.size(); ++index)
-      if (!group_.plans->has_answered(static_cast<int>(group_.info.engines.size() + index)))
+      if (!group_.plans->has_answered(static_cast<int>(group_.info.members.size() + index)))
         on_gone(index, core::Status(core::Code::kTimeout,
                                     "it did not answer for " + core::format_seconds(core::to_seconds(kAnswerWithin))));
     return 1;
@@ -108,7 +108,7 @@ std::size_t Newcomers::tick(core::TimePoint now) {
 void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) {
   if (group_.plans->is_taking_in()) {  // the end of the previous attempt has not reached this rank yet
     const wire::Join answer{JoinStep::kNotMet, join.attempt, join.server, join.servers};
-    worker_.host().send_control(group_.info.engines.front(), group_.message(answer),
+    worker_.host().send_control(group_.info.members.engine(0), group_.message(answer),
                                 "another change of plans is under way");
     return;
   }
@@ -117,7 +117,7 @@ void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) 
     attempt_ = join.attempt;
     expected_ = join.servers;
   }
-  if (join.servers == 0 || join.servers > kAtATimeMax || join.server != group_.info.engines.size() + met_.size()) {
+  if (join.servers == 0 || join.servers > kAtATimeMax || join.server != group_.info.members.size() + met_.size()) {
     say(JoinStep::kNotMet, join.server, "this rank counts other servers");
     return;
   }
@@ -125,7 +125,7 @@ void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) 
     say(JoinStep::kNotMet, join.server, "its sums are coded on the device (HYBRIDPS_DEVICE_CODECS=0 turns that off)");
     return;
   }
-  core::Result<Newcomer> met = worker_.host().meet(group_.info.uid, record);
+  core::Result<schedule::Member> met = worker_.host().meet(group_.info.uid, record);
   if (!met.is_ok()) {
     say(JoinStep::kNotMet, join.server, met.status().message());
     return;
@@ -142,7 +142,7 @@ void Newcomers::say(JoinStep step, std::uint32_t server, std::string_view why) {
     step == JoinStep::kMet ? on_met(0) : on_not_met(0, server, std::string(why));
     return;
   }
-  worker_.host().send_control(group_.info.engines.front(),
+  worker_.host().send_control(group_.info.members.engine(0),
                               group_.message(wire::Join{step, attempt_, server, expected_}), why);
 }
 
@@ -166,7 +166,7 @@ void Newcomers::on_message(const wire::Message& message, const flow::Delivery& p
 }
 
 void Newcomers::on_word(const wire::Message& message, const flow::Delivery& payload) {
-  const std::size_t index = message.from.sender_rank - group_.info.engines.size();
+  const std::size_t index = message.from.sender_rank - group_.info.members.size();
   if (index >= met_.size() || met_[index].it.engine != message.from.source) return;
   if (const auto* back = message.as<wire::EchoBack>()) {
     const std::uint32_t way = back->echo.partner & (kByData | kByControl);
@@ -198,7 +198,7 @@ void Newcomers::on_gone(std::size_t index, const core::Status& cause) {
   if (is_first() && group_.plans->is_taking_in())
     group_.plans->look_at_answers();  // nobody waits for this newcomer any longer
   else
-    say(JoinStep::kNotMet, static_cast<std::uint32_t>(group_.info.engines.size() + index), cause.message());
+    say(JoinStep::kNotMet, static_cast<std::uint32_t>(group_.info.members.size() + index), cause.message());
 }
 
 void Newcomers::part() {
@@ -207,17 +207,16 @@ void Newcomers::part() {
 }
 
 void Newcomers::admit() {
-  std::vector<core::EngineId> engines;
+  std::vector<schedule::Member> joined;
   std::string who;
   for (const Met& one : met_) {
-    const auto member = static_cast<int>(group_.info.engines.size());
-    engines.push_back(one.it.engine);
-    group_.info.engines.push_back(one.it.engine);
-    group_.info.hosts.push_back(one.it.host);
-    group_.heard.push_back(0);
+    if (!one.gone.is_ok())
+      gone_members_.emplace_back(static_cast<int>(group_.info.members.size() + joined.size()), one.gone);
+    joined.push_back(one.it);
     who += (who.empty() ? "" : ", ") + one.it.host;
-    if (!one.gone.is_ok()) gone_members_.emplace_back(member, one.gone);
   }
+  group_.info.members = group_.info.members.with(joined);
+  group_.heard.resize(group_.info.members.size());
   // In the group's own topology the newcomers own nothing. Outer steps use this topology instead of a version's: they
   // keep the shares with which the group started.
   const schedule::Topology& before = group_.info.topology;
@@ -230,7 +229,7 @@ void Newcomers::admit() {
   met_.clear();
   attempt_ = expected_ = 0;
   due_ = core::TimePoint::max();
-  worker_.host().on_joined(group_.info.uid, engines);
+  worker_.host().on_joined(group_.info.uid, group_.info.members);
   if (is_first() && started_)
     core::log_info("group \"", group_.info.name, "\": the dedicated server ", who, " has joined");
 }

@@ -30,18 +30,13 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/flow/outbox.h"
+#include "hybridps/schedule/members.h"
 #include "hybridps/wire/message.h"
 
 namespace hybridps::worker {
 
 struct GroupState;
 class Worker;
-
-/// A server after Host::meet(): a peer of this engine.
-struct Newcomer {
-  core::EngineId engine;
-  std::string host;  // "host9 pid 77"
-};
 
 /// The result of an attempt.
 struct JoinOutcome {
@@ -94,7 +89,7 @@ class Newcomers : core::Pinned {
 
  private:
   struct Met {
-    Newcomer it;
+    schedule::Member it;
     unsigned echoes = 0;  // echoes that have come back: bit 0 by the data path, bit 1 by the control path
     core::Status gone;    // not ok: the newcomer is gone
   };

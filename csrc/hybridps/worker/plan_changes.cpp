@@ -95,7 +95,7 @@ void PlanChanges::on_finished(const OperationRun& run, bool succeeded) {
   }
   const wire::Rates rates{run.sequence, static_cast<std::uint64_t>(report->delay_seconds * 1e9),
                           static_cast<std::uint64_t>(report->bytes_per_second)};
-  worker_.host().send_control(group_.info.engines.front(), group_.message(rates), text_of(report->server_delays));
+  worker_.host().send_control(group_.info.members.engine(0), group_.message(rates), text_of(report->server_delays));
 }
 
 std::size_t PlanChanges::tick(core::TimePoint now) { return agreement_.tick(now) + (rates_ ? rates_->tick(now) : 0); }
@@ -107,7 +107,7 @@ core::TimePoint PlanChanges::next_due() const noexcept {
 // --- shares that follow the network ----------------------------------------------------------------------------------
 
 void PlanChanges::send_echo(int member, const wire::Echo& echo) {
-  worker_.outbox().send(group_.info.engines[static_cast<std::size_t>(member)], group_.message(echo));
+  worker_.outbox().send(group_.info.members.engine(member), group_.message(echo));
 }
 
 std::uint64_t PlanChanges::bytes_through_card() const { return worker_.host().bytes_through_card(); }
@@ -316,7 +316,7 @@ void PlanChanges::release() {
     if (!first || group_.over.floor() < *first) continue;
     group_.servers.advance(member, ServerLife::LifePhase::kReleased);
     const wire::Failover released{wire::Failover::What::kReleased, static_cast<std::uint32_t>(member)};
-    worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(member)], group_.message(released), {});
+    worker_.host().send_control(group_.info.members.engine(member), group_.message(released), {});
   }
 }
 
@@ -345,7 +345,7 @@ void PlanChanges::time(const OperationRun& run, bool succeeded) {
       const std::unique_ptr<Timed> timed = std::move(timed_);
       if (group_.info.topology.rank() != 0) {
         worker_.host().send_control(
-            group_.info.engines.front(), group_.message(wire::TrialTimes{timed->version}),
+            group_.info.members.engine(0), group_.message(wire::TrialTimes{timed->version}),
             {reinterpret_cast<const char*>(timed->seconds.data()), timed->seconds.size() * sizeof(double)});
       } else if (tuner_) {
         own_ = std::move(timed->own);
@@ -402,15 +402,14 @@ void PlanChanges::tune() {
 
 void PlanChanges::send_ask(int member, const wire::PlanAsk& ask, const std::vector<double>& weights) {
   const auto at = static_cast<std::size_t>(member);
-  const std::size_t members = group_.info.engines.size();
-  const core::EngineId engine = at < members ? group_.info.engines[at] : group_.newcomers->engine(at - members);
+  const std::size_t members = group_.info.members.size();
+  const core::EngineId engine = at < members ? group_.info.members.engine(at) : group_.newcomers->engine(at - members);
   worker_.host().send_control(engine, group_.message(ask),
                               member < group_.info.topology.size() ? text_of(weights) : std::string_view());
 }
 
 void PlanChanges::send(int member, wire::Body body) {
-  worker_.host().send_control(group_.info.engines[static_cast<std::size_t>(member)], group_.message(std::move(body)),
-                              {});
+  worker_.host().send_control(group_.info.members.engine(member), group_.message(std::move(body)), {});
 }
 
 void PlanChanges::on_message(const wire::Message& message, const flow::Delivery& payload) {

@@ -135,7 +135,7 @@ void PointToPoint::give_up(const OperationRun& run, const core::Status& cause) {
   const Operation& o = run.operation;
   if (o.peer == kAnySource || is_own(o.peer)) return;
   const Key key{o.peer, o.tag, run.sequence};
-  const core::EngineId other = group_.info.engines[static_cast<std::size_t>(o.peer)];
+  const core::EngineId other = group_.info.members.engine(o.peer);
   if (o.sending) {
     worker_.outbox().send(other, group_.message(wire::Cancel{key.number, key.tag}));
   } else if (const auto found = matched_.find(key); found != matched_.end() && found->second.run.get() == &run) {

@@ -168,7 +168,7 @@ void SpanRun::on_known() {
             .front();
     for (const int rank : topology.ranks_of(topology.my_node()))
       if (rank != span_.me() && rank != plan_.sink)
-        span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(rank)], group.message(known));
+        span_.worker.outbox().send(group.info.members.engine(rank), group.message(known));
   }
   if (!std::exchange(waits_known_, false)) return;
   --span_.run.awaits_known;
@@ -202,7 +202,7 @@ void SpanRun::on_failover(int from, const wire::Failover& failover) {
     const worker::GroupState& group = span_.run.group;
     const wire::Failover answer{failover.what == What::kHeld ? What::kTakenOver : What::kOver, failover.server,
                                 failover.sequence};
-    span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(from)], group.message(answer));
+    span_.worker.outbox().send(group.info.members.engine(from), group.message(answer));
   }
 }
 

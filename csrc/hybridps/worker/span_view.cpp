@@ -129,7 +129,7 @@ std::unique_ptr<flow::Stream> SpanView::open_stream(flow::Source* source, int to
   stream->id = chunk_id(stage);
   stream->id.contributor = contributor;
   stream->premul = run.operation.premul;
-  stream->peer = run.group.info.engines[static_cast<std::size_t>(to_rank)];
+  stream->peer = run.group.info.members.engine(to_rank);
   stream->source = source;
   stream->bytes = plan.bytes;
   stream->chunk_bytes = plan.chunk_bytes;

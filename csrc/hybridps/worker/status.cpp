@@ -83,7 +83,7 @@ void Worker::count(const OperationRun& run, const core::Status& status) {
   const bool is_owner = std::any_of(run.spans.begin(), run.spans.end(),
                                     [&](const auto& span) { return span->plan().owner == group.info.topology.rank(); });
   const int culprit = is_owner ? run.last_heard : run.blamed;
-  counts_.waited_for[culprit < 0 ? core::EngineId{} : group.info.engines[static_cast<std::size_t>(culprit)]] += waited;
+  counts_.waited_for[culprit < 0 ? core::EngineId{} : group.info.members.engine(culprit)] += waited;
 }
 
 void Worker::trace(const OperationRun& run, observe::EventType type, bool failed) {
@@ -91,7 +91,7 @@ void Worker::trace(const OperationRun& run, observe::EventType type, bool failed
   if (trace == nullptr) return;
   const std::uint64_t start = observe::trace_ns(run.submitted_at);
   const bool to_one = run.operation.kind == schedule::Kind::kPointToPoint && run.operation.peer >= 0;
-  const std::vector<core::EngineId>& engines = run.group.info.engines;
+  const std::vector<core::EngineId>& engines = run.group.info.members.engines();
   trace->add({start, type == observe::EventType::kCalled ? start : observe::trace_ns(), tensor_bytes(run), run.sequence,
               to_one && run.operation.sending ? 1U : 0U, failed ? 1U : 0U, trace->group(run.group.info.uid),
               to_one ? trace->peer(engines[static_cast<std::size_t>(run.operation.peer)]) : std::uint16_t{0xffff}, type,

@@ -456,7 +456,7 @@ void NodeSum::fetch(std::uint32_t chunk) {
   const std::vector<int>& ranks = span_.topology().ranks_of(span_.topology().my_node());
   for (std::uint32_t l = 0; l < locals_; ++l)
     if (l != own() && !local.present[l])
-      span_.worker.outbox().send(group.info.engines[static_cast<std::size_t>(ranks[l])], group.message(grant));
+      span_.worker.outbox().send(group.info.members.engine(ranks[l]), group.message(grant));
 }
 
 void NodeSum::on_announce() {

@@ -61,7 +61,7 @@ std::string Worker::describe(const OperationRun& run) const {
   const GroupInfo& info = run.group.info;
   const int me = info.topology.rank();
   std::string text = "hybridps[rank " + std::to_string(me) + "/" + std::to_string(info.topology.size()) + " " +
-                     info.hosts[static_cast<std::size_t>(me)] + " group \"" + info.name + "\"]: ";
+                     info.members.host(me) + " group \"" + info.name + "\"]: ";
   if (run.operation.kind == schedule::Kind::kPointToPoint) {
     text += run.operation.sending ? "send of " : "recv of ";
     text += std::to_string(run.operation.sending ? run.input.bytes() : run.output.bytes()) + " bytes ";
@@ -94,10 +94,10 @@ void Worker::submit_failed(GroupState& group, Operation operation, std::uint64_t
 }
 
 void Worker::tell_members(GroupState& group, const wire::Body& body, std::string_view text, bool servers) {
-  const auto members = servers ? group.info.engines.size() : static_cast<std::size_t>(group.info.topology.size());
+  const auto members = servers ? group.info.members.size() : static_cast<std::size_t>(group.info.topology.size());
   for (std::size_t member = 0; member < members; ++member)
     if (member != static_cast<std::size_t>(group.info.topology.rank()))
-      host_.send_control(group.info.engines[member], group.message(body), text);
+      host_.send_control(group.info.members.engine(member), group.message(body), text);
 }
 
 void Worker::fail(OperationRun& run, core::Status cause) {
@@ -124,7 +124,7 @@ void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell)
   // connection closes. So the members do not take this rank for the cause.
   verdict.passed_on = true;
   if (!tell && cause.code() != core::Code::kClosed && !group.leaving)
-    for (const core::EngineId engine : group.info.engines)
+    for (const core::EngineId engine : group.info.members.engines())
       if (outbox_.is_open(engine)) outbox_.send_text(engine, group.message(verdict), cause.message());
   while (!group.running.empty()) finish(*group.running.begin()->second, cause);
   for (OperationRun* run : group.p2p->active()) finish(*run, cause);
@@ -230,8 +230,7 @@ void Worker::probe(OperationRun& run, core::TimePoint now) {
   tell_members(run.group, wire::Probe{run.sequence, run.signature}, {}, /*servers=*/false);
   for (const auto& span : run.spans)
     if (run.group.info.topology.is_dedicated(span->plan().owner) && span->waits_for_owner())
-      host_.send_control(run.group.info.engines[static_cast<std::size_t>(span->plan().owner)], {{}, 0, wire::Ping{}},
-                         {});
+      host_.send_control(run.group.info.members.engine(span->plan().owner), {{}, 0, wire::Ping{}}, {});
 }
 
 bool Worker::contradicts_finished(const GroupState& group, std::uint64_t sequence, const server::RankCall& theirs) {
@@ -420,7 +419,7 @@ void Worker::watch_peers(core::TimePoint now, std::set<core::GroupUid>& waiting)
       }
       if (!first) waiting.insert(uid);
       run->probed_at = now;
-      const core::EngineId peer = group->info.engines[static_cast<std::size_t>(run->operation.peer)];
+      const core::EngineId peer = group->info.members.engine(run->operation.peer);
       if (!asked.insert(peer).second) continue;
       host_.send_control(peer, {{}, 0, wire::Ping{}}, {});
     }
@@ -431,14 +430,13 @@ void Worker::on_peer_dead(core::EngineId peer, const core::Status& cause, const 
   const Entry entry(*this);
   std::vector<core::GroupUid> affected;
   for (const auto& [uid, group] : groups_)
-    if (std::find(group->info.engines.begin(), group->info.engines.end(), peer) != group->info.engines.end())
+    if (group->info.members.find(peer))
       affected.push_back(uid);
     else if (group->status.is_ok())
       group->newcomers->on_peer_dead(peer, cause);
   for (const core::GroupUid uid : affected) {
     GroupState& group = *groups_[uid];
-    const auto at = std::find(group.info.engines.begin(), group.info.engines.end(), peer);
-    const auto rank = static_cast<int>(at - group.info.engines.begin());
+    const int rank = *group.info.members.find(peer);
     if (group.info.topology.is_dedicated(rank)) {
       group.lost_servers->report(rank, cause);
       continue;

@@ -93,7 +93,7 @@ GroupState& Worker::open_group(GroupInfo info) {
   state->plans = std::make_unique<PlanChanges>(*this, *state, options_.find_rates, options_.tune);
   state->lost_servers = std::make_unique<LostServers>(*this, *state);
   state->newcomers = std::make_unique<Newcomers>(*this, *state);
-  state->heard.assign(state->info.engines.size(), 0);
+  state->heard.assign(state->info.members.size(), 0);
   state->known.resize(static_cast<std::size_t>(state->info.topology.size()));
   return *(groups_[uid] = std::move(state));
 }

@@ -428,21 +428,19 @@ TEST_CASE("cluster/faults: a process that dies at any moment fails its groups an
       std::vector<int> ranks;
       for (int r = 0; r < n; ++r)
         if (r != victim) ranks.push_back(r);
-      std::vector<core::EngineId> engines;
-      std::vector<std::string> hosts;
+      std::vector<schedule::Member> members;
       std::vector<int> node_of;
       std::vector<int> renumbered(index(n), -1);
       int nodes = 0;
       for (const int r : ranks) {
-        engines.push_back(cluster.id(r));
-        hosts.push_back("host" + std::to_string(r));
+        members.push_back({cluster.id(r), "host" + std::to_string(r)});
         int& node = renumbered[index(layout[index(r)])];
         if (node < 0) node = nodes++;
         node_of.push_back(node);
       }
       for (std::size_t i = 0; i < ranks.size(); ++i) {
-        worker::GroupInfo info{
-            survivors_uid, "survivors", engines, hosts, schedule::Topology(node_of, static_cast<int>(i)), 256};
+        worker::GroupInfo info{survivors_uid, "survivors", schedule::Members(members),
+                               schedule::Topology(node_of, static_cast<int>(i)), 256};
         info.tuning.chunks.usual = 1024;
         cluster.at(ranks[i]).open_group(std::move(info));
       }

@@ -107,7 +107,7 @@ struct Host {
     outcome.reset();
     for (int i = 0; i < count; ++i) {
       const int runtime = cluster.add_server();
-      cluster.open_late(uid, runtime, static_cast<int>(group().info.engines.size()) + i);
+      cluster.open_late(uid, runtime, static_cast<int>(group().info.members.size()) + i);
       records.push_back(cluster.record_of(runtime));
       joining.push_back(runtime);
     }
@@ -128,7 +128,7 @@ struct Host {
       const schedule::Topology& topology = plans.newest_version().topology;
       if (plans.is_frozen() || plans.newest() != first.newest()) return false;
       if (topology.servers() != static_cast<int>(runtime_of.size())) return false;
-      if (group(rank).info.engines != group().info.engines) return false;
+      if (group(rank).info.members.engines() != group().info.members.engines()) return false;
       for (int server = 0; server < topology.servers(); ++server)
         if (topology.server_weight(server) != first.newest_version().topology.server_weight(server)) return false;
     }
@@ -251,7 +251,7 @@ TEST_CASE("cluster/newcomers: one that a rank cannot reach joins nowhere, and th
     return true;
   });
   for (int rank = 0; rank < cluster.size(); ++rank) {
-    CHECK(host.group(rank).info.engines.size() == 4);
+    CHECK(host.group(rank).info.members.size() == 4);
     CHECK(host.group(rank).plans->newest() == 0);
   }
   for (int i = 0; i < 2; ++i) {
@@ -288,7 +288,7 @@ TEST_CASE("cluster/newcomers: none joins a group whose sums may be coded already
     if (is_coded)
       CHECK(host.outcome->to_string().find("rank 1 (host1) cannot use it: its sums are coded on the device") !=
             std::string::npos);
-    CHECK(host.group(0).info.engines.size() == (is_coded ? 3 : 4));
+    CHECK(host.group(0).info.members.size() == (is_coded ? 3 : 4));
     CHECK(host.group(1).info.coded_or_joined->may_code() == is_coded);
   }
 }

@@ -169,7 +169,7 @@ TEST_CASE("engine/server_joins: one that comes late joins; lost and alive, its s
     scene.cluster.progress();
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
-  CHECK(scene.group().info.engines.size() == 3);
+  CHECK(scene.group().info.members.size() == 3);
   Played played(scene.cluster, port);
   const auto has_share = [&](int server) {
     for (int rank = 0; rank < 3; ++rank) {
@@ -202,7 +202,7 @@ TEST_CASE("engine/server_joins: another token is complained of once, however oft
     Played played(scene.cluster, port, "another token");
     const auto& refused = played.admission->stats().refused;
     REQUIRE(scene.within_seconds([&] { return refused.load() >= 3; }, {&played}));
-    CHECK(scene.group().info.engines.size() == 3);
+    CHECK(scene.group().info.members.size() == 3);
   }
   const std::string text = log.finish();
   const auto first = text.find("goes on without a dedicated server");
@@ -225,7 +225,7 @@ TEST_CASE(
   played.refuses = core::Status(core::Code::kTimeout, "the server is too busy to answer");
   REQUIRE(scene.within_seconds([&] { return played.opens == 3; }, {&played}));
   played.refuses = core::Status::ok();
-  REQUIRE(scene.within_seconds([&] { return scene.group(2).info.engines.size() == 4; }, {&played}));
+  REQUIRE(scene.within_seconds([&] { return scene.group(2).info.members.size() == 4; }, {&played}));
   CHECK(played.closed == std::set<core::EngineId>{first});
   CHECK(played.renewed == std::set<core::EngineId>{first});
 }

@@ -23,7 +23,8 @@ struct Rig final : server::DedicatedHost {
     outbox = std::make_unique<flow::Outbox>(options, *pool, router);
     dedicated = std::make_unique<server::DedicatedServer>(*outbox, *this, 2, ~std::uint64_t{0});
     schedule::Topology topology({0, 1}, kServer, {}, {1.0});
-    dedicated->open_group({kUid, "test", {engine(0), engine(1), engine(2)}, std::move(topology), 64});
+    const schedule::Members members({{engine(0), "host0"}, {engine(1), "host1"}, {engine(2), "host2"}});
+    dedicated->open_group({kUid, "test", members, std::move(topology), 64});
   }
   ~Rig() override {
     dedicated.reset();

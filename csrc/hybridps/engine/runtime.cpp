@@ -14,8 +14,6 @@
 namespace hybridps::engine {
 namespace {
 
-// How long this engine waits for the answer to a verdict.
-constexpr auto kVerdictAnswerWithin = std::chrono::milliseconds(500);
 // The number of closed groups to remember, so that their late messages are dropped.
 constexpr std::size_t kClosedKept = 65536;
 // Grants grow with the window up to this window size.
@@ -25,10 +23,6 @@ constexpr std::uint64_t kNapWindowBytes = 2 * WakeModeration::kBatchBytes;
 // Windows fall back to their usual size after this time without a nap.
 constexpr auto kNapsEndAfter = std::chrono::seconds(1);
 constexpr auto kTimeEvery = std::chrono::milliseconds(50);
-
-std::uint64_t nanoseconds(core::TimePoint at) {
-  return static_cast<std::uint64_t>(std::chrono::nanoseconds(at.time_since_epoch()).count());
-}
 
 // Whether a group needs this message when the group opens here later. Failover is among them: rank 0 may open the group
 // first, and may already know that a dedicated server is gone.
@@ -55,7 +49,8 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
       peers_(transports_, {options.eager_bytes, options.urgent_by_control}),
       windows_({options.window_bytes, options.eager_bytes, options.cards, kNapWindowBytes}),
       unopened_(options.unopened),
-      heartbeats_(core::from_seconds(options.heartbeat_seconds), core::from_seconds(options.dead_seconds)) {
+      heartbeats_(core::from_seconds(options.heartbeat_seconds), core::from_seconds(options.dead_seconds)),
+      control_(options_.self, transports_, peers_, heartbeats_, suspects_) {
   const auto classes = options_.pool_classes(memory.size());
   pool_ = std::make_unique<transport::BufferPool>(memory, classes);
   flow::OutboxOptions flow_options;
@@ -68,6 +63,7 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
     flow_options.net_slots.push_back(size_class.slot_count - options_.local_slots(size_class.slot_bytes));
   }
   outbox_ = std::make_unique<flow::Outbox>(flow_options, *pool_, *this);
+  control_.use(*outbox_, *pool_);
 
   // The server reports to the worker, and the worker needs the server. So a forwarder to the worker is made first.
   struct Forward final : server::Listener {
@@ -248,7 +244,7 @@ void Runtime::forget_unused(core::TimePoint now) {
   next_forgetting_ = now + std::chrono::seconds(10);
   for (const core::EngineId peer : peers_.forget_unused(now, dedicated_->stats().groups_total > 0)) {
     outbox_->forget(peer);
-    unanswered_verdicts_.erase(peer);
+    control_.on_answered(peer);
   }
 }
 
@@ -270,13 +266,13 @@ void Runtime::peer_failed(core::EngineId id, core::Status cause, bool silent) {
   dedicated_->on_peer_dead(id, cause);
   peer->dead = true;
   heartbeats_.on_heard(id);
-  unanswered_verdicts_.erase(id);
+  control_.on_answered(id);
   send_now();  // sends the last messages to the peer before its connections are closed
   peers_.close_connections(id, cause);
 }
 
 std::size_t Runtime::judge_suspects(core::TimePoint now) {
-  std::erase_if(unanswered_verdicts_, [now](const auto& entry) { return entry.second <= now; });
+  control_.expire(now);
   const std::vector<Suspects::Suspect> due = suspects_.judge(now);
   for (const Suspects::Suspect& suspect : due) {
     // Only the proof of shared memory failed: the peer claims to be on this node, but counts as being on another node.
@@ -371,73 +367,8 @@ void Runtime::on_tuning(core::GroupUid uid, const schedule::Tuning& tuning) {
   transports_.data->use_sockets(tuning.sockets);
 }
 
-bool Runtime::has_room(std::string_view text) {
-  return text.empty() || pool_->allocate(std::min(text.size(), pool_->slot_bytes_max()));
-}
-
-// A message is useless without its text. So the message waits for room in the pool, and later messages to the peer wait
-// behind it. Verdicts and messages of no group (pings, for example) never wait: they are useful without their text.
 void Runtime::send_control(core::EngineId to, wire::Message message, std::string_view text) {
-  const bool is_alone = message.as<wire::Verdict>() != nullptr || message.from.uid == core::GroupUid{};
-  if (!is_alone && (waiting_texts_.count(to) > 0 || !has_room(text)))
-    waiting_texts_[to].push_back({std::move(message), std::string(text)});
-  else
-    send_control_now(to, std::move(message), text);
-}
-
-std::size_t Runtime::send_waiting() {
-  std::size_t work = 0;
-  for (auto it = waiting_texts_.begin(); it != waiting_texts_.end();) {
-    std::deque<WaitingText>& queue = it->second;
-    for (; !queue.empty() && has_room(queue.front().text); ++work) {
-      const WaitingText first = std::move(queue.front());
-      queue.pop_front();
-      send_control_now(it->first, first.message, first.text);
-    }
-    it = queue.empty() ? waiting_texts_.erase(it) : std::next(it);
-  }
-  return work;
-}
-
-void Runtime::send_control_now(core::EngineId to, wire::Message message, std::string_view text) {
-  const KnownPeer* const peer = peers_.find(to);
-  if (peer == nullptr || peer->dead) return;
-  const bool verdict = message.as<wire::Verdict>() != nullptr;
-  if (verdict) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
-  if (auto* ping = std::get_if<wire::Ping>(&message.body)) ping->sent_ns = nanoseconds(core::Clock::now());
-  const bool asks = message.as<wire::Ping>() != nullptr || message.as<wire::Probe>() != nullptr;
-  const PeerRecord& record = peer->record;
-  // Uses a connection that exists already, even if the peer opened it. A new one would take a descriptor on both sides,
-  // and would fail if the peer is leaving. The control connection comes first, since nothing waits behind bulk there. A
-  // verdict takes an open connection of the outbox first.
-  bool stands = record.local || (verdict && outbox_->is_open(to));
-  if (!stands && transports_.control) {
-    const transport::Way way = transports_.control->way(to, record.control_address);
-    stands = way != transport::Way::kStands &&
-             (outbox_->is_open(to) || transports_.data->way(to, record.data_address) == transport::Way::kStands);
-    if (asks && !stands && way == transport::Way::kLacks) return;  // a ping or probe waits there already
-  }
-  if (asks && peer->groups > 0) heartbeats_.on_asked(to, core::Clock::now());
-  if (stands) {
-    outbox_->send_text(to, std::move(message), text);
-    return;
-  }
-  transport::Transport& transport = transports_.control ? *transports_.control : *transports_.data;
-  core::Result<transport::Endpoint*> endpoint =
-      transport.connect(to, transports_.control ? record.control_address : record.data_address);
-  if (!endpoint.is_ok()) {
-    suspects_.report(to, endpoint.status());
-    return;
-  }
-  message.from.source = options_.self;
-  transport::Buffer buffer;
-  const std::size_t bytes = std::min(text.size(), pool_->slot_bytes_max());
-  if (bytes > 0) buffer = pool_->allocate(bytes);
-  if (buffer) std::memcpy(buffer.data(), text.data(), bytes);
-  message.payload_bytes = buffer ? static_cast<std::uint32_t>(bytes) : 0;
-  if (core::Status status = endpoint.value()->send(wire::encode(message), buffer, message.payload_bytes, {});
-      !status.is_ok())
-    suspects_.report(to, std::move(status));
+  control_.send(to, std::move(message), text);
 }
 
 void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload payload) noexcept {
@@ -511,7 +442,7 @@ bool Runtime::on_engine_message(const wire::Message& message, std::span<const st
     return true;
   }
   if (const auto* answer = message.as<wire::Pong>()) {
-    unanswered_verdicts_.erase(source);
+    control_.on_answered(source);
     note_round_trip(*peer, answer->ping_ns, answer->now_ns);
     return true;
   }
@@ -545,7 +476,7 @@ bool Runtime::all_know_of_failure(const worker::GroupState& group) const {
                      [&](core::EngineId engine) {
                        if (engine == options_.self || group.know_of_failure.count(engine) > 0) return true;
                        const KnownPeer* peer = peers_.find(engine);
-                       return peer == nullptr || peer->dead || (group.told && unanswered_verdicts_.count(engine) == 0);
+                       return peer == nullptr || peer->dead || (group.told && !control_.awaits_answer_of(engine));
                      });
 }
 
@@ -678,7 +609,7 @@ std::size_t Runtime::progress() {
   const core::TimePoint now = now_ = core::Clock::now();
   if (trace != nullptr) trace->note_clock(observe::trace_ns(now));
   work += outbox_->progress(now);
-  if (!waiting_texts_.empty()) work += send_waiting();
+  work += control_.send_waiting();
   work += worker_->tick(now);
   if (dedicated_->has_work()) work += dedicated_->tick();
   heartbeat(now);
@@ -687,8 +618,7 @@ std::size_t Runtime::progress() {
   forget_unused(now);
   if (now >= unopened_.next_due()) let_go(unopened_.expire(now));
   if (!parted_.empty()) leave_parted();
-  if (suspects_.has_reports() || now >= suspects_.next_due() || !unanswered_verdicts_.empty())
-    work += judge_suspects(now);
+  if (suspects_.has_reports() || now >= suspects_.next_due() || control_.awaits_answers()) work += judge_suspects(now);
   if (transports_.control) transports_.control->send_now();  // the next rounds may not poll this transport
   if (trace != nullptr) {
     ask_for_time(now);
@@ -710,10 +640,8 @@ bool Runtime::arm() {
 
 core::TimePoint Runtime::next_due() const {
   const core::TimePoint now = core::Clock::now();
-  core::TimePoint due = std::min({outbox_->next_due(), worker_->next_due(now), heartbeats_.next_due(),
-                                  unopened_.next_due(), suspects_.next_due()});
-  for (const auto& [peer, until] : unanswered_verdicts_) due = std::min(due, until);
-  return due;
+  return std::min({outbox_->next_due(), worker_->next_due(now), heartbeats_.next_due(), unopened_.next_due(),
+                   suspects_.next_due(), control_.next_due()});
 }
 
 core::TimePoint Runtime::nap_until() {

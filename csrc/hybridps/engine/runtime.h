@@ -23,6 +23,7 @@
 #include "hybridps/core/ids.h"
 #include "hybridps/core/one_thread.h"
 #include "hybridps/core/status.h"
+#include "hybridps/engine/control_sender.h"
 #include "hybridps/engine/liveness.h"
 #include "hybridps/engine/peers.h"
 #include "hybridps/engine/report.h"
@@ -102,7 +103,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   bool is_quiet() const;
   /// A verdict that this engine sent has not been answered yet (bounded in time). If the engine left now, it could look
   /// like the cause of the failure that it reported.
-  bool has_unanswered_verdicts() const noexcept { return !unanswered_verdicts_.empty(); }
+  bool has_unanswered_verdicts() const noexcept { return control_.awaits_answers(); }
   /// Every other member of a failed group is gone, or has sent a verdict on the group, or has answered our verdict.
   bool all_know_of_failure(const worker::GroupState& group) const;
   /// The file descriptors to sleep on. They never change. `data`: include the data transport's descriptor.
@@ -175,9 +176,6 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void trace_work(std::uint64_t began, std::uint64_t now, bool worked);
   void ask_for_time(core::TimePoint now);
   flow::Delivery with_cost(const wire::Message& message, transport::RxPayload payload);
-  void send_control_now(core::EngineId to, wire::Message message, std::string_view text);
-  bool has_room(std::string_view text);
-  std::size_t send_waiting();
   void deliver(worker::GroupState& group, const wire::Message& message, transport::RxPayload payload);
   std::size_t judge_suspects(core::TimePoint now);
   void peer_failed(core::EngineId peer, core::Status cause, bool silent);
@@ -207,23 +205,18 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   schedule::GroupWindows windows_;
   std::map<core::GroupUid, std::vector<bootstrap::MemberRecord>> newcomers_;  // met, but not joined yet
   std::vector<core::EngineId> parted_;  // newcomers to let go in the next round: part() is called inside transports
-  struct WaitingText {
-    wire::Message message;
-    std::string text;
-  };
-  std::map<core::EngineId, std::deque<WaitingText>> waiting_texts_;  // by peer: texts that wait for room in the pool
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;
   UnopenedGroups unopened_;
   Heartbeats heartbeats_;
+  Suspects suspects_;
+  ControlSender control_;
   WakeModeration moderation_;
   core::TimePoint next_look_{};
   // Used while there is a trace:
   std::uint64_t works_since_ns_ = 0;  // start of the current row of rounds with work; 0: the last round had none
   core::TimePoint next_time_{};
   core::TimePoint napped_at_{};
-  Suspects suspects_;
-  std::unordered_map<core::EngineId, core::TimePoint> unanswered_verdicts_;  // by peer: wait until then
   core::TimePoint next_forgetting_{};
   std::uint64_t progress_calls_ = 0;
   bool look_everywhere_ = false;  // arm() found something: the next round looks at every transport

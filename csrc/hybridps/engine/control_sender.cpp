@@ -1,0 +1,87 @@
+#include "hybridps/engine/control_sender.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+namespace hybridps::engine {
+
+std::uint64_t nanoseconds(core::TimePoint at) {
+  return static_cast<std::uint64_t>(std::chrono::nanoseconds(at.time_since_epoch()).count());
+}
+
+core::TimePoint ControlSender::next_due() const {
+  core::TimePoint due = core::TimePoint::max();
+  for (const auto& [peer, until] : unanswered_verdicts_) due = std::min(due, until);
+  return due;
+}
+
+bool ControlSender::has_room(std::string_view text) {
+  return text.empty() || pool_->allocate(std::min(text.size(), pool_->slot_bytes_max()));
+}
+
+void ControlSender::send(core::EngineId to, wire::Message message, std::string_view text) {
+  const bool is_alone = message.as<wire::Verdict>() != nullptr || message.from.uid == core::GroupUid{};
+  if (!is_alone && (waiting_.count(to) > 0 || !has_room(text)))
+    waiting_[to].push_back({std::move(message), std::string(text)});
+  else
+    send_at_once(to, std::move(message), text);
+}
+
+std::size_t ControlSender::send_first() {
+  std::size_t work = 0;
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    std::deque<Waiting>& queue = it->second;
+    for (; !queue.empty() && has_room(queue.front().text); ++work) {
+      const Waiting first = std::move(queue.front());
+      queue.pop_front();
+      send_at_once(it->first, first.message, first.text);
+    }
+    it = queue.empty() ? waiting_.erase(it) : std::next(it);
+  }
+  return work;
+}
+
+void ControlSender::send_at_once(core::EngineId to, wire::Message message, std::string_view text) {
+  const KnownPeer* const peer = peers_.find(to);
+  if (peer == nullptr || peer->dead) return;
+  const bool verdict = message.as<wire::Verdict>() != nullptr;
+  if (verdict) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
+  if (auto* ping = std::get_if<wire::Ping>(&message.body)) ping->sent_ns = nanoseconds(core::Clock::now());
+  const bool asks = message.as<wire::Ping>() != nullptr || message.as<wire::Probe>() != nullptr;
+  const PeerRecord& record = peer->record;
+  // Uses a connection that exists already, even if the peer opened it. A new one would take a descriptor on both sides,
+  // and would fail if the peer is leaving. The control connection comes first, since nothing waits behind bulk there. A
+  // verdict takes an open connection of the outbox first.
+  bool stands = record.local || (verdict && outbox_->is_open(to));
+  if (!stands && transports_.control) {
+    const transport::Way way = transports_.control->way(to, record.control_address);
+    stands = way != transport::Way::kStands &&
+             (outbox_->is_open(to) || transports_.data->way(to, record.data_address) == transport::Way::kStands);
+    if (asks && !stands && way == transport::Way::kLacks) return;  // a ping or probe waits there already
+  }
+  if (asks && peer->groups > 0) heartbeats_.on_asked(to, core::Clock::now());
+  if (stands) {
+    outbox_->send_text(to, std::move(message), text);
+    return;
+  }
+  transport::Transport& transport = transports_.control ? *transports_.control : *transports_.data;
+  core::Result<transport::Endpoint*> endpoint =
+      transport.connect(to, transports_.control ? record.control_address : record.data_address);
+  if (!endpoint.is_ok()) {
+    suspects_.report(to, endpoint.status());
+    return;
+  }
+  message.from.source = self_;
+  transport::Buffer buffer;
+  const std::size_t bytes = std::min(text.size(), pool_->slot_bytes_max());
+  if (bytes > 0) buffer = pool_->allocate(bytes);
+  if (buffer) std::memcpy(buffer.data(), text.data(), bytes);
+  message.payload_bytes = buffer ? static_cast<std::uint32_t>(bytes) : 0;
+  if (core::Status status = endpoint.value()->send(wire::encode(message), buffer, message.payload_bytes, {});
+      !status.is_ok())
+    suspects_.report(to, std::move(status));
+}
+
+}  // namespace hybridps::engine

@@ -25,6 +25,7 @@ struct ClusterOptions {
   std::size_t chunk_bytes = 1024;
   std::vector<std::size_t> chunk_bytes_of;  // by rank, where a rank's own setting differs from the group's
   std::size_t eager_bytes = 4096;
+  std::size_t far_bytes = engine::RuntimeOptions().far_bytes;
   std::size_t window_bytes = engine::RuntimeOptions().window_bytes;
   std::uint32_t grant_chunks = 2;
   std::uint64_t retained_bytes = worker::WorkerOptions().retained_bytes;
@@ -89,6 +90,7 @@ class Cluster {
     record.node_identity = record.host_name = "host" + std::to_string(runtime);
     record.data_address = engine::to_record(data_addresses_[at]);
     record.eager_bytes = options_.eager_bytes;
+    record.far_bytes = options_.far_bytes;
     record.chunk_bytes = record.chunk_bytes_max = options_.chunk_bytes;
     const bootstrap::Bytes bytes = bootstrap::encode(record).value();
     return {bytes.begin(), bytes.end()};
@@ -192,6 +194,7 @@ class Cluster {
     o.self = ids_[r];
     o.chunk_bytes = r < options_.chunk_bytes_of.size() ? options_.chunk_bytes_of[r] : options_.chunk_bytes;
     o.eager_bytes = options_.eager_bytes;
+    o.far_bytes = options_.far_bytes;
     o.window_bytes = options_.window_bytes;
     o.grant_chunks = options_.grant_chunks;
     o.retained_bytes = options_.retained_bytes;
@@ -231,6 +234,7 @@ class Cluster {
     peer.shm_address = shm_addresses_[other];
     peer.where = "rank " + std::to_string(other);
     peer.eager_bytes = options_.eager_bytes;
+    peer.far_bytes = options_.far_bytes;
     runtimes_[to]->add_peer(peer);
   }
 

@@ -17,8 +17,10 @@ namespace hybridps::test {
 class Recorder final : public transport::Transport {
  public:
   using Seen = std::function<void(const wire::Message&)>;  // on its way out
+  using Paths = std::function<std::vector<transport::PathInfo>()>;
 
-  Recorder(std::unique_ptr<transport::Transport> inner, Seen seen) : inner_(std::move(inner)), seen_(std::move(seen)) {}
+  Recorder(std::unique_ptr<transport::Transport> inner, Seen seen, Paths paths = {})
+      : inner_(std::move(inner)), seen_(std::move(seen)), paths_(std::move(paths)) {}
   std::string_view name() const noexcept override { return inner_->name(); }
   core::Status attach(std::span<std::byte> memory) override { return inner_->attach(memory); }
   std::vector<std::byte> address() const override { return inner_->address(); }
@@ -36,6 +38,7 @@ class Recorder final : public transport::Transport {
   bool has_unsent() const noexcept override { return inner_->has_unsent(); }
   void set_receiver(transport::Receiver* receiver) noexcept override { inner_->set_receiver(receiver); }
   transport::TransportStats stats() const noexcept override { return inner_->stats(); }
+  std::vector<transport::PathInfo> paths() const override { return paths_ ? paths_() : inner_->paths(); }
 
  private:
   struct Noted final : transport::Endpoint {
@@ -52,6 +55,7 @@ class Recorder final : public transport::Transport {
   };
   std::unique_ptr<transport::Transport> inner_;
   const Seen seen_;
+  const Paths paths_;
   std::map<core::EngineId, std::unique_ptr<Noted>> endpoints_;
 };
 

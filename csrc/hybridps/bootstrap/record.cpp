@@ -223,6 +223,7 @@ core::Result<Bytes> encode(const MemberRecord& record) {
   out.address(record.data_address);
   out.address(record.control_address);
   out.u64(record.eager_bytes);
+  out.u64(record.far_bytes);
   out.u64(record.chunk_bytes);
   out.u64(record.chunk_bytes_max);
   out.text(record.compress);
@@ -257,6 +258,7 @@ core::Result<MemberRecord> decode_record(std::span<const std::uint8_t> bytes) {
   record.data_address = in.address(kAddressBytesMax);
   record.control_address = in.address(kAddressBytesMax);
   record.eager_bytes = in.u64();
+  record.far_bytes = in.u64();
   record.chunk_bytes = in.u64();
   record.chunk_bytes_max = in.u64();
   record.compress = in.text(kTextBytesMax);

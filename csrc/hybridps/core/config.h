@@ -50,6 +50,7 @@ struct Config {
   double linger_seconds = 5;
   std::uint64_t pool_bytes = std::uint64_t{64} << 20;
   std::uint64_t eager_bytes = std::uint64_t{512} << 10;
+  std::uint64_t far_bytes = std::uint64_t{64} << 20;
   static constexpr std::uint64_t kWindowBytesUsual = std::uint64_t{128} << 10;
   std::uint64_t window_bytes = kWindowBytesUsual;
   std::uint64_t chunk_bytes = std::uint64_t{64} << 10;

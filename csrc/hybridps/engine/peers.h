@@ -13,6 +13,7 @@
 #include "hybridps/core/ids.h"
 #include "hybridps/core/status.h"
 #include "hybridps/flow/outbox.h"
+#include "hybridps/schedule/far_window.h"
 #include "hybridps/transport/transport.h"
 
 namespace hybridps::engine {
@@ -25,6 +26,7 @@ struct PeerRecord {
   std::vector<std::byte> shm_address;
   std::string where;              // "host7 pid 4121", for messages
   std::uint64_t eager_bytes = 0;  // the peer's allowance for us
+  std::uint64_t far_bytes = 0;    // the same over a path of long delay
 };
 
 /// The transports of one engine. shm may be absent. If control is absent, control messages go over data.
@@ -41,6 +43,7 @@ struct KnownPeer {
   core::TimePoint unused_since{};  // when `groups` became 0
   core::TimePoint heard_at{};
   double round_trip_seconds = 0;  // of the last ping or status question; 0: not known
+  schedule::FarWindow far;
 };
 
 class Peers {

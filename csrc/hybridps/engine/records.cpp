@@ -71,6 +71,7 @@ bootstrap::MemberRecord own_record(const core::Config& config, const Interfaces&
   record.nics = to_record(interfaces.nics);
   record.node_gbps = interfaces.node_gbps;
   record.eager_bytes = options.eager_bytes;
+  record.far_bytes = options.far_bytes;
   record.chunk_bytes = config.chunk_bytes;
   record.chunk_bytes_max = options.chunk_bytes;
   return record;
@@ -85,6 +86,7 @@ PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where,
   peer.shm_address = to_transport(member.shm_address);
   peer.where = std::move(where);
   peer.eager_bytes = member.eager_bytes;
+  peer.far_bytes = member.far_bytes;
   return peer;
 }
 

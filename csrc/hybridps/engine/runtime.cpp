@@ -24,6 +24,11 @@ constexpr std::uint64_t kNapWindowBytes = 2 * WakeModeration::kBatchBytes;
 constexpr auto kNapsEndAfter = std::chrono::seconds(1);
 constexpr auto kTimeEvery = std::chrono::milliseconds(50);
 
+// How often the paths to peers are looked at, and how much later for each connection: a look costs a system call for
+// each connection.
+constexpr auto kPathsEvery = std::chrono::milliseconds(50);
+constexpr auto kPathsLater = std::chrono::microseconds(500);
+
 // Whether a group needs this message when the group opens here later. Failover is among them: rank 0 may open the group
 // first, and may already know that a dedicated server is gone.
 bool is_kept_early(const wire::Message& message) {
@@ -146,16 +151,43 @@ void Runtime::join(core::GroupUid uid, schedule::Members members, const schedule
 void Runtime::look_at_flow(core::TimePoint now) {
   next_look_ = now + WakeModeration::kWindow;
   moderation_.look(bytes_through_card(), worker_->bytes_awaited() + dedicated_->spans_open(), now);
+  bool changed = false;
+  if (now >= next_path_look_) {
+    changed = look_at_paths();
+  }
   const bool naps = now - napped_at_ < kNapsEndAfter;
-  if (!windows_.follow(moderation_.rate(), naps)) return;
-  outbox_->set_naps(naps);
-  apply_windows();
+  if (windows_.follow(moderation_.rate(), naps)) {
+    outbox_->set_naps(naps);
+    changed = true;
+  }
+  if (changed) apply_windows();
+}
+
+bool Runtime::look_at_paths() {
+  std::unordered_map<core::EngineId, transport::PathInfo> paths;
+  next_path_look_ = now_ + kPathsEvery;
+  for (const transport::PathInfo& path : transports_.data->paths()) {
+    next_path_look_ += kPathsLater;
+    const auto [found, is_new] = paths.emplace(path.peer, path);
+    if (is_new) continue;
+    found->second.min_rtt_seconds = std::min(found->second.min_rtt_seconds, path.min_rtt_seconds);
+    found->second.bytes_per_second += path.bytes_per_second;
+  }
+  bool changed = false;
+  for (const auto& [engine, path] : paths)
+    if (KnownPeer* peer = peers_.find(engine); peer != nullptr && !peer->record.local)
+      changed |= peer->far.look(path.min_rtt_seconds, path.bytes_per_second);
+  return changed;
 }
 
 void Runtime::apply_windows() {
   for (const auto& [engine, window] : windows_.by_member()) {
     const KnownPeer* peer = peers_.find(engine);
     if (peer == nullptr || peer->record.local) continue;
+    if (const std::uint64_t far = std::min(peer->far.bytes(), peer->record.far_bytes); far > window.bytes) {
+      outbox_->set_window(engine, static_cast<std::int64_t>(far), schedule::WindowTuner::kFixed);
+      continue;
+    }
     outbox_->set_window(engine, static_cast<std::int64_t>(std::min(window.bytes, peer->record.eager_bytes)),
                         window.beside_servers ? schedule::WindowTuner::kPatient : schedule::WindowTuner::kUsual);
   }

@@ -187,6 +187,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void join(core::GroupUid uid, schedule::Members members, const schedule::Topology& topology);
   void forget_unused(core::TimePoint now);
   void look_at_flow(core::TimePoint now);
+  bool look_at_paths();
   void apply_windows();
   Reported reported() const { return {transports_, peers_, *pool_, *outbox_, *worker_}; }
 
@@ -213,6 +214,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   ControlSender control_;
   WakeModeration moderation_;
   core::TimePoint next_look_{};
+  core::TimePoint next_path_look_{};
   // Used while there is a trace:
   std::uint64_t works_since_ns_ = 0;  // start of the current row of rounds with work; 0: the last round had none
   core::TimePoint next_time_{};

@@ -19,6 +19,7 @@ RuntimeOptions RuntimeOptions::of(const core::Config& config, core::EngineId sel
   RuntimeOptions options;
   options.self = self;
   options.eager_bytes = config.eager_bytes;
+  options.far_bytes = config.far_bytes;
   options.chunk_bytes = config.tune ? std::max(config.chunk_bytes, schedule::kChunkRoomBytes) : config.chunk_bytes;
   options.window_bytes = config.window_bytes;
   options.grant_chunks = static_cast<std::uint32_t>(config.grant_chunks);

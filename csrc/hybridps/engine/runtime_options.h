@@ -17,8 +17,9 @@ namespace hybridps::engine {
 
 struct RuntimeOptions {
   core::EngineId self;
-  std::size_t eager_bytes = 512 * 1024;  // our allowance for each peer
-  std::size_t chunk_bytes = 64 * 1024;   // the largest chunk of any group
+  std::size_t eager_bytes = 512 * 1024;           // our allowance for each peer
+  std::size_t far_bytes = std::size_t{64} << 20;  // the same over a path of long delay (schedule/far_window.h)
+  std::size_t chunk_bytes = 64 * 1024;            // the largest chunk of any group
   std::uint32_t grant_chunks = 4;
   std::uint64_t retained_bytes = worker::WorkerOptions().retained_bytes;
   std::size_t local_peers = 7;            // the pool sets slots aside for so many ranks of the node

@@ -62,6 +62,7 @@ class Shard final : public LoopClient, core::Pinned {
     id_ = core::make_engine_id();
     RuntimeOptions o = RuntimeOptions::of(config, id_);
     o.keep_early = false;
+    o.far_bytes = o.eager_bytes;  // memory is charged by this
     const std::uint64_t memory = options.memory_bytes / static_cast<std::uint64_t>(options.threads);
     residual_budget_->bytes_max = memory / 4;
     outer_budget_->bytes_max = memory / 4;

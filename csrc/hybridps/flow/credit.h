@@ -46,6 +46,7 @@ class SendBook {
   bool set_window(std::int64_t bytes, const Rounds& rounds) noexcept {
     if (bytes == base_ && rounds == tuner_.rounds()) return false;
     base_ = bytes;
+    allowance_ = std::max(allowance_, bytes);
     tuner_.reset(bytes, allowance_, rounds);
     return bytes > std::exchange(window_, bytes);
   }

@@ -26,6 +26,8 @@ class WindowTuner {
   /// With dedicated servers, owners with unequal shares wait for each other. The bytes under way meanwhile keep the
   /// cards busy (docs/decisions/0016).
   static constexpr Rounds kPatient = {std::chrono::milliseconds(10), std::chrono::milliseconds(20)};
+  /// The window stays: the path decides (schedule/far_window.h).
+  static constexpr Rounds kFixed = {Duration::zero(), Duration::max()};
 
   /// Starts again with window `base`. `limit`: what the peer allows, bytes; a smaller limit counts as `base`.
   void reset(std::int64_t base, std::int64_t limit, const Rounds& rounds = kUsual) noexcept {

@@ -92,6 +92,8 @@ struct TransportStats {
 struct PathInfo {
   core::EngineId peer;
   double rtt_seconds = 0;         // smoothed
+  double min_rtt_seconds = 0;     // the shortest of the last minutes; 0: not known
+  double bytes_per_second = 0;    // that the peer acknowledged lately, payload of TCP; 0: not known
   std::uint64_t retransmits = 0;  // segments, since the connection was opened
 };
 

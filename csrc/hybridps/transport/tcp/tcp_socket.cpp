@@ -1,5 +1,7 @@
 #include "hybridps/transport/tcp/tcp_socket.h"
 
+#include <linux/tcp.h>  // glibc's tcp_info ends earlier
+#include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -24,6 +26,19 @@ core::Status socket_error(const std::string& what, int error) {
 core::Descriptor make_socket(int family) {
   const core::ForkLock lock;
   return {lock, ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
+}
+
+bool read_path(int socket, PathInfo& path) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return false;
+  path.rtt_seconds = info.tcpi_rtt * 1e-6;
+  path.retransmits = info.tcpi_total_retrans;
+  if (length < sizeof info) return true;  // an older kernel
+  constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  path.min_rtt_seconds = info.tcpi_min_rtt == kNone ? 0 : info.tcpi_min_rtt * 1e-6;
+  path.bytes_per_second = static_cast<double>(info.tcpi_delivery_rate);
+  return true;
 }
 
 }  // namespace hybridps::transport

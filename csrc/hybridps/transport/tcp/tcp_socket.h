@@ -8,6 +8,7 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/descriptor.h"
 #include "hybridps/core/status.h"
+#include "hybridps/transport/transport.h"
 
 namespace hybridps::transport {
 
@@ -20,5 +21,7 @@ bool is_lack(int error);
 core::Status socket_error(const std::string& what, int error);
 /// A TCP socket that does not block and is closed in forked children. Empty: errno says why.
 core::Descriptor make_socket(int family);
+/// Fills in all but the peer. False: the kernel does not say.
+bool read_path(int socket, PathInfo& path);
 
 }  // namespace hybridps::transport

@@ -244,12 +244,8 @@ std::vector<PathInfo> TcpTransportImpl::paths() const {
   for (const auto& [peer, endpoint] : endpoints_) {
     if (!endpoint->is_open()) continue;
     for (const TcpLink* link : endpoint->links_) {
-      tcp_info info{};
-      socklen_t length = sizeof info;
-      if (link->state != TcpLink::LinkState::kOpen ||
-          ::getsockopt(link->socket.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0)
-        continue;
-      paths.push_back({peer, info.tcpi_rtt * 1e-6, info.tcpi_total_retrans});
+      PathInfo path{peer};
+      if (link->state == TcpLink::LinkState::kOpen && read_path(link->socket.get(), path)) paths.push_back(path);
     }
   }
   return paths;

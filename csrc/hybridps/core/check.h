@@ -12,7 +12,7 @@
 namespace hybridps::core {
 
 /// Counts the failed check and logs a line that names the place, at most one line in 10 s.
-void check_failed(const char* what, const char* file, int line) noexcept;
+[[gnu::cold]] void check_failed(const char* what, const char* file, int line) noexcept;
 
 /// Returns `holds`, which must be true. `what`: the invariant in words, for the log line.
 [[nodiscard]] inline bool check(bool holds, const char* what, const char* file = __builtin_FILE(),

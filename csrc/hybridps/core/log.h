@@ -42,19 +42,19 @@ void log(LogLevel level, const Parts&... parts) {
   write_log_line(level, text.str());
 }
 template <typename... Parts>
-void log_error(const Parts&... parts) {
+[[gnu::cold]] void log_error(const Parts&... parts) {
   log(LogLevel::kError, parts...);
 }
 template <typename... Parts>
-void log_warn(const Parts&... parts) {
+[[gnu::cold]] void log_warn(const Parts&... parts) {
   log(LogLevel::kWarn, parts...);
 }
 template <typename... Parts>
-void log_info(const Parts&... parts) {
+[[gnu::cold]] void log_info(const Parts&... parts) {
   log(LogLevel::kInfo, parts...);
 }
 template <typename... Parts>
-void log_debug(const Parts&... parts) {
+[[gnu::cold]] void log_debug(const Parts&... parts) {
   log(LogLevel::kDebug, parts...);
 }
 

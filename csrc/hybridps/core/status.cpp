@@ -19,6 +19,9 @@ std::string_view code_name(Code code) noexcept {
   return "unknown";
 }
 
+Status::Status(Code code, std::string message)
+    : code_(code), message_(std::make_shared<const std::string>(std::move(message))) {}
+
 std::string Status::to_string() const {
   if (is_ok()) return "ok";
   return std::string(code_name(code_)) + ": " + std::string(message());

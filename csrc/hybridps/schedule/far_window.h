@@ -29,7 +29,7 @@ class FarWindow {
   /// changed.
   bool look(double min_rtt_seconds, double bytes_per_second) noexcept {
     const std::uint64_t before = bytes_;
-    rates_[next_++ % kLooks] = bytes_per_second;
+    rates_[next_++ % kLooks] = min_rtt_seconds < kFarSeconds ? 0 : bytes_per_second;
     if (min_rtt_seconds < kFarSeconds) {
       bytes_ = 0;
     } else {

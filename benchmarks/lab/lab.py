@@ -174,6 +174,8 @@ class Run:
             if self.setup.declared:
                 rates = self.setup.cards or (self.mbit[name],)
                 environment["HYBRIDPS_NIC_GBPS"] = ",".join(f"{rate / 1000:g}" for rate in rates)
+            if self.setup.regions:
+                environment["HYBRIDPS_REGION"] = str(self.setup.region_of[rank // ranks])
             if not self.setup.small_first:
                 environment["HYBRIDPS_SMALL_FIRST"] = "0"
             if self.servers:

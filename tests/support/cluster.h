@@ -19,6 +19,8 @@ namespace hybridps::test {
 
 struct ClusterOptions {
   std::vector<int> node_of;
+  std::vector<int> region_of;   // by node; empty: one region
+  std::vector<double> weights;  // by node; empty: equal
   /// Shares of dedicated servers, beside a share of 1 per node: as many more runtimes, at(size() + d).
   std::vector<double> servers;
   std::uint64_t seed = 1;
@@ -119,7 +121,8 @@ class Cluster {
   core::GroupUid new_uid() { return core::GroupUid{7, ++groups_}; }
   void open_group_on(core::GroupUid uid, int rank) {
     const schedule::Members members(members_of(ids_.size()));
-    schedule::Topology topology(options_.node_of, rank, {}, options_.servers);
+    schedule::Topology topology(options_.node_of, rank, options_.weights, options_.servers);
+    if (!options_.region_of.empty()) topology = topology.with_regions(options_.region_of);
     const auto& codecs = options_.codecs;
     const auto codec = codecs.empty() ? nullptr : codecs[static_cast<std::size_t>(rank)];
     const auto room = static_cast<std::uint32_t>(options_.chunk_bytes);

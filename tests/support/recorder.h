@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -16,11 +17,13 @@ namespace hybridps::test {
 
 class Recorder final : public transport::Transport {
  public:
-  using Seen = std::function<void(const wire::Message&)>;  // on its way out
+  using Seen = std::function<void(const wire::Message&, core::EngineId to)>;  // on its way out
   using Paths = std::function<std::vector<transport::PathInfo>()>;
 
-  Recorder(std::unique_ptr<transport::Transport> inner, Seen seen, Paths paths = {})
-      : inner_(std::move(inner)), seen_(std::move(seen)), paths_(std::move(paths)) {}
+  /// `seen`: called with the message, and with its receiver if the function takes one.
+  template <typename F>
+  Recorder(std::unique_ptr<transport::Transport> inner, F seen, Paths paths = {})
+      : inner_(std::move(inner)), seen_(with_receiver(std::move(seen))), paths_(std::move(paths)) {}
   std::string_view name() const noexcept override { return inner_->name(); }
   core::Status attach(std::span<std::byte> memory) override { return inner_->attach(memory); }
   std::vector<std::byte> address() const override { return inner_->address(); }
@@ -45,7 +48,8 @@ class Recorder final : public transport::Transport {
     Noted(transport::Endpoint& to, const Seen& s) : inner(to), seen(s) {}
     core::Status send(std::span<const std::byte> bytes, const transport::Buffer& payload, std::size_t payload_bytes,
                       transport::SendDone done) override {
-      if (const core::Result<wire::Message> message = wire::decode(bytes); message.is_ok()) seen(message.value());
+      if (const core::Result<wire::Message> message = wire::decode(bytes); message.is_ok())
+        seen(message.value(), inner.peer());
       return inner.send(bytes, payload, payload_bytes, std::move(done));
     }
     core::EngineId peer() const noexcept override { return inner.peer(); }
@@ -53,6 +57,13 @@ class Recorder final : public transport::Transport {
     transport::Endpoint& inner;
     const Seen& seen;
   };
+  template <typename F>
+  static Seen with_receiver(F seen) {
+    if constexpr (std::is_invocable_v<F, const wire::Message&, core::EngineId>)
+      return Seen(std::move(seen));
+    else
+      return [seen = std::move(seen)](const wire::Message& message, core::EngineId) { seen(message); };
+  }
   std::unique_ptr<transport::Transport> inner_;
   const Seen seen_;
   const Paths paths_;

@@ -21,7 +21,7 @@ constexpr std::uint16_t kHeadFormat = 1;
 // A lower bound on a record's size: head, texts, addresses, numbers. Limits the count that a roster may claim.
 constexpr std::size_t kRecordBytesMin = 12 + 6 + 8 + 12 + 12 + 10 + 25 + 24;
 constexpr std::size_t kRecordBytesMax =
-    8 * kTextBytesMax + 3 * kAddressBytesMax + (kNicsMax + 1) * (2 * kTextBytesMax + 12) + 256;
+    9 * kTextBytesMax + 3 * kAddressBytesMax + (kNicsMax + 1) * (2 * kTextBytesMax + 12) + 256;
 
 void write_head(ByteWriter& out, std::uint32_t magic, std::uint32_t protocol_version, std::string_view build) {
   out.u32(magic);
@@ -76,6 +76,7 @@ std::string_view fault_of(const MemberRecord& record) {
 
 std::string_view oversize_of(const MemberRecord& record) {
   if (record.build.size() > kTextBytesMax) return "build";
+  if (record.region.size() > kTextBytesMax) return "region (HYBRIDPS_REGION)";
   if (record.incarnation.size() > kTextBytesMax) return "incarnation";
   if (record.node_identity.size() > kIdentityBytesMax) return "node identity";
   if (record.host_name.size() > kTextBytesMax) return "host name";
@@ -224,6 +225,7 @@ core::Result<Bytes> encode(const MemberRecord& record) {
   out.address(record.control_address);
   out.u64(record.eager_bytes);
   out.u64(record.far_bytes);
+  out.text(record.region);
   out.u64(record.chunk_bytes);
   out.u64(record.chunk_bytes_max);
   out.text(record.compress);
@@ -259,6 +261,7 @@ core::Result<MemberRecord> decode_record(std::span<const std::uint8_t> bytes) {
   record.control_address = in.address(kAddressBytesMax);
   record.eager_bytes = in.u64();
   record.far_bytes = in.u64();
+  record.region = in.text(kTextBytesMax);
   record.chunk_bytes = in.u64();
   record.chunk_bytes_max = in.u64();
   record.compress = in.text(kTextBytesMax);

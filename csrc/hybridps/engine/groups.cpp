@@ -345,7 +345,7 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   group->state = &runtime_.open_group(std::move(info));
   // All members find the same disagreement in the roster. So this rank tells nobody.
   Status disagreement;
-  for (const Status& found : {codecs.status(), check_priorities(roster)}) {
+  for (const Status& found : {codecs.status(), check_priorities(roster), check_regions(roster)}) {
     if (found.is_ok()) continue;
     runtime_.worker().fail_group(*group->state, found, /*tell=*/false);
     if (disagreement.is_ok()) disagreement = found;

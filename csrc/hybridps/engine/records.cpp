@@ -72,6 +72,7 @@ bootstrap::MemberRecord own_record(const core::Config& config, const Interfaces&
   record.node_gbps = interfaces.node_gbps;
   record.eager_bytes = options.eager_bytes;
   record.far_bytes = options.far_bytes;
+  record.region = config.region;
   record.chunk_bytes = config.chunk_bytes;
   record.chunk_bytes_max = options.chunk_bytes;
   return record;
@@ -188,6 +189,39 @@ schedule::NicLayout nic_layout(const bootstrap::Roster& roster) {
   return layout;
 }
 
+std::vector<int> regions_of(const bootstrap::Roster& roster) {
+  std::vector<std::string> names;  // in the order of nodes, so the same on all ranks
+  std::vector<int> region_of(static_cast<std::size_t>(roster.node_count()), -1);
+  for (std::size_t rank = 0; rank < roster.members.size(); ++rank) {
+    int& region = region_of[static_cast<std::size_t>(roster.node_of[rank])];
+    if (region >= 0) continue;
+    const std::string& name = roster.members[rank].region;
+    const auto found = std::find(names.begin(), names.end(), name);
+    region = static_cast<int>(found - names.begin());
+    if (found == names.end()) names.push_back(name);
+  }
+  return region_of;
+}
+
+core::Status check_regions(const bootstrap::Roster& roster) {
+  const auto said = [](const bootstrap::MemberRecord& member) {
+    return bootstrap::describe(member) + (member.region.empty() ? " has none" : " has " + core::quoted(member.region));
+  };
+  for (std::size_t rank = 0; rank < roster.members.size(); ++rank) {
+    const bootstrap::MemberRecord& member = roster.members[rank];
+    const bootstrap::MemberRecord& first = roster.members.front();
+    if (member.region.empty() != first.region.empty())
+      return core::Status(core::Code::kMismatch, "HYBRIDPS_REGION is not set on all ranks: " + said(first) + ", " +
+                                                     said(member) + "; set it on all ranks or on none");
+    const auto on_node = std::find(roster.node_of.begin(), roster.node_of.end(), roster.node_of[rank]);
+    const bootstrap::MemberRecord& mate = roster.members[static_cast<std::size_t>(on_node - roster.node_of.begin())];
+    if (mate.region != member.region)
+      return core::Status(core::Code::kMismatch,
+                          "ranks of one node have different HYBRIDPS_REGION: " + said(mate) + ", " + said(member));
+  }
+  return core::Status::ok();
+}
+
 schedule::Topology topology_of(const bootstrap::Roster& roster, int rank) {
   schedule::NicLayout layout = nic_layout(roster);
   const auto nodes = static_cast<std::size_t>(roster.node_count());
@@ -213,7 +247,9 @@ schedule::Topology topology_of(const bootstrap::Roster& roster, int rank) {
     equal = equal && std::abs(part * ranks[node] - 1.0) < kWeightMin;
   }
   if (equal) use.parts.clear();
-  return schedule::Topology(roster.node_of, rank, std::move(weights), std::move(shares.dedicated), std::move(use));
+  schedule::Topology topology(roster.node_of, rank, std::move(weights), std::move(shares.dedicated), std::move(use));
+  // Servers may join or leave, and sums must keep their bits: a group that may have servers has no levels.
+  return roster.names_servers ? topology : topology.with_regions(regions_of(roster));
 }
 
 std::vector<double> weights_with(bootstrap::Roster roster, const std::vector<bool>& are_there) {

@@ -47,6 +47,9 @@ schedule::ChunkSizes chunk_sizes(const bootstrap::Roster& roster, const schedule
 /// kMismatch: members give the group different priorities.
 core::Status check_priorities(const bootstrap::Roster& roster);
 
+/// kMismatch: not all members have a region, or those of one node have different ones.
+core::Status check_regions(const bootstrap::Roster& roster);
+
 /// The owners' shares, as seen from `rank`. A `rank` of size() + d is dedicated server d.
 schedule::Topology topology_of(const bootstrap::Roster& roster, int rank);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -21,19 +22,41 @@ constexpr std::uint64_t kChunkWindowBytes = 384 * 1024;
 // The default of HYBRIDPS_WINDOW_BYTES. The setting may differ from rank to rank, chunk sizes must not.
 constexpr std::uint64_t kFirstWindowBytes = 128 * 1024;
 constexpr std::uint64_t kChunkStepBytes = 4 * 1024;
+// Operations of more than so many times Limits::tiny_bytes have levels.
+constexpr std::uint64_t kLevelsAboveTiny = 8;
 
 std::uint32_t chunk_count(std::uint64_t bytes, std::uint32_t chunk_bytes) {
   return bytes == 0 ? 1 : static_cast<std::uint32_t>((bytes + chunk_bytes - 1) / chunk_bytes);
 }
 
+// Small operations have no levels: a further hop would take longer than their bytes.
+bool has_levels(const Request& request, const Topology& topology, const Limits& limits) {
+  if (!request.may_have_levels || topology.regions() == 1 || topology.servers() > 0) return false;
+  const auto sum = [](const std::vector<std::uint64_t>& bytes) {
+    return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+  };
+  std::uint64_t bytes = 0;
+  switch (request.kind) {
+    case Kind::kAllReduce:
+    case Kind::kReduce:
+    case Kind::kBroadcast: bytes = request.total_bytes; break;
+    case Kind::kReduceScatter: bytes = sum(request.input_bytes); break;
+    case Kind::kAllGather: bytes = sum(request.output_bytes); break;
+    default: return false;
+  }
+  return bytes > kLevelsAboveTiny * limits.tiny_bytes;
+}
+
 struct Builder {
   std::uint32_t chunk_bytes;
+  bool levels = false;
   std::vector<Span> spans{};
 
   void add(std::uint32_t id, int owner, int source, int sink, std::uint64_t bytes, std::uint64_t input_offset,
            std::uint64_t output_offset, int rail = kNoRail) {
     Span span;
     span.rail = rail;
+    span.levels = levels;
     span.id = id;
     span.owner = owner;
     span.source = source;
@@ -242,7 +265,7 @@ void add_rail_broadcast(const Request& request, const Topology& topology, const 
 }
 
 std::vector<Span> plan_between_nodes(const Request& request, const Topology& topology, const Limits& limits) {
-  Builder plan{chunk_bytes_of(request.kind, topology, limits)};
+  Builder plan{chunk_bytes_of(request.kind, topology, limits), has_levels(request, topology, limits)};
   const int me = topology.rank();
   const int my_node = topology.my_node();
   const auto members = static_cast<std::uint32_t>(topology.size() + topology.servers());
@@ -312,6 +335,20 @@ std::vector<Span> plan_between_nodes(const Request& request, const Topology& top
   return std::move(plan.spans);
 }
 
+// What an allreduce with levels sends from topology.rank() to `member`, in tensors: contributions, and results.
+double flow_with_levels(const Topology& topology, int member, const std::function<double(int)>& share) {
+  const int me = topology.rank();
+  const int node = topology.node_of(member);
+  double flow = 0.0;
+  for (int owner = 0; owner < topology.size(); ++owner) {
+    if (topology.agent(topology.my_node(), owner) != me || topology.agent(node, owner) != member) continue;
+    const bool pushes = me != owner && topology.parent_node(topology.my_node(), owner) == node;
+    const bool results = member != owner && topology.parent_node(node, owner) == topology.my_node();
+    if (pushes || results) flow += share(owner);
+  }
+  return flow;
+}
+
 }  // namespace
 
 std::string_view name_of(Kind kind) noexcept {
@@ -348,11 +385,44 @@ Topology::Topology(std::vector<int> node_of, int rank, std::vector<double> weigh
   }
   if (weights_.empty()) weights_.assign(static_cast<std::size_t>(nodes), 1.0);
   assert(weights_.size() == static_cast<std::size_t>(nodes));
+  region_of_.assign(static_cast<std::size_t>(nodes), 0);
+  nodes_in_.resize(1);
+  for (int node = 0; node < nodes; ++node) nodes_in_[0].push_back(node);
   assert(cards_.parts.empty() || cards_.parts.size() == node_of_.size());
 }
 
 Topology Topology::with_weights(std::vector<double> weights, std::vector<double> server_weights) const {
-  return Topology(node_of_, rank_, std::move(weights), std::move(server_weights), cards_);
+  Topology copy(node_of_, rank_, std::move(weights), std::move(server_weights), cards_);
+  copy.region_of_ = region_of_;
+  copy.nodes_in_ = nodes_in_;
+  return copy;
+}
+
+Topology Topology::with_regions(std::vector<int> region_of) const {
+  assert(region_of.size() == ranks_of_.size());
+  Topology copy = *this;
+  copy.nodes_in_.assign(static_cast<std::size_t>(*std::max_element(region_of.begin(), region_of.end())) + 1, {});
+  for (int node = 0; node < nodes(); ++node)
+    copy.nodes_in_[static_cast<std::size_t>(region_of[static_cast<std::size_t>(node)])].push_back(node);
+  copy.region_of_ = std::move(region_of);
+  return copy;
+}
+
+// The owners of a region have gateways on different nodes and cores of another region, as far as it has so many.
+int Topology::gateway_node(int region, int owner, int excluded) const noexcept {
+  const int node = node_of(owner);
+  if (region_of(node) == region) return node;
+  const std::vector<int>& around = nodes_in(region_of(node));
+  const std::vector<int>& there = nodes_in(region);
+  auto at =
+      static_cast<std::size_t>(std::find(around.begin(), around.end(), node) - around.begin() + local_index(owner));
+  if (there[at % there.size()] == excluded) ++at;
+  return there[at % there.size()] == excluded ? -1 : there[at % there.size()];
+}
+
+int Topology::parent_node(int node, int owner, int excluded) const noexcept {
+  const int gateway = gateway_node(region_of(node), owner, excluded);
+  return gateway == node ? node_of(owner) : gateway;
 }
 
 int Topology::agent(int node, int owner) const noexcept {
@@ -412,8 +482,12 @@ std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topolog
   for (int member = 0; member < members; ++member) {
     if (member == me || (topology.node_of(member) >= 0 && topology.node_of(member) == topology.my_node())) continue;
     double flow = 0.0;
-    if (!topology.is_dedicated(me) && topology.agent(topology.my_node(), member) == me) flow += share(member);
-    if (!topology.is_dedicated(member) && topology.agent(topology.node_of(member), me) == member) flow += share(me);
+    if (topology.regions() > 1 && topology.servers() == 0) {
+      flow = flow_with_levels(topology, member, share);
+    } else {
+      if (!topology.is_dedicated(me) && topology.agent(topology.my_node(), member) == me) flow += share(member);
+      if (!topology.is_dedicated(member) && topology.agent(topology.node_of(member), me) == member) flow += share(me);
+    }
     const auto part = static_cast<std::uint64_t>(static_cast<double>(card_bytes) * flow / busiest);
     windows[static_cast<std::size_t>(member)] = flow > 0.0 ? std::max(part, 2 * kSmallestChunkBytes) : equal;
   }
@@ -455,7 +529,7 @@ std::vector<std::uint64_t> cut_by_weight(std::uint64_t bytes, const std::vector<
 
 std::vector<Span> make_plan(const Request& request, const Topology& topology, const Limits& limits) {
   if (request.scope == Scope::kNodes) return plan_between_nodes(request, topology, limits);
-  Builder plan{chunk_bytes_of(request.kind, topology, limits)};
+  Builder plan{chunk_bytes_of(request.kind, topology, limits), has_levels(request, topology, limits)};
   if (request.scope == Scope::kWitness) {
     const int owner = static_cast<int>(request.sequence % static_cast<std::uint64_t>(topology.size()));
     plan.add(static_cast<std::uint32_t>(owner), owner, kAll, kAll, 0, 0, 0);

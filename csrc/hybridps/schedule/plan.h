@@ -14,6 +14,14 @@
 // A node's agent for a span is the node's rank with local index (the owner's local index modulo the number of the
 // node's ranks). So the agent on the owner's node is the owner itself ("rail-aligned"). Bytes cross the network once
 // per node. A dedicated server owns spans of allreduce and reduce. It is on no node: its number is its local index.
+//
+// Where nodes are in several regions (racks, sites), the spans of large operations have levels. In each region one rank
+// is the span's gateway, and in the owner's region that is the owner. A gateway has the part of an owner towards its
+// region: it sums the region's nodes. It has the part of an agent towards the owner. So bytes cross the uplink of a
+// region once per region, not once per node: an allreduce of S bytes puts S on an uplink in each direction between two
+// regions, and 2 (R - 1) / R S between R equal regions.
+//
+//   agents --push--> gateway of their region --push--> owner --result--> gateways --result--> agents
 #pragma once
 
 #include <cstddef>
@@ -61,6 +69,9 @@ class Topology {
            std::vector<double> server_weights = {}, CardUse cards = {});
   /// A copy of this topology with other weights of the nodes and of the dedicated servers.
   Topology with_weights(std::vector<double> weights, std::vector<double> server_weights = {}) const;
+  /// A copy of this topology with the nodes in regions. region_of[node] is in [0, regions), and every region has a
+  /// node.
+  Topology with_regions(std::vector<int> region_of) const;
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(node_of_.size()); }
@@ -73,6 +84,16 @@ class Topology {
   int local_index(int rank) const noexcept { return local_index_[static_cast<std::size_t>(rank)]; }
   /// Ranks of a node in ascending order; local_index is a rank's place in it.
   const std::vector<int>& ranks_of(int node) const noexcept { return ranks_of_[static_cast<std::size_t>(node)]; }
+  /// 1 where no regions are known.
+  int regions() const noexcept { return static_cast<int>(nodes_in_.size()); }
+  int region_of(int node) const noexcept { return region_of_[static_cast<std::size_t>(node)]; }
+  /// Nodes of a region in ascending order.
+  const std::vector<int>& nodes_in(int region) const noexcept { return nodes_in_[static_cast<std::size_t>(region)]; }
+  /// The node that acts for `region` in spans with levels that `owner`, a rank, owns. The owner's node in its own
+  /// region. `excluded`: a node that acts for no other. -1: no node is left.
+  int gateway_node(int region, int owner, int excluded = -1) const noexcept;
+  /// The node that `node` contributes to in such a span: that of its gateway, or for a gateway's node, the owner's.
+  int parent_node(int node, int owner, int excluded = -1) const noexcept;
   double weight(int node) const noexcept { return weights_[static_cast<std::size_t>(node)]; }
   /// The weight of the part that a rank's own server owns.
   double owner_weight(int rank) const noexcept {
@@ -98,6 +119,8 @@ class Topology {
   int rank_;
   std::vector<std::vector<int>> ranks_of_;
   std::vector<int> local_index_;
+  std::vector<int> region_of_;              // by node
+  std::vector<std::vector<int>> nodes_in_;  // by region
   std::vector<double> weights_;
   std::vector<double> server_weights_;
   CardUse cards_;
@@ -134,6 +157,7 @@ struct Span {
   std::uint32_t chunks = 1;         // at least 1: a span of 0 bytes has one empty chunk
   std::uint16_t attempt = 0;        // how often the span was given to another owner
   int first_owner = -1;             // attempt > 0: the earlier owner; this owner's agents still act for their nodes
+  bool levels = false;              // contributions and results go through the gateways of regions
   int rail = kNoRail;               // Scope::kNodes: only the ranks of this rail take part in the span
 };
 
@@ -153,6 +177,8 @@ struct Request {
   std::vector<std::uint64_t> output_bytes;
   bool sending = false;  // point to point: this rank sends to root, else receives from it
   Scope scope = Scope::kRanks;
+  /// Whether spans may have levels: not where a contribution may be something else than elements to be summed.
+  bool may_have_levels = false;
   /// Only Scope::kNodes. allreduce, reduce and broadcast: bytes of each rail's part, rails() entries with sum
   /// total_bytes. A rank's input and output are the parts of its own rails, one after the other. In a reduce_scatter
   /// the input, and in an all_gather the output, holds the pieces of the ranks for which the rank acts (all_gather:

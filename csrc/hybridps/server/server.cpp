@@ -47,7 +47,7 @@ bool Server::check(SpanState& span, int rank, const wire::ChunkId& chunk) {
                             {rank, chunk.signature});
       return false;
     }
-    if (chunk.contributor >= span.opening.nodes || chunk.number >= span.opening.chunks ||
+    if (!takes(span, chunk.contributor) || chunk.number >= span.opening.chunks ||
         chunk.contributor == span.opening.own_node) {
       listener_.on_bad_message(span.key.operation, "a contribution for chunk " + std::to_string(chunk.number) +
                                                        " from node " + std::to_string(chunk.contributor) +
@@ -77,6 +77,13 @@ bool Server::open(const SpanKey& key, const Opening& opening) {
   span.done = opening.done;
   span.done.resize(opening.chunks, 0);
   span.nodes.resize(std::max<std::size_t>(span.nodes.size(), opening.nodes));
+  span.needed = opening.nodes;
+  if (!opening.parts.empty()) {
+    span.takes.assign(opening.nodes, 0);
+    for (const std::vector<std::uint32_t>& part : opening.parts)
+      for (const std::uint32_t node : part) span.takes[node] = 1;
+    span.needed = static_cast<std::uint32_t>(std::count(span.takes.begin(), span.takes.end(), 1));
+  }
   if (!fits(span)) {
     span.opened = false;  // contributions may still come before the operation fails: they must not complete a chunk
     return false;
@@ -93,6 +100,13 @@ bool Server::fits(SpanState& span) {
   if (span.nodes.size() > o.nodes || (o.own_node != kNoNode && span.nodes[o.own_node].seen)) {
     listener_.on_bad_message(span.key.operation, "a contribution from a node that the plan does not have");
     return false;
+  }
+  for (std::uint32_t node = 0; !span.takes.empty() && node < o.nodes; ++node) {
+    if (span.nodes[node].seen && !takes(span, node)) {
+      listener_.on_bad_message(span.key.operation,
+                               "a contribution from node " + std::to_string(node) + " that the plan does not have");
+      return false;
+    }
   }
   for (const auto& [index, chunk] : span.chunks) {
     if (index >= o.chunks || chunk.present.size() > o.nodes) {
@@ -169,20 +183,39 @@ std::size_t Server::bytes_of(const SpanState& span, std::uint32_t index) const n
 
 void Server::combine(const SpanState& span, const Chunk& chunk, std::size_t bytes, std::byte* out) {
   const Opening& o = span.opening;
-  std::vector<reduce::Input> inputs(o.nodes);
-  for (std::uint32_t node = 0; node < o.nodes; ++node)
-    inputs[node] =
-        node == o.own_node ? reduce::Input{chunk.local} : reduce::Input{chunk.payloads[node].data(), 1.0, o.codec};
+  const auto input_of = [&](std::uint32_t node) {
+    return node == o.own_node ? reduce::Input{chunk.local} : reduce::Input{chunk.payloads[node].data(), 1.0, o.codec};
+  };
   // The nodes have premultiplied already: the owner makes a plain sum.
   const core::ReduceOp op =
       o.signature.op == core::ReduceOp::kPremulSum ? core::ReduceOp::kSum : core::combined_by(o.signature.op);
-  reduce::combine(inputs, out, bytes / core::size_of(o.signature.dtype), o.signature.dtype, op, o.finish);
+  const std::size_t elements = bytes / core::size_of(o.signature.dtype);
+  std::vector<reduce::Input> inputs;
+  inputs.reserve(o.nodes);
+  if (o.parts.empty()) {
+    for (std::uint32_t node = 0; node < o.nodes; ++node) inputs.push_back(input_of(node));
+  } else if (o.parts.size() == 1) {
+    for (const std::uint32_t node : o.parts.front()) inputs.push_back(input_of(node));
+  }
+  // The sum of each part has the bits that a gateway would have sent.
+  std::vector<std::unique_ptr<std::byte[]>> sums;
+  for (std::size_t i = 0; o.parts.size() > 1 && i < o.parts.size(); ++i) {
+    std::vector<reduce::Input> of_part;
+    for (const std::uint32_t node : o.parts[i]) of_part.push_back(input_of(node));
+    if (of_part.size() > 1) {
+      sums.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
+      reduce::combine(of_part, sums.back().get(), elements, o.signature.dtype, op, {});
+      of_part = {reduce::Input{sums.back().get()}};
+    }
+    inputs.push_back(of_part.front());
+  }
+  reduce::combine(inputs, out, elements, o.signature.dtype, op, o.finish);
 }
 
 // Every other node may send a granted chunk at the same time.
 std::uint64_t Server::SpanState::grant_bytes() const noexcept {
   return std::min<std::uint64_t>(opening.chunk_bytes, opening.bytes) *
-         (opening.own_node == kNoNode ? opening.nodes : opening.nodes - 1);
+         (opening.own_node == kNoNode ? needed : needed - 1);
 }
 
 void Server::sum_into(const SpanKey& key, std::uint32_t index, std::byte* out) {
@@ -192,7 +225,7 @@ void Server::sum_into(const SpanKey& key, std::uint32_t index, std::byte* out) {
   const Chunk& chunk = found->second;
   const std::size_t bytes = bytes_of(span, index);
   const Opening& o = span.opening;
-  const bool is_made = o.nodes == 1 && o.finish.kind == reduce::Finish::Scaling::kNone && chunk.local == out;
+  const bool is_made = span.needed == 1 && o.finish.kind == reduce::Finish::Scaling::kNone && chunk.local == out;
   if (bytes > 0 && !is_made) {
     const observe::TraceSpan traced(outbox_.trace(), observe::EventType::kSum, 1, bytes, key.operation.sequence,
                                     key.span, index);
@@ -223,11 +256,11 @@ void Server::finish_if_complete(SpanState& span, std::uint32_t index) {
   if (!span.opened) return;
   const Chunk& chunk = span.chunks.at(index);
   const Opening& o = span.opening;
-  if (chunk.count < o.nodes) return;
+  if (chunk.count < span.needed) return;
 
   const std::size_t bytes = bytes_of(span, index);
   for (std::uint32_t node = 0; node < o.nodes; ++node) {
-    if (node == o.own_node) continue;
+    if (node == o.own_node || !takes(span, node)) continue;
     const flow::Delivery& payload = chunk.payloads[node];
     const std::size_t came = payload.bytes();
     if (o.codec == nullptr || bytes == 0 ? came != bytes : !o.codec->fits(payload.data(), came, bytes)) {
@@ -243,7 +276,7 @@ void Server::finish_if_complete(SpanState& span, std::uint32_t index) {
 
 void Server::want_grants(SpanState& span) {
   span.wanted = true;
-  if (span.opened && span.seen >= span.opening.nodes) grants_.add(span, span.opening.priority);
+  if (span.opened && span.seen >= span.needed) grants_.add(span, span.opening.priority);
 }
 
 std::optional<std::uint32_t> Server::SpanState::next_wanted() {
@@ -265,7 +298,7 @@ void Server::grant(SpanState& span, std::uint32_t index) {
   const wire::From from{{}, span.key.operation.uid, static_cast<std::uint32_t>(span.opening.own_rank)};
   const std::uint32_t own = span.opening.own_node;
   for (std::uint32_t node = 0; node < span.opening.nodes; ++node)
-    if (node != own && (chunk.present.size() <= node || !chunk.present[node]))
+    if (node != own && takes(span, node) && (chunk.present.size() <= node || !chunk.present[node]))
       outbox_.send(span.nodes[node].engine, {from, 0, grant});
   // on_granted() comes last, since it may finish the chunk.
   if (chunk.present.size() <= own || !chunk.present[own]) span.opening.owner->on_granted(span.key.span, index);
@@ -320,7 +353,7 @@ std::string Server::progress_of(const OperationKey& key) const {
       text += (first ? "" : ", ") + std::to_string(node);
       first = false;
     }
-    return text + "] of " + std::to_string(span.opening.nodes);
+    return text + "] of " + std::to_string(span.needed);
   }
   return {};
 }

@@ -77,13 +77,16 @@ struct Opening {
   std::uint64_t bytes = 0;
   std::uint32_t chunk_bytes = 1;
   std::uint32_t chunks = 1;
-  std::uint32_t nodes = 1;     // contributions per chunk
+  std::uint32_t nodes = 1;     // of the group
   std::uint32_t own_node = 0;  // the node of this engine; kNoNode on a dedicated server
   int own_rank = 0;
   reduce::Finish finish;
   std::int8_t priority = 0;                // priority of the span's grants
   const compress::Codec* codec = nullptr;  // codec of contributions from other nodes; null: none
   LocalOwner* owner = nullptr;
+  /// The nodes that contribute, and the order of sums: first inside each part, then over the parts. Empty: all nodes,
+  /// in order.
+  std::vector<std::vector<std::uint32_t>> parts{};
   std::vector<std::uint8_t> done{};  // per chunk: 1 if the result exists already; empty: no result exists
 };
 
@@ -159,7 +162,9 @@ class Server : core::Pinned {
     const SpanKey key;
     Opening opening;
     bool opened = false;
-    bool wanted = false;  // a node waits for grants
+    bool wanted = false;              // a node waits for grants
+    std::vector<std::uint8_t> takes;  // by node: whether the node contributes; empty: all do
+    std::uint32_t needed = 0;         // contributions per chunk, once opened
     std::uint32_t seen = 0;
     std::uint32_t finished = 0;
     std::uint32_t next_grant = 0;
@@ -172,6 +177,9 @@ class Server : core::Pinned {
   SpanState& state_of(const SpanKey& key);
   bool check(SpanState& span, int rank, const wire::ChunkId& chunk);
   bool fits(SpanState& span);
+  static bool takes(const SpanState& span, std::uint32_t node) noexcept {
+    return node < span.opening.nodes && (span.takes.empty() || span.takes[node] != 0);
+  }
   void see(SpanState& span, std::uint32_t node, core::EngineId engine, int rank);
   void finish_if_complete(SpanState& span, std::uint32_t chunk);
   static void combine(const SpanState& span, const Chunk& chunk, std::size_t bytes, std::byte* out);

@@ -35,19 +35,17 @@ Results::Results(const SpanView& span, ResultMemory& memory)
     serves_locals_ = topology.node_of(plan.sink) == my_node;
     return;
   }
-  // A source that is not the owner serves its own node. So the bytes need not come back over the network.
-  const int served_by_source =
-      plan.source != schedule::kAll && plan.source != plan.owner ? topology.node_of(plan.source) : -1;
-  if (plan.owner == me) {
+  if (plan.owner == me || span.is_gateway()) {
     for (int step = 1; step < topology.nodes(); ++step) {
       // Each owner begins with another node, so that not all owners send to node 0 first.
       const int node = (my_node + step) % topology.nodes();
-      if (node != served_by_source) open(span.agent_of(node), wire::Stage::kResult);
+      if (span.serves(node)) open(span.agent_of(node), wire::Stage::kResult);
     }
     to_locals();
   } else if (plan.source == me) {
     to_locals();
-  } else if (span.agent_of(my_node) == me && my_node != topology.node_of(plan.owner) && my_node != served_by_source) {
+  } else if (span.agent_of(my_node) == me && my_node != topology.node_of(plan.owner) &&
+             my_node != span.served_by_source()) {
     to_locals();
   }
 }

@@ -21,7 +21,8 @@ bool SpanRun::start() {
     span_.run.pending += plan_.chunks;
   }
   if (aggregate && span_.agent_of(topology.my_node()) == me) {
-    if (owns) owner_.emplace(span_, memory_);
+    if (owns || span_.is_gateway()) owner_.emplace(span_, memory_);
+    if (owner_ && !owns) region_.emplace(span_, memory_);
     const std::size_t locals = plan_.rail == schedule::kNoRail ? topology.ranks_of(topology.my_node()).size() : 1;
     node_.emplace(span_, static_cast<std::uint32_t>(locals), owner_ ? &*owner_ : nullptr);
     if (owner_ && !owner_->start()) return false;
@@ -96,7 +97,9 @@ void SpanRun::landed(std::uint32_t chunk) {
 
 void SpanRun::on_complete(std::uint32_t chunk) {
   owner_->on_complete(chunk);
-  if (failover_) {
+  if (region_) {
+    region_->offer(chunk);
+  } else if (failover_) {
     if (consumer_ && consumer_->mark(chunk))
       landed(chunk);
     else
@@ -140,6 +143,7 @@ void SpanRun::on_grant(core::EngineId peer, const wire::Grant& grant) {
 
 flow::Stream* SpanRun::push() noexcept {
   if (contributor_) return &contributor_->stream();
+  if (region_) return &region_->stream();
   return node_ ? node_->stream() : nullptr;
 }
 

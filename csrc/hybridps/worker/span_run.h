@@ -26,7 +26,7 @@ class SpanRun : core::Pinned {
   void on_grant(core::EngineId peer, const wire::Grant& grant);
   /// Every other rank of this node has sent a message for this operation.
   void on_local_seen();
-  /// From the Server: all contributions to the chunk are here.
+  /// From the Server: all contributions to the chunk are here, on a gateway those of its region.
   void on_complete(std::uint32_t chunk);
   /// From the Server: the chunk may be fetched from this node's ranks.
   void on_granted(std::uint32_t chunk);
@@ -78,7 +78,8 @@ class SpanRun : core::Pinned {
   ResultMemory memory_;
   std::optional<Results> results_;
   std::optional<Contributor> contributor_;
-  std::optional<OwnerSum> owner_;
+  std::optional<OwnerSum> owner_;  // also on a gateway
+  std::optional<RegionPush> region_;
   std::optional<NodeSum> node_;
   std::optional<Consumer> consumer_;
   std::uint32_t chunks_done_ = 0;

@@ -17,6 +17,23 @@ int SpanView::agent_of(int node) const noexcept {
   return topology().agent(node, plan.first_owner < 0 ? plan.owner : plan.first_owner);
 }
 
+int SpanView::served_by_source() const noexcept {
+  return plan.source == schedule::kAll || plan.source == plan.owner ? -1 : topology().node_of(plan.source);
+}
+
+bool SpanView::is_gateway() const noexcept {
+  if (!plan.levels || plan.owner == me()) return false;
+  const int my_node = topology().my_node();
+  const int node = topology().gateway_node(topology().region_of(my_node), plan.owner, served_by_source());
+  return node == my_node && agent_of(my_node) == me();
+}
+
+bool SpanView::serves(int node) const noexcept {
+  const int excluded = served_by_source();
+  return node != excluded &&
+         (!plan.levels || topology().parent_node(node, plan.owner, excluded) == topology().my_node());
+}
+
 std::size_t SpanView::bytes_of(std::uint32_t chunk) const noexcept {
   const std::uint64_t begin = begin_of(chunk);
   return begin >= plan.bytes ? 0
@@ -151,7 +168,7 @@ ResultMemory::ResultMemory(const SpanView& span) : span_(span) {
   const schedule::Span& plan = span.plan;
   const schedule::Kind kind = span.run.operation.kind;
   const bool aggregate = plan.source == schedule::kAll;
-  if (aggregate && kind == schedule::Kind::kReduce && plan.sink != span.me()) return;
+  if (aggregate && plan.sink != schedule::kAll && plan.sink != span.me()) return;
   const bool input = !aggregate && plan.source == span.me() && kind != schedule::Kind::kBroadcast;
   pieces_ = input ? &span.run.input : &span.run.output;
   offset_ = input ? plan.input_offset : plan.output_offset;

@@ -3,10 +3,12 @@
 // Model    schedule/plan.h has a drawing of a span. A rank has these roles in a span:
 //            Contributor  sends its own bytes to the agent of its node; the source of a deliver sends to the owner
 //            NodeSum      the agent: collects and adds its node's contributions of a chunk; the sum goes to the owner
-//            OwnerSum     on the owner: has the Server make the sum of all nodes, and writes it to the result's memory
+//            OwnerSum     on the owner: has the Server make the sum of all nodes, and writes it to the result's memory;
+//                         on a gateway: the same for the nodes of its region
+//            RegionPush   on a gateway: sends the sum of its region to the owner
 //            Results      sends results on: the owner to agents or the sink, an agent to the ranks of its node
 //            Consumer     writes received results into the output
-//          sums.h has the first three roles, results.h the other two. A chunk has these states, each known to one role:
+//          sums.h has the first four roles, results.h the other two. A chunk has these states, each known to one role:
 //            held (in the caller's memory) -> collected (NodeSum) -> under way (a Stream) -> summed (Server, OwnerSum)
 //            -> under way (a Stream) -> landed (Consumer)
 //          A role gets chunk events and makes chunk offers; no role waits. Chunk data stays in the caller's tensors
@@ -44,6 +46,16 @@ struct SpanView {
   /// The rank that acts for the node in this span.
   int agent_of(int node) const noexcept;
   std::uint64_t begin_of(std::uint32_t chunk) const noexcept { return std::uint64_t{chunk} * plan.chunk_bytes; }
+  /// Spans with levels: whether this rank acts for its region towards an owner in another region.
+  bool is_gateway() const noexcept;
+  /// A source that is not the owner serves its own node, so the bytes need not come back over the network. -1: no node.
+  int served_by_source() const noexcept;
+  /// The rank that this node's agent sends contributions to: the owner, or its region's gateway.
+  int parent() const noexcept {
+    return plan.levels ? agent_of(topology().parent_node(topology().my_node(), plan.owner)) : plan.owner;
+  }
+  /// On an owner or a gateway: whether the node's agent gets results from this rank.
+  bool serves(int node) const noexcept;
   std::size_t bytes_of(std::uint32_t chunk) const noexcept;
   server::SpanKey key() const noexcept;
   /// How core::copy_for() fills a slot: kAnother only if `is_local` (a rank of this node reads it) and the operation

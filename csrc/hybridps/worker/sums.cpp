@@ -82,6 +82,7 @@ bool OwnerSum::start(const std::vector<std::uint8_t>* only) {
   opening.chunks = span_.plan.chunks;
   opening.nodes = static_cast<std::uint32_t>(topology.nodes());
   opening.own_node = static_cast<std::uint32_t>(topology.my_node());
+  if (span_.plan.levels) opening.parts = parts();
   opening.own_rank = span_.me();
   opening.owner = &span_.run;
   opening.codec = span_.codec();
@@ -90,9 +91,24 @@ bool OwnerSum::start(const std::vector<std::uint8_t>* only) {
     for (const std::uint8_t is_wanted : *only) opening.done.push_back(is_wanted != 0 ? 0 : 1);
   span_.run.pending +=  // each chunk is pending until it is summed
       only == nullptr ? span_.plan.chunks : static_cast<std::uint64_t>(std::count(only->begin(), only->end(), 1));
-  if (operation.op == core::ReduceOp::kAvg && !core::is_floating(operation.dtype))
+  if (operation.op == core::ReduceOp::kAvg && !core::is_floating(operation.dtype) && !span_.is_gateway())
     opening.finish = {reduce::Finish::Scaling::kDivideTruncate, 1.0, topology.size()};
   return span_.worker.server().open(span_.key(), opening);
+}
+
+// One part for each region, in order: its nodes here, and a gateway's node of the others. A gateway has only its
+// region.
+std::vector<std::vector<std::uint32_t>> OwnerSum::parts() const {
+  const schedule::Topology& topology = span_.topology();
+  const int here = topology.region_of(topology.my_node());
+  std::vector<std::vector<std::uint32_t>> parts;
+  for (int region = 0; region < topology.regions(); ++region) {
+    if (region == here)
+      parts.emplace_back(topology.nodes_in(region).begin(), topology.nodes_in(region).end());
+    else if (!span_.is_gateway())
+      parts.push_back({static_cast<std::uint32_t>(topology.gateway_node(region, span_.plan.owner))});
+  }
+  return parts;
 }
 
 std::byte* OwnerSum::place(std::uint32_t chunk) {
@@ -165,6 +181,31 @@ void OwnerSum::take_step(std::uint32_t chunk, std::byte* sum, std::size_t bytes)
                                                                 std::string(status.message())));
 }
 
+// --- RegionPush ------------------------------------------------------------------------------------------------------
+
+RegionPush::RegionPush(const SpanView& span, const ResultMemory& memory)
+    : span_(span),
+      memory_(memory),
+      stream_(span.open_stream(this, span.plan.owner, wire::Stage::kPush,
+                               static_cast<std::uint32_t>(span.topology().my_node()))) {}
+
+RegionPush::~RegionPush() { span_.worker.outbox().cancel(*stream_); }
+
+void RegionPush::offer(std::uint32_t chunk) { span_.worker.outbox().offer(*stream_, chunk); }
+
+flow::Payload RegionPush::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
+  transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
+  if (!buffer) return {};
+  const observe::TraceSpan traced(span_.worker.outbox().trace(), observe::EventType::kCopy, 0, bytes,
+                                  span_.run.sequence, span_.plan.id, chunk);
+  memory_.read(chunk, buffer.data());
+  return {std::move(buffer), bytes};
+}
+
+void RegionPush::on_sent(flow::Stream& stream, std::uint32_t) {
+  if (stream.all_sent()) span_.worker.part_done(span_.run);
+}
+
 // --- NodeSum ---------------------------------------------------------------------------------------------------------
 
 NodeSum::NodeSum(const SpanView& span, std::uint32_t locals, OwnerSum* owner)
@@ -172,7 +213,7 @@ NodeSum::NodeSum(const SpanView& span, std::uint32_t locals, OwnerSum* owner)
       locals_(locals),
       owner_(owner),
       stream_(owner != nullptr ? nullptr
-                               : span.open_stream(this, span.plan.owner, wire::Stage::kPush,
+                               : span.open_stream(this, span.parent(), wire::Stage::kPush,
                                                   static_cast<std::uint32_t>(span.topology().my_node()))),
       expected_(span.plan.chunks) {}
 

@@ -1,4 +1,5 @@
-// hybridps/worker/sums.h: roles from a rank's memory to the sum (see span_view.h): Contributor, OwnerSum, NodeSum.
+// hybridps/worker/sums.h: roles from a rank's memory to the sum (see span_view.h): Contributor, OwnerSum, RegionPush,
+// NodeSum.
 //
 // Threads  the engine's progress thread.
 #pragma once
@@ -55,6 +56,7 @@ class OwnerSum : core::Pinned {
   void set_coded(std::uint32_t chunk) { coded_.insert(chunk); }
 
  private:
+  std::vector<std::vector<std::uint32_t>> parts() const;
   /// on_complete() for coded memory: reads the own contribution there, and writes the encoded sum there.
   void complete_coded(std::uint32_t chunk);
   /// Turns the chunk's sum into the outer step's result for all ranks (outer/state.h).
@@ -66,9 +68,27 @@ class OwnerSum : core::Pinned {
   std::unordered_map<std::uint32_t, std::vector<std::byte>> bounces_;  // for chunks without a contiguous place
 };
 
+class RegionPush final : public flow::Source, core::Pinned {
+ public:
+  RegionPush(const SpanView& span, const ResultMemory& memory);
+  ~RegionPush() override;
+  flow::Stream& stream() noexcept { return *stream_; }
+  /// The region's sum of the chunk is in the result's memory. It stays there until the chunk's result comes.
+  void offer(std::uint32_t chunk);
+
+  flow::Payload payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
+  void on_sent(flow::Stream& stream, std::uint32_t chunk) override;
+  void on_permitted(flow::Stream&, std::uint32_t) override {}  // the region's nodes send without being asked
+
+ private:
+  const SpanView& span_;
+  const ResultMemory& memory_;
+  const std::unique_ptr<flow::Stream> stream_;
+};
+
 class NodeSum final : public flow::Source, public flow::GrantQueue::Waiter, core::Pinned {
  public:
-  /// `locals`: number of this node's ranks in the span. `owner` null: the sums go to another engine, the owner's.
+  /// `locals`: number of this node's ranks in the span. `owner` null: the sums go to SpanView::parent().
   NodeSum(const SpanView& span, std::uint32_t locals, OwnerSum* owner);
   ~NodeSum() override;
   void start();

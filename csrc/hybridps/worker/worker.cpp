@@ -90,7 +90,10 @@ GroupState& Worker::open_group(GroupInfo info) {
   const core::GroupUid uid = info.uid;
   auto state = std::make_unique<GroupState>(std::move(info));
   state->p2p = std::make_unique<PointToPoint>(*this, *state);
-  state->plans = std::make_unique<PlanChanges>(*this, *state, options_.find_rates, options_.tune);
+  state->plans =
+      std::make_unique<PlanChanges>(*this, *state,
+                                    // The rate finder's model knows no levels.
+                                    options_.find_rates && state->info.topology.regions() == 1, options_.tune);
   state->lost_servers = std::make_unique<LostServers>(*this, *state);
   state->newcomers = std::make_unique<Newcomers>(*this, *state);
   state->heard.assign(state->info.members.size(), 0);
@@ -276,6 +279,7 @@ void Worker::start(OperationRun& run) {
   request.input_bytes = o.input_bytes;
   request.output_bytes = o.output_bytes;
   request.scope = o.scope;
+  request.may_have_levels = o.coding == wire::Coding::kPlain && !core::is_outer(o.op);
   request.rail_bytes = o.rail_bytes;
   if (o.kind == schedule::Kind::kGather || o.kind == schedule::Kind::kScatter) {
     const auto me = static_cast<std::size_t>(group.info.topology.rank());

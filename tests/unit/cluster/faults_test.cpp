@@ -21,7 +21,7 @@ using test_support::Faults;
 using test_support::FaultyTransport;
 using Ints = std::vector<std::int32_t>;
 
-const std::vector<std::vector<int>> kLayouts = {{0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 2}, {0, 0, 0, 1}};
+const std::vector<std::vector<int>> kLayouts = {{0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 2}, {0, 0, 0, 1}, {0, 1, 2, 2, 3}};
 
 std::string name(const std::vector<int>& layout) {
   std::string text;
@@ -43,6 +43,8 @@ struct FaultyCluster {
       options.grant_chunks = 1;
     }
     options.node_of = layout;
+    const int nodes = 1 + *std::max_element(layout.begin(), layout.end());
+    for (int node = 0; seed % 2 == 0 && node < nodes; ++node) options.region_of.push_back(2 * node / nodes);
     options.seed = seed;
     options.wrap = [this, &faults, seed](std::unique_ptr<transport::Transport> inner, int rank) {
       auto wrapped = std::make_unique<FaultyTransport>(std::move(inner), faults,

@@ -54,6 +54,21 @@ std::string nodes_text(const std::vector<GroupSummary::NodeSummary>& nodes) {
   return nodes.size() > kShown ? text + ", ..." : text;
 }
 
+std::string regions_text(const bootstrap::Roster& roster, const schedule::Topology& topology) {
+  if (roster.members.front().region.empty()) return "";
+  if (roster.names_servers) return "; regions are not used: a group with dedicated servers has none";
+  if (topology.regions() == 1) return "; in 1 region";
+  std::string text = "; large operations go through gateways of " +
+                     counted(static_cast<std::size_t>(topology.regions()), "region") + ":";
+  for (int region = 0; region < topology.regions(); ++region) {
+    const std::vector<int>& nodes = topology.nodes_in(region);
+    const int rank = topology.ranks_of(nodes.front()).front();
+    text += (region == 0 ? " " : ", ") + core::quoted(roster.members[static_cast<std::size_t>(rank)].region) + " of " +
+            counted(nodes.size(), "node");
+  }
+  return text;
+}
+
 std::string shares_text(const GroupSummary& summary) {
   const auto& nodes = summary.nodes;
   if (nodes.size() == 1 && summary.servers.empty()) return "";
@@ -111,6 +126,7 @@ GroupSummary summarise(const bootstrap::Roster& roster, const schedule::Topology
             of_nodes(summary.nodes, [](const auto& node) { return node.data; });
     text += "; control through " + of_nodes(summary.nodes, [](const auto& node) { return node.control; });
   }
+  text += regions_text(roster, topology);
   text += shares_text(summary);
   if (!summary.servers.empty()) {
     text += ", " + counted(summary.servers.size(), "dedicated server") + " the other " + percent(summary.servers_share);

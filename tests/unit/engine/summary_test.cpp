@@ -45,6 +45,28 @@ TEST_CASE("engine/summary: one line tells ranks, nodes, networks with rates, sha
   CHECK_FALSE(mentions(text_of(sample_roster(2), {"TCP"}), "data by"));  // one node: nothing crosses a network
 }
 
+TEST_CASE("engine/summary: regions, or why none is used", "[engine][fast]") {
+  bootstrap::Roster roster = sample_roster(6);
+  for (std::size_t rank = 0; rank < 6; ++rank) roster.members[rank].region = rank < 4 ? "east" : "west";
+  CHECK(mentions(text_of(roster, {"TCP"}), "gateways of 2 regions: 'east' of 2 nodes, 'west' of 1 node"));
+  roster.names_servers = true;
+  CHECK(mentions(text_of(roster, {"TCP"}), "regions are not used"));
+  roster.names_servers = false;
+  for (auto& member : roster.members) member.region = "east";
+  CHECK(mentions(text_of(roster, {"TCP"}), "in 1 region"));
+}
+
+TEST_CASE("engine/summary: regions are declared on all ranks or on none", "[engine][fast]") {
+  bootstrap::Roster roster = sample_roster(4);
+  CHECK(engine::check_regions(roster).is_ok());
+  roster.members[3].region = "west";
+  CHECK(mentions(std::string(engine::check_regions(roster).message()), "not set on all ranks"));
+  for (auto& member : roster.members) member.region = "west";
+  CHECK(engine::check_regions(roster).is_ok());
+  roster.members[3].region = "east";
+  CHECK(mentions(std::string(engine::check_regions(roster).message()), "ranks of one node"));
+}
+
 TEST_CASE("engine/summary: nodes that differ are told apart", "[engine][fast]") {
   bootstrap::Roster roster = sample_roster(6);
   roster.members[2].control.name = roster.members[3].control.name = "bond0";

@@ -1,18 +1,17 @@
 // hybridps/schedule/far_window.h: how many bytes may be under way to one peer over a path of long delay.
 //
-// Model    A path holds its rate times its round trip. A sender that has less under way waits for credit. So the window
-// is twice what
-//          the path was seen to hold, and a little for the ends. The kernel's congestion control keeps the queues in
-//          the network short; what the window holds beyond that waits in the sender's socket. The rate is the largest
-//          of the last kLooks looks. So a window that was too small doubles with each round trip, and a pause does not
-//          close the window.
+// Model    A path holds its rate times its shortest round trip. A sender that has less under way waits for credit.
+// Credit
+//          waits behind the data of the other direction. So the window is four times what the path was seen to hold,
+//          and a little for the ends. What is under way in the network is decided by the kernel's congestion control:
+//          what the window holds beyond that waits in the sender's socket. The rate is the largest of the last kLooks
+//          looks. So a window that was too small doubles with each look, and a pause does not close the window.
 // Source   rate and round trip as BBR estimates them (Cardwell et al., ACM Queue 14(5), 2016); the kernel's tcp_info.
 // Threads  a plain value.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -34,9 +33,9 @@ class FarWindow {
       bytes_ = 0;
     } else {
       const double held = *std::max_element(rates_.begin(), rates_.end()) * min_rtt_seconds;
-      const std::uint64_t wanted = std::bit_ceil(static_cast<std::uint64_t>(2 * held) + kBytesMin);
-      // Down by two steps only: rates are never still.
-      if (wanted > bytes_ || 4 * wanted <= bytes_) bytes_ = wanted;
+      const auto wanted = static_cast<std::uint64_t>(4 * held) + kBytesMin;
+      // Rates are never still.
+      if (8 * wanted > 9 * bytes_ || 2 * wanted < bytes_) bytes_ = wanted;
     }
     return bytes_ != before;
   }

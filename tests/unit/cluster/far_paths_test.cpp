@@ -90,10 +90,11 @@ TEST_CASE("cluster/far_paths: windows to a far peer follow its path, others do n
   CHECK(scene.window(0, 1) <= static_cast<std::int64_t>(scene.options.eager_bytes));
   scene.rate = 25e6;
   scene.look();
-  CHECK(scene.window(0, 2) == std::int64_t{4} << 20);  // two times 1.25 MB, and a little, to a power of two
+  const std::int64_t wide = 5'000'000 + static_cast<std::int64_t>(FarWindow::kBytesMin);  // four times 1.25 MB
+  CHECK(scene.window(0, 2) == wide);
   CHECK(scene.window(0, 1) <= static_cast<std::int64_t>(scene.options.eager_bytes));
   REQUIRE(scene.sums(uid, 1, 200'000));
-  CHECK(scene.window(0, 2) == std::int64_t{4} << 20);
+  CHECK(scene.window(0, 2) == wide);
   scene.round_trip_seconds = 0.0003;  // another way was found
   scene.look();
   CHECK(scene.window(0, 2) <= static_cast<std::int64_t>(scene.options.eager_bytes));

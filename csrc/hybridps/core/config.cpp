@@ -116,8 +116,7 @@ const auto& settings() {
               "What a peer may send before it is granted memory."},
       Setting{"FAR_BYTES", SettingKind::kBytes, &Config::far_bytes, "bytes", 0, 64 * kGiB,
               "The same for a peer whose round trip is 2 ms or more, where four times what the path holds is under "
-              "way, at most "
-              "this."},
+              "way, at most this."},
       Setting{"WINDOW_BYTES", SettingKind::kBytes, &Config::window_bytes, "bytes", kKiB, kGiB,
               "What all peers together may have under way unasked to one network card; each uses its part, at least "
               "32K, and more where the card is seen to carry more in 2 ms, or credit comes back within 1 ms (10 ms in "

@@ -26,11 +26,18 @@ std::int32_t value(int node, int rail, std::size_t i) {
 struct Case {
   std::vector<int> node_of;
   std::vector<double> servers;
+  std::vector<int> region_of{};  // by node
 };
 
-const Case kCases[] = {
-    {{0, 0, 1, 1}, {}},        {{0, 1, 0, 1, 1}, {}}, {{0, 0, 0, 1, 2, 2}, {}},       {{0, 0, 1, 1, 2, 2}, {1}},
-    {{0, 0, 0, 1, 2}, {2, 1}}, {{0, 1, 2}, {1}},      {{0, 0, 0, 1, 1}, {1, 1, 1, 1}}};
+const Case kCases[] = {{{0, 0, 1, 1}, {}},
+                       {{0, 1, 0, 1, 1}, {}},
+                       {{0, 0, 0, 1, 2, 2}, {}},
+                       {{0, 0, 1, 1, 2, 2}, {1}},
+                       {{0, 0, 0, 1, 2}, {2, 1}},
+                       {{0, 1, 2}, {1}},
+                       {{0, 0, 0, 1, 1}, {1, 1, 1, 1}},
+                       {{0, 0, 1, 1, 2, 2, 3, 3}, {}, {0, 0, 1, 1}},
+                       {{0, 0, 0, 1, 2, 2, 3}, {}, {1, 0, 0, 1}}};
 
 }  // namespace
 
@@ -40,6 +47,7 @@ TEST_CASE("cluster/rails: allreduce and reduce sum what the nodes bring, broadca
     ClusterOptions options;
     options.node_of = c.node_of;
     options.servers = c.servers;
+    options.region_of = c.region_of;
     Cluster cluster(options);
     const auto uid = cluster.open_group();
     const schedule::Topology any(c.node_of, 0);
@@ -167,6 +175,7 @@ TEST_CASE("cluster/rails: of gather, scatter and all_to_all go the parts for ran
     ClusterOptions options;
     options.node_of = c.node_of;
     options.servers = c.servers;
+    options.region_of = c.region_of;
     Cluster cluster(options);
     const auto uid = cluster.open_group();
     const int size = cluster.size();

@@ -82,7 +82,7 @@ bool OwnerSum::start(const std::vector<std::uint8_t>* only) {
   opening.chunks = span_.plan.chunks;
   opening.nodes = static_cast<std::uint32_t>(topology.nodes());
   opening.own_node = static_cast<std::uint32_t>(topology.my_node());
-  if (span_.plan.levels) opening.parts = parts();
+  if (topology.regions() > 1) opening.parts = parts();
   opening.own_rank = span_.me();
   opening.owner = &span_.run;
   opening.codec = span_.codec();
@@ -96,14 +96,14 @@ bool OwnerSum::start(const std::vector<std::uint8_t>* only) {
   return span_.worker.server().open(span_.key(), opening);
 }
 
-// One part for each region, in order: its nodes here, and a gateway's node of the others. A gateway has only its
-// region.
+// One part for each region, in order, so that a sum has the same bits with levels and without. With levels a part is the
+// node of the region's gateway, but for the own region; and a gateway has only its region.
 std::vector<std::vector<std::uint32_t>> OwnerSum::parts() const {
   const schedule::Topology& topology = span_.topology();
   const int here = topology.region_of(topology.my_node());
   std::vector<std::vector<std::uint32_t>> parts;
   for (int region = 0; region < topology.regions(); ++region) {
-    if (region == here)
+    if (region == here || !span_.plan.levels)
       parts.emplace_back(topology.nodes_in(region).begin(), topology.nodes_in(region).end());
     else if (!span_.is_gateway())
       parts.push_back({static_cast<std::uint32_t>(topology.gateway_node(region, span_.plan.owner))});

@@ -179,6 +179,31 @@ def loss(backend, runs, percent, seconds):
     return row
 
 
+def forgetful_firewall(backend, runs, rest_s):
+    """Firewalls that forget a connection after 5 s without a packet, and drop packets of connections that they do not
+    know. The connections of a job rest for longer."""
+    row = Row("", backend, runs=runs, culprit="no error")
+    if not shutil.which("nft"):
+        raise Skip("nft (package nftables) is not installed")
+    slowest = []
+    for _ in range(runs):
+        with namespaces(4) as made:
+            for name in made.names:
+                try:
+                    made.enter(name, "nft", "add table ip faults")
+                    made.enter(name, "nft", "add chain ip faults in { type filter hook input priority 0; }")
+                    made.enter(name, "nft", "add rule ip faults in ct state invalid drop")
+                    for setting, value in (("tcp_loose", 0), ("tcp_timeout_established", 5)):
+                        path = f"/proc/sys/net/netfilter/nf_conntrack_{setting}"
+                        made.enter(name, "sh", "-c", f"echo {value} > {path}")
+                except lab.Failed as error:
+                    raise Skip(f"this kernel follows no connections: {error}") from None
+            results = on_hosts(made, ranks.rested, backend, (rest_s, host_map(made)), timeout=120)
+            slowest.append(max(result["seconds"] for result in results))
+    row.note = f"1 MiB after {rest_s:g} s of rest: {max(slowest):.2f} s"
+    return row
+
+
 def mismatch(backend, runs, what):
     row = Row("", backend, runs=runs)
     told = 0
@@ -495,6 +520,7 @@ FAULTS = {
     "link cut, carrier stays": Fault(link, {"how": "link cut"}, in_default_tests=True),
     "1 % of packets lost": Fault(loss, {"percent": 1, "seconds": 5}, {"seconds": 120}, long_runs=1),
     "5 % of packets lost": Fault(loss, {"percent": 5, "seconds": 5}, {"seconds": 60}, long_runs=1),
+    "firewalls that forget": Fault(forgetful_firewall, {"rest_s": 7}, in_default_tests=True, gloo=False),
     "another shape": Fault(mismatch, {"what": "shape"}),
     "another dtype": Fault(mismatch, {"what": "dtype"}),
     "another reduction": Fault(mismatch, {"what": "operation"}),

@@ -224,6 +224,22 @@ def lossy(rank, world, seconds, hosts, elements=1_000_000):
     return {"rounds": rounds, "seconds": took, "mbit": rounds * elements * 32 / took / 1e6}
 
 
+def rested(rank, world, seconds, hosts, elements=1 << 18):
+    """Nothing is sent for a while, and then more."""
+    enter(hosts[rank][0])
+    zygote.context.init(timeout_s=30)
+    for _ in range(2):
+        tensor = torch.full((elements,), rank + 1.0)
+        dist.all_reduce(tensor)
+        assert bool((tensor == world * (world + 1) / 2).all())
+        time.sleep(seconds)
+    start = time.monotonic()
+    dist.all_reduce(torch.ones(elements))
+    took = time.monotonic() - start
+    dist.destroy_process_group()
+    return {"seconds": took}
+
+
 def disagree(rank, world, what):
     """The last rank calls something else. Groups are new each time: a mismatch fails the group."""
     context = zygote.context

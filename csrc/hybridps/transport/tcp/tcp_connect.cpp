@@ -27,6 +27,9 @@ constexpr std::size_t kAcceptsMax = 64;
 /// After a loss before an answer, the first retry is immediate. Later pauses start at kRedialPause and double.
 constexpr core::Duration kRedialPause = core::from_seconds(0.01);
 constexpr core::Duration kRedialPauseMax = core::from_seconds(0.5);
+/// A connection at rest sends a probe so often, of some 60 bytes, and gets an answer. Firewalls and NAT between two
+/// machines forget a connection that they have not seen for a while.
+constexpr int kKeepAliveSeconds = 4;
 
 }  // namespace
 
@@ -42,6 +45,9 @@ void TcpTransportImpl::set_options(int socket) const {
     const auto ms = static_cast<unsigned>(core::to_seconds(options_.user_timeout) * 1000);
     (void)::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
   }
+  (void)::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  (void)::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &kKeepAliveSeconds, sizeof kKeepAliveSeconds);
+  (void)::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &kKeepAliveSeconds, sizeof kKeepAliveSeconds);
 }
 
 core::Result<TcpLink*> TcpTransportImpl::dial(const TcpAddress& to) {

@@ -21,7 +21,10 @@ std::uint32_t chunk_bytes_of(const schedule::ChunkSizes& sizes, const schedule::
 }
 
 Server::Server(flow::Outbox& outbox, Listener& listener, std::uint32_t grant_chunks, std::uint64_t grant_bytes)
-    : outbox_(outbox), listener_(listener), grants_(flow::GrantBudget(grant_chunks, grant_bytes)) {}
+    : outbox_(outbox),
+      listener_(listener),
+      grants_(flow::GrantBudget(grant_chunks, grant_bytes)),
+      region_grants_(flow::GrantBudget(grant_chunks, grant_bytes)) {}
 
 Server::~Server() = default;
 
@@ -233,7 +236,7 @@ void Server::sum_into(const SpanKey& key, std::uint32_t index, std::byte* out) {
   }
   const bool granted = chunk.granted;
   span.chunks.erase(found);  // releases the payloads
-  if (granted) grants_.give_back(span.grant_bytes());
+  if (granted) grants_of(span).give_back(span.grant_bytes());
 }
 
 const std::byte* Server::own_contribution(const SpanKey& key, std::uint32_t index) const {
@@ -276,7 +279,7 @@ void Server::finish_if_complete(SpanState& span, std::uint32_t index) {
 
 void Server::want_grants(SpanState& span) {
   span.wanted = true;
-  if (span.opened && span.seen >= span.needed) grants_.add(span, span.opening.priority);
+  if (span.opened && span.seen >= span.needed) grants_of(span).add(span, span.opening.priority);
 }
 
 std::optional<std::uint32_t> Server::SpanState::next_wanted() {
@@ -315,19 +318,21 @@ void Server::close(const SpanKey& key) {
   const core::OneThread::Inside inside(one_thread_);
   const auto at = spans_.find(key);
   if (at == spans_.end()) return;
-  grants_.remove(*at->second);
+  flow::GrantQueue& grants = grants_of(*at->second);
+  grants.remove(*at->second);
   const std::uint64_t grant_bytes = at->second->grant_bytes();
   std::uint32_t units = 0;
   for (const auto& [index, chunk] : at->second->chunks) units += chunk.granted ? 1 : 0;
   spans_.erase(at);
-  if (units > 0) grants_.give_back(grant_bytes, units);
+  if (units > 0) grants.give_back(grant_bytes, units);
 }
 
 void Server::close(const OperationKey& key) {
   const core::OneThread::Inside inside(one_thread_);
   std::vector<SpanKey> keys;
   for (auto at = spans_.lower_bound(SpanKey{key}); at != spans_.end() && at->first.operation == key; ++at) {
-    grants_.remove(*at->second);  // units that one span gives back must not go to the operation's other spans
+    grants_of(*at->second)
+        .remove(*at->second);  // units that one span gives back must not go to the operation's other spans
     keys.push_back(at->first);
   }
   for (const SpanKey& span : keys) close(span);

@@ -87,6 +87,7 @@ struct Opening {
   /// The nodes that contribute, and the order of sums: first inside each part, then over the parts. Empty: all nodes,
   /// in order.
   std::vector<std::vector<std::uint32_t>> parts{};
+  bool of_region = false;            // this engine is the span's gateway: it sums its region alone
   std::vector<std::uint8_t> done{};  // per chunk: 1 if the result exists already; empty: no result exists
 };
 
@@ -190,7 +191,14 @@ class Server : core::Pinned {
   core::OneThread one_thread_;
   flow::Outbox& outbox_;
   Listener& listener_;
+  flow::GrantQueue& grants_of(const SpanState& span) noexcept {
+    return span.opening.of_region ? region_grants_ : grants_;
+  }
+
   flow::GrantQueue grants_;
+  // A chunk that an owner granted waits for sums of other regions. If a region's chunks waited for such units, the
+  // gateways of two regions could wait for each other.
+  flow::GrantQueue region_grants_;
   std::map<SpanKey, std::unique_ptr<SpanState>> spans_;
 };
 

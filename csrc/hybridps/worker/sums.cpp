@@ -83,6 +83,7 @@ bool OwnerSum::start(const std::vector<std::uint8_t>* only) {
   opening.nodes = static_cast<std::uint32_t>(topology.nodes());
   opening.own_node = static_cast<std::uint32_t>(topology.my_node());
   if (topology.regions() > 1) opening.parts = parts();
+  opening.of_region = span_.is_gateway();
   opening.own_rank = span_.me();
   opening.owner = &span_.run;
   opening.codec = span_.codec();

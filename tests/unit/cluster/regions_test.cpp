@@ -15,6 +15,7 @@
 #include "hybridps/wire/message.h"
 #include "tests/support/catch.h"
 #include "tests/support/cluster.h"
+#include "tests/support/faulty_transport.h"
 #include "tests/support/recorder.h"
 
 namespace {
@@ -164,11 +165,11 @@ TEST_CASE("cluster/regions: every type, operation, size and layout gives the tre
       {DType::kComplex64, ReduceOp::kSum}, {DType::kComplex128, ReduceOp::kSum},
   };
   for (const Layout& layout : kLayouts) {
-    for (std::uint64_t seed = 1; seed <= 2; ++seed) {
+    for (std::uint64_t seed = 1; seed <= 4; ++seed) {
       INFO(name(layout) << ", seed " << seed);
       std::mt19937_64 random(seed);
       ClusterOptions options = options_of(layout, seed);
-      if (seed == 2) options.eager_bytes = options.grant_chunks = 1;  // nearly all chunks are granted one by one
+      if (seed > 1) options.eager_bytes = options.grant_chunks = 1;  // nearly all chunks are granted one by one
       if (seed == 2)
         for (const int region : layout.region_of) options.weights.push_back(region == 0 ? 0.0 : 1.0 + region);
       Cluster cluster(options);
@@ -323,5 +324,37 @@ TEST_CASE("cluster/regions: other collectives cross an uplink once, too", "[clus
       if (scatters) CHECK(crossed[{1, 0}] == ranks_in[0] * kCount * 4);
       if (kind == Kind::kBroadcast) CHECK(crossed[{home, 1 - home}] == kCount * 4);
       if (kind == Kind::kReduce) CHECK(crossed[{1 - home, home}] == kCount * 4);
+    }
+}
+
+TEST_CASE("cluster/regions: large sums with little memory do not wait for each other", "[cluster][fast]") {
+  for (const Layout& layout : kLayouts)
+    for (std::uint64_t seed = 1; seed <= 2; ++seed) {
+      INFO(name(layout) << ", seed " << seed);
+      std::mt19937_64 random(seed);
+      ClusterOptions options = options_of(layout, seed);
+      options.eager_bytes = seed % 3 == 0 ? 1 : 4096;
+      options.grant_chunks = static_cast<std::uint32_t>(1 + seed % 2);
+      options.window_bytes = 4096;
+      test_support::Faults slow;  // some nodes, of each region others
+      slow.delay = 1;
+      slow.delay_max = 60;
+      options.wrap = [&](std::unique_ptr<transport::Transport> inner,
+                         int rank) -> std::unique_ptr<transport::Transport> {
+        const bool is_slow = (static_cast<std::uint64_t>(rank) * 7 + seed) % 3 == 0;
+        return std::make_unique<test_support::FaultyTransport>(
+            std::move(inner), is_slow ? slow : test_support::Faults(), seed * 100 + index(rank));
+      };
+      Cluster cluster(options);
+      const core::GroupUid uid = cluster.open_group();
+      std::vector<std::unique_ptr<Sum>> sums;
+      for (std::uint64_t i = 0; i < 3; ++i) {
+        sums.push_back(std::make_unique<Sum>(layout, DType::kInt32, ReduceOp::kSum, 60'000, random));
+        for (int rank = 0; rank < cluster.size(); ++rank) sums.back()->submit(cluster, uid, rank, i);
+      }
+      REQUIRE(cluster.run_until([&] {
+        return std::all_of(sums.begin(), sums.end(), [&](const auto& sum) { return sum->done == cluster.size(); });
+      }));
+      for (const auto& sum : sums) CHECK(sum->is_right());
     }
 }

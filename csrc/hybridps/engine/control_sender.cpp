@@ -32,9 +32,9 @@ void ControlSender::send(core::EngineId to, wire::Message message, std::string_v
 std::size_t ControlSender::send_first() {
   std::size_t work = 0;
   for (auto it = waiting_.begin(); it != waiting_.end();) {
-    std::deque<Waiting>& queue = it->second;
+    std::deque<WaitingText>& queue = it->second;
     for (; !queue.empty() && has_room(queue.front().text); ++work) {
-      const Waiting first = std::move(queue.front());
+      const WaitingText first = std::move(queue.front());
       queue.pop_front();
       send_at_once(it->first, first.message, first.text);
     }

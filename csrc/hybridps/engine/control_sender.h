@@ -54,7 +54,7 @@ class ControlSender : core::Pinned {
   core::TimePoint next_due() const;
 
  private:
-  struct Waiting {
+  struct WaitingText {
     wire::Message message;
     std::string text;
   };
@@ -69,7 +69,7 @@ class ControlSender : core::Pinned {
   Suspects& suspects_;
   flow::Outbox* outbox_ = nullptr;
   transport::BufferPool* pool_ = nullptr;
-  std::map<core::EngineId, std::deque<Waiting>> waiting_;
+  std::map<core::EngineId, std::deque<WaitingText>> waiting_;
   std::unordered_map<core::EngineId, core::TimePoint> unanswered_verdicts_;  // by peer: wait until then
 };
 

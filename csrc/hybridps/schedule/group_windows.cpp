@@ -23,7 +23,7 @@ void follow_carried(std::uint64_t& windows, double bytes_carried, std::uint64_t 
 }  // namespace
 
 void GroupWindows::open(core::GroupUid uid, Members members, const Topology& topology) {
-  divide(groups_.insert_or_assign(uid, Group{std::move(members), topology}).first->second);
+  divide(groups_.insert_or_assign(uid, WindowGroup{std::move(members), topology}).first->second);
 }
 
 bool GroupWindows::set_shares(core::GroupUid uid, const Topology& topology) {
@@ -53,7 +53,7 @@ bool GroupWindows::follow(double rate, bool naps) {
   return true;
 }
 
-void GroupWindows::divide(Group& group) const {
+void GroupWindows::divide(WindowGroup& group) const {
   std::uint64_t bytes =
       group.step == 0 ? settings_.window_bytes * set_windows_ : core::Config::kWindowBytesUsual * usual_windows_;
   // With dedicated servers, owners with unequal shares also wait for each other.

@@ -32,7 +32,7 @@ class GroupWindows {
     std::size_t cards = 1;
     std::uint64_t nap_bytes = 0;  // bytes that arrive while both sides nap
   };
-  struct Group {
+  struct WindowGroup {
     Members members;
     Topology topology;
     std::uint16_t step = 0;              // Tuning::window_step
@@ -45,7 +45,7 @@ class GroupWindows {
 
   explicit GroupWindows(Settings settings) : settings_(settings) {}
 
-  const std::map<core::GroupUid, Group>& groups() const noexcept { return groups_; }
+  const std::map<core::GroupUid, WindowGroup>& groups() const noexcept { return groups_; }
   bool naps() const noexcept { return naps_; }
 
   void open(core::GroupUid uid, Members members, const Topology& topology);
@@ -62,10 +62,10 @@ class GroupWindows {
   std::unordered_map<core::EngineId, Window> by_member() const;
 
  private:
-  void divide(Group& group) const;
+  void divide(WindowGroup& group) const;
 
   const Settings settings_;
-  std::map<core::GroupUid, Group> groups_;
+  std::map<core::GroupUid, WindowGroup> groups_;
   std::uint64_t set_windows_ = 1;    // factor of the window that is set
   std::uint64_t usual_windows_ = 1;  // factor of the usual window, for groups with a tuned window
   bool naps_ = false;

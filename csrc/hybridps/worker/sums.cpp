@@ -97,8 +97,8 @@ bool OwnerSum::start(const std::vector<std::uint8_t>* only) {
   return span_.worker.server().open(span_.key(), opening);
 }
 
-// One part for each region, in order, so that a sum has the same bits with levels and without. With levels a part is the
-// node of the region's gateway, but for the own region; and a gateway has only its region.
+// One part for each region, in order, so that a sum has the same bits with levels and without. With levels a part is
+// the node of the region's gateway, but for the own region; and a gateway has only its region.
 std::vector<std::vector<std::uint32_t>> OwnerSum::parts() const {
   const schedule::Topology& topology = span_.topology();
   const int here = topology.region_of(topology.my_node());

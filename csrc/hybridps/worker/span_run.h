@@ -60,7 +60,7 @@ class SpanRun : core::Pinned {
   NodeSum* paced() noexcept { return node_ && node_->is_paced() ? &*node_ : nullptr; }
   bool waits_for_owner() noexcept;
   /// Number of results that this rank waits for in total, and number of these that have come.
-  std::uint32_t chunks_wanted() const noexcept { return consumer_ || owner_ ? plan_.chunks : 0; }
+  std::uint32_t chunks_wanted() const noexcept { return consumer_ || (owner_ && !region_) ? plan_.chunks : 0; }
   std::uint32_t chunks_done() const noexcept { return chunks_done_; }
 
  private:

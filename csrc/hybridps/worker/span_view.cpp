@@ -24,6 +24,8 @@ int SpanView::served_by_source() const noexcept {
 bool SpanView::is_gateway() const noexcept {
   if (!plan.levels || plan.owner == me()) return false;
   const int my_node = topology().my_node();
+  // A region of one node has nothing to sum: its agent sends to the owner.
+  if (plan.source == schedule::kAll && topology().nodes_in(topology().region_of(my_node)).size() == 1) return false;
   const int node = topology().gateway_node(topology().region_of(my_node), plan.owner, served_by_source());
   return node == my_node && agent_of(my_node) == me();
 }

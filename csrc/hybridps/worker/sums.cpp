@@ -207,6 +207,10 @@ void RegionPush::on_sent(flow::Stream& stream, std::uint32_t) {
   if (stream.all_sent()) span_.worker.part_done(span_.run);
 }
 
+// The owner waits for a chunk that the region has not summed yet. Nodes of the region may hold it back (Worker::pace),
+// so the gateway asks them for their chunks.
+void RegionPush::on_permitted(flow::Stream&, std::uint32_t) { span_.worker.server().local_announce(span_.key()); }
+
 // --- NodeSum ---------------------------------------------------------------------------------------------------------
 
 NodeSum::NodeSum(const SpanView& span, std::uint32_t locals, OwnerSum* owner)

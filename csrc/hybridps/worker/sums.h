@@ -78,7 +78,7 @@ class RegionPush final : public flow::Source, core::Pinned {
 
   flow::Payload payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
   void on_sent(flow::Stream& stream, std::uint32_t chunk) override;
-  void on_permitted(flow::Stream&, std::uint32_t) override {}  // the region's nodes send without being asked
+  void on_permitted(flow::Stream& stream, std::uint32_t chunk) override;
 
  private:
   const SpanView& span_;

@@ -170,7 +170,9 @@ bool Runtime::look_at_paths() {
     next_path_look_ += kPathsLater;
     const auto [found, is_new] = paths.emplace(path.peer, path);
     if (is_new) continue;
-    found->second.min_rtt_seconds = std::min(found->second.min_rtt_seconds, path.min_rtt_seconds);
+    double& shortest = found->second.min_rtt_seconds;
+    if (path.min_rtt_seconds > 0)
+      shortest = shortest > 0 ? std::min(shortest, path.min_rtt_seconds) : path.min_rtt_seconds;
     found->second.bytes_per_second += path.bytes_per_second;
   }
   bool changed = false;
@@ -181,14 +183,22 @@ bool Runtime::look_at_paths() {
 }
 
 void Runtime::apply_windows() {
+  const auto far_window = [](const KnownPeer& peer) { return std::min(peer.far.bytes(), peer.record.far_bytes); };
+  // What waits in front of the kernel takes buffers that near peers need too: far windows have half of them together.
+  double all_far = 1;
+  for (const auto& [engine, peer] : peers_.all())
+    if (peer.groups > 0 && !peer.record.local) all_far += static_cast<double>(far_window(peer));
+  const double part = std::min(1.0, static_cast<double>(pool_->memory().size()) / 2 / all_far);
   for (const auto& [engine, window] : windows_.by_member()) {
     const KnownPeer* peer = peers_.find(engine);
     if (peer == nullptr || peer->record.local) continue;
-    if (const std::uint64_t far = std::min(peer->far.bytes(), peer->record.far_bytes); far > window.bytes) {
+    const std::uint64_t near = std::min(window.bytes, peer->record.eager_bytes);
+    const std::uint64_t far = static_cast<std::uint64_t>(part * static_cast<double>(far_window(*peer)));
+    if (far > near) {
       outbox_->set_window(engine, static_cast<std::int64_t>(far), schedule::WindowTuner::kFixed);
       continue;
     }
-    outbox_->set_window(engine, static_cast<std::int64_t>(std::min(window.bytes, peer->record.eager_bytes)),
+    outbox_->set_window(engine, static_cast<std::int64_t>(near),
                         window.beside_servers ? schedule::WindowTuner::kPatient : schedule::WindowTuner::kUsual);
   }
 }

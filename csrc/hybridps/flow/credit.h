@@ -34,7 +34,12 @@ class SendBook {
   /// `local`: the peer is reached through shared memory, and `whole_max` bytes may be in flight under "all chunks"
   /// grants. Otherwise the window limits these bytes too, and the window follows round trips.
   SendBook(std::int64_t allowance, bool local, std::int64_t whole_max) noexcept
-      : local_(local), allowance_(allowance), base_(allowance), window_(allowance), whole_max_(whole_max) {
+      : local_(local),
+        given_(allowance),
+        allowance_(allowance),
+        base_(allowance),
+        window_(allowance),
+        whole_max_(whole_max) {
     tuner_.reset(base_, allowance_);
   }
 
@@ -46,7 +51,7 @@ class SendBook {
   bool set_window(std::int64_t bytes, const Rounds& rounds) noexcept {
     if (bytes == base_ && rounds == tuner_.rounds()) return false;
     base_ = bytes;
-    allowance_ = std::max(allowance_, bytes);
+    allowance_ = std::max(given_, bytes);
     tuner_.reset(bytes, allowance_, rounds);
     return bytes > std::exchange(window_, bytes);
   }
@@ -99,9 +104,10 @@ class SendBook {
   }
 
   bool local_ = false;
-  std::int64_t allowance_ = 0;
-  std::int64_t base_ = 0;    // as set by set_window()
-  std::int64_t window_ = 0;  // as tuned
+  std::int64_t given_ = 0;      // the peer's allowance near by
+  std::int64_t allowance_ = 0;  // that, or the window to a far peer
+  std::int64_t base_ = 0;       // as set by set_window()
+  std::int64_t window_ = 0;     // as tuned
   std::int64_t whole_max_ = 0;
   std::int64_t outstanding_ = 0;  // paid from the allowance and not returned
   std::int64_t whole_outstanding_ = 0;

@@ -24,6 +24,7 @@ struct FarRank {
   explicit FarRank(std::size_t far_bytes, bool control = false) {
     options.node_of = {0, 1, 2};
     options.window_bytes = 4096;
+    options.pool_extra_bytes = std::size_t{64} << 20;
     options.far_bytes = far_bytes;
     options.control = control;
     options.wrap = [this](std::unique_ptr<transport::Transport> inner,

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 
 namespace hybridps::transport {
@@ -34,7 +35,7 @@ bool read_path(int socket, PathInfo& path) {
   if (::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return false;
   path.rtt_seconds = info.tcpi_rtt * 1e-6;
   path.retransmits = info.tcpi_total_retrans;
-  if (length < sizeof info) return true;  // an older kernel
+  if (length < offsetof(tcp_info, tcpi_delivery_rate) + sizeof info.tcpi_delivery_rate) return true;  // an older kernel
   constexpr std::uint32_t kNone = ~std::uint32_t{0};
   path.min_rtt_seconds = info.tcpi_min_rtt == kNone ? 0 : info.tcpi_min_rtt * 1e-6;
   path.bytes_per_second = static_cast<double>(info.tcpi_delivery_rate);

@@ -377,17 +377,18 @@ void Groups::start(const Group& group) {
   Status status;
   {
     const std::lock_guard lock(group->mutex);
+    status = group->status;
+    // The Runtime may have failed the group at its opening: a member is dead, for example. Whoever waits for the group
+    // must see the failure together with `ready`.
+    if (status.is_ok()) group->status = group->state->status;
     group->ready = true;
     group->summary = std::move(summary);
-    status = group->status;
   }
   if (me == 0) tell_of(*group);
   group->changed.notify_all();
   // The group failed here while it was being made. The other members waited for this rank, and now hear of the failure.
   if (!status.is_ok()) runtime_.worker().fail_group(*group->state, status, /*tell=*/true);
   if (!may_have_servers(group->roster)) group->roster = {};  // nobody reads the roster from now on
-  // The Runtime may have failed the group at its opening: a member is dead, for example.
-  if (const Status& verdict = group->state->status; !verdict.is_ok()) fail(*group, verdict);
   for (const std::uint64_t sequence : std::exchange(group->reserved_early, {}))
     runtime_.worker().reserve(*group->state, sequence);
   for (auto queued = std::exchange(group->queued, {}); auto& item : queued) {

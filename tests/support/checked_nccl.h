@@ -1,10 +1,9 @@
 // tests/support/checked_nccl.h: an NCCL that does its work on FakeDevices and checks what NCCL demands of its callers.
 //
 // Demanded (user guide, 2.30)  no call of a communicator while one is in progress, nor after it was aborted, revoked,
-// finalized or
-//          destroyed; groups that are ended; the same calls in the same order on all ranks of a communicator; one
-//          stream of a communicator; its device current; operations that a launch names alive until it is done; nothing
-//          on a stream when it is destroyed. What is not kept is in violations().
+//          finalized or destroyed; groups that are ended; the same calls in the same order on all ranks of a
+//          communicator; one stream of a communicator; its device current; operations that a launch names alive until
+//          it is done; nothing on a stream when it is destroyed. What is not kept is in violations().
 // Model    Ranks are threads, each with a FakeDevice. Communicators do not block: what a group holds reaches the stream
 //          later, from another thread, and the first launch of a communicator only when all ranks have come. A kernel
 //          waits on the stream for those of the other ranks. ncclCommAbort() ends them, waits, and frees. While it

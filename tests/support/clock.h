@@ -1,12 +1,10 @@
 // tests/support/clock.h: lets time pass in a unit program, at once and without waiting.
 //
 // Model    clock.cpp replaces the program's steady clock, which core::Clock is. While a MovableClock lives, time is
-// what it
-//          says; after it, the real time again. The product has none of this.
+//          what it says; after it, the real time again. The product has none of this.
 // Order    declare it before what it moves: time points of it must not be used when it is gone.
 // Threads  pass() from any. A condition variable or poll() waits by the kernel's clock: where threads sleep until a
-// point
-//          of the clock, only what asks for the time again sees it moved, and nothing should be stopped.
+//          point of the clock, only what asks for the time again sees it moved, and nothing should be stopped.
 #pragma once
 
 #include "hybridps/core/clock.h"

@@ -1,17 +1,12 @@
 // tests/support/faulty_transport.h: wraps any Transport and breaks it, from a seed.
 //
-// Model    Faults are applied where messages are sent. Each message draws, in this order: drop, duplicate,
-// delay. A
-//          delayed message waits for 1..delay_max calls of progress(); different delays reorder. A dropped
-//          message completes as kOk: the transport let go of it, nobody reads it. Of a duplicate only the
-//          first copy completes.
-// Killing  kill(peer) is a cut cable: the inner endpoint is closed by force, sends are refused, what waits is
-// lost, and
-//          on_peer_failed comes with the next progress(). kill_after(n) does it at the nth message to any
-//          peer.
-// Threads  as the wrapped transport. The same seed and the same calls give the same faults.
-// A real transport neither drops nor duplicates: use those to prove that deadlines fire and signatures are
-// checked.
+// Model    Faults are applied where messages are sent. Each message draws, in this order: drop, duplicate, delay. A
+//          delayed message waits for 1..delay_max calls of progress(); different delays reorder. A dropped message
+//          completes as kOk: the transport let go of it, nobody reads it. Of a duplicate only the first copy completes.
+// Killing  kill(peer) is a cut cable: the inner endpoint is closed by force, sends are refused, what waits is lost, and
+//          on_peer_failed comes with the next progress(). kill_after(n) does it at the nth message to any peer.
+// Threads  as the wrapped transport. The same seed and the same calls give the same faults. A real transport neither
+//          drops nor duplicates: use those to prove that deadlines fire and signatures are checked.
 #pragma once
 
 #include <algorithm>

@@ -2,9 +2,8 @@
 // MovableClock's time.
 //
 // Model    A message leaves behind all that its sender's card has still to send, and arrives behind all that its
-// receiver's
-//          card has still to take: both full duplex, first come first served, without loss. Then it goes on through the
-//          wrapped transport, in the sender's next progress().
+//          receiver's card has still to take: both full duplex, first come first served, without loss. Then it goes on
+//          through the wrapped transport, in the sender's next progress().
 // Threads  one, as the Cluster has it.
 #pragma once
 

@@ -70,7 +70,7 @@ struct MemberRecord {
   Bytes control_address;
   std::uint64_t eager_bytes = 0;
   std::string region;           // HYBRIDPS_REGION of the rank
-  std::uint64_t far_bytes = 0;  // the same for a peer over a path of long delay
+  std::uint64_t far_bytes = 0;  // allowance over a path of long delay
   std::uint64_t chunk_bytes = 0;
   std::uint64_t chunk_bytes_max = 0;  // largest chunk it has room for, a tuner's limit; 0: chunk_bytes
   std::string compress;               // the compression asked for in the group, opaque to this room; servers: empty

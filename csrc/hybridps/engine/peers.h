@@ -26,7 +26,7 @@ struct PeerRecord {
   std::vector<std::byte> shm_address;
   std::string where;              // "host7 pid 4121", for messages
   std::uint64_t eager_bytes = 0;  // the peer's allowance for us
-  std::uint64_t far_bytes = 0;    // the same over a path of long delay
+  std::uint64_t far_bytes = 0;    // that allowance over a path of long delay
 };
 
 /// The transports of one engine. shm may be absent. If control is absent, control messages go over data.

@@ -331,8 +331,8 @@ void Server::close(const OperationKey& key) {
   const core::OneThread::Inside inside(one_thread_);
   std::vector<SpanKey> keys;
   for (auto at = spans_.lower_bound(SpanKey{key}); at != spans_.end() && at->first.operation == key; ++at) {
-    grants_of(*at->second)
-        .remove(*at->second);  // units that one span gives back must not go to the operation's other spans
+    // Units that one span gives back must not go to the operation's other spans.
+    grants_of(*at->second).remove(*at->second);
     keys.push_back(at->first);
   }
   for (const SpanKey& span : keys) close(span);

@@ -2,8 +2,7 @@
 //
 // To join, a backend writes a type with
 //   static std::unique_ptr<contract::Pair> make_pair();     two transports, memory attached, not connected
-//   yet static constexpr bool kReportsPeerGone;                 the path itself notices that the other side
-//   went away
+//   static constexpr bool kReportsPeerGone;                     the path itself notices that the other side went away
 // (and kSendsByItself where messages leave, and `done` comes, without progress() of either side)
 // and, in one .cpp, `#define HYBRIDPS_ENDPOINT_BACKENDS MyBackend` before including this file.
 // Both ends run on the test's thread. Completion may wait for the receiver to give the payload back (shared

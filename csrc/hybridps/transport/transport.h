@@ -95,6 +95,7 @@ struct PathInfo {
   double min_rtt_seconds = 0;     // the shortest of the last minutes; 0: not known
   double bytes_per_second = 0;    // that the peer acknowledged lately, payload of TCP; 0: not known
   std::uint64_t retransmits = 0;  // segments, since the connection was opened
+  std::uint64_t resumptions = 0;  // how often it broke and went on over a new one
 };
 
 /// A contiguous range of an accelerator's memory.
@@ -107,7 +108,8 @@ struct DeviceMemory {
 /// State of the connection to a peer.
 enum class Way : std::uint8_t {
   kNone,    // connect() would open a connection
-  kStands,  // there is a connection, or one is being opened, by either side
+  kOpens,   // a connection is being made, or made again after it broke
+  kStands,  // there is a connection
   kLacks    // the connection waits for file descriptors of this process or of the peer
 };
 

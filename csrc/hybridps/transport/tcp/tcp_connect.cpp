@@ -24,18 +24,43 @@ namespace {
 
 /// Connections accepted in one go, before any other work.
 constexpr std::size_t kAcceptsMax = 64;
-/// After a loss before an answer, the first retry is immediate. Later pauses start at kRedialPause and double.
+/// After a loss, the first retry is immediate. Later pauses start at kRedialPause and double.
 constexpr core::Duration kRedialPause = core::from_seconds(0.01);
 constexpr core::Duration kRedialPauseMax = core::from_seconds(0.5);
+/// An attempt to go on after a loss has this long, then the next one is made: the kernel's own retries come later and
+/// later.
+constexpr core::Duration kConnectWithin = core::from_seconds(1);
+constexpr core::Duration kAnswerWithin = core::from_seconds(2);
+/// A connection that the peer's own kernel has closed, without farewell, is the end of its process, as a rule. A
+/// process that lives can be reached again within this time.
+constexpr core::Duration kClosedFor = core::from_seconds(2);
+/// A peer that has never been reached, and refuses, may still dial us: a firewall may let connections pass one way
+/// only.
+constexpr core::Duration kRefusedFor = core::from_seconds(1.5);
+/// The same for a peer that has dialled us before: as a rule its process has ended. If not, it dials again at once.
+constexpr core::Duration kRefusedAfterFor = core::from_seconds(0.25);
 /// A connection at rest sends a probe so often, of some 60 bytes, and gets an answer. Firewalls and NAT between two
 /// machines forget a connection that they have not seen for a while.
 constexpr int kKeepAliveSeconds = 4;
+
+/// The few bytes of an answer always fit into the send buffer.
+void say(const TcpLink& link, const TcpReply& reply) {
+  const auto said = encode(reply);
+  (void)!::send(link.socket.get(), said.data(), said.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+std::string cannot_go_on(const TcpLink& link) {
+  return "the connection to " + link.to + " broke (" + link.why +
+         "), and cannot go on: bytes are lost that its sender has let go. Does a proxy stand between the two?";
+}
 
 }  // namespace
 
 void TcpTransportImpl::adopt(TcpLink& link, TcpEndpoint& endpoint) {
   link.endpoint = &endpoint;
   endpoint.links_.push_back(&link);
+  const bool could_dial = std::exchange(link.there, endpoint.address_.socket).bytes > 0;
+  if (link.state == TcpLink::LinkState::kWaiting && !could_dial) link.dial_at = core::Clock::now();
 }
 
 void TcpTransportImpl::set_options(int socket) const {
@@ -54,6 +79,9 @@ core::Result<TcpLink*> TcpTransportImpl::dial(const TcpAddress& to) {
   auto made = std::make_unique<TcpLink>();
   TcpLink& link = *made;
   link.peer = to.id;
+  link.number = next_number_++;
+  link.is_mine = true;
+  link.dialled_first = core::Clock::now();
   link.there = to.socket;
   link.to = to.socket.text();
   const core::Status status = try_dial(link);
@@ -66,7 +94,7 @@ core::Result<TcpLink*> TcpTransportImpl::dial(const TcpAddress& to) {
 core::Status TcpTransportImpl::try_dial(TcpLink& link) {
   const SocketAddress& there = link.there;
   core::Descriptor made = make_socket(there.name.ss_family);
-  const std::string what = "cannot connect to " + link.to + " (" + name_ + ")";
+  const std::string what = "cannot connect to " + there.text() + " (" + name_ + ")";
   core::Status status;
   const auto lack = [&](core::Status why) {
     static core::LogRate rate(core::from_seconds(60));
@@ -81,6 +109,8 @@ core::Status TcpTransportImpl::try_dial(TcpLink& link) {
   set_options(socket);
   const int on = 1;
   (void)::setsockopt(socket, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
+  if (link.needs_small_packets)
+    (void)::setsockopt(socket, IPPROTO_TCP, TCP_MAXSEG, &kSmallSegmentBytes, sizeof kSmallSegmentBytes);
   const SocketAddress from = *parse_address(options_.address, 0);
   const auto unreachable = [&](const std::string& why) {
     return core::Status(
@@ -101,32 +131,71 @@ core::Status TcpTransportImpl::try_dial(TcpLink& link) {
     return status.code() == core::Code::kOutOfResources ? lack(std::move(status)) : status;
   }
   link.state = TcpLink::LinkState::kConnecting;
+  link.hello_have = 0;
+  // The first attempt is the kernel's matter, which gives up after user_timeout.
+  link.attempt_due = link.was_open ? core::Deadline::after(kConnectWithin) : core::Deadline::never();
+  if (link.was_open) waiting_.push_back(&link);
   return core::Status::ok();
 }
 
-/// At most a greeting was sent on this connection, so its queue is kept unchanged.
-void TcpTransportImpl::dial_later(TcpLink& link, core::Duration pause, bool lacks) {
-  ++counters_.redials;
+void TcpTransportImpl::drop_socket(TcpLink& link) {
   if (link.socket) (void)::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, link.socket.get(), nullptr);
   link.socket.reset();
-  link.begin = link.end = 0;
   link.error = 0;
   link.watches_write = false;
+  if (std::exchange(link.is_listed, false)) std::erase(listed_, &link);
+  std::erase(waiting_, &link);
+}
+
+void TcpTransportImpl::dial_later(TcpLink& link, core::Duration pause, bool lacks) {
+  ++counters_.redials;
+  drop_socket(link);
   link.state = TcpLink::LinkState::kWaiting;
   link.lacks = lacks;
-  if (lacks) link.losses = 0;  // the peer answered, or no attempt was made
-  link.dial_at = core::Clock::now() + pause;
+  if (lacks) {  // the peer answered, or no attempt was made
+    link.losses = 0;
+    link.dialled_first = core::Clock::now();
+  }
+  // Only the peer knows where to dial, as long as we have no endpoint to it.
+  link.dial_at = link.there.bytes > 0 ? core::Clock::now() + pause : core::TimePoint::max();
   waiting_.push_back(&link);
 }
 
-/// Only our greeting was sent before the loss, so a retry is safe. A peer that is gone refuses the next connection.
-void TcpTransportImpl::on_lost(TcpLink& link) {
-  if (link.losses++ == 0) link.dial_until = core::Deadline::after(options_.redial_for);
+void TcpTransportImpl::on_lost(TcpLink& link, std::string why, Loss how) {
   const core::TimePoint now = core::Clock::now();
+  if (link.state == TcpLink::LinkState::kOpen) {
+    link.lost_at = now;
+    link.why = why;
+    link.was_closed = how == Loss::kClosed;
+    // Without progress the time goes on: a way may let greetings pass and nothing else.
+    const bool is_idle = link.queue.empty() && link.kept.empty();
+    if (is_idle || link.session.acknowledged() != link.acknowledged_before ||
+        link.session.received() != link.received_before)
+      link.losses = 0;
+  }
+  if (link.losses++ == 0) {
+    core::Duration patience = options_.redial_for;
+    // One that never stood has waited since it was dialled, and knows why: it tells before the heartbeats do.
+    if (!link.was_open) patience = std::max(patience * 9 / 10 - (now - link.dialled_first), core::Duration::zero());
+    if (link.was_closed && link.there.bytes > 0) patience = std::min(patience, kClosedFor);
+    link.dial_until = core::Deadline::after(patience);
+    link.lost_first = link.was_open ? now : link.dialled_first;
+    if (!link.was_open) link.why = why;
+  }
+  if (how != Loss::kRefused) {
+    link.refused_first = {};
+  } else if (link.refused_first == core::TimePoint{}) {
+    link.refused_first = now;
+    // A peer that lives dials at once after a loss, and later and later while it is in vain.
+    const bool is_fresh = link.was_open && now - link.lost_at < kRefusedAfterFor;
+    link.dial_until = std::min(link.dial_until, core::Deadline::after(is_fresh ? kRefusedAfterFor : kRefusedFor));
+  }
   if (link.dial_until.has_passed(now)) {
-    on_broken(link, "all connections (" + name_ + ") to " + link.to + " that were tried in " +
-                        core::format_seconds(core::to_seconds(options_.redial_for)) +
-                        " were reset before an answer came");
+    std::string text = "it cannot be reached from " + options_.address + ": " + std::move(why);
+    if (link.losses > 1)
+      text += ", after " + std::to_string(link.losses) + " attempts in " +
+              core::format_seconds(core::to_seconds(now - link.lost_first));
+    on_broken(link, text + "; its host, the network, a firewall or NAT between the two does this");
     return;
   }
   core::Duration pause = core::Duration::zero();
@@ -135,60 +204,80 @@ void TcpTransportImpl::on_lost(TcpLink& link) {
   dial_later(link, pause, /*lacks=*/false);
 }
 
-std::size_t TcpTransportImpl::dial_waiting(core::TimePoint now) {
+std::size_t TcpTransportImpl::look_at_waiting(core::TimePoint now) {
   std::size_t did = 0;
-  for (TcpLink* const link : std::exchange(waiting_, {})) {
-    if (link->dial_at > now) {
-      waiting_.push_back(link);
+  for (TcpLink* const link : std::vector<TcpLink*>(waiting_)) {
+    if (link->state != TcpLink::LinkState::kWaiting) {
+      if (!link->attempt_due.has_passed(now)) continue;
+      on_lost(*link, "no answer from " + link->there.text() + " (" + name_ + ")", Loss::kOther);
+    } else if (link->dial_until.has_passed(now) && link->losses > 0) {
+      on_lost(*link, std::string(link->why), Loss::kOther);
+    } else if (link->dial_at <= now) {
+      std::erase(waiting_, link);
+      const core::Status status = try_dial(*link);
+      if (status.is_ok()) {
+        ++did;
+        continue;
+      }
+      if (status.code() == core::Code::kOutOfResources)
+        dial_later(*link, kAgainAfter, /*lacks=*/true);
+      else if (link->was_open)
+        on_lost(*link, std::string(status.message()), Loss::kOther);
+      else
+        on_broken(*link, std::string(status.message()));
+    } else {
       continue;
     }
     ++did;
-    const core::Status status = try_dial(*link);
-    if (status.is_ok()) continue;
-    if (status.code() == core::Code::kOutOfResources)
-      dial_later(*link, kAgainAfter, /*lacks=*/true);
-    else
-      on_broken(*link, std::string(status.message()));
   }
   return did;
 }
 
 /// The connection is established. The few bytes of a greeting always fit into its send buffer.
 void TcpTransportImpl::say_hello(TcpLink& link) {
-  const auto greeting = encode_greeting(address_.id, link.peer);
+  TcpGreeting is{address_.id, link.peer, link.number, link.is_mine, !link.was_open, link.needs_small_packets, {}};
+  is.side = link.session.begin_attempt();
+  const auto greeting = encode(is);
   (void)!::send(link.socket.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   link.state = TcpLink::LinkState::kGreeted;
+  link.was_reached = true;
+  // Somebody listens there: not the end that a closed connection looked like.
+  if (link.was_closed) link.dial_until = core::Deadline::after(options_.redial_for, link.lost_first);
+  if (!link.attempt_due.is_never()) link.attempt_due = core::Deadline::after(kAnswerWithin);
   (void)watch(link, /*write=*/false);
 }
 
-/// False: more bytes must arrive first, or this connection is over.
-bool TcpTransportImpl::hear_answer(TcpLink& link) {
-  if (link.end - link.begin < kAnswerBytes) return false;
-  const std::span<const std::byte, kAnswerBytes> bytes(link.read_ahead.data() + link.begin, kAnswerBytes);
-  const std::optional<TcpAnswer> answer = decode_answer(bytes);
+void TcpTransportImpl::hear_answer(TcpLink& link) {
+  const std::optional<TcpReply> reply =
+      decode_reply(std::span<const std::byte, kAnswerBytes>(link.hello.data(), kAnswerBytes));
+  const TcpAnswer answer = reply ? reply->answer : TcpAnswer::kNotHere;
   if (answer == TcpAnswer::kWelcome) {
-    link.begin += kAnswerBytes;
-    link.state = TcpLink::LinkState::kOpen;
-    link.lacks = false;
-    if (!link.queue.empty()) list(link);
-    return true;
-  }
-  if (answer == TcpAnswer::kBusy) {
+    if (link.session.on_answer(reply->side) == TcpSession::Fit::kGoesOn) {
+      std::erase(waiting_, &link);
+      go_on(link);
+    } else {
+      on_broken(link, cannot_go_on(link));
+    }
+  } else if (answer == TcpAnswer::kBusy) {
     static core::LogRate rate(core::from_seconds(60));
     if (rate.permit())
       core::log_warn(
           name_, ": the process at ", link.to,
           " has no file descriptors for another connection (raise `ulimit -n` there); it is tried again until it has");
     dial_later(link, kAgainAfter, /*lacks=*/true);
+  } else if (answer == TcpAnswer::kSmaller) {
+    link.needs_small_packets = true;
+    dial_later(link, core::Duration::zero(), /*lacks=*/false);
+  } else if (answer == TcpAnswer::kCrossed) {
+    dial_later(link, kAgainAfter, /*lacks=*/false);
   } else if (answer == TcpAnswer::kClosed) {
-    on_broken(link, "it has given up this process, or closed its connections to it");
-  } else if (answer == TcpAnswer::kNotHere) {
-    on_broken(link, std::string(kEndedWithoutClosing));
+    on_broken(link, "it has given up this process, or closed its connections to it", /*ended=*/true);
+  } else if (reply || link.was_open) {
+    on_broken(link, std::string(kEndedWithoutClosing), /*ended=*/true);  // another process has its address
   } else {
     ++counters_.malformed;
     on_broken(link, "the connection (" + name_ + ") to " + link.to + " brought bytes that hybridps does not send");
   }
-  return false;
 }
 
 /// Moves the queue of `from`, which has not greeted, to the open connection `to`. Closes `from`.
@@ -222,7 +311,7 @@ bool TcpTransportImpl::turn_away() {
     ++counters_.turned_away;
     std::array<std::byte, kGreetingBytes> unread;  // unread bytes would make the close send a reset
     (void)!::recv(socket.get(), unread.data(), unread.size(), MSG_DONTWAIT);
-    const auto answer = encode_answer(TcpAnswer::kBusy);
+    const auto answer = encode(TcpReply{TcpAnswer::kBusy, {}});
     (void)!::send(socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
   keep_spare();
@@ -281,36 +370,73 @@ std::size_t TcpTransportImpl::accept_all() {
   return accepted;
 }
 
-/// False: more bytes must arrive first, or the connection was refused.
-bool TcpTransportImpl::greet(TcpLink& link) {
-  if (link.end - link.begin < kGreetingBytes) return false;
-  const std::span<const std::byte, kGreetingBytes> bytes(link.read_ahead.data() + link.begin, kGreetingBytes);
-  const std::optional<TcpId> peer = decode_greeting(bytes, address_.id);
-  TcpEndpoint* endpoint = nullptr;
-  if (peer)
-    if (const auto found = by_id_.find(*peer); found != by_id_.end()) endpoint = found->second;
-  const auto say = [&link](TcpAnswer answer) {
-    const auto said = encode_answer(answer);
-    (void)!::send(link.socket.get(), said.data(), said.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  };
-  link.begin += kGreetingBytes;
-  if (!peer || (endpoint != nullptr && !endpoint->is_open())) {
+void TcpTransportImpl::greet(TcpLink& link) {
+  const std::span<const std::byte, kGreetingBytes> bytes(link.hello);
+  const std::optional<TcpGreeting> greeting = decode_greeting(bytes, address_.id);
+  const auto hang_up = [&](TcpAnswer answer) {
     const bool is_ours = is_greeting(bytes);
-    if (is_ours) say(peer ? TcpAnswer::kClosed : TcpAnswer::kNotHere);
+    if (is_ours) say(link, {answer, {}});
     refuse(link, /*reset=*/!is_ours);
-    return false;
-  }
-  say(TcpAnswer::kWelcome);
-  link.peer = *peer;
-  link.state = TcpLink::LinkState::kOpen;
+  };
+  if (!greeting) return hang_up(TcpAnswer::kNotHere);
+  if (TcpLink* const known = find_session(*greeting)) return resume(*known, link, *greeting);
+  TcpEndpoint* endpoint = nullptr;
+  if (const auto found = by_id_.find(greeting->from); found != by_id_.end()) endpoint = found->second;
+  if (!greeting->is_new || !greeting->is_mine || (endpoint != nullptr && !endpoint->is_open()) ||
+      link.session.on_greeting(greeting->side, false, false) != TcpSession::Fit::kGoesOn)
+    return hang_up(TcpAnswer::kClosed);
+  say(link, {TcpAnswer::kWelcome, link.session.side()});
+  link.peer = greeting->from;
+  link.number = greeting->number;
   std::erase(greeting_, &link);
-  if (endpoint == nullptr) return true;
+  go_on(link);
+  if (endpoint == nullptr) return;
   adopt(link, *endpoint);
-  // Our own connection has not greeted yet. One connection is enough.
+  // The peer does not know our own session yet: no greeting has left. One session is enough.
   TcpLink* const out = endpoint->out_;
-  if (out != nullptr && (out->state == TcpLink::LinkState::kWaiting || out->state == TcpLink::LinkState::kConnecting))
+  if (out != nullptr && out->session.side().attempt == 0 && out->is_mine &&
+      (out->state == TcpLink::LinkState::kWaiting || out->state == TcpLink::LinkState::kConnecting))
     take_over(link, *out);
-  return true;
+}
+
+TcpLink* TcpTransportImpl::find_session(const TcpGreeting& greeting) noexcept {
+  for (const auto& link : links_)
+    if (link->number == greeting.number && link->is_mine != greeting.is_mine && link->peer == greeting.from &&
+        link->state != TcpLink::LinkState::kClosed && link->state != TcpLink::LinkState::kGreeting)
+      return link.get();
+  return nullptr;
+}
+
+void TcpTransportImpl::resume(TcpLink& link, TcpLink& over, const TcpGreeting& greeting) {
+  // The peer has given the old connection up. What still came over it is taken first.
+  while (link.state == TcpLink::LinkState::kOpen && read(link) > 0) {
+  }
+  const auto hang_up = [&](TcpAnswer answer) {
+    say(over, {answer, {}});
+    refuse(over, /*reset=*/false);
+  };
+  if (link.state == TcpLink::LinkState::kClosed) return hang_up(TcpAnswer::kClosed);
+  if (link.needs_small_packets && !greeting.has_small_packets) return hang_up(TcpAnswer::kSmaller);
+  switch (
+      link.session.on_greeting(greeting.side, link.state == TcpLink::LinkState::kGreeted, address_.id < link.peer)) {
+    case TcpSession::Fit::kStale: return refuse(over);
+    case TcpSession::Fit::kOursGoes: return hang_up(TcpAnswer::kCrossed);
+    case TcpSession::Fit::kLost: hang_up(TcpAnswer::kClosed); return on_broken(link, cannot_go_on(link));
+    case TcpSession::Fit::kGoesOn: break;
+  }
+  if (link.state == TcpLink::LinkState::kOpen) {
+    link.lost_at = core::Clock::now();
+    link.why = "the connection (" + name_ + ") to " + link.to + " was given up by its other side";
+  }
+  drop_socket(link);
+  say(over, {TcpAnswer::kWelcome, link.session.side()});
+  link.socket = std::move(over.socket);
+  std::erase(greeting_, &over);
+  over.state = TcpLink::LinkState::kClosed;
+  has_closed_ = true;
+  if (const core::Status status = watch(link, /*write=*/false); !status.is_ok())
+    return on_broken(link, std::string(status.message()));
+  go_on(link);
 }
 
 void TcpTransportImpl::refuse(TcpLink& link, bool reset) {

@@ -2,11 +2,12 @@
 //
 //   kOpen ──close(kClosed)──> kDraining ──all has left──> kFlushing ──the peer's kernel has it, or late──┐
 //     │                                                                                                  v
-//     ├──its connection broke, close(any other code)──> kDoomed ──next progress()──────────────────────> kGone
-//     └──one of its two connections ended──> kEnding ──the other has, too, or late──────────────────────> kGone
+//     ├──its session ended, close(any other code)──> kDoomed ──next progress()──────────────────────> kGone
+//     └──one of its two sessions ended──> kEnding ──the other has, too, or late──────────────────────> kGone
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "hybridps/core/clock.h"
@@ -23,8 +24,8 @@ class TcpEndpoint final : public Endpoint {
  public:
   enum class EndpointState : std::uint8_t { kOpen, kDraining, kFlushing, kEnding, kDoomed, kGone };
 
-  TcpEndpoint(TcpTransportImpl& transport, core::EngineId peer, const TcpId& id)
-      : transport_(transport), peer_(peer), id_(id) {}
+  TcpEndpoint(TcpTransportImpl& transport, core::EngineId peer, TcpAddress address)
+      : transport_(transport), peer_(peer), address_(std::move(address)) {}
 
   core::Status send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,
                     SendDone done) override;
@@ -37,12 +38,13 @@ class TcpEndpoint final : public Endpoint {
 
   TcpTransportImpl& transport_;
   const core::EngineId peer_;
-  const TcpId id_;
-  TcpLink* out_ = nullptr;       // connection for sending
-  std::vector<TcpLink*> links_;  // all connections to this peer
+  const TcpAddress address_;
+  TcpLink* out_ = nullptr;       // session for sending
+  std::vector<TcpLink*> links_;  // all sessions with this peer
   EndpointState state_ = EndpointState::kOpen;
   bool report_ = false;  // on_peer_failed is due
-  core::Status cause_;   // cause of the first failure or close
+  bool has_said_farewell_ = false;
+  core::Status cause_;  // cause of the first failure or close
   core::Deadline close_deadline_;
 };
 

@@ -1,6 +1,7 @@
 // Frames over a connection: sends the queued messages, and cuts the received bytes into messages.
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -8,6 +9,8 @@
 #include <cstring>
 #include <utility>
 
+#include "hybridps/core/log.h"
+#include "hybridps/core/text.h"
 #include "hybridps/transport/tcp/tcp_transport_impl.h"
 
 namespace hybridps::transport {
@@ -16,6 +19,11 @@ namespace {
 /// Limits of one system call, in parts and in bytes. A socket takes fewer bytes at once.
 constexpr std::size_t kPartsMax = 64;
 constexpr std::size_t kSendBytesMax = std::size_t{1} << 20;
+/// A payload of at most this size is copied when it has left, so that its buffer need not wait for the peer's count.
+constexpr std::size_t kCopiedBytesMax = 4096;
+/// What has come is told by the next frame that leaves. Without one: after this many bytes, or after a while
+/// (kTellAfter).
+constexpr std::size_t kTellBytes = std::size_t{256} << 10;
 /// Bytes that one connection may bring before the others are read.
 constexpr std::size_t kReadBytesMax = std::size_t{512} << 10;
 constexpr std::size_t kBulkBytes = std::size_t{4} << 10;
@@ -38,32 +46,34 @@ core::Status TcpTransportImpl::send(TcpEndpoint& endpoint, std::span<const std::
     if (std::none_of(regions_.begin(), regions_.end(), holds))
       return {core::Code::kInvalidArgument, "the payload's memory was not attached to this transport"};
   }
-  TcpSend* const send = acquire();
-  send->endpoint = &endpoint;
-  if (payload_bytes > 0) send->payload = payload;
-  send->payload_bytes = payload_bytes;
-  send->done = std::move(done);
-  encode(Frame{static_cast<std::uint32_t>(payload_bytes), static_cast<std::uint16_t>(header.size())},
-         send->head.data());
-  std::memcpy(send->head.data() + kFrameBytes, header.data(), header.size());
-  send->head_bytes = kFrameBytes + header.size();
-  endpoint.out_->queue.push_back(send);
-  ++unsent_;
-  list(*endpoint.out_);
+  TcpSend& send = queue_frame(*endpoint.out_, {FrameKind::kMessage, static_cast<std::uint32_t>(payload_bytes),
+                                               static_cast<std::uint16_t>(header.size()), 0});
+  if (payload_bytes > 0) send.payload = payload;
+  send.payload_bytes = payload_bytes;
+  send.done = std::move(done);
+  std::memcpy(send.head.data() + kFrameBytes, header.data(), header.size());
+  send.head_bytes += header.size();
   ++stats_.tx_messages;
   stats_.tx_header_bytes += header.size();
   stats_.tx_payload_bytes += payload_bytes;
   return core::Status::ok();
 }
 
-TcpSend* TcpTransportImpl::acquire() {
+TcpSend& TcpTransportImpl::queue_frame(TcpLink& link, const Frame& frame) {
   if (free_sends_.empty()) {
     sends_.push_back(std::make_unique<TcpSend>());
     free_sends_.reserve(sends_.size());
-    return sends_.back().get();
+    free_sends_.push_back(sends_.back().get());
   }
-  TcpSend* const send = free_sends_.back();
+  TcpSend& send = *free_sends_.back();
   free_sends_.pop_back();
+  send.payload_bytes = 0;
+  send.is_stamped = false;
+  send.head_bytes = kFrameBytes;
+  encode(frame, send.head.data());
+  link.queue.push_back(&send);
+  ++unsent_;
+  list(link);
   return send;
 }
 
@@ -104,8 +114,13 @@ std::size_t TcpTransportImpl::flush(TcpLink& link) {
     };
     for (auto at = link.queue.begin(); at != link.queue.end() && count + 2 <= kPartsMax && bytes < kSendBytesMax;
          ++at) {
-      add((*at)->head.data(), (*at)->head_bytes);
-      if ((*at)->payload_bytes > 0) add((*at)->payload.data(), (*at)->payload_bytes);
+      TcpSend& send = **at;
+      if (!std::exchange(send.is_stamped, true)) {
+        set_received(send.head.data(), static_cast<std::uint32_t>(link.session.received()));
+        link.untold_bytes = 0;
+      }
+      add(send.head.data(), send.head_bytes);
+      if (send.payload_bytes > 0) add(send.data(), send.payload_bytes);
     }
     msghdr message{};
     message.msg_iov = parts.data();
@@ -134,39 +149,130 @@ std::size_t TcpTransportImpl::flush(TcpLink& link) {
 }
 
 void TcpTransportImpl::has_sent(TcpLink& link, std::size_t bytes) {
+  link.session.has_sent(bytes);
   link.front_sent += bytes;
   while (!link.queue.empty()) {
-    TcpSend* const send = link.queue.front();
-    const std::size_t of_front = send->head_bytes + send->payload_bytes;
-    if (link.front_sent < of_front) return;
-    link.front_sent -= of_front;
+    TcpSend& send = *link.queue.front();
+    if (link.front_sent < send.bytes()) return;
+    link.front_sent -= send.bytes();
     link.queue.pop_front();
     --unsent_;
-    completions_.push_back({send, core::Status::ok()});
+    link.kept.push_back(&send);
+    if (send.payload_bytes > kCopiedBytesMax) continue;
+    if (send.payload) send.copy.assign(send.payload.data(), send.payload.data() + send.payload_bytes);
+    complete(send, core::Status::ok());
   }
+}
+
+/// The payload's buffer is free, and `done` runs, both in run_completions().
+void TcpTransportImpl::complete(TcpSend& send, const core::Status& status) {
+  if (send.payload || send.done) completions_.push_back({std::move(send.payload), std::move(send.done), status});
+  send.payload = Buffer();
+}
+
+void TcpTransportImpl::recycle(TcpSend& send, const core::Status& status) {
+  complete(send, status);
+  free_sends_.push_back(&send);
+}
+
+/// Lets go of what the peer has.
+void TcpTransportImpl::release_kept(TcpLink& link) {
+  while (!link.kept.empty()) {
+    TcpSend& send = *link.kept.front();
+    if (link.kept_from + send.bytes() > link.session.acknowledged()) return;
+    link.kept_from += send.bytes();
+    link.kept.pop_front();
+    recycle(send, core::Status::ok());
+  }
+}
+
+/// A connection stands: the stream goes on behind what the peer has.
+void TcpTransportImpl::go_on(TcpLink& link) {
+  release_kept(link);
+  unsent_ += link.kept.size();
+  link.queue.insert(link.queue.begin(), link.kept.begin(), link.kept.end());
+  link.kept.clear();
+  link.front_sent = static_cast<std::size_t>(link.session.sent() - link.kept_from);
+  link.untold_bytes = 0;
+  link.error = 0;
+  link.state = TcpLink::LinkState::kOpen;
+  link.lacks = false;
+  if (std::exchange(link.was_open, true)) {
+    ++link.resumptions;
+    static core::LogRate rate(core::from_seconds(10));
+    const core::Duration pause = core::Clock::now() - link.lost_at;
+    if (rate.permit())
+      core::log_warn(link.why, "; it goes on after ", core::format_seconds(core::to_seconds(pause)),
+                     " over a new one, and nothing is lost");
+  }
+  link.acknowledged_before = link.session.acknowledged();
+  link.received_before = link.session.received();
+  if (!link.queue.empty()) list(link);
+}
+
+void TcpTransportImpl::tell(TcpLink& link) {
+  const bool has_said_farewell = link.endpoint != nullptr && link.endpoint->has_said_farewell_;
+  if (link.queue.empty() && !has_said_farewell) (void)queue_frame(link, {FrameKind::kCount, 0, 0, 0});
+}
+
+std::size_t TcpTransportImpl::tell_all() {
+  std::uint64_t times = 0;
+  (void)!::read(timer_.get(), &times, sizeof times);
+  tells_later_ = false;
+  std::size_t told = 0;
+  for (const auto& link : links_) {
+    if (link->state != TcpLink::LinkState::kOpen || link->untold_bytes == 0) continue;
+    // What waits to leave may tell an older count.
+    if (!link->queue.empty() && !tells_later_) tell_later();
+    tell(*link);
+    ++told;
+  }
+  return told;
 }
 
 std::size_t TcpTransportImpl::run_completions() {
   if (completions_.empty()) return 0;
   std::swap(running_completions_, completions_);
   for (TcpCompletion& completion : running_completions_) {
-    TcpSend* const send = completion.send;
-    send->payload = Buffer();  // first, so that `done` may use the slot
-    SendDone done = std::move(send->done);
-    send->endpoint = nullptr;
-    send->payload_bytes = 0;
-    free_sends_.push_back(send);
-    done(std::move(completion.status));
+    completion.payload = Buffer();  // first, so that `done` may use the slot
+    completion.done(std::move(completion.status));
   }
   const std::size_t count = running_completions_.size();
   running_completions_.clear();
   return count;
 }
 
+/// What comes before messages: a greeting, or the answer to ours. Nothing follows either of them unasked but messages,
+/// so no byte of them is taken here.
+std::size_t TcpTransportImpl::read_hello(TcpLink& link) {
+  const bool greets = link.state == TcpLink::LinkState::kGreeting;
+  const std::size_t wanted = greets ? kGreetingBytes : kAnswerBytes;
+  ssize_t got = 0;
+  do {
+    got = ::recv(link.socket.get(), link.hello.data() + link.hello_have, wanted - link.hello_have, MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
+  if (got <= 0) {
+    break_off(link, "broke", got < 0 ? errno : link.error);
+    return 1;
+  }
+  ++counters_.receives;
+  link.hello_have += static_cast<std::size_t>(got);
+  if (link.hello_have < wanted) return 1;
+  link.hello_have = 0;
+  if (greets)
+    greet(link);
+  else
+    hear_answer(link);
+  return 1;
+}
+
 std::size_t TcpTransportImpl::read(TcpLink& link) {
+  using LinkState = TcpLink::LinkState;
   std::size_t did = 0;
+  if (link.state == LinkState::kGreeting || link.state == LinkState::kGreeted) did = read_hello(link);
   std::size_t had = 0;
-  while (link.socket && had < kReadBytesMax) {
+  while (link.state == LinkState::kOpen && link.socket && had < kReadBytesMax) {
     if (link.begin > 0) {
       std::memmove(link.read_ahead.data(), link.read_ahead.data() + link.begin, link.end - link.begin);
       link.end -= std::exchange(link.begin, 0);
@@ -188,6 +294,7 @@ std::size_t TcpTransportImpl::read(TcpLink& link) {
     ++counters_.receives;
     const auto bytes = static_cast<std::size_t>(got);
     had += bytes;
+    link.session.has_received(bytes);
     const std::size_t in_place = std::min(bytes, rest);
     link.payload_have += in_place;
     link.end += bytes - in_place;
@@ -198,16 +305,8 @@ std::size_t TcpTransportImpl::read(TcpLink& link) {
 }
 
 void TcpTransportImpl::parse(TcpLink& link) {
-  for (;;) {
-    if (link.state == TcpLink::LinkState::kGreeting) {
-      if (!greet(link)) return;
-    } else if (link.state == TcpLink::LinkState::kGreeted) {
-      if (!hear_answer(link)) return;
-    } else if (link.state == TcpLink::LinkState::kWaiting) {
-      return;
-    } else if (link.state == TcpLink::LinkState::kClosed) {
-      return;
-    } else if (link.slot != nullptr) {
+  while (link.state == TcpLink::LinkState::kOpen) {
+    if (link.slot != nullptr) {
       if (link.payload_have < link.payload_bytes) return;
       deliver(link);
     } else if (!begin_message(link)) {
@@ -221,13 +320,19 @@ bool TcpTransportImpl::begin_message(TcpLink& link) {
   const std::size_t have = link.end - link.begin;
   if (have < kFrameBytes) return false;
   const std::optional<Frame> frame = decode_frame(bytes);
-  if (!frame || frame->payload_bytes > options_.payload_bytes_max) {
+  if (!frame || frame->payload_bytes > options_.payload_bytes_max || !link.session.acknowledge(frame->received)) {
     ++counters_.malformed;
     on_broken(link, "the connection (" + name_ + ") to " + link.to + " brought bytes that hybridps does not send");
     return false;
   }
+  release_kept(link);
   const std::size_t head = kFrameBytes + frame->header_bytes;
   if (have < head) return false;
+  if (frame->kind != FrameKind::kMessage) {
+    link.begin += kFrameBytes;
+    if (frame->kind == FrameKind::kFarewell) on_farewell(link);
+    return true;
+  }
   if (frame->payload_bytes > 0) {
     link.slot = rx_pool_->allocate(frame->payload_bytes);
     if (link.slot == nullptr) {
@@ -253,6 +358,11 @@ void TcpTransportImpl::deliver(TcpLink& link) {
   if (slot != nullptr) payload = RxPayload(slot->data, link.payload_bytes, &release_slot, this, slot);
   if (receiver_ == nullptr) return;
   had_bulk_ |= link.payload_bytes >= kBulkBytes;
+  link.untold_bytes += link.header_bytes + link.payload_bytes;
+  if (link.untold_bytes >= kTellBytes)
+    tell(link);
+  else if (!tells_later_)
+    tell_later();
   ++stats_.rx_messages;
   stats_.rx_header_bytes += link.header_bytes;
   stats_.rx_payload_bytes += link.payload_bytes;

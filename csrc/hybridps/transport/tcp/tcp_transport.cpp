@@ -10,6 +10,7 @@
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -30,8 +31,10 @@ namespace {
 
 constexpr std::size_t kGreetingsMax = 1024;
 constexpr int kBacklog = 4096;
-/// After one of two connections to a peer has ended, the other may still deliver for this long.
+/// After one of two sessions with a peer has ended, the other may still deliver for this long.
 constexpr core::Duration kEndWithin = core::from_seconds(0.25);
+/// What has come is told so long after it at the latest.
+constexpr long kTellAfterNs = 40'000'000;
 
 }  // namespace
 
@@ -51,19 +54,21 @@ core::Status TcpTransportImpl::start() {
   {
     const core::ForkLock lock;
     poller_ = core::Descriptor(lock, ::epoll_create1(EPOLL_CLOEXEC));
+    timer_ = core::Descriptor(lock, ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
   }
-  if (!poller_) return socket_error("no epoll for " + name_, errno);
-  listener_ = make_socket(here->name.ss_family);
-  if (!listener_) return socket_error("no socket for " + name_, errno);
-  if (::bind(listener_.get(), here->get(), here->bytes) != 0 || ::listen(listener_.get(), kBacklog) != 0)
-    return socket_error("cannot listen on " + options_.address + " (" + name_ + ")", errno);
+  if (!poller_ || !timer_) return socket_error("no epoll or timer for " + name_, errno);
+  if (core::Status status = listen(); !status.is_ok()) return status;
   address_.socket.bytes = sizeof address_.socket.name;
   if (::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address_.socket.name), &address_.socket.bytes) != 0)
     return socket_error("cannot ask where " + name_ + " listens", errno);
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.ptr = nullptr;
-  if (::epoll_ctl(poller_.get(), EPOLL_CTL_ADD, listener_.get(), &event) != 0)
+  epoll_event time{};
+  time.events = EPOLLIN;
+  time.data.ptr = &timer_;
+  if (::epoll_ctl(poller_.get(), EPOLL_CTL_ADD, listener_.get(), &event) != 0 ||
+      ::epoll_ctl(poller_.get(), EPOLL_CTL_ADD, timer_.get(), &time) != 0)
     return socket_error("cannot watch a socket of " + name_, errno);
   rlimit limit{};
   greetings_max_ = kGreetingsMax;
@@ -74,6 +79,27 @@ core::Status TcpTransportImpl::start() {
   rx_pool_ = std::make_unique<RxPool>(~std::size_t{0});
   core::log_info(name_, " listens on ", address_.socket.text());
   return core::Status::ok();
+}
+
+/// On a free port of the range. The processes of a machine begin at different places of it.
+core::Status TcpTransportImpl::listen() {
+  const std::size_t ports = std::size_t{options_.port_last} - options_.port_first + 1;
+  const auto start = static_cast<std::size_t>(core::random_u64() % ports);
+  for (std::size_t i = 0; i < ports; ++i) {
+    const auto port = static_cast<std::uint16_t>(options_.port_first + (start + i) % ports);
+    const SocketAddress here = *parse_address(options_.address, port);
+    listener_ = make_socket(here.name.ss_family);
+    if (!listener_) return socket_error("no socket for " + name_, errno);
+    const int on = 1;  // a port that a process left a moment ago is free
+    if (port != 0) (void)::setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (::bind(listener_.get(), here.get(), here.bytes) == 0 && ::listen(listener_.get(), kBacklog) == 0)
+      return core::Status::ok();
+    if (errno != EADDRINUSE || port == 0)
+      return socket_error("cannot listen on " + here.text() + " (" + name_ + ")", errno);
+  }
+  return {core::Code::kOutOfResources, "no port from " + std::to_string(options_.port_first) + " to " +
+                                           std::to_string(options_.port_last) + " is free on " + options_.address +
+                                           " (" + name_ + "); give HYBRIDPS_PORTS a larger range"};
 }
 
 TcpTransportImpl::~TcpTransportImpl() {
@@ -90,6 +116,8 @@ TcpTransportImpl::~TcpTransportImpl() {
 /// In a forked child: leaks all objects with a destructor that would run a `done` or give a slot back.
 void TcpTransportImpl::leave_to_parent() noexcept {
   for (auto& send : sends_) (void)send.release();
+  for (auto* completions : {&completions_, &running_completions_})
+    (void)new std::vector<TcpCompletion>(std::move(*completions));  // NOLINT
   (void)rx_pool_.release();
 }
 
@@ -129,9 +157,10 @@ core::Result<Endpoint*> TcpTransportImpl::connect(core::EngineId peer, std::span
   if (!to.is_ok()) return to.status();
   if (by_id_.count(to.value().id) > 0)
     return core::Status(core::Code::kInvalidArgument, "the address of another engine");
-  // A connection that the peer has made serves both ways.
+  // A session that the peer has begun serves both ways.
   const auto is_there = [&](const std::unique_ptr<TcpLink>& link) {
-    return link->state == TcpLink::LinkState::kOpen && link->endpoint == nullptr && link->peer == to.value().id;
+    return link->was_open && link->state != TcpLink::LinkState::kClosed && link->endpoint == nullptr &&
+           link->peer == to.value().id;
   };
   const auto found = std::find_if(links_.begin(), links_.end(), is_there);
   TcpLink* out = found != links_.end() ? found->get() : nullptr;
@@ -140,7 +169,7 @@ core::Result<Endpoint*> TcpTransportImpl::connect(core::EngineId peer, std::span
     if (!dialled.is_ok()) return dialled.status();
     out = dialled.value();
   }
-  auto endpoint = std::make_unique<TcpEndpoint>(*this, peer, to.value().id);
+  auto endpoint = std::make_unique<TcpEndpoint>(*this, peer, to.value());
   for (const auto& link : links_)
     if (link.get() == out || is_there(link)) adopt(*link, *endpoint);
   endpoint->out_ = out;
@@ -161,13 +190,18 @@ Way TcpTransportImpl::way(core::EngineId peer, std::span<const std::byte> addres
     const TcpEndpoint& endpoint = *found->second;
     if (!endpoint.is_open()) return Way::kNone;
     const TcpLink* const out = endpoint.out_;
-    return out != nullptr && out->is_lacking(core::Clock::now()) ? Way::kLacks : Way::kStands;
+    if (out != nullptr && out->state == TcpLink::LinkState::kOpen) return Way::kStands;
+    return out != nullptr && out->is_lacking(core::Clock::now()) ? Way::kLacks : Way::kOpens;
   }
   const core::Result<TcpAddress> to = decode_tcp_address(address);
-  const auto is_there = [&](const std::unique_ptr<TcpLink>& link) {
-    return link->state == TcpLink::LinkState::kOpen && link->endpoint == nullptr && link->peer == to.value().id;
-  };
-  return to.is_ok() && std::any_of(links_.begin(), links_.end(), is_there) ? Way::kStands : Way::kNone;
+  if (!to.is_ok()) return Way::kNone;
+  Way way = Way::kNone;
+  for (const auto& link : links_)
+    if (link->was_open && link->endpoint == nullptr && link->peer == to.value().id && way != Way::kStands)
+      way = link->state == TcpLink::LinkState::kOpen     ? Way::kStands
+            : link->state != TcpLink::LinkState::kClosed ? Way::kOpens
+                                                         : way;
+  return way;
 }
 
 core::Status TcpTransportImpl::watch(TcpLink& link, bool write, bool added) {
@@ -188,13 +222,18 @@ std::size_t TcpTransportImpl::progress() {
   std::array<epoll_event, 64> events;
   const int count = ::epoll_wait(poller_.get(), events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < count; ++i) {
-    auto* const link = static_cast<TcpLink*>(events[static_cast<std::size_t>(i)].data.ptr);
-    did += link == nullptr ? accept_all() : on_event(*link, events[static_cast<std::size_t>(i)].events);
+    const epoll_event& event = events[static_cast<std::size_t>(i)];
+    if (event.data.ptr == &timer_)
+      did += tell_all();
+    else if (event.data.ptr == nullptr)
+      did += accept_all();
+    else
+      did += on_event(*static_cast<TcpLink*>(event.data.ptr), event.events);
   }
   if (!accepts_ || !waiting_.empty()) {
     const core::TimePoint now = core::Clock::now();
     if (!accepts_ && now >= accepts_again_) accept_again();
-    did += dial_waiting(now);
+    did += look_at_waiting(now);
   }
   // Answers to small messages go at once. Answers to large messages wait for the next progress(), because the engine
   // may add more. Credit and the next chunk to the same peer are then one packet instead of two.
@@ -233,6 +272,13 @@ std::size_t TcpTransportImpl::on_event(TcpLink& link, std::uint32_t events) {
   return did;
 }
 
+/// Where much has come and nothing leaves, a frame of its own tells it, so that the peer lets go of what it keeps.
+void TcpTransportImpl::tell_later() {
+  itimerspec after{};
+  after.it_value.tv_nsec = kTellAfterNs;
+  tells_later_ = ::timerfd_settime(timer_.get(), 0, &after, nullptr) == 0;
+}
+
 TransportStats TcpTransportImpl::stats() const noexcept {
   TransportStats stats = stats_;
   for (const auto& [peer, endpoint] : endpoints_) stats.endpoints_open += endpoint->is_open() ? 1 : 0;
@@ -245,6 +291,7 @@ std::vector<PathInfo> TcpTransportImpl::paths() const {
     if (!endpoint->is_open()) continue;
     for (const TcpLink* link : endpoint->links_) {
       PathInfo path{peer};
+      path.resumptions = link->resumptions;
       if (link->state == TcpLink::LinkState::kOpen && read_path(link->socket.get(), path)) paths.push_back(path);
     }
   }
@@ -271,19 +318,48 @@ void TcpTransportImpl::send_now() noexcept {
 
 // Closing
 
+/// Whether the two ends still want this session to go on.
+bool TcpTransportImpl::may_resume(const TcpLink& link) const noexcept {
+  if (link.said_farewell || link.state == TcpLink::LinkState::kGreeting) return false;
+  if (link.endpoint == nullptr || link.endpoint->is_open()) return true;
+  const bool is_leaving = link.endpoint->state_ == TcpEndpoint::EndpointState::kDraining ||
+                          link.endpoint->state_ == TcpEndpoint::EndpointState::kFlushing;
+  return is_leaving && (!link.queue.empty() || !link.kept.empty());
+}
+
 void TcpTransportImpl::break_off(TcpLink& link, const char* doing, int error) {
-  const bool ended = error == 0 || error == ECONNRESET || error == EPIPE;
-  std::string what = "the connection (" + name_ + ") to " + link.to + " " + doing + ": " + std::strerror(error);
-  const bool was_lost = link.losses > 0;
-  // A peer that listened before and does not listen now has ended.
-  if (ended || (error == ECONNREFUSED && was_lost)) what = kEndedWithoutClosing;
+  const bool by_peer = error == 0 || error == EPIPE;
+  const std::string_view reason = by_peer ? "its other end was closed" : std::strerror(error);
+  std::string what = "the connection (" + name_ + ") to " + link.to + " " + doing + ": " + std::string(reason);
   const bool is_new = link.state == TcpLink::LinkState::kConnecting || link.state == TcpLink::LinkState::kGreeted;
-  if (is_new && ended)
-    on_lost(link);
-  else if (is_new && is_lack(error))
+  if (!link.was_open) link.was_reached |= by_peer || error == ECONNRESET;
+  // Greetings and answers have passed, and of all that followed nothing.
+  const bool is_stuck = error == ETIMEDOUT && link.state == TcpLink::LinkState::kOpen && link.resumptions > 0 &&
+                        link.session.acknowledged() == link.acknowledged_before &&
+                        link.session.sent() - link.session.acknowledged() > kSmallSegmentBytes;
+  if (is_stuck) link.needs_small_packets = !link.needs_small_packets;
+  if (is_stuck && link.needs_small_packets)
+    core::log_warn("to ", link.to, " (", name_,
+                   ") small packets arrive, and full ones do not: the MTU of a network on "
+                   "the way is smaller than that of this host's card. Smaller packets are used from now on; lower the "
+                   "card's MTU, or let ICMP \"fragmentation needed\" through");
+  if (is_new && is_lack(error))
     dial_later(link, kAgainAfter, /*lacks=*/true);
+  else if (error == ECONNREFUSED && (link.was_reached || link.was_closed))
+    on_broken(link, std::string(kEndedWithoutClosing), /*ended=*/true);  // it has listened, and its host still answers
+  else if (may_resume(link))
+    on_lost(link, std::move(what), by_peer ? Loss::kClosed : error == ECONNREFUSED ? Loss::kRefused : Loss::kOther);
   else
-    on_broken(link, std::move(what), ended);
+    on_broken(link, std::string(kEndedWithoutClosing), /*ended=*/true);
+}
+
+void TcpTransportImpl::on_farewell(TcpLink& link) {
+  link.said_farewell = true;
+  if (link.endpoint != nullptr)
+    for (TcpLink* const one : link.endpoint->links_) one->said_farewell = true;
+  // The peer lets go of what it keeps only once it is told.
+  tell(link);
+  (void)flush(link);
 }
 
 void TcpTransportImpl::on_broken(TcpLink& link, std::string what, bool ended) {
@@ -306,7 +382,7 @@ void TcpTransportImpl::on_broken(TcpLink& link, std::string what, bool ended) {
 void TcpTransportImpl::close(TcpLink& link, const core::Status& cause, bool reset) {
   if (link.state == TcpLink::LinkState::kClosed) return;
   if (link.state == TcpLink::LinkState::kGreeting) std::erase(greeting_, &link);
-  if (link.state == TcpLink::LinkState::kWaiting) std::erase(waiting_, &link);
+  if (!waiting_.empty()) std::erase(waiting_, &link);
   link.state = TcpLink::LinkState::kClosed;
   has_closed_ = true;
   if (std::exchange(link.is_listed, false)) std::erase(listed_, &link);
@@ -323,11 +399,11 @@ void TcpTransportImpl::close(TcpLink& link, const core::Status& cause, bool rese
   if (link.socket) (void)::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, link.socket.get(), nullptr);
   link.socket.reset();
   if (RxSlot* const slot = std::exchange(link.slot, nullptr); slot != nullptr) rx_pool_->release(slot);
-  for (TcpSend* const send : link.queue) {
-    --unsent_;
-    completions_.push_back({send, cause});
+  unsent_ -= link.queue.size();
+  for (std::deque<TcpSend*>* sends : {&link.kept, &link.queue}) {
+    for (TcpSend* const send : *sends) recycle(*send, cause);
+    sends->clear();
   }
-  link.queue.clear();
 }
 
 void TcpTransportImpl::close(TcpEndpoint& endpoint, core::Status cause) {
@@ -359,16 +435,18 @@ bool TcpTransportImpl::step(TcpEndpoint& endpoint, core::TimePoint now) {
   using EndpointState = TcpEndpoint::EndpointState;
   TcpLink* const out = endpoint.out_;
   const bool late = endpoint.close_deadline_.has_passed(now);
-  if (endpoint.state_ == EndpointState::kDraining && out != nullptr && !late) {
+  const bool leaves = endpoint.state_ == EndpointState::kDraining || endpoint.state_ == EndpointState::kFlushing;
+  if (leaves && out != nullptr && !late) {
+    if (out->state != TcpLink::LinkState::kOpen && (!out->queue.empty() || !out->kept.empty())) return true;
+    if (out->state == TcpLink::LinkState::kOpen && !std::exchange(endpoint.has_said_farewell_, true))
+      (void)queue_frame(*out, {FrameKind::kFarewell, 0, 0, 0});
     if (!out->queue.empty()) return true;
-    if (out->state == TcpLink::LinkState::kOpen) {
-      (void)::shutdown(out->socket.get(), SHUT_WR);
-      endpoint.state_ = EndpointState::kFlushing;
-    }
-  }
-  if (endpoint.state_ == EndpointState::kFlushing && out != nullptr && !late) {
     int unacknowledged = 0;
-    if (::ioctl(out->socket.get(), SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0) return true;
+    if (out->state == TcpLink::LinkState::kOpen) {
+      if (std::exchange(endpoint.state_, EndpointState::kFlushing) == EndpointState::kDraining)
+        (void)::shutdown(out->socket.get(), SHUT_WR);
+      if (::ioctl(out->socket.get(), SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0) return true;
+    }
   }
   if (endpoint.state_ == EndpointState::kEnding && !endpoint.links_.empty() && !late) return true;
   if (endpoint.state_ == EndpointState::kGone) return false;

@@ -3,9 +3,12 @@
 // Owner    the engine, one TcpTransport for each network card and socket.
 // Threads  one thread at a time for everything, destructor included.
 // Memory   payloads are sent directly from attached memory (attach()) and received into slots that the transport owns.
-// Failure  a broken connection fails its endpoint at once and is reported from progress(). A connection is made again
-//          if it was lost before the other side answered, or if either side had no descriptors. An endpoint that failed
-//          or was closed is never opened again.
+//          A payload is kept until the peer has told that it has it. What is kept is bounded by what may be under way,
+//          and by 256 KiB, or 40 ms, in which a peer that sends nothing itself need not tell.
+// Failure  a connection that broke is a pause: it is made again, by either side, and no byte is lost or comes twice. An
+//          endpoint fails, once, when its peer's process is known to have ended (nobody listens there, or another
+//          process does), when the peer has closed its own endpoint, or when no connection could be made for
+//          redial_for. An endpoint that failed or was closed is never opened again.
 // Fork     sockets are closed in a forked child; there every method does nothing or returns kClosed, and destruction
 //          leaks.
 // Security without the 128 random bits of our address, a stranger gets no further than the greeting (tcp_wire.h).
@@ -25,15 +28,19 @@ namespace hybridps::transport {
 struct TcpOptions {
   /// Numeric IPv4 or IPv6 address of the card. The transport listens on this address and connects from it.
   std::string address;
+  /// Listens on a free port of this range. Both 0: on any free port.
+  std::uint16_t port_first = 0;
+  std::uint16_t port_last = 0;
   /// Used in names, logs and errors.
   std::string label = "data";
   /// A friendly close and the destructor wait this long for data in flight.
   core::Duration close_timeout = core::from_seconds(1);
-  /// The kernel gives up on unacknowledged data, and on connecting, after this time; 0: the kernel's default.
-  core::Duration user_timeout = core::from_seconds(10);
+  /// The kernel gives up on unacknowledged data, and on connecting, after this time; 0: the kernel's default. The
+  /// connection is then made again: sooner than the kernel's own retries, which come later and later.
+  core::Duration user_timeout = core::from_seconds(3);
   /// A connecting side has this long to send its greeting.
   core::Duration greeting_timeout = core::from_seconds(10);
-  /// A connection that is lost before the other side has answered is retried for this long.
+  /// A connection that is lost is made again, and goes on after the last byte that arrived. It is tried for this long.
   core::Duration redial_for = core::from_seconds(5);
   /// Limit of accepted connections that have not greeted yet. Beyond the limit the oldest is dropped. 0: 1024, but at
   /// most a quarter of the allowed descriptors.
@@ -49,7 +56,7 @@ struct TcpCounters {
   std::uint64_t bytes_copied = 0;          // payload bytes that arrived together with their header
   std::uint64_t refused = 0;               // connections that were closed at the greeting
   std::uint64_t malformed = 0;             // connections that were closed for invalid bytes
-  std::uint64_t redials = 0;               // retries after a loss before an answer, or for lack of descriptors
+  std::uint64_t redials = 0;               // retries after a loss, or for lack of descriptors
   std::uint64_t turned_away = 0;           // connections that were told to come again: no descriptors here
   std::uint64_t receive_bytes = 0;         // memory for received payloads, now
   std::uint64_t receive_slots_in_use = 0;  // now

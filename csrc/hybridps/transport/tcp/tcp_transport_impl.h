@@ -47,10 +47,12 @@ class TcpTransportImpl final : public TcpTransport {
  private:
   friend class TcpEndpoint;
   struct TcpCompletion {
-    TcpSend* send = nullptr;
+    Buffer payload;
+    SendDone done;
     core::Status status;
   };
 
+  core::Status listen();
   bool in_child() const noexcept { return core::fork_generation() != generation_; }
   core::Status child_error() const;
 
@@ -60,17 +62,28 @@ class TcpTransportImpl final : public TcpTransport {
   /// kOutOfResources: try again later. kPeerDead: the peer cannot be reached.
   core::Status try_dial(TcpLink& link);
   void dial_later(TcpLink& link, core::Duration pause, bool lacks);
-  void on_lost(TcpLink& link);
-  std::size_t dial_waiting(core::TimePoint now);
+  /// Lets go of the connection. The session stays.
+  void drop_socket(TcpLink& link);
+  enum class Loss : std::uint8_t {
+    kClosed,   // the peer's own kernel has ended the connection
+    kRefused,  // the peer's host answers that nobody listens
+    kOther
+  };
+  /// The session has lost its connection, or an attempt to get one.
+  void on_lost(TcpLink& link, std::string why, Loss how);
+  std::size_t look_at_waiting(core::TimePoint now);
   void say_hello(TcpLink& link);
-  bool hear_answer(TcpLink& link);
+  void hear_answer(TcpLink& link);
   void take_over(TcpLink& to, TcpLink& from);
   std::size_t accept_all();
   void stop_accepting();
   void accept_again();
   bool turn_away();
   void keep_spare();
-  bool greet(TcpLink& link);
+  void greet(TcpLink& link);
+  TcpLink* find_session(const TcpGreeting& greeting) noexcept;
+  /// The session goes on over the connection on which its peer has greeted.
+  void resume(TcpLink& link, TcpLink& over, const TcpGreeting& greeting);
   void refuse(TcpLink& link, bool reset = true);
   void adopt(TcpLink& link, TcpEndpoint& endpoint);
   void set_options(int socket) const;
@@ -79,24 +92,36 @@ class TcpTransportImpl final : public TcpTransport {
   // Sending
   core::Status send(TcpEndpoint& endpoint, std::span<const std::byte> header, const Buffer& payload,
                     std::size_t payload_bytes, SendDone done);
-  TcpSend* acquire();
+  TcpSend& queue_frame(TcpLink& link, const Frame& frame);
   void list(TcpLink& link);
   std::size_t flush_all();
   std::size_t flush(TcpLink& link);
   void has_sent(TcpLink& link, std::size_t bytes);
+  void complete(TcpSend& send, const core::Status& status);
+  void recycle(TcpSend& send, const core::Status& status);
+  void release_kept(TcpLink& link);
+  void go_on(TcpLink& link);
+  /// What has come, in a frame of its own, if none waits to leave.
+  void tell(TcpLink& link);
+  void tell_later();
+  std::size_t tell_all();
   std::size_t run_completions();
 
   // Receiving
   std::size_t on_event(TcpLink& link, std::uint32_t events);
   std::size_t read(TcpLink& link);
+  std::size_t read_hello(TcpLink& link);
   void parse(TcpLink& link);
   bool begin_message(TcpLink& link);
   void deliver(TcpLink& link);
+  void on_farewell(TcpLink& link);
   static void release_slot(void* transport, void* slot, std::uint64_t) noexcept;
 
   // Closing
   void close(TcpEndpoint& endpoint, core::Status cause);
+  /// The session is over.
   void on_broken(TcpLink& link, std::string what, bool ended = false);
+  bool may_resume(const TcpLink& link) const noexcept;
   void break_off(TcpLink& link, const char* doing, int error);
   /// Closes the socket. Queued messages end with `cause`. The link is freed at the end of progress().
   void close(TcpLink& link, const core::Status& cause, bool reset);
@@ -121,14 +146,17 @@ class TcpTransportImpl final : public TcpTransport {
 
   std::vector<std::unique_ptr<TcpLink>> links_;
   std::vector<TcpLink*> greeting_;  // accepted, without a greeting yet, oldest first
-  std::vector<TcpLink*> waiting_;   // to be dialled again
-  bool has_closed_ = false;         // some of links_ are to be freed
+  std::vector<TcpLink*> waiting_;   // without a connection, or with an attempt that has a time limit
+  std::uint32_t next_number_ = 0;
+  bool has_closed_ = false;  // some of links_ are to be freed
   std::unordered_map<core::EngineId, std::unique_ptr<TcpEndpoint>> endpoints_;
   std::map<TcpId, TcpEndpoint*> by_id_;
 
   std::vector<std::unique_ptr<TcpSend>> sends_;
   std::vector<TcpSend*> free_sends_;
   std::size_t unsent_ = 0;
+  core::Descriptor timer_;        // to tell what has come where nothing leaves
+  bool tells_later_ = false;      // timer_ is set
   bool had_bulk_ = false;         // a large message was delivered in this progress()
   std::vector<TcpLink*> listed_;  // links that have something to send and may send now
   std::vector<TcpCompletion> completions_;

@@ -16,9 +16,8 @@
 namespace hybridps::transport {
 namespace {
 
-constexpr std::array<char, 8> kGreetingMark = {'H', 'P', 'S', 'T', 'C', 'P', 0, 2};
-constexpr std::array<char, 7> kAnswerMark = {'H', 'P', 'S', 'T', 'C', 'P', 2};
-constexpr std::uint16_t kFrameMark = 0x5048;
+constexpr std::array<char, 8> kGreetingMark = {'H', 'P', 'S', 'T', 'C', 'P', 0, 3};
+constexpr std::array<char, 7> kAnswerMark = {'H', 'P', 'S', 'T', 'C', 'P', 3};
 
 template <typename Value>
 void put(std::byte*& to, Value value) {
@@ -140,11 +139,16 @@ core::Result<TcpAddress> decode_tcp_address(std::span<const std::byte> bytes) {
   return address;
 }
 
-std::array<std::byte, kGreetingBytes> encode_greeting(const TcpId& from, const TcpId& to) {
+std::array<std::byte, kGreetingBytes> encode(const TcpGreeting& greeting) {
   std::array<std::byte, kGreetingBytes> bytes;
   std::memcpy(bytes.data(), kGreetingMark.data(), kGreetingMark.size());
-  auto* at = std::copy(from.begin(), from.end(), bytes.begin() + kGreetingMark.size());
-  std::copy(to.begin(), to.end(), at);
+  std::byte* at = std::copy(greeting.from.begin(), greeting.from.end(), bytes.data() + kGreetingMark.size());
+  at = std::copy(greeting.to.begin(), greeting.to.end(), at);
+  put(at, greeting.number);
+  put(at, static_cast<std::uint32_t>((greeting.is_mine ? 1 : 0) | (greeting.is_new ? 2 : 0) |
+                                     (greeting.has_small_packets ? 4 : 0)));
+  put(at, greeting.side.attempt);
+  put(at, greeting.side.received);
   return bytes;
 }
 
@@ -152,44 +156,71 @@ bool is_greeting(std::span<const std::byte, kGreetingBytes> bytes) {
   return std::memcmp(bytes.data(), kGreetingMark.data(), kGreetingMark.size()) == 0;
 }
 
-std::optional<TcpId> decode_greeting(std::span<const std::byte, kGreetingBytes> bytes, const TcpId& us) {
+std::optional<TcpGreeting> decode_greeting(std::span<const std::byte, kGreetingBytes> bytes, const TcpId& us) {
   if (!is_greeting(bytes)) return std::nullopt;
-  TcpId from;
+  TcpGreeting greeting;
   const std::byte* at = bytes.data() + kGreetingMark.size();
-  std::copy_n(at, from.size(), from.begin());
+  std::copy_n(at, greeting.from.size(), greeting.from.begin());
+  at += greeting.from.size();
   // All bytes are compared, so that the time taken does not tell how many were right.
   std::byte differs{0};
-  for (std::size_t i = 0; i < us.size(); ++i) differs |= at[from.size() + i] ^ us[i];
-  return differs == std::byte{0} ? std::optional(from) : std::nullopt;
+  for (const std::byte mine : us) differs |= *at++ ^ mine;
+  greeting.to = us;
+  greeting.number = get<std::uint32_t>(at);
+  const auto flags = get<std::uint32_t>(at);
+  greeting.is_mine = (flags & 1) != 0;
+  greeting.is_new = (flags & 2) != 0;
+  greeting.has_small_packets = (flags & 4) != 0;
+  greeting.side.attempt = get<std::uint64_t>(at);
+  greeting.side.received = get<std::uint64_t>(at);
+  return differs == std::byte{0} && flags < 8 ? std::optional(greeting) : std::nullopt;
 }
 
-std::array<std::byte, kAnswerBytes> encode_answer(TcpAnswer answer) {
+std::array<std::byte, kAnswerBytes> encode(const TcpReply& reply) {
   std::array<std::byte, kAnswerBytes> bytes;
   std::memcpy(bytes.data(), kAnswerMark.data(), kAnswerMark.size());
-  bytes.back() = static_cast<std::byte>(answer);
+  std::byte* at = bytes.data() + kAnswerMark.size();
+  *at++ = static_cast<std::byte>(reply.answer);
+  put(at, reply.side.attempt);
+  put(at, reply.side.received);
   return bytes;
 }
 
-std::optional<TcpAnswer> decode_answer(std::span<const std::byte, kAnswerBytes> bytes) {
+std::optional<TcpReply> decode_reply(std::span<const std::byte, kAnswerBytes> bytes) {
+  const std::byte* at = bytes.data() + kAnswerMark.size();
   if (std::memcmp(bytes.data(), kAnswerMark.data(), kAnswerMark.size()) != 0 ||
-      bytes.back() > static_cast<std::byte>(TcpAnswer::kNotHere))
+      *at > static_cast<std::byte>(TcpAnswer::kSmaller))
     return std::nullopt;
-  return static_cast<TcpAnswer>(bytes.back());
+  TcpReply reply;
+  reply.answer = static_cast<TcpAnswer>(*at++);
+  reply.side.attempt = get<std::uint64_t>(at);
+  reply.side.received = get<std::uint64_t>(at);
+  return reply;
 }
 
 void encode(const Frame& frame, std::byte* to) {
   put(to, frame.payload_bytes);
   put(to, frame.header_bytes);
-  put(to, kFrameMark);
+  put(to, static_cast<std::uint16_t>(frame.kind));
+  put(to, frame.received);
+}
+
+void set_received(std::byte* frame, std::uint32_t received) {
+  frame += kFrameBytes - sizeof received;
+  put(frame, received);
 }
 
 std::optional<Frame> decode_frame(const std::byte* from) {
   Frame frame;
   frame.payload_bytes = get<std::uint32_t>(from);
   frame.header_bytes = get<std::uint16_t>(from);
-  if (get<std::uint16_t>(from) != kFrameMark || frame.header_bytes == 0 || frame.header_bytes > kHeaderBytesMax)
-    return std::nullopt;
-  return frame;
+  frame.kind = static_cast<FrameKind>(get<std::uint16_t>(from));
+  frame.received = get<std::uint32_t>(from);
+  if (frame.kind == FrameKind::kMessage)
+    return frame.header_bytes > 0 && frame.header_bytes <= kHeaderBytesMax ? std::optional(frame) : std::nullopt;
+  const bool is_bare = frame.header_bytes == 0 && frame.payload_bytes == 0;
+  const bool is_kind = frame.kind == FrameKind::kCount || frame.kind == FrameKind::kFarewell;
+  return is_bare && is_kind ? std::optional(frame) : std::nullopt;
 }
 
 }  // namespace hybridps::transport

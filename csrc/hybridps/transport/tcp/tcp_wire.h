@@ -1,11 +1,14 @@
 // hybridps/transport/tcp/tcp_wire.h: what goes over a connection, and where it leads to.
 //
-//   greeting   once, from the connecting side: 8 bytes mark, 16 bytes own id, 16 bytes id of the wanted side
-//   answer     once, from the accepting side, 8 bytes: whether messages may follow
-//   message    4 bytes length of the payload, 2 bytes length of the header, 2 bytes mark; the header; the payload
+//   greeting   once, from the connecting side, 64 bytes: mark, own id, id of the wanted side, the session and its
+//   counts answer     once, from the accepting side, 24 bytes: whether messages may follow, the session's counts
+//   message    a frame, the header, the payload
+//   frame      4 bytes length of the payload, 2 bytes length of the header, 2 bytes kind, 4 bytes that tell what has
+//              come: the low half of the count of all bytes since the session began, without greeting and answer
 //
-// Numbers are little endian. An id is 128 random bits that a transport draws. The id is part of the transport's
-// address. The members of a group have each other's addresses. A side that does not know the id is refused.
+// A session (tcp_session.h) is the stream of frames. A frame alone tells what has come, or says farewell. Numbers are
+// little endian. An id is 128 random bits that a transport draws. The id is part of the transport's address. The
+// members of a group have each other's addresses. A side that does not know the id is refused.
 #pragma once
 
 #include <sys/socket.h>
@@ -20,6 +23,7 @@
 
 #include "hybridps/core/status.h"
 #include "hybridps/transport/endpoint.h"
+#include "hybridps/transport/tcp/tcp_session.h"
 
 namespace hybridps::transport {
 
@@ -49,31 +53,58 @@ struct TcpAddress {
 std::vector<std::byte> encode(const TcpAddress& address);
 core::Result<TcpAddress> decode_tcp_address(std::span<const std::byte> bytes);
 
-inline constexpr std::size_t kGreetingBytes = 8 + 2 * sizeof(TcpId);
-std::array<std::byte, kGreetingBytes> encode_greeting(const TcpId& from, const TcpId& to);
+/// For a way that swallows larger packets: 1,280 bytes, which IPv6 asks of every network, without the headers.
+inline constexpr int kSmallSegmentBytes = 1220;
+
+/// Who greets, and which session the connection is for.
+struct TcpGreeting {
+  TcpId from{};
+  TcpId to{};
+  std::uint32_t number = 0;  // of the sessions that one side has begun
+  bool is_mine = true;       // the greeting side has begun the session, else the greeted side
+  bool is_new = true;        // no greeting for the session has had an answer yet
+  bool has_small_packets = false;
+  SessionSide side;
+};
+inline constexpr std::size_t kGreetingBytes = 64;
+std::array<std::byte, kGreetingBytes> encode(const TcpGreeting& greeting);
 /// Whether `bytes` begin as a greeting does, for any receiver.
 bool is_greeting(std::span<const std::byte, kGreetingBytes> bytes);
-/// The id of the greeting side, if the greeting is for `us`.
-std::optional<TcpId> decode_greeting(std::span<const std::byte, kGreetingBytes> bytes, const TcpId& us);
+/// The greeting, if it is for `us`.
+std::optional<TcpGreeting> decode_greeting(std::span<const std::byte, kGreetingBytes> bytes, const TcpId& us);
 
-/// The answer to the connecting side. Before the answer, the connecting side sends only its greeting. So if no answer
-/// comes, the connecting side can send everything again on a new connection.
+/// The answer to the connecting side. Before the answer, the connecting side sends only its greeting.
 enum class TcpAnswer : std::uint8_t {
   kWelcome,
-  kBusy,    // no descriptors or memory for the connection now: come again
-  kClosed,  // the accepting side's endpoint to the greeting side has failed or was closed
-  kNotHere  // another process has the address now
+  kBusy,     // no descriptors or memory for the connection now: come again
+  kClosed,   // the accepting side's endpoint to the greeting side has failed or was closed, or it has no such session
+  kNotHere,  // another process has the address now
+  kCrossed,  // the accepting side dials, too, and its attempt goes first
+  kSmaller   // full packets do not arrive: come again with small ones
 };
-inline constexpr std::size_t kAnswerBytes = 8;
-std::array<std::byte, kAnswerBytes> encode_answer(TcpAnswer answer);
-std::optional<TcpAnswer> decode_answer(std::span<const std::byte, kAnswerBytes> bytes);
+inline constexpr std::size_t kAnswerBytes = 24;
+struct TcpReply {
+  TcpAnswer answer = TcpAnswer::kWelcome;
+  SessionSide side;  // with kWelcome
+};
+std::array<std::byte, kAnswerBytes> encode(const TcpReply& reply);
+std::optional<TcpReply> decode_reply(std::span<const std::byte, kAnswerBytes> bytes);
 
+enum class FrameKind : std::uint16_t {
+  kMessage = 0x5048,
+  kCount = 0x5049,    // tells what has come, nothing else
+  kFarewell = 0x504a  // the last frame: the sending side has closed its endpoint, and does not come again
+};
 struct Frame {
+  FrameKind kind = FrameKind::kMessage;
   std::uint32_t payload_bytes = 0;
   std::uint16_t header_bytes = 0;
+  std::uint32_t received = 0;
 };
-inline constexpr std::size_t kFrameBytes = 8;
+inline constexpr std::size_t kFrameBytes = 12;
 void encode(const Frame& frame, std::byte* to);
+/// Changes what an encoded frame tells to have come.
+void set_received(std::byte* frame, std::uint32_t received);
 /// Nothing: hybridps does not send such bytes.
 std::optional<Frame> decode_frame(const std::byte* from);
 

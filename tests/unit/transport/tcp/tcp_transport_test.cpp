@@ -45,7 +45,12 @@ struct Stranger {
     REQUIRE(::send(socket.get(), bytes, count, MSG_NOSIGNAL) == static_cast<ssize_t>(count));
   }
   void greet(const TcpId& from) const {
-    const auto greeting = encode_greeting(from, there.id);
+    TcpGreeting is;
+    is.from = from;
+    is.to = there.id;
+    is.number = 77;
+    is.side.attempt = 1;
+    const auto greeting = encode(is);
     say(greeting.data(), greeting.size());
   }
   bool was_hung_up_on() const {
@@ -65,7 +70,10 @@ TEST_CASE("transport/tcp: who does not greet with our id is not heard", "[transp
   const std::string noise(500, 'x');
   loud.say(noise.data(), noise.size());
   const Stranger wrong(pair->b);
-  const auto greeting = encode_greeting(make_tcp_id(), make_tcp_id());
+  TcpGreeting unknown;
+  unknown.from = make_tcp_id();
+  unknown.to = make_tcp_id();
+  const auto greeting = encode(unknown);
   wrong.say(greeting.data(), greeting.size());
   CHECK(pair->run_until([&] { return tcp(pair->b).counters().refused == 2; }));
   CHECK(pair->run_until([&] { return loud.was_hung_up_on() && wrong.was_hung_up_on(); }));
@@ -99,9 +107,9 @@ TEST_CASE(
   forger.greet(address_of(pair->a).id);
   std::array<std::byte, kFrameBytes> frame{};
   SECTION("no frame") {}
-  SECTION("a header of no bytes") { encode(Frame{10, 0}, frame.data()); }
-  SECTION("a header that is too long") { encode(Frame{10, kHeaderBytesMax + 1}, frame.data()); }
-  SECTION("a payload that nobody sends") { encode(Frame{0xffffffff, 10}, frame.data()); }
+  SECTION("a header of no bytes") { encode(Frame{FrameKind::kMessage, 10, 0, 0}, frame.data()); }
+  SECTION("a header that is too long") { encode(Frame{FrameKind::kMessage, 10, kHeaderBytesMax + 1, 0}, frame.data()); }
+  SECTION("a payload that nobody sends") { encode(Frame{FrameKind::kMessage, 0xffffffff, 10, 0}, frame.data()); }
   forger.say(frame.data(), frame.size());
   REQUIRE(pair->run_until([&] { return pair->b.receiver.failures.size() == 1; }));
   CHECK(pair->b.receiver.failures[0].first == pair->a.id);
@@ -240,7 +248,7 @@ TEST_CASE("transport/tcp: the end of one of two connections does not cut off wha
   REQUIRE(pair->a.peer->send(numbered(7), {}, 0, {}).is_ok());
   CHECK(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
   REQUIRE(pair->run_until([&] { return pair->b.receiver.failures.size() == 1; }));
-  CHECK(pair->b.receiver.failures[0].second.message().find(kEndedWithoutClosing) != std::string_view::npos);
+  CHECK(pair->b.receiver.failures[0].second.message().find("has given up this process") != std::string_view::npos);
   CHECK(pair->run_until([&] { return pair->a.receiver.failures.size() == 1; }));  // b has hung up
   pair->settle();
   CHECK(pair->b.receiver.failures.size() == 1);
@@ -270,8 +278,8 @@ struct Listening {
     REQUIRE(::setsockopt(guest.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once) == 0);
     guest.reset();
   }
-  void answer(TcpAnswer with) const {
-    const auto bytes = encode_answer(with);
+  void answer(TcpAnswer with, std::uint64_t received = 0) const {
+    const auto bytes = encode(TcpReply{with, {0, received}});
     REQUIRE(::send(guest.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
   }
   /// How much has come by now.
@@ -333,15 +341,46 @@ TEST_CASE(
   CHECK(pair->run_until([&] { return done.count == 1; }));
   CHECK(done.last.is_ok());
   CHECK(pair->a.receiver.failures.empty());
-  // After an answer its end is the end.
+  // After an answer it is made again, too, and goes on behind what the peer says to have.
   peer.reset_guest();
-  CHECK(pair->run_until([&] { return pair->a.receiver.failures.size() == 1; }));
+  REQUIRE(pair->run_until([&] { return peer.take(); }));
+  REQUIRE(pair->run_until([&] { return peer.hear() == kGreetingBytes; }));
+  constexpr std::size_t kHas = 5;
+  peer.answer(TcpAnswer::kWelcome, kHas);
+  CHECK(pair->run_until([&] { return peer.hear() == kGreetingBytes + kFrameBytes + sizeof(std::uint64_t) - kHas; }));
+  CHECK(pair->a.transport->paths()[0].resumptions == 1);
+  CHECK(pair->a.receiver.failures.empty());
+  // It is the end where the two do not fit together, or nobody listens any more.
+  std::string_view what;
+  peer.reset_guest();
+  SECTION("the peer has more than was sent") {
+    REQUIRE(pair->run_until([&] { return peer.take(); }));
+    peer.answer(TcpAnswer::kWelcome, 1000);
+    what = "cannot go on";
+  }
+  SECTION("the peer has less than it has told before") {
+    REQUIRE(pair->run_until([&] { return peer.take(); }));
+    peer.answer(TcpAnswer::kWelcome, kHas - 1);
+    what = "cannot go on";
+  }
+  SECTION("nobody listens") {
+    peer.listener.reset();
+    what = kEndedWithoutClosing;
+  }
+  SECTION("another process answers") {
+    REQUIRE(pair->run_until([&] { return peer.take(); }));
+    const std::string junk(kAnswerBytes, 'x');
+    REQUIRE(::send(peer.guest.get(), junk.data(), junk.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(junk.size()));
+    what = kEndedWithoutClosing;
+  }
+  REQUIRE(pair->run_until([&] { return pair->a.receiver.failures.size() == 1; }));
+  CHECK(pair->a.receiver.failures[0].second.message().find(what) != std::string_view::npos);
 }
 
 TEST_CASE("transport/tcp: a peer whose connections are lost before an answer each time fails in time",
           "[transport][fast]") {
   TcpOptions options = test_options();
-  std::string what = "reset before an answer came";
+  std::string what = "it cannot be reached from 127.0.0.1";
   bool answers = false;
   TcpAnswer answer = TcpAnswer::kWelcome;
   SECTION("for too long") { options.redial_for = core::from_seconds(0.05); }
@@ -380,7 +419,7 @@ TEST_CASE("transport/tcp: who is told to come again does so, and has not failed 
   Listening peer;
   const auto endpoint = pair->a.transport->connect(pair->b.id, encode(peer.there));
   REQUIRE(endpoint.is_ok());
-  CHECK(pair->a.transport->way(pair->b.id, encode(peer.there)) == Way::kStands);
+  CHECK(pair->a.transport->way(pair->b.id, encode(peer.there)) == Way::kOpens);
   REQUIRE(endpoint.value()->send(numbered(1), {}, 0, {}).is_ok());
   for (int i = 0; i < 2; ++i) {
     REQUIRE(pair->run_until([&] { return peer.take(); }));
@@ -467,7 +506,7 @@ TEST_CASE("transport/tcp: who was given up hears that when it comes again", "[tr
   CHECK(pair->run_until([&] {
     return ::recv(again.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT) == static_cast<ssize_t>(bytes.size());
   }));
-  CHECK(decode_answer(bytes) == TcpAnswer::kClosed);
+  CHECK(decode_reply(bytes)->answer == TcpAnswer::kClosed);
   CHECK(pair->run_until([&] { return again.was_hung_up_on(); }));
 }
 
@@ -529,6 +568,29 @@ TEST_CASE("transport/tcp: an address that is not of this machine, or none at all
   }
 }
 
+TEST_CASE("transport/tcp: it listens on a free port of the range, and says so where none is free",
+          "[transport][fast]") {
+  const auto free_one = Listening();  // whose port is taken
+  const std::string text = free_one.there.socket.text();
+  const auto taken = static_cast<std::uint16_t>(std::stoi(text.substr(text.rfind(':') + 1)));
+  TcpOptions options = test_options();
+  options.port_first = options.port_last = taken;
+  const auto refused = TcpTransport::create(options);
+  REQUIRE(refused.status().code() == core::Code::kOutOfResources);
+  CHECK(refused.status().message().find("HYBRIDPS_PORTS") != std::string_view::npos);
+  options.port_first = static_cast<std::uint16_t>(taken - 20);
+  options.port_last = static_cast<std::uint16_t>(taken + 20);
+  for (int i = 0; i < 10; ++i) {
+    const auto made = TcpTransport::create(options);
+    REQUIRE(made.is_ok());
+    const std::string at = decode_tcp_address(made.value()->address()).value().socket.text();
+    const int port = std::stoi(at.substr(at.rfind(':') + 1));
+    CHECK(port != taken);
+    CHECK(port >= options.port_first);
+    CHECK(port <= options.port_last);
+  }
+}
+
 TEST_CASE("transport/tcp: over IPv6", "[transport][fast]") {
   const auto made = TcpTransport::create(test_options("::1"));
   if (!made.is_ok()) return;  // a machine without it
@@ -552,12 +614,17 @@ TEST_CASE("transport/tcp: addresses and frames come back as they were", "[transp
   }
   CHECK_FALSE(parse_address("example.org", 1).has_value());
   std::array<std::byte, kFrameBytes> bytes{};
-  for (const Frame frame : {Frame{0, 1}, Frame{0xfffffffe, kHeaderBytesMax}, Frame{65536, 112}}) {
+  for (const Frame frame :
+       {Frame{FrameKind::kMessage, 0, 1, 7}, Frame{FrameKind::kMessage, 0xfffffffe, kHeaderBytesMax, 0},
+        Frame{FrameKind::kMessage, 65536, 112, 0xfffffff0}, Frame{FrameKind::kCount, 0, 0, 9},
+        Frame{FrameKind::kFarewell, 0, 0, 0}}) {
     encode(frame, bytes.data());
     const auto back = decode_frame(bytes.data());
     REQUIRE(back.has_value());
     CHECK(back->payload_bytes == frame.payload_bytes);
     CHECK(back->header_bytes == frame.header_bytes);
+    CHECK(back->received == frame.received);
+    CHECK(back->kind == frame.kind);
   }
 }
 

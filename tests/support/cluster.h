@@ -203,7 +203,7 @@ class Cluster {
     o.retained_bytes = options_.retained_bytes;
     o.local_peers = local_peers;
     o.heartbeat_seconds = options_.heartbeat_seconds;
-    o.dead_seconds = options_.dead_seconds;
+    o.dead_seconds = o.quick_dead_seconds = options_.dead_seconds;
     o.warn_seconds = options_.warn_seconds;
     o.early_messages_max = options_.early_messages_max;
     o.unopened = options_.unopened;

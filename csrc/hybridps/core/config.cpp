@@ -18,11 +18,23 @@ namespace {
 constexpr std::string_view kPrefix = "HYBRIDPS_";
 constexpr std::string_view kUcxPrefix = "HYBRIDPS_UCX_";
 
-enum class SettingKind { kText, kSecret, kBool, kNumber, kNumbers, kCount, kCountOrAuto, kBytes, kLevel, kTransport };
+enum class SettingKind {
+  kText,
+  kSecret,
+  kBool,
+  kNumber,
+  kNumbers,
+  kCount,
+  kCountOrAuto,
+  kBytes,
+  kLevel,
+  kTransport,
+  kPorts
+};
 
-using Field =
-    std::variant<std::string Config::*, bool Config::*, double Config::*, std::vector<double> Config::*,
-                 std::int64_t Config::*, std::uint64_t Config::*, LogLevel Config::*, DataTransport Config::*>;
+using Field = std::variant<std::string Config::*, bool Config::*, double Config::*, std::vector<double> Config::*,
+                           std::int64_t Config::*, std::uint64_t Config::*, LogLevel Config::*, DataTransport Config::*,
+                           PortRange Config::*>;
 
 struct Setting {
   std::string_view name;  // without the prefix
@@ -68,6 +80,11 @@ const auto& settings() {
       Setting{"INTERFACE", SettingKind::kText, &Config::interface, "", 0, 0,
               "Network interface for control traffic. Unset: the one that routes to MASTER_ADDR, or where that is a "
               "name of this machine for loopback (127.0.1.1), that of the default route, else the only one."},
+      Setting{
+          "PORTS", SettingKind::kPorts, &Config::ports, "", 0, 0,
+          "TCP ports that ranks listen on for each other, as 20000-20099, for firewalls that let named ports in. Of "
+          "each machine: two for each rank, and one more for each further network card and connection. Unset: any "
+          "free port."},
       Setting{"DATA_INTERFACES", SettingKind::kText, &Config::data_interfaces, "", 0, 0,
               "Network interfaces or RDMA ports (mlx5_0:1) for data, separated by commas; of several each local rank "
               "takes the nearest. Unset: see HYBRIDPS_DATA_TRANSPORT."},
@@ -104,8 +121,11 @@ const auto& settings() {
               "Whether ranks on one node share memory. Off: every rank is a node of its own."},
       Setting{"HEARTBEAT_SECONDS", SettingKind::kNumber, &Config::heartbeat_seconds, "seconds", 0.01, kDay,
               "A watched peer is asked twice in this time whether it lives."},
-      Setting{"DEAD_SECONDS", SettingKind::kNumber, &Config::dead_seconds, "seconds", 0.05, kDay,
-              "A peer that has not answered for so long is declared dead; more than HYBRIDPS_HEARTBEAT_SECONDS."},
+      Setting{
+          "DEAD_SECONDS", SettingKind::kNumber, &Config::dead_seconds, "seconds", 0.05, kDay,
+          "A peer that has not answered for so long is declared dead, and a connection that broke is tried again for "
+          "so long; more than HYBRIDPS_HEARTBEAT_SECONDS. Unset: 5 for the members of groups that can go on without "
+          "them (reconfigure(), dedicated servers)."},
       Setting{"LINGER_SECONDS", SettingKind::kNumber, &Config::linger_seconds, "seconds", 0, kDay,
               "How long shutdown keeps serving peers that have not said goodbye."},
       Setting{"WARN_SECONDS", SettingKind::kNumber, &Config::warn_seconds, "seconds", 0, kDay,
@@ -199,6 +219,7 @@ std::string expected(const Setting& setting) {
     case SettingKind::kBytes: return "a number of bytes" + range + ", such as 65536, 64K, 1.5M, 2G";
     case SettingKind::kLevel: return "error, warn, info or debug";
     case SettingKind::kTransport: return "auto, rdma, tcp or ucx";
+    case SettingKind::kPorts: return "the first and the last of a range of ports, such as 20000-20099";
   }
   return {};
 }
@@ -267,8 +288,21 @@ bool assign(Config& config, const Setting& setting, std::string_view text) {
         }
       return false;
     }
+    case SettingKind::kPorts: {
+      const std::size_t dash = text.find('-');
+      const auto first = parse_int(trim(text.substr(0, dash)));
+      const auto last = dash == std::string_view::npos ? first : parse_int(trim(text.substr(dash + 1)));
+      if (!first || !last || *first < 1 || *last < *first || *last > 65535) return false;
+      config.*std::get<PortRange Config::*>(setting.field) = {static_cast<std::uint16_t>(*first),
+                                                              static_cast<std::uint16_t>(*last)};
+      return true;
+    }
   }
   return false;
+}
+
+std::string text_of(const PortRange& ports) {
+  return ports.first == 0 ? std::string() : std::to_string(ports.first) + "-" + std::to_string(ports.last);
 }
 
 std::string value_text(const Config& config, const Setting& setting) {
@@ -293,6 +327,7 @@ std::string value_text(const Config& config, const Setting& setting) {
     case SettingKind::kTransport:
       return std::string(
           kTransportNames[static_cast<std::size_t>(config.*std::get<DataTransport Config::*>(setting.field))]);
+    case SettingKind::kPorts: return text_of(config.*std::get<PortRange Config::*>(setting.field));
   }
   return {};
 }

@@ -5,6 +5,7 @@
 // belong here. Names that begin with HYBRIDPS_UCX_ are not settings: they are handed to UCX.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -31,6 +32,14 @@ struct SettingRow {
 /// HYBRIDPS_DATA_TRANSPORT.
 enum class DataTransport : std::uint8_t { kAuto = 0, kRdma = 1, kTcp = 2, kUcx = 3 };
 
+/// TCP ports to listen on. 0: whatever the kernel gives.
+struct PortRange {
+  std::uint16_t first = 0;
+  std::uint16_t last = 0;
+
+  std::size_t size() const noexcept { return first == 0 ? 0 : std::size_t{last} - first + 1; }
+};
+
 struct Config {
   std::string node;
   std::string servers;
@@ -39,6 +48,7 @@ struct Config {
   std::string token;
   std::string token_file;
   std::string interface;
+  PortRange ports;
   std::string data_interfaces;
   DataTransport data_transport = DataTransport::kAuto;
   std::vector<double> nic_gbps = {0};  // one value: of the whole machine; else one value for each data interface
@@ -46,7 +56,7 @@ struct Config {
   bool tune = false;
   bool small_first = true;
   double heartbeat_seconds = 1;
-  double dead_seconds = 5;
+  double dead_seconds = 20;
   double linger_seconds = 5;
   std::uint64_t pool_bytes = std::uint64_t{64} << 20;
   std::uint64_t eager_bytes = std::uint64_t{512} << 10;

@@ -3,9 +3,17 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 namespace hybridps::engine {
+namespace {
+
+/// How many peers are asked to pass a message on.
+constexpr std::size_t kHelpersMax = 2;
+
+}  // namespace
 
 std::uint64_t nanoseconds(core::TimePoint at) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(at.time_since_epoch()).count());
@@ -43,11 +51,61 @@ std::size_t ControlSender::send_first() {
   return work;
 }
 
-void ControlSender::send_at_once(core::EngineId to, wire::Message message, std::string_view text) {
+void ControlSender::send_if_connected(core::EngineId to, wire::Message message, std::string_view text) {
   const KnownPeer* const peer = peers_.find(to);
   if (peer == nullptr || peer->dead) return;
-  const bool verdict = message.as<wire::Verdict>() != nullptr;
-  if (verdict) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
+  if (outbox_->is_open(to))
+    outbox_->send_text(to, std::move(message), text);
+  else if (!peer->record.local && transports_.control &&
+           transports_.control->way(to, peer->record.control_address) == transport::Way::kStands)
+    send_at_once(to, std::move(message), text);
+}
+
+void ControlSender::ask_to_dial(bool data_waits) {
+  std::unordered_set<core::EngineId> reached;
+  if (data_waits)
+    for (const transport::PathInfo& path : transports_.data->paths()) reached.insert(path.peer);
+  std::vector<core::EngineId> helpers;
+  std::vector<core::EngineId> asked;
+  for (const core::EngineId engine : peers_.in_use()) {
+    KnownPeer& peer = *peers_.find(engine);
+    if (peer.record.local || !transports_.control) continue;
+    const transport::Way control = transports_.control->way(engine, peer.record.control_address);
+    peer.control_stood |= control == transport::Way::kStands;
+    if (control == transport::Way::kStands) helpers.push_back(engine);
+    const bool waits = control == transport::Way::kOpens && !peer.control_stood;
+    if (waits || (data_waits && reached.count(engine) == 0 &&
+                  transports_.data->way(engine, peer.record.data_address) == transport::Way::kOpens))
+      asked.push_back(engine);
+  }
+  for (const core::EngineId engine : asked) {
+    const wire::Message message{{}, 0, wire::Dial{engine, self_}};
+    if (std::find(helpers.begin(), helpers.end(), engine) != helpers.end()) {
+      send(engine, message, {});
+      continue;
+    }
+    for (std::size_t i = 0; i < std::min(helpers.size(), kHelpersMax); ++i) send(helpers[i], message, {});
+  }
+}
+
+void ControlSender::on_dial(core::EngineId source, const wire::Dial& dial) {
+  if (dial.to == self_) {
+    const KnownPeer* const peer = peers_.find(dial.from);
+    if (peer == nullptr || peer->dead || peer->record.local) return;
+    // An error is the other side's to tell: it waits for the connection.
+    (void)transports_.data->connect(dial.from, peer->record.data_address);
+    if (transports_.control) (void)transports_.control->connect(dial.from, peer->record.control_address);
+  } else if (source == dial.from && peers_.knows(dial.to)) {
+    send(dial.to, {{}, 0, dial}, {});
+  }
+}
+
+void ControlSender::send_at_once(core::EngineId to, wire::Message message, std::string_view text) {
+  KnownPeer* const peer = peers_.find(to);
+  if (peer == nullptr || peer->dead) return;
+  const auto* const said = message.as<wire::Verdict>();
+  const bool verdict = said != nullptr;
+  if (verdict && !said->passed_on) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
   if (auto* ping = std::get_if<wire::Ping>(&message.body)) ping->sent_ns = nanoseconds(core::Clock::now());
   const bool asks = message.as<wire::Ping>() != nullptr || message.as<wire::Probe>() != nullptr;
   const PeerRecord& record = peer->record;
@@ -57,8 +115,11 @@ void ControlSender::send_at_once(core::EngineId to, wire::Message message, std::
   bool stands = record.local || (verdict && outbox_->is_open(to));
   if (!stands && transports_.control) {
     const transport::Way way = transports_.control->way(to, record.control_address);
-    stands = way != transport::Way::kStands &&
-             (outbox_->is_open(to) || transports_.data->way(to, record.data_address) == transport::Way::kStands);
+    peer->control_stood |= way == transport::Way::kStands;
+    // Over a connection of data that is being made only if control's is not being made, either.
+    stands =
+        way != transport::Way::kStands && (transports_.data->way(to, record.data_address) == transport::Way::kStands ||
+                                           (outbox_->is_open(to) && way != transport::Way::kOpens));
     if (asks && !stands && way == transport::Way::kLacks) return;  // a ping or probe waits there already
   }
   if (asks && peer->groups > 0) heartbeats_.on_asked(to, core::Clock::now());
@@ -70,7 +131,10 @@ void ControlSender::send_at_once(core::EngineId to, wire::Message message, std::
   core::Result<transport::Endpoint*> endpoint =
       transport.connect(to, transports_.control ? record.control_address : record.data_address);
   if (!endpoint.is_ok()) {
-    suspects_.report(to, endpoint.status());
+    if (transports_.control && peers_.serves_for_control(to))
+      outbox_->send_text(to, std::move(message), text);
+    else
+      suspects_.report(to, endpoint.status());
     return;
   }
   message.from.source = self_;

@@ -39,6 +39,8 @@ class ControlSender : core::Pinned {
   }
 
   void send(core::EngineId to, wire::Message message, std::string_view text);
+  /// Nothing is sent where no connection stands.
+  void send_if_connected(core::EngineId to, wire::Message message, std::string_view text);
   /// Sends what has room now: the number of messages.
   std::size_t send_waiting() { return waiting_.empty() ? 0 : send_first(); }
 
@@ -51,6 +53,11 @@ class ControlSender : core::Pinned {
     std::erase_if(unanswered_verdicts_, [now](const auto& entry) { return entry.second <= now; });
   }
   core::TimePoint next_due() const;
+
+  /// Asks peers that this engine cannot dial to dial it: a connection serves both ways. Over a connection that stands,
+  /// else through other peers. `data_waits`: an operation waits for longer than usual, perhaps for data's connection.
+  void ask_to_dial(bool data_waits);
+  void on_dial(core::EngineId source, const wire::Dial& dial);
 
  private:
   struct WaitingText {

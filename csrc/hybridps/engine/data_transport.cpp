@@ -36,14 +36,37 @@ MadeTransport make_tcp(const std::string& address, std::string label, const Data
   options.address = address;
   options.label = std::move(label);
   options.close_timeout = from.close_timeout;
-  options.user_timeout = from.user_timeout;
+  options.redial_for = from.patience;
+  options.port_first = from.ports.first;
+  options.port_last = from.ports.last;
   return as_transport(transport::TcpTransport::create(options));
 }
 
 }  // namespace
 
-core::Duration user_timeout(const core::Config& config) {
-  return std::max(DataOptions().user_timeout, core::from_seconds(2 * config.dead_seconds));
+DataOptions data_options(const core::Config& config, core::Duration close_timeout) {
+  DataOptions options;
+  options.close_timeout = close_timeout;
+  options.user_timeout = std::max(options.user_timeout, core::from_seconds(2 * config.dead_seconds));
+  options.patience = core::from_seconds(config.dead_seconds);
+  options.ports = config.ports;
+  return options;
+}
+
+std::size_t listeners_of(const Interfaces& interfaces, const DataOptions& options, std::int64_t sockets) {
+  const auto cards = std::max<std::size_t>(interfaces.nics.size(), 1);
+  const std::size_t of_data =
+      interfaces.ucx ? 0 : cards * static_cast<std::size_t>(sockets_of(interfaces, options, sockets));
+  return of_data + (interfaces.control_ucx ? 0 : 1);
+}
+
+core::Status check_ports(const core::PortRange& ports, std::size_t ranks, std::size_t of_each) {
+  const std::size_t needed = ranks * of_each;
+  if (ports.first == 0 || ports.size() >= needed) return core::Status::ok();
+  return {core::Code::kInvalidArgument,
+          "HYBRIDPS_PORTS has " + std::to_string(ports.size()) + " ports, and " + std::to_string(needed) +
+              " are needed on this machine: " + std::to_string(of_each) + " for each of " + std::to_string(ranks) +
+              " ranks (one for control, the others for data)"};
 }
 
 core::Result<std::unique_ptr<transport::Transport>> DataThreads::drive(

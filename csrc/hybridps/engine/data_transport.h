@@ -46,14 +46,23 @@ class DataThreads {
 
 struct DataOptions {
   core::Duration close_timeout = core::from_seconds(1);
-  /// TCP's limit for unacknowledged data. Longer than HYBRIDPS_DEAD_SECONDS: the verdict of heartbeats comes first.
+  /// UCX's limit for unacknowledged data over TCP. Longer than HYBRIDPS_DEAD_SECONDS: the verdict of heartbeats first.
   core::Duration user_timeout = core::from_seconds(10);
+  core::PortRange ports;  // of our own TCP
+  /// How long our own TCP tries to make a broken connection again.
+  core::Duration patience = core::from_seconds(5);
   bool device_memory = false;  // attach_device() may give UCX device memory (HYBRIDPS_GPUDIRECT)
   /// Each card gets at least this many sockets, over our own TCP. At first only the requested sockets are used.
   std::int64_t sockets_to_choose = 1;
 };
 
-core::Duration user_timeout(const core::Config& config);
+/// On how many ports an engine listens over our own TCP: for data and for control.
+std::size_t listeners_of(const Interfaces& interfaces, const DataOptions& options, std::int64_t sockets);
+/// kInvalidArgument: `ports` has fewer ports than the ranks of a machine listen on. The text says how many.
+core::Status check_ports(const core::PortRange& ports, std::size_t ranks, std::size_t of_each);
+
+/// The limits that follow from the settings.
+DataOptions data_options(const core::Config& config, core::Duration close_timeout);
 
 /// A TCP transport uses one card and one connection to each peer. So each card gets `sockets` transports, kCardsMax at
 /// most for all cards. One transport serves all RDMA ports, and one serves all devices of the user's UCX_NET_DEVICES.

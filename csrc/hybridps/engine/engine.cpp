@@ -122,9 +122,10 @@ Status EngineImpl::start(core::Config config, std::size_t ranks) {
   if (!pool.is_ok()) return pool.status();
   auto* const proving = static_cast<intranode::shm::ShmTransport*>(transports.shm.get());
   watch.lap("shared memory");
-  DataOptions data_options{kCloseWithin, user_timeout(config_), config_.gpudirect};
-  if (config_.tune) data_options.sockets_to_choose = schedule::kSocketsToChoose;
-  if (Status status = make_network(ranks_here, data_options, options, transports); !status.is_ok()) return status;
+  DataOptions network = data_options(config_, kCloseWithin);
+  network.device_memory = config_.gpudirect;
+  if (config_.tune) network.sockets_to_choose = schedule::kSocketsToChoose;
+  if (Status status = make_network(ranks_here, network, options, transports); !status.is_ok()) return status;
   watch.lap("network");
 
   core::Result<std::unique_ptr<Runtime>> runtime =
@@ -147,7 +148,7 @@ Status EngineImpl::start(core::Config config, std::size_t ranks) {
   desk_->set_loop(loop_.get());
   schedule::TuningRange range;
   range.sockets = static_cast<int>(config_.data_sockets);
-  range.sockets_max = static_cast<int>(sockets_of(settings_.interfaces, data_options, config_.data_sockets));
+  range.sockets_max = static_cast<int>(sockets_of(settings_.interfaces, network, config_.data_sockets));
   groups_->set_tuning(range);
   groups_->set_servers(
       {settings_.servers, settings_.token, core::from_seconds(config_.servers_retry_seconds), config_.servers_required},
@@ -194,6 +195,10 @@ Status EngineImpl::make_network(std::size_t ranks_here, const DataOptions& data_
   const std::size_t cores = cores_for_each(config_, ranks_here);
   const DataThreadsPlan plan = plan_data_threads(config_, cores, 1, interfaces, ranks_here);
   DataThreads threads(plan, spinning_of(config_));
+  if (Status status =
+          check_ports(config_.ports, ranks_here, listeners_of(interfaces, data_options, config_.data_sockets));
+      !status.is_ok())
+    return status;
   core::Result<std::unique_ptr<transport::Transport>> data =
       make_data_transport(interfaces, data_options, config_.data_sockets, threads);
   if (!data.is_ok()) return data.status();

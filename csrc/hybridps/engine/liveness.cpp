@@ -14,19 +14,19 @@ constexpr auto kSuspectFor = std::chrono::milliseconds(50);
 }  // namespace
 
 void Heartbeats::on_asked(core::EngineId peer, core::TimePoint now) {
-  if (asked_at_.emplace(peer, now).second) next_ = std::min(next_, now + dead_after_);
+  if (asked_at_.emplace(peer, now).second) next_ = std::min(next_, now + patience_for(peer));
 }
 
 Heartbeats::Findings Heartbeats::look(core::TimePoint now) {
   Findings found;
   if (now < next_) return found;
   const core::Duration late = next_ping_ == core::TimePoint{} ? core::Duration::zero() : now - next_;
-  const bool stood_still = late > dead_after_ / 4;
+  const bool stood_still = late > shortest_patience() / 4;
   if (stood_still) {
     stood_still_for_ = late + pause_;
     stood_still_until_ = now;
   }
-  // Twice per interval: so a peer that stops right after an answer is found within dead_after plus half an interval.
+  // Twice per interval: so a peer that stops right after an answer is found within its patience plus half an interval.
   if (now >= next_ping_) {
     next_ping_ = now + pause_;
     found.to_ping.assign(watched_.begin(), watched_.end());
@@ -34,14 +34,15 @@ Heartbeats::Findings Heartbeats::look(core::TimePoint now) {
   next_ = next_ping_;
   for (auto& [peer, asked_at] : asked_at_) {
     if (stood_still) asked_at = now;
-    next_ = std::min(next_, std::max(now, asked_at + dead_after_));
-    if (now - asked_at >= dead_after_) found.silent.emplace_back(peer, now - asked_at);
+    const core::Duration patience = patience_for(peer);
+    next_ = std::min(next_, std::max(now, asked_at + patience));
+    if (now - asked_at >= patience) found.silent.emplace_back(peer, now - asked_at);
   }
   return found;
 }
 
 std::string Heartbeats::own_fault(core::TimePoint now) const {
-  if (stood_still_for_ < dead_after_ || now - stood_still_until_ >= dead_after_) return {};
+  if (stood_still_for_ < shortest_patience() || now - stood_still_until_ >= shortest_patience()) return {};
   return "stood still for " + core::format_seconds(core::to_seconds(stood_still_for_)) +
          " (stopped, or without a core to run on)";
 }

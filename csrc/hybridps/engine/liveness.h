@@ -19,10 +19,16 @@ namespace hybridps::engine {
 /// Finds peers that are stopped, or cut off without a broken connection, by asking them.
 class Heartbeats {
  public:
-  /// Watched peers are asked twice per `interval`. A peer is silent `dead_after` after its first unanswered question.
-  Heartbeats(core::Duration interval, core::Duration dead_after) : pause_(interval / 2), dead_after_(dead_after) {}
+  /// Watched peers are asked twice per `interval`. A peer is silent `dead_after` after its first unanswered question,
+  /// or `quick_dead_after`: see watch().
+  Heartbeats(core::Duration interval, core::Duration dead_after, core::Duration quick_dead_after)
+      : pause_(interval / 2), dead_after_(dead_after), quick_dead_after_(quick_dead_after) {}
 
-  void watch(std::unordered_set<core::EngineId> peers) { watched_ = std::move(peers); }
+  /// `quick`: peers without which their groups can go on. There a false verdict costs less than a long wait.
+  void watch(std::unordered_set<core::EngineId> peers, std::unordered_set<core::EngineId> quick) {
+    watched_ = std::move(peers);
+    quick_ = std::move(quick);
+  }
   /// A ping or probe has gone to `peer`. The peer owes an answer from the first ping or probe on.
   void on_asked(core::EngineId peer, core::TimePoint now);
   /// Something has come from `peer`, or nobody needs the peer any more.
@@ -42,9 +48,17 @@ class Heartbeats {
   std::string own_fault(core::TimePoint now) const;
 
  private:
+  core::Duration patience_for(core::EngineId peer) const {
+    return quick_.count(peer) > 0 ? quick_dead_after_ : dead_after_;
+  }
+  /// Of the other engines with this one.
+  core::Duration shortest_patience() const { return quick_.empty() ? dead_after_ : quick_dead_after_; }
+
   const core::Duration pause_;
   const core::Duration dead_after_;
+  const core::Duration quick_dead_after_;
   std::unordered_set<core::EngineId> watched_;
+  std::unordered_set<core::EngineId> quick_;
   std::unordered_map<core::EngineId, core::TimePoint> asked_at_;  // peers that owe an answer
   core::TimePoint next_ping_{};
   core::TimePoint next_{};  // time of the next ping, or the earlier time when a peer becomes silent

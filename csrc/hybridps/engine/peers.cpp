@@ -63,10 +63,23 @@ core::Result<transport::Endpoint*> Peers::connect(core::EngineId id) {
 }
 
 core::Result<transport::Endpoint*> Peers::connect_urgent(core::EngineId id) {
-  const KnownPeer* peer = find(id);
+  KnownPeer* peer = find(id);
   if (!allowance_.urgent_by_control || !transports_.control || peer == nullptr || peer->dead || peer->record.local)
     return static_cast<transport::Endpoint*>(nullptr);
-  return transports_.control->connect(id, peer->record.control_address);
+  core::Result<transport::Endpoint*> endpoint = transports_.control->connect(id, peer->record.control_address);
+  const transport::Way way = transports_.control->way(id, peer->record.control_address);
+  peer->control_stood |= way == transport::Way::kStands;
+  // One that cannot be made would take what waits for it with it.
+  if (!peer->control_stood)
+    return core::Status(core::Code::kOutOfResources, "there is no control connection to it yet");
+  return endpoint;
+}
+
+bool Peers::serves_for_control(core::EngineId id) const {
+  const KnownPeer* peer = find(id);
+  if (peer == nullptr || peer->control_stood || peer->record.local) return false;
+  const transport::Way way = transports_.data->way(id, peer->record.data_address);
+  return way == transport::Way::kStands || way == transport::Way::kOpens;
 }
 
 void Peers::close_connections(core::EngineId id, const core::Status& cause) {

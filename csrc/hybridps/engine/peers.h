@@ -42,6 +42,7 @@ struct KnownPeer {
   std::uint64_t groups = 0;
   core::TimePoint unused_since{};  // when `groups` became 0
   core::TimePoint heard_at{};
+  bool control_stood = false;     // there was a control connection
   double round_trip_seconds = 0;  // of the last ping or status question; 0: not known
   schedule::FarWindow far;
 };
@@ -73,10 +74,12 @@ class Peers {
   flow::Peer describe(core::EngineId id) const;
 
   core::Result<transport::Endpoint*> connect(core::EngineId id);
-  /// The connection for small operations. Null: use connect().
+  /// The connection for small operations: see flow::Router.
   core::Result<transport::Endpoint*> connect_urgent(core::EngineId id);
   /// Closes all connections to the peer, and does not wait for unsent messages.
   void close_connections(core::EngineId id, const core::Status& cause);
+  /// Whether data's connection serves for control, too: control's has never stood, and data's stands or is being made.
+  bool serves_for_control(core::EngineId id) const;
   /// True: a connection to the peer waits for a file descriptor.
   bool lacks_descriptors(core::EngineId id) const;
   /// Forgets peers without a connection that have had no group for a minute: with `all` every such peer, else only dead

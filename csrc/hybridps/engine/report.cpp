@@ -44,6 +44,7 @@ void Report::write_status(const Reported& of, observe::Json& json, std::size_t p
     if (&all == &path) continue;
     all.rtt_seconds = std::max(all.rtt_seconds, path.rtt_seconds);
     all.retransmits = std::max(all.retransmits, path.retransmits);
+    all.resumptions += path.resumptions;
   }
   json.key("peers").array();
   for (const auto& [id, peer] : of.peers.all()) {
@@ -57,7 +58,9 @@ void Report::write_status(const Reported& of, observe::Json& json, std::size_t p
           .field("in_flight_bytes", flow->in_flight_bytes)
           .field("streams_waiting", flow->streams_waiting);
     if (const auto path = paths.find(id); path != paths.end())
-      json.field("tcp_rtt_us", 1e6 * path->second.rtt_seconds).field("tcp_retransmits", path->second.retransmits);
+      json.field("tcp_rtt_us", 1e6 * path->second.rtt_seconds)
+          .field("tcp_retransmits", path->second.retransmits)
+          .field("tcp_resumptions", path->second.resumptions);
     json.end();
   }
   json.end();
@@ -92,8 +95,13 @@ std::vector<observe::Sample> Report::samples(const Reported& of,
   for (const auto& [who, seconds] : waited) add("waited_seconds", seconds, who);
   for (const auto& [code, count] : counts.errors) add("errors", count, std::string(core::code_name(code)));
   std::uint64_t retransmits = 0;
-  for (const transport::PathInfo& path : of.transports.data->paths()) retransmits += path.retransmits;
+  std::uint64_t resumptions = 0;
+  for (const transport::PathInfo& path : of.transports.data->paths()) {
+    retransmits += path.retransmits;
+    resumptions += path.resumptions;
+  }
   add("net_retransmits", retransmits);
+  add("net_resumptions", resumptions);
   std::uint64_t dead = 0;
   for (const auto& [id, peer] : of.peers.all()) dead += peer.groups > 0 && peer.dead ? 1 : 0;
   add("peers_dead", dead);

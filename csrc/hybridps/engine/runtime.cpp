@@ -28,6 +28,8 @@ constexpr auto kTimeEvery = std::chrono::milliseconds(50);
 // each connection.
 constexpr auto kPathsEvery = std::chrono::milliseconds(50);
 constexpr auto kPathsLater = std::chrono::microseconds(500);
+/// An operation that waits for so long may wait for a peer that this engine cannot dial.
+constexpr auto kDialLookEvery = std::chrono::milliseconds(500);
 
 // Whether a group needs this message when the group opens here later. Failover is among them: rank 0 may open the group
 // first, and may already know that a dedicated server is gone.
@@ -54,7 +56,8 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
       peers_(transports_, {options.eager_bytes, options.urgent_by_control}),
       windows_({options.window_bytes, options.eager_bytes, options.cards, kNapWindowBytes}),
       unopened_(options.unopened),
-      heartbeats_(core::from_seconds(options.heartbeat_seconds), core::from_seconds(options.dead_seconds)),
+      heartbeats_(core::from_seconds(options.heartbeat_seconds), core::from_seconds(options.dead_seconds),
+                  core::from_seconds(options.quick_dead_seconds)),
       control_(options_.self, transports_, peers_, heartbeats_, suspects_) {
   const auto classes = options_.pool_classes(memory.size());
   pool_ = std::make_unique<transport::BufferPool>(memory, classes);
@@ -95,7 +98,7 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
 
   for (transport::Transport* transport : {transports_.data.get(), transports_.control.get(), transports_.shm.get()}) {
     if (transport == nullptr) continue;
-    inlets_.push_back(std::make_unique<Inlet>(*this, transport == transports_.shm.get()));
+    inlets_.push_back(std::make_unique<Inlet>(*this, *transport));
     transport->set_receiver(inlets_.back().get());
   }
 }
@@ -144,7 +147,6 @@ void Runtime::join(core::GroupUid uid, schedule::Members members, const schedule
   for (const core::EngineId engine : members.engines())
     if (KnownPeer* peer = peers_.find(engine)) ++peer->groups;
   windows_.open(uid, std::move(members), topology);
-  choose_watched();
   apply_windows();
 }
 
@@ -154,6 +156,10 @@ void Runtime::look_at_flow(core::TimePoint now) {
   bool changed = false;
   if (now >= next_path_look_) {
     changed = look_at_paths();
+  }
+  if (now >= next_dial_look_) {
+    next_dial_look_ = now + kDialLookEvery;
+    control_.ask_to_dial(/*data_waits=*/now - worker_->oldest_since(now) > kDialLookEvery);
   }
   const bool naps = now - napped_at_ < kNapsEndAfter;
   if (windows_.follow(moderation_.rate(), naps)) {
@@ -232,6 +238,7 @@ worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
   const core::GroupUid uid = info.uid;
   join(uid, info.members, info.topology);
   worker::GroupState& group = worker_->open_group(std::move(info));
+  choose_watched();
   if (outbox_->trace() != nullptr) trace_group(group.info);
   for (std::size_t member = 0; member < group.info.members.size(); ++member) {
     const KnownPeer* peer = peers_.find(group.info.members.engine(member));
@@ -273,6 +280,7 @@ void Runtime::open_served_group(server::ServedGroup group) {
   if (dedicated_->has(uid)) return;
   join(uid, group.members, group.topology);
   dedicated_->open_group(std::move(group));
+  choose_watched();
 }
 
 void Runtime::on_served_group_closed(core::GroupUid uid, const core::Status& why) {
@@ -413,6 +421,10 @@ void Runtime::send_control(core::EngineId to, wire::Message message, std::string
   control_.send(to, std::move(message), text);
 }
 
+void Runtime::send_if_connected(core::EngineId to, wire::Message message, std::string_view text) {
+  control_.send_if_connected(to, std::move(message), text);
+}
+
 void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload payload) noexcept {
   core::Result<wire::Message> decoded = wire::decode(bytes);
   if (!decoded.is_ok() || decoded.value().payload_bytes != payload.bytes()) {
@@ -492,6 +504,10 @@ bool Runtime::on_engine_message(const wire::Message& message, std::span<const st
     send_control(source, {{}, 0, wire::Pong{ping->sent_ns, nanoseconds(core::Clock::now())}}, {});
     return true;
   }
+  if (const auto* dial = message.as<wire::Dial>()) {
+    control_.on_dial(source, *dial);
+    return true;
+  }
   if (const auto* ask = message.as<wire::StatusAsk>()) {
     if (hooks_.status_asked) hooks_.status_asked(source, *ask);
     return true;
@@ -553,8 +569,13 @@ void Runtime::choose_watched() {
   // In every group each engine watches its successor. So at least one of the silent ranks has a watcher that is not
   // silent. In addition, the worker probes the ranks that an operation waits for.
   std::unordered_set<core::EngineId> watched;
+  std::unordered_set<core::EngineId> quick;
   for (const auto& [uid, group] : windows_.groups()) {
     const std::vector<core::EngineId>& engines = group.members.engines();
+    const worker::GroupState* const state = worker_->find(uid);
+    const bool goes_on = state != nullptr && state->info.is_reconfigurable;
+    const std::size_t first = goes_on ? 0 : static_cast<std::size_t>(group.topology.size());
+    for (std::size_t member = first; member < engines.size(); ++member) quick.insert(engines[member]);
     const auto self = std::find(engines.begin(), engines.end(), options_.self);
     if (self == engines.end() || engines.size() < 2) continue;
     const auto me = static_cast<std::size_t>(self - engines.begin());
@@ -564,7 +585,7 @@ void Runtime::choose_watched() {
     for (std::size_t server = ranks; server < engines.size(); ++server)
       if ((server + 1) % ranks == me) watched.insert(engines[server]);
   }
-  heartbeats_.watch(std::move(watched));
+  heartbeats_.watch(std::move(watched), std::move(quick));
 }
 
 void Runtime::heartbeat(core::TimePoint now) {

@@ -132,6 +132,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void on_unreachable(core::EngineId peer, core::Status cause) override;
   // worker::Host
   void send_control(core::EngineId to, wire::Message message, std::string_view text) override;
+  void send_if_connected(core::EngineId to, wire::Message message, std::string_view text) override;
   void on_group_failed(core::GroupUid uid, const core::Status& status, const core::Status& cause,
                        bool found_here) override;
   void on_group_waits(core::GroupUid uid) override;
@@ -154,17 +155,20 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
  private:
   class Inlet final : public transport::Receiver {
    public:
-    Inlet(Runtime& runtime, bool memory) : runtime_(runtime), memory_(memory) {}
+    Inlet(Runtime& runtime, const transport::Transport& from) : runtime_(runtime), from_(from) {}
     void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept override {
       runtime_.on_message(header, std::move(payload));
     }
     void on_peer_failed(core::EngineId peer, core::Status cause) noexcept override {
-      runtime_.suspects_.report(peer, std::move(cause), memory_);
+      const bool has_ended = cause.message() == transport::kEndedWithoutClosing;
+      if (!has_ended && &from_ == runtime_.transports_.control.get() && runtime_.peers_.serves_for_control(peer))
+        return;
+      runtime_.suspects_.report(peer, std::move(cause), &from_ == runtime_.transports_.shm.get());
     }
 
    private:
     Runtime& runtime_;
-    const bool memory_;
+    const transport::Transport& from_;
   };
   Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep, Transports transports);
   core::Status attach();
@@ -214,6 +218,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   ControlSender control_;
   WakeModeration moderation_;
   core::TimePoint next_look_{};
+  core::TimePoint next_dial_look_{};
   core::TimePoint next_path_look_{};
   // Used while there is a trace:
   std::uint64_t works_since_ns_ = 0;  // start of the current row of rounds with work; 0: the last round had none

@@ -26,6 +26,10 @@ RuntimeOptions RuntimeOptions::of(const core::Config& config, core::EngineId sel
   options.local_peers = 0;
   options.heartbeat_seconds = config.heartbeat_seconds;
   options.dead_seconds = config.dead_seconds;
+  if (config.given.count("HYBRIDPS_DEAD_SECONDS") > 0) options.quick_dead_seconds = config.dead_seconds;
+  // More than a heartbeat, less than the usual patience.
+  options.quick_dead_seconds =
+      std::min(std::max(options.quick_dead_seconds, 2 * config.heartbeat_seconds), config.dead_seconds);
   return options;
 }
 

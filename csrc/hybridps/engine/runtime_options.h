@@ -35,7 +35,8 @@ struct RuntimeOptions {
   bool find_rates = true;          // shares follow the measured rates of the network
   bool tune = false;               // tune the groups in which this engine is rank 0 (schedule/tuner.h)
   double heartbeat_seconds = 1;
-  double dead_seconds = 5;
+  double dead_seconds = 20;
+  double quick_dead_seconds = 5;  // for peers without which their groups can go on
 
   /// The options from the settings, for an engine without other ranks on its node.
   static RuntimeOptions of(const core::Config& config, core::EngineId self);

@@ -79,7 +79,7 @@ class Shard final : public LoopClient, core::Pinned {
       return Status(pool.status().code(), std::string(pool.status().message()) + "; give a smaller --memory");
 
     Transports transports;
-    const DataOptions network{core::from_seconds(1), user_timeout(config)};
+    const DataOptions network = data_options(config, core::from_seconds(1));
     auto made = make_data_transport(interfaces, network, config.data_sockets, threads);
     if (!made.is_ok()) return made.status();
     auto second = make_control_transport(interfaces, network);

@@ -105,8 +105,12 @@ void Outbox::prepare(Stream& stream) {
 core::Result<transport::Endpoint*> Outbox::open(PeerState& peer, bool urgent) {
   if (urgent && peer.urgent_endpoint == nullptr) {
     core::Result<transport::Endpoint*> endpoint = router_.connect_urgent(peer.id);
-    if (!endpoint.is_ok()) return endpoint.status();
-    peer.urgent_endpoint = endpoint.value();
+    if (endpoint.is_ok())
+      peer.urgent_endpoint = endpoint.value();
+    else if (endpoint.status().code() == core::Code::kOutOfResources)
+      urgent = false;
+    else
+      return endpoint.status();
   }
   if (peer.endpoint == nullptr && (!urgent || peer.urgent_endpoint == nullptr)) {
     core::Result<transport::Endpoint*> endpoint = router_.connect(peer.id);

@@ -60,7 +60,8 @@ class Router {
  public:
   virtual ~Router() = default;
   virtual core::Result<transport::Endpoint*> connect(core::EngineId peer) = 0;
-  /// A connection that carries no bulk; nullptr: no such connection exists.
+  /// A connection that carries no bulk; nullptr: there is none, ever. kOutOfResources: it is not there yet, and
+  /// connect() serves meanwhile.
   virtual core::Result<transport::Endpoint*> connect_urgent(core::EngineId) {
     return static_cast<transport::Endpoint*>(nullptr);
   }

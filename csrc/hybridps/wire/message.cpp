@@ -225,6 +225,12 @@ void fields(Io& io, Join& m) {
   io("servers", m.servers);
 }
 
+template <typename Io>
+void fields(Io& io, Dial& m) {
+  io("to", m.to.value);
+  io("from", m.from.value);
+}
+
 struct Envelope {
   std::uint32_t magic = kMagic;
   std::uint8_t version = core::kProtocolVersion;

@@ -156,11 +156,15 @@ struct Verdict {
   On on = On::kOperation;
   bool passed_on = false;      // the sender learned it from another member: needs no answer
   std::uint64_t sequence = 0;  // of the operation or message; 0 for a group
-  std::uint32_t tag = 0;       // of a message
+  std::uint32_t tag = 0;       // of a message; of a group: the rank that is blamed, and 1, or 0
   std::uint32_t code = 0;      // core::Code
   bool operator==(const Verdict&) const = default;
 
-  static Verdict on_group(core::Code code) noexcept { return {On::kGroup, false, 0, 0, code_of(code)}; }
+  /// `blamed`: the rank whose end, or silence, is the cause; -1: none.
+  static Verdict on_group(core::Code code, int blamed = -1) noexcept {
+    return {On::kGroup, false, 0, static_cast<std::uint32_t>(blamed + 1), code_of(code)};
+  }
+  int blamed() const noexcept { return on == On::kGroup ? static_cast<int>(tag) - 1 : -1; }
   static Verdict on_operation(std::uint64_t sequence, core::Code code) noexcept {
     return {On::kOperation, false, sequence, 0, code_of(code)};
   }
@@ -338,10 +342,19 @@ struct Join {
 };
 inline constexpr std::uint8_t kJoinStepCount = 5;
 
+/// From an engine that cannot dial `to`: `to` shall dial `from`, since a connection serves both ways. An engine that is
+/// not `to` passes the message on.
+struct Dial {
+  static constexpr std::string_view kName = "dial";
+  core::EngineId to;
+  core::EngineId from;
+  bool operator==(const Dial&) const = default;
+};
+
 /// A message's type on the wire is its index in this list: append only.
 using Body =
     std::variant<Data, Announce, Grant, Credit, Ack, Cancel, Verdict, Probe, ProbeReply, Ping, Pong, Echo, EchoBack,
-                 Rates, PlanAsk, PlanAnswer, PlanSwitch, StatusAsk, StatusAnswer, Failover, TrialTimes, Join>;
+                 Rates, PlanAsk, PlanAnswer, PlanSwitch, StatusAsk, StatusAnswer, Failover, TrialTimes, Join, Dial>;
 inline constexpr std::uint8_t kTypeCount = std::variant_size_v<Body>;
 
 struct From {

@@ -65,6 +65,7 @@ struct GroupInfo {
   /// Codecs for contributions to sums, and for sums, between nodes; the same on all members. Null: no codec.
   std::shared_ptr<const compress::Codecs> codecs{};
   std::uint64_t residual_bytes_max = 0;
+  bool is_reconfigurable = false;  // the others can go on without a member that is lost
   /// Weights of the nodes and then of the dedicated servers. `are_there`: by server, whether the server takes part. The
   /// last entries may be newcomers. Unset: the topology's weights, 0 for servers that do not take part, and the nodes'
   /// average for a newcomer.
@@ -182,6 +183,7 @@ struct GroupState : core::Pinned {
   core::TimePoint last_finished_at{};  // end of the last collective
   core::TimePoint failed_at{};
   bool told = false;                         // the verdict was found here, and sent to all members
+  int blamed = -1;                           // the rank that the verdict blames; -1: none
   std::set<core::EngineId> know_of_failure;  // members that have sent a verdict on the group
   bool leaving = false;                      // this rank has said goodbye
   std::uint64_t submitted = 0;               // number of collectives issued

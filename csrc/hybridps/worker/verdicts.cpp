@@ -22,6 +22,8 @@ constexpr auto kAnswersAge = std::chrono::seconds(3);
 // A warning waits this long for the answers of all ranks.
 constexpr auto kWarningWaits = std::chrono::seconds(1);
 
+constexpr std::string_view kIsGone = " is gone: ";
+
 // The most ranks described in full in one message.
 constexpr std::size_t kDescribedMax = 3;
 
@@ -112,20 +114,21 @@ void Worker::fail(OperationRun& run, core::Status cause) {
   finish(run, std::move(cause));
 }
 
-void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell) {
+void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell, int blamed) {
   const Entry entry(*this);  // first: its settle() may fail the group
   if (!group.status.is_ok()) return;
   group.status = cause;
   group.failed_at = core::Clock::now();
   group.told = tell;
-  wire::Verdict verdict = wire::Verdict::on_group(cause.code());
+  group.blamed = blamed;
+  wire::Verdict verdict = wire::Verdict::on_group(cause.code(), blamed);
   if (tell) tell_members(group, verdict, cause.message(), /*servers=*/true);
-  // Pass the verdict on, on the connections that carry data. If this process ends next, the verdict arrives before the
+  // Pass the verdict on, on the connections that stand. If this process ends next, the verdict arrives before the
   // connection closes. So the members do not take this rank for the cause.
   verdict.passed_on = true;
   if (!tell && cause.code() != core::Code::kClosed && !group.leaving)
     for (const core::EngineId engine : group.info.members.engines())
-      if (outbox_.is_open(engine)) outbox_.send_text(engine, group.message(verdict), cause.message());
+      host_.send_if_connected(engine, group.message(verdict), cause.message());
   while (!group.running.empty()) finish(*group.running.begin()->second, cause);
   for (OperationRun* run : group.p2p->active()) finish(*run, cause);
   drop_retained(group);
@@ -139,7 +142,8 @@ void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell)
 }
 
 void Worker::repeat_verdict(const GroupState& group, core::EngineId to) {
-  host_.send_control(to, group.message(wire::Verdict::on_group(group.status.code())), group.status.message());
+  host_.send_control(to, group.message(wire::Verdict::on_group(group.status.code(), group.blamed)),
+                     group.status.message());
 }
 
 void Worker::mismatch(const OperationRun& run, const server::RankCall& theirs) {
@@ -204,12 +208,26 @@ core::Status verdict_in(const wire::From& from, const wire::Verdict& verdict, co
   return core::Status(known ? static_cast<core::Code>(verdict.code) : core::Code::kInternal, std::move(text));
 }
 
+/// A rank does not call itself gone: what another says of it is told as that one's word.
+core::Status Worker::of_this_rank(const GroupState& group, const wire::From& from, const wire::Verdict& verdict,
+                                  const core::Status& status) {
+  const GroupInfo& info = group.info;
+  if (verdict.blamed() != info.topology.rank()) return status;
+  const auto ranks = static_cast<std::uint32_t>(info.topology.size());
+  const bool is_author = !verdict.passed_on && from.sender_rank < ranks;
+  const std::string_view text = status.message();
+  const std::size_t why = text.find(kIsGone);
+  return {status.code(), info.member_text(info.topology.rank()) + " was given up by " +
+                             (is_author ? info.member_text(static_cast<int>(from.sender_rank)) : "others") + ": " +
+                             std::string(why == std::string_view::npos ? text : text.substr(why + kIsGone.size()))};
+}
+
 void Worker::on_verdict(GroupState& group, const wire::From& from, const wire::Verdict& verdict,
                         const flow::Delivery& payload) {
   const core::Status status = verdict_in(from, verdict, payload);
   if (verdict.on == wire::Verdict::On::kGroup) {
     group.know_of_failure.insert(from.source);
-    fail_group(group, status, /*tell=*/false);
+    fail_group(group, of_this_rank(group, from, verdict, status), /*tell=*/false, verdict.blamed());
     return;
   }
   // The operation fails on all ranks, so nobody needs the results that it retained.
@@ -446,9 +464,9 @@ void Worker::on_peer_dead(core::EngineId peer, const core::Status& cause, const 
         group.leaving &&
         (group.running.empty() || group.running.begin()->second->operation.kind == schedule::Kind::kGoodbye);
     const std::string text = own_fault.empty()
-                                 ? group.info.member_text(rank) + " is gone: " + std::string(cause.message())
+                                 ? group.info.member_text(rank) + std::string(kIsGone) + std::string(cause.message())
                                  : group.info.member_text(group.info.topology.rank()) + " " + own_fault;
-    fail_group(group, core::Status(core::Code::kPeerDead, text), /*tell=*/!only_goodbye);
+    fail_group(group, core::Status(core::Code::kPeerDead, text), /*tell=*/!only_goodbye, own_fault.empty() ? rank : -1);
   }
 }
 

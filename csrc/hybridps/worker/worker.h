@@ -40,6 +40,8 @@ class Host {
   virtual ~Host() = default;
   /// Sends a small message with a text on the control path.
   virtual void send_control(core::EngineId to, wire::Message message, std::string_view text) = 0;
+  /// The same over a connection that stands. Without one, the message is dropped.
+  virtual void send_if_connected(core::EngineId to, wire::Message message, std::string_view text) = 0;
   /// A group got its first verdict. The members have been told already. `status`: the status for callers, with advice.
   /// `cause`: the verdict itself. `found_here`: this rank told the members; else another rank told this rank.
   virtual void on_group_failed(core::GroupUid uid, const core::Status& status, const core::Status& cause,
@@ -128,7 +130,8 @@ class Worker final : public server::Listener, core::Pinned {
   /// Any message of a group that is open here.
   void on_message(GroupState& group, const wire::Message& message, flow::Delivery payload);
   /// Pending and later operations of the group fail with `cause`. `tell`: this rank tells the members.
-  void fail_group(GroupState& group, const core::Status& cause, bool tell);
+  /// `blamed`: the rank whose end, or silence, is the cause; -1: none.
+  void fail_group(GroupState& group, const core::Status& cause, bool tell, int blamed = -1);
   /// Tells a member once more that the group has failed. The member still waits, so the first message did not arrive.
   void repeat_verdict(const GroupState& group, core::EngineId to);
   /// A peer died. If the peer is a rank, every group with the peer fails. If the peer is a dedicated server, its groups
@@ -248,6 +251,8 @@ class Worker final : public server::Listener, core::Pinned {
   void dispatch(OperationRun& run, const wire::Message& message, flow::Delivery payload);
   void on_verdict(GroupState& group, const wire::From& from, const wire::Verdict& verdict,
                   const flow::Delivery& payload);
+  static core::Status of_this_rank(const GroupState& group, const wire::From& from, const wire::Verdict& verdict,
+                                   const core::Status& status);
   void probe(OperationRun& run, core::TimePoint now);
   void on_probe(GroupState& group, const wire::From& from, const wire::Probe& probe);
   static void on_probe_reply(GroupState& group, const wire::From& from, const wire::ProbeReply& reply);

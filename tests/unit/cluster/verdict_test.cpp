@@ -98,6 +98,24 @@ void warm_up(Job& job) {
 
 }  // namespace
 
+TEST_CASE("cluster/verdict: a rank that is given up by mistake does not call itself gone", "[cluster][fast]") {
+  Cluster cluster(options_of({0, 1, 2}));
+  Job job(cluster);
+  warm_up(job);
+  for (int rank = 0; rank < 3; ++rank)
+    if (rank != 0) job.submit(rank, 1);
+  worker::Worker& finder = cluster.at(0).worker();
+  finder.fail_group(*finder.find(job.uid),
+                    core::Status(core::Code::kPeerDead, "rank 1 (host1) is gone: it sent no heartbeat for 5 s"),
+                    /*tell=*/true, /*blamed=*/1);
+  REQUIRE(job.run([&] { return job.over({1, 2}); }));
+  INFO(job.text(1) << "\n" << job.text(2));
+  CHECK(job.cause(1).starts_with("rank 1 (host1) was given up by "));
+  CHECK(job.text(1).find("is gone") == std::string::npos);
+  CHECK(job.text(1).find(": it sent no heartbeat for 5 s") != std::string::npos);
+  CHECK(job.cause(2).starts_with("rank 1 (host1) "));
+}
+
 TEST_CASE("cluster/verdict: ranks that stand still are named by all others and by themselves", "[cluster][slow]") {
   struct Case {
     std::vector<int> node_of;

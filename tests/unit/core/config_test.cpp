@@ -59,6 +59,19 @@ TEST_CASE("core/config: rates are one number or a list", "[core][fast]") {
   }
 }
 
+TEST_CASE("core/config: ports are a range or one port", "[core][fast]") {
+  const Config config = Config::from({{"HYBRIDPS_PORTS", "20000 - 20099"}}).value();
+  CHECK(config.ports.first == 20000);
+  CHECK(config.ports.last == 20099);
+  CHECK(config.ports.size() == 100);
+  CHECK(Config::from({{"HYBRIDPS_PORTS", "7"}}).value().ports.size() == 1);
+  CHECK(Config().ports.size() == 0);
+  for (const char* text : {"0", "0-5", "9-8", "1-65536", "-", "5-", "-5", "a-b", "1-2-3"}) {
+    INFO(text);
+    CHECK_FALSE(Config::from({{"HYBRIDPS_PORTS", text}}).is_ok());
+  }
+}
+
 TEST_CASE("core/config: what the table shows can be set again", "[core][fast]") {
   Config::Environment environment;
   for (const SettingRow& row : Config().table()) environment[row.name] = row.value;

@@ -20,7 +20,7 @@ const TimePoint kStart = TimePoint{} + seconds(1000);
 
 /// Looks whenever it is due, until `end`; answers go through `answers`.
 struct Watch {
-  Heartbeats heartbeats{seconds(1), seconds(5)};
+  Heartbeats heartbeats{seconds(1), seconds(5), seconds(2)};
   TimePoint now = kStart;
   std::vector<std::pair<EngineId, core::Duration>> silent;
   std::vector<EngineId> answers;
@@ -49,7 +49,7 @@ struct Watch {
 
 TEST_CASE("engine/liveness: who answers is not silent, and is asked twice an interval", "[engine][fast]") {
   Watch watch;
-  watch.heartbeats.watch({kA});
+  watch.heartbeats.watch({kA}, {});
   watch.answers = {kA};
   watch.until(kStart + seconds(60));
   CHECK(watch.silent.empty());
@@ -59,7 +59,7 @@ TEST_CASE("engine/liveness: who answers is not silent, and is asked twice an int
 
 TEST_CASE("engine/liveness: silence is counted from the first question on", "[engine][fast]") {
   Watch watch;
-  watch.heartbeats.watch({kA});
+  watch.heartbeats.watch({kA}, {});
   watch.answers = {kA};
   watch.until(kStart + seconds(3));
   watch.answers.clear();
@@ -71,9 +71,21 @@ TEST_CASE("engine/liveness: silence is counted from the first question on", "[en
   CHECK(watch.silent[1] == std::pair<EngineId, core::Duration>(kA, seconds(5)));
 }
 
+TEST_CASE("engine/liveness: a peer without which its groups go on is given up sooner", "[engine][fast]") {
+  Watch watch;
+  watch.heartbeats.watch({kA, kB}, {kB});
+  watch.until(kStart + seconds(6));
+  REQUIRE(watch.silent.size() >= 2);
+  CHECK(watch.silent[0] == std::pair<EngineId, core::Duration>(kB, seconds(2)));
+  const auto of_a =
+      std::find_if(watch.silent.begin(), watch.silent.end(), [](const auto& one) { return one.first == kA; });
+  REQUIRE(of_a != watch.silent.end());
+  CHECK(of_a->second == seconds(5));
+}
+
 TEST_CASE("engine/liveness: a process that stood still blames nobody for it, and knows it", "[engine][fast]") {
   Watch watch;
-  watch.heartbeats.watch({kA});
+  watch.heartbeats.watch({kA}, {});
   watch.answers = {kA};
   watch.until(kStart + seconds(3));
   watch.heartbeats.on_asked(kB, watch.now);

@@ -105,7 +105,7 @@ def host_map(made):
 
 
 def on_hosts(made, function, backend, args, **options):
-    env = {"HYBRIDPS_INTERFACE": lab.INTERFACE, "GLOO_SOCKET_IFNAME": lab.INTERFACE}
+    env = {"HYBRIDPS_INTERFACE": lab.INTERFACE, "GLOO_SOCKET_IFNAME": lab.INTERFACE, **(options.pop("env", None) or {})}
     nodes = "+".join("1" for _ in made.names)
     # The Store is a file: what happens to the links does not happen to it.
     return launch(function, nodes, backend, args=args, env=env, store="file", **options)

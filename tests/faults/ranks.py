@@ -240,6 +240,117 @@ def rested(rank, world, seconds, hosts, elements=1 << 18):
     return {"seconds": took}
 
 
+def goes_on(rank, world, seconds, hosts, started):
+    """Operations of many sizes for a while, each with one right result. `started` is made when they have begun."""
+    enter(hosts[rank][0])
+    zygote.context.init(timeout_s=60)
+    start = time.monotonic()
+    first = torch.arange(100_000.0)
+    if rank == world - 2:  # one way only: nothing else makes the last two know each other
+        dist.send(first, world - 1)
+    elif rank == world - 1:
+        received = torch.empty(100_000)
+        dist.recv(received, world - 2)
+        assert torch.equal(received, first)
+    dist.barrier()
+    slowest = time.monotonic() - start
+    if rank == 0:
+        with open(started, "w"):
+            pass
+    generator = torch.Generator().manual_seed(3)
+    end, rounds, opened = time.monotonic() + seconds, 0, 0
+    go_on = torch.ones(1)
+    while go_on.item() > 0:
+        start = time.monotonic()
+        elements = (1, 1000, 100_003, 1_000_000)[rounds % 4]
+        parts = [torch.randn(elements, generator=generator) for _ in range(world)]
+        tensor = parts[rank].clone()
+        dist.all_reduce(tensor)
+        if rounds == 0:
+            assert torch.allclose(tensor, sum(parts), atol=1e-4)
+        gathered = [torch.empty(elements) for _ in range(world)]
+        dist.all_gather(gathered, tensor)  # sums are the same on all ranks, bit by bit
+        assert all(torch.equal(tensor, one) for one in gathered)
+        received = torch.empty(elements)
+        after, before = (rank + 1) % world, (rank - 1) % world
+        works = [dist.isend(parts[rank], after), dist.irecv(received, before)]
+        for work in works:
+            work.wait()
+        assert torch.equal(received, parts[before])
+        go_on.fill_(float(rank == 0 and time.monotonic() < end))
+        dist.all_reduce(go_on, dist.ReduceOp.MAX)
+        slowest = max(slowest, time.monotonic() - start)
+        rounds += 1
+        if rounds == 2:
+            opened = descriptors()
+    opened = descriptors() - opened
+    resumptions = 0
+    if zygote.context.launch.backend == "hybridps":
+        import hybridps
+
+        resumptions = int(hybridps.stats()["net_resumptions"])
+    dist.destroy_process_group()
+    return {"slowest": slowest, "rounds": rounds, "resumptions": resumptions, "opened": opened}
+
+
+def made_again(rank, world, seconds, hosts, started):
+    """Worlds and groups are made, used and destroyed, one after another. `started` is made when the first has begun."""
+    enter(hosts[rank][0])
+    end, slowest, rounds, go_on = time.monotonic() + seconds, 0.0, 0, True
+    while go_on:
+        start = time.monotonic()
+        zygote.context.init(timeout_s=60, prefix=f"life {rounds}")
+        if rank == 0 and rounds == 0:
+            with open(started, "w"):
+                pass
+        group = dist.new_group(range(world - 1))
+        for of, size in ((None, world), (group, world - 1)):
+            if rank < size:
+                tensor = torch.full((50_000,), rank + 1.0)
+                dist.all_reduce(tensor, group=of)
+                assert bool((tensor == size * (size + 1) / 2).all())
+        wish = torch.tensor([float(rank == 0 and time.monotonic() < end)])
+        dist.all_reduce(wish, dist.ReduceOp.MAX)
+        go_on = wish.item() > 0
+        dist.destroy_process_group()
+        slowest = max(slowest, time.monotonic() - start)
+        rounds += 1
+    return {"slowest": slowest, "rounds": rounds, "resumptions": 0}
+
+
+def trains(rank, world, steps, hosts, started):
+    """DDP and FSDP2, step by step. Returns the losses of both. `started` is made when the first step is over."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    enter(hosts[rank][0])
+    zygote.context.init(timeout_s=60)
+    losses, slowest = [], 0.0
+
+    def network():
+        torch.manual_seed(1)
+        return torch.nn.Sequential(torch.nn.Linear(300, 700), torch.nn.Tanh(), torch.nn.Linear(700, 300))
+
+    for model in (DistributedDataParallel(network()), fully_shard(network())):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        for step in range(steps):
+            start = time.monotonic()
+            torch.manual_seed(1000 * step + rank)
+            loss = (model(torch.randn(16, 300)) - 1).pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total = loss.detach().clone()
+            dist.all_reduce(total)
+            losses.append(total.item().hex())
+            slowest = max(slowest, time.monotonic() - start)
+            if rank == 0 and step == 0:
+                with open(started, "w"):
+                    pass
+    dist.destroy_process_group()
+    return {"losses": losses, "slowest": slowest, "resumptions": 0}
+
+
 def disagree(rank, world, what):
     """The last rank calls something else. Groups are new each time: a mismatch fails the group."""
     context = zygote.context

@@ -501,7 +501,7 @@ def two_stopped(rank, world):
     dist.destroy_process_group()
     seconds = time.monotonic() - start
     check.that("leaves soon", seconds < 2, f"{seconds:.1f} s")  # the bar: a stopped peer answers nothing
-    found = re.search(r"rank (\d) \([^)]*\) is gone: it sent no heartbeat for", str(error))
+    found = re.search(r"rank (\d) \([^)]*\) (?:is gone|was given up by [^:]*): it sent no heartbeat for", str(error))
     check.that("names one of them", found is not None and found[1] in "12", str(error))
     return {**check.result(), "culprit": found[1] if found else None}
 

@@ -27,6 +27,7 @@ from hybridps.backend.groups import backend_of
 
 _ABSENT = -1
 _MEETING, _END = -1, -2  # in place of a round's number
+_END_WITHIN_S = 5.0  # a failure ends what the threads wait for
 _QUICKER = 0.75  # of the time that a rank took last: sooner than that it is not expected
 _READY, _PAUSED, _ENDED = range(3)  # what a rank tells rank 0
 
@@ -105,6 +106,9 @@ class Rounds:
                 dist.send(torch.tensor([what]), group=self._group, group_dst=0, tag=1)
             self._done.wait()
         if self._error is not None:
+            # The program may destroy its groups next, and torch lets nobody issue operations meanwhile.
+            for thread in self._threads:
+                thread.join(_END_WITHIN_S)
             raise RuntimeError(f"hybridps: LocalSteps: the rounds have ended: {self._error}") from self._error
 
     def _fail(self, error: BaseException) -> None:
@@ -113,6 +117,7 @@ class Rounds:
         self._told.put((0, _ENDED))
         with contextlib.suppress(Exception):
             backend_of(self._group).abort()  # so that the others hear of it
+        self._resume.set()
 
     # ------------------------------------------------------------------------------------------------- the courier
 
@@ -127,7 +132,8 @@ class Rounds:
                 if number == _MEETING:
                     self._resume.clear()
                     self._done.set()
-                    self._resume.wait()
+                    if self._error is None:
+                        self._resume.wait()
                     continue
                 age = ages[self._rank]
                 count = sum(a != _ABSENT for a in ages)

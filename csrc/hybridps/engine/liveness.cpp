@@ -20,7 +20,9 @@ void Heartbeats::on_asked(core::EngineId peer, core::TimePoint now) {
 Heartbeats::Findings Heartbeats::look(core::TimePoint now) {
   Findings found;
   if (now < next_) return found;
-  const core::Duration late = next_ping_ == core::TimePoint{} ? core::Duration::zero() : now - next_;
+  const bool is_first = next_ping_ == core::TimePoint{};
+  if (is_first) next_ping_ = now + pause_;
+  const core::Duration late = is_first ? core::Duration::zero() : now - next_;
   const bool stood_still = late > shortest_patience() / 4;
   if (stood_still) {
     stood_still_for_ = late + pause_;

@@ -40,8 +40,8 @@ class Heartbeats {
     std::vector<core::EngineId> to_ping;
     std::vector<std::pair<core::EngineId, core::Duration>> silent;  // with the time since they were first asked
   };
-  /// Finds nothing before next_due(). If this process itself has stood still, no peer counts as silent yet, since
-  /// answers may wait in our sockets.
+  /// Finds nothing before next_due(). The first call asks no peer: the pause before a ping begins there. If this
+  /// process itself has stood still, no peer counts as silent yet, since answers may wait in our sockets.
   Findings look(core::TimePoint now);
   core::TimePoint next_due() const noexcept { return next_; }
   /// A text if this process recently stood still for so long that the other engines have given it up; else empty.

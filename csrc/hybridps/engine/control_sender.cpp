@@ -122,7 +122,7 @@ void ControlSender::send_at_once(core::EngineId to, wire::Message message, std::
                                            (outbox_->is_open(to) && way != transport::Way::kOpens));
     if (asks && !stands && way == transport::Way::kLacks) return;  // a ping or probe waits there already
   }
-  if (asks && peer->groups > 0) heartbeats_.on_asked(to, core::Clock::now());
+  if (asks && peer->groups > 0) evidence_.on_asked(to, core::Clock::now());
   if (stands) {
     outbox_->send_text(to, std::move(message), text);
     return;
@@ -134,7 +134,7 @@ void ControlSender::send_at_once(core::EngineId to, wire::Message message, std::
     if (transports_.control && peers_.serves_for_control(to))
       outbox_->send_text(to, std::move(message), text);
     else
-      suspects_.report(to, endpoint.status());
+      evidence_.on_lost(to, Evidence::Connection::kData, endpoint.status());
     return;
   }
   message.from.source = self_;
@@ -145,7 +145,7 @@ void ControlSender::send_at_once(core::EngineId to, wire::Message message, std::
   message.payload_bytes = buffer ? static_cast<std::uint32_t>(bytes) : 0;
   if (core::Status status = endpoint.value()->send(wire::encode(message), buffer, message.payload_bytes, {});
       !status.is_ok())
-    suspects_.report(to, std::move(status));
+    evidence_.on_lost(to, Evidence::Connection::kData, std::move(status));
 }
 
 }  // namespace hybridps::engine

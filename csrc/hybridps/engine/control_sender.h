@@ -16,7 +16,7 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/pinned.h"
-#include "hybridps/engine/liveness.h"
+#include "hybridps/engine/evidence.h"
 #include "hybridps/engine/peers.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/transport/buffer_pool.h"
@@ -29,9 +29,9 @@ class ControlSender : core::Pinned {
   /// How long this engine waits for the answer to a verdict.
   static constexpr auto kVerdictAnswerWithin = std::chrono::milliseconds(500);
 
-  /// All of these must outlive the sender. A peer that cannot be reached is reported to `suspects`.
-  ControlSender(core::EngineId self, Transports& transports, Peers& peers, Heartbeats& heartbeats, Suspects& suspects)
-      : self_(self), transports_(transports), peers_(peers), heartbeats_(heartbeats), suspects_(suspects) {}
+  /// All of these must outlive the sender. A peer that cannot be reached goes to `evidence`.
+  ControlSender(core::EngineId self, Transports& transports, Peers& peers, Evidence& evidence)
+      : self_(self), transports_(transports), peers_(peers), evidence_(evidence) {}
   /// Call this once, before the first send().
   void use(flow::Outbox& outbox, transport::BufferPool& pool) {
     outbox_ = &outbox;
@@ -71,8 +71,7 @@ class ControlSender : core::Pinned {
   const core::EngineId self_;
   Transports& transports_;
   Peers& peers_;
-  Heartbeats& heartbeats_;
-  Suspects& suspects_;
+  Evidence& evidence_;
   flow::Outbox* outbox_ = nullptr;
   transport::BufferPool* pool_ = nullptr;
   std::map<core::EngineId, std::deque<WaitingText>> waiting_;

@@ -88,12 +88,15 @@ void Peers::close_connections(core::EngineId id, const core::Status& cause) {
       endpoint->close(cause);
 }
 
-bool Peers::lacks_descriptors(core::EngineId id) const {
+Evidence::PeerFacts Peers::facts_of(core::EngineId id) const {
   const KnownPeer* peer = find(id);
-  if (peer == nullptr || peer->record.local) return false;
+  if (peer == nullptr) return {.is_local = true};
   const PeerRecord& record = peer->record;
-  return (transports_.control && transports_.control->way(id, record.control_address) == transport::Way::kLacks) ||
-         transports_.data->way(id, record.data_address) == transport::Way::kLacks;
+  if (record.local) return {.is_local = true};
+  const bool lacks =
+      (transports_.control && transports_.control->way(id, record.control_address) == transport::Way::kLacks) ||
+      transports_.data->way(id, record.data_address) == transport::Way::kLacks;
+  return {.data_serves_control = serves_for_control(id), .lacks_descriptors = lacks};
 }
 
 std::vector<core::EngineId> Peers::forget_unused(core::TimePoint now, bool all) {

@@ -12,6 +12,7 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/status.h"
+#include "hybridps/engine/evidence.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/schedule/far_window.h"
 #include "hybridps/transport/transport.h"
@@ -80,8 +81,7 @@ class Peers {
   void close_connections(core::EngineId id, const core::Status& cause);
   /// Whether data's connection serves for control, too: control's has never stood, and data's stands or is being made.
   bool serves_for_control(core::EngineId id) const;
-  /// True: a connection to the peer waits for a file descriptor.
-  bool lacks_descriptors(core::EngineId id) const;
+  Evidence::PeerFacts facts_of(core::EngineId id) const;
   /// Forgets peers without a connection that have had no group for a minute: with `all` every such peer, else only dead
   /// ones. Returns the forgotten peers. Never closes a connection: the other side could not tell that from our death. A
   /// connection ends with the other process.

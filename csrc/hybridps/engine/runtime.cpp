@@ -56,9 +56,10 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
       peers_(transports_, {options.eager_bytes, options.urgent_by_control}),
       windows_({options.window_bytes, options.eager_bytes, options.cards, kNapWindowBytes}),
       unopened_(options.unopened),
-      heartbeats_(core::from_seconds(options.heartbeat_seconds), core::from_seconds(options.dead_seconds),
-                  core::from_seconds(options.quick_dead_seconds)),
-      control_(options_.self, transports_, peers_, heartbeats_, suspects_) {
+      evidence_({core::from_seconds(options.heartbeat_seconds), core::from_seconds(options.dead_seconds),
+                 core::from_seconds(options.quick_dead_seconds)},
+                [this](core::EngineId peer) { return peers_.facts_of(peer); }),
+      control_(options_.self, transports_, peers_, evidence_) {
   const auto classes = options_.pool_classes(memory.size());
   pool_ = std::make_unique<transport::BufferPool>(memory, classes);
   flow::OutboxOptions flow_options;
@@ -216,7 +217,7 @@ void Runtime::forget_group(core::GroupUid uid) {
       if (peer != nullptr && core::check(peer->groups > 0, "a peer leaves no group that it is not in") &&
           --peer->groups == 0) {
         peer->unused_since = core::Clock::now();
-        heartbeats_.on_heard(engine);
+        evidence_.on_heard(engine);
       }
     }
     windows_.close(uid);
@@ -298,7 +299,9 @@ void Runtime::forget_unused(core::TimePoint now) {
   }
 }
 
-void Runtime::on_unreachable(core::EngineId peer, core::Status cause) { suspects_.report(peer, std::move(cause)); }
+void Runtime::on_unreachable(core::EngineId peer, core::Status cause) {
+  evidence_.on_lost(peer, Evidence::Connection::kData, std::move(cause));
+}
 
 void Runtime::peer_failed(core::EngineId id, core::Status cause, bool silent) {
   KnownPeer* const peer = peers_.find(id);
@@ -310,27 +313,35 @@ void Runtime::peer_failed(core::EngineId id, core::Status cause, bool silent) {
   core::log_info("peer ", peer->record.where, " is gone: ", cause.message());
   if (hooks_.peer_gone) hooks_.peer_gone(id, cause);
   // If this process stood still for too long, the other engines gave it up and closed their connections to it.
-  const std::string own_fault = heartbeats_.own_fault(core::Clock::now());
+  const std::string own_fault = evidence_.own_fault(core::Clock::now());
   peer->dead = !silent;  // a stopped peer may continue later and read why it was given up
   worker_->on_peer_dead(id, cause, own_fault);
   dedicated_->on_peer_dead(id, cause);
   peer->dead = true;
-  heartbeats_.on_heard(id);
+  evidence_.on_heard(id);
   control_.on_answered(id);
   send_now();  // sends the last messages to the peer before its connections are closed
   peers_.close_connections(id, cause);
 }
 
-std::size_t Runtime::judge_suspects(core::TimePoint now) {
+std::size_t Runtime::weigh_evidence(core::TimePoint now) {
   control_.expire(now);
-  const std::vector<Suspects::Suspect> due = suspects_.judge(now);
-  for (const Suspects::Suspect& suspect : due) {
-    // Only the proof of shared memory failed: the peer claims to be on this node, but counts as being on another node.
-    const KnownPeer* peer = peers_.find(suspect.peer);
-    if (suspect.memory && peer != nullptr && !peer->record.local) continue;
-    peer_failed(suspect.peer, suspect.cause, /*silent=*/false);
-  }
-  return due.size();
+  Evidence::Findings found = evidence_.look(now);
+  for (const core::EngineId peer : found.to_ping) send_control(peer, {{}, 0, wire::Ping{}}, {});
+  if (found.verdicts.empty()) return 0;
+  // In rank order: engines that lose several peers at once then all name the same peer.
+  std::unordered_map<core::EngineId, std::size_t> order;
+  for (const auto& [uid, group] : windows_.groups())
+    for (const core::EngineId engine : group.members.engines()) order.emplace(engine, order.size());
+  const auto place = [&](const Evidence::Verdict& verdict) {
+    const auto at = order.find(verdict.peer);
+    return at == order.end() ? order.size() : at->second;
+  };
+  std::stable_sort(found.verdicts.begin(), found.verdicts.end(),
+                   [&](const auto& a, const auto& b) { return place(a) < place(b); });
+  for (const Evidence::Verdict& verdict : found.verdicts)
+    if (!verdict.silent || order.count(verdict.peer) > 0) peer_failed(verdict.peer, verdict.cause, verdict.silent);
+  return found.verdicts.size();
 }
 
 void Runtime::on_group_failed(core::GroupUid uid, const core::Status& status, const core::Status& cause,
@@ -350,7 +361,7 @@ std::uint64_t Runtime::bytes_through_card() const {
 // Reports a suspect instead of acting at once: this function is called from inside the transports.
 void Runtime::on_server_lost(core::EngineId server, const std::string& why) {
   if (const KnownPeer* peer = peers_.find(server); peer != nullptr && !peer->dead)
-    suspects_.report(server, core::Status(core::Code::kPeerDead, why));
+    evidence_.on_lost(server, Evidence::Connection::kData, core::Status(core::Code::kPeerDead, why));
 }
 
 core::Result<schedule::Member> Runtime::meet(core::GroupUid uid, std::span<const std::byte> bytes) {
@@ -390,7 +401,7 @@ void Runtime::leave_parted() {
     if (peer == nullptr || --peer->groups > 0) continue;
     peer->unused_since = now_;
     peer->dead = true;
-    heartbeats_.on_heard(server);
+    evidence_.on_heard(server);
     peers_.close_connections(server, core::Status(core::Code::kClosed, "it has not joined"));
   }
 }
@@ -488,7 +499,7 @@ bool Runtime::on_engine_message(const wire::Message& message, std::span<const st
   const core::EngineId source = message.from.source;
   KnownPeer* const peer = peers_.find(source);
   if (peer == nullptr) return false;
-  heartbeats_.on_heard(source);
+  evidence_.on_heard(source);
   peer->heard_at = now_;
   const wire::Message pong{{}, 0, wire::Pong{}};
   if (const auto* credit = message.as<wire::Credit>()) {
@@ -585,32 +596,7 @@ void Runtime::choose_watched() {
     for (std::size_t server = ranks; server < engines.size(); ++server)
       if ((server + 1) % ranks == me) watched.insert(engines[server]);
   }
-  heartbeats_.watch(std::move(watched), std::move(quick));
-}
-
-void Runtime::heartbeat(core::TimePoint now) {
-  if (now < heartbeats_.next_due()) return;
-  Heartbeats::Findings found = heartbeats_.look(now);
-  // A peer is not silent if a lack of descriptors kept it from being asked or from answering.
-  std::erase_if(found.silent, [this](const auto& one) {
-    const bool lacks = peers_.lacks_descriptors(one.first);
-    if (lacks) heartbeats_.on_heard(one.first);
-    return lacks;
-  });
-  for (const core::EngineId peer : found.to_ping) send_control(peer, {{}, 0, wire::Ping{}}, {});
-  if (found.silent.empty()) return;
-  // In rank order: engines that lose several peers at once then all name the same peer.
-  std::unordered_map<core::EngineId, core::Duration> silent(found.silent.begin(), found.silent.end());
-  std::vector<std::pair<core::EngineId, core::Duration>> in_order;
-  for (const auto& [uid, group] : windows_.groups())
-    for (const core::EngineId engine : group.members.engines())
-      if (const auto one = silent.extract(engine); !one.empty()) in_order.emplace_back(engine, one.mapped());
-  for (const auto& [engine, silence] : in_order)
-    peer_failed(engine,
-                core::Status(core::Code::kPeerDead, "it sent no heartbeat for " +
-                                                        core::format_seconds(core::to_seconds(silence)) +
-                                                        " (stopped, or cut off from the network)"),
-                /*silent=*/true);
+  evidence_.watch(std::move(watched), std::move(quick));
 }
 
 void Runtime::set_trace(observe::Trace* trace) {
@@ -675,13 +661,12 @@ std::size_t Runtime::progress() {
   work += control_.send_waiting();
   work += worker_->tick(now);
   if (dedicated_->has_work()) work += dedicated_->tick();
-  heartbeat(now);
   if (now >= next_look_) look_at_flow(now);
   report_.sample(transports_, now);
   forget_unused(now);
   if (now >= unopened_.next_due()) let_go(unopened_.expire(now));
   if (!parted_.empty()) leave_parted();
-  if (suspects_.has_reports() || now >= suspects_.next_due() || control_.awaits_answers()) work += judge_suspects(now);
+  if (evidence_.has_reports() || now >= evidence_.next_due() || control_.awaits_answers()) work += weigh_evidence(now);
   if (transports_.control) transports_.control->send_now();  // the next rounds may not poll this transport
   if (trace != nullptr) {
     ask_for_time(now);
@@ -698,13 +683,13 @@ bool Runtime::arm() {
       look_everywhere_ = true;
       return false;
     }
-  return !suspects_.has_reports() && !dedicated_->has_work();
+  return !evidence_.has_reports() && !dedicated_->has_work();
 }
 
 core::TimePoint Runtime::next_due() const {
   const core::TimePoint now = core::Clock::now();
-  return std::min({outbox_->next_due(), worker_->next_due(now), heartbeats_.next_due(), unopened_.next_due(),
-                   suspects_.next_due(), control_.next_due()});
+  return std::min(
+      {outbox_->next_due(), worker_->next_due(now), evidence_.next_due(), unopened_.next_due(), control_.next_due()});
 }
 
 core::TimePoint Runtime::nap_until() {
@@ -720,7 +705,7 @@ bool Runtime::is_quiet() const {
   for (const transport::Transport* transport :
        {transports_.shm.get(), transports_.data.get(), transports_.control.get()})
     if (transport != nullptr && transport->has_unsent()) return false;
-  return worker_->is_idle() && !suspects_.has_reports();
+  return worker_->is_idle() && !evidence_.has_reports();
 }
 
 std::vector<int> Runtime::event_fds(bool data) const {

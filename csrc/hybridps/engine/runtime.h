@@ -24,7 +24,7 @@
 #include "hybridps/core/one_thread.h"
 #include "hybridps/core/status.h"
 #include "hybridps/engine/control_sender.h"
-#include "hybridps/engine/liveness.h"
+#include "hybridps/engine/evidence.h"
 #include "hybridps/engine/peers.h"
 #include "hybridps/engine/report.h"
 #include "hybridps/engine/runtime_options.h"
@@ -160,10 +160,13 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
       runtime_.on_message(header, std::move(payload));
     }
     void on_peer_failed(core::EngineId peer, core::Status cause) noexcept override {
-      const bool has_ended = cause.message() == transport::kEndedWithoutClosing;
-      if (!has_ended && &from_ == runtime_.transports_.control.get() && runtime_.peers_.serves_for_control(peer))
-        return;
-      runtime_.suspects_.report(peer, std::move(cause), &from_ == runtime_.transports_.shm.get());
+      using enum Evidence::Connection;
+      const Transports& all = runtime_.transports_;
+      runtime_.evidence_.on_lost(peer,
+                                 &from_ == all.shm.get()       ? kMemory
+                                 : &from_ == all.control.get() ? kControl
+                                                               : kData,
+                                 std::move(cause));
     }
 
    private:
@@ -181,10 +184,9 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void ask_for_time(core::TimePoint now);
   flow::Delivery with_cost(const wire::Message& message, transport::RxPayload payload);
   void deliver(worker::GroupState& group, const wire::Message& message, transport::RxPayload payload);
-  std::size_t judge_suspects(core::TimePoint now);
+  std::size_t weigh_evidence(core::TimePoint now);
   void peer_failed(core::EngineId peer, core::Status cause, bool silent);
   void leave_parted();
-  void heartbeat(core::TimePoint now);
   /// Drops messages that nobody here waits for. Their credit goes back to the senders.
   void let_go(UnopenedGroups::Messages messages);
   void choose_watched();
@@ -213,8 +215,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::unordered_set<core::GroupUid> closed_;
   std::deque<core::GroupUid> closed_order_;
   UnopenedGroups unopened_;
-  Heartbeats heartbeats_;
-  Suspects suspects_;
+  Evidence evidence_;
   ControlSender control_;
   WakeModeration moderation_;
   core::TimePoint next_look_{};

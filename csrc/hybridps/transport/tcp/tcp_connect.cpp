@@ -132,9 +132,10 @@ core::Status TcpTransportImpl::try_dial(TcpLink& link) {
   }
   link.state = TcpLink::LinkState::kConnecting;
   link.hello_have = 0;
-  // The first attempt is the kernel's matter, which gives up after user_timeout.
-  link.attempt_due = link.was_open ? core::Deadline::after(kConnectWithin) : core::Deadline::never();
-  if (link.was_open) waiting_.push_back(&link);
+  // How long an attempt to reach a peer for the first time takes is the kernel's matter, up to the end of the patience.
+  link.attempt_due = link.was_open ? core::Deadline::after(kConnectWithin)
+                                   : core::Deadline::after(first_patience(), link.dialled_first);
+  waiting_.push_back(&link);
   return core::Status::ok();
 }
 
@@ -175,8 +176,7 @@ void TcpTransportImpl::on_lost(TcpLink& link, std::string why, Loss how) {
   }
   if (link.losses++ == 0) {
     core::Duration patience = options_.redial_for;
-    // One that never stood has waited since it was dialled, and knows why: it tells before the heartbeats do.
-    if (!link.was_open) patience = std::max(patience * 9 / 10 - (now - link.dialled_first), core::Duration::zero());
+    if (!link.was_open) patience = std::max(first_patience() - (now - link.dialled_first), core::Duration::zero());
     if (link.was_closed && link.there.bytes > 0) patience = std::min(patience, kClosedFor);
     link.dial_until = core::Deadline::after(patience);
     link.lost_first = link.was_open ? now : link.dialled_first;
@@ -243,7 +243,8 @@ void TcpTransportImpl::say_hello(TcpLink& link) {
   link.was_reached = true;
   // Somebody listens there: not the end that a closed connection looked like.
   if (link.was_closed) link.dial_until = core::Deadline::after(options_.redial_for, link.lost_first);
-  if (!link.attempt_due.is_never()) link.attempt_due = core::Deadline::after(kAnswerWithin);
+  // A process that was reached and never answers is the heartbeats' matter.
+  link.attempt_due = link.was_open ? core::Deadline::after(kAnswerWithin) : core::Deadline::never();
   (void)watch(link, /*write=*/false);
 }
 

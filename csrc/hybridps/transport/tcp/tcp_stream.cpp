@@ -22,7 +22,7 @@ constexpr std::size_t kSendBytesMax = std::size_t{1} << 20;
 /// A payload of at most this size is copied when it has left, so that its buffer need not wait for the peer's count.
 constexpr std::size_t kCopiedBytesMax = 4096;
 /// What has come is told by the next frame that leaves. Without one: after this many bytes, or after a while
-/// (kTellAfter).
+/// (kTellAfterNs).
 constexpr std::size_t kTellBytes = std::size_t{256} << 10;
 /// Bytes that one connection may bring before the others are read.
 constexpr std::size_t kReadBytesMax = std::size_t{512} << 10;

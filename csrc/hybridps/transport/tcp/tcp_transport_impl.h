@@ -69,6 +69,8 @@ class TcpTransportImpl final : public TcpTransport {
     kRefused,  // the peer's host answers that nobody listens
     kOther
   };
+  /// A link that never stood has waited since it was dialled, and knows why: it tells before the heartbeats do.
+  core::Duration first_patience() const { return options_.redial_for * 9 / 10; }
   /// The session has lost its connection, or an attempt to get one.
   void on_lost(TcpLink& link, std::string why, Loss how);
   std::size_t look_at_waiting(core::TimePoint now);

@@ -61,6 +61,13 @@ void ControlSender::send_if_connected(core::EngineId to, wire::Message message, 
     send_at_once(to, std::move(message), text);
 }
 
+void ControlSender::dial(core::EngineId to) {
+  const KnownPeer* const peer = peers_.find(to);
+  if (peer == nullptr || peer->dead || peer->record.local || !transports_.control) return;
+  if (const auto endpoint = transports_.control->connect(to, peer->record.control_address); !endpoint.is_ok())
+    evidence_.on_lost(to, Evidence::Connection::kControl, endpoint.status());
+}
+
 void ControlSender::ask_to_dial(bool data_waits) {
   std::unordered_set<core::EngineId> reached;
   if (data_waits)

@@ -54,6 +54,8 @@ class ControlSender : core::Pinned {
   }
   core::TimePoint next_due() const;
 
+  /// Opens the control connection to a peer of another node, so that one that cannot be reached is found.
+  void dial(core::EngineId to);
   /// Asks peers that this engine cannot dial to dial it: a connection serves both ways. Over a connection that stands,
   /// else through other peers. `data_waits`: an operation waits for longer than usual, perhaps for data's connection.
   void ask_to_dial(bool data_waits);

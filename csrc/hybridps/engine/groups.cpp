@@ -344,6 +344,7 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
     status = group->status;
   }
   group->state = &runtime_.open_group(std::move(info));
+  if (group->options.is_world || !group->options.life.empty()) runtime_.dial_nodes(*group->state);
   // All members find the same disagreement in the roster. So this rank tells nobody.
   Status disagreement;
   for (const Status& found : {codecs.status(), check_priorities(roster), check_regions(roster)}) {

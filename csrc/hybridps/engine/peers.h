@@ -15,6 +15,7 @@
 #include "hybridps/engine/evidence.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/schedule/far_window.h"
+#include "hybridps/schedule/plan.h"
 #include "hybridps/transport/transport.h"
 
 namespace hybridps::engine {
@@ -47,6 +48,10 @@ struct KnownPeer {
   double round_trip_seconds = 0;  // of the last ping or status question; 0: not known
   schedule::FarWindow far;
 };
+
+/// The ranks of other nodes that this rank dials when a group starts. Together the ranks of a group dial once between
+/// each two nodes, and each node dials half of the others.
+std::vector<int> ranks_to_dial(const schedule::Topology& topology);
 
 class Peers {
  public:

@@ -261,6 +261,11 @@ worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
   return group;
 }
 
+void Runtime::dial_nodes(const worker::GroupState& group) {
+  const core::OneThread::Inside inside(one_thread_);
+  for (const int rank : ranks_to_dial(group.info.topology)) control_.dial(group.info.members.engine(rank));
+}
+
 void Runtime::close_group(core::GroupUid uid) {
   const core::OneThread::Inside inside(one_thread_);
   if (const worker::GroupState* group = worker_->find(uid); group != nullptr && group->status.is_ok()) {

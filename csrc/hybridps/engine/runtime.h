@@ -50,6 +50,9 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void add_peer(PeerRecord peer);
   /// All engines in `info` must have been added.
   worker::GroupState& open_group(worker::GroupInfo info);
+  /// Opens a connection between each two nodes of the group: this rank's part of them. So two nodes that cannot reach
+  /// each other fail the group at its start, not at their first operation.
+  void dial_nodes(const worker::GroupState& group);
   /// Fails pending operations. Later messages of the group are dropped.
   void close_group(core::GroupUid uid);
   /// For a group that will not be opened here, or not again: drops its early messages, and its messages from now on.

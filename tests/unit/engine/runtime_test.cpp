@@ -1,5 +1,8 @@
+#include <algorithm>
 #include <cstring>
+#include <map>
 #include <numeric>
+#include <utility>
 
 #include "tests/support/catch.h"
 #include "tests/support/cluster.h"
@@ -606,6 +609,26 @@ TEST_CASE("engine/runtime: the pool's classes fill the memory that there is and 
   for (const std::size_t more : {0, 1, 100'000, 1'000'000, 100'000'000}) {
     CHECK(bytes_of(least + more) <= least + more);
     CHECK(bytes_of(least + more) + 3 * options.chunk_bytes > least + more);  // a slot of each class does not fit
+  }
+}
+
+TEST_CASE("engine/runtime: when a group starts its ranks dial once between each two nodes", "[engine][fast]") {
+  std::vector<std::vector<int>> layouts = kLayouts;
+  layouts.emplace_back();
+  for (int rank = 0; rank < 9 * 4; ++rank) layouts.back().push_back(rank / 4);
+  for (const auto& layout : layouts) {
+    INFO("layout " << name(layout));
+    std::map<std::pair<int, int>, int> dialled;
+    for (int rank = 0; rank < static_cast<int>(layout.size()); ++rank) {
+      const schedule::Topology topology(layout, rank);
+      const std::vector<int> ranks = engine::ranks_to_dial(topology);
+      const auto ranks_here = topology.ranks_of(topology.my_node()).size();
+      CHECK(ranks.size() <= (static_cast<std::size_t>(topology.nodes()) + ranks_here - 1) / ranks_here);
+      for (const int other : ranks) ++dialled[std::minmax(topology.my_node(), topology.node_of(other))];
+    }
+    const int nodes = schedule::Topology(layout, 0).nodes();
+    CHECK(dialled.size() == static_cast<std::size_t>(nodes * (nodes - 1) / 2));
+    for (const auto& [pair, times] : dialled) CHECK((pair.first != pair.second && times == 1));
   }
 }
 

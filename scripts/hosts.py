@@ -4,7 +4,8 @@ With anything less a library that looks for shared memory finds it, and the netw
 are joined by a veth pair; otherwise each has a veth to a bridge in one more namespace, and both ends of it are shaped,
 the host's for what it sends, the bridge's for what it receives. Hosts may have several cards (net0, net1, ...): card k
 of all hosts is on a bridge and in a subnet of its own, 10.77.k.0/24, with no way from one to another. Hosts may lie in
-regions that uplinks join: see Uplinks. Needs root (in a user namespace at least).
+regions that uplinks join: see Uplinks. Or a router joins them, each in a subnet of its own. Needs root (in a user
+namespace at least).
 
 Nothing here has a name that could collide or be left behind: namespaces belong to sleeping processes, which the kernel
 kills when their parent ends, however that ends, and devices go with their namespaces. So two labs do not meet.
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INTERFACE = "net0"  # the veth's name inside each host
+ROUTER = ""  # the place in the middle, for Hosts.enter(): no host can have this name
 # The burst has to hold a GSO packet of 64 KiB and its accounting: with less, two-way traffic collapses into
 # retransmissions.
 BURST = "128k"
@@ -65,10 +67,13 @@ class Hosts:
         prefix: str = "",
         nics: int | Mapping[str, int] = 1,
         uplinks: Uplinks | None = None,
+        routed: bool = False,
     ):
         """`mbit`: rate of each host's link, both ways, or of each of its links; `nics`: how many each host has, or of
         each; `queue_ms`: how long a packet may wait in front of a link;
-        `prefix`: goes before a name to make the host name."""
+        `prefix`: goes before a name to make the host name; `routed`: each host is in a subnet of its own, 10.77.k.0/24,
+        and the place in the middle forwards between them. Rules there are those of a firewall or NAT. One card, no
+        rates."""
         if len(names) > 250:
             raise Failed("at most 250 hosts")
         missing = missing_tools(bool(mbit))
@@ -76,7 +81,8 @@ class Hosts:
             raise Failed(f"{', '.join(missing)} not found")
         self.names, self.prefix = list(names), prefix
         self.uplinks, self.relay = uplinks, None
-        self.address = {name: f"10.77.0.{index + 1}" for index, name in enumerate(names)}
+        self.routed = routed
+        self.address = {name: self.address_of(name, 0) for name in names}
         self.nics = {name: nics if isinstance(nics, int) else nics[name] for name in self.names}
         # Of each card; empty where a host is not shaped.
         self.mbit = {
@@ -87,7 +93,9 @@ class Hosts:
         try:
             for name in self.names:
                 self._hold(name, is_host=True)
-            if len(self.names) == 2 and not self.mbit and max(self.nics.values()) == 1:
+            if routed:
+                self._route(mtu)
+            elif len(self.names) == 2 and not self.mbit and max(self.nics.values()) == 1:
                 self._pair(mtu)
             else:
                 self._star(mtu, queue_ms)
@@ -96,6 +104,9 @@ class Hosts:
                 for card in range(self.nics[name]):
                     self.enter(name, "ip", "address", "add", f"{self.address_of(name, card)}/24", "dev", f"net{card}")
                     self.enter(name, "ip", "link", "set", f"net{card}", "up")
+                    if routed:
+                        via = f"10.77.{self.names.index(name)}.254"
+                        self.enter(name, *f"ip route add default via {via}".split())
             self._wait_for_carrier()
         except BaseException:
             self.close()
@@ -132,10 +143,21 @@ class Hosts:
         self.enter(a, *"ip link add".split(), *end, *"type veth peer name".split(), *end, "netns", self._pid(b))
 
     def address_of(self, name: str, card: int) -> str:
-        return f"10.77.{card}.{self.names.index(name) + 1}"
+        index = self.names.index(name)
+        return f"10.77.{index}.1" if self.routed else f"10.77.{card}.{index + 1}"
+
+    def _route(self, mtu: int) -> None:
+        self._hold(ROUTER, is_host=False)
+        self.enter(ROUTER, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        for index, name in enumerate(self.names):
+            end = ["mtu", str(mtu)]
+            peer = [*"type veth peer name".split(), INTERFACE, *end, "netns", self._pid(name)]
+            self.enter(ROUTER, *"ip link add".split(), f"port{index}", *end, *peer)
+            self.enter(ROUTER, *f"ip address add 10.77.{index}.254/24 dev port{index}".split())
+            self.enter(ROUTER, *f"ip link set port{index} up".split())
 
     def _star(self, mtu: int, queue_ms: float) -> None:
-        self._hold("", is_host=False)  # no host can have this name
+        self._hold(ROUTER, is_host=False)
         if self.uplinks:
             self._join_regions(self.uplinks)
         else:
@@ -145,18 +167,18 @@ class Hosts:
             port, interface = self._port(name, card), f"net{card}"
             end = ["mtu", str(mtu)]
             peer = [*"type veth peer name".split(), interface, *end, "netns", self._pid(name)]
-            self.enter("", *"ip link add".split(), port, *end, *peer)
+            self.enter(ROUTER, *"ip link add".split(), port, *end, *peer)
             bridge = f"bridge{self.uplinks.region_of[name] if self.uplinks else card}"
-            self.enter("", *"ip link set".split(), port, "master", bridge, "up")
+            self.enter(ROUTER, *"ip link set".split(), port, "master", bridge, "up")
             if name in self.mbit:
                 rate = self.mbit[name][card]
                 shape = f"root tbf rate {rate:g}mbit burst {BURST} latency {queue_ms:g}ms".split()
-                self.enter("", *"tc qdisc add dev".split(), port, *shape)
+                self.enter(ROUTER, *"tc qdisc add dev".split(), port, *shape)
                 self.enter(name, *"tc qdisc add dev".split(), interface, *shape)
 
     def _bridge(self, name: str) -> None:
-        self.enter("", *f"ip link add {name} type bridge forward_delay 0 stp_state 0".split())
-        self.enter("", *f"ip link set {name} up".split())
+        self.enter(ROUTER, *f"ip link add {name} type bridge forward_delay 0 stp_state 0".split())
+        self.enter(ROUTER, *f"ip link set {name} up".split())
 
     def _join_regions(self, up: Uplinks) -> None:
         """A bridge for each region; where there is no delay and no loss, the kernel does the rest."""
@@ -165,28 +187,28 @@ class Hosts:
         if up.delay_ms or up.loss:
             rates = [f"{rate:g}" for rate in up.mbit]
             command = [str(up.relay), f"{up.queue_ms:g}", f"{up.delay_ms:g}", f"{up.loss:g}", "1", *rates]
-            self.relay = self.popen("", command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.relay = self.popen(ROUTER, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             if self.relay.stdout.readline().strip() != "ready":
                 said = self.relay.communicate(timeout=10)[1].strip()
                 raise Failed(f"the relay between regions did not start: {said or 'it said nothing'}")
             for region in range(len(up.mbit)):
-                self.enter("", *f"ip link set region{region} mtu 1500 master bridge{region} up".split())
+                self.enter(ROUTER, *f"ip link set region{region} mtu 1500 master bridge{region} up".split())
             return
         self._bridge("core")
         for region, rate in enumerate(up.mbit):
-            self.enter("", *f"ip link add up{region} type veth peer name down{region}".split())
-            self.enter("", *f"ip link set up{region} master bridge{region} up".split())
-            self.enter("", *f"ip link set down{region} master core up".split())
+            self.enter(ROUTER, *f"ip link add up{region} type veth peer name down{region}".split())
+            self.enter(ROUTER, *f"ip link set up{region} master bridge{region} up".split())
+            self.enter(ROUTER, *f"ip link set down{region} master core up".split())
             for end in ("up", "down"):
                 shape = f"root tbf rate {rate:g}mbit burst {BURST} latency {up.queue_ms:g}ms".split()
-                self.enter("", *f"tc qdisc add dev {end}{region}".split(), *shape)
+                self.enter(ROUTER, *f"tc qdisc add dev {end}{region}".split(), *shape)
 
     def sent_up(self) -> list[int] | None:
         """Bytes that each region has sent through its uplink so far; None where only the relay knows, at its end."""
         if not self.uplinks or self.relay:
             return None
         show = [f"tc -s -j qdisc show dev up{region} root" for region in range(len(self.uplinks.mbit))]
-        return [int(json.loads(self.enter("", *command.split()))[0]["bytes"]) for command in show]
+        return [int(json.loads(self.enter(ROUTER, *command.split()))[0]["bytes"]) for command in show]
 
     def end_relay(self) -> list[dict] | None:
         """Ends the relay between regions: what it has counted for each region."""
@@ -252,7 +274,7 @@ class Hosts:
         """Packets that each host's links have dropped, both ways."""
         result = dict.fromkeys(self.names, 0)
         for name, card in self._cards():
-            for place, device in ((name, f"net{card}"), ("", self._port(name, card))):
+            for place, device in ((name, f"net{card}"), (ROUTER, self._port(name, card))):
                 if name in self.mbit:
                     shown = json.loads(self.enter(place, *f"tc -s -j qdisc show dev {device} root".split()))
                     result[name] += int(shown[0]["drops"])

@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import random
-import shutil
 import signal
 import statistics
 import subprocess
@@ -15,11 +14,12 @@ import time
 from dataclasses import dataclass, field
 
 import harness
-import hosts as lab
 import junk
+import network
 import outcome
 import ranks
 from outcome import (
+    PATIENCE,
     Row,
     Skip,
     gloo_timeout,
@@ -33,8 +33,6 @@ from outcome import (
     on_hosts,
 )
 
-# Less than the usual 20 s, so that a row ends.
-PATIENCE = {"HYBRIDPS_DEAD_SECONDS": "5"}
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -143,7 +141,7 @@ def link(backend, runs, how):
     row = Row("", backend)
     victim, launches = 2, []
     for _ in range(runs):
-        with namespaces(3) as made:
+        with namespaces(4) as made:
             args = (how, victim, gloo_timeout(backend, 60), 0.0, False, host_map(made))
             launches.append(
                 on_hosts(made, ranks.struck, backend, args, timeout=120, check=backend == "hybridps", env=PATIENCE)
@@ -161,204 +159,6 @@ def link(backend, runs, how):
             )
         row.note = f"the rank cut off: {max(results[victim]['detected'] for results in launches):.2f} s"
     return row
-
-
-def loss(backend, runs, percent, seconds):
-    row = Row("", backend, runs=runs, culprit="no error")
-    if not shutil.which("nft"):
-        raise Skip("nft (package nftables) is not installed")
-    rates = []
-    for _ in range(runs):
-        with namespaces(3) as made:
-            for name in made.names:
-                try:
-                    made.enter(name, "nft", "add table ip faults")
-                    made.enter(name, "nft", "add chain ip faults in { type filter hook input priority 0; }")
-                    rule = f'add rule ip faults in iifname "{lab.INTERFACE}" numgen random mod 100 < {percent} drop'
-                    made.enter(name, "nft", rule)
-                except lab.Failed as error:
-                    raise Skip(f"this kernel cannot drop packets by chance: {error}") from None
-            results = on_hosts(made, ranks.lossy, backend, (seconds, host_map(made)), timeout=180 + seconds)
-            rates.append(statistics.median(result["mbit"] for result in results))
-    row.note = f"{statistics.median(rates):.0f} Mbit/s of fp32 reduced, every result right"
-    return row
-
-
-def forgetful_firewall(backend, runs, rest_s):
-    """Firewalls that forget a connection after 5 s without a packet, and drop packets of connections that they do not
-    know. The connections of a job rest for longer."""
-    row = Row("", backend, runs=runs, culprit="no error")
-    if not shutil.which("nft"):
-        raise Skip("nft (package nftables) is not installed")
-    slowest = []
-    for _ in range(runs):
-        with namespaces(4) as made:
-            for name in made.names:
-                try:
-                    made.enter(name, "nft", "add table ip faults")
-                    made.enter(name, "nft", "add chain ip faults in { type filter hook input priority 0; }")
-                    made.enter(name, "nft", "add rule ip faults in ct state invalid drop")
-                    for setting, value in (("tcp_loose", 0), ("tcp_timeout_established", 5)):
-                        path = f"/proc/sys/net/netfilter/nf_conntrack_{setting}"
-                        made.enter(name, "sh", "-c", f"echo {value} > {path}")
-                except lab.Failed as error:
-                    raise Skip(f"this kernel follows no connections: {error}") from None
-            results = on_hosts(made, ranks.rested, backend, (rest_s, host_map(made)), timeout=120)
-            slowest.append(max(result["seconds"] for result in results))
-    row.note = f"1 MiB after {rest_s:g} s of rest: {max(slowest):.2f} s"
-    return row
-
-
-def add_rules(made, name, *rules):
-    """Rules for what comes in at the host `name`."""
-    try:
-        made.enter(name, "nft", "add table inet faults")
-        made.enter(name, "nft", "add chain inet faults in { type filter hook input priority 0; }")
-        for rule in rules:
-            made.enter(name, "nft", f"add rule inet faults in {rule}")
-    except lab.Failed as error:
-        raise Skip(f"this kernel has no such rules: {error}") from None
-
-
-def reset_again(made, over, times, pause, host):
-    """Resets all connections of a host, `times` times, after `pause()` seconds each. `host()`: which."""
-    killed = ""
-    for _ in range(times):
-        if over.wait(pause()):
-            break
-        try:
-            killed += made.enter(host(), "ss", "-K", "-H", "-t", "state", "established").strip()
-        except lab.Failed as error:
-            raise Skip(f"this kernel resets no connections: {error}") from None
-    if not killed:
-        raise Skip("this kernel resets no connections (CONFIG_INET_DIAG_DESTROY)")
-
-
-def goes_on(
-    backend,
-    runs,
-    act,
-    hosts=3,
-    seconds=4.0,
-    pause_s=None,
-    env=None,
-    before=None,
-    resumes=True,
-    job=ranks.goes_on,
-    see=None,
-):
-    """A job goes on, whatever `act(hosts made)` does beside it. `before` is done to the hosts before the job starts."""
-    row = Row("", backend, runs=runs, culprit="no error")
-    if not shutil.which("nft") or not shutil.which("ss"):
-        raise Skip("nft (package nftables) or ss (package iproute2) is not installed")
-    slowest, resumptions = [], []
-    for _ in range(runs):
-        with namespaces(hosts) as made, tempfile.TemporaryDirectory() as folder:
-            if before is not None:
-                before(made)
-            started, over, failed = os.path.join(folder, "started"), threading.Event(), []
-
-            def beside(made=made, started=started, over=over, failed=failed):
-                while not os.path.exists(started):
-                    if over.wait(0.02):
-                        return
-                try:
-                    act(made, over)
-                except Exception as error:
-                    failed.append(error)
-
-            thread = threading.Thread(target=beside)
-            thread.start()
-            try:
-                arguments = (seconds, host_map(made), started)
-                results = on_hosts(made, job, backend, arguments, timeout=seconds + 120, env=env)
-            finally:
-                over.set()
-                thread.join()
-            for error in failed:
-                raise error
-            if see is not None:
-                see(results)
-            slowest.append(max(result["slowest"] for result in results))
-            opened = max(result.get("opened", 0) for result in results)
-            row.expect(opened <= 8, f"{opened} descriptors more at the end, of connections that are over")
-            resumptions.append(sum(result["resumptions"] for result in results))
-    row.note = f"the longest pause {max(slowest):.1f} s; connections went on {min(resumptions)} times or more"
-    if pause_s is not None:
-        row.expect(max(slowest) <= pause_s + outcome.SLACK_S, f"a pause of {pause_s} s at most: {max(slowest):.1f} s")
-    row.expect(not resumes or backend != "hybridps" or min(resumptions) > 0, "connections broke")
-    return row
-
-
-def resets(backend, runs, times, job=ranks.goes_on):
-    """All connections of a host are reset, again and again: a firewall that restarts."""
-
-    def act(made, over):
-        chance = random.Random(7)
-        reset_again(made, over, times, lambda: 0.05 + 0.3 * chance.random(), lambda: chance.choice(made.names))
-
-    resumes = job is ranks.goes_on  # of a world that is destroyed nobody asks any more
-    return goes_on(backend, runs, act, seconds=1 + 0.2 * times, pause_s=2, job=job, resumes=resumes)
-
-
-def training_resets(backend, runs, steps):
-    """The same while DDP, its gradients as int8, and FSDP2 train: with the losses of a run without it, bit by bit."""
-
-    def act(made, over):
-        chance = random.Random(7)
-        reset_again(made, over, 10**6, lambda: 0.02 + 0.1 * chance.random(), lambda: chance.choice(made.names))
-
-    seen = []
-    for disturb in (lambda made, over: None, act):
-        row = goes_on(
-            backend,
-            runs,
-            disturb,
-            hosts=4,
-            seconds=steps,
-            env={"HYBRIDPS_COMPRESS": "int8", "HYBRIDPS_COMPRESS_MIN_BYTES": "16K"},
-            resumes=False,
-            job=ranks.trains,
-            see=lambda results: seen.append([result["losses"] for result in results]),
-        )
-    row.expect(all(losses == seen[0][0] for run in seen for losses in run), "the losses of a run without resets")
-    return row
-
-
-def silence(backend, runs, outage_s):
-    """Nothing comes in at one of three hosts for a while: a switch that restarts, a machine that is moved."""
-
-    def act(made, over):
-        over.wait(0.5)
-        add_rules(made, made.names[-1], f'iifname "{lab.INTERFACE}" drop')
-        over.wait(outage_s)
-        made.enter(made.names[-1], "nft", "delete table inet faults")
-
-    return goes_on(backend, runs, act, seconds=outage_s + 2, pause_s=outage_s + 2)
-
-
-def large_packets(backend, runs):
-    """Interfaces of 9,000 bytes, and a network between them that carries 1,500 and tells nobody."""
-
-    def before(made):
-        for name in made.names:
-            # One segment a packet, as on a wire: else the rule sees what the card would cut.
-            made.enter(name, "ip", "link", "set", lab.INTERFACE, "mtu", "9000", "gso_max_segs", "1")
-            add_rules(made, name, f'iifname "{lab.INTERFACE}" meta length > 1500 drop')
-
-    return goes_on(backend, runs, lambda made, over: None, hosts=2, seconds=3, pause_s=8, before=before)
-
-
-def one_way(backend, runs, rule):
-    """A host can dial and cannot be dialled, and its connections are reset now and then."""
-
-    def act(made, over):
-        reset_again(made, over, 5, lambda: 0.6, lambda: made.names[-1])
-
-    def before(made):
-        add_rules(made, made.names[-1], f'iifname "{lab.INTERFACE}" tcp flags & (syn | ack) == syn {rule}')
-
-    return goes_on(backend, runs, act, pause_s=4, before=before)
 
 
 def mismatch(backend, runs, what):
@@ -547,7 +347,10 @@ def visit(backend, runs):
             for count, sent in zip([0, 1, 0], result["counts"], strict=True):
                 want = test_dedicated.bytes_of_allreduce(4, count, size)
                 row.expect(len(sent) == 50, f"fifty operations with {count} servers, there were {len(sent)}")
-                row.expect(all(abs(one - want) <= 0.03 * want for one in sent), f"{count} servers: {want:.0f} bytes, sent {sent}")
+                row.expect(
+                    all(abs(one - want) <= 0.03 * want for one in sent),
+                    f"{count} servers: {want:.0f} bytes, sent {sent}",
+                )
     row.left = "nothing"
     row.note = f"bytes before, with it and after as planned; its end took {max(ends):.1f} s at most"
     return row
@@ -671,25 +474,59 @@ FAULTS = {
     "dedicated servers restarted one by one": Fault(restart_servers, in_default_tests=True, gloo=False),
     "kill -9 of a rank under torchrun": Fault(torchrun, gloo=False),  # gloo may hang after the restart
     "SIGSTOP for 3 s": Fault(stop_briefly, in_default_tests=True),
-    "SIGSTOP for 8 s, across": Fault(stop, {"nodes": "1+1+1", "victim": 2}, in_default_tests=True),
+    "SIGSTOP for 8 s, across": Fault(stop, {"nodes": "1+1+1+1", "victim": 2}, in_default_tests=True),
     "SIGSTOP for 8 s, inside": Fault(stop, {"nodes": "3", "victim": 0}),
     "link down": Fault(link, {"how": "link down"}, in_default_tests=True),
     "link cut, carrier stays": Fault(link, {"how": "link cut"}, in_default_tests=True),
-    "1 % of packets lost": Fault(loss, {"percent": 1, "seconds": 5}, {"seconds": 120}, long_runs=1),
-    "5 % of packets lost": Fault(loss, {"percent": 5, "seconds": 5}, {"seconds": 60}, long_runs=1),
-    "firewalls that forget": Fault(forgetful_firewall, {"rest_s": 7}, in_default_tests=True, gloo=False),
+    "1 % of packets lost": Fault(network.loss, {"percent": 1, "seconds": 5}, {"seconds": 120}, long_runs=1),
+    "5 % of packets lost": Fault(network.loss, {"percent": 5, "seconds": 5}, {"seconds": 60}, long_runs=1),
+    "firewalls that forget": Fault(network.forgetful_firewall, {"rest_s": 7}, in_default_tests=True, gloo=False),
     "all connections of a host reset": Fault(
-        resets, {"times": 20}, {"times": 200}, long_runs=1, in_default_tests=True, gloo=False
+        network.resets, {"times": 20}, {"times": 200}, long_runs=1, in_default_tests=True, gloo=False
     ),
     "the same while groups are made and destroyed": Fault(
-        resets, {"times": 20, "job": ranks.made_again}, {"times": 200}, long_runs=1, in_default_tests=True, gloo=False
+        network.resets,
+        {"times": 20, "job": ranks.made_again},
+        {"times": 200},
+        long_runs=1,
+        in_default_tests=True,
+        gloo=False,
     ),
-    "the same while models train": Fault(training_resets, {"steps": 40}, {"steps": 400}, long_runs=1, gloo=False),
-    "nothing arrives for 8 s": Fault(silence, {"outage_s": 8}, in_default_tests=True),
-    "packets above 1,500 bytes vanish": Fault(large_packets, in_default_tests=True, gloo=False),
-    "a host that cannot be dialled: no answer": Fault(one_way, {"rule": "drop"}, in_default_tests=True, gloo=False),
+    "the same with two ranks a host": Fault(
+        network.resets, {"times": 20, "hosts": 2, "per_host": 2}, {"times": 200}, long_runs=1, gloo=False
+    ),
+    "the same with dedicated servers": Fault(
+        network.resets_with_servers, {"times": 20}, {"times": 200}, long_runs=1, in_default_tests=True, gloo=False
+    ),
+    "the same while a group is reconfigured": Fault(
+        network.resets,
+        {"times": 20, "job": ranks.reconfigured},
+        {"times": 200},
+        long_runs=1,
+        in_default_tests=True,
+        gloo=False,
+    ),
+    "the same while models train": Fault(
+        network.training_resets, {"steps": 40}, {"steps": 400}, long_runs=1, gloo=False
+    ),
+    "nothing arrives for 8 s": Fault(network.silence, {"outage_s": 8}, in_default_tests=True),
+    "nothing arrives for 1 s": Fault(network.silence, {"outage_s": 1}),
+    "nothing arrives for 5 s": Fault(network.silence, {"outage_s": 5}),
+    "nothing arrives for 15 s": Fault(network.silence, {"outage_s": 15}),
+    "nothing arrives for 30 s": Fault(network.outage, {"outage_s": 30}, gloo=False),
+    "packets above 1,500 bytes vanish": Fault(network.large_packets, in_default_tests=True, gloo=False),
+    "a host that cannot be dialled: no answer": Fault(
+        network.one_way, {"rule": "drop"}, in_default_tests=True, gloo=False
+    ),
     "a host that cannot be dialled: refused": Fault(
-        one_way, {"rule": "reject with tcp reset"}, in_default_tests=True, gloo=False
+        network.one_way, {"rule": "reject with tcp reset"}, in_default_tests=True, gloo=False
+    ),
+    "a host behind NAT": Fault(network.translated, in_default_tests=True, gloo=False),
+    "two hosts cannot dial each other: no answer": Fault(
+        network.apart, {"rule": "drop"}, in_default_tests=True, gloo=False
+    ),
+    "two hosts cannot dial each other: refused": Fault(
+        network.apart, {"rule": "reject with tcp reset"}, in_default_tests=True, gloo=False
     ),
     "another shape": Fault(mismatch, {"what": "shape"}),
     "another dtype": Fault(mismatch, {"what": "dtype"}),

@@ -13,6 +13,9 @@ import hosts as lab
 # it to 0.
 SLACK_S = 2.0 * harness.TIME_SCALE
 
+# HYBRIDPS_DEAD_SECONDS: less than the usual 20 s, so that a row ends.
+PATIENCE = {"HYBRIDPS_DEAD_SECONDS": "5"}
+
 
 class Skip(Exception):
     pass
@@ -89,9 +92,10 @@ def gloo_timeout(backend, seconds):
 
 
 @contextlib.contextmanager
-def namespaces(count):
+def namespaces(count, **options):
+    """Hosts of their own, h0, h1, ...; `options`: of hosts.Hosts."""
     try:
-        made = lab.Hosts([f"h{index}" for index in range(count)])
+        made = lab.Hosts([f"h{index}" for index in range(count)], **options)
     except (lab.Failed, OSError, subprocess.SubprocessError) as error:
         raise Skip(f"no network namespaces here: {error}") from None
     try:
@@ -100,13 +104,16 @@ def namespaces(count):
         made.close()
 
 
-def host_map(made):
-    return {index: (made.holders[name].pid, made.address[name]) for index, name in enumerate(made.names)}
+def host_map(made, per_host=1):
+    """{rank: (pid that holds its host, its address)}, for `per_host` ranks on each host."""
+    hosts = [name for name in made.names for _ in range(per_host)]
+    return {rank: (made.holders[name].pid, made.address[name]) for rank, name in enumerate(hosts)}
 
 
-def on_hosts(made, function, backend, args, **options):
+def on_hosts(made, function, backend, args, hosts=None, per_host=1, **options):
+    """`per_host` ranks on each of the first `hosts` hosts, or on all."""
     env = {"HYBRIDPS_INTERFACE": lab.INTERFACE, "GLOO_SOCKET_IFNAME": lab.INTERFACE, **(options.pop("env", None) or {})}
-    nodes = "+".join("1" for _ in made.names)
+    nodes = "+".join(str(per_host) for _ in made.names[:hosts])
     # The Store is a file: what happens to the links does not happen to it.
     return launch(function, nodes, backend, args=args, env=env, store="file", **options)
 

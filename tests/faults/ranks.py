@@ -241,7 +241,9 @@ def rested(rank, world, seconds, hosts, elements=1 << 18):
 
 
 def goes_on(rank, world, seconds, hosts, started):
-    """Operations of many sizes for a while, each with one right result. `started` is made when they have begun."""
+    """Operations of many sizes for a while, each with one right result. `started` is made when they have begun. Memory
+    and descriptors are counted from a quarter of the time on."""
+    give_back_at_once()
     enter(hosts[rank][0])
     zygote.context.init(timeout_s=60)
     start = time.monotonic()
@@ -258,11 +260,9 @@ def goes_on(rank, world, seconds, hosts, started):
         with open(started, "w"):
             pass
     generator = torch.Generator().manual_seed(3)
-    end, rounds, opened = time.monotonic() + seconds, 0, 0
     go_on = torch.ones(1)
-    while go_on.item() > 0:
-        start = time.monotonic()
-        elements = (1, 1000, 100_003, 1_000_000)[rounds % 4]
+
+    def one_round(elements):
         parts = [torch.randn(elements, generator=generator) for _ in range(world)]
         tensor = parts[rank].clone()
         dist.all_reduce(tensor)
@@ -278,18 +278,32 @@ def goes_on(rank, world, seconds, hosts, started):
         assert torch.equal(received, parts[before])
         go_on.fill_(float(rank == 0 and time.monotonic() < end))
         dist.all_reduce(go_on, dist.ReduceOp.MAX)
+
+    end, quarter, rounds, opened, memory = start + seconds, start + seconds / 4, 0, 0, 0
+    while go_on.item() > 0:
+        start = time.monotonic()
+        one_round((1, 1000, 100_003, 1_000_000)[rounds % 4])
         slowest = max(slowest, time.monotonic() - start)
         rounds += 1
-        if rounds == 2:
-            opened = descriptors()
-    opened = descriptors() - opened if rounds > 2 else 0
-    resumptions = 0
+        if start > quarter and rounds > 4 and not memory:
+            opened, memory = descriptors(), resident()
+    opened = settled(descriptors, opened) - opened if memory else 0
+    grown = resident() - memory if memory else 0
+    resumptions = servers = 0
     if zygote.context.launch.backend == "hybridps":
         import hybridps
 
         resumptions = int(hybridps.stats()["net_resumptions"])
+        servers = len(hybridps.topology().servers)
     dist.destroy_process_group()
-    return {"slowest": slowest, "rounds": rounds, "resumptions": resumptions, "opened": opened}
+    return {
+        "slowest": slowest,
+        "rounds": rounds,
+        "resumptions": resumptions,
+        "opened": opened,
+        "grown": grown,
+        "servers": servers,
+    }
 
 
 def made_again(rank, world, seconds, hosts, started):
@@ -315,6 +329,60 @@ def made_again(rank, world, seconds, hosts, started):
         slowest = max(slowest, time.monotonic() - start)
         rounds += 1
     return {"slowest": slowest, "rounds": rounds, "resumptions": 0}
+
+
+def reconfigured(rank, world, seconds, hosts, started):
+    """One group, whose members are chosen anew again and again: all, all but one, all. `started` is made when the first
+    life has begun."""
+    import test_elastic
+
+    enter(hosts[rank][0])
+    test_elastic.begin(rank, world)
+    handles = test_elastic.exchange("handles", rank, range(world))
+    end, slowest, rounds, go_on = time.monotonic() + seconds, 0.0, 0, True
+    while go_on:
+        start = time.monotonic()
+        all_but_one = [member for member in range(world) if member != rounds % world]
+        for uuid, members in ((2 * rounds + 1, list(range(world))), (2 * rounds + 2, all_but_one)):
+            if rank not in members:
+                continue
+            test_elastic.reconfigure(uuid, [handles[member] for member in members])
+            if rank == 0 and rounds == 0:
+                with open(started, "w"):
+                    pass
+            tensor = torch.full((50_000,), dist.get_rank() + 1.0)
+            dist.all_reduce(tensor)
+            assert bool((tensor == len(members) * (len(members) + 1) / 2).all())
+        if rank == 0:
+            zygote.context.store.set(f"go on {rounds}", str(int(time.monotonic() < end)))
+        go_on = zygote.context.store.get(f"go on {rounds}") == b"1"
+        slowest = max(slowest, time.monotonic() - start)
+        rounds += 1
+    dist.destroy_process_group()
+    return {"slowest": slowest, "rounds": rounds, "resumptions": 0}
+
+
+def waits_for_failure(rank, world, hosts, started=None):
+    """Only operations of rank 0 with each other rank, until one fails. `started` is made when they have begun."""
+    enter(hosts[rank][0])
+    start, text = time.monotonic(), None
+    try:
+        zygote.context.init(timeout_s=60)
+        while time.monotonic() < start + 60:
+            if rank == 0:
+                for other in range(1, world):
+                    dist.send(torch.ones(10), other)
+            else:
+                dist.recv(torch.empty(10), 0)
+            if rank == 0 and started:
+                with open(started, "w"):
+                    pass
+            time.sleep(0.05)
+    except Exception as error:
+        text = str(error)
+    failed_at = time.monotonic()
+    dist.destroy_process_group()
+    return {"text": text, "began_at": start, "failed_at": failed_at}
 
 
 def trains(rank, world, steps, hosts, started):

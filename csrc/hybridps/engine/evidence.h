@@ -20,7 +20,7 @@ namespace hybridps::engine {
 
 class Evidence {
  public:
-  struct Patience {
+  struct HeartbeatTimes {
     core::Duration interval;          // watched peers are asked twice per interval
     core::Duration dead_after;        // from the first question without an answer
     core::Duration quick_dead_after;  // the same for `quick` peers: see watch()
@@ -33,8 +33,8 @@ class Evidence {
   };
   enum class Connection : std::uint8_t { kMemory, kData, kControl };
 
-  Evidence(Patience patience, std::function<PeerFacts(core::EngineId)> facts_of)
-      : pause_(patience.interval / 2), patience_(patience), facts_of_(std::move(facts_of)) {}
+  Evidence(HeartbeatTimes times, std::function<PeerFacts(core::EngineId)> facts_of)
+      : pause_(times.interval / 2), times_(times), facts_of_(std::move(facts_of)) {}
 
   /// `quick`: peers without which their groups can go on. There a false verdict costs less than a long wait.
   void watch(std::unordered_set<core::EngineId> peers, std::unordered_set<core::EngineId> quick) {
@@ -51,14 +51,14 @@ class Evidence {
   /// and memory of a peer that counts as being on another node, since only its proof failed.
   void on_lost(core::EngineId peer, Connection connection, core::Status cause);
 
-  struct Verdict {
+  struct PeerVerdict {
     core::EngineId peer;
     core::Status cause;
     bool silent = false;  // the process may be stopped, and continue later
   };
   struct Findings {
     std::vector<core::EngineId> to_ping;
-    std::vector<Verdict> verdicts;
+    std::vector<PeerVerdict> verdicts;
   };
   /// Finds nothing before next_due(). A silent peer is found again until on_heard(). A lost peer becomes a verdict 50
   /// ms later: by then, a peer that leaves because of another failure has told of that failure, and a peer that leaves
@@ -80,17 +80,15 @@ class Evidence {
     core::TimePoint due{};
   };
   core::Duration patience_for(core::EngineId peer) const {
-    return quick_.count(peer) > 0 ? patience_.quick_dead_after : patience_.dead_after;
+    return quick_.count(peer) > 0 ? times_.quick_dead_after : times_.dead_after;
   }
   /// Of the other engines with this one.
-  core::Duration shortest_patience() const {
-    return quick_.empty() ? patience_.dead_after : patience_.quick_dead_after;
-  }
+  core::Duration shortest_patience() const { return quick_.empty() ? times_.dead_after : times_.quick_dead_after; }
   void look_for_silence(core::TimePoint now, Findings& found);
   void judge_lost(core::TimePoint now, Findings& found);
 
   const core::Duration pause_;
-  const Patience patience_;
+  const HeartbeatTimes times_;
   const std::function<PeerFacts(core::EngineId)> facts_of_;
   std::unordered_set<core::EngineId> watched_;
   std::unordered_set<core::EngineId> quick_;

@@ -338,13 +338,13 @@ std::size_t Runtime::weigh_evidence(core::TimePoint now) {
   std::unordered_map<core::EngineId, std::size_t> order;
   for (const auto& [uid, group] : windows_.groups())
     for (const core::EngineId engine : group.members.engines()) order.emplace(engine, order.size());
-  const auto place = [&](const Evidence::Verdict& verdict) {
+  const auto place = [&](const Evidence::PeerVerdict& verdict) {
     const auto at = order.find(verdict.peer);
     return at == order.end() ? order.size() : at->second;
   };
   std::stable_sort(found.verdicts.begin(), found.verdicts.end(),
                    [&](const auto& a, const auto& b) { return place(a) < place(b); });
-  for (const Evidence::Verdict& verdict : found.verdicts)
+  for (const Evidence::PeerVerdict& verdict : found.verdicts)
     if (!verdict.silent || order.count(verdict.peer) > 0) peer_failed(verdict.peer, verdict.cause, verdict.silent);
   return found.verdicts.size();
 }

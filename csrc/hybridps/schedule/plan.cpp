@@ -24,6 +24,8 @@ constexpr std::uint64_t kFirstWindowBytes = 128 * 1024;
 constexpr std::uint64_t kChunkStepBytes = 4 * 1024;
 // Operations of more than so many times Limits::tiny_bytes have levels.
 constexpr std::uint64_t kLevelsAboveTiny = 8;
+// Sums of at most so many bytes for each other region are made in each region: see exchanges().
+constexpr std::uint64_t kExchangeBytesMax = 64 * 1024;
 
 std::uint32_t chunk_count(std::uint64_t bytes, std::uint32_t chunk_bytes) {
   return bytes == 0 ? 1 : static_cast<std::uint32_t>((bytes + chunk_bytes - 1) / chunk_bytes);
@@ -45,6 +47,13 @@ bool has_levels(const Request& request, const Topology& topology, const Limits& 
     default: return false;
   }
   return bytes > kLevelsAboveTiny * limits.tiny_bytes;
+}
+
+// Whether each region makes the whole sum for its own ranks. Contributions then cross the network between regions, and
+// results do not: one way instead of two. Between two regions it is as many bytes, between more of them more.
+bool exchanges(const Request& request, const Topology& topology) {
+  if (!request.may_have_levels || topology.regions() == 1 || topology.servers() > 0) return false;
+  return request.total_bytes * static_cast<std::uint64_t>(topology.regions() - 1) <= kExchangeBytesMax;
 }
 
 struct Builder {
@@ -83,16 +92,17 @@ std::uint32_t chunk_bytes_of(Kind kind, const Topology& topology, const Limits& 
 enum class Dedicated { kTakePart, kStayOut };
 
 // The owners that share a tensor of `bytes`, with the bytes of each: every rank's server and the dedicated servers.
-// `excluded_node` (a broadcast's root node) owns nothing. A tiny tensor has one owner, among the ranks.
+// Nodes for which `may_own` is false own nothing. A tiny tensor has one owner, among the ranks.
+template <typename MayOwn>
 std::vector<std::pair<int, std::uint64_t>> owner_cut(std::uint64_t bytes, const Topology& topology,
-                                                     std::uint64_t sequence, int excluded_node, const Limits& limits,
+                                                     std::uint64_t sequence, MayOwn may_own, const Limits& limits,
                                                      Dedicated dedicated, std::uint64_t granule_bytes = kGranuleBytes) {
   std::vector<int> owners;
   std::vector<double> weights;
   owners.reserve(static_cast<std::size_t>(topology.size() + topology.servers()));
   weights.reserve(owners.capacity());
   for (int rank = 0; rank < topology.size(); ++rank) {
-    if (topology.node_of(rank) == excluded_node) continue;
+    if (!may_own(topology.node_of(rank))) continue;
     owners.push_back(rank);
     weights.push_back(topology.owner_weight(rank));
   }
@@ -116,6 +126,21 @@ std::vector<std::pair<int, std::uint64_t>> owner_cut(std::uint64_t bytes, const 
 
 std::uint64_t at(const std::vector<std::uint64_t>& bytes, int rank) {
   return static_cast<std::size_t>(rank) < bytes.size() ? bytes[static_cast<std::size_t>(rank)] : 0;
+}
+
+void add_exchange(const Request& request, const Topology& topology, const Limits& limits, Builder& plan) {
+  for (int region = 0; region < topology.regions(); ++region) {
+    std::uint64_t offset = 0;
+    const auto is_there = [&](int node) { return topology.region_of(node) == region; };
+    for (const auto& [owner, bytes] : owner_cut(request.total_bytes, topology, request.sequence, is_there, limits,
+                                                Dedicated::kStayOut, request.granule_bytes)) {
+      if (bytes > 0 || request.total_bytes == 0) {
+        plan.add(static_cast<std::uint32_t>(owner), owner, kAll, kAll, bytes, offset, offset);
+        plan.spans.back().taker_region = region;
+      }
+      offset += bytes;
+    }
+  }
 }
 
 /// The rail whose ranks act for their nodes towards this dedicated server, the owner of at most one span per operation.
@@ -460,9 +485,14 @@ std::vector<Span> make_plan(const Request& request, const Topology& topology, co
     case Kind::kAllReduce:
     case Kind::kReduce: {
       const int sink = request.kind == Kind::kReduce ? request.root : kAll;
+      if (sink == kAll && exchanges(request, topology)) {
+        add_exchange(request, topology, limits, plan);
+        break;
+      }
       std::uint64_t offset = 0;
-      for (const auto& [owner, bytes] : owner_cut(request.total_bytes, topology, request.sequence, /*excluded_node=*/-1,
-                                                  limits, Dedicated::kTakePart, request.granule_bytes)) {
+      for (const auto& [owner, bytes] : owner_cut(
+               request.total_bytes, topology, request.sequence, [](int) { return true; }, limits, Dedicated::kTakePart,
+               request.granule_bytes)) {
         if (bytes > 0 || request.total_bytes == 0)
           plan.add(static_cast<std::uint32_t>(owner), owner, kAll, sink, bytes, offset, offset);
         offset += bytes;
@@ -471,6 +501,10 @@ std::vector<Span> make_plan(const Request& request, const Topology& topology, co
     }
     case Kind::kBarrier:
     case Kind::kGoodbye: {
+      if (request.kind == Kind::kBarrier && exchanges(request, topology)) {
+        add_exchange(request, topology, limits, plan);
+        break;
+      }
       const int owner = static_cast<int>(request.sequence % static_cast<std::uint64_t>(size));
       plan.add(static_cast<std::uint32_t>(owner), owner, kAll, kAll, 0, 0, 0);
       break;
@@ -491,8 +525,9 @@ std::vector<Span> make_plan(const Request& request, const Topology& topology, co
         break;
       }
       std::uint64_t offset = 0;
-      for (const auto& [owner, bytes] :
-           owner_cut(request.total_bytes, topology, request.sequence, root_node, limits, Dedicated::kStayOut)) {
+      for (const auto& [owner, bytes] : owner_cut(
+               request.total_bytes, topology, request.sequence, [=](int node) { return node != root_node; }, limits,
+               Dedicated::kStayOut)) {
         if (bytes > 0) plan.add(static_cast<std::uint32_t>(owner), owner, request.root, kAll, bytes, offset, offset);
         offset += bytes;
       }

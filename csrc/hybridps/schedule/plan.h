@@ -22,6 +22,9 @@
 // regions, and 2 (R - 1) / R S between R equal regions.
 //
 //   agents --push--> gateway of their region --push--> owner --result--> gateways --result--> agents
+//
+// A small allreduce or a barrier is an exchange: each region has owners and spans of its own, and makes the whole sum
+// for its own ranks (Span::taker_region). Contributions cross between regions, results do not.
 #pragma once
 
 #include <cstddef>
@@ -83,6 +86,7 @@ struct Span {
   std::uint16_t attempt = 0;        // how often the span was given to another owner
   int first_owner = -1;             // attempt > 0: the earlier owner; this owner's agents still act for their nodes
   bool levels = false;              // contributions and results go through the gateways of regions
+  int taker_region = kAll;          // only ranks of this region, which is the owner's, take results; kAll: all regions
   int rail = kNoRail;               // Scope::kNodes: only the ranks of this rail take part in the span
 };
 

@@ -118,6 +118,7 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   core::Duration codec_time{};
   Pieces input;
   Pieces output;
+  std::vector<std::byte> input_copy;  // `input` is here, if results may come before all contributions have left
   std::vector<std::unique_ptr<SpanRun>> spans;
   std::vector<std::uint8_t> local_seen;  // by local index
   std::uint32_t local_seen_count = 0;

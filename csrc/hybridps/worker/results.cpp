@@ -35,6 +35,7 @@ Results::Results(const SpanView& span, ResultMemory& memory)
     serves_locals_ = topology.node_of(plan.sink) == my_node;
     return;
   }
+  if (!span.takes(my_node)) return;
   if (plan.owner == me || span.is_gateway()) {
     for (int step = 1; step < topology.nodes(); ++step) {
       // Each owner begins with another node, so that not all owners send to node 0 first.

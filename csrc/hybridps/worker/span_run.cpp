@@ -16,7 +16,8 @@ bool SpanRun::start() {
   const bool owns = plan_.owner == me;
   expect_known();
   results_.emplace(span_, memory_);
-  if ((plan_.sink == schedule::kAll || plan_.sink == me) && plan_.source != me && !(aggregate && owns)) {
+  if ((plan_.sink == schedule::kAll || plan_.sink == me) && span_.takes(topology.my_node()) && plan_.source != me &&
+      !(aggregate && owns)) {
     consumer_.emplace(span_);
     span_.run.pending += plan_.chunks;
   }

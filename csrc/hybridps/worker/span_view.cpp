@@ -32,7 +32,7 @@ bool SpanView::is_gateway() const noexcept {
 
 bool SpanView::serves(int node) const noexcept {
   const int excluded = served_by_source();
-  return node != excluded &&
+  return node != excluded && takes(node) &&
          (!plan.levels || topology().parent_node(node, plan.owner, excluded) == topology().my_node());
 }
 
@@ -170,7 +170,8 @@ ResultMemory::ResultMemory(const SpanView& span) : span_(span) {
   const schedule::Span& plan = span.plan;
   const schedule::Kind kind = span.run.operation.kind;
   const bool aggregate = plan.source == schedule::kAll;
-  if (aggregate && plan.sink != schedule::kAll && plan.sink != span.me()) return;
+  if (aggregate && ((plan.sink != schedule::kAll && plan.sink != span.me()) || !span.takes(span.topology().my_node())))
+    return;
   const bool input = !aggregate && plan.source == span.me() && kind != schedule::Kind::kBroadcast;
   pieces_ = input ? &span.run.input : &span.run.output;
   offset_ = input ? plan.input_offset : plan.output_offset;

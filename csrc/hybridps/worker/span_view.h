@@ -54,6 +54,10 @@ struct SpanView {
   int parent() const noexcept {
     return plan.levels ? agent_of(topology().parent_node(topology().my_node(), plan.owner)) : plan.owner;
   }
+  /// Whether ranks of the node take results.
+  bool takes(int node) const noexcept {
+    return plan.taker_region == schedule::kAll || topology().region_of(node) == plan.taker_region;
+  }
   /// On an owner or a gateway: whether the node's agent gets results from this rank.
   bool serves(int node) const noexcept;
   std::size_t bytes_of(std::uint32_t chunk) const noexcept;

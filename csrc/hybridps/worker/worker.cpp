@@ -344,6 +344,12 @@ void Worker::launch(OperationRun& run, const std::vector<schedule::Span>& plan) 
   settle_owed(run, plan);
   const schedule::Topology& topology = run.group.info.topology;
   run.started = true;
+  // The region's own sum comes into the tensor, perhaps before the contribution to another region's sum has left.
+  if (!plan.empty() && plan.front().taker_region != schedule::kAll && run.input.bytes() > 0) {
+    run.input_copy.resize(run.input.bytes());
+    run.input.read(0, run.input_copy.size(), run.input_copy.data());
+    run.input = Pieces({{run.input_copy.data(), run.input_copy.size()}});
+  }
   run.local_seen.assign(topology.ranks_of(topology.my_node()).size(), 0);
   for (const schedule::Span& span : plan) run.spans.push_back(std::make_unique<SpanRun>(*this, run, span));
   ++run.pending;  // so that the first span cannot finish the operation

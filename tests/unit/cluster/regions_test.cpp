@@ -253,6 +253,63 @@ TEST_CASE("cluster/regions: a tensor crosses an uplink once", "[cluster][fast]")
   }
 }
 
+TEST_CASE("cluster/regions: a small sum and a barrier cross an uplink one way", "[cluster][fast]") {
+  for (const Layout& layout : kLayouts) {
+    INFO(name(layout));
+    const int regions = *std::max_element(layout.region_of.begin(), layout.region_of.end()) + 1;
+    std::map<std::pair<int, int>, std::uint64_t> crossed;  // payload, by regions
+    std::map<std::pair<int, int>, std::uint64_t> messages;
+    std::uint64_t results = 0;
+    ClusterOptions options = options_of(layout, 3);
+    options.wrap = [&](std::unique_ptr<transport::Transport> inner, int rank) -> std::unique_ptr<transport::Transport> {
+      const int from = layout.region_of[index(layout.node_of[index(rank)])];
+      return std::make_unique<test::Recorder>(
+          std::move(inner), [&, from](const wire::Message& message, core::EngineId peer) {
+            const auto* data = message.as<wire::Data>();
+            const int to = layout.region_of[index(layout.node_of[peer.value - 1000])];
+            if (data == nullptr || to == from) return;
+            crossed[{from, to}] += message.payload_bytes;
+            ++messages[{from, to}];
+            results += data->chunk.stage == wire::Stage::kResult ? 1 : 0;
+          });
+    };
+    Cluster cluster(options);
+    const core::GroupUid uid = cluster.open_group();
+    std::uint64_t sequence = 0;
+    std::mt19937_64 random(3);
+    for (const std::size_t elements : {1, 60, 700, 8000}) {
+      INFO(elements << " elements");
+      crossed.clear();
+      Sum sum(layout, DType::kFloat32, ReduceOp::kSum, elements, random);
+      for (int rank = 0; rank < cluster.size(); ++rank) sum.submit(cluster, uid, rank, sequence);
+      ++sequence;
+      REQUIRE(cluster.run_until([&] { return sum.done == cluster.size(); }));
+      CHECK(sum.is_right());
+      const bool has_levels = sum.expected.size() > 8 * options.tiny_bytes;
+      for (int from = 0; from < regions; ++from)
+        for (int to = 0; to < regions; ++to) {
+          const auto nodes = std::count(layout.region_of.begin(), layout.region_of.end(), from);
+          const std::uint64_t times = from == to ? 0 : has_levels ? 1 : static_cast<std::uint64_t>(nodes);
+          CHECK(crossed[{from, to}] == times * sum.expected.size());
+        }
+    }
+    messages.clear();
+    int done = 0;
+    for (int rank = 0; rank < cluster.size(); ++rank) {
+      worker::Operation barrier;
+      barrier.kind = schedule::Kind::kBarrier;
+      cluster.submit(uid, rank, std::move(barrier), sequence,
+                     [&](const worker::Outcome& outcome) { done += outcome.status.is_ok() ? 1 : 0; });
+    }
+    REQUIRE(cluster.run_until([&] { return done == cluster.size(); }));
+    for (const auto& [way, count] : messages)
+      CHECK(count ==
+            static_cast<std::uint64_t>(std::count(layout.region_of.begin(), layout.region_of.end(), way.first)));
+    CHECK(messages.size() == static_cast<std::size_t>(regions * (regions - 1)));
+    CHECK(results == 0);
+  }
+}
+
 TEST_CASE("cluster/regions: other collectives cross an uplink once, too", "[cluster][fast]") {
   using schedule::Kind;
   constexpr std::size_t kCount = 3001;

@@ -59,10 +59,12 @@ const auto& settings() {
       Setting{"NODE", SettingKind::kText, &Config::node, "", 0, 0,
               "Node identity of this rank: ranks with the same one share memory. Unset: derived from the host's boot "
               "id and namespaces. Also the way to emulate several nodes on one machine."},
-      Setting{"REGION", SettingKind::kText, &Config::region, "", 0, 0,
-              "Region of this rank's node, a rack or a site: a name. Nodes of one region reach each other better than "
-              "those of others; sums then cross the network between regions once per region. Set on all ranks or on "
-              "none."},
+      Setting{
+          "REGION", SettingKind::kText, &Config::region, "", 0, 0,
+          "Region of this rank's node, a rack or a site: a name, or east@0.5 with the rate of its uplink in Gbit/s. "
+          "Nodes of one region reach each other better than those of others; sums then cross the network between "
+          "regions once per region. Of three regions or more, those with a slow uplink then own less. Set on all "
+          "ranks or on none."},
       Setting{
           "SERVERS", SettingKind::kText, &Config::servers, "", 0, 0,
           "Dedicated servers to use, host:port separated by commas; asked by rank 0 of each group of 3 nodes or more."},

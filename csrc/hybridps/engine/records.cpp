@@ -8,13 +8,17 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
 #include <set>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
 #include "hybridps/bootstrap/node_identity.h"
 #include "hybridps/build_info.h"
+#include "hybridps/core/text.h"
 #include "hybridps/engine/data_transport.h"
+#include "hybridps/schedule/shares.h"
 
 namespace hybridps::engine {
 namespace {
@@ -27,6 +31,7 @@ To bytes_as(const From& from) {
 }
 
 constexpr double kWeightMin = 1e-9;
+constexpr double kUplinkGbpsMax = 1e6;
 
 /// The rank's part of the card rates of its node. Ranks that use the same card share its rate equally.
 double card_part(const schedule::NicLayout& layout, std::size_t rank) {
@@ -189,13 +194,29 @@ schedule::NicLayout nic_layout(const bootstrap::Roster& roster) {
   return layout;
 }
 
+namespace {
+
+/// HYBRIDPS_REGION: "east", or "east@0.5" with the rate of the region's uplink in Gbit/s; not given: 0. No value: no
+/// such text.
+struct RegionText {
+  std::string name;
+  double gbps = 0.0;
+};
+std::optional<RegionText> parse_region(const std::string& text) {
+  const std::size_t at = text.rfind('@');
+  if (at == std::string::npos) return RegionText{text};
+  const std::optional<double> gbps = core::parse_double(std::string_view(text).substr(at + 1));
+  if (at == 0 || !gbps || !(*gbps > 0.0) || *gbps > kUplinkGbpsMax) return std::nullopt;
+  return RegionText{text.substr(0, at), *gbps};
+}
+
 std::vector<int> regions_of(const bootstrap::Roster& roster) {
   std::vector<std::string> names;  // in the order of nodes, so the same on all ranks
   std::vector<int> region_of(static_cast<std::size_t>(roster.node_count()), -1);
   for (std::size_t rank = 0; rank < roster.members.size(); ++rank) {
     int& region = region_of[static_cast<std::size_t>(roster.node_of[rank])];
     if (region >= 0) continue;
-    const std::string& name = roster.members[rank].region;
+    const std::string name = parse_region(roster.members[rank].region).value_or(RegionText()).name;
     const auto found = std::find(names.begin(), names.end(), name);
     region = static_cast<int>(found - names.begin());
     if (found == names.end()) names.push_back(name);
@@ -203,10 +224,46 @@ std::vector<int> regions_of(const bootstrap::Roster& roster) {
   return region_of;
 }
 
+// Between three regions or more, an uplink of rate r carries (1 + (R - 2) y) / r tensors in each direction, where y is
+// what the region's nodes own: the formula of nodes and their cards. So regions get shares as nodes do (shares.h), and
+// nodes keep their parts of their region's share. Without the rates of all uplinks, or where nodes have no rates,
+// shares are those of a flat network.
+std::vector<double> weights_by_uplinks(const bootstrap::Roster& roster, const std::vector<int>& region_of,
+                                       std::vector<double> weights) {
+  const auto regions = static_cast<std::size_t>(*std::max_element(region_of.begin(), region_of.end()) + 1);
+  if (regions < 3) return weights;
+  std::vector<double> rates(regions, 0.0);
+  std::vector<double> cards(regions, 0.0);
+  std::vector<double> owned(regions, 0.0);
+  for (std::size_t node = 0; node < weights.size(); ++node) {
+    const auto on_node = std::find(roster.node_of.begin(), roster.node_of.end(), static_cast<int>(node));
+    const bootstrap::MemberRecord& member = roster.members[static_cast<std::size_t>(on_node - roster.node_of.begin())];
+    const auto region = static_cast<std::size_t>(region_of[node]);
+    rates[region] = parse_region(member.region).value_or(RegionText()).gbps;
+    cards[region] += member.node_gbps;
+    owned[region] += weights[node];
+  }
+  for (std::size_t region = 0; region < regions; ++region) {
+    if (!(rates[region] > 0.0)) return weights;
+    if (cards[region] > 0.0) rates[region] = std::min(rates[region], cards[region]);
+  }
+  const std::vector<double> shares = schedule::optimal_shares(rates).worker;
+  for (std::size_t node = 0; node < weights.size(); ++node) {
+    const auto region = static_cast<std::size_t>(region_of[node]);
+    const auto mates = static_cast<double>(std::count(region_of.begin(), region_of.end(), region_of[node]));
+    const double part = owned[region] > kWeightMin ? weights[node] / owned[region] : 1.0 / mates;
+    weights[node] = shares[region] * part;
+  }
+  return weights;
+}
+
+}  // namespace
+
 core::Status check_regions(const bootstrap::Roster& roster) {
   const auto said = [](const bootstrap::MemberRecord& member) {
     return bootstrap::describe(member) + (member.region.empty() ? " has none" : " has " + core::quoted(member.region));
   };
+  std::map<std::string, const bootstrap::MemberRecord*> by_name;
   for (std::size_t rank = 0; rank < roster.members.size(); ++rank) {
     const bootstrap::MemberRecord& member = roster.members[rank];
     const bootstrap::MemberRecord& first = roster.members.front();
@@ -218,6 +275,16 @@ core::Status check_regions(const bootstrap::Roster& roster) {
     if (mate.region != member.region)
       return core::Status(core::Code::kMismatch,
                           "ranks of one node have different HYBRIDPS_REGION: " + said(mate) + ", " + said(member));
+    const std::optional<RegionText> region = parse_region(member.region);
+    if (!region)
+      return core::Status(
+          core::Code::kInvalidArgument,
+          "HYBRIDPS_REGION is NAME or NAME@RATE, with the rate of the region's uplink in Gbit/s: " + said(member));
+    const auto [known, is_new] = by_name.emplace(region->name, &member);
+    if (!is_new && known->second->region != member.region)
+      return core::Status(core::Code::kMismatch, "ranks of one region give its uplink different rates in " +
+                                                     std::string("HYBRIDPS_REGION: ") + said(*known->second) + ", " +
+                                                     said(member));
   }
   return core::Status::ok();
 }
@@ -247,9 +314,12 @@ schedule::Topology topology_of(const bootstrap::Roster& roster, int rank) {
     equal = equal && std::abs(part * ranks[node] - 1.0) < kWeightMin;
   }
   if (equal) use.parts.clear();
-  schedule::Topology topology(roster.node_of, rank, std::move(weights), std::move(shares.dedicated), std::move(use));
   // Servers may join or leave, and sums must keep their bits: a group that may have servers has no levels.
-  return roster.names_servers ? topology : topology.with_regions(regions_of(roster));
+  std::vector<int> region_of;
+  if (!roster.names_servers) region_of = regions_of(roster);
+  if (!region_of.empty()) weights = weights_by_uplinks(roster, region_of, std::move(weights));
+  schedule::Topology topology(roster.node_of, rank, std::move(weights), std::move(shares.dedicated), std::move(use));
+  return region_of.empty() ? topology : topology.with_regions(std::move(region_of));
 }
 
 std::vector<double> weights_with(bootstrap::Roster roster, const std::vector<bool>& are_there) {

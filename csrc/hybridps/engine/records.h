@@ -47,10 +47,12 @@ schedule::ChunkSizes chunk_sizes(const bootstrap::Roster& roster, const schedule
 /// kMismatch: members give the group different priorities.
 core::Status check_priorities(const bootstrap::Roster& roster);
 
-/// kMismatch: not all members have a region, or those of one node have different ones.
+/// kMismatch: not all members have a region, those of one node have different ones, or those of one region give its
+/// uplink different rates. kInvalidArgument: a region is no such text.
 core::Status check_regions(const bootstrap::Roster& roster);
 
-/// The owners' shares, as seen from `rank`. A `rank` of size() + d is dedicated server d.
+/// The owners' shares, as seen from `rank`, with those of regions where the rates of their uplinks are declared. A
+/// `rank` of size() + d is dedicated server d.
 schedule::Topology topology_of(const bootstrap::Roster& roster, int rank);
 
 /// Weights of the nodes, followed by weights of the roster's dedicated servers. `are_there`, by server: true if the

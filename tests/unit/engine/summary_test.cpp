@@ -1,5 +1,7 @@
 #include "hybridps/engine/summary.h"
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -65,6 +67,43 @@ TEST_CASE("engine/summary: regions are declared on all ranks or on none", "[engi
   CHECK(engine::check_regions(roster).is_ok());
   roster.members[3].region = "east";
   CHECK(mentions(std::string(engine::check_regions(roster).message()), "ranks of one node"));
+}
+
+TEST_CASE("engine/summary: a region may name the rate of its uplink", "[engine][fast]") {
+  bootstrap::Roster roster = sample_roster(12);
+  const auto declare = [&](const std::vector<std::string>& regions) {
+    for (std::size_t rank = 0; rank < 12; ++rank) roster.members[rank].region = regions[rank / (12 / regions.size())];
+  };
+  const auto weights = [&] {
+    const schedule::Topology topology = engine::topology_of(roster, 0);
+    std::vector<double> found;
+    for (int node = 0; node < topology.nodes(); ++node) found.push_back(topology.weight(node));
+    return found;
+  };
+  const auto are = [](const std::vector<double>& found, const std::vector<double>& wanted) {
+    return std::equal(found.begin(), found.end(), wanted.begin(), wanted.end(),
+                      [](double a, double b) { return std::abs(a - b) < 1e-6; });
+  };
+  declare({"a@0.5", "b@0.25", "c@0.25"});
+  CHECK(engine::check_regions(roster).is_ok());
+  CHECK(are(weights(), {0.5, 0.5, 0, 0, 0, 0}));
+  CHECK(engine::topology_of(roster, 0).regions() == 3);
+  declare({"a@0.5", "b@0.4", "c@0.4"});  // (1 + y) / rate is the same for all
+  CHECK(are(weights(), {7.0 / 26, 7.0 / 26, 3.0 / 26, 3.0 / 26, 3.0 / 26, 3.0 / 26}));
+  const double equal = 1.0 / 6;
+  for (const std::vector<std::string>& flat :
+       {std::vector<std::string>{"a@0.5", "b@0.25"}, {"a@0.5", "b", "c@0.25"}, {"a", "b", "c"}}) {
+    declare(flat);
+    CHECK(are(weights(), std::vector<double>(6, equal)));
+  }
+  declare({"a@1000", "b@2000", "c@3000"});  // the nodes' cards are slower than that, and all have the same
+  CHECK(are(weights(), std::vector<double>(6, equal)));
+  for (const char* wrong : {"a@", "@1", "a@x", "a@0", "a@-1", "a@nan", "a@1e300"}) {
+    declare({wrong, "b@1", "c@1"});
+    CHECK(mentions(std::string(engine::check_regions(roster).message()), "NAME@RATE"));
+  }
+  declare({"a@1", "b@1", "a@2"});
+  CHECK(mentions(std::string(engine::check_regions(roster).message()), "different rates"));
 }
 
 TEST_CASE("engine/summary: nodes that differ are told apart", "[engine][fast]") {

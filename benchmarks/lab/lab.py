@@ -175,7 +175,8 @@ class Run:
                 rates = self.setup.cards or (self.mbit[name],)
                 environment["HYBRIDPS_NIC_GBPS"] = ",".join(f"{rate / 1000:g}" for rate in rates)
             if self.setup.regions:
-                environment["HYBRIDPS_REGION"] = str(self.setup.region_of[rank // ranks])
+                region = self.setup.region_of[rank // ranks]
+                environment["HYBRIDPS_REGION"] = f"{region}@{self.setup.uplinks[region] / 1000:g}"
             if not self.setup.small_first:
                 environment["HYBRIDPS_SMALL_FIRST"] = "0"
             if self.servers:

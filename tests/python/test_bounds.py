@@ -98,3 +98,12 @@ def test_bus_bandwidth_factors():
 def test_goodput_of_ethernet():
     assert bounds.goodput(0.5) * 8 / 1e6 == pytest.approx(478.2, abs=0.1)
     assert bounds.goodput(1, 9000) * 8 / 1e9 == pytest.approx(0.9927, abs=0.001)
+
+
+def test_regions_load_their_nodes_as_the_plan_does():
+    two = bounds.planned_bytes("allreduce", 8e6, range(8), regions=([0] * 4 + [1] * 4, [1, 1]))
+    assert two == [pytest.approx((14e6, 14e6))] * 8  # of each node as without regions
+    # 500, 250 and 250: the first region owns all. Its nodes add a half and send it to a mate and two gateways.
+    three = bounds.planned_bytes("allreduce", 1e6, range(6), regions=([0, 0, 1, 1, 2, 2], [500, 250, 250]))
+    assert three == [pytest.approx((2e6, 2e6))] * 2 + [pytest.approx((1.5e6, 1.5e6))] * 4
+    assert bounds.planned_bytes("allreduce", 65536, range(4), regions=([0, 0, 1, 1], [1, 1])) is None

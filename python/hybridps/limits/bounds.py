@@ -31,6 +31,8 @@ COLLECTIVES = (
 
 ETHERNET_HEADER_BYTES = 14  # what Linux counts of a frame; preamble, gap and checksum are 24 more on a real wire
 IP_TCP_HEADER_BYTES = 52  # IPv4, TCP, timestamps
+# An allreduce of so many bytes for each other region is made in each region (csrc/hybridps/schedule/plan.cpp).
+EXCHANGE_BYTES_MAX = 64 * 1024
 
 
 def goodput(gbps: float, mtu: int = 1500, framing_bytes: int = ETHERNET_HEADER_BYTES) -> float:
@@ -74,6 +76,25 @@ def allreduce_loads(size: float, shares: Sequence[float], workers: int) -> list[
     """Bytes through each card, each way, for given shares: workers first, then dedicated servers."""
     clients = [(1 + (workers - 2) * share) * size for share in shares[:workers]]
     return clients + [workers * share * size for share in shares[workers:]]
+
+
+def allreduce_loads_by_regions(size: float, shares: Sequence[float], region_of: Sequence[int]) -> list[float]:
+    """The same for nodes in regions, one rank each, where sums have levels (docs/regions.md).
+
+    A node sends the results of what it owns to its mates and to a gateway of each other region, and its contribution to
+    what mates own. For what another region owns, one node of each region is the gateway: it sends the region's sum there,
+    and the results to its mates. The others send the gateway their contributions.
+    """
+    regions = [[node for node, region in enumerate(region_of) if region == r] for r in range(max(region_of) + 1)]
+    loads = []
+    for node, region in enumerate(region_of):
+        mates = regions[region]
+        load = shares[node] * (len(mates) + len(regions) - 2) + sum(shares[other] for other in mates) - shares[node]
+        for there, owners in enumerate(regions):
+            for place, owner in enumerate(owners if there != region else []):
+                load += shares[owner] * (len(mates) if mates[place % len(mates)] == node else 1)
+        loads.append(load * size)
+    return loads
 
 
 def ring_time(size: float, workers: Sequence[float]) -> float:
@@ -176,9 +197,12 @@ def planned_bytes(
     rates: Sequence[float] = (),
     servers: Sequence[float] = (),
     root: int = 0,
+    regions: tuple[Sequence[int], Sequence[float]] | None = None,
 ) -> list[tuple[float, float]] | None:
-    """Per worker node (sent, received) payload if hybridps's plan is followed; None for a reduce, which has no such
-    closed form worth keeping.
+    """Per worker node (sent, received) payload if hybridps's plan is followed; None for a reduce, and for an allreduce
+    that regions exchange, which have no such closed form worth keeping.
+
+    `regions`: the region of each node, and the rate of each region's uplink.
 
     A broadcast goes by way of owners: the root's node sends each byte once, the others own equal parts and pass on.
     """
@@ -189,6 +213,15 @@ def planned_bytes(
         return None
     if collective == "allreduce":
         shares = allreduce_shares(size, rates or [1.0] * nodes, servers)[1]
+        if regions and not servers and max(regions[0]) > 0:
+            region_of, uplinks = regions
+            if size * (len(uplinks) - 1) <= EXCHANGE_BYTES_MAX:
+                return None
+            if len(uplinks) > 2:
+                owned = [sum(s for s, r in zip(shares, region_of, strict=True) if r == q) for q in range(len(uplinks))]
+                of_regions = allreduce_shares(size, uplinks)[1]
+                shares = [of_regions[r] * s / owned[r] for s, r in zip(shares, region_of, strict=True)]
+            return [(load, load) for load in allreduce_loads_by_regions(size, shares, region_of)]
         return [(load, load) for load in allreduce_loads(size, shares, nodes)[:nodes]]
     moved = node_bytes(collective, size, node_of, root)
     if collective == "broadcast":

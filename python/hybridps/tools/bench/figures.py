@@ -117,7 +117,7 @@ def add_limits(
             region_of = [regions[0][node] for node in node_of]
             uplinks = bounds.limit_seconds(collective, size, region_of, regions[1], (), root)
             row["limit_seconds"] = max(row["limit_seconds"], uplinks)
-    plan = bounds.planned_bytes(collective, size, node_of, rates or (), servers, root)
+    plan = bounds.planned_bytes(collective, size, node_of, rates or (), servers, root, regions)
     row["planned"] = plan
     for figures in row["backends"].values():
         ratio = figures.get("ratio_of_bytes", 1.0)

@@ -243,8 +243,12 @@ void TcpTransportImpl::say_hello(TcpLink& link) {
   link.was_reached = true;
   // Somebody listens there: not the end that a closed connection looked like.
   if (link.was_closed) link.dial_until = core::Deadline::after(options_.redial_for, link.lost_first);
-  // A process that was reached and never answers is the heartbeats' matter.
-  link.attempt_due = link.was_open ? core::Deadline::after(kAnswerWithin) : core::Deadline::never();
+  if (link.was_open) {
+    link.attempt_due = core::Deadline::after(kAnswerWithin);
+  } else {  // a process that was reached and never answers is the heartbeats' matter
+    link.attempt_due = core::Deadline::never();
+    std::erase(waiting_, &link);
+  }
   (void)watch(link, /*write=*/false);
 }
 

@@ -26,6 +26,8 @@ constexpr std::uint64_t kChunkStepBytes = 4 * 1024;
 constexpr std::uint64_t kLevelsAboveTiny = 8;
 // Sums of at most so many bytes for each other region are made in each region: see exchanges().
 constexpr std::uint64_t kExchangeBytesMax = 64 * 1024;
+// A message costs at least as much as so many bytes: with many regions there are many.
+constexpr std::uint64_t kExchangeBytesLeast = 8 * 1024;
 
 std::uint32_t chunk_count(std::uint64_t bytes, std::uint32_t chunk_bytes) {
   return bytes == 0 ? 1 : static_cast<std::uint32_t>((bytes + chunk_bytes - 1) / chunk_bytes);
@@ -53,7 +55,8 @@ bool has_levels(const Request& request, const Topology& topology, const Limits& 
 // results do not: one way instead of two. Between two regions it is as many bytes, between more of them more.
 bool exchanges(const Request& request, const Topology& topology) {
   if (!request.may_have_levels || topology.regions() == 1 || topology.servers() > 0) return false;
-  return request.total_bytes * static_cast<std::uint64_t>(topology.regions() - 1) <= kExchangeBytesMax;
+  return std::max(request.total_bytes, kExchangeBytesLeast) * static_cast<std::uint64_t>(topology.regions() - 1) <=
+         kExchangeBytesMax;
 }
 
 struct Builder {

@@ -58,7 +58,7 @@ class Evidence {
   };
   struct Findings {
     std::vector<core::EngineId> to_ping;
-    std::vector<PeerVerdict> verdicts;
+    std::vector<PeerVerdict> verdicts;  // the silent ones first
   };
   /// Finds nothing before next_due(). A silent peer is found again until on_heard(). A lost peer becomes a verdict 50
   /// ms later: by then, a peer that leaves because of another failure has told of that failure, and a peer that leaves

@@ -15,8 +15,7 @@ std::vector<int> ranks_to_dial(const schedule::Topology& topology) {
   const int me = topology.my_node();
   const std::size_t here = topology.ranks_of(me).size();
   for (int node = 0; node < topology.nodes(); ++node) {
-    const bool is_ours = (me + node) % 2 == 0 ? me < node : me > node;
-    if (!is_ours || static_cast<int>(static_cast<std::size_t>(node) % here) != topology.local_index(topology.rank()))
+    if (node == me || static_cast<int>(static_cast<std::size_t>(node) % here) != topology.local_index(topology.rank()))
       continue;
     const std::vector<int>& there = topology.ranks_of(node);
     ranks.push_back(there[static_cast<std::size_t>(me) % there.size()]);

@@ -49,8 +49,8 @@ struct KnownPeer {
   schedule::FarWindow far;
 };
 
-/// The ranks of other nodes that this rank dials when a group starts. Together the ranks of a group dial once between
-/// each two nodes, and each node dials half of the others.
+/// The ranks of other nodes that this rank dials when a group starts. Between each two nodes two ranks dial each other,
+/// for perhaps only one of the two hosts can be dialled; either connection serves both.
 std::vector<int> ranks_to_dial(const schedule::Topology& topology);
 
 class Peers {

@@ -334,7 +334,7 @@ std::size_t Runtime::weigh_evidence(core::TimePoint now) {
   Evidence::Findings found = evidence_.look(now);
   for (const core::EngineId peer : found.to_ping) send_control(peer, {{}, 0, wire::Ping{}}, {});
   if (found.verdicts.empty()) return 0;
-  // In rank order: engines that lose several peers at once then all name the same peer.
+  // Silent peers, which come first, in rank order: engines that lose several peers at once then all name the same peer.
   std::unordered_map<core::EngineId, std::size_t> order;
   for (const auto& [uid, group] : windows_.groups())
     for (const core::EngineId engine : group.members.engines()) order.emplace(engine, order.size());
@@ -342,8 +342,9 @@ std::size_t Runtime::weigh_evidence(core::TimePoint now) {
     const auto at = order.find(verdict.peer);
     return at == order.end() ? order.size() : at->second;
   };
-  std::stable_sort(found.verdicts.begin(), found.verdicts.end(),
-                   [&](const auto& a, const auto& b) { return place(a) < place(b); });
+  const auto lost =
+      std::find_if(found.verdicts.begin(), found.verdicts.end(), [](const auto& verdict) { return !verdict.silent; });
+  std::sort(found.verdicts.begin(), lost, [&](const auto& a, const auto& b) { return place(a) < place(b); });
   for (const Evidence::PeerVerdict& verdict : found.verdicts)
     if (!verdict.silent || order.count(verdict.peer) > 0) peer_failed(verdict.peer, verdict.cause, verdict.silent);
   return found.verdicts.size();

@@ -1,7 +1,7 @@
-#include <algorithm>
 #include <cstring>
 #include <map>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "tests/support/catch.h"
@@ -612,23 +612,28 @@ TEST_CASE("engine/runtime: the pool's classes fill the memory that there is and 
   }
 }
 
-TEST_CASE("engine/runtime: when a group starts its ranks dial once between each two nodes", "[engine][fast]") {
+TEST_CASE("engine/runtime: when a group starts two ranks of each two nodes dial each other", "[engine][fast]") {
   std::vector<std::vector<int>> layouts = kLayouts;
   layouts.emplace_back();
   for (int rank = 0; rank < 9 * 4; ++rank) layouts.back().push_back(rank / 4);
   for (const auto& layout : layouts) {
     INFO("layout " << name(layout));
-    std::map<std::pair<int, int>, int> dialled;
+    std::set<std::pair<int, int>> dialled;     // ranks
+    std::map<std::pair<int, int>, int> times;  // by nodes
     for (int rank = 0; rank < static_cast<int>(layout.size()); ++rank) {
       const schedule::Topology topology(layout, rank);
       const std::vector<int> ranks = engine::ranks_to_dial(topology);
       const auto ranks_here = topology.ranks_of(topology.my_node()).size();
       CHECK(ranks.size() <= (static_cast<std::size_t>(topology.nodes()) + ranks_here - 1) / ranks_here);
-      for (const int other : ranks) ++dialled[std::minmax(topology.my_node(), topology.node_of(other))];
+      for (const int other : ranks) {
+        dialled.emplace(rank, other);
+        ++times[{topology.my_node(), topology.node_of(other)}];
+      }
     }
     const int nodes = schedule::Topology(layout, 0).nodes();
-    CHECK(dialled.size() == static_cast<std::size_t>(nodes * (nodes - 1) / 2));
-    for (const auto& [pair, times] : dialled) CHECK((pair.first != pair.second && times == 1));
+    CHECK(times.size() == static_cast<std::size_t>(nodes * (nodes - 1)));
+    for (const auto& [pair, count] : times) CHECK((pair.first != pair.second && count == 1));
+    for (const auto& [from, to] : dialled) CHECK(dialled.count({to, from}) == 1);
   }
 }
 

@@ -521,6 +521,9 @@ FAULTS = {
     "a host that cannot be dialled: refused": Fault(
         network.one_way, {"rule": "reject with tcp reset"}, in_default_tests=True, gloo=False
     ),
+    "the same, and two ranks a host": Fault(
+        network.one_way, {"rule": "drop", "per_host": 2, "host": 0}, in_default_tests=True, gloo=False
+    ),
     "a host behind NAT": Fault(network.translated, in_default_tests=True, gloo=False),
     "two hosts cannot dial each other: no answer": Fault(
         network.apart, {"rule": "drop"}, in_default_tests=True, gloo=False

@@ -248,7 +248,7 @@ def goes_on(rank, world, seconds, hosts, started):
     zygote.context.init(timeout_s=60)
     start = time.monotonic()
     first = torch.arange(100_000.0)
-    if rank == world - 2:  # one way only: nothing else makes the last two know each other
+    if rank == world - 2:  # data goes one way only at first
         dist.send(first, world - 1)
     elif rank == world - 1:
         received = torch.empty(100_000)

@@ -145,6 +145,21 @@ struct Sum {
   std::string error;
 };
 
+/// Calls `seen(from, to, message, data)` for each message of data that goes from one region to another.
+template <typename Seen>
+void watch_uplinks(ClusterOptions& options, const Layout& layout, Seen seen) {
+  options.wrap = [&layout, seen](std::unique_ptr<transport::Transport> inner,
+                                 int rank) -> std::unique_ptr<transport::Transport> {
+    const int from = layout.region_of[index(layout.node_of[index(rank)])];
+    return std::make_unique<test::Recorder>(std::move(inner),
+                                            [&layout, seen, from](const wire::Message& message, core::EngineId peer) {
+                                              const auto* data = message.as<wire::Data>();
+                                              const int to = layout.region_of[index(layout.node_of[peer.value - 1000])];
+                                              if (data != nullptr && to != from) seen(from, to, message, *data);
+                                            });
+  };
+}
+
 ClusterOptions options_of(const Layout& layout, std::uint64_t seed) {
   ClusterOptions options;
   options.node_of = layout.node_of;
@@ -220,17 +235,10 @@ TEST_CASE("cluster/regions: a tensor crosses an uplink once", "[cluster][fast]")
     std::map<std::pair<int, int>, std::uint64_t> crossed;  // payload, by regions
     std::uint64_t pushed = 0;
     ClusterOptions options = options_of(layout, 3);
-    options.wrap = [&](std::unique_ptr<transport::Transport> inner, int rank) -> std::unique_ptr<transport::Transport> {
-      const int from = layout.region_of[index(layout.node_of[index(rank)])];
-      return std::make_unique<test::Recorder>(
-          std::move(inner), [&, from](const wire::Message& message, core::EngineId peer) {
-            const auto* data = message.as<wire::Data>();
-            const int to = layout.region_of[index(layout.node_of[peer.value - 1000])];
-            if (data == nullptr || to == from) return;
-            crossed[{from, to}] += message.payload_bytes;
-            if (data->chunk.stage == wire::Stage::kPush) pushed += message.payload_bytes;
-          });
-    };
+    watch_uplinks(options, layout, [&](int from, int to, const wire::Message& message, const wire::Data& data) {
+      crossed[{from, to}] += message.payload_bytes;
+      if (data.chunk.stage == wire::Stage::kPush) pushed += message.payload_bytes;
+    });
     Cluster cluster(options);
     const core::GroupUid uid = cluster.open_group();
     std::mt19937_64 random(3);
@@ -261,18 +269,11 @@ TEST_CASE("cluster/regions: a small sum and a barrier cross an uplink one way", 
     std::map<std::pair<int, int>, std::uint64_t> messages;
     std::uint64_t results = 0;
     ClusterOptions options = options_of(layout, 3);
-    options.wrap = [&](std::unique_ptr<transport::Transport> inner, int rank) -> std::unique_ptr<transport::Transport> {
-      const int from = layout.region_of[index(layout.node_of[index(rank)])];
-      return std::make_unique<test::Recorder>(
-          std::move(inner), [&, from](const wire::Message& message, core::EngineId peer) {
-            const auto* data = message.as<wire::Data>();
-            const int to = layout.region_of[index(layout.node_of[peer.value - 1000])];
-            if (data == nullptr || to == from) return;
-            crossed[{from, to}] += message.payload_bytes;
-            ++messages[{from, to}];
-            results += data->chunk.stage == wire::Stage::kResult ? 1 : 0;
-          });
-    };
+    watch_uplinks(options, layout, [&](int from, int to, const wire::Message& message, const wire::Data& data) {
+      crossed[{from, to}] += message.payload_bytes;
+      ++messages[{from, to}];
+      results += data.chunk.stage == wire::Stage::kResult ? 1 : 0;
+    });
     Cluster cluster(options);
     const core::GroupUid uid = cluster.open_group();
     std::uint64_t sequence = 0;
@@ -320,14 +321,9 @@ TEST_CASE("cluster/regions: other collectives cross an uplink once, too", "[clus
       const auto region_of = [&](std::size_t rank) { return layout.region_of[index(layout.node_of[rank])]; };
       std::map<std::pair<int, int>, std::uint64_t> crossed;
       ClusterOptions options = options_of(layout, 5);
-      options.wrap = [&](std::unique_ptr<transport::Transport> inner,
-                         int rank) -> std::unique_ptr<transport::Transport> {
-        return std::make_unique<test::Recorder>(
-            std::move(inner), [&, from = region_of(index(rank))](const wire::Message& message, core::EngineId peer) {
-              if (message.as<wire::Data>() != nullptr)
-                crossed[{from, region_of(peer.value - 1000)}] += message.payload_bytes;
-            });
-      };
+      watch_uplinks(options, layout, [&](int from, int to, const wire::Message& message, const wire::Data&) {
+        crossed[{from, to}] += message.payload_bytes;
+      });
       Cluster cluster(options);
       const core::GroupUid uid = cluster.open_group();
       const std::size_t n = layout.node_of.size();

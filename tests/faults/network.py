@@ -1,5 +1,6 @@
 """The faults of the network between hosts: loss, firewalls, NAT, resets, silence. Hosts have a router between them."""
 
+import contextlib
 import os
 import random
 import select
@@ -90,6 +91,31 @@ def reset_again(made, over, times, pause, host):
         raise Skip("this kernel resets no connections (CONFIG_INET_DIAG_DESTROY)")
 
 
+@contextlib.contextmanager
+def beside(made, started, act):
+    """Runs `act(made, over)` on a thread as soon as the file `started` is there. `over` is set when the block ends."""
+    over, failed = threading.Event(), []
+
+    def run():
+        while not os.path.exists(started):
+            if over.wait(0.02):
+                return
+        try:
+            act(made, over)
+        except Exception as found:
+            failed.append(found)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    for error in failed:
+        raise error
+
+
 def goes_on(
     backend,
     runs,
@@ -119,28 +145,11 @@ def goes_on(
     for _ in range(runs):
         with namespaces(hosts + spare, routed=True, mtu=mtu) as made, tempfile.TemporaryDirectory() as folder:
             more = before(made) if before is not None else None
-            started, over, failed = os.path.join(folder, "started"), threading.Event(), []
-
-            def beside(made=made, started=started, over=over, failed=failed):
-                while not os.path.exists(started):
-                    if over.wait(0.02):
-                        return
-                try:
-                    act(made, over)
-                except Exception as found:
-                    failed.append(found)
-
-            thread = threading.Thread(target=beside)
-            thread.start()
-            try:
-                arguments = (seconds, host_map(made, per_host), started)
-                settings = {**(env or {}), **(more or {})}
+            started = os.path.join(folder, "started")
+            arguments = (seconds, host_map(made, per_host), started)
+            settings = {**(env or {}), **(more or {})}
+            with beside(made, started, act):
                 results = on_hosts(made, job, backend, arguments, hosts, per_host, timeout=seconds + 120, env=settings)
-            finally:
-                over.set()
-                thread.join()
-            for error in failed:
-                raise error
             if see is not None:
                 see(results)
             slowest.append(max(result["slowest"] for result in results))
@@ -234,14 +243,18 @@ def training_resets(backend, runs, steps):
     return row
 
 
+def isolate(made):
+    last = made.address[made.names[-1]]
+    forward(made, f"ip daddr {last} drop", f"ip saddr {last} drop")
+
+
 def silence(backend, runs, outage_s):
     """Nothing reaches one of four hosts for a while, and nothing leaves it: a switch that restarts, a machine that is
     moved."""
 
     def act(made, over):
         over.wait(0.5)
-        last = made.address[made.names[-1]]
-        forward(made, f"ip daddr {last} drop", f"ip saddr {last} drop")
+        isolate(made)
         over.wait(outage_s)
         made.enter(lab.ROUTER, "nft", "delete table inet faults")
 
@@ -257,29 +270,15 @@ def outage(backend, runs, outage_s):
     hits = total = 0
     for _ in range(runs):
         with namespaces(4, routed=True) as made, tempfile.TemporaryDirectory() as folder:
-            started, last = os.path.join(folder, "started"), made.address[made.names[-1]]
-            over, failed, cut = threading.Event(), [], []
+            started, cut = os.path.join(folder, "started"), []
 
-            def strike(made=made, started=started, last=last, over=over, failed=failed, cut=cut):
-                while not os.path.exists(started):
-                    if over.wait(0.02):
-                        return
-                try:
-                    cut.append(time.monotonic())
-                    forward(made, f"ip daddr {last} drop", f"ip saddr {last} drop")
-                    over.wait(outage_s)
-                except Exception as found:
-                    failed.append(found)
+            def act(made, over, cut=cut):
+                cut.append(time.monotonic())
+                isolate(made)
+                over.wait(outage_s)
 
-            thread = threading.Thread(target=strike)
-            thread.start()
-            try:
+            with beside(made, started, act):
                 results = on_hosts(made, ranks.waits_for_failure, backend, (host_map(made), started), timeout=120)
-            finally:
-                over.set()
-                thread.join()
-            for error in failed:
-                raise error
         row.detected_s += [result["failed_at"] - cut[0] for result in results]
         for rank, result in enumerate(results):
             is_right = (named(result["text"]) == [3]) == (rank != 3) and result["text"] is not None

@@ -362,6 +362,10 @@ ROWS = (
         for name, size in (("64B", 64), ("64K", 64 * KIB))
     ),
     *(
+        Row(f"r2+2-{name}", R22, job("allreduce", size, 100), (at_least("ratio", 1),), ("trunk",))
+        for name, size in (("64B", 64), ("64K", 64 * KIB))
+    ),
+    *(
         Row(f"r4+4-{collective}-16M", R24, job(collective, 16 * MIB, 6), (at_least("ratio", 1),), ("trunk",))
         for collective in ("broadcast", "all_gather", "reduce_scatter")
     ),

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import harness
+import hybridps
 import pytest
 import torch
 import torch.distributed as dist
@@ -124,6 +125,8 @@ def profiled(rank, world, folder):
             dist.all_reduce(tensor)
             time.sleep(0.01)
     profile.export_chrome_trace(os.path.join(folder, f"torch{rank}.json"))
+    # A send ends in the trace when its peer has told that it came, which may be after the operation.
+    wait_until(lambda: hybridps.stats()["pool_slots_in_use"] == 0)
 
 
 def command(*arguments):

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import run_ranks
-
 from hybridps.tools import trace
 
 pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="about hybridps's own traces")

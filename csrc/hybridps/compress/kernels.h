@@ -40,6 +40,19 @@ struct Kernels {
 enum class Kernel : std::uint8_t { kBf16, kFp16, kInt8, kInt4, kOneBit, kTopK, kRandomK, kLinear, kNatural };
 inline constexpr std::size_t kKernelCount = 9;
 
+/// The lossless codec of one type of real numbers (exact.h). Layout: kernels_exact.h.
+struct ExactKernels {
+  /// Encodes a chunk of n > 0 elements as coded blocks. Returns 0 if it takes more than `room` bytes.
+  std::size_t (*encode)(const std::byte* in, std::size_t n, std::byte* out, std::size_t room) = nullptr;
+  /// Decodes elements [first, first + count) of a coded chunk. `first`: a block's first element.
+  void (*decode)(const std::byte* data, std::size_t first, std::size_t count, std::byte* out) = nullptr;
+  /// The bytes that one whole block takes, with what the table says of it.
+  std::size_t (*plan)(const std::byte* in) = nullptr;
+  int rest_bits = 0;             // of sign and mantissa
+  std::size_t listed_bytes = 0;  // of a listed exponent
+};
+inline constexpr std::size_t kExactTypes = 4;  // bf16, fp16, fp32, fp64
+
 struct KernelTable {
   const char* name = nullptr;  // "scalar", "avx2", "avx512", "neon"
   Kernels kernels[kKernelCount] = {};
@@ -48,6 +61,7 @@ struct KernelTable {
   void (*narrow)(const float* in, std::size_t n, bool bf16, std::byte* out) = nullptr;
   /// Nesterov's momentum before encoding: m = mu m + g; out = g + mu m.
   void (*nesterov)(const float* in, float* momentum, std::size_t n, float mu, float* out) = nullptr;
+  ExactKernels exact[kExactTypes] = {};
 };
 
 extern const KernelTable kBaselineTable;

@@ -19,6 +19,7 @@
 #pragma once
 
 #include "hybridps/compress/kernels_dither.h"
+#include "hybridps/compress/kernels_exact.h"
 #include "hybridps/compress/kernels_levels.h"
 #include "hybridps/compress/kernels_onebit.h"
 #include "hybridps/compress/kernels_sparse.h"
@@ -66,6 +67,10 @@ consteval KernelTable make_table(const char* name) {
   table.widen = widen_all;
   table.narrow = narrow_all;
   table.nesterov = nesterov;
+  table.exact[0] = exact_kernels<ExactType<std::uint16_t, 8>>();
+  table.exact[1] = exact_kernels<ExactType<std::uint16_t, 5>>();
+  table.exact[2] = exact_kernels<ExactType<std::uint32_t, 8>>();
+  table.exact[3] = exact_kernels<ExactType<std::uint64_t, 11>>();
   return table;
 }
 

@@ -74,37 +74,91 @@ template <typename T>
                            static_cast<Word>(rest >> T::kMantissa) << (T::kBits - 1));
 }
 
-/// Packs one piece of a field: `kBits` bits of each value, from bit `from` up.
+// The compiler makes of these what the instruction set has.
+#if defined(__AVX512F__)
+inline constexpr std::size_t kVector = 64;
+#elif defined(__AVX2__)
+inline constexpr std::size_t kVector = 32;
+#else
+inline constexpr std::size_t kVector = 16;
+#endif
+using VectorWords [[gnu::vector_size(kVector)]] = std::uint64_t;
+inline constexpr std::uint64_t kSecondHalf[8] = {0, 0, 0, 0, 1, 1, 1, 1};
+
+/// Packs one piece of a field: `kBits` bits of each of 256 bytes, from bit `from` up.
 template <int kBits>
-[[gnu::always_inline]] inline void pack_piece(const std::uint64_t* values, int from, std::byte* out) noexcept {
-  constexpr std::size_t kWords = 4 * kBits;  // of the piece
+[[gnu::always_inline]] inline void pack_piece(const std::uint8_t* values, int from, std::byte* out) noexcept {
+  constexpr std::size_t kBytes = 32 * kBits;  // of the piece
   constexpr std::uint64_t kMask = kEachByte * ((1U << kBits) - 1);
-  std::uint64_t piece[kWords];
-  for (std::size_t j = 0; j < kWords; ++j) {
-    std::uint64_t word = 0;
+  if constexpr (kBytes < kVector) {  // a vector holds two of the values of each byte
+    static_assert(kBits == 1 && kVector == 64);
+    VectorWords piece = {};
+    VectorWords shift;
+    __builtin_memcpy(&shift, kSecondHalf, kVector);
+#pragma GCC unroll 4
+    for (std::size_t k = 0; k < 4; ++k, shift += 2) {
+      VectorWords word;
+      __builtin_memcpy(&word, values + k * kVector, kVector);
+      piece |= (word >> from & kMask) << shift;
+    }
+    std::uint64_t halves[8];
+    __builtin_memcpy(halves, &piece, kVector);
+    for (std::size_t j = 0; j < 4; ++j) halves[j] |= halves[j + 4];
+    __builtin_memcpy(out, halves, kBytes);
+  } else {
 #pragma GCC unroll 8
-    for (std::size_t k = 0; k < 8 / kBits; ++k) word |= (values[j + k * kWords] >> from & kMask) << (k * kBits);
-    piece[j] = word;
+    for (std::size_t j = 0; j < kBytes; j += kVector) {
+      VectorWords piece = {};
+#pragma GCC unroll 8
+      for (std::size_t k = 0; k < 8 / kBits; ++k) {
+        VectorWords word;
+        __builtin_memcpy(&word, values + j + k * kBytes, kVector);
+        piece |= (word >> from & kMask) << (k * kBits);
+      }
+      __builtin_memcpy(out + j, &piece, kVector);
+    }
   }
-  __builtin_memcpy(out, piece, sizeof piece);
 }
 template <int kBits, bool kFirst>
-[[gnu::always_inline]] inline void unpack_piece(const std::byte* in, int from, std::uint64_t* values) noexcept {
-  constexpr std::size_t kWords = 4 * kBits;
+[[gnu::always_inline]] inline void unpack_piece(const std::byte* in, int from, std::uint8_t* values) noexcept {
+  constexpr std::size_t kBytes = 32 * kBits;
   constexpr std::uint64_t kMask = kEachByte * ((1U << kBits) - 1);
-  std::uint64_t piece[kWords];
-  __builtin_memcpy(piece, in, sizeof piece);
+  constexpr bool kTwo = kBytes < kVector;
 #pragma GCC unroll 8
-  for (std::size_t k = 0; k < 8 / kBits; ++k)
-    for (std::size_t j = 0; j < kWords; ++j) {
-      const std::uint64_t part = (piece[j] >> (k * kBits) & kMask) << from;
-      values[j + k * kWords] = kFirst ? part : values[j + k * kWords] | part;
+  for (std::size_t j = 0; j < kBytes; j += kVector) {
+    VectorWords piece;
+    VectorWords shift = {};
+    if constexpr (kTwo) {
+      static_assert(kBits == 1 && kVector == 64);
+      __builtin_memcpy(&piece, in, kBytes);
+      __builtin_memcpy(reinterpret_cast<std::byte*>(&piece) + kBytes, in, kBytes);
+      __builtin_memcpy(&shift, kSecondHalf, kVector);
+    } else {
+      __builtin_memcpy(&piece, in + j, kVector);
     }
+#pragma GCC unroll 8
+    for (std::size_t k = 0; k < (kTwo ? 4 : 8 / kBits); ++k) {
+      std::uint8_t* const to = values + j + k * (kTwo ? kVector : kBytes);
+      VectorWords part;
+      if constexpr (kTwo) {
+        part = (piece >> shift & kMask) << from;
+        shift += 2;
+      } else {
+        part = (piece >> (k * kBits) & kMask) << from;
+      }
+      if constexpr (!kFirst) {
+        VectorWords before;
+        __builtin_memcpy(&before, to, kVector);
+        part |= before;
+      }
+      __builtin_memcpy(to, &part, kVector);
+    }
+  }
 }
 
 /// Packs the bits [low, low + kWidth) of 256 bytes; returns the end.
 template <int kWidth>
-inline std::byte* pack_field(const std::uint64_t* values, int low, std::byte* out) noexcept {
+inline std::byte* pack_field(const std::uint8_t* values, int low, std::byte* out) noexcept {
   if constexpr (kWidth == 8) {
     __builtin_memcpy(out, values, kExactBlock);
   } else {
@@ -122,7 +176,7 @@ inline std::byte* pack_field(const std::uint64_t* values, int low, std::byte* ou
   return out + 32 * kWidth;
 }
 template <int kWidth>
-inline const std::byte* unpack_field(const std::byte* in, int low, std::uint64_t* values) noexcept {
+inline const std::byte* unpack_field(const std::byte* in, int low, std::uint8_t* values) noexcept {
   if constexpr (kWidth == 8) {
     __builtin_memcpy(values, in, kExactBlock);
   } else {
@@ -139,7 +193,7 @@ inline const std::byte* unpack_field(const std::byte* in, int low, std::uint64_t
   }
   return in + 32 * kWidth;
 }
-inline std::byte* pack_bits(const std::uint64_t* values, int width, int low, std::byte* out) noexcept {
+inline std::byte* pack_bits(const std::uint8_t* values, int width, int low, std::byte* out) noexcept {
   switch (width) {
     case 1: return pack_field<1>(values, low, out);
     case 2: return pack_field<2>(values, low, out);
@@ -152,7 +206,7 @@ inline std::byte* pack_bits(const std::uint64_t* values, int width, int low, std
     default: return out;
   }
 }
-inline const std::byte* unpack_bits(const std::byte* in, int width, int low, std::uint64_t* values) noexcept {
+inline const std::byte* unpack_bits(const std::byte* in, int width, int low, std::uint8_t* values) noexcept {
   switch (width) {
     case 1: return unpack_field<1>(in, low, values);
     case 2: return unpack_field<2>(in, low, values);
@@ -166,19 +220,40 @@ inline const std::byte* unpack_bits(const std::byte* in, int width, int low, std
   }
 }
 
-/// Marks the zero bytes of a word, each by its highest bit.
-inline std::uint64_t zero_bytes(std::uint64_t word) noexcept {
-  constexpr std::uint64_t kLow = kEachByte * 0x7f;
-  return ~(((word & kLow) + kLow) | word | kLow);
+/// A bit for each of 256 bytes: whether it is zero.
+[[gnu::always_inline]] inline void mark_zeros(const std::uint8_t* bytes, std::uint64_t* marks) noexcept {
+  for (std::size_t k = 0; k < 4; ++k) {
+#if defined(__AVX512BW__)
+    const __m512i some = _mm512_loadu_si512(bytes + 64 * k);
+    marks[k] = _mm512_testn_epi8_mask(some, some);
+#elif defined(__AVX2__)
+    const __m256i zero = _mm256_setzero_si256();
+    const auto* const at = reinterpret_cast<const __m256i*>(bytes + 64 * k);
+    const auto first =
+        static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_loadu_si256(at), zero)));
+    const auto second =
+        static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_loadu_si256(at + 1), zero)));
+    marks[k] = first | static_cast<std::uint64_t>(second) << 32;
+#else
+    constexpr std::uint64_t kLow = kEachByte * 0x7f;
+    marks[k] = 0;
+    for (std::size_t j = 0; j < 8; ++j) {
+      std::uint64_t word;
+      __builtin_memcpy(&word, bytes + 64 * k + 8 * j, 8);
+      const std::uint64_t zeros = ~(((word & kLow) + kLow) | word | kLow);  // the highest bit of each zero byte
+      marks[k] |= ((zeros >> 7) * 0x0102040810204080ULL >> 56) << (8 * j);
+    }
+#endif
+  }
 }
 
 /// A block, taken apart.
 template <typename T>
 struct ExactParts {
-  alignas(64) std::uint64_t planes[T::kPlanes][kExactBlock / 8];  // bytes of sign and mantissa, the lowest first
-  alignas(64) ExponentOf<T> exponents[kExactBlock];
+  alignas(64) std::uint8_t planes[T::kPlanes][kExactBlock];  // bytes of sign and mantissa, the lowest first
+  alignas(64) std::uint8_t below[kExactBlock];  // how far exponents lie below the largest; 255: that far or farther
   ExactHead head;
-  unsigned top = 0;  // the largest exponent that has a code
+  std::uint8_t skipped = 0;  // how far the largest exponent that has a code lies below the largest
 };
 
 template <typename T>
@@ -193,11 +268,85 @@ constexpr int high_of(int p) noexcept {
 }
 inline int low_of(const ExactHead& head, int p) noexcept { return head.low > 8 * p ? head.low - 8 * p : 0; }
 
+/// How many of 256 bytes do not lie in [skipped, skipped + reach].
+inline unsigned count_outside(const std::uint8_t* below, unsigned skipped, unsigned reach) noexcept {
+  const auto from = static_cast<std::uint8_t>(skipped);
+  const auto most = static_cast<std::uint8_t>(reach);
+  std::uint8_t counts[64];
+  for (std::size_t i = 0; i < 64; ++i) {
+    std::uint8_t count = 0;
+#pragma GCC unroll 4
+    for (std::size_t k = 0; k < kExactBlock; k += 64)
+      count = static_cast<std::uint8_t>(count + (static_cast<std::uint8_t>(below[i + k] - from) > most));
+    counts[i] = count;
+  }
+  std::uint64_t sum = 0;
+  for (std::size_t j = 0; j < 64; j += 8) {
+    std::uint64_t word;
+    __builtin_memcpy(&word, counts + j, 8);
+    sum += word;
+  }
+  constexpr std::uint64_t kEachSecond = 0x0001000100010001ULL;
+  const std::uint64_t pairs = (sum & kEachSecond * 0xff) + (sum >> 8 & kEachSecond * 0xff);
+  return static_cast<unsigned>(pairs * kEachSecond >> 48);
+}
+
+/// Chooses how exponents are written: codes with a list, or without. `largest`, `least`: of all exponents;
+/// `least_some`: of those that are not zero.
+template <typename T>
+inline void choose_width(unsigned largest, unsigned least, unsigned least_some, ExactParts<T>& parts) noexcept {
+  ExactHead& head = parts.head;
+  // Without a list: as wide as it takes.
+  int width = largest == least ? 0 : 32 - __builtin_clz(largest - least);
+  if (least == 0 && largest != 0) {
+    const int some = 32 - __builtin_clz(largest - least_some + 1);  // code 0 is an exponent of zero
+    if (some < width) {
+      width = some;
+      head.zeros = true;
+    }
+  }
+  // With a list, of what lies too far below the largest: mostly 3 bits are best.
+  unsigned taken = 32 * static_cast<unsigned>(width);
+  int listing = 0;
+  unsigned outside = 0;
+  const auto look = [&](int w, unsigned skipped) {
+    const unsigned count = count_outside(parts.below, skipped, (1U << w) - 2);
+    const unsigned bytes = 32 * static_cast<unsigned>(w) + count * T::kListed;
+    if (count > 255 || bytes >= taken) return false;
+    taken = bytes;
+    listing = w;
+    outside = count;
+    parts.skipped = static_cast<std::uint8_t>(skipped);
+    return true;
+  };
+  if (width > 2) {
+    look(3, 0);
+    if (listing == 3 && outside < 32) {
+      look(2, 0);
+    } else {
+      for (int w = 4; w < 7 && w < width; ++w)
+        if (!look(w, 0) && listing != 0) break;
+    }
+    if (listing != 0) look(listing, 1);
+  }
+  if (listing != 0) {
+    width = listing;
+    head.zeros = false;
+    head.listed = static_cast<std::uint8_t>(outside);
+  }
+  if (width > 8) return;  // plain
+  head.kind = ExactHead::kCoded;
+  head.width = static_cast<std::uint8_t>(width);
+  head.base = static_cast<std::uint16_t>((largest - parts.skipped - ((1U << width) - 1)) & ExactHead::kBaseMask);
+}
+
 /// Takes a block of 256 elements apart and decides how it is encoded.
 template <typename T>
 inline void take_apart(const std::byte* in, ExactParts<T>& parts) noexcept {
   using Word = typename T::Word;
   using Exponent = ExponentOf<T>;
+  parts.head = {};
+  parts.skipped = 0;
   const Word first = get_word<Word>(in);
   Word differs = 0;
   Word any = 0;
@@ -206,84 +355,52 @@ inline void take_apart(const std::byte* in, ExactParts<T>& parts) noexcept {
     differs |= x ^ first;
     any |= x;
   }
-  parts.head = {};
   if (differs == 0) {
     parts.head.kind = ExactHead::kSame;
     return;
   }
-  for (std::size_t i = 0; i < kExactBlock; ++i)
-    parts.exponents[i] = static_cast<Exponent>(get_word<Word>(in + i * sizeof(Word)) >> T::kMantissa & T::kTop);
   const Word rest = rest_of<T>(any);
   parts.head.low = static_cast<std::uint8_t>(rest == 0 ? T::kRest : __builtin_ctzll(rest));
   for (int p = 0; p < T::kPlanes; ++p) {
     if (8 * p + 8 <= parts.head.low) continue;
-    auto* const plane = reinterpret_cast<std::uint8_t*>(parts.planes[p]);
     for (std::size_t i = 0; i < kExactBlock; ++i)
-      plane[i] = static_cast<std::uint8_t>(rest_of<T>(get_word<Word>(in + i * sizeof(Word))) >> (8 * p));
+      parts.planes[p][i] = static_cast<std::uint8_t>(rest_of<T>(get_word<Word>(in + i * sizeof(Word))) >> (8 * p));
   }
-
+  alignas(64) Exponent exponents[kExactBlock];
+  for (std::size_t i = 0; i < kExactBlock; ++i)
+    exponents[i] = static_cast<Exponent>(get_word<Word>(in + i * sizeof(Word)) >> T::kMantissa & T::kTop);
   Exponent largest = 0;
-  Exponent least = T::kTop;       // of all
-  Exponent least_some = T::kTop;  // of those that are not zero
+  Exponent least = T::kTop;
+  Exponent least_some = T::kTop;  // of those that are not zero, less 1
   for (std::size_t i = 0; i < kExactBlock; ++i) {
-    const Exponent e = parts.exponents[i];
+    const Exponent e = exponents[i];
+    const auto some = static_cast<Exponent>(e - 1);  // 0 becomes the largest number
     largest = e > largest ? e : largest;
     least = e < least ? e : least;
-    const Exponent some = e == 0 ? static_cast<Exponent>(T::kTop) : e;
     least_some = some < least_some ? some : least_some;
   }
-  parts.top = largest;
-  // Without a list: as wide as it takes.
-  const unsigned range = static_cast<unsigned>(largest - least);
-  const unsigned range_some = static_cast<unsigned>(largest - least_some) + 1;  // code 0 is an exponent of zero
-  int width = range == 0 ? 0 : 32 - __builtin_clz(range);
-  if (least == 0 && range_some < range) {
-    const int without = 32 - __builtin_clz(range_some);
-    if (without < width) {
-      width = without;
-      parts.head.zeros = true;
-    }
+  for (std::size_t i = 0; i < kExactBlock; ++i) {
+    const auto below = static_cast<Exponent>(largest - exponents[i]);
+    parts.below[i] = static_cast<std::uint8_t>(below < 255 ? below : 255);
   }
-  std::size_t bytes = 32 * static_cast<std::size_t>(width);
-  // With a list: exponents that lie too far below the largest.
-  int listing = 0;
-  for (int w = 2; w < 7 && w < width; ++w) {
-    const unsigned reach = (1U << w) - 2;
-    unsigned outside = 0;
-    for (std::size_t i = 0; i < kExactBlock; ++i)
-      outside += static_cast<Exponent>(largest - parts.exponents[i]) > reach;
-    const std::size_t taken = 32 * static_cast<std::size_t>(w) + outside * T::kListed;
-    if (outside > 255 || taken >= bytes) continue;
-    bytes = taken;
-    listing = w;
-    parts.head.listed = static_cast<std::uint8_t>(outside);
-  }
-  if (listing != 0) {
-    width = listing;
-    parts.head.zeros = false;
-  }
-  if (width > 8) return;  // plain
-  parts.head.kind = ExactHead::kCoded;
-  parts.head.width = static_cast<std::uint8_t>(width);
-  parts.head.base = static_cast<std::uint16_t>((parts.top - ((1U << width) - 1)) & ExactHead::kBaseMask);
+  choose_width<T>(largest, least, least_some + 1U, parts);
   if (size_of_head<T>(parts.head, kExactBlock) >= kExactBlock * sizeof(Word)) parts.head = {};
 }
 
 /// Writes a block that has been taken apart.
 template <typename T>
-inline void put_parts(const ExactParts<T>& parts, std::byte* out) noexcept {
-  using Exponent = ExponentOf<T>;
+inline void put_parts(const std::byte* in, const ExactParts<T>& parts, std::byte* out) noexcept {
+  using Word = typename T::Word;
   const ExactHead& head = parts.head;
-  alignas(64) std::uint64_t codes[kExactBlock / 8];
+  alignas(64) std::uint8_t codes[kExactBlock];
   if (head.width != 0) {
-    auto* const each = reinterpret_cast<std::uint8_t*>(codes);
-    const auto top = static_cast<Exponent>(parts.top);
     const auto most = static_cast<std::uint8_t>((1U << head.width) - 1);
     // Where code 0 has another meaning, the exponent that it would be is not in reach.
-    const auto reach = static_cast<Exponent>(head.zeros || head.listed != 0 ? most - 1 : most);
+    const auto reach = static_cast<std::uint8_t>(head.zeros || head.listed != 0 ? most - 1 : most);
     for (std::size_t i = 0; i < kExactBlock; ++i) {
-      const auto below = static_cast<Exponent>(top - parts.exponents[i]);
-      each[i] = static_cast<std::uint8_t>(below <= reach ? most - static_cast<std::uint8_t>(below) : 0);
+      const auto below = static_cast<std::uint8_t>(parts.below[i] - parts.skipped);
+      const auto code = static_cast<std::uint8_t>(most - below);
+      codes[i] = below <= reach ? code : 0;
     }
     out = pack_bits(codes, head.width, 0, out);
   }
@@ -293,9 +410,12 @@ inline void put_parts(const ExactParts<T>& parts, std::byte* out) noexcept {
     if (low < high) out = pack_bits(parts.planes[p], high - low, low, out);
   }
   if (head.listed == 0) return;
-  for (std::size_t j = 0; j < kExactBlock / 8; ++j)
-    for (std::uint64_t zeros = zero_bytes(codes[j]); zeros != 0; zeros &= zeros - 1) {
-      const Exponent e = parts.exponents[8 * j + static_cast<std::size_t>(__builtin_ctzll(zeros)) / 8];
+  std::uint64_t marks[4];
+  mark_zeros(codes, marks);
+  for (std::size_t k = 0; k < 4; ++k)
+    for (std::uint64_t left = marks[k]; left != 0; left &= left - 1) {
+      const std::size_t i = 64 * k + static_cast<std::size_t>(__builtin_ctzll(left));
+      const auto e = static_cast<ExponentOf<T>>(get_word<Word>(in + i * sizeof(Word)) >> T::kMantissa & T::kTop);
       __builtin_memcpy(out, &e, sizeof e);
       out += sizeof e;
     }
@@ -306,33 +426,43 @@ template <typename T>
 inline void decode_exact_block(const std::byte* in, const ExactHead& head, std::byte* out) noexcept {
   using Word = typename T::Word;
   using Exponent = ExponentOf<T>;
-  alignas(64) std::uint64_t codes[kExactBlock / 8];
+  alignas(64) std::uint8_t codes[kExactBlock];
   alignas(64) Exponent exponents[kExactBlock];
   in = unpack_bits(in, head.width, 0, codes);
-  const auto* const each = reinterpret_cast<const std::uint8_t*>(codes);
   const auto base = static_cast<Exponent>(head.base);
-  const auto zero = static_cast<Exponent>(head.zeros ? 0 : head.base);
-  for (std::size_t i = 0; i < kExactBlock; ++i)
-    exponents[i] = each[i] == 0 ? zero : static_cast<Exponent>(base + each[i]);
-  alignas(64) std::uint64_t planes[T::kPlanes][kExactBlock / 8];
+  const auto zero = static_cast<Exponent>(head.zeros ? 0 : base & T::kTop);
+  for (std::size_t i = 0; i < kExactBlock; ++i) {
+    const auto usual = static_cast<Exponent>((base + codes[i]) & T::kTop);
+    exponents[i] = codes[i] == 0 ? zero : usual;
+  }
+  alignas(64) std::uint8_t planes[T::kPlanes][kExactBlock];
   for (int p = T::kPlanes - 1; p >= 0; --p) {
     const int high = high_of<T>(p);
     const int low = low_of(head, p);
     in = unpack_bits(in, low < high ? high - low : 0, low, planes[p]);
   }
-  unsigned left = head.listed;
-  for (std::size_t j = 0; j < kExactBlock / 8 && left != 0; ++j)
-    for (std::uint64_t zeros = zero_bytes(codes[j]); zeros != 0 && left != 0; zeros &= zeros - 1, --left) {
-      __builtin_memcpy(&exponents[8 * j + static_cast<std::size_t>(__builtin_ctzll(zeros)) / 8], in, sizeof(Exponent));
-      in += sizeof(Exponent);
-    }
   for (std::size_t i = 0; i < kExactBlock; ++i) {
     Word rest = 0;
-    for (int p = 0; p < T::kPlanes; ++p)
-      rest |= static_cast<Word>(static_cast<Word>(reinterpret_cast<const std::uint8_t*>(planes[p])[i]) << (8 * p));
+#pragma GCC unroll 8
+    for (int p = 0; p < T::kPlanes; ++p) rest |= static_cast<Word>(static_cast<Word>(planes[p][i]) << (8 * p));
     const Word x = joined<T>(rest, static_cast<Word>(exponents[i]));
     __builtin_memcpy(out + i * sizeof(Word), &x, sizeof x);
   }
+  if (head.listed == 0) return;
+  std::uint64_t marks[4];
+  mark_zeros(codes, marks);
+  unsigned listed = head.listed;  // there may be more zeros, in bytes of a peer
+  for (std::size_t k = 0; k < 4; ++k)
+    for (std::uint64_t left = marks[k]; left != 0 && listed != 0; left &= left - 1, --listed) {
+      std::byte* const at = out + (64 * k + static_cast<std::size_t>(__builtin_ctzll(left))) * sizeof(Word);
+      Exponent e;
+      __builtin_memcpy(&e, in, sizeof e);
+      in += sizeof e;
+      constexpr Word kOther = static_cast<Word>(~(static_cast<Word>(T::kTop) << T::kMantissa));
+      const auto x = static_cast<Word>((get_word<Word>(at) & kOther) |
+                                       static_cast<Word>(static_cast<Word>(e & T::kTop) << T::kMantissa));
+      __builtin_memcpy(at, &x, sizeof x);
+    }
 }
 
 template <typename T>
@@ -367,7 +497,7 @@ std::size_t encode_exact(const std::byte* in, std::size_t n, std::byte* out, std
     put32(head_at, parts.head.bits());
     head_at += 4;
     if (parts.head.kind == ExactHead::kCoded)
-      put_parts<T>(parts, at);
+      put_parts<T>(from, parts, at);
     else
       __builtin_memcpy(at, from, bytes);
     at += bytes;

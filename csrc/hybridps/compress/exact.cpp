@@ -39,8 +39,7 @@ std::uint32_t word_at(const std::byte* data) noexcept {
 
 bool is_sound(const ExactHead& head, std::uint32_t bits, int rest_bits) noexcept {
   if (head.kind == ExactHead::kPlain || head.kind == ExactHead::kSame) return bits == head.kind;
-  return head.kind == ExactHead::kCoded && head.width <= 8 && head.low <= rest_bits &&
-         !(head.zeros && head.listed != 0);
+  return head.is_coded() && head.width <= 8 && head.low <= rest_bits;
 }
 
 }  // namespace

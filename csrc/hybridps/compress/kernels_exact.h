@@ -14,19 +14,17 @@
 //                                 exponents
 //          A field of 256 elements of 1 to 8 bits is up to three pieces, of 4, 2 and 1 bits, from the lowest bit up. A
 //          byte of a piece holds elements that lie 128 (64, 32) places apart, the first in the lowest bits. So a piece
-//          is made of whole registers by shifts alone. A field of 8 bits is bytes.
+//          is made of whole registers by shifts alone. A field of 8 bits is bytes. In a block of few, each 64 elements
+//          are a field of their own, and elements lie 32 (16, 8) places apart.
 // Exponent code + base. For code 0 there are two more meanings: an exponent of zero (zeros, subnormal values), or the
 //          next one of the listed exponents.
 // Tail     The last block of a chunk is filled up with copies of its last element, unless plain is smaller.
 #pragma once
 
-#include "hybridps/compress/exact_layout.h"
-#include "hybridps/compress/kernels_block.h"
+#include "hybridps/compress/kernels_fields.h"
 
 namespace hybridps::compress {
 namespace {  // NOLINT(google-build-namespaces): as in reduce/convert.h
-
-inline constexpr std::uint64_t kEachByte = 0x0101010101010101ULL;
 
 /// What is known of an element type.
 template <typename WordType, int kExponentBits>
@@ -74,179 +72,6 @@ template <typename T>
                            static_cast<Word>(rest >> T::kMantissa) << (T::kBits - 1));
 }
 
-// The compiler makes of these what the instruction set has.
-#if defined(__AVX512F__)
-inline constexpr std::size_t kVector = 64;
-#elif defined(__AVX2__)
-inline constexpr std::size_t kVector = 32;
-#else
-inline constexpr std::size_t kVector = 16;
-#endif
-using VectorWords [[gnu::vector_size(kVector)]] = std::uint64_t;
-inline constexpr std::uint64_t kSecondHalf[8] = {0, 0, 0, 0, 1, 1, 1, 1};
-
-/// Packs one piece of a field: `kBits` bits of each of 256 bytes, from bit `from` up.
-template <int kBits>
-[[gnu::always_inline]] inline void pack_piece(const std::uint8_t* values, int from, std::byte* out) noexcept {
-  constexpr std::size_t kBytes = 32 * kBits;  // of the piece
-  constexpr std::uint64_t kMask = kEachByte * ((1U << kBits) - 1);
-  if constexpr (kBytes < kVector) {  // a vector holds two of the values of each byte
-    static_assert(kBits == 1 && kVector == 64);
-    VectorWords piece = {};
-    VectorWords shift;
-    __builtin_memcpy(&shift, kSecondHalf, kVector);
-#pragma GCC unroll 4
-    for (std::size_t k = 0; k < 4; ++k, shift += 2) {
-      VectorWords word;
-      __builtin_memcpy(&word, values + k * kVector, kVector);
-      piece |= (word >> from & kMask) << shift;
-    }
-    std::uint64_t halves[8];
-    __builtin_memcpy(halves, &piece, kVector);
-    for (std::size_t j = 0; j < 4; ++j) halves[j] |= halves[j + 4];
-    __builtin_memcpy(out, halves, kBytes);
-  } else {
-#pragma GCC unroll 8
-    for (std::size_t j = 0; j < kBytes; j += kVector) {
-      VectorWords piece = {};
-#pragma GCC unroll 8
-      for (std::size_t k = 0; k < 8 / kBits; ++k) {
-        VectorWords word;
-        __builtin_memcpy(&word, values + j + k * kBytes, kVector);
-        piece |= (word >> from & kMask) << (k * kBits);
-      }
-      __builtin_memcpy(out + j, &piece, kVector);
-    }
-  }
-}
-template <int kBits, bool kFirst>
-[[gnu::always_inline]] inline void unpack_piece(const std::byte* in, int from, std::uint8_t* values) noexcept {
-  constexpr std::size_t kBytes = 32 * kBits;
-  constexpr std::uint64_t kMask = kEachByte * ((1U << kBits) - 1);
-  constexpr bool kTwo = kBytes < kVector;
-#pragma GCC unroll 8
-  for (std::size_t j = 0; j < kBytes; j += kVector) {
-    VectorWords piece;
-    VectorWords shift = {};
-    if constexpr (kTwo) {
-      static_assert(kBits == 1 && kVector == 64);
-      __builtin_memcpy(&piece, in, kBytes);
-      __builtin_memcpy(reinterpret_cast<std::byte*>(&piece) + kBytes, in, kBytes);
-      __builtin_memcpy(&shift, kSecondHalf, kVector);
-    } else {
-      __builtin_memcpy(&piece, in + j, kVector);
-    }
-#pragma GCC unroll 8
-    for (std::size_t k = 0; k < (kTwo ? 4 : 8 / kBits); ++k) {
-      std::uint8_t* const to = values + j + k * (kTwo ? kVector : kBytes);
-      VectorWords part;
-      if constexpr (kTwo) {
-        part = (piece >> shift & kMask) << from;
-        shift += 2;
-      } else {
-        part = (piece >> (k * kBits) & kMask) << from;
-      }
-      if constexpr (!kFirst) {
-        VectorWords before;
-        __builtin_memcpy(&before, to, kVector);
-        part |= before;
-      }
-      __builtin_memcpy(to, &part, kVector);
-    }
-  }
-}
-
-/// Packs the bits [low, low + kWidth) of 256 bytes; returns the end.
-template <int kWidth>
-inline std::byte* pack_field(const std::uint8_t* values, int low, std::byte* out) noexcept {
-  if constexpr (kWidth == 8) {
-    __builtin_memcpy(out, values, kExactBlock);
-  } else {
-    std::byte* at = out;
-    if constexpr ((kWidth & 4) != 0) {
-      pack_piece<4>(values, low, at);
-      at += 128;
-    }
-    if constexpr ((kWidth & 2) != 0) {
-      pack_piece<2>(values, low + (kWidth & 4), at);
-      at += 64;
-    }
-    if constexpr ((kWidth & 1) != 0) pack_piece<1>(values, low + (kWidth & 6), at);
-  }
-  return out + 32 * kWidth;
-}
-template <int kWidth>
-inline const std::byte* unpack_field(const std::byte* in, int low, std::uint8_t* values) noexcept {
-  if constexpr (kWidth == 8) {
-    __builtin_memcpy(values, in, kExactBlock);
-  } else {
-    const std::byte* at = in;
-    if constexpr ((kWidth & 4) != 0) {
-      unpack_piece<4, true>(at, low, values);
-      at += 128;
-    }
-    if constexpr ((kWidth & 2) != 0) {
-      unpack_piece<2, (kWidth & 4) == 0>(at, low + (kWidth & 4), values);
-      at += 64;
-    }
-    if constexpr ((kWidth & 1) != 0) unpack_piece<1, kWidth == 1>(at, low + (kWidth & 6), values);
-  }
-  return in + 32 * kWidth;
-}
-inline std::byte* pack_bits(const std::uint8_t* values, int width, int low, std::byte* out) noexcept {
-  switch (width) {
-    case 1: return pack_field<1>(values, low, out);
-    case 2: return pack_field<2>(values, low, out);
-    case 3: return pack_field<3>(values, low, out);
-    case 4: return pack_field<4>(values, low, out);
-    case 5: return pack_field<5>(values, low, out);
-    case 6: return pack_field<6>(values, low, out);
-    case 7: return pack_field<7>(values, low, out);
-    case 8: return pack_field<8>(values, low, out);
-    default: return out;
-  }
-}
-inline const std::byte* unpack_bits(const std::byte* in, int width, int low, std::uint8_t* values) noexcept {
-  switch (width) {
-    case 1: return unpack_field<1>(in, low, values);
-    case 2: return unpack_field<2>(in, low, values);
-    case 3: return unpack_field<3>(in, low, values);
-    case 4: return unpack_field<4>(in, low, values);
-    case 5: return unpack_field<5>(in, low, values);
-    case 6: return unpack_field<6>(in, low, values);
-    case 7: return unpack_field<7>(in, low, values);
-    case 8: return unpack_field<8>(in, low, values);
-    default: __builtin_memset(values, 0, kExactBlock); return in;
-  }
-}
-
-/// A bit for each of 256 bytes: whether it is zero.
-[[gnu::always_inline]] inline void mark_zeros(const std::uint8_t* bytes, std::uint64_t* marks) noexcept {
-  for (std::size_t k = 0; k < 4; ++k) {
-#if defined(__AVX512BW__)
-    const __m512i some = _mm512_loadu_si512(bytes + 64 * k);
-    marks[k] = _mm512_testn_epi8_mask(some, some);
-#elif defined(__AVX2__)
-    const __m256i zero = _mm256_setzero_si256();
-    const auto* const at = reinterpret_cast<const __m256i*>(bytes + 64 * k);
-    const auto first =
-        static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_loadu_si256(at), zero)));
-    const auto second =
-        static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_loadu_si256(at + 1), zero)));
-    marks[k] = first | static_cast<std::uint64_t>(second) << 32;
-#else
-    constexpr std::uint64_t kLow = kEachByte * 0x7f;
-    marks[k] = 0;
-    for (std::size_t j = 0; j < 8; ++j) {
-      std::uint64_t word;
-      __builtin_memcpy(&word, bytes + 64 * k + 8 * j, 8);
-      const std::uint64_t zeros = ~(((word & kLow) + kLow) | word | kLow);  // the highest bit of each zero byte
-      marks[k] |= ((zeros >> 7) * 0x0102040810204080ULL >> 56) << (8 * j);
-    }
-#endif
-  }
-}
-
 /// A block, taken apart.
 template <typename T>
 struct ExactParts {
@@ -254,6 +79,7 @@ struct ExactParts {
   alignas(64) std::uint8_t below[kExactBlock];  // how far exponents lie below the largest; 255: that far or farther
   ExactHead head;
   std::uint8_t skipped = 0;  // how far the largest exponent that has a code lies below the largest
+  bool has_zeros = false;    // or subnormal values
 };
 
 template <typename T>
@@ -268,15 +94,16 @@ constexpr int high_of(int p) noexcept {
 }
 inline int low_of(const ExactHead& head, int p) noexcept { return head.low > 8 * p ? head.low - 8 * p : 0; }
 
-/// How many of 256 bytes do not lie in [skipped, skipped + reach].
-inline unsigned count_outside(const std::uint8_t* below, unsigned skipped, unsigned reach) noexcept {
+/// How many of the bytes do not lie in [skipped, skipped + reach].
+template <unsigned kQuarters>
+[[gnu::always_inline]] inline unsigned count_in(const std::uint8_t* below, unsigned skipped, unsigned reach) noexcept {
   const auto from = static_cast<std::uint8_t>(skipped);
   const auto most = static_cast<std::uint8_t>(reach);
   std::uint8_t counts[64];
   for (std::size_t i = 0; i < 64; ++i) {
     std::uint8_t count = 0;
 #pragma GCC unroll 4
-    for (std::size_t k = 0; k < kExactBlock; k += 64)
+    for (std::size_t k = 0; k < 64 * kQuarters; k += 64)
       count = static_cast<std::uint8_t>(count + (static_cast<std::uint8_t>(below[i + k] - from) > most));
     counts[i] = count;
   }
@@ -290,11 +117,20 @@ inline unsigned count_outside(const std::uint8_t* below, unsigned skipped, unsig
   const std::uint64_t pairs = (sum & kEachSecond * 0xff) + (sum >> 8 & kEachSecond * 0xff);
   return static_cast<unsigned>(pairs * kEachSecond >> 48);
 }
+inline unsigned count_outside(const std::uint8_t* below, unsigned quarters, unsigned skipped, unsigned reach) noexcept {
+  switch (quarters) {
+    case 1: return count_in<1>(below, skipped, reach);
+    case 2: return count_in<2>(below, skipped, reach);
+    case 3: return count_in<3>(below, skipped, reach);
+    default: return count_in<4>(below, skipped, reach);
+  }
+}
 
 /// Chooses how exponents are written: codes with a list, or without. `largest`, `least`: of all exponents;
 /// `least_some`: of those that are not zero.
 template <typename T>
-inline void choose_width(unsigned largest, unsigned least, unsigned least_some, ExactParts<T>& parts) noexcept {
+inline void choose_width(unsigned quarters, unsigned largest, unsigned least, unsigned least_some,
+                         ExactParts<T>& parts) noexcept {
   ExactHead& head = parts.head;
   // Without a list: as wide as it takes.
   int width = largest == least ? 0 : 32 - __builtin_clz(largest - least);
@@ -306,13 +142,13 @@ inline void choose_width(unsigned largest, unsigned least, unsigned least_some, 
     }
   }
   // With a list, of what lies too far below the largest: mostly 3 bits are best.
-  unsigned taken = 32 * static_cast<unsigned>(width);
+  unsigned taken = 8 * quarters * static_cast<unsigned>(width);
   int listing = 0;
   unsigned outside = 0;
   const auto look = [&](int w, unsigned skipped) {
-    const unsigned count = count_outside(parts.below, skipped, (1U << w) - 2);
-    const unsigned bytes = 32 * static_cast<unsigned>(w) + count * T::kListed;
-    if (count > 255 || bytes >= taken) return false;
+    const unsigned count = count_outside(parts.below, quarters, skipped, (1U << w) - 2);
+    const unsigned bytes = 8 * quarters * static_cast<unsigned>(w) + count * T::kListed;
+    if (count > ExactHead::kListedMax || bytes >= taken) return false;
     taken = bytes;
     listing = w;
     outside = count;
@@ -321,7 +157,7 @@ inline void choose_width(unsigned largest, unsigned least, unsigned least_some, 
   };
   if (width > 2) {
     look(3, 0);
-    if (listing == 3 && outside < 32) {
+    if (listing == 3 && outside < 8 * quarters) {
       look(2, 0);
     } else {
       for (int w = 4; w < 7 && w < width; ++w)
@@ -335,18 +171,19 @@ inline void choose_width(unsigned largest, unsigned least, unsigned least_some, 
     head.listed = static_cast<std::uint8_t>(outside);
   }
   if (width > 8) return;  // plain
-  head.kind = ExactHead::kCoded;
+  head.kind = static_cast<std::uint8_t>(quarters == 4 ? ExactHead::kCoded : ExactHead::kFew + quarters);
   head.width = static_cast<std::uint8_t>(width);
   head.base = static_cast<std::uint16_t>((largest - parts.skipped - ((1U << width) - 1)) & ExactHead::kBaseMask);
 }
 
-/// Takes a block of 256 elements apart and decides how it is encoded.
+/// Takes a block of 256 elements apart and decides how it is encoded. `quarters`: how many times 64 elements count.
 template <typename T>
-inline void take_apart(const std::byte* in, ExactParts<T>& parts) noexcept {
+inline void take_apart(const std::byte* in, unsigned quarters, ExactParts<T>& parts) noexcept {
   using Word = typename T::Word;
   using Exponent = ExponentOf<T>;
   parts.head = {};
   parts.skipped = 0;
+  parts.has_zeros = false;
   const Word first = get_word<Word>(in);
   Word differs = 0;
   Word any = 0;
@@ -355,7 +192,7 @@ inline void take_apart(const std::byte* in, ExactParts<T>& parts) noexcept {
     differs |= x ^ first;
     any |= x;
   }
-  if (differs == 0) {
+  if (differs == 0 && quarters == 4) {
     parts.head.kind = ExactHead::kSame;
     return;
   }
@@ -383,8 +220,45 @@ inline void take_apart(const std::byte* in, ExactParts<T>& parts) noexcept {
     const auto below = static_cast<Exponent>(largest - exponents[i]);
     parts.below[i] = static_cast<std::uint8_t>(below < 255 ? below : 255);
   }
-  choose_width<T>(largest, least, least_some + 1U, parts);
+  parts.has_zeros = least == 0;
+  choose_width<T>(quarters, largest, least, least_some + 1U, parts);
   if (size_of_head<T>(parts.head, kExactBlock) >= kExactBlock * sizeof(Word)) parts.head = {};
+}
+
+/// The elements of the 16s that are not all +0, filled up with copies of the last one.
+template <typename T>
+struct ExactFew {
+  alignas(64) std::byte elements[kExactBlock * sizeof(typename T::Word)];
+  std::uint16_t runs;  // a bit for each 16
+};
+
+/// As take_apart(), but leaves out zeros where that pays.
+template <typename T>
+inline void take_apart_few(const std::byte* in, ExactFew<T>& few, ExactParts<T>& parts) noexcept {
+  constexpr std::size_t kRunBytes = kExactRun * sizeof(typename T::Word);
+  take_apart<T>(in, 4, parts);
+  if (!parts.has_zeros) return;
+  unsigned runs = 0;
+  unsigned left = 0;
+  for (unsigned run = 0; run < kExactBlock / kExactRun; ++run) {
+    std::uint64_t any = 0;
+    for (std::size_t j = 0; j < kRunBytes; j += 8) any |= get_word<std::uint64_t>(in + run * kRunBytes + j);
+    if (any == 0) continue;
+    runs |= 1U << run;
+    ++left;
+  }
+  const unsigned quarters = (left + 3) / 4;
+  if (quarters == 4 || quarters == 0) return;
+  std::byte* to = few.elements;
+  for (unsigned run = 0; run < kExactBlock / kExactRun; ++run) {
+    if ((runs >> run & 1U) == 0) continue;
+    __builtin_memcpy(to, in + run * kRunBytes, kRunBytes);
+    to += kRunBytes;
+  }
+  const auto last = get_word<typename T::Word>(to - sizeof(typename T::Word));
+  for (; to != few.elements + sizeof few.elements; to += sizeof last) __builtin_memcpy(to, &last, sizeof last);
+  few.runs = static_cast<std::uint16_t>(runs);
+  take_apart<T>(few.elements, quarters, parts);
 }
 
 /// Writes a block that has been taken apart.
@@ -392,6 +266,7 @@ template <typename T>
 inline void put_parts(const std::byte* in, const ExactParts<T>& parts, std::byte* out) noexcept {
   using Word = typename T::Word;
   const ExactHead& head = parts.head;
+  const unsigned quarters = head.quarters();
   alignas(64) std::uint8_t codes[kExactBlock];
   if (head.width != 0) {
     const auto most = static_cast<std::uint8_t>((1U << head.width) - 1);
@@ -402,17 +277,17 @@ inline void put_parts(const std::byte* in, const ExactParts<T>& parts, std::byte
       const auto code = static_cast<std::uint8_t>(most - below);
       codes[i] = below <= reach ? code : 0;
     }
-    out = pack_bits(codes, head.width, 0, out);
+    out = pack_bits(codes, quarters, head.width, 0, out);
   }
   for (int p = T::kPlanes - 1; p >= 0; --p) {
     const int high = high_of<T>(p);
     const int low = low_of(head, p);
-    if (low < high) out = pack_bits(parts.planes[p], high - low, low, out);
+    if (low < high) out = pack_bits(parts.planes[p], quarters, high - low, low, out);
   }
   if (head.listed == 0) return;
   std::uint64_t marks[4];
   mark_zeros(codes, marks);
-  for (std::size_t k = 0; k < 4; ++k)
+  for (std::size_t k = 0; k < quarters; ++k)
     for (std::uint64_t left = marks[k]; left != 0; left &= left - 1) {
       const std::size_t i = 64 * k + static_cast<std::size_t>(__builtin_ctzll(left));
       const auto e = static_cast<ExponentOf<T>>(get_word<Word>(in + i * sizeof(Word)) >> T::kMantissa & T::kTop);
@@ -421,14 +296,15 @@ inline void put_parts(const std::byte* in, const ExactParts<T>& parts, std::byte
     }
 }
 
-/// Decodes a whole coded block.
+/// Decodes the elements in fields.
 template <typename T>
-inline void decode_exact_block(const std::byte* in, const ExactHead& head, std::byte* out) noexcept {
+inline void decode_fields(const std::byte* in, const ExactHead& head, std::byte* out) noexcept {
   using Word = typename T::Word;
   using Exponent = ExponentOf<T>;
   alignas(64) std::uint8_t codes[kExactBlock];
   alignas(64) Exponent exponents[kExactBlock];
-  in = unpack_bits(in, head.width, 0, codes);
+  const unsigned quarters = head.quarters();
+  in = unpack_bits(in, quarters, head.width, 0, codes);
   const auto base = static_cast<Exponent>(head.base);
   const auto zero = static_cast<Exponent>(head.zeros ? 0 : base & T::kTop);
   for (std::size_t i = 0; i < kExactBlock; ++i) {
@@ -439,7 +315,7 @@ inline void decode_exact_block(const std::byte* in, const ExactHead& head, std::
   for (int p = T::kPlanes - 1; p >= 0; --p) {
     const int high = high_of<T>(p);
     const int low = low_of(head, p);
-    in = unpack_bits(in, low < high ? high - low : 0, low, planes[p]);
+    in = unpack_bits(in, quarters, low < high ? high - low : 0, low, planes[p]);
   }
   for (std::size_t i = 0; i < kExactBlock; ++i) {
     Word rest = 0;
@@ -452,7 +328,7 @@ inline void decode_exact_block(const std::byte* in, const ExactHead& head, std::
   std::uint64_t marks[4];
   mark_zeros(codes, marks);
   unsigned listed = head.listed;  // there may be more zeros, in bytes of a peer
-  for (std::size_t k = 0; k < 4; ++k)
+  for (std::size_t k = 0; k < quarters; ++k)
     for (std::uint64_t left = marks[k]; left != 0 && listed != 0; left &= left - 1, --listed) {
       std::byte* const at = out + (64 * k + static_cast<std::size_t>(__builtin_ctzll(left))) * sizeof(Word);
       Exponent e;
@@ -465,6 +341,28 @@ inline void decode_exact_block(const std::byte* in, const ExactHead& head, std::
     }
 }
 
+/// Decodes a whole block that is neither plain nor the same.
+template <typename T>
+inline void decode_exact_block(const std::byte* in, const ExactHead& head, std::byte* out) noexcept {
+  constexpr std::size_t kRunBytes = kExactRun * sizeof(typename T::Word);
+  if (head.kind == ExactHead::kCoded) {
+    decode_fields<T>(in, head, out);
+    return;
+  }
+  alignas(64) std::byte elements[kExactBlock * sizeof(typename T::Word)];
+  const unsigned runs = get16(in);
+  decode_fields<T>(in + kExactRunBytes, head, elements);
+  const std::byte* from = elements;
+  for (unsigned run = 0; run < kExactBlock / kExactRun; ++run, out += kRunBytes) {
+    if ((runs >> run & 1U) == 0) {
+      __builtin_memset(out, 0, kRunBytes);
+    } else {
+      __builtin_memcpy(out, from, kRunBytes);
+      from += kRunBytes;
+    }
+  }
+}
+
 template <typename T>
 std::size_t encode_exact(const std::byte* in, std::size_t n, std::byte* out, std::size_t room) noexcept {
   using Word = typename T::Word;
@@ -475,17 +373,18 @@ std::size_t encode_exact(const std::byte* in, std::size_t n, std::byte* out, std
   std::byte* at = out + front;
   std::byte* const end = out + room;
   ExactParts<T> parts;
+  ExactFew<T> few;
   for (std::size_t first = 0, block = 0; first < n; first += kExactBlock, ++block) {
     const std::size_t count = n - first < kExactBlock ? n - first : kExactBlock;
     const std::byte* const from = in + first * sizeof(Word);
     if (count == kExactBlock) {
-      take_apart<T>(from, parts);
+      take_apart_few<T>(from, few, parts);
     } else {
       alignas(64) std::byte filled[kExactBlock * sizeof(Word)];
       __builtin_memcpy(filled, from, count * sizeof(Word));
       for (std::size_t i = count; i < kExactBlock; ++i)
         __builtin_memcpy(filled + i * sizeof(Word), from + (count - 1) * sizeof(Word), sizeof(Word));
-      take_apart<T>(filled, parts);
+      take_apart_few<T>(filled, few, parts);
       if (size_of_head<T>(parts.head, count) >= count * sizeof(Word)) parts.head = {};
     }
     const std::size_t bytes = size_of_head<T>(parts.head, count);
@@ -496,10 +395,14 @@ std::size_t encode_exact(const std::byte* in, std::size_t n, std::byte* out, std
     }
     put32(head_at, parts.head.bits());
     head_at += 4;
-    if (parts.head.kind == ExactHead::kCoded)
+    if (parts.head.kind == ExactHead::kCoded) {
       put_parts<T>(from, parts, at);
-    else
+    } else if (parts.head.is_coded()) {
+      put16(at, few.runs);
+      put_parts<T>(few.elements, parts, at + kExactRunBytes);
+    } else {
       __builtin_memcpy(at, from, bytes);
+    }
     at += bytes;
   }
   return static_cast<std::size_t>(at - out);
@@ -543,7 +446,8 @@ void decode_exact(const std::byte* data, std::size_t first, std::size_t count, s
 template <typename T>
 std::size_t plan_exact(const std::byte* in) noexcept {
   ExactParts<T> parts;
-  take_apart<T>(in, parts);
+  ExactFew<T> few;
+  take_apart_few<T>(in, few, parts);
   return size_of_head<T>(parts.head, kExactBlock) + 4;
 }
 

@@ -123,6 +123,15 @@ std::vector<std::vector<Word>> adversarial(std::size_t count, int mantissa_bits,
     add([&](std::size_t) {
       return random() % 3 == 0 ? Word{0} : static_cast<Word>(one - exponent(range) + (any() & fraction));
     });
+  for (const std::size_t row : {1, 7, 8, 16, 24, 64, 100})  // rows of zeros, now and then of -0
+    for (const unsigned live : {1U, 30U, 60U}) {
+      bool zero = false;
+      add([&](std::size_t i) {
+        if (i % row == 0) zero = random() % 100 >= live;
+        if (zero) return i % 3000 == 2000 ? sign : Word{0};
+        return static_cast<Word>(one - exponent(live > 50 ? 6 : 20) + (any() & fraction));
+      });
+    }
   for (const int outliers : {1, 5, 60, 200, 255})  // of 256
     for (const bool above : {false, true})
       add([&](std::size_t) {
@@ -229,6 +238,12 @@ TEST_CASE("compress/exact: what gradients become", "[compress][fast]") {
   CHECK(bits(DType::kFloat64, in_type(values, DType::kFloat64)) < 57.3);
   CHECK(bits(DType::kComplex64, bytes_of(values)) < 2 * 28.3);
   CHECK(bits(DType::kFloat32, Bytes(256 * 1024)) < 0.3);
+  // Rows of an embedding, of which one in eight was used.
+  std::vector<float> rows = values;
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    if (i / 64 * 2654435761U / 8192 % 8 != 0) rows[i] = 0.0F;
+  CHECK(bits(DType::kFloat32, bytes_of(rows)) < 5.0);
+  CHECK(bits(DType::kBfloat16, in_type(rows, DType::kBfloat16)) < 2.5);
 }
 
 TEST_CASE("compress/exact: a chunk can be decoded from each block on, in pieces, to any place", "[compress][fast]") {

@@ -222,7 +222,6 @@ inline void take_apart(const std::byte* in, unsigned quarters, ExactParts<T>& pa
   }
   parts.has_zeros = least == 0;
   choose_width<T>(quarters, largest, least, least_some + 1U, parts);
-  if (size_of_head<T>(parts.head, kExactBlock) >= kExactBlock * sizeof(Word)) parts.head = {};
 }
 
 /// The elements of the 16s that are not all +0, filled up with copies of the last one.
@@ -376,17 +375,16 @@ std::size_t encode_exact(const std::byte* in, std::size_t n, std::byte* out, std
   ExactFew<T> few;
   for (std::size_t first = 0, block = 0; first < n; first += kExactBlock, ++block) {
     const std::size_t count = n - first < kExactBlock ? n - first : kExactBlock;
-    const std::byte* const from = in + first * sizeof(Word);
-    if (count == kExactBlock) {
-      take_apart_few<T>(from, few, parts);
-    } else {
-      alignas(64) std::byte filled[kExactBlock * sizeof(Word)];
+    const std::byte* from = in + first * sizeof(Word);
+    alignas(64) std::byte filled[kExactBlock * sizeof(Word)];
+    if (count != kExactBlock) {
+      const auto last = get_word<Word>(from + (count - 1) * sizeof(Word));
       __builtin_memcpy(filled, from, count * sizeof(Word));
-      for (std::size_t i = count; i < kExactBlock; ++i)
-        __builtin_memcpy(filled + i * sizeof(Word), from + (count - 1) * sizeof(Word), sizeof(Word));
-      take_apart_few<T>(filled, few, parts);
-      if (size_of_head<T>(parts.head, count) >= count * sizeof(Word)) parts.head = {};
+      for (std::size_t i = count; i < kExactBlock; ++i) __builtin_memcpy(filled + i * sizeof last, &last, sizeof last);
+      from = filled;
     }
+    take_apart_few<T>(from, few, parts);
+    if (size_of_head<T>(parts.head, count) >= count * sizeof(Word)) parts.head = {};
     const std::size_t bytes = size_of_head<T>(parts.head, count);
     if (bytes > static_cast<std::size_t>(end - at)) return 0;
     if (block % kExactGroup == 0) {
@@ -448,7 +446,9 @@ std::size_t plan_exact(const std::byte* in) noexcept {
   ExactParts<T> parts;
   ExactFew<T> few;
   take_apart_few<T>(in, few, parts);
-  return size_of_head<T>(parts.head, kExactBlock) + 4;
+  const std::size_t bytes = size_of_head<T>(parts.head, kExactBlock);
+  const std::size_t plain = kExactBlock * sizeof(typename T::Word);
+  return (bytes < plain ? bytes : plain) + 4;
 }
 
 template <typename T>
